@@ -1,0 +1,100 @@
+//! Which answer of an HTTP endpoint means which class of failure.
+
+use std::collections::BTreeMap;
+
+use crate::failure::ErrorClass;
+
+/// The default table with a pipeline's own rules over it.
+///
+/// Default: 2xx is success; 408, 425, 429, 500, 502, 503 and 504 are transient, and 429 and 503 with a
+/// `Retry-After` are throttled; every other status is permanent. Timeouts and broken connections have no
+/// status and are always transient.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Classification {
+    overrides: BTreeMap<u16, Verdict>,
+}
+
+/// What a status means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The call was successful.
+    Success,
+    /// The call failed for the moment.
+    Transient,
+    /// The call failed for good.
+    Permanent,
+}
+
+impl Classification {
+    /// The default table with rules for single statuses over it.
+    #[must_use]
+    pub fn with_overrides(overrides: BTreeMap<u16, Verdict>) -> Self {
+        Self { overrides }
+    }
+
+    /// What a status means: `Ok` on success.
+    ///
+    /// # Errors
+    /// The class of the failure: transient, throttled or permanent.
+    pub fn of_status(&self, status: u16, has_retry_after: bool) -> Result<(), ErrorClass> {
+        match self
+            .overrides
+            .get(&status)
+            .copied()
+            .unwrap_or_else(|| default_verdict(status))
+        {
+            Verdict::Success => Ok(()),
+            Verdict::Transient if has_retry_after && matches!(status, 429 | 503) => {
+                Err(ErrorClass::Throttled)
+            }
+            Verdict::Transient => Err(ErrorClass::Transient),
+            Verdict::Permanent => Err(ErrorClass::Permanent),
+        }
+    }
+}
+
+fn default_verdict(status: u16) -> Verdict {
+    match status {
+        200..=299 => Verdict::Success,
+        408 | 425 | 429 | 500 | 502 | 503 | 504 => Verdict::Transient,
+        _ => Verdict::Permanent,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_table_is_the_documented_one() {
+        let table = Classification::default();
+        for status in 100..=599_u16 {
+            let expected = match status {
+                200..=299 => Ok(()),
+                408 | 425 | 429 | 500 | 502 | 503 | 504 => Err(ErrorClass::Transient),
+                _ => Err(ErrorClass::Permanent),
+            };
+            assert_eq!(table.of_status(status, false), expected, "{status}");
+        }
+        assert_eq!(table.of_status(429, true), Err(ErrorClass::Throttled));
+        assert_eq!(table.of_status(503, true), Err(ErrorClass::Throttled));
+        assert_eq!(table.of_status(500, true), Err(ErrorClass::Transient));
+        assert_eq!(table.of_status(404, true), Err(ErrorClass::Permanent));
+    }
+
+    #[test]
+    fn rules_of_a_pipeline_stand_over_the_table() {
+        let table = Classification::with_overrides(
+            [
+                (404, Verdict::Transient),
+                (503, Verdict::Permanent),
+                (409, Verdict::Success),
+            ]
+            .into(),
+        );
+        assert_eq!(table.of_status(404, false), Err(ErrorClass::Transient));
+        assert_eq!(table.of_status(503, true), Err(ErrorClass::Permanent));
+        assert_eq!(table.of_status(409, false), Ok(()));
+        assert_eq!(table.of_status(500, false), Err(ErrorClass::Transient));
+    }
+}

@@ -1,0 +1,292 @@
+//! A pipeline: the topics its records travel through and the rules of its retries.
+
+use std::sync::Arc;
+
+use crate::backoff::RetryPolicy;
+use crate::record::Record;
+use crate::span::Span;
+use crate::time::Timestamp;
+
+/// What the services need to know of one pipeline.
+#[derive(Clone, Debug)]
+pub struct Pipeline {
+    /// Its name, from which the names of its own topics are made.
+    pub name: Arc<str>,
+    /// The topic it reads.
+    pub source: Arc<str>,
+    /// Where results go; `None` writes no results.
+    pub output: Option<Arc<str>>,
+    /// Where a record goes when its wait is over.
+    pub return_to: ReturnTo,
+    /// How often and after which waits a record is tried again.
+    pub policy: RetryPolicy,
+    /// From which instant a wait counts.
+    pub anchor: Anchor,
+    /// No wait is longer; a due time further away is malformed.
+    pub max_wait: Span,
+    /// A record that would be tried again at a greater age than this is dead instead.
+    pub max_age: Option<Span>,
+}
+
+/// The topic to which a retry tier releases.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReturnTo {
+    /// `<pipeline>-retry-due`, read only by this pipeline: other groups on the source never see retries.
+    #[default]
+    Due,
+    /// The source topic, the classic requeue to main.
+    Source,
+}
+
+/// From which instant a wait counts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Anchor {
+    /// The moment of the failure.
+    #[default]
+    Failure,
+    /// The timestamp of the source record.
+    RecordTimestamp,
+    /// A field of the JSON payload, by JSON pointer (RFC 6901): an RFC 3339 time, or a number of seconds
+    /// (milliseconds from 100,000,000,000 on) since 1970.
+    Payload(String),
+}
+
+/// How a topic belongs to a pipeline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TopicRole {
+    /// Records arrive here.
+    Source,
+    /// Results.
+    Output,
+    /// Records wait here.
+    Tier(Span),
+    /// Records whose wait is over.
+    Due,
+    /// Dead letters.
+    DeadLetter,
+}
+
+impl Pipeline {
+    /// A pipeline with all defaults: its source has its own name and it writes no results.
+    #[must_use]
+    pub fn new(name: &str) -> Self {
+        Self {
+            name: name.into(),
+            source: name.into(),
+            output: None,
+            return_to: ReturnTo::default(),
+            policy: RetryPolicy::default(),
+            anchor: Anchor::default(),
+            max_wait: Span::from_secs(86_400),
+            max_age: None,
+        }
+    }
+
+    /// `<pipeline>-retry-<tier>`.
+    #[must_use]
+    pub fn tier_topic(&self, tier: Span) -> Arc<str> {
+        format!("{}-retry-{tier}", self.name).into()
+    }
+
+    /// `<pipeline>-retry-due`.
+    #[must_use]
+    pub fn due_topic(&self) -> Arc<str> {
+        format!("{}-retry-due", self.name).into()
+    }
+
+    /// `<pipeline>-dlq`.
+    #[must_use]
+    pub fn dead_letter_topic(&self) -> Arc<str> {
+        format!("{}-dlq", self.name).into()
+    }
+
+    /// Where retry tiers release to.
+    #[must_use]
+    pub fn return_topic(&self) -> Arc<str> {
+        match self.return_to {
+            ReturnTo::Due => self.due_topic(),
+            ReturnTo::Source => self.source.clone(),
+        }
+    }
+
+    /// The topics a worker of this pipeline reads.
+    #[must_use]
+    pub fn worker_topics(&self) -> Vec<Arc<str>> {
+        match self.return_to {
+            ReturnTo::Due => vec![self.source.clone(), self.due_topic()],
+            ReturnTo::Source => vec![self.source.clone()],
+        }
+    }
+
+    /// Every topic of the pipeline with its role.
+    #[must_use]
+    pub fn topics(&self) -> Vec<(Arc<str>, TopicRole)> {
+        let mut topics = vec![(self.source.clone(), TopicRole::Source)];
+        topics.extend(self.output.clone().map(|topic| (topic, TopicRole::Output)));
+        topics.extend(
+            self.policy
+                .tiers()
+                .into_iter()
+                .map(|tier| (self.tier_topic(tier), TopicRole::Tier(tier))),
+        );
+        if self.return_to == ReturnTo::Due {
+            topics.push((self.due_topic(), TopicRole::Due));
+        }
+        topics.push((self.dead_letter_topic(), TopicRole::DeadLetter));
+        topics
+    }
+
+    /// The tier that carries a wait: the longest one that is not longer than the wait, so that the record
+    /// never stands behind records that wait longer than it; the shortest tier for what is shorter still.
+    #[must_use]
+    pub fn carrier(&self, wait: Span) -> Span {
+        let tiers = self.policy.tiers();
+        let fitting = tiers.iter().copied().take_while(|tier| *tier <= wait).last();
+        fitting.unwrap_or(tiers[0])
+    }
+
+    /// The instant from which a wait of this record counts. A payload without the configured field falls
+    /// back to the moment of the failure, which is the later and therefore the safe one.
+    #[must_use]
+    pub fn anchor_of(
+        &self,
+        record: &Record,
+        original_timestamp: Option<Timestamp>,
+        now: Timestamp,
+    ) -> Timestamp {
+        match &self.anchor {
+            Anchor::Failure => None,
+            Anchor::RecordTimestamp => original_timestamp,
+            Anchor::Payload(pointer) => record
+                .value
+                .as_deref()
+                .and_then(|value| payload_time(value, pointer)),
+        }
+        .unwrap_or(now)
+    }
+}
+
+fn payload_time(payload: &[u8], pointer: &str) -> Option<Timestamp> {
+    const FIRST_MILLISECONDS: i64 = 100_000_000_000;
+    let document: serde_json::Value = serde_json::from_slice(payload).ok()?;
+    match document.pointer(pointer)? {
+        serde_json::Value::String(text) => text.parse().ok(),
+        serde_json::Value::Number(number) => {
+            let number = number.as_i64()?;
+            let millis = if number < FIRST_MILLISECONDS {
+                number.checked_mul(1000)?
+            } else {
+                number
+            };
+            Some(Timestamp::from_millis(millis))
+        }
+        _ => None,
+    }
+}
+
+/// Whether a name may be a Kafka topic: 1 to 249 of `a-z A-Z 0-9 . _ -`, not `.` or `..`.
+#[must_use]
+pub fn is_topic_name(name: &str) -> bool {
+    !name.is_empty()
+        && name.len() <= 249
+        && name != "."
+        && name != ".."
+        && name
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-'))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn topics_are_named_after_the_pipeline() {
+        let mut pipeline = Pipeline::new("crawl-jobs");
+        pipeline.output = Some("crawl-results".into());
+        let names: Vec<_> = pipeline
+            .topics()
+            .into_iter()
+            .map(|(name, _)| name.to_string())
+            .collect();
+        assert_eq!(
+            names,
+            [
+                "crawl-jobs",
+                "crawl-results",
+                "crawl-jobs-retry-5s",
+                "crawl-jobs-retry-30s",
+                "crawl-jobs-retry-1m",
+                "crawl-jobs-retry-due",
+                "crawl-jobs-dlq"
+            ]
+        );
+    }
+
+    #[test]
+    fn the_carrier_never_waits_longer_than_the_record() {
+        let pipeline = Pipeline::new("p");
+        let carrier = |millis| pipeline.carrier(Span::from_millis(millis)).to_string();
+        assert_eq!(carrier(0), "5s");
+        assert_eq!(carrier(5_000), "5s");
+        assert_eq!(carrier(29_999), "5s");
+        assert_eq!(carrier(30_000), "30s");
+        assert_eq!(carrier(3_600_000), "1m");
+    }
+
+    #[test]
+    fn a_wait_can_count_from_a_field_of_the_payload() {
+        let now = Timestamp::from_millis(1_800_000_000_000);
+        let read =
+            |payload: &str| payload_time(payload.as_bytes(), "/meta/created_at").map(Timestamp::as_millis);
+        assert_eq!(
+            read(r#"{"meta":{"created_at":"2026-01-01T00:00:00Z"}}"#),
+            Some(1_767_225_600_000)
+        );
+        assert_eq!(
+            read(r#"{"meta":{"created_at":1767225600}}"#),
+            Some(1_767_225_600_000)
+        );
+        assert_eq!(
+            read(r#"{"meta":{"created_at":1767225600123}}"#),
+            Some(1_767_225_600_123)
+        );
+        for unusable in [
+            r#"{"meta":{}}"#,
+            r#"{"meta":{"created_at":"soon"}}"#,
+            "not json",
+            "",
+            r#"{"meta":{"created_at":1e300}}"#,
+        ] {
+            assert_eq!(read(unusable), None, "{unusable}");
+        }
+        let pipeline = Pipeline {
+            anchor: Anchor::RecordTimestamp,
+            ..Pipeline::new("p")
+        };
+        let record = crate::record::Record {
+            position: crate::record::Position {
+                topic: "p".into(),
+                partition: 0,
+                offset: 0,
+            },
+            timestamp: None,
+            key: None,
+            value: None,
+            headers: crate::record::Headers::new(),
+            unreadable_headers: 0,
+        };
+        assert_eq!(pipeline.anchor_of(&record, None, now), now);
+        let written = Timestamp::from_millis(5);
+        assert_eq!(pipeline.anchor_of(&record, Some(written), now), written);
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_payloads_never_panic(payload in proptest::collection::vec(any::<u8>(), 0..100), pointer in ".{0,20}") {
+            let _ = payload_time(&payload, &pointer);
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! A Kafka record as Redeliver holds it: bytes that are passed on exactly as they came.
+//!
+//! Headers are an ordered list in which names may repeat and values may be null, because that is what
+//! Kafka allows and what users' headers may be. They live in two buffers instead of one allocation per
+//! header, since a retry tier holds many thousands of records at once.
+
+use std::fmt;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::time::Timestamp;
+
+/// Where a record stands in Kafka.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Position {
+    /// The topic's name.
+    pub topic: Arc<str>,
+    /// The partition, from 0.
+    pub partition: i32,
+    /// The offset in the partition, from 0.
+    pub offset: i64,
+}
+
+impl fmt::Debug for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}@{}", self.topic, self.partition, self.offset)
+    }
+}
+
+/// A record that was read from Kafka.
+#[derive(Clone, Debug)]
+pub struct Record {
+    /// Where it was read.
+    pub position: Position,
+    /// The broker's or producer's timestamp; none on records older than message format 1.
+    pub timestamp: Option<Timestamp>,
+    /// The key; `None` is Kafka's null, which differs from empty.
+    pub key: Option<Bytes>,
+    /// The value; `None` is Kafka's null (a tombstone), which differs from empty.
+    pub value: Option<Bytes>,
+    /// The headers in order.
+    pub headers: Headers,
+    /// How many headers could not be read because their name is not UTF-8. Such a record is malformed.
+    pub unreadable_headers: usize,
+}
+
+/// A record that is to be written to Kafka.
+#[derive(Clone, Debug)]
+pub struct Output {
+    /// The topic it goes to.
+    pub topic: Arc<str>,
+    /// The key, which also chooses the partition (murmur2); a null key goes to a random partition.
+    pub key: Option<Bytes>,
+    /// The value.
+    pub value: Option<Bytes>,
+    /// The headers in order.
+    pub headers: Headers,
+}
+
+/// An ordered list of headers; names may repeat, values may be null.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Headers {
+    data: Vec<u8>,
+    entries: Vec<Entry>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Entry {
+    start: u32,
+    name_len: u32,
+    value_len: Option<u32>,
+}
+
+/// A header stands more than once where only one is allowed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Duplicate;
+
+impl Headers {
+    /// An empty list.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// An empty list with room for `count` headers of `bytes` bytes in all.
+    #[must_use]
+    pub fn with_capacity(count: usize, bytes: usize) -> Self {
+        Self {
+            data: Vec::with_capacity(bytes),
+            entries: Vec::with_capacity(count),
+        }
+    }
+
+    /// Appends a header. A value of `None` is Kafka's null.
+    ///
+    /// # Panics
+    /// When all headers together exceed 4 GiB, which no Kafka record can hold (its size is an int32).
+    pub fn push(&mut self, name: &str, value: Option<&[u8]>) {
+        let size = |len: usize| u32::try_from(len).expect("a Kafka record is smaller than 2 GiB");
+        let entry = Entry {
+            start: size(self.data.len()),
+            name_len: size(name.len()),
+            value_len: value.map(|value| size(value.len())),
+        };
+        self.data.extend_from_slice(name.as_bytes());
+        self.data.extend_from_slice(value.unwrap_or_default());
+        self.entries.push(entry);
+    }
+
+    /// Appends a header with a text value.
+    pub fn push_text(&mut self, name: &str, value: &str) {
+        self.push(name, Some(value.as_bytes()));
+    }
+
+    /// How many headers there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Bytes held by names and values.
+    #[must_use]
+    pub fn byte_len(&self) -> usize {
+        self.data.len() + self.entries.len() * size_of::<Entry>()
+    }
+
+    /// All headers in order.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, Option<&[u8]>)> {
+        self.entries
+            .iter()
+            .map(|entry| (self.name(entry), self.value(entry)))
+    }
+
+    /// The only header of that name: `None` when there is none.
+    ///
+    /// # Errors
+    /// [`Duplicate`] when the name stands more than once.
+    pub fn single(&self, name: &str) -> Result<Option<Option<&[u8]>>, Duplicate> {
+        let mut found = None;
+        for entry in &self.entries {
+            if self.name_bytes(entry) == name.as_bytes() {
+                if found.is_some() {
+                    return Err(Duplicate);
+                }
+                found = Some(self.value(entry));
+            }
+        }
+        Ok(found)
+    }
+
+    /// The value of the last header of that name.
+    #[must_use]
+    pub fn last(&self, name: &str) -> Option<&[u8]> {
+        let entry = self
+            .entries
+            .iter()
+            .rev()
+            .find(|entry| self.name_bytes(entry) == name.as_bytes())?;
+        self.value(entry)
+    }
+
+    /// A copy with only those headers whose name is kept.
+    #[must_use]
+    pub fn filtered(&self, keep: impl Fn(&str) -> bool) -> Self {
+        let mut kept = Self::with_capacity(self.entries.len() + 12, self.data.len() + 384);
+        for (name, value) in self.iter().filter(|(name, _)| keep(name)) {
+            kept.push(name, value);
+        }
+        kept
+    }
+
+    fn name_bytes(&self, entry: &Entry) -> &[u8] {
+        let start = entry.start as usize;
+        &self.data[start..start + entry.name_len as usize]
+    }
+
+    fn name(&self, entry: &Entry) -> &str {
+        std::str::from_utf8(self.name_bytes(entry)).expect("names enter as str")
+    }
+
+    fn value(&self, entry: &Entry) -> Option<&[u8]> {
+        let start = (entry.start + entry.name_len) as usize;
+        entry.value_len.map(|len| &self.data[start..start + len as usize])
+    }
+}
+
+impl fmt::Debug for Headers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shown = self
+            .iter()
+            .map(|(name, value)| (name, value.map(String::from_utf8_lossy)));
+        f.debug_map().entries(shown).finish()
+    }
+}
+
+impl<'a> FromIterator<(&'a str, Option<&'a [u8]>)> for Headers {
+    fn from_iter<I: IntoIterator<Item = (&'a str, Option<&'a [u8]>)>>(headers: I) -> Self {
+        let mut list = Self::new();
+        for (name, value) in headers {
+            list.push(name, value);
+        }
+        list
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn headers_come_out_as_they_went_in(
+            list in proptest::collection::vec((".{0,20}", proptest::option::of(proptest::collection::vec(any::<u8>(), 0..40))), 0..30),
+        ) {
+            let headers: Headers = list.iter().map(|(n, v)| (n.as_str(), v.as_deref())).collect();
+            let out: Vec<_> = headers.iter().map(|(n, v)| (n.to_owned(), v.map(<[u8]>::to_vec))).collect();
+            prop_assert_eq!(list, out);
+        }
+    }
+
+    #[test]
+    fn null_and_empty_differ_and_duplicates_are_seen() {
+        let headers: Headers = [("a", None), ("b", Some(&b""[..])), ("a", Some(&b"x"[..]))]
+            .into_iter()
+            .collect();
+        assert_eq!(headers.single("a"), Err(Duplicate));
+        assert_eq!(headers.single("b"), Ok(Some(Some(&b""[..]))));
+        assert_eq!(headers.single("c"), Ok(None));
+        assert_eq!(headers.last("a"), Some(&b"x"[..]));
+        assert_eq!(headers.filtered(|name| name == "a").len(), 2);
+    }
+}

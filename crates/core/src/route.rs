@@ -1,0 +1,526 @@
+//! From an outcome to what is written: the one place that decides where a record goes next.
+
+use std::sync::Arc;
+
+use crate::failure::{ErrorClass, Failure};
+use crate::headers::{self, Origin, Ours, TraceContext};
+use crate::outcome::Outcome;
+use crate::pipeline::{Pipeline, ReturnTo};
+use crate::record::{Headers, Output, Record};
+use crate::span::Span;
+use crate::time::Timestamp;
+
+/// A record as a worker received it: who it is and what has happened to it so far.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Arrival {
+    /// Where it entered the pipeline.
+    pub origin: Origin,
+    /// How many attempts have failed so far.
+    pub failed_attempts: u32,
+}
+
+impl Arrival {
+    /// Reads a record that arrived at a worker.
+    ///
+    /// On the source topic a record is new, whatever headers it carries: those of ours were left by a
+    /// pipeline before this one. Only with [`ReturnTo::Source`] may it be a retry, which then names this
+    /// pipeline. On the due topic it must be a retry.
+    ///
+    /// # Errors
+    /// A malformed failure when a retry's headers cannot be trusted.
+    pub fn read(pipeline: &Pipeline, record: &Record) -> Result<Self, Failure> {
+        let from_source = record.position.topic == pipeline.source;
+        if from_source && pipeline.return_to == ReturnTo::Due {
+            if record.unreadable_headers > 0 {
+                Ours::read(record)?;
+            }
+            return Ok(Self::new(record));
+        }
+        let ours = Ours::read(record)?;
+        if from_source && !ours.is_retry_of(&pipeline.name) {
+            return Ok(Self::new(record));
+        }
+        Ok(Self {
+            origin: ours.origin()?,
+            failed_attempts: ours.retry_count()?,
+        })
+    }
+
+    /// A record that is seen for the first time.
+    #[must_use]
+    pub fn new(record: &Record) -> Self {
+        Self {
+            origin: Origin::of(record),
+            failed_attempts: 0,
+        }
+    }
+
+    /// As much as can be trusted of a malformed record: its own account of its origin when that is well
+    /// formed, else the place where it was read.
+    #[must_use]
+    pub fn salvaged(record: &Record) -> Self {
+        let ours = Ours::read(record).unwrap_or_default();
+        Self {
+            origin: ours.origin().unwrap_or_else(|_| Origin::of(record)),
+            failed_attempts: ours.retry_count().unwrap_or(0),
+        }
+    }
+}
+
+/// What becomes of a record.
+#[derive(Clone, Debug)]
+pub struct Routing {
+    /// What is written, in one transaction with the record's offset.
+    pub outputs: Vec<Output>,
+    /// In one word.
+    pub disposition: Disposition,
+}
+
+/// What became of a record, for metrics and logs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Disposition {
+    /// Handled.
+    Succeeded,
+    /// Waits in a tier for its next attempt.
+    Waiting {
+        /// Why.
+        class: ErrorClass,
+        /// Not before.
+        due: Timestamp,
+        /// In which tier.
+        tier: Span,
+    },
+    /// In the dead-letter topic.
+    Dead(ErrorClass),
+}
+
+/// Decides what becomes of a record. `random` is a number from 0 to 1 for jitter.
+#[must_use]
+pub fn route(
+    pipeline: &Pipeline,
+    record: Record,
+    arrival: &Arrival,
+    outcome: Outcome,
+    trace: Option<&TraceContext>,
+    now: Timestamp,
+    random: f64,
+) -> Routing {
+    let failure = match outcome {
+        Outcome::Success(results) => {
+            let outputs = results
+                .into_iter()
+                .filter_map(|result| {
+                    let topic = result.topic.or_else(|| pipeline.output.clone())?;
+                    let mut headers = headers::user_headers(&record.headers, trace);
+                    for (name, value) in result.headers.iter() {
+                        headers.push(name, value);
+                    }
+                    headers::write_lineage(
+                        &mut headers,
+                        &pipeline.name,
+                        &arrival.origin,
+                        arrival.failed_attempts,
+                    );
+                    Some(Output {
+                        topic,
+                        key: result.key.unwrap_or_else(|| record.key.clone()),
+                        value: result.value.unwrap_or_else(|| record.value.clone()),
+                        headers,
+                    })
+                })
+                .collect();
+            return Routing {
+                outputs,
+                disposition: Disposition::Succeeded,
+            };
+        }
+        Outcome::Failed(failure) => failure,
+    };
+
+    let counted = u32::from(!matches!(
+        failure.class,
+        ErrorClass::Throttled | ErrorClass::Malformed
+    ));
+    let failed_attempts = arrival.failed_attempts.saturating_add(counted);
+    let wait = match failure.class {
+        ErrorClass::Transient => pipeline.policy.wait(failed_attempts, random),
+        ErrorClass::Throttled => {
+            let asked = failure.retry_after.map(Span::from);
+            asked
+                .or_else(|| pipeline.policy.wait(1, random))
+                .map(|wait| wait.min(pipeline.max_wait))
+        }
+        ErrorClass::Permanent | ErrorClass::Exhausted | ErrorClass::Expired | ErrorClass::Malformed => {
+            return dead(
+                pipeline,
+                record,
+                &arrival.origin,
+                failed_attempts,
+                &failure,
+                trace,
+                now,
+            );
+        }
+    };
+    let Some(wait) = wait else {
+        let exhausted = Failure {
+            class: ErrorClass::Exhausted,
+            message: format!("gave up after {failed_attempts} attempts: {}", failure.message),
+            ..failure
+        };
+        return dead(
+            pipeline,
+            record,
+            &arrival.origin,
+            failed_attempts,
+            &exhausted,
+            trace,
+            now,
+        );
+    };
+    // A wish of the other side counts from now; a wait of the policy counts from the configured anchor.
+    let anchor = match failure.class {
+        ErrorClass::Throttled => now,
+        _ => pipeline.anchor_of(&record, arrival.origin.timestamp, now),
+    };
+    let due = anchor
+        .after(wait.duration())
+        .min(now.after(pipeline.max_wait.duration()));
+    if let Some(max_age) = pipeline.max_age {
+        let born = arrival.origin.timestamp.unwrap_or(now);
+        if due > born.after(max_age.duration()) {
+            let expired = Failure {
+                class: ErrorClass::Expired,
+                message: format!(
+                    "would be older than {max_age} at its next attempt: {}",
+                    failure.message
+                ),
+                ..failure
+            };
+            return dead(
+                pipeline,
+                record,
+                &arrival.origin,
+                failed_attempts,
+                &expired,
+                trace,
+                now,
+            );
+        }
+    }
+    let tier = pipeline.carrier(Span::from(due.since(now)));
+    let mut list = headers::user_headers(&record.headers, trace);
+    headers::write_lineage(&mut list, &pipeline.name, &arrival.origin, failed_attempts);
+    headers::write_failure(&mut list, &failure, now);
+    list.push_text(headers::PROCESS_AFTER, &due.to_string());
+    list.push_text(headers::RETURN_TOPIC, &pipeline.return_topic());
+    Routing {
+        outputs: vec![output(pipeline.tier_topic(tier), record, list)],
+        disposition: Disposition::Waiting {
+            class: failure.class,
+            due,
+            tier,
+        },
+    }
+}
+
+/// A malformed record's way into the dead-letter topic, whichever service found it.
+#[must_use]
+pub fn reject(pipeline: &Pipeline, record: Record, failure: &Failure, now: Timestamp) -> Routing {
+    let arrival = Arrival::salvaged(&record);
+    dead(
+        pipeline,
+        record,
+        &arrival.origin,
+        arrival.failed_attempts,
+        failure,
+        None,
+        now,
+    )
+}
+
+fn dead(
+    pipeline: &Pipeline,
+    record: Record,
+    origin: &Origin,
+    failed_attempts: u32,
+    failure: &Failure,
+    trace: Option<&TraceContext>,
+    now: Timestamp,
+) -> Routing {
+    let mut list = headers::user_headers(&record.headers, trace);
+    headers::write_lineage(&mut list, &pipeline.name, origin, failed_attempts);
+    headers::write_failure(&mut list, failure, now);
+    Routing {
+        outputs: vec![output(pipeline.dead_letter_topic(), record, list)],
+        disposition: Disposition::Dead(failure.class),
+    }
+}
+
+fn output(topic: Arc<str>, record: Record, headers: Headers) -> Output {
+    Output {
+        topic,
+        key: record.key,
+        value: record.value,
+        headers,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use bytes::Bytes;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::backoff::{Jitter, RetryPolicy};
+    use crate::pipeline::Anchor;
+    use crate::record::Position;
+
+    const NOW: Timestamp = Timestamp::from_millis(1_700_000_000_000);
+
+    fn pipeline() -> Pipeline {
+        Pipeline {
+            output: Some("done".into()),
+            ..Pipeline::new("docs")
+        }
+    }
+
+    fn source_record() -> Record {
+        let headers = [
+            ("tenant", Some(&b"a"[..])),
+            ("tenant", None),
+            (headers::RETRY_COUNT, Some(&b"9"[..])),
+        ];
+        Record {
+            position: Position {
+                topic: "docs".into(),
+                partition: 2,
+                offset: 7,
+            },
+            timestamp: Some(Timestamp::from_millis(NOW.as_millis() - 1_000)),
+            key: Some(Bytes::from_static(b"k")),
+            value: Some(Bytes::from_static(b"{\"at\":1699999000}")),
+            headers: headers.into_iter().collect(),
+            unreadable_headers: 0,
+        }
+    }
+
+    fn returned(output: &Output, pipeline: &Pipeline) -> Record {
+        Record {
+            position: Position {
+                topic: pipeline.return_topic(),
+                partition: 0,
+                offset: 1,
+            },
+            timestamp: Some(NOW),
+            key: output.key.clone(),
+            value: output.value.clone(),
+            headers: output.headers.clone(),
+            unreadable_headers: 0,
+        }
+    }
+
+    fn decide(pipeline: &Pipeline, record: Record, outcome: Outcome) -> Routing {
+        let arrival = Arrival::read(pipeline, &record).unwrap();
+        route(pipeline, record, &arrival, outcome, None, NOW, 0.5)
+    }
+
+    fn text<'a>(output: &'a Output, name: &str) -> &'a str {
+        std::str::from_utf8(output.headers.single(name).unwrap().unwrap().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_record_climbs_the_ladder_and_dies_exhausted() {
+        for return_to in [ReturnTo::Due, ReturnTo::Source] {
+            let pipeline = Pipeline {
+                return_to,
+                ..pipeline()
+            };
+            let mut record = source_record();
+            if return_to == ReturnTo::Source {
+                record.headers = record.headers.filtered(|name| name == "tenant");
+            }
+            for (attempt, wait) in [(1_u32, 5_u64), (2, 30), (3, 60)] {
+                let routing = decide(
+                    &pipeline,
+                    record,
+                    Outcome::Failed(Failure::transient("http.503", "busy")),
+                );
+                let due = NOW.after(Duration::from_secs(wait));
+                let tier = Span::from_secs(wait);
+                assert_eq!(
+                    routing.disposition,
+                    Disposition::Waiting {
+                        class: ErrorClass::Transient,
+                        due,
+                        tier
+                    }
+                );
+                let output = &routing.outputs[0];
+                assert_eq!(output.topic, pipeline.tier_topic(tier));
+                assert_eq!(text(output, headers::PROCESS_AFTER), due.to_string());
+                assert_eq!(text(output, headers::RETRY_COUNT), attempt.to_string());
+                assert_eq!(text(output, headers::ORIGINAL_TOPIC), "docs");
+                assert_eq!(text(output, headers::ORIGINAL_OFFSET), "7");
+                assert_eq!(text(output, headers::RETURN_TOPIC), &*pipeline.return_topic());
+                record = returned(output, &pipeline);
+            }
+            let routing = decide(
+                &pipeline,
+                record,
+                Outcome::Failed(Failure::transient("http.503", "busy")),
+            );
+            assert_eq!(routing.disposition, Disposition::Dead(ErrorClass::Exhausted));
+            let output = &routing.outputs[0];
+            assert_eq!(&*output.topic, "docs-dlq");
+            assert_eq!(text(output, headers::RETRY_COUNT), "4");
+            assert_eq!(text(output, headers::ERROR_CLASS), "exhausted");
+            assert_eq!(text(output, headers::ERROR_CODE), "http.503");
+            assert_eq!(text(output, headers::ORIGINAL_PARTITION), "2");
+            assert_eq!(output.headers.single(headers::PROCESS_AFTER), Ok(None));
+        }
+    }
+
+    #[test]
+    fn a_new_record_is_not_a_retry_whatever_headers_it_brings() {
+        let arrival = Arrival::read(&pipeline(), &source_record()).unwrap();
+        assert_eq!(arrival.failed_attempts, 0);
+        assert_eq!(arrival.origin.offset, 7);
+    }
+
+    #[test]
+    fn key_value_and_user_headers_leave_as_they_came() {
+        let outcomes = [
+            Outcome::unchanged(),
+            Outcome::Failed(Failure::transient("x", "y")),
+            Outcome::Failed(Failure::permanent("x", "y")),
+        ];
+        for outcome in outcomes {
+            let record = source_record();
+            let routing = decide(&pipeline(), record.clone(), outcome);
+            let output = &routing.outputs[0];
+            assert_eq!((&output.key, &output.value), (&record.key, &record.value));
+            let users: Vec<_> = output
+                .headers
+                .iter()
+                .filter(|(name, _)| !headers::is_ours(name))
+                .collect();
+            assert_eq!(users, [("tenant", Some(&b"a"[..])), ("tenant", None)]);
+        }
+    }
+
+    #[test]
+    fn being_throttled_burns_no_attempt_and_is_clamped() {
+        let routing = decide(
+            &pipeline(),
+            source_record(),
+            Outcome::Failed(Failure::throttled(Duration::from_secs(7), "http.429", "later")),
+        );
+        assert_eq!(text(&routing.outputs[0], headers::RETRY_COUNT), "0");
+        let Disposition::Waiting { due, tier, .. } = routing.disposition else {
+            panic!("{routing:?}")
+        };
+        assert_eq!(
+            (due, tier),
+            (NOW.after(Duration::from_secs(7)), Span::from_secs(5))
+        );
+        let years = Failure::throttled(Duration::from_secs(1_000_000_000), "http.429", "later");
+        let Disposition::Waiting { due, .. } =
+            decide(&pipeline(), source_record(), Outcome::Failed(years)).disposition
+        else {
+            panic!("it waits")
+        };
+        assert_eq!(due, NOW.after(pipeline().max_wait.duration()));
+    }
+
+    #[test]
+    fn a_wait_that_counts_from_the_payload_may_lie_in_the_past() {
+        let pipeline = Pipeline {
+            anchor: Anchor::Payload("/at".into()),
+            ..pipeline()
+        };
+        let routing = decide(
+            &pipeline,
+            source_record(),
+            Outcome::Failed(Failure::transient("x", "y")),
+        );
+        let Disposition::Waiting { due, tier, .. } = routing.disposition else {
+            panic!("{routing:?}")
+        };
+        assert_eq!(
+            (due, tier),
+            (Timestamp::from_millis(1_699_999_005_000), Span::from_secs(5))
+        );
+    }
+
+    #[test]
+    fn a_record_that_would_be_too_old_expires() {
+        let pipeline = Pipeline {
+            max_age: Some(Span::from_secs(5)),
+            ..pipeline()
+        };
+        let routing = decide(
+            &pipeline,
+            source_record(),
+            Outcome::Failed(Failure::transient("x", "y")),
+        );
+        assert_eq!(routing.disposition, Disposition::Dead(ErrorClass::Expired));
+    }
+
+    #[test]
+    fn results_may_choose_their_topic_key_and_headers() {
+        let result = crate::outcome::Produced {
+            topic: Some("elsewhere".into()),
+            key: Some(None),
+            value: Some(Some(Bytes::from_static(b"new"))),
+            headers: [("score", Some(&b"9"[..]))].into_iter().collect(),
+        };
+        let routing = decide(&pipeline(), source_record(), Outcome::Success(vec![result]));
+        let output = &routing.outputs[0];
+        assert_eq!((&*output.topic, &output.key), ("elsewhere", &None));
+        assert_eq!(text(output, "score"), "9");
+        assert_eq!(text(output, headers::PIPELINE), "docs");
+        let silent = Pipeline {
+            output: None,
+            ..pipeline()
+        };
+        assert!(
+            decide(&silent, source_record(), Outcome::unchanged())
+                .outputs
+                .is_empty()
+        );
+    }
+
+    #[test]
+    fn a_forged_retry_is_malformed_and_its_dead_letter_well_formed() {
+        let mut record = source_record();
+        record.position.topic = pipeline().due_topic();
+        let failure = Arrival::read(&pipeline(), &record).unwrap_err();
+        assert_eq!(failure.class, ErrorClass::Malformed);
+        let routing = reject(&pipeline(), record, &failure, NOW);
+        let output = &routing.outputs[0];
+        assert_eq!(text(output, headers::ORIGINAL_TOPIC), "docs-retry-due");
+        assert_eq!(text(output, headers::RETRY_COUNT), "9");
+        assert_eq!(text(output, headers::ERROR_CLASS), "malformed");
+    }
+
+    proptest! {
+        #[test]
+        fn no_wait_ends_early(attempts in 0_u32..6, random in 0.0_f64..1.0, base in 1_u64..100_000) {
+            let policy = RetryPolicy::exponential(Span::from_millis(base), 2.0, 6, None, Jitter::Equal).unwrap();
+            let pipeline = Pipeline { policy: policy.clone(), ..pipeline() };
+            let record = source_record();
+            let arrival = Arrival { failed_attempts: attempts, ..Arrival::new(&record) };
+            let failed = Outcome::Failed(Failure::transient("x", "y"));
+            let routing = route(&pipeline, record, &arrival, failed, None, NOW, random);
+            let Disposition::Waiting { due, .. } = routing.disposition else { panic!("{routing:?}") };
+            let expected = policy.wait(attempts + 1, random).unwrap();
+            prop_assert_eq!(due, NOW.after(expected.duration()));
+            let record = returned(&routing.outputs[0], &pipeline);
+            let ours = Ours::read(&record).unwrap();
+            prop_assert_eq!(ours.process_after(NOW, pipeline.max_wait).unwrap(), due);
+        }
+    }
+}

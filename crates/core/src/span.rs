@@ -1,0 +1,139 @@
+//! Durations as people write them in configuration and in topic names: `500ms`, `5s`, `2m`, `1h`, `7d`.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// A duration in whole milliseconds that is written with one number and one unit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Span(Duration);
+
+const UNITS: [(&str, u64); 5] = [
+    ("d", 86_400_000),
+    ("h", 3_600_000),
+    ("m", 60_000),
+    ("s", 1_000),
+    ("ms", 1),
+];
+
+/// A text that is not a duration.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is not a duration: write a whole number and a unit, such as 500ms, 5s, 2m, 1h or 7d")]
+pub struct InvalidSpan(String);
+
+impl Span {
+    /// From whole milliseconds.
+    #[must_use]
+    pub const fn from_millis(millis: u64) -> Self {
+        Self(Duration::from_millis(millis))
+    }
+
+    /// From whole seconds.
+    #[must_use]
+    pub const fn from_secs(seconds: u64) -> Self {
+        Self(Duration::from_secs(seconds))
+    }
+
+    /// The duration.
+    #[must_use]
+    pub const fn duration(self) -> Duration {
+        self.0
+    }
+
+    /// The duration in milliseconds.
+    #[must_use]
+    pub fn as_millis(self) -> u64 {
+        u64::try_from(self.0.as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+impl From<Duration> for Span {
+    /// Rounds up to whole milliseconds.
+    fn from(duration: Duration) -> Self {
+        let millis = duration.as_nanos().div_ceil(1_000_000);
+        Self::from_millis(u64::try_from(millis).unwrap_or(u64::MAX))
+    }
+}
+
+impl From<Span> for Duration {
+    fn from(span: Span) -> Self {
+        span.0
+    }
+}
+
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let millis = self.as_millis();
+        if millis == 0 {
+            return f.write_str("0s");
+        }
+        let (unit, size) = UNITS
+            .iter()
+            .find(|(_, size)| millis.is_multiple_of(*size))
+            .expect("1 divides all");
+        write!(f, "{}{unit}", millis / size)
+    }
+}
+
+impl FromStr for Span {
+    type Err = InvalidSpan;
+
+    fn from_str(text: &str) -> Result<Self, InvalidSpan> {
+        let invalid = || InvalidSpan(text.chars().take(40).collect());
+        let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+        let (number, unit) = text.split_at(digits);
+        let number: u64 = number.parse().map_err(|_| invalid())?;
+        let (_, size) = UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(invalid)?;
+        number
+            .checked_mul(*size)
+            .map(Self::from_millis)
+            .ok_or_else(invalid)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_largest_unit_that_fits_names_a_span() {
+        for (text, millis) in [
+            ("500ms", 500),
+            ("5s", 5_000),
+            ("1m", 60_000),
+            ("90s", 90_000),
+            ("36h", 129_600_000),
+        ] {
+            assert_eq!(Span::from_millis(millis).to_string(), text);
+        }
+        assert_eq!("60s".parse::<Span>().unwrap().to_string(), "1m");
+    }
+
+    #[test]
+    fn a_missing_or_wrong_unit_is_refused_with_examples() {
+        for wrong in [
+            "5",
+            "s",
+            "",
+            "5 s",
+            "-5s",
+            "5sec",
+            "1.5s",
+            "99999999999999999999s",
+            "9999999999999999d",
+        ] {
+            let error = wrong.parse::<Span>().unwrap_err().to_string();
+            assert!(error.contains(wrong) && error.contains("500ms"), "{error}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_span_is_read_back(millis in 0_u64..10_000_000_000) {
+            let span = Span::from_millis(millis);
+            prop_assert_eq!(span.to_string().parse(), Ok(span));
+        }
+    }
+}
