@@ -64,6 +64,9 @@ pub fn is_ours(name: &str) -> bool {
     slot(name).is_some()
 }
 
+/// How much the clocks of two processes may differ before a legitimate due time looks forged.
+pub const CLOCK_SKEW: Span = Span::from_secs(300);
+
 fn slot(name: &str) -> Option<usize> {
     // The first byte and the length tell nearly every foreign name apart before any comparison of bytes.
     match (name.as_bytes().first(), name.len()) {
@@ -140,10 +143,11 @@ impl<'a> Ours<'a> {
     /// The time lock.
     ///
     /// # Errors
-    /// A malformed failure when it is missing, no time, or more than `max_wait` away from `now`.
+    /// A malformed failure when it is missing, no time, or further away from `now` than `max_wait` and
+    /// [`CLOCK_SKEW`] allow.
     pub fn process_after(&self, now: Timestamp, max_wait: Span) -> Result<Timestamp, Failure> {
         let due: Timestamp = self.required(PROCESS_AFTER, "a time such as 2026-01-31T12:00:00.000Z")?;
-        if due > now.after(max_wait.duration()) {
+        if due > now.after(max_wait.duration() + CLOCK_SKEW.duration()) {
             let message = format!("header `{PROCESS_AFTER}` {due} is more than the allowed {max_wait} away");
             return Err(Failure::malformed(format!("header.{PROCESS_AFTER}"), message));
         }

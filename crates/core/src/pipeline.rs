@@ -118,6 +118,12 @@ impl Pipeline {
         }
     }
 
+    /// The consumer group of the pipeline's workers.
+    #[must_use]
+    pub fn worker_group(&self) -> String {
+        format!("redeliver-{}", self.name)
+    }
+
     /// Every topic of the pipeline with its role.
     #[must_use]
     pub fn topics(&self) -> Vec<(Arc<str>, TopicRole)> {
@@ -182,6 +188,12 @@ fn payload_time(payload: &[u8], pointer: &str) -> Option<Timestamp> {
         }
         _ => None,
     }
+}
+
+/// The consumer group of the processes that serve a tier, for all pipelines that have it.
+#[must_use]
+pub fn retry_tier_group(tier: Span) -> String {
+    format!("redeliver-retry-{tier}")
 }
 
 /// Whether a name may be a Kafka topic: 1 to 249 of `a-z A-Z 0-9 . _ -`, not `.` or `..`.

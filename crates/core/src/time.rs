@@ -76,6 +76,11 @@ impl FromStr for Timestamp {
 pub trait Clock: Send + Sync {
     /// The time now, rounded down to the millisecond: a record is never released before its due time.
     fn now(&self) -> Timestamp;
+
+    /// How long it is until `due`, as exactly as the clock knows; zero when it has passed.
+    fn until(&self, due: Timestamp) -> Duration {
+        due.since(self.now())
+    }
 }
 
 /// The machine's wall clock.
@@ -126,6 +131,10 @@ impl Clock for ManualClock {
 impl<C: Clock + ?Sized> Clock for std::sync::Arc<C> {
     fn now(&self) -> Timestamp {
         (**self).now()
+    }
+
+    fn until(&self, due: Timestamp) -> Duration {
+        (**self).until(due)
     }
 }
 

@@ -1,1 +1,33 @@
-//! placeholder
+//! Everything that touches Kafka. The only crate that names `rdkafka`.
+//!
+//! | module | idea |
+//! |---|---|
+//! | [`client`] | settings of all clients; what correctness needs is set last |
+//! | [`lane`] | consume, process, produce in transactions: the loop of every service |
+//! | [`processor`] | what a service plugs into a lane |
+//! | [`transaction`] | one exactly-once write: outputs and offsets |
+//! | [`remedy`] | which error calls for which step, in one function |
+//! | [`tracker`] | which offsets of a partition are done, in any order |
+//! | [`convert`] | records between Kafka's client and ours, byte-exact |
+//! | [`reader`] | reading topics from start to end, for audits and narration |
+//! | [`producer`] | a plain idempotent producer |
+//! | [`topology`] | creating and checking topics |
+//! | [`murmur2`] | Java's partitioner |
+//! | [`embedded`] | a broker in this process, in memory, for trials |
+
+pub mod client;
+pub mod convert;
+pub mod embedded;
+pub mod lane;
+pub mod murmur2;
+pub mod processor;
+pub mod producer;
+pub mod reader;
+pub mod remedy;
+pub mod topology;
+pub mod tracker;
+pub mod transaction;
+
+pub use client::KafkaSettings;
+pub use lane::{Lane, LaneError, LaneObserver, LaneSpec};
+pub use processor::{AssignmentId, Processor, Turn, Waker};

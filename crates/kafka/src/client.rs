@@ -1,0 +1,160 @@
+//! Settings of Kafka clients. Users may pass any librdkafka property through; the ones that
+//! exactly-once delivery, ordering of retries and Java's partitioning depend on are set last.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use rdkafka::ClientConfig;
+use rdkafka::config::RDKafkaLogLevel;
+
+/// How to reach Kafka and who we are to it.
+#[derive(Clone, Debug)]
+pub struct KafkaSettings {
+    /// `bootstrap.servers`.
+    pub brokers: String,
+    /// librdkafka properties that are passed through: SASL, TLS, tuning.
+    pub properties: BTreeMap<String, String>,
+    /// The stable name of this process; makes transactional ids that survive a restart.
+    pub instance: String,
+    /// Whether lanes join their group under a stable member name, so that a restart within the session
+    /// timeout moves no partitions.
+    pub static_membership: bool,
+    /// After how long without a heartbeat a member's partitions move.
+    pub session_timeout: Duration,
+    /// After how long the broker aborts a transaction whose process is gone.
+    pub transaction_timeout: Duration,
+}
+
+impl KafkaSettings {
+    /// Settings for a broker with defaults for the rest.
+    #[must_use]
+    pub fn new(brokers: impl Into<String>, instance: impl Into<String>) -> Self {
+        Self {
+            brokers: brokers.into(),
+            properties: BTreeMap::new(),
+            instance: instance.into(),
+            static_membership: false,
+            session_timeout: Duration::from_secs(10),
+            transaction_timeout: Duration::from_secs(10),
+        }
+    }
+
+    /// A client that neither joins a group nor produces: metadata, administration.
+    #[must_use]
+    pub fn client(&self) -> ClientConfig {
+        let mut config = ClientConfig::new();
+        // Reconnect quickly after a restart of the broker; the default backs off up to ten seconds.
+        config.set("reconnect.backoff.ms", "50").set("reconnect.backoff.max.ms", "1000");
+        config.set("log.connection.close", "false");
+        for (name, value) in &self.properties {
+            config.set(name, value);
+        }
+        config.set("bootstrap.servers", &self.brokers);
+        config.set("client.id", format!("redeliver-{}", self.instance));
+        config.set_log_level(RDKafkaLogLevel::Warning);
+        config
+    }
+
+    /// The consumer of a lane. `member` makes a static member's name unique within the instance.
+    #[must_use]
+    pub fn consumer(&self, group: &str, member: &str) -> ClientConfig {
+        let mut config = self.client();
+        let session = self.session_timeout.as_millis();
+        // A queue that was full must be refilled at once: the default of one second costs lateness and an
+        // eighth of the throughput. Prefetch is bounded per partition, because waiting records sit in it.
+        let tuning = [
+            ("fetch.queue.backoff.ms", "1"),
+            ("fetch.wait.max.ms", "10"),
+            ("queued.min.messages", "20000"),
+            ("queued.max.messages.kbytes", "4096"),
+        ];
+        for (name, value) in tuning {
+            if !self.properties.contains_key(name) {
+                config.set(name, value);
+            }
+        }
+        config
+            .set("group.id", group)
+            .set("session.timeout.ms", session.to_string())
+            .set("heartbeat.interval.ms", (session / 5).max(100).to_string())
+            .set("enable.auto.commit", "false")
+            .set("enable.auto.offset.store", "false")
+            .set("isolation.level", "read_committed")
+            .set("auto.offset.reset", "earliest")
+            .set("partition.assignment.strategy", "cooperative-sticky")
+            .set("enable.partition.eof", "false")
+            .set("check.crcs", "true");
+        if self.static_membership {
+            config.set("group.instance.id", format!("{}-{member}", self.instance));
+        }
+        config
+    }
+
+    /// The producer of a lane.
+    #[must_use]
+    pub fn transactional_producer(&self, transactional_id: &str) -> ClientConfig {
+        let mut config = self.producer();
+        let timeout = self.transaction_timeout.as_millis();
+        config
+            .set("transactional.id", transactional_id)
+            .set("transaction.timeout.ms", timeout.to_string())
+            .set("message.timeout.ms", timeout.to_string());
+        config
+    }
+
+    /// A producer without transactions.
+    #[must_use]
+    pub fn producer(&self) -> ClientConfig {
+        let mut config = self.client();
+        for (name, value) in [("linger.ms", "1"), ("batch.num.messages", "10000")] {
+            if !self.properties.contains_key(name) {
+                config.set(name, value);
+            }
+        }
+        config.set("enable.idempotence", "true").set("acks", "all").set("partitioner", "murmur2_random");
+        config
+    }
+}
+
+/// Passes librdkafka's own log lines on, at most one per kind and ten seconds: an outage makes it repeat
+/// itself many times a second.
+#[derive(Debug, Default)]
+pub(crate) struct ClientLog {
+    last: Mutex<BTreeMap<String, Instant>>,
+}
+
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
+
+impl ClientLog {
+    pub(crate) fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
+        // A property meant for the other kind of client is no problem: one list of properties serves both.
+        if facility == "CONFWARN" {
+            tracing::debug!(facility, message, "kafka client");
+            return;
+        }
+        if !self.is_time(facility) {
+            return;
+        }
+        match level {
+            RDKafkaLogLevel::Emerg
+            | RDKafkaLogLevel::Alert
+            | RDKafkaLogLevel::Critical
+            | RDKafkaLogLevel::Error
+            | RDKafkaLogLevel::Warning => tracing::warn!(facility, message, "kafka client"),
+            RDKafkaLogLevel::Notice | RDKafkaLogLevel::Info | RDKafkaLogLevel::Debug => {
+                tracing::debug!(facility, message, "kafka client");
+            }
+        }
+    }
+
+    pub(crate) fn is_time(&self, kind: &str) -> bool {
+        let mut last = self.last.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let now = Instant::now();
+        if last.get(kind).is_some_and(|then| now.duration_since(*then) < LOG_INTERVAL) {
+            return false;
+        }
+        last.insert(kind.to_owned(), now);
+        true
+    }
+}

@@ -1,0 +1,55 @@
+//! Records between Kafka's client and ours, without touching a byte.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use rdkafka::Timestamp as KafkaTimestamp;
+use rdkafka::message::{BorrowedHeaders, BorrowedMessage, Header, Headers as _, Message as _, OwnedHeaders};
+use redeliver_core::{Headers, Position, Record, Timestamp};
+
+/// Copies a message out of the client's buffers. `topic` is the shared name of the message's topic.
+#[must_use]
+pub fn record(message: &BorrowedMessage<'_>, topic: &Arc<str>) -> Record {
+    let (headers, unreadable_headers) = message.headers().map_or((Headers::new(), 0), read_headers);
+    Record {
+        position: Position {
+            topic: topic.clone(),
+            partition: message.partition(),
+            offset: message.offset(),
+        },
+        timestamp: match message.timestamp() {
+            KafkaTimestamp::NotAvailable => None,
+            KafkaTimestamp::CreateTime(millis) | KafkaTimestamp::LogAppendTime(millis) => {
+                Some(Timestamp::from_millis(millis))
+            }
+        },
+        key: message.key().map(Bytes::copy_from_slice),
+        value: message.payload().map(Bytes::copy_from_slice),
+        headers,
+        unreadable_headers,
+    }
+}
+
+/// Headers whose names are not UTF-8 cannot be read through the client library, which panics on them;
+/// they are counted instead, and the record is malformed.
+fn read_headers(borrowed: &BorrowedHeaders) -> (Headers, usize) {
+    let count = borrowed.count();
+    let mut headers = Headers::with_capacity(count, 32 * count);
+    let mut unreadable = 0;
+    for index in 0..count {
+        match catch_unwind(AssertUnwindSafe(|| borrowed.get(index))) {
+            Ok(header) => headers.push(header.key, header.value),
+            Err(_) => unreadable += 1,
+        }
+    }
+    (headers, unreadable)
+}
+
+/// Headers as the client library takes them.
+#[must_use]
+pub fn native_headers(headers: &Headers) -> OwnedHeaders {
+    headers
+        .iter()
+        .fold(OwnedHeaders::new_with_capacity(headers.len()), |native, (key, value)| native.insert(Header { key, value }))
+}

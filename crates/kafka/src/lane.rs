@@ -1,0 +1,853 @@
+//! The loop of every service: consume, process, write results and offsets in one transaction.
+//!
+//! A lane is one OS thread that owns one consumer and one transactional producer. Each partition has its
+//! own queue, so that one partition that must wait never stops another, and one [`OffsetTracker`], so that
+//! records may finish in any order. Every call of Kafka's client that can block happens on this thread.
+//!
+//! The loop, each step a function: serve events (which may change the assignment), admit records, let the
+//! processor finish some, write them, wait. A setback leads through [`Lane::recover`]: resolve the
+//! transaction, forget everything in hand, read again from the committed offsets.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
+use rdkafka::consumer::base_consumer::PartitionQueue;
+use rdkafka::consumer::{BaseConsumer, Consumer as _, ConsumerContext, RebalanceProtocol};
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::message::Message as _;
+use rdkafka::topic_partition_list::Offset;
+use rdkafka::types::RDKafkaRespErr;
+use rdkafka::{ClientContext, TopicPartitionList};
+use redeliver_core::Clock;
+use tokio_util::sync::CancellationToken;
+
+use crate::client::{ClientLog, KafkaSettings};
+use crate::convert;
+use crate::processor::{AssignmentId, Processor, Turn, Waker};
+use crate::reader;
+use crate::remedy::{Remedy, remedy};
+use crate::tracker::{Admission, CommitPosition, Committed, OffsetTracker};
+use crate::transaction::{Setback, Transactions};
+
+/// What a lane reads and how much at once.
+#[derive(Clone, Debug)]
+pub struct LaneSpec {
+    /// Unique within the instance, such as `enricher-0`; part of the transactional id.
+    pub name: String,
+    /// The consumer group.
+    pub group: String,
+    /// The topics it subscribes to.
+    pub topics: Vec<Arc<str>>,
+    /// About how many records one transaction holds at most.
+    pub batch: usize,
+    /// How long a stopping lane may finish what it has in hand.
+    pub grace: Duration,
+}
+
+/// What a lane tells about itself. All methods are called on the lane's thread.
+pub trait LaneObserver: Send + Sync {
+    /// The lane works.
+    fn ready(&self) {}
+    /// The lane waits for something, in words.
+    fn waiting(&self, _reason: &str) {}
+    /// A transaction with that many results and done records was committed in that time.
+    fn committed(&self, _outputs: usize, _completed: usize, _took: Duration) {}
+    /// A transaction failed; its records are read again.
+    fn setback(&self, _remedy: Remedy) {}
+    /// Partitions the lane owns now.
+    fn assigned(&self, _partitions: usize) {}
+    /// The lowest record of a partition holds back a window in which nearly all is done.
+    fn blocked(&self, _topic: &str, _partition: i32, _offset: i64) {}
+}
+
+/// Why a lane cannot go on. Everything that may pass by itself is waited out instead.
+#[derive(Debug, thiserror::Error)]
+pub enum LaneError {
+    /// The client cannot be made from its configuration.
+    #[error("kafka: the configuration of lane `{lane}` is not usable")]
+    Misconfigured {
+        /// The lane.
+        lane: String,
+        /// What the client says.
+        source: KafkaError,
+    },
+    /// Another process keeps taking over.
+    #[error(
+        "instance: another process runs lane `{lane}` under the same name `{instance}`; give each process its own `instance`"
+    )]
+    InstanceInUse {
+        /// The lane.
+        lane: String,
+        /// The configured instance.
+        instance: String,
+    },
+}
+
+/// The longest a lane waits without looking around.
+const ROUND: Duration = Duration::from_millis(100);
+/// How often the broker is asked for a sign of life after its connection broke.
+const PROBE: Duration = Duration::from_secs(1);
+/// How long one call to the broker may take before events are served again.
+const CALL: Duration = Duration::from_secs(1);
+/// Fencings within [`FENCE_WINDOW`] after which two processes must share one instance.
+const FENCE_LIMIT: usize = 5;
+const FENCE_WINDOW: Duration = Duration::from_secs(60);
+/// How long the next attempt to connect is put off, at most.
+const MAX_BACKOFF: Duration = Duration::from_secs(5);
+
+/// A lane, ready to run.
+pub struct Lane<P> {
+    settings: KafkaSettings,
+    spec: LaneSpec,
+    clock: Arc<dyn Clock>,
+    observer: Arc<dyn LaneObserver>,
+    waker: Waker,
+    stop: CancellationToken,
+    processor: P,
+}
+
+impl<P: Processor> Lane<P> {
+    /// Puts a lane together; [`Lane::run`] runs it on the calling thread.
+    pub fn new(
+        settings: KafkaSettings,
+        spec: LaneSpec,
+        clock: Arc<dyn Clock>,
+        observer: Arc<dyn LaneObserver>,
+        waker: Waker,
+        stop: CancellationToken,
+        processor: P,
+    ) -> Self {
+        Self { settings, spec, clock, observer, waker, stop, processor }
+    }
+
+    /// Runs until the token is cancelled. Blocks the calling thread, which must not serve async tasks.
+    ///
+    /// # Errors
+    /// When waiting cannot help: see [`LaneError`]. An unreachable broker is waited for.
+    pub fn run(mut self) -> Result<(), LaneError> {
+        self.waker.attach_current_thread();
+        let id = format!("redeliver-{}-{}", self.settings.instance, self.spec.name);
+        let config = self.settings.transactional_producer(&id);
+        let mut transactions = Transactions::new(config, id, self.settings.transaction_timeout);
+        let mut fences = Fences::default();
+        let mut backoff = Backoff::new();
+        while !self.stop.is_cancelled() {
+            let error = match Session::open(&mut self, &mut transactions, &mut fences) {
+                Ok(mut session) => match session.run() {
+                    Ok(()) => return Ok(()),
+                    Err(error) => error,
+                },
+                Err(error) => error,
+            };
+            match error {
+                Ended::Broken(error) => {
+                    tracing::warn!(lane = self.spec.name, error = %chain(&error), "lane starts again");
+                    self.observer.waiting("reconnecting");
+                    backoff.wait(&self.stop);
+                }
+                Ended::Unusable(error) => return Err(error),
+                Ended::Stopped => return Ok(()),
+            }
+        }
+        Ok(())
+    }
+
+    fn misconfigured(&self, source: KafkaError) -> Ended {
+        Ended::Unusable(LaneError::Misconfigured { lane: self.spec.name.clone(), source })
+    }
+}
+
+/// Why a session with Kafka ended.
+enum Ended {
+    /// Its consumer is not usable any more; a new session is.
+    Broken(KafkaError),
+    /// No session will do.
+    Unusable(LaneError),
+    /// The lane was told to stop.
+    Stopped,
+}
+
+/// What is in hand while one consumer lives.
+struct Session<'a, P: Processor> {
+    lane: &'a mut Lane<P>,
+    transactions: &'a mut Transactions,
+    fences: &'a mut Fences,
+    consumer: Arc<BaseConsumer<Events>>,
+    slots: Vec<Option<Assigned>>,
+    generation: u32,
+    /// Partitions that were given to us and whose committed offsets are not known yet.
+    arriving: Vec<(String, i32)>,
+    turn: Turn,
+    touched: Vec<u32>,
+    next_slot: usize,
+    ready: bool,
+    suspect_since: Option<Instant>,
+    must_rewind: bool,
+    failed_seeks: u32,
+    stopping_since: Option<Instant>,
+}
+
+struct Assigned {
+    id: AssignmentId,
+    topic: Arc<str>,
+    partition: i32,
+    queue: PartitionQueue<Events>,
+    tracker: OffsetTracker,
+    touched: bool,
+}
+
+impl<'a, P: Processor> Session<'a, P> {
+    /// Resolves what an earlier process of this transactional id left open, then joins the group.
+    fn open(
+        lane: &'a mut Lane<P>,
+        transactions: &'a mut Transactions,
+        fences: &'a mut Fences,
+    ) -> Result<Self, Ended> {
+        let mut backoff = Backoff::new();
+        let mut said = Said::default();
+        while let Err(setback) = transactions.recover(CALL) {
+            match setback.remedy {
+                Remedy::Misconfigured => return Err(lane.misconfigured(setback.into_source())),
+                Remedy::Fenced => fences.count(lane)?,
+                Remedy::Retry | Remedy::Abort | Remedy::Rebuild => {}
+            }
+            lane.observer.waiting("kafka does not answer");
+            if said.is_time() {
+                tracing::warn!(
+                    lane = lane.spec.name, brokers = lane.settings.brokers, error = %chain(&setback),
+                    "kafka does not answer; trying again"
+                );
+            }
+            backoff.wait(&lane.stop);
+            if lane.stop.is_cancelled() {
+                return Err(Ended::Stopped);
+            }
+        }
+        let config: ClientConfig = lane.settings.consumer(&lane.spec.group, &lane.spec.name);
+        let events = Events::new(lane.waker.clone());
+        let mut consumer: BaseConsumer<Events> =
+            config.create_with_context(events).map_err(|error| lane.misconfigured(error))?;
+        let waker = lane.waker.clone();
+        consumer.set_nonempty_callback(move || waker.wake());
+        let topics: Vec<&str> = lane.spec.topics.iter().map(|topic| &**topic).collect();
+        consumer.subscribe(&topics).map_err(Ended::Broken)?;
+        lane.observer.waiting("joining the consumer group");
+        Ok(Self {
+            lane,
+            transactions,
+            fences,
+            consumer: Arc::new(consumer),
+            slots: Vec::new(),
+            generation: 0,
+            arriving: Vec::new(),
+            turn: Turn::default(),
+            touched: Vec::new(),
+            next_slot: 0,
+            ready: false,
+            suspect_since: None,
+            must_rewind: false,
+            failed_seeks: 0,
+            stopping_since: None,
+        })
+    }
+
+    fn run(&mut self) -> Result<(), Ended> {
+        let result = loop {
+            match self.round() {
+                Ok(Next::Continue) => {}
+                Ok(Next::Stop) => break Ok(()),
+                Err(ended) => break Err(ended),
+            }
+        };
+        self.forget_all();
+        self.consumer.context().close();
+        result
+    }
+
+    fn round(&mut self) -> Result<Next, Ended> {
+        self.serve_events()?;
+        if self.lane.stop.is_cancelled() && self.is_finished_stopping() {
+            return Ok(Next::Stop);
+        }
+        if !self.transactions.is_ready() || self.must_rewind {
+            self.recover()?;
+            return Ok(Next::Continue);
+        }
+        self.settle_arrivals()?;
+        let admitted = self.admit();
+        let now = self.lane.clock.now();
+        self.lane.processor.finish(now, self.lane.spec.batch, &mut self.turn);
+        if !self.turn.completed.is_empty() || !self.touched.is_empty() {
+            self.write()?;
+        } else if admitted == 0 {
+            self.wait();
+        }
+        Ok(Next::Continue)
+    }
+
+    /// Serves everything but records: rebalances, errors.
+    fn serve_events(&mut self) -> Result<(), Ended> {
+        let consumer = self.consumer.clone();
+        loop {
+            let served = consumer.context().served();
+            match consumer.poll(Duration::ZERO) {
+                // Partitions have queues of their own before they are fetched. A message that still came
+                // here must not be lost.
+                Some(Ok(message)) => {
+                    tracing::warn!(
+                        topic = message.topic(), partition = message.partition(), offset = message.offset(),
+                        "record outside of its partition's queue; reading again from the committed offset"
+                    );
+                    self.must_rewind = true;
+                }
+                Some(Err(error)) => self.consumer_error(error)?,
+                // `poll` also answers nothing when it has served an event; all of them must be served
+                // before anything is written, above all a revocation.
+                None if consumer.context().served() == served => break,
+                None => {}
+            }
+        }
+        for event in consumer.context().take() {
+            match event {
+                Event::Assigned(partitions) => self.arriving.extend(partitions),
+                Event::Revoked(partitions) => {
+                    self.arriving.retain(|partition| !partitions.contains(partition));
+                    for (topic, partition) in &partitions {
+                        self.forget(topic, *partition);
+                    }
+                }
+                Event::Unreachable => {
+                    self.suspect_since.get_or_insert_with(Instant::now);
+                }
+            }
+        }
+        self.update_readiness();
+        Ok(())
+    }
+
+    fn consumer_error(&mut self, error: KafkaError) -> Result<(), Ended> {
+        if remedy(&error) == Remedy::Fenced {
+            self.fences.count(self.lane)?;
+            return Err(Ended::Broken(error));
+        }
+        if matches!(error, KafkaError::MessageConsumptionFatal(_)) {
+            return Err(Ended::Broken(error));
+        }
+        self.suspect_since.get_or_insert_with(Instant::now);
+        self.waiting(&error.to_string());
+        Ok(())
+    }
+
+    fn waiting(&mut self, reason: &str) {
+        self.ready = false;
+        self.lane.observer.waiting(reason);
+    }
+
+    /// Ready as soon as the group is joined; not while the broker gives no sign of life.
+    fn update_readiness(&mut self) {
+        if let Some(since) = self.suspect_since {
+            if since.elapsed() < PROBE && self.ready {
+                return;
+            }
+            let topic = self.lane.spec.topics.first().cloned();
+            match self.consumer.fetch_metadata(topic.as_deref(), CALL / 4) {
+                Ok(_) => self.suspect_since = None,
+                Err(error) => {
+                    self.suspect_since = Some(Instant::now());
+                    self.waiting(&format!("kafka does not answer: {error}"));
+                }
+            }
+            return;
+        }
+        let joined = !matches!(self.consumer.rebalance_protocol(), RebalanceProtocol::None);
+        if joined && !self.ready && self.transactions.is_ready() && self.arriving.is_empty() {
+            self.ready = true;
+            self.lane.observer.ready();
+            tracing::info!(lane = self.lane.spec.name, group = self.lane.spec.group, "lane is ready");
+        }
+    }
+
+    /// Starts reading partitions that were assigned, from their committed offsets.
+    fn settle_arrivals(&mut self) -> Result<(), Ended> {
+        if self.arriving.is_empty() {
+            return Ok(());
+        }
+        let Some(committed) = self.committed(&self.arriving.clone()) else { return Ok(()) };
+        let mut list = TopicPartitionList::new();
+        let mut arrived = Vec::new();
+        for (topic, partition, position) in committed {
+            let offset = start_offset(position.as_ref());
+            list.add_partition_offset(&topic, partition, offset).map_err(Ended::Broken)?;
+            arrived.push((topic, partition, position));
+        }
+        // The queues are split before the assignment starts fetching, so that no record takes another way.
+        for (topic, partition, position) in arrived {
+            self.take(&topic, partition, position)?;
+        }
+        self.consumer.incremental_assign(&list).map_err(Ended::Broken)?;
+        self.arriving.clear();
+        self.lane.observer.assigned(self.slots.iter().flatten().count());
+        Ok(())
+    }
+
+    /// The committed positions of partitions, or nothing while the broker cannot say.
+    fn committed(&mut self, partitions: &[(String, i32)]) -> Option<Vec<(String, i32, Option<Committed>)>> {
+        let mut list = TopicPartitionList::new();
+        for (topic, partition) in partitions {
+            list.add_partition(topic, *partition);
+        }
+        let list = match self.consumer.committed_offsets(list, CALL) {
+            Ok(list) => list,
+            Err(error) => {
+                self.waiting(&format!("committed offsets are not known yet: {error}"));
+                thread::park_timeout(ROUND);
+                return None;
+            }
+        };
+        let mut positions = Vec::with_capacity(partitions.len());
+        for element in list.elements() {
+            if let Err(error) = element.error() {
+                self.waiting(&format!("a committed offset is not known yet: {error}"));
+                thread::park_timeout(ROUND);
+                return None;
+            }
+            let position = match element.offset() {
+                Offset::Offset(offset) => Some(reader::committed(offset, || element.metadata().to_owned())),
+                _ => None,
+            };
+            positions.push((element.topic().to_owned(), element.partition(), position));
+        }
+        Some(positions)
+    }
+
+    fn take(&mut self, topic: &str, partition: i32, position: Option<Committed>) -> Result<(), Ended> {
+        self.forget(topic, partition);
+        let topic = self.shared_name(topic);
+        let mut queue = self
+            .consumer
+            .split_partition_queue(&topic, partition)
+            .ok_or(Ended::Broken(KafkaError::Canceled))?;
+        let waker = self.lane.waker.clone();
+        queue.set_nonempty_callback(move || waker.wake());
+        let tracker = OffsetTracker::new(position.unwrap_or_else(Committed::start));
+        let slot = self.slots.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.slots.push(None);
+            self.slots.len() - 1
+        });
+        let id = self.new_id(slot);
+        self.lane.processor.assigned(id, &topic, partition);
+        self.slots[slot] = Some(Assigned { id, topic, partition, queue, tracker, touched: false });
+        Ok(())
+    }
+
+    fn new_id(&mut self, slot: usize) -> AssignmentId {
+        self.generation += 1;
+        AssignmentId { slot: u32::try_from(slot).unwrap_or(u32::MAX), generation: self.generation }
+    }
+
+    fn shared_name(&self, topic: &str) -> Arc<str> {
+        let known = self.lane.spec.topics.iter().find(|known| &***known == topic);
+        known.cloned().unwrap_or_else(|| topic.into())
+    }
+
+    fn forget(&mut self, topic: &str, partition: i32) {
+        for slot in &mut self.slots {
+            if slot.as_ref().is_some_and(|a| &*a.topic == topic && a.partition == partition) {
+                if let Some(assigned) = slot.take() {
+                    self.lane.processor.revoked(assigned.id);
+                }
+            }
+        }
+        self.touched.retain(|slot| self.slots[*slot as usize].is_some());
+        self.lane.observer.assigned(self.slots.iter().flatten().count());
+    }
+
+    fn forget_all(&mut self) {
+        for assigned in self.slots.iter_mut().filter_map(Option::take) {
+            self.lane.processor.revoked(assigned.id);
+        }
+        self.touched.clear();
+        self.turn.clear();
+    }
+
+    /// Reads as many records as are welcome, partition by partition.
+    fn admit(&mut self) -> usize {
+        if self.stopping_since.is_some() {
+            return 0;
+        }
+        let now = self.lane.clock.now();
+        let mut admitted = 0;
+        let count = self.slots.len();
+        for step in 0..count {
+            let slot = (self.next_slot + step) % count;
+            let Some(assigned) = &mut self.slots[slot] else { continue };
+            let room = self.lane.processor.capacity(assigned.id).min(self.lane.spec.batch);
+            for _ in 0..room {
+                if !assigned.tracker.may_admit() {
+                    if let Some(offset) = assigned.tracker.blocked_by() {
+                        self.lane.observer.blocked(&assigned.topic, assigned.partition, offset);
+                    }
+                    break;
+                }
+                let message = match assigned.queue.poll(Duration::ZERO) {
+                    Some(Ok(message)) => message,
+                    Some(Err(error)) => {
+                        tracing::debug!(topic = &*assigned.topic, partition = assigned.partition, %error, "consumer error");
+                        self.suspect_since.get_or_insert_with(Instant::now);
+                        break;
+                    }
+                    None => break,
+                };
+                match assigned.tracker.observe(message.offset()) {
+                    Admission::New => {
+                        let record = convert::record(&message, &assigned.topic);
+                        self.lane.processor.accept(assigned.id, record, now);
+                        admitted += 1;
+                    }
+                    Admission::AlreadyDone => {
+                        if !assigned.touched {
+                            assigned.touched = true;
+                            self.touched.push(u32::try_from(slot).unwrap_or(u32::MAX));
+                        }
+                    }
+                    Admission::Stale => {}
+                }
+            }
+        }
+        self.next_slot = self.next_slot.wrapping_add(1);
+        if admitted > 0 {
+            self.lane.processor.accepted_all();
+        }
+        admitted
+    }
+
+    /// One transaction: what the processor finished, and the positions that follow from it.
+    fn write(&mut self) -> Result<(), Ended> {
+        let began = Instant::now();
+        let mut completed = 0;
+        for (id, offset) in &self.turn.completed {
+            let Some(Some(assigned)) = self.slots.get_mut(id.slot as usize) else { continue };
+            if assigned.id != *id || !assigned.tracker.complete(*offset) {
+                debug_assert!(false, "a processor finished {id:?} {offset}, which it did not have");
+                continue;
+            }
+            completed += 1;
+            if !assigned.touched {
+                assigned.touched = true;
+                self.touched.push(id.slot);
+            }
+        }
+        let mut offsets = TopicPartitionList::with_capacity(self.touched.len());
+        let mut positions: Vec<(u32, CommitPosition)> = Vec::with_capacity(self.touched.len());
+        for slot in self.touched.drain(..) {
+            let Some(assigned) = &mut self.slots[slot as usize] else { continue };
+            assigned.touched = false;
+            if let Some(position) = assigned.tracker.commit_position() {
+                let mut element = offsets.add_partition(&assigned.topic, assigned.partition);
+                element.set_offset(Offset::Offset(position.offset)).map_err(Ended::Broken)?;
+                if !position.metadata.is_empty() {
+                    element.set_metadata(&position.metadata);
+                }
+                positions.push((slot, position));
+            }
+        }
+        if positions.is_empty() && self.turn.outputs.is_empty() {
+            self.turn.clear();
+            return Ok(());
+        }
+        let consumer = &self.consumer;
+        match self.transactions.write(self.turn.outputs.iter(), &offsets, || consumer.group_metadata()) {
+            Ok(()) => {
+                for (slot, position) in positions {
+                    if let Some(assigned) = &mut self.slots[slot as usize] {
+                        assigned.tracker.mark_committed(&position);
+                    }
+                }
+                self.lane.observer.committed(self.turn.outputs.len(), completed, began.elapsed());
+                self.turn.clear();
+                self.lane.processor.committed(self.lane.clock.now());
+                Ok(())
+            }
+            Err(setback) => self.set_back(&setback),
+        }
+    }
+
+    fn set_back(&mut self, setback: &Setback) -> Result<(), Ended> {
+        tracing::warn!(
+            lane = self.lane.spec.name, error = %chain(setback),
+            "transaction failed; reading again from the committed offsets"
+        );
+        self.lane.observer.setback(setback.remedy);
+        self.turn.clear();
+        self.lane.processor.aborted();
+        self.must_rewind = true;
+        if setback.remedy == Remedy::Fenced {
+            self.fences.count(self.lane)?;
+        }
+        Ok(())
+    }
+
+    /// After a setback: a usable producer first, which resolves the transaction, then the committed
+    /// offsets, which say what became of it.
+    fn recover(&mut self) -> Result<(), Ended> {
+        if let Err(setback) = self.transactions.recover(CALL) {
+            self.waiting(&format!("the producer is not ready: {}", chain(&setback)));
+            if setback.remedy == Remedy::Fenced {
+                self.fences.count(self.lane)?;
+            }
+            thread::park_timeout(ROUND);
+            return Ok(());
+        }
+        let owned: Vec<(String, i32)> =
+            self.slots.iter().flatten().map(|a| (a.topic.to_string(), a.partition)).collect();
+        if !owned.is_empty() {
+            let Some(committed) = self.committed(&owned) else { return Ok(()) };
+            if !self.seek(&committed)? {
+                return Ok(());
+            }
+            for (topic, partition, position) in committed {
+                self.start_again(&topic, partition, position);
+            }
+        }
+        self.must_rewind = false;
+        tracing::info!(
+            lane = self.lane.spec.name, partitions = owned.len(), "reading again from the committed offsets"
+        );
+        Ok(())
+    }
+
+    /// Moves partitions to their committed offsets. A seek leaves the assignment alone, so it cannot be
+    /// taken for the answer to a rebalance that is under way, and throws away what was fetched before.
+    fn seek(&mut self, committed: &[(String, i32, Option<Committed>)]) -> Result<bool, Ended> {
+        let mut list = TopicPartitionList::new();
+        for (topic, partition, position) in committed {
+            list.add_partition_offset(topic, *partition, start_offset(position.as_ref())).map_err(Ended::Broken)?;
+        }
+        let sought = self.consumer.seek_partitions(list, 5 * CALL);
+        let result = sought.and_then(|list| list.elements().iter().try_for_each(|element| element.error()));
+        // A partition that was assigned a moment ago may not have started; it is sought again.
+        if let Err(error) = result {
+            self.failed_seeks += 1;
+            self.waiting(&format!("going back to the committed offsets: {error}"));
+            if self.failed_seeks > 50 {
+                return Err(Ended::Broken(error));
+            }
+            thread::park_timeout(ROUND);
+            return Ok(false);
+        }
+        self.failed_seeks = 0;
+        Ok(true)
+    }
+
+    /// A partition begins anew at a position, under a new id; what was in hand of it is forgotten.
+    fn start_again(&mut self, topic: &str, partition: i32, position: Option<Committed>) {
+        for slot in 0..self.slots.len() {
+            let id = self.new_id(slot);
+            let Some(assigned) = &mut self.slots[slot] else { continue };
+            if &*assigned.topic == topic && assigned.partition == partition {
+                self.lane.processor.revoked(assigned.id);
+                self.lane.processor.assigned(id, &assigned.topic, partition);
+                assigned.id = id;
+                assigned.tracker = OffsetTracker::new(position.unwrap_or_else(Committed::start));
+                return;
+            }
+        }
+    }
+
+    /// Waits until something may have happened: a record, an event, finished work, a due time.
+    fn wait(&self) {
+        let now = self.lane.clock.now();
+        let mut wait = ROUND;
+        if let Some(due) = self.lane.processor.next_due() {
+            if due <= now {
+                return;
+            }
+            wait = wait.min(self.lane.clock.until(due));
+        }
+        thread::park_timeout(wait);
+    }
+
+    /// On the first call the processor is told; true once nothing is under way or the grace is over.
+    fn is_finished_stopping(&mut self) -> bool {
+        if self.stopping_since.is_none() {
+            self.lane.processor.stopping();
+        }
+        let since = *self.stopping_since.get_or_insert_with(Instant::now);
+        if !self.lane.processor.is_busy() {
+            return true;
+        }
+        let over = since.elapsed() >= self.lane.spec.grace;
+        if over {
+            tracing::warn!(
+                lane = self.lane.spec.name,
+                "the grace period is over with records in hand; they are handled again after a restart"
+            );
+        }
+        over
+    }
+}
+
+enum Next {
+    Continue,
+    Stop,
+}
+
+fn start_offset(position: Option<&Committed>) -> Offset {
+    position.map_or(Offset::Beginning, |position| Offset::Offset(position.offset))
+}
+
+/// Rebalances and errors, collected by the client's callbacks, which all run inside of `poll` on the
+/// lane's thread.
+pub(crate) struct Events {
+    queue: Mutex<Vec<Event>>,
+    served: AtomicU64,
+    closing: AtomicBool,
+    waker: Waker,
+    log: ClientLog,
+}
+
+enum Event {
+    Assigned(Vec<(String, i32)>),
+    Revoked(Vec<(String, i32)>),
+    Unreachable,
+}
+
+impl Events {
+    fn new(waker: Waker) -> Self {
+        Self { queue: Mutex::default(), served: 0.into(), closing: false.into(), waker, log: ClientLog::default() }
+    }
+
+    fn push(&self, event: Event) {
+        self.queue.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(event);
+        self.waker.wake();
+    }
+
+    fn take(&self) -> Vec<Event> {
+        std::mem::take(&mut *self.queue.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
+    }
+
+    /// How many events have been served in all.
+    fn served(&self) -> u64 {
+        self.served.load(Ordering::SeqCst)
+    }
+
+    fn count(&self) {
+        self.served.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// From now on assignments are declined, so that the consumer can close.
+    fn close(&self) {
+        self.closing.store(true, Ordering::SeqCst);
+    }
+}
+
+impl ClientContext for Events {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
+        self.count();
+        self.log.log(level, facility, message);
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        self.count();
+        if matches!(
+            error.rdkafka_error_code(),
+            Some(RDKafkaErrorCode::AllBrokersDown | RDKafkaErrorCode::BrokerTransportFailure)
+        ) {
+            self.push(Event::Unreachable);
+        }
+        if self.log.is_time("error") {
+            tracing::warn!(%error, reason, "kafka consumer");
+        }
+    }
+}
+
+impl ConsumerContext for Events {
+    /// An assignment is only noted: the lane starts it, with the committed offsets it has read. A revoked
+    /// partition is given up here, and forgotten by the lane before it does anything else.
+    fn rebalance(&self, consumer: &BaseConsumer<Self>, error: RDKafkaRespErr, list: &mut TopicPartitionList) {
+        self.count();
+        let partitions: Vec<(String, i32)> =
+            list.elements().iter().map(|element| (element.topic().to_owned(), element.partition())).collect();
+        let closing = self.closing.load(Ordering::SeqCst);
+        let result = if error == RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS {
+            if closing || partitions.is_empty() {
+                consumer.incremental_assign(&TopicPartitionList::new())
+            } else {
+                self.push(Event::Assigned(partitions));
+                Ok(())
+            }
+        } else {
+            self.push(Event::Revoked(partitions));
+            consumer.incremental_unassign(list)
+        };
+        if let Err(error) = result {
+            tracing::warn!(%error, "rebalance");
+        }
+    }
+}
+
+/// Counts how often another process took over.
+#[derive(Default)]
+struct Fences(Vec<Instant>);
+
+impl Fences {
+    fn count<P>(&mut self, lane: &Lane<P>) -> Result<(), Ended> {
+        let now = Instant::now();
+        self.0.retain(|then| now.duration_since(*then) < FENCE_WINDOW);
+        self.0.push(now);
+        if self.0.len() < FENCE_LIMIT {
+            return Ok(());
+        }
+        Err(Ended::Unusable(LaneError::InstanceInUse {
+            lane: lane.spec.name.clone(),
+            instance: lane.settings.instance.clone(),
+        }))
+    }
+}
+
+/// Growing pauses that end early when the lane is told to stop.
+struct Backoff(Duration);
+
+impl Backoff {
+    fn new() -> Self {
+        Self(ROUND)
+    }
+
+    fn wait(&mut self, stop: &CancellationToken) {
+        let until = Instant::now() + self.0;
+        while Instant::now() < until && !stop.is_cancelled() {
+            thread::park_timeout(ROUND.min(until.saturating_duration_since(Instant::now())));
+        }
+        self.0 = (self.0 * 2).min(MAX_BACKOFF);
+    }
+}
+
+/// One log line per while.
+#[derive(Default)]
+struct Said(Option<Instant>);
+
+impl Said {
+    fn is_time(&mut self) -> bool {
+        let now = Instant::now();
+        let is_time = self.0.is_none_or(|last| now.duration_since(last) >= Duration::from_secs(30));
+        if is_time {
+            self.0 = Some(now);
+        }
+        is_time
+    }
+}
+
+/// An error with all its causes in one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
+}

@@ -1,0 +1,65 @@
+//! A plain idempotent producer: for tools, demonstrations and tests. Services write through lanes.
+
+use std::time::Duration;
+
+use rdkafka::error::KafkaError;
+use rdkafka::producer::{FutureProducer, FutureRecord, Producer as _};
+use redeliver_core::{Output, Position};
+
+use crate::client::KafkaSettings;
+use crate::convert::native_headers;
+
+/// An idempotent producer with Java's partitioning.
+#[derive(Clone)]
+pub struct Producer(FutureProducer);
+
+/// A record was not written.
+#[derive(Debug, thiserror::Error)]
+pub enum ProduceError {
+    /// The client cannot be made from its configuration.
+    #[error("making the producer")]
+    Configuration(#[source] KafkaError),
+    /// The broker did not take the record in time, or refused it.
+    #[error("writing to topic `{topic}`")]
+    Delivery {
+        /// The topic.
+        topic: String,
+        /// Why.
+        source: KafkaError,
+    },
+}
+
+impl Producer {
+    /// Makes a producer. The broker is first asked when something is written.
+    ///
+    /// # Errors
+    /// When the configuration is not usable.
+    pub fn new(settings: &KafkaSettings) -> Result<Self, ProduceError> {
+        settings.producer().create().map(Self).map_err(ProduceError::Configuration)
+    }
+
+    /// Writes one record and waits for the broker's acknowledgement; says where the record stands.
+    ///
+    /// # Errors
+    /// When the broker refuses the record or does not take it within the client's `message.timeout.ms`.
+    pub async fn send(&self, output: &Output) -> Result<Position, ProduceError> {
+        let mut record = FutureRecord::<[u8], [u8]>::to(&output.topic);
+        record.key = output.key.as_deref();
+        record.payload = output.value.as_deref();
+        if !output.headers.is_empty() {
+            record.headers = Some(native_headers(&output.headers));
+        }
+        let delivered = self.0.send(record, Duration::from_secs(30)).await;
+        let delivery =
+            delivered.map_err(|(source, _)| ProduceError::Delivery { topic: output.topic.to_string(), source })?;
+        Ok(Position { topic: output.topic.clone(), partition: delivery.partition, offset: delivery.offset })
+    }
+
+    /// Waits until all that was sent is acknowledged.
+    ///
+    /// # Errors
+    /// When it takes longer than `timeout`.
+    pub fn flush(&self, timeout: Duration) -> Result<(), ProduceError> {
+        self.0.flush(timeout).map_err(|source| ProduceError::Delivery { topic: "(all)".into(), source })
+    }
+}

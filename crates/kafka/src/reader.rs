@@ -1,0 +1,291 @@
+//! Reading topics outside of any consumer group: whole topics for audits, new records for narration, and
+//! the positions of other groups.
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::topic_partition_list::Offset;
+use rdkafka::{ClientConfig, TopicPartitionList};
+use redeliver_core::Record;
+
+use crate::client::KafkaSettings;
+use crate::convert;
+use crate::tracker::Committed;
+
+/// Topics could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// A topic is missing.
+    #[error("topic `{0}` does not exist")]
+    Missing(String),
+    /// The broker or the client refused.
+    #[error("{step}")]
+    Kafka {
+        /// What was tried.
+        step: &'static str,
+        /// Why it failed.
+        source: KafkaError,
+    },
+    /// The end was not reached in time.
+    #[error("the end of topic `{topic}` partition {partition} ({end}) was not reached in time")]
+    Late {
+        /// The topic.
+        topic: String,
+        /// The partition.
+        partition: i32,
+        /// The end that should have been reached.
+        end: i64,
+    },
+}
+
+/// How long one answer of the broker may take.
+const CALL: Duration = Duration::from_secs(10);
+
+fn kafka(step: &'static str) -> impl Fn(KafkaError) -> ReadError {
+    move |source| ReadError::Kafka { step, source }
+}
+
+fn client(settings: &KafkaSettings, isolation: &str) -> ClientConfig {
+    let mut config = settings.client();
+    config
+        .set("group.id", "redeliver-reader")
+        .set("enable.auto.commit", "false")
+        .set("enable.auto.offset.store", "false")
+        .set("isolation.level", isolation)
+        .set("enable.partition.eof", "true")
+        .set("allow.auto.create.topics", "false")
+        .set("fetch.wait.max.ms", "10")
+        .set("fetch.queue.backoff.ms", "1");
+    config
+}
+
+fn partition_count(consumer: &BaseConsumer, topic: &str) -> Result<i32, ReadError> {
+    let metadata =
+        consumer.fetch_metadata(Some(topic), CALL).map_err(kafka("asking for the partitions of a topic"))?;
+    let found = metadata.topics().iter().find(|found| found.name() == topic && !found.partitions().is_empty());
+    let found = found.ok_or_else(|| ReadError::Missing(topic.to_owned()))?;
+    Ok(i32::try_from(found.partitions().len()).unwrap_or(i32::MAX))
+}
+
+/// Reads topics to their present end, as a read_committed consumer sees them. Later calls go on where the
+/// last one ended.
+pub struct TopicReader {
+    committed: Arc<BaseConsumer>,
+    uncommitted: BaseConsumer,
+    topics: BTreeMap<String, Arc<str>>,
+    positions: BTreeMap<(String, i32), Offset>,
+}
+
+impl TopicReader {
+    /// A reader at the beginning of these topics.
+    ///
+    /// # Errors
+    /// When the broker does not answer or a topic is missing.
+    pub fn new(settings: &KafkaSettings, topics: &[Arc<str>]) -> Result<Self, ReadError> {
+        let make = |isolation| client(settings, isolation).create().map_err(kafka("making a consumer"));
+        let committed: BaseConsumer = make("read_committed")?;
+        let mut positions = BTreeMap::new();
+        for topic in topics {
+            for partition in 0..partition_count(&committed, topic)? {
+                positions.insert((topic.to_string(), partition), Offset::Beginning);
+            }
+        }
+        Ok(Self {
+            committed: Arc::new(committed),
+            uncommitted: make("read_uncommitted")?,
+            topics: topics.iter().map(|topic| (topic.to_string(), topic.clone())).collect(),
+            positions,
+        })
+    }
+
+    /// Reads everything that was written before this call, in no particular order between partitions.
+    /// Transactions that are open now are waited for.
+    ///
+    /// # Errors
+    /// When the broker refuses or the ends are not reached within `timeout`.
+    pub fn read_to_end(&mut self, timeout: Duration, mut visit: impl FnMut(Record)) -> Result<(), ReadError> {
+        let deadline = Instant::now() + timeout;
+        let mut list = TopicPartitionList::new();
+        let mut unread = Vec::new();
+        for ((topic, partition), position) in &self.positions {
+            let end = self.stable_end(topic, *partition, deadline)?;
+            let Some(end) = end.filter(|end| position.to_raw().is_none_or(|at| at < *end)) else { continue };
+            list.add_partition_offset(topic, *partition, *position).map_err(kafka("assigning"))?;
+            // With a queue of its own, a partition's end-of-partition event says whose end it is.
+            let queue = self.committed.split_partition_queue(topic, *partition);
+            let queue = queue.ok_or_else(|| kafka("splitting a queue")(KafkaError::Canceled))?;
+            unread.push((topic.clone(), *partition, end, queue));
+        }
+        self.committed.assign(&list).map_err(kafka("assigning"))?;
+        while !unread.is_empty() {
+            if Instant::now() > deadline {
+                let (topic, partition, end, _) = unread.swap_remove(0);
+                return Err(ReadError::Late { topic, partition, end });
+            }
+            if let Some(Err(source)) = self.committed.poll(Duration::ZERO) {
+                passing(source)?;
+            }
+            let mut idle = true;
+            let mut index = 0;
+            while index < unread.len() {
+                let (topic, partition, end, queue) = &unread[index];
+                let shared = &self.topics[topic];
+                let mut reached = false;
+                for _ in 0..5000 {
+                    match queue.poll(Duration::ZERO) {
+                        Some(Ok(message)) => {
+                            idle = false;
+                            visit(convert::record(&message, shared));
+                        }
+                        // The end was known before the first fetch, so this end is that one or a later one.
+                        Some(Err(KafkaError::PartitionEOF(_))) => {
+                            reached = true;
+                            break;
+                        }
+                        Some(Err(source)) => passing(source)?,
+                        None => break,
+                    }
+                }
+                if reached {
+                    self.positions.insert((topic.clone(), *partition), Offset::Offset(*end));
+                    unread.swap_remove(index);
+                } else {
+                    index += 1;
+                }
+            }
+            if idle {
+                std::thread::park_timeout(Duration::from_millis(2));
+            }
+        }
+        self.committed.unassign().map_err(kafka("unassigning"))
+    }
+
+    /// The end of a partition, once no transaction before it is open; nothing when it is empty.
+    fn stable_end(&self, topic: &str, partition: i32, deadline: Instant) -> Result<Option<i64>, ReadError> {
+        let asking = kafka("asking for the end of a partition");
+        let (low, end) = self.uncommitted.fetch_watermarks(topic, partition, CALL).map_err(&asking)?;
+        if end <= low {
+            return Ok(None);
+        }
+        loop {
+            // A read_committed client is told the last stable offset instead of the high watermark.
+            let (_, stable) = self.committed.fetch_watermarks(topic, partition, CALL).map_err(&asking)?;
+            if stable >= end {
+                return Ok(Some(stable));
+            }
+            if Instant::now() > deadline {
+                return Err(ReadError::Late { topic: topic.to_owned(), partition, end });
+            }
+            std::thread::park_timeout(Duration::from_millis(20));
+        }
+    }
+}
+
+/// New records of topics, as they come, in the order in which they come in.
+pub struct TopicTail {
+    consumer: BaseConsumer,
+    topics: BTreeMap<String, Arc<str>>,
+}
+
+impl TopicTail {
+    /// Follows these topics from their beginning.
+    ///
+    /// # Errors
+    /// When the broker does not answer or a topic is missing.
+    pub fn new(settings: &KafkaSettings, topics: &[Arc<str>]) -> Result<Self, ReadError> {
+        let mut config = client(settings, "read_committed");
+        config.set("enable.partition.eof", "false");
+        let consumer: BaseConsumer = config.create().map_err(kafka("making a consumer"))?;
+        let mut list = TopicPartitionList::new();
+        for topic in topics {
+            for partition in 0..partition_count(&consumer, topic)? {
+                list.add_partition_offset(topic, partition, Offset::Beginning).map_err(kafka("assigning"))?;
+            }
+        }
+        consumer.assign(&list).map_err(kafka("assigning"))?;
+        let topics = topics.iter().map(|topic| (topic.to_string(), topic.clone())).collect();
+        Ok(Self { consumer, topics })
+    }
+
+    /// The next record, or nothing when none comes within `wait`.
+    ///
+    /// # Errors
+    /// When the broker refuses.
+    pub fn next(&mut self, wait: Duration) -> Result<Option<Record>, ReadError> {
+        match self.consumer.poll(wait) {
+            Some(Ok(message)) => {
+                let topic = rdkafka::Message::topic(&message);
+                let topic = self.topics.get(topic).cloned().unwrap_or_else(|| topic.into());
+                Ok(Some(convert::record(&message, &topic)))
+            }
+            Some(Err(source)) => passing(source).map(|()| None),
+            None => Ok(None),
+        }
+    }
+}
+
+/// Where a consumer group stands in topics: what it has committed, per topic and partition; `None` where it
+/// has committed nothing.
+///
+/// # Errors
+/// When the broker does not answer, a topic is missing, or an offset carries metadata that is not ours.
+pub fn group_positions(
+    settings: &KafkaSettings,
+    group: &str,
+    topics: &[Arc<str>],
+) -> Result<BTreeMap<(String, i32), Option<Committed>>, ReadError> {
+    let mut config = client(settings, "read_committed");
+    config.set("group.id", group);
+    let consumer: BaseConsumer = config.create().map_err(kafka("making a consumer"))?;
+    let mut list = TopicPartitionList::new();
+    for topic in topics {
+        list.add_partition_range(topic, 0, partition_count(&consumer, topic)? - 1);
+    }
+    let asking = kafka("asking for committed offsets");
+    let list = consumer.committed_offsets(list, CALL).map_err(&asking)?;
+    let mut positions = BTreeMap::new();
+    for element in list.elements() {
+        element.error().map_err(&asking)?;
+        let position = match element.offset() {
+            Offset::Offset(offset) => Some(committed(offset, || element.metadata().to_owned())),
+            _ => None,
+        };
+        positions.insert((element.topic().to_owned(), element.partition()), position);
+    }
+    Ok(positions)
+}
+
+/// A committed position from its offset and metadata. Metadata that another tool wrote tells nothing about
+/// records behind the offset. The client library panics on metadata that is not UTF-8.
+pub(crate) fn committed(offset: i64, metadata: impl Fn() -> String) -> Committed {
+    let metadata = catch_unwind(AssertUnwindSafe(metadata)).unwrap_or_else(|_| "not UTF-8".to_owned());
+    Committed::decode(offset, &metadata).unwrap_or_else(|error| {
+        tracing::error!(
+            offset, %error,
+            "the metadata of a committed offset was not written by redeliver; records behind it that are done may be done again"
+        );
+        Committed::at(offset)
+    })
+}
+
+/// Errors that the client gets over by itself.
+fn passing(error: KafkaError) -> Result<(), ReadError> {
+    match error.rdkafka_error_code() {
+        Some(
+            RDKafkaErrorCode::AllBrokersDown
+            | RDKafkaErrorCode::BrokerTransportFailure
+            | RDKafkaErrorCode::OperationTimedOut
+            | RDKafkaErrorCode::NotLeaderForPartition
+            | RDKafkaErrorCode::LeaderNotAvailable
+            | RDKafkaErrorCode::Resolve,
+        ) => {
+            tracing::debug!(%error, "reader");
+            Ok(())
+        }
+        _ => Err(kafka("polling")(error)),
+    }
+}

@@ -1,0 +1,60 @@
+//! Which error of a transactional client calls for which step. The one place that decides it.
+
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+
+/// What to do about an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Remedy {
+    /// Make the same call again.
+    Retry,
+    /// Abort the transaction and start again from the committed offsets.
+    Abort,
+    /// The producer is unusable, or what became of its transaction is unknown: replace it by a new one of
+    /// the same transactional id, whose start resolves the old transaction, then start again from the
+    /// committed offsets.
+    Rebuild,
+    /// Another process has taken over this transactional id or member name. As [`Remedy::Rebuild`], but
+    /// when it goes on, two processes share one `instance`.
+    Fenced,
+    /// Nothing that waiting could mend: the client cannot be made from this configuration.
+    Misconfigured,
+}
+
+/// The remedy for an error of a transactional call, a send, a flush, or the making of a client.
+#[must_use]
+pub fn remedy(error: &KafkaError) -> Remedy {
+    match error {
+        KafkaError::ClientConfig(..) | KafkaError::ClientCreation(_) | KafkaError::Nul(_) => Remedy::Misconfigured,
+        KafkaError::Transaction(error) => {
+            if is_fenced(error.code()) {
+                Remedy::Fenced
+            } else if error.is_fatal() {
+                Remedy::Rebuild
+            } else if error.txn_requires_abort() {
+                Remedy::Abort
+            } else if error.is_retriable() {
+                Remedy::Retry
+            } else {
+                Remedy::Rebuild
+            }
+        }
+        // `commit_transaction` flushes first and can return this before it has asked for anything.
+        KafkaError::Flush(_) => Remedy::Retry,
+        KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull) => Remedy::Retry,
+        KafkaError::MessageProduction(code) if is_fenced(*code) => Remedy::Fenced,
+        KafkaError::MessageProduction(RDKafkaErrorCode::Fatal | RDKafkaErrorCode::State) => Remedy::Rebuild,
+        KafkaError::MessageProduction(_) => Remedy::Abort,
+        KafkaError::MessageConsumptionFatal(code) if is_fenced(*code) => Remedy::Fenced,
+        _ => Remedy::Rebuild,
+    }
+}
+
+fn is_fenced(code: RDKafkaErrorCode) -> bool {
+    matches!(
+        code,
+        RDKafkaErrorCode::Fenced
+            | RDKafkaErrorCode::ProducerFenced
+            | RDKafkaErrorCode::InvalidProducerEpoch
+            | RDKafkaErrorCode::FencedInstanceId
+    )
+}

@@ -1,0 +1,464 @@
+//! The completed offsets beyond a commit, as the text that travels in the commit's metadata.
+//!
+//! Written is the shorter of two forms, both base64url without padding behind a prefix, and both made
+//! from the offsets that are *not* done, because a gap in the log (a transaction marker, an aborted or
+//! compacted record) will never be delivered and may count as done:
+//!
+//! - `r1:` lengths of runs as LEB128 varints, alternating, beginning with a run that is not done;
+//! - `b1:` segments of (varint done offsets skipped, varint bits, bitmap with 1 for not done, lowest bit
+//!   first), and at the end a varint of done offsets. A segment begins and ends with an offset that is not
+//!   done, so that a wide gap costs a new segment, not its width in bits.
+//!
+//! # Why what was admitted always fits
+//! Let d be the distances between neighbours of the offsets that are not done. `b1` takes at most
+//! sum of w(d) = min(d, 104) bits plus a constant: a distance up to 40 is written as bits, a wider one as
+//! a new segment, whose two varints and padding take at most 31 + 8 * len(d - 1) bits, which is neither
+//! more than d nor more than 104. `r1` takes at most the sum of u(d) = 8 + 8 * len(d - 1) bits plus a
+//! constant, with u(1) = 8. Both w and u are subadditive, so completing an offset (two distances become
+//! their sum) never makes either bound grow: whoever admits only while one of the bounds is below the
+//! limit can write whatever is completed afterwards, in whatever order.
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+
+use super::OffsetRange;
+
+/// How many bytes of metadata a commit may carry: the broker's default of `offset.metadata.max.bytes`.
+pub const METADATA_LIMIT: usize = 4096;
+
+const PREFIX_LENGTH: usize = 3;
+const RUNS: &str = "r1:";
+const BITMAP: &str = "b1:";
+/// What fits behind the prefix once base64 took its third.
+const PAYLOAD_LIMIT: usize = (METADATA_LIMIT - PREFIX_LENGTH) / 4 * 3;
+/// The first segment's header, its padding and first bit, and the tail; more than `r1` needs.
+const CONSTANT_BITS: u64 = 192;
+/// A distance up to this many offsets is cheaper as bits than as a new segment.
+const WIDEST_IN_SEGMENT: i64 = 40;
+
+/// Why metadata was not understood. Nothing of it is used then.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MetadataError {
+    /// Written by something else.
+    #[error("the commit's metadata was not written by this program")]
+    Foreign,
+    /// More than we would ever write.
+    #[error("the commit's metadata describes more offsets than {METADATA_LIMIT} bytes can follow up")]
+    TooLarge,
+    /// Has our prefix and is damaged.
+    #[error("the commit's metadata is damaged: {0}")]
+    Damaged(&'static str),
+}
+
+/// An upper bound of what the text of a set takes, now and after any completions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Weight {
+    bitmap_bits: u64,
+    runs_bits: u64,
+}
+
+impl Weight {
+    /// What any one more offset weighs at most.
+    pub(super) const HEAVIEST: Self = Self {
+        bitmap_bits: 104,
+        runs_bits: 8 + 8 * 9,
+    };
+
+    /// What an offset weighs at this distance (at least 1) from the one before it.
+    pub(super) fn of_distance(distance: i64) -> Self {
+        let distance = distance.unsigned_abs();
+        Self {
+            bitmap_bits: distance.min(Self::HEAVIEST.bitmap_bits),
+            runs_bits: if distance <= 1 {
+                8
+            } else {
+                8 + 8 * varint_length(distance - 1)
+            },
+        }
+    }
+
+    /// What `length` neighbouring offsets weigh beyond the first of them.
+    fn of_run(length: u64) -> Self {
+        let more = length.saturating_sub(1);
+        Self {
+            bitmap_bits: more,
+            runs_bits: more.saturating_mul(8),
+        }
+    }
+
+    pub(super) fn plus(self, other: Self) -> Self {
+        Self {
+            bitmap_bits: self.bitmap_bits.saturating_add(other.bitmap_bits),
+            runs_bits: self.runs_bits.saturating_add(other.runs_bits),
+        }
+    }
+
+    pub(super) fn minus(self, other: Self) -> Self {
+        Self {
+            bitmap_bits: self.bitmap_bits - other.bitmap_bits,
+            runs_bits: self.runs_bits - other.runs_bits,
+        }
+    }
+
+    /// Whether the text fits into the limit for sure.
+    pub(super) fn fits(self) -> bool {
+        let limit = 8 * PAYLOAD_LIMIT as u64 - CONSTANT_BITS;
+        self.bitmap_bits <= limit || self.runs_bits <= limit
+    }
+
+    /// The weight of these runs of offsets that are not done.
+    pub(super) fn of_holes(holes: &[OffsetRange]) -> Self {
+        let mut weight = Self::default();
+        let mut last: Option<i64> = None;
+        for hole in holes {
+            if let Some(last) = last {
+                weight = weight.plus(Self::of_distance(hole.start - last));
+            }
+            weight = weight.plus(Self::of_run(hole.length()));
+            last = Some(hole.end - 1);
+        }
+        weight
+    }
+}
+
+/// Writes which offsets of `[commit, end)` are done: all but the holes, which are sorted, apart from each
+/// other and within the range. Returns `None` only when the holes weigh too much.
+pub(super) fn encode(commit: i64, holes: &[OffsetRange], end: i64) -> Option<String> {
+    let runs = encode_runs(commit, holes, end);
+    let bitmap = encode_bitmap(commit, holes, end);
+    let (prefix, bytes) = match (runs, bitmap) {
+        (Some(runs), Some(bitmap)) if bitmap.len() < runs.len() => (BITMAP, bitmap),
+        (Some(runs), _) => (RUNS, runs),
+        (None, Some(bitmap)) => (BITMAP, bitmap),
+        (None, None) => return None,
+    };
+    let mut text = String::with_capacity(PREFIX_LENGTH + bytes.len().div_ceil(3) * 4);
+    text.push_str(prefix);
+    URL_SAFE_NO_PAD.encode_string(bytes, &mut text);
+    Some(text)
+}
+
+fn encode_runs(commit: i64, holes: &[OffsetRange], end: i64) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let mut at = commit;
+    if holes.first().is_none_or(|hole| hole.start != commit) {
+        bytes.push(0);
+    }
+    for hole in holes {
+        if hole.start != at {
+            push_varint(&mut bytes, (hole.start - at).unsigned_abs());
+        }
+        push_varint(&mut bytes, hole.length());
+        at = hole.end;
+        if bytes.len() > PAYLOAD_LIMIT {
+            return None;
+        }
+    }
+    push_varint(&mut bytes, (end - at).unsigned_abs());
+    (bytes.len() <= PAYLOAD_LIMIT).then_some(bytes)
+}
+
+fn encode_bitmap(commit: i64, holes: &[OffsetRange], end: i64) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let mut at = commit;
+    let mut rest = holes;
+    while let Some(first) = rest.first() {
+        let joined = rest
+            .windows(2)
+            .take_while(|pair| pair[1].start - (pair[0].end - 1) <= WIDEST_IN_SEGMENT)
+            .count();
+        let (segment, behind) = rest.split_at(joined + 1);
+        rest = behind;
+        let segment_end = segment[joined].end;
+        let bits = usize::try_from(segment_end - first.start).ok()?;
+        push_varint(&mut bytes, (first.start - at).unsigned_abs());
+        push_varint(&mut bytes, bits as u64);
+        let bitmap = bytes.len();
+        if bits.div_ceil(8) > PAYLOAD_LIMIT.saturating_sub(bitmap) {
+            return None;
+        }
+        bytes.resize(bitmap + bits.div_ceil(8), 0);
+        for hole in segment {
+            for offset in hole.start..hole.end {
+                let bit = usize::try_from(offset - first.start).ok()?;
+                bytes[bitmap + bit / 8] |= 1 << (bit % 8);
+            }
+        }
+        at = segment_end;
+    }
+    push_varint(&mut bytes, (end - at).unsigned_abs());
+    (bytes.len() <= PAYLOAD_LIMIT).then_some(bytes)
+}
+
+/// Reads the done ranges beyond a commit. Total: any text gives ranges or an error, in memory bounded by
+/// the text's length.
+pub(super) fn decode(commit: i64, metadata: &str) -> Result<Vec<OffsetRange>, MetadataError> {
+    if metadata.is_empty() {
+        return Ok(Vec::new());
+    }
+    let (form, text) = match metadata.split_at_checked(PREFIX_LENGTH) {
+        Some((form @ (RUNS | BITMAP), text)) => (form, text),
+        _ => return Err(MetadataError::Foreign),
+    };
+    if metadata.len() > METADATA_LIMIT {
+        return Err(MetadataError::TooLarge);
+    }
+    let bytes = URL_SAFE_NO_PAD
+        .decode(text)
+        .map_err(|_| MetadataError::Damaged("not base64url"))?;
+    let mut reader = Reader { bytes: &bytes };
+    let mut ranges = Ranges::new(commit);
+    if form == RUNS {
+        let mut done = false;
+        while !reader.bytes.is_empty() {
+            let length = reader.varint()?;
+            if done {
+                ranges.done(length)?
+            } else {
+                ranges.hole(length)?
+            }
+            done = !done;
+        }
+    } else {
+        while !reader.bytes.is_empty() {
+            ranges.done(reader.varint()?)?;
+            if reader.bytes.is_empty() {
+                break;
+            }
+            let bits = reader.varint()?;
+            let bitmap = reader.take(bits.div_ceil(8))?;
+            for bit in 0..bits {
+                // The bitmap is in memory, so the number of a bit in it fits.
+                let bit = usize::try_from(bit).map_err(|_| MetadataError::TooLarge)?;
+                if bitmap[bit / 8] >> (bit % 8) & 1 == 1 {
+                    ranges.hole(1)?
+                } else {
+                    ranges.done(1)?
+                }
+            }
+        }
+    }
+    ranges.finish()
+}
+
+/// Collects done ranges and checks that a tracker could go on from them.
+struct Ranges {
+    at: i64,
+    done: Vec<OffsetRange>,
+    holes: Vec<OffsetRange>,
+}
+
+impl Ranges {
+    fn new(commit: i64) -> Self {
+        Self {
+            at: commit,
+            done: Vec::new(),
+            holes: Vec::new(),
+        }
+    }
+
+    fn done(&mut self, length: u64) -> Result<(), MetadataError> {
+        Self::push(&mut self.done, &mut self.at, length)
+    }
+
+    fn hole(&mut self, length: u64) -> Result<(), MetadataError> {
+        Self::push(&mut self.holes, &mut self.at, length)
+    }
+
+    fn push(ranges: &mut Vec<OffsetRange>, at: &mut i64, length: u64) -> Result<(), MetadataError> {
+        let end = at.checked_add_unsigned(length).ok_or(MetadataError::TooLarge)?;
+        let start = std::mem::replace(at, end);
+        match ranges.last_mut() {
+            _ if length == 0 => {}
+            Some(last) if last.end == start => last.end = end,
+            _ => ranges.push(OffsetRange { start, end }),
+        }
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<Vec<OffsetRange>, MetadataError> {
+        let end = self.done.last().map_or(i64::MIN, |range| range.end);
+        while self.holes.last().is_some_and(|hole| hole.start >= end) {
+            self.holes.pop();
+        }
+        if Weight::of_holes(&self.holes).fits() {
+            Ok(self.done)
+        } else {
+            Err(MetadataError::TooLarge)
+        }
+    }
+}
+
+struct Reader<'a> {
+    bytes: &'a [u8],
+}
+
+impl<'a> Reader<'a> {
+    fn varint(&mut self) -> Result<u64, MetadataError> {
+        let mut value = 0u64;
+        for shift in (0..63).step_by(7) {
+            let (byte, rest) = self
+                .bytes
+                .split_first()
+                .ok_or(MetadataError::Damaged("it ends within a number"))?;
+            self.bytes = rest;
+            value |= u64::from(byte & 0x7f) << shift;
+            if byte & 0x80 == 0 {
+                return Ok(value);
+            }
+        }
+        Err(MetadataError::Damaged("a number is out of range"))
+    }
+
+    fn take(&mut self, length: u64) -> Result<&'a [u8], MetadataError> {
+        let (taken, rest) = usize::try_from(length)
+            .ok()
+            .and_then(|length| self.bytes.split_at_checked(length))
+            .ok_or(MetadataError::Damaged("it ends within a bitmap"))?;
+        self.bytes = rest;
+        Ok(taken)
+    }
+}
+
+fn varint_length(value: u64) -> u64 {
+    u64::from((64 - (value | 1).leading_zeros()).div_ceil(7))
+}
+
+fn push_varint(bytes: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        bytes.push(value.to_le_bytes()[0] | 0x80);
+        value >>= 7;
+    }
+    bytes.push(value.to_le_bytes()[0]);
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn range(start: i64, end: i64) -> OffsetRange {
+        OffsetRange { start, end }
+    }
+
+    fn done_between(commit: i64, holes: &[OffsetRange], end: i64) -> Vec<OffsetRange> {
+        let mut at = commit;
+        let mut done = Vec::new();
+        for hole in holes {
+            done.push(range(at, hole.start));
+            at = hole.end;
+        }
+        done.push(range(at, end));
+        done.retain(|range| range.start < range.end);
+        done
+    }
+
+    #[test]
+    fn nothing_done_is_no_text() {
+        assert_eq!(decode(7, ""), Ok(vec![]));
+    }
+
+    #[test]
+    fn the_forms_are_stable_because_running_consumers_stored_them() {
+        assert_eq!(encode(10, &[range(10, 11)], 15).as_deref(), Some("r1:AQQ"));
+        assert_eq!(decode(10, "r1:AQQ"), Ok(vec![range(11, 15)]));
+        let every_second: Vec<_> = (0..20).map(|n| range(10 + 2 * n, 11 + 2 * n)).collect();
+        let text = encode(10, &every_second, 50).unwrap();
+        assert_eq!(text, "b1:ACdVVVVVVQE");
+        assert_eq!(decode(10, &text), Ok(done_between(10, &every_second, 50)));
+    }
+
+    #[test]
+    fn a_wide_gap_costs_a_segment_not_its_width() {
+        let mut holes: Vec<_> = (0..8_000).map(|n| range(2 * n, 2 * n + 1)).collect();
+        holes.push(range(1 << 50, (1 << 50) + 1));
+        let text = encode(0, &holes, 1 << 51).unwrap();
+        assert!(text.starts_with(BITMAP) && text.len() < 2_800, "{}", text.len());
+        assert_eq!(decode(0, &text), Ok(done_between(0, &holes, 1 << 51)));
+    }
+
+    #[test]
+    fn metadata_of_others_and_damage_are_told_apart() {
+        for foreign in ["x", "r2:AQ", "{\"a\":1}", "ééé", "leader-epoch=5"] {
+            assert_eq!(decode(0, foreign), Err(MetadataError::Foreign), "{foreign}");
+        }
+        for damaged in ["r1:!", "r1:gA", "b1:AP8", "r1:____________________"] {
+            assert!(
+                matches!(decode(0, damaged), Err(MetadataError::Damaged(_))),
+                "{damaged}"
+            );
+        }
+        let long = format!("r1:{}", "A".repeat(METADATA_LIMIT));
+        assert_eq!(decode(0, &long), Err(MetadataError::TooLarge));
+        // A hole of 2^40 offsets, then one done: no tracker could follow that up.
+        let mut bytes = Vec::new();
+        push_varint(&mut bytes, 1 << 40);
+        push_varint(&mut bytes, 1);
+        let absurd = format!("r1:{}", URL_SAFE_NO_PAD.encode(bytes));
+        assert_eq!(decode(0, &absurd), Err(MetadataError::TooLarge));
+        assert_eq!(decode(i64::MAX - 1, "r1:AQQ"), Err(MetadataError::TooLarge));
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_read_or_refused(commit in any::<i64>(), text in "(r1:|b1:)?[-_a-zA-Z0-9]{0,80}") {
+            if let Ok(ranges) = decode(commit, &text) {
+                prop_assert!(ranges.iter().all(|range| range.start < range.end && range.start >= commit));
+                prop_assert!(ranges.windows(2).all(|pair| pair[0].end < pair[1].start));
+            }
+        }
+
+        #[test]
+        fn arbitrary_strings_never_panic(commit in any::<i64>(), text in ".{0,40}") {
+            let _ = decode(commit, &text);
+        }
+
+        #[test]
+        fn weights_are_subadditive(
+            a in prop_oneof![1i64..300, 1i64..(1 << 61)],
+            b in prop_oneof![1i64..300, 1i64..(1 << 61)],
+        ) {
+            let joined = Weight::of_distance(a + b);
+            let apart = Weight::of_distance(a).plus(Weight::of_distance(b));
+            prop_assert!(joined.bitmap_bits <= apart.bitmap_bits && joined.runs_bits <= apart.runs_bits);
+            prop_assert!(joined.bitmap_bits <= Weight::HEAVIEST.bitmap_bits);
+            prop_assert!(joined.runs_bits <= Weight::HEAVIEST.runs_bits);
+        }
+
+        #[test]
+        fn each_form_is_within_its_weight_and_reads_back(
+            commit in 0i64..(1 << 40),
+            skipped in 0i64..3,
+            steps in prop::collection::vec(
+                (prop_oneof![6 => 2i64..5, 2 => 2i64..300, 1 => 2i64..(1 << 45)], 1i64..40), 0..400),
+            tail in 1i64..(1 << 20),
+        ) {
+            let mut holes = Vec::new();
+            let mut at = commit + skipped - 1;
+            for (distance, length) in steps {
+                let start = if holes.is_empty() { commit + skipped } else { at - 1 + distance };
+                holes.push(range(start, start + length));
+                at = start + length;
+            }
+            let end = at.max(commit) + tail;
+            let weight = Weight::of_holes(&holes);
+            if let Some(bytes) = encode_bitmap(commit, &holes, end) {
+                prop_assert!(8 * bytes.len() as u64 <= weight.bitmap_bits + CONSTANT_BITS);
+                let text = format!("{BITMAP}{}", URL_SAFE_NO_PAD.encode(bytes));
+                prop_assert_eq!(decode(commit, &text), Ok(done_between(commit, &holes, end)));
+            }
+            if let Some(bytes) = encode_runs(commit, &holes, end) {
+                prop_assert!(8 * bytes.len() as u64 <= weight.runs_bits + CONSTANT_BITS);
+                let text = format!("{RUNS}{}", URL_SAFE_NO_PAD.encode(bytes));
+                if weight.fits() {
+                    prop_assert_eq!(decode(commit, &text), Ok(done_between(commit, &holes, end)));
+                }
+            }
+            if weight.fits() {
+                let text = encode(commit, &holes, end);
+                prop_assert!(text.is_some_and(|text| text.len() <= METADATA_LIMIT && text.is_ascii()));
+            }
+        }
+    }
+}

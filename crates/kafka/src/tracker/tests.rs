@@ -1,0 +1,453 @@
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// A tracker that begins at 0 with these offsets in flight.
+fn in_flight(offsets: impl IntoIterator<Item = i64>) -> OffsetTracker {
+    let mut tracker = OffsetTracker::new(Committed::at(0));
+    for offset in offsets {
+        assert!(tracker.may_admit(), "{offset}");
+        assert_eq!(tracker.observe(offset), Admission::New);
+    }
+    tracker
+}
+
+fn restart(position: &CommitPosition) -> OffsetTracker {
+    OffsetTracker::new(Committed::decode(position.offset, &position.metadata).unwrap())
+}
+
+fn done(position: &CommitPosition) -> Vec<(i64, i64)> {
+    let completed = CompletedSet::decode(position.offset, &position.metadata).unwrap();
+    completed
+        .ranges()
+        .iter()
+        .map(|range| (range.start, range.end))
+        .collect()
+}
+
+#[test]
+fn in_order_the_commit_is_a_plain_offset() {
+    let mut tracker = in_flight([3, 4, 7]);
+    assert!(tracker.complete(3));
+    assert_eq!(
+        tracker.commit_position(),
+        Some(CommitPosition {
+            offset: 4,
+            metadata: String::new()
+        })
+    );
+    assert!(tracker.complete(4) && tracker.complete(7));
+    assert_eq!(
+        tracker.commit_position(),
+        Some(CommitPosition {
+            offset: 8,
+            metadata: String::new()
+        })
+    );
+    assert_eq!((tracker.in_flight(), tracker.lowest_incomplete()), (0, None));
+}
+
+#[test]
+fn a_partition_without_a_commit_begins_at_the_first_offset_it_delivers() {
+    let mut tracker = OffsetTracker::new(Committed::start());
+    assert_eq!((tracker.current_position(), tracker.position()), (None, None));
+    assert_eq!(tracker.observe(1_000_000_000_000), Admission::New);
+    assert_eq!(tracker.current_position().unwrap().offset, 1_000_000_000_000);
+    assert!(tracker.complete(1_000_000_000_000));
+    assert_eq!(tracker.current_position().unwrap().offset, 1_000_000_000_001);
+}
+
+#[test]
+fn a_position_is_offered_until_it_is_committed_and_always_as_the_current_one() {
+    let mut tracker = OffsetTracker::new(Committed::at(5));
+    assert_eq!(tracker.commit_position(), None);
+    assert_eq!(tracker.current_position().unwrap().offset, 5);
+    tracker.observe(5);
+    assert_eq!(tracker.commit_position(), None);
+    tracker.complete(5);
+    let position = tracker.commit_position().unwrap();
+    assert_eq!(tracker.commit_position().as_ref(), Some(&position));
+    tracker.observe(6);
+    tracker.complete(6);
+    tracker.mark_committed(&position);
+    assert_eq!(tracker.commit_position().unwrap().offset, 7);
+}
+
+#[test]
+fn only_what_is_in_flight_can_be_completed_and_only_once() {
+    let mut tracker = in_flight([1, 2, 5, 6]);
+    for unknown in [i64::MIN, 0, 3, 4, 7, i64::MAX] {
+        assert!(!tracker.complete(unknown), "{unknown}");
+    }
+    assert!(tracker.complete(5));
+    assert!(!tracker.complete(5));
+    assert!(tracker.complete(1));
+    assert!(!tracker.complete(1));
+    assert_eq!(tracker.in_flight(), 2);
+}
+
+#[test]
+fn what_was_read_before_a_rewind_is_stale() {
+    let mut tracker = in_flight([1, 2]);
+    assert_eq!(tracker.observe(2), Admission::Stale);
+    assert_eq!(tracker.observe(0), Admission::Stale);
+    assert_eq!(tracker.in_flight(), 2);
+    assert_eq!(OffsetTracker::new(Committed::at(9)).observe(8), Admission::Stale);
+}
+
+#[test]
+fn done_offsets_are_restored_and_not_forgotten_by_a_commit_before_they_are_read_again() {
+    let mut tracker = in_flight(0..10);
+    for offset in [2, 3, 7] {
+        tracker.complete(offset);
+    }
+    let mut tracker = restart(&tracker.current_position().unwrap());
+    assert_eq!(tracker.commit_position(), None);
+    assert_eq!(tracker.observe(0), Admission::New);
+    tracker.complete(0);
+    let position = tracker.commit_position().unwrap();
+    assert_eq!((position.offset, done(&position)), (1, vec![(2, 4), (7, 8)]));
+
+    let mut tracker = restart(&position);
+    let admissions: Vec<_> = (1..9).map(|offset| tracker.observe(offset)).collect();
+    let (new, already) = (Admission::New, Admission::AlreadyDone);
+    assert_eq!(admissions, [new, already, already, new, new, new, already, new]);
+    assert!(!tracker.complete(2), "it was never admitted");
+    tracker.complete(1);
+    let position = tracker.current_position().unwrap();
+    assert_eq!((position.offset, done(&position)), (4, vec![(7, 8)]));
+}
+
+#[test]
+fn restored_offsets_that_the_log_no_longer_has_are_passed_over() {
+    let mut tracker = in_flight(0..10);
+    tracker.complete(5);
+    let mut tracker = restart(&tracker.current_position().unwrap());
+    assert_eq!(tracker.observe(0), Admission::New);
+    assert_eq!(tracker.observe(500), Admission::New);
+    let position = tracker.current_position().unwrap();
+    assert_eq!((position.offset, done(&position)), (0, vec![(1, 6)]));
+    tracker.complete(0);
+    assert_eq!(
+        tracker.current_position(),
+        Some(CommitPosition {
+            offset: 500,
+            metadata: String::new()
+        })
+    );
+}
+
+#[test]
+fn a_window_of_16384_records_is_always_admitted_and_always_fits() {
+    for step in [2, 3, 7, 100] {
+        let mut tracker = in_flight(0..16_384);
+        for offset in (1..16_384).filter(|offset| offset % step == 0) {
+            tracker.complete(offset);
+        }
+        let position = tracker.current_position().unwrap();
+        assert!(
+            position.metadata.len() <= METADATA_LIMIT,
+            "{}",
+            position.metadata.len()
+        );
+        assert_eq!(done(&position).len(), 16_383 / usize::try_from(step).unwrap());
+    }
+}
+
+#[test]
+fn one_hanging_record_does_not_stop_the_rest() {
+    let mut tracker = in_flight([0]);
+    for offset in 1..200_000 {
+        assert!(tracker.may_admit());
+        assert_eq!(tracker.observe(offset), Admission::New);
+        if offset >= 16 {
+            assert!(tracker.complete(offset - 15));
+        }
+        let blocked = offset - 15 >= 150;
+        assert_eq!(tracker.blocked_by(), blocked.then_some(0), "{offset}");
+    }
+    let position = tracker.current_position().unwrap();
+    assert_eq!((position.offset, done(&position)), (0, vec![(1, 199_985)]));
+    assert!(position.metadata.len() < 16 && tracker.queue.len() < 64);
+}
+
+#[test]
+fn nothing_blocks_when_everything_is_in_flight_or_done() {
+    let mut tracker = in_flight(0..1_000);
+    assert_eq!(tracker.blocked_by(), None);
+    for offset in 0..1_000 {
+        tracker.complete(offset);
+        assert_eq!(tracker.blocked_by(), None);
+    }
+}
+
+#[test]
+fn a_full_tracker_says_so_and_recovers() {
+    let mut tracker = OffsetTracker::new(Committed::at(0));
+    let mut end = 0;
+    while tracker.may_admit() {
+        assert_eq!(tracker.observe(end), Admission::New);
+        end += 1;
+    }
+    assert!((16_384..24_552).contains(&end), "{end}");
+    for odd in (1..end).step_by(2) {
+        tracker.complete(odd);
+    }
+    assert!(tracker.current_position().unwrap().metadata.len() <= METADATA_LIMIT);
+    assert!(!tracker.may_admit(), "every second one still takes its bits");
+    for even in (0..1_000).step_by(2) {
+        tracker.complete(even);
+    }
+    assert!(tracker.may_admit());
+    assert_eq!(tracker.observe(1 << 50), Admission::New);
+}
+
+#[test]
+#[should_panic(expected = "was not to be read while the tracker is full")]
+fn reading_on_with_a_full_tracker_is_refused_rather_than_done_twice() {
+    let mut tracker = OffsetTracker::new(Committed::at(0));
+    (0..30_000).for_each(|offset| {
+        tracker.observe(offset);
+    });
+}
+
+#[test]
+fn a_commit_that_is_as_full_as_can_be_is_restored_without_a_standstill() {
+    let mut tracker = OffsetTracker::new(Committed::at(0));
+    let mut log = Vec::new();
+    while tracker.may_admit() {
+        let offset = 2 * i64::try_from(log.len()).unwrap();
+        assert_eq!(tracker.observe(offset), Admission::New);
+        log.push(offset);
+    }
+    // As when the log lost restored records: what follows them is admitted up to the very limit.
+    tracker.restored.push_back(OffsetRange {
+        start: i64::MAX - 1,
+        end: i64::MAX,
+    });
+    for _ in 0..75 {
+        let offset = log.last().unwrap() + 2;
+        assert_eq!(tracker.observe(offset), Admission::New);
+        log.push(offset);
+    }
+    tracker.restored.clear();
+    tracker.complete(*log.last().unwrap());
+    let mut tracker = restart(&tracker.current_position().unwrap());
+    assert!(!tracker.restored_leaves_room);
+    for offset in log.iter().copied().chain([1 << 40]) {
+        assert!(tracker.may_admit());
+        match tracker.observe(offset) {
+            Admission::New => assert!(tracker.complete(offset)),
+            other => assert_eq!(other, Admission::AlreadyDone),
+        }
+    }
+    assert_eq!(tracker.current_position().unwrap().offset, (1 << 40) + 1);
+}
+
+/// What a partition is and what became durable of it, with sets instead of encodings.
+struct Model {
+    /// Every record of the log, ascending.
+    log: Vec<i64>,
+    tracker: OffsetTracker,
+    /// The index of the next record to deliver.
+    next: usize,
+    pending: BTreeSet<i64>,
+    /// Completed since the last commit: lost by a restart.
+    uncommitted: BTreeSet<i64>,
+    /// How often an offset's completion was committed.
+    durable: BTreeMap<i64, u32>,
+    stored: Option<CommitPosition>,
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// Read up to so many records.
+    Admit(usize),
+    /// Complete what is in flight: all whose ordinal divides evenly, plus a remainder.
+    Complete {
+        every: usize,
+        from: usize,
+    },
+    /// Complete one.
+    CompleteOne(usize),
+    Commit,
+    Restart,
+    /// Retention or compaction removes a record that is not done, then a restart.
+    Remove(usize),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        3 => (1usize..30).prop_map(Step::Admit),
+        2 => (1_000usize..30_000).prop_map(Step::Admit),
+        3 => (1usize..9, 0usize..9).prop_map(|(every, from)| Step::Complete { every, from }),
+        4 => any::<usize>().prop_map(Step::CompleteOne),
+        4 => Just(Step::Commit),
+        2 => Just(Step::Restart),
+        1 => any::<usize>().prop_map(Step::Remove),
+    ]
+}
+
+/// Distances between the records of a log: stretches of one kind each.
+fn log() -> impl Strategy<Value = Vec<i64>> {
+    let kind = prop_oneof![
+        4 => Just(1i64..2),
+        2 => Just(1i64..4),
+        1 => Just(30i64..140),
+        1 => Just(1i64..100_000),
+        1 => Just(1i64 << 20..1i64 << 40),
+    ];
+    let stretch = (kind, prop_oneof![1usize..50, 100usize..12_000], any::<u64>());
+    (0i64..1 << 40, prop::collection::vec(stretch, 1..6)).prop_map(|(start, stretches)| {
+        let mut offsets = vec![start];
+        for (distances, length, seed) in stretches {
+            let mut random = seed | 1;
+            for _ in 0..length {
+                random ^= random << 13;
+                random ^= random >> 7;
+                random ^= random << 17;
+                let spread = (distances.end - distances.start).unsigned_abs();
+                let distance = distances.start.checked_add_unsigned(random % spread).unwrap();
+                offsets.push(offsets.last().unwrap() + distance);
+            }
+        }
+        offsets
+    })
+}
+
+impl Model {
+    fn new(log: Vec<i64>) -> Self {
+        Self {
+            log,
+            tracker: OffsetTracker::new(Committed::start()),
+            next: 0,
+            pending: BTreeSet::new(),
+            uncommitted: BTreeSet::new(),
+            durable: BTreeMap::new(),
+            stored: None,
+        }
+    }
+
+    fn run(&mut self, step: &Step) {
+        match *step {
+            Step::Admit(count) => (0..count).for_each(|_| self.admit()),
+            Step::Complete { every, from } => {
+                let chosen: Vec<_> = self.pending.iter().copied().skip(from).step_by(every).collect();
+                chosen.into_iter().for_each(|offset| self.complete(offset));
+            }
+            Step::CompleteOne(index) if !self.pending.is_empty() => {
+                let chosen = *self.pending.iter().nth(index % self.pending.len()).unwrap();
+                self.complete(chosen);
+            }
+            Step::CompleteOne(_) => {}
+            Step::Commit => self.commit(),
+            Step::Restart => self.restart(),
+            Step::Remove(index) => {
+                let index = index % self.log.len();
+                if !self.durable.contains_key(&self.log[index]) && self.log.len() > 1 {
+                    self.log.remove(index);
+                }
+                self.restart();
+            }
+        }
+        self.check();
+    }
+
+    fn admit(&mut self) {
+        if self.next == self.log.len() || !self.tracker.may_admit() {
+            return;
+        }
+        let offset = self.log[self.next];
+        self.next += 1;
+        match self.tracker.observe(offset) {
+            Admission::New => assert!(self.pending.insert(offset)),
+            Admission::AlreadyDone => assert!(self.durable.contains_key(&offset), "{offset} is not done"),
+            Admission::Stale => panic!("{offset} is stale"),
+        }
+    }
+
+    fn complete(&mut self, offset: i64) {
+        assert!(self.tracker.complete(offset));
+        assert!(self.pending.remove(&offset));
+        assert!(self.uncommitted.insert(offset));
+    }
+
+    fn commit(&mut self) {
+        if let Some(position) = self.tracker.commit_position() {
+            self.tracker.mark_committed(&position);
+            assert_eq!(self.tracker.commit_position(), None);
+            self.stored = Some(position);
+        } else {
+            assert!(self.uncommitted.is_empty(), "completions without a new position");
+        }
+        for offset in std::mem::take(&mut self.uncommitted) {
+            *self.durable.entry(offset).or_default() += 1;
+        }
+    }
+
+    fn restart(&mut self) {
+        self.pending.clear();
+        self.uncommitted.clear();
+        match &self.stored {
+            Some(stored) => {
+                self.tracker = restart(stored);
+                self.next = self.log.partition_point(|offset| *offset < stored.offset);
+            }
+            None => {
+                self.tracker = OffsetTracker::new(Committed::start());
+                self.next = 0;
+            }
+        }
+        assert_eq!(self.tracker.commit_position(), None);
+    }
+
+    /// The tracker agrees with the sets, and so does what it would commit.
+    fn check(&self) {
+        assert_eq!(self.tracker.in_flight(), self.pending.len());
+        assert_eq!(self.tracker.lowest_incomplete(), self.pending.first().copied());
+        let Some(position) = self.tracker.current_position() else {
+            return;
+        };
+        assert!(
+            position.metadata.len() <= METADATA_LIMIT,
+            "{} bytes",
+            position.metadata.len()
+        );
+        assert!(position.metadata.bytes().all(|byte| byte.is_ascii_graphic()));
+        if let Some(lowest) = self.pending.first() {
+            assert!(position.offset <= *lowest);
+        }
+        let completed = CompletedSet::decode(position.offset, &position.metadata).unwrap();
+        for offset in &self.log {
+            let is_done = self.durable.contains_key(offset) || self.uncommitted.contains(offset);
+            let says_done = *offset < position.offset || completed.contains(*offset);
+            assert_eq!(says_done, is_done, "{offset} with {position:?}");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    #[test]
+    fn each_offset_is_completed_exactly_once_whatever_the_order_and_the_restarts(
+        log in log(),
+        steps in prop::collection::vec(step(), 1..60),
+    ) {
+        let mut model = Model::new(log);
+        for step in &steps {
+            model.run(step);
+        }
+        model.run(&Step::Commit);
+        while model.next < model.log.len() || !model.pending.is_empty() {
+            model.run(&Step::Admit(5_000));
+            model.run(&Step::Complete { every: 1, from: 0 });
+            model.run(&Step::Commit);
+        }
+        for offset in &model.log {
+            prop_assert_eq!(model.durable.get(offset), Some(&1), "{}", offset);
+        }
+    }
+}

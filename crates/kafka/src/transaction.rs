@@ -1,0 +1,296 @@
+//! One exactly-once write: results and consumed offsets in one transaction.
+//!
+//! [`Transactions`] owns a transactional producer and knows one rule: after anything but a clean commit,
+//! nobody guesses what became of the transaction. It is aborted, or the producer is replaced by one with
+//! the same transactional id, whose initialisation makes the broker finish or abort the old transaction.
+//! The caller then reads the committed offsets, which tell the truth.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
+
+use rdkafka::config::RDKafkaLogLevel;
+use rdkafka::consumer::ConsumerGroupMetadata;
+use rdkafka::error::KafkaError;
+use rdkafka::message::DeliveryResult;
+use rdkafka::producer::{BaseRecord, Producer as _, ProducerContext, ThreadedProducer};
+use rdkafka::{ClientConfig, ClientContext, TopicPartitionList};
+use redeliver_core::Output;
+
+use crate::client::ClientLog;
+use crate::convert::native_headers;
+use crate::remedy::{Remedy, remedy};
+
+/// How long one blocking call of the client may take before we look at our deadline again.
+const CALL: Duration = Duration::from_secs(2);
+/// How long a call that is to be made again is put off.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// A transactional producer that is replaced when it has to be.
+pub struct Transactions {
+    config: ClientConfig,
+    id: String,
+    timeout: Duration,
+    producer: Option<ThreadedProducer<Deliveries>>,
+    initialised: bool,
+}
+
+/// A transaction that did not commit, or of which it is not known. The committed offsets tell.
+#[derive(Debug, thiserror::Error)]
+#[error("transaction of `{id}` failed while {step}")]
+pub struct Setback {
+    /// What to do before the next transaction; [`Transactions::recover`] does it.
+    pub remedy: Remedy,
+    id: String,
+    step: &'static str,
+    #[source]
+    source: KafkaError,
+}
+
+impl Setback {
+    /// What the client said.
+    #[must_use]
+    pub fn into_source(self) -> KafkaError {
+        self.source
+    }
+}
+
+impl Transactions {
+    /// Prepares a producer for this transactional id; [`Transactions::recover`] connects it.
+    #[must_use]
+    pub fn new(config: ClientConfig, id: impl Into<String>, timeout: Duration) -> Self {
+        Self { config, id: id.into(), timeout, producer: None, initialised: false }
+    }
+
+    /// Whether a transaction can begin.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.initialised
+    }
+
+    /// Makes the producer if there is none and initialises it, for about `wait`. Any transaction that an
+    /// earlier producer of this id left open is finished or aborted by the broker before this succeeds.
+    ///
+    /// # Errors
+    /// When it did not succeed yet; call again. [`Remedy::Misconfigured`] will not get better.
+    pub fn recover(&mut self, wait: Duration) -> Result<(), Setback> {
+        if self.initialised {
+            return Ok(());
+        }
+        let producer = match &self.producer {
+            Some(producer) => producer,
+            None => {
+                let context = Deliveries::new();
+                let made = self.config.create_with_context::<_, ThreadedProducer<Deliveries>>(context);
+                let made = made.map_err(|error| self.setback("making the producer", error))?;
+                self.producer.insert(made)
+            }
+        };
+        match producer.init_transactions(wait) {
+            Ok(()) => {
+                self.initialised = true;
+                Ok(())
+            }
+            Err(error) => {
+                let setback = self.setback("initialising", error);
+                if setback.remedy != Remedy::Retry {
+                    self.discard();
+                }
+                Err(setback)
+            }
+        }
+    }
+
+    /// Writes `outputs` and `offsets` in one transaction. On success both are committed.
+    ///
+    /// The metadata of the group is asked for only just before it is used, so that it is fresh.
+    ///
+    /// # Errors
+    /// A [`Setback`]: everything that was in the transaction has to be read again from the committed
+    /// offsets. After [`Remedy::Abort`] the producer is ready at once, else [`Transactions::recover`] it.
+    pub fn write<'a>(
+        &mut self,
+        outputs: impl Iterator<Item = &'a Output>,
+        offsets: &TopicPartitionList,
+        group: impl FnOnce() -> Option<ConsumerGroupMetadata>,
+    ) -> Result<(), Setback> {
+        let deadline = Instant::now() + self.timeout;
+        let result = self.attempt(outputs, offsets, group, deadline);
+        let Err((step, error)) = result else { return Ok(()) };
+        let setback = self.setback(step, error);
+        if setback.remedy == Remedy::Abort && self.abort() {
+            return Err(setback);
+        }
+        self.discard();
+        Err(setback)
+    }
+
+    fn attempt<'a>(
+        &self,
+        outputs: impl Iterator<Item = &'a Output>,
+        offsets: &TopicPartitionList,
+        group: impl FnOnce() -> Option<ConsumerGroupMetadata>,
+        deadline: Instant,
+    ) -> Result<(), (&'static str, KafkaError)> {
+        let producer = self.producer.as_ref().ok_or(("beginning", KafkaError::Canceled))?;
+        let deliveries = producer.client().context();
+        deliveries.reset();
+        producer.begin_transaction().map_err(|error| ("beginning", error))?;
+        let mut sent = 0;
+        for output in outputs {
+            send(producer, output, deadline).map_err(|error| ("producing", error))?;
+            sent += 1;
+        }
+        deliveries.wait_for(sent, deadline);
+        // Everything is delivered by now; the client only has to notice. One millisecond at a time, since
+        // a flush with work left polls in slices of up to its timeout.
+        until(deadline, || producer.flush(Duration::from_millis(1))).map_err(|error| ("flushing", error))?;
+        if let Some(error) = deliveries.failure() {
+            return Err(("delivering", error));
+        }
+        let group = group().ok_or(("asking for the group", KafkaError::Canceled))?;
+        until(deadline, || producer.send_offsets_to_transaction(offsets, &group, CALL))
+            .map_err(|error| ("adding offsets", error))?;
+        until(deadline, || producer.commit_transaction(CALL)).map_err(|error| ("committing", error))
+    }
+
+    /// Whether the transaction is aborted for certain.
+    fn abort(&self) -> bool {
+        let Some(producer) = &self.producer else { return false };
+        // Aborting while the very first request is under way can make the producer unusable (librdkafka
+        // issue 4849), so one answer is waited for.
+        producer.client().context().wait_for(1, Instant::now() + Duration::from_secs(1));
+        let deadline = Instant::now() + self.timeout;
+        until(deadline, || producer.abort_transaction(CALL)).is_ok()
+    }
+
+    fn discard(&mut self) {
+        self.initialised = false;
+        self.producer = None;
+    }
+
+    fn setback(&self, step: &'static str, source: KafkaError) -> Setback {
+        Setback { remedy: remedy(&source), id: self.id.clone(), step, source }
+    }
+}
+
+/// Makes a call until it succeeds, its error calls for something else than making it again, or the
+/// deadline passes.
+fn until(deadline: Instant, mut call: impl FnMut() -> Result<(), KafkaError>) -> Result<(), KafkaError> {
+    loop {
+        match call() {
+            Err(error) if remedy(&error) == Remedy::Retry && Instant::now() < deadline => {
+                if !matches!(error, KafkaError::Flush(_)) {
+                    thread::park_timeout(PAUSE);
+                }
+            }
+            result => return result,
+        }
+    }
+}
+
+fn send(
+    producer: &ThreadedProducer<Deliveries>,
+    output: &Output,
+    deadline: Instant,
+) -> Result<(), KafkaError> {
+    let mut record = BaseRecord::<[u8], [u8]>::to(&output.topic);
+    record.key = output.key.as_deref();
+    record.payload = output.value.as_deref();
+    if !output.headers.is_empty() {
+        record.headers = Some(native_headers(&output.headers));
+    }
+    loop {
+        match producer.send(record) {
+            Ok(()) => return Ok(()),
+            Err((error, back)) => {
+                if remedy(&error) != Remedy::Retry || Instant::now() >= deadline {
+                    return Err(error);
+                }
+                record = back;
+                thread::park_timeout(Duration::from_millis(1));
+            }
+        }
+    }
+}
+
+/// Counts delivery reports, which arrive on the producer's own thread, and wakes the lane's.
+struct Deliveries {
+    waiting: std::sync::Mutex<Option<Thread>>,
+    reported: AtomicUsize,
+    awaited: AtomicUsize,
+    failed: AtomicBool,
+    first_failure: std::sync::Mutex<Option<KafkaError>>,
+    log: ClientLog,
+}
+
+impl Deliveries {
+    fn new() -> Self {
+        Self {
+            waiting: std::sync::Mutex::new(None),
+            reported: AtomicUsize::new(0),
+            awaited: AtomicUsize::new(usize::MAX),
+            failed: AtomicBool::new(false),
+            first_failure: std::sync::Mutex::new(None),
+            log: ClientLog::default(),
+        }
+    }
+
+    fn reset(&self) {
+        self.reported.store(0, Ordering::SeqCst);
+        self.awaited.store(usize::MAX, Ordering::SeqCst);
+        self.failed.store(false, Ordering::SeqCst);
+        *lock(&self.first_failure) = None;
+    }
+
+    /// Waits until that many deliveries have been reported, one has failed, or the deadline passes.
+    fn wait_for(&self, count: usize, deadline: Instant) {
+        *lock(&self.waiting) = Some(thread::current());
+        self.awaited.store(count, Ordering::SeqCst);
+        while self.reported.load(Ordering::SeqCst) < count && !self.failed.load(Ordering::SeqCst) {
+            let now = Instant::now();
+            if now >= deadline {
+                break;
+            }
+            thread::park_timeout(deadline - now);
+        }
+        self.awaited.store(usize::MAX, Ordering::SeqCst);
+    }
+
+    fn failure(&self) -> Option<KafkaError> {
+        lock(&self.first_failure).clone()
+    }
+}
+
+impl ClientContext for Deliveries {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
+        self.log.log(level, facility, message);
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        if self.log.is_time("error") {
+            tracing::warn!(%error, reason, "kafka producer");
+        }
+    }
+}
+
+impl ProducerContext for Deliveries {
+    type DeliveryOpaque = ();
+
+    fn delivery(&self, result: &DeliveryResult<'_>, (): ()) {
+        if let Err((error, _)) = result {
+            lock(&self.first_failure).get_or_insert_with(|| error.clone());
+            self.failed.store(true, Ordering::SeqCst);
+        }
+        let reported = self.reported.fetch_add(1, Ordering::SeqCst) + 1;
+        if reported >= self.awaited.load(Ordering::SeqCst) || self.failed.load(Ordering::SeqCst) {
+            if let Some(thread) = &*lock(&self.waiting) {
+                thread.unpark();
+            }
+        }
+    }
+}
+
+fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

@@ -1,0 +1,209 @@
+//! The lane on real Kafka, with a processor that copies records.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use redeliver_core::{Headers, Output, Record, SystemClock, Timestamp};
+use redeliver_kafka::producer::Producer;
+use redeliver_kafka::reader::{TopicReader, group_positions};
+use redeliver_kafka::{
+    AssignmentId, KafkaSettings, Lane, LaneError, LaneObserver, LaneSpec, Processor, Turn, Waker,
+};
+use redeliver_testkit::{eventually, unique};
+use tokio_util::sync::CancellationToken;
+
+use crate::support::{create_topic, settings};
+
+/// Copies records to a topic, those with an odd value later than those with an even one, so that records
+/// finish out of order.
+struct Copy {
+    to: Arc<str>,
+    live: HashSet<AssignmentId>,
+    even: Vec<(AssignmentId, Record)>,
+    odd: Vec<(AssignmentId, Record)>,
+    hold_odd: bool,
+    accepted: Arc<AtomicU64>,
+}
+
+impl Copy {
+    fn new(to: &str, hold_odd: bool, accepted: Arc<AtomicU64>) -> Self {
+        Self { to: to.into(), live: HashSet::new(), even: vec![], odd: vec![], hold_odd, accepted }
+    }
+}
+
+impl Processor for Copy {
+    fn assigned(&mut self, assignment: AssignmentId, _topic: &Arc<str>, _partition: i32) {
+        self.live.insert(assignment);
+    }
+
+    fn revoked(&mut self, assignment: AssignmentId) {
+        self.live.remove(&assignment);
+        self.even.retain(|(id, _)| *id != assignment);
+        self.odd.retain(|(id, _)| *id != assignment);
+    }
+
+    fn capacity(&self, _assignment: AssignmentId) -> usize {
+        1000_usize.saturating_sub(self.even.len() + self.odd.len())
+    }
+
+    fn accept(&mut self, assignment: AssignmentId, record: Record, _now: Timestamp) {
+        self.accepted.fetch_add(1, Ordering::SeqCst);
+        let is_even = record.value.as_ref().and_then(|value| value.last()).is_some_and(|last| last % 2 == 0);
+        if is_even { &mut self.even } else { &mut self.odd }.push((assignment, record));
+    }
+
+    fn finish(&mut self, _now: Timestamp, _limit: usize, turn: &mut Turn) {
+        let mut done = std::mem::take(&mut self.even);
+        if !self.hold_odd && done.is_empty() {
+            done = std::mem::take(&mut self.odd);
+        }
+        for (assignment, record) in done {
+            turn.completed.push((assignment, record.position.offset));
+            turn.outputs.push(Output {
+                topic: self.to.clone(),
+                key: record.key,
+                value: record.value,
+                headers: record.headers,
+            });
+        }
+    }
+
+    fn committed(&mut self, _now: Timestamp) {}
+
+    fn next_due(&self) -> Option<Timestamp> {
+        None
+    }
+
+    fn is_busy(&self) -> bool {
+        !self.hold_odd && !(self.even.is_empty() && self.odd.is_empty())
+    }
+}
+
+struct Quiet;
+impl LaneObserver for Quiet {}
+
+struct Running {
+    stop: CancellationToken,
+    thread: JoinHandle<Result<(), LaneError>>,
+    accepted: Arc<AtomicU64>,
+}
+
+impl Running {
+    fn stop(self) {
+        self.stop.cancel();
+        self.thread.join().unwrap().unwrap();
+    }
+}
+
+fn start(settings: KafkaSettings, group: &str, from: &str, to: &str, hold_odd: bool) -> Running {
+    let spec = LaneSpec {
+        name: format!("copy-{group}"),
+        group: group.to_owned(),
+        topics: vec![from.into()],
+        batch: 500,
+        grace: Duration::from_secs(10),
+    };
+    let stop = CancellationToken::new();
+    let accepted = Arc::new(AtomicU64::new(0));
+    let copy = Copy::new(to, hold_odd, accepted.clone());
+    let lane =
+        Lane::new(settings, spec, Arc::new(SystemClock), Arc::new(Quiet), Waker::new(), stop.clone(), copy);
+    let thread = std::thread::spawn(move || lane.run());
+    Running { stop, thread, accepted }
+}
+
+fn counts(settings: &KafkaSettings, topic: &str) -> BTreeMap<String, u32> {
+    let mut counts = BTreeMap::new();
+    let mut reader = TopicReader::new(settings, &[topic.into()]).unwrap();
+    reader
+        .read_to_end(Duration::from_secs(30), |record| {
+            let value = String::from_utf8(record.value.unwrap().to_vec()).unwrap();
+            *counts.entry(value).or_default() += 1;
+        })
+        .unwrap();
+    counts
+}
+
+async fn fill(settings: &KafkaSettings, topic: &str, values: std::ops::Range<u32>) {
+    let producer = Producer::new(settings).unwrap();
+    let sends = values.map(|n| {
+        let producer = producer.clone();
+        let output = Output {
+            topic: topic.into(),
+            key: Some(format!("key-{n}").into()),
+            value: Some(n.to_string().into()),
+            headers: Headers::new(),
+        };
+        async move { producer.send(&output).await.unwrap() }
+    });
+    futures::future::join_all(sends).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_record_is_copied_once_and_offsets_follow() {
+    let settings = settings("copies");
+    let (from, to, group) = (unique("from"), unique("to"), unique("group"));
+    create_topic(&settings, &from, 3).await;
+    create_topic(&settings, &to, 3).await;
+    fill(&settings, &from, 0..2000).await;
+    let lane = start(settings.clone(), &group, &from, &to, false);
+    eventually("all are copied", Duration::from_secs(30), || {
+        let copied = counts(&settings, &to).len();
+        if copied == 2000 { Ok(()) } else { Err(format!("{copied} of 2000")) }
+    });
+    lane.stop();
+    assert!(counts(&settings, &to).values().all(|count| *count == 1));
+    let positions = group_positions(&settings, &group, &[from.as_str().into()]).unwrap();
+    let committed: i64 = positions.values().map(|position| position.as_ref().unwrap().offset).sum();
+    assert_eq!(committed, 2000);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_done_behind_an_unfinished_record_is_not_done_again_after_a_restart() {
+    let settings = settings("holes");
+    let (from, to, group) = (unique("from"), unique("to"), unique("group"));
+    create_topic(&settings, &from, 1).await;
+    create_topic(&settings, &to, 1).await;
+    fill(&settings, &from, 0..200).await;
+    let lane = start(settings.clone(), &group, &from, &to, true);
+    eventually("the even ones are copied", Duration::from_secs(30), || {
+        let copied = counts(&settings, &to).len();
+        if copied == 100 { Ok(()) } else { Err(format!("{copied} of 100")) }
+    });
+    lane.stop();
+    let lane = start(settings.clone(), &group, &from, &to, false);
+    eventually("all are copied", Duration::from_secs(30), || {
+        let copied = counts(&settings, &to).len();
+        if copied == 200 { Ok(()) } else { Err(format!("{copied} of 200")) }
+    });
+    assert_eq!(lane.accepted.load(Ordering::SeqCst), 100, "only what was not done is handled again");
+    lane.stop();
+    assert!(counts(&settings, &to).values().all(|count| *count == 1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lanes_come_and_go_and_every_record_is_copied_once() {
+    let settings = |instance: &str| settings(instance);
+    let (from, to, group) = (unique("from"), unique("to"), unique("group"));
+    let admin = settings("admin");
+    create_topic(&admin, &from, 4).await;
+    create_topic(&admin, &to, 4).await;
+    let first = start(settings(&unique("a")), &group, &from, &to, false);
+    fill(&admin, &from, 0..3000).await;
+    let second = start(settings(&unique("b")), &group, &from, &to, false);
+    fill(&admin, &from, 3000..6000).await;
+    first.stop();
+    fill(&admin, &from, 6000..7000).await;
+    let third = start(settings(&unique("c")), &group, &from, &to, false);
+    fill(&admin, &from, 7000..8000).await;
+    eventually("all are copied", Duration::from_secs(60), || {
+        let copied = counts(&admin, &to).len();
+        if copied == 8000 { Ok(()) } else { Err(format!("{copied} of 8000")) }
+    });
+    second.stop();
+    third.stop();
+    assert!(counts(&admin, &to).values().all(|count| *count == 1));
+}

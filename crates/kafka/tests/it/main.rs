@@ -1,0 +1,5 @@
+//! Tests of the Kafka crate on a real broker and, for error paths, on the mock cluster.
+
+mod lane;
+mod support;
+mod topology;

@@ -1,0 +1,225 @@
+//! Metrics of workers and of lanes: names, units and help in one place.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+use redeliver_core::ErrorClass;
+use redeliver_core::route::Disposition;
+use redeliver_kafka::LaneObserver;
+use redeliver_kafka::remedy::Remedy;
+use redeliver_runtime::health::Part;
+
+/// Upper bounds in seconds, from half a millisecond to a minute.
+pub const SECONDS: [f64; 16] =
+    [0.0005, 0.001, 0.002, 0.005, 0.008, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0];
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct PipelineClass {
+    pipeline: String,
+    class: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct PipelineLabel {
+    pipeline: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct LaneLabel {
+    lane: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct LaneRemedy {
+    lane: String,
+    remedy: &'static str,
+}
+
+/// The families that all workers of a process share.
+#[derive(Clone)]
+pub struct WorkerFamilies {
+    succeeded: Family<PipelineLabel, Counter>,
+    retried: Family<PipelineClass, Counter>,
+    dead: Family<PipelineClass, Counter>,
+    handling: Family<PipelineLabel, Histogram, fn() -> Histogram>,
+    in_flight: Family<PipelineLabel, Gauge>,
+}
+
+fn seconds() -> Histogram {
+    Histogram::new(SECONDS)
+}
+
+impl WorkerFamilies {
+    /// Registers the metrics of workers.
+    #[must_use]
+    pub fn register(registry: &mut Registry) -> Self {
+        let families = Self {
+            succeeded: Family::default(),
+            retried: Family::default(),
+            dead: Family::default(),
+            handling: Family::new_with_constructor(seconds),
+            in_flight: Family::default(),
+        };
+        registry.register("worker_succeeded", "Records handled successfully", families.succeeded.clone());
+        registry.register("worker_retried", "Failed attempts that wait for another, by error class", families.retried.clone());
+        registry.register("worker_dead", "Records sent to the dead-letter topic, by error class", families.dead.clone());
+        registry.register(
+            "worker_handling_seconds",
+            "Time a handler took for one attempt",
+            families.handling.clone(),
+        );
+        registry.register("worker_in_flight", "Records read and not yet committed, per lane", families.in_flight.clone());
+        families
+    }
+
+    pub(crate) fn of(&self, pipeline: &str) -> WorkerMetrics {
+        let label = PipelineLabel { pipeline: pipeline.to_owned() };
+        let by_class = |family: &Family<PipelineClass, Counter>| {
+            ErrorClass::ALL.map(|class| {
+                let label = PipelineClass { pipeline: pipeline.to_owned(), class: class.as_str() };
+                family.get_or_create(&label).clone()
+            })
+        };
+        WorkerMetrics {
+            succeeded: self.succeeded.get_or_create(&label).clone(),
+            retried: by_class(&self.retried),
+            dead: by_class(&self.dead),
+            handling: self.handling.get_or_create(&label).clone(),
+            in_flight: self.in_flight.get_or_create(&label).clone(),
+        }
+    }
+}
+
+/// The metrics of one pipeline's worker.
+pub(crate) struct WorkerMetrics {
+    succeeded: Counter,
+    retried: [Counter; ErrorClass::ALL.len()],
+    dead: [Counter; ErrorClass::ALL.len()],
+    pub(crate) handling: Histogram,
+    pub(crate) in_flight: Gauge,
+}
+
+impl WorkerMetrics {
+    pub(crate) fn count(&self, disposition: Disposition) {
+        match disposition {
+            Disposition::Succeeded => self.succeeded.inc(),
+            Disposition::Waiting { class, .. } => self.retried[class as usize].inc(),
+            Disposition::Dead(class) => self.dead[class as usize].inc(),
+        };
+    }
+}
+
+/// The families that all lanes of a process share.
+#[derive(Clone)]
+pub struct LaneFamilies {
+    transactions: Family<LaneLabel, Counter>,
+    outputs: Family<LaneLabel, Counter>,
+    completed: Family<LaneLabel, Counter>,
+    duration: Family<LaneLabel, Histogram, fn() -> Histogram>,
+    setbacks: Family<LaneRemedy, Counter>,
+    partitions: Family<LaneLabel, Gauge>,
+    blocked: Family<LaneLabel, Counter>,
+}
+
+impl LaneFamilies {
+    /// Registers the metrics of lanes.
+    #[must_use]
+    pub fn register(registry: &mut Registry) -> Self {
+        let families = Self {
+            transactions: Family::default(),
+            outputs: Family::default(),
+            completed: Family::default(),
+            duration: Family::new_with_constructor(seconds),
+            setbacks: Family::default(),
+            partitions: Family::default(),
+            blocked: Family::default(),
+        };
+        registry.register("lane_transactions", "Committed transactions", families.transactions.clone());
+        registry.register("lane_outputs", "Records written in committed transactions", families.outputs.clone());
+        registry.register("lane_completed", "Records whose offsets were committed", families.completed.clone());
+        registry.register(
+            "lane_transaction_seconds",
+            "Time from beginning a transaction to its commit",
+            families.duration.clone(),
+        );
+        registry.register("lane_setbacks", "Failed transactions, by what mended them", families.setbacks.clone());
+        registry.register("lane_partitions", "Partitions assigned now", families.partitions.clone());
+        registry.register(
+            "lane_window_full",
+            "Times a partition took no more records because its lowest one is not done",
+            families.blocked.clone(),
+        );
+        families
+    }
+
+    /// The observer of one lane, which also keeps a part of the process's readiness.
+    #[must_use]
+    pub fn observer(&self, lane: &str, part: Part) -> Arc<dyn LaneObserver> {
+        let label = LaneLabel { lane: lane.to_owned() };
+        Arc::new(LaneMetrics {
+            lane: lane.to_owned(),
+            transactions: self.transactions.get_or_create(&label).clone(),
+            outputs: self.outputs.get_or_create(&label).clone(),
+            completed: self.completed.get_or_create(&label).clone(),
+            duration: self.duration.get_or_create(&label).clone(),
+            setbacks: self.setbacks.clone(),
+            partitions: self.partitions.get_or_create(&label).clone(),
+            blocked: self.blocked.get_or_create(&label).clone(),
+            part,
+        })
+    }
+}
+
+struct LaneMetrics {
+    lane: String,
+    transactions: Counter,
+    outputs: Counter,
+    completed: Counter,
+    duration: Histogram,
+    setbacks: Family<LaneRemedy, Counter>,
+    partitions: Gauge,
+    blocked: Counter,
+    part: Part,
+}
+
+impl LaneObserver for LaneMetrics {
+    fn ready(&self) {
+        self.part.ready();
+    }
+
+    fn waiting(&self, reason: &str) {
+        self.part.not_ready(reason);
+    }
+
+    fn committed(&self, outputs: usize, completed: usize, took: Duration) {
+        self.transactions.inc();
+        self.outputs.inc_by(outputs as u64);
+        self.completed.inc_by(completed as u64);
+        self.duration.observe(took.as_secs_f64());
+    }
+
+    fn setback(&self, remedy: Remedy) {
+        let remedy = match remedy {
+            Remedy::Retry => "retry",
+            Remedy::Abort => "abort",
+            Remedy::Rebuild => "rebuild",
+            Remedy::Fenced => "fenced",
+            Remedy::Misconfigured => "misconfigured",
+        };
+        self.setbacks.get_or_create(&LaneRemedy { lane: self.lane.clone(), remedy }).inc();
+    }
+
+    fn assigned(&self, partitions: usize) {
+        self.partitions.set(i64::try_from(partitions).unwrap_or(i64::MAX));
+    }
+
+    fn blocked(&self, _topic: &str, _partition: i32, _offset: i64) {
+        self.blocked.inc();
+    }
+}

@@ -1,0 +1,233 @@
+//! The relay of one tier: waiting records go to their return topic when they are due.
+//!
+//! Waiting happens in the lane between transactions, never inside of one and never by sleeping in the
+//! consumer. How many records are held at once is bounded per partition, so a million waiting records
+//! cost disk in Kafka and nothing here.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use redeliver_core::headers::Ours;
+use redeliver_core::route;
+use redeliver_core::{Failure, Output, Pipeline, Record, Span, Timestamp};
+use redeliver_kafka::{AssignmentId, Processor, Turn};
+
+use crate::metrics::TierMetrics;
+use crate::window::{Waiting, Window};
+
+/// How much one partition may hold.
+#[derive(Clone, Copy, Debug)]
+pub struct LookAhead {
+    /// Records.
+    pub records: usize,
+    /// Bytes, about; one record more than fits may be held.
+    pub bytes: usize,
+}
+
+/// The topics of one tier and what belongs to them.
+#[derive(Clone, Debug)]
+pub(crate) struct Source {
+    pipeline: Arc<Pipeline>,
+    return_topic: Arc<str>,
+    /// The tiers of the pipeline and their topics, to move a record to the right one.
+    carriers: HashMap<Span, Arc<str>>,
+}
+
+/// The relay's [`Processor`].
+pub(crate) struct Relay {
+    tier: Span,
+    look_ahead: LookAhead,
+    sources: HashMap<Arc<str>, Arc<Source>>,
+    partitions: HashMap<AssignmentId, Partition>,
+    /// What is finished without waiting: malformed records on their way to the dead-letter topic.
+    rejected: Vec<(AssignmentId, i64, Output)>,
+    order: Vec<AssignmentId>,
+    next: usize,
+    metrics: Arc<TierMetrics>,
+    in_turn: InTurn,
+}
+
+struct Partition {
+    source: Arc<Source>,
+    window: Window,
+    /// When a full window was last searched for records that belong elsewhere.
+    searched: Option<Timestamp>,
+}
+
+#[derive(Default)]
+struct InTurn {
+    dues: Vec<Timestamp>,
+    rejected: u64,
+    moved: u64,
+}
+
+/// How often a full window is searched for records that belong elsewhere.
+const SEARCH_INTERVAL: Span = Span::from_secs(1);
+
+impl Relay {
+    /// A relay for this tier of these pipelines.
+    pub(crate) fn new(
+        tier: Span,
+        pipelines: &[Arc<Pipeline>],
+        look_ahead: LookAhead,
+        metrics: Arc<TierMetrics>,
+    ) -> Self {
+        let sources = pipelines.iter().map(|pipeline| {
+            let tiers = pipeline.policy.tiers().into_iter();
+            let source = Source {
+                pipeline: pipeline.clone(),
+                return_topic: pipeline.return_topic(),
+                carriers: tiers.map(|tier| (tier, pipeline.tier_topic(tier))).collect(),
+            };
+            (pipeline.tier_topic(tier), Arc::new(source))
+        });
+        Self {
+            tier,
+            look_ahead,
+            sources: sources.collect(),
+            partitions: HashMap::new(),
+            rejected: Vec::new(),
+            order: Vec::new(),
+            next: 0,
+            metrics,
+            in_turn: InTurn::default(),
+        }
+    }
+
+    /// The topics it reads.
+    pub(crate) fn topics(&self) -> Vec<Arc<str>> {
+        self.sources.keys().cloned().collect()
+    }
+
+    fn held(&self) -> usize {
+        self.partitions.values().map(|partition| partition.window.len()).sum()
+    }
+}
+
+impl Processor for Relay {
+    fn assigned(&mut self, assignment: AssignmentId, topic: &Arc<str>, _partition: i32) {
+        // A lane is only ever assigned partitions of topics it subscribed to.
+        let Some(source) = self.sources.get(topic).cloned() else { return };
+        self.partitions.insert(assignment, Partition { source, window: Window::default(), searched: None });
+        self.order.push(assignment);
+    }
+
+    fn revoked(&mut self, assignment: AssignmentId) {
+        self.partitions.remove(&assignment);
+        self.rejected.retain(|(id, _, _)| *id != assignment);
+        self.order.retain(|id| *id != assignment);
+    }
+
+    fn capacity(&self, assignment: AssignmentId) -> usize {
+        let Some(partition) = self.partitions.get(&assignment) else { return 0 };
+        if partition.window.bytes() >= self.look_ahead.bytes {
+            return 0;
+        }
+        self.look_ahead.records.saturating_sub(partition.window.len())
+    }
+
+    fn accept(&mut self, assignment: AssignmentId, record: Record, now: Timestamp) {
+        let Some(partition) = self.partitions.get_mut(&assignment) else { return };
+        let source = &partition.source;
+        match lock_of(source, &record, now) {
+            Ok(due) => partition.window.push(Waiting { due, record }),
+            Err(failure) => {
+                let offset = record.position.offset;
+                let routing = route::reject(&source.pipeline, record, &failure, now);
+                for output in routing.outputs {
+                    self.rejected.push((assignment, offset, output));
+                }
+            }
+        }
+    }
+
+    fn finish(&mut self, now: Timestamp, limit: usize, turn: &mut Turn) {
+        self.in_turn = InTurn::default();
+        for (assignment, offset, output) in self.rejected.drain(..) {
+            turn.outputs.push(output);
+            turn.completed.push((assignment, offset));
+            self.in_turn.rejected += 1;
+        }
+        let count = self.order.len();
+        for step in 0..count {
+            let assignment = self.order[(self.next + step) % count];
+            let Some(partition) = self.partitions.get_mut(&assignment) else { continue };
+            while turn.completed.len() < limit {
+                let Some(waiting) = partition.window.pop_due(now) else { break };
+                self.in_turn.dues.push(waiting.due);
+                turn.completed.push((assignment, waiting.record.position.offset));
+                turn.outputs.push(forward(waiting.record, partition.source.return_topic.clone()));
+            }
+            let full = partition.window.len() >= self.look_ahead.records
+                || partition.window.bytes() >= self.look_ahead.bytes;
+            if full && partition.may_search(now) {
+                for (waiting, topic) in partition.misplaced(now, limit.saturating_sub(turn.completed.len())) {
+                    self.in_turn.moved += 1;
+                    turn.completed.push((assignment, waiting.record.position.offset));
+                    turn.outputs.push(forward(waiting.record, topic));
+                }
+            }
+        }
+        self.next = self.next.wrapping_add(1);
+    }
+
+    fn committed(&mut self, now: Timestamp) {
+        for due in self.in_turn.dues.drain(..) {
+            self.metrics.lateness.observe(now.since(due).as_secs_f64());
+            self.metrics.released.inc();
+        }
+        self.metrics.rejected.inc_by(self.in_turn.rejected);
+        self.metrics.moved.inc_by(self.in_turn.moved);
+        self.metrics.held.set(i64::try_from(self.held()).unwrap_or(i64::MAX));
+    }
+
+    fn next_due(&self) -> Option<Timestamp> {
+        self.partitions.values().filter_map(|partition| partition.window.next_due()).min()
+    }
+
+    fn is_busy(&self) -> bool {
+        // What waits here waits in Kafka all the same.
+        false
+    }
+}
+
+impl Partition {
+    fn may_search(&mut self, now: Timestamp) -> bool {
+        let may = self.searched.is_none_or(|last| now.since(last) >= SEARCH_INTERVAL.duration() || now < last);
+        if may {
+            self.searched = Some(now);
+        }
+        may
+    }
+
+    /// Records that would lose no time at the end of the tier they belong to, taken out of a window that
+    /// is full of records that are not due, so that what stands behind them is not late.
+    fn misplaced(&mut self, now: Timestamp, limit: usize) -> Vec<(Waiting, Arc<str>)> {
+        let source = self.source.clone();
+        let carrier = |due: Timestamp| {
+            let left = Span::from(due.since(now));
+            let carrier = source.pipeline.carrier(left);
+            (carrier <= left).then_some(carrier)
+        };
+        let taken = self.window.take(limit, |due| carrier(due).is_some());
+        let with_topic = |waiting: Waiting| {
+            let tier = carrier(waiting.due).expect("only records that have a carrier were taken");
+            (waiting, source.carriers[&tier].clone())
+        };
+        taken.into_iter().map(with_topic).collect()
+    }
+}
+
+/// The time lock of a record, if all that a tier relies on can be trusted.
+fn lock_of(source: &Source, record: &Record, now: Timestamp) -> Result<Timestamp, Failure> {
+    let ours = Ours::read(record)?;
+    ours.return_topic(&source.return_topic)?;
+    ours.process_after(now, source.pipeline.max_wait)
+}
+
+fn forward(record: Record, topic: Arc<str>) -> Output {
+    Output { topic, key: record.key, value: record.value, headers: record.headers }
+}
+
+#[cfg(test)]
+mod tests;

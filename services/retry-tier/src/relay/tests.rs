@@ -1,0 +1,160 @@
+use prometheus_client::registry::Registry;
+use proptest::prelude::*;
+use redeliver_core::headers::{self, Origin};
+use redeliver_core::{Headers, Position};
+
+use super::*;
+use crate::metrics::TierFamilies;
+
+const NOW: Timestamp = Timestamp::from_millis(1_700_000_000_000);
+const TIER: Span = Span::from_secs(5);
+
+/// A relay of the 5 s tier with one partition assigned.
+struct Bench {
+    relay: Relay,
+    assignment: AssignmentId,
+    offset: i64,
+}
+
+impl Bench {
+    fn new(look_ahead: usize) -> Self {
+        let metrics = TierFamilies::register(&mut Registry::default()).of(TIER);
+        let look_ahead = LookAhead { records: look_ahead, bytes: usize::MAX };
+        let mut relay = Relay::new(TIER, &[Arc::new(Pipeline::new("docs"))], look_ahead, Arc::new(metrics));
+        let assignment = AssignmentId::for_tests(0, 1);
+        relay.assigned(assignment, &"docs-retry-5s".into(), 0);
+        Self { relay, assignment, offset: 0 }
+    }
+
+    fn accept(&mut self, headers: Headers) {
+        let position = Position { topic: "docs-retry-5s".into(), partition: 0, offset: self.offset };
+        let record = Record {
+            position,
+            timestamp: Some(NOW),
+            key: Some("k".into()),
+            value: Some("v".into()),
+            headers,
+            unreadable_headers: 0,
+        };
+        self.offset += 1;
+        self.relay.accept(self.assignment, record, NOW);
+    }
+
+    fn finish(&mut self, now: Timestamp) -> Vec<(String, Headers)> {
+        let mut turn = Turn::default();
+        self.relay.finish(now, usize::MAX, &mut turn);
+        assert_eq!(turn.outputs.len(), turn.completed.len());
+        self.relay.committed(now);
+        turn.outputs.into_iter().map(|output| (output.topic.to_string(), output.headers)).collect()
+    }
+}
+
+fn waiting_until(due: Timestamp) -> Headers {
+    let mut list = Headers::new();
+    list.push("user", Some(&[0xff, 0x00]));
+    let origin = Origin { topic: "docs".into(), partition: 0, offset: 7, timestamp: Some(NOW) };
+    headers::write_lineage(&mut list, "docs", &origin, 1);
+    list.push_text(headers::PROCESS_AFTER, &due.to_string());
+    list.push_text(headers::RETURN_TOPIC, "docs-retry-due");
+    list
+}
+
+fn in_seconds(seconds: u64) -> Timestamp {
+    NOW.after(std::time::Duration::from_secs(seconds))
+}
+
+#[test]
+fn a_record_leaves_when_it_is_due_and_not_a_millisecond_before() {
+    let mut bench = Bench::new(10);
+    bench.accept(waiting_until(in_seconds(5)));
+    assert_eq!(bench.relay.next_due(), Some(in_seconds(5)));
+    let just_before = Timestamp::from_millis(in_seconds(5).as_millis() - 1);
+    assert!(bench.finish(just_before).is_empty());
+    let released = bench.finish(in_seconds(5));
+    assert_eq!(released, [("docs-retry-due".to_owned(), waiting_until(in_seconds(5)))]);
+    assert_eq!(bench.relay.next_due(), None);
+}
+
+#[test]
+fn a_long_wait_does_not_hold_up_a_short_one_behind_it() {
+    let mut bench = Bench::new(10);
+    bench.accept(waiting_until(in_seconds(100)));
+    bench.accept(waiting_until(in_seconds(1)));
+    assert_eq!(bench.finish(in_seconds(1)).len(), 1);
+}
+
+#[test]
+fn a_due_time_in_the_past_goes_at_once() {
+    let mut bench = Bench::new(10);
+    bench.accept(waiting_until(Timestamp::from_millis(0)));
+    assert_eq!(bench.finish(NOW).len(), 1);
+}
+
+#[test]
+fn a_window_full_of_long_waits_moves_them_to_their_tier() {
+    let mut bench = Bench::new(3);
+    for seconds in [100, 40, 4] {
+        bench.accept(waiting_until(in_seconds(seconds)));
+    }
+    assert_eq!(bench.relay.capacity(bench.assignment), 0);
+    let moved: Vec<String> = bench.finish(NOW).into_iter().map(|(topic, _)| topic).collect();
+    assert_eq!(moved, ["docs-retry-1m", "docs-retry-30s"]);
+    assert_eq!(bench.relay.capacity(bench.assignment), 2);
+    assert!(bench.finish(NOW).is_empty(), "what waits less than its tier stays");
+}
+
+#[test]
+fn forged_records_die_as_malformed_and_never_leave_early() {
+    let forge = |name: &'static str, value: Option<&[u8]>| {
+        let mut list = waiting_until(NOW).filtered(|kept| kept != name);
+        if let Some(value) = value {
+            list.push(name, Some(value));
+        }
+        list
+    };
+    let mut duplicate = waiting_until(NOW);
+    duplicate.push_text(headers::PROCESS_AFTER, &NOW.to_string());
+    let forged = [
+        duplicate,
+        forge(headers::PROCESS_AFTER, None),
+        forge(headers::PROCESS_AFTER, Some(b"\xff\xfe")),
+        forge(headers::PROCESS_AFTER, Some(b"0")),
+        forge(headers::PROCESS_AFTER, Some(b"9999-01-01T00:00:00Z")),
+        forge(headers::RETURN_TOPIC, None),
+        forge(headers::RETURN_TOPIC, Some(b"payments")),
+    ];
+    for headers in forged {
+        let mut bench = Bench::new(10);
+        bench.accept(headers);
+        let out = bench.finish(NOW);
+        assert_eq!(out.len(), 1);
+        assert_eq!(out[0].0, "docs-dlq");
+        assert_eq!(out[0].1.last(headers::ERROR_CLASS), Some(&b"malformed"[..]));
+    }
+}
+
+#[test]
+fn a_revoked_partition_is_forgotten() {
+    let mut bench = Bench::new(10);
+    bench.accept(waiting_until(in_seconds(1)));
+    bench.accept(Headers::new());
+    bench.relay.revoked(bench.assignment);
+    assert!(bench.finish(in_seconds(2)).is_empty());
+    assert_eq!(bench.relay.next_due(), None);
+}
+
+proptest! {
+    #[test]
+    fn arbitrary_bytes_in_our_headers_are_released_when_due_or_die_malformed(
+        due in proptest::collection::vec(any::<u8>(), 0..30), topic in proptest::collection::vec(any::<u8>(), 0..30),
+    ) {
+        let mut list = waiting_until(NOW).filtered(|name| name != headers::PROCESS_AFTER && name != headers::RETURN_TOPIC);
+        list.push(headers::PROCESS_AFTER, Some(&due));
+        list.push(headers::RETURN_TOPIC, Some(&topic));
+        let mut bench = Bench::new(10);
+        bench.accept(list);
+        let out = bench.finish(NOW);
+        prop_assert_eq!(out.len(), 1);
+        prop_assert_eq!(&out[0].0, "docs-dlq");
+    }
+}

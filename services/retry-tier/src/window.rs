@@ -1,0 +1,192 @@
+//! The look-ahead of one partition: a bounded number of waiting records, ordered by due time.
+//!
+//! Records of a tier are nearly in the order of their due times, so they are kept in a queue; only those
+//! that are due before the one in front of them (jitter, `Retry-After`, clocks) go into a heap beside it.
+
+use std::cmp::Ordering;
+use std::collections::{BinaryHeap, VecDeque};
+
+use redeliver_core::{Record, Timestamp};
+
+/// A record that waits for its due time.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    /// Not before.
+    pub(crate) due: Timestamp,
+    /// The record.
+    pub(crate) record: Record,
+}
+
+/// Waiting records of one partition, earliest due first.
+#[derive(Debug, Default)]
+pub(crate) struct Window {
+    in_order: VecDeque<Waiting>,
+    stragglers: BinaryHeap<Straggler>,
+    bytes: usize,
+}
+
+#[derive(Debug)]
+struct Straggler(Waiting);
+
+impl Straggler {
+    fn key(&self) -> (Timestamp, i64) {
+        (self.0.due, self.0.record.position.offset)
+    }
+}
+
+impl PartialEq for Straggler {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl Eq for Straggler {}
+
+impl PartialOrd for Straggler {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Straggler {
+    /// The greatest is the one that is due first, as a `BinaryHeap` wants it.
+    fn cmp(&self, other: &Self) -> Ordering {
+        other.key().cmp(&self.key())
+    }
+}
+
+impl Window {
+    pub(crate) fn push(&mut self, waiting: Waiting) {
+        self.bytes += size(&waiting.record);
+        if self.in_order.back().is_some_and(|last| waiting.due < last.due) {
+            self.stragglers.push(Straggler(waiting));
+        } else {
+            self.in_order.push_back(waiting);
+        }
+    }
+
+    /// When the next record is due.
+    pub(crate) fn next_due(&self) -> Option<Timestamp> {
+        let ordered = self.in_order.front().map(|waiting| waiting.due);
+        let straggler = self.stragglers.peek().map(|straggler| straggler.0.due);
+        match (ordered, straggler) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
+    }
+
+    /// The record that is due first, if it is due at `now`.
+    pub(crate) fn pop_due(&mut self, now: Timestamp) -> Option<Waiting> {
+        let due = self.next_due().filter(|due| *due <= now)?;
+        let from_queue = self.in_order.front().is_some_and(|front| front.due == due);
+        let waiting = if from_queue {
+            self.in_order.pop_front()
+        } else {
+            self.stragglers.pop().map(|straggler| straggler.0)
+        }?;
+        self.bytes -= size(&waiting.record);
+        Some(waiting)
+    }
+
+    /// Takes out the records whose due time is chosen, at most `limit` of them.
+    pub(crate) fn take(&mut self, limit: usize, is_chosen: impl Fn(Timestamp) -> bool) -> Vec<Waiting> {
+        let mut taken = Vec::new();
+        let mut kept = Vec::with_capacity(self.len());
+        let all = self.in_order.drain(..).chain(self.stragglers.drain().map(|straggler| straggler.0));
+        for waiting in all {
+            if taken.len() < limit && is_chosen(waiting.due) {
+                taken.push(waiting);
+            } else {
+                kept.push(waiting);
+            }
+        }
+        kept.sort_by_key(|waiting| (waiting.due, waiting.record.position.offset));
+        self.in_order = kept.into();
+        self.bytes -= taken.iter().map(|waiting| size(&waiting.record)).sum::<usize>();
+        taken
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.in_order.len() + self.stragglers.len()
+    }
+
+    /// Bytes held by the records, about.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+fn size(record: &Record) -> usize {
+    let payload = |bytes: &Option<_>| bytes.as_ref().map_or(0, |bytes: &bytes::Bytes| bytes.len());
+    size_of::<Waiting>() + payload(&record.key) + payload(&record.value) + record.headers.byte_len()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use redeliver_core::{Headers, Position};
+
+    use super::*;
+
+    fn waiting(due: i64, offset: i64) -> Waiting {
+        let record = Record {
+            position: Position { topic: "t".into(), partition: 0, offset },
+            timestamp: None,
+            key: None,
+            value: Some(vec![0; 10].into()),
+            headers: Headers::new(),
+            unreadable_headers: 0,
+        };
+        Waiting { due: Timestamp::from_millis(due), record }
+    }
+
+    proptest! {
+        #[test]
+        fn records_leave_when_due_and_earliest_first(
+            dues in proptest::collection::vec(0_i64..1000, 0..200), steps in proptest::collection::vec(0_i64..1000, 1..20),
+        ) {
+            let mut window = Window::default();
+            let mut left = 0;
+            let mut times = steps.clone();
+            times.sort_unstable();
+            let mut arrivals = dues.iter().enumerate();
+            for now in times.into_iter().chain([1000]) {
+                for (offset, due) in arrivals.by_ref().take(dues.len() / steps.len() + 1) {
+                    window.push(waiting(*due, i64::try_from(offset).unwrap()));
+                }
+                let mut last = None;
+                while let Some(released) = window.pop_due(Timestamp::from_millis(now)) {
+                    prop_assert!(released.due.as_millis() <= now, "never early");
+                    prop_assert!(last <= Some(released.due), "earliest first");
+                    last = Some(released.due);
+                    left += 1;
+                }
+                prop_assert!(window.next_due().is_none_or(|due| due.as_millis() > now));
+            }
+            prop_assert_eq!(left + window.len() + arrivals.len(), dues.len(), "none is lost");
+            if window.len() == 0 {
+                prop_assert_eq!(window.bytes(), 0);
+            }
+        }
+
+        #[test]
+        fn taking_far_records_leaves_the_rest_in_order(dues in proptest::collection::vec(0_i64..100, 0..50), limit in 0_usize..60) {
+            let mut window = Window::default();
+            for (offset, due) in dues.iter().enumerate() {
+                window.push(waiting(*due, i64::try_from(offset).unwrap()));
+            }
+            let taken = window.take(limit, |due| due.as_millis() >= 50);
+            let far = dues.iter().filter(|due| **due >= 50).count();
+            prop_assert_eq!(taken.len(), far.min(limit));
+            let mut last = None;
+            let mut popped = 0;
+            while let Some(released) = window.pop_due(Timestamp::from_millis(100)) {
+                prop_assert!(last <= Some(released.due));
+                last = Some(released.due);
+                popped += 1;
+            }
+            prop_assert_eq!(popped, dues.len() - taken.len());
+            prop_assert_eq!(window.bytes(), 0);
+        }
+    }
+}
