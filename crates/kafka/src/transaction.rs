@@ -117,9 +117,16 @@ impl Transactions {
         let deadline = Instant::now() + self.timeout;
         let result = self.attempt(outputs, offsets, group, deadline);
         let Err((step, error)) = result else { return Ok(()) };
-        let setback = self.setback(step, error);
-        if setback.remedy == Remedy::Abort && self.abort() {
-            return Err(setback);
+        let mut setback = self.setback(step, error);
+        if setback.remedy == Remedy::Abort {
+            match self.abort() {
+                Ok(()) => return Err(setback),
+                Err(error) if remedy(&error) == Remedy::Fenced => setback.remedy = Remedy::Fenced,
+                Err(error) => {
+                    tracing::debug!(id = self.id, %error, "aborting failed; the producer is replaced");
+                    setback.remedy = Remedy::Rebuild;
+                }
+            }
         }
         self.discard();
         Err(setback)
@@ -134,11 +141,11 @@ impl Transactions {
     ) -> Result<(), (&'static str, KafkaError)> {
         let producer = self.producer.as_ref().ok_or(("beginning", KafkaError::Canceled))?;
         let deliveries = producer.client().context();
-        deliveries.reset();
+        let number = deliveries.begin();
         producer.begin_transaction().map_err(|error| ("beginning", error))?;
         let mut sent = 0;
         for output in outputs {
-            send(producer, output, deadline).map_err(|error| ("producing", error))?;
+            send(producer, output, number, deadline).map_err(|error| ("producing", error))?;
             sent += 1;
         }
         deliveries.wait_for(sent, deadline);
@@ -154,14 +161,12 @@ impl Transactions {
         until(deadline, || producer.commit_transaction(CALL)).map_err(|error| ("committing", error))
     }
 
-    /// Whether the transaction is aborted for certain.
-    fn abort(&self) -> bool {
-        let Some(producer) = &self.producer else { return false };
+    fn abort(&self) -> Result<(), KafkaError> {
+        let producer = self.producer.as_ref().ok_or(KafkaError::Canceled)?;
         // Aborting while the very first request is under way can make the producer unusable (librdkafka
         // issue 4849), so one answer is waited for.
         producer.client().context().wait_for(1, Instant::now() + Duration::from_secs(1));
-        let deadline = Instant::now() + self.timeout;
-        until(deadline, || producer.abort_transaction(CALL)).is_ok()
+        until(Instant::now() + self.timeout, || producer.abort_transaction(CALL))
     }
 
     fn discard(&mut self) {
@@ -192,9 +197,10 @@ fn until(deadline: Instant, mut call: impl FnMut() -> Result<(), KafkaError>) ->
 fn send(
     producer: &ThreadedProducer<Deliveries>,
     output: &Output,
+    transaction: usize,
     deadline: Instant,
 ) -> Result<(), KafkaError> {
-    let mut record = BaseRecord::<[u8], [u8]>::to(&output.topic);
+    let mut record = BaseRecord::<[u8], [u8], usize>::with_opaque_to(&output.topic, transaction);
     record.key = output.key.as_deref();
     record.payload = output.value.as_deref();
     if !output.headers.is_empty() {
@@ -214,8 +220,10 @@ fn send(
     }
 }
 
-/// Counts delivery reports, which arrive on the producer's own thread, and wakes the lane's.
+/// Counts delivery reports, which arrive on the producer's own thread, and wakes the lane's. Every record
+/// carries the number of its transaction: reports of an aborted one may arrive during the next.
 struct Deliveries {
+    transaction: AtomicUsize,
     waiting: std::sync::Mutex<Option<Thread>>,
     reported: AtomicUsize,
     awaited: AtomicUsize,
@@ -227,6 +235,7 @@ struct Deliveries {
 impl Deliveries {
     fn new() -> Self {
         Self {
+            transaction: AtomicUsize::new(0),
             waiting: std::sync::Mutex::new(None),
             reported: AtomicUsize::new(0),
             awaited: AtomicUsize::new(usize::MAX),
@@ -236,11 +245,13 @@ impl Deliveries {
         }
     }
 
-    fn reset(&self) {
+    fn begin(&self) -> usize {
+        let number = self.transaction.fetch_add(1, Ordering::SeqCst) + 1;
         self.reported.store(0, Ordering::SeqCst);
         self.awaited.store(usize::MAX, Ordering::SeqCst);
         self.failed.store(false, Ordering::SeqCst);
         *lock(&self.first_failure) = None;
+        number
     }
 
     /// Waits until that many deliveries have been reported, one has failed, or the deadline passes.
@@ -275,9 +286,12 @@ impl ClientContext for Deliveries {
 }
 
 impl ProducerContext for Deliveries {
-    type DeliveryOpaque = ();
+    type DeliveryOpaque = usize;
 
-    fn delivery(&self, result: &DeliveryResult<'_>, (): ()) {
+    fn delivery(&self, result: &DeliveryResult<'_>, transaction: usize) {
+        if transaction != self.transaction.load(Ordering::SeqCst) {
+            return;
+        }
         if let Err((error, _)) = result {
             lock(&self.first_failure).get_or_insert_with(|| error.clone());
             self.failed.store(true, Ordering::SeqCst);

@@ -196,9 +196,8 @@ pub(super) fn decode(commit: i64, metadata: &str) -> Result<Vec<OffsetRange>, Me
     if metadata.is_empty() {
         return Ok(Vec::new());
     }
-    let (form, text) = match metadata.split_at_checked(PREFIX_LENGTH) {
-        Some((form @ (RUNS | BITMAP), text)) => (form, text),
-        _ => return Err(MetadataError::Foreign),
+    let Some((form @ (RUNS | BITMAP), text)) = metadata.split_at_checked(PREFIX_LENGTH) else {
+        return Err(MetadataError::Foreign);
     };
     if metadata.len() > METADATA_LIMIT {
         return Err(MetadataError::TooLarge);
@@ -213,9 +212,9 @@ pub(super) fn decode(commit: i64, metadata: &str) -> Result<Vec<OffsetRange>, Me
         while !reader.bytes.is_empty() {
             let length = reader.varint()?;
             if done {
-                ranges.done(length)?
+                ranges.done(length)?;
             } else {
-                ranges.hole(length)?
+                ranges.hole(length)?;
             }
             done = !done;
         }
@@ -231,9 +230,9 @@ pub(super) fn decode(commit: i64, metadata: &str) -> Result<Vec<OffsetRange>, Me
                 // The bitmap is in memory, so the number of a bit in it fits.
                 let bit = usize::try_from(bit).map_err(|_| MetadataError::TooLarge)?;
                 if bitmap[bit / 8] >> (bit % 8) & 1 == 1 {
-                    ranges.hole(1)?
+                    ranges.hole(1)?;
                 } else {
-                    ranges.done(1)?
+                    ranges.done(1)?;
                 }
             }
         }

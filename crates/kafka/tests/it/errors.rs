@@ -1,0 +1,152 @@
+//! Each class of error, injected on librdkafka's mock cluster: what it calls for, and that the next
+//! transaction after it succeeds.
+
+use std::time::Duration;
+
+use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use rdkafka::mocking::MockCluster;
+use rdkafka::producer::DefaultProducerContext;
+use rdkafka::topic_partition_list::Offset;
+use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
+use rdkafka::{ClientConfig, TopicPartitionList};
+use redeliver_core::{Headers, Output};
+use redeliver_kafka::KafkaSettings;
+use redeliver_kafka::remedy::Remedy;
+use redeliver_kafka::transaction::{Setback, Transactions};
+
+struct Bench {
+    cluster: MockCluster<'static, DefaultProducerContext>,
+    transactions: Transactions,
+    consumer: BaseConsumer,
+}
+
+impl Bench {
+    fn new() -> Self {
+        Self::with_timeout(Duration::from_secs(5))
+    }
+
+    fn with_timeout(timeout: Duration) -> Self {
+        let cluster = MockCluster::new(1).unwrap();
+        cluster.create_topic("from", 1, 1).unwrap();
+        cluster.create_topic("to", 1, 1).unwrap();
+        let settings = KafkaSettings {
+            transaction_timeout: timeout,
+            ..KafkaSettings::new(cluster.bootstrap_servers(), "errors")
+        };
+        let transactions = Transactions::new(settings.transactional_producer("errors"), "errors", timeout);
+        let consumer: BaseConsumer = settings.consumer("group", "member").create().unwrap();
+        Self { cluster, transactions, consumer }
+    }
+
+    fn recover(&mut self) {
+        for _ in 0..100 {
+            match self.transactions.recover(Duration::from_secs(1)) {
+                Ok(()) => return,
+                Err(setback) => assert_ne!(setback.remedy, Remedy::Misconfigured, "{setback}"),
+            }
+        }
+        panic!("the producer did not recover");
+    }
+
+    fn write(&mut self) -> Result<(), Setback> {
+        let output = Output {
+            topic: "to".into(),
+            key: None,
+            value: Some("value".into()),
+            headers: Headers::new(),
+        };
+        let mut offsets = TopicPartitionList::new();
+        offsets.add_partition_offset("from", 0, Offset::Offset(1)).unwrap();
+        let consumer = &self.consumer;
+        self.transactions.write([output].iter(), &offsets, || consumer.group_metadata())
+    }
+
+    fn inject(&self, api: RDKafkaApiKey, error: RDKafkaRespErr, times: usize) {
+        self.cluster.request_errors(api, &vec![error; times]);
+    }
+}
+
+fn check(api: RDKafkaApiKey, error: RDKafkaRespErr, expected: Option<Remedy>) {
+    let mut bench = Bench::new();
+    bench.recover();
+    bench.write().unwrap();
+    bench.inject(api, error, 1);
+    let found = bench.write().err().map(|setback| setback.remedy);
+    assert_eq!(found, expected, "{error:?} of {}", api as i32);
+    // The client may need a second attempt, as it purges its queue while it gets a new epoch.
+    let again = (0..5).find_map(|_| {
+        bench.recover();
+        bench.write().ok()
+    });
+    assert!(again.is_some(), "no transaction succeeds after {error:?}");
+}
+
+use RDKafkaApiKey as Api;
+use RDKafkaRespErr as E;
+
+#[test]
+fn what_passes_by_itself_is_retried_within_the_transaction() {
+    check(Api::EndTxn, E::RD_KAFKA_RESP_ERR_CONCURRENT_TRANSACTIONS, None);
+    check(Api::EndTxn, E::RD_KAFKA_RESP_ERR_COORDINATOR_LOAD_IN_PROGRESS, None);
+    check(Api::TxnOffsetCommit, E::RD_KAFKA_RESP_ERR_NOT_COORDINATOR, None);
+    check(Api::AddOffsetsToTxn, E::RD_KAFKA_RESP_ERR_COORDINATOR_NOT_AVAILABLE, None);
+    check(Api::AddPartitionsToTxn, E::RD_KAFKA_RESP_ERR_CONCURRENT_TRANSACTIONS, None);
+    check(Api::Produce, E::RD_KAFKA_RESP_ERR_NOT_LEADER_FOR_PARTITION, None);
+}
+
+#[test]
+fn a_stale_member_of_the_group_aborts() {
+    check(Api::TxnOffsetCommit, E::RD_KAFKA_RESP_ERR_ILLEGAL_GENERATION, Some(Remedy::Abort));
+    check(Api::TxnOffsetCommit, E::RD_KAFKA_RESP_ERR_UNKNOWN_MEMBER_ID, Some(Remedy::Abort));
+    check(Api::AddOffsetsToTxn, E::RD_KAFKA_RESP_ERR_GROUP_AUTHORIZATION_FAILED, Some(Remedy::Abort));
+}
+
+#[test]
+fn a_refused_record_aborts() {
+    check(Api::Produce, E::RD_KAFKA_RESP_ERR_MSG_SIZE_TOO_LARGE, Some(Remedy::Abort));
+    check(Api::Produce, E::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED, Some(Remedy::Abort));
+}
+
+#[test]
+fn a_producer_whose_epoch_is_over_is_replaced() {
+    check(Api::EndTxn, E::RD_KAFKA_RESP_ERR_INVALID_PRODUCER_EPOCH, Some(Remedy::Fenced));
+    check(Api::AddOffsetsToTxn, E::RD_KAFKA_RESP_ERR_INVALID_PRODUCER_EPOCH, Some(Remedy::Fenced));
+    check(Api::AddPartitionsToTxn, E::RD_KAFKA_RESP_ERR_INVALID_PRODUCER_EPOCH, Some(Remedy::Fenced));
+}
+
+#[test]
+fn a_fatal_error_replaces_the_producer() {
+    check(Api::EndTxn, E::RD_KAFKA_RESP_ERR_INVALID_TXN_STATE, Some(Remedy::Rebuild));
+    check(Api::AddOffsetsToTxn, E::RD_KAFKA_RESP_ERR_TRANSACTIONAL_ID_AUTHORIZATION_FAILED, Some(Remedy::Rebuild));
+}
+
+#[test]
+fn a_transaction_of_unknown_outcome_is_resolved_by_a_new_producer() {
+    let mut bench = Bench::with_timeout(Duration::from_secs(1));
+    bench.recover();
+    bench.write().unwrap();
+    bench.cluster.broker_down(1).unwrap();
+    let setback = bench.write().unwrap_err();
+    assert!(!bench.transactions.is_ready(), "{setback:?}");
+    bench.cluster.broker_up(1).unwrap();
+    bench.recover();
+    bench.write().unwrap();
+}
+
+#[test]
+fn a_broker_that_is_not_ready_is_waited_for() {
+    let mut bench = Bench::new();
+    bench.inject(Api::InitProducerId, E::RD_KAFKA_RESP_ERR_COORDINATOR_LOAD_IN_PROGRESS, 3);
+    bench.recover();
+    bench.write().unwrap();
+}
+
+#[test]
+fn a_configuration_that_cannot_work_is_named_at_once() {
+    let mut config = ClientConfig::new();
+    config.set("bootstrap.servers", "127.0.0.1:1").set("no.such.property", "1");
+    let mut transactions = Transactions::new(config, "wrong", Duration::from_secs(1));
+    let setback = transactions.recover(Duration::from_secs(1)).unwrap_err();
+    assert_eq!(setback.remedy, Remedy::Misconfigured);
+    assert!(setback.into_source().to_string().contains("no.such.property"));
+}
