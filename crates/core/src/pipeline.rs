@@ -16,6 +16,8 @@ pub struct Pipeline {
     pub source: Arc<str>,
     /// Where results go; `None` writes no results.
     pub output: Option<Arc<str>>,
+    /// Further topics that a handler may choose for single results.
+    pub other_outputs: Vec<Arc<str>>,
     /// Where a record goes when its wait is over.
     pub return_to: ReturnTo,
     /// How often and after which waits a record is tried again.
@@ -74,6 +76,7 @@ impl Pipeline {
             name: name.into(),
             source: name.into(),
             output: None,
+            other_outputs: Vec::new(),
             return_to: ReturnTo::default(),
             policy: RetryPolicy::default(),
             anchor: Anchor::default(),
@@ -128,7 +131,8 @@ impl Pipeline {
     #[must_use]
     pub fn topics(&self) -> Vec<(Arc<str>, TopicRole)> {
         let mut topics = vec![(self.source.clone(), TopicRole::Source)];
-        topics.extend(self.output.clone().map(|topic| (topic, TopicRole::Output)));
+        let outputs = self.output.iter().chain(&self.other_outputs).cloned();
+        topics.extend(outputs.map(|topic| (topic, TopicRole::Output)));
         topics.extend(
             self.policy
                 .tiers()

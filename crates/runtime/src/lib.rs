@@ -1,1 +1,28 @@
-//! placeholder
+//! What every service of Redeliver needs around its own work: configuration, telemetry, supervised tasks,
+//! shutdown and the admin port.
+//!
+//! | module | idea |
+//! |---|---|
+//! | [`config`] | one file for all services; every problem is named with its place |
+//! | [`cli`] | the shape of every `main`: parse, load, telemetry, run, exit code |
+//! | [`tasks`] | named tasks and threads; the first failure ends the process in order |
+//! | [`error_chain`] | an error with its causes in one line |
+//! | [`shutdown`] | signals become a token |
+//! | [`admin`] | `/livez`, `/readyz`, `/metrics`, `/config` |
+//! | [`health`] | the parts that must be ready before the process is |
+//! | [`metrics`] | the registry and what every process says of itself |
+//! | [`telemetry`] | logs to stderr, spans to an OTLP collector |
+//! | [`trace_context`] | W3C trace context in record headers |
+
+pub mod admin;
+pub mod cli;
+pub mod config;
+pub mod error_chain;
+pub mod health;
+pub mod metrics;
+pub mod shutdown;
+pub mod tasks;
+pub mod telemetry;
+pub mod trace_context;
+
+pub use config::Config;

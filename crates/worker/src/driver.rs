@@ -13,23 +13,29 @@ use futures::{FutureExt, StreamExt};
 use redeliver_core::failure::{MESSAGE_LIMIT, bounded_text};
 use redeliver_core::route::route;
 use redeliver_core::{Clock, Failure, Outcome, Pipeline};
+use redeliver_runtime::telemetry::Tracer;
 use tokio_util::sync::CancellationToken;
 use tower::{BoxError, ServiceExt};
 
 use crate::engine::{Done, Exchange, Job};
 use crate::handler::{Attempt, Handler};
 use crate::metrics::WorkerMetrics;
-use crate::tracing_spans::AttemptTracer;
+use crate::spans::AttemptSpan;
 
 /// Everything a driver needs.
 pub(crate) struct Driver<H> {
-    pub(crate) pipeline: Arc<Pipeline>,
     pub(crate) handler: H,
     pub(crate) exchange: Arc<Exchange>,
     pub(crate) concurrency: usize,
+    pub(crate) surroundings: Arc<Surroundings>,
+}
+
+/// What every attempt at a record of a pipeline needs.
+pub(crate) struct Surroundings {
+    pub(crate) pipeline: Arc<Pipeline>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) metrics: Arc<WorkerMetrics>,
-    pub(crate) tracer: AttemptTracer,
+    pub(crate) tracer: Tracer,
 }
 
 impl<H: Handler> Driver<H> {
@@ -46,7 +52,7 @@ impl<H: Handler> Driver<H> {
             while running.len() < self.concurrency {
                 // What has waited for its time goes before what has just come.
                 let Some(job) = retries.pop_front().or_else(|| firsts.pop_front()) else { break };
-                running.push(self.attempt(job));
+                running.push(self.surroundings.clone().attempt(self.handler.clone(), job));
             }
             tokio::select! {
                 biased;
@@ -67,32 +73,35 @@ impl<H: Handler> Driver<H> {
         }
     }
 
-    async fn attempt(&self, job: Job) -> Done {
+}
+
+impl Surroundings {
+    async fn attempt<H: Handler>(self: Arc<Self>, handler: H, job: Job) -> Done {
         let Job { assignment, offset, record, arrival, wanted, .. } = job;
         let record = Arc::new(record);
-        let outcome_and_trace = if wanted.load(Ordering::SeqCst) {
-            let span = self.tracer.start(&self.pipeline, &record, &arrival);
+        let (outcome, trace) = if wanted.load(Ordering::SeqCst) {
+            let span = AttemptSpan::start(&self.tracer, &self.pipeline, &record, &arrival);
+            let trace = span.trace();
             let attempt = Attempt {
                 record: record.clone(),
                 origin: arrival.origin.clone(),
                 failed_attempts: arrival.failed_attempts,
-                trace: span.context(),
+                trace: trace.clone(),
             };
             let began = Instant::now();
-            let call = AssertUnwindSafe(self.handler.clone().oneshot(attempt)).catch_unwind();
+            let call = AssertUnwindSafe(handler.oneshot(attempt)).catch_unwind();
             let outcome = match call.await {
                 Ok(Ok(outcome)) => outcome,
                 Ok(Err(error)) => Outcome::Failed(failed(error.into())),
                 Err(panic) => Outcome::Failed(panicked(&*panic)),
             };
             self.metrics.handling.observe(began.elapsed().as_secs_f64());
-            let trace = span.end(&outcome);
+            span.end(&outcome);
             (outcome, trace)
         } else {
             // The partition has moved: the lane drops whatever we say, so the call is spared.
             (Outcome::Success(Vec::new()), None)
         };
-        let (outcome, trace) = outcome_and_trace;
         let record = Arc::try_unwrap(record).unwrap_or_else(|shared| (*shared).clone());
         let now = self.clock.now();
         let routing =

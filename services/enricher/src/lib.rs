@@ -1,1 +1,91 @@
-//! placeholder
+//! The enricher: the worker with an HTTP endpoint, in any language, as its handler.
+//!
+//! Each record of a pipeline's source is sent to the endpoint. A successful answer becomes a record of the
+//! output; what fails for the moment waits in a tier and comes back; what is hopeless goes to the
+//! dead-letter topic with its reason.
+
+pub mod http;
+pub mod output_choice;
+pub mod quick_retry;
+
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use redeliver_core::Pipeline;
+use redeliver_runtime::cli::Start;
+use redeliver_runtime::config::{HttpConfig, OutputConfig, PipelineConfig, ResponseMode};
+use redeliver_worker::host::{Host, kafka_settings, lane_grace};
+use redeliver_worker::{WorkerSpec, topics};
+
+use crate::http::{HttpHandler, HttpSettings, ResponseUse, TlsFiles};
+use crate::output_choice::OutputChoice;
+
+/// Runs the service until it is told to stop.
+///
+/// # Errors
+/// When an endpoint is not usable as configured, the topics are unsound, or a lane cannot go on.
+pub async fn run(start: Start) -> anyhow::Result<()> {
+    let mut host = Host::new("enricher", start);
+    let served = host.config.enricher_pipelines();
+    let pipelines: Vec<Pipeline> = served.iter().map(|(name, pipeline)| pipeline.pipeline(name)).collect();
+    let kafka = kafka_settings(&host.config);
+    topics::ensure(&host.config, &kafka, &pipelines, host.tasks.shutdown()).await?;
+    mount(&mut host)?;
+    Ok(host.run().await?)
+}
+
+/// Adds the workers of all served pipelines to a host.
+///
+/// # Errors
+/// When an endpoint is not usable as configured, or the system gives no thread.
+pub fn mount(host: &mut Host) -> anyhow::Result<()> {
+    let config = host.config.clone();
+    for (name, pipeline) in config.enricher_pipelines() {
+        let Some(http) = &pipeline.http else { continue };
+        let handler = HttpHandler::new(settings(http, pipeline)).with_context(|| format!("pipelines.{name}"))?;
+        let spec = WorkerSpec {
+            pipeline: Arc::new(pipeline.pipeline(name)),
+            kafka: kafka_settings(&config),
+            lanes: config.kafka.lanes as usize,
+            batch: config.kafka.batch as usize,
+            concurrency: http.concurrency as usize,
+            in_flight: pipeline.in_flight as usize,
+            grace: lane_grace(&config),
+        };
+        redeliver_worker::spawn(host, &spec, &handler)?;
+    }
+    Ok(())
+}
+
+fn settings(http: &HttpConfig, pipeline: &PipelineConfig) -> HttpSettings {
+    HttpSettings {
+        method: http.method.clone(),
+        timeout: http.timeout.duration(),
+        connect_timeout: http.connect_timeout.duration(),
+        quick_retries: http.quick_retries,
+        quick_retry_delay: http.quick_retry_delay.duration(),
+        response: match http.response {
+            ResponseMode::Replace => ResponseUse::Replace,
+            ResponseMode::Keep => ResponseUse::Keep,
+        },
+        max_response_bytes: usize::try_from(http.max_response_bytes).unwrap_or(usize::MAX),
+        max_retry_after: http.max_retry_after.duration(),
+        headers: http.headers.iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
+        header_files: http.header_files.iter().map(|(name, path)| (name.clone(), path.clone())).collect(),
+        classification: http.classification(),
+        tls: TlsFiles {
+            ca_file: http.tls.ca_file.clone(),
+            cert_file: http.tls.cert_file.clone(),
+            key_file: http.tls.key_file.clone(),
+        },
+        output: match &pipeline.output {
+            Some(OutputConfig::Chosen(chosen)) => OutputChoice::ByField {
+                pointer: chosen.pointer.clone(),
+                topics: chosen.topics.iter().map(|(value, topic)| (value.clone(), topic.as_str().into())).collect(),
+                otherwise: Some(chosen.default.as_str().into()),
+            },
+            Some(OutputConfig::Topic(_)) | None => OutputChoice::Default,
+        },
+        ..HttpSettings::new(http.url.expose())
+    }
+}

@@ -1,2 +1,39 @@
-//! placeholder
-fn main() {}
+//! The command line of Redeliver.
+
+mod audit;
+mod dev;
+mod topics;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// Delivers each Kafka record at its right moment: failed ones again after a growing delay, hopeless ones
+/// into a dead-letter topic, each exactly once.
+#[derive(Parser)]
+#[command(name = "redeliver", version)]
+struct Args {
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run everything in this process on a broker in memory, with a demonstration (the default)
+    Dev(dev::DevArgs),
+    /// Create or check the topics of the configured pipelines
+    Topics(topics::TopicsArgs),
+    /// Prove that nothing is lost, doubled, early or altered: in = out + waiting + dead
+    Audit(audit::AuditArgs),
+}
+
+fn main() -> ExitCode {
+    match Args::parse().command.unwrap_or_else(|| Command::Dev(dev::DevArgs::default())) {
+        Command::Dev(args) => dev::main(args),
+        Command::Topics(args) => topics::main(&args),
+        Command::Audit(args) => audit::main(&args),
+    }
+}

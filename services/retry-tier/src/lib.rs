@@ -1,1 +1,78 @@
-//! placeholder
+//! The retry tier: waiting records are released to their return topic when they are due, exactly once and
+//! never early.
+//!
+//! A tier is a set of topics, `<pipeline>-retry-<tier>`, one for each pipeline that has it. One process
+//! serves one or more tiers, each with lanes and a consumer group of its own, so that each can be scaled
+//! alone.
+
+mod metrics;
+mod relay;
+mod window;
+
+use std::sync::Arc;
+
+use redeliver_core::{Pipeline, Span, pipeline};
+use redeliver_kafka::{LaneSpec, Waker};
+use redeliver_runtime::Config;
+use redeliver_runtime::cli::Start;
+use redeliver_worker::host::{Host, kafka_settings, lane_grace};
+use redeliver_worker::topics;
+
+use crate::metrics::TierFamilies;
+use crate::relay::Relay;
+pub use crate::relay::LookAhead;
+
+/// Runs the service until it is told to stop.
+///
+/// # Errors
+/// When the topics are unsound or a lane cannot go on.
+pub async fn run(start: Start) -> anyhow::Result<()> {
+    let mut host = Host::new("retry-tier", start);
+    let pipelines = served(&host.config);
+    let pipelines: Vec<Pipeline> = pipelines.iter().map(|pipeline| (**pipeline).clone()).collect();
+    let kafka = kafka_settings(&host.config);
+    topics::ensure(&host.config, &kafka, &pipelines, host.tasks.shutdown()).await?;
+    mount(&mut host)?;
+    Ok(host.run().await?)
+}
+
+/// Adds the lanes of all served tiers to a host.
+///
+/// # Errors
+/// When the system gives no thread.
+pub fn mount(host: &mut Host) -> anyhow::Result<()> {
+    let config = host.config.clone();
+    let families = TierFamilies::register(&mut host.registry);
+    let pipelines = served(&config);
+    let look_ahead = LookAhead {
+        records: config.retry_tier.look_ahead as usize,
+        bytes: usize::try_from(config.retry_tier.look_ahead_bytes).unwrap_or(usize::MAX),
+    };
+    for tier in config.served_tiers() {
+        let with_tier: Vec<Arc<Pipeline>> = having(&pipelines, tier);
+        let metrics = Arc::new(families.of(tier));
+        for lane in 0..config.kafka.lanes {
+            let relay = Relay::new(tier, &with_tier, look_ahead, metrics.clone(), host.tracer.clone());
+            let spec = LaneSpec {
+                name: format!("retry-{tier}-{lane}"),
+                group: pipeline::retry_tier_group(tier),
+                topics: relay.topics(),
+                batch: config.kafka.batch as usize,
+                grace: lane_grace(&config),
+            };
+            host.spawn_lane(kafka_settings(&config), spec, Waker::new(), relay, None)?;
+        }
+    }
+    Ok(())
+}
+
+/// The pipelines that have at least one of the served tiers.
+fn served(config: &Config) -> Vec<Arc<Pipeline>> {
+    let tiers = config.served_tiers();
+    let pipelines = config.pipelines.iter().map(|(name, pipeline)| Arc::new(pipeline.pipeline(name)));
+    pipelines.filter(|pipeline| pipeline.policy.tiers().iter().any(|tier| tiers.contains(tier))).collect()
+}
+
+fn having(pipelines: &[Arc<Pipeline>], tier: Span) -> Vec<Arc<Pipeline>> {
+    pipelines.iter().filter(|pipeline| pipeline.policy.tiers().contains(&tier)).cloned().collect()
+}

@@ -1,2 +1,26 @@
-//! placeholder
-fn main() {}
+//! The retry-tier binary.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use redeliver_runtime::cli::{CommonArgs, main_with};
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// Releases waiting Kafka records to their return topic when they are due, exactly once and never early.
+#[derive(Parser)]
+#[command(version)]
+struct Args {
+    #[command(flatten)]
+    common: CommonArgs,
+    /// Serve only this tier, such as 30s; may be repeated. Default: retry_tier.tiers, else all
+    #[arg(long, value_name = "DELAY")]
+    tier: Vec<String>,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let tiers = (!args.tier.is_empty()).then(|| ("retry_tier.tiers".to_owned(), args.tier.join(",")));
+    main_with("retry-tier", &args.common, tiers.into_iter().collect(), redeliver_retry_tier::run)
+}

@@ -7,10 +7,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use redeliver_core::headers::Ours;
+use redeliver_core::headers::{self, Ours};
 use redeliver_core::route;
 use redeliver_core::{Failure, Output, Pipeline, Record, Span, Timestamp};
 use redeliver_kafka::{AssignmentId, Processor, Turn};
+use redeliver_runtime::telemetry::{SpanKind, Tracer};
+use redeliver_runtime::trace_context::span_context;
 
 use crate::metrics::TierMetrics;
 use crate::window::{Waiting, Window};
@@ -44,6 +46,7 @@ pub(crate) struct Relay {
     order: Vec<AssignmentId>,
     next: usize,
     metrics: Arc<TierMetrics>,
+    tracer: Tracer,
     in_turn: InTurn,
 }
 
@@ -71,6 +74,7 @@ impl Relay {
         pipelines: &[Arc<Pipeline>],
         look_ahead: LookAhead,
         metrics: Arc<TierMetrics>,
+        tracer: Tracer,
     ) -> Self {
         let sources = pipelines.iter().map(|pipeline| {
             let tiers = pipeline.policy.tiers().into_iter();
@@ -90,6 +94,7 @@ impl Relay {
             order: Vec::new(),
             next: 0,
             metrics,
+            tracer,
             in_turn: InTurn::default(),
         }
     }
@@ -155,6 +160,7 @@ impl Processor for Relay {
             while turn.completed.len() < limit {
                 let Some(waiting) = partition.window.pop_due(now) else { break };
                 self.in_turn.dues.push(waiting.due);
+                trace_wait(&self.tracer, self.tier, &waiting, now);
                 turn.completed.push((assignment, waiting.record.position.offset));
                 turn.outputs.push(forward(waiting.record, partition.source.return_topic.clone()));
             }
@@ -223,6 +229,22 @@ fn lock_of(source: &Source, record: &Record, now: Timestamp) -> Result<Timestamp
     let ours = Ours::read(record)?;
     ours.return_topic(&source.return_topic)?;
     ours.process_after(now, source.pipeline.max_wait)
+}
+
+/// The span of a wait, from the failure to the release, as a child of the attempt that failed.
+fn trace_wait(tracer: &Tracer, tier: Span, waiting: &Waiting, now: Timestamp) {
+    if !tracer.is_on() {
+        return;
+    }
+    let record = &waiting.record;
+    let Some(parent) = span_context(&record.headers) else { return };
+    let failed_at = record.headers.last(headers::ERROR_TIMESTAMP);
+    let failed_at = failed_at.and_then(|text| std::str::from_utf8(text).ok()?.parse().ok());
+    let mut span = tracer.start(format!("wait {tier}"), SpanKind::Internal, Some(&parent), failed_at);
+    span.set("messaging.system", "kafka");
+    span.set("messaging.destination.name", record.position.topic.to_string());
+    span.set("redeliver.due", waiting.due.to_string());
+    span.end_at(now);
 }
 
 fn forward(record: Record, topic: Arc<str>) -> Output {

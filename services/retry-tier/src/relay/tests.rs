@@ -20,7 +20,7 @@ impl Bench {
     fn new(look_ahead: usize) -> Self {
         let metrics = TierFamilies::register(&mut Registry::default()).of(TIER);
         let look_ahead = LookAhead { records: look_ahead, bytes: usize::MAX };
-        let mut relay = Relay::new(TIER, &[Arc::new(Pipeline::new("docs"))], look_ahead, Arc::new(metrics));
+        let mut relay = Relay::new(TIER, &[Arc::new(Pipeline::new("docs"))], look_ahead, Arc::new(metrics), Tracer::off());
         let assignment = AssignmentId::for_tests(0, 1);
         relay.assigned(assignment, &"docs-retry-5s".into(), 0);
         Self { relay, assignment, offset: 0 }

@@ -1,0 +1,233 @@
+//! One pass over the topics of a pipeline, from outside, while it may be running.
+//!
+//! The pass has four steps, in this order:
+//!
+//! 1. read the output and the dead letters to their ends;
+//! 2. ask for the committed positions: of the worker's group in the source and due topics, of each tier's
+//!    group in the tier's topic;
+//! 3. read the tiers, the due topic and then the source to their ends. A record is *unread* when it is at or
+//!    beyond its group's committed offset and not among the offsets that are completed beyond it;
+//! 4. read the output and the dead letters again, to their new ends.
+//!
+//! # Why nothing is called lost that is not
+//! A record moves by one transaction, which completes its offset and writes its next copy. So its copies are
+//! a chain: c0 in the source, then some in tiers and the due topic, at last one in the output or the dead
+//! letters. Say that c0 was seen in step 3 and none of the chain is seen unread. c0 is not unread, so it was
+//! done in step 2, so c1 was written before step 3, and a reader that goes to the ends sees it there, since
+//! it waits for transactions that are open. c1 is not unread either, so it was done in step 2, and so on: the
+//! whole chain was written before step 3, its end included, and step 4 sees the end. Whoever is not unread
+//! and has no end is lost.
+//!
+//! # Why nothing is called doubled that is not
+//! A chain has one end. And an end that step 1 saw had all its chain done before step 2, whose answers include
+//! transactions that are committed but not yet applied; a copy unread by them is a second chain.
+//!
+//! # What it relies on
+//! Tiers are read before the source, so that an origin they name must be found there. The topics still keep
+//! the ends of all records that the source keeps: an output with a shorter retention than the source makes
+//! old records look lost. The number of partitions does not change during the pass. Two copies that wait at
+//! once are not told from one on its way; they are found when one of them has ended.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use redeliver_core::pipeline::{TopicRole, retry_tier_group};
+use redeliver_core::{Pipeline, Position, Record};
+use redeliver_kafka::KafkaSettings;
+use redeliver_kafka::reader::{ReadError, TopicReader, group_positions};
+use redeliver_kafka::tracker::Committed;
+
+use crate::ledger::{Ledger, OutputCheck};
+use crate::report::Report;
+
+/// How to audit.
+#[derive(Clone, Copy, Debug)]
+pub struct AuditOptions {
+    /// What must be equal between a source record and its result.
+    pub output: OutputCheck,
+    /// How long each of the steps may take.
+    pub timeout: Duration,
+}
+
+impl Default for AuditOptions {
+    /// Results are unchanged; ten minutes.
+    fn default() -> Self {
+        Self {
+            output: OutputCheck::default(),
+            timeout: Duration::from_secs(600),
+        }
+    }
+}
+
+/// The audit could not be made; nothing is known then.
+#[derive(Debug, thiserror::Error)]
+#[error("{step} of pipeline `{pipeline}`")]
+pub struct AuditError {
+    /// The pipeline.
+    pub pipeline: String,
+    /// What was tried.
+    pub step: &'static str,
+    /// Why it failed.
+    pub source: Box<ReadError>,
+}
+
+/// Audits a pipeline, in the order that the module explains. Blocks the calling thread, which must not serve
+/// asynchronous tasks. Writes nothing and joins no group.
+///
+/// # Errors
+/// When a topic is missing, the broker does not answer, or an end is not reached in time.
+pub fn audit(
+    settings: &KafkaSettings,
+    pipeline: &Pipeline,
+    options: &AuditOptions,
+) -> Result<Report, AuditError> {
+    let failed = |step| {
+        let pipeline = pipeline.name.to_string();
+        move |source| AuditError {
+            pipeline,
+            step,
+            source: Box::new(source),
+        }
+    };
+    let mut ledger = Ledger::new(pipeline, options.output);
+    let roles: HashMap<Arc<str>, TopicRole> = pipeline.topics().into_iter().collect();
+    let topics = |wanted: fn(&TopicRole) -> bool| -> Vec<Arc<str>> {
+        roles
+            .iter()
+            .filter(|(_, role)| wanted(role))
+            .map(|(topic, _)| topic.clone())
+            .collect()
+    };
+
+    let ends = topics(|role| matches!(role, TopicRole::Output | TopicRole::DeadLetter));
+    let mut ends = Sweep::new(settings, &ends).map_err(failed("opening the output and the dead letters"))?;
+    let end = |ledger: &mut Ledger, record: &Record| match roles.get(&record.position.topic) {
+        Some(TopicRole::Output) => ledger.output(record),
+        _ => ledger.dead(record),
+    };
+    ends.read(options.timeout, |record| end(&mut ledger, record))
+        .map_err(failed("reading the output and the dead letters"))?;
+
+    let positions =
+        Positions::ask(settings, pipeline, options.timeout).map_err(failed("asking for the positions"))?;
+    ledger.positions_known();
+
+    let waiting = topics(|role| matches!(role, TopicRole::Tier(_) | TopicRole::Due));
+    let waited = Sweep::new(settings, &waiting).and_then(|mut sweep| {
+        sweep.read(options.timeout, |record| {
+            let unread = positions.is_unread(&record.position);
+            match roles.get(&record.position.topic) {
+                Some(TopicRole::Tier(_)) => ledger.tier(record, unread),
+                _ => ledger.due(record, unread),
+            }
+        })
+    });
+    waited.map_err(failed("reading the tiers and the due topic"))?;
+
+    let came_in =
+        Sweep::new(settings, &topics(|role| matches!(role, TopicRole::Source))).and_then(|mut sweep| {
+            sweep.read(options.timeout, |record| {
+                ledger.source(record, positions.is_unread(&record.position));
+            })
+        });
+    came_in.map_err(failed("reading the source"))?;
+
+    ends.read(options.timeout, |record| end(&mut ledger, record))
+        .map_err(failed("reading the output and the dead letters again"))?;
+    Ok(ledger.report())
+}
+
+/// Reads topics to their ends, each record once, however often it is told to read on.
+struct Sweep {
+    reader: TopicReader,
+    next: BTreeMap<(Arc<str>, i32), i64>,
+}
+
+impl Sweep {
+    fn new(settings: &KafkaSettings, topics: &[Arc<str>]) -> Result<Self, ReadError> {
+        Ok(Self {
+            reader: TopicReader::new(settings, topics)?,
+            next: BTreeMap::new(),
+        })
+    }
+
+    fn read(&mut self, timeout: Duration, mut visit: impl FnMut(&Record)) -> Result<(), ReadError> {
+        let next = &mut self.next;
+        self.reader.read_to_end(timeout, |record| {
+            let Position {
+                topic,
+                partition,
+                offset,
+            } = &record.position;
+            // A reader that went beyond the end it had asked for may give records of there a second time. They
+            // must not look doubled.
+            let next = next.entry((topic.clone(), *partition)).or_insert(0);
+            if *offset >= *next {
+                *next = *offset + 1;
+                visit(&record);
+            }
+        })
+    }
+}
+
+/// Asks until there is an answer: while a transaction is committed but not yet applied the broker gives none.
+fn positions_of(
+    settings: &KafkaSettings,
+    group: &str,
+    topics: &[Arc<str>],
+    deadline: Instant,
+) -> Result<BTreeMap<(String, i32), Option<Committed>>, ReadError> {
+    loop {
+        match group_positions(settings, group, topics) {
+            Err(ReadError::Kafka { .. }) if Instant::now() < deadline => {
+                thread::park_timeout(Duration::from_millis(50));
+            }
+            result => return result,
+        }
+    }
+}
+
+/// How long the broker may give no positions. Transactions are applied in milliseconds.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Where the groups of a pipeline stand.
+struct Positions(HashMap<Arc<str>, HashMap<i32, Committed>>);
+
+impl Positions {
+    fn ask(settings: &KafkaSettings, pipeline: &Pipeline, timeout: Duration) -> Result<Self, ReadError> {
+        let mut topics_of: BTreeMap<String, Vec<Arc<str>>> = BTreeMap::new();
+        topics_of.insert(pipeline.worker_group(), pipeline.worker_topics());
+        for tier in pipeline.policy.tiers() {
+            topics_of
+                .entry(retry_tier_group(tier))
+                .or_default()
+                .push(pipeline.tier_topic(tier));
+        }
+        let mut positions: HashMap<Arc<str>, HashMap<i32, Committed>> = HashMap::new();
+        let deadline = Instant::now() + timeout.min(PATIENCE);
+        for (group, topics) in topics_of {
+            for ((topic, partition), committed) in positions_of(settings, &group, &topics, deadline)? {
+                if let Some(committed) = committed {
+                    positions
+                        .entry(topic.into())
+                        .or_default()
+                        .insert(partition, committed);
+                }
+            }
+        }
+        Ok(Self(positions))
+    }
+
+    /// A group that has committed nothing will begin at the beginning.
+    fn is_unread(&self, position: &Position) -> bool {
+        let committed = self
+            .0
+            .get(&position.topic)
+            .and_then(|partitions| partitions.get(&position.partition));
+        committed.is_none_or(|committed| {
+            position.offset >= committed.offset && !committed.completed.contains(position.offset)
+        })
+    }
+}

@@ -1,0 +1,227 @@
+//! What is known of each origin: 24 bytes in pages of neighbouring offsets, so that tens of millions of
+//! source records fit into memory, and a forged origin far away costs one small page.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use redeliver_core::ErrorClass;
+
+use crate::content::Content;
+
+/// Partition and offset in the source topic.
+pub(crate) type Place = (i32, i64);
+
+/// In which topic a copy of a record was seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    Source,
+    Tier,
+    Due,
+    Output,
+    Dead,
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Source => "the source",
+            Self::Tier => "a tier",
+            Self::Due => "the due topic",
+            Self::Output => "the output",
+            Self::Dead => "the dead letters",
+        })
+    }
+}
+
+/// Yes or no, eight times.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mark(u8);
+
+impl Mark {
+    pub(crate) const IN_SOURCE: Self = Self(1);
+    pub(crate) const IN_TIER: Self = Self(2);
+    pub(crate) const IN_DUE: Self = Self(4);
+    pub(crate) const UNREAD_IN_SOURCE: Self = Self(8);
+    pub(crate) const UNREAD_IN_TIER: Self = Self(16);
+    pub(crate) const UNREAD_IN_DUE: Self = Self(32);
+    /// Its end was seen before the groups were asked for their positions.
+    pub(crate) const ENDED_BEFORE: Self = Self(64);
+    pub(crate) const ALTERED: Self = Self(128);
+}
+
+/// One life of an origin: from the source, or from a redrive, to the output or the dead letters.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Life {
+    value: u64,
+    rest: u64,
+    /// Which copy the hash was taken from: the one that was seen first.
+    value_from: Option<Role>,
+    rest_from: Option<Role>,
+    marks: u8,
+    pub(crate) outputs: u8,
+    pub(crate) dead: u8,
+    pub(crate) class: Option<ErrorClass>,
+    pub(crate) retries: u16,
+}
+
+/// Which part of a copy is compared with the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Compare {
+    Everything,
+    KeyAndHeaders,
+    Nothing,
+}
+
+impl Life {
+    pub(crate) fn mark(&mut self, mark: Mark) {
+        self.marks |= mark.0;
+    }
+
+    pub(crate) fn has(&self, mark: Mark) -> bool {
+        self.marks & mark.0 != 0
+    }
+
+    fn is_seen(&self) -> bool {
+        self.marks != 0 || self.has_ended()
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.outputs > 0 || self.dead > 0
+    }
+
+    /// Where it waits; the topic nearest to its end when it is on its way between two.
+    pub(crate) fn waits_in(&self) -> Option<Role> {
+        let places = [
+            (Mark::UNREAD_IN_DUE, Role::Due),
+            (Mark::UNREAD_IN_TIER, Role::Tier),
+            (Mark::UNREAD_IN_SOURCE, Role::Source),
+        ];
+        places
+            .into_iter()
+            .find(|(mark, _)| self.has(*mark))
+            .map(|(_, role)| role)
+    }
+
+    /// Compares a copy with the first one seen; says what differs, in words.
+    pub(crate) fn compare(&mut self, role: Role, content: Content, what: Compare) -> Option<String> {
+        let mut differences = Vec::new();
+        if what != Compare::Nothing {
+            match self.rest_from {
+                None => (self.rest, self.rest_from) = (content.rest, Some(role)),
+                Some(other) if self.rest != content.rest => {
+                    differences.push(format!("key or headers differ between {role} and {other}"));
+                }
+                Some(_) => {}
+            }
+        }
+        if what == Compare::Everything {
+            match self.value_from {
+                None => (self.value, self.value_from) = (content.value, Some(role)),
+                Some(other) if self.value != content.value => {
+                    differences.push(format!("value differs between {role} and {other}"));
+                }
+                Some(_) => {}
+            }
+        }
+        (!differences.is_empty()).then(|| differences.join(", "))
+    }
+
+    /// Whether what is known of the content of both lives is the same.
+    pub(crate) fn equals(&self, other: &Self) -> bool {
+        let differs = |a: u64, a_from: Option<Role>, b: u64, b_from: Option<Role>| {
+            a_from.is_some() && b_from.is_some() && a != b
+        };
+        !differs(self.rest, self.rest_from, other.rest, other.rest_from)
+            && !differs(self.value, self.value_from, other.value, other.value_from)
+    }
+}
+
+const PAGE: usize = 64;
+
+/// All lives of all origins, in order.
+#[derive(Default)]
+pub(crate) struct Table {
+    first_lives: BTreeMap<Place, Box<[Life; PAGE]>>,
+    later_lives: BTreeMap<(Place, u32), Life>,
+}
+
+impl Table {
+    /// What is known of one life of an origin, whose offset is not negative.
+    pub(crate) fn life(&mut self, place: Place, life: u32) -> &mut Life {
+        if life > 0 {
+            return self.later_lives.entry((place, life)).or_default();
+        }
+        let (page, index) = split(place);
+        let page = self
+            .first_lives
+            .entry(page)
+            .or_insert_with(|| Box::new([Life::default(); PAGE]));
+        &mut page[index]
+    }
+
+    /// The first life of an origin, if anything is known of it.
+    pub(crate) fn first_life(&self, place: Place) -> Option<&Life> {
+        let (page, index) = split(place);
+        self.first_lives
+            .get(&page)
+            .map(|page| &page[index])
+            .filter(|life| life.is_seen())
+    }
+
+    /// Every life of which anything is known.
+    pub(crate) fn lives(&self) -> impl Iterator<Item = (Place, u32, &Life)> {
+        let first = self.first_lives.iter().flat_map(|((partition, page), lives)| {
+            let base = page * PAGE as i64;
+            let lives = lives.iter().enumerate();
+            lives.map(move |(index, life)| ((*partition, base + index as i64), 0, life))
+        });
+        let later = self
+            .later_lives
+            .iter()
+            .map(|((place, number), life)| (*place, *number, life));
+        first.filter(|(_, _, life)| life.is_seen()).chain(later)
+    }
+
+    /// The origins that were redriven, with the number of their last life.
+    pub(crate) fn last_lives(&self) -> BTreeMap<Place, u32> {
+        self.later_lives.keys().copied().collect()
+    }
+}
+
+fn split((partition, offset): Place) -> (Place, usize) {
+    let index = offset.rem_euclid(PAGE as i64);
+    (
+        (partition, offset.div_euclid(PAGE as i64)),
+        usize::try_from(index).unwrap_or(0),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_origin_costs_24_bytes() {
+        assert_eq!(size_of::<Life>(), 24);
+    }
+
+    #[test]
+    fn origins_come_out_in_order_and_only_those_that_were_seen() {
+        let mut table = Table::default();
+        let places = [(0, 0), (0, 63), (0, 64), (1, i64::MAX), (7, 1)];
+        for place in places.into_iter().rev() {
+            table.life(place, 0).mark(Mark::IN_SOURCE);
+        }
+        table.life((0, 5), 0);
+        table.life((0, 5), 2).mark(Mark::IN_DUE);
+        let lives: Vec<_> = table.lives().map(|(place, number, _)| (place, number)).collect();
+        let expected: Vec<_> = places
+            .into_iter()
+            .map(|place| (place, 0))
+            .chain([((0, 5), 2)])
+            .collect();
+        assert_eq!(lives, expected);
+        assert!(table.first_life((0, 5)).is_none() && table.first_life((0, 63)).is_some());
+        assert_eq!(table.last_lives(), BTreeMap::from([((0, 5), 2)]));
+    }
+}

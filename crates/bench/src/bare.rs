@@ -1,0 +1,105 @@
+//! The baseline: the bare transactional consume-produce loop, written with the client library alone and
+//! tuned as well as we know how. It parses nothing, waits for nothing and keeps no offsets out of order.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use rdkafka::config::ClientConfig;
+use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use rdkafka::error::KafkaError;
+use rdkafka::message::{BorrowedMessage, DeliveryResult, Message as _};
+use rdkafka::producer::{BaseRecord, Producer as _, ProducerContext, ThreadedProducer};
+use rdkafka::topic_partition_list::Offset;
+use rdkafka::{ClientContext, TopicPartitionList};
+
+struct Failures(Arc<AtomicBool>);
+
+impl ClientContext for Failures {}
+
+impl ProducerContext for Failures {
+    type DeliveryOpaque = ();
+
+    fn delivery(&self, result: &DeliveryResult<'_>, (): ()) {
+        if result.is_err() {
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
+}
+
+/// Copies `count` records from one topic to another and says how long it took.
+pub(crate) fn copy(brokers: &str, group: &str, from: &str, to: &str, count: usize, batch: usize) -> anyhow::Result<Duration> {
+    let consumer: BaseConsumer = ClientConfig::new()
+        .set("bootstrap.servers", brokers)
+        .set("group.id", group)
+        .set("enable.auto.commit", "false")
+        .set("enable.auto.offset.store", "false")
+        .set("isolation.level", "read_committed")
+        .set("auto.offset.reset", "earliest")
+        .set("fetch.queue.backoff.ms", "1")
+        .set("queued.min.messages", "20000")
+        .set("fetch.wait.max.ms", "5")
+        .create()?;
+    let failed = Arc::new(AtomicBool::new(false));
+    let producer: ThreadedProducer<Failures> = ClientConfig::new()
+        .set("bootstrap.servers", brokers)
+        .set("transactional.id", group)
+        .set("linger.ms", "1")
+        .set("batch.num.messages", "10000")
+        .set("partitioner", "murmur2_random")
+        .create_with_context(Failures(failed.clone()))?;
+    producer.init_transactions(Duration::from_secs(30))?;
+    consumer.subscribe(&[from])?;
+    let mut copied = 0;
+    let mut began = None;
+    while copied < count {
+        let mut messages: Vec<BorrowedMessage<'_>> = Vec::with_capacity(batch);
+        let deadline = Instant::now() + Duration::from_millis(20);
+        while messages.len() < batch {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match consumer.poll(left) {
+                Some(message) => messages.push(message?),
+                None if left.is_zero() => break,
+                None => {}
+            }
+        }
+        if messages.is_empty() {
+            continue;
+        }
+        // The clock starts with the first record, as joining the group is not what is measured.
+        began.get_or_insert_with(Instant::now);
+        producer.begin_transaction()?;
+        let mut offsets = std::collections::HashMap::new();
+        for message in &messages {
+            offsets.insert(message.partition(), message.offset() + 1);
+            let mut record = BaseRecord::<[u8], [u8]>::to(to);
+            record.key = message.key();
+            record.payload = message.payload();
+            record.headers = message.headers().map(rdkafka::message::BorrowedHeaders::detach);
+            loop {
+                match producer.send(record) {
+                    Ok(()) => break,
+                    Err((KafkaError::MessageProduction(code), back)) if code == rdkafka::types::RDKafkaErrorCode::QueueFull => {
+                        record = back;
+                        std::thread::yield_now();
+                    }
+                    Err((error, _)) => return Err(error).context("sending"),
+                }
+            }
+        }
+        while producer.flush(Duration::from_millis(1)).is_err() {}
+        if failed.load(Ordering::SeqCst) {
+            bail!("a delivery failed");
+        }
+        let mut list = TopicPartitionList::new();
+        for (partition, offset) in offsets {
+            list.add_partition_offset(from, partition, Offset::Offset(offset))?;
+        }
+        let group = consumer.group_metadata().context("group metadata")?;
+        producer.send_offsets_to_transaction(&list, &group, Duration::from_secs(10))?;
+        producer.commit_transaction(Duration::from_secs(10))?;
+        copied += messages.len();
+    }
+    began.map(|began| began.elapsed()).context("nothing was copied")
+}

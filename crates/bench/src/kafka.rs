@@ -1,0 +1,164 @@
+//! Filling and watching topics.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use rdkafka::ClientConfig;
+use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
+use rdkafka::client::DefaultClientContext;
+use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use rdkafka::error::KafkaError;
+use rdkafka::producer::{BaseRecord, DefaultProducerContext, Producer as _, ThreadedProducer};
+use rdkafka::types::RDKafkaErrorCode;
+use redeliver_core::Output;
+use redeliver_kafka::KafkaSettings;
+use redeliver_kafka::convert::native_headers;
+
+/// A Kafka broker to measure on.
+#[derive(Clone)]
+pub(crate) struct Broker {
+    pub(crate) address: String,
+    /// Makes the names of this run's topics and groups unique.
+    run: String,
+}
+
+impl Broker {
+    pub(crate) fn new(address: String) -> Self {
+        let since_epoch = redeliver_core::Clock::now(&redeliver_core::SystemClock).as_millis();
+        Self { address, run: format!("bench{since_epoch:x}") }
+    }
+
+    pub(crate) fn name(&self, what: &str) -> String {
+        format!("{}-{what}", self.run)
+    }
+
+    pub(crate) fn settings(&self, instance: &str) -> KafkaSettings {
+        KafkaSettings::new(self.address.clone(), self.name(instance))
+    }
+
+    fn client(&self) -> ClientConfig {
+        let mut config = ClientConfig::new();
+        config.set("bootstrap.servers", &self.address);
+        config
+    }
+
+    pub(crate) async fn create(&self, topics: &[&str], partitions: i32) -> anyhow::Result<()> {
+        let admin: AdminClient<DefaultClientContext> = self.client().create()?;
+        let new: Vec<_> =
+            topics.iter().map(|topic| NewTopic::new(topic, partitions, TopicReplication::Fixed(1))).collect();
+        for result in admin.create_topics(&new, &AdminOptions::new()).await? {
+            result.map_err(|(topic, code)| anyhow::anyhow!("creating {topic}: {code}"))?;
+        }
+        for topic in topics {
+            let began = Instant::now();
+            loop {
+                let metadata = admin.inner().fetch_metadata(Some(topic), Duration::from_secs(10))?;
+                let found = metadata.topics().first().context("metadata")?;
+                let leaders = found.partitions().iter().filter(|partition| partition.leader() >= 0).count();
+                if i32::try_from(leaders) == Ok(partitions) {
+                    break;
+                }
+                ensure!(began.elapsed() < Duration::from_secs(30), "no leaders for {topic}");
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        }
+        Ok(())
+    }
+
+    /// Deletes the topics of a measurement, so that the next one does not share its disk.
+    pub(crate) async fn delete(&self, topics: &[&str]) -> anyhow::Result<()> {
+        let admin: AdminClient<DefaultClientContext> = self.client().create()?;
+        admin.delete_topics(topics, &AdminOptions::new()).await?;
+        Ok(())
+    }
+
+    /// Writes `count` records as fast as it goes.
+    pub(crate) fn fill(&self, count: usize, record: impl Fn(usize) -> Output) -> anyhow::Result<()> {
+        let filler = self.filler()?;
+        for index in 0..count {
+            filler.send(&record(index))?;
+        }
+        filler.flush()
+    }
+
+    pub(crate) fn filler(&self) -> anyhow::Result<Filler> {
+        let producer: ThreadedProducer<DefaultProducerContext> = self
+            .client()
+            .set("linger.ms", "2")
+            .set("batch.num.messages", "10000")
+            .set("enable.idempotence", "true")
+            .set("partitioner", "murmur2_random")
+            .create()?;
+        Ok(Filler(Arc::new(producer)))
+    }
+
+    /// How many offsets a topic has in use, as a read_committed consumer may see them.
+    pub(crate) fn watch(&self, topic: &str, partitions: i32) -> anyhow::Result<Watch> {
+        let consumer: BaseConsumer = self
+            .client()
+            .set("group.id", self.name("watch"))
+            .set("isolation.level", "read_committed")
+            .create()?;
+        Ok(Watch { consumer, topic: topic.to_owned(), partitions })
+    }
+}
+
+#[derive(Clone)]
+pub(crate) struct Filler(Arc<ThreadedProducer<DefaultProducerContext>>);
+
+impl Filler {
+    pub(crate) fn send(&self, output: &Output) -> anyhow::Result<()> {
+        let mut record = BaseRecord::<[u8], [u8]>::to(&output.topic);
+        record.key = output.key.as_deref();
+        record.payload = output.value.as_deref();
+        record.headers = Some(native_headers(&output.headers));
+        loop {
+            match self.0.send(record) {
+                Ok(()) => return Ok(()),
+                Err((KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull), back)) => {
+                    record = back;
+                    std::thread::park_timeout(Duration::from_millis(1));
+                }
+                Err((error, _)) => return Err(error).context("filling a topic"),
+            }
+        }
+    }
+
+    pub(crate) fn flush(&self) -> anyhow::Result<()> {
+        self.0.flush(Duration::from_secs(60)).context("filling a topic")
+    }
+}
+
+pub(crate) struct Watch {
+    consumer: BaseConsumer,
+    topic: String,
+    partitions: i32,
+}
+
+impl Watch {
+    pub(crate) fn end(&self) -> anyhow::Result<i64> {
+        let mut sum = 0;
+        for partition in 0..self.partitions {
+            sum += self.consumer.fetch_watermarks(&self.topic, partition, Duration::from_secs(10))?.1;
+        }
+        Ok(sum)
+    }
+
+    /// Waits until the topic holds at least `count` offsets and says how long that took from its first one.
+    pub(crate) fn time_until(&self, count: i64, timeout: Duration) -> anyhow::Result<Duration> {
+        let started = Instant::now();
+        let mut first = None;
+        loop {
+            let end = self.end()?;
+            if end > 0 {
+                first.get_or_insert_with(Instant::now);
+            }
+            if end >= count {
+                return first.map(|first| first.elapsed()).context("no first record");
+            }
+            ensure!(started.elapsed() < timeout, "{} holds {end} of {count}", self.topic);
+            std::thread::park_timeout(Duration::from_millis(10));
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! The admin port: is the process alive, is it ready, what does it measure, how is it configured.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router};
+use prometheus_client::registry::Registry;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::{AdminConfig, Config};
+use crate::health::Health;
+use crate::metrics::build_info;
+
+/// The admin port cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum AdminError {
+    /// The port belongs to another process.
+    #[error("admin.listen: {0} is in use by another process; choose another port, or 0 for a free one")]
+    InUse(SocketAddr),
+    /// The address cannot be listened on.
+    #[error("admin.listen: cannot listen on {address}")]
+    Bind {
+        /// The address.
+        address: SocketAddr,
+        /// Why.
+        source: io::Error,
+    },
+    /// The server failed.
+    #[error("the admin server failed")]
+    Serve(#[source] io::Error),
+}
+
+/// What the admin port shows.
+#[derive(Clone, Debug)]
+pub struct Admin {
+    /// The parts that must be ready.
+    pub health: Health,
+    /// What is measured.
+    pub registry: Arc<Registry>,
+    /// The configuration; shown without secrets.
+    pub config: Arc<Config>,
+    /// Cancelled when the process begins to end: from then on it is not ready.
+    pub shutdown: CancellationToken,
+}
+
+/// Takes the port.
+///
+/// # Errors
+/// When it is in use or cannot be listened on.
+pub async fn bind(config: &AdminConfig) -> Result<TcpListener, AdminError> {
+    let address = config.listen;
+    TcpListener::bind(address)
+        .await
+        .map_err(|source| match source.kind() {
+            io::ErrorKind::AddrInUse => AdminError::InUse(address),
+            _ => AdminError::Bind { address, source },
+        })
+}
+
+/// Answers requests until it is dropped: run it with
+/// [`Tasks::spawn_attendant`](crate::tasks::Tasks::spawn_attendant), so that a process that is ending can
+/// still be watched.
+///
+/// # Errors
+/// When connections can no longer be accepted.
+pub async fn serve(listener: TcpListener, admin: Admin) -> Result<(), AdminError> {
+    let routes = Router::new()
+        .route("/", get(index))
+        .route("/livez", get(async || "alive\n"))
+        .route("/readyz", get(ready))
+        .route("/metrics", get(metrics))
+        .route("/config", get(config))
+        .with_state(admin);
+    axum::serve(listener, routes).await.map_err(AdminError::Serve)
+}
+
+async fn index(State(admin): State<Admin>) -> String {
+    let build = build_info();
+    format!(
+        "redeliver {} ({}) {}\n\n\
+         /livez    the process answers\n\
+         /readyz   all parts are ready, as JSON\n\
+         /metrics  OpenMetrics\n\
+         /config   the effective configuration, without secrets\n",
+        build.version, build.commit, admin.config.instance
+    )
+}
+
+async fn ready(State(admin): State<Admin>) -> Response {
+    let mut report = admin.health.report();
+    if admin.shutdown.is_cancelled() {
+        report.ready = false;
+        report
+            .parts
+            .insert("process".to_owned(), "shutting down".to_owned());
+    }
+    let status = if report.ready {
+        StatusCode::OK
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
+    };
+    (status, Json(report)).into_response()
+}
+
+async fn metrics(State(admin): State<Admin>) -> Response {
+    const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    let mut text = String::with_capacity(16 * 1024);
+    match prometheus_client::encoding::text::encode(&mut text, &admin.registry) {
+        Ok(()) => ([(header::CONTENT_TYPE, OPEN_METRICS)], text).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
+}
+
+async fn config(State(admin): State<Admin>) -> Json<serde_json::Value> {
+    Json(admin.config.to_json())
+}

@@ -1,0 +1,238 @@
+//! The shape of every `main`: parse, load, telemetry, run, exit code.
+
+use std::error::Error;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::{Config, ConfigError, Sources};
+use crate::error_chain::{causes, error_chain};
+use crate::metrics::build_info;
+use crate::tasks::BoxError;
+use crate::telemetry::{Identity, TelemetryError, Tracer};
+use crate::{admin, shutdown, telemetry};
+
+/// The exit code when the command line or the configuration is wrong, and nothing was done.
+pub const EXIT_USAGE: u8 = 2;
+/// The exit code when a process failed while it ran.
+pub const EXIT_FAILURE: u8 = 1;
+
+/// The flags of every service: `#[command(flatten)]` them.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct CommonArgs {
+    /// The configuration file; also REDELIVER_CONFIG
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// A setting over file and environment, such as kafka.brokers=kafka:9092; may be repeated
+    #[arg(long = "set", value_name = "KEY=VALUE", value_parser = key_and_value)]
+    pub set: Vec<(String, String)>,
+    /// Print the effective configuration without secrets, and exit
+    #[arg(long)]
+    pub print_config: bool,
+    /// Check the configuration, and exit
+    #[arg(long)]
+    pub check: bool,
+}
+
+impl CommonArgs {
+    /// The effective configuration.
+    ///
+    /// # Errors
+    /// When it is wrong; see [`Config::load`].
+    pub fn load(&self) -> Result<Config, ConfigError> {
+        Config::load(&Sources::of_process(self.config.clone(), self.set.clone()))
+    }
+}
+
+impl CommonArgs {
+    /// Loads the configuration. `overrides` are settings of flags of the service's own, such as `--tier 30s`,
+    /// as dotted keys with values; they win over `--set`.
+    ///
+    /// # Errors
+    /// As [`Config::load`].
+    pub fn load(&self, overrides: Vec<(String, String)>) -> Result<Config, ConfigError> {
+        let mut flags = self.set.clone();
+        flags.extend(overrides);
+        Config::load(&Sources::of_process(self.config.clone(), flags))
+    }
+}
+
+/// What a service gets to run with.
+#[derive(Debug)]
+pub struct Start {
+    /// The configuration, complete and checked.
+    pub config: Arc<Config>,
+    /// Cancelled by the first signal.
+    pub shutdown: CancellationToken,
+    /// Makes spans, if tracing is on.
+    pub tracer: Tracer,
+    /// The admin port, taken but not served yet.
+    pub admin: TcpListener,
+}
+
+/// Runs a service from its flags to its exit code.
+///
+/// `overrides` are settings of flags of the service's own, such as `--tier 30s`, as dotted keys with values;
+/// they win over `--set`. Errors are printed with their causes. The exit code is 0, [`EXIT_USAGE`] when the
+/// configuration is wrong (also when `run` returns a [`ConfigError`]), else [`EXIT_FAILURE`].
+pub fn main_with<F, E>(
+    service: &str,
+    args: &CommonArgs,
+    overrides: Vec<(String, String)>,
+    run: impl FnOnce(Start) -> F,
+) -> ExitCode
+where
+    F: Future<Output = Result<(), E>>,
+    E: Into<BoxError>,
+{
+    let config = match args.load(overrides) {
+        Ok(config) => config,
+        Err(error) => return report(&error),
+    };
+    if args.print_config || args.check {
+        let text = if args.print_config {
+            config.to_yaml()
+        } else {
+            "the configuration is valid\n".to_owned()
+        };
+        // Whoever reads this may stop reading early.
+        let _ = std::io::stdout().write_all(text.as_bytes());
+        return ExitCode::SUCCESS;
+    }
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return report(&error),
+    };
+    let result = runtime.block_on(start(service, config, run));
+    // What has not ended within its grace period is not waited for any longer.
+    runtime.shutdown_background();
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => report(&*error),
+    }
+}
+
+async fn start<F, E>(service: &str, config: Config, run: impl FnOnce(Start) -> F) -> Result<(), BoxError>
+where
+    F: Future<Output = Result<(), E>>,
+    E: Into<BoxError>,
+{
+    // Before the start line: whoever has read it may send a signal.
+    let shutdown = CancellationToken::new();
+    shutdown::on_signals(shutdown.clone())?;
+    let identity = Identity {
+        service,
+        instance: &config.instance,
+    };
+    let telemetry = telemetry::init(&config.telemetry, identity)?;
+    let admin = admin::bind(&config.admin).await?;
+    let build = build_info();
+    tracing::info!(
+        service,
+        version = build.version,
+        commit = build.commit,
+        instance = config.instance,
+        admin = %admin.local_addr()?,
+        "started"
+    );
+    let tracer = telemetry.tracer();
+    let start = Start {
+        config: Arc::new(config),
+        shutdown,
+        tracer,
+        admin,
+    };
+    let result = run(start).await.map_err(Into::into);
+    telemetry.shutdown().await;
+    match &result {
+        Ok(()) => tracing::info!(service, "stopped"),
+        Err(error) => tracing::error!(service, error = error_chain(&**error), "stopped by an error"),
+    }
+    result
+}
+
+/// Prints an error with its causes and gives its exit code.
+pub fn report(error: &(dyn Error + 'static)) -> ExitCode {
+    eprint!("{}", described(error));
+    ExitCode::from(exit_code(error))
+}
+
+fn described(error: &(dyn Error + 'static)) -> String {
+    let mut text = format!("error: {error}\n");
+    for cause in causes(error).skip(1) {
+        text += &format!("caused by: {cause}\n");
+    }
+    text
+}
+
+fn exit_code(error: &(dyn Error + 'static)) -> u8 {
+    let is_usage = |error: &(dyn Error + 'static)| {
+        error.is::<ConfigError>() || matches!(error.downcast_ref(), Some(TelemetryError::Level { .. }))
+    };
+    if causes(error).any(is_usage) {
+        EXIT_USAGE
+    } else {
+        EXIT_FAILURE
+    }
+}
+
+fn key_and_value(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text
+        .split_once('=')
+        .ok_or("write KEY=VALUE, such as kafka.brokers=kafka:9092")?;
+    Ok((key.trim().to_owned(), value.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+    use crate::tasks::TaskError;
+
+    #[derive(clap::Parser)]
+    struct Args {
+        #[command(flatten)]
+        common: CommonArgs,
+    }
+
+    #[test]
+    fn flags_are_read() {
+        use clap::Parser;
+        let args =
+            Args::try_parse_from(["x", "--set", "a.b=c=d", "--set", "e=", "--config", "f.yaml"]).unwrap();
+        let set = [("a.b", "c=d"), ("e", "")].map(|(key, value)| (key.to_owned(), value.to_owned()));
+        assert_eq!(args.common.set, set);
+        assert_eq!(args.common.config, Some("f.yaml".into()));
+        assert!(Args::try_parse_from(["x", "--set", "a.b"]).is_err());
+    }
+
+    #[test]
+    fn an_error_is_printed_with_its_causes() {
+        let source = Box::new(io::Error::other("connection refused"));
+        let error = TaskError::Failed {
+            name: "lane-0".to_owned(),
+            source,
+        };
+        assert_eq!(
+            described(&error),
+            "error: lane-0 failed\ncaused by: connection refused\n"
+        );
+        assert_eq!(exit_code(&error), EXIT_FAILURE);
+    }
+
+    #[test]
+    fn a_wrong_configuration_has_an_exit_code_of_its_own_wherever_it_is_found() {
+        let wrong = Config::from_yaml("kafka: { lanes: 0 }").unwrap_err();
+        assert_eq!(exit_code(&wrong), EXIT_USAGE);
+        let error = TaskError::Failed {
+            name: "enricher".to_owned(),
+            source: Box::new(wrong),
+        };
+        assert_eq!(exit_code(&error), EXIT_USAGE);
+    }
+}

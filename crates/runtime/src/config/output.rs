@@ -1,0 +1,205 @@
+//! To which topic a result goes: always the same one, or one chosen by a field of the payload.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Error, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
+
+use super::problem::Findings;
+
+/// `pipelines.<name>.output`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+pub enum OutputConfig {
+    /// Always this topic.
+    Topic(String),
+    /// The topic that a field of the payload names.
+    Chosen(ChosenOutput),
+}
+
+/// A topic chosen by the value of a field of the JSON payload.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ChosenOutput {
+    /// The field, as a JSON pointer (RFC 6901).
+    pub pointer: String,
+    /// Values of the field with their topics. A number or a boolean is compared by its text.
+    pub topics: BTreeMap<String, String>,
+    /// The topic for payloads without the field, with another value, or that are not JSON.
+    pub default: String,
+}
+
+/// Chooses the topic of one result.
+#[derive(Clone, Debug)]
+pub struct OutputChooser {
+    pointer: String,
+    topics: BTreeMap<String, Arc<str>>,
+    default: Arc<str>,
+}
+
+impl OutputConfig {
+    /// The topic for payloads of which nothing else is known.
+    #[must_use]
+    pub fn default_topic(&self) -> &str {
+        match self {
+            Self::Topic(topic) => topic,
+            Self::Chosen(chosen) => &chosen.default,
+        }
+    }
+
+    /// Every topic that results may go to, each once.
+    #[must_use]
+    pub fn topics(&self) -> Vec<&str> {
+        let mut topics = vec![self.default_topic()];
+        if let Self::Chosen(chosen) = self {
+            topics.extend(chosen.topics.values().map(String::as_str));
+        }
+        topics.sort_unstable();
+        topics.dedup();
+        topics
+    }
+
+    /// What chooses among several topics; none when there is only one.
+    #[must_use]
+    pub fn chooser(&self) -> Option<OutputChooser> {
+        let Self::Chosen(chosen) = self else { return None };
+        Some(OutputChooser {
+            pointer: chosen.pointer.clone(),
+            topics: chosen
+                .topics
+                .iter()
+                .map(|(value, topic)| (value.clone(), topic.as_str().into()))
+                .collect(),
+            default: chosen.default.as_str().into(),
+        })
+    }
+
+    pub(super) fn check(&self, key: &str, findings: &mut Findings<'_>) {
+        match self {
+            Self::Topic(topic) => findings.topic(key, topic),
+            Self::Chosen(chosen) => findings.inside(key, |at| {
+                if !is_pointer(&chosen.pointer) {
+                    at.wrong("pointer", pointer_problem(&chosen.pointer));
+                }
+                at.topic("default", &chosen.default);
+                if chosen.topics.is_empty() {
+                    at.wrong("topics", "is empty; name at least one value with its topic");
+                }
+                for (value, topic) in &chosen.topics {
+                    at.inside("topics", |at| at.topic(value, topic));
+                }
+            }),
+        }
+    }
+}
+
+impl OutputChooser {
+    /// The topic for this payload.
+    #[must_use]
+    pub fn topic_for(&self, payload: &[u8]) -> &Arc<str> {
+        let document: Option<serde_json::Value> = serde_json::from_slice(payload).ok();
+        let value = document
+            .as_ref()
+            .and_then(|document| document.pointer(&self.pointer));
+        let topic = match value {
+            Some(serde_json::Value::String(text)) => self.topics.get(text),
+            Some(value @ (serde_json::Value::Number(_) | serde_json::Value::Bool(_))) => {
+                self.topics.get(&value.to_string())
+            }
+            _ => None,
+        };
+        topic.unwrap_or(&self.default)
+    }
+}
+
+/// Whether a text is a JSON pointer (RFC 6901) below the document itself.
+pub(super) fn is_pointer(text: &str) -> bool {
+    let escapes_are_right = || text.split('~').skip(1).all(|after| after.starts_with(['0', '1']));
+    text.starts_with('/') && escapes_are_right()
+}
+
+pub(super) fn pointer_problem(text: &str) -> String {
+    format!("`{text}` is not a JSON pointer: write the way to the field, such as /meta/queue")
+}
+
+impl<'de> Deserialize<'de> for OutputConfig {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(OutputVisitor)
+    }
+}
+
+struct OutputVisitor;
+
+impl<'de> Visitor<'de> for OutputVisitor {
+    type Value = OutputConfig;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a topic or { pointer, topics, default }")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<OutputConfig, E> {
+        Ok(OutputConfig::Topic(text.to_owned()))
+    }
+
+    fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<OutputConfig, M::Error> {
+        ChosenOutput::deserialize(MapAccessDeserializer::new(map)).map(OutputConfig::Chosen)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn chooser() -> OutputChooser {
+        let topics = [("retry", "retry-queue"), ("7", "seven"), ("true", "yes")];
+        OutputConfig::Chosen(ChosenOutput {
+            pointer: "/meta/queue".to_owned(),
+            topics: topics
+                .map(|(value, topic)| (value.to_owned(), topic.to_owned()))
+                .into(),
+            default: "enriched-queue".to_owned(),
+        })
+        .chooser()
+        .unwrap()
+    }
+
+    #[test]
+    fn a_field_of_the_payload_chooses_the_topic() {
+        for (payload, topic) in [
+            (r#"{"meta":{"queue":"retry"}}"#, "retry-queue"),
+            (r#"{"meta":{"queue":7}}"#, "seven"),
+            (r#"{"meta":{"queue":true}}"#, "yes"),
+            (r#"{"meta":{"queue":"other"}}"#, "enriched-queue"),
+            (r#"{"meta":{"queue":["retry"]}}"#, "enriched-queue"),
+            ("not json", "enriched-queue"),
+        ] {
+            assert_eq!(&**chooser().topic_for(payload.as_bytes()), topic, "{payload}");
+        }
+    }
+
+    #[test]
+    fn a_pointer_begins_with_a_slash() {
+        assert!(
+            ["/", "/a", "/a~1b/0", "/a~0"]
+                .iter()
+                .all(|right| is_pointer(right))
+        );
+        assert!(
+            ["", "a", "meta.queue", "/a~2", "/a~"]
+                .iter()
+                .all(|wrong| !is_pointer(wrong))
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_payloads_go_somewhere(payload in proptest::collection::vec(any::<u8>(), 0..60)) {
+            prop_assert!(!chooser().topic_for(&payload).is_empty());
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! One pipeline: its topics, its retries, its endpoint.
+
+use redeliver_core::pipeline::{Anchor, Pipeline, ReturnTo, is_topic_name};
+use redeliver_core::{RetryPolicy, Span};
+use serde::{Deserialize, Serialize};
+
+use super::http::HttpConfig;
+use super::output::{OutputChooser, OutputConfig, is_pointer, pointer_problem};
+use super::problem::{Findings, TOPIC_RULE};
+use super::retry::RetryConfig;
+use super::text;
+
+/// `pipelines.<name>`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct PipelineConfig {
+    /// The topic it reads. After loading it is always set; left out it is the pipeline's name.
+    pub source: Option<String>,
+    /// Where results go; without it none are written.
+    pub output: Option<OutputConfig>,
+    /// Where a record goes when its wait is over.
+    pub return_to: ReturnTarget,
+    /// How often and after which waits a record is tried again.
+    pub retry: RetryConfig,
+    /// From which instant a wait counts.
+    pub anchor: AnchorConfig,
+    /// No wait is longer; a due time further away is malformed.
+    #[serde(with = "text")]
+    pub max_wait: Span,
+    /// A record that would be tried again at a greater age is dead instead.
+    #[serde(with = "text::optional")]
+    pub max_age: Option<Span>,
+    /// The endpoint that is called for each record; none when the handler is a program of the user's.
+    pub http: Option<HttpConfig>,
+    /// The most records of this pipeline that one lane has in hand.
+    pub in_flight: u32,
+}
+
+/// `return_to`, as it is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ReturnTarget {
+    /// `<pipeline>-retry-due`.
+    #[default]
+    Due,
+    /// The source topic.
+    Source,
+}
+
+/// `anchor`, as it is written.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AnchorConfig {
+    /// The moment of the failure.
+    #[default]
+    Failure,
+    /// The timestamp of the source record.
+    RecordTimestamp,
+    /// A field of the JSON payload, by JSON pointer.
+    Pointer(String),
+}
+
+impl Default for PipelineConfig {
+    fn default() -> Self {
+        Self {
+            source: None,
+            output: None,
+            return_to: ReturnTarget::default(),
+            retry: RetryConfig::default(),
+            anchor: AnchorConfig::default(),
+            max_wait: Span::from_secs(86_400),
+            max_age: None,
+            http: None,
+            in_flight: 4_096,
+        }
+    }
+}
+
+fn other_topics(output: &OutputConfig) -> impl Iterator<Item = &str> {
+    output
+        .topics()
+        .into_iter()
+        .filter(|topic| *topic != output.default_topic())
+}
+
+impl PipelineConfig {
+    /// What the domain needs to know of the pipeline. Its `output` is the default one when the topic is
+    /// chosen by the payload; [`PipelineConfig::output_chooser`] is for that.
+    #[must_use]
+    pub fn pipeline(&self, name: &str) -> Pipeline {
+        Pipeline {
+            source: self.source(name).into(),
+            output: self.output.as_ref().map(|output| output.default_topic().into()),
+            other_outputs: self
+                .output
+                .iter()
+                .flat_map(other_topics)
+                .map(Into::into)
+                .collect(),
+            return_to: match self.return_to {
+                ReturnTarget::Due => ReturnTo::Due,
+                ReturnTarget::Source => ReturnTo::Source,
+            },
+            // A configuration that was loaded has a policy that can be followed.
+            policy: self.policy().unwrap_or_default(),
+            anchor: match &self.anchor {
+                AnchorConfig::Failure => Anchor::Failure,
+                AnchorConfig::RecordTimestamp => Anchor::RecordTimestamp,
+                AnchorConfig::Pointer(pointer) => Anchor::Payload(pointer.clone()),
+            },
+            max_wait: self.max_wait,
+            max_age: self.max_age,
+            ..Pipeline::new(name)
+        }
+    }
+
+    /// The topic it reads.
+    #[must_use]
+    pub fn source<'a>(&'a self, name: &'a str) -> &'a str {
+        self.source.as_deref().unwrap_or(name)
+    }
+
+    /// What chooses the topic of a result by its payload, if anything does.
+    #[must_use]
+    pub fn output_chooser(&self) -> Option<OutputChooser> {
+        self.output.as_ref().and_then(OutputConfig::chooser)
+    }
+
+    fn policy(&self) -> Option<RetryPolicy> {
+        self.retry.policy().ok()
+    }
+
+    /// Writes out what was left out.
+    pub(super) fn resolve(&mut self, name: &str) {
+        self.source.get_or_insert_with(|| name.to_owned());
+        self.retry.resolve();
+    }
+
+    pub(super) fn check(&self, name: &str, findings: &mut Findings<'_>) {
+        findings.topic("source", self.source(name));
+        if let Some(output) = &self.output {
+            output.check("output", findings);
+            if output.topics().contains(&self.source(name)) {
+                findings.wrong(
+                    "output",
+                    format!(
+                        "`{}` is the source; results would be read again",
+                        self.source(name)
+                    ),
+                );
+            }
+        }
+        self.retry.check(findings);
+        if let AnchorConfig::Pointer(pointer) = &self.anchor
+            && !is_pointer(pointer)
+        {
+            findings.inside("anchor", |at| at.wrong("pointer", pointer_problem(pointer)));
+        }
+        findings.range(
+            "max_wait",
+            self.max_wait,
+            Span::from_millis(1)..=redeliver_core::backoff::MAX_WAIT,
+        );
+        if let Some(max_age) = self.max_age {
+            findings.range(
+                "max_age",
+                max_age,
+                Span::from_millis(1)..=redeliver_core::backoff::MAX_WAIT,
+            );
+        }
+        if let Some(longest) = self.policy().and_then(|policy| policy.tiers().last().copied())
+            && longest > self.max_wait
+        {
+            findings.wrong(
+                "max_wait",
+                format!(
+                    "{} is shorter than the longest retry delay {longest}",
+                    self.max_wait
+                ),
+            );
+        }
+        findings.range("in_flight", self.in_flight, 1..=20_000);
+        if let Some(http) = &self.http {
+            findings.inside("http", |at| {
+                http.check(at);
+                if http.concurrency > self.in_flight && self.in_flight > 0 {
+                    at.wrong(
+                        "concurrency",
+                        format!(
+                            "{} is more than in_flight {}; a request needs a record in hand",
+                            http.concurrency, self.in_flight
+                        ),
+                    );
+                }
+            });
+        }
+    }
+
+    /// Whether all topics of this pipeline can be named; `findings` stands at `pipelines`.
+    pub(super) fn check_names(&self, name: &str, findings: &mut Findings<'_>) {
+        if !is_topic_name(name) {
+            findings.wrong(
+                name,
+                format!("cannot be the name of a pipeline, because topics are named after it: {TOPIC_RULE}"),
+            );
+            return;
+        }
+        let topics = self.pipeline(name).topics();
+        let derived = topics.iter().filter(|(topic, _)| topic.starts_with(name));
+        if let Some((topic, _)) = derived
+            .max_by_key(|(topic, _)| topic.len())
+            .filter(|(topic, _)| topic.len() > 249)
+        {
+            let over = topic.len() - 249;
+            findings.wrong(
+                name,
+                format!("is {over} characters too long: the topic `{topic}` may have at most 249"),
+            );
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! The retries of a pipeline: a list of delays, or delays that grow by a factor.
+
+use redeliver_core::backoff::InvalidPolicy;
+use redeliver_core::{Jitter, RetryPolicy, Span};
+use serde::{Deserialize, Serialize};
+
+use super::problem::Findings;
+use super::text;
+
+/// `pipelines.<name>.retry`: either `tiers` or `base`. After loading what was left out is filled in.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RetryConfig {
+    /// One delay per retry.
+    #[serde(with = "text::optional_list", skip_serializing_if = "Option::is_none")]
+    pub tiers: Option<Vec<Span>>,
+    /// The first of growing delays.
+    #[serde(with = "text::optional", skip_serializing_if = "Option::is_none")]
+    pub base: Option<Span>,
+    /// How much longer each delay is than the one before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub factor: Option<f64>,
+    /// Growing delays are at most this long.
+    #[serde(with = "text::optional", skip_serializing_if = "Option::is_none")]
+    pub cap: Option<Span>,
+    /// How often a record is tried again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_retries: Option<u32>,
+    /// How delays are spread.
+    pub jitter: JitterConfig,
+}
+
+/// `jitter`, as it is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum JitterConfig {
+    /// Exactly the delay.
+    #[default]
+    None,
+    /// Between half of the delay and the delay.
+    Equal,
+    /// Between nothing and the delay.
+    Full,
+}
+
+const DEFAULT_FACTOR: f64 = 2.0;
+const DEFAULT_GROWING_RETRIES: u32 = 5;
+
+impl RetryConfig {
+    /// The policy that this says.
+    ///
+    /// # Errors
+    /// When it cannot be followed; the error names the field.
+    pub fn policy(&self) -> Result<RetryPolicy, InvalidPolicy> {
+        let contradiction = |field| {
+            let problem =
+                "stands beside retry.tiers; write either tiers, or base with factor and cap".to_owned();
+            Err(InvalidPolicy { field, problem })
+        };
+        let jitter = match self.jitter {
+            JitterConfig::None => Jitter::None,
+            JitterConfig::Equal => Jitter::Equal,
+            JitterConfig::Full => Jitter::Full,
+        };
+        match (&self.tiers, self.base) {
+            (Some(_), Some(_)) => contradiction("retry.base"),
+            (Some(_), None) if self.factor.is_some() => contradiction("retry.factor"),
+            (Some(_), None) if self.cap.is_some() => contradiction("retry.cap"),
+            (Some(tiers), None) => RetryPolicy::listed(tiers.clone(), self.max_retries, jitter),
+            (None, Some(base)) => RetryPolicy::exponential(
+                base,
+                self.factor.unwrap_or(DEFAULT_FACTOR),
+                self.max_retries.unwrap_or(DEFAULT_GROWING_RETRIES),
+                self.cap,
+                jitter,
+            ),
+            (None, None) if self.factor.is_some() || self.cap.is_some() => {
+                let field = if self.factor.is_some() {
+                    "retry.factor"
+                } else {
+                    "retry.cap"
+                };
+                Err(InvalidPolicy {
+                    field,
+                    problem: "needs retry.base beside it, such as 2m".to_owned(),
+                })
+            }
+            (None, None) => RetryPolicy::listed(default_tiers(), self.max_retries, jitter),
+        }
+    }
+
+    pub(super) fn resolve(&mut self) {
+        if self.base.is_some() {
+            self.factor.get_or_insert(DEFAULT_FACTOR);
+        } else if self.factor.is_none() && self.cap.is_none() {
+            self.tiers.get_or_insert_with(default_tiers);
+        }
+        if let Ok(policy) = self.policy() {
+            self.max_retries = Some(policy.max_retries());
+        }
+    }
+
+    pub(super) fn check(&self, findings: &mut Findings<'_>) {
+        match self.policy() {
+            Ok(_) => {}
+            Err(InvalidPolicy { field, problem }) => findings.inside("retry", |at| {
+                at.wrong(field.strip_prefix("retry.").unwrap_or(field), problem);
+            }),
+        }
+    }
+}
+
+fn default_tiers() -> Vec<Span> {
+    RetryPolicy::default().tiers()
+}

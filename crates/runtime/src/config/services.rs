@@ -1,0 +1,169 @@
+//! What belongs to single services: which pipelines and tiers they serve, where they listen.
+
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+
+use redeliver_core::Span;
+use serde::{Deserialize, Serialize};
+
+use super::problem::Findings;
+use super::secret::Url;
+use super::text;
+
+/// `enricher` and `worker`: the pipelines that the process serves.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ServedPipelines {
+    /// Their names; left out, all that have an endpoint (enricher) or none (worker).
+    pub pipelines: Option<Vec<String>>,
+}
+
+/// `retry_tier`: the tiers that the process serves, and how far it looks ahead.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RetryTierConfig {
+    /// The tiers; left out, all tiers of all pipelines.
+    #[serde(with = "text::optional_list")]
+    pub tiers: Option<Vec<Span>>,
+    /// The most records in hand per partition.
+    pub look_ahead: u32,
+    /// The most bytes in hand per partition.
+    pub look_ahead_bytes: u64,
+}
+
+/// `redis`: the scheduler's time index.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RedisConfig {
+    /// `redis://` or `rediss://` with host and port.
+    pub url: Url,
+}
+
+/// `scheduler`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SchedulerConfig {
+    /// The applications that may schedule jobs, by name.
+    pub apps: BTreeMap<String, AppConfig>,
+}
+
+/// `scheduler.apps.<name>`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AppConfig {
+    /// The topic to which its jobs go when they are due.
+    pub topic: String,
+}
+
+/// `dlq_inspector`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct DlqInspectorConfig {
+    /// Where its gRPC and web page listen.
+    #[serde(serialize_with = "text::serialize", deserialize_with = "text::listen")]
+    pub listen: SocketAddr,
+    /// Dead-letter topics; `*` stands for any text.
+    pub topics: Vec<String>,
+    /// Where its index lies, which can always be built again.
+    pub data_dir: PathBuf,
+}
+
+impl Default for RetryTierConfig {
+    fn default() -> Self {
+        Self {
+            tiers: None,
+            look_ahead: 4_096,
+            look_ahead_bytes: 4 << 20,
+        }
+    }
+}
+
+impl Default for RedisConfig {
+    fn default() -> Self {
+        Self {
+            url: Url::new("redis://localhost:6379"),
+        }
+    }
+}
+
+impl Default for DlqInspectorConfig {
+    fn default() -> Self {
+        Self {
+            listen: (Ipv4Addr::LOCALHOST, 50_051).into(),
+            topics: vec!["*-dlq".to_owned(), "scheduler.jobs.dlq".to_owned()],
+            data_dir: "./data".into(),
+        }
+    }
+}
+
+impl RetryTierConfig {
+    /// `existing`: the tiers that any pipeline has, growing.
+    pub(super) fn check(&self, existing: &[Span], findings: &mut Findings<'_>) {
+        for (index, tier) in self.tiers.iter().flatten().enumerate() {
+            if !existing.contains(tier) {
+                let problem = match existing {
+                    [] => format!("no pipeline has the tier {tier}; there is no pipeline"),
+                    _ => {
+                        let names: Vec<String> = existing.iter().map(Span::to_string).collect();
+                        format!("no pipeline has the tier {tier}; there are {}", names.join(", "))
+                    }
+                };
+                findings.wrong("tiers", problem);
+            } else if self.tiers.iter().flatten().take(index).any(|other| other == tier) {
+                findings.wrong("tiers", format!("names {tier} twice"));
+            }
+        }
+        if self.tiers.as_ref().is_some_and(Vec::is_empty) {
+            findings.wrong("tiers", "is empty; leave it out to serve all tiers");
+        }
+        findings.range("look_ahead", self.look_ahead, 16..=16_384);
+        findings.range("look_ahead_bytes", self.look_ahead_bytes, 1 << 16..=1 << 30);
+    }
+}
+
+impl RedisConfig {
+    pub(super) fn check(&self, findings: &mut Findings<'_>) {
+        let scheme = self.url.expose().split_once("://").map(|(scheme, _)| scheme);
+        let right = matches!(
+            scheme,
+            Some(
+                "redis"
+                    | "rediss"
+                    | "redis-cluster"
+                    | "rediss-cluster"
+                    | "redis-sentinel"
+                    | "rediss-sentinel"
+            )
+        );
+        if !right {
+            findings.wrong(
+                "url",
+                "is not a Redis URL: write redis://HOST:PORT, or rediss:// for TLS",
+            );
+        }
+    }
+}
+
+impl SchedulerConfig {
+    pub(super) fn check(&self, findings: &mut Findings<'_>) {
+        findings.inside("apps", |at| {
+            for (name, app) in &self.apps {
+                at.inside(name, |at| at.topic("topic", &app.topic));
+            }
+        });
+    }
+}
+
+impl DlqInspectorConfig {
+    pub(super) fn check(&self, findings: &mut Findings<'_>) {
+        for topic in &self.topics {
+            if !redeliver_core::pipeline::is_topic_name(&topic.replace('*', "x")) {
+                findings.wrong(
+                    "topics",
+                    format!("`{topic}` cannot be a topic or a pattern of topics such as *-dlq"),
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! No topic may have two meanings: what one pipeline writes as a dead letter must not be another's source.
+
+use std::collections::BTreeMap;
+
+use redeliver_core::pipeline::TopicRole;
+
+use super::Config;
+use super::problem::Findings;
+
+/// Checks the topics of all pipelines against each other. A pipeline may read what another one writes as
+/// its results, and several may write to the same output; every other meeting is a mistake.
+pub(super) fn check(config: &Config, findings: &mut Findings<'_>) {
+    let mut taken: BTreeMap<String, Use<'_>> = BTreeMap::new();
+    findings.inside("pipelines", |findings| {
+        for (name, settings) in &config.pipelines {
+            settings.check_names(name, findings);
+            for used in uses(name, &settings.pipeline(name).topics(), settings) {
+                match taken.get(&used.topic) {
+                    Some(other) if !may_meet(other, &used) => {
+                        let problem = format!(
+                            "`{}` is {} of this pipeline and {} of `{}`; a topic has one meaning",
+                            used.topic,
+                            used.role.words(),
+                            other.role.words(),
+                            other.pipeline
+                        );
+                        match used.role {
+                            Role::Source => findings.inside(name, |at| at.wrong("source", problem)),
+                            Role::Output => findings.inside(name, |at| at.wrong("output", problem)),
+                            Role::Own => findings.wrong(name, problem),
+                        }
+                    }
+                    // Of an output and a source the source is kept: a second source must be found.
+                    Some(other) if other.role == Role::Source => {}
+                    _ => {
+                        taken.insert(used.topic.clone(), used);
+                    }
+                }
+            }
+        }
+    });
+    findings.inside("scheduler", |at| {
+        at.inside("apps", |at| check_apps(config, &taken, at));
+    });
+}
+
+fn check_apps(config: &Config, taken: &BTreeMap<String, Use<'_>>, findings: &mut Findings<'_>) {
+    for (app, settings) in &config.scheduler.apps {
+        if let Some(other) = taken.get(&settings.topic).filter(|other| other.role == Role::Own) {
+            let problem = format!(
+                "`{}` is {} of the pipeline `{}`; jobs go to a source",
+                settings.topic,
+                other.role.words(),
+                other.pipeline
+            );
+            findings.inside(app, |at| at.wrong("topic", problem));
+        }
+    }
+}
+
+struct Use<'c> {
+    topic: String,
+    pipeline: &'c str,
+    role: Role,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Role {
+    Source,
+    Output,
+    /// A tier, the due topic or the dead-letter topic: named after the pipeline and only for it.
+    Own,
+}
+
+impl Role {
+    fn words(self) -> &'static str {
+        match self {
+            Self::Source => "the source",
+            Self::Output => "an output",
+            Self::Own => "a retry or dead-letter topic",
+        }
+    }
+}
+
+fn uses<'c>(
+    name: &'c str,
+    topics: &[(std::sync::Arc<str>, TopicRole)],
+    settings: &super::PipelineConfig,
+) -> Vec<Use<'c>> {
+    let used = |topic: &str, role| Use {
+        topic: topic.to_owned(),
+        pipeline: name,
+        role,
+    };
+    let outputs = settings.output.iter().flat_map(super::OutputConfig::topics);
+    let mut uses: Vec<Use<'c>> = outputs.map(|topic| used(topic, Role::Output)).collect();
+    uses.extend(topics.iter().filter_map(|(topic, role)| match role {
+        TopicRole::Source => Some(used(topic, Role::Source)),
+        TopicRole::Output => None,
+        TopicRole::Tier(_) | TopicRole::Due | TopicRole::DeadLetter => Some(used(topic, Role::Own)),
+    }));
+    uses
+}
+
+fn may_meet(one: &Use<'_>, other: &Use<'_>) -> bool {
+    match (one.role, other.role) {
+        // A source that is an output of the same pipeline is reported where the output is checked.
+        (Role::Source, Role::Output) | (Role::Output, Role::Source | Role::Output) => true,
+        _ => false,
+    }
+}

@@ -1,0 +1,177 @@
+//! Settings before they have types: a tree of texts that remembers where each came from.
+//!
+//! Scalars keep the text as it was written, so that a version number `1.10` stays what it was and the type
+//! of the field, not the look of the text, decides what it means.
+
+use std::fmt;
+use std::sync::Arc;
+
+/// One value with its place.
+#[derive(Clone, Debug)]
+pub(super) struct Node {
+    pub(super) value: Value,
+    pub(super) origin: Origin,
+}
+
+/// What a node holds.
+#[derive(Clone, Debug)]
+pub(super) enum Value {
+    /// Nothing, `~` or `null`.
+    Null,
+    /// A scalar of a YAML file. Quoted ones are text even if they look like null.
+    Scalar(String),
+    /// The text of an environment variable or of a flag: what it is depends on the field. It may be a
+    /// scalar, a list written `a,b`, or YAML in brackets.
+    Raw(String),
+    /// A list.
+    List(Vec<Node>),
+    /// Keys and values in the order of the file.
+    Map(Vec<(String, Node)>),
+}
+
+/// Where a value was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// Nowhere.
+    Default,
+    /// In a file, at a line that counts from 1.
+    File(Arc<str>, usize),
+    /// In an environment variable of that name.
+    Environment(Arc<str>),
+    /// In a flag; the text is its name, or the key of `--set`.
+    Flag(Arc<str>),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::File(name, line) => write!(f, "{name} line {line}"),
+            Self::Environment(name) => write!(f, "environment variable {name}"),
+            Self::Flag(key) => write!(f, "--set {key}"),
+        }
+    }
+}
+
+/// One step down the tree.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    Key(String),
+    Index(usize),
+}
+
+/// A way from the root, written `pipelines.crawl.retry.tiers[2]`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Path(pub(super) Vec<Step>);
+
+impl Path {
+    pub(super) fn of(keys: &[&str]) -> Self {
+        Self(keys.iter().map(|key| Step::Key((*key).to_owned())).collect())
+    }
+
+    pub(super) fn key(&self, key: &str) -> Self {
+        self.step(Step::Key(key.to_owned()))
+    }
+
+    pub(super) fn index(&self, index: usize) -> Self {
+        self.step(Step::Index(index))
+    }
+
+    /// The path one level up; the root is its own.
+    pub(super) fn parent(&self) -> Self {
+        Self(self.0[..self.0.len().saturating_sub(1)].to_vec())
+    }
+
+    /// Whether this path is the other one or lies below it.
+    pub(super) fn is_within(&self, other: &Self) -> bool {
+        self.0.starts_with(&other.0)
+    }
+
+    fn step(&self, step: Step) -> Self {
+        let mut steps = self.0.clone();
+        steps.push(step);
+        Self(steps)
+    }
+}
+
+impl fmt::Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (depth, step) in self.0.iter().enumerate() {
+            match step {
+                Step::Key(key) if depth == 0 => f.write_str(key)?,
+                Step::Key(key) => write!(f, ".{key}")?,
+                Step::Index(index) => write!(f, "[{index}]")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Node {
+    pub(super) fn new(value: Value, origin: Origin) -> Self {
+        Self { value, origin }
+    }
+
+    pub(super) fn empty() -> Self {
+        Self::new(Value::Map(Vec::new()), Origin::Default)
+    }
+
+    /// The value of a key, when this is a mapping that has it.
+    pub(super) fn get(&self, key: &str) -> Option<&Self> {
+        let Value::Map(entries) = &self.value else {
+            return None;
+        };
+        entries.iter().find(|(name, _)| name == key).map(|(_, node)| node)
+    }
+
+    pub(super) fn at(&self, path: &Path) -> Option<&Self> {
+        path.0
+            .iter()
+            .try_fold(self, |node, step| match (step, &node.value) {
+                (Step::Key(key), _) => node.get(key),
+                (Step::Index(index), Value::List(items)) => items.get(*index),
+                (Step::Index(_), _) => None,
+            })
+    }
+
+    /// The path itself, or the nearest one above it at which there is a value.
+    pub(super) fn nearest(&self, path: &Path) -> Path {
+        let depths = (0..=path.0.len())
+            .rev()
+            .map(|depth| Path(path.0[..depth].to_vec()));
+        depths
+            .into_iter()
+            .find(|path| self.at(path).is_some())
+            .unwrap_or_default()
+    }
+
+    /// The place of a path, or of the nearest value above it that was written at all.
+    pub(super) fn origin_of(&self, path: &Path) -> &Origin {
+        self.at(&self.nearest(path))
+            .map_or(&Origin::Default, |node| &node.origin)
+    }
+
+    /// Takes a value out of the tree; does nothing when there is none.
+    pub(super) fn remove(&mut self, path: &Path) {
+        let Some((step, rest)) = path.0.split_first() else {
+            return;
+        };
+        let last = rest.is_empty();
+        match (step, &mut self.value) {
+            (Step::Key(key), Value::Map(entries)) if last => entries.retain(|(name, _)| name != key),
+            (Step::Key(key), Value::Map(entries)) => {
+                if let Some((_, node)) = entries.iter_mut().find(|(name, _)| name == key) {
+                    node.remove(&Path(rest.to_vec()));
+                }
+            }
+            (Step::Index(index), Value::List(items)) if *index < items.len() => {
+                if last {
+                    items.remove(*index);
+                } else {
+                    items[*index].remove(&Path(rest.to_vec()));
+                }
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! The admin port over real sockets.
+
+use std::sync::Arc;
+
+use prometheus_client::metrics::counter::Counter;
+use redeliver_core::SystemClock;
+use redeliver_runtime::admin::{Admin, AdminError, bind, serve};
+use redeliver_runtime::config::{AdminConfig, Config};
+use redeliver_runtime::health::Health;
+use redeliver_runtime::metrics;
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+struct Answer {
+    head: String,
+    body: String,
+}
+
+impl Answer {
+    fn status(&self) -> &str {
+        self.head.split(' ').nth(1).unwrap()
+    }
+
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap()
+    }
+}
+
+async fn get(address: std::net::SocketAddr, path: &str) -> Answer {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nhost: admin\r\nconnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    Answer {
+        head: head.to_owned(),
+        body: body.to_owned(),
+    }
+}
+
+fn any_port() -> AdminConfig {
+    AdminConfig {
+        listen: "127.0.0.1:0".parse().unwrap(),
+        ..AdminConfig::default()
+    }
+}
+
+#[tokio::test]
+async fn the_port_tells_life_readiness_metrics_and_configuration() {
+    let mut registry = metrics::registry("enricher", "e-0", &SystemClock);
+    let counter: Counter = Counter::default();
+    registry.register("records", "Records that were read", counter.clone());
+    counter.inc();
+    let mut config = Config::default();
+    config.kafka.properties.set("sasl.password", "hunter2");
+    let admin = Admin {
+        health: Health::new(),
+        registry: Arc::new(registry),
+        config: Arc::new(config),
+        shutdown: CancellationToken::new(),
+    };
+    let listener = bind(&any_port()).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut server = JoinSet::new();
+    server.spawn(serve(listener, admin.clone()));
+
+    assert_eq!(get(address, "/livez").await.status(), "200");
+    assert!(get(address, "/").await.body.contains("/readyz"));
+    assert_eq!(get(address, "/nowhere").await.status(), "404");
+
+    let (kafka, lane) = (admin.health.part("kafka"), admin.health.part("lane-0"));
+    lane.ready();
+    kafka.not_ready("no broker answers");
+    let waiting = get(address, "/readyz").await;
+    assert_eq!(waiting.status(), "503");
+    let parts = json!({ "kafka": "waiting: no broker answers", "lane-0": "ready" });
+    assert_eq!(waiting.json(), json!({ "ready": false, "parts": parts }));
+    kafka.ready();
+    assert_eq!(get(address, "/readyz").await.status(), "200");
+
+    let measured = get(address, "/metrics").await;
+    assert!(
+        measured
+            .head
+            .contains("application/openmetrics-text; version=1.0.0")
+    );
+    assert!(
+        measured.body.contains("redeliver_records_total 1\n"),
+        "{}",
+        measured.body
+    );
+    assert!(measured.body.ends_with("# EOF\n"));
+
+    let config = get(address, "/config").await;
+    assert_eq!(config.json()["kafka"]["brokers"], "localhost:9092");
+    assert_eq!(
+        config.json()["kafka"]["properties"]["sasl.password"],
+        "<redacted>"
+    );
+    assert!(!config.body.contains("hunter2"));
+
+    admin.shutdown.cancel();
+    let ending = get(address, "/readyz").await;
+    assert_eq!(
+        (ending.status(), &ending.json()["parts"]["process"]),
+        ("503", &"shutting down".into())
+    );
+    assert_eq!(get(address, "/livez").await.status(), "200");
+}
+
+#[tokio::test]
+async fn a_port_that_is_taken_is_named() {
+    let first = bind(&any_port()).await.unwrap();
+    let address = first.local_addr().unwrap();
+    let error = bind(&AdminConfig {
+        listen: address,
+        ..AdminConfig::default()
+    })
+    .await
+    .unwrap_err();
+    assert!(matches!(error, AdminError::InUse(_)));
+    let expected = format!(
+        "admin.listen: {address} is in use by another process; choose another port, or 0 for a free one"
+    );
+    assert_eq!(error.to_string(), expected);
+}

@@ -1,0 +1,387 @@
+//! Loading: precedence, environment, flags, secrets, printing.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use redeliver_core::pipeline::{Anchor, ReturnTo};
+use redeliver_core::{ErrorClass, Span};
+use redeliver_runtime::config::{Config, OutputConfig, ResponseMode, Sources};
+
+/// The example of the protocol's description, which must work as it stands.
+pub(crate) const EXAMPLE: &str = r#"
+kafka:
+  brokers: localhost:9092
+redis:
+  url: redis://localhost:6379
+scheduler:
+  apps:
+    crawl: { topic: crawl-jobs }
+pipelines:
+  crawl-jobs:                       # the name; the source topic unless `source:` says otherwise
+    output: crawl-results
+    retry: { tiers: [5s, 30s, 1m] } # or { base: 2m, factor: 2, max_retries: 5 }
+    http: { url: "http://localhost:8080/crawl", timeout: 5s, concurrency: 16 }
+retry_tier:
+  tiers: [5s, 30s, 1m]              # which tiers this process serves; --tier 30s narrows it
+dlq_inspector:
+  listen: 127.0.0.1:50051
+  topics: ["*-dlq", "scheduler.jobs.dlq"]
+  data_dir: ./data
+admin:
+  listen: 127.0.0.1:9464            # /livez /readyz /metrics /config, one per process
+"#;
+
+/// Loads a file's text with variables and flags over it.
+pub(crate) fn load(
+    file: &str,
+    environment: &[(&str, &str)],
+    flags: &[(&str, &str)],
+) -> Result<Config, String> {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("redeliver.yaml");
+    std::fs::write(&path, file).unwrap();
+    let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+    let sources = Sources {
+        file: Some(path.clone()),
+        environment: environment.iter().map(owned).collect(),
+        overrides: flags.iter().map(owned).collect(),
+    };
+    let folder = format!("{}/", directory.path().display());
+    Config::load(&sources).map_err(|error| error.to_string().replace(&folder, ""))
+}
+
+#[test]
+fn the_example_of_the_protocol_works_as_it_stands() {
+    let config = load(EXAMPLE, &[], &[]).unwrap();
+    let pipeline = config.pipelines["crawl-jobs"].pipeline("crawl-jobs");
+    assert_eq!((&*pipeline.name, &*pipeline.source), ("crawl-jobs", "crawl-jobs"));
+    assert_eq!(pipeline.output.as_deref(), Some("crawl-results"));
+    assert_eq!(pipeline.return_to, ReturnTo::Due);
+    assert_eq!(config.served_tiers(), [5, 30, 60].map(Span::from_secs));
+    assert_eq!(config.scheduler.apps["crawl"].topic, "crawl-jobs");
+    let http = config.pipelines["crawl-jobs"].http.as_ref().unwrap();
+    assert_eq!(
+        (http.method.as_str(), http.response),
+        ("POST", ResponseMode::Replace)
+    );
+}
+
+#[test]
+fn no_file_at_all_gives_the_defaults() {
+    let config = Config::load(&Sources::default()).unwrap();
+    assert_eq!(config.kafka.brokers, "localhost:9092");
+    assert!(!config.instance_is_explicit() && !config.static_membership());
+}
+
+#[test]
+fn flags_go_over_the_environment_and_that_over_the_file() {
+    let file = "kafka: { brokers: 'file:1', lanes: 2, batch: 10 }";
+    let environment = [
+        ("REDELIVER__KAFKA__BROKERS", "env:1"),
+        ("redeliver__kafka__lanes", "3"),
+    ];
+    let config = load(file, &environment, &[("kafka.brokers", "flag:1")]).unwrap();
+    assert_eq!(
+        (
+            config.kafka.brokers.as_str(),
+            config.kafka.lanes,
+            config.kafka.batch
+        ),
+        ("flag:1", 3, 10)
+    );
+}
+
+#[test]
+fn the_environment_names_the_file_when_no_flag_does() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("from-env.yaml");
+    std::fs::write(&path, "kafka: { lanes: 7 }").unwrap();
+    let variable = ("REDELIVER_CONFIG".to_owned(), path.display().to_string());
+    let sources = Sources {
+        environment: [variable].into(),
+        ..Sources::default()
+    };
+    assert_eq!(Config::load(&sources).unwrap().kafka.lanes, 7);
+}
+
+#[test]
+fn variables_find_keys_that_they_cannot_spell() {
+    let file =
+        "pipelines: { crawl-jobs: { output: a }, my.topic: {} }\nkafka: { properties: { linger.ms: 1 } }";
+    let environment = [
+        ("REDELIVER__PIPELINES__CRAWL_JOBS__OUTPUT", "b"),
+        ("REDELIVER__PIPELINES__MY_TOPIC__RETRY__TIERS", "1s,2s"),
+        ("REDELIVER__KAFKA__PROPERTIES__LINGER_MS", "7"),
+        ("REDELIVER__KAFKA__PROPERTIES__SASL_USERNAME", "me"),
+        (
+            "REDELIVER__PIPELINES__CRAWL_JOBS__HTTP",
+            "{url: 'http://h', concurrency: 3}",
+        ),
+        (
+            "REDELIVER__PIPELINES__CRAWL_JOBS__HTTP__HEADERS__CONTENT_TYPE",
+            "text/plain",
+        ),
+    ];
+    let config = load(file, &environment, &[]).unwrap();
+    let crawl = &config.pipelines["crawl-jobs"];
+    assert_eq!(crawl.output, Some(OutputConfig::Topic("b".to_owned())));
+    assert_eq!(
+        config.pipelines["my.topic"].retry.tiers,
+        Some(vec![Span::from_secs(1), Span::from_secs(2)])
+    );
+    let properties: BTreeMap<_, _> = config.kafka.properties.iter().collect();
+    assert_eq!(properties, [("linger.ms", "7"), ("sasl.username", "me")].into());
+    let http = crawl.http.as_ref().unwrap();
+    assert_eq!(
+        (http.concurrency, http.headers.get("content-type")),
+        (3, Some("text/plain"))
+    );
+}
+
+#[test]
+fn flags_name_keys_with_dots_of_their_own() {
+    let file = "pipelines: { my.topic: { output: a } }";
+    let flags = [
+        ("pipelines.my.topic.output", "b"),
+        ("pipelines.\"new.topic\".output", "c"),
+        ("kafka.properties.sasl.mechanism", "PLAIN"),
+        ("retry_tier.tiers", "[5s, 1m]"),
+    ];
+    let config = load(file, &[], &flags).unwrap();
+    assert_eq!(
+        config.pipelines["my.topic"].output,
+        Some(OutputConfig::Topic("b".to_owned()))
+    );
+    assert_eq!(
+        config.pipelines["new.topic"].output,
+        Some(OutputConfig::Topic("c".to_owned()))
+    );
+    assert_eq!(config.kafka.properties.get("sasl.mechanism"), Some("PLAIN"));
+    assert_eq!(config.served_tiers(), [Span::from_secs(5), Span::from_secs(60)]);
+}
+
+#[test]
+fn properties_keep_their_text_whatever_it_looks_like() {
+    let file = "kafka: { properties: { a: 1.10, b: true, c: 'null', d: 0x10, e: yes } }";
+    let password = "{not: yaml # at all";
+    let variable = ("REDELIVER__KAFKA__PROPERTIES__SASL_PASSWORD", password);
+    let config = load(file, &[], &[]).unwrap();
+    let values: Vec<_> = config
+        .kafka
+        .properties
+        .iter()
+        .map(|(_, value)| value.to_owned())
+        .collect();
+    assert_eq!(values, ["1.10", "true", "null", "0x10", "yes"]);
+    let error = load("", &[variable], &[]);
+    assert_eq!(
+        error.unwrap().kafka.properties.get("sasl.password"),
+        Some(password)
+    );
+}
+
+#[test]
+fn secrets_come_from_files_and_are_never_shown() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("password");
+    std::fs::write(&path, "from-file-hunter2\n").unwrap();
+    let file = format!(
+        r#"
+kafka:
+  properties:
+    sasl.password: {{ file: {} }}
+    ssl.key.password: inline-hunter2
+    sasl.username: me
+redis: {{ url: "redis://:redis-hunter2@localhost:6379" }}
+pipelines:
+  p:
+    http:
+      url: "http://localhost/x?api_key=query-hunter2"
+      headers: {{ authorization: Bearer header-hunter2, accept: text/plain }}
+      header_files: {{ x-token: {} }}
+"#,
+        path.display(),
+        path.display()
+    );
+    let config = load(&file, &[], &[]).unwrap();
+    assert_eq!(
+        config.kafka.properties.get("sasl.password"),
+        Some("from-file-hunter2")
+    );
+    let headers = config.pipelines["p"]
+        .http
+        .as_ref()
+        .unwrap()
+        .read_headers("p")
+        .unwrap();
+    let headers: BTreeMap<_, _> = headers
+        .iter()
+        .map(|(name, value)| (name.as_str(), value.expose()))
+        .collect();
+    assert_eq!(headers["x-token"], "from-file-hunter2");
+    assert_eq!(headers["authorization"], "Bearer header-hunter2");
+    for shown in [
+        config.to_yaml(),
+        config.to_json().to_string(),
+        format!("{config:?}"),
+    ] {
+        assert!(!shown.contains("hunter2"), "{shown}");
+        assert!(shown.contains("text/plain") && shown.contains("me"));
+    }
+}
+
+#[test]
+fn a_printed_configuration_is_read_back_as_the_same() {
+    for file in [
+        EXAMPLE,
+        "",
+        "instance: i-0\npipelines: { p: { retry: { base: 2m, cap: 1h }, anchor: { pointer: /a } } }",
+    ] {
+        let config = load(file, &[], &[]).unwrap();
+        let printed = config.to_yaml();
+        let again = load(&printed, &[], &[]).unwrap_or_else(|error| panic!("{error}\n{printed}"));
+        assert_eq!(again.to_yaml(), printed);
+        assert_eq!(again.to_json(), config.to_json());
+        let json = load(&config.to_json().to_string(), &[], &[]).unwrap();
+        assert_eq!(json.to_json(), config.to_json());
+    }
+}
+
+#[test]
+fn an_instance_that_was_given_keeps_its_partitions() {
+    let given = load("instance: enricher-0", &[], &[]).unwrap();
+    assert!(given.instance_is_explicit() && given.static_membership());
+    assert_eq!(given.kafka.static_membership, Some(true));
+    let refused = load(
+        "instance: enricher-0\nkafka: { static_membership: false }",
+        &[],
+        &[],
+    )
+    .unwrap();
+    assert!(refused.instance_is_explicit() && !refused.static_membership());
+    let from_environment = load("", &[("REDELIVER__INSTANCE", "enricher-1")], &[]).unwrap();
+    assert_eq!(
+        (
+            from_environment.instance.as_str(),
+            from_environment.static_membership()
+        ),
+        ("enricher-1", true)
+    );
+    let null = load("instance: null", &[], &[]).unwrap();
+    assert!(!null.instance_is_explicit());
+}
+
+#[test]
+fn a_pipeline_says_all_that_the_domain_asks() {
+    let file = "
+pipelines:
+  docs:
+    source: documents
+    output: { pointer: /meta/queue, topics: { a: topic-a, b: topic-b }, default: topic-c }
+    return_to: source
+    retry: { base: 2m, max_retries: 5, jitter: full }
+    anchor: { pointer: /meta/created_at }
+    max_wait: 2h
+    max_age: 7d
+    http: { url: 'https://h/x', classification: { 404: transient, 503: permanent, 409: success } }
+";
+    let config = load(file, &[], &[]).unwrap();
+    let docs = &config.pipelines["docs"];
+    let pipeline = docs.pipeline("docs");
+    assert_eq!(
+        (&*pipeline.source, pipeline.output.as_deref()),
+        ("documents", Some("topic-c"))
+    );
+    assert_eq!(pipeline.return_to, ReturnTo::Source);
+    assert_eq!(pipeline.anchor, Anchor::Payload("/meta/created_at".to_owned()));
+    assert_eq!(pipeline.policy.nominal_wait(5), Some(Span::from_secs(32 * 60)));
+    assert_eq!(
+        (pipeline.max_wait, pipeline.max_age),
+        (Span::from_secs(7200), Some(Span::from_secs(7 * 86_400)))
+    );
+    let chooser = docs.output_chooser().unwrap();
+    assert_eq!(&**chooser.topic_for(br#"{"meta":{"queue":"b"}}"#), "topic-b");
+    let table = docs.http.as_ref().unwrap().classification();
+    assert_eq!(table.of_status(404, false), Err(ErrorClass::Transient));
+    assert_eq!(table.of_status(503, true), Err(ErrorClass::Permanent));
+    assert_eq!(table.of_status(409, false), Ok(()));
+}
+
+#[test]
+fn each_service_finds_the_pipelines_that_are_its_own() {
+    let file = "pipelines: { a: { http: { url: 'http://h' } }, b: {}, c: { http: { url: 'http://h' } } }\n";
+    let names = |pipelines: Vec<(&str, &_)>| -> Vec<String> {
+        pipelines
+            .into_iter()
+            .map(|(name, _): (&str, &redeliver_runtime::config::PipelineConfig)| name.to_owned())
+            .collect()
+    };
+    let config = load(file, &[], &[]).unwrap();
+    assert_eq!(names(config.enricher_pipelines()), ["a", "c"]);
+    assert_eq!(names(config.worker_pipelines()), ["b"]);
+    let narrowed = load(
+        file,
+        &[("REDELIVER__ENRICHER__PIPELINES", "c")],
+        &[("worker.pipelines", "a,b")],
+    )
+    .unwrap();
+    assert_eq!(names(narrowed.enricher_pipelines()), ["c"]);
+    assert_eq!(names(narrowed.worker_pipelines()), ["a", "b"]);
+}
+
+#[test]
+fn names_that_mean_nothing_are_refused() {
+    let environment = |name| load("pipelines: { a-b: {}, a.b: {} }", &[(name, "x")], &[]).unwrap_err();
+    assert_eq!(
+        environment("REDELIVER__KAFKA____LANES"),
+        "REDELIVER__KAFKA____LANES: names an empty level; levels are separated by two underscores"
+    );
+    assert_eq!(
+        environment("REDELIVER__PIPELINES__A_B__OUTPUT"),
+        "pipelines.a_b: may mean any of a-b, a.b; write it in the file instead \
+         (environment variable REDELIVER__PIPELINES__A_B__OUTPUT)"
+    );
+    let flag = |key| load("", &[], &[(key, "x")]).unwrap_err();
+    assert_eq!(
+        flag("kafka..lanes"),
+        "kafka..lanes: names an empty level; a key is written kafka.brokers (--set kafka..lanes)"
+    );
+    assert!(flag("pipelines.\"a").contains("an opening quote without a closing one"));
+    assert!(flag("pipelines.\"a\"b").contains("text behind a closing quote"));
+    assert!(
+        load(
+            "",
+            &[
+                ("REDELIVER_LANES", "x"),
+                ("REDELIVERY__KAFKA", "x"),
+                ("PATH", "x")
+            ],
+            &[]
+        )
+        .is_ok()
+    );
+}
+
+proptest! {
+    #[test]
+    fn arbitrary_settings_never_panic(
+        keys in proptest::collection::vec(prop_oneof![
+            Just("kafka"), Just("lanes"), Just("pipelines"), Just("p"), Just("retry"), Just("tiers"), Just("http"),
+            Just("output"), Just("anchor"), Just("properties"), Just("instance"), Just("headers"), Just("x")
+        ], 1..5),
+        value in prop_oneof![
+            Just("{a: {b: c}}".to_owned()), Just("[5s, x]".to_owned()), Just("{file: /nowhere}".to_owned()),
+            Just("{pointer: 1}".to_owned()), "[-a-c0-9:{}, \\[\\]'\"&*!]{0,12}"
+        ],
+    ) {
+        let flags = vec![(keys.join("."), value.clone())];
+        let _ = Config::load(&Sources { overrides: flags, ..Sources::default() });
+        let variable = (format!("REDELIVER__{}", keys.join("__")), value);
+        let _ = Config::load(&Sources { environment: [variable].into(), ..Sources::default() });
+    }
+
+    #[test]
+    fn arbitrary_files_never_panic(text in "((kafka|pipelines|p|retry|http|output|anchor|url|topics|tiers)?[:{},\\[\\] \n\"'&*!-]{0,3}){0,14}") {
+        let _ = Config::from_yaml(&text);
+    }
+}

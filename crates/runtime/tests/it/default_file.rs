@@ -1,0 +1,128 @@
+//! The embedded default file is the manual: it says every key, and what it says is the default.
+
+use std::collections::BTreeSet;
+
+use redeliver_runtime::config::{Config, DEFAULT_FILE};
+use serde_json::Value;
+
+use crate::config::load;
+
+/// Mappings whose keys are chosen by the user.
+const NAMED_BY_USER: [&str; 7] = [
+    "pipelines",
+    "apps",
+    "properties",
+    "headers",
+    "header_files",
+    "classification",
+    "topics",
+];
+
+/// JSON pointers of all mappings with keys of ours.
+pub(crate) fn mappings(document: &Value) -> Vec<String> {
+    let mut found = Vec::new();
+    collect(document, String::new(), &mut found);
+    found
+}
+
+fn collect(value: &Value, pointer: String, found: &mut Vec<String>) {
+    let Value::Object(entries) = value else { return };
+    let last = pointer.rsplit('/').next().unwrap_or_default();
+    let free = NAMED_BY_USER.contains(&last) && pointer != "/kafka/topics";
+    for (key, value) in entries {
+        collect(value, format!("{pointer}/{key}"), found);
+    }
+    // An anchor is a choice, written as a mapping with one key.
+    if !free && last != "anchor" {
+        found.push(pointer);
+    }
+}
+
+/// The default file with its commented pipelines brought to life.
+fn with_example() -> String {
+    let (before, rest) = DEFAULT_FILE.split_once("# example>\n").unwrap();
+    let (example, after) = rest.split_once("# <example\n").unwrap();
+    let lines = example
+        .lines()
+        .map(|line| line.strip_prefix("# ").unwrap_or_else(|| panic!("{line}")));
+    let example: String = lines.map(|line| format!("{line}\n")).collect();
+    format!(
+        "{before}pipelines:\n{example}{}",
+        after.strip_prefix("pipelines: {}\n").unwrap()
+    )
+}
+
+#[test]
+fn the_default_file_says_the_defaults() {
+    let from_file = Config::from_yaml(DEFAULT_FILE).unwrap();
+    let from_nothing = load("", &[], &[]).unwrap();
+    assert_eq!(from_file, from_nothing);
+}
+
+#[test]
+fn the_values_of_the_example_pipeline_are_the_defaults() {
+    let example = load(&with_example(), &[], &[]).unwrap();
+    let minimal = "pipelines: { crawl-jobs: { output: crawl-results, http: { url: 'http://localhost:8080/crawl', \
+                   headers: { content-type: application/json }, classification: { 404: transient } } } }";
+    let minimal = load(minimal, &[], &[]).unwrap();
+    assert_eq!(example.pipelines["crawl-jobs"], minimal.pipelines["crawl-jobs"]);
+    let documents = load("pipelines: { d: { retry: { base: 2m, cap: 1h } } }", &[], &[]).unwrap();
+    assert_eq!(
+        example.pipelines["documents"].retry,
+        documents.pipelines["d"].retry
+    );
+}
+
+#[test]
+fn the_default_file_has_every_key() {
+    let text = with_example();
+    let written = text
+        .lines()
+        .filter(|line| !line.trim_start().starts_with('#'))
+        .collect::<Vec<_>>()
+        .join("\n");
+    let document = load(&text, &[], &[]).unwrap().to_json();
+    let mut keys = 0;
+    for pointer in mappings(&document) {
+        let mut changed = document.clone();
+        changed
+            .pointer_mut(&pointer)
+            .unwrap()
+            .as_object_mut()
+            .unwrap()
+            .insert("zzqqxx".to_owned(), 1.into());
+        let error = load(&changed.to_string(), &[], &[]).unwrap_err();
+        let (_, known) = error
+            .split_once("unknown key; known are ")
+            .unwrap_or_else(|| panic!("{error}"));
+        let known: BTreeSet<&str> = known.rsplit_once(" (").unwrap().0.split(", ").collect();
+        for key in known {
+            assert!(
+                written.contains(&format!("{key}:")),
+                "{pointer}: {key} is not in the default file"
+            );
+            keys += 1;
+        }
+    }
+    assert!(keys >= 80, "only {keys} keys");
+}
+
+#[test]
+fn the_top_level_and_its_sections_are_complete() {
+    // Exact where no pipeline is involved: the written keys of each section are all of its keys.
+    let document = load(DEFAULT_FILE, &[], &[]).unwrap().to_json();
+    for (section, value) in document.as_object().unwrap() {
+        let heading = format!("\n{section}:");
+        let start = DEFAULT_FILE
+            .find(&heading)
+            .unwrap_or_else(|| panic!("no section {section}"));
+        let body = &DEFAULT_FILE[start + heading.len()..];
+        let end = body.find("\n\n").unwrap_or(body.len());
+        for key in value.as_object().into_iter().flatten().map(|(key, _)| key) {
+            assert!(
+                body[..end].contains(&format!("\n  {key}:")),
+                "{section}.{key} is not in the default file"
+            );
+        }
+    }
+}

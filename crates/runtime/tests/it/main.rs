@@ -1,0 +1,9 @@
+//! The runtime seen from outside: files, sockets, processes, a collector.
+
+mod admin;
+mod config;
+mod config_errors;
+mod default_file;
+mod otlp;
+mod otlp_receiver;
+mod process;

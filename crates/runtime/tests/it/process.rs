@@ -1,0 +1,252 @@
+//! Whole processes: what they print, how they end. The child is this test binary itself, run again with
+//! only the test `child`, which then becomes a small service.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, ExitCode, Output, Stdio};
+use std::sync::Arc;
+
+use clap::Parser;
+use redeliver_core::SystemClock;
+use redeliver_runtime::admin::{self, Admin};
+use redeliver_runtime::cli::{CommonArgs, Start, main_with};
+use redeliver_runtime::health::Health;
+use redeliver_runtime::metrics;
+use redeliver_runtime::tasks::{TaskError, Tasks};
+
+const ARGUMENTS: &str = "RUNTIME_TEST_CHILD";
+
+#[derive(Parser)]
+struct Args {
+    #[command(flatten)]
+    common: CommonArgs,
+    /// What the service does: wait, fail, panic, ignore
+    #[arg(long, default_value = "wait")]
+    conduct: String,
+}
+
+#[test]
+#[expect(clippy::exit, reason = "the process is a service from here on, not a test")]
+fn child() {
+    let Ok(arguments) = std::env::var(ARGUMENTS) else {
+        return;
+    };
+    let arguments = arguments.split('\n').filter(|argument| !argument.is_empty());
+    let args = Args::parse_from(std::iter::once("child").chain(arguments));
+    let conduct = args.conduct.clone();
+    let code = main_with("child", &args.common, Vec::new(), |start| run(start, conduct));
+    std::process::exit(i32::from(code != ExitCode::SUCCESS) * if code == ExitCode::from(2) { 2 } else { 1 });
+}
+
+async fn run(start: Start, conduct: String) -> Result<(), TaskError> {
+    let grace = start.config.shutdown.grace.duration();
+    let mut tasks = Tasks::new(start.shutdown.clone());
+    let registry = Arc::new(metrics::registry("child", &start.config.instance, &SystemClock));
+    let admin = Admin {
+        health: Health::new(),
+        registry,
+        config: start.config,
+        shutdown: start.shutdown,
+    };
+    let shutdown = admin.shutdown.clone();
+    tasks.spawn_attendant("admin", admin::serve(start.admin, admin));
+    tasks.spawn("work", async move {
+        match conduct.as_str() {
+            "fail" => return Err(std::io::Error::other("no more disk")),
+            "panic" => panic!("at the disco"),
+            "ignore" => std::future::pending().await,
+            _ => shutdown.cancelled().await,
+        }
+        Ok(())
+    });
+    tasks.run_until_shutdown(grace).await
+}
+
+fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .args(["--exact", "process::child", "--nocapture", "--quiet"])
+        .env_clear();
+    command
+        .env(ARGUMENTS, arguments.join("\n"))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+fn output(arguments: &[&str]) -> (Option<i32>, String, String) {
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = command(arguments).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (status.code(), text(stdout), text(stderr))
+}
+
+/// A running child, killed when it is dropped, whose start line has been read.
+struct Running {
+    child: Child,
+    stderr: BufReader<std::process::ChildStderr>,
+    started: String,
+}
+
+impl Running {
+    fn start(arguments: &[&str]) -> Self {
+        let mut child = command(&[&["--set", "admin.listen=127.0.0.1:0"], arguments].concat())
+            .spawn()
+            .unwrap();
+        let mut stderr = BufReader::new(child.stderr.take().unwrap());
+        let mut started = String::new();
+        stderr.read_line(&mut started).unwrap();
+        assert!(started.contains("started"), "{started}");
+        Self {
+            child,
+            stderr,
+            started,
+        }
+    }
+
+    fn signal(&self, name: &str) {
+        let pid = self.child.id().to_string();
+        assert!(
+            Command::new("kill")
+                .args(["-s", name, &pid])
+                .status()
+                .unwrap()
+                .success()
+        );
+    }
+
+    /// Waits for a line on stderr.
+    fn line_with(&mut self, text: &str) {
+        let mut line = String::new();
+        while self.stderr.read_line(&mut line).unwrap() > 0 {
+            if line.contains(text) {
+                return;
+            }
+            line.clear();
+        }
+        panic!("the child ended without saying `{text}`");
+    }
+
+    fn end(mut self) -> (Option<i32>, String) {
+        let mut rest = String::new();
+        self.stderr.read_to_string(&mut rest).unwrap();
+        (self.child.wait().unwrap().code(), rest)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn a_wrong_configuration_ends_with_2_before_anything_is_done() {
+    let (code, _, stderr) = output(&["--set", "kafka.lanes=0"]);
+    assert_eq!(code, Some(2));
+    assert_eq!(
+        stderr,
+        "error: kafka.lanes: 0 is out of range; it is between 1 and 64 (--set kafka.lanes)\n"
+    );
+    let (code, _, stderr) = output(&["--config", "/nowhere.yaml"]);
+    assert_eq!(code, Some(2));
+    assert_eq!(
+        stderr,
+        "error: cannot read the configuration file /nowhere.yaml\ncaused by: No such file or directory (os error 2)\n"
+    );
+    assert_eq!(output(&["--set", "no-equals-sign"]).0, Some(2));
+    assert_eq!(output(&["--unknown-flag"]).0, Some(2));
+}
+
+#[test]
+fn the_configuration_is_checked_and_printed_on_request() {
+    let (code, stdout, stderr) = output(&["--check"]);
+    assert_eq!((code, stderr.as_str()), (Some(0), ""));
+    assert!(stdout.contains("the configuration is valid\n"));
+    let (code, stdout, _) = output(&[
+        "--print-config",
+        "--set",
+        "kafka.properties.sasl.password=hunter2",
+        "--set",
+        "kafka.lanes=3",
+    ]);
+    assert_eq!(code, Some(0));
+    assert!(
+        stdout.contains("  lanes: 3\n") && !stdout.contains("hunter2"),
+        "{stdout}"
+    );
+}
+
+#[test]
+fn a_failure_ends_with_1_and_its_causes() {
+    for (conduct, expected) in [
+        ("fail", "error: work failed\ncaused by: no more disk\n"),
+        ("panic", "error: work panicked: at the disco\n"),
+    ] {
+        let (code, stderr) = Running::start(&["--conduct", conduct]).end();
+        assert_eq!(code, Some(1), "{stderr}");
+        assert!(stderr.ends_with(expected), "{stderr}");
+    }
+}
+
+#[test]
+fn a_port_that_is_taken_ends_with_1() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    let (code, _, stderr) = output(&["--set", &format!("admin.listen={address}")]);
+    assert_eq!(code, Some(1));
+    assert!(stderr.ends_with(&format!(
+        "error: admin.listen: {address} is in use by another process; choose another port, or 0 for a free one\n"
+    )));
+}
+
+#[test]
+fn the_first_line_says_what_started() {
+    let child = Running::start(&["--set", "instance=child-7"]);
+    for part in [
+        "version=\"0.",
+        "commit=\"",
+        "instance=\"child-7\"",
+        "admin=127.0.0.1:",
+    ] {
+        assert!(child.started.contains(part), "{}", child.started);
+    }
+}
+
+#[test]
+fn the_first_signal_ends_in_order() {
+    for signal in ["INT", "TERM"] {
+        let child = Running::start(&[]);
+        child.signal(signal);
+        let (code, stderr) = child.end();
+        assert_eq!(code, Some(0), "{stderr}");
+        assert!(stderr.contains("stopped"), "{stderr}");
+    }
+}
+
+#[test]
+fn a_second_signal_ends_at_once() {
+    for (signal, expected) in [("INT", 130), ("TERM", 143)] {
+        let mut child = Running::start(&["--conduct", "ignore"]);
+        child.signal("TERM");
+        child.line_with("shutting down");
+        child.signal(signal);
+        assert_eq!(child.end().0, Some(expected));
+    }
+}
+
+#[test]
+fn a_task_that_does_not_end_is_named() {
+    let child = Running::start(&["--conduct", "ignore", "--set", "shutdown.grace=100ms"]);
+    child.signal("TERM");
+    let (code, stderr) = child.end();
+    assert_eq!(code, Some(1));
+    assert!(
+        stderr.ends_with("error: still running after 0.1 s of grace: work\n"),
+        "{stderr}"
+    );
+}

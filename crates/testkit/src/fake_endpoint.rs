@@ -1,0 +1,461 @@
+//! A real HTTP server that behaves as a test says: answers, answers late, never answers, hangs up.
+//!
+//! What a call gets is decided by a function of the request and of how often the same key and the same
+//! body were seen before; no chance and no clock, so a failing run can be repeated. It runs on a thread
+//! of its own, so that synchronous tests can use it too, and goes away with the value.
+//!
+//! Made of hyper itself rather than axum: a handler of axum's cannot fail, and to hang up without a
+//! response is exactly a handler that fails.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::Incoming;
+use hyper::header::{HeaderMap, HeaderName, HeaderValue};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use tokio::sync::oneshot;
+use tokio::task::JoinSet;
+
+use crate::hash::stable_hash;
+
+/// The header by which a caller marks repeats of one call.
+pub const IDEMPOTENCY_KEY: &str = "idempotency-key";
+
+/// One call, as the behaviour sees it.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// `POST` for example.
+    pub method: String,
+    /// With the query, if there is one.
+    pub path: String,
+    /// As received.
+    pub headers: HeaderMap,
+    /// The whole body.
+    pub body: Bytes,
+    /// The value of [`IDEMPOTENCY_KEY`], if there is one.
+    pub key: Option<String>,
+    /// How many calls with this key came before; 0 without a key.
+    pub earlier_calls_of_key: u32,
+    /// How many calls with this body came before, under whatever key.
+    pub earlier_calls_of_body: u32,
+}
+
+/// What a call gets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// A response: status, headers, body.
+    Status(u16, Vec<(String, String)>, Bytes),
+    /// Nothing, for as long as the client waits.
+    Hang,
+    /// The end of the connection, without a response.
+    Close,
+    /// The other reply, later.
+    Delay(Duration, Box<Reply>),
+}
+
+impl Reply {
+    /// 200 with this body.
+    pub fn ok(body: impl Into<Bytes>) -> Self {
+        Self::Status(200, Vec::new(), body.into())
+    }
+
+    /// An empty response with this status.
+    pub fn status(status: u16) -> Self {
+        Self::Status(status, Vec::new(), Bytes::new())
+    }
+}
+
+type Behaviour = Arc<dyn Fn(&Request) -> Reply + Send + Sync>;
+
+/// The server; see the module.
+pub struct FakeEndpoint {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    shutdown: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    behaviour: RwLock<Behaviour>,
+    counts: Mutex<Counts>,
+}
+
+#[derive(Default)]
+struct Counts {
+    calls: u64,
+    by_key: HashMap<String, u32>,
+    // By hash, because a benchmark sends millions of bodies.
+    by_body: HashMap<u64, u32>,
+    in_flight: usize,
+    most_in_flight: usize,
+}
+
+impl FakeEndpoint {
+    /// Starts a server on a free port of 127.0.0.1. The behaviour is called on the server's only thread:
+    /// it must not block, and [`Reply::Delay`] is how it takes its time.
+    ///
+    /// # Panics
+    /// When no port can be bound or no thread started.
+    pub fn start(behaviour: impl Fn(&Request) -> Reply + Send + Sync + 'static) -> Self {
+        Self::try_start(Arc::new(behaviour)).unwrap_or_else(|error| panic!("{error:#}"))
+    }
+
+    fn try_start(behaviour: Behaviour) -> Result<Self> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("binding the fake endpoint")?;
+        listener
+            .set_nonblocking(true)
+            .context("making the fake endpoint's socket non-blocking")?;
+        let address = listener
+            .local_addr()
+            .context("reading the fake endpoint's address")?;
+        let shared = Arc::new(Shared {
+            behaviour: RwLock::new(behaviour),
+            counts: Mutex::new(Counts::default()),
+        });
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .context("starting the fake endpoint's runtime")?;
+        let (shutdown, stopped) = oneshot::channel();
+        let serving = Arc::clone(&shared);
+        let thread = std::thread::Builder::new()
+            .name("fake-endpoint".into())
+            .spawn(move || {
+                runtime.block_on(async {
+                    tokio::select! {
+                        () = serve(listener, serving) => {}
+                        _ = stopped => {}
+                    }
+                });
+            })
+            .context("starting the fake endpoint's thread")?;
+        Ok(Self {
+            address,
+            shared,
+            shutdown: Some(shutdown),
+            thread: Some(thread),
+        })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// `http://127.0.0.1:port`, without a slash at the end.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// Behaves otherwise from the next call on: an outage begins or ends.
+    pub fn behave(&self, behaviour: impl Fn(&Request) -> Reply + Send + Sync + 'static) {
+        *self
+            .shared
+            .behaviour
+            .write()
+            .unwrap_or_else(PoisonError::into_inner) = Arc::new(behaviour);
+    }
+
+    /// How many calls have come in all.
+    pub fn calls(&self) -> u64 {
+        self.shared.counts().calls
+    }
+
+    /// How many calls have come with this idempotency key.
+    pub fn calls_of_key(&self, key: &str) -> u32 {
+        self.shared.counts().by_key.get(key).copied().unwrap_or(0)
+    }
+
+    /// How many calls have come with this body.
+    pub fn calls_of_body(&self, body: &[u8]) -> u32 {
+        self.shared
+            .counts()
+            .by_body
+            .get(&stable_hash(body))
+            .copied()
+            .unwrap_or(0)
+    }
+
+    /// The idempotency keys seen, each with its number of calls.
+    pub fn calls_by_key(&self) -> HashMap<String, u32> {
+        self.shared.counts().by_key.clone()
+    }
+
+    /// How many calls wait for their reply now.
+    pub fn in_flight(&self) -> usize {
+        self.shared.counts().in_flight
+    }
+
+    /// The most calls that ever waited for their reply at once.
+    pub fn max_concurrency(&self) -> usize {
+        self.shared.counts().most_in_flight
+    }
+}
+
+impl Drop for FakeEndpoint {
+    fn drop(&mut self) {
+        drop(self.shutdown.take());
+        if let Some(thread) = self.thread.take() {
+            // A panic in there was a behaviour's, and it has shown itself to the client.
+            drop(thread.join());
+        }
+    }
+}
+
+impl Shared {
+    fn counts(&self) -> MutexGuard<'_, Counts> {
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn reply(&self, request: &Request) -> Reply {
+        let behaviour = Arc::clone(&self.behaviour.read().unwrap_or_else(PoisonError::into_inner));
+        behaviour(request)
+    }
+
+    /// Counts a call, and fills in what it is told of earlier ones.
+    fn enter(self: &Arc<Self>, request: &mut Request) -> InFlight {
+        let mut counts = self.counts();
+        counts.calls += 1;
+        let of_body = counts.by_body.entry(stable_hash(&request.body)).or_default();
+        request.earlier_calls_of_body = *of_body;
+        *of_body += 1;
+        if let Some(key) = &request.key {
+            let of_key = counts.by_key.entry(key.clone()).or_default();
+            request.earlier_calls_of_key = *of_key;
+            *of_key += 1;
+        }
+        counts.in_flight += 1;
+        counts.most_in_flight = counts.most_in_flight.max(counts.in_flight);
+        InFlight(Arc::clone(self))
+    }
+}
+
+/// One call that waits for its reply; dropped with it, also when the client gives up.
+struct InFlight(Arc<Shared>);
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.counts().in_flight -= 1;
+    }
+}
+
+async fn serve(listener: TcpListener, shared: Arc<Shared>) {
+    let listener = match tokio::net::TcpListener::from_std(listener) {
+        Ok(listener) => listener,
+        Err(error) => panic!("listening as the fake endpoint: {error}"),
+    };
+    // Dropping the set ends every connection, so that nothing outlives the endpoint.
+    let mut connections = JoinSet::new();
+    loop {
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => panic!("accepting a connection as the fake endpoint: {error}"),
+        };
+        while connections.try_join_next().is_some() {}
+        let shared = Arc::clone(&shared);
+        connections.spawn(async move {
+            let service = service_fn(|request| respond(&shared, request));
+            // An error here is either our own hanging up or the client's.
+            drop(
+                http1::Builder::new()
+                    .serve_connection(TokioIo::new(stream), service)
+                    .await,
+            );
+        });
+    }
+}
+
+async fn respond(
+    shared: &Arc<Shared>,
+    request: hyper::Request<Incoming>,
+) -> io::Result<hyper::Response<Full<Bytes>>> {
+    let (head, body) = request.into_parts();
+    let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
+    let key = head
+        .headers
+        .get(IDEMPOTENCY_KEY)
+        .map(|key| String::from_utf8_lossy(key.as_bytes()).into_owned());
+    let mut request = Request {
+        method: head.method.to_string(),
+        path: head.uri.to_string(),
+        headers: head.headers,
+        body,
+        key,
+        earlier_calls_of_key: 0,
+        earlier_calls_of_body: 0,
+    };
+    let _in_flight = shared.enter(&mut request);
+    let mut reply = shared.reply(&request);
+    loop {
+        match reply {
+            Reply::Status(status, headers, body) => return response(status, &headers, body),
+            Reply::Hang => std::future::pending().await,
+            Reply::Close => return Err(io::Error::other("hanging up, as told")),
+            Reply::Delay(pause, later) => {
+                tokio::time::sleep(pause).await;
+                reply = *later;
+            }
+        }
+    }
+}
+
+fn response(
+    status: u16,
+    headers: &[(String, String)],
+    body: Bytes,
+) -> io::Result<hyper::Response<Full<Bytes>>> {
+    let mut response = hyper::Response::new(Full::new(body));
+    *response.status_mut() = hyper::StatusCode::from_u16(status).map_err(io::Error::other)?;
+    for (name, value) in headers {
+        let name = HeaderName::try_from(name).map_err(io::Error::other)?;
+        response
+            .headers_mut()
+            .append(name, HeaderValue::try_from(value).map_err(io::Error::other)?);
+    }
+    Ok(response)
+}
+
+#[cfg(test)]
+impl Request {
+    /// A call with this body that came after so many others like it.
+    pub(crate) fn example(body: &'static [u8], earlier_calls_of_body: u32) -> Self {
+        Self {
+            method: "POST".into(),
+            path: "/".into(),
+            headers: HeaderMap::new(),
+            body: Bytes::from_static(body),
+            key: None,
+            earlier_calls_of_key: 0,
+            earlier_calls_of_body,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::TcpStream;
+
+    use super::*;
+    use crate::eventually;
+
+    const SOON: Duration = Duration::from_secs(10);
+
+    /// Sends a request and returns the connection, unread.
+    fn send(endpoint: &FakeEndpoint, key: &str, body: &str) -> TcpStream {
+        let mut stream = TcpStream::connect(endpoint.address()).unwrap();
+        stream.set_read_timeout(Some(SOON)).unwrap();
+        let length = body.len();
+        write!(
+            stream,
+            "POST /enrich?a=b HTTP/1.1\r\nhost: test\r\nconnection: close\r\nidempotency-key: {key}\r\n\
+             content-length: {length}\r\n\r\n{body}"
+        )
+        .unwrap();
+        stream
+    }
+
+    /// Sends a request and reads until the server closes.
+    fn call(endpoint: &FakeEndpoint, key: &str, body: &str) -> String {
+        let mut answer = String::new();
+        send(endpoint, key, body).read_to_string(&mut answer).unwrap();
+        answer
+    }
+
+    #[test]
+    fn the_behaviour_sees_the_request_and_its_reply_is_sent() {
+        let endpoint = FakeEndpoint::start(|request| {
+            assert_eq!(
+                (request.method.as_str(), request.path.as_str()),
+                ("POST", "/enrich?a=b")
+            );
+            assert_eq!(
+                (request.key.as_deref(), &request.headers["host"]),
+                (Some("k1"), &"test".parse().unwrap())
+            );
+            Reply::Status(202, vec![("x-cost".into(), "3".into())], request.body.clone())
+        });
+        let answer = call(&endpoint, "k1", "order");
+        assert!(
+            answer.starts_with("HTTP/1.1 202 ") && answer.contains("x-cost: 3\r\n"),
+            "{answer}"
+        );
+        assert!(answer.ends_with("\r\n\r\norder"), "{answer}");
+    }
+
+    #[test]
+    fn calls_are_counted_by_key_and_by_body() {
+        let endpoint = FakeEndpoint::start(|request| {
+            Reply::ok(format!(
+                "{} {}",
+                request.earlier_calls_of_key, request.earlier_calls_of_body
+            ))
+        });
+        let answers =
+            [("a", "x"), ("a", "y"), ("b", "x"), ("a", "x")].map(|(key, body)| call(&endpoint, key, body));
+        for (answer, earlier) in answers.iter().zip(["0 0", "1 0", "0 1", "2 2"]) {
+            assert!(answer.ends_with(earlier), "{answer}");
+        }
+        assert_eq!(
+            (
+                endpoint.calls(),
+                endpoint.calls_of_key("a"),
+                endpoint.calls_of_body(b"x")
+            ),
+            (4, 3, 3)
+        );
+        assert_eq!(
+            endpoint.calls_by_key(),
+            HashMap::from([("a".into(), 3), ("b".into(), 1)])
+        );
+        assert_eq!(endpoint.max_concurrency(), 1);
+    }
+
+    #[test]
+    fn close_ends_the_connection_without_a_byte() {
+        let endpoint = FakeEndpoint::start(|_| Reply::Close);
+        assert_eq!(call(&endpoint, "k", "order"), "");
+        assert_eq!(endpoint.calls(), 1);
+    }
+
+    #[test]
+    fn hang_answers_nothing_and_ends_when_the_client_gives_up() {
+        let endpoint = FakeEndpoint::start(|_| Reply::Hang);
+        let mut waiting = [send(&endpoint, "k", "first"), send(&endpoint, "k", "second")];
+        let in_flight = |wanted| {
+            eventually("calls in flight", SOON, || match endpoint.in_flight() {
+                seen if seen == wanted => Ok(()),
+                seen => Err(seen),
+            });
+        };
+        in_flight(2);
+        waiting[0]
+            .set_read_timeout(Some(Duration::from_millis(100)))
+            .unwrap();
+        let error = waiting[0].read(&mut [0]).unwrap_err();
+        assert!(
+            matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut),
+            "{error}"
+        );
+        drop(waiting);
+        in_flight(0);
+        assert_eq!(endpoint.max_concurrency(), 2);
+    }
+
+    #[test]
+    fn an_outage_can_begin_and_end_between_two_calls() {
+        let endpoint = FakeEndpoint::start(|_| Reply::ok("fine"));
+        assert!(call(&endpoint, "k", "1").starts_with("HTTP/1.1 200 "));
+        endpoint.behave(|_| Reply::Delay(Duration::from_millis(1), Box::new(Reply::status(503))));
+        assert!(call(&endpoint, "k", "2").starts_with("HTTP/1.1 503 "));
+    }
+}

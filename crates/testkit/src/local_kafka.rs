@@ -1,0 +1,343 @@
+//! A Kafka broker of the test's own: Apache Kafka in KRaft mode, one node, on 127.0.0.1, with the
+//! settings one node needs and the waits that only make sense in production taken out.
+//!
+//! Most tests share the broker of `cargo xtask services up`. A test that stops, kills or freezes the
+//! broker starts its own. Data and ports outlive a restart, so clients reconnect by themselves; both are
+//! gone when the value is dropped. Needs Java 17 or newer, and Maven on the first run on a machine.
+
+use std::fmt::Write as _;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::daemon::Daemon;
+use crate::process::Process;
+use crate::scratch::Scratch;
+use crate::unique::random;
+use crate::{free_port, kafka_jars, kafka_probe};
+
+/// Long, because a broker may have to start while the machine is busy compiling; a healthy one takes 4 s.
+const START_DEADLINE: Duration = Duration::from_secs(120);
+/// What an orderly shutdown may take; more means that it hangs.
+const STOP_DEADLINE: Duration = Duration::from_secs(60);
+
+/// One broker with its data; see the module.
+#[derive(Debug)]
+pub struct LocalKafka {
+    port: u16,
+    installation: Installation,
+    // Before `scratch`, so that the broker is dead when its directory is removed.
+    process: Option<Process>,
+    scratch: Option<Scratch>,
+}
+
+/// What stays the same from start to start.
+#[derive(Debug)]
+struct Installation {
+    directory: PathBuf,
+    /// Whether the broker leaves the process group of its parent, so that Ctrl-C does not reach it.
+    own_group: bool,
+}
+
+impl LocalKafka {
+    /// A new, empty broker that answers.
+    ///
+    /// # Errors
+    /// When it cannot be fetched or started; the error has the end of its log.
+    pub fn start() -> Result<Self> {
+        Self::start_with(&[])
+    }
+
+    /// As [`LocalKafka::start`], with broker settings added or replaced, `("log.retention.ms", "1000")`
+    /// for example.
+    ///
+    /// # Errors
+    /// As [`LocalKafka::start`].
+    pub fn start_with(settings: &[(&str, &str)]) -> Result<Self> {
+        let scratch = Scratch::new("kafka")?;
+        let installation = Installation {
+            directory: scratch.path().to_owned(),
+            own_group: false,
+        };
+        Self::create(installation, Some(scratch), settings)
+    }
+
+    /// A broker that lives on after this program, with its data in `directory`.
+    ///
+    /// # Errors
+    /// As [`LocalKafka::start`].
+    pub fn start_daemon(directory: &Path) -> Result<Daemon> {
+        std::fs::create_dir_all(directory).with_context(|| format!("making {}", directory.display()))?;
+        let installation = Installation {
+            directory: directory.to_owned(),
+            own_group: true,
+        };
+        let mut kafka = Self::create(installation, None, &[])?;
+        let address = kafka.brokers();
+        let process = kafka
+            .process
+            .take()
+            .context("the broker that just started")?
+            .leave_running();
+        Ok(Daemon {
+            process,
+            address,
+            directory: directory.to_owned(),
+        })
+    }
+
+    fn create(
+        installation: Installation,
+        scratch: Option<Scratch>,
+        settings: &[(&str, &str)],
+    ) -> Result<Self> {
+        let port = free_port();
+        installation.format(port, settings)?;
+        let mut kafka = Self {
+            port,
+            installation,
+            process: None,
+            scratch,
+        };
+        kafka.start_again()?;
+        Ok(kafka)
+    }
+
+    /// The value for `bootstrap.servers`; the same over every restart.
+    pub fn brokers(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
+    /// The broker's process, to freeze it or to look at its log.
+    ///
+    /// # Panics
+    /// When the broker is stopped.
+    #[track_caller]
+    pub fn process(&self) -> &Process {
+        self.process.as_ref().expect("the broker is stopped")
+    }
+
+    /// Stops it in order and waits for its end. Data and port are kept.
+    ///
+    /// # Errors
+    /// When it is not running, or has not ended after a minute.
+    pub fn stop(&mut self) -> Result<()> {
+        let mut process = self
+            .process
+            .take()
+            .context("stopping Kafka: it is stopped already")?;
+        process.terminate();
+        process.wait_until(STOP_DEADLINE)?;
+        Ok(())
+    }
+
+    /// Kills it without warning, as a power cut would. Data and port are kept.
+    ///
+    /// # Panics
+    /// When it is not running.
+    #[track_caller]
+    pub fn kill_9(&mut self) {
+        self.process
+            .take()
+            .expect("the broker is stopped already")
+            .kill_9();
+    }
+
+    /// Starts it again on the data and the port it had, and waits until it answers.
+    ///
+    /// # Errors
+    /// When it is running, or does not come up; the error has the end of its log.
+    pub fn start_again(&mut self) -> Result<()> {
+        ensure!(self.process.is_none(), "starting Kafka: it is running already");
+        let mut process = self.installation.spawn()?;
+        if let Some(scratch) = &self.scratch {
+            scratch.houses(process.id())?;
+        }
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
+        process.wait_until_ready("Kafka", START_DEADLINE, || kafka_probe::answers(address))?;
+        self.process = Some(process);
+        Ok(())
+    }
+
+    /// [`LocalKafka::stop`], then [`LocalKafka::start_again`].
+    ///
+    /// # Errors
+    /// When one of them fails.
+    pub fn restart(&mut self) -> Result<()> {
+        self.stop()?;
+        self.start_again()
+    }
+}
+
+/// A command that runs one of Kafka's own tools, `org.apache.kafka.tools.TopicCommand` for example.
+///
+/// # Errors
+/// When Kafka's jars cannot be fetched.
+pub fn kafka_tool(class: &str) -> Result<Command> {
+    let mut command = java(&kafka_jars::resolved()?);
+    command.arg(class);
+    Ok(command)
+}
+
+/// Whether the broker at `address` (`127.0.0.1:port`) serves clients.
+///
+/// # Errors
+/// When it does not, with the reason.
+pub fn answers(address: &str) -> Result<()> {
+    kafka_probe::answers(
+        address
+            .parse()
+            .with_context(|| format!("reading the address {address}"))?,
+    )
+    .with_context(|| format!("asking Kafka at {address}"))
+}
+
+fn java(jars: &Path) -> Command {
+    let mut command = Command::new("java");
+    // Without a configuration of its own, log4j prints to stdout at this level.
+    command.args(["-Djava.awt.headless=true", "-Dlog4j2.level=INFO"]);
+    command.arg("-cp").arg(jars.join("*"));
+    command
+}
+
+impl Installation {
+    /// Writes the configuration and prepares the data directory as Kafka wants it before a first start.
+    fn format(&self, port: u16, settings: &[(&str, &str)]) -> Result<()> {
+        let text = properties(&self.directory, port, free_port(), settings);
+        let file = self.properties_file();
+        std::fs::write(&file, text).with_context(|| format!("writing {}", file.display()))?;
+        let output = kafka_tool("kafka.tools.StorageTool")?
+            // A fixed id would let clients mistake one test's cluster for another's.
+            .args([
+                "format",
+                "--standalone",
+                "--cluster-id",
+                &cluster_id(),
+                "--config",
+            ])
+            .arg(&file)
+            .output()
+            .context("starting Java (`java`), which runs Kafka; is it installed?")?;
+        ensure!(
+            output.status.success(),
+            "preparing Kafka's data directory: {}\n{}{}",
+            output.status,
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+        Ok(())
+    }
+
+    fn spawn(&self) -> Result<Process> {
+        let mut command = java(&kafka_jars::resolved()?);
+        command.args(["-Xms256m", "-Xmx1g", "-XX:+ExitOnOutOfMemoryError", "kafka.Kafka"]);
+        command.arg(self.properties_file());
+        if self.own_group {
+            command.process_group(0);
+        }
+        Process::spawn_logging_to(command, self.directory.join("kafka.log"))
+    }
+
+    fn properties_file(&self) -> PathBuf {
+        self.directory.join("server.properties")
+    }
+}
+
+/// A random id as Kafka writes them: 16 bytes in 22 characters of URL-safe base64. Only letters and digits
+/// are used, since a leading hyphen would be read as an option, and the last character holds two bits only.
+fn cluster_id() -> String {
+    const LETTERS: &[u8; 62] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
+    let letter = |_| char::from(LETTERS[usize::try_from(random() % 62).unwrap_or(0)]);
+    (0..21).map(letter).chain(['A']).collect()
+}
+
+/// The broker's configuration; a setting of the caller's replaces ours.
+fn properties(directory: &Path, port: u16, controller_port: u16, settings: &[(&str, &str)]) -> String {
+    let broker = format!("PLAINTEXT://127.0.0.1:{port}");
+    let controller = format!("127.0.0.1:{controller_port}");
+    let listeners = format!("{broker},CONTROLLER://{controller}");
+    let data = directory.join("data").display().to_string();
+    let ours: &[(&str, &str)] = &[
+        ("process.roles", "broker,controller"),
+        ("node.id", "1"),
+        ("controller.quorum.bootstrap.servers", &controller),
+        ("controller.listener.names", "CONTROLLER"),
+        ("listeners", &listeners),
+        ("advertised.listeners", &broker),
+        ("inter.broker.listener.name", "PLAINTEXT"),
+        (
+            "listener.security.protocol.map",
+            "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        ),
+        ("log.dirs", &data),
+        // A topic that a test forgot to create must fail, not appear with other settings.
+        ("auto.create.topics.enable", "false"),
+        // One node holds one replica of everything.
+        ("default.replication.factor", "1"),
+        ("min.insync.replicas", "1"),
+        ("offsets.topic.replication.factor", "1"),
+        ("transaction.state.log.replication.factor", "1"),
+        ("transaction.state.log.min.isr", "1"),
+        ("share.coordinator.state.topic.replication.factor", "1"),
+        ("share.coordinator.state.topic.min.isr", "1"),
+        // 50 partitions each, the default, are 50 directories to make and open at every start.
+        ("offsets.topic.num.partitions", "4"),
+        ("transaction.state.log.num.partitions", "4"),
+        ("share.coordinator.state.topic.num.partitions", "4"),
+        // Waits that spare a large cluster work and here only make tests slow.
+        ("group.initial.rebalance.delay.ms", "0"),
+        (
+            "transaction.abort.timed.out.transaction.cleanup.interval.ms",
+            "1000",
+        ),
+        // After a kill the controller refuses the new broker until the dead one's session has timed out,
+        // 9 s by default; the broker asks again with every heartbeat.
+        ("broker.session.timeout.ms", "4000"),
+        ("broker.heartbeat.interval.ms", "500"),
+        // Lets a test of a frozen member choose a session timeout it can outwait.
+        ("group.min.session.timeout.ms", "1000"),
+    ];
+    let kept = ours
+        .iter()
+        .filter(|(name, _)| !settings.iter().any(|(other, _)| other == name));
+    kept.chain(settings)
+        .fold(String::new(), |mut text, (name, value)| {
+            writeln!(text, "{name}={value}").expect("writing to a string cannot fail");
+            text
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_setting_of_the_caller_replaces_ours() {
+        let text = properties(
+            Path::new("/d"),
+            1,
+            2,
+            &[("min.insync.replicas", "2"), ("log.retention.ms", "9")],
+        );
+        assert!(text.contains("min.insync.replicas=2\n") && text.contains("log.retention.ms=9\n"));
+        assert!(!text.contains("min.insync.replicas=1\n"));
+        assert!(text.contains("listeners=PLAINTEXT://127.0.0.1:1,CONTROLLER://127.0.0.1:2\n"));
+        assert!(text.contains("log.dirs=/d/data\n"));
+    }
+
+    #[test]
+    fn a_cluster_id_has_the_form_kafka_accepts() {
+        for _ in 0..1000 {
+            let id = cluster_id();
+            assert_eq!(id.len(), 22);
+            assert!(
+                id.ends_with('A') && id.chars().all(|letter| letter.is_ascii_alphanumeric()),
+                "{id}"
+            );
+        }
+    }
+}

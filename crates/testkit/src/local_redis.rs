@@ -1,0 +1,181 @@
+//! A Redis of the test's own, on 127.0.0.1 and without persistence: a restart empties it, which is what
+//! our services must survive.
+//!
+//! Most tests share the Redis of `cargo xtask services up` under a key prefix of their own. A test that
+//! flushes, kills or freezes Redis starts its own. Needs `redis-server` in the PATH.
+
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::daemon::Daemon;
+use crate::free_port;
+use crate::process::Process;
+use crate::scratch::Scratch;
+
+/// A healthy one takes some milliseconds; the rest is for a machine that is busy compiling.
+const START_DEADLINE: Duration = Duration::from_secs(30);
+/// What an orderly shutdown may take; more means that it hangs.
+const STOP_DEADLINE: Duration = Duration::from_secs(30);
+
+/// One Redis; see the module.
+#[derive(Debug)]
+pub struct LocalRedis {
+    port: u16,
+    directory: PathBuf,
+    own_group: bool,
+    // Before `scratch`, so that the server is dead when its directory is removed.
+    process: Option<Process>,
+    scratch: Option<Scratch>,
+}
+
+impl LocalRedis {
+    /// A new, empty Redis that answers.
+    ///
+    /// # Errors
+    /// When it cannot be started; the error has the end of its log.
+    pub fn start() -> Result<Self> {
+        let scratch = Scratch::new("redis")?;
+        let directory = scratch.path().to_owned();
+        Self::create(directory, false, Some(scratch))
+    }
+
+    /// A Redis that lives on after this program, with its log in `directory`.
+    ///
+    /// # Errors
+    /// As [`LocalRedis::start`].
+    pub fn start_daemon(directory: &Path) -> Result<Daemon> {
+        std::fs::create_dir_all(directory).with_context(|| format!("making {}", directory.display()))?;
+        let mut redis = Self::create(directory.to_owned(), true, None)?;
+        let address = redis.url();
+        let process = redis
+            .process
+            .take()
+            .context("the Redis that just started")?
+            .leave_running();
+        Ok(Daemon {
+            process,
+            address,
+            directory: directory.to_owned(),
+        })
+    }
+
+    fn create(directory: PathBuf, own_group: bool, scratch: Option<Scratch>) -> Result<Self> {
+        let mut redis = Self {
+            port: free_port(),
+            directory,
+            own_group,
+            process: None,
+            scratch,
+        };
+        redis.start_again()?;
+        Ok(redis)
+    }
+
+    /// `redis://127.0.0.1:port`; the same over every restart.
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    /// The server's process, to freeze it or to look at its log.
+    ///
+    /// # Panics
+    /// When Redis is stopped.
+    #[track_caller]
+    pub fn process(&self) -> &Process {
+        self.process.as_ref().expect("Redis is stopped")
+    }
+
+    /// Stops it in order and waits for its end. The port is kept, the data is not.
+    ///
+    /// # Errors
+    /// When it is not running, or has not ended after half a minute.
+    pub fn stop(&mut self) -> Result<()> {
+        let mut process = self
+            .process
+            .take()
+            .context("stopping Redis: it is stopped already")?;
+        process.terminate();
+        process.wait_until(STOP_DEADLINE)?;
+        Ok(())
+    }
+
+    /// Kills it without warning. The port is kept, the data is not.
+    ///
+    /// # Panics
+    /// When it is not running.
+    #[track_caller]
+    pub fn kill_9(&mut self) {
+        self.process.take().expect("Redis is stopped already").kill_9();
+    }
+
+    /// Starts it again, empty, on the port it had, and waits until it answers.
+    ///
+    /// # Errors
+    /// When it is running, or does not come up; the error has the end of its log.
+    pub fn start_again(&mut self) -> Result<()> {
+        ensure!(self.process.is_none(), "starting Redis: it is running already");
+        let mut command = Command::new("redis-server");
+        command.args(["--bind", "127.0.0.1", "--port", &self.port.to_string()]);
+        command
+            .args(["--save", "", "--appendonly", "no", "--dir"])
+            .arg(&self.directory);
+        if self.own_group {
+            command.process_group(0);
+        }
+        let mut process = Process::spawn_logging_to(command, self.directory.join("redis.log"))
+            .context("running `redis-server`; is it installed?")?;
+        if let Some(scratch) = &self.scratch {
+            scratch.houses(process.id())?;
+        }
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
+        process.wait_until_ready("Redis", START_DEADLINE, || ping(address))?;
+        self.process = Some(process);
+        Ok(())
+    }
+
+    /// [`LocalRedis::stop`], then [`LocalRedis::start_again`].
+    ///
+    /// # Errors
+    /// When one of them fails.
+    pub fn restart(&mut self) -> Result<()> {
+        self.stop()?;
+        self.start_again()
+    }
+}
+
+/// Whether the Redis at `url` (`redis://127.0.0.1:port`) serves clients.
+///
+/// # Errors
+/// When it does not, with the reason.
+pub fn answers(url: &str) -> Result<()> {
+    let address = url
+        .strip_prefix("redis://")
+        .and_then(|address| address.parse().ok());
+    ping(address.with_context(|| format!("reading the address {url}"))?)
+        .with_context(|| format!("asking Redis at {url}"))
+}
+
+fn ping(address: SocketAddr) -> Result<()> {
+    let patience = Duration::from_secs(2);
+    let mut stream = TcpStream::connect_timeout(&address, patience).context("connecting")?;
+    stream
+        .set_read_timeout(Some(patience))
+        .context("setting a read timeout")?;
+    stream.write_all(b"PING\r\n").context("sending PING")?;
+    let mut answer = [0; 7];
+    stream
+        .read_exact(&mut answer)
+        .context("reading the answer to PING")?;
+    ensure!(
+        &answer == b"+PONG\r\n",
+        "the answer to PING is {:?}",
+        String::from_utf8_lossy(&answer)
+    );
+    Ok(())
+}

@@ -1,0 +1,49 @@
+//! TCP ports for servers that must know their port before they start, as Kafka must.
+
+use std::net::{Ipv4Addr, TcpListener};
+use std::ops::Range;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use crate::unique::random;
+
+/// Below the range from which Linux picks the ports of outgoing connections. A port of that range could
+/// be taken by any client while its server is restarting; worse, a client that reconnects to it may be
+/// given that very port as its own and connect to itself.
+const RANGE: Range<u16> = 15_000..32_000;
+
+/// A port on 127.0.0.1 that nobody listens on, never the same twice in one process. It is not held, but
+/// the walk starts at a random place, so that another process is unlikely to be given the same.
+///
+/// # Panics
+/// When every port of the range is taken.
+pub fn free_port() -> u16 {
+    static START: OnceLock<u16> = OnceLock::new();
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let size = RANGE.end - RANGE.start;
+    let start = *START.get_or_init(|| u16::try_from(random() % u64::from(size)).unwrap_or(0));
+    for _ in 0..size {
+        let step = NEXT.fetch_add(1, Ordering::Relaxed) % size;
+        let port = RANGE.start + (start + step) % size;
+        if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
+            return port;
+        }
+    }
+    panic!(
+        "no free TCP port on 127.0.0.1 between {} and {}",
+        RANGE.start, RANGE.end
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_are_free_different_and_outside_of_the_range_for_clients() {
+        let (first, second) = (free_port(), free_port());
+        assert_ne!(first, second);
+        assert!(RANGE.contains(&first) && RANGE.contains(&second));
+        assert!(TcpListener::bind((Ipv4Addr::LOCALHOST, second)).is_ok());
+    }
+}

@@ -1,0 +1,61 @@
+//! Where Cargo puts what it builds, found from the running executable.
+//!
+//! The executable is the one witness that is right whatever the environment, the configuration and the
+//! current directory say: Cargo puts tests into `<target>/<profile>/deps` and programs into
+//! `<target>/<profile>`.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+
+/// The directory of one build profile, `<target>/debug` for the usual one: our binaries are in it.
+///
+/// # Errors
+/// When the running executable cannot be found, or is not where Cargo puts one.
+pub fn profile_directory() -> Result<PathBuf> {
+    let executable = std::env::current_exe().context("finding the running executable")?;
+    profile_directory_of(&executable)
+        .with_context(|| format!("finding the build directory of {}", executable.display()))
+}
+
+/// The target directory, which all build profiles share.
+///
+/// # Errors
+/// As [`profile_directory`].
+pub fn target_directory() -> Result<PathBuf> {
+    let profile = profile_directory()?;
+    let target = profile
+        .parent()
+        .with_context(|| format!("finding the parent of {}", profile.display()))?;
+    Ok(target.to_owned())
+}
+
+fn profile_directory_of(executable: &Path) -> Option<PathBuf> {
+    let directory = executable.parent()?;
+    // Examples and benchmarks sit one level deeper, like tests.
+    let nested = ["deps", "examples"].iter().any(|name| directory.ends_with(name));
+    Some(if nested {
+        directory.parent()?.to_owned()
+    } else {
+        directory.to_owned()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tests_and_programs_agree_on_the_directory() {
+        for executable in [
+            "/t/debug/deps/it-0123",
+            "/t/debug/xtask",
+            "/t/debug/examples/demo",
+        ] {
+            assert_eq!(
+                profile_directory_of(Path::new(executable)),
+                Some(PathBuf::from("/t/debug"))
+            );
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! What a process offers to the lanes that run in it: time, tasks, readiness, metrics, traces, the admin
+//! port.
+
+use std::io;
+use std::sync::Arc;
+
+use prometheus_client::registry::Registry;
+use redeliver_core::{Clock, SystemClock};
+use redeliver_kafka::{KafkaSettings, Lane, LaneSpec, Processor, Waker};
+use redeliver_runtime::Config;
+use redeliver_runtime::admin::{self, Admin};
+use redeliver_runtime::cli::Start;
+use redeliver_runtime::health::Health;
+use redeliver_runtime::metrics;
+use redeliver_runtime::tasks::{TaskError, Tasks};
+use redeliver_runtime::telemetry::Tracer;
+use tokio::net::TcpListener;
+use tokio_util::sync::DropGuard;
+
+use crate::metrics::{LaneFamilies, WorkerFamilies};
+
+/// A process that runs lanes.
+pub struct Host {
+    /// The configuration.
+    pub config: Arc<Config>,
+    /// Where the time comes from.
+    pub clock: Arc<dyn Clock>,
+    /// Supervised tasks and threads.
+    pub tasks: Tasks,
+    /// Readiness by part.
+    pub health: Health,
+    /// Metrics; a service registers its own before [`Host::run`].
+    pub registry: Registry,
+    /// Metrics of lanes.
+    pub lanes: LaneFamilies,
+    /// Metrics of workers.
+    pub workers: WorkerFamilies,
+    /// Spans; off without an OTLP endpoint.
+    pub tracer: Tracer,
+    admin: TcpListener,
+}
+
+impl Host {
+    /// A host for a service that is starting.
+    #[must_use]
+    pub fn new(service: &str, start: Start) -> Self {
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        let mut registry = metrics::registry(service, &start.config.instance, &*clock);
+        Self {
+            lanes: LaneFamilies::register(&mut registry),
+            workers: WorkerFamilies::register(&mut registry),
+            tasks: Tasks::new(start.shutdown),
+            health: Health::new(),
+            config: start.config,
+            tracer: start.tracer,
+            admin: start.admin,
+            clock,
+            registry,
+        }
+    }
+
+    /// Starts a lane on a thread of its own. `ended` is dropped when the lane has ended.
+    ///
+    /// # Errors
+    /// When the system gives no thread.
+    pub fn spawn_lane<P: Processor + Send + 'static>(
+        &mut self,
+        kafka: KafkaSettings,
+        spec: LaneSpec,
+        waker: Waker,
+        processor: P,
+        ended: Option<DropGuard>,
+    ) -> io::Result<()> {
+        let name = spec.name.clone();
+        let part = self.health.part(name.as_str());
+        part.not_ready("starting");
+        let observer = self.lanes.observer(&name, part);
+        let stop = self.tasks.shutdown().clone();
+        let lane = Lane::new(kafka, spec, self.clock.clone(), observer, waker, stop, processor);
+        self.tasks.spawn_thread(name, move || {
+            let _ended = ended;
+            lane.run()
+        })
+    }
+
+    /// Serves the admin port and runs until all has ended in order, or something failed.
+    ///
+    /// # Errors
+    /// The first failure of a task, or the names of those that did not end within the grace period.
+    pub async fn run(mut self) -> Result<(), TaskError> {
+        let admin = Admin {
+            health: self.health,
+            registry: Arc::new(self.registry),
+            config: self.config.clone(),
+            shutdown: self.tasks.shutdown().clone(),
+        };
+        self.tasks.spawn_attendant("admin", admin::serve(self.admin, admin));
+        self.tasks.run_until_shutdown(self.config.shutdown.grace.duration()).await
+    }
+}
+
+/// How Kafka is reached, from the configuration.
+#[must_use]
+pub fn kafka_settings(config: &Config) -> KafkaSettings {
+    KafkaSettings {
+        properties: config.kafka.properties.iter().map(|(k, v)| (k.to_owned(), v.to_owned())).collect(),
+        static_membership: config.static_membership(),
+        session_timeout: config.kafka.session_timeout.duration(),
+        transaction_timeout: config.kafka.transaction_timeout.duration(),
+        ..KafkaSettings::new(&config.kafka.brokers, &config.instance)
+    }
+}
+
+/// How long a lane may finish what it has in hand: the process's grace less what closing takes.
+#[must_use]
+pub fn lane_grace(config: &Config) -> std::time::Duration {
+    config.shutdown.grace.duration().mul_f64(0.8)
+}

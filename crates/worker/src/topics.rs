@@ -1,0 +1,99 @@
+//! The topics of pipelines, looked at before anything is read: a topology that would lose records refuses
+//! to start.
+
+use std::time::Duration;
+
+use redeliver_core::Pipeline;
+use redeliver_kafka::KafkaSettings;
+use redeliver_kafka::topology::{self, Finding, Severity, TopicSettings, TopologyError, TopologySpec};
+use redeliver_runtime::Config;
+use tokio_util::sync::CancellationToken;
+
+/// The topics of the pipelines are not as they must be.
+#[derive(Debug, thiserror::Error)]
+pub enum TopicsError {
+    /// Records would be lost or could not be written.
+    #[error("topics are not as they must be{}", listed(.0))]
+    Unsound(Vec<Finding>),
+    /// They could not be looked at.
+    #[error("looking at topics")]
+    Topology(#[from] TopologyError),
+}
+
+fn listed(findings: &[Finding]) -> String {
+    findings.iter().map(|finding| format!("\n  {finding}")).collect()
+}
+
+/// How long one look may take.
+const LOOK: Duration = Duration::from_secs(10);
+/// How often it is said that Kafka does not answer.
+const SAY_EVERY: Duration = Duration::from_secs(30);
+
+/// How new topics are made, from the configuration.
+#[must_use]
+pub fn topic_settings(config: &Config) -> TopicSettings {
+    let topics = &config.kafka.topics;
+    TopicSettings {
+        partitions: i32::try_from(topics.partitions).unwrap_or(i32::MAX),
+        replication: i32::try_from(topics.replication).unwrap_or(i32::MAX),
+        retention: topics.retention,
+        dead_letter_retention: topics.dead_letter_retention,
+    }
+}
+
+/// Makes sure that the topics of these pipelines are sound; with `kafka.topics.create` makes the missing
+/// ones. While Kafka does not answer it waits, until `shutdown`.
+///
+/// # Errors
+/// [`TopicsError::Unsound`] with everything that is wrong.
+pub async fn ensure(
+    config: &Config,
+    kafka: &KafkaSettings,
+    pipelines: &[Pipeline],
+    shutdown: &CancellationToken,
+) -> Result<(), TopicsError> {
+    let spec = TopologySpec::for_pipelines(pipelines, &topic_settings(config));
+    let mut pause = Duration::from_millis(200);
+    let mut said: Option<std::time::Instant> = None;
+    loop {
+        let looked = tokio::select! {
+            looked = look(config, kafka, &spec) => looked,
+            () = shutdown.cancelled() => return Ok(()),
+        };
+        match looked {
+            Ok(findings) => return judge(findings),
+            Err(error @ TopologyError::Unreachable { .. }) => {
+                if said.is_none_or(|said| said.elapsed() >= SAY_EVERY) {
+                    said = Some(std::time::Instant::now());
+                    let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+                    tracing::warn!(brokers = kafka.brokers, error = %error, cause, "kafka does not answer; trying again");
+                }
+                tokio::select! {
+                    () = tokio::time::sleep(pause) => pause = (2 * pause).min(Duration::from_secs(5)),
+                    () = shutdown.cancelled() => return Ok(()),
+                }
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+async fn look(config: &Config, kafka: &KafkaSettings, spec: &TopologySpec) -> Result<Vec<Finding>, TopologyError> {
+    if config.kafka.topics.create {
+        let applied = topology::apply(&kafka.client(), spec, LOOK).await?;
+        for topic in applied.iter().filter(|topic| topic.created) {
+            tracing::info!(topic = &*topic.topic, "topic created");
+        }
+        return Ok(applied.into_iter().flat_map(|topic| topic.findings).collect());
+    }
+    topology::check(&kafka.client(), spec, LOOK).await
+}
+
+fn judge(findings: Vec<Finding>) -> Result<(), TopicsError> {
+    let (errors, warnings): (Vec<_>, Vec<_>) =
+        findings.into_iter().partition(|finding| finding.severity == Severity::Error);
+    for warning in warnings {
+        tracing::warn!(topic = &*warning.topic, problem = warning.problem, remedy = warning.remedy, "topic");
+    }
+    if errors.is_empty() { Ok(()) } else { Err(TopicsError::Unsound(errors)) }
+}

@@ -1,0 +1,70 @@
+//! The programs a native Kafka and Redis need, installed as Debian packages where that is possible.
+
+use std::collections::BTreeSet;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+/// A program, an argument with which it ends at once, and the package that has it.
+const NEEDED: [(&str, &str, &str); 3] = [
+    ("java", "-version", "openjdk-17-jre-headless"),
+    ("mvn", "-version", "maven"),
+    ("redis-server", "--version", "redis-server"),
+];
+
+/// Installs what is missing.
+pub(crate) fn ensure_installed() -> Result<()> {
+    let missing: BTreeSet<&str> = NEEDED
+        .iter()
+        .filter(|(program, argument, _)| !runs(program, argument))
+        .map(|(_, _, package)| *package)
+        .collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let packages = Vec::from_iter(missing).join(" ");
+    if !runs("apt-get", "--version") || !rustix::process::geteuid().is_root() {
+        bail!("to run Kafka and Redis here, install these Debian packages or their like: {packages}");
+    }
+    eprintln!("installing {packages}");
+    apt_get(&["update", "--quiet"])?;
+    apt_get(&[
+        "install",
+        "--quiet",
+        "--yes",
+        "--no-install-recommends",
+        &packages,
+    ])
+}
+
+fn runs(program: &str, argument: &str) -> bool {
+    let quiet = Command::new(program)
+        .arg(argument)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
+    quiet.is_ok_and(|status| status.success())
+}
+
+fn apt_get(arguments: &[&str]) -> Result<()> {
+    let words = arguments.iter().flat_map(|argument| argument.split(' '));
+    let output = Command::new("apt-get")
+        .args(words)
+        .env("DEBIAN_FRONTEND", "noninteractive")
+        // Tells the package's scripts that the machine is in single-user mode: Redis is installed, but
+        // no Redis is started on the usual port behind the user's back (invoke-rc.d(8)).
+        .env("RUNLEVEL", "1")
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("running apt-get {}", arguments.join(" ")))?;
+    ensure!(
+        output.status.success(),
+        "running apt-get {}: {}\n{}{}",
+        arguments.join(" "),
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    Ok(())
+}

@@ -1,0 +1,190 @@
+//! `cargo xtask test`: everything that CI runs as tests, with the servers they need, and one summary.
+
+use std::ffi::OsStr;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+
+use anyhow::{Context as _, Result, ensure};
+use redeliver_testkit::Addresses;
+use redeliver_testkit::target::target_directory;
+
+use crate::interrupt::Interrupt;
+use crate::packages;
+use crate::services::{self, Service};
+use crate::summary::Summary;
+
+/// How to run the tests.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// Arguments for `cargo test`, `-p redeliver-kafka` for example; every package is tested without
+    #[arg(last = true, value_name = "ARGUMENTS")]
+    for_cargo: Vec<String>,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
+    let interrupt = Interrupt::install()?;
+    // Also with servers given from elsewhere: tests that restart a server start one of their own.
+    packages::ensure_installed()?;
+    let up = services::up()?;
+    println!(
+        "Kafka at {}, Redis at {}",
+        up.addresses.brokers, up.addresses.redis_url
+    );
+    let tested = build_and_test(arguments, &up.addresses, &interrupt);
+    // Whatever happened: what was up before stays up, what was not goes down.
+    let down = services::down(&up.started);
+    if interrupt.is_raised() {
+        down?;
+        return Ok(interrupt.exit_code(ExitCode::FAILURE));
+    }
+    let (status, summary) = tested?;
+    down?;
+    let (problem, summary) = judge(status, summary);
+    if let Some(problem) = &problem {
+        eprintln!("error: {problem}");
+    }
+    println!("{summary}");
+    Ok(if problem.is_none() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+fn build_and_test(
+    arguments: &Arguments,
+    addresses: &Addresses,
+    interrupt: &Interrupt,
+) -> Result<(ExitStatus, Summary)> {
+    interrupt.check()?;
+    let for_cargo = &arguments.for_cargo;
+    let release = for_cargo
+        .iter()
+        .any(|argument| argument == "--release" || argument == "-r");
+    // Tests run our binaries as processes, which `cargo test` alone builds only for their own package.
+    // This program is left out: it is running.
+    let mut build = cargo();
+    build.args(["build", "--workspace", "--bins", "--exclude", "xtask"]);
+    build.args(release.then_some("--release"));
+    let (status, _) = stream(build, interrupt)?;
+    ensure!(status.success(), "building the binaries: {status}");
+
+    interrupt.check()?;
+    let binaries = target_directory()?.join(if release { "release" } else { "debug" });
+    let mut test = cargo();
+    // One failing binary must not hide the results of the others.
+    test.args(["test", "--no-fail-fast"]);
+    test.args((!chooses_packages(for_cargo)).then_some("--workspace"));
+    test.args(for_cargo);
+    test.env(Service::Kafka.variable(), &addresses.brokers);
+    test.env(Service::Redis.variable(), &addresses.redis_url);
+    test.env("REDELIVER_TEST_BIN_DIR", binaries);
+    stream(test, interrupt)
+}
+
+/// What was wrong with the run, if anything, and the summary that says so too: a binary that crashed
+/// reports no failed test, and a run without any test proves nothing.
+fn judge(status: ExitStatus, mut summary: Summary) -> (Option<String>, Summary) {
+    if status.success() {
+        let nothing = summary == Summary::default();
+        return (nothing.then(|| "no test was run".to_owned()), summary);
+    }
+    let problem = if summary.failed == 0 {
+        summary.failed = 1;
+        format!(
+            "cargo test: {status}, though no test says that it failed: see above what crashed or did not build"
+        )
+    } else {
+        format!("cargo test: {status}")
+    };
+    (Some(problem), summary)
+}
+
+/// Whether the user said which packages to test, so that we must not.
+fn chooses_packages(for_cargo: &[String]) -> bool {
+    let of_cargo = for_cargo.iter().take_while(|argument| *argument != "--");
+    of_cargo.into_iter().any(|argument| {
+        let long = ["--package", "--workspace", "--all"].contains(&argument.as_str())
+            || argument.starts_with("--package=");
+        long || (argument.starts_with("-p") && !argument.starts_with("--"))
+    })
+}
+
+fn cargo() -> Command {
+    // Set when we are run by cargo: the same toolchain is used then.
+    let cargo = std::env::var_os("CARGO");
+    Command::new(cargo.as_deref().unwrap_or(OsStr::new("cargo")))
+}
+
+/// Runs a command to its end, passing on what it prints line by line and counting the results in it.
+fn stream(mut command: Command, interrupt: &Interrupt) -> Result<(ExitStatus, Summary)> {
+    let what = format!("running {command:?}");
+    // A process group of its own, so that an interrupt also reaches the processes that tests started.
+    command
+        .process_group(0)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped());
+    let mut child = command.spawn().with_context(|| what.clone())?;
+    interrupt
+        .passed_to(&mut child, pass_on_output)
+        .with_context(|| what)
+}
+
+fn pass_on_output(child: &mut Child) -> Result<(ExitStatus, Summary)> {
+    let mut summary = Summary::default();
+    let mut output = BufReader::new(child.stdout.take().context("taking its output")?);
+    let mut line = Vec::new();
+    let mut stdout = std::io::stdout().lock();
+    while output
+        .read_until(b'\n', &mut line)
+        .context("reading its output")?
+        > 0
+    {
+        stdout
+            .write_all(&line)
+            .and_then(|()| stdout.flush())
+            .context("passing on its output")?;
+        summary.add(&String::from_utf8_lossy(&line));
+        line.clear();
+    }
+    Ok((child.wait().context("waiting for its end")?, summary))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt as _;
+
+    use super::*;
+
+    fn summary(passed: u64, failed: u64) -> Summary {
+        Summary {
+            passed,
+            failed,
+            skipped: 0,
+        }
+    }
+
+    #[test]
+    fn a_run_is_good_only_if_tests_ran_and_cargo_agrees() {
+        let (good, bad) = (ExitStatus::from_raw(0), ExitStatus::from_raw(101 << 8));
+        assert_eq!(judge(good, summary(3, 0)), (None, summary(3, 0)));
+        assert!(judge(good, summary(0, 0)).0.is_some());
+        assert!(judge(bad, summary(3, 2)).0.is_some());
+        let (problem, counted) = judge(bad, summary(3, 0));
+        assert!(problem.is_some());
+        assert_eq!(counted, summary(3, 1));
+    }
+
+    #[test]
+    fn packages_are_recognised_in_the_arguments_of_cargo_only() {
+        let chooses = |arguments: &[&str]| {
+            chooses_packages(&arguments.iter().map(ToString::to_string).collect::<Vec<_>>())
+        };
+        assert!(chooses(&["-p", "redeliver-kafka"]));
+        assert!(chooses(&["-predeliver-kafka"]) && chooses(&["--package=redeliver-kafka"]));
+        assert!(chooses(&["--workspace"]));
+        assert!(!chooses(&["--release", "lane"]) && !chooses(&["--profile=dev"]));
+        assert!(!chooses(&["--", "-p"]));
+    }
+}

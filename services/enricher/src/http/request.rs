@@ -1,0 +1,166 @@
+//! The headers of one request: the configured ones, the record's content type, its identity, its trace.
+
+use redeliver_core::headers::{self, Origin, TraceContext};
+use redeliver_core::{Failure, Headers};
+use redeliver_worker::Attempt;
+use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+
+/// The same for every call of one record, so that the endpoint can tell a repeat from a new one.
+pub(super) const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+pub(super) const TRACEPARENT: HeaderName = HeaderName::from_static(headers::TRACEPARENT);
+pub(super) const TRACESTATE: HeaderName = HeaderName::from_static(headers::TRACESTATE);
+
+/// The headers of a request for an attempt. Nothing else of the record's headers is passed on: they are
+/// the producers' and may hold what the endpoint must not see.
+pub(super) fn headers_for(attempt: &Attempt, configured: &HeaderMap) -> Result<HeaderMap, Failure> {
+    let mut headers = configured.clone();
+    let own = &attempt.record.headers;
+    if let Some(content_type) = content_type(own) {
+        headers.insert(CONTENT_TYPE, content_type);
+    } else if !headers.contains_key(CONTENT_TYPE) {
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
+    }
+    headers.insert(IDEMPOTENCY_KEY, idempotency_key(&attempt.origin)?);
+    let (parent, state) = match &attempt.trace {
+        Some(trace) => given_trace(trace),
+        None => own_trace(own),
+    };
+    if let Some(parent) = parent {
+        headers.insert(TRACEPARENT, parent);
+        if let Some(state) = state {
+            headers.insert(TRACESTATE, state);
+        }
+    }
+    Ok(headers)
+}
+
+fn idempotency_key(origin: &Origin) -> Result<HeaderValue, Failure> {
+    HeaderValue::try_from(origin.id()).map_err(|_| {
+        let message = "the original topic's name cannot stand in the header `Idempotency-Key`";
+        Failure::permanent("http.invalid-request", message)
+    })
+}
+
+/// The record's own content type, when it has exactly one and that looks like one.
+fn content_type(own: &Headers) -> Option<HeaderValue> {
+    let value = HeaderValue::from_bytes(only(own, CONTENT_TYPE.as_str())?.trim_ascii()).ok()?;
+    let (kind, rest) = value.to_str().ok()?.split_once('/')?;
+    let is_type = !kind.is_empty()
+        && kind
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"!#$&^_.+-".contains(&byte));
+    (is_type && !rest.is_empty()).then_some(value)
+}
+
+type Trace = (Option<HeaderValue>, Option<HeaderValue>);
+
+fn given_trace(trace: &TraceContext) -> Trace {
+    let state = trace.tracestate.as_deref().map(HeaderValue::from_str);
+    (
+        HeaderValue::from_str(&trace.traceparent).ok(),
+        state.and_then(Result::ok),
+    )
+}
+
+/// The trace of the record's producer, passed through when it is well-formed.
+fn own_trace(own: &Headers) -> Trace {
+    let value = |name, is_right: fn(&[u8]) -> bool| {
+        let value = only(own, name).filter(|value| is_right(value))?;
+        HeaderValue::from_bytes(value).ok()
+    };
+    let state = value(headers::TRACESTATE, is_tracestate);
+    (value(headers::TRACEPARENT, is_traceparent), state)
+}
+
+/// `version-trace-parent-flags` in lower-case hex, as in W3C Trace Context, section 3.2. A later version
+/// may go on behind another hyphen.
+fn is_traceparent(value: &[u8]) -> bool {
+    let hex = |part: &[u8]| part.iter().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    let zero = |part: &[u8]| part.iter().all(|byte| *byte == b'0');
+    let Some((head, more)) = value.split_at_checked(55) else {
+        return false;
+    };
+    let (version, trace, parent, flags) = (&head[..2], &head[3..35], &head[36..52], &head[53..]);
+    let ends = more.is_empty() || (version != b"00" && more[0] == b'-' && more.len() <= 200);
+    ends && [2, 35, 52].iter().all(|at| head[*at] == b'-')
+        && [version, trace, parent, flags].into_iter().all(hex)
+        && version != b"ff"
+        && !zero(trace)
+        && !zero(parent)
+}
+
+/// At most the 512 characters that everybody has to pass on (W3C Trace Context, section 3.3.1.1).
+fn is_tracestate(value: &[u8]) -> bool {
+    (1..=512).contains(&value.len()) && value.iter().all(|byte| matches!(byte, b' '..=b'~'))
+}
+
+/// The value of the only header of that name, in whatever case producers write it.
+fn only<'a>(own: &'a Headers, name: &str) -> Option<&'a [u8]> {
+    let mut values = own.iter().filter(|(other, _)| other.eq_ignore_ascii_case(name));
+    let (_, value) = values.next()?;
+    values.next().is_none().then_some(value)?
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_traceparent_is_checked_as_its_specification_says() {
+        let right = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+        assert!(is_traceparent(right.as_bytes()));
+        assert!(is_traceparent(right.replacen("00", "cc", 1).as_bytes()));
+        assert!(is_traceparent(format!("cc{}-what-comes", &right[2..]).as_bytes()));
+        for wrong in [
+            "",
+            "00",
+            &right[..54],
+            &format!("{right}-"),
+            &format!("cc{}x", &right[2..]),
+            &right.replacen("00", "ff", 1),
+            &right.to_uppercase(),
+            &right.replace('-', "_"),
+            "00-00000000000000000000000000000000-b7ad6b7169203331-01",
+            "00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01",
+        ] {
+            assert!(!is_traceparent(wrong.as_bytes()), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_content_type_is_taken_when_it_looks_like_one() {
+        let read = |values: &[&[u8]]| {
+            let headers: Headers = values
+                .iter()
+                .map(|value| ("Content-Type", Some(*value)))
+                .collect();
+            content_type(&headers).map(|value| value.to_str().unwrap().to_owned())
+        };
+        assert_eq!(
+            read(&[b"application/json; charset=utf-8"]).as_deref(),
+            Some("application/json; charset=utf-8")
+        );
+        for wrong in [
+            &b""[..],
+            b"json",
+            b"/json",
+            b"text/",
+            b"text/plain\r\nx: y",
+            b"\xff/a",
+            b"a b/c",
+        ] {
+            assert_eq!(read(&[wrong]), None, "{wrong:?}");
+        }
+        assert_eq!(read(&[b"a/b", b"c/d"]), None);
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_headers_never_panic(name in "content-type|traceparent|tracestate", value in proptest::collection::vec(any::<u8>(), 0..80)) {
+            let headers: Headers = [(name.as_str(), Some(&value[..]))].into_iter().collect();
+            let _ = (content_type(&headers), own_trace(&headers));
+        }
+    }
+}

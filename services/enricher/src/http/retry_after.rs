@@ -1,0 +1,92 @@
+//! `Retry-After` (RFC 9110, section 10.2.3): a number of seconds or a date.
+
+use std::time::{Duration, UNIX_EPOCH};
+
+use redeliver_core::Timestamp;
+use reqwest::header::{HeaderMap, RETRY_AFTER};
+
+/// How long the endpoint asks to wait, at most `longest`; zero for a date that has passed, `None` when
+/// there is no such header or it is neither of its two forms.
+pub(super) fn read(headers: &HeaderMap, now: Timestamp, longest: Duration) -> Option<Duration> {
+    parse(headers.get(RETRY_AFTER)?.to_str().ok()?.trim(), now).map(|wait| wait.min(longest))
+}
+
+fn parse(text: &str, now: Timestamp) -> Option<Duration> {
+    if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
+        // Only a number too large for 64 bits does not parse.
+        return Some(Duration::from_secs(text.parse().unwrap_or(u64::MAX)));
+    }
+    let date = httpdate::parse_http_date(text).ok()?;
+    let since_epoch = date.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let millis = i64::try_from(since_epoch.as_millis()).unwrap_or(i64::MAX);
+    Some(Timestamp::from_millis(millis).since(now))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use reqwest::header::HeaderValue;
+
+    use super::*;
+
+    const NOW: Timestamp = Timestamp::from_millis(784_111_777_000); // Sun, 06 Nov 1994 08:49:37 GMT
+    const HOUR: Duration = Duration::from_secs(3_600);
+
+    fn seconds(value: &str) -> Option<u64> {
+        let headers = [(RETRY_AFTER, HeaderValue::from_str(value).unwrap())]
+            .into_iter()
+            .collect();
+        read(&headers, NOW, HOUR).map(|wait| wait.as_secs())
+    }
+
+    #[test]
+    fn seconds_and_all_three_forms_of_dates_are_read() {
+        for (value, wait) in [
+            ("120", 120),
+            (" 0 ", 0),
+            ("Sun, 06 Nov 1994 08:50:37 GMT", 60),
+            ("Sunday, 06-Nov-94 08:50:37 GMT", 60),
+            ("Sun Nov  6 08:50:37 1994", 60),
+        ] {
+            assert_eq!(seconds(value), Some(wait), "{value}");
+        }
+    }
+
+    #[test]
+    fn the_past_is_no_wait_and_the_absurd_is_the_longest() {
+        for (value, wait) in [
+            ("Sun, 06 Nov 1994 08:49:36 GMT", 0),
+            ("Thu, 01 Jan 1970 00:00:00 GMT", 0),
+            ("Fri, 31 Dec 9999 23:59:59 GMT", 3_600),
+            ("3601", 3_600),
+            ("18446744073709551615", 3_600),
+            ("99999999999999999999999999", 3_600),
+        ] {
+            assert_eq!(seconds(value), Some(wait), "{value}");
+        }
+    }
+
+    #[test]
+    fn anything_else_is_no_wish() {
+        for value in [
+            "",
+            "soon",
+            "-5",
+            "+5",
+            "1.5",
+            "5s",
+            "Sun, 06 Nov 1994",
+            "1994-11-06T08:49:37Z",
+        ] {
+            assert_eq!(seconds(value), None, "{value}");
+        }
+        assert_eq!(read(&HeaderMap::new(), NOW, HOUR), None);
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_values_never_panic_and_never_exceed_the_longest(value in "[ -~]{0,40}") {
+            prop_assert!(seconds(&value).is_none_or(|wait| wait <= HOUR.as_secs()));
+        }
+    }
+}

@@ -1,0 +1,748 @@
+//! The handler against real sockets on this machine.
+
+mod certificates;
+mod server;
+
+use std::collections::BTreeMap;
+use std::net::TcpListener;
+use std::sync::Mutex;
+
+use redeliver_core::classification::Verdict;
+use redeliver_core::headers::{Origin, TraceContext};
+use redeliver_core::{Headers, Position, Record, Timestamp};
+use redeliver_testkit::scratch::Scratch;
+use redeliver_testkit::{FakeEndpoint, Reply};
+use tower::ServiceExt as _;
+
+use self::certificates::Authority;
+use self::server::{Answer, Server};
+use super::*;
+
+const OK: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
+const TRACE: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+
+/// Quick retries that take no time worth mentioning, and a timeout that no test waits for.
+fn settings(url: impl Into<String>) -> HttpSettings {
+    HttpSettings {
+        timeout: Duration::from_secs(20),
+        quick_retry_delay: Duration::from_millis(1),
+        ..HttpSettings::new(url)
+    }
+}
+
+fn attempt(value: Option<&[u8]>, headers: &[(&str, &str)]) -> Attempt {
+    let record = Record {
+        position: Position {
+            topic: "docs-retry-due".into(),
+            partition: 0,
+            offset: 77,
+        },
+        timestamp: None,
+        key: None,
+        value: value.map(Bytes::copy_from_slice),
+        headers: headers
+            .iter()
+            .map(|(name, value)| (*name, Some(value.as_bytes())))
+            .collect::<Headers>(),
+        unreadable_headers: 0,
+    };
+    Attempt {
+        record: Arc::new(record),
+        origin: Origin {
+            topic: "docs".into(),
+            partition: 3,
+            offset: 44,
+            timestamp: Some(Timestamp::from_millis(5)),
+        },
+        failed_attempts: 0,
+        trace: None,
+    }
+}
+
+async fn run(handler: &HttpHandler, attempt: Attempt) -> Result<Produced, Failure> {
+    match handler.clone().oneshot(attempt).await.unwrap() {
+        Outcome::Success(mut produced) => {
+            assert_eq!(produced.len(), 1);
+            Ok(produced.remove(0))
+        }
+        Outcome::Failed(failure) => Err(failure),
+    }
+}
+
+async fn call(settings: HttpSettings) -> Result<Produced, Failure> {
+    run(&HttpHandler::new(settings).unwrap(), attempt(Some(b"doc"), &[])).await
+}
+
+async fn failure(settings: HttpSettings) -> Failure {
+    let failure = call(settings).await.unwrap_err();
+    assert!(!failure.message.contains("doc"), "no payload: {failure}");
+    assert!(failure.message.len() < 400, "short: {failure}");
+    failure
+}
+
+fn value(produced: &Produced) -> &[u8] {
+    produced.value.as_ref().unwrap().as_ref().unwrap()
+}
+
+fn header(name: &str, value: &str) -> Vec<(String, String)> {
+    vec![(name.to_owned(), value.to_owned())]
+}
+
+#[tokio::test]
+async fn binary_bodies_go_and_come_byte_for_byte() {
+    let bytes: Vec<u8> = (0..100_000_u32).map(|n| (n * 31 % 251) as u8 ^ 0xff).collect();
+    let reversed: Vec<u8> = bytes.iter().rev().copied().collect();
+    let sent = bytes.clone();
+    let endpoint = FakeEndpoint::start(move |request| {
+        assert_eq!(request.body, sent);
+        Reply::ok(reversed.clone())
+    });
+    let handler = HttpHandler::new(settings(endpoint.url())).unwrap();
+    let produced = run(&handler, attempt(Some(&bytes), &[])).await.unwrap();
+    assert!(value(&produced).iter().eq(bytes.iter().rev()));
+    assert_eq!(
+        (produced.topic, produced.key, produced.headers.len()),
+        (None, None, 0)
+    );
+}
+
+#[tokio::test]
+async fn the_method_the_path_and_the_configured_headers_are_sent_and_no_header_of_the_producer() {
+    let endpoint = FakeEndpoint::start(|request| {
+        assert_eq!(
+            (request.method.as_str(), request.path.as_str()),
+            ("PUT", "/a/b?token=t")
+        );
+        assert_eq!(request.headers["x-tenant"], "a");
+        assert_eq!(request.headers["content-type"], "application/octet-stream");
+        assert_eq!(request.headers["idempotency-key"], "docs-3-44");
+        assert!(
+            request.headers["user-agent"]
+                .to_str()
+                .unwrap()
+                .starts_with("redeliver-enricher/")
+        );
+        assert!(!request.headers.contains_key("cookie") && !request.headers.contains_key("traceparent"));
+        Reply::ok("fine")
+    });
+    let settings = HttpSettings {
+        method: "PUT".into(),
+        headers: header("X-Tenant", "a"),
+        ..settings(endpoint.url() + "/a/b?token=t#part")
+    };
+    let attempt = attempt(
+        Some(b"x"),
+        &[
+            ("cookie", "c"),
+            ("traceparent", "forged\r\n"),
+            ("idempotency-key", "mine"),
+        ],
+    );
+    let produced = run(&HttpHandler::new(settings).unwrap(), attempt).await.unwrap();
+    assert_eq!(value(&produced), b"fine");
+}
+
+#[tokio::test]
+async fn content_types_and_traces_are_the_records_own_when_they_are_valid() {
+    let endpoint = FakeEndpoint::start(|request| {
+        let shown = |name| {
+            request
+                .headers
+                .get(name)
+                .map_or("-", |value| value.to_str().unwrap())
+        };
+        Reply::ok(format!(
+            "{} {} {}",
+            shown("content-type"),
+            shown("traceparent"),
+            shown("tracestate")
+        ))
+    });
+    let plain = HttpHandler::new(settings(endpoint.url())).unwrap();
+    let typed = HttpSettings {
+        headers: header("content-type", "text/csv"),
+        ..settings(endpoint.url())
+    };
+    let typed = HttpHandler::new(typed).unwrap();
+    let given = TraceContext {
+        traceparent: TRACE.replace("80319c", "000001"),
+        tracestate: Some("v=2".into()),
+    };
+    let own: &[(&str, &str)] = &[
+        ("content-type", "application/json"),
+        ("traceparent", TRACE),
+        ("tracestate", "v=1"),
+    ];
+    let check = async |handler: &HttpHandler, headers, trace: Option<&TraceContext>, expected: &str| {
+        let attempt = Attempt {
+            trace: trace.cloned(),
+            ..attempt(Some(b"x"), headers)
+        };
+        let produced = run(handler, attempt).await.unwrap();
+        assert_eq!(std::str::from_utf8(value(&produced)).unwrap(), expected);
+    };
+    check(&plain, own, None, &format!("application/json {TRACE} v=1")).await;
+    check(&typed, own, None, &format!("application/json {TRACE} v=1")).await;
+    check(&typed, &[], None, "text/csv - -").await;
+    check(
+        &plain,
+        &[("content-type", "json"), ("tracestate", "v=1")],
+        None,
+        "application/octet-stream - -",
+    )
+    .await;
+    check(
+        &plain,
+        own,
+        Some(&given),
+        &format!("application/json {} v=2", given.traceparent),
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn a_null_value_is_an_empty_body_and_an_empty_answer_an_empty_value() {
+    let endpoint = FakeEndpoint::start(|request| {
+        assert!(request.body.is_empty());
+        assert_eq!(request.headers["content-length"], "0");
+        Reply::status(204)
+    });
+    let handler = HttpHandler::new(settings(endpoint.url())).unwrap();
+    for value in [None, Some(&b""[..])] {
+        let produced = run(&handler, attempt(value, &[])).await.unwrap();
+        assert_eq!(produced.value, Some(Some(Bytes::new())));
+    }
+}
+
+#[tokio::test]
+async fn kept_values_stay_whatever_is_answered_and_however_much() {
+    for answer in ["", "short", &"long ".repeat(100_000)] {
+        let answer = answer.to_owned();
+        let endpoint = FakeEndpoint::start(move |_| Reply::ok(answer.clone()));
+        let settings = HttpSettings {
+            response: ResponseUse::Keep,
+            max_response_bytes: 1_000,
+            ..settings(endpoint.url())
+        };
+        assert_eq!(call(settings).await.unwrap().value, None);
+    }
+}
+
+#[tokio::test]
+async fn statuses_are_classified_and_only_transient_ones_repeated_quickly() {
+    use ErrorClass::{Permanent, Transient};
+    for (status, class, calls) in [
+        (408, Transient, 3),
+        (425, Transient, 3),
+        (429, Transient, 3),
+        (500, Transient, 3),
+        (502, Transient, 3),
+        (503, Transient, 3),
+        (504, Transient, 3),
+        (302, Permanent, 1),
+        (400, Permanent, 1),
+        (404, Permanent, 1),
+        (501, Permanent, 1),
+    ] {
+        let endpoint = FakeEndpoint::start(move |_| {
+            Reply::Status(
+                status,
+                header("location", "/elsewhere"),
+                Bytes::from_static(b"a doc was wrong"),
+            )
+        });
+        let failure = failure(settings(endpoint.url() + "/in?token=hunter2")).await;
+        assert_eq!((failure.class, failure.code), (class, format!("http.{status}")));
+        assert!(
+            failure
+                .message
+                .starts_with(&format!("POST {}/in answered {status} ", endpoint.url())),
+            "{}",
+            failure.message
+        );
+        assert_eq!(endpoint.calls(), calls, "{status}");
+        assert_eq!(endpoint.calls_of_key("docs-3-44"), u32::try_from(calls).unwrap());
+    }
+}
+
+#[tokio::test]
+async fn a_pipelines_own_classification_is_followed() {
+    let endpoint = FakeEndpoint::start(|_| Reply::Status(409, Vec::new(), Bytes::from_static(b"was there")));
+    let settings = HttpSettings {
+        classification: Classification::with_overrides(BTreeMap::from([(409, Verdict::Success)])),
+        ..settings(endpoint.url())
+    };
+    assert_eq!(value(&call(settings).await.unwrap()), b"was there");
+}
+
+#[tokio::test]
+async fn a_quick_retry_that_succeeds_is_a_success_and_carries_the_same_key() {
+    let endpoint = FakeEndpoint::start(|request| match request.earlier_calls_of_key {
+        0 => Reply::status(503),
+        1 => Reply::Close,
+        _ => Reply::ok("at last"),
+    });
+    let produced = call(settings(endpoint.url())).await.unwrap();
+    assert_eq!(value(&produced), b"at last");
+    assert_eq!(endpoint.calls_by_key(), [("docs-3-44".to_owned(), 3)].into());
+    // A later attempt of the same record, as it comes back from a tier, has the key as well.
+    call(settings(endpoint.url())).await.unwrap();
+    assert_eq!(endpoint.calls_of_key("docs-3-44"), 4);
+}
+
+#[tokio::test]
+async fn without_quick_retries_there_is_one_call() {
+    let endpoint = FakeEndpoint::start(|_| Reply::status(500));
+    let settings = HttpSettings {
+        quick_retries: 0,
+        ..settings(endpoint.url())
+    };
+    failure(settings).await;
+    assert_eq!(endpoint.calls(), 1);
+}
+
+#[tokio::test]
+async fn retry_after_throttles_and_is_cut() {
+    let in_a_minute = httpdate::fmt_http_date(
+        std::time::UNIX_EPOCH + Duration::from_millis(SystemClock.now().as_millis().unsigned_abs() + 60_000),
+    );
+    for (status, retry_after, expected) in [
+        (429, "7", 7..=7),
+        (503, "7", 7..=7),
+        (503, "99999999999", 3_600..=3_600),
+        (429, &in_a_minute, 30..=60),
+        (429, "Fri, 31 Dec 9999 23:59:59 GMT", 3_600..=3_600),
+    ] {
+        let headers = header("retry-after", retry_after);
+        let endpoint = FakeEndpoint::start(move |_| Reply::Status(status, headers.clone(), Bytes::new()));
+        let failure = failure(settings(endpoint.url())).await;
+        assert_eq!(
+            (failure.class, failure.code),
+            (ErrorClass::Throttled, format!("http.{status}"))
+        );
+        assert!(
+            expected.contains(&failure.retry_after.unwrap().as_secs()),
+            "{retry_after}: {:?}",
+            failure.retry_after
+        );
+        assert_eq!(
+            endpoint.calls(),
+            1,
+            "nothing is repeated quickly against the endpoint's wish"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_wish_that_has_passed_leaves_the_wait_to_the_pipeline() {
+    for retry_after in ["0", "Thu, 01 Jan 1970 00:00:00 GMT"] {
+        let endpoint = FakeEndpoint::start(move |_| {
+            Reply::Status(429, header("retry-after", retry_after), Bytes::new())
+        });
+        let failure = failure(settings(endpoint.url())).await;
+        assert_eq!(
+            (failure.class, failure.retry_after),
+            (ErrorClass::Throttled, None)
+        );
+        assert_eq!(endpoint.calls(), 1);
+    }
+}
+
+#[tokio::test]
+async fn an_endpoint_that_never_answers_is_called_once() {
+    let endpoint = FakeEndpoint::start(|_| Reply::Hang);
+    let settings = HttpSettings {
+        timeout: Duration::from_millis(200),
+        ..settings(endpoint.url() + "/?token=hunter2")
+    };
+    let started = Instant::now();
+    let failure = failure(settings).await;
+    assert_eq!(
+        (failure.class, failure.code.as_str()),
+        (ErrorClass::Transient, "http.timeout")
+    );
+    assert_eq!(
+        failure.message,
+        format!("POST {}/: no complete answer within 200ms", endpoint.url())
+    );
+    assert!(started.elapsed() >= Duration::from_millis(200));
+    assert_eq!(endpoint.calls(), 1);
+}
+
+#[tokio::test]
+async fn an_answer_whose_body_never_ends_is_a_timeout() {
+    for response in [ResponseUse::Replace, ResponseUse::Keep] {
+        let server =
+            Server::start(|_| Answer::Open(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\npart".to_vec()));
+        let settings = HttpSettings {
+            timeout: Duration::from_millis(200),
+            response,
+            ..settings(format!("http://{}", server.address))
+        };
+        assert_eq!(failure(settings).await.code, "http.timeout");
+    }
+}
+
+#[tokio::test]
+async fn a_refusal_whose_body_never_ends_is_still_that_refusal() {
+    let server =
+        Server::start(|_| Answer::Open(b"HTTP/1.1 404 Not Found\r\ncontent-length: 9\r\n\r\npart".to_vec()));
+    let failure = failure(settings(format!("http://{}", server.address))).await;
+    assert_eq!(
+        (failure.class, failure.code.as_str()),
+        (ErrorClass::Permanent, "http.404")
+    );
+}
+
+#[tokio::test]
+async fn connections_that_end_before_the_answer_are_closed_and_repeated() {
+    for answer in [
+        &b""[..],
+        b"HTTP/1.1 200 OK\r\ncontent-le",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\npart",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n9\r\npart",
+    ] {
+        let server = Server::start(move |_| Answer::Last(answer.to_vec()));
+        let failure = failure(settings(format!("http://{}", server.address))).await;
+        assert_eq!(
+            (failure.class, failure.code.as_str()),
+            (ErrorClass::Transient, "http.closed"),
+            "{failure}"
+        );
+        assert_eq!(server.connections(), 3, "{failure}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_not_http_is_an_invalid_response() {
+    for answer in [
+        &b"220 mail.example ESMTP\r\n\r\n"[..],
+        b"HTTP/1.1 200 OK\r\ncontent-length: many\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nnine\r\n",
+    ] {
+        let server = Server::start(move |_| Answer::Last(answer.to_vec()));
+        let failure = failure(settings(format!("http://{}", server.address))).await;
+        assert_eq!(
+            (failure.class, failure.code.as_str()),
+            (ErrorClass::Transient, "http.invalid-response"),
+            "{failure}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_port_where_nobody_listens_and_a_host_that_does_not_exist_are_connect_failures() {
+    let port = TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
+    for url in [
+        format!("http://127.0.0.1:{port}/?token=hunter2"),
+        "http://no-such-host.invalid/".to_owned(),
+    ] {
+        let failure = failure(settings(&url)).await;
+        assert_eq!(
+            (failure.class, failure.code.as_str()),
+            (ErrorClass::Transient, "http.connect")
+        );
+        assert!(failure.message.contains("cannot connect: "), "{failure}");
+        assert!(!failure.message.contains("hunter2"), "{failure}");
+    }
+}
+
+#[tokio::test]
+async fn a_connection_that_does_not_come_up_is_given_up_and_not_repeated() {
+    // The system accepts the connection, and nobody speaks TLS on it.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let scratch = Scratch::new("http").unwrap();
+    let mut settings = settings(format!("https://{}", listener.local_addr().unwrap()));
+    settings.connect_timeout = Duration::from_millis(200);
+    settings.tls.ca_file = Some(Authority::new().write(scratch.path().join("ca.crt")));
+    let failure = failure(settings).await;
+    assert_eq!(
+        (failure.class, failure.code.as_str()),
+        (ErrorClass::Transient, "http.connect")
+    );
+    assert!(
+        failure.message.ends_with("no connection came up within 200ms"),
+        "{failure}"
+    );
+    listener.set_nonblocking(true).unwrap();
+    assert!(listener.accept().is_ok());
+    assert!(listener.accept().is_err(), "there was one connection");
+}
+
+#[tokio::test]
+async fn an_answer_beyond_the_bound_is_left_unread() {
+    // One announces its length and one does not; neither ever sends it.
+    for answer in [
+        &b"HTTP/1.1 200 OK\r\ncontent-length: 999999999999\r\n\r\n"[..],
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n8\r\n12345678\r\n",
+    ] {
+        let server = Server::start(move |_| Answer::Open(answer.to_vec()));
+        let settings = HttpSettings {
+            max_response_bytes: 7,
+            ..settings(format!("http://{}", server.address))
+        };
+        let failure = failure(settings).await;
+        assert_eq!(
+            (failure.class, failure.code.as_str()),
+            (ErrorClass::Permanent, "http.response-too-large")
+        );
+        assert!(
+            failure.message.ends_with("longer than the allowed 7 bytes"),
+            "{failure}"
+        );
+        assert_eq!(server.connections(), 1);
+    }
+    let endpoint = FakeEndpoint::start(|_| Reply::ok("1234567"));
+    let exact = HttpSettings {
+        max_response_bytes: 7,
+        ..settings(endpoint.url())
+    };
+    assert_eq!(value(&call(exact).await.unwrap()), b"1234567");
+}
+
+#[tokio::test]
+async fn connections_are_used_again_after_successes_and_refusals() {
+    let page = "x".repeat(40_000);
+    let answers = [
+        (200, "fine"),
+        (404, page.as_str()),
+        (429, "slower"),
+        (200, page.as_str()),
+        (302, ""),
+    ]
+    .map(|(status, body)| {
+        let length = body.len();
+        format!("HTTP/1.1 {status} X\r\ncontent-length: {length}\r\nretry-after: 1\r\n\r\n{body}")
+            .into_bytes()
+    });
+    let next = Arc::new(Mutex::new(answers.into_iter().cycle()));
+    let server = Server::start(move |_| Answer::Open(next.lock().unwrap().next().unwrap()));
+    let handler = HttpHandler::new(settings(format!("http://{}", server.address))).unwrap();
+    let mut successes = 0;
+    for _ in 0..20 {
+        successes += usize::from(run(&handler, attempt(Some(b"doc"), &[])).await.is_ok());
+    }
+    assert_eq!((successes, server.connections()), (8, 1));
+}
+
+#[tokio::test]
+async fn calls_run_at_the_same_time_and_clones_share_their_connections() {
+    let server = Server::start(|_| Answer::Open(OK.to_vec()));
+    let handler = HttpHandler::new(settings(format!("http://{}", server.address))).unwrap();
+    for _ in 0..10 {
+        let calls = [(); 8].map(|()| run(&handler, attempt(Some(b"doc"), &[])));
+        assert!(futures::future::join_all(calls).await.iter().all(Result::is_ok));
+    }
+    assert!(
+        (1..=8).contains(&server.connections()),
+        "{}",
+        server.connections()
+    );
+    let endpoint =
+        FakeEndpoint::start(|_| Reply::Delay(Duration::from_millis(50), Box::new(Reply::ok("late"))));
+    let handler = HttpHandler::new(settings(endpoint.url())).unwrap();
+    let (a, b, c) = tokio::join!(
+        run(&handler, attempt(Some(b"a"), &[])),
+        run(&handler, attempt(Some(b"b"), &[])),
+        run(&handler, attempt(Some(b"c"), &[])),
+    );
+    assert!(a.is_ok() && b.is_ok() && c.is_ok());
+    assert_eq!(endpoint.max_concurrency(), 3);
+}
+
+#[tokio::test]
+async fn an_authority_of_ones_own_is_trusted_and_another_is_not() {
+    let (scratch, ours, other) = (Scratch::new("http").unwrap(), Authority::new(), Authority::new());
+    let server = Server::start_tls(ours.server(None), |_| Answer::Open(OK.to_vec()));
+    let mut settings = settings(format!("https://{}", server.address));
+    settings.tls.ca_file = Some(ours.write(scratch.path().join("ours.crt")));
+    assert_eq!(value(&call(settings.clone()).await.unwrap()), b"ok");
+    settings.tls.ca_file = Some(other.write(scratch.path().join("other.crt")));
+    let failure = failure(settings).await;
+    assert_eq!(
+        (failure.class, failure.code.as_str()),
+        (ErrorClass::Transient, "http.connect")
+    );
+    assert!(failure.message.contains("certificate"), "{failure}");
+}
+
+#[tokio::test]
+async fn a_certificate_for_another_host_is_refused() {
+    let (scratch, ours) = (Scratch::new("http").unwrap(), Authority::new());
+    let server = Server::start_tls(ours.server(None), |_| Answer::Open(OK.to_vec()));
+    let mut settings = settings(format!("https://localhost:{}", server.address.port()));
+    settings.tls.ca_file = Some(ours.write(scratch.path().join("ours.crt")));
+    assert_eq!(failure(settings).await.code, "http.connect");
+}
+
+#[tokio::test]
+async fn our_certificate_is_shown_to_a_server_that_asks() {
+    let (scratch, servers, clients) = (Scratch::new("http").unwrap(), Authority::new(), Authority::new());
+    let server = Server::start_tls(servers.server(Some(&clients)), |_| Answer::Open(OK.to_vec()));
+    let mut settings = settings(format!("https://{}", server.address));
+    settings.tls.ca_file = Some(servers.write(scratch.path().join("ca.crt")));
+    let without = failure(settings.clone()).await;
+    assert_eq!(
+        (without.class, without.code.as_str()),
+        (ErrorClass::Transient, "http.connect"),
+        "{without}"
+    );
+    let (certificate, key) = clients.sign("enricher").write(scratch.path(), "enricher");
+    settings.tls.cert_file = Some(certificate);
+    settings.tls.key_file = Some(key);
+    assert_eq!(value(&call(settings).await.unwrap()), b"ok");
+}
+
+#[tokio::test]
+async fn secrets_from_files_are_sent_and_never_shown() {
+    let scratch = Scratch::new("http").unwrap();
+    let file = scratch.path().join("token");
+    std::fs::write(&file, "Bearer hunter2\n").unwrap();
+    let endpoint = FakeEndpoint::start(|request| {
+        assert_eq!(request.headers["authorization"], "Bearer hunter2");
+        assert_eq!(request.headers["x-api-key"], "hunter2");
+        Reply::status(401)
+    });
+    let settings = HttpSettings {
+        headers: header("x-api-key", "hunter2"),
+        header_files: vec![("authorization".into(), file)],
+        ..settings(endpoint.url() + "?key=hunter2")
+    };
+    let handler = HttpHandler::new(settings.clone()).unwrap();
+    let failure = run(&handler, attempt(None, &[])).await.unwrap_err();
+    assert_eq!(failure.code, "http.401");
+    let shown = format!(
+        "{settings:?} {handler:?} {failure:?} {:?}",
+        handler.endpoint.headers
+    );
+    assert!(!shown.contains("hunter2"), "{shown}");
+    assert!(shown.contains("authorization"), "{shown}");
+}
+
+#[tokio::test]
+async fn the_topic_is_chosen_by_the_record_and_a_record_without_one_causes_no_call() {
+    let endpoint = FakeEndpoint::start(|_| Reply::ok(r#"{"queue":"retry"}"#));
+    let settings = HttpSettings {
+        output: OutputChoice::ByField {
+            pointer: "/queue".into(),
+            topics: BTreeMap::from([("done".into(), "enriched-queue".into())]),
+            otherwise: None,
+        },
+        ..settings(endpoint.url())
+    };
+    let handler = HttpHandler::new(settings).unwrap();
+    let produced = run(&handler, attempt(Some(br#"{"queue":"done"}"#), &[]))
+        .await
+        .unwrap();
+    assert_eq!(produced.topic.as_deref(), Some("enriched-queue"));
+    let failure = run(&handler, attempt(Some(br#"{"queue":"retry"}"#), &[]))
+        .await
+        .unwrap_err();
+    assert_eq!(
+        (failure.class, failure.code.as_str()),
+        (ErrorClass::Permanent, "output.unknown")
+    );
+    assert_eq!(endpoint.calls(), 1);
+}
+
+#[test]
+fn settings_that_cannot_be_followed_name_their_field_and_no_secret() {
+    let scratch = Scratch::new("http").unwrap();
+    let write = |name: &str, content: &str| {
+        let path = scratch.path().join(name);
+        std::fs::write(&path, content).unwrap();
+        path
+    };
+    let (empty, lines) = (write("empty", "\n"), write("lines", "hunter2\nhunter2"));
+    let (certificate, key) = Authority::new().sign("a").write(scratch.path(), "a");
+    let (_, other_key) = Authority::new().sign("b").write(scratch.path(), "b");
+    let check = |change: &dyn Fn(&mut HttpSettings), field: &str, problem: &str| {
+        let mut settings = settings("https://localhost");
+        change(&mut settings);
+        let error = HttpHandler::new(settings).unwrap_err().to_string();
+        assert!(
+            error.starts_with(&format!("http.{field}: ")) && error.contains(problem),
+            "{error}"
+        );
+        assert!(!error.contains("hunter2"), "{error}");
+    };
+    check(&|s| s.url = "hunter2".into(), "url", "is not a URL");
+    check(
+        &|s| s.url = "ftp://host/hunter2".into(),
+        "url",
+        "is not an HTTP URL",
+    );
+    check(&|s| s.url = "http://".into(), "url", "is not a URL");
+    check(
+        &|s| s.url = "http://me:hunter2@host".into(),
+        "url",
+        "holds a user name",
+    );
+    check(&|s| s.method = "post".into(), "method", "in capitals");
+    check(&|s| s.method = String::new(), "method", "in capitals");
+    check(
+        &|s| s.headers = header("a b", "x"),
+        "headers.a b",
+        "is not the name",
+    );
+    check(
+        &|s| s.headers = header("x", "hunter2\r\ny: z"),
+        "headers.x",
+        "one line of text",
+    );
+    check(
+        &|s| s.headers = header("Content-Length", "1"),
+        "headers.Content-Length",
+        "cannot be configured",
+    );
+    check(
+        &|s| s.headers = header("idempotency-key", "1"),
+        "headers.idempotency-key",
+        "cannot be configured",
+    );
+    let file = |path: &std::path::Path| vec![("authorization".to_owned(), path.to_owned())];
+    check(
+        &|s| s.header_files = file(&scratch.path().join("none")),
+        "header_files.authorization",
+        "cannot read ",
+    );
+    check(
+        &|s| s.header_files = file(&empty),
+        "header_files.authorization",
+        "is empty",
+    );
+    check(
+        &|s| s.header_files = file(&lines),
+        "header_files.authorization",
+        "one line of text",
+    );
+    check(
+        &|s| s.tls.ca_file = Some(scratch.path().join("none")),
+        "tls.ca_file",
+        "cannot read ",
+    );
+    check(
+        &|s| s.tls.ca_file = Some(lines.clone()),
+        "tls.ca_file",
+        "holds no certificate",
+    );
+    check(
+        &|s| s.tls.cert_file = Some(certificate.clone()),
+        "tls.cert_file",
+        "needs key_file",
+    );
+    check(
+        &|s| s.tls.key_file = Some(key.clone()),
+        "tls.key_file",
+        "needs cert_file",
+    );
+    check(
+        &|s| (s.tls.cert_file, s.tls.key_file) = (Some(certificate.clone()), Some(other_key.clone())),
+        "tls.key_file",
+        "does not fit",
+    );
+}

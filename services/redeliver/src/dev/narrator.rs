@@ -1,0 +1,128 @@
+//! Tells in plain words what happens to each record, from nothing but the topics: what any observer could
+//! see.
+
+use std::fmt::Write as _;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use redeliver_core::headers;
+use redeliver_core::pipeline::TopicRole;
+use redeliver_core::{Pipeline, Record, Timestamp};
+use redeliver_kafka::KafkaSettings;
+use redeliver_kafka::reader::{ReadError, TopicTail};
+use tokio_util::sync::CancellationToken;
+
+/// How many records went where.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Totals {
+    produced: u64,
+    enriched: u64,
+    dead: u64,
+    returned: u64,
+    lateness: Vec<Duration>,
+}
+
+impl Totals {
+    fn in_retry_or_in_hand(&self) -> u64 {
+        self.produced.saturating_sub(self.enriched + self.dead)
+    }
+
+    /// One line for people.
+    pub(super) fn line(&self) -> String {
+        let mut line = format!(
+            "{} in = {} enriched + {} dead + {} waiting or in hand; {} came back",
+            self.produced,
+            self.enriched,
+            self.dead,
+            self.in_retry_or_in_hand(),
+            self.returned
+        );
+        let mut lateness = self.lateness.clone();
+        lateness.sort_unstable();
+        if let (Some(middle), Some(worst)) = (lateness.get(lateness.len() / 2), lateness.last()) {
+            let _ = write!(line, ", none early, late by p50 {} ms, max {} ms", middle.as_millis(), worst.as_millis());
+        }
+        line
+    }
+}
+
+/// Follows the topics of a pipeline and prints.
+pub(super) struct Narrator {
+    tail: TopicTail,
+    pipeline: Arc<Pipeline>,
+    totals: Arc<Mutex<Totals>>,
+    began: Instant,
+}
+
+/// How many latenesses are kept for the summary.
+const KEPT: usize = 10_000;
+
+impl Narrator {
+    pub(super) fn new(
+        settings: &KafkaSettings,
+        pipeline: Arc<Pipeline>,
+        totals: Arc<Mutex<Totals>>,
+        began: Instant,
+    ) -> Result<Self, ReadError> {
+        let topics: Vec<Arc<str>> = pipeline.topics().into_iter().map(|(topic, _)| topic).collect();
+        Ok(Self { tail: TopicTail::new(settings, &topics)?, pipeline, totals, began })
+    }
+
+    /// Prints what happens until the token is cancelled. Blocks its thread.
+    pub(super) fn run(mut self, shutdown: &CancellationToken) -> Result<(), ReadError> {
+        let roles = self.pipeline.topics();
+        while !shutdown.is_cancelled() {
+            let Some(record) = self.tail.next(Duration::from_millis(50))? else { continue };
+            let role = roles.iter().find(|(topic, _)| *topic == record.position.topic).map(|(_, role)| *role);
+            if let Some(sentence) = role.and_then(|role| self.observe(role, &record)) {
+                let at = self.began.elapsed().as_secs_f64();
+                let name = record.key.as_deref().map(String::from_utf8_lossy).unwrap_or_default();
+                println!("{at:7.1}s  {name:<8} {sentence}");
+            }
+        }
+        Ok(())
+    }
+
+    fn observe(&self, role: TopicRole, record: &Record) -> Option<String> {
+        let text = |name| String::from_utf8_lossy(record.headers.last(name).unwrap_or_default()).into_owned();
+        let mut totals = self.totals.lock().unwrap_or_else(PoisonError::into_inner);
+        match role {
+            TopicRole::Source => {
+                totals.produced += 1;
+                None
+            }
+            TopicRole::Output => {
+                totals.enriched += 1;
+                let failed: u32 = text(headers::RETRY_COUNT).parse().unwrap_or(0);
+                Some(match failed {
+                    0 => "enriched".to_owned(),
+                    failed => format!("enriched at attempt {}", failed + 1),
+                })
+            }
+            TopicRole::Tier(tier) => Some(format!(
+                "failed with {} (attempt {}); waits {tier} in {}",
+                text(headers::ERROR_CODE),
+                text(headers::RETRY_COUNT),
+                record.position.topic
+            )),
+            TopicRole::Due => {
+                totals.returned += 1;
+                let due: Timestamp = text(headers::PROCESS_AFTER).parse().ok()?;
+                let late = record.timestamp?.since(due);
+                if totals.lateness.len() < KEPT {
+                    totals.lateness.push(late);
+                }
+                Some(format!("is back, {} ms after it was due", late.as_millis()))
+            }
+            TopicRole::DeadLetter => {
+                totals.dead += 1;
+                Some(format!(
+                    "is dead ({}): {}; see {}",
+                    text(headers::ERROR_CLASS),
+                    text(headers::ERROR_MESSAGE),
+                    record.position.topic
+                ))
+            }
+        }
+    }
+}

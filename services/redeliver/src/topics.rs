@@ -1,0 +1,78 @@
+//! `redeliver topics`: create what is missing, name what is wrong.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use redeliver_core::Pipeline;
+use redeliver_kafka::topology::{self, Finding, Severity, TopologySpec};
+use redeliver_runtime::Config;
+use redeliver_runtime::cli::{CommonArgs, EXIT_FAILURE, report};
+use redeliver_worker::host::kafka_settings;
+use redeliver_worker::topics::topic_settings;
+
+/// Flags of `redeliver topics`.
+#[derive(Args)]
+pub(crate) struct TopicsArgs {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Create the topics that are missing; existing ones are never changed
+    Apply(CommonArgs),
+    /// Name everything that is missing or would lose records; exit code 1 if there is any
+    Check(CommonArgs),
+}
+
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+pub(crate) fn main(args: &TopicsArgs) -> ExitCode {
+    let (Verb::Apply(common) | Verb::Check(common)) = &args.verb;
+    let config = match common.load() {
+        Ok(config) => config,
+        Err(error) => return report(&error),
+    };
+    let pipelines = pipelines(&config);
+    if pipelines.is_empty() {
+        println!("no pipelines are configured, so there are no topics to look at");
+        return ExitCode::SUCCESS;
+    }
+    let spec = TopologySpec::for_pipelines(&pipelines, &topic_settings(&config));
+    let client = kafka_settings(&config).client();
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return report(&error),
+    };
+    let result = match &args.verb {
+        Verb::Apply(_) => runtime.block_on(topology::apply(&client, &spec, TIMEOUT)).map(|applied| {
+            for topic in &applied {
+                let what = if topic.created { "created" } else { "exists" };
+                println!("{what:<8} {}", topic.topic);
+            }
+            applied.into_iter().flat_map(|topic| topic.findings).collect()
+        }),
+        Verb::Check(_) => runtime.block_on(topology::check(&client, &spec, TIMEOUT)),
+    };
+    match result {
+        Ok(findings) => judge(&findings, spec.topics.len()),
+        Err(error) => report(&error),
+    }
+}
+
+/// All configured pipelines.
+pub(crate) fn pipelines(config: &Config) -> Vec<Pipeline> {
+    config.pipelines.iter().map(|(name, pipeline)| pipeline.pipeline(name)).collect()
+}
+
+fn judge(findings: &[Finding], topics: usize) -> ExitCode {
+    for finding in findings {
+        println!("{finding}");
+    }
+    if findings.iter().any(|finding| finding.severity == Severity::Error) {
+        return ExitCode::from(EXIT_FAILURE);
+    }
+    println!("{topics} topics are as they must be");
+    ExitCode::SUCCESS
+}
