@@ -29,7 +29,14 @@ impl ProducerContext for Failures {
 }
 
 /// Copies `count` records from one topic to another and says how long it took.
-pub(crate) fn copy(brokers: &str, group: &str, from: &str, to: &str, count: usize, batch: usize) -> anyhow::Result<Duration> {
+pub(crate) fn copy(
+    brokers: &str,
+    group: &str,
+    from: &str,
+    to: &str,
+    count: usize,
+    batch: usize,
+) -> anyhow::Result<Duration> {
     let consumer: BaseConsumer = ClientConfig::new()
         .set("bootstrap.servers", brokers)
         .set("group.id", group)
@@ -80,7 +87,9 @@ pub(crate) fn copy(brokers: &str, group: &str, from: &str, to: &str, count: usiz
             loop {
                 match producer.send(record) {
                     Ok(()) => break,
-                    Err((KafkaError::MessageProduction(code), back)) if code == rdkafka::types::RDKafkaErrorCode::QueueFull => {
+                    Err((KafkaError::MessageProduction(code), back))
+                        if code == rdkafka::types::RDKafkaErrorCode::QueueFull =>
+                    {
                         record = back;
                         std::thread::yield_now();
                     }

@@ -26,7 +26,10 @@ pub(crate) struct Broker {
 impl Broker {
     pub(crate) fn new(address: String) -> Self {
         let since_epoch = redeliver_core::Clock::now(&redeliver_core::SystemClock).as_millis();
-        Self { address, run: format!("bench{since_epoch:x}") }
+        Self {
+            address,
+            run: format!("bench{since_epoch:x}"),
+        }
     }
 
     pub(crate) fn name(&self, what: &str) -> String {
@@ -45,21 +48,32 @@ impl Broker {
 
     pub(crate) async fn create(&self, topics: &[&str], partitions: i32) -> anyhow::Result<()> {
         let admin: AdminClient<DefaultClientContext> = self.client().create()?;
-        let new: Vec<_> =
-            topics.iter().map(|topic| NewTopic::new(topic, partitions, TopicReplication::Fixed(1))).collect();
+        let new: Vec<_> = topics
+            .iter()
+            .map(|topic| NewTopic::new(topic, partitions, TopicReplication::Fixed(1)))
+            .collect();
         for result in admin.create_topics(&new, &AdminOptions::new()).await? {
             result.map_err(|(topic, code)| anyhow::anyhow!("creating {topic}: {code}"))?;
         }
         for topic in topics {
             let began = Instant::now();
             loop {
-                let metadata = admin.inner().fetch_metadata(Some(topic), Duration::from_secs(10))?;
+                let metadata = admin
+                    .inner()
+                    .fetch_metadata(Some(topic), Duration::from_secs(10))?;
                 let found = metadata.topics().first().context("metadata")?;
-                let leaders = found.partitions().iter().filter(|partition| partition.leader() >= 0).count();
+                let leaders = found
+                    .partitions()
+                    .iter()
+                    .filter(|partition| partition.leader() >= 0)
+                    .count();
                 if i32::try_from(leaders) == Ok(partitions) {
                     break;
                 }
-                ensure!(began.elapsed() < Duration::from_secs(30), "no leaders for {topic}");
+                ensure!(
+                    began.elapsed() < Duration::from_secs(30),
+                    "no leaders for {topic}"
+                );
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         }
@@ -100,7 +114,11 @@ impl Broker {
             .set("group.id", self.name("watch"))
             .set("isolation.level", "read_committed")
             .create()?;
-        Ok(Watch { consumer, topic: topic.to_owned(), partitions })
+        Ok(Watch {
+            consumer,
+            topic: topic.to_owned(),
+            partitions,
+        })
     }
 }
 
@@ -140,7 +158,10 @@ impl Watch {
     pub(crate) fn end(&self) -> anyhow::Result<i64> {
         let mut sum = 0;
         for partition in 0..self.partitions {
-            sum += self.consumer.fetch_watermarks(&self.topic, partition, Duration::from_secs(10))?.1;
+            sum += self
+                .consumer
+                .fetch_watermarks(&self.topic, partition, Duration::from_secs(10))?
+                .1;
         }
         Ok(sum)
     }
@@ -157,7 +178,11 @@ impl Watch {
             if end >= count {
                 return first.map(|first| first.elapsed()).context("no first record");
             }
-            ensure!(started.elapsed() < timeout, "{} holds {end} of {count}", self.topic);
+            ensure!(
+                started.elapsed() < timeout,
+                "{} holds {end} of {count}",
+                self.topic
+            );
             std::thread::park_timeout(Duration::from_millis(10));
         }
     }

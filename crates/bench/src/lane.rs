@@ -64,7 +64,12 @@ impl LaneObserver for Quiet {
     }
 }
 
-pub(crate) fn start(settings: KafkaSettings, group: &str, from: &str, to: &str) -> (CancellationToken, std::thread::JoinHandle<()>) {
+pub(crate) fn start(
+    settings: KafkaSettings,
+    group: &str,
+    from: &str,
+    to: &str,
+) -> (CancellationToken, std::thread::JoinHandle<()>) {
     let spec = LaneSpec {
         name: "copy".into(),
         group: group.to_owned(),
@@ -73,8 +78,20 @@ pub(crate) fn start(settings: KafkaSettings, group: &str, from: &str, to: &str) 
         grace: Duration::from_secs(10),
     };
     let stop = CancellationToken::new();
-    let copy = Copy { to: to.into(), live: HashSet::new(), records: Vec::new() };
-    let lane = Lane::new(settings, spec, Arc::new(SystemClock), Arc::new(Quiet), Waker::new(), stop.clone(), copy);
+    let copy = Copy {
+        to: to.into(),
+        live: HashSet::new(),
+        records: Vec::new(),
+    };
+    let lane = Lane::new(
+        settings,
+        spec,
+        Arc::new(SystemClock),
+        Arc::new(Quiet),
+        Waker::new(),
+        stop.clone(),
+        copy,
+    );
     let thread = std::thread::spawn(move || lane.run().expect("lane"));
     (stop, thread)
 }

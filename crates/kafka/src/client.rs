@@ -20,6 +20,9 @@ pub struct KafkaSettings {
     /// Whether lanes join their group under a stable member name, so that a restart within the session
     /// timeout moves no partitions.
     pub static_membership: bool,
+    /// Whether a lane takes all partitions of its topics without asking a group. Only for the embedded broker,
+    /// where each group has one member and joining one takes seconds.
+    pub takes_all_partitions: bool,
     /// After how long without a heartbeat a member's partitions move.
     pub session_timeout: Duration,
     /// After how long the broker aborts a transaction whose process is gone.
@@ -35,6 +38,7 @@ impl KafkaSettings {
             properties: BTreeMap::new(),
             instance: instance.into(),
             static_membership: false,
+            takes_all_partitions: false,
             session_timeout: Duration::from_secs(10),
             transaction_timeout: Duration::from_secs(10),
         }
@@ -45,7 +49,9 @@ impl KafkaSettings {
     pub fn client(&self) -> ClientConfig {
         let mut config = ClientConfig::new();
         // Reconnect quickly after a restart of the broker; the default backs off up to ten seconds.
-        config.set("reconnect.backoff.ms", "50").set("reconnect.backoff.max.ms", "1000");
+        config
+            .set("reconnect.backoff.ms", "50")
+            .set("reconnect.backoff.max.ms", "1000");
         config.set("log.connection.close", "false");
         for (name, value) in &self.properties {
             config.set(name, value);
@@ -112,7 +118,10 @@ impl KafkaSettings {
                 config.set(name, value);
             }
         }
-        config.set("enable.idempotence", "true").set("acks", "all").set("partitioner", "murmur2_random");
+        config
+            .set("enable.idempotence", "true")
+            .set("acks", "all")
+            .set("partitioner", "murmur2_random");
         config
     }
 }
@@ -149,9 +158,15 @@ impl ClientLog {
     }
 
     pub(crate) fn is_time(&self, kind: &str) -> bool {
-        let mut last = self.last.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut last = self
+            .last
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         let now = Instant::now();
-        if last.get(kind).is_some_and(|then| now.duration_since(*then) < LOG_INTERVAL) {
+        if last
+            .get(kind)
+            .is_some_and(|then| now.duration_since(*then) < LOG_INTERVAL)
+        {
             return false;
         }
         last.insert(kind.to_owned(), now);

@@ -49,7 +49,8 @@ fn read_headers(borrowed: &BorrowedHeaders) -> (Headers, usize) {
 /// Headers as the client library takes them.
 #[must_use]
 pub fn native_headers(headers: &Headers) -> OwnedHeaders {
-    headers
-        .iter()
-        .fold(OwnedHeaders::new_with_capacity(headers.len()), |native, (key, value)| native.insert(Header { key, value }))
+    headers.iter().fold(
+        OwnedHeaders::new_with_capacity(headers.len()),
+        |native, (key, value)| native.insert(Header { key, value }),
+    )
 }

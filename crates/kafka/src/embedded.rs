@@ -46,21 +46,27 @@ impl EmbeddedBroker {
         let (started, is_started) = mpsc::sync_channel(1);
         let (stop, stopped) = mpsc::sync_channel::<()>(1);
         // The cluster may not leave the thread that made it.
-        let thread = thread::Builder::new().name("embedded-broker".into()).spawn(move || {
-            let cluster = match make(&topics) {
-                Ok(cluster) => cluster,
-                Err(error) => {
-                    let _ = started.send(Err(error));
-                    return;
-                }
-            };
-            let _ = started.send(Ok(cluster.bootstrap_servers()));
-            // Ends when the owner is dropped.
-            let _ = stopped.recv();
-        });
+        let thread = thread::Builder::new()
+            .name("embedded-broker".into())
+            .spawn(move || {
+                let cluster = match make(&topics) {
+                    Ok(cluster) => cluster,
+                    Err(error) => {
+                        let _ = started.send(Err(error));
+                        return;
+                    }
+                };
+                let _ = started.send(Ok(cluster.bootstrap_servers()));
+                // Ends when the owner is dropped.
+                let _ = stopped.recv();
+            });
         let thread = thread.map_err(|_| EmbeddedError::Thread)?;
         let brokers = is_started.recv().map_err(|_| EmbeddedError::Thread)??;
-        Ok(Self { brokers, stop: Some(stop), thread: Some(thread) })
+        Ok(Self {
+            brokers,
+            stop: Some(stop),
+            thread: Some(thread),
+        })
     }
 
     /// Its address, as for `kafka.brokers`.
@@ -73,10 +79,10 @@ impl EmbeddedBroker {
 impl Drop for EmbeddedBroker {
     fn drop(&mut self) {
         drop(self.stop.take());
-        if let Some(thread) = self.thread.take() {
-            if thread.join().is_err() {
-                tracing::warn!("the embedded broker's thread panicked");
-            }
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::warn!("the embedded broker's thread panicked");
         }
     }
 }
@@ -88,7 +94,10 @@ fn make(
     for (topic, partitions) in topics {
         cluster
             .create_topic(topic, *partitions, 1)
-            .map_err(|source| EmbeddedError::Topic { topic: topic.clone(), source })?;
+            .map_err(|source| EmbeddedError::Topic {
+                topic: topic.clone(),
+                source,
+            })?;
     }
     Ok(cluster)
 }

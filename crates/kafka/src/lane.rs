@@ -120,7 +120,15 @@ impl<P: Processor> Lane<P> {
         stop: CancellationToken,
         processor: P,
     ) -> Self {
-        Self { settings, spec, clock, observer, waker, stop, processor }
+        Self {
+            settings,
+            spec,
+            clock,
+            observer,
+            waker,
+            stop,
+            processor,
+        }
     }
 
     /// Runs until the token is cancelled. Blocks the calling thread, which must not serve async tasks.
@@ -156,7 +164,10 @@ impl<P: Processor> Lane<P> {
     }
 
     fn misconfigured(&self, source: KafkaError) -> Ended {
-        Ended::Unusable(LaneError::Misconfigured { lane: self.spec.name.clone(), source })
+        Ended::Unusable(LaneError::Misconfigured {
+            lane: self.spec.name.clone(),
+            source,
+        })
     }
 }
 
@@ -228,13 +239,19 @@ impl<'a, P: Processor> Session<'a, P> {
         }
         let config: ClientConfig = lane.settings.consumer(&lane.spec.group, &lane.spec.name);
         let events = Events::new(lane.waker.clone());
-        let mut consumer: BaseConsumer<Events> =
-            config.create_with_context(events).map_err(|error| lane.misconfigured(error))?;
+        let mut consumer: BaseConsumer<Events> = config
+            .create_with_context(events)
+            .map_err(|error| lane.misconfigured(error))?;
         let waker = lane.waker.clone();
         consumer.set_nonempty_callback(move || waker.wake());
-        let topics: Vec<&str> = lane.spec.topics.iter().map(|topic| &**topic).collect();
-        consumer.subscribe(&topics).map_err(Ended::Broken)?;
-        lane.observer.waiting("joining the consumer group");
+        let mut arriving = Vec::new();
+        if lane.settings.takes_all_partitions {
+            arriving = all_partitions(&consumer, &lane.spec.topics).map_err(Ended::Broken)?;
+        } else {
+            let topics: Vec<&str> = lane.spec.topics.iter().map(|topic| &**topic).collect();
+            consumer.subscribe(&topics).map_err(Ended::Broken)?;
+            lane.observer.waiting("joining the consumer group");
+        }
         Ok(Self {
             lane,
             transactions,
@@ -242,7 +259,7 @@ impl<'a, P: Processor> Session<'a, P> {
             consumer: Arc::new(consumer),
             slots: Vec::new(),
             generation: 0,
-            arriving: Vec::new(),
+            arriving,
             turn: Turn::default(),
             touched: Vec::new(),
             next_slot: 0,
@@ -279,7 +296,9 @@ impl<'a, P: Processor> Session<'a, P> {
         self.settle_arrivals()?;
         let admitted = self.admit();
         let now = self.lane.clock.now();
-        self.lane.processor.finish(now, self.lane.spec.batch, &mut self.turn);
+        self.lane
+            .processor
+            .finish(now, self.lane.spec.batch, &mut self.turn);
         if !self.turn.completed.is_empty() || !self.touched.is_empty() {
             self.write()?;
         } else if admitted == 0 {
@@ -298,7 +317,9 @@ impl<'a, P: Processor> Session<'a, P> {
                 // here must not be lost.
                 Some(Ok(message)) => {
                     tracing::warn!(
-                        topic = message.topic(), partition = message.partition(), offset = message.offset(),
+                        topic = message.topic(),
+                        partition = message.partition(),
+                        offset = message.offset(),
                         "record outside of its partition's queue; reading again from the committed offset"
                     );
                     self.must_rewind = true;
@@ -362,11 +383,16 @@ impl<'a, P: Processor> Session<'a, P> {
             }
             return;
         }
-        let joined = !matches!(self.consumer.rebalance_protocol(), RebalanceProtocol::None);
+        let joined = self.lane.settings.takes_all_partitions
+            || !matches!(self.consumer.rebalance_protocol(), RebalanceProtocol::None);
         if joined && !self.ready && self.transactions.is_ready() && self.arriving.is_empty() {
             self.ready = true;
             self.lane.observer.ready();
-            tracing::info!(lane = self.lane.spec.name, group = self.lane.spec.group, "lane is ready");
+            tracing::info!(
+                lane = self.lane.spec.name,
+                group = self.lane.spec.group,
+                "lane is ready"
+            );
         }
     }
 
@@ -375,19 +401,27 @@ impl<'a, P: Processor> Session<'a, P> {
         if self.arriving.is_empty() {
             return Ok(());
         }
-        let Some(committed) = self.committed(&self.arriving.clone()) else { return Ok(()) };
+        let Some(committed) = self.committed(&self.arriving.clone()) else {
+            return Ok(());
+        };
         let mut list = TopicPartitionList::new();
         let mut arrived = Vec::new();
         for (topic, partition, position) in committed {
             let offset = start_offset(position.as_ref());
-            list.add_partition_offset(&topic, partition, offset).map_err(Ended::Broken)?;
+            list.add_partition_offset(&topic, partition, offset)
+                .map_err(Ended::Broken)?;
             arrived.push((topic, partition, position));
         }
         // The queues are split before the assignment starts fetching, so that no record takes another way.
         for (topic, partition, position) in arrived {
             self.take(&topic, partition, position)?;
         }
-        self.consumer.incremental_assign(&list).map_err(Ended::Broken)?;
+        let started = if self.lane.settings.takes_all_partitions {
+            self.consumer.assign(&list)
+        } else {
+            self.consumer.incremental_assign(&list)
+        };
+        started.map_err(Ended::Broken)?;
         self.arriving.clear();
         self.lane.observer.assigned(self.slots.iter().flatten().count());
         Ok(())
@@ -439,13 +473,23 @@ impl<'a, P: Processor> Session<'a, P> {
         });
         let id = self.new_id(slot);
         self.lane.processor.assigned(id, &topic, partition);
-        self.slots[slot] = Some(Assigned { id, topic, partition, queue, tracker, touched: false });
+        self.slots[slot] = Some(Assigned {
+            id,
+            topic,
+            partition,
+            queue,
+            tracker,
+            touched: false,
+        });
         Ok(())
     }
 
     fn new_id(&mut self, slot: usize) -> AssignmentId {
         self.generation += 1;
-        AssignmentId { slot: u32::try_from(slot).unwrap_or(u32::MAX), generation: self.generation }
+        AssignmentId {
+            slot: u32::try_from(slot).unwrap_or(u32::MAX),
+            generation: self.generation,
+        }
     }
 
     fn shared_name(&self, topic: &str) -> Arc<str> {
@@ -455,10 +499,12 @@ impl<'a, P: Processor> Session<'a, P> {
 
     fn forget(&mut self, topic: &str, partition: i32) {
         for slot in &mut self.slots {
-            if slot.as_ref().is_some_and(|a| &*a.topic == topic && a.partition == partition) {
-                if let Some(assigned) = slot.take() {
-                    self.lane.processor.revoked(assigned.id);
-                }
+            if slot
+                .as_ref()
+                .is_some_and(|a| &*a.topic == topic && a.partition == partition)
+                && let Some(assigned) = slot.take()
+            {
+                self.lane.processor.revoked(assigned.id);
             }
         }
         self.touched.retain(|slot| self.slots[*slot as usize].is_some());
@@ -483,12 +529,20 @@ impl<'a, P: Processor> Session<'a, P> {
         let count = self.slots.len();
         for step in 0..count {
             let slot = (self.next_slot + step) % count;
-            let Some(assigned) = &mut self.slots[slot] else { continue };
-            let room = self.lane.processor.capacity(assigned.id).min(self.lane.spec.batch);
+            let Some(assigned) = &mut self.slots[slot] else {
+                continue;
+            };
+            let room = self
+                .lane
+                .processor
+                .capacity(assigned.id)
+                .min(self.lane.spec.batch);
             for _ in 0..room {
                 if !assigned.tracker.may_admit() {
                     if let Some(offset) = assigned.tracker.blocked_by() {
-                        self.lane.observer.blocked(&assigned.topic, assigned.partition, offset);
+                        self.lane
+                            .observer
+                            .blocked(&assigned.topic, assigned.partition, offset);
                     }
                     break;
                 }
@@ -529,9 +583,14 @@ impl<'a, P: Processor> Session<'a, P> {
         let began = Instant::now();
         let mut completed = 0;
         for (id, offset) in &self.turn.completed {
-            let Some(Some(assigned)) = self.slots.get_mut(id.slot as usize) else { continue };
+            let Some(Some(assigned)) = self.slots.get_mut(id.slot as usize) else {
+                continue;
+            };
             if assigned.id != *id || !assigned.tracker.complete(*offset) {
-                debug_assert!(false, "a processor finished {id:?} {offset}, which it did not have");
+                debug_assert!(
+                    false,
+                    "a processor finished {id:?} {offset}, which it did not have"
+                );
                 continue;
             }
             completed += 1;
@@ -543,11 +602,15 @@ impl<'a, P: Processor> Session<'a, P> {
         let mut offsets = TopicPartitionList::with_capacity(self.touched.len());
         let mut positions: Vec<(u32, CommitPosition)> = Vec::with_capacity(self.touched.len());
         for slot in self.touched.drain(..) {
-            let Some(assigned) = &mut self.slots[slot as usize] else { continue };
+            let Some(assigned) = &mut self.slots[slot as usize] else {
+                continue;
+            };
             assigned.touched = false;
             if let Some(position) = assigned.tracker.commit_position() {
                 let mut element = offsets.add_partition(&assigned.topic, assigned.partition);
-                element.set_offset(Offset::Offset(position.offset)).map_err(Ended::Broken)?;
+                element
+                    .set_offset(Offset::Offset(position.offset))
+                    .map_err(Ended::Broken)?;
                 if !position.metadata.is_empty() {
                     element.set_metadata(&position.metadata);
                 }
@@ -559,14 +622,19 @@ impl<'a, P: Processor> Session<'a, P> {
             return Ok(());
         }
         let consumer = &self.consumer;
-        match self.transactions.write(self.turn.outputs.iter(), &offsets, || consumer.group_metadata()) {
+        match self
+            .transactions
+            .write(self.turn.outputs.iter(), &offsets, || consumer.group_metadata())
+        {
             Ok(()) => {
                 for (slot, position) in positions {
                     if let Some(assigned) = &mut self.slots[slot as usize] {
                         assigned.tracker.mark_committed(&position);
                     }
                 }
-                self.lane.observer.committed(self.turn.outputs.len(), completed, began.elapsed());
+                self.lane
+                    .observer
+                    .committed(self.turn.outputs.len(), completed, began.elapsed());
                 self.turn.clear();
                 self.lane.processor.committed(self.lane.clock.now());
                 Ok(())
@@ -601,10 +669,16 @@ impl<'a, P: Processor> Session<'a, P> {
             thread::park_timeout(ROUND);
             return Ok(());
         }
-        let owned: Vec<(String, i32)> =
-            self.slots.iter().flatten().map(|a| (a.topic.to_string(), a.partition)).collect();
+        let owned: Vec<(String, i32)> = self
+            .slots
+            .iter()
+            .flatten()
+            .map(|a| (a.topic.to_string(), a.partition))
+            .collect();
         if !owned.is_empty() {
-            let Some(committed) = self.committed(&owned) else { return Ok(()) };
+            let Some(committed) = self.committed(&owned) else {
+                return Ok(());
+            };
             if !self.seek(&committed)? {
                 return Ok(());
             }
@@ -614,7 +688,9 @@ impl<'a, P: Processor> Session<'a, P> {
         }
         self.must_rewind = false;
         tracing::info!(
-            lane = self.lane.spec.name, partitions = owned.len(), "reading again from the committed offsets"
+            lane = self.lane.spec.name,
+            partitions = owned.len(),
+            "reading again from the committed offsets"
         );
         Ok(())
     }
@@ -624,10 +700,15 @@ impl<'a, P: Processor> Session<'a, P> {
     fn seek(&mut self, committed: &[(String, i32, Option<Committed>)]) -> Result<bool, Ended> {
         let mut list = TopicPartitionList::new();
         for (topic, partition, position) in committed {
-            list.add_partition_offset(topic, *partition, start_offset(position.as_ref())).map_err(Ended::Broken)?;
+            list.add_partition_offset(topic, *partition, start_offset(position.as_ref()))
+                .map_err(Ended::Broken)?;
         }
         let sought = self.consumer.seek_partitions(list, 5 * CALL);
-        let result = sought.and_then(|list| list.elements().iter().try_for_each(|element| element.error()));
+        let result = sought.and_then(|list| {
+            list.elements()
+                .iter()
+                .try_for_each(rdkafka::topic_partition_list::TopicPartitionListElem::error)
+        });
         // A partition that was assigned a moment ago may not have started; it is sought again.
         if let Err(error) = result {
             self.failed_seeks += 1;
@@ -646,7 +727,9 @@ impl<'a, P: Processor> Session<'a, P> {
     fn start_again(&mut self, topic: &str, partition: i32, position: Option<Committed>) {
         for slot in 0..self.slots.len() {
             let id = self.new_id(slot);
-            let Some(assigned) = &mut self.slots[slot] else { continue };
+            let Some(assigned) = &mut self.slots[slot] else {
+                continue;
+            };
             if &*assigned.topic == topic && assigned.partition == partition {
                 self.lane.processor.revoked(assigned.id);
                 self.lane.processor.assigned(id, &assigned.topic, partition);
@@ -695,6 +778,24 @@ enum Next {
     Stop,
 }
 
+fn all_partitions(
+    consumer: &BaseConsumer<Events>,
+    topics: &[Arc<str>],
+) -> Result<Vec<(String, i32)>, KafkaError> {
+    let metadata = consumer.fetch_metadata(None, 5 * CALL)?;
+    let known = metadata
+        .topics()
+        .iter()
+        .filter(|known| topics.iter().any(|topic| **topic == *known.name()));
+    let partitions = known.flat_map(|topic| {
+        topic
+            .partitions()
+            .iter()
+            .map(|p| (topic.name().to_owned(), p.id()))
+    });
+    Ok(partitions.collect())
+}
+
 fn start_offset(position: Option<&Committed>) -> Offset {
     position.map_or(Offset::Beginning, |position| Offset::Offset(position.offset))
 }
@@ -717,16 +818,30 @@ enum Event {
 
 impl Events {
     fn new(waker: Waker) -> Self {
-        Self { queue: Mutex::default(), served: 0.into(), closing: false.into(), waker, log: ClientLog::default() }
+        Self {
+            queue: Mutex::default(),
+            served: 0.into(),
+            closing: false.into(),
+            waker,
+            log: ClientLog::default(),
+        }
     }
 
     fn push(&self, event: Event) {
-        self.queue.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(event);
+        self.queue
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+            .push(event);
         self.waker.wake();
     }
 
     fn take(&self) -> Vec<Event> {
-        std::mem::take(&mut *self.queue.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
+        std::mem::take(
+            &mut *self
+                .queue
+                .lock()
+                .unwrap_or_else(std::sync::PoisonError::into_inner),
+        )
     }
 
     /// How many events have been served in all.
@@ -769,8 +884,11 @@ impl ConsumerContext for Events {
     /// partition is given up here, and forgotten by the lane before it does anything else.
     fn rebalance(&self, consumer: &BaseConsumer<Self>, error: RDKafkaRespErr, list: &mut TopicPartitionList) {
         self.count();
-        let partitions: Vec<(String, i32)> =
-            list.elements().iter().map(|element| (element.topic().to_owned(), element.partition())).collect();
+        let partitions: Vec<(String, i32)> = list
+            .elements()
+            .iter()
+            .map(|element| (element.topic().to_owned(), element.partition()))
+            .collect();
         let closing = self.closing.load(Ordering::SeqCst);
         let result = if error == RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS {
             if closing || partitions.is_empty() {
@@ -832,7 +950,9 @@ struct Said(Option<Instant>);
 impl Said {
     fn is_time(&mut self) -> bool {
         let now = Instant::now();
-        let is_time = self.0.is_none_or(|last| now.duration_since(last) >= Duration::from_secs(30));
+        let is_time = self
+            .0
+            .is_none_or(|last| now.duration_since(last) >= Duration::from_secs(30));
         if is_time {
             self.0 = Some(now);
         }

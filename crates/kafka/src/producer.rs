@@ -35,7 +35,11 @@ impl Producer {
     /// # Errors
     /// When the configuration is not usable.
     pub fn new(settings: &KafkaSettings) -> Result<Self, ProduceError> {
-        settings.producer().create().map(Self).map_err(ProduceError::Configuration)
+        settings
+            .producer()
+            .create()
+            .map(Self)
+            .map_err(ProduceError::Configuration)
     }
 
     /// Writes one record and waits for the broker's acknowledgement; says where the record stands.
@@ -50,9 +54,15 @@ impl Producer {
             record.headers = Some(native_headers(&output.headers));
         }
         let delivered = self.0.send(record, Duration::from_secs(30)).await;
-        let delivery =
-            delivered.map_err(|(source, _)| ProduceError::Delivery { topic: output.topic.to_string(), source })?;
-        Ok(Position { topic: output.topic.clone(), partition: delivery.partition, offset: delivery.offset })
+        let delivery = delivered.map_err(|(source, _)| ProduceError::Delivery {
+            topic: output.topic.to_string(),
+            source,
+        })?;
+        Ok(Position {
+            topic: output.topic.clone(),
+            partition: delivery.partition,
+            offset: delivery.offset,
+        })
     }
 
     /// Waits until all that was sent is acknowledged.
@@ -60,6 +70,9 @@ impl Producer {
     /// # Errors
     /// When it takes longer than `timeout`.
     pub fn flush(&self, timeout: Duration) -> Result<(), ProduceError> {
-        self.0.flush(timeout).map_err(|source| ProduceError::Delivery { topic: "(all)".into(), source })
+        self.0.flush(timeout).map_err(|source| ProduceError::Delivery {
+            topic: "(all)".into(),
+            source,
+        })
     }
 }

@@ -6,8 +6,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use rdkafka::consumer::base_consumer::PartitionQueue;
+use rdkafka::consumer::{BaseConsumer, Consumer as _, DefaultConsumerContext};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::message::Message as _;
 use rdkafka::topic_partition_list::Offset;
 use rdkafka::{ClientConfig, TopicPartitionList};
 use redeliver_core::Record;
@@ -64,9 +66,13 @@ fn client(settings: &KafkaSettings, isolation: &str) -> ClientConfig {
 }
 
 fn partition_count(consumer: &BaseConsumer, topic: &str) -> Result<i32, ReadError> {
-    let metadata =
-        consumer.fetch_metadata(Some(topic), CALL).map_err(kafka("asking for the partitions of a topic"))?;
-    let found = metadata.topics().iter().find(|found| found.name() == topic && !found.partitions().is_empty());
+    let metadata = consumer
+        .fetch_metadata(Some(topic), CALL)
+        .map_err(kafka("asking for the partitions of a topic"))?;
+    let found = metadata
+        .topics()
+        .iter()
+        .find(|found| found.name() == topic && !found.partitions().is_empty());
     let found = found.ok_or_else(|| ReadError::Missing(topic.to_owned()))?;
     Ok(i32::try_from(found.partitions().len()).unwrap_or(i32::MAX))
 }
@@ -86,7 +92,11 @@ impl TopicReader {
     /// # Errors
     /// When the broker does not answer or a topic is missing.
     pub fn new(settings: &KafkaSettings, topics: &[Arc<str>]) -> Result<Self, ReadError> {
-        let make = |isolation| client(settings, isolation).create().map_err(kafka("making a consumer"));
+        let make = |isolation| {
+            client(settings, isolation)
+                .create()
+                .map_err(kafka("making a consumer"))
+        };
         let committed: BaseConsumer = make("read_committed")?;
         let mut positions = BTreeMap::new();
         for topic in topics {
@@ -97,7 +107,10 @@ impl TopicReader {
         Ok(Self {
             committed: Arc::new(committed),
             uncommitted: make("read_uncommitted")?,
-            topics: topics.iter().map(|topic| (topic.to_string(), topic.clone())).collect(),
+            topics: topics
+                .iter()
+                .map(|topic| (topic.to_string(), topic.clone()))
+                .collect(),
             positions,
         })
     }
@@ -113,18 +126,36 @@ impl TopicReader {
         let mut unread = Vec::new();
         for ((topic, partition), position) in &self.positions {
             let end = self.stable_end(topic, *partition, deadline)?;
-            let Some(end) = end.filter(|end| position.to_raw().is_none_or(|at| at < *end)) else { continue };
-            list.add_partition_offset(topic, *partition, *position).map_err(kafka("assigning"))?;
+            let Some(end) = end.filter(|end| position.to_raw().is_none_or(|at| at < *end)) else {
+                continue;
+            };
+            list.add_partition_offset(topic, *partition, *position)
+                .map_err(kafka("assigning"))?;
             // With a queue of its own, a partition's end-of-partition event says whose end it is.
             let queue = self.committed.split_partition_queue(topic, *partition);
             let queue = queue.ok_or_else(|| kafka("splitting a queue")(KafkaError::Canceled))?;
-            unread.push((topic.clone(), *partition, end, queue));
+            unread.push(Unread {
+                topic: topic.clone(),
+                partition: *partition,
+                end,
+                read_to: 0,
+                queue,
+            });
         }
         self.committed.assign(&list).map_err(kafka("assigning"))?;
         while !unread.is_empty() {
             if Instant::now() > deadline {
-                let (topic, partition, end, _) = unread.swap_remove(0);
-                return Err(ReadError::Late { topic, partition, end });
+                let Unread {
+                    topic,
+                    partition,
+                    end,
+                    ..
+                } = unread.swap_remove(0);
+                return Err(ReadError::Late {
+                    topic,
+                    partition,
+                    end,
+                });
             }
             if let Some(Err(source)) = self.committed.poll(Duration::ZERO) {
                 passing(source)?;
@@ -132,13 +163,21 @@ impl TopicReader {
             let mut idle = true;
             let mut index = 0;
             while index < unread.len() {
-                let (topic, partition, end, queue) = &unread[index];
+                let Unread {
+                    topic,
+                    partition,
+                    end,
+                    read_to,
+                    queue,
+                } = &unread[index];
                 let shared = &self.topics[topic];
                 let mut reached = false;
+                let mut next = *read_to;
                 for _ in 0..5000 {
                     match queue.poll(Duration::ZERO) {
                         Some(Ok(message)) => {
                             idle = false;
+                            next = message.offset() + 1;
                             visit(convert::record(&message, shared));
                         }
                         // The end was known before the first fetch, so this end is that one or a later one.
@@ -151,9 +190,12 @@ impl TopicReader {
                     }
                 }
                 if reached {
-                    self.positions.insert((topic.clone(), *partition), Offset::Offset(*end));
+                    // Reading went to the end of that moment, which may lie beyond the one asked for.
+                    self.positions
+                        .insert((topic.clone(), *partition), Offset::Offset(next.max(*end)));
                     unread.swap_remove(index);
                 } else {
+                    unread[index].read_to = next;
                     index += 1;
                 }
             }
@@ -167,22 +209,43 @@ impl TopicReader {
     /// The end of a partition, once no transaction before it is open; nothing when it is empty.
     fn stable_end(&self, topic: &str, partition: i32, deadline: Instant) -> Result<Option<i64>, ReadError> {
         let asking = kafka("asking for the end of a partition");
-        let (low, end) = self.uncommitted.fetch_watermarks(topic, partition, CALL).map_err(&asking)?;
+        let (low, end) = self
+            .uncommitted
+            .fetch_watermarks(topic, partition, CALL)
+            .map_err(&asking)?;
         if end <= low {
             return Ok(None);
         }
         loop {
             // A read_committed client is told the last stable offset instead of the high watermark.
-            let (_, stable) = self.committed.fetch_watermarks(topic, partition, CALL).map_err(&asking)?;
+            let (_, stable) = self
+                .committed
+                .fetch_watermarks(topic, partition, CALL)
+                .map_err(&asking)?;
             if stable >= end {
                 return Ok(Some(stable));
             }
             if Instant::now() > deadline {
-                return Err(ReadError::Late { topic: topic.to_owned(), partition, end });
+                return Err(ReadError::Late {
+                    topic: topic.to_owned(),
+                    partition,
+                    end,
+                });
             }
             std::thread::park_timeout(Duration::from_millis(20));
         }
     }
+}
+
+/// A partition that is being read.
+struct Unread {
+    topic: String,
+    partition: i32,
+    /// The end that was asked for.
+    end: i64,
+    /// Behind the last record that was visited.
+    read_to: i64,
+    queue: PartitionQueue<DefaultConsumerContext>,
 }
 
 /// New records of topics, as they come, in the order in which they come in.
@@ -203,11 +266,15 @@ impl TopicTail {
         let mut list = TopicPartitionList::new();
         for topic in topics {
             for partition in 0..partition_count(&consumer, topic)? {
-                list.add_partition_offset(topic, partition, Offset::Beginning).map_err(kafka("assigning"))?;
+                list.add_partition_offset(topic, partition, Offset::Beginning)
+                    .map_err(kafka("assigning"))?;
             }
         }
         consumer.assign(&list).map_err(kafka("assigning"))?;
-        let topics = topics.iter().map(|topic| (topic.to_string(), topic.clone())).collect();
+        let topics = topics
+            .iter()
+            .map(|topic| (topic.to_string(), topic.clone()))
+            .collect();
         Ok(Self { consumer, topics })
     }
 
@@ -246,10 +313,25 @@ pub fn group_positions(
         list.add_partition_range(topic, 0, partition_count(&consumer, topic)? - 1);
     }
     let asking = kafka("asking for committed offsets");
-    let list = consumer.committed_offsets(list, CALL).map_err(&asking)?;
+    let deadline = Instant::now() + 3 * CALL;
+    let list = loop {
+        // An offset whose transaction is open is not stable yet, which passes.
+        let asked = consumer.committed_offsets(list.clone(), CALL);
+        let settled = asked.and_then(|list| {
+            list.elements()
+                .iter()
+                .try_for_each(rdkafka::topic_partition_list::TopicPartitionListElem::error)?;
+            Ok(list)
+        });
+        match settled {
+            Ok(list) => break list,
+            Err(error) if Instant::now() > deadline => return Err(asking(error)),
+            Err(error) => tracing::debug!(%error, "committed offsets are not known yet"),
+        }
+        std::thread::park_timeout(Duration::from_millis(50));
+    };
     let mut positions = BTreeMap::new();
     for element in list.elements() {
-        element.error().map_err(&asking)?;
         let position = match element.offset() {
             Offset::Offset(offset) => Some(committed(offset, || element.metadata().to_owned())),
             _ => None,

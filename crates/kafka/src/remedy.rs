@@ -24,7 +24,9 @@ pub enum Remedy {
 #[must_use]
 pub fn remedy(error: &KafkaError) -> Remedy {
     match error {
-        KafkaError::ClientConfig(..) | KafkaError::ClientCreation(_) | KafkaError::Nul(_) => Remedy::Misconfigured,
+        KafkaError::ClientConfig(..) | KafkaError::ClientCreation(_) | KafkaError::Nul(_) => {
+            Remedy::Misconfigured
+        }
         KafkaError::Transaction(error) => {
             if is_fenced(error.code()) {
                 Remedy::Fenced

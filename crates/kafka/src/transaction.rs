@@ -43,15 +43,15 @@ pub struct Setback {
     pub remedy: Remedy,
     id: String,
     step: &'static str,
-    #[source]
-    source: KafkaError,
+    // Boxed to keep results small: it is the rare case.
+    source: Box<KafkaError>,
 }
 
 impl Setback {
     /// What the client said.
     #[must_use]
     pub fn into_source(self) -> KafkaError {
-        self.source
+        *self.source
     }
 }
 
@@ -59,7 +59,13 @@ impl Transactions {
     /// Prepares a producer for this transactional id; [`Transactions::recover`] connects it.
     #[must_use]
     pub fn new(config: ClientConfig, id: impl Into<String>, timeout: Duration) -> Self {
-        Self { config, id: id.into(), timeout, producer: None, initialised: false }
+        Self {
+            config,
+            id: id.into(),
+            timeout,
+            producer: None,
+            initialised: false,
+        }
     }
 
     /// Whether a transaction can begin.
@@ -81,7 +87,9 @@ impl Transactions {
             Some(producer) => producer,
             None => {
                 let context = Deliveries::new();
-                let made = self.config.create_with_context::<_, ThreadedProducer<Deliveries>>(context);
+                let made = self
+                    .config
+                    .create_with_context::<_, ThreadedProducer<Deliveries>>(context);
                 let made = made.map_err(|error| self.setback("making the producer", error))?;
                 self.producer.insert(made)
             }
@@ -139,10 +147,15 @@ impl Transactions {
         group: impl FnOnce() -> Option<ConsumerGroupMetadata>,
         deadline: Instant,
     ) -> Result<(), (&'static str, KafkaError)> {
-        let producer = self.producer.as_ref().ok_or(("beginning", KafkaError::Canceled))?;
+        let producer = self
+            .producer
+            .as_ref()
+            .ok_or(("beginning", KafkaError::Canceled))?;
         let deliveries = producer.client().context();
         let number = deliveries.begin();
-        producer.begin_transaction().map_err(|error| ("beginning", error))?;
+        producer
+            .begin_transaction()
+            .map_err(|error| ("beginning", error))?;
         let mut sent = 0;
         for output in outputs {
             send(producer, output, number, deadline).map_err(|error| ("producing", error))?;
@@ -156,8 +169,10 @@ impl Transactions {
             return Err(("delivering", error));
         }
         let group = group().ok_or(("asking for the group", KafkaError::Canceled))?;
-        until(deadline, || producer.send_offsets_to_transaction(offsets, &group, CALL))
-            .map_err(|error| ("adding offsets", error))?;
+        until(deadline, || {
+            producer.send_offsets_to_transaction(offsets, &group, CALL)
+        })
+        .map_err(|error| ("adding offsets", error))?;
         until(deadline, || producer.commit_transaction(CALL)).map_err(|error| ("committing", error))
     }
 
@@ -165,7 +180,10 @@ impl Transactions {
         let producer = self.producer.as_ref().ok_or(KafkaError::Canceled)?;
         // Aborting while the very first request is under way can make the producer unusable (librdkafka
         // issue 4849), so one answer is waited for.
-        producer.client().context().wait_for(1, Instant::now() + Duration::from_secs(1));
+        producer
+            .client()
+            .context()
+            .wait_for(1, Instant::now() + Duration::from_secs(1));
         until(Instant::now() + self.timeout, || producer.abort_transaction(CALL))
     }
 
@@ -175,7 +193,12 @@ impl Transactions {
     }
 
     fn setback(&self, step: &'static str, source: KafkaError) -> Setback {
-        Setback { remedy: remedy(&source), id: self.id.clone(), step, source }
+        Setback {
+            remedy: remedy(&source),
+            id: self.id.clone(),
+            step,
+            source: Box::new(source),
+        }
     }
 }
 
@@ -297,10 +320,10 @@ impl ProducerContext for Deliveries {
             self.failed.store(true, Ordering::SeqCst);
         }
         let reported = self.reported.fetch_add(1, Ordering::SeqCst) + 1;
-        if reported >= self.awaited.load(Ordering::SeqCst) || self.failed.load(Ordering::SeqCst) {
-            if let Some(thread) = &*lock(&self.waiting) {
-                thread.unpark();
-            }
+        if (reported >= self.awaited.load(Ordering::SeqCst) || self.failed.load(Ordering::SeqCst))
+            && let Some(thread) = &*lock(&self.waiting)
+        {
+            thread.unpark();
         }
     }
 }

@@ -44,17 +44,15 @@ impl CommonArgs {
     /// # Errors
     /// When it is wrong; see [`Config::load`].
     pub fn load(&self) -> Result<Config, ConfigError> {
-        Config::load(&Sources::of_process(self.config.clone(), self.set.clone()))
+        self.load_with(Vec::new())
     }
-}
 
-impl CommonArgs {
-    /// Loads the configuration. `overrides` are settings of flags of the service's own, such as `--tier 30s`,
+    /// The effective configuration with `overrides`: settings of flags of the service's own, such as `--tier 30s`,
     /// as dotted keys with values; they win over `--set`.
     ///
     /// # Errors
     /// As [`Config::load`].
-    pub fn load(&self, overrides: Vec<(String, String)>) -> Result<Config, ConfigError> {
+    pub fn load_with(&self, overrides: Vec<(String, String)>) -> Result<Config, ConfigError> {
         let mut flags = self.set.clone();
         flags.extend(overrides);
         Config::load(&Sources::of_process(self.config.clone(), flags))
@@ -89,7 +87,7 @@ where
     F: Future<Output = Result<(), E>>,
     E: Into<BoxError>,
 {
-    let config = match args.load(overrides) {
+    let config = match args.load_with(overrides) {
         Ok(config) => config,
         Err(error) => return report(&error),
     };

@@ -47,11 +47,17 @@ impl<H: Handler> Driver<H> {
         let mut done = Vec::new();
         loop {
             for job in self.exchange.take_jobs() {
-                if job.is_retry { retries.push_back(job) } else { firsts.push_back(job) }
+                if job.is_retry {
+                    retries.push_back(job)
+                } else {
+                    firsts.push_back(job)
+                }
             }
             while running.len() < self.concurrency {
                 // What has waited for its time goes before what has just come.
-                let Some(job) = retries.pop_front().or_else(|| firsts.pop_front()) else { break };
+                let Some(job) = retries.pop_front().or_else(|| firsts.pop_front()) else {
+                    break;
+                };
                 running.push(self.surroundings.clone().attempt(self.handler.clone(), job));
             }
             tokio::select! {
@@ -72,12 +78,18 @@ impl<H: Handler> Driver<H> {
             }
         }
     }
-
 }
 
 impl Surroundings {
     async fn attempt<H: Handler>(self: Arc<Self>, handler: H, job: Job) -> Done {
-        let Job { assignment, offset, record, arrival, wanted, .. } = job;
+        let Job {
+            assignment,
+            offset,
+            record,
+            arrival,
+            wanted,
+            ..
+        } = job;
         let record = Arc::new(record);
         let (outcome, trace) = if wanted.load(Ordering::SeqCst) {
             let span = AttemptSpan::start(&self.tracer, &self.pipeline, &record, &arrival);
@@ -92,7 +104,7 @@ impl Surroundings {
             let call = AssertUnwindSafe(handler.oneshot(attempt)).catch_unwind();
             let outcome = match call.await {
                 Ok(Ok(outcome)) => outcome,
-                Ok(Err(error)) => Outcome::Failed(failed(error.into())),
+                Ok(Err(error)) => Outcome::Failed(failed(&error.into())),
                 Err(panic) => Outcome::Failed(panicked(&*panic)),
             };
             self.metrics.handling.observe(began.elapsed().as_secs_f64());
@@ -104,13 +116,24 @@ impl Surroundings {
         };
         let record = Arc::try_unwrap(record).unwrap_or_else(|shared| (*shared).clone());
         let now = self.clock.now();
-        let routing =
-            route(&self.pipeline, record, &arrival, outcome, trace.as_ref(), now, fastrand::f64());
-        Done { assignment, offset, routing }
+        let routing = route(
+            &self.pipeline,
+            record,
+            &arrival,
+            outcome,
+            trace.as_ref(),
+            now,
+            fastrand::f64(),
+        );
+        Done {
+            assignment,
+            offset,
+            routing,
+        }
     }
 }
 
-fn failed(error: BoxError) -> Failure {
+fn failed(error: &BoxError) -> Failure {
     Failure::transient("handler.error", bounded_text(&error.to_string(), MESSAGE_LIMIT))
 }
 

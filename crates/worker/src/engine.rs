@@ -43,7 +43,10 @@ pub(crate) struct Exchange {
 
 impl Exchange {
     pub(crate) fn new(waker: Waker) -> Self {
-        Self { waker, ..Self::default() }
+        Self {
+            waker,
+            ..Self::default()
+        }
     }
 
     /// Takes everything that has arrived.
@@ -104,7 +107,8 @@ impl Engine {
 
 impl Processor for Engine {
     fn assigned(&mut self, assignment: AssignmentId, _topic: &Arc<str>, _partition: i32) {
-        self.assignments.insert(assignment, Arc::new(AtomicBool::new(true)));
+        self.assignments
+            .insert(assignment, Arc::new(AtomicBool::new(true)));
     }
 
     fn revoked(&mut self, assignment: AssignmentId) {
@@ -119,7 +123,9 @@ impl Processor for Engine {
     }
 
     fn accept(&mut self, assignment: AssignmentId, record: Record, now: Timestamp) {
-        let Some(wanted) = self.assignments.get(&assignment) else { return };
+        let Some(wanted) = self.assignments.get(&assignment) else {
+            return;
+        };
         self.in_flight += 1;
         let offset = record.position.offset;
         match Arrival::read(&self.pipeline, &record) {
@@ -133,7 +139,11 @@ impl Processor for Engine {
             }),
             Err(failure) => {
                 let routing = route::reject(&self.pipeline, record, &failure, now);
-                self.finished.push(Done { assignment, offset, routing });
+                self.finished.push(Done {
+                    assignment,
+                    offset,
+                    routing,
+                });
             }
         }
     }
@@ -141,7 +151,9 @@ impl Processor for Engine {
     fn accepted_all(&mut self) {
         lock(&self.exchange.inbox).append(&mut self.accepted);
         self.exchange.arrived.notify_one();
-        self.metrics.in_flight.set(i64::try_from(self.in_flight).unwrap_or(i64::MAX));
+        self.metrics
+            .in_flight
+            .set(i64::try_from(self.in_flight).unwrap_or(i64::MAX));
     }
 
     fn finish(&mut self, _now: Timestamp, limit: usize, turn: &mut Turn) {
@@ -157,7 +169,9 @@ impl Processor for Engine {
             }
         }
         if count > 0 {
-            self.metrics.in_flight.set(i64::try_from(self.in_flight).unwrap_or(i64::MAX));
+            self.metrics
+                .in_flight
+                .set(i64::try_from(self.in_flight).unwrap_or(i64::MAX));
         }
     }
 

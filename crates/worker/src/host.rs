@@ -23,6 +23,8 @@ use crate::metrics::{LaneFamilies, WorkerFamilies};
 pub struct Host {
     /// The configuration.
     pub config: Arc<Config>,
+    /// How Kafka is reached.
+    pub kafka: KafkaSettings,
     /// Where the time comes from.
     pub clock: Arc<dyn Clock>,
     /// Supervised tasks and threads.
@@ -51,6 +53,7 @@ impl Host {
             workers: WorkerFamilies::register(&mut registry),
             tasks: Tasks::new(start.shutdown),
             health: Health::new(),
+            kafka: kafka_settings(&start.config),
             config: start.config,
             tracer: start.tracer,
             admin: start.admin,
@@ -94,8 +97,11 @@ impl Host {
             config: self.config.clone(),
             shutdown: self.tasks.shutdown().clone(),
         };
-        self.tasks.spawn_attendant("admin", admin::serve(self.admin, admin));
-        self.tasks.run_until_shutdown(self.config.shutdown.grace.duration()).await
+        self.tasks
+            .spawn_attendant("admin", admin::serve(self.admin, admin));
+        self.tasks
+            .run_until_shutdown(self.config.shutdown.grace.duration())
+            .await
     }
 }
 
@@ -103,7 +109,12 @@ impl Host {
 #[must_use]
 pub fn kafka_settings(config: &Config) -> KafkaSettings {
     KafkaSettings {
-        properties: config.kafka.properties.iter().map(|(k, v)| (k.to_owned(), v.to_owned())).collect(),
+        properties: config
+            .kafka
+            .properties
+            .iter()
+            .map(|(k, v)| (k.to_owned(), v.to_owned()))
+            .collect(),
         static_membership: config.static_membership(),
         session_timeout: config.kafka.session_timeout.duration(),
         transaction_timeout: config.kafka.transaction_timeout.duration(),

@@ -16,8 +16,9 @@ use redeliver_kafka::remedy::Remedy;
 use redeliver_runtime::health::Part;
 
 /// Upper bounds in seconds, from half a millisecond to a minute.
-pub const SECONDS: [f64; 16] =
-    [0.0005, 0.001, 0.002, 0.005, 0.008, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0];
+pub const SECONDS: [f64; 16] = [
+    0.0005, 0.001, 0.002, 0.005, 0.008, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0,
+];
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct PipelineClass {
@@ -66,23 +67,44 @@ impl WorkerFamilies {
             handling: Family::new_with_constructor(seconds),
             in_flight: Family::default(),
         };
-        registry.register("worker_succeeded", "Records handled successfully", families.succeeded.clone());
-        registry.register("worker_retried", "Failed attempts that wait for another, by error class", families.retried.clone());
-        registry.register("worker_dead", "Records sent to the dead-letter topic, by error class", families.dead.clone());
+        registry.register(
+            "worker_succeeded",
+            "Records handled successfully",
+            families.succeeded.clone(),
+        );
+        registry.register(
+            "worker_retried",
+            "Failed attempts that wait for another, by error class",
+            families.retried.clone(),
+        );
+        registry.register(
+            "worker_dead",
+            "Records sent to the dead-letter topic, by error class",
+            families.dead.clone(),
+        );
         registry.register(
             "worker_handling_seconds",
             "Time a handler took for one attempt",
             families.handling.clone(),
         );
-        registry.register("worker_in_flight", "Records read and not yet committed, per lane", families.in_flight.clone());
+        registry.register(
+            "worker_in_flight",
+            "Records read and not yet committed, per lane",
+            families.in_flight.clone(),
+        );
         families
     }
 
     pub(crate) fn of(&self, pipeline: &str) -> WorkerMetrics {
-        let label = PipelineLabel { pipeline: pipeline.to_owned() };
+        let label = PipelineLabel {
+            pipeline: pipeline.to_owned(),
+        };
         let by_class = |family: &Family<PipelineClass, Counter>| {
             ErrorClass::ALL.map(|class| {
-                let label = PipelineClass { pipeline: pipeline.to_owned(), class: class.as_str() };
+                let label = PipelineClass {
+                    pipeline: pipeline.to_owned(),
+                    class: class.as_str(),
+                };
                 family.get_or_create(&label).clone()
             })
         };
@@ -140,16 +162,36 @@ impl LaneFamilies {
             partitions: Family::default(),
             blocked: Family::default(),
         };
-        registry.register("lane_transactions", "Committed transactions", families.transactions.clone());
-        registry.register("lane_outputs", "Records written in committed transactions", families.outputs.clone());
-        registry.register("lane_completed", "Records whose offsets were committed", families.completed.clone());
+        registry.register(
+            "lane_transactions",
+            "Committed transactions",
+            families.transactions.clone(),
+        );
+        registry.register(
+            "lane_outputs",
+            "Records written in committed transactions",
+            families.outputs.clone(),
+        );
+        registry.register(
+            "lane_completed",
+            "Records whose offsets were committed",
+            families.completed.clone(),
+        );
         registry.register(
             "lane_transaction_seconds",
             "Time from beginning a transaction to its commit",
             families.duration.clone(),
         );
-        registry.register("lane_setbacks", "Failed transactions, by what mended them", families.setbacks.clone());
-        registry.register("lane_partitions", "Partitions assigned now", families.partitions.clone());
+        registry.register(
+            "lane_setbacks",
+            "Failed transactions, by what mended them",
+            families.setbacks.clone(),
+        );
+        registry.register(
+            "lane_partitions",
+            "Partitions assigned now",
+            families.partitions.clone(),
+        );
         registry.register(
             "lane_window_full",
             "Times a partition took no more records because its lowest one is not done",
@@ -161,7 +203,9 @@ impl LaneFamilies {
     /// The observer of one lane, which also keeps a part of the process's readiness.
     #[must_use]
     pub fn observer(&self, lane: &str, part: Part) -> Arc<dyn LaneObserver> {
-        let label = LaneLabel { lane: lane.to_owned() };
+        let label = LaneLabel {
+            lane: lane.to_owned(),
+        };
         Arc::new(LaneMetrics {
             lane: lane.to_owned(),
             transactions: self.transactions.get_or_create(&label).clone(),
@@ -212,7 +256,12 @@ impl LaneObserver for LaneMetrics {
             Remedy::Fenced => "fenced",
             Remedy::Misconfigured => "misconfigured",
         };
-        self.setbacks.get_or_create(&LaneRemedy { lane: self.lane.clone(), remedy }).inc();
+        self.setbacks
+            .get_or_create(&LaneRemedy {
+                lane: self.lane.clone(),
+                remedy,
+            })
+            .inc();
     }
 
     fn assigned(&self, partitions: usize) {

@@ -20,7 +20,10 @@ impl AttemptSpan {
         let mut span = tracer.start(name, SpanKind::Consumer, parent.as_ref(), None);
         span.set("messaging.system", "kafka");
         span.set("messaging.destination.name", record.position.topic.to_string());
-        span.set("messaging.destination.partition.id", record.position.partition.to_string());
+        span.set(
+            "messaging.destination.partition.id",
+            record.position.partition.to_string(),
+        );
         span.set("messaging.kafka.offset", record.position.offset);
         span.set("redeliver.attempt", i64::from(arrival.failed_attempts) + 1);
         span.set("redeliver.origin", arrival.origin.id());

@@ -65,7 +65,9 @@ pub async fn ensure(
             Err(error @ TopologyError::Unreachable { .. }) => {
                 if said.is_none_or(|said| said.elapsed() >= SAY_EVERY) {
                     said = Some(std::time::Instant::now());
-                    let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+                    let cause = std::error::Error::source(&error)
+                        .map(ToString::to_string)
+                        .unwrap_or_default();
                     tracing::warn!(brokers = kafka.brokers, error = %error, cause, "kafka does not answer; trying again");
                 }
                 tokio::select! {
@@ -78,7 +80,11 @@ pub async fn ensure(
     }
 }
 
-async fn look(config: &Config, kafka: &KafkaSettings, spec: &TopologySpec) -> Result<Vec<Finding>, TopologyError> {
+async fn look(
+    config: &Config,
+    kafka: &KafkaSettings,
+    spec: &TopologySpec,
+) -> Result<Vec<Finding>, TopologyError> {
     if config.kafka.topics.create {
         let applied = topology::apply(&kafka.client(), spec, LOOK).await?;
         for topic in applied.iter().filter(|topic| topic.created) {
@@ -90,10 +96,20 @@ async fn look(config: &Config, kafka: &KafkaSettings, spec: &TopologySpec) -> Re
 }
 
 fn judge(findings: Vec<Finding>) -> Result<(), TopicsError> {
-    let (errors, warnings): (Vec<_>, Vec<_>) =
-        findings.into_iter().partition(|finding| finding.severity == Severity::Error);
+    let (errors, warnings): (Vec<_>, Vec<_>) = findings
+        .into_iter()
+        .partition(|finding| finding.severity == Severity::Error);
     for warning in warnings {
-        tracing::warn!(topic = &*warning.topic, problem = warning.problem, remedy = warning.remedy, "topic");
+        tracing::warn!(
+            topic = &*warning.topic,
+            problem = warning.problem,
+            remedy = warning.remedy,
+            "topic"
+        );
     }
-    if errors.is_empty() { Ok(()) } else { Err(TopicsError::Unsound(errors)) }
+    if errors.is_empty() {
+        Ok(())
+    } else {
+        Err(TopicsError::Unsound(errors))
+    }
 }

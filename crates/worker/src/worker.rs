@@ -49,7 +49,12 @@ pub fn spawn<H: Handler>(host: &mut Host, spec: &WorkerSpec, handler: &H) -> io:
         let name = format!("worker-{}-{lane}", spec.pipeline.name);
         let waker = Waker::new();
         let exchange = Arc::new(Exchange::new(waker.clone()));
-        let engine = Engine::new(spec.pipeline.clone(), exchange.clone(), metrics.clone(), spec.in_flight);
+        let engine = Engine::new(
+            spec.pipeline.clone(),
+            exchange.clone(),
+            metrics.clone(),
+            spec.in_flight,
+        );
         let driver = Driver {
             handler: handler.clone(),
             exchange,
@@ -71,7 +76,13 @@ pub fn spawn<H: Handler>(host: &mut Host, spec: &WorkerSpec, handler: &H) -> io:
             batch: spec.batch,
             grace: spec.grace,
         };
-        host.spawn_lane(spec.kafka.clone(), lane, waker, engine, Some(lane_ended.drop_guard()))?;
+        host.spawn_lane(
+            spec.kafka.clone(),
+            lane,
+            waker,
+            engine,
+            Some(lane_ended.drop_guard()),
+        )?;
     }
     Ok(())
 }

@@ -14,7 +14,7 @@ use anyhow::Context as _;
 use redeliver_core::Pipeline;
 use redeliver_runtime::cli::Start;
 use redeliver_runtime::config::{HttpConfig, OutputConfig, PipelineConfig, ResponseMode};
-use redeliver_worker::host::{Host, kafka_settings, lane_grace};
+use redeliver_worker::host::{Host, lane_grace};
 use redeliver_worker::{WorkerSpec, topics};
 
 use crate::http::{HttpHandler, HttpSettings, ResponseUse, TlsFiles};
@@ -27,9 +27,11 @@ use crate::output_choice::OutputChoice;
 pub async fn run(start: Start) -> anyhow::Result<()> {
     let mut host = Host::new("enricher", start);
     let served = host.config.enricher_pipelines();
-    let pipelines: Vec<Pipeline> = served.iter().map(|(name, pipeline)| pipeline.pipeline(name)).collect();
-    let kafka = kafka_settings(&host.config);
-    topics::ensure(&host.config, &kafka, &pipelines, host.tasks.shutdown()).await?;
+    let pipelines: Vec<Pipeline> = served
+        .iter()
+        .map(|(name, pipeline)| pipeline.pipeline(name))
+        .collect();
+    topics::ensure(&host.config, &host.kafka, &pipelines, host.tasks.shutdown()).await?;
     mount(&mut host)?;
     Ok(host.run().await?)
 }
@@ -42,10 +44,11 @@ pub fn mount(host: &mut Host) -> anyhow::Result<()> {
     let config = host.config.clone();
     for (name, pipeline) in config.enricher_pipelines() {
         let Some(http) = &pipeline.http else { continue };
-        let handler = HttpHandler::new(settings(http, pipeline)).with_context(|| format!("pipelines.{name}"))?;
+        let handler =
+            HttpHandler::new(settings(http, pipeline)).with_context(|| format!("pipelines.{name}"))?;
         let spec = WorkerSpec {
             pipeline: Arc::new(pipeline.pipeline(name)),
-            kafka: kafka_settings(&config),
+            kafka: host.kafka.clone(),
             lanes: config.kafka.lanes as usize,
             batch: config.kafka.batch as usize,
             concurrency: http.concurrency as usize,
@@ -70,8 +73,16 @@ fn settings(http: &HttpConfig, pipeline: &PipelineConfig) -> HttpSettings {
         },
         max_response_bytes: usize::try_from(http.max_response_bytes).unwrap_or(usize::MAX),
         max_retry_after: http.max_retry_after.duration(),
-        headers: http.headers.iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
-        header_files: http.header_files.iter().map(|(name, path)| (name.clone(), path.clone())).collect(),
+        headers: http
+            .headers
+            .iter()
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .collect(),
+        header_files: http
+            .header_files
+            .iter()
+            .map(|(name, path)| (name.clone(), path.clone()))
+            .collect(),
         classification: http.classification(),
         tls: TlsFiles {
             ca_file: http.tls.ca_file.clone(),
@@ -81,7 +92,11 @@ fn settings(http: &HttpConfig, pipeline: &PipelineConfig) -> HttpSettings {
         output: match &pipeline.output {
             Some(OutputConfig::Chosen(chosen)) => OutputChoice::ByField {
                 pointer: chosen.pointer.clone(),
-                topics: chosen.topics.iter().map(|(value, topic)| (value.clone(), topic.as_str().into())).collect(),
+                topics: chosen
+                    .topics
+                    .iter()
+                    .map(|(value, topic)| (value.clone(), topic.as_str().into()))
+                    .collect(),
                 otherwise: Some(chosen.default.as_str().into()),
             },
             Some(OutputConfig::Topic(_)) | None => OutputChoice::Default,

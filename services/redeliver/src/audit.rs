@@ -33,16 +33,26 @@ pub(crate) fn main(args: &AuditArgs) -> ExitCode {
         Ok(config) => config,
         Err(error) => return report(&error),
     };
-    if let Some(unknown) = args.pipeline.iter().find(|name| !config.pipelines.contains_key(*name)) {
+    if let Some(unknown) = args
+        .pipeline
+        .iter()
+        .find(|name| !config.pipelines.contains_key(*name))
+    {
         let known: Vec<&str> = config.pipelines.keys().map(String::as_str).collect();
-        eprintln!("error: --pipeline: there is no pipeline `{unknown}`; there are: {}", known.join(", "));
+        eprintln!(
+            "error: --pipeline: there is no pipeline `{unknown}`; there are: {}",
+            known.join(", ")
+        );
         return ExitCode::from(EXIT_USAGE);
     }
     let settings = kafka_settings(&config);
     let mut clean = true;
     for (pipeline, check) in chosen(&config, &args.pipeline) {
-        let options =
-            AuditOptions { output: check, timeout: Duration::from(args.timeout), ..AuditOptions::default() };
+        let options = AuditOptions {
+            output: check,
+            timeout: Duration::from(args.timeout),
+            ..AuditOptions::default()
+        };
         let found = match audit(&settings, &pipeline, &options) {
             Ok(found) => found,
             Err(error) => return report(&error),
@@ -57,12 +67,19 @@ pub(crate) fn main(args: &AuditArgs) -> ExitCode {
             println!("{found}");
         }
     }
-    if clean { ExitCode::SUCCESS } else { ExitCode::from(EXIT_FAILURE) }
+    if clean {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(EXIT_FAILURE)
+    }
 }
 
 /// The pipelines to audit, and what may differ between a record and its result.
 fn chosen(config: &Config, names: &[String]) -> Vec<(Pipeline, OutputCheck)> {
-    let chosen = config.pipelines.iter().filter(|(name, _)| names.is_empty() || names.contains(name));
+    let chosen = config
+        .pipelines
+        .iter()
+        .filter(|(name, _)| names.is_empty() || names.contains(name));
     let with_check = chosen.map(|(name, pipeline)| {
         let check = match pipeline.http.as_ref().map(|http| http.response) {
             Some(ResponseMode::Keep) => OutputCheck::Unchanged,

@@ -18,7 +18,7 @@ use redeliver_runtime::Config;
 use redeliver_runtime::cli::{Start, report};
 use redeliver_runtime::telemetry::{self, Identity};
 use redeliver_runtime::{admin, shutdown};
-use redeliver_worker::host::{Host, kafka_settings};
+use redeliver_worker::host::Host;
 use tokio::net::TcpListener;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
@@ -41,13 +41,21 @@ pub(crate) struct DevArgs {
 
 impl Default for DevArgs {
     fn default() -> Self {
-        Self { rate: 2.0, admin: SocketAddr::from(([127, 0, 0, 1], 9464)), log: "error".to_owned() }
+        Self {
+            rate: 2.0,
+            admin: SocketAddr::from(([127, 0, 0, 1], 9464)),
+            log: "error".to_owned(),
+        }
     }
 }
 
 fn rate(text: &str) -> Result<f64, String> {
     let rate: f64 = text.parse().map_err(|_| "write a number, such as 2".to_owned())?;
-    if (0.1..=1000.0).contains(&rate) { Ok(rate) } else { Err("is out of range; 0.1 to 1000".to_owned()) }
+    if (0.1..=1000.0).contains(&rate) {
+        Ok(rate)
+    } else {
+        Err("is out of range; 0.1 to 1000".to_owned())
+    }
 }
 
 /// The demonstration's pipeline.
@@ -68,13 +76,24 @@ pub(crate) fn main(args: DevArgs) -> ExitCode {
 
 async fn run(args: DevArgs) -> anyhow::Result<()> {
     let began = Instant::now();
-    let endpoint = TcpListener::bind("127.0.0.1:0").await.context("listening for the demo endpoint")?;
-    let outline = Pipeline { output: Some("docs-enriched".into()), ..Pipeline::new(PIPELINE) };
-    let topics: Vec<_> =
-        outline.topics().into_iter().map(|(topic, _)| (topic.to_string(), PARTITIONS)).collect();
+    let endpoint = TcpListener::bind("127.0.0.1:0")
+        .await
+        .context("listening for the demo endpoint")?;
+    let outline = Pipeline {
+        output: Some("docs-enriched".into()),
+        ..Pipeline::new(PIPELINE)
+    };
+    let topics: Vec<_> = outline
+        .topics()
+        .into_iter()
+        .map(|(topic, _)| (topic.to_string(), PARTITIONS))
+        .collect();
     let broker = EmbeddedBroker::start(&topics)?;
     let config = Config::from_yaml(&demo_config(broker.brokers(), endpoint.local_addr()?, &args))?;
-    let identity = Identity { service: "redeliver-dev", instance: &config.instance };
+    let identity = Identity {
+        service: "redeliver-dev",
+        instance: &config.instance,
+    };
     let telemetry = telemetry::init(&config.telemetry, identity)?;
     let listener = match admin::bind(&config.admin).await {
         Err(admin::AdminError::InUse(_)) => {
@@ -94,7 +113,8 @@ async fn run(args: DevArgs) -> anyhow::Result<()> {
         admin: listener,
     };
     let mut host = Host::new("redeliver-dev", start);
-    let kafka = kafka_settings(&host.config);
+    host.kafka.takes_all_partitions = true;
+    let kafka = host.kafka.clone();
     redeliver_enricher::mount(&mut host)?;
     redeliver_retry_tier::mount(&mut host)?;
 
@@ -107,14 +127,22 @@ async fn run(args: DevArgs) -> anyhow::Result<()> {
         let ended = ended.clone();
         move || narrator.run(&ended)
     })?;
-    host.tasks.spawn("demo-endpoint", endpoint::serve(endpoint, stop.clone()));
+    host.tasks
+        .spawn("demo-endpoint", endpoint::serve(endpoint, stop.clone()));
     greet(broker.brokers(), admin_address);
-    host.tasks.spawn("demo-producer", produce(kafka, args.rate, stop.clone()));
+    host.tasks
+        .spawn("demo-producer", produce(kafka, args.rate, stop.clone()));
     host.tasks.spawn("summary", summarise(totals.clone(), stop));
     let result = host.run().await;
     ended.cancel();
-    narration.join().map_err(|_| anyhow::anyhow!("the narrator panicked"))??;
-    println!("\nended after {:.0} s: {}", began.elapsed().as_secs_f64(), line(&totals));
+    narration
+        .join()
+        .map_err(|_| anyhow::anyhow!("the narrator panicked"))??;
+    println!(
+        "\nended after {:.0} s: {}",
+        began.elapsed().as_secs_f64(),
+        line(&totals)
+    );
     telemetry.shutdown().await;
     Ok(result?)
 }

@@ -31,7 +31,10 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    match Args::parse().command.unwrap_or_else(|| Command::Dev(dev::DevArgs::default())) {
+    match Args::parse()
+        .command
+        .unwrap_or_else(|| Command::Dev(dev::DevArgs::default()))
+    {
         Command::Dev(args) => dev::main(args),
         Command::Topics(args) => topics::main(&args),
         Command::Audit(args) => audit::main(&args),

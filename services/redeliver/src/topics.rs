@@ -46,13 +46,15 @@ pub(crate) fn main(args: &TopicsArgs) -> ExitCode {
         Err(error) => return report(&error),
     };
     let result = match &args.verb {
-        Verb::Apply(_) => runtime.block_on(topology::apply(&client, &spec, TIMEOUT)).map(|applied| {
-            for topic in &applied {
-                let what = if topic.created { "created" } else { "exists" };
-                println!("{what:<8} {}", topic.topic);
-            }
-            applied.into_iter().flat_map(|topic| topic.findings).collect()
-        }),
+        Verb::Apply(_) => runtime
+            .block_on(topology::apply(&client, &spec, TIMEOUT))
+            .map(|applied| {
+                for topic in &applied {
+                    let what = if topic.created { "created" } else { "exists" };
+                    println!("{what:<8} {}", topic.topic);
+                }
+                applied.into_iter().flat_map(|topic| topic.findings).collect()
+            }),
         Verb::Check(_) => runtime.block_on(topology::check(&client, &spec, TIMEOUT)),
     };
     match result {
@@ -63,7 +65,11 @@ pub(crate) fn main(args: &TopicsArgs) -> ExitCode {
 
 /// All configured pipelines.
 pub(crate) fn pipelines(config: &Config) -> Vec<Pipeline> {
-    config.pipelines.iter().map(|(name, pipeline)| pipeline.pipeline(name)).collect()
+    config
+        .pipelines
+        .iter()
+        .map(|(name, pipeline)| pipeline.pipeline(name))
+        .collect()
 }
 
 fn judge(findings: &[Finding], topics: usize) -> ExitCode {

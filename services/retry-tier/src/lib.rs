@@ -15,12 +15,12 @@ use redeliver_core::{Pipeline, Span, pipeline};
 use redeliver_kafka::{LaneSpec, Waker};
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::Start;
-use redeliver_worker::host::{Host, kafka_settings, lane_grace};
+use redeliver_worker::host::{Host, lane_grace};
 use redeliver_worker::topics;
 
 use crate::metrics::TierFamilies;
-use crate::relay::Relay;
 pub use crate::relay::LookAhead;
+use crate::relay::Relay;
 
 /// Runs the service until it is told to stop.
 ///
@@ -30,8 +30,7 @@ pub async fn run(start: Start) -> anyhow::Result<()> {
     let mut host = Host::new("retry-tier", start);
     let pipelines = served(&host.config);
     let pipelines: Vec<Pipeline> = pipelines.iter().map(|pipeline| (**pipeline).clone()).collect();
-    let kafka = kafka_settings(&host.config);
-    topics::ensure(&host.config, &kafka, &pipelines, host.tasks.shutdown()).await?;
+    topics::ensure(&host.config, &host.kafka, &pipelines, host.tasks.shutdown()).await?;
     mount(&mut host)?;
     Ok(host.run().await?)
 }
@@ -60,7 +59,7 @@ pub fn mount(host: &mut Host) -> anyhow::Result<()> {
                 batch: config.kafka.batch as usize,
                 grace: lane_grace(&config),
             };
-            host.spawn_lane(kafka_settings(&config), spec, Waker::new(), relay, None)?;
+            host.spawn_lane(host.kafka.clone(), spec, Waker::new(), relay, None)?;
         }
     }
     Ok(())
@@ -69,10 +68,19 @@ pub fn mount(host: &mut Host) -> anyhow::Result<()> {
 /// The pipelines that have at least one of the served tiers.
 fn served(config: &Config) -> Vec<Arc<Pipeline>> {
     let tiers = config.served_tiers();
-    let pipelines = config.pipelines.iter().map(|(name, pipeline)| Arc::new(pipeline.pipeline(name)));
-    pipelines.filter(|pipeline| pipeline.policy.tiers().iter().any(|tier| tiers.contains(tier))).collect()
+    let pipelines = config
+        .pipelines
+        .iter()
+        .map(|(name, pipeline)| Arc::new(pipeline.pipeline(name)));
+    pipelines
+        .filter(|pipeline| pipeline.policy.tiers().iter().any(|tier| tiers.contains(tier)))
+        .collect()
 }
 
 fn having(pipelines: &[Arc<Pipeline>], tier: Span) -> Vec<Arc<Pipeline>> {
-    pipelines.iter().filter(|pipeline| pipeline.policy.tiers().contains(&tier)).cloned().collect()
+    pipelines
+        .iter()
+        .filter(|pipeline| pipeline.policy.tiers().contains(&tier))
+        .cloned()
+        .collect()
 }

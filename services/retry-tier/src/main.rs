@@ -22,5 +22,10 @@ struct Args {
 fn main() -> ExitCode {
     let args = Args::parse();
     let tiers = (!args.tier.is_empty()).then(|| ("retry_tier.tiers".to_owned(), args.tier.join(",")));
-    main_with("retry-tier", &args.common, tiers.into_iter().collect(), redeliver_retry_tier::run)
+    main_with(
+        "retry-tier",
+        &args.common,
+        tiers.into_iter().collect(),
+        redeliver_retry_tier::run,
+    )
 }

@@ -33,14 +33,26 @@ impl TierFamilies {
             held: Family::default(),
             lateness: Family::new_with_constructor(|| Histogram::new(SECONDS)),
         };
-        registry.register("tier_released", "Records released when due", families.released.clone());
-        registry.register("tier_rejected", "Malformed records sent to the dead-letter topic", families.rejected.clone());
+        registry.register(
+            "tier_released",
+            "Records released when due",
+            families.released.clone(),
+        );
+        registry.register(
+            "tier_rejected",
+            "Malformed records sent to the dead-letter topic",
+            families.rejected.clone(),
+        );
         registry.register(
             "tier_moved",
             "Records moved to the end of the tier that fits their remaining wait",
             families.moved.clone(),
         );
-        registry.register("tier_held", "Waiting records held in memory, a bounded look-ahead", families.held.clone());
+        registry.register(
+            "tier_held",
+            "Waiting records held in memory, a bounded look-ahead",
+            families.held.clone(),
+        );
         registry.register(
             "tier_lateness_seconds",
             "Time from a record's due time to the commit that released it",
@@ -50,7 +62,9 @@ impl TierFamilies {
     }
 
     pub(crate) fn of(&self, tier: Span) -> TierMetrics {
-        let label = TierLabel { tier: tier.to_string() };
+        let label = TierLabel {
+            tier: tier.to_string(),
+        };
         TierMetrics {
             released: self.released.get_or_create(&label).clone(),
             rejected: self.rejected.get_or_create(&label).clone(),

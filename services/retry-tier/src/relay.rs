@@ -105,15 +105,27 @@ impl Relay {
     }
 
     fn held(&self) -> usize {
-        self.partitions.values().map(|partition| partition.window.len()).sum()
+        self.partitions
+            .values()
+            .map(|partition| partition.window.len())
+            .sum()
     }
 }
 
 impl Processor for Relay {
     fn assigned(&mut self, assignment: AssignmentId, topic: &Arc<str>, _partition: i32) {
         // A lane is only ever assigned partitions of topics it subscribed to.
-        let Some(source) = self.sources.get(topic).cloned() else { return };
-        self.partitions.insert(assignment, Partition { source, window: Window::default(), searched: None });
+        let Some(source) = self.sources.get(topic).cloned() else {
+            return;
+        };
+        self.partitions.insert(
+            assignment,
+            Partition {
+                source,
+                window: Window::default(),
+                searched: None,
+            },
+        );
         self.order.push(assignment);
     }
 
@@ -124,7 +136,9 @@ impl Processor for Relay {
     }
 
     fn capacity(&self, assignment: AssignmentId) -> usize {
-        let Some(partition) = self.partitions.get(&assignment) else { return 0 };
+        let Some(partition) = self.partitions.get(&assignment) else {
+            return 0;
+        };
         if partition.window.bytes() >= self.look_ahead.bytes {
             return 0;
         }
@@ -132,7 +146,9 @@ impl Processor for Relay {
     }
 
     fn accept(&mut self, assignment: AssignmentId, record: Record, now: Timestamp) {
-        let Some(partition) = self.partitions.get_mut(&assignment) else { return };
+        let Some(partition) = self.partitions.get_mut(&assignment) else {
+            return;
+        };
         let source = &partition.source;
         match lock_of(source, &record, now) {
             Ok(due) => partition.window.push(Waiting { due, record }),
@@ -156,13 +172,18 @@ impl Processor for Relay {
         let count = self.order.len();
         for step in 0..count {
             let assignment = self.order[(self.next + step) % count];
-            let Some(partition) = self.partitions.get_mut(&assignment) else { continue };
+            let Some(partition) = self.partitions.get_mut(&assignment) else {
+                continue;
+            };
             while turn.completed.len() < limit {
-                let Some(waiting) = partition.window.pop_due(now) else { break };
+                let Some(waiting) = partition.window.pop_due(now) else {
+                    break;
+                };
                 self.in_turn.dues.push(waiting.due);
                 trace_wait(&self.tracer, self.tier, &waiting, now);
                 turn.completed.push((assignment, waiting.record.position.offset));
-                turn.outputs.push(forward(waiting.record, partition.source.return_topic.clone()));
+                turn.outputs
+                    .push(forward(waiting.record, partition.source.return_topic.clone()));
             }
             let full = partition.window.len() >= self.look_ahead.records
                 || partition.window.bytes() >= self.look_ahead.bytes;
@@ -184,11 +205,16 @@ impl Processor for Relay {
         }
         self.metrics.rejected.inc_by(self.in_turn.rejected);
         self.metrics.moved.inc_by(self.in_turn.moved);
-        self.metrics.held.set(i64::try_from(self.held()).unwrap_or(i64::MAX));
+        self.metrics
+            .held
+            .set(i64::try_from(self.held()).unwrap_or(i64::MAX));
     }
 
     fn next_due(&self) -> Option<Timestamp> {
-        self.partitions.values().filter_map(|partition| partition.window.next_due()).min()
+        self.partitions
+            .values()
+            .filter_map(|partition| partition.window.next_due())
+            .min()
     }
 
     fn is_busy(&self) -> bool {
@@ -199,7 +225,9 @@ impl Processor for Relay {
 
 impl Partition {
     fn may_search(&mut self, now: Timestamp) -> bool {
-        let may = self.searched.is_none_or(|last| now.since(last) >= SEARCH_INTERVAL.duration() || now < last);
+        let may = self
+            .searched
+            .is_none_or(|last| now.since(last) >= SEARCH_INTERVAL.duration() || now < last);
         if may {
             self.searched = Some(now);
         }
@@ -237,10 +265,17 @@ fn trace_wait(tracer: &Tracer, tier: Span, waiting: &Waiting, now: Timestamp) {
         return;
     }
     let record = &waiting.record;
-    let Some(parent) = span_context(&record.headers) else { return };
+    let Some(parent) = span_context(&record.headers) else {
+        return;
+    };
     let failed_at = record.headers.last(headers::ERROR_TIMESTAMP);
     let failed_at = failed_at.and_then(|text| std::str::from_utf8(text).ok()?.parse().ok());
-    let mut span = tracer.start(format!("wait {tier}"), SpanKind::Internal, Some(&parent), failed_at);
+    let mut span = tracer.start(
+        format!("wait {tier}"),
+        SpanKind::Internal,
+        Some(&parent),
+        failed_at,
+    );
     span.set("messaging.system", "kafka");
     span.set("messaging.destination.name", record.position.topic.to_string());
     span.set("redeliver.due", waiting.due.to_string());
@@ -248,7 +283,12 @@ fn trace_wait(tracer: &Tracer, tier: Span, waiting: &Waiting, now: Timestamp) {
 }
 
 fn forward(record: Record, topic: Arc<str>) -> Output {
-    Output { topic, key: record.key, value: record.value, headers: record.headers }
+    Output {
+        topic,
+        key: record.key,
+        value: record.value,
+        headers: record.headers,
+    }
 }
 
 #[cfg(test)]

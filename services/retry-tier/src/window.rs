@@ -92,7 +92,10 @@ impl Window {
     pub(crate) fn take(&mut self, limit: usize, is_chosen: impl Fn(Timestamp) -> bool) -> Vec<Waiting> {
         let mut taken = Vec::new();
         let mut kept = Vec::with_capacity(self.len());
-        let all = self.in_order.drain(..).chain(self.stragglers.drain().map(|straggler| straggler.0));
+        let all = self
+            .in_order
+            .drain(..)
+            .chain(self.stragglers.drain().map(|straggler| straggler.0));
         for waiting in all {
             if taken.len() < limit && is_chosen(waiting.due) {
                 taken.push(waiting);
@@ -130,14 +133,21 @@ mod tests {
 
     fn waiting(due: i64, offset: i64) -> Waiting {
         let record = Record {
-            position: Position { topic: "t".into(), partition: 0, offset },
+            position: Position {
+                topic: "t".into(),
+                partition: 0,
+                offset,
+            },
             timestamp: None,
             key: None,
             value: Some(vec![0; 10].into()),
             headers: Headers::new(),
             unreadable_headers: 0,
         };
-        Waiting { due: Timestamp::from_millis(due), record }
+        Waiting {
+            due: Timestamp::from_millis(due),
+            record,
+        }
     }
 
     proptest! {

@@ -35,7 +35,11 @@ impl Bench {
         };
         let transactions = Transactions::new(settings.transactional_producer("errors"), "errors", timeout);
         let consumer: BaseConsumer = settings.consumer("group", "member").create().unwrap();
-        Self { cluster, transactions, consumer }
+        Self {
+            cluster,
+            transactions,
+            consumer,
+        }
     }
 
     fn recover(&mut self) {
@@ -56,9 +60,12 @@ impl Bench {
             headers: Headers::new(),
         };
         let mut offsets = TopicPartitionList::new();
-        offsets.add_partition_offset("from", 0, Offset::Offset(1)).unwrap();
+        offsets
+            .add_partition_offset("from", 0, Offset::Offset(1))
+            .unwrap();
         let consumer = &self.consumer;
-        self.transactions.write([output].iter(), &offsets, || consumer.group_metadata())
+        self.transactions
+            .write([output].iter(), &offsets, || consumer.group_metadata())
     }
 
     fn inject(&self, api: RDKafkaApiKey, error: RDKafkaRespErr, times: usize) {
@@ -87,37 +94,89 @@ use RDKafkaRespErr as E;
 #[test]
 fn what_passes_by_itself_is_retried_within_the_transaction() {
     check(Api::EndTxn, E::RD_KAFKA_RESP_ERR_CONCURRENT_TRANSACTIONS, None);
-    check(Api::EndTxn, E::RD_KAFKA_RESP_ERR_COORDINATOR_LOAD_IN_PROGRESS, None);
+    check(
+        Api::EndTxn,
+        E::RD_KAFKA_RESP_ERR_COORDINATOR_LOAD_IN_PROGRESS,
+        None,
+    );
     check(Api::TxnOffsetCommit, E::RD_KAFKA_RESP_ERR_NOT_COORDINATOR, None);
-    check(Api::AddOffsetsToTxn, E::RD_KAFKA_RESP_ERR_COORDINATOR_NOT_AVAILABLE, None);
-    check(Api::AddPartitionsToTxn, E::RD_KAFKA_RESP_ERR_CONCURRENT_TRANSACTIONS, None);
+    check(
+        Api::AddOffsetsToTxn,
+        E::RD_KAFKA_RESP_ERR_COORDINATOR_NOT_AVAILABLE,
+        None,
+    );
+    check(
+        Api::AddPartitionsToTxn,
+        E::RD_KAFKA_RESP_ERR_CONCURRENT_TRANSACTIONS,
+        None,
+    );
     check(Api::Produce, E::RD_KAFKA_RESP_ERR_NOT_LEADER_FOR_PARTITION, None);
 }
 
 #[test]
 fn a_stale_member_of_the_group_aborts() {
-    check(Api::TxnOffsetCommit, E::RD_KAFKA_RESP_ERR_ILLEGAL_GENERATION, Some(Remedy::Abort));
-    check(Api::TxnOffsetCommit, E::RD_KAFKA_RESP_ERR_UNKNOWN_MEMBER_ID, Some(Remedy::Abort));
-    check(Api::AddOffsetsToTxn, E::RD_KAFKA_RESP_ERR_GROUP_AUTHORIZATION_FAILED, Some(Remedy::Abort));
+    check(
+        Api::TxnOffsetCommit,
+        E::RD_KAFKA_RESP_ERR_ILLEGAL_GENERATION,
+        Some(Remedy::Abort),
+    );
+    check(
+        Api::TxnOffsetCommit,
+        E::RD_KAFKA_RESP_ERR_UNKNOWN_MEMBER_ID,
+        Some(Remedy::Abort),
+    );
+    check(
+        Api::AddOffsetsToTxn,
+        E::RD_KAFKA_RESP_ERR_GROUP_AUTHORIZATION_FAILED,
+        Some(Remedy::Abort),
+    );
 }
 
 #[test]
 fn a_refused_record_aborts() {
-    check(Api::Produce, E::RD_KAFKA_RESP_ERR_MSG_SIZE_TOO_LARGE, Some(Remedy::Abort));
-    check(Api::Produce, E::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED, Some(Remedy::Abort));
+    check(
+        Api::Produce,
+        E::RD_KAFKA_RESP_ERR_MSG_SIZE_TOO_LARGE,
+        Some(Remedy::Abort),
+    );
+    check(
+        Api::Produce,
+        E::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED,
+        Some(Remedy::Abort),
+    );
 }
 
 #[test]
 fn a_producer_whose_epoch_is_over_is_replaced() {
-    check(Api::EndTxn, E::RD_KAFKA_RESP_ERR_INVALID_PRODUCER_EPOCH, Some(Remedy::Fenced));
-    check(Api::AddOffsetsToTxn, E::RD_KAFKA_RESP_ERR_INVALID_PRODUCER_EPOCH, Some(Remedy::Fenced));
-    check(Api::AddPartitionsToTxn, E::RD_KAFKA_RESP_ERR_INVALID_PRODUCER_EPOCH, Some(Remedy::Fenced));
+    check(
+        Api::EndTxn,
+        E::RD_KAFKA_RESP_ERR_INVALID_PRODUCER_EPOCH,
+        Some(Remedy::Fenced),
+    );
+    check(
+        Api::AddOffsetsToTxn,
+        E::RD_KAFKA_RESP_ERR_INVALID_PRODUCER_EPOCH,
+        Some(Remedy::Fenced),
+    );
+    check(
+        Api::AddPartitionsToTxn,
+        E::RD_KAFKA_RESP_ERR_INVALID_PRODUCER_EPOCH,
+        Some(Remedy::Fenced),
+    );
 }
 
 #[test]
 fn a_fatal_error_replaces_the_producer() {
-    check(Api::EndTxn, E::RD_KAFKA_RESP_ERR_INVALID_TXN_STATE, Some(Remedy::Rebuild));
-    check(Api::AddOffsetsToTxn, E::RD_KAFKA_RESP_ERR_TRANSACTIONAL_ID_AUTHORIZATION_FAILED, Some(Remedy::Rebuild));
+    check(
+        Api::EndTxn,
+        E::RD_KAFKA_RESP_ERR_INVALID_TXN_STATE,
+        Some(Remedy::Rebuild),
+    );
+    check(
+        Api::AddOffsetsToTxn,
+        E::RD_KAFKA_RESP_ERR_TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        Some(Remedy::Rebuild),
+    );
 }
 
 #[test]
@@ -136,7 +195,11 @@ fn a_transaction_of_unknown_outcome_is_resolved_by_a_new_producer() {
 #[test]
 fn a_broker_that_is_not_ready_is_waited_for() {
     let mut bench = Bench::new();
-    bench.inject(Api::InitProducerId, E::RD_KAFKA_RESP_ERR_COORDINATOR_LOAD_IN_PROGRESS, 3);
+    bench.inject(
+        Api::InitProducerId,
+        E::RD_KAFKA_RESP_ERR_COORDINATOR_LOAD_IN_PROGRESS,
+        3,
+    );
     bench.recover();
     bench.write().unwrap();
 }
@@ -144,7 +207,9 @@ fn a_broker_that_is_not_ready_is_waited_for() {
 #[test]
 fn a_configuration_that_cannot_work_is_named_at_once() {
     let mut config = ClientConfig::new();
-    config.set("bootstrap.servers", "127.0.0.1:1").set("no.such.property", "1");
+    config
+        .set("bootstrap.servers", "127.0.0.1:1")
+        .set("no.such.property", "1");
     let mut transactions = Transactions::new(config, "wrong", Duration::from_secs(1));
     let setback = transactions.recover(Duration::from_secs(1)).unwrap_err();
     assert_eq!(setback.remedy, Remedy::Misconfigured);

@@ -30,7 +30,14 @@ struct Copy {
 
 impl Copy {
     fn new(to: &str, hold_odd: bool, accepted: Arc<AtomicU64>) -> Self {
-        Self { to: to.into(), live: HashSet::new(), even: vec![], odd: vec![], hold_odd, accepted }
+        Self {
+            to: to.into(),
+            live: HashSet::new(),
+            even: vec![],
+            odd: vec![],
+            hold_odd,
+            accepted,
+        }
     }
 }
 
@@ -51,7 +58,11 @@ impl Processor for Copy {
 
     fn accept(&mut self, assignment: AssignmentId, record: Record, _now: Timestamp) {
         self.accepted.fetch_add(1, Ordering::SeqCst);
-        let is_even = record.value.as_ref().and_then(|value| value.last()).is_some_and(|last| last % 2 == 0);
+        let is_even = record
+            .value
+            .as_ref()
+            .and_then(|value| value.last())
+            .is_some_and(|last| last % 2 == 0);
         if is_even { &mut self.even } else { &mut self.odd }.push((assignment, record));
     }
 
@@ -109,10 +120,21 @@ fn start(settings: KafkaSettings, group: &str, from: &str, to: &str, hold_odd: b
     let stop = CancellationToken::new();
     let accepted = Arc::new(AtomicU64::new(0));
     let copy = Copy::new(to, hold_odd, accepted.clone());
-    let lane =
-        Lane::new(settings, spec, Arc::new(SystemClock), Arc::new(Quiet), Waker::new(), stop.clone(), copy);
+    let lane = Lane::new(
+        settings,
+        spec,
+        Arc::new(SystemClock),
+        Arc::new(Quiet),
+        Waker::new(),
+        stop.clone(),
+        copy,
+    );
     let thread = std::thread::spawn(move || lane.run());
-    Running { stop, thread, accepted }
+    Running {
+        stop,
+        thread,
+        accepted,
+    }
 }
 
 fn counts(settings: &KafkaSettings, topic: &str) -> BTreeMap<String, u32> {
@@ -152,12 +174,19 @@ async fn every_record_is_copied_once_and_offsets_follow() {
     let lane = start(settings.clone(), &group, &from, &to, false);
     eventually("all are copied", Duration::from_secs(30), || {
         let copied = counts(&settings, &to).len();
-        if copied == 2000 { Ok(()) } else { Err(format!("{copied} of 2000")) }
+        if copied == 2000 {
+            Ok(())
+        } else {
+            Err(format!("{copied} of 2000"))
+        }
     });
     lane.stop();
     assert!(counts(&settings, &to).values().all(|count| *count == 1));
     let positions = group_positions(&settings, &group, &[from.as_str().into()]).unwrap();
-    let committed: i64 = positions.values().map(|position| position.as_ref().unwrap().offset).sum();
+    let committed: i64 = positions
+        .values()
+        .map(|position| position.as_ref().unwrap().offset)
+        .sum();
     assert_eq!(committed, 2000);
 }
 
@@ -171,15 +200,27 @@ async fn what_is_done_behind_an_unfinished_record_is_not_done_again_after_a_rest
     let lane = start(settings.clone(), &group, &from, &to, true);
     eventually("the even ones are copied", Duration::from_secs(30), || {
         let copied = counts(&settings, &to).len();
-        if copied == 100 { Ok(()) } else { Err(format!("{copied} of 100")) }
+        if copied == 100 {
+            Ok(())
+        } else {
+            Err(format!("{copied} of 100"))
+        }
     });
     lane.stop();
     let lane = start(settings.clone(), &group, &from, &to, false);
     eventually("all are copied", Duration::from_secs(30), || {
         let copied = counts(&settings, &to).len();
-        if copied == 200 { Ok(()) } else { Err(format!("{copied} of 200")) }
+        if copied == 200 {
+            Ok(())
+        } else {
+            Err(format!("{copied} of 200"))
+        }
     });
-    assert_eq!(lane.accepted.load(Ordering::SeqCst), 100, "only what was not done is handled again");
+    assert_eq!(
+        lane.accepted.load(Ordering::SeqCst),
+        100,
+        "only what was not done is handled again"
+    );
     lane.stop();
     assert!(counts(&settings, &to).values().all(|count| *count == 1));
 }
@@ -201,7 +242,11 @@ async fn lanes_come_and_go_and_every_record_is_copied_once() {
     fill(&admin, &from, 7000..8000).await;
     eventually("all are copied", Duration::from_secs(60), || {
         let copied = counts(&admin, &to).len();
-        if copied == 8000 { Ok(()) } else { Err(format!("{copied} of 8000")) }
+        if copied == 8000 {
+            Ok(())
+        } else {
+            Err(format!("{copied} of 8000"))
+        }
     });
     second.stop();
     third.stop();

@@ -27,6 +27,10 @@ pub(crate) async fn create_topic(settings: &KafkaSettings, topic: &str, partitio
             i32::try_from(found.partitions().len()) == Ok(partitions)
                 && found.partitions().iter().all(|partition| partition.leader() >= 0)
         });
-        if ready { Ok(()) } else { Err("not all leaders are known".to_owned()) }
+        if ready {
+            Ok(())
+        } else {
+            Err("not all leaders are known".to_owned())
+        }
     });
 }

@@ -113,6 +113,7 @@ impl Config {
             findings.wrong("instance", format!("`{}` {rule}", self.instance));
         }
         findings.inside("kafka", |at| self.kafka.check(at));
+        self.check_retention(findings);
         findings.inside("pipelines", |at| {
             for (name, pipeline) in &self.pipelines {
                 at.inside(name, |at| pipeline.check(name, at));
@@ -128,6 +129,21 @@ impl Config {
         findings.inside("admin", |at| self.admin.check(at));
         findings.inside("telemetry", |at| self.telemetry.check(at));
         findings.inside("shutdown", |at| self.shutdown.check(at));
+    }
+
+    /// A record that waits longer than its topic keeps it is lost.
+    fn check_retention(&self, findings: &mut Findings<'_>) {
+        let topics = &self.kafka.topics;
+        let longest = self.tiers().last().copied().unwrap_or_default();
+        if topics.create && topics.retention.duration() < longest.duration().saturating_mul(2) {
+            let problem = format!(
+                "{} is too short for the tier {longest}: keep records at least twice as long as they wait",
+                topics.retention
+            );
+            findings.inside("kafka", |at| {
+                at.inside("topics", |at| at.wrong("retention", problem));
+            });
+        }
     }
 
     fn check_served(&self, served: &ServedPipelines, needs_endpoint: bool, findings: &mut Findings<'_>) {

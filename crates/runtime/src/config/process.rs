@@ -4,6 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use redeliver_core::Span;
 use serde::{Deserialize, Serialize};
+use tracing_subscriber::EnvFilter;
 
 use super::http::check_url;
 use super::problem::Findings;
@@ -117,11 +118,7 @@ impl AdminConfig {
 
 impl TelemetryConfig {
     pub(super) fn check(&self, findings: &mut Findings<'_>) {
-        if tracing_subscriber::EnvFilter::builder()
-            .parse(&self.level)
-            .is_err()
-            || self.level.trim().is_empty()
-        {
+        if !is_level(&self.level) {
             let problem = format!(
                 "`{}` is not a level: write error, warn, info, debug or trace",
                 self.level
@@ -143,5 +140,34 @@ impl TelemetryConfig {
 impl ShutdownConfig {
     pub(super) fn check(&self, findings: &mut Findings<'_>) {
         findings.range("grace", self.grace, Span::from_millis(0)..=Span::from_secs(3_600));
+    }
+}
+
+/// Whether a text says what is logged. A bare word must be a level: the filter itself would take a misspelled
+/// one for the name of a module, and log nothing.
+fn is_level(text: &str) -> bool {
+    const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+    let is_known = |part: &str| part.contains(['=', '[']) || LEVELS.contains(&part.to_lowercase().as_str());
+    text.split(',').all(|part| is_known(part.trim())) && EnvFilter::builder().parse(text).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_level;
+
+    #[test]
+    fn a_misspelled_level_is_not_taken_for_a_module() {
+        for right in [
+            "info",
+            "WARN",
+            "off",
+            "info,redeliver_kafka=debug",
+            "warn,h2=error",
+        ] {
+            assert!(is_level(right), "{right}");
+        }
+        for wrong in ["", "inof", "info,", "info,redeliver_kafka", "my=loud"] {
+            assert!(!is_level(wrong), "{wrong}");
+        }
     }
 }

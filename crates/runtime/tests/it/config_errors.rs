@@ -165,6 +165,11 @@ fn values_out_of_range_and_contradictions_are_refused() {
          info,redeliver_kafka=debug (redeliver.yaml line 1)",
     );
     check(
+        "kafka: { topics: { create: true, retention: 1h } }\npipelines: { p: { retry: { tiers: [45m] } } }",
+        "kafka.topics.retention: 1h is too short for the tier 45m: keep records at least twice as long as they wait \
+         (redeliver.yaml line 1)",
+    );
+    check(
         "admin: { listen: '0.0.0.0:9464' }",
         "admin.listen: 0.0.0.0:9464 can be reached from other machines, and nothing asks for a password there: \
          write 127.0.0.1, or set admin.allow_remote: true (redeliver.yaml line 1)",

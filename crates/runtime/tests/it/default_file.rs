@@ -76,11 +76,6 @@ fn the_values_of_the_example_pipeline_are_the_defaults() {
 #[test]
 fn the_default_file_has_every_key() {
     let text = with_example();
-    let written = text
-        .lines()
-        .filter(|line| !line.trim_start().starts_with('#'))
-        .collect::<Vec<_>>()
-        .join("\n");
     let document = load(&text, &[], &[]).unwrap().to_json();
     let mut keys = 0;
     for pointer in mappings(&document) {
@@ -97,10 +92,9 @@ fn the_default_file_has_every_key() {
             .unwrap_or_else(|| panic!("{error}"));
         let known: BTreeSet<&str> = known.rsplit_once(" (").unwrap().0.split(", ").collect();
         for key in known {
-            assert!(
-                written.contains(&format!("{key}:")),
-                "{pointer}: {key} is not in the default file"
-            );
+            let line = format!("{}{key}:", "  ".repeat(pointer.matches('/').count()));
+            let written = text.lines().any(|written| written.starts_with(&line));
+            assert!(written, "{pointer}: {key} is not in the default file");
             keys += 1;
         }
     }

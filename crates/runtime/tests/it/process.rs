@@ -8,13 +8,14 @@ use std::sync::Arc;
 use clap::Parser;
 use redeliver_core::SystemClock;
 use redeliver_runtime::admin::{self, Admin};
-use redeliver_runtime::cli::{CommonArgs, Start, main_with};
+use redeliver_runtime::cli::{CommonArgs, EXIT_FAILURE, EXIT_USAGE, Start, main_with};
 use redeliver_runtime::health::Health;
 use redeliver_runtime::metrics;
 use redeliver_runtime::tasks::{TaskError, Tasks};
 
 const ARGUMENTS: &str = "RUNTIME_TEST_CHILD";
 
+/// A small service for tests.
 #[derive(Parser)]
 struct Args {
     #[command(flatten)]
@@ -25,7 +26,6 @@ struct Args {
 }
 
 #[test]
-#[expect(clippy::exit, reason = "the process is a service from here on, not a test")]
 fn child() {
     let Ok(arguments) = std::env::var(ARGUMENTS) else {
         return;
@@ -34,7 +34,17 @@ fn child() {
     let args = Args::parse_from(std::iter::once("child").chain(arguments));
     let conduct = args.conduct.clone();
     let code = main_with("child", &args.common, Vec::new(), |start| run(start, conduct));
-    std::process::exit(i32::from(code != ExitCode::SUCCESS) * if code == ExitCode::from(2) { 2 } else { 1 });
+    let known = [
+        (ExitCode::SUCCESS, 0),
+        (ExitCode::from(EXIT_FAILURE), 1),
+        (ExitCode::from(EXIT_USAGE), 2),
+    ];
+    std::process::exit(
+        known
+            .iter()
+            .find(|(known, _)| *known == code)
+            .map_or(99, |(_, number)| *number),
+    );
 }
 
 async fn run(start: Start, conduct: String) -> Result<(), TaskError> {
@@ -177,6 +187,16 @@ fn the_configuration_is_checked_and_printed_on_request() {
     assert_eq!(code, Some(0));
     assert!(
         stdout.contains("  lanes: 3\n") && !stdout.contains("hunter2"),
+        "{stdout}"
+    );
+}
+
+#[test]
+fn help_is_about_the_service() {
+    let (code, stdout, _) = output(&["--help"]);
+    assert_eq!(code, Some(0));
+    assert!(
+        stdout.contains("A small service for tests\n") && !stdout.contains("flatten"),
         "{stdout}"
     );
 }

@@ -38,7 +38,9 @@ fn fate(number: u64) -> Fate {
 pub(super) async fn serve(listener: TcpListener, shutdown: CancellationToken) -> std::io::Result<()> {
     let calls: Arc<Mutex<HashMap<String, u32>>> = Arc::default();
     let app = Router::new().route("/enrich", post(enrich)).with_state(calls);
-    axum::serve(listener, app).with_graceful_shutdown(shutdown.cancelled_owned()).await
+    axum::serve(listener, app)
+        .with_graceful_shutdown(shutdown.cancelled_owned())
+        .await
 }
 
 async fn enrich(
@@ -51,7 +53,11 @@ async fn enrich(
         Err(error) => return (StatusCode::BAD_REQUEST, format!("not JSON: {error}")),
     };
     let number = document["number"].as_u64().unwrap_or(0);
-    let key = headers.get("idempotency-key").and_then(|key| key.to_str().ok()).unwrap_or_default().to_owned();
+    let key = headers
+        .get("idempotency-key")
+        .and_then(|key| key.to_str().ok())
+        .unwrap_or_default()
+        .to_owned();
     let call = {
         let mut calls = calls.lock().unwrap_or_else(PoisonError::into_inner);
         let call = calls.entry(key.clone()).or_insert(0);
@@ -62,9 +68,10 @@ async fn enrich(
         Fate::Busy(times) if call <= times => (StatusCode::SERVICE_UNAVAILABLE, "busy".to_owned()),
         Fate::Hopeless => (StatusCode::SERVICE_UNAVAILABLE, "busy".to_owned()),
         Fate::Refused => (StatusCode::UNPROCESSABLE_ENTITY, "refused".to_owned()),
-        Fate::Fine | Fate::Busy(_) => {
-            (StatusCode::OK, serde_json::json!({ "number": number, "enriched": true }).to_string())
-        }
+        Fate::Fine | Fate::Busy(_) => (
+            StatusCode::OK,
+            serde_json::json!({ "number": number, "enriched": true }).to_string(),
+        ),
     };
     if answer.0 == StatusCode::OK || answer.0 == StatusCode::UNPROCESSABLE_ENTITY {
         // Nobody asks again.

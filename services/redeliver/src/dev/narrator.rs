@@ -40,7 +40,12 @@ impl Totals {
         let mut lateness = self.lateness.clone();
         lateness.sort_unstable();
         if let (Some(middle), Some(worst)) = (lateness.get(lateness.len() / 2), lateness.last()) {
-            let _ = write!(line, ", none early, late by p50 {} ms, max {} ms", middle.as_millis(), worst.as_millis());
+            let _ = write!(
+                line,
+                ", none early, late by p50 {} ms, max {} ms",
+                middle.as_millis(),
+                worst.as_millis()
+            );
         }
         line
     }
@@ -54,6 +59,8 @@ pub(super) struct Narrator {
     began: Instant,
 }
 
+/// How long records are gathered before they are told in order.
+const MOMENT: Duration = Duration::from_millis(100);
 /// How many latenesses are kept for the summary.
 const KEPT: usize = 10_000;
 
@@ -65,22 +72,52 @@ impl Narrator {
         began: Instant,
     ) -> Result<Self, ReadError> {
         let topics: Vec<Arc<str>> = pipeline.topics().into_iter().map(|(topic, _)| topic).collect();
-        Ok(Self { tail: TopicTail::new(settings, &topics)?, pipeline, totals, began })
+        Ok(Self {
+            tail: TopicTail::new(settings, &topics)?,
+            pipeline,
+            totals,
+            began,
+        })
     }
 
     /// Prints what happens until the token is cancelled. Blocks its thread.
     pub(super) fn run(mut self, shutdown: &CancellationToken) -> Result<(), ReadError> {
         let roles = self.pipeline.topics();
         while !shutdown.is_cancelled() {
-            let Some(record) = self.tail.next(Duration::from_millis(50))? else { continue };
-            let role = roles.iter().find(|(topic, _)| *topic == record.position.topic).map(|(_, role)| *role);
-            if let Some(sentence) = role.and_then(|role| self.observe(role, &record)) {
-                let at = self.began.elapsed().as_secs_f64();
-                let name = record.key.as_deref().map(String::from_utf8_lossy).unwrap_or_default();
-                println!("{at:7.1}s  {name:<8} {sentence}");
+            for record in self.gather()? {
+                let role = roles.iter().find(|(topic, _)| *topic == record.position.topic);
+                if let Some(sentence) = role.and_then(|(_, role)| self.observe(*role, &record)) {
+                    let at = self.began.elapsed().as_secs_f64();
+                    let name = record
+                        .key
+                        .as_deref()
+                        .map(String::from_utf8_lossy)
+                        .unwrap_or_default();
+                    println!("{at:7.1}s  {name:<8} {sentence}");
+                }
             }
         }
         Ok(())
+    }
+
+    /// What comes within a moment, in the order in which it was written: topics are read side by side.
+    fn gather(&mut self) -> Result<Vec<Record>, ReadError> {
+        let mut records = Vec::new();
+        let until = Instant::now() + MOMENT;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            match self.tail.next(left)? {
+                Some(record) if records.len() < 1000 => records.push(record),
+                Some(record) => {
+                    records.push(record);
+                    break;
+                }
+                None if left.is_zero() => break,
+                None => {}
+            }
+        }
+        records.sort_by_key(|record| record.timestamp);
+        Ok(records)
     }
 
     fn observe(&self, role: TopicRole, record: &Record) -> Option<String> {

@@ -19,15 +19,32 @@ struct Bench {
 impl Bench {
     fn new(look_ahead: usize) -> Self {
         let metrics = TierFamilies::register(&mut Registry::default()).of(TIER);
-        let look_ahead = LookAhead { records: look_ahead, bytes: usize::MAX };
-        let mut relay = Relay::new(TIER, &[Arc::new(Pipeline::new("docs"))], look_ahead, Arc::new(metrics), Tracer::off());
+        let look_ahead = LookAhead {
+            records: look_ahead,
+            bytes: usize::MAX,
+        };
+        let mut relay = Relay::new(
+            TIER,
+            &[Arc::new(Pipeline::new("docs"))],
+            look_ahead,
+            Arc::new(metrics),
+            Tracer::off(),
+        );
         let assignment = AssignmentId::for_tests(0, 1);
         relay.assigned(assignment, &"docs-retry-5s".into(), 0);
-        Self { relay, assignment, offset: 0 }
+        Self {
+            relay,
+            assignment,
+            offset: 0,
+        }
     }
 
     fn accept(&mut self, headers: Headers) {
-        let position = Position { topic: "docs-retry-5s".into(), partition: 0, offset: self.offset };
+        let position = Position {
+            topic: "docs-retry-5s".into(),
+            partition: 0,
+            offset: self.offset,
+        };
         let record = Record {
             position,
             timestamp: Some(NOW),
@@ -45,14 +62,22 @@ impl Bench {
         self.relay.finish(now, usize::MAX, &mut turn);
         assert_eq!(turn.outputs.len(), turn.completed.len());
         self.relay.committed(now);
-        turn.outputs.into_iter().map(|output| (output.topic.to_string(), output.headers)).collect()
+        turn.outputs
+            .into_iter()
+            .map(|output| (output.topic.to_string(), output.headers))
+            .collect()
     }
 }
 
 fn waiting_until(due: Timestamp) -> Headers {
     let mut list = Headers::new();
     list.push("user", Some(&[0xff, 0x00]));
-    let origin = Origin { topic: "docs".into(), partition: 0, offset: 7, timestamp: Some(NOW) };
+    let origin = Origin {
+        topic: "docs".into(),
+        partition: 0,
+        offset: 7,
+        timestamp: Some(NOW),
+    };
     headers::write_lineage(&mut list, "docs", &origin, 1);
     list.push_text(headers::PROCESS_AFTER, &due.to_string());
     list.push_text(headers::RETURN_TOPIC, "docs-retry-due");
@@ -71,7 +96,10 @@ fn a_record_leaves_when_it_is_due_and_not_a_millisecond_before() {
     let just_before = Timestamp::from_millis(in_seconds(5).as_millis() - 1);
     assert!(bench.finish(just_before).is_empty());
     let released = bench.finish(in_seconds(5));
-    assert_eq!(released, [("docs-retry-due".to_owned(), waiting_until(in_seconds(5)))]);
+    assert_eq!(
+        released,
+        [("docs-retry-due".to_owned(), waiting_until(in_seconds(5)))]
+    );
     assert_eq!(bench.relay.next_due(), None);
 }
 
@@ -100,7 +128,10 @@ fn a_window_full_of_long_waits_moves_them_to_their_tier() {
     let moved: Vec<String> = bench.finish(NOW).into_iter().map(|(topic, _)| topic).collect();
     assert_eq!(moved, ["docs-retry-1m", "docs-retry-30s"]);
     assert_eq!(bench.relay.capacity(bench.assignment), 2);
-    assert!(bench.finish(NOW).is_empty(), "what waits less than its tier stays");
+    assert!(
+        bench.finish(NOW).is_empty(),
+        "what waits less than its tier stays"
+    );
 }
 
 #[test]
