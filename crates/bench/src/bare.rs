@@ -12,6 +12,7 @@ use rdkafka::error::KafkaError;
 use rdkafka::message::{BorrowedMessage, DeliveryResult, Message as _};
 use rdkafka::producer::{BaseRecord, Producer as _, ProducerContext, ThreadedProducer};
 use rdkafka::topic_partition_list::Offset;
+use rdkafka::types::RDKafkaErrorCode;
 use rdkafka::{ClientContext, TopicPartitionList};
 
 struct Failures(Arc<AtomicBool>);
@@ -87,9 +88,7 @@ pub(crate) fn copy(
             loop {
                 match producer.send(record) {
                     Ok(()) => break,
-                    Err((KafkaError::MessageProduction(code), back))
-                        if code == rdkafka::types::RDKafkaErrorCode::QueueFull =>
-                    {
+                    Err((KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull), back)) => {
                         record = back;
                         std::thread::yield_now();
                     }

@@ -80,6 +80,23 @@ impl Broker {
         Ok(())
     }
 
+    /// Creates the topics of a pipeline.
+    pub(crate) async fn create_for(
+        &self,
+        pipeline: &redeliver_core::Pipeline,
+        partitions: i32,
+    ) -> anyhow::Result<()> {
+        let topics = pipeline.topics();
+        let names: Vec<&str> = topics.iter().map(|(topic, _)| &**topic).collect();
+        self.create(&names, partitions).await
+    }
+
+    pub(crate) async fn delete_of(&self, pipeline: &redeliver_core::Pipeline) -> anyhow::Result<()> {
+        let topics = pipeline.topics();
+        let names: Vec<&str> = topics.iter().map(|(topic, _)| &**topic).collect();
+        self.delete(&names).await
+    }
+
     /// Deletes the topics of a measurement, so that the next one does not share its disk.
     pub(crate) async fn delete(&self, topics: &[&str]) -> anyhow::Result<()> {
         let admin: AdminClient<DefaultClientContext> = self.client().create()?;
@@ -105,6 +122,24 @@ impl Broker {
             .set("partitioner", "murmur2_random")
             .create()?;
         Ok(Filler(Arc::new(producer)))
+    }
+
+    /// A read_committed consumer of a whole topic.
+    pub(crate) fn tail(&self, topic: &str, partitions: i32) -> anyhow::Result<BaseConsumer> {
+        let consumer: BaseConsumer = self
+            .client()
+            .set("group.id", self.name("tail"))
+            .set("isolation.level", "read_committed")
+            .set("fetch.wait.max.ms", "5")
+            .set("fetch.queue.backoff.ms", "1")
+            .set("enable.auto.commit", "false")
+            .create()?;
+        let mut list = rdkafka::TopicPartitionList::new();
+        for partition in 0..partitions {
+            list.add_partition_offset(topic, partition, rdkafka::Offset::Beginning)?;
+        }
+        consumer.assign(&list)?;
+        Ok(consumer)
     }
 
     /// How many offsets a topic has in use, as a read_committed consumer may see them.

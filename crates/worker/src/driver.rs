@@ -48,9 +48,9 @@ impl<H: Handler> Driver<H> {
         loop {
             for job in self.exchange.take_jobs() {
                 if job.is_retry {
-                    retries.push_back(job)
+                    retries.push_back(job);
                 } else {
-                    firsts.push_back(job)
+                    firsts.push_back(job);
                 }
             }
             while running.len() < self.concurrency {

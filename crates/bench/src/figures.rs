@@ -1,0 +1,57 @@
+//! Figures: one JSON line each while measuring, and a Markdown table at the end.
+
+use std::time::Duration;
+
+/// Collects rows of a table.
+#[derive(Default)]
+pub(crate) struct Figures(Vec<(String, String)>);
+
+impl Figures {
+    /// A figure with its unit, as text.
+    pub(crate) fn add(&mut self, name: impl Into<String>, value: impl Into<String>) {
+        let (name, value) = (name.into(), value.into());
+        println!("{}", serde_json::json!({ "figure": name, "value": value }));
+        self.0.push((name, value));
+    }
+
+    pub(crate) fn table(&self) -> String {
+        let rows = self
+            .0
+            .iter()
+            .map(|(name, value)| format!("| {name} | {value} |\n"));
+        format!("\n| figure | value |\n|---|---|\n{}", rows.collect::<String>())
+    }
+}
+
+/// Records per second, rounded.
+pub(crate) fn rate(count: usize, took: Duration) -> f64 {
+    count as f64 / took.as_secs_f64()
+}
+
+pub(crate) fn per_second(rate: f64) -> String {
+    format!("{rate:.0}/s")
+}
+
+pub(crate) fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted[sorted.len() / 2]
+}
+
+/// Percentiles of milliseconds.
+pub(crate) fn spread(mut millis: Vec<f64>) -> String {
+    if millis.is_empty() {
+        return "nothing measured".to_owned();
+    }
+    millis.sort_by(f64::total_cmp);
+    let at = |share: f64| millis[((millis.len() - 1) as f64 * share) as usize];
+    format!(
+        "min {:.1}, p50 {:.1}, p99 {:.1}, p99.9 {:.1}, max {:.1} ms ({} records)",
+        at(0.0),
+        at(0.5),
+        at(0.99),
+        at(0.999),
+        at(1.0),
+        millis.len()
+    )
+}

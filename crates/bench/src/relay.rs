@@ -1,0 +1,296 @@
+//! `bench relay`: how fast a tier relays what is due, how fast the whole retry path is, how late records
+//! are.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use rdkafka::message::{Headers as _, Message as _};
+use redeliver_core::headers::{self, Origin};
+use redeliver_core::{
+    Clock, Failure, Headers, Jitter, Outcome, Output, Pipeline, RetryPolicy, Span, SystemClock, Timestamp,
+};
+use redeliver_worker::{Attempt, WorkerSpec};
+
+use crate::figures::{Figures, median, per_second, rate, spread};
+use crate::kafka::Broker;
+use crate::service::Service;
+use crate::{bare, lane};
+
+const PARTITIONS: i32 = 4;
+const VALUE: usize = 200;
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// A pipeline with one tier.
+fn pipeline(name: &str, tier: Span) -> Pipeline {
+    let policy = RetryPolicy::listed(vec![tier], None, Jitter::None).expect("one tier is a policy");
+    Pipeline {
+        policy,
+        output: Some(format!("{name}-out").into()),
+        ..Pipeline::new(name)
+    }
+}
+
+fn config(broker: &Broker, instance: &str, pipeline: &Pipeline, tier: Span) -> String {
+    format!(
+        "instance: {}
+kafka: {{ brokers: '{}', static_membership: false }}
+pipelines:
+  {}: {{ output: '{}', retry: {{ tiers: [{tier}] }} }}
+",
+        broker.name(instance),
+        broker.address,
+        pipeline.name,
+        pipeline.output.as_deref().unwrap_or_default(),
+    )
+}
+
+/// A record as a worker puts it into a tier: lineage, failure, time lock, one header of the user's.
+pub(crate) fn waiting(pipeline: &Pipeline, tier: Span, index: usize, due: Timestamp) -> Output {
+    let mut list = Headers::new();
+    list.push_text("tenant", "a");
+    let offset = i64::try_from(index).unwrap_or(i64::MAX);
+    let origin = Origin {
+        topic: pipeline.source.clone(),
+        partition: 0,
+        offset,
+        timestamp: Some(due),
+    };
+    headers::write_lineage(&mut list, &pipeline.name, &origin, 1);
+    headers::write_failure(&mut list, &Failure::transient("http.503", "busy"), due);
+    list.push_text(headers::PROCESS_AFTER, &due.to_string());
+    list.push_text(headers::RETURN_TOPIC, &pipeline.return_topic());
+    Output {
+        topic: pipeline.tier_topic(tier),
+        key: Some(format!("key-{index}").into()),
+        value: Some(vec![b'x'; VALUE].into()),
+        headers: list,
+    }
+}
+
+pub(crate) async fn run(
+    broker: &Broker,
+    count: usize,
+    rounds: usize,
+    figures: &mut Figures,
+) -> anyhow::Result<()> {
+    throughput(broker, count, rounds, figures).await?;
+    for round in 0..rounds {
+        path(broker, count / 3, round, figures).await?;
+    }
+    lateness(broker, 500, Span::from_secs(5), Duration::from_secs(20), figures).await?;
+    lateness(
+        broker,
+        20_000,
+        Span::from_secs(2),
+        Duration::from_secs(15),
+        figures,
+    )
+    .await
+}
+
+/// Everything is due: the relay beside the bare loop and a lane that only copies, in turn.
+async fn throughput(
+    broker: &Broker,
+    count: usize,
+    rounds: usize,
+    figures: &mut Figures,
+) -> anyhow::Result<()> {
+    let tier = Span::from_secs(1);
+    let (mut bares, mut lanes, mut relays) = (Vec::new(), Vec::new(), Vec::new());
+    let total = i64::try_from(count)?;
+    for round in 0..rounds {
+        let pipeline = pipeline(&broker.name(&format!("relay-{round}")), tier);
+        broker.create_for(&pipeline, PARTITIONS).await?;
+        broker.fill(count, |index| {
+            waiting(&pipeline, tier, index, Timestamp::from_millis(0))
+        })?;
+        let from = pipeline.tier_topic(tier);
+
+        let to = broker.name(&format!("bare-{round}"));
+        broker.create(&[&to], PARTITIONS).await?;
+        let took = bare::copy(&broker.address, &to, &from, &to, count, 5000)?;
+        bares.push(rate(count, took));
+        broker.delete(&[&to]).await?;
+
+        let to = broker.name(&format!("lane-{round}"));
+        broker.create(&[&to], PARTITIONS).await?;
+        let watch = broker.watch(&to, PARTITIONS)?;
+        let (stop, thread) = lane::start(broker.settings("lane"), &to, &from, &to);
+        lanes.push(rate(count, watch.time_until(total, PATIENCE)?));
+        stop.cancel();
+        thread.join().map_err(|_| anyhow::anyhow!("the lane panicked"))?;
+        broker.delete(&[&to]).await?;
+
+        let watch = broker.watch(&pipeline.due_topic(), PARTITIONS)?;
+        let config = config(broker, &format!("relay-{round}"), &pipeline, tier);
+        let service = Service::start(&config, redeliver_retry_tier::mount).await?;
+        relays.push(rate(count, watch.time_until(total, PATIENCE)?));
+        service.stop().await?;
+        broker.delete_of(&pipeline).await?;
+        println!(
+            "round {round}: bare {:.0}/s, lane {:.0}/s, relay {:.0}/s",
+            bares[round], lanes[round], relays[round]
+        );
+    }
+    let ratio = |a: &[f64]| median(&a.iter().zip(&bares).map(|(a, b)| a / b).collect::<Vec<_>>());
+    figures.add(
+        "bare transactional loop, batches of 5,000, median",
+        per_second(median(&bares)),
+    );
+    figures.add(
+        "lane that copies, median",
+        format!("{} ({:.2} of bare)", per_second(median(&lanes)), ratio(&lanes)),
+    );
+    figures.add(
+        "relay with everything due, median",
+        format!(
+            "{} ({:.2} of bare; goal 0.7 now, 0.8 later)",
+            per_second(median(&relays)),
+            ratio(&relays)
+        ),
+    );
+    Ok(())
+}
+
+/// The whole retry path: the handler fails once, the record waits, comes back, succeeds.
+async fn path(broker: &Broker, count: usize, round: usize, figures: &mut Figures) -> anyhow::Result<()> {
+    let tier = Span::from_secs(1);
+    let pipeline = pipeline(&broker.name(&format!("path-{round}")), tier);
+    broker.create_for(&pipeline, PARTITIONS).await?;
+    let topic = pipeline.source.clone();
+    broker.fill(count, |index| Output {
+        topic: topic.clone(),
+        key: Some(format!("key-{index}").into()),
+        value: Some(vec![b'x'; VALUE].into()),
+        headers: [("tenant", Some(&b"a"[..]))].into_iter().collect(),
+    })?;
+    let output = pipeline.output.clone().context("the pipeline has an output")?;
+    let watch = broker.watch(&output, PARTITIONS)?;
+    let spec = WorkerSpec {
+        pipeline: Arc::new(pipeline.clone()),
+        kafka: broker.settings(&format!("path-{round}")),
+        lanes: 1,
+        batch: 5000,
+        concurrency: 5000,
+        in_flight: 20_000,
+        grace: Duration::from_secs(10),
+    };
+    let fails_once = tower::service_fn(|attempt: Attempt| async move {
+        Ok::<_, Infallible>(match attempt.failed_attempts {
+            0 => Outcome::Failed(Failure::transient("bench.first", "fails once")),
+            _ => Outcome::unchanged(),
+        })
+    });
+    let began = Instant::now();
+    let service = Service::start(
+        &config(broker, &format!("path-{round}"), &pipeline, tier),
+        |host| {
+            redeliver_retry_tier::mount(host)?;
+            Ok(redeliver_worker::spawn(host, &spec, &fails_once)?)
+        },
+    )
+    .await?;
+    watch.time_until(i64::try_from(count)?, PATIENCE)?;
+    let took = began.elapsed();
+    service.stop().await?;
+    broker.delete_of(&pipeline).await?;
+    let net = took.saturating_sub(tier.duration());
+    figures.add(
+        format!("whole retry path, {count} records, round {round}"),
+        format!(
+            "{} from start to end; {} without the wait of {tier} (goal 60,000/s)",
+            per_second(rate(count, took)),
+            per_second(rate(count, net))
+        ),
+    );
+    Ok(())
+}
+
+/// Records are put into a tier at a fixed rate; how late is each for a read_committed consumer?
+async fn lateness(
+    broker: &Broker,
+    per_sec: u64,
+    tier: Span,
+    lasts: Duration,
+    figures: &mut Figures,
+) -> anyhow::Result<()> {
+    let pipeline = pipeline(&broker.name(&format!("late-{per_sec}")), tier);
+    broker.create_for(&pipeline, PARTITIONS).await?;
+    let service = Service::start(
+        &config(broker, &format!("late-{per_sec}"), &pipeline, tier),
+        redeliver_retry_tier::mount,
+    )
+    .await?;
+    let total = per_sec * lasts.as_secs();
+    let done = Arc::new(AtomicBool::new(false));
+    let reader = std::thread::spawn({
+        let (broker, topic, done) = (broker.clone(), pipeline.due_topic(), done.clone());
+        move || arrivals(&broker, &topic, total, &done)
+    });
+    let filler = broker.filler()?;
+    let began = Instant::now();
+    let mut sent = 0;
+    while sent < total {
+        let should = u64::try_from(began.elapsed().as_millis())? * per_sec / 1000;
+        while sent < should.min(total) {
+            let due = SystemClock.now().after(tier.duration());
+            filler.send(&waiting(&pipeline, tier, usize::try_from(sent)?, due))?;
+            sent += 1;
+        }
+        std::thread::park_timeout(Duration::from_millis(1));
+    }
+    filler.flush()?;
+    let lateness = reader
+        .join()
+        .map_err(|_| anyhow::anyhow!("the reader panicked"))??;
+    done.store(true, Ordering::SeqCst);
+    service.stop().await?;
+    broker.delete_of(&pipeline).await?;
+    figures.add(
+        format!("lateness at the consumer, {tier} tier, {per_sec}/s"),
+        spread(lateness),
+    );
+    Ok(())
+}
+
+/// Arrival at a read_committed consumer minus due time, in milliseconds; negative would be early.
+fn arrivals(broker: &Broker, topic: &str, total: u64, done: &AtomicBool) -> anyhow::Result<Vec<f64>> {
+    let consumer: BaseConsumer = broker.tail(topic, PARTITIONS)?;
+    let mut lateness = Vec::with_capacity(usize::try_from(total)?);
+    let mut seen = 0;
+    let mut last = Instant::now();
+    while seen < total && !done.load(Ordering::SeqCst) && last.elapsed() < Duration::from_secs(60) {
+        let Some(message) = consumer.poll(Duration::from_millis(100)) else {
+            continue;
+        };
+        let message = message?;
+        last = Instant::now();
+        let list = message.headers().context("headers")?;
+        let due = list
+            .iter()
+            .find(|header| header.key == headers::PROCESS_AFTER)
+            .and_then(|header| header.value);
+        let due: Timestamp = std::str::from_utf8(due.context("due time")?)?
+            .parse()
+            .context("due time")?;
+        seen += 1;
+        lateness.push(millis_since(due));
+    }
+    anyhow::ensure!(seen == total, "{seen} of {total} arrived");
+    Ok(lateness)
+}
+
+/// The wall clock in milliseconds with its fraction, less `due`.
+fn millis_since(due: Timestamp) -> f64 {
+    let ahead = SystemClock.until(due);
+    if !ahead.is_zero() {
+        return -ahead.as_secs_f64() * 1000.0;
+    }
+    // `until` knows fractions of a millisecond only forwards, so it is asked for a later instant.
+    let later = due.after(Duration::from_secs(3600));
+    3_600_000.0 - SystemClock.until(later).as_secs_f64() * 1000.0
+}

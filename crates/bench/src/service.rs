@@ -1,0 +1,46 @@
+//! Services of ours in this process, as `main` would run them.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+
+use redeliver_runtime::Config;
+use redeliver_runtime::cli::Start;
+use redeliver_runtime::telemetry::Tracer;
+use redeliver_worker::Host;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+/// A running host.
+pub(crate) struct Service {
+    stop: CancellationToken,
+    running: tokio::task::JoinHandle<anyhow::Result<()>>,
+}
+
+impl Service {
+    /// Starts what `mount` puts on a host with this configuration.
+    pub(crate) async fn start(
+        config: &str,
+        mount: impl FnOnce(&mut Host) -> anyhow::Result<()>,
+    ) -> anyhow::Result<Self> {
+        let stop = CancellationToken::new();
+        let start = Start {
+            config: Arc::new(Config::from_yaml(config)?),
+            shutdown: stop.clone(),
+            tracer: Tracer::off(),
+            admin: TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).await?,
+        };
+        let mut host = Host::new("bench", start);
+        mount(&mut host)?;
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "joined below; the host supervises its own tasks"
+        )]
+        let running = tokio::spawn(async move { Ok(host.run().await?) });
+        Ok(Self { stop, running })
+    }
+
+    pub(crate) async fn stop(self) -> anyhow::Result<()> {
+        self.stop.cancel();
+        self.running.await?
+    }
+}

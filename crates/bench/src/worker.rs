@@ -1,0 +1,191 @@
+//! `bench worker`: wall time against the bound `work / concurrency`, with transactional output.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use axum::Router;
+use axum::body::Bytes;
+use axum::routing::post;
+use redeliver_core::{Headers, Outcome, Output, Pipeline};
+use redeliver_enricher::http::{HttpHandler, HttpSettings};
+use redeliver_worker::{Attempt, Handler, WorkerSpec};
+
+use crate::figures::Figures;
+use crate::kafka::Broker;
+use crate::service::Service;
+
+const PARTITIONS: i32 = 4;
+
+/// The two rows of the design: how long a call works, and how many at once.
+struct Row {
+    name: &'static str,
+    concurrency: usize,
+    count: usize,
+    work: fn(usize) -> Duration,
+}
+
+const ROWS: [Row; 2] = [
+    Row {
+        name: "0-5 ms, 16 at once",
+        concurrency: 16,
+        count: 30_000,
+        work: |i| Duration::from_micros((i as u64 * 7919) % 5001),
+    },
+    Row {
+        name: "50 ms, 500 at once",
+        concurrency: 500,
+        count: 50_000,
+        work: |_| Duration::from_millis(50),
+    },
+];
+
+pub(crate) async fn run(broker: &Broker, figures: &mut Figures) -> anyhow::Result<()> {
+    let endpoint = endpoint().await?;
+    for row in &ROWS {
+        let work = row.work;
+        let in_process = tower::service_fn(move |attempt: Attempt| async move {
+            tokio::time::sleep(work(number(attempt.record.value.as_deref().unwrap_or_default()))).await;
+            Ok::<_, Infallible>(Outcome::unchanged())
+        });
+        measure(broker, row, "in process", in_process, figures).await?;
+        let which = ROWS
+            .iter()
+            .position(|known| known.name == row.name)
+            .unwrap_or_default();
+        let http = HttpHandler::new(HttpSettings::new(format!("http://{endpoint}/{which}")))?;
+        measure(broker, row, "HTTP", http, figures).await?;
+    }
+    Ok(())
+}
+
+fn number(value: &[u8]) -> usize {
+    std::str::from_utf8(value)
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(0)
+}
+
+async fn endpoint() -> anyhow::Result<SocketAddr> {
+    let handler = |which: usize| {
+        post(move |body: Bytes| async move {
+            tokio::time::sleep((ROWS[which].work)(number(&body))).await;
+            body
+        })
+    };
+    let app = Router::new().route("/0", handler(0)).route("/1", handler(1));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+    let address = listener.local_addr()?;
+    #[expect(clippy::disallowed_methods, reason = "ends with the process")]
+    tokio::spawn(async move { axum::serve(listener, app).await });
+    Ok(address)
+}
+
+async fn measure<H: Handler>(
+    broker: &Broker,
+    row: &Row,
+    how: &str,
+    handler: H,
+    figures: &mut Figures,
+) -> anyhow::Result<()> {
+    let name = broker.name(&format!("worker-{}-{}", row.concurrency, how.replace(' ', "-")));
+    let pipeline = Pipeline {
+        output: Some(format!("{name}-out").into()),
+        ..Pipeline::new(&name)
+    };
+    broker.create_for(&pipeline, PARTITIONS).await?;
+    let topic = pipeline.source.clone();
+    broker.fill(row.count, |index| Output {
+        topic: topic.clone(),
+        key: Some(format!("key-{index}").into()),
+        value: Some(index.to_string().into()),
+        headers: Headers::new(),
+    })?;
+    let work: Duration = (0..row.count).map(row.work).sum();
+    let bound = work / u32::try_from(row.concurrency)?;
+    let output = pipeline.output.clone().context("the pipeline has an output")?;
+    let spec = WorkerSpec {
+        pipeline: Arc::new(pipeline.clone()),
+        kafka: broker.settings(&name),
+        lanes: 1,
+        batch: 5000,
+        concurrency: row.concurrency,
+        in_flight: 4096,
+        grace: Duration::from_secs(10),
+    };
+    let config = format!("instance: {name}\nkafka: {{ brokers: '{}' }}", broker.address);
+    let first_call = Arc::new(OnceLock::new());
+    let handler = Timed {
+        inner: handler,
+        first_call: first_call.clone(),
+    };
+    let reader = std::thread::spawn({
+        let (broker, count) = (broker.clone(), row.count);
+        move || results(&broker, &output, count)
+    });
+    let service = Service::start(&config, |host| {
+        Ok(redeliver_worker::spawn(host, &spec, &handler)?)
+    })
+    .await?;
+    let (last, results) = reader
+        .join()
+        .map_err(|_| anyhow::anyhow!("the reader panicked"))??;
+    service.stop().await?;
+    broker.delete_of(&pipeline).await?;
+    let wall = last - *first_call.get().context("no call was made")?;
+    figures.add(
+        format!("{}, {how}", row.name),
+        format!(
+            "wall {:.2} s, bound {:.2} s: {:.3} (goal 1.05); {results} results of {}",
+            wall.as_secs_f64(),
+            bound.as_secs_f64(),
+            wall.as_secs_f64() / bound.as_secs_f64(),
+            row.count,
+        ),
+    );
+    Ok(())
+}
+
+/// Reads results until all are there, and says when the last one arrived and how many there were. Reads on
+/// for a moment, so that one too many would be seen.
+fn results(broker: &Broker, topic: &str, count: usize) -> anyhow::Result<(Instant, usize)> {
+    let consumer = broker.tail(topic, PARTITIONS)?;
+    let mut seen = 0;
+    let mut last = Instant::now();
+    while seen < count || last.elapsed() < Duration::from_millis(500) {
+        anyhow::ensure!(
+            last.elapsed() < Duration::from_secs(60),
+            "{seen} of {count} results"
+        );
+        if let Some(message) = consumer.poll(Duration::from_millis(50)) {
+            message?;
+            seen += 1;
+            last = Instant::now();
+        }
+    }
+    Ok((last, seen))
+}
+
+/// Remembers when the first call was made.
+#[derive(Clone)]
+struct Timed<H> {
+    inner: H,
+    first_call: Arc<OnceLock<Instant>>,
+}
+
+impl<H: Handler> tower::Service<Attempt> for Timed<H> {
+    type Response = Outcome;
+    type Error = H::Error;
+    type Future = H::Future;
+
+    fn poll_ready(&mut self, context: &mut std::task::Context<'_>) -> std::task::Poll<Result<(), H::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, attempt: Attempt) -> H::Future {
+        self.first_call.get_or_init(Instant::now);
+        self.inner.call(attempt)
+    }
+}
