@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use rdkafka::consumer::BaseConsumer;
 use rdkafka::message::{Headers as _, Message as _};
 use redeliver_core::headers::{self, Origin};
 use redeliver_core::{

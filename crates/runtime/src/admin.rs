@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::extract::State;
 use axum::http::{StatusCode, header};
@@ -42,7 +42,7 @@ pub struct Admin {
     /// The parts that must be ready.
     pub health: Health,
     /// What is measured.
-    pub registry: Arc<Registry>,
+    pub registry: Arc<Mutex<Registry>>,
     /// The configuration; shown without secrets.
     pub config: Arc<Config>,
     /// Cancelled when the process begins to end: from then on it is not ready.
@@ -111,7 +111,8 @@ async fn ready(State(admin): State<Admin>) -> Response {
 async fn metrics(State(admin): State<Admin>) -> Response {
     const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     let mut text = String::with_capacity(16 * 1024);
-    match prometheus_client::encoding::text::encode(&mut text, &admin.registry) {
+    let registry = admin.registry.lock().unwrap_or_else(PoisonError::into_inner);
+    match prometheus_client::encoding::text::encode(&mut text, &registry) {
         Ok(()) => ([(header::CONTENT_TYPE, OPEN_METRICS)], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }

@@ -14,6 +14,7 @@
 //! | [`process`] | a program under test: kill, freeze, measure, read what it printed |
 //! | [`local_kafka`], [`local_redis`] | a server of the test's own, to stop and restart at will |
 //! | [`fake_endpoint`] | an HTTP server that answers, hangs or hangs up as it is told |
+//! | `otlp_receiver` | a collector that keeps the spans it is sent; feature `otlp` |
 //! | [`plan`] | which record meets which fate at that endpoint, as a pure function |
 //! | [`port`] | TCP ports that stay free |
 //! | [`daemon`] | a server that outlives the program that started it |
@@ -29,6 +30,8 @@ mod kafka_jars;
 mod kafka_probe;
 pub mod local_kafka;
 pub mod local_redis;
+#[cfg(feature = "otlp")]
+pub mod otlp_receiver;
 pub mod plan;
 pub mod port;
 pub mod process;
@@ -42,6 +45,8 @@ pub use eventually::{eventually, eventually_async};
 pub use fake_endpoint::{FakeEndpoint, Reply, Request};
 pub use local_kafka::LocalKafka;
 pub use local_redis::LocalRedis;
+#[cfg(feature = "otlp")]
+pub use otlp_receiver::{OtlpReceiver, ReceivedSpan};
 pub use plan::{Fate, Plan, Trouble};
 pub use port::free_port;
 pub use process::{Process, binary};

@@ -2,15 +2,15 @@
 //! port.
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use prometheus_client::registry::Registry;
-use redeliver_core::{Clock, SystemClock};
+use redeliver_core::{Clock, Pipeline, SystemClock};
 use redeliver_kafka::{KafkaSettings, Lane, LaneSpec, Processor, Waker};
 use redeliver_runtime::Config;
 use redeliver_runtime::admin::{self, Admin};
 use redeliver_runtime::cli::Start;
-use redeliver_runtime::health::Health;
+use redeliver_runtime::health::{Health, Part};
 use redeliver_runtime::metrics;
 use redeliver_runtime::tasks::{TaskError, Tasks};
 use redeliver_runtime::telemetry::Tracer;
@@ -18,6 +18,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::DropGuard;
 
 use crate::metrics::{LaneFamilies, WorkerFamilies};
+use crate::topics::{self, TopicsError};
 
 /// A process that runs lanes.
 pub struct Host {
@@ -31,15 +32,17 @@ pub struct Host {
     pub tasks: Tasks,
     /// Readiness by part.
     pub health: Health,
-    /// Metrics; a service registers its own before [`Host::run`].
-    pub registry: Registry,
     /// Metrics of lanes.
     pub lanes: LaneFamilies,
     /// Metrics of workers.
     pub workers: WorkerFamilies,
     /// Spans; off without an OTLP endpoint.
     pub tracer: Tracer,
-    admin: TcpListener,
+    registry: Arc<Mutex<Registry>>,
+    /// The admin port, until it is served.
+    admin: Option<TcpListener>,
+    /// Not ready until all other parts have registered, see [`Host::run`].
+    topics: Option<Part>,
 }
 
 impl Host {
@@ -56,10 +59,39 @@ impl Host {
             kafka: kafka_settings(&start.config),
             config: start.config,
             tracer: start.tracer,
-            admin: start.admin,
+            admin: Some(start.admin),
+            topics: None,
             clock,
-            registry,
+            registry: Arc::new(Mutex::new(registry)),
         }
+    }
+
+    /// Metrics; a service registers its own here.
+    pub fn registry(&self) -> MutexGuard<'_, Registry> {
+        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes sure that the topics of these pipelines are sound, see [`topics::ensure`]. The admin port is
+    /// served from here on, so that a process which waits for Kafka is alive and says what it waits for.
+    ///
+    /// # Errors
+    /// [`TopicsError::Unsound`] with everything that is wrong.
+    pub async fn ensure_topics(&mut self, pipelines: &[Pipeline]) -> Result<(), TopicsError> {
+        let part = self.health.part("topics");
+        self.topics = Some(part.clone());
+        self.serve_admin();
+        topics::ensure(&self.config, &self.kafka, pipelines, self.tasks.shutdown(), &part).await
+    }
+
+    fn serve_admin(&mut self) {
+        let Some(listener) = self.admin.take() else { return };
+        let admin = Admin {
+            health: self.health.clone(),
+            registry: self.registry.clone(),
+            config: self.config.clone(),
+            shutdown: self.tasks.shutdown().clone(),
+        };
+        self.tasks.spawn_attendant("admin", admin::serve(listener, admin));
     }
 
     /// Starts a lane on a thread of its own. `ended` is dropped when the lane has ended.
@@ -86,19 +118,15 @@ impl Host {
         })
     }
 
-    /// Serves the admin port and runs until all has ended in order, or something failed.
+    /// Serves the admin port, if it is not yet, and runs until all has ended in order, or something failed.
     ///
     /// # Errors
     /// The first failure of a task, or the names of those that did not end within the grace period.
     pub async fn run(mut self) -> Result<(), TaskError> {
-        let admin = Admin {
-            health: self.health,
-            registry: Arc::new(self.registry),
-            config: self.config.clone(),
-            shutdown: self.tasks.shutdown().clone(),
-        };
-        self.tasks
-            .spawn_attendant("admin", admin::serve(self.admin, admin));
+        self.serve_admin();
+        if let Some(topics) = &self.topics {
+            topics.ready();
+        }
         self.tasks
             .run_until_shutdown(self.config.shutdown.grace.duration())
             .await

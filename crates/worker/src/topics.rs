@@ -7,6 +7,7 @@ use redeliver_core::Pipeline;
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::topology::{self, Finding, Severity, TopicSettings, TopologyError, TopologySpec};
 use redeliver_runtime::Config;
+use redeliver_runtime::health::Part;
 use tokio_util::sync::CancellationToken;
 
 /// The topics of the pipelines are not as they must be.
@@ -42,7 +43,8 @@ pub fn topic_settings(config: &Config) -> TopicSettings {
 }
 
 /// Makes sure that the topics of these pipelines are sound; with `kafka.topics.create` makes the missing
-/// ones. While Kafka does not answer it waits, until `shutdown`.
+/// ones. While Kafka does not answer it waits, until `shutdown`, and `part` says so. That the
+/// part is ready is for the caller to say, once what comes after has begun.
 ///
 /// # Errors
 /// [`TopicsError::Unsound`] with everything that is wrong.
@@ -51,7 +53,9 @@ pub async fn ensure(
     kafka: &KafkaSettings,
     pipelines: &[Pipeline],
     shutdown: &CancellationToken,
+    part: &Part,
 ) -> Result<(), TopicsError> {
+    part.not_ready("looking at them");
     let spec = TopologySpec::for_pipelines(pipelines, &topic_settings(config));
     let mut pause = Duration::from_millis(200);
     let mut said: Option<std::time::Instant> = None;
@@ -63,6 +67,7 @@ pub async fn ensure(
         match looked {
             Ok(findings) => return judge(findings),
             Err(error @ TopologyError::Unreachable { .. }) => {
+                part.not_ready(format!("kafka at `{}` does not answer", kafka.brokers));
                 if said.is_none_or(|said| said.elapsed() >= SAY_EVERY) {
                     said = Some(std::time::Instant::now());
                     let cause = std::error::Error::source(&error)

@@ -1,5 +1,6 @@
 //! Developer tasks, run as `cargo xtask VERB` from anywhere in the workspace. One module per verb.
 
+mod bench;
 mod compose;
 mod interrupt;
 mod packages;
@@ -26,12 +27,15 @@ enum Verb {
     Services(services::Verb),
     /// Services up, every binary built, every test run, services down, one summary line
     Test(test::Arguments),
+    /// Measure on a Kafka of its own, beside baselines in the same run
+    Bench(bench::Arguments),
 }
 
 fn main() -> ExitCode {
     let done = match Arguments::parse().verb {
         Verb::Services(verb) => services::run(&verb),
         Verb::Test(arguments) => test::run(&arguments),
+        Verb::Bench(arguments) => bench::run(&arguments),
     };
     done.unwrap_or_else(|error| {
         eprintln!("error: {error:#}");

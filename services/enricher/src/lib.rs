@@ -15,7 +15,7 @@ use redeliver_core::Pipeline;
 use redeliver_runtime::cli::Start;
 use redeliver_runtime::config::{HttpConfig, OutputConfig, PipelineConfig, ResponseMode};
 use redeliver_worker::host::{Host, lane_grace};
-use redeliver_worker::{WorkerSpec, topics};
+use redeliver_worker::WorkerSpec;
 
 use crate::http::{HttpHandler, HttpSettings, ResponseUse, TlsFiles};
 use crate::output_choice::OutputChoice;
@@ -31,7 +31,7 @@ pub async fn run(start: Start) -> anyhow::Result<()> {
         .iter()
         .map(|(name, pipeline)| pipeline.pipeline(name))
         .collect();
-    topics::ensure(&host.config, &host.kafka, &pipelines, host.tasks.shutdown()).await?;
+    host.ensure_topics(&pipelines).await?;
     mount(&mut host)?;
     Ok(host.run().await?)
 }

@@ -16,7 +16,6 @@ use redeliver_kafka::{LaneSpec, Waker};
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::Start;
 use redeliver_worker::host::{Host, lane_grace};
-use redeliver_worker::topics;
 
 use crate::metrics::TierFamilies;
 pub use crate::relay::LookAhead;
@@ -30,7 +29,7 @@ pub async fn run(start: Start) -> anyhow::Result<()> {
     let mut host = Host::new("retry-tier", start);
     let pipelines = served(&host.config);
     let pipelines: Vec<Pipeline> = pipelines.iter().map(|pipeline| (**pipeline).clone()).collect();
-    topics::ensure(&host.config, &host.kafka, &pipelines, host.tasks.shutdown()).await?;
+    host.ensure_topics(&pipelines).await?;
     mount(&mut host)?;
     Ok(host.run().await?)
 }
@@ -41,7 +40,7 @@ pub async fn run(start: Start) -> anyhow::Result<()> {
 /// When the system gives no thread.
 pub fn mount(host: &mut Host) -> anyhow::Result<()> {
     let config = host.config.clone();
-    let families = TierFamilies::register(&mut host.registry);
+    let families = TierFamilies::register(&mut host.registry());
     let pipelines = served(&config);
     let look_ahead = LookAhead {
         records: config.retry_tier.look_ahead as usize,

@@ -1,6 +1,6 @@
 //! The admin port over real sockets.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use prometheus_client::metrics::counter::Counter;
 use redeliver_core::SystemClock;
@@ -59,7 +59,7 @@ async fn the_port_tells_life_readiness_metrics_and_configuration() {
     config.kafka.properties.set("sasl.password", "hunter2");
     let admin = Admin {
         health: Health::new(),
-        registry: Arc::new(registry),
+        registry: Arc::new(Mutex::new(registry)),
         config: Arc::new(config),
         shutdown: CancellationToken::new(),
     };

@@ -5,5 +5,4 @@ mod config;
 mod config_errors;
 mod default_file;
 mod otlp;
-mod otlp_receiver;
 mod process;

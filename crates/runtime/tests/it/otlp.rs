@@ -7,8 +7,7 @@ use redeliver_core::{Headers, Timestamp};
 use redeliver_runtime::config::{OtlpConfig, Url};
 use redeliver_runtime::telemetry::{Identity, TelemetryGuard, traces};
 use redeliver_runtime::trace_context::span_context;
-
-use crate::otlp_receiver::OtlpReceiver;
+use redeliver_testkit::OtlpReceiver;
 
 const PARENT: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 const IDENTITY: Identity<'_> = Identity {
@@ -31,7 +30,7 @@ fn headers(parent: &str) -> Headers {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_span_continues_the_trace_of_its_record_and_hands_it_on() {
-    let receiver = OtlpReceiver::start().await;
+    let receiver = OtlpReceiver::start();
     let telemetry = to(&receiver, 1.0);
     let parent = span_context(&headers(PARENT)).unwrap();
     let (start, end) = (
@@ -76,7 +75,7 @@ async fn a_span_continues_the_trace_of_its_record_and_hands_it_on() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_left_is_sent_at_the_end() {
-    let receiver = OtlpReceiver::start().await;
+    let receiver = OtlpReceiver::start();
     let telemetry = to(&receiver, 1.0);
     drop(telemetry.tracer().start("relay", SpanKind::Producer, None, None));
     telemetry.shutdown().await;
@@ -90,7 +89,7 @@ async fn what_is_left_is_sent_at_the_end() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_record_keeps_the_decision_of_its_trace() {
-    let receiver = OtlpReceiver::start().await;
+    let receiver = OtlpReceiver::start();
     let telemetry = to(&receiver, 0.0);
     drop(telemetry.tracer().start("new", SpanKind::Consumer, None, None));
     let kept = span_context(&headers(PARENT)).unwrap();

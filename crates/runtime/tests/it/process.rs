@@ -3,7 +3,7 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, ExitCode, Output, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use clap::Parser;
 use redeliver_core::SystemClock;
@@ -50,7 +50,8 @@ fn child() {
 async fn run(start: Start, conduct: String) -> Result<(), TaskError> {
     let grace = start.config.shutdown.grace.duration();
     let mut tasks = Tasks::new(start.shutdown.clone());
-    let registry = Arc::new(metrics::registry("child", &start.config.instance, &SystemClock));
+    let registry = metrics::registry("child", &start.config.instance, &SystemClock);
+    let registry = Arc::new(Mutex::new(registry));
     let admin = Admin {
         health: Health::new(),
         registry,

@@ -1,0 +1,124 @@
+//! Every record ends exactly once where its fate says, unchanged.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use redeliver_core::headers::{ERROR_CODE, ERROR_MESSAGE};
+use redeliver_testkit::{Fate, Plan, Reply};
+
+use crate::support::{Draft, Setup, records, text};
+
+const PLAN: Plan = Plan {
+    transient_percent: 30,
+    permanent_percent: 2,
+    hang_per_mille: 10,
+    close_per_mille: 10,
+    latency: Duration::ZERO,
+};
+const DEADLINE: Duration = Duration::from_secs(90);
+
+/// Sends this many records through a pipeline whose endpoint follows [`PLAN`], and checks each of them.
+#[track_caller]
+fn all_end_as_their_fates_say(setup: Setup, count: usize) {
+    let pipe = setup.plan(PLAN).pipeline("http.timeout", "1s").create();
+    let (_enricher, _tier) = (pipe.enricher("a"), pipe.retry_tier("a"));
+    let sent = pipe.produce(records(count));
+    let ends = pipe.settle(&sent, DEADLINE);
+    ends.meets(&PLAN, &sent);
+    ends.were_called(&PLAN, &sent, &pipe.endpoint);
+    println!("{}", ends.report);
+}
+
+#[test]
+fn five_thousand_records_end_once_as_their_fates_say() {
+    all_end_as_their_fates_say(Setup::new("e2e-due"), 5_000);
+}
+
+#[test]
+fn retries_that_come_back_to_the_source_end_the_same_way() {
+    all_end_as_their_fates_say(Setup::new("e2e-source").pipeline("return_to", "source"), 500);
+}
+
+#[test]
+fn two_lanes_share_the_work() {
+    all_end_as_their_fates_say(Setup::new("e2e-lanes").set("kafka.lanes", "2"), 500);
+}
+
+#[test]
+fn a_record_that_fails_more_often_than_it_may_is_dead_as_exhausted() {
+    let setup = Setup::new("e2e-exhausted").tiers(&[200]);
+    let pipe = setup.plan(PLAN).pipeline("http.timeout", "1s").create();
+    let (_enricher, _tier) = (pipe.enricher("a"), pipe.retry_tier("a"));
+    let sent = pipe.produce(records(300));
+    let ends = pipe.settle(&sent, DEADLINE);
+    ends.meets(&PLAN, &sent);
+    ends.were_called(&PLAN, &sent, &pipe.endpoint);
+    let exhausted = ends.report.dead_by_class["exhausted"];
+    assert!(exhausted > 20, "{}", ends.report);
+    let dead = ends.dead().find(|dead| text(dead, ERROR_CODE).unwrap().as_deref() == Some("http.503"));
+    let message = text(dead.unwrap(), ERROR_MESSAGE).unwrap().unwrap();
+    assert!(message.starts_with("gave up after 2 attempts: POST http://127.0.0.1:"), "{message}");
+}
+
+#[test]
+fn the_value_stays_as_it_was_when_the_answer_is_not_kept() {
+    let setup = Setup::new("e2e-keep").behave(|request| match PLAN.reply(request) {
+        // Without a body all are the same to the endpoint.
+        _ if request.body.is_empty() => Reply::ok("an answer to nothing"),
+        Reply::Status(200, headers, _) => Reply::Status(200, headers, "an answer nobody needs".into()),
+        other => other,
+    });
+    let pipe = setup.pipeline("http.timeout", "1s").pipeline("http.response", "keep").create();
+    let (_enricher, _tier) = (pipe.enricher("a"), pipe.retry_tier("a"));
+    let mut drafts = records(300);
+    drafts.push(Draft { value: None, ..Draft::new("null", "") });
+    drafts.push(Draft::new("empty", ""));
+    let sent = pipe.produce(drafts);
+    let ends = pipe.settle(&sent, DEADLINE);
+    ends.meets_with(&sent, |sent| match sent.body() {
+        b"" => Fate::Succeeds,
+        body => PLAN.fate(body),
+    });
+    let [null, empty] = &sent[sent.len() - 2..] else { unreachable!() };
+    assert_eq!((&ends.of(null).value, &ends.of(empty).value), (&None, &Some(Bytes::new())));
+}
+
+#[test]
+fn a_field_of_the_payload_chooses_the_output() {
+    let output = "{ pointer: /meta/queue, topics: { enriched: '{name}-enriched', review: '{name}-review' }, \
+                  default: '{name}-rest' }";
+    let pipe = Setup::new("e2e-choice").output(output).tiers(&[200, 400]).plan(PLAN);
+    let pipe = pipe.pipeline("http.timeout", "1s").create();
+    let (_enricher, _tier) = (pipe.enricher("a"), pipe.retry_tier("a"));
+    let draft = |n: usize| {
+        let queue = ["\"enriched\"", "\"review\"", "\"elsewhere\"", "null"][n % 4];
+        Draft::new(format!("k{}", n % 9), format!("{{\"n\":{n},\"meta\":{{\"queue\":{queue}}}}}"))
+    };
+    let sent = pipe.produce((0..200).map(draft).collect());
+    let ends = pipe.settle(&sent, DEADLINE);
+    ends.meets(&PLAN, &sent);
+    for (n, sent) in sent.iter().enumerate() {
+        let kind = match PLAN.fate(sent.body()) {
+            Fate::Refused => "dlq",
+            Fate::Succeeds | Fate::Recovers { .. } => ["enriched", "review", "rest", "rest"][n % 4],
+        };
+        assert_eq!(*ends.of(sent).position.topic, format!("{}-{kind}", pipe.name));
+    }
+}
+
+#[test]
+fn the_audit_command_agrees() {
+    let pipe = Setup::new("e2e-audit").tiers(&[200]).create();
+    let (_enricher, _tier) = (pipe.enricher("a"), pipe.retry_tier("a"));
+    let sent = pipe.produce(records(20));
+    pipe.settle(&sent, DEADLINE);
+    let audited = pipe.redeliver(&["audit"]);
+    assert_eq!(audited.code, Some(0), "{audited:?}");
+    assert!(
+        audited.stdout.ends_with("clean: every record is exactly once in the output, dead or waiting\n"),
+        "{audited:?}"
+    );
+    let json = pipe.redeliver(&["audit", "--output", "json"]);
+    let json: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
+    assert_eq!((&json["source"], &json["output"]), (&20.into(), &20.into()));
+}

@@ -1,0 +1,4 @@
+mod e2e;
+mod hang;
+mod shutdown;
+mod support;
