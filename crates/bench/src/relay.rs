@@ -15,7 +15,7 @@ use redeliver_core::{
 };
 use redeliver_worker::{Attempt, WorkerSpec};
 
-use crate::figures::{Figures, median, per_second, rate, spread};
+use crate::figures::{Figures, cpu_time, median, per_second, rate, spread};
 use crate::kafka::Broker;
 use crate::service::Service;
 use crate::{bare, lane};
@@ -112,28 +112,35 @@ async fn throughput(
 
         let to = broker.name(&format!("bare-{round}"));
         broker.create(&[&to], PARTITIONS).await?;
+        let cpu = cpu_time();
         let took = bare::copy(&broker.address, &to, &from, &to, count, 5000)?;
         bares.push(rate(count, took));
+        let bare_cpu = cpu_time() - cpu;
         broker.delete(&[&to]).await?;
 
         let to = broker.name(&format!("lane-{round}"));
         broker.create(&[&to], PARTITIONS).await?;
         let watch = broker.watch(&to, PARTITIONS)?;
+        let cpu = cpu_time();
         let (stop, thread) = lane::start(broker.settings("lane"), &to, &from, &to);
         lanes.push(rate(count, watch.time_until(total, PATIENCE)?));
+        let lane_cpu = cpu_time() - cpu;
         stop.cancel();
         thread.join().map_err(|_| anyhow::anyhow!("the lane panicked"))?;
         broker.delete(&[&to]).await?;
 
         let watch = broker.watch(&pipeline.due_topic(), PARTITIONS)?;
         let config = config(broker, &format!("relay-{round}"), &pipeline, tier);
+        let cpu = cpu_time();
         let service = Service::start(&config, redeliver_retry_tier::mount).await?;
         relays.push(rate(count, watch.time_until(total, PATIENCE)?));
         service.stop().await?;
         broker.delete_of(&pipeline).await?;
+        let relay_cpu = cpu_time() - cpu;
+        let micros = |cpu: Duration| cpu.as_secs_f64() * 1e6 / count as f64;
         println!(
-            "round {round}: bare {:.0}/s, lane {:.0}/s, relay {:.0}/s",
-            bares[round], lanes[round], relays[round]
+            "round {round}: bare {:.0}/s, lane {:.0}/s, relay {:.0}/s; processor time per record: {:.1}, {:.1}, {:.1} us",
+            bares[round], lanes[round], relays[round], micros(bare_cpu), micros(lane_cpu), micros(relay_cpu)
         );
     }
     let ratio = |a: &[f64]| median(&a.iter().zip(&bares).map(|(a, b)| a / b).collect::<Vec<_>>());

@@ -154,6 +154,24 @@ impl<'a> Ours<'a> {
         Ok(due)
     }
 
+    /// Whether the time lock of a record that came back is over. A record without one has nothing to wait for.
+    ///
+    /// # Errors
+    /// A malformed failure when it is no time, or further ahead of `now` than [`CLOCK_SKEW`]: no tier has
+    /// released that record.
+    pub fn lock_is_over(&self, now: Timestamp) -> Result<(), Failure> {
+        if self.raw(PROCESS_AFTER).is_none() {
+            return Ok(());
+        }
+        let due: Timestamp = self.required(PROCESS_AFTER, "a time such as 2026-01-31T12:00:00.000Z")?;
+        if due > now.after(CLOCK_SKEW.duration()) {
+            let message =
+                format!("header `{PROCESS_AFTER}` {due} is still ahead, so no tier has released the record");
+            return Err(Failure::malformed(format!("header.{PROCESS_AFTER}"), message));
+        }
+        Ok(())
+    }
+
     /// Where a tier releases the record to.
     ///
     /// # Errors
@@ -393,7 +411,15 @@ mod tests {
         check(Some(b"\xff\x00"), r"is `\xff\x00`");
         check(Some(b"now"), "expected a time");
         check(Some(b"2999-01-01T00:00:00.000Z"), "more than the allowed 1h away");
+        let ahead = record(
+            [(PROCESS_AFTER, Some(&b"2999-01-01T00:00:00.000Z"[..]))]
+                .into_iter()
+                .collect(),
+        );
+        let failure = Ours::read(&ahead).unwrap().lock_is_over(now).unwrap_err();
+        assert!(failure.message.contains("is still ahead"), "{}", failure.message);
         let missing = record(Headers::new());
+        assert_eq!(Ours::read(&missing).unwrap().lock_is_over(now), Ok(()));
         assert!(
             Ours::read(&missing)
                 .unwrap()

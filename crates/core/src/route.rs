@@ -29,21 +29,42 @@ impl Arrival {
     /// # Errors
     /// A malformed failure when a retry's headers cannot be trusted.
     pub fn read(pipeline: &Pipeline, record: &Record) -> Result<Self, Failure> {
+        Self::with_headers(pipeline, record).map(|(arrival, _)| arrival)
+    }
+
+    /// As [`Arrival::read`], for a record that is to be handled now.
+    ///
+    /// # Errors
+    /// Also when the record is a retry whose time lock cannot be read or is not over.
+    pub fn read_at(pipeline: &Pipeline, record: &Record, now: Timestamp) -> Result<Self, Failure> {
+        let (arrival, ours) = Self::with_headers(pipeline, record)?;
+        if let Some(ours) = ours {
+            ours.lock_is_over(now)?;
+        }
+        Ok(arrival)
+    }
+
+    /// Our headers come along when the record is a retry.
+    fn with_headers<'r>(
+        pipeline: &Pipeline,
+        record: &'r Record,
+    ) -> Result<(Self, Option<Ours<'r>>), Failure> {
         let from_source = record.position.topic == pipeline.source;
         if from_source && pipeline.return_to == ReturnTo::Due {
             if record.unreadable_headers > 0 {
                 Ours::read(record)?;
             }
-            return Ok(Self::new(record));
+            return Ok((Self::new(record), None));
         }
         let ours = Ours::read(record)?;
         if from_source && !ours.is_retry_of(&pipeline.name) {
-            return Ok(Self::new(record));
+            return Ok((Self::new(record), None));
         }
-        Ok(Self {
+        let arrival = Self {
             origin: ours.origin()?,
             failed_attempts: ours.retry_count()?,
-        })
+        };
+        Ok((arrival, Some(ours)))
     }
 
     /// A record that is seen for the first time.

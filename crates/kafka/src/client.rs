@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use rdkafka::ClientConfig;
 use rdkafka::config::RDKafkaLogLevel;
+use rdkafka::error::KafkaError;
 
 /// How to reach Kafka and who we are to it.
 #[derive(Clone, Debug)]
@@ -29,6 +30,16 @@ pub struct KafkaSettings {
     pub transaction_timeout: Duration,
 }
 
+/// A property that librdkafka does not take. The value is not shown: it may be a secret under a misspelt name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("property `{property}`: {problem}")]
+pub struct UnusableProperty {
+    /// Its name.
+    pub property: String,
+    /// What is wrong with it.
+    pub problem: String,
+}
+
 impl KafkaSettings {
     /// Settings for a broker with defaults for the rest.
     #[must_use]
@@ -42,6 +53,30 @@ impl KafkaSettings {
             session_timeout: Duration::from_secs(10),
             transaction_timeout: Duration::from_secs(10),
         }
+    }
+
+    /// Looks at each passed-through property alone, before any client is made of them.
+    ///
+    /// # Errors
+    /// The first one whose name is unknown or whose value cannot be read.
+    pub fn check_properties(&self) -> Result<(), UnusableProperty> {
+        for (name, value) in &self.properties {
+            let mut config = ClientConfig::new();
+            config.set(name, value);
+            // An error of the client library shows the value.
+            if let Err(KafkaError::ClientConfig(_, problem, ..)) = config.create_native_config() {
+                let unknown = problem.starts_with("No such");
+                return Err(UnusableProperty {
+                    property: name.clone(),
+                    problem: if unknown {
+                        "librdkafka has no such property".to_owned()
+                    } else {
+                        "librdkafka cannot read this value".to_owned()
+                    },
+                });
+            }
+        }
+        Ok(())
     }
 
     /// A client that neither joins a group nor produces: metadata, administration.

@@ -47,6 +47,21 @@ impl CommonArgs {
         self.load_with(Vec::new())
     }
 
+    /// What `--print-config` and `--check` ask for, printed. With neither there is something else to do.
+    #[must_use]
+    pub fn answer(&self, config: &Config) -> Option<ExitCode> {
+        let text = if self.print_config {
+            config.to_yaml()
+        } else if self.check {
+            "the configuration is valid\n".to_owned()
+        } else {
+            return None;
+        };
+        // Whoever reads this may stop reading early.
+        let _ = std::io::stdout().write_all(text.as_bytes());
+        Some(ExitCode::SUCCESS)
+    }
+
     /// The effective configuration with `overrides`: settings of flags of the service's own, such as `--tier 30s`,
     /// as dotted keys with values; they win over `--set`.
     ///
@@ -91,15 +106,8 @@ where
         Ok(config) => config,
         Err(error) => return report(&error),
     };
-    if args.print_config || args.check {
-        let text = if args.print_config {
-            config.to_yaml()
-        } else {
-            "the configuration is valid\n".to_owned()
-        };
-        // Whoever reads this may stop reading early.
-        let _ = std::io::stdout().write_all(text.as_bytes());
-        return ExitCode::SUCCESS;
+    if let Some(code) = args.answer(&config) {
+        return code;
     }
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,

@@ -31,7 +31,7 @@ mod yaml;
 pub use http::{HttpConfig, Meaning, ResponseMode, Status, TlsConfig};
 pub use kafka::{KafkaConfig, TopicsConfig};
 pub use load::Sources;
-pub use output::{ChosenOutput, OutputChooser, OutputConfig};
+pub use output::{ChosenOutput, OutputConfig};
 pub use pipeline::{AnchorConfig, PipelineConfig, ReturnTarget};
 pub use problem::{ConfigError, Problem};
 pub use process::{AdminConfig, LogFormat, OtlpConfig, ShutdownConfig, TelemetryConfig};

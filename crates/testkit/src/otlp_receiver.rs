@@ -55,9 +55,7 @@ impl OtlpReceiver {
         listener
             .set_nonblocking(true)
             .context("making the collector's socket non-blocking")?;
-        let address = listener
-            .local_addr()
-            .context("reading the collector's address")?;
+        let address = listener.local_addr().context("reading the collector's address")?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()

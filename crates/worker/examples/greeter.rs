@@ -10,7 +10,7 @@ use std::sync::Arc;
 use redeliver_core::{Failure, Outcome, Pipeline};
 use redeliver_runtime::cli::{CommonArgs, Start, main_with};
 use redeliver_worker::host::lane_grace;
-use redeliver_worker::{Attempt, Host, WorkerSpec, spawn, topics};
+use redeliver_worker::{Attempt, Host, WorkerSpec, spawn};
 use tower::{BoxError, service_fn};
 
 /// What becomes of one record. It may be called more than once for the same one, with the same
@@ -34,7 +34,7 @@ async fn run(start: Start) -> Result<(), BoxError> {
         .iter()
         .map(|(name, pipeline)| pipeline.pipeline(name))
         .collect();
-    topics::ensure(&config, &host.kafka, &pipelines, host.tasks.shutdown()).await?;
+    host.ensure_topics(&pipelines).await?;
     // A tower::Service: layers of tower add timeouts and limits to it.
     let handler = service_fn(|attempt: Attempt| async move { Ok::<_, Infallible>(greet(&attempt)) });
     for ((_, settings), pipeline) in served.iter().zip(pipelines) {

@@ -128,7 +128,7 @@ impl Processor for Engine {
         };
         self.in_flight += 1;
         let offset = record.position.offset;
-        match Arrival::read(&self.pipeline, &record) {
+        match Arrival::read_at(&self.pipeline, &record, now) {
             Ok(arrival) => self.accepted.push(Job {
                 assignment,
                 offset,

@@ -10,6 +10,7 @@ use redeliver_kafka::{KafkaSettings, Lane, LaneSpec, Processor, Waker};
 use redeliver_runtime::Config;
 use redeliver_runtime::admin::{self, Admin};
 use redeliver_runtime::cli::Start;
+use redeliver_runtime::config::{ConfigError, Problem};
 use redeliver_runtime::health::{Health, Part};
 use redeliver_runtime::metrics;
 use redeliver_runtime::tasks::{TaskError, Tasks};
@@ -131,6 +132,20 @@ impl Host {
             .run_until_shutdown(self.config.shutdown.grace.duration())
             .await
     }
+}
+
+/// Looks at the properties that are passed through to the client library.
+///
+/// # Errors
+/// When it does not take one of them, which names the field and shows no value.
+pub fn check_kafka(config: &Config) -> Result<(), ConfigError> {
+    kafka_settings(config).check_properties().map_err(|unusable| {
+        ConfigError::Invalid(vec![Problem {
+            field: format!("kafka.properties.{}", unusable.property),
+            problem: unusable.problem,
+            place: None,
+        }])
+    })
 }
 
 /// How Kafka is reached, from the configuration.

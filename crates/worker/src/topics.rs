@@ -27,6 +27,8 @@ fn listed(findings: &[Finding]) -> String {
 
 /// How long one look may take.
 const LOOK: Duration = Duration::from_secs(10);
+/// How long the first one may take, so that a wrong address is soon said.
+const FIRST_LOOK: Duration = Duration::from_secs(3);
 /// How often it is said that Kafka does not answer.
 const SAY_EVERY: Duration = Duration::from_secs(30);
 
@@ -61,7 +63,7 @@ pub async fn ensure(
     let mut said: Option<std::time::Instant> = None;
     loop {
         let looked = tokio::select! {
-            looked = look(config, kafka, &spec) => looked,
+            looked = look(config, kafka, &spec, said.is_none()) => looked,
             () = shutdown.cancelled() => return Ok(()),
         };
         match looked {
@@ -89,6 +91,7 @@ async fn look(
     config: &Config,
     kafka: &KafkaSettings,
     spec: &TopologySpec,
+    is_first: bool,
 ) -> Result<Vec<Finding>, TopologyError> {
     if config.kafka.topics.create {
         let applied = topology::apply(&kafka.client(), spec, LOOK).await?;
@@ -97,7 +100,8 @@ async fn look(
         }
         return Ok(applied.into_iter().flat_map(|topic| topic.findings).collect());
     }
-    topology::check(&kafka.client(), spec, LOOK).await
+    let patience = if is_first { FIRST_LOOK } else { LOOK };
+    topology::check(&kafka.client(), spec, patience).await
 }
 
 fn judge(findings: Vec<Finding>) -> Result<(), TopicsError> {

@@ -8,14 +8,18 @@ pub mod http;
 pub mod output_choice;
 pub mod quick_retry;
 
+use std::io;
 use std::sync::Arc;
 
-use anyhow::Context as _;
 use redeliver_core::Pipeline;
+use redeliver_runtime::Config;
 use redeliver_runtime::cli::Start;
-use redeliver_runtime::config::{HttpConfig, OutputConfig, PipelineConfig, ResponseMode};
-use redeliver_worker::host::{Host, lane_grace};
+use redeliver_runtime::config::{
+    ConfigError, HttpConfig, OutputConfig, PipelineConfig, Problem, ResponseMode,
+};
+use redeliver_runtime::tasks::BoxError;
 use redeliver_worker::WorkerSpec;
+use redeliver_worker::host::{Host, check_kafka, kafka_settings, lane_grace};
 
 use crate::http::{HttpHandler, HttpSettings, ResponseUse, TlsFiles};
 use crate::output_choice::OutputChoice;
@@ -24,15 +28,24 @@ use crate::output_choice::OutputChoice;
 ///
 /// # Errors
 /// When an endpoint is not usable as configured, the topics are unsound, or a lane cannot go on.
-pub async fn run(start: Start) -> anyhow::Result<()> {
+pub async fn run(start: Start) -> Result<(), BoxError> {
     let mut host = Host::new("enricher", start);
-    let served = host.config.enricher_pipelines();
-    let pipelines: Vec<Pipeline> = served
+    check_kafka(&host.config)?;
+    let endpoints = endpoints(&host.config)?;
+    if endpoints.is_empty() {
+        return Err(ConfigError::Invalid(vec![Problem {
+            field: "pipelines".to_owned(),
+            problem: "none of them has `http`, so there is nothing to do".to_owned(),
+            place: None,
+        }])
+        .into());
+    }
+    let pipelines: Vec<Pipeline> = endpoints
         .iter()
-        .map(|(name, pipeline)| pipeline.pipeline(name))
+        .map(|endpoint| (*endpoint.spec.pipeline).clone())
         .collect();
     host.ensure_topics(&pipelines).await?;
-    mount(&mut host)?;
+    spawn(&mut host, endpoints)?;
     Ok(host.run().await?)
 }
 
@@ -41,20 +54,45 @@ pub async fn run(start: Start) -> anyhow::Result<()> {
 /// # Errors
 /// When an endpoint is not usable as configured, or the system gives no thread.
 pub fn mount(host: &mut Host) -> anyhow::Result<()> {
-    let config = host.config.clone();
+    let endpoints = endpoints(&host.config)?;
+    Ok(spawn(host, endpoints)?)
+}
+
+/// A pipeline with its endpoint, ready to be worked on.
+struct Endpoint {
+    spec: WorkerSpec,
+    handler: HttpHandler,
+}
+
+/// All served pipelines. Reads the files that their settings name; asks neither Kafka nor an endpoint.
+fn endpoints(config: &Config) -> Result<Vec<Endpoint>, ConfigError> {
+    let mut endpoints = Vec::new();
     for (name, pipeline) in config.enricher_pipelines() {
         let Some(http) = &pipeline.http else { continue };
-        let handler =
-            HttpHandler::new(settings(http, pipeline)).with_context(|| format!("pipelines.{name}"))?;
+        let handler = HttpHandler::new(settings(http, pipeline)).map_err(|error| {
+            ConfigError::Invalid(vec![Problem {
+                field: format!("pipelines.{name}.{}", error.field),
+                problem: error.problem,
+                place: None,
+            }])
+        })?;
         let spec = WorkerSpec {
             pipeline: Arc::new(pipeline.pipeline(name)),
-            kafka: host.kafka.clone(),
+            kafka: kafka_settings(config),
             lanes: config.kafka.lanes as usize,
             batch: config.kafka.batch as usize,
             concurrency: http.concurrency as usize,
             in_flight: pipeline.in_flight as usize,
-            grace: lane_grace(&config),
+            grace: lane_grace(config),
         };
+        endpoints.push(Endpoint { spec, handler });
+    }
+    Ok(endpoints)
+}
+
+fn spawn(host: &mut Host, endpoints: Vec<Endpoint>) -> io::Result<()> {
+    for Endpoint { mut spec, handler } in endpoints {
+        spec.kafka = host.kafka.clone();
         redeliver_worker::spawn(host, &spec, &handler)?;
     }
     Ok(())

@@ -10,7 +10,7 @@ use redeliver_core::span::Span;
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::{CommonArgs, EXIT_FAILURE, EXIT_USAGE, report};
 use redeliver_runtime::config::ResponseMode;
-use redeliver_worker::host::kafka_settings;
+use redeliver_worker::host::{check_kafka, kafka_settings};
 
 /// Flags of `redeliver audit`.
 #[derive(Args)]
@@ -33,6 +33,12 @@ pub(crate) fn main(args: &AuditArgs) -> ExitCode {
         Ok(config) => config,
         Err(error) => return report(&error),
     };
+    if let Some(code) = args.common.answer(&config) {
+        return code;
+    }
+    if let Err(error) = check_kafka(&config) {
+        return report(&error);
+    }
     if let Some(unknown) = args
         .pipeline
         .iter()

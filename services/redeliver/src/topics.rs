@@ -8,7 +8,7 @@ use redeliver_core::Pipeline;
 use redeliver_kafka::topology::{self, Finding, Severity, TopologySpec};
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::{CommonArgs, EXIT_FAILURE, report};
-use redeliver_worker::host::kafka_settings;
+use redeliver_worker::host::{check_kafka, kafka_settings};
 use redeliver_worker::topics::topic_settings;
 
 /// Flags of `redeliver topics`.
@@ -34,6 +34,12 @@ pub(crate) fn main(args: &TopicsArgs) -> ExitCode {
         Ok(config) => config,
         Err(error) => return report(&error),
     };
+    if let Some(code) = common.answer(&config) {
+        return code;
+    }
+    if let Err(error) = check_kafka(&config) {
+        return report(&error);
+    }
     let pipelines = pipelines(&config);
     if pipelines.is_empty() {
         println!("no pipelines are configured, so there are no topics to look at");

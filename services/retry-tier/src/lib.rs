@@ -15,7 +15,9 @@ use redeliver_core::{Pipeline, Span, pipeline};
 use redeliver_kafka::{LaneSpec, Waker};
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::Start;
-use redeliver_worker::host::{Host, lane_grace};
+use redeliver_runtime::config::{ConfigError, Problem};
+use redeliver_runtime::tasks::BoxError;
+use redeliver_worker::host::{Host, check_kafka, lane_grace};
 
 use crate::metrics::TierFamilies;
 pub use crate::relay::LookAhead;
@@ -25,9 +27,18 @@ use crate::relay::Relay;
 ///
 /// # Errors
 /// When the topics are unsound or a lane cannot go on.
-pub async fn run(start: Start) -> anyhow::Result<()> {
+pub async fn run(start: Start) -> Result<(), BoxError> {
     let mut host = Host::new("retry-tier", start);
+    check_kafka(&host.config)?;
     let pipelines = served(&host.config);
+    if pipelines.is_empty() {
+        return Err(ConfigError::Invalid(vec![Problem {
+            field: "pipelines".to_owned(),
+            problem: "there is none, so there is nothing to do".to_owned(),
+            place: None,
+        }])
+        .into());
+    }
     let pipelines: Vec<Pipeline> = pipelines.iter().map(|pipeline| (**pipeline).clone()).collect();
     host.ensure_topics(&pipelines).await?;
     mount(&mut host)?;

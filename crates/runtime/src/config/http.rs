@@ -10,10 +10,9 @@ use redeliver_core::Span;
 use redeliver_core::classification::{Classification, Verdict};
 use serde::{Deserialize, Serialize};
 
-use super::problem::{ConfigError, Findings, Problem};
-use super::secret::{self, Secret, Settings, Url};
+use super::problem::Findings;
+use super::secret::{self, Settings, Url};
 use super::text;
-use super::tree::{Origin, Path};
 
 /// `pipelines.<name>.http`: the endpoint and how it is called.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -136,33 +135,6 @@ impl HttpConfig {
             .iter()
             .map(|(status, meaning)| (status.0, verdict(*meaning)));
         Classification::with_overrides(overrides.collect())
-    }
-
-    /// All headers of a request; those in files are read now. `pipeline` is named in errors.
-    ///
-    /// # Errors
-    /// When a file cannot be read or does not hold a header's value.
-    pub fn read_headers(&self, pipeline: &str) -> Result<Vec<(String, Secret)>, ConfigError> {
-        let in_place = self
-            .headers
-            .iter()
-            .map(|(name, value)| (name.to_owned(), Secret::new(value)));
-        let mut headers: Vec<_> = in_place.collect();
-        for (name, path) in &self.header_files {
-            let secret =
-                Secret::from_file(path).and_then(|secret| match HeaderValue::from_str(secret.expose()) {
-                    Ok(_) => Ok(secret),
-                    Err(_) => Err(format!(
-                        "the file {} does not hold one line of text",
-                        path.display()
-                    )),
-                });
-            let field = Path::of(&["pipelines", pipeline, "http", "header_files", name]);
-            let problem =
-                |problem| ConfigError::Invalid(vec![Problem::new(&field, problem, &Origin::Default)]);
-            headers.push((name.clone(), secret.map_err(problem)?));
-        }
-        Ok(headers)
     }
 
     pub(super) fn check(&self, findings: &mut Findings<'_>) {

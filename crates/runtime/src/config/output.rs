@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Arc;
 
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error, MapAccess, Visitor};
@@ -32,14 +31,6 @@ pub struct ChosenOutput {
     pub default: String,
 }
 
-/// Chooses the topic of one result.
-#[derive(Clone, Debug)]
-pub struct OutputChooser {
-    pointer: String,
-    topics: BTreeMap<String, Arc<str>>,
-    default: Arc<str>,
-}
-
 impl OutputConfig {
     /// The topic for payloads of which nothing else is known.
     #[must_use]
@@ -62,21 +53,6 @@ impl OutputConfig {
         topics
     }
 
-    /// What chooses among several topics; none when there is only one.
-    #[must_use]
-    pub fn chooser(&self) -> Option<OutputChooser> {
-        let Self::Chosen(chosen) = self else { return None };
-        Some(OutputChooser {
-            pointer: chosen.pointer.clone(),
-            topics: chosen
-                .topics
-                .iter()
-                .map(|(value, topic)| (value.clone(), topic.as_str().into()))
-                .collect(),
-            default: chosen.default.as_str().into(),
-        })
-    }
-
     pub(super) fn check(&self, key: &str, findings: &mut Findings<'_>) {
         match self {
             Self::Topic(topic) => findings.topic(key, topic),
@@ -93,25 +69,6 @@ impl OutputConfig {
                 }
             }),
         }
-    }
-}
-
-impl OutputChooser {
-    /// The topic for this payload.
-    #[must_use]
-    pub fn topic_for(&self, payload: &[u8]) -> &Arc<str> {
-        let document: Option<serde_json::Value> = serde_json::from_slice(payload).ok();
-        let value = document
-            .as_ref()
-            .and_then(|document| document.pointer(&self.pointer));
-        let topic = match value {
-            Some(serde_json::Value::String(text)) => self.topics.get(text),
-            Some(value @ (serde_json::Value::Number(_) | serde_json::Value::Bool(_))) => {
-                self.topics.get(&value.to_string())
-            }
-            _ => None,
-        };
-        topic.unwrap_or(&self.default)
     }
 }
 
@@ -151,36 +108,7 @@ impl<'de> Visitor<'de> for OutputVisitor {
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
-
-    fn chooser() -> OutputChooser {
-        let topics = [("retry", "retry-queue"), ("7", "seven"), ("true", "yes")];
-        OutputConfig::Chosen(ChosenOutput {
-            pointer: "/meta/queue".to_owned(),
-            topics: topics
-                .map(|(value, topic)| (value.to_owned(), topic.to_owned()))
-                .into(),
-            default: "enriched-queue".to_owned(),
-        })
-        .chooser()
-        .unwrap()
-    }
-
-    #[test]
-    fn a_field_of_the_payload_chooses_the_topic() {
-        for (payload, topic) in [
-            (r#"{"meta":{"queue":"retry"}}"#, "retry-queue"),
-            (r#"{"meta":{"queue":7}}"#, "seven"),
-            (r#"{"meta":{"queue":true}}"#, "yes"),
-            (r#"{"meta":{"queue":"other"}}"#, "enriched-queue"),
-            (r#"{"meta":{"queue":["retry"]}}"#, "enriched-queue"),
-            ("not json", "enriched-queue"),
-        ] {
-            assert_eq!(&**chooser().topic_for(payload.as_bytes()), topic, "{payload}");
-        }
-    }
 
     #[test]
     fn a_pointer_begins_with_a_slash() {
@@ -194,12 +122,5 @@ mod tests {
                 .iter()
                 .all(|wrong| !is_pointer(wrong))
         );
-    }
-
-    proptest! {
-        #[test]
-        fn arbitrary_payloads_go_somewhere(payload in proptest::collection::vec(any::<u8>(), 0..60)) {
-            prop_assert!(!chooser().topic_for(&payload).is_empty());
-        }
     }
 }

@@ -5,7 +5,7 @@ use redeliver_core::{RetryPolicy, Span};
 use serde::{Deserialize, Serialize};
 
 use super::http::HttpConfig;
-use super::output::{OutputChooser, OutputConfig, is_pointer, pointer_problem};
+use super::output::{OutputConfig, is_pointer, pointer_problem};
 use super::problem::{Findings, TOPIC_RULE};
 use super::retry::RetryConfig;
 use super::text;
@@ -85,7 +85,7 @@ fn other_topics(output: &OutputConfig) -> impl Iterator<Item = &str> {
 
 impl PipelineConfig {
     /// What the domain needs to know of the pipeline. Its `output` is the default one when the topic is
-    /// chosen by the payload; [`PipelineConfig::output_chooser`] is for that.
+    /// chosen by the payload.
     #[must_use]
     pub fn pipeline(&self, name: &str) -> Pipeline {
         Pipeline {
@@ -118,12 +118,6 @@ impl PipelineConfig {
     #[must_use]
     pub fn source<'a>(&'a self, name: &'a str) -> &'a str {
         self.source.as_deref().unwrap_or(name)
-    }
-
-    /// What chooses the topic of a result by its payload, if anything does.
-    #[must_use]
-    pub fn output_chooser(&self) -> Option<OutputChooser> {
-        self.output.as_ref().and_then(OutputConfig::chooser)
     }
 
     fn policy(&self) -> Option<RetryPolicy> {

@@ -17,16 +17,18 @@ const PLAN: Plan = Plan {
 };
 const DEADLINE: Duration = Duration::from_secs(90);
 
-/// Sends this many records through a pipeline whose endpoint follows [`PLAN`], and checks each of them.
+/// Sends this many records through a pipeline whose endpoint follows [`PLAN`], and checks each of them. Gives
+/// what the enricher measured.
 #[track_caller]
-fn all_end_as_their_fates_say(setup: Setup, count: usize) {
+fn all_end_as_their_fates_say(setup: Setup, count: usize) -> String {
     let pipe = setup.plan(PLAN).pipeline("http.timeout", "1s").create();
-    let (_enricher, _tier) = (pipe.enricher("a"), pipe.retry_tier("a"));
+    let (mut enricher, _tier) = (pipe.enricher("a"), pipe.retry_tier("a"));
     let sent = pipe.produce(records(count));
     let ends = pipe.settle(&sent, DEADLINE);
     ends.meets(&PLAN, &sent);
     ends.were_called(&PLAN, &sent, &pipe.endpoint);
     println!("{}", ends.report);
+    enricher.get("/metrics").1
 }
 
 #[test]
@@ -41,7 +43,17 @@ fn retries_that_come_back_to_the_source_end_the_same_way() {
 
 #[test]
 fn two_lanes_share_the_work() {
-    all_end_as_their_fates_say(Setup::new("e2e-lanes").set("kafka.lanes", "2"), 500);
+    let metrics = all_end_as_their_fates_say(Setup::new("e2e-lanes").set("kafka.lanes", "2"), 500);
+    let completed = metrics
+        .lines()
+        .filter(|line| line.starts_with("redeliver_lane_completed_total{"));
+    let counts: Vec<u64> = completed
+        .map(|line| line.rsplit(' ').next().unwrap_or_default().parse().unwrap())
+        .collect();
+    assert!(
+        counts.len() == 2 && counts.iter().all(|count| *count > 0),
+        "{counts:?}"
+    );
 }
 
 #[test]
@@ -55,9 +67,14 @@ fn a_record_that_fails_more_often_than_it_may_is_dead_as_exhausted() {
     ends.were_called(&PLAN, &sent, &pipe.endpoint);
     let exhausted = ends.report.dead_by_class["exhausted"];
     assert!(exhausted > 20, "{}", ends.report);
-    let dead = ends.dead().find(|dead| text(dead, ERROR_CODE).unwrap().as_deref() == Some("http.503"));
+    let dead = ends
+        .dead()
+        .find(|dead| text(dead, ERROR_CODE).unwrap().as_deref() == Some("http.503"));
     let message = text(dead.unwrap(), ERROR_MESSAGE).unwrap().unwrap();
-    assert!(message.starts_with("gave up after 2 attempts: POST http://127.0.0.1:"), "{message}");
+    assert!(
+        message.starts_with("gave up after 2 attempts: POST http://127.0.0.1:"),
+        "{message}"
+    );
 }
 
 #[test]
@@ -68,10 +85,16 @@ fn the_value_stays_as_it_was_when_the_answer_is_not_kept() {
         Reply::Status(200, headers, _) => Reply::Status(200, headers, "an answer nobody needs".into()),
         other => other,
     });
-    let pipe = setup.pipeline("http.timeout", "1s").pipeline("http.response", "keep").create();
+    let pipe = setup
+        .pipeline("http.timeout", "1s")
+        .pipeline("http.response", "keep")
+        .create();
     let (_enricher, _tier) = (pipe.enricher("a"), pipe.retry_tier("a"));
     let mut drafts = records(300);
-    drafts.push(Draft { value: None, ..Draft::new("null", "") });
+    drafts.push(Draft {
+        value: None,
+        ..Draft::new("null", "")
+    });
     drafts.push(Draft::new("empty", ""));
     let sent = pipe.produce(drafts);
     let ends = pipe.settle(&sent, DEADLINE);
@@ -79,20 +102,31 @@ fn the_value_stays_as_it_was_when_the_answer_is_not_kept() {
         b"" => Fate::Succeeds,
         body => PLAN.fate(body),
     });
-    let [null, empty] = &sent[sent.len() - 2..] else { unreachable!() };
-    assert_eq!((&ends.of(null).value, &ends.of(empty).value), (&None, &Some(Bytes::new())));
+    let [null, empty] = &sent[sent.len() - 2..] else {
+        unreachable!()
+    };
+    assert_eq!(
+        (&ends.of(null).value, &ends.of(empty).value),
+        (&None, &Some(Bytes::new()))
+    );
 }
 
 #[test]
 fn a_field_of_the_payload_chooses_the_output() {
     let output = "{ pointer: /meta/queue, topics: { enriched: '{name}-enriched', review: '{name}-review' }, \
                   default: '{name}-rest' }";
-    let pipe = Setup::new("e2e-choice").output(output).tiers(&[200, 400]).plan(PLAN);
+    let pipe = Setup::new("e2e-choice")
+        .output(output)
+        .tiers(&[200, 400])
+        .plan(PLAN);
     let pipe = pipe.pipeline("http.timeout", "1s").create();
     let (_enricher, _tier) = (pipe.enricher("a"), pipe.retry_tier("a"));
     let draft = |n: usize| {
         let queue = ["\"enriched\"", "\"review\"", "\"elsewhere\"", "null"][n % 4];
-        Draft::new(format!("k{}", n % 9), format!("{{\"n\":{n},\"meta\":{{\"queue\":{queue}}}}}"))
+        Draft::new(
+            format!("k{}", n % 9),
+            format!("{{\"n\":{n},\"meta\":{{\"queue\":{queue}}}}}"),
+        )
     };
     let sent = pipe.produce((0..200).map(draft).collect());
     let ends = pipe.settle(&sent, DEADLINE);
@@ -107,6 +141,20 @@ fn a_field_of_the_payload_chooses_the_output() {
 }
 
 #[test]
+fn two_pipelines_with_processes_of_their_own_share_a_tier_by_name() {
+    // Tiers have one consumer group for all pipelines of a broker, whoever runs the processes.
+    let setup = |name: &str| Setup::new(name).plan(PLAN).shared_tiers(&[431, 862]);
+    let pipes = ["e2e-one", "e2e-other"].map(|name| setup(name).pipeline("http.timeout", "1s").create());
+    let _running = pipes
+        .each_ref()
+        .map(|pipe| (pipe.enricher("a"), pipe.retry_tier("a")));
+    let sent = pipes.each_ref().map(|pipe| pipe.produce(records(300)));
+    for (pipe, sent) in pipes.iter().zip(&sent) {
+        pipe.settle(sent, DEADLINE).meets(&PLAN, sent);
+    }
+}
+
+#[test]
 fn the_audit_command_agrees() {
     let pipe = Setup::new("e2e-audit").tiers(&[200]).create();
     let (_enricher, _tier) = (pipe.enricher("a"), pipe.retry_tier("a"));
@@ -115,7 +163,9 @@ fn the_audit_command_agrees() {
     let audited = pipe.redeliver(&["audit"]);
     assert_eq!(audited.code, Some(0), "{audited:?}");
     assert!(
-        audited.stdout.ends_with("clean: every record is exactly once in the output, dead or waiting\n"),
+        audited
+            .stdout
+            .ends_with("clean: every record is exactly once in the output, dead or waiting\n"),
         "{audited:?}"
     );
     let json = pipe.redeliver(&["audit", "--output", "json"]);

@@ -30,7 +30,9 @@ fn fate(sent: &Sent) -> Fate {
 }
 
 fn others(range: std::ops::Range<u32>) -> Vec<Draft> {
-    range.map(|n| Draft::new(format!("k{}", n % 10), format!("record {n}"))).collect()
+    range
+        .map(|n| Draft::new(format!("k{}", n % 10), format!("record {n}")))
+        .collect()
 }
 
 /// Sends the slow record and many behind it, and waits until only the slow one has no end.
@@ -38,9 +40,11 @@ fn others(range: std::ops::Range<u32>) -> Vec<Draft> {
 fn all_but_one_end(pipe: &Pipe, count: u32) -> Vec<Sent> {
     let mut sent = pipe.produce(others(0..10));
     sent.extend(pipe.produce(vec![Draft::new("k1", SLOW)]));
-    eventually("the slow call is under way", DEADLINE, || match pipe.endpoint.calls_of_body(SLOW) {
-        1 => Ok(()),
-        calls => Err(format!("{calls} calls of {}", pipe.endpoint.calls())),
+    eventually("the slow call is under way", DEADLINE, || {
+        match pipe.endpoint.calls_of_body(SLOW) {
+            1 => Ok(()),
+            calls => Err(format!("{calls} calls of {}", pipe.endpoint.calls())),
+        }
     });
     // It keeps coming.
     let mut watch = pipe.watch();
@@ -49,7 +53,12 @@ fn all_but_one_end(pipe: &Pipe, count: u32) -> Vec<Sent> {
         sent.extend(pipe.produce(others(batch * 10_000..batch * 10_000 + count / batches)));
         watch.until_ended(sent.len() - 1, DEADLINE);
     }
-    assert!(watch.records.iter().all(|record| record.value.as_deref() != Some(SLOW)));
+    assert!(
+        watch
+            .records
+            .iter()
+            .all(|record| record.value.as_deref() != Some(SLOW))
+    );
     sent
 }
 
@@ -67,15 +76,29 @@ fn the_others_of_its_partition_are_done_before_a_hanging_record_has_its_first_ou
     let ends = pipe.settle(&sent, DEADLINE);
     ends.meets_with(&sent, fate);
     let first_outcome = pipe.read(&[tier])[0].timestamp;
-    let before = ends.records.iter().filter(|record| record.timestamp <= first_outcome).count();
+    let before = ends
+        .records
+        .iter()
+        .filter(|record| record.timestamp <= first_outcome)
+        .count();
     println!("{before} others ended within {took:?} while one hung for 6 s");
-    assert_eq!(before, sent.len() - 1, "the others must not wait for the hanging one");
-    assert!(is_hanging, "all others took {took:?}, longer than the hanging one");
+    assert_eq!(
+        before,
+        sent.len() - 1,
+        "the others must not wait for the hanging one"
+    );
+    assert!(
+        is_hanging,
+        "all others took {took:?}, longer than the hanging one"
+    );
 }
 
 #[test]
 fn a_crash_while_a_record_hangs_repeats_none_of_those_that_were_done_behind_it() {
-    let setup = Setup::new("hang-crash").partitions(1).tiers(&[200]).behave(one_hangs);
+    let setup = Setup::new("hang-crash")
+        .partitions(1)
+        .tiers(&[200])
+        .behave(one_hangs);
     let pipe = setup.pipeline("http.timeout", "5m").create();
     let mut enricher = pipe.enricher("a");
     let sent = all_but_one_end(&pipe, 2_000);
@@ -86,7 +109,12 @@ fn a_crash_while_a_record_hangs_repeats_none_of_those_that_were_done_behind_it()
     ends.meets_with(&sent, |_| Fate::Succeeds);
     for sent in &sent {
         let calls = pipe.endpoint.calls_of_key(&sent.idempotency_key());
-        assert_eq!(calls, if sent.body() == SLOW { 2 } else { 1 }, "{}", sent.position);
+        assert_eq!(
+            calls,
+            if sent.body() == SLOW { 2 } else { 1 },
+            "{}",
+            sent.position
+        );
     }
 }
 
@@ -96,9 +124,14 @@ fn a_crash_in_the_middle_of_work_repeats_at_most_what_was_in_hand() {
     let setup = Setup::new("hang-busy").partitions(1).tiers(&[200]);
     let setup = setup.behave(|request| match &*request.body {
         SLOW => one_hangs(request),
-        _ => Reply::Delay(Duration::from_millis(10), Box::new(Reply::ok(request.body.clone()))),
+        _ => Reply::Delay(
+            Duration::from_millis(10),
+            Box::new(Reply::ok(request.body.clone())),
+        ),
     });
-    let setup = setup.pipeline("http.timeout", "5m").pipeline("in_flight", &IN_HAND.to_string());
+    let setup = setup
+        .pipeline("http.timeout", "5m")
+        .pipeline("in_flight", &IN_HAND.to_string());
     let pipe = setup.create();
     let mut enricher = pipe.enricher("a");
     let mut drafts = others(0..3_000);
@@ -112,7 +145,13 @@ fn a_crash_in_the_middle_of_work_repeats_at_most_what_was_in_hand() {
     ends.meets_with(&sent, |_| Fate::Succeeds);
     let calls = pipe.endpoint.calls_by_key();
     let repeated = calls.values().filter(|calls| **calls > 1).count();
-    println!("{repeated} of {} records were called twice after the crash", sent.len());
+    println!(
+        "{repeated} of {} records were called twice after the crash",
+        sent.len()
+    );
     assert_eq!(calls.len(), sent.len());
-    assert!(calls.values().all(|calls| *calls <= 2) && repeated <= IN_HAND, "{repeated}");
+    assert!(
+        calls.values().all(|calls| *calls <= 2) && repeated <= IN_HAND,
+        "{repeated}"
+    );
 }

@@ -2,4 +2,10 @@
 
 mod chaos;
 mod e2e;
+mod forged;
+mod golden;
+mod hang;
+mod raw;
+mod shutdown;
 mod support;
+mod traces;

@@ -11,24 +11,37 @@ const DEADLINE: Duration = Duration::from_secs(60);
 #[test]
 fn calls_that_are_under_way_are_finished_and_not_repeated_after_a_restart() {
     let setup = Setup::new("shutdown").tiers(&[200]).behave(|request| {
-        Reply::Delay(Duration::from_millis(1_500), Box::new(Reply::ok(request.body.clone())))
+        Reply::Delay(
+            Duration::from_millis(1_500),
+            Box::new(Reply::ok(request.body.clone())),
+        )
     });
-    let pipe = setup.pipeline("http.concurrency", "40").pipeline("http.timeout", "10s").create();
+    let pipe = setup
+        .pipeline("http.concurrency", "40")
+        .pipeline("http.timeout", "10s")
+        .create();
     let mut enricher = pipe.enricher("a");
     let sent = pipe.produce(records(100));
-    eventually("forty calls are under way", DEADLINE, || match pipe.endpoint.in_flight() {
-        40 => Ok(()),
-        count => Err(format!("{count} calls")),
+    eventually("forty calls are under way", DEADLINE, || {
+        match pipe.endpoint.in_flight() {
+            40 => Ok(()),
+            count => Err(format!("{count} calls")),
+        }
     });
     let admin = enricher.admin();
     let began = Instant::now();
     enricher.process.terminate();
-    eventually("it is not ready any more", Duration::from_secs(5), || match get(admin, "/readyz") {
-        Ok((503, body)) if body.contains("\"process\":\"shutting down\"") => Ok(()),
-        other => Err(format!("{other:?}")),
+    eventually("it is not ready any more", Duration::from_secs(5), || {
+        match get(admin, "/readyz") {
+            Ok((503, body)) if body.contains("\"process\":\"shutting down\"") => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
     });
     assert_eq!(enricher.process.wait(DEADLINE).code(), Some(0));
-    println!("ended {:?} after SIGTERM with 40 calls of 1.5 s under way", began.elapsed());
+    println!(
+        "ended {:?} after SIGTERM with 40 calls of 1.5 s under way",
+        began.elapsed()
+    );
     let before = pipe.endpoint.calls();
     assert_eq!(pipe.audit().output, before, "every call that was made counts");
 
@@ -43,19 +56,28 @@ fn calls_that_are_under_way_are_finished_and_not_repeated_after_a_restart() {
 #[test]
 fn a_call_that_outlasts_the_grace_period_is_made_again_later() {
     let setup = Setup::new("shutdown-grace").behave(|request| {
-        if request.earlier_calls_of_body == 0 { Reply::Hang } else { Reply::ok(request.body.clone()) }
+        if request.earlier_calls_of_body == 0 {
+            Reply::Hang
+        } else {
+            Reply::ok(request.body.clone())
+        }
     });
     let setup = setup.pipeline("http.timeout", "5m").set("shutdown.grace", "2s");
     let pipe = setup.create();
     let mut enricher = pipe.enricher("a");
     let sent = pipe.produce(records(1));
-    eventually("the call is under way", DEADLINE, || match pipe.endpoint.in_flight() {
-        1 => Ok(()),
-        count => Err(format!("{count} calls")),
+    eventually("the call is under way", DEADLINE, || {
+        match pipe.endpoint.in_flight() {
+            1 => Ok(()),
+            count => Err(format!("{count} calls")),
+        }
     });
     let began = Instant::now();
     let code = enricher.end();
-    println!("ended {:?} after SIGTERM with {code:?}, with a grace of 2 s", began.elapsed());
+    println!(
+        "ended {:?} after SIGTERM with {code:?}, with a grace of 2 s",
+        began.elapsed()
+    );
     assert!(began.elapsed() < Duration::from_secs(6));
     assert_eq!(code, Some(0));
     let _enricher = pipe.enricher("a");
@@ -69,12 +91,17 @@ fn a_second_signal_ends_at_once() {
     let pipe = pipe.pipeline("http.timeout", "5m").create();
     let mut enricher = pipe.enricher("a");
     pipe.produce(records(1));
-    eventually("the call is under way", DEADLINE, || match pipe.endpoint.in_flight() {
-        1 => Ok(()),
-        count => Err(format!("{count} calls")),
+    eventually("the call is under way", DEADLINE, || {
+        match pipe.endpoint.in_flight() {
+            1 => Ok(()),
+            count => Err(format!("{count} calls")),
+        }
     });
     enricher.process.terminate();
-    enricher.process.wait_for_output("shutting down; a second signal ends the process at once", DEADLINE);
+    enricher.process.wait_for_output(
+        "shutting down; a second signal ends the process at once",
+        DEADLINE,
+    );
     let began = Instant::now();
     enricher.process.terminate();
     assert_eq!(enricher.process.wait(DEADLINE).code(), Some(143));
@@ -83,7 +110,10 @@ fn a_second_signal_ends_at_once() {
 
 #[test]
 fn a_retry_tier_with_waiting_records_ends_at_once_and_in_order() {
-    let pipe = Setup::new("shutdown-tier").tiers(&[600_000]).behave(|_| Reply::status(503)).create();
+    let pipe = Setup::new("shutdown-tier")
+        .tiers(&[600_000])
+        .behave(|_| Reply::status(503))
+        .create();
     let (_enricher, mut tier) = (pipe.enricher("a"), pipe.retry_tier("a"));
     pipe.produce(records(50));
     eventually("all are waiting", DEADLINE, || match pipe.audit() {

@@ -30,7 +30,9 @@ use redeliver_kafka::producer::Producer;
 use redeliver_kafka::reader::TopicReader;
 use redeliver_runtime::Config;
 use redeliver_testkit::scratch::Scratch;
-use redeliver_testkit::{Fate, FakeEndpoint, Plan, Process, Reply, Request, binary, brokers, eventually, unique};
+use redeliver_testkit::{
+    FakeEndpoint, Fate, Plan, Process, Reply, Request, binary, brokers, eventually, unique,
+};
 
 /// How long a process may take to be ready, on a machine that is busy with other tests.
 pub(crate) const START: Duration = Duration::from_secs(60);
@@ -50,8 +52,9 @@ pub(crate) struct Setup {
 pub(crate) struct Pipe {
     /// The pipeline's name, and its source topic's.
     pub(crate) name: String,
-    /// The configuration file that all processes read.
+    /// The configuration file that all processes read; settings of the test come as flags.
     pub(crate) file: PathBuf,
+    settings: BTreeMap<String, String>,
     /// The pipeline as the services see it.
     pub(crate) pipeline: Pipeline,
     /// How the test itself reaches Kafka.
@@ -95,6 +98,12 @@ impl Setup {
     /// which all pipelines share, are not shared with tests that run at the same time.
     pub(crate) fn tiers(mut self, millis: &[u64]) -> Self {
         self.tiers = own_tiers(millis);
+        self
+    }
+
+    /// The tiers in milliseconds as they are, for a test that wants to share them.
+    pub(crate) fn shared_tiers(mut self, millis: &[u64]) -> Self {
+        self.tiers = millis.to_vec();
         self
     }
 
@@ -143,7 +152,11 @@ impl Setup {
             Some(behaviour) => behaviour(request),
             None => Reply::ok(request.body.clone()),
         });
-        let brokers = if self.brokers.is_empty() { brokers() } else { self.brokers };
+        let brokers = if self.brokers.is_empty() {
+            brokers()
+        } else {
+            self.brokers
+        };
         let name = self.name;
         let tiers: Vec<String> = self.tiers.iter().map(|tier| format!("{tier}ms")).collect();
         let mut text = format!(
@@ -161,14 +174,12 @@ impl Setup {
         .unwrap();
         let file = scratch.path().join("redeliver.yaml");
         std::fs::write(&file, &text).unwrap();
-        // Settings of the test are laid over the file as flags would be, then written down as one file again.
         let sources = redeliver_runtime::config::Sources {
             file: Some(file.clone()),
             environment: BTreeMap::new(),
-            overrides: self.settings.into_iter().collect(),
+            overrides: self.settings.clone().into_iter().collect(),
         };
         let config = Config::load(&sources).unwrap_or_else(|error| panic!("{error}\n{text}"));
-        std::fs::write(&file, config.to_yaml()).unwrap();
         let kafka = KafkaSettings::new(brokers, format!("{name}-test"));
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
@@ -182,9 +193,14 @@ impl Setup {
         Pipe {
             pipeline: config.pipelines[&name].pipeline(&name),
             producer: Producer::new(&kafka).unwrap(),
-            check: if keeps { OutputCheck::Unchanged } else { OutputCheck::ValueReplaced },
+            check: if keeps {
+                OutputCheck::Unchanged
+            } else {
+                OutputCheck::ValueReplaced
+            },
             name,
             file,
+            settings: self.settings,
             kafka,
             endpoint,
             runtime,
@@ -223,7 +239,14 @@ impl Pipe {
     /// A command of one of our binaries with this pipeline's configuration.
     pub(crate) fn command(&self, name: &str, arguments: &[&str]) -> Command {
         let mut command = binary(name);
-        command.env_clear().args(arguments).arg("--config").arg(&self.file);
+        command
+            .env_clear()
+            .args(arguments)
+            .arg("--config")
+            .arg(&self.file);
+        for (key, value) in &self.settings {
+            command.arg("--set").arg(format!("{key}={value}"));
+        }
         command
     }
 
@@ -252,7 +275,9 @@ impl Pipe {
     /// Starts a service and waits for nothing.
     pub(crate) fn spawn(&self, service: &str, instance: &str, arguments: &[&str]) -> Service {
         let mut command = self.command(service, arguments);
-        command.arg("--set").arg(format!("instance={}-{instance}", self.name));
+        command
+            .arg("--set")
+            .arg(format!("instance={}-{instance}", self.name));
         Service {
             process: Process::spawn(command).unwrap(),
             name: format!("{service} {instance}"),
@@ -336,7 +361,11 @@ impl Pipe {
     pub(crate) fn settled_report(&self) -> Box<Report> {
         eventually("nothing is waiting", START, || {
             let report = self.audit();
-            if report.waiting.total() == 0 { Ok(report) } else { Err(report) }
+            if report.waiting.total() == 0 {
+                Ok(report)
+            } else {
+                Err(report)
+            }
         })
     }
 
@@ -352,7 +381,10 @@ impl Pipe {
     /// When each record of the source was written there.
     fn origins(&self) -> HashMap<Position, Record> {
         let records = self.read(std::slice::from_ref(&self.pipeline.source));
-        records.into_iter().map(|record| (record.position.clone(), record)).collect()
+        records
+            .into_iter()
+            .map(|record| (record.position.clone(), record))
+            .collect()
     }
 }
 
@@ -370,7 +402,9 @@ impl Service {
         let output = self.process.wait_for_output(" admin=127.0.0.1:", START);
         let address = output.split(" admin=").nth(1).unwrap_or_default();
         let address = address.split_whitespace().next().unwrap_or_default();
-        address.parse().unwrap_or_else(|_| panic!("no address: `{address}`"))
+        address
+            .parse()
+            .unwrap_or_else(|_| panic!("no address: `{address}`"))
     }
 
     /// Waits until all its parts are ready.
@@ -404,7 +438,10 @@ pub(crate) fn get(address: SocketAddr, path: &str) -> std::io::Result<(u16, Stri
     let patience = Duration::from_secs(5);
     let mut stream = TcpStream::connect_timeout(&address, patience)?;
     stream.set_read_timeout(Some(patience))?;
-    write!(stream, "GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n")?;
+    write!(
+        stream,
+        "GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n"
+    )?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
     let status = answer.split(' ').nth(1).and_then(|status| status.parse().ok());
@@ -454,7 +491,11 @@ impl Sent {
 
     /// The key under which the endpoint is called.
     pub(crate) fn idempotency_key(&self) -> String {
-        let Position { topic, partition, offset } = &self.position;
+        let Position {
+            topic,
+            partition,
+            offset,
+        } = &self.position;
         format!("{topic}-{partition}-{offset}")
     }
 }
@@ -512,7 +553,9 @@ impl Watch {
     /// Reads what has come since the last look.
     pub(crate) fn look(&mut self) -> &[Record] {
         let records = &mut self.records;
-        self.reader.read_to_end(START, |record| records.push(record)).unwrap();
+        self.reader
+            .read_to_end(START, |record| records.push(record))
+            .unwrap();
         records
     }
 
@@ -522,7 +565,10 @@ impl Watch {
         let dead_letters = self.dead_letters.clone();
         eventually("all records have ended", deadline, || {
             let ended = self.look();
-            let dead = ended.iter().filter(|record| record.position.topic == dead_letters).count();
+            let dead = ended
+                .iter()
+                .filter(|record| record.position.topic == dead_letters)
+                .count();
             if ended.len() >= count {
                 Ok(())
             } else {
@@ -549,7 +595,9 @@ impl Ends {
     pub(crate) fn of(&self, sent: &Sent) -> &Record {
         let is_its = |record: &&Record| place(&origin(record)) == sent.position;
         let mut ends = self.records.iter().filter(is_its);
-        let end = ends.next().unwrap_or_else(|| panic!("{} has not ended", sent.position));
+        let end = ends
+            .next()
+            .unwrap_or_else(|| panic!("{} has not ended", sent.position));
         assert!(ends.next().is_none(), "{} has ended twice", sent.position);
         end
     }
@@ -557,7 +605,9 @@ impl Ends {
     /// The dead letters.
     pub(crate) fn dead(&self) -> impl Iterator<Item = &Record> {
         let topic = self.pipeline.dead_letter_topic();
-        self.records.iter().filter(move |record| record.position.topic == topic)
+        self.records
+            .iter()
+            .filter(move |record| record.position.topic == topic)
     }
 
     /// Checks for each record that it ended where its fate says, after as many failures, exactly as it was
@@ -576,7 +626,10 @@ impl Ends {
             Fate::Succeeds | Fate::Refused => 1,
             Fate::Recovers { failures, .. } => 1 + failures.min(retries),
         };
-        let expected: BTreeMap<String, u32> = sent.iter().map(|sent| (sent.idempotency_key(), calls(sent))).collect();
+        let expected: BTreeMap<String, u32> = sent
+            .iter()
+            .map(|sent| (sent.idempotency_key(), calls(sent)))
+            .collect();
         let found: BTreeMap<String, u32> = endpoint.calls_by_key().into_iter().collect();
         let wrong: Vec<String> = expected
             .keys()
@@ -617,7 +670,11 @@ impl Ends {
     fn check(&self, sent: &Sent, end: &Record, fate: Fate, retries: u32) -> Result<(), String> {
         let equal = |what: &str, found: &dyn std::fmt::Debug, expected: &dyn std::fmt::Debug| {
             let (found, expected) = (format!("{found:?}"), format!("{expected:?}"));
-            if found == expected { Ok(()) } else { Err(format!("{what} is {found}, not {expected}")) }
+            if found == expected {
+                Ok(())
+            } else {
+                Err(format!("{what} is {found}, not {expected}"))
+            }
         };
         let source = self.origins.get(&sent.position).ok_or("not in the source")?;
         equal("key in the source", &source.key, &sent.draft.key)?;
@@ -627,7 +684,11 @@ impl Ends {
         let is_dead = end.position.topic == self.pipeline.dead_letter_topic();
         let is_echo = !is_dead && self.check == OutputCheck::ValueReplaced;
         let echo = sent.draft.value.clone().unwrap_or_default();
-        let value = if is_echo { Some(echo) } else { sent.draft.value.clone() };
+        let value = if is_echo {
+            Some(echo)
+        } else {
+            sent.draft.value.clone()
+        };
         equal("value", &end.value, &value)?;
         let users = users_headers(&end.headers);
         equal("user headers", &users, &users_headers(&sent.draft.headers))?;
@@ -644,7 +705,10 @@ impl Ends {
             (headers::ORIGINAL_TOPIC, sent.position.topic.to_string()),
             (headers::ORIGINAL_PARTITION, sent.position.partition.to_string()),
             (headers::ORIGINAL_OFFSET, sent.position.offset.to_string()),
-            (headers::ORIGINAL_TIMESTAMP, source.timestamp.unwrap_or(Timestamp::from_millis(-1)).to_string()),
+            (
+                headers::ORIGINAL_TIMESTAMP,
+                source.timestamp.unwrap_or(Timestamp::from_millis(-1)).to_string(),
+            ),
             (headers::RETRY_COUNT, failures.to_string()),
         ];
         for (name, value) in expected {
@@ -654,14 +718,27 @@ impl Ends {
             equal(name, &text(end, name)?, &None::<String>)?;
         }
         let Some(class) = class else {
-            for name in [headers::ERROR_CLASS, headers::ERROR_CODE, headers::ERROR_MESSAGE, headers::ERROR_TIMESTAMP] {
+            for name in [
+                headers::ERROR_CLASS,
+                headers::ERROR_CODE,
+                headers::ERROR_MESSAGE,
+                headers::ERROR_TIMESTAMP,
+            ] {
                 equal(name, &text(end, name)?, &None::<String>)?;
             }
             return Ok(());
         };
-        equal(headers::ERROR_CLASS, &text(end, headers::ERROR_CLASS)?, &Some(class.to_owned()))?;
+        equal(
+            headers::ERROR_CLASS,
+            &text(end, headers::ERROR_CLASS)?,
+            &Some(class.to_owned()),
+        )?;
         if let Some(code) = code {
-            equal(headers::ERROR_CODE, &text(end, headers::ERROR_CODE)?, &Some(code.to_owned()))?;
+            equal(
+                headers::ERROR_CODE,
+                &text(end, headers::ERROR_CODE)?,
+                &Some(code.to_owned()),
+            )?;
         }
         let message = text(end, headers::ERROR_MESSAGE)?.unwrap_or_default();
         if message.is_empty() || message.len() > 1024 {
@@ -709,7 +786,9 @@ pub(crate) fn text(record: &Record, name: &str) -> Result<Option<String>, String
 
 /// The headers that are neither ours nor of the trace.
 pub(crate) fn users_headers(list: &Headers) -> Headers {
-    list.filtered(|name| !headers::is_ours(name) && name != headers::TRACEPARENT && name != headers::TRACESTATE)
+    list.filtered(|name| {
+        !headers::is_ours(name) && name != headers::TRACEPARENT && name != headers::TRACESTATE
+    })
 }
 
 /// The different values of an iterator.

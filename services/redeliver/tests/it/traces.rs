@@ -1,0 +1,188 @@
+//! One trace from the first produce through every attempt and every wait to the end, seen by a collector.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use redeliver_core::Record;
+use redeliver_core::headers::TRACEPARENT;
+use redeliver_testkit::{OtlpReceiver, ReceivedSpan, Reply, eventually};
+
+use crate::support::{Draft, Setup, text};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
+const PRODUCER: &str = "b7ad6b7169203331";
+
+/// Calls by body with the trace context that came along.
+type Calls = Arc<Mutex<Vec<(String, String)>>>;
+
+/// The spans of one record, in the order in which they began.
+struct Trace {
+    spans: Vec<ReceivedSpan>,
+}
+
+impl Trace {
+    /// Waits until so many spans of a trace have come, and checks that all belong together.
+    #[track_caller]
+    fn of(receiver: &OtlpReceiver, trace: &str, count: usize) -> Self {
+        let mut spans = eventually("all spans have come", DEADLINE, || {
+            let spans: Vec<_> = receiver
+                .spans()
+                .into_iter()
+                .filter(|span| span.trace_id() == trace)
+                .collect();
+            if spans.len() >= count {
+                Ok(spans)
+            } else {
+                Err(format!("{spans:#?}"))
+            }
+        });
+        spans.sort_by_key(|span| span.span.start_time_unix_nano);
+        assert_eq!(spans.len(), count, "{spans:#?}");
+        Self { spans }
+    }
+
+    fn names(&self) -> Vec<&str> {
+        self.spans.iter().map(|span| span.span.name.as_str()).collect()
+    }
+
+    /// The headers that name this span as the parent of what comes next.
+    fn handed_on(&self, index: usize) -> String {
+        let span = &self.spans[index];
+        format!("00-{}-{}-01", span.trace_id(), span.span_id())
+    }
+}
+
+fn traceparent(record: &Record) -> String {
+    text(record, TRACEPARENT).unwrap().unwrap_or_default()
+}
+
+#[test]
+fn one_trace_goes_from_the_producer_through_all_attempts_and_waits_to_the_end() {
+    let receiver = OtlpReceiver::start();
+    let calls = Calls::default();
+    let seen = calls.clone();
+    let setup = Setup::new("traces")
+        .partitions(1)
+        .tiers(&[300])
+        .behave(move |request| {
+            let body = String::from_utf8_lossy(&request.body).into_owned();
+            let parent = request
+                .headers
+                .get(TRACEPARENT)
+                .and_then(|value| value.to_str().ok());
+            seen.lock()
+                .unwrap()
+                .push((body.clone(), parent.unwrap_or_default().to_owned()));
+            match (body.as_str(), request.earlier_calls_of_body) {
+                (_, 0) => Reply::status(503),
+                ("dies", _) => Reply::status(422),
+                _ => Reply::ok("fine"),
+            }
+        });
+    let pipe = setup
+        .set("telemetry.otlp.endpoint", &receiver.endpoint())
+        .create();
+    let (mut enricher, mut tier) = (pipe.enricher("a"), pipe.retry_tier("a"));
+    let traced = |word: &str, trace: &str| {
+        let parent = format!("00-{trace}-{PRODUCER}-01");
+        let draft = Draft::new("k", word.to_owned()).header("tracestate", b"vendor=1");
+        draft.header(TRACEPARENT, parent.as_bytes()).header("user", b"1")
+    };
+    let dying_trace = TRACE.replace("0af", "1af");
+    let drafts = vec![
+        traced("lives", TRACE),
+        traced("dies", &dying_trace),
+        Draft::new("k", "begins here"),
+        traced("not a trace", "xyz"),
+    ];
+    let sent = pipe.produce(drafts);
+    let ends = pipe.settle(&sent, DEADLINE);
+    // The last spans are sent when a process ends.
+    assert_eq!((enricher.end(), tier.end()), (Some(0), Some(0)));
+
+    let attempt = format!("{} attempt", pipe.name);
+    let wait = format!("wait {}", pipe.pipeline.policy.tiers()[0]);
+    let own_traces = [2, 3].map(|n| traceparent(ends.of(&sent[n]))[3..35].to_owned());
+    assert_ne!(own_traces[0], own_traces[1]);
+    let cases = [
+        (TRACE, PRODUCER),
+        (&dying_trace, PRODUCER),
+        (&own_traces[0], ""),
+        (&own_traces[1], ""),
+    ];
+    for (sent, (trace, parent)) in sent.iter().zip(cases) {
+        let word = String::from_utf8_lossy(sent.body()).into_owned();
+        let trace = Trace::of(&receiver, trace, 3);
+        assert_eq!(trace.names(), [&attempt, &wait, &attempt], "{word}");
+        let [first, waiting, second] = &trace.spans[..] else {
+            unreachable!()
+        };
+        assert_eq!(first.parent_id(), parent, "{word}");
+        assert_eq!(waiting.parent_id(), first.span_id(), "{word}");
+        assert_eq!(second.parent_id(), first.span_id(), "{word}");
+        assert_eq!(
+            (
+                first.number("redeliver.attempt"),
+                second.number("redeliver.attempt")
+            ),
+            (Some(1), Some(2))
+        );
+        assert_eq!(first.attribute("redeliver.error_code"), Some("http.503"));
+        assert_eq!(
+            first.attribute("redeliver.origin"),
+            Some(sent.idempotency_key().as_str())
+        );
+        assert_eq!(first.resource("service.name"), Some("enricher"));
+        assert_eq!(waiting.resource("service.name"), Some("retry-tier"));
+        assert!(
+            waiting.span.start_time_unix_nano <= second.span.start_time_unix_nano
+                && waiting.span.end_time_unix_nano <= second.span.start_time_unix_nano
+                && waiting.span.end_time_unix_nano - waiting.span.start_time_unix_nano >= 300_000_000,
+            "the wait lies between the attempts: {:#?}",
+            trace.spans
+        );
+        // Whoever comes next finds the last attempt as its parent: the endpoint, and who reads the end.
+        let parents: Vec<String> = calls
+            .lock()
+            .unwrap()
+            .iter()
+            .filter(|(body, _)| *body == word)
+            .map(|(_, parent)| parent.clone())
+            .collect();
+        assert_eq!(parents, [trace.handed_on(0), trace.handed_on(2)], "{word}");
+        let end = ends.of(sent);
+        assert_eq!(traceparent(end), trace.handed_on(2), "{word}");
+        let state = text(end, "tracestate").unwrap();
+        assert_eq!(
+            state.as_deref(),
+            (parent == PRODUCER).then_some("vendor=1"),
+            "{word}"
+        );
+    }
+    assert_eq!(ends.dead().count(), 1);
+}
+
+#[test]
+fn without_a_collector_a_record_keeps_the_trace_it_came_with() {
+    let pipe = Setup::new("traces-off")
+        .tiers(&[200])
+        .behave(|request| match &*request.body {
+            b"dies" => Reply::status(422),
+            _ if request.earlier_calls_of_body == 0 => Reply::status(503),
+            _ => Reply::ok("fine"),
+        });
+    let pipe = pipe.create();
+    let (_enricher, _tier) = (pipe.enricher("a"), pipe.retry_tier("a"));
+    let parent = format!("00-{TRACE}-{PRODUCER}-01");
+    let words = ["dies", "lives"];
+    let sent = pipe.produce(
+        words
+            .map(|word| Draft::new("k", word).header(TRACEPARENT, parent.as_bytes()))
+            .into(),
+    );
+    let ends = pipe.settle(&sent, DEADLINE);
+    for sent in &sent {
+        assert_eq!(traceparent(ends.of(sent)), parent);
+    }
+}
