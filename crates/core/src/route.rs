@@ -527,6 +527,25 @@ mod tests {
         assert_eq!(text(output, headers::ERROR_CLASS), "malformed");
     }
 
+    #[test]
+    fn a_retry_whose_lock_is_not_over_was_released_by_no_tier() {
+        let failed = Outcome::Failed(Failure::transient("x", "y"));
+        let pipeline = pipeline();
+        let waiting = decide(&pipeline, source_record(), failed);
+        let mut record = returned(&waiting.outputs[0], &pipeline);
+        let read =
+            |record: &Record, now| Arrival::read_at(&pipeline, record, now).map_err(|failure| failure.code);
+        let due = NOW.after(Duration::from_secs(5));
+        assert_eq!(read(&record, due).unwrap().failed_attempts, 1);
+        // Clocks differ.
+        assert!(read(&record, NOW).is_ok());
+        let long_before = Timestamp::from_millis(due.as_millis() - 300_001);
+        assert_eq!(read(&record, long_before), Err("header.process-after".into()));
+        record.headers = record.headers.filtered(|name| name != headers::PROCESS_AFTER);
+        assert!(read(&record, long_before).is_ok());
+        assert!(read(&source_record(), long_before).is_ok());
+    }
+
     proptest! {
         #[test]
         fn no_wait_ends_early(attempts in 0_u32..6, random in 0.0_f64..1.0, base in 1_u64..100_000) {

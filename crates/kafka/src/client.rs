@@ -208,3 +208,23 @@ impl ClientLog {
         true
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_property_that_cannot_be_used_is_named_and_its_value_is_not() {
+        let check = |name: &str, value: &str| {
+            let mut settings = KafkaSettings::new("localhost:9092", "test");
+            settings.properties.insert("linger.ms".into(), "5".into());
+            settings.properties.insert(name.into(), value.into());
+            settings.check_properties().map_err(|error| error.to_string())
+        };
+        assert_eq!(check("sasl.password", "hunter2"), Ok(()));
+        let unknown = "property `sasl.pasword`: librdkafka has no such property";
+        assert_eq!(check("sasl.pasword", "hunter2"), Err(unknown.into()));
+        let unreadable = "property `socket.timeout.ms`: librdkafka cannot read this value";
+        assert_eq!(check("socket.timeout.ms", "hunter2"), Err(unreadable.into()));
+    }
+}

@@ -225,11 +225,11 @@ impl<'a, P: Processor> Session<'a, P> {
                 Remedy::Fenced => fences.count(lane)?,
                 Remedy::Retry | Remedy::Abort | Remedy::Rebuild => {}
             }
-            lane.observer.waiting("kafka does not answer");
+            lane.observer.waiting(&format!("kafka is not ready: {}", chain(&setback)));
             if said.is_time() {
                 tracing::warn!(
                     lane = lane.spec.name, brokers = lane.settings.brokers, error = %chain(&setback),
-                    "kafka does not answer; trying again"
+                    "kafka is not ready; trying again"
                 );
             }
             backoff.wait(&lane.stop);

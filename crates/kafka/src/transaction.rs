@@ -5,6 +5,8 @@
 //! the same transactional id, whose initialisation makes the broker finish or abort the old transaction.
 //! The caller then reads the committed offsets, which tell the truth.
 
+mod offset_sender;
+
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
@@ -20,6 +22,7 @@ use redeliver_core::Output;
 use crate::client::ClientLog;
 use crate::convert::native_headers;
 use crate::remedy::{Remedy, remedy};
+use offset_sender::OffsetSender;
 
 /// How long one blocking call of the client may take before we look at our deadline again.
 const CALL: Duration = Duration::from_secs(2);
@@ -31,8 +34,13 @@ pub struct Transactions {
     config: ClientConfig,
     id: String,
     timeout: Duration,
-    producer: Option<ThreadedProducer<Deliveries>>,
+    connection: Option<Connection>,
     initialised: bool,
+}
+
+struct Connection {
+    producer: ThreadedProducer<Deliveries>,
+    offsets: OffsetSender,
 }
 
 /// A transaction that did not commit, or of which it is not known. The committed offsets tell.
@@ -63,7 +71,7 @@ impl Transactions {
             config,
             id: id.into(),
             timeout,
-            producer: None,
+            connection: None,
             initialised: false,
         }
     }
@@ -83,18 +91,15 @@ impl Transactions {
         if self.initialised {
             return Ok(());
         }
-        let producer = match &self.producer {
-            Some(producer) => producer,
+        let connection = match &self.connection {
+            Some(connection) => connection,
             None => {
-                let context = Deliveries::new();
-                let made = self
-                    .config
-                    .create_with_context::<_, ThreadedProducer<Deliveries>>(context);
+                let made = Connection::make(&self.config);
                 let made = made.map_err(|error| self.setback("making the producer", error))?;
-                self.producer.insert(made)
+                self.connection.insert(made)
             }
         };
-        match producer.init_transactions(wait) {
+        match connection.producer.init_transactions(wait) {
             Ok(()) => {
                 self.initialised = true;
                 Ok(())
@@ -141,15 +146,18 @@ impl Transactions {
     }
 
     fn attempt<'a>(
-        &self,
+        &mut self,
         outputs: impl Iterator<Item = &'a Output>,
         offsets: &TopicPartitionList,
         group: impl FnOnce() -> Option<ConsumerGroupMetadata>,
         deadline: Instant,
     ) -> Result<(), (&'static str, KafkaError)> {
-        let producer = self
-            .producer
-            .as_ref()
+        let Connection {
+            producer,
+            offsets: offset_sender,
+        } = self
+            .connection
+            .as_mut()
             .ok_or(("beginning", KafkaError::Canceled))?;
         let deliveries = producer.client().context();
         let number = deliveries.begin();
@@ -169,15 +177,14 @@ impl Transactions {
             return Err(("delivering", error));
         }
         let group = group().ok_or(("asking for the group", KafkaError::Canceled))?;
-        until(deadline, || {
-            producer.send_offsets_to_transaction(offsets, &group, CALL)
-        })
-        .map_err(|error| ("adding offsets", error))?;
+        offset_sender
+            .send(offsets.clone(), group, deadline)
+            .map_err(|error| ("adding offsets", error))?;
         until(deadline, || producer.commit_transaction(CALL)).map_err(|error| ("committing", error))
     }
 
     fn abort(&self) -> Result<(), KafkaError> {
-        let producer = self.producer.as_ref().ok_or(KafkaError::Canceled)?;
+        let Connection { producer, .. } = self.connection.as_ref().ok_or(KafkaError::Canceled)?;
         // Aborting while the very first request is under way can make the producer unusable (librdkafka
         // issue 4849), so one answer is waited for.
         producer
@@ -189,7 +196,7 @@ impl Transactions {
 
     fn discard(&mut self) {
         self.initialised = false;
-        self.producer = None;
+        self.connection = None;
     }
 
     fn setback(&self, step: &'static str, source: KafkaError) -> Setback {
@@ -199,6 +206,15 @@ impl Transactions {
             step,
             source: Box::new(source),
         }
+    }
+}
+
+impl Connection {
+    fn make(config: &ClientConfig) -> Result<Self, KafkaError> {
+        let producer: ThreadedProducer<Deliveries> = config.create_with_context(Deliveries::new())?;
+        let offsets = OffsetSender::start(producer.clone())
+            .map_err(|error| KafkaError::ClientCreation(format!("starting a thread: {error}")))?;
+        Ok(Self { producer, offsets })
     }
 }
 

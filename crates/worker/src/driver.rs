@@ -53,6 +53,10 @@ impl<H: Handler> Driver<H> {
                     firsts.push_back(job);
                 }
             }
+            if self.exchange.is_stopping() {
+                done.extend(retries.drain(..).chain(firsts.drain(..)).map(given_back));
+                self.exchange.give(&mut done);
+            }
             while running.len() < self.concurrency {
                 // What has waited for its time goes before what has just come.
                 let Some(job) = retries.pop_front().or_else(|| firsts.pop_front()) else {
@@ -128,8 +132,17 @@ impl Surroundings {
         Done {
             assignment,
             offset,
-            routing,
+            routing: Some(routing),
         }
+    }
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "the record ends here")]
+fn given_back(job: Job) -> Done {
+    Done {
+        assignment: job.assignment,
+        offset: job.offset,
+        routing: None,
     }
 }
 

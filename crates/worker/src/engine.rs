@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use prometheus_client::metrics::gauge::Gauge;
 use redeliver_core::route::{self, Arrival, Disposition, Routing};
 use redeliver_core::{Pipeline, Record, Timestamp};
 use redeliver_kafka::{AssignmentId, Processor, Turn, Waker};
@@ -25,11 +26,12 @@ pub(crate) struct Job {
     pub(crate) is_retry: bool,
 }
 
-/// A record that has been handled.
+/// A record that the driver is done with.
 pub(crate) struct Done {
     pub(crate) assignment: AssignmentId,
     pub(crate) offset: i64,
-    pub(crate) routing: Routing,
+    /// Nothing when it was given back without an attempt: it is read again after a restart.
+    pub(crate) routing: Option<Routing>,
 }
 
 /// What the lane and the driver share.
@@ -38,6 +40,7 @@ pub(crate) struct Exchange {
     inbox: Mutex<Vec<Job>>,
     outbox: Mutex<Vec<Done>>,
     pub(crate) arrived: Notify,
+    stopping: AtomicBool,
     waker: Waker,
 }
 
@@ -52,6 +55,11 @@ impl Exchange {
     /// Takes everything that has arrived.
     pub(crate) fn take_jobs(&self) -> Vec<Job> {
         std::mem::take(&mut *lock(&self.inbox))
+    }
+
+    /// Whether no attempt must begin any more.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::SeqCst)
     }
 
     /// Gives results to the lane and wakes it.
@@ -73,6 +81,7 @@ pub(crate) struct Engine {
     pipeline: Arc<Pipeline>,
     exchange: Arc<Exchange>,
     metrics: Arc<WorkerMetrics>,
+    gauge: Gauge,
     limit: usize,
     in_flight: usize,
     assignments: HashMap<AssignmentId, Arc<AtomicBool>>,
@@ -89,12 +98,14 @@ impl Engine {
         pipeline: Arc<Pipeline>,
         exchange: Arc<Exchange>,
         metrics: Arc<WorkerMetrics>,
+        gauge: Gauge,
         limit: usize,
     ) -> Self {
         Self {
             pipeline,
             exchange,
             metrics,
+            gauge,
             limit,
             in_flight: 0,
             assignments: HashMap::new(),
@@ -142,7 +153,7 @@ impl Processor for Engine {
                 self.finished.push(Done {
                     assignment,
                     offset,
-                    routing,
+                    routing: Some(routing),
                 });
             }
         }
@@ -151,9 +162,7 @@ impl Processor for Engine {
     fn accepted_all(&mut self) {
         lock(&self.exchange.inbox).append(&mut self.accepted);
         self.exchange.arrived.notify_one();
-        self.metrics
-            .in_flight
-            .set(i64::try_from(self.in_flight).unwrap_or(i64::MAX));
+        self.gauge.set(i64::try_from(self.in_flight).unwrap_or(i64::MAX));
     }
 
     fn finish(&mut self, _now: Timestamp, limit: usize, turn: &mut Turn) {
@@ -162,16 +171,15 @@ impl Processor for Engine {
         let count = self.finished.len().min(limit);
         for done in self.finished.drain(..count) {
             self.in_flight -= 1;
+            let Some(routing) = done.routing else { continue };
             if self.assignments.contains_key(&done.assignment) {
-                turn.outputs.extend(done.routing.outputs);
+                turn.outputs.extend(routing.outputs);
                 turn.completed.push((done.assignment, done.offset));
-                self.in_turn.push(done.routing.disposition);
+                self.in_turn.push(routing.disposition);
             }
         }
         if count > 0 {
-            self.metrics
-                .in_flight
-                .set(i64::try_from(self.in_flight).unwrap_or(i64::MAX));
+            self.gauge.set(i64::try_from(self.in_flight).unwrap_or(i64::MAX));
         }
     }
 
@@ -191,5 +199,11 @@ impl Processor for Engine {
 
     fn is_busy(&self) -> bool {
         self.in_flight > 0
+    }
+
+    fn stopping(&mut self) {
+        // Attempts under way are finished; those that wait for their turn would make the end long.
+        self.exchange.stopping.store(true, Ordering::SeqCst);
+        self.exchange.arrived.notify_one();
     }
 }

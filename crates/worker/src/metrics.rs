@@ -49,7 +49,7 @@ pub struct WorkerFamilies {
     retried: Family<PipelineClass, Counter>,
     dead: Family<PipelineClass, Counter>,
     handling: Family<PipelineLabel, Histogram, fn() -> Histogram>,
-    in_flight: Family<PipelineLabel, Gauge>,
+    in_flight: Family<LaneLabel, Gauge>,
 }
 
 fn seconds() -> Histogram {
@@ -95,6 +95,11 @@ impl WorkerFamilies {
         families
     }
 
+    /// The gauge of one lane: each lane sets its own.
+    pub(crate) fn in_flight(&self, lane: &str) -> Gauge {
+        self.in_flight.get_or_create(&LaneLabel { lane: lane.to_owned() }).clone()
+    }
+
     pub(crate) fn of(&self, pipeline: &str) -> WorkerMetrics {
         let label = PipelineLabel {
             pipeline: pipeline.to_owned(),
@@ -113,7 +118,6 @@ impl WorkerFamilies {
             retried: by_class(&self.retried),
             dead: by_class(&self.dead),
             handling: self.handling.get_or_create(&label).clone(),
-            in_flight: self.in_flight.get_or_create(&label).clone(),
         }
     }
 }
@@ -124,7 +128,6 @@ pub(crate) struct WorkerMetrics {
     retried: [Counter; ErrorClass::ALL.len()],
     dead: [Counter; ErrorClass::ALL.len()],
     pub(crate) handling: Histogram,
-    pub(crate) in_flight: Gauge,
 }
 
 impl WorkerMetrics {
@@ -206,6 +209,10 @@ impl LaneFamilies {
         let label = LaneLabel {
             lane: lane.to_owned(),
         };
+        // A series that only appears with the first setback would be missed by an alert on its rate.
+        for remedy in [Remedy::Abort, Remedy::Rebuild, Remedy::Fenced] {
+            let _ = self.setbacks.get_or_create(&LaneRemedy { lane: lane.to_owned(), remedy: word(remedy) });
+        }
         Arc::new(LaneMetrics {
             lane: lane.to_owned(),
             transactions: self.transactions.get_or_create(&label).clone(),
@@ -217,6 +224,16 @@ impl LaneFamilies {
             blocked: self.blocked.get_or_create(&label).clone(),
             part,
         })
+    }
+}
+
+fn word(remedy: Remedy) -> &'static str {
+    match remedy {
+        Remedy::Retry => "retry",
+        Remedy::Abort => "abort",
+        Remedy::Rebuild => "rebuild",
+        Remedy::Fenced => "fenced",
+        Remedy::Misconfigured => "misconfigured",
     }
 }
 
@@ -249,13 +266,7 @@ impl LaneObserver for LaneMetrics {
     }
 
     fn setback(&self, remedy: Remedy) {
-        let remedy = match remedy {
-            Remedy::Retry => "retry",
-            Remedy::Abort => "abort",
-            Remedy::Rebuild => "rebuild",
-            Remedy::Fenced => "fenced",
-            Remedy::Misconfigured => "misconfigured",
-        };
+        let remedy = word(remedy);
         self.setbacks
             .get_or_create(&LaneRemedy {
                 lane: self.lane.clone(),

@@ -49,12 +49,9 @@ pub fn spawn<H: Handler>(host: &mut Host, spec: &WorkerSpec, handler: &H) -> io:
         let name = format!("worker-{}-{lane}", spec.pipeline.name);
         let waker = Waker::new();
         let exchange = Arc::new(Exchange::new(waker.clone()));
-        let engine = Engine::new(
-            spec.pipeline.clone(),
-            exchange.clone(),
-            metrics.clone(),
-            spec.in_flight,
-        );
+        let gauge = host.workers.in_flight(&name);
+        let engine =
+            Engine::new(spec.pipeline.clone(), exchange.clone(), metrics.clone(), gauge, spec.in_flight);
         let driver = Driver {
             handler: handler.clone(),
             exchange,

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
+use crate::say;
 use clap::Args;
 use redeliver_audit::{AuditOptions, OutputCheck, audit};
 use redeliver_core::Pipeline;
@@ -57,7 +58,6 @@ pub(crate) fn main(args: &AuditArgs) -> ExitCode {
         let options = AuditOptions {
             output: check,
             timeout: Duration::from(args.timeout),
-            ..AuditOptions::default()
         };
         let found = match audit(&settings, &pipeline, &options) {
             Ok(found) => found,
@@ -66,11 +66,11 @@ pub(crate) fn main(args: &AuditArgs) -> ExitCode {
         clean &= found.is_clean();
         if args.output == "json" {
             match serde_json::to_string(&found) {
-                Ok(line) => println!("{line}"),
+                Ok(line) => say(line),
                 Err(error) => return report(&error),
             }
         } else {
-            println!("{found}");
+            say(&found);
         }
     }
     if clean {

@@ -4,6 +4,8 @@ mod audit;
 mod dev;
 mod topics;
 
+use std::fmt::Display;
+use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -39,4 +41,9 @@ fn main() -> ExitCode {
         Command::Topics(args) => topics::main(&args),
         Command::Audit(args) => audit::main(&args),
     }
+}
+
+/// Prints a line. Whoever reads it, such as `head`, may stop reading early.
+fn say(line: impl Display) {
+    let _ = writeln!(std::io::stdout(), "{line}");
 }

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
+use crate::say;
 use clap::{Args, Subcommand};
 use redeliver_core::Pipeline;
 use redeliver_kafka::topology::{self, Finding, Severity, TopologySpec};
@@ -42,7 +43,7 @@ pub(crate) fn main(args: &TopicsArgs) -> ExitCode {
     }
     let pipelines = pipelines(&config);
     if pipelines.is_empty() {
-        println!("no pipelines are configured, so there are no topics to look at");
+        say("no pipelines are configured, so there are no topics to look at");
         return ExitCode::SUCCESS;
     }
     let spec = TopologySpec::for_pipelines(&pipelines, &topic_settings(&config));
@@ -57,7 +58,7 @@ pub(crate) fn main(args: &TopicsArgs) -> ExitCode {
             .map(|applied| {
                 for topic in &applied {
                     let what = if topic.created { "created" } else { "exists" };
-                    println!("{what:<8} {}", topic.topic);
+                    say(format_args!("{what:<8} {}", topic.topic));
                 }
                 applied.into_iter().flat_map(|topic| topic.findings).collect()
             }),
@@ -80,11 +81,11 @@ pub(crate) fn pipelines(config: &Config) -> Vec<Pipeline> {
 
 fn judge(findings: &[Finding], topics: usize) -> ExitCode {
     for finding in findings {
-        println!("{finding}");
+        say(finding);
     }
     if findings.iter().any(|finding| finding.severity == Severity::Error) {
         return ExitCode::from(EXIT_FAILURE);
     }
-    println!("{topics} topics are as they must be");
+    say(format_args!("{topics} topics are as they must be"));
     ExitCode::SUCCESS
 }

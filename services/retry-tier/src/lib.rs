@@ -59,11 +59,12 @@ pub fn mount(host: &mut Host) -> anyhow::Result<()> {
     };
     for tier in config.served_tiers() {
         let with_tier: Vec<Arc<Pipeline>> = having(&pipelines, tier);
-        let metrics = Arc::new(families.of(tier));
         for lane in 0..config.kafka.lanes {
-            let relay = Relay::new(tier, &with_tier, look_ahead, metrics.clone(), host.tracer.clone());
+            let name = format!("retry-{tier}-{lane}");
+            let metrics = families.of(tier, &name);
+            let relay = Relay::new(tier, &with_tier, look_ahead, metrics, host.tracer.clone());
             let spec = LaneSpec {
-                name: format!("retry-{tier}-{lane}"),
+                name,
                 group: pipeline::retry_tier_group(tier),
                 topics: relay.topics(),
                 batch: config.kafka.batch as usize,

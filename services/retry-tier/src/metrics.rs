@@ -14,13 +14,18 @@ struct TierLabel {
     tier: String,
 }
 
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct LaneLabel {
+    lane: String,
+}
+
 /// The families that all tiers of a process share.
 #[derive(Clone)]
 pub(crate) struct TierFamilies {
     released: Family<TierLabel, Counter>,
     rejected: Family<TierLabel, Counter>,
     moved: Family<TierLabel, Counter>,
-    held: Family<TierLabel, Gauge>,
+    held: Family<LaneLabel, Gauge>,
     lateness: Family<TierLabel, Histogram, fn() -> Histogram>,
 }
 
@@ -61,7 +66,8 @@ impl TierFamilies {
         families
     }
 
-    pub(crate) fn of(&self, tier: Span) -> TierMetrics {
+    /// The metrics of one lane of a tier. Only what is held is told by lane: each lane sets its own.
+    pub(crate) fn of(&self, tier: Span, lane: &str) -> TierMetrics {
         let label = TierLabel {
             tier: tier.to_string(),
         };
@@ -69,13 +75,13 @@ impl TierFamilies {
             released: self.released.get_or_create(&label).clone(),
             rejected: self.rejected.get_or_create(&label).clone(),
             moved: self.moved.get_or_create(&label).clone(),
-            held: self.held.get_or_create(&label).clone(),
+            held: self.held.get_or_create(&LaneLabel { lane: lane.to_owned() }).clone(),
             lateness: self.lateness.get_or_create(&label).clone(),
         }
     }
 }
 
-/// The metrics of one tier.
+/// The metrics of one lane of a tier.
 pub(crate) struct TierMetrics {
     pub(crate) released: Counter,
     pub(crate) rejected: Counter,

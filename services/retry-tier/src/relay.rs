@@ -45,7 +45,7 @@ pub(crate) struct Relay {
     rejected: Vec<(AssignmentId, i64, Output)>,
     order: Vec<AssignmentId>,
     next: usize,
-    metrics: Arc<TierMetrics>,
+    metrics: TierMetrics,
     tracer: Tracer,
     in_turn: InTurn,
 }
@@ -73,7 +73,7 @@ impl Relay {
         tier: Span,
         pipelines: &[Arc<Pipeline>],
         look_ahead: LookAhead,
-        metrics: Arc<TierMetrics>,
+        metrics: TierMetrics,
         tracer: Tracer,
     ) -> Self {
         let sources = pipelines.iter().map(|pipeline| {

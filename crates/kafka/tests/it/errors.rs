@@ -1,7 +1,7 @@
 //! Each class of error, injected on librdkafka's mock cluster: what it calls for, and that the next
 //! transaction after it succeeds.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::mocking::MockCluster;
@@ -188,6 +188,27 @@ fn a_transaction_of_unknown_outcome_is_resolved_by_a_new_producer() {
     let setback = bench.write().unwrap_err();
     assert!(!bench.transactions.is_ready(), "{setback:?}");
     bench.cluster.broker_up(1).unwrap();
+    bench.recover();
+    bench.write().unwrap();
+}
+
+#[test]
+fn a_group_coordinator_that_nobody_knows_holds_a_transaction_up_for_its_time_only() {
+    let mut bench = Bench::with_timeout(Duration::from_secs(1));
+    bench.recover();
+    bench.write().unwrap();
+    // The coordinator moves, and for a while no broker knows whereto.
+    bench.inject(Api::TxnOffsetCommit, E::RD_KAFKA_RESP_ERR_NOT_COORDINATOR, 1);
+    bench.inject(
+        Api::FindCoordinator,
+        E::RD_KAFKA_RESP_ERR_COORDINATOR_NOT_AVAILABLE,
+        1000,
+    );
+    let began = Instant::now();
+    let setback = bench.write().unwrap_err();
+    assert!(began.elapsed() < Duration::from_secs(10), "{setback}");
+    assert_eq!(setback.remedy, Remedy::Rebuild, "{setback}");
+    bench.cluster.clear_request_errors(Api::FindCoordinator);
     bench.recover();
     bench.write().unwrap();
 }

@@ -19,7 +19,8 @@ pub(super) struct Totals {
     enriched: u64,
     dead: u64,
     returned: u64,
-    lateness: Vec<Duration>,
+    /// Released after due, in milliseconds; negative would be early.
+    lateness: Vec<i64>,
 }
 
 impl Totals {
@@ -39,13 +40,17 @@ impl Totals {
         );
         let mut lateness = self.lateness.clone();
         lateness.sort_unstable();
-        if let (Some(middle), Some(worst)) = (lateness.get(lateness.len() / 2), lateness.last()) {
-            let _ = write!(
-                line,
-                ", none early, late by p50 {} ms, max {} ms",
-                middle.as_millis(),
-                worst.as_millis()
-            );
+        if let (Some(least), Some(middle), Some(most)) = (
+            lateness.first(),
+            lateness.get(lateness.len() / 2),
+            lateness.last(),
+        ) {
+            let early = if *least < 0 {
+                format!("EARLY by {} ms", -least)
+            } else {
+                "none early".to_owned()
+            };
+            let _ = write!(line, ", {early}, late by p50 {middle} ms, max {most} ms");
         }
         line
     }
@@ -145,11 +150,11 @@ impl Narrator {
             TopicRole::Due => {
                 totals.returned += 1;
                 let due: Timestamp = text(headers::PROCESS_AFTER).parse().ok()?;
-                let late = record.timestamp?.since(due);
+                let late = record.timestamp?.as_millis() - due.as_millis();
                 if totals.lateness.len() < KEPT {
                     totals.lateness.push(late);
                 }
-                Some(format!("is back, {} ms after it was due", late.as_millis()))
+                Some(format!("is back, {late} ms after it was due"))
             }
             TopicRole::DeadLetter => {
                 totals.dead += 1;

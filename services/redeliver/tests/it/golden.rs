@@ -380,7 +380,7 @@ fn a_service_makes_its_topics_itself_when_it_may() {
     let pipe = Setup::new("golden-create")
         .set("kafka.topics.create", "true")
         .without_topics();
-    let mut enricher = pipe.enricher("a");
+    let enricher = pipe.enricher("a");
     let output = enricher.process.output();
     assert_eq!(
         output.matches("topic created").count(),

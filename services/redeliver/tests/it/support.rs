@@ -37,6 +37,8 @@ use redeliver_testkit::{
 /// How long a process may take to be ready, on a machine that is busy with other tests.
 pub(crate) const START: Duration = Duration::from_secs(60);
 
+type Behaviour = Box<dyn Fn(&Request) -> Reply + Send + Sync>;
+
 /// A pipeline that belongs to one test, in the making.
 pub(crate) struct Setup {
     name: String,
@@ -45,7 +47,7 @@ pub(crate) struct Setup {
     tiers: Vec<u64>,
     settings: BTreeMap<String, String>,
     output: String,
-    behaviour: Option<Box<dyn Fn(&Request) -> Reply + Send + Sync>>,
+    behaviour: Option<Behaviour>,
 }
 
 /// A pipeline that belongs to one test: configured, its topics made, its endpoint listening.
@@ -507,28 +509,28 @@ pub(crate) fn records(count: usize) -> Vec<Draft> {
         let key = match n % 7 {
             0 => None,
             1 => Some(Bytes::new()),
-            2 => Some(Bytes::from(vec![0xff, 0x00, (n % 251) as u8])),
+            2 => Some(Bytes::from(vec![0xff, 0x00, n.to_le_bytes()[0]])),
             _ => Some(Bytes::from(format!("customer-{}", n % 97))),
         };
         let mut value = format!("record {n} ").into_bytes();
-        if n % 3 == 0 {
+        if n.is_multiple_of(3) {
             value.extend([0x00, 0xff, 0xfe, b'\r', b'\n']);
         }
-        if n % 50 == 0 {
+        if n.is_multiple_of(50) {
             value.resize(20_000, b'x');
         }
         let mut list = Headers::new();
-        if n % 2 == 0 {
+        if n.is_multiple_of(2) {
             list.push("tenant", Some(b"a"));
             list.push("tenant", Some(b"b"));
             list.push("tenant", Some(b"a"));
         }
-        if n % 5 == 0 {
+        if n.is_multiple_of(5) {
             list.push("nothing", None);
             list.push("empty", Some(b""));
             list.push("", Some(b"a header without a name"));
         }
-        if n % 11 == 0 {
+        if n.is_multiple_of(11) {
             list.push("Process-After", Some(b"not ours: names are case-sensitive"));
             list.push("binary", Some(&[0x00, 0xff, 0x80]));
         }

@@ -18,7 +18,7 @@ struct Bench {
 
 impl Bench {
     fn new(look_ahead: usize) -> Self {
-        let metrics = TierFamilies::register(&mut Registry::default()).of(TIER);
+        let metrics = TierFamilies::register(&mut Registry::default()).of(TIER, "lane");
         let look_ahead = LookAhead {
             records: look_ahead,
             bytes: usize::MAX,
@@ -27,7 +27,7 @@ impl Bench {
             TIER,
             &[Arc::new(Pipeline::new("docs"))],
             look_ahead,
-            Arc::new(metrics),
+            metrics,
             Tracer::off(),
         );
         let assignment = AssignmentId::for_tests(0, 1);

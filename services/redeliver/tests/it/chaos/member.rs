@@ -66,7 +66,11 @@ impl<'a> Member<'a> {
         self.dead_since = Some(Instant::now());
         self.kills += 1;
         self.kills_at_work += u32::from(at_work);
-        self.note(if at_work { "killed at work" } else { "killed while starting" });
+        self.note(if at_work {
+            "killed at work"
+        } else {
+            "killed while starting"
+        });
     }
 
     /// Asks it to end, which it must do without an error.
@@ -77,6 +81,13 @@ impl<'a> Member<'a> {
         self.dead_since = Some(Instant::now());
         self.ends += 1;
         self.note("ended");
+    }
+
+    /// Asks it to end and waits for nothing.
+    #[track_caller]
+    pub(crate) fn ask_to_end(&mut self) {
+        self.life().process.terminate();
+        self.note("asked to end");
     }
 
     /// Starts it again under its name, on what it left behind.
@@ -141,7 +152,8 @@ impl<'a> Member<'a> {
         assert_eq!(status, 200);
         let values = metrics.lines().filter_map(|line| {
             let (name, value) = line.split_once(' ')?;
-            name.contains("lane_partitions{").then(|| value.parse::<u64>().ok())?
+            name.contains("lane_partitions{")
+                .then(|| value.parse::<u64>().ok())?
         });
         values.sum()
     }
@@ -156,7 +168,7 @@ impl<'a> Member<'a> {
         self.lives.len() == 1 && self.is_running()
     }
 
-    /// The exit code of one that has ended by itself.
+    /// The exit code of one that has ended or is about to.
     #[track_caller]
     pub(crate) fn code(&mut self) -> Option<i32> {
         self.dead_since = Some(Instant::now());
@@ -165,7 +177,10 @@ impl<'a> Member<'a> {
 
     /// What it has printed in its present life.
     pub(crate) fn output(&self) -> String {
-        self.lives.last().map(|life| life.process.output()).unwrap_or_default()
+        self.lives
+            .last()
+            .map(|life| life.process.output())
+            .unwrap_or_default()
     }
 
     /// How often it was killed.
@@ -201,8 +216,14 @@ impl<'a> Member<'a> {
 
     /// The timeline, which is shown when the test fails.
     fn note(&self, what: &str) {
-        let Self { service, instance, .. } = self;
-        println!("{:7.2} {service} {instance}: {}", self.began.elapsed().as_secs_f64(), what.trim_end());
+        let Self {
+            service, instance, ..
+        } = self;
+        println!(
+            "{:7.2} {service} {instance}: {}",
+            self.began.elapsed().as_secs_f64(),
+            what.trim_end()
+        );
     }
 }
 

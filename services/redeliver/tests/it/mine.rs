@@ -1,4 +1,0 @@
-mod e2e;
-mod hang;
-mod shutdown;
-mod support;
