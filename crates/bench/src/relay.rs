@@ -140,7 +140,12 @@ async fn throughput(
         let micros = |cpu: Duration| cpu.as_secs_f64() * 1e6 / count as f64;
         println!(
             "round {round}: bare {:.0}/s, lane {:.0}/s, relay {:.0}/s; processor time per record: {:.1}, {:.1}, {:.1} us",
-            bares[round], lanes[round], relays[round], micros(bare_cpu), micros(lane_cpu), micros(relay_cpu)
+            bares[round],
+            lanes[round],
+            relays[round],
+            micros(bare_cpu),
+            micros(lane_cpu),
+            micros(relay_cpu)
         );
     }
     let ratio = |a: &[f64]| median(&a.iter().zip(&bares).map(|(a, b)| a / b).collect::<Vec<_>>());

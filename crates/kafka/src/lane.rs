@@ -225,7 +225,8 @@ impl<'a, P: Processor> Session<'a, P> {
                 Remedy::Fenced => fences.count(lane)?,
                 Remedy::Retry | Remedy::Abort | Remedy::Rebuild => {}
             }
-            lane.observer.waiting(&format!("kafka is not ready: {}", chain(&setback)));
+            lane.observer
+                .waiting(&format!("kafka is not ready: {}", chain(&setback)));
             if said.is_time() {
                 tracing::warn!(
                     lane = lane.spec.name, brokers = lane.settings.brokers, error = %chain(&setback),

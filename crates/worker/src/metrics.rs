@@ -97,7 +97,11 @@ impl WorkerFamilies {
 
     /// The gauge of one lane: each lane sets its own.
     pub(crate) fn in_flight(&self, lane: &str) -> Gauge {
-        self.in_flight.get_or_create(&LaneLabel { lane: lane.to_owned() }).clone()
+        self.in_flight
+            .get_or_create(&LaneLabel {
+                lane: lane.to_owned(),
+            })
+            .clone()
     }
 
     pub(crate) fn of(&self, pipeline: &str) -> WorkerMetrics {
@@ -211,7 +215,10 @@ impl LaneFamilies {
         };
         // A series that only appears with the first setback would be missed by an alert on its rate.
         for remedy in [Remedy::Abort, Remedy::Rebuild, Remedy::Fenced] {
-            let _ = self.setbacks.get_or_create(&LaneRemedy { lane: lane.to_owned(), remedy: word(remedy) });
+            let _ = self.setbacks.get_or_create(&LaneRemedy {
+                lane: lane.to_owned(),
+                remedy: word(remedy),
+            });
         }
         Arc::new(LaneMetrics {
             lane: lane.to_owned(),

@@ -50,8 +50,13 @@ pub fn spawn<H: Handler>(host: &mut Host, spec: &WorkerSpec, handler: &H) -> io:
         let waker = Waker::new();
         let exchange = Arc::new(Exchange::new(waker.clone()));
         let gauge = host.workers.in_flight(&name);
-        let engine =
-            Engine::new(spec.pipeline.clone(), exchange.clone(), metrics.clone(), gauge, spec.in_flight);
+        let engine = Engine::new(
+            spec.pipeline.clone(),
+            exchange.clone(),
+            metrics.clone(),
+            gauge,
+            spec.in_flight,
+        );
         let driver = Driver {
             handler: handler.clone(),
             exchange,

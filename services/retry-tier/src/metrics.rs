@@ -75,7 +75,12 @@ impl TierFamilies {
             released: self.released.get_or_create(&label).clone(),
             rejected: self.rejected.get_or_create(&label).clone(),
             moved: self.moved.get_or_create(&label).clone(),
-            held: self.held.get_or_create(&LaneLabel { lane: lane.to_owned() }).clone(),
+            held: self
+                .held
+                .get_or_create(&LaneLabel {
+                    lane: lane.to_owned(),
+                })
+                .clone(),
             lateness: self.lateness.get_or_create(&label).clone(),
         }
     }

@@ -38,21 +38,19 @@ impl OffsetSender {
     pub(super) fn start<C: ProducerContext + 'static>(producer: ThreadedProducer<C>) -> io::Result<Self> {
         let (requests, received) = sync_channel::<Request>(1);
         let (answers, results) = sync_channel(1);
-        let thread = thread::Builder::new()
-            .name("offsets".to_owned())
-            .spawn(move || {
-                for request in received {
-                    let Request {
-                        offsets,
-                        group,
-                        deadline,
-                    } = request;
-                    let send = || producer.send_offsets_to_transaction(&offsets, &group, CALL);
-                    if answers.send(until(deadline, send)).is_err() {
-                        return;
-                    }
+        let thread = thread::Builder::new().name("offsets".to_owned()).spawn(move || {
+            for request in received {
+                let Request {
+                    offsets,
+                    group,
+                    deadline,
+                } = request;
+                let send = || producer.send_offsets_to_transaction(&offsets, &group, CALL);
+                if answers.send(until(deadline, send)).is_err() {
+                    return;
                 }
-            })?;
+            }
+        })?;
         Ok(Self {
             requests: Some(requests),
             results,
