@@ -89,7 +89,8 @@ impl Processor for Copy {
     }
 
     fn is_busy(&self) -> bool {
-        !self.hold_odd && !(self.even.is_empty() && self.odd.is_empty())
+        let is_empty = self.even.is_empty() && self.odd.is_empty();
+        !(self.hold_odd || is_empty)
     }
 }
 

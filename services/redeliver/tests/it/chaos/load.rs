@@ -73,7 +73,7 @@ fn produce_until(over: &AtomicBool, pipe: &Pipe, per_second: u32) -> Vec<Sent> {
     let began = Instant::now();
     while !over.load(Ordering::SeqCst) && !drafts.is_empty() {
         // After a pause, such as a broker that is down, what was missed is not made up for.
-        let beat = BEAT.mul_f64(f64::from(per_second)).as_secs_f64() as usize;
+        let beat = usize::try_from(u128::from(per_second) * BEAT.as_millis() / 1000).unwrap();
         let rest = drafts.len().saturating_sub(beat.max(1));
         let batch = drafts.drain(rest..).rev().collect();
         sent.extend(pipe.produce(batch));
