@@ -107,8 +107,8 @@ impl KafkaSettings {
         let tuning = [
             ("fetch.queue.backoff.ms", "1"),
             ("fetch.wait.max.ms", "10"),
-            ("queued.min.messages", "20000"),
-            ("queued.max.messages.kbytes", "4096"),
+            ("queued.min.messages", "5000"),
+            ("queued.max.messages.kbytes", "1024"),
         ];
         for (name, value) in tuning {
             if !self.properties.contains_key(name) {
