@@ -46,6 +46,8 @@ pub enum ReadError {
 
 /// How long one answer of the broker may take.
 const CALL: Duration = Duration::from_secs(10);
+/// How long a fetch may bring nothing before it is given up for a new one.
+const STALL: Duration = Duration::from_secs(8);
 
 fn kafka(step: &'static str) -> impl Fn(KafkaError) -> ReadError {
     move |source| ReadError::Kafka { step, source }
@@ -80,7 +82,8 @@ fn partition_count(consumer: &BaseConsumer, topic: &str) -> Result<i32, ReadErro
 /// Reads topics to their present end, as a read_committed consumer sees them. Later calls go on where the
 /// last one ended.
 pub struct TopicReader {
-    committed: Arc<BaseConsumer>,
+    settings: KafkaSettings,
+    committed: BaseConsumer,
     uncommitted: BaseConsumer,
     topics: BTreeMap<String, Arc<str>>,
     positions: BTreeMap<(String, i32), Offset>,
@@ -105,7 +108,8 @@ impl TopicReader {
             }
         }
         Ok(Self {
-            committed: Arc::new(committed),
+            settings: settings.clone(),
+            committed,
             uncommitted: make("read_uncommitted")?,
             topics: topics
                 .iter()
@@ -122,27 +126,18 @@ impl TopicReader {
     /// When the broker refuses or the ends are not reached within `timeout`.
     pub fn read_to_end(&mut self, timeout: Duration, mut visit: impl FnMut(Record)) -> Result<(), ReadError> {
         let deadline = Instant::now() + timeout;
-        let mut list = TopicPartitionList::new();
         let mut unread = Vec::new();
         for ((topic, partition), position) in &self.positions {
             let end = self.stable_end(topic, *partition, deadline)?;
-            let Some(end) = end.filter(|end| position.to_raw().is_none_or(|at| at < *end)) else {
-                continue;
-            };
-            list.add_partition_offset(topic, *partition, *position)
-                .map_err(kafka("assigning"))?;
-            // With a queue of its own, a partition's end-of-partition event says whose end it is.
-            let queue = self.committed.split_partition_queue(topic, *partition);
-            let queue = queue.ok_or_else(|| kafka("splitting a queue")(KafkaError::Canceled))?;
-            unread.push(Unread {
-                topic: topic.clone(),
-                partition: *partition,
-                end,
-                read_to: 0,
-                queue,
-            });
+            if let Some(end) = end.filter(|end| position.to_raw().is_none_or(|at| at < *end)) {
+                unread.push(Unread {
+                    topic: topic.clone(),
+                    partition: *partition,
+                    end,
+                    queue: None,
+                });
+            }
         }
-        self.committed.assign(&list).map_err(kafka("assigning"))?;
         while !unread.is_empty() {
             if Instant::now() > deadline {
                 let Unread {
@@ -157,53 +152,94 @@ impl TopicReader {
                     end,
                 });
             }
-            if let Some(Err(source)) = self.committed.poll(Duration::ZERO) {
+            self.read_until_stalled(&mut unread, deadline, &mut visit)?;
+        }
+        Ok(())
+    }
+
+    /// Reads with a consumer of its own until nothing is left or nothing has come for a while: a fetch that
+    /// a restart of the broker left behind may never end, and a new consumer does not share it.
+    fn read_until_stalled(
+        &mut self,
+        unread: &mut Vec<Unread>,
+        deadline: Instant,
+        visit: &mut impl FnMut(Record),
+    ) -> Result<(), ReadError> {
+        let consumer: BaseConsumer = client(&self.settings, "read_committed")
+            .create()
+            .map_err(kafka("making a consumer"))?;
+        let consumer = Arc::new(consumer);
+        let mut list = TopicPartitionList::new();
+        for partition in &mut *unread {
+            let position = self.positions[&partition.key()];
+            list.add_partition_offset(&partition.topic, partition.partition, position)
+                .map_err(kafka("assigning"))?;
+            // With a queue of its own, a partition's end-of-partition event says whose end it is.
+            let queue = consumer.split_partition_queue(&partition.topic, partition.partition);
+            partition.queue = Some(queue.ok_or_else(|| kafka("splitting a queue")(KafkaError::Canceled))?);
+        }
+        consumer.assign(&list).map_err(kafka("assigning"))?;
+        let mut last_progress = Instant::now();
+        while !unread.is_empty() && last_progress.elapsed() < STALL && Instant::now() < deadline {
+            if let Some(Err(source)) = consumer.poll(Duration::ZERO) {
                 passing(source)?;
             }
-            let mut idle = true;
+            let mut progress = false;
             let mut index = 0;
             while index < unread.len() {
-                let Unread {
-                    topic,
-                    partition,
-                    end,
-                    read_to,
-                    queue,
-                } = &unread[index];
-                let shared = &self.topics[topic];
-                let mut reached = false;
-                let mut next = *read_to;
-                for _ in 0..5000 {
-                    match queue.poll(Duration::ZERO) {
-                        Some(Ok(message)) => {
-                            idle = false;
-                            next = message.offset() + 1;
-                            visit(convert::record(&message, shared));
-                        }
-                        // The end was known before the first fetch, so this end is that one or a later one.
-                        Some(Err(KafkaError::PartitionEOF(_))) => {
-                            reached = true;
-                            break;
-                        }
-                        Some(Err(source)) => passing(source)?,
-                        None => break,
-                    }
-                }
+                let reached = self.drain(&unread[index], &mut progress, visit)?;
                 if reached {
-                    // Reading went to the end of that moment, which may lie beyond the one asked for.
-                    self.positions
-                        .insert((topic.clone(), *partition), Offset::Offset(next.max(*end)));
                     unread.swap_remove(index);
                 } else {
-                    unread[index].read_to = next;
                     index += 1;
                 }
             }
-            if idle {
+            if progress {
+                last_progress = Instant::now();
+            } else {
                 std::thread::park_timeout(Duration::from_millis(2));
             }
         }
-        self.committed.unassign().map_err(kafka("unassigning"))
+        // The queues keep the consumer alive.
+        for partition in unread {
+            partition.queue = None;
+        }
+        Ok(())
+    }
+
+    /// Visits what a partition's queue holds; true when its end is reached.
+    fn drain(
+        &mut self,
+        unread: &Unread,
+        progress: &mut bool,
+        visit: &mut impl FnMut(Record),
+    ) -> Result<bool, ReadError> {
+        let Some(queue) = &unread.queue else {
+            return Ok(false);
+        };
+        let shared = self.topics[&unread.topic].clone();
+        let mut next = self.positions[&unread.key()];
+        let mut reached = false;
+        for _ in 0..5000 {
+            match queue.poll(Duration::ZERO) {
+                Some(Ok(message)) => {
+                    next = Offset::Offset(message.offset() + 1);
+                    visit(convert::record(&message, &shared));
+                }
+                // The end was known before the first fetch, so this end is that one or a later one; records
+                // may end before it, as markers of transactions are not delivered.
+                Some(Err(KafkaError::PartitionEOF(_))) => {
+                    next = Offset::Offset(next.to_raw().unwrap_or(0).max(unread.end));
+                    reached = true;
+                    break;
+                }
+                Some(Err(source)) => passing(source)?,
+                None => break,
+            }
+        }
+        *progress |= next != self.positions[&unread.key()] || reached;
+        self.positions.insert(unread.key(), next);
+        Ok(reached)
     }
 
     /// The end of a partition, once no transaction before it is open; nothing when it is empty.
@@ -243,9 +279,13 @@ struct Unread {
     partition: i32,
     /// The end that was asked for.
     end: i64,
-    /// Behind the last record that was visited.
-    read_to: i64,
-    queue: PartitionQueue<DefaultConsumerContext>,
+    queue: Option<PartitionQueue<DefaultConsumerContext>>,
+}
+
+impl Unread {
+    fn key(&self) -> (String, i32) {
+        (self.topic.clone(), self.partition)
+    }
 }
 
 /// New records of topics, as they come, in the order in which they come in.
