@@ -67,6 +67,12 @@ fn client(settings: &KafkaSettings, isolation: &str) -> ClientConfig {
     config
 }
 
+fn make(settings: &KafkaSettings, isolation: &str) -> Result<BaseConsumer, ReadError> {
+    client(settings, isolation)
+        .create()
+        .map_err(kafka("making a consumer"))
+}
+
 fn partition_count(consumer: &BaseConsumer, topic: &str) -> Result<i32, ReadError> {
     let metadata = consumer
         .fetch_metadata(Some(topic), CALL)
@@ -83,7 +89,7 @@ fn partition_count(consumer: &BaseConsumer, topic: &str) -> Result<i32, ReadErro
 /// last one ended.
 pub struct TopicReader {
     settings: KafkaSettings,
-    committed: BaseConsumer,
+    committed: Arc<BaseConsumer>,
     uncommitted: BaseConsumer,
     topics: BTreeMap<String, Arc<str>>,
     positions: BTreeMap<(String, i32), Offset>,
@@ -95,12 +101,7 @@ impl TopicReader {
     /// # Errors
     /// When the broker does not answer or a topic is missing.
     pub fn new(settings: &KafkaSettings, topics: &[Arc<str>]) -> Result<Self, ReadError> {
-        let make = |isolation| {
-            client(settings, isolation)
-                .create()
-                .map_err(kafka("making a consumer"))
-        };
-        let committed: BaseConsumer = make("read_committed")?;
+        let committed = make(settings, "read_committed")?;
         let mut positions = BTreeMap::new();
         for topic in topics {
             for partition in 0..partition_count(&committed, topic)? {
@@ -109,8 +110,8 @@ impl TopicReader {
         }
         Ok(Self {
             settings: settings.clone(),
-            committed,
-            uncommitted: make("read_uncommitted")?,
+            committed: Arc::new(committed),
+            uncommitted: make(settings, "read_uncommitted")?,
             topics: topics
                 .iter()
                 .map(|topic| (topic.to_string(), topic.clone()))
@@ -157,18 +158,15 @@ impl TopicReader {
         Ok(())
     }
 
-    /// Reads with a consumer of its own until nothing is left or nothing has come for a while: a fetch that
-    /// a restart of the broker left behind may never end, and a new consumer does not share it.
+    /// Reads until nothing is left or nothing has come for a while. Then there is a new consumer: a fetch
+    /// that a restart of the broker left behind may never end.
     fn read_until_stalled(
         &mut self,
         unread: &mut Vec<Unread>,
         deadline: Instant,
         visit: &mut impl FnMut(Record),
     ) -> Result<(), ReadError> {
-        let consumer: BaseConsumer = client(&self.settings, "read_committed")
-            .create()
-            .map_err(kafka("making a consumer"))?;
-        let consumer = Arc::new(consumer);
+        let consumer = self.committed.clone();
         let mut list = TopicPartitionList::new();
         for partition in &mut *unread {
             let position = self.positions[&partition.key()];
@@ -200,9 +198,12 @@ impl TopicReader {
                 std::thread::park_timeout(Duration::from_millis(2));
             }
         }
-        // The queues keep the consumer alive.
-        for partition in unread {
+        consumer.unassign().map_err(kafka("unassigning"))?;
+        for partition in &mut *unread {
             partition.queue = None;
+        }
+        if last_progress.elapsed() >= STALL {
+            self.committed = Arc::new(make(&self.settings, "read_committed")?);
         }
         Ok(())
     }
