@@ -92,6 +92,8 @@ const ROUND: Duration = Duration::from_millis(100);
 const PROBE: Duration = Duration::from_secs(1);
 /// How long one call to the broker may take before events are served again.
 const CALL: Duration = Duration::from_secs(1);
+/// How long the committed offsets are asked for before new clients are made.
+const STUCK: Duration = Duration::from_secs(12);
 /// Fencings within [`FENCE_WINDOW`] after which two processes must share one instance.
 const FENCE_LIMIT: usize = 5;
 const FENCE_WINDOW: Duration = Duration::from_secs(60);
@@ -152,6 +154,8 @@ impl<P: Processor> Lane<P> {
             };
             match error {
                 Ended::Broken(error) => {
+                    // The new producer's initialisation resolves whatever the old one left open.
+                    transactions.discard();
                     tracing::warn!(lane = self.spec.name, error = %chain(&error), "lane starts again");
                     self.observer.waiting("reconnecting");
                     backoff.wait(&self.stop);
@@ -198,6 +202,8 @@ struct Session<'a, P: Processor> {
     suspect_since: Option<Instant>,
     must_rewind: bool,
     failed_seeks: u32,
+    /// Since when the committed offsets have been asked for in vain.
+    stuck_since: Option<Instant>,
     stopping_since: Option<Instant>,
 }
 
@@ -268,6 +274,7 @@ impl<'a, P: Processor> Session<'a, P> {
             suspect_since: None,
             must_rewind: false,
             failed_seeks: 0,
+            stuck_since: None,
             stopping_since: None,
         })
     }
@@ -289,6 +296,12 @@ impl<'a, P: Processor> Session<'a, P> {
         self.serve_events()?;
         if self.lane.stop.is_cancelled() && self.is_finished_stopping() {
             return Ok(Next::Stop);
+        }
+        if self.stuck_since.is_some_and(|since| since.elapsed() > STUCK) {
+            // Seen after restarts of the broker: a client that never finds its coordinator again.
+            return Err(Ended::Broken(KafkaError::OffsetFetch(
+                RDKafkaErrorCode::OperationTimedOut,
+            )));
         }
         if !self.transactions.is_ready() || self.must_rewind {
             self.recover()?;
@@ -438,6 +451,7 @@ impl<'a, P: Processor> Session<'a, P> {
             Ok(list) => list,
             Err(error) => {
                 self.waiting(&format!("committed offsets are not known yet: {error}"));
+                self.stuck_since.get_or_insert_with(Instant::now);
                 thread::park_timeout(ROUND);
                 return None;
             }
@@ -446,6 +460,7 @@ impl<'a, P: Processor> Session<'a, P> {
         for element in list.elements() {
             if let Err(error) = element.error() {
                 self.waiting(&format!("a committed offset is not known yet: {error}"));
+                self.stuck_since.get_or_insert_with(Instant::now);
                 thread::park_timeout(ROUND);
                 return None;
             }
@@ -455,6 +470,7 @@ impl<'a, P: Processor> Session<'a, P> {
             };
             positions.push((element.topic().to_owned(), element.partition(), position));
         }
+        self.stuck_since = None;
         Some(positions)
     }
 

@@ -194,7 +194,8 @@ impl Transactions {
         until(Instant::now() + self.timeout, || producer.abort_transaction(CALL))
     }
 
-    fn discard(&mut self) {
+    /// Drops the producer; [`Transactions::recover`] makes a new one.
+    pub(crate) fn discard(&mut self) {
         self.initialised = false;
         self.connection = None;
     }
