@@ -37,6 +37,7 @@ impl Processor for Copy {
             turn.completed.push((assignment, record.position.offset));
             turn.outputs.push(Output {
                 topic: self.to.clone(),
+                partition: None,
                 key: record.key,
                 value: record.value,
                 headers: record.headers,
@@ -76,6 +77,7 @@ pub(crate) fn start(
         topics: vec![from.into()],
         batch: 5000,
         grace: Duration::from_secs(10),
+        changelog: None,
     };
     let stop = CancellationToken::new();
     let copy = Copy {

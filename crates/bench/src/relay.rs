@@ -65,6 +65,7 @@ pub(crate) fn waiting(pipeline: &Pipeline, tier: Span, index: usize, due: Timest
     list.push_text(headers::RETURN_TOPIC, &pipeline.return_topic());
     Output {
         topic: pipeline.tier_topic(tier),
+        partition: None,
         key: Some(format!("key-{index}").into()),
         value: Some(vec![b'x'; VALUE].into()),
         headers: list,
@@ -176,6 +177,7 @@ async fn path(broker: &Broker, count: usize, round: usize, figures: &mut Figures
     let topic = pipeline.source.clone();
     broker.fill(count, |index| Output {
         topic: topic.clone(),
+        partition: None,
         key: Some(format!("key-{index}").into()),
         value: Some(vec![b'x'; VALUE].into()),
         headers: [("tenant", Some(&b"a"[..]))].into_iter().collect(),

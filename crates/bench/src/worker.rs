@@ -113,6 +113,7 @@ async fn measure<H: Handler>(
     let topic = pipeline.source.clone();
     broker.fill(row.count, |index| Output {
         topic: topic.clone(),
+        partition: None,
         key: Some(format!("key-{index}").into()),
         value: Some(index.to_string().into()),
         headers: Headers::new(),

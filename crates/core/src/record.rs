@@ -56,7 +56,10 @@ pub struct Record {
 pub struct Output {
     /// The topic it goes to.
     pub topic: Arc<str>,
-    /// The key, which also chooses the partition (murmur2); a null key goes to a random partition.
+    /// The partition it goes to; `None` leaves it to the key.
+    pub partition: Option<i32>,
+    /// The key, which also chooses the partition (murmur2) unless one is given; a null key goes to a random
+    /// partition.
     pub key: Option<Bytes>,
     /// The value.
     pub value: Option<Bytes>,
@@ -112,6 +115,12 @@ impl Headers {
         self.data.extend_from_slice(name.as_bytes());
         self.data.extend_from_slice(value.unwrap_or_default());
         self.entries.push(entry);
+    }
+
+    /// How many bytes names and values have in all.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.data.len()
     }
 
     /// Appends a header with a text value.

@@ -144,6 +144,7 @@ pub fn route(
                     );
                     Some(Output {
                         topic,
+                        partition: None,
                         key: result.key.unwrap_or_else(|| record.key.clone()),
                         value: result.value.unwrap_or_else(|| record.value.clone()),
                         headers,
@@ -281,6 +282,7 @@ fn dead(
 fn output(topic: Arc<str>, record: Record, headers: Headers) -> Output {
     Output {
         topic,
+        partition: None,
         key: record.key,
         value: record.value,
         headers,

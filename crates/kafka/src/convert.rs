@@ -18,16 +18,20 @@ pub fn record(message: &BorrowedMessage<'_>, topic: &Arc<str>) -> Record {
             partition: message.partition(),
             offset: message.offset(),
         },
-        timestamp: match message.timestamp() {
-            KafkaTimestamp::NotAvailable => None,
-            KafkaTimestamp::CreateTime(millis) | KafkaTimestamp::LogAppendTime(millis) => {
-                Some(Timestamp::from_millis(millis))
-            }
-        },
+        timestamp: timestamp(message.timestamp()),
         key: message.key().map(Bytes::copy_from_slice),
         value: message.payload().map(Bytes::copy_from_slice),
         headers,
         unreadable_headers,
+    }
+}
+
+pub(crate) fn timestamp(timestamp: KafkaTimestamp) -> Option<Timestamp> {
+    match timestamp {
+        KafkaTimestamp::NotAvailable => None,
+        KafkaTimestamp::CreateTime(millis) | KafkaTimestamp::LogAppendTime(millis) => {
+            Some(Timestamp::from_millis(millis))
+        }
     }
 }
 

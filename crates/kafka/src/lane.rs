@@ -45,6 +45,8 @@ pub struct LaneSpec {
     pub batch: usize,
     /// How long a stopping lane may finish what it has in hand.
     pub grace: Duration,
+    /// A topic that it writes, of which the processor is told how far it was written.
+    pub changelog: Option<Arc<str>>,
 }
 
 /// What a lane tells about itself. All methods are called on the lane's thread.
@@ -142,6 +144,7 @@ impl<P: Processor> Lane<P> {
         let id = format!("redeliver-{}-{}", self.settings.instance, self.spec.name);
         let config = self.settings.transactional_producer(&id);
         let mut transactions = Transactions::new(config, id, self.settings.transaction_timeout);
+        transactions.follow(self.spec.changelog.clone());
         let mut fences = Fences::default();
         let mut backoff = Backoff::new();
         while !self.stop.is_cancelled() {
@@ -214,6 +217,7 @@ struct Assigned {
     queue: PartitionQueue<Events>,
     tracker: OffsetTracker,
     touched: bool,
+    owns_turn: bool,
 }
 
 impl<'a, P: Processor> Session<'a, P> {
@@ -313,7 +317,7 @@ impl<'a, P: Processor> Session<'a, P> {
         self.lane
             .processor
             .finish(now, self.lane.spec.batch, &mut self.turn);
-        if !self.turn.completed.is_empty() || !self.touched.is_empty() {
+        if !self.turn.completed.is_empty() || !self.turn.owners.is_empty() || !self.touched.is_empty() {
             self.write()?;
         } else if admitted == 0 {
             self.wait();
@@ -497,6 +501,7 @@ impl<'a, P: Processor> Session<'a, P> {
             queue,
             tracker,
             touched: false,
+            owns_turn: false,
         });
         Ok(())
     }
@@ -616,6 +621,25 @@ impl<'a, P: Processor> Session<'a, P> {
                 self.touched.push(id.slot);
             }
         }
+        let mut owners = 0_usize;
+        for id in &self.turn.owners {
+            let Some(Some(assigned)) = self.slots.get_mut(id.slot as usize) else {
+                continue;
+            };
+            if assigned.id == *id {
+                owners += 1;
+                assigned.owns_turn = true;
+                if !assigned.touched {
+                    assigned.touched = true;
+                    self.touched.push(id.slot);
+                }
+            }
+        }
+        debug_assert_eq!(
+            owners,
+            self.turn.owners.len(),
+            "an owner of the turn is not assigned"
+        );
         let mut offsets = TopicPartitionList::with_capacity(self.touched.len());
         let mut positions: Vec<(u32, CommitPosition)> = Vec::with_capacity(self.touched.len());
         for slot in self.touched.drain(..) {
@@ -623,7 +647,14 @@ impl<'a, P: Processor> Session<'a, P> {
                 continue;
             };
             assigned.touched = false;
-            if let Some(position) = assigned.tracker.commit_position() {
+            let position = if std::mem::take(&mut assigned.owns_turn) {
+                // Nothing was ever read of it: its beginning is the position.
+                let position = assigned.tracker.current_position();
+                Some(position.unwrap_or_else(CommitPosition::beginning))
+            } else {
+                assigned.tracker.commit_position()
+            };
+            if let Some(position) = position {
                 let mut element = offsets.add_partition(&assigned.topic, assigned.partition);
                 element
                     .set_offset(Offset::Offset(position.offset))
@@ -653,6 +684,9 @@ impl<'a, P: Processor> Session<'a, P> {
                     .observer
                     .committed(self.turn.outputs.len(), completed, began.elapsed());
                 self.turn.clear();
+                for (partition, end) in self.transactions.changelog_ends() {
+                    self.lane.processor.changelog_written(partition, end);
+                }
                 self.lane.processor.committed(self.lane.clock.now());
                 Ok(())
             }
@@ -751,6 +785,7 @@ impl<'a, P: Processor> Session<'a, P> {
                 self.lane.processor.revoked(assigned.id);
                 self.lane.processor.assigned(id, &assigned.topic, partition);
                 assigned.id = id;
+                assigned.owns_turn = false;
                 assigned.tracker = OffsetTracker::new(position.unwrap_or_else(Committed::start));
                 return;
             }

@@ -29,12 +29,16 @@ pub struct Turn {
     pub outputs: Vec<Output>,
     /// The records that are done: their assignment and offset.
     pub completed: Vec<(AssignmentId, i64)>,
+    /// Assignments in whose name something is written though none of their records is done. Their position
+    /// is committed again, because only the offsets in a transaction prove that they are still ours.
+    pub owners: Vec<AssignmentId>,
 }
 
 impl Turn {
     pub(crate) fn clear(&mut self) {
         self.outputs.clear();
         self.completed.clear();
+        self.owners.clear();
     }
 }
 
@@ -58,6 +62,10 @@ pub trait Processor {
 
     /// Hands over what is finished, about `limit` records at most.
     fn finish(&mut self, now: Timestamp, limit: usize, turn: &mut Turn);
+
+    /// The turn that is going to be committed has written into this partition of the lane's changelog up
+    /// to `end`, the offset behind its last record. Called before [`Processor::committed`].
+    fn changelog_written(&mut self, _partition: i32, _end: i64) {}
 
     /// The turn has been committed at this time.
     fn committed(&mut self, now: Timestamp);

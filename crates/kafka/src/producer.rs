@@ -4,14 +4,23 @@ use std::time::Duration;
 
 use rdkafka::error::KafkaError;
 use rdkafka::producer::{FutureProducer, FutureRecord, Producer as _};
-use redeliver_core::{Output, Position};
+use redeliver_core::{Output, Position, Timestamp};
 
 use crate::client::KafkaSettings;
-use crate::convert::native_headers;
+use crate::convert::{self, native_headers};
 
 /// An idempotent producer with Java's partitioning.
 #[derive(Clone)]
 pub struct Producer(FutureProducer);
+
+/// A record that was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Written {
+    /// Where it stands.
+    pub position: Position,
+    /// The timestamp that it has in the log: the producer's, or the broker's when the topic says so.
+    pub timestamp: Option<Timestamp>,
+}
 
 /// A record was not written.
 #[derive(Debug, thiserror::Error)]
@@ -42,12 +51,13 @@ impl Producer {
             .map_err(ProduceError::Configuration)
     }
 
-    /// Writes one record and waits for the broker's acknowledgement; says where the record stands.
+    /// Writes one record and waits for the broker's acknowledgement.
     ///
     /// # Errors
     /// When the broker refuses the record or does not take it within the client's `message.timeout.ms`.
-    pub async fn send(&self, output: &Output) -> Result<Position, ProduceError> {
+    pub async fn send(&self, output: &Output) -> Result<Written, ProduceError> {
         let mut record = FutureRecord::<[u8], [u8]>::to(&output.topic);
+        record.partition = output.partition;
         record.key = output.key.as_deref();
         record.payload = output.value.as_deref();
         if !output.headers.is_empty() {
@@ -58,10 +68,13 @@ impl Producer {
             topic: output.topic.to_string(),
             source,
         })?;
-        Ok(Position {
-            topic: output.topic.clone(),
-            partition: delivery.partition,
-            offset: delivery.offset,
+        Ok(Written {
+            position: Position {
+                topic: output.topic.clone(),
+                partition: delivery.partition,
+                offset: delivery.offset,
+            },
+            timestamp: convert::timestamp(delivery.timestamp),
         })
     }
 

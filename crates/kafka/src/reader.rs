@@ -120,6 +120,40 @@ impl TopicReader {
         })
     }
 
+    /// A reader of one partition from an offset on; `None` is its beginning.
+    ///
+    /// # Errors
+    /// When the broker does not answer or there is no such partition.
+    pub fn of_partition(
+        settings: &KafkaSettings,
+        topic: &Arc<str>,
+        partition: i32,
+        from: Option<i64>,
+    ) -> Result<Self, ReadError> {
+        let committed = make(settings, "read_committed")?;
+        if partition >= partition_count(&committed, topic)? {
+            return Err(ReadError::Missing(format!("{topic}` partition `{partition}")));
+        }
+        let from = from.map_or(Offset::Beginning, Offset::Offset);
+        Ok(Self {
+            settings: settings.clone(),
+            committed: Arc::new(committed),
+            uncommitted: make(settings, "read_uncommitted")?,
+            topics: [(topic.to_string(), topic.clone())].into(),
+            positions: [((topic.to_string(), partition), from)].into(),
+        })
+    }
+
+    /// The next offset to be read of a partition; `None` before anything of it was read.
+    #[must_use]
+    pub fn position(&self, topic: &str, partition: i32) -> Option<i64> {
+        let position = self.positions.get(&(topic.to_owned(), partition))?;
+        match position {
+            Offset::Offset(offset) => Some(*offset),
+            _ => None,
+        }
+    }
+
     /// Reads everything that was written before this call, in no particular order between partitions.
     /// Transactions that are open now are waited for.
     ///

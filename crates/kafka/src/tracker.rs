@@ -124,6 +124,17 @@ pub struct CommitPosition {
     pub metadata: String,
 }
 
+impl CommitPosition {
+    /// Nothing has been read yet.
+    #[must_use]
+    pub fn beginning() -> Self {
+        Self {
+            offset: 0,
+            metadata: String::new(),
+        }
+    }
+}
+
 /// What a delivered offset is to the tracker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {

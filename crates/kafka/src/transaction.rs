@@ -7,6 +7,7 @@
 
 mod offset_sender;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
@@ -14,7 +15,7 @@ use std::time::{Duration, Instant};
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::consumer::ConsumerGroupMetadata;
 use rdkafka::error::KafkaError;
-use rdkafka::message::DeliveryResult;
+use rdkafka::message::{DeliveryResult, Message as _};
 use rdkafka::producer::{BaseRecord, Producer as _, ProducerContext, ThreadedProducer};
 use rdkafka::{ClientConfig, ClientContext, TopicPartitionList};
 use redeliver_core::Output;
@@ -36,6 +37,7 @@ pub struct Transactions {
     timeout: Duration,
     connection: Option<Connection>,
     initialised: bool,
+    changelog: Option<Arc<str>>,
 }
 
 struct Connection {
@@ -73,7 +75,22 @@ impl Transactions {
             timeout,
             connection: None,
             initialised: false,
+            changelog: None,
         }
+    }
+
+    /// From the next producer on it is noted how far each transaction has written this topic.
+    pub(crate) fn follow(&mut self, changelog: Option<Arc<str>>) {
+        self.changelog = changelog;
+    }
+
+    /// How far the last transaction has written the followed topic, by partition: the offset behind its last
+    /// record.
+    pub(crate) fn changelog_ends(&self) -> Vec<(i32, i64)> {
+        let connection = self.connection.as_ref();
+        connection.map_or_else(Vec::new, |connection| {
+            std::mem::take(&mut *lock(&connection.producer.client().context().changelog_ends))
+        })
     }
 
     /// Whether a transaction can begin.
@@ -94,7 +111,7 @@ impl Transactions {
         let connection = match &self.connection {
             Some(connection) => connection,
             None => {
-                let made = Connection::make(&self.config);
+                let made = Connection::make(&self.config, self.changelog.clone());
                 let made = made.map_err(|error| self.setback("making the producer", error))?;
                 self.connection.insert(made)
             }
@@ -211,8 +228,9 @@ impl Transactions {
 }
 
 impl Connection {
-    fn make(config: &ClientConfig) -> Result<Self, KafkaError> {
-        let producer: ThreadedProducer<Deliveries> = config.create_with_context(Deliveries::new())?;
+    fn make(config: &ClientConfig, changelog: Option<Arc<str>>) -> Result<Self, KafkaError> {
+        let producer: ThreadedProducer<Deliveries> =
+            config.create_with_context(Deliveries::new(changelog))?;
         let offsets = OffsetSender::start(producer.clone())
             .map_err(|error| KafkaError::ClientCreation(format!("starting a thread: {error}")))?;
         Ok(Self { producer, offsets })
@@ -241,6 +259,7 @@ fn send(
     deadline: Instant,
 ) -> Result<(), KafkaError> {
     let mut record = BaseRecord::<[u8], [u8], usize>::with_opaque_to(&output.topic, transaction);
+    record.partition = output.partition;
     record.key = output.key.as_deref();
     record.payload = output.value.as_deref();
     if !output.headers.is_empty() {
@@ -269,12 +288,16 @@ struct Deliveries {
     awaited: AtomicUsize,
     failed: AtomicBool,
     first_failure: std::sync::Mutex<Option<KafkaError>>,
+    changelog: Option<Arc<str>>,
+    changelog_ends: std::sync::Mutex<Vec<(i32, i64)>>,
     log: ClientLog,
 }
 
 impl Deliveries {
-    fn new() -> Self {
+    fn new(changelog: Option<Arc<str>>) -> Self {
         Self {
+            changelog,
+            changelog_ends: std::sync::Mutex::default(),
             transaction: AtomicUsize::new(0),
             waiting: std::sync::Mutex::new(None),
             reported: AtomicUsize::new(0),
@@ -291,6 +314,7 @@ impl Deliveries {
         self.awaited.store(usize::MAX, Ordering::SeqCst);
         self.failed.store(false, Ordering::SeqCst);
         *lock(&self.first_failure) = None;
+        lock(&self.changelog_ends).clear();
         number
     }
 
@@ -332,9 +356,20 @@ impl ProducerContext for Deliveries {
         if transaction != self.transaction.load(Ordering::SeqCst) {
             return;
         }
-        if let Err((error, _)) = result {
-            lock(&self.first_failure).get_or_insert_with(|| error.clone());
-            self.failed.store(true, Ordering::SeqCst);
+        match result {
+            Ok(message) if self.changelog.as_deref() == Some(message.topic()) => {
+                let (partition, end) = (message.partition(), message.offset() + 1);
+                let mut ends = lock(&self.changelog_ends);
+                match ends.iter_mut().find(|(known, _)| *known == partition) {
+                    Some((_, known)) => *known = end.max(*known),
+                    None => ends.push((partition, end)),
+                }
+            }
+            Ok(_) => {}
+            Err((error, _)) => {
+                lock(&self.first_failure).get_or_insert_with(|| error.clone());
+                self.failed.store(true, Ordering::SeqCst);
+            }
         }
         let reported = self.reported.fetch_add(1, Ordering::SeqCst) + 1;
         if (reported >= self.awaited.load(Ordering::SeqCst) || self.failed.load(Ordering::SeqCst))

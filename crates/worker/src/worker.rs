@@ -77,6 +77,7 @@ pub fn spawn<H: Handler>(host: &mut Host, spec: &WorkerSpec, handler: &H) -> io:
             topics: spec.pipeline.worker_topics(),
             batch: spec.batch,
             grace: spec.grace,
+            changelog: None,
         };
         host.spawn_lane(
             spec.kafka.clone(),

@@ -191,6 +191,7 @@ async fn produce(kafka: KafkaSettings, rate: f64, stop: CancellationToken) -> an
         }
         let output = Output {
             topic: PIPELINE.into(),
+            partition: None,
             key: Some(format!("doc-{number}").into()),
             value: Some(serde_json::json!({ "number": number }).to_string().into()),
             headers: Headers::new(),

@@ -69,6 +69,7 @@ pub fn mount(host: &mut Host) -> anyhow::Result<()> {
                 topics: relay.topics(),
                 batch: config.kafka.batch as usize,
                 grace: lane_grace(&config),
+                changelog: None,
             };
             host.spawn_lane(host.kafka.clone(), spec, Waker::new(), relay, None)?;
         }

@@ -285,6 +285,7 @@ fn trace_wait(tracer: &Tracer, tier: Span, waiting: &Waiting, now: Timestamp) {
 fn forward(record: Record, topic: Arc<str>) -> Output {
     Output {
         topic,
+        partition: None,
         key: record.key,
         value: record.value,
         headers: record.headers,

@@ -88,6 +88,7 @@ impl World {
         let bytes = |bytes: Option<&[u8]>| bytes.map(Bytes::copy_from_slice);
         let output = Output {
             topic: self.pipeline.source.clone(),
+            partition: None,
             key: bytes(key),
             value: bytes(value),
             headers,
@@ -127,6 +128,7 @@ impl World {
             now = due_time(&waiting).unwrap().after(Duration::from_millis(late));
             let output = Output {
                 topic: self.pipeline.return_topic(),
+                partition: None,
                 key: waiting.key,
                 value: waiting.value,
                 headers: waiting.headers,
@@ -419,6 +421,7 @@ fn a_forged_record_that_a_tier_rejected_is_foreign() {
     let headers = [(PROCESS_AFTER, Some(&b"now"[..]))].into_iter().collect();
     let forged = Output {
         topic: tier,
+        partition: None,
         key: None,
         value: Some(Bytes::from_static(b"?")),
         headers,
@@ -533,6 +536,7 @@ fn redrive(world: &mut World, count: u32) -> Record {
     headers.push_text("redrive-count", &count.to_string());
     let output = Output {
         topic: world.pipeline.due_topic(),
+        partition: None,
         key: dead.key,
         value: dead.value,
         headers,
@@ -812,7 +816,7 @@ proptest! {
         let mut world = World::new(if to_source { ReturnTo::Source } else { ReturnTo::Due });
         let headers: Headers = headers.iter().map(|(name, value)| (name.as_str(), value.as_deref())).collect();
         for role in [Role::Source, Role::Tier, Role::Due, Role::Output, Role::Dead] {
-            let output = Output { topic: "docs".into(), key: None, value: None, headers: headers.clone() };
+            let output = Output { topic: "docs".into(), partition: None, key: None, value: None, headers: headers.clone() };
             world.write(role, output, 0, START);
         }
         let _ = world.report().to_string();

@@ -94,7 +94,7 @@ impl Plant {
         written
             .into_iter()
             .zip(words)
-            .map(|(position, word)| (position.unwrap().to_string(), *word))
+            .map(|(written, word)| (written.unwrap().position.to_string(), *word))
             .collect()
     }
 
@@ -125,6 +125,7 @@ impl Plant {
         ];
         Output {
             topic: self.pipeline.source.clone(),
+            partition: None,
             // Some without a key.
             key: (!number.is_multiple_of(3)).then(|| format!("key-{}", number % 7).into()),
             value: Some(format!("{word} {number}").into()),
@@ -136,6 +137,7 @@ impl Plant {
     pub(crate) fn forge_in_tier(&self) {
         let forged = Output {
             topic: self.pipeline.tier_topic(self.tier),
+            partition: None,
             key: None,
             value: Some("forged".into()),
             headers: Headers::new(),
@@ -160,6 +162,7 @@ impl Plant {
             topics,
             batch: 100,
             grace: Duration::from_secs(1),
+            changelog: None,
         };
         let stop = CancellationToken::new();
         let machine = Machine {
@@ -263,6 +266,7 @@ impl Machine {
                 } = record.clone();
                 Some(vec![Output {
                     topic: self.pipeline.return_topic(),
+                    partition: None,
                     key,
                     value,
                     headers,

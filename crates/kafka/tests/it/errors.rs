@@ -55,6 +55,7 @@ impl Bench {
     fn write(&mut self) -> Result<(), Setback> {
         let output = Output {
             topic: "to".into(),
+            partition: None,
             key: None,
             value: Some("value".into()),
             headers: Headers::new(),

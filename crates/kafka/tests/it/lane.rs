@@ -75,6 +75,7 @@ impl Processor for Copy {
             turn.completed.push((assignment, record.position.offset));
             turn.outputs.push(Output {
                 topic: self.to.clone(),
+                partition: None,
                 key: record.key,
                 value: record.value,
                 headers: record.headers,
@@ -117,6 +118,7 @@ fn start(settings: KafkaSettings, group: &str, from: &str, to: &str, hold_odd: b
         topics: vec![from.into()],
         batch: 500,
         grace: Duration::from_secs(10),
+        changelog: None,
     };
     let stop = CancellationToken::new();
     let accepted = Arc::new(AtomicU64::new(0));
@@ -156,6 +158,7 @@ async fn fill(settings: &KafkaSettings, topic: &str, values: std::ops::Range<u32
         let producer = producer.clone();
         let output = Output {
             topic: topic.into(),
+            partition: None,
             key: Some(format!("key-{n}").into()),
             value: Some(n.to_string().into()),
             headers: Headers::new(),

@@ -297,17 +297,21 @@ impl Pipe {
             .iter()
             .map(|draft| Output {
                 topic: topic.clone(),
+                partition: None,
                 key: draft.key.clone(),
                 value: draft.value.clone(),
                 headers: draft.headers.clone(),
             })
             .collect();
         let sending = try_join_all(outputs.iter().map(|output| self.producer.send(output)));
-        let positions = self.runtime.block_on(sending).unwrap();
+        let written = self.runtime.block_on(sending).unwrap();
         records
             .into_iter()
-            .zip(positions)
-            .map(|(draft, position)| Sent { draft, position })
+            .zip(written)
+            .map(|(draft, written)| Sent {
+                draft,
+                position: written.position,
+            })
             .collect()
     }
 

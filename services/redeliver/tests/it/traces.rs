@@ -16,7 +16,8 @@ const PRODUCER: &str = "b7ad6b7169203331";
 /// Calls by body with the trace context that came along.
 type Calls = Arc<Mutex<Vec<(String, String)>>>;
 
-/// The spans of one record, in the order in which they began.
+/// The spans of one record, in the order in which they ended. A wait begins at the time of the failure, which
+/// has milliseconds, so the order of beginnings tells nothing of a first attempt that took less than one.
 struct Trace {
     spans: Vec<ReceivedSpan>,
 }
@@ -37,7 +38,7 @@ impl Trace {
                 Err(format!("{spans:#?}"))
             }
         });
-        spans.sort_by_key(|span| span.span.start_time_unix_nano);
+        spans.sort_by_key(|span| span.span.end_time_unix_nano);
         assert_eq!(spans.len(), count, "{spans:#?}");
         Self { spans }
     }

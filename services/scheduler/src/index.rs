@@ -1,0 +1,217 @@
+//! The time index: which jobs wait, until when, and which ended lately. It is a picture of the state topic,
+//! kept where it can be searched, and it can be thrown away at any moment.
+//!
+//! A shard of the index holds the jobs of one partition. It knows how far of the state topic's partition it
+//! is a picture ([`Applied`]), and changes move that mark in one step with what they change. Whoever reads is
+//! told the mark along with what was read, so that a picture of the past, after a failover or a restored
+//! dump, is recognised and brought up to date from the topic.
+
+use std::future::Future;
+
+use bytes::Bytes;
+use redeliver_core::Timestamp;
+
+use crate::job::{JobId, KeyHash};
+
+/// How far a shard has followed the state topic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Applied {
+    /// The next offset of the state topic's partition.
+    pub offset: i64,
+    /// When it got there, by the clock of the process that moved it.
+    pub at: Timestamp,
+}
+
+/// Who may change a shard: a random number that each takeover draws anew.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Owner(pub u64);
+
+/// What a record of the state topic changes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// The job.
+    pub id: JobId,
+    /// What becomes of it.
+    pub effect: Effect,
+}
+
+/// What becomes of a job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// It waits, in place of whatever was known of it.
+    Waits {
+        /// Until then.
+        due: Timestamp,
+        /// The job as the state topic has it.
+        record: Bytes,
+        /// Its idempotency key.
+        key: Option<KeyEntry>,
+    },
+    /// It waits no more, and is remembered for a while.
+    Ended {
+        /// Until then.
+        forget: Timestamp,
+        /// The job as the state topic has it.
+        record: Bytes,
+        /// Its idempotency key.
+        key: Option<KeyEntry>,
+    },
+    /// Nothing is known of it any more. Its idempotency key is forgotten by its own time.
+    Forgotten,
+}
+
+/// An idempotency key that is taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyEntry {
+    /// The key.
+    pub hash: KeyHash,
+    /// What is remembered with it.
+    pub value: Bytes,
+    /// Until then.
+    pub expires: Timestamp,
+}
+
+/// Changes of one stretch of the state topic's partition, in its order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Batch {
+    /// The mark must be here, or further.
+    pub from: i64,
+    /// And is here afterwards.
+    pub to: i64,
+    /// What changes between.
+    pub changes: Vec<Change>,
+}
+
+/// Something to look up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lookup {
+    /// The record of a job.
+    Job(JobId),
+    /// The value of an idempotency key, unless it has expired.
+    Key(KeyHash),
+}
+
+/// A place in the order of due times: behind this job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Cursor {
+    /// Its due time.
+    pub due: Timestamp,
+    /// Its id.
+    pub id: JobId,
+}
+
+/// A job that waits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// Where it stands in the order of due times.
+    pub cursor: Cursor,
+    /// The job as the state topic has it.
+    pub record: Bytes,
+}
+
+/// The jobs that are due next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ahead {
+    /// How far the shard has followed the state topic.
+    pub applied: Option<Applied>,
+    /// In the order of due times, then of ids.
+    pub rows: Vec<Row>,
+    /// Whether there is no more up to the asked time: otherwise ask again from the last row.
+    pub is_complete: bool,
+}
+
+/// How many jobs of a shard wait, and until when.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ShardStats {
+    /// All that wait.
+    pub scheduled: u64,
+    /// Those whose time is over.
+    pub due: u64,
+    /// The time of the first one.
+    pub next_due: Option<Timestamp>,
+    /// Those of each of the next minutes.
+    pub per_minute: Vec<u64>,
+}
+
+/// The index did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum IndexError {
+    /// The mark is not where the changes begin: some of the past is missing.
+    #[error("the index has followed the state topic to {found:?} only, not to {expected}")]
+    Gap {
+        /// Where the mark is; `None` when the shard is empty.
+        found: Option<i64>,
+        /// Where it should be.
+        expected: i64,
+    },
+    /// Another process has claimed the shard.
+    #[error("another process has claimed the shard")]
+    Fenced,
+    /// It cannot be reached, or did not understand.
+    #[error("the index does not answer: {0}")]
+    Unavailable(String),
+}
+
+/// A time index. All methods may be called at any time from any thread; calls of one caller for one shard that
+/// are made one after the other take effect in this order.
+pub trait Index: Clone + Send + Sync + 'static {
+    /// Makes `owner` the one who may change the shard, and says how far it has followed the state topic.
+    fn claim(
+        &self,
+        shard: i32,
+        owner: Owner,
+    ) -> impl Future<Output = Result<Option<Applied>, IndexError>> + Send;
+
+    /// Empties the shard, of idempotency keys too. It is then at no offset; [`Index::apply`] takes a batch
+    /// from any.
+    fn clear(&self, shard: i32, owner: Owner) -> impl Future<Output = Result<(), IndexError>> + Send;
+
+    /// Applies changes and moves the mark to the batch's end in one step. When the mark is there already,
+    /// or further, nothing happens; when it lies within the batch, all of it is applied, which is the same
+    /// as the rest, because the newest record of a job holds.
+    ///
+    /// An empty shard takes a batch only right after [`Index::clear`] by the same owner, as otherwise it lost
+    /// what it had: that is a gap.
+    fn apply(
+        &self,
+        shard: i32,
+        owner: Owner,
+        batch: &Batch,
+        now: Timestamp,
+    ) -> impl Future<Output = Result<(), IndexError>> + Send;
+
+    /// Looks up several things at once; the answers are in the order of the questions, and as of one moment.
+    fn look_up(
+        &self,
+        shard: i32,
+        keys: &[Lookup],
+        now: Timestamp,
+    ) -> impl Future<Output = Result<(Option<Applied>, Vec<Option<Bytes>>), IndexError>> + Send;
+
+    /// The jobs behind `after` (`None`: all) that are due at or before `until`, as of one moment; at most `limit`
+    /// of them, and about `bytes` of records.
+    fn ahead(
+        &self,
+        shard: i32,
+        after: Option<Cursor>,
+        until: Timestamp,
+        limit: usize,
+        bytes: usize,
+    ) -> impl Future<Output = Result<Ahead, IndexError>> + Send;
+
+    /// Ended jobs that are to be forgotten by now, oldest first.
+    fn forgettable(
+        &self,
+        shard: i32,
+        now: Timestamp,
+        limit: usize,
+    ) -> impl Future<Output = Result<(Option<Applied>, Vec<JobId>), IndexError>> + Send;
+
+    /// How many jobs wait, in all and by minute from `now` on, for so many minutes.
+    fn stats(
+        &self,
+        shard: i32,
+        now: Timestamp,
+        minutes: u32,
+    ) -> impl Future<Output = Result<ShardStats, IndexError>> + Send;
+}
