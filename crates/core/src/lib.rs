@@ -14,6 +14,7 @@
 //! | [`outcome`] | what a handler says of a record |
 //! | [`classification`] | which HTTP answer means which class |
 //! | [`backoff`] | how long to wait before which attempt |
+//! | [`job`] | names, priorities and states of scheduled jobs |
 //! | [`pipeline`] | topics of a pipeline, its ladder of tiers |
 //! | [`route`] | from an outcome to the topic and headers of what is written |
 
@@ -21,6 +22,7 @@ pub mod backoff;
 pub mod classification;
 pub mod failure;
 pub mod headers;
+pub mod job;
 pub mod outcome;
 pub mod pipeline;
 pub mod record;
@@ -30,6 +32,7 @@ pub mod time;
 
 pub use backoff::{Jitter, RetryPolicy};
 pub use failure::{ErrorClass, Failure};
+pub use job::JobId;
 pub use outcome::Outcome;
 pub use pipeline::Pipeline;
 pub use record::{Headers, Output, Position, Record};

@@ -40,6 +40,17 @@ pub fn partition_for_key(key: &[u8], partitions: i32) -> i32 {
     (murmur2(key) & i32::MAX) % partitions
 }
 
+/// The partition of the ingest topic where requests of this application with this idempotency key meet, so
+/// that one lane sees them all: Java's partition for the application's name, a zero byte and the key.
+///
+/// # Panics
+/// When the topic has no partitions.
+#[must_use]
+pub fn shard_of(app: &str, idempotency_key: &str, partitions: i32) -> i32 {
+    let both = [app.as_bytes(), b"\0", idempotency_key.as_bytes()].concat();
+    partition_for_key(&both, partitions)
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -69,6 +80,16 @@ mod tests {
     fn a_negative_hash_still_names_a_partition() {
         assert_eq!(partition_for_key(b"21", 7), (-973_932_308 & i32::MAX) % 7);
         assert_eq!(partition_for_key(b"21", 1), 0);
+    }
+
+    #[test]
+    fn a_shard_is_chosen_by_application_and_key_together() {
+        // Clients in other languages compute the same from these bytes.
+        assert_eq!(
+            shard_of("sms", "sms-12345", 12),
+            partition_for_key(b"sms\0sms-12345", 12)
+        );
+        assert_ne!(shard_of("a", "bc", 1000), shard_of("ab", "c", 1000));
     }
 
     #[tokio::test]
