@@ -2,7 +2,9 @@
 //!
 //! These are wire types. Services convert them at their edge, see [`convert`]; the domain is in `core`.
 
+pub mod auth;
 pub mod convert;
+pub mod error;
 
 /// Messages and services of version 1.
 #[expect(

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use redeliver_core::Span;
 use serde::{Deserialize, Deserializer, Serialize};
 
+mod api;
 mod http;
 mod kafka;
 mod load;
@@ -28,6 +29,7 @@ mod topology;
 mod tree;
 mod yaml;
 
+pub use api::ApiConfig;
 pub use http::{HttpConfig, Meaning, ResponseMode, Status, TlsConfig};
 pub use kafka::{KafkaConfig, TopicsConfig};
 pub use load::Sources;

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use redeliver_core::Span;
 use serde::{Deserialize, Serialize};
 
+use super::api::ApiConfig;
 use super::problem::Findings;
 use super::secret::Url;
 use super::text;
@@ -63,6 +64,10 @@ pub struct DlqInspectorConfig {
     /// Where its gRPC and web page listen.
     #[serde(serialize_with = "text::serialize", deserialize_with = "text::listen")]
     pub listen: SocketAddr,
+    /// See [`ApiConfig::token_file`].
+    pub token_file: Option<PathBuf>,
+    /// See [`ApiConfig::allow_remote`].
+    pub allow_remote: bool,
     /// Dead-letter topics; `*` stands for any text.
     pub topics: Vec<String>,
     /// Where its index lies, which can always be built again.
@@ -91,6 +96,8 @@ impl Default for DlqInspectorConfig {
     fn default() -> Self {
         Self {
             listen: (Ipv4Addr::LOCALHOST, 50_051).into(),
+            token_file: None,
+            allow_remote: false,
             topics: vec!["*-dlq".to_owned(), "scheduler.jobs.dlq".to_owned()],
             data_dir: "./data".into(),
         }
@@ -156,7 +163,18 @@ impl SchedulerConfig {
 }
 
 impl DlqInspectorConfig {
+    /// Its listener.
+    #[must_use]
+    pub fn api(&self) -> ApiConfig {
+        ApiConfig {
+            listen: self.listen,
+            token_file: self.token_file.clone(),
+            allow_remote: self.allow_remote,
+        }
+    }
+
     pub(super) fn check(&self, findings: &mut Findings<'_>) {
+        self.api().check(findings);
         for topic in &self.topics {
             if !redeliver_core::pipeline::is_topic_name(&topic.replace('*', "x")) {
                 findings.wrong(

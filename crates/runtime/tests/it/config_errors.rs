@@ -178,6 +178,50 @@ fn values_out_of_range_and_contradictions_are_refused() {
 }
 
 #[test]
+fn an_api_on_the_network_needs_a_token_or_a_word() {
+    check(
+        "dlq_inspector: { listen: '0.0.0.0:50051' }",
+        "dlq_inspector.listen: 0.0.0.0:50051 can be reached from other machines, and nothing asks for a token there: \
+         write 127.0.0.1, or give a token_file, or set allow_remote: true beside it (redeliver.yaml line 1)",
+    );
+    check(
+        "dlq_inspector: { token_file: /nowhere/token }",
+        "dlq_inspector.token_file: cannot read /nowhere/token: No such file or directory (os error 2) \
+         (redeliver.yaml line 1)",
+    );
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("token");
+    let with = |content: &str| {
+        std::fs::write(&path, content).unwrap();
+        let file = format!(
+            "dlq_inspector: {{ listen: '0.0.0.0:50051', token_file: {} }}",
+            path.display()
+        );
+        load(&file, &[], &[])
+    };
+    for wrong in ["two words\n", "two\nlines\n", "ümlaut"] {
+        let error = with(wrong).unwrap_err();
+        assert!(error.contains("must hold one line of ASCII letters"), "{error}");
+    }
+    assert!(with("").unwrap_err().contains("is empty"));
+    let config = with("s3cret.token\n").unwrap();
+    let api = config.dlq_inspector.api();
+    let token = api.token("dlq_inspector").unwrap().unwrap();
+    assert_eq!(token.expose(), "s3cret.token");
+    assert!(!config.to_yaml().contains("s3cret"));
+    let bold = "dlq_inspector: { listen: '0.0.0.0:50051', allow_remote: true }";
+    assert_eq!(
+        load(bold, &[], &[])
+            .unwrap()
+            .dlq_inspector
+            .api()
+            .token("x")
+            .unwrap(),
+        None
+    );
+}
+
+#[test]
 fn a_topic_has_one_meaning() {
     check(
         "pipelines: { p: { output: p } }",

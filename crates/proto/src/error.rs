@@ -1,0 +1,75 @@
+//! Errors as `google.rpc.Status` with an `ErrorInfo`, which a program can decide on without reading text.
+
+use std::collections::HashMap;
+
+use tonic::{Code, Status};
+use tonic_types::{ErrorDetails, StatusExt};
+
+/// The domain of all our reasons.
+pub const DOMAIN: &str = "redeliver";
+
+/// An error with a message for people, and a reason (`UPPER_SNAKE_CASE`) with metadata for programs.
+#[must_use]
+pub fn status<'a>(
+    code: Code,
+    message: impl Into<String>,
+    reason: &str,
+    metadata: impl IntoIterator<Item = (&'a str, String)>,
+) -> Status {
+    let metadata: HashMap<String, String> = metadata
+        .into_iter()
+        .map(|(name, value)| (name.to_owned(), value))
+        .collect();
+    let details = ErrorDetails::with_error_info(reason, DOMAIN, metadata);
+    Status::with_error_details(code, message, details)
+}
+
+/// An INVALID_ARGUMENT that also names the field of the request at fault.
+#[must_use]
+pub fn invalid<'a>(
+    field: &str,
+    problem: impl Into<String>,
+    reason: &str,
+    metadata: impl IntoIterator<Item = (&'a str, String)>,
+) -> Status {
+    let problem = problem.into();
+    let metadata: HashMap<String, String> = metadata
+        .into_iter()
+        .map(|(name, value)| (name.to_owned(), value))
+        .collect();
+    let mut details = ErrorDetails::with_error_info(reason, DOMAIN, metadata);
+    details.add_bad_request_violation(field, &problem);
+    Status::with_error_details(Code::InvalidArgument, format!("{field}: {problem}"), details)
+}
+
+/// The reason of an error of ours.
+#[must_use]
+pub fn reason(status: &Status) -> Option<String> {
+    status.get_details_error_info().map(|info| info.reason)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_carries_its_reason_and_field() {
+        let status = invalid(
+            "filter",
+            "unknown field `x`",
+            "FILTER",
+            [("position", "3".to_owned())],
+        );
+        assert_eq!(status.code(), Code::InvalidArgument);
+        assert_eq!(status.message(), "filter: unknown field `x`");
+        assert_eq!(reason(&status).as_deref(), Some("FILTER"));
+        let info = status.get_details_error_info().unwrap();
+        assert_eq!(
+            (info.domain.as_str(), info.metadata["position"].as_str()),
+            (DOMAIN, "3")
+        );
+        let violations = status.get_details_bad_request().unwrap().field_violations;
+        assert_eq!(violations[0].field, "filter");
+        assert_eq!(reason(&Status::unknown("x")), None);
+    }
+}
