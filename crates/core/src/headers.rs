@@ -35,6 +35,18 @@ pub const ERROR_MESSAGE: &str = "error-message";
 pub const ERROR_TIMESTAMP: &str = "error-timestamp";
 /// The pipeline that handled the record.
 pub const PIPELINE: &str = "pipeline";
+/// The scheduler's job that the record comes from. Headers of jobs are kept like those of users.
+pub const JOB_ID: &str = "job-id";
+/// The application whose job it is.
+pub const JOB_APP: &str = "job-app";
+/// When the job was due.
+pub const SCHEDULED_TIME: &str = "scheduled-time";
+/// When the job was dispatched.
+pub const DISPATCHED_AT: &str = "dispatched-at";
+/// The key under which its application knows the request.
+pub const IDEMPOTENCY_KEY: &str = "idempotency-key";
+/// high, normal or low.
+pub const JOB_PRIORITY: &str = "job-priority";
 /// W3C trace context.
 pub const TRACEPARENT: &str = "traceparent";
 /// W3C trace context of vendors.

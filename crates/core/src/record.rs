@@ -117,12 +117,6 @@ impl Headers {
         self.entries.push(entry);
     }
 
-    /// How many bytes names and values have in all.
-    #[must_use]
-    pub fn size(&self) -> usize {
-        self.data.len()
-    }
-
     /// Appends a header with a text value.
     pub fn push_text(&mut self, name: &str, value: &str) {
         self.push(name, Some(value.as_bytes()));

@@ -13,11 +13,13 @@
 //! | [`producer`] | a plain idempotent producer |
 //! | [`topology`] | creating and checking topics |
 //! | [`murmur2`] | Java's partitioner |
+//! | [`fault`] | points at which tests make a process die |
 //! | [`embedded`] | a broker in this process, in memory, for trials |
 
 pub mod client;
 pub mod convert;
 pub mod embedded;
+pub mod fault;
 pub mod lane;
 pub mod murmur2;
 pub mod processor;

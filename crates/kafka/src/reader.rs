@@ -144,6 +144,16 @@ impl TopicReader {
         })
     }
 
+    /// The end of a partition, open transactions included.
+    ///
+    /// # Errors
+    /// When the broker does not answer.
+    pub fn high_watermark(&self, topic: &str, partition: i32) -> Result<i64, ReadError> {
+        let watermarks = self.uncommitted.fetch_watermarks(topic, partition, CALL);
+        let (_, end) = watermarks.map_err(kafka("asking for the end of a partition"))?;
+        Ok(end)
+    }
+
     /// The next offset to be read of a partition; `None` before anything of it was read.
     #[must_use]
     pub fn position(&self, topic: &str, partition: i32) -> Option<i64> {

@@ -22,6 +22,7 @@ use redeliver_core::Output;
 
 use crate::client::ClientLog;
 use crate::convert::native_headers;
+use crate::fault;
 use crate::remedy::{Remedy, remedy};
 use offset_sender::OffsetSender;
 
@@ -181,12 +182,14 @@ impl Transactions {
         producer
             .begin_transaction()
             .map_err(|error| ("beginning", error))?;
+        fault::point("begin");
         let mut sent = 0;
         for output in outputs {
             send(producer, output, number, deadline).map_err(|error| ("producing", error))?;
             sent += 1;
         }
         deliveries.wait_for(sent, deadline);
+        fault::point("produce");
         // Everything is delivered by now; the client only has to notice. One millisecond at a time, since
         // a flush with work left polls in slices of up to its timeout.
         until(deadline, || producer.flush(Duration::from_millis(1))).map_err(|error| ("flushing", error))?;
@@ -197,7 +200,10 @@ impl Transactions {
         offset_sender
             .send(offsets.clone(), group, deadline)
             .map_err(|error| ("adding offsets", error))?;
-        until(deadline, || producer.commit_transaction(CALL)).map_err(|error| ("committing", error))
+        fault::point("offsets");
+        until(deadline, || producer.commit_transaction(CALL)).map_err(|error| ("committing", error))?;
+        fault::point("commit");
+        Ok(())
     }
 
     fn abort(&self) -> Result<(), KafkaError> {
