@@ -1,0 +1,144 @@
+//! The fields of a request: what each is called in which format, and how it is said that one is wrong.
+
+use redeliver_core::Failure;
+
+/// How a request is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// As JSON, with names such as `appName`.
+    Json,
+    /// As protobuf, with names such as `idempotency_key`.
+    Protobuf,
+}
+
+/// A field of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say it")]
+pub enum Field {
+    RequestId,
+    App,
+    ScheduledTime,
+    Delay,
+    Priority,
+    IdempotencyKey,
+    Data,
+    Key,
+    Headers,
+    ExpireAfter,
+    Cancel,
+    Reschedule,
+    Cron,
+    TimeZone,
+    Pipeline,
+    Due,
+    Command,
+    AnswerTo,
+}
+
+impl Field {
+    /// The fields that JSON has.
+    pub(super) const IN_JSON: [Self; 14] = [
+        Self::RequestId,
+        Self::App,
+        Self::ScheduledTime,
+        Self::Delay,
+        Self::Priority,
+        Self::IdempotencyKey,
+        Self::Data,
+        Self::Key,
+        Self::Headers,
+        Self::ExpireAfter,
+        Self::Cancel,
+        Self::Reschedule,
+        Self::Cron,
+        Self::TimeZone,
+    ];
+
+    /// Its name in JSON, which is also in the code of failures.
+    #[must_use]
+    pub fn json(self) -> &'static str {
+        match self {
+            Self::RequestId => "requestId",
+            Self::App => "appName",
+            Self::ScheduledTime => "scheduledTime",
+            Self::Delay => "delay",
+            Self::Priority => "priority",
+            Self::IdempotencyKey => "idempotencyKey",
+            Self::Data => "jobData",
+            Self::Key => "key",
+            Self::Headers => "headers",
+            Self::ExpireAfter => "expireAfter",
+            Self::Cancel => "cancel",
+            Self::Reschedule => "reschedule",
+            Self::Cron => "cron",
+            Self::TimeZone => "timeZone",
+            Self::Pipeline => "pipeline",
+            Self::Due => "due",
+            Self::Command => "command",
+            Self::AnswerTo => "answerTo",
+        }
+    }
+
+    /// Its name in protobuf.
+    #[must_use]
+    pub fn protobuf(self) -> &'static str {
+        match self {
+            Self::RequestId => "request_id",
+            Self::App => "app",
+            Self::ScheduledTime => "scheduled_time",
+            Self::IdempotencyKey => "idempotency_key",
+            Self::Data => "data",
+            Self::ExpireAfter => "expire_after",
+            Self::Cancel | Self::Reschedule => "id",
+            Self::AnswerTo => "answer_to",
+            other => other.json(),
+        }
+    }
+
+    /// Its name in a format.
+    #[must_use]
+    pub fn name(self, format: Format) -> &'static str {
+        match format {
+            Format::Json => self.json(),
+            Format::Protobuf => self.protobuf(),
+        }
+    }
+
+    /// The failure of a request in which this field cannot be understood.
+    pub(crate) fn malformed(self, format: Format, problem: &str) -> Failure {
+        Failure::malformed(self.code(), format!("`{}` {problem}", self.name(format)))
+    }
+
+    /// The failure of a request that is understood and not possible.
+    pub(crate) fn refused(self, format: Format, problem: &str) -> Failure {
+        Failure::permanent(self.code(), format!("`{}` {problem}", self.name(format)))
+    }
+
+    fn code(self) -> String {
+        format!("request.{}", self.json())
+    }
+}
+
+/// `, did you mean ...?` when a known name is near, else some of those that are known.
+pub(super) fn hint<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> String {
+    const SHOWN: usize = 20;
+    let known: Vec<&str> = known.into_iter().collect();
+    // Distances are quadratic in the length, and no known name is this long.
+    let folded: String = name.chars().take(120).collect::<String>().to_lowercase();
+    let nearest = known
+        .iter()
+        .map(|candidate| {
+            (
+                strsim::damerau_levenshtein(&folded, &candidate.to_lowercase()),
+                *candidate,
+            )
+        })
+        .min_by_key(|(distance, _)| *distance)
+        .filter(|(distance, candidate)| *distance <= (candidate.len() / 3).max(1));
+    match nearest {
+        Some((_, nearest)) => format!(", did you mean `{nearest}`?"),
+        None if known.is_empty() => "; none is configured".to_owned(),
+        None if known.len() > SHOWN => format!("; known are {} and others", known[..SHOWN].join(", ")),
+        None => format!("; known are {}", known.join(", ")),
+    }
+}

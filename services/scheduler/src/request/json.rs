@@ -1,0 +1,337 @@
+//! Requests as JSON. The job's data stays the bytes that were written.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use bytes::Bytes;
+use jiff::civil::DateTime;
+use jiff::tz::TimeZone;
+use redeliver_core::failure::bounded_text;
+use redeliver_core::{Failure, Headers, Span, Timestamp};
+use serde::Deserialize;
+use serde::de::{Deserializer as _, MapAccess, Visitor};
+use serde_json::value::RawValue;
+
+use super::field::{Field, Format, hint};
+use super::{Draft, When, Wish};
+use crate::job::{JobId, Payload, Priority};
+
+/// How deep a job's data may be nested: deeper data is more than common readers of JSON take.
+const MAX_DEPTH: usize = 128;
+/// How much of a wrong value is shown, in bytes.
+const SHOWN: usize = 60;
+
+/// Reads a request. Times without an offset are meant in `zone`.
+///
+/// # Errors
+/// When it is not JSON, or a field is unknown, missing, double, or not what it should be.
+pub fn read(value: &Bytes, zone: &TimeZone) -> Result<Wish, Failure> {
+    let fields = Fields::read(value)?;
+    fields.refuse_recurring()?;
+    if fields.value(Field::Cancel).is_some() {
+        fields.only(Field::Cancel, &[])?;
+        return Ok(Wish::Cancel(fields.id(Field::Cancel)?));
+    }
+    if fields.value(Field::Reschedule).is_some() {
+        fields.only(Field::Reschedule, &[Field::ScheduledTime, Field::Delay])?;
+        return Ok(Wish::Reschedule {
+            id: fields.id(Field::Reschedule)?,
+            when: fields.when(zone)?,
+        });
+    }
+    let Some(data) = fields.raw(Field::Data) else {
+        return Err(wrong(
+            Field::Data,
+            "is missing; write null if the job has no data",
+        ));
+    };
+    check_depth(data.get())?;
+    let app = fields.text(Field::App)?;
+    Ok(Wish::Schedule(Box::new(Draft {
+        app: app
+            .ok_or_else(|| wrong(Field::App, "is missing; it names the application"))?
+            .into_owned(),
+        when: fields.when(zone)?,
+        priority: fields.priority()?,
+        idempotency_key: fields.text(Field::IdempotencyKey)?.map(Cow::into_owned),
+        request_id: fields
+            .text(Field::RequestId)?
+            .filter(|id| !id.is_empty())
+            .map(Cow::into_owned),
+        payload: Payload {
+            value: Some(value.slice_ref(data.get().as_bytes())),
+            key: fields.text(Field::Key)?.map(|key| Bytes::from(key.into_owned())),
+            headers: fields.headers()?,
+        },
+        expire_after: fields.span(Field::ExpireAfter)?,
+    })))
+}
+
+fn wrong(field: Field, problem: &str) -> Failure {
+    field.malformed(Format::Json, problem)
+}
+
+fn not_json(problem: impl fmt::Display) -> Failure {
+    Failure::malformed(
+        "request.json",
+        format!("the request is not a JSON object: {problem}"),
+    )
+}
+
+/// The fields that stand in a request, each at most once.
+struct Fields<'a>([Option<&'a RawValue>; Field::IN_JSON.len()]);
+
+impl<'a> Fields<'a> {
+    fn read(value: &'a [u8]) -> Result<Self, Failure> {
+        let text = std::str::from_utf8(value)
+            .map_err(|error| not_json(format_args!("not UTF-8 at byte {}", error.valid_up_to())))?;
+        // What serde says of other values would show them.
+        if !text.trim_ascii_start().starts_with('{') {
+            return Err(not_json("it does not begin with `{`"));
+        }
+        let mut fields = Self([None; Field::IN_JSON.len()]);
+        for (name, value) in entries(text).map_err(not_json)? {
+            let Some(index) = Field::IN_JSON.iter().position(|field| field.json() == name) else {
+                let known = Field::IN_JSON.iter().map(|field| field.json());
+                let shown = bounded_text(&name, SHOWN);
+                let message = format!("unknown field `{shown}`{}", hint(&name, known));
+                return Err(Failure::malformed("request.unknownField", message));
+            };
+            if fields.0[index].replace(value).is_some() {
+                return Err(wrong(Field::IN_JSON[index], "stands more than once"));
+            }
+        }
+        Ok(fields)
+    }
+
+    /// A field as it was written.
+    fn raw(&self, field: Field) -> Option<&'a RawValue> {
+        let index = Field::IN_JSON.iter().position(|other| *other == field)?;
+        self.0[index]
+    }
+
+    /// A field; null is as good as left out.
+    fn value(&self, field: Field) -> Option<&'a RawValue> {
+        self.raw(field).filter(|value| value.get() != "null")
+    }
+
+    fn text(&self, field: Field) -> Result<Option<Cow<'a, str>>, Failure> {
+        let Some(value) = self.value(field) else {
+            return Ok(None);
+        };
+        match text(value) {
+            Some(text) => Ok(Some(text)),
+            None => Err(wrong(field, &format!("is {}; expected a text", shown(value)))),
+        }
+    }
+
+    fn refuse_recurring(&self) -> Result<(), Failure> {
+        for field in [Field::Cron, Field::TimeZone] {
+            if self.value(field).is_some() {
+                let problem = "belongs to recurring schedules, which are not there yet; schedule single jobs \
+                               with `scheduledTime` or `delay`";
+                return Err(field.refused(Format::Json, problem));
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses fields that make no sense beside a command.
+    fn only(&self, command: Field, with: &[Field]) -> Result<(), Failure> {
+        for field in Field::IN_JSON {
+            if field != command && !with.contains(&field) && self.value(field).is_some() {
+                return Err(wrong(field, &format!("cannot stand beside `{}`", command.json())));
+            }
+        }
+        Ok(())
+    }
+
+    fn id(&self, field: Field) -> Result<JobId, Failure> {
+        let text = self.text(field)?.unwrap_or_default();
+        text.parse().map_err(|error| {
+            let shown = bounded_text(&text, SHOWN);
+            wrong(field, &format!("`{shown}` {error}"))
+        })
+    }
+
+    fn when(&self, zone: &TimeZone) -> Result<When, Failure> {
+        match (self.text(Field::ScheduledTime)?, self.span(Field::Delay)?) {
+            (Some(text), None) => time(&text, zone).map(When::At).ok_or_else(|| {
+                let shown = bounded_text(&text, SHOWN);
+                let right = "a date and time such as 2026-01-31T12:00:00Z or 2026-01-31T12:00:00";
+                wrong(Field::ScheduledTime, &format!("is `{shown}`; expected {right}"))
+            }),
+            (None, Some(delay)) => Ok(When::After(delay)),
+            (Some(_), Some(_)) => Err(wrong(
+                Field::ScheduledTime,
+                "stands beside `delay`; give one of the two",
+            )),
+            (None, None) => Err(wrong(
+                Field::ScheduledTime,
+                "is missing; give it, or `delay`, such as 90s, instead",
+            )),
+        }
+    }
+
+    fn span(&self, field: Field) -> Result<Option<Span>, Failure> {
+        let Some(text) = self.text(field)? else {
+            return Ok(None);
+        };
+        let span = text.parse().map_err(|error| wrong(field, &format!("{error}")))?;
+        Ok(Some(span))
+    }
+
+    fn priority(&self) -> Result<Priority, Failure> {
+        let Some(text) = self.text(Field::Priority)? else {
+            return Ok(Priority::default());
+        };
+        let all = [Priority::High, Priority::Normal, Priority::Low];
+        all.into_iter()
+            .find(|priority| text.eq_ignore_ascii_case(priority.as_str()))
+            .ok_or_else(|| {
+                let shown = bounded_text(&text, SHOWN);
+                wrong(
+                    Field::Priority,
+                    &format!("is `{shown}`; expected high, normal or low"),
+                )
+            })
+    }
+
+    fn headers(&self) -> Result<Headers, Failure> {
+        const RIGHT: &str =
+            "expected an object of names and texts, or a list of objects with `name` and `value`";
+        let Some(value) = self.value(Field::Headers) else {
+            return Ok(Headers::new());
+        };
+        let problem = |problem: &str| wrong(Field::Headers, &format!("{problem}; {RIGHT}"));
+        let mut headers = Headers::new();
+        let mut push = |name: &str, value: Option<&RawValue>| {
+            let value = value.filter(|value| value.get() != "null");
+            let text = value.map(|value| {
+                let shown = bounded_text(name, SHOWN);
+                text(value).ok_or_else(|| problem(&format!("has a value for `{shown}` that is not a text")))
+            });
+            headers.push(name, text.transpose()?.as_deref().map(str::as_bytes));
+            Ok(())
+        };
+        if value.get().starts_with('{') {
+            let entries = entries(value.get()).map_err(not_json)?;
+            let mut names = std::collections::BTreeSet::new();
+            for (name, value) in &entries {
+                if !names.insert(name) {
+                    let shown = bounded_text(name, SHOWN);
+                    return Err(problem(&format!(
+                        "has `{shown}` twice, which only a list can say"
+                    )));
+                }
+                push(name, Some(value))?;
+            }
+        } else if value.get().starts_with('[') {
+            let items: Vec<&RawValue> = serde_json::from_str(value.get()).map_err(not_json)?;
+            for item in items {
+                let (name, value) = named_value(item).ok_or_else(|| problem("has a wrong item"))?;
+                push(&name, value)?;
+            }
+        } else {
+            return Err(problem("is neither an object nor a list"));
+        }
+        Ok(headers)
+    }
+}
+
+/// `{"name": ..., "value": ...}`; a missing value is null.
+fn named_value(item: &RawValue) -> Option<(Cow<'_, str>, Option<&RawValue>)> {
+    let (mut name, mut value) = (None, None);
+    for (field, found) in entries(item.get()).ok()? {
+        let taken = match field.as_ref() {
+            "name" => name.replace(text(found)?).is_some(),
+            "value" => value.replace(found).is_some(),
+            _ => return None,
+        };
+        if taken {
+            return None;
+        }
+    }
+    Some((name?, value))
+}
+
+fn text(value: &RawValue) -> Option<Cow<'_, str>> {
+    serde_json::from_str::<Text<'_>>(value.get())
+        .ok()
+        .map(|text| text.0)
+}
+
+fn shown(value: &RawValue) -> String {
+    match value.get().as_bytes().first() {
+        Some(b'{') => "an object".to_owned(),
+        Some(b'[') => "a list".to_owned(),
+        _ => format!("`{}`", bounded_text(value.get(), SHOWN)),
+    }
+}
+
+#[derive(Deserialize)]
+struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
+
+/// The names and values of a JSON object in their order, double ones too.
+fn entries(object: &str) -> Result<Vec<(Cow<'_, str>, &RawValue)>, serde_json::Error> {
+    struct Entries;
+
+    impl<'de> Visitor<'de> for Entries {
+        type Value = Vec<(Cow<'de, str>, &'de RawValue)>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a JSON object")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+            let mut entries = Vec::new();
+            while let Some(Text(name)) = map.next_key()? {
+                entries.push((name, map.next_value()?));
+            }
+            Ok(entries)
+        }
+    }
+
+    let mut deserializer = serde_json::Deserializer::from_str(object);
+    let entries = deserializer.deserialize_map(Entries)?;
+    deserializer.end()?;
+    Ok(entries)
+}
+
+/// An ISO 8601 date and time. Without an offset it is meant in `zone`: one that a change of clocks leaves out
+/// is as much later, and of one that comes twice the first is meant. Rounded up to the millisecond.
+fn time(text: &str, zone: &TimeZone) -> Option<Timestamp> {
+    let (_, clock) = text.split_once(['T', 't', ' '])?;
+    // The library also reads zones in brackets, which it would ignore in a local time.
+    if text.len() > 40 || text.contains('[') {
+        return None;
+    }
+    let instant = if clock.contains(['Z', 'z', '+', '-']) {
+        text.parse::<jiff::Timestamp>().ok()?
+    } else {
+        let local: DateTime = text.parse().ok()?;
+        zone.to_ambiguous_timestamp(local).compatible().ok()?
+    };
+    let nanos = instant.as_nanosecond();
+    let millis = nanos.div_euclid(1_000_000) + i128::from(nanos.rem_euclid(1_000_000) > 0);
+    i64::try_from(millis).ok().map(Timestamp::from_millis)
+}
+
+fn check_depth(data: &str) -> Result<(), Failure> {
+    let (mut depth, mut in_string, mut escaped) = (0_usize, false, false);
+    for byte in data.bytes() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_string => escaped = true,
+            b'"' => in_string = !in_string,
+            b'{' | b'[' if !in_string => depth += 1,
+            b'}' | b']' if !in_string => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        if depth > MAX_DEPTH {
+            let problem = format!("is nested more than {MAX_DEPTH} levels deep");
+            return Err(wrong(Field::Data, &problem));
+        }
+    }
+    Ok(())
+}

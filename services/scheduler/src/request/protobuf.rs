@@ -1,0 +1,177 @@
+//! Requests as protobuf, read and written.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use redeliver_core::failure::bounded_text;
+use redeliver_core::{Failure, Span, Timestamp};
+use redeliver_proto::convert::{
+    from_duration, from_headers, from_priority, from_timestamp, to_duration, to_headers, to_priority,
+    to_timestamp,
+};
+use redeliver_proto::v1::job_command::Command;
+use redeliver_proto::{Message as _, v1};
+
+use super::field::{Field, Format};
+use super::{Draft, LongWait, MAX_ANSWER_TO, When, Wish};
+use crate::job::{JobId, Payload};
+
+/// Reads a `JobCommand`: what it says, and who waits for the outcome.
+///
+/// # Errors
+/// When it is not that message.
+#[expect(
+    clippy::type_complexity,
+    reason = "whoever waits is told even if the command is wrong"
+)]
+pub fn read(value: &Bytes) -> Result<(Result<Wish, Failure>, Option<Arc<str>>), Failure> {
+    let command = v1::JobCommand::decode(value.clone()).map_err(|error| {
+        let message = format!("the request is not a JobCommand: {error}");
+        Failure::malformed("request.protobuf", message)
+    })?;
+    if command.answer_to.len() > MAX_ANSWER_TO {
+        let problem = format!("has more than {MAX_ANSWER_TO} bytes");
+        return Err(wrong(Field::AnswerTo, &problem));
+    }
+    let answer_to = (!command.answer_to.is_empty()).then(|| command.answer_to.into());
+    let wish = match command.command {
+        Some(Command::Schedule(spec)) => draft(spec).map(|draft| Wish::Schedule(Box::new(draft))),
+        Some(Command::Cancel(cancel)) => id(Field::Cancel, &cancel.id).map(Wish::Cancel),
+        Some(Command::Reschedule(asked)) => reschedule(&asked),
+        Some(Command::LongWait(wait)) => long_wait(wait).map(|wait| Wish::LongWait(Box::new(wait))),
+        None => Err(wrong(
+            Field::Command,
+            "is missing; it is one of schedule, cancel and reschedule",
+        )),
+    };
+    Ok((wish, answer_to))
+}
+
+/// Writes a wish as a `JobCommand`.
+#[must_use]
+pub fn write(wish: &Wish, answer_to: &str) -> Bytes {
+    let command = match wish {
+        Wish::Schedule(draft) => Command::Schedule(spec(draft)),
+        Wish::Cancel(id) => Command::Cancel(v1::CancelJob { id: id.to_string() }),
+        Wish::Reschedule { id, when } => Command::Reschedule(v1::RescheduleJob {
+            id: id.to_string(),
+            when: Some(match when {
+                When::At(time) => v1::reschedule_job::When::ScheduledTime(to_timestamp(*time)),
+                When::After(delay) => v1::reschedule_job::When::Delay(to_duration(*delay)),
+            }),
+        }),
+        Wish::LongWait(wait) => Command::LongWait(v1::LongWait {
+            pipeline: wait.pipeline.clone(),
+            due: Some(to_timestamp(wait.due)),
+            key: wait.payload.key.clone(),
+            value: wait.payload.value.clone(),
+            headers: to_headers(&wait.payload.headers),
+        }),
+    };
+    let command = v1::JobCommand {
+        command: Some(command),
+        answer_to: answer_to.to_owned(),
+    };
+    command.encode_to_vec().into()
+}
+
+/// A job to be, on the wire.
+#[must_use]
+pub fn spec(draft: &Draft) -> v1::JobSpec {
+    v1::JobSpec {
+        app: draft.app.clone(),
+        when: Some(match draft.when {
+            When::At(time) => v1::job_spec::When::ScheduledTime(to_timestamp(time)),
+            When::After(delay) => v1::job_spec::When::Delay(to_duration(delay)),
+        }),
+        priority: to_priority(draft.priority).into(),
+        idempotency_key: draft.idempotency_key.clone().unwrap_or_default(),
+        data: draft.payload.value.clone().unwrap_or_default(),
+        key: draft.payload.key.clone(),
+        headers: to_headers(&draft.payload.headers),
+        expire_after: draft.expire_after.map(to_duration),
+        request_id: draft.request_id.clone().unwrap_or_default(),
+    }
+}
+
+fn wrong(field: Field, problem: &str) -> Failure {
+    field.malformed(Format::Protobuf, problem)
+}
+
+/// Reads a job to be.
+pub(crate) fn draft(spec: v1::JobSpec) -> Result<Draft, Failure> {
+    let priority = v1::Priority::try_from(spec.priority).map_err(|_| {
+        let problem = format!("is {}; expected 1 (high), 2 (normal) or 3 (low)", spec.priority);
+        wrong(Field::Priority, &problem)
+    })?;
+    let when = match spec.when {
+        Some(v1::job_spec::When::ScheduledTime(time)) => When::At(time_of(Field::ScheduledTime, &time)?),
+        Some(v1::job_spec::When::Delay(delay)) => When::After(span(Field::Delay, &delay)?),
+        None => return Err(no_time()),
+    };
+    Ok(Draft {
+        app: spec.app,
+        when,
+        priority: from_priority(priority),
+        idempotency_key: (!spec.idempotency_key.is_empty()).then_some(spec.idempotency_key),
+        request_id: (!spec.request_id.is_empty()).then_some(spec.request_id),
+        payload: Payload {
+            value: Some(spec.data),
+            key: spec.key,
+            headers: from_headers(&spec.headers),
+        },
+        expire_after: spec
+            .expire_after
+            .map(|wait| span(Field::ExpireAfter, &wait))
+            .transpose()?,
+    })
+}
+
+fn reschedule(asked: &v1::RescheduleJob) -> Result<Wish, Failure> {
+    let when = match &asked.when {
+        Some(v1::reschedule_job::When::ScheduledTime(time)) => When::At(time_of(Field::ScheduledTime, time)?),
+        Some(v1::reschedule_job::When::Delay(delay)) => When::After(span(Field::Delay, delay)?),
+        None => return Err(no_time()),
+    };
+    Ok(Wish::Reschedule {
+        id: id(Field::Reschedule, &asked.id)?,
+        when,
+    })
+}
+
+fn long_wait(wait: v1::LongWait) -> Result<LongWait, Failure> {
+    let due = wait.due.ok_or_else(|| wrong(Field::Due, "is missing"))?;
+    Ok(LongWait {
+        pipeline: wait.pipeline,
+        due: time_of(Field::Due, &due)?,
+        payload: Payload {
+            value: wait.value,
+            key: wait.key,
+            headers: from_headers(&wait.headers),
+        },
+    })
+}
+
+/// Reads the id of a job.
+pub(crate) fn id(field: Field, text: &str) -> Result<JobId, Failure> {
+    text.parse()
+        .map_err(|error| wrong(field, &format!("`{}` {error}", bounded_text(text, 60))))
+}
+
+fn no_time() -> Failure {
+    wrong(Field::ScheduledTime, "is missing; give it or `delay`")
+}
+
+fn time_of(field: Field, time: &prost_types::Timestamp) -> Result<Timestamp, Failure> {
+    from_timestamp(time).ok_or_else(|| {
+        wrong(
+            field,
+            "is out of range; expected a time of the years 1 to 9999, with 0 to 999999999 nanoseconds",
+        )
+    })
+}
+
+fn span(field: Field, duration: &prost_types::Duration) -> Result<Span, Failure> {
+    from_duration(duration)
+        .ok_or_else(|| wrong(field, "is out of range; expected a duration that is not negative"))
+}

@@ -1,0 +1,703 @@
+//! What is accepted, what is refused and how it is said.
+
+use bytes::Bytes;
+use proptest::prelude::*;
+use redeliver_core::{ErrorClass, Position};
+use redeliver_proto::{Message as _, v1};
+
+use super::*;
+
+const NOW: Timestamp = Timestamp::from_millis(1_763_722_800_000); // 2025-11-21T11:00:00Z
+
+fn rules() -> Rules {
+    Rules {
+        apps: [
+            ("sms".to_owned(), "sms-jobs".into()),
+            ("mail".to_owned(), "mails".into()),
+        ]
+        .into(),
+        pipelines: [("crawl-jobs".to_owned(), "crawl-jobs-retry-due".into())].into(),
+        time_zone: TimeZone::UTC,
+        max_ahead: "3650d".parse().unwrap(),
+        max_data: 1000,
+    }
+}
+
+fn record(value: impl Into<Bytes>, headers: Headers) -> Record {
+    Record {
+        position: Position {
+            topic: "scheduler.jobs.ingest".into(),
+            partition: 1,
+            offset: 2,
+        },
+        timestamp: Some(Timestamp::from_millis(NOW.as_millis() - 5_000)),
+        key: None,
+        value: Some(value.into()),
+        headers,
+        unreadable_headers: 0,
+    }
+}
+
+fn json(text: &str) -> Record {
+    record(text.to_owned(), Headers::new())
+}
+
+fn protobuf(command: &v1::JobCommand) -> Record {
+    let mut headers = Headers::new();
+    headers.push_text("content-type", redeliver_proto::CONTENT_TYPE);
+    record(command.encode_to_vec(), headers)
+}
+
+fn request_of(record: &Record, rules: &Rules) -> Request {
+    match read(record, rules, NOW).command {
+        Ok(Command::Schedule(request)) => *request,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn accepted(text: &str) -> Request {
+    request_of(&json(text), &rules())
+}
+
+fn failure_of(record: &Record) -> Failure {
+    read(record, &rules(), NOW).command.unwrap_err()
+}
+
+/// The request is refused with this code, and its message says this.
+#[track_caller]
+fn refused(text: &str, code: &str, says: &str) {
+    let failure = failure_of(&json(text));
+    assert_eq!(failure.code, code, "{failure}");
+    assert!(failure.message.contains(says), "{failure}");
+}
+
+/// A request with these fields in place of a right time.
+fn with(fields: &str) -> String {
+    format!(r#"{{"appName":"sms","jobData":1,{fields}}}"#)
+}
+
+#[track_caller]
+fn due_at(fields: &str) -> String {
+    accepted(&with(fields)).due.to_string()
+}
+
+#[test]
+fn the_request_of_the_protocol_is_read_as_it_stands() {
+    let request = accepted(
+        r#"{ "requestId": "optional", "appName": "sms", "scheduledTime": "2025-11-22T22:00:00",
+             "priority": "HIGH", "idempotencyKey": "sms-12345", "jobData": { "any":  "json" } }"#,
+    );
+    assert_eq!(request.due.to_string(), "2025-11-22T22:00:00.000Z");
+    assert_eq!((&*request.app, &*request.topic), ("sms", "sms-jobs"));
+    assert_eq!((request.kind, request.priority), (Kind::App, Priority::High));
+    assert_eq!(request.idempotency_key.as_deref(), Some("sms-12345"));
+    assert_eq!(request.request_id.as_deref(), Some("optional"));
+    assert_eq!(
+        request.payload.value.as_deref(),
+        Some(br#"{ "any":  "json" }"#.as_slice())
+    );
+    assert_eq!((request.payload.key, request.expires), (None, None));
+}
+
+#[test]
+fn the_data_is_every_byte_as_it_was_written() {
+    for data in [
+        "null",
+        "1e400",
+        "\"\\u00e4 \u{e4}\"",
+        "[ 1,\t2 ]",
+        "{\"a\":1,\"a\":2}",
+        "0.10",
+    ] {
+        let request = accepted(&format!(r#"{{"jobData": {data} ,"appName":"sms","delay":"1s"}}"#));
+        assert_eq!(request.payload.value.as_deref(), Some(data.as_bytes()));
+    }
+}
+
+#[test]
+fn times_have_an_offset_or_are_meant_in_the_configured_zone() {
+    assert_eq!(
+        due_at(r#""scheduledTime":"2025-12-01T10:00:00+01:00""#),
+        "2025-12-01T09:00:00.000Z"
+    );
+    assert_eq!(
+        due_at(r#""scheduledTime":"2025-12-01T10:00Z""#),
+        "2025-12-01T10:00:00.000Z"
+    );
+    assert_eq!(
+        due_at(r#""scheduledTime":"2025-12-01T10:00""#),
+        "2025-12-01T10:00:00.000Z"
+    );
+    assert_eq!(
+        due_at(r#""scheduledTime":"2025-12-01 10:00:00.0001""#),
+        "2025-12-01T10:00:00.001Z"
+    );
+    // The past is now.
+    assert_eq!(
+        due_at(r#""scheduledTime":"1999-12-01T10:00:00Z""#),
+        "1999-12-01T10:00:00.000Z"
+    );
+    let berlin = Rules {
+        time_zone: TimeZone::get("Europe/Berlin").unwrap(),
+        ..rules()
+    };
+    let due = |local: &str| {
+        let text = with(&format!(r#""scheduledTime":"{local}""#));
+        request_of(&json(&text), &berlin).due.to_string()
+    };
+    assert_eq!(due("2025-12-01T10:00:00"), "2025-12-01T09:00:00.000Z");
+    // Left out when the clocks go forward; twice when they go back.
+    assert_eq!(due("2026-03-29T02:30:00"), "2026-03-29T01:30:00.000Z");
+    assert_eq!(due("2026-10-25T02:30:00"), "2026-10-25T00:30:00.000Z");
+}
+
+#[test]
+fn what_is_no_time_is_refused() {
+    for time in [
+        "",
+        "tomorrow",
+        "2025-12-01",
+        "10:00:00",
+        "2025-13-01T10:00:00Z",
+        "2025-12-01T25:00:00",
+        "2025-12-01T10:00:00[Europe/Berlin]",
+        "2025-12-01T10:00:00+01:00[Europe/Berlin]",
+        "20251201T10:00:00 and more",
+    ] {
+        let text = with(&format!(r#""scheduledTime":"{time}""#));
+        refused(&text, "request.scheduledTime", "expected a date and time such as");
+    }
+    refused(
+        &with(r#""scheduledTime":1763722800"#),
+        "request.scheduledTime",
+        "is `1763722800`; expected a text",
+    );
+    refused(
+        &with(r#""scheduledTime":[2025,11,3]"#),
+        "request.scheduledTime",
+        "is a list",
+    );
+    refused(
+        &with(r#""delay":"soon""#),
+        "request.delay",
+        "`soon` is not a duration",
+    );
+    refused(
+        &with(r#""priority":"low""#),
+        "request.scheduledTime",
+        "is missing; give it, or `delay`",
+    );
+    let both = with(r#""delay":"5s","scheduledTime":"2025-12-01T10:00:00Z""#);
+    refused(&both, "request.scheduledTime", "give one of the two");
+}
+
+#[test]
+fn a_delay_counts_from_the_record_and_never_from_the_future() {
+    let mut record = json(&with(r#""delay":"90s""#));
+    let due = |record: &Record| request_of(record, &rules()).due.as_millis() - NOW.as_millis();
+    assert_eq!(due(&record), 85_000);
+    record.timestamp = Some(NOW.after(std::time::Duration::from_secs(3600)));
+    assert_eq!(due(&record), 90_000);
+    record.timestamp = None;
+    assert_eq!(due(&record), 90_000);
+}
+
+#[test]
+fn jobs_too_far_ahead_are_refused_with_the_limit() {
+    refused(
+        &with(r#""scheduledTime":"2999-01-01T00:00:00Z""#),
+        "request.scheduledTime",
+        "the allowed 3650d",
+    );
+    refused(
+        &with(r#""delay":"213503982334d""#),
+        "request.delay",
+        "the allowed 3650d",
+    );
+    let text = format!(r#"{{"reschedule":"{}","delay":"4000d"}}"#, id());
+    refused(&text, "request.delay", "the allowed 3650d");
+}
+
+#[test]
+fn unknown_double_and_missing_fields_are_named() {
+    refused(
+        &with(r#""scheduleTime":"x""#),
+        "request.unknownField",
+        "did you mean `scheduledTime`?",
+    );
+    refused(
+        &with(r#""tenant":"x""#),
+        "request.unknownField",
+        "unknown field `tenant`; known are requestId",
+    );
+    refused(
+        &with(r#""delay":"1s","delay":"1s""#),
+        "request.delay",
+        "stands more than once",
+    );
+    refused(
+        r#"{"appName":"sms","delay":"1s"}"#,
+        "request.jobData",
+        "is missing; write null",
+    );
+    refused(r#"{"jobData":1,"delay":"1s"}"#, "request.appName", "is missing");
+    refused(
+        r#"{"jobData":1,"delay":"1s","appName":null}"#,
+        "request.appName",
+        "is missing",
+    );
+    refused(
+        &with(r#""delay":"1s","cron":"* * * * *""#),
+        "request.cron",
+        "not there yet",
+    );
+    refused(
+        &with(r#""delay":"1s","timeZone":"UTC""#),
+        "request.timeZone",
+        "not there yet",
+    );
+    // Writers of JSON like to write null for what was not given.
+    let nulls = r#""delay":"1s","cron":null,"priority":null,"headers":null,"key":null,"requestId":null"#;
+    assert_eq!(accepted(&with(nulls)).priority, Priority::Normal);
+}
+
+#[test]
+fn values_out_of_their_bounds_are_refused() {
+    refused(
+        &with(r#""delay":"1s","priority":"urgent""#),
+        "request.priority",
+        "expected high, normal or low",
+    );
+    refused(
+        &with(r#""delay":"1s","idempotencyKey":"""#),
+        "request.idempotencyKey",
+        "is empty",
+    );
+    let long = "k".repeat(513);
+    let text = with(&format!(r#""delay":"1s","idempotencyKey":"{long}""#));
+    refused(&text, "request.idempotencyKey", "has 513 bytes; at most 512");
+    let text = with(&format!(r#""delay":"1s","requestId":"{long}""#));
+    refused(&text, "request.requestId", "has 513 bytes");
+    let data = format!(
+        r#"{{"appName":"sms","delay":"1s","jobData":"{}"}}"#,
+        "d".repeat(1000)
+    );
+    refused(&data, "request.jobData", "1002 bytes; at most 1000");
+    let deep = format!(
+        r#"{{"appName":"sms","delay":"1s","jobData":{}{}}}"#,
+        "[".repeat(129),
+        "]".repeat(129)
+    );
+    refused(&deep, "request.jobData", "more than 128 levels");
+}
+
+#[test]
+fn an_unknown_application_is_told_the_nearest_one() {
+    let text = |app: &str| format!(r#"{{"appName":"{app}","jobData":1,"delay":"1s"}}"#);
+    refused(
+        &text("SMS"),
+        "request.appName",
+        "names no application `SMS`, did you mean `sms`?",
+    );
+    refused(&text("fax"), "request.appName", "known are mail, sms");
+    assert_eq!(failure_of(&json(&text("fax"))).class, ErrorClass::Permanent);
+}
+
+#[test]
+fn what_is_not_json_is_refused_and_not_shown() {
+    for (text, says) in [
+        ("", "does not begin with `{`"),
+        ("\"a secret\"", "does not begin with `{`"),
+        ("[1]", "does not begin with `{`"),
+        ("{", "EOF"),
+        (r#"{"jobData": "a secret" "#, "EOF"),
+        (r#"{"jobData": a secret}"#, "expected value"),
+        (r#"{} {}"#, "trailing"),
+    ] {
+        refused(text, "request.json", says);
+        assert!(!failure_of(&json(text)).message.contains("secret"));
+    }
+    let failure = failure_of(&record(&b"{\"jobData\":\"\xff\"}"[..], Headers::new()));
+    assert!(failure.message.contains("not UTF-8 at byte 12"), "{failure}");
+    let mut tombstone = json("{}");
+    tombstone.value = None;
+    assert_eq!(failure_of(&tombstone).code, "request.value");
+}
+
+#[test]
+fn headers_are_an_object_or_a_list() {
+    let headers = |text: &str| {
+        accepted(&with(&format!(r#""delay":"1s","headers":{text}"#)))
+            .payload
+            .headers
+    };
+    let expected: Headers = [("a", Some(&b"1"[..])), ("b", None)].into_iter().collect();
+    assert_eq!(headers(r#"{"a":"1","b":null}"#), expected);
+    assert_eq!(
+        headers(r#"[{"name":"a","value":"1"},{"value":null,"name":"b"}]"#),
+        expected
+    );
+    let twice: Headers = [("a", Some(&b"1"[..])), ("a", Some(&b"2"[..]))]
+        .into_iter()
+        .collect();
+    assert_eq!(
+        headers(r#"[{"name":"a","value":"1"},{"name":"a","value":"2"}]"#),
+        twice
+    );
+    for (wrong, says) in [
+        (r#"{"a":"1","a":"2"}"#, "has `a` twice"),
+        (r#"{"a":1}"#, "not a text"),
+        ("7", "neither"),
+        (r#"[{"name":"a","value":"1","more":1}]"#, "wrong item"),
+        (r#"[{"value":"1"}]"#, "wrong item"),
+        (r#"["a"]"#, "wrong item"),
+        (r#"{"":"x"}"#, "without a name"),
+        (
+            r#"{"process-after":"x"}"#,
+            "`process-after`, which Redeliver writes",
+        ),
+        (r#"{"job-id":"x"}"#, "`job-id`"),
+        (r#"{"dispatched-at":"x"}"#, "`dispatched-at`"),
+    ] {
+        refused(
+            &with(&format!(r#""delay":"1s","headers":{wrong}"#)),
+            "request.headers",
+            says,
+        );
+    }
+}
+
+#[test]
+fn key_and_trace_of_the_record_are_kept_unless_the_request_has_its_own() {
+    let mut record = json(&with(r#""delay":"1s""#));
+    record.key = Some(Bytes::from_static(b"k"));
+    record.headers.push_text("traceparent", "00-x");
+    record.headers.push_text("tracestate", "a=1");
+    record.headers.push_text("other", "not for the target");
+    let request = request_of(&record, &rules());
+    assert_eq!(request.payload.key.as_deref(), Some(&b"k"[..]));
+    let trace: Headers = [
+        ("traceparent", Some(&b"00-x"[..])),
+        ("tracestate", Some(&b"a=1"[..])),
+    ]
+    .into_iter()
+    .collect();
+    assert_eq!(request.payload.headers, trace);
+    let text = with(r#""delay":"1s","key":"own","headers":{"traceparent":"00-own"}"#);
+    record.value = Some(text.into());
+    let request = request_of(&record, &rules());
+    assert_eq!(request.payload.key.as_deref(), Some(&b"own"[..]));
+    assert_eq!(request.payload.headers.len(), 1);
+}
+
+#[test]
+fn a_job_expires_so_long_after_its_time() {
+    let request = accepted(&with(
+        r#""scheduledTime":"2025-12-01T10:00:00Z","expireAfter":"5m""#,
+    ));
+    assert_eq!(request.expires.unwrap().to_string(), "2025-12-01T10:05:00.000Z");
+}
+
+fn id() -> JobId {
+    JobId::new(NOW, 3, 77)
+}
+
+#[test]
+fn commands_name_a_job_and_nothing_else() {
+    let command = |text: String| read(&json(&text), &rules(), NOW).command;
+    assert_eq!(
+        command(format!(r#"{{"cancel":"{}"}}"#, id())),
+        Ok(Command::Cancel(id()))
+    );
+    let due = Timestamp::from_millis(NOW.as_millis() + 55_000);
+    let reschedule = Ok(Command::Reschedule { id: id(), due });
+    assert_eq!(
+        command(format!(r#"{{"reschedule":"{}","delay":"60s"}}"#, id())),
+        reschedule
+    );
+    refused(
+        r#"{"cancel":"x"}"#,
+        "request.cancel",
+        "`x` is not the id of a job",
+    );
+    refused(r#"{"cancel":7}"#, "request.cancel", "expected a text");
+    refused(
+        &format!(r#"{{"cancel":"{}","delay":"1s"}}"#, id()),
+        "request.delay",
+        "cannot stand beside `cancel`",
+    );
+    refused(
+        &format!(r#"{{"reschedule":"{}","delay":"1s","jobData":1}}"#, id()),
+        "request.jobData",
+        "cannot stand beside `reschedule`",
+    );
+    refused(
+        &format!(r#"{{"reschedule":"{}"}}"#, id()),
+        "request.scheduledTime",
+        "is missing",
+    );
+}
+
+#[test]
+fn the_content_type_chooses_the_format() {
+    let typed = |value: Option<&[u8]>| {
+        let mut record = json(&with(r#""delay":"1s""#));
+        record.headers.push("content-type", value);
+        record
+    };
+    request_of(&typed(Some(b"Application/JSON; charset=utf-8")), &rules());
+    for wrong in [None, Some(&b"text/plain"[..]), Some(&b"\xff"[..])] {
+        let failure = failure_of(&typed(wrong));
+        assert_eq!(failure.code, "request.contentType");
+        assert!(
+            failure
+                .message
+                .contains("expected application/json or application/x-protobuf")
+        );
+    }
+    let mut twice = typed(Some(b"application/json"));
+    twice.headers.push_text("content-type", "application/json");
+    assert!(failure_of(&twice).message.contains("more than once"));
+    assert_eq!(
+        failure_of(&typed(Some(b"application/x-protobuf"))).code,
+        "request.protobuf"
+    );
+    let mut unreadable = json("{}");
+    unreadable.unreadable_headers = 1;
+    assert_eq!(failure_of(&unreadable).code, "header.name");
+}
+
+#[test]
+fn a_wrong_protobuf_request_says_so_to_whoever_waits() {
+    let check = |command: Option<v1::job_command::Command>, code: &str, says: &str| {
+        let command = v1::JobCommand {
+            command,
+            answer_to: "caller-1".to_owned(),
+        };
+        let incoming = read(&protobuf(&command), &rules(), NOW);
+        assert_eq!(incoming.answer_to.as_deref(), Some("caller-1"));
+        let failure = incoming.command.unwrap_err();
+        assert_eq!(failure.code, code, "{failure}");
+        assert!(failure.message.contains(says), "{failure}");
+    };
+    let spec = |change: fn(&mut v1::JobSpec)| {
+        let mut spec = v1::JobSpec {
+            app: "sms".to_owned(),
+            when: Some(v1::job_spec::When::Delay(prost_types::Duration {
+                seconds: 1,
+                nanos: 0,
+            })),
+            ..v1::JobSpec::default()
+        };
+        change(&mut spec);
+        Some(v1::job_command::Command::Schedule(spec))
+    };
+    check(None, "request.command", "is missing");
+    check(
+        spec(|spec| spec.app.clear()),
+        "request.appName",
+        "`app` names no application ``",
+    );
+    check(
+        spec(|spec| spec.when = None),
+        "request.scheduledTime",
+        "`scheduled_time` is missing",
+    );
+    check(spec(|spec| spec.priority = 9), "request.priority", "is 9");
+    check(
+        spec(|spec| spec.idempotency_key = "k".repeat(513)),
+        "request.idempotencyKey",
+        "`idempotency_key` has 513 bytes",
+    );
+    check(
+        spec(|spec| {
+            spec.when = Some(v1::job_spec::When::Delay(prost_types::Duration {
+                seconds: -1,
+                nanos: 0,
+            }));
+        }),
+        "request.delay",
+        "not negative",
+    );
+    check(
+        Some(v1::job_command::Command::Cancel(v1::CancelJob {
+            id: "x".to_owned(),
+        })),
+        "request.cancel",
+        "`id` `x` is not the id of a job",
+    );
+}
+
+#[test]
+fn a_long_wait_leaves_as_it_came() {
+    let headers: Headers = [("process-after", Some(&b"x"[..])), ("a", None)]
+        .into_iter()
+        .collect();
+    let wait = LongWait {
+        pipeline: "crawl-jobs".to_owned(),
+        due: NOW.after(std::time::Duration::from_secs(3600)),
+        payload: Payload {
+            value: None,
+            key: Some(Bytes::new()),
+            headers,
+        },
+    };
+    let written = |wait: &LongWait| {
+        let mut headers = Headers::new();
+        headers.push_text("content-type", redeliver_proto::CONTENT_TYPE);
+        headers.push_text("traceparent", "00-other");
+        let mut record = record(
+            write_protobuf(&Wish::LongWait(Box::new(wait.clone())), ""),
+            headers,
+        );
+        record.key = Some(Bytes::from_static(b"ingest"));
+        record
+    };
+    let request = request_of(&written(&wait), &rules());
+    assert_eq!(request.payload, wait.payload);
+    assert_eq!(
+        (&*request.topic, request.kind),
+        ("crawl-jobs-retry-due", Kind::LongWait)
+    );
+    assert_eq!((&*request.app, request.due), ("crawl-jobs", wait.due));
+    let other = LongWait {
+        pipeline: "crawl-job".to_owned(),
+        ..wait
+    };
+    let failure = failure_of(&written(&other));
+    assert_eq!(failure.code, "request.pipeline");
+    assert!(
+        failure.message.contains("did you mean `crawl-jobs`?"),
+        "{failure}"
+    );
+}
+
+#[test]
+fn keys_are_hashed_with_their_application() {
+    assert_ne!(key_hash("a", "bc"), key_hash("ab", "c"));
+    assert_eq!(key_hash("a", "b"), key_hash("a", "b"));
+    let key = [b"sms".as_slice(), b"\0", b"sms-1"].concat();
+    assert_eq!(
+        shard_of("sms", "sms-1", 12),
+        redeliver_kafka::murmur2::partition_for_key(&key, 12)
+    );
+}
+
+fn draft() -> impl Strategy<Value = Draft> {
+    let when = prop_oneof![
+        (0_i64..4_000_000_000_000).prop_map(|millis| When::At(Timestamp::from_millis(millis))),
+        (0_u64..1_000_000_000).prop_map(|millis| When::After(Span::from_millis(millis))),
+    ];
+    let name = || proptest::option::of("[a-z0-9-]{1,20}");
+    let headers = proptest::collection::vec(("x-[a-z]{1,5}", proptest::option::of("\\PC{0,5}")), 0..4);
+    let data = prop_oneof![
+        Just("null".to_owned()),
+        "[1-9][0-9]{0,10}",
+        "\"[a-z ]{0,20}\"",
+        "\\{\"a\": \\[[1-9]\\]\\}"
+    ];
+    let priority = prop_oneof![Just(Priority::High), Just(Priority::Normal), Just(Priority::Low)];
+    let key = proptest::option::of("\\PC{0,10}");
+    let expire_after = proptest::option::of((0_u64..1_000_000_000).prop_map(Span::from_millis));
+    (when, name(), name(), headers, data, priority, key, expire_after).prop_map(
+        |(when, idempotency_key, request_id, headers, data, priority, key, expire_after)| Draft {
+            app: "sms".to_owned(),
+            when,
+            priority,
+            idempotency_key,
+            request_id,
+            payload: Payload {
+                value: Some(data.into()),
+                key: key.map(Bytes::from),
+                headers: headers
+                    .iter()
+                    .map(|(name, value)| (name.as_str(), value.as_deref().map(str::as_bytes)))
+                    .collect(),
+            },
+            expire_after,
+        },
+    )
+}
+
+fn as_json(draft: &Draft) -> String {
+    let text = |bytes: &Bytes| String::from_utf8(bytes.to_vec()).unwrap();
+    let mut fields = vec![format!(r#""appName":"{}""#, draft.app)];
+    match draft.when {
+        When::At(time) => fields.push(format!(r#""scheduledTime":"{time}""#)),
+        When::After(delay) => fields.push(format!(r#""delay":"{delay}""#)),
+    }
+    fields.push(format!(r#""priority":"{}""#, draft.priority.as_str()));
+    let mut optional = |name: &str, value: Option<String>| {
+        if let Some(value) = value {
+            fields.push(format!("{name:?}:{}", serde_json::to_string(&value).unwrap()));
+        }
+    };
+    optional("idempotencyKey", draft.idempotency_key.clone());
+    optional("requestId", draft.request_id.clone());
+    optional("key", draft.payload.key.as_ref().map(text));
+    optional("expireAfter", draft.expire_after.map(|wait| wait.to_string()));
+    let headers: Vec<serde_json::Value> = draft
+        .payload
+        .headers
+        .iter()
+        .map(|(name, value)| {
+            serde_json::json!({"name": name, "value": value.map(|value| std::str::from_utf8(value).unwrap())})
+        })
+        .collect();
+    fields.push(format!(
+        r#""headers":{}"#,
+        serde_json::to_string(&headers).unwrap()
+    ));
+    fields.push(format!(
+        r#""jobData": {} "#,
+        text(draft.payload.value.as_ref().unwrap())
+    ));
+    format!("{{{}}}", fields.join(","))
+}
+
+proptest! {
+    #[test]
+    fn both_formats_say_the_same(draft in draft()) {
+        let from_json = read(&json(&as_json(&draft)), &rules(), NOW);
+        let bytes = write_protobuf(&Wish::Schedule(Box::new(draft)), "");
+        let mut headers = Headers::new();
+        headers.push_text("content-type", redeliver_proto::CONTENT_TYPE);
+        let from_protobuf = read(&record(bytes, headers), &rules(), NOW);
+        prop_assert!(from_json.command.is_ok() || from_json.command.as_ref().unwrap_err().code == "request.scheduledTime", "{from_json:?}");
+        if from_json.command.is_ok() {
+            prop_assert_eq!(from_json, from_protobuf);
+        }
+    }
+
+    #[test]
+    fn a_difference_in_content_is_a_difference_in_the_hash(one in draft(), other in draft()) {
+        let hash = |draft: Draft| request_of(&json(&as_json(&draft)), &Rules { max_ahead: "99999d".parse().unwrap(), ..rules() }).request_hash;
+        let named = |draft: &Draft| Draft { request_id: None, idempotency_key: None, ..draft.clone() };
+        prop_assert_eq!(named(&one) == named(&other), hash(one.clone()) == hash(other));
+        // The name of the single request is no part of it.
+        prop_assert_eq!(hash(named(&one)), hash(one));
+    }
+
+    #[test]
+    fn arbitrary_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200), is_protobuf in any::<bool>()) {
+        let mut headers = Headers::new();
+        if is_protobuf {
+            headers.push_text("content-type", redeliver_proto::CONTENT_TYPE);
+        }
+        let _ = read(&record(bytes, headers), &rules(), NOW);
+    }
+
+    #[test]
+    fn nearly_right_requests_never_panic(draft in draft(), at in any::<prop::sample::Index>(), byte in any::<u8>(), is_protobuf in any::<bool>()) {
+        let mut headers = Headers::new();
+        let mut bytes = if is_protobuf {
+            headers.push_text("content-type", redeliver_proto::CONTENT_TYPE);
+            write_protobuf(&Wish::Schedule(Box::new(draft)), "a").to_vec()
+        } else {
+            as_json(&draft).into_bytes()
+        };
+        let at = at.index(bytes.len());
+        bytes[at] = byte;
+        let _ = read(&record(bytes, headers), &rules(), NOW);
+    }
+}
