@@ -22,6 +22,7 @@ mod problem;
 mod process;
 mod read;
 mod retry;
+mod scheduler;
 mod secret;
 mod services;
 mod text;
@@ -38,10 +39,9 @@ pub use pipeline::{AnchorConfig, PipelineConfig, ReturnTarget};
 pub use problem::{ConfigError, Problem};
 pub use process::{AdminConfig, LogFormat, OtlpConfig, ShutdownConfig, TelemetryConfig};
 pub use retry::{JitterConfig, RetryConfig};
+pub use scheduler::{AppConfig, JobTopicsConfig, SchedulerConfig};
 pub use secret::{REDACTED, Secret, Settings, Url, is_secret_name, redact_url};
-pub use services::{
-    AppConfig, DlqInspectorConfig, RedisConfig, RetryTierConfig, SchedulerConfig, ServedPipelines,
-};
+pub use services::{DlqInspectorConfig, RedisConfig, RetryTierConfig, ServedPipelines};
 
 /// The commented file with every default: the manual of the configuration.
 pub const DEFAULT_FILE: &str = include_str!("../config/default.yaml");

@@ -1,6 +1,5 @@
 //! What belongs to single services: which pipelines and tiers they serve, where they listen.
 
-use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
@@ -39,22 +38,6 @@ pub struct RetryTierConfig {
 pub struct RedisConfig {
     /// `redis://` or `rediss://` with host and port.
     pub url: Url,
-}
-
-/// `scheduler`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct SchedulerConfig {
-    /// The applications that may schedule jobs, by name.
-    pub apps: BTreeMap<String, AppConfig>,
-}
-
-/// `scheduler.apps.<name>`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct AppConfig {
-    /// The topic to which its jobs go when they are due.
-    pub topic: String,
 }
 
 /// `dlq_inspector`.
@@ -149,16 +132,6 @@ impl RedisConfig {
                 "is not a Redis URL: write redis://HOST:PORT, or rediss:// for TLS",
             );
         }
-    }
-}
-
-impl SchedulerConfig {
-    pub(super) fn check(&self, findings: &mut Findings<'_>) {
-        findings.inside("apps", |at| {
-            for (name, app) in &self.apps {
-                at.inside(name, |at| at.topic("topic", &app.topic));
-            }
-        });
     }
 }
 

@@ -40,8 +40,24 @@ pub(super) fn check(config: &Config, findings: &mut Findings<'_>) {
         }
     });
     findings.inside("scheduler", |at| {
+        at.inside("topics", |at| check_job_topics(config, &taken, at));
         at.inside("apps", |at| check_apps(config, &taken, at));
     });
+}
+
+/// A pipeline may write jobs to be scheduled, and read what could not be; the rest is the scheduler's alone.
+fn check_job_topics(config: &Config, taken: &BTreeMap<String, Use<'_>>, findings: &mut Findings<'_>) {
+    for (key, topic) in config.scheduler.topics.by_key() {
+        let may_meet = |role| matches!((key, role), ("ingest", Role::Output) | ("dlq", Role::Source));
+        if let Some(other) = taken.get(topic).filter(|other| !may_meet(other.role)) {
+            let problem = format!(
+                "`{topic}` is {} of the pipeline `{}` too; a topic has one meaning",
+                other.role.words(),
+                other.pipeline
+            );
+            findings.wrong(key, problem);
+        }
+    }
 }
 
 fn check_apps(config: &Config, taken: &BTreeMap<String, Use<'_>>, findings: &mut Findings<'_>) {
@@ -52,6 +68,14 @@ fn check_apps(config: &Config, taken: &BTreeMap<String, Use<'_>>, findings: &mut
                 settings.topic,
                 other.role.words(),
                 other.pipeline
+            );
+            findings.inside(app, |at| at.wrong("topic", problem));
+        }
+        let own = config.scheduler.topics.by_key();
+        if let Some((key, _)) = own.into_iter().find(|(_, own)| *own == settings.topic) {
+            let problem = format!(
+                "`{}` is scheduler.topics.{key}; jobs go to a topic of their application",
+                settings.topic
             );
             findings.inside(app, |at| at.wrong("topic", problem));
         }

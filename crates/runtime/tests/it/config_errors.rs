@@ -280,6 +280,87 @@ fn a_topic_has_one_meaning() {
 }
 
 #[test]
+fn settings_of_the_scheduler_are_checked() {
+    let of = |yaml: &str| load(&format!("scheduler: {{ {yaml} }}"), &[], &[]).unwrap_err();
+    for (yaml, problem) in [
+        (
+            "default_time_zone: Europe/Berlim",
+            "default_time_zone: `Europe/Berlim` is not in the time zone database; write a name such as UTC or \
+             Europe/Berlin",
+        ),
+        (
+            "max_ahead: 99999d",
+            "max_ahead: 99999d is out of range; it is between 1s and 36500d",
+        ),
+        (
+            "max_job_bytes: 7",
+            "max_job_bytes: 7 is out of range; it is between 1000 and 100000000",
+        ),
+        (
+            "idempotency_window: 0s",
+            "idempotency_window: 0s is out of range; it is between 1s and 3650d",
+        ),
+        (
+            "keep_ended: 500ms",
+            "keep_ended: 500ms is out of range; it is between 1s and 3650d",
+        ),
+        (
+            "window: 1h",
+            "window: 1h is out of range; it is between 100ms and 10m",
+        ),
+        (
+            "window_jobs: 1",
+            "window_jobs: 1 is out of range; it is between 100 and 10000000",
+        ),
+        (
+            "window_bytes: 1",
+            "window_bytes: 1 is out of range; it is between 1048576 and 68719476736",
+        ),
+        (
+            "group: ''",
+            "group: cannot name a group: write 1 to 249 characters",
+        ),
+        (
+            "topics: { state: 'a b' }",
+            "topics.state: `a b` cannot be a topic: its name has 1 to 249 of the characters a-z, A-Z, 0-9, `.`, \
+             `_` and `-`",
+        ),
+        (
+            "topics: { dlq: scheduler.jobs.state }",
+            "topics.dlq: `scheduler.jobs.state` is state too; a topic has one meaning",
+        ),
+        (
+            "apps: { a: { topic: scheduler.jobs.ingest } }",
+            "apps.a.topic: `scheduler.jobs.ingest` is scheduler.topics.ingest; jobs go to a topic of their \
+             application",
+        ),
+        (
+            "apps: { 'pipeline:a': { topic: t } }",
+            "apps.pipeline:a: cannot name an application: `pipeline:` stands before names of pipelines",
+        ),
+        (
+            "apps: { '': { topic: t } }",
+            "apps.: cannot name an application: write 1 to 100 bytes without control characters",
+        ),
+        (
+            "listen: 0.0.0.0:50052",
+            "listen: 0.0.0.0:50052 can be reached from other machines, and nothing asks for a token there: write \
+             127.0.0.1, or give a token_file, or set allow_remote: true beside it",
+        ),
+    ] {
+        assert_eq!(of(yaml), format!("scheduler.{problem} (redeliver.yaml line 1)"));
+    }
+    check(
+        "pipelines: { a: {} }\nscheduler: { topics: { answers: a } }",
+        "scheduler.topics.answers: `a` is the source of the pipeline `a` too; a topic has one meaning \
+         (redeliver.yaml line 2)",
+    );
+    // Results may be jobs, and what could not be scheduled may be looked at by a pipeline.
+    let meeting = "pipelines: { a: { output: scheduler.jobs.ingest }, scheduler.jobs.dlq: {} }";
+    assert!(load(meeting, &[], &[]).is_ok());
+}
+
+#[test]
 fn a_service_is_told_what_exists() {
     let pipelines =
         "pipelines: { crawl: { retry: { tiers: [5s, 1m] } }, docs: { http: { url: 'http://h' } } }\n";
