@@ -17,6 +17,7 @@
 //! | [`job`] | names, priorities and states of scheduled jobs |
 //! | [`pipeline`] | topics of a pipeline, its ladder of tiers |
 //! | [`route`] | from an outcome to the topic and headers of what is written |
+//! | [`scheduler`] | topics of the scheduler |
 
 pub mod backoff;
 pub mod classification;
@@ -27,6 +28,7 @@ pub mod outcome;
 pub mod pipeline;
 pub mod record;
 pub mod route;
+pub mod scheduler;
 pub mod span;
 pub mod time;
 
@@ -36,5 +38,6 @@ pub use job::JobId;
 pub use outcome::Outcome;
 pub use pipeline::Pipeline;
 pub use record::{Headers, Output, Position, Record};
+pub use scheduler::SchedulerTopics;
 pub use span::Span;
 pub use time::{Clock, ManualClock, SystemClock, Timestamp};

@@ -1,5 +1,6 @@
 //! A pipeline: the topics its records travel through and the rules of its retries.
 
+use std::fmt;
 use std::sync::Arc;
 
 use crate::backoff::RetryPolicy;
@@ -28,6 +29,27 @@ pub struct Pipeline {
     pub max_wait: Span,
     /// A record that would be tried again at a greater age than this is dead instead.
     pub max_age: Option<Span>,
+    /// The scheduler's ingest topic, when the scheduler holds the records that wait longer than the longest
+    /// tier; `None`: the longest tier holds them.
+    pub long_waits: Option<Arc<str>>,
+}
+
+/// Who holds a record until it is due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Carrier {
+    /// A tier.
+    Tier(Span),
+    /// The scheduler.
+    Scheduler,
+}
+
+impl fmt::Display for Carrier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tier(tier) => tier.fmt(f),
+            Self::Scheduler => f.write_str("scheduler"),
+        }
+    }
 }
 
 /// The topic to which a retry tier releases.
@@ -82,6 +104,7 @@ impl Pipeline {
             anchor: Anchor::default(),
             max_wait: Span::from_secs(86_400),
             max_age: None,
+            long_waits: None,
         }
     }
 
@@ -146,13 +169,41 @@ impl Pipeline {
         topics
     }
 
-    /// The tier that carries a wait: the longest one that is not longer than the wait, so that the record
+    /// Who holds a record for so long, and the topic to write it to: the scheduler what is longer than every
+    /// tier, where it may; else a tier, see [`Pipeline::tier_for`].
+    #[must_use]
+    pub fn carrier(&self, wait: Span) -> (Carrier, Arc<str>) {
+        match &self.long_waits {
+            Some(ingest) if wait > self.longest_tier() => (Carrier::Scheduler, ingest.clone()),
+            _ => {
+                let tier = self.tier_for(wait);
+                (Carrier::Tier(tier), self.tier_topic(tier))
+            }
+        }
+    }
+
+    /// The tier for a wait: the longest one that is not longer than the wait, so that the record
     /// never stands behind records that wait longer than it; the shortest tier for what is shorter still.
     #[must_use]
-    pub fn carrier(&self, wait: Span) -> Span {
+    pub fn tier_for(&self, wait: Span) -> Span {
         let tiers = self.policy.tiers();
         let fitting = tiers.iter().copied().take_while(|tier| *tier <= wait).last();
         fitting.unwrap_or(tiers[0])
+    }
+
+    /// The longest tier.
+    #[must_use]
+    pub fn longest_tier(&self) -> Span {
+        self.policy.tiers().last().copied().unwrap_or_default()
+    }
+
+    /// No record waits longer than this in a tier.
+    #[must_use]
+    pub fn longest_wait_in_tiers(&self) -> Span {
+        match self.long_waits {
+            Some(_) => self.longest_tier().min(self.max_wait),
+            None => self.max_wait,
+        }
     }
 
     /// The instant from which a wait of this record counts. A payload without the configured field falls
@@ -242,14 +293,30 @@ mod tests {
     }
 
     #[test]
-    fn the_carrier_never_waits_longer_than_the_record() {
+    fn the_tier_never_waits_longer_than_the_record() {
         let pipeline = Pipeline::new("p");
-        let carrier = |millis| pipeline.carrier(Span::from_millis(millis)).to_string();
-        assert_eq!(carrier(0), "5s");
-        assert_eq!(carrier(5_000), "5s");
-        assert_eq!(carrier(29_999), "5s");
-        assert_eq!(carrier(30_000), "30s");
-        assert_eq!(carrier(3_600_000), "1m");
+        let tier = |millis| pipeline.tier_for(Span::from_millis(millis)).to_string();
+        assert_eq!(tier(0), "5s");
+        assert_eq!(tier(5_000), "5s");
+        assert_eq!(tier(29_999), "5s");
+        assert_eq!(tier(30_000), "30s");
+        assert_eq!(tier(3_600_000), "1m");
+    }
+
+    #[test]
+    fn what_is_longer_than_every_tier_goes_to_the_scheduler_if_it_may() {
+        let carrier = |pipeline: &Pipeline, millis| {
+            let (carrier, topic) = pipeline.carrier(Span::from_millis(millis));
+            format!("{carrier} {topic}")
+        };
+        let mut pipeline = Pipeline::new("p");
+        assert_eq!(carrier(&pipeline, 60_001), "1m p-retry-1m");
+        assert_eq!(pipeline.longest_wait_in_tiers(), pipeline.max_wait);
+        pipeline.long_waits = Some("ingest".into());
+        assert_eq!(carrier(&pipeline, 60_001), "scheduler ingest");
+        assert_eq!(carrier(&pipeline, 60_000), "1m p-retry-1m");
+        assert_eq!(carrier(&pipeline, 1), "5s p-retry-5s");
+        assert_eq!(pipeline.longest_wait_in_tiers(), Span::from_secs(60));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::failure::{ErrorClass, Failure};
 use crate::headers::{self, Origin, Ours, TraceContext};
 use crate::outcome::Outcome;
-use crate::pipeline::{Pipeline, ReturnTo};
+use crate::pipeline::{Carrier, Pipeline, ReturnTo};
 use crate::record::{Headers, Output, Record};
 use crate::span::Span;
 use crate::time::Timestamp;
@@ -91,7 +91,8 @@ impl Arrival {
 /// What becomes of a record.
 #[derive(Clone, Debug)]
 pub struct Routing {
-    /// What is written, in one transaction with the record's offset.
+    /// What is written, in one transaction with the record's offset. What waits with the scheduler stands
+    /// here as it is to come back; whoever writes it puts it into the command that the scheduler reads.
     pub outputs: Vec<Output>,
     /// In one word.
     pub disposition: Disposition,
@@ -102,14 +103,14 @@ pub struct Routing {
 pub enum Disposition {
     /// Handled.
     Succeeded,
-    /// Waits in a tier for its next attempt.
+    /// Waits for its next attempt.
     Waiting {
         /// Why.
         class: ErrorClass,
         /// Not before.
         due: Timestamp,
-        /// In which tier.
-        tier: Span,
+        /// With whom.
+        carrier: Carrier,
     },
     /// In the dead-letter topic.
     Dead(ErrorClass),
@@ -230,18 +231,18 @@ pub fn route(
             );
         }
     }
-    let tier = pipeline.carrier(Span::from(due.since(now)));
+    let (carrier, topic) = pipeline.carrier(Span::from(due.since(now)));
     let mut list = headers::user_headers(&record.headers, trace);
     headers::write_lineage(&mut list, &pipeline.name, &arrival.origin, failed_attempts);
     headers::write_failure(&mut list, &failure, now);
     list.push_text(headers::PROCESS_AFTER, &due.to_string());
     list.push_text(headers::RETURN_TOPIC, &pipeline.return_topic());
     Routing {
-        outputs: vec![output(pipeline.tier_topic(tier), record, list)],
+        outputs: vec![output(topic, record, list)],
         disposition: Disposition::Waiting {
             class: failure.class,
             due,
-            tier,
+            carrier,
         },
     }
 }
@@ -378,7 +379,7 @@ mod tests {
                     Disposition::Waiting {
                         class: ErrorClass::Transient,
                         due,
-                        tier
+                        carrier: Carrier::Tier(tier)
                     }
                 );
                 let output = &routing.outputs[0];
@@ -442,12 +443,15 @@ mod tests {
             Outcome::Failed(Failure::throttled(Duration::from_secs(7), "http.429", "later")),
         );
         assert_eq!(text(&routing.outputs[0], headers::RETRY_COUNT), "0");
-        let Disposition::Waiting { due, tier, .. } = routing.disposition else {
+        let Disposition::Waiting { due, carrier, .. } = routing.disposition else {
             panic!("{routing:?}")
         };
         assert_eq!(
-            (due, tier),
-            (NOW.after(Duration::from_secs(7)), Span::from_secs(5))
+            (due, carrier),
+            (
+                NOW.after(Duration::from_secs(7)),
+                Carrier::Tier(Span::from_secs(5))
+            )
         );
         let years = Failure::throttled(Duration::from_secs(1_000_000_000), "http.429", "later");
         let Disposition::Waiting { due, .. } =
@@ -456,6 +460,41 @@ mod tests {
             panic!("it waits")
         };
         assert_eq!(due, NOW.after(pipeline().max_wait.duration()));
+    }
+
+    #[test]
+    fn a_wait_longer_than_every_tier_goes_to_the_scheduler_in_the_same_form() {
+        let through_tiers = pipeline();
+        let through_scheduler = Pipeline {
+            long_waits: Some("ingest".into()),
+            ..pipeline()
+        };
+        for (seconds, is_long) in [(60, false), (61, true), (1_000_000_000, true)] {
+            let asked = || {
+                let wait = Duration::from_secs(seconds);
+                Outcome::Failed(Failure::throttled(wait, "http.503", "later"))
+            };
+            let routing = decide(&through_scheduler, source_record(), asked());
+            let Disposition::Waiting { due, carrier, .. } = routing.disposition else {
+                panic!("{routing:?}")
+            };
+            let wait = Span::from_secs(seconds).min(through_scheduler.max_wait);
+            assert_eq!(due, NOW.after(wait.duration()));
+            let output = &routing.outputs[0];
+            let in_tier = &decide(&through_tiers, source_record(), asked()).outputs[0];
+            let expected = match is_long {
+                true => (Carrier::Scheduler, "ingest"),
+                false => (Carrier::Tier(Span::from_secs(60)), "docs-retry-1m"),
+            };
+            assert_eq!((carrier, &*output.topic), expected, "{seconds}");
+            assert_eq!((&output.key, &output.value), (&in_tier.key, &in_tier.value));
+            assert_eq!(output.headers, in_tier.headers);
+            // And what comes back is taken as a retry when it is due, not before.
+            let back = returned(output, &through_scheduler);
+            assert!(Arrival::read_at(&through_scheduler, &back, due).is_ok());
+            let before = Timestamp::from_millis(due.as_millis() - 300_001);
+            assert!(Arrival::read_at(&through_scheduler, &back, before).is_err());
+        }
     }
 
     #[test]
@@ -469,12 +508,15 @@ mod tests {
             source_record(),
             Outcome::Failed(Failure::transient("x", "y")),
         );
-        let Disposition::Waiting { due, tier, .. } = routing.disposition else {
+        let Disposition::Waiting { due, carrier, .. } = routing.disposition else {
             panic!("{routing:?}")
         };
         assert_eq!(
-            (due, tier),
-            (Timestamp::from_millis(1_699_999_005_000), Span::from_secs(5))
+            (due, carrier),
+            (
+                Timestamp::from_millis(1_699_999_005_000),
+                Carrier::Tier(Span::from_secs(5))
+            )
         );
     }
 

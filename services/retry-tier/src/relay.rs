@@ -240,8 +240,8 @@ impl Partition {
         let source = self.source.clone();
         let carrier = |due: Timestamp| {
             let left = Span::from(due.since(now));
-            let carrier = source.pipeline.carrier(left);
-            (carrier <= left).then_some(carrier)
+            let tier = source.pipeline.tier_for(left);
+            (tier <= left).then_some(tier)
         };
         let taken = self.window.take(limit, |due| carrier(due).is_some());
         let with_topic = |waiting: Waiting| {

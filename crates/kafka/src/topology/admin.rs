@@ -15,7 +15,8 @@ use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::types::RDKafkaRespErr;
 
-use super::{ActualTopic, Finding, Severity, TopicSpec, TopologySpec, creation_config, examine_all};
+use super::needed::{creation_config, largest_source};
+use super::{ActualTopic, Finding, Severity, TopicSpec, TopologySpec, examine_all};
 use crate::client::ClientLog;
 
 /// Why topics could not be looked at or created.
@@ -95,9 +96,11 @@ pub async fn apply(
     timeout: Duration,
 ) -> Result<Vec<Applied>, TopologyError> {
     let admin = Admin::new(config, timeout)?;
-    // The users' topics come first, so that the limits of a new source are known when ours are made.
-    let mut created = admin.create_missing(spec, false).await?;
-    created.extend(admin.create_missing(spec, true).await?);
+    // What a topic follows comes before it, so that the limits of a new source are known when ours are made.
+    let mut created = Vec::new();
+    for topics in spec.stages() {
+        created.extend(admin.create_missing(spec, &topics).await?);
+    }
     let findings = admin.findings(spec).await?;
     Ok(spec
         .topics
@@ -172,7 +175,7 @@ impl Admin {
     async fn findings(&self, spec: &TopologySpec) -> Result<Vec<Finding>, TopologyError> {
         let known = self.look(spec).await?;
         let mut findings = examine_all(spec, &known.topics);
-        for topic in spec.topics.iter().filter(|topic| topic.managed) {
+        for topic in spec.topics.iter().filter(|topic| topic.is_managed()) {
             if let Some(reason) = known.unreadable.get(&*topic.name) {
                 findings.push(topic.finding(
                     Severity::Warning,
@@ -184,74 +187,64 @@ impl Admin {
         Ok(findings)
     }
 
-    /// Creates what is missing of ours or of the users' topics.
+    /// Creates what is missing of these topics.
     async fn create_missing(
         &self,
         spec: &TopologySpec,
-        managed: bool,
+        wanted: &[&TopicSpec],
     ) -> Result<Vec<Arc<str>>, TopologyError> {
-        let wanted = spec.topics.iter().filter(|topic| topic.managed == managed);
         let listed = self.list().await?;
-        let mut missing: Vec<_> = wanted
+        let missing: Vec<_> = wanted
+            .iter()
+            .copied()
             .filter(|topic| !listed.contains_key(&*topic.name))
             .collect();
         if missing.is_empty() {
             return Ok(Vec::new());
         }
-        let actual = if managed {
+        let actual = if missing.iter().any(|topic| topic.is_managed()) {
             self.look(spec).await?.topics
         } else {
             BTreeMap::new()
         };
-        let names: Vec<_> = missing.iter().map(|topic| topic.name.clone()).collect();
+        let mut to_make: Vec<_> = missing.iter().map(|topic| New::of(topic, &actual)).collect();
         let mut created = Vec::new();
-        while !missing.is_empty() {
-            let results = self.create(&missing, &actual).await;
+        while !to_make.is_empty() {
+            let results = self.create(&to_make).await;
             let mut again = Vec::new();
-            for topic in missing {
-                match results.get(&*topic.name) {
-                    Some(Ok(())) => created.push(topic.name.clone()),
+            for new in to_make {
+                match results.get(&*new.spec.name) {
+                    Some(Ok(())) => created.push(new.spec.name.clone()),
                     Some(Err(RDKafkaErrorCode::TopicAlreadyExists)) => {}
-                    Some(Err(code)) if !may_pass(*code) => return Err(refused(topic, *code)),
-                    Some(Err(code)) if self.left().is_zero() => return Err(refused(topic, *code)),
-                    Some(Err(_)) => again.push(topic),
+                    Some(Err(code)) if !may_pass(*code) => return Err(new.refused(*code)),
+                    Some(Err(code)) if self.left().is_zero() => return Err(new.refused(*code)),
+                    Some(Err(_)) => again.push(new),
                     None if self.left().is_zero() => {
-                        return Err(refused(topic, RDKafkaErrorCode::OperationTimedOut));
+                        return Err(new.refused(RDKafkaErrorCode::OperationTimedOut));
                     }
-                    None => again.push(topic),
+                    None => again.push(new),
                 }
             }
-            missing = again;
-            if !missing.is_empty() {
+            to_make = again;
+            if !to_make.is_empty() {
                 tokio::time::sleep(PAUSE).await;
             }
         }
-        for topic in spec.topics.iter().filter(|topic| names.contains(&topic.name)) {
+        for topic in missing {
             self.wait_for_leaders(topic).await?;
         }
         Ok(created)
     }
 
     /// One request to create topics; what became of each, as far as there was an answer.
-    async fn create(
-        &self,
-        topics: &[&TopicSpec],
-        actual: &BTreeMap<String, ActualTopic>,
-    ) -> BTreeMap<String, Result<(), RDKafkaErrorCode>> {
-        let configs: Vec<_> = topics
-            .iter()
-            .map(|topic| {
-                let source = topic.source.as_deref().and_then(|source| actual.get(source));
-                creation_config(topic, source)
-            })
-            .collect();
+    async fn create(&self, topics: &[New<'_>]) -> BTreeMap<String, Result<(), RDKafkaErrorCode>> {
         let requests: Vec<_> = topics
             .iter()
-            .zip(&configs)
-            .map(|(topic, config)| {
-                let replication = TopicReplication::Fixed(topic.replication);
-                let new = NewTopic::new(&topic.name, topic.partitions, replication);
-                config.iter().fold(new, |new, (name, value)| new.set(name, value))
+            .map(|topic| {
+                let replication = TopicReplication::Fixed(topic.spec.replication);
+                let new = NewTopic::new(&topic.spec.name, topic.partitions, replication);
+                let config = topic.config.iter();
+                config.fold(new, |new, (name, value)| new.set(name, value))
             })
             .collect();
         match self.client.create_topics(&requests, &self.options()).await {
@@ -266,7 +259,7 @@ impl Admin {
                 let code = error.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Fail);
                 topics
                     .iter()
-                    .map(|topic| (topic.name.to_string(), Err(code)))
+                    .map(|topic| (topic.spec.name.to_string(), Err(code)))
                     .collect()
             }
         }
@@ -463,22 +456,44 @@ fn may_pass(code: RDKafkaErrorCode) -> bool {
     )
 }
 
-fn refused(topic: &TopicSpec, code: RDKafkaErrorCode) -> TopologyError {
-    let hint = match code {
-        RDKafkaErrorCode::InvalidReplicationFactor => {
-            "; the replication factor cannot be higher than the number of brokers"
+/// A topic that is to be created.
+struct New<'s> {
+    spec: &'s TopicSpec,
+    partitions: i32,
+    config: Vec<(&'static str, String)>,
+}
+
+impl<'s> New<'s> {
+    /// Shaped after the topics that it follows.
+    fn of(spec: &'s TopicSpec, actual: &BTreeMap<String, ActualTopic>) -> Self {
+        let model = spec.partitions_as.as_deref().and_then(|model| actual.get(model));
+        let limit = largest_source(spec, actual).map(|(_, limit)| limit);
+        Self {
+            spec,
+            partitions: model.map_or(spec.partitions, |model| model.partitions),
+            config: creation_config(spec, limit),
         }
-        RDKafkaErrorCode::TopicAuthorizationFailed | RDKafkaErrorCode::ClusterAuthorizationFailed => {
-            "; this client may not create topics, create it yourself"
+    }
+
+    fn refused(&self, code: RDKafkaErrorCode) -> TopologyError {
+        let hint = match code {
+            RDKafkaErrorCode::InvalidReplicationFactor => {
+                "; the replication factor cannot be higher than the number of brokers"
+            }
+            RDKafkaErrorCode::TopicAuthorizationFailed | RDKafkaErrorCode::ClusterAuthorizationFailed => {
+                "; this client may not create topics, create it yourself"
+            }
+            RDKafkaErrorCode::PolicyViolation => {
+                "; the cluster's policy does not allow it, create it yourself"
+            }
+            _ => "",
+        };
+        TopologyError::Refused {
+            topic: self.spec.name.clone(),
+            partitions: self.partitions,
+            replication: self.spec.replication,
+            hint,
+            source: code,
         }
-        RDKafkaErrorCode::PolicyViolation => "; the cluster's policy does not allow it, create it yourself",
-        _ => "",
-    };
-    TopologyError::Refused {
-        topic: topic.name.clone(),
-        partitions: topic.partitions,
-        replication: topic.replication,
-        hint,
-        source: code,
     }
 }
