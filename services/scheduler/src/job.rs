@@ -84,6 +84,6 @@ impl Job {
         let payload = &self.payload;
         300 + payload.value.as_ref().map_or(0, Bytes::len)
             + payload.key.as_ref().map_or(0, Bytes::len)
-            + payload.headers.size()
+            + payload.headers.byte_len()
     }
 }

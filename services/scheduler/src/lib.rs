@@ -1,5 +1,24 @@
 //! The scheduler: jobs are accepted from a topic and go to their application's topic when they are due,
 //! exactly once and never early.
+//!
+//! | module | idea |
+//! |---|---|
+//! | [`request`] | records of the ingest topic, checked |
+//! | `shard` | what becomes of commands and due jobs, decided without IO |
+//! | `window`, `overlay` | what a shard holds: jobs that are due soon, and what the index does not show yet |
+//! | [`index`] | the time index, in Redis or in memory |
+//! | `keeper` | brings a shard's index up to date and asks it |
+//! | `processor` | the shards of a lane |
+//! | [`codec`] | jobs in the state topic |
 
+pub mod codec;
 pub mod index;
 pub mod job;
+mod keeper;
+mod metrics;
+mod overlay;
+mod processor;
+pub mod request;
+mod shard;
+mod spans;
+mod window;

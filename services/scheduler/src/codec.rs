@@ -1,0 +1,315 @@
+//! Jobs as the state topic and the index keep them, and as answers and the API show them.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use redeliver_core::Timestamp;
+use redeliver_proto::convert::{from_headers, to_headers, to_timestamp};
+use redeliver_proto::{Message as _, v1};
+
+use crate::index::{Change, Effect, KeyEntry};
+use crate::job::{Job, JobId, Kind, Payload, Priority, RequestHash, State};
+use crate::request::key_hash;
+
+/// A record that is no job.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CodecError {
+    /// Not the protobuf message.
+    #[error("not a job record: {0}")]
+    Malformed(String),
+    /// A field has no possible value.
+    #[error("field `{0}` of a job record is missing or out of range")]
+    Field(&'static str),
+}
+
+/// A job as the value of the state topic.
+#[must_use]
+pub fn encode(job: &Job) -> Bytes {
+    let waits = job.state == State::Scheduled;
+    let record = v1::JobRecord {
+        app: job.app.to_string(),
+        state: to_state(job.state).into(),
+        priority: to_priority(job.priority).into(),
+        due_ms: job.due.as_millis(),
+        accepted_ms: job.accepted.as_millis(),
+        revision: job.revision,
+        idempotency_key: job.idempotency_key.as_deref().unwrap_or_default().to_owned(),
+        request_hash: Bytes::copy_from_slice(&job.request_hash),
+        request_id: job.request_id.as_deref().unwrap_or_default().to_owned(),
+        data: job.payload.value.clone().filter(|_| waits),
+        key: job.payload.key.clone().filter(|_| waits),
+        headers: if waits {
+            to_headers(&job.payload.headers)
+        } else {
+            Vec::new()
+        },
+        topic: job.topic.to_string(),
+        ended_ms: job.ended.map(Timestamp::as_millis),
+        expires_ms: job.expires.map(Timestamp::as_millis),
+        long_wait: job.kind == Kind::LongWait,
+    };
+    record.encode_to_vec().into()
+}
+
+/// A job from a value of the state topic. Key and value stay slices of `bytes`.
+///
+/// # Errors
+/// When these are not the bytes of a job.
+pub fn decode(id: JobId, bytes: &Bytes) -> Result<Job, CodecError> {
+    let record =
+        v1::JobRecord::decode(bytes.clone()).map_err(|error| CodecError::Malformed(error.to_string()))?;
+    let state = match record.state() {
+        v1::JobState::Unspecified => return Err(CodecError::Field("state")),
+        v1::JobState::Scheduled => State::Scheduled,
+        v1::JobState::Dispatched => State::Dispatched,
+        v1::JobState::Cancelled => State::Cancelled,
+        v1::JobState::Expired => State::Expired,
+    };
+    let priority = from_priority(record.priority());
+    let request_hash: RequestHash = record
+        .request_hash
+        .as_ref()
+        .try_into()
+        .map_err(|_| CodecError::Field("request_hash"))?;
+    Ok(Job {
+        id,
+        app: record.app.into(),
+        kind: if record.long_wait { Kind::LongWait } else { Kind::App },
+        state,
+        priority,
+        due: Timestamp::from_millis(record.due_ms),
+        accepted: Timestamp::from_millis(record.accepted_ms),
+        revision: record.revision,
+        idempotency_key: text(record.idempotency_key),
+        request_hash,
+        request_id: text(record.request_id),
+        topic: record.topic.into(),
+        payload: Payload {
+            value: record.data,
+            key: record.key,
+            headers: from_headers(&record.headers),
+        },
+        ended: record.ended_ms.map(Timestamp::from_millis),
+        expires: record.expires_ms.map(Timestamp::from_millis),
+    })
+}
+
+fn text(text: String) -> Option<Arc<str>> {
+    (!text.is_empty()).then(|| text.into())
+}
+
+/// How long things are remembered.
+#[derive(Clone, Copy, Debug)]
+pub struct Memory {
+    /// How long an idempotency key is taken, from the acceptance of its job.
+    pub keys: std::time::Duration,
+    /// How long an ended job is known.
+    pub ended: std::time::Duration,
+}
+
+impl Memory {
+    /// When a job that ended then is forgotten: not before its idempotency key is.
+    #[must_use]
+    pub fn forget(self, job: &Job, ended: Timestamp) -> Timestamp {
+        let known = ended.after(self.ended);
+        match &job.idempotency_key {
+            Some(_) => known.max(job.accepted.after(self.keys)),
+            None => known,
+        }
+    }
+}
+
+/// What a job's newest state changes in the index.
+#[must_use]
+pub fn change(job: &Job, record: Bytes, memory: Memory) -> Change {
+    let key = job.idempotency_key.as_deref().map(|key| KeyEntry {
+        hash: key_hash(&job.app, key),
+        value: KeyValue::of(job).encode(),
+        expires: job.accepted.after(memory.keys),
+    });
+    let effect = match job.ended {
+        Some(ended) => Effect::Ended {
+            forget: memory.forget(job, ended),
+            record,
+            key,
+        },
+        None => Effect::Waits {
+            due: job.due,
+            record,
+            key,
+        },
+    };
+    Change { id: job.id, effect }
+}
+
+/// What the index remembers with an idempotency key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyValue {
+    /// The job that took the key.
+    pub id: JobId,
+    /// Its request.
+    pub request_hash: RequestHash,
+    /// When it was accepted.
+    pub accepted: Timestamp,
+}
+
+impl KeyValue {
+    /// The value for the key of this job.
+    #[must_use]
+    pub fn of(job: &Job) -> Self {
+        Self {
+            id: job.id,
+            request_hash: job.request_hash,
+            accepted: job.accepted,
+        }
+    }
+
+    /// 40 bytes.
+    #[must_use]
+    pub fn encode(&self) -> Bytes {
+        let mut bytes = Vec::with_capacity(40);
+        bytes.extend_from_slice(&self.id.to_bytes());
+        bytes.extend_from_slice(&self.request_hash);
+        bytes.extend_from_slice(&self.accepted.as_millis().to_be_bytes());
+        bytes.into()
+    }
+
+    /// From 40 bytes.
+    #[must_use]
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let (id, rest) = bytes.split_first_chunk::<16>()?;
+        let (hash, rest) = rest.split_first_chunk::<16>()?;
+        let millis: [u8; 8] = rest.try_into().ok()?;
+        Some(Self {
+            id: JobId::from_bytes(*id),
+            request_hash: *hash,
+            accepted: Timestamp::from_millis(i64::from_be_bytes(millis)),
+        })
+    }
+}
+
+/// A job as answers and the API show it.
+#[must_use]
+pub fn to_proto(job: &Job, with_payload: bool) -> v1::Job {
+    let payload = Some(&job.payload).filter(|_| with_payload);
+    v1::Job {
+        id: job.id.to_string(),
+        app: job.app.to_string(),
+        state: to_state(job.state).into(),
+        priority: to_priority(job.priority).into(),
+        scheduled_time: Some(to_timestamp(job.due)),
+        accepted_at: Some(to_timestamp(job.accepted)),
+        revision: job.revision,
+        idempotency_key: job.idempotency_key.as_deref().unwrap_or_default().to_owned(),
+        request_id: job.request_id.as_deref().unwrap_or_default().to_owned(),
+        data: payload
+            .and_then(|payload| payload.value.clone())
+            .unwrap_or_default(),
+        key: payload.and_then(|payload| payload.key.clone()),
+        headers: payload.map_or_else(Vec::new, |payload| to_headers(&payload.headers)),
+        topic: job.topic.to_string(),
+        ended_at: job.ended.map(to_timestamp),
+        expires_at: job.expires.map(to_timestamp),
+    }
+}
+
+/// A state on the wire.
+#[must_use]
+pub fn to_state(state: State) -> v1::JobState {
+    match state {
+        State::Scheduled => v1::JobState::Scheduled,
+        State::Dispatched => v1::JobState::Dispatched,
+        State::Cancelled => v1::JobState::Cancelled,
+        State::Expired => v1::JobState::Expired,
+    }
+}
+
+/// A priority on the wire.
+#[must_use]
+pub fn to_priority(priority: Priority) -> v1::Priority {
+    match priority {
+        Priority::High => v1::Priority::High,
+        Priority::Normal => v1::Priority::Normal,
+        Priority::Low => v1::Priority::Low,
+    }
+}
+
+/// A priority from the wire; none given is the normal one.
+#[must_use]
+pub fn from_priority(priority: v1::Priority) -> Priority {
+    match priority {
+        v1::Priority::High => Priority::High,
+        v1::Priority::Unspecified | v1::Priority::Normal => Priority::Normal,
+        v1::Priority::Low => Priority::Low,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn job() -> Job {
+        Job {
+            id: JobId::new(Timestamp::from_millis(1_763_722_800_123), 3, 4),
+            app: "sms".into(),
+            kind: Kind::App,
+            state: State::Scheduled,
+            priority: Priority::Low,
+            due: Timestamp::from_millis(1_763_722_900_123),
+            accepted: Timestamp::from_millis(1_763_722_800_124),
+            revision: 2,
+            idempotency_key: Some("sms-1".into()),
+            request_hash: [7; 16],
+            request_id: None,
+            topic: "sms-jobs".into(),
+            payload: Payload {
+                value: Some(Bytes::from_static(b"\xff\x00")),
+                key: Some(Bytes::new()),
+                headers: [("a", None), ("a", Some(&b""[..]))].into_iter().collect(),
+            },
+            ended: None,
+            expires: Some(Timestamp::from_millis(1_763_722_999_000)),
+        }
+    }
+
+    #[test]
+    fn a_job_is_read_back() {
+        let job = job();
+        assert_eq!(decode(job.id, &encode(&job)), Ok(job.clone()));
+        let null = Job {
+            payload: Payload::default(),
+            idempotency_key: None,
+            ..job.clone()
+        };
+        assert_eq!(decode(null.id, &encode(&null)), Ok(null));
+        let ended = job.ended(State::Dispatched, Timestamp::from_millis(1_763_722_900_200));
+        assert_eq!(decode(ended.id, &encode(&ended)), Ok(ended));
+    }
+
+    #[test]
+    fn an_ended_job_is_known_as_long_as_its_key_is_taken() {
+        let hour = std::time::Duration::from_secs(3600);
+        let memory = Memory { keys: 24 * hour, ended: hour };
+        let job = job();
+        let soon = job.accepted.after(hour);
+        assert_eq!(memory.forget(&job, soon), job.accepted.after(24 * hour));
+        let late = job.accepted.after(48 * hour);
+        assert_eq!(memory.forget(&job, late), late.after(hour));
+    }
+
+    #[test]
+    fn a_key_is_read_back() {
+        let value = KeyValue::of(&job());
+        assert_eq!(KeyValue::decode(&value.encode()), Some(value));
+        assert_eq!(KeyValue::decode(&value.encode()[1..]), None);
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..100)) {
+            let _ = decode(job().id, &bytes.into());
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! Metrics of the scheduler: names, units and help in one place.
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+use redeliver_core::Timestamp;
+use redeliver_worker::metrics::SECONDS;
+
+use crate::shard::Tally;
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct OutcomeLabel {
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct LaneLabel {
+    lane: String,
+}
+
+/// The families that all lanes of a process share.
+#[derive(Clone)]
+pub(crate) struct SchedulerFamilies {
+    received: Counter,
+    commands: Family<OutcomeLabel, Counter>,
+    ended: Family<OutcomeLabel, Counter>,
+    forgotten: Counter,
+    lateness: Histogram,
+    held: Family<LaneLabel, Gauge>,
+    behind: Family<LaneLabel, Gauge>,
+    live: Family<LaneLabel, Gauge>,
+}
+
+impl SchedulerFamilies {
+    pub(crate) fn register(registry: &mut Registry) -> Self {
+        let families = Self {
+            received: Counter::default(),
+            commands: Family::default(),
+            ended: Family::default(),
+            forgotten: Counter::default(),
+            lateness: Histogram::new(SECONDS),
+            held: Family::default(),
+            behind: Family::default(),
+            live: Family::default(),
+        };
+        registry.register(
+            "scheduler_received",
+            "Records read from the ingest topic",
+            families.received.clone(),
+        );
+        registry.register(
+            "scheduler_commands",
+            "What became of commands: accepted, duplicate, conflict, rejected (the last two are in the dead-letter topic), cancelled, rescheduled, refused, forwarded",
+            families.commands.clone(),
+        );
+        registry.register(
+            "scheduler_jobs_ended",
+            "Jobs that were dispatched or had expired when they would have been",
+            families.ended.clone(),
+        );
+        registry.register(
+            "scheduler_jobs_forgotten",
+            "Ended jobs whose memory was over",
+            families.forgotten.clone(),
+        );
+        registry.register(
+            "scheduler_lateness_seconds",
+            "Time from a job's due time to the commit that dispatched it",
+            families.lateness.clone(),
+        );
+        registry.register(
+            "scheduler_window_jobs",
+            "Jobs held in memory because they are due soon",
+            families.held.clone(),
+        );
+        registry.register(
+            "scheduler_index_behind",
+            "Committed changes that the index does not show yet",
+            families.behind.clone(),
+        );
+        registry.register(
+            "scheduler_live_shards",
+            "Shards whose index was brought up to date and that dispatch",
+            families.live.clone(),
+        );
+        families
+    }
+
+    pub(crate) fn of(&self, lane: &str) -> SchedulerMetrics {
+        let command = |outcome| self.commands.get_or_create(&OutcomeLabel { outcome }).clone();
+        let ended = |outcome| self.ended.get_or_create(&OutcomeLabel { outcome }).clone();
+        let label = LaneLabel {
+            lane: lane.to_owned(),
+        };
+        SchedulerMetrics {
+            received: self.received.clone(),
+            accepted: command("accepted"),
+            duplicates: command("duplicate"),
+            conflicts: command("conflict"),
+            rejected: command("rejected"),
+            forwarded: command("forwarded"),
+            cancelled: command("cancelled"),
+            rescheduled: command("rescheduled"),
+            refused: command("refused"),
+            dispatched: ended("dispatched"),
+            expired: ended("expired"),
+            forgotten: self.forgotten.clone(),
+            lateness: self.lateness.clone(),
+            held: self.held.get_or_create(&label).clone(),
+            behind: self.behind.get_or_create(&label).clone(),
+            live: self.live.get_or_create(&label).clone(),
+        }
+    }
+}
+
+/// The metrics of one lane.
+pub(crate) struct SchedulerMetrics {
+    pub(crate) received: Counter,
+    accepted: Counter,
+    duplicates: Counter,
+    conflicts: Counter,
+    rejected: Counter,
+    forwarded: Counter,
+    cancelled: Counter,
+    rescheduled: Counter,
+    refused: Counter,
+    dispatched: Counter,
+    expired: Counter,
+    forgotten: Counter,
+    lateness: Histogram,
+    held: Gauge,
+    behind: Gauge,
+    live: Gauge,
+}
+
+impl SchedulerMetrics {
+    pub(crate) fn count(&self, tally: Tally, now: Timestamp) {
+        self.accepted.inc_by(tally.accepted);
+        self.duplicates.inc_by(tally.duplicates);
+        self.conflicts.inc_by(tally.conflicts);
+        self.rejected.inc_by(tally.rejected);
+        self.forwarded.inc_by(tally.forwarded);
+        self.cancelled.inc_by(tally.cancelled);
+        self.rescheduled.inc_by(tally.rescheduled);
+        self.refused.inc_by(tally.refused);
+        self.expired.inc_by(tally.expired);
+        self.forgotten.inc_by(tally.forgotten);
+        self.dispatched.inc_by(tally.dispatched.len() as u64);
+        for due in tally.dispatched {
+            self.lateness.observe(now.since(due).as_secs_f64());
+        }
+    }
+
+    pub(crate) fn gauges(&self, held: usize, behind: usize, live: usize) {
+        let number = |count| i64::try_from(count).unwrap_or(i64::MAX);
+        self.held.set(number(held));
+        self.behind.set(number(behind));
+        self.live.set(number(live));
+    }
+}

@@ -1,0 +1,226 @@
+//! The scheduler's part of a lane: one [`Shard`] per partition of the ingest topic, each with a [`Keeper`].
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use redeliver_core::{Clock, Record, Timestamp};
+use redeliver_kafka::{AssignmentId, KafkaSettings, Processor, Turn};
+use tokio::sync::mpsc;
+use tokio::task::{JoinError, JoinSet};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use crate::index::Index;
+use crate::keeper::{Answers, Keeper};
+use crate::metrics::SchedulerMetrics;
+use crate::shard::{Ask, Settings, Shard, Tally, Writes};
+
+/// One question of each kind may be under way.
+const ASKS: usize = 8;
+
+/// The scheduler's [`Processor`].
+pub(crate) struct Scheduler<I> {
+    pub(crate) settings: Arc<Settings>,
+    pub(crate) index: I,
+    pub(crate) kafka: KafkaSettings,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) metrics: SchedulerMetrics,
+    /// Keepers go to the task that runs them.
+    pub(crate) keepers: mpsc::Sender<Keeper<I>>,
+    pub(crate) answers: Arc<Answers>,
+    pub(crate) held: Held,
+}
+
+/// The shards of a lane.
+#[derive(Default)]
+pub(crate) struct Held {
+    shards: HashMap<AssignmentId, Kept>,
+    order: Vec<AssignmentId>,
+    next: usize,
+    next_due: Option<Timestamp>,
+    in_turn: Vec<(AssignmentId, Tally)>,
+    /// How far the turn has written the state topic, by partition.
+    ends: HashMap<i32, i64>,
+}
+
+struct Kept {
+    shard: Shard,
+    number: i32,
+    asks: mpsc::Sender<Ask>,
+    _gone: DropGuard,
+}
+
+impl Kept {
+    fn ask(&mut self, now: Timestamp) {
+        for ask in self.shard.asks(now) {
+            // There is room for one of each kind. A keeper that has ended is only seen while all ends.
+            if self.asks.try_send(ask).is_err() {
+                tracing::debug!(shard = self.number, "the keeper of the shard has ended");
+            }
+        }
+    }
+}
+
+impl<I: Index> Scheduler<I> {
+    /// Lets shards write, each up to its share, and then again as far as there is room.
+    fn collect(&mut self, now: Timestamp, limit: usize, turn: &mut Turn) {
+        let count = self.held.order.len().max(1);
+        let share = (limit / count).max(limit.min(64));
+        for of_each in [share, limit] {
+            for step in 0..self.held.order.len() {
+                let id = self.held.order[(self.held.next + step) % count];
+                let room = limit.saturating_sub(turn.outputs.len()).min(of_each);
+                let Some(kept) = self.held.shards.get_mut(&id).filter(|_| room > 0) else {
+                    continue;
+                };
+                let Writes {
+                    outputs,
+                    completed,
+                    tally,
+                } = kept.shard.finish(now, room);
+                if outputs.is_empty() && completed.is_empty() {
+                    continue;
+                }
+                if !turn.owners.contains(&id) {
+                    turn.owners.push(id);
+                }
+                turn.outputs.extend(outputs);
+                turn.completed
+                    .extend(completed.into_iter().map(|offset| (id, offset)));
+                self.held.in_turn.push((id, tally));
+            }
+        }
+        self.held.next = self.held.next.wrapping_add(1);
+    }
+
+    fn ask(&mut self, now: Timestamp) {
+        for kept in self.held.shards.values_mut() {
+            kept.ask(now);
+        }
+    }
+}
+
+impl<I: Index> Processor for Scheduler<I> {
+    fn assigned(&mut self, assignment: AssignmentId, _topic: &Arc<str>, partition: i32) {
+        let (asks, receiver) = mpsc::channel(ASKS);
+        let gone = CancellationToken::new();
+        let keeper = Keeper {
+            index: self.index.clone(),
+            kafka: self.kafka.clone(),
+            topic: self.settings.state.clone(),
+            shard: partition,
+            assignment,
+            memory: self.settings.memory,
+            clock: self.clock.clone(),
+            asks: receiver,
+            answers: self.answers.clone(),
+            gone: gone.clone(),
+        };
+        // The task ends only after the lane.
+        if self.keepers.blocking_send(keeper).is_err() {
+            tracing::error!(shard = partition, "there is nobody to keep the index of the shard");
+        }
+        let kept = Kept {
+            shard: Shard::new(self.settings.clone(), partition),
+            number: partition,
+            asks,
+            _gone: gone.drop_guard(),
+        };
+        self.held.shards.insert(assignment, kept);
+        self.held.order.push(assignment);
+    }
+
+    fn revoked(&mut self, assignment: AssignmentId) {
+        self.held.shards.remove(&assignment);
+        self.held.order.retain(|id| *id != assignment);
+        self.held.in_turn.retain(|(id, _)| *id != assignment);
+    }
+
+    fn capacity(&self, assignment: AssignmentId) -> usize {
+        let kept = self.held.shards.get(&assignment);
+        kept.map_or(0, |kept| kept.shard.capacity())
+    }
+
+    fn accept(&mut self, assignment: AssignmentId, record: Record, now: Timestamp) {
+        if let Some(kept) = self.held.shards.get_mut(&assignment) {
+            self.metrics.received.inc();
+            kept.shard.accept(record, now);
+        }
+    }
+
+    fn accepted_all(&mut self) {
+        self.ask(self.clock.now());
+    }
+
+    fn finish(&mut self, now: Timestamp, limit: usize, turn: &mut Turn) {
+        self.held.in_turn.clear();
+        self.held.ends.clear();
+        for (id, answer) in self.answers.take() {
+            if let Some(kept) = self.held.shards.get_mut(&id) {
+                kept.shard.answer(answer, now);
+            }
+        }
+        self.collect(now, limit, turn);
+        self.ask(now);
+        let shards = self.held.shards.values_mut();
+        self.held.next_due = shards.filter_map(|kept| kept.shard.next_due()).min();
+    }
+
+    fn changelog_written(&mut self, partition: i32, end: i64) {
+        self.held.ends.insert(partition, end);
+    }
+
+    fn committed(&mut self, now: Timestamp) {
+        for (id, tally) in self.held.in_turn.drain(..) {
+            self.metrics.count(tally, now);
+            if let Some(kept) = self.held.shards.get_mut(&id)
+                && let Some(end) = self.held.ends.remove(&kept.number)
+            {
+                kept.shard.committed(end);
+            }
+        }
+        self.ask(now);
+        let shards = self.held.shards.values();
+        let (mut held, mut behind, mut live) = (0, 0, 0);
+        for kept in shards {
+            held += kept.shard.held();
+            behind += kept.shard.behind();
+            live += usize::from(kept.shard.is_live());
+        }
+        self.metrics.gauges(held, behind, live);
+    }
+
+    fn aborted(&mut self) {
+        // Every shard is given anew after this, and begins with what the topic holds.
+        self.held.in_turn.clear();
+        self.held.ends.clear();
+    }
+
+    fn next_due(&self) -> Option<Timestamp> {
+        self.held.next_due
+    }
+
+    fn is_busy(&self) -> bool {
+        // What is not decided yet is read again.
+        false
+    }
+}
+
+/// Runs the keepers of a lane until it has ended.
+///
+/// # Errors
+/// When one of them panicked.
+pub(crate) async fn run_keepers<I: Index>(
+    mut keepers: mpsc::Receiver<Keeper<I>>,
+    lane_ended: CancellationToken,
+) -> Result<(), JoinError> {
+    let mut running = JoinSet::new();
+    loop {
+        tokio::select! {
+            () = lane_ended.cancelled() => return Ok(()),
+            Some(keeper) = keepers.recv() => {
+                running.spawn(keeper.run());
+            }
+            Some(ended) = running.join_next(), if !running.is_empty() => ended?,
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! The service: what it needs of the configuration, and how its parts are put together.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use jiff::tz::TimeZone;
+use redeliver_core::Pipeline;
+use redeliver_kafka::{LaneSpec, Waker, reader};
+use redeliver_runtime::Config;
+use redeliver_runtime::cli::Start;
+use redeliver_runtime::config::{ConfigError, Problem};
+use redeliver_runtime::tasks::BoxError;
+use redeliver_worker::host::{Host, check_kafka, lane_grace};
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use crate::api;
+use crate::codec::Memory;
+use crate::index::Index;
+use crate::index::redis::{RedisIndex, RedisSettings};
+use crate::keeper::Answers;
+use crate::metrics::SchedulerFamilies;
+use crate::processor::{Held, Scheduler, run_keepers};
+use crate::request::Rules;
+use crate::shard::Settings;
+use crate::spans::Spans;
+
+/// Runs the service until it is told to stop.
+///
+/// # Errors
+/// When the topics are unsound, Redis may forget what it is given, or a lane cannot go on.
+pub async fn run(start: Start) -> Result<(), BoxError> {
+    let mut host = Host::new("scheduler", start);
+    check_kafka(&host.config)?;
+    let listener = api::bind(&host.config.scheduler).await?;
+    let pipelines = long_waiting(&host.config);
+    host.ensure_topics(&pipelines).await?;
+    if host.tasks.shutdown().is_cancelled() {
+        return Ok(host.run().await?);
+    }
+    let index = RedisIndex::connect(RedisSettings::of(&host.config.redis)).await?;
+    mount(&mut host, index, Some(listener)).await?;
+    Ok(host.run().await?)
+}
+
+/// The pipelines whose long waits come here.
+fn long_waiting(config: &Config) -> Vec<Pipeline> {
+    let pipelines = config.pipelines.iter();
+    let all = pipelines.map(|(name, pipeline)| pipeline.pipeline(name));
+    all.filter(|pipeline| pipeline.long_waits.is_some()).collect()
+}
+
+/// What may be scheduled, from the configuration.
+///
+/// # Errors
+/// When the time zone is not known.
+pub fn rules(config: &Config) -> Result<Rules, ConfigError> {
+    let scheduler = &config.scheduler;
+    let time_zone = TimeZone::get(&scheduler.default_time_zone).map_err(|error| {
+        ConfigError::Invalid(vec![Problem {
+            field: "scheduler.default_time_zone".to_owned(),
+            problem: error.to_string(),
+            place: None,
+        }])
+    })?;
+    let apps = scheduler.apps.iter();
+    let pipelines = config.pipelines.iter();
+    Ok(Rules {
+        apps: apps
+            .map(|(name, app)| (name.clone(), app.topic.as_str().into()))
+            .collect(),
+        pipelines: pipelines
+            .map(|(name, pipeline)| (name.clone(), pipeline.pipeline(name).return_topic()))
+            .collect::<BTreeMap<_, _>>(),
+        time_zone,
+        max_ahead: scheduler.max_ahead,
+        max_data: usize::try_from(scheduler.max_data).unwrap_or(usize::MAX),
+    })
+}
+
+/// Adds the lanes of the scheduler to a host, and its API when it has a listener.
+///
+/// # Errors
+/// When the ingest topic cannot be looked at, or the system gives no thread.
+pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Option<TcpListener>) -> anyhow::Result<()> {
+    let config = host.config.clone();
+    let scheduler = &config.scheduler;
+    let topics = &scheduler.topics;
+    let ingest: Arc<str> = topics.ingest.as_str().into();
+    let (kafka, topic) = (host.kafka.clone(), ingest.clone());
+    let partitions = tokio::task::spawn_blocking(move || reader::partitions(&kafka, &topic))
+        .await
+        .context("looking at the ingest topic")??;
+    let settings = Arc::new(Settings {
+        rules: rules(&config)?,
+        ingest: ingest.clone(),
+        state: topics.state.as_str().into(),
+        dead_letters: topics.dlq.as_str().into(),
+        answers: topics.answers.as_str().into(),
+        partitions,
+        memory: Memory {
+            keys: scheduler.idempotency_window.duration(),
+            ended: scheduler.keep_ended.duration(),
+        },
+        window: scheduler.window.duration(),
+        window_jobs: scheduler.window_jobs as usize,
+        window_bytes: usize::try_from(scheduler.window_bytes).unwrap_or(usize::MAX),
+        spans: Spans::new(host.tracer.clone()),
+    });
+    let families = SchedulerFamilies::register(&mut host.registry());
+    for lane in 0..config.kafka.lanes {
+        let name = format!("scheduler-{lane}");
+        let waker = Waker::new();
+        let answers = Arc::new(Answers::new(waker.clone()));
+        let (keepers, starting) = mpsc::channel(KEEPERS);
+        let processor = Scheduler {
+            settings: settings.clone(),
+            index: index.clone(),
+            kafka: host.kafka.clone(),
+            clock: host.clock.clone(),
+            metrics: families.of(&name),
+            keepers,
+            answers,
+            held: Held::default(),
+        };
+        let lane_ended = CancellationToken::new();
+        let keeping = run_keepers(starting, lane_ended.clone());
+        host.tasks.spawn(format!("{name}-keepers"), keeping);
+        let spec = LaneSpec {
+            name,
+            group: scheduler.group.clone(),
+            topics: vec![ingest.clone()],
+            batch: config.kafka.batch as usize,
+            grace: lane_grace(&config),
+            changelog: Some(settings.state.clone()),
+        };
+        let ended = Some(lane_ended.drop_guard());
+        host.spawn_lane(host.kafka.clone(), spec, waker, processor, ended)?;
+    }
+    if let Some(listener) = listener {
+        api::mount(host, listener, index, partitions)?;
+    }
+    Ok(())
+}
+
+/// Keepers on their way to the task that runs them.
+const KEEPERS: usize = 64;

@@ -1,0 +1,757 @@
+//! One shard: what becomes of commands and of jobs whose time has come. Pure: it is told the time, asks the
+//! index by [`Ask`] and is told [`Answer`]s, and says what is to be written.
+//!
+//! It decides as the only writer of its partition, so what it decided last is the truth: first the
+//! [`Overlay`], then the [`Window`], then the index.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use redeliver_core::headers::{self, Origin};
+use redeliver_core::{Failure, Headers, Output, Record, Timestamp};
+use redeliver_proto::{Message as _, v1};
+
+use crate::codec::{self, KeyValue, Memory};
+use crate::index::{Ahead, Batch, Change, Cursor, Effect, Lookup};
+use crate::job::{Job, JobId, Kind, State};
+use crate::overlay::Overlay;
+use crate::request::{Command, Incoming, Request, Rules, key_hash, shard_of};
+use crate::spans::Spans;
+use crate::window::Window;
+
+/// What all shards of a process have in common.
+pub(crate) struct Settings {
+    pub(crate) rules: Rules,
+    pub(crate) ingest: Arc<str>,
+    pub(crate) state: Arc<str>,
+    pub(crate) dead_letters: Arc<str>,
+    pub(crate) answers: Arc<str>,
+    /// Partitions of ingest and state topic.
+    pub(crate) partitions: i32,
+    pub(crate) memory: Memory,
+    /// How far ahead jobs are held in memory.
+    pub(crate) window: Duration,
+    /// How many of them at most, but for those that come when it is full.
+    pub(crate) window_jobs: usize,
+    /// How many bytes of them.
+    pub(crate) window_bytes: usize,
+    pub(crate) spans: Spans,
+}
+
+/// A question to the index, or changes for it.
+#[derive(Debug)]
+pub(crate) enum Ask {
+    /// What was committed up to a turn.
+    Apply {
+        /// The turn.
+        turn: u64,
+        /// The changes.
+        batch: Batch,
+    },
+    /// What is known of jobs and keys.
+    LookUp(Vec<Lookup>),
+    /// What is due next.
+    Ahead {
+        /// Behind this.
+        after: Option<Cursor>,
+        /// Up to then.
+        until: Timestamp,
+        /// So many at most.
+        limit: usize,
+        /// So many bytes, about.
+        bytes: usize,
+    },
+    /// What is to be forgotten.
+    Forgettable,
+}
+
+/// What the keeper of the shard's index says.
+#[derive(Debug)]
+pub(crate) enum Answer {
+    /// The index shows all of the state topic, which ends here.
+    Ready {
+        /// The end.
+        end: i64,
+    },
+    /// The index shows what was committed up to this turn.
+    Applied(u64),
+    /// In the order of the questions.
+    Found(Vec<Option<Bytes>>),
+    /// What is due next.
+    Ahead(Ahead),
+    /// What is to be forgotten.
+    Forgettable(Vec<JobId>),
+}
+
+/// What a turn of a shard writes.
+#[derive(Debug, Default)]
+pub(crate) struct Writes {
+    pub(crate) outputs: Vec<Output>,
+    /// Offsets of commands that are done.
+    pub(crate) completed: Vec<i64>,
+    pub(crate) tally: Tally,
+}
+
+/// What happened in a turn, for metrics.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    pub(crate) accepted: u64,
+    pub(crate) duplicates: u64,
+    pub(crate) conflicts: u64,
+    pub(crate) rejected: u64,
+    pub(crate) forwarded: u64,
+    pub(crate) cancelled: u64,
+    pub(crate) rescheduled: u64,
+    pub(crate) refused: u64,
+    pub(crate) expired: u64,
+    pub(crate) forgotten: u64,
+    /// Due times of jobs that were dispatched.
+    pub(crate) dispatched: Vec<Timestamp>,
+}
+
+/// A command on its way to a decision.
+struct Entry {
+    record: Record,
+    incoming: Incoming,
+}
+
+/// The most commands in hand.
+const COMMANDS: usize = 10_000;
+/// The most questions of one look-up.
+const QUESTIONS: usize = 2_000;
+/// The most jobs of one look ahead, and their bytes.
+const CHUNK: usize = 5_000;
+const CHUNK_BYTES: usize = 4 << 20;
+/// The most changes that the index does not show yet, beyond which no command is taken.
+const OVERLAY: usize = 100_000;
+const OVERLAY_BYTES: usize = 64 << 20;
+/// The most changes that are given to the index at once.
+const BATCH: usize = 10_000;
+/// How often it is looked for jobs that are to be forgotten.
+const FORGET_EVERY: Duration = Duration::from_secs(1);
+
+/// A shard.
+pub(crate) struct Shard {
+    settings: Arc<Settings>,
+    number: i32,
+    is_live: bool,
+    window: Window,
+    /// All jobs up to here are in the window.
+    loaded: Option<Cursor>,
+    /// Up to when the look ahead that is under way goes.
+    looking_ahead: Option<Timestamp>,
+    overlay: Overlay,
+    /// Commands that need a look into the index, those for which it is under way, and those that can be decided.
+    unseen: VecDeque<Entry>,
+    looking: VecDeque<Entry>,
+    decidable: VecDeque<(Entry, Option<Bytes>)>,
+    /// The turn under way, and what it changes.
+    turn: u64,
+    changes: Vec<Change>,
+    /// Committed, and not given to the index.
+    committed: VecDeque<(u64, Batch)>,
+    is_applying: bool,
+    /// The end of the state topic, behind what was committed last.
+    end: i64,
+    forgettable: VecDeque<JobId>,
+    looking_for_forgettable: bool,
+    next_forget: Timestamp,
+}
+
+impl Shard {
+    pub(crate) fn new(settings: Arc<Settings>, number: i32) -> Self {
+        Self {
+            settings,
+            number,
+            is_live: false,
+            window: Window::default(),
+            loaded: None,
+            looking_ahead: None,
+            overlay: Overlay::default(),
+            unseen: VecDeque::new(),
+            looking: VecDeque::new(),
+            decidable: VecDeque::new(),
+            turn: 0,
+            changes: Vec::new(),
+            committed: VecDeque::new(),
+            is_applying: false,
+            end: 0,
+            forgettable: VecDeque::new(),
+            looking_for_forgettable: false,
+            next_forget: Timestamp::from_millis(0),
+        }
+    }
+
+    /// Whether the index was brought up to date, so that the shard may act.
+    pub(crate) fn is_live(&self) -> bool {
+        self.is_live
+    }
+
+    /// How many jobs it holds in memory.
+    pub(crate) fn held(&self) -> usize {
+        self.window.len()
+    }
+
+    /// How many changes the index does not show yet.
+    pub(crate) fn behind(&self) -> usize {
+        self.overlay.len()
+    }
+
+    /// How many more commands are welcome.
+    pub(crate) fn capacity(&self) -> usize {
+        let full = self.overlay.len() >= OVERLAY || self.overlay.bytes() >= OVERLAY_BYTES;
+        if !self.is_live || full {
+            return 0;
+        }
+        COMMANDS.saturating_sub(self.unseen.len() + self.looking.len() + self.decidable.len())
+    }
+
+    /// When something will be due.
+    pub(crate) fn next_due(&mut self) -> Option<Timestamp> {
+        if !self.is_live {
+            return None;
+        }
+        if !self.decidable.is_empty() || !self.forgettable.is_empty() {
+            return Some(Timestamp::from_millis(0));
+        }
+        self.window.next_due()
+    }
+
+    /// Takes a record of the ingest topic.
+    pub(crate) fn accept(&mut self, record: Record, now: Timestamp) {
+        let incoming = crate::request::read(&record, &self.settings.rules, now);
+        let needs_look = match &incoming.command {
+            Ok(Command::Schedule(request)) => request.idempotency_key.is_some(),
+            Ok(Command::Cancel(_) | Command::Reschedule { .. }) => true,
+            Err(_) => false,
+        } && self.home(&incoming) == self.number;
+        let entry = Entry { record, incoming };
+        if needs_look {
+            self.unseen.push_back(entry);
+        } else {
+            self.decidable.push_back((entry, None));
+        }
+    }
+
+    /// The shard that a command belongs to.
+    fn home(&self, incoming: &Incoming) -> i32 {
+        match &incoming.command {
+            Ok(Command::Schedule(request)) => match &request.idempotency_key {
+                Some(key) => shard_of(&request.app, key, self.settings.partitions),
+                None => self.number,
+            },
+            Ok(Command::Cancel(id) | Command::Reschedule { id, .. })
+                if id.shard() < self.settings.partitions =>
+            {
+                id.shard()
+            }
+            _ => self.number,
+        }
+    }
+
+    /// What is to be asked of the index now. At most one question of each kind is under way.
+    pub(crate) fn asks(&mut self, now: Timestamp) -> Vec<Ask> {
+        let mut asks = Vec::new();
+        if !self.is_live {
+            return asks;
+        }
+        if !self.is_applying
+            && let Some((mut turn, mut batch)) = self.committed.pop_front()
+        {
+            while batch.changes.len() < BATCH
+                && let Some((next_turn, next)) = self.committed.pop_front()
+            {
+                batch.to = next.to;
+                batch.changes.extend(next.changes);
+                turn = next_turn;
+            }
+            self.is_applying = true;
+            asks.push(Ask::Apply { turn, batch });
+        }
+        if self.looking.is_empty() && !self.unseen.is_empty() {
+            let count = self.unseen.len().min(QUESTIONS);
+            self.looking.extend(self.unseen.drain(..count));
+            asks.push(Ask::LookUp(self.looking.iter().filter_map(question).collect()));
+        }
+        if let Some(ask) = self.ask_ahead(now) {
+            asks.push(ask);
+        }
+        if !self.looking_for_forgettable && self.forgettable.is_empty() && now >= self.next_forget {
+            self.looking_for_forgettable = true;
+            asks.push(Ask::Forgettable);
+        }
+        asks
+    }
+
+    fn ask_ahead(&mut self, now: Timestamp) -> Option<Ask> {
+        let is_far = now.after(self.settings.window * 3 / 4);
+        if self.looking_ahead.is_some() || self.loaded.is_some_and(|loaded| loaded.due > is_far) {
+            return None;
+        }
+        let limit = self
+            .settings
+            .window_jobs
+            .saturating_sub(self.window.len())
+            .min(CHUNK);
+        let bytes = self
+            .settings
+            .window_bytes
+            .saturating_sub(self.window.bytes())
+            .min(CHUNK_BYTES);
+        // A window that is nearly full waits for room, so that questions are worth their while.
+        if (limit < CHUNK && limit < self.settings.window_jobs / 4) || bytes < self.settings.window_bytes / 8
+        {
+            return None;
+        }
+        let until = now.after(self.settings.window);
+        self.looking_ahead = Some(until);
+        Some(Ask::Ahead {
+            after: self.loaded,
+            until,
+            limit,
+            bytes,
+        })
+    }
+
+    /// Takes note of an answer.
+    pub(crate) fn answer(&mut self, answer: Answer, now: Timestamp) {
+        match answer {
+            Answer::Ready { end } => {
+                self.end = end;
+                self.is_live = true;
+            }
+            Answer::Applied(turn) => {
+                self.is_applying = false;
+                self.overlay.confirm(turn);
+            }
+            Answer::Found(found) => {
+                self.decidable.extend(self.looking.drain(..).zip(found));
+            }
+            Answer::Ahead(ahead) => self.load(ahead),
+            Answer::Forgettable(ids) => {
+                self.looking_for_forgettable = false;
+                if ids.is_empty() {
+                    self.next_forget = now.after(FORGET_EVERY);
+                }
+                let known = |id: &JobId| self.overlay.job(*id).is_none();
+                self.forgettable = ids.into_iter().filter(known).collect();
+            }
+        }
+    }
+
+    fn load(&mut self, ahead: Ahead) {
+        let Some(until) = self.looking_ahead.take() else {
+            return;
+        };
+        let last = ahead.rows.last().map(|row| row.cursor);
+        for row in ahead.rows {
+            let id = row.cursor.id;
+            // What the overlay knows is newer, and what the window holds is the same.
+            if self.overlay.job(id).is_some() || self.window.get(id).is_some() {
+                continue;
+            }
+            match codec::decode(id, &row.record) {
+                Ok(job) => self.window.insert(Arc::new(job)),
+                Err(error) => tracing::error!(job = %id, %error, "the index holds something that is no job"),
+            }
+        }
+        let loaded = if ahead.is_complete {
+            Some(Cursor {
+                due: until,
+                id: JobId::from_bytes([0xff; 16]),
+            })
+        } else {
+            last
+        };
+        self.loaded = self.loaded.max(loaded);
+        let missing: Vec<Arc<Job>> = self
+            .overlay
+            .waiting()
+            .filter(|job| Some(cursor(job)) <= self.loaded && self.window.get(job.id).is_none())
+            .cloned()
+            .collect();
+        for job in missing {
+            self.window.insert(job);
+        }
+    }
+
+    /// Decides commands and dispatches due jobs, until about `limit` records are to be written.
+    pub(crate) fn finish(&mut self, now: Timestamp, limit: usize) -> Writes {
+        let mut writes = Writes::default();
+        if !self.is_live {
+            return writes;
+        }
+        self.turn += 1;
+        // Half of a turn is for either, so that neither keeps the other waiting for long.
+        let for_commands = if self.window.next_due().is_some_and(|due| due <= now) {
+            limit / 2
+        } else {
+            limit
+        };
+        while writes.outputs.len() < for_commands && writes.completed.len() < limit {
+            let Some((entry, found)) = self.decidable.pop_front() else {
+                break;
+            };
+            writes.completed.push(entry.record.position.offset);
+            self.decide(entry, found, now, &mut writes);
+        }
+        while writes.outputs.len() < limit {
+            let Some(job) = self.window.pop_due(now) else { break };
+            self.dispatch(&job, now, &mut writes);
+        }
+        while writes.outputs.len() < limit {
+            let Some(id) = self.forgettable.pop_front() else {
+                break;
+            };
+            self.forget(id, &mut writes);
+        }
+        writes
+    }
+
+    /// The turn is committed, and the state topic ends at `end` now.
+    pub(crate) fn committed(&mut self, end: i64) {
+        let batch = Batch {
+            from: self.end,
+            to: end,
+            changes: std::mem::take(&mut self.changes),
+        };
+        self.end = end;
+        self.committed.push_back((self.turn, batch));
+    }
+
+    fn decide(&mut self, entry: Entry, found: Option<Bytes>, now: Timestamp, writes: &mut Writes) {
+        let home = self.home(&entry.incoming);
+        if home != self.number {
+            writes.tally.forwarded += 1;
+            writes.outputs.push(Output {
+                topic: self.settings.ingest.clone(),
+                partition: Some(home),
+                key: entry.record.key,
+                value: entry.record.value,
+                headers: entry.record.headers,
+            });
+            return;
+        }
+        let Incoming { command, answer_to } = entry.incoming;
+        let outcome = match command {
+            Ok(Command::Schedule(request)) => self.schedule(*request, &entry.record, found, now, writes),
+            Ok(Command::Cancel(id)) => self.cancel(id, found, now, writes),
+            Ok(Command::Reschedule { id, due }) => self.reschedule(id, due, found, now, writes),
+            Err(failure) => {
+                writes.tally.rejected += 1;
+                let reason = failure.message.clone();
+                self.reject(&entry.record, &failure, now, writes);
+                outcome(v1::Outcome::Rejected, None, reason)
+            }
+        };
+        if let Some(answer_to) = answer_to {
+            writes.outputs.push(Output {
+                topic: self.settings.answers.clone(),
+                partition: None,
+                key: Some(Bytes::copy_from_slice(answer_to.as_bytes())),
+                value: Some(outcome.encode_to_vec().into()),
+                headers: Headers::new(),
+            });
+        }
+    }
+
+    fn schedule(
+        &mut self,
+        request: Request,
+        record: &Record,
+        found: Option<Bytes>,
+        now: Timestamp,
+        writes: &mut Writes,
+    ) -> v1::CommandOutcome {
+        let position = &record.position;
+        let id = JobId::new(record.timestamp.unwrap_or(now), position.partition, position.offset);
+        let hash = request
+            .idempotency_key
+            .as_deref()
+            .map(|key| key_hash(&request.app, key));
+        let taken = hash.and_then(|hash| {
+            let newest = self.overlay.key(&hash);
+            let taken = newest.or_else(|| KeyValue::decode(found.as_deref()?));
+            taken.filter(|taken| taken.accepted.after(self.settings.memory.keys) > now)
+        });
+        if let Some(taken) = taken {
+            return self.already(taken, &request, record, now, writes);
+        }
+        let mut job = Job {
+            id,
+            app: request.app,
+            kind: request.kind,
+            state: State::Scheduled,
+            priority: request.priority,
+            due: request.due,
+            accepted: now,
+            revision: 1,
+            idempotency_key: request.idempotency_key,
+            request_hash: request.request_hash,
+            request_id: request.request_id,
+            topic: request.topic,
+            payload: request.payload,
+            ended: None,
+            expires: request.expires,
+        };
+        writes.tally.accepted += 1;
+        self.settings.spans.accepted(&mut job, record);
+        if let Some(hash) = hash {
+            self.overlay.take_key(self.turn, hash, KeyValue::of(&job));
+        }
+        let shown = codec::to_proto(&job, false);
+        let job = Arc::new(job);
+        if job.due <= now {
+            self.dispatch(&job, now, writes);
+        } else {
+            self.save(job, now, writes);
+        }
+        v1::CommandOutcome {
+            outcome: v1::Outcome::Scheduled.into(),
+            job: Some(shown),
+            reason: String::new(),
+        }
+    }
+
+    /// The idempotency key of a request is taken.
+    fn already(
+        &mut self,
+        taken: KeyValue,
+        request: &Request,
+        record: &Record,
+        now: Timestamp,
+        writes: &mut Writes,
+    ) -> v1::CommandOutcome {
+        let job = match self.overlay.job(taken.id) {
+            Some(job) => job,
+            None => self.window.get(taken.id),
+        };
+        let shown = match job {
+            Some(job) => codec::to_proto(job, false),
+            None => v1::Job {
+                id: taken.id.to_string(),
+                app: request.app.to_string(),
+                ..v1::Job::default()
+            },
+        };
+        let (verdict, reason) = if taken.request_hash == request.request_hash {
+            writes.tally.duplicates += 1;
+            (v1::Outcome::Duplicate, String::new())
+        } else {
+            writes.tally.conflicts += 1;
+            let message = format!(
+                "idempotencyKey is taken by job {}, whose request had another content",
+                taken.id
+            );
+            let failure = Failure::permanent("request.conflict", message);
+            self.reject(record, &failure, now, writes);
+            (v1::Outcome::Conflict, failure.message)
+        };
+        v1::CommandOutcome {
+            outcome: verdict.into(),
+            job: Some(shown),
+            reason,
+        }
+    }
+
+    fn cancel(
+        &mut self,
+        id: JobId,
+        found: Option<Bytes>,
+        now: Timestamp,
+        writes: &mut Writes,
+    ) -> v1::CommandOutcome {
+        let job = match self.waiting(id, found, writes) {
+            Ok(job) => job,
+            Err(outcome) => return *outcome,
+        };
+        writes.tally.cancelled += 1;
+        let job = self.end(&job, State::Cancelled, now, writes);
+        outcome(v1::Outcome::Cancelled, Some(&job), String::new())
+    }
+
+    fn reschedule(
+        &mut self,
+        id: JobId,
+        due: Timestamp,
+        found: Option<Bytes>,
+        now: Timestamp,
+        writes: &mut Writes,
+    ) -> v1::CommandOutcome {
+        let job = match self.waiting(id, found, writes) {
+            Ok(job) => job,
+            Err(outcome) => return *outcome,
+        };
+        writes.tally.rescheduled += 1;
+        let job = Arc::new(Job {
+            due,
+            revision: job.revision + 1,
+            expires: job.expires.map(|expires| due.after(expires.since(job.due))),
+            ..(*job).clone()
+        });
+        self.save(job.clone(), now, writes);
+        outcome(v1::Outcome::Rescheduled, Some(&job), String::new())
+    }
+
+    /// The job, if it waits; else what is to be answered.
+    fn waiting(
+        &mut self,
+        id: JobId,
+        found: Option<Bytes>,
+        writes: &mut Writes,
+    ) -> Result<Arc<Job>, Box<v1::CommandOutcome>> {
+        let job = match self.overlay.job(id) {
+            Some(job) => job.cloned(),
+            None => self.window.get(id).cloned().or_else(|| {
+                let decoded = codec::decode(id, &found?);
+                decoded
+                    .map_err(
+                        |error| tracing::error!(job = %id, %error, "the index holds something that is no job"),
+                    )
+                    .ok()
+                    .map(Arc::new)
+            }),
+        };
+        let verdict = match job.as_ref().map(|job| job.state) {
+            Some(State::Scheduled) => return job.ok_or_else(Box::default),
+            Some(State::Dispatched) => v1::Outcome::AlreadyDispatched,
+            Some(State::Cancelled) => v1::Outcome::AlreadyCancelled,
+            Some(State::Expired) => v1::Outcome::Expired,
+            None => v1::Outcome::Unknown,
+        };
+        writes.tally.refused += 1;
+        Err(Box::new(outcome(verdict, job.as_deref(), String::new())))
+    }
+
+    fn dispatch(&mut self, job: &Arc<Job>, now: Timestamp, writes: &mut Writes) {
+        debug_assert!(job.due <= now, "never early");
+        if job.expires.is_some_and(|expires| expires < now) {
+            writes.tally.expired += 1;
+            self.end(job, State::Expired, now, writes);
+            return;
+        }
+        writes.tally.dispatched.push(job.due);
+        writes.outputs.push(Output {
+            topic: job.topic.clone(),
+            partition: None,
+            key: job.payload.key.clone(),
+            value: job.payload.value.clone(),
+            headers: self.headers_of(job, now),
+        });
+        self.end(job, State::Dispatched, now, writes);
+    }
+
+    fn headers_of(&self, job: &Job, now: Timestamp) -> Headers {
+        let trace = self.settings.spans.dispatched(job, now);
+        if job.kind == Kind::LongWait {
+            return job.payload.headers.clone();
+        }
+        let mut list = headers::user_headers(&job.payload.headers, trace.as_ref());
+        list.push_text(headers::JOB_ID, &job.id.to_string());
+        list.push_text(headers::JOB_APP, &job.app);
+        list.push_text(headers::SCHEDULED_TIME, &job.due.to_string());
+        list.push_text(headers::DISPATCHED_AT, &now.to_string());
+        list.push_text(headers::JOB_PRIORITY, job.priority.as_str());
+        if let Some(key) = &job.idempotency_key {
+            list.push_text(headers::IDEMPOTENCY_KEY, key);
+        }
+        list
+    }
+
+    /// A job waits, or waits for another time.
+    fn save(&mut self, job: Arc<Job>, now: Timestamp, writes: &mut Writes) {
+        self.record(&job, writes);
+        let has_room = self.window.len() < self.settings.window_jobs
+            && self.window.bytes() < self.settings.window_bytes;
+        let is_soon = job.due <= now.after(self.settings.window) && has_room;
+        if is_soon || Some(cursor(&job)) <= self.loaded {
+            self.window.insert(job);
+        } else {
+            self.window.remove(job.id);
+        }
+    }
+
+    fn end(&mut self, job: &Job, state: State, now: Timestamp, writes: &mut Writes) -> Arc<Job> {
+        let job = Arc::new(job.ended(state, now));
+        self.record(&job, writes);
+        self.window.remove(job.id);
+        job
+    }
+
+    /// Writes a job's newest state into the state topic.
+    fn record(&mut self, job: &Arc<Job>, writes: &mut Writes) {
+        let record = codec::encode(job);
+        writes.outputs.push(Output {
+            topic: self.settings.state.clone(),
+            partition: Some(self.number),
+            key: Some(job.id.to_string().into()),
+            value: Some(record.clone()),
+            headers: Headers::new(),
+        });
+        self.changes
+            .push(codec::change(job, record, self.settings.memory));
+        self.overlay.set(self.turn, job.id, Some(job.clone()));
+    }
+
+    fn forget(&mut self, id: JobId, writes: &mut Writes) {
+        if self.overlay.job(id).is_some() {
+            return;
+        }
+        writes.tally.forgotten += 1;
+        writes.outputs.push(Output {
+            topic: self.settings.state.clone(),
+            partition: Some(self.number),
+            key: Some(id.to_string().into()),
+            value: None,
+            headers: Headers::new(),
+        });
+        self.changes.push(Change {
+            id,
+            effect: Effect::Forgotten,
+        });
+        self.overlay.set(self.turn, id, None);
+    }
+
+    fn reject(&self, record: &Record, failure: &Failure, now: Timestamp, writes: &mut Writes) {
+        let mut list = headers::user_headers(&record.headers, None);
+        headers::write_lineage(&mut list, "scheduler", &Origin::of(record), 0);
+        headers::write_failure(&mut list, failure, now);
+        writes.outputs.push(Output {
+            topic: self.settings.dead_letters.clone(),
+            partition: None,
+            key: record.key.clone(),
+            value: record.value.clone(),
+            headers: list,
+        });
+    }
+}
+
+fn question(entry: &Entry) -> Option<Lookup> {
+    match entry.incoming.command.as_ref().ok()? {
+        Command::Schedule(request) => {
+            let key = request.idempotency_key.as_deref()?;
+            Some(Lookup::Key(key_hash(&request.app, key)))
+        }
+        Command::Cancel(id) | Command::Reschedule { id, .. } => Some(Lookup::Job(*id)),
+    }
+}
+
+fn cursor(job: &Job) -> Cursor {
+    Cursor {
+        due: job.due,
+        id: job.id,
+    }
+}
+
+fn outcome(outcome: v1::Outcome, job: Option<&Job>, reason: String) -> v1::CommandOutcome {
+    v1::CommandOutcome {
+        outcome: outcome.into(),
+        job: job.map(|job| codec::to_proto(job, false)),
+        reason,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,237 @@
+//! The near window of one shard: jobs that are due soon, in memory, in the order in which they are to leave.
+//!
+//! Until a job is due it stands in the order of due times. Once it is, it stands in the queue of its
+//! application: by priority first, where a lower priority counts like a later due time, so that nobody is
+//! overtaken for longer than that. Applications take turns, so that a burst of one delays no other.
+//!
+//! Jobs that were cancelled or rescheduled leave their old entries behind, which are recognised by the
+//! revision when they come up.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use redeliver_core::Timestamp;
+
+use crate::job::{Job, JobId, Priority};
+
+/// For how long a due job of this priority may be overtaken by those of high priority.
+fn may_be_overtaken(priority: Priority) -> Duration {
+    match priority {
+        Priority::High => Duration::ZERO,
+        Priority::Normal => Duration::from_secs(1),
+        Priority::Low => Duration::from_secs(10),
+    }
+}
+
+type Entry = Reverse<(Timestamp, JobId, u32)>;
+
+/// Jobs that are due soon.
+#[derive(Debug, Default)]
+pub(crate) struct Window {
+    jobs: HashMap<JobId, Arc<Job>>,
+    bytes: usize,
+    /// By due time.
+    coming: BinaryHeap<Entry>,
+    /// By application, and there by due time and priority. None is empty.
+    due: HashMap<Arc<str>, BinaryHeap<Entry>>,
+    /// The applications in `due`, each once, in the order of their turns.
+    turns: VecDeque<Arc<str>>,
+}
+
+impl Window {
+    /// Takes a job in, in place of an older revision of it.
+    pub(crate) fn insert(&mut self, job: Arc<Job>) {
+        self.bytes += job.size();
+        self.coming.push(Reverse((job.due, job.id, job.revision)));
+        if let Some(old) = self.jobs.insert(job.id, job) {
+            self.bytes -= old.size();
+        }
+    }
+
+    pub(crate) fn get(&self, id: JobId) -> Option<&Arc<Job>> {
+        self.jobs.get(&id)
+    }
+
+    /// Takes a job out.
+    pub(crate) fn remove(&mut self, id: JobId) -> Option<Arc<Job>> {
+        let job = self.jobs.remove(&id)?;
+        self.bytes -= job.size();
+        Some(job)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.jobs.len()
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// When there will be something to pop; in the past when there is already.
+    pub(crate) fn next_due(&mut self) -> Option<Timestamp> {
+        if !self.turns.is_empty() {
+            return Some(Timestamp::from_millis(0));
+        }
+        while let Some(Reverse((due, id, revision))) = self.coming.peek() {
+            if self.is_current(*id, *revision) {
+                return Some(*due);
+            }
+            self.coming.pop();
+        }
+        None
+    }
+
+    fn is_current(&self, id: JobId, revision: u32) -> bool {
+        self.jobs.get(&id).is_some_and(|job| job.revision == revision)
+    }
+
+    /// Takes out the job that is to leave next, if one is due.
+    pub(crate) fn pop_due(&mut self, now: Timestamp) -> Option<Arc<Job>> {
+        self.notice_due(now);
+        while let Some(app) = self.turns.pop_front() {
+            let Some(queue) = self.due.get_mut(&app) else {
+                continue;
+            };
+            let entry = queue.pop();
+            if queue.is_empty() {
+                self.due.remove(&app);
+            } else {
+                self.turns.push_back(app);
+            }
+            let Some(Reverse((_, id, revision))) = entry else {
+                continue;
+            };
+            if self.is_current(id, revision) {
+                return self.remove(id);
+            }
+        }
+        None
+    }
+
+    /// Moves what is due by now to the queues of the applications.
+    fn notice_due(&mut self, now: Timestamp) {
+        while let Some(Reverse((due, id, revision))) = self.coming.peek().copied() {
+            if due > now {
+                break;
+            }
+            self.coming.pop();
+            let Some(job) = self.jobs.get(&id).filter(|job| job.revision == revision) else {
+                continue;
+            };
+            let rank = due.after(may_be_overtaken(job.priority));
+            let queue = match self.due.get_mut(&job.app) {
+                Some(queue) => queue,
+                None => {
+                    self.turns.push_back(job.app.clone());
+                    self.due.entry(job.app.clone()).or_default()
+                }
+            };
+            queue.push(Reverse((rank, id, revision)));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::job::{Kind, Payload, State};
+
+    fn job(number: i64, app: &str, due: i64, priority: Priority) -> Arc<Job> {
+        Arc::new(Job {
+            id: JobId::new(Timestamp::from_millis(0), 0, number),
+            app: app.into(),
+            kind: Kind::App,
+            state: State::Scheduled,
+            priority,
+            due: Timestamp::from_millis(due),
+            accepted: Timestamp::from_millis(0),
+            revision: 1,
+            idempotency_key: None,
+            request_hash: [0; 16],
+            request_id: None,
+            topic: "t".into(),
+            payload: Payload::default(),
+            ended: None,
+            expires: None,
+        })
+    }
+
+    fn pop_all(window: &mut Window, now: i64) -> Vec<u64> {
+        std::iter::from_fn(|| window.pop_due(Timestamp::from_millis(now)))
+            .map(|job| job.id.offset())
+            .collect()
+    }
+
+    #[test]
+    fn high_priority_goes_first_and_low_is_not_starved() {
+        let mut window = Window::default();
+        window.insert(job(1, "a", 0, Priority::Low));
+        window.insert(job(2, "a", 50, Priority::Normal));
+        window.insert(job(3, "a", 100, Priority::High));
+        assert_eq!(pop_all(&mut window, 100), [3, 2, 1]);
+        window.insert(job(1, "a", 0, Priority::Low));
+        window.insert(job(2, "a", 10_001, Priority::High));
+        assert_eq!(pop_all(&mut window, 10_001), [1, 2]);
+        assert_eq!((window.len(), window.bytes()), (0, 0));
+    }
+
+    #[test]
+    fn a_burst_of_one_application_delays_no_other() {
+        let mut window = Window::default();
+        for number in 0..1000 {
+            window.insert(job(number, "burst", 0, Priority::Normal));
+        }
+        window.insert(job(2000, "trickle", 500, Priority::Normal));
+        let first: Vec<u64> = (0..2)
+            .filter_map(|_| window.pop_due(Timestamp::from_millis(500)))
+            .map(|job| job.id.offset())
+            .collect();
+        assert!(first.contains(&2000), "{first:?}");
+    }
+
+    #[test]
+    fn an_older_revision_never_leaves() {
+        let mut window = Window::default();
+        window.insert(job(1, "a", 10, Priority::Normal));
+        let later = Job { revision: 2, due: Timestamp::from_millis(50), ..(*job(1, "a", 0, Priority::Normal)).clone() };
+        window.insert(Arc::new(later));
+        assert!(pop_all(&mut window, 49).is_empty());
+        assert_eq!(window.next_due(), Some(Timestamp::from_millis(50)));
+        assert_eq!(pop_all(&mut window, 50), [1]);
+        window.insert(job(2, "a", 60, Priority::Normal));
+        assert!(window.remove(JobId::new(Timestamp::from_millis(0), 0, 2)).is_some());
+        assert_eq!(window.next_due(), None);
+        assert!(pop_all(&mut window, 100).is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn each_job_leaves_once_and_never_early(
+            jobs in proptest::collection::vec((0_i64..1000, 0..3_usize, 0..3_usize), 0..100), steps in proptest::collection::vec(0_i64..1000, 0..10),
+        ) {
+            let priorities = [Priority::High, Priority::Normal, Priority::Low];
+            let mut window = Window::default();
+            for (number, (due, app, priority)) in jobs.iter().enumerate() {
+                window.insert(job(i64::try_from(number).unwrap(), ["a", "b", "c"][*app], *due, priorities[*priority]));
+            }
+            let mut left = Vec::new();
+            let mut steps = steps.clone();
+            steps.sort_unstable();
+            for now in steps.into_iter().chain([1000]) {
+                while let Some(job) = window.pop_due(Timestamp::from_millis(now)) {
+                    prop_assert!(job.due.as_millis() <= now);
+                    left.push(job.id);
+                }
+                prop_assert!(window.next_due().is_none_or(|due| due.as_millis() > now));
+            }
+            left.sort_unstable();
+            left.dedup();
+            prop_assert_eq!(left.len(), jobs.len());
+            prop_assert_eq!((window.len(), window.bytes()), (0, 0));
+        }
+    }
+}
