@@ -1,0 +1,3 @@
+//! The crawl example's binary.
+
+fn main() {}
