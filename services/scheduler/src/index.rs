@@ -13,6 +13,9 @@ use redeliver_core::Timestamp;
 
 use crate::job::{JobId, KeyHash};
 
+pub mod memory;
+pub mod redis;
+
 /// How far a shard has followed the state topic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Applied {
@@ -163,7 +166,7 @@ pub trait Index: Clone + Send + Sync + 'static {
     ) -> impl Future<Output = Result<Option<Applied>, IndexError>> + Send;
 
     /// Empties the shard, of idempotency keys too. It is then at no offset; [`Index::apply`] takes a batch
-    /// from any.
+    /// from any. A shard that lost its owner with everything else becomes the shard of `owner`.
     fn clear(&self, shard: i32, owner: Owner) -> impl Future<Output = Result<(), IndexError>> + Send;
 
     /// Applies changes and moves the mark to the batch's end in one step. When the mark is there already,

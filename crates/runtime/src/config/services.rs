@@ -36,8 +36,10 @@ pub struct RetryTierConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RedisConfig {
-    /// `redis://` or `rediss://` with host and port.
+    /// `redis://` or `rediss://` with host and port; `redis-cluster://`, `redis-sentinel://` and the same with TLS.
     pub url: Url,
+    /// What all keys begin with.
+    pub prefix: String,
 }
 
 /// `dlq_inspector`.
@@ -71,6 +73,7 @@ impl Default for RedisConfig {
     fn default() -> Self {
         Self {
             url: Url::new("redis://localhost:6379"),
+            prefix: "redeliver".to_owned(),
         }
     }
 }
@@ -130,6 +133,14 @@ impl RedisConfig {
             findings.wrong(
                 "url",
                 "is not a Redis URL: write redis://HOST:PORT, or rediss:// for TLS",
+            );
+        }
+        // Braces would take the place of the shard in what decides on the node of a cluster.
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || "._:-".contains(c);
+        if self.prefix.is_empty() || self.prefix.len() > 100 || !self.prefix.chars().all(is_plain) {
+            findings.wrong(
+                "prefix",
+                "has 1 to 100 of the characters a-z, A-Z, 0-9, `.`, `_`, `:` and `-`",
             );
         }
     }

@@ -1,0 +1,66 @@
+-- KEYS[1] meta  [2] due
+-- ARGV[1] prefix of other keys  [2] until, ms  [3] limit of rows  [4] limit of bytes
+--     [5] due time of the row to go on behind, or ''  [6] its id
+-- Gives the mark, and unless there is none whether this is all, then id, due time and record of each row.
+local found = redis.call('HMGET', KEYS[1], 'offset', 'at')
+if not found[1] then
+  return found
+end
+
+-- Whether a is behind b, byte by byte: Lua's own comparison depends on the locale of the server.
+local function is_behind(a, b)
+  for i = 1, 16 do
+    local x, y = string.byte(a, i), string.byte(b, i)
+    if x ~= y then
+      return x > y
+    end
+  end
+  return false
+end
+
+local first = 0
+local stop = redis.call('ZCOUNT', KEYS[2], '-inf', ARGV[2])
+if ARGV[5] ~= '' then
+  -- The row to go on behind may be gone. Rows of its due time are in the order of ids, and any number of rows may
+  -- have one due time: its place is found by halving.
+  first = redis.call('ZCOUNT', KEYS[2], '-inf', '(' .. ARGV[5])
+  local last = redis.call('ZCOUNT', KEYS[2], '-inf', ARGV[5])
+  while first < last do
+    local middle = math.floor((first + last) / 2)
+    if is_behind(redis.call('ZRANGE', KEYS[2], middle, middle)[1], ARGV[6]) then
+      last = middle
+    else
+      first = middle + 1
+    end
+  end
+end
+
+local rows, bytes = 0, 0
+local limit, byte_limit = math.min(tonumber(ARGV[3]), stop - first), tonumber(ARGV[4])
+found[3] = 0
+while rows < limit and (rows == 0 or bytes < byte_limit) do
+  local start = first + rows
+  local ids = redis.call('ZRANGE', KEYS[2], start, start + math.min(limit - rows, 500) - 1, 'WITHSCORES')
+  for i = 1, #ids, 2 do
+    if rows > 0 and bytes >= byte_limit then
+      break
+    end
+    local id = ids[i]
+    local a, b, c, d, e, f, g = string.byte(id, 9, 15)
+    local high = ((((a * 256 + b) * 256 + c) * 256 + d) * 256 + e) * 256 + f
+    local bucket = string.format('%.0f', high * 64 + math.floor(g / 4))
+    local record = redis.call('HGET', ARGV[1] .. 'job:' .. bucket, id)
+    if not record then
+      -- The shard contradicts itself, so something else has changed it. Without its mark it is built anew.
+      redis.call('HDEL', KEYS[1], 'offset', 'at')
+      return {false, false}
+    end
+    rows, bytes = rows + 1, bytes + #record
+    local place = #found
+    found[place + 1], found[place + 2], found[place + 3] = id, ids[i + 1], record
+  end
+end
+if first + rows >= stop then
+  found[3] = 1
+end
+return found

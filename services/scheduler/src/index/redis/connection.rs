@@ -1,0 +1,520 @@
+//! The connection to Redis: made again for ever, and used only while nothing can be evicted.
+//!
+//! Redis may be configured to throw keys away when its memory is full. A shard that loses one of its keys would
+//! go on with a part of its jobs and nobody would see it, so after every new connection the policy is looked
+//! at, and with any but `noeviction` nothing is asked and nothing is written.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fred::clients::WithOptions;
+use fred::prelude::{
+    Builder, Client, ClientLike as _, Config, Error, ErrorKind, EventInterface as _, Key, LuaInterface as _,
+    Options, ReconnectPolicy, Server, Value,
+};
+use fred::types::config::{TlsConfig, TlsHostMapping};
+use fred::types::{ConnectHandle, InfoKind};
+use redeliver_runtime::config::{RedisConfig, redact_url};
+use redeliver_runtime::tasks::Tasks;
+use tokio::sync::{broadcast, watch};
+use tokio::time::{Instant, MissedTickBehavior};
+
+use crate::index::IndexError;
+
+/// How long an answer may take.
+const ANSWER: Duration = Duration::from_secs(3);
+/// How long a new process waits for Redis before it goes on without.
+const FIRST_ANSWER: Duration = Duration::from_secs(5);
+/// How long a connection attempt may take, TLS included.
+const CONNECT: Duration = Duration::from_secs(5);
+/// Between two looks at the connection.
+const BEAT: Duration = Duration::from_secs(1);
+/// A connection on which nothing was answered for this long is given up for a new one.
+const DEAF: Duration = Duration::from_secs(10);
+/// The shortest and the longest pause between two attempts to connect, in ms.
+const PAUSE_MS: (u32, u32) = (50, 2_000);
+
+/// Redis cannot be used as an index.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// The URL is not one of a Redis.
+    #[error("redis.url ({url}) cannot be used: {problem}")]
+    Url {
+        /// The URL without its password.
+        url: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// TLS cannot be set up.
+    #[error("setting up TLS for Redis")]
+    Tls(#[from] rustls::Error),
+    /// Redis does not let us in.
+    #[error("Redis refuses the connection: {0}")]
+    Refused(String),
+    /// Redis may throw keys away.
+    #[error(transparent)]
+    Evicts(#[from] Evicts),
+}
+
+/// A Redis that may throw keys away when its memory is full.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "Redis at {server} may throw jobs away when its memory is full (maxmemory-policy is `{policy}`); set it with \
+     `CONFIG SET maxmemory-policy noeviction` and in the configuration of Redis"
+)]
+pub struct Evicts {
+    /// Which server.
+    pub server: String,
+    /// Its policy.
+    pub policy: String,
+}
+
+/// What is known of Redis.
+#[derive(Clone, Debug)]
+enum Standing {
+    /// There has not been a connection yet; why not.
+    Unknown(Arc<str>),
+    /// It does not let us in.
+    Refused(Arc<str>),
+    Evicts(Evicts),
+    Sound,
+}
+
+/// A Lua script.
+#[derive(Debug)]
+pub(super) struct Script {
+    text: &'static str,
+    sha: String,
+}
+
+impl Script {
+    pub(super) fn new(text: &'static str) -> Self {
+        Self {
+            text,
+            sha: fred::util::sha1_hash(text),
+        }
+    }
+}
+
+/// A connection; clones share it. Commands are sent in the order in which they are given, without waiting for
+/// the answers of others.
+#[derive(Clone, Debug)]
+pub(super) struct Connection {
+    client: WithOptions<Client>,
+    standing: watch::Receiver<Standing>,
+}
+
+impl Connection {
+    /// Connects, and stays connected as long as the tasks run. When Redis does not answer soon, it goes on
+    /// without.
+    pub(super) async fn open(config: &RedisConfig, tasks: &mut Tasks) -> Result<Self, ConnectError> {
+        let client = client(config)?;
+        let (sender, mut standing) = watch::channel(Standing::Unknown("no connection yet".into()));
+        let connection = Self {
+            client: client.with_options(&Options {
+                // A command that may have been executed is not sent again behind its caller's back.
+                max_attempts: Some(1),
+                timeout: Some(ANSWER),
+                fail_fast: true,
+                ..Options::default()
+            }),
+            standing: standing.clone(),
+        };
+        tasks.spawn_attendant("redis", Attendant::new(client, sender).run());
+        let known = standing.wait_for(|standing| !matches!(standing, Standing::Unknown(_)));
+        let known = tokio::time::timeout(FIRST_ANSWER, known).await;
+        match known.map(|known| known.map(|known| known.clone())) {
+            Ok(Ok(Standing::Refused(reason))) => Err(ConnectError::Refused(reason.to_string())),
+            Ok(Ok(Standing::Evicts(evicts))) => Err(evicts.into()),
+            _ => {
+                if let Standing::Unknown(reason) = &*connection.standing.borrow() {
+                    tracing::warn!(
+                        url = %config.url, reason = &**reason,
+                        "Redis does not answer; connecting goes on in the background"
+                    );
+                }
+                Ok(connection)
+            }
+        }
+    }
+
+    /// Whether Redis answers and can be used.
+    pub(super) async fn ping(&self) -> Result<(), IndexError> {
+        self.check_standing()?;
+        self.client.ping::<Value>(None).await.map_err(unavailable)?;
+        Ok(())
+    }
+
+    /// Runs a script, which gives an array.
+    pub(super) async fn run(
+        &self,
+        script: &Script,
+        keys: Vec<Key>,
+        arguments: Vec<Value>,
+    ) -> Result<Vec<Value>, IndexError> {
+        self.check_standing()?;
+        let by_sha = self
+            .client
+            .evalsha(script.sha.as_str(), keys.clone(), arguments.clone());
+        let answer: Result<Value, Error> = match by_sha.await {
+            // A Redis that was started anew, or whose scripts were flushed; this keeps the script, too.
+            Err(error) if error.details().starts_with("NOSCRIPT") => {
+                self.client.eval(script.text, keys, arguments).await
+            }
+            answer => answer,
+        };
+        match answer.map_err(unavailable)? {
+            Value::Array(values) => Ok(values),
+            other => Err(IndexError::Unavailable(format!(
+                "a script gave no array, but {:?}",
+                other.kind()
+            ))),
+        }
+    }
+
+    fn check_standing(&self) -> Result<(), IndexError> {
+        match &*self.standing.borrow() {
+            Standing::Sound => Ok(()),
+            Standing::Unknown(reason) | Standing::Refused(reason) => {
+                Err(IndexError::Unavailable(reason.to_string()))
+            }
+            Standing::Evicts(evicts) => Err(IndexError::Unavailable(evicts.to_string())),
+        }
+    }
+}
+
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "it is handed to map_err, which gives it away"
+)]
+fn unavailable(error: Error) -> IndexError {
+    IndexError::Unavailable(describe(&error))
+}
+
+/// Errors of the server say their kind themselves.
+fn describe(error: &Error) -> String {
+    match error.kind() {
+        ErrorKind::Unknown => error.details().to_owned(),
+        _ => error.to_string(),
+    }
+}
+
+fn client(config: &RedisConfig) -> Result<Client, ConnectError> {
+    let wrong = |problem: String| ConnectError::Url {
+        url: redact_url(config.url.expose()),
+        problem,
+    };
+    let url = config.url.expose();
+    let (scheme, rest) = url
+        .split_once("://")
+        .ok_or_else(|| wrong("it has no scheme".to_owned()))?;
+    // The client library takes the certificates of the machine only if it understands each of them, and a provider
+    // of cryptography only if the process has one. So TLS is set up here.
+    let plain_scheme = scheme.replacen("rediss", "redis", 1);
+    let mut settings =
+        Config::from_url(&format!("{plain_scheme}://{rest}")).map_err(|error| wrong(describe(&error)))?;
+    if plain_scheme != scheme {
+        settings.tls = Some(TlsConfig {
+            connector: tls()?.into(),
+            // A node of a cluster is known by its address; its certificate names the host that was asked for.
+            hostnames: TlsHostMapping::DefaultHost,
+        });
+    }
+    settings.fail_fast = false;
+    let (shortest, longest) = PAUSE_MS;
+    let mut policy = ReconnectPolicy::new_exponential(0, shortest, longest, 2);
+    policy.set_jitter(shortest);
+    Builder::from_config(settings)
+        .with_connection_config(|connection| {
+            connection.connection_timeout = CONNECT;
+            connection.internal_command_timeout = ANSWER;
+            connection.tcp.nodelay = Some(true);
+        })
+        .set_policy(policy)
+        .build()
+        .map_err(|error| wrong(describe(&error)))
+}
+
+/// The provider of cryptography is named here and not installed for the process.
+fn tls() -> Result<rustls::ClientConfig, rustls::Error> {
+    let mut roots = rustls::RootCertStore::empty();
+    // Certificates of the machine that cannot be read are left out, as every other program does.
+    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    Ok(rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(roots)
+        .with_no_client_auth())
+}
+
+/// Keeps the connection, until nobody uses it any more.
+struct Attendant {
+    client: Client,
+    standing: watch::Sender<Standing>,
+    /// The last trouble that was logged.
+    logged: Option<String>,
+    /// Whether it was said that the policy cannot be seen.
+    said_unseen: bool,
+}
+
+/// Ends the client's own task with the attendant.
+struct Driver(ConnectHandle);
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Attendant {
+    fn new(client: Client, standing: watch::Sender<Standing>) -> Self {
+        Self {
+            client,
+            standing,
+            logged: None,
+            said_unseen: false,
+        }
+    }
+
+    async fn run(mut self) -> Result<(), std::convert::Infallible> {
+        let (mut connected, mut errors) = (self.client.reconnect_rx(), self.client.error_rx());
+        let mut driver = Driver(self.client.connect());
+        let mut beat = tokio::time::interval(BEAT);
+        beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut heard = Instant::now();
+        loop {
+            tokio::select! {
+                () = self.standing.closed() => return Ok(()),
+                server = connected.recv() => {
+                    // With a gap in the events it is a new connection, too.
+                    if !matches!(server, Err(broadcast::error::RecvError::Closed)) {
+                        self.check_policy().await;
+                        heard = Instant::now();
+                    }
+                }
+                error = errors.recv() => {
+                    if let Ok((error, server)) = error {
+                        self.note(&error, server.as_ref());
+                    }
+                }
+                _ = beat.tick() => {
+                    if self.is_deaf(&mut heard).await {
+                        tracing::warn!("Redis has not answered for {} s; connecting anew", DEAF.as_secs());
+                        driver = Driver(self.client.connect());
+                        heard = Instant::now();
+                    }
+                }
+                ended = &mut driver.0 => {
+                    let reason = match ended {
+                        Ok(Ok(())) => "it was closed".to_owned(),
+                        Ok(Err(error)) => describe(&error),
+                        Err(error) => error.to_string(),
+                    };
+                    tracing::warn!(reason, "the connection to Redis has ended; connecting anew");
+                    tokio::time::sleep(BEAT).await;
+                    driver = Driver(self.client.connect());
+                }
+            }
+        }
+    }
+
+    /// Whether a connection that seems to be there has been silent for too long. A client that waits for a frozen
+    /// server to take a command does not notice by itself.
+    async fn is_deaf(&mut self, heard: &mut Instant) -> bool {
+        if !self.client.is_connected() {
+            *heard = Instant::now();
+            return false;
+        }
+        let is_sound = matches!(*self.standing.borrow(), Standing::Sound);
+        if !is_sound {
+            self.check_policy().await;
+        }
+        let options = Options {
+            timeout: Some(ANSWER),
+            max_attempts: Some(1),
+            fail_fast: true,
+            ..Options::default()
+        };
+        match self.client.with_options(&options).ping::<Value>(None).await {
+            Err(error) if *error.kind() == ErrorKind::Timeout => heard.elapsed() > DEAF,
+            _ => {
+                *heard = Instant::now();
+                false
+            }
+        }
+    }
+
+    fn note(&mut self, error: &Error, server: Option<&Server>) {
+        let trouble = describe(error);
+        if self.logged.as_ref() != Some(&trouble) {
+            let server = server.map(ToString::to_string);
+            tracing::warn!(server, trouble, "Redis cannot be used; connecting goes on");
+        }
+        let is_refused = *error.kind() == ErrorKind::Auth;
+        self.standing.send_if_modified(|standing| match standing {
+            Standing::Unknown(_) | Standing::Refused(_) => {
+                let reason = trouble.as_str().into();
+                *standing = if is_refused {
+                    Standing::Refused(reason)
+                } else {
+                    Standing::Unknown(reason)
+                };
+                true
+            }
+            Standing::Evicts(_) | Standing::Sound => false,
+        });
+        self.logged = Some(trouble);
+    }
+
+    /// Looks at the policy of each server, and opens or closes the way for commands.
+    async fn check_policy(&mut self) {
+        let mut evicts = None;
+        for server in self.client.active_connections() {
+            match self.policy_of(&server).await {
+                Ok(Policy::Keeps) => {}
+                Ok(Policy::Evicts(policy)) => {
+                    evicts = Some(Evicts {
+                        server: server.to_string(),
+                        policy,
+                    });
+                }
+                Ok(Policy::Unseen) if self.said_unseen => {}
+                Ok(Policy::Unseen) => {
+                    self.said_unseen = true;
+                    tracing::warn!(
+                        %server,
+                        "cannot see the maxmemory-policy of Redis; make sure that it is noeviction"
+                    );
+                }
+                // The connection is gone again; the next one is looked at as this one.
+                Err(error) => return self.note(&error, Some(&server)),
+            }
+        }
+        match evicts {
+            Some(evicts) => {
+                let text = evicts.to_string();
+                if self.logged.as_ref() != Some(&text) {
+                    tracing::error!("{text}");
+                }
+                self.logged = Some(text);
+                self.standing.send_replace(Standing::Evicts(evicts));
+            }
+            None => {
+                if self.logged.take().is_some() {
+                    tracing::info!("Redis can be used again");
+                }
+                self.standing.send_replace(Standing::Sound);
+            }
+        }
+    }
+
+    async fn policy_of(&self, server: &Server) -> Result<Policy, Error> {
+        let options = Options {
+            timeout: Some(ANSWER),
+            cluster_node: self.client.is_clustered().then(|| server.clone()),
+            ..Options::default()
+        };
+        let client = self.client.with_options(&options);
+        match client.info::<String>(Some(InfoKind::Memory)).await {
+            Ok(text) => Ok(Policy::read(&text)),
+            // The server has answered, so it is the command that it refuses.
+            Err(error) if matches!(error.kind(), ErrorKind::Unknown | ErrorKind::InvalidCommand) => {
+                Ok(Policy::Unseen)
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// What a server does when its memory is full.
+#[derive(Debug, PartialEq, Eq)]
+enum Policy {
+    Keeps,
+    Evicts(String),
+    Unseen,
+}
+
+impl Policy {
+    /// From the answer to `INFO memory`, which more servers give than `CONFIG GET`.
+    fn read(info: &str) -> Self {
+        let field = |name: &str| {
+            info.lines().find_map(|line| {
+                let (found, value) = line.split_once(':')?;
+                (found == name).then(|| value.trim())
+            })
+        };
+        match (field("maxmemory"), field("maxmemory_policy")) {
+            (Some("0"), _) | (_, Some("noeviction")) => Self::Keeps,
+            (Some(_), Some(policy)) => Self::Evicts(policy.to_owned()),
+            _ => Self::Unseen,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use redeliver_runtime::config::Url;
+
+    use super::*;
+
+    fn config(url: &str) -> RedisConfig {
+        RedisConfig {
+            url: Url::new(url),
+            ..RedisConfig::default()
+        }
+    }
+
+    #[test]
+    fn every_kind_of_url_is_taken() {
+        for (url, has_tls) in [
+            ("redis://localhost:6379", false),
+            ("rediss://user:pw%40x@redis.example:6380/2", true),
+            ("redis-cluster://a:1?node=b:2", false),
+            ("rediss-cluster://:pw@a:1", true),
+            (
+                "redis-sentinel://a:26379?sentinelServiceName=main&node=b:26379",
+                false,
+            ),
+            ("rediss-sentinel://a:26379?sentinelServiceName=main", true),
+        ] {
+            let client = client(&config(url)).unwrap();
+            assert_eq!(client.client_config().uses_tls(), has_tls, "{url}");
+        }
+        let client = client(&config("rediss://user:pw%40x@redis.example:6380/2")).unwrap();
+        let settings = client.client_config();
+        assert_eq!(settings.password.as_deref(), Some("pw@x"));
+        assert_eq!(
+            (settings.username.as_deref(), settings.database),
+            (Some("user"), Some(2))
+        );
+        assert_eq!(settings.server.hosts(), [Server::new("redis.example", 6380)]);
+    }
+
+    #[test]
+    fn a_wrong_url_is_named_without_its_password() {
+        for url in [
+            "redis://:hunter2@",
+            "redis://:hunter2@localhost:port",
+            "redis-sentinel://:hunter2@localhost:1",
+        ] {
+            let error = client(&config(url)).unwrap_err().to_string();
+            assert!(
+                error.contains(":redacted@") && !error.contains("hunter2"),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn only_a_server_that_may_evict_is_refused() {
+        let info =
+            |memory, policy| format!("# Memory\r\nmaxmemory:{memory}\r\nmaxmemory_policy:{policy}\r\n");
+        assert_eq!(Policy::read(&info("0", "allkeys-lru")), Policy::Keeps);
+        assert_eq!(Policy::read(&info("100", "noeviction")), Policy::Keeps);
+        assert_eq!(
+            Policy::read(&info("100", "allkeys-lru")),
+            Policy::Evicts("allkeys-lru".to_owned())
+        );
+        assert_eq!(Policy::read("# Memory\r\n"), Policy::Unseen);
+    }
+}

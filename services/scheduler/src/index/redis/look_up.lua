@@ -1,0 +1,22 @@
+-- KEYS[1] meta
+-- ARGV[1] prefix of other keys  [2] how many jobs, for each: bucket and id; then hashes of keys
+-- Gives the mark, and unless there is none the records of the jobs and the values of the keys.
+local found = redis.call('HMGET', KEYS[1], 'offset', 'at')
+if not found[1] then
+  return found
+end
+local prefix = ARGV[1]
+local jobs = tonumber(ARGV[2])
+for i = 3, 2 + 2 * jobs, 2 do
+  found[#found + 1] = redis.call('HGET', prefix .. 'job:' .. ARGV[i], ARGV[i + 1])
+end
+for first = 3 + 2 * jobs, #ARGV, 4000 do
+  local names = {}
+  for i = first, math.min(first + 3999, #ARGV) do
+    names[#names + 1] = prefix .. 'idem:' .. ARGV[i]
+  end
+  for _, value in ipairs(redis.call('MGET', unpack(names))) do
+    found[#found + 1] = value
+  end
+end
+return found
