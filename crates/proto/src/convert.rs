@@ -1,6 +1,7 @@
 //! Between wire types and the domain's.
 
 use prost_types::{Duration as ProtoDuration, Timestamp as ProtoTimestamp};
+use redeliver_core::job::{Priority, State};
 use redeliver_core::{Headers, Span, Timestamp};
 
 use crate::v1;
@@ -72,6 +73,49 @@ pub fn from_headers(headers: &[v1::Header]) -> Headers {
         .collect()
 }
 
+/// A job's priority on the wire.
+#[must_use]
+pub fn to_priority(priority: Priority) -> v1::Priority {
+    match priority {
+        Priority::High => v1::Priority::High,
+        Priority::Normal => v1::Priority::Normal,
+        Priority::Low => v1::Priority::Low,
+    }
+}
+
+/// A job's priority from the wire; none given is the normal one.
+#[must_use]
+pub fn from_priority(priority: v1::Priority) -> Priority {
+    match priority {
+        v1::Priority::High => Priority::High,
+        v1::Priority::Unspecified | v1::Priority::Normal => Priority::Normal,
+        v1::Priority::Low => Priority::Low,
+    }
+}
+
+/// A job's state on the wire.
+#[must_use]
+pub fn to_state(state: State) -> v1::JobState {
+    match state {
+        State::Scheduled => v1::JobState::Scheduled,
+        State::Dispatched => v1::JobState::Dispatched,
+        State::Cancelled => v1::JobState::Cancelled,
+        State::Expired => v1::JobState::Expired,
+    }
+}
+
+/// A job's state from the wire; `None` when none is given.
+#[must_use]
+pub fn from_state(state: v1::JobState) -> Option<State> {
+    match state {
+        v1::JobState::Unspecified => None,
+        v1::JobState::Scheduled => Some(State::Scheduled),
+        v1::JobState::Dispatched => Some(State::Dispatched),
+        v1::JobState::Cancelled => Some(State::Cancelled),
+        v1::JobState::Expired => Some(State::Expired),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -106,5 +150,20 @@ mod tests {
             .into_iter()
             .collect();
         assert_eq!(from_headers(&to_headers(&headers)), headers);
+    }
+
+    #[test]
+    fn priorities_and_states_are_read_back() {
+        for priority in [Priority::High, Priority::Normal, Priority::Low] {
+            assert_eq!(from_priority(to_priority(priority)), priority);
+        }
+        for state in [
+            State::Scheduled,
+            State::Dispatched,
+            State::Cancelled,
+            State::Expired,
+        ] {
+            assert_eq!(from_state(to_state(state)), Some(state));
+        }
     }
 }

@@ -4,11 +4,13 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use redeliver_core::Timestamp;
-use redeliver_proto::convert::{from_headers, to_headers, to_timestamp};
+use redeliver_proto::convert::{
+    from_headers, from_priority, from_state, to_headers, to_priority, to_state, to_timestamp,
+};
 use redeliver_proto::{Message as _, v1};
 
 use crate::index::{Change, Effect, KeyEntry};
-use crate::job::{Job, JobId, Kind, Payload, Priority, RequestHash, State};
+use crate::job::{Job, JobId, Kind, Payload, RequestHash, State};
 use crate::request::key_hash;
 
 /// A record that is no job.
@@ -58,13 +60,7 @@ pub fn encode(job: &Job) -> Bytes {
 pub fn decode(id: JobId, bytes: &Bytes) -> Result<Job, CodecError> {
     let record =
         v1::JobRecord::decode(bytes.clone()).map_err(|error| CodecError::Malformed(error.to_string()))?;
-    let state = match record.state() {
-        v1::JobState::Unspecified => return Err(CodecError::Field("state")),
-        v1::JobState::Scheduled => State::Scheduled,
-        v1::JobState::Dispatched => State::Dispatched,
-        v1::JobState::Cancelled => State::Cancelled,
-        v1::JobState::Expired => State::Expired,
-    };
+    let state = from_state(record.state()).ok_or(CodecError::Field("state"))?;
     let priority = from_priority(record.priority());
     let request_hash: RequestHash = record
         .request_hash
@@ -213,42 +209,12 @@ pub fn to_proto(job: &Job, with_payload: bool) -> v1::Job {
     }
 }
 
-/// A state on the wire.
-#[must_use]
-pub fn to_state(state: State) -> v1::JobState {
-    match state {
-        State::Scheduled => v1::JobState::Scheduled,
-        State::Dispatched => v1::JobState::Dispatched,
-        State::Cancelled => v1::JobState::Cancelled,
-        State::Expired => v1::JobState::Expired,
-    }
-}
-
-/// A priority on the wire.
-#[must_use]
-pub fn to_priority(priority: Priority) -> v1::Priority {
-    match priority {
-        Priority::High => v1::Priority::High,
-        Priority::Normal => v1::Priority::Normal,
-        Priority::Low => v1::Priority::Low,
-    }
-}
-
-/// A priority from the wire; none given is the normal one.
-#[must_use]
-pub fn from_priority(priority: v1::Priority) -> Priority {
-    match priority {
-        v1::Priority::High => Priority::High,
-        v1::Priority::Unspecified | v1::Priority::Normal => Priority::Normal,
-        v1::Priority::Low => Priority::Low,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::job::Priority;
 
     fn job() -> Job {
         Job {

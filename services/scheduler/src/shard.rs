@@ -117,6 +117,15 @@ struct Entry {
     incoming: Incoming,
 }
 
+/// What is to be done next, in the order in which the index answered.
+enum Next {
+    /// A command, with what the index knew of it then.
+    Decide(Box<Entry>, Option<Bytes>),
+    /// The index shows this turn: what is behind here in the queue was asked of it later, and what is before
+    /// here still needs the overlay.
+    Confirm(u64),
+}
+
 /// The most commands in hand.
 const COMMANDS: usize = 10_000;
 /// The most questions of one look-up.
@@ -146,7 +155,7 @@ pub(crate) struct Shard {
     /// Commands that need a look into the index, those for which it is under way, and those that can be decided.
     unseen: VecDeque<Entry>,
     looking: VecDeque<Entry>,
-    decidable: VecDeque<(Entry, Option<Bytes>)>,
+    decidable: VecDeque<Next>,
     /// The turn under way, and what it changes.
     turn: u64,
     changes: Vec<Change>,
@@ -231,7 +240,7 @@ impl Shard {
         if needs_look {
             self.unseen.push_back(entry);
         } else {
-            self.decidable.push_back((entry, None));
+            self.decidable.push_back(Next::Decide(Box::new(entry), None));
         }
     }
 
@@ -324,10 +333,12 @@ impl Shard {
             }
             Answer::Applied(turn) => {
                 self.is_applying = false;
-                self.overlay.confirm(turn);
+                self.decidable.push_back(Next::Confirm(turn));
             }
             Answer::Found(found) => {
-                self.decidable.extend(self.looking.drain(..).zip(found));
+                let looked = self.looking.drain(..).map(Box::new).zip(found);
+                self.decidable
+                    .extend(looked.map(|(entry, found)| Next::Decide(entry, found)));
             }
             Answer::Ahead(ahead) => self.load(ahead),
             Answer::Forgettable(ids) => {
@@ -391,11 +402,14 @@ impl Shard {
             limit
         };
         while writes.outputs.len() < for_commands && writes.completed.len() < limit {
-            let Some((entry, found)) = self.decidable.pop_front() else {
-                break;
-            };
-            writes.completed.push(entry.record.position.offset);
-            self.decide(entry, found, now, &mut writes);
+            match self.decidable.pop_front() {
+                Some(Next::Decide(entry, found)) => {
+                    writes.completed.push(entry.record.position.offset);
+                    self.decide(*entry, found, now, &mut writes);
+                }
+                Some(Next::Confirm(turn)) => self.overlay.confirm(turn),
+                None => break,
+            }
         }
         while writes.outputs.len() < limit {
             let Some(job) = self.window.pop_due(now) else { break };

@@ -423,7 +423,7 @@ fn an_expired_job_is_not_dispatched() {
     world.send(v1::job_command::Command::Schedule(spec));
     world.turn(50, false);
     world.take(Step::Pass(6_500));
-    world.turn(50, false);
+    world.settle();
     assert_eq!(world.dispatched, []);
     assert_eq!(world.state.values().map(|job| job.state).collect::<Vec<_>>(), [State::Expired]);
 }
