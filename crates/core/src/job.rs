@@ -105,6 +105,22 @@ impl Priority {
     }
 }
 
+impl fmt::Display for Priority {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl FromStr for Priority {
+    type Err = UnknownName;
+
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
+        let all = [Self::High, Self::Normal, Self::Low];
+        let found = all.into_iter().find(|priority| priority.as_str() == text);
+        found.ok_or(UnknownName("high, normal or low"))
+    }
+}
+
 /// Where a job stands in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
@@ -117,6 +133,40 @@ pub enum State {
     /// Will never be dispatched, because it is too late.
     Expired,
 }
+
+impl State {
+    /// As it is written.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Scheduled => "scheduled",
+            Self::Dispatched => "dispatched",
+            Self::Cancelled => "cancelled",
+            Self::Expired => "expired",
+        }
+    }
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl FromStr for State {
+    type Err = UnknownName;
+
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
+        let all = [Self::Scheduled, Self::Dispatched, Self::Cancelled, Self::Expired];
+        let found = all.into_iter().find(|state| state.as_str() == text);
+        found.ok_or(UnknownName("scheduled, dispatched, cancelled or expired"))
+    }
+}
+
+/// Not the name of a priority or a state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("is not one of {0}")]
+pub struct UnknownName(&'static str);
 
 #[cfg(test)]
 mod tests {
@@ -145,5 +195,23 @@ mod tests {
         ] {
             assert_eq!(text.parse::<JobId>(), Err(NotAnId), "{text}");
         }
+    }
+
+    #[test]
+    fn priorities_and_states_are_read_as_they_are_written() {
+        for priority in [Priority::High, Priority::Normal, Priority::Low] {
+            assert_eq!(priority.to_string().parse(), Ok(priority));
+        }
+        for state in [
+            State::Scheduled,
+            State::Dispatched,
+            State::Cancelled,
+            State::Expired,
+        ] {
+            assert_eq!(state.to_string().parse(), Ok(state));
+        }
+        let wrong = "High".parse::<Priority>().unwrap_err();
+        assert_eq!(wrong.to_string(), "is not one of high, normal or low");
+        assert!("done".parse::<State>().is_err());
     }
 }

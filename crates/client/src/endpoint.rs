@@ -1,0 +1,167 @@
+//! Where a service is, and how to get there.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use redeliver_proto::auth::SendToken;
+use tonic::service::interceptor::InterceptedService;
+use tonic::transport::{Certificate, Channel, ClientTlsConfig};
+
+use crate::error::ClientError;
+
+/// A connection with its token.
+pub(crate) type Connection = InterceptedService<Channel, SendToken>;
+
+/// The largest answer that is read, in bytes: a page of whole dead letters is large.
+pub(crate) const LARGEST_ANSWER: usize = 256 << 20;
+
+/// Where a service is, the token it asks for, and how long it may take.
+#[derive(Clone)]
+pub struct Endpoint {
+    url: String,
+    token: Option<String>,
+    ca_file: Option<PathBuf>,
+    connect_timeout: Duration,
+    timeout: Duration,
+}
+
+impl Endpoint {
+    /// The service at `http://host:port`, or `https://host:port` for TLS; `host:port` is the former.
+    #[must_use]
+    pub fn new(url: impl Into<String>) -> Self {
+        let url = url.into();
+        Self {
+            url: if url.contains("://") {
+                url
+            } else {
+                format!("http://{url}")
+            },
+            token: None,
+            ca_file: None,
+            connect_timeout: Duration::from_secs(5),
+            timeout: Duration::from_secs(30),
+        }
+    }
+
+    /// The bearer token that every call brings.
+    #[must_use]
+    pub fn token(mut self, token: impl Into<String>) -> Self {
+        self.token = Some(token.into());
+        self
+    }
+
+    /// A PEM file of authorities that are trusted beside the machine's own, with `https`.
+    #[must_use]
+    pub fn ca_file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.ca_file = Some(path.into());
+        self
+    }
+
+    /// How long it may take to connect. Default: 5 seconds.
+    #[must_use]
+    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
+        self.connect_timeout = timeout;
+        self
+    }
+
+    /// How long an answer may take; of a stream, its beginning. Default: 30 seconds.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Connects. A connection that breaks later is made again by the next call.
+    pub(crate) async fn connect(&self) -> Result<Connection, ClientError> {
+        let token = SendToken::new(self.token.as_deref()).map_err(ClientError::Token)?;
+        let unusable = |problem: String| ClientError::Endpoint {
+            url: self.url.clone(),
+            problem,
+        };
+        let mut endpoint = tonic::transport::Endpoint::from_shared(self.url.clone())
+            .map_err(|_| unusable("is not an address such as http://127.0.0.1:50051".to_owned()))?
+            .connect_timeout(self.connect_timeout)
+            .timeout(self.timeout)
+            .http2_keep_alive_interval(Duration::from_secs(20))
+            .keep_alive_while_idle(true);
+        match endpoint.uri().scheme_str() {
+            Some("http") => {}
+            Some("https") => {
+                let mut tls = ClientTlsConfig::new().with_native_roots();
+                if let Some(path) = &self.ca_file {
+                    let pem = std::fs::read(path)
+                        .map_err(|error| unusable(format!("needs {}: {error}", path.display())))?;
+                    tls = tls.ca_certificate(Certificate::from_pem(pem));
+                }
+                endpoint = endpoint
+                    .tls_config(tls)
+                    .map_err(|error| unusable(format!("cannot be reached by TLS: {error}")))?;
+            }
+            Some(_) | None => return Err(unusable("must begin with http:// or https://".to_owned())),
+        }
+        let channel = endpoint
+            .connect()
+            .await
+            .map_err(|source| ClientError::Unreachable {
+                url: self.url.clone(),
+                source: Box::new(source),
+            })?;
+        Ok(InterceptedService::new(channel, token))
+    }
+}
+
+impl std::fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // The token is a secret.
+        f.debug_struct("Endpoint")
+            .field("url", &self.url)
+            .field("has_token", &self.token.is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn problem(endpoint: Endpoint) -> String {
+        endpoint.connect().await.map(drop).unwrap_err().to_string()
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_an_address_is_refused_with_what_would_be_right() {
+        let cases = [
+            (
+                "ftp://localhost:1",
+                "`ftp://localhost:1` must begin with http:// or https://",
+            ),
+            (
+                "http://",
+                "`http://` is not an address such as http://127.0.0.1:50051",
+            ),
+        ];
+        for (url, expected) in cases {
+            assert_eq!(problem(Endpoint::new(url)).await, expected);
+        }
+        let token = Endpoint::new("localhost:1").token("a\nb");
+        assert_eq!(problem(token).await, "the token cannot be used");
+        let missing = Endpoint::new("https://localhost:1").ca_file("/nowhere/ca.pem");
+        let expected = "`https://localhost:1` needs /nowhere/ca.pem: No such file or directory (os error 2)";
+        assert_eq!(problem(missing).await, expected);
+    }
+
+    #[tokio::test]
+    async fn nobody_there_is_said_with_the_address() {
+        let endpoint = Endpoint::new("127.0.0.1:1").token("s3cret");
+        assert!(!format!("{endpoint:?}").contains("s3cret"));
+        let error = endpoint.connect().await.map(drop).unwrap_err();
+        assert!(matches!(error, ClientError::Unreachable { .. }), "{error:?}");
+        assert_eq!(error.to_string(), "connecting to http://127.0.0.1:1");
+    }
+}

@@ -1,0 +1,289 @@
+//! What a job is to do, and when.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use redeliver_core::headers::TraceContext;
+use redeliver_core::job::Priority;
+use redeliver_core::{Headers, Span, Timestamp};
+use redeliver_proto::convert::{to_duration, to_headers, to_priority, to_timestamp};
+use redeliver_proto::v1;
+
+/// When a job is due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    /// Not before this instant. One that has passed means at once.
+    At(Timestamp),
+    /// So long after the scheduler's partition got the request, rounded up to the millisecond.
+    After(Duration),
+}
+
+/// A request for a job, in the making. What is not set is left out.
+#[derive(Clone, Debug)]
+pub struct JobRequest {
+    app: String,
+    when: When,
+    priority: Priority,
+    idempotency_key: Option<String>,
+    data: Bytes,
+    key: Option<Bytes>,
+    headers: Headers,
+    expire_after: Option<Duration>,
+    request_id: Option<String>,
+    trace: Option<TraceContext>,
+}
+
+/// A request that no scheduler would accept.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{field} {problem}")]
+pub struct InvalidRequest {
+    /// The field at fault.
+    pub field: &'static str,
+    /// What is wrong with it.
+    pub problem: &'static str,
+}
+
+/// The longest idempotency key, in bytes.
+const LONGEST_KEY: usize = 512;
+/// What the type of times on the wire can hold: the years 1 to 9999, in milliseconds since 1970.
+const TIMES: std::ops::RangeInclusive<i64> = -62_135_596_800_000..=253_402_300_799_999;
+
+impl JobRequest {
+    /// A job of an application of the scheduler's configuration, due at an instant.
+    #[must_use]
+    pub fn at(app: impl Into<String>, time: Timestamp) -> Self {
+        Self::new(app, When::At(time))
+    }
+
+    /// A job of an application, due after a while.
+    #[must_use]
+    pub fn after(app: impl Into<String>, delay: Duration) -> Self {
+        Self::new(app, When::After(delay))
+    }
+
+    /// A job of an application.
+    #[must_use]
+    pub fn new(app: impl Into<String>, when: When) -> Self {
+        Self {
+            app: app.into(),
+            when,
+            priority: Priority::default(),
+            idempotency_key: None,
+            data: Bytes::new(),
+            key: None,
+            headers: Headers::new(),
+            expire_after: None,
+            request_id: None,
+            trace: None,
+        }
+    }
+
+    /// The value of the record in the application's topic, byte for byte.
+    #[must_use]
+    pub fn data(mut self, data: impl Into<Bytes>) -> Self {
+        self.data = data.into();
+        self
+    }
+
+    /// The key of the record in the application's topic, which chooses its partition there. Default: null.
+    #[must_use]
+    pub fn key(mut self, key: impl Into<Bytes>) -> Self {
+        self.key = Some(key.into());
+        self
+    }
+
+    /// Adds a header to the record in the application's topic; names may repeat.
+    #[must_use]
+    pub fn header(mut self, name: &str, value: impl AsRef<[u8]>) -> Self {
+        self.headers.push(name, Some(value.as_ref()));
+        self
+    }
+
+    /// Adds a header whose value is null.
+    #[must_use]
+    pub fn null_header(mut self, name: &str) -> Self {
+        self.headers.push(name, None);
+        self
+    }
+
+    /// Which of several due jobs goes first.
+    #[must_use]
+    pub fn priority(mut self, priority: Priority) -> Self {
+        self.priority = priority;
+        self
+    }
+
+    /// Requests of one application with the same key within 24 hours are one job. At most 512 bytes.
+    #[must_use]
+    pub fn idempotency_key(mut self, key: impl Into<String>) -> Self {
+        self.idempotency_key = Some(key.into());
+        self
+    }
+
+    /// How long after its time it is still worth being dispatched. Default: for ever.
+    #[must_use]
+    pub fn expire_after(mut self, span: Duration) -> Self {
+        self.expire_after = Some(span);
+        self
+    }
+
+    /// A name for the request, which is kept with the job.
+    #[must_use]
+    pub fn request_id(mut self, id: impl Into<String>) -> Self {
+        self.request_id = Some(id.into());
+        self
+    }
+
+    /// The trace that the job belongs to.
+    #[must_use]
+    pub fn trace(mut self, trace: TraceContext) -> Self {
+        self.trace = Some(trace);
+        self
+    }
+
+    pub(crate) fn app(&self) -> &str {
+        &self.app
+    }
+
+    pub(crate) fn idempotency(&self) -> Option<&str> {
+        self.idempotency_key.as_deref()
+    }
+
+    pub(crate) fn target_key(&self) -> Option<&Bytes> {
+        self.key.as_ref()
+    }
+
+    pub(crate) fn trace_context(&self) -> Option<&TraceContext> {
+        self.trace.as_ref()
+    }
+
+    /// The request on the wire.
+    pub(crate) fn to_spec(&self) -> Result<v1::JobSpec, InvalidRequest> {
+        let wrong = |field, problem| Err(InvalidRequest { field, problem });
+        if self.app.is_empty() {
+            return wrong("app", "is empty");
+        }
+        match self.idempotency() {
+            Some("") => return wrong("idempotency_key", "is empty; leave it out instead"),
+            Some(key) if key.len() > LONGEST_KEY => {
+                return wrong("idempotency_key", "is longer than 512 bytes");
+            }
+            Some(_) | None => {}
+        }
+        Ok(v1::JobSpec {
+            app: self.app.clone(),
+            when: Some(self.when.to_spec()?),
+            priority: to_priority(self.priority).into(),
+            idempotency_key: self.idempotency_key.clone().unwrap_or_default(),
+            data: self.data.clone(),
+            key: self.key.clone(),
+            headers: to_headers(&self.headers),
+            expire_after: self.expire_after.map(|span| to_duration(Span::from(span))),
+            request_id: self.request_id.clone().unwrap_or_default(),
+        })
+    }
+}
+
+impl When {
+    fn check(self) -> Result<(), InvalidRequest> {
+        match self {
+            Self::At(time) if !TIMES.contains(&time.as_millis()) => Err(InvalidRequest {
+                field: "scheduled_time",
+                problem: "is not in the years 1 to 9999",
+            }),
+            Self::At(_) | Self::After(_) => Ok(()),
+        }
+    }
+
+    fn to_spec(self) -> Result<v1::job_spec::When, InvalidRequest> {
+        self.check()?;
+        Ok(match self {
+            Self::At(time) => v1::job_spec::When::ScheduledTime(to_timestamp(time)),
+            Self::After(delay) => v1::job_spec::When::Delay(to_duration(Span::from(delay))),
+        })
+    }
+
+    pub(crate) fn to_command(self) -> Result<v1::reschedule_job::When, InvalidRequest> {
+        Ok(match self.to_spec()? {
+            v1::job_spec::When::ScheduledTime(time) => v1::reschedule_job::When::ScheduledTime(time),
+            v1::job_spec::When::Delay(delay) => v1::reschedule_job::When::Delay(delay),
+        })
+    }
+
+    pub(crate) fn to_request(self) -> Result<v1::reschedule_job_request::When, InvalidRequest> {
+        Ok(match self.to_spec()? {
+            v1::job_spec::When::ScheduledTime(time) => v1::reschedule_job_request::When::ScheduledTime(time),
+            v1::job_spec::When::Delay(delay) => v1::reschedule_job_request::When::Delay(delay),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use redeliver_proto::convert::{from_duration, from_headers, from_timestamp};
+
+    use super::*;
+
+    #[test]
+    fn everything_that_is_set_is_sent() {
+        let request = JobRequest::after("sms", Duration::from_micros(90_000_001))
+            .data(vec![0xff, 0])
+            .key("k")
+            .header("a", "b")
+            .null_header("a")
+            .priority(Priority::High)
+            .idempotency_key("sms-1")
+            .expire_after(Duration::from_secs(60))
+            .request_id("r");
+        let spec = request.to_spec().unwrap();
+        let Some(v1::job_spec::When::Delay(delay)) = &spec.when else {
+            panic!("{spec:?}")
+        };
+        assert_eq!(from_duration(delay), Some(Span::from_millis(90_001)));
+        let headers: Headers = [("a", Some(&b"b"[..])), ("a", None)].into_iter().collect();
+        assert_eq!(from_headers(&spec.headers), headers);
+        assert_eq!(spec.expire_after.unwrap().seconds, 60);
+        assert_eq!(spec.priority(), v1::Priority::High);
+        let (app, data, key) = (spec.app.as_str(), &spec.data[..], spec.key.as_deref());
+        assert_eq!((app, data, key), ("sms", &b"\xff\0"[..], Some(&b"k"[..])));
+        assert_eq!(
+            (spec.idempotency_key.as_str(), spec.request_id.as_str()),
+            ("sms-1", "r")
+        );
+    }
+
+    #[test]
+    fn what_is_not_set_is_left_out() {
+        let time = Timestamp::from_millis(1_763_722_800_123);
+        let spec = JobRequest::at("sms", time).to_spec().unwrap();
+        let Some(v1::job_spec::When::ScheduledTime(sent)) = &spec.when else {
+            panic!("{spec:?}")
+        };
+        assert_eq!(from_timestamp(sent), Some(time));
+        assert_eq!((spec.key, spec.expire_after, spec.headers.len()), (None, None, 0));
+    }
+
+    #[test]
+    fn what_no_scheduler_accepts_is_refused_with_its_field() {
+        let soon = |app: &str| JobRequest::after(app, Duration::ZERO);
+        let cases = [
+            (soon(""), "app is empty"),
+            (
+                soon("a").idempotency_key(""),
+                "idempotency_key is empty; leave it out instead",
+            ),
+            (
+                soon("a").idempotency_key("k".repeat(513)),
+                "idempotency_key is longer than 512 bytes",
+            ),
+            (
+                JobRequest::at("a", Timestamp::from_millis(i64::MAX)),
+                "scheduled_time is not in the years 1 to 9999",
+            ),
+        ];
+        for (request, expected) in cases {
+            assert_eq!(request.to_spec().unwrap_err().to_string(), expected);
+        }
+        assert!(soon("a").idempotency_key("k".repeat(512)).to_spec().is_ok());
+    }
+}

@@ -1,0 +1,3 @@
+//! The client on real services.
+
+mod producer;
