@@ -5,6 +5,7 @@
 pub mod auth;
 pub mod convert;
 pub mod error;
+pub mod long_wait;
 
 /// Messages and services of version 1.
 #[expect(

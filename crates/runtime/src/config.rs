@@ -35,7 +35,7 @@ pub use http::{HttpConfig, Meaning, ResponseMode, Status, TlsConfig};
 pub use kafka::{KafkaConfig, TopicsConfig};
 pub use load::Sources;
 pub use output::{ChosenOutput, OutputConfig};
-pub use pipeline::{AnchorConfig, PipelineConfig, ReturnTarget};
+pub use pipeline::{AnchorConfig, LongWaitsConfig, PipelineConfig, ReturnTarget};
 pub use problem::{ConfigError, Problem};
 pub use process::{AdminConfig, LogFormat, OtlpConfig, ShutdownConfig, TelemetryConfig};
 pub use retry::{JitterConfig, RetryConfig};

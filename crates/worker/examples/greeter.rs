@@ -10,7 +10,7 @@ use std::sync::Arc;
 use redeliver_core::{Failure, Outcome, Pipeline};
 use redeliver_runtime::cli::{CommonArgs, Start, main_with};
 use redeliver_worker::host::lane_grace;
-use redeliver_worker::{Attempt, Host, WorkerSpec, spawn};
+use redeliver_worker::{Attempt, Host, WorkerSpec, spawn, topics};
 use tower::{BoxError, service_fn};
 
 /// What becomes of one record. It may be called more than once for the same one, with the same
@@ -32,9 +32,10 @@ async fn run(start: Start) -> Result<(), BoxError> {
     let served = config.worker_pipelines();
     let pipelines: Vec<Pipeline> = served
         .iter()
-        .map(|(name, pipeline)| pipeline.pipeline(name))
+        .map(|(name, pipeline)| pipeline.pipeline(name, &config.scheduler))
         .collect();
-    host.ensure_topics(&pipelines).await?;
+    host.ensure_topics(&topics::of_pipelines(&config, &pipelines))
+        .await?;
     // A tower::Service: layers of tower add timeouts and limits to it.
     let handler = service_fn(|attempt: Attempt| async move { Ok::<_, Infallible>(greet(&attempt)) });
     for ((_, settings), pipeline) in served.iter().zip(pipelines) {

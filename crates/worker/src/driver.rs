@@ -11,8 +11,10 @@ use std::time::Instant;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
 use redeliver_core::failure::{MESSAGE_LIMIT, bounded_text};
-use redeliver_core::route::route;
+use redeliver_core::pipeline::Carrier;
+use redeliver_core::route::{Disposition, Routing, route};
 use redeliver_core::{Clock, Failure, Outcome, Pipeline};
+use redeliver_proto::long_wait;
 use redeliver_runtime::telemetry::Tracer;
 use tokio_util::sync::CancellationToken;
 use tower::{BoxError, ServiceExt};
@@ -132,9 +134,25 @@ impl Surroundings {
         Done {
             assignment,
             offset,
-            routing: Some(routing),
+            routing: Some(as_written(&self.pipeline, routing)),
         }
     }
+}
+
+/// What waits with the scheduler goes there inside of a command.
+fn as_written(pipeline: &Pipeline, mut routing: Routing) -> Routing {
+    if let Disposition::Waiting {
+        carrier: Carrier::Scheduler,
+        due,
+        ..
+    } = routing.disposition
+    {
+        let records = routing.outputs.into_iter();
+        routing.outputs = records
+            .map(|record| long_wait::wrap(&pipeline.name, due, record))
+            .collect();
+    }
+    routing
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "the record ends here")]

@@ -5,7 +5,8 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use prometheus_client::registry::Registry;
-use redeliver_core::{Clock, Pipeline, SystemClock};
+use redeliver_core::{Clock, SystemClock};
+use redeliver_kafka::topology::TopologySpec;
 use redeliver_kafka::{KafkaSettings, Lane, LaneSpec, Processor, Waker};
 use redeliver_runtime::Config;
 use redeliver_runtime::admin::{self, Admin};
@@ -72,16 +73,17 @@ impl Host {
         self.registry.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes sure that the topics of these pipelines are sound, see [`topics::ensure`]. The admin port is
-    /// served from here on, so that a process which waits for Kafka is alive and says what it waits for.
+    /// Makes sure that these topics are sound, see [`topics::ensure`] and [`topics::of_pipelines`]. The admin
+    /// port is served from here on, so that a process which waits for Kafka is alive and says what it waits
+    /// for.
     ///
     /// # Errors
     /// [`TopicsError::Unsound`] with everything that is wrong.
-    pub async fn ensure_topics(&mut self, pipelines: &[Pipeline]) -> Result<(), TopicsError> {
+    pub async fn ensure_topics(&mut self, spec: &TopologySpec) -> Result<(), TopicsError> {
         let part = self.health.part("topics");
         self.topics = Some(part.clone());
         self.serve_admin();
-        topics::ensure(&self.config, &self.kafka, pipelines, self.tasks.shutdown(), &part).await
+        topics::ensure(&self.config, &self.kafka, spec, self.tasks.shutdown(), &part).await
     }
 
     fn serve_admin(&mut self) {

@@ -10,6 +10,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use redeliver_core::ErrorClass;
+use redeliver_core::pipeline::Carrier;
 use redeliver_core::route::Disposition;
 use redeliver_kafka::LaneObserver;
 use redeliver_kafka::remedy::Remedy;
@@ -48,6 +49,7 @@ pub struct WorkerFamilies {
     succeeded: Family<PipelineLabel, Counter>,
     retried: Family<PipelineClass, Counter>,
     dead: Family<PipelineClass, Counter>,
+    long_waits: Family<PipelineLabel, Counter>,
     handling: Family<PipelineLabel, Histogram, fn() -> Histogram>,
     in_flight: Family<LaneLabel, Gauge>,
 }
@@ -64,6 +66,7 @@ impl WorkerFamilies {
             succeeded: Family::default(),
             retried: Family::default(),
             dead: Family::default(),
+            long_waits: Family::default(),
             handling: Family::new_with_constructor(seconds),
             in_flight: Family::default(),
         };
@@ -81,6 +84,11 @@ impl WorkerFamilies {
             "worker_dead",
             "Records sent to the dead-letter topic, by error class",
             families.dead.clone(),
+        );
+        registry.register(
+            "worker_long_waits",
+            "Failed attempts that wait for another with the scheduler",
+            families.long_waits.clone(),
         );
         registry.register(
             "worker_handling_seconds",
@@ -121,6 +129,7 @@ impl WorkerFamilies {
             succeeded: self.succeeded.get_or_create(&label).clone(),
             retried: by_class(&self.retried),
             dead: by_class(&self.dead),
+            long_waits: self.long_waits.get_or_create(&label).clone(),
             handling: self.handling.get_or_create(&label).clone(),
         }
     }
@@ -131,6 +140,7 @@ pub(crate) struct WorkerMetrics {
     succeeded: Counter,
     retried: [Counter; ErrorClass::ALL.len()],
     dead: [Counter; ErrorClass::ALL.len()],
+    long_waits: Counter,
     pub(crate) handling: Histogram,
 }
 
@@ -138,7 +148,12 @@ impl WorkerMetrics {
     pub(crate) fn count(&self, disposition: Disposition) {
         match disposition {
             Disposition::Succeeded => self.succeeded.inc(),
-            Disposition::Waiting { class, .. } => self.retried[class as usize].inc(),
+            Disposition::Waiting { class, carrier, .. } => {
+                if carrier == Carrier::Scheduler {
+                    self.long_waits.inc();
+                }
+                self.retried[class as usize].inc()
+            }
             Disposition::Dead(class) => self.dead[class as usize].inc(),
         };
     }

@@ -1,5 +1,5 @@
-//! The topics of pipelines, looked at before anything is read: a topology that would lose records refuses
-//! to start.
+//! The topics a process works with, looked at before anything is read: a topology that would lose records
+//! refuses to start.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use redeliver_runtime::Config;
 use redeliver_runtime::health::Part;
 use tokio_util::sync::CancellationToken;
 
-/// The topics of the pipelines are not as they must be.
+/// Topics are not as they must be.
 #[derive(Debug, thiserror::Error)]
 pub enum TopicsError {
     /// Records would be lost or could not be written.
@@ -44,7 +44,54 @@ pub fn topic_settings(config: &Config) -> TopicSettings {
     }
 }
 
-/// Makes sure that the topics of these pipelines are sound; with `kafka.topics.create` makes the missing
+/// The topics of these pipelines, and the scheduler's when one of them lets records wait there.
+#[must_use]
+pub fn of_pipelines(config: &Config, pipelines: &[Pipeline]) -> TopologySpec {
+    let settings = topic_settings(config);
+    let spec = TopologySpec::for_pipelines(pipelines, &settings);
+    if pipelines.iter().all(|pipeline| pipeline.long_waits.is_none()) {
+        return spec;
+    }
+    spec.join(TopologySpec::for_scheduler(
+        &config.scheduler.topics(),
+        pipelines,
+        &settings,
+    ))
+}
+
+/// The topics of the scheduler, and those of the pipelines that let records wait there: it writes to where
+/// these come back.
+#[must_use]
+pub fn of_scheduler(config: &Config) -> TopologySpec {
+    let settings = topic_settings(config);
+    let waiting: Vec<Pipeline> = pipelines(config)
+        .into_iter()
+        .filter(|pipeline| pipeline.long_waits.is_some())
+        .collect();
+    TopologySpec::for_scheduler(&config.scheduler.topics(), &waiting, &settings)
+        .join(TopologySpec::for_pipelines(&waiting, &settings))
+}
+
+/// The topics of all pipelines, and the scheduler's when there is anything for it to do.
+#[must_use]
+pub fn of_all(config: &Config) -> TopologySpec {
+    let spec = of_pipelines(config, &pipelines(config));
+    if config.scheduler.apps.is_empty() {
+        return spec;
+    }
+    spec.join(of_scheduler(config))
+}
+
+/// All configured pipelines.
+#[must_use]
+pub fn pipelines(config: &Config) -> Vec<Pipeline> {
+    let pipelines = config.pipelines.iter();
+    pipelines
+        .map(|(name, pipeline)| pipeline.pipeline(name, &config.scheduler))
+        .collect()
+}
+
+/// Makes sure that these topics are sound; with `kafka.topics.create` makes the missing
 /// ones. While Kafka does not answer it waits, until `shutdown`, and `part` says so. That the
 /// part is ready is for the caller to say, once what comes after has begun.
 ///
@@ -53,17 +100,16 @@ pub fn topic_settings(config: &Config) -> TopicSettings {
 pub async fn ensure(
     config: &Config,
     kafka: &KafkaSettings,
-    pipelines: &[Pipeline],
+    spec: &TopologySpec,
     shutdown: &CancellationToken,
     part: &Part,
 ) -> Result<(), TopicsError> {
     part.not_ready("looking at them");
-    let spec = TopologySpec::for_pipelines(pipelines, &topic_settings(config));
     let mut pause = Duration::from_millis(200);
     let mut said: Option<std::time::Instant> = None;
     loop {
         let looked = tokio::select! {
-            looked = look(config, kafka, &spec, said.is_none()) => looked,
+            looked = look(config, kafka, spec, said.is_none()) => looked,
             () = shutdown.cancelled() => return Ok(()),
         };
         match looked {

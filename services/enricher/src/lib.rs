@@ -20,6 +20,7 @@ use redeliver_runtime::config::{
 use redeliver_runtime::tasks::BoxError;
 use redeliver_worker::WorkerSpec;
 use redeliver_worker::host::{Host, check_kafka, kafka_settings, lane_grace};
+use redeliver_worker::topics;
 
 use crate::http::{HttpHandler, HttpSettings, ResponseUse, TlsFiles};
 use crate::output_choice::OutputChoice;
@@ -44,7 +45,8 @@ pub async fn run(start: Start) -> Result<(), BoxError> {
         .iter()
         .map(|endpoint| (*endpoint.spec.pipeline).clone())
         .collect();
-    host.ensure_topics(&pipelines).await?;
+    let topics = topics::of_pipelines(&host.config, &pipelines);
+    host.ensure_topics(&topics).await?;
     spawn(&mut host, endpoints)?;
     Ok(host.run().await?)
 }
@@ -77,7 +79,7 @@ fn endpoints(config: &Config) -> Result<Vec<Endpoint>, ConfigError> {
             }])
         })?;
         let spec = WorkerSpec {
-            pipeline: Arc::new(pipeline.pipeline(name)),
+            pipeline: Arc::new(pipeline.pipeline(name, &config.scheduler)),
             kafka: kafka_settings(config),
             lanes: config.kafka.lanes as usize,
             batch: config.kafka.batch as usize,

@@ -92,7 +92,7 @@ fn chosen(config: &Config, names: &[String]) -> Vec<(Pipeline, OutputCheck)> {
             Some(ResponseMode::Replace) => OutputCheck::ValueReplaced,
             None => OutputCheck::Free,
         };
-        (pipeline.pipeline(name), check)
+        (pipeline.pipeline(name, &config.scheduler), check)
     });
     with_check.collect()
 }

@@ -119,7 +119,7 @@ async fn run(args: DevArgs) -> anyhow::Result<()> {
     redeliver_retry_tier::mount(&mut host)?;
 
     let totals = Arc::new(Mutex::new(Totals::default()));
-    let pipeline = Arc::new(host.config.pipelines[PIPELINE].pipeline(PIPELINE));
+    let pipeline = Arc::new(host.config.pipelines[PIPELINE].pipeline(PIPELINE, &host.config.scheduler));
     let narrator = Narrator::new(&kafka, pipeline, totals.clone(), began)?;
     // The narrator goes on until everything else has ended, so that it sees the last records.
     let ended = CancellationToken::new();

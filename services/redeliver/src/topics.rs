@@ -5,12 +5,10 @@ use std::time::Duration;
 
 use crate::say;
 use clap::{Args, Subcommand};
-use redeliver_core::Pipeline;
-use redeliver_kafka::topology::{self, Finding, Severity, TopologySpec};
-use redeliver_runtime::Config;
+use redeliver_kafka::topology::{self, Finding, Severity};
 use redeliver_runtime::cli::{CommonArgs, EXIT_FAILURE, report};
 use redeliver_worker::host::{check_kafka, kafka_settings};
-use redeliver_worker::topics::topic_settings;
+use redeliver_worker::topics;
 
 /// Flags of `redeliver topics`.
 #[derive(Args)]
@@ -41,12 +39,11 @@ pub(crate) fn main(args: &TopicsArgs) -> ExitCode {
     if let Err(error) = check_kafka(&config) {
         return report(&error);
     }
-    let pipelines = pipelines(&config);
-    if pipelines.is_empty() {
-        say("no pipelines are configured, so there are no topics to look at");
+    let spec = topics::of_all(&config);
+    if spec.topics.is_empty() {
+        say("no pipelines and no applications are configured, so there are no topics to look at");
         return ExitCode::SUCCESS;
     }
-    let spec = TopologySpec::for_pipelines(&pipelines, &topic_settings(&config));
     let client = kafka_settings(&config).client();
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -68,15 +65,6 @@ pub(crate) fn main(args: &TopicsArgs) -> ExitCode {
         Ok(findings) => judge(&findings, spec.topics.len()),
         Err(error) => report(&error),
     }
-}
-
-/// All configured pipelines.
-pub(crate) fn pipelines(config: &Config) -> Vec<Pipeline> {
-    config
-        .pipelines
-        .iter()
-        .map(|(name, pipeline)| pipeline.pipeline(name))
-        .collect()
 }
 
 fn judge(findings: &[Finding], topics: usize) -> ExitCode {

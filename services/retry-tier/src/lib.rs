@@ -12,12 +12,14 @@ mod window;
 use std::sync::Arc;
 
 use redeliver_core::{Pipeline, Span, pipeline};
+use redeliver_kafka::topology::TopologySpec;
 use redeliver_kafka::{LaneSpec, Waker};
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::Start;
 use redeliver_runtime::config::{ConfigError, Problem};
 use redeliver_runtime::tasks::BoxError;
 use redeliver_worker::host::{Host, check_kafka, lane_grace};
+use redeliver_worker::topics::topic_settings;
 
 use crate::metrics::TierFamilies;
 pub use crate::relay::LookAhead;
@@ -40,7 +42,8 @@ pub async fn run(start: Start) -> Result<(), BoxError> {
         .into());
     }
     let pipelines: Vec<Pipeline> = pipelines.iter().map(|pipeline| (**pipeline).clone()).collect();
-    host.ensure_topics(&pipelines).await?;
+    let topics = TopologySpec::for_pipelines(&pipelines, &topic_settings(&host.config));
+    host.ensure_topics(&topics).await?;
     mount(&mut host)?;
     Ok(host.run().await?)
 }
@@ -83,7 +86,7 @@ fn served(config: &Config) -> Vec<Arc<Pipeline>> {
     let pipelines = config
         .pipelines
         .iter()
-        .map(|(name, pipeline)| Arc::new(pipeline.pipeline(name)));
+        .map(|(name, pipeline)| Arc::new(pipeline.pipeline(name, &config.scheduler)));
     pipelines
         .filter(|pipeline| pipeline.policy.tiers().iter().any(|tier| tiers.contains(tier)))
         .collect()

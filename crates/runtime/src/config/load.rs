@@ -116,7 +116,7 @@ impl Config {
         self.check_retention(findings);
         findings.inside("pipelines", |at| {
             for (name, pipeline) in &self.pipelines {
-                at.inside(name, |at| pipeline.check(name, at));
+                at.inside(name, |at| pipeline.check(name, &self.scheduler, at));
             }
         });
         topology::check(self, findings);

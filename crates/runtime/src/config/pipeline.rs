@@ -8,6 +8,7 @@ use super::http::HttpConfig;
 use super::output::{OutputConfig, is_pointer, pointer_problem};
 use super::problem::{Findings, TOPIC_RULE};
 use super::retry::RetryConfig;
+use super::scheduler::SchedulerConfig;
 use super::text;
 
 /// `pipelines.<name>`.
@@ -27,6 +28,8 @@ pub struct PipelineConfig {
     /// No wait is longer; a due time further away is malformed.
     #[serde(with = "text")]
     pub max_wait: Span,
+    /// Who holds records that wait longer than the longest tier.
+    pub long_waits: LongWaitsConfig,
     /// A record that would be tried again at a greater age is dead instead.
     #[serde(with = "text::optional")]
     pub max_age: Option<Span>,
@@ -45,6 +48,17 @@ pub enum ReturnTarget {
     Due,
     /// The source topic.
     Source,
+}
+
+/// `long_waits`, as it is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LongWaitsConfig {
+    /// The longest tier.
+    #[default]
+    Tiers,
+    /// The scheduler.
+    Scheduler,
 }
 
 /// `anchor`, as it is written.
@@ -69,6 +83,7 @@ impl Default for PipelineConfig {
             retry: RetryConfig::default(),
             anchor: AnchorConfig::default(),
             max_wait: Span::from_secs(86_400),
+            long_waits: LongWaitsConfig::default(),
             max_age: None,
             http: None,
             in_flight: 4_096,
@@ -84,10 +99,10 @@ fn other_topics(output: &OutputConfig) -> impl Iterator<Item = &str> {
 }
 
 impl PipelineConfig {
-    /// What the domain needs to know of the pipeline. Its `output` is the default one when the topic is
-    /// chosen by the payload.
+    /// What the domain needs to know of the pipeline, beside this scheduler. Its `output` is the default one
+    /// when the topic is chosen by the payload.
     #[must_use]
-    pub fn pipeline(&self, name: &str) -> Pipeline {
+    pub fn pipeline(&self, name: &str, scheduler: &SchedulerConfig) -> Pipeline {
         Pipeline {
             source: self.source(name).into(),
             output: self.output.as_ref().map(|output| output.default_topic().into()),
@@ -110,6 +125,10 @@ impl PipelineConfig {
             },
             max_wait: self.max_wait,
             max_age: self.max_age,
+            long_waits: match self.long_waits {
+                LongWaitsConfig::Tiers => None,
+                LongWaitsConfig::Scheduler => Some(scheduler.topics.ingest.as_str().into()),
+            },
             ..Pipeline::new(name)
         }
     }
@@ -130,7 +149,7 @@ impl PipelineConfig {
         self.retry.resolve();
     }
 
-    pub(super) fn check(&self, name: &str, findings: &mut Findings<'_>) {
+    pub(super) fn check(&self, name: &str, scheduler: &SchedulerConfig, findings: &mut Findings<'_>) {
         findings.topic("source", self.source(name));
         if let Some(output) = &self.output {
             output.check("output", findings);
@@ -173,6 +192,15 @@ impl PipelineConfig {
                 ),
             );
         }
+        if self.long_waits == LongWaitsConfig::Scheduler && self.max_wait > scheduler.max_ahead {
+            findings.wrong(
+                "max_wait",
+                format!(
+                    "{} is longer than scheduler.max_ahead {}; the scheduler would refuse such a wait",
+                    self.max_wait, scheduler.max_ahead
+                ),
+            );
+        }
         findings.range("in_flight", self.in_flight, 1..=20_000);
         if let Some(http) = &self.http {
             findings.inside("http", |at| {
@@ -191,7 +219,12 @@ impl PipelineConfig {
     }
 
     /// Whether all topics of this pipeline can be named; `findings` stands at `pipelines`.
-    pub(super) fn check_names(&self, name: &str, findings: &mut Findings<'_>) {
+    pub(super) fn check_names(
+        &self,
+        name: &str,
+        scheduler: &SchedulerConfig,
+        findings: &mut Findings<'_>,
+    ) {
         if !is_topic_name(name) {
             findings.wrong(
                 name,
@@ -199,7 +232,7 @@ impl PipelineConfig {
             );
             return;
         }
-        let topics = self.pipeline(name).topics();
+        let topics = self.pipeline(name, scheduler).topics();
         let derived = topics.iter().filter(|(topic, _)| topic.starts_with(name));
         if let Some((topic, _)) = derived
             .max_by_key(|(topic, _)| topic.len())

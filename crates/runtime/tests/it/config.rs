@@ -53,7 +53,7 @@ pub(crate) fn load(
 #[test]
 fn the_example_of_the_protocol_works_as_it_stands() {
     let config = load(EXAMPLE, &[], &[]).unwrap();
-    let pipeline = config.pipelines["crawl-jobs"].pipeline("crawl-jobs");
+    let pipeline = config.pipelines["crawl-jobs"].pipeline("crawl-jobs", &config.scheduler);
     assert_eq!((&*pipeline.name, &*pipeline.source), ("crawl-jobs", "crawl-jobs"));
     assert_eq!(pipeline.output.as_deref(), Some("crawl-results"));
     assert_eq!(pipeline.return_to, ReturnTo::Due);
@@ -275,7 +275,7 @@ pipelines:
 ";
     let config = load(file, &[], &[]).unwrap();
     let docs = &config.pipelines["docs"];
-    let pipeline = docs.pipeline("docs");
+    let pipeline = docs.pipeline("docs", &config.scheduler);
     assert_eq!(
         (&*pipeline.source, pipeline.output.as_deref()),
         ("documents", Some("topic-c"))
@@ -288,10 +288,23 @@ pipelines:
         (Span::from_secs(7200), Some(Span::from_secs(7 * 86_400)))
     );
     assert_eq!(pipeline.other_outputs, ["topic-a".into(), "topic-b".into()]);
+    assert_eq!(pipeline.long_waits, None);
     let table = docs.http.as_ref().unwrap().classification();
     assert_eq!(table.of_status(404, false), Err(ErrorClass::Transient));
     assert_eq!(table.of_status(503, true), Err(ErrorClass::Permanent));
     assert_eq!(table.of_status(409, false), Ok(()));
+}
+
+#[test]
+fn long_waits_go_to_the_ingest_topic_of_the_scheduler() {
+    let file = "
+scheduler: { topics: { ingest: jobs } }
+pipelines: { docs: { long_waits: scheduler, max_wait: 200d } }
+";
+    let config = load(file, &[], &[]).unwrap();
+    let pipeline = config.pipelines["docs"].pipeline("docs", &config.scheduler);
+    assert_eq!(pipeline.long_waits.as_deref(), Some("jobs"));
+    assert_eq!(pipeline.max_wait, Span::from_secs(200 * 86_400));
 }
 
 #[test]

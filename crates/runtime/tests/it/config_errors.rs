@@ -170,6 +170,11 @@ fn values_out_of_range_and_contradictions_are_refused() {
          (redeliver.yaml line 1)",
     );
     check(
+        "pipelines: { p: { long_waits: scheduler, max_wait: 30d } }\nscheduler: { max_ahead: 7d }",
+        "pipelines.p.max_wait: 30d is longer than scheduler.max_ahead 7d; the scheduler would refuse such a wait \
+         (redeliver.yaml line 1)",
+    );
+    check(
         "admin: { listen: '0.0.0.0:9464' }",
         "admin.listen: 0.0.0.0:9464 can be reached from other machines, and nothing asks for a password there: \
          write 127.0.0.1, or set admin.allow_remote: true (redeliver.yaml line 1)",
@@ -293,8 +298,8 @@ fn settings_of_the_scheduler_are_checked() {
             "max_ahead: 99999d is out of range; it is between 1s and 36500d",
         ),
         (
-            "max_job_bytes: 7",
-            "max_job_bytes: 7 is out of range; it is between 1000 and 100000000",
+            "max_data: 7",
+            "max_data: 7 is out of range; it is between 1000 and 100000000",
         ),
         (
             "idempotency_window: 0s",
@@ -426,6 +431,21 @@ fn files_that_cannot_be_read_are_named() {
         "kafka: { lanes: 1 }\nkafka: { lanes: 2 }",
         "redeliver.yaml line 2: has the key `kafka` twice in the same place",
     );
+}
+
+#[test]
+fn a_redis_that_cannot_be_one_is_refused() {
+    check(
+        "redis: { url: 'http://:hunter2@localhost:6379' }",
+        "redis.url: is not a Redis URL: write redis://HOST:PORT, or rediss:// for TLS (redeliver.yaml line 1)",
+    );
+    let rule = "has 1 to 100 of the characters a-z, A-Z, 0-9, `.`, `_`, `:` and `-`";
+    for prefix in ["''", "'a b'", "'a{1}'"] {
+        let expected = format!("redis.prefix: {rule} (redeliver.yaml line 1)");
+        check(&format!("redis: {{ prefix: {prefix} }}"), &expected);
+    }
+    let environment = [("REDELIVER__REDIS__PREFIX", "team:jobs")];
+    assert_eq!(load("", &environment, &[]).unwrap().redis.prefix, "team:jobs");
 }
 
 #[test]

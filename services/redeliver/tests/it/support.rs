@@ -193,7 +193,7 @@ impl Setup {
             .as_ref()
             .is_some_and(|http| http.response == redeliver_runtime::config::ResponseMode::Keep);
         Pipe {
-            pipeline: config.pipelines[&name].pipeline(&name),
+            pipeline: config.pipelines[&name].pipeline(&name, &config.scheduler),
             producer: Producer::new(&kafka).unwrap(),
             check: if keeps {
                 OutputCheck::Unchanged
