@@ -19,6 +19,9 @@ mod metrics;
 mod overlay;
 mod processor;
 pub mod request;
+mod service;
 mod shard;
 mod spans;
 mod window;
+
+pub use service::{mount, rules, run};

@@ -1,25 +1,22 @@
 //! The service: what it needs of the configuration, and how its parts are put together.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use anyhow::Context as _;
 use jiff::tz::TimeZone;
-use redeliver_core::Pipeline;
 use redeliver_kafka::{LaneSpec, Waker, reader};
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::Start;
 use redeliver_runtime::config::{ConfigError, Problem};
 use redeliver_runtime::tasks::BoxError;
 use redeliver_worker::host::{Host, check_kafka, lane_grace};
-use tokio::net::TcpListener;
+use redeliver_worker::topics;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use crate::api;
 use crate::codec::Memory;
 use crate::index::Index;
-use crate::index::redis::{RedisIndex, RedisSettings};
+use crate::index::redis::RedisIndex;
 use crate::keeper::Answers;
 use crate::metrics::SchedulerFamilies;
 use crate::processor::{Held, Scheduler, run_keepers};
@@ -34,22 +31,14 @@ use crate::spans::Spans;
 pub async fn run(start: Start) -> Result<(), BoxError> {
     let mut host = Host::new("scheduler", start);
     check_kafka(&host.config)?;
-    let listener = api::bind(&host.config.scheduler).await?;
-    let pipelines = long_waiting(&host.config);
-    host.ensure_topics(&pipelines).await?;
-    if host.tasks.shutdown().is_cancelled() {
-        return Ok(host.run().await?);
+    let spec = topics::of_scheduler(&host.config);
+    host.ensure_topics(&spec).await?;
+    if !host.tasks.shutdown().is_cancelled() {
+        let config = host.config.clone();
+        let index = RedisIndex::connect(&config.redis, &mut host.tasks).await?;
+        mount(&mut host, index).await?;
     }
-    let index = RedisIndex::connect(RedisSettings::of(&host.config.redis)).await?;
-    mount(&mut host, index, Some(listener)).await?;
     Ok(host.run().await?)
-}
-
-/// The pipelines whose long waits come here.
-fn long_waiting(config: &Config) -> Vec<Pipeline> {
-    let pipelines = config.pipelines.iter();
-    let all = pipelines.map(|(name, pipeline)| pipeline.pipeline(name));
-    all.filter(|pipeline| pipeline.long_waits.is_some()).collect()
 }
 
 /// What may be scheduled, from the configuration.
@@ -66,29 +55,29 @@ pub fn rules(config: &Config) -> Result<Rules, ConfigError> {
         }])
     })?;
     let apps = scheduler.apps.iter();
-    let pipelines = config.pipelines.iter();
     Ok(Rules {
         apps: apps
             .map(|(name, app)| (name.clone(), app.topic.as_str().into()))
             .collect(),
-        pipelines: pipelines
-            .map(|(name, pipeline)| (name.clone(), pipeline.pipeline(name).return_topic()))
-            .collect::<BTreeMap<_, _>>(),
+        pipelines: topics::pipelines(config)
+            .into_iter()
+            .map(|pipeline| (pipeline.name.to_string(), pipeline.return_topic()))
+            .collect(),
         time_zone,
         max_ahead: scheduler.max_ahead,
         max_data: usize::try_from(scheduler.max_data).unwrap_or(usize::MAX),
     })
 }
 
-/// Adds the lanes of the scheduler to a host, and its API when it has a listener.
+/// Adds the lanes of the scheduler to a host.
 ///
 /// # Errors
 /// When the ingest topic cannot be looked at, or the system gives no thread.
-pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Option<TcpListener>) -> anyhow::Result<()> {
+pub async fn mount<I: Index>(host: &mut Host, index: I) -> anyhow::Result<()> {
     let config = host.config.clone();
     let scheduler = &config.scheduler;
-    let topics = &scheduler.topics;
-    let ingest: Arc<str> = topics.ingest.as_str().into();
+    let names = &scheduler.topics;
+    let ingest: Arc<str> = names.ingest.as_str().into();
     let (kafka, topic) = (host.kafka.clone(), ingest.clone());
     let partitions = tokio::task::spawn_blocking(move || reader::partitions(&kafka, &topic))
         .await
@@ -96,9 +85,9 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Option<TcpList
     let settings = Arc::new(Settings {
         rules: rules(&config)?,
         ingest: ingest.clone(),
-        state: topics.state.as_str().into(),
-        dead_letters: topics.dlq.as_str().into(),
-        answers: topics.answers.as_str().into(),
+        state: names.state.as_str().into(),
+        dead_letters: names.dlq.as_str().into(),
+        answers: names.answers.as_str().into(),
         partitions,
         memory: Memory {
             keys: scheduler.idempotency_window.duration(),
@@ -138,9 +127,6 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Option<TcpList
         };
         let ended = Some(lane_ended.drop_guard());
         host.spawn_lane(host.kafka.clone(), spec, waker, processor, ended)?;
-    }
-    if let Some(listener) = listener {
-        api::mount(host, listener, index, partitions)?;
     }
     Ok(())
 }

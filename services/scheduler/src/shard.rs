@@ -412,7 +412,9 @@ impl Shard {
             }
         }
         while writes.outputs.len() < limit {
-            let Some(job) = self.window.pop_due(now) else { break };
+            let Some(job) = self.window.pop_due(now) else {
+                break;
+            };
             self.dispatch(&job, now, &mut writes);
         }
         while writes.outputs.len() < limit {
@@ -450,9 +452,11 @@ impl Shard {
         }
         let Incoming { command, answer_to } = entry.incoming;
         let outcome = match command {
-            Ok(Command::Schedule(request)) => self.schedule(*request, &entry.record, found, now, writes),
-            Ok(Command::Cancel(id)) => self.cancel(id, found, now, writes),
-            Ok(Command::Reschedule { id, due }) => self.reschedule(id, due, found, now, writes),
+            Ok(Command::Schedule(request)) => {
+                self.schedule(*request, &entry.record, found.as_ref(), now, writes)
+            }
+            Ok(Command::Cancel(id)) => self.cancel(id, found.as_ref(), now, writes),
+            Ok(Command::Reschedule { id, due }) => self.reschedule(id, due, found.as_ref(), now, writes),
             Err(failure) => {
                 writes.tally.rejected += 1;
                 let reason = failure.message.clone();
@@ -475,19 +479,23 @@ impl Shard {
         &mut self,
         request: Request,
         record: &Record,
-        found: Option<Bytes>,
+        found: Option<&Bytes>,
         now: Timestamp,
         writes: &mut Writes,
     ) -> v1::CommandOutcome {
         let position = &record.position;
-        let id = JobId::new(record.timestamp.unwrap_or(now), position.partition, position.offset);
+        let id = JobId::new(
+            record.timestamp.unwrap_or(now),
+            position.partition,
+            position.offset,
+        );
         let hash = request
             .idempotency_key
             .as_deref()
             .map(|key| key_hash(&request.app, key));
         let taken = hash.and_then(|hash| {
             let newest = self.overlay.key(&hash);
-            let taken = newest.or_else(|| KeyValue::decode(found.as_deref()?));
+            let taken = newest.or_else(|| KeyValue::decode(found?));
             taken.filter(|taken| taken.accepted.after(self.settings.memory.keys) > now)
         });
         if let Some(taken) = taken {
@@ -573,7 +581,7 @@ impl Shard {
     fn cancel(
         &mut self,
         id: JobId,
-        found: Option<Bytes>,
+        found: Option<&Bytes>,
         now: Timestamp,
         writes: &mut Writes,
     ) -> v1::CommandOutcome {
@@ -590,7 +598,7 @@ impl Shard {
         &mut self,
         id: JobId,
         due: Timestamp,
-        found: Option<Bytes>,
+        found: Option<&Bytes>,
         now: Timestamp,
         writes: &mut Writes,
     ) -> v1::CommandOutcome {
@@ -613,13 +621,13 @@ impl Shard {
     fn waiting(
         &mut self,
         id: JobId,
-        found: Option<Bytes>,
+        found: Option<&Bytes>,
         writes: &mut Writes,
     ) -> Result<Arc<Job>, Box<v1::CommandOutcome>> {
         let job = match self.overlay.job(id) {
             Some(job) => job.cloned(),
             None => self.window.get(id).cloned().or_else(|| {
-                let decoded = codec::decode(id, &found?);
+                let decoded = codec::decode(id, found?);
                 decoded
                     .map_err(
                         |error| tracing::error!(job = %id, %error, "the index holds something that is no job"),
@@ -677,8 +685,8 @@ impl Shard {
     /// A job waits, or waits for another time.
     fn save(&mut self, job: Arc<Job>, now: Timestamp, writes: &mut Writes) {
         self.record(&job, writes);
-        let has_room = self.window.len() < self.settings.window_jobs
-            && self.window.bytes() < self.settings.window_bytes;
+        let has_room =
+            self.window.len() < self.settings.window_jobs && self.window.bytes() < self.settings.window_bytes;
         let is_soon = job.due <= now.after(self.settings.window) && has_room;
         if is_soon || Some(cursor(&job)) <= self.loaded {
             self.window.insert(job);

@@ -277,9 +277,8 @@ impl World {
             Step::Reschedule(job, ahead) => {
                 if let Some(id) = self.ids.get(job) {
                     let due = self.now.after(Duration::from_millis(ahead.into()));
-                    let when = v1::reschedule_job::When::ScheduledTime(
-                        redeliver_proto::convert::to_timestamp(due),
-                    );
+                    let when =
+                        v1::reschedule_job::When::ScheduledTime(redeliver_proto::convert::to_timestamp(due));
                     let command = v1::RescheduleJob {
                         id: id.to_string(),
                         when: Some(when),
@@ -385,7 +384,9 @@ fn a_duplicate_is_the_first_job_and_a_conflict_is_dead() {
     let mut world = World::new();
     let request = |data: &'static [u8]| v1::JobSpec {
         app: "app".to_owned(),
-        when: Some(v1::job_spec::When::Delay(redeliver_proto::convert::to_duration(Span::from_secs(60)))),
+        when: Some(v1::job_spec::When::Delay(redeliver_proto::convert::to_duration(
+            Span::from_secs(60),
+        ))),
         idempotency_key: "k".to_owned(),
         data: Bytes::from_static(data),
         ..v1::JobSpec::default()
@@ -398,8 +399,20 @@ fn a_duplicate_is_the_first_job_and_a_conflict_is_dead() {
         world.turn(50, false);
     }
     let outcomes = ["0", "1", "2"].map(|offset| world.answers[offset].outcome());
-    assert_eq!(outcomes, [v1::Outcome::Scheduled, v1::Outcome::Duplicate, v1::Outcome::Conflict]);
-    assert!(world.answers["1"].job.as_ref().is_some_and(|job| job.id == world.ids[0].to_string()));
+    assert_eq!(
+        outcomes,
+        [
+            v1::Outcome::Scheduled,
+            v1::Outcome::Duplicate,
+            v1::Outcome::Conflict
+        ]
+    );
+    assert!(
+        world.answers["1"]
+            .job
+            .as_ref()
+            .is_some_and(|job| job.id == world.ids[0].to_string())
+    );
     // Also when the index has to tell.
     world.restart();
     world.send(v1::job_command::Command::Schedule(request(b"1")));
@@ -415,7 +428,9 @@ fn an_expired_job_is_not_dispatched() {
     let mut world = World::new();
     let spec = v1::JobSpec {
         app: "app".to_owned(),
-        when: Some(v1::job_spec::When::Delay(redeliver_proto::convert::to_duration(Span::from_secs(1)))),
+        when: Some(v1::job_spec::When::Delay(redeliver_proto::convert::to_duration(
+            Span::from_secs(1),
+        ))),
         expire_after: Some(redeliver_proto::convert::to_duration(Span::from_secs(5))),
         data: Bytes::from_static(b"1"),
         ..v1::JobSpec::default()
@@ -425,5 +440,8 @@ fn an_expired_job_is_not_dispatched() {
     world.take(Step::Pass(6_500));
     world.settle();
     assert_eq!(world.dispatched, []);
-    assert_eq!(world.state.values().map(|job| job.state).collect::<Vec<_>>(), [State::Expired]);
+    assert_eq!(
+        world.state.values().map(|job| job.state).collect::<Vec<_>>(),
+        [State::Expired]
+    );
 }
