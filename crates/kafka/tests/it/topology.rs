@@ -3,13 +3,16 @@
 use std::time::{Duration, Instant};
 
 use rdkafka::ClientConfig;
-use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, ResourceSpecifier, TopicReplication};
+use rdkafka::admin::{
+    AdminClient, AdminOptions, NewPartitions, NewTopic, ResourceSpecifier, TopicReplication,
+};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::producer::{FutureProducer, FutureRecord};
-use redeliver_core::{Pipeline, Span};
+use redeliver_core::{Pipeline, SchedulerTopics, Span};
 use redeliver_kafka::topology::{
     Applied, Severity, TopicSettings, TopologyError, TopologySpec, apply, check,
 };
+use redeliver_kafka::{KafkaSettings, reader};
 use redeliver_testkit::{brokers, unique};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -223,4 +226,130 @@ async fn a_kafka_that_does_not_answer_is_an_error_in_time() {
         .unwrap_err();
     assert!(error.to_string().contains("127.0.0.1:1"), "{error}");
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+}
+
+/// A scheduler whose topics no other test has.
+fn scheduler() -> SchedulerTopics {
+    let name = unique("jobs");
+    SchedulerTopics {
+        ingest: format!("{name}-ingest").into(),
+        state: format!("{name}-state").into(),
+        dlq: format!("{name}-dead").into(),
+        answers: format!("{name}-answers").into(),
+        apps: vec![format!("{name}-app").into()],
+    }
+}
+
+/// The topics of a pipeline whose long waits go through this scheduler, and of the scheduler.
+fn joined(scheduler: &SchedulerTopics) -> TopologySpec {
+    let pipeline = Pipeline {
+        long_waits: Some(scheduler.ingest.clone()),
+        ..pipeline()
+    };
+    let jobs = TopologySpec::for_scheduler(scheduler, std::slice::from_ref(&pipeline), &settings());
+    spec(&pipeline).join(jobs)
+}
+
+async fn partitions(topic: &str) -> usize {
+    let settings = KafkaSettings::new(brokers(), "topology-test");
+    let topic = topic.to_owned();
+    let asked = move || reader::partitions(&settings, &topic).unwrap();
+    usize::try_from(tokio::task::spawn_blocking(asked).await.unwrap()).unwrap()
+}
+
+#[tokio::test]
+async fn topics_of_the_scheduler_are_created_with_those_of_its_pipelines() {
+    let scheduler = scheduler();
+    let spec = joined(&scheduler);
+    let applied = apply(&client(), &spec, TIMEOUT).await.unwrap();
+    assert_eq!(created(&applied), 12);
+    assert!(
+        applied.iter().all(|topic| topic.findings.is_empty()),
+        "{applied:?}"
+    );
+    assert_eq!(check(&client(), &spec, TIMEOUT).await.unwrap(), []);
+    let state = &scheduler.state;
+    assert_eq!(configured(state, "cleanup.policy").await, "compact");
+    assert_eq!(configured(state, "delete.retention.ms").await, "604800000");
+    assert_eq!(configured(&scheduler.ingest, "cleanup.policy").await, "delete");
+    assert_eq!(configured(&scheduler.ingest, "retention.ms").await, "604800000");
+    assert_eq!(configured(&scheduler.dlq, "retention.ms").await, "2592000000");
+    assert_eq!(configured(&scheduler.answers, "retention.ms").await, "3600000");
+    // A record of the source fits into a command, and a command into the state.
+    let mut limits = Vec::new();
+    for topic in [&spec.topics[0].name, &scheduler.ingest, state] {
+        let limit = configured(topic, "max.message.bytes").await;
+        limits.push(limit.parse::<u32>().unwrap());
+    }
+    assert_eq!((limits[1] - limits[0], limits[2] - limits[1]), (16_384, 16_384));
+}
+
+#[tokio::test]
+async fn a_state_topic_gets_as_many_partitions_as_the_ingest_topic_has() {
+    let scheduler = scheduler();
+    // With 2 partitions, not the 3 that are configured.
+    create(&scheduler.ingest, &[]).await;
+    let applied = apply(&client(), &joined(&scheduler), TIMEOUT).await.unwrap();
+    assert_eq!(created(&applied), 11);
+    let errors = applied.iter().flat_map(|topic| &topic.findings);
+    assert_eq!(errors.count(), 0, "{applied:?}");
+    assert_eq!(partitions(&scheduler.state).await, 2);
+    assert_eq!(partitions(&scheduler.dlq).await, 3);
+}
+
+#[tokio::test]
+async fn a_state_topic_that_would_lose_jobs_is_refused() {
+    let scheduler = scheduler();
+    create(
+        &scheduler.state,
+        &[
+            ("cleanup.policy", "compact,delete"),
+            ("delete.retention.ms", "1000"),
+        ],
+    )
+    .await;
+    create(&scheduler.ingest, &[("cleanup.policy", "compact")]).await;
+    create(&scheduler.apps[0], &[("cleanup.policy", "compact")]).await;
+    let spec = joined(&scheduler);
+    let findings_of = |applied: &[Applied], name: &str| -> Vec<_> {
+        let topic = applied.iter().find(|topic| &*topic.topic == name).unwrap();
+        let findings = topic.findings.iter();
+        findings
+            .map(|finding| (finding.severity, finding.remedy.clone()))
+            .collect()
+    };
+    let applied = apply(&client(), &spec, TIMEOUT).await.unwrap();
+    assert_eq!(
+        findings_of(&applied, &scheduler.state),
+        [
+            (Severity::Error, "set its cleanup.policy to compact".to_owned()),
+            (
+                Severity::Warning,
+                "set its delete.retention.ms to 604800000 (7d) or more".to_owned()
+            )
+        ]
+    );
+    let not_compacted = (Severity::Error, "set its cleanup.policy to delete".to_owned());
+    assert!(findings_of(&applied, &scheduler.ingest).contains(&not_compacted));
+    assert_eq!(findings_of(&applied, &scheduler.apps[0]), []);
+
+    // More partitions than the state topic has: jobs of the new ones would have no place.
+    let admin: AdminClient<DefaultClientContext> = client().create().unwrap();
+    let grown = NewPartitions::new(&scheduler.ingest, 5);
+    admin
+        .create_partitions([&grown], &AdminOptions::new())
+        .await
+        .unwrap()[0]
+        .as_ref()
+        .unwrap();
+    let deadline = Instant::now() + TIMEOUT;
+    while partitions(&scheduler.ingest).await != 5 && Instant::now() < deadline {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let applied = apply(&client(), &spec, TIMEOUT).await.unwrap();
+    assert!(
+        findings_of(&applied, &scheduler.state)
+            .contains(&(Severity::Error, "give it 5 partitions".to_owned())),
+        "{applied:?}"
+    );
 }
