@@ -34,7 +34,7 @@ pub struct SchedulerConfig {
     #[serde(with = "text")]
     pub max_ahead: Span,
     /// The most bytes of a job's data, key and headers together.
-    pub max_job_bytes: u64,
+    pub max_data: u64,
     /// How long an idempotency key is taken, from the acceptance of its job.
     #[serde(with = "text")]
     pub idempotency_window: Span,
@@ -83,7 +83,7 @@ impl Default for SchedulerConfig {
             group: "redeliver-scheduler".to_owned(),
             default_time_zone: "UTC".to_owned(),
             max_ahead: Span::from_secs(3_650 * 86_400),
-            max_job_bytes: 900_000,
+            max_data: 900_000,
             idempotency_window: Span::from_secs(86_400),
             keep_ended: Span::from_secs(86_400),
             window: Span::from_secs(10),
@@ -182,7 +182,7 @@ impl SchedulerConfig {
             self.max_ahead,
             second..=Span::from_secs(36_500 * day),
         );
-        findings.range("max_job_bytes", self.max_job_bytes, 1_000..=100_000_000);
+        findings.range("max_data", self.max_data, 1_000..=100_000_000);
         let years = Span::from_secs(3_650 * day);
         findings.range("idempotency_window", self.idempotency_window, second..=years);
         findings.range("keep_ended", self.keep_ended, second..=years);
