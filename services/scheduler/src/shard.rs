@@ -405,7 +405,7 @@ impl Shard {
             match self.decidable.pop_front() {
                 Some(Next::Decide(entry, found)) => {
                     writes.completed.push(entry.record.position.offset);
-                    self.decide(*entry, found, now, &mut writes);
+                    self.decide(*entry, found.as_ref(), now, &mut writes);
                 }
                 Some(Next::Confirm(turn)) => self.overlay.confirm(turn),
                 None => break,
@@ -437,7 +437,7 @@ impl Shard {
         self.committed.push_back((self.turn, batch));
     }
 
-    fn decide(&mut self, entry: Entry, found: Option<Bytes>, now: Timestamp, writes: &mut Writes) {
+    fn decide(&mut self, entry: Entry, found: Option<&Bytes>, now: Timestamp, writes: &mut Writes) {
         let home = self.home(&entry.incoming);
         if home != self.number {
             writes.tally.forwarded += 1;
@@ -453,10 +453,10 @@ impl Shard {
         let Incoming { command, answer_to } = entry.incoming;
         let outcome = match command {
             Ok(Command::Schedule(request)) => {
-                self.schedule(*request, &entry.record, found.as_ref(), now, writes)
+                self.schedule(*request, &entry.record, found, now, writes)
             }
-            Ok(Command::Cancel(id)) => self.cancel(id, found.as_ref(), now, writes),
-            Ok(Command::Reschedule { id, due }) => self.reschedule(id, due, found.as_ref(), now, writes),
+            Ok(Command::Cancel(id)) => self.cancel(id, found, now, writes),
+            Ok(Command::Reschedule { id, due }) => self.reschedule(id, due, found, now, writes),
             Err(failure) => {
                 writes.tally.rejected += 1;
                 let reason = failure.message.clone();
