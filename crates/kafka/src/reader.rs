@@ -85,6 +85,14 @@ fn partition_count(consumer: &BaseConsumer, topic: &str) -> Result<i32, ReadErro
     Ok(i32::try_from(found.partitions().len()).unwrap_or(i32::MAX))
 }
 
+/// How many partitions a topic has. Blocks while the broker is asked.
+///
+/// # Errors
+/// When the broker does not answer or the topic is missing.
+pub fn partitions(settings: &KafkaSettings, topic: &str) -> Result<i32, ReadError> {
+    partition_count(&make(settings, "read_committed")?, topic)
+}
+
 /// Reads topics to their present end, as a read_committed consumer sees them. Later calls go on where the
 /// last one ended.
 pub struct TopicReader {
@@ -345,13 +353,45 @@ impl TopicTail {
     /// # Errors
     /// When the broker does not answer or a topic is missing.
     pub fn new(settings: &KafkaSettings, topics: &[Arc<str>]) -> Result<Self, ReadError> {
+        let config = Self::config(settings);
+        Self::follow(&config, topics, |_, _, _| Ok(Offset::Beginning))
+    }
+
+    /// Follows these topics from their present end: what is written after this call returns is seen, and of
+    /// what was written before at most a few records.
+    ///
+    /// # Errors
+    /// When the broker does not answer or a topic is missing.
+    pub fn from_end(settings: &KafkaSettings, topics: &[Arc<str>]) -> Result<Self, ReadError> {
+        let mut config = Self::config(settings);
+        // A tail is idle most of the time, and an answer of the broker does not wait for this long when there
+        // is something to tell.
+        config.set("fetch.wait.max.ms", "500");
+        // The end is asked for here: an end that the client looks up by itself would be a later one.
+        Self::follow(&config, topics, |consumer, topic, partition| {
+            let asked = consumer.fetch_watermarks(topic, partition, CALL);
+            let (_, end) = asked.map_err(kafka("asking for the end of a partition"))?;
+            Ok(Offset::Offset(end))
+        })
+    }
+
+    fn config(settings: &KafkaSettings) -> ClientConfig {
         let mut config = client(settings, "read_committed");
         config.set("enable.partition.eof", "false");
+        config
+    }
+
+    fn follow(
+        config: &ClientConfig,
+        topics: &[Arc<str>],
+        start: impl Fn(&BaseConsumer, &str, i32) -> Result<Offset, ReadError>,
+    ) -> Result<Self, ReadError> {
         let consumer: BaseConsumer = config.create().map_err(kafka("making a consumer"))?;
         let mut list = TopicPartitionList::new();
         for topic in topics {
             for partition in 0..partition_count(&consumer, topic)? {
-                list.add_partition_offset(topic, partition, Offset::Beginning)
+                let start = start(&consumer, topic, partition)?;
+                list.add_partition_offset(topic, partition, start)
                     .map_err(kafka("assigning"))?;
             }
         }

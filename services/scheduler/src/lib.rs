@@ -10,7 +10,11 @@
 //! | `keeper` | brings a shard's index up to date and asks it |
 //! | `processor` | the shards of a lane |
 //! | [`codec`] | jobs in the state topic |
+//! | [`api`] | gRPC and REST |
+//! | `answers` | outcomes of commands, for those who wait to hear them |
 
+mod answers;
+pub mod api;
 pub mod codec;
 pub mod index;
 pub mod job;

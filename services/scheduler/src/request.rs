@@ -26,6 +26,8 @@ mod protobuf;
 pub use field::{Field, Format};
 pub use hash::key_hash;
 pub use json::read as read_json;
+pub(crate) use json::read_time as read_json_time;
+pub(crate) use protobuf::{draft, read_when};
 pub use protobuf::{read as read_protobuf, spec, write as write_protobuf};
 pub use redeliver_kafka::murmur2::shard_of;
 
@@ -366,6 +368,12 @@ fn due(when: When, format: Format, rules: &Rules, envelope: &Envelope<'_>) -> Re
 fn too_far(field: Field, format: Format, due: Timestamp, rules: &Rules) -> Failure {
     let problem = format!("{due} is further ahead than the allowed {}", rules.max_ahead);
     field.refused(format, &problem)
+}
+
+/// Reads the id of a job.
+pub(crate) fn read_id(field: Field, format: Format, text: &str) -> Result<JobId, Failure> {
+    text.parse()
+        .map_err(|error| field.malformed(format, &format!("`{}` {error}", bounded_text(text, 60))))
 }
 
 fn check_name(field: Field, format: Format, name: Option<&str>) -> Result<(), Failure> {

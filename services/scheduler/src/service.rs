@@ -14,6 +14,7 @@ use redeliver_worker::topics;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use crate::api;
 use crate::codec::Memory;
 use crate::index::Index;
 use crate::index::redis::RedisIndex;
@@ -31,12 +32,14 @@ use crate::spans::Spans;
 pub async fn run(start: Start) -> Result<(), BoxError> {
     let mut host = Host::new("scheduler", start);
     check_kafka(&host.config)?;
+    let listener = api::bind(&host.config.scheduler).await?;
     let spec = topics::of_scheduler(&host.config);
     host.ensure_topics(&spec).await?;
     if !host.tasks.shutdown().is_cancelled() {
         let config = host.config.clone();
         let index = RedisIndex::connect(&config.redis, &mut host.tasks).await?;
-        mount(&mut host, index).await?;
+        mount(&mut host, index.clone()).await?;
+        api::mount(&mut host, index, listener).await?;
     }
     Ok(host.run().await?)
 }

@@ -33,9 +33,21 @@ pub enum Field {
     Due,
     Command,
     AnswerTo,
+    Id,
+    Minutes,
 }
 
 impl Field {
+    /// The fields that only protobuf and the API have.
+    const ELSEWHERE: [Self; 6] = [
+        Self::Pipeline,
+        Self::Due,
+        Self::Command,
+        Self::AnswerTo,
+        Self::Id,
+        Self::Minutes,
+    ];
+
     /// The fields that JSON has.
     pub(super) const IN_JSON: [Self; 14] = [
         Self::RequestId,
@@ -76,6 +88,8 @@ impl Field {
             Self::Due => "due",
             Self::Command => "command",
             Self::AnswerTo => "answerTo",
+            Self::Id => "id",
+            Self::Minutes => "minutes",
         }
     }
 
@@ -112,6 +126,13 @@ impl Field {
     /// The failure of a request that is understood and not possible.
     pub(crate) fn refused(self, format: Format, problem: &str) -> Failure {
         Failure::permanent(self.code(), format!("`{}` {problem}", self.name(format)))
+    }
+
+    /// The field that a failure is about.
+    pub(crate) fn of(failure: &Failure) -> Option<Self> {
+        let name = failure.code.strip_prefix("request.")?;
+        let mut all = Self::IN_JSON.into_iter().chain(Self::ELSEWHERE);
+        all.find(|field| field.json() == name)
     }
 
     fn code(self) -> String {

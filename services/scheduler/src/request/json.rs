@@ -13,7 +13,7 @@ use serde::de::{Deserializer as _, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
 use super::field::{Field, Format, hint};
-use super::{Draft, When, Wish};
+use super::{Draft, When, Wish, read_id};
 use crate::job::{JobId, Payload, Priority};
 
 /// How deep a job's data may be nested: deeper data is more than common readers of JSON take.
@@ -65,6 +65,21 @@ pub fn read(value: &Bytes, zone: &TimeZone) -> Result<Wish, Failure> {
         },
         expire_after: fields.span(Field::ExpireAfter)?,
     })))
+}
+
+/// Reads the new time of a job that is named elsewhere.
+pub(crate) fn read_time(value: &[u8], zone: &TimeZone) -> Result<When, Failure> {
+    let fields = Fields::read(value)?;
+    for field in Field::IN_JSON {
+        let is_time = field == Field::ScheduledTime || field == Field::Delay;
+        if !is_time && fields.value(field).is_some() {
+            return Err(wrong(
+                field,
+                "cannot be changed; only `scheduledTime` or `delay` can be given",
+            ));
+        }
+    }
+    fields.when(zone)
 }
 
 fn wrong(field: Field, problem: &str) -> Failure {
@@ -147,11 +162,7 @@ impl<'a> Fields<'a> {
     }
 
     fn id(&self, field: Field) -> Result<JobId, Failure> {
-        let text = self.text(field)?.unwrap_or_default();
-        text.parse().map_err(|error| {
-            let shown = bounded_text(&text, SHOWN);
-            wrong(field, &format!("`{shown}` {error}"))
-        })
+        read_id(field, Format::Json, &self.text(field)?.unwrap_or_default())
     }
 
     fn when(&self, zone: &TimeZone) -> Result<When, Failure> {

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use redeliver_core::failure::bounded_text;
 use redeliver_core::{Failure, Span, Timestamp};
 use redeliver_proto::convert::{
     from_duration, from_headers, from_priority, from_timestamp, to_duration, to_headers, to_priority,
@@ -13,8 +12,8 @@ use redeliver_proto::v1::job_command::Command;
 use redeliver_proto::{Message as _, v1};
 
 use super::field::{Field, Format};
-use super::{Draft, LongWait, MAX_ANSWER_TO, When, Wish};
-use crate::job::{JobId, Payload};
+use super::{Draft, LongWait, MAX_ANSWER_TO, When, Wish, read_id};
+use crate::job::Payload;
 
 /// Reads a `JobCommand`: what it says, and who waits for the outcome.
 ///
@@ -36,7 +35,9 @@ pub fn read(value: &Bytes) -> Result<(Result<Wish, Failure>, Option<Arc<str>>), 
     let answer_to = (!command.answer_to.is_empty()).then(|| command.answer_to.into());
     let wish = match command.command {
         Some(Command::Schedule(spec)) => draft(spec).map(|draft| Wish::Schedule(Box::new(draft))),
-        Some(Command::Cancel(cancel)) => id(Field::Cancel, &cancel.id).map(Wish::Cancel),
+        Some(Command::Cancel(cancel)) => {
+            read_id(Field::Cancel, Format::Protobuf, &cancel.id).map(Wish::Cancel)
+        }
         Some(Command::Reschedule(asked)) => reschedule(&asked),
         Some(Command::LongWait(wait)) => long_wait(wait).map(|wait| Wish::LongWait(Box::new(wait))),
         None => Err(wrong(
@@ -128,15 +129,21 @@ pub(crate) fn draft(spec: v1::JobSpec) -> Result<Draft, Failure> {
 }
 
 fn reschedule(asked: &v1::RescheduleJob) -> Result<Wish, Failure> {
-    let when = match &asked.when {
-        Some(v1::reschedule_job::When::ScheduledTime(time)) => When::At(time_of(Field::ScheduledTime, time)?),
-        Some(v1::reschedule_job::When::Delay(delay)) => When::After(span(Field::Delay, delay)?),
-        None => return Err(no_time()),
-    };
     Ok(Wish::Reschedule {
-        id: id(Field::Reschedule, &asked.id)?,
-        when,
+        id: read_id(Field::Reschedule, Format::Protobuf, &asked.id)?,
+        when: read_when(asked.when.as_ref())?,
     })
+}
+
+/// Reads the new time of a job.
+pub(crate) fn read_when(when: Option<&v1::reschedule_job::When>) -> Result<When, Failure> {
+    match when {
+        Some(v1::reschedule_job::When::ScheduledTime(time)) => {
+            Ok(When::At(time_of(Field::ScheduledTime, time)?))
+        }
+        Some(v1::reschedule_job::When::Delay(delay)) => Ok(When::After(span(Field::Delay, delay)?)),
+        None => Err(no_time()),
+    }
 }
 
 fn long_wait(wait: v1::LongWait) -> Result<LongWait, Failure> {
@@ -150,12 +157,6 @@ fn long_wait(wait: v1::LongWait) -> Result<LongWait, Failure> {
             headers: from_headers(&wait.headers),
         },
     })
-}
-
-/// Reads the id of a job.
-pub(crate) fn id(field: Field, text: &str) -> Result<JobId, Failure> {
-    text.parse()
-        .map_err(|error| wrong(field, &format!("`{}` {error}", bounded_text(text, 60))))
 }
 
 fn no_time() -> Failure {

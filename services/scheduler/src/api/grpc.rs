@@ -1,0 +1,96 @@
+//! `redeliver.v1.JobService`.
+
+use std::sync::Arc;
+
+use redeliver_core::Headers;
+use redeliver_proto::v1;
+use redeliver_proto::v1::job_service_server::JobService;
+use tonic::metadata::{MetadataMap, MetadataValue};
+use tonic::{Request, Response, Status};
+
+use super::Jobs;
+use super::jobs::trace_of;
+use super::refusal::Refusal;
+use crate::index::Index;
+use crate::job::JobId;
+use crate::request::{Field, Format, draft, read_id, read_when};
+
+/// The service.
+pub(crate) struct Service<I>(Arc<Jobs<I>>);
+
+impl<I> Service<I> {
+    pub(crate) fn new(jobs: Arc<Jobs<I>>) -> Self {
+        Self(jobs)
+    }
+}
+
+fn trace(metadata: &MetadataMap) -> Headers {
+    trace_of(|name| metadata.get(name).map(MetadataValue::as_bytes))
+}
+
+fn id_of(text: &str) -> Result<JobId, Status> {
+    read_id(Field::Id, Format::Protobuf, text).map_err(|failure| Refusal::from(failure).into_status())
+}
+
+#[tonic::async_trait]
+impl<I: Index> JobService for Service<I> {
+    async fn schedule_job(
+        &self,
+        request: Request<v1::ScheduleJobRequest>,
+    ) -> Result<Response<v1::ScheduleJobResponse>, Status> {
+        let trace = trace(request.metadata());
+        let v1::ScheduleJobRequest { job, no_wait } = request.into_inner();
+        let draft = draft(job.unwrap_or_default()).map_err(|failure| Refusal::from(failure).into_status())?;
+        let scheduled = self.0.schedule(draft, Format::Protobuf, !no_wait, trace).await;
+        let accepted = scheduled.map_err(Refusal::into_status)?;
+        let (outcome, job) = match accepted.decided {
+            Some((outcome, job)) => (outcome, Some(job)),
+            None => (v1::Outcome::Unspecified, None),
+        };
+        Ok(Response::new(v1::ScheduleJobResponse {
+            id: accepted.id.to_string(),
+            outcome: outcome.into(),
+            job,
+        }))
+    }
+
+    async fn get_job(&self, request: Request<v1::GetJobRequest>) -> Result<Response<v1::Job>, Status> {
+        let id = id_of(&request.get_ref().id)?;
+        let job = self.0.get(id).await.map_err(Refusal::into_status)?;
+        Ok(Response::new(job))
+    }
+
+    async fn cancel_job(
+        &self,
+        request: Request<v1::CancelJobRequest>,
+    ) -> Result<Response<v1::CancelJobResponse>, Status> {
+        let id = id_of(&request.get_ref().id)?;
+        let cancelled = self.0.cancel(id, trace(request.metadata())).await;
+        let v1::CommandOutcome { outcome, job, .. } = cancelled.map_err(Refusal::into_status)?;
+        Ok(Response::new(v1::CancelJobResponse { outcome, job }))
+    }
+
+    async fn reschedule_job(
+        &self,
+        request: Request<v1::RescheduleJobRequest>,
+    ) -> Result<Response<v1::RescheduleJobResponse>, Status> {
+        let trace = trace(request.metadata());
+        let v1::RescheduleJobRequest { id, when } = request.into_inner();
+        let id = id_of(&id)?;
+        let when = when.map(|when| match when {
+            v1::reschedule_job_request::When::ScheduledTime(time) => {
+                v1::reschedule_job::When::ScheduledTime(time)
+            }
+            v1::reschedule_job_request::When::Delay(delay) => v1::reschedule_job::When::Delay(delay),
+        });
+        let when = read_when(when.as_ref()).map_err(|failure| Refusal::from(failure).into_status())?;
+        let rescheduled = self.0.reschedule(id, when, Format::Protobuf, trace).await;
+        let v1::CommandOutcome { outcome, job, .. } = rescheduled.map_err(Refusal::into_status)?;
+        Ok(Response::new(v1::RescheduleJobResponse { outcome, job }))
+    }
+
+    async fn get_stats(&self, request: Request<v1::GetStatsRequest>) -> Result<Response<v1::Stats>, Status> {
+        let stats = self.0.stats(request.get_ref().minutes, Format::Protobuf).await;
+        stats.map(Response::new).map_err(Refusal::into_status)
+    }
+}

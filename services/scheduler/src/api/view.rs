@@ -1,0 +1,227 @@
+//! Jobs as JSON, with the names of requests.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use redeliver_core::job::State;
+use redeliver_proto::convert::{from_priority, from_state, from_timestamp};
+use redeliver_proto::v1;
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+/// A job. Bytes that are no text are shown in Base64, under a name that says so.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct JobView {
+    id: String,
+    app_name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    state: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    priority: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    scheduled_time: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    accepted_at: Option<String>,
+    #[serde(skip_serializing_if = "is_zero")]
+    revision: u32,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    idempotency_key: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    request_id: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    topic: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ended_at: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    expires_at: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key_base64: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    headers: Vec<HeaderView>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    job_data: Option<Box<RawValue>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    job_data_base64: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct HeaderView {
+    name: String,
+    value: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    value_base64: Option<String>,
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde calls it with a reference"
+)]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
+}
+
+impl From<v1::Job> for JobView {
+    fn from(job: v1::Job) -> Self {
+        let time = |time: Option<prost_types::Timestamp>| Some(from_timestamp(&time?)?.to_string());
+        let (state, priority) = (state(job.state()), priority(job.priority()));
+        let (key, key_base64) = job.key.map_or((None, None), |key| text(&key));
+        let (job_data, job_data_base64) = data(&job.data);
+        Self {
+            id: job.id,
+            app_name: job.app,
+            state,
+            priority,
+            scheduled_time: time(job.scheduled_time),
+            accepted_at: time(job.accepted_at),
+            revision: job.revision,
+            idempotency_key: job.idempotency_key,
+            request_id: job.request_id,
+            topic: job.topic,
+            ended_at: time(job.ended_at),
+            expires_at: time(job.expires_at),
+            key,
+            key_base64,
+            headers: job.headers.into_iter().map(HeaderView::from).collect(),
+            job_data,
+            job_data_base64,
+        }
+    }
+}
+
+impl From<v1::Header> for HeaderView {
+    fn from(header: v1::Header) -> Self {
+        let (value, value_base64) = header.value.map_or((None, None), |value| text(&value));
+        Self {
+            name: header.name,
+            value,
+            value_base64,
+        }
+    }
+}
+
+/// As text, or else in Base64.
+fn text(bytes: &[u8]) -> (Option<String>, Option<String>) {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => (Some(text.to_owned()), None),
+        Err(_) => (None, Some(STANDARD.encode(bytes))),
+    }
+}
+
+/// As the JSON that it is, byte for byte, or else in Base64. Data of ended jobs is not kept.
+fn data(bytes: &[u8]) -> (Option<Box<RawValue>>, Option<String>) {
+    if bytes.is_empty() {
+        return (None, None);
+    }
+    match serde_json::from_slice::<Box<RawValue>>(bytes) {
+        Ok(json) => (Some(json), None),
+        Err(_) => (None, Some(STANDARD.encode(bytes))),
+    }
+}
+
+fn state(state: v1::JobState) -> Option<&'static str> {
+    from_state(state).map(State::as_str)
+}
+
+fn priority(priority: v1::Priority) -> Option<&'static str> {
+    match priority {
+        v1::Priority::Unspecified => None,
+        given => Some(from_priority(given).as_str()),
+    }
+}
+
+/// An outcome as JSON has it: `scheduled`, `already_dispatched`.
+pub(crate) fn outcome(outcome: v1::Outcome) -> String {
+    let name = outcome.as_str_name();
+    name.strip_prefix("OUTCOME_").unwrap_or(name).to_lowercase()
+}
+
+/// Statistics.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct StatsView {
+    scheduled: u64,
+    due: u64,
+    next_due: Option<String>,
+    per_minute: Vec<u64>,
+    later: u64,
+}
+
+impl From<v1::Stats> for StatsView {
+    fn from(stats: v1::Stats) -> Self {
+        let next_due = stats.next_due.as_ref().and_then(from_timestamp);
+        Self {
+            scheduled: stats.scheduled,
+            due: stats.due,
+            next_due: next_due.map(|time| time.to_string()),
+            per_minute: stats.per_minute,
+            later: stats.later,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use serde_json::json;
+
+    use super::*;
+
+    fn shown(job: v1::Job) -> serde_json::Value {
+        serde_json::to_value(JobView::from(job)).unwrap()
+    }
+
+    #[test]
+    fn a_job_is_shown_with_the_names_of_its_request() {
+        let job = v1::Job {
+            id: "x".to_owned(),
+            app: "sms".to_owned(),
+            state: v1::JobState::Scheduled.into(),
+            priority: v1::Priority::High.into(),
+            scheduled_time: Some(prost_types::Timestamp {
+                seconds: 1_763_722_800,
+                nanos: 5_000_000,
+            }),
+            revision: 1,
+            data: Bytes::from_static(b"{ \"n\": 1.50 }"),
+            key: Some(Bytes::from_static(b"\xff")),
+            headers: vec![v1::Header {
+                name: "h".to_owned(),
+                value: None,
+            }],
+            ..v1::Job::default()
+        };
+        let text = serde_json::to_string(&JobView::from(job.clone())).unwrap();
+        assert!(text.contains(r#""jobData":{ "n": 1.50 }"#), "{text}");
+        let mut value = shown(job);
+        value.as_object_mut().unwrap().remove("jobData");
+        assert_eq!(
+            value,
+            json!({
+                "id": "x", "appName": "sms", "state": "scheduled", "priority": "high",
+                "scheduledTime": "2025-11-21T11:00:00.005Z", "revision": 1, "keyBase64": "/w==",
+                "headers": [{"name": "h", "value": null}],
+            })
+        );
+    }
+
+    #[test]
+    fn data_that_is_not_json_is_shown_in_base64() {
+        let job = v1::Job {
+            data: Bytes::from_static(b"\x00\x01"),
+            ..v1::Job::default()
+        };
+        assert_eq!(
+            shown(job),
+            json!({"id": "", "appName": "", "jobDataBase64": "AAE="})
+        );
+    }
+
+    #[test]
+    fn outcomes_have_short_names() {
+        assert_eq!(outcome(v1::Outcome::AlreadyDispatched), "already_dispatched");
+        assert_eq!(outcome(v1::Outcome::Scheduled), "scheduled");
+    }
+}
