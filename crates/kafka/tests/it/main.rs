@@ -1,5 +1,6 @@
 //! Tests of the Kafka crate on a real broker and, for error paths, on the mock cluster.
 
+mod changelog;
 mod errors;
 mod lane;
 mod support;
