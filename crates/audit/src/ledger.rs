@@ -40,6 +40,10 @@ impl OutputCheck {
     }
 }
 
+/// A record of the pipeline that is with the scheduler.
+#[derive(Clone, Copy, Debug)]
+pub struct Scheduled(Place, u32);
+
 /// Collects observations of one pipeline whose handler writes one result for each success.
 ///
 /// The topics of a pipeline at rest may be read in any order, only the source last. For one that is running,
@@ -99,6 +103,20 @@ impl Ledger {
         self.copy(record, &origin, Role::Tier, unread);
     }
 
+    /// A record with the scheduler: in a command, whether the scheduler's group has yet to read it, or in a
+    /// job, which may have ended since. Gives what [`Ledger::still_scheduled`] takes.
+    pub fn scheduled(&mut self, record: &Record, unread: bool) -> Option<Scheduled> {
+        let origin = Arrival::salvaged(record).origin;
+        let life = content::life(record);
+        self.copy(record, &origin, Role::Scheduler, unread)
+            .then_some(Scheduled((origin.partition, origin.offset), life))
+    }
+
+    /// The job that a record is in has not ended.
+    pub fn still_scheduled(&mut self, Scheduled(place, life): Scheduled) {
+        self.table.life(place, life).mark(Mark::WAITS_WITH_SCHEDULER);
+    }
+
     /// A record in the due topic; whether the worker's group has yet to read it.
     pub fn due(&mut self, record: &Record, unread: bool) {
         let origin = Arrival::salvaged(record).origin;
@@ -156,6 +174,7 @@ impl Ledger {
         let (seen, waits) = match role {
             Role::Source => (Mark::IN_SOURCE, Mark::UNREAD_IN_SOURCE),
             Role::Tier => (Mark::IN_TIER, Mark::UNREAD_IN_TIER),
+            Role::Scheduler => (Mark::WITH_SCHEDULER, Mark::WAITS_WITH_SCHEDULER),
             Role::Due | Role::Output | Role::Dead => (Mark::IN_DUE, Mark::UNREAD_IN_DUE),
         };
         life.mark(seen);
@@ -287,7 +306,8 @@ impl Ledger {
     /// Whether it had been seen before the source was read, so that the source must have it.
     fn is_known_early(&self, life: &Life) -> bool {
         let in_due = self.pipeline.return_to == ReturnTo::Due && life.has(Mark::IN_DUE);
-        life.has(Mark::ENDED_BEFORE) || life.has(Mark::IN_TIER) || in_due
+        let marks = [Mark::ENDED_BEFORE, Mark::IN_TIER, Mark::WITH_SCHEDULER];
+        marks.into_iter().any(|mark| life.has(mark)) || in_due
     }
 
     /// Puts an origin where its last life says it belongs.
@@ -324,6 +344,7 @@ impl Ledger {
             match role {
                 Role::Source => report.waiting.in_source += 1,
                 Role::Tier => report.waiting.in_tiers += 1,
+                Role::Scheduler => report.waiting.in_scheduler += 1,
                 Role::Due | Role::Output | Role::Dead => report.waiting.in_due += 1,
             }
         } else if !report.successes_counted {
@@ -331,6 +352,8 @@ impl Ledger {
         } else {
             let last = if life.has(Mark::IN_DUE) {
                 "was last seen in the due topic"
+            } else if life.has(Mark::WITH_SCHEDULER) {
+                "was last seen with the scheduler"
             } else if life.has(Mark::IN_TIER) {
                 "was last seen in a tier"
             } else {

@@ -31,7 +31,7 @@ pub struct Report {
     pub lost: Findings,
     /// Source records with more than one end, or with an end although some group has yet to read them.
     pub doubled: Findings,
-    /// Records that came out of a tier before their due time.
+    /// Records that came out of a tier or the scheduler before their due time.
     pub early: Findings,
     /// Source records of which not all copies are equal.
     pub altered: Findings,
@@ -60,6 +60,8 @@ pub struct Waiting {
     pub in_source: u64,
     /// In the tiers.
     pub in_tiers: u64,
+    /// With the scheduler, on their way to it included.
+    pub in_scheduler: u64,
     /// In the due topic, or back in the source topic.
     pub in_due: u64,
 }
@@ -68,7 +70,7 @@ impl Waiting {
     /// All of them.
     #[must_use]
     pub fn total(&self) -> u64 {
-        self.in_source + self.in_tiers + self.in_due
+        self.in_source + self.in_tiers + self.in_scheduler + self.in_due
     }
 }
 
@@ -201,6 +203,7 @@ impl fmt::Display for Report {
         let places = [
             ("source", waiting.in_source),
             ("tiers", waiting.in_tiers),
+            ("scheduler", waiting.in_scheduler),
             ("due", waiting.in_due),
         ]
         .into();
@@ -320,6 +323,7 @@ mod tests {
             waiting: Waiting {
                 in_source: 0,
                 in_tiers: 5,
+                in_scheduler: 2,
                 in_due: 0,
             },
             successes_counted: true,
@@ -338,7 +342,7 @@ mod tests {
         let text = report.to_string();
         for expected in [
             "  dead                         4  exhausted 3, permanent 1\n",
-            "  waiting                      5  tiers 5\n",
+            "  waiting                      7  scheduler 2, tiers 5\n",
             "  lost                        22  nowhere any more\n      crawl-jobs-0@0: gone\n",
             "      and 2 more\n",
             "at least 1 ms; p50 9 ms, p99 9 ms",

@@ -4,9 +4,11 @@
 //!
 //! 1. read the output and the dead letters to their ends;
 //! 2. ask for the committed positions: of the worker's group in the source and due topics, of each tier's
-//!    group in the tier's topic;
-//! 3. read the tiers, the due topic and then the source to their ends. A record is *unread* when it is at or
-//!    beyond its group's committed offset and not among the offsets that are completed beyond it;
+//!    group in the tier's topic, of the scheduler's group in its ingest topic;
+//! 3. read to their ends, where the pipeline's long waits go through the scheduler, its ingest and state
+//!    topics; then the tiers and the due topic; then the source. A record is *unread* when it is at or
+//!    beyond its group's committed offset and not among the offsets that are completed beyond it; a job of
+//!    the state topic is unread when its newest record says that it has not ended;
 //! 4. read the output and the dead letters again, to their new ends.
 //!
 //! # Why nothing is called lost that is not
@@ -18,9 +20,15 @@
 //! whole chain was written before step 3, its end included, and step 4 sees the end. Whoever is not unread
 //! and has no end is lost.
 //!
+//! A job of the scheduler is a copy that is done at the transaction which writes both its next state and the
+//! record in the due topic, and whether it is done is known from step 3 instead of step 2. That record may
+//! then be newer than step 2, but not newer than the reading of the due topic, which comes after that of the
+//! state topic: so it is seen there, and is unread.
+//!
 //! # Why nothing is called doubled that is not
 //! A chain has one end. And an end that step 1 saw had all its chain done before step 2, whose answers include
-//! transactions that are committed but not yet applied; a copy unread by them is a second chain.
+//! transactions that are committed but not yet applied; a copy unread by them is a second chain. So is a job
+//! that has not ended when it is looked at later.
 //!
 //! # What it relies on
 //! Tiers are read before the source, so that an origin they name must be found there. The topics still keep
@@ -34,28 +42,32 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use redeliver_core::pipeline::{TopicRole, retry_tier_group};
-use redeliver_core::{Pipeline, Position, Record};
+use redeliver_core::{JobId, Pipeline, Position, Record, SchedulerTopics};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::reader::{ReadError, TopicReader, group_positions};
 use redeliver_kafka::tracker::Committed;
+use redeliver_proto::long_wait;
 
-use crate::ledger::{Ledger, OutputCheck};
+use crate::ledger::{Ledger, OutputCheck, Scheduled};
 use crate::report::Report;
 
 /// How to audit.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct AuditOptions {
     /// What must be equal between a source record and its result.
     pub output: OutputCheck,
+    /// The consumer group and the topics of the scheduler, for pipelines whose long waits go through it.
+    pub scheduler: Option<(String, SchedulerTopics)>,
     /// How long each of the steps may take.
     pub timeout: Duration,
 }
 
 impl Default for AuditOptions {
-    /// Results are unchanged; ten minutes.
+    /// Results are unchanged; no scheduler; ten minutes.
     fn default() -> Self {
         Self {
             output: OutputCheck::default(),
+            scheduler: None,
             timeout: Duration::from_secs(600),
         }
     }
@@ -111,8 +123,20 @@ pub fn audit(
         .map_err(failed("reading the output and the dead letters"))?;
 
     let positions =
-        Positions::ask(settings, pipeline, options.timeout).map_err(failed("asking for the positions"))?;
+        Positions::ask(settings, pipeline, options).map_err(failed("asking for the positions"))?;
     ledger.positions_known();
+
+    if let Some((_, scheduler)) = &options.scheduler {
+        read_scheduler(
+            settings,
+            pipeline,
+            scheduler,
+            options.timeout,
+            &positions,
+            &mut ledger,
+        )
+        .map_err(failed("reading what waits with the scheduler"))?;
+    }
 
     let waiting = topics(|role| matches!(role, TopicRole::Tier(_) | TopicRole::Due));
     let waited = Sweep::new(settings, &waiting).and_then(|mut sweep| {
@@ -137,6 +161,40 @@ pub fn audit(
     ends.read(options.timeout, |record| end(&mut ledger, record))
         .map_err(failed("reading the output and the dead letters again"))?;
     Ok(ledger.report())
+}
+
+/// Reads commands and jobs to their ends.
+fn read_scheduler(
+    settings: &KafkaSettings,
+    pipeline: &Pipeline,
+    scheduler: &SchedulerTopics,
+    timeout: Duration,
+    positions: &Positions,
+    ledger: &mut Ledger,
+) -> Result<(), ReadError> {
+    let mut commands = Sweep::new(settings, std::slice::from_ref(&scheduler.ingest))?;
+    commands.read(timeout, |command| {
+        if let Some(record) = long_wait::unwrap(&pipeline.name, command) {
+            ledger.scheduled(&record, positions.is_unread(&command.position));
+        }
+    })?;
+    let mut waiting: HashMap<JobId, Scheduled> = HashMap::new();
+    let mut jobs = Sweep::new(settings, std::slice::from_ref(&scheduler.state))?;
+    jobs.read(timeout, |job| {
+        let key = job.key.as_deref().and_then(|key| std::str::from_utf8(key).ok());
+        let Some(id) = key.and_then(|key| key.parse().ok()) else {
+            return;
+        };
+        let record = long_wait::unwrap_state(&pipeline.name, job);
+        match record.and_then(|record| ledger.scheduled(&record, false)) {
+            Some(scheduled) => drop(waiting.insert(id, scheduled)),
+            None => drop(waiting.remove(&id)),
+        }
+    })?;
+    for scheduled in waiting.into_values() {
+        ledger.still_scheduled(scheduled);
+    }
+    Ok(())
 }
 
 /// Reads topics to their ends, each record once, however often it is told to read on.
@@ -196,7 +254,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 struct Positions(HashMap<Arc<str>, HashMap<i32, Committed>>);
 
 impl Positions {
-    fn ask(settings: &KafkaSettings, pipeline: &Pipeline, timeout: Duration) -> Result<Self, ReadError> {
+    fn ask(settings: &KafkaSettings, pipeline: &Pipeline, options: &AuditOptions) -> Result<Self, ReadError> {
         let mut topics_of: BTreeMap<String, Vec<Arc<str>>> = BTreeMap::new();
         topics_of.insert(pipeline.worker_group(), pipeline.worker_topics());
         for tier in pipeline.policy.tiers() {
@@ -205,8 +263,12 @@ impl Positions {
                 .or_default()
                 .push(pipeline.tier_topic(tier));
         }
+        if let Some((group, scheduler)) = &options.scheduler {
+            let topics = topics_of.entry(group.clone()).or_default();
+            topics.push(scheduler.ingest.clone());
+        }
         let mut positions: HashMap<Arc<str>, HashMap<i32, Committed>> = HashMap::new();
-        let deadline = Instant::now() + timeout.min(PATIENCE);
+        let deadline = Instant::now() + options.timeout.min(PATIENCE);
         for (group, topics) in topics_of {
             for ((topic, partition), committed) in positions_of(settings, &group, &topics, deadline)? {
                 if let Some(committed) = committed {

@@ -16,9 +16,21 @@ pub(crate) type Place = (i32, i64);
 pub(crate) enum Role {
     Source,
     Tier,
+    Scheduler,
     Due,
     Output,
     Dead,
+}
+
+impl Role {
+    const ALL: [Self; 6] = [
+        Self::Source,
+        Self::Tier,
+        Self::Scheduler,
+        Self::Due,
+        Self::Output,
+        Self::Dead,
+    ];
 }
 
 impl fmt::Display for Role {
@@ -26,6 +38,7 @@ impl fmt::Display for Role {
         f.write_str(match self {
             Self::Source => "the source",
             Self::Tier => "a tier",
+            Self::Scheduler => "the scheduler",
             Self::Due => "the due topic",
             Self::Output => "the output",
             Self::Dead => "the dead letters",
@@ -33,9 +46,9 @@ impl fmt::Display for Role {
     }
 }
 
-/// Yes or no, eight times.
+/// Yes or no, ten times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Mark(u8);
+pub(crate) struct Mark(u16);
 
 impl Mark {
     pub(crate) const IN_SOURCE: Self = Self(1);
@@ -47,6 +60,8 @@ impl Mark {
     /// Its end was seen before the groups were asked for their positions.
     pub(crate) const ENDED_BEFORE: Self = Self(64);
     pub(crate) const ALTERED: Self = Self(128);
+    pub(crate) const WITH_SCHEDULER: Self = Self(256);
+    pub(crate) const WAITS_WITH_SCHEDULER: Self = Self(512);
 }
 
 /// One life of an origin: from the source, or from a redrive, to the output or the dead letters.
@@ -54,14 +69,44 @@ impl Mark {
 pub(crate) struct Life {
     value: u64,
     rest: u64,
-    /// Which copy the hash was taken from: the one that was seen first.
-    value_from: Option<Role>,
-    rest_from: Option<Role>,
-    marks: u8,
+    marks: u16,
+    pub(crate) retries: u16,
     pub(crate) outputs: u8,
     pub(crate) dead: u8,
     pub(crate) class: Option<ErrorClass>,
-    pub(crate) retries: u16,
+    hashed: Hashed,
+}
+
+/// From which copy each of the two hashes was taken: the one that was seen first. Four bits each.
+#[derive(Clone, Copy, Debug, Default)]
+struct Hashed(u8);
+
+impl Hashed {
+    fn value_from(self) -> Option<Role> {
+        Self::role(self.0 & 15)
+    }
+
+    fn rest_from(self) -> Option<Role> {
+        Self::role(self.0 >> 4)
+    }
+
+    fn set_value_from(&mut self, role: Role) {
+        self.0 = self.0 & !15 | Self::number(role);
+    }
+
+    fn set_rest_from(&mut self, role: Role) {
+        self.0 = self.0 & 15 | Self::number(role) << 4;
+    }
+
+    /// 0 is none.
+    fn role(number: u8) -> Option<Role> {
+        let index = usize::from(number).checked_sub(1)?;
+        Role::ALL.get(index).copied()
+    }
+
+    fn number(role: Role) -> u8 {
+        role as u8 + 1
+    }
 }
 
 /// Which part of a copy is compared with the others.
@@ -93,6 +138,7 @@ impl Life {
     pub(crate) fn waits_in(&self) -> Option<Role> {
         let places = [
             (Mark::UNREAD_IN_DUE, Role::Due),
+            (Mark::WAITS_WITH_SCHEDULER, Role::Scheduler),
             (Mark::UNREAD_IN_TIER, Role::Tier),
             (Mark::UNREAD_IN_SOURCE, Role::Source),
         ];
@@ -106,8 +152,11 @@ impl Life {
     pub(crate) fn compare(&mut self, role: Role, content: Content, what: Compare) -> Option<String> {
         let mut differences = Vec::new();
         if what != Compare::Nothing {
-            match self.rest_from {
-                None => (self.rest, self.rest_from) = (content.rest, Some(role)),
+            match self.hashed.rest_from() {
+                None => {
+                    self.rest = content.rest;
+                    self.hashed.set_rest_from(role);
+                }
                 Some(other) if self.rest != content.rest => {
                     differences.push(format!("key or headers differ between {role} and {other}"));
                 }
@@ -115,8 +164,11 @@ impl Life {
             }
         }
         if what == Compare::Everything {
-            match self.value_from {
-                None => (self.value, self.value_from) = (content.value, Some(role)),
+            match self.hashed.value_from() {
+                None => {
+                    self.value = content.value;
+                    self.hashed.set_value_from(role);
+                }
                 Some(other) if self.value != content.value => {
                     differences.push(format!("value differs between {role} and {other}"));
                 }
@@ -131,8 +183,9 @@ impl Life {
         let differs = |a: u64, a_from: Option<Role>, b: u64, b_from: Option<Role>| {
             a_from.is_some() && b_from.is_some() && a != b
         };
-        !differs(self.rest, self.rest_from, other.rest, other.rest_from)
-            && !differs(self.value, self.value_from, other.value, other.value_from)
+        let (one, two) = (self.hashed, other.hashed);
+        !differs(self.rest, one.rest_from(), other.rest, two.rest_from())
+            && !differs(self.value, one.value_from(), other.value, two.value_from())
     }
 }
 
@@ -203,6 +256,23 @@ mod tests {
     #[test]
     fn an_origin_costs_24_bytes() {
         assert_eq!(size_of::<Life>(), 24);
+    }
+
+    #[test]
+    fn both_hashes_know_from_which_copy_they_were_taken() {
+        for value in Role::ALL {
+            for rest in Role::ALL {
+                let mut hashed = Hashed::default();
+                assert_eq!((hashed.value_from(), hashed.rest_from()), (None, None));
+                hashed.set_value_from(value);
+                assert_eq!((hashed.value_from(), hashed.rest_from()), (Some(value), None));
+                hashed.set_rest_from(rest);
+                assert_eq!(
+                    (hashed.value_from(), hashed.rest_from()),
+                    (Some(value), Some(rest))
+                );
+            }
+        }
     }
 
     #[test]

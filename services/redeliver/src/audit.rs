@@ -55,8 +55,10 @@ pub(crate) fn main(args: &AuditArgs) -> ExitCode {
     let settings = kafka_settings(&config);
     let mut clean = true;
     for (pipeline, check) in chosen(&config, &args.pipeline) {
+        let scheduler = &config.scheduler;
         let options = AuditOptions {
             output: check,
+            scheduler: (pipeline.long_waits.is_some()).then(|| (scheduler.group.clone(), scheduler.topics())),
             timeout: Duration::from(args.timeout),
         };
         let found = match audit(&settings, &pipeline, &options) {

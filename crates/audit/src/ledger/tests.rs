@@ -5,12 +5,15 @@ use std::time::Duration;
 use bytes::Bytes;
 use proptest::prelude::*;
 use redeliver_core::headers::{ORIGINAL_OFFSET, PIPELINE, TRACEPARENT, TraceContext};
-use redeliver_core::route::{reject, route};
+use redeliver_core::pipeline::Carrier;
+use redeliver_core::route::{Disposition, reject, route};
 use redeliver_core::{Failure, Headers, Outcome, Output};
 
 use super::*;
 
 const START: Timestamp = Timestamp::from_millis(1_700_000_000_000);
+/// Longer than any tier.
+const LONG: Duration = Duration::from_secs(3600);
 
 type HeaderList = Vec<(String, Option<Vec<u8>>)>;
 
@@ -119,9 +122,21 @@ impl World {
         };
         for failure in 1..=failures {
             let arrival = Arrival::read(&self.pipeline, &record).unwrap();
-            let outcome = Outcome::Failed(Failure::transient("http.503", "busy"));
+            // Through the scheduler first, where there is one.
+            let failed = match self.pipeline.long_waits {
+                Some(_) if failure == 1 => Failure::throttled(LONG, "http.503", "busy"),
+                _ => Failure::transient("http.503", "busy"),
+            };
+            let outcome = Outcome::Failed(failed);
             let mut routing = route(&self.pipeline, record, &arrival, outcome, Some(&trace), now, 0.5);
-            let waiting = self.write(Role::Tier, routing.outputs.remove(0), 1, now);
+            let carrier = match routing.disposition {
+                Disposition::Waiting {
+                    carrier: Carrier::Scheduler,
+                    ..
+                } => Role::Scheduler,
+                _ => Role::Tier,
+            };
+            let waiting = self.write(carrier, routing.outputs.remove(0), 1, now);
             if failure == failures && fate == Fate::WaitsInTier {
                 return stay(self);
             }
@@ -154,6 +169,7 @@ impl World {
             match seen.role {
                 Role::Source => ledger.source(&seen.record, seen.unread),
                 Role::Tier => ledger.tier(&seen.record, seen.unread),
+                Role::Scheduler => drop(ledger.scheduled(&seen.record, seen.unread)),
                 Role::Due => ledger.due(&seen.record, seen.unread),
                 Role::Output => ledger.output(&seen.record),
                 Role::Dead => ledger.dead(&seen.record),
@@ -238,6 +254,88 @@ fn a_clean_run_is_clean_and_all_is_counted_once() {
             "{report}"
         );
     }
+}
+
+/// A world whose long waits go through a scheduler.
+fn with_scheduler(return_to: ReturnTo) -> World {
+    let mut world = World::new(return_to);
+    world.pipeline.long_waits = Some("ingest".into());
+    world
+}
+
+#[test]
+fn a_record_with_the_scheduler_waits_and_is_compared_like_any_other() {
+    for return_to in [ReturnTo::Due, ReturnTo::Source] {
+        let mut world = with_scheduler(return_to);
+        for (failures, fate) in [
+            (1, Fate::Output),
+            (2, Fate::Dead),
+            (1, Fate::WaitsInTier),
+            (2, Fate::WaitsInTier),
+            (1, Fate::WaitsInDue),
+        ] {
+            let record = world.plain();
+            world.live(record, failures, fate, 4);
+        }
+        let report = check(&world, &[]);
+        assert_eq!((report.source, report.output, report.dead), (5, 1, 1));
+        let waiting = &report.waiting;
+        assert_eq!(
+            (waiting.in_scheduler, waiting.in_tiers, waiting.in_due),
+            (1, 1, 1)
+        );
+        assert_eq!(report.min_margin_ms, Some(4));
+    }
+    let mut world = with_scheduler(ReturnTo::Due);
+    let record = world.plain();
+    world.live(record, 1, Fate::Output, 0);
+    world.last_of(Role::Due).key = None;
+    let report = check(&world, &[("altered", 1)]);
+    let reason = &report.altered.sample[0].reason;
+    assert!(reason.contains("key or headers differ"), "{report}");
+}
+
+#[test]
+fn a_record_that_the_scheduler_did_not_give_back_is_lost() {
+    let mut world = with_scheduler(ReturnTo::Due);
+    let record = world.plain();
+    world.live(record, 1, Fate::WaitsInTier, 0);
+    check(&world, &[]);
+    world.seen.last_mut().unwrap().unread = false;
+    let report = check(&world, &[("lost", 1)]);
+    let reason = &report.lost.sample[0].reason;
+    assert!(reason.starts_with("was last seen with the scheduler"), "{report}");
+}
+
+#[test]
+fn a_job_that_has_not_ended_waits_and_must_not_have_an_end() {
+    let mut world = with_scheduler(ReturnTo::Due);
+    let record = world.plain();
+    world.live(record, 1, Fate::Output, 0);
+    let [source, command, back, end] = &world.seen[..] else {
+        panic!("{:?}", world.seen)
+    };
+    let mut ledger = Ledger::new(&world.pipeline, OutputCheck::Unchanged);
+    ledger.positions_known();
+    let job = ledger.scheduled(&command.record, false).unwrap();
+    ledger.source(&source.record, false);
+    assert_eq!(defects(&ledger.report()), [("lost", 1)]);
+    ledger.still_scheduled(job);
+    let report = ledger.report();
+    assert!(report.is_clean() && report.waiting.in_scheduler == 1, "{report}");
+    // It was dispatched after the state topic was read.
+    ledger.due(&back.record, true);
+    let report = ledger.report();
+    assert!(report.is_clean() && report.waiting.in_due == 1, "{report}");
+
+    // With an end that was there before, it will be dispatched a second time.
+    let mut ledger = Ledger::new(&world.pipeline, OutputCheck::Unchanged);
+    ledger.output(&end.record);
+    ledger.positions_known();
+    let job = ledger.scheduled(&command.record, false).unwrap();
+    ledger.still_scheduled(job);
+    ledger.source(&source.record, false);
+    assert_eq!(defects(&ledger.report()), [("doubled", 1)]);
 }
 
 #[test]
@@ -620,12 +718,15 @@ prop_compose! {
     fn world()(
         lives in proptest::collection::vec(life(), 1..20),
         to_source in any::<bool>(),
+        through_scheduler in any::<bool>(),
     )(
         order in Just((0..lives.len() * 8).collect::<Vec<_>>()).prop_shuffle(),
         lives in Just(lives),
         to_source in Just(to_source),
+        through_scheduler in Just(through_scheduler),
     ) -> World {
-        let mut world = World::new(if to_source { ReturnTo::Source } else { ReturnTo::Due });
+        let return_to = if to_source { ReturnTo::Source } else { ReturnTo::Due };
+        let mut world = if through_scheduler { with_scheduler(return_to) } else { World::new(return_to) };
         for (key, value, headers, failures, fate, late, partition) in lives {
             let record = world.source(key.as_deref(), value.as_deref(), headers, partition);
             world.live(record, failures, fate, late);

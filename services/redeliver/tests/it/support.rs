@@ -24,11 +24,12 @@ use futures::future::try_join_all;
 use redeliver_audit::{AuditOptions, OutputCheck, Report, audit};
 use redeliver_core::headers::{self, Origin, Ours};
 use redeliver_core::pipeline::TopicRole;
-use redeliver_core::{Headers, Output, Pipeline, Position, Record, Timestamp};
+use redeliver_core::{Headers, Output, Pipeline, Position, Record, SchedulerTopics, Timestamp};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::reader::TopicReader;
 use redeliver_runtime::Config;
+use redeliver_runtime::config::LongWaitsConfig;
 use redeliver_testkit::scratch::Scratch;
 use redeliver_testkit::{
     FakeEndpoint, Fate, Plan, Process, Reply, Request, binary, brokers, eventually, unique,
@@ -64,6 +65,8 @@ pub(crate) struct Pipe {
     /// What the enricher calls.
     pub(crate) endpoint: FakeEndpoint,
     check: OutputCheck,
+    /// Group and topics of the scheduler, where long waits go through it.
+    scheduler: Option<(String, SchedulerTopics)>,
     producer: Producer,
     runtime: tokio::runtime::Runtime,
     _scratch: Scratch,
@@ -192,7 +195,11 @@ impl Setup {
             .http
             .as_ref()
             .is_some_and(|http| http.response == redeliver_runtime::config::ResponseMode::Keep);
+        let scheduler = &config.scheduler;
+        let long_waits = config.pipelines[&name].long_waits;
         Pipe {
+            scheduler: (long_waits == LongWaitsConfig::Scheduler)
+                .then(|| (scheduler.group.clone(), scheduler.topics())),
             pipeline: config.pipelines[&name].pipeline(&name, &config.scheduler),
             producer: Producer::new(&kafka).unwrap(),
             check: if keeps {
@@ -379,6 +386,7 @@ impl Pipe {
     pub(crate) fn audit(&self) -> Box<Report> {
         let options = AuditOptions {
             output: self.check,
+            scheduler: self.scheduler.clone(),
             timeout: START,
         };
         Box::new(audit(&self.kafka, &self.pipeline, &options).unwrap())
