@@ -229,7 +229,7 @@ impl DeadLetterClient {
             view: view(list.full).into(),
         };
         let answer = self.service.clone().list_dead_letters(request).await;
-        let answer = answer.map_err(|status| self.error(status))?.into_inner();
+        let answer = answer.map_err(|status| self.error(&status))?.into_inner();
         let dead_letters = answer.dead_letters.into_iter().map(DeadLetter::try_from);
         Ok(Page {
             dead_letters: dead_letters.collect::<Result<_, _>>()?,
@@ -246,7 +246,7 @@ impl DeadLetterClient {
         match self.service.clone().get_dead_letter(request).await {
             Ok(answer) => DeadLetter::try_from(answer.into_inner()).map(Some),
             Err(status) if status.code() == Code::NotFound => Ok(None),
-            Err(status) => Err(self.error(status)),
+            Err(status) => Err(self.error(&status)),
         }
     }
 
@@ -258,7 +258,7 @@ impl DeadLetterClient {
         let request = v1::ReadPayloadRequest { id: id.to_owned() };
         let answer = self.service.clone().read_payload(request).await;
         Ok(Payload {
-            stream: answer.map_err(|status| self.error(status))?.into_inner(),
+            stream: answer.map_err(|status| self.error(&status))?.into_inner(),
             url: self.url.clone(),
         })
     }
@@ -272,7 +272,7 @@ impl DeadLetterClient {
             filter: filter.to_owned(),
         };
         let answer = self.service.clone().get_dead_letter_stats(request).await;
-        let answer = answer.map_err(|status| self.error(status))?.into_inner();
+        let answer = answer.map_err(|status| self.error(&status))?.into_inner();
         answer.topics.into_iter().map(TopicStats::try_from).collect()
     }
 
@@ -289,13 +289,13 @@ impl DeadLetterClient {
         };
         let answer = self.service.clone().watch_dead_letters(request).await;
         Ok(Watch {
-            stream: answer.map_err(|status| self.error(status))?.into_inner(),
+            stream: answer.map_err(|status| self.error(&status))?.into_inner(),
             resume_token: watch.resume_token.clone(),
             url: self.url.clone(),
         })
     }
 
-    fn error(&self, status: Status) -> ClientError {
+    fn error(&self, status: &Status) -> ClientError {
         ClientError::from_status(&self.url, status)
     }
 }
@@ -322,7 +322,7 @@ impl Payload {
     /// When the connection breaks.
     pub async fn next(&mut self) -> Result<Option<Bytes>, ClientError> {
         let piece = self.stream.message().await;
-        let piece = piece.map_err(|status| ClientError::from_status(&self.url, status))?;
+        let piece = piece.map_err(|status| ClientError::from_status(&self.url, &status))?;
         Ok(piece.map(|piece| piece.chunk))
     }
 }
@@ -347,7 +347,7 @@ impl Watch {
             let Ok(message) = waited else {
                 return Err(ClientError::Silent(LONGEST_SILENCE));
             };
-            let message = message.map_err(|status| ClientError::from_status(&self.url, status))?;
+            let message = message.map_err(|status| ClientError::from_status(&self.url, &status))?;
             let message = message.ok_or(ClientError::Ended)?;
             if !message.resume_token.is_empty() {
                 self.resume_token = message.resume_token;

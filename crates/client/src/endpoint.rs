@@ -108,10 +108,7 @@ impl Endpoint {
         let channel = endpoint
             .connect()
             .await
-            .map_err(|source| ClientError::Unreachable {
-                url: self.url.clone(),
-                source: Box::new(source),
-            })?;
+            .map_err(|error| ClientError::unreachable(&self.url, &error))?;
         Ok(InterceptedService::new(channel, token))
     }
 }

@@ -1,5 +1,7 @@
 //! Why a call failed.
 
+use std::error::Error;
+
 use redeliver_proto::auth::UnusableToken;
 use tonic::{Code, Status};
 
@@ -24,8 +26,8 @@ pub enum ClientError {
     Unreachable {
         /// The address.
         url: String,
-        /// Why.
-        source: Box<dyn std::error::Error + Send + Sync>,
+        /// Why: the innermost cause, as those around it only say that there was one.
+        source: Box<dyn Error + Send + Sync>,
     },
     /// No scheduler would accept the request, which was not sent.
     #[error("the request is not valid")]
@@ -53,19 +55,26 @@ pub enum ClientError {
 
 impl ClientError {
     /// From an answer of the service at this address.
-    pub(crate) fn from_status(url: &str, status: Status) -> Self {
+    pub(crate) fn from_status(url: &str, status: &Status) -> Self {
         // With a transport error inside, the answer is not the service's but the connection's.
-        let broken = std::error::Error::source(&status).is_some();
-        if status.code() == Code::Unavailable && broken {
-            return Self::Unreachable {
-                url: url.to_owned(),
-                source: Box::new(status),
-            };
+        if status.code() == Code::Unavailable && status.source().is_some() {
+            return Self::unreachable(url, status);
         }
         Self::Refused {
             code: status.code(),
             message: status.message().to_owned(),
-            reason: redeliver_proto::error::reason(&status),
+            reason: redeliver_proto::error::reason(status),
+        }
+    }
+
+    pub(crate) fn unreachable(url: &str, error: &dyn Error) -> Self {
+        let mut innermost = error;
+        while let Some(cause) = innermost.source() {
+            innermost = cause;
+        }
+        Self::Unreachable {
+            url: url.to_owned(),
+            source: innermost.to_string().into(),
         }
     }
 
@@ -122,7 +131,7 @@ mod tests {
     #[test]
     fn a_refusal_is_shown_with_its_kind_and_reason() {
         let status = redeliver_proto::error::status(Code::NotFound, "no such application `x`", "APP", []);
-        let error = ClientError::from_status("http://x", status);
+        let error = ClientError::from_status("http://x", &status);
         assert_eq!(error.to_string(), "no such application `x` (NOT_FOUND)");
         assert_eq!(error.code(), Some(Code::NotFound));
         assert!(matches!(&error, ClientError::Refused { reason: Some(reason), .. } if reason == "APP"));
@@ -131,12 +140,13 @@ mod tests {
 
     #[test]
     fn a_service_that_is_not_ready_differs_from_one_that_is_not_there() {
-        let not_ready = ClientError::from_status("http://x", Status::unavailable("catching up"));
+        let not_ready = ClientError::from_status("http://x", &Status::unavailable("catching up"));
         assert_eq!(not_ready.code(), Some(Code::Unavailable));
         let mut broken = Status::unavailable("tcp connect error");
         broken.set_source(std::sync::Arc::new(std::io::Error::other("refused")));
-        let gone = ClientError::from_status("http://x", broken);
+        let gone = ClientError::from_status("http://x", &broken);
         assert!(matches!(gone, ClientError::Unreachable { .. }));
+        assert_eq!(gone.source().unwrap().to_string(), "refused");
         assert!(not_ready.is_passing() && gone.is_passing());
     }
 }

@@ -177,7 +177,7 @@ impl JobClient {
         let answer = self.service.clone().schedule_job(request).await;
         answer
             .map(tonic::Response::into_inner)
-            .map_err(|status| self.error(status))
+            .map_err(|status| self.error(&status))
     }
 
     /// A job by its id; `None` when none is known.
@@ -189,7 +189,7 @@ impl JobClient {
         match self.service.clone().get_job(request).await {
             Ok(answer) => Job::try_from(answer.into_inner()).map(Some),
             Err(status) if status.code() == Code::NotFound => Ok(None),
-            Err(status) => Err(self.error(status)),
+            Err(status) => Err(self.error(&status)),
         }
     }
 
@@ -201,7 +201,7 @@ impl JobClient {
     pub async fn cancel(&self, id: JobId) -> Result<Answer, ClientError> {
         let request = v1::CancelJobRequest { id: id.to_string() };
         let answer = self.service.clone().cancel_job(request).await;
-        let answer = answer.map_err(|status| self.error(status))?.into_inner();
+        let answer = answer.map_err(|status| self.error(&status))?.into_inner();
         answer_of(answer.outcome(), answer.job)
     }
 
@@ -215,7 +215,7 @@ impl JobClient {
             when: Some(when.to_request()?),
         };
         let answer = self.service.clone().reschedule_job(request).await;
-        let answer = answer.map_err(|status| self.error(status))?.into_inner();
+        let answer = answer.map_err(|status| self.error(&status))?.into_inner();
         answer_of(answer.outcome(), answer.job)
     }
 
@@ -226,7 +226,7 @@ impl JobClient {
     pub async fn stats(&self, minutes: u32) -> Result<JobStats, ClientError> {
         let request = v1::GetStatsRequest { minutes };
         let answer = self.service.clone().get_stats(request).await;
-        let stats = answer.map_err(|status| self.error(status))?.into_inner();
+        let stats = answer.map_err(|status| self.error(&status))?.into_inner();
         Ok(JobStats {
             scheduled: stats.scheduled,
             due: stats.due,
@@ -236,7 +236,7 @@ impl JobClient {
         })
     }
 
-    fn error(&self, status: tonic::Status) -> ClientError {
+    fn error(&self, status: &tonic::Status) -> ClientError {
         ClientError::from_status(&self.url, status)
     }
 }

@@ -1,7 +1,11 @@
 //! The command line of Redeliver.
 
 mod audit;
+mod connection;
 mod dev;
+mod dlq;
+mod jobs;
+mod output;
 mod topics;
 
 use std::fmt::Display;
@@ -30,6 +34,10 @@ enum Command {
     Topics(topics::TopicsArgs),
     /// Prove that nothing is lost, doubled, early or altered: in = out + waiting + dead
     Audit(audit::AuditArgs),
+    /// Schedule, look up and cancel jobs
+    Jobs(jobs::JobsArgs),
+    /// List, show and watch dead letters
+    Dlq(dlq::DlqArgs),
 }
 
 fn main() -> ExitCode {
@@ -40,6 +48,8 @@ fn main() -> ExitCode {
         Command::Dev(args) => dev::main(args),
         Command::Topics(args) => topics::main(&args),
         Command::Audit(args) => audit::main(&args),
+        Command::Jobs(args) => jobs::main(&args),
+        Command::Dlq(args) => dlq::main(&args),
     }
 }
 

@@ -316,6 +316,8 @@ Commands:
   dev     Run everything in this process on a broker in memory, with a demonstration (the default)
   topics  Create or check the topics of the configured pipelines
   audit   Prove that nothing is lost, doubled, early or altered: in = out + waiting + dead
+  jobs    Schedule, look up and cancel jobs
+  dlq     List, show and watch dead letters
   help    Print this message or the help of the given subcommand(s)
 
 Options:

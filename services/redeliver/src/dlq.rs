@@ -1,0 +1,292 @@
+//! `redeliver dlq`: the dead letters of all pipelines, as the inspector knows them.
+
+mod show;
+mod watch;
+
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+use redeliver_client::{DeadLetter, DeadLetterClient, ListDeadLetters, TopicStats};
+use redeliver_core::Span;
+use redeliver_runtime::cli::{CommonArgs, report};
+use serde_json::{Value, json};
+
+use crate::connection::{CliError, ConnectionArgs, conclude, inspector};
+use crate::output::{OutputArgs, print_item, print_items, shortened};
+use show::{as_json, as_text};
+
+/// Flags of `redeliver dlq`.
+#[derive(Args)]
+pub(crate) struct DlqArgs {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// List dead letters, the newest first
+    Ls(ListArgs),
+    /// Show one dead letter: why it failed, where it came from, its headers and payload
+    Show(ShowArgs),
+    /// Print dead letters as they come, one line each
+    Watch(WatchArgs),
+    /// Count dead letters by topic and class
+    Stats(StatsArgs),
+}
+
+/// How the inspector is reached.
+#[derive(Args)]
+struct InspectorArgs {
+    #[command(flatten)]
+    common: CommonArgs,
+    /// The inspector, such as http://inspector:50051; also REDELIVER_DLQ. Default: dlq_inspector.listen
+    #[arg(long, value_name = "URL", env = "REDELIVER_DLQ", hide_env = true)]
+    server: Option<String>,
+    #[command(flatten)]
+    connection: ConnectionArgs,
+}
+
+#[derive(Args)]
+struct FilterArgs {
+    /// Such as 'error_class = "permanent" AND headers.tenant = "x" AND retry_count > 3'. Default: all
+    #[arg(long, value_name = "FILTER", default_value = "", hide_default_value = true)]
+    filter: String,
+}
+
+#[derive(Args)]
+struct ListArgs {
+    #[command(flatten)]
+    filter: FilterArgs,
+    /// The most to list
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
+    limit: u32,
+    /// The oldest first
+    #[arg(long)]
+    oldest_first: bool,
+    #[command(flatten)]
+    output: OutputArgs,
+    #[command(flatten)]
+    inspector: InspectorArgs,
+}
+
+#[derive(Args)]
+struct ShowArgs {
+    /// topic/partition/offset of the dead-letter topic, as `ls` shows it
+    #[arg(value_name = "ID")]
+    id: String,
+    /// Write the payload to stdout and nothing else, byte for byte
+    #[arg(long, conflicts_with = "format")]
+    payload: bool,
+    #[command(flatten)]
+    output: OutputArgs,
+    #[command(flatten)]
+    inspector: InspectorArgs,
+}
+
+#[derive(Args)]
+struct WatchArgs {
+    #[command(flatten)]
+    filter: FilterArgs,
+    /// Leave out those that are there already
+    #[arg(long)]
+    new: bool,
+    /// With headers and payload, in JSON
+    #[arg(long)]
+    full: bool,
+    #[command(flatten)]
+    output: OutputArgs,
+    #[command(flatten)]
+    inspector: InspectorArgs,
+}
+
+#[derive(Args)]
+struct StatsArgs {
+    #[command(flatten)]
+    filter: FilterArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+    #[command(flatten)]
+    inspector: InspectorArgs,
+}
+
+pub(crate) fn main(args: &DlqArgs) -> ExitCode {
+    let inspector = match &args.verb {
+        Verb::Ls(args) => &args.inspector,
+        Verb::Show(args) => &args.inspector,
+        Verb::Watch(args) => &args.inspector,
+        Verb::Stats(args) => &args.inspector,
+    };
+    let config = match inspector.common.load() {
+        Ok(config) => config,
+        Err(error) => return report(&error),
+    };
+    if let Some(code) = inspector.common.answer(&config) {
+        return code;
+    }
+    conclude(async {
+        let service = self::inspector(&config);
+        let endpoint = inspector
+            .connection
+            .endpoint(inspector.server.as_deref(), &service)?;
+        let client = DeadLetterClient::connect(&endpoint)
+            .await
+            .map_err(|error| service.failure(error))?;
+        match &args.verb {
+            Verb::Ls(args) => list(&client, args).await,
+            Verb::Show(args) => show(&client, args).await,
+            Verb::Watch(args) => watch::run(&client, args).await,
+            Verb::Stats(args) => stats(&client, args).await,
+        }
+    })
+}
+
+/// The largest page that the inspector gives.
+const PAGE: u32 = 1000;
+
+async fn list(client: &DeadLetterClient, args: &ListArgs) -> Result<ExitCode, CliError> {
+    let mut found: Vec<DeadLetter> = Vec::new();
+    let mut ask = ListDeadLetters {
+        filter: args.filter.filter.clone(),
+        oldest_first: args.oldest_first,
+        ..ListDeadLetters::default()
+    };
+    let there_is_more = loop {
+        let missing = args.limit - u32::try_from(found.len()).unwrap_or(args.limit);
+        ask.page_size = u16::try_from(missing.min(PAGE)).unwrap_or(u16::MAX);
+        let page = client.list(&ask).await?;
+        found.extend(page.dead_letters);
+        match page.next_page_token {
+            None => break false,
+            Some(_) if found.len() >= args.limit as usize => break true,
+            Some(token) => ask.page_token = token,
+        }
+    };
+    let columns = ["id", "dead at", "class", "code", "retries", "pipeline", "message"];
+    print_items(args.output.format, &columns, &found, row, as_json);
+    if there_is_more {
+        eprintln!(
+            "there are more; --limit {} shows more of them",
+            u64::from(args.limit) * 10
+        );
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn row(letter: &DeadLetter) -> Vec<String> {
+    let text = |text: &Option<String>, limit| shortened(text.as_deref().unwrap_or_default(), limit);
+    vec![
+        letter.id.clone(),
+        letter.dead_at.map(|at| at.to_string()).unwrap_or_default(),
+        text(&letter.error_class, 20),
+        text(&letter.error_code, 40),
+        letter.retry_count.to_string(),
+        text(&letter.pipeline, 40),
+        text(&letter.error_message, 60),
+    ]
+}
+
+async fn show(client: &DeadLetterClient, args: &ShowArgs) -> Result<ExitCode, CliError> {
+    if args.payload {
+        return payload(client, &args.id).await;
+    }
+    let Some(letter) = client.get(&args.id).await? else {
+        return Err(CliError::failed(format_args!(
+            "there is no dead letter `{}`: it never was, or its topic's retention has removed it",
+            args.id
+        )));
+    };
+    print_item(args.output.format, || as_text(&letter), || as_json(&letter));
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn payload(client: &DeadLetterClient, id: &str) -> Result<ExitCode, CliError> {
+    let mut payload = client.payload(id).await?;
+    while let Some(piece) = payload.next().await? {
+        let written = std::io::stdout().write_all(&piece);
+        written.map_err(|error| CliError::Io("writing the payload", error))?;
+    }
+    let flushed = std::io::stdout().flush();
+    flushed.map_err(|error| CliError::Io("writing the payload", error))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn stats(client: &DeadLetterClient, args: &StatsArgs) -> Result<ExitCode, CliError> {
+    let topics = client.stats(&args.filter.filter).await?;
+    let columns = [
+        "topic",
+        "open",
+        "total",
+        "last minute",
+        "last hour",
+        "last day",
+        "oldest",
+        "removed in",
+        "open by class",
+    ];
+    print_items(args.output.format, &columns, &topics, stats_row, stats_json);
+    Ok(ExitCode::SUCCESS)
+}
+
+fn stats_row(stats: &TopicStats) -> Vec<String> {
+    let classes = stats
+        .open_by_class
+        .iter()
+        .map(|(class, count)| format!("{class} {count}"));
+    vec![
+        stats.topic.clone(),
+        stats.open.to_string(),
+        stats.total.to_string(),
+        stats.last_minute.to_string(),
+        stats.last_hour.to_string(),
+        stats.last_day.to_string(),
+        stats.oldest.map(|at| at.to_string()).unwrap_or_default(),
+        stats.until_removal.map(roughly).unwrap_or_default(),
+        classes.collect::<Vec<_>>().join(", "),
+    ]
+}
+
+/// A long span in its largest unit, rounded down.
+fn roughly(span: std::time::Duration) -> String {
+    let seconds = span.as_secs();
+    let unit = [86_400, 3_600, 60]
+        .into_iter()
+        .find(|unit| seconds >= 2 * unit)
+        .unwrap_or(1);
+    Span::from_secs(seconds / unit * unit).to_string()
+}
+
+fn stats_json(stats: &TopicStats) -> Value {
+    json!({
+        "topic": stats.topic,
+        "open": stats.open,
+        "total": stats.total,
+        "last_minute": stats.last_minute,
+        "last_hour": stats.last_hour,
+        "last_day": stats.last_day,
+        "oldest": stats.oldest.map(|at| at.to_string()),
+        "newest": stats.newest.map(|at| at.to_string()),
+        "until_removal_seconds": stats.until_removal.map(|span| span.as_secs()),
+        "open_by_class": stats.open_by_class,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_long_span_is_shown_roughly() {
+        for (seconds, expected) in [
+            (0, "0s"),
+            (119, "119s"),
+            (121, "2m"),
+            (7_300, "2h"),
+            (2_600_000, "30d"),
+        ] {
+            assert_eq!(roughly(Duration::from_secs(seconds)), expected);
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! One dead letter, for people and for programs.
+
+use redeliver_client::{DeadLetter, Dialect, Timestamp};
+use serde_json::{Map, Value, json};
+
+use crate::output::{block, fields, header_lines, headers_json, insert_bytes, line};
+
+/// How much of a payload people are shown, in bytes.
+const SHOWN: usize = 16 * 1024;
+
+/// For people.
+pub(crate) fn as_text(letter: &DeadLetter) -> String {
+    let time = |time: Option<Timestamp>| time.map(|time| time.to_string());
+    let mut text = fields(&[
+        ("id", Some(letter.id.clone())),
+        ("state", Some(letter.state.as_str().to_owned())),
+        ("dead at", time(letter.dead_at)),
+        ("pipeline", letter.pipeline.clone()),
+        ("class", letter.error_class.clone()),
+        ("code", letter.error_code.clone()),
+        ("message", letter.error_message.clone()),
+        ("failed at", time(letter.failed_at)),
+        ("retries", Some(letter.retry_count.to_string())),
+        (
+            "origin",
+            letter
+                .origin
+                .as_ref()
+                .map(|origin| format!("{}/{}/{}", origin.topic, origin.partition, origin.offset)),
+        ),
+        ("written at", time(letter.origin_timestamp)),
+        ("trace", letter.trace_id.clone()),
+        ("job", letter.job_id.clone()),
+        (
+            "headers of",
+            letter.dialect.map(|dialect| dialect.as_str().to_owned()),
+        ),
+        (
+            "key",
+            Some(
+                letter
+                    .key
+                    .as_ref()
+                    .map_or_else(|| "(null)".to_owned(), |key| line(key, 1024)),
+            ),
+        ),
+    ]);
+    if !letter.headers.is_empty() {
+        text += "\nheaders\n";
+        text += &header_lines(&letter.headers);
+    }
+    text += "\n";
+    match (&letter.value, letter.value_size) {
+        (Some(value), size) => {
+            let size = size.unwrap_or(value.len() as u64);
+            text += &format!("payload, {size} bytes\n");
+            text += &block(value, SHOWN);
+            if letter.is_value_truncated || value.len() > SHOWN {
+                text += "\n--payload writes all of it";
+            }
+        }
+        (None, Some(size)) => text += &format!("payload, {size} bytes\n--payload writes it"),
+        (None, None) => text += "payload (null)",
+    }
+    text
+}
+
+/// For programs.
+pub(crate) fn as_json(letter: &DeadLetter) -> Value {
+    let time = |time: Option<Timestamp>| time.map(|time| time.to_string());
+    let mut object = Map::new();
+    let mut put = |name: &str, value: Value| object.insert(name.to_owned(), value);
+    put("id", json!(letter.id));
+    put("topic", json!(&*letter.position.topic));
+    put("partition", json!(letter.position.partition));
+    put("offset", json!(letter.position.offset));
+    put("dead_at", json!(time(letter.dead_at)));
+    put("state", json!(letter.state.as_str()));
+    put("dialect", json!(letter.dialect.map(Dialect::as_str)));
+    put("pipeline", json!(letter.pipeline));
+    put("error_class", json!(letter.error_class));
+    put("error_code", json!(letter.error_code));
+    put("error_message", json!(letter.error_message));
+    put("failed_at", json!(time(letter.failed_at)));
+    put("retry_count", json!(letter.retry_count));
+    let origin = letter.origin.as_ref().map(|origin| {
+        json!({
+            "topic": &*origin.topic,
+            "partition": origin.partition,
+            "offset": origin.offset,
+            "timestamp": time(letter.origin_timestamp),
+        })
+    });
+    put("origin", json!(origin));
+    put("trace_id", json!(letter.trace_id));
+    put("job_id", json!(letter.job_id));
+    put("value_size", json!(letter.value_size));
+    insert_bytes(&mut object, "key", letter.key.as_deref());
+    // A view without them says nothing of headers and value, which differs from there being none.
+    if let Some(value) = &letter.value {
+        insert_bytes(&mut object, "value", Some(value));
+        object.insert("value_truncated".to_owned(), letter.is_value_truncated.into());
+    }
+    if !letter.headers.is_empty() {
+        object.insert("headers".to_owned(), headers_json(&letter.headers));
+    }
+    Value::Object(object)
+}
+
+#[cfg(test)]
+mod tests {
+    use redeliver_client::{DeadLetterState, Headers, Position};
+
+    use super::*;
+
+    fn letter() -> DeadLetter {
+        let headers: Headers = [
+            ("tenant", Some(&b"x"[..])),
+            ("tenant", None),
+            ("error-class", Some(&b"permanent"[..])),
+        ]
+        .into_iter()
+        .collect();
+        DeadLetter {
+            id: "crawl-dlq/3/17".to_owned(),
+            position: Position {
+                topic: "crawl-dlq".into(),
+                partition: 3,
+                offset: 17,
+            },
+            dead_at: Some(Timestamp::from_millis(1_763_722_800_123)),
+            state: DeadLetterState::Open,
+            dialect: Some(Dialect::Redeliver),
+            pipeline: Some("crawl".to_owned()),
+            error_class: Some("permanent".to_owned()),
+            error_code: Some("http.404".to_owned()),
+            error_message: Some("not\u{1b}[31m found".to_owned()),
+            failed_at: Some(Timestamp::from_millis(1_763_722_800_100)),
+            retry_count: 1,
+            origin: Some(Position {
+                topic: "crawl".into(),
+                partition: 0,
+                offset: 5,
+            }),
+            origin_timestamp: None,
+            key: Some(bytes::Bytes::from_static(b"k")),
+            value_size: Some(3),
+            value: Some(bytes::Bytes::from_static(b"\xff\x00a")),
+            is_value_truncated: false,
+            headers,
+            trace_id: None,
+            job_id: None,
+        }
+    }
+
+    #[test]
+    fn a_dead_letter_is_shown_with_failure_origin_headers_in_order_and_payload() {
+        let expected = "\
+id          crawl-dlq/3/17
+state       open
+dead at     2025-11-21T11:00:00.123Z
+pipeline    crawl
+class       permanent
+code        http.404
+message     not\\u{1b}[31m found
+failed at   2025-11-21T11:00:00.100Z
+retries     1
+origin      crawl/0/5
+headers of  redeliver
+key         k
+
+headers
+  tenant: x
+  tenant: (null)
+  error-class: permanent
+
+payload, 3 bytes
+ff 00 61";
+        assert_eq!(as_text(&letter()), expected);
+        let gone = DeadLetter {
+            value: None,
+            value_size: None,
+            ..letter()
+        };
+        assert!(as_text(&gone).ends_with("\npayload (null)"));
+        let long = DeadLetter {
+            value: Some(vec![b'a'; SHOWN + 1].into()),
+            ..letter()
+        };
+        assert!(as_text(&long).ends_with("… and 1 bytes more\n--payload writes all of it"));
+    }
+
+    #[test]
+    fn programs_get_bytes_exactly_and_only_what_is_known() {
+        let value = as_json(&letter());
+        assert_eq!(value["value_base64"], json!("/wBh"));
+        assert_eq!(value["error_message"], json!("not\u{1b}[31m found"));
+        assert_eq!(value["headers"][1], json!({ "name": "tenant", "value": null }));
+        assert_eq!(value["origin"]["offset"], json!(5));
+        let basic = DeadLetter {
+            value: None,
+            headers: Headers::new(),
+            ..letter()
+        };
+        let basic = as_json(&basic);
+        assert!(basic.get("value").is_none() && basic.get("headers").is_none());
+        assert_eq!(basic["value_size"], json!(3));
+    }
+}

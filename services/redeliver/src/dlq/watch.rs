@@ -1,0 +1,86 @@
+//! `redeliver dlq watch`: dead letters as they come, also over an inspector's restart.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use redeliver_client::{ClientError, DeadLetter, DeadLetterClient, WatchDeadLetters, WatchEvent};
+use redeliver_runtime::error_chain::error_chain;
+
+use super::{WatchArgs, as_json, row};
+use crate::connection::CliError;
+use crate::output::{Format, in_one_line, print_line};
+
+/// The waits between attempts to reach an inspector that went away; the last one repeats.
+const WAITS: [Duration; 4] = [
+    Duration::from_millis(200),
+    Duration::from_secs(1),
+    Duration::from_secs(2),
+    Duration::from_secs(5),
+];
+
+/// Runs until nobody reads what it prints, or the inspector refuses.
+pub(super) async fn run(client: &DeadLetterClient, args: &WatchArgs) -> Result<ExitCode, CliError> {
+    let mut ask = WatchDeadLetters {
+        filter: args.filter.filter.clone(),
+        full: args.full,
+        resume_token: String::new(),
+        only_new: args.new,
+    };
+    let mut failures = 0;
+    loop {
+        let Err(error) = follow(client, args, &mut ask, &mut failures).await else {
+            return Ok(ExitCode::SUCCESS);
+        };
+        if !error.is_passing() {
+            return Err(error.into());
+        }
+        if failures == 0 {
+            eprintln!("the connection is lost, and tried again: {}", error_chain(&error));
+        }
+        tokio::time::sleep(WAITS[failures.min(WAITS.len() - 1)]).await;
+        failures += 1;
+    }
+}
+
+/// Prints what one connection brings. Ends without an error only when nobody reads any more.
+async fn follow(
+    client: &DeadLetterClient,
+    args: &WatchArgs,
+    ask: &mut WatchDeadLetters,
+    failures: &mut usize,
+) -> Result<(), ClientError> {
+    let mut watch = client.watch(ask).await?;
+    loop {
+        let event = watch.next().await?;
+        if *failures > 0 {
+            eprintln!("the connection is there again");
+            *failures = 0;
+        }
+        watch.resume_token().clone_into(&mut ask.resume_token);
+        match event {
+            WatchEvent::DeadLetter(letter) => {
+                if !print_line(shown(args.output.format, &letter)) {
+                    return Ok(());
+                }
+            }
+            WatchEvent::Synced => eprintln!("that was all so far; new ones follow"),
+            WatchEvent::Heartbeat(_) => {}
+        }
+    }
+}
+
+fn shown(format: Format, letter: &DeadLetter) -> String {
+    match format {
+        Format::Table => {
+            let cells = row(letter).into_iter().map(|cell| {
+                if cell.is_empty() {
+                    "-".to_owned()
+                } else {
+                    in_one_line(&cell)
+                }
+            });
+            cells.collect::<Vec<_>>().join("  ")
+        }
+        Format::Json | Format::Jsonl => as_json(letter).to_string(),
+    }
+}

@@ -1,0 +1,294 @@
+//! `redeliver jobs`: scheduling jobs, and what became of them.
+
+mod list;
+mod schedule;
+mod show;
+
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+use redeliver_client::{Answer, JobClient, JobId, JobOutcome, JobStats, Timestamp, When};
+use redeliver_core::Span;
+use redeliver_runtime::Config;
+use redeliver_runtime::cli::{CommonArgs, EXIT_FAILURE, report};
+use serde_json::{Value, json};
+
+use crate::connection::{CliError, ConnectionArgs, conclude, scheduler};
+use crate::output::{Format, OutputArgs, fields, print_item, table};
+use show::{as_json, as_text};
+
+/// Flags of `redeliver jobs`.
+#[derive(Args)]
+pub(crate) struct JobsArgs {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Schedule a job
+    Schedule(schedule::ScheduleArgs),
+    /// Show one job
+    Get(GetArgs),
+    /// Cancel a job; exit code 1 if it will be, or was, dispatched all the same
+    Cancel(GetArgs),
+    /// Give a job another time; exit code 1 if it keeps its own
+    Reschedule(RescheduleArgs),
+    /// List jobs from the state topic, in the order of their times
+    Ls(list::ListArgs),
+    /// Count waiting jobs, by the minute they are due in
+    Stats(StatsArgs),
+}
+
+/// How the scheduler is reached.
+#[derive(Args)]
+struct SchedulerArgs {
+    #[command(flatten)]
+    common: CommonArgs,
+    /// The scheduler, such as http://scheduler:50052; also REDELIVER_SCHEDULER. Default: scheduler.listen
+    #[arg(long, value_name = "URL", env = "REDELIVER_SCHEDULER", hide_env = true)]
+    server: Option<String>,
+    #[command(flatten)]
+    connection: ConnectionArgs,
+}
+
+/// When a job is due.
+#[derive(Args)]
+#[group(required = true, multiple = false)]
+struct WhenArgs {
+    /// When it is due, such as 2026-11-22T08:00:00Z
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    at: Option<Timestamp>,
+    /// How long from now it is due, such as 90s
+    #[arg(long = "in", value_name = "DURATION")]
+    after: Option<Span>,
+}
+
+#[derive(Args)]
+struct GetArgs {
+    /// The job's id
+    #[arg(value_name = "ID", value_parser = id)]
+    id: JobId,
+    #[command(flatten)]
+    output: OutputArgs,
+    #[command(flatten)]
+    scheduler: SchedulerArgs,
+}
+
+#[derive(Args)]
+struct RescheduleArgs {
+    #[command(flatten)]
+    when: WhenArgs,
+    #[command(flatten)]
+    job: GetArgs,
+}
+
+#[derive(Args)]
+struct StatsArgs {
+    /// How many minutes ahead to look
+    #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=1440))]
+    minutes: u32,
+    #[command(flatten)]
+    output: OutputArgs,
+    #[command(flatten)]
+    scheduler: SchedulerArgs,
+}
+
+impl WhenArgs {
+    fn when(&self) -> Option<When> {
+        let at = self.at.map(When::At);
+        at.or_else(|| self.after.map(|span| When::After(span.duration())))
+    }
+}
+
+fn time(text: &str) -> Result<Timestamp, String> {
+    text.parse().map_err(|error| format!("`{text}` {error}"))
+}
+
+fn id(text: &str) -> Result<JobId, String> {
+    text.parse().map_err(|error| format!("`{text}` {error}"))
+}
+
+pub(crate) fn main(args: &JobsArgs) -> ExitCode {
+    let common = match &args.verb {
+        Verb::Schedule(args) => &args.scheduler.common,
+        Verb::Get(args) | Verb::Cancel(args) => &args.scheduler.common,
+        Verb::Reschedule(args) => &args.job.scheduler.common,
+        Verb::Stats(args) => &args.scheduler.common,
+        Verb::Ls(args) => &args.common,
+    };
+    let config = match common.load() {
+        Ok(config) => config,
+        Err(error) => return report(&error),
+    };
+    if let Some(code) = common.answer(&config) {
+        return code;
+    }
+    conclude(async {
+        match &args.verb {
+            Verb::Schedule(args) => schedule::run(&config, args).await,
+            Verb::Get(args) => get(&config, args).await,
+            Verb::Cancel(args) => cancel(&config, args).await,
+            Verb::Reschedule(args) => reschedule(&config, args).await,
+            Verb::Stats(args) => stats(&config, args).await,
+            Verb::Ls(args) => list::run(&config, args),
+        }
+    })
+}
+
+impl SchedulerArgs {
+    async fn connect(&self, config: &Config) -> Result<JobClient, CliError> {
+        let endpoint = self
+            .connection
+            .endpoint(self.server.as_deref(), &scheduler(config))?;
+        Ok(JobClient::connect(&endpoint).await?)
+    }
+}
+
+async fn get(config: &Config, args: &GetArgs) -> Result<ExitCode, CliError> {
+    let Some(job) = args.scheduler.connect(config).await?.get(args.id).await? else {
+        return Err(CliError::failed(format_args!("no job {} is known", args.id)));
+    };
+    print_item(args.output.format, || as_text(&job), || as_json(&job));
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn cancel(config: &Config, args: &GetArgs) -> Result<ExitCode, CliError> {
+    let answer = args.scheduler.connect(config).await?.cancel(args.id).await?;
+    Ok(answered(args.id, args.output.format, &answer))
+}
+
+async fn reschedule(config: &Config, args: &RescheduleArgs) -> Result<ExitCode, CliError> {
+    let when = args.when.when();
+    let when = when.ok_or_else(|| CliError::Usage("give --at or --in".to_owned()))?;
+    let job = &args.job;
+    let answer = job
+        .scheduler
+        .connect(config)
+        .await?
+        .reschedule(job.id, when)
+        .await?;
+    Ok(answered(job.id, job.output.format, &answer))
+}
+
+/// Prints the answer to a command for a job, and says whether it is what was asked for.
+fn answered(id: JobId, format: Format, answer: &Answer) -> ExitCode {
+    print_item(
+        format,
+        || {
+            let at = |time: Option<Timestamp>| {
+                time.map_or_else(|| "before".to_owned(), |time| format!("at {time}"))
+            };
+            let job = answer.job.as_ref();
+            let ended = job.and_then(|job| job.ended_at);
+            match answer.outcome {
+                JobOutcome::Cancelled => format!("{id} is cancelled"),
+                JobOutcome::Rescheduled => {
+                    let due = job.map_or_else(String::new, |job| format!(" to {}", job.scheduled_time));
+                    format!("{id} is rescheduled{due}")
+                }
+                JobOutcome::AlreadyDispatched => {
+                    let topic = job.and_then(|job| job.topic.as_deref());
+                    let topic = topic.map_or_else(String::new, |topic| format!(" to {topic}"));
+                    format!("{id} was dispatched{topic} {}", at(ended))
+                }
+                JobOutcome::AlreadyCancelled => format!("{id} was cancelled {}", at(ended)),
+                JobOutcome::Expired => format!("{id} expired {}", at(ended)),
+                JobOutcome::Unknown => format!("no job {id} is known"),
+            }
+        },
+        || {
+            json!({
+                "id": id.to_string(),
+                "outcome": answer.outcome.as_str(),
+                "job": answer.job.as_ref().map(as_json),
+            })
+        },
+    );
+    match answer.outcome {
+        JobOutcome::Cancelled | JobOutcome::Rescheduled => ExitCode::SUCCESS,
+        JobOutcome::AlreadyDispatched
+        | JobOutcome::AlreadyCancelled
+        | JobOutcome::Expired
+        | JobOutcome::Unknown => ExitCode::from(EXIT_FAILURE),
+    }
+}
+
+async fn stats(config: &Config, args: &StatsArgs) -> Result<ExitCode, CliError> {
+    let stats = args.scheduler.connect(config).await?.stats(args.minutes).await?;
+    print_item(args.output.format, || stats_text(&stats), || stats_json(&stats));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The longest bar, in characters.
+const BAR: u64 = 40;
+
+fn stats_text(stats: &JobStats) -> String {
+    let mut text = fields(&[
+        ("scheduled", Some(stats.scheduled.to_string())),
+        ("due now", Some(stats.due.to_string())),
+        ("next due", stats.next_due.map(|time| time.to_string())),
+    ]);
+    let most = stats.per_minute.iter().copied().max().unwrap_or(0).max(1);
+    let bar = |count: u64| {
+        let length = (count * BAR).div_ceil(most);
+        "█".repeat(usize::try_from(length).unwrap_or(0))
+    };
+    let minutes = stats
+        .per_minute
+        .iter()
+        .enumerate()
+        .filter(|(_, count)| **count > 0);
+    let mut rows: Vec<Vec<String>> = minutes
+        .map(|(minute, count)| vec![format!("{minute}m"), count.to_string(), bar(*count)])
+        .collect();
+    if stats.later > 0 {
+        rows.push(vec!["later".to_owned(), stats.later.to_string(), " ".to_owned()]);
+    }
+    if !rows.is_empty() {
+        text += "\n";
+        text += &table(&["due in", "jobs", " "], rows);
+    }
+    text
+}
+
+fn stats_json(stats: &JobStats) -> Value {
+    json!({
+        "scheduled": stats.scheduled,
+        "due": stats.due,
+        "next_due": stats.next_due.map(|time| time.to_string()),
+        "per_minute": stats.per_minute,
+        "later": stats.later,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn statistics_show_minutes_in_which_jobs_are_due() {
+        let stats = JobStats {
+            scheduled: 14,
+            due: 1,
+            next_due: Some(Timestamp::from_millis(0)),
+            per_minute: vec![2, 0, 4],
+            later: 7,
+        };
+        let expected = format!(
+            "scheduled  14\ndue now    1\nnext due   1970-01-01T00:00:00.000Z\n\n\
+             DUE IN  JOBS\n0m      2     {}\n2m      4     {}\nlater   7",
+            "█".repeat(20),
+            "█".repeat(40)
+        );
+        assert_eq!(stats_text(&stats), expected);
+        let none = JobStats {
+            scheduled: 0,
+            due: 0,
+            next_due: None,
+            per_minute: vec![0; 60],
+            later: 0,
+        };
+        assert_eq!(stats_text(&none), "scheduled  0\ndue now    0\n");
+    }
+}

@@ -1,0 +1,280 @@
+//! `redeliver jobs ls`: all jobs, from the state topic itself, so that it works without a scheduler.
+
+use std::collections::HashMap;
+use std::process::ExitCode;
+
+use clap::Args;
+use redeliver_client::{JobId, Priority, State, Timestamp};
+use redeliver_core::{Record, Span};
+use redeliver_kafka::reader::TopicReader;
+use redeliver_proto::convert::{from_priority, from_state};
+use redeliver_proto::{Message as _, v1};
+use redeliver_runtime::Config;
+use redeliver_runtime::cli::CommonArgs;
+use redeliver_worker::host::{check_kafka, kafka_settings};
+use serde_json::{Value, json};
+
+use crate::connection::CliError;
+use crate::output::{OutputArgs, print_items, shortened};
+
+/// Flags of `redeliver jobs ls`.
+#[derive(Args)]
+pub(super) struct ListArgs {
+    /// Only those of this application
+    #[arg(long, value_name = "NAME")]
+    app: Option<String>,
+    /// Only those that are scheduled, dispatched, cancelled or expired
+    #[arg(long, value_name = "STATE", value_parser = state)]
+    state: Option<State>,
+    /// The most to list
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
+    limit: u32,
+    /// Give up when the end of the topic is not reached within this time
+    #[arg(long, value_name = "DURATION", default_value = "5m")]
+    timeout: Span,
+    #[command(flatten)]
+    output: OutputArgs,
+    #[command(flatten)]
+    pub(super) common: CommonArgs,
+}
+
+fn state(text: &str) -> Result<State, String> {
+    text.parse().map_err(|error| format!("`{text}` {error}"))
+}
+
+/// What is listed of a job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Row {
+    id: JobId,
+    app: String,
+    state: State,
+    priority: Priority,
+    due: Timestamp,
+    ended: Option<Timestamp>,
+    revision: u32,
+    idempotency_key: Option<String>,
+    topic: String,
+    is_long_wait: bool,
+}
+
+pub(super) fn run(config: &Config, args: &ListArgs) -> Result<ExitCode, CliError> {
+    check_kafka(config)?;
+    let topic = config.scheduler.topics().state;
+    let mut jobs = Jobs::new(args.app.clone(), args.state);
+    let read = TopicReader::new(&kafka_settings(config), std::slice::from_ref(&topic))
+        .and_then(|mut reader| reader.read_to_end(args.timeout.duration(), |record| jobs.note(&record)));
+    read.map_err(|source| CliError::Read {
+        topic: topic.to_string(),
+        brokers: config.kafka.brokers.clone(),
+        source: Box::new(source),
+    })?;
+    let limit = usize::try_from(args.limit).unwrap_or(usize::MAX);
+    let (found, unreadable) = (jobs.rows.len(), jobs.unreadable);
+    let rows = jobs.first(limit);
+    let columns = [
+        "id",
+        "app",
+        "state",
+        "due",
+        "priority",
+        "ended",
+        "idempotency key",
+    ];
+    print_items(args.output.format, &columns, &rows, Row::cells, Row::json);
+    if found > rows.len() {
+        eprintln!("{} of {found} jobs; --limit shows more of them", rows.len());
+    }
+    if unreadable > 0 {
+        eprintln!("{unreadable} records of the state topic are no jobs, and left out");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The newest that is known of each job that is asked for.
+struct Jobs {
+    app: Option<String>,
+    state: Option<State>,
+    rows: HashMap<JobId, Row>,
+    unreadable: u64,
+}
+
+impl Jobs {
+    fn new(app: Option<String>, state: Option<State>) -> Self {
+        Self {
+            app,
+            state,
+            rows: HashMap::new(),
+            unreadable: 0,
+        }
+    }
+
+    /// Records of one job come in their order, as they share a partition.
+    fn note(&mut self, record: &Record) {
+        let key = record
+            .key
+            .as_deref()
+            .and_then(|key| std::str::from_utf8(key).ok());
+        let Some(id) = key.and_then(|key| key.parse::<JobId>().ok()) else {
+            self.unreadable += 1;
+            return;
+        };
+        let Some(value) = &record.value else {
+            self.rows.remove(&id);
+            return;
+        };
+        let row = v1::JobRecord::decode(value.clone())
+            .ok()
+            .and_then(|job| Row::new(id, job));
+        let Some(row) = row else {
+            self.unreadable += 1;
+            return;
+        };
+        if self.asked_for(&row) {
+            self.rows.insert(id, row);
+        } else {
+            // It may have been asked for as it stood before.
+            self.rows.remove(&id);
+        }
+    }
+
+    fn asked_for(&self, row: &Row) -> bool {
+        self.app.as_ref().is_none_or(|app| *app == row.app)
+            && self.state.is_none_or(|state| state == row.state)
+    }
+
+    fn first(self, limit: usize) -> Vec<Row> {
+        let mut rows: Vec<Row> = self.rows.into_values().collect();
+        rows.sort_unstable_by_key(|row| (row.due, row.id));
+        rows.truncate(limit);
+        rows
+    }
+}
+
+impl Row {
+    fn new(id: JobId, job: v1::JobRecord) -> Option<Self> {
+        Some(Self {
+            id,
+            state: from_state(job.state())?,
+            priority: from_priority(job.priority()),
+            due: Timestamp::from_millis(job.due_ms),
+            ended: job.ended_ms.map(Timestamp::from_millis),
+            revision: job.revision,
+            idempotency_key: (!job.idempotency_key.is_empty()).then_some(job.idempotency_key),
+            is_long_wait: job.long_wait,
+            app: job.app,
+            topic: job.topic,
+        })
+    }
+
+    fn cells(&self) -> Vec<String> {
+        let app = if self.is_long_wait {
+            format!("{} (a long wait)", self.app)
+        } else {
+            self.app.clone()
+        };
+        vec![
+            self.id.to_string(),
+            app,
+            self.state.to_string(),
+            self.due.to_string(),
+            self.priority.to_string(),
+            self.ended.map(|time| time.to_string()).unwrap_or_default(),
+            shortened(self.idempotency_key.as_deref().unwrap_or_default(), 40),
+        ]
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "id": self.id.to_string(),
+            "app": self.app,
+            "state": self.state.as_str(),
+            "priority": self.priority.as_str(),
+            "scheduled_time": self.due.to_string(),
+            "ended_at": self.ended.map(|time| time.to_string()),
+            "revision": self.revision,
+            "idempotency_key": self.idempotency_key,
+            "topic": self.topic,
+            "long_wait": self.is_long_wait,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use redeliver_core::{Headers, Position};
+
+    use super::*;
+
+    fn id(offset: i64) -> JobId {
+        JobId::new(Timestamp::from_millis(5), 0, offset)
+    }
+
+    fn record(key: &str, value: Option<&v1::JobRecord>) -> Record {
+        Record {
+            position: Position {
+                topic: "state".into(),
+                partition: 0,
+                offset: 0,
+            },
+            timestamp: None,
+            key: Some(key.to_owned().into()),
+            value: value.map(|job| job.encode_to_vec().into()),
+            headers: Headers::new(),
+            unreadable_headers: 0,
+        }
+    }
+
+    fn job(app: &str, state: v1::JobState, due: i64) -> v1::JobRecord {
+        v1::JobRecord {
+            app: app.to_owned(),
+            state: state.into(),
+            due_ms: due,
+            ..v1::JobRecord::default()
+        }
+    }
+
+    fn listed(jobs: Jobs) -> Vec<u64> {
+        jobs.first(10).iter().map(|row| row.id.offset()).collect()
+    }
+
+    #[test]
+    fn the_newest_record_of_a_job_holds() {
+        let waits = job("a", v1::JobState::Scheduled, 50);
+        let gone = job("a", v1::JobState::Dispatched, 50);
+        let mut all = Jobs::new(None, None);
+        let mut waiting = Jobs::new(None, Some(State::Scheduled));
+        for jobs in [&mut all, &mut waiting] {
+            for offset in 1..=3 {
+                jobs.note(&record(&id(offset).to_string(), Some(&waits)));
+            }
+            jobs.note(&record(&id(2).to_string(), Some(&gone)));
+            jobs.note(&record(&id(3).to_string(), None));
+        }
+        assert_eq!(listed(all), [1, 2]);
+        assert_eq!(listed(waiting), [1]);
+    }
+
+    #[test]
+    fn jobs_stand_in_the_order_of_their_times_and_only_those_asked_for() {
+        let mut jobs = Jobs::new(Some("a".to_owned()), None);
+        for (offset, app, due) in [(1, "a", 30), (2, "b", 10), (3, "a", 20), (4, "a", 20)] {
+            let job = job(app, v1::JobState::Scheduled, due);
+            jobs.note(&record(&id(offset).to_string(), Some(&job)));
+        }
+        assert_eq!(listed(jobs), [3, 4, 1]);
+    }
+
+    #[test]
+    fn what_is_no_job_is_counted() {
+        let mut jobs = Jobs::new(None, None);
+        jobs.note(&record("x", None));
+        jobs.note(&record(
+            &id(1).to_string(),
+            Some(&job("a", v1::JobState::Unspecified, 1)),
+        ));
+        let mut broken = record(&id(1).to_string(), None);
+        broken.value = Some(bytes::Bytes::from_static(b"\xff"));
+        jobs.note(&broken);
+        assert_eq!((jobs.unreadable, jobs.rows.len()), (3, 0));
+    }
+}

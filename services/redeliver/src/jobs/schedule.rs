@@ -1,0 +1,138 @@
+//! `redeliver jobs schedule`.
+
+use std::io::Read as _;
+use std::process::ExitCode;
+
+use clap::Args;
+use redeliver_client::{JobRequest, Priority};
+use redeliver_core::Span;
+use redeliver_runtime::Config;
+use serde_json::json;
+
+use super::{SchedulerArgs, WhenArgs};
+use crate::connection::CliError;
+use crate::output::{OutputArgs, print_item};
+
+/// Flags of `redeliver jobs schedule`.
+#[derive(Args)]
+pub(super) struct ScheduleArgs {
+    /// The application, which the scheduler's configuration gives a topic
+    #[arg(long, value_name = "NAME")]
+    app: String,
+    #[command(flatten)]
+    when: WhenArgs,
+    /// The value that the topic receives, as text. Default: empty
+    #[arg(long, value_name = "TEXT", conflicts_with = "data_file")]
+    data: Option<String>,
+    /// The file that holds the value, byte for byte; -: standard input
+    #[arg(long, value_name = "FILE")]
+    data_file: Option<String>,
+    /// The key that the topic receives. Default: null
+    #[arg(long, value_name = "KEY")]
+    key: Option<String>,
+    /// A header that the topic receives; may be repeated
+    #[arg(long = "header", value_name = "NAME=VALUE", value_parser = header)]
+    headers: Vec<(String, String)>,
+    /// high, normal or low: which of several due jobs goes first
+    #[arg(long, value_name = "PRIORITY", default_value = "normal", value_parser = priority)]
+    priority: Priority,
+    /// Requests of one application with the same key within a day are one job
+    #[arg(long, value_name = "KEY")]
+    idempotency_key: Option<String>,
+    /// How long after its time the job is still worth being dispatched. Default: for ever
+    #[arg(long, value_name = "DURATION")]
+    expire_after: Option<Span>,
+    /// A name for the request, which is kept with the job
+    #[arg(long, value_name = "NAME")]
+    request_id: Option<String>,
+    #[command(flatten)]
+    output: OutputArgs,
+    #[command(flatten)]
+    pub(super) scheduler: SchedulerArgs,
+}
+
+fn header(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        _ => Err("write NAME=VALUE, such as tenant=x".to_owned()),
+    }
+}
+
+fn priority(text: &str) -> Result<Priority, String> {
+    text.parse().map_err(|error| format!("`{text}` {error}"))
+}
+
+pub(super) async fn run(config: &Config, args: &ScheduleArgs) -> Result<ExitCode, CliError> {
+    let request = args.request()?;
+    let scheduled = args.scheduler.connect(config).await?.schedule(&request).await?;
+    let id = scheduled.id;
+    print_item(
+        args.output.format,
+        || id.to_string(),
+        || {
+            json!({
+                "id": id.to_string(),
+                "duplicate": scheduled.is_duplicate,
+                "job": scheduled.job.as_ref().map(super::as_json),
+            })
+        },
+    );
+    if scheduled.is_duplicate {
+        eprintln!("a duplicate: this is the job of the first request with this idempotency key");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+impl ScheduleArgs {
+    fn request(&self) -> Result<JobRequest, CliError> {
+        let when = self.when.when();
+        let when = when.ok_or_else(|| CliError::Usage("give --at or --in".to_owned()))?;
+        let mut request = JobRequest::new(&self.app, when)
+            .priority(self.priority)
+            .data(self.data()?);
+        if let Some(key) = &self.key {
+            request = request.key(key.clone());
+        }
+        for (name, value) in &self.headers {
+            request = request.header(name, value);
+        }
+        if let Some(key) = &self.idempotency_key {
+            request = request.idempotency_key(key);
+        }
+        if let Some(span) = self.expire_after {
+            request = request.expire_after(span.duration());
+        }
+        if let Some(id) = &self.request_id {
+            request = request.request_id(id);
+        }
+        Ok(request)
+    }
+
+    fn data(&self) -> Result<Vec<u8>, CliError> {
+        let unreadable =
+            |name: &str, error| CliError::Usage(format!("--data-file: cannot read {name}: {error}"));
+        match (&self.data, self.data_file.as_deref()) {
+            (Some(text), _) => Ok(text.clone().into_bytes()),
+            (None, Some("-")) => {
+                let mut data = Vec::new();
+                let read = std::io::stdin().read_to_end(&mut data);
+                read.map(|_| data)
+                    .map_err(|error| unreadable("standard input", error))
+            }
+            (None, Some(path)) => std::fs::read(path).map_err(|error| unreadable(path, error)),
+            (None, None) => Ok(Vec::new()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_header_has_a_name_and_its_value_may_be_anything() {
+        assert_eq!(header("a=b=c"), Ok(("a".to_owned(), "b=c".to_owned())));
+        assert_eq!(header("a="), Ok(("a".to_owned(), String::new())));
+        assert!(header("a").is_err() && header("=b").is_err());
+    }
+}

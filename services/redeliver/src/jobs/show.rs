@@ -1,0 +1,137 @@
+//! One job, for people and for programs.
+
+use redeliver_client::{Job, Timestamp};
+use serde_json::{Map, Value, json};
+
+use crate::output::{block, fields, header_lines, headers_json, insert_bytes, line};
+
+/// How much of a job's data people are shown, in bytes.
+const SHOWN: usize = 16 * 1024;
+
+/// For people.
+pub(super) fn as_text(job: &Job) -> String {
+    let waits = job.ended_at.is_none();
+    let mut text = fields(&[
+        ("id", Some(job.id.to_string())),
+        ("app", Some(job.app.clone())),
+        ("state", Some(job.state.to_string())),
+        ("due", Some(job.scheduled_time.to_string())),
+        ("priority", Some(job.priority.to_string())),
+        ("accepted at", Some(job.accepted_at.to_string())),
+        ("ended at", job.ended_at.map(|time| time.to_string())),
+        ("expires at", job.expires_at.map(|time| time.to_string())),
+        ("revision", Some(job.revision.to_string())),
+        ("idempotency key", job.idempotency_key.clone()),
+        ("request id", job.request_id.clone()),
+        ("topic", job.topic.clone()),
+        ("key", job.key.as_ref().map(|key| line(key, 1024))),
+    ]);
+    if !job.headers.is_empty() {
+        text += "\nheaders\n";
+        text += &header_lines(&job.headers);
+    }
+    // Of an ended job nothing is kept.
+    if waits {
+        text += &format!("\ndata, {} bytes\n", job.data.len());
+        text += &block(&job.data, SHOWN);
+    }
+    text
+}
+
+/// For programs.
+pub(super) fn as_json(job: &Job) -> Value {
+    let time = |time: Option<Timestamp>| time.map(|time| time.to_string());
+    let mut object = Map::new();
+    let mut put = |name: &str, value: Value| object.insert(name.to_owned(), value);
+    put("id", json!(job.id.to_string()));
+    put("app", json!(job.app));
+    put("state", json!(job.state.as_str()));
+    put("priority", json!(job.priority.as_str()));
+    put("scheduled_time", json!(job.scheduled_time.to_string()));
+    put("accepted_at", json!(job.accepted_at.to_string()));
+    put("ended_at", json!(time(job.ended_at)));
+    put("expires_at", json!(time(job.expires_at)));
+    put("revision", json!(job.revision));
+    put("idempotency_key", json!(job.idempotency_key));
+    put("request_id", json!(job.request_id));
+    put("topic", json!(job.topic));
+    if job.ended_at.is_none() {
+        insert_bytes(&mut object, "key", job.key.as_deref());
+        insert_bytes(&mut object, "data", Some(&job.data));
+        object.insert("headers".to_owned(), headers_json(&job.headers));
+    }
+    Value::Object(object)
+}
+
+#[cfg(test)]
+mod tests {
+    use redeliver_client::{JobId, Priority, State};
+
+    use super::*;
+
+    fn job() -> Job {
+        Job {
+            id: JobId::new(Timestamp::from_millis(1_763_722_800_123), 3, 4),
+            app: "sms".to_owned(),
+            state: State::Scheduled,
+            priority: Priority::High,
+            scheduled_time: Timestamp::from_millis(1_763_722_900_000),
+            accepted_at: Timestamp::from_millis(1_763_722_800_124),
+            revision: 1,
+            idempotency_key: Some("sms-1".to_owned()),
+            request_id: None,
+            data: bytes::Bytes::from_static(b"{\"a\":1}"),
+            key: None,
+            headers: [("a", Some(&b"b"[..]))].into_iter().collect(),
+            topic: Some("sms-jobs".to_owned()),
+            ended_at: None,
+            expires_at: None,
+        }
+    }
+
+    #[test]
+    fn a_waiting_job_is_shown_with_what_its_topic_will_receive() {
+        let expected = format!(
+            "\
+id               {}
+app              sms
+state            scheduled
+due              2025-11-21T11:01:40.000Z
+priority         high
+accepted at      2025-11-21T11:00:00.124Z
+revision         1
+idempotency key  sms-1
+topic            sms-jobs
+
+headers
+  a: b
+
+data, 7 bytes
+{{\"a\":1}}",
+            job().id
+        );
+        assert_eq!(as_text(&job()), expected);
+        let value = as_json(&job());
+        assert_eq!(
+            (&value["data"], &value["key"]),
+            (&json!("{\"a\":1}"), &Value::Null)
+        );
+    }
+
+    #[test]
+    fn an_ended_job_says_nothing_of_what_is_no_longer_kept() {
+        let ended = Job {
+            state: State::Dispatched,
+            ended_at: Some(Timestamp::from_millis(1_763_722_900_003)),
+            data: bytes::Bytes::new(),
+            headers: redeliver_client::Headers::new(),
+            ..job()
+        };
+        let text = as_text(&ended);
+        assert!(
+            text.contains("ended at         2025-11-21T11:01:40.003Z\n") && !text.contains("data"),
+            "{text}"
+        );
+        assert!(as_json(&ended).get("data").is_none());
+    }
+}

@@ -1,0 +1,291 @@
+//! What commands print: tables for people, JSON for programs, and bytes that nobody vouches for.
+//!
+//! What comes from a topic may hold anything. Nothing of it reaches a terminal as a control character.
+
+use std::fmt::{self, Write as _};
+use std::io::{self, Write as _};
+
+use clap::ValueEnum;
+use comfy_table::{Table, presets};
+use redeliver_core::Headers;
+use serde_json::{Map, Value, json};
+
+/// How to print a result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// For people
+    Table,
+    /// One JSON document
+    Json,
+    /// One JSON document per line and item
+    Jsonl,
+}
+
+/// The flag that chooses a [`Format`].
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub(crate) struct OutputArgs {
+    /// How to print the result: data goes to stdout, everything else to stderr
+    #[arg(
+        short = 'o',
+        long = "output",
+        value_name = "FORMAT",
+        default_value = "table",
+        hide_possible_values = true,
+        help = "table, json or jsonl; data goes to stdout, everything else to stderr"
+    )]
+    pub(crate) format: Format,
+}
+
+/// Prints items: as a table with these columns, as one array, or one per line.
+pub(crate) fn print_items<T>(
+    format: Format,
+    columns: &[&str],
+    items: &[T],
+    row: impl Fn(&T) -> Vec<String>,
+    value: impl Fn(&T) -> Value,
+) {
+    match format {
+        Format::Table => print(table(columns, items.iter().map(row))),
+        Format::Json => print(json!(items.iter().map(value).collect::<Vec<_>>())),
+        Format::Jsonl => {
+            for item in items {
+                print(value(item));
+            }
+        }
+    }
+}
+
+/// Prints one thing: as text made for it, or as a document.
+pub(crate) fn print_item(format: Format, text: impl FnOnce() -> String, value: impl FnOnce() -> Value) {
+    match format {
+        Format::Table => print(text().trim_end()),
+        Format::Json | Format::Jsonl => print(value()),
+    }
+}
+
+fn print(what: impl fmt::Display) {
+    crate::say(what);
+}
+
+/// Prints one line at once; false when nobody reads any more.
+pub(crate) fn print_line(line: impl fmt::Display) -> bool {
+    let mut stdout = io::stdout().lock();
+    writeln!(stdout, "{line}").and_then(|()| stdout.flush()).is_ok()
+}
+
+/// A table without lines, so that programs for columns can read it too.
+pub(crate) fn table(columns: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header(columns.iter().map(|name| name.to_uppercase()));
+    for row in rows {
+        table.add_row(row.iter().map(|cell| {
+            if cell.is_empty() {
+                "-".to_owned()
+            } else {
+                in_one_line(cell)
+            }
+        }));
+    }
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 2));
+    }
+    without_trailing_spaces(&table.to_string())
+}
+
+/// Names with their values, one per line; those without a value are left out.
+pub(crate) fn fields(fields: &[(&str, Option<String>)]) -> String {
+    let present = fields
+        .iter()
+        .filter_map(|(name, value)| Some((name, value.as_ref()?)));
+    let width = present.clone().map(|(name, _)| name.len()).max().unwrap_or(0);
+    let mut text = String::new();
+    for (name, value) in present {
+        let _ = writeln!(text, "{name:<width$}  {}", in_one_line(value));
+    }
+    text
+}
+
+fn without_trailing_spaces(text: &str) -> String {
+    text.lines().map(str::trim_end).collect::<Vec<_>>().join("\n")
+}
+
+/// A text without control characters, and of at most so many characters.
+pub(crate) fn shortened(text: &str, limit: usize) -> String {
+    let mut characters = text.chars();
+    let mut short: String = characters.by_ref().take(limit).collect();
+    if characters.next().is_some() {
+        short.push('…');
+    }
+    short
+}
+
+/// A text whose control characters are written out.
+pub(crate) fn in_one_line(text: &str) -> String {
+    escaped(text, |_| false)
+}
+
+fn escaped(text: &str, keep: impl Fn(char) -> bool) -> String {
+    let mut safe = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            c if keep(c) => safe.push(c),
+            '\n' | '\r' | '\t' => safe.extend(c.escape_default()),
+            // Also what turns the direction of the text around it.
+            '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
+                safe.extend(c.escape_unicode());
+            }
+            c if c.is_control() => safe.extend(c.escape_unicode()),
+            c => safe.push(c),
+        }
+    }
+    safe
+}
+
+/// Bytes for people: text when they are UTF-8, else hexadecimal; at most `limit` bytes of them. Line breaks stay.
+pub(crate) fn block(bytes: &[u8], limit: usize) -> String {
+    let shown = &bytes[..bytes.len().min(limit)];
+    let mut text = match readable(shown) {
+        Some(text) => escaped(text, |c| matches!(c, '\n' | '\t')),
+        None => hexadecimal(shown),
+    };
+    if shown.len() < bytes.len() {
+        let _ = write!(text, "\n… and {} bytes more", bytes.len() - shown.len());
+    }
+    text
+}
+
+/// Bytes for people, in one line; at most `limit` bytes of them.
+pub(crate) fn line(bytes: &[u8], limit: usize) -> String {
+    let shown = &bytes[..bytes.len().min(limit)];
+    let mut text = match readable(shown) {
+        Some(text) => in_one_line(text),
+        None => hexadecimal(shown),
+    };
+    if shown.len() < bytes.len() {
+        text.push('…');
+    }
+    text
+}
+
+/// The text of bytes that are UTF-8, but for a last character that may be cut.
+fn readable(bytes: &[u8]) -> Option<&str> {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => Some(text),
+        Err(error) if error.error_len().is_none() && error.valid_up_to() > 0 => {
+            std::str::from_utf8(&bytes[..error.valid_up_to()]).ok()
+        }
+        Err(_) => None,
+    }
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+/// Headers for people, in their order.
+pub(crate) fn header_lines(headers: &Headers) -> String {
+    let mut text = String::new();
+    for (name, value) in headers.iter() {
+        let value = value.map_or_else(|| "(null)".to_owned(), |value| line(value, 1024));
+        let _ = writeln!(text, "  {}: {value}", in_one_line(name));
+    }
+    text
+}
+
+/// Puts bytes into a JSON object, exactly: under `name` as text when they are UTF-8, else under `name_base64`.
+/// Null is null.
+pub(crate) fn insert_bytes(object: &mut Map<String, Value>, name: &str, bytes: Option<&[u8]>) {
+    match bytes.map(|bytes| (bytes, std::str::from_utf8(bytes))) {
+        None => object.insert(name.to_owned(), Value::Null),
+        Some((_, Ok(text))) => object.insert(name.to_owned(), text.into()),
+        Some((bytes, Err(_))) => object.insert(format!("{name}_base64"), base64(bytes).into()),
+    };
+}
+
+/// Headers as JSON, in their order: a list, as names may repeat.
+pub(crate) fn headers_json(headers: &Headers) -> Value {
+    let list = headers.iter().map(|(name, value)| {
+        let mut object = Map::new();
+        object.insert("name".to_owned(), name.into());
+        insert_bytes(&mut object, "value", value);
+        Value::Object(object)
+    });
+    Value::Array(list.collect())
+}
+
+fn base64(bytes: &[u8]) -> String {
+    use base64::Engine as _;
+    base64::engine::general_purpose::STANDARD.encode(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_has_columns_that_stand_below_each_other() {
+        let rows = [vec!["a", "12345"], vec!["bcd", ""], vec!["é", "x\ny"]];
+        let rows = rows.map(|row| row.iter().map(ToString::to_string).collect());
+        let expected = "ID   VALUE\na    12345\nbcd  -\né    x\\ny";
+        assert_eq!(table(&["id", "value"], rows), expected);
+        assert_eq!(table(&["id"], []), "ID");
+    }
+
+    #[test]
+    fn fields_without_a_value_are_left_out() {
+        let text = fields(&[
+            ("a", Some("1".into())),
+            ("b", None),
+            ("long", Some("2\u{1b}".into())),
+        ]);
+        assert_eq!(text, "a     1\nlong  2\\u{1b}\n");
+    }
+
+    #[test]
+    fn no_control_character_reaches_a_terminal() {
+        let hostile = "\u{1b}]0;x\u{7}\u{9b}31m\u{202e}\r\u{0}";
+        for shown in [
+            in_one_line(hostile),
+            block(hostile.as_bytes(), 100),
+            line(hostile.as_bytes(), 100),
+        ] {
+            assert!(
+                !shown.contains(|c: char| c.is_control() || c == '\u{202e}'),
+                "{shown:?}"
+            );
+        }
+        assert_eq!(block(b"{\n\t\"a\": 1\n}", 100), "{\n\t\"a\": 1\n}");
+    }
+
+    #[test]
+    fn bytes_are_bounded_and_hexadecimal_when_they_are_no_text() {
+        assert_eq!(block(b"\xff\x00a", 2), "ff 00\n… and 1 bytes more");
+        assert_eq!(block("aé".as_bytes(), 2), "a\n… and 1 bytes more");
+        assert_eq!(
+            (line(b"abc", 2).as_str(), line(b"\xff", 2).as_str()),
+            ("ab…", "ff")
+        );
+        assert_eq!(
+            (shortened("äbc", 2).as_str(), shortened("äb", 2).as_str()),
+            ("äb…", "äb")
+        );
+    }
+
+    #[test]
+    fn json_tells_null_empty_and_no_text_apart() {
+        let headers: Headers = [("a", None), ("a", Some(&b""[..])), ("a", Some(&b"\xff"[..]))]
+            .into_iter()
+            .collect();
+        let expected = json!([
+            { "name": "a", "value": null },
+            { "name": "a", "value": "" },
+            { "name": "a", "value_base64": "/w==" },
+        ]);
+        assert_eq!(headers_json(&headers), expected);
+    }
+}
