@@ -23,7 +23,8 @@ use crate::job::{CrawlJob, CrawlResult, Scheduling, host_name, produced};
 use crate::page;
 use crate::robots::Robots;
 
-const TURN: &str = "crawl.turn";
+/// The code of a job that waits for its turn.
+pub const TURN: &str = "crawl.turn";
 
 /// How to crawl.
 #[derive(Clone, Debug)]
@@ -182,6 +183,7 @@ impl Crawler {
             }
             // What is not known must be taken for a no, for the moment.
             Err(failure) => {
+                host.rest_without_robots();
                 let code = failure.code.replacen("http.", "robots.", 1);
                 return Err(Failure { code, ..failure });
             }
@@ -191,7 +193,10 @@ impl Crawler {
 }
 
 fn result(page: &Url, answer: Answer) -> CrawlResult {
-    let read = answer.text.map(|text| page::read(&text, page)).unwrap_or_default();
+    let read = answer
+        .text
+        .map(|text| page::read(&text, page))
+        .unwrap_or_default();
     // Where a redirect leads to is a page of its own, with a job and a turn of its own.
     let links = read
         .links

@@ -109,12 +109,14 @@ impl Fetcher {
         if let Err(class) = self.classification.of_status(status.as_u16(), wait.is_some()) {
             let code = format!("http.{}", status.as_u16());
             let message = format!("{page} answered {status}");
-            return Err(match wait.filter(|_| class == redeliver_core::ErrorClass::Throttled) {
-                Some(wait) if !wait.is_zero() => {
-                    Failure::throttled(wait.min(self.limits.max_retry_after), code, message)
-                }
-                _ => Failure::new(class, code, message),
-            });
+            return Err(
+                match wait.filter(|_| class == redeliver_core::ErrorClass::Throttled) {
+                    Some(wait) if !wait.is_zero() => {
+                        Failure::throttled(wait.min(self.limits.max_retry_after), code, message)
+                    }
+                    _ => Failure::new(class, code, message),
+                },
+            );
         }
         Ok(Answer {
             status: status.as_u16(),
@@ -137,7 +139,11 @@ impl Fetcher {
             return Ok(None);
         }
         let mut body = Vec::new();
-        while let Some(chunk) = response.chunk().await.map_err(|error| self.broken(page, &error))? {
+        while let Some(chunk) = response
+            .chunk()
+            .await
+            .map_err(|error| self.broken(page, &error))?
+        {
             if body.len() + chunk.len() > self.limits.max_bytes {
                 let message = format!("{page} is longer than {} bytes", self.limits.max_bytes);
                 return Err(Failure::permanent("http.too-large", message));
@@ -165,7 +171,10 @@ fn retry_after(headers: &HeaderMap, now: Timestamp) -> Option<Duration> {
     if let Ok(seconds) = text.parse() {
         return Some(Duration::from_secs(seconds));
     }
-    let date = httpdate::parse_http_date(text).ok()?.duration_since(UNIX_EPOCH).ok()?;
+    let date = httpdate::parse_http_date(text)
+        .ok()?
+        .duration_since(UNIX_EPOCH)
+        .ok()?;
     Some(date.saturating_sub(now.since(Timestamp::from_millis(0))))
 }
 

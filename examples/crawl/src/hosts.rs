@@ -29,6 +29,8 @@ pub struct Settings {
     pub longest_delay: Duration,
     /// How long a `/robots.txt` holds (RFC 9309, section 2.4: at most a day).
     pub robots_hold: Duration,
+    /// How long a host rests when its `/robots.txt` could not be had: nothing of it may be asked until then.
+    pub robots_rest: Duration,
 }
 
 impl Default for Settings {
@@ -39,6 +41,7 @@ impl Default for Settings {
             delay: Duration::from_millis(500),
             longest_delay: Duration::from_secs(60),
             robots_hold: Duration::from_secs(86_400),
+            robots_rest: Duration::from_secs(5),
         }
     }
 }
@@ -154,6 +157,13 @@ impl Host {
             .set_delay(robots.crawl_delay().unwrap_or(delay).min(longest_delay));
         state.robots = Some((robots.clone(), self.common.clock.now().after(robots_hold)));
         robots
+    }
+
+    /// The host did not say what it asks of crawlers, so it is left alone for a while. All its jobs wait for that,
+    /// and only the one that asked has failed.
+    pub fn rest_without_robots(&self) {
+        let until = self.common.clock.now().after(self.common.settings.robots_rest);
+        self.state().pace.rest_until(until);
     }
 
     /// Waits for the turn to ask the host. `has_promise`: the job was turned away before, and this is the
@@ -274,7 +284,10 @@ mod tests {
             delay: DELAY,
             ..Settings::default()
         };
-        (Arc::new(Hosts::new(Arc::new(RuntimeClock(start)), settings)), start)
+        (
+            Arc::new(Hosts::new(Arc::new(RuntimeClock(start)), settings)),
+            start,
+        )
     }
 
     /// What one job did: when its request began and ended, and how often it was turned away before.
@@ -362,7 +375,11 @@ mod tests {
         drop(turn);
         assert!(host.robots().is_some());
         let mut requests = join_all((0..10).map(|seed| job(host.clone(), start, seed))).await;
-        assert!(requests.iter().all(|request| request.began > Duration::from_secs(1)));
+        assert!(
+            requests
+                .iter()
+                .all(|request| request.began > Duration::from_secs(1))
+        );
         assert_polite(&mut requests, Duration::from_secs(1));
     }
 
@@ -391,7 +408,11 @@ mod tests {
         let mut turn = host.turn(false).await.unwrap();
         turn.ask();
         // Given up while it stands in line, as when a process ends.
-        assert!(tokio::time::timeout(Duration::from_millis(20), host.turn(false)).await.is_err());
+        assert!(
+            tokio::time::timeout(Duration::from_millis(20), host.turn(false))
+                .await
+                .is_err()
+        );
         drop(turn);
         let next = job(host, start, 1).await;
         assert_eq!((next.began, next.trips), (Duration::from_millis(221), 0));

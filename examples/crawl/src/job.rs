@@ -70,7 +70,7 @@ impl Scheduling {
         Produced {
             topic: Some(self.ingest.clone()),
             key: Some(Some(self.key(page))),
-            value: Some(Some(self.value(page))),
+            value: Some(Some(self.value(page, self.delay_of(page)))),
             headers: Headers::new(),
         }
     }
@@ -78,13 +78,28 @@ impl Scheduling {
     /// The same request as a record, for those who begin a crawl.
     #[must_use]
     pub fn seed(&self, page: &Url) -> Output {
+        self.record(page, self.delay_of(page))
+    }
+
+    /// A request for a page that is due behind all that were requested before.
+    #[must_use]
+    pub fn last(&self, page: &Url) -> Output {
+        self.record(page, self.spread)
+    }
+
+    fn record(&self, page: &Url, delay: u32) -> Output {
         Output {
             topic: self.ingest.clone(),
             partition: None,
             key: Some(self.key(page)),
-            value: Some(self.value(page)),
+            value: Some(self.value(page, delay)),
             headers: Headers::new(),
         }
+    }
+
+    /// In milliseconds.
+    fn delay_of(&self, page: &Url) -> u32 {
+        murmur2(page.as_str().as_bytes()).unsigned_abs() % self.spread.max(1)
     }
 
     /// The key of the request's record. Any would do; this one leads straight to the partition where the
@@ -93,8 +108,7 @@ impl Scheduling {
         format!("{}\0{page}", self.app).into()
     }
 
-    fn value(&self, page: &Url) -> Bytes {
-        let delay = murmur2(page.as_str().as_bytes()).unsigned_abs() % self.spread.max(1);
+    fn value(&self, page: &Url, delay: u32) -> Bytes {
         let request = JobRequest {
             app_name: &self.app,
             delay: format!("{delay}ms"),

@@ -173,7 +173,10 @@ mod tests {
         for _ in 0..3 {
             pace.leave();
         }
-        assert_eq!(pace.ask(false, in_ms(1_400), PATIENCE), Answer::ComeBack(in_ms(3_000)));
+        assert_eq!(
+            pace.ask(false, in_ms(1_400), PATIENCE),
+            Answer::ComeBack(in_ms(3_000))
+        );
         assert_eq!(pace.ask(true, in_ms(1_500), PATIENCE), Answer::Stay);
     }
 
@@ -188,7 +191,10 @@ mod tests {
         pace.leave();
         assert_eq!(pace.rests_until(), Some(in_ms(9_000)));
         assert_eq!(pace.promise(in_ms(10)), in_ms(9_000));
-        assert_eq!(pace.ask(false, in_ms(20), PATIENCE), Answer::ComeBack(in_ms(9_500)));
+        assert_eq!(
+            pace.ask(false, in_ms(20), PATIENCE),
+            Answer::ComeBack(in_ms(9_500))
+        );
         assert!(!pace.is_idle(in_ms(9_499)));
         assert!(pace.is_idle(in_ms(9_500)));
     }

@@ -99,7 +99,11 @@ mod tests {
         assert_eq!(title.as_deref(), Some("Fish & <a href=/no> chips"));
         assert_eq!(
             links,
-            ["http://a.test:81/dir/next", "http://a.test:81/top", "http://b.test/x?y=1&z=2"]
+            [
+                "http://a.test:81/dir/next",
+                "http://a.test:81/top",
+                "http://b.test/x?y=1&z=2"
+            ]
         );
     }
 

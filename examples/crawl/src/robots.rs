@@ -175,7 +175,12 @@ mod tests {
 
     #[test]
     fn a_site_that_says_nothing_allows_all() {
-        for text in ["", "Disallow: /", "<html>not found</html>", "User-agent: *\nDisallow:"] {
+        for text in [
+            "",
+            "Disallow: /",
+            "<html>not found</html>",
+            "User-agent: *\nDisallow:",
+        ] {
             assert!(Robots::read(text).allows("/any"), "{text}");
             assert_eq!(Robots::read(text).crawl_delay(), None);
         }
