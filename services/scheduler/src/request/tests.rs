@@ -560,6 +560,15 @@ fn a_long_wait_leaves_as_it_came() {
         ("crawl-jobs-retry-due", Kind::LongWait)
     );
     assert_eq!((&*request.app, request.due), ("crawl-jobs", wait.due));
+    let longer_than_a_job_may_be = LongWait {
+        payload: Payload {
+            value: Some(vec![0; rules().max_data + 1].into()),
+            ..wait.payload.clone()
+        },
+        ..wait.clone()
+    };
+    let request = request_of(&written(&longer_than_a_job_may_be), &rules());
+    assert_eq!(request.payload, longer_than_a_job_may_be.payload);
     let other = LongWait {
         pipeline: "crawl-job".to_owned(),
         ..wait
