@@ -15,6 +15,7 @@
 //! | [`local_kafka`], [`local_redis`] | a server of the test's own, to stop and restart at will |
 //! | [`fake_endpoint`] | an HTTP server that answers, hangs or hangs up as it is told |
 //! | `otlp_receiver` | a collector that keeps the spans it is sent; feature `otlp` |
+//! | [`languages`] | packages of programs in Python and Node.js |
 //! | [`plan`] | which record meets which fate at that endpoint, as a pure function |
 //! | [`port`] | TCP ports that stay free |
 //! | [`daemon`] | a server that outlives the program that started it |
@@ -28,6 +29,8 @@ pub mod fake_endpoint;
 mod hash;
 mod kafka_jars;
 mod kafka_probe;
+mod kept;
+pub mod languages;
 pub mod local_kafka;
 pub mod local_redis;
 #[cfg(feature = "otlp")]

@@ -1,30 +1,41 @@
-//! The programs a native Kafka and Redis need, installed as Debian packages where that is possible.
+//! The programs that a native Kafka and Redis and the tests need, installed as Debian packages where that is
+//! possible.
 
 use std::collections::BTreeSet;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-/// A program, an argument with which it ends at once, and the package that has it.
-const NEEDED: [(&str, &str, &str); 3] = [
-    ("java", "-version", "openjdk-17-jre-headless"),
-    ("mvn", "-version", "maven"),
-    ("redis-server", "--version", "redis-server"),
+/// A program, arguments with which it ends at once, and the package that has it.
+type Program = (&'static str, &'static [&'static str], &'static str);
+
+/// What Kafka and Redis need.
+pub(crate) const SERVERS: &[Program] = &[
+    ("java", &["-version"], "openjdk-17-jre-headless"),
+    ("mvn", &["-version"], "maven"),
+    ("redis-server", &["--version"], "redis-server"),
+];
+
+/// What the programs in other languages need, which tests run.
+pub(crate) const LANGUAGES: &[Program] = &[
+    ("python3", &["-c", "import ensurepip, venv"], "python3-venv"),
+    ("node", &["--version"], "nodejs"),
+    ("npm", &["--version"], "npm"),
 ];
 
 /// Installs what is missing.
-pub(crate) fn ensure_installed() -> Result<()> {
-    let missing: BTreeSet<&str> = NEEDED
+pub(crate) fn ensure_installed(needed: &[Program]) -> Result<()> {
+    let missing: BTreeSet<&str> = needed
         .iter()
-        .filter(|(program, argument, _)| !runs(program, argument))
+        .filter(|(program, arguments, _)| !runs(program, arguments))
         .map(|(_, _, package)| *package)
         .collect();
     if missing.is_empty() {
         return Ok(());
     }
     let packages = Vec::from_iter(missing).join(" ");
-    if !runs("apt-get", "--version") || !rustix::process::geteuid().is_root() {
-        bail!("to run Kafka and Redis here, install these Debian packages or their like: {packages}");
+    if !runs("apt-get", &["--version"]) || !rustix::process::geteuid().is_root() {
+        bail!("please install these Debian packages or their like: {packages}");
     }
     eprintln!("installing {packages}");
     apt_get(&["update", "--quiet"])?;
@@ -37,9 +48,9 @@ pub(crate) fn ensure_installed() -> Result<()> {
     ])
 }
 
-fn runs(program: &str, argument: &str) -> bool {
+fn runs(program: &str, arguments: &[&str]) -> bool {
     let quiet = Command::new(program)
-        .arg(argument)
+        .args(arguments)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())

@@ -194,7 +194,7 @@ impl Service {
             };
             return Ok(Server::Compose { address });
         }
-        packages::ensure_installed()?;
+        packages::ensure_installed(packages::SERVERS)?;
         let directory = ServicesFile::directory()?.join(self.name());
         // A former start may have been killed before it could note itself.
         if directory.exists() {

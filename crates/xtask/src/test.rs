@@ -25,7 +25,8 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     let interrupt = Interrupt::install()?;
     // Also with servers given from elsewhere: tests that restart a server start one of their own.
-    packages::ensure_installed()?;
+    packages::ensure_installed(packages::SERVERS)?;
+    packages::ensure_installed(packages::LANGUAGES)?;
     let up = services::up()?;
     println!(
         "Kafka at {}, Redis at {}",

@@ -1,0 +1,91 @@
+//! Programs in other languages: their packages as pinned by them, got once on a machine, see [`crate::kept`].
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::hash::stable_hash;
+use crate::kept::kept;
+
+/// The Python of a virtual environment with the packages of a `requirements.txt`.
+///
+/// # Errors
+/// When there is no Python 3 with `venv`, or the packages cannot be had.
+pub fn python(requirements: &Path) -> Result<PathBuf> {
+    let pinned = read(requirements)?;
+    // An environment belongs to the Python that made it.
+    let version = run(Command::new("python3").arg("--version"))?;
+    let name = format!(
+        "python-{:016x}",
+        stable_hash(format!("{version}{pinned}").as_bytes())
+    );
+    let environment = kept(&name, "packages of Python", |place| {
+        run(Command::new("python3").args(["-m", "venv"]).arg(place))?;
+        run(Command::new(place.join("bin/python"))
+            .args([
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--disable-pip-version-check",
+                "--requirement",
+            ])
+            .arg(requirements))?;
+        Ok(())
+    })?;
+    Ok(environment.join("bin/python"))
+}
+
+/// The `node_modules` of a `package.json` with its `package-lock.json`: the value for `NODE_PATH`.
+///
+/// # Errors
+/// When there is no npm, or the packages cannot be had.
+pub fn node_modules(package: &Path) -> Result<PathBuf> {
+    let files = ["package.json", "package-lock.json"];
+    let mut pinned = String::new();
+    for file in files {
+        pinned += &read(&package.join(file))?;
+    }
+    let name = format!("node-{:016x}", stable_hash(pinned.as_bytes()));
+    let installed = kept(&name, "packages of Node.js", |place| {
+        for file in files {
+            let (from, to) = (package.join(file), place.join(file));
+            std::fs::copy(&from, &to).with_context(|| format!("copying {}", from.display()))?;
+        }
+        run(Command::new("npm")
+            .args(["ci", "--ignore-scripts", "--no-audit", "--no-fund"])
+            .current_dir(place))?;
+        Ok(())
+    })?;
+    Ok(installed.join("node_modules"))
+}
+
+/// Runs a command to its end and gives what it printed.
+///
+/// # Errors
+/// When it cannot be started or fails, with all it printed.
+pub fn run(command: &mut Command) -> Result<String> {
+    let shown = shown(command);
+    let output = command
+        .output()
+        .with_context(|| format!("starting {shown}; is it installed?"))?;
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+    ensure!(
+        output.status.success(),
+        "running {shown}: {}\n{stdout}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
+    Ok(stdout)
+}
+
+fn shown(command: &Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    words.map(OsStr::to_string_lossy).collect::<Vec<_>>().join(" ")
+}
+
+fn read(path: &Path) -> Result<String> {
+    std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))
+}

@@ -1,0 +1,13 @@
+"""Schedules a job by a plain JSON record on the ingest topic: no client library of Redeliver's is needed."""
+
+import json
+import sys
+
+from kafka import KafkaProducer
+
+brokers, topic, app = sys.argv[1:4]
+request = {"appName": app, "delay": "2s", "idempotencyKey": "python-1", "jobData": {"text": "hello from Python"}}
+producer = KafkaProducer(bootstrap_servers=brokers, acks="all")
+written = producer.send(topic, json.dumps(request).encode()).get(timeout=30)
+producer.close()
+print(f"written to {written.topic}/{written.partition}/{written.offset}")
