@@ -128,11 +128,16 @@ impl<I: Index> Jobs<I> {
         let now = self.clock.now();
         let is_fresh = id.requested_at().after(FRESH) > now;
         loop {
-            if let Some(job) = self.look_up(id).await? {
-                return Ok(job);
-            }
-            if !is_fresh || asked.elapsed() >= LOOKING {
-                return Err(Refusal::UnknownJob(id));
+            let missing = match self.look_up(id).await {
+                Ok(Some(job)) => return Ok(job),
+                Ok(None) if is_fresh => Refusal::UnknownJob(id),
+                Ok(None) => return Err(Refusal::UnknownJob(id)),
+                // The shard may be changing hands.
+                Err(Refusal::NoIndex) => Refusal::NoIndex,
+                Err(refusal) => return Err(refusal),
+            };
+            if asked.elapsed() >= LOOKING {
+                return Err(missing);
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }

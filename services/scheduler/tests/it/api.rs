@@ -1,0 +1,473 @@
+//! gRPC and REST of the real binary, on real Kafka and Redis.
+
+mod server;
+
+use redeliver_core::Record;
+use redeliver_proto::auth::SendToken;
+use redeliver_proto::v1;
+use redeliver_proto::v1::job_service_client::JobServiceClient;
+use redeliver_testkit::{LocalRedis, eventually_async, redis_url};
+use reqwest::Method;
+use tonic::{Code, Request};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
+
+use self::server::{SOON, Server, send, with_json};
+
+const TRACE: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+
+fn header<'a>(record: &'a Record, name: &str) -> Option<&'a str> {
+    record
+        .headers
+        .last(name)
+        .map(|value| std::str::from_utf8(value).unwrap())
+}
+
+/// The only record of a topic, once it is there.
+async fn only_record(server: &Server, topic: &str) -> Record {
+    eventually_async("a record", SOON, async || {
+        let mut records = tokio::task::block_in_place(|| server.records(topic));
+        match records.pop() {
+            Some(record) if records.is_empty() => Ok(record),
+            found => Err(format!("{found:?} and {records:?}")),
+        }
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_lives_its_life_over_rest() {
+    let server = Server::start();
+    let job = r#"{"appName":"sms","delay":"1h","idempotencyKey":"k-1","requestId":"r-1","key":"kk",
+                  "priority":"high","headers":{"h":"v"},"expireAfter":"5m","jobData":{"a": 1.50}}"#;
+    let scheduled = server.json(Method::POST, "/v1/jobs", job).await.is(201);
+    assert_eq!(scheduled.text_of("outcome"), "scheduled");
+    let path = format!("/v1/jobs/{}", scheduled.text_of("id"));
+    assert_eq!(scheduled.location.as_deref(), Some(path.as_str()));
+
+    let known = server.get(&path).await.is(200);
+    assert!(known.text.contains(r#""jobData":{"a": 1.50}"#), "{known:?}");
+    for (field, value) in [
+        ("state", "scheduled"),
+        ("priority", "high"),
+        ("idempotencyKey", "k-1"),
+        ("requestId", "r-1"),
+        ("key", "kk"),
+    ] {
+        assert_eq!(known.text_of(field), value);
+    }
+    assert_eq!(known.body["headers"][0]["value"], "v");
+
+    let again = server.json(Method::POST, "/v1/jobs", job).await.is(200);
+    assert_eq!(
+        (again.text_of("outcome"), again.text_of("id")),
+        ("duplicate", scheduled.text_of("id"))
+    );
+    let other = r#"{"appName":"sms","delay":"1h","jobData":2}"#;
+    let other = with_json(server.request(Method::POST, "/v1/jobs"), other).header("idempotency-key", "k-1");
+    let conflict = send(other).await;
+    assert_eq!(conflict.text_of("jobId"), scheduled.text_of("id"));
+    conflict.problem(409, "idempotency_conflict", "another content");
+
+    let moved = server
+        .json(Method::PATCH, &path, r#"{"delay":"2h"}"#)
+        .await
+        .is(200);
+    assert_eq!(moved.text_of("outcome"), "rescheduled");
+    assert_eq!(moved.body["job"]["revision"], 2);
+
+    let stats = eventually_async("statistics", SOON, async || {
+        let stats = server.get("/v1/stats?minutes=180").await.is(200);
+        let is_right = stats.body["nextDue"] == moved.body["job"]["scheduledTime"];
+        if is_right { Ok(stats) } else { Err(stats.text) }
+    })
+    .await;
+    assert_eq!(
+        (&stats.body["scheduled"], &stats.body["later"]),
+        (&1.into(), &0.into())
+    );
+    let minutes = stats.body["perMinute"].as_array().unwrap();
+    assert_eq!(minutes.len(), 180);
+    assert_eq!(
+        minutes[110..130]
+            .iter()
+            .filter_map(serde_json::Value::as_u64)
+            .sum::<u64>(),
+        1
+    );
+
+    assert_eq!(server.delete(&path).await.is(200).text_of("outcome"), "cancelled");
+    assert_eq!(
+        server.delete(&path).await.is(200).text_of("outcome"),
+        "already_cancelled"
+    );
+    let late = server.json(Method::PATCH, &path, r#"{"delay":"2h"}"#).await;
+    late.problem(409, "already_cancelled", "has ended before");
+    let cancelled = eventually_async("the job as it ended", SOON, async || {
+        let job = server.get(&path).await.is(200);
+        if job.text_of("state") == "cancelled" {
+            Ok(job)
+        } else {
+            Err(job.text)
+        }
+    })
+    .await;
+    // Of a job that has ended no data is kept.
+    assert!(cancelled.body.get("jobData").is_none());
+    assert!(server.end().success());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_lives_its_life_over_grpc() {
+    let server = Server::start();
+    let mut client = server.grpc().await;
+    let spec = v1::JobSpec {
+        app: "sms".to_owned(),
+        when: Some(v1::job_spec::When::Delay(prost_types::Duration {
+            seconds: 3600,
+            nanos: 0,
+        })),
+        idempotency_key: "k-1".to_owned(),
+        data: vec![0xff, 0].into(),
+        ..v1::JobSpec::default()
+    };
+    let ask = |job: &v1::JobSpec| v1::ScheduleJobRequest {
+        job: Some(job.clone()),
+        no_wait: false,
+    };
+    let scheduled = client.schedule_job(ask(&spec)).await.unwrap().into_inner();
+    assert_eq!(scheduled.outcome(), v1::Outcome::Scheduled);
+    let id = scheduled.id;
+    let known = client
+        .get_job(v1::GetJobRequest { id: id.clone() })
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(
+        (known.state(), &known.data[..]),
+        (v1::JobState::Scheduled, &[0xff, 0][..])
+    );
+
+    let again = client.schedule_job(ask(&spec)).await.unwrap().into_inner();
+    assert_eq!((again.outcome(), &again.id), (v1::Outcome::Duplicate, &id));
+    let other = v1::JobSpec {
+        data: "other".into(),
+        ..spec.clone()
+    };
+    let conflict = client.schedule_job(ask(&other)).await.unwrap_err();
+    assert_eq!(conflict.code(), Code::AlreadyExists);
+    assert_eq!(
+        redeliver_proto::error::reason(&conflict).as_deref(),
+        Some("IDEMPOTENCY_CONFLICT")
+    );
+
+    let moved = v1::RescheduleJobRequest {
+        id: id.clone(),
+        when: Some(v1::reschedule_job_request::When::Delay(prost_types::Duration {
+            seconds: 7200,
+            nanos: 0,
+        })),
+    };
+    let moved = client.reschedule_job(moved).await.unwrap().into_inner();
+    assert_eq!(
+        (moved.outcome(), moved.job.unwrap().revision),
+        (v1::Outcome::Rescheduled, 2)
+    );
+
+    let mut cancel = async || {
+        let request = v1::CancelJobRequest { id: id.clone() };
+        client.cancel_job(request).await.unwrap().into_inner().outcome()
+    };
+    assert_eq!(cancel().await, v1::Outcome::Cancelled);
+    assert_eq!(cancel().await, v1::Outcome::AlreadyCancelled);
+    let never = "01KAJQ6Z2B0001G00000000A7X".to_owned();
+    let unknown = client
+        .cancel_job(v1::CancelJobRequest { id: never.clone() })
+        .await
+        .unwrap();
+    assert_eq!(unknown.into_inner().outcome(), v1::Outcome::Unknown);
+    let unknown = client.get_job(v1::GetJobRequest { id: never }).await.unwrap_err();
+    assert_eq!(unknown.code(), Code::NotFound);
+
+    let stats = eventually_async("statistics", SOON, async || {
+        let stats = client
+            .get_stats(v1::GetStatsRequest { minutes: 0 })
+            .await
+            .unwrap()
+            .into_inner();
+        if stats.scheduled == 0 {
+            Ok(stats)
+        } else {
+            Err(format!("{stats:?}"))
+        }
+    })
+    .await;
+    assert_eq!((stats.per_minute.len(), stats.next_due), (60, None));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_due_job_is_dispatched_once_with_the_callers_trace_and_cannot_be_cancelled() {
+    let server = Server::start();
+    let body = r#"{"appName":"sms","delay":"50ms","key":"kk","headers":{"h":"v"},"jobData":[ 1 ]}"#;
+    let request = with_json(server.request(Method::POST, "/v1/jobs?wait=false"), body);
+    let accepted = send(request.header("traceparent", TRACE)).await.is(202);
+    let id = accepted.text_of("id").to_owned();
+    // The id was told before the job was one, and is its id.
+    let path = format!("/v1/jobs/{id}");
+    eventually_async("the job", SOON, async || {
+        let job = server.get(&path).await;
+        if job.status.is_success() {
+            Ok(())
+        } else {
+            Err(job.text)
+        }
+    })
+    .await;
+
+    let record = only_record(&server, "sms").await;
+    assert_eq!(record.value.as_deref(), Some(&b"[ 1 ]"[..]));
+    assert_eq!(record.key.as_deref(), Some(&b"kk"[..]));
+    assert_eq!(
+        (header(&record, "h"), header(&record, "job-id")),
+        (Some("v"), Some(id.as_str()))
+    );
+    let trace = header(&record, "traceparent").unwrap();
+    assert_eq!(trace[..35], TRACE[..35], "{trace}");
+    let ingest = only_record(&server, "ingest").await;
+    assert_eq!(header(&ingest, "traceparent"), Some(TRACE));
+
+    let late = server.delete(&path).await;
+    assert_eq!(late.text_of("outcome"), "already_dispatched");
+    assert_eq!(late.body["job"]["topic"], format!("{}-sms", server.name));
+    late.problem(409, "already_dispatched", "has ended before");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_wrong_is_said_at_once_and_never_reaches_kafka() {
+    let server = Server::start();
+    for (body, status, code, says) in [
+        (
+            r#"{"appName":"fax","delay":"1h","jobData":1}"#,
+            422,
+            "request.appName",
+            "known are sms",
+        ),
+        (
+            r#"{"appName":"sms","dela":"1h","jobData":1}"#,
+            422,
+            "request.unknownField",
+            "did you mean `delay`?",
+        ),
+        (
+            r#"{"appName":"sms","jobData":1}"#,
+            422,
+            "request.scheduledTime",
+            "is missing",
+        ),
+        (
+            r#"{"appName":"sms","delay":"9999d","jobData":1}"#,
+            422,
+            "request.delay",
+            "3650d",
+        ),
+        (
+            r#"{"cancel":"01KAJQ6Z2B0001G00000000A7X"}"#,
+            422,
+            "request.cancel",
+            "use DELETE",
+        ),
+        (r#"{"appName":"#, 400, "request.json", "EOF"),
+    ] {
+        server
+            .json(Method::POST, "/v1/jobs", body)
+            .await
+            .problem(status, code, says);
+    }
+    let large = format!(
+        r#"{{"appName":"sms","delay":"1h","jobData":"{}"}}"#,
+        "x".repeat(900_001)
+    );
+    server
+        .json(Method::POST, "/v1/jobs", &large)
+        .await
+        .problem(422, "request.jobData", "at most 900000");
+    let larger = format!(
+        r#"{{"appName":"sms","delay":"1h","jobData":"{}"}}"#,
+        "x".repeat(2_000_000)
+    );
+    server
+        .json(Method::POST, "/v1/jobs", &larger)
+        .await
+        .problem(413, "body", "limit");
+    let untyped = server
+        .request(Method::POST, "/v1/jobs")
+        .body(r#"{"appName":"sms","delay":"1h","jobData":1}"#);
+    send(untyped)
+        .await
+        .problem(415, "request.contentType", "content-type: application/json");
+    server
+        .get("/v1/jobs/7")
+        .await
+        .problem(422, "request.id", "not the id of a job");
+    server
+        .get("/v1/jobs/01KAJQ6Z2B0001G00000000A7X")
+        .await
+        .problem(404, "job_unknown", "no job");
+    server
+        .get("/v1/stats?minutes=2000")
+        .await
+        .problem(422, "request.minutes", "at most 1440");
+    server.get("/v2").await.problem(404, "path", "/v1/jobs");
+    server
+        .request(Method::PUT, "/v1/jobs")
+        .send()
+        .await
+        .unwrap()
+        .error_for_status()
+        .unwrap_err();
+
+    let mut client = server.grpc().await;
+    let mut refused = async |job: Option<v1::JobSpec>| {
+        let request = v1::ScheduleJobRequest { job, no_wait: true };
+        client.schedule_job(request).await.unwrap_err()
+    };
+    let delay = Some(v1::job_spec::When::Delay(prost_types::Duration {
+        seconds: 1,
+        nanos: 0,
+    }));
+    let unknown = v1::JobSpec {
+        app: "fax".to_owned(),
+        when: delay,
+        ..v1::JobSpec::default()
+    };
+    assert_eq!(refused(Some(unknown.clone())).await.code(), Code::NotFound);
+    let timeless = refused(Some(v1::JobSpec {
+        when: None,
+        ..unknown
+    }))
+    .await;
+    assert_eq!(timeless.code(), Code::InvalidArgument);
+    assert!(
+        timeless.message().starts_with("scheduled_time: is missing"),
+        "{timeless:?}"
+    );
+    assert_eq!(refused(None).await.code(), Code::InvalidArgument);
+    assert!(server.records("ingest").is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_the_token_nothing_is_done_but_probes_work() {
+    let server = Server::start_with("  token_file: '{dir}/token'\n", &redis_url());
+    server
+        .get("/v1/stats")
+        .await
+        .problem(401, "token_missing", "authorization: Bearer");
+    let wrong = server.request(Method::GET, "/v1/stats").bearer_auth("s3cre");
+    send(wrong)
+        .await
+        .problem(401, "token_wrong", "authorization: Bearer");
+    let body = r#"{"appName":"sms","delay":"1h","jobData":1}"#;
+    server.json(Method::POST, "/v1/jobs", body).await.is(401);
+    send(server.request(Method::GET, "/v1/stats").bearer_auth("s3cret"))
+        .await
+        .is(200);
+
+    let refused = server
+        .grpc()
+        .await
+        .get_stats(v1::GetStatsRequest { minutes: 0 })
+        .await
+        .unwrap_err();
+    assert_eq!(refused.code(), Code::Unauthenticated);
+    let token = SendToken::new(Some("s3cret")).unwrap();
+    let mut client = JobServiceClient::with_interceptor(server.channel().await, token);
+    client
+        .get_stats(v1::GetStatsRequest { minutes: 0 })
+        .await
+        .unwrap();
+
+    let mut health = HealthClient::new(server.channel().await);
+    let service = "redeliver.v1.JobService".to_owned();
+    let status = health
+        .check(HealthCheckRequest { service })
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(status.status(), ServingStatus::Serving);
+    assert!(server.records("ingest").is_empty());
+}
+
+/// Asks one version of the reflection service for its services.
+macro_rules! services_by_reflection {
+    ($version:ident, $channel:expr) => {{
+        use tonic_reflection::pb::$version::server_reflection_client::ServerReflectionClient;
+        use tonic_reflection::pb::$version::server_reflection_request::MessageRequest;
+        use tonic_reflection::pb::$version::server_reflection_response::MessageResponse;
+
+        let ask = tonic_reflection::pb::$version::ServerReflectionRequest {
+            host: String::new(),
+            message_request: Some(MessageRequest::ListServices(String::new())),
+        };
+        let asks = futures::stream::iter([ask]);
+        let mut client = ServerReflectionClient::new($channel);
+        let mut answers = client
+            .server_reflection_info(Request::new(asks))
+            .await
+            .unwrap()
+            .into_inner();
+        match answers.message().await.unwrap().unwrap().message_response {
+            Some(MessageResponse::ListServicesResponse(list)) => list
+                .service
+                .into_iter()
+                .map(|service| service.name)
+                .collect::<Vec<_>>(),
+            other => panic!("{other:?}"),
+        }
+    }};
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_server_describes_itself_in_both_versions_of_reflection() {
+    let server = Server::start();
+    let served = ["redeliver.v1.JobService", "grpc.health.v1.Health"];
+    for services in [
+        services_by_reflection!(v1, server.channel().await),
+        services_by_reflection!(v1alpha, server.channel().await),
+    ] {
+        assert!(
+            served
+                .iter()
+                .all(|name| services.iter().any(|found| found == name)),
+            "{services:?}"
+        );
+        // What other services of the same schemas would do is not done here.
+        assert!(
+            !services.iter().any(|name| name.contains("DeadLetter")),
+            "{services:?}"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_whose_outcome_is_late_says_that_it_will_take_effect() {
+    let redis = LocalRedis::start().unwrap();
+    let server = Server::start_with("", &redis.url());
+    // Whether the key is taken cannot be said without the index.
+    redis.process().stop();
+    let body = r#"{"appName":"sms","delay":"1h","idempotencyKey":"k","jobData":1}"#;
+    let late = server.json(Method::POST, "/v1/jobs", body).await;
+    let id = late.text_of("jobId").to_owned();
+    late.problem(504, "undecided", "is safe in Kafka and will take effect");
+    redis.process().cont();
+    let job = eventually_async("the job", SOON, async || {
+        let job = server.get(&format!("/v1/jobs/{id}")).await;
+        if job.status.is_success() {
+            Ok(job)
+        } else {
+            Err(job.text)
+        }
+    })
+    .await;
+    assert_eq!(job.text_of("idempotencyKey"), "k");
+}

@@ -1,0 +1,4 @@
+//! Tests of the scheduler on real Kafka and Redis.
+
+mod api;
+mod index;
