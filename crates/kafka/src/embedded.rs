@@ -4,8 +4,11 @@
 //! on disk and at most about 5 MiB per partition, ignores isolation and drops the offsets of
 //! transactions: good enough to look at Redeliver, never proof of its guarantees.
 
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use rdkafka::error::KafkaError;
 use rdkafka::mocking::MockCluster;
@@ -91,13 +94,29 @@ fn make(
     topics: &[(String, i32)],
 ) -> Result<MockCluster<'static, rdkafka::producer::DefaultProducerContext>, EmbeddedError> {
     let cluster = MockCluster::new(1).map_err(EmbeddedError::Start)?;
-    for (topic, partitions) in topics {
-        cluster
-            .create_topic(topic, *partitions, 1)
-            .map_err(|source| EmbeddedError::Topic {
+    let brokers = cluster.bootstrap_servers();
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| keep_awake(&brokers, &done));
+        let created = topics.iter().try_for_each(|(topic, partitions)| {
+            let created = cluster.create_topic(topic, *partitions, 1);
+            created.map_err(|source| EmbeddedError::Topic {
                 topic: topic.clone(),
                 source,
-            })?;
-    }
+            })
+        });
+        done.store(true, Ordering::SeqCst);
+        created
+    })?;
     Ok(cluster)
+}
+
+/// The cluster's thread can miss the wake-up that comes with an order, and then sleeps for a second before it
+/// sees it; a connection wakes it too.
+fn keep_awake(brokers: &str, done: &AtomicBool) {
+    while !done.load(Ordering::SeqCst) {
+        // Whether the connection succeeds does not matter.
+        drop(TcpStream::connect(brokers));
+        thread::park_timeout(Duration::from_millis(5));
+    }
 }

@@ -3,6 +3,7 @@
 mod endpoint;
 mod narrator;
 
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use clap::Args;
-use redeliver_core::{Headers, Output, Pipeline};
+use redeliver_core::{Headers, Output, Pipeline, SchedulerTopics};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::embedded::EmbeddedBroker;
 use redeliver_kafka::producer::Producer;
@@ -18,6 +19,7 @@ use redeliver_runtime::Config;
 use redeliver_runtime::cli::{Start, report};
 use redeliver_runtime::telemetry::{self, Identity};
 use redeliver_runtime::{admin, shutdown};
+use redeliver_scheduler::index::memory::MemoryIndex;
 use redeliver_worker::host::Host;
 use tokio::net::TcpListener;
 use tokio::time::MissedTickBehavior;
@@ -83,10 +85,11 @@ async fn run(args: DevArgs) -> anyhow::Result<()> {
         output: Some("docs-enriched".into()),
         ..Pipeline::new(PIPELINE)
     };
-    let topics: Vec<_> = outline
-        .topics()
-        .into_iter()
-        .map(|(topic, _)| (topic.to_string(), PARTITIONS))
+    let of_pipeline = outline.topics().into_iter().map(|(topic, _)| topic);
+    let of_scheduler = SchedulerTopics::default().topics().into_iter();
+    let topics: Vec<_> = of_pipeline
+        .chain(of_scheduler.map(|(topic, _)| topic))
+        .map(|topic| (topic.to_string(), PARTITIONS))
         .collect();
     let broker = EmbeddedBroker::start(&topics)?;
     let config = Config::from_yaml(&demo_config(broker.brokers(), endpoint.local_addr()?, &args))?;
@@ -117,10 +120,21 @@ async fn run(args: DevArgs) -> anyhow::Result<()> {
     let kafka = host.kafka.clone();
     redeliver_enricher::mount(&mut host)?;
     redeliver_retry_tier::mount(&mut host)?;
+    let index = MemoryIndex::default();
+    redeliver_scheduler::mount(&mut host, index.clone()).await?;
+    let jobs_api = free_unless_taken(host.config.scheduler.listen).await?;
+    let jobs_address = jobs_api.local_addr()?;
+    redeliver_scheduler::api::mount(&mut host, index, jobs_api).await?;
 
     let totals = Arc::new(Mutex::new(Totals::default()));
-    let pipeline = Arc::new(host.config.pipelines[PIPELINE].pipeline(PIPELINE, &host.config.scheduler));
-    let narrator = Narrator::new(&kafka, pipeline, totals.clone(), began)?;
+    let pipeline = host.config.pipelines[PIPELINE].pipeline(PIPELINE, &host.config.scheduler);
+    let narrator = Narrator::new(
+        &kafka,
+        &pipeline,
+        &host.config.scheduler.topics(),
+        totals.clone(),
+        began,
+    )?;
     // The narrator goes on until everything else has ended, so that it sees the last records.
     let ended = CancellationToken::new();
     let narration = std::thread::Builder::new().name("narrator".into()).spawn({
@@ -129,7 +143,7 @@ async fn run(args: DevArgs) -> anyhow::Result<()> {
     })?;
     host.tasks
         .spawn("demo-endpoint", endpoint::serve(endpoint, stop.clone()));
-    greet(broker.brokers(), admin_address);
+    greet(broker.brokers(), admin_address, jobs_address);
     host.tasks
         .spawn("demo-producer", produce(kafka, args.rate, stop.clone()));
     host.tasks.spawn("summary", summarise(totals.clone(), stop));
@@ -157,6 +171,8 @@ pipelines:
     output: docs-enriched
     retry: {{ tiers: [5s, 30s, 1m] }}
     http: {{ url: 'http://{endpoint}/enrich', timeout: 2s, quick_retries: 0 }}
+scheduler:
+  apps: {{ docs: {{ topic: {PIPELINE} }} }}
 admin: {{ listen: '{admin}' }}
 telemetry: {{ level: '{log}' }}
 shutdown: {{ grace: 10s }}
@@ -164,24 +180,37 @@ shutdown: {{ grace: 10s }}
     )
 }
 
-fn greet(brokers: &str, admin: SocketAddr) {
+/// The address, or another one when another process has it.
+async fn free_unless_taken(address: SocketAddr) -> std::io::Result<TcpListener> {
+    match TcpListener::bind(address).await {
+        Err(error) if error.kind() == ErrorKind::AddrInUse => {
+            TcpListener::bind(SocketAddr::new(address.ip(), 0)).await
+        }
+        bound => bound,
+    }
+}
+
+fn greet(brokers: &str, admin: SocketAddr, jobs: SocketAddr) {
     println!(
         "Redeliver is running all its services in this process, with a demonstration.
 The broker ({brokers}) is in memory: nothing is kept, and it proves no guarantees. Use a real Kafka for work.
 
+  jobs -> scheduler -> docs, when due
   docs -> enricher -> docs-enriched
              | fails for the moment -> docs-retry-5s|30s|1m -> docs-retry-due -> enricher again
              | fails for good       -> docs-dlq
 
 Look at   http://{admin}/metrics   /readyz   /config
+Jobs      redeliver jobs schedule --server http://{jobs} --app docs --in 5s --data '{{\"number\": 1}}'
 End with  Ctrl-C
 "
     );
 }
 
-/// A trickle of records.
+/// A trickle: records for now, jobs for later, and now and then a job that cannot be.
 async fn produce(kafka: KafkaSettings, rate: f64, stop: CancellationToken) -> anyhow::Result<()> {
     let producer = Producer::new(&kafka)?;
+    let ingest = SchedulerTopics::default().ingest;
     let mut ticks = tokio::time::interval(Duration::from_secs_f64(1.0 / rate));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     for number in 1_u64.. {
@@ -189,11 +218,24 @@ async fn produce(kafka: KafkaSettings, rate: f64, stop: CancellationToken) -> an
             _ = ticks.tick() => {}
             () = stop.cancelled() => break,
         }
+        let document = serde_json::json!({ "number": number });
+        let (topic, value) = match number % 20 {
+            4 | 6 | 8 | 10 => {
+                let delay = ["2s", "3s", "5s", "8s"][usize::try_from(number % 4)?];
+                let request = serde_json::json!({ "appName": "docs", "delay": delay, "jobData": document });
+                (ingest.clone(), request)
+            }
+            18 => (
+                ingest.clone(),
+                serde_json::json!({ "appName": "dogs", "delay": "1s", "jobData": document }),
+            ),
+            _ => (PIPELINE.into(), document),
+        };
         let output = Output {
-            topic: PIPELINE.into(),
+            topic,
             partition: None,
             key: Some(format!("doc-{number}").into()),
-            value: Some(serde_json::json!({ "number": number }).to_string().into()),
+            value: Some(value.to_string().into()),
             headers: Headers::new(),
         };
         producer.send(&output).await?;

@@ -7,25 +7,41 @@ use std::time::{Duration, Instant};
 
 use redeliver_core::headers;
 use redeliver_core::pipeline::TopicRole;
-use redeliver_core::{Pipeline, Record, Timestamp};
+use redeliver_core::scheduler::SchedulerRole;
+use redeliver_core::{Pipeline, Record, SchedulerTopics, Timestamp};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::reader::{ReadError, TopicTail};
+use redeliver_proto::{Message as _, v1};
 use tokio_util::sync::CancellationToken;
 
 /// How many records went where.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Totals {
     produced: u64,
+    /// Jobs that were accepted, those that were dispatched (they are produced then), and those that were refused.
+    scheduled: u64,
+    dispatched: u64,
+    refused: u64,
     enriched: u64,
     dead: u64,
     returned: u64,
-    /// Released after due, in milliseconds; negative would be early.
+    /// How long after their due time records were released and jobs dispatched, in milliseconds; negative
+    /// would be early.
     lateness: Vec<i64>,
 }
 
 impl Totals {
     fn in_retry_or_in_hand(&self) -> u64 {
         self.produced.saturating_sub(self.enriched + self.dead)
+    }
+
+    /// Notes how long after its due time a record was written.
+    fn late(&mut self, record: &Record, due: Timestamp) -> Option<i64> {
+        let late = record.timestamp?.as_millis() - due.as_millis();
+        if self.lateness.len() < KEPT {
+            self.lateness.push(late);
+        }
+        Some(late)
     }
 
     /// One line for people.
@@ -37,6 +53,14 @@ impl Totals {
             self.dead,
             self.in_retry_or_in_hand(),
             self.returned
+        );
+        let _ = write!(
+            line,
+            "; {} jobs = {} dispatched + {} waiting, {} refused",
+            self.scheduled,
+            self.dispatched,
+            self.scheduled.saturating_sub(self.dispatched),
+            self.refused
         );
         let mut lateness = self.lateness.clone();
         lateness.sort_unstable();
@@ -59,9 +83,16 @@ impl Totals {
 /// Follows the topics of a pipeline and prints.
 pub(super) struct Narrator {
     tail: TopicTail,
-    pipeline: Arc<Pipeline>,
+    roles: Vec<(Arc<str>, Role)>,
     totals: Arc<Mutex<Totals>>,
     began: Instant,
+}
+
+/// What a topic is to the demonstration.
+#[derive(Clone, Copy)]
+enum Role {
+    Pipeline(TopicRole),
+    Scheduler(SchedulerRole),
 }
 
 /// How long records are gathered before they are told in order.
@@ -72,14 +103,26 @@ const KEPT: usize = 10_000;
 impl Narrator {
     pub(super) fn new(
         settings: &KafkaSettings,
-        pipeline: Arc<Pipeline>,
+        pipeline: &Pipeline,
+        scheduler: &SchedulerTopics,
         totals: Arc<Mutex<Totals>>,
         began: Instant,
     ) -> Result<Self, ReadError> {
-        let topics: Vec<Arc<str>> = pipeline.topics().into_iter().map(|(topic, _)| topic).collect();
+        let of_pipeline = pipeline.topics().into_iter();
+        let of_scheduler = scheduler.topics().into_iter();
+        // What an application's jobs go to is the pipeline's source here.
+        let roles: Vec<(Arc<str>, Role)> = of_pipeline
+            .map(|(topic, role)| (topic, Role::Pipeline(role)))
+            .chain(
+                of_scheduler
+                    .filter(|(_, role)| *role != SchedulerRole::App)
+                    .map(|(topic, role)| (topic, Role::Scheduler(role))),
+            )
+            .collect();
+        let topics: Vec<Arc<str>> = roles.iter().map(|(topic, _)| topic.clone()).collect();
         Ok(Self {
             tail: TopicTail::new(settings, &topics)?,
-            pipeline,
+            roles,
             totals,
             began,
         })
@@ -87,17 +130,19 @@ impl Narrator {
 
     /// Prints what happens until the token is cancelled. Blocks its thread.
     pub(super) fn run(mut self, shutdown: &CancellationToken) -> Result<(), ReadError> {
-        let roles = self.pipeline.topics();
         while !shutdown.is_cancelled() {
             for record in self.gather()? {
-                let role = roles.iter().find(|(topic, _)| *topic == record.position.topic);
-                if let Some(sentence) = role.and_then(|(_, role)| self.observe(*role, &record)) {
+                let topic = &record.position.topic;
+                let told = match self.roles.iter().find(|(known, _)| known == topic) {
+                    Some((_, Role::Pipeline(role))) => {
+                        let sentence = self.observe(*role, &record);
+                        sentence.map(|sentence| (name(record.key.as_deref()), sentence))
+                    }
+                    Some((_, Role::Scheduler(role))) => self.observe_job(*role, &record),
+                    None => None,
+                };
+                if let Some((name, sentence)) = told {
                     let at = self.began.elapsed().as_secs_f64();
-                    let name = record
-                        .key
-                        .as_deref()
-                        .map(String::from_utf8_lossy)
-                        .unwrap_or_default();
                     println!("{at:7.1}s  {name:<8} {sentence}");
                 }
             }
@@ -131,7 +176,10 @@ impl Narrator {
         match role {
             TopicRole::Source => {
                 totals.produced += 1;
-                None
+                let due: Timestamp = text(headers::SCHEDULED_TIME).parse().ok()?;
+                totals.dispatched += 1;
+                let late = totals.late(record, due)?;
+                Some(format!("is dispatched, {late} ms after it was due"))
             }
             TopicRole::Output => {
                 totals.enriched += 1;
@@ -150,10 +198,7 @@ impl Narrator {
             TopicRole::Due => {
                 totals.returned += 1;
                 let due: Timestamp = text(headers::PROCESS_AFTER).parse().ok()?;
-                let late = record.timestamp?.as_millis() - due.as_millis();
-                if totals.lateness.len() < KEPT {
-                    totals.lateness.push(late);
-                }
+                let late = totals.late(record, due)?;
                 Some(format!("is back, {late} ms after it was due"))
             }
             TopicRole::DeadLetter => {
@@ -167,4 +212,42 @@ impl Narrator {
             }
         }
     }
+
+    /// What happens to a job before it is in its topic, and the name of what it is to bring there.
+    fn observe_job(&self, role: SchedulerRole, record: &Record) -> Option<(String, String)> {
+        let mut totals = self.totals.lock().unwrap_or_else(PoisonError::into_inner);
+        match role {
+            SchedulerRole::State => {
+                let job = v1::JobRecord::decode(record.value.clone()?).ok()?;
+                // Jobs that are due at once are dispatched without having waited.
+                if job.revision == 1 && job.state() == v1::JobState::Scheduled {
+                    totals.scheduled += 1;
+                }
+                let due = Timestamp::from_millis(job.due_ms);
+                let wait = due.since(Timestamp::from_millis(job.accepted_ms)).as_secs_f64();
+                let is_new = job.state() == v1::JobState::Scheduled;
+                is_new.then(|| {
+                    (
+                        name(job.key.as_deref()),
+                        format!("is scheduled, due in {wait:.1} s"),
+                    )
+                })
+            }
+            SchedulerRole::DeadLetter => {
+                totals.refused += 1;
+                let why = record.headers.last(headers::ERROR_MESSAGE).unwrap_or_default();
+                let why = String::from_utf8_lossy(why);
+                let sentence = format!(
+                    "is refused by the scheduler: {why}; see {}",
+                    record.position.topic
+                );
+                Some((name(record.key.as_deref()), sentence))
+            }
+            SchedulerRole::Ingest | SchedulerRole::Answers | SchedulerRole::App => None,
+        }
+    }
+}
+
+fn name(key: Option<&[u8]>) -> String {
+    key.map(String::from_utf8_lossy).unwrap_or_default().into_owned()
 }
