@@ -91,7 +91,7 @@ fn run_demo() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return report(&error),
     };
-    match runtime.block_on(demo::run()).and_then(judged) {
+    match runtime.block_on(demo::run()).and_then(|report| judged(&report)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => report(&*error),
     }
@@ -101,10 +101,10 @@ async fn run(start: Start) -> anyhow::Result<()> {
     let mut host = Host::new("crawl", start);
     let crawl = Crawl::of(&host.config)?;
     host.ensure_topics(&topics::of_all(&host.config)).await?;
-    judged(show::run(host, crawl).await?)
+    judged(&show::run(host, crawl).await?)
 }
 
-fn judged(report: Report) -> anyhow::Result<()> {
+fn judged(report: &Report) -> anyhow::Result<()> {
     println!("\n{report}");
     anyhow::ensure!(report.problems.is_empty(), "the crawl was not as it must be");
     Ok(())

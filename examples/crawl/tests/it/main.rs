@@ -1,1 +1,4 @@
-//! Tests on a real Kafka.
+//! The crawl on a real Kafka and a real Redis, with the real binaries.
+
+mod crawl;
+mod support;
