@@ -10,6 +10,9 @@
 //! | [`tracker`] | which offsets of a partition are done, in any order |
 //! | [`convert`] | records between Kafka's client and ours, byte-exact |
 //! | [`reader`] | reading topics from start to end, for audits and narration |
+//! | [`follow`] | following partitions from given offsets on, for as long as a process lives |
+//! | [`lookup`] | single records by their offsets |
+//! | [`survey`] | which topics there are, what they hold, how long they keep it |
 //! | [`producer`] | a plain idempotent producer |
 //! | [`topology`] | creating and checking topics |
 //! | [`murmur2`] | Java's partitioner |
@@ -20,12 +23,15 @@ pub mod client;
 pub mod convert;
 pub mod embedded;
 pub mod fault;
+pub mod follow;
 pub mod lane;
+pub mod lookup;
 pub mod murmur2;
 pub mod processor;
 pub mod producer;
 pub mod reader;
 pub mod remedy;
+pub mod survey;
 pub mod topology;
 pub mod tracker;
 pub mod transaction;

@@ -49,11 +49,11 @@ const CALL: Duration = Duration::from_secs(10);
 /// How long a fetch may bring nothing before it is given up for a new one.
 const STALL: Duration = Duration::from_secs(8);
 
-fn kafka(step: &'static str) -> impl Fn(KafkaError) -> ReadError {
+pub(crate) fn kafka(step: &'static str) -> impl Fn(KafkaError) -> ReadError {
     move |source| ReadError::Kafka { step, source }
 }
 
-fn client(settings: &KafkaSettings, isolation: &str) -> ClientConfig {
+pub(crate) fn client(settings: &KafkaSettings, isolation: &str) -> ClientConfig {
     let mut config = settings.client();
     config
         .set("group.id", "redeliver-reader")

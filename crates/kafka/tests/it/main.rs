@@ -2,6 +2,7 @@
 
 mod changelog;
 mod errors;
+mod follow;
 mod lane;
 mod support;
 mod topology;

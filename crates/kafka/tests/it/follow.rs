@@ -1,0 +1,245 @@
+//! Following partitions, looking single records up, and looking topics over.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use rdkafka::TopicPartitionList;
+use rdkafka::admin::{AdminClient, AdminOptions};
+use rdkafka::client::DefaultClientContext;
+use redeliver_core::{Headers, Output, Position};
+use redeliver_kafka::follow::{Event, Follower, Start};
+use redeliver_kafka::lookup::Lookup;
+use redeliver_kafka::producer::Producer;
+use redeliver_kafka::survey::{Extent, Retention, Surveyor};
+use redeliver_kafka::transaction::Transactions;
+use redeliver_kafka::{KafkaSettings, Waker};
+use redeliver_testkit::{eventually, unique};
+
+use crate::support::{create_topic, settings};
+
+const DEADLINE: Duration = Duration::from_secs(30);
+
+fn output(topic: &Arc<str>, partition: i32, value: &str) -> Output {
+    Output {
+        topic: topic.clone(),
+        partition: Some(partition),
+        key: None,
+        value: Some(Bytes::copy_from_slice(value.as_bytes())),
+        headers: Headers::new(),
+    }
+}
+
+async fn produce(settings: &KafkaSettings, topic: &Arc<str>, partition: i32, values: &[&str]) {
+    let producer = Producer::new(settings).unwrap();
+    for value in values {
+        producer.send(&output(topic, partition, value)).await.unwrap();
+    }
+}
+
+/// Writes values in a transaction that is aborted once they stand in the topic.
+fn produce_and_abort(settings: &KafkaSettings, topic: &Arc<str>, values: &[&str]) {
+    let id = unique("aborted");
+    let mut transactions = Transactions::new(settings.transactional_producer(&id), &id, DEADLINE);
+    eventually("a producer", DEADLINE, || {
+        transactions
+            .recover(Duration::from_secs(5))
+            .map_err(|setback| setback.to_string())
+    });
+    let outputs: Vec<Output> = values.iter().map(|value| output(topic, 0, value)).collect();
+    // Without a group there are no offsets to add, which is noticed when the records have been written.
+    let setback = transactions.write(outputs.iter(), &TopicPartitionList::new(), || None);
+    let setback = setback.unwrap_err().to_string();
+    assert!(setback.contains("asking for the group"), "{setback}");
+}
+
+async fn delete_topic(settings: &KafkaSettings, topic: &str) {
+    let admin: AdminClient<DefaultClientContext> = settings.client().create().unwrap();
+    for result in admin.delete_topics(&[topic], &AdminOptions::new()).await.unwrap() {
+        result.unwrap();
+    }
+    let surveyor = Surveyor::new(settings).unwrap();
+    eventually("the topic is gone", DEADLINE, || {
+        match surveyor.topics(|name| name == topic) {
+            Ok(topics) if topics.is_empty() => Ok(()),
+            found => Err(format!("{found:?}")),
+        }
+    });
+}
+
+/// What a follower has given so far, by partition: offsets with values, and how many ends.
+#[derive(Default)]
+struct Given {
+    records: BTreeMap<i32, Vec<(i64, String)>>,
+    ends: BTreeMap<i32, usize>,
+}
+
+impl Given {
+    fn until(&mut self, follower: &mut Follower, what: &str, mut done: impl FnMut(&Self) -> bool) {
+        eventually(what, DEADLINE, || {
+            follower
+                .poll(100, Duration::from_millis(20), |event| match event {
+                    Event::Record(record) => {
+                        let value = String::from_utf8(record.value.unwrap().to_vec()).unwrap();
+                        let partition = self.records.entry(record.position.partition).or_default();
+                        partition.push((record.position.offset, value));
+                    }
+                    Event::End { partition, .. } => *self.ends.entry(partition).or_default() += 1,
+                    Event::Refused { .. } => {}
+                })
+                .unwrap();
+            if done(self) {
+                Ok(())
+            } else {
+                Err(format!("{:?} {:?}", self.records, self.ends))
+            }
+        });
+    }
+
+    fn values(&self, partition: i32) -> Vec<&str> {
+        let records = self.records.get(&partition).into_iter().flatten();
+        records.map(|(_, value)| value.as_str()).collect()
+    }
+}
+
+fn start(topic: &Arc<str>, partition: i32, from: Option<i64>) -> Start {
+    Start {
+        topic: topic.clone(),
+        partition,
+        from,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn partitions_are_followed_from_where_one_says_and_aborted_records_never_come() {
+    let settings = settings("follow");
+    let topic: Arc<str> = unique("follow").into();
+    create_topic(&settings, &topic, 2).await;
+    produce(&settings, &topic, 0, &["a", "b"]).await;
+    produce(&settings, &topic, 1, &["x", "y", "z"]).await;
+    produce_and_abort(&settings, &topic, &["never", "never"]);
+    let mut follower = Follower::new(&settings, Waker::new()).unwrap();
+    follower
+        .add(&[start(&topic, 0, None), start(&topic, 1, Some(2))])
+        .unwrap();
+    let mut given = Given::default();
+    given.until(&mut follower, "both ends", |given| given.ends.len() == 2);
+    assert_eq!((given.values(0), given.values(1)), (vec!["a", "b"], vec!["z"]));
+
+    // New records come, also after the client was replaced; then from another place again.
+    follower.renew().unwrap();
+    produce(&settings, &topic, 0, &["c"]).await;
+    given.until(&mut follower, "a new record", |given| given.values(0).len() == 3);
+    assert_eq!(
+        (given.values(0), given.values(1)),
+        (vec!["a", "b", "c"], vec!["z"])
+    );
+    follower.add(&[start(&topic, 1, Some(1))]).unwrap();
+    given.until(&mut follower, "an earlier place", |given| {
+        given.values(1).len() == 3
+    });
+    assert_eq!(given.values(1), ["z", "y", "z"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_topic_that_was_made_again_is_followed_when_it_is_added_again() {
+    let settings = settings("again");
+    let topic: Arc<str> = unique("again").into();
+    create_topic(&settings, &topic, 1).await;
+    produce(&settings, &topic, 0, &["old", "old", "old"]).await;
+    let mut follower = Follower::new(&settings, Waker::new()).unwrap();
+    follower.add(&[start(&topic, 0, None)]).unwrap();
+    let mut given = Given::default();
+    given.until(&mut follower, "all", |given| given.values(0).len() == 3);
+    delete_topic(&settings, &topic).await;
+    follower.remove(&topic).unwrap();
+    create_topic(&settings, &topic, 1).await;
+    produce(&settings, &topic, 0, &["new"]).await;
+    follower.add(&[start(&topic, 0, None)]).unwrap();
+    given.until(&mut follower, "the new one", |given| given.values(0).len() == 4);
+    assert_eq!(given.records[&0].last(), Some(&(0, "new".to_owned())));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn records_are_looked_up_and_what_is_not_there_is_none() {
+    let settings = settings("lookup");
+    let topic: Arc<str> = unique("lookup").into();
+    create_topic(&settings, &topic, 2).await;
+    let many: Vec<String> = (0..300).map(|number| format!("v{number}")).collect();
+    let many: Vec<&str> = many.iter().map(String::as_str).collect();
+    produce(&settings, &topic, 0, &many).await;
+    produce_and_abort(&settings, &topic, &["never"]);
+    produce(&settings, &topic, 1, &["other"]).await;
+    let lookup = Lookup::new(&settings).unwrap();
+    let position = |partition, offset| Position {
+        topic: topic.clone(),
+        partition,
+        offset,
+    };
+    let missing = Position {
+        topic: unique("none").into(),
+        partition: 0,
+        offset: 0,
+    };
+    let wanted = [
+        position(0, 299),
+        position(1, 0),
+        position(0, 3),
+        position(0, 300),
+        position(0, 5),
+        position(0, 150),
+        position(1, 1),
+        position(0, 100_000),
+        missing,
+        position(0, 3),
+    ];
+    for _ in 0..2 {
+        let found = lookup.get(&wanted, DEADLINE).unwrap();
+        let values: Vec<Option<&str>> = found
+            .iter()
+            .map(|record| {
+                let value = record.as_ref()?.value.as_deref()?;
+                std::str::from_utf8(value).ok()
+            })
+            .collect();
+        let expected = [
+            Some("v299"),
+            Some("other"),
+            Some("v3"),
+            None,
+            Some("v5"),
+            Some("v150"),
+            None,
+            None,
+            None,
+            Some("v3"),
+        ];
+        assert_eq!(values, expected);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_survey_tells_what_there_is_and_how_long_it_is_kept() {
+    let settings = settings("survey");
+    let topic: Arc<str> = unique("survey").into();
+    create_topic(&settings, &topic, 2).await;
+    produce(&settings, &topic, 1, &["a", "b"]).await;
+    produce_and_abort(&settings, &topic, &["never"]);
+    let surveyor = Surveyor::new(&settings).unwrap();
+    // The aborted record and the marker behind it have offsets; the marker comes a little later.
+    let extents = [Some(Extent { low: 0, end: 2 }), Some(Extent { low: 0, end: 2 })];
+    eventually("the extents", DEADLINE, || {
+        let topics = surveyor.topics(|name| name == &*topic).unwrap();
+        assert_eq!(topics.len(), 1);
+        if topics[0].partitions == extents {
+            Ok(())
+        } else {
+            Err(format!("{topics:?}"))
+        }
+    });
+    let retention = surveyor.retention(std::slice::from_ref(&topic)).await.unwrap();
+    let week = redeliver_core::Span::from_secs(7 * 86_400);
+    assert_eq!(retention.get(&*topic), Some(&Retention::For(week)));
+    assert_eq!(surveyor.topics(|_| false).unwrap(), []);
+}
