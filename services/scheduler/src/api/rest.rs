@@ -204,7 +204,14 @@ fn json_body(headers: &HeaderMap, body: Result<Bytes, BytesRejection>) -> Result
             detail,
         ));
     }
-    body.map_err(|error| problem(error.status(), "body", &error.body_text()))
+    body.map_err(|error| match error.status() {
+        status @ StatusCode::PAYLOAD_TOO_LARGE => {
+            let detail =
+                "the body is longer than any job may be; scheduler.max_data is the limit of a job's data";
+            problem(status, "body", detail)
+        }
+        status => problem(status, "body", &error.body_text()),
+    })
 }
 
 fn draft_of<I: Index>(body: &Bytes, jobs: &Jobs<I>) -> Result<Draft, Refusal> {
