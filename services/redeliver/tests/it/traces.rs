@@ -187,3 +187,57 @@ fn without_a_collector_a_record_keeps_the_trace_it_came_with() {
         assert_eq!(traceparent(ends.of(sent)), parent);
     }
 }
+
+#[test]
+fn one_trace_goes_from_a_request_through_the_scheduler_and_all_attempts_to_the_dead_letter() {
+    let receiver = OtlpReceiver::start();
+    let setup = Setup::new("traces-job")
+        .partitions(1)
+        .tiers(&[300])
+        .behave(|request| {
+            Reply::status(if request.earlier_calls_of_body == 0 {
+                503
+            } else {
+                422
+            })
+        });
+    let source = setup.name().to_owned();
+    let pipe = setup
+        .through_scheduler()
+        .set("scheduler.apps.demo.topic", &source)
+        .set("telemetry.otlp.endpoint", &receiver.endpoint())
+        .create();
+    let mut services = [pipe.scheduler("a"), pipe.enricher("a"), pipe.retry_tier("a")];
+    let request = r#"{"appName":"demo","delay":"400ms","jobData":{"n":1}}"#;
+    let parent = format!("00-{TRACE}-{PRODUCER}-01");
+    let (_, topics) = pipe.jobs.as_ref().unwrap();
+    pipe.produce_to(
+        &topics.ingest,
+        vec![Draft::new("k", request).header(TRACEPARENT, parent.as_bytes())],
+    );
+    let dead = eventually("the job is dead", DEADLINE, || {
+        let dead = pipe.read(&[pipe.pipeline.dead_letter_topic()]);
+        dead.into_iter().next().ok_or_else(|| "no dead letter".to_owned())
+    });
+    for service in &mut services {
+        assert_eq!(service.end(), Some(0));
+    }
+    let trace = Trace::of(&receiver, TRACE, 5);
+    let attempt = format!("{} attempt", pipe.name);
+    let wait = format!("wait {}", pipe.pipeline.policy.tiers()[0]);
+    assert_eq!(
+        trace.names(),
+        ["demo accept", "demo wait", &attempt, &wait, &attempt]
+    );
+    let parents: Vec<String> = trace.spans.iter().map(ReceivedSpan::parent_id).collect();
+    let ids: Vec<String> = trace.spans.iter().map(ReceivedSpan::span_id).collect();
+    assert_eq!(parents, [PRODUCER, &ids[0], &ids[1], &ids[2], &ids[2]]);
+    let services: Vec<_> = trace
+        .spans
+        .iter()
+        .map(|span| span.resource("service.name"))
+        .collect();
+    let names = ["scheduler", "scheduler", "enricher", "retry-tier", "enricher"];
+    assert_eq!(services, names.map(Some));
+    assert_eq!(traceparent(&dead), trace.handed_on(4));
+}

@@ -253,8 +253,8 @@ impl World {
         self.asks.extend(self.shard.asks(self.now));
     }
 
-    fn take(&mut self, step: Step) {
-        match step {
+    fn take(&mut self, step: &Step) {
+        match *step {
             Step::Schedule { ahead, key } => {
                 let due = self.now.after(Duration::from_millis(ahead.into()));
                 let spec = v1::JobSpec {
@@ -296,7 +296,7 @@ impl World {
     /// Until nothing is left to do.
     fn settle(&mut self) {
         for _ in 0..400 {
-            self.take(Step::Pass(20));
+            self.take(&Step::Pass(20));
             self.turn(50, false);
             self.index();
             self.index();
@@ -372,7 +372,7 @@ proptest! {
     fn each_job_leaves_once_and_never_early_whatever_is_lost(steps in proptest::collection::vec(step(), 0..120)) {
         let mut world = World::new();
         for step in steps {
-            world.take(step);
+            world.take(&step);
         }
         world.settle();
         world.check();
@@ -437,7 +437,7 @@ fn an_expired_job_is_not_dispatched() {
     };
     world.send(v1::job_command::Command::Schedule(spec));
     world.turn(50, false);
-    world.take(Step::Pass(6_500));
+    world.take(&Step::Pass(6_500));
     world.settle();
     assert_eq!(world.dispatched, []);
     assert_eq!(
