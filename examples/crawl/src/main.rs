@@ -14,6 +14,7 @@ use redeliver_example_crawl::worker::Crawl;
 use redeliver_example_crawl::{demo, hosts, show};
 use redeliver_kafka::producer::Producer;
 use redeliver_runtime::cli::{CommonArgs, Start, main_with, report};
+use redeliver_runtime::tasks::BoxError;
 use redeliver_worker::host::Host;
 use redeliver_worker::topics;
 use reqwest::Url;
@@ -97,11 +98,11 @@ fn run_demo() -> ExitCode {
     }
 }
 
-async fn run(start: Start) -> anyhow::Result<()> {
+async fn run(start: Start) -> Result<(), BoxError> {
     let mut host = Host::new("crawl", start);
     let crawl = Crawl::of(&host.config)?;
     host.ensure_topics(&topics::of_all(&host.config)).await?;
-    judged(&show::run(host, crawl).await?)
+    Ok(judged(&show::run(host, crawl).await?)?)
 }
 
 fn judged(report: &Report) -> anyhow::Result<()> {
@@ -110,7 +111,7 @@ fn judged(report: &Report) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn work(start: Start, settings: impl FnOnce(&Crawl) -> Settings) -> anyhow::Result<()> {
+async fn work(start: Start, settings: impl FnOnce(&Crawl) -> Settings) -> Result<(), BoxError> {
     let mut host = Host::new("crawl", start);
     let crawl = Crawl::of(&host.config)?;
     host.ensure_topics(&topics::of_all(&host.config)).await?;
@@ -128,7 +129,7 @@ async fn serve(start: Start, port: u16) -> anyhow::Result<()> {
     Ok(site.serve(start.shutdown).await?)
 }
 
-async fn seed(start: Start, pages: Vec<Url>) -> anyhow::Result<()> {
+async fn seed(start: Start, pages: Vec<Url>) -> Result<(), BoxError> {
     let host = Host::new("crawl", start);
     let crawl = Crawl::of(&host.config)?;
     let producer = Producer::new(&host.kafka)?;

@@ -193,6 +193,12 @@ pipelines:
         records
     }
 
+    /// The topics as the crawl in Python takes them.
+    pub(crate) fn topics_of_python(&self) -> String {
+        let name = &self.name;
+        format!("{name} {name}-results {name}-dlq {name}-ingest")
+    }
+
     /// The scheduler's dead letters.
     pub(crate) fn refused_requests(&self) -> usize {
         self.count(&format!("{}-ingest-dlq", self.name))
