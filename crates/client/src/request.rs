@@ -141,6 +141,14 @@ impl JobRequest {
         self
     }
 
+    /// Whether a scheduler could accept it, as far as that can be known without asking one. Sending checks it too.
+    ///
+    /// # Errors
+    /// The field at fault, and what is wrong with it.
+    pub fn check(&self) -> Result<(), InvalidRequest> {
+        self.to_spec().map(drop)
+    }
+
     pub(crate) fn app(&self) -> &str {
         &self.app
     }

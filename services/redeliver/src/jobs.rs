@@ -138,10 +138,10 @@ pub(crate) fn main(args: &JobsArgs) -> ExitCode {
 
 impl SchedulerArgs {
     async fn connect(&self, config: &Config) -> Result<JobClient, CliError> {
-        let endpoint = self
-            .connection
-            .endpoint(self.server.as_deref(), &scheduler(config))?;
-        Ok(JobClient::connect(&endpoint).await?)
+        let service = scheduler(config);
+        let endpoint = self.connection.endpoint(self.server.as_deref(), &service)?;
+        let connected = JobClient::connect(&endpoint).await;
+        connected.map_err(|error| service.failure(error))
     }
 }
 

@@ -4,7 +4,7 @@ use std::io::Read as _;
 use std::process::ExitCode;
 
 use clap::Args;
-use redeliver_client::{JobRequest, Priority};
+use redeliver_client::{ClientError, JobRequest, Priority};
 use redeliver_core::Span;
 use redeliver_runtime::Config;
 use serde_json::json;
@@ -64,6 +64,7 @@ fn priority(text: &str) -> Result<Priority, String> {
 
 pub(super) async fn run(config: &Config, args: &ScheduleArgs) -> Result<ExitCode, CliError> {
     let request = args.request()?;
+    request.check().map_err(ClientError::from)?;
     let scheduled = args.scheduler.connect(config).await?.schedule(&request).await?;
     let id = scheduled.id;
     print_item(

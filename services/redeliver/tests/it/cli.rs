@@ -1,0 +1,281 @@
+//! `redeliver jobs` and `redeliver dlq` on the real services.
+
+use redeliver_core::JobId;
+use redeliver_testkit::{Process, eventually};
+use serde_json::{Value, json};
+
+use crate::services::{APP, DEADLINE, Services, id};
+use crate::support::text;
+
+#[test]
+fn a_job_is_scheduled_shown_rescheduled_and_cancelled() {
+    let services = Services::new("cli-jobs");
+    let _scheduler = services.pipe.scheduler("a");
+    let flags = [
+        "jobs",
+        "schedule",
+        "--app",
+        APP,
+        "--at",
+        "2098-11-22T08:00:00Z",
+        "--data",
+        r#"{"a":1}"#,
+        "--key",
+        "k",
+        "--header",
+        "a=b",
+        "--header",
+        "a=c",
+        "--priority",
+        "high",
+        "--idempotency-key",
+        "x",
+    ];
+    let id = services.cli(&flags).trim_end().to_owned();
+    assert!(id.parse::<JobId>().is_ok(), "{id}");
+
+    let job = services.json(&["jobs", "get", &id]);
+    let expected = json!({
+        "id": id,
+        "app": APP,
+        "state": "scheduled",
+        "priority": "high",
+        "scheduled_time": "2098-11-22T08:00:00.000Z",
+        "data": r#"{"a":1}"#,
+        "key": "k",
+        "headers": [{ "name": "a", "value": "b" }, { "name": "a", "value": "c" }],
+        "idempotency_key": "x",
+        "revision": 1,
+    });
+    for (name, value) in expected.as_object().unwrap() {
+        assert_eq!(&job[name], value, "{name} of {job}");
+    }
+    let shown = services.cli(&["jobs", "get", &id]);
+    for line in [
+        &format!("id               {id}\n"),
+        "due              2098-11-22T08:00:00.000Z\n",
+        "\nheaders\n  a: b\n  a: c\n",
+        "\ndata, 7 bytes\n{\"a\":1}\n",
+    ] {
+        assert!(shown.contains(line), "{line:?} in {shown}");
+    }
+
+    // The same request once more is the same job; another one with its key is refused.
+    let again = services.pipe.redeliver(&flags);
+    assert_eq!((again.code, again.stdout.trim_end()), (Some(0), id.as_str()));
+    assert!(again.stderr.starts_with("a duplicate: "), "{again:?}");
+    let other = [&flags[..6], &["--idempotency-key", "x", "--data", "other"]].concat();
+    let refused = services.fails(1, &other);
+    assert!(
+        refused.stderr.contains(&id) && refused.stderr.contains("(ALREADY_EXISTS)"),
+        "{refused:?}"
+    );
+
+    let stats = services.json(&["jobs", "stats"]);
+    assert_eq!((&stats["scheduled"], &stats["later"]), (&json!(1), &json!(1)));
+    assert_eq!(stats["next_due"], json!("2098-11-22T08:00:00.000Z"));
+    let moved = services.cli(&["jobs", "reschedule", &id, "--at", "2098-11-23T08:00:00Z"]);
+    assert_eq!(
+        moved,
+        format!("{id} is rescheduled to 2098-11-23T08:00:00.000Z\n")
+    );
+    assert_eq!(
+        services.cli(&["jobs", "cancel", &id]),
+        format!("{id} is cancelled\n")
+    );
+    let too_late = services.fails(1, &["jobs", "cancel", &id]);
+    assert!(
+        too_late.stdout.starts_with(&format!("{id} was cancelled at ")),
+        "{too_late:?}"
+    );
+    assert_eq!(services.json(&["jobs", "get", &id])["state"], json!("cancelled"));
+}
+
+#[test]
+fn jobs_are_listed_from_the_state_topic_with_and_without_a_scheduler() {
+    let services = Services::new("cli-list");
+    let mut scheduler = services.pipe.scheduler("a");
+    let schedule = |flags: &[&str]| {
+        let printed = services.cli(&[&["jobs", "schedule", "--app", APP], flags].concat());
+        printed.trim_end().to_owned()
+    };
+    let late = schedule(&["--at", "2098-01-02T00:00:00Z"]);
+    let early = schedule(&["--at", "2098-01-01T00:00:00Z", "--idempotency-key", "e"]);
+    let cancelled = schedule(&["--at", "2097-01-01T00:00:00Z"]);
+    services.cli(&["jobs", "cancel", &cancelled]);
+    let done = schedule(&["--in", "0s"]);
+    services.dispatched(1);
+    assert_eq!(scheduler.end(), Some(0));
+
+    let ids = |flags: &[&str]| -> Vec<String> {
+        let listed = services.json(&[&["jobs", "ls"], flags].concat());
+        let ids = listed.as_array().unwrap().iter();
+        ids.map(|job| job["id"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(ids(&[]), [&done, &cancelled, &early, &late].map(String::clone));
+    assert_eq!(ids(&["--state", "scheduled"]), [&early, &late].map(String::clone));
+    assert_eq!(ids(&["--app", APP, "--state", "cancelled"]), [cancelled]);
+    assert_eq!(ids(&["--app", "other"]), [""; 0]);
+
+    let cut = services
+        .pipe
+        .redeliver(&["jobs", "ls", "--state", "scheduled", "--limit", "1"]);
+    let expected = format!(
+        "ID                          APP   STATE      DUE                       PRIORITY  ENDED  IDEMPOTENCY KEY\n\
+         {early}  demo  scheduled  2098-01-01T00:00:00.000Z  normal    -      e\n"
+    );
+    assert_eq!((cut.code, cut.stdout), (Some(0), expected));
+    assert_eq!(cut.stderr, "1 of 2 jobs; --limit shows more of them\n");
+}
+
+#[test]
+fn data_comes_from_a_file_byte_for_byte_and_what_is_wrong_is_named() {
+    let services = Services::new("cli-data");
+    let _scheduler = services.pipe.scheduler("a");
+    let data = services.pipe.file.with_file_name("data");
+    std::fs::write(&data, b"\xff\x00\n").unwrap();
+    let file = data.to_str().unwrap();
+    let id = services.cli(&[
+        "jobs",
+        "schedule",
+        "--app",
+        APP,
+        "--in",
+        "1h",
+        "--data-file",
+        file,
+    ]);
+    let job = services.json(&["jobs", "get", id.trim_end()]);
+    assert_eq!(job["data_base64"], json!("/wAK"));
+    assert!(
+        services
+            .cli(&["jobs", "get", id.trim_end()])
+            .ends_with("\ndata, 3 bytes\nff 00 0a\n")
+    );
+
+    let unknown = services.fails(1, &["jobs", "schedule", "--app", "dmeo", "--in", "1h"]);
+    assert!(
+        unknown.stderr.contains("`dmeo`") && unknown.stderr.contains("(NOT_FOUND)"),
+        "{unknown:?}"
+    );
+    let missing = services.fails(
+        2,
+        &[
+            "jobs",
+            "schedule",
+            "--app",
+            APP,
+            "--in",
+            "1h",
+            "--data-file",
+            "/nowhere",
+        ],
+    );
+    assert!(
+        missing
+            .stderr
+            .starts_with("error: --data-file: cannot read /nowhere: "),
+        "{missing:?}"
+    );
+    let nobody = "01KAJQ6Z2B0000000000000A7X";
+    let unknown = services.fails(1, &["jobs", "get", nobody]);
+    assert_eq!(unknown.stderr, format!("error: no job {nobody} is known\n"));
+    let unknown = services.fails(1, &["jobs", "cancel", nobody]);
+    assert_eq!(unknown.stdout, format!("no job {nobody} is known\n"));
+}
+
+#[test]
+fn dead_letters_are_listed_shown_counted_and_watched() {
+    let services = Services::new("cli-dead");
+    let (_enricher, mut inspector) = (services.pipe.enricher("a"), services.inspect());
+    let letters = services.let_die(&["hopeless 1", "hopeless 2\u{1b}[31m"]);
+    let (first, second) = (id(&letters[0]), id(&letters[1]));
+    let ids = |flags: &[&str]| -> Vec<String> {
+        let listed = services.json(&[&["dlq", "ls"], flags].concat());
+        let ids = listed.as_array().unwrap().iter();
+        ids.map(|letter| letter["id"].as_str().unwrap().to_owned())
+            .collect()
+    };
+    let newest_first = [second.clone(), first.clone()];
+    eventually("both dead letters are listed", DEADLINE, || {
+        let found = ids(&[]);
+        if found == newest_first {
+            Ok(())
+        } else {
+            Err(format!("{found:?}"))
+        }
+    });
+    assert_eq!(ids(&["--oldest-first"]), [first.clone(), second.clone()]);
+    assert_eq!(ids(&["--filter", "error_class = \"transient\""]), [""; 0]);
+    let cut = services
+        .pipe
+        .redeliver(&["dlq", "ls", "--limit", "1", "-o", "jsonl"]);
+    let only: Value = serde_json::from_str(&cut.stdout).unwrap();
+    assert_eq!(
+        (only["id"].as_str(), only.get("value")),
+        (Some(second.as_str()), None)
+    );
+    assert!(cut.stderr.starts_with("there are more; "), "{cut:?}");
+    let wrong = services.fails(1, &["dlq", "ls", "--filter", "eror_class = 1"]);
+    assert!(
+        wrong.stderr.contains("eror_class") && wrong.stderr.contains("(INVALID_ARGUMENT)"),
+        "{wrong:?}"
+    );
+
+    let shown = services.cli(&["dlq", "show", &second]);
+    let message = text(&letters[1], "error-message").unwrap().unwrap();
+    let origin = |name| text(&letters[1], name).unwrap().unwrap();
+    for part in [
+        &format!("id          {second}\nstate       open\n"),
+        &format!("class       permanent\ncode        http.404\nmessage     {message}\n"),
+        &format!(
+            "origin      {}/{}/{}\n",
+            origin("original-topic"),
+            origin("original-partition"),
+            origin("original-offset")
+        ),
+        "\nheaders\n  tenant: x\n",
+        "\npayload, 15 bytes\nhopeless 2\\u{1b}[31m\n",
+    ] {
+        assert!(shown.contains(part), "{part:?} in {shown}");
+    }
+    let whole = services.json(&["dlq", "show", &second]);
+    assert_eq!(whole["value"], json!("hopeless 2\u{1b}[31m"));
+    assert_eq!(whole["headers"][0], json!({ "name": "tenant", "value": "x" }));
+    assert_eq!(
+        services.cli(&["dlq", "show", &second, "--payload"]),
+        "hopeless 2\u{1b}[31m"
+    );
+    let topic = services.pipe.pipeline.dead_letter_topic();
+    let nobody = services.fails(1, &["dlq", "show", &format!("{topic}/0/999999")]);
+    assert!(nobody.stderr.contains("there is no dead letter"), "{nobody:?}");
+
+    let stats = services.json(&["dlq", "stats"]);
+    let stats = &stats.as_array().unwrap()[0];
+    assert_eq!((&stats["topic"], &stats["open"]), (&json!(&*topic), &json!(2)));
+    assert_eq!(stats["open_by_class"], json!({ "permanent": 2 }));
+    assert!(services.cli(&["dlq", "stats"]).contains(&*topic));
+
+    // A watch goes on over a restart of the inspector, without a gap and without a repetition.
+    let mut watch = Process::spawn(
+        services
+            .pipe
+            .command("redeliver", &["dlq", "watch", "-o", "jsonl"]),
+    )
+    .unwrap();
+    watch.wait_for_output("that was all so far", DEADLINE);
+    let third = id(&services.let_die(&["hopeless 3"])[0]);
+    watch.wait_for_output(&third, DEADLINE);
+    inspector.process.kill_9();
+    watch.wait_for_output("the connection is lost", DEADLINE);
+    let fourth = id(&services.let_die(&["hopeless 4"])[0]);
+    let _inspector = services.inspect();
+    let output = watch.wait_for_output(&fourth, DEADLINE);
+    for letter in [&first, &second, &third, &fourth] {
+        assert_eq!(
+            output.matches(&format!("\"id\":\"{letter}\"")).count(),
+            1,
+            "{letter} in {output}"
+        );
+    }
+}

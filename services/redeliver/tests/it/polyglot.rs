@@ -1,0 +1,211 @@
+//! The programs under `examples/clients`, in Python and Node.js, on the real services: what they need is the
+//! protocol alone.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use redeliver_core::{Record, Timestamp};
+use redeliver_testkit::languages::{node_modules, python, run};
+use redeliver_testkit::scratch::Scratch;
+use redeliver_testkit::{Process, brokers};
+
+use crate::services::{APP, DEADLINE, Services, id};
+use crate::support::text;
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn clients() -> PathBuf {
+    repository().join("examples/clients")
+}
+
+/// Python with the packages of the examples and the code that is generated from `proto/`.
+struct Python {
+    program: PathBuf,
+    generated: Scratch,
+}
+
+impl Python {
+    fn new() -> Self {
+        let program = python(&clients().join("python/requirements.txt")).unwrap();
+        let generated = Scratch::new("python").unwrap();
+        let mut compile = Command::new(&program);
+        compile
+            .args(["-m", "grpc_tools.protoc", "--proto_path"])
+            .arg(repository().join("proto"))
+            .arg("--python_out")
+            .arg(generated.path())
+            .arg("--grpc_python_out")
+            .arg(generated.path())
+            .args(["common", "jobs", "dead_letters"].map(|name| format!("redeliver/v1/{name}.proto")));
+        run(&mut compile).unwrap();
+        Self { program, generated }
+    }
+
+    fn command(&self, script: &str, arguments: &[&str]) -> Command {
+        let mut command = Command::new(&self.program);
+        command
+            .arg(clients().join("python").join(script))
+            .args(arguments)
+            .env("PYTHONPATH", self.generated.path())
+            .env("PYTHONDONTWRITEBYTECODE", "1");
+        command
+    }
+
+    #[track_caller]
+    fn run(&self, script: &str, arguments: &[&str]) -> String {
+        run(&mut self.command(script, arguments)).unwrap()
+    }
+}
+
+/// Generated once for all tests.
+fn the_python() -> &'static Python {
+    static PYTHON: OnceLock<Python> = OnceLock::new();
+    PYTHON.get_or_init(Python::new)
+}
+
+/// A job came to its application's topic byte for byte and not before its time.
+#[track_caller]
+fn came_as_it_was_written(record: &Record, data: &str) {
+    assert_eq!(record.value.as_deref(), Some(data.as_bytes()), "{record:?}");
+    let header = |name| text(record, name).unwrap().unwrap();
+    assert_eq!(header("job-app"), APP);
+    let due: Timestamp = header("scheduled-time").parse().unwrap();
+    assert!(record.timestamp >= Some(due), "{record:?}");
+}
+
+/// A program is run twice with the same idempotency key: it makes one job.
+#[track_caller]
+fn schedules_by_a_plain_json_record(name: &str, data: &str, program: impl Fn(&[&str])) {
+    let services = Services::new(name);
+    let _scheduler = services.pipe.scheduler("a");
+    let (_, topics) = services.pipe.jobs.as_ref().unwrap();
+    for _ in 0..2 {
+        program(&[&brokers(), &topics.ingest, APP]);
+    }
+    // Both requests have been seen once the one that comes after them has.
+    let last = services.cli(&[
+        "jobs", "schedule", "--app", APP, "--in", "3s", "--data", "the last",
+    ]);
+    let mut records = services.dispatched(2);
+    records.sort_by_key(|record| record.value.as_deref() == Some(b"the last"));
+    let [job, end] = &records[..] else {
+        panic!("{records:?}")
+    };
+    came_as_it_was_written(job, data);
+    assert_eq!(text(end, "job-id").unwrap().as_deref(), Some(last.trim_end()));
+    let listed = services.json(&["jobs", "ls", "--app", APP, "--state", "dispatched"]);
+    assert_eq!(listed.as_array().map(Vec::len), Some(2), "{listed}");
+    assert!(services.pipe.read(std::slice::from_ref(&topics.dlq)).is_empty());
+}
+
+#[test]
+fn a_program_in_python_schedules_a_job_by_a_plain_json_record() {
+    let data = r#"{"text": "hello from Python"}"#;
+    schedules_by_a_plain_json_record("python-json", data, |arguments| {
+        let printed = the_python().run("schedule.py", arguments);
+        assert!(printed.starts_with("written to "), "{printed}");
+    });
+}
+
+#[test]
+fn a_program_in_node_schedules_a_job_by_a_plain_json_record() {
+    let modules = node_modules(&clients().join("node")).unwrap();
+    let data = r#"{"text":"hello from Node"}"#;
+    schedules_by_a_plain_json_record("node-json", data, |arguments| {
+        let mut command = Command::new("node");
+        command
+            .arg(clients().join("node/schedule.js"))
+            .args(arguments)
+            .env("NODE_PATH", &modules);
+        let printed = run(&mut command).unwrap();
+        assert!(printed.starts_with("written to "), "{printed}");
+    });
+}
+
+#[test]
+fn a_python_client_generated_from_the_schemas_schedules_and_cancels_a_job() {
+    let services = Services::new("python-jobs");
+    let _scheduler = services.pipe.scheduler("a");
+    let jobs = |arguments: &[&str]| {
+        let common = [services.scheduler.as_str(), APP];
+        let printed = the_python().run("jobs.py", &[&common, arguments].concat());
+        let (id, said) = printed.trim_end().split_once(' ').unwrap();
+        (id.to_owned(), said.to_owned())
+    };
+    let (kept, state) = jobs(&["schedule", "kept", "1"]);
+    assert_eq!(state, "JOB_STATE_SCHEDULED");
+    let (cancelled, _) = jobs(&["schedule", "never", "3600"]);
+    let expected = |outcome: &str| (cancelled.clone(), outcome.to_owned());
+    assert_eq!(jobs(&["cancel", &cancelled]), expected("OUTCOME_CANCELLED"));
+    assert_eq!(
+        jobs(&["cancel", &cancelled]),
+        expected("OUTCOME_ALREADY_CANCELLED")
+    );
+
+    let records = services.dispatched(1);
+    let [record] = &records[..] else {
+        panic!("{records:?}")
+    };
+    came_as_it_was_written(record, "kept");
+    assert_eq!(text(record, "sent-by").unwrap().as_deref(), Some("python"));
+    assert_eq!(text(record, "job-id").unwrap(), Some(kept.clone()));
+    assert_eq!(jobs(&["cancel", &kept]).1, "OUTCOME_ALREADY_DISPATCHED");
+}
+
+#[test]
+fn a_python_client_generated_from_the_schemas_lists_reads_and_watches_dead_letters() {
+    let services = Services::new("python-dead");
+    let (_enricher, _inspector) = (services.pipe.enricher("a"), services.inspect());
+    let letters = services.let_die(&["hopeless 1", "hopeless ä"]);
+    let [first, second] = &letters[..] else {
+        panic!("{letters:?}")
+    };
+    let python = |arguments: &[&str]| {
+        the_python().run(
+            "dead_letters.py",
+            &[&[services.inspector.as_str()], arguments].concat(),
+        )
+    };
+    let line = |record: &Record| {
+        let message = text(record, "error-message").unwrap().unwrap();
+        format!("{} permanent http.404 {message}", id(record))
+    };
+
+    // What is dead is in the topic before it is in the index.
+    let all = format!("{}\n{}\n", line(second), line(first));
+    redeliver_testkit::eventually("both dead letters are listed", DEADLINE, || {
+        let listed = python(&["list"]);
+        if listed == all { Ok(()) } else { Err(listed) }
+    });
+    let of_one = format!(
+        "error_class = \"permanent\" AND headers.original-offset = \"{}\" AND headers.original-partition = \"{}\"",
+        text(first, "original-offset").unwrap().unwrap(),
+        text(first, "original-partition").unwrap().unwrap()
+    );
+    assert_eq!(python(&["list", &of_one]), line(first) + "\n");
+    assert_eq!(python(&["list", "error_class = \"transient\""]), "");
+
+    let read = python(&["read", &id(second)]);
+    let (headers, value) = read.split_once("\n\n").unwrap();
+    assert_eq!(value, "hopeless ä\n");
+    let names: Vec<&str> = headers
+        .lines()
+        .map(|line| line.split_once(": ").unwrap().0)
+        .collect();
+    let expected: Vec<&str> = second.headers.iter().map(|(name, _)| name).collect();
+    assert_eq!(names, expected);
+    assert!(headers.starts_with("tenant: x\n"), "{headers}");
+
+    let watching = the_python().command("dead_letters.py", &[&services.inspector, "watch"]);
+    let mut watching = Process::spawn(watching).unwrap();
+    let so_far = watching.wait_for_output("-- new ones follow", DEADLINE);
+    assert!(
+        so_far.contains(&line(first)) && so_far.contains(&line(second)),
+        "{so_far}"
+    );
+    let third = services.let_die(&["hopeless 3"]);
+    watching.wait_for_output(&format!("-- new ones follow\n{}\n", line(&third[0])), DEADLINE);
+}

@@ -1,0 +1,133 @@
+//! A pipeline with the services around it: a scheduler whose application `demo` writes to the pipeline's source,
+//! and an inspector of the pipeline's dead letters.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use redeliver_core::Record;
+use redeliver_testkit::scratch::Scratch;
+use redeliver_testkit::{Reply, eventually, free_port};
+
+use crate::support::{Draft, Pipe, Printed, Service, Setup};
+
+pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
+
+/// The application of the scheduler.
+pub(crate) const APP: &str = "demo";
+
+pub(crate) struct Services {
+    pub(crate) pipe: Pipe,
+    /// `host:port` of the scheduler.
+    pub(crate) scheduler: String,
+    /// `host:port` of the inspector.
+    pub(crate) inspector: String,
+    _data: Scratch,
+}
+
+impl Services {
+    /// A configuration for all of them and its topics. Bodies with `hopeless` in them fail for good.
+    pub(crate) fn new(name: &str) -> Self {
+        let data = Scratch::new("inspector").unwrap();
+        let address = || format!("127.0.0.1:{}", free_port());
+        let (scheduler, inspector) = (address(), address());
+        let setup = Setup::new(name).tiers(&[300]).behave(|request| {
+            if String::from_utf8_lossy(&request.body).contains("hopeless") {
+                Reply::Status(404, Vec::new(), "no such page".into())
+            } else {
+                Reply::ok(request.body.clone())
+            }
+        });
+        let (source, dead) = (setup.name().to_owned(), format!("[{}-dlq]", setup.name()));
+        let pipe = setup
+            .through_scheduler()
+            .set("scheduler.listen", &scheduler)
+            .set(&format!("scheduler.apps.{APP}.topic"), &source)
+            .set("scheduler.max_ahead", "36500d")
+            .set("dlq_inspector.listen", &inspector)
+            .set("dlq_inspector.topics", &dead)
+            .set("dlq_inspector.data_dir", path(data.path()))
+            .create();
+        Self {
+            pipe,
+            scheduler,
+            inspector,
+            _data: data,
+        }
+    }
+
+    /// Starts an inspector, and waits until it is ready.
+    pub(crate) fn inspect(&self) -> Service {
+        self.pipe.start("redeliver-dlq-inspector", "a", &[])
+    }
+
+    /// The records of the application's topic, once there are so many.
+    pub(crate) fn dispatched(&self, count: usize) -> Vec<Record> {
+        let topic: Arc<str> = self.pipe.name.as_str().into();
+        self.until(&topic, count)
+    }
+
+    /// Lets these bodies die, one after the other; gives the dead letters in this order.
+    pub(crate) fn let_die(&self, bodies: &[&str]) -> Vec<Record> {
+        let before = self.pipe.read(&[self.pipe.pipeline.dead_letter_topic()]).len();
+        for (index, body) in bodies.iter().enumerate() {
+            let draft = Draft::new(format!("key-{body}"), body.to_string()).header("tenant", b"x");
+            self.pipe.produce(vec![draft]);
+            self.until(&self.pipe.pipeline.dead_letter_topic(), before + index + 1);
+        }
+        let dead = self.pipe.read(&[self.pipe.pipeline.dead_letter_topic()]);
+        let of = |body: &&str| {
+            dead.iter()
+                .find(|record| record.value.as_deref() == Some(body.as_bytes()))
+        };
+        bodies.iter().map(|body| of(body).unwrap().clone()).collect()
+    }
+
+    fn until(&self, topic: &Arc<str>, count: usize) -> Vec<Record> {
+        eventually(&format!("{count} records in {topic}"), DEADLINE, || {
+            let records = self.pipe.read(std::slice::from_ref(topic));
+            if records.len() < count {
+                Err(format!("{} records", records.len()))
+            } else {
+                Ok(records)
+            }
+        })
+    }
+
+    /// Runs a command of the CLI that succeeds and says nothing beside its result.
+    #[track_caller]
+    pub(crate) fn cli(&self, arguments: &[&str]) -> String {
+        let printed = self.pipe.redeliver(arguments);
+        assert_eq!(
+            (printed.code, printed.stderr.as_str()),
+            (Some(0), ""),
+            "{arguments:?} {printed:?}"
+        );
+        printed.stdout
+    }
+
+    /// As [`Services::cli`], with its result as JSON.
+    #[track_caller]
+    pub(crate) fn json(&self, arguments: &[&str]) -> serde_json::Value {
+        let printed = self.cli(&[arguments, &["-o", "json"]].concat());
+        serde_json::from_str(&printed).unwrap_or_else(|error| panic!("{error}: {printed}"))
+    }
+
+    /// Runs a command of the CLI that fails with this code.
+    #[track_caller]
+    pub(crate) fn fails(&self, code: i32, arguments: &[&str]) -> Printed {
+        let printed = self.pipe.redeliver(arguments);
+        assert_eq!(printed.code, Some(code), "{arguments:?} {printed:?}");
+        printed
+    }
+}
+
+/// What the inspector calls a dead letter.
+pub(crate) fn id(record: &Record) -> String {
+    let place = &record.position;
+    format!("{}/{}/{}", place.topic, place.partition, place.offset)
+}
+
+pub(crate) fn path(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
