@@ -310,7 +310,8 @@ impl Shard {
             .saturating_sub(self.window.bytes())
             .min(CHUNK_BYTES);
         // A window that is nearly full waits for room, so that questions are worth their while.
-        if (limit < CHUNK && limit < self.settings.window_jobs / 4) || bytes < self.settings.window_bytes / 8
+        if limit < CHUNK.min(self.settings.window_jobs / 4)
+            || bytes < CHUNK_BYTES.min(self.settings.window_bytes / 8)
         {
             return None;
         }

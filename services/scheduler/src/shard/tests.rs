@@ -38,6 +38,27 @@ fn settings() -> Arc<Settings> {
     })
 }
 
+#[test]
+fn an_empty_window_of_any_size_looks_ahead() {
+    for (window_jobs, window_bytes) in [
+        (8, 1 << 20),
+        (100, 1 << 20),
+        (50_000, 64 << 20),
+        (10_000_000, 1 << 36),
+    ] {
+        let settings = Arc::into_inner(settings()).map(|settings| Settings {
+            window_jobs,
+            window_bytes,
+            ..settings
+        });
+        let mut shard = Shard::new(Arc::new(settings.unwrap()), 0);
+        let now = Timestamp::from_millis(START);
+        shard.answer(Answer::Ready { end: 0 }, now);
+        let looks = shard.asks(now).iter().any(|ask| matches!(ask, Ask::Ahead { .. }));
+        assert!(looks, "{window_jobs} jobs, {window_bytes} bytes");
+    }
+}
+
 /// What a user does, and what happens to us.
 #[derive(Clone, Debug)]
 enum Step {
