@@ -28,7 +28,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::{Buf as _, Bytes};
-use fred::prelude::{Key, Value};
+use fred::prelude::Value;
 use redeliver_core::Timestamp;
 use redeliver_runtime::config::RedisConfig;
 use redeliver_runtime::tasks::Tasks;
@@ -122,12 +122,16 @@ impl RedisIndex {
         (*cleared_by == owner).then_some(*token)
     }
 
-    fn set_token(&self, shard: i32, token: Option<(Owner, u64)>) {
+    fn set_token(&self, shard: i32, owner: Owner, token: u64) {
         let mut cleared = self.cleared.lock().unwrap_or_else(PoisonError::into_inner);
-        match token {
-            Some(token) => cleared.insert(shard, token),
-            None => cleared.remove(&shard),
-        };
+        cleared.insert(shard, (owner, token));
+    }
+
+    fn forget_token(&self, shard: i32, owner: Owner) {
+        let mut cleared = self.cleared.lock().unwrap_or_else(PoisonError::into_inner);
+        if cleared.get(&shard).is_some_and(|(other, _)| *other == owner) {
+            cleared.remove(&shard);
+        }
     }
 }
 
@@ -135,12 +139,11 @@ impl RedisIndex {
 struct ShardKeys(String);
 
 impl ShardKeys {
-    fn key(&self, name: &str) -> Key {
-        format!("{}{name}", self.0).into()
-    }
-
-    fn keys(&self, names: &[&str]) -> Vec<Key> {
-        names.iter().map(|name| self.key(name)).collect()
+    fn keys(&self, names: &[&str]) -> Vec<Value> {
+        names
+            .iter()
+            .map(|name| format!("{}{name}", self.0).into())
+            .collect()
     }
 
     fn prefix(&self) -> Value {
@@ -160,7 +163,7 @@ impl Index for RedisIndex {
     }
 
     async fn clear(&self, shard: i32, owner: Owner) -> Result<(), IndexError> {
-        self.set_token(shard, None);
+        self.forget_token(shard, owner);
         let token = fastrand::u64(..);
         let keys = self.shard(shard);
         let (mut step, mut log, mut place) = ("first", Value::from(""), Value::from("0"));
@@ -181,7 +184,7 @@ impl Index for RedisIndex {
                 other => return Err(misunderstood(other)),
             }
         }
-        self.set_token(shard, Some((owner, token)));
+        self.set_token(shard, owner, token);
         Ok(())
     }
 
@@ -208,7 +211,7 @@ impl Index for RedisIndex {
         match answer.word()?.as_str() {
             "OK" => {
                 if token.is_some() {
-                    self.set_token(shard, None);
+                    self.forget_token(shard, owner);
                 }
                 Ok(())
             }
@@ -231,7 +234,7 @@ impl Index for RedisIndex {
         let (mut jobs, mut hashes) = (Vec::new(), Vec::new());
         for lookup in keys {
             match lookup {
-                Lookup::Job(id) => jobs.extend([text(id.offset() >> BUCKET_BITS), id_value(*id)]),
+                Lookup::Job(id) => jobs.extend([text(bucket(*id)), id_value(*id)]),
                 Lookup::Key(hash) => hashes.push(Value::from(&hash[..])),
             }
         }
@@ -403,7 +406,7 @@ impl Changes {
     }
 
     fn add(&mut self, id: JobId, effect: &Effect) {
-        let bucket = self.buckets.entry(id.offset() >> BUCKET_BITS).or_default();
+        let bucket = self.buckets.entry(bucket(id)).or_default();
         let id = id_value(id);
         match effect {
             Effect::Waits { due, record, .. } => {
@@ -494,6 +497,11 @@ fn score(time: Timestamp) -> Value {
 
 fn id_value(id: JobId) -> Value {
     Value::from(&id.to_bytes()[..])
+}
+
+/// Without the highest bit, which no offset has, it is a number that Lua has, too.
+fn bucket(id: JobId) -> u64 {
+    (id.offset() & (u64::MAX >> 1)) >> BUCKET_BITS
 }
 
 /// The value of an idempotency key, unless it has expired.

@@ -47,7 +47,7 @@ while rows < limit and (rows == 0 or bytes < byte_limit) do
     end
     local id = ids[i]
     local a, b, c, d, e, f, g = string.byte(id, 9, 15)
-    local high = ((((a * 256 + b) * 256 + c) * 256 + d) * 256 + e) * 256 + f
+    local high = ((((a % 128 * 256 + b) * 256 + c) * 256 + d) * 256 + e) * 256 + f
     local bucket = string.format('%.0f', high * 64 + math.floor(g / 4))
     local record = redis.call('HGET', ARGV[1] .. 'job:' .. bucket, id)
     if not record then

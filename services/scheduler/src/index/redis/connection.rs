@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use fred::clients::WithOptions;
 use fred::prelude::{
-    Builder, Client, ClientLike as _, Config, Error, ErrorKind, EventInterface as _, Key, LuaInterface as _,
-    Options, ReconnectPolicy, Server, Value,
+    Builder, Client, ClientLike as _, Config, Error, ErrorKind, EventInterface as _, Options,
+    ReconnectPolicy, Server, Value,
 };
 use fred::types::config::{TlsConfig, TlsHostMapping};
-use fred::types::{ConnectHandle, InfoKind};
+use fred::types::{ClusterHash, ConnectHandle, CustomCommand, InfoKind};
 use redeliver_runtime::config::{RedisConfig, redact_url};
 use redeliver_runtime::tasks::Tasks;
 use tokio::sync::{broadcast, watch};
@@ -149,17 +149,19 @@ impl Connection {
     pub(super) async fn run(
         &self,
         script: &Script,
-        keys: Vec<Key>,
+        keys: Vec<Value>,
         arguments: Vec<Value>,
     ) -> Result<Vec<Value>, IndexError> {
         self.check_standing()?;
-        let by_sha = self
-            .client
-            .evalsha(script.sha.as_str(), keys.clone(), arguments.clone());
-        let answer: Result<Value, Error> = match by_sha.await {
+        let count = i64::try_from(keys.len()).unwrap_or(i64::MAX);
+        let mut words = vec![Value::from(script.sha.as_str()), count.into()];
+        words.extend(keys);
+        words.extend(arguments);
+        let answer = match self.call("EVALSHA", words.clone()).await {
             // A Redis that was started anew, or whose scripts were flushed; this keeps the script, too.
             Err(error) if error.details().starts_with("NOSCRIPT") => {
-                self.client.eval(script.text, keys, arguments).await
+                words[0] = script.text.into();
+                self.call("EVAL", words).await
             }
             answer => answer,
         };
@@ -170,6 +172,13 @@ impl Connection {
                 other.kind()
             ))),
         }
+    }
+
+    /// The client's own functions for scripts know nothing of the options.
+    async fn call(&self, command: &'static str, words: Vec<Value>) -> Result<Value, Error> {
+        const FIRST_KEY: ClusterHash = ClusterHash::Offset(2);
+        let command = CustomCommand::new_static(command, FIRST_KEY, false);
+        self.client.custom(command, words).await
     }
 
     fn check_standing(&self) -> Result<(), IndexError> {

@@ -1,0 +1,608 @@
+//! What every index has to do.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use bytes::Bytes;
+use redeliver_core::Timestamp;
+use redeliver_core::job::JobId;
+use redeliver_scheduler::index::{
+    Applied, Batch, Change, Cursor, Effect, Index, IndexError, KeyEntry, Lookup, Owner, ShardStats,
+};
+
+pub(super) const SHARD: i32 = 3;
+pub(super) const ME: Owner = Owner(u64::MAX - 6);
+pub(super) const OTHER: Owner = Owner(7);
+
+/// An instant, in ms from the one at which the tests begin.
+pub(super) fn at(millis: i64) -> Timestamp {
+    Timestamp::from_millis(1_763_722_800_000 + millis)
+}
+
+/// The job of the request at this offset.
+pub(super) fn id(offset: i64) -> JobId {
+    JobId::new(at(0), SHARD, offset)
+}
+
+pub(super) fn waits(job: i64, due: i64) -> Change {
+    let record = Bytes::from(format!("job {job} due {due}"));
+    let effect = Effect::Waits {
+        due: at(due),
+        record,
+        key: None,
+    };
+    Change { id: id(job), effect }
+}
+
+pub(super) fn ended(job: i64, forget: i64) -> Change {
+    let record = Bytes::from(format!("job {job} ended"));
+    let effect = Effect::Ended {
+        forget: at(forget),
+        record,
+        key: None,
+    };
+    Change { id: id(job), effect }
+}
+
+pub(super) fn forgotten(job: i64) -> Change {
+    Change {
+        id: id(job),
+        effect: Effect::Forgotten,
+    }
+}
+
+/// The same with an idempotency key.
+pub(super) fn with_key(mut change: Change, hash: u8, expires: i64) -> Change {
+    let entry = KeyEntry {
+        hash: [hash; 16],
+        value: Bytes::from(format!("key of {}", change.id)),
+        expires: at(expires),
+    };
+    match &mut change.effect {
+        Effect::Waits { key, .. } | Effect::Ended { key, .. } => *key = Some(entry),
+        Effect::Forgotten => panic!("a forgotten job has no key"),
+    }
+    change
+}
+
+pub(super) fn batch(from: i64, to: i64, changes: Vec<Change>) -> Batch {
+    Batch { from, to, changes }
+}
+
+/// Claims and empties the shard, and applies a first batch, from offset 0 to 10.
+pub(super) async fn begin<I: Index>(index: &I, changes: Vec<Change>) {
+    index.claim(SHARD, ME).await.unwrap();
+    index.clear(SHARD, ME).await.unwrap();
+    index
+        .apply(SHARD, ME, &batch(0, 10, changes), at(0))
+        .await
+        .unwrap();
+}
+
+pub(super) async fn apply<I: Index>(
+    index: &I,
+    from: i64,
+    to: i64,
+    changes: Vec<Change>,
+) -> Result<(), String> {
+    let applied = index.apply(SHARD, ME, &batch(from, to, changes), at(from)).await;
+    applied.map_err(|error| format!("{error:?}"))
+}
+
+pub(super) async fn job<I: Index>(index: &I, job: i64) -> Option<String> {
+    look_up(index, Lookup::Job(id(job)), 0).await
+}
+
+pub(super) async fn look_up<I: Index>(index: &I, lookup: Lookup, now: i64) -> Option<String> {
+    let (_, mut found) = index.look_up(SHARD, &[lookup], at(now)).await.unwrap();
+    assert_eq!(found.len(), 1);
+    let bytes = found.remove(0)?;
+    Some(String::from_utf8(bytes.to_vec()).unwrap())
+}
+
+/// All jobs that wait, as (due, offset), by pages of this size.
+pub(super) async fn all<I: Index>(index: &I, page: usize) -> Vec<(i64, u64)> {
+    let (mut found, mut after) = (Vec::new(), None);
+    loop {
+        let ahead = index
+            .ahead(SHARD, after, at(1 << 40), page, 1 << 20)
+            .await
+            .unwrap();
+        found.extend(ahead.rows.iter().map(|row| {
+            let due = row.cursor.due.as_millis() - at(0).as_millis();
+            (due, row.cursor.id.offset())
+        }));
+        if ahead.is_complete {
+            return found;
+        }
+        after = Some(
+            ahead
+                .rows
+                .last()
+                .expect("a page that is not the last has rows")
+                .cursor,
+        );
+    }
+}
+
+pub(super) async fn forgettable<I: Index>(index: &I, now: i64) -> Vec<u64> {
+    let (_, ids) = index.forgettable(SHARD, at(now), 100).await.unwrap();
+    ids.into_iter().map(JobId::offset).collect()
+}
+
+pub(super) async fn a_claim_says_how_far_the_shard_is<I: Index>(index: I) {
+    assert_eq!(index.claim(SHARD, ME).await.unwrap(), None);
+    begin(&index, vec![]).await;
+    let applied = Applied {
+        offset: 10,
+        at: at(0),
+    };
+    assert_eq!(index.claim(SHARD, OTHER).await.unwrap(), Some(applied));
+    assert_eq!(
+        index.look_up(SHARD, &[], at(0)).await.unwrap(),
+        (Some(applied), vec![])
+    );
+    assert_eq!(
+        index.forgettable(SHARD, at(0), 1).await.unwrap(),
+        (Some(applied), vec![])
+    );
+    let ahead = index.ahead(SHARD, None, at(0), 1, 1).await.unwrap();
+    assert_eq!((ahead.applied, ahead.is_complete), (Some(applied), true));
+}
+
+pub(super) async fn a_batch_behind_a_gap_is_refused<I: Index>(index: I) {
+    begin(&index, vec![]).await;
+    let refused = apply(&index, 12, 15, vec![waits(1, 5)]).await;
+    assert_eq!(refused, Err("Gap { found: Some(10), expected: 12 }".to_owned()));
+    assert_eq!(job(&index, 1).await, None);
+    assert_eq!(apply(&index, 10, 15, vec![waits(1, 5)]).await, Ok(()));
+    assert_eq!(all(&index, 10).await, [(5, 1)]);
+}
+
+pub(super) async fn an_owner_that_was_replaced_is_fenced<I: Index>(index: I) {
+    begin(&index, vec![waits(1, 5)]).await;
+    index.claim(SHARD, OTHER).await.unwrap();
+    assert_eq!(
+        apply(&index, 10, 11, vec![waits(2, 6)]).await,
+        Err("Fenced".to_owned())
+    );
+    // Even what would change nothing: its answer would say that all is well.
+    assert_eq!(apply(&index, 0, 5, vec![]).await, Err("Fenced".to_owned()));
+    assert!(matches!(index.clear(SHARD, ME).await, Err(IndexError::Fenced)));
+    assert_eq!(all(&index, 10).await, [(5, 1)]);
+    index
+        .apply(SHARD, OTHER, &batch(10, 11, vec![waits(2, 6)]), at(1))
+        .await
+        .unwrap();
+    assert_eq!(all(&index, 10).await, [(5, 1), (6, 2)]);
+}
+
+pub(super) async fn a_batch_that_was_applied_changes_nothing<I: Index>(index: I) {
+    begin(&index, vec![waits(1, 5)]).await;
+    assert_eq!(apply(&index, 10, 20, vec![ended(1, 9)]).await, Ok(()));
+    for (from, to) in [(0, 10), (10, 20), (0, 20), (20, 20)] {
+        assert_eq!(
+            apply(&index, from, to, vec![waits(1, 5), waits(2, 5)]).await,
+            Ok(())
+        );
+    }
+    assert_eq!(all(&index, 10).await, []);
+    assert_eq!(job(&index, 1).await.as_deref(), Some("job 1 ended"));
+    assert_eq!(
+        index.claim(SHARD, ME).await.unwrap().unwrap(),
+        Applied {
+            offset: 20,
+            at: at(10)
+        }
+    );
+}
+
+pub(super) async fn a_batch_that_was_applied_in_part_is_applied_whole<I: Index>(index: I) {
+    begin(&index, vec![waits(1, 5), waits(2, 6)]).await;
+    let changes = vec![waits(1, 5), waits(2, 6), ended(1, 9), waits(3, 7)];
+    assert_eq!(apply(&index, 8, 12, changes).await, Ok(()));
+    assert_eq!(all(&index, 10).await, [(6, 2), (7, 3)]);
+    assert_eq!(job(&index, 1).await.as_deref(), Some("job 1 ended"));
+    assert_eq!(index.claim(SHARD, ME).await.unwrap().unwrap().offset, 12);
+}
+
+pub(super) async fn an_empty_shard_takes_a_batch_only_after_a_clear<I: Index>(index: I) {
+    let gap = Err("Gap { found: None, expected: 0 }".to_owned());
+    assert_eq!(apply(&index, 0, 1, vec![waits(1, 5)]).await, gap);
+    index.claim(SHARD, ME).await.unwrap();
+    assert_eq!(apply(&index, 0, 1, vec![waits(1, 5)]).await, gap);
+    index.clear(SHARD, ME).await.unwrap();
+    index.claim(SHARD, ME).await.unwrap();
+    assert_eq!(apply(&index, 0, 1, vec![waits(1, 5)]).await, gap);
+    index.clear(SHARD, ME).await.unwrap();
+    index.claim(SHARD, OTHER).await.unwrap();
+    let stolen = index
+        .apply(SHARD, OTHER, &batch(0, 1, vec![waits(1, 5)]), at(0))
+        .await;
+    assert!(
+        matches!(
+            stolen,
+            Err(IndexError::Gap {
+                found: None,
+                expected: 0
+            })
+        ),
+        "{stolen:?}"
+    );
+    assert_eq!(all(&index, 10).await, []);
+}
+
+pub(super) async fn a_cleared_shard_is_empty_and_takes_a_batch_from_any_offset<I: Index>(index: I) {
+    begin(&index, vec![with_key(waits(1, 5), 1, 1_000_000), ended(2, 9)]).await;
+    index.clear(SHARD, ME).await.unwrap();
+    let lookups = [Lookup::Job(id(1)), Lookup::Job(id(2)), Lookup::Key([1; 16])];
+    let nothing = (None, vec![None; 3]);
+    assert_eq!(index.look_up(SHARD, &lookups, at(0)).await.unwrap(), nothing);
+    let ahead = index.ahead(SHARD, None, at(100), 10, 1000).await.unwrap();
+    assert_eq!(
+        (ahead.applied, ahead.rows.len(), ahead.is_complete),
+        (None, 0, true)
+    );
+    assert_eq!(
+        index.forgettable(SHARD, at(100), 10).await.unwrap(),
+        (None, vec![])
+    );
+    let stats = index.stats(SHARD, at(0), 2).await.unwrap();
+    assert_eq!(
+        stats,
+        ShardStats {
+            per_minute: vec![0, 0],
+            ..ShardStats::default()
+        }
+    );
+    assert_eq!(apply(&index, 777, 779, vec![waits(3, 6)]).await, Ok(()));
+    assert_eq!(all(&index, 10).await, [(6, 3)]);
+    let (mark, found) = index.look_up(SHARD, &lookups, at(0)).await.unwrap();
+    assert_eq!((mark.unwrap().offset, found), (779, vec![None; 3]));
+    // What was applied first was not empty, so the next has to follow.
+    let refused = apply(&index, 780, 781, vec![]).await;
+    assert_eq!(refused, Err("Gap { found: Some(779), expected: 780 }".to_owned()));
+}
+
+pub(super) async fn calls_that_are_under_way_at_once_take_effect_in_their_order<I: Index>(index: I) {
+    begin(&index, vec![]).await;
+    let batches: Vec<Batch> = (10..110)
+        .map(|offset| batch(offset, offset + 1, vec![waits(1, offset)]))
+        .collect();
+    let calls = batches.iter().map(|batch| index.apply(SHARD, ME, batch, at(0)));
+    for answer in futures::future::join_all(calls).await {
+        answer.unwrap();
+    }
+    assert_eq!(all(&index, 10).await, [(109, 1)]);
+}
+
+pub(super) async fn shards_know_nothing_of_each_other<I: Index>(index: I) {
+    begin(&index, vec![with_key(waits(1, 5), 1, 1_000_000)]).await;
+    index.claim(SHARD + 1, OTHER).await.unwrap();
+    index.clear(SHARD + 1, OTHER).await.unwrap();
+    let (mark, found) = index
+        .look_up(SHARD + 1, &[Lookup::Job(id(1)), Lookup::Key([1; 16])], at(0))
+        .await
+        .unwrap();
+    assert_eq!((mark, found), (None, vec![None, None]));
+    assert_eq!(all(&index, 10).await, [(5, 1)]);
+}
+
+pub(super) async fn an_idempotency_key_expires<I: Index>(index: I) {
+    let (key, other) = (Lookup::Key([1; 16]), Lookup::Key([2; 16]));
+    let expired = with_key(waits(2, 50), 2, 0);
+    begin(&index, vec![with_key(waits(1, 50), 1, 1000), expired]).await;
+    let value = format!("key of {}", id(1));
+    assert_eq!(look_up(&index, key, 0).await, Some(value.clone()));
+    assert_eq!(look_up(&index, key, 999).await, Some(value));
+    assert_eq!(look_up(&index, key, 1000).await, None);
+    assert_eq!(look_up(&index, other, 0).await, None);
+    // The job is not touched by that.
+    assert_eq!(all(&index, 10).await, [(50, 1), (50, 2)]);
+}
+
+pub(super) async fn a_key_that_is_taken_again_has_the_new_value<I: Index>(index: I) {
+    let key = Lookup::Key([1; 16]);
+    begin(&index, vec![with_key(waits(1, 50), 1, 1000)]).await;
+    apply(&index, 10, 11, vec![with_key(waits(2, 50), 1, 1 << 30)])
+        .await
+        .unwrap();
+    let value = Some(format!("key of {}", id(2)));
+    assert_eq!(look_up(&index, key, 2000).await, value);
+    // The end of the first job brings its key again, which has expired; the batch's order decides, not the time.
+    apply(&index, 11, 12, vec![with_key(ended(1, 60), 1, 5)])
+        .await
+        .unwrap();
+    assert_eq!(look_up(&index, key, 2000).await, None);
+    let changes = vec![
+        with_key(ended(1, 60), 1, 1000),
+        with_key(waits(2, 50), 1, 1 << 30),
+    ];
+    apply(&index, 12, 13, changes).await.unwrap();
+    assert_eq!(look_up(&index, key, 2000).await, value);
+}
+
+pub(super) async fn a_rescheduled_job_has_only_its_new_due_time<I: Index>(index: I) {
+    begin(&index, vec![waits(1, 50), waits(2, 60)]).await;
+    apply(&index, 10, 11, vec![waits(1, 70)]).await.unwrap();
+    assert_eq!(all(&index, 10).await, [(60, 2), (70, 1)]);
+    assert_eq!(job(&index, 1).await.as_deref(), Some("job 1 due 70"));
+    apply(&index, 11, 12, vec![waits(1, 1)]).await.unwrap();
+    assert_eq!(all(&index, 10).await, [(1, 1), (60, 2)]);
+}
+
+pub(super) async fn an_ended_job_is_not_due_and_is_remembered<I: Index>(index: I) {
+    let first = vec![waits(1, 50), waits(2, 60), with_key(ended(3, 900), 3, 1000)];
+    begin(&index, first).await;
+    apply(&index, 10, 11, vec![ended(2, 800), ended(1, 700)])
+        .await
+        .unwrap();
+    assert_eq!(all(&index, 10).await, []);
+    assert_eq!(job(&index, 1).await.as_deref(), Some("job 1 ended"));
+    assert!(look_up(&index, Lookup::Key([3; 16]), 0).await.is_some());
+    assert!(forgettable(&index, 699).await.is_empty());
+    assert_eq!(forgettable(&index, 800).await, [1, 2]);
+    let (_, oldest) = index.forgettable(SHARD, at(10_000), 2).await.unwrap();
+    assert_eq!(oldest, [id(1), id(2)]);
+    // It may end again, as when a batch is applied a second time.
+    apply(&index, 11, 12, vec![ended(1, 850)]).await.unwrap();
+    assert_eq!(forgettable(&index, 10_000).await, [2, 1, 3]);
+}
+
+pub(super) async fn a_forgotten_job_leaves_only_its_key<I: Index>(index: I) {
+    begin(
+        &index,
+        vec![with_key(ended(1, 5), 1, 1000), waits(2, 50), waits(3, 50)],
+    )
+    .await;
+    apply(&index, 10, 11, vec![forgotten(1), forgotten(2), forgotten(9)])
+        .await
+        .unwrap();
+    assert_eq!((job(&index, 1).await, job(&index, 2).await), (None, None));
+    assert!(forgettable(&index, 1000).await.is_empty());
+    assert_eq!(all(&index, 10).await, [(50, 3)]);
+    assert!(look_up(&index, Lookup::Key([1; 16]), 999).await.is_some());
+}
+
+pub(super) async fn the_newest_change_of_a_batch_holds<I: Index>(index: I) {
+    let changes = vec![
+        waits(1, 50),
+        with_key(waits(2, 50), 2, 1000),
+        ended(3, 60),
+        waits(4, 50),
+        forgotten(2),
+        ended(1, 60),
+        waits(3, 70),
+        waits(4, 40),
+    ];
+    begin(&index, changes).await;
+    assert_eq!(all(&index, 10).await, [(40, 4), (70, 3)]);
+    assert_eq!(forgettable(&index, 60).await, [1]);
+    assert_eq!(job(&index, 2).await, None);
+    assert!(look_up(&index, Lookup::Key([2; 16]), 0).await.is_some());
+}
+
+pub(super) async fn jobs_are_given_in_the_order_of_due_times_and_ids<I: Index>(index: I) {
+    // Ids whose bytes differ in their highest bits, and neighbours around a bucket's edge.
+    let offsets = [1 << 39, 255, 256, 1023, 1024, 1025, 128, 127, 0];
+    let mut changes: Vec<Change> = offsets.iter().map(|offset| waits(*offset, 5)).collect();
+    changes.extend([
+        waits(7, 4),
+        waits(8, 6),
+        waits(9, -60_000_000_000),
+        waits(10, 251_638_577_999_999),
+    ]);
+    begin(&index, changes).await;
+    let mut expected = vec![(-60_000_000_000, 9), (4, 7)];
+    expected.extend([0, 127, 128, 255, 256, 1023, 1024, 1025, 1 << 39].map(|offset| (5, offset)));
+    expected.push((6, 8));
+    for page in [1, 2, 3, 100] {
+        assert_eq!(all(&index, page).await, expected);
+    }
+    // The last millisecond of the year 9999.
+    let last = index
+        .ahead(SHARD, None, at(251_638_577_999_999), 100, 1 << 20)
+        .await
+        .unwrap();
+    let last = last.rows.last().unwrap().cursor;
+    assert_eq!(
+        (last.id, last.due),
+        (id(10), Timestamp::from_millis(253_402_300_799_999))
+    );
+    let due = index.ahead(SHARD, None, at(5), 3, 1 << 20).await.unwrap();
+    assert_eq!((due.rows.len(), due.is_complete), (3, false));
+    let none = index
+        .ahead(SHARD, None, at(-60_000_000_001), 3, 1 << 20)
+        .await
+        .unwrap();
+    assert_eq!((none.rows.len(), none.is_complete), (0, true));
+}
+
+pub(super) async fn a_page_goes_on_behind_a_job_that_is_gone<I: Index>(index: I) {
+    let changes = (0..10).map(|job| waits(job, 5)).chain([waits(20, 6)]);
+    begin(&index, changes.collect()).await;
+    let behind = async |due, job| {
+        let after = Cursor {
+            due: at(due),
+            id: id(job),
+        };
+        let ahead = index.ahead(SHARD, Some(after), at(6), 2, 1 << 20).await.unwrap();
+        let offsets: Vec<u64> = ahead.rows.iter().map(|row| row.cursor.id.offset()).collect();
+        (offsets, ahead.is_complete)
+    };
+    assert_eq!(behind(5, 4).await, (vec![5, 6], false));
+    apply(&index, 10, 11, vec![ended(4, 9), forgotten(5), waits(6, 7)])
+        .await
+        .unwrap();
+    assert_eq!(behind(5, 4).await, (vec![7, 8], false));
+    assert_eq!(behind(5, 8).await, (vec![9, 20], true));
+    assert_eq!(behind(5, 9).await, (vec![20], true));
+    assert_eq!(behind(6, 20).await, (vec![], true));
+    assert_eq!(behind(6, 0).await, (vec![20], true));
+    assert_eq!(behind(4, 100).await, (vec![0, 1], false));
+    assert_eq!(behind(100, 0).await, (vec![], true));
+}
+
+pub(super) async fn pages_are_bounded_by_bytes_and_never_empty<I: Index>(index: I) {
+    let changes = (0..10).map(|job| {
+        let effect = Effect::Waits {
+            due: at(5),
+            record: vec![b'x'; 1000].into(),
+            key: None,
+        };
+        Change { id: id(job), effect }
+    });
+    begin(&index, changes.collect()).await;
+    for (bytes, rows) in [(0, 1), (1000, 1), (1001, 2), (5000, 5), (100_000, 10)] {
+        let page = index.ahead(SHARD, None, at(5), 100, bytes).await.unwrap();
+        assert_eq!(
+            (page.rows.len(), page.is_complete),
+            (rows, rows == 10),
+            "{bytes} bytes"
+        );
+    }
+}
+
+pub(super) async fn jobs_of_one_instant_are_paged_exactly_once<I: Index>(index: I) {
+    const JOBS: i64 = 200_000;
+    begin(&index, vec![waits(JOBS, 4)]).await;
+    for start in (0..JOBS).step_by(10_000) {
+        let changes = (start..start + 10_000).map(|job| waits(job, 5)).collect();
+        apply(&index, 10 + start, 20_010 + start, changes).await.unwrap();
+    }
+    let found = all(&index, 5_000).await;
+    let different: BTreeSet<u64> = found.iter().map(|(_, offset)| *offset).collect();
+    assert_eq!((found.len(), different.len()), (200_001, 200_001));
+    assert!(found.is_sorted());
+    let stats = index.stats(SHARD, at(5), 1).await.unwrap();
+    assert_eq!((stats.scheduled, stats.due), (200_001, 200_001));
+    index.clear(SHARD, ME).await.unwrap();
+    assert_eq!(all(&index, 10).await, []);
+}
+
+pub(super) async fn a_long_batch_is_applied_and_cleared_whole<I: Index>(index: I) {
+    const JOBS: i64 = 20_000;
+    let hash = |job: i64| {
+        let mut hash = [0; 16];
+        hash[..8].copy_from_slice(&job.to_le_bytes());
+        hash
+    };
+    let key = |job: i64| KeyEntry {
+        hash: hash(job),
+        value: Bytes::copy_from_slice(&job.to_be_bytes()),
+        // Over many stretches of time.
+        expires: at(1000 + job * 10_000),
+    };
+    let changes = (0..JOBS).map(|job| {
+        let effect = Effect::Waits {
+            due: at(job),
+            record: Bytes::copy_from_slice(&job.to_be_bytes()),
+            key: Some(key(job)),
+        };
+        Change {
+            id: id(job * 7),
+            effect,
+        }
+    });
+    begin(&index, changes.collect()).await;
+    let jobs = (0..JOBS).map(|job| Lookup::Job(id(job * 7)));
+    let lookups: Vec<Lookup> = jobs.chain((0..JOBS).map(|job| Lookup::Key(hash(job)))).collect();
+    let (_, found) = index.look_up(SHARD, &lookups, at(0)).await.unwrap();
+    assert_eq!(found.len(), 40_000);
+    let number = |found: &Option<Bytes>| {
+        found
+            .as_ref()
+            .map(|bytes| i64::from_be_bytes(bytes[..].try_into().unwrap()))
+    };
+    assert!(found.iter().map(number).eq((0..JOBS).chain(0..JOBS).map(Some)));
+
+    let half = (0..JOBS).map(|job| {
+        if job % 2 == 0 {
+            ended(job * 7, 5)
+        } else {
+            forgotten(job * 7)
+        }
+    });
+    apply(&index, 10, 20, half.collect()).await.unwrap();
+    let (_, over) = index.forgettable(SHARD, at(5), 100_000).await.unwrap();
+    assert_eq!(over.len(), 10_000);
+    let (_, found) = index.look_up(SHARD, &lookups, at(0)).await.unwrap();
+    assert_eq!(found.iter().filter(|found| found.is_some()).count(), 30_000);
+    index.clear(SHARD, ME).await.unwrap();
+    apply(&index, 0, 1, vec![]).await.unwrap();
+    let (_, found) = index.look_up(SHARD, &lookups, at(0)).await.unwrap();
+    assert!(found.iter().all(Option::is_none));
+}
+
+pub(super) async fn any_bytes_are_kept<I: Index>(index: I) {
+    let every: Vec<u8> = (0..=255).collect();
+    let records = [
+        Bytes::new(),
+        Bytes::from_static(b"\0"),
+        Bytes::from_static(b"OK\r\n$-1\r\n"),
+        Bytes::from(every.clone()),
+        Bytes::from(vec![0xff; 100_000]),
+    ];
+    let ids = [
+        [0; 16],
+        [0xff; 16],
+        *b"\r\n\0\0\"'%{}*?\x80\xc3\x28\n\r",
+        [0x80; 16],
+        *b"1234567890123456",
+    ];
+    let change = |(id, record): (&[u8; 16], &Bytes)| Change {
+        id: JobId::from_bytes(*id),
+        effect: Effect::Waits {
+            due: at(5),
+            record: record.clone(),
+            key: Some(KeyEntry {
+                hash: *id,
+                value: record.clone(),
+                expires: at(1000),
+            }),
+        },
+    };
+    begin(&index, ids.iter().zip(&records).map(change).collect()).await;
+    let jobs = ids.iter().map(|id| Lookup::Job(JobId::from_bytes(*id)));
+    let keys = ids.iter().map(|id| Lookup::Key(*id));
+    // In any order, and one of them twice.
+    let lookups: Vec<Lookup> = keys.clone().chain(jobs).chain(keys).collect();
+    let (_, found) = index.look_up(SHARD, &lookups, at(0)).await.unwrap();
+    let expected = records.iter().cycle().take(15).cloned().map(Some);
+    assert!(found.into_iter().eq(expected));
+
+    let ahead = index.ahead(SHARD, None, at(5), 10, 1 << 20).await.unwrap();
+    let mut expected: Vec<(JobId, Bytes)> = ids.map(JobId::from_bytes).into_iter().zip(records).collect();
+    expected.sort();
+    let rows = ahead.rows.into_iter().map(|row| (row.cursor.id, row.record));
+    assert!(rows.eq(expected));
+}
+
+pub(super) async fn jobs_are_counted_by_minute<I: Index>(index: I) {
+    let minute = 60_000;
+    let dues = [
+        -5,
+        0,
+        1,
+        minute,
+        minute + 1,
+        3 * minute,
+        3 * minute + 1,
+        90 * minute,
+    ];
+    let mut changes: Vec<Change> = (0..).zip(dues).map(|(job, due)| waits(job, due)).collect();
+    changes.push(ended(100, 5));
+    begin(&index, changes).await;
+    let stats = index.stats(SHARD, at(0), 4).await.unwrap();
+    let expected = ShardStats {
+        scheduled: 8,
+        due: 2,
+        next_due: Some(at(-5)),
+        per_minute: vec![2, 1, 1, 1],
+    };
+    assert_eq!(stats, expected);
+    assert!(index.stats(SHARD, at(0), 0).await.unwrap().per_minute.is_empty());
+    let day = at(0).after(Duration::from_secs(86_400));
+    let stats = index.stats(SHARD, day, 1_440).await.unwrap();
+    assert_eq!((stats.due, stats.per_minute.iter().sum::<u64>()), (8, 0));
+}

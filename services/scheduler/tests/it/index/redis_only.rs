@@ -1,0 +1,346 @@
+//! What only Redis can suffer: restarts, outages, a full memory, an older copy, keys that somebody removed.
+
+use std::time::Duration;
+
+use fred::prelude::Value;
+use redeliver_runtime::config::Url;
+use redeliver_scheduler::index::redis::ConnectError;
+use redeliver_scheduler::index::{Index, IndexError, Lookup};
+use redeliver_testkit::{LocalRedis, eventually_async};
+
+use super::cases::{ME, SHARD, all, apply, at, batch, begin, ended, forgotten, id, waits, with_key};
+use super::own_redis::{OwnRedis, Raw, config, connect};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// The reason of [`IndexError::Unavailable`].
+fn unavailable<T: std::fmt::Debug>(answer: Result<T, IndexError>) -> Result<String, String> {
+    match answer {
+        Err(IndexError::Unavailable(reason)) => Ok(reason),
+        other => Err(format!("{other:?}")),
+    }
+}
+
+async fn until_it_answers(redis: &OwnRedis) {
+    let what = "the index answers";
+    eventually_async(what, DEADLINE, async || redis.index.ping().await).await;
+}
+
+#[tokio::test]
+async fn scripts_that_were_flushed_are_sent_again() {
+    let local = LocalRedis::start().unwrap();
+    let redis = OwnRedis::connect_to(&local.url()).await;
+    begin(&redis.index, vec![waits(1, 5)]).await;
+    redis.raw.call(&["SCRIPT", "FLUSH"]).await;
+    // Several at once find no script; their order is kept all the same.
+    let batches: Vec<_> = (10..60)
+        .map(|offset| batch(offset, offset + 1, vec![waits(1, offset)]))
+        .collect();
+    let calls = batches
+        .iter()
+        .map(|batch| redis.index.apply(SHARD, ME, batch, at(0)));
+    for answer in futures::future::join_all(calls).await {
+        answer.unwrap();
+    }
+    assert_eq!(all(&redis.index, 10).await, [(59, 1)]);
+    assert_eq!(redis.index.claim(SHARD, ME).await.unwrap().unwrap().offset, 60);
+}
+
+#[tokio::test]
+async fn a_flushed_shard_is_a_gap_until_it_is_cleared() {
+    let redis = OwnRedis::connect().await;
+    begin(&redis.index, vec![waits(1, 5)]).await;
+    redis.remove().await;
+    let gap = Err("Gap { found: None, expected: 10 }".to_owned());
+    assert_eq!(apply(&redis.index, 10, 11, vec![waits(2, 5)]).await, gap);
+    let ahead = redis.index.ahead(SHARD, None, at(5), 10, 1000).await.unwrap();
+    assert_eq!((ahead.applied, ahead.rows.len()), (None, 0));
+    redis.index.clear(SHARD, ME).await.unwrap();
+    assert_eq!(
+        apply(&redis.index, 0, 11, vec![waits(1, 5), waits(2, 5)]).await,
+        Ok(())
+    );
+    assert_eq!(all(&redis.index, 10).await, [(5, 1), (5, 2)]);
+    redis.remove().await;
+}
+
+#[tokio::test]
+async fn an_older_copy_is_recognised_by_its_mark() {
+    let redis = OwnRedis::connect().await;
+    begin(&redis.index, vec![waits(1, 5), waits(2, 5)]).await;
+    let mut copy = Vec::new();
+    for key in redis.keys().await {
+        let dump = redis.raw.call_with(vec!["DUMP".into(), key.clone()]).await;
+        copy.push((key, dump));
+    }
+    apply(&redis.index, 10, 20, vec![ended(1, 9)]).await.unwrap();
+    redis.remove().await;
+    for (key, dump) in copy {
+        redis
+            .raw
+            .call_with(vec!["RESTORE".into(), key, 0.into(), dump])
+            .await;
+    }
+    // The job that has ended is back, but whoever sees it sees the mark.
+    let ahead = redis.index.ahead(SHARD, None, at(5), 10, 1000).await.unwrap();
+    assert_eq!((ahead.applied.unwrap().offset, ahead.rows.len()), (10, 2));
+    let gap = Err("Gap { found: Some(10), expected: 20 }".to_owned());
+    assert_eq!(apply(&redis.index, 20, 30, vec![ended(2, 9)]).await, gap);
+    apply(&redis.index, 8, 30, vec![ended(1, 9), ended(2, 9)])
+        .await
+        .unwrap();
+    assert_eq!(all(&redis.index, 10).await, []);
+    redis.remove().await;
+}
+
+#[tokio::test]
+async fn a_shard_that_contradicts_itself_loses_its_mark() {
+    let redis = OwnRedis::connect().await;
+    begin(&redis.index, vec![waits(1, 5), waits(2000, 6)]).await;
+    let bucket = format!("{}:{{{SHARD}}}:job:1", redis.config.prefix);
+    redis.raw.call(&["DEL", &bucket]).await;
+    let ahead = redis.index.ahead(SHARD, None, at(6), 10, 1000).await.unwrap();
+    assert_eq!(
+        (ahead.applied, ahead.rows.len(), ahead.is_complete),
+        (None, 0, true)
+    );
+    let gap = Err("Gap { found: None, expected: 10 }".to_owned());
+    assert_eq!(apply(&redis.index, 10, 11, vec![]).await, gap);
+    redis.remove().await;
+}
+
+#[tokio::test]
+async fn only_who_cleared_a_shard_may_begin_it() {
+    // Two connections with one owner: what one of them sent before an outage may arrive after what the other
+    // did, and must not be taken for the beginning.
+    let redis = OwnRedis::connect().await;
+    let (late, _tasks) = connect(&redis.config).await.unwrap();
+    late.claim(SHARD, ME).await.unwrap();
+    late.clear(SHARD, ME).await.unwrap();
+    redis.index.clear(SHARD, ME).await.unwrap();
+    let gap = Err("Gap { found: None, expected: 100 }".to_owned());
+    assert_eq!(apply(&late, 100, 200, vec![waits(1, 5)]).await, gap);
+    apply(&redis.index, 0, 100, vec![waits(2, 5)]).await.unwrap();
+    // A clear that arrives late takes everything, which is seen.
+    late.clear(SHARD, ME).await.unwrap();
+    assert_eq!(apply(&redis.index, 100, 200, vec![waits(1, 5)]).await, gap);
+    redis.remove().await;
+}
+
+#[tokio::test]
+async fn what_is_forgotten_or_cleared_leaves_no_keys() {
+    let redis = OwnRedis::connect().await;
+    let jobs = (0..3000).map(|job| with_key(waits(job, 5), u8::try_from(job % 200).unwrap(), 100_000 + job));
+    begin(&redis.index, jobs.collect()).await;
+    let names = redis.names(SHARD).await;
+    let of = |kind: &str| names.iter().filter(|name| name.starts_with(kind)).count();
+    assert_eq!(
+        (of("job:"), of("idem:"), of("idemlog:")),
+        (3, 200, 1),
+        "{names:?}"
+    );
+
+    apply(&redis.index, 10, 11, (0..3000).map(forgotten).collect())
+        .await
+        .unwrap();
+    let left = redis.names(SHARD).await;
+    assert!(
+        left.iter().all(|name| name == "meta" || name.starts_with("idem")),
+        "{left:?}"
+    );
+    redis.index.clear(SHARD, ME).await.unwrap();
+    assert_eq!(redis.names(SHARD).await, ["meta"]);
+    redis.remove().await;
+}
+
+#[tokio::test]
+async fn redis_itself_removes_keys_some_time_after_they_expire() {
+    let redis = OwnRedis::connect().await;
+    begin(&redis.index, vec![with_key(waits(1, 5), b'a', 100_000)]).await;
+    let key = |name: &str| format!("{}:{{{SHARD}}}:{name}", redis.config.prefix);
+    let life = async |name: &str| redis.raw.call(&["PTTL", &key(name)]).await.as_i64().unwrap();
+    let life_of_key = life(&format!("idem:{}", "a".repeat(16))).await;
+    assert!((100_000..=160_000).contains(&life_of_key), "{life_of_key}");
+    let log = (at(100_000).as_millis() >> 18).to_string();
+    let life_of_log = life(&format!("idemlog:{log}")).await;
+    assert!(life_of_log >= life_of_key, "{life_of_log} {life_of_key}");
+    assert!(life_of_log <= 160_000 + (1 << 18), "{life_of_log}");
+    redis.remove().await;
+}
+
+#[tokio::test]
+async fn a_stopped_redis_is_told_at_once_and_used_again_when_it_is_back() {
+    let mut local = LocalRedis::start().unwrap();
+    let redis = OwnRedis::connect_to(&local.url()).await;
+    begin(&redis.index, vec![waits(1, 5)]).await;
+    local.kill_9();
+    let reason = unavailable(apply_raw(&redis, 10).await).unwrap();
+    assert!(!reason.is_empty());
+    // A hundred callers learn it without waiting for each other.
+    let calls = (0..100).map(|_| redis.index.stats(SHARD, at(0), 1));
+    let all_at_once = futures::future::join_all(calls);
+    let answers = tokio::time::timeout(DEADLINE, all_at_once).await.unwrap();
+    for answer in answers {
+        unavailable(answer).unwrap();
+    }
+    unavailable(redis.index.ping().await).unwrap();
+
+    local.start_again().unwrap();
+    until_it_answers(&redis).await;
+    // It came back empty.
+    let gap = Err("Gap { found: None, expected: 10 }".to_owned());
+    assert_eq!(apply(&redis.index, 10, 11, vec![waits(2, 5)]).await, gap);
+    redis.index.clear(SHARD, ME).await.unwrap();
+    apply(&redis.index, 0, 11, vec![waits(1, 5), waits(2, 5)])
+        .await
+        .unwrap();
+    assert_eq!(all(&redis.index, 10).await, [(5, 1), (5, 2)]);
+}
+
+async fn apply_raw(redis: &OwnRedis, from: i64) -> Result<(), IndexError> {
+    let batch = batch(from, from + 1, vec![waits(2, 5)]);
+    redis.index.apply(SHARD, ME, &batch, at(0)).await
+}
+
+#[tokio::test]
+async fn a_frozen_redis_is_given_up_and_what_it_got_late_does_no_harm() {
+    let local = LocalRedis::start().unwrap();
+    let redis = OwnRedis::connect_to(&local.url()).await;
+    begin(&redis.index, vec![waits(1, 5)]).await;
+    local.process().stop();
+    unavailable(apply_raw(&redis, 10).await).unwrap();
+    unavailable(redis.index.clear(SHARD, ME).await).unwrap();
+    local.process().cont();
+    until_it_answers(&redis).await;
+    // Both have been executed meanwhile; the caller knows of neither.
+    let gap = Err("Gap { found: None, expected: 11 }".to_owned());
+    assert_eq!(apply(&redis.index, 11, 12, vec![waits(3, 5)]).await, gap);
+    redis.index.clear(SHARD, ME).await.unwrap();
+    apply(&redis.index, 0, 12, vec![waits(1, 5)]).await.unwrap();
+    assert_eq!(all(&redis.index, 10).await, [(5, 1)]);
+}
+
+#[tokio::test]
+async fn a_redis_that_does_not_run_yet_is_waited_for() {
+    let mut local = LocalRedis::start().unwrap();
+    local.stop().unwrap();
+    let config = config(&local.url());
+    let (index, _tasks) = connect(&config).await.unwrap();
+    unavailable(index.claim(SHARD, ME).await).unwrap();
+    local.start_again().unwrap();
+    let claimed = eventually_async("the index answers", DEADLINE, async || {
+        index.claim(SHARD, ME).await
+    });
+    assert_eq!(claimed.await, None);
+}
+
+#[tokio::test]
+async fn a_redis_that_may_evict_is_refused() {
+    let local = LocalRedis::start().unwrap();
+    let raw = Raw::connect(&local.url()).await;
+    raw.call(&["CONFIG", "SET", "maxmemory", "100mb"]).await;
+    raw.call(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"])
+        .await;
+    let error = connect(&config(&local.url())).await.unwrap_err();
+    assert!(matches!(error, ConnectError::Evicts(_)), "{error}");
+    let text = error.to_string();
+    assert!(
+        text.contains("`allkeys-lru`") && text.contains("CONFIG SET maxmemory-policy noeviction"),
+        "{text}"
+    );
+    raw.call(&["CONFIG", "SET", "maxmemory-policy", "noeviction"])
+        .await;
+    let redis = OwnRedis::connect_to(&local.url()).await;
+    begin(&redis.index, vec![]).await;
+
+    // It may be another server after a lost connection.
+    raw.call(&["CONFIG", "SET", "maxmemory-policy", "volatile-ttl"])
+        .await;
+    raw.call(&["CLIENT", "KILL", "TYPE", "normal"]).await;
+    eventually_async("the index refuses it", DEADLINE, async || {
+        let reason = unavailable(redis.index.ping().await)?;
+        reason
+            .contains("CONFIG SET maxmemory-policy noeviction")
+            .then_some(())
+            .ok_or(reason)
+    })
+    .await;
+    unavailable(apply_raw(&redis, 10).await).unwrap();
+    raw.call(&["CONFIG", "SET", "maxmemory-policy", "noeviction"])
+        .await;
+    until_it_answers(&redis).await;
+    apply_raw(&redis, 10).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_full_memory_refuses_new_jobs_and_lets_jobs_end() {
+    let local = LocalRedis::start().unwrap();
+    let redis = OwnRedis::connect_to(&local.url()).await;
+    begin(&redis.index, vec![waits(1, 5), waits(2, 5)]).await;
+    redis
+        .raw
+        .call(&["CONFIG", "SET", "maxmemory-policy", "noeviction"])
+        .await;
+    redis.raw.call(&["CONFIG", "SET", "maxmemory", "1"]).await;
+    let reason = unavailable(apply_raw(&redis, 10).await).unwrap();
+    assert!(reason.starts_with("OOM"), "{reason}");
+    // Nothing of it was done.
+    let ahead = redis.index.ahead(SHARD, None, at(5), 10, 1000).await.unwrap();
+    assert_eq!((ahead.applied.unwrap().offset, ahead.rows.len()), (10, 2));
+    apply(&redis.index, 10, 11, vec![ended(1, 9), forgotten(2)])
+        .await
+        .unwrap();
+    redis.index.claim(SHARD, ME).await.unwrap();
+    assert_eq!(all(&redis.index, 10).await, []);
+    redis.index.clear(SHARD, ME).await.unwrap();
+    redis.raw.call(&["CONFIG", "SET", "maxmemory", "0"]).await;
+    apply(&redis.index, 10, 11, vec![waits(1, 5)]).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_replica_is_told_as_such() {
+    let local = LocalRedis::start().unwrap();
+    let redis = OwnRedis::connect_to(&local.url()).await;
+    begin(&redis.index, vec![]).await;
+    let nobody = redeliver_testkit::free_port().to_string();
+    redis.raw.call(&["REPLICAOF", "127.0.0.1", &nobody]).await;
+    let reason = unavailable(apply_raw(&redis, 10).await).unwrap();
+    assert!(reason.starts_with("READONLY"), "{reason}");
+    redis.raw.call(&["REPLICAOF", "NO", "ONE"]).await;
+    until_it_answers(&redis).await;
+    apply_raw(&redis, 10).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_password_is_used_and_never_told() {
+    let local = LocalRedis::start().unwrap();
+    let raw = Raw::connect(&local.url()).await;
+    raw.call(&["CONFIG", "SET", "requirepass", "hunter2/@"]).await;
+    let with = |password: &str| local.url().replace("redis://", &format!("redis://:{password}@"));
+    for wrong in [local.url(), with("hunter3")] {
+        let error = connect(&config(&wrong)).await.unwrap_err();
+        assert!(matches!(error, ConnectError::Refused(_)), "{error}");
+        assert!(!format!("{error:?} {error}").contains("hunter"), "{error:?}");
+    }
+    let mut right = config(&local.url());
+    right.url = Url::new(with("hunter2%2F%40"));
+    let (index, _tasks) = connect(&right).await.unwrap();
+    begin(&index, vec![waits(1, 5)]).await;
+    assert_eq!(all(&index, 10).await, [(5, 1)]);
+    assert!(!format!("{index:?}").contains("hunter"), "{index:?}");
+}
+
+#[tokio::test]
+async fn a_user_who_may_not_see_the_policy_goes_on() {
+    let local = LocalRedis::start().unwrap();
+    let raw = Raw::connect(&local.url()).await;
+    let rights = ["on", ">pw", "~*", "+@all", "-config", "-info"];
+    let mut command = vec![Value::from("ACL"), "SETUSER".into(), "jobs".into()];
+    command.extend(rights.map(Value::from));
+    raw.call_with(command).await;
+    let url = local.url().replace("redis://", "redis://jobs:pw@");
+    let (index, _tasks) = connect(&config(&url)).await.unwrap();
+    begin(&index, vec![with_key(waits(1, 5), 1, 1000)]).await;
+    let (_, found) = index.look_up(SHARD, &[Lookup::Job(id(1))], at(0)).await.unwrap();
+    assert!(found[0].is_some());
+}
