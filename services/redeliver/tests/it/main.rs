@@ -1,11 +1,16 @@
 //! The real binaries as processes on a real broker.
 
 mod chaos;
+mod cli;
 mod e2e;
 mod forged;
 mod golden;
+mod golden_cli;
 mod hang;
+mod long_wait;
+mod polyglot;
 mod raw;
+mod services;
 mod shutdown;
 mod support;
 mod traces;

@@ -32,7 +32,7 @@ use redeliver_runtime::Config;
 use redeliver_runtime::config::LongWaitsConfig;
 use redeliver_testkit::scratch::Scratch;
 use redeliver_testkit::{
-    FakeEndpoint, Fate, Plan, Process, Reply, Request, binary, brokers, eventually, unique,
+    FakeEndpoint, Fate, Plan, Process, Reply, Request, binary, brokers, eventually, redis_url, unique,
 };
 
 /// How long a process may take to be ready, on a machine that is busy with other tests.
@@ -66,7 +66,7 @@ pub(crate) struct Pipe {
     pub(crate) endpoint: FakeEndpoint,
     check: OutputCheck,
     /// Group and topics of the scheduler, where long waits go through it.
-    scheduler: Option<(String, SchedulerTopics)>,
+    pub(crate) jobs: Option<(String, SchedulerTopics)>,
     producer: Producer,
     runtime: tokio::runtime::Runtime,
     _scratch: Scratch,
@@ -85,6 +85,11 @@ impl Setup {
             output: "{name}-out".to_owned(),
             behaviour: None,
         }
+    }
+
+    /// The pipeline's name.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
     }
 
     /// On a broker of the test's own.
@@ -110,6 +115,20 @@ impl Setup {
     pub(crate) fn shared_tiers(mut self, millis: &[u64]) -> Self {
         self.tiers = millis.to_vec();
         self
+    }
+
+    /// Waits longer than every tier go through a scheduler of the test's own.
+    pub(crate) fn through_scheduler(mut self) -> Self {
+        for topic in ["ingest", "state", "dlq", "answers"] {
+            let name = format!("{}-jobs-{topic}", self.name);
+            self = self.set(&format!("scheduler.topics.{topic}"), &name);
+        }
+        let group = format!("{}-scheduler", self.name);
+        self.pipeline("long_waits", "scheduler")
+            .set("scheduler.group", &group)
+            .set("scheduler.listen", "127.0.0.1:0")
+            .set("redis.url", &redis_url())
+            .set("redis.prefix", &group)
     }
 
     /// A setting of the pipeline, such as `http.timeout` or `return_to`.
@@ -198,7 +217,7 @@ impl Setup {
         let scheduler = &config.scheduler;
         let long_waits = config.pipelines[&name].long_waits;
         Pipe {
-            scheduler: (long_waits == LongWaitsConfig::Scheduler)
+            jobs: (long_waits == LongWaitsConfig::Scheduler)
                 .then(|| (scheduler.group.clone(), scheduler.topics())),
             pipeline: config.pipelines[&name].pipeline(&name, &config.scheduler),
             producer: Producer::new(&kafka).unwrap(),
@@ -272,6 +291,11 @@ impl Pipe {
     /// Starts a process for all retry tiers, and waits until it is ready.
     pub(crate) fn retry_tier(&self, instance: &str) -> Service {
         self.start("retry-tier", instance, &[])
+    }
+
+    /// Starts a scheduler, and waits until it is ready.
+    pub(crate) fn scheduler(&self, instance: &str) -> Service {
+        self.start("redeliver-scheduler", instance, &[])
     }
 
     /// Starts a service with more arguments, and waits until it is ready.
@@ -386,7 +410,7 @@ impl Pipe {
     pub(crate) fn audit(&self) -> Box<Report> {
         let options = AuditOptions {
             output: self.check,
-            scheduler: self.scheduler.clone(),
+            scheduler: self.jobs.clone(),
             timeout: START,
         };
         Box::new(audit(&self.kafka, &self.pipeline, &options).unwrap())

@@ -1,0 +1,224 @@
+//! Waits longer than every tier go through the scheduler and come back, once, not before their time, and as
+//! they were.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use redeliver_core::headers::PROCESS_AFTER;
+use redeliver_core::{Clock, Record, SchedulerTopics, SystemClock, Timestamp};
+use redeliver_proto::long_wait;
+use redeliver_testkit::{Fate, Reply, Request, Trouble, eventually};
+
+use crate::support::{Draft, Pipe, START, Sent, Service, Setup, origin, records, text};
+
+const DEADLINE: Duration = Duration::from_secs(90);
+
+/// Asks on the first call to come back after so many seconds, then answers.
+fn later(seconds: &'static str) -> impl Fn(&Request) -> Reply + Send + Sync {
+    move |request| {
+        if request.earlier_calls_of_body == 0 {
+            let headers = vec![("retry-after".to_owned(), seconds.to_owned())];
+            Reply::Status(503, headers, "later".into())
+        } else {
+            Reply::ok(request.body.clone())
+        }
+    }
+}
+
+/// A pipeline with tiers shorter than a second, beside a scheduler.
+fn setup(name: &str) -> Setup {
+    Setup::new(name).tiers(&[300, 600]).through_scheduler()
+}
+
+fn jobs(pipe: &Pipe) -> &SchedulerTopics {
+    let (_, topics) = pipe.jobs.as_ref().unwrap();
+    topics
+}
+
+/// The records of the pipeline in the commands of the ingest topic.
+fn commanded(pipe: &Pipe) -> Vec<Record> {
+    let commands = pipe.read(&[jobs(pipe).ingest.clone()]);
+    let held = commands
+        .iter()
+        .map(|command| long_wait::unwrap(&pipe.name, command));
+    held.map(Option::unwrap).collect()
+}
+
+/// The records of the pipeline that wait in the state topic.
+fn held(pipe: &Pipe) -> BTreeMap<Vec<u8>, Record> {
+    let mut held = BTreeMap::new();
+    for job in pipe.read(&[jobs(pipe).state.clone()]) {
+        let id = job.key.as_deref().unwrap_or_default().to_vec();
+        match long_wait::unwrap_state(&pipe.name, &job) {
+            Some(record) => drop(held.insert(id, record)),
+            None => drop(held.remove(&id)),
+        }
+    }
+    held
+}
+
+fn by_origin(records: Vec<Record>) -> BTreeMap<String, Record> {
+    let count = records.len();
+    let by_origin: BTreeMap<_, _> = records
+        .into_iter()
+        .map(|record| (origin(&record).id(), record))
+        .collect();
+    assert_eq!(by_origin.len(), count, "each record once");
+    by_origin
+}
+
+/// Each record came back once, with all bytes and headers that the worker gave away, and not before it was due.
+#[track_caller]
+fn came_back_as_they_were(pipe: &Pipe, sent: &[Sent]) {
+    let given = by_origin(commanded(pipe));
+    let returned = pipe.read(&[pipe.pipeline.return_topic()]).into_iter();
+    let is_back = |record: &Record| text(record, PROCESS_AFTER).unwrap().is_some();
+    let returned = by_origin(returned.filter(is_back).collect());
+    assert_eq!((given.len(), returned.len()), (sent.len(), sent.len()));
+    for (origin, back) in &returned {
+        let given = &given[origin];
+        assert_eq!((&back.key, &back.value), (&given.key, &given.value), "{origin}");
+        assert_eq!(back.headers, given.headers, "{origin}");
+        let due: Timestamp = text(back, PROCESS_AFTER).unwrap().unwrap().parse().unwrap();
+        assert!(back.timestamp >= Some(due), "{origin} is early: {back:?}");
+    }
+    let tiers = pipe.pipeline.policy.tiers().into_iter();
+    let tiers: Vec<Arc<str>> = tiers.map(|tier| pipe.pipeline.tier_topic(tier)).collect();
+    assert!(pipe.read(&tiers).is_empty(), "nothing went through a tier");
+}
+
+fn metric(service: &mut Service, name: &str) -> f64 {
+    let (_, page) = service.get("/metrics");
+    let lines = page.lines().filter(|line| line.starts_with(name));
+    lines
+        .map(|line| {
+            line.rsplit(' ')
+                .next()
+                .unwrap_or_default()
+                .parse::<f64>()
+                .unwrap()
+        })
+        .sum()
+}
+
+#[test]
+fn a_retry_after_that_is_longer_than_every_tier_goes_through_the_scheduler() {
+    let pipe = setup("long-wait").behave(later("3")).create();
+    let (mut enricher, _tier) = (pipe.enricher("a"), pipe.retry_tier("a"));
+    let _scheduler = pipe.scheduler("a");
+    let mut drafts = records(300);
+    // Longer than the job of an application may be.
+    drafts.push(Draft::new("long", vec![b'x'; 950_000]));
+    let sent = pipe.produce(drafts);
+    let ends = pipe.settle(&sent, DEADLINE);
+    // Being asked to wait burns no attempt.
+    ends.meets_with(&sent, |_| Fate::Succeeds);
+    came_back_as_they_were(&pipe, &sent);
+    assert!(ends.report.min_margin_ms >= Some(0), "{}", ends.report);
+    assert_eq!(metric(&mut enricher, "redeliver_worker_long_waits_total"), 301.0);
+    println!("{}", ends.report);
+}
+
+#[test]
+fn a_time_lock_from_the_payload_goes_through_the_scheduler_back_to_the_source() {
+    let behaviour = |request: &Request| match request.earlier_calls_of_body {
+        0 => Reply::status(503),
+        _ => Reply::ok(request.body.clone()),
+    };
+    let setup = setup("long-wait-anchor").pipeline("return_to", "source");
+    let pipe = setup
+        .pipeline("anchor", "{ pointer: /at }")
+        .behave(behaviour)
+        .create();
+    let (_enricher, _tier) = (pipe.enricher("a"), pipe.retry_tier("a"));
+    let _scheduler = pipe.scheduler("a");
+    let at = SystemClock.now().after(Duration::from_secs(5));
+    let draft = |n: usize| Draft::new(format!("k{n}"), format!("{{\"n\":{n},\"at\":\"{at}\"}}"));
+    let sent = pipe.produce((0..100).map(draft).collect());
+    let ends = pipe.settle(&sent, DEADLINE);
+    let failed_once = Fate::Recovers {
+        failures: 1,
+        trouble: Trouble::Unavailable,
+    };
+    ends.meets_with(&sent, |_| failed_once);
+    came_back_as_they_were(&pipe, &sent);
+}
+
+#[test]
+fn what_waits_with_the_scheduler_is_neither_lost_nor_doubled_to_the_audit() {
+    let pipe = setup("long-wait-audit").behave(later("3600")).create();
+    let _enricher = pipe.enricher("a");
+    let sent = pipe.produce(records(200));
+    let all_wait = |when: &str| {
+        eventually(when, START, || {
+            let report = pipe.audit();
+            let is_so = report.waiting.in_scheduler == sent.len() as u64;
+            if is_so { Ok(report) } else { Err(report) }
+        })
+    };
+    // No scheduler yet: they wait as commands.
+    let report = all_wait("all are commands");
+    assert!(report.is_clean() && held(&pipe).is_empty(), "{report}");
+    let mut scheduler = pipe.scheduler("a");
+    eventually("all are jobs", START, || match held(&pipe).len() {
+        count if count == sent.len() => Ok(()),
+        count => Err(count),
+    });
+    assert!(all_wait("all are jobs").is_clean());
+    scheduler.process.kill_9();
+    let _scheduler = pipe.scheduler("a");
+    let report = all_wait("all are still jobs");
+    assert!(report.is_clean(), "{report}");
+    assert_eq!(report.output + report.dead, 0, "{report}");
+    let given = by_origin(commanded(&pipe));
+    for (origin, record) in by_origin(held(&pipe).into_values().collect()) {
+        let given = &given[&origin];
+        assert_eq!(
+            (&record.key, &record.value),
+            (&given.key, &given.value),
+            "{origin}"
+        );
+        assert_eq!(record.headers, given.headers, "{origin}");
+    }
+    let audited = pipe.redeliver(&["audit"]);
+    assert_eq!(audited.code, Some(0), "{audited:?}");
+    assert!(audited.stdout.contains("200  scheduler 200"), "{audited:?}");
+    let checked = pipe.redeliver(&["topics", "check"]);
+    assert_eq!(
+        (checked.code, &*checked.stdout),
+        (Some(0), "10 topics are as they must be\n")
+    );
+}
+
+#[test]
+fn a_scheduler_that_is_killed_gives_every_record_back_once() {
+    let pipe = setup("long-wait-kill").behave(later("4")).create();
+    let (_enricher, _tier) = (pipe.enricher("a"), pipe.retry_tier("a"));
+    let mut scheduler = pipe.scheduler("a");
+    let mut sent = Vec::new();
+    for round in 0..5 {
+        let drafts = records(200).into_iter().map(|draft| Draft {
+            value: Some(
+                [&draft.value.unwrap()[..], format!("round {round}").as_bytes()]
+                    .concat()
+                    .into(),
+            ),
+            ..draft
+        });
+        sent.extend(pipe.produce(drafts.collect()));
+        let enough = sent.len() * 9 / 10;
+        eventually("most have been given away", DEADLINE, || {
+            match commanded(&pipe).len() {
+                count if count >= enough => Ok(()),
+                count => Err(count),
+            }
+        });
+        scheduler.process.kill_9();
+        scheduler = pipe.scheduler("a");
+    }
+    let ends = pipe.settle(&sent, DEADLINE);
+    ends.meets_with(&sent, |_| Fate::Succeeds);
+    came_back_as_they_were(&pipe, &sent);
+    assert!(held(&pipe).is_empty());
+}
