@@ -209,3 +209,13 @@ fn a_python_client_generated_from_the_schemas_lists_reads_and_watches_dead_lette
     let third = services.let_die(&["hopeless 3"]);
     watching.wait_for_output(&format!("-- new ones follow\n{}\n", line(&third[0])), DEADLINE);
 }
+
+#[test]
+fn the_programs_in_the_readme_are_those_that_were_run() {
+    let readme = std::fs::read_to_string(repository().join("README.md")).unwrap();
+    for (language, file) in [("python", "python/schedule.py"), ("js", "node/schedule.js")] {
+        let program = std::fs::read_to_string(clients().join(file)).unwrap();
+        let shown = format!("```{language}\n{program}```\n");
+        assert!(readme.contains(&shown), "README.md does not show {file} as it is");
+    }
+}

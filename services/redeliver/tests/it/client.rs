@@ -1,0 +1,137 @@
+//! The client crate on a real scheduler: over Kafka and over gRPC it is the same job.
+
+use std::time::Duration;
+
+use redeliver_client::{
+    ClientError, Code, Endpoint, Job, JobClient, JobOutcome, JobProducer, JobRequest, KafkaSettings, State,
+    When,
+};
+use redeliver_testkit::{brokers, eventually_async, unique};
+
+use crate::services::{APP, DEADLINE, Services};
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+fn producer(services: &Services) -> JobProducer {
+    let (_, topics) = services.pipe.jobs.as_ref().unwrap();
+    let kafka = KafkaSettings::new(brokers(), unique("client"));
+    JobProducer::new(&kafka, topics.ingest.clone()).unwrap()
+}
+
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build();
+    runtime.unwrap().block_on(future)
+}
+
+/// The job, once it is as it should be.
+async fn until(jobs: &JobClient, id: redeliver_client::JobId, what: impl Fn(&Job) -> bool) -> Job {
+    eventually_async("the job is as it should be", DEADLINE, async || {
+        let job = jobs.get(id).await.unwrap();
+        job.filter(&what).ok_or("not yet")
+    })
+    .await
+}
+
+#[test]
+fn a_job_has_the_id_that_the_producer_gave_it_and_follows_its_commands() {
+    let services = Services::new("client-kafka");
+    let _scheduler = services.pipe.scheduler("a");
+    block_on(one_job_over_kafka_and_grpc(&services));
+}
+
+async fn one_job_over_kafka_and_grpc(services: &Services) {
+    let producer = producer(services);
+    let jobs = JobClient::connect(&Endpoint::new(&services.scheduler))
+        .await
+        .unwrap();
+
+    let request = JobRequest::after(APP, HOUR).data("x").key("k").header("a", "b");
+    let free = producer.schedule(&request).await.unwrap();
+    let keyed = request.clone().idempotency_key("once");
+    let first = producer.schedule(&keyed).await.unwrap();
+    let second = producer.schedule(&keyed).await.unwrap();
+    for id in [free, first] {
+        let job = until(&jobs, id, |_| true).await;
+        assert_eq!(
+            (job.id, job.state, &job.data[..]),
+            (id, State::Scheduled, &b"x"[..])
+        );
+        assert_eq!(
+            (job.key.as_deref(), job.headers.last("a")),
+            (Some(&b"k"[..]), Some(&b"b"[..]))
+        );
+    }
+    // The same request over gRPC is the job of the first one, so all of them met in one partition.
+    let again = jobs.schedule(&keyed).await.unwrap();
+    assert_eq!((again.id, again.is_duplicate), (first, true));
+    assert_eq!(jobs.get(second).await.unwrap(), None);
+
+    producer.reschedule(free, When::After(2 * HOUR)).await.unwrap();
+    let moved = until(&jobs, free, |job| job.revision == 2).await;
+    assert!(
+        moved.scheduled_time >= moved.accepted_at.after(2 * HOUR),
+        "{moved:?}"
+    );
+    producer.cancel(free).await.unwrap();
+    until(&jobs, free, |job| job.state == State::Cancelled).await;
+    let late = jobs.cancel(free).await.unwrap();
+    assert_eq!(late.outcome, JobOutcome::AlreadyCancelled);
+    let cancelled = jobs.cancel(first).await.unwrap();
+    assert_eq!(cancelled.outcome, JobOutcome::Cancelled);
+    assert_eq!(cancelled.job.map(|job| job.state), Some(State::Cancelled));
+    assert_eq!(jobs.cancel(second).await.unwrap().outcome, JobOutcome::Unknown);
+    assert_eq!(jobs.stats(1).await.unwrap().scheduled, 0);
+}
+
+#[test]
+fn a_scheduler_with_a_token_answers_those_who_bring_it() {
+    let services = Services::new("client-token");
+    let file = services.pipe.file.with_file_name("token");
+    std::fs::write(&file, "s3cret\n").unwrap();
+    let token_file = format!("scheduler.token_file={}", file.display());
+    let _scheduler = services
+        .pipe
+        .start("redeliver-scheduler", "a", &["--set", &token_file]);
+    block_on(only_with_the_token(Endpoint::new(&services.scheduler)));
+
+    let refused = services.fails(1, &["jobs", "stats"]);
+    assert!(refused.stderr.ends_with("(UNAUTHENTICATED)\n"), "{refused:?}");
+    let file = file.to_str().unwrap();
+    assert!(
+        services
+            .cli(&["jobs", "stats", "--token-file", file])
+            .starts_with("scheduled  0\n")
+    );
+    // As it stands in the configuration.
+    assert!(
+        services
+            .cli(&["jobs", "stats", "--set", &token_file])
+            .starts_with("scheduled  0\n")
+    );
+}
+
+async fn only_with_the_token(endpoint: Endpoint) {
+    for wrong in [endpoint.clone(), endpoint.clone().token("guess")] {
+        let refused = JobClient::connect(&wrong)
+            .await
+            .unwrap()
+            .stats(1)
+            .await
+            .unwrap_err();
+        assert_eq!(refused.code(), Some(Code::Unauthenticated), "{refused}");
+        assert!(!refused.is_passing() && !format!("{refused:?}").contains("s3cret"));
+    }
+    let jobs = JobClient::connect(&endpoint.token("s3cret")).await.unwrap();
+    let unknown = jobs
+        .schedule(&JobRequest::after("nobody", HOUR))
+        .await
+        .unwrap_err();
+    assert_eq!(unknown.code(), Some(Code::NotFound), "{unknown}");
+    assert!(
+        matches!(unknown, ClientError::Refused { reason: Some(_), .. }),
+        "{unknown:?}"
+    );
+}
