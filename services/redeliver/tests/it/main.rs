@@ -2,6 +2,7 @@
 
 mod chaos;
 mod cli;
+mod client;
 mod e2e;
 mod forged;
 mod golden;
