@@ -126,7 +126,17 @@ async fn serve(start: Start, port: u16) -> anyhow::Result<()> {
     for page in site.map().seeds() {
         println!("The site is up. Its first page is {page}");
     }
-    Ok(site.serve(start.shutdown).await?)
+    let (map, log) = (site.map().clone(), site.log());
+    site.serve(start.shutdown).await?;
+    for (host, plan) in map.hosts().iter().enumerate() {
+        let asked = log.summary(host);
+        let distance = asked.least_distance.unwrap_or_default().as_millis();
+        println!(
+            "{}: {} requests, at most {} at once, at least {distance} ms apart",
+            plan.name, asked.requests, asked.most_at_once
+        );
+    }
+    Ok(())
 }
 
 async fn seed(start: Start, pages: Vec<Url>) -> Result<(), BoxError> {
