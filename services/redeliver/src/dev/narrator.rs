@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 use redeliver_core::headers;
 use redeliver_core::pipeline::TopicRole;
 use redeliver_core::scheduler::SchedulerRole;
-use redeliver_core::{Pipeline, Record, SchedulerTopics, Timestamp};
+use redeliver_core::{Pipeline, Record, SchedulerTopics, Span, Timestamp};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::reader::{ReadError, TopicTail};
+use redeliver_proto::convert::from_headers;
 use redeliver_proto::{Message as _, v1};
 use tokio_util::sync::CancellationToken;
 
@@ -219,6 +220,9 @@ impl Narrator {
         match role {
             SchedulerRole::State => {
                 let job = v1::JobRecord::decode(record.value.clone()?).ok()?;
+                if job.long_wait {
+                    return long_wait(&job);
+                }
                 // Jobs that are due at once are dispatched without having waited.
                 if job.revision == 1 && job.state() == v1::JobState::Scheduled {
                     totals.scheduled += 1;
@@ -248,6 +252,54 @@ impl Narrator {
     }
 }
 
+/// A record of the pipeline that begins to wait with the scheduler; when it comes back it is told from the
+/// due topic.
+fn long_wait(job: &v1::JobRecord) -> Option<(String, String)> {
+    if job.state() != v1::JobState::Scheduled {
+        return None;
+    }
+    let list = from_headers(&job.headers);
+    let text = |name| String::from_utf8_lossy(list.last(name).unwrap_or_default()).into_owned();
+    let wait = Timestamp::from_millis(job.due_ms).since(Timestamp::from_millis(job.accepted_ms));
+    // The way here took a moment of it.
+    let wait = Span::from_secs(wait.as_secs() + u64::from(wait.subsec_nanos() > 0));
+    let sentence = format!(
+        "failed with {} (attempt {}); waits {wait} (scheduler)",
+        text(headers::ERROR_CODE),
+        text(headers::RETRY_COUNT),
+    );
+    Some((name(job.key.as_deref()), sentence))
+}
+
 fn name(key: Option<&[u8]>) -> String {
     key.map(String::from_utf8_lossy).unwrap_or_default().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use redeliver_proto::convert::to_headers;
+
+    use super::*;
+
+    #[test]
+    fn a_record_that_begins_to_wait_with_the_scheduler_is_told_once() {
+        let headers = [
+            (headers::ERROR_CODE, Some(&b"http.503"[..])),
+            (headers::RETRY_COUNT, Some(&b"1"[..])),
+        ];
+        let mut job = v1::JobRecord {
+            long_wait: true,
+            state: v1::JobState::Scheduled.into(),
+            accepted_ms: 1_000_012,
+            due_ms: 8_200_000,
+            key: Some("doc-7".into()),
+            headers: to_headers(&headers.into_iter().collect()),
+            ..v1::JobRecord::default()
+        };
+        let told = long_wait(&job).unwrap();
+        let sentence = "failed with http.503 (attempt 1); waits 2h (scheduler)";
+        assert_eq!(told, ("doc-7".to_owned(), sentence.to_owned()));
+        job.state = v1::JobState::Dispatched.into();
+        assert_eq!(long_wait(&job), None);
+    }
 }
