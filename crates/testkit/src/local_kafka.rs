@@ -1,5 +1,11 @@
 //! A Kafka broker of the test's own: Apache Kafka in KRaft mode, one node, on 127.0.0.1, with the
-//! settings one node needs and the waits that only make sense in production taken out.
+//! settings one node needs and the waits that only make sense in production taken out. A second broker can
+//! join, so that one of two can be stopped or killed.
+//!
+//! A test that stops or kills a broker needs two. While a partition has no leader, which is what happens to all
+//! of them when the only broker ends or begins, Kafka 4.3.1's transaction coordinator takes its partitions for
+//! deleted and writes no markers into them ("Couldn't find leader endpoint for partitions"): a transaction that
+//! it was about to complete stays open for ever in some of them, and is not atomic any more.
 //!
 //! Most tests share the broker of `cargo xtask services up`. A test that stops, kills or freezes the
 //! broker starts its own. Data and ports outlive a restart, so clients reconnect by themselves; both are
@@ -29,6 +35,9 @@ const STOP_DEADLINE: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct LocalKafka {
     port: u16,
+    /// Where the controller listens.
+    controller: u16,
+    cluster: String,
     installation: Installation,
     // Before `scratch`, so that the broker is dead when its directory is removed.
     process: Option<Process>,
@@ -66,6 +75,37 @@ impl LocalKafka {
         Self::create(installation, Some(scratch), settings)
     }
 
+    /// A new, empty cluster of two brokers that hold everything twice. The first one is also the controller and
+    /// must stay; the second one may come and go, and leads its half again soon after it has come back.
+    ///
+    /// # Errors
+    /// As [`LocalKafka::start`].
+    pub fn start_pair() -> Result<[Self; 2]> {
+        let first = Self::start_with(REPLICATED)?;
+        let scratch = Scratch::new("kafka")?;
+        let installation = Installation {
+            directory: scratch.path().to_owned(),
+            own_group: false,
+        };
+        let port = free_port();
+        let node = Node {
+            role: Role::Broker,
+            port,
+            controller: first.controller,
+        };
+        installation.format(node, &first.cluster, REPLICATED)?;
+        let mut second = Self {
+            port,
+            controller: first.controller,
+            cluster: first.cluster.clone(),
+            installation,
+            process: None,
+            scratch: Some(scratch),
+        };
+        second.start_again()?;
+        Ok([first, second])
+    }
+
     /// A broker that lives on after this program, with its data in `directory`.
     ///
     /// # Errors
@@ -95,10 +135,17 @@ impl LocalKafka {
         scratch: Option<Scratch>,
         settings: &[(&str, &str)],
     ) -> Result<Self> {
-        let port = free_port();
-        installation.format(port, settings)?;
+        let (port, controller, cluster) = (free_port(), free_port(), cluster_id());
+        let node = Node {
+            role: Role::BrokerAndController,
+            port,
+            controller,
+        };
+        installation.format(node, &cluster, settings)?;
         let mut kafka = Self {
             port,
+            controller,
+            cluster,
             installation,
             process: None,
             scratch,
@@ -206,20 +253,18 @@ fn java(jars: &Path) -> Command {
 
 impl Installation {
     /// Writes the configuration and prepares the data directory as Kafka wants it before a first start.
-    fn format(&self, port: u16, settings: &[(&str, &str)]) -> Result<()> {
-        let text = properties(&self.directory, port, free_port(), settings);
+    fn format(&self, node: Node, cluster: &str, settings: &[(&str, &str)]) -> Result<()> {
+        let text = properties(&self.directory, node, settings);
         let file = self.properties_file();
         std::fs::write(&file, text).with_context(|| format!("writing {}", file.display()))?;
-        let output = kafka_tool("kafka.tools.StorageTool")?
-            // A fixed id would let clients mistake one test's cluster for another's.
-            .args([
-                "format",
-                "--standalone",
-                "--cluster-id",
-                &cluster_id(),
-                "--config",
-            ])
-            .arg(&file)
+        let mut tool = kafka_tool("kafka.tools.StorageTool")?;
+        // A fixed id would let clients mistake one test's cluster for another's.
+        tool.args(["format", "--cluster-id", cluster, "--config"])
+            .arg(&file);
+        if node.role == Role::BrokerAndController {
+            tool.arg("--standalone");
+        }
+        let output = tool
             .output()
             .context("starting Java (`java`), which runs Kafka; is it installed?")?;
         ensure!(
@@ -255,15 +300,47 @@ fn cluster_id() -> String {
     (0..21).map(letter).chain(['A']).collect()
 }
 
+/// What one node of a cluster is.
+#[derive(Clone, Copy, Debug)]
+struct Node {
+    role: Role,
+    port: u16,
+    /// Where the controller listens.
+    controller: u16,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    BrokerAndController,
+    Broker,
+}
+
+/// Two brokers hold everything twice, and leadership returns to a broker that has come back.
+const REPLICATED: &[(&str, &str)] = &[
+    ("default.replication.factor", "2"),
+    ("offsets.topic.replication.factor", "2"),
+    ("transaction.state.log.replication.factor", "2"),
+    ("share.coordinator.state.topic.replication.factor", "2"),
+    ("leader.imbalance.check.interval.seconds", "1"),
+    ("leader.imbalance.per.broker.percentage", "0"),
+];
+
 /// The broker's configuration; a setting of the caller's replaces ours.
-fn properties(directory: &Path, port: u16, controller_port: u16, settings: &[(&str, &str)]) -> String {
-    let broker = format!("PLAINTEXT://127.0.0.1:{port}");
-    let controller = format!("127.0.0.1:{controller_port}");
-    let listeners = format!("{broker},CONTROLLER://{controller}");
+fn properties(directory: &Path, node: Node, settings: &[(&str, &str)]) -> String {
+    let broker = format!("PLAINTEXT://127.0.0.1:{}", node.port);
+    let controller = format!("127.0.0.1:{}", node.controller);
+    let (id, roles, listeners) = match node.role {
+        Role::BrokerAndController => (
+            "1",
+            "broker,controller",
+            format!("{broker},CONTROLLER://{controller}"),
+        ),
+        Role::Broker => ("2", "broker", broker.clone()),
+    };
     let data = directory.join("data").display().to_string();
     let ours: &[(&str, &str)] = &[
-        ("process.roles", "broker,controller"),
-        ("node.id", "1"),
+        ("process.roles", roles),
+        ("node.id", id),
         ("controller.quorum.bootstrap.servers", &controller),
         ("controller.listener.names", "CONTROLLER"),
         ("listeners", &listeners),
@@ -317,10 +394,14 @@ mod tests {
 
     #[test]
     fn a_setting_of_the_caller_replaces_ours() {
+        let node = Node {
+            role: Role::BrokerAndController,
+            port: 1,
+            controller: 2,
+        };
         let text = properties(
             Path::new("/d"),
-            1,
-            2,
+            node,
             &[("min.insync.replicas", "2"), ("log.retention.ms", "9")],
         );
         assert!(text.contains("min.insync.replicas=2\n") && text.contains("log.retention.ms=9\n"));

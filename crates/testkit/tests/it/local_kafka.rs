@@ -1,7 +1,9 @@
 //! A broker of one's own keeps its port and its data whatever happens to its process.
 
-use redeliver_testkit::LocalKafka;
+use std::time::Duration;
+
 use redeliver_testkit::local_kafka::{answers, kafka_tool};
+use redeliver_testkit::{LocalKafka, eventually};
 
 fn topics(kafka: &LocalKafka, arguments: &[&str]) -> String {
     let mut tool = kafka_tool("org.apache.kafka.tools.TopicCommand").unwrap();
@@ -43,4 +45,39 @@ fn a_broker_that_cannot_start_says_why() {
     let error = LocalKafka::start_with(&[("log.cleaner.threads", "many")]).unwrap_err();
     let text = format!("{error:#}");
     assert!(text.contains("log.cleaner.threads"), "{text}");
+}
+
+#[test]
+fn of_two_brokers_one_may_be_killed_and_leads_again_when_it_is_back() {
+    let [first, mut second] = LocalKafka::start_pair().unwrap();
+    let create = [
+        "--create",
+        "--topic",
+        "twice",
+        "--partitions",
+        "4",
+        "--replication-factor",
+        "2",
+    ];
+    topics(&first, &create);
+    let led = |kafka: &LocalKafka| topics(kafka, &["--describe", "--topic", "twice"]);
+    assert!(led(&first).contains("Leader: 2"));
+    second.kill_9();
+    eventually("the first one leads all", Duration::from_secs(60), || {
+        let led = led(&first);
+        if led.matches("Leader: 1").count() == 4 {
+            Ok(())
+        } else {
+            Err(led)
+        }
+    });
+    second.start_again().unwrap();
+    eventually("the second one leads again", Duration::from_secs(60), || {
+        let led = led(&first);
+        if led.contains("Leader: 2") {
+            Ok(())
+        } else {
+            Err(led)
+        }
+    });
 }
