@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use redeliver_core::{Clock, SystemClock, Timestamp};
+
 /// Collects rows of a table.
 #[derive(Default)]
 pub(crate) struct Figures(Vec<(String, String)>);
@@ -58,8 +60,13 @@ pub(crate) fn spread(mut millis: Vec<f64>) -> String {
 
 /// Processor time of this process so far, all threads, user and system.
 pub(crate) fn cpu_time() -> Duration {
+    cpu_time_of("self")
+}
+
+/// Processor time of a process so far.
+pub(crate) fn cpu_time_of(process: &str) -> Duration {
     // The clock tick of /proc is 10 ms on every Linux that matters (`getconf CLK_TCK` is 100).
-    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     let after_name = stat.rsplit(')').next().unwrap_or_default();
     let fields: Vec<u64> = after_name
         .split_whitespace()
@@ -68,4 +75,15 @@ pub(crate) fn cpu_time() -> Duration {
     // Without state (no number): ppid, pgrp, session, tty, tpgid, flags, minflt, cminflt, majflt, cmajflt, utime, stime.
     let ticks = fields.get(10).unwrap_or(&0) + fields.get(11).unwrap_or(&0);
     Duration::from_millis(ticks * 10)
+}
+
+/// The wall clock in milliseconds with its fraction, less `due`.
+pub(crate) fn millis_since(due: Timestamp) -> f64 {
+    let ahead = SystemClock.until(due);
+    if !ahead.is_zero() {
+        return -ahead.as_secs_f64() * 1000.0;
+    }
+    // `until` knows fractions of a millisecond only forwards, so it is asked for a later instant.
+    let later = due.after(Duration::from_secs(3600));
+    3_600_000.0 - SystemClock.until(later).as_secs_f64() * 1000.0
 }

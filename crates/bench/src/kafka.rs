@@ -163,6 +163,7 @@ pub(crate) struct Filler(Arc<ThreadedProducer<DefaultProducerContext>>);
 impl Filler {
     pub(crate) fn send(&self, output: &Output) -> anyhow::Result<()> {
         let mut record = BaseRecord::<[u8], [u8]>::to(&output.topic);
+        record.partition = output.partition;
         record.key = output.key.as_deref();
         record.payload = output.value.as_deref();
         record.headers = Some(native_headers(&output.headers));

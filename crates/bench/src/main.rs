@@ -13,7 +13,10 @@ mod figures;
 mod kafka;
 mod lane;
 mod memory;
+mod process;
+mod redis;
 mod relay;
+mod scheduler;
 mod service;
 mod worker;
 
@@ -54,6 +57,8 @@ enum Bench {
         #[arg(long, default_value_t = 1_000_000)]
         count: usize,
     },
+    /// Acceptance, dispatch, lateness, rebuilding and takeover of the scheduler, beside one that polls
+    Scheduler(scheduler::Options),
 }
 
 #[tokio::main]
@@ -65,6 +70,7 @@ async fn main() -> anyhow::Result<()> {
         Bench::Relay { count, rounds } => relay::run(&broker, count, rounds, &mut figures).await?,
         Bench::Worker => worker::run(&broker, &mut figures).await?,
         Bench::Memory { count } => memory::run(&broker, count, &mut figures).await?,
+        Bench::Scheduler(options) => scheduler::run(&broker, &options, &mut figures).await?,
     }
     println!("{}", figures.table());
     Ok(())

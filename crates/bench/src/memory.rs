@@ -1,39 +1,16 @@
 //! `bench memory`: the memory of a retry-tier process before, while and after a million records wait.
 
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, ensure};
+use anyhow::ensure;
 use redeliver_core::{Clock, Jitter, Pipeline, RetryPolicy, Span, SystemClock};
 
 use crate::figures::Figures;
 use crate::kafka::Broker;
+use crate::process::Running;
 use crate::relay::waiting;
 
 const PARTITIONS: i32 = 4;
-
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // It may have ended by itself; either way it is gone afterwards.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-impl Running {
-    fn rss_mib(&self) -> anyhow::Result<f64> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.0.id()))?;
-        let line = status
-            .lines()
-            .find_map(|line| line.strip_prefix("VmRSS:"))
-            .context("VmRSS")?;
-        let kib: f64 = line.trim().trim_end_matches(" kB").parse()?;
-        Ok(kib / 1024.0)
-    }
-}
 
 pub(crate) async fn run(broker: &Broker, count: usize, figures: &mut Figures) -> anyhow::Result<()> {
     // Long enough to fill the tier and look at the process while all of it waits.
@@ -46,29 +23,17 @@ pub(crate) async fn run(broker: &Broker, count: usize, figures: &mut Figures) ->
         ..Pipeline::new(&name)
     };
     broker.create_for(&pipeline, PARTITIONS).await?;
-    let file = std::env::temp_dir().join(format!("{name}.yaml"));
-    std::fs::write(
-        &file,
-        format!(
+    let process = Running::start(
+        "retry-tier",
+        &name,
+        &format!(
             "instance: {name}
 kafka: {{ brokers: '{}' }}
 pipelines: {{ {name}: {{ output: '{name}-out', retry: {{ tiers: [{tier}] }} }} }}
-admin: {{ listen: 127.0.0.1:0 }}
 ",
             broker.address
         ),
     )?;
-    let binary = std::env::current_exe()?
-        .parent()
-        .map(PathBuf::from)
-        .context("directory")?
-        .join("retry-tier");
-    let process = Command::new(&binary)
-        .arg("--config")
-        .arg(&file)
-        .stderr(Stdio::null())
-        .spawn();
-    let process = Running(process.with_context(|| format!("starting {}", binary.display()))?);
     let due_topic = broker.watch(&pipeline.due_topic(), PARTITIONS)?;
     // A first record that is due shows that the process is at work.
     broker.fill(1, |index| waiting(&pipeline, tier, index, SystemClock.now()))?;
@@ -98,7 +63,6 @@ admin: {{ listen: 127.0.0.1:0 }}
         format!("{:.1} MiB", settled(&process)?),
     );
     drop(process);
-    std::fs::remove_file(&file)?;
     broker.delete_of(&pipeline).await
 }
 

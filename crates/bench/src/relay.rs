@@ -15,7 +15,7 @@ use redeliver_core::{
 };
 use redeliver_worker::{Attempt, WorkerSpec};
 
-use crate::figures::{Figures, cpu_time, median, per_second, rate, spread};
+use crate::figures::{Figures, cpu_time, median, millis_since, per_second, rate, spread};
 use crate::kafka::Broker;
 use crate::service::Service;
 use crate::{bare, lane};
@@ -296,15 +296,4 @@ fn arrivals(broker: &Broker, topic: &str, total: u64, done: &AtomicBool) -> anyh
     }
     anyhow::ensure!(seen == total, "{seen} of {total} arrived");
     Ok(lateness)
-}
-
-/// The wall clock in milliseconds with its fraction, less `due`.
-fn millis_since(due: Timestamp) -> f64 {
-    let ahead = SystemClock.until(due);
-    if !ahead.is_zero() {
-        return -ahead.as_secs_f64() * 1000.0;
-    }
-    // `until` knows fractions of a millisecond only forwards, so it is asked for a later instant.
-    let later = due.after(Duration::from_secs(3600));
-    3_600_000.0 - SystemClock.until(later).as_secs_f64() * 1000.0
 }

@@ -1,16 +1,17 @@
-//! `cargo xtask bench`: measurements on a Kafka of their own, in a release build.
+//! `cargo xtask bench`: measurements on a Kafka and a Redis of their own, in a release build.
 
+use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, ensure};
-use redeliver_testkit::LocalKafka;
+use redeliver_testkit::{LocalKafka, LocalRedis, languages};
 
 use crate::packages;
 
 /// What to measure; see `redeliver-bench --help` for its flags.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// relay, worker or memory, and flags such as `--count 100000`
+    /// relay, worker, memory or scheduler, and flags such as `--count 100000`
     #[arg(
         required = true,
         trailing_var_arg = true,
@@ -31,13 +32,22 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
             "redeliver-bench",
             "--package",
             "redeliver-retry-tier",
+            "--package",
+            "redeliver-scheduler",
         ])
         .status()
         .context("running cargo")?;
     ensure!(build.success(), "building the benchmarks: {build}");
-    // Nothing else runs on it, so that figures are of us and the broker alone.
+    // Nothing else runs on them, so that figures are of us and the servers alone.
     let kafka = LocalKafka::start().context("starting a Kafka to measure on")?;
-    let measured = cargo()
+    let redis = LocalRedis::start().context("starting a Redis to measure on")?;
+    let mut bench = cargo();
+    if arguments.bench.first().is_some_and(|bench| bench == "scheduler") {
+        packages::ensure_installed(packages::PYTHON)?;
+        let requirements = Path::new(env!("CARGO_MANIFEST_DIR")).join("../bench/peers/requirements.txt");
+        bench.env("BENCH_PYTHON", languages::python(&requirements)?);
+    }
+    let measured = bench
         .args([
             "run",
             "--quiet",
@@ -48,6 +58,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
         ])
         .args(&arguments.bench)
         .env("KAFKA_BROKERS", kafka.brokers())
+        .env("REDIS_URL", redis.url())
         .status()
         .context("running the benchmarks")?;
     Ok(if measured.success() {

@@ -16,9 +16,14 @@ pub(crate) const SERVERS: &[Program] = &[
     ("redis-server", &["--version"], "redis-server"),
 ];
 
+const VENV: Program = ("python3", &["-c", "import ensurepip, venv"], "python3-venv");
+
+/// What programs in Python need.
+pub(crate) const PYTHON: &[Program] = &[VENV];
+
 /// What the programs in other languages need, which tests run.
 pub(crate) const LANGUAGES: &[Program] = &[
-    ("python3", &["-c", "import ensurepip, venv"], "python3-venv"),
+    VENV,
     ("node", &["--version"], "nodejs"),
     ("npm", &["--version"], "npm"),
 ];

@@ -1,0 +1,72 @@
+//! The little of Redis that measurements ask for.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpStream;
+
+use anyhow::{Context as _, bail};
+
+/// A connection to the Redis to measure on, which belongs to the measurements alone.
+pub(crate) struct Redis {
+    pub(crate) url: String,
+    stream: BufReader<TcpStream>,
+}
+
+impl Redis {
+    pub(crate) fn connect(url: &str) -> anyhow::Result<Self> {
+        let address = url
+            .strip_prefix("redis://")
+            .context("an address redis://host:port")?;
+        let stream = TcpStream::connect(address).context("connecting to Redis")?;
+        Ok(Self {
+            url: url.to_owned(),
+            stream: BufReader::new(stream),
+        })
+    }
+
+    /// Sends a command and reads its answer: a text, a number, a status.
+    fn ask(&mut self, words: &[&str]) -> anyhow::Result<String> {
+        let mut command = format!("*{}\r\n", words.len());
+        for word in words {
+            command += &format!("${}\r\n{word}\r\n", word.len());
+        }
+        self.stream.get_mut().write_all(command.as_bytes())?;
+        let mut line = String::new();
+        self.stream.read_line(&mut line)?;
+        let line = line.trim_end();
+        match line.split_at_checked(1) {
+            Some(("+" | ":", text)) => Ok(text.to_owned()),
+            Some(("$", length)) => {
+                let mut text = vec![0; length.parse::<usize>()? + 2];
+                self.stream.read_exact(&mut text)?;
+                text.truncate(text.len() - 2);
+                Ok(String::from_utf8(text)?)
+            }
+            _ => bail!("Redis answers {line:?}"),
+        }
+    }
+
+    pub(crate) fn empty(&mut self) -> anyhow::Result<()> {
+        self.ask(&["FLUSHALL", "SYNC"]).map(drop)
+    }
+
+    /// How many members a sorted set has.
+    pub(crate) fn members(&mut self, key: &str) -> anyhow::Result<u64> {
+        Ok(self.ask(&["ZCARD", key])?.parse()?)
+    }
+
+    fn info(&mut self, section: &str, field: &str) -> anyhow::Result<String> {
+        let info = self.ask(&["INFO", section])?;
+        let mut lines = info.lines().filter_map(|line| line.split_once(':'));
+        let found = lines.find(|(name, _)| *name == field);
+        Ok(found.with_context(|| format!("no {field}"))?.1.trim().to_owned())
+    }
+
+    /// Bytes that its data takes.
+    pub(crate) fn used_memory(&mut self) -> anyhow::Result<f64> {
+        Ok(self.info("memory", "used_memory")?.parse()?)
+    }
+
+    pub(crate) fn version(&mut self) -> anyhow::Result<String> {
+        self.info("server", "redis_version")
+    }
+}

@@ -1,0 +1,113 @@
+//! Jobs as they arrive at a read_committed consumer of their topic.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use rdkafka::consumer::BaseConsumer;
+use rdkafka::message::Message as _;
+use redeliver_core::Timestamp;
+
+use super::PARTITIONS;
+use super::house::PATIENCE;
+use crate::figures::millis_since;
+use crate::kafka::Broker;
+
+pub(super) struct Arrival {
+    pub(super) number: u64,
+    /// Arrival less due time in milliseconds; negative would be early.
+    pub(super) lateness: f64,
+}
+
+/// A consumer on a thread of its own.
+pub(super) struct Arrivals {
+    reading: JoinHandle<anyhow::Result<Vec<Arrival>>>,
+    /// Given as soon as it is known.
+    expected: Arc<AtomicU64>,
+}
+
+impl Arrivals {
+    pub(super) fn at(broker: &Broker, topic: &str) -> anyhow::Result<Self> {
+        let consumer = broker.tail(topic, PARTITIONS)?;
+        let expected = Arc::new(AtomicU64::new(u64::MAX));
+        let reading = std::thread::spawn({
+            let expected = expected.clone();
+            move || read(&consumer, &expected)
+        });
+        Ok(Self { reading, expected })
+    }
+
+    /// Everything, once so many have arrived: each once, and none early.
+    pub(super) fn all(self, expected: usize) -> anyhow::Result<Vec<Arrival>> {
+        let arrivals = self.each(expected)?;
+        let early = arrivals.iter().filter(|arrival| arrival.lateness < 0.0).count();
+        ensure!(early == 0, "{early} jobs were early");
+        Ok(arrivals)
+    }
+
+    /// Everything, once so many have arrived, each once; some may be early.
+    pub(super) fn each(self, expected: usize) -> anyhow::Result<Vec<Arrival>> {
+        self.expected.store(expected as u64, Ordering::SeqCst);
+        let arrivals = self
+            .reading
+            .join()
+            .map_err(|_| anyhow::anyhow!("the reader panicked"))??;
+        let mut numbers: Vec<u64> = arrivals.iter().map(|arrival| arrival.number).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        ensure!(
+            numbers.len() == expected && arrivals.len() == expected,
+            "{} arrivals of {} jobs, where {expected} were scheduled",
+            arrivals.len(),
+            numbers.len()
+        );
+        Ok(arrivals)
+    }
+}
+
+fn read(consumer: &BaseConsumer, expected: &AtomicU64) -> anyhow::Result<Vec<Arrival>> {
+    let mut arrivals = Vec::new();
+    let mut last = Instant::now();
+    while (arrivals.len() as u64) < expected.load(Ordering::SeqCst) {
+        ensure!(
+            last.elapsed() < PATIENCE,
+            "only {} jobs have arrived, the last of them {} s ago",
+            arrivals.len(),
+            PATIENCE.as_secs()
+        );
+        let Some(message) = consumer.poll(Duration::from_millis(100)) else {
+            continue;
+        };
+        let message = message?;
+        last = Instant::now();
+        let data = message.payload().and_then(|data| std::str::from_utf8(data).ok());
+        let data = data.context("data")?;
+        let number = field(data, "\"n\":").context("number of the job")?;
+        let due = field(data, "\"due\":").context("due time of the job")?;
+        arrivals.push(Arrival {
+            number,
+            lateness: millis_since(Timestamp::from_millis(i64::try_from(due)?)),
+        });
+    }
+    Ok(arrivals)
+}
+
+fn field(data: &str, name: &str) -> Option<u64> {
+    let (_, rest) = data.split_once(name)?;
+    let end = rest.find(|c: char| !c.is_ascii_digit())?;
+    rest[..end].parse().ok()
+}
+
+pub(super) fn lateness(arrivals: &[Arrival]) -> Vec<f64> {
+    arrivals.iter().map(|arrival| arrival.lateness).collect()
+}
+
+/// The lateness of the last one.
+pub(super) fn longest(arrivals: &[Arrival]) -> f64 {
+    arrivals
+        .iter()
+        .map(|arrival| arrival.lateness)
+        .fold(0.0, f64::max)
+}

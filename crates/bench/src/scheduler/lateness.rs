@@ -1,0 +1,102 @@
+//! How late jobs arrive at a read_committed consumer, at several rates.
+
+use std::time::{Duration, Instant};
+
+use anyhow::ensure;
+use redeliver_core::{Clock, SystemClock};
+
+use super::arrivals::{Arrivals, lateness};
+use super::burst::lead;
+use super::house::{BULK, House, wait_accepted, wait_indexed};
+use super::trickle::Trickle;
+use crate::figures::{Figures, spread};
+use crate::kafka::Broker;
+use crate::redis::Redis;
+
+/// `dispatch` and `both` are the rates that were sustained, of dispatches alone and of jobs that are
+/// scheduled and dispatched at the same time.
+pub(super) async fn run(
+    broker: &Broker,
+    redis: &mut Redis,
+    seconds: u64,
+    dispatch: f64,
+    both: f64,
+    figures: &mut Figures,
+) -> anyhow::Result<()> {
+    for (rate, note) in [
+        (500.0, String::new()),
+        (5_000.0, String::new()),
+        (
+            dispatch / 2.0,
+            format!(" (half of {dispatch:.0}/s; goal p50 8, p99 20 ms)"),
+        ),
+    ] {
+        let found = scheduled_before(broker, redis, rate, seconds).await?;
+        figures.add(
+            format!("lateness of jobs scheduled long before, {rate:.0}/s{note}"),
+            spread(found),
+        );
+    }
+    for (rate, note) in [
+        (500.0, String::new()),
+        (
+            both / 2.0,
+            format!(" (half of {both:.0}/s; goal p50 8, p99 20 ms)"),
+        ),
+    ] {
+        let found = scheduled_meanwhile(broker, redis, rate, seconds).await?;
+        figures.add(
+            format!("lateness of jobs scheduled 1 s before, {rate:.0}/s{note}"),
+            spread(found),
+        );
+    }
+    Ok(())
+}
+
+/// All are scheduled before the first one is due, so what is measured is their dispatch, out of the index.
+async fn scheduled_before(
+    broker: &Broker,
+    redis: &mut Redis,
+    rate: f64,
+    seconds: u64,
+) -> anyhow::Result<Vec<f64>> {
+    let house = House::build(broker, redis, &format!("late-{rate:.0}")).await?;
+    let process = house.start_and_wait("a")?;
+    let count = (rate * seconds as f64) as usize;
+    let first = SystemClock.now().after(lead(count));
+    house.schedule(count, |number| {
+        first.after(Duration::from_secs_f64(number as f64 / rate))
+    })?;
+    wait_accepted(&process, count)?;
+    wait_indexed(&process)?;
+    let arrivals = Arrivals::at(broker, &house.of_app(BULK))?;
+    ensure!(
+        SystemClock.until(first) > Duration::from_secs(1),
+        "accepting took longer than it was to the first due time"
+    );
+    let found = lateness(&arrivals.all(count)?);
+    process.stop()?;
+    house.tear_down().await?;
+    Ok(found)
+}
+
+/// Jobs are scheduled and dispatched at the same time.
+async fn scheduled_meanwhile(
+    broker: &Broker,
+    redis: &mut Redis,
+    rate: f64,
+    seconds: u64,
+) -> anyhow::Result<Vec<f64>> {
+    let house = House::build(broker, redis, &format!("live-{rate:.0}")).await?;
+    let process = house.start_and_wait("a")?;
+    let arrivals = Arrivals::at(broker, &house.of_app(BULK))?;
+    let trickle = Trickle::start(&house, BULK, rate, Duration::from_secs(1), &[0, 1, 2, 3]);
+    let began = Instant::now();
+    std::thread::sleep(Duration::from_secs(seconds));
+    let sent = trickle.stop()?;
+    println!("{:.0}/s were sent", sent as f64 / began.elapsed().as_secs_f64());
+    let found = lateness(&arrivals.all(sent)?);
+    process.stop()?;
+    house.tear_down().await?;
+    Ok(found)
+}

@@ -1,0 +1,95 @@
+//! A million jobs that wait: what they cost, and how the index comes back when Redis is emptied, while jobs of
+//! all partitions keep firing.
+
+use std::time::{Duration, Instant};
+
+use redeliver_core::{Clock, SystemClock};
+
+use super::PARTITIONS;
+use super::arrivals::{Arrivals, lateness};
+use super::house::{BULK, House, TRICKLE, Wanted, wait_accepted, wait_indexed};
+use super::trickle::Trickle;
+use crate::figures::{Figures, per_second, rate, spread};
+use crate::kafka::Broker;
+use crate::process::wait_until;
+use crate::redis::Redis;
+
+pub(super) async fn run(
+    broker: &Broker,
+    redis: &mut Redis,
+    count: usize,
+    figures: &mut Figures,
+) -> anyhow::Result<()> {
+    let house = House::build(broker, redis, "waiting").await?;
+    let process = house.start_and_wait("a")?;
+    let (memory, rss) = (redis.used_memory()?, process.rss_mib()?);
+    figures.add(
+        "resident memory of a scheduler, nothing waiting",
+        format!("{rss:.0} MiB"),
+    );
+    let first = SystemClock.now().after(Duration::from_secs(6 * 3600));
+    // All in other partitions than the last one.
+    house.broker.fill(count, |number| {
+        let wanted = Wanted {
+            number,
+            due: first.after(Duration::from_millis(50 * number as u64)),
+            partition: i32::try_from(number % 3).unwrap_or(0),
+        };
+        house.request(BULK, wanted)
+    })?;
+    wait_accepted(&process, count)?;
+    wait_indexed(&process)?;
+    let per_job = (redis.used_memory()? - memory) / count as f64;
+    figures.add(
+        format!("Redis per waiting job, {count} of {} bytes of data", super::DATA),
+        format!("{per_job:.0} bytes"),
+    );
+    figures.add(
+        format!("resident memory of the scheduler, {count} waiting"),
+        format!("{:.0} MiB", process.rss_mib()?),
+    );
+
+    let with_them = Arrivals::at(broker, &house.of_app(BULK))?;
+    let alone = Arrivals::at(broker, &house.of_app(TRICKLE))?;
+    let ahead = Duration::from_secs(2);
+    let trickles = [
+        Trickle::start(&house, BULK, 100.0, ahead, &[0, 1, 2]),
+        Trickle::start(&house, TRICKLE, 100.0, ahead, &[3]),
+    ];
+    std::thread::sleep(Duration::from_secs(5));
+    redis.empty()?;
+    let (began, cpu) = (Instant::now(), process.cpu_time());
+    let mut most: f64 = 0.0;
+    wait_until("the index is back", super::house::PATIENCE, || {
+        most = most.max(process.rss_mib()?);
+        let mut found = 0;
+        for shard in 0..PARTITIONS {
+            found += redis.members(&house.due_set(shard))?;
+        }
+        Ok(found >= count as u64)
+    })?;
+    let took = began.elapsed();
+    let cpu = process.cpu_time() - cpu;
+    figures.add(
+        format!("index of {count} waiting jobs brought back after FLUSHALL"),
+        format!(
+            "{:.1} s ({}), {:.1} s of processor time, at most {most:.0} MiB resident",
+            took.as_secs_f64(),
+            per_second(rate(count, took)),
+            cpu.as_secs_f64()
+        ),
+    );
+    std::thread::sleep(Duration::from_secs(3));
+    let sent = trickles.map(Trickle::stop);
+    let [with_them_sent, alone_sent] = sent;
+    figures.add(
+        "lateness meanwhile, 100/s in a partition without them",
+        spread(lateness(&alone.all(alone_sent?)?)),
+    );
+    figures.add(
+        "lateness meanwhile, 100/s in the partitions of the waiting jobs",
+        spread(lateness(&with_them.all(with_them_sent?)?)),
+    );
+    process.stop()?;
+    house.tear_down().await
+}
