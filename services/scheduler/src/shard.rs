@@ -637,6 +637,8 @@ impl Shard {
                     .map(Arc::new)
             }),
         };
+        // A record of a pipeline is nobody's job: without it the pipeline would have lost it.
+        let job = job.filter(|job| job.kind == Kind::App);
         let verdict = match job.as_ref().map(|job| job.state) {
             Some(State::Scheduled) => return job.ok_or_else(Box::default),
             Some(State::Dispatched) => v1::Outcome::AlreadyDispatched,

@@ -11,13 +11,14 @@ use crate::index::Row;
 
 const START: i64 = 1_763_722_800_000;
 const APP: &str = "jobs";
+const RETURN: &str = "docs-retry-due";
 
 fn settings() -> Arc<Settings> {
     let hour = Duration::from_secs(3600);
     Arc::new(Settings {
         rules: Rules {
             apps: [("app".to_owned(), Arc::from(APP))].into(),
-            pipelines: BTreeMap::new(),
+            pipelines: [("docs".to_owned(), Arc::from(RETURN))].into(),
             time_zone: jiff::tz::TimeZone::UTC,
             max_ahead: Span::from_secs(86_400 * 365),
             max_data: 1 << 20,
@@ -94,6 +95,8 @@ struct World {
     state: BTreeMap<JobId, Job>,
     end: i64,
     dispatched: Vec<(JobId, Timestamp)>,
+    /// Long waits that are over.
+    returned: Vec<(Option<Bytes>, Timestamp)>,
     answers: HashMap<String, v1::CommandOutcome>,
     index: BTreeMap<JobId, (Job, Bytes)>,
     applied: i64,
@@ -112,6 +115,7 @@ impl World {
             state: BTreeMap::new(),
             end: 0,
             dispatched: Vec::new(),
+            returned: Vec::new(),
             answers: HashMap::new(),
             index: BTreeMap::new(),
             applied: 0,
@@ -185,6 +189,7 @@ impl World {
                     let id: JobId = std::str::from_utf8(id).unwrap().parse().unwrap();
                     self.dispatched.push((id, self.now));
                 }
+                RETURN => self.returned.push((output.value, self.now)),
                 "state" => {
                     wrote = true;
                     self.end += 1;
@@ -465,4 +470,27 @@ fn an_expired_job_is_not_dispatched() {
         world.state.values().map(|job| job.state).collect::<Vec<_>>(),
         [State::Expired]
     );
+}
+
+#[test]
+fn a_long_wait_can_be_neither_cancelled_nor_rescheduled() {
+    let mut world = World::new();
+    let due = world.now.after(Duration::from_secs(2));
+    world.send(v1::job_command::Command::LongWait(v1::LongWait {
+        pipeline: "docs".to_owned(),
+        due: Some(redeliver_proto::convert::to_timestamp(due)),
+        value: Some(Bytes::from_static(b"document")),
+        ..v1::LongWait::default()
+    }));
+    world.turn(50, false);
+    world.take(&Step::Cancel(0));
+    world.take(&Step::Reschedule(0, 1));
+    world.settle();
+    let outcomes = ["1", "2"].map(|offset| world.answers[offset].outcome());
+    assert_eq!(outcomes, [v1::Outcome::Unknown; 2]);
+    let [(value, at)] = &world.returned[..] else {
+        panic!("{:?}", world.returned)
+    };
+    assert_eq!(value.as_deref(), Some(&b"document"[..]));
+    assert!(*at >= due, "{at} is before {due}");
 }
