@@ -297,20 +297,13 @@ impl TopicReader {
 
     /// The end of a partition, once no transaction before it is open; nothing when it is empty.
     fn stable_end(&self, topic: &str, partition: i32, deadline: Instant) -> Result<Option<i64>, ReadError> {
-        let asking = kafka("asking for the end of a partition");
-        let (low, end) = self
-            .uncommitted
-            .fetch_watermarks(topic, partition, CALL)
-            .map_err(&asking)?;
+        let (low, end) = watermarks(&self.uncommitted, topic, partition, deadline)?;
         if end <= low {
             return Ok(None);
         }
         loop {
             // A read_committed client is told the last stable offset instead of the high watermark.
-            let (_, stable) = self
-                .committed
-                .fetch_watermarks(topic, partition, CALL)
-                .map_err(&asking)?;
+            let (_, stable) = watermarks(&self.committed, topic, partition, deadline)?;
             if stable >= end {
                 return Ok(Some(stable));
             }
@@ -322,6 +315,26 @@ impl TopicReader {
                 });
             }
             std::thread::park_timeout(Duration::from_millis(20));
+        }
+    }
+}
+
+/// Beginning and end of a partition. A leader that does not answer is asked again, or another one in its place,
+/// until the deadline.
+fn watermarks(
+    consumer: &BaseConsumer,
+    topic: &str,
+    partition: i32,
+    deadline: Instant,
+) -> Result<(i64, i64), ReadError> {
+    loop {
+        match consumer.fetch_watermarks(topic, partition, CALL / 5) {
+            Ok(watermarks) => return Ok(watermarks),
+            Err(error) if passes(&error) && Instant::now() < deadline => {
+                tracing::debug!(topic, partition, %error, "asking for the end again");
+                std::thread::park_timeout(Duration::from_millis(50));
+            }
+            Err(error) => return Err(kafka("asking for the end of a partition")(error)),
         }
     }
 }
@@ -481,18 +494,25 @@ pub(crate) fn committed(offset: i64, metadata: impl Fn() -> String) -> Committed
 
 /// Errors that the client gets over by itself.
 fn passing(error: KafkaError) -> Result<(), ReadError> {
-    match error.rdkafka_error_code() {
+    if passes(&error) {
+        tracing::debug!(%error, "reader");
+        Ok(())
+    } else {
+        Err(kafka("polling")(error))
+    }
+}
+
+fn passes(error: &KafkaError) -> bool {
+    matches!(
+        error.rdkafka_error_code(),
         Some(
             RDKafkaErrorCode::AllBrokersDown
-            | RDKafkaErrorCode::BrokerTransportFailure
-            | RDKafkaErrorCode::OperationTimedOut
-            | RDKafkaErrorCode::NotLeaderForPartition
-            | RDKafkaErrorCode::LeaderNotAvailable
-            | RDKafkaErrorCode::Resolve,
-        ) => {
-            tracing::debug!(%error, "reader");
-            Ok(())
-        }
-        _ => Err(kafka("polling")(error)),
-    }
+                | RDKafkaErrorCode::BrokerTransportFailure
+                | RDKafkaErrorCode::OperationTimedOut
+                | RDKafkaErrorCode::RequestTimedOut
+                | RDKafkaErrorCode::NotLeaderForPartition
+                | RDKafkaErrorCode::LeaderNotAvailable
+                | RDKafkaErrorCode::Resolve
+        )
+    )
 }
