@@ -159,6 +159,6 @@ mod tests {
         assert!(!format!("{endpoint:?}").contains("s3cret"));
         let error = endpoint.connect().await.map(drop).unwrap_err();
         assert!(matches!(error, ClientError::Unreachable { .. }), "{error:?}");
-        assert_eq!(error.to_string(), "connecting to http://127.0.0.1:1");
+        assert_eq!(error.to_string(), "the connection to http://127.0.0.1:1 failed");
     }
 }

@@ -21,8 +21,8 @@ pub enum ClientError {
     /// The token cannot be sent.
     #[error("the token cannot be used")]
     Token(#[source] UnusableToken),
-    /// Nobody answers there. It is worth trying again later.
-    #[error("connecting to {url}")]
+    /// Nobody answers there, or not any more. It is worth trying again later.
+    #[error("the connection to {url} failed")]
     Unreachable {
         /// The address.
         url: String,
@@ -56,8 +56,8 @@ pub enum ClientError {
 impl ClientError {
     /// From an answer of the service at this address.
     pub(crate) fn from_status(url: &str, status: &Status) -> Self {
-        // With a transport error inside, the answer is not the service's but the connection's.
-        if status.code() == Code::Unavailable && status.source().is_some() {
+        // With an error inside, it is not the service's answer but the connection's end, whatever the code.
+        if status.source().is_some() {
             return Self::unreachable(url, status);
         }
         Self::Refused {
@@ -142,11 +142,16 @@ mod tests {
     fn a_service_that_is_not_ready_differs_from_one_that_is_not_there() {
         let not_ready = ClientError::from_status("http://x", &Status::unavailable("catching up"));
         assert_eq!(not_ready.code(), Some(Code::Unavailable));
-        let mut broken = Status::unavailable("tcp connect error");
-        broken.set_source(std::sync::Arc::new(std::io::Error::other("refused")));
-        let gone = ClientError::from_status("http://x", &broken);
-        assert!(matches!(gone, ClientError::Unreachable { .. }));
-        assert_eq!(gone.source().unwrap().to_string(), "refused");
-        assert!(not_ready.is_passing() && gone.is_passing());
+        assert!(not_ready.is_passing());
+        for (code, message) in [
+            (Code::Unavailable, "tcp connect error"),
+            (Code::Unknown, "h2 protocol error"),
+        ] {
+            let mut broken = Status::new(code, message);
+            broken.set_source(std::sync::Arc::new(std::io::Error::other("refused")));
+            let gone = ClientError::from_status("http://x", &broken);
+            assert!(matches!(gone, ClientError::Unreachable { .. }) && gone.is_passing());
+            assert_eq!(gone.source().unwrap().to_string(), "refused");
+        }
     }
 }
