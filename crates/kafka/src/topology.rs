@@ -77,6 +77,8 @@ pub enum Role {
     Pipeline(TopicRole),
     /// To the scheduler.
     Scheduler(SchedulerRole),
+    /// To the inspector of dead letters: what was done with each.
+    Ledger,
 }
 
 /// How a topic of ours is cleaned.
@@ -166,6 +168,7 @@ impl TopicSpec {
             Role::Scheduler(SchedulerRole::State) => "waiting jobs",
             Role::Scheduler(SchedulerRole::Answers) => "answers",
             Role::Scheduler(SchedulerRole::App) => "jobs",
+            Role::Ledger => "states of dead letters",
         }
     }
 }

@@ -52,6 +52,24 @@ impl TopologySpec {
         }))
     }
 
+    /// The ledger of what was done with dead letters.
+    #[must_use]
+    pub fn for_ledger(name: &str, settings: &TopicSettings) -> Self {
+        Self::of(std::iter::once(TopicSpec {
+            name: name.into(),
+            role: Role::Ledger,
+            partitions: settings.partitions,
+            partitions_as: None,
+            replication: settings.replication,
+            retention: None,
+            required_retention: None,
+            sources: Vec::new(),
+            cleanup: Some(Cleanup::Compact {
+                tombstones: TOMBSTONE_RETENTION,
+            }),
+        }))
+    }
+
     /// These topics and those, each once.
     #[must_use]
     pub fn join(self, other: Self) -> Self {

@@ -467,3 +467,31 @@ fn topics_of_applications_are_not_judged() {
         &[],
     );
 }
+
+#[test]
+fn the_ledger_of_dead_letters_is_compacted() {
+    let spec = TopologySpec::for_ledger("ledger", &settings());
+    let [ledger] = &spec.topics[..] else {
+        panic!("{spec:?}")
+    };
+    let config = creation_config(ledger, None);
+    assert!(
+        config.contains(&("cleanup.policy", "compact".to_owned())),
+        "{config:?}"
+    );
+    let judged = |policy: &str| {
+        let findings = judge(
+            ledger,
+            topic(&[("cleanup.policy", policy), ("delete.retention.ms", "604800000")]),
+        );
+        findings.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    assert_eq!(judged("compact"), [""; 0]);
+    assert_eq!(
+        judged("compact,delete"),
+        [
+            "error: topic `ledger` deletes old records: states of dead letters would be lost; set its cleanup.policy \
+             to compact"
+        ]
+    );
+}

@@ -1,0 +1,98 @@
+//! Counts by topic.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use redeliver_core::{Span, Timestamp};
+use redeliver_kafka::survey::Retention;
+use redeliver_proto::convert::{to_duration, to_timestamp};
+use redeliver_proto::v1;
+use tonic::Status;
+
+use super::{Api, no_index, parse_filter};
+use crate::index::{self, TopicCounts};
+use crate::shared::SeenTopic;
+
+const MINUTE: Duration = Duration::from_secs(60);
+const HOUR: Duration = Duration::from_secs(3_600);
+const DAY: Duration = Duration::from_secs(86_400);
+
+impl Api {
+    pub(super) async fn stats(&self, filter: String) -> Result<v1::DeadLetterStats, Status> {
+        let parsed = parse_filter(&filter)?;
+        let now = self.clock.now();
+        let since = [MINUTE, HOUR, DAY].map(|span| ago(now, span));
+        let mut counts = self
+            .pool
+            .read(move |connection| index::counts(connection, &parsed, since))
+            .await
+            .map_err(|error| no_index(&error))?;
+        let seen: BTreeMap<String, SeenTopic> = self.shared.topics().clone();
+        if filter.trim().is_empty() {
+            // Topics that have nothing are told too.
+            for topic in seen.keys() {
+                counts.entry(topic.clone()).or_default();
+            }
+        }
+        let topics = counts.into_iter().map(|(topic, counts)| {
+            let retention = seen.get(&topic).and_then(|seen| seen.retention);
+            stats(topic, counts, retention, now)
+        });
+        Ok(v1::DeadLetterStats {
+            topics: topics.collect(),
+            lag: self.shared.lag(),
+        })
+    }
+}
+
+fn stats(topic: String, counts: TopicCounts, retention: Option<Retention>, now: Timestamp) -> v1::TopicStats {
+    let [last_minute, last_hour, last_day] = counts.since;
+    let until_removal = match (retention, counts.oldest) {
+        (Some(Retention::For(span)), Some(oldest)) => {
+            let removed = oldest.after(span.duration());
+            Some(to_duration(Span::from(removed.since(now))))
+        }
+        _ => None,
+    };
+    v1::TopicStats {
+        topic,
+        open: counts.open,
+        total: counts.total,
+        last_minute,
+        last_hour,
+        last_day,
+        oldest: counts.oldest.map(to_timestamp),
+        newest: counts.newest.map(to_timestamp),
+        until_removal,
+        open_by_class: counts.open_by_class.into_iter().collect(),
+    }
+}
+
+fn ago(now: Timestamp, span: Duration) -> Timestamp {
+    let millis = i64::try_from(span.as_millis()).unwrap_or(i64::MAX);
+    Timestamp::from_millis(now.as_millis().saturating_sub(millis))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_open_one_says_when_retention_removes_it() {
+        let now = Timestamp::from_millis(1_000_000);
+        let day = Retention::For(Span::from_secs(86_400));
+        let until = |oldest: Option<i64>, retention| {
+            let counts = TopicCounts {
+                oldest: oldest.map(Timestamp::from_millis),
+                ..TopicCounts::default()
+            };
+            let stats = stats("t".into(), counts, retention, now);
+            stats.until_removal.map(|duration| duration.seconds)
+        };
+        assert_eq!(until(Some(900_000), Some(day)), Some(86_300));
+        assert_eq!(until(Some(-90_000_000), Some(day)), Some(0));
+        assert_eq!(until(None, Some(day)), None);
+        assert_eq!(until(Some(0), Some(Retention::Unlimited)), None);
+        assert_eq!(until(Some(0), None), None);
+    }
+}

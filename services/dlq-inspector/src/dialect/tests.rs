@@ -1,0 +1,290 @@
+use proptest::prelude::*;
+use redeliver_core::headers::{Origin, write_failure, write_lineage};
+use redeliver_core::{ErrorClass, Failure};
+
+use super::*;
+
+fn headers(list: &[(&str, &[u8])]) -> Headers {
+    list.iter().map(|(name, value)| (*name, Some(*value))).collect()
+}
+
+#[test]
+fn ours_are_read_as_the_worker_writes_them() {
+    let mut written = headers(&[
+        ("tenant", b"a"),
+        (
+            "traceparent",
+            b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+        ),
+        ("job-id", b"01HZX"),
+    ]);
+    let origin = Origin {
+        topic: "docs".into(),
+        partition: 3,
+        offset: 44,
+        timestamp: Some(Timestamp::from_millis(5)),
+    };
+    write_lineage(&mut written, "crawl", &origin, 2);
+    let failure = Failure::new(ErrorClass::Exhausted, "http.503", "no answer");
+    write_failure(&mut written, &failure, Timestamp::from_millis(7));
+    let expected = Facts {
+        dialect: Dialect::Redeliver,
+        pipeline: "crawl".into(),
+        error_class: "exhausted".into(),
+        error_code: "http.503".into(),
+        error_message: "no answer".into(),
+        failed_at: Some(Timestamp::from_millis(7)),
+        retry_count: 2,
+        origin: Some(Place {
+            topic: "docs".into(),
+            partition: Some(3),
+            offset: Some(44),
+        }),
+        origin_timestamp: Some(Timestamp::from_millis(5)),
+        trace_id: Some("0af7651916cd43dd8448eb211c80319c".into()),
+        job_id: Some("01HZX".into()),
+    };
+    assert_eq!(Facts::read(&written), expected);
+}
+
+#[test]
+fn spring_writes_binary_numbers_and_appends() {
+    let facts = Facts::read(&headers(&[
+        ("kafka_dlt-original-topic", b"orders"),
+        ("kafka_dlt-original-partition", &2_i32.to_be_bytes()),
+        ("kafka_dlt-original-offset", &77_i64.to_be_bytes()),
+        (
+            "kafka_dlt-original-timestamp",
+            &1_700_000_000_000_i64.to_be_bytes(),
+        ),
+        ("kafka_dlt-original-timestamp-type", b"CreateTime"),
+        ("kafka_dlt-original-topic", b"orders-retry-0"),
+        ("kafka_dlt-original-offset", &1_i64.to_be_bytes()),
+        ("kafka_dlt-original-consumer-group", b"billing"),
+        (
+            "kafka_dlt-exception-fqcn",
+            b"org.springframework.kafka.listener.ListenerExecutionFailedException",
+        ),
+        (
+            "kafka_dlt-exception-cause-fqcn",
+            b"java.lang.IllegalStateException",
+        ),
+        (
+            "kafka_dlt-exception-message",
+            b"Listener failed; no such customer",
+        ),
+        ("retry_topic-attempts", &4_i32.to_be_bytes()),
+    ]));
+    assert_eq!(facts.dialect, Dialect::Spring);
+    assert_eq!(
+        facts.origin,
+        Some(Place {
+            topic: "orders".into(),
+            partition: Some(2),
+            offset: Some(77)
+        })
+    );
+    assert_eq!(
+        facts.origin_timestamp,
+        Some(Timestamp::from_millis(1_700_000_000_000))
+    );
+    assert_eq!((facts.pipeline.as_str(), facts.retry_count), ("billing", 4));
+    assert_eq!(facts.error_code, "java.lang.IllegalStateException");
+    assert_eq!(facts.error_message, "Listener failed; no such customer");
+    assert_eq!(facts.error_class, "");
+    // A BigInteger's bytes are as few as can be.
+    let short = Facts::read(&headers(&[
+        ("kafka_dlt-exception-fqcn", b"x.Y"),
+        (
+            "retry_topic-original-timestamp",
+            &1_700_000_000_000_i64.to_be_bytes()[2..],
+        ),
+    ]));
+    assert_eq!(
+        short.origin_timestamp,
+        Some(Timestamp::from_millis(1_700_000_000_000))
+    );
+}
+
+#[test]
+fn connect_writes_everything_as_text() {
+    let facts = Facts::read(&headers(&[
+        ("__connect.errors.topic", b"orders"),
+        ("__connect.errors.partition", b"2"),
+        ("__connect.errors.offset", b"9223372036854775807"),
+        ("__connect.errors.connector.name", b"jdbc-sink"),
+        ("__connect.errors.task.id", b"0"),
+        ("__connect.errors.stage", b"VALUE_CONVERTER"),
+        (
+            "__connect.errors.exception.class.name",
+            b"org.apache.kafka.connect.errors.DataException",
+        ),
+        (
+            "__connect.errors.exception.message",
+            b"Converting byte[] to Kafka Connect data failed",
+        ),
+    ]));
+    assert_eq!(
+        (facts.dialect, facts.pipeline.as_str()),
+        (Dialect::Connect, "jdbc-sink")
+    );
+    assert_eq!(facts.error_code, "org.apache.kafka.connect.errors.DataException");
+    assert_eq!(facts.origin.unwrap().offset, Some(i64::MAX));
+}
+
+#[test]
+fn streams_writes_the_exception_with_its_message() {
+    let facts = Facts::read(&headers(&[
+        (
+            "__streams.errors.exception",
+            b"java.lang.RuntimeException: negative: -1",
+        ),
+        ("__streams.errors.message", b"negative: -1"),
+        ("__streams.errors.topic", b"clicks"),
+        ("__streams.errors.partition", b"0"),
+        ("__streams.errors.offset", b"12"),
+    ]));
+    assert_eq!(
+        (
+            facts.dialect,
+            facts.error_code.as_str(),
+            facts.error_message.as_str()
+        ),
+        (Dialect::Streams, "java.lang.RuntimeException", "negative: -1")
+    );
+}
+
+#[test]
+fn smallrye_puts_the_newest_failure_first() {
+    let facts = Facts::read(&headers(&[
+        ("dead-letter-exception-class-name", b"second.Failure"),
+        ("dead-letter-reason", b"again"),
+        ("dead-letter-topic", b"movies-dlq"),
+        ("dead-letter-partition", b"1"),
+        ("dead-letter-offset", b"2"),
+        ("dead-letter-exception-class-name", b"first.Failure"),
+        ("dead-letter-reason", b"once"),
+        ("dead-letter-topic", b"movies"),
+        ("dead-letter-partition", b"3"),
+        ("dead-letter-offset", b"4"),
+    ]));
+    assert_eq!(
+        (
+            facts.dialect,
+            facts.error_code.as_str(),
+            facts.error_message.as_str()
+        ),
+        (Dialect::SmallRye, "second.Failure", "again")
+    );
+    assert_eq!(
+        facts.origin,
+        Some(Place {
+            topic: "movies".into(),
+            partition: Some(3),
+            offset: Some(4)
+        })
+    );
+}
+
+#[test]
+fn share_groups_count_deliveries() {
+    let facts = Facts::read(&headers(&[
+        ("__dlq.errors.topic", b"jobs"),
+        ("__dlq.errors.partition", b"5"),
+        ("__dlq.errors.offset", b"6"),
+        ("__dlq.errors.group", b"workers"),
+        ("__dlq.errors.delivery.count", b"3"),
+        ("__dlq.errors.message", b"Offset rejected by client."),
+    ]));
+    assert_eq!(
+        (facts.dialect, facts.pipeline.as_str(), facts.retry_count),
+        (Dialect::ShareGroup, "workers", 3)
+    );
+}
+
+#[test]
+fn what_died_in_our_pipeline_is_ours_whatever_it_went_through_before() {
+    let facts = Facts::read(&headers(&[
+        ("__connect.errors.topic", b"orders"),
+        ("error-class", b"permanent"),
+        ("original-topic", b"not a topic"),
+        ("original-offset", b"-1"),
+        ("retry-count", b"many"),
+        ("error-timestamp", b"yesterday"),
+    ]));
+    assert_eq!(
+        (facts.dialect, facts.error_class.as_str()),
+        (Dialect::Redeliver, "permanent")
+    );
+    assert_eq!(
+        (facts.origin, facts.retry_count, facts.failed_at),
+        (None, 0, None)
+    );
+    let plain = Facts::read(&headers(&[
+        ("pipeline", b"x"),
+        ("retry-count", b"3"),
+        ("tenant", b"t"),
+    ]));
+    assert_eq!(plain, Facts::default());
+}
+
+#[test]
+fn a_header_has_one_rule_and_is_the_one_that_counts() {
+    assert_eq!(BY_HEADER.len(), RULES.len());
+    let nulls: Headers = [
+        ("error-class", None),
+        ("error-class", Some(&b"expired"[..])),
+        ("error-class", None),
+    ]
+    .into_iter()
+    .collect();
+    assert_eq!(Facts::read(&nulls).error_class, "expired");
+    for wrong in [
+        "",
+        "00",
+        "00-0af7651916cd43dd8448eb211c80319-b7ad6b7169203331-01",
+        "00-00000000000000000000000000000000-b7ad6b7169203331-01",
+        "00-0AF7651916CD43DD8448EB211C80319C-b7ad6b7169203331-01",
+    ] {
+        assert_eq!(trace_id(wrong.as_bytes()), None, "{wrong}");
+    }
+}
+
+fn any_header() -> impl Strategy<Value = (String, Option<Vec<u8>>)> {
+    let known: Vec<&'static str> = RULES
+        .iter()
+        .map(|rule| rule.header)
+        .chain([TRACEPARENT, JOB_ID])
+        .collect();
+    let name = prop_oneof![4 => proptest::sample::select(known).prop_map(str::to_owned), 1 => ".{0,20}"];
+    let value = prop_oneof![
+        proptest::collection::vec(any::<u8>(), 0..40),
+        "[-0-9.:TZ]{0,30}".prop_map(String::into_bytes),
+        ".{0,2000}".prop_map(String::into_bytes),
+    ];
+    (name, proptest::option::weighted(0.9, value))
+}
+
+proptest! {
+    #[test]
+    fn arbitrary_bytes_never_panic_and_stay_bounded(list in proptest::collection::vec(any_header(), 0..30)) {
+        let headers: Headers = list.iter().map(|(name, value)| (name.as_str(), value.as_deref())).collect();
+        let facts = Facts::read(&headers);
+        for text in [&facts.pipeline, &facts.error_class, &facts.error_code] {
+            prop_assert!(text.len() <= TEXT_LIMIT);
+        }
+        prop_assert!(facts.error_message.len() <= MESSAGE_LIMIT);
+        if let Some(origin) = facts.origin {
+            prop_assert!(is_topic_name(&origin.topic));
+            prop_assert!(origin.partition.is_none_or(|partition| partition >= 0));
+            prop_assert!(origin.offset.is_none_or(|offset| offset >= 0));
+        }
+    }
+
+    #[test]
+    fn big_endian_numbers_are_read_back_whatever_their_length(number in any::<i64>(), cut in 0_usize..8) {
+        let number = number >> (8 * cut);
+        prop_assert_eq!(big_endian(&number.to_be_bytes()), Some(number));
+        prop_assert_eq!(big_endian(&number.to_be_bytes()[cut..]), Some(number));
+    }
+}

@@ -1,0 +1,97 @@
+//! Headers as bytes in the index: an ordered list with duplicates and nulls, as the record has it.
+//!
+//! Each header is the length of its name and the name, then 0 for a null value, or the length of the value
+//! plus 1 and the value. Lengths are written as LEB128.
+
+use redeliver_core::Headers;
+
+/// Writes headers.
+#[must_use]
+pub fn encode(headers: &Headers) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(headers.byte_len());
+    for (name, value) in headers.iter() {
+        push_length(&mut bytes, name.len());
+        bytes.extend_from_slice(name.as_bytes());
+        push_length(&mut bytes, value.map_or(0, |value| value.len() + 1));
+        bytes.extend_from_slice(value.unwrap_or_default());
+    }
+    bytes
+}
+
+/// Reads headers, up to where the bytes are no list of headers.
+#[must_use]
+pub fn decode(bytes: &[u8]) -> Headers {
+    iter(bytes).collect()
+}
+
+/// Goes through headers without copying them.
+pub fn iter(bytes: &[u8]) -> impl Iterator<Item = (&str, Option<&[u8]>)> {
+    let mut rest = bytes;
+    std::iter::from_fn(move || {
+        let name = std::str::from_utf8(take(&mut rest)?).ok()?;
+        let mut ahead = rest;
+        if length(&mut ahead)? == 0 {
+            rest = ahead;
+            return Some((name, None));
+        }
+        let size = length(&mut rest)? - 1;
+        let (value, behind) = rest.split_at_checked(size)?;
+        rest = behind;
+        Some((name, Some(value)))
+    })
+}
+
+fn take<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
+    let size = length(rest)?;
+    let (taken, behind) = rest.split_at_checked(size)?;
+    *rest = behind;
+    Some(taken)
+}
+
+fn push_length(bytes: &mut Vec<u8>, mut length: usize) {
+    loop {
+        let [low, ..] = length.to_le_bytes();
+        length >>= 7;
+        if length == 0 {
+            bytes.push(low);
+            return;
+        }
+        bytes.push(low | 0x80);
+    }
+}
+
+fn length(rest: &mut &[u8]) -> Option<usize> {
+    let mut length = 0_u64;
+    // A record is smaller than 2 GiB, so five bytes are enough.
+    for shift in 0..5 {
+        let (byte, behind) = rest.split_first()?;
+        *rest = behind;
+        length |= u64::from(byte & 0x7f) << (7 * shift);
+        if byte & 0x80 == 0 {
+            return usize::try_from(length).ok();
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn headers_are_read_back(
+            list in proptest::collection::vec((".{0,5}", proptest::option::of(proptest::collection::vec(any::<u8>(), 0..300))), 0..10)
+        ) {
+            let headers: Headers = list.iter().map(|(name, value)| (name.as_str(), value.as_deref())).collect();
+            prop_assert_eq!(decode(&encode(&headers)), headers);
+        }
+
+        #[test]
+        fn arbitrary_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..100)) {
+            let _ = decode(&bytes);
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! The name of a dead letter: `topic/partition/offset` of its dead-letter topic.
+
+use std::fmt;
+use std::str::FromStr;
+
+use redeliver_core::Position;
+use redeliver_core::pipeline::is_topic_name;
+
+/// Where a dead letter stands. Names of topics have no `/`, so the text is unambiguous.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct LetterId {
+    /// The dead-letter topic.
+    pub topic: String,
+    /// The partition, from 0.
+    pub partition: i32,
+    /// The offset, from 0.
+    pub offset: i64,
+}
+
+/// A text that names no dead letter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("is not topic/partition/offset, such as crawl-jobs-dlq/3/1024")]
+pub struct InvalidId;
+
+impl From<&Position> for LetterId {
+    fn from(position: &Position) -> Self {
+        Self {
+            topic: position.topic.to_string(),
+            partition: position.partition,
+            offset: position.offset,
+        }
+    }
+}
+
+impl fmt::Display for LetterId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}/{}", self.topic, self.partition, self.offset)
+    }
+}
+
+impl FromStr for LetterId {
+    type Err = InvalidId;
+
+    fn from_str(text: &str) -> Result<Self, InvalidId> {
+        let mut parts = text.split('/');
+        let (Some(topic), Some(partition), Some(offset), None) =
+            (parts.next(), parts.next(), parts.next(), parts.next())
+        else {
+            return Err(InvalidId);
+        };
+        if !is_topic_name(topic) {
+            return Err(InvalidId);
+        }
+        Ok(Self {
+            topic: topic.to_owned(),
+            partition: digits(partition)?,
+            offset: digits(offset)?,
+        })
+    }
+}
+
+/// A number from 0, written in one way only: an id has one text.
+fn digits<T: FromStr + fmt::Display>(text: &str) -> Result<T, InvalidId> {
+    let number: T = text.parse().map_err(|_| InvalidId)?;
+    if number.to_string() == text && !text.starts_with('-') {
+        Ok(number)
+    } else {
+        Err(InvalidId)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_is_read_back_and_has_one_text() {
+        let id = LetterId {
+            topic: "a.b_c-dlq".into(),
+            partition: 3,
+            offset: i64::MAX,
+        };
+        assert_eq!(id.to_string().parse(), Ok(id));
+        for wrong in [
+            "",
+            "t",
+            "t/1",
+            "t/1/2/3",
+            "/1/2",
+            "t/-1/2",
+            "t/1/-2",
+            "t/01/2",
+            "t/+1/2",
+            "t/1/",
+            "a b/1/2",
+            "../1/2",
+            "t/2147483648/1",
+            "t/1/9223372036854775808",
+        ] {
+            assert_eq!(wrong.parse::<LetterId>(), Err(InvalidId), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! The tables, and whether a file has them.
+
+use std::path::Path;
+
+use rusqlite::{Connection, OpenFlags, OptionalExtension as _};
+
+use super::{IndexError, database};
+
+/// A file with another number is thrown away and built again.
+const VERSION: i32 = 1;
+
+/// Which making of the index this is: a random number. Numbers of rows mean nothing in another one.
+pub type Generation = i64;
+
+const TABLES: &str = "
+CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+
+CREATE TABLE texts (id INTEGER PRIMARY KEY, text TEXT NOT NULL UNIQUE);
+
+CREATE TABLE positions (
+    topic INTEGER NOT NULL, partition INTEGER NOT NULL, next INTEGER NOT NULL,
+    PRIMARY KEY (topic, partition)
+) WITHOUT ROWID;
+
+CREATE TABLE letters (
+    row INTEGER PRIMARY KEY,
+    topic INTEGER NOT NULL, partition INTEGER NOT NULL, offset INTEGER NOT NULL,
+    dead_at INTEGER NOT NULL, state INTEGER NOT NULL, dialect INTEGER NOT NULL,
+    pipeline INTEGER NOT NULL, error_class INTEGER NOT NULL, error_code INTEGER NOT NULL,
+    error_message TEXT NOT NULL, failed_at INTEGER, retry_count INTEGER NOT NULL,
+    origin_topic INTEGER NOT NULL, origin_partition INTEGER, origin_offset INTEGER, origin_timestamp INTEGER,
+    job_id TEXT NOT NULL, trace_id TEXT NOT NULL,
+    value_size INTEGER, content BLOB NOT NULL
+);
+CREATE UNIQUE INDEX letters_by_position ON letters (topic, partition, offset);
+CREATE INDEX letters_by_time ON letters (dead_at);
+-- Counting goes through this one without touching the table.
+CREATE INDEX letters_by_topic ON letters (topic, dead_at, state, error_class);
+CREATE INDEX letters_by_state ON letters (state, dead_at);
+CREATE INDEX letters_by_pipeline ON letters (pipeline, dead_at);
+CREATE INDEX letters_by_class ON letters (error_class, dead_at);
+CREATE INDEX letters_by_code ON letters (error_code, dead_at);
+CREATE INDEX letters_by_job ON letters (job_id) WHERE job_id != '';
+CREATE INDEX letters_by_trace ON letters (trace_id) WHERE trace_id != '';
+
+CREATE TABLE bodies (row INTEGER PRIMARY KEY, key BLOB, headers BLOB NOT NULL);
+
+CREATE TABLE ledger (
+    topic INTEGER NOT NULL, partition INTEGER NOT NULL, offset INTEGER NOT NULL,
+    state INTEGER NOT NULL, time INTEGER, who TEXT NOT NULL, note TEXT NOT NULL, content BLOB,
+    PRIMARY KEY (topic, partition, offset)
+) WITHOUT ROWID;
+
+INSERT INTO texts (text) VALUES ('');
+";
+
+/// Why a file is not taken.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Unusable {
+    #[error("it was made by another version ({0}; this one makes {VERSION})")]
+    Version(i32),
+    #[error("it cannot be read: {0}")]
+    Damaged(#[from] rusqlite::Error),
+}
+
+/// Opens a file that is there; `None` when there is none.
+pub(super) fn open_existing(path: &Path) -> Result<Option<Connection>, Unusable> {
+    if !path.exists() {
+        return Ok(None);
+    }
+    let connection = Connection::open_with_flags(
+        path,
+        OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX,
+    )?;
+    let version: i32 = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
+    if version != VERSION {
+        return Err(Unusable::Version(version));
+    }
+    configure(&connection)?;
+    // Reads a page of each table, so that damage that would stop the start is found here.
+    connection.query_row(
+        "SELECT count(*) FROM (SELECT row FROM letters LIMIT 1)",
+        (),
+        |_| Ok(()),
+    )?;
+    connection.query_row("SELECT value FROM meta WHERE name = 'generation'", (), |_| Ok(()))?;
+    Ok(Some(connection))
+}
+
+/// Makes a new file.
+pub(super) fn create(path: &Path) -> Result<Connection, IndexError> {
+    let making = database("making the index");
+    let connection = Connection::open(path).map_err(&making)?;
+    connection
+        .pragma_update(None, "page_size", 8192)
+        .map_err(&making)?;
+    configure(&connection).map_err(&making)?;
+    // The version is written last: a file whose making was cut off has none and is thrown away.
+    connection
+        .execute_batch(&format!("BEGIN; {TABLES}"))
+        .map_err(&making)?;
+    let generation = fastrand::i64(1..);
+    let mut meta = connection
+        .prepare("INSERT INTO meta (name, value) VALUES (?, ?)")
+        .map_err(&making)?;
+    meta.execute(("generation", generation)).map_err(&making)?;
+    meta.execute(("next_row", 1)).map_err(&making)?;
+    drop(meta);
+    connection
+        .execute_batch(&format!("PRAGMA user_version = {VERSION}; COMMIT"))
+        .map_err(&making)?;
+    Ok(connection)
+}
+
+fn configure(connection: &Connection) -> rusqlite::Result<()> {
+    connection.pragma_update(None, "journal_mode", "wal")?;
+    // A crash of the machine may lose the last transactions, never their order: they are read again.
+    connection.pragma_update(None, "synchronous", "normal")?;
+    connection.pragma_update(None, "wal_autocheckpoint", 4000)?;
+    connection.pragma_update(None, "cache_size", -64 * 1024)
+}
+
+pub(super) fn generation(connection: &Connection) -> Result<Generation, IndexError> {
+    meta(connection, "generation")
+        .and_then(|value| value.ok_or(rusqlite::Error::QueryReturnedNoRows))
+        .map_err(database("reading the index"))
+}
+
+pub(super) fn meta(connection: &Connection, name: &str) -> rusqlite::Result<Option<i64>> {
+    connection
+        .prepare_cached("SELECT value FROM meta WHERE name = ?")?
+        .query_row([name], |row| row.get(0))
+        .optional()
+}

@@ -1,0 +1,517 @@
+use std::collections::HashSet;
+
+use redeliver_core::{Headers, Position, Record, Timestamp};
+use tempfile::TempDir;
+
+use super::*;
+use crate::filter::{Expr, parse};
+use crate::id::LetterId;
+use crate::ledger::{Entry, State, Update};
+use crate::letter::{ContentHash, Letter};
+
+struct Fixture {
+    directory: TempDir,
+    index: Index,
+}
+
+impl Fixture {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let index = Index::open(directory.path()).unwrap();
+        Self { directory, index }
+    }
+
+    fn apply(&mut self, changes: &[Change]) -> i64 {
+        self.index.writer.apply(changes).unwrap()
+    }
+
+    fn put(&mut self, letters: Vec<Letter>) -> i64 {
+        self.apply(&[Change::Letters(letters)])
+    }
+
+    fn list(&self, filter: &str, direction: Direction, behind: Option<Place>, limit: usize) -> Vec<Found> {
+        let filter = parse(filter).unwrap();
+        let question = |connection: &_| list(connection, &filter, direction, behind, limit);
+        self.index.pool.read_here(question).unwrap()
+    }
+
+    /// The offsets of what matches, the newest first.
+    fn matching(&self, filter: &str) -> Vec<i64> {
+        let found = self.list(filter, Direction::Descending, None, 1000);
+        found.into_iter().map(|found| found.id.offset).collect()
+    }
+
+    fn get(&self, id: &str) -> Option<Found> {
+        let id = id.parse().unwrap();
+        self.index
+            .pool
+            .read_here(|connection| get(connection, &id))
+            .unwrap()
+    }
+
+    fn counts(&self, filter: &str, since: [i64; 3]) -> Vec<(String, TopicCounts)> {
+        let filter = parse(filter).unwrap();
+        let since = since.map(Timestamp::from_millis);
+        let counts = self
+            .index
+            .pool
+            .read_here(|connection| counts(connection, &filter, since));
+        counts.unwrap().into_iter().collect()
+    }
+}
+
+/// A dead letter whose time is its offset unless `at` says otherwise.
+fn letter(topic: &str, partition: i32, offset: i64, headers: &[(&str, &str)]) -> Letter {
+    at(offset, topic, partition, offset, headers)
+}
+
+fn at(time: i64, topic: &str, partition: i32, offset: i64, headers: &[(&str, &str)]) -> Letter {
+    let headers: Headers = headers
+        .iter()
+        .map(|(name, value)| (*name, Some(value.as_bytes())))
+        .collect();
+    Letter::read(&Record {
+        position: Position {
+            topic: topic.into(),
+            partition,
+            offset,
+        },
+        timestamp: Some(Timestamp::from_millis(time)),
+        key: Some(format!("key-{offset}").into()),
+        value: Some(format!("value-{offset}").into()),
+        headers,
+        unreadable_headers: 0,
+    })
+}
+
+fn update(id: &str, state: Option<State>, content: Option<ContentHash>) -> Update {
+    Update {
+        id: id.parse().unwrap(),
+        entry: state.map(|state| Entry {
+            state,
+            time: Some(Timestamp::from_millis(9)),
+            by: "ann".to_owned(),
+            note: "because".to_owned(),
+            content,
+        }),
+    }
+}
+
+#[test]
+fn a_dead_letter_is_found_as_it_was_written() {
+    let mut fixture = Fixture::new();
+    let headers = [
+        ("tenant", "x"),
+        ("error-class", "permanent"),
+        ("error-code", "http.404"),
+        ("error-message", "gone"),
+        ("error-timestamp", "1970-01-01T00:00:00.007Z"),
+        ("pipeline", "crawl"),
+        ("retry-count", "3"),
+        ("original-topic", "docs"),
+        ("original-partition", "1"),
+        ("original-offset", "2"),
+        ("job-id", "job"),
+    ];
+    let written = letter("t-dlq", 3, 44, &headers);
+    fixture.put(vec![written.clone()]);
+    let found = fixture.get("t-dlq/3/44").unwrap();
+    assert_eq!(
+        (found.id.to_string().as_str(), found.state),
+        ("t-dlq/3/44", State::Open)
+    );
+    assert_eq!(
+        (found.pipeline.as_str(), found.error_class.as_str()),
+        ("crawl", "permanent")
+    );
+    assert_eq!(
+        (found.error_code.as_str(), found.error_message.as_str()),
+        ("http.404", "gone")
+    );
+    assert_eq!(
+        (found.retry_count, found.failed_at),
+        (3, Some(Timestamp::from_millis(7)))
+    );
+    assert_eq!(
+        (found.origin_topic.as_str(), found.origin_offset),
+        ("docs", Some(2))
+    );
+    assert_eq!((found.job_id.as_str(), found.trace_id.as_str()), ("job", ""));
+    assert_eq!(
+        (found.key.as_deref(), found.value_size),
+        (Some(&b"key-44"[..]), Some(8))
+    );
+    assert_eq!(
+        (&*found.headers, found.content),
+        (&*written.headers, written.content)
+    );
+    assert_eq!(fixture.get("t-dlq/3/45"), None);
+    assert_eq!(fixture.get("other/3/44"), None);
+}
+
+#[test]
+fn filters_find_what_they_say() {
+    let mut fixture = Fixture::new();
+    fixture.put(vec![
+        letter(
+            "a-dlq",
+            0,
+            1,
+            &[("error-class", "permanent"), ("tenant", "x"), ("tenant", "y")],
+        ),
+        letter(
+            "a-dlq",
+            1,
+            2,
+            &[
+                ("error-class", "exhausted"),
+                ("error-code", "http.503"),
+                ("retry-count", "5"),
+            ],
+        ),
+        letter(
+            "b-dlq",
+            0,
+            3,
+            &[
+                ("error-class", "exhausted"),
+                ("error-message", "50% of it's gone"),
+            ],
+        ),
+        letter("b-dlq", 0, 4, &[("tenant", ""), ("job-id", "j-4")]),
+    ]);
+    let check = |filter: &str, expected: &[i64]| assert_eq!(fixture.matching(filter), expected, "{filter}");
+    check("", &[4, 3, 2, 1]);
+    check("topic = a-dlq", &[2, 1]);
+    check("topic = none", &[]);
+    check("NOT topic = none", &[4, 3, 2, 1]);
+    check("topic : b", &[4, 3]);
+    check("error_class = exhausted AND topic != b-dlq", &[2]);
+    check("error_class : *", &[3, 2, 1]);
+    check("retry_count > 3", &[2]);
+    check("error_message : \"50% of it's\"", &[3]);
+    check("error_message : Gone", &[]);
+    check("headers.tenant = y", &[1]);
+    check("headers.tenant : *", &[4, 1]);
+    check("NOT headers.tenant : *", &[3, 2]);
+    check("headers.tenant = \"\"", &[4]);
+    check("headers.tenant != x", &[4, 3, 2]);
+    check("id = a-dlq/1/2", &[2]);
+    check("key = key-3 OR job_id = j-4", &[4, 3]);
+    check("partition = 1 OR offset >= 4", &[4, 2]);
+    check("dead_at <= \"1970-01-01T00:00:00.002Z\"", &[2, 1]);
+    check("failed_at < \"2030-01-01T00:00:00Z\"", &[]);
+    check("NOT failed_at < \"2030-01-01T00:00:00Z\"", &[4, 3, 2, 1]);
+    check("value_size = 7 state = open dialect = redeliver", &[3, 2, 1]);
+    check("topic = \"a-dlq' OR '1'='1\"", &[]);
+}
+
+#[test]
+fn pages_visit_each_of_fifty_thousand_exactly_once_while_more_come() {
+    const COUNT: i64 = 50_000;
+    let mut fixture = Fixture::new();
+    let mut extra = 0;
+    let classes = ["permanent", "exhausted", "expired"];
+    for start in (0..COUNT).step_by(5_000) {
+        let batch = (start..start + 5_000).map(|offset| {
+            let class = classes[usize::try_from(offset % 3).unwrap()];
+            // Many have the same time, and the order of times is not that of arrival.
+            at(
+                (offset * 7919) % 1000,
+                "t-dlq",
+                (offset % 4) as i32,
+                offset,
+                &[("error-class", class)],
+            )
+        });
+        fixture.put(batch.collect());
+    }
+    for (filter, direction, expected) in [
+        ("", Direction::Descending, COUNT),
+        ("", Direction::Ascending, COUNT),
+        ("error_class = permanent", Direction::Descending, (COUNT + 2) / 3),
+    ] {
+        let mut seen = HashSet::new();
+        let mut behind: Option<Place> = None;
+        loop {
+            let page = fixture.list(filter, direction, behind, 997);
+            let Some(last) = page.last() else { break };
+            let place = (last.dead_at.as_millis(), last.row);
+            behind = Some(last.place());
+            for found in &page {
+                if found.id.topic == "t-dlq" {
+                    assert!(seen.insert(found.id.offset), "{} twice", found.id);
+                }
+            }
+            let in_order = page.windows(2).all(|pair| {
+                let (first, second) = (pair[0].place(), pair[1].place());
+                let (first, second) = ((first.dead_at, first.row), (second.dead_at, second.row));
+                if direction == Direction::Ascending {
+                    first < second
+                } else {
+                    first > second
+                }
+            });
+            assert!(in_order, "behind {place:?}");
+            extra += 1;
+            fixture.put(vec![at(
+                extra,
+                "more-dlq",
+                0,
+                extra,
+                &[("error-class", "permanent")],
+            )]);
+        }
+        assert_eq!(seen.len() as i64, expected, "{filter}");
+    }
+    let (_, last) = fixture.index.pool.read_here(known).unwrap();
+    let mut seen = HashSet::new();
+    let mut behind = 0;
+    loop {
+        let everything = Expr::And(Vec::new());
+        let page = fixture
+            .index
+            .pool
+            .read_here(|connection| since(connection, &everything, behind, last, 500));
+        let page = page.unwrap();
+        let Some(end) = page.last() else { break };
+        behind = end.row;
+        assert!(page.iter().all(|found| seen.insert(found.row)));
+    }
+    assert_eq!(seen.len() as i64, last);
+}
+
+#[test]
+fn the_ledger_sets_states_whichever_comes_first() {
+    let mut fixture = Fixture::new();
+    fixture.put(vec![letter("t-dlq", 0, 1, &[]), letter("t-dlq", 0, 2, &[])]);
+    let discarded = Some(State::Discarded);
+    fixture.apply(&[Change::Ledger(vec![
+        update("t-dlq/0/1", discarded, None),
+        update("t-dlq/0/3", Some(State::Redriven), None),
+    ])]);
+    fixture.put(vec![letter("t-dlq", 0, 3, &[])]);
+    assert_eq!(fixture.matching("state = OPEN"), [2]);
+    assert_eq!(fixture.matching("state = DISCARDED"), [1]);
+    let redriven = fixture.get("t-dlq/0/3").unwrap();
+    assert_eq!(
+        (redriven.state, redriven.state_by.as_str()),
+        (State::Redriven, "ann")
+    );
+    assert_eq!(
+        (redriven.state_note.as_str(), redriven.state_time),
+        ("because", Some(Timestamp::from_millis(9)))
+    );
+    fixture.apply(&[Change::Ledger(vec![update("t-dlq/0/1", None, None)])]);
+    let open = fixture.get("t-dlq/0/1").unwrap();
+    assert_eq!((open.state, open.state_by.as_str()), (State::Open, ""));
+    fixture.apply(&[Change::ForgetLedger]);
+    assert_eq!(fixture.matching("state = OPEN"), [3, 2, 1]);
+}
+
+#[test]
+fn an_entry_for_another_record_at_the_same_offset_says_nothing() {
+    let mut fixture = Fixture::new();
+    let first = letter("t-dlq", 0, 1, &[]);
+    let second = letter("t-dlq", 0, 1, &[("tenant", "x")]);
+    fixture.put(vec![first.clone()]);
+    let discarded = update("t-dlq/0/1", Some(State::Discarded), Some(first.content));
+    fixture.apply(&[Change::Ledger(vec![discarded])]);
+    assert_eq!(fixture.get("t-dlq/0/1").unwrap().state, State::Discarded);
+    fixture.apply(&[
+        Change::Forget {
+            topic: "t-dlq".into(),
+        },
+        Change::Letters(vec![second.clone()]),
+    ]);
+    let found = fixture.get("t-dlq/0/1").unwrap();
+    assert_eq!(
+        (found.state, found.state_by.as_str(), found.content),
+        (State::Open, "", second.content)
+    );
+    fixture.apply(&[Change::Ledger(vec![update(
+        "t-dlq/0/1",
+        Some(State::Redriven),
+        Some(second.content),
+    )])]);
+    assert_eq!(fixture.get("t-dlq/0/1").unwrap().state, State::Redriven);
+    fixture.apply(&[Change::Ledger(vec![update(
+        "t-dlq/0/1",
+        Some(State::Discarded),
+        Some(first.content),
+    )])]);
+    assert_eq!(fixture.get("t-dlq/0/1").unwrap().state, State::Open);
+}
+
+#[test]
+fn what_retention_removes_goes_and_numbers_are_never_used_twice() {
+    let mut fixture = Fixture::new();
+    let letters = |topic: &str| {
+        (0..10)
+            .map(|offset| letter(topic, 0, offset, &[]))
+            .collect::<Vec<_>>()
+    };
+    fixture.put(letters("a-dlq"));
+    let last = fixture.put(letters("b-dlq"));
+    let trim = Change::Trim {
+        topic: "a-dlq".into(),
+        partition: 0,
+        low: 7,
+    };
+    fixture.apply(&[trim]);
+    assert_eq!(fixture.matching("topic = a-dlq"), [9, 8, 7]);
+    assert_eq!(fixture.matching("topic = b-dlq").len(), 10);
+    let position = |next| Change::Position {
+        topic: "b-dlq".into(),
+        partition: 0,
+        next,
+    };
+    fixture.apply(&[position(10)]);
+    let (positions, _) = fixture.index.pool.read_here(known).unwrap();
+    assert_eq!((positions[0].topic.as_str(), positions[0].next), ("b-dlq", 10));
+    fixture.apply(&[Change::Forget {
+        topic: "b-dlq".into(),
+    }]);
+    assert_eq!(fixture.matching("topic = b-dlq"), [0_i64; 0]);
+    assert_eq!(fixture.index.pool.read_here(known).unwrap().0, []);
+    let again = fixture.apply(&[Change::Letters(letters("b-dlq")), position(10)]);
+    assert!(again >= last + 10, "{again} after {last}");
+    let (positions, _) = fixture.index.pool.read_here(known).unwrap();
+    assert_eq!(positions[0].next, 10);
+    // A record that is read twice stands once.
+    fixture.put(letters("b-dlq"));
+    assert_eq!(fixture.matching("topic = b-dlq").len(), 10);
+}
+
+#[test]
+fn counts_are_by_topic_class_and_time() {
+    let mut fixture = Fixture::new();
+    fixture.put(vec![
+        letter("a-dlq", 0, 10, &[("error-class", "permanent"), ("tenant", "x")]),
+        letter("a-dlq", 0, 20, &[("error-class", "expired")]),
+        letter("a-dlq", 0, 30, &[("error-class", "expired"), ("tenant", "x")]),
+        letter("b-dlq", 0, 40, &[]),
+    ]);
+    fixture.apply(&[Change::Ledger(vec![update(
+        "a-dlq/0/30",
+        Some(State::Discarded),
+        None,
+    )])]);
+    let counts = fixture.counts("", [30, 20, 0]);
+    let names: Vec<&str> = counts.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["a-dlq", "b-dlq"]);
+    let expected = TopicCounts {
+        open: 2,
+        total: 3,
+        since: [1, 2, 3],
+        oldest: Some(Timestamp::from_millis(10)),
+        newest: Some(Timestamp::from_millis(20)),
+        open_by_class: [("permanent".to_owned(), 1), ("expired".to_owned(), 1)].into(),
+    };
+    assert_eq!(counts[0].1, expected);
+    let filtered = fixture.counts("headers.tenant = x", [0, 0, 0]);
+    assert_eq!(
+        (filtered.len(), filtered[0].1.open, filtered[0].1.total),
+        (1, 1, 2)
+    );
+    let open = fixture.index.pool.read_here(open_by_topic).unwrap();
+    assert_eq!(open, [("a-dlq".to_owned(), 2), ("b-dlq".to_owned(), 1)]);
+}
+
+#[test]
+fn samples_are_the_first_and_the_last_of_each_partition() {
+    let mut fixture = Fixture::new();
+    fixture.put((0..10).map(|offset| letter("a-dlq", 0, offset, &[])).collect());
+    fixture.put(vec![letter("a-dlq", 1, 5, &[])]);
+    let read = |topic: &str, lows: &[(i32, i64)]| {
+        let samples = fixture
+            .index
+            .pool
+            .read_here(|connection| samples(connection, topic, lows))
+            .unwrap();
+        let places = samples.iter().map(|sample| (sample.partition, sample.offset));
+        places.collect::<Vec<_>>()
+    };
+    assert_eq!(read("a-dlq", &[(0, 4), (1, 0), (2, 0)]), [(0, 4), (0, 9), (1, 5)]);
+    assert_eq!(read("none", &[(0, 0)]), []);
+}
+
+#[test]
+fn an_index_is_found_again_and_another_version_or_damage_makes_a_new_one() {
+    let mut fixture = Fixture::new();
+    fixture.put(vec![letter("t-dlq", 0, 1, &[])]);
+    let generation = fixture.index.generation;
+    let path = fixture.directory.path().join(FILE);
+    assert!(matches!(
+        Index::open(fixture.directory.path()),
+        Err(IndexError::InUse { .. })
+    ));
+    let reopen = |fixture: Fixture| {
+        let Fixture { directory, index } = fixture;
+        drop(index);
+        let index = Index::open(directory.path()).unwrap();
+        Fixture { directory, index }
+    };
+    let fixture = reopen(fixture);
+    assert_eq!(
+        (fixture.index.is_new, fixture.index.generation),
+        (false, generation)
+    );
+    assert_eq!(fixture.matching(""), [1]);
+
+    rusqlite::Connection::open(&path)
+        .unwrap()
+        .pragma_update(None, "user_version", 99)
+        .unwrap();
+    let mut fixture = reopen(fixture);
+    assert!(fixture.index.is_new && fixture.index.generation != generation);
+    assert_eq!(fixture.matching(""), [0_i64; 0]);
+    assert_eq!(fixture.put(vec![letter("t-dlq", 0, 1, &[])]), 1);
+
+    let Fixture { directory, index } = fixture;
+    drop(index);
+    std::fs::write(&path, b"this is no database").unwrap();
+    let index = Index::open(directory.path()).unwrap();
+    assert!(index.is_new);
+    drop(index);
+    std::fs::remove_file(&path).unwrap();
+    assert!(Index::open(directory.path()).unwrap().is_new);
+}
+
+#[tokio::test]
+async fn a_question_that_nobody_waits_for_is_given_up() {
+    let mut fixture = Fixture::new();
+    fixture.put((0..2_000).map(|offset| letter("t-dlq", 0, offset, &[])).collect());
+    let (sender, receiver) = std::sync::mpsc::sync_channel(1);
+    let endless = fixture.index.pool.read(move |connection| {
+        let sql = "SELECT count(*) FROM letters a, letters b, letters c, letters d";
+        let answer = connection.query_row(sql, (), |row| row.get::<_, i64>(0));
+        sender.send(answer.is_err()).unwrap();
+        answer
+    });
+    let given_up = tokio::time::timeout(std::time::Duration::from_millis(20), endless).await;
+    assert!(given_up.is_err());
+    let interrupted = tokio::task::spawn_blocking(move || receiver.recv())
+        .await
+        .unwrap();
+    assert_eq!(interrupted, Ok(true));
+    assert_eq!(
+        fixture
+            .index
+            .pool
+            .read(|connection| get(
+                connection,
+                &LetterId {
+                    topic: "t-dlq".into(),
+                    partition: 0,
+                    offset: 7
+                }
+            ))
+            .await
+            .unwrap()
+            .unwrap()
+            .id
+            .offset,
+        7
+    );
+}

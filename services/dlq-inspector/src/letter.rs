@@ -1,0 +1,132 @@
+//! A dead letter as it goes into the index: everything but its value, which stays in Kafka.
+
+use bytes::Bytes;
+use redeliver_core::{Position, Record, Timestamp};
+use sha2::{Digest as _, Sha256};
+
+use crate::dialect::Facts;
+use crate::header_list;
+
+/// Bytes of a [`ContentHash`].
+pub const HASH_BYTES: usize = 16;
+
+/// The beginning of SHA-256 over a record's timestamp, key, value and headers. It tells a record from another
+/// one at the same offset of a topic that was deleted and made again.
+pub type ContentHash = [u8; HASH_BYTES];
+
+/// A record of a dead-letter topic.
+#[derive(Clone, Debug)]
+pub struct Letter {
+    /// Where it stands.
+    pub position: Position,
+    /// When it was written there.
+    pub dead_at: Timestamp,
+    /// What its headers say.
+    pub facts: Facts,
+    /// Its key.
+    pub key: Option<Bytes>,
+    /// The length of its value; `None` is Kafka's null.
+    pub value_size: Option<u64>,
+    /// Its headers, see [`header_list`].
+    pub headers: Vec<u8>,
+    /// See [`ContentHash`].
+    pub content: ContentHash,
+}
+
+impl Letter {
+    /// Reads a record of a dead-letter topic. Whatever it holds, it is a dead letter.
+    #[must_use]
+    pub fn read(record: &Record) -> Self {
+        Self {
+            position: record.position.clone(),
+            // Only records older than message format 1 have none.
+            dead_at: record.timestamp.unwrap_or(Timestamp::from_millis(0)),
+            facts: Facts::read(&record.headers),
+            key: record.key.clone(),
+            value_size: record.value.as_ref().map(|value| value.len() as u64),
+            headers: header_list::encode(&record.headers),
+            content: content_hash(record),
+        }
+    }
+}
+
+/// The hash of a record's content.
+#[must_use]
+pub fn content_hash(record: &Record) -> ContentHash {
+    let mut hash = Sha256::new();
+    hash.update(
+        record
+            .timestamp
+            .map_or(i64::MIN, Timestamp::as_millis)
+            .to_be_bytes(),
+    );
+    let mut add = |bytes: Option<&[u8]>| {
+        // The length in front keeps two different records from giving the same bytes.
+        hash.update(bytes.map_or(u64::MAX, |bytes| bytes.len() as u64).to_be_bytes());
+        hash.update(bytes.unwrap_or_default());
+    };
+    add(record.key.as_deref());
+    add(record.value.as_deref());
+    for (name, value) in record.headers.iter() {
+        add(Some(name.as_bytes()));
+        add(value);
+    }
+    let mut beginning = ContentHash::default();
+    beginning.copy_from_slice(&hash.finalize()[..HASH_BYTES]);
+    beginning
+}
+
+#[cfg(test)]
+mod tests {
+    use redeliver_core::Headers;
+
+    use super::*;
+
+    fn record(key: Option<&str>, value: Option<&str>, headers: &[(&str, Option<&[u8]>)]) -> Record {
+        let bytes = |text: &str| Bytes::copy_from_slice(text.as_bytes());
+        Record {
+            position: Position {
+                topic: "t-dlq".into(),
+                partition: 0,
+                offset: 0,
+            },
+            timestamp: Some(Timestamp::from_millis(1)),
+            key: key.map(bytes),
+            value: value.map(bytes),
+            headers: headers.iter().copied().collect(),
+            unreadable_headers: 0,
+        }
+    }
+
+    #[test]
+    fn two_records_that_differ_anywhere_have_two_hashes() {
+        let mut later = record(Some("a"), Some("b"), &[]);
+        later.timestamp = Some(Timestamp::from_millis(2));
+        let records = [
+            record(Some("a"), Some("b"), &[]),
+            later,
+            record(Some("ab"), Some(""), &[]),
+            record(Some("ab"), None, &[]),
+            record(None, Some("ab"), &[]),
+            record(Some("a"), Some("b"), &[("h", None)]),
+            record(Some("a"), Some("b"), &[("h", Some(b""))]),
+            record(Some("a"), Some("b"), &[("h", Some(b"")), ("h", Some(b""))]),
+            record(Some("a"), Some("b"), &[("hh", Some(b""))]),
+        ];
+        let hashes: std::collections::HashSet<ContentHash> = records.iter().map(content_hash).collect();
+        assert_eq!(hashes.len(), records.len());
+        let mut moved = record(Some("a"), Some("b"), &[]);
+        moved.position.offset = 9;
+        assert_eq!(content_hash(&moved), content_hash(&records[0]));
+    }
+
+    #[test]
+    fn a_null_value_has_no_size() {
+        assert_eq!(Letter::read(&record(None, None, &[])).value_size, None);
+        assert_eq!(Letter::read(&record(None, Some(""), &[])).value_size, Some(0));
+        let letter = Letter::read(&record(None, None, &[("error-code", Some(b"x"))]));
+        assert_eq!(letter.facts.error_code, "x");
+        let headers: Headers = [("error-code", Some(&b"x"[..]))].into_iter().collect();
+        assert_eq!(header_list::decode(&letter.headers), headers);
+    }
+}

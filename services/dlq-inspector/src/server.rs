@@ -1,0 +1,112 @@
+//! The gRPC server: dead letters, health, reflection.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use redeliver_proto::auth::RequireToken;
+use redeliver_proto::v1::dead_letter_service_server::{DeadLetterServiceServer, SERVICE_NAME};
+use tokio::net::TcpListener;
+use tokio_stream::wrappers::TcpListenerStream;
+use tokio_util::sync::CancellationToken;
+use tonic::service::interceptor::InterceptedService;
+use tonic::transport::Server;
+use tonic_health::ServingStatus;
+use tonic_health::server::{HealthReporter, health_reporter};
+
+use crate::api::Api;
+use crate::shared::Shared;
+
+/// How often a silent connection is asked whether it lives.
+const KEEP_ALIVE: Duration = Duration::from_secs(30);
+
+/// The API cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// The address cannot be used.
+    #[error("cannot listen on {0} for the inspector's API")]
+    Listen(SocketAddr, #[source] std::io::Error),
+    /// The schemas that reflection tells are broken.
+    #[error("reflection")]
+    Reflection(#[from] tonic_reflection::server::Error),
+    /// The server failed.
+    #[error("serving the inspector's API")]
+    Serve(#[from] tonic::transport::Error),
+}
+
+/// Takes the address, without waiting.
+pub(crate) fn bind(address: SocketAddr) -> Result<TcpListener, ServerError> {
+    let listen = |error| ServerError::Listen(address, error);
+    let listener = std::net::TcpListener::bind(address).map_err(listen)?;
+    listener.set_nonblocking(true).map_err(listen)?;
+    TcpListener::from_std(listener).map_err(listen)
+}
+
+/// Serves until it is told to stop, then lets calls end for up to `patience`. Health and reflection ask for no
+/// token.
+pub(crate) async fn serve(
+    listener: TcpListener,
+    api: Api,
+    token: RequireToken,
+    patience: Duration,
+) -> Result<(), ServerError> {
+    let (health, health_service) = health_reporter();
+    set_health(&health, ServingStatus::NotServing).await;
+    let reflection = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(redeliver_proto::DESCRIPTORS)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+    };
+    let (shared, stop, watchers) = (api.shared.clone(), api.stop.clone(), api.watchers.clone());
+    let server = Server::builder()
+        .http2_keepalive_interval(Some(KEEP_ALIVE))
+        .add_service(health_service)
+        .add_service(reflection().build_v1()?)
+        .add_service(reflection().build_v1alpha()?)
+        .add_service(InterceptedService::new(DeadLetterServiceServer::new(api), token))
+        .serve_with_incoming_shutdown(TcpListenerStream::new(listener), stop.clone().cancelled_owned());
+    let server = async {
+        let (served, ()) = tokio::join!(server, tell_health(&health, &shared, &stop));
+        watchers.close();
+        watchers.wait().await;
+        served
+    };
+    let too_late = async {
+        stop.cancelled().await;
+        tokio::time::sleep(patience).await;
+    };
+    tokio::select! {
+        served = server => Ok(served?),
+        () = too_late => {
+            tracing::warn!("calls that did not end are cut off");
+            Ok(())
+        }
+    }
+}
+
+/// Serving once the index has caught up, and no longer when the process ends.
+async fn tell_health(health: &HealthReporter, shared: &Shared, stop: &CancellationToken) {
+    let mut caught_up = shared.caught_up.subscribe();
+    let is_serving = tokio::select! {
+        waited = caught_up.wait_for(|caught_up| *caught_up) => waited.is_ok(),
+        () = stop.cancelled() => false,
+    };
+    if is_serving {
+        set_health(health, ServingStatus::Serving).await;
+        stop.cancelled().await;
+    }
+    set_health(health, ServingStatus::NotServing).await;
+    // Whoever watches the health has been told; without this the server would wait for them.
+    let mut health = health.clone();
+    for name in NAMES {
+        health.clear_service_status(name).await;
+    }
+}
+
+/// The whole server, and its one service.
+const NAMES: [&str; 2] = ["", SERVICE_NAME];
+
+async fn set_health(health: &HealthReporter, status: ServingStatus) {
+    for name in NAMES {
+        health.set_service_status(name, status).await;
+    }
+}

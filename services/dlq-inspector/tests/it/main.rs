@@ -1,0 +1,10 @@
+//! The inspector's binary on a real Kafka, asked through its API.
+
+mod api;
+mod golden;
+mod kafka_request;
+mod lifecycle;
+mod rebuild;
+mod server;
+mod support;
+mod watch;

@@ -1,0 +1,125 @@
+//! What stands beside the service: reflection, health, tokens.
+
+use futures::StreamExt as _;
+use redeliver_proto::auth::SendToken;
+use redeliver_proto::error::reason;
+use redeliver_proto::v1;
+use redeliver_proto::v1::dead_letter_service_client::DeadLetterServiceClient;
+use tonic::Code;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_reflection::pb::{v1 as reflection_v1, v1alpha as reflection_v1alpha};
+
+use crate::support::{Setup, dead};
+
+macro_rules! reflected {
+    ($channel:expr, $pb:ident) => {{
+        use $pb::server_reflection_client::ServerReflectionClient;
+        use $pb::server_reflection_request::MessageRequest;
+        use $pb::server_reflection_response::MessageResponse;
+        let requests = [
+            MessageRequest::ListServices(String::new()),
+            MessageRequest::FileContainingSymbol("redeliver.v1.DeadLetterService".to_owned()),
+            MessageRequest::FileContainingSymbol("google.protobuf.Timestamp".to_owned()),
+        ];
+        let requests = requests.map(|request| $pb::ServerReflectionRequest {
+            host: String::new(),
+            message_request: Some(request),
+        });
+        let mut client = ServerReflectionClient::new($channel);
+        let stream = client
+            .server_reflection_info(futures::stream::iter(requests))
+            .await;
+        let answers: Vec<_> = stream.unwrap().into_inner().collect().await;
+        let mut services = Vec::new();
+        for answer in answers {
+            match answer.unwrap().message_response.unwrap() {
+                MessageResponse::ListServicesResponse(list) => {
+                    services.extend(list.service.into_iter().map(|service| service.name));
+                }
+                MessageResponse::FileDescriptorResponse(files) => {
+                    assert!(!files.file_descriptor_proto.is_empty())
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        services.sort();
+        services
+    }};
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_services_are_told_by_both_versions_of_reflection() {
+    let setup = Setup::new("reflection");
+    let mut inspector = setup.serve().await;
+    let expected = |reflection: &str| {
+        let mut services = [
+            reflection,
+            "grpc.health.v1.Health",
+            "redeliver.v1.DeadLetterService",
+        ]
+        .map(str::to_owned);
+        services.sort();
+        services
+    };
+    let told = reflected!(inspector.channel().await, reflection_v1);
+    assert!(
+        expected("grpc.reflection.v1.ServerReflection")
+            .iter()
+            .all(|name| told.contains(name)),
+        "{told:?}"
+    );
+    let told = reflected!(inspector.channel().await, reflection_v1alpha);
+    assert!(
+        expected("grpc.reflection.v1alpha.ServerReflection")
+            .iter()
+            .all(|name| told.contains(name)),
+        "{told:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_the_token_only_health_and_reflection_are_served() {
+    let mut setup = Setup::new("token");
+    let file = setup.scratch.path().join("token");
+    std::fs::write(&file, "s3cret\n").unwrap();
+    setup.set("dlq_inspector.token_file", &file.display().to_string());
+    let topic = setup.topic("a", 1).await;
+    setup.put(&topic, 0, vec![dead("k", "v", &[])]).await;
+    let mut inspector = setup.serve().await;
+    assert_eq!(
+        inspector.health().await.map(Result::ok),
+        [Some(ServingStatus::Serving); 2]
+    );
+    let told = reflected!(inspector.channel().await, reflection_v1);
+    assert!(told.contains(&"redeliver.v1.DeadLetterService".to_owned()));
+    for (token, expected) in [
+        (None, Some("TOKEN_MISSING")),
+        (Some("wrong"), Some("TOKEN_WRONG")),
+        (Some("s3cret"), None),
+    ] {
+        let interceptor = SendToken::new(token).unwrap();
+        let mut client = DeadLetterServiceClient::with_interceptor(inspector.channel().await, interceptor);
+        let listed = client
+            .list_dead_letters(v1::ListDeadLettersRequest::default())
+            .await;
+        let watched = client
+            .watch_dead_letters(v1::WatchDeadLettersRequest::default())
+            .await;
+        match expected {
+            None => {
+                assert_eq!(listed.unwrap().into_inner().dead_letters.len(), 1);
+                assert!(watched.is_ok());
+            }
+            Some(why) => {
+                for refused in [listed.unwrap_err(), watched.unwrap_err()] {
+                    assert_eq!(
+                        (refused.code(), reason(&refused).as_deref()),
+                        (Code::Unauthenticated, Some(why))
+                    );
+                }
+            }
+        }
+    }
+    assert!(!inspector.process.output().contains("s3cret"));
+    assert!(!inspector.admin("/config").contains("s3cret"));
+}

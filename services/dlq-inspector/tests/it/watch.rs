@@ -1,0 +1,225 @@
+//! Watching: what is there, what comes, going on, being too slow, the end.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use redeliver_proto::error::reason;
+use redeliver_proto::v1;
+use redeliver_proto::v1::watch_dead_letters_response::Event;
+use tokio::time::timeout;
+use tonic::{Code, Status, Streaming};
+
+use crate::support::{Client, DEADLINE, Dead, Setup, dead};
+
+type Stream = Streaming<v1::WatchDeadLettersResponse>;
+
+async fn watch(client: &mut Client, filter: &str, resume_token: &str, only_new: bool) -> Stream {
+    let request = v1::WatchDeadLettersRequest {
+        filter: filter.to_owned(),
+        resume_token: resume_token.to_owned(),
+        only_new,
+        ..v1::WatchDeadLettersRequest::default()
+    };
+    client.watch_dead_letters(request).await.unwrap().into_inner()
+}
+
+/// The next event, with its token.
+async fn next(stream: &mut Stream) -> Result<(Event, String), Status> {
+    let message = timeout(DEADLINE, stream.message())
+        .await
+        .expect("an event in time");
+    let message = message?.expect("the stream goes on");
+    Ok((message.event.unwrap(), message.resume_token))
+}
+
+/// The keys of the next dead letters, up to `SYNCED` or as many as are asked for; and the last token.
+async fn keys(stream: &mut Stream, count: Option<usize>) -> (Vec<String>, String) {
+    let (mut keys, mut last) = (Vec::new(), String::new());
+    while count.is_none_or(|count| keys.len() < count) {
+        let (event, token) = next(stream).await.unwrap();
+        last = token;
+        match event {
+            Event::DeadLetter(letter) => {
+                keys.push(String::from_utf8(letter.key.unwrap().to_vec()).unwrap());
+            }
+            Event::Synced(_) => {
+                assert_eq!(count, None, "synced in the middle");
+                break;
+            }
+            Event::Heartbeat(_) => {}
+        }
+    }
+    (keys, last)
+}
+
+fn numbered(name: &str, count: usize, class: &str) -> Vec<Dead> {
+    (0..count)
+        .map(|number| dead(&format!("{name}{number}"), "v", &[("error-class", class)]))
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_there_comes_first_then_what_is_new_and_one_can_go_on() {
+    let setup = Setup::new("watch");
+    let topic = setup.topic("a", 1).await;
+    setup.put(&topic, 0, numbered("a", 3, "permanent")).await;
+    setup.put(&topic, 0, numbered("x", 2, "expired")).await;
+    let mut inspector = setup.serve().await;
+    let mut client = inspector.client().await;
+    let filter = "error_class = permanent";
+    let mut all = watch(&mut client, filter, "", false).await;
+    let mut new = watch(&mut client, filter, "", true).await;
+    assert_eq!(keys(&mut all, None).await.0, ["a0", "a1", "a2"]);
+    assert_eq!(keys(&mut new, None).await.0, [""; 0]);
+    setup.put(&topic, 0, numbered("y", 2, "expired")).await;
+    setup.put(&topic, 0, numbered("b", 3, "permanent")).await;
+    let (first, token) = keys(&mut all, Some(2)).await;
+    assert_eq!(first, ["b0", "b1"]);
+    assert_eq!(keys(&mut new, Some(3)).await.0, ["b0", "b1", "b2"]);
+    drop((all, new));
+
+    // Also over a restart of the inspector, as long as its index lives.
+    setup.put(&topic, 0, numbered("c", 1, "permanent")).await;
+    assert_eq!(inspector.end(), Some(0));
+    let mut inspector = setup.serve().await;
+    let mut client = inspector.client().await;
+    let mut resumed = watch(&mut client, filter, &token, false).await;
+    assert_eq!(keys(&mut resumed, None).await.0, ["b2", "c0"]);
+    // What is new wins over a token only when there is none.
+    let mut resumed = watch(&mut client, filter, &token, true).await;
+    assert_eq!(keys(&mut resumed, None).await.0, ["b2", "c0"]);
+
+    let request = v1::WatchDeadLettersRequest {
+        resume_token: token,
+        ..v1::WatchDeadLettersRequest::default()
+    };
+    let refused = client.watch_dead_letters(request).await.unwrap_err();
+    assert_eq!(
+        (refused.code(), reason(&refused).as_deref()),
+        (Code::InvalidArgument, Some("TOKEN_OF_ANOTHER_QUESTION"))
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_silent_stream_says_that_it_lives_and_lets_one_go_on_from_there() {
+    let setup = Setup::new("heartbeat");
+    let topic = setup.topic("a", 1).await;
+    setup.put(&topic, 0, numbered("x", 2, "expired")).await;
+    let mut inspector = setup.serve().await;
+    let mut client = inspector.client().await;
+    let mut stream = watch(&mut client, "error_class = permanent", "", false).await;
+    assert_eq!(keys(&mut stream, None).await.0, [""; 0]);
+    let (event, token) = next(&mut stream).await.unwrap();
+    assert!(
+        matches!(event, Event::Heartbeat(v1::Heartbeat { time: Some(_) })),
+        "{event:?}"
+    );
+    drop(stream);
+    setup.put(&topic, 0, numbered("a", 1, "permanent")).await;
+    inspector.until_listed("error_class = permanent", 1).await;
+    let mut stream = watch(&mut client, "error_class = permanent", &token, false).await;
+    assert_eq!(keys(&mut stream, None).await.0, ["a0"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_at_once_come_each_once_to_every_watcher() {
+    let setup = Setup::new("burst");
+    let topic = setup.topic("a", 4).await;
+    let mut inspector = setup.serve().await;
+    let mut client = inspector.client().await;
+    let mut streams = Vec::new();
+    for _ in 0..3 {
+        let mut stream = watch(&mut client, "", "", false).await;
+        assert_eq!(keys(&mut stream, None).await.0, [""; 0]);
+        streams.push(stream);
+    }
+    for partition in 0..4 {
+        setup
+            .put(
+                &topic,
+                partition,
+                numbered(&format!("{partition}-"), 500, "permanent"),
+            )
+            .await;
+    }
+    for mut stream in streams {
+        let (keys, _) = keys(&mut stream, Some(2000)).await;
+        let distinct: BTreeSet<String> = keys.into_iter().collect();
+        assert_eq!(distinct.len(), 2000);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watcher_that_takes_nothing_is_ended_and_may_go_on() {
+    let setup = Setup::new("slow");
+    let topic = setup.topic("a", 1).await;
+    let records = (0..60).map(|number| dead(&number.to_string(), vec![7; 500_000], &[]));
+    setup.put(&topic, 0, records.collect()).await;
+    let mut inspector = setup.serve().await;
+    let mut client = inspector.client().await;
+    let request = v1::WatchDeadLettersRequest {
+        view: v1::DeadLetterView::Full.into(),
+        ..v1::WatchDeadLettersRequest::default()
+    };
+    let mut stream = client
+        .watch_dead_letters(request.clone())
+        .await
+        .unwrap()
+        .into_inner();
+    // The watcher has been given up when nobody is counted any more.
+    redeliver_testkit::eventually("the watcher is given up", Duration::from_secs(120), || {
+        let metrics = inspector.admin("/metrics");
+        if metrics.contains("redeliver_dlq_watchers 0\n") {
+            Ok(())
+        } else {
+            Err(metrics)
+        }
+    });
+    let (mut seen, mut token) = (Vec::new(), String::new());
+    let ended = loop {
+        match next(&mut stream).await {
+            Ok((Event::DeadLetter(letter), last)) => {
+                assert_eq!(letter.value.unwrap().len(), 500_000);
+                seen.push(letter.id);
+                token = last;
+            }
+            Ok((event, _)) => panic!("{event:?}"),
+            Err(ended) => break ended,
+        }
+    };
+    assert_eq!(
+        (ended.code(), reason(&ended).as_deref()),
+        (Code::ResourceExhausted, Some("WATCHER_TOO_SLOW"))
+    );
+    assert!(seen.len() < 60, "all {} fitted into buffers", seen.len());
+    let resumed = v1::WatchDeadLettersRequest {
+        resume_token: token,
+        ..request
+    };
+    let mut stream = client.watch_dead_letters(resumed).await.unwrap().into_inner();
+    while seen.len() < 60 {
+        if let (Event::DeadLetter(letter), _) = next(&mut stream).await.unwrap() {
+            seen.push(letter.id);
+        }
+    }
+    let expected: Vec<String> = (0..60).map(|offset| format!("{topic}/0/{offset}")).collect();
+    assert_eq!(seen, expected);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_end_of_the_process_ends_watches_in_order() {
+    let setup = Setup::new("end");
+    let topic = setup.topic("a", 1).await;
+    setup.put(&topic, 0, numbered("a", 1, "permanent")).await;
+    let mut inspector = setup.serve().await;
+    let mut client = inspector.client().await;
+    let mut stream = watch(&mut client, "", "", false).await;
+    assert_eq!(keys(&mut stream, None).await.0, ["a0"]);
+    inspector.process.terminate();
+    let ended = next(&mut stream).await.unwrap_err();
+    assert_eq!(
+        (ended.code(), reason(&ended).as_deref()),
+        (Code::Unavailable, Some("SHUTTING_DOWN"))
+    );
+    assert_eq!(inspector.process.wait(DEADLINE).code(), Some(0));
+}
