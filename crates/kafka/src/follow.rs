@@ -83,7 +83,9 @@ impl ClientContext for Log {
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
-        if self.0.is_time("error") {
+        // The end of a partition is no trouble, and comes through its queue.
+        let is_end = error.rdkafka_error_code() == Some(RDKafkaErrorCode::PartitionEOF);
+        if !is_end && self.0.is_time("error") {
             tracing::warn!(%error, reason, "kafka consumer");
         }
     }
