@@ -38,6 +38,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use redeliver_kafka::Waker;
+use redeliver_kafka::survey::Surveyor;
 use redeliver_kafka::topology::TopologySpec;
 use redeliver_proto::auth::RequireToken;
 use redeliver_runtime::cli::Start;
@@ -51,7 +52,7 @@ use tokio_util::task::TaskTracker;
 use crate::api::Api;
 use crate::index::{Index, Pool};
 use crate::ingest::reader::Reader;
-use crate::ingest::survey::SurveyTask;
+use crate::ingest::survey::{SurveyTask, ask_retention};
 use crate::ingest::writer::WriterThread;
 use crate::metrics::Metrics;
 use crate::pattern::Patterns;
@@ -132,9 +133,10 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
         metrics: metrics.clone(),
         stop: stop.clone(),
     };
+    let surveyor = Surveyor::new(&host.kafka)?;
     let survey = SurveyTask {
         patterns: Patterns::new(&config.topics),
-        surveyor: SurveyTask::surveyor(&host.kafka)?,
+        surveyor: surveyor.clone(),
         pool: pool.clone(),
         values: values.clone(),
         shared: shared.clone(),
@@ -147,6 +149,7 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
         .into_iter()
         .map(|known| (Arc::from(known.topic), known.partition, known.next));
     let positions = positions.collect();
+    let retention = ask_retention(surveyor, shared.clone(), stop.clone());
     let measured = measure(
         pool.clone(),
         metrics.clone(),
@@ -171,6 +174,7 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
     host.tasks
         .spawn_thread("dlq-reader", move || reader.run(positions))?;
     host.tasks.spawn("dlq-survey", survey.run());
+    host.tasks.spawn("dlq-retention", retention);
     host.tasks.spawn("dlq-measures", measured);
     host.tasks
         .spawn("dlq-api", server::serve(listener, service, token, patience));

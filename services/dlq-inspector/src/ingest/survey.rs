@@ -11,9 +11,9 @@ use std::sync::mpsc::{SyncSender, TrySendError};
 use std::time::Duration;
 
 use redeliver_core::Position;
+use redeliver_kafka::Waker;
 use redeliver_kafka::reader::ReadError;
-use redeliver_kafka::survey::{Retention, SurveyedTopic, Surveyor};
-use redeliver_kafka::{KafkaSettings, Waker};
+use redeliver_kafka::survey::{SurveyedTopic, Surveyor};
 use redeliver_runtime::health::Part;
 use tokio_util::sync::CancellationToken;
 
@@ -26,8 +26,8 @@ use crate::values::Values;
 
 /// How often the topics are looked over.
 const EVERY: Duration = Duration::from_secs(2);
-/// How often it is asked how long topics keep their records, in surveys.
-const RETENTION_EVERY: u64 = 15;
+/// How often it is asked how long topics keep their records.
+const RETENTION_EVERY: Duration = Duration::from_secs(30);
 /// Of how many partitions records are compared in each survey but the first.
 const COMPARED: usize = 8;
 /// How often it is said that Kafka does not answer.
@@ -63,7 +63,6 @@ struct Memory {
     /// How many there have been.
     count: u64,
     lows: BTreeMap<(Arc<str>, i32), i64>,
-    retention: BTreeMap<String, Retention>,
     /// The partition with which comparing goes on.
     turn: usize,
 }
@@ -78,11 +77,6 @@ enum SurveyError {
 }
 
 impl SurveyTask {
-    /// Makes the clients.
-    pub(crate) fn surveyor(settings: &KafkaSettings) -> Result<Surveyor, ReadError> {
-        Surveyor::new(settings)
-    }
-
     /// Looks topics over until it is told to stop.
     pub(crate) async fn run(self) -> Result<(), index::ReadError> {
         let mut memory = Memory::default();
@@ -146,7 +140,7 @@ impl SurveyTask {
             .lows
             .retain(|(name, _), _| topics.iter().any(|topic| topic.name == *name));
         self.compare(&topics, memory, &mut changed).await?;
-        self.note_topics(&topics, memory).await;
+        self.note_topics(&topics);
         Ok(Survey {
             topics,
             changed,
@@ -217,26 +211,54 @@ impl SurveyTask {
         Ok(())
     }
 
-    /// Tells the others which dead-letter topics there are and how long they keep their records.
-    async fn note_topics(&self, topics: &[SurveyedTopic], memory: &mut Memory) {
-        let names = topics
-            .iter()
-            .map(|topic| topic.name.clone())
-            .filter(|name| &**name != ledger::TOPIC);
-        let names: Vec<Arc<str>> = names.collect();
-        let has_new = names.iter().any(|name| !memory.retention.contains_key(&**name));
-        if has_new && memory.count < 2 || memory.count.is_multiple_of(RETENTION_EVERY) {
-            match self.surveyor.retention(&names).await {
-                Ok(retention) => memory.retention = retention,
+    /// Tells the others which dead-letter topics there are.
+    fn note_topics(&self, topics: &[SurveyedTopic]) {
+        let mut seen = self.shared.topics();
+        seen.retain(|name, _| topics.iter().any(|found| *found.name == **name));
+        for topic in topics.iter().filter(|topic| &*topic.name != ledger::TOPIC) {
+            seen.entry(topic.name.to_string()).or_default();
+        }
+    }
+}
+
+/// Asks how long topics keep their records, on its own: brokers may be slow to say that they do not tell.
+pub(crate) async fn ask_retention(
+    surveyor: Surveyor,
+    shared: Arc<Shared>,
+    stop: CancellationToken,
+) -> Result<(), ReadError> {
+    let mut asked: Option<std::time::Instant> = None;
+    loop {
+        let names: Vec<(Arc<str>, bool)> = {
+            let seen = shared.topics();
+            let known = |topic: &SeenTopic| topic.retention.is_some();
+            seen.iter()
+                .map(|(name, topic)| (name.as_str().into(), known(topic)))
+                .collect()
+        };
+        let is_time = asked.is_none_or(|asked| asked.elapsed() >= RETENTION_EVERY);
+        // A new topic is asked for at once, unless it is known that there is no answer.
+        let has_new = names.iter().any(|(_, known)| !known) && names.iter().any(|(_, known)| *known);
+        if !names.is_empty() && (is_time || has_new) {
+            asked = Some(std::time::Instant::now());
+            let names: Vec<Arc<str>> = names.into_iter().map(|(name, _)| name).collect();
+            let answer = tokio::select! {
+                answer = surveyor.retention(&names) => answer,
+                () = stop.cancelled() => return Ok(()),
+            };
+            match answer {
+                Ok(retention) => {
+                    for (name, topic) in shared.topics().iter_mut() {
+                        topic.retention = retention.get(name).copied().or(topic.retention);
+                    }
+                }
                 // An embedded broker cannot be asked; others may not let us.
                 Err(error) => tracing::debug!(%error, "it is not known how long topics keep their records"),
             }
         }
-        let mut seen = self.shared.topics();
-        seen.retain(|name, _| names.iter().any(|found| **found == **name));
-        for name in &names {
-            let topic: &mut SeenTopic = seen.entry(name.to_string()).or_default();
-            topic.retention = memory.retention.get(&**name).copied();
+        tokio::select! {
+            () = tokio::time::sleep(EVERY) => {}
+            () = stop.cancelled() => return Ok(()),
         }
     }
 }

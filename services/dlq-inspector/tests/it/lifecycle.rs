@@ -1,8 +1,11 @@
 //! From a broker that does not answer to serving, and over its outages.
 
+use std::sync::Arc;
+
+use redeliver_kafka::embedded::EmbeddedBroker;
 use redeliver_proto::error::reason;
 use redeliver_proto::v1;
-use redeliver_testkit::{LocalKafka, eventually};
+use redeliver_testkit::{LocalKafka, eventually, unique};
 use tonic::Code;
 use tonic_health::pb::health_check_response::ServingStatus;
 
@@ -59,5 +62,40 @@ async fn it_serves_once_the_index_has_caught_up_and_goes_on_over_outages() {
     setup.put(&topic, 0, vec![dead("new", "v", &[])]).await;
     inspector.until_listed("key = new", 1).await;
     assert_eq!(inspector.list("").await.len(), 51);
+    assert_eq!(inspector.end(), Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_works_on_the_broker_in_memory_too() {
+    let topic: Arc<str> = unique("embedded-a-dlq").into();
+    let broker = EmbeddedBroker::start(&[(topic.to_string(), 2)]).unwrap();
+    let mut setup = Setup::on("embedded", broker.brokers());
+    setup.set("kafka.topics.create", "false");
+    setup.set("dlq_inspector.topics", &format!("[{topic}]"));
+    setup
+        .put(
+            &topic,
+            1,
+            vec![dead("first", "v", &[("error-class", "permanent")])],
+        )
+        .await;
+    let mut inspector = setup.serve().await;
+    assert_eq!(inspector.list("error_class = permanent").await.len(), 1);
+    setup.put(&topic, 0, vec![dead("second", "value", &[])]).await;
+    inspector.until_listed("key = second", 1).await;
+    let mut client = inspector.client().await;
+    let id = format!("{topic}/0/0");
+    let letter = client
+        .get_dead_letter(v1::GetDeadLetterRequest { id })
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(letter.value.as_deref(), Some(&b"value"[..]));
+    let stats = client
+        .get_dead_letter_stats(v1::GetDeadLetterStatsRequest::default())
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!((stats.topics[0].open, stats.topics[0].until_removal), (2, None));
     assert_eq!(inspector.end(), Some(0));
 }
