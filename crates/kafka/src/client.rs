@@ -148,7 +148,13 @@ impl KafkaSettings {
     #[must_use]
     pub fn producer(&self) -> ClientConfig {
         let mut config = self.client();
-        for (name, value) in [("linger.ms", "1"), ("batch.num.messages", "10000")] {
+        // How large a record may be is for its topic to say: the client's own limit is lower than the broker's.
+        let tuning = [
+            ("linger.ms", "1"),
+            ("batch.num.messages", "10000"),
+            ("message.max.bytes", "100000000"),
+        ];
+        for (name, value) in tuning {
             if !self.properties.contains_key(name) {
                 config.set(name, value);
             }

@@ -180,12 +180,12 @@ impl TopicReader {
     pub fn read_to_end(&mut self, timeout: Duration, mut visit: impl FnMut(Record)) -> Result<(), ReadError> {
         let deadline = Instant::now() + timeout;
         let mut unread = Vec::new();
-        for ((topic, partition), position) in &self.positions {
-            let end = self.stable_end(topic, *partition, deadline)?;
+        for ((topic, partition), position) in self.positions.clone() {
+            let end = self.stable_end(&topic, partition, deadline)?;
             if let Some(end) = end.filter(|end| position.to_raw().is_none_or(|at| at < *end)) {
                 unread.push(Unread {
-                    topic: topic.clone(),
-                    partition: *partition,
+                    topic,
+                    partition,
                     end,
                     queue: None,
                 });
@@ -330,9 +330,11 @@ fn watermarks(
     loop {
         match consumer.fetch_watermarks(topic, partition, CALL / 5) {
             Ok(watermarks) => return Ok(watermarks),
-            Err(error) if passes(&error) && Instant::now() < deadline => {
+            Err(error) if (passes(&error) || is_unknown(&error)) && Instant::now() < deadline => {
                 tracing::debug!(topic, partition, %error, "asking for the end again");
                 std::thread::park_timeout(Duration::from_millis(50));
+                // A client that reads nothing at the moment does not look for a new leader by itself.
+                let _ = consumer.fetch_metadata(Some(topic), CALL / 5);
             }
             Err(error) => return Err(kafka("asking for the end of a partition")(error)),
         }
@@ -502,6 +504,18 @@ fn passing(error: KafkaError) -> Result<(), ReadError> {
     }
 }
 
+/// A broker that has just started may not know yet what it holds.
+fn is_unknown(error: &KafkaError) -> bool {
+    matches!(
+        error.rdkafka_error_code(),
+        Some(
+            RDKafkaErrorCode::UnknownPartition
+                | RDKafkaErrorCode::UnknownTopic
+                | RDKafkaErrorCode::UnknownTopicOrPartition
+        )
+    )
+}
+
 fn passes(error: &KafkaError) -> bool {
     matches!(
         error.rdkafka_error_code(),
@@ -512,6 +526,7 @@ fn passes(error: &KafkaError) -> bool {
                 | RDKafkaErrorCode::RequestTimedOut
                 | RDKafkaErrorCode::NotLeaderForPartition
                 | RDKafkaErrorCode::LeaderNotAvailable
+                | RDKafkaErrorCode::DestroyBroker
                 | RDKafkaErrorCode::Resolve
         )
     )

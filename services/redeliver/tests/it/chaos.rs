@@ -17,6 +17,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use redeliver_audit::Report;
+use redeliver_testkit::local_kafka::kafka_tool;
 use redeliver_testkit::{Fate, LocalKafka, Plan, Reply, Request, Trouble, eventually};
 
 use crate::support::{Pipe, Sent, Setup};
@@ -379,64 +380,102 @@ fn stubborn(fate: Fate) -> Fate {
     }
 }
 
-/// A broker that was killed believes for its first seconds that it leads what it led before, then that nobody
-/// does, then it leads again. Its transaction coordinator at once aborts what has expired meanwhile, and when it
-/// comes to write the abort markers while nobody leads, it takes the partitions for deleted and skips them
-/// (Kafka 4.3.1, "Couldn't find leader endpoint for partitions"). What was aborted is then read as committed, or
-/// never becomes stable. Only a cluster all of whose replicas are gone at once can do that, such as this one; so
-/// here nothing expires, and transactions are resolved by whoever began them.
-const NO_EXPIRY: (&str, &str) = (
-    "transaction.abort.timed.out.transaction.cleanup.interval.ms",
-    "3600000",
-);
-
-#[test]
-fn services_wait_for_a_broker_that_restarts_or_is_killed_and_burn_no_attempts() {
-    let _turn = Turn::wait();
-    let mut random = random("broker");
-    let mut kafka = LocalKafka::start_with(&[NO_EXPIRY]).unwrap();
-    let pipe = setup("broker")
-        .brokers(&kafka.brokers())
+/// A pipeline whose endpoint fails for ever what fails for the moment.
+fn stubborn_setup(name: &str, brokers: &str) -> Setup {
+    setup(name)
+        .brokers(brokers)
         .set("kafka.transaction_timeout", "5s")
         .behave(|request| match stubborn(PLAN.fate(&request.body)) {
             Fate::Succeeds => late(request, Reply::ok(request.body.clone())),
             Fate::Recovers { .. } => Reply::status(503),
             Fate::Refused => Reply::status(422),
         })
-        .create();
-    let mut members = SERVICES.map(|service| Member::start(&pipe, service, "a"));
-    let sent = under_load(&pipe, 150, |load| {
-        for is_killed in [false, true] {
-            load.until_ended(300);
-            let_pass(&mut random, Duration::from_millis(1_000));
-            if is_killed {
-                kafka.kill_9();
-            } else {
-                kafka.stop().unwrap();
-            }
-            for member in &mut members {
-                member.until_not_ready();
-            }
-            kafka.start_again().unwrap();
-            for member in &mut members {
-                member.until_ready();
-            }
-        }
-        load.until_ended(300);
-    });
-    rest(&pipe, &sent);
-    let ends = pipe.settle(&sent, REST);
-    ends.meets_with(&sent, |sent| stubborn(PLAN.fate(sent.body())));
+}
+
+/// Waits for the end of it all; no attempt must have been burnt, and nobody have died of it.
+#[track_caller]
+fn stubborn_verdict(pipe: &Pipe, sent: &[Sent], members: &mut [Member<'_>]) {
+    rest(pipe, sent);
+    let ends = pipe.settle(sent, REST);
+    ends.meets_with(sent, |sent| stubborn(PLAN.fate(sent.body())));
     assert!(
         ends.report.min_margin_ms.is_some_and(|margin| margin >= 0),
         "{}",
         ends.report
     );
     println!("{}", ends.report);
-    for member in &mut members {
+    for member in members {
         println!("{member}");
         assert!(member.is_in_its_first_life(), "{member} did not wait");
     }
+}
+
+#[test]
+fn services_wait_for_a_broker_that_does_not_answer_and_burn_no_attempts() {
+    let _turn = Turn::wait();
+    let mut random = random("frozen-broker");
+    // The controller is frozen too, and must not hold the time against the broker.
+    let kafka = LocalKafka::start_with(&[("broker.session.timeout.ms", "600000")]).unwrap();
+    let pipe = stubborn_setup("frozen-broker", &kafka.brokers()).create();
+    let mut members = SERVICES.map(|service| Member::start(&pipe, service, "a"));
+    let sent = under_load(&pipe, 150, |load| {
+        for _ in 0..2 {
+            load.until_ended(300);
+            let_pass(&mut random, Duration::from_millis(1_000));
+            kafka.process().stop();
+            for member in &mut members {
+                member.until_not_ready();
+            }
+            kafka.process().cont();
+            for member in &mut members {
+                member.until_ready();
+            }
+        }
+        load.until_ended(300);
+    });
+    stubborn_verdict(&pipe, &sent, &mut members);
+}
+
+#[test]
+fn services_go_on_when_one_of_two_brokers_restarts_or_is_killed_and_burn_no_attempts() {
+    let _turn = Turn::wait();
+    let mut random = random("two-brokers");
+    let [first, mut second] = LocalKafka::start_pair().unwrap();
+    let brokers = format!("{},{}", first.brokers(), second.brokers());
+    let pipe = stubborn_setup("two-brokers", &brokers)
+        .set("kafka.topics.replication", "2")
+        .create();
+    let mut members = SERVICES.map(|service| Member::start(&pipe, service, "a"));
+    let sent = under_load(&pipe, 150, |load| {
+        for is_killed in [false, true] {
+            eventually("the second broker leads its part", CHANGE, || {
+                let described = describe(&first);
+                if described.contains("Leader: 2") {
+                    Ok(())
+                } else {
+                    Err(described)
+                }
+            });
+            load.until_ended(300);
+            let_pass(&mut random, Duration::from_millis(1_000));
+            if is_killed {
+                second.kill_9();
+            } else {
+                second.stop().unwrap();
+            }
+            load.until_ended(300);
+            second.start_again().unwrap();
+        }
+        load.until_ended(300);
+    });
+    stubborn_verdict(&pipe, &sent, &mut members);
+}
+
+/// Where the partitions of all topics are led, as Kafka's own tool says.
+fn describe(kafka: &LocalKafka) -> String {
+    let mut tool = kafka_tool("org.apache.kafka.tools.TopicCommand").unwrap();
+    tool.args(["--bootstrap-server", &kafka.brokers(), "--describe"]);
+    String::from_utf8(tool.output().unwrap().stdout).unwrap()
 }
 
 /// Two processes of a service run under one name.
