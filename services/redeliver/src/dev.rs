@@ -17,6 +17,7 @@ use redeliver_kafka::embedded::EmbeddedBroker;
 use redeliver_kafka::producer::Producer;
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::{Start, report};
+use redeliver_runtime::config::DlqInspectorConfig;
 use redeliver_runtime::telemetry::{self, Identity};
 use redeliver_runtime::{admin, shutdown};
 use redeliver_scheduler::index::memory::MemoryIndex;
@@ -89,10 +90,17 @@ async fn run(args: DevArgs) -> anyhow::Result<()> {
     let of_scheduler = SchedulerTopics::default().topics().into_iter();
     let topics: Vec<_> = of_pipeline
         .chain(of_scheduler.map(|(topic, _)| topic))
+        .chain([redeliver_dlq_inspector::ledger::TOPIC.into()])
         .map(|topic| (topic.to_string(), PARTITIONS))
         .collect();
     let broker = EmbeddedBroker::start(&topics)?;
-    let config = Config::from_yaml(&demo_config(broker.brokers(), endpoint.local_addr()?, &args))?;
+    // What the inspector keeps is gone with the broker.
+    let index = tempfile::tempdir().context("making a directory for the index of dead letters")?;
+    let inspector = free_unless_taken(DlqInspectorConfig::default().listen).await?;
+    let mut config = Config::from_yaml(&demo_config(broker.brokers(), endpoint.local_addr()?, &args))?;
+    config.dlq_inspector.listen = inspector.local_addr()?;
+    config.dlq_inspector.data_dir = index.path().to_owned();
+    drop(inspector);
     let identity = Identity {
         service: "redeliver-dev",
         instance: &config.instance,
@@ -120,11 +128,12 @@ async fn run(args: DevArgs) -> anyhow::Result<()> {
     let kafka = host.kafka.clone();
     redeliver_enricher::mount(&mut host)?;
     redeliver_retry_tier::mount(&mut host)?;
-    let index = MemoryIndex::default();
-    redeliver_scheduler::mount(&mut host, index.clone()).await?;
+    let jobs = MemoryIndex::default();
+    redeliver_scheduler::mount(&mut host, jobs.clone()).await?;
     let jobs_api = free_unless_taken(host.config.scheduler.listen).await?;
     let jobs_address = jobs_api.local_addr()?;
-    redeliver_scheduler::api::mount(&mut host, index, jobs_api).await?;
+    redeliver_scheduler::api::mount(&mut host, jobs, jobs_api).await?;
+    let inspector_address = redeliver_dlq_inspector::mount(&mut host)?;
 
     let totals = Arc::new(Mutex::new(Totals::default()));
     let pipeline = host.config.pipelines[PIPELINE].pipeline(PIPELINE, &host.config.scheduler);
@@ -143,7 +152,7 @@ async fn run(args: DevArgs) -> anyhow::Result<()> {
     })?;
     host.tasks
         .spawn("demo-endpoint", endpoint::serve(endpoint, stop.clone()));
-    greet(broker.brokers(), admin_address, jobs_address);
+    greet(broker.brokers(), admin_address, jobs_address, inspector_address);
     host.tasks
         .spawn("demo-producer", produce(kafka, args.rate, stop.clone()));
     host.tasks.spawn("summary", summarise(totals.clone(), stop));
@@ -190,7 +199,7 @@ async fn free_unless_taken(address: SocketAddr) -> std::io::Result<TcpListener> 
     }
 }
 
-fn greet(brokers: &str, admin: SocketAddr, jobs: SocketAddr) {
+fn greet(brokers: &str, admin: SocketAddr, jobs: SocketAddr, inspector: SocketAddr) {
     println!(
         "Redeliver is running all its services in this process, with a demonstration.
 The broker ({brokers}) is in memory: nothing is kept, and it proves no guarantees. Use a real Kafka for work.
@@ -198,10 +207,11 @@ The broker ({brokers}) is in memory: nothing is kept, and it proves no guarantee
   jobs -> scheduler -> docs, when due
   docs -> enricher -> docs-enriched
              | fails for the moment -> docs-retry-5s|30s|1m -> docs-retry-due -> enricher again
-             | fails for good       -> docs-dlq
+             | fails for good       -> docs-dlq -> dlq-inspector
 
 Look at   http://{admin}/metrics   /readyz   /config
 Jobs      redeliver jobs schedule --server http://{jobs} --app docs --in 5s --data '{{\"number\": 1}}'
+Dead      redeliver dlq ls --server http://{inspector}   or   redeliver dlq watch --server http://{inspector}
 End with  Ctrl-C
 "
     );
