@@ -173,6 +173,8 @@ pub trait Index: Clone + Send + Sync + 'static {
     /// or further, nothing happens; when it lies within the batch, all of it is applied, which is the same
     /// as the rest, because the newest record of a job holds.
     ///
+    /// An idempotency key that has expired by `now` is not taken: another job may have it since.
+    ///
     /// An empty shard takes a batch only right after [`Index::clear`] by the same owner, as otherwise it lost
     /// what it had: that is a gap.
     fn apply(

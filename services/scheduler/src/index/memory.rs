@@ -128,13 +128,13 @@ impl Shard {
     }
 
     fn remember(&mut self, key: &KeyEntry, now: Timestamp) {
-        if let Some((expires, _)) = self.keys.remove(&key.hash) {
+        if key.expires <= now {
+            return;
+        }
+        if let Some((expires, _)) = self.keys.insert(key.hash, (key.expires, key.value.clone())) {
             self.key_expiries.remove(&(expires, key.hash));
         }
-        if key.expires > now {
-            self.keys.insert(key.hash, (key.expires, key.value.clone()));
-            self.key_expiries.insert((key.expires, key.hash));
-        }
+        self.key_expiries.insert((key.expires, key.hash));
     }
 
     fn forget_expired_keys(&mut self, now: Timestamp) {

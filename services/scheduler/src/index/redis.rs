@@ -46,8 +46,8 @@ mod connection;
 const BUCKET_BITS: u32 = 10;
 /// How long the idempotency keys of one log expire: 2 to the power of this, in ms, about four minutes.
 const LOG_BITS: u32 = 18;
-/// How much longer than asked Redis keeps idempotency keys and logs. Who looks one up compares its time by a
-/// clock of its own.
+/// How much longer than its stretch of time Redis keeps a log and its keys. Who looks a key up compares its
+/// expiry by a clock of its own.
 const EXPIRY_MARGIN_MS: i64 = 60_000;
 /// Redis has numbers of 53 bits.
 const LAST_MILLIS: i64 = 1 << 53;
@@ -357,29 +357,23 @@ impl Index for RedisIndex {
 /// What a batch comes to, in the order in which the script takes it.
 #[derive(Default)]
 struct Changes {
-    /// Ended or forgotten.
-    not_due: Vec<Value>,
-    forgotten: Vec<Value>,
-    /// Scores and ids.
-    due: Vec<Value>,
-    due_ids: Vec<Value>,
-    /// Scores and ids.
-    ended: Vec<Value>,
     buckets: BTreeMap<u64, Bucket>,
-    expired_keys: Vec<Value>,
     key_logs: BTreeMap<i64, KeyLog>,
 }
 
 #[derive(Default)]
 struct Bucket {
-    /// Ids and records.
-    set: Vec<Value>,
-    removed: Vec<Value>,
+    /// Due time, id and record of each.
+    waiting: Vec<Value>,
+    /// Time to forget it, id and record of each.
+    ended: Vec<Value>,
+    /// Ids.
+    forgotten: Vec<Value>,
 }
 
 struct KeyLog {
     life: i64,
-    /// Hash, life and value of each.
+    /// Hash and value of each.
     keys: Vec<Value>,
 }
 
@@ -397,6 +391,7 @@ impl Changes {
                 changes.add(change.id, &change.effect);
             }
             if let Some(key) = key
+                && key.expires > now
                 && keys.insert(key.hash)
             {
                 changes.add_key(key, now);
@@ -410,74 +405,50 @@ impl Changes {
         let id = id_value(id);
         match effect {
             Effect::Waits { due, record, .. } => {
-                self.due.extend([score(*due), id.clone()]);
-                self.due_ids.push(id.clone());
-                bucket.set.extend([id, record.clone().into()]);
+                bucket.waiting.extend([score(*due), id, record.clone().into()]);
             }
             Effect::Ended { forget, record, .. } => {
-                self.not_due.push(id.clone());
-                self.ended.extend([score(*forget), id.clone()]);
-                bucket.set.extend([id, record.clone().into()]);
+                bucket.ended.extend([score(*forget), id, record.clone().into()]);
             }
-            Effect::Forgotten => {
-                self.not_due.push(id.clone());
-                self.forgotten.push(id.clone());
-                bucket.removed.push(id);
-            }
+            Effect::Forgotten => bucket.forgotten.push(id),
         }
     }
 
     fn add_key(&mut self, key: &KeyEntry, now: Timestamp) {
-        let hash = Value::from(&key.hash[..]);
-        if key.expires <= now {
-            self.expired_keys.push(hash);
-            return;
-        }
-        let life = |end: i64| {
+        let expires = key.expires.as_millis();
+        let log = self.key_logs.entry(expires >> LOG_BITS).or_insert_with(|| {
+            let end = (expires >> LOG_BITS)
+                .saturating_add(1)
+                .saturating_mul(1 << LOG_BITS);
             let life = end
                 .saturating_sub(now.as_millis())
                 .saturating_add(EXPIRY_MARGIN_MS);
-            life.clamp(1, LAST_MILLIS / 4)
-        };
-        let expires = key.expires.as_millis();
-        let log = expires >> LOG_BITS;
-        let end_of_log = (log.saturating_add(1)).saturating_mul(1 << LOG_BITS);
-        let log = self.key_logs.entry(log).or_insert_with(|| KeyLog {
-            life: life(end_of_log),
-            keys: Vec::new(),
+            KeyLog {
+                life: life.clamp(1, LAST_MILLIS / 4),
+                keys: Vec::new(),
+            }
         });
         let value = [&expires.to_be_bytes()[..], &key.value].concat();
-        let value = Bytes::from(value).into();
-        log.keys.extend([hash, life(expires).into(), value]);
+        log.keys
+            .extend([Value::from(&key.hash[..]), Bytes::from(value).into()]);
     }
 
     fn write(self, arguments: &mut Vec<Value>) {
-        let mut list = |values: Vec<Value>| {
-            arguments.push(number(values.len()));
+        fn list(arguments: &mut Vec<Value>, values: Vec<Value>, width: usize) {
+            arguments.push(number(values.len() / width));
             arguments.extend(values);
-        };
-        let filled = self.buckets.iter().filter(|(_, bucket)| !bucket.set.is_empty());
-        let filled = filled.map(|(name, _)| text(*name)).collect();
-        list(self.not_due);
-        list(self.forgotten);
-        list(self.due);
-        list(self.due_ids);
-        list(self.ended);
-        list(filled);
+        }
         arguments.push(number(self.buckets.len()));
         for (name, bucket) in self.buckets {
             arguments.push(text(name));
-            for values in [bucket.set, bucket.removed] {
-                arguments.push(number(values.len()));
-                arguments.extend(values);
-            }
+            list(arguments, bucket.waiting, 3);
+            list(arguments, bucket.ended, 3);
+            list(arguments, bucket.forgotten, 1);
         }
-        arguments.push(number(self.expired_keys.len()));
-        arguments.extend(self.expired_keys);
         arguments.push(number(self.key_logs.len()));
         for (name, log) in self.key_logs {
-            arguments.extend([name.into(), log.life.into(), number(log.keys.len() / 3)]);
-            arguments.extend(log.keys);
+            arguments.extend([name.into(), log.life.into()]);
+            list(arguments, log.keys, 2);
         }
     }
 }

@@ -2,8 +2,9 @@
 //! suffer.
 
 mod cases;
-mod own_redis;
+pub(crate) mod own_redis;
 mod property;
+mod proxy;
 mod redis_only;
 
 use redeliver_scheduler::index::memory::MemoryIndex;

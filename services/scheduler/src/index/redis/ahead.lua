@@ -35,29 +35,59 @@ if ARGV[5] ~= '' then
   end
 end
 
-local rows, bytes = 0, 0
+-- The records of these ids and due times, in their order; nil when one is missing. Neighbours often share a bucket.
+local function records_of(ids)
+  local buckets = {}
+  for i = 1, #ids, 2 do
+    local a, b, c, d, e, f, g = string.byte(ids[i], 9, 15)
+    local high = ((((a % 128 * 256 + b) * 256 + c) * 256 + d) * 256 + e) * 256 + f
+    local name = high * 64 + math.floor(g / 4)
+    local bucket = buckets[name]
+    if not bucket then
+      bucket = {ids = {}, places = {}}
+      buckets[name] = bucket
+    end
+    bucket.ids[#bucket.ids + 1] = ids[i]
+    bucket.places[#bucket.places + 1] = (i + 1) / 2
+  end
+  local records = {}
+  for name, bucket in pairs(buckets) do
+    local key = ARGV[1] .. 'job:' .. string.format('%.0f', name)
+    for i, record in ipairs(redis.call('HMGET', key, unpack(bucket.ids))) do
+      if not record then
+        return nil
+      end
+      records[bucket.places[i]] = record
+    end
+  end
+  return records
+end
+
+local rows, bytes, place = 0, 0, 3
 local limit, byte_limit = math.min(tonumber(ARGV[3]), stop - first), tonumber(ARGV[4])
 found[3] = 0
 while rows < limit and (rows == 0 or bytes < byte_limit) do
+  -- Not many more than fit, going by those so far.
+  local some = math.min(limit - rows, 512)
+  if rows == 0 then
+    some = math.min(some, 32)
+  elseif bytes > 0 then
+    some = math.min(some, math.ceil((byte_limit - bytes) * rows / bytes))
+  end
   local start = first + rows
-  local ids = redis.call('ZRANGE', KEYS[2], start, start + math.min(limit - rows, 500) - 1, 'WITHSCORES')
-  for i = 1, #ids, 2 do
+  local ids = redis.call('ZRANGE', KEYS[2], start, start + some - 1, 'WITHSCORES')
+  local records = records_of(ids)
+  if not records then
+    -- The shard contradicts itself, so something else has changed it. Without its mark it is built anew.
+    redis.call('HDEL', KEYS[1], 'offset', 'at')
+    return {false, false}
+  end
+  for i, record in ipairs(records) do
     if rows > 0 and bytes >= byte_limit then
       break
     end
-    local id = ids[i]
-    local a, b, c, d, e, f, g = string.byte(id, 9, 15)
-    local high = ((((a % 128 * 256 + b) * 256 + c) * 256 + d) * 256 + e) * 256 + f
-    local bucket = string.format('%.0f', high * 64 + math.floor(g / 4))
-    local record = redis.call('HGET', ARGV[1] .. 'job:' .. bucket, id)
-    if not record then
-      -- The shard contradicts itself, so something else has changed it. Without its mark it is built anew.
-      redis.call('HDEL', KEYS[1], 'offset', 'at')
-      return {false, false}
-    end
-    rows, bytes = rows + 1, bytes + #record
-    local place = #found
-    found[place + 1], found[place + 2], found[place + 3] = id, ids[i + 1], record
+    found[place + 1], found[place + 2], found[place + 3] = ids[i * 2 - 1], ids[i * 2], record
+    rows, bytes, place = rows + 1, bytes + #record, place + 3
   end
 end
 if first + rows >= stop then

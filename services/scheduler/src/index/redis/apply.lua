@@ -1,14 +1,10 @@
 -- KEYS[1] meta  [2] due  [3] ended  [4] buckets  [5] key logs
 -- ARGV[1] owner  [2] from  [3] to  [4] now, ms  [5] token of the clear before, or ''  [6] prefix of other keys
--- then lists, each its length and its values:
---   ids of jobs that have ended or are forgotten, ids that are forgotten, scores and ids that wait, ids that wait,
---   scores and ids that have ended, buckets that get records
---   buckets, for each: its name, ids and records that it gets, ids that it loses
---   hashes of keys that are taken no more
---   logs of keys, for each: its name, its life in ms, then a list of hash, life in ms and value of each key
+-- then lists, each with its length in front:
+--   buckets, for each its name and three lists: due time, id and record of jobs that wait; time to forget, id and
+--     record of jobs that have ended; ids of jobs that are forgotten
+--   logs of idempotency keys, for each its name, its life in ms, and a list: hash and value of each key
 -- Gives 'OK', 'FENCED', or 'GAP' and the mark.
--- A script that has written is not stopped by a full memory any more. So what ends jobs, and frees memory by that,
--- is taken when the memory is full, and what only adds jobs is not.
 local meta = redis.call('HMGET', KEYS[1], 'owner', 'offset', 'cleared')
 local owner, offset, cleared = meta[1], meta[2], meta[3]
 if owner ~= ARGV[1] and (owner or offset) then
@@ -32,56 +28,96 @@ local function next_value()
 end
 
 -- One call for many values; Lua's stack does not hold more than 8000.
-local function call_with_list(command, key)
-  local length = tonumber(next_value())
-  local last = at + length - 1
-  for first = at, last, 4000 do
-    redis.call(command, key, unpack(ARGV, first, math.min(first + 3999, last)))
+local function call(command, key, values)
+  local sum = 0
+  for first = 1, #values, 4000 do
+    sum = sum + redis.call(command, key, unpack(values, first, math.min(first + 3999, #values)))
+  end
+  return sum
+end
+
+-- A list of time, id and record, as values for ZADD and for HSET.
+local function take(times, records)
+  local time, record = #times, 0
+  local last = at + tonumber(ARGV[at]) * 3
+  for i = at + 1, last, 3 do
+    local id = ARGV[i + 1]
+    times[time + 1], times[time + 2] = ARGV[i], id
+    records[record + 1], records[record + 2] = id, ARGV[i + 2]
+    time, record = time + 2, record + 2
   end
   at = last + 1
-  return length
 end
 
-call_with_list('ZREM', KEYS[2])
-call_with_list('ZREM', KEYS[3])
-call_with_list('ZADD', KEYS[2])
-call_with_list('ZREM', KEYS[3])
-call_with_list('ZADD', KEYS[3])
-call_with_list('SADD', KEYS[4])
-for _ = 1, tonumber(next_value()) do
-  local bucket = next_value()
-  local key = prefix .. 'job:' .. bucket
-  call_with_list('HSET', key)
-  if call_with_list('HDEL', key) > 0 and redis.call('EXISTS', key) == 0 then
-    redis.call('SREM', KEYS[4], bucket)
+-- Adds values of a list, from the one at `first` on.
+local function add(to, values, first, step)
+  for i = first, #values, step do
+    to[#to + 1] = values[i]
+  end
+end
+
+local due, ended, forgotten, filled, buckets = {}, {}, {}, {}, {}
+for i = 1, tonumber(next_value()) do
+  local bucket = {name = next_value(), waiting = {}, ended = {}, forgotten = {}}
+  take(due, bucket.waiting)
+  take(ended, bucket.ended)
+  for _ = 1, tonumber(next_value()) do
+    local id = next_value()
+    bucket.forgotten[#bucket.forgotten + 1] = id
+    forgotten[#forgotten + 1] = id
+  end
+  if #bucket.waiting + #bucket.ended > 0 then
+    filled[#filled + 1] = bucket.name
+  end
+  buckets[i] = bucket
+end
+
+-- A script that has written is not stopped by a full memory any more. So what ends jobs, and frees memory by that,
+-- is taken when the memory is full, and what only adds jobs is not.
+local not_due = {}
+add(not_due, ended, 2, 2)
+add(not_due, forgotten, 1, 1)
+call('ZREM', KEYS[2], not_due)
+call('ZREM', KEYS[3], forgotten)
+call('ZADD', KEYS[2], due)
+call('ZADD', KEYS[3], ended)
+call('SADD', KEYS[4], filled)
+for _, bucket in ipairs(buckets) do
+  local key = prefix .. 'job:' .. bucket.name
+  if call('HSET', key, bucket.waiting) < #bucket.waiting / 2 then
+    -- Some were known before, and may have ended.
+    local ids = {}
+    add(ids, bucket.waiting, 1, 2)
+    call('ZREM', KEYS[3], ids)
+  end
+  call('HSET', key, bucket.ended)
+  if call('HDEL', key, bucket.forgotten) > 0 and redis.call('EXISTS', key) == 0 then
+    redis.call('SREM', KEYS[4], bucket.name)
   end
 end
 
 for _ = 1, tonumber(next_value()) do
-  redis.call('UNLINK', prefix .. 'idem:' .. next_value())
-end
-for _ = 1, tonumber(next_value()) do
-  local log, log_life = next_value(), next_value()
-  local count = tonumber(next_value())
+  local log, life = next_value(), next_value()
+  local last = at + tonumber(ARGV[at]) * 2
   local new = {}
-  for start = 0, count - 1, 2000 do
-    local some = math.min(count - start, 2000)
+  for first = at + 1, last, 4000 do
     local names = {}
-    for i = 1, some do
-      names[i] = prefix .. 'idem:' .. ARGV[at + (i - 1) * 3]
+    for i = first, math.min(first + 3999, last), 2 do
+      names[#names + 1] = prefix .. 'idem:' .. ARGV[i]
     end
-    local known = redis.call('MGET', unpack(names))
-    for i = 1, some do
-      local hash, life, value = next_value(), next_value(), next_value()
-      if known[i] ~= value then
-        redis.call('SET', names[i], value, 'PX', life)
-        new[#new + 1] = hash
+    for i, known in ipairs(redis.call('MGET', unpack(names))) do
+      local hash = first + (i - 1) * 2
+      if known ~= ARGV[hash + 1] then
+        redis.call('SET', names[i], ARGV[hash + 1], 'PX', life)
+        new[#new + 1] = ARGV[hash]
       end
     end
   end
+  at = last + 1
   if #new > 0 then
-    redis.call('APPEND', prefix .. 'idemlog:' .. log, table.concat(new))
-    redis.call('PEXPIRE', prefix .. 'idemlog:' .. log, log_life)
+    local key = prefix .. 'idemlog:' .. log
+    redis.call('APPEND', key, table.concat(new))
+    redis.call('PEXPIRE', key, life)
     if redis.call('SADD', KEYS[5], log) == 1 then
       -- A new log, which is not often: those that have expired meanwhile are taken from the set.
       for _, other in ipairs(redis.call('SMEMBERS', KEYS[5])) do

@@ -13,7 +13,8 @@ use fred::prelude::{
     ReconnectPolicy, Server, Value,
 };
 use fred::types::config::{TlsConfig, TlsHostMapping};
-use fred::types::{ClusterHash, ConnectHandle, CustomCommand, InfoKind};
+use fred::types::{ConnectHandle, CustomCommand, InfoKind};
+use fred::util::{redis_keyslot, sha1_hash};
 use redeliver_runtime::config::{RedisConfig, redact_url};
 use redeliver_runtime::tasks::Tasks;
 use tokio::sync::{broadcast, watch};
@@ -91,7 +92,7 @@ impl Script {
     pub(super) fn new(text: &'static str) -> Self {
         Self {
             text,
-            sha: fred::util::sha1_hash(text),
+            sha: sha1_hash(text),
         }
     }
 }
@@ -112,9 +113,8 @@ impl Connection {
         let (sender, mut standing) = watch::channel(Standing::Unknown("no connection yet".into()));
         let connection = Self {
             client: client.with_options(&Options {
-                // A command that may have been executed is not sent again behind its caller's back.
-                max_attempts: Some(1),
                 timeout: Some(ANSWER),
+                // Neither waits for a connection, nor is sent again on the next one: its caller decides.
                 fail_fast: true,
                 ..Options::default()
             }),
@@ -153,15 +153,16 @@ impl Connection {
         arguments: Vec<Value>,
     ) -> Result<Vec<Value>, IndexError> {
         self.check_standing()?;
+        let slot = redis_keyslot(keys.first().and_then(Value::as_bytes).unwrap_or_default());
         let count = i64::try_from(keys.len()).unwrap_or(i64::MAX);
         let mut words = vec![Value::from(script.sha.as_str()), count.into()];
         words.extend(keys);
         words.extend(arguments);
-        let answer = match self.call("EVALSHA", words.clone()).await {
+        let answer = match self.call("EVALSHA", slot, words.clone()).await {
             // A Redis that was started anew, or whose scripts were flushed; this keeps the script, too.
             Err(error) if error.details().starts_with("NOSCRIPT") => {
                 words[0] = script.text.into();
-                self.call("EVAL", words).await
+                self.call("EVAL", slot, words).await
             }
             answer => answer,
         };
@@ -175,9 +176,8 @@ impl Connection {
     }
 
     /// The client's own functions for scripts know nothing of the options.
-    async fn call(&self, command: &'static str, words: Vec<Value>) -> Result<Value, Error> {
-        const FIRST_KEY: ClusterHash = ClusterHash::Offset(2);
-        let command = CustomCommand::new_static(command, FIRST_KEY, false);
+    async fn call(&self, command: &'static str, slot: u16, words: Vec<Value>) -> Result<Value, Error> {
+        let command = CustomCommand::new_static(command, slot, false);
         self.client.custom(command, words).await
     }
 
@@ -340,7 +340,6 @@ impl Attendant {
         }
         let options = Options {
             timeout: Some(ANSWER),
-            max_attempts: Some(1),
             fail_fast: true,
             ..Options::default()
         };

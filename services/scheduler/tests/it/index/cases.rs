@@ -303,23 +303,30 @@ pub(super) async fn an_idempotency_key_expires<I: Index>(index: I) {
 
 pub(super) async fn a_key_that_is_taken_again_has_the_new_value<I: Index>(index: I) {
     let key = Lookup::Key([1; 16]);
-    begin(&index, vec![with_key(waits(1, 50), 1, 1000)]).await;
-    apply(&index, 10, 11, vec![with_key(waits(2, 50), 1, 1 << 30)])
-        .await
-        .unwrap();
+    begin(&index, vec![with_key(waits(1, 5000), 1, 1000)]).await;
+    let (first, second) = (waits(1, 5000), with_key(waits(2, 50), 1, 10_000));
+    let taken = batch(10, 11, vec![second.clone()]);
+    index.apply(SHARD, ME, &taken, at(2000)).await.unwrap();
     let value = Some(format!("key of {}", id(2)));
     assert_eq!(look_up(&index, key, 2000).await, value);
-    // The end of the first job brings its key again, which has expired; the batch's order decides, not the time.
-    apply(&index, 11, 12, vec![with_key(ended(1, 60), 1, 5)])
-        .await
-        .unwrap();
-    assert_eq!(look_up(&index, key, 2000).await, None);
-    let changes = vec![
-        with_key(ended(1, 60), 1, 1000),
-        with_key(waits(2, 50), 1, 1 << 30),
-    ];
-    apply(&index, 12, 13, changes).await.unwrap();
-    assert_eq!(look_up(&index, key, 2000).await, value);
+    // The first job ends, and brings the key that it had once.
+    let end = batch(11, 12, vec![with_key(ended(1, 9000), 1, 1000)]);
+    index.apply(SHARD, ME, &end, at(5000)).await.unwrap();
+    assert_eq!(look_up(&index, key, 5000).await, value);
+    // The same within a batch, as after a restart.
+    index.clear(SHARD, ME).await.unwrap();
+    let all = batch(
+        0,
+        12,
+        vec![
+            with_key(first, 1, 1000),
+            second,
+            with_key(ended(1, 9000), 1, 1000),
+        ],
+    );
+    index.apply(SHARD, ME, &all, at(5000)).await.unwrap();
+    assert_eq!(look_up(&index, key, 5000).await, value);
+    assert_eq!(look_up(&index, key, 10_000).await, None);
 }
 
 pub(super) async fn a_rescheduled_job_has_only_its_new_due_time<I: Index>(index: I) {

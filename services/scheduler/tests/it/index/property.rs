@@ -201,7 +201,9 @@ impl Model {
                 }
                 Effect::Forgotten => None,
             };
-            if let Some(key) = key {
+            if let Some(key) = key
+                && key.expires > now
+            {
                 self.keys.retain(|other| other.hash != key.hash);
                 self.keys.push(key);
             }

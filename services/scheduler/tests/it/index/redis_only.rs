@@ -5,11 +5,12 @@ use std::time::Duration;
 use fred::prelude::Value;
 use redeliver_runtime::config::Url;
 use redeliver_scheduler::index::redis::ConnectError;
-use redeliver_scheduler::index::{Index, IndexError, Lookup};
-use redeliver_testkit::{LocalRedis, eventually_async};
+use redeliver_scheduler::index::{Change, Effect, Index, IndexError, Lookup};
+use redeliver_testkit::{LocalRedis, eventually_async, redis_url};
 
 use super::cases::{ME, SHARD, all, apply, at, batch, begin, ended, forgotten, id, waits, with_key};
 use super::own_redis::{OwnRedis, Raw, config, connect};
+use super::proxy::Proxy;
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -159,12 +160,13 @@ async fn redis_itself_removes_keys_some_time_after_they_expire() {
     begin(&redis.index, vec![with_key(waits(1, 5), b'a', 100_000)]).await;
     let key = |name: &str| format!("{}:{{{SHARD}}}:{name}", redis.config.prefix);
     let life = async |name: &str| redis.raw.call(&["PTTL", &key(name)]).await.as_i64().unwrap();
-    let life_of_key = life(&format!("idem:{}", "a".repeat(16))).await;
-    assert!((100_000..=160_000).contains(&life_of_key), "{life_of_key}");
-    let log = (at(100_000).as_millis() >> 18).to_string();
-    let life_of_log = life(&format!("idemlog:{log}")).await;
-    assert!(life_of_log >= life_of_key, "{life_of_log} {life_of_key}");
-    assert!(life_of_log <= 160_000 + (1 << 18), "{life_of_log}");
+    // A log is for keys of about four minutes, and Redis's own clock may be another.
+    let longest = 100_000 + (1 << 18) + 60_000;
+    let log = at(100_000).as_millis() >> 18;
+    for name in [format!("idem:{}", "a".repeat(16)), format!("idemlog:{log}")] {
+        let life = life(&name).await;
+        assert!((130_000..=longest).contains(&life), "{name} lives for {life} ms");
+    }
     redis.remove().await;
 }
 
@@ -218,6 +220,37 @@ async fn a_frozen_redis_is_given_up_and_what_it_got_late_does_no_harm() {
     redis.index.clear(SHARD, ME).await.unwrap();
     apply(&redis.index, 0, 12, vec![waits(1, 5)]).await.unwrap();
     assert_eq!(all(&redis.index, 10).await, [(5, 1)]);
+}
+
+#[tokio::test]
+async fn a_connection_that_falls_silent_is_given_up_for_a_new_one() {
+    let proxy = Proxy::to(&redis_url()).await;
+    let config = config(&proxy.url());
+    let (index, _tasks) = connect(&config).await.unwrap();
+    begin(&index, vec![waits(1, 5)]).await;
+    proxy.silence();
+    // More than the system takes on the way, so that the client waits to be rid of it.
+    let long = Effect::Waits {
+        due: at(5),
+        record: vec![0; 1 << 20].into(),
+        key: None,
+    };
+    let long = batch(
+        10,
+        11,
+        vec![Change {
+            id: id(2),
+            effect: long,
+        }],
+    );
+    let calls = (0..30).map(|_| index.apply(SHARD, ME, &long, at(0)));
+    for answer in futures::future::join_all(calls).await {
+        unavailable(answer).unwrap();
+    }
+    eventually_async("the index answers", DEADLINE, async || index.ping().await).await;
+    assert_eq!(apply(&index, 10, 11, vec![waits(2, 5)]).await, Ok(()));
+    assert_eq!(all(&index, 10).await, [(5, 1), (5, 2)]);
+    index.clear(SHARD, ME).await.unwrap();
 }
 
 #[tokio::test]

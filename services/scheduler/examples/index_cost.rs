@@ -1,0 +1,227 @@
+//! What the index costs Redis: CPU time of its one thread per job, and bytes per job that waits.
+//!
+//! `cargo run --package redeliver-scheduler --example index_cost`. It starts a Redis of its own. Only Redis's own
+//! figures are shown, which do not depend on how this program was built.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use fred::prelude::{Client, ClientLike as _, Config, Value};
+use fred::types::{ClusterHash, CustomCommand, InfoKind};
+use redeliver_core::Timestamp;
+use redeliver_runtime::config::{RedisConfig, Url};
+use redeliver_runtime::tasks::Tasks;
+use redeliver_scheduler::codec::{self, Memory};
+use redeliver_scheduler::index::redis::RedisIndex;
+use redeliver_scheduler::index::{Batch, Change, Effect, Index, Lookup, Owner};
+use redeliver_scheduler::job::{Job, JobId, Kind, Payload, Priority, State};
+use redeliver_testkit::LocalRedis;
+
+const JOBS: u32 = 100_000;
+const OWNER: Owner = Owner(1);
+const MEMORY: Memory = Memory {
+    keys: Duration::from_secs(86_400),
+    ended: Duration::from_secs(86_400),
+};
+const NOW: Timestamp = Timestamp::from_millis(1_763_722_800_000);
+
+fn job(shard: i32, number: u32, has_key: bool) -> Job {
+    // Due times have nothing to do with the order of requests.
+    let ahead = fastrand::Rng::with_seed(number.into()).u64(..86_400_000);
+    Job {
+        id: JobId::new(NOW, shard, i64::from(number)),
+        app: "sms".into(),
+        kind: Kind::App,
+        state: State::Scheduled,
+        priority: Priority::Normal,
+        due: NOW.after(Duration::from_millis(ahead)),
+        accepted: NOW,
+        revision: 1,
+        idempotency_key: has_key.then(|| format!("order-{number:08}").into()),
+        request_hash: [7; 16],
+        request_id: None,
+        topic: "sms-jobs".into(),
+        payload: Payload {
+            value: Some(Bytes::from(vec![b'x'; 200])),
+            ..Payload::default()
+        },
+        ended: None,
+        expires: None,
+    }
+}
+
+fn change(job: &Job) -> Change {
+    codec::change(job, codec::encode(job), MEMORY)
+}
+
+struct Bench {
+    index: RedisIndex,
+    raw: Client,
+    before: f64,
+}
+
+impl Bench {
+    async fn info(&self, kind: InfoKind) -> String {
+        self.raw.info(Some(kind)).await.expect("INFO")
+    }
+
+    async fn used_memory(&self) -> f64 {
+        field(&self.info(InfoKind::Memory).await, "used_memory:")
+    }
+
+    /// Seconds of CPU that Redis's thread for commands has used.
+    async fn cpu(&self) -> f64 {
+        let cpu = self.info(InfoKind::Cpu).await;
+        field(&cpu, "used_cpu_user_main_thread:") + field(&cpu, "used_cpu_sys_main_thread:")
+    }
+
+    async fn begin(&mut self) {
+        self.before = self.cpu().await;
+    }
+
+    async fn end(&self, what: &str, jobs: u32) {
+        let spent = (self.cpu().await - self.before) * 1e6;
+        println!("{what:<44} {:>7.2} us/job", spent / f64::from(jobs));
+    }
+
+    async fn apply(&self, shard: i32, from: i64, size: usize, changes: Vec<Change>) -> i64 {
+        let mut at = from;
+        for some in changes.chunks(size) {
+            let to = at + i64::try_from(some.len()).expect("few changes");
+            let batch = Batch {
+                from: at,
+                to,
+                changes: some.to_vec(),
+            };
+            self.index.apply(shard, OWNER, &batch, NOW).await.expect("apply");
+            at = to;
+        }
+        at
+    }
+
+    /// Scheduled, seen ahead, looked up, ended, forgotten; and what they take while they wait.
+    async fn life(&mut self, shard: i32, has_key: bool, size: usize) {
+        let keys = if has_key { "with" } else { "without" };
+        println!("\n{JOBS} jobs of 200 bytes {keys} idempotency keys, {size} in a batch");
+        self.index.claim(shard, OWNER).await.expect("claim");
+        self.index.clear(shard, OWNER).await.expect("clear");
+        let jobs: Vec<Job> = (0..JOBS).map(|number| job(shard, number, has_key)).collect();
+        let memory = self.used_memory().await;
+        self.begin().await;
+        let offset = self
+            .apply(shard, 0, size, jobs.iter().map(change).collect())
+            .await;
+        self.end("apply, scheduled", JOBS).await;
+        let bytes = (self.used_memory().await - memory) / f64::from(JOBS);
+        println!("{:<44} {bytes:>7.0} bytes/job", "used_memory while they wait");
+
+        self.begin().await;
+        let (mut after, mut rows) = (None, 0);
+        loop {
+            let until = NOW.after(Duration::from_secs(100_000));
+            let ahead = self.index.ahead(shard, after, until, 1_000, 1 << 20);
+            let ahead = ahead.await.expect("ahead");
+            rows += ahead.rows.len();
+            after = ahead.rows.last().map(|row| row.cursor);
+            if ahead.is_complete {
+                break;
+            }
+        }
+        assert_eq!(rows, jobs.len());
+        self.end("ahead, pages of 1000", JOBS).await;
+
+        let lookups: Vec<Lookup> = jobs
+            .iter()
+            .map(|job| match change(job).effect {
+                Effect::Waits { key: Some(key), .. } => Lookup::Key(key.hash),
+                _ => Lookup::Job(job.id),
+            })
+            .collect();
+        self.begin().await;
+        for some in lookups.chunks(size) {
+            self.index.look_up(shard, some, NOW).await.expect("look_up");
+        }
+        self.end("look_up", JOBS).await;
+
+        let mut by_due = jobs;
+        by_due.sort_by_key(|job| job.due);
+        let ended: Vec<Change> = by_due
+            .iter()
+            .map(|job| change(&job.ended(State::Dispatched, job.due)))
+            .collect();
+        self.begin().await;
+        let offset = self.apply(shard, offset, size, ended).await;
+        self.end("apply, dispatched", JOBS).await;
+        let bytes = (self.used_memory().await - memory) / f64::from(JOBS);
+        println!(
+            "{:<44} {bytes:>7.0} bytes/job",
+            "used_memory while they are remembered"
+        );
+
+        let forgotten = by_due.iter().map(|job| Change {
+            id: job.id,
+            effect: Effect::Forgotten,
+        });
+        self.begin().await;
+        self.apply(shard, offset, size, forgotten.collect()).await;
+        self.end("apply, forgotten", JOBS).await;
+    }
+
+    async fn clear(&mut self, shard: i32) {
+        let changes = (0..JOBS)
+            .map(|number| change(&job(shard, number, true)))
+            .collect();
+        self.index.clear(shard, OWNER).await.expect("clear");
+        self.apply(shard, 0, 5_000, changes).await;
+        self.slowlog("RESET").await;
+        self.begin().await;
+        let started = std::time::Instant::now();
+        self.index.clear(shard, OWNER).await.expect("clear");
+        println!();
+        self.end("clear, jobs with keys", JOBS).await;
+        println!(
+            "{:<44} {:>7.0} ms",
+            "in all, with the way there and back",
+            started.elapsed().as_secs_f64() * 1e3
+        );
+        let slow = self.slowlog("GET").await.into_array();
+        let slowest = slow
+            .into_iter()
+            .filter_map(|entry| entry.into_array()[2].as_u64())
+            .max();
+        let slowest = slowest.map_or("under 10 ms".to_owned(), |time| format!("{time} us"));
+        println!("{:<44} {slowest:>15}", "its slowest step");
+    }
+
+    async fn slowlog(&self, what: &str) -> Value {
+        let command = CustomCommand::new_static("SLOWLOG", ClusterHash::Random, false);
+        self.raw.custom(command, vec![what]).await.expect("SLOWLOG")
+    }
+}
+
+fn field(text: &str, name: &str) -> f64 {
+    let value = text.lines().find_map(|line| line.strip_prefix(name));
+    value.and_then(|value| value.trim().parse().ok()).expect(name)
+}
+
+#[tokio::main]
+async fn main() {
+    let redis = LocalRedis::start().expect("a Redis");
+    let config = RedisConfig {
+        url: Url::new(redis.url()),
+        ..RedisConfig::default()
+    };
+    let raw = Client::new(Config::from_url(&redis.url()).expect("a URL"), None, None, None);
+    raw.init().await.expect("a connection");
+    let mut tasks = Tasks::new(Default::default());
+    let index = RedisIndex::connect(&config, &mut tasks).await.expect("an index");
+    let mut bench = Bench {
+        index,
+        raw,
+        before: 0.0,
+    };
+    bench.life(0, false, 500).await;
+    bench.life(1, true, 500).await;
+    bench.life(2, false, 20).await;
+    bench.clear(3).await;
+}
