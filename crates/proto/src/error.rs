@@ -5,6 +5,9 @@ use std::collections::HashMap;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 
+/// The schemas of error details as a `FileDescriptorSet`, so that tools can show them through reflection.
+pub const DESCRIPTORS: &[u8] = tonic_types::pb::FILE_DESCRIPTOR_SET;
+
 /// The domain of all our reasons.
 pub const DOMAIN: &str = "redeliver";
 

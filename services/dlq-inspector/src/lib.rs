@@ -62,7 +62,7 @@ use crate::values::Values;
 /// How many batches wait for the one that writes.
 const WORK: usize = 4;
 /// How often what is only measured is measured.
-const MEASURE_EVERY: Duration = Duration::from_secs(5);
+const MEASURE_EVERY: Duration = Duration::from_secs(10);
 
 /// Runs the service until it is told to stop.
 ///

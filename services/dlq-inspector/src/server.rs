@@ -19,6 +19,10 @@ use crate::shared::Shared;
 /// How often a silent connection is asked whether it lives.
 const KEEP_ALIVE: Duration = Duration::from_secs(30);
 
+const HEALTH: &str = "grpc.health.v1.Health";
+const REFLECTION: &str = "grpc.reflection.v1.ServerReflection";
+const OLD_REFLECTION: &str = "grpc.reflection.v1alpha.ServerReflection";
+
 /// The API cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
@@ -51,17 +55,23 @@ pub(crate) async fn serve(
 ) -> Result<(), ServerError> {
     let (health, health_service) = health_reporter();
     set_health(&health, ServingStatus::NotServing).await;
-    let reflection = || {
-        tonic_reflection::server::Builder::configure()
+    // The schemas have services that are served elsewhere: only those of this server are named.
+    let reflection = |own: &str| {
+        let builder = tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(redeliver_proto::DESCRIPTORS)
-            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+            .register_encoded_file_descriptor_set(redeliver_proto::error::DESCRIPTORS)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET);
+        let names = [SERVICE_NAME, HEALTH, own];
+        names
+            .into_iter()
+            .fold(builder, tonic_reflection::server::Builder::with_service_name)
     };
     let (shared, stop, watchers) = (api.shared.clone(), api.stop.clone(), api.watchers.clone());
     let server = Server::builder()
         .http2_keepalive_interval(Some(KEEP_ALIVE))
         .add_service(health_service)
-        .add_service(reflection().build_v1()?)
-        .add_service(reflection().build_v1alpha()?)
+        .add_service(reflection(REFLECTION).build_v1()?)
+        .add_service(reflection(OLD_REFLECTION).build_v1alpha()?)
         .add_service(InterceptedService::new(DeadLetterServiceServer::new(api), token))
         .serve_with_incoming_shutdown(TcpListenerStream::new(listener), stop.clone().cancelled_owned());
     let server = async {

@@ -129,6 +129,7 @@ fn open(path: &PathBuf) -> rusqlite::Result<Connection> {
     let connection = Connection::open_with_flags(path, flags)?;
     connection.pragma_update(None, "query_only", true)?;
     connection.pragma_update(None, "cache_size", -8 * 1024)?;
+    connection.pragma_update(None, "temp_store", "memory")?;
     connection.busy_timeout(Duration::from_secs(5))?;
     connection.set_prepared_statement_cache_capacity(32);
     add_functions(&connection)?;

@@ -117,6 +117,8 @@ fn configure(connection: &Connection) -> rusqlite::Result<()> {
     // A crash of the machine may lose the last transactions, never their order: they are read again.
     connection.pragma_update(None, "synchronous", "normal")?;
     connection.pragma_update(None, "wal_autocheckpoint", 4000)?;
+    // There may be no other directory to write into.
+    connection.pragma_update(None, "temp_store", "memory")?;
     connection.pragma_update(None, "cache_size", -64 * 1024)
 }
 
