@@ -70,7 +70,11 @@ pub fn decode(id: JobId, bytes: &Bytes) -> Result<Job, CodecError> {
     Ok(Job {
         id,
         app: record.app.into(),
-        kind: if record.long_wait { Kind::LongWait } else { Kind::App },
+        kind: if record.long_wait {
+            Kind::LongWait
+        } else {
+            Kind::App
+        },
         state,
         priority,
         due: Timestamp::from_millis(record.due_ms),
@@ -257,7 +261,10 @@ mod tests {
     #[test]
     fn an_ended_job_is_known_as_long_as_its_key_is_taken() {
         let hour = std::time::Duration::from_secs(3600);
-        let memory = Memory { keys: 24 * hour, ended: hour };
+        let memory = Memory {
+            keys: 24 * hour,
+            ended: hour,
+        };
         let job = job();
         let soon = job.accepted.after(hour);
         assert_eq!(memory.forget(&job, soon), job.accepted.after(24 * hour));

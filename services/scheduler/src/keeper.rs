@@ -49,7 +49,7 @@ impl Answers {
 /// A picture older than half of it could have missed one, and bring a forgotten job back.
 const OLDEST_PICTURE: Duration = Duration::from_secs(12 * 3600);
 /// The most records that are applied at once while the index is brought up to date.
-const CHUNK: usize = 5_000;
+const CHUNK: usize = 2_000;
 /// How long the end of the state topic may take to be reached before it is said and tried again.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// How many jobs are forgotten at once.
@@ -228,9 +228,7 @@ impl<I: Index> Keeper<I> {
         let applying = async {
             let mut applied = from;
             while let Some(chunk) = records.recv().await {
-                let to = chunk
-                    .last()
-                    .map_or(applied, |record| record.position.offset + 1);
+                let to = chunk.last().map_or(applied, |record| record.position.offset + 1);
                 let batch = Batch {
                     from: applied,
                     to,
@@ -263,7 +261,10 @@ impl<I: Index> Keeper<I> {
     }
 
     fn change(&self, record: &Record) -> Option<Change> {
-        let id = record.key.as_deref().and_then(|key| std::str::from_utf8(key).ok());
+        let id = record
+            .key
+            .as_deref()
+            .and_then(|key| std::str::from_utf8(key).ok());
         let Some(id) = id.and_then(|id| id.parse::<JobId>().ok()) else {
             tracing::error!(position = %record.position, "the state topic holds a record whose key is no job's id");
             return None;

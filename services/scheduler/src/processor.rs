@@ -97,6 +97,16 @@ impl<I: Index> Scheduler<I> {
             kept.ask(now);
         }
     }
+
+    fn gauge(&self) {
+        let (mut held, mut behind, mut live) = (0, 0, 0);
+        for kept in self.held.shards.values() {
+            held += kept.shard.held();
+            behind += kept.shard.behind();
+            live += usize::from(kept.shard.is_live());
+        }
+        self.metrics.gauges(held, behind, live);
+    }
 }
 
 impl<I: Index> Processor for Scheduler<I> {
@@ -117,7 +127,10 @@ impl<I: Index> Processor for Scheduler<I> {
         };
         // The task ends only after the lane.
         if self.keepers.blocking_send(keeper).is_err() {
-            tracing::error!(shard = partition, "there is nobody to keep the index of the shard");
+            tracing::error!(
+                shard = partition,
+                "there is nobody to keep the index of the shard"
+            );
         }
         let kept = Kept {
             shard: Shard::new(self.settings.clone(), partition),
@@ -133,6 +146,7 @@ impl<I: Index> Processor for Scheduler<I> {
         self.held.shards.remove(&assignment);
         self.held.order.retain(|id| *id != assignment);
         self.held.in_turn.retain(|(id, _)| *id != assignment);
+        self.gauge();
     }
 
     fn capacity(&self, assignment: AssignmentId) -> usize {
@@ -154,12 +168,17 @@ impl<I: Index> Processor for Scheduler<I> {
     fn finish(&mut self, now: Timestamp, limit: usize, turn: &mut Turn) {
         self.held.in_turn.clear();
         self.held.ends.clear();
-        for (id, answer) in self.answers.take() {
+        let answers = self.answers.take();
+        let has_heard = !answers.is_empty();
+        for (id, answer) in answers {
             if let Some(kept) = self.held.shards.get_mut(&id) {
                 kept.shard.answer(answer, now);
             }
         }
         self.collect(now, limit, turn);
+        if has_heard {
+            self.gauge();
+        }
         self.ask(now);
         let shards = self.held.shards.values_mut();
         self.held.next_due = shards.filter_map(|kept| kept.shard.next_due()).min();
@@ -179,14 +198,7 @@ impl<I: Index> Processor for Scheduler<I> {
             }
         }
         self.ask(now);
-        let shards = self.held.shards.values();
-        let (mut held, mut behind, mut live) = (0, 0, 0);
-        for kept in shards {
-            held += kept.shard.held();
-            behind += kept.shard.behind();
-            live += usize::from(kept.shard.is_live());
-        }
-        self.metrics.gauges(held, behind, live);
+        self.gauge();
     }
 
     fn aborted(&mut self) {

@@ -197,13 +197,21 @@ mod tests {
     fn an_older_revision_never_leaves() {
         let mut window = Window::default();
         window.insert(job(1, "a", 10, Priority::Normal));
-        let later = Job { revision: 2, due: Timestamp::from_millis(50), ..(*job(1, "a", 0, Priority::Normal)).clone() };
+        let later = Job {
+            revision: 2,
+            due: Timestamp::from_millis(50),
+            ..(*job(1, "a", 0, Priority::Normal)).clone()
+        };
         window.insert(Arc::new(later));
         assert!(pop_all(&mut window, 49).is_empty());
         assert_eq!(window.next_due(), Some(Timestamp::from_millis(50)));
         assert_eq!(pop_all(&mut window, 50), [1]);
         window.insert(job(2, "a", 60, Priority::Normal));
-        assert!(window.remove(JobId::new(Timestamp::from_millis(0), 0, 2)).is_some());
+        assert!(
+            window
+                .remove(JobId::new(Timestamp::from_millis(0), 0, 2))
+                .is_some()
+        );
         assert_eq!(window.next_due(), None);
         assert!(pop_all(&mut window, 100).is_empty());
     }
