@@ -12,6 +12,7 @@
 //! | [`unique`](mod@unique) | names no other test uses |
 //! | [`eventually`](mod@eventually) | wait for a condition, with a deadline that says what was seen last |
 //! | [`process`] | a program under test: kill, freeze, measure, read what it printed |
+//! | [`member`] | a service under one name, over all its lives |
 //! | [`local_kafka`], [`local_redis`] | a server of the test's own, to stop and restart at will |
 //! | [`fake_endpoint`] | an HTTP server that answers, hangs or hangs up as it is told |
 //! | `otlp_receiver` | a collector that keeps the spans it is sent; feature `otlp` |
@@ -33,6 +34,7 @@ mod kept;
 pub mod languages;
 pub mod local_kafka;
 pub mod local_redis;
+pub mod member;
 #[cfg(feature = "otlp")]
 pub mod otlp_receiver;
 pub mod plan;
@@ -48,6 +50,7 @@ pub use eventually::{eventually, eventually_async};
 pub use fake_endpoint::{FakeEndpoint, Reply, Request};
 pub use local_kafka::LocalKafka;
 pub use local_redis::LocalRedis;
+pub use member::Member;
 #[cfg(feature = "otlp")]
 pub use otlp_receiver::{OtlpReceiver, ReceivedSpan};
 pub use plan::{Fate, Plan, Trouble};
