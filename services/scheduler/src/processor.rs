@@ -154,10 +154,11 @@ impl<I: Index> Processor for Scheduler<I> {
         kept.map_or(0, |kept| kept.shard.capacity())
     }
 
-    fn accept(&mut self, assignment: AssignmentId, record: Record, now: Timestamp) {
+    fn accept(&mut self, assignment: AssignmentId, record: Record, _of_round: Timestamp) {
         if let Some(kept) = self.held.shards.get_mut(&assignment) {
             self.metrics.received.inc();
-            kept.shard.accept(record, now);
+            // The round's time may be from before the record was written, and its delay must not begin then.
+            kept.shard.accept(record, self.clock.now());
         }
     }
 

@@ -453,9 +453,7 @@ impl Shard {
         }
         let Incoming { command, answer_to } = entry.incoming;
         let outcome = match command {
-            Ok(Command::Schedule(request)) => {
-                self.schedule(*request, &entry.record, found, now, writes)
-            }
+            Ok(Command::Schedule(request)) => self.schedule(*request, &entry.record, found, now, writes),
             Ok(Command::Cancel(id)) => self.cancel(id, found, now, writes),
             Ok(Command::Reschedule { id, due }) => self.reschedule(id, due, found, now, writes),
             Err(failure) => {

@@ -219,12 +219,7 @@ impl PipelineConfig {
     }
 
     /// Whether all topics of this pipeline can be named; `findings` stands at `pipelines`.
-    pub(super) fn check_names(
-        &self,
-        name: &str,
-        scheduler: &SchedulerConfig,
-        findings: &mut Findings<'_>,
-    ) {
+    pub(super) fn check_names(&self, name: &str, scheduler: &SchedulerConfig, findings: &mut Findings<'_>) {
         if !is_topic_name(name) {
             findings.wrong(
                 name,

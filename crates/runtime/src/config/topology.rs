@@ -14,7 +14,11 @@ pub(super) fn check(config: &Config, findings: &mut Findings<'_>) {
     findings.inside("pipelines", |findings| {
         for (name, settings) in &config.pipelines {
             settings.check_names(name, &config.scheduler, findings);
-            for used in uses(name, &settings.pipeline(name, &config.scheduler).topics(), settings) {
+            for used in uses(
+                name,
+                &settings.pipeline(name, &config.scheduler).topics(),
+                settings,
+            ) {
                 match taken.get(&used.topic) {
                     Some(other) if !may_meet(other, &used) => {
                         let problem = format!(
