@@ -526,6 +526,8 @@ fn passes(error: &KafkaError) -> bool {
                 | RDKafkaErrorCode::RequestTimedOut
                 | RDKafkaErrorCode::NotLeaderForPartition
                 | RDKafkaErrorCode::LeaderNotAvailable
+                // A leader that is new does not know the end yet.
+                | RDKafkaErrorCode::OffsetNotAvailable
                 | RDKafkaErrorCode::DestroyBroker
                 | RDKafkaErrorCode::Resolve
         )

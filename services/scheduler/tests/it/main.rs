@@ -1,4 +1,9 @@
 //! Tests of the scheduler on real Kafka and Redis.
 
 mod api;
+mod chaos;
+mod e2e;
+mod house;
 mod index;
+mod oracle;
+mod requests;
