@@ -86,7 +86,7 @@ fn close(setup: &Setup, partitions: i32) -> Vec<String> {
 fn a_crawl_that_begins_with_one_page_ends_with_every_page_once() {
     let setup = Setup::new("crawl", plan());
     let (_scheduler, _tier) = (
-        setup.start("redeliver-scheduler", "a"),
+        setup.start("scheduler", "a"),
         setup.start("retry-tier", "a"),
     );
     // A host's jobs are all in one partition, so two workers are as polite as one.
@@ -110,7 +110,7 @@ fn a_crawl_that_begins_with_one_page_ends_with_every_page_once() {
 fn a_worker_that_is_killed_again_and_again_loses_and_doubles_no_page() {
     let setup = Setup::new("crawl-kill", plan());
     let (_scheduler, _tier) = (
-        setup.start("redeliver-scheduler", "a"),
+        setup.start("scheduler", "a"),
         setup.start("retry-tier", "a"),
     );
     let seeds = setup.map.seeds();

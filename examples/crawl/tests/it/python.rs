@@ -31,7 +31,7 @@ fn plan() -> Plan {
 #[test]
 fn the_crawl_in_python_finds_the_same_pages() {
     let setup = Setup::new("crawl-py", plan());
-    let _scheduler = setup.start("redeliver-scheduler", "a");
+    let _scheduler = setup.start("scheduler", "a");
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let python = languages::python(&here.join("requirements.txt")).unwrap();
     let mut command = Command::new(python);

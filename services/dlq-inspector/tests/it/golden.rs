@@ -6,7 +6,7 @@ use crate::support::Setup;
 
 /// What a refusing process says: its exit code, and its error.
 fn refusal(arguments: &[&str]) -> (Option<i32>, String) {
-    let mut command = binary("redeliver-dlq-inspector");
+    let mut command = binary("dlq-inspector");
     command.env_clear();
     for argument in arguments {
         command.arg("--set").arg(argument);

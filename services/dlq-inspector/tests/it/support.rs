@@ -183,7 +183,7 @@ impl Setup {
     }
 
     pub(crate) fn command(&self) -> Command {
-        let mut command = binary("redeliver-dlq-inspector");
+        let mut command = binary("dlq-inspector");
         command.env_clear();
         for (key, value) in &self.settings {
             command.arg("--set").arg(format!("{key}={value}"));

@@ -94,7 +94,7 @@ fn a_scheduler_with_a_token_answers_those_who_bring_it() {
     let token_file = format!("scheduler.token_file={}", file.display());
     let _scheduler = services
         .pipe
-        .start("redeliver-scheduler", "a", &["--set", &token_file]);
+        .start("scheduler", "a", &["--set", &token_file]);
     block_on(only_with_the_token(Endpoint::new(&services.scheduler)));
 
     let refused = services.fails(1, &["jobs", "stats"]);

@@ -58,7 +58,7 @@ impl Services {
 
     /// Starts an inspector, and waits until it is ready.
     pub(crate) fn inspect(&self) -> Service {
-        self.pipe.start("redeliver-dlq-inspector", "a", &[])
+        self.pipe.start("dlq-inspector", "a", &[])
     }
 
     /// The records of the application's topic, once there are so many.

@@ -295,7 +295,7 @@ impl Pipe {
 
     /// Starts a scheduler, and waits until it is ready.
     pub(crate) fn scheduler(&self, instance: &str) -> Service {
-        self.start("redeliver-scheduler", instance, &[])
+        self.start("scheduler", instance, &[])
     }
 
     /// Starts a service with more arguments, and waits until it is ready.

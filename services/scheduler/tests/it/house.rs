@@ -142,7 +142,7 @@ impl House {
         let instance = instance.to_owned();
         let name = format!("scheduler {instance}");
         Member::spawn(name, move |environment| {
-            let mut command = binary("redeliver-scheduler");
+            let mut command = binary("scheduler");
             command.env_clear().envs(environment.iter().copied());
             command.arg("--config").arg(&self.file);
             command

@@ -61,7 +61,7 @@ impl Server {
         );
         let file = scratch.path().join("redeliver.yaml");
         std::fs::write(&file, text).unwrap();
-        let mut command = binary("redeliver-scheduler");
+        let mut command = binary("scheduler");
         command.env_clear().arg("--config").arg(file);
         let mut process = Process::spawn(command).unwrap();
         let output = process.wait_for_output("serving the job API", SOON);
