@@ -4,6 +4,7 @@
 //! Partitions come and go while it runs. Each has its own queue in the client, so that the end of a partition
 //! says whose end it is, and trouble with one stops no other.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -174,37 +175,37 @@ impl Follower {
         self.assign(&starts)
     }
 
-    /// Visits what has come, about `limit` events at most; when there is nothing, waits for up to `wait`.
-    /// Gives the number of events.
+    /// Visits what has come until the visitor breaks off; when there is nothing, waits for up to `wait`. What
+    /// was not visited comes the next time.
     ///
     /// # Errors
     /// When the client cannot go on.
     pub fn poll(
         &mut self,
-        limit: usize,
         wait: Duration,
-        mut visit: impl FnMut(Event),
-    ) -> Result<usize, ReadError> {
+        mut visit: impl FnMut(Event) -> ControlFlow<()>,
+    ) -> Result<(), ReadError> {
         self.waker.attach_current_thread();
         // Nothing but callbacks and errors of the whole client come this way.
         if let Some(Err(error)) = self.consumer.poll(Duration::ZERO) {
             fatal(error)?;
         }
-        let mut count = 0;
+        let mut is_idle = true;
         let partitions = self.partitions.len();
         for step in 0..partitions {
             let index = (self.turn + step) % partitions;
-            count += self.partitions[index].drain(SHARE.min(limit - count), &mut visit)?;
-            if count >= limit {
+            let (count, flow) = self.partitions[index].drain(&mut visit)?;
+            is_idle &= count == 0;
+            if flow.is_break() {
                 // The next round begins behind this one.
                 self.turn = index + 1;
                 break;
             }
         }
-        if count == 0 {
+        if is_idle {
             std::thread::park_timeout(wait);
         }
-        Ok(count)
+        Ok(())
     }
 
     fn assign(&mut self, starts: &[Start]) -> Result<(), ReadError> {
@@ -251,31 +252,39 @@ impl Follower {
 }
 
 impl Followed {
-    fn drain(&mut self, limit: usize, visit: &mut impl FnMut(Event)) -> Result<usize, ReadError> {
-        let mut count = 0;
-        while count < limit {
-            match self.queue.poll(Duration::ZERO) {
-                None => break,
+    /// Visits what has come, up to its share. Gives how much that was, and whether the visitor has enough.
+    fn drain(
+        &mut self,
+        visit: &mut impl FnMut(Event) -> ControlFlow<()>,
+    ) -> Result<(usize, ControlFlow<()>), ReadError> {
+        for count in 0..SHARE {
+            let event = match self.queue.poll(Duration::ZERO) {
+                None => return Ok((count, ControlFlow::Continue(()))),
                 Some(Ok(message)) => {
                     self.next = Some(message.offset() + 1);
-                    visit(Event::Record(convert::record(&message, &self.topic)));
+                    Event::Record(convert::record(&message, &self.topic))
                 }
-                Some(Err(KafkaError::PartitionEOF(_))) => visit(Event::End {
+                Some(Err(KafkaError::PartitionEOF(_))) => Event::End {
                     topic: self.topic.clone(),
                     partition: self.partition,
-                }),
+                },
                 Some(Err(error)) => match error.rdkafka_error_code() {
-                    Some(code) if is_refusal(code) => visit(Event::Refused {
+                    Some(code) if is_refusal(code) => Event::Refused {
                         topic: self.topic.clone(),
                         partition: self.partition,
                         error: code,
-                    }),
-                    _ => fatal(error)?,
+                    },
+                    _ => {
+                        fatal(error)?;
+                        continue;
+                    }
                 },
+            };
+            if visit(event).is_break() {
+                return Ok((count + 1, ControlFlow::Break(())));
             }
-            count += 1;
         }
-        Ok(count)
+        Ok((SHARE, ControlFlow::Continue(())))
     }
 }
 

@@ -21,7 +21,7 @@ use rusqlite::ErrorCode;
 
 pub use pool::{Pool, ReadError};
 pub use query::{Direction, Found, Place, Sample, TopicCounts};
-pub(crate) use query::{counts, get, known, list, open_by_topic, samples, since};
+pub(crate) use query::{Part, counts, get, known, list, open_by_topic, samples, since};
 pub use schema::Generation;
 pub use writer::{Change, Writer};
 

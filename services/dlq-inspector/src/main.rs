@@ -10,7 +10,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// Shows the dead letters of all pipelines over gRPC: list, read, count and watch them.
 #[derive(Parser)]
-#[command(name = "redeliver-dlq-inspector", version)]
+#[command(version)]
 struct Args {
     #[command(flatten)]
     common: CommonArgs,

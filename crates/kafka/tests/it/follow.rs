@@ -1,6 +1,7 @@
 //! Following partitions, looking single records up, and looking topics over.
 
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -79,14 +80,17 @@ impl Given {
     fn until(&mut self, follower: &mut Follower, what: &str, mut done: impl FnMut(&Self) -> bool) {
         eventually(what, DEADLINE, || {
             follower
-                .poll(100, Duration::from_millis(20), |event| match event {
-                    Event::Record(record) => {
-                        let value = String::from_utf8(record.value.unwrap().to_vec()).unwrap();
-                        let partition = self.records.entry(record.position.partition).or_default();
-                        partition.push((record.position.offset, value));
+                .poll(Duration::from_millis(20), |event| {
+                    match event {
+                        Event::Record(record) => {
+                            let value = String::from_utf8(record.value.unwrap().to_vec()).unwrap();
+                            let partition = self.records.entry(record.position.partition).or_default();
+                            partition.push((record.position.offset, value));
+                        }
+                        Event::End { partition, .. } => *self.ends.entry(partition).or_default() += 1,
+                        Event::Refused { .. } => {}
                     }
-                    Event::End { partition, .. } => *self.ends.entry(partition).or_default() += 1,
-                    Event::Refused { .. } => {}
+                    ControlFlow::Continue(())
                 })
                 .unwrap();
             if done(self) {

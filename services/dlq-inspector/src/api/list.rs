@@ -6,7 +6,7 @@ use tonic::Status;
 
 use super::token::{PAGE, question};
 use super::{Api, convert, no_index, not_found, parse_filter};
-use crate::index::{self, Direction, Found};
+use crate::index::{self, Direction, Found, Part};
 
 const DEFAULT_PAGE: usize = 50;
 const LARGEST_PAGE: usize = 1000;
@@ -31,13 +31,11 @@ impl Api {
         let asked = question(&["list", &request.filter, order]);
         let behind = PAGE.read(self.generation, asked, &request.page_token)?;
         let is_full = is_full(request.view);
-        let mut found = self
+        let Part { found, mut has_more } = self
             .pool
-            .read(move |connection| index::list(connection, &filter, direction, behind, size + 1))
+            .read(move |connection| index::list(connection, &filter, direction, behind, size))
             .await
             .map_err(|error| no_index(&error))?;
-        let mut has_more = found.len() > size;
-        found.truncate(size);
 
         let mut page = Vec::new();
         let mut bytes = 0;

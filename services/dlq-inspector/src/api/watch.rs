@@ -20,7 +20,7 @@ use super::list::is_full;
 use super::token::{Question, RESUME, question};
 use super::{Answers, Api, ending, no_index, parse_filter};
 use crate::filter::Expr;
-use crate::index::{self, Place};
+use crate::index::{self, Part, Place};
 use crate::metrics::Watching;
 
 /// How often a silent stream says that it lives.
@@ -151,8 +151,7 @@ impl Watcher {
                 .pool
                 .read(move |connection| index::since(connection, &filter, behind, up_to, READ))
                 .await;
-            let found = read.map_err(|error| Ended::Told(no_index(&error)))?;
-            let is_whole = found.len() < READ;
+            let Part { found, has_more } = read.map_err(|error| Ended::Told(no_index(&error)))?;
             let shown = self.api.shown(&found, self.is_full).await.map_err(Ended::Told)?;
             for (found, shown) in found.iter().zip(shown) {
                 self.behind = found.row;
@@ -160,7 +159,7 @@ impl Watcher {
                     self.send(Event::DeadLetter(shown)).await?;
                 }
             }
-            if is_whole {
+            if !has_more {
                 self.behind = up_to;
             }
         }

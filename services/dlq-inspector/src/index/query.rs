@@ -172,6 +172,35 @@ fn values(params: Vec<Param>) -> impl Iterator<Item = Value> {
     })
 }
 
+/// Rows that were asked for, and whether there are more.
+#[derive(Debug, Default)]
+pub(crate) struct Part {
+    pub(crate) found: Vec<Found>,
+    pub(crate) has_more: bool,
+}
+
+/// How many bytes of keys and headers, which are anybody's, are read at once, about.
+const PART_BYTES: usize = 4 << 20;
+
+impl Part {
+    /// Takes rows until there are `limit`, or until they are too large together. `rows` gives one more than
+    /// the limit if there is one.
+    fn take(rows: impl Iterator<Item = rusqlite::Result<Found>>, limit: usize) -> rusqlite::Result<Self> {
+        let mut part = Self::default();
+        let mut bytes = 0;
+        for row in rows {
+            if part.found.len() == limit || bytes >= PART_BYTES {
+                part.has_more = true;
+                break;
+            }
+            let row = row?;
+            bytes += row.headers.len() + row.key.as_ref().map_or(0, Bytes::len);
+            part.found.push(row);
+        }
+        Ok(part)
+    }
+}
+
 /// A page in the order of time.
 pub(crate) fn list(
     connection: &Connection,
@@ -179,7 +208,7 @@ pub(crate) fn list(
     direction: Direction,
     behind: Option<Place>,
     limit: usize,
-) -> rusqlite::Result<Vec<Found>> {
+) -> rusqlite::Result<Part> {
     let condition = condition(connection, filter)?;
     let (order, beyond) = match direction {
         Direction::Descending => ("DESC", "<"),
@@ -192,13 +221,13 @@ pub(crate) fn list(
         place = format!(" AND l.dead_at {beyond}= ? AND (l.dead_at {beyond} ? OR l.row {beyond} ?)");
         values.extend([behind.dead_at, behind.dead_at, behind.row].map(Value::Integer));
     }
-    values.push(Value::Integer(i64::try_from(limit).unwrap_or(i64::MAX)));
+    values.push(one_more(limit));
     let sql = format!(
         "SELECT {COLUMNS} FROM letters l {BESIDE} WHERE {}{place} ORDER BY l.dead_at {order}, l.row {order} LIMIT ?",
         condition.sql
     );
     let mut statement = connection.prepare_cached(&sql)?;
-    statement.query_map(params_from_iter(values), found)?.collect()
+    Part::take(statement.query_map(params_from_iter(values), found)?, limit)
 }
 
 /// In the order of arrival: what has come behind a row, up to another one.
@@ -208,18 +237,22 @@ pub(crate) fn since(
     behind: i64,
     up_to: i64,
     limit: usize,
-) -> rusqlite::Result<Vec<Found>> {
+) -> rusqlite::Result<Part> {
     let condition = condition(connection, filter)?;
     let mut values: Vec<Value> = values(condition.params).collect();
-    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-    values.extend([behind, up_to, limit].map(Value::Integer));
+    values.extend([behind, up_to].map(Value::Integer));
+    values.push(one_more(limit));
     // An index would be looked through as a whole for a few rows at its end.
     let sql = format!(
         "SELECT {COLUMNS} FROM letters l NOT INDEXED {BESIDE} WHERE {} AND l.row > ? AND l.row <= ? ORDER BY l.row LIMIT ?",
         condition.sql
     );
     let mut statement = connection.prepare_cached(&sql)?;
-    statement.query_map(params_from_iter(values), found)?.collect()
+    Part::take(statement.query_map(params_from_iter(values), found)?, limit)
+}
+
+fn one_more(limit: usize) -> Value {
+    Value::Integer(i64::try_from(limit).unwrap_or(i64::MAX).saturating_add(1))
 }
 
 /// One dead letter.

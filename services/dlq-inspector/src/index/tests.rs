@@ -32,7 +32,7 @@ impl Fixture {
     fn list(&self, filter: &str, direction: Direction, behind: Option<Place>, limit: usize) -> Vec<Found> {
         let filter = parse(filter).unwrap();
         let question = |connection: &_| list(connection, &filter, direction, behind, limit);
-        self.index.pool.read_here(question).unwrap()
+        self.index.pool.read_here(question).unwrap().found
     }
 
     /// The offsets of what matches, the newest first.
@@ -273,7 +273,7 @@ fn pages_visit_each_of_fifty_thousand_exactly_once_while_more_come() {
             .index
             .pool
             .read_here(|connection| since(connection, &everything, behind, last, 500));
-        let page = page.unwrap();
+        let page = page.unwrap().found;
         let Some(end) = page.last() else { break };
         behind = end.row;
         assert!(page.iter().all(|found| seen.insert(found.row)));
@@ -514,4 +514,24 @@ async fn a_question_that_nobody_waits_for_is_given_up() {
             .offset,
         7
     );
+}
+
+#[test]
+fn large_headers_make_small_parts() {
+    let mut fixture = Fixture::new();
+    let large = "x".repeat(1 << 20);
+    let letters = (0..10).map(|offset| letter("t-dlq", 0, offset, &[("large", &large)]));
+    fixture.put(letters.collect());
+    let everything = Expr::And(Vec::new());
+    let part = |behind| {
+        let question = |connection: &_| since(connection, &everything, behind, 100, 100);
+        fixture.index.pool.read_here(question).unwrap()
+    };
+    let first = part(0);
+    assert_eq!((first.found.len(), first.has_more), (4, true));
+    let last = part(7);
+    assert_eq!((last.found.len(), last.has_more), (3, false));
+    let question = |connection: &_| list(connection, &everything, Direction::Descending, None, 2);
+    let page = fixture.index.pool.read_here(question).unwrap();
+    assert_eq!((page.found.len(), page.has_more), (2, true));
 }

@@ -1,10 +1,12 @@
 //! The thread that follows the topics.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use redeliver_kafka::follow::{Event, Follower};
 use redeliver_kafka::reader::ReadError;
 use redeliver_kafka::{KafkaSettings, Waker};
@@ -19,8 +21,10 @@ use crate::letter::Letter;
 use crate::metrics::Metrics;
 use crate::shared::Shared;
 
-/// How much is read before it is handed over.
+/// How many records are read before they are handed over.
 const BATCH: usize = 2_000;
+/// And how many bytes of keys and headers, which are anybody's.
+const BATCH_BYTES: usize = 4 << 20;
 /// How long nothing may come before surveys and the end are looked for.
 const PAUSE: Duration = Duration::from_millis(200);
 /// How often the same trouble is told.
@@ -77,6 +81,7 @@ struct Reading {
 #[derive(Default)]
 struct Batch {
     letters: Vec<Letter>,
+    bytes: usize,
     ledger: Vec<Update>,
     positions: BTreeMap<(Arc<str>, i32), i64>,
     made_again: BTreeSet<Arc<str>>,
@@ -94,8 +99,10 @@ impl Reading {
         }
         let mut batch = Batch::default();
         let topics = &mut self.topics;
-        self.follower
-            .poll(BATCH, PAUSE, |event| batch.add(topics, event))?;
+        self.follower.poll(PAUSE, |event| {
+            batch.add(topics, event);
+            batch.is_full()
+        })?;
         self.tell_refused(&batch.refused);
         let made_again = std::mem::take(&mut batch.made_again);
         if let Err(gone) = self.hand_over(batch.into_changes()) {
@@ -178,6 +185,14 @@ impl Reading {
 }
 
 impl Batch {
+    fn is_full(&self) -> ControlFlow<()> {
+        if self.letters.len() + self.ledger.len() >= BATCH || self.bytes >= BATCH_BYTES {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
+    }
+
     fn add(&mut self, topics: &mut Topics, event: Event) {
         match event {
             Event::Record(record) => {
@@ -203,7 +218,9 @@ impl Batch {
                         }
                     }
                 } else {
-                    self.letters.push(Letter::read(&record));
+                    let letter = Letter::read(&record);
+                    self.bytes += letter.headers.len() + letter.key.as_ref().map_or(0, Bytes::len);
+                    self.letters.push(letter);
                 }
             }
             Event::End { topic, partition } => topics.ended(&topic, partition),

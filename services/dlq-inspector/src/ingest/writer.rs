@@ -24,8 +24,8 @@ pub(crate) enum Work {
     CaughtUp,
 }
 
-/// How many dead letters are written in one transaction at most, about.
-const TRANSACTION: usize = 20_000;
+/// How many batches are written in one transaction at most.
+const TRANSACTION: usize = 8;
 
 /// What the thread works with.
 pub(crate) struct WriterThread {
@@ -52,7 +52,7 @@ impl WriterThread {
                     mut changes,
                 } => {
                     // What has piled up meanwhile is written along.
-                    while letters(&changes) < TRANSACTION {
+                    for _ in 1..TRANSACTION {
                         match self.work.try_recv() {
                             Ok(Work::Changes {
                                 number: later,
@@ -61,8 +61,8 @@ impl WriterThread {
                                 number = later;
                                 changes.extend(more);
                             }
-                            Ok(other) => {
-                                next = Some(other);
+                            Ok(Work::CaughtUp) => {
+                                next = Some(Work::CaughtUp);
                                 break;
                             }
                             Err(_) => break,
@@ -108,13 +108,4 @@ impl WriterThread {
         });
         Ok(())
     }
-}
-
-fn letters(changes: &[Change]) -> usize {
-    let count = |change: &Change| match change {
-        Change::Letters(letters) => letters.len(),
-        Change::Ledger(updates) => updates.len(),
-        Change::Position { .. } | Change::Trim { .. } | Change::Forget { .. } | Change::ForgetLedger => 1,
-    };
-    changes.iter().map(count).sum()
 }
