@@ -12,6 +12,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use crate::index::Index;
 use crate::keeper::{Answers, Keeper};
 use crate::metrics::SchedulerMetrics;
+use crate::standing::Standing;
 use crate::shard::{Ask, Settings, Shard, Tally, Writes};
 
 /// One question of each kind may be under way.
@@ -27,6 +28,7 @@ pub(crate) struct Scheduler<I> {
     /// Keepers go to the task that runs them.
     pub(crate) keepers: mpsc::Sender<Keeper<I>>,
     pub(crate) answers: Arc<Answers>,
+    pub(crate) standing: Arc<Standing>,
     pub(crate) held: Held,
 }
 
@@ -123,8 +125,10 @@ impl<I: Index> Processor for Scheduler<I> {
             clock: self.clock.clone(),
             asks: receiver,
             answers: self.answers.clone(),
+            standing: self.standing.clone(),
             gone: gone.clone(),
         };
+        self.standing.begins(assignment, partition);
         // The task ends only after the lane.
         if self.keepers.blocking_send(keeper).is_err() {
             tracing::error!(
@@ -143,6 +147,7 @@ impl<I: Index> Processor for Scheduler<I> {
     }
 
     fn revoked(&mut self, assignment: AssignmentId) {
+        self.standing.ends(assignment);
         self.held.shards.remove(&assignment);
         self.held.order.retain(|id| *id != assignment);
         self.held.in_turn.retain(|(id, _)| *id != assignment);
