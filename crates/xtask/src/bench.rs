@@ -4,6 +4,7 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, ensure};
+use redeliver_testkit::target::target_directory;
 use redeliver_testkit::{LocalKafka, LocalRedis, languages};
 
 use crate::packages;
@@ -23,8 +24,7 @@ pub(crate) struct Arguments {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     packages::ensure_installed(packages::SERVERS)?;
-    let cargo = || Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    let build = cargo()
+    let build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
         .args([
             "build",
             "--release",
@@ -41,21 +41,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     // Nothing else runs on them, so that figures are of us and the servers alone.
     let kafka = LocalKafka::start().context("starting a Kafka to measure on")?;
     let redis = LocalRedis::start().context("starting a Redis to measure on")?;
-    let mut bench = cargo();
+    // The program itself, and not `cargo run`: alone, it would be built with other features once more.
+    let mut bench = Command::new(target_directory()?.join("release/redeliver-bench"));
     if arguments.bench.first().is_some_and(|bench| bench == "scheduler") {
         packages::ensure_installed(packages::PYTHON)?;
         let requirements = Path::new(env!("CARGO_MANIFEST_DIR")).join("../bench/peers/requirements.txt");
         bench.env("BENCH_PYTHON", languages::python(&requirements)?);
     }
     let measured = bench
-        .args([
-            "run",
-            "--quiet",
-            "--release",
-            "--package",
-            "redeliver-bench",
-            "--",
-        ])
         .args(&arguments.bench)
         .env("KAFKA_BROKERS", kafka.brokers())
         .env("REDIS_URL", redis.url())

@@ -16,6 +16,7 @@ use crate::codec::{self, Memory};
 use crate::index::{Applied, Batch, Change, Effect, Index, IndexError, Owner};
 use crate::job::JobId;
 use crate::shard::{Answer, Ask};
+use crate::standing::Standing;
 
 /// What keepers have to say to a lane, which takes it when it looks around.
 #[derive(Debug, Default)]
@@ -67,6 +68,7 @@ pub(crate) struct Keeper<I> {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) asks: mpsc::Receiver<Ask>,
     pub(crate) answers: Arc<Answers>,
+    pub(crate) standing: Arc<Standing>,
     /// Cancelled when the shard is somebody else's.
     pub(crate) gone: CancellationToken,
 }
@@ -100,7 +102,7 @@ impl<I: Index> Keeper<I> {
                 match self.serve(&ask, owner, &mut applied).await {
                     Ok(answer) => break answer,
                     Err(IndexError::Unavailable(reason)) => {
-                        pause.wait(self.shard, "the index does not answer", &reason).await;
+                        self.wait(&mut pause, "the index does not answer", &reason).await;
                     }
                     Err(error @ (IndexError::Gap { .. } | IndexError::Fenced)) => {
                         tracing::warn!(
@@ -111,8 +113,17 @@ impl<I: Index> Keeper<I> {
                     }
                 }
             };
+            if pause.has_waited() {
+                self.standing.is_ready(self.assignment);
+            }
             self.answers.give(self.assignment, answer);
         }
+    }
+
+    async fn wait(&self, pause: &mut Pause, what: &str, reason: &str) {
+        let standing = format!("shard {}: {what}: {reason}", self.shard);
+        self.standing.waits(self.assignment, standing);
+        pause.wait(self.shard, what, reason).await;
     }
 
     async fn serve(&self, ask: &Ask, owner: Owner, applied: &mut i64) -> Result<Answer, IndexError> {

@@ -9,6 +9,7 @@
 //! | [`index`] | the time index, in Redis or in memory |
 //! | `keeper` | brings a shard's index up to date and asks it |
 //! | `processor` | the shards of a lane |
+//! | `standing` | what readiness says of them |
 //! | [`codec`] | jobs in the state topic |
 //! | [`api`] | gRPC and REST |
 //! | `answers` | outcomes of commands, for those who wait to hear them |
@@ -26,6 +27,7 @@ pub mod request;
 mod service;
 mod shard;
 mod spans;
+mod standing;
 mod window;
 
 pub use service::{mount, rules, run};

@@ -12,8 +12,8 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use crate::index::Index;
 use crate::keeper::{Answers, Keeper};
 use crate::metrics::SchedulerMetrics;
-use crate::standing::Standing;
 use crate::shard::{Ask, Settings, Shard, Tally, Writes};
+use crate::standing::Standing;
 
 /// One question of each kind may be under way.
 const ASKS: usize = 8;

@@ -24,6 +24,7 @@ use crate::processor::{Held, Scheduler, run_keepers};
 use crate::request::Rules;
 use crate::shard::Settings;
 use crate::spans::Spans;
+use crate::standing::Standing;
 
 /// Runs the service until it is told to stop.
 ///
@@ -115,6 +116,7 @@ pub async fn mount<I: Index>(host: &mut Host, index: I) -> anyhow::Result<()> {
             metrics: families.of(&name),
             keepers,
             answers,
+            standing: Arc::new(Standing::new(host.health.part(format!("{name}-shards")))),
             held: Held::default(),
         };
         let lane_ended = CancellationToken::new();

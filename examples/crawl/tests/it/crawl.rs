@@ -85,10 +85,7 @@ fn close(setup: &Setup, partitions: i32) -> Vec<String> {
 #[test]
 fn a_crawl_that_begins_with_one_page_ends_with_every_page_once() {
     let setup = Setup::new("crawl", plan());
-    let (_scheduler, _tier) = (
-        setup.start("scheduler", "a"),
-        setup.start("retry-tier", "a"),
-    );
+    let (_scheduler, _tier) = (setup.start("scheduler", "a"), setup.start("retry-tier", "a"));
     // A host's jobs are all in one partition, so two workers are as polite as one.
     let mut workers = [setup.worker("a"), setup.worker("b")];
     until_shared(&mut workers, 4);
@@ -109,10 +106,7 @@ fn a_crawl_that_begins_with_one_page_ends_with_every_page_once() {
 #[test]
 fn a_worker_that_is_killed_again_and_again_loses_and_doubles_no_page() {
     let setup = Setup::new("crawl-kill", plan());
-    let (_scheduler, _tier) = (
-        setup.start("scheduler", "a"),
-        setup.start("retry-tier", "a"),
-    );
+    let (_scheduler, _tier) = (setup.start("scheduler", "a"), setup.start("retry-tier", "a"));
     let seeds = setup.map.seeds();
     let requests: Vec<Output> = seeds
         .iter()

@@ -92,9 +92,7 @@ fn a_scheduler_with_a_token_answers_those_who_bring_it() {
     let file = services.pipe.file.with_file_name("token");
     std::fs::write(&file, "s3cret\n").unwrap();
     let token_file = format!("scheduler.token_file={}", file.display());
-    let _scheduler = services
-        .pipe
-        .start("scheduler", "a", &["--set", &token_file]);
+    let _scheduler = services.pipe.start("scheduler", "a", &["--set", &token_file]);
     block_on(only_with_the_token(Endpoint::new(&services.scheduler)));
 
     let refused = services.fails(1, &["jobs", "stats"]);
