@@ -172,11 +172,13 @@ impl<I: Index> Keeper<I> {
         let mut pause = Pause::default();
         loop {
             match self.take_over(owner).await {
-                Ok(end) => return end,
+                Ok(end) => {
+                    self.standing.is_ready(self.assignment);
+                    return end;
+                }
                 Err(trouble) => {
                     let reason = error_chain(&trouble);
-                    pause
-                        .wait(self.shard, "the index is not up to date yet", &reason)
+                    self.wait(&mut pause, "the index is not up to date yet", &reason)
                         .await;
                 }
             }
@@ -322,6 +324,10 @@ impl Default for Pause {
 }
 
 impl Pause {
+    fn has_waited(&self) -> bool {
+        self.said.is_some()
+    }
+
     async fn wait(&mut self, shard: i32, what: &str, reason: &str) {
         let now = tokio::time::Instant::now();
         if self

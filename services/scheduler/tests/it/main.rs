@@ -1,9 +1,11 @@
 //! Tests of the scheduler on real Kafka and Redis.
 
 mod api;
+mod burst;
 mod chaos;
 mod e2e;
 mod house;
 mod index;
 mod oracle;
 mod requests;
+mod startup;

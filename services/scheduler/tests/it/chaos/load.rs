@@ -147,7 +147,7 @@ impl<'a> Asking<'a> {
         self.number += 1;
         match self.random.u32(..100) {
             0..4 => self.bad(),
-            4..12 => match self.ids.pop_front() {
+            4..12 => match self.recent() {
                 Some(id) => self.command(id),
                 None => self.job(),
             },
@@ -156,6 +156,15 @@ impl<'a> Asking<'a> {
                 None => self.job(),
             },
             _ => self.job(),
+        }
+    }
+
+    /// One of the latest jobs, or of all.
+    fn recent(&mut self) -> Option<JobId> {
+        if self.random.u32(..4) == 0 {
+            self.ids.pop_front()
+        } else {
+            self.ids.pop_back()
         }
     }
 

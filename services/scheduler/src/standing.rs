@@ -1,0 +1,105 @@
+//! What the process's readiness says of a lane's shards: each is ready once its index was brought up to date,
+//! and for as long as the index answers.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use redeliver_kafka::AssignmentId;
+use redeliver_runtime::health::Part;
+
+/// What the shards of a lane wait for. Shards come and go by the lane's word; what a keeper says of one that has
+/// gone is not heard any more.
+#[derive(Debug)]
+pub(crate) struct Standing {
+    part: Part,
+    waiting: Mutex<BTreeMap<AssignmentId, Option<String>>>,
+}
+
+impl Standing {
+    /// Of no shard yet, which is ready.
+    pub(crate) fn new(part: Part) -> Self {
+        part.ready();
+        Self {
+            part,
+            waiting: Mutex::default(),
+        }
+    }
+
+    /// A shard is the lane's from now on.
+    pub(crate) fn begins(&self, id: AssignmentId, shard: i32) {
+        let mut waiting = self.lock();
+        let reason = format!("shard {shard}: bringing the index up to date");
+        waiting.insert(id, Some(reason));
+        self.tell(&waiting);
+    }
+
+    /// A shard is the lane's no longer.
+    pub(crate) fn ends(&self, id: AssignmentId) {
+        let mut waiting = self.lock();
+        waiting.remove(&id);
+        self.tell(&waiting);
+    }
+
+    /// A shard waits for something.
+    pub(crate) fn waits(&self, id: AssignmentId, reason: String) {
+        self.set(id, Some(reason));
+    }
+
+    /// A shard waits for nothing.
+    pub(crate) fn is_ready(&self, id: AssignmentId) {
+        self.set(id, None);
+    }
+
+    fn set(&self, id: AssignmentId, reason: Option<String>) {
+        let mut waiting = self.lock();
+        if let Some(known) = waiting.get_mut(&id) {
+            *known = reason;
+            self.tell(&waiting);
+        }
+    }
+
+    fn tell(&self, waiting: &BTreeMap<AssignmentId, Option<String>>) {
+        let mut reasons = waiting.values().flatten();
+        match reasons.next() {
+            None => self.part.ready(),
+            Some(first) => match reasons.count() {
+                0 => self.part.not_ready(first.as_str()),
+                others => self
+                    .part
+                    .not_ready(format!("{first}; and {others} more shards wait")),
+            },
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<AssignmentId, Option<String>>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use redeliver_runtime::health::Health;
+
+    use super::*;
+
+    #[test]
+    fn all_shards_must_be_ready_and_those_that_have_gone_say_nothing() {
+        let health = Health::new();
+        let standing = Standing::new(health.part("shards"));
+        let said = || health.report().parts["shards"].clone();
+        assert_eq!(said(), "ready");
+        let ids = [AssignmentId::for_tests(0, 1), AssignmentId::for_tests(1, 1)];
+        standing.begins(ids[0], 7);
+        standing.begins(ids[1], 8);
+        let catching_up = "waiting: shard 7: bringing the index up to date";
+        assert_eq!(said(), format!("{catching_up}; and 1 more shards wait"));
+        standing.is_ready(ids[1]);
+        assert_eq!(said(), catching_up);
+        standing.waits(ids[0], "no answer".to_owned());
+        assert_eq!(said(), "waiting: no answer");
+        standing.ends(ids[0]);
+        assert_eq!(said(), "ready");
+        standing.waits(ids[0], "late".to_owned());
+        assert_eq!(said(), "ready");
+    }
+}

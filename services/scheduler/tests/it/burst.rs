@@ -1,0 +1,177 @@
+//! Many jobs: due at one instant, and waiting while the index is gone.
+
+use std::time::{Duration, Instant};
+
+use redeliver_core::JobId;
+use redeliver_core::headers::{DISPATCHED_AT, JOB_ID};
+use redeliver_core::{Record, Timestamp};
+use redeliver_testkit::{LocalRedis, eventually};
+
+use crate::chaos::Turn;
+use crate::house::{House, PATIENCE, Setup};
+use crate::index::own_redis::Raw;
+use crate::oracle::{Asked, Wanted};
+use crate::requests::{Request, in_millis, now};
+
+/// Jobs that are due at one instant.
+const BURST: usize = 200_000;
+/// How many are written at once.
+const CHUNK: usize = 10_000;
+
+fn ask_all(house: &House, count: usize, request: impl Fn(usize) -> Request) -> Vec<Asked> {
+    let mut asked = Vec::with_capacity(count);
+    while asked.len() < count {
+        let rest = asked.len()..count.min(asked.len() + CHUNK);
+        asked.extend(house.ask(rest.map(&request).collect()));
+    }
+    asked
+}
+
+fn header<T: std::str::FromStr>(record: &Record, name: &str) -> T {
+    let value = record.headers.last(name).unwrap();
+    let parsed = std::str::from_utf8(value).unwrap().parse();
+    parsed.unwrap_or_else(|_| panic!("{name} of {record:?}"))
+}
+
+#[test]
+fn jobs_that_are_due_at_one_instant_leave_once_while_others_stay_on_time() {
+    const TRICKLE: u64 = 20;
+    let _turn = Turn::wait();
+    let house = Setup::new("burst").create();
+    let _scheduler = house.start("a");
+    let began = Instant::now();
+    // Late enough for all of them to be accepted before.
+    let due = in_millis(20_000);
+    let mut asked = ask_all(&house, BURST, |n| {
+        Request::protobuf(Wanted::new("crawl", format!("job {n} of the burst")).at(due))
+    });
+    let accepted = began.elapsed();
+    assert!(
+        now() < due,
+        "asking took {accepted:?}, which is too long for this test"
+    );
+    // The others are due before, during and after it.
+    let trickle = (0..400).map(|n| {
+        let due = Timestamp::from_millis(due.as_millis() - 2_000).after(Duration::from_millis(TRICKLE * n));
+        Request::protobuf(Wanted::new("mail", format!("{n}")).at(due))
+    });
+    asked.extend(house.ask(trickle.collect()));
+    let mut watch = house.watch();
+    let verdict = watch.settle(&mut asked);
+    assert_eq!(verdict.dispatched, BURST + 400 + 4, "{verdict}");
+    let slowest = verdict.lateness("crawl", 1.0);
+    println!(
+        "{BURST} jobs asked for in {accepted:.1?}, due at one instant, left within {slowest} ms: {} a second; \
+         meanwhile the others were late by {} ms at the median, {} ms at p99, {} ms at most",
+        BURST as u64 * 1000 / u64::try_from(slowest).unwrap().max(1),
+        verdict.lateness("mail", 0.5),
+        verdict.lateness("mail", 0.99),
+        verdict.lateness("mail", 1.0),
+    );
+    // Not one of the others waited for all of the burst.
+    assert!(verdict.lateness("mail", 1.0) < slowest, "{verdict}");
+}
+
+/// How many jobs the index of a shard says to be waiting.
+fn waiting_in(house: &House, raw: &Raw, shard: i32) -> i64 {
+    let key = format!("{}:{{{shard}}}:due", house.name);
+    house.block_on(raw.call(&["ZCARD", &key])).as_i64().unwrap_or(0)
+}
+
+#[test]
+fn an_emptied_index_is_rebuilt_while_jobs_go_on_leaving() {
+    const WAITING: usize = 20_000;
+    let _turn = Turn::wait();
+    let redis = LocalRedis::start().unwrap();
+    let house = Setup::new("rebuild")
+        .redis(redis.url())
+        .set("scheduler.window", "1s")
+        .create();
+    let raw = house.block_on(Raw::connect(&redis.url()));
+    let mut scheduler = house.start("a");
+    // All but a few wait in one shard, for long.
+    let due = in_millis(3_600_000);
+    let mut asked = ask_all(&house, WAITING, |n| {
+        let mut value = format!("job {n} ").into_bytes();
+        value.resize(2_000, b'x');
+        Request::protobuf(Wanted::new("crawl", value).at(due)).partition(0)
+    });
+    let until_rebuilt = || {
+        eventually("the index shows all that wait", PATIENCE, || {
+            match waiting_in(&house, &raw, 0) {
+                count if count >= i64::try_from(WAITING).unwrap() => Ok(()),
+                count => Err(count),
+            }
+        });
+        now()
+    };
+    until_rebuilt();
+
+    // Emptied under way: whatever is in memory leaves meanwhile, in all shards.
+    let trickle = |from: u64| {
+        (0..400).map(move |n: u64| {
+            let shard = i32::try_from(n % 4).unwrap();
+            let wanted = Wanted::new("mail", format!("{n}")).after(from + 10 * n);
+            Request::protobuf(wanted).partition(shard)
+        })
+    };
+    asked.extend(house.ask(trickle(500).collect()));
+    eventually("some leave", PATIENCE, || {
+        match now() >= asked.last().unwrap().at.after(Duration::from_millis(1_000)) {
+            true => Ok(()),
+            false => Err(now()),
+        }
+    });
+    let emptied = now();
+    house.block_on(raw.call(&["FLUSHALL"]));
+    eventually("it is empty", PATIENCE, || match waiting_in(&house, &raw, 0) {
+        count if count < i64::try_from(WAITING).unwrap() => Ok(()),
+        count => Err(count),
+    });
+    let rebuilt = until_rebuilt();
+    let mut watch = house.watch();
+    watch.until_so_many_ended(400);
+    watch.look();
+    let dispatched_at = |record: &Record| header::<Timestamp>(record, DISPATCHED_AT);
+    let meanwhile = watch.seen.apps.iter().map(dispatched_at);
+    let meanwhile = meanwhile.filter(|at| (emptied..rebuilt).contains(at)).count();
+    println!(
+        "{WAITING} jobs were in the index again after {:?}; {meanwhile} left meanwhile",
+        rebuilt.since(emptied)
+    );
+    assert!(meanwhile > 0, "nothing left between {emptied} and {rebuilt}");
+
+    // Emptied while nobody is there: a shard acts only when it knows everything, the others do not wait for it.
+    scheduler.kill_9();
+    house.block_on(raw.call(&["FLUSHALL"]));
+    let overdue = house.ask(trickle(0).collect());
+    asked.extend(overdue);
+    scheduler.start_again();
+    scheduler.until_ready();
+    watch.until_so_many_ended(800);
+    watch.look();
+    let first = |in_first: bool| {
+        let left = watch
+            .seen
+            .apps
+            .iter()
+            .filter(|record| (header::<JobId>(record, JOB_ID).shard() == 0) == in_first);
+        left.map(dispatched_at)
+            .filter(|at| *at > rebuilt.after(Duration::from_secs(1)))
+            .min()
+    };
+    let (slow, others) = (first(true).unwrap(), first(false).unwrap());
+    println!(
+        "the shard with {WAITING} jobs began {:?} after the others",
+        slow.since(others)
+    );
+    assert!(others < slow);
+
+    // All of them come to their end.
+    let ids: Vec<JobId> = asked.iter().take(WAITING).map(crate::house::id).collect();
+    let soon = crate::oracle::When::At(in_millis(3_000));
+    asked.extend(ask_all(&house, WAITING, |n| Request::reschedule(ids[n], soon)));
+    let verdict = watch.settle(&mut asked);
+    assert_eq!(verdict.dispatched, WAITING + 800 + 4, "{verdict}");
+    assert_eq!(verdict.rescheduled, WAITING, "{verdict}");
+}

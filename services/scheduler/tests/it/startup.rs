@@ -1,0 +1,64 @@
+//! What a scheduler needs of Redis before it begins, and how it says so.
+
+use redeliver_testkit::LocalRedis;
+
+use crate::house::{PATIENCE, Setup};
+use crate::index::own_redis::Raw;
+use crate::oracle::Wanted;
+use crate::requests::Request;
+
+#[test]
+fn a_redis_that_may_evict_is_refused_with_the_setting_that_helps() {
+    let redis = LocalRedis::start().unwrap();
+    let house = Setup::new("evicts").redis(redis.url()).create();
+    house.block_on(async {
+        let raw = Raw::connect(&redis.url()).await;
+        raw.call(&["CONFIG", "SET", "maxmemory", "100mb"]).await;
+        raw.call(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"])
+            .await;
+    });
+    let mut scheduler = house.spawn("a");
+    let status = scheduler.life().wait(PATIENCE);
+    assert_eq!(status.code(), Some(1), "{}", scheduler.output());
+    let output = scheduler.output();
+    let said = output.lines().last().unwrap_or_default();
+    for words in ["allkeys-lru", "maxmemory-policy noeviction"] {
+        assert!(said.contains(words), "{output}");
+    }
+    // With the policy changed all is well.
+    house.block_on(async {
+        let raw = Raw::connect(&redis.url()).await;
+        raw.call(&["CONFIG", "SET", "maxmemory-policy", "noeviction"])
+            .await;
+    });
+    scheduler.start_again();
+    scheduler.until_ready();
+}
+
+#[test]
+fn a_redis_that_is_not_there_yet_is_waited_for_and_readiness_says_so() {
+    let mut redis = LocalRedis::start().unwrap();
+    redis.stop().unwrap();
+    let house = Setup::new("patient").redis(redis.url()).create();
+    let mut scheduler = house.spawn("a");
+    scheduler.until_not_ready("the index is not up to date yet");
+    let request = |n: u32| {
+        let wanted = Wanted::new("mail", n.to_string()).idempotency_key(format!("{n}"));
+        Request::protobuf(wanted).answer_to(n.to_string())
+    };
+    // What is asked meanwhile is decided later.
+    let asked = house.ask((0..20).map(request).collect());
+    redis.start_again().unwrap();
+    scheduler.until_ready();
+    assert!(scheduler.is_in_its_first_life());
+    house.settle(asked);
+    // One that goes while the scheduler runs is waited for too.
+    redis.stop().unwrap();
+    let again = house.ask(vec![request(20)]);
+    scheduler.until_not_ready("the index does not answer");
+    redis.start_again().unwrap();
+    scheduler.until_ready();
+    let mut watch = house.watch();
+    watch.until_so_many_ended(20 + again.len());
+    assert!(scheduler.is_in_its_first_life());
+}
