@@ -13,8 +13,8 @@ use crate::index::own_redis::Raw;
 use crate::oracle::{Asked, Wanted};
 use crate::requests::{Request, in_millis, now};
 
-/// Jobs that are due at one instant.
-const BURST: usize = 200_000;
+/// Jobs that are due at one instant. Unoptimised, 200,000 would take a minute to be accepted alone.
+const BURST: usize = if cfg!(debug_assertions) { 50_000 } else { 200_000 };
 /// How many are written at once.
 const CHUNK: usize = 10_000;
 
@@ -41,7 +41,7 @@ fn jobs_that_are_due_at_one_instant_leave_once_while_others_stay_on_time() {
     let _scheduler = house.start("a");
     let began = Instant::now();
     // Late enough for all of them to be accepted before.
-    let due = in_millis(20_000);
+    let due = in_millis(15_000);
     let mut asked = ask_all(&house, BURST, |n| {
         Request::protobuf(Wanted::new("crawl", format!("job {n} of the burst")).at(due))
     });
@@ -143,6 +143,7 @@ fn an_emptied_index_is_rebuilt_while_jobs_go_on_leaving() {
 
     // Emptied while nobody is there: a shard acts only when it knows everything, the others do not wait for it.
     scheduler.kill_9();
+    let killed = now();
     house.block_on(raw.call(&["FLUSHALL"]));
     let overdue = house.ask(trickle(0).collect());
     asked.extend(overdue);
@@ -156,9 +157,7 @@ fn an_emptied_index_is_rebuilt_while_jobs_go_on_leaving() {
             .apps
             .iter()
             .filter(|record| (header::<JobId>(record, JOB_ID).shard() == 0) == in_first);
-        left.map(dispatched_at)
-            .filter(|at| *at > rebuilt.after(Duration::from_secs(1)))
-            .min()
+        left.map(dispatched_at).filter(|at| *at > killed).min()
     };
     let (slow, others) = (first(true).unwrap(), first(false).unwrap());
     println!(
