@@ -108,7 +108,7 @@ def main():
     arguments = parser.parse_args()
     if arguments.verb == "versions":
         print(
-            f"confluent-kafka {confluent_kafka.version()[0]} (librdkafka {confluent_kafka.libversion()[0]}), "
+            f"confluent-kafka {confluent_kafka.__version__} (librdkafka {confluent_kafka.libversion()[0]}), "
             f"kafka-python {kafka.__version__}, redis-py {redis.__version__}"
         )
         return

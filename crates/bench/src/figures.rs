@@ -68,12 +68,10 @@ pub(crate) fn cpu_time_of(process: &str) -> Duration {
     // The clock tick of /proc is 10 ms on every Linux that matters (`getconf CLK_TCK` is 100).
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     let after_name = stat.rsplit(')').next().unwrap_or_default();
-    let fields: Vec<u64> = after_name
-        .split_whitespace()
-        .filter_map(|field| field.parse().ok())
-        .collect();
-    // Without state (no number): ppid, pgrp, session, tty, tpgid, flags, minflt, cminflt, majflt, cmajflt, utime, stime.
-    let ticks = fields.get(10).unwrap_or(&0) + fields.get(11).unwrap_or(&0);
+    let fields: Vec<&str> = after_name.split_whitespace().collect();
+    // Behind the name: state, ppid, pgrp, session, tty, tpgid, flags, minflt, cminflt, majflt, cmajflt, utime, stime.
+    let ticks_of = |place: usize| fields.get(place).and_then(|field| field.parse::<u64>().ok());
+    let ticks = ticks_of(11).unwrap_or(0) + ticks_of(12).unwrap_or(0);
     Duration::from_millis(ticks * 10)
 }
 
