@@ -15,3 +15,4 @@ mod services;
 mod shutdown;
 mod support;
 mod traces;
+mod whole_house;
