@@ -70,7 +70,7 @@ impl Server {
         Self {
             kafka: KafkaSettings::new(brokers, format!("{name}-test")),
             address: address.trim().to_owned(),
-            http: reqwest::Client::new(),
+            http: http_client(),
             name,
             process,
             _scratch: scratch,
@@ -168,4 +168,12 @@ impl Answer {
             .as_str()
             .unwrap_or_else(|| panic!("no {field}: {self:?}"))
     }
+}
+
+/// A client for plain HTTP. Built beside packages that bring TLS for theirs, it wants a provider of cryptography all
+/// the same.
+fn http_client() -> reqwest::Client {
+    // It may be there already: tests run side by side.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    reqwest::Client::new()
 }
