@@ -19,7 +19,7 @@ use crate::job::{Job, JobId, Kind, State};
 use crate::overlay::Overlay;
 use crate::request::{Command, Incoming, Request, Rules, key_hash, shard_of};
 use crate::spans::Spans;
-use crate::window::Window;
+use crate::window::{Way, Window};
 
 /// What all shards of a process have in common.
 pub(crate) struct Settings {
@@ -33,9 +33,9 @@ pub(crate) struct Settings {
     pub(crate) memory: Memory,
     /// How far ahead jobs are held in memory.
     pub(crate) window: Duration,
-    /// How many of them at most, but for those that come when it is full.
+    /// How many of them at most, of those that were looked up and of those that were scheduled so late each.
     pub(crate) window_jobs: usize,
-    /// How many bytes of them.
+    /// How many bytes of them, counted in the same way.
     pub(crate) window_bytes: usize,
     pub(crate) spans: Spans,
 }
@@ -299,15 +299,12 @@ impl Shard {
         if self.looking_ahead.is_some() || self.loaded.is_some_and(|loaded| loaded.due > is_far) {
             return None;
         }
-        let limit = self
-            .settings
-            .window_jobs
-            .saturating_sub(self.window.len())
-            .min(CHUNK);
+        let load = self.window.load(Way::LookedUp);
+        let limit = self.settings.window_jobs.saturating_sub(load.jobs).min(CHUNK);
         let bytes = self
             .settings
             .window_bytes
-            .saturating_sub(self.window.bytes())
+            .saturating_sub(load.bytes)
             .min(CHUNK_BYTES);
         // A window that is nearly full waits for room, so that questions are worth their while.
         if limit < CHUNK.min(self.settings.window_jobs / 4)
@@ -365,7 +362,7 @@ impl Shard {
                 continue;
             }
             match codec::decode(id, &row.record) {
-                Ok(job) => self.window.insert(Arc::new(job)),
+                Ok(job) => self.window.insert(Arc::new(job), Way::LookedUp),
                 Err(error) => tracing::error!(job = %id, %error, "the index holds something that is no job"),
             }
         }
@@ -385,7 +382,7 @@ impl Shard {
             .cloned()
             .collect();
         for job in missing {
-            self.window.insert(job);
+            self.window.insert(job, Way::LookedUp);
         }
     }
 
@@ -686,11 +683,11 @@ impl Shard {
     /// A job waits, or waits for another time.
     fn save(&mut self, job: Arc<Job>, now: Timestamp, writes: &mut Writes) {
         self.record(&job, writes);
-        let has_room =
-            self.window.len() < self.settings.window_jobs && self.window.bytes() < self.settings.window_bytes;
+        let load = self.window.load(Way::Commanded);
+        let has_room = load.jobs < self.settings.window_jobs && load.bytes < self.settings.window_bytes;
         let is_soon = job.due <= now.after(self.settings.window) && has_room;
         if is_soon || Some(cursor(&job)) <= self.loaded {
-            self.window.insert(job);
+            self.window.insert(job, Way::Commanded);
         } else {
             self.window.remove(job.id);
         }

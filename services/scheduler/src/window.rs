@@ -6,6 +6,10 @@
 //!
 //! Jobs that were cancelled or rescheduled leave their old entries behind, which are recognised by the
 //! revision when they come up.
+//!
+//! What was looked up and what came as a command is counted apart, so that either can be given a room of its own:
+//! in one room a burst that was scheduled long before would keep newcomers of others out until it is over, and
+//! newcomers in great number would keep out what was scheduled before them.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
@@ -27,11 +31,28 @@ fn may_be_overtaken(priority: Priority) -> Duration {
 
 type Entry = Reverse<(Timestamp, JobId, u32)>;
 
+/// How a job came into the window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// The index had it.
+    LookedUp,
+    /// It was scheduled, or rescheduled, when it was due soon.
+    Commanded,
+}
+
+/// How much came that way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Load {
+    pub(crate) jobs: usize,
+    pub(crate) bytes: usize,
+}
+
 /// Jobs that are due soon.
 #[derive(Debug, Default)]
 pub(crate) struct Window {
-    jobs: HashMap<JobId, Arc<Job>>,
-    bytes: usize,
+    jobs: HashMap<JobId, (Arc<Job>, Way)>,
+    looked_up: Load,
+    commanded: Load,
     /// By due time.
     coming: BinaryHeap<Entry>,
     /// By application, and there by due time and priority. None is empty.
@@ -42,31 +63,49 @@ pub(crate) struct Window {
 
 impl Window {
     /// Takes a job in, in place of an older revision of it.
-    pub(crate) fn insert(&mut self, job: Arc<Job>) {
-        self.bytes += job.size();
+    pub(crate) fn insert(&mut self, job: Arc<Job>, way: Way) {
+        let load = self.load_mut(way);
+        load.jobs += 1;
+        load.bytes += job.size();
         self.coming.push(Reverse((job.due, job.id, job.revision)));
-        if let Some(old) = self.jobs.insert(job.id, job) {
-            self.bytes -= old.size();
+        if let Some((old, way)) = self.jobs.insert(job.id, (job, way)) {
+            self.unload(&old, way);
         }
     }
 
     pub(crate) fn get(&self, id: JobId) -> Option<&Arc<Job>> {
-        self.jobs.get(&id)
+        self.jobs.get(&id).map(|(job, _)| job)
     }
 
     /// Takes a job out.
     pub(crate) fn remove(&mut self, id: JobId) -> Option<Arc<Job>> {
-        let job = self.jobs.remove(&id)?;
-        self.bytes -= job.size();
+        let (job, way) = self.jobs.remove(&id)?;
+        self.unload(&job, way);
         Some(job)
+    }
+
+    fn unload(&mut self, job: &Job, way: Way) {
+        let load = self.load_mut(way);
+        load.jobs -= 1;
+        load.bytes -= job.size();
+    }
+
+    fn load_mut(&mut self, way: Way) -> &mut Load {
+        match way {
+            Way::LookedUp => &mut self.looked_up,
+            Way::Commanded => &mut self.commanded,
+        }
     }
 
     pub(crate) fn len(&self) -> usize {
         self.jobs.len()
     }
 
-    pub(crate) fn bytes(&self) -> usize {
-        self.bytes
+    pub(crate) fn load(&self, way: Way) -> Load {
+        match way {
+            Way::LookedUp => self.looked_up,
+            Way::Commanded => self.commanded,
+        }
     }
 
     /// When there will be something to pop; in the past when there is already.
@@ -84,7 +123,7 @@ impl Window {
     }
 
     fn is_current(&self, id: JobId, revision: u32) -> bool {
-        self.jobs.get(&id).is_some_and(|job| job.revision == revision)
+        self.get(id).is_some_and(|job| job.revision == revision)
     }
 
     /// Takes out the job that is to leave next, if one is due.
@@ -117,7 +156,7 @@ impl Window {
                 break;
             }
             self.coming.pop();
-            let Some(job) = self.jobs.get(&id).filter(|job| job.revision == revision) else {
+            let Some((job, _)) = self.jobs.get(&id).filter(|(job, _)| job.revision == revision) else {
                 continue;
             };
             let rank = due.after(may_be_overtaken(job.priority));
@@ -169,23 +208,23 @@ mod tests {
     #[test]
     fn high_priority_goes_first_and_low_is_not_starved() {
         let mut window = Window::default();
-        window.insert(job(1, "a", 0, Priority::Low));
-        window.insert(job(2, "a", 50, Priority::Normal));
-        window.insert(job(3, "a", 100, Priority::High));
+        window.insert(job(1, "a", 0, Priority::Low), Way::Commanded);
+        window.insert(job(2, "a", 50, Priority::Normal), Way::Commanded);
+        window.insert(job(3, "a", 100, Priority::High), Way::Commanded);
         assert_eq!(pop_all(&mut window, 100), [3, 2, 1]);
-        window.insert(job(1, "a", 0, Priority::Low));
-        window.insert(job(2, "a", 10_001, Priority::High));
+        window.insert(job(1, "a", 0, Priority::Low), Way::Commanded);
+        window.insert(job(2, "a", 10_001, Priority::High), Way::Commanded);
         assert_eq!(pop_all(&mut window, 10_001), [1, 2]);
-        assert_eq!((window.len(), window.bytes()), (0, 0));
+        assert_eq!((window.len(), window.load(Way::Commanded)), (0, Load::default()));
     }
 
     #[test]
     fn a_burst_of_one_application_delays_no_other() {
         let mut window = Window::default();
         for number in 0..1000 {
-            window.insert(job(number, "burst", 0, Priority::Normal));
+            window.insert(job(number, "burst", 0, Priority::Normal), Way::Commanded);
         }
-        window.insert(job(2000, "trickle", 500, Priority::Normal));
+        window.insert(job(2000, "trickle", 500, Priority::Normal), Way::Commanded);
         let first: Vec<u64> = (0..2)
             .filter_map(|_| window.pop_due(Timestamp::from_millis(500)))
             .map(|job| job.id.offset())
@@ -196,17 +235,17 @@ mod tests {
     #[test]
     fn an_older_revision_never_leaves() {
         let mut window = Window::default();
-        window.insert(job(1, "a", 10, Priority::Normal));
+        window.insert(job(1, "a", 10, Priority::Normal), Way::Commanded);
         let later = Job {
             revision: 2,
             due: Timestamp::from_millis(50),
             ..(*job(1, "a", 0, Priority::Normal)).clone()
         };
-        window.insert(Arc::new(later));
+        window.insert(Arc::new(later), Way::LookedUp);
         assert!(pop_all(&mut window, 49).is_empty());
         assert_eq!(window.next_due(), Some(Timestamp::from_millis(50)));
         assert_eq!(pop_all(&mut window, 50), [1]);
-        window.insert(job(2, "a", 60, Priority::Normal));
+        window.insert(job(2, "a", 60, Priority::Normal), Way::Commanded);
         assert!(
             window
                 .remove(JobId::new(Timestamp::from_millis(0), 0, 2))
@@ -224,7 +263,7 @@ mod tests {
             let priorities = [Priority::High, Priority::Normal, Priority::Low];
             let mut window = Window::default();
             for (number, (due, app, priority)) in jobs.iter().enumerate() {
-                window.insert(job(i64::try_from(number).unwrap(), ["a", "b", "c"][*app], *due, priorities[*priority]));
+                window.insert(job(i64::try_from(number).unwrap(), ["a", "b", "c"][*app], *due, priorities[*priority]), Way::Commanded);
             }
             let mut left = Vec::new();
             let mut steps = steps.clone();
@@ -239,7 +278,7 @@ mod tests {
             left.sort_unstable();
             left.dedup();
             prop_assert_eq!(left.len(), jobs.len());
-            prop_assert_eq!((window.len(), window.bytes()), (0, 0));
+            prop_assert_eq!((window.len(), window.load(Way::Commanded)), (0, Load::default()));
         }
     }
 }

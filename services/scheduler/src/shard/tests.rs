@@ -17,7 +17,9 @@ fn settings() -> Arc<Settings> {
     let hour = Duration::from_secs(3600);
     Arc::new(Settings {
         rules: Rules {
-            apps: [("app".to_owned(), Arc::from(APP))].into(),
+            apps: ["app", "other"]
+                .map(|app| (app.to_owned(), Arc::from(APP)))
+                .into(),
             pipelines: [("docs".to_owned(), Arc::from(RETURN))].into(),
             time_zone: jiff::tz::TimeZone::UTC,
             max_ahead: Span::from_secs(86_400 * 365),
@@ -279,21 +281,37 @@ impl World {
         self.asks.extend(self.shard.asks(self.now));
     }
 
+    fn schedule(&mut self, app: &str, ahead: u16, key: Option<u8>) -> JobId {
+        let due = self.now.after(Duration::from_millis(ahead.into()));
+        let spec = v1::JobSpec {
+            app: app.to_owned(),
+            when: Some(v1::job_spec::When::ScheduledTime(
+                redeliver_proto::convert::to_timestamp(due),
+            )),
+            idempotency_key: key.map_or_else(String::new, |key| key.to_string()),
+            data: Bytes::from_static(b"1"),
+            ..v1::JobSpec::default()
+        };
+        self.send(v1::job_command::Command::Schedule(spec));
+        self.ids[self.ids.len() - 1]
+    }
+
+    /// Lets time pass in small steps, with a turn and answers of the index in each.
+    fn pass(&mut self, millis: u16) {
+        for _ in 0..millis / 10 {
+            self.take(&Step::Pass(10));
+            self.turn(50, false);
+            self.take(&Step::Index(3));
+        }
+    }
+
+    fn was_dispatched(&self, id: JobId) -> bool {
+        self.dispatched.iter().any(|(other, _)| *other == id)
+    }
+
     fn take(&mut self, step: &Step) {
         match *step {
-            Step::Schedule { ahead, key } => {
-                let due = self.now.after(Duration::from_millis(ahead.into()));
-                let spec = v1::JobSpec {
-                    app: "app".to_owned(),
-                    when: Some(v1::job_spec::When::ScheduledTime(
-                        redeliver_proto::convert::to_timestamp(due),
-                    )),
-                    idempotency_key: key.map_or_else(String::new, |key| key.to_string()),
-                    data: Bytes::from_static(b"1"),
-                    ..v1::JobSpec::default()
-                };
-                self.send(v1::job_command::Command::Schedule(spec));
-            }
+            Step::Schedule { ahead, key } => drop(self.schedule("app", ahead, key)),
             Step::Cancel(job) => {
                 if let Some(id) = self.ids.get(job) {
                     let id = id.to_string();
@@ -403,6 +421,34 @@ proptest! {
         world.settle();
         world.check();
     }
+}
+
+#[test]
+fn a_burst_that_fills_the_window_keeps_no_newcomer_out() {
+    let mut world = World::new();
+    for _ in 0..100 {
+        world.schedule("app", 1000, None);
+    }
+    world.pass(900);
+    let newcomer = world.schedule("other", 110, None);
+    world.pass(100);
+    assert!(!world.was_dispatched(newcomer));
+    // A turn has room for five jobs, and hundred are due before it.
+    world.take(&Step::Pass(10));
+    world.turn(10, false);
+    assert!(world.was_dispatched(newcomer));
+}
+
+#[test]
+fn newcomers_that_fill_the_window_keep_nothing_out_that_was_scheduled_before_them() {
+    let mut world = World::new();
+    let first = world.schedule("app", 2000, None);
+    for _ in 0..200 {
+        world.schedule("app", 190, None);
+        world.pass(10);
+    }
+    world.pass(10);
+    assert!(world.was_dispatched(first));
 }
 
 #[test]
