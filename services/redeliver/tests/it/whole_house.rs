@@ -52,7 +52,7 @@ impl Job {
         Self {
             due,
             priority: [Priority::High, Priority::Normal, Priority::Low][usize::try_from(n % 3).unwrap()],
-            key: (n % 5 != 0).then(|| format!("customer {}", n % 97).into()),
+            key: (!n.is_multiple_of(5)).then(|| format!("customer {}", n % 97).into()),
             value: value.into(),
         }
     }
