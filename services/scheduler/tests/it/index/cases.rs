@@ -488,7 +488,8 @@ pub(super) async fn jobs_of_one_instant_are_paged_exactly_once<I: Index>(index: 
 }
 
 pub(super) async fn a_long_batch_is_applied_and_cleared_whole<I: Index>(index: I) {
-    const JOBS: i64 = 20_000;
+    // More than two of the pieces in which a script hands values on.
+    const JOBS: i64 = 9_000;
     let hash = |job: i64| {
         let mut hash = [0; 16];
         hash[..8].copy_from_slice(&job.to_le_bytes());
@@ -515,7 +516,7 @@ pub(super) async fn a_long_batch_is_applied_and_cleared_whole<I: Index>(index: I
     let jobs = (0..JOBS).map(|job| Lookup::Job(id(job * 7)));
     let lookups: Vec<Lookup> = jobs.chain((0..JOBS).map(|job| Lookup::Key(hash(job)))).collect();
     let (_, found) = index.look_up(SHARD, &lookups, at(0)).await.unwrap();
-    assert_eq!(found.len(), 40_000);
+    assert_eq!(found.len(), 18_000);
     let number = |found: &Option<Bytes>| {
         found
             .as_ref()
@@ -532,9 +533,9 @@ pub(super) async fn a_long_batch_is_applied_and_cleared_whole<I: Index>(index: I
     });
     apply(&index, 10, 20, half.collect()).await.unwrap();
     let (_, over) = index.forgettable(SHARD, at(5), 100_000).await.unwrap();
-    assert_eq!(over.len(), 10_000);
+    assert_eq!(over.len(), 4_500);
     let (_, found) = index.look_up(SHARD, &lookups, at(0)).await.unwrap();
-    assert_eq!(found.iter().filter(|found| found.is_some()).count(), 30_000);
+    assert_eq!(found.iter().filter(|found| found.is_some()).count(), 13_500);
     index.clear(SHARD, ME).await.unwrap();
     apply(&index, 0, 1, vec![]).await.unwrap();
     let (_, found) = index.look_up(SHARD, &lookups, at(0)).await.unwrap();
