@@ -48,6 +48,9 @@ enum Bench {
         /// How often each is measured, in turn
         #[arg(long, default_value_t = 3)]
         rounds: usize,
+        /// Measure only these, separated by commas
+        #[arg(long, value_enum, value_delimiter = ',', default_values_t = relay::Part::ALL)]
+        only: Vec<relay::Part>,
     },
     /// Wall time of a worker against the bound work / concurrency
     Worker,
@@ -67,7 +70,9 @@ async fn main() -> anyhow::Result<()> {
     let broker = Broker::new(args.brokers);
     let mut figures = Figures::default();
     match args.bench {
-        Bench::Relay { count, rounds } => relay::run(&broker, count, rounds, &mut figures).await?,
+        Bench::Relay { count, rounds, only } => {
+            relay::run(&broker, count, rounds, &only, &mut figures).await?;
+        }
         Bench::Worker => worker::run(&broker, &mut figures).await?,
         Bench::Memory { count } => memory::run(&broker, count, &mut figures).await?,
         Bench::Scheduler(options) => scheduler::run(&broker, &options, &mut figures).await?,

@@ -72,25 +72,42 @@ pub(crate) fn waiting(pipeline: &Pipeline, tier: Span, index: usize, due: Timest
     }
 }
 
+/// What the benchmark of the relay consists of.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Part {
+    /// Everything is due
+    Throughput,
+    /// Worker and tier: fail once, wait, succeed
+    Path,
+    /// Due time to arrival
+    Lateness,
+}
+
+impl Part {
+    pub(crate) const ALL: [Self; 3] = [Self::Throughput, Self::Path, Self::Lateness];
+}
+
 pub(crate) async fn run(
     broker: &Broker,
     count: usize,
     rounds: usize,
+    parts: &[Part],
     figures: &mut Figures,
 ) -> anyhow::Result<()> {
-    throughput(broker, count, rounds, figures).await?;
-    for round in 0..rounds {
-        path(broker, count / 3, round, figures).await?;
+    if parts.contains(&Part::Throughput) {
+        throughput(broker, count, rounds, figures).await?;
     }
-    lateness(broker, 500, Span::from_secs(5), Duration::from_secs(20), figures).await?;
-    lateness(
-        broker,
-        20_000,
-        Span::from_secs(2),
-        Duration::from_secs(15),
-        figures,
-    )
-    .await
+    if parts.contains(&Part::Path) {
+        for round in 0..rounds {
+            path(broker, count / 3, round, figures).await?;
+        }
+    }
+    if parts.contains(&Part::Lateness) {
+        let (slow, fast) = (Span::from_secs(5), Span::from_secs(2));
+        lateness(broker, 500, slow, Duration::from_secs(20), figures).await?;
+        lateness(broker, 20_000, fast, Duration::from_secs(15), figures).await?;
+    }
+    Ok(())
 }
 
 /// Everything is due: the relay beside the bare loop and a lane that only copies, in turn.
