@@ -41,7 +41,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     }
     let (status, summary) = tested?;
     down?;
-    let (problem, summary) = judge(status, summary);
+    let (problem, summary) = judge(status, summary, chooses_tests(&arguments.for_cargo));
     if let Some(problem) = &problem {
         eprintln!("error: {problem}");
     }
@@ -85,11 +85,23 @@ fn build_and_test(
 }
 
 /// What was wrong with the run, if anything, and the summary that says so too: a binary that crashed
-/// reports no failed test, and a run without any test proves nothing.
-fn judge(status: ExitStatus, mut summary: Summary) -> (Option<String>, Summary) {
+/// reports no failed test, and a run without any test proves nothing. Nor does a test that was skipped, which is
+/// what the user did not ask for unless the user chose tests.
+fn judge(status: ExitStatus, mut summary: Summary, chosen: bool) -> (Option<String>, Summary) {
     if status.success() {
-        let nothing = summary == Summary::default();
-        return (nothing.then(|| "no test was run".to_owned()), summary);
+        let problem = match summary {
+            Summary {
+                passed: 0,
+                failed: 0,
+                skipped: 0,
+            } => Some("no test was run".to_owned()),
+            Summary { skipped: 1.., .. } if !chosen => Some(format!(
+                "{} tests were skipped, and nobody asked for it: none may be ignored",
+                summary.skipped
+            )),
+            Summary { .. } => None,
+        };
+        return (problem, summary);
     }
     let problem = if summary.failed == 0 {
         summary.failed = 1;
@@ -111,6 +123,39 @@ fn chooses_packages(for_cargo: &[String]) -> bool {
         long || (argument.starts_with("-p") && !argument.starts_with("--"))
     })
 }
+
+/// Whether the user said which tests to run: by a filter for names, which is what stands alone, or by anything
+/// that is meant for the test binaries.
+fn chooses_tests(for_cargo: &[String]) -> bool {
+    let with_value = |option: &str| VALUED.contains(&option);
+    let mut before = "";
+    for argument in for_cargo {
+        if argument == "--" || (!argument.starts_with('-') && !with_value(before)) {
+            return true;
+        }
+        before = argument;
+    }
+    false
+}
+
+/// Options of `cargo test` whose value is the next argument.
+const VALUED: [&str; 15] = [
+    "-p",
+    "--package",
+    "--exclude",
+    "--bin",
+    "--example",
+    "--test",
+    "--bench",
+    "-F",
+    "--features",
+    "-j",
+    "--jobs",
+    "--profile",
+    "--target",
+    "--target-dir",
+    "--color",
+];
 
 fn cargo() -> Command {
     // Set when we are run by cargo: the same toolchain is used then.
@@ -169,12 +214,36 @@ mod tests {
     #[test]
     fn a_run_is_good_only_if_tests_ran_and_cargo_agrees() {
         let (good, bad) = (ExitStatus::from_raw(0), ExitStatus::from_raw(101 << 8));
-        assert_eq!(judge(good, summary(3, 0)), (None, summary(3, 0)));
-        assert!(judge(good, summary(0, 0)).0.is_some());
-        assert!(judge(bad, summary(3, 2)).0.is_some());
-        let (problem, counted) = judge(bad, summary(3, 0));
+        assert_eq!(judge(good, summary(3, 0), false), (None, summary(3, 0)));
+        assert!(judge(good, summary(0, 0), true).0.is_some());
+        assert!(judge(bad, summary(3, 2), false).0.is_some());
+        let (problem, counted) = judge(bad, summary(3, 0), false);
         assert!(problem.is_some());
         assert_eq!(counted, summary(3, 1));
+    }
+
+    #[test]
+    fn a_run_that_skips_a_test_is_good_only_if_the_user_chose_tests() {
+        let good = ExitStatus::from_raw(0);
+        let skipped = Summary {
+            skipped: 2,
+            ..summary(3, 0)
+        };
+        assert_eq!(judge(good, skipped, true), (None, skipped));
+        let (problem, counted) = judge(good, skipped, false);
+        assert!(problem.is_some_and(|problem| problem.starts_with("2 tests were skipped")));
+        assert_eq!(counted, skipped);
+    }
+
+    #[test]
+    fn tests_are_chosen_by_a_name_or_by_what_is_meant_for_their_binaries() {
+        let chooses = |arguments: &[&str]| {
+            chooses_tests(&arguments.iter().map(ToString::to_string).collect::<Vec<_>>())
+        };
+        assert!(!chooses(&[]) && !chooses(&["-p", "redeliver-kafka", "--release"]));
+        assert!(!chooses(&["--package=redeliver-kafka", "--test", "it"]));
+        assert!(chooses(&["lane"]) && chooses(&["-p", "redeliver-kafka", "lane"]));
+        assert!(chooses(&["--release", "--", "--ignored"]));
     }
 
     #[test]
