@@ -14,6 +14,7 @@
 //! | [`process`] | a program under test: kill, freeze, measure, read what it printed |
 //! | [`member`] | a service under one name, over all its lives |
 //! | [`local_kafka`], [`local_redis`] | a server of the test's own, to stop and restart at will |
+//! | [`certificates`] | what servers show, and with the feature `tls` an authority of the test's own |
 //! | [`fake_endpoint`] | an HTTP server that answers, hangs or hangs up as it is told |
 //! | `otlp_receiver` | a collector that keeps the spans it is sent; feature `otlp` |
 //! | [`languages`] | packages of programs in Python and Node.js |
@@ -24,6 +25,7 @@
 //! | [`target`] | where Cargo puts what it builds |
 
 pub mod addresses;
+pub mod certificates;
 pub mod daemon;
 pub mod eventually;
 pub mod fake_endpoint;

@@ -20,11 +20,12 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 
+use crate::certificates::Signed;
 use crate::daemon::Daemon;
 use crate::process::Process;
 use crate::scratch::Scratch;
 use crate::unique::random;
-use crate::{free_port, kafka_jars, kafka_probe};
+use crate::{certificates, free_port, kafka_jars, kafka_probe};
 
 /// Long, because a broker may have to start while the machine is busy compiling; a healthy one takes 4 s.
 const START_DEADLINE: Duration = Duration::from_secs(120);
@@ -50,6 +51,17 @@ struct Installation {
     directory: PathBuf,
     /// Whether the broker leaves the process group of its parent, so that Ctrl-C does not reach it.
     own_group: bool,
+    secured: Option<Secured>,
+}
+
+/// A second listener, for clients that bring a password over TLS.
+#[derive(Debug)]
+struct Secured {
+    port: u16,
+    /// The certificate and its key, as PEM.
+    keystore: PathBuf,
+    user: String,
+    password: String,
 }
 
 impl LocalKafka {
@@ -71,6 +83,7 @@ impl LocalKafka {
         let installation = Installation {
             directory: scratch.path().to_owned(),
             own_group: false,
+            secured: None,
         };
         Self::create(installation, Some(scratch), settings)
     }
@@ -86,6 +99,7 @@ impl LocalKafka {
         let installation = Installation {
             directory: scratch.path().to_owned(),
             own_group: false,
+            secured: None,
         };
         let port = free_port();
         let node = Node {
@@ -106,6 +120,28 @@ impl LocalKafka {
         Ok([first, second])
     }
 
+    /// As [`LocalKafka::start`], and on another port, see [`LocalKafka::secured_brokers`], it speaks `SASL_SSL` with
+    /// this certificate; the mechanisms are `SCRAM-SHA-512` and `PLAIN`, for one user.
+    ///
+    /// # Errors
+    /// As [`LocalKafka::start`].
+    pub fn start_secured(signed: &Signed, user: &str, password: &str) -> Result<Self> {
+        let scratch = Scratch::new("kafka")?;
+        let both = format!("{}{}", signed.key, signed.certificate);
+        let secured = Secured {
+            port: free_port(),
+            keystore: certificates::write(scratch.path().join("keystore.pem"), &both)?,
+            user: user.to_owned(),
+            password: password.to_owned(),
+        };
+        let installation = Installation {
+            directory: scratch.path().to_owned(),
+            own_group: false,
+            secured: Some(secured),
+        };
+        Self::create(installation, Some(scratch), &[])
+    }
+
     /// A broker that lives on after this program, with its data in `directory`.
     ///
     /// # Errors
@@ -115,6 +151,7 @@ impl LocalKafka {
         let installation = Installation {
             directory: directory.to_owned(),
             own_group: true,
+            secured: None,
         };
         let mut kafka = Self::create(installation, None, &[])?;
         let address = kafka.brokers();
@@ -157,6 +194,16 @@ impl LocalKafka {
     /// The value for `bootstrap.servers`; the same over every restart.
     pub fn brokers(&self) -> String {
         format!("127.0.0.1:{}", self.port)
+    }
+
+    /// The value for `bootstrap.servers` of clients that speak `SASL_SSL`; the same over every restart.
+    ///
+    /// # Panics
+    /// When it was started without.
+    #[track_caller]
+    pub fn secured_brokers(&self) -> String {
+        let secured = self.installation.secured.as_ref();
+        format!("127.0.0.1:{}", secured.expect("it was started without").port)
     }
 
     /// The broker's process, to freeze it or to look at its log.
@@ -254,7 +301,10 @@ fn java(jars: &Path) -> Command {
 impl Installation {
     /// Writes the configuration and prepares the data directory as Kafka wants it before a first start.
     fn format(&self, node: Node, cluster: &str, settings: &[(&str, &str)]) -> Result<()> {
-        let text = properties(&self.directory, node, settings);
+        let mut text = properties(&self.directory, node, settings);
+        if let Some(secured) = &self.secured {
+            text += &secured.properties(node);
+        }
         let file = self.properties_file();
         std::fs::write(&file, text).with_context(|| format!("writing {}", file.display()))?;
         let mut tool = kafka_tool("kafka.tools.StorageTool")?;
@@ -263,6 +313,10 @@ impl Installation {
             .arg(&file);
         if node.role == Role::BrokerAndController {
             tool.arg("--standalone");
+        }
+        if let Some(Secured { user, password, .. }) = &self.secured {
+            tool.arg("--add-scram")
+                .arg(format!("SCRAM-SHA-512=[name={user},password={password}]"));
         }
         let output = tool
             .output()
@@ -289,6 +343,36 @@ impl Installation {
 
     fn properties_file(&self) -> PathBuf {
         self.directory.join("server.properties")
+    }
+}
+
+impl Secured {
+    /// Settings that go over those of a broker without; of two of one name the last one is taken.
+    fn properties(&self, node: Node) -> String {
+        let Self {
+            port,
+            keystore,
+            user,
+            password,
+        } = self;
+        let Node {
+            port: plain,
+            controller,
+            ..
+        } = node;
+        let jaas = "org.apache.kafka.common.security";
+        format!(
+            "listeners=PLAINTEXT://127.0.0.1:{plain},CONTROLLER://127.0.0.1:{controller},SECURED://127.0.0.1:{port}\n\
+             advertised.listeners=PLAINTEXT://127.0.0.1:{plain},SECURED://127.0.0.1:{port}\n\
+             listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SECURED:SASL_SSL\n\
+             listener.name.secured.ssl.keystore.type=PEM\n\
+             listener.name.secured.ssl.keystore.location={}\n\
+             listener.name.secured.sasl.enabled.mechanisms=SCRAM-SHA-512,PLAIN\n\
+             listener.name.secured.scram-sha-512.sasl.jaas.config={jaas}.scram.ScramLoginModule required;\n\
+             listener.name.secured.plain.sasl.jaas.config={jaas}.plain.PlainLoginModule required \
+             user_{user}=\"{password}\";\n",
+            keystore.display()
+        )
     }
 }
 

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 
+use crate::certificates::{Signed, write};
 use crate::daemon::Daemon;
 use crate::free_port;
 use crate::process::Process;
@@ -29,6 +30,8 @@ pub struct LocalRedis {
     port: u16,
     directory: PathBuf,
     own_group: bool,
+    /// Where it speaks TLS, and what it is told for that.
+    tls: Option<(u16, Vec<String>)>,
     // Before `scratch`, so that the server is dead when its directory is removed.
     process: Option<Process>,
     scratch: Option<Scratch>,
@@ -65,16 +68,61 @@ impl LocalRedis {
         })
     }
 
-    fn create(directory: PathBuf, own_group: bool, scratch: Option<Scratch>) -> Result<Self> {
+    /// As [`LocalRedis::start`], and on another port, see [`LocalRedis::tls_port`], it speaks TLS with this
+    /// certificate.
+    ///
+    /// # Errors
+    /// As [`LocalRedis::start`].
+    pub fn start_with_tls(signed: &Signed) -> Result<Self> {
+        let scratch = Scratch::new("redis")?;
+        let directory = scratch.path().to_owned();
+        let files = [
+            (
+                "--tls-cert-file",
+                write(directory.join("redis.crt"), &signed.certificate)?,
+            ),
+            ("--tls-key-file", write(directory.join("redis.key"), &signed.key)?),
+        ];
+        let port = free_port();
+        let mut flags = vec!["--tls-port".to_owned(), port.to_string()];
+        // Clients show no certificates.
+        flags.extend(["--tls-auth-clients".to_owned(), "no".to_owned()]);
+        for (flag, file) in files {
+            flags.extend([flag.to_owned(), file.display().to_string()]);
+        }
         let mut redis = Self {
-            port: free_port(),
-            directory,
-            own_group,
-            process: None,
-            scratch,
+            tls: Some((port, flags)),
+            ..Self::stopped(directory, false, Some(scratch))
         };
         redis.start_again()?;
         Ok(redis)
+    }
+
+    fn create(directory: PathBuf, own_group: bool, scratch: Option<Scratch>) -> Result<Self> {
+        let mut redis = Self::stopped(directory, own_group, scratch);
+        redis.start_again()?;
+        Ok(redis)
+    }
+
+    fn stopped(directory: PathBuf, own_group: bool, scratch: Option<Scratch>) -> Self {
+        Self {
+            port: free_port(),
+            directory,
+            own_group,
+            tls: None,
+            process: None,
+            scratch,
+        }
+    }
+
+    /// Where it speaks TLS, on 127.0.0.1; the same over every restart.
+    ///
+    /// # Panics
+    /// When it does not.
+    #[track_caller]
+    pub fn tls_port(&self) -> u16 {
+        let (port, _) = self.tls.as_ref().expect("it was started without TLS");
+        *port
     }
 
     /// `redis://127.0.0.1:port`; the same over every restart.
@@ -125,6 +173,9 @@ impl LocalRedis {
         command
             .args(["--save", "", "--appendonly", "no", "--dir"])
             .arg(&self.directory);
+        if let Some((_, flags)) = &self.tls {
+            command.args(flags);
+        }
         if self.own_group {
             command.process_group(0);
         }

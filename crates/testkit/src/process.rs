@@ -153,6 +153,15 @@ impl Process {
         self.send(Signal::TERM);
     }
 
+    /// Asks it to end as Ctrl-C does (SIGINT); [`Process::wait`] then says how it did.
+    ///
+    /// # Panics
+    /// When it is not running.
+    #[track_caller]
+    pub fn interrupt(&self) {
+        self.send(Signal::INT);
+    }
+
     /// Waits for it to end by itself.
     ///
     /// # Panics

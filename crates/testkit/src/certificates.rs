@@ -1,0 +1,80 @@
+//! Certificates for servers on 127.0.0.1, and an authority of the test's own that signs them (feature `tls`).
+
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result};
+
+#[cfg(feature = "tls")]
+pub use authority::Authority;
+
+/// A certificate for 127.0.0.1 and its key, as PEM.
+#[derive(Clone, Debug)]
+pub struct Signed {
+    /// The certificate.
+    pub certificate: String,
+    /// Its key, PKCS #8, not encrypted.
+    pub key: String,
+}
+
+/// Writes a file and gives its path.
+pub(crate) fn write(path: PathBuf, content: &str) -> Result<PathBuf> {
+    std::fs::write(&path, content).with_context(|| format!("writing {}", path.display()))?;
+    Ok(path)
+}
+
+#[cfg(feature = "tls")]
+mod authority {
+    use std::path::{Path, PathBuf};
+
+    use anyhow::{Context as _, Result};
+    use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
+
+    use super::{Signed, write};
+
+    /// Signs certificates. Nobody trusts it who was not given its own.
+    pub struct Authority {
+        issuer: CertifiedIssuer<'static, KeyPair>,
+    }
+
+    impl Authority {
+        /// A new one.
+        ///
+        /// # Errors
+        /// When no key can be made.
+        pub fn new() -> Result<Self> {
+            let mut params = CertificateParams::new(Vec::new()).context("describing an authority")?;
+            // Must differ from what servers are called, or they would look as if they had signed themselves.
+            let name = "authority of a test";
+            params.distinguished_name.push(DnType::CommonName, name);
+            params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+            let key = KeyPair::generate().context("making the key of an authority")?;
+            let issuer = CertifiedIssuer::self_signed(params, key).context("making an authority")?;
+            Ok(Self { issuer })
+        }
+
+        /// A certificate for a server on 127.0.0.1.
+        ///
+        /// # Errors
+        /// When no key can be made.
+        pub fn sign(&self) -> Result<Signed> {
+            let key = KeyPair::generate().context("making the key of a server")?;
+            let name = "127.0.0.1".to_owned();
+            let params = CertificateParams::new(vec![name]).context("describing a server")?;
+            let certificate = params
+                .signed_by(&key, &self.issuer)
+                .context("signing the certificate of a server")?;
+            Ok(Signed {
+                certificate: certificate.pem(),
+                key: key.serialize_pem(),
+            })
+        }
+
+        /// Writes its own certificate, for clients that are to trust it, and gives the file.
+        ///
+        /// # Errors
+        /// When it cannot be written.
+        pub fn write(&self, directory: &Path, name: &str) -> Result<PathBuf> {
+            write(directory.join(name), &self.issuer.pem())
+        }
+    }
+}
