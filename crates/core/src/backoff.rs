@@ -50,6 +50,8 @@ pub struct InvalidPolicy {
 
 /// The most retries a policy may ask for.
 pub const MAX_RETRIES: u32 = 1_000;
+/// The most distinct waits: each is a topic with partitions and a consumer group of its own.
+pub const MAX_TIERS: usize = 20;
 /// The longest single wait: 366 days.
 pub const MAX_WAIT: Span = Span::from_secs(366 * 86_400);
 
@@ -58,7 +60,8 @@ impl RetryPolicy {
     /// last wait repeats.
     ///
     /// # Errors
-    /// When there is no wait, a wait is zero or too long, waits do not grow, or `max_retries` is too large.
+    /// When there is no wait, there are too many, a wait is zero or too long, waits do not grow, or `max_retries` is
+    /// too large.
     pub fn listed(waits: Vec<Span>, max_retries: Option<u32>, jitter: Jitter) -> Result<Self, InvalidPolicy> {
         let wrong = |problem: String| InvalidPolicy {
             field: "retry.tiers",
@@ -90,8 +93,8 @@ impl RetryPolicy {
     /// `base * factor^n` for n = 0, 1, 2, ..., at most `cap`.
     ///
     /// # Errors
-    /// When `base` is zero or too long, `factor` is below 1 or above 100, `cap` is below `base`, or
-    /// `max_retries` is 0 or too large.
+    /// When `base` is zero or too long, `factor` is below 1 or above 100, `cap` is below `base`,
+    /// `max_retries` is 0 or too large, or so many retries have too many distinct waits.
     pub fn exponential(
         base: Span,
         factor: f64,
@@ -131,10 +134,27 @@ impl RetryPolicy {
                 problem,
             });
         }
-        Ok(Self {
+        let policy = Self {
             schedule,
             max_retries,
             jitter,
+        };
+        let tiers = policy.tiers().len();
+        if tiers <= MAX_TIERS {
+            return Ok(policy);
+        }
+        Err(match policy.schedule {
+            Schedule::Listed(_) => InvalidPolicy {
+                field: "retry.tiers",
+                problem: format!("has {tiers} delays, and each is a topic; name at most {MAX_TIERS}"),
+            },
+            Schedule::Exponential { .. } => InvalidPolicy {
+                field: "retry.max_retries",
+                problem: format!(
+                    "{max_retries} retries have {tiers} different delays, and each is a topic; at most {MAX_TIERS} may \
+                     be: ask for fewer retries, or for a lower retry.cap, from which on the delay repeats"
+                ),
+            },
         })
     }
 
@@ -285,11 +305,29 @@ mod tests {
         );
     }
 
+    #[test]
+    fn each_distinct_wait_is_a_topic_so_there_are_not_many() {
+        let s = Span::from_secs;
+        let field =
+            |result: Result<RetryPolicy, InvalidPolicy>| result.map_err(|error| error.field).map(drop);
+        let listed = |count: u64| {
+            let waits = (1..=count).map(s).collect();
+            field(RetryPolicy::listed(waits, Some(1_000), Jitter::None))
+        };
+        assert_eq!((listed(20), listed(21)), (Ok(()), Err("retry.tiers")));
+        let growing = |retries, cap| field(RetryPolicy::exponential(s(1), 2.0, retries, cap, Jitter::None));
+        assert_eq!(growing(20, None), Ok(()));
+        assert_eq!(growing(21, None), Err("retry.max_retries"));
+        assert_eq!(growing(1_000, Some(s(3_600))), Ok(()));
+        let slowly = RetryPolicy::exponential(s(1), 1.01, 1_000, Some(s(3_600)), Jitter::None);
+        assert_eq!(field(slowly), Err("retry.max_retries"));
+    }
+
     proptest! {
         #[test]
-        fn jitter_stays_within_its_bounds(base in 1_u64..1_000_000, retry in 1_u32..40, random in 0.0_f64..1.0) {
+        fn jitter_stays_within_its_bounds(base in 1_u64..1_000_000, retry in 1_u32..=20, random in 0.0_f64..1.0) {
             for (jitter, low) in [(Jitter::None, 1.0), (Jitter::Equal, 0.5), (Jitter::Full, 0.0)] {
-                let policy = RetryPolicy::exponential(Span::from_millis(base), 2.0, 40, None, jitter).unwrap();
+                let policy = RetryPolicy::exponential(Span::from_millis(base), 2.0, 20, None, jitter).unwrap();
                 let nominal = policy.nominal_wait(retry).unwrap();
                 let wait = policy.wait(retry, random).unwrap();
                 prop_assert!(wait <= nominal && nominal <= MAX_WAIT);
@@ -298,8 +336,8 @@ mod tests {
         }
 
         #[test]
-        fn waits_never_shrink(base in 1_u64..1_000_000, factor in 1.0_f64..10.0, retry in 1_u32..99) {
-            let policy = RetryPolicy::exponential(Span::from_millis(base), factor, 100, None, Jitter::None).unwrap();
+        fn waits_never_shrink(base in 1_u64..1_000_000, factor in 1.0_f64..10.0, retry in 1_u32..20) {
+            let policy = RetryPolicy::exponential(Span::from_millis(base), factor, 20, None, Jitter::None).unwrap();
             prop_assert!(policy.nominal_wait(retry) <= policy.nominal_wait(retry + 1));
         }
     }

@@ -135,7 +135,7 @@ impl<'a> Ours<'a> {
     pub fn read(record: &'a Record) -> Result<Self, Failure> {
         if record.unreadable_headers > 0 {
             let message = format!(
-                "{} headers have names that are not UTF-8",
+                "{} headers cannot be read: there are names that are not UTF-8",
                 record.unreadable_headers
             );
             return Err(Failure::malformed("header.name", message));

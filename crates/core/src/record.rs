@@ -47,7 +47,8 @@ pub struct Record {
     pub value: Option<Bytes>,
     /// The headers in order.
     pub headers: Headers,
-    /// How many headers could not be read because their name is not UTF-8. Such a record is malformed.
+    /// How many headers could not be read because their name is not UTF-8, or were not looked at because they stand
+    /// behind several of those. Such a record is malformed.
     pub unreadable_headers: usize,
 }
 

@@ -35,6 +35,10 @@ pub(crate) fn timestamp(timestamp: KafkaTimestamp) -> Option<Timestamp> {
     }
 }
 
+/// With so many unreadable names the rest of a record's headers is not looked at: each costs a panic, and a
+/// forged record may have a hundred thousand.
+const MOST_UNREADABLE: usize = 8;
+
 /// Headers whose names are not UTF-8 cannot be read through the client library, which panics on them;
 /// they are counted instead, and the record is malformed.
 fn read_headers(borrowed: &BorrowedHeaders) -> (Headers, usize) {
@@ -42,6 +46,9 @@ fn read_headers(borrowed: &BorrowedHeaders) -> (Headers, usize) {
     let mut headers = Headers::with_capacity(count, 32 * count);
     let mut unreadable = 0;
     for index in 0..count {
+        if unreadable == MOST_UNREADABLE {
+            return (headers, unreadable + count - index);
+        }
         match catch_unwind(AssertUnwindSafe(|| borrowed.get(index))) {
             Ok(header) => headers.push(header.key, header.value),
             Err(_) => unreadable += 1,

@@ -9,10 +9,9 @@ use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::{Config, ConfigError, Sources};
+use crate::config::{Config, ConfigError, LogFormat, Sources};
 use crate::error_chain::{causes, error_chain};
 use crate::metrics::build_info;
-use crate::tasks::BoxError;
 use crate::telemetry::{Identity, TelemetryError, Tracer};
 use crate::{admin, shutdown, telemetry};
 
@@ -47,11 +46,18 @@ impl CommonArgs {
         self.load_with(Vec::new())
     }
 
-    /// What `--print-config` and `--check` ask for, printed. With neither there is something else to do.
+    /// What `--print-config` and `--check` ask for, printed; or what `check` finds wrong. With neither there is
+    /// something else to do, and the configuration is fit for it.
     #[must_use]
-    pub fn answer(&self, config: &Config) -> Option<ExitCode> {
+    pub fn answer(
+        &self,
+        config: &Config,
+        check: impl FnOnce(&Config) -> Result<(), ConfigError>,
+    ) -> Option<ExitCode> {
         let text = if self.print_config {
             config.to_yaml()
+        } else if let Err(error) = check(config) {
+            return Some(report(&error));
         } else if self.check {
             "the configuration is valid\n".to_owned()
         } else {
@@ -90,42 +96,47 @@ pub struct Start {
 /// Runs a service from its flags to its exit code.
 ///
 /// `overrides` are settings of flags of the service's own, such as `--tier 30s`, as dotted keys with values;
-/// they win over `--set`. Errors are printed with their causes. The exit code is 0, [`EXIT_USAGE`] when the
-/// configuration is wrong (also when `run` returns a [`ConfigError`]), else [`EXIT_FAILURE`].
+/// they win over `--set`. `check` finds what the service itself cannot follow in a configuration, before anything is
+/// done; `--check` asks it too. Errors are told once, with their causes: on the terminal, or in the log when that
+/// is read by machines. The exit code is 0, [`EXIT_USAGE`] when the configuration is wrong (also when `run` returns
+/// a [`ConfigError`]), else [`EXIT_FAILURE`].
 pub fn main_with<F, E>(
     service: &str,
     args: &CommonArgs,
     overrides: Vec<(String, String)>,
+    check: impl FnOnce(&Config) -> Result<(), ConfigError>,
     run: impl FnOnce(Start) -> F,
 ) -> ExitCode
 where
     F: Future<Output = Result<(), E>>,
-    E: Into<BoxError>,
+    E: Into<anyhow::Error>,
 {
     let config = match args.load_with(overrides) {
         Ok(config) => config,
         Err(error) => return report(&error),
     };
-    if let Some(code) = args.answer(&config) {
+    if let Some(code) = args.answer(&config, check) {
         return code;
     }
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return report(&error),
     };
-    let result = runtime.block_on(start(service, config, run));
+    let code = runtime.block_on(with_telemetry(service, config, run));
     // What has not ended within its grace period is not waited for any longer.
     runtime.shutdown_background();
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => report(&*error),
-    }
+    code.unwrap_or_else(|error| report(&*error))
 }
 
-async fn start<F, E>(service: &str, config: Config, run: impl FnOnce(Start) -> F) -> Result<(), BoxError>
+/// Fails only before there is a log.
+async fn with_telemetry<F, E>(
+    service: &str,
+    config: Config,
+    run: impl FnOnce(Start) -> F,
+) -> anyhow::Result<ExitCode>
 where
     F: Future<Output = Result<(), E>>,
-    E: Into<BoxError>,
+    E: Into<anyhow::Error>,
 {
     // Before the start line: whoever has read it may send a signal.
     let shutdown = CancellationToken::new();
@@ -134,7 +145,37 @@ where
         service,
         instance: &config.instance,
     };
+    let format = config.telemetry.log;
     let telemetry = telemetry::init(&config.telemetry, identity)?;
+    let result = start(service, config, shutdown, telemetry.tracer(), run).await;
+    telemetry.shutdown().await;
+    let Err(error) = result else {
+        tracing::info!(service, "stopped");
+        return Ok(ExitCode::SUCCESS);
+    };
+    Ok(match format {
+        LogFormat::Text => {
+            tracing::error!(service, "stopped by an error");
+            report(&*error)
+        }
+        LogFormat::Json => {
+            tracing::error!(service, error = error_chain(&*error), "stopped by an error");
+            ExitCode::from(exit_code(&*error))
+        }
+    })
+}
+
+async fn start<F, E>(
+    service: &str,
+    config: Config,
+    shutdown: CancellationToken,
+    tracer: Tracer,
+    run: impl FnOnce(Start) -> F,
+) -> anyhow::Result<()>
+where
+    F: Future<Output = Result<(), E>>,
+    E: Into<anyhow::Error>,
+{
     let admin = admin::bind(&config.admin).await?;
     let build = build_info();
     tracing::info!(
@@ -145,20 +186,13 @@ where
         admin = %admin.local_addr()?,
         "started"
     );
-    let tracer = telemetry.tracer();
     let start = Start {
         config: Arc::new(config),
         shutdown,
         tracer,
         admin,
     };
-    let result = run(start).await.map_err(Into::into);
-    telemetry.shutdown().await;
-    match &result {
-        Ok(()) => tracing::info!(service, "stopped"),
-        Err(error) => tracing::error!(service, error = error_chain(&**error), "stopped by an error"),
-    }
-    result
+    run(start).await.map_err(Into::into)
 }
 
 /// Prints an error with its causes and gives its exit code.
@@ -240,5 +274,7 @@ mod tests {
             source: Box::new(wrong),
         };
         assert_eq!(exit_code(&error), EXIT_USAGE);
+        let wrong = Config::from_yaml("kafka: { lanes: 0 }").unwrap_err();
+        assert_eq!(exit_code(&*anyhow::Error::from(wrong)), EXIT_USAGE);
     }
 }

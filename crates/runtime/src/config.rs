@@ -13,6 +13,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 mod api;
 mod http;
+mod http_request;
 mod kafka;
 mod load;
 mod output;
@@ -32,6 +33,7 @@ mod yaml;
 
 pub use api::ApiConfig;
 pub use http::{HttpConfig, Meaning, ResponseMode, Status, TlsConfig};
+pub use http_request::{endpoint_url, header_name, header_value, request_method};
 pub use kafka::{KafkaConfig, TopicsConfig};
 pub use load::Sources;
 pub use output::{ChosenOutput, OutputConfig};
@@ -40,7 +42,7 @@ pub use problem::{ConfigError, Problem};
 pub use process::{AdminConfig, LogFormat, OtlpConfig, ShutdownConfig, TelemetryConfig};
 pub use retry::{JitterConfig, RetryConfig};
 pub use scheduler::{AppConfig, JobTopicsConfig, SchedulerConfig};
-pub use secret::{REDACTED, Secret, Settings, Url, is_secret_name, redact_url};
+pub use secret::{REDACTED, RequestHeaders, Secret, Settings, Url, redact_url};
 pub use services::{DlqInspectorConfig, RedisConfig, RetryTierConfig, ServedPipelines};
 
 /// The commented file with every default: the manual of the configuration.
@@ -75,6 +77,7 @@ pub struct Config {
     pub telemetry: TelemetryConfig,
     /// The end of the process.
     pub shutdown: ShutdownConfig,
+    /// Whether `instance` was given and is not the host's name by default.
     #[serde(skip)]
     explicit_instance: bool,
 }
@@ -100,12 +103,6 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Whether `instance` was given and is not the host's name by default.
-    #[must_use]
-    pub fn instance_is_explicit(&self) -> bool {
-        self.explicit_instance
-    }
-
     /// Whether consumers keep their partitions over a restart.
     #[must_use]
     pub fn static_membership(&self) -> bool {

@@ -32,7 +32,7 @@ pub struct Report {
 
 #[derive(Clone, Debug)]
 enum State {
-    Ready(String),
+    Ready,
     Waiting(String),
 }
 
@@ -59,11 +59,11 @@ impl Health {
     pub fn report(&self) -> Report {
         let parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
         let said = |state: &State| match state {
-            State::Ready(note) => note.clone(),
+            State::Ready => "ready".to_owned(),
             State::Waiting(reason) => format!("waiting: {reason}"),
         };
         Report {
-            ready: parts.values().all(|state| matches!(state, State::Ready(_))),
+            ready: parts.values().all(|state| matches!(state, State::Ready)),
             parts: parts
                 .iter()
                 .map(|(name, state)| (name.clone(), said(state)))
@@ -75,26 +75,12 @@ impl Health {
 impl Part {
     /// The part is ready.
     pub fn ready(&self) {
-        self.ready_with("ready");
-    }
-
-    /// The part is ready, and this is worth seeing: `circuit open since 12:00:00`.
-    pub fn ready_with(&self, note: impl Into<String>) {
-        self.set(State::Ready(note.into()));
+        self.set(State::Ready);
     }
 
     /// The part is not ready, or not any more.
     pub fn not_ready(&self, reason: impl Into<String>) {
         self.set(State::Waiting(reason.into()));
-    }
-
-    /// The part is gone and not missed: it leaves the report.
-    pub fn remove(&self) {
-        self.health
-            .parts
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(&*self.name);
     }
 
     fn set(&self, state: State) {
@@ -115,11 +101,10 @@ mod tests {
         kafka.ready();
         assert_eq!(health.report().parts["lane-0"], "waiting: starting");
         assert!(!health.report().ready);
-        lane.ready_with("circuit open");
+        lane.ready();
         assert!(health.report().ready);
         kafka.not_ready("no broker answers");
         assert_eq!(health.report().parts["kafka"], "waiting: no broker answers");
-        kafka.remove();
-        assert!(health.report().ready);
+        assert!(!health.report().ready);
     }
 }

@@ -10,6 +10,7 @@
 //! | [`shutdown`] | signals become a token |
 //! | [`admin`] | `/livez`, `/readyz`, `/metrics`, `/config` |
 //! | [`health`] | the parts that must be ready before the process is |
+//! | [`panics`] | where a panic happened, in the log |
 //! | [`metrics`] | the registry and what every process says of itself |
 //! | [`telemetry`] | logs to stderr, spans to an OTLP collector |
 //! | [`trace_context`] | W3C trace context in record headers |
@@ -20,6 +21,7 @@ pub mod config;
 pub mod error_chain;
 pub mod health;
 pub mod metrics;
+pub mod panics;
 pub mod shutdown;
 pub mod tasks;
 pub mod telemetry;

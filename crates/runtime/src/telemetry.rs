@@ -25,6 +25,7 @@ use tracing_subscriber::{EnvFilter, Layer, layer::SubscriberExt};
 
 use crate::config::{LogFormat, OtlpConfig, TelemetryConfig};
 use crate::metrics::build_info;
+use crate::panics;
 use crate::trace_context::trace_of;
 
 /// How long the end of a process waits for spans to be sent.
@@ -69,7 +70,7 @@ pub struct TelemetryGuard {
     tracer: Tracer,
 }
 
-/// Sets up logs and traces for this process. `RUST_LOG` goes before `telemetry.level`. Must be called within
+/// Sets up logs, places of panics included, and traces for this process. `RUST_LOG` goes before `telemetry.level`. Must be called within
 /// a runtime.
 ///
 /// # Errors
@@ -84,6 +85,7 @@ pub fn init(config: &TelemetryConfig, identity: Identity<'_>) -> Result<Telemetr
     };
     let guard = traces(&config.otlp, identity)?;
     subscriber(config.log, filter, io::stderr).try_init()?;
+    panics::log_places();
     Ok(guard)
 }
 

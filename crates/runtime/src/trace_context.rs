@@ -27,12 +27,6 @@ pub fn span_context(headers: &Headers) -> Option<Context> {
     Some(Context::new().with_remote_span_context(remote))
 }
 
-/// The headers that hand on the span of a context; none when there is no span.
-#[must_use]
-pub fn current_trace(context: &Context) -> Option<TraceContext> {
-    trace_of(context.span().span_context())
-}
-
 /// The headers that hand on a span.
 #[must_use]
 pub fn trace_of(span: &SpanContext) -> Option<TraceContext> {
@@ -111,7 +105,7 @@ mod tests {
     }
 
     fn handed_on(headers: &Headers) -> Option<TraceContext> {
-        current_trace(&span_context(headers)?)
+        trace_of(span_context(headers)?.span().span_context())
     }
 
     #[test]

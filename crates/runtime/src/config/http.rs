@@ -5,13 +5,13 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use axum::http::{HeaderName, HeaderValue, Method, Uri};
 use redeliver_core::Span;
 use redeliver_core::classification::{Classification, Verdict};
 use serde::{Deserialize, Serialize};
 
+use super::http_request::{endpoint_url, header_name, header_value, request_method};
 use super::problem::Findings;
-use super::secret::{self, Settings, Url};
+use super::secret::{RequestHeaders, Url};
 use super::text;
 
 /// `pipelines.<name>.http`: the endpoint and how it is called.
@@ -48,8 +48,8 @@ pub struct HttpConfig {
     #[serde(default = "defaults::max_retry_after", with = "text")]
     pub max_retry_after: Span,
     /// Headers of every request.
-    #[serde(default, deserialize_with = "secret::in_place")]
-    pub headers: Settings,
+    #[serde(default)]
+    pub headers: RequestHeaders,
     /// Headers whose values are secrets in files.
     #[serde(default)]
     pub header_files: BTreeMap<String, PathBuf>,
@@ -115,7 +115,7 @@ impl HttpConfig {
             response: ResponseMode::default(),
             max_response_bytes: defaults::max_response_bytes(),
             max_retry_after: defaults::max_retry_after(),
-            headers: Settings::default(),
+            headers: RequestHeaders::default(),
             header_files: BTreeMap::new(),
             classification: BTreeMap::new(),
             tls: TlsConfig::default(),
@@ -138,19 +138,11 @@ impl HttpConfig {
     }
 
     pub(super) fn check(&self, findings: &mut Findings<'_>) {
-        if let Err(problem) = check_url(self.url.expose()) {
+        if let Err(problem) = endpoint_url(self.url.expose()) {
             findings.wrong("url", problem);
         }
-        let standard =
-            Method::from_str(&self.method).is_ok_and(|_| self.method.bytes().all(|b| b.is_ascii_uppercase()));
-        if !standard {
-            findings.wrong(
-                "method",
-                format!(
-                    "`{}` is not a method: write POST, PUT or another in capitals",
-                    self.method
-                ),
-            );
+        if let Err(problem) = request_method(&self.method) {
+            findings.wrong("method", problem);
         }
         let hour = Span::from_secs(3_600);
         findings.range("timeout", self.timeout, Span::from_millis(1)..=hour);
@@ -173,12 +165,14 @@ impl HttpConfig {
             Span::from_secs(1)..=redeliver_core::backoff::MAX_WAIT,
         );
         for (name, value) in self.headers.iter() {
-            findings.inside("headers", |at| {
-                check_header(at, name, HeaderValue::from_str(value).is_ok());
-            });
+            if let Err(problem) = header_name(name).and_then(|_| header_value(value)) {
+                findings.inside("headers", |at| at.wrong(name, problem));
+            }
         }
         for name in self.header_files.keys() {
-            findings.inside("header_files", |at| check_header(at, name, true));
+            if let Err(problem) = header_name(name) {
+                findings.inside("header_files", |at| at.wrong(name, problem));
+            }
             if self
                 .headers
                 .iter()
@@ -195,33 +189,6 @@ impl HttpConfig {
             _ => {}
         });
     }
-}
-
-fn check_header(findings: &mut Findings<'_>, name: &str, value_is_right: bool) {
-    if HeaderName::from_str(name).is_err() {
-        findings.wrong(name, "is not the name of an HTTP header");
-    } else if !value_is_right {
-        findings.wrong(
-            name,
-            "has a value that an HTTP header cannot have: write one line of text",
-        );
-    }
-}
-
-/// Says what is wrong with a URL, without repeating it: it may hold a secret.
-pub(super) fn check_url(url: &str) -> Result<(), String> {
-    let right = "write http:// or https:// and a host, such as http://localhost:8080/path";
-    let uri: Uri = url.parse().map_err(|_| format!("is not a URL: {right}"))?;
-    let Some(authority) = uri
-        .authority()
-        .filter(|_| matches!(uri.scheme_str(), Some("http" | "https")))
-    else {
-        return Err(format!("is not an HTTP URL: {right}"));
-    };
-    if authority.as_str().contains('@') {
-        return Err("holds a user name or a password; give them in a header `authorization`".to_owned());
-    }
-    Ok(())
 }
 
 impl FromStr for Status {

@@ -6,7 +6,7 @@ use redeliver_core::Span;
 use serde::{Deserialize, Serialize};
 use tracing_subscriber::EnvFilter;
 
-use super::http::check_url;
+use super::http_request::endpoint_url;
 use super::problem::Findings;
 use super::secret::Url;
 use super::text;
@@ -129,7 +129,7 @@ impl TelemetryConfig {
             );
         }
         findings.inside("otlp", |at| {
-            if let Some(Err(problem)) = self.otlp.endpoint.as_ref().map(|url| check_url(url.expose())) {
+            if let Some(Err(problem)) = self.otlp.endpoint.as_ref().map(|url| endpoint_url(url.expose())) {
                 at.wrong("endpoint", problem);
             }
             at.range("sample_ratio", self.otlp.sample_ratio, 0.0..=1.0);

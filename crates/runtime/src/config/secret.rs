@@ -1,4 +1,5 @@
-//! What must not be shown: values that are secrets by their name, secrets in files, passwords in URLs.
+//! What must not be shown: values that are secrets by their name, secrets in files, headers of requests, passwords and
+//! parameters in URLs.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -130,10 +131,9 @@ impl Setting {
     }
 }
 
-/// Whether what has this name is a secret: a property of the Kafka client or an HTTP header.
-#[must_use]
-pub fn is_secret_name(name: &str) -> bool {
-    const SECRET: [&str; 15] = [
+/// Whether a property of the Kafka client of this name is a secret.
+fn is_secret_name(name: &str) -> bool {
+    const SECRET: [&str; 8] = [
         "password",
         "passphrase",
         "secret",
@@ -142,13 +142,6 @@ pub fn is_secret_name(name: &str) -> bool {
         "credential",
         "token",
         "oauthbearer.config",
-        "authorization",
-        "x-auth",
-        "cookie",
-        "api-key",
-        "apikey",
-        "api_key",
-        "signature",
     ];
     let name = name.to_lowercase();
     !name.ends_with(".url") && SECRET.iter().any(|part| name.contains(part))
@@ -190,15 +183,43 @@ impl<'de> Deserialize<'de> for Settings {
     }
 }
 
-/// Reads settings that are given in place only.
-pub(super) fn in_place<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Settings, D::Error> {
-    let texts = BTreeMap::<String, String>::deserialize(deserializer)?;
-    Ok(Settings(
-        texts
-            .into_iter()
-            .map(|(name, text)| (name, Setting::Text(text)))
-            .collect(),
-    ))
+/// Headers of requests, names with values. `Debug` and serde show [`REDACTED`] in the place of values: any header may
+/// be somebody's key, whatever its name. A few are known to be none.
+#[derive(Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(transparent)]
+pub struct RequestHeaders(BTreeMap<String, String>);
+
+impl RequestHeaders {
+    /// The names with their values.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.iter().map(|(name, value)| (name.as_str(), value.as_str()))
+    }
+
+    /// The value of a name.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.0.get(name).map(String::as_str)
+    }
+
+    fn shown(&self) -> impl Iterator<Item = (&str, &str)> {
+        const OPEN: [&str; 3] = ["accept", "content-type", "user-agent"];
+        self.iter().map(|(name, value)| {
+            let is_open = OPEN.iter().any(|open| open.eq_ignore_ascii_case(name));
+            (name, if is_open { value } else { REDACTED })
+        })
+    }
+}
+
+impl fmt::Debug for RequestHeaders {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(self.shown()).finish()
+    }
+}
+
+impl Serialize for RequestHeaders {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.shown())
+    }
 }
 
 impl<'de> Deserialize<'de> for Setting {
@@ -236,7 +257,8 @@ impl<'de> Visitor<'de> for SettingVisitor {
     }
 }
 
-/// A URL without its password and without the values of query parameters that are secrets by their name.
+/// A URL without its password, and without the values of its query, since any parameter may be a key, and its
+/// fragment. What tells nodes and names of a Redis deployment is no key.
 #[must_use]
 pub fn redact_url(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else {
@@ -257,9 +279,11 @@ pub fn redact_url(url: &str) -> String {
     let Some((path, query)) = host.split_once('?') else {
         return redacted + host;
     };
+    let is_open = |name| scheme.starts_with("redis") && ["node", "sentinelServiceName"].contains(&name);
     let parameters = query.split('&').map(|parameter| match parameter.split_once('=') {
-        Some((name, _)) if is_secret_name(name) => format!("{name}=redacted"),
-        _ => parameter.to_owned(),
+        Some((name, _)) if is_open(name) => parameter.to_owned(),
+        Some((name, _)) => format!("{name}=redacted"),
+        None => "redacted".to_owned(),
     });
     redacted + path + "?" + &parameters.collect::<Vec<_>>().join("&")
 }
@@ -277,26 +301,16 @@ mod tests {
             "ssl.key.pem",
             "sasl.oauthbearer.client.secret",
             "sasl.oauthbearer.config",
-            "Authorization",
-            "Proxy-Authorization",
-            "X-Api-Key",
-            "Set-Cookie",
         ] {
             assert!(is_secret_name(secret), "{secret}");
         }
-        for open in [
-            "sasl.username",
-            "sasl.mechanism",
-            "ssl.key.location",
-            "linger.ms",
-            "content-type",
-        ] {
+        for open in ["sasl.username", "sasl.mechanism", "ssl.key.location", "linger.ms"] {
             assert!(!is_secret_name(open), "{open}");
         }
     }
 
     #[test]
-    fn urls_lose_their_passwords_and_nothing_else() {
+    fn urls_lose_their_passwords_and_what_their_parameters_say() {
         for (url, shown) in [
             ("redis://localhost:6379", "redis://localhost:6379"),
             (
@@ -304,8 +318,15 @@ mod tests {
                 "redis://:redacted@localhost:6379/0",
             ),
             ("rediss://me:p@w/x@host", "rediss://me:redacted@host"),
-            ("http://host/a?token=abc&b=c", "http://host/a?token=redacted&b=c"),
-            ("http://host/a@b?c=d", "http://host/a@b?c=d"),
+            (
+                "http://host/a?code=abc&sig=d%3D=&e",
+                "http://host/a?code=redacted&sig=redacted&redacted",
+            ),
+            ("http://host/a@b?key=d#e", "http://host/a@b?key=redacted"),
+            (
+                "redis-cluster://a:1?node=b:2&password=c",
+                "redis-cluster://a:1?node=b:2&password=redacted",
+            ),
             ("no url: at all", "no url: at all"),
         ] {
             assert_eq!(redact_url(url), shown);
@@ -320,5 +341,16 @@ mod tests {
         let shown = format!("{settings:?} {:?}", Secret::new("hunter2"));
         assert!(!shown.contains("hunter2") && shown.contains("\"5\""), "{shown}");
         assert_eq!(settings.get("sasl.password"), Some("hunter2"));
+        let headers = [("x-functions-key", "hunter2"), ("Content-Type", "text/plain")];
+        let headers = RequestHeaders(
+            headers
+                .map(|(name, value)| (name.to_owned(), value.to_owned()))
+                .into(),
+        );
+        let json = serde_json::to_string(&headers).unwrap();
+        let shown = format!("{headers:?} {json}");
+        assert!(!shown.contains("hunter2"), "{shown}");
+        assert_eq!(shown.matches("text/plain").count(), 2, "{shown}");
+        assert_eq!(headers.get("x-functions-key"), Some("hunter2"));
     }
 }

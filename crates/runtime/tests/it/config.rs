@@ -70,7 +70,7 @@ fn the_example_of_the_protocol_works_as_it_stands() {
 fn no_file_at_all_gives_the_defaults() {
     let config = Config::load(&Sources::default()).unwrap();
     assert_eq!(config.kafka.brokers, "localhost:9092");
-    assert!(!config.instance_is_explicit() && !config.static_membership());
+    assert!(!config.static_membership());
 }
 
 #[test]
@@ -196,9 +196,10 @@ redis: {{ url: "redis://:redis-hunter2@localhost:6379" }}
 pipelines:
   p:
     http:
-      url: "http://localhost/x?api_key=query-hunter2"
-      headers: {{ authorization: Bearer header-hunter2, accept: text/plain }}
+      url: "http://localhost/x?api_key=query-hunter2&sig=hunter2&hunter2"
+      headers: {{ authorization: Bearer header-hunter2, x-functions-key: hunter2, accept: text/plain }}
       header_files: {{ x-token: {} }}
+telemetry: {{ otlp: {{ endpoint: "https://localhost:4317/?code=hunter2" }} }}
 "#,
         path.display(),
         path.display()
@@ -238,7 +239,7 @@ fn a_printed_configuration_is_read_back_as_the_same() {
 #[test]
 fn an_instance_that_was_given_keeps_its_partitions() {
     let given = load("instance: enricher-0", &[], &[]).unwrap();
-    assert!(given.instance_is_explicit() && given.static_membership());
+    assert!(given.static_membership());
     assert_eq!(given.kafka.static_membership, Some(true));
     let refused = load(
         "instance: enricher-0\nkafka: { static_membership: false }",
@@ -246,7 +247,7 @@ fn an_instance_that_was_given_keeps_its_partitions() {
         &[],
     )
     .unwrap();
-    assert!(refused.instance_is_explicit() && !refused.static_membership());
+    assert!(!refused.static_membership());
     let from_environment = load("", &[("REDELIVER__INSTANCE", "enricher-1")], &[]).unwrap();
     assert_eq!(
         (
@@ -256,7 +257,7 @@ fn an_instance_that_was_given_keeps_its_partitions() {
         ("enricher-1", true)
     );
     let null = load("instance: null", &[], &[]).unwrap();
-    assert!(!null.instance_is_explicit());
+    assert!(!null.static_membership());
 }
 
 #[test]

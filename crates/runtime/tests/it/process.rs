@@ -9,6 +9,7 @@ use clap::Parser;
 use redeliver_core::SystemClock;
 use redeliver_runtime::admin::{self, Admin};
 use redeliver_runtime::cli::{CommonArgs, EXIT_FAILURE, EXIT_USAGE, Start, main_with};
+use redeliver_runtime::config::{Config, ConfigError, Problem};
 use redeliver_runtime::health::Health;
 use redeliver_runtime::metrics;
 use redeliver_runtime::tasks::{TaskError, Tasks};
@@ -33,7 +34,9 @@ fn child() {
     let arguments = arguments.split('\n').filter(|argument| !argument.is_empty());
     let args = Args::parse_from(std::iter::once("child").chain(arguments));
     let conduct = args.conduct.clone();
-    let code = main_with("child", &args.common, Vec::new(), |start| run(start, conduct));
+    let code = main_with("child", &args.common, Vec::new(), check, |start| {
+        run(start, conduct)
+    });
     let known = [
         (ExitCode::SUCCESS, 0),
         (ExitCode::from(EXIT_FAILURE), 1),
@@ -45,6 +48,18 @@ fn child() {
             .find(|(known, _)| *known == code)
             .map_or(99, |(_, number)| *number),
     );
+}
+
+/// What a service finds wrong by itself.
+fn check(config: &Config) -> Result<(), ConfigError> {
+    if config.redis.prefix != "unfit" {
+        return Ok(());
+    }
+    Err(ConfigError::Invalid(vec![Problem {
+        field: "redis.prefix".to_owned(),
+        problem: "does not fit".to_owned(),
+        place: None,
+    }]))
 }
 
 async fn run(start: Start, conduct: String) -> Result<(), TaskError> {
@@ -178,6 +193,12 @@ fn the_configuration_is_checked_and_printed_on_request() {
     let (code, stdout, stderr) = output(&["--check"]);
     assert_eq!((code, stderr.as_str()), (Some(0), ""));
     assert!(stdout.contains("the configuration is valid\n"));
+    for flag in ["--check", "--conduct=wait"] {
+        let unfit = (Some(2), "error: redis.prefix: does not fit\n".to_owned());
+        let (code, stdout, stderr) = output(&[flag, "--set", "redis.prefix=unfit"]);
+        assert_eq!((code, stderr), unfit, "{flag}");
+        assert!(!stdout.contains("valid"), "{stdout}");
+    }
     let (code, stdout, _) = output(&[
         "--print-config",
         "--set",
@@ -215,6 +236,40 @@ fn a_failure_ends_with_1_and_its_causes() {
 }
 
 #[test]
+fn a_log_for_machines_has_nothing_but_objects_in_it() {
+    let json = ["--set", "telemetry.log=json", "--conduct"];
+    for (conduct, error) in [
+        ("fail", "work failed: no more disk"),
+        ("panic", "work panicked: at the disco"),
+    ] {
+        let (code, stderr) = Running::start(&[&json[..], &[conduct]].concat()).end();
+        assert_eq!(code, Some(1), "{stderr}");
+        let lines: Vec<serde_json::Value> = stderr
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        let told: Vec<_> = lines
+            .iter()
+            .filter(|line| line["message"] == "stopped by an error" && line["error"] == error)
+            .collect();
+        assert_eq!(told.len(), 1, "{stderr}");
+    }
+}
+
+#[test]
+fn the_place_of_a_panic_is_logged_and_not_its_message() {
+    let (_, stderr) = Running::start(&["--conduct", "panic"]).end();
+    let lines: Vec<&str> = stderr
+        .lines()
+        .filter(|line| line.contains("process.rs"))
+        .collect();
+    assert!(
+        matches!(lines[..], [line] if line.contains(" WARN ") && !line.contains("disco")),
+        "{stderr}"
+    );
+}
+
+#[test]
 fn a_port_that_is_taken_ends_with_1() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap();
@@ -223,6 +278,7 @@ fn a_port_that_is_taken_ends_with_1() {
     assert!(stderr.ends_with(&format!(
         "error: admin.listen: {address} is in use by another process; choose another port, or 0 for a free one\n"
     )));
+    assert_eq!(stderr.matches("in use").count(), 1, "{stderr}");
 }
 
 #[test]
