@@ -7,6 +7,7 @@ use redeliver_core::Pipeline;
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::topology::{self, Finding, Severity, TopicSettings, TopologyError, TopologySpec};
 use redeliver_runtime::Config;
+use redeliver_runtime::error_chain::error_chain;
 use redeliver_runtime::health::Part;
 use tokio_util::sync::CancellationToken;
 
@@ -133,6 +134,30 @@ pub async fn ensure(
     }
 }
 
+/// Looks at topics that a process can do without, and logs what is wrong with them. While Kafka does not answer it
+/// waits, until `shutdown`.
+pub async fn warn_about(kafka: &KafkaSettings, spec: &TopologySpec, shutdown: &CancellationToken) {
+    let client = kafka.client();
+    loop {
+        let looked = tokio::select! {
+            looked = topology::check(&client, spec, LOOK) => looked,
+            () = shutdown.cancelled() => return,
+        };
+        match looked {
+            Ok(findings) => return findings.iter().for_each(warn),
+            Err(TopologyError::Unreachable { .. }) => {}
+            Err(error) => {
+                tracing::warn!(error = error_chain(&error), "a topic cannot be looked at");
+                return;
+            }
+        }
+        tokio::select! {
+            () = tokio::time::sleep(Duration::from_secs(5)) => {}
+            () = shutdown.cancelled() => return,
+        }
+    }
+}
+
 async fn look(
     config: &Config,
     kafka: &KafkaSettings,
@@ -154,17 +179,19 @@ fn judge(findings: Vec<Finding>) -> Result<(), TopicsError> {
     let (errors, warnings): (Vec<_>, Vec<_>) = findings
         .into_iter()
         .partition(|finding| finding.severity == Severity::Error);
-    for warning in warnings {
-        tracing::warn!(
-            topic = &*warning.topic,
-            problem = warning.problem,
-            remedy = warning.remedy,
-            "topic"
-        );
-    }
+    warnings.iter().for_each(warn);
     if errors.is_empty() {
         Ok(())
     } else {
         Err(TopicsError::Unsound(errors))
     }
+}
+
+fn warn(finding: &Finding) {
+    tracing::warn!(
+        topic = &*finding.topic,
+        problem = finding.problem,
+        remedy = finding.remedy,
+        "topic"
+    );
 }

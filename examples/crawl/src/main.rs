@@ -14,8 +14,7 @@ use redeliver_example_crawl::worker::Crawl;
 use redeliver_example_crawl::{demo, hosts, show};
 use redeliver_kafka::producer::Producer;
 use redeliver_runtime::cli::{CommonArgs, Start, main_with, report};
-use redeliver_runtime::tasks::BoxError;
-use redeliver_worker::host::Host;
+use redeliver_worker::host::{Host, check_kafka};
 use redeliver_worker::topics;
 use reqwest::Url;
 
@@ -69,7 +68,7 @@ fn main() -> ExitCode {
     let service = "crawl";
     match command {
         None if demo => run_demo(),
-        None => main_with(service, &common, Vec::new(), run),
+        None => main_with(service, &common, Vec::new(), check_kafka, run),
         Some(Command::Worker { within, timeout }) => {
             let settings = |crawl: &Crawl| Settings {
                 hosts: hosts::Settings::default(),
@@ -80,10 +79,16 @@ fn main() -> ExitCode {
                 scheduling: crawl.scheduling.clone(),
                 within,
             };
-            main_with(service, &common, Vec::new(), |start| work(start, settings))
+            main_with(service, &common, Vec::new(), check_kafka, |start| {
+                work(start, settings)
+            })
         }
-        Some(Command::Site { port }) => main_with(service, &common, Vec::new(), |start| serve(start, port)),
-        Some(Command::Seed { pages }) => main_with(service, &common, Vec::new(), |start| seed(start, pages)),
+        Some(Command::Site { port }) => main_with(service, &common, Vec::new(), check_kafka, |start| {
+            serve(start, port)
+        }),
+        Some(Command::Seed { pages }) => main_with(service, &common, Vec::new(), check_kafka, |start| {
+            seed(start, pages)
+        }),
     }
 }
 
@@ -98,11 +103,11 @@ fn run_demo() -> ExitCode {
     }
 }
 
-async fn run(start: Start) -> Result<(), BoxError> {
+async fn run(start: Start) -> anyhow::Result<()> {
     let mut host = Host::new("crawl", start);
     let crawl = Crawl::of(&host.config)?;
     host.ensure_topics(&topics::of_all(&host.config)).await?;
-    Ok(judged(&show::run(host, crawl).await?)?)
+    judged(&show::run(host, crawl).await?)
 }
 
 fn judged(report: &Report) -> anyhow::Result<()> {
@@ -111,7 +116,7 @@ fn judged(report: &Report) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn work(start: Start, settings: impl FnOnce(&Crawl) -> Settings) -> Result<(), BoxError> {
+async fn work(start: Start, settings: impl FnOnce(&Crawl) -> Settings) -> anyhow::Result<()> {
     let mut host = Host::new("crawl", start);
     let crawl = Crawl::of(&host.config)?;
     host.ensure_topics(&topics::of_all(&host.config)).await?;
@@ -139,7 +144,7 @@ async fn serve(start: Start, port: u16) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn seed(start: Start, pages: Vec<Url>) -> Result<(), BoxError> {
+async fn seed(start: Start, pages: Vec<Url>) -> anyhow::Result<()> {
     let host = Host::new("crawl", start);
     let crawl = Crawl::of(&host.config)?;
     let producer = Producer::new(&host.kafka)?;

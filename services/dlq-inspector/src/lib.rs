@@ -30,6 +30,7 @@ mod metrics;
 mod shared;
 mod values;
 
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -41,11 +42,11 @@ use redeliver_kafka::Waker;
 use redeliver_kafka::survey::Surveyor;
 use redeliver_kafka::topology::TopologySpec;
 use redeliver_proto::auth::RequireToken;
+use redeliver_runtime::Config;
 use redeliver_runtime::cli::Start;
-use redeliver_runtime::config::Secret;
-use redeliver_runtime::tasks::BoxError;
+use redeliver_runtime::config::{ConfigError, Secret};
 use redeliver_worker::host::{Host, check_kafka};
-use redeliver_worker::topics::topic_settings;
+use redeliver_worker::topics::{topic_settings, warn_about};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -64,17 +65,30 @@ const WORK: usize = 4;
 /// How often what is only measured is measured.
 const MEASURE_EVERY: Duration = Duration::from_secs(10);
 
-/// Runs the service until it is told to stop.
+/// What of a configuration the service cannot follow.
+///
+/// # Errors
+/// When Kafka's client does not take a property.
+pub fn check(config: &Config) -> Result<(), ConfigError> {
+    check_kafka(config)
+}
+
+/// Runs the service until it is told to stop, with a configuration that passed [`check`].
 ///
 /// # Errors
 /// When the ledger topic is unsound, the index or the address cannot be used, or a part cannot go on.
-pub async fn run(start: Start) -> Result<(), BoxError> {
+pub async fn run(start: Start) -> anyhow::Result<()> {
     let mut host = Host::new("dlq-inspector", start);
-    check_kafka(&host.config)?;
     // Without it dead letters can be looked at all the same; only what was done with them is not known.
+    let ledger = TopologySpec::for_ledger(ledger::TOPIC, &topic_settings(&host.config));
     if host.config.kafka.topics.create {
-        let ledger = TopologySpec::for_ledger(ledger::TOPIC, &topic_settings(&host.config));
         host.ensure_topics(&ledger).await?;
+    } else {
+        let (kafka, stop) = (host.kafka.clone(), host.tasks.shutdown().clone());
+        host.tasks.spawn("ledger-topic", async move {
+            warn_about(&kafka, &ledger, &stop).await;
+            Ok::<(), Infallible>(())
+        });
     }
     mount(&mut host)?;
     Ok(host.run().await?)

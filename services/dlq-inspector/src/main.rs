@@ -22,6 +22,7 @@ fn main() -> ExitCode {
         "dlq-inspector",
         &args.common,
         Vec::new(),
+        redeliver_dlq_inspector::check,
         redeliver_dlq_inspector::run,
     )
 }

@@ -1,5 +1,6 @@
 //! The gRPC server: dead letters, health, reflection.
 
+use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -26,9 +27,19 @@ const OLD_REFLECTION: &str = "grpc.reflection.v1alpha.ServerReflection";
 /// The API cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// The address cannot be used.
-    #[error("cannot listen on {0} for the inspector's API")]
-    Listen(SocketAddr, #[source] std::io::Error),
+    /// The port belongs to another process.
+    #[error(
+        "dlq_inspector.listen: {0} is in use by another process; choose another port, or 0 for a free one"
+    )]
+    InUse(SocketAddr),
+    /// The address cannot be listened on.
+    #[error("dlq_inspector.listen: cannot listen on {address}")]
+    Bind {
+        /// The address.
+        address: SocketAddr,
+        /// Why.
+        source: io::Error,
+    },
     /// The schemas that reflection tells are broken.
     #[error("reflection")]
     Reflection(#[from] tonic_reflection::server::Error),
@@ -39,10 +50,15 @@ pub enum ServerError {
 
 /// Takes the address, without waiting.
 pub(crate) fn bind(address: SocketAddr) -> Result<TcpListener, ServerError> {
-    let listen = |error| ServerError::Listen(address, error);
-    let listener = std::net::TcpListener::bind(address).map_err(listen)?;
-    listener.set_nonblocking(true).map_err(listen)?;
-    TcpListener::from_std(listener).map_err(listen)
+    let bind = || {
+        let listener = std::net::TcpListener::bind(address)?;
+        listener.set_nonblocking(true)?;
+        TcpListener::from_std(listener)
+    };
+    bind().map_err(|source: io::Error| match source.kind() {
+        io::ErrorKind::AddrInUse => ServerError::InUse(address),
+        _ => ServerError::Bind { address, source },
+    })
 }
 
 /// Serves until it is told to stop, then lets calls end for up to `patience`. Health and reflection ask for no

@@ -17,7 +17,6 @@ use redeliver_runtime::cli::Start;
 use redeliver_runtime::config::{
     ConfigError, HttpConfig, OutputConfig, PipelineConfig, Problem, ResponseMode,
 };
-use redeliver_runtime::tasks::BoxError;
 use redeliver_worker::WorkerSpec;
 use redeliver_worker::host::{Host, check_kafka, kafka_settings, lane_grace};
 use redeliver_worker::topics;
@@ -25,22 +24,30 @@ use redeliver_worker::topics;
 use crate::http::{HttpHandler, HttpSettings, ResponseUse, TlsFiles};
 use crate::output_choice::OutputChoice;
 
-/// Runs the service until it is told to stop.
+/// What of a configuration the service cannot follow. Reads the files that it names; asks neither Kafka nor an
+/// endpoint.
 ///
 /// # Errors
-/// When an endpoint is not usable as configured, the topics are unsound, or a lane cannot go on.
-pub async fn run(start: Start) -> Result<(), BoxError> {
-    let mut host = Host::new("enricher", start);
-    check_kafka(&host.config)?;
-    let endpoints = endpoints(&host.config)?;
-    if endpoints.is_empty() {
+/// When an endpoint is not usable as configured, or there is none.
+pub fn check(config: &Config) -> Result<(), ConfigError> {
+    check_kafka(config)?;
+    if endpoints(config)?.is_empty() {
         return Err(ConfigError::Invalid(vec![Problem {
             field: "pipelines".to_owned(),
             problem: "none of them has `http`, so there is nothing to do".to_owned(),
             place: None,
-        }])
-        .into());
+        }]));
     }
+    Ok(())
+}
+
+/// Runs the service until it is told to stop, with a configuration that passed [`check`].
+///
+/// # Errors
+/// When a file of an endpoint cannot be read any more, the topics are unsound, or a lane cannot go on.
+pub async fn run(start: Start) -> anyhow::Result<()> {
+    let mut host = Host::new("enricher", start);
+    let endpoints = endpoints(&host.config)?;
     let pipelines: Vec<Pipeline> = endpoints
         .iter()
         .map(|endpoint| (*endpoint.spec.pipeline).clone())
@@ -85,6 +92,7 @@ fn endpoints(config: &Config) -> Result<Vec<Endpoint>, ConfigError> {
             batch: config.kafka.batch as usize,
             concurrency: http.concurrency as usize,
             in_flight: pipeline.in_flight as usize,
+            in_flight_bytes: usize::try_from(pipeline.in_flight_bytes).unwrap_or(usize::MAX),
             grace: lane_grace(config),
         };
         endpoints.push(Endpoint { spec, handler });

@@ -19,5 +19,11 @@ struct Args {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    main_with("enricher", &args.common, Vec::new(), redeliver_enricher::run)
+    main_with(
+        "enricher",
+        &args.common,
+        Vec::new(),
+        redeliver_enricher::check,
+        redeliver_enricher::run,
+    )
 }

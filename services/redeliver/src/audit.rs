@@ -34,11 +34,8 @@ pub(crate) fn main(args: &AuditArgs) -> ExitCode {
         Ok(config) => config,
         Err(error) => return report(&error),
     };
-    if let Some(code) = args.common.answer(&config) {
+    if let Some(code) = args.common.answer(&config, check_kafka) {
         return code;
-    }
-    if let Err(error) = check_kafka(&config) {
-        return report(&error);
     }
     if let Some(unknown) = args
         .pipeline

@@ -121,7 +121,7 @@ pub(crate) fn main(args: &DlqArgs) -> ExitCode {
         Ok(config) => config,
         Err(error) => return report(&error),
     };
-    if let Some(code) = inspector.common.answer(&config) {
+    if let Some(code) = inspector.common.answer(&config, |_| Ok(())) {
         return code;
     }
     conclude(async {

@@ -11,6 +11,7 @@ use redeliver_client::{Answer, JobClient, JobId, JobOutcome, JobStats, Timestamp
 use redeliver_core::Span;
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::{CommonArgs, EXIT_FAILURE, report};
+use redeliver_worker::host::check_kafka;
 use serde_json::{Value, json};
 
 use crate::connection::{CliError, ConnectionArgs, conclude, scheduler};
@@ -30,7 +31,8 @@ enum Verb {
     Schedule(schedule::ScheduleArgs),
     /// Show one job
     Get(GetArgs),
-    /// Cancel a job; exit code 1 if it will be, or was, dispatched all the same
+    /// Cancel a job; exit code 0 if it is not dispatched any more, also when it was cancelled before or expired; 1 if it
+    /// was dispatched, or no such job is known
     Cancel(GetArgs),
     /// Give a job another time; exit code 1 if it keeps its own
     Reschedule(RescheduleArgs),
@@ -121,7 +123,12 @@ pub(crate) fn main(args: &JobsArgs) -> ExitCode {
         Ok(config) => config,
         Err(error) => return report(&error),
     };
-    if let Some(code) = common.answer(&config) {
+    // Only the list is read from Kafka.
+    let check = |config: &Config| match args.verb {
+        Verb::Ls(_) => check_kafka(config),
+        _ => Ok(()),
+    };
+    if let Some(code) = common.answer(&config, check) {
         return code;
     }
     conclude(async {
@@ -155,7 +162,14 @@ async fn get(config: &Config, args: &GetArgs) -> Result<ExitCode, CliError> {
 
 async fn cancel(config: &Config, args: &GetArgs) -> Result<ExitCode, CliError> {
     let answer = args.scheduler.connect(config).await?.cancel(args.id).await?;
-    Ok(answered(args.id, args.output.format, &answer))
+    print_answer(args.id, args.output.format, &answer);
+    // Whoever asks again, because the first answer was lost, has what was asked for.
+    Ok(match answer.outcome {
+        JobOutcome::Cancelled | JobOutcome::AlreadyCancelled | JobOutcome::Expired => ExitCode::SUCCESS,
+        JobOutcome::Rescheduled | JobOutcome::AlreadyDispatched | JobOutcome::Unknown => {
+            ExitCode::from(EXIT_FAILURE)
+        }
+    })
 }
 
 async fn reschedule(config: &Config, args: &RescheduleArgs) -> Result<ExitCode, CliError> {
@@ -168,11 +182,19 @@ async fn reschedule(config: &Config, args: &RescheduleArgs) -> Result<ExitCode, 
         .await?
         .reschedule(job.id, when)
         .await?;
-    Ok(answered(job.id, job.output.format, &answer))
+    print_answer(job.id, job.output.format, &answer);
+    Ok(match answer.outcome {
+        JobOutcome::Rescheduled => ExitCode::SUCCESS,
+        JobOutcome::Cancelled
+        | JobOutcome::AlreadyDispatched
+        | JobOutcome::AlreadyCancelled
+        | JobOutcome::Expired
+        | JobOutcome::Unknown => ExitCode::from(EXIT_FAILURE),
+    })
 }
 
-/// Prints the answer to a command for a job, and says whether it is what was asked for.
-fn answered(id: JobId, format: Format, answer: &Answer) -> ExitCode {
+/// Prints the answer to a command for a job.
+fn print_answer(id: JobId, format: Format, answer: &Answer) {
     print_item(
         format,
         || {
@@ -205,13 +227,6 @@ fn answered(id: JobId, format: Format, answer: &Answer) -> ExitCode {
             })
         },
     );
-    match answer.outcome {
-        JobOutcome::Cancelled | JobOutcome::Rescheduled => ExitCode::SUCCESS,
-        JobOutcome::AlreadyDispatched
-        | JobOutcome::AlreadyCancelled
-        | JobOutcome::Expired
-        | JobOutcome::Unknown => ExitCode::from(EXIT_FAILURE),
-    }
 }
 
 async fn stats(config: &Config, args: &StatsArgs) -> Result<ExitCode, CliError> {

@@ -13,6 +13,7 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use redeliver_runtime::panics;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -41,6 +42,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    panics::log_places();
     match Args::parse()
         .command
         .unwrap_or_else(|| Command::Dev(dev::DevArgs::default()))

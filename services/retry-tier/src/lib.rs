@@ -17,7 +17,6 @@ use redeliver_kafka::{LaneSpec, Waker};
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::Start;
 use redeliver_runtime::config::{ConfigError, Problem};
-use redeliver_runtime::tasks::BoxError;
 use redeliver_worker::host::{Host, check_kafka, lane_grace};
 use redeliver_worker::topics::topic_settings;
 
@@ -25,22 +24,29 @@ use crate::metrics::TierFamilies;
 pub use crate::relay::LookAhead;
 use crate::relay::Relay;
 
-/// Runs the service until it is told to stop.
+/// What of a configuration the service cannot follow.
 ///
 /// # Errors
-/// When the topics are unsound or a lane cannot go on.
-pub async fn run(start: Start) -> Result<(), BoxError> {
-    let mut host = Host::new("retry-tier", start);
-    check_kafka(&host.config)?;
-    let pipelines = served(&host.config);
-    if pipelines.is_empty() {
+/// When there is nothing to do, or Kafka's client does not take a property.
+pub fn check(config: &Config) -> Result<(), ConfigError> {
+    check_kafka(config)?;
+    if served(config).is_empty() {
         return Err(ConfigError::Invalid(vec![Problem {
             field: "pipelines".to_owned(),
             problem: "there is none, so there is nothing to do".to_owned(),
             place: None,
-        }])
-        .into());
+        }]));
     }
+    Ok(())
+}
+
+/// Runs the service until it is told to stop, with a configuration that passed [`check`].
+///
+/// # Errors
+/// When the topics are unsound or a lane cannot go on.
+pub async fn run(start: Start) -> anyhow::Result<()> {
+    let mut host = Host::new("retry-tier", start);
+    let pipelines = served(&host.config);
     let pipelines: Vec<Pipeline> = pipelines.iter().map(|pipeline| (**pipeline).clone()).collect();
     let topics = TopologySpec::for_pipelines(&pipelines, &topic_settings(&host.config));
     host.ensure_topics(&topics).await?;

@@ -26,6 +26,7 @@ fn main() -> ExitCode {
         "retry-tier",
         &args.common,
         tiers.into_iter().collect(),
+        redeliver_retry_tier::check,
         redeliver_retry_tier::run,
     )
 }

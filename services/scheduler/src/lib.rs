@@ -30,4 +30,4 @@ mod spans;
 mod standing;
 mod window;
 
-pub use service::{mount, rules, run};
+pub use service::{check, mount, rules, run};

@@ -18,5 +18,11 @@ struct Args {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    main_with("scheduler", &args.common, Vec::new(), redeliver_scheduler::run)
+    main_with(
+        "scheduler",
+        &args.common,
+        Vec::new(),
+        redeliver_scheduler::check,
+        redeliver_scheduler::run,
+    )
 }

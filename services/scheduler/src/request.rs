@@ -220,7 +220,7 @@ fn format_of(record: &Record) -> Result<Format, Failure> {
     const NAME: &str = "content-type";
     if record.unreadable_headers > 0 {
         let message = format!(
-            "{} headers have names that are not UTF-8",
+            "{} headers cannot be read: there are names that are not UTF-8",
             record.unreadable_headers
         );
         return Err(Failure::malformed("header.name", message));

@@ -8,7 +8,6 @@ use redeliver_kafka::{LaneSpec, Waker, reader};
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::Start;
 use redeliver_runtime::config::{ConfigError, Problem};
-use redeliver_runtime::tasks::BoxError;
 use redeliver_worker::host::{Host, check_kafka, lane_grace};
 use redeliver_worker::topics;
 use tokio::sync::mpsc;
@@ -26,13 +25,21 @@ use crate::shard::Settings;
 use crate::spans::Spans;
 use crate::standing::Standing;
 
-/// Runs the service until it is told to stop.
+/// What of a configuration the service cannot follow.
+///
+/// # Errors
+/// When the time zone is not known, or Kafka's client does not take a property.
+pub fn check(config: &Config) -> Result<(), ConfigError> {
+    check_kafka(config)?;
+    rules(config).map(drop)
+}
+
+/// Runs the service until it is told to stop, with a configuration that passed [`check`].
 ///
 /// # Errors
 /// When the topics are unsound, Redis may forget what it is given, or a lane cannot go on.
-pub async fn run(start: Start) -> Result<(), BoxError> {
+pub async fn run(start: Start) -> anyhow::Result<()> {
     let mut host = Host::new("scheduler", start);
-    check_kafka(&host.config)?;
     let listener = api::bind(&host.config.scheduler).await?;
     let spec = topics::of_scheduler(&host.config);
     host.ensure_topics(&spec).await?;

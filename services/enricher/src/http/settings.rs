@@ -2,16 +2,13 @@
 
 use std::fmt;
 use std::path::PathBuf;
-use std::str::FromStr as _;
 use std::time::Duration;
 
 use redeliver_core::classification::Classification;
-use reqwest::header::{
-    CONNECTION, CONTENT_LENGTH, HeaderMap, HeaderName, HeaderValue, TRANSFER_ENCODING, USER_AGENT,
-};
+use redeliver_runtime::config::{Secret, endpoint_url, header_name, header_value, request_method};
+use reqwest::header::{HeaderMap, HeaderValue, USER_AGENT};
 use reqwest::{Method, Url};
 
-use super::request::{IDEMPOTENCY_KEY, TRACEPARENT, TRACESTATE};
 use crate::output_choice::OutputChoice;
 
 /// An endpoint and how it is called. `Debug` shows no value of a header and no query.
@@ -102,35 +99,11 @@ impl HttpSettings {
     }
 
     pub(super) fn parsed_url(&self) -> Result<Url, HttpSetupError> {
-        // The URL is never repeated: it may hold a secret.
-        let wrong = |problem: &str| HttpSetupError::new("url", problem);
-        let url = Url::parse(&self.url).map_err(|error| {
-            wrong(&format!(
-                "is not a URL: {error}; write http:// or https:// and a host"
-            ))
-        })?;
-        if !matches!(url.scheme(), "http" | "https") {
-            return Err(wrong("is not an HTTP URL; write http:// or https:// and a host"));
-        }
-        if !url.username().is_empty() || url.password().is_some() {
-            return Err(wrong(
-                "holds a user name or a password; give them in a header `authorization` by http.header_files",
-            ));
-        }
-        Ok(url)
+        endpoint_url(&self.url).map_err(|problem| HttpSetupError::new("url", problem))
     }
 
     pub(super) fn parsed_method(&self) -> Result<Method, HttpSetupError> {
-        Method::from_str(&self.method)
-            .ok()
-            // A tunnel is not a call, and methods differ by case.
-            .filter(|method| {
-                *method != Method::CONNECT && self.method.bytes().all(|byte| byte.is_ascii_uppercase())
-            })
-            .ok_or_else(|| {
-                let problem = "is not a method; write POST, PUT or another in capitals";
-                HttpSetupError::new("method", problem)
-            })
+        request_method(&self.method).map_err(|problem| HttpSetupError::new("method", problem))
     }
 
     /// The headers of every request; those in files are read now.
@@ -146,26 +119,13 @@ impl HttpSettings {
         }
         for (name, path) in &self.header_files {
             let field = format!("header_files.{name}");
-            let read = std::fs::read_to_string(path).map_err(|error| {
-                HttpSetupError::new(&field, format!("cannot read {}: {error}", path.display()))
-            })?;
-            let value = read.trim_end_matches(['\n', '\r']);
-            if value.is_empty() {
-                return Err(HttpSetupError::new(
-                    &field,
-                    format!("the file {} is empty", path.display()),
-                ));
-            }
-            named.push((field, name, value.to_owned()));
+            let secret = Secret::from_file(path).map_err(|problem| HttpSetupError::new(&field, problem))?;
+            named.push((field, name, secret.expose().to_owned()));
         }
         for (field, name, value) in named {
             let wrong = |problem: &str| HttpSetupError::new(&field, problem);
-            let name = HeaderName::from_str(name).map_err(|_| wrong("is not the name of an HTTP header"))?;
-            if FIXED.contains(&name) {
-                return Err(wrong("is set by redeliver itself and cannot be configured"));
-            }
-            let mut value = HeaderValue::from_str(&value)
-                .map_err(|_| wrong("is not a value that an HTTP header can have; write one line of text"))?;
+            let name = header_name(name).map_err(wrong)?;
+            let mut value = header_value(&value).map_err(wrong)?;
             // Any of them may be a key of an API; nobody needs to see one.
             value.set_sensitive(true);
             if name == USER_AGENT {
@@ -177,16 +137,6 @@ impl HttpSettings {
         Ok(headers)
     }
 }
-
-/// Headers that a configuration would only break: the framing of requests, and what differs by record.
-const FIXED: [HeaderName; 6] = [
-    CONNECTION,
-    CONTENT_LENGTH,
-    TRANSFER_ENCODING,
-    IDEMPOTENCY_KEY,
-    TRACEPARENT,
-    TRACESTATE,
-];
 
 impl HttpSetupError {
     pub(super) fn new(field: &str, problem: impl Into<String>) -> Self {

@@ -11,7 +11,7 @@ use redeliver_proto::convert::{from_priority, from_state};
 use redeliver_proto::{Message as _, v1};
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::CommonArgs;
-use redeliver_worker::host::{check_kafka, kafka_settings};
+use redeliver_worker::host::kafka_settings;
 use serde_json::{Value, json};
 
 use crate::connection::CliError;
@@ -58,7 +58,6 @@ struct Row {
 }
 
 pub(super) fn run(config: &Config, args: &ListArgs) -> Result<ExitCode, CliError> {
-    check_kafka(config)?;
     let topic = config.scheduler.topics().state;
     let mut jobs = Jobs::new(args.app.clone(), args.state);
     let read = TopicReader::new(&kafka_settings(config), std::slice::from_ref(&topic))

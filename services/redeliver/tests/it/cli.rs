@@ -83,7 +83,10 @@ fn a_job_is_scheduled_shown_rescheduled_and_cancelled() {
         services.cli(&["jobs", "cancel", &id]),
         format!("{id} is cancelled\n")
     );
-    let too_late = services.fails(1, &["jobs", "cancel", &id]);
+    // Whoever cancels again has what was asked for, and whoever moves it has not.
+    let again = services.cli(&["jobs", "cancel", &id]);
+    assert!(again.starts_with(&format!("{id} was cancelled at ")), "{again}");
+    let too_late = services.fails(1, &["jobs", "reschedule", &id, "--in", "1h"]);
     assert!(
         too_late.stdout.starts_with(&format!("{id} was cancelled at ")),
         "{too_late:?}"

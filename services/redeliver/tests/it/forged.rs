@@ -305,8 +305,17 @@ fn a_header_whose_name_is_not_text_is_dead_with_a_reason() {
         );
         pipe.produce(records(3));
     }
+    // Each of these would be a panic of Kafka's client.
+    let many: Vec<(&[u8], &[u8])> = vec![(b"\xff", b"x"); 20_000];
+    let with_many = format!("many in {}", pipe.pipeline.source);
+    raw::produce(
+        &pipe.kafka.brokers,
+        &pipe.pipeline.source,
+        with_many.as_bytes(),
+        &many,
+    );
     let mut watch = pipe.watch();
-    watch.until_ended(3 + 9, DEADLINE);
+    watch.until_ended(4 + 9, DEADLINE);
     let dead_letters = pipe.pipeline.dead_letter_topic();
     let dead: HashMap<String, &Record> = watch
         .records
@@ -319,8 +328,16 @@ fn a_header_whose_name_is_not_text_is_dead_with_a_reason() {
         assert_eq!(text(end, ERROR_CODE), Ok(Some("header.name".into())));
         assert_eq!(end.headers.last("user"), Some(&b"1"[..]));
     }
-    assert_eq!(dead.len(), 3);
+    let end = dead[&with_many];
+    assert_eq!(text(end, ERROR_CODE), Ok(Some("header.name".into())));
+    let message = text(end, ERROR_MESSAGE).unwrap().unwrap();
+    assert!(message.starts_with("20000 headers "), "{message}");
+    assert_eq!(dead.len(), 4);
     for service in [&mut enricher, &mut tier] {
         assert_eq!(service.get("/readyz").0, 200);
+        let output = service.process.output();
+        assert!(!output.contains("panicked"), "{output}");
+        // The place, now and then.
+        assert!(output.contains(" WARN ") && output.contains("place="), "{output}");
     }
 }

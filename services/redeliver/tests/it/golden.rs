@@ -181,6 +181,99 @@ fn a_port_that_is_taken_is_named() {
         );
     }
 }
+#[test]
+fn a_port_of_an_api_that_is_taken_is_named() {
+    let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = taken.local_addr().unwrap();
+    for (name, field) in [
+        ("scheduler", "scheduler.listen"),
+        ("dlq-inspector", "dlq_inspector.listen"),
+    ] {
+        let printed = with_file(name, SOUND, &["--set", &format!("{field}={address}")]);
+        assert_eq!(
+            (printed.code, printed.stderr),
+            (
+                Some(1),
+                format!(
+                    "error: {field}: {address} is in use by another process; choose another port, or 0 for a free \
+                     one\n"
+                )
+            )
+        );
+    }
+}
+
+/// A file in which each section but the named ones is as [`SOUND`] has it.
+fn with_http(http: &str) -> String {
+    SOUND.replace("{ url: 'http://localhost/' }", http)
+}
+
+#[test]
+fn a_check_finds_what_a_start_would() {
+    let cases = [
+        (
+            "{ url: 'http://localhost/', header_files: { authorization: /nowhere/token } }",
+            "header_files.authorization: cannot read /nowhere/token: No such file or directory (os error 2)",
+        ),
+        (
+            "{ url: 'https://localhost/', tls: { ca_file: /nowhere/ca } }",
+            "tls.ca_file: cannot read /nowhere/ca: I/O error: No such file or directory (os error 2)",
+        ),
+        (
+            "{ url: 'http://localhost/', headers: { content-length: '1' } }",
+            "headers.content-length: is set by redeliver itself and cannot be configured (FILE line 7)",
+        ),
+        (
+            "{ url: 'http://localhost/', headers: { Idempotency-Key: '1' } }",
+            "headers.Idempotency-Key: is set by redeliver itself and cannot be configured (FILE line 7)",
+        ),
+        (
+            "{ url: 'http://localhost/', method: CONNECT }",
+            "method: `CONNECT` is not the method of a call: write POST, PUT or another in capitals (FILE line 7)",
+        ),
+        (
+            "{ url: 'http://localhost:99999/' }",
+            "url: is not a URL (invalid port number): write http:// or https:// and a host, such as \
+             http://localhost:8080/path (FILE line 7)",
+        ),
+    ];
+    for (http, problem) in cases {
+        let expected = format!("error: pipelines.p.http.{problem}\n");
+        for arguments in [&["--check"][..], &[]] {
+            refuses("enricher", &with_http(http), arguments, &expected);
+        }
+    }
+    let unknown = "kafka.properties.no.such.property=1";
+    let expected = "error: kafka.properties.no.such.property: librdkafka has no such property\n";
+    for (name, arguments) in [
+        ("enricher", &[][..]),
+        ("retry-tier", &[]),
+        ("scheduler", &[]),
+        ("dlq-inspector", &[]),
+        ("redeliver", &["topics", "apply"]),
+        ("redeliver", &["topics", "check"]),
+        ("redeliver", &["audit"]),
+        ("redeliver", &["jobs", "ls"]),
+    ] {
+        let arguments = [arguments, &["--check", "--set", unknown]].concat();
+        refuses(name, SOUND, &arguments, expected);
+    }
+    for (name, content, expected) in [
+        (
+            "enricher",
+            "pipelines: { p: { output: q } }\n",
+            "error: pipelines: none of them has `http`, so there is nothing to do\n",
+        ),
+        (
+            "retry-tier",
+            "kafka: {}\n",
+            "error: pipelines: there is none, so there is nothing to do\n",
+        ),
+    ] {
+        refuses(name, content, &["--check"], expected);
+    }
+}
+
 
 #[test]
 fn an_admin_port_for_everybody_must_be_asked_for() {
@@ -346,6 +439,9 @@ fn a_missing_topic_refuses_to_start_and_apply_is_the_remedy() {
         .topics()
         .iter()
         .map(|(name, _)| name.to_string())
+    // All installations that share a Kafka share the ledger, so it is there or not; from here on it is.
+    let other = Setup::new("golden-other").tiers(&[5_000]).create();
+    drop(other);
         .collect();
     let missing = |indent: &str| -> String {
         let line = |name| {
@@ -367,15 +463,43 @@ fn a_missing_topic_refuses_to_start_and_apply_is_the_remedy() {
     };
     let with = |word: &str| -> String { names.iter().map(|name| format!("{word:<8} {name}\n")).collect() };
     assert_eq!(printed(&["topics", "check"]), (Some(1), missing("")));
-    let sound = "5 topics are as they must be\n";
-    assert_eq!(printed(&["topics", "apply"]), (Some(0), with("created") + sound));
-    assert_eq!(printed(&["topics", "apply"]), (Some(0), with("exists") + sound));
+    let sound = "6 topics are as they must be\n";
+    let ledger = "exists   redeliver.dlq.ledger\n";
+    assert_eq!(
+        printed(&["topics", "apply"]),
+        (Some(0), with("created") + ledger + sound)
+    );
+    assert_eq!(
+        printed(&["topics", "apply"]),
+        (Some(0), with("exists") + ledger + sound)
+    );
     assert_eq!(printed(&["topics", "check"]), (Some(0), sound.to_owned()));
     assert_eq!(
         (pipe.enricher("a").end(), pipe.retry_tier("a").end()),
         (Some(0), Some(0))
     );
 }
+#[test]
+fn warnings_are_counted_and_are_no_failure() {
+    let pipe = Setup::new("golden-warning").tiers(&[5_000]).without_topics();
+    let due = pipe.pipeline.due_topic();
+    raw::create_topic(
+        &brokers(),
+        &due,
+        &[("retention.ms", "604800000"), ("retention.bytes", "1000000")],
+    );
+    let warning = format!(
+        "warning: topic `{due}` has retention.bytes=1000000: a burst would delete released records before their \
+         time is over; set its retention.bytes to -1 and bound it by time\n"
+    );
+    for verb in ["apply", "check"] {
+        let printed = pipe.redeliver(&["topics", verb]);
+        assert_eq!(printed.code, Some(0), "{printed:?}");
+        let expected = format!("{warning}6 topics, 1 warning\n");
+        assert!(printed.stdout.ends_with(&expected), "{printed:?}");
+    }
+}
+
 
 #[test]
 fn a_service_makes_its_topics_itself_when_it_may() {

@@ -187,7 +187,7 @@ fn what_waits_with_the_scheduler_is_neither_lost_nor_doubled_to_the_audit() {
     let checked = pipe.redeliver(&["topics", "check"]);
     assert_eq!(
         (checked.code, &*checked.stdout),
-        (Some(0), "10 topics are as they must be\n")
+        (Some(0), "11 topics are as they must be\n")
     );
 }
 
