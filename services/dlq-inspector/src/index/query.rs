@@ -8,6 +8,7 @@ use rusqlite::types::Value;
 use rusqlite::{Connection, OptionalExtension as _, Row, params, params_from_iter};
 
 use super::schema;
+use super::schema::means;
 use crate::filter::{Condition, Expr, Param};
 use crate::id::LetterId;
 use crate::ledger::State;
@@ -104,9 +105,11 @@ const COLUMNS: &str = "l.row, (SELECT text FROM texts WHERE id = l.topic), l.par
     l.job_id, l.trace_id, l.value_size, l.content, b.key, b.headers";
 
 /// `CROSS JOIN` keeps the order: the narrow table `letters` first, these for rows that are left.
-const BESIDE: &str = "CROSS JOIN bodies b ON b.row = l.row LEFT JOIN ledger g \
-    ON g.topic = l.topic AND g.partition = l.partition AND g.offset = l.offset \
-    AND (g.content IS NULL OR g.content = l.content)";
+const BESIDE: &str = concat!(
+    "CROSS JOIN bodies b ON b.row = l.row LEFT JOIN ledger g \
+     ON g.topic = l.topic AND g.partition = l.partition AND g.offset = l.offset AND ",
+    means!(entry: "g.content", "g.time", letter: "l.content", "l.dead_at")
+);
 
 fn found(row: &Row<'_>) -> rusqlite::Result<Found> {
     let time = |index| {

@@ -54,6 +54,30 @@ CREATE TABLE ledger (
 INSERT INTO texts (text) VALUES ('');
 ";
 
+/// SQL: whether an entry of the ledger means a dead letter. It names the content, or came after the letter: one
+/// without a content that is older was for a record of a topic that was deleted and made again. Clocks may differ
+/// by a minute.
+macro_rules! means {
+    (entry: $content:literal, $time:literal, letter: $letters:literal, $dead_at:literal) => {
+        concat!(
+            "(",
+            $content,
+            " = ",
+            $letters,
+            " OR ",
+            $content,
+            " IS NULL AND (",
+            $time,
+            " IS NULL OR ",
+            $time,
+            " + 60000 >= ",
+            $dead_at,
+            "))"
+        )
+    };
+}
+pub(super) use means;
+
 /// Why a file is not taken.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Unusable {

@@ -344,6 +344,84 @@ fn an_entry_for_another_record_at_the_same_offset_says_nothing() {
 }
 
 #[test]
+fn an_entry_that_is_older_than_the_record_was_for_another_one() {
+    let mut fixture = Fixture::new();
+    // The entries are of the instant 9; clocks may differ by a minute.
+    let near = at(60_009, "t-dlq", 0, 1, &[]);
+    let far = at(60_010, "t-dlq", 0, 2, &[]);
+    let both = |state| {
+        Change::Ledger(vec![
+            update("t-dlq/0/1", state, None),
+            update("t-dlq/0/2", state, None),
+        ])
+    };
+    let discarded = Some(State::Discarded);
+    for entries_first in [true, false] {
+        fixture.apply(&[
+            Change::ForgetLedger,
+            Change::Forget {
+                topic: "t-dlq".into(),
+            },
+        ]);
+        let letters = Change::Letters(vec![near.clone(), far.clone()]);
+        let mut changes = [both(discarded), letters];
+        if !entries_first {
+            changes.reverse();
+        }
+        fixture.apply(&changes);
+        let states = [1, 2].map(|offset| {
+            let found = fixture.get(&format!("t-dlq/0/{offset}")).unwrap();
+            (found.state, found.state_by)
+        });
+        let expected = [(State::Discarded, "ann".to_owned()), (State::Open, String::new())];
+        assert_eq!(states, expected, "{entries_first}");
+    }
+    // Whoever names the content means it.
+    let named = update("t-dlq/0/2", discarded, Some(far.content));
+    fixture.apply(&[Change::Ledger(vec![named])]);
+    assert_eq!(fixture.get("t-dlq/0/2").unwrap().state, State::Discarded);
+}
+
+#[test]
+fn texts_that_nothing_names_any_more_go() {
+    let mut fixture = Fixture::new();
+    let texts = |fixture: &Fixture| -> Vec<String> {
+        let question = |connection: &rusqlite::Connection| {
+            let mut asked = connection.prepare("SELECT text FROM texts ORDER BY text")?;
+            asked.query_map((), |row| row.get(0))?.collect()
+        };
+        fixture.index.pool.read_here(question).unwrap()
+    };
+    let code = |offset: i64| format!("code-{offset}");
+    let letters = |offsets: std::ops::Range<i64>| {
+        offsets
+            .map(|offset| letter("t-dlq", 0, offset, &[("error-code", &code(offset))]))
+            .collect::<Vec<_>>()
+    };
+    fixture.put(letters(0..1_500));
+    let update = update("t-dlq/0/7", Some(State::Discarded), None);
+    fixture.apply(&[Change::Ledger(vec![update])]);
+    let trim = |low| Change::Trim {
+        topic: "t-dlq".into(),
+        partition: 0,
+        low,
+    };
+    fixture.apply(&[trim(10)]);
+    assert!(texts(&fixture).contains(&code(0)), "not at each trim");
+    fixture.apply(&[trim(1_498)]);
+    let left = ["", &code(1_498), &code(1_499), "t-dlq"].map(str::to_owned);
+    let known: Vec<String> = texts(&fixture)
+        .into_iter()
+        .filter(|text| text.is_empty() || text.starts_with("code-") || text == "t-dlq")
+        .collect();
+    assert_eq!(known, left);
+    // Texts that went come back under numbers of their own.
+    fixture.put(letters(0..1));
+    assert_eq!(fixture.matching("error_code = code-0"), [0]);
+    assert_eq!(fixture.matching("error_code = code-1499"), [1_499]);
+}
+
+#[test]
 fn what_retention_removes_goes_and_numbers_are_never_used_twice() {
     let mut fixture = Fixture::new();
     let letters = |topic: &str| {

@@ -8,9 +8,10 @@ use std::sync::Arc;
 use redeliver_core::Timestamp;
 use rusqlite::{Connection, OptionalExtension as _, Transaction, params};
 
+use super::schema::means;
 use super::{IndexError, database, schema};
 use crate::ledger::{State, Update};
-use crate::letter::{ContentHash, Letter};
+use crate::letter::Letter;
 
 /// One step of keeping the index as the topics are.
 #[derive(Clone, Debug)]
@@ -53,11 +54,16 @@ pub struct Writer {
     /// Numbers of texts that were used lately.
     texts: HashMap<String, i64>,
     next_row: i64,
+    /// Rows that went since unused texts were removed.
+    removed: i64,
     _lock: File,
 }
 
 /// How many numbers of texts are remembered. More are looked up.
 const REMEMBERED_TEXTS: usize = 20_000;
+/// Unused texts are looked for when so many rows have gone, or a tenth of those that are there: it takes a look at
+/// each row.
+const REMOVED_ROWS: i64 = 1_000;
 
 impl Writer {
     pub(super) fn new(connection: Connection, path: PathBuf, lock: File) -> Result<Self, IndexError> {
@@ -68,6 +74,7 @@ impl Writer {
             path,
             texts: HashMap::new(),
             next_row: next_row.unwrap_or(1),
+            removed: 0,
             _lock: lock,
         })
     }
@@ -87,7 +94,7 @@ impl Writer {
             // They may name rows that were taken back.
             self.texts.clear();
         }
-        result.map_err(database("writing the index"))?;
+        self.removed = result.map_err(database("writing the index"))?;
         Ok(self.next_row - 1)
     }
 
@@ -98,11 +105,13 @@ impl Writer {
         }
     }
 
-    fn try_apply(&mut self, changes: &[Change]) -> rusqlite::Result<()> {
+    /// Gives how many rows have gone since unused texts were removed.
+    fn try_apply(&mut self, changes: &[Change]) -> rusqlite::Result<i64> {
         let transaction = self.connection.transaction()?;
         let mut write = Write {
             transaction: &transaction,
             texts: &mut self.texts,
+            removed: self.removed,
         };
         for change in changes {
             match change {
@@ -127,16 +136,22 @@ impl Writer {
                 Change::ForgetLedger => write.forget_ledger()?,
             }
         }
+        if write.removed >= REMOVED_ROWS.max(write.rows()? / 10) {
+            write.remove_unused_texts()?;
+        }
+        let removed = write.removed;
         transaction
             .prepare_cached("UPDATE meta SET value = ? WHERE name = 'next_row'")?
             .execute([self.next_row])?;
-        transaction.commit()
+        transaction.commit()?;
+        Ok(removed)
     }
 }
 
 struct Write<'a> {
     transaction: &'a Transaction<'a>,
     texts: &'a mut HashMap<String, i64>,
+    removed: i64,
 }
 
 impl Write<'_> {
@@ -176,7 +191,7 @@ impl Write<'_> {
             partition,
             offset,
             letter.dead_at.as_millis(),
-            self.state_of(topic, partition, offset, &letter.content)? as i64,
+            self.state_of(topic, letter)? as i64,
             facts.dialect as i64,
             self.text(&facts.pipeline)?,
             self.text(&facts.error_class)?,
@@ -210,20 +225,24 @@ impl Write<'_> {
     }
 
     /// What the ledger says of a dead letter that has just come.
-    fn state_of(
-        &self,
-        topic: i64,
-        partition: i32,
-        offset: i64,
-        content: &ContentHash,
-    ) -> rusqlite::Result<State> {
+    fn state_of(&self, topic: i64, letter: &Letter) -> rusqlite::Result<State> {
+        let position = &letter.position;
         let number: Option<i64> = self
             .transaction
-            .prepare_cached(
-                "SELECT state FROM ledger WHERE topic = ? AND partition = ? AND offset = ? \
-                 AND (content IS NULL OR content = ?)",
-            )?
-            .query_row(params![topic, partition, offset, content], |row| row.get(0))
+            .prepare_cached(concat!(
+                "SELECT state FROM ledger WHERE topic = ?1 AND partition = ?2 AND offset = ?3 AND ",
+                means!(entry: "content", "time", letter: "?4", "?5")
+            ))?
+            .query_row(
+                params![
+                    topic,
+                    position.partition,
+                    position.offset,
+                    letter.content,
+                    letter.dead_at.as_millis()
+                ],
+                |row| row.get(0),
+            )
             .optional()?;
         Ok(number.and_then(State::from_number).unwrap_or_default())
     }
@@ -258,9 +277,11 @@ impl Write<'_> {
             ],
         )?;
         self.run(
-            "UPDATE letters SET state = ?4 WHERE topic = ?1 AND partition = ?2 AND offset = ?3 \
-             AND (?5 IS NULL OR content = ?5)",
-            params![topic, partition, offset, entry.state as i64, entry.content],
+            concat!(
+                "UPDATE letters SET state = ?4 WHERE topic = ?1 AND partition = ?2 AND offset = ?3 AND ",
+                means!(entry: "?5", "?6", letter: "content", "dead_at")
+            ),
+            params![topic, partition, offset, entry.state as i64, entry.content, time],
         )?;
         Ok(())
     }
@@ -282,10 +303,11 @@ impl Write<'_> {
              (SELECT row FROM letters WHERE topic = ? AND partition = ? AND offset < ?)",
             before,
         )?;
-        self.run(
+        let letters = self.run(
             "DELETE FROM letters WHERE topic = ? AND partition = ? AND offset < ?",
             before,
         )?;
+        self.went(letters);
         self.run(
             "DELETE FROM ledger WHERE topic = ? AND partition = ? AND offset < ?",
             before,
@@ -299,8 +321,37 @@ impl Write<'_> {
             "DELETE FROM bodies WHERE row IN (SELECT row FROM letters WHERE topic = ?)",
             [topic],
         )?;
-        self.run("DELETE FROM letters WHERE topic = ?", [topic])?;
+        let letters = self.run("DELETE FROM letters WHERE topic = ?", [topic])?;
+        self.went(letters);
         self.run("DELETE FROM positions WHERE topic = ?", [topic])?;
+        Ok(())
+    }
+
+    fn went(&mut self, letters: usize) {
+        self.removed = self
+            .removed
+            .saturating_add(i64::try_from(letters).unwrap_or(i64::MAX));
+    }
+
+    /// About how many dead letters there are, at most.
+    fn rows(&self) -> rusqlite::Result<i64> {
+        self.transaction
+            .prepare_cached("SELECT coalesce(max(row) - min(row), 0) FROM letters")?
+            .query_row((), |row| row.get(0))
+    }
+
+    /// Dead letters that went leave their error codes and origins behind, which differ from record to record where
+    /// somebody puts a number into them.
+    fn remove_unused_texts(&mut self) -> rusqlite::Result<()> {
+        self.run(
+            "DELETE FROM texts WHERE text != '' AND id NOT IN (\
+             SELECT topic FROM letters UNION SELECT pipeline FROM letters UNION SELECT error_class FROM letters \
+             UNION SELECT error_code FROM letters UNION SELECT origin_topic FROM letters \
+             UNION SELECT topic FROM positions UNION SELECT topic FROM ledger)",
+            (),
+        )?;
+        self.texts.clear();
+        self.removed = 0;
         Ok(())
     }
 
