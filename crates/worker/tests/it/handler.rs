@@ -1,0 +1,200 @@
+//! What a handler does wrong is a failure of its record, and of no other one.
+
+use std::collections::BTreeMap;
+use std::panic::panic_any;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use redeliver_core::headers::{ERROR_CLASS, ERROR_CODE, ERROR_MESSAGE, RETRY_COUNT};
+use redeliver_core::{Headers, Outcome, Output, Pipeline, Record};
+use redeliver_kafka::KafkaSettings;
+use redeliver_kafka::producer::Producer;
+use redeliver_kafka::reader::TopicReader;
+use redeliver_runtime::Config;
+use redeliver_runtime::cli::Start;
+use redeliver_runtime::telemetry::Tracer;
+use redeliver_testkit::scratch::Scratch;
+use redeliver_testkit::{Member, Process, binary, brokers, eventually, unique};
+use redeliver_worker::{Attempt, Handler, Host, WorkerSpec, spawn, topics};
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+use tokio_util::sync::CancellationToken;
+use tower::{BoxError, service_fn};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+/// Records of each kind.
+const EACH: usize = 10;
+
+/// Runs a worker with this handler until it is told to stop.
+async fn work<H: Handler>(config: Arc<Config>, name: String, handler: H, shutdown: CancellationToken) {
+    let admin = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let start = Start {
+        config: config.clone(),
+        shutdown,
+        tracer: Tracer::off(),
+        admin,
+    };
+    let mut host = Host::new("handlers", start);
+    let pipeline = config.pipelines[&name].pipeline(&name, &config.scheduler);
+    let needed = topics::of_pipelines(&config, std::slice::from_ref(&pipeline));
+    host.ensure_topics(&needed).await.unwrap();
+    let spec = WorkerSpec {
+        pipeline: Arc::new(pipeline),
+        kafka: host.kafka.clone(),
+        lanes: 1,
+        batch: 100,
+        concurrency: 8,
+        in_flight: 1_000,
+        in_flight_bytes: 1 << 20,
+        grace: Duration::from_secs(10),
+    };
+    spawn(&mut host, &spec, &handler).unwrap();
+    host.run().await.unwrap();
+}
+
+fn text(record: &Record, name: &str) -> Option<String> {
+    let value = record.headers.single(name).unwrap()?;
+    Some(String::from_utf8(value.unwrap().to_vec()).unwrap())
+}
+
+/// All records of a topic by their values; two with the same one are a failure.
+#[track_caller]
+fn by_value(kafka: &KafkaSettings, topic: &Arc<str>) -> BTreeMap<String, Record> {
+    let mut records = BTreeMap::new();
+    TopicReader::new(kafka, std::slice::from_ref(topic))
+        .unwrap()
+        .read_to_end(DEADLINE, |record| {
+            let value = String::from_utf8(record.value.clone().unwrap().into()).unwrap();
+            let other = records.insert(value, record);
+            assert!(other.is_none(), "{other:?} stands twice");
+        })
+        .unwrap();
+    records
+}
+
+#[test]
+fn errors_and_panics_of_a_handler_are_failures_of_their_records_and_of_no_other() {
+    let name = unique("handlers");
+    // A tier that no other test shares.
+    let tier = 301 + u64::from(std::process::id() % 97);
+    let file = format!(
+        "instance: {name}\nkafka: {{ brokers: '{}', topics: {{ create: true, partitions: 1 }} }}\nadmin: {{ listen: 127.0.0.1:0 }}\n\
+         pipelines: {{ {name}: {{ output: {name}-out, retry: {{ tiers: [{tier}ms] }} }} }}\n",
+        brokers()
+    );
+    let config = Arc::new(Config::from_yaml(&file).unwrap());
+    let pipeline: Pipeline = config.pipelines[&name].pipeline(&name, &config.scheduler);
+    let calls: Arc<Mutex<BTreeMap<String, Vec<u32>>>> = Arc::default();
+    let seen = calls.clone();
+    let handler = service_fn(move |attempt: Attempt| {
+        let value = attempt.record.value.clone().unwrap_or_default();
+        let word = String::from_utf8(value.into()).unwrap();
+        let mut seen = seen.lock().unwrap();
+        seen.entry(word.clone())
+            .or_default()
+            .push(attempt.failed_attempts);
+        drop(seen);
+        // Before there is a future.
+        assert!(!word.starts_with("panics at once"), "{word}");
+        async move {
+            let kind = word.rsplit_once(' ').map(|(kind, _)| kind).unwrap_or_default();
+            match kind {
+                "fails" => Err(BoxError::from(format!("{word}, sorry"))),
+                "panics later" => {
+                    tokio::task::yield_now().await;
+                    panic!("{word}, sorry")
+                }
+                "panics without words" => panic_any(7_u8),
+                _ => Ok(Outcome::value(word)),
+            }
+        }
+    });
+
+    let scratch = Scratch::new("handlers").unwrap();
+    let path = scratch.path().join("redeliver.yaml");
+    std::fs::write(&path, &file).unwrap();
+    let runtime = Runtime::new().unwrap();
+    let shutdown = CancellationToken::new();
+    let working = runtime.spawn(work(config.clone(), name, handler, shutdown.clone()));
+    let mut relay = Member::spawn("retry-tier", |_| {
+        let mut command = binary("retry-tier");
+        command.env_clear().arg("--config").arg(&path);
+        Process::spawn(command).unwrap()
+    });
+    relay.until_ready();
+
+    // All of them in one partition, side by side.
+    let kafka = KafkaSettings::new(brokers(), "handlers-test");
+    let producer = Producer::new(&kafka).unwrap();
+    let kinds = [
+        "is fine",
+        "fails",
+        "panics at once",
+        "panics later",
+        "panics without words",
+    ];
+    let outputs = (0..EACH).flat_map(|n| kinds.map(|kind| format!("{kind} {n}")));
+    runtime.block_on(async {
+        for value in outputs {
+            let output = Output {
+                topic: pipeline.source.clone(),
+                partition: None,
+                key: None,
+                value: Some(value.into()),
+                headers: Headers::new(),
+            };
+            producer.send(&output).await.unwrap();
+        }
+    });
+    let (out, dlq) = (pipeline.output.clone().unwrap(), pipeline.dead_letter_topic());
+    let (done, dead) = eventually("all records have ended", DEADLINE, || {
+        let (done, dead) = (by_value(&kafka, &out), by_value(&kafka, &dlq));
+        if done.len() + dead.len() >= EACH * kinds.len() {
+            Ok((done, dead))
+        } else {
+            Err(format!("{} handled, {} dead", done.len(), dead.len()))
+        }
+    });
+
+    let calls = calls.lock().unwrap().clone();
+    for n in 0..EACH {
+        let fine = format!("is fine {n}");
+        assert_eq!(text(&done[&fine], RETRY_COUNT).as_deref(), Some("0"));
+        assert_eq!(calls[&fine], [0], "{fine}");
+        for (kind, code, message) in [
+            ("fails", "handler.error", format!("fails {n}, sorry")),
+            ("panics at once", "handler.panic", format!("panics at once {n}")),
+            (
+                "panics later",
+                "handler.panic",
+                format!("panics later {n}, sorry"),
+            ),
+            (
+                "panics without words",
+                "handler.panic",
+                "without a message".to_owned(),
+            ),
+        ] {
+            let value = format!("{kind} {n}");
+            let record = &dead[&value];
+            for (header, expected) in [
+                (ERROR_CLASS, "exhausted"),
+                (ERROR_CODE, code),
+                (ERROR_MESSAGE, &format!("gave up after 2 attempts: {message}")),
+                (RETRY_COUNT, "2"),
+            ] {
+                assert_eq!(
+                    text(record, header).as_deref(),
+                    Some(expected),
+                    "{value}: {record:?}"
+                );
+            }
+            assert_eq!(calls[&value], [0, 1], "{value}");
+        }
+    }
+    assert_eq!((done.len(), dead.len()), (EACH, 4 * EACH));
+
+    shutdown.cancel();
+    runtime.block_on(working).unwrap();
+    relay.end_in_order();
+}

@@ -1,0 +1,3 @@
+//! The worker on a real Kafka, with handlers of these tests.
+
+mod handler;
