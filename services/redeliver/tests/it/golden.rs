@@ -181,6 +181,7 @@ fn a_port_that_is_taken_is_named() {
         );
     }
 }
+
 #[test]
 fn a_port_of_an_api_that_is_taken_is_named() {
     let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -273,7 +274,6 @@ fn a_check_finds_what_a_start_would() {
         refuses(name, content, &["--check"], expected);
     }
 }
-
 
 #[test]
 fn an_admin_port_for_everybody_must_be_asked_for() {
@@ -439,10 +439,10 @@ fn a_missing_topic_refuses_to_start_and_apply_is_the_remedy() {
         .topics()
         .iter()
         .map(|(name, _)| name.to_string())
+        .collect();
     // All installations that share a Kafka share the ledger, so it is there or not; from here on it is.
     let other = Setup::new("golden-other").tiers(&[5_000]).create();
     drop(other);
-        .collect();
     let missing = |indent: &str| -> String {
         let line = |name| {
             format!(
@@ -479,6 +479,7 @@ fn a_missing_topic_refuses_to_start_and_apply_is_the_remedy() {
         (Some(0), Some(0))
     );
 }
+
 #[test]
 fn warnings_are_counted_and_are_no_failure() {
     let pipe = Setup::new("golden-warning").tiers(&[5_000]).without_topics();
@@ -499,7 +500,6 @@ fn warnings_are_counted_and_are_no_failure() {
         assert!(printed.stdout.ends_with(&expected), "{printed:?}");
     }
 }
-
 
 #[test]
 fn a_service_makes_its_topics_itself_when_it_may() {
