@@ -2,6 +2,7 @@
 //! the positions of other groups.
 
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -178,6 +179,21 @@ impl TopicReader {
     /// # Errors
     /// When the broker refuses or the ends are not reached within `timeout`.
     pub fn read_to_end(&mut self, timeout: Duration, mut visit: impl FnMut(Record)) -> Result<(), ReadError> {
+        self.read_while(timeout, |record| {
+            visit(record);
+            ControlFlow::Continue(())
+        })
+    }
+
+    /// The same, as long as there is somebody to read for: a visitor that breaks has seen its last record.
+    ///
+    /// # Errors
+    /// When the broker refuses or the ends are not reached within `timeout`.
+    pub fn read_while(
+        &mut self,
+        timeout: Duration,
+        mut visit: impl FnMut(Record) -> ControlFlow<()>,
+    ) -> Result<(), ReadError> {
         let deadline = Instant::now() + timeout;
         let mut unread = Vec::new();
         for ((topic, partition), position) in self.positions.clone() {
@@ -205,7 +221,12 @@ impl TopicReader {
                     end,
                 });
             }
-            self.read_until_stalled(&mut unread, deadline, &mut visit)?;
+            if self
+                .read_until_stalled(&mut unread, deadline, &mut visit)?
+                .is_break()
+            {
+                break;
+            }
         }
         Ok(())
     }
@@ -216,8 +237,8 @@ impl TopicReader {
         &mut self,
         unread: &mut Vec<Unread>,
         deadline: Instant,
-        visit: &mut impl FnMut(Record),
-    ) -> Result<(), ReadError> {
+        visit: &mut impl FnMut(Record) -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>, ReadError> {
         let consumer = self.committed.clone();
         let mut list = TopicPartitionList::new();
         for partition in &mut *unread {
@@ -230,18 +251,22 @@ impl TopicReader {
         }
         consumer.assign(&list).map_err(kafka("assigning"))?;
         let mut last_progress = Instant::now();
-        while !unread.is_empty() && last_progress.elapsed() < STALL && Instant::now() < deadline {
+        let mut flow = ControlFlow::Continue(());
+        while !unread.is_empty()
+            && flow.is_continue()
+            && last_progress.elapsed() < STALL
+            && Instant::now() < deadline
+        {
             if let Some(Err(source)) = consumer.poll(Duration::ZERO) {
                 passing(source)?;
             }
             let mut progress = false;
             let mut index = 0;
-            while index < unread.len() {
-                let reached = self.drain(&unread[index], &mut progress, visit)?;
-                if reached {
-                    unread.swap_remove(index);
-                } else {
-                    index += 1;
+            while index < unread.len() && flow.is_continue() {
+                match self.drain(&unread[index], &mut progress, visit)? {
+                    Drained::Partly => index += 1,
+                    Drained::ToItsEnd => drop(unread.swap_remove(index)),
+                    Drained::Unwanted => flow = ControlFlow::Break(()),
                 }
             }
             if progress {
@@ -257,42 +282,45 @@ impl TopicReader {
         if last_progress.elapsed() >= STALL {
             self.committed = Arc::new(make(&self.settings, "read_committed")?);
         }
-        Ok(())
+        Ok(flow)
     }
 
-    /// Visits what a partition's queue holds; true when its end is reached.
+    /// Visits what a partition's queue holds.
     fn drain(
         &mut self,
         unread: &Unread,
         progress: &mut bool,
-        visit: &mut impl FnMut(Record),
-    ) -> Result<bool, ReadError> {
+        visit: &mut impl FnMut(Record) -> ControlFlow<()>,
+    ) -> Result<Drained, ReadError> {
         let Some(queue) = &unread.queue else {
-            return Ok(false);
+            return Ok(Drained::Partly);
         };
         let shared = self.topics[&unread.topic].clone();
         let mut next = self.positions[&unread.key()];
-        let mut reached = false;
+        let mut drained = Drained::Partly;
         for _ in 0..5000 {
             match queue.poll(Duration::ZERO) {
                 Some(Ok(message)) => {
                     next = Offset::Offset(message.offset() + 1);
-                    visit(convert::record(&message, &shared));
+                    if visit(convert::record(&message, &shared)).is_break() {
+                        drained = Drained::Unwanted;
+                        break;
+                    }
                 }
                 // The end was known before the first fetch, so this end is that one or a later one; records
                 // may end before it, as markers of transactions are not delivered.
                 Some(Err(KafkaError::PartitionEOF(_))) => {
                     next = Offset::Offset(next.to_raw().unwrap_or(0).max(unread.end));
-                    reached = true;
+                    drained = Drained::ToItsEnd;
                     break;
                 }
                 Some(Err(source)) => passing(source)?,
                 None => break,
             }
         }
-        *progress |= next != self.positions[&unread.key()] || reached;
+        *progress |= next != self.positions[&unread.key()] || drained == Drained::ToItsEnd;
         self.positions.insert(unread.key(), next);
-        Ok(reached)
+        Ok(drained)
     }
 
     /// The end of a partition, once no transaction before it is open; nothing when it is empty.
@@ -339,6 +367,15 @@ fn watermarks(
             Err(error) => return Err(kafka("asking for the end of a partition")(error)),
         }
     }
+}
+
+/// How far a partition's queue was emptied.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Drained {
+    Partly,
+    ToItsEnd,
+    /// The visitor wants no more.
+    Unwanted,
 }
 
 /// A partition that is being read.

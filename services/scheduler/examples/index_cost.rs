@@ -92,6 +92,7 @@ impl Bench {
                 from: at,
                 to,
                 changes: some.to_vec(),
+                seal: None,
             };
             self.index.apply(shard, OWNER, &batch, NOW).await.expect("apply");
             at = to;

@@ -9,7 +9,8 @@
 use std::future::Future;
 
 use bytes::Bytes;
-use redeliver_core::Timestamp;
+use redeliver_core::{Record, Timestamp};
+use sha2::{Digest as _, Sha256};
 
 use crate::job::{JobId, KeyHash};
 
@@ -25,6 +26,51 @@ pub struct Applied {
     pub at: Timestamp,
 }
 
+/// The last record of the state topic that a shard shows: by this a topic is told from another one of its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seal {
+    /// Where it stands in the partition.
+    pub offset: i64,
+    /// Of its key and value.
+    pub hash: [u8; 16],
+}
+
+impl Seal {
+    /// Of a record with this key and value.
+    #[must_use]
+    pub fn of(offset: i64, key: Option<&[u8]>, value: Option<&[u8]>) -> Self {
+        let mut digest = Sha256::new();
+        for part in [key, value] {
+            // Null is not empty, and no length is that of null.
+            let length = part.map_or(u64::MAX, |part| part.len() as u64);
+            digest.update(length.to_be_bytes());
+            digest.update(part.unwrap_or_default());
+        }
+        let mut hash = [0; 16];
+        hash.copy_from_slice(&digest.finalize()[..16]);
+        Self { offset, hash }
+    }
+
+    /// Of a record as it was read.
+    #[must_use]
+    pub fn of_record(record: &Record) -> Self {
+        Self::of(
+            record.position.offset,
+            record.key.as_deref(),
+            record.value.as_deref(),
+        )
+    }
+}
+
+/// What a shard shows when it is claimed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Claimed {
+    /// How far it has followed the state topic.
+    pub applied: Applied,
+    /// By what that topic is recognised; none when nothing was ever read of it.
+    pub seal: Option<Seal>,
+}
+
 /// Who may change a shard: a random number that each takeover draws anew.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner(pub u64);
@@ -36,6 +82,27 @@ pub struct Change {
     pub id: JobId,
     /// What becomes of it.
     pub effect: Effect,
+}
+
+impl Change {
+    /// About how many bytes it takes.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        match &self.effect {
+            Effect::Waits { record, .. } | Effect::Ended { record, .. } => 100 + record.len(),
+            Effect::Forgotten => 100,
+        }
+    }
+
+    /// The seal of a shard of which the record that makes this change, at this offset, is the last one.
+    #[must_use]
+    pub fn seal(&self, offset: i64) -> Seal {
+        let value = match &self.effect {
+            Effect::Waits { record, .. } | Effect::Ended { record, .. } => Some(&**record),
+            Effect::Forgotten => None,
+        };
+        Seal::of(offset, Some(self.id.to_string().as_bytes()), value)
+    }
 }
 
 /// What becomes of a job.
@@ -83,6 +150,8 @@ pub struct Batch {
     pub to: i64,
     /// What changes between.
     pub changes: Vec<Change>,
+    /// The last record of the stretch; `None` when it is not known, or there is none.
+    pub seal: Option<Seal>,
 }
 
 /// Something to look up.
@@ -101,6 +170,23 @@ pub struct Cursor {
     pub due: Timestamp,
     /// Its id.
     pub id: JobId,
+}
+
+impl Cursor {
+    /// The place before this job and behind any other that is before it.
+    #[must_use]
+    pub fn before(self) -> Self {
+        match u128::from_be_bytes(self.id.to_bytes()).checked_sub(1) {
+            Some(id) => Self {
+                id: JobId::from_bytes(id.to_be_bytes()),
+                ..self
+            },
+            None => Self {
+                due: Timestamp::from_millis(self.due.as_millis().saturating_sub(1)),
+                id: JobId::from_bytes([0xff; 16]),
+            },
+        }
+    }
 }
 
 /// A job that waits.
@@ -163,7 +249,7 @@ pub trait Index: Clone + Send + Sync + 'static {
         &self,
         shard: i32,
         owner: Owner,
-    ) -> impl Future<Output = Result<Option<Applied>, IndexError>> + Send;
+    ) -> impl Future<Output = Result<Option<Claimed>, IndexError>> + Send;
 
     /// Empties the shard, of idempotency keys too. It is then at no offset; [`Index::apply`] takes a batch
     /// from any. A shard that lost its owner with everything else becomes the shard of `owner`.

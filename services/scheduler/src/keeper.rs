@@ -2,18 +2,20 @@
 //! committed and answers questions, one after the other. Outages of the index are waited out here, and
 //! whatever it lost is brought back from the topic.
 
+use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use bytes::Bytes;
 use redeliver_core::{Clock, Record};
 use redeliver_kafka::reader::{ReadError, TopicReader};
-use redeliver_kafka::{AssignmentId, KafkaSettings, Waker};
+use redeliver_kafka::{AssignmentId, KafkaSettings, Waker, fault};
 use redeliver_runtime::error_chain::error_chain;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::codec::{self, Memory};
-use crate::index::{Applied, Batch, Change, Effect, Index, IndexError, Owner};
+use crate::index::{Applied, Batch, Change, Claimed, Effect, Index, IndexError, Owner, Seal};
 use crate::job::JobId;
 use crate::shard::{Answer, Ask};
 use crate::standing::Standing;
@@ -46,11 +48,13 @@ impl Answers {
     }
 }
 
-/// Tombstones of the state topic are kept for at least this long (`delete.retention.ms` is a day by default).
-/// A picture older than half of it could have missed one, and bring a forgotten job back.
+/// A picture that is older could have missed a tombstone, and bring a job back that was dispatched long ago. It is half
+/// of the shortest `delete.retention.ms` with which a scheduler starts.
 const OLDEST_PICTURE: Duration = Duration::from_secs(12 * 3600);
-/// The most records that are applied at once while the index is brought up to date.
+/// The most records that are applied at once while the index is brought up to date, and their bytes: one answer of the
+/// index is waited for as long as for any other, and Redis refuses what is too long altogether.
 const CHUNK: usize = 2_000;
+const CHUNK_BYTES: usize = 4 << 20;
 /// How long the end of the state topic may take to be reached before it is said and tried again.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// How many jobs are forgotten at once.
@@ -80,6 +84,8 @@ enum Trouble {
     Index(#[from] IndexError),
     #[error("reading the state topic")]
     Topic(#[from] ReadError),
+    #[error("the last record that the index shows does not stand in the state topic")]
+    OfAnotherTopic,
 }
 
 impl<I: Index> Keeper<I> {
@@ -139,7 +145,7 @@ impl<I: Index> Keeper<I> {
         };
         match ask {
             Ask::Apply { turn, batch } => {
-                redeliver_kafka::fault::point("index");
+                fault::point("index");
                 self.index.apply(shard, owner, batch, now).await?;
                 *applied = batch.to.max(*applied);
                 Ok(Answer::Applied(*turn))
@@ -186,21 +192,45 @@ impl<I: Index> Keeper<I> {
     }
 
     async fn take_over(&self, owner: Owner) -> Result<i64, Trouble> {
-        let applied = self.index.claim(self.shard, owner).await?;
+        let claimed = self.index.claim(self.shard, owner).await?;
+        fault::point("claim");
         let now = self.clock.now();
-        let fresh = applied.filter(|applied| now.since(applied.at) < OLDEST_PICTURE);
-        let (mut reader, end) = self.open(fresh.map(|applied| applied.offset)).await?;
-        let from = match fresh {
-            Some(applied) if applied.offset <= end => applied.offset,
-            _ => {
-                // Nothing, too old, or of another topic of the same name.
-                self.index.clear(self.shard, owner).await?;
-                (reader, _) = self.open(None).await?;
-                0
+        if let Some(claimed) = claimed.filter(|claimed| now.since(claimed.applied.at) < OLDEST_PICTURE) {
+            match self.go_on(owner, claimed).await {
+                Err(trouble @ Trouble::OfAnotherTopic) => tracing::warn!(
+                    shard = self.shard, reason = %trouble,
+                    "the index is of another topic of this name, or cannot be told from one; building it anew"
+                ),
+                done => return done,
             }
+        }
+        self.index.clear(self.shard, owner).await?;
+        fault::point("clear");
+        let (reader, end) = self.open(None).await?;
+        self.say_how_far(0, end);
+        self.replay(reader, owner, None).await
+    }
+
+    /// Goes on from what the index shows, if that is of this topic: brokers may have been exchanged, or the topic made
+    /// again, under the same names.
+    async fn go_on(&self, owner: Owner, claimed: Claimed) -> Result<i64, Trouble> {
+        let from = claimed.applied.offset;
+        let begin = match claimed.seal {
+            Some(seal) => seal.offset,
+            // Of an empty topic.
+            None if from == 0 => 0,
+            None => return Err(Trouble::OfAnotherTopic),
         };
-        let behind = end - from;
-        if behind > 0 {
+        let (reader, end) = self.open(Some(begin)).await?;
+        if from > end {
+            return Err(Trouble::OfAnotherTopic);
+        }
+        self.say_how_far(from, end);
+        self.replay(reader, owner, Some(claimed)).await
+    }
+
+    fn say_how_far(&self, from: i64, end: i64) {
+        if from < end {
             tracing::info!(
                 shard = self.shard,
                 from,
@@ -208,7 +238,6 @@ impl<I: Index> Keeper<I> {
                 "bringing the index up to date from the state topic"
             );
         }
-        self.replay(reader, owner, from).await
     }
 
     /// A reader of the state topic, and where that ends.
@@ -222,51 +251,71 @@ impl<I: Index> Keeper<I> {
         .await
     }
 
-    /// Applies everything from the reader's position to the end of the state topic.
-    async fn replay(&self, mut reader: TopicReader, owner: Owner, from: i64) -> Result<i64, Trouble> {
-        let (sender, mut records) = mpsc::channel::<Vec<Record>>(2);
+    /// Applies everything from the reader's position to the end of the state topic. What is known before begins with
+    /// the record that is its seal.
+    async fn replay(
+        &self,
+        mut reader: TopicReader,
+        owner: Owner,
+        known: Option<Claimed>,
+    ) -> Result<i64, Trouble> {
+        let (sender, mut chunks) = mpsc::channel::<Vec<Record>>(2);
         let (topic, shard) = (self.topic.clone(), self.shard);
-        let reading = blocking(move || {
-            let mut chunk = Vec::with_capacity(CHUNK);
-            reader.read_to_end(PATIENCE, |record| {
-                chunk.push(record);
-                if chunk.len() == CHUNK {
-                    // When nobody listens any more, what is read is thrown away.
-                    let _ = sender.blocking_send(std::mem::take(&mut chunk));
+        let reading = async move {
+            let position = blocking(move || {
+                let mut chunk = Chunk::default();
+                reader.read_while(PATIENCE, |record| {
+                    let sent = chunk.push(record).map(|full| sender.blocking_send(full));
+                    match sent {
+                        // Nobody listens any more: applying has failed.
+                        Some(Err(_)) => ControlFlow::Break(()),
+                        Some(Ok(())) | None => ControlFlow::Continue(()),
+                    }
+                })?;
+                let _ = sender.blocking_send(chunk.records);
+                Ok(reader.position(&topic, shard))
+            });
+            position.await.map_err(Trouble::from)
+        };
+        // It owns the receiver: when it fails, whoever reads is told by the next chunk, and does not wait for ever for
+        // somebody to take it.
+        let applying = async move {
+            let mut applied = known.map_or(0, |known| known.applied.offset);
+            let mut seal = known.and_then(|known| known.seal);
+            while let Some(mut chunk) = chunks.recv().await {
+                if let Some(seal) = seal.take() {
+                    if chunk.first().map(Seal::of_record) != Some(seal) {
+                        return Err(Trouble::OfAnotherTopic);
+                    }
+                    chunk.retain(|record| record.position.offset >= applied);
                 }
-            })?;
-            let _ = sender.blocking_send(chunk);
-            Ok::<_, ReadError>(reader.position(&topic, shard))
-        });
-        let applying = async {
-            let mut applied = from;
-            while let Some(chunk) = records.recv().await {
-                let to = chunk.last().map_or(applied, |record| record.position.offset + 1);
+                let Some(last) = chunk.last() else { continue };
                 let batch = Batch {
                     from: applied,
-                    to,
+                    to: last.position.offset + 1,
                     changes: self.changes(&chunk),
+                    seal: Some(Seal::of_record(last)),
                 };
-                self.index
-                    .apply(self.shard, owner, &batch, self.clock.now())
-                    .await?;
-                applied = to;
+                self.apply(owner, &batch).await?;
+                applied = batch.to;
             }
-            Ok::<_, IndexError>(applied)
+            Ok(applied)
         };
-        let (position, applied) = tokio::join!(reading, applying);
-        let applied = applied?;
+        let (position, applied) = tokio::try_join!(reading, applying)?;
         // Behind the last record there may be markers of transactions.
-        let end = position?.unwrap_or(applied).max(applied);
+        let end = position.unwrap_or(applied).max(applied);
         let batch = Batch {
             from: applied,
             to: end,
-            changes: Vec::new(),
+            ..Batch::default()
         };
-        self.index
-            .apply(self.shard, owner, &batch, self.clock.now())
-            .await?;
+        self.apply(owner, &batch).await?;
         Ok(end)
+    }
+
+    async fn apply(&self, owner: Owner, batch: &Batch) -> Result<(), IndexError> {
+        fault::point("replay");
+        self.index.apply(self.shard, owner, batch, self.clock.now()).await
     }
 
     fn changes(&self, records: &[Record]) -> Vec<Change> {
@@ -295,6 +344,26 @@ impl<I: Index> Keeper<I> {
                 None
             }
         }
+    }
+}
+
+/// Records that are applied at once.
+#[derive(Default)]
+struct Chunk {
+    records: Vec<Record>,
+    bytes: usize,
+}
+
+impl Chunk {
+    /// Takes a record; gives all of them when they are enough.
+    fn push(&mut self, record: Record) -> Option<Vec<Record>> {
+        self.bytes += record.value.as_ref().map_or(0, Bytes::len);
+        self.records.push(record);
+        if self.records.len() < CHUNK && self.bytes < CHUNK_BYTES {
+            return None;
+        }
+        self.bytes = 0;
+        Some(std::mem::take(&mut self.records))
     }
 }
 

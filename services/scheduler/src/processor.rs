@@ -78,6 +78,7 @@ impl<I: Index> Scheduler<I> {
                     outputs,
                     completed,
                     tally,
+                    ..
                 } = kept.shard.finish(now, room);
                 if outputs.is_empty() && completed.is_empty() {
                     continue;

@@ -13,8 +13,8 @@ use std::sync::Arc;
 
 use jiff::tz::TimeZone;
 use redeliver_core::failure::bounded_text;
-use redeliver_core::headers::{TRACEPARENT, TRACESTATE, is_ours};
-use redeliver_core::{Failure, Headers, Record, Span, Timestamp};
+use redeliver_core::headers::{Origin, Ours, TRACEPARENT, TRACESTATE, is_ours};
+use redeliver_core::{Failure, Headers, Pipeline, Record, Span, Timestamp};
 
 use crate::job::{JobId, Kind, Payload, Priority, RequestHash};
 
@@ -31,6 +31,8 @@ pub(crate) use protobuf::{draft, read_when};
 pub use protobuf::{read as read_protobuf, spec, write as write_protobuf};
 pub use redeliver_kafka::murmur2::shard_of;
 
+/// The name that stands as the pipeline's in the lineage of what we pass on.
+pub(crate) const NAME: &str = "scheduler";
 /// The longest idempotency key and request id, in bytes.
 pub const MAX_NAME: usize = 512;
 /// The longest `answer_to`, in bytes.
@@ -45,8 +47,8 @@ const JOB_HEADERS: [&str; 3] = ["scheduled-time", "dispatched-at", "idempotency-
 pub struct Rules {
     /// The topic of each application.
     pub apps: BTreeMap<String, Arc<str>>,
-    /// The topic to which each pipeline's long waits return.
-    pub pipelines: BTreeMap<String, Arc<str>>,
+    /// The pipelines whose long waits are held.
+    pub pipelines: BTreeMap<String, Arc<Pipeline>>,
     /// Where times without an offset are meant.
     pub time_zone: TimeZone,
     /// How far ahead a job may be due.
@@ -56,12 +58,23 @@ pub struct Rules {
 }
 
 /// A record of the ingest topic, read.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Incoming {
     /// What it asks for, or why it cannot be had.
     pub command: Result<Command, Failure>,
     /// Whoever waits for the outcome.
     pub answer_to: Option<Arc<str>>,
+    /// The record of a long wait that cannot be had.
+    pub refused_wait: Option<Box<RefusedWait>>,
+}
+
+/// A record that cannot wait here. It is its pipeline's, which counts it among its own.
+#[derive(Clone, Debug)]
+pub struct RefusedWait {
+    /// Its pipeline.
+    pub pipeline: Arc<Pipeline>,
+    /// Key, value and headers as they should have come back.
+    pub payload: Payload,
 }
 
 /// What can be asked for.
@@ -192,15 +205,36 @@ pub fn read(record: &Record, rules: &Rules, now: Timestamp) -> Incoming {
     };
     let envelope = Envelope {
         // A clock that is ahead of ours must not make a job late.
-        requested: record.timestamp.map_or(now, |at| at.min(now)),
+        requested: first_origin(record).timestamp.map_or(now, |at| at.min(now)),
         now,
         key: record.key.as_ref(),
         headers: &record.headers,
     };
+    let mut refused_wait = None;
+    let command = match wish {
+        Ok(Wish::LongWait(wait)) => wait.check(format, rules, &envelope).map_err(|(failure, wait)| {
+            let pipeline = rules.pipelines.get(&wait.pipeline).cloned();
+            let payload = wait.payload;
+            refused_wait = pipeline.map(|pipeline| Box::new(RefusedWait { pipeline, payload }));
+            failure
+        }),
+        Ok(wish) => wish.check(format, rules, &envelope),
+        Err(failure) => Err(failure),
+    };
     Incoming {
-        command: wish.and_then(|wish| wish.check(format, rules, &envelope)),
+        command,
         answer_to,
+        refused_wait,
     }
+}
+
+/// Where a request was written first: another shard may have passed it on from there.
+pub(crate) fn first_origin(record: &Record) -> Origin {
+    let passed_on = Ours::read(record).ok().filter(|ours| ours.is_retry_of(NAME));
+    passed_on
+        .and_then(|ours| ours.origin().ok())
+        .filter(|origin| origin.topic == record.position.topic)
+        .unwrap_or_else(|| Origin::of(record))
 }
 
 fn read_value<T>(
@@ -267,10 +301,9 @@ impl Wish {
                 let due = due(when, format, rules, envelope)?;
                 Ok(Command::Reschedule { id, due })
             }
-            Self::LongWait(wait) => {
-                let request = wait.check(format, rules, envelope)?;
-                Ok(Command::Schedule(Box::new(request)))
-            }
+            Self::LongWait(wait) => wait
+                .check(format, rules, envelope)
+                .map_err(|(failure, _)| failure),
         }
     }
 }
@@ -316,18 +349,24 @@ impl Draft {
 }
 
 impl LongWait {
-    fn check(self, format: Format, rules: &Rules, envelope: &Envelope<'_>) -> Result<Request, Failure> {
-        let Some((pipeline, topic)) = rules.pipelines.get_key_value(&self.pipeline) else {
+    /// Gives itself back when it cannot be had.
+    fn check(
+        self: Box<Self>,
+        format: Format,
+        rules: &Rules,
+        envelope: &Envelope<'_>,
+    ) -> Result<Command, (Failure, Box<Self>)> {
+        let Some((pipeline, settings)) = rules.pipelines.get_key_value(&self.pipeline) else {
             let known = rules.pipelines.keys().map(String::as_str);
             let shown = bounded_text(&self.pipeline, 60);
             let problem = format!(
-                "names no pipeline `{shown}`{}",
+                "names no pipeline `{shown}` that lets records wait here{}",
                 field::hint(&self.pipeline, known)
             );
-            return Err(Field::Pipeline.refused(format, &problem));
+            return Err((Field::Pipeline.refused(format, &problem), self));
         };
         if self.due > envelope.now.after(rules.max_ahead.duration()) {
-            return Err(too_far(Field::Due, format, self.due, rules));
+            return Err((too_far(Field::Due, format, self.due, rules), self));
         }
         // However long it is, it fits: the topics are made and checked to take what the pipeline's source takes.
         let request_hash = hash::Identity {
@@ -339,10 +378,10 @@ impl LongWait {
             expire_after: None,
         }
         .hash();
-        Ok(Request {
+        Ok(Command::Schedule(Box::new(Request {
             app: pipeline.as_str().into(),
             kind: Kind::LongWait,
-            topic: topic.clone(),
+            topic: settings.return_topic(),
             due: self.due,
             priority: Priority::Normal,
             idempotency_key: None,
@@ -350,7 +389,7 @@ impl LongWait {
             request_id: None,
             payload: self.payload,
             expires: None,
-        })
+        })))
     }
 }
 

@@ -70,9 +70,11 @@ pub fn rules(config: &Config) -> Result<Rules, ConfigError> {
         apps: apps
             .map(|(name, app)| (name.clone(), app.topic.as_str().into()))
             .collect(),
+        // Of these, and no others, the topics are looked at before anything is read.
         pipelines: topics::pipelines(config)
             .into_iter()
-            .map(|pipeline| (pipeline.name.to_string(), pipeline.return_topic()))
+            .filter(|pipeline| pipeline.long_waits.is_some())
+            .map(|pipeline| (pipeline.name.to_string(), Arc::new(pipeline)))
             .collect(),
         time_zone,
         max_ahead: scheduler.max_ahead,

@@ -4,20 +4,22 @@
 //! It decides as the only writer of its partition, so what it decided last is the truth: first the
 //! [`Overlay`], then the [`Window`], then the index.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use redeliver_core::headers::{self, Origin};
-use redeliver_core::{Failure, Headers, Output, Record, Timestamp};
+use redeliver_core::{Failure, Headers, Output, Record, Timestamp, route};
 use redeliver_proto::{Message as _, v1};
 
 use crate::codec::{self, KeyValue, Memory};
 use crate::index::{Ahead, Batch, Change, Cursor, Effect, Lookup};
 use crate::job::{Job, JobId, Kind, State};
 use crate::overlay::Overlay;
-use crate::request::{Command, Incoming, Request, Rules, key_hash, shard_of};
+use crate::request::{
+    Command, Incoming, NAME, RefusedWait, Request, Rules, first_origin, key_hash, shard_of,
+};
 use crate::spans::Spans;
 use crate::window::{Way, Window};
 
@@ -92,6 +94,20 @@ pub(crate) struct Writes {
     /// Offsets of commands that are done.
     pub(crate) completed: Vec<i64>,
     pub(crate) tally: Tally,
+    /// Of the outputs, about.
+    bytes: usize,
+}
+
+impl Writes {
+    fn push(&mut self, output: Output) {
+        self.bytes += output.value.as_ref().map_or(0, Bytes::len);
+        self.outputs.push(output);
+    }
+
+    /// Whether there is room for more, with this many outputs at most.
+    fn has_room(&self, limit: usize) -> bool {
+        self.outputs.len() < limit && self.bytes < TURN_BYTES
+    }
 }
 
 /// What happened in a turn, for metrics.
@@ -117,6 +133,16 @@ struct Entry {
     incoming: Incoming,
 }
 
+impl Entry {
+    /// About how many bytes it takes in memory.
+    fn size(&self) -> usize {
+        let record = &self.record;
+        500 + record.value.as_ref().map_or(0, Bytes::len)
+            + record.key.as_ref().map_or(0, Bytes::len)
+            + record.headers.byte_len()
+    }
+}
+
 /// What is to be done next, in the order in which the index answered.
 enum Next {
     /// A command, with what the index knew of it then.
@@ -126,8 +152,11 @@ enum Next {
     Confirm(u64),
 }
 
-/// The most commands in hand.
+/// The most commands in hand, and their bytes.
 const COMMANDS: usize = 10_000;
+const COMMAND_BYTES: usize = 64 << 20;
+/// The most bytes that a shard writes in one turn.
+const TURN_BYTES: usize = 8 << 20;
 /// The most questions of one look-up.
 const QUESTIONS: usize = 2_000;
 /// The most jobs of one look ahead, and their bytes.
@@ -136,10 +165,25 @@ const CHUNK_BYTES: usize = 4 << 20;
 /// The most changes that the index does not show yet, beyond which no command is taken.
 const OVERLAY: usize = 100_000;
 const OVERLAY_BYTES: usize = 64 << 20;
-/// The most changes that are given to the index at once.
+/// The most changes that are given to the index at once, and their bytes.
 const BATCH: usize = 10_000;
+const BATCH_BYTES: usize = 4 << 20;
 /// How often it is looked for jobs that are to be forgotten.
 const FORGET_EVERY: Duration = Duration::from_secs(1);
+
+/// A look ahead that is under way.
+struct LookAhead {
+    after: Option<Cursor>,
+    until: Timestamp,
+}
+
+/// What is to be given to the index.
+struct Committed {
+    /// The index shows all that was committed up to this turn when it shows this.
+    turn: u64,
+    batch: Batch,
+    bytes: usize,
+}
 
 /// A shard.
 pub(crate) struct Shard {
@@ -149,18 +193,21 @@ pub(crate) struct Shard {
     window: Window,
     /// All jobs up to here are in the window.
     loaded: Option<Cursor>,
-    /// Up to when the look ahead that is under way goes.
-    looking_ahead: Option<Timestamp>,
+    looking_ahead: Option<LookAhead>,
     overlay: Overlay,
     /// Commands that need a look into the index, those for which it is under way, and those that can be decided.
     unseen: VecDeque<Entry>,
     looking: VecDeque<Entry>,
     decidable: VecDeque<Next>,
+    /// Of all of these.
+    command_bytes: usize,
+    /// Whether more has come than fits into the turn under way.
+    is_crowded: bool,
     /// The turn under way, and what it changes.
     turn: u64,
     changes: Vec<Change>,
     /// Committed, and not given to the index.
-    committed: VecDeque<(u64, Batch)>,
+    committed: VecDeque<Committed>,
     is_applying: bool,
     /// The end of the state topic, behind what was committed last.
     end: i64,
@@ -182,6 +229,8 @@ impl Shard {
             unseen: VecDeque::new(),
             looking: VecDeque::new(),
             decidable: VecDeque::new(),
+            command_bytes: 0,
+            is_crowded: false,
             turn: 0,
             changes: Vec::new(),
             committed: VecDeque::new(),
@@ -211,7 +260,7 @@ impl Shard {
     /// How many more commands are welcome.
     pub(crate) fn capacity(&self) -> usize {
         let full = self.overlay.len() >= OVERLAY || self.overlay.bytes() >= OVERLAY_BYTES;
-        if !self.is_live || full {
+        if !self.is_live || full || self.command_bytes >= COMMAND_BYTES {
             return 0;
         }
         COMMANDS.saturating_sub(self.unseen.len() + self.looking.len() + self.decidable.len())
@@ -237,6 +286,7 @@ impl Shard {
             Err(_) => false,
         } && self.home(&incoming) == self.number;
         let entry = Entry { record, incoming };
+        self.command_bytes += entry.size();
         if needs_look {
             self.unseen.push_back(entry);
         } else {
@@ -267,14 +317,25 @@ impl Shard {
             return asks;
         }
         if !self.is_applying
-            && let Some((mut turn, mut batch)) = self.committed.pop_front()
+            && let Some(first) = self.committed.pop_front()
         {
+            let Committed {
+                mut turn,
+                mut batch,
+                mut bytes,
+            } = first;
             while batch.changes.len() < BATCH
-                && let Some((next_turn, next)) = self.committed.pop_front()
+                && self
+                    .committed
+                    .front()
+                    .is_some_and(|next| bytes + next.bytes <= BATCH_BYTES)
+                && let Some(next) = self.committed.pop_front()
             {
-                batch.to = next.to;
-                batch.changes.extend(next.changes);
-                turn = next_turn;
+                bytes += next.bytes;
+                batch.to = next.batch.to;
+                batch.changes.extend(next.batch.changes);
+                batch.seal = next.batch.seal.or(batch.seal);
+                turn = next.turn;
             }
             self.is_applying = true;
             asks.push(Ask::Apply { turn, batch });
@@ -312,10 +373,10 @@ impl Shard {
         {
             return None;
         }
-        let until = now.after(self.settings.window);
-        self.looking_ahead = Some(until);
+        let (after, until) = (self.loaded, now.after(self.settings.window));
+        self.looking_ahead = Some(LookAhead { after, until });
         Some(Ask::Ahead {
-            after: self.loaded,
+            after,
             until,
             limit,
             bytes,
@@ -351,39 +412,54 @@ impl Shard {
     }
 
     fn load(&mut self, ahead: Ahead) {
-        let Some(until) = self.looking_ahead.take() else {
+        let Some(LookAhead { after, until }) = self.looking_ahead.take() else {
             return;
         };
+        if self.loaded != after {
+            // Meanwhile there was no room for a job before that place. It is looked for again from there.
+            return;
+        }
         let last = ahead.rows.last().map(|row| row.cursor);
+        let complete = Cursor {
+            due: until,
+            id: JobId::from_bytes([0xff; 16]),
+        };
+        let loaded = if ahead.is_complete { Some(complete) } else { last };
+        if loaded <= after {
+            return;
+        }
+        // What the overlay knows is newer.
+        let waiting = self.overlay.waiting();
+        let mut found: BTreeMap<Cursor, Arc<Job>> = waiting
+            .map(|job| (cursor(job), job.clone()))
+            .filter(|(cursor, _)| Some(*cursor) > after && Some(*cursor) <= loaded)
+            .collect();
         for row in ahead.rows {
             let id = row.cursor.id;
-            // What the overlay knows is newer, and what the window holds is the same.
             if self.overlay.job(id).is_some() || self.window.get(id).is_some() {
                 continue;
             }
             match codec::decode(id, &row.record) {
-                Ok(job) => self.window.insert(Arc::new(job), Way::LookedUp),
+                Ok(job) => drop(found.insert(row.cursor, Arc::new(job))),
                 Err(error) => tracing::error!(job = %id, %error, "the index holds something that is no job"),
             }
         }
-        let loaded = if ahead.is_complete {
-            Some(Cursor {
-                due: until,
-                id: JobId::from_bytes([0xff; 16]),
-            })
-        } else {
-            last
-        };
-        self.loaded = self.loaded.max(loaded);
-        let missing: Vec<Arc<Job>> = self
-            .overlay
-            .waiting()
-            .filter(|job| Some(cursor(job)) <= self.loaded && self.window.get(job.id).is_none())
-            .cloned()
-            .collect();
-        for job in missing {
+        self.loaded = loaded;
+        for (cursor, job) in found {
+            if self.window.get(job.id).is_some() {
+                continue;
+            }
+            if !self.has_room(Way::LookedUp) {
+                self.loaded = Some(cursor.before());
+                break;
+            }
             self.window.insert(job, Way::LookedUp);
         }
+    }
+
+    fn has_room(&self, way: Way) -> bool {
+        let load = self.window.load(way);
+        load.jobs < self.settings.window_jobs && load.bytes < self.settings.window_bytes
     }
 
     /// Decides commands and dispatches due jobs, until about `limit` records are to be written.
@@ -393,15 +469,20 @@ impl Shard {
             return writes;
         }
         self.turn += 1;
-        // Half of a turn is for either, so that neither keeps the other waiting for long.
-        let for_commands = if self.window.next_due().is_some_and(|due| due <= now) {
-            limit / 2
+        let is_due = self.window.next_due().is_some_and(|due| due <= now);
+        let half = if is_due { limit / 2 } else { limit };
+        self.is_crowded = self.window.is_behind() || self.decidable.len() > half / 2;
+        // Half of a turn is for either, so that neither keeps the other waiting for long. What has arrived and is of high
+        // priority is only seen when it is decided, so that goes faster than jobs leave while there is room for more.
+        let for_commands = if is_due && self.is_crowded && self.has_room(Way::Commanded) {
+            limit - limit / 4
         } else {
-            limit
+            half
         };
-        while writes.outputs.len() < for_commands && writes.completed.len() < limit {
+        while writes.has_room(for_commands) && writes.completed.len() < limit {
             match self.decidable.pop_front() {
                 Some(Next::Decide(entry, found)) => {
+                    self.command_bytes -= entry.size();
                     writes.completed.push(entry.record.position.offset);
                     self.decide(*entry, found.as_ref(), now, &mut writes);
                 }
@@ -409,13 +490,13 @@ impl Shard {
                 None => break,
             }
         }
-        while writes.outputs.len() < limit {
+        while writes.has_room(limit) {
             let Some(job) = self.window.pop_due(now) else {
                 break;
             };
             self.dispatch(&job, now, &mut writes);
         }
-        while writes.outputs.len() < limit {
+        while writes.has_room(limit) {
             let Some(id) = self.forgettable.pop_front() else {
                 break;
             };
@@ -426,29 +507,55 @@ impl Shard {
 
     /// The turn is committed, and the state topic ends at `end` now.
     pub(crate) fn committed(&mut self, end: i64) {
-        let batch = Batch {
-            from: self.end,
-            to: end,
-            changes: std::mem::take(&mut self.changes),
-        };
+        let mut from = self.end;
         self.end = end;
-        self.committed.push_back((self.turn, batch));
+        let mut changes = std::mem::take(&mut self.changes);
+        let seal = changes.last().map(|last| last.seal(end - 1));
+        loop {
+            let (count, bytes) = first_part(&changes);
+            let rest = changes.split_off(count);
+            let is_last = rest.is_empty();
+            // Between the records of a turn there may be others, such as the marker of the turn before, so the record
+            // behind a part stands here or later.
+            let to = if is_last { end } else { from + signed(count) };
+            self.committed.push_back(Committed {
+                turn: if is_last { self.turn } else { self.turn - 1 },
+                batch: Batch {
+                    from,
+                    to,
+                    changes,
+                    seal: seal.filter(|_| is_last),
+                },
+                bytes,
+            });
+            if is_last {
+                break;
+            }
+            (from, changes) = (to, rest);
+        }
     }
 
     fn decide(&mut self, entry: Entry, found: Option<&Bytes>, now: Timestamp, writes: &mut Writes) {
         let home = self.home(&entry.incoming);
         if home != self.number {
             writes.tally.forwarded += 1;
-            writes.outputs.push(Output {
+            let mut headers = headers::user_headers(&entry.record.headers, None);
+            // With its first place goes its first time, from which a `delay` counts.
+            headers::write_lineage(&mut headers, NAME, &first_origin(&entry.record), 0);
+            writes.push(Output {
                 topic: self.settings.ingest.clone(),
                 partition: Some(home),
                 key: entry.record.key,
                 value: entry.record.value,
-                headers: entry.record.headers,
+                headers,
             });
             return;
         }
-        let Incoming { command, answer_to } = entry.incoming;
+        let Incoming {
+            command,
+            answer_to,
+            refused_wait,
+        } = entry.incoming;
         let outcome = match command {
             Ok(Command::Schedule(request)) => self.schedule(*request, &entry.record, found, now, writes),
             Ok(Command::Cancel(id)) => self.cancel(id, found, now, writes),
@@ -456,12 +563,15 @@ impl Shard {
             Err(failure) => {
                 writes.tally.rejected += 1;
                 let reason = failure.message.clone();
-                self.reject(&entry.record, &failure, now, writes);
+                match refused_wait {
+                    Some(wait) => reject_wait(*wait, &entry.record, &failure, now, writes),
+                    None => self.reject(&entry.record, &failure, now, writes),
+                }
                 outcome(v1::Outcome::Rejected, None, reason)
             }
         };
         if let Some(answer_to) = answer_to {
-            writes.outputs.push(Output {
+            writes.push(Output {
                 topic: self.settings.answers.clone(),
                 partition: None,
                 key: Some(Bytes::copy_from_slice(answer_to.as_bytes())),
@@ -521,7 +631,9 @@ impl Shard {
         }
         let shown = codec::to_proto(&job, false);
         let job = Arc::new(job);
-        if job.due <= now {
+        // While more is due than leaves at once, a job takes its place among the others, by its priority.
+        let must_queue = self.is_crowded && self.has_room(Way::Commanded);
+        if job.due <= now && !must_queue {
             self.dispatch(&job, now, writes);
         } else {
             self.save(job, now, writes);
@@ -653,7 +765,7 @@ impl Shard {
             return;
         }
         writes.tally.dispatched.push(job.due);
-        writes.outputs.push(Output {
+        writes.push(Output {
             topic: job.topic.clone(),
             partition: None,
             key: job.payload.key.clone(),
@@ -683,13 +795,16 @@ impl Shard {
     /// A job waits, or waits for another time.
     fn save(&mut self, job: Arc<Job>, now: Timestamp, writes: &mut Writes) {
         self.record(&job, writes);
-        let load = self.window.load(Way::Commanded);
-        let has_room = load.jobs < self.settings.window_jobs && load.bytes < self.settings.window_bytes;
-        let is_soon = job.due <= now.after(self.settings.window) && has_room;
-        if is_soon || Some(cursor(&job)) <= self.loaded {
+        let cursor = cursor(&job);
+        let is_loaded = Some(cursor) <= self.loaded;
+        let is_soon = job.due <= now.after(self.settings.window);
+        if (is_soon || is_loaded) && self.has_room(Way::Commanded) {
             self.window.insert(job, Way::Commanded);
-        } else {
-            self.window.remove(job.id);
+            return;
+        }
+        self.window.remove(job.id);
+        if is_loaded {
+            self.loaded = Some(cursor.before());
         }
     }
 
@@ -703,7 +818,7 @@ impl Shard {
     /// Writes a job's newest state into the state topic.
     fn record(&mut self, job: &Arc<Job>, writes: &mut Writes) {
         let record = codec::encode(job);
-        writes.outputs.push(Output {
+        writes.push(Output {
             topic: self.settings.state.clone(),
             partition: Some(self.number),
             key: Some(job.id.to_string().into()),
@@ -720,7 +835,7 @@ impl Shard {
             return;
         }
         writes.tally.forgotten += 1;
-        writes.outputs.push(Output {
+        writes.push(Output {
             topic: self.settings.state.clone(),
             partition: Some(self.number),
             key: Some(id.to_string().into()),
@@ -736,15 +851,28 @@ impl Shard {
 
     fn reject(&self, record: &Record, failure: &Failure, now: Timestamp, writes: &mut Writes) {
         let mut list = headers::user_headers(&record.headers, None);
-        headers::write_lineage(&mut list, "scheduler", &Origin::of(record), 0);
+        headers::write_lineage(&mut list, NAME, &Origin::of(record), 0);
         headers::write_failure(&mut list, failure, now);
-        writes.outputs.push(Output {
+        writes.push(Output {
             topic: self.settings.dead_letters.clone(),
             partition: None,
             key: record.key.clone(),
             value: record.value.clone(),
             headers: list,
         });
+    }
+}
+
+/// The record of a long wait goes where its pipeline keeps its dead letters, with the lineage that it has.
+fn reject_wait(wait: RefusedWait, command: &Record, failure: &Failure, now: Timestamp, writes: &mut Writes) {
+    let record = Record {
+        key: wait.payload.key,
+        value: wait.payload.value,
+        headers: wait.payload.headers,
+        ..command.clone()
+    };
+    for output in route::reject(&wait.pipeline, &record, failure, now).outputs {
+        writes.push(output);
     }
 }
 
@@ -756,6 +884,23 @@ fn question(entry: &Entry) -> Option<Lookup> {
         }
         Command::Cancel(id) | Command::Reschedule { id, .. } => Some(Lookup::Job(*id)),
     }
+}
+
+/// How many of these changes are given to the index at once, at least one of them, and their bytes.
+fn first_part(changes: &[Change]) -> (usize, usize) {
+    let mut bytes = 0;
+    for (count, change) in changes.iter().enumerate() {
+        let size = change.size();
+        if count > 0 && bytes + size > BATCH_BYTES {
+            return (count, bytes);
+        }
+        bytes += size;
+    }
+    (changes.len(), bytes)
+}
+
+fn signed(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
 }
 
 fn cursor(job: &Job) -> Cursor {

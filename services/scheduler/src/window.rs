@@ -108,6 +108,11 @@ impl Window {
         }
     }
 
+    /// Whether there was more due than was taken out when it was last looked at.
+    pub(crate) fn is_behind(&self) -> bool {
+        !self.turns.is_empty()
+    }
+
     /// When there will be something to pop; in the past when there is already.
     pub(crate) fn next_due(&mut self) -> Option<Timestamp> {
         if !self.turns.is_empty() {

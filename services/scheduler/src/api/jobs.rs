@@ -19,7 +19,7 @@ use super::refusal::Refusal;
 use crate::answers::{Place, Waiting};
 use crate::codec;
 use crate::index::{Index, Lookup};
-use crate::job::JobId;
+use crate::job::{JobId, Kind};
 use crate::request::{Draft, Envelope, Field, Format, Rules, When, Wish, write_protobuf};
 
 /// How long an outcome is waited for.
@@ -268,7 +268,8 @@ impl<I: Index> Jobs<I> {
             tracing::error!(job = %id, %error, "the index holds something that is no job");
             Refusal::NoIndex
         })?;
-        Ok(Some(codec::to_proto(&job, true)))
+        // A record of a pipeline is nobody's job, as whoever cancels it is told, too.
+        Ok((job.kind == Kind::App).then(|| codec::to_proto(&job, true)))
     }
 
     /// A job of which the answer told the id only, with what the index knows of it.

@@ -8,8 +8,8 @@ use bytes::Bytes;
 use redeliver_core::Timestamp;
 
 use super::{
-    Ahead, Applied, Batch, Change, Cursor, Effect, Index, IndexError, KeyEntry, Lookup, Owner, Row,
-    ShardStats,
+    Ahead, Applied, Batch, Change, Claimed, Cursor, Effect, Index, IndexError, KeyEntry, Lookup, Owner, Row,
+    Seal, ShardStats,
 };
 use crate::job::{JobId, KeyHash};
 
@@ -45,6 +45,7 @@ struct Shard {
     /// Whether the owner has cleared it, and nothing happened since.
     cleared: bool,
     applied: Option<Applied>,
+    seal: Option<Seal>,
     jobs: HashMap<JobId, Place>,
     due: BTreeMap<Cursor, Bytes>,
     ended: BTreeMap<(Timestamp, JobId), Bytes>,
@@ -96,6 +97,7 @@ impl Shard {
             offset: batch.to,
             at: now,
         });
+        self.seal = batch.seal.or(self.seal);
         self.cleared = false;
         Ok(())
     }
@@ -205,12 +207,13 @@ impl Shard {
 }
 
 impl Index for MemoryIndex {
-    async fn claim(&self, shard: i32, owner: Owner) -> Result<Option<Applied>, IndexError> {
+    async fn claim(&self, shard: i32, owner: Owner) -> Result<Option<Claimed>, IndexError> {
         let mut shards = self.shards();
         let shard = shards.entry(shard).or_default();
         shard.owner = Some(owner);
         shard.cleared = false;
-        Ok(shard.applied)
+        let seal = shard.seal;
+        Ok(shard.applied.map(|applied| Claimed { applied, seal }))
     }
 
     async fn clear(&self, shard: i32, owner: Owner) -> Result<(), IndexError> {

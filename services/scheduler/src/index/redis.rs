@@ -4,7 +4,7 @@
 //!
 //! | key | is |
 //! |---|---|
-//! | `meta` | hash: the mark (`offset`, `at`), `owner`, and `cleared` or `clearing` with the token of a clear |
+//! | `meta` | hash: the mark (`offset`, `at`), its `seal`, `counts`, `owner`, and `cleared` or `clearing` with the token of a clear |
 //! | `due` | sorted set of the ids of jobs that wait, by due time |
 //! | `ended` | sorted set of the ids of jobs that have ended, by the time to forget them |
 //! | `job:<n>` | hash: id to record, for the jobs whose requests have the offsets from `n * 1024` on |
@@ -22,6 +22,10 @@
 //! another. What makes that harmless is that a batch is only applied on its place, and on an empty shard only
 //! by the process that knows the token of the latest clear.
 //!
+//! Keys may get lost one by one, by eviction or by hand. `counts` says how many members `due`, `ended` and `buckets` have
+//! after each change; whoever finds another number, or no record of a job that waits, takes the mark away, and the shard is
+//! built again.
+//!
 //! The names of buckets and idempotency keys are made in the scripts; all are of the shard's hash tag.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -36,7 +40,8 @@ use redeliver_runtime::tasks::Tasks;
 pub use self::connection::{ConnectError, Evicts};
 use self::connection::{Connection, Script};
 use super::{
-    Ahead, Applied, Batch, Cursor, Effect, Index, IndexError, KeyEntry, Lookup, Owner, Row, ShardStats,
+    Ahead, Applied, Batch, Claimed, Cursor, Effect, Index, IndexError, KeyEntry, Lookup, Owner, Row, Seal,
+    ShardStats,
 };
 use crate::job::{JobId, KeyHash};
 
@@ -77,13 +82,19 @@ struct Scripts {
 
 impl Scripts {
     fn new() -> Self {
+        /// What all of them begin with that look at the mark.
+        macro_rules! with_mark {
+            ($file:literal) => {
+                Script::new(concat!(include_str!("redis/mark.lua"), include_str!($file)))
+            };
+        }
         Self {
-            claim: Script::new(include_str!("redis/claim.lua")),
+            claim: with_mark!("redis/claim.lua"),
             clear: Script::new(include_str!("redis/clear.lua")),
-            apply: Script::new(include_str!("redis/apply.lua")),
-            look_up: Script::new(include_str!("redis/look_up.lua")),
-            ahead: Script::new(include_str!("redis/ahead.lua")),
-            forgettable: Script::new(include_str!("redis/forgettable.lua")),
+            apply: with_mark!("redis/apply.lua"),
+            look_up: with_mark!("redis/look_up.lua"),
+            ahead: with_mark!("redis/ahead.lua"),
+            forgettable: with_mark!("redis/forgettable.lua"),
             stats: Script::new(include_str!("redis/stats.lua")),
         }
     }
@@ -152,14 +163,22 @@ impl ShardKeys {
 }
 
 const ALL: [&str; 5] = ["meta", "due", "ended", "buckets", "idemlogs"];
+/// What is counted, with what says how much it was.
+const COUNTED: [&str; 4] = ["meta", "due", "ended", "buckets"];
 
 impl Index for RedisIndex {
-    async fn claim(&self, shard: i32, owner: Owner) -> Result<Option<Applied>, IndexError> {
-        let keys = self.shard(shard).keys(&["meta"]);
+    async fn claim(&self, shard: i32, owner: Owner) -> Result<Option<Claimed>, IndexError> {
+        let keys = self.shard(shard);
+        let arguments = vec![text(owner.0), keys.prefix()];
         let answer = self
             .connection
-            .run(&self.scripts.claim, keys, vec![text(owner.0)]);
-        Answer::from(answer.await?).mark()
+            .run(&self.scripts.claim, keys.keys(&COUNTED), arguments);
+        let mut answer = Answer::from(answer.await?);
+        let Some(applied) = answer.mark()? else {
+            return Ok(None);
+        };
+        let seal = answer.optional_bytes()?.and_then(read_seal);
+        Ok(Some(Claimed { applied, seal }))
     }
 
     async fn clear(&self, shard: i32, owner: Owner) -> Result<(), IndexError> {
@@ -198,6 +217,7 @@ impl Index for RedisIndex {
             now.as_millis().into(),
             token.map_or_else(|| "".into(), text),
             keys.prefix(),
+            batch.seal.map_or_else(|| "".into(), seal_value),
         ];
         Changes::of(batch, now).write(&mut arguments);
         if arguments.len() > MOST_ARGUMENTS {
@@ -243,7 +263,7 @@ impl Index for RedisIndex {
         arguments.append(&mut hashes);
         let answer = self
             .connection
-            .run(&self.scripts.look_up, shard.keys(&["meta"]), arguments);
+            .run(&self.scripts.look_up, shard.keys(&COUNTED), arguments);
         let mut answer = Answer::from(answer.await?);
         let Some(mark) = answer.mark()? else {
             return Ok((None, vec![None; keys.len()]));
@@ -286,7 +306,7 @@ impl Index for RedisIndex {
         ];
         let answer = self
             .connection
-            .run(&self.scripts.ahead, keys.keys(&["meta", "due"]), arguments);
+            .run(&self.scripts.ahead, keys.keys(&COUNTED), arguments);
         let mut answer = Answer::from(answer.await?);
         let Some(applied) = answer.mark()? else {
             return Ok(Ahead {
@@ -318,7 +338,7 @@ impl Index for RedisIndex {
         now: Timestamp,
         limit: usize,
     ) -> Result<(Option<Applied>, Vec<JobId>), IndexError> {
-        let keys = self.shard(shard).keys(&["meta", "ended"]);
+        let keys = self.shard(shard).keys(&COUNTED);
         let arguments = vec![score(now), number(limit)];
         let answer = self.connection.run(&self.scripts.forgettable, keys, arguments);
         let mut answer = Answer::from(answer.await?);
@@ -468,6 +488,17 @@ fn score(time: Timestamp) -> Value {
 
 fn id_value(id: JobId) -> Value {
     Value::from(&id.to_bytes()[..])
+}
+
+/// 8 bytes of the offset, then the hash.
+fn seal_value(seal: Seal) -> Value {
+    Bytes::from([&seal.offset.to_be_bytes()[..], &seal.hash].concat()).into()
+}
+
+fn read_seal(mut stored: Bytes) -> Option<Seal> {
+    let offset = stored.try_get_i64().ok()?;
+    let hash = stored.as_ref().try_into().ok()?;
+    Some(Seal { offset, hash })
 }
 
 /// Without the highest bit, which no offset has, it is a number that Lua has, too.

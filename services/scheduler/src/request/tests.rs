@@ -16,7 +16,7 @@ fn rules() -> Rules {
             ("mail".to_owned(), "mails".into()),
         ]
         .into(),
-        pipelines: [("crawl-jobs".to_owned(), "crawl-jobs-retry-due".into())].into(),
+        pipelines: [("crawl-jobs".to_owned(), Arc::new(Pipeline::new("crawl-jobs")))].into(),
         time_zone: TimeZone::UTC,
         max_ahead: "3650d".parse().unwrap(),
         max_data: 1000,
@@ -674,7 +674,8 @@ proptest! {
         let from_protobuf = read(&record(bytes, headers), &rules(), NOW);
         prop_assert!(from_json.command.is_ok() || from_json.command.as_ref().unwrap_err().code == "request.scheduledTime", "{from_json:?}");
         if from_json.command.is_ok() {
-            prop_assert_eq!(from_json, from_protobuf);
+            prop_assert_eq!(&from_json.command, &from_protobuf.command);
+            prop_assert_eq!(from_json.answer_to, from_protobuf.answer_to);
         }
     }
 

@@ -13,14 +13,14 @@ const START: i64 = 1_763_722_800_000;
 const APP: &str = "jobs";
 const RETURN: &str = "docs-retry-due";
 
-fn settings() -> Arc<Settings> {
+fn settings() -> Settings {
     let hour = Duration::from_secs(3600);
-    Arc::new(Settings {
+    Settings {
         rules: Rules {
             apps: ["app", "other"]
                 .map(|app| (app.to_owned(), Arc::from(APP)))
                 .into(),
-            pipelines: [("docs".to_owned(), Arc::from(RETURN))].into(),
+            pipelines: [("docs".to_owned(), Arc::new(redeliver_core::Pipeline::new("docs")))].into(),
             time_zone: jiff::tz::TimeZone::UTC,
             max_ahead: Span::from_secs(86_400 * 365),
             max_data: 1 << 20,
@@ -38,7 +38,7 @@ fn settings() -> Arc<Settings> {
         window_jobs: 8,
         window_bytes: 1 << 20,
         spans: Spans::default(),
-    })
+    }
 }
 
 #[test]
@@ -49,12 +49,12 @@ fn an_empty_window_of_any_size_looks_ahead() {
         (50_000, 64 << 20),
         (10_000_000, 1 << 36),
     ] {
-        let settings = Arc::into_inner(settings()).map(|settings| Settings {
+        let settings = Settings {
             window_jobs,
             window_bytes,
-            ..settings
-        });
-        let mut shard = Shard::new(Arc::new(settings.unwrap()), 0);
+            ..settings()
+        };
+        let mut shard = Shard::new(Arc::new(settings), 0);
         let now = Timestamp::from_millis(START);
         shard.answer(Answer::Ready { end: 0 }, now);
         let looks = shard.asks(now).iter().any(|ask| matches!(ask, Ask::Ahead { .. }));
@@ -89,16 +89,23 @@ fn step() -> impl Strategy<Value = Step> {
 /// The topics as they are committed, the index, and the shard under test.
 struct World {
     now: Timestamp,
+    settings: Arc<Settings>,
     shard: Shard,
     ingest: Vec<Record>,
     done: HashSet<i64>,
     /// Records of the ingest topic that this shard was given.
     given: usize,
     state: BTreeMap<JobId, Job>,
+    /// Jobs that are forgotten, as they were.
+    forgotten: BTreeMap<JobId, Job>,
     end: i64,
+    /// Where turns have ended.
+    ends: HashSet<i64>,
     dispatched: Vec<(JobId, Timestamp)>,
     /// Long waits that are over.
     returned: Vec<(Option<Bytes>, Timestamp)>,
+    /// Long waits that could not be had.
+    dead_waits: Vec<Output>,
     answers: HashMap<String, v1::CommandOutcome>,
     index: BTreeMap<JobId, (Job, Bytes)>,
     applied: i64,
@@ -108,16 +115,25 @@ struct World {
 
 impl World {
     fn new() -> Self {
+        Self::with(settings())
+    }
+
+    fn with(settings: Settings) -> Self {
+        let settings = Arc::new(settings);
         let mut world = Self {
             now: Timestamp::from_millis(START),
-            shard: Shard::new(settings(), 0),
+            shard: Shard::new(settings.clone(), 0),
+            settings,
             ingest: Vec::new(),
             done: HashSet::new(),
             given: 0,
             state: BTreeMap::new(),
+            forgotten: BTreeMap::new(),
             end: 0,
+            ends: HashSet::new(),
             dispatched: Vec::new(),
             returned: Vec::new(),
+            dead_waits: Vec::new(),
             answers: HashMap::new(),
             index: BTreeMap::new(),
             applied: 0,
@@ -165,7 +181,7 @@ impl World {
 
     /// A new owner: the index shows all of the state topic before it acts.
     fn restart(&mut self) {
-        self.shard = Shard::new(settings(), 0);
+        self.shard = Shard::new(self.settings.clone(), 0);
         self.asks.clear();
         self.index = self
             .state
@@ -201,7 +217,13 @@ impl World {
                         .unwrap();
                     match output.value {
                         Some(value) => drop(self.state.insert(id, codec::decode(id, &value).unwrap())),
-                        None => drop(self.state.remove(&id)),
+                        None => {
+                            let job = self.state.remove(&id).expect("only what is known is forgotten");
+                            let memory = self.settings.memory;
+                            let ended = job.ended.expect("only what has ended is forgotten");
+                            assert!(memory.forget(&job, ended) <= self.now, "too soon: {job:?}");
+                            self.forgotten.insert(id, job);
+                        }
                     }
                 }
                 "answers" => {
@@ -210,6 +232,7 @@ impl World {
                     assert!(self.answers.insert(to, outcome).is_none(), "answered twice");
                 }
                 "dlq" => {}
+                "docs-dlq" => self.dead_waits.push(output),
                 other => panic!("nothing is written to {other}"),
             }
         }
@@ -217,6 +240,7 @@ impl World {
             assert!(self.done.insert(offset), "done twice");
         }
         if wrote {
+            self.ends.insert(self.end);
             self.shard.committed(self.end);
         }
         self.give();
@@ -227,6 +251,19 @@ impl World {
         let answer = match ask {
             Ask::Apply { turn, batch } => {
                 assert_eq!(batch.from, self.applied, "no change is left out");
+                assert!(
+                    batch.from <= batch.to && batch.to <= self.end,
+                    "no more than there is"
+                );
+                let seal = batch.seal.map(|seal| seal.offset + 1);
+                let is_whole = self.ends.contains(&batch.to);
+                assert_eq!(
+                    seal,
+                    is_whole.then_some(batch.to),
+                    "the last record of a turn is known"
+                );
+                let bytes: usize = batch.changes.iter().map(Change::size).sum();
+                assert!(bytes <= BATCH_BYTES || batch.changes.len() == 1, "{bytes} bytes");
                 for change in batch.changes {
                     match change.effect {
                         Effect::Waits { record, .. } | Effect::Ended { record, .. } => {
@@ -245,10 +282,11 @@ impl World {
                     Lookup::Key(hash) => self
                         .index
                         .values()
-                        .find(|(job, _)| {
+                        .filter(|(job, _)| {
                             let key = job.idempotency_key.as_deref();
                             key.is_some_and(|key| key_hash(&job.app, key) == hash)
                         })
+                        .max_by_key(|(job, _)| job.accepted)
                         .map(|(job, _)| KeyValue::of(job).encode()),
                 };
                 Answer::Found(keys.into_iter().map(find).collect())
@@ -275,7 +313,14 @@ impl World {
                     is_complete,
                 })
             }
-            Ask::Forgettable => Answer::Forgettable(Vec::new()),
+            Ask::Forgettable => {
+                let jobs = self.index.values();
+                let over = jobs.filter(|(job, _)| {
+                    let forget = job.ended.map(|ended| self.settings.memory.forget(job, ended));
+                    forget.is_some_and(|forget| forget <= self.now)
+                });
+                Answer::Forgettable(over.map(|(job, _)| job.id).take(3).collect())
+            }
         };
         self.shard.answer(answer, self.now);
         self.asks.extend(self.shard.asks(self.now));
@@ -310,6 +355,14 @@ impl World {
     }
 
     fn take(&mut self, step: &Step) {
+        self.take_unchecked(step);
+        assert!(
+            self.shard.held() <= 2 * self.settings.window_jobs,
+            "too many are held"
+        );
+    }
+
+    fn take_unchecked(&mut self, step: &Step) {
         match *step {
             Step::Schedule { ahead, key } => drop(self.schedule("app", ahead, key)),
             Step::Cancel(job) => {
@@ -347,6 +400,10 @@ impl World {
         }
     }
 
+    fn known(&self, id: JobId) -> Option<&Job> {
+        self.state.get(&id).or_else(|| self.forgotten.get(&id))
+    }
+
     /// What must be true in the end, whatever happened.
     fn check(&self) {
         assert_eq!(self.done.len(), self.ingest.len(), "every command is done");
@@ -354,7 +411,7 @@ impl World {
         for (id, at) in &self.dispatched {
             times.entry(*id).or_default().push(*at);
         }
-        let mut keys: HashMap<String, JobId> = HashMap::new();
+        let mut keys: HashMap<String, Timestamp> = HashMap::new();
         for (offset, record) in self.ingest.iter().enumerate() {
             let command = v1::JobCommand::decode(record.value.clone().unwrap()).unwrap();
             let outcome = &self.answers[&offset.to_string()];
@@ -366,7 +423,7 @@ impl World {
             };
             match outcome.outcome() {
                 v1::Outcome::Scheduled => {
-                    let job = &self.state[&id];
+                    let job = self.known(id).expect("a job that was accepted is known");
                     match job.state {
                         State::Dispatched => {
                             assert_eq!(at.len(), 1, "once: {job:?}");
@@ -376,14 +433,16 @@ impl World {
                         State::Scheduled | State::Expired => panic!("left behind: {job:?}"),
                     }
                     if !spec.idempotency_key.is_empty() {
-                        let other = keys.insert(spec.idempotency_key, id);
-                        assert_eq!(other, None, "a key is taken once");
+                        let other = keys.insert(spec.idempotency_key, job.accepted);
+                        let is_free =
+                            |other: Timestamp| other.after(self.settings.memory.keys) <= job.accepted;
+                        assert!(other.is_none_or(is_free), "a key is taken once: {job:?}");
                     }
                 }
                 v1::Outcome::Duplicate | v1::Outcome::Conflict => {
                     assert!(at.is_empty());
                     let first = &outcome.job.as_ref().unwrap().id;
-                    assert!(self.state.contains_key(&first.parse().unwrap()));
+                    assert!(self.known(first.parse().unwrap()).is_some());
                 }
                 other => panic!("a request is not answered {other:?}"),
             }
@@ -394,7 +453,7 @@ impl World {
             let Some(v1::job_command::Command::Cancel(cancel)) = command.command else {
                 continue;
             };
-            let state = self.state.get(&cancel.id.parse().unwrap()).map(|job| job.state);
+            let state = self.known(cancel.id.parse().unwrap()).map(|job| job.state);
             let expected = match self.answers[&offset.to_string()].outcome() {
                 v1::Outcome::Cancelled | v1::Outcome::AlreadyCancelled => Some(State::Cancelled),
                 v1::Outcome::AlreadyDispatched => Some(State::Dispatched),
@@ -421,6 +480,242 @@ proptest! {
         world.settle();
         world.check();
     }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn each_job_leaves_once_and_is_forgotten_whatever_is_lost(steps in proptest::collection::vec(step(), 0..120)) {
+        let memory = Memory { keys: Duration::from_millis(300), ended: Duration::from_millis(200) };
+        let mut world = World::with(Settings { memory, ..settings() });
+        for step in steps {
+            world.take(&step);
+        }
+        world.settle();
+        world.check();
+        prop_assert!(world.state.is_empty() && world.index.is_empty(), "{:?}", world.state);
+    }
+}
+
+/// How many of the jobs have been dispatched, in the order in which they were asked for.
+fn dispatched_of(world: &World, jobs: &[JobId]) -> usize {
+    jobs.iter().filter(|id| world.was_dispatched(**id)).count()
+}
+
+#[test]
+fn newcomers_beyond_the_limits_of_the_window_wait_in_the_index_and_leave_in_time() {
+    let mut world = World::new();
+    let limit = world.settings.window_jobs;
+    // All that is due within the window is in memory from here on.
+    world.take(&Step::Index(5));
+    assert!(world.shard.loaded.is_some());
+    let jobs: Vec<JobId> = (0..10 * limit)
+        .map(|_| world.schedule("app", 120, None))
+        .collect();
+    world.turn(1000, false);
+    assert_eq!(world.shard.held(), limit);
+    world.pass(110);
+    assert_eq!(dispatched_of(&world, &jobs), 0);
+    assert_eq!(world.shard.held(), 2 * limit);
+    // Each step has room for both of the ways into the window.
+    world.pass(200);
+    assert_eq!(dispatched_of(&world, &jobs), jobs.len());
+    world.check();
+}
+
+#[test]
+fn a_look_ahead_that_was_under_way_makes_no_newcomer_late() {
+    let mut world = World::new();
+    let limit = world.settings.window_jobs;
+    world.take(&Step::Index(5));
+    // A question is under way when the window fills up, and its answer knows nothing of the newcomers.
+    world.take(&Step::Pass(60));
+    world.turn(50, false);
+    let is_ahead = |ask: &Ask| matches!(ask, Ask::Ahead { .. });
+    assert!(world.asks.iter().any(is_ahead), "{:?}", world.asks);
+    let jobs: Vec<JobId> = (0..5 * limit).map(|_| world.schedule("app", 100, None)).collect();
+    world.turn(1000, false);
+    world.pass(200);
+    assert_eq!(dispatched_of(&world, &jobs), jobs.len());
+    world.check();
+}
+
+fn with_priority(world: &mut World, app: &str, priority: v1::Priority) -> JobId {
+    let spec = v1::JobSpec {
+        app: app.to_owned(),
+        when: Some(v1::job_spec::When::ScheduledTime(
+            redeliver_proto::convert::to_timestamp(world.now),
+        )),
+        priority: priority.into(),
+        data: Bytes::from_static(b"1"),
+        ..v1::JobSpec::default()
+    };
+    world.send(v1::job_command::Command::Schedule(spec));
+    world.ids[world.ids.len() - 1]
+}
+
+#[test]
+fn of_a_backlog_that_is_due_when_it_arrives_high_priority_leaves_first_and_low_is_not_starved() {
+    let mut world = World::with(Settings {
+        window_jobs: 1000,
+        ..settings()
+    });
+    let of = |world: &mut World, priority| -> Vec<JobId> {
+        (0..60).map(|_| with_priority(world, "app", priority)).collect()
+    };
+    let low = of(&mut world, v1::Priority::Low);
+    let normal = of(&mut world, v1::Priority::Normal);
+    let high = of(&mut world, v1::Priority::High);
+    // Each turn takes more commands than it dispatches jobs.
+    while dispatched_of(&world, &high) < high.len() {
+        world.turn(20, false);
+        world.take(&Step::Index(3));
+    }
+    let overtaken = dispatched_of(&world, &normal) + dispatched_of(&world, &low);
+    assert!(
+        overtaken <= 60,
+        "{overtaken} of 120 left before the last of high priority"
+    );
+    while dispatched_of(&world, &normal) < normal.len() {
+        world.turn(20, false);
+        world.take(&Step::Index(3));
+    }
+    assert!(dispatched_of(&world, &low) < low.len());
+    // More of high priority keep coming for longer than low ones may be overtaken.
+    for _ in 0..300 {
+        for _ in 0..5 {
+            with_priority(&mut world, "app", v1::Priority::High);
+        }
+        world.take(&Step::Pass(50));
+        world.turn(20, false);
+        world.take(&Step::Index(3));
+    }
+    assert_eq!(dispatched_of(&world, &low), low.len());
+    world.settle();
+    world.check();
+}
+
+#[test]
+fn a_backlog_of_one_application_delays_no_other() {
+    let mut world = World::with(Settings {
+        window_jobs: 1000,
+        ..settings()
+    });
+    let burst: Vec<JobId> = (0..100)
+        .map(|_| with_priority(&mut world, "app", v1::Priority::Normal))
+        .collect();
+    for _ in 0..4 {
+        world.turn(20, false);
+    }
+    let other = with_priority(&mut world, "other", v1::Priority::Low);
+    // Until it is decided, and then it is its turn.
+    while !world.was_dispatched(other) {
+        world.turn(20, false);
+    }
+    assert!(
+        dispatched_of(&world, &burst) < 80,
+        "{}",
+        dispatched_of(&world, &burst)
+    );
+}
+
+#[test]
+fn large_commands_are_bounded_by_their_bytes() {
+    let data = Bytes::from(vec![b'x'; 900_000]);
+    let mut world = World::with(Settings {
+        window_bytes: 64 << 20,
+        window_jobs: 1000,
+        ..settings()
+    });
+    for _ in 0..200 {
+        let spec = v1::JobSpec {
+            app: "app".to_owned(),
+            when: Some(v1::job_spec::When::Delay(redeliver_proto::convert::to_duration(
+                Span::from_millis(100),
+            ))),
+            data: data.clone(),
+            ..v1::JobSpec::default()
+        };
+        world.send(v1::job_command::Command::Schedule(spec));
+    }
+    assert!(world.shard.command_bytes < COMMAND_BYTES + 2 * data.len());
+    assert!(world.given < 80, "{} were accepted", world.given);
+    for _ in 0..400 {
+        world.take(&Step::Pass(20));
+        let before = world.end;
+        world.turn(5000, false);
+        assert!(world.end - before <= 12, "a turn is bounded, too");
+        world.take(&Step::Index(3));
+    }
+    world.check();
+    assert_eq!((world.shard.command_bytes, world.dispatched.len()), (0, 200));
+}
+
+#[test]
+fn the_delay_of_a_request_that_was_passed_on_begins_where_it_was_written_first() {
+    let mut first = World::with(Settings {
+        partitions: 2,
+        ..settings()
+    });
+    // Of these keys some belong to the other shard.
+    for key in 0..8_u8 {
+        let spec = v1::JobSpec {
+            app: "app".to_owned(),
+            when: Some(v1::job_spec::When::Delay(redeliver_proto::convert::to_duration(
+                Span::from_secs(60),
+            ))),
+            idempotency_key: key.to_string(),
+            data: Bytes::from_static(b"1"),
+            ..v1::JobSpec::default()
+        };
+        first.send(v1::job_command::Command::Schedule(spec));
+    }
+    let written = first.now;
+    first.take(&Step::Pass(30_000));
+    let writes = first.shard.finish(first.now, 100);
+    let passed_on: Vec<Output> = writes
+        .outputs
+        .into_iter()
+        .filter(|output| &*output.topic == "ingest")
+        .collect();
+    assert!(!passed_on.is_empty());
+    let mut shard = Shard::new(first.settings.clone(), 1);
+    let now = first.now.after(Duration::from_secs(5));
+    shard.answer(Answer::Ready { end: 0 }, now);
+    for (offset, output) in (0..).zip(passed_on) {
+        assert_eq!(output.partition, Some(1));
+        let record = Record {
+            position: Position {
+                topic: output.topic,
+                partition: 1,
+                offset,
+            },
+            timestamp: Some(now),
+            key: output.key,
+            value: output.value,
+            headers: output.headers,
+            unreadable_headers: 0,
+        };
+        shard.accept(record, now);
+    }
+    let asked = shard.asks(now);
+    let keys = asked.iter().find_map(|ask| match ask {
+        Ask::LookUp(keys) => Some(keys.len()),
+        _ => None,
+    });
+    shard.answer(Answer::Found(vec![None; keys.unwrap()]), now);
+    let due: HashSet<i64> = shard
+        .finish(now, 100)
+        .outputs
+        .into_iter()
+        .filter(|output| &*output.topic == "state")
+        .map(|output| v1::JobRecord::decode(output.value.unwrap()).unwrap().due_ms)
+        .collect();
+    assert_eq!(
+        due,
+        HashSet::from([written.after(Duration::from_secs(60)).as_millis()])
+    );
 }
 
 #[test]
@@ -516,6 +811,41 @@ fn an_expired_job_is_not_dispatched() {
         world.state.values().map(|job| job.state).collect::<Vec<_>>(),
         [State::Expired]
     );
+}
+
+#[test]
+fn a_long_wait_that_cannot_be_had_is_a_dead_letter_of_its_pipeline() {
+    let mut world = World::new();
+    let mut lineage = Headers::new();
+    lineage.push("tenant", Some(b"a"));
+    let origin = Origin {
+        topic: "docs".into(),
+        partition: 3,
+        offset: 7,
+        timestamp: None,
+    };
+    headers::write_lineage(&mut lineage, "docs", &origin, 2);
+    let far = world.now.after(Duration::from_secs(86_400 * 366));
+    world.send(v1::job_command::Command::LongWait(v1::LongWait {
+        pipeline: "docs".to_owned(),
+        due: Some(redeliver_proto::convert::to_timestamp(far)),
+        key: Some(Bytes::from_static(b"key")),
+        value: Some(Bytes::from_static(b"document")),
+        headers: redeliver_proto::convert::to_headers(&lineage),
+    }));
+    world.turn(50, false);
+    assert_eq!(world.answers["0"].outcome(), v1::Outcome::Rejected);
+    let [dead] = &world.dead_waits[..] else {
+        panic!("{:?}", world.dead_waits)
+    };
+    assert_eq!(
+        (dead.key.as_deref(), dead.value.as_deref()),
+        (Some(&b"key"[..]), Some(&b"document"[..]))
+    );
+    let before = dead.headers.filtered(|name| !name.starts_with("error-"));
+    assert_eq!(before, lineage);
+    let code = dead.headers.last(headers::ERROR_CODE).unwrap();
+    assert_eq!(code, b"request.due");
 }
 
 #[test]

@@ -38,6 +38,7 @@ macro_rules! suite {
 
 suite![
     a_claim_says_how_far_the_shard_is,
+    a_claim_tells_the_newest_seal,
     a_batch_behind_a_gap_is_refused,
     an_owner_that_was_replaced_is_fenced,
     a_batch_that_was_applied_changes_nothing,

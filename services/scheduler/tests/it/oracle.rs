@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use redeliver_core::headers::{self, Ours};
+use redeliver_core::headers::{self, Origin, Ours};
 use redeliver_core::job::Priority;
 use redeliver_core::{Headers, JobId, Position, Record, Timestamp};
 use redeliver_kafka::murmur2::{partition_for_key, shard_of};
@@ -327,7 +327,7 @@ impl Judge<'_> {
     }
 
     /// All commands where they are decided, in the order of their partitions. What was written to a wrong partition
-    /// must have been passed on exactly once, unchanged.
+    /// must have been passed on exactly once, unchanged but for where it came from.
     fn commands<'a>(&mut self, asked: &'a [Asked], ingest: &[Record]) -> Vec<Command<'a>> {
         let mut records: BTreeMap<(i32, i64), &Record> = ingest
             .iter()
@@ -340,7 +340,7 @@ impl Judge<'_> {
                 self.fault(Kind::Lost, format!("{} is not in the ingest topic", asked.place));
                 continue;
             };
-            self.is_as_asked(asked, record);
+            self.is_as_asked(asked, record, &asked.headers);
             self.equal(
                 &format_args!("the time of {}", asked.place),
                 &record.timestamp,
@@ -358,17 +358,20 @@ impl Judge<'_> {
         }
         let mut passed_on: HashMap<_, VecDeque<&Record>> = HashMap::new();
         for record in records.into_values() {
-            let content = (record.position.partition, &record.key, &record.value);
-            passed_on.entry(content).or_default().push_back(record);
+            let origin = Ours::read(record).and_then(|ours| ours.origin()).ok();
+            let from = origin.map(|origin| (origin.partition, origin.offset));
+            let home = record.position.partition;
+            passed_on.entry((home, from)).or_default().push_back(record);
         }
         for asked in astray {
-            let content = (self.home(asked), &asked.key, &asked.value);
-            let Some(record) = passed_on.get_mut(&content).and_then(VecDeque::pop_front) else {
+            let from = Some((asked.place.partition, asked.place.offset));
+            let passed_on = passed_on.get_mut(&(self.home(asked), from));
+            let Some(record) = passed_on.and_then(VecDeque::pop_front) else {
                 self.waits(format!("{} is in a wrong partition", asked.place));
                 continue;
             };
             self.verdict.forwarded += 1;
-            self.is_as_asked(asked, record);
+            self.is_as_asked(asked, record, &passed_on_headers(asked));
             let at = record.timestamp.unwrap_or(asked.at);
             if at < asked.at {
                 self.fault(
@@ -393,15 +396,11 @@ impl Judge<'_> {
         commands
     }
 
-    fn is_as_asked(&mut self, asked: &Asked, record: &Record) {
+    fn is_as_asked(&mut self, asked: &Asked, record: &Record, headers: &Headers) {
         let place = &record.position;
         self.equal(&format_args!("the key of {place}"), &record.key, &asked.key);
         self.equal(&format_args!("the value of {place}"), &record.value, &asked.value);
-        self.equal(
-            &format_args!("the headers of {place}"),
-            &record.headers,
-            &asked.headers,
-        );
+        self.equal(&format_args!("the headers of {place}"), &record.headers, headers);
     }
 
     /// Which jobs there are to be, by the order of commands alone.
@@ -433,7 +432,7 @@ impl Judge<'_> {
                             let job = Planned {
                                 wanted,
                                 request: asked,
-                                due: wanted.when.due(command.at),
+                                due: wanted.when.due(asked.at),
                                 accepted_after: command.at,
                                 later: Vec::new(),
                                 end: Ending::default(),
@@ -596,7 +595,7 @@ impl Judge<'_> {
         let mut due = job.due;
         for index in 0..moved {
             let command = job.later.get(index).map(|command| &commands[*command]);
-            match command.map(|command| (&command.asked.wish, command.at)) {
+            match command.map(|command| (&command.asked.wish, command.asked.at)) {
                 Some((Wish::Reschedule(_, when), at)) => {
                     due = when.due(at);
                     self.verdict.rescheduled += 1;
@@ -920,7 +919,7 @@ impl Judge<'_> {
                 self.equal(
                     &format_args!("the due time that {name} was told"),
                     &time(shown.scheduled_time),
-                    &Some(when.due(command.at)),
+                    &Some(when.due(command.asked.at)),
                 );
             }
             (Expected::Of(..), _) => {
@@ -955,6 +954,20 @@ impl Planned<'_> {
         }
         list
     }
+}
+
+/// The headers that a request has once it was passed on: it says where and when it was written first, from which a
+/// delay counts.
+fn passed_on_headers(asked: &Asked) -> Headers {
+    let mut list = asked.headers.clone();
+    let origin = Origin {
+        topic: asked.place.topic.clone(),
+        partition: asked.place.partition,
+        offset: asked.place.offset,
+        timestamp: Some(asked.at),
+    };
+    headers::write_lineage(&mut list, "scheduler", &origin, 0);
+    list
 }
 
 /// What a command for a job must have been told, given how the job ended: the first ones were in time.

@@ -1,8 +1,8 @@
--- KEYS[1] meta  [2] due
+-- KEYS[1] meta  [2] due  [3] ended  [4] buckets
 -- ARGV[1] prefix of other keys  [2] until, ms  [3] limit of rows  [4] limit of bytes
 --     [5] due time of the row to go on behind, or ''  [6] its id
 -- Gives the mark, and unless there is none whether this is all, then id, due time and record of each row.
-local found = redis.call('HMGET', KEYS[1], 'offset', 'at')
+local found = mark()
 if not found[1] then
   return found
 end
@@ -78,9 +78,7 @@ while rows < limit and (rows == 0 or bytes < byte_limit) do
   local ids = redis.call('ZRANGE', KEYS[2], start, start + some - 1, 'WITHSCORES')
   local records = records_of(ids)
   if not records then
-    -- The shard contradicts itself, so something else has changed it. Without its mark it is built anew.
-    redis.call('HDEL', KEYS[1], 'offset', 'at')
-    return {false, false}
+    return without_mark()
   end
   for i, record in ipairs(records) do
     if rows > 0 and bytes >= byte_limit then

@@ -1,16 +1,20 @@
 -- KEYS[1] meta  [2] due  [3] ended  [4] buckets  [5] key logs
 -- ARGV[1] owner  [2] from  [3] to  [4] now, ms  [5] token of the clear before, or ''  [6] prefix of other keys
+--     [7] seal, or '' to leave it as it is
 -- then lists, each with its length in front:
 --   buckets, for each its name and three lists: due time, id and record of jobs that wait; time to forget, id and
 --     record of jobs that have ended; ids of jobs that are forgotten
 --   logs of idempotency keys, for each its name, its life in ms, and a list: hash and value of each key
 -- Gives 'OK', 'FENCED', or 'GAP' and the mark.
-local meta = redis.call('HMGET', KEYS[1], 'owner', 'offset', 'cleared')
+local meta = redis.call('HMGET', KEYS[1], 'owner', 'offset', 'cleared', 'counts')
 local owner, offset, cleared = meta[1], meta[2], meta[3]
 if owner ~= ARGV[1] and (owner or offset) then
   return {'FENCED'}
 elseif offset then
-  if tonumber(offset) >= tonumber(ARGV[3]) then
+  if meta[4] ~= counts() then
+    without_mark()
+    return {'GAP', false}
+  elseif tonumber(offset) >= tonumber(ARGV[3]) then
     return {'OK'}
   elseif tonumber(offset) < tonumber(ARGV[2]) then
     return {'GAP', offset}
@@ -20,7 +24,7 @@ elseif ARGV[5] == '' or cleared ~= ARGV[5] then
 end
 
 local prefix = ARGV[6]
-local at = 7
+local at = 8
 
 local function next_value()
   at = at + 1
@@ -129,6 +133,9 @@ for _ = 1, tonumber(next_value()) do
   end
 end
 
-redis.call('HSET', KEYS[1], 'offset', ARGV[3], 'at', ARGV[4])
+redis.call('HSET', KEYS[1], 'offset', ARGV[3], 'at', ARGV[4], 'counts', counts())
+if ARGV[7] ~= '' then
+  redis.call('HSET', KEYS[1], 'seal', ARGV[7])
+end
 redis.call('HDEL', KEYS[1], 'cleared')
 return {'OK'}

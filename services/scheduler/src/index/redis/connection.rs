@@ -1,9 +1,10 @@
 //! The connection to Redis: made again for ever, and used only while nothing can be evicted.
 //!
 //! Redis may be configured to throw keys away when its memory is full. A shard that loses one of its keys would
-//! go on with a part of its jobs and nobody would see it, so after every new connection the policy is looked
-//! at, and with any but `noeviction` nothing is asked and nothing is written.
+//! go on with a part of its jobs, so after every new connection, and now and then, the policy is looked at, and with
+//! any but `noeviction` nothing is asked and nothing is written.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +18,8 @@ use fred::types::{ConnectHandle, CustomCommand, InfoKind};
 use fred::util::{redis_keyslot, sha1_hash};
 use redeliver_runtime::config::{RedisConfig, redact_url};
 use redeliver_runtime::tasks::Tasks;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
 use tokio::sync::{broadcast, watch};
 use tokio::time::{Instant, MissedTickBehavior};
 
@@ -30,6 +33,8 @@ const FIRST_ANSWER: Duration = Duration::from_secs(5);
 const CONNECT: Duration = Duration::from_secs(5);
 /// Between two looks at the connection.
 const BEAT: Duration = Duration::from_secs(1);
+/// Between two looks at the policy, which may be changed at any moment.
+const POLICY: Duration = Duration::from_secs(10);
 /// A connection on which nothing was answered for this long is given up for a new one.
 const DEAF: Duration = Duration::from_secs(10);
 /// The shortest and the longest pause between two attempts to connect, in ms.
@@ -49,6 +54,14 @@ pub enum ConnectError {
     /// TLS cannot be set up.
     #[error("setting up TLS for Redis")]
     Tls(#[from] rustls::Error),
+    /// The authorities that are to be trusted cannot be read.
+    #[error("redis.ca_file ({path}): {problem}")]
+    Authorities {
+        /// The file.
+        path: String,
+        /// What is wrong with it.
+        problem: String,
+    },
     /// Redis does not let us in.
     #[error("Redis refuses the connection: {0}")]
     Refused(String),
@@ -224,7 +237,7 @@ fn client(config: &RedisConfig) -> Result<Client, ConnectError> {
         Config::from_url(&format!("{plain_scheme}://{rest}")).map_err(|error| wrong(describe(&error)))?;
     if plain_scheme != scheme {
         settings.tls = Some(TlsConfig {
-            connector: tls()?.into(),
+            connector: tls(config.ca_file.as_deref())?.into(),
             // A node of a cluster is known by its address; its certificate names the host that was asked for.
             hostnames: TlsHostMapping::DefaultHost,
         });
@@ -245,15 +258,34 @@ fn client(config: &RedisConfig) -> Result<Client, ConnectError> {
 }
 
 /// The provider of cryptography is named here and not installed for the process.
-fn tls() -> Result<rustls::ClientConfig, rustls::Error> {
+fn tls(ca_file: Option<&Path>) -> Result<rustls::ClientConfig, ConnectError> {
     let mut roots = rustls::RootCertStore::empty();
     // Certificates of the machine that cannot be read are left out, as every other program does.
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    if let Some(path) = ca_file {
+        for authority in authorities(path)? {
+            roots.add(authority)?;
+        }
+    }
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     Ok(rustls::ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()?
         .with_root_certificates(roots)
         .with_no_client_auth())
+}
+
+/// The certificates of a file, all of them sound.
+fn authorities(path: &Path) -> Result<Vec<CertificateDer<'static>>, ConnectError> {
+    let wrong = |problem: String| ConnectError::Authorities {
+        path: path.display().to_string(),
+        problem,
+    };
+    let read: Result<Vec<_>, _> = CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
+    match read {
+        Ok(found) if found.is_empty() => Err(wrong("it holds no certificate in PEM".to_owned())),
+        Ok(found) => Ok(found),
+        Err(error) => Err(wrong(format!("it cannot be read: {error}"))),
+    }
 }
 
 /// Keeps the connection, until nobody uses it any more.
@@ -264,6 +296,8 @@ struct Attendant {
     logged: Option<String>,
     /// Whether it was said that the policy cannot be seen.
     said_unseen: bool,
+    /// When it was looked at.
+    policy_seen: Instant,
 }
 
 /// Ends the client's own task with the attendant.
@@ -282,6 +316,7 @@ impl Attendant {
             standing,
             logged: None,
             said_unseen: false,
+            policy_seen: Instant::now(),
         }
     }
 
@@ -335,7 +370,7 @@ impl Attendant {
             return false;
         }
         let is_sound = matches!(*self.standing.borrow(), Standing::Sound);
-        if !is_sound {
+        if !is_sound || self.policy_seen.elapsed() > POLICY {
             self.check_policy().await;
         }
         let options = Options {
@@ -376,6 +411,7 @@ impl Attendant {
 
     /// Looks at the policy of each server, and opens or closes the way for commands.
     async fn check_policy(&mut self) {
+        self.policy_seen = Instant::now();
         let mut evicts = None;
         for server in self.client.active_connections() {
             match self.policy_of(&server).await {
@@ -510,6 +546,25 @@ mod tests {
                 error.contains(":redacted@") && !error.contains("hunter2"),
                 "{error}"
             );
+        }
+    }
+
+    #[test]
+    fn authorities_that_cannot_be_read_are_named() {
+        let directory = redeliver_testkit::scratch::Scratch::new("authorities").unwrap();
+        let empty = directory.path().join("empty.pem");
+        std::fs::write(&empty, "nothing\n").unwrap();
+        for (path, problem) in [
+            (empty, "it holds no certificate in PEM"),
+            (directory.path().join("missing.pem"), "it cannot be read: "),
+        ] {
+            let expected = format!("redis.ca_file ({}): {problem}", path.display());
+            let config = RedisConfig {
+                ca_file: Some(path),
+                ..config("rediss://localhost:6379")
+            };
+            let error = client(&config).unwrap_err().to_string();
+            assert!(error.starts_with(&expected), "{error}");
         }
     }
 

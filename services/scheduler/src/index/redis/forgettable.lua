@@ -1,9 +1,9 @@
--- KEYS[1] meta  [2] ended
+-- KEYS[1] meta  [2] due  [3] ended  [4] buckets
 -- ARGV[1] now, ms  [2] limit
 -- Gives the mark, and unless there is none the ids.
-local found = redis.call('HMGET', KEYS[1], 'offset', 'at')
+local found = mark()
 if found[1] then
-  for i, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', ARGV[1], 'LIMIT', 0, ARGV[2])) do
+  for i, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', ARGV[1], 'LIMIT', 0, ARGV[2])) do
     found[2 + i] = id
   end
 end

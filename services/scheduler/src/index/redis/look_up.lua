@@ -1,14 +1,19 @@
--- KEYS[1] meta
+-- KEYS[1] meta  [2] due  [3] ended  [4] buckets
 -- ARGV[1] prefix of other keys  [2] how many jobs, for each: bucket and id; then hashes of keys
 -- Gives the mark, and unless there is none the records of the jobs and the values of the keys.
-local found = redis.call('HMGET', KEYS[1], 'offset', 'at')
+local found = mark()
 if not found[1] then
   return found
 end
 local prefix = ARGV[1]
 local jobs = tonumber(ARGV[2])
 for i = 3, 2 + 2 * jobs, 2 do
-  found[#found + 1] = redis.call('HGET', prefix .. 'job:' .. ARGV[i], ARGV[i + 1])
+  local id = ARGV[i + 1]
+  local record = redis.call('HGET', prefix .. 'job:' .. ARGV[i], id)
+  if not record and (redis.call('ZSCORE', KEYS[2], id) or redis.call('ZSCORE', KEYS[3], id)) then
+    return without_mark()
+  end
+  found[#found + 1] = record
 end
 for first = 3 + 2 * jobs, #ARGV, 4000 do
   local names = {}

@@ -7,7 +7,8 @@ use bytes::Bytes;
 use redeliver_core::Timestamp;
 use redeliver_core::job::JobId;
 use redeliver_scheduler::index::{
-    Applied, Batch, Change, Cursor, Effect, Index, IndexError, KeyEntry, Lookup, Owner, ShardStats,
+    Applied, Batch, Change, Claimed, Cursor, Effect, Index, IndexError, KeyEntry, Lookup, Owner, Seal,
+    ShardStats,
 };
 
 pub(super) const SHARD: i32 = 3;
@@ -66,7 +67,12 @@ pub(super) fn with_key(mut change: Change, hash: u8, expires: i64) -> Change {
 }
 
 pub(super) fn batch(from: i64, to: i64, changes: Vec<Change>) -> Batch {
-    Batch { from, to, changes }
+    Batch {
+        from,
+        to,
+        changes,
+        seal: None,
+    }
 }
 
 /// Claims and empties the shard, and applies a first batch, from offset 0 to 10.
@@ -137,7 +143,8 @@ pub(super) async fn a_claim_says_how_far_the_shard_is<I: Index>(index: I) {
         offset: 10,
         at: at(0),
     };
-    assert_eq!(index.claim(SHARD, OTHER).await.unwrap(), Some(applied));
+    let claimed = Claimed { applied, seal: None };
+    assert_eq!(index.claim(SHARD, OTHER).await.unwrap(), Some(claimed));
     assert_eq!(
         index.look_up(SHARD, &[], at(0)).await.unwrap(),
         (Some(applied), vec![])
@@ -148,6 +155,31 @@ pub(super) async fn a_claim_says_how_far_the_shard_is<I: Index>(index: I) {
     );
     let ahead = index.ahead(SHARD, None, at(0), 1, 1).await.unwrap();
     assert_eq!((ahead.applied, ahead.is_complete), (Some(applied), true));
+}
+
+pub(super) async fn a_claim_tells_the_newest_seal<I: Index>(index: I) {
+    begin(&index, vec![]).await;
+    let seal = async || index.claim(SHARD, ME).await.unwrap().unwrap().seal;
+    let some = |offset: i64| Some(Seal::of(offset, Some(b"key"), Some(&[0xff, 0x00])));
+    let sealed = |to: i64, seal| Batch {
+        seal,
+        ..batch(to - 1, to, vec![waits(1, to)])
+    };
+    for (to, given, kept) in [
+        (11, some(10), some(10)),
+        // One that is not known leaves the one before.
+        (12, None, some(10)),
+        (13, some(-1), some(-1)),
+        (14, some(i64::MAX), some(i64::MAX)),
+    ] {
+        index.apply(SHARD, ME, &sealed(to, given), at(0)).await.unwrap();
+        assert_eq!(seal().await, kept);
+    }
+    // What was applied before changes nothing.
+    index.apply(SHARD, ME, &sealed(14, some(7)), at(0)).await.unwrap();
+    assert_eq!(seal().await, some(i64::MAX));
+    begin(&index, vec![]).await;
+    assert_eq!(seal().await, None);
 }
 
 pub(super) async fn a_batch_behind_a_gap_is_refused<I: Index>(index: I) {
@@ -189,7 +221,7 @@ pub(super) async fn a_batch_that_was_applied_changes_nothing<I: Index>(index: I)
     assert_eq!(all(&index, 10).await, []);
     assert_eq!(job(&index, 1).await.as_deref(), Some("job 1 ended"));
     assert_eq!(
-        index.claim(SHARD, ME).await.unwrap().unwrap(),
+        index.claim(SHARD, ME).await.unwrap().unwrap().applied,
         Applied {
             offset: 20,
             at: at(10)
@@ -203,7 +235,7 @@ pub(super) async fn a_batch_that_was_applied_in_part_is_applied_whole<I: Index>(
     assert_eq!(apply(&index, 8, 12, changes).await, Ok(()));
     assert_eq!(all(&index, 10).await, [(6, 2), (7, 3)]);
     assert_eq!(job(&index, 1).await.as_deref(), Some("job 1 ended"));
-    assert_eq!(index.claim(SHARD, ME).await.unwrap().unwrap().offset, 12);
+    assert_eq!(index.claim(SHARD, ME).await.unwrap().unwrap().applied.offset, 12);
 }
 
 pub(super) async fn an_empty_shard_takes_a_batch_only_after_a_clear<I: Index>(index: I) {

@@ -281,7 +281,10 @@ impl Model {
 
 async fn take<I: Index>(index: &I, step: &Step, from: i64, now: Timestamp) -> Seen {
     let seen = match step {
-        Step::Claim(owner) => index.claim(SHARD, *owner).await.map(Seen::Claimed),
+        Step::Claim(owner) => {
+            let claimed = index.claim(SHARD, *owner).await;
+            claimed.map(|claimed| Seen::Claimed(claimed.map(|claimed| claimed.applied)))
+        }
         Step::Clear(owner) => index.clear(SHARD, *owner).await.map(|()| Seen::Done),
         Step::Apply {
             owner,
@@ -293,6 +296,7 @@ async fn take<I: Index>(index: &I, step: &Step, from: i64, now: Timestamp) -> Se
                 from,
                 to: from + length,
                 changes: changes.clone(),
+                seal: None,
             };
             index.apply(SHARD, *owner, &batch, now).await.map(|()| Seen::Done)
         }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fred::prelude::Value;
 use redeliver_runtime::config::Url;
-use redeliver_scheduler::index::redis::ConnectError;
+use redeliver_scheduler::index::redis::{ConnectError, RedisIndex};
 use redeliver_scheduler::index::{Change, Effect, Index, IndexError, Lookup};
 use redeliver_testkit::{LocalRedis, eventually_async, redis_url};
 
@@ -44,7 +44,8 @@ async fn scripts_that_were_flushed_are_sent_again() {
         answer.unwrap();
     }
     assert_eq!(all(&redis.index, 10).await, [(59, 1)]);
-    assert_eq!(redis.index.claim(SHARD, ME).await.unwrap().unwrap().offset, 60);
+    let claimed = redis.index.claim(SHARD, ME).await.unwrap().unwrap();
+    assert_eq!(claimed.applied.offset, 60);
 }
 
 #[tokio::test]
@@ -108,6 +109,82 @@ async fn a_shard_that_contradicts_itself_loses_its_mark() {
     let gap = Err("Gap { found: None, expected: 10 }".to_owned());
     assert_eq!(apply(&redis.index, 10, 11, vec![]).await, gap);
     redis.remove().await;
+}
+
+/// What a shard says of itself, once one of its keys is gone.
+async fn without_the_key(name: &str, ask: impl AsyncFn(&RedisIndex) -> Option<i64>) {
+    let redis = OwnRedis::connect().await;
+    begin(&redis.index, vec![waits(1, 5), waits(2000, 500), ended(3, 900)]).await;
+    assert_eq!(ask(&redis.index).await, Some(10), "all is there");
+    let key = format!("{}:{{{SHARD}}}:{name}", redis.config.prefix);
+    assert_eq!(redis.raw.call(&["DEL", &key]).await.as_i64(), Some(1), "{name}");
+    assert_eq!(ask(&redis.index).await, None, "without {name}");
+    // Built again, it is as it was.
+    begin(&redis.index, vec![waits(1, 5), waits(2000, 500), ended(3, 900)]).await;
+    assert_eq!(ask(&redis.index).await, Some(10), "{name} is there again");
+    assert_eq!(all(&redis.index, 10).await, [(5, 1), (500, 2000)]);
+    redis.remove().await;
+}
+
+#[tokio::test]
+async fn a_loss_is_seen_by_who_claims() {
+    for key in ["due", "ended", "buckets", "job:0", "job:1", "meta"] {
+        without_the_key(key, async |index| {
+            let claimed = index.claim(SHARD, ME).await.unwrap();
+            claimed.map(|claimed| claimed.applied.offset)
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn a_loss_is_seen_by_who_looks_ahead() {
+    // Bucket 1 holds a job that is not yet asked for.
+    for key in ["due", "ended", "buckets", "job:0", "meta"] {
+        without_the_key(key, async |index| {
+            let ahead = index.ahead(SHARD, None, at(5), 10, 1000).await.unwrap();
+            ahead.applied.map(|applied| applied.offset)
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn a_loss_is_seen_by_who_forgets() {
+    for key in ["due", "ended", "buckets", "meta"] {
+        without_the_key(key, async |index| {
+            let (applied, _) = index.forgettable(SHARD, at(0), 10).await.unwrap();
+            applied.map(|applied| applied.offset)
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn a_loss_is_seen_by_who_looks_for_a_job() {
+    for key in ["due", "ended", "buckets", "job:1", "meta"] {
+        without_the_key(key, async |index| {
+            let lookups = [Lookup::Job(id(1)), Lookup::Job(id(2000)), Lookup::Job(id(7))];
+            let (applied, _) = index.look_up(SHARD, &lookups, at(0)).await.unwrap();
+            applied.map(|applied| applied.offset)
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn a_loss_is_a_gap_for_who_changes_something() {
+    for key in ["due", "ended", "buckets", "meta"] {
+        without_the_key(key, async |index| {
+            let nothing_new = batch(9, 10, vec![]);
+            match index.apply(SHARD, ME, &nothing_new, at(0)).await {
+                Ok(()) => Some(10),
+                Err(IndexError::Gap { found, .. }) => found,
+                Err(error) => panic!("{error}"),
+            }
+        })
+        .await;
+    }
 }
 
 #[tokio::test]

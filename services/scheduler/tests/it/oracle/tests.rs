@@ -1,6 +1,5 @@
 //! The oracle finds what is planted in a world where all else is right.
 
-use redeliver_core::headers::Origin;
 use redeliver_core::{Failure, Span};
 use redeliver_proto::convert::{to_headers, to_priority, to_timestamp};
 
@@ -153,6 +152,7 @@ impl World {
         let passed_on = Record {
             position: self.place("ingest", home),
             timestamp: Some(at(7)),
+            headers: passed_on_headers(self.asked.last().unwrap()),
             ..record
         };
         self.seen.ingest.push(passed_on.clone());
@@ -186,7 +186,7 @@ impl World {
         let request = self.ask(name, partition, home, wish);
         let requested = request.timestamp.unwrap();
         let id = JobId::new(requested, home, request.position.offset);
-        let due = wanted.when.due(requested);
+        let due = wanted.when.due(at(0));
         let shown = v1::Job {
             id: id.to_string(),
             scheduled_time: Some(to_timestamp(due)),
