@@ -31,8 +31,7 @@ enum Verb {
     Schedule(schedule::ScheduleArgs),
     /// Show one job
     Get(GetArgs),
-    /// Cancel a job; exit code 0 if it is not dispatched any more, also when it was cancelled before or expired; 1 if it
-    /// was dispatched, or no such job is known
+    /// Cancel a job; exit code 1 if it was dispatched, or is not known
     Cancel(GetArgs),
     /// Give a job another time; exit code 1 if it keeps its own
     Reschedule(RescheduleArgs),

@@ -341,3 +341,19 @@ fn a_header_whose_name_is_not_text_is_dead_with_a_reason() {
         assert!(output.contains(" WARN ") && output.contains("place="), "{output}");
     }
 }
+
+#[test]
+fn the_name_of_a_header_ends_where_kafkas_client_sees_its_end() {
+    let pipe = Setup::new("forged-nul").partitions(1).create();
+    let _enricher = pipe.enricher("a");
+    let headers: [(&[u8], &[u8]); 2] = [(b"user\0name", b"1"), (b"\0", b"2")];
+    raw::produce(&pipe.kafka.brokers, &pipe.pipeline.source, b"nul", &headers);
+    let mut watch = pipe.watch();
+    watch.until_ended(1, DEADLINE);
+    let end = &watch.records[0];
+    assert_ne!(end.position.topic, pipe.pipeline.dead_letter_topic());
+    let expected: Headers = [("user", Some(&b"1"[..])), ("", Some(&b"2"[..]))]
+        .into_iter()
+        .collect();
+    assert_eq!(users_headers(&end.headers), expected);
+}

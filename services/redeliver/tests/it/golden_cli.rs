@@ -34,7 +34,7 @@ Usage: redeliver jobs <COMMAND>
 Commands:
   schedule    Schedule a job
   get         Show one job
-  cancel      Cancel a job; exit code 1 if it will be, or was, dispatched all the same
+  cancel      Cancel a job; exit code 1 if it was dispatched, or is not known
   reschedule  Give a job another time; exit code 1 if it keeps its own
   ls          List jobs from the state topic, in the order of their times
   stats       Count waiting jobs, by the minute they are due in

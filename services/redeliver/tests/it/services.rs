@@ -26,14 +26,21 @@ pub(crate) struct Services {
 }
 
 impl Services {
-    /// A configuration for all of them and its topics. Bodies with `hopeless` in them fail for good.
+    /// A configuration for all of them and its topics. Bodies with `hopeless` in them fail for good, those with `busy`
+    /// at each attempt, and those with `later` are to be tried again in an hour.
     pub(crate) fn new(name: &str) -> Self {
         let data = Scratch::new("inspector").unwrap();
         let address = || format!("127.0.0.1:{}", free_port());
         let (scheduler, inspector) = (address(), address());
         let setup = Setup::new(name).tiers(&[300]).behave(|request| {
-            if String::from_utf8_lossy(&request.body).contains("hopeless") {
+            let body = String::from_utf8_lossy(&request.body);
+            if body.contains("hopeless") {
                 Reply::Status(404, Vec::new(), "no such page".into())
+            } else if body.contains("busy") {
+                Reply::status(503)
+            } else if body.contains("later") {
+                let hour = vec![("retry-after".to_owned(), "3600".to_owned())];
+                Reply::Status(429, hour, "not now".into())
             } else {
                 Reply::ok(request.body.clone())
             }
