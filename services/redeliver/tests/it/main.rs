@@ -11,6 +11,7 @@ mod hang;
 mod long_wait;
 mod polyglot;
 mod raw;
+mod readme;
 mod services;
 mod shutdown;
 mod support;
