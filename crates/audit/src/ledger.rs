@@ -9,7 +9,7 @@
 
 use std::collections::BTreeMap;
 
-use redeliver_core::headers::{ERROR_CLASS, Origin, Ours, PROCESS_AFTER};
+use redeliver_core::headers::{ERROR_CLASS, Origin, Ours, PAYLOAD_OMITTED, PROCESS_AFTER};
 use redeliver_core::pipeline::{ReturnTo, TopicRole};
 use redeliver_core::route::Arrival;
 use redeliver_core::{Pipeline, Position, Record, Span, Timestamp};
@@ -86,9 +86,14 @@ impl Ledger {
         self.end(record, Role::Output, self.check.compare());
     }
 
-    /// A record in the dead-letter topic.
+    /// A record in the dead-letter topic. What it was written without, for its size, is not compared.
     pub fn dead(&mut self, record: &Record) {
-        self.end(record, Role::Dead, Compare::Everything);
+        let check = match record.headers.last(PAYLOAD_OMITTED) {
+            None => Compare::Everything,
+            Some(b"value") => Compare::KeyAndHeaders,
+            Some(_) => Compare::Nothing,
+        };
+        self.end(record, Role::Dead, check);
     }
 
     /// The positions of all groups have been asked for just now: what is unread follows from them, and what

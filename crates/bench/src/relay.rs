@@ -208,6 +208,7 @@ async fn path(broker: &Broker, count: usize, round: usize, figures: &mut Figures
         batch: 5000,
         concurrency: 5000,
         in_flight: 20_000,
+        in_flight_bytes: 256 << 20,
         grace: Duration::from_secs(10),
     };
     let fails_once = tower::service_fn(|attempt: Attempt| async move {

@@ -126,6 +126,7 @@ async fn measure<H: Handler>(
         batch: 5000,
         concurrency: row.concurrency,
         in_flight: 4096,
+        in_flight_bytes: 256 << 20,
         grace: Duration::from_secs(10),
     };
     let config = format!("instance: {name}\nkafka: {{ brokers: '{}' }}", broker.address);

@@ -35,6 +35,9 @@ pub const ERROR_MESSAGE: &str = "error-message";
 pub const ERROR_TIMESTAMP: &str = "error-timestamp";
 /// The pipeline that handled the record.
 pub const PIPELINE: &str = "pipeline";
+/// What a dead letter was written without, because with it the letter is too large for its topic: `value`, or
+/// `key, value, headers`. What is missing stands where the record comes from.
+pub const PAYLOAD_OMITTED: &str = "payload-omitted";
 /// The scheduler's job that the record comes from. Headers of jobs are kept like those of users.
 pub const JOB_ID: &str = "job-id";
 /// The application whose job it is.
@@ -52,7 +55,7 @@ pub const TRACEPARENT: &str = "traceparent";
 /// W3C trace context of vendors.
 pub const TRACESTATE: &str = "tracestate";
 
-const OURS: [&str; 12] = [
+const OURS: [&str; 13] = [
     PROCESS_AFTER,
     RETRY_COUNT,
     RETURN_TOPIC,
@@ -65,6 +68,7 @@ const OURS: [&str; 12] = [
     ERROR_CODE,
     ERROR_MESSAGE,
     ERROR_TIMESTAMP,
+    PAYLOAD_OMITTED,
 ];
 
 /// No record is tried more often; a larger count was forged.

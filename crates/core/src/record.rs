@@ -68,6 +68,40 @@ pub struct Output {
     pub headers: Headers,
 }
 
+impl Record {
+    /// Bytes that it holds, about.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        let of = |bytes: &Option<Bytes>| bytes.as_ref().map_or(0, Bytes::len);
+        size_of::<Self>() + of(&self.key) + of(&self.value) + self.headers.byte_len()
+    }
+}
+
+impl Output {
+    /// Bytes that it takes in Kafka when it is written alone and not compressed: a batch of one record, which is what
+    /// `max.message.bytes` limits. The format is that of Kafka's documentation, "Record Batch".
+    #[must_use]
+    pub fn size(&self) -> usize {
+        const BATCH: usize = 61;
+        const ATTRIBUTES_AND_DELTAS: usize = 3;
+        let bytes = |len: Option<usize>| len.map_or(1, |len| varint_size(len) + len);
+        let headers = self.headers.iter();
+        let headers = headers.map(|(name, value)| bytes(Some(name.len())) + bytes(value.map(<[u8]>::len)));
+        let record = ATTRIBUTES_AND_DELTAS
+            + bytes(self.key.as_ref().map(Bytes::len))
+            + bytes(self.value.as_ref().map(Bytes::len))
+            + varint_size(self.headers.len())
+            + headers.sum::<usize>();
+        BATCH + varint_size(record) + record
+    }
+}
+
+/// Bytes of a length that is written zigzag, seven bits to the byte.
+fn varint_size(length: usize) -> usize {
+    let bits = usize::BITS - (length << 1).leading_zeros();
+    bits.div_ceil(7).max(1) as usize
+}
+
 /// An ordered list of headers; names may repeat, values may be null.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Headers {

@@ -120,7 +120,7 @@ pub enum Disposition {
 #[must_use]
 pub fn route(
     pipeline: &Pipeline,
-    record: Record,
+    record: &Record,
     arrival: &Arrival,
     outcome: Outcome,
     trace: Option<&TraceContext>,
@@ -204,7 +204,7 @@ pub fn route(
     // A wish of the other side counts from now; a wait of the policy counts from the configured anchor.
     let anchor = match failure.class {
         ErrorClass::Throttled => now,
-        _ => pipeline.anchor_of(&record, arrival.origin.timestamp, now),
+        _ => pipeline.anchor_of(record, arrival.origin.timestamp, now),
     };
     let due = anchor
         .after(wait.duration())
@@ -249,8 +249,8 @@ pub fn route(
 
 /// A malformed record's way into the dead-letter topic, whichever service found it.
 #[must_use]
-pub fn reject(pipeline: &Pipeline, record: Record, failure: &Failure, now: Timestamp) -> Routing {
-    let arrival = Arrival::salvaged(&record);
+pub fn reject(pipeline: &Pipeline, record: &Record, failure: &Failure, now: Timestamp) -> Routing {
+    let arrival = Arrival::salvaged(record);
     dead(
         pipeline,
         record,
@@ -262,9 +262,49 @@ pub fn reject(pipeline: &Pipeline, record: Record, failure: &Failure, now: Times
     )
 }
 
+/// The way into the dead-letter topic of a record that was handled, when what came of it cannot be written.
+#[must_use]
+pub fn undeliverable(
+    pipeline: &Pipeline,
+    record: &Record,
+    arrival: &Arrival,
+    failure: &Failure,
+    now: Timestamp,
+) -> Routing {
+    let failed_attempts = arrival.failed_attempts.saturating_add(1);
+    dead(
+        pipeline,
+        record,
+        &arrival.origin,
+        failed_attempts,
+        failure,
+        None,
+        now,
+    )
+}
+
+/// Takes the value out of a dead letter that its topic does not take, then all that is not ours; a header says
+/// so. False when there is nothing left to take out.
+pub fn lighten(letter: &mut Output) -> bool {
+    let is_bare = letter.key.is_none() && letter.headers.iter().all(|(name, _)| headers::is_ours(name));
+    let omitted = if letter.value.take().is_some() {
+        "value"
+    } else if !is_bare {
+        letter.key = None;
+        "key, value, headers"
+    } else {
+        return false;
+    };
+    let is_kept =
+        |name: &str| name != headers::PAYLOAD_OMITTED && (omitted == "value" || headers::is_ours(name));
+    letter.headers = letter.headers.filtered(is_kept);
+    letter.headers.push_text(headers::PAYLOAD_OMITTED, omitted);
+    true
+}
+
 fn dead(
     pipeline: &Pipeline,
-    record: Record,
+    record: &Record,
     origin: &Origin,
     failed_attempts: u32,
     failure: &Failure,
@@ -280,12 +320,12 @@ fn dead(
     }
 }
 
-fn output(topic: Arc<str>, record: Record, headers: Headers) -> Output {
+fn output(topic: Arc<str>, record: &Record, headers: Headers) -> Output {
     Output {
         topic,
         partition: None,
-        key: record.key,
-        value: record.value,
+        key: record.key.clone(),
+        value: record.value.clone(),
         headers,
     }
 }
@@ -346,8 +386,8 @@ mod tests {
         }
     }
 
-    fn decide(pipeline: &Pipeline, record: Record, outcome: Outcome) -> Routing {
-        let arrival = Arrival::read(pipeline, &record).unwrap();
+    fn decide(pipeline: &Pipeline, record: &Record, outcome: Outcome) -> Routing {
+        let arrival = Arrival::read(pipeline, record).unwrap();
         route(pipeline, record, &arrival, outcome, None, NOW, 0.5)
     }
 
@@ -369,7 +409,7 @@ mod tests {
             for (attempt, wait) in [(1_u32, 5_u64), (2, 30), (3, 60)] {
                 let routing = decide(
                     &pipeline,
-                    record,
+                    &record,
                     Outcome::Failed(Failure::transient("http.503", "busy")),
                 );
                 let due = NOW.after(Duration::from_secs(wait));
@@ -393,7 +433,7 @@ mod tests {
             }
             let routing = decide(
                 &pipeline,
-                record,
+                &record,
                 Outcome::Failed(Failure::transient("http.503", "busy")),
             );
             assert_eq!(routing.disposition, Disposition::Dead(ErrorClass::Exhausted));
@@ -405,6 +445,42 @@ mod tests {
             assert_eq!(text(output, headers::ORIGINAL_PARTITION), "2");
             assert_eq!(output.headers.single(headers::PROCESS_AFTER), Ok(None));
         }
+    }
+
+    #[test]
+    fn what_cannot_be_delivered_dies_with_all_it_has_and_with_less_where_that_is_too_much() {
+        let pipeline = pipeline();
+        let record = source_record();
+        let arrival = Arrival::new(&record);
+        let failure = Failure::permanent("output.too-large", "`done` does not take it");
+        let routing = undeliverable(&pipeline, &record, &arrival, &failure, NOW);
+        assert_eq!(routing.disposition, Disposition::Dead(ErrorClass::Permanent));
+        let mut letter = routing.outputs.into_iter().next().unwrap();
+        assert_eq!((&letter.key, &letter.value), (&record.key, &record.value));
+        assert_eq!(text(&letter, headers::ERROR_CODE), "output.too-large");
+        assert_eq!(text(&letter, headers::RETRY_COUNT), "1");
+        assert_eq!(letter.headers.single(headers::PAYLOAD_OMITTED), Ok(None));
+
+        assert!(lighten(&mut letter));
+        assert_eq!((&letter.key, &letter.value), (&record.key, &None));
+        assert_eq!(text(&letter, headers::PAYLOAD_OMITTED), "value");
+        assert_eq!(
+            letter
+                .headers
+                .iter()
+                .filter(|(name, _)| *name == "tenant")
+                .count(),
+            2
+        );
+
+        assert!(lighten(&mut letter));
+        assert_eq!((&letter.key, &letter.value), (&None, &None));
+        assert_eq!(text(&letter, headers::PAYLOAD_OMITTED), "key, value, headers");
+        assert!(letter.headers.iter().all(|(name, _)| headers::is_ours(name)));
+        assert_eq!(text(&letter, headers::ORIGINAL_OFFSET), "7");
+        assert_eq!(text(&letter, headers::ERROR_CODE), "output.too-large");
+
+        assert!(!lighten(&mut letter));
     }
 
     #[test]
@@ -423,7 +499,7 @@ mod tests {
         ];
         for outcome in outcomes {
             let record = source_record();
-            let routing = decide(&pipeline(), record.clone(), outcome);
+            let routing = decide(&pipeline(), &record, outcome);
             let output = &routing.outputs[0];
             assert_eq!((&output.key, &output.value), (&record.key, &record.value));
             let users: Vec<_> = output
@@ -439,7 +515,7 @@ mod tests {
     fn being_throttled_burns_no_attempt_and_is_clamped() {
         let routing = decide(
             &pipeline(),
-            source_record(),
+            &source_record(),
             Outcome::Failed(Failure::throttled(Duration::from_secs(7), "http.429", "later")),
         );
         assert_eq!(text(&routing.outputs[0], headers::RETRY_COUNT), "0");
@@ -455,7 +531,7 @@ mod tests {
         );
         let years = Failure::throttled(Duration::from_secs(1_000_000_000), "http.429", "later");
         let Disposition::Waiting { due, .. } =
-            decide(&pipeline(), source_record(), Outcome::Failed(years)).disposition
+            decide(&pipeline(), &source_record(), Outcome::Failed(years)).disposition
         else {
             panic!("it waits")
         };
@@ -474,14 +550,14 @@ mod tests {
                 let wait = Duration::from_secs(seconds);
                 Outcome::Failed(Failure::throttled(wait, "http.503", "later"))
             };
-            let routing = decide(&through_scheduler, source_record(), asked());
+            let routing = decide(&through_scheduler, &source_record(), asked());
             let Disposition::Waiting { due, carrier, .. } = routing.disposition else {
                 panic!("{routing:?}")
             };
             let wait = Span::from_secs(seconds).min(through_scheduler.max_wait);
             assert_eq!(due, NOW.after(wait.duration()));
             let output = &routing.outputs[0];
-            let in_tier = &decide(&through_tiers, source_record(), asked()).outputs[0];
+            let in_tier = &decide(&through_tiers, &source_record(), asked()).outputs[0];
             let expected = match is_long {
                 true => (Carrier::Scheduler, "ingest"),
                 false => (Carrier::Tier(Span::from_secs(60)), "docs-retry-1m"),
@@ -505,7 +581,7 @@ mod tests {
         };
         let routing = decide(
             &pipeline,
-            source_record(),
+            &source_record(),
             Outcome::Failed(Failure::transient("x", "y")),
         );
         let Disposition::Waiting { due, carrier, .. } = routing.disposition else {
@@ -528,7 +604,7 @@ mod tests {
         };
         let routing = decide(
             &pipeline,
-            source_record(),
+            &source_record(),
             Outcome::Failed(Failure::transient("x", "y")),
         );
         assert_eq!(routing.disposition, Disposition::Dead(ErrorClass::Expired));
@@ -542,7 +618,7 @@ mod tests {
             value: Some(Some(Bytes::from_static(b"new"))),
             headers: [("score", Some(&b"9"[..]))].into_iter().collect(),
         };
-        let routing = decide(&pipeline(), source_record(), Outcome::Success(vec![result]));
+        let routing = decide(&pipeline(), &source_record(), Outcome::Success(vec![result]));
         let output = &routing.outputs[0];
         assert_eq!((&*output.topic, &output.key), ("elsewhere", &None));
         assert_eq!(text(output, "score"), "9");
@@ -552,7 +628,7 @@ mod tests {
             ..pipeline()
         };
         assert!(
-            decide(&silent, source_record(), Outcome::unchanged())
+            decide(&silent, &source_record(), Outcome::unchanged())
                 .outputs
                 .is_empty()
         );
@@ -564,7 +640,7 @@ mod tests {
         record.position.topic = pipeline().due_topic();
         let failure = Arrival::read(&pipeline(), &record).unwrap_err();
         assert_eq!(failure.class, ErrorClass::Malformed);
-        let routing = reject(&pipeline(), record, &failure, NOW);
+        let routing = reject(&pipeline(), &record, &failure, NOW);
         let output = &routing.outputs[0];
         assert_eq!(text(output, headers::ORIGINAL_TOPIC), "docs-retry-due");
         assert_eq!(text(output, headers::RETRY_COUNT), "9");
@@ -575,7 +651,7 @@ mod tests {
     fn a_retry_whose_lock_is_not_over_was_released_by_no_tier() {
         let failed = Outcome::Failed(Failure::transient("x", "y"));
         let pipeline = pipeline();
-        let waiting = decide(&pipeline, source_record(), failed);
+        let waiting = decide(&pipeline, &source_record(), failed);
         let mut record = returned(&waiting.outputs[0], &pipeline);
         let read =
             |record: &Record, now| Arrival::read_at(&pipeline, record, now).map_err(|failure| failure.code);
@@ -598,7 +674,7 @@ mod tests {
             let record = source_record();
             let arrival = Arrival { failed_attempts: attempts, ..Arrival::new(&record) };
             let failed = Outcome::Failed(Failure::transient("x", "y"));
-            let routing = route(&pipeline, record, &arrival, failed, None, NOW, random);
+            let routing = route(&pipeline, &record, &arrival, failed, None, NOW, random);
             let Disposition::Waiting { due, .. } = routing.disposition else { panic!("{routing:?}") };
             let expected = policy.wait(attempts + 1, random).unwrap();
             prop_assert_eq!(due, NOW.after(expected.duration()));

@@ -30,7 +30,7 @@ use crate::processor::{AssignmentId, Processor, Turn, Waker};
 use crate::reader;
 use crate::remedy::{Remedy, remedy};
 use crate::tracker::{Admission, CommitPosition, Committed, OffsetTracker};
-use crate::transaction::{Setback, Transactions};
+use crate::transaction::{Alternating, Setback};
 
 /// What a lane reads and how much at once.
 #[derive(Clone, Debug)]
@@ -99,8 +99,10 @@ const STUCK: Duration = Duration::from_secs(12);
 /// Fencings within [`FENCE_WINDOW`] after which two processes must share one instance.
 const FENCE_LIMIT: usize = 5;
 const FENCE_WINDOW: Duration = Duration::from_secs(60);
-/// How long the next attempt to connect is put off, at most.
+/// How long the next attempt to connect, or to write what could not be written, is put off, at most.
 const MAX_BACKOFF: Duration = Duration::from_secs(5);
+/// How long after repeated setbacks a lane that had nothing to write since is taken for a good one.
+const SETTLED: Duration = Duration::from_secs(30);
 
 /// A lane, ready to run.
 pub struct Lane<P> {
@@ -142,16 +144,19 @@ impl<P: Processor> Lane<P> {
     pub fn run(mut self) -> Result<(), LaneError> {
         self.waker.attach_current_thread();
         let id = format!("redeliver-{}-{}", self.settings.instance, self.spec.name);
-        let config = self.settings.transactional_producer(&id);
-        let mut transactions = Transactions::new(config, id, self.settings.transaction_timeout);
-        transactions.follow(self.spec.changelog.clone());
+        let mut transactions = Alternating::new(&self.settings, &id, self.spec.changelog.as_ref());
         let mut fences = Fences::default();
         let mut backoff = Backoff::new();
         while !self.stop.is_cancelled() {
             let error = match Session::open(&mut self, &mut transactions, &mut fences) {
                 Ok(mut session) => match session.run() {
                     Ok(()) => return Ok(()),
-                    Err(error) => error,
+                    Err(error) => {
+                        if session.has_committed {
+                            backoff = Backoff::new();
+                        }
+                        error
+                    }
                 },
                 Err(error) => error,
             };
@@ -191,7 +196,7 @@ enum Ended {
 /// What is in hand while one consumer lives.
 struct Session<'a, P: Processor> {
     lane: &'a mut Lane<P>,
-    transactions: &'a mut Transactions,
+    transactions: &'a mut Alternating,
     fences: &'a mut Fences,
     consumer: Arc<BaseConsumer<Events>>,
     slots: Vec<Option<Assigned>>,
@@ -208,6 +213,19 @@ struct Session<'a, P: Processor> {
     /// Since when the committed offsets have been asked for in vain.
     stuck_since: Option<Instant>,
     stopping_since: Option<Instant>,
+    has_committed: bool,
+    setbacks: Setbacks,
+    said_refused: Said,
+}
+
+/// Setbacks since the last commit.
+struct Setbacks {
+    count: u32,
+    last: Option<Instant>,
+    backoff: Backoff,
+    /// Nothing is tried until then.
+    until: Option<Instant>,
+    said: Said,
 }
 
 struct Assigned {
@@ -224,7 +242,7 @@ impl<'a, P: Processor> Session<'a, P> {
     /// Resolves what an earlier process of this transactional id left open, then joins the group.
     fn open(
         lane: &'a mut Lane<P>,
-        transactions: &'a mut Transactions,
+        transactions: &'a mut Alternating,
         fences: &'a mut Fences,
     ) -> Result<Self, Ended> {
         let mut backoff = Backoff::new();
@@ -280,6 +298,9 @@ impl<'a, P: Processor> Session<'a, P> {
             failed_seeks: 0,
             stuck_since: None,
             stopping_since: None,
+            has_committed: false,
+            setbacks: Setbacks::new(),
+            said_refused: Said::default(),
         })
     }
 
@@ -306,6 +327,10 @@ impl<'a, P: Processor> Session<'a, P> {
             return Err(Ended::Broken(KafkaError::OffsetFetch(
                 RDKafkaErrorCode::OperationTimedOut,
             )));
+        }
+        if self.setbacks.is_paused() {
+            thread::park_timeout(ROUND);
+            return Ok(Next::Continue);
         }
         if !self.transactions.is_ready() || self.must_rewind {
             self.recover()?;
@@ -403,7 +428,8 @@ impl<'a, P: Processor> Session<'a, P> {
         }
         let joined = self.lane.settings.takes_all_partitions
             || !matches!(self.consumer.rebalance_protocol(), RebalanceProtocol::None);
-        if joined && !self.ready && self.transactions.is_ready() && self.arriving.is_empty() {
+        let is_good = self.transactions.is_ready() && !self.setbacks.repeat();
+        if joined && !self.ready && is_good && self.arriving.is_empty() {
             self.ready = true;
             self.lane.observer.ready();
             tracing::info!(
@@ -554,12 +580,11 @@ impl<'a, P: Processor> Session<'a, P> {
             let Some(assigned) = &mut self.slots[slot] else {
                 continue;
             };
-            let room = self
-                .lane
-                .processor
-                .capacity(assigned.id)
-                .min(self.lane.spec.batch);
-            for _ in 0..room {
+            for _ in 0..self.lane.spec.batch {
+                // Asked for each record, since the room may be one in bytes.
+                if self.lane.processor.capacity(assigned.id) == 0 {
+                    break;
+                }
                 if !assigned.tracker.may_admit() {
                     if let Some(offset) = assigned.tracker.blocked_by() {
                         self.lane
@@ -669,36 +694,73 @@ impl<'a, P: Processor> Session<'a, P> {
             self.turn.clear();
             return Ok(());
         }
-        let consumer = &self.consumer;
-        match self
-            .transactions
-            .write(self.turn.outputs.iter(), &offsets, || consumer.group_metadata())
-        {
-            Ok(()) => {
-                for (slot, position) in positions {
-                    if let Some(assigned) = &mut self.slots[slot as usize] {
-                        assigned.tracker.mark_committed(&position);
-                    }
-                }
-                self.lane
-                    .observer
-                    .committed(self.turn.outputs.len(), completed, began.elapsed());
-                self.turn.clear();
-                for (partition, end) in self.transactions.changelog_ends() {
-                    self.lane.processor.changelog_written(partition, end);
-                }
-                self.lane.processor.committed(self.lane.clock.now());
-                Ok(())
+        while let Err(setback) = self.commit(&offsets) {
+            if !self.replace_refused(&setback) {
+                return self.set_back(&setback);
             }
-            Err(setback) => self.set_back(&setback),
         }
+        for (slot, position) in positions {
+            if let Some(assigned) = &mut self.slots[slot as usize] {
+                assigned.tracker.mark_committed(&position);
+            }
+        }
+        self.has_committed = true;
+        self.setbacks.end();
+        self.lane
+            .observer
+            .committed(self.turn.outputs.len(), completed, began.elapsed());
+        self.turn.clear();
+        for (partition, end) in self.transactions.changelog_ends() {
+            self.lane.processor.changelog_written(partition, end);
+        }
+        self.lane.processor.committed(self.lane.clock.now());
+        Ok(())
+    }
+
+    fn commit(&mut self, offsets: &TopicPartitionList) -> Result<(), Setback> {
+        let consumer = &self.consumer;
+        let group = || consumer.group_metadata();
+        self.transactions.write(&self.turn.outputs, offsets, group)
+    }
+
+    /// Lets the processor put something else in the place of what a topic does not take. The turn is still in hand
+    /// and nothing of it was written, so nothing has to be read again.
+    fn replace_refused(&mut self, setback: &Setback) -> bool {
+        let Some(first) = setback.refused.first() else {
+            return false;
+        };
+        if self.said_refused.is_time() {
+            tracing::warn!(
+                lane = self.lane.spec.name,
+                records = setback.refused.len(),
+                reason = first.failure.message,
+                "records that their topic does not take become dead letters"
+            );
+        }
+        self.lane.observer.setback(setback.remedy);
+        let now = self.lane.clock.now();
+        self.lane.processor.refused(&setback.refused, &mut self.turn, now)
     }
 
     fn set_back(&mut self, setback: &Setback) -> Result<(), Ended> {
-        tracing::warn!(
-            lane = self.lane.spec.name, error = %chain(setback),
-            "transaction failed; reading again from the committed offsets"
-        );
+        let reason = chain(setback);
+        if self.setbacks.add() {
+            tracing::warn!(
+                lane = self.lane.spec.name,
+                error = reason,
+                in_a_row = self.setbacks.count,
+                "transaction failed; reading again from the committed offsets"
+            );
+        } else {
+            tracing::debug!(
+                lane = self.lane.spec.name,
+                error = reason,
+                "transaction failed again"
+            );
+        }
+        if self.setbacks.repeat() {
+            self.waiting(&reason);
+        }
         self.lane.observer.setback(setback.remedy);
         self.turn.clear();
         self.lane.processor.aborted();
@@ -738,7 +800,7 @@ impl<'a, P: Processor> Session<'a, P> {
             }
         }
         self.must_rewind = false;
-        tracing::info!(
+        tracing::debug!(
             lane = self.lane.spec.name,
             partitions = owned.len(),
             "reading again from the committed offsets"
@@ -978,6 +1040,51 @@ impl Fences {
     }
 }
 
+impl Setbacks {
+    fn new() -> Self {
+        Self {
+            count: 0,
+            last: None,
+            backoff: Backoff::new(),
+            until: None,
+            said: Said::default(),
+        }
+    }
+
+    /// Counts one; what comes after another is put off, each for longer. True when it is time to say so.
+    fn add(&mut self) -> bool {
+        let now = Instant::now();
+        self.count += 1;
+        self.last = Some(now);
+        if self.count > 1 {
+            self.until = Some(now + self.backoff.next());
+        }
+        self.said.is_time()
+    }
+
+    /// A transaction was committed.
+    fn end(&mut self) {
+        if self.count > 0 {
+            self.count = 0;
+            self.last = None;
+            self.backoff = Backoff::new();
+        }
+    }
+
+    fn is_paused(&mut self) -> bool {
+        let is_paused = self.until.is_some_and(|until| Instant::now() < until);
+        if !is_paused {
+            self.until = None;
+        }
+        is_paused
+    }
+
+    /// Whether there was more than one in a row, of late.
+    fn repeat(&self) -> bool {
+        self.count > 1 && self.last.is_some_and(|last| last.elapsed() < SETTLED)
+    }
+}
+
 /// Growing pauses that end early when the lane is told to stop.
 struct Backoff(Duration);
 
@@ -986,12 +1093,17 @@ impl Backoff {
         Self(ROUND)
     }
 
+    fn next(&mut self) -> Duration {
+        let pause = self.0;
+        self.0 = (2 * pause).min(MAX_BACKOFF);
+        pause
+    }
+
     fn wait(&mut self, stop: &CancellationToken) {
-        let until = Instant::now() + self.0;
+        let until = Instant::now() + self.next();
         while Instant::now() < until && !stop.is_cancelled() {
             thread::park_timeout(ROUND.min(until.saturating_duration_since(Instant::now())));
         }
-        self.0 = (self.0 * 2).min(MAX_BACKOFF);
     }
 }
 

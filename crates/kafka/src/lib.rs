@@ -36,6 +36,6 @@ pub mod topology;
 pub mod tracker;
 pub mod transaction;
 
-pub use client::KafkaSettings;
+pub use client::{KafkaSettings, Prefetch};
 pub use lane::{Lane, LaneError, LaneObserver, LaneSpec};
-pub use processor::{AssignmentId, Processor, Turn, Waker};
+pub use processor::{AssignmentId, Processor, Refused, Turn, Waker};

@@ -4,7 +4,7 @@
 use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
 
-use redeliver_core::{Output, Record, Timestamp};
+use redeliver_core::{Failure, Output, Record, Timestamp};
 
 /// One assignment of one partition to a lane. A partition that is lost and assigned again has a new id,
 /// so that what is left over from the old assignment cannot touch the new one.
@@ -35,11 +35,23 @@ pub struct Turn {
 }
 
 impl Turn {
+    /// Outputs of about so many bytes fit into a turn, which has to be written before its transaction times out.
+    pub const BYTES: usize = 32 << 20;
+
     pub(crate) fn clear(&mut self) {
         self.outputs.clear();
         self.completed.clear();
         self.owners.clear();
     }
+}
+
+/// An output of a turn that its topic does not take, whatever is tried.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// Where it stands among the outputs of the turn.
+    pub index: usize,
+    /// What is wrong with it.
+    pub failure: Failure,
 }
 
 /// The service's part of a lane. All calls come from the lane's thread and must not block.
@@ -66,6 +78,12 @@ pub trait Processor {
     /// The turn that is going to be committed has written into this partition of the lane's changelog up
     /// to `end`, the offset behind its last record. Called before [`Processor::committed`].
     fn changelog_written(&mut self, _partition: i32, _end: i64) {}
+
+    /// Some outputs of the turn cannot be written, in the order of their places; nothing of the turn has been. Puts
+    /// something in their place, so that the turn can be written as it is then; false when it cannot.
+    fn refused(&mut self, _refused: &[Refused], _turn: &mut Turn, _now: Timestamp) -> bool {
+        false
+    }
 
     /// The turn has been committed at this time.
     fn committed(&mut self, now: Timestamp);

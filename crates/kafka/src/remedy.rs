@@ -51,6 +51,42 @@ pub fn remedy(error: &KafkaError) -> Remedy {
     }
 }
 
+/// Why a topic does not take a record, whenever and with whatever rights it is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// It is too large.
+    Size,
+    /// It is not as the topic's records must be, such as one without a key in a compacted topic.
+    Content,
+}
+
+/// Whether an error of a send or of a delivery is about the record itself, or about the batch it was in.
+#[must_use]
+pub fn refusal(error: &KafkaError) -> Option<Refusal> {
+    match error {
+        KafkaError::MessageProduction(
+            RDKafkaErrorCode::MessageSizeTooLarge
+            | RDKafkaErrorCode::MessageBatchTooLarge
+            | RDKafkaErrorCode::InvalidMessageSize,
+        ) => Some(Refusal::Size),
+        KafkaError::MessageProduction(RDKafkaErrorCode::InvalidRecord) => Some(Refusal::Content),
+        _ => None,
+    }
+}
+
+/// Whether a delivery failed only because another one did: the client throws away what it has not sent, and the next
+/// transaction fails like this once more, since the broker misses the sequence numbers of what it refused.
+pub(crate) fn is_aftermath(error: &KafkaError) -> bool {
+    matches!(
+        error,
+        KafkaError::MessageProduction(
+            RDKafkaErrorCode::PurgeQueue
+                | RDKafkaErrorCode::PurgeInflight
+                | RDKafkaErrorCode::OutOfOrderSequenceNumber
+        )
+    )
+}
+
 fn is_fenced(code: RDKafkaErrorCode) -> bool {
     matches!(
         code,

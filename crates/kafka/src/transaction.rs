@@ -5,29 +5,36 @@
 //! the same transactional id, whose initialisation makes the broker finish or abort the old transaction.
 //! The caller then reads the committed offsets, which tell the truth.
 
+mod alternating;
 mod offset_sender;
+mod pace;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::consumer::ConsumerGroupMetadata;
-use rdkafka::error::KafkaError;
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{DeliveryResult, Message as _};
 use rdkafka::producer::{BaseRecord, Producer as _, ProducerContext, ThreadedProducer};
 use rdkafka::{ClientConfig, ClientContext, TopicPartitionList};
-use redeliver_core::Output;
+use redeliver_core::{Failure, Output};
 
 use crate::client::ClientLog;
 use crate::convert::native_headers;
 use crate::fault;
-use crate::remedy::{Remedy, remedy};
+use crate::processor::Refused;
+use crate::remedy::{Refusal, Remedy, is_aftermath, refusal, remedy};
+pub(crate) use alternating::Alternating;
 use offset_sender::OffsetSender;
+use pace::{Group, Pace};
 
 /// How long one blocking call of the client may take before we look at our deadline again.
 const CALL: Duration = Duration::from_secs(2);
+/// How many transactions after a refused output may fail because of it.
+const AFTERMATH: u32 = 3;
 /// How long a call that is to be made again is put off.
 const PAUSE: Duration = Duration::from_millis(5);
 
@@ -39,6 +46,11 @@ pub struct Transactions {
     connection: Option<Connection>,
     initialised: bool,
     changelog: Option<Arc<str>>,
+    pace: Pace,
+    /// Outputs that were given to the producer in the transaction at hand.
+    sent: usize,
+    /// Transactions in a row that failed at least in the aftermath of a refused output.
+    aftermath: u32,
 }
 
 struct Connection {
@@ -48,14 +60,40 @@ struct Connection {
 
 /// A transaction that did not commit, or of which it is not known. The committed offsets tell.
 #[derive(Debug, thiserror::Error)]
-#[error("transaction of `{id}` failed while {step}")]
+#[error("transaction of `{id}` failed while {step}{}", place(topic.as_deref()))]
 pub struct Setback {
     /// What to do before the next transaction; [`Transactions::recover`] does it.
     pub remedy: Remedy,
+    /// The outputs that their topic does not take, if that is why. The transaction is aborted then, and without them
+    /// the others can be written at once.
+    pub refused: Vec<Refused>,
     id: String,
     step: &'static str,
+    topic: Option<Arc<str>>,
     // Boxed to keep results small: it is the rare case.
     source: Box<KafkaError>,
+}
+
+fn place(topic: Option<&str>) -> String {
+    topic.map_or_else(String::new, |topic| format!(" to topic `{topic}`"))
+}
+
+/// An attempt that failed.
+struct Failed {
+    step: &'static str,
+    error: Box<KafkaError>,
+    /// The output that it is about, and what of its topic was under way with it.
+    output: Option<(usize, Group)>,
+}
+
+impl Failed {
+    fn new(step: &'static str, error: KafkaError) -> Self {
+        Self {
+            step,
+            error: Box::new(error),
+            output: None,
+        }
+    }
 }
 
 impl Setback {
@@ -77,6 +115,9 @@ impl Transactions {
             connection: None,
             initialised: false,
             changelog: None,
+            pace: Pace::default(),
+            sent: 0,
+            aftermath: 0,
         }
     }
 
@@ -100,6 +141,15 @@ impl Transactions {
         self.initialised
     }
 
+    /// Makes the producer if there is none.
+    fn connect(&mut self) -> Result<(), Setback> {
+        if self.connection.is_none() {
+            let made = Connection::make(&self.config, self.changelog.clone());
+            self.connection = Some(made.map_err(|error| self.setback("making the producer", error))?);
+        }
+        Ok(())
+    }
+
     /// Makes the producer if there is none and initialises it, for about `wait`. Any transaction that an
     /// earlier producer of this id left open is finished or aborted by the broker before this succeeds.
     ///
@@ -109,14 +159,10 @@ impl Transactions {
         if self.initialised {
             return Ok(());
         }
-        let connection = match &self.connection {
-            Some(connection) => connection,
-            None => {
-                let made = Connection::make(&self.config, self.changelog.clone());
-                let made = made.map_err(|error| self.setback("making the producer", error))?;
-                self.connection.insert(made)
-            }
-        };
+        self.connect()?;
+        let connection = self.connection.as_ref();
+        let connection =
+            connection.ok_or_else(|| self.setback("making the producer", KafkaError::Canceled))?;
         match connection.producer.init_transactions(wait) {
             Ok(()) => {
                 self.initialised = true;
@@ -138,82 +184,174 @@ impl Transactions {
     ///
     /// # Errors
     /// A [`Setback`]: everything that was in the transaction has to be read again from the committed
-    /// offsets. After [`Remedy::Abort`] the producer is ready at once, else [`Transactions::recover`] it.
-    pub fn write<'a>(
+    /// offsets, or written again without what was [`Setback::refused`]. After [`Remedy::Abort`] the producer is ready
+    /// at once, else [`Transactions::recover`] it.
+    pub fn write(
         &mut self,
-        outputs: impl Iterator<Item = &'a Output>,
+        outputs: &[Output],
         offsets: &TopicPartitionList,
-        group: impl FnOnce() -> Option<ConsumerGroupMetadata>,
+        group: impl Fn() -> Option<ConsumerGroupMetadata>,
     ) -> Result<(), Setback> {
-        let deadline = Instant::now() + self.timeout;
-        let result = self.attempt(outputs, offsets, group, deadline);
-        let Err((step, error)) = result else { return Ok(()) };
-        let mut setback = self.setback(step, error);
-        if setback.remedy == Remedy::Abort {
-            match self.abort() {
-                Ok(()) => return Err(setback),
-                Err(error) if remedy(&error) == Remedy::Fenced => setback.remedy = Remedy::Fenced,
-                Err(error) => {
+        let result = loop {
+            let deadline = Instant::now() + self.timeout;
+            let Err(failed) = self.attempt(outputs, offsets, &group, deadline) else {
+                self.aftermath = 0;
+                break Ok(());
+            };
+            let refusal = refusal(&failed.error);
+            let is_aftermath = (1..=AFTERMATH).contains(&self.aftermath) && is_aftermath(&failed.error);
+            let mut setback = self.setback(failed.step, *failed.error);
+            setback.topic = failed.output.map(|(index, _)| outputs[index].topic.clone());
+            if setback.remedy != Remedy::Abort {
+                self.discard();
+                break Err(setback);
+            }
+            if let Err(error) = self.abort() {
+                if remedy(&error) == Remedy::Fenced {
+                    setback.remedy = Remedy::Fenced;
+                } else {
                     tracing::debug!(id = self.id, %error, "aborting failed; the producer is replaced");
                     setback.remedy = Remedy::Rebuild;
                 }
+                self.discard();
+                break Err(setback);
             }
-        }
-        self.discard();
-        Err(setback)
+            if is_aftermath {
+                self.aftermath += 1;
+                continue;
+            }
+            if let (Some((index, of_topic)), Some(refusal)) = (failed.output, refusal) {
+                self.aftermath = 1;
+                if self.pace.slow_down(&outputs[index].topic, of_topic, refusal) {
+                    continue;
+                }
+                setback.refused = self.refused(outputs, index, refusal);
+            }
+            break Err(setback);
+        };
+        self.pace.end();
+        result
     }
 
-    fn attempt<'a>(
+    fn attempt(
         &mut self,
-        outputs: impl Iterator<Item = &'a Output>,
+        outputs: &[Output],
         offsets: &TopicPartitionList,
-        group: impl FnOnce() -> Option<ConsumerGroupMetadata>,
+        group: impl Fn() -> Option<ConsumerGroupMetadata>,
         deadline: Instant,
-    ) -> Result<(), (&'static str, KafkaError)> {
+    ) -> Result<(), Failed> {
+        let Self {
+            connection,
+            pace,
+            sent,
+            ..
+        } = self;
         let Connection {
             producer,
             offsets: offset_sender,
-        } = self
-            .connection
+        } = connection
             .as_mut()
-            .ok_or(("beginning", KafkaError::Canceled))?;
+            .ok_or(Failed::new("beginning", KafkaError::Canceled))?;
         let deliveries = producer.client().context();
         let number = deliveries.begin();
+        *sent = 0;
         producer
             .begin_transaction()
-            .map_err(|error| ("beginning", error))?;
+            .map_err(|error| Failed::new("beginning", error))?;
         fault::point("begin");
-        let mut sent = 0;
-        for output in outputs {
-            send(producer, output, number, deadline).map_err(|error| ("producing", error))?;
-            sent += 1;
+        pace.delivered();
+        // The first one that is under way.
+        let mut first = 0;
+        let delivered = |first: usize, sent: usize| match deliveries.wait_for(sent, deadline) {
+            Ok(()) => Ok(()),
+            Err((index, error)) => Err(Failed {
+                step: "delivering",
+                error: Box::new(error),
+                output: index.map(|index| (index, Group::of(&outputs[index].topic, &outputs[first..sent]))),
+            }),
+        };
+        for (index, output) in outputs.iter().enumerate() {
+            if pace.must_wait(output) {
+                delivered(first, index)?;
+                pace.delivered();
+                first = index;
+            }
+            if let Err(error) = send(producer, output, (number, index), deadline) {
+                // The client takes nothing more once a delivery has failed, which says more.
+                if refusal(&error).is_none() {
+                    delivered(first, index)?;
+                }
+                return Err(Failed {
+                    step: "producing",
+                    error: Box::new(error),
+                    output: Some((index, Group::of(&output.topic, std::slice::from_ref(output)))),
+                });
+            }
+            pace.sent(output);
+            *sent = index + 1;
         }
-        deliveries.wait_for(sent, deadline);
+        delivered(first, outputs.len())?;
         fault::point("produce");
         // Everything is delivered by now; the client only has to notice. One millisecond at a time, since
         // a flush with work left polls in slices of up to its timeout.
-        until(deadline, || producer.flush(Duration::from_millis(1))).map_err(|error| ("flushing", error))?;
-        if let Some(error) = deliveries.failure() {
-            return Err(("delivering", error));
-        }
-        let group = group().ok_or(("asking for the group", KafkaError::Canceled))?;
+        until(deadline, || producer.flush(Duration::from_millis(1)))
+            .map_err(|error| Failed::new("flushing", error))?;
+        let group = group().ok_or(Failed::new("asking for the group", KafkaError::Canceled))?;
         offset_sender
             .send(offsets.clone(), group, deadline)
-            .map_err(|error| ("adding offsets", error))?;
+            .map_err(|error| Failed::new("adding offsets", error))?;
         fault::point("offsets");
-        until(deadline, || producer.commit_transaction(CALL)).map_err(|error| ("committing", error))?;
+        until(deadline, || producer.commit_transaction(CALL))
+            .map_err(|error| Failed::new("committing", error))?;
         fault::point("commit");
         Ok(())
+    }
+
+    /// The output that was refused when it was alone, and those that would be after it.
+    fn refused(&self, outputs: &[Output], index: usize, refusal: Refusal) -> Vec<Refused> {
+        let (topic, size) = (&outputs[index].topic, outputs[index].size());
+        // What is compressed may take less.
+        let compresses = ["compression.type", "compression.codec"]
+            .into_iter()
+            .any(|name| self.config.get(name).is_some_and(|codec| codec != "none"));
+        let failure = |output: &Output| match refusal {
+            Refusal::Size => Failure::permanent(
+                "output.too-large",
+                format!(
+                    "topic `{topic}` does not take a record of {} bytes: its max.message.bytes is lower",
+                    output.size()
+                ),
+            ),
+            Refusal::Content => Failure::permanent(
+                "output.refused",
+                format!(
+                    "topic `{topic}` does not take the record as it is, such as one without a key when compacted"
+                ),
+            ),
+        };
+        let is_refused = |(place, output): &(usize, &Output)| {
+            let is_as_large = refusal == Refusal::Size && !compresses && output.size() >= size;
+            *place == index || (output.topic == *topic && is_as_large)
+        };
+        let refused = outputs.iter().enumerate().filter(is_refused);
+        refused
+            .map(|(index, output)| Refused {
+                index,
+                failure: failure(output),
+            })
+            .collect()
     }
 
     fn abort(&self) -> Result<(), KafkaError> {
         let Connection { producer, .. } = self.connection.as_ref().ok_or(KafkaError::Canceled)?;
         // Aborting while the very first request is under way can make the producer unusable (librdkafka
         // issue 4849), so one answer is waited for.
-        producer
-            .client()
-            .context()
-            .wait_for(1, Instant::now() + Duration::from_secs(1));
+        if self.sent > 0 {
+            producer
+                .client()
+                .context()
+                .wait_for_any(Instant::now() + Duration::from_secs(1));
+        }
         until(Instant::now() + self.timeout, || producer.abort_transaction(CALL))
     }
 
@@ -226,8 +364,10 @@ impl Transactions {
     fn setback(&self, step: &'static str, source: KafkaError) -> Setback {
         Setback {
             remedy: remedy(&source),
+            refused: Vec::new(),
             id: self.id.clone(),
             step,
+            topic: None,
             source: Box::new(source),
         }
     }
@@ -261,10 +401,11 @@ fn until(deadline: Instant, mut call: impl FnMut() -> Result<(), KafkaError>) ->
 fn send(
     producer: &ThreadedProducer<Deliveries>,
     output: &Output,
-    transaction: usize,
+    (transaction, index): (u32, usize),
     deadline: Instant,
 ) -> Result<(), KafkaError> {
-    let mut record = BaseRecord::<[u8], [u8], usize>::with_opaque_to(&output.topic, transaction);
+    let opaque = ((transaction as usize) << 32) | index;
+    let mut record = BaseRecord::<[u8], [u8], usize>::with_opaque_to(&output.topic, opaque);
     record.partition = output.partition;
     record.key = output.key.as_deref();
     record.payload = output.value.as_deref();
@@ -286,25 +427,29 @@ fn send(
 }
 
 /// Counts delivery reports, which arrive on the producer's own thread, and wakes the lane's. Every record
-/// carries the number of its transaction: reports of an aborted one may arrive during the next.
+/// carries the number of its transaction, in the upper half, since reports of an aborted one may arrive during the
+/// next, and its place in the turn.
 struct Deliveries {
-    transaction: AtomicUsize,
+    transaction: AtomicU32,
     waiting: std::sync::Mutex<Option<Thread>>,
     reported: AtomicUsize,
     awaited: AtomicUsize,
     failed: AtomicBool,
-    first_failure: std::sync::Mutex<Option<KafkaError>>,
+    /// Of those that are the cause, if there is one.
+    first_failure: std::sync::Mutex<Option<(usize, KafkaError)>>,
     changelog: Option<Arc<str>>,
     changelog_ends: std::sync::Mutex<Vec<(i32, i64)>>,
     log: ClientLog,
 }
+
+const _: () = assert!(usize::BITS == 64, "a place and a number share one word");
 
 impl Deliveries {
     fn new(changelog: Option<Arc<str>>) -> Self {
         Self {
             changelog,
             changelog_ends: std::sync::Mutex::default(),
-            transaction: AtomicUsize::new(0),
+            transaction: AtomicU32::new(0),
             waiting: std::sync::Mutex::new(None),
             reported: AtomicUsize::new(0),
             awaited: AtomicUsize::new(usize::MAX),
@@ -314,8 +459,8 @@ impl Deliveries {
         }
     }
 
-    fn begin(&self) -> usize {
-        let number = self.transaction.fetch_add(1, Ordering::SeqCst) + 1;
+    fn begin(&self) -> u32 {
+        let number = self.transaction.fetch_add(1, Ordering::SeqCst).wrapping_add(1);
         self.reported.store(0, Ordering::SeqCst);
         self.awaited.store(usize::MAX, Ordering::SeqCst);
         self.failed.store(false, Ordering::SeqCst);
@@ -324,22 +469,37 @@ impl Deliveries {
         number
     }
 
-    /// Waits until that many deliveries have been reported, one has failed, or the deadline passes.
-    fn wait_for(&self, count: usize, deadline: Instant) {
+    /// Waits until that many deliveries have been reported.
+    ///
+    /// # Errors
+    /// When one has failed, which is named, or the deadline passes.
+    fn wait_for(&self, count: usize, deadline: Instant) -> Result<(), (Option<usize>, KafkaError)> {
         *lock(&self.waiting) = Some(thread::current());
         self.awaited.store(count, Ordering::SeqCst);
+        let mut is_over = false;
         while self.reported.load(Ordering::SeqCst) < count && !self.failed.load(Ordering::SeqCst) {
             let now = Instant::now();
             if now >= deadline {
+                is_over = true;
                 break;
             }
             thread::park_timeout(deadline - now);
         }
         self.awaited.store(usize::MAX, Ordering::SeqCst);
+        match lock(&self.first_failure).clone() {
+            Some((index, error)) => Err((Some(index), error)),
+            None if is_over => {
+                let error = KafkaError::Flush(RDKafkaErrorCode::OperationTimedOut);
+                Err((None, error))
+            }
+            None => Ok(()),
+        }
     }
 
-    fn failure(&self) -> Option<KafkaError> {
-        lock(&self.first_failure).clone()
+    /// Waits until any delivery has been reported, or the deadline passes.
+    fn wait_for_any(&self, deadline: Instant) {
+        // What it was does not matter to whoever aborts.
+        let _ = self.wait_for(1, deadline);
     }
 }
 
@@ -358,8 +518,9 @@ impl ClientContext for Deliveries {
 impl ProducerContext for Deliveries {
     type DeliveryOpaque = usize;
 
-    fn delivery(&self, result: &DeliveryResult<'_>, transaction: usize) {
-        if transaction != self.transaction.load(Ordering::SeqCst) {
+    fn delivery(&self, result: &DeliveryResult<'_>, opaque: usize) {
+        let (transaction, index) = (opaque >> 32, opaque & u32::MAX as usize);
+        if transaction != self.transaction.load(Ordering::SeqCst) as usize {
             return;
         }
         match result {
@@ -373,8 +534,14 @@ impl ProducerContext for Deliveries {
             }
             Ok(_) => {}
             Err((error, _)) => {
-                lock(&self.first_failure).get_or_insert_with(|| error.clone());
-                self.failed.store(true, Ordering::SeqCst);
+                let mut first = lock(&self.first_failure);
+                // What caused it may be reported after what came of it.
+                if first.as_ref().is_none_or(|(_, first)| is_aftermath(first)) {
+                    *first = Some((index, error.clone()));
+                }
+                if !is_aftermath(error) {
+                    self.failed.store(true, Ordering::SeqCst);
+                }
             }
         }
         let reported = self.reported.fetch_add(1, Ordering::SeqCst) + 1;

@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use redeliver_core::{Failure, Outcome, Pipeline};
 use redeliver_runtime::cli::{CommonArgs, Start, main_with};
-use redeliver_worker::host::lane_grace;
+use redeliver_worker::host::{check_kafka, lane_grace};
 use redeliver_worker::{Attempt, Host, WorkerSpec, spawn, topics};
-use tower::{BoxError, service_fn};
+use tower::service_fn;
 
 /// What becomes of one record. It may be called more than once for the same one, with the same
 /// `attempt.origin.id()`; its outcome is written once.
@@ -26,7 +26,7 @@ fn greet(attempt: &Attempt) -> Outcome {
     }
 }
 
-async fn run(start: Start) -> Result<(), BoxError> {
+async fn run(start: Start) -> anyhow::Result<()> {
     let mut host = Host::new("greeter", start);
     let config = host.config.clone();
     let served = config.worker_pipelines();
@@ -46,6 +46,7 @@ async fn run(start: Start) -> Result<(), BoxError> {
             batch: config.kafka.batch as usize,
             concurrency: 16,
             in_flight: settings.in_flight as usize,
+            in_flight_bytes: usize::try_from(settings.in_flight_bytes)?,
             grace: lane_grace(&config),
         };
         spawn(&mut host, &spec, &handler)?;
@@ -54,5 +55,5 @@ async fn run(start: Start) -> Result<(), BoxError> {
 }
 
 fn main() -> ExitCode {
-    main_with("greeter", &CommonArgs::default(), Vec::new(), run)
+    main_with("greeter", &CommonArgs::default(), Vec::new(), check_kafka, run)
 }

@@ -94,6 +94,7 @@ impl Surroundings {
             record,
             arrival,
             wanted,
+            size,
             ..
         } = job;
         let record = Arc::new(record);
@@ -124,7 +125,7 @@ impl Surroundings {
         let now = self.clock.now();
         let routing = route(
             &self.pipeline,
-            record,
+            &record,
             &arrival,
             outcome,
             trace.as_ref(),
@@ -135,6 +136,8 @@ impl Surroundings {
             assignment,
             offset,
             routing: Some(as_written(&self.pipeline, routing)),
+            handled: Some((record, arrival)),
+            size,
         }
     }
 }
@@ -161,6 +164,8 @@ fn given_back(job: Job) -> Done {
         assignment: job.assignment,
         offset: job.offset,
         routing: None,
+        handled: None,
+        size: job.size,
     }
 }
 

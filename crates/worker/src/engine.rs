@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use prometheus_client::metrics::gauge::Gauge;
 use redeliver_core::route::{self, Arrival, Disposition, Routing};
-use redeliver_core::{Pipeline, Record, Timestamp};
-use redeliver_kafka::{AssignmentId, Processor, Turn, Waker};
+use redeliver_core::{Failure, Output, Pipeline, Record, Timestamp};
+use redeliver_kafka::{AssignmentId, Processor, Refused, Turn, Waker};
 use tokio::sync::Notify;
 
 use crate::metrics::WorkerMetrics;
@@ -24,6 +24,8 @@ pub(crate) struct Job {
     /// False once the partition has moved: then nobody waits for this record any more.
     pub(crate) wanted: Arc<AtomicBool>,
     pub(crate) is_retry: bool,
+    /// Bytes that it is counted with.
+    pub(crate) size: usize,
 }
 
 /// A record that the driver is done with.
@@ -32,6 +34,17 @@ pub(crate) struct Done {
     pub(crate) offset: i64,
     /// Nothing when it was given back without an attempt: it is read again after a restart.
     pub(crate) routing: Option<Routing>,
+    /// As it was handled, until it is known that its results can be written.
+    pub(crate) handled: Option<(Record, Arrival)>,
+    /// Bytes that it is counted with.
+    pub(crate) size: usize,
+}
+
+impl Done {
+    fn results_size(&self) -> usize {
+        let outputs = self.routing.iter().flat_map(|routing| &routing.outputs);
+        outputs.map(Output::size).sum()
+    }
 }
 
 /// What the lane and the driver share.
@@ -76,21 +89,37 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// What one lane has in hand at most, from reading to commit.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InFlight {
+    pub(crate) records: usize,
+    /// Of records and of their results; one record more than fits may be held, and what is being handled grows by its
+    /// results.
+    pub(crate) bytes: usize,
+}
+
+/// A record of the turn that is being committed.
+struct InTurn {
+    disposition: Disposition,
+    /// How many of the turn's outputs are its own.
+    outputs: usize,
+    handled: Option<(Record, Arrival)>,
+}
+
 /// The worker's [`Processor`].
 pub(crate) struct Engine {
     pipeline: Arc<Pipeline>,
     exchange: Arc<Exchange>,
     metrics: Arc<WorkerMetrics>,
     gauge: Gauge,
-    limit: usize,
-    in_flight: usize,
+    limit: InFlight,
+    in_flight: InFlight,
     assignments: HashMap<AssignmentId, Arc<AtomicBool>>,
     /// Records for the driver, handed over once per round.
     accepted: Vec<Job>,
     /// Handled records that did not fit into a turn yet, newest last.
     finished: Vec<Done>,
-    /// What became of the records of the turn that is being committed.
-    in_turn: Vec<Disposition>,
+    in_turn: Vec<InTurn>,
 }
 
 impl Engine {
@@ -99,7 +128,7 @@ impl Engine {
         exchange: Arc<Exchange>,
         metrics: Arc<WorkerMetrics>,
         gauge: Gauge,
-        limit: usize,
+        limit: InFlight,
     ) -> Self {
         Self {
             pipeline,
@@ -107,12 +136,57 @@ impl Engine {
             metrics,
             gauge,
             limit,
-            in_flight: 0,
+            in_flight: InFlight { records: 0, bytes: 0 },
             assignments: HashMap::new(),
             accepted: Vec::new(),
             finished: Vec::new(),
             in_turn: Vec::new(),
         }
+    }
+
+    fn show(&self) {
+        self.gauge
+            .set(i64::try_from(self.in_flight.records).unwrap_or(i64::MAX));
+    }
+
+    /// Takes what the driver is done with.
+    fn collect(&mut self) {
+        let from = self.finished.len();
+        self.finished.append(&mut lock(&self.exchange.outbox));
+        for done in &mut self.finished[from..] {
+            let results = done.results_size();
+            done.size += results;
+            self.in_flight.bytes += results;
+        }
+    }
+
+    /// How many of the finished records go into a turn.
+    fn share(&self, limit: usize) -> usize {
+        let mut bytes = 0;
+        let sizes = self.finished.iter().map(|done| done.size);
+        let fitting = sizes.take(limit).take_while(|size| {
+            bytes += size;
+            bytes <= Turn::BYTES
+        });
+        fitting.count().max(limit.min(1)).min(self.finished.len())
+    }
+
+    /// What is written of a record of which an output was refused.
+    fn instead(
+        &self,
+        in_turn: &mut InTurn,
+        mut outputs: Vec<Output>,
+        failure: &Failure,
+        now: Timestamp,
+    ) -> Option<Vec<Output>> {
+        if matches!(in_turn.disposition, Disposition::Dead(_)) {
+            return outputs.iter_mut().all(route::lighten).then_some(outputs);
+        }
+        let (record, arrival) = in_turn.handled.as_ref()?;
+        let routing = route::undeliverable(&self.pipeline, record, arrival, failure, now);
+        in_turn.disposition = routing.disposition;
+        in_turn.outputs = routing.outputs.len();
+        Some(routing.outputs)
     }
 }
 
@@ -130,14 +204,19 @@ impl Processor for Engine {
     }
 
     fn capacity(&self, _assignment: AssignmentId) -> usize {
-        self.limit.saturating_sub(self.in_flight)
+        if self.in_flight.bytes >= self.limit.bytes {
+            return 0;
+        }
+        self.limit.records.saturating_sub(self.in_flight.records)
     }
 
     fn accept(&mut self, assignment: AssignmentId, record: Record, now: Timestamp) {
         let Some(wanted) = self.assignments.get(&assignment) else {
             return;
         };
-        self.in_flight += 1;
+        let size = record.size();
+        self.in_flight.records += 1;
+        self.in_flight.bytes += size;
         let offset = record.position.offset;
         match Arrival::read_at(&self.pipeline, &record, now) {
             Ok(arrival) => self.accepted.push(Job {
@@ -147,13 +226,16 @@ impl Processor for Engine {
                 record,
                 arrival,
                 wanted: wanted.clone(),
+                size,
             }),
             Err(failure) => {
-                let routing = route::reject(&self.pipeline, record, &failure, now);
+                let routing = route::reject(&self.pipeline, &record, &failure, now);
                 self.finished.push(Done {
                     assignment,
                     offset,
                     routing: Some(routing),
+                    handled: None,
+                    size,
                 });
             }
         }
@@ -162,30 +244,57 @@ impl Processor for Engine {
     fn accepted_all(&mut self) {
         lock(&self.exchange.inbox).append(&mut self.accepted);
         self.exchange.arrived.notify_one();
-        self.gauge.set(i64::try_from(self.in_flight).unwrap_or(i64::MAX));
+        self.show();
     }
 
     fn finish(&mut self, _now: Timestamp, limit: usize, turn: &mut Turn) {
-        self.finished.append(&mut lock(&self.exchange.outbox));
+        self.collect();
         self.in_turn.clear();
-        let count = self.finished.len().min(limit);
+        let count = self.share(limit);
         for done in self.finished.drain(..count) {
-            self.in_flight -= 1;
+            self.in_flight.records -= 1;
+            self.in_flight.bytes -= done.size;
             let Some(routing) = done.routing else { continue };
             if self.assignments.contains_key(&done.assignment) {
+                self.in_turn.push(InTurn {
+                    disposition: routing.disposition,
+                    outputs: routing.outputs.len(),
+                    handled: done.handled,
+                });
                 turn.outputs.extend(routing.outputs);
                 turn.completed.push((done.assignment, done.offset));
-                self.in_turn.push(routing.disposition);
             }
         }
         if count > 0 {
-            self.gauge.set(i64::try_from(self.in_flight).unwrap_or(i64::MAX));
+            self.show();
         }
     }
 
+    fn refused(&mut self, refused: &[Refused], turn: &mut Turn, now: Timestamp) -> bool {
+        let mut outputs = std::mem::take(&mut turn.outputs).into_iter();
+        let mut in_turn = std::mem::take(&mut self.in_turn);
+        let mut refused = refused.iter().peekable();
+        let mut end = 0;
+        for of_record in &mut in_turn {
+            end += of_record.outputs;
+            let mut own: Vec<Output> = outputs.by_ref().take(of_record.outputs).collect();
+            let first = refused.next_if(|refused| refused.index < end);
+            while refused.next_if(|refused| refused.index < end).is_some() {}
+            if let Some(Refused { failure, .. }) = first {
+                match self.instead(of_record, own, failure, now) {
+                    Some(instead) => own = instead,
+                    None => return false,
+                }
+            }
+            turn.outputs.extend(own);
+        }
+        self.in_turn = in_turn;
+        true
+    }
+
     fn committed(&mut self, _now: Timestamp) {
-        for disposition in self.in_turn.drain(..) {
-            self.metrics.count(disposition);
+        for of_record in self.in_turn.drain(..) {
+            self.metrics.count(of_record.disposition);
         }
     }
 
@@ -198,7 +307,7 @@ impl Processor for Engine {
     }
 
     fn is_busy(&self) -> bool {
-        self.in_flight > 0
+        self.in_flight.records > 0
     }
 
     fn stopping(&mut self) {
@@ -207,3 +316,6 @@ impl Processor for Engine {
         self.exchange.arrived.notify_one();
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -9,7 +9,7 @@ use redeliver_kafka::{KafkaSettings, LaneSpec, Waker};
 use tokio_util::sync::CancellationToken;
 
 use crate::driver::{Driver, Surroundings};
-use crate::engine::{Engine, Exchange};
+use crate::engine::{Engine, Exchange, InFlight};
 use crate::handler::Handler;
 use crate::host::Host;
 
@@ -28,6 +28,8 @@ pub struct WorkerSpec {
     pub concurrency: usize,
     /// How many records one lane holds at most, from reading to commit.
     pub in_flight: usize,
+    /// How many bytes of them and of their results, about.
+    pub in_flight_bytes: usize,
     /// How long a stopping lane may finish what it has in hand.
     pub grace: Duration,
 }
@@ -55,7 +57,10 @@ pub fn spawn<H: Handler>(host: &mut Host, spec: &WorkerSpec, handler: &H) -> io:
             exchange.clone(),
             metrics.clone(),
             gauge,
-            spec.in_flight,
+            InFlight {
+                records: spec.in_flight,
+                bytes: spec.in_flight_bytes,
+            },
         );
         let driver = Driver {
             handler: handler.clone(),

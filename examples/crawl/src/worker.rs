@@ -20,6 +20,7 @@ pub struct Crawl {
     /// How new jobs come into it.
     pub scheduling: Scheduling,
     in_flight: usize,
+    in_flight_bytes: usize,
 }
 
 /// Attempts at the same time. Most of them wait: for an answer, or for their turn.
@@ -67,6 +68,7 @@ impl Crawl {
                 spread: SPREAD,
             },
             in_flight: settings.in_flight as usize,
+            in_flight_bytes: usize::try_from(settings.in_flight_bytes).unwrap_or(usize::MAX),
             pipeline: Arc::new(pipeline),
         })
     }
@@ -84,6 +86,7 @@ impl Crawl {
             batch: host.config.kafka.batch as usize,
             concurrency: CONCURRENCY,
             in_flight: self.in_flight,
+            in_flight_bytes: self.in_flight_bytes,
             grace: lane_grace(&host.config),
         };
         spawn(host, &spec, &crawler.handler())?;

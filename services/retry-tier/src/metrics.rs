@@ -45,7 +45,7 @@ impl TierFamilies {
         );
         registry.register(
             "tier_rejected",
-            "Malformed records sent to the dead-letter topic",
+            "Records sent to the dead-letter topic: malformed, or too large for where they go",
             families.rejected.clone(),
         );
         registry.register(

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use redeliver_core::headers::{self, Ours};
 use redeliver_core::route;
-use redeliver_core::{Failure, Output, Pipeline, Record, Span, Timestamp};
-use redeliver_kafka::{AssignmentId, Processor, Turn};
+use redeliver_core::{Failure, Output, Pipeline, Position, Record, Span, Timestamp};
+use redeliver_kafka::{AssignmentId, Processor, Refused, Turn};
 use redeliver_runtime::telemetry::{SpanKind, Tracer};
 use redeliver_runtime::trace_context::span_context;
 
@@ -47,21 +47,27 @@ pub(crate) struct Relay {
     next: usize,
     metrics: TierMetrics,
     tracer: Tracer,
-    in_turn: InTurn,
+    /// In the order of the turn's outputs, of which every record has one.
+    in_turn: Vec<Fate>,
 }
 
 struct Partition {
     source: Arc<Source>,
+    number: i32,
     window: Window,
     /// When a full window was last searched for records that belong elsewhere.
     searched: Option<Timestamp>,
 }
 
-#[derive(Default)]
-struct InTurn {
-    dues: Vec<Timestamp>,
-    rejected: u64,
-    moved: u64,
+/// What becomes of a record of the turn.
+#[derive(Clone, Copy)]
+enum Fate {
+    /// It is released; it was due then.
+    Released(Timestamp),
+    /// It goes to the end of another tier.
+    Moved,
+    /// It goes to the dead-letter topic.
+    Rejected,
 }
 
 /// How often a full window is searched for records that belong elsewhere.
@@ -95,7 +101,7 @@ impl Relay {
             next: 0,
             metrics,
             tracer,
-            in_turn: InTurn::default(),
+            in_turn: Vec::new(),
         }
     }
 
@@ -113,7 +119,7 @@ impl Relay {
 }
 
 impl Processor for Relay {
-    fn assigned(&mut self, assignment: AssignmentId, topic: &Arc<str>, _partition: i32) {
+    fn assigned(&mut self, assignment: AssignmentId, topic: &Arc<str>, partition: i32) {
         // A lane is only ever assigned partitions of topics it subscribed to.
         let Some(source) = self.sources.get(topic).cloned() else {
             return;
@@ -122,6 +128,7 @@ impl Processor for Relay {
             assignment,
             Partition {
                 source,
+                number: partition,
                 window: Window::default(),
                 searched: None,
             },
@@ -154,7 +161,7 @@ impl Processor for Relay {
             Ok(due) => partition.window.push(Waiting { due, record }),
             Err(failure) => {
                 let offset = record.position.offset;
-                let routing = route::reject(&source.pipeline, record, &failure, now);
+                let routing = route::reject(&source.pipeline, &record, &failure, now);
                 for output in routing.outputs {
                     self.rejected.push((assignment, offset, output));
                 }
@@ -163,11 +170,12 @@ impl Processor for Relay {
     }
 
     fn finish(&mut self, now: Timestamp, limit: usize, turn: &mut Turn) {
-        self.in_turn = InTurn::default();
+        self.in_turn.clear();
+        let mut bytes = 0;
         for (assignment, offset, output) in self.rejected.drain(..) {
             turn.outputs.push(output);
             turn.completed.push((assignment, offset));
-            self.in_turn.rejected += 1;
+            self.in_turn.push(Fate::Rejected);
         }
         let count = self.order.len();
         for step in 0..count {
@@ -175,11 +183,12 @@ impl Processor for Relay {
             let Some(partition) = self.partitions.get_mut(&assignment) else {
                 continue;
             };
-            while turn.completed.len() < limit {
+            while turn.completed.len() < limit && bytes < Turn::BYTES {
                 let Some(waiting) = partition.window.pop_due(now) else {
                     break;
                 };
-                self.in_turn.dues.push(waiting.due);
+                self.in_turn.push(Fate::Released(waiting.due));
+                bytes += waiting.record.size();
                 trace_wait(&self.tracer, self.tier, &waiting, now);
                 turn.completed.push((assignment, waiting.record.position.offset));
                 turn.outputs
@@ -189,7 +198,7 @@ impl Processor for Relay {
                 || partition.window.bytes() >= self.look_ahead.bytes;
             if full && partition.may_search(now) {
                 for (waiting, topic) in partition.misplaced(now, limit.saturating_sub(turn.completed.len())) {
-                    self.in_turn.moved += 1;
+                    self.in_turn.push(Fate::Moved);
                     turn.completed.push((assignment, waiting.record.position.offset));
                     turn.outputs.push(forward(waiting.record, topic));
                 }
@@ -198,13 +207,52 @@ impl Processor for Relay {
         self.next = self.next.wrapping_add(1);
     }
 
+    fn refused(&mut self, refused: &[Refused], turn: &mut Turn, now: Timestamp) -> bool {
+        refused.iter().all(|Refused { index, failure }| {
+            let output = &mut turn.outputs[*index];
+            if matches!(self.in_turn[*index], Fate::Rejected) {
+                return route::lighten(output);
+            }
+            let (assignment, offset) = turn.completed[*index];
+            let Some(partition) = self.partitions.get(&assignment) else {
+                return false;
+            };
+            let pipeline = &partition.source.pipeline;
+            let record = Record {
+                position: Position {
+                    topic: pipeline.tier_topic(self.tier),
+                    partition: partition.number,
+                    offset,
+                },
+                timestamp: None,
+                key: output.key.take(),
+                value: output.value.take(),
+                headers: std::mem::take(&mut output.headers),
+                unreadable_headers: 0,
+            };
+            let mut outputs = route::reject(pipeline, &record, failure, now).outputs;
+            let Some(letter) = outputs.pop() else { return false };
+            *output = letter;
+            self.in_turn[*index] = Fate::Rejected;
+            true
+        })
+    }
+
     fn committed(&mut self, now: Timestamp) {
-        for due in self.in_turn.dues.drain(..) {
-            self.metrics.lateness.observe(now.since(due).as_secs_f64());
-            self.metrics.released.inc();
+        for fate in self.in_turn.drain(..) {
+            match fate {
+                Fate::Released(due) => {
+                    self.metrics.lateness.observe(now.since(due).as_secs_f64());
+                    self.metrics.released.inc();
+                }
+                Fate::Moved => {
+                    self.metrics.moved.inc();
+                }
+                Fate::Rejected => {
+                    self.metrics.rejected.inc();
+                }
+            }
         }
-        self.metrics.rejected.inc_by(self.in_turn.rejected);
-        self.metrics.moved.inc_by(self.in_turn.moved);
         self.metrics
             .held
             .set(i64::try_from(self.held()).unwrap_or(i64::MAX));

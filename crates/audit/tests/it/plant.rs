@@ -237,12 +237,11 @@ impl Machine {
     fn work(&self, record: &Record, word: &str, now: Timestamp) -> Option<Vec<Output>> {
         let arrival = match Arrival::read(&self.pipeline, record) {
             Ok(arrival) => arrival,
-            Err(failure) => return Some(reject(&self.pipeline, record.clone(), &failure, now).outputs),
+            Err(failure) => return Some(reject(&self.pipeline, record, &failure, now).outputs),
         };
         let is_first = arrival.failed_attempts == 0;
         let transient = || Outcome::Failed(Failure::transient("http.503", "busy"));
-        let routed =
-            |outcome| route(&self.pipeline, record.clone(), &arrival, outcome, None, now, 0.5).outputs;
+        let routed = |outcome| route(&self.pipeline, record, &arrival, outcome, None, now, 0.5).outputs;
         Some(match word {
             "stay" => return None,
             "due" if !is_first => return None,
@@ -257,7 +256,7 @@ impl Machine {
     fn relay(&self, record: &Record, word: &str, now: Timestamp) -> Option<Vec<Output>> {
         let due = Ours::read(record).and_then(|ours| ours.process_after(now, self.pipeline.max_wait));
         match due {
-            Err(failure) => Some(reject(&self.pipeline, record.clone(), &failure, now).outputs),
+            Err(failure) => Some(reject(&self.pipeline, record, &failure, now).outputs),
             Ok(_) if matches!(word, "tier" | "both") => None,
             Ok(due) if due > now && word != "early" => None,
             Ok(_) => {

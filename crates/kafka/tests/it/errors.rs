@@ -13,6 +13,7 @@ use redeliver_core::{Headers, Output};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::remedy::Remedy;
 use redeliver_kafka::transaction::{Setback, Transactions};
+use redeliver_testkit::eventually;
 
 struct Bench {
     cluster: MockCluster<'static, DefaultProducerContext>,
@@ -53,6 +54,10 @@ impl Bench {
     }
 
     fn write(&mut self) -> Result<(), Setback> {
+        self.write_records(1)
+    }
+
+    fn write_records(&mut self, count: usize) -> Result<(), Setback> {
         let output = Output {
             topic: "to".into(),
             partition: None,
@@ -66,7 +71,7 @@ impl Bench {
             .unwrap();
         let consumer = &self.consumer;
         self.transactions
-            .write([output].iter(), &offsets, || consumer.group_metadata())
+            .write(&vec![output; count], &offsets, || consumer.group_metadata())
     }
 
     fn inject(&self, api: RDKafkaApiKey, error: RDKafkaRespErr, times: usize) {
@@ -82,11 +87,12 @@ fn check(api: RDKafkaApiKey, error: RDKafkaRespErr, expected: Option<Remedy>) {
     let found = bench.write().err().map(|setback| setback.remedy);
     assert_eq!(found, expected, "{error:?} of {}", api as i32);
     // The client may need a second attempt, as it purges its queue while it gets a new epoch.
-    let again = (0..5).find_map(|_| {
+    eventually("a transaction succeeds", Duration::from_secs(20), || {
         bench.recover();
-        bench.write().ok()
+        bench
+            .write()
+            .map_err(|setback| format!("{setback:?} after {error:?}"))
     });
-    assert!(again.is_some(), "no transaction succeeds after {error:?}");
 }
 
 use RDKafkaApiKey as Api;
@@ -134,17 +140,95 @@ fn a_stale_member_of_the_group_aborts() {
 }
 
 #[test]
-fn a_refused_record_aborts() {
-    check(
-        Api::Produce,
-        E::RD_KAFKA_RESP_ERR_MSG_SIZE_TOO_LARGE,
-        Some(Remedy::Abort),
-    );
+fn what_may_not_be_written_aborts() {
     check(
         Api::Produce,
         E::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED,
         Some(Remedy::Abort),
     );
+    let mut bench = Bench::new();
+    bench.recover();
+    bench.inject(Api::Produce, E::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED, 1);
+    let setback = bench.write().unwrap_err();
+    assert_eq!(setback.refused, []);
+    assert!(
+        setback.to_string().contains("delivering to topic `to`"),
+        "{setback}"
+    );
+}
+
+#[test]
+fn a_record_that_is_refused_alone_is_named() {
+    let errors = [
+        (E::RD_KAFKA_RESP_ERR_MSG_SIZE_TOO_LARGE, "output.too-large"),
+        (E::RD_KAFKA_RESP_ERR_RECORD_LIST_TOO_LARGE, "output.too-large"),
+        (E::RD_KAFKA_RESP_ERR_INVALID_RECORD, "output.refused"),
+    ];
+    for (error, code) in errors {
+        check(Api::Produce, error, Some(Remedy::Abort));
+        let mut bench = Bench::new();
+        bench.recover();
+        bench.write().unwrap();
+        bench.inject(Api::Produce, error, 1);
+        let setback = bench.write().unwrap_err();
+        let refused: Vec<_> = setback
+            .refused
+            .iter()
+            .map(|r| (r.index, &*r.failure.code))
+            .collect();
+        assert_eq!(refused, [(0, code)]);
+        assert!(setback.refused[0].failure.message.contains("`to`"), "{setback:?}");
+        assert!(bench.transactions.is_ready(), "{setback:?}");
+        bench.write().unwrap();
+    }
+}
+
+#[test]
+fn a_batch_that_is_refused_is_written_again_in_smaller_ones() {
+    for error in [
+        E::RD_KAFKA_RESP_ERR_MSG_SIZE_TOO_LARGE,
+        E::RD_KAFKA_RESP_ERR_INVALID_RECORD,
+    ] {
+        let mut bench = Bench::new();
+        bench.recover();
+        bench.write_records(8).unwrap();
+        bench.inject(Api::Produce, error, 1);
+        bench.write_records(8).unwrap();
+    }
+}
+
+#[test]
+fn a_record_that_is_larger_than_the_client_allows_is_named_without_asking_the_broker() {
+    let mut bench = Bench::new();
+    let mut config =
+        KafkaSettings::new(bench.cluster.bootstrap_servers(), "small").transactional_producer("small");
+    config.set("message.max.bytes", "1000");
+    bench.transactions = Transactions::new(config, "small", Duration::from_secs(5));
+    bench.recover();
+    let output = |size: usize| Output {
+        topic: "to".into(),
+        partition: None,
+        key: None,
+        value: Some(vec![0; size].into()),
+        headers: Headers::new(),
+    };
+    let outputs = [output(2_000), output(10), output(3_000), output(1_990)];
+    let mut offsets = TopicPartitionList::new();
+    offsets
+        .add_partition_offset("from", 0, Offset::Offset(1))
+        .unwrap();
+    let consumer = &bench.consumer;
+    let setback = bench
+        .transactions
+        .write(&outputs, &offsets, || consumer.group_metadata())
+        .unwrap_err();
+    // The last one is smaller than the one that was refused, so it is still to be found out.
+    let refused: Vec<_> = setback.refused.iter().map(|refused| refused.index).collect();
+    assert_eq!(refused, [0, 2]);
+    bench
+        .transactions
+        .write(&outputs[1..2], &offsets, || consumer.group_metadata())
+        .unwrap();
 }
 
 #[test]

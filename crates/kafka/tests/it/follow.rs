@@ -50,7 +50,7 @@ fn produce_and_abort(settings: &KafkaSettings, topic: &Arc<str>, values: &[&str]
     });
     let outputs: Vec<Output> = values.iter().map(|value| output(topic, 0, value)).collect();
     // Without a group there are no offsets to add, which is noticed when the records have been written.
-    let setback = transactions.write(outputs.iter(), &TopicPartitionList::new(), || None);
+    let setback = transactions.write(&outputs, &TopicPartitionList::new(), || None);
     let setback = setback.unwrap_err().to_string();
     assert!(setback.contains("asking for the group"), "{setback}");
 }

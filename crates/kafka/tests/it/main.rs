@@ -4,5 +4,6 @@ mod changelog;
 mod errors;
 mod follow;
 mod lane;
+mod refused;
 mod support;
 mod topology;

@@ -37,6 +37,8 @@ pub struct PipelineConfig {
     pub http: Option<HttpConfig>,
     /// The most records of this pipeline that one lane has in hand.
     pub in_flight: u32,
+    /// The most bytes of them and of their results, about.
+    pub in_flight_bytes: u64,
 }
 
 /// `return_to`, as it is written.
@@ -87,6 +89,7 @@ impl Default for PipelineConfig {
             max_age: None,
             http: None,
             in_flight: 4_096,
+            in_flight_bytes: 256 << 20,
         }
     }
 }
@@ -202,6 +205,7 @@ impl PipelineConfig {
             );
         }
         findings.range("in_flight", self.in_flight, 1..=20_000);
+        findings.range("in_flight_bytes", self.in_flight_bytes, 1 << 20..=1 << 36);
         if let Some(http) = &self.http {
             findings.inside("http", |at| {
                 http.check(at);

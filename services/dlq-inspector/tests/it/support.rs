@@ -164,7 +164,7 @@ impl Setup {
             .collect();
         // Without a group there are no offsets to add, which is noticed when the records have been written.
         let setback = transactions
-            .write(outputs.iter(), &Default::default(), || None)
+            .write(&outputs, &Default::default(), || None)
             .unwrap_err();
         assert!(setback.to_string().contains("asking for the group"), "{setback}");
     }

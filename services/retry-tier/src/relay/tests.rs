@@ -189,3 +189,43 @@ proptest! {
         prop_assert_eq!(&out[0].0, "docs-dlq");
     }
 }
+
+#[test]
+fn what_its_return_topic_does_not_take_becomes_a_dead_letter() {
+    let mut bench = Bench::new(16);
+    for _ in 0..3 {
+        bench.accept(waiting_until(NOW));
+    }
+    let mut turn = Turn::default();
+    bench.relay.finish(NOW, usize::MAX, &mut turn);
+    let failure = Failure::permanent("output.too-large", "no");
+    let refused = [Refused { index: 1, failure }];
+    assert!(bench.relay.refused(&refused, &mut turn, NOW));
+    let topics: Vec<_> = turn.outputs.iter().map(|output| &*output.topic).collect();
+    assert_eq!(topics, ["docs-retry-due", "docs-dlq", "docs-retry-due"]);
+    let letter = &turn.outputs[1];
+    assert_eq!(
+        (letter.key.as_deref(), letter.value.as_deref()),
+        (Some(&b"k"[..]), Some(&b"v"[..]))
+    );
+    let text = |name| {
+        letter
+            .headers
+            .last(name)
+            .map(|value| std::str::from_utf8(value).unwrap())
+    };
+    assert_eq!(text(headers::ERROR_CODE), Some("output.too-large"));
+    assert_eq!(text(headers::ORIGINAL_OFFSET), Some("7"));
+    assert_eq!(letter.headers.last("user"), Some(&[0xff, 0x00][..]));
+
+    assert!(bench.relay.refused(&refused, &mut turn, NOW));
+    assert_eq!(turn.outputs[1].value, None);
+    bench.relay.committed(NOW);
+    assert_eq!(
+        (
+            bench.relay.metrics.released.get(),
+            bench.relay.metrics.rejected.get()
+        ),
+        (2, 1)
+    );
+}
