@@ -28,6 +28,35 @@ pub struct KafkaSettings {
     pub session_timeout: Duration,
     /// After how long the broker aborts a transaction whose process is gone.
     pub transaction_timeout: Duration,
+    /// How far a lane's consumer reads ahead. [`KafkaSettings::properties`] come before it.
+    pub prefetch: Prefetch,
+}
+
+/// How much of a partition the client fetches before its lane asks for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prefetch {
+    /// Records that are enough (`queued.min.messages`).
+    pub records: u32,
+    /// Kibibytes that are enough (`queued.max.messages.kbytes`).
+    pub kibibytes: u32,
+    /// Kibibytes of one answer of the broker (`fetch.message.max.bytes`); a larger record still comes, alone.
+    pub fetch_kibibytes: u32,
+}
+
+impl Prefetch {
+    /// For records that are worked on as they come.
+    pub const STREAM: Self = Self {
+        records: 5000,
+        kibibytes: 1024,
+        fetch_kibibytes: 1024,
+    };
+    /// For records that wait where they are: what was fetched stays in memory until then, and so do freed
+    /// buffers of the broker's answers, for which the allocator may not find another use.
+    pub const WAITING: Self = Self {
+        records: 300,
+        kibibytes: 128,
+        fetch_kibibytes: 64,
+    };
 }
 
 /// A property that librdkafka does not take. The value is not shown: it may be a secret under a misspelt name.
@@ -52,6 +81,7 @@ impl KafkaSettings {
             takes_all_partitions: false,
             session_timeout: Duration::from_secs(10),
             transaction_timeout: Duration::from_secs(10),
+            prefetch: Prefetch::STREAM,
         }
     }
 
@@ -103,16 +133,18 @@ impl KafkaSettings {
         let mut config = self.client();
         let session = self.session_timeout.as_millis();
         // A queue that was full must be refilled at once: the default of one second costs lateness and an
-        // eighth of the throughput. Prefetch is bounded per partition, because waiting records sit in it.
+        // eighth of the throughput.
+        let prefetch = self.prefetch;
         let tuning = [
-            ("fetch.queue.backoff.ms", "1"),
-            ("fetch.wait.max.ms", "10"),
-            ("queued.min.messages", "5000"),
-            ("queued.max.messages.kbytes", "1024"),
+            ("fetch.queue.backoff.ms", 1),
+            ("fetch.wait.max.ms", 10),
+            ("queued.min.messages", prefetch.records),
+            ("queued.max.messages.kbytes", prefetch.kibibytes),
+            ("fetch.message.max.bytes", prefetch.fetch_kibibytes << 10),
         ];
         for (name, value) in tuning {
             if !self.properties.contains_key(name) {
-                config.set(name, value);
+                config.set(name, value.to_string());
             }
         }
         config

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use redeliver_core::{Pipeline, Span, pipeline};
 use redeliver_kafka::topology::TopologySpec;
-use redeliver_kafka::{LaneSpec, Waker};
+use redeliver_kafka::{KafkaSettings, LaneSpec, Prefetch, Waker};
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::Start;
 use redeliver_runtime::config::{ConfigError, Problem};
@@ -62,6 +62,10 @@ pub fn mount(host: &mut Host) -> anyhow::Result<()> {
     let config = host.config.clone();
     let families = TierFamilies::register(&mut host.registry());
     let pipelines = served(&config);
+    let kafka = KafkaSettings {
+        prefetch: Prefetch::WAITING,
+        ..host.kafka.clone()
+    };
     let look_ahead = LookAhead {
         records: config.retry_tier.look_ahead as usize,
         bytes: usize::try_from(config.retry_tier.look_ahead_bytes).unwrap_or(usize::MAX),
@@ -80,7 +84,7 @@ pub fn mount(host: &mut Host) -> anyhow::Result<()> {
                 grace: lane_grace(&config),
                 changelog: None,
             };
-            host.spawn_lane(host.kafka.clone(), spec, Waker::new(), relay, None)?;
+            host.spawn_lane(kafka.clone(), spec, Waker::new(), relay, None)?;
         }
     }
     Ok(())

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
 use redeliver_core::{Headers, Output, Record, SystemClock, Timestamp};
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::reader::{TopicReader, group_positions};
@@ -16,6 +17,8 @@ use redeliver_testkit::{eventually, unique};
 use tokio_util::sync::CancellationToken;
 
 use crate::support::{create_topic, settings};
+
+const DEADLINE: Duration = Duration::from_secs(30);
 
 /// Copies records to a topic, those with an odd value later than those with an even one, so that records
 /// finish out of order.
@@ -144,7 +147,7 @@ fn counts(settings: &KafkaSettings, topic: &str) -> BTreeMap<String, u32> {
     let mut counts = BTreeMap::new();
     let mut reader = TopicReader::new(settings, &[topic.into()]).unwrap();
     reader
-        .read_to_end(Duration::from_secs(30), |record| {
+        .read_to_end(DEADLINE, |record| {
             let value = String::from_utf8(record.value.unwrap().to_vec()).unwrap();
             *counts.entry(value).or_default() += 1;
         })
@@ -176,7 +179,7 @@ async fn every_record_is_copied_once_and_offsets_follow() {
     create_topic(&settings, &to, 3).await;
     fill(&settings, &from, 0..2000).await;
     let lane = start(settings.clone(), &group, &from, &to, false);
-    eventually("all are copied", Duration::from_secs(30), || {
+    eventually("all are copied", DEADLINE, || {
         let copied = counts(&settings, &to).len();
         if copied == 2000 {
             Ok(())
@@ -202,7 +205,7 @@ async fn what_is_done_behind_an_unfinished_record_is_not_done_again_after_a_rest
     create_topic(&settings, &to, 1).await;
     fill(&settings, &from, 0..200).await;
     let lane = start(settings.clone(), &group, &from, &to, true);
-    eventually("the even ones are copied", Duration::from_secs(30), || {
+    eventually("the even ones are copied", DEADLINE, || {
         let copied = counts(&settings, &to).len();
         if copied == 100 {
             Ok(())
@@ -212,7 +215,7 @@ async fn what_is_done_behind_an_unfinished_record_is_not_done_again_after_a_rest
     });
     lane.stop();
     let lane = start(settings.clone(), &group, &from, &to, false);
-    eventually("all are copied", Duration::from_secs(30), || {
+    eventually("all are copied", DEADLINE, || {
         let copied = counts(&settings, &to).len();
         if copied == 200 {
             Ok(())
@@ -255,4 +258,40 @@ async fn lanes_come_and_go_and_every_record_is_copied_once() {
     second.stop();
     third.stop();
     assert!(counts(&admin, &to).values().all(|count| *count == 1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_killed_process_left_open_is_resolved_first() {
+    let settings = KafkaSettings {
+        // Nobody but its successor ends such a transaction within the time of this test.
+        transaction_timeout: Duration::from_secs(600),
+        ..settings(&unique("killed"))
+    };
+    let (from, to, group) = (unique("from"), unique("to"), unique("group"));
+    create_topic(&settings, &from, 1).await;
+    create_topic(&settings, &to, 1).await;
+    fill(&settings, &from, 0..100).await;
+    // A lane writes with two producers in turn.
+    let left_open = ["", "-b"].map(|which| {
+        let id = format!("redeliver-{}-copy-{group}{which}", settings.instance);
+        let producer: BaseProducer = settings.transactional_producer(&id).create().unwrap();
+        producer.init_transactions(DEADLINE).unwrap();
+        producer.begin_transaction().unwrap();
+        let record = BaseRecord::<(), str>::to(&to).payload("left");
+        producer.send(record).map_err(|(error, _)| error).unwrap();
+        producer.flush(DEADLINE).unwrap();
+        producer
+    });
+    let lane = start(settings.clone(), &group, &from, &to, false);
+    eventually("all are copied", DEADLINE, || {
+        let copied = counts(&settings, &to);
+        if copied.len() == 100 && !copied.contains_key("left") {
+            Ok(())
+        } else {
+            Err(format!("{} of 100", copied.len()))
+        }
+    });
+    lane.stop();
+    assert!(counts(&settings, &to).values().all(|count| *count == 1));
+    drop(left_open);
 }

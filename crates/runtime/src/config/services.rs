@@ -38,6 +38,8 @@ pub struct RetryTierConfig {
 pub struct RedisConfig {
     /// `redis://` or `rediss://` with host and port; `redis-cluster://`, `redis-sentinel://` and the same with TLS.
     pub url: Url,
+    /// A PEM file of authorities that are trusted beside the machine's own, for TLS.
+    pub ca_file: Option<PathBuf>,
     /// What all keys begin with.
     pub prefix: String,
 }
@@ -46,7 +48,7 @@ pub struct RedisConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DlqInspectorConfig {
-    /// Where its gRPC and web page listen.
+    /// Where its gRPC listens.
     #[serde(serialize_with = "text::serialize", deserialize_with = "text::listen")]
     pub listen: SocketAddr,
     /// See [`ApiConfig::token_file`].
@@ -63,8 +65,8 @@ impl Default for RetryTierConfig {
     fn default() -> Self {
         Self {
             tiers: None,
-            look_ahead: 4_096,
-            look_ahead_bytes: 4 << 20,
+            look_ahead: 1_024,
+            look_ahead_bytes: 1 << 20,
         }
     }
 }
@@ -73,6 +75,7 @@ impl Default for RedisConfig {
     fn default() -> Self {
         Self {
             url: Url::new("redis://localhost:6379"),
+            ca_file: None,
             prefix: "redeliver".to_owned(),
         }
     }
@@ -133,6 +136,12 @@ impl RedisConfig {
             findings.wrong(
                 "url",
                 "is not a Redis URL: write redis://HOST:PORT, or rediss:// for TLS",
+            );
+        }
+        if self.ca_file.is_some() && right && scheme.is_some_and(|scheme| !scheme.starts_with("rediss")) {
+            findings.wrong(
+                "ca_file",
+                "is for TLS, and redis.url does not ask for it: write rediss://",
             );
         }
         // Braces would take the place of the shard in what decides on the node of a cluster.
