@@ -115,11 +115,11 @@ pub async fn ensure(
         };
         match looked {
             Ok(findings) => return judge(findings),
-            Err(error @ TopologyError::Unreachable { .. }) => {
-                part.not_ready(format!("kafka at `{}` does not answer", kafka.brokers));
+            Err(ref error @ TopologyError::Unreachable { ref refusal, .. }) => {
+                part.not_ready(format!("kafka at `{}` does not answer{refusal}", kafka.brokers));
                 if said.is_none_or(|said| said.elapsed() >= SAY_EVERY) {
                     said = Some(std::time::Instant::now());
-                    let cause = std::error::Error::source(&error)
+                    let cause = std::error::Error::source(error)
                         .map(ToString::to_string)
                         .unwrap_or_default();
                     tracing::warn!(brokers = kafka.brokers, error = %error, cause, "kafka does not answer; trying again");

@@ -4,7 +4,7 @@
 //! automatically.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rdkafka::ClientContext;
@@ -13,6 +13,7 @@ use rdkafka::admin::{
 };
 use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::producer::{BaseProducer, DeliveryResult, Producer as _, ProducerContext};
 use rdkafka::types::RDKafkaRespErr;
 
 use super::needed::{creation_config, largest_source};
@@ -26,10 +27,12 @@ pub enum TopologyError {
     #[error("making a client that looks at topics")]
     Client(#[source] KafkaError),
     /// Kafka did not answer in time.
-    #[error("asking kafka at `{brokers}` for its topics")]
+    #[error("asking kafka at `{brokers}` for its topics{refusal}")]
     Unreachable {
         /// The configured addresses.
         brokers: String,
+        /// Why it or we refused the connection, with its punctuation, or nothing.
+        refusal: Box<str>,
         /// What the client says.
         source: KafkaError,
     },
@@ -121,10 +124,13 @@ pub async fn apply(
 const PAUSE: Duration = Duration::from_millis(50);
 /// The longest single request.
 const REQUEST: Duration = Duration::from_secs(10);
+/// How long it may take to find out why a connection was refused.
+const REFUSAL: Duration = Duration::from_secs(1);
 /// How often configurations are read again when a broker does not know a topic yet that was listed.
 const DESCRIBE_ATTEMPTS: usize = 10;
 
 struct Admin {
+    config: ClientConfig,
     client: Arc<AdminClient<Context>>,
     brokers: String,
     began: Instant,
@@ -141,6 +147,56 @@ impl ClientContext for Context {
 
     fn error(&self, error: KafkaError, reason: &str) {
         tracing::debug!(%error, reason, "kafka client");
+    }
+}
+
+/// Why a connection was refused last. Calls only say that no broker could be asked, and an admin client hears
+/// nothing else.
+#[derive(Debug, Default)]
+struct Refusal(Mutex<Option<String>>);
+
+impl ClientContext for Refusal {
+    /// The client beside it has logged the same.
+    fn log(&self, _level: RDKafkaLogLevel, _facility: &str, _message: &str) {}
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        if matches!(
+            error.rdkafka_error_code(),
+            Some(RDKafkaErrorCode::Authentication | RDKafkaErrorCode::SSL)
+        ) {
+            *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason.to_owned());
+        }
+    }
+}
+
+impl ProducerContext for Refusal {
+    type DeliveryOpaque = ();
+
+    fn delivery(&self, _result: &DeliveryResult<'_>, _opaque: ()) {}
+}
+
+impl Refusal {
+    /// Asks Kafka with a client that is told of errors; with its punctuation, or nothing. Blocks.
+    fn find(config: &ClientConfig) -> Box<str> {
+        let client: BaseProducer<Self> = match config.create_with_context(Self::default()) {
+            Ok(client) => client,
+            Err(error) => {
+                tracing::debug!(%error, "finding out why kafka does not answer");
+                return Box::default();
+            }
+        };
+        let end = Instant::now() + REFUSAL;
+        loop {
+            // What it answers shows in the events.
+            drop(client.client().fetch_metadata(None, PAUSE));
+            client.poll(PAUSE);
+            let refusal = client.context().0.lock().unwrap_or_else(PoisonError::into_inner);
+            match &*refusal {
+                Some(reason) => return format!(": {reason}").into(),
+                None if Instant::now() >= end => return Box::default(),
+                None => {}
+            }
+        }
     }
 }
 
@@ -166,6 +222,7 @@ impl Admin {
                     .create_with_context(Context::default())
                     .map_err(TopologyError::Client)?,
             ),
+            config: config.clone(),
             brokers: config.get("bootstrap.servers").unwrap_or_default().to_owned(),
             began: Instant::now(),
             timeout,
@@ -398,8 +455,11 @@ impl Admin {
             match result {
                 Ok(listed) => return Ok(listed),
                 Err(source) if self.left().is_zero() => {
+                    let config = self.config.clone();
+                    let refusal = tokio::task::spawn_blocking(move || Refusal::find(&config)).await;
                     return Err(TopologyError::Unreachable {
                         brokers: self.brokers.clone(),
+                        refusal: refusal.unwrap_or_default(),
                         source,
                     });
                 }
