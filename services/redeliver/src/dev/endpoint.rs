@@ -1,7 +1,8 @@
 //! The demo's endpoint: a real HTTP server on loopback that fails some calls, the same ones every time.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::hash_map::Entry;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use axum::Router;
 use axum::body::Bytes;
@@ -36,7 +37,7 @@ fn fate(number: u64) -> Fate {
 
 /// Serves until the token is cancelled.
 pub(super) async fn serve(listener: TcpListener, shutdown: CancellationToken) -> std::io::Result<()> {
-    let calls: Arc<Mutex<HashMap<String, u32>>> = Arc::default();
+    let calls: Arc<Mutex<Calls>> = Arc::default();
     let app = Router::new().route("/enrich", post(enrich)).with_state(calls);
     axum::serve(listener, app)
         .with_graceful_shutdown(shutdown.cancelled_owned())
@@ -44,7 +45,7 @@ pub(super) async fn serve(listener: TcpListener, shutdown: CancellationToken) ->
 }
 
 async fn enrich(
-    State(calls): State<Arc<Mutex<HashMap<String, u32>>>>,
+    State(calls): State<Arc<Mutex<Calls>>>,
     headers: HeaderMap,
     body: Bytes,
 ) -> (StatusCode, String) {
@@ -58,24 +59,75 @@ async fn enrich(
         .and_then(|key| key.to_str().ok())
         .unwrap_or_default()
         .to_owned();
-    let call = {
-        let mut calls = calls.lock().unwrap_or_else(PoisonError::into_inner);
-        let call = calls.entry(key.clone()).or_insert(0);
-        *call += 1;
-        *call
+    let is_busy = match fate(number) {
+        Fate::Busy(times) => lock(&calls).is_one_of_the_first(times, key),
+        Fate::Hopeless => true,
+        Fate::Refused => return (StatusCode::UNPROCESSABLE_ENTITY, "refused".to_owned()),
+        Fate::Fine => false,
     };
-    let answer = match fate(number) {
-        Fate::Busy(times) if call <= times => (StatusCode::SERVICE_UNAVAILABLE, "busy".to_owned()),
-        Fate::Hopeless => (StatusCode::SERVICE_UNAVAILABLE, "busy".to_owned()),
-        Fate::Refused => (StatusCode::UNPROCESSABLE_ENTITY, "refused".to_owned()),
-        Fate::Fine | Fate::Busy(_) => (
-            StatusCode::OK,
-            serde_json::json!({ "number": number, "enriched": true }).to_string(),
-        ),
-    };
-    if answer.0 == StatusCode::OK || answer.0 == StatusCode::UNPROCESSABLE_ENTITY {
-        // Nobody asks again.
-        calls.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
+    if is_busy {
+        (StatusCode::SERVICE_UNAVAILABLE, "busy".to_owned())
+    } else {
+        let answer = serde_json::json!({ "number": number, "enriched": true });
+        (StatusCode::OK, answer.to_string())
     }
-    answer
+}
+
+/// How often documents were asked for that are busy now and will not be: all others are answered without
+/// counting, so nothing is kept of what nobody asks for again.
+#[derive(Debug, Default)]
+struct Calls(HashMap<String, u32>);
+
+impl Calls {
+    /// Counts a call, and forgets the key with the first one that is too many.
+    fn is_one_of_the_first(&mut self, times: u32, key: String) -> bool {
+        match self.0.entry(key) {
+            Entry::Occupied(entry) if *entry.get() >= times => {
+                entry.remove();
+                false
+            }
+            entry => {
+                *entry.or_insert(0) += 1;
+                true
+            }
+        }
+    }
+}
+
+fn lock(calls: &Mutex<Calls>) -> MutexGuard<'_, Calls> {
+    calls.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_document_is_busy_as_often_as_it_is_to_be_and_then_forgotten() {
+        let mut calls = Calls::default();
+        let mut call = |times, key: &str| calls.is_one_of_the_first(times, key.to_owned());
+        assert_eq!([1, 2, 3].map(|_| call(2, "a")), [true, true, false]);
+        assert_eq!([1, 2].map(|_| call(1, "b")), [true, false]);
+        assert!(calls.0.is_empty(), "{calls:?}");
+    }
+
+    #[tokio::test]
+    async fn nothing_is_kept_of_what_is_hopeless_or_refused() {
+        let calls = Arc::new(Mutex::new(Calls::default()));
+        let call = async |number: u64| {
+            let body = serde_json::json!({ "number": number }).to_string();
+            enrich(State(calls.clone()), HeaderMap::new(), body.into())
+                .await
+                .0
+        };
+        assert_eq!(
+            (call(11).await, call(9).await, call(1).await),
+            (
+                StatusCode::SERVICE_UNAVAILABLE,
+                StatusCode::UNPROCESSABLE_ENTITY,
+                StatusCode::OK
+            )
+        );
+        assert!(lock(&calls).0.is_empty());
+    }
 }

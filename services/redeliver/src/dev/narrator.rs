@@ -1,6 +1,7 @@
 //! Tells in plain words what happens to each record, from nothing but the topics: what any observer could
 //! see.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -27,8 +28,8 @@ pub(super) struct Totals {
     dead: u64,
     returned: u64,
     /// How long after their due time records were released and jobs dispatched, in milliseconds; negative
-    /// would be early.
-    lateness: Vec<i64>,
+    /// would be early: how many there were of each.
+    lateness: BTreeMap<i64, u64>,
 }
 
 impl Totals {
@@ -39,9 +40,7 @@ impl Totals {
     /// Notes how long after its due time a record was written.
     fn late(&mut self, record: &Record, due: Timestamp) -> Option<i64> {
         let late = record.timestamp?.as_millis() - due.as_millis();
-        if self.lateness.len() < KEPT {
-            self.lateness.push(late);
-        }
+        *self.lateness.entry(late).or_default() += 1;
         Some(late)
     }
 
@@ -63,13 +62,8 @@ impl Totals {
             self.scheduled.saturating_sub(self.dispatched),
             self.refused
         );
-        let mut lateness = self.lateness.clone();
-        lateness.sort_unstable();
-        if let (Some(least), Some(middle), Some(most)) = (
-            lateness.first(),
-            lateness.get(lateness.len() / 2),
-            lateness.last(),
-        ) {
+        let ends = (self.lateness.keys().next(), self.lateness.keys().next_back());
+        if let ((Some(least), Some(most)), Some(middle)) = (ends, self.median_lateness()) {
             let early = if *least < 0 {
                 format!("EARLY by {} ms", -least)
             } else {
@@ -78,6 +72,16 @@ impl Totals {
             let _ = write!(line, ", {early}, late by p50 {middle} ms, max {most} ms");
         }
         line
+    }
+
+    fn median_lateness(&self) -> Option<i64> {
+        let half = self.lateness.values().sum::<u64>() / 2;
+        let mut counted = 0;
+        let middle = self.lateness.iter().find(|(_, count)| {
+            counted += **count;
+            counted > half
+        });
+        middle.map(|(late, _)| *late)
     }
 }
 
@@ -98,8 +102,6 @@ enum Role {
 
 /// How long records are gathered before they are told in order.
 const MOMENT: Duration = Duration::from_millis(100);
-/// How many latenesses are kept for the summary.
-const KEPT: usize = 10_000;
 
 impl Narrator {
     pub(super) fn new(
@@ -277,9 +279,38 @@ fn name(key: Option<&[u8]>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use redeliver_core::{Headers, Position};
     use redeliver_proto::convert::to_headers;
 
     use super::*;
+
+    #[test]
+    fn the_summary_tells_of_every_lateness_however_many_came_before() {
+        let record = |at: i64| Record {
+            position: Position {
+                topic: "docs-retry-due".into(),
+                partition: 0,
+                offset: 0,
+            },
+            timestamp: Some(Timestamp::from_millis(at)),
+            key: None,
+            value: None,
+            headers: Headers::new(),
+            unreadable_headers: 0,
+        };
+        let mut totals = Totals::default();
+        assert!(!totals.line().contains("late"), "{}", totals.line());
+        let due = Timestamp::from_millis(1_000_000);
+        for n in 0..30_000 {
+            assert_eq!(totals.late(&record(1_000_001 + n % 3), due), Some(1 + n % 3));
+        }
+        let end = |totals: &Totals| totals.line().rsplit_once("refused, ").unwrap().1.to_owned();
+        assert_eq!(end(&totals), "none early, late by p50 2 ms, max 3 ms");
+        totals.late(&record(1_000_900), due);
+        assert_eq!(end(&totals), "none early, late by p50 2 ms, max 900 ms");
+        totals.late(&record(999_996), due);
+        assert_eq!(end(&totals), "EARLY by 4 ms, late by p50 2 ms, max 900 ms");
+    }
 
     #[test]
     fn a_record_that_begins_to_wait_with_the_scheduler_is_told_once() {

@@ -1,11 +1,14 @@
 //! Every record ends exactly once where its fate says, unchanged.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use redeliver_core::headers::{ERROR_CODE, ERROR_MESSAGE};
-use redeliver_testkit::{Fate, Plan, Reply};
+use redeliver_testkit::scratch::Scratch;
+use redeliver_testkit::{Fate, Plan, Reply, eventually};
 
+use crate::services::path;
 use crate::support::{Draft, Setup, records, text};
 
 const PLAN: Plan = Plan {
@@ -171,4 +174,89 @@ fn the_audit_command_agrees() {
     let json = pipe.redeliver(&["audit", "--output", "json"]);
     let json: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
     assert_eq!((&json["source"], &json["output"]), (&20.into(), &20.into()));
+}
+
+/// I9, over all services, whatever becomes of a record.
+#[test]
+fn no_process_prints_what_a_record_holds_or_what_is_secret() {
+    const SECRETS: [&str; 4] = ["hunter-kafka", "hunter-http", "hunter-jobs", "hunter-dlq"];
+    const HELD: [&str; 3] = ["body-of-a-record", "header-of-a-record", "key-of-a-record"];
+    let files = Scratch::new("secrets").unwrap();
+    let [http, jobs, dlq] = ["http", "jobs", "dlq"].map(|name| {
+        let file = files.path().join(name);
+        std::fs::write(&file, format!("hunter-{name}\n")).unwrap();
+        path(&file).to_owned()
+    });
+    // The endpoint repeats what it is told, also where it fails.
+    let setup = Setup::new("e2e-silent").tiers(&[200]).behave(|request| {
+        assert_eq!(request.headers["authorization"], "hunter-http");
+        let word = String::from_utf8_lossy(&request.body);
+        let status = match word.split(' ').next_back() {
+            Some("busy") => 503,
+            Some("refused") => 422,
+            _ => 200,
+        };
+        Reply::Status(status, Vec::new(), request.body.clone())
+    });
+    let (app, dead) = (format!("{}-app", setup.name()), format!("[{}-dlq]", setup.name()));
+    let pipe = setup
+        .through_scheduler()
+        .pipeline("http.header_files", &format!("{{ authorization: {http} }}"))
+        .set("kafka.properties.sasl.password", "hunter-kafka")
+        .set("scheduler.apps.demo.topic", &app)
+        .set("scheduler.token_file", &jobs)
+        .set("dlq_inspector.listen", "127.0.0.1:0")
+        .set("dlq_inspector.topics", &dead)
+        .set("dlq_inspector.data_dir", path(files.path()))
+        .set("dlq_inspector.token_file", &dlq)
+        .create();
+    let names = ["enricher", "retry-tier", "scheduler", "dlq-inspector"];
+    let mut services = names.map(|name| pipe.start(name, "a", &[]));
+
+    let draft = |end: &str| {
+        let key = format!("{} {end}", HELD[2]);
+        Draft::new(key, format!("{} {end}", HELD[0])).header("tenant", HELD[1].as_bytes())
+    };
+    // One that a tier cannot trust.
+    let tier = pipe.pipeline.tier_topic(pipe.pipeline.policy.tiers()[0]);
+    pipe.produce_to(
+        &tier,
+        vec![draft("forged").header("process-after", HELD[1].as_bytes())],
+    );
+    let sent = pipe.produce(["fine", "busy", "refused"].map(draft).into());
+    pipe.settle(&sent, DEADLINE);
+    // A job, and requests that are none.
+    let (_, topics) = pipe.jobs.as_ref().unwrap();
+    let request = |app: &str| format!(r#"{{"appName":"{app}","delay":"1s","jobData":"{}"}}"#, HELD[0]);
+    let requests = [request("demo"), request("nobody"), format!("{{ {}", HELD[0])];
+    pipe.produce_to(
+        &topics.ingest,
+        requests.map(|text| Draft::new(HELD[2], text)).into(),
+    );
+    for (topic, count) in [
+        (Arc::from(app), 1),
+        (topics.dlq.clone(), 2),
+        (pipe.pipeline.dead_letter_topic(), 3),
+    ] {
+        eventually(&format!("{count} records in {topic}"), DEADLINE, || {
+            match pipe.read(std::slice::from_ref(&topic)).len() {
+                found if found >= count => Ok(()),
+                found => Err(found),
+            }
+        });
+    }
+
+    for (service, name) in services.iter_mut().zip(names) {
+        let pages = ["/config", "/metrics", "/readyz"].map(|page| service.get(page).1);
+        assert_eq!(service.end(), Some(0), "{name}");
+        let output = service.process.output();
+        assert!(
+            output.contains("started") && output.contains("stopped"),
+            "{name}: {output}"
+        );
+        for word in SECRETS.iter().chain(&HELD) {
+            assert!(!output.contains(word), "{name} printed {word}:\n{output}");
+            assert!(!pages.concat().contains(word), "{name} shows {word}: {pages:?}");
+        }
+    }
 }

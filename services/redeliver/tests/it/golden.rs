@@ -1,16 +1,15 @@
 //! What the binaries say: to those who ask, and to those who got something wrong.
 
 use std::net::{Ipv4Addr, TcpListener};
-use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use redeliver_testkit::scratch::Scratch;
-use redeliver_testkit::{Process, binary, brokers, eventually};
+use redeliver_testkit::{binary, brokers, eventually};
 
 use crate::raw;
-use crate::support::{Printed, Service, Setup, get, run};
+use crate::support::{Printed, Service, Setup, run};
 
 /// A configuration that is right, for a broker that nobody listens as.
 const SOUND: &str = "\
@@ -629,28 +628,4 @@ fn waits_for_kafka(service: &mut Service, brokers: &str) {
         format!("waiting: kafka at `{brokers}` does not answer")
     );
     assert!(service.get("/metrics").1.contains("redeliver_build_info"));
-}
-
-#[test]
-fn the_demonstration_runs_with_no_arguments_and_ends_in_order() {
-    let mut command: Command = binary("redeliver");
-    command.env_clear();
-    let mut demo = Process::spawn(command).unwrap();
-    let output = demo.wait_for_output("/readyz", Duration::from_secs(60));
-    assert!(output.contains("http://127.0.0.1:"), "{output}");
-    let address = output
-        .split("http://")
-        .nth(1)
-        .and_then(|rest| rest.split('/').next());
-    let address = address.unwrap().parse().unwrap();
-    eventually(
-        "the demonstration is ready",
-        Duration::from_secs(60),
-        || match get(address, "/readyz") {
-            Ok((200, _)) => Ok(()),
-            other => Err(format!("{other:?}")),
-        },
-    );
-    demo.terminate();
-    assert_eq!(demo.wait(Duration::from_secs(60)).code(), Some(0));
 }

@@ -3,6 +3,7 @@
 mod chaos;
 mod cli;
 mod client;
+mod demo;
 mod e2e;
 mod forged;
 mod golden;
@@ -12,6 +13,8 @@ mod long_wait;
 mod polyglot;
 mod raw;
 mod readme;
+mod retries;
+mod secured;
 mod services;
 mod shutdown;
 mod support;

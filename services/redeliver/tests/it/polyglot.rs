@@ -1,17 +1,19 @@
 //! The programs under `examples/clients`, in Python and Node.js, on the real services: what they need is the
 //! protocol alone.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
 use redeliver_core::{Record, Timestamp};
+use redeliver_kafka::murmur2::partition_for_key;
 use redeliver_testkit::languages::{node_modules, python, run};
 use redeliver_testkit::scratch::Scratch;
-use redeliver_testkit::{Process, brokers};
+use redeliver_testkit::{Fate, Process, brokers};
 
 use crate::services::{APP, DEADLINE, Services, id};
-use crate::support::text;
+use crate::support::{Draft, Sent, Setup, text};
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -208,6 +210,94 @@ fn a_python_client_generated_from_the_schemas_lists_reads_and_watches_dead_lette
     );
     let third = services.let_die(&["hopeless 3"]);
     watching.wait_for_output(&format!("-- new ones follow\n{}\n", line(&third[0])), DEADLINE);
+}
+
+/// The program in README that stands behind these words, for this broker and topic.
+fn program_in_readme(words: &str, topic: &str) -> String {
+    let readme = std::fs::read_to_string(repository().join("README.md")).unwrap();
+    let (_, rest) = readme
+        .split_once(words)
+        .unwrap_or_else(|| panic!("README.md has no {words:?}"));
+    let (_, program) = rest.split_once("```").unwrap();
+    let (language, program) = program.split_once('\n').unwrap();
+    assert!(
+        ["python", "js"].contains(&language),
+        "{words:?} has a program in {language:?}"
+    );
+    let (program, _) = program.split_once("```").unwrap();
+    let quoted = |text: &str| format!("\"{text}\"");
+    let mut program = program.to_owned();
+    for (from, to) in [("localhost:9092", brokers().as_str()), ("greetings", topic)] {
+        assert!(program.contains(&quoted(from)), "{words:?} does not name {from}");
+        program = program.replace(&quoted(from), &quoted(to));
+    }
+    program
+}
+
+/// A program that README shows produces its numbers, which come out of a pipeline with the program's headers, and
+/// each key stands in the partition where Java's clients would put it.
+#[track_caller]
+fn produces_what_a_pipeline_handles(name: &str, header: (&str, &str), run: impl FnOnce(&str)) {
+    let pipe = Setup::new(name).create();
+    let _enricher = pipe.enricher("a");
+    run(&pipe.name);
+    let sent: Vec<Sent> = pipe
+        .read(std::slice::from_ref(&pipe.pipeline.source))
+        .into_iter()
+        .map(|record| {
+            let key = record.key.as_deref().unwrap();
+            assert_eq!(record.position.partition, partition_for_key(key, 4), "{record:?}");
+            Sent {
+                draft: Draft {
+                    key: record.key,
+                    value: record.value,
+                    headers: record.headers,
+                },
+                position: record.position,
+            }
+        })
+        .collect();
+    let mut numbers = BTreeSet::new();
+    for sent in &sent {
+        let value: serde_json::Value = serde_json::from_slice(sent.body()).unwrap();
+        let number = value["number"].as_u64().unwrap();
+        assert_eq!(
+            sent.draft.key.as_deref(),
+            Some(format!("key-{number}").as_bytes())
+        );
+        assert_eq!(sent.draft.headers.last(header.0), Some(header.1.as_bytes()));
+        numbers.insert(number);
+    }
+    assert_eq!((sent.len(), numbers), (30, (1..=30).collect()));
+    pipe.settle(&sent, DEADLINE).meets_with(&sent, |_| Fate::Succeeds);
+}
+
+#[test]
+fn the_producer_in_python_that_the_readme_shows_does_what_it_says() {
+    let files = Scratch::new("readme-python").unwrap();
+    let requirements = files.path().join("requirements.txt");
+    std::fs::write(&requirements, "confluent-kafka==2.16.1\n").unwrap();
+    let interpreter = python(&requirements).unwrap();
+    produces_what_a_pipeline_handles("readme-python", ("content-type", "application/json"), |topic| {
+        let program = files.path().join("produce.py");
+        let text = program_in_readme("Python, with `pip install confluent-kafka`", topic);
+        std::fs::write(&program, text).unwrap();
+        run(Command::new(interpreter).arg(program)).unwrap();
+    });
+}
+
+#[test]
+fn the_producer_in_node_that_the_readme_shows_does_what_it_says() {
+    let files = Scratch::new("readme-node").unwrap();
+    let modules = node_modules(&clients().join("node")).unwrap();
+    // Modules are looked for beside the program, wherever NODE_PATH points to.
+    std::os::unix::fs::symlink(modules, files.path().join("node_modules")).unwrap();
+    produces_what_a_pipeline_handles("readme-node", ("tenant", "c"), |topic| {
+        let program = files.path().join("produce.mjs");
+        let text = program_in_readme("Node, with `npm install kafkajs`", topic);
+        std::fs::write(&program, text).unwrap();
+        run(Command::new("node").arg(program)).unwrap();
+    });
 }
 
 #[test]
