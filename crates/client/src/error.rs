@@ -33,7 +33,7 @@ pub enum ClientError {
     #[error("the request is not valid")]
     Invalid(#[from] InvalidRequest),
     /// The service refused.
-    #[error("{message} ({})", name(*.code))]
+    #[error("{message} ({})", redeliver_proto::error::code_name(*.code))]
     Refused {
         /// The kind of refusal.
         code: Code,
@@ -98,29 +98,6 @@ impl ClientError {
             ),
             Self::Endpoint { .. } | Self::Token(_) | Self::Invalid(_) | Self::Answer(_) => false,
         }
-    }
-}
-
-/// A code as gRPC's documentation writes it.
-fn name(code: Code) -> &'static str {
-    match code {
-        Code::Ok => "OK",
-        Code::Cancelled => "CANCELLED",
-        Code::Unknown => "UNKNOWN",
-        Code::InvalidArgument => "INVALID_ARGUMENT",
-        Code::DeadlineExceeded => "DEADLINE_EXCEEDED",
-        Code::NotFound => "NOT_FOUND",
-        Code::AlreadyExists => "ALREADY_EXISTS",
-        Code::PermissionDenied => "PERMISSION_DENIED",
-        Code::ResourceExhausted => "RESOURCE_EXHAUSTED",
-        Code::FailedPrecondition => "FAILED_PRECONDITION",
-        Code::Aborted => "ABORTED",
-        Code::OutOfRange => "OUT_OF_RANGE",
-        Code::Unimplemented => "UNIMPLEMENTED",
-        Code::Internal => "INTERNAL",
-        Code::Unavailable => "UNAVAILABLE",
-        Code::DataLoss => "DATA_LOSS",
-        Code::Unauthenticated => "UNAUTHENTICATED",
     }
 }
 

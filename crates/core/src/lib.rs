@@ -10,6 +10,7 @@
 //! | [`headers`] | the names of our headers, reading them (untrusted) and writing them |
 //! | [`time`] | instants in milliseconds, RFC 3339, clocks |
 //! | [`span`] | durations as people write them: `5s`, `2m` |
+//! | [`error_chain`] | an error with its causes in one line |
 //! | [`failure`] | error classes and codes |
 //! | [`outcome`] | what a handler says of a record |
 //! | [`classification`] | which HTTP answer means which class |
@@ -21,6 +22,7 @@
 
 pub mod backoff;
 pub mod classification;
+pub mod error_chain;
 pub mod failure;
 pub mod headers;
 pub mod job;

@@ -22,6 +22,7 @@ use rdkafka::topic_partition_list::Offset;
 use rdkafka::types::RDKafkaRespErr;
 use rdkafka::{ClientContext, TopicPartitionList};
 use redeliver_core::Clock;
+use redeliver_core::error_chain::error_chain;
 use tokio_util::sync::CancellationToken;
 
 use crate::client::{ClientLog, KafkaSettings};
@@ -164,7 +165,7 @@ impl<P: Processor> Lane<P> {
                 Ended::Broken(error) => {
                     // The new producer's initialisation resolves whatever the old one left open.
                     transactions.discard();
-                    tracing::warn!(lane = self.spec.name, error = %chain(&error), "lane starts again");
+                    tracing::warn!(lane = self.spec.name, error = %error_chain(&error), "lane starts again");
                     self.observer.waiting("reconnecting");
                     backoff.wait(&self.stop);
                 }
@@ -254,10 +255,10 @@ impl<'a, P: Processor> Session<'a, P> {
                 Remedy::Retry | Remedy::Abort | Remedy::Rebuild => {}
             }
             lane.observer
-                .waiting(&format!("kafka is not ready: {}", chain(&setback)));
+                .waiting(&format!("kafka is not ready: {}", error_chain(&setback)));
             if said.is_time() {
                 tracing::warn!(
-                    lane = lane.spec.name, brokers = lane.settings.brokers, error = %chain(&setback),
+                    lane = lane.spec.name, brokers = lane.settings.brokers, error = %error_chain(&setback),
                     "kafka is not ready; trying again"
                 );
             }
@@ -743,7 +744,7 @@ impl<'a, P: Processor> Session<'a, P> {
     }
 
     fn set_back(&mut self, setback: &Setback) -> Result<(), Ended> {
-        let reason = chain(setback);
+        let reason = error_chain(setback);
         if self.setbacks.add() {
             tracing::warn!(
                 lane = self.lane.spec.name,
@@ -775,7 +776,7 @@ impl<'a, P: Processor> Session<'a, P> {
     /// offsets, which say what became of it.
     fn recover(&mut self) -> Result<(), Ended> {
         if let Err(setback) = self.transactions.recover(CALL) {
-            self.waiting(&format!("the producer is not ready: {}", chain(&setback)));
+            self.waiting(&format!("the producer is not ready: {}", error_chain(&setback)));
             if setback.remedy == Remedy::Fenced {
                 self.fences.count(self.lane)?;
             }
@@ -1122,16 +1123,4 @@ impl Said {
         }
         is_time
     }
-}
-
-/// An error with all its causes in one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
 }

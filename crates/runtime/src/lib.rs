@@ -6,7 +6,6 @@
 //! | [`config`] | one file for all services; every problem is named with its place |
 //! | [`cli`] | the shape of every `main`: parse, load, telemetry, run, exit code |
 //! | [`tasks`] | named tasks and threads; the first failure ends the process in order |
-//! | [`error_chain`] | an error with its causes in one line |
 //! | [`shutdown`] | signals become a token |
 //! | [`admin`] | `/livez`, `/readyz`, `/metrics`, `/config` |
 //! | [`health`] | the parts that must be ready before the process is |
@@ -18,7 +17,6 @@
 pub mod admin;
 pub mod cli;
 pub mod config;
-pub mod error_chain;
 pub mod health;
 pub mod metrics;
 pub mod panics;
@@ -28,3 +26,4 @@ pub mod telemetry;
 pub mod trace_context;
 
 pub use config::Config;
+pub use redeliver_core::error_chain;

@@ -1,5 +1,7 @@
 //! The registry of a process, and what every process says of itself there.
 
+use std::sync::LazyLock;
+
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
@@ -14,6 +16,8 @@ pub struct BuildInfo {
     pub commit: &'static str,
 }
 
+const UNKNOWN: &str = "unknown";
+
 /// The build of this program.
 #[must_use]
 pub const fn build_info() -> BuildInfo {
@@ -21,8 +25,22 @@ pub const fn build_info() -> BuildInfo {
         version: env!("CARGO_PKG_VERSION"),
         commit: match option_env!("REDELIVER_COMMIT") {
             Some(commit) => commit,
-            None => "unknown",
+            None => UNKNOWN,
         },
+    }
+}
+
+/// What `--version` shows: the version, with the commit where it is known.
+#[must_use]
+pub fn version() -> &'static str {
+    static SHOWN: LazyLock<String> = LazyLock::new(|| shown(build_info()));
+    &SHOWN
+}
+
+fn shown(build: BuildInfo) -> String {
+    match build.commit {
+        "" | UNKNOWN => build.version.to_owned(),
+        commit => format!("{} ({commit})", build.version),
     }
 }
 
@@ -56,6 +74,20 @@ mod tests {
     use redeliver_core::{ManualClock, Timestamp};
 
     use super::*;
+
+    #[test]
+    fn the_version_is_shown_with_the_commit_where_it_is_known() {
+        let of = |commit| {
+            shown(BuildInfo {
+                version: "1.2.3",
+                commit,
+            })
+        };
+        assert_eq!(
+            ["abc1234", "unknown", ""].map(of),
+            ["1.2.3 (abc1234)", "1.2.3", "1.2.3"]
+        );
+    }
 
     #[test]
     fn every_process_says_which_build_it_is_and_when_it_started() {

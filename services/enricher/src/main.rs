@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use redeliver_runtime::cli::{CommonArgs, main_with};
+use redeliver_runtime::metrics;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -11,7 +12,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 /// Sends each record of a Kafka topic to an HTTP endpoint and writes the answer, a retry or a dead letter,
 /// exactly once.
 #[derive(Parser)]
-#[command(version)]
+#[command(version = metrics::version())]
 struct Args {
     #[command(flatten)]
     common: CommonArgs,

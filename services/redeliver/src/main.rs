@@ -13,7 +13,7 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use redeliver_runtime::panics;
+use redeliver_runtime::{metrics, panics};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -21,7 +21,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 /// Delivers each Kafka record at its right moment: failed ones again after a growing delay, hopeless ones
 /// into a dead-letter topic, each exactly once.
 #[derive(Parser)]
-#[command(name = "redeliver", version)]
+#[command(name = "redeliver", version = metrics::version())]
 struct Args {
     #[command(subcommand)]
     command: Option<Command>,

@@ -4,13 +4,14 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use redeliver_runtime::cli::{CommonArgs, main_with};
+use redeliver_runtime::metrics;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// Releases waiting Kafka records to their return topic when they are due, exactly once and never early.
 #[derive(Parser)]
-#[command(version)]
+#[command(version = metrics::version())]
 struct Args {
     #[command(flatten)]
     common: CommonArgs,

@@ -418,7 +418,8 @@ Options:
 ";
     let printed = asked("redeliver", &["--help"]);
     assert_eq!((printed.code, printed.stdout.as_str()), (Some(0), expected));
-    for name in ["enricher", "retry-tier", "redeliver"] {
+    for name in ["enricher", "retry-tier", "scheduler", "dlq-inspector", "redeliver"] {
+        let expected = format!("{name} {}\n", redeliver_runtime::metrics::version());
         let printed = asked(name, &["--version"]);
         let version = printed.stdout.trim_end().rsplit(' ').next().unwrap_or_default();
         assert_eq!(
