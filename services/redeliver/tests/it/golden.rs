@@ -418,15 +418,16 @@ Options:
 ";
     let printed = asked("redeliver", &["--help"]);
     assert_eq!((printed.code, printed.stdout.as_str()), (Some(0), expected));
-    for name in ["enricher", "retry-tier", "scheduler", "dlq-inspector", "redeliver"] {
+    for name in [
+        "enricher",
+        "retry-tier",
+        "scheduler",
+        "dlq-inspector",
+        "redeliver",
+    ] {
         let expected = format!("{name} {}\n", redeliver_runtime::metrics::version());
         let printed = asked(name, &["--version"]);
-        let version = printed.stdout.trim_end().rsplit(' ').next().unwrap_or_default();
-        assert_eq!(
-            (printed.code, version),
-            (Some(0), env!("CARGO_PKG_VERSION")),
-            "{printed:?}"
-        );
+        assert_eq!((printed.code, printed.stdout), (Some(0), expected));
         assert_eq!(asked(name, &["--no-such-flag"]).code, Some(2));
     }
 }
