@@ -120,17 +120,18 @@ mod tests {
     /// refused one with its group, or nothing.
     fn send(pace: &mut Pace, outputs: &[Output], limit: usize) -> Option<Group> {
         pace.delivered();
-        let mut batches = vec![0..0];
+        let mut batches = vec![(0, 0)];
         for (index, output) in outputs.iter().enumerate() {
             if pace.must_wait(output) {
                 pace.delivered();
-                batches.push(index..index);
+                batches.push((index, index));
             }
             pace.sent(output);
-            batches.last_mut().unwrap().end = index + 1;
+            batches.last_mut().unwrap().1 = index + 1;
         }
-        let groups = batches.into_iter().map(|batch| Group::of("to", &outputs[batch]));
-        groups.into_iter().find(|group| group.bytes > limit)
+        let batches = batches.into_iter();
+        let mut groups = batches.map(|(start, end)| Group::of("to", &outputs[start..end]));
+        groups.find(|group| group.bytes > limit)
     }
 
     proptest! {

@@ -18,5 +18,6 @@ mod secured;
 mod services;
 mod shutdown;
 mod support;
+mod too_large;
 mod traces;
 mod whole_house;

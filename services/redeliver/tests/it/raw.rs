@@ -1,6 +1,6 @@
-//! Requests to the broker that our own client cannot make: a topic with any configuration, and a record with
-//! header names that are not UTF-8. Versions and layouts are those of <https://kafka.apache.org/protocol>; the
-//! broker must be a single one, so that it leads every partition.
+//! Requests to the broker that our own client cannot make: a topic with any configuration, a change of it, and a
+//! record with header names that are not UTF-8. Versions and layouts are those of
+//! <https://kafka.apache.org/protocol>; the broker must be a single one, so that it leads every partition.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -10,6 +10,7 @@ use redeliver_core::{Clock as _, SystemClock};
 
 const PRODUCE: (i16, i16) = (0, 3);
 const CREATE_TOPICS: (i16, i16) = (19, 2);
+const ALTER_CONFIGS: (i16, i16) = (33, 0);
 const TIMEOUT_MS: i32 = 10_000;
 
 /// Makes a topic of one partition with this configuration.
@@ -32,6 +33,25 @@ pub(crate) fn create_topic(brokers: &str, topic: &str, config: &[(&str, &str)]) 
     // The time of throttling, the number of topics, the topic's name.
     let error = &answer[4 + 4 + 2 + topic.len()..][..2];
     assert_eq!(error, [0, 0], "creating {topic}");
+}
+
+/// Gives a topic this configuration, and the broker's defaults for all else.
+#[track_caller]
+pub(crate) fn configure_topic(brokers: &str, topic: &str, config: &[(&str, &str)]) {
+    const TOPIC: u8 = 2;
+    let mut body = Vec::new();
+    array(&mut body, &[topic], |body, topic| {
+        body.push(TOPIC);
+        string(body, topic);
+        array(body, config, |body, (name, value)| {
+            string(body, name);
+            string(body, value);
+        });
+    });
+    body.push(0);
+    let answer = call(brokers, ALTER_CONFIGS, &body);
+    // The time of throttling, the number of topics.
+    assert_eq!(answer[8..10], [0, 0], "configuring {topic}");
 }
 
 /// Writes one record with these headers to partition 0; gives its offset.

@@ -324,6 +324,16 @@ impl Pipe {
 
     /// As [`Pipe::produce`], to any topic.
     pub(crate) fn produce_to(&self, topic: &Arc<str>, records: Vec<Draft>) -> Vec<Sent> {
+        self.produce_with(&self.producer, topic, records)
+    }
+
+    /// As [`Pipe::produce_to`], with another producer.
+    pub(crate) fn produce_with(
+        &self,
+        producer: &Producer,
+        topic: &Arc<str>,
+        records: Vec<Draft>,
+    ) -> Vec<Sent> {
         let outputs: Vec<Output> = records
             .iter()
             .map(|draft| Output {
@@ -334,7 +344,7 @@ impl Pipe {
                 headers: draft.headers.clone(),
             })
             .collect();
-        let sending = try_join_all(outputs.iter().map(|output| self.producer.send(output)));
+        let sending = try_join_all(outputs.iter().map(|output| producer.send(output)));
         let written = self.runtime.block_on(sending).unwrap();
         records
             .into_iter()

@@ -1,0 +1,159 @@
+//! A record that is too large for where it goes becomes a dead letter, and everything else goes on.
+
+use std::time::Duration;
+
+use redeliver_core::Record;
+use redeliver_core::headers::{ERROR_CLASS, ERROR_CODE, ERROR_MESSAGE, PAYLOAD_OMITTED, RETRY_COUNT};
+use redeliver_kafka::producer::Producer;
+use redeliver_testkit::{Reply, Request, brokers};
+
+use crate::raw;
+use crate::support::{Draft, Ends, Pipe, Sent, Setup, text, users_headers};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+/// The largest batch that a narrow topic takes.
+const NARROW: &str = "2000";
+
+/// Records whose number is divisible by this are as large as this says.
+fn drafts(count: usize, every: usize, size: usize) -> Vec<Draft> {
+    let draft = |n: usize| {
+        let mut value = format!("record {n} ").into_bytes();
+        if n.is_multiple_of(every) {
+            value.resize(size, b'x');
+        }
+        Draft::new(format!("key-{}", n % 17), value).header("tenant", b"a")
+    };
+    (0..count).map(draft).collect()
+}
+
+/// Writes records to the source as a producer that compresses.
+fn compressed(pipe: &Pipe, drafts: Vec<Draft>) -> Vec<Sent> {
+    let mut gzip = pipe.kafka.clone();
+    gzip.properties.insert("compression.type".into(), "gzip".into());
+    pipe.produce_with(&Producer::new(&gzip).unwrap(), &pipe.pipeline.source, drafts)
+}
+
+#[track_caller]
+fn has(record: &Record, name: &str, expected: Option<&str>) {
+    assert_eq!(
+        text(record, name).unwrap().as_deref(),
+        expected,
+        "{name} of {record:?}"
+    );
+}
+
+/// Checks a dead letter that has all its record had.
+#[track_caller]
+fn died_whole(pipe: &Pipe, ends: &Ends, sent: &Sent, code: &str) {
+    let letter = ends.of(sent);
+    assert_eq!(letter.position.topic, pipe.pipeline.dead_letter_topic());
+    assert_eq!((&letter.key, &letter.value), (&sent.draft.key, &sent.draft.value));
+    assert_eq!(users_headers(&letter.headers), sent.draft.headers);
+    has(letter, ERROR_CLASS, Some("permanent"));
+    has(letter, ERROR_CODE, Some(code));
+    has(letter, PAYLOAD_OMITTED, None);
+}
+
+/// Checks a dead letter of which the value had to be left out.
+#[track_caller]
+fn died_without_value(pipe: &Pipe, ends: &Ends, sent: &Sent, code: &str) {
+    let letter = ends.of(sent);
+    assert_eq!(letter.position.topic, pipe.pipeline.dead_letter_topic());
+    assert_eq!((&letter.key, &letter.value), (&sent.draft.key, &None));
+    assert_eq!(users_headers(&letter.headers), sent.draft.headers);
+    has(letter, ERROR_CODE, Some(code));
+    has(letter, PAYLOAD_OMITTED, Some("value"));
+}
+
+#[test]
+fn results_that_are_too_large_for_the_output_die_with_the_reason_and_all_others_are_written() {
+    // What is small fails once, so that it comes back between the large ones.
+    let setup = Setup::new("narrow")
+        .partitions(1)
+        .tiers(&[300])
+        .behave(|request: &Request| {
+            let is_first = request.earlier_calls_of_body == 0;
+            if is_first && request.body.len() < 1_000 && request.body.len().is_multiple_of(2) {
+                Reply::status(503)
+            } else {
+                Reply::ok(request.body.clone())
+            }
+        });
+    let output = format!("{}-out", setup.name());
+    raw::create_topic(&brokers(), &output, &[("max.message.bytes", NARROW)]);
+    let pipe = setup.create();
+    let (mut enricher, _tier) = (pipe.enricher("a"), pipe.retry_tier("a"));
+    let sent = pipe.produce(drafts(1_000, 10, 5_000));
+    let ends = pipe.settle(&sent, DEADLINE);
+    assert_eq!(ends.report.dead, 100, "{}", ends.report);
+    for sent in sent.iter().filter(|sent| sent.body().len() == 5_000) {
+        died_whole(&pipe, &ends, sent, "output.too-large");
+        let message = text(ends.of(sent), ERROR_MESSAGE).unwrap().unwrap();
+        assert!(message.contains(&format!("`{output}`")), "{message}");
+        assert_eq!(pipe.endpoint.calls_of_body(sent.body()), 1, "called again");
+    }
+    assert_eq!(enricher.get("/readyz").0, 200);
+}
+
+#[test]
+fn a_record_that_only_fits_compressed_dies_without_its_value_where_that_does_not_fit() {
+    let setup = Setup::new("gzip")
+        .partitions(1)
+        .tiers(&[300])
+        .behave(|request: &Request| match request.body[0] {
+            b'd' => Reply::status(422),
+            b'f' => Reply::status(503),
+            _ => Reply::ok(request.body.clone()),
+        });
+    let source = setup.name().to_owned();
+    raw::create_topic(&brokers(), &source, &[("max.message.bytes", "20000")]);
+    let pipe = setup.create();
+    let (mut enricher, _tier) = (pipe.enricher("a"), pipe.retry_tier("a"));
+    let large = |word: &str| {
+        let mut value = word.as_bytes().to_vec();
+        value.resize(200_000, b'x');
+        Draft::new(word.to_owned(), value).header("tenant", b"a")
+    };
+    let mut sent = compressed(&pipe, vec![large("succeeds"), large("denied"), large("fails")]);
+    sent.extend(pipe.produce(drafts(100, 200, 0).split_off(1)));
+    let ends = pipe.settle(&sent, DEADLINE);
+    assert_eq!(ends.report.dead, 2, "{}", ends.report);
+    assert_eq!(ends.of(&sent[0]).value, sent[0].draft.value);
+    died_without_value(&pipe, &ends, &sent[1], "http.422");
+    died_without_value(&pipe, &ends, &sent[2], "output.too-large");
+    has(ends.of(&sent[2]), RETRY_COUNT, Some("1"));
+    assert_eq!(enricher.get("/readyz").0, 200);
+}
+
+#[test]
+fn a_waiting_record_that_is_too_large_to_come_back_dies_in_its_tier() {
+    let setup = Setup::new("narrow-due")
+        .partitions(1)
+        .tiers(&[300])
+        .behave(|request: &Request| {
+            if request.earlier_calls_of_body == 0 {
+                Reply::status(503)
+            } else {
+                Reply::ok(request.body.clone())
+            }
+        });
+    let pipe = setup.create();
+    let (_enricher, mut tier) = (pipe.enricher("a"), pipe.retry_tier("a"));
+    // Once it works, the topic to come back by is made narrow.
+    let mut sent = pipe.produce(drafts(11, 20, 0).split_off(1));
+    pipe.settle(&sent, DEADLINE);
+    raw::configure_topic(
+        &brokers(),
+        &pipe.pipeline.due_topic(),
+        &[("max.message.bytes", NARROW)],
+    );
+    sent.extend(pipe.produce(drafts(300, 10, 5_000).split_off(20)));
+    let ends = pipe.settle(&sent, DEADLINE);
+    let large: Vec<&Sent> = sent.iter().filter(|sent| sent.body().len() == 5_000).collect();
+    assert_eq!(ends.report.dead, large.len() as u64, "{}", ends.report);
+    for sent in large {
+        died_whole(&pipe, &ends, sent, "output.too-large");
+        has(ends.of(sent), RETRY_COUNT, Some("1"));
+    }
+    assert_eq!(tier.get("/readyz").0, 200);
+}
