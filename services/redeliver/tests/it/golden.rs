@@ -425,9 +425,12 @@ Options:
         "dlq-inspector",
         "redeliver",
     ] {
-        let expected = format!("{name} {}\n", redeliver_runtime::metrics::version());
+        let version = format!(" {}\n", redeliver_runtime::metrics::version());
         let printed = asked(name, &["--version"]);
-        assert_eq!((printed.code, printed.stdout), (Some(0), expected));
+        assert!(
+            printed.code == Some(0) && printed.stdout.ends_with(&version),
+            "{printed:?}"
+        );
         assert_eq!(asked(name, &["--no-such-flag"]).code, Some(2));
     }
 }
@@ -558,12 +561,19 @@ fn a_tier_that_would_lose_records_refuses_to_start() {
         &tier,
         &[("cleanup.policy", "delete"), ("retention.ms", "3600000")],
     );
-    let checked = pipe.redeliver(&["topics", "check"]);
     let problem = format!(
         "error: topic `{tier}` keeps records for 1h while they may wait for up to 1d: they would be deleted before \
          they are due, or after a short outage; needed is 2d; set its retention.ms to 604800000 (7d) or more\n"
     );
-    assert!(checked.stdout.contains(&problem), "{}", checked.stdout);
+    // The broker may answer for a moment as if a topic that it has just made were not there.
+    eventually("the topic is seen", Duration::from_secs(15), || {
+        let checked = pipe.redeliver(&["topics", "check"]).stdout;
+        if checked.contains(&problem) {
+            Ok(())
+        } else {
+            Err(checked)
+        }
+    });
 }
 
 /// Takes connections as a broker would, and ends each at once. Counts them.
