@@ -23,6 +23,7 @@ mod keeper;
 mod metrics;
 mod overlay;
 mod processor;
+mod refused;
 pub mod request;
 mod service;
 mod shard;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use redeliver_core::{Clock, Record, Timestamp};
-use redeliver_kafka::{AssignmentId, KafkaSettings, Processor, Turn};
+use redeliver_kafka::{AssignmentId, KafkaSettings, Processor, Refused, Turn};
 use tokio::sync::mpsc;
 use tokio::task::{JoinError, JoinSet};
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -12,6 +12,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use crate::index::Index;
 use crate::keeper::{Answers, Keeper};
 use crate::metrics::SchedulerMetrics;
+use crate::refused;
 use crate::shard::{Ask, Settings, Shard, Tally, Writes};
 use crate::standing::Standing;
 
@@ -189,6 +190,12 @@ impl<I: Index> Processor for Scheduler<I> {
         self.ask(now);
         let shards = self.held.shards.values_mut();
         self.held.next_due = shards.filter_map(|kept| kept.shard.next_due()).min();
+    }
+
+    fn refused(&mut self, refused: &[Refused], turn: &mut Turn, now: Timestamp) -> bool {
+        refused.iter().all(|Refused { index, failure }| {
+            refused::replace(&self.settings, &mut turn.outputs[*index], failure, now)
+        })
     }
 
     fn changelog_written(&mut self, partition: i32, end: i64) {

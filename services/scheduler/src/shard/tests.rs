@@ -8,6 +8,7 @@ use redeliver_core::{Position, Span};
 
 use super::*;
 use crate::index::Row;
+use crate::refused;
 
 const START: i64 = 1_763_722_800_000;
 const APP: &str = "jobs";
@@ -869,4 +870,73 @@ fn a_long_wait_can_be_neither_cancelled_nor_rescheduled() {
     };
     assert_eq!(value.as_deref(), Some(&b"document"[..]));
     assert!(*at >= due, "{at} is before {due}");
+}
+
+#[test]
+fn what_a_topic_does_not_take_becomes_a_dead_letter_of_whose_it_is() {
+    let settings = settings();
+    let now = Timestamp::from_millis(START);
+    let failure = Failure::permanent("output.too-large", "no");
+    let output = |topic: &str, headers: Headers| Output {
+        topic: topic.into(),
+        partition: None,
+        key: Some("k".into()),
+        value: Some("v".into()),
+        headers,
+    };
+    let text = |letter: &Output, name: &str| {
+        let value = letter.headers.single(name).unwrap().flatten();
+        value.map(|value| std::str::from_utf8(value).unwrap().to_owned())
+    };
+
+    // A job's topic: the id says where its request stands.
+    let mut headers = Headers::new();
+    headers.push_text("tenant", "a");
+    headers.push_text(headers::JOB_ID, &JobId::new(now, 3, 44).to_string());
+    let mut letter = output(APP, headers);
+    assert!(refused::replace(&settings, &mut letter, &failure, now));
+    assert_eq!(
+        (&*letter.topic, letter.value.as_deref()),
+        ("dlq", Some(&b"v"[..]))
+    );
+    assert_eq!(text(&letter, headers::ORIGINAL_TOPIC).as_deref(), Some("ingest"));
+    assert_eq!(text(&letter, headers::ORIGINAL_PARTITION).as_deref(), Some("3"));
+    assert_eq!(text(&letter, headers::ORIGINAL_OFFSET).as_deref(), Some("44"));
+    assert_eq!(text(&letter, headers::PIPELINE).as_deref(), Some("scheduler"));
+    assert_eq!(
+        text(&letter, headers::ERROR_CODE).as_deref(),
+        Some("output.too-large")
+    );
+    assert_eq!(text(&letter, "tenant").as_deref(), Some("a"));
+    // And the letter itself.
+    assert!(refused::replace(&settings, &mut letter, &failure, now));
+    assert_eq!((&*letter.topic, &letter.value), ("dlq", &None));
+
+    // A record of a pipeline that has waited.
+    let origin = Origin {
+        topic: "docs".into(),
+        partition: 1,
+        offset: 7,
+        timestamp: None,
+    };
+    let mut lineage = Headers::new();
+    headers::write_lineage(&mut lineage, "docs", &origin, 2);
+    let mut letter = output(RETURN, lineage);
+    assert!(refused::replace(&settings, &mut letter, &failure, now));
+    assert_eq!(
+        (&*letter.topic, letter.value.as_deref()),
+        ("docs-dlq", Some(&b"v"[..]))
+    );
+    assert_eq!(text(&letter, headers::ORIGINAL_OFFSET).as_deref(), Some("7"));
+    assert_eq!(text(&letter, headers::RETRY_COUNT).as_deref(), Some("2"));
+    assert!(refused::replace(&settings, &mut letter, &failure, now));
+    assert_eq!((&*letter.topic, &letter.value), ("docs-dlq", &None));
+
+    // A state cannot be anywhere else.
+    assert!(!refused::replace(
+        &settings,
+        &mut output("state", Headers::new()),
+        &failure,
+        now
+    ));
 }
