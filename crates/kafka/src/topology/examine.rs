@@ -88,12 +88,27 @@ fn examine_log_of_states(spec: &TopicSpec, actual: &ActualTopic) -> Option<Findi
 fn examine_tombstones(spec: &TopicSpec, actual: &ActualTopic, wanted: Span) -> Option<Finding> {
     let kept = Span::from_millis(u64::try_from(actual.number("delete.retention.ms")?).ok()?);
     (kept < SHORTEST_TOMBSTONE_RETENTION).then(|| {
+        // The scheduler takes an index for sound that is not older than half of the shortest time.
+        let (severity, problem) = if spec.role == Role::Ledger {
+            (
+                Severity::Warning,
+                format!(
+                    "forgets after {kept} that something was forgotten: an index that was behind for half as long \
+                     has to be built again from the beginning"
+                ),
+            )
+        } else {
+            (
+                Severity::Error,
+                format!(
+                    "forgets after {kept} that a job was forgotten: an index that was behind for longer would \
+                     bring it back, and {SHORTEST_TOMBSTONE_RETENTION} is the least"
+                ),
+            )
+        };
         spec.finding(
-            Severity::Warning,
-            format!(
-                "forgets after {kept} that something was forgotten: an index that was behind for half as long \
-                 has to be built again from the beginning"
-            ),
+            severity,
+            problem,
             format!(
                 "set its delete.retention.ms to {} ({wanted}) or more",
                 wanted.as_millis()

@@ -409,9 +409,9 @@ fn the_state_topic_is_compacted_and_nothing_else() {
         "scheduler.jobs.state",
         &[("cleanup.policy", "compact"), ("delete.retention.ms", "3600000")],
         &[
-            "warning: topic `scheduler.jobs.state` forgets after 1h that something was forgotten: an index \
-             that was behind for half as long has to be built again from the beginning; set its \
-             delete.retention.ms to 604800000 (7d) or more",
+            "error: topic `scheduler.jobs.state` forgets after 1h that a job was forgotten: an index that was \
+             behind for longer would bring it back, and 1d is the least; set its delete.retention.ms to 604800000 \
+             (7d) or more",
         ],
     );
 }

@@ -324,7 +324,7 @@ async fn a_state_topic_that_would_lose_jobs_is_refused() {
         [
             (Severity::Error, "set its cleanup.policy to compact".to_owned()),
             (
-                Severity::Warning,
+                Severity::Error,
                 "set its delete.retention.ms to 604800000 (7d) or more".to_owned()
             )
         ]
