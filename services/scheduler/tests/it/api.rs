@@ -1,5 +1,6 @@
 //! gRPC and REST of the real binary, on real Kafka and Redis.
 
+mod forgetting;
 mod server;
 
 use redeliver_core::Record;

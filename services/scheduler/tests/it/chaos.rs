@@ -15,6 +15,7 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use fred::prelude::Value;
 use redeliver_testkit::local_kafka::kafka_tool;
 use redeliver_testkit::{LocalKafka, LocalRedis, Member, eventually};
 
@@ -74,8 +75,8 @@ impl Drop for Turn {
     }
 }
 
-fn call(redis: &LocalRedis, house: &House, command: &[&str]) {
-    house.block_on(async { Raw::connect(&redis.url()).await.call(command).await });
+fn call(redis: &LocalRedis, house: &House, command: &[&str]) -> Value {
+    house.block_on(async { Raw::connect(&redis.url()).await.call(command).await })
 }
 
 #[test]
@@ -113,16 +114,28 @@ fn nothing_is_lost_or_doubled_by_kills_at_random_moments() {
 /// them in the middle of bringing the index up to date or of many turns.
 #[test]
 fn nothing_is_lost_or_doubled_by_death_at_any_step_of_a_transaction() {
-    const POINTS: [&str; 5] = ["begin", "produce", "offsets", "commit", "index"];
+    const POINTS: [&str; 8] = [
+        "begin", "produce", "offsets", "commit", "index", "claim", "replay", "clear",
+    ];
     const TIMES: [u32; 3] = [1, 4, 30];
+    // These are passed once per partition when a process starts.
+    const OF_THE_START: [&str; 3] = ["claim", "replay", "clear"];
     let _turn = Turn::wait();
     let mut random = random("points");
-    let house = setup("points").create();
+    let redis = LocalRedis::start().unwrap();
+    let house = setup("points").redis(redis.url()).create();
     let mut member = house.start("a");
     let done = under_load(&house, &mut random, 200, |load, _| {
         member.kill_9();
         for time in TIMES {
             for point in POINTS {
+                if OF_THE_START.contains(&point) && time > PARTITIONS {
+                    continue;
+                }
+                if point == "clear" {
+                    // Else there is no need to begin anew.
+                    call(&redis, &house, &["FLUSHALL"]);
+                }
                 member.start_again_with(&[("REDELIVER_FAULT", &format!("{point}:{time}"))]);
                 member.until_crashed();
                 let said = format!("dying here, as the environment asks name=\"{point}\" count={time}");
@@ -135,7 +148,7 @@ fn nothing_is_lost_or_doubled_by_death_at_any_step_of_a_transaction() {
     });
     done.settle();
     println!("{member}");
-    assert_eq!(member.crashes(), 15);
+    assert_eq!(member.crashes(), 21);
 }
 
 /// Waits until both own some partitions, all of them together, none of them twice.
@@ -241,14 +254,20 @@ fn nothing_is_lost_or_doubled_when_redis_is_emptied() {
                     member.start_again();
                     member.until_ready();
                 }
-                _ => call(&redis, &house, &["SCRIPT", "FLUSH"]),
+                _ => drop(call(&redis, &house, &["SCRIPT", "FLUSH"])),
             }
         }
         // Only parts of it.
         for shard in 0..PARTITIONS {
-            some_time_later(load, random);
-            let key = format!("{}:{{{shard}}}:meta", house.name);
-            call(&redis, &house, &["DEL", &key]);
+            for part in ["meta", "due", "ended", "buckets", "job:"] {
+                some_time_later(load, random);
+                let keys = format!("{}:{{{shard}}}:{part}*", house.name);
+                let keys = call(&redis, &house, &["KEYS", &keys]).into_array();
+                let keys: Vec<_> = keys.into_iter().filter_map(Value::into_string).collect();
+                if let Some(key) = random.choice(&keys) {
+                    call(&redis, &house, &["DEL", key]);
+                }
+            }
         }
         some_time_later(load, random);
     });

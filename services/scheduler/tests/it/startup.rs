@@ -62,3 +62,24 @@ fn a_redis_that_is_not_there_yet_is_waited_for_and_readiness_says_so() {
     watch.until_so_many_ended(20 + again.len());
     assert!(scheduler.is_in_its_first_life());
 }
+
+#[test]
+fn a_redis_that_may_evict_from_now_on_is_not_used_until_it_may_no_more() {
+    let redis = LocalRedis::start().unwrap();
+    let house = Setup::new("evicts-later").redis(redis.url()).create();
+    let mut scheduler = house.start("a");
+    let set_policy = |policy: &str| {
+        house.block_on(async {
+            let raw = Raw::connect(&redis.url()).await;
+            raw.call(&["CONFIG", "SET", "maxmemory", "100mb"]).await;
+            raw.call(&["CONFIG", "SET", "maxmemory-policy", policy]).await;
+        });
+    };
+    set_policy("allkeys-lru");
+    scheduler.until_not_ready("allkeys-lru");
+    let asked = house.ask(vec![Request::protobuf(Wanted::new("mail", "1"))]);
+    set_policy("noeviction");
+    scheduler.until_ready();
+    assert!(scheduler.is_in_its_first_life());
+    house.settle(asked);
+}

@@ -1,0 +1,90 @@
+//! What is forgotten: ended jobs after `keep_ended`, idempotency keys after `idempotency_window`.
+
+use redeliver_testkit::{LocalRedis, eventually_async};
+use reqwest::Method;
+
+use super::only_record;
+use super::server::{SOON, Server};
+use crate::index::own_redis::Raw;
+
+const JOB: &str = r#"{"appName":"sms","delay":"0s","idempotencyKey":"k-1","jobData":"first"}"#;
+
+/// Keys of the shards that tell of jobs.
+async fn keys_of_jobs(raw: &Raw) -> Vec<String> {
+    let keys = raw.call(&["KEYS", "*"]).await.into_array().into_iter();
+    let keys = keys.map(|key| String::from_utf8_lossy(key.as_bytes().unwrap()).into_owned());
+    keys.filter(|key| {
+        ["due", "ended", "buckets", "job:"]
+            .iter()
+            .any(|kind| key.contains(&format!("}}:{kind}")))
+    })
+    .collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_ended_job_and_its_key_are_forgotten_and_nothing_brings_them_back() {
+    let redis = LocalRedis::start().unwrap();
+    let server = Server::start_with("  keep_ended: 2s\n  idempotency_window: 2s\n", &redis.url());
+    let raw = Raw::connect(&redis.url()).await;
+    let first = server.json(Method::POST, "/v1/jobs", JOB).await.is(201);
+    let path = format!("/v1/jobs/{}", first.text_of("id"));
+    only_record(&server, "sms").await;
+
+    eventually_async("the job is forgotten", SOON, async || {
+        let answer = server.get(&path).await;
+        if answer.status.as_u16() == 404 {
+            Ok(())
+        } else {
+            Err(answer.text)
+        }
+    })
+    .await;
+    eventually_async("a tombstone", SOON, async || {
+        let records = tokio::task::block_in_place(|| server.records("state"));
+        match records.last() {
+            Some(last) if last.value.is_none() && last.key == records[0].key => Ok(()),
+            last => Err(format!("{last:?}")),
+        }
+    })
+    .await;
+    eventually_async("nothing of it is in the index", SOON, async || {
+        let keys = keys_of_jobs(&raw).await;
+        if keys.is_empty() {
+            Ok(())
+        } else {
+            Err(format!("{keys:?}"))
+        }
+    })
+    .await;
+    server.delete(&path).await.problem(404, "job_unknown", "no job");
+
+    // The key is free again, for another content too.
+    let other = JOB.replace("first", "second");
+    let second = server.json(Method::POST, "/v1/jobs", &other).await.is(201);
+    assert_ne!(second.text_of("id"), first.text_of("id"));
+
+    // Built anew from the topic, the index knows of the second alone.
+    raw.call(&["FLUSHALL"]).await;
+    let far = r#"{"appName":"sms","delay":"1h","jobData":"third"}"#;
+    let third = server.json(Method::POST, "/v1/jobs", far).await.is(201);
+    let third = format!("/v1/jobs/{}", third.text_of("id"));
+    eventually_async("all shards are there again", SOON, async || {
+        let stats = server.get("/v1/stats").await;
+        let found = server.get(&third).await;
+        let is_back = stats.body["scheduled"] == 1 && found.status.as_u16() == 200;
+        if is_back {
+            Ok(())
+        } else {
+            Err(format!("{stats:?} {found:?}"))
+        }
+    })
+    .await;
+    server.get(&path).await.is(404);
+    let dispatched = tokio::task::block_in_place(|| server.records("sms"));
+    let data: Vec<_> = dispatched.iter().map(|record| record.value.as_deref()).collect();
+    assert_eq!(data.len(), 2, "{data:?}");
+    assert!(
+        data.contains(&Some(br#""first""#)) && data.contains(&Some(br#""second""#)),
+        "{data:?}"
+    );
+}
