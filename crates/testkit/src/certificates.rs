@@ -30,6 +30,7 @@ mod authority {
     use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 
     use super::{Signed, write};
+    use crate::unique;
 
     /// Signs certificates. Nobody trusts it who was not given its own.
     pub struct Authority {
@@ -43,9 +44,11 @@ mod authority {
         /// When no key can be made.
         pub fn new() -> Result<Self> {
             let mut params = CertificateParams::new(Vec::new()).context("describing an authority")?;
-            // Must differ from what servers are called, or they would look as if they had signed themselves.
-            let name = "authority of a test";
-            params.distinguished_name.push(DnType::CommonName, name);
+            // Servers of the same name would look as if they had signed themselves, and another authority of the
+            // same name as if it had signed wrongly.
+            params
+                .distinguished_name
+                .push(DnType::CommonName, unique("authority"));
             params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
             let key = KeyPair::generate().context("making the key of an authority")?;
             let issuer = CertifiedIssuer::self_signed(params, key).context("making an authority")?;

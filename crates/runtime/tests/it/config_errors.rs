@@ -439,6 +439,17 @@ fn a_redis_that_cannot_be_one_is_refused() {
         "redis: { url: 'http://:hunter2@localhost:6379' }",
         "redis.url: is not a Redis URL: write redis://HOST:PORT, or rediss:// for TLS (redeliver.yaml line 1)",
     );
+    check(
+        "redis: { url: 'redis://localhost:6379', ca_file: ca.pem }",
+        "redis.ca_file: is for TLS, and redis.url does not ask for it: write rediss:// (redeliver.yaml line 1)",
+    );
+    for scheme in ["rediss", "rediss-cluster", "rediss-sentinel"] {
+        let file = format!("redis: {{ url: '{scheme}://localhost:6379', ca_file: ca.pem }}");
+        assert_eq!(
+            load(&file, &[], &[]).unwrap().redis.ca_file,
+            Some("ca.pem".into())
+        );
+    }
     let rule = "has 1 to 100 of the characters a-z, A-Z, 0-9, `.`, `_`, `:` and `-`";
     for prefix in ["''", "'a b'", "'a{1}'"] {
         let expected = format!("redis.prefix: {rule} (redeliver.yaml line 1)");

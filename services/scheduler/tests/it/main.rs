@@ -9,3 +9,4 @@ mod index;
 mod oracle;
 mod requests;
 mod startup;
+mod tls;

@@ -215,6 +215,14 @@ fn unavailable(error: Error) -> IndexError {
 
 /// Errors of the server say their kind themselves.
 fn describe(error: &Error) -> String {
+    // The client library keeps no more of a failed handshake than this text.
+    if let Some((_, reason)) = error.details().split_once("InvalidCertificate(") {
+        return format!(
+            "the certificate that Redis shows is not trusted ({}); redis.ca_file names authorities beside the machine's \
+             own",
+            reason.trim_end_matches([')', '}', ' '])
+        );
+    }
     match error.kind() {
         ErrorKind::Unknown => error.details().to_owned(),
         _ => error.to_string(),

@@ -19,6 +19,7 @@ pub(crate) fn config(url: &str) -> RedisConfig {
     RedisConfig {
         url: Url::new(url),
         prefix: unique("index"),
+        ..RedisConfig::default()
     }
 }
 
