@@ -162,6 +162,30 @@ impl House {
         member
     }
 
+    /// Changes a setting for schedulers that are started from now on, by its dotted key.
+    pub(crate) fn set(&mut self, key: &str, value: &str) {
+        self.settings.push((key.to_owned(), value.to_owned()));
+    }
+
+    /// The configuration that schedulers are started with, but for single settings.
+    pub(crate) fn configuration(&self) -> String {
+        std::fs::read_to_string(&self.file).unwrap()
+    }
+
+    /// Runs something beside the test.
+    pub(crate) fn spawn_task<T: Send + 'static>(
+        &self,
+        future: impl Future<Output = T> + Send + 'static,
+    ) -> tokio::task::JoinHandle<T> {
+        self.runtime.spawn(future)
+    }
+
+    /// Writes records to any topic, all at once.
+    pub(crate) fn write(&self, outputs: &[Output]) {
+        let sending = try_join_all(outputs.iter().map(|output| self.producer.send(output)));
+        self.block_on(sending).unwrap();
+    }
+
     /// Runs something asynchronous to its end.
     pub(crate) fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
         self.runtime.block_on(future)
@@ -245,6 +269,25 @@ impl<'a> Watch<'a> {
             seen: Seen::default(),
             ended: 0,
         }
+    }
+
+    /// Whose topics are watched.
+    pub(crate) fn house(&self) -> &'a House {
+        self.house
+    }
+
+    /// Waits until so many jobs are known.
+    #[track_caller]
+    pub(crate) fn until_so_many_are_known(&mut self, count: usize) {
+        eventually("jobs are known", PATIENCE, || {
+            self.look_at_state();
+            let known: BTreeSet<_> = self.seen.state.iter().map(|record| record.key.clone()).collect();
+            if known.len() >= count {
+                Ok(())
+            } else {
+                Err(format!("{} of {count}", known.len()))
+            }
+        });
     }
 
     /// Reads what has come to the state topic, and says how many jobs have ended.
