@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use redeliver_core::{Clock as _, SystemClock, Timestamp};
 use redeliver_dlq_inspector::index::FILE;
 use redeliver_proto::convert::to_timestamp;
 use redeliver_proto::error::reason;
@@ -217,13 +218,17 @@ async fn a_record_in_the_ledger_sets_the_state() {
     let mut inspector = setup.serve().await;
     let discarded = v1::LedgerEntry {
         state: v1::DeadLetterState::Discarded.into(),
-        time: Some(to_timestamp(redeliver_core::Timestamp::from_millis(
-            1_700_000_000_000,
-        ))),
+        time: Some(to_timestamp(SystemClock.now())),
         by: "ann".into(),
         note: "test data".into(),
         ..v1::LedgerEntry::default()
     };
+    // Of a topic of this name that is no more: it says nothing.
+    let before = v1::LedgerEntry {
+        time: Some(to_timestamp(Timestamp::from_millis(1_700_000_000_000))),
+        ..discarded.clone()
+    };
+    setup.put_ledger(&format!("{topic}/0/0"), Some(before)).await;
     let id = format!("{topic}/0/1");
     setup.put_ledger("this is no id", Some(discarded.clone())).await;
     setup.put_ledger(&id, Some(discarded.clone())).await;
