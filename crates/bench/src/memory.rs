@@ -33,6 +33,8 @@ pipelines: {{ {name}: {{ output: '{name}-out', retry: {{ tiers: [{tier}] }} }} }
 ",
             broker.address
         ),
+        // As in the image.
+        &[("MIMALLOC_PURGE_DELAY", "0")],
     )?;
     let due_topic = broker.watch(&pipeline.due_topic(), PARTITIONS)?;
     // A first record that is due shows that the process is at work.

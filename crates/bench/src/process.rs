@@ -28,7 +28,12 @@ impl Drop for Running {
 impl Running {
     /// Starts a program that stands beside this one. Its configuration and log are kept in the directory for
     /// temporary files, under this name.
-    pub(crate) fn start(program: &str, name: &str, config: &str) -> anyhow::Result<Self> {
+    pub(crate) fn start(
+        program: &str,
+        name: &str,
+        config: &str,
+        environment: &[(&str, &str)],
+    ) -> anyhow::Result<Self> {
         let directory = std::env::temp_dir().join("redeliver-bench");
         std::fs::create_dir_all(&directory).context("making a directory for logs")?;
         // Free until somebody else takes it, which nobody does here.
@@ -47,6 +52,7 @@ impl Running {
         let child = Command::new(&program)
             .arg("--config")
             .arg(&file)
+            .envs(environment.iter().copied())
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)

@@ -45,6 +45,7 @@ pub fn check(config: &Config) -> Result<(), ConfigError> {
 /// # Errors
 /// When the topics are unsound or a lane cannot go on.
 pub async fn run(start: Start) -> anyhow::Result<()> {
+    use_small_pages();
     let mut host = Host::new("retry-tier", start);
     let pipelines = served(&host.config);
     let pipelines: Vec<Pipeline> = pipelines.iter().map(|pipeline| (**pipeline).clone()).collect();
@@ -52,6 +53,15 @@ pub async fn run(start: Start) -> anyhow::Result<()> {
     host.ensure_topics(&topics).await?;
     mount(&mut host)?;
     Ok(host.run().await?)
+}
+
+/// This process holds little and waits for long. With pages of 2 MiB (transparent huge pages), of each of which a
+/// little is in use, it would take twice the memory.
+fn use_small_pages() {
+    #[cfg(target_os = "linux")]
+    if let Err(error) = nix::sys::prctl::set_thp_disable(true) {
+        tracing::debug!(%error, "huge pages are in use");
+    }
 }
 
 /// Adds the lanes of all served tiers to a host.

@@ -88,7 +88,7 @@ scheduler:
             topic(BULK),
             topic(TRICKLE),
         );
-        Running::start("scheduler", &self.topic(instance), &config)
+        Running::start("scheduler", &self.topic(instance), &config, &[])
     }
 
     /// The same, once all shards are its own and dispatch.
