@@ -157,8 +157,9 @@ const COMMANDS: usize = 10_000;
 const COMMAND_BYTES: usize = 64 << 20;
 /// The most bytes that a shard writes in one turn.
 const TURN_BYTES: usize = 8 << 20;
-/// The most questions of one look-up.
+/// The most questions of one look-up, and how many of them may be for jobs, which may be large.
 const QUESTIONS: usize = 2_000;
+const QUESTIONS_OF_JOBS: usize = 200;
 /// The most jobs of one look ahead, and their bytes.
 const CHUNK: usize = 5_000;
 const CHUNK_BYTES: usize = 4 << 20;
@@ -341,8 +342,14 @@ impl Shard {
             asks.push(Ask::Apply { turn, batch });
         }
         if self.looking.is_empty() && !self.unseen.is_empty() {
-            let count = self.unseen.len().min(QUESTIONS);
-            self.looking.extend(self.unseen.drain(..count));
+            let mut jobs = 0;
+            while self.looking.len() < QUESTIONS
+                && jobs < QUESTIONS_OF_JOBS
+                && let Some(entry) = self.unseen.pop_front()
+            {
+                jobs += usize::from(matches!(question(&entry), Some(Lookup::Job(_))));
+                self.looking.push_back(entry);
+            }
             asks.push(Ask::LookUp(self.looking.iter().filter_map(question).collect()));
         }
         if let Some(ask) = self.ask_ahead(now) {
@@ -433,6 +440,7 @@ impl Shard {
         let mut found: BTreeMap<Cursor, Arc<Job>> = waiting
             .map(|job| (cursor(job), job.clone()))
             .filter(|(cursor, _)| Some(*cursor) > after && Some(*cursor) <= loaded)
+            .filter(|(cursor, _)| self.window.get(cursor.id).is_none())
             .collect();
         for row in ahead.rows {
             let id = row.cursor.id;
@@ -446,9 +454,6 @@ impl Shard {
         }
         self.loaded = loaded;
         for (cursor, job) in found {
-            if self.window.get(job.id).is_some() {
-                continue;
-            }
             if !self.has_room(Way::LookedUp) {
                 self.loaded = Some(cursor.before());
                 break;
