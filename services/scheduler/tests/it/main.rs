@@ -7,6 +7,7 @@ mod e2e;
 mod house;
 mod index;
 mod oracle;
+mod rebuild;
 mod requests;
 mod startup;
 mod tls;
