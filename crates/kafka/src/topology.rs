@@ -8,7 +8,7 @@
 //! creating.
 //!
 //! Source and output topics and those of applications belong to the users: they are created when they are
-//! missing and otherwise never judged. Existing topics are never changed.
+//! missing, and of an existing one is only said when it is too narrow. Existing topics are never changed.
 
 mod admin;
 mod examine;
@@ -66,6 +66,8 @@ pub struct TopicSpec {
     pub required_retention: Option<Span>,
     /// The topics whose records must fit into it.
     pub sources: Vec<Arc<str>>,
+    /// The largest records that are written into it, in bytes and without our headers, as far as settings say.
+    pub largest: Option<u64>,
     /// How it is cleaned; `None` for topics of the users, which are not judged.
     pub cleanup: Option<Cleanup>,
 }
@@ -139,6 +141,11 @@ impl fmt::Display for Finding {
 }
 
 impl TopicSpec {
+    /// Writes into it are not larger than this, by a setting.
+    fn expect(&mut self, bytes: u64) {
+        self.largest = self.largest.max(Some(bytes));
+    }
+
     /// Whether it is ours: its records are lost or late when its configuration is wrong.
     #[must_use]
     pub fn is_managed(&self) -> bool {

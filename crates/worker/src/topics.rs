@@ -7,6 +7,7 @@ use redeliver_core::Pipeline;
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::topology::{self, Finding, Severity, TopicSettings, TopologyError, TopologySpec};
 use redeliver_runtime::Config;
+use redeliver_runtime::config::ResponseMode;
 use redeliver_runtime::error_chain::error_chain;
 use redeliver_runtime::health::Part;
 use tokio_util::sync::CancellationToken;
@@ -49,7 +50,10 @@ pub fn topic_settings(config: &Config) -> TopicSettings {
 #[must_use]
 pub fn of_pipelines(config: &Config, pipelines: &[Pipeline]) -> TopologySpec {
     let settings = topic_settings(config);
-    let spec = TopologySpec::for_pipelines(pipelines, &settings);
+    let mut spec = TopologySpec::for_pipelines(pipelines, &settings);
+    for pipeline in pipelines {
+        expect_results(&mut spec, config, &pipeline.name);
+    }
     if pipelines.iter().all(|pipeline| pipeline.long_waits.is_none()) {
         return spec;
     }
@@ -69,8 +73,26 @@ pub fn of_scheduler(config: &Config) -> TopologySpec {
         .into_iter()
         .filter(|pipeline| pipeline.long_waits.is_some())
         .collect();
-    TopologySpec::for_scheduler(&config.scheduler.topics(), &waiting, &settings)
-        .join(TopologySpec::for_pipelines(&waiting, &settings))
+    let mut spec = TopologySpec::for_scheduler(&config.scheduler.topics(), &waiting, &settings);
+    let apps = config.scheduler.apps.values();
+    spec.expect(apps.map(|app| app.topic.as_str()), config.scheduler.max_data);
+    spec.expect(
+        [config.scheduler.topics.state.as_str()],
+        config.scheduler.max_data,
+    );
+    spec.join(TopologySpec::for_pipelines(&waiting, &settings))
+}
+
+/// How large results may be is known where the endpoint's answers are the results.
+fn expect_results(spec: &mut TopologySpec, config: &Config, pipeline: &str) {
+    let Some(settings) = config.pipelines.get(pipeline) else {
+        return;
+    };
+    if let (Some(output), Some(http)) = (&settings.output, &settings.http)
+        && http.response == ResponseMode::Replace
+    {
+        spec.expect(output.topics(), http.max_response_bytes);
+    }
 }
 
 /// The topics of all pipelines, and the scheduler's when there is anything for it to do.

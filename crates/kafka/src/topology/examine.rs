@@ -32,7 +32,7 @@ pub fn examine(spec: &TopicSpec, all: &Actual) -> Vec<Finding> {
         )];
     };
     let of_clean_up = match spec.cleanup {
-        None => return Vec::new(),
+        None => return examine_largest(spec, actual).into_iter().collect(),
         Some(Cleanup::Delete) => vec![
             examine_compaction(spec, actual),
             examine_retention(spec, actual),
@@ -48,6 +48,7 @@ pub fn examine(spec: &TopicSpec, all: &Actual) -> Vec<Finding> {
         .chain([
             examine_partitions(spec, actual, all),
             examine_size(spec, actual, all),
+            examine_largest(spec, actual),
         ])
         .flatten()
         .collect();
@@ -175,13 +176,46 @@ fn examine_retention(spec: &TopicSpec, actual: &ActualTopic) -> Option<Finding> 
 fn examine_size(spec: &TopicSpec, actual: &ActualTopic, all: &Actual) -> Option<Finding> {
     let limit = actual.max_message_bytes()?;
     let (source, needed) = largest_source(spec, all)?;
-    (limit < needed).then(|| {
+    let (severity, problem) = if limit < needed {
+        (Severity::Error, "larger ones could not move on")
+    } else if limit < needed + HEADER_ROOM {
+        let problem = "the largest could not move on, because headers are added";
+        (Severity::Warning, problem)
+    } else {
+        return None;
+    };
+    Some(spec.finding(
+        severity,
+        format!("takes records of {limit} bytes while `{source}` takes {needed}: {problem}"),
+        wider(needed),
+    ))
+}
+
+/// A user's topic may be as narrow as the user likes: what it does not take becomes a dead letter. For the state of a
+/// job there is no other place.
+fn examine_largest(spec: &TopicSpec, actual: &ActualTopic) -> Option<Finding> {
+    let limit = actual.max_message_bytes()?;
+    let largest = i64::try_from(spec.largest?).ok()?;
+    let (severity, problem) = if spec.is_managed() {
+        (Severity::Error, "those that do not fit could not move on")
+    } else {
+        (Severity::Warning, "those that do not fit become dead letters")
+    };
+    (limit < largest.saturating_add(HEADER_ROOM)).then(|| {
         spec.finding(
-            Severity::Error,
-            format!("takes records of {limit} bytes while `{source}` takes {needed}: larger ones could not move on"),
-            format!("set its max.message.bytes to {} or more", needed + HEADER_ROOM),
+            severity,
+            format!(
+                "takes records of {limit} bytes, and {} may have {largest} and headers: {problem}",
+                spec.records()
+            ),
+            wider(largest),
         )
     })
+}
+
+fn wider(needed: i64) -> String {
+    let roomy = needed.saturating_add(HEADER_ROOM);
+    format!("set its max.message.bytes to {roomy} or more")
 }
 
 fn examine_retention_bytes(spec: &TopicSpec, actual: &ActualTopic) -> Option<Finding> {

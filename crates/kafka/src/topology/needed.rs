@@ -64,10 +64,19 @@ impl TopologySpec {
             retention: None,
             required_retention: None,
             sources: Vec::new(),
+            largest: None,
             cleanup: Some(Cleanup::Compact {
                 tombstones: TOMBSTONE_RETENTION,
             }),
         }))
+    }
+
+    /// Notes that records up to so many bytes are written into these topics.
+    pub fn expect<'a>(&mut self, topics: impl IntoIterator<Item = &'a str>, bytes: u64) {
+        for name in topics {
+            let known = self.topics.iter_mut().filter(|topic| *topic.name == *name);
+            known.for_each(|topic| topic.expect(bytes));
+        }
     }
 
     /// These topics and those, each once.
@@ -81,8 +90,13 @@ impl TopologySpec {
         let mut topics: Vec<TopicSpec> = Vec::new();
         for spec in specs {
             match topics.iter_mut().find(|known| known.name == spec.name) {
-                Some(known) if spec.is_managed() && !known.is_managed() => *known = spec,
-                Some(_) => {}
+                Some(known) => {
+                    let largest = known.largest.max(spec.largest);
+                    if spec.is_managed() && !known.is_managed() {
+                        *known = spec;
+                    }
+                    known.largest = largest;
+                }
                 None => topics.push(spec),
             }
         }
@@ -132,6 +146,7 @@ impl TopicSpec {
             retention,
             required_retention,
             sources: is_ours.then(|| pipeline.source.clone()).into_iter().collect(),
+            largest: None,
             cleanup: is_ours.then_some(Cleanup::Delete),
         }
     }
@@ -151,6 +166,7 @@ impl TopicSpec {
             retention: None,
             required_retention: None,
             sources: Vec::new(),
+            largest: None,
             cleanup: None,
         };
         let deleted_after = |(retention, required_retention)| Self {

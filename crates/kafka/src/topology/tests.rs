@@ -36,7 +36,7 @@ fn topic(config: &[(&str, &str)]) -> ActualTopic {
         ("cleanup.policy", "delete"),
         ("retention.ms", "2592000000"),
         ("retention.bytes", "-1"),
-        ("max.message.bytes", "1048588"),
+        ("max.message.bytes", "1064972"),
         ("message.timestamp.type", "CreateTime"),
     ]
     .iter()
@@ -49,8 +49,9 @@ fn topic(config: &[(&str, &str)]) -> ActualTopic {
 
 /// The findings of one topic, beside others with default limits.
 fn judge(spec: &TopicSpec, actual: ActualTopic) -> Vec<Finding> {
+    let source = topic(&[("max.message.bytes", "1048588")]);
     let mut all =
-        BTreeMap::from(["crawl-jobs", "scheduler.jobs.ingest"].map(|name| (name.to_owned(), topic(&[]))));
+        BTreeMap::from(["crawl-jobs", "scheduler.jobs.ingest"].map(|name| (name.to_owned(), source.clone())));
     all.insert(spec.name.to_string(), actual);
     examine(spec, &all)
 }
@@ -132,6 +133,10 @@ fn sound_topics_give_no_findings() {
         .iter()
         .map(|spec| (spec.name.to_string(), topic(&[])))
         .collect();
+    actual.insert(
+        "crawl-jobs".to_owned(),
+        topic(&[("max.message.bytes", "1048588")]),
+    );
     assert_eq!(examine_all(&spec, &actual), []);
     for sound in [
         ("retention.ms", "-1"),
@@ -231,6 +236,52 @@ fn what_the_source_takes_must_fit_everywhere() {
             "error: topic `crawl-jobs-dlq` takes records of 1000 bytes while `crawl-jobs` takes 1048588: \
            larger ones could not move on; set its max.message.bytes to 1064972 or more",
         ],
+    );
+    check(
+        "crawl-jobs-dlq",
+        &[("max.message.bytes", "1048588")],
+        &[
+            "warning: topic `crawl-jobs-dlq` takes records of 1048588 bytes while `crawl-jobs` takes 1048588: the \
+             largest could not move on, because headers are added; set its max.message.bytes to 1064972 or more",
+        ],
+    );
+}
+
+#[test]
+fn what_is_written_into_topics_of_users_should_fit_and_states_of_jobs_must() {
+    let mut spec = TopologySpec::for_scheduler(&scheduler(), &[], &settings());
+    spec.expect(["sms", "scheduler.jobs.state"], 900_000);
+    let judge_with = |name: &str, config: &[(&str, &str)]| -> Vec<String> {
+        let spec = spec.topics.iter().find(|topic| &*topic.name == name).unwrap();
+        let findings = judge(
+            &TopicSpec {
+                partitions_as: None,
+                ..spec.clone()
+            },
+            topic(config),
+        );
+        findings.iter().map(ToString::to_string).collect()
+    };
+    let narrow = ("max.message.bytes", "900000");
+    let state = [
+        ("cleanup.policy", "compact"),
+        ("delete.retention.ms", "604800000"),
+    ];
+    assert_eq!(judge_with("sms", &[]), [""; 0]);
+    assert_eq!(judge_with("scheduler.jobs.state", &state), [""; 0]);
+    assert_eq!(
+        judge_with("sms", &[narrow]),
+        [
+            "warning: topic `sms` takes records of 900000 bytes, and jobs may have 900000 and headers: those that do \
+             not fit become dead letters; set its max.message.bytes to 916384 or more"
+        ]
+    );
+    let found = judge_with("scheduler.jobs.state", &[state[0], state[1], narrow]);
+    assert!(
+        found
+            .iter()
+            .any(|found| found.starts_with("error:") && found.contains("waiting jobs may have 900000")),
+        "{found:?}"
     );
 }
 
@@ -347,9 +398,11 @@ fn tiers_need_not_keep_what_waits_with_the_scheduler() {
 #[test]
 fn topics_of_the_scheduler_are_sound_as_they_are_created() {
     let spec = TopologySpec::for_scheduler(&scheduler(), &[patient()], &settings());
+    let follows_ingest = |spec: &TopicSpec| spec.sources.contains(&"scheduler.jobs.ingest".into());
     let created = |spec: &TopicSpec| ActualTopic {
         partitions: spec.partitions,
-        config: creation_config(spec, Some(1_048_588))
+        // What follows the ingest topic follows one of ours, which has room already.
+        config: creation_config(spec, Some(1_048_588 + 16_384 * i64::from(follows_ingest(spec))))
             .into_iter()
             .map(|(name, value)| (name.to_owned(), value))
             .collect(),

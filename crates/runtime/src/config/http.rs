@@ -248,7 +248,7 @@ mod defaults {
     }
 
     pub(super) fn max_response_bytes() -> u64 {
-        1 << 20
+        1_000_000
     }
 
     pub(super) fn max_retry_after() -> Span {

@@ -131,6 +131,7 @@ impl Setup {
                 retention: Some(Span::from_secs(7 * 86_400)),
                 required_retention: Some(Span::from_secs(3_600)),
                 sources: Vec::new(),
+                largest: None,
                 cleanup: Some(Cleanup::Delete),
             }],
         };

@@ -88,7 +88,7 @@ impl HttpSettings {
             quick_retries: 2,
             quick_retry_delay: Duration::from_millis(100),
             response: ResponseUse::default(),
-            max_response_bytes: 1 << 20,
+            max_response_bytes: 1_000_000,
             max_retry_after: Duration::from_secs(3_600),
             headers: Vec::new(),
             header_files: Vec::new(),
