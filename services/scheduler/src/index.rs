@@ -12,7 +12,7 @@ use bytes::Bytes;
 use redeliver_core::{Record, Timestamp};
 use sha2::{Digest as _, Sha256};
 
-use crate::job::{JobId, KeyHash};
+use crate::job::{Job, JobId, KeyHash};
 
 pub mod memory;
 pub mod redis;
@@ -173,6 +173,15 @@ pub struct Cursor {
 }
 
 impl Cursor {
+    /// The place of a job.
+    #[must_use]
+    pub fn of(job: &Job) -> Self {
+        Self {
+            due: job.due,
+            id: job.id,
+        }
+    }
+
     /// The place before this job and behind any other that is before it.
     #[must_use]
     pub fn before(self) -> Self {

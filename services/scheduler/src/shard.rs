@@ -268,7 +268,7 @@ impl Shard {
     }
 
     /// When something will be due.
-    pub(crate) fn next_due(&mut self) -> Option<Timestamp> {
+    pub(crate) fn next_due(&self) -> Option<Timestamp> {
         if !self.is_live {
             return None;
         }
@@ -367,6 +367,10 @@ impl Shard {
         if self.looking_ahead.is_some() || self.loaded.is_some_and(|loaded| loaded.due > is_far) {
             return None;
         }
+        if !self.has_room(Way::LookedUp) {
+            // What comes next may be before some of what there is.
+            self.window.remove_looked_up_behind(self.loaded);
+        }
         let load = self.window.load(Way::LookedUp);
         let limit = self.settings.window_jobs.saturating_sub(load.jobs).min(CHUNK);
         let bytes = self
@@ -438,7 +442,7 @@ impl Shard {
         // What the overlay knows is newer.
         let waiting = self.overlay.waiting();
         let mut found: BTreeMap<Cursor, Arc<Job>> = waiting
-            .map(|job| (cursor(job), job.clone()))
+            .map(|job| (Cursor::of(job), job.clone()))
             .filter(|(cursor, _)| Some(*cursor) > after && Some(*cursor) <= loaded)
             .filter(|(cursor, _)| self.window.get(cursor.id).is_none())
             .collect();
@@ -465,6 +469,26 @@ impl Shard {
     fn has_room(&self, way: Way) -> bool {
         let load = self.window.load(way);
         load.jobs < self.settings.window_jobs && load.bytes < self.settings.window_bytes
+    }
+
+    /// Whether there is room for a job, after those that are later and came the same way have left for it. They are looked
+    /// up again.
+    fn find_room(&mut self, way: Way, place: Cursor) -> bool {
+        while !self.has_room(way) {
+            let Some(latest) = self.window.latest(way).filter(|latest| *latest > place) else {
+                return false;
+            };
+            self.window.remove(latest.id);
+            self.is_not_loaded(latest);
+        }
+        true
+    }
+
+    /// A job that waits is not in the window.
+    fn is_not_loaded(&mut self, place: Cursor) {
+        if Some(place) <= self.loaded {
+            self.loaded = Some(place.before());
+        }
     }
 
     /// Decides commands and dispatches due jobs, until about `limit` records are to be written.
@@ -637,8 +661,9 @@ impl Shard {
         let shown = codec::to_proto(&job, false);
         let job = Arc::new(job);
         // While more is due than leaves at once, a job takes its place among the others, by its priority.
-        let must_queue = self.is_crowded && self.has_room(Way::Commanded);
-        if job.due <= now && !must_queue {
+        let is_due = job.due <= now;
+        let must_queue = is_due && self.is_crowded && self.find_room(Way::Commanded, Cursor::of(&job));
+        if is_due && !must_queue {
             self.dispatch(&job, now, writes);
         } else {
             self.save(job, now, writes);
@@ -800,16 +825,13 @@ impl Shard {
     /// A job waits, or waits for another time.
     fn save(&mut self, job: Arc<Job>, now: Timestamp, writes: &mut Writes) {
         self.record(&job, writes);
-        let cursor = cursor(&job);
-        let is_loaded = Some(cursor) <= self.loaded;
-        let is_soon = job.due <= now.after(self.settings.window);
-        if (is_soon || is_loaded) && self.has_room(Way::Commanded) {
+        let place = Cursor::of(&job);
+        let is_near = job.due <= now.after(self.settings.window) || Some(place) <= self.loaded;
+        if is_near && self.find_room(Way::Commanded, place) {
             self.window.insert(job, Way::Commanded);
-            return;
-        }
-        self.window.remove(job.id);
-        if is_loaded {
-            self.loaded = Some(cursor.before());
+        } else {
+            self.window.remove(job.id);
+            self.is_not_loaded(place);
         }
     }
 
@@ -906,13 +928,6 @@ fn first_part(changes: &[Change]) -> (usize, usize) {
 
 fn signed(count: usize) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
-}
-
-fn cursor(job: &Job) -> Cursor {
-    Cursor {
-        due: job.due,
-        id: job.id,
-    }
 }
 
 fn outcome(outcome: v1::Outcome, job: Option<&Job>, reason: String) -> v1::CommandOutcome {

@@ -4,20 +4,21 @@
 //! application: by priority first, where a lower priority counts like a later due time, so that nobody is
 //! overtaken for longer than that. Applications take turns, so that a burst of one delays no other.
 //!
-//! Jobs that were cancelled or rescheduled leave their old entries behind, which are recognised by the
-//! revision when they come up.
+//! Jobs that were cancelled or rescheduled after they were due leave their old entries behind in the queues, which are
+//! recognised by the revision when they come up.
 //!
 //! What was looked up and what came as a command is counted apart, so that either can be given a room of its own:
 //! in one room a burst that was scheduled long before would keep newcomers of others out until it is over, and
 //! newcomers in great number would keep out what was scheduled before them.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::collections::{BTreeSet, BinaryHeap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use redeliver_core::Timestamp;
 
+use crate::index::Cursor;
 use crate::job::{Job, JobId, Priority};
 
 /// For how long a due job of this priority may be overtaken by those of high priority.
@@ -47,14 +48,20 @@ pub(crate) struct Load {
     pub(crate) bytes: usize,
 }
 
+/// What came one way.
+#[derive(Debug, Default)]
+struct Room {
+    load: Load,
+    /// What is not known to be due.
+    coming: BTreeSet<Cursor>,
+}
+
 /// Jobs that are due soon.
 #[derive(Debug, Default)]
 pub(crate) struct Window {
     jobs: HashMap<JobId, (Arc<Job>, Way)>,
-    looked_up: Load,
-    commanded: Load,
-    /// By due time.
-    coming: BinaryHeap<Entry>,
+    looked_up: Room,
+    commanded: Room,
     /// By application, and there by due time and priority. None is empty.
     due: HashMap<Arc<str>, BinaryHeap<Entry>>,
     /// The applications in `due`, each once, in the order of their turns.
@@ -64,13 +71,12 @@ pub(crate) struct Window {
 impl Window {
     /// Takes a job in, in place of an older revision of it.
     pub(crate) fn insert(&mut self, job: Arc<Job>, way: Way) {
-        let load = self.load_mut(way);
-        load.jobs += 1;
-        load.bytes += job.size();
-        self.coming.push(Reverse((job.due, job.id, job.revision)));
-        if let Some((old, way)) = self.jobs.insert(job.id, (job, way)) {
-            self.unload(&old, way);
-        }
+        self.remove(job.id);
+        let room = self.room_mut(way);
+        room.load.jobs += 1;
+        room.load.bytes += job.size();
+        room.coming.insert(Cursor::of(&job));
+        self.jobs.insert(job.id, (job, way));
     }
 
     pub(crate) fn get(&self, id: JobId) -> Option<&Arc<Job>> {
@@ -80,17 +86,33 @@ impl Window {
     /// Takes a job out.
     pub(crate) fn remove(&mut self, id: JobId) -> Option<Arc<Job>> {
         let (job, way) = self.jobs.remove(&id)?;
-        self.unload(&job, way);
+        let room = self.room_mut(way);
+        room.load.jobs -= 1;
+        room.load.bytes -= job.size();
+        room.coming.remove(&Cursor::of(&job));
         Some(job)
     }
 
-    fn unload(&mut self, job: &Job, way: Way) {
-        let load = self.load_mut(way);
-        load.jobs -= 1;
-        load.bytes -= job.size();
+    /// The last one of those that came this way and are not known to be due.
+    pub(crate) fn latest(&self, way: Way) -> Option<Cursor> {
+        self.room(way).coming.last().copied()
     }
 
-    fn load_mut(&mut self, way: Way) -> &mut Load {
+    /// Takes out what was looked up behind a place.
+    pub(crate) fn remove_looked_up_behind(&mut self, place: Option<Cursor>) {
+        while let Some(latest) = self.latest(Way::LookedUp).filter(|latest| Some(*latest) > place) {
+            self.remove(latest.id);
+        }
+    }
+
+    fn room(&self, way: Way) -> &Room {
+        match way {
+            Way::LookedUp => &self.looked_up,
+            Way::Commanded => &self.commanded,
+        }
+    }
+
+    fn room_mut(&mut self, way: Way) -> &mut Room {
         match way {
             Way::LookedUp => &mut self.looked_up,
             Way::Commanded => &mut self.commanded,
@@ -102,10 +124,7 @@ impl Window {
     }
 
     pub(crate) fn load(&self, way: Way) -> Load {
-        match way {
-            Way::LookedUp => self.looked_up,
-            Way::Commanded => self.commanded,
-        }
+        self.room(way).load
     }
 
     /// Whether there was more due than was taken out when it was last looked at.
@@ -114,17 +133,13 @@ impl Window {
     }
 
     /// When there will be something to pop; in the past when there is already.
-    pub(crate) fn next_due(&mut self) -> Option<Timestamp> {
+    pub(crate) fn next_due(&self) -> Option<Timestamp> {
         if !self.turns.is_empty() {
             return Some(Timestamp::from_millis(0));
         }
-        while let Some(Reverse((due, id, revision))) = self.coming.peek() {
-            if self.is_current(*id, *revision) {
-                return Some(*due);
-            }
-            self.coming.pop();
-        }
-        None
+        let rooms = [&self.looked_up, &self.commanded].into_iter();
+        let first = rooms.filter_map(|room| room.coming.first()).min();
+        first.map(|cursor| cursor.due)
     }
 
     fn is_current(&self, id: JobId, revision: u32) -> bool {
@@ -156,23 +171,28 @@ impl Window {
 
     /// Moves what is due by now to the queues of the applications.
     fn notice_due(&mut self, now: Timestamp) {
-        while let Some(Reverse((due, id, revision))) = self.coming.peek().copied() {
-            if due > now {
-                break;
-            }
-            self.coming.pop();
-            let Some((job, _)) = self.jobs.get(&id).filter(|(job, _)| job.revision == revision) else {
-                continue;
-            };
-            let rank = due.after(may_be_overtaken(job.priority));
-            let queue = match self.due.get_mut(&job.app) {
-                Some(queue) => queue,
-                None => {
-                    self.turns.push_back(job.app.clone());
-                    self.due.entry(job.app.clone()).or_default()
+        for way in [Way::LookedUp, Way::Commanded] {
+            while let Some(cursor) = self.room(way).coming.first().copied() {
+                if cursor.due > now {
+                    break;
                 }
-            };
-            queue.push(Reverse((rank, id, revision)));
+                self.room_mut(way).coming.pop_first();
+                let Some((job, _)) = self.jobs.get(&cursor.id) else {
+                    continue;
+                };
+                let entry = Reverse((
+                    cursor.due.after(may_be_overtaken(job.priority)),
+                    job.id,
+                    job.revision,
+                ));
+                match self.due.get_mut(&job.app) {
+                    Some(queue) => queue.push(entry),
+                    None => {
+                        self.turns.push_back(job.app.clone());
+                        self.due.entry(job.app.clone()).or_default().push(entry);
+                    }
+                }
+            }
         }
     }
 }

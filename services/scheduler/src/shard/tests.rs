@@ -300,7 +300,7 @@ impl World {
                     .values()
                     .filter(|(job, _)| job.state == State::Scheduled && job.due <= until)
                     .map(|(job, record)| Row {
-                        cursor: cursor(job),
+                        cursor: Cursor::of(job),
                         record: record.clone(),
                     })
                     .filter(|row| Some(row.cursor) > after)
@@ -522,6 +522,32 @@ fn newcomers_beyond_the_limits_of_the_window_wait_in_the_index_and_leave_in_time
     // Each step has room for both of the ways into the window.
     world.pass(200);
     assert_eq!(dispatched_of(&world, &jobs), jobs.len());
+    world.check();
+}
+
+#[test]
+fn a_newcomer_goes_before_what_is_due_later_in_a_window_that_is_full() {
+    let mut world = World::new();
+    let limit = world.settings.window_jobs;
+    let schedule = |world: &mut World, ahead: u16| -> Vec<JobId> {
+        let jobs = 0..2 * limit;
+        jobs.map(|_| world.schedule("app", ahead, None)).collect()
+    };
+    let looked_up = schedule(&mut world, 400);
+    world.pass(230);
+    assert_eq!(world.shard.held(), limit);
+    let commanded = schedule(&mut world, 150);
+    world.pass(10);
+    assert_eq!(world.shard.held(), 2 * limit);
+    let newcomers: Vec<JobId> = (0..limit).map(|_| world.schedule("app", 30, None)).collect();
+    world.pass(40);
+    assert_eq!(dispatched_of(&world, &newcomers), limit);
+    let early = dispatched_of(&world, &commanded) + dispatched_of(&world, &looked_up);
+    assert_eq!(early, 0);
+    // All the others that were in the window, or had to leave it, leave in time as well.
+    world.pass(160);
+    assert_eq!(dispatched_of(&world, &commanded), commanded.len());
+    assert_eq!(dispatched_of(&world, &looked_up), looked_up.len());
     world.check();
 }
 
