@@ -51,6 +51,11 @@ impl<'a> Member<'a> {
         }
     }
 
+    /// What it is called.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Kills it without warning; it must be running.
     #[track_caller]
     pub fn kill_9(&mut self) {

@@ -2,15 +2,11 @@
 //! Kafka. After each the oracle must find every record once, at its place, not early and not altered (I1, I2,
 //! I3), and each test counts what it did, since a run that killed nothing proves nothing.
 //!
-//! | module | idea |
-//! |---|---|
-//! | [`member`] | one process under a name, over all its lives |
-//! | [`load`] | records that keep coming until the chaos is over |
+//! [`load`] has the records that keep coming until the chaos is over.
 //!
 //! Random choices follow a seed, which is printed; `REDELIVER_CHAOS_SEED` sets it.
 
 mod load;
-mod member;
 
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread;
@@ -18,11 +14,10 @@ use std::time::{Duration, Instant};
 
 use redeliver_audit::Report;
 use redeliver_testkit::local_kafka::kafka_tool;
-use redeliver_testkit::{Fate, LocalKafka, Plan, Reply, Request, Trouble, eventually};
+use redeliver_testkit::{Fate, LocalKafka, Member, Plan, Reply, Request, Trouble, eventually};
 
 use crate::support::{Pipe, Sent, Setup};
 use load::under_load;
-use member::Member;
 
 /// Three of ten records fail once or twice, two of a hundred for good.
 const PLAN: Plan = Plan {
@@ -104,6 +99,20 @@ impl Drop for Turn {
         *RUNNING.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
         ENDED.notify_one();
     }
+}
+
+/// A process of a pipeline that has just been started.
+fn spawn<'a>(pipe: &'a Pipe, service: &'static str, instance: &'static str) -> Member<'a> {
+    let name = format!("{service} {instance}");
+    Member::spawn(name, move |_| pipe.spawn(service, instance, &[]).process)
+}
+
+/// A process of a pipeline that is ready.
+#[track_caller]
+fn start<'a>(pipe: &'a Pipe, service: &'static str, instance: &'static str) -> Member<'a> {
+    let mut member = spawn(pipe, service, instance);
+    member.until_ready();
+    member
 }
 
 /// Waits until all records have ended and nothing is waiting any more.
@@ -193,7 +202,7 @@ fn both_are_killed<'a>(
     per_second: u32,
     random: &mut fastrand::Rng,
 ) -> [Member<'a>; 2] {
-    let mut members = SERVICES.map(|service| Member::start(pipe, service, "a"));
+    let mut members = SERVICES.map(|service| start(pipe, service, "a"));
     let sent = under_load(pipe, per_second, |load| {
         thread::scope(|scope| {
             for member in &mut members {
@@ -209,9 +218,8 @@ fn both_are_killed<'a>(
         assert_eq!(member.kills(), kills);
         assert!(
             member.kills_at_work() * 2 >= kills,
-            "only {} of {kills} kills hit a {} that was ready",
+            "only {} of {kills} kills hit one that was ready: {member}",
             member.kills_at_work(),
-            member.service()
         );
     }
     members
@@ -245,8 +253,7 @@ fn frozen_members_come_back(name: &str, static_membership: &str) {
     let pipe = setup(name)
         .set("kafka.static_membership", static_membership)
         .create();
-    let mut pairs =
-        SERVICES.map(|service| ["a", "b"].map(|instance| Member::start(&pipe, service, instance)));
+    let mut pairs = SERVICES.map(|service| ["a", "b"].map(|instance| start(&pipe, service, instance)));
     let sent = under_load(&pipe, 150, |load| {
         for round in 0..ROUNDS {
             for pair in &mut pairs {
@@ -289,7 +296,7 @@ fn a_frozen_process_without_static_membership_writes_nothing_of_what_another_has
 /// Waits until both own some partitions, all of them together, none of them twice.
 #[track_caller]
 fn until_shared(pair: &mut [Member<'_>; 2]) {
-    let what = format!("both processes of {} own partitions", pair[0].service());
+    let what = format!("{} and {} own partitions", pair[0].name(), pair[1].name());
     eventually(&what, CHANGE, || {
         let owned = pair.each_mut().map(|member| member.owned());
         if owned.iter().all(|owned| *owned > 0) && owned.iter().sum::<u64>() == OWNED {
@@ -306,8 +313,7 @@ fn rolling_restarts_lose_and_double_nothing() {
     let _turn = Turn::wait();
     let mut random = random("rolling");
     let pipe = setup("rolling").create();
-    let mut pairs =
-        SERVICES.map(|service| ["a", "b"].map(|instance| Member::start(&pipe, service, instance)));
+    let mut pairs = SERVICES.map(|service| ["a", "b"].map(|instance| start(&pipe, service, instance)));
     let sent = under_load(&pipe, 150, |load| {
         for pair in &mut pairs {
             until_shared(pair);
@@ -337,8 +343,7 @@ fn one_leaves_for_good(name: &str, leave: fn(&mut Member<'_>)) {
     let _turn = Turn::wait();
     let mut random = random(name);
     let pipe = setup(name).create();
-    let mut pairs =
-        SERVICES.map(|service| ["a", "b"].map(|instance| Member::start(&pipe, service, instance)));
+    let mut pairs = SERVICES.map(|service| ["a", "b"].map(|instance| start(&pipe, service, instance)));
     let sent = under_load(&pipe, 150, |load| {
         for pair in &mut pairs {
             until_shared(pair);
@@ -417,14 +422,14 @@ fn services_wait_for_a_broker_that_does_not_answer_and_burn_no_attempts() {
     // The controller is frozen too, and must not hold the time against the broker.
     let kafka = LocalKafka::start_with(&[("broker.session.timeout.ms", "600000")]).unwrap();
     let pipe = stubborn_setup("frozen-broker", &kafka.brokers()).create();
-    let mut members = SERVICES.map(|service| Member::start(&pipe, service, "a"));
+    let mut members = SERVICES.map(|service| start(&pipe, service, "a"));
     let sent = under_load(&pipe, 150, |load| {
         for _ in 0..2 {
             load.until_ended(300);
             let_pass(&mut random, Duration::from_millis(1_000));
             kafka.process().stop();
             for member in &mut members {
-                member.until_not_ready();
+                member.until_not_ready("\"ready\":false");
             }
             kafka.process().cont();
             for member in &mut members {
@@ -445,7 +450,7 @@ fn services_go_on_when_one_of_two_brokers_restarts_or_is_killed_and_burn_no_atte
     let pipe = stubborn_setup("two-brokers", &brokers)
         .set("kafka.topics.replication", "2")
         .create();
-    let mut members = SERVICES.map(|service| Member::start(&pipe, service, "a"));
+    let mut members = SERVICES.map(|service| start(&pipe, service, "a"));
     let sent = under_load(&pipe, 150, |load| {
         for is_killed in [false, true] {
             eventually("the second broker leads its part", CHANGE, || {
@@ -484,11 +489,11 @@ fn two_of_one_name(service: &'static str) {
     let name = format!("twins-{service}");
     let pipe = setup(&name).create();
     let other = SERVICES[usize::from(service == SERVICES[0])];
-    let other = Member::start(&pipe, other, "a");
-    let mut first = Member::start(&pipe, service, "twin");
+    let other = start(&pipe, other, "a");
+    let mut first = start(&pipe, service, "twin");
     let sent = under_load(&pipe, 150, |load| {
         load.until_ended(200);
-        let mut second = Member::spawn(&pipe, service, "twin");
+        let mut second = spawn(&pipe, service, "twin");
         let ended = first_to_end(&mut first, &mut second);
         assert_eq!(ended.code, Some(1), "{}", ended.output);
         let complaint = format!("under the same name `{}-twin`", pipe.name);
@@ -502,9 +507,9 @@ fn two_of_one_name(service: &'static str) {
             &mut second
         };
         if left.is_running() {
-            left.ask_to_end();
+            left.life().terminate();
         }
-        let code = left.code();
+        let code = left.life().wait(CHANGE).code();
         assert!(
             code == Some(0) || left.output().contains(&complaint),
             "{code:?}\n{}",
@@ -538,7 +543,7 @@ fn first_to_end<'a>(first: &mut Member<'a>, second: &mut Member<'a>) -> Ended {
     });
     let ended = if index == 0 { first } else { second };
     Ended {
-        code: ended.code(),
+        code: ended.life().wait(CHANGE).code(),
         output: ended.output(),
     }
 }
