@@ -115,20 +115,3 @@ fn a_wrong_password_for_redis_ends_the_process_and_is_not_shown() {
         "{output}"
     );
 }
-
-#[test]
-fn an_authority_that_cannot_be_read_is_named() {
-    let redis = LocalRedis::start().unwrap();
-    let house = Setup::new("no-authority")
-        .redis(redis.url().replace("redis://", "rediss://"))
-        .set("redis.ca_file", "/nowhere/ca.crt")
-        .create();
-    let mut scheduler = house.spawn("a");
-    let status = scheduler.life().wait(PATIENCE);
-    let output = scheduler.output();
-    assert_eq!(status.code(), Some(1), "{output}");
-    assert!(
-        output.contains("error: redis.ca_file (/nowhere/ca.crt): it cannot be read: "),
-        "{output}"
-    );
-}
