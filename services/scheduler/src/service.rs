@@ -28,9 +28,10 @@ use crate::standing::Standing;
 /// What of a configuration the service cannot follow.
 ///
 /// # Errors
-/// When the time zone is not known, or Kafka's client does not take a property.
+/// When the time zone is not known, Kafka's client does not take a property, or Redis cannot be reached like this.
 pub fn check(config: &Config) -> Result<(), ConfigError> {
     check_kafka(config)?;
+    RedisIndex::check(&config.redis).map_err(|error| ConfigError::Invalid(vec![error.into()]))?;
     rules(config).map(drop)
 }
 

@@ -55,6 +55,11 @@ async fn it_serves_once_the_index_has_caught_up_and_goes_on_over_outages() {
         }
     });
 
+    // Nobody has made the ledger, which is said and stops nothing.
+    let ledger = "problem=\"does not exist\"";
+    let output = inspector.process.wait_for_output(ledger, DEADLINE);
+    assert!(output.contains("topic=\"redeliver.dlq.ledger\""), "{output}");
+
     // An outage changes nothing about what is known.
     kafka.stop().unwrap();
     assert_eq!(inspector.list("").await.len(), 50);

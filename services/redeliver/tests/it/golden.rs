@@ -269,6 +269,17 @@ fn a_check_finds_what_a_start_would() {
             "kafka: {}\n",
             "error: pipelines: there is none, so there is nothing to do\n",
         ),
+        (
+            "scheduler",
+            "redis: { url: 'rediss://localhost:6379', ca_file: /nowhere/ca }\n",
+            "error: redis.ca_file: /nowhere/ca: it cannot be read: I/O error: No such file or directory (os error \
+             2)\n",
+        ),
+        (
+            "scheduler",
+            "redis: { url: 'redis://:hunter2@localhost:port' }\n",
+            "error: redis.url: redis://:redacted@localhost:port cannot be used: Url Error: InvalidPort\n",
+        ),
     ] {
         refuses(name, content, &["--check"], expected);
     }
@@ -491,7 +502,11 @@ fn warnings_are_counted_and_are_no_failure() {
     raw::create_topic(
         &brokers(),
         &due,
-        &[("retention.ms", "604800000"), ("retention.bytes", "1000000")],
+        &[
+            ("retention.ms", "604800000"),
+            ("retention.bytes", "1000000"),
+            ("max.message.bytes", "2000000"),
+        ],
     );
     let warning = format!(
         "warning: topic `{due}` has retention.bytes=1000000: a burst would delete released records before their \

@@ -101,6 +101,14 @@ impl Scripts {
 }
 
 impl RedisIndex {
+    /// Reads the settings and the file that they name; asks no Redis.
+    ///
+    /// # Errors
+    /// When they cannot be followed.
+    pub fn check(config: &RedisConfig) -> Result<(), ConnectError> {
+        connection::check(config)
+    }
+
     /// Connects to Redis; the tasks keep the connection, and make it again whenever it is lost. A Redis that does
     /// not answer is no error: until it does, all methods fail with [`IndexError::Unavailable`].
     ///

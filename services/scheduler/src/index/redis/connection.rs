@@ -16,7 +16,8 @@ use fred::prelude::{
 use fred::types::config::{TlsConfig, TlsHostMapping};
 use fred::types::{ConnectHandle, CustomCommand, InfoKind};
 use fred::util::{redis_keyslot, sha1_hash};
-use redeliver_runtime::config::{RedisConfig, redact_url};
+use redeliver_runtime::config::{Problem, RedisConfig, redact_url};
+use redeliver_runtime::error_chain::error_chain;
 use redeliver_runtime::tasks::Tasks;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
@@ -211,6 +212,26 @@ impl Connection {
 )]
 fn unavailable(error: Error) -> IndexError {
     IndexError::Unavailable(describe(&error))
+}
+
+impl From<ConnectError> for Problem {
+    fn from(error: ConnectError) -> Self {
+        let (field, problem) = match error {
+            ConnectError::Url { url, problem } => ("redis.url", format!("{url} cannot be used: {problem}")),
+            ConnectError::Authorities { path, problem } => ("redis.ca_file", format!("{path}: {problem}")),
+            error => ("redis", error_chain(&error)),
+        };
+        Self {
+            field: field.to_owned(),
+            problem,
+            place: None,
+        }
+    }
+}
+
+/// What of the settings cannot be followed. Asks nobody.
+pub(super) fn check(config: &RedisConfig) -> Result<(), ConnectError> {
+    client(config).map(drop)
 }
 
 /// Errors of the server say their kind themselves.
