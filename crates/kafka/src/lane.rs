@@ -102,6 +102,8 @@ const FENCE_LIMIT: usize = 5;
 const FENCE_WINDOW: Duration = Duration::from_secs(60);
 /// How long the next attempt to connect, or to write what could not be written, is put off, at most.
 const MAX_BACKOFF: Duration = Duration::from_secs(5);
+/// However many setbacks there were, a turn may have so many records.
+const SMALLEST_TURN: usize = 16;
 /// How long after repeated setbacks a lane that had nothing to write since is taken for a good one.
 const SETTLED: Duration = Duration::from_secs(30);
 
@@ -215,6 +217,9 @@ struct Session<'a, P: Processor> {
     stuck_since: Option<Instant>,
     stopping_since: Option<Instant>,
     has_committed: bool,
+    /// How many records a turn has at most: fewer than the batch after a setback, since a turn that takes longer than
+    /// its transaction may would fail for ever.
+    turn_limit: usize,
     setbacks: Setbacks,
     said_refused: Said,
 }
@@ -267,6 +272,7 @@ impl<'a, P: Processor> Session<'a, P> {
                 return Err(Ended::Stopped);
             }
         }
+        let turn_limit = lane.spec.batch.max(1);
         let config: ClientConfig = lane.settings.consumer(&lane.spec.group, &lane.spec.name);
         let events = Events::new(lane.waker.clone());
         let mut consumer: BaseConsumer<Events> = config
@@ -300,6 +306,7 @@ impl<'a, P: Processor> Session<'a, P> {
             stuck_since: None,
             stopping_since: None,
             has_committed: false,
+            turn_limit,
             setbacks: Setbacks::new(),
             said_refused: Said::default(),
         })
@@ -340,9 +347,7 @@ impl<'a, P: Processor> Session<'a, P> {
         self.settle_arrivals()?;
         let admitted = self.admit();
         let now = self.lane.clock.now();
-        self.lane
-            .processor
-            .finish(now, self.lane.spec.batch, &mut self.turn);
+        self.lane.processor.finish(now, self.turn_limit, &mut self.turn);
         if !self.turn.completed.is_empty() || !self.turn.owners.is_empty() || !self.touched.is_empty() {
             self.write()?;
         } else if admitted == 0 {
@@ -705,11 +710,15 @@ impl<'a, P: Processor> Session<'a, P> {
                 assigned.tracker.mark_committed(&position);
             }
         }
+        let took = began.elapsed();
         self.has_committed = true;
         self.setbacks.end();
+        if took < self.lane.settings.transaction_timeout / 8 {
+            self.turn_limit = (2 * self.turn_limit).min(self.lane.spec.batch);
+        }
         self.lane
             .observer
-            .committed(self.turn.outputs.len(), completed, began.elapsed());
+            .committed(self.turn.outputs.len(), completed, took);
         self.turn.clear();
         for (partition, end) in self.transactions.changelog_ends() {
             self.lane.processor.changelog_written(partition, end);
@@ -764,6 +773,7 @@ impl<'a, P: Processor> Session<'a, P> {
         }
         self.lane.observer.setback(setback.remedy);
         self.turn.clear();
+        self.turn_limit = (self.turn_limit / 2).max(SMALLEST_TURN.min(self.lane.spec.batch));
         self.lane.processor.aborted();
         self.must_rewind = true;
         if setback.remedy == Remedy::Fenced {

@@ -33,7 +33,7 @@ use pace::{Group, Pace};
 
 /// How long one blocking call of the client may take before we look at our deadline again.
 const CALL: Duration = Duration::from_secs(2);
-/// How many transactions after a refused output may fail because of it.
+/// How many transactions after a delivery that failed may fail because of it.
 const AFTERMATH: u32 = 3;
 /// How long a call that is to be made again is put off.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -49,7 +49,7 @@ pub struct Transactions {
     pace: Pace,
     /// Outputs that were given to the producer in the transaction at hand.
     sent: usize,
-    /// Transactions in a row that failed at least in the aftermath of a refused output.
+    /// 0, or how many transactions have failed since and with the last delivery that failed by itself.
     aftermath: u32,
 }
 
@@ -220,8 +220,10 @@ impl Transactions {
                 self.aftermath += 1;
                 continue;
             }
-            if let (Some((index, of_topic)), Some(refusal)) = (failed.output, refusal) {
+            if failed.output.is_some() {
                 self.aftermath = 1;
+            }
+            if let (Some((index, of_topic)), Some(refusal)) = (failed.output, refusal) {
                 if self.pace.slow_down(&outputs[index].topic, of_topic, refusal) {
                     continue;
                 }
