@@ -1,11 +1,15 @@
 //! A record that is too large for where it goes becomes a dead letter, and everything else goes on.
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use redeliver_core::Record;
-use redeliver_core::headers::{ERROR_CLASS, ERROR_CODE, ERROR_MESSAGE, PAYLOAD_OMITTED, RETRY_COUNT};
+use redeliver_core::headers::{
+    ERROR_CLASS, ERROR_CODE, ERROR_MESSAGE, JOB_ID, ORIGINAL_TOPIC, PAYLOAD_OMITTED, RETRY_COUNT,
+};
 use redeliver_kafka::producer::Producer;
-use redeliver_testkit::{Reply, Request, brokers};
+use redeliver_testkit::{Reply, Request, brokers, eventually};
 
 use crate::raw;
 use crate::support::{Draft, Ends, Pipe, Sent, Setup, text, users_headers};
@@ -156,4 +160,49 @@ fn a_waiting_record_that_is_too_large_to_come_back_dies_in_its_tier() {
         has(ends.of(sent), RETRY_COUNT, Some("1"));
     }
     assert_eq!(tier.get("/readyz").0, 200);
+}
+
+#[test]
+fn a_job_that_is_too_large_for_its_application_dies_when_it_is_due_and_all_others_are_dispatched() {
+    let setup = Setup::new("narrow-jobs").partitions(1).through_scheduler();
+    let narrow: Arc<str> = format!("{}-sms", setup.name()).into();
+    raw::create_topic(&brokers(), &narrow, &[("max.message.bytes", NARROW)]);
+    let pipe = setup.set("scheduler.apps.sms.topic", &narrow).create();
+    let mut scheduler = pipe.scheduler("a");
+    let (_, topics) = pipe.jobs.clone().unwrap();
+    let data = |n: usize| {
+        let size = if n.is_multiple_of(10) { 5_000 } else { 10 };
+        format!("\"job {n} {}\"", "x".repeat(size))
+    };
+    let request = |n: usize| {
+        let delay = if n.is_multiple_of(4) { 0 } else { 500 };
+        let request = format!(r#"{{"appName":"sms","delay":"{delay}ms","jobData":{}}}"#, data(n));
+        Draft::new(format!("key-{n}"), request)
+    };
+    pipe.produce_to(&topics.ingest, (0..200).map(request).collect());
+    let ended = eventually("all jobs have ended", DEADLINE, || {
+        let ended = pipe.read(&[narrow.clone(), topics.dlq.clone()]);
+        if ended.len() >= 200 {
+            Ok(ended)
+        } else {
+            Err(ended.len())
+        }
+    });
+    let (letters, dispatched): (Vec<_>, Vec<_>) = ended
+        .iter()
+        .partition(|record| record.position.topic == topics.dlq);
+    assert_eq!((letters.len(), dispatched.len()), (20, 180));
+    let values: BTreeSet<&[u8]> = ended
+        .iter()
+        .map(|record| record.value.as_deref().unwrap())
+        .collect();
+    let expected: Vec<String> = (0..200).map(data).collect();
+    assert_eq!(values, expected.iter().map(String::as_bytes).collect());
+    for letter in letters {
+        assert!(letter.value.as_ref().unwrap().len() > 5_000);
+        has(letter, ERROR_CODE, Some("output.too-large"));
+        has(letter, ORIGINAL_TOPIC, Some(&topics.ingest));
+        assert!(text(letter, JOB_ID).unwrap().is_some());
+    }
+    assert_eq!(scheduler.get("/readyz").0, 200);
 }
