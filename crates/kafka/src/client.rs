@@ -138,6 +138,8 @@ impl KafkaSettings {
         let tuning = [
             ("fetch.queue.backoff.ms", 1),
             ("fetch.wait.max.ms", 10),
+            // What the lag is told from.
+            ("statistics.interval.ms", 2000),
             ("queued.min.messages", prefetch.records),
             ("queued.max.messages.kbytes", prefetch.kibibytes),
             ("fetch.message.max.bytes", prefetch.fetch_kibibytes << 10),

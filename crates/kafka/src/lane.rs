@@ -18,6 +18,7 @@ use rdkafka::consumer::base_consumer::PartitionQueue;
 use rdkafka::consumer::{BaseConsumer, Consumer as _, ConsumerContext, RebalanceProtocol};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::Message as _;
+use rdkafka::statistics::{Statistics, Topic};
 use rdkafka::topic_partition_list::Offset;
 use rdkafka::types::RDKafkaRespErr;
 use rdkafka::{ClientContext, TopicPartitionList};
@@ -64,6 +65,9 @@ pub trait LaneObserver: Send + Sync {
     fn assigned(&self, _partitions: usize) {}
     /// The lowest record of a partition holds back a window in which nearly all is done.
     fn blocked(&self, _topic: &str, _partition: i32, _offset: i64) {}
+    /// How many records of an owned partition are not done, those included that were not read yet; nothing once
+    /// the partition is not owned any more.
+    fn lag(&self, _topic: &str, _partition: i32, _records: Option<u64>) {}
 }
 
 /// Why a lane cannot go on. Everything that may pass by itself is waited out instead.
@@ -392,10 +396,24 @@ impl<'a, P: Processor> Session<'a, P> {
                 Event::Unreachable => {
                     self.suspect_since.get_or_insert_with(Instant::now);
                 }
+                Event::Unread(partitions) => self.tell_lag(&partitions),
             }
         }
         self.update_readiness();
         Ok(())
+    }
+
+    fn tell_lag(&self, unread: &[Unread]) {
+        for assigned in self.slots.iter().flatten() {
+            let same =
+                |unread: &&Unread| unread.partition == assigned.partition && *unread.topic == *assigned.topic;
+            if let Some(unread) = unread.iter().find(same) {
+                let lag = unread.records + assigned.tracker.in_flight() as u64;
+                self.lane
+                    .observer
+                    .lag(&assigned.topic, assigned.partition, Some(lag));
+            }
+        }
     }
 
     fn consumer_error(&mut self, error: KafkaError) -> Result<(), Ended> {
@@ -559,6 +577,7 @@ impl<'a, P: Processor> Session<'a, P> {
                 && let Some(assigned) = slot.take()
             {
                 self.lane.processor.revoked(assigned.id);
+                self.lane.observer.lag(topic, partition, None);
             }
         }
         self.touched.retain(|slot| self.slots[*slot as usize].is_some());
@@ -568,6 +587,7 @@ impl<'a, P: Processor> Session<'a, P> {
     fn forget_all(&mut self) {
         for assigned in self.slots.iter_mut().filter_map(Option::take) {
             self.lane.processor.revoked(assigned.id);
+            self.lane.observer.lag(&assigned.topic, assigned.partition, None);
         }
         self.touched.clear();
         self.turn.clear();
@@ -939,6 +959,35 @@ enum Event {
     Assigned(Vec<(String, i32)>),
     Revoked(Vec<(String, i32)>),
     Unreachable,
+    Unread(Vec<Unread>),
+}
+
+/// What of a partition the lane has not read yet.
+struct Unread {
+    topic: String,
+    partition: i32,
+    records: u64,
+}
+
+/// Behind the next offset that is fetched, up to the end for read_committed readers; and what was fetched and not
+/// taken. The markers of transactions that were not fetched yet are counted with the records.
+fn unread(statistics: Statistics) -> Vec<Unread> {
+    let mut unread = Vec::new();
+    for (topic, Topic { partitions, .. }) in statistics.topics {
+        for partition in partitions.into_values() {
+            // Negative while the client does not know.
+            if partition.ls_offset < 0 || partition.next_offset < 0 {
+                continue;
+            }
+            let behind = (partition.ls_offset - partition.next_offset).max(0) + partition.fetchq_cnt.max(0);
+            unread.push(Unread {
+                topic: topic.clone(),
+                partition: partition.partition,
+                records: behind.unsigned_abs(),
+            });
+        }
+    }
+    unread
 }
 
 impl Events {
@@ -985,6 +1034,11 @@ impl Events {
 }
 
 impl ClientContext for Events {
+    fn stats(&self, statistics: Statistics) {
+        self.count();
+        self.push(Event::Unread(unread(statistics)));
+    }
+
     fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
         self.count();
         self.log.log(level, facility, message);

@@ -43,6 +43,12 @@ struct LaneRemedy {
     remedy: &'static str,
 }
 
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct PartitionLabel {
+    topic: String,
+    partition: i32,
+}
+
 /// The families that all workers of a process share.
 #[derive(Clone)]
 pub struct WorkerFamilies {
@@ -169,6 +175,7 @@ pub struct LaneFamilies {
     setbacks: Family<LaneRemedy, Counter>,
     partitions: Family<LaneLabel, Gauge>,
     blocked: Family<LaneLabel, Counter>,
+    lag: Family<PartitionLabel, Gauge>,
 }
 
 impl LaneFamilies {
@@ -183,6 +190,7 @@ impl LaneFamilies {
             setbacks: Family::default(),
             partitions: Family::default(),
             blocked: Family::default(),
+            lag: Family::default(),
         };
         registry.register(
             "lane_transactions",
@@ -219,6 +227,11 @@ impl LaneFamilies {
             "Times a partition took no more records because its lowest one is not done",
             families.blocked.clone(),
         );
+        registry.register(
+            "lane_lag",
+            "Records of an assigned partition that are not done",
+            families.lag.clone(),
+        );
         families
     }
 
@@ -244,6 +257,7 @@ impl LaneFamilies {
             setbacks: self.setbacks.clone(),
             partitions: self.partitions.get_or_create(&label).clone(),
             blocked: self.blocked.get_or_create(&label).clone(),
+            lag: self.lag.clone(),
             part,
         })
     }
@@ -268,6 +282,7 @@ struct LaneMetrics {
     setbacks: Family<LaneRemedy, Counter>,
     partitions: Gauge,
     blocked: Counter,
+    lag: Family<PartitionLabel, Gauge>,
     part: Part,
 }
 
@@ -303,5 +318,18 @@ impl LaneObserver for LaneMetrics {
 
     fn blocked(&self, _topic: &str, _partition: i32, _offset: i64) {
         self.blocked.inc();
+    }
+
+    fn lag(&self, topic: &str, partition: i32, records: Option<u64>) {
+        let label = PartitionLabel {
+            topic: topic.to_owned(),
+            partition,
+        };
+        if let Some(records) = records {
+            let records = i64::try_from(records).unwrap_or(i64::MAX);
+            self.lag.get_or_create(&label).set(records);
+        } else {
+            self.lag.remove(&label);
+        }
     }
 }

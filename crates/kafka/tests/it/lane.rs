@@ -1,8 +1,8 @@
 //! The lane on real Kafka, with a processor that copies records.
 
 use std::collections::{BTreeMap, HashSet};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -98,10 +98,29 @@ impl Processor for Copy {
     }
 }
 
-struct Quiet;
-impl LaneObserver for Quiet {}
+/// The lag of each partition that is owned.
+#[derive(Default)]
+struct Lags(Mutex<BTreeMap<i32, u64>>);
+
+impl Lags {
+    fn sum(&self) -> Option<u64> {
+        let lags = self.0.lock().unwrap();
+        (!lags.is_empty()).then(|| lags.values().sum())
+    }
+}
+
+impl LaneObserver for Lags {
+    fn lag(&self, _topic: &str, partition: i32, records: Option<u64>) {
+        let mut lags = self.0.lock().unwrap();
+        match records {
+            Some(records) => lags.insert(partition, records),
+            None => lags.remove(&partition),
+        };
+    }
+}
 
 struct Running {
+    lags: Arc<Lags>,
     stop: CancellationToken,
     thread: JoinHandle<Result<(), LaneError>>,
     accepted: Arc<AtomicU64>,
@@ -126,17 +145,19 @@ fn start(settings: KafkaSettings, group: &str, from: &str, to: &str, hold_odd: b
     let stop = CancellationToken::new();
     let accepted = Arc::new(AtomicU64::new(0));
     let copy = Copy::new(to, hold_odd, accepted.clone());
+    let lags = Arc::new(Lags::default());
     let lane = Lane::new(
         settings,
         spec,
         Arc::new(SystemClock),
-        Arc::new(Quiet),
+        lags.clone(),
         Waker::new(),
         stop.clone(),
         copy,
     );
     let thread = std::thread::spawn(move || lane.run());
     Running {
+        lags,
         stop,
         thread,
         accepted,
@@ -213,7 +234,16 @@ async fn what_is_done_behind_an_unfinished_record_is_not_done_again_after_a_rest
             Err(format!("{copied} of 100"))
         }
     });
+    let lags = lane.lags.clone();
+    let lag_is = |lags: &Lags, expected: Option<u64>| {
+        eventually("the lag is told", DEADLINE, || match lags.sum() {
+            lag if lag == expected => Ok(()),
+            lag => Err(format!("{lag:?}")),
+        });
+    };
+    lag_is(&lags, Some(100));
     lane.stop();
+    assert_eq!(lags.sum(), None, "of no partition that is not owned");
     let lane = start(settings.clone(), &group, &from, &to, false);
     eventually("all are copied", DEADLINE, || {
         let copied = counts(&settings, &to).len();
@@ -228,6 +258,7 @@ async fn what_is_done_behind_an_unfinished_record_is_not_done_again_after_a_rest
         100,
         "only what was not done is handled again"
     );
+    lag_is(&lane.lags, Some(0));
     lane.stop();
     assert!(counts(&settings, &to).values().all(|count| *count == 1));
 }
