@@ -197,7 +197,9 @@ impl Processor for Relay {
             let full = partition.window.len() >= self.look_ahead.records
                 || partition.window.bytes() >= self.look_ahead.bytes;
             if full && partition.may_search(now) {
-                for (waiting, topic) in partition.misplaced(now, limit.saturating_sub(turn.completed.len())) {
+                for (waiting, topic) in
+                    partition.misplaced(self.tier, now, limit.saturating_sub(turn.completed.len()))
+                {
                     self.in_turn.push(Fate::Moved);
                     turn.completed.push((assignment, waiting.record.position.offset));
                     turn.outputs.push(forward(waiting.record, topic));
@@ -284,16 +286,20 @@ impl Partition {
 
     /// Records that would lose no time at the end of the tier they belong to, taken out of a window that
     /// is full of records that are not due, so that what stands behind them is not late.
-    fn misplaced(&mut self, now: Timestamp, limit: usize) -> Vec<(Waiting, Arc<str>)> {
+    ///
+    /// To the end of the same tier a record goes only after it has stood in it for the tier's delay. What stands
+    /// behind it was written later and is not due sooner than that after its writing, so nothing is late by it, and
+    /// a long wait in a short tier is not written again and again.
+    fn misplaced(&mut self, tier: Span, now: Timestamp, limit: usize) -> Vec<(Waiting, Arc<str>)> {
         let source = self.source.clone();
-        let carrier = |due: Timestamp| {
-            let left = Span::from(due.since(now));
-            let tier = source.pipeline.tier_for(left);
-            (tier <= left).then_some(tier)
+        let carrier = |waiting: &Waiting| {
+            let left = Span::from(waiting.due.since(now));
+            let fitting = source.pipeline.tier_for(left);
+            (fitting <= left && (fitting != tier || waiting.has_stood(tier, now))).then_some(fitting)
         };
-        let taken = self.window.take(limit, |due| carrier(due).is_some());
+        let taken = self.window.take(limit, |waiting| carrier(waiting).is_some());
         let with_topic = |waiting: Waiting| {
-            let tier = carrier(waiting.due).expect("only records that have a carrier were taken");
+            let tier = carrier(&waiting).expect("only records that have a carrier were taken");
             (waiting, source.carriers[&tier].clone())
         };
         taken.into_iter().map(with_topic).collect()

@@ -6,7 +6,7 @@
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, VecDeque};
 
-use redeliver_core::{Record, Timestamp};
+use redeliver_core::{Record, Span, Timestamp};
 
 /// A record that waits for its due time.
 #[derive(Debug)]
@@ -15,6 +15,14 @@ pub(crate) struct Waiting {
     pub(crate) due: Timestamp,
     /// The record.
     pub(crate) record: Record,
+}
+
+impl Waiting {
+    /// Whether the record was written at least so long ago. A time that cannot be is not believed.
+    pub(crate) fn has_stood(&self, span: Span, now: Timestamp) -> bool {
+        let written = self.record.timestamp;
+        written.is_none_or(|written| written > now || now.since(written) >= span.duration())
+    }
 }
 
 /// Waiting records of one partition, earliest due first.
@@ -88,8 +96,8 @@ impl Window {
         Some(waiting)
     }
 
-    /// Takes out the records whose due time is chosen, at most `limit` of them.
-    pub(crate) fn take(&mut self, limit: usize, is_chosen: impl Fn(Timestamp) -> bool) -> Vec<Waiting> {
+    /// Takes out the records that are chosen, at most `limit` of them.
+    pub(crate) fn take(&mut self, limit: usize, is_chosen: impl Fn(&Waiting) -> bool) -> Vec<Waiting> {
         let mut taken = Vec::new();
         let mut kept = Vec::with_capacity(self.len());
         let all = self
@@ -97,7 +105,7 @@ impl Window {
             .drain(..)
             .chain(self.stragglers.drain().map(|straggler| straggler.0));
         for waiting in all {
-            if taken.len() < limit && is_chosen(waiting.due) {
+            if taken.len() < limit && is_chosen(&waiting) {
                 taken.push(waiting);
             } else {
                 kept.push(waiting);
@@ -185,7 +193,7 @@ mod tests {
             for (offset, due) in dues.iter().enumerate() {
                 window.push(waiting(*due, i64::try_from(offset).unwrap()));
             }
-            let taken = window.take(limit, |due| due.as_millis() >= 50);
+            let taken = window.take(limit, |waiting| waiting.due.as_millis() >= 50);
             let far = dues.iter().filter(|due| **due >= 50).count();
             prop_assert_eq!(taken.len(), far.min(limit));
             let mut last = None;

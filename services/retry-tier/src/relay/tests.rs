@@ -119,6 +119,23 @@ fn a_due_time_in_the_past_goes_at_once() {
 }
 
 #[test]
+fn a_wait_goes_to_the_end_of_its_own_tier_once_per_delay_of_the_tier() {
+    let mut bench = Bench::new(2);
+    for _ in 0..2 {
+        bench.accept(waiting_until(in_seconds(20)));
+    }
+    for seconds in [0, 2, 4] {
+        assert!(bench.finish(in_seconds(seconds)).is_empty(), "after {seconds} s");
+    }
+    let moved: Vec<String> = bench
+        .finish(in_seconds(5))
+        .into_iter()
+        .map(|(topic, _)| topic)
+        .collect();
+    assert_eq!(moved, ["docs-retry-5s", "docs-retry-5s"]);
+}
+
+#[test]
 fn a_window_full_of_long_waits_moves_them_to_their_tier() {
     let mut bench = Bench::new(3);
     for seconds in [100, 40, 4] {
