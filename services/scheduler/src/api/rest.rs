@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `POST /v1/jobs` | 201 scheduled, 200 the same request again, 409 another one has the key; `?wait=false`: 202 |
 //! | `GET /v1/jobs/{id}` | 200, 404 |
-//! | `DELETE /v1/jobs/{id}` | 200 it will not be dispatched, 409 it has been, 404 |
+//! | `DELETE /v1/jobs/{id}` | 200 it will not be dispatched: cancelled now or before, or expired; 409 it has been, 404 |
 //! | `PATCH /v1/jobs/{id}` | 200 it has a new time, 409 it has ended, 404 |
 //! | `GET /v1/stats?minutes=60` | 200 |
 
@@ -131,7 +131,7 @@ async fn cancel<I: Index>(
     let cancelled = jobs.cancel(id, trace(&headers)).await?;
     let has_effect = matches!(
         cancelled.outcome(),
-        v1::Outcome::Cancelled | v1::Outcome::AlreadyCancelled
+        v1::Outcome::Cancelled | v1::Outcome::AlreadyCancelled | v1::Outcome::Expired
     );
     answer(id, cancelled, has_effect)
 }
