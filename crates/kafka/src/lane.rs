@@ -1,38 +1,40 @@
 //! The loop of every service: consume, process, write results and offsets in one transaction.
 //!
-//! A lane is one OS thread that owns one consumer and one transactional producer. Each partition has its
-//! own queue, so that one partition that must wait never stops another, and one [`OffsetTracker`], so that
+//! A lane is one OS thread that owns one consumer and two transactional producers, used in turn. Each partition has
+//! its own queue, so that one partition that must wait never stops another, and one [`OffsetTracker`], so that
 //! records may finish in any order. Every call of Kafka's client that can block happens on this thread.
 //!
 //! The loop, each step a function: serve events (which may change the assignment), admit records, let the
-//! processor finish some, write them, wait. A setback leads through [`Lane::recover`]: resolve the
+//! processor finish some, write them, wait. A setback leads through `Session::recover`: resolve the
 //! transaction, forget everything in hand, read again from the committed offsets.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+mod events;
+mod patience;
+
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
+use rdkafka::TopicPartitionList;
+use rdkafka::config::ClientConfig;
 use rdkafka::consumer::base_consumer::PartitionQueue;
-use rdkafka::consumer::{BaseConsumer, Consumer as _, ConsumerContext, RebalanceProtocol};
+use rdkafka::consumer::{BaseConsumer, Consumer as _, RebalanceProtocol};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::Message as _;
-use rdkafka::statistics::{Statistics, Topic};
 use rdkafka::topic_partition_list::Offset;
-use rdkafka::types::RDKafkaRespErr;
-use rdkafka::{ClientContext, TopicPartitionList};
 use redeliver_core::Clock;
 use redeliver_core::error_chain::error_chain;
 use tokio_util::sync::CancellationToken;
 
-use crate::client::{ClientLog, KafkaSettings};
+use crate::client::KafkaSettings;
 use crate::convert;
 use crate::processor::{AssignmentId, Processor, Turn, Waker};
 use crate::reader;
 use crate::remedy::{Remedy, remedy};
 use crate::tracker::{Admission, CommitPosition, Committed, OffsetTracker};
 use crate::transaction::{Alternating, Setback};
+use events::{Event, Events, Unread};
+use patience::{Backoff, Said, Setbacks};
 
 /// What a lane reads and how much at once.
 #[derive(Clone, Debug)]
@@ -104,12 +106,8 @@ const STUCK: Duration = Duration::from_secs(12);
 /// Fencings within [`FENCE_WINDOW`] after which two processes must share one instance.
 const FENCE_LIMIT: usize = 5;
 const FENCE_WINDOW: Duration = Duration::from_secs(60);
-/// How long the next attempt to connect, or to write what could not be written, is put off, at most.
-const MAX_BACKOFF: Duration = Duration::from_secs(5);
 /// However many setbacks there were, a turn may have so many records.
 const SMALLEST_TURN: usize = 16;
-/// How long after repeated setbacks a lane that had nothing to write since is taken for a good one.
-const SETTLED: Duration = Duration::from_secs(30);
 
 /// A lane, ready to run.
 pub struct Lane<P> {
@@ -226,16 +224,6 @@ struct Session<'a, P: Processor> {
     turn_limit: usize,
     setbacks: Setbacks,
     said_refused: Said,
-}
-
-/// Setbacks since the last commit.
-struct Setbacks {
-    count: u32,
-    last: Option<Instant>,
-    backoff: Backoff,
-    /// Nothing is tried until then.
-    until: Option<Instant>,
-    said: Said,
 }
 
 struct Assigned {
@@ -945,147 +933,6 @@ fn start_offset(position: Option<&Committed>) -> Offset {
     position.map_or(Offset::Beginning, |position| Offset::Offset(position.offset))
 }
 
-/// Rebalances and errors, collected by the client's callbacks, which all run inside of `poll` on the
-/// lane's thread.
-pub(crate) struct Events {
-    queue: Mutex<Vec<Event>>,
-    served: AtomicU64,
-    closing: AtomicBool,
-    waker: Waker,
-    log: ClientLog,
-}
-
-enum Event {
-    Assigned(Vec<(String, i32)>),
-    Revoked(Vec<(String, i32)>),
-    Unreachable,
-    Unread(Vec<Unread>),
-}
-
-/// What of a partition the lane has not read yet.
-struct Unread {
-    topic: String,
-    partition: i32,
-    records: u64,
-}
-
-/// Behind the next offset that is fetched, up to the end for read_committed readers; and what was fetched and not
-/// taken. The markers of transactions that were not fetched yet are counted with the records.
-fn unread(statistics: Statistics) -> Vec<Unread> {
-    let mut unread = Vec::new();
-    for (topic, Topic { partitions, .. }) in statistics.topics {
-        for partition in partitions.into_values() {
-            // Negative while the client does not know.
-            if partition.ls_offset < 0 || partition.next_offset < 0 {
-                continue;
-            }
-            let behind = (partition.ls_offset - partition.next_offset).max(0) + partition.fetchq_cnt.max(0);
-            unread.push(Unread {
-                topic: topic.clone(),
-                partition: partition.partition,
-                records: behind.unsigned_abs(),
-            });
-        }
-    }
-    unread
-}
-
-impl Events {
-    fn new(waker: Waker) -> Self {
-        Self {
-            queue: Mutex::default(),
-            served: 0.into(),
-            closing: false.into(),
-            waker,
-            log: ClientLog::default(),
-        }
-    }
-
-    fn push(&self, event: Event) {
-        self.queue
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
-            .push(event);
-        self.waker.wake();
-    }
-
-    fn take(&self) -> Vec<Event> {
-        std::mem::take(
-            &mut *self
-                .queue
-                .lock()
-                .unwrap_or_else(std::sync::PoisonError::into_inner),
-        )
-    }
-
-    /// How many events have been served in all.
-    fn served(&self) -> u64 {
-        self.served.load(Ordering::SeqCst)
-    }
-
-    fn count(&self) {
-        self.served.fetch_add(1, Ordering::SeqCst);
-    }
-
-    /// From now on assignments are declined, so that the consumer can close.
-    fn close(&self) {
-        self.closing.store(true, Ordering::SeqCst);
-    }
-}
-
-impl ClientContext for Events {
-    fn stats(&self, statistics: Statistics) {
-        self.count();
-        self.push(Event::Unread(unread(statistics)));
-    }
-
-    fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
-        self.count();
-        self.log.log(level, facility, message);
-    }
-
-    fn error(&self, error: KafkaError, reason: &str) {
-        self.count();
-        if matches!(
-            error.rdkafka_error_code(),
-            Some(RDKafkaErrorCode::AllBrokersDown | RDKafkaErrorCode::BrokerTransportFailure)
-        ) {
-            self.push(Event::Unreachable);
-        }
-        if self.log.is_time("error") {
-            tracing::warn!(%error, reason, "kafka consumer");
-        }
-    }
-}
-
-impl ConsumerContext for Events {
-    /// An assignment is only noted: the lane starts it, with the committed offsets it has read. A revoked
-    /// partition is given up here, and forgotten by the lane before it does anything else.
-    fn rebalance(&self, consumer: &BaseConsumer<Self>, error: RDKafkaRespErr, list: &mut TopicPartitionList) {
-        self.count();
-        let partitions: Vec<(String, i32)> = list
-            .elements()
-            .iter()
-            .map(|element| (element.topic().to_owned(), element.partition()))
-            .collect();
-        let closing = self.closing.load(Ordering::SeqCst);
-        let result = if error == RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS {
-            if closing || partitions.is_empty() {
-                consumer.incremental_assign(&TopicPartitionList::new())
-            } else {
-                self.push(Event::Assigned(partitions));
-                Ok(())
-            }
-        } else {
-            self.push(Event::Revoked(partitions));
-            consumer.incremental_unassign(list)
-        };
-        if let Err(error) = result {
-            tracing::warn!(%error, "rebalance");
-        }
-    }
-}
-
 /// Counts how often another process took over.
 #[derive(Default)]
 struct Fences(Vec<Instant>);
@@ -1102,89 +949,5 @@ impl Fences {
             lane: lane.spec.name.clone(),
             instance: lane.settings.instance.clone(),
         }))
-    }
-}
-
-impl Setbacks {
-    fn new() -> Self {
-        Self {
-            count: 0,
-            last: None,
-            backoff: Backoff::new(),
-            until: None,
-            said: Said::default(),
-        }
-    }
-
-    /// Counts one; what comes after another is put off, each for longer. True when it is time to say so.
-    fn add(&mut self) -> bool {
-        let now = Instant::now();
-        self.count += 1;
-        self.last = Some(now);
-        if self.count > 1 {
-            self.until = Some(now + self.backoff.next());
-        }
-        self.said.is_time()
-    }
-
-    /// A transaction was committed.
-    fn end(&mut self) {
-        if self.count > 0 {
-            self.count = 0;
-            self.last = None;
-            self.backoff = Backoff::new();
-        }
-    }
-
-    fn is_paused(&mut self) -> bool {
-        let is_paused = self.until.is_some_and(|until| Instant::now() < until);
-        if !is_paused {
-            self.until = None;
-        }
-        is_paused
-    }
-
-    /// Whether there was more than one in a row, of late.
-    fn repeat(&self) -> bool {
-        self.count > 1 && self.last.is_some_and(|last| last.elapsed() < SETTLED)
-    }
-}
-
-/// Growing pauses that end early when the lane is told to stop.
-struct Backoff(Duration);
-
-impl Backoff {
-    fn new() -> Self {
-        Self(ROUND)
-    }
-
-    fn next(&mut self) -> Duration {
-        let pause = self.0;
-        self.0 = (2 * pause).min(MAX_BACKOFF);
-        pause
-    }
-
-    fn wait(&mut self, stop: &CancellationToken) {
-        let until = Instant::now() + self.next();
-        while Instant::now() < until && !stop.is_cancelled() {
-            thread::park_timeout(ROUND.min(until.saturating_duration_since(Instant::now())));
-        }
-    }
-}
-
-/// One log line per while.
-#[derive(Default)]
-struct Said(Option<Instant>);
-
-impl Said {
-    fn is_time(&mut self) -> bool {
-        let now = Instant::now();
-        let is_time = self
-            .0
-            .is_none_or(|last| now.duration_since(last) >= Duration::from_secs(30));
-        if is_time {
-            self.0 = Some(now);
-        }
-        is_time
     }
 }

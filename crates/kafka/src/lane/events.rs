@@ -1,0 +1,155 @@
+//! What the client tells a lane beside records.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use rdkafka::config::RDKafkaLogLevel;
+use rdkafka::consumer::{BaseConsumer, Consumer as _, ConsumerContext};
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::statistics::{Statistics, Topic};
+use rdkafka::types::RDKafkaRespErr;
+use rdkafka::{ClientContext, TopicPartitionList};
+
+use crate::client::ClientLog;
+use crate::processor::Waker;
+
+/// Rebalances and errors, collected by the client's callbacks, which all run inside of `poll` on the
+/// lane's thread.
+pub(crate) struct Events {
+    queue: Mutex<Vec<Event>>,
+    served: AtomicU64,
+    closing: AtomicBool,
+    waker: Waker,
+    log: ClientLog,
+}
+
+pub(super) enum Event {
+    Assigned(Vec<(String, i32)>),
+    Revoked(Vec<(String, i32)>),
+    Unreachable,
+    Unread(Vec<Unread>),
+}
+
+/// What of a partition the lane has not read yet.
+pub(super) struct Unread {
+    pub(super) topic: String,
+    pub(super) partition: i32,
+    pub(super) records: u64,
+}
+
+/// Behind the next offset that is fetched, up to the end for read_committed readers; and what was fetched and not
+/// taken. The markers of transactions that were not fetched yet are counted with the records.
+fn unread(statistics: Statistics) -> Vec<Unread> {
+    let mut unread = Vec::new();
+    for (topic, Topic { partitions, .. }) in statistics.topics {
+        for partition in partitions.into_values() {
+            // Negative while the client does not know.
+            if partition.ls_offset < 0 || partition.next_offset < 0 {
+                continue;
+            }
+            let behind = (partition.ls_offset - partition.next_offset).max(0) + partition.fetchq_cnt.max(0);
+            unread.push(Unread {
+                topic: topic.clone(),
+                partition: partition.partition,
+                records: behind.unsigned_abs(),
+            });
+        }
+    }
+    unread
+}
+
+impl Events {
+    pub(super) fn new(waker: Waker) -> Self {
+        Self {
+            queue: Mutex::default(),
+            served: 0.into(),
+            closing: false.into(),
+            waker,
+            log: ClientLog::default(),
+        }
+    }
+
+    fn push(&self, event: Event) {
+        self.queue
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+            .push(event);
+        self.waker.wake();
+    }
+
+    pub(super) fn take(&self) -> Vec<Event> {
+        std::mem::take(
+            &mut *self
+                .queue
+                .lock()
+                .unwrap_or_else(std::sync::PoisonError::into_inner),
+        )
+    }
+
+    /// How many events have been served in all.
+    pub(super) fn served(&self) -> u64 {
+        self.served.load(Ordering::SeqCst)
+    }
+
+    fn count(&self) {
+        self.served.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// From now on assignments are declined, so that the consumer can close.
+    pub(super) fn close(&self) {
+        self.closing.store(true, Ordering::SeqCst);
+    }
+}
+
+impl ClientContext for Events {
+    fn stats(&self, statistics: Statistics) {
+        self.count();
+        self.push(Event::Unread(unread(statistics)));
+    }
+
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
+        self.count();
+        self.log.log(level, facility, message);
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        self.count();
+        if matches!(
+            error.rdkafka_error_code(),
+            Some(RDKafkaErrorCode::AllBrokersDown | RDKafkaErrorCode::BrokerTransportFailure)
+        ) {
+            self.push(Event::Unreachable);
+        }
+        if self.log.is_time("error") {
+            tracing::warn!(%error, reason, "kafka consumer");
+        }
+    }
+}
+
+impl ConsumerContext for Events {
+    /// An assignment is only noted: the lane starts it, with the committed offsets it has read. A revoked
+    /// partition is given up here, and forgotten by the lane before it does anything else.
+    fn rebalance(&self, consumer: &BaseConsumer<Self>, error: RDKafkaRespErr, list: &mut TopicPartitionList) {
+        self.count();
+        let partitions: Vec<(String, i32)> = list
+            .elements()
+            .iter()
+            .map(|element| (element.topic().to_owned(), element.partition()))
+            .collect();
+        let closing = self.closing.load(Ordering::SeqCst);
+        let result = if error == RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS {
+            if closing || partitions.is_empty() {
+                consumer.incremental_assign(&TopicPartitionList::new())
+            } else {
+                self.push(Event::Assigned(partitions));
+                Ok(())
+            }
+        } else {
+            self.push(Event::Revoked(partitions));
+            consumer.incremental_unassign(list)
+        };
+        if let Err(error) = result {
+            tracing::warn!(%error, "rebalance");
+        }
+    }
+}
