@@ -41,10 +41,11 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use redeliver_core::pipeline::{TopicRole, retry_tier_group};
+use redeliver_core::pipeline::{TopicRole, parse_retry_topic, retry_tier_group};
 use redeliver_core::{JobId, Pipeline, Position, Record, SchedulerTopics};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::reader::{ReadError, TopicReader, group_positions};
+use redeliver_kafka::survey::Surveyor;
 use redeliver_kafka::tracker::Committed;
 use redeliver_proto::long_wait;
 
@@ -104,7 +105,7 @@ pub fn audit(
         }
     };
     let mut ledger = Ledger::new(pipeline, options.output);
-    let roles: HashMap<Arc<str>, TopicRole> = pipeline.topics().into_iter().collect();
+    let roles = roles(settings, pipeline).map_err(failed("looking for retry topics"))?;
     let topics = |wanted: fn(&TopicRole) -> bool| -> Vec<Arc<str>> {
         roles
             .iter()
@@ -123,7 +124,7 @@ pub fn audit(
         .map_err(failed("reading the output and the dead letters"))?;
 
     let positions =
-        Positions::ask(settings, pipeline, options).map_err(failed("asking for the positions"))?;
+        Positions::ask(settings, pipeline, &roles, options).map_err(failed("asking for the positions"))?;
     ledger.positions_known();
 
     if let Some((_, scheduler)) = &options.scheduler {
@@ -153,7 +154,11 @@ pub fn audit(
     let came_in =
         Sweep::new(settings, &topics(|role| matches!(role, TopicRole::Source))).and_then(|mut sweep| {
             sweep.read(options.timeout, |record| {
-                ledger.source(record, positions.is_unread(&record.position));
+                let unread = positions.is_unread(&record.position);
+                // What a retired pipeline has not begun it never will.
+                if !(pipeline.retired && unread) {
+                    ledger.source(record, unread);
+                }
             })
         });
     came_in.map_err(failed("reading the source"))?;
@@ -161,6 +166,21 @@ pub fn audit(
     ends.read(options.timeout, |record| end(&mut ledger, record))
         .map_err(failed("reading the output and the dead letters again"))?;
     Ok(ledger.report())
+}
+
+/// The topics of a pipeline with their roles: those that it has now, and those that it had before its settings were
+/// changed, in which records may wait.
+fn roles(settings: &KafkaSettings, pipeline: &Pipeline) -> Result<HashMap<Arc<str>, TopicRole>, ReadError> {
+    let of_pipeline = |name: &str| match parse_retry_topic(name)? {
+        (named, tier) if *named == *pipeline.name => Some(tier.map_or(TopicRole::Due, TopicRole::Tier)),
+        _ => None,
+    };
+    let existing = Surveyor::new(settings)?.topics(|name| of_pipeline(name).is_some())?;
+    let left = existing
+        .into_iter()
+        .filter_map(|topic| Some((topic.name.clone(), of_pipeline(&topic.name)?)));
+    let source = [(pipeline.source.clone(), TopicRole::Source)];
+    Ok(left.chain(source).chain(pipeline.topics()).collect())
 }
 
 /// Reads commands and jobs to their ends.
@@ -254,14 +274,20 @@ const PATIENCE: Duration = Duration::from_secs(30);
 struct Positions(HashMap<Arc<str>, HashMap<i32, Committed>>);
 
 impl Positions {
-    fn ask(settings: &KafkaSettings, pipeline: &Pipeline, options: &AuditOptions) -> Result<Self, ReadError> {
+    fn ask(
+        settings: &KafkaSettings,
+        pipeline: &Pipeline,
+        roles: &HashMap<Arc<str>, TopicRole>,
+        options: &AuditOptions,
+    ) -> Result<Self, ReadError> {
         let mut topics_of: BTreeMap<String, Vec<Arc<str>>> = BTreeMap::new();
-        topics_of.insert(pipeline.worker_group(), pipeline.worker_topics());
-        for tier in pipeline.policy.tiers() {
-            topics_of
-                .entry(retry_tier_group(tier))
-                .or_default()
-                .push(pipeline.tier_topic(tier));
+        for (topic, role) in roles {
+            let group = match role {
+                TopicRole::Source | TopicRole::Due => pipeline.worker_group(),
+                TopicRole::Tier(tier) => retry_tier_group(*tier),
+                TopicRole::Output | TopicRole::DeadLetter => continue,
+            };
+            topics_of.entry(group).or_default().push(topic.clone());
         }
         if let Some((group, scheduler)) = &options.scheduler {
             let topics = topics_of.entry(group.clone()).or_default();

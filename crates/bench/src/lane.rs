@@ -4,8 +4,11 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redeliver_core::{Output, Record, SystemClock, Timestamp};
-use redeliver_kafka::{AssignmentId, KafkaSettings, Lane, LaneObserver, LaneSpec, Processor, Turn, Waker};
+use redeliver_core::{Output, Record, Timestamp};
+use redeliver_kafka::{
+    AssignmentId, IfRecreated, KafkaSettings, Lane, LaneContext, LaneObserver, LaneSpec, Processor,
+    TopicWatch, Turn,
+};
 use tokio_util::sync::CancellationToken;
 
 struct Copy {
@@ -78,6 +81,7 @@ pub(crate) fn start(
         batch: 5000,
         grace: Duration::from_secs(10),
         changelog: None,
+        if_recreated: IfRecreated::ReadFromBeginning,
     };
     let stop = CancellationToken::new();
     let copy = Copy {
@@ -85,15 +89,9 @@ pub(crate) fn start(
         live: HashSet::new(),
         records: Vec::new(),
     };
-    let lane = Lane::new(
-        settings,
-        spec,
-        Arc::new(SystemClock),
-        Arc::new(Quiet),
-        Waker::new(),
-        stop.clone(),
-        copy,
-    );
+    let watch = TopicWatch::start(&settings).expect("a thread for the watch");
+    let context = LaneContext::new(settings, Arc::new(Quiet), watch, stop.clone());
+    let lane = Lane::new(context, spec, copy);
     let thread = std::thread::spawn(move || lane.run().expect("lane"));
     (stop, thread)
 }

@@ -150,7 +150,7 @@ async fn throughput(
         let watch = broker.watch(&pipeline.due_topic(), PARTITIONS)?;
         let config = config(broker, &format!("relay-{round}"), &pipeline, tier);
         let cpu = cpu_time();
-        let service = Service::start(&config, redeliver_retry_tier::mount).await?;
+        let service = Service::start(&config, redeliver_retry_tier::mount)?;
         relays.push(rate(count, watch.time_until(total, PATIENCE)?));
         service.stop().await?;
         broker.delete_of(&pipeline).await?;
@@ -224,8 +224,7 @@ async fn path(broker: &Broker, count: usize, round: usize, figures: &mut Figures
             redeliver_retry_tier::mount(host)?;
             Ok(redeliver_worker::spawn(host, &spec, &fails_once)?)
         },
-    )
-    .await?;
+    )?;
     watch.time_until(i64::try_from(count)?, PATIENCE)?;
     let took = began.elapsed();
     service.stop().await?;
@@ -255,8 +254,7 @@ async fn lateness(
     let service = Service::start(
         &config(broker, &format!("late-{per_sec}"), &pipeline, tier),
         redeliver_retry_tier::mount,
-    )
-    .await?;
+    )?;
     let total = per_sec * lasts.as_secs();
     let done = Arc::new(AtomicBool::new(false));
     let reader = std::thread::spawn({

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::Start;
+use redeliver_runtime::listen::Listener;
 use redeliver_runtime::telemetry::Tracer;
 use redeliver_worker::Host;
-use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 /// A running host.
@@ -18,7 +18,7 @@ pub(crate) struct Service {
 
 impl Service {
     /// Starts what `mount` puts on a host with this configuration.
-    pub(crate) async fn start(
+    pub(crate) fn start(
         config: &str,
         mount: impl FnOnce(&mut Host) -> anyhow::Result<()>,
     ) -> anyhow::Result<Self> {
@@ -27,7 +27,7 @@ impl Service {
             config: Arc::new(Config::from_yaml(config)?),
             shutdown: stop.clone(),
             tracer: Tracer::off(),
-            admin: TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).await?,
+            admin: Listener::bind("admin.listen", SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?,
         };
         let mut host = Host::new("bench", start);
         mount(&mut host)?;

@@ -142,8 +142,7 @@ async fn measure<H: Handler>(
     });
     let service = Service::start(&config, |host| {
         Ok(redeliver_worker::spawn(host, &spec, &handler)?)
-    })
-    .await?;
+    })?;
     let (last, results) = reader
         .join()
         .map_err(|_| anyhow::anyhow!("the reader panicked"))??;

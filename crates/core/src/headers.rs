@@ -188,16 +188,16 @@ impl<'a> Ours<'a> {
         Ok(())
     }
 
-    /// Where a tier releases the record to.
+    /// The topic that the record names for the end of its wait. It is not trusted: whoever can write to a tier must
+    /// not be able to write to any topic through us. [`crate::pipeline::Returns`] decides.
     ///
     /// # Errors
-    /// A malformed failure when it is missing or not `allowed`, the one topic that the record's pipeline
-    /// returns to: whoever can write to a tier must not be able to write to any topic through us.
-    pub fn return_topic(&self, allowed: &str) -> Result<(), Failure> {
-        match self.raw(RETURN_TOPIC) {
-            Some(Some(topic)) if topic == allowed.as_bytes() => Ok(()),
-            found => Err(wrong_value(RETURN_TOPIC, found, &format!("`{allowed}`"))),
-        }
+    /// A malformed failure when it is missing or cannot be the name of a topic.
+    pub fn return_topic(&self) -> Result<&'a str, Failure> {
+        let found = self.raw(RETURN_TOPIC);
+        let name = found.flatten().and_then(|bytes| std::str::from_utf8(bytes).ok());
+        name.filter(|name| is_topic_name(name))
+            .ok_or_else(|| wrong_value(RETURN_TOPIC, found, "the name of a topic"))
     }
 
     /// How many attempts have failed so far.
@@ -309,6 +309,12 @@ pub fn user_headers(headers: &Headers, trace: Option<&TraceContext>) -> Headers 
         kept.push_text(TRACESTATE, state);
     }
     kept
+}
+
+/// Says that a wait ends in this topic: whoever reads the record there is told that it was meant to go there.
+pub fn readdress(headers: &mut Headers, topic: &str) {
+    *headers = headers.filtered(|name| name != RETURN_TOPIC);
+    headers.push_text(RETURN_TOPIC, topic);
 }
 
 /// Adds where the record comes from, which pipeline handled it and how many attempts have failed.
@@ -450,12 +456,8 @@ mod tests {
                 .collect(),
         );
         assert!(Ours::read(&twice).unwrap_err().message.contains("more than once"));
-        let foreign = record(
-            [(RETURN_TOPIC, Some(&b"__consumer_offsets"[..]))]
-                .into_iter()
-                .collect(),
-        );
-        assert!(Ours::read(&foreign).unwrap().return_topic("t-retry-due").is_err());
+        let foreign = record([(RETURN_TOPIC, Some(&b"../etc"[..]))].into_iter().collect());
+        assert!(Ours::read(&foreign).unwrap().return_topic().is_err());
     }
 
     proptest! {
@@ -468,7 +470,7 @@ mod tests {
             let record = record(headers);
             let Ok(ours) = Ours::read(&record) else { return Ok(()) };
             let _ = ours.retry_count();
-            let _ = ours.return_topic("t");
+            let _ = ours.return_topic();
             if let Ok(origin) = ours.origin() {
                 prop_assert!(origin.partition >= 0 && origin.offset >= 0);
             }

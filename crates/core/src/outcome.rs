@@ -19,7 +19,8 @@ pub enum Outcome {
 /// One result of a success.
 #[derive(Clone, Debug)]
 pub struct Produced {
-    /// The topic; `None` is the pipeline's output.
+    /// The topic, one of those that the pipeline declares; `None` is its (first) output. With any other topic the
+    /// record becomes a dead letter with the code `output.unknown`.
     pub topic: Option<Arc<str>>,
     /// The key; `None` keeps the record's key, `Some(None)` is null.
     pub key: Option<Option<Bytes>>,

@@ -25,13 +25,15 @@ pub struct Pipeline {
     pub policy: RetryPolicy,
     /// From which instant a wait counts.
     pub anchor: Anchor,
-    /// No wait is longer; a due time further away is malformed.
+    /// No wait that begins is longer.
     pub max_wait: Span,
     /// A record that would be tried again at a greater age than this is dead instead.
     pub max_age: Option<Span>,
     /// The scheduler's ingest topic, when the scheduler holds the records that wait longer than the longest
     /// tier; `None`: the longest tier holds them.
     pub long_waits: Option<Arc<str>>,
+    /// Whether it only finishes what waits: its source is not read, and waits end in its due topic.
+    pub retired: bool,
 }
 
 /// Who holds a record until it is due.
@@ -60,6 +62,32 @@ pub enum ReturnTo {
     Due,
     /// The source topic, the classic requeue to main.
     Source,
+}
+
+/// The topics in which waits of a pipeline may end.
+#[derive(Clone, Debug)]
+pub struct Returns {
+    due: Option<Arc<str>>,
+    source: Option<Arc<str>>,
+    current: Arc<str>,
+}
+
+impl Returns {
+    /// The topic in which the wait of a record ends whose header `return-topic` names this one. The header was
+    /// written under the configuration of that time: it may name the due topic or the source, whichever is in use
+    /// now, since workers take retries from both. Any other name, such as that of a former source, leads to the one
+    /// in use, so a forged header does not choose where is written.
+    #[must_use]
+    pub fn topic(&self, named: &str) -> &Arc<str> {
+        let mut own = self.due.iter().chain(&self.source);
+        own.find(|own| ***own == *named).unwrap_or(&self.current)
+    }
+
+    /// All topics in which waits may end; one may be named twice.
+    pub fn topics(&self) -> impl Iterator<Item = &Arc<str>> {
+        let current = std::iter::once(&self.current);
+        self.due.iter().chain(&self.source).chain(current)
+    }
 }
 
 /// From which instant a wait counts.
@@ -105,6 +133,7 @@ impl Pipeline {
             max_wait: Span::from_secs(86_400),
             max_age: None,
             long_waits: None,
+            retired: false,
         }
     }
 
@@ -126,22 +155,47 @@ impl Pipeline {
         format!("{}-dlq", self.name).into()
     }
 
-    /// Where retry tiers release to.
+    /// Whether waits end in the due topic, so that it must exist.
+    #[must_use]
+    pub fn needs_due_topic(&self) -> bool {
+        self.retired || self.return_to == ReturnTo::Due
+    }
+
+    /// Where the waits of records end that fail now.
     #[must_use]
     pub fn return_topic(&self) -> Arc<str> {
-        match self.return_to {
-            ReturnTo::Due => self.due_topic(),
-            ReturnTo::Source => self.source.clone(),
+        if self.needs_due_topic() {
+            self.due_topic()
+        } else {
+            self.source.clone()
         }
     }
 
-    /// The topics a worker of this pipeline reads.
+    /// Whether results may go to this topic.
     #[must_use]
-    pub fn worker_topics(&self) -> Vec<Arc<str>> {
-        match self.return_to {
-            ReturnTo::Due => vec![self.source.clone(), self.due_topic()],
-            ReturnTo::Source => vec![self.source.clone()],
+    pub fn has_output(&self, topic: &str) -> bool {
+        let mut outputs = self.output.iter().chain(&self.other_outputs);
+        outputs.any(|output| **output == *topic)
+    }
+
+    /// Where waits may end. `has_due`: whether the due topic exists.
+    #[must_use]
+    pub fn returns(&self, has_due: bool) -> Returns {
+        let has_due = has_due || self.needs_due_topic();
+        Returns {
+            due: has_due.then(|| self.due_topic()),
+            source: (!self.retired).then(|| self.source.clone()),
+            current: self.return_topic(),
         }
+    }
+
+    /// The topics a worker of this pipeline reads. `has_due`: whether the due topic exists. It is read whenever it
+    /// does, because it may hold records from before `return_to` was changed.
+    #[must_use]
+    pub fn worker_topics(&self, has_due: bool) -> Vec<Arc<str>> {
+        let source = (!self.retired).then(|| self.source.clone());
+        let due = (has_due || self.needs_due_topic()).then(|| self.due_topic());
+        source.into_iter().chain(due).collect()
     }
 
     /// The consumer group of the pipeline's workers.
@@ -150,10 +204,13 @@ impl Pipeline {
         format!("redeliver-{}", self.name)
     }
 
-    /// Every topic of the pipeline with its role.
+    /// Every topic that the pipeline needs, with its role. A retired one does not need its source any more.
     #[must_use]
     pub fn topics(&self) -> Vec<(Arc<str>, TopicRole)> {
-        let mut topics = vec![(self.source.clone(), TopicRole::Source)];
+        let mut topics = Vec::new();
+        if !self.retired {
+            topics.push((self.source.clone(), TopicRole::Source));
+        }
         let outputs = self.output.iter().chain(&self.other_outputs).cloned();
         topics.extend(outputs.map(|topic| (topic, TopicRole::Output)));
         topics.extend(
@@ -162,11 +219,27 @@ impl Pipeline {
                 .into_iter()
                 .map(|tier| (self.tier_topic(tier), TopicRole::Tier(tier))),
         );
-        if self.return_to == ReturnTo::Due {
+        if self.needs_due_topic() {
             topics.push((self.due_topic(), TopicRole::Due));
         }
         topics.push((self.dead_letter_topic(), TopicRole::DeadLetter));
         topics
+    }
+
+    /// The topics that a worker of this pipeline writes.
+    #[must_use]
+    pub fn written_topics(&self) -> Vec<Arc<str>> {
+        let topics = self.topics().into_iter();
+        let written = topics.filter(|(_, role)| {
+            matches!(
+                role,
+                TopicRole::Output | TopicRole::Tier(_) | TopicRole::DeadLetter
+            )
+        });
+        written
+            .map(|(topic, _)| topic)
+            .chain(self.long_waits.clone())
+            .collect()
     }
 
     /// Who holds a record for so long, and the topic to write it to: the scheduler what is longer than every
@@ -251,6 +324,22 @@ pub fn retry_tier_group(tier: Span) -> String {
     format!("redeliver-retry-{tier}")
 }
 
+/// What the name of a topic says when it is that of a tier or of a due topic: the pipeline, and the tier, or nothing
+/// for the due topic.
+#[must_use]
+pub fn parse_retry_topic(name: &str) -> Option<(&str, Option<Span>)> {
+    let (pipeline, role) = name.rsplit_once("-retry-")?;
+    if pipeline.is_empty() {
+        return None;
+    }
+    if role == "due" {
+        return Some((pipeline, None));
+    }
+    // Topics are named with the largest unit that fits: `60s` names no topic of ours.
+    let tier: Span = role.parse().ok()?;
+    (tier.as_millis() > 0 && tier.to_string() == role).then_some((pipeline, Some(tier)))
+}
+
 /// Whether a name may be a Kafka topic: 1 to 249 of `a-z A-Z 0-9 . _ -`, not `.` or `..`.
 #[must_use]
 pub fn is_topic_name(name: &str) -> bool {
@@ -290,6 +379,63 @@ mod tests {
                 "crawl-jobs-dlq"
             ]
         );
+    }
+
+    #[test]
+    fn a_retired_pipeline_finishes_what_waits_and_takes_nothing_new() {
+        let pipeline = Pipeline {
+            return_to: ReturnTo::Source,
+            retired: true,
+            ..Pipeline::new("p")
+        };
+        assert_eq!(pipeline.worker_topics(true), ["p-retry-due".into()]);
+        assert_eq!(&*pipeline.return_topic(), "p-retry-due");
+        assert_eq!(&**pipeline.returns(false).topic("p"), "p-retry-due");
+        let roles: Vec<_> = pipeline.topics().into_iter().map(|(_, role)| role).collect();
+        assert!(!roles.contains(&TopicRole::Source) && roles.contains(&TopicRole::Due));
+    }
+
+    #[test]
+    fn a_wait_ends_in_the_topic_that_its_header_names_if_that_is_the_pipelines_own() {
+        for return_to in [ReturnTo::Due, ReturnTo::Source] {
+            let pipeline = Pipeline {
+                return_to,
+                source: "in".into(),
+                ..Pipeline::new("p")
+            };
+            let current = pipeline.return_topic();
+            let returns = pipeline.returns(true);
+            assert_eq!(&**returns.topic("in"), "in");
+            assert_eq!(&**returns.topic("p-retry-due"), "p-retry-due");
+            for foreign in ["former-source", "p", "p-dlq", "q-retry-due", "__consumer_offsets"] {
+                assert_eq!(*returns.topic(foreign), current, "{foreign}");
+            }
+            // Nothing is written to a topic that does not exist because a header names it.
+            assert_eq!(*pipeline.returns(false).topic("p-retry-due"), current);
+        }
+    }
+
+    #[test]
+    fn retry_topics_are_told_by_their_names() {
+        let tier = |millis| Some(Span::from_millis(millis));
+        for (name, expected) in [
+            ("p-retry-5s", Some(("p", tier(5_000)))),
+            ("p-retry-1503ms", Some(("p", tier(1_503)))),
+            ("p-retry-due", Some(("p", None))),
+            ("p-retry-5s-retry-1m", Some(("p-retry-5s", tier(60_000)))),
+            ("retry-retry-1m", Some(("retry", tier(60_000)))),
+            ("p-retry-60s", None),
+            ("p-retry-0s", None),
+            ("p-retry-5000", None),
+            ("p-retry-soon", None),
+            ("p-retry-", None),
+            ("-retry-5s", None),
+            ("retry-5s", None),
+            ("p-dlq", None),
+            ("p", None),
+        ] {
+            assert_eq!(parse_retry_topic(name), expected, "{name}");
+        }
     }
 
     #[test]

@@ -2,13 +2,18 @@
 
 use std::sync::Arc;
 
-use crate::failure::{ErrorClass, Failure};
+use crate::failure::{ErrorClass, Failure, MESSAGE_LIMIT, bounded_text};
 use crate::headers::{self, Origin, Ours, TraceContext};
-use crate::outcome::Outcome;
+use crate::outcome::{Outcome, Produced};
 use crate::pipeline::{Carrier, Pipeline, ReturnTo};
 use crate::record::{Headers, Output, Record};
 use crate::span::Span;
 use crate::time::Timestamp;
+
+/// The code of a record whose result has a topic that the pipeline does not declare.
+pub const UNKNOWN_OUTPUT: &str = "output.unknown";
+/// The code of a record whose result had a topic that did not exist for too long.
+pub const MISSING_OUTPUT: &str = "output.missing";
 
 /// A record as a worker received it: who it is and what has happened to it so far.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,9 +27,10 @@ pub struct Arrival {
 impl Arrival {
     /// Reads a record that arrived at a worker.
     ///
-    /// On the source topic a record is new, whatever headers it carries: those of ours were left by a
-    /// pipeline before this one. Only with [`ReturnTo::Source`] may it be a retry, which then names this
-    /// pipeline. On the due topic it must be a retry.
+    /// On the due topic a record must be a retry. On the source topic it is new, whatever headers it carries: those
+    /// of ours were left by a pipeline before this one. Only one that names this pipeline is a retry; with
+    /// [`ReturnTo::Due`] it must also name the source as the topic in which its wait ended, as one does that failed
+    /// while `return_to` was `source`. Results never name such a topic.
     ///
     /// # Errors
     /// A malformed failure when a retry's headers cannot be trusted.
@@ -50,15 +56,25 @@ impl Arrival {
         record: &'r Record,
     ) -> Result<(Self, Option<Ours<'r>>), Failure> {
         let from_source = record.position.topic == pipeline.source;
-        if from_source && pipeline.return_to == ReturnTo::Due {
-            if record.unreadable_headers > 0 {
-                Ours::read(record)?;
+        let new = || Ok((Self::new(record), None));
+        let ours = match Ours::read(record) {
+            Ok(ours) => ours,
+            // What stands twice was left by somebody else, unless it is for us to write to the source.
+            Err(_)
+                if from_source && pipeline.return_to == ReturnTo::Due && record.unreadable_headers == 0 =>
+            {
+                return new();
             }
-            return Ok((Self::new(record), None));
-        }
-        let ours = Ours::read(record)?;
-        if from_source && !ours.is_retry_of(&pipeline.name) {
-            return Ok((Self::new(record), None));
+            Err(failure) => return Err(failure),
+        };
+        if from_source {
+            let came_back = match pipeline.return_to {
+                ReturnTo::Due => ours.return_topic().is_ok_and(|topic| *topic == *pipeline.source),
+                ReturnTo::Source => true,
+            };
+            if !came_back || !ours.is_retry_of(&pipeline.name) {
+                return new();
+            }
         }
         let arrival = Self {
             origin: ours.origin()?,
@@ -128,35 +144,10 @@ pub fn route(
     random: f64,
 ) -> Routing {
     let failure = match outcome {
-        Outcome::Success(results) => {
-            let outputs = results
-                .into_iter()
-                .filter_map(|result| {
-                    let topic = result.topic.or_else(|| pipeline.output.clone())?;
-                    let mut headers = headers::user_headers(&record.headers, trace);
-                    for (name, value) in result.headers.iter() {
-                        headers.push(name, value);
-                    }
-                    headers::write_lineage(
-                        &mut headers,
-                        &pipeline.name,
-                        &arrival.origin,
-                        arrival.failed_attempts,
-                    );
-                    Some(Output {
-                        topic,
-                        partition: None,
-                        key: result.key.unwrap_or_else(|| record.key.clone()),
-                        value: result.value.unwrap_or_else(|| record.value.clone()),
-                        headers,
-                    })
-                })
-                .collect();
-            return Routing {
-                outputs,
-                disposition: Disposition::Succeeded,
-            };
-        }
+        Outcome::Success(results) => match undeclared(pipeline, &results) {
+            None => return succeeded(pipeline, record, arrival, results, trace),
+            Some(failure) => failure,
+        },
         Outcome::Failed(failure) => failure,
     };
 
@@ -244,6 +235,54 @@ pub fn route(
             due,
             carrier,
         },
+    }
+}
+
+/// What is wrong with results of which one goes to a topic that the pipeline does not declare.
+fn undeclared(pipeline: &Pipeline, results: &[Produced]) -> Option<Failure> {
+    let topics = results.iter().filter_map(|result| result.topic.as_deref());
+    let topic = topics.into_iter().find(|topic| !pipeline.has_output(topic))?;
+    let message = format!(
+        "the handler chose the topic `{}`, which is not an output of the pipeline `{}`",
+        topic.escape_debug(),
+        pipeline.name
+    );
+    Some(Failure::permanent(
+        UNKNOWN_OUTPUT,
+        bounded_text(&message, MESSAGE_LIMIT),
+    ))
+}
+
+fn succeeded(
+    pipeline: &Pipeline,
+    record: &Record,
+    arrival: &Arrival,
+    results: Vec<Produced>,
+    trace: Option<&TraceContext>,
+) -> Routing {
+    let outputs = results.into_iter().filter_map(|result| {
+        let topic = result.topic.or_else(|| pipeline.output.clone())?;
+        let mut headers = headers::user_headers(&record.headers, trace);
+        for (name, value) in result.headers.iter() {
+            headers.push(name, value);
+        }
+        headers::write_lineage(
+            &mut headers,
+            &pipeline.name,
+            &arrival.origin,
+            arrival.failed_attempts,
+        );
+        Some(Output {
+            topic,
+            partition: None,
+            key: result.key.unwrap_or_else(|| record.key.clone()),
+            value: result.value.unwrap_or_else(|| record.value.clone()),
+            headers,
+        })
+    });
+    Routing {
+        outputs: outputs.collect(),
+        disposition: Disposition::Succeeded,
     }
 }
 
@@ -491,6 +530,49 @@ mod tests {
     }
 
     #[test]
+    fn a_retry_that_comes_back_to_the_source_is_one_whatever_return_to_says_now() {
+        let classic = Pipeline {
+            return_to: ReturnTo::Source,
+            ..pipeline()
+        };
+        let failed = Outcome::Failed(Failure::transient("http.503", "busy"));
+        let new = Record {
+            headers: Headers::new(),
+            ..source_record()
+        };
+        let back = returned(&decide(&classic, &new, failed).outputs[0], &classic);
+        assert_eq!(back.position.topic, pipeline().source);
+        for pipeline in [&classic, &pipeline()] {
+            let arrival = Arrival::read_at(pipeline, &back, NOW.after(Duration::from_secs(5))).unwrap();
+            assert_eq!((arrival.failed_attempts, arrival.origin.offset), (1, 7));
+            let before = Timestamp::from_millis(NOW.as_millis() - 300_000);
+            assert!(Arrival::read_at(pipeline, &back, before).is_err());
+        }
+        // It says where its wait ended, and whose it is: what says something else is new.
+        let attempts = |headers: Headers| {
+            let record = Record {
+                headers,
+                ..back.clone()
+            };
+            Arrival::read(&pipeline(), &record).unwrap().failed_attempts
+        };
+        let without = |name: &str| back.headers.filtered(|kept| kept != name);
+        assert_eq!(attempts(without(headers::RETURN_TOPIC)), 0);
+        assert_eq!(attempts(without(headers::PIPELINE)), 0);
+        for (name, value) in [
+            (headers::RETURN_TOPIC, "docs-retry-due"),
+            (headers::PIPELINE, "other"),
+        ] {
+            let mut headers = without(name);
+            headers.push_text(name, value);
+            assert_eq!(attempts(headers), 0, "{name}");
+        }
+        let mut twice = back.headers.clone();
+        twice.push_text(headers::RETRY_COUNT, "1");
+        assert_eq!(attempts(twice), 0);
+    }
+
+    #[test]
     fn key_value_and_user_headers_leave_as_they_came() {
         let outcomes = [
             Outcome::unchanged(),
@@ -618,6 +700,10 @@ mod tests {
             value: Some(Some(Bytes::from_static(b"new"))),
             headers: [("score", Some(&b"9"[..]))].into_iter().collect(),
         };
+        let pipeline = || Pipeline {
+            other_outputs: vec!["elsewhere".into()],
+            ..pipeline()
+        };
         let routing = decide(&pipeline(), &source_record(), Outcome::Success(vec![result]));
         let output = &routing.outputs[0];
         assert_eq!((&*output.topic, &output.key), ("elsewhere", &None));
@@ -632,6 +718,24 @@ mod tests {
                 .outputs
                 .is_empty()
         );
+    }
+
+    #[test]
+    fn a_result_with_a_topic_that_is_not_declared_is_dead_at_once() {
+        for topic in ["elsewhere", "nul\0", "", "docs-dlq"] {
+            let result = Produced {
+                topic: Some(topic.into()),
+                ..Produced::unchanged()
+            };
+            let results = vec![Produced::unchanged(), result];
+            let routing = decide(&pipeline(), &source_record(), Outcome::Success(results));
+            assert_eq!(routing.disposition, Disposition::Dead(ErrorClass::Permanent));
+            let [letter] = &routing.outputs[..] else {
+                panic!("{routing:?}")
+            };
+            assert_eq!(&*letter.topic, "docs-dlq");
+            assert_eq!(text(letter, headers::ERROR_CODE), UNKNOWN_OUTPUT);
+        }
     }
 
     #[test]

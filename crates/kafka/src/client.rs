@@ -156,14 +156,22 @@ impl KafkaSettings {
             .set("enable.auto.commit", "false")
             .set("enable.auto.offset.store", "false")
             .set("isolation.level", "read_committed")
-            .set("auto.offset.reset", "earliest")
+            // The lane says where to start, and an offset that the log does not have is for it to judge.
+            .set("auto.offset.reset", "error")
             .set("partition.assignment.strategy", "cooperative-sticky")
             .set("enable.partition.eof", "false")
             .set("check.crcs", "true");
-        if self.static_membership {
-            config.set("group.instance.id", format!("{}-{member}", self.instance));
+        if let Some(instance) = self.group_instance_id(member) {
+            config.set("group.instance.id", instance);
         }
         config
+    }
+
+    /// The `group.instance.id` of a lane's consumer; `None` for a dynamic member.
+    #[must_use]
+    pub fn group_instance_id(&self, member: &str) -> Option<String> {
+        self.static_membership
+            .then(|| format!("{}-{member}", self.instance))
     }
 
     /// The producer of a lane.

@@ -9,7 +9,9 @@
 //! transaction, forget everything in hand, read again from the committed offsets.
 
 mod events;
+mod membership;
 mod patience;
+mod topics;
 
 use std::sync::Arc;
 use std::thread;
@@ -22,8 +24,9 @@ use rdkafka::consumer::{BaseConsumer, Consumer as _, RebalanceProtocol};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::Message as _;
 use rdkafka::topic_partition_list::Offset;
-use redeliver_core::Clock;
 use redeliver_core::error_chain::error_chain;
+use redeliver_core::{Clock, SystemClock};
+use redeliver_kafka_ffi::TopicId;
 use tokio_util::sync::CancellationToken;
 
 use crate::client::KafkaSettings;
@@ -31,9 +34,11 @@ use crate::convert;
 use crate::processor::{AssignmentId, Processor, Turn, Waker};
 use crate::reader;
 use crate::remedy::{Remedy, remedy};
-use crate::tracker::{Admission, CommitPosition, Committed, OffsetTracker};
+use crate::topic_watch::TopicWatch;
+use crate::tracker::{Admission, CommitPosition, Committed, OffsetTracker, TopicFingerprint};
 use crate::transaction::{Alternating, Setback};
 use events::{Event, Events, Unread};
+use membership::{Examination, Membership, subscribe};
 use patience::{Backoff, Said, Setbacks};
 
 /// What a lane reads and how much at once.
@@ -51,6 +56,18 @@ pub struct LaneSpec {
     pub grace: Duration,
     /// A topic that it writes, of which the processor is told how far it was written.
     pub changelog: Option<Arc<str>>,
+    /// What it does when one of its topics was deleted and created again.
+    pub if_recreated: IfRecreated,
+}
+
+/// What a lane does when a topic that it reads was deleted and created again under its name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IfRecreated {
+    /// It reads the new topic from its beginning. What it had in hand of the old one is dropped.
+    #[default]
+    ReadFromBeginning,
+    /// It stops reading and says so until the process is restarted: offsets of the topic have a meaning beyond it.
+    Halt,
 }
 
 /// What a lane tells about itself. All methods are called on the lane's thread.
@@ -70,6 +87,10 @@ pub trait LaneObserver: Send + Sync {
     /// How many records of an owned partition are not done, those included that were not read yet; nothing once
     /// the partition is not owned any more.
     fn lag(&self, _topic: &str, _partition: i32, _records: Option<u64>) {}
+    /// A partition's topic was deleted and created again; that many records of the old one were in hand and are dropped.
+    fn recreated(&self, _topic: &str, _partition: i32, _in_hand: usize) {}
+    /// That many records of a partition were deleted before they were read, by retention for example.
+    fn deleted_unread(&self, _topic: &str, _partition: i32, _records: u64) {}
 }
 
 /// Why a lane cannot go on. Everything that may pass by itself is waited out instead.
@@ -117,20 +138,64 @@ pub struct Lane<P> {
     observer: Arc<dyn LaneObserver>,
     waker: Waker,
     stop: CancellationToken,
+    watch: TopicWatch,
     processor: P,
+    /// Of the ids that were given out. It outlives sessions, and so do results of work that an earlier one began.
+    generation: u32,
+    /// The group does not give us what we subscribed to, so the next session leaves it first.
+    must_leave: bool,
+    /// How often in a row the lane joined anew because its place in the group was not sound.
+    joined_anew: u32,
+}
+
+/// What a lane works with, beside its processor.
+#[derive(Clone)]
+pub struct LaneContext {
+    /// How Kafka is reached.
+    pub settings: KafkaSettings,
+    /// Where the time comes from.
+    pub clock: Arc<dyn Clock>,
+    /// Who is told about the lane.
+    pub observer: Arc<dyn LaneObserver>,
+    /// Wakes the lane.
+    pub waker: Waker,
+    /// Ends the lane.
+    pub stop: CancellationToken,
+    /// Which topics exist.
+    pub watch: TopicWatch,
+}
+
+impl LaneContext {
+    /// The system's time, and a waker that nobody else holds.
+    #[must_use]
+    pub fn new(
+        settings: KafkaSettings,
+        observer: Arc<dyn LaneObserver>,
+        watch: TopicWatch,
+        stop: CancellationToken,
+    ) -> Self {
+        Self {
+            settings,
+            clock: Arc::new(SystemClock),
+            observer,
+            waker: Waker::new(),
+            stop,
+            watch,
+        }
+    }
 }
 
 impl<P: Processor> Lane<P> {
     /// Puts a lane together; [`Lane::run`] runs it on the calling thread.
-    pub fn new(
-        settings: KafkaSettings,
-        spec: LaneSpec,
-        clock: Arc<dyn Clock>,
-        observer: Arc<dyn LaneObserver>,
-        waker: Waker,
-        stop: CancellationToken,
-        processor: P,
-    ) -> Self {
+    pub fn new(context: LaneContext, spec: LaneSpec, processor: P) -> Self {
+        let LaneContext {
+            settings,
+            clock,
+            observer,
+            waker,
+            stop,
+            watch,
+        } = context;
         Self {
             settings,
             spec,
@@ -138,7 +203,11 @@ impl<P: Processor> Lane<P> {
             observer,
             waker,
             stop,
+            watch,
             processor,
+            generation: 0,
+            must_leave: false,
+            joined_anew: 0,
         }
     }
 
@@ -148,8 +217,10 @@ impl<P: Processor> Lane<P> {
     /// When waiting cannot help: see [`LaneError`]. An unreachable broker is waited for.
     pub fn run(mut self) -> Result<(), LaneError> {
         self.waker.attach_current_thread();
+        self.watch.watch(self.spec.topics.iter().cloned(), &self.waker);
         let id = format!("redeliver-{}-{}", self.settings.instance, self.spec.name);
-        let mut transactions = Alternating::new(&self.settings, &id, self.spec.changelog.as_ref());
+        let mut transactions =
+            Alternating::new(&self.settings, &id, self.spec.changelog.as_ref(), &self.watch);
         let mut fences = Fences::default();
         let mut backoff = Backoff::new();
         while !self.stop.is_cancelled() {
@@ -173,11 +244,40 @@ impl<P: Processor> Lane<P> {
                     self.observer.waiting("reconnecting");
                     backoff.wait(&self.stop);
                 }
+                Ended::StartOver(reason) => {
+                    transactions.discard();
+                    tracing::info!(lane = self.spec.name, reason, "lane starts again");
+                    self.observer.waiting(&reason);
+                }
+                Ended::Halted(reason) => {
+                    transactions.discard();
+                    self.halt(&reason);
+                }
                 Ended::Unusable(error) => return Err(error),
                 Ended::Stopped => return Ok(()),
             }
         }
         Ok(())
+    }
+
+    /// Reads nothing any more and says why, until the lane is told to stop.
+    fn halt(&self, reason: &str) {
+        self.observer.waiting(reason);
+        let mut said = Said::default();
+        while !self.stop.is_cancelled() {
+            if said.is_time() {
+                tracing::error!(lane = self.spec.name, reason, "lane has halted");
+            }
+            thread::park_timeout(ROUND);
+        }
+    }
+
+    fn new_id(&mut self, slot: usize) -> AssignmentId {
+        self.generation += 1;
+        AssignmentId {
+            slot: u32::try_from(slot).unwrap_or(u32::MAX),
+            generation: self.generation,
+        }
     }
 
     fn misconfigured(&self, source: KafkaError) -> Ended {
@@ -192,6 +292,10 @@ impl<P: Processor> Lane<P> {
 enum Ended {
     /// Its consumer is not usable any more; a new session is.
     Broken(KafkaError),
+    /// A new session is needed, for a reason that is no error.
+    StartOver(String),
+    /// The lane must not go on before somebody has looked at it.
+    Halted(String),
     /// No session will do.
     Unusable(LaneError),
     /// The lane was told to stop.
@@ -204,8 +308,13 @@ struct Session<'a, P: Processor> {
     transactions: &'a mut Alternating,
     fences: &'a mut Fences,
     consumer: Arc<BaseConsumer<Events>>,
+    membership: Membership,
+    examination: Examination,
+    /// How many changes of topics were looked at.
+    seen_changes: Option<usize>,
+    /// How many partitions each topic of the lane had then; 0 for one that did not exist, nothing before the first look.
+    seen_partitions: Vec<i32>,
     slots: Vec<Option<Assigned>>,
-    generation: u32,
     /// Partitions that were given to us and whose committed offsets are not known yet.
     arriving: Vec<(String, i32)>,
     turn: Turn,
@@ -230,6 +339,8 @@ struct Assigned {
     id: AssignmentId,
     topic: Arc<str>,
     partition: i32,
+    /// The topic it is of; `None` when the broker does not say.
+    topic_id: Option<TopicId>,
     queue: PartitionQueue<Events>,
     tracker: OffsetTracker,
     touched: bool,
@@ -273,20 +384,34 @@ impl<'a, P: Processor> Session<'a, P> {
         let waker = lane.waker.clone();
         consumer.set_nonempty_callback(move || waker.wake());
         let mut arriving = Vec::new();
+        let mut membership = Membership::Joining;
+        let mut examination = Examination::due_now();
         if lane.settings.takes_all_partitions {
             arriving = all_partitions(&consumer, &lane.spec.topics).map_err(Ended::Broken)?;
+            membership = Membership::Joined;
+            examination = Examination::none();
         } else {
-            let topics: Vec<&str> = lane.spec.topics.iter().map(|topic| &**topic).collect();
-            consumer.subscribe(&topics).map_err(Ended::Broken)?;
             lane.observer.waiting("joining the consumer group");
+            if let Some(instance) = lane.settings.group_instance_id(&lane.spec.name) {
+                let spec = &lane.spec;
+                let forced = std::mem::take(&mut lane.must_leave);
+                if forced || membership::must_leave(&consumer, &spec.group, &instance, &spec.topics) {
+                    membership = Membership::Rejoining;
+                    consumer.context().decline(true);
+                }
+            }
+            subscribe(&consumer, &lane.spec.topics)?;
         }
         Ok(Self {
             lane,
             transactions,
             fences,
             consumer: Arc::new(consumer),
+            membership,
+            examination,
+            seen_changes: None,
+            seen_partitions: Vec::new(),
             slots: Vec::new(),
-            generation: 0,
             arriving,
             turn: Turn::default(),
             touched: Vec::new(),
@@ -313,7 +438,7 @@ impl<'a, P: Processor> Session<'a, P> {
             }
         };
         self.forget_all();
-        self.consumer.context().close();
+        self.consumer.context().decline(true);
         result
     }
 
@@ -337,7 +462,9 @@ impl<'a, P: Processor> Session<'a, P> {
             return Ok(Next::Continue);
         }
         self.settle_arrivals()?;
-        let admitted = self.admit();
+        self.look_at_topics()?;
+        self.look_at_group()?;
+        let admitted = self.admit()?;
         let now = self.lane.clock.now();
         self.lane.processor.finish(now, self.turn_limit, &mut self.turn);
         if !self.turn.completed.is_empty() || !self.turn.owners.is_empty() || !self.touched.is_empty() {
@@ -374,8 +501,12 @@ impl<'a, P: Processor> Session<'a, P> {
         }
         for event in consumer.context().take() {
             match event {
-                Event::Assigned(partitions) => self.arriving.extend(partitions),
+                Event::Assigned(partitions) => self.assigned(partitions)?,
                 Event::Revoked(partitions) => {
+                    if self.membership == Membership::Leaving {
+                        self.join()?;
+                    }
+                    self.examination = Examination::due_now();
                     self.arriving.retain(|partition| !partitions.contains(partition));
                     for (topic, partition) in &partitions {
                         self.forget(topic, *partition);
@@ -422,7 +553,7 @@ impl<'a, P: Processor> Session<'a, P> {
         self.lane.observer.waiting(reason);
     }
 
-    /// Ready as soon as the group is joined; not while the broker gives no sign of life.
+    /// Ready as soon as every partition of the lane's topics has an owner in the group; not while the broker gives no sign of life.
     fn update_readiness(&mut self) {
         if let Some(since) = self.suspect_since {
             if since.elapsed() < PROBE && self.ready {
@@ -440,7 +571,10 @@ impl<'a, P: Processor> Session<'a, P> {
         }
         let joined = self.lane.settings.takes_all_partitions
             || !matches!(self.consumer.rebalance_protocol(), RebalanceProtocol::None);
-        let is_good = self.transactions.is_ready() && !self.setbacks.repeat();
+        let is_good = self.transactions.is_ready()
+            && !self.setbacks.repeat()
+            && self.membership == Membership::Joined
+            && self.examination.is_over();
         if joined && !self.ready && is_good && self.arriving.is_empty() {
             self.ready = true;
             self.lane.observer.ready();
@@ -457,20 +591,42 @@ impl<'a, P: Processor> Session<'a, P> {
         if self.arriving.is_empty() {
             return Ok(());
         }
-        let Some(committed) = self.committed(&self.arriving.clone()) else {
+        let arriving = self.arriving.clone();
+        let Some(ids) = self.topic_ids(&arriving) else {
+            return Ok(());
+        };
+        let Some(committed) = self.committed(&arriving) else {
             return Ok(());
         };
         let mut list = TopicPartitionList::new();
         let mut arrived = Vec::new();
-        for (topic, partition, position) in committed {
+        for (topic, partition, mut position) in committed {
+            let id = ids.get(&topic).copied().flatten();
+            let fingerprint = id.map(TopicFingerprint::of);
+            if position
+                .as_ref()
+                .is_some_and(|committed| committed.is_of_another(fingerprint))
+            {
+                let ended = self.ended_by_recreation(&topic);
+                if let Ended::Halted(_) = ended {
+                    return Err(ended);
+                }
+                tracing::warn!(
+                    topic,
+                    partition,
+                    committed = position.map(|committed| committed.offset),
+                    "the committed offset is of a topic that was deleted since; reading the new one from its beginning"
+                );
+                position = None;
+            }
             let offset = start_offset(position.as_ref());
             list.add_partition_offset(&topic, partition, offset)
                 .map_err(Ended::Broken)?;
-            arrived.push((topic, partition, position));
+            arrived.push((topic, partition, id, position));
         }
         // The queues are split before the assignment starts fetching, so that no record takes another way.
-        for (topic, partition, position) in arrived {
-            self.take(&topic, partition, position)?;
+        for (topic, partition, id, position) in arrived {
+            self.take(&topic, partition, id, position)?;
         }
         let started = if self.lane.settings.takes_all_partitions {
             self.consumer.assign(&list)
@@ -479,6 +635,8 @@ impl<'a, P: Processor> Session<'a, P> {
         };
         started.map_err(Ended::Broken)?;
         self.arriving.clear();
+        // What has just arrived is compared with what the watch knows by now.
+        self.seen_changes = None;
         self.lane.observer.assigned(self.slots.iter().flatten().count());
         Ok(())
     }
@@ -516,7 +674,13 @@ impl<'a, P: Processor> Session<'a, P> {
         Some(positions)
     }
 
-    fn take(&mut self, topic: &str, partition: i32, position: Option<Committed>) -> Result<(), Ended> {
+    fn take(
+        &mut self,
+        topic: &str,
+        partition: i32,
+        topic_id: Option<TopicId>,
+        position: Option<Committed>,
+    ) -> Result<(), Ended> {
         self.forget(topic, partition);
         let topic = self.shared_name(topic);
         let mut queue = self
@@ -525,31 +689,25 @@ impl<'a, P: Processor> Session<'a, P> {
             .ok_or(Ended::Broken(KafkaError::Canceled))?;
         let waker = self.lane.waker.clone();
         queue.set_nonempty_callback(move || waker.wake());
-        let tracker = OffsetTracker::new(position.unwrap_or_else(Committed::start));
+        let fingerprint = topic_id.map(TopicFingerprint::of);
+        let tracker = OffsetTracker::new(position.unwrap_or_else(Committed::start), fingerprint);
         let slot = self.slots.iter().position(Option::is_none).unwrap_or_else(|| {
             self.slots.push(None);
             self.slots.len() - 1
         });
-        let id = self.new_id(slot);
+        let id = self.lane.new_id(slot);
         self.lane.processor.assigned(id, &topic, partition);
         self.slots[slot] = Some(Assigned {
             id,
             topic,
             partition,
+            topic_id,
             queue,
             tracker,
             touched: false,
             owns_turn: false,
         });
         Ok(())
-    }
-
-    fn new_id(&mut self, slot: usize) -> AssignmentId {
-        self.generation += 1;
-        AssignmentId {
-            slot: u32::try_from(slot).unwrap_or(u32::MAX),
-            generation: self.generation,
-        }
     }
 
     fn shared_name(&self, topic: &str) -> Arc<str> {
@@ -582,10 +740,11 @@ impl<'a, P: Processor> Session<'a, P> {
     }
 
     /// Reads as many records as are welcome, partition by partition.
-    fn admit(&mut self) -> usize {
+    fn admit(&mut self) -> Result<usize, Ended> {
         if self.stopping_since.is_some() {
-            return 0;
+            return Ok(0);
         }
+        let mut out_of_range = Vec::new();
         let now = self.lane.clock.now();
         let mut admitted = 0;
         let count = self.slots.len();
@@ -609,6 +768,12 @@ impl<'a, P: Processor> Session<'a, P> {
                 }
                 let message = match assigned.queue.poll(Duration::ZERO) {
                     Some(Ok(message)) => message,
+                    Some(Err(error))
+                        if error.rdkafka_error_code() == Some(RDKafkaErrorCode::AutoOffsetReset) =>
+                    {
+                        out_of_range.push(slot);
+                        break;
+                    }
                     Some(Err(error)) => {
                         tracing::debug!(topic = &*assigned.topic, partition = assigned.partition, %error, "consumer error");
                         self.suspect_since.get_or_insert_with(Instant::now);
@@ -636,49 +801,40 @@ impl<'a, P: Processor> Session<'a, P> {
         if admitted > 0 {
             self.lane.processor.accepted_all();
         }
-        admitted
+        for slot in out_of_range {
+            self.out_of_range(slot)?;
+        }
+        Ok(admitted)
     }
 
     /// One transaction: what the processor finished, and the positions that follow from it.
     fn write(&mut self) -> Result<(), Ended> {
         let began = Instant::now();
-        let mut completed = 0;
         for (id, offset) in &self.turn.completed {
-            let Some(Some(assigned)) = self.slots.get_mut(id.slot as usize) else {
-                continue;
+            let assigned = self.slots.get_mut(id.slot as usize).and_then(Option::as_mut);
+            let Some(assigned) = assigned.filter(|assigned| assigned.id == *id) else {
+                return self.reject_turn(*id, *offset);
             };
-            if assigned.id != *id || !assigned.tracker.complete(*offset) {
-                debug_assert!(
-                    false,
-                    "a processor finished {id:?} {offset}, which it did not have"
-                );
-                continue;
+            if !assigned.tracker.complete(*offset) {
+                return self.reject_turn(*id, *offset);
             }
-            completed += 1;
             if !assigned.touched {
                 assigned.touched = true;
                 self.touched.push(id.slot);
             }
         }
-        let mut owners = 0_usize;
+        let completed = self.turn.completed.len();
         for id in &self.turn.owners {
-            let Some(Some(assigned)) = self.slots.get_mut(id.slot as usize) else {
-                continue;
+            let assigned = self.slots.get_mut(id.slot as usize).and_then(Option::as_mut);
+            let Some(assigned) = assigned.filter(|assigned| assigned.id == *id) else {
+                return self.reject_turn(*id, -1);
             };
-            if assigned.id == *id {
-                owners += 1;
-                assigned.owns_turn = true;
-                if !assigned.touched {
-                    assigned.touched = true;
-                    self.touched.push(id.slot);
-                }
+            assigned.owns_turn = true;
+            if !assigned.touched {
+                assigned.touched = true;
+                self.touched.push(id.slot);
             }
         }
-        debug_assert_eq!(
-            owners,
-            self.turn.owners.len(),
-            "an owner of the turn is not assigned"
-        );
         let mut offsets = TopicPartitionList::with_capacity(self.touched.len());
         let mut positions: Vec<(u32, CommitPosition)> = Vec::with_capacity(self.touched.len());
         for slot in self.touched.drain(..) {
@@ -687,9 +843,7 @@ impl<'a, P: Processor> Session<'a, P> {
             };
             assigned.touched = false;
             let position = if std::mem::take(&mut assigned.owns_turn) {
-                // Nothing was ever read of it: its beginning is the position.
-                let position = assigned.tracker.current_position();
-                Some(position.unwrap_or_else(CommitPosition::beginning))
+                Some(assigned.tracker.position_or_beginning())
             } else {
                 assigned.tracker.commit_position()
             };
@@ -733,6 +887,25 @@ impl<'a, P: Processor> Session<'a, P> {
         }
         self.lane.processor.committed(self.lane.clock.now());
         Ok(())
+    }
+
+    /// The processor hands over what it does not have: a result of another assignment, or a second one of a record.
+    /// Its outputs must not be written, so nothing of the turn is; all is read again.
+    fn reject_turn(&mut self, id: AssignmentId, offset: i64) -> Result<(), Ended> {
+        tracing::error!(
+            lane = self.lane.spec.name,
+            assignment = ?id, offset,
+            "a result belongs to no record in hand; the transaction is dropped and its records are read again"
+        );
+        self.give_up_turn();
+        self.lane.observer.setback(Remedy::Abort);
+        Ok(())
+    }
+
+    fn give_up_turn(&mut self) {
+        self.turn.clear();
+        self.lane.processor.aborted();
+        self.must_rewind = true;
     }
 
     fn commit(&mut self, offsets: &TopicPartitionList) -> Result<(), Setback> {
@@ -780,10 +953,8 @@ impl<'a, P: Processor> Session<'a, P> {
             self.waiting(&reason);
         }
         self.lane.observer.setback(setback.remedy);
-        self.turn.clear();
         self.turn_limit = (self.turn_limit / 2).max(SMALLEST_TURN.min(self.lane.spec.batch));
-        self.lane.processor.aborted();
-        self.must_rewind = true;
+        self.give_up_turn();
         if setback.remedy == Remedy::Fenced {
             self.fences.count(self.lane)?;
         }
@@ -807,10 +978,23 @@ impl<'a, P: Processor> Session<'a, P> {
             .flatten()
             .map(|a| (a.topic.to_string(), a.partition))
             .collect();
+        self.touched.clear();
         if !owned.is_empty() {
             let Some(committed) = self.committed(&owned) else {
                 return Ok(());
             };
+            let of_another = committed.iter().find(|(topic, partition, position)| {
+                let is_it = |a: &&Assigned| *a.topic == **topic && a.partition == *partition;
+                let assigned = self.slots.iter().flatten().find(is_it);
+                let id = assigned.and_then(|assigned| assigned.topic_id);
+                position
+                    .as_ref()
+                    .is_some_and(|position| position.is_of_another(id.map(TopicFingerprint::of)))
+            });
+            if let Some((topic, ..)) = of_another {
+                let topic = topic.clone();
+                return Err(self.recreated(&topic));
+            }
             if !self.seek(&committed)? {
                 return Ok(());
             }
@@ -857,19 +1041,22 @@ impl<'a, P: Processor> Session<'a, P> {
 
     /// A partition begins anew at a position, under a new id; what was in hand of it is forgotten.
     fn start_again(&mut self, topic: &str, partition: i32, position: Option<Committed>) {
-        for slot in 0..self.slots.len() {
-            let id = self.new_id(slot);
-            let Some(assigned) = &mut self.slots[slot] else {
-                continue;
-            };
-            if &*assigned.topic == topic && assigned.partition == partition {
-                self.lane.processor.revoked(assigned.id);
-                self.lane.processor.assigned(id, &assigned.topic, partition);
-                assigned.id = id;
-                assigned.owns_turn = false;
-                assigned.tracker = OffsetTracker::new(position.unwrap_or_else(Committed::start));
-                return;
-            }
+        let is_it = |slot: &Option<Assigned>| {
+            let assigned = slot.as_ref();
+            assigned.is_some_and(|assigned| &*assigned.topic == topic && assigned.partition == partition)
+        };
+        let Some(slot) = self.slots.iter().position(is_it) else {
+            return;
+        };
+        let id = self.lane.new_id(slot);
+        if let Some(assigned) = &mut self.slots[slot] {
+            self.lane.processor.revoked(assigned.id);
+            self.lane.processor.assigned(id, &assigned.topic, partition);
+            assigned.id = id;
+            assigned.touched = false;
+            assigned.owns_turn = false;
+            let fingerprint = assigned.topic_id.map(TopicFingerprint::of);
+            assigned.tracker = OffsetTracker::new(position.unwrap_or_else(Committed::start), fingerprint);
         }
     }
 

@@ -31,8 +31,6 @@ impl Lookup {
     pub fn new(settings: &KafkaSettings) -> Result<Self, ReadError> {
         let mut config = client(settings, "read_committed");
         config
-            // An offset that is not there any more is told and not replaced by another one.
-            .set("auto.offset.reset", "error")
             // A topic that is not there is not waited for as long as for one that was just made.
             .set("topic.metadata.propagation.max.ms", "1000")
             // Little is read ahead. A larger record is given nevertheless.

@@ -61,6 +61,8 @@ pub(crate) fn client(settings: &KafkaSettings, isolation: &str) -> ClientConfig 
         .set("enable.auto.commit", "false")
         .set("enable.auto.offset.store", "false")
         .set("isolation.level", isolation)
+        // An offset that the log does not have is an error for whoever asked for it, never a silent jump.
+        .set("auto.offset.reset", "error")
         .set("enable.partition.eof", "true")
         .set("allow.auto.create.topics", "false")
         .set("fetch.wait.max.ms", "10")
@@ -150,6 +152,30 @@ impl TopicReader {
             uncommitted: make(settings, "read_uncommitted")?,
             topics: [(topic.to_string(), topic.clone())].into(),
             positions: [((topic.to_string(), partition), from)].into(),
+        })
+    }
+
+    /// A reader of partitions of existing topics, each from an offset on that is still there.
+    ///
+    /// # Errors
+    /// When a client cannot be made.
+    pub(crate) fn from_offsets(
+        settings: &KafkaSettings,
+        from: impl IntoIterator<Item = ((String, i32), i64)>,
+    ) -> Result<Self, ReadError> {
+        let positions: BTreeMap<_, _> = from
+            .into_iter()
+            .map(|(partition, offset)| (partition, Offset::Offset(offset)))
+            .collect();
+        let topics = positions
+            .keys()
+            .map(|(topic, _)| (topic.clone(), topic.as_str().into()));
+        Ok(Self {
+            settings: settings.clone(),
+            committed: Arc::new(make(settings, "read_committed")?),
+            uncommitted: make(settings, "read_uncommitted")?,
+            topics: topics.collect(),
+            positions,
         })
     }
 
@@ -542,7 +568,7 @@ fn passing(error: KafkaError) -> Result<(), ReadError> {
 }
 
 /// A broker that has just started may not know yet what it holds.
-fn is_unknown(error: &KafkaError) -> bool {
+pub(crate) fn is_unknown(error: &KafkaError) -> bool {
     matches!(
         error.rdkafka_error_code(),
         Some(

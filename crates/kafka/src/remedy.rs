@@ -74,6 +74,18 @@ pub fn refusal(error: &KafkaError) -> Option<Refusal> {
     }
 }
 
+/// Whether the client knows of no such topic, or partition of it. What it knows may be old.
+pub(crate) fn is_unknown_topic(error: &KafkaError) -> bool {
+    matches!(
+        error,
+        KafkaError::MessageProduction(
+            RDKafkaErrorCode::UnknownTopic
+                | RDKafkaErrorCode::UnknownPartition
+                | RDKafkaErrorCode::UnknownTopicOrPartition
+        )
+    )
+}
+
 /// Whether a delivery failed only because another one did: the client throws away what it has not sent, and the next
 /// transaction fails like this once more, since the broker misses the sequence numbers of what it refused.
 pub(crate) fn is_aftermath(error: &KafkaError) -> bool {

@@ -24,7 +24,7 @@ use redeliver_core::Span;
 use redeliver_core::pipeline::TopicRole;
 use redeliver_core::scheduler::SchedulerRole;
 
-pub use admin::{Applied, TopologyError, apply, check};
+pub use admin::{Applied, TopologyError, apply, check, names};
 pub use examine::{examine, examine_all};
 
 /// How topics are created when they are missing.

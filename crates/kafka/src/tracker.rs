@@ -19,7 +19,7 @@ mod metadata;
 use std::collections::VecDeque;
 
 use metadata::Weight;
-pub use metadata::{METADATA_LIMIT, MetadataError};
+pub use metadata::{METADATA_LIMIT, MetadataError, TopicFingerprint};
 
 /// A range of offsets, from `start` up to and without `end`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,15 +47,6 @@ pub struct CompletedSet {
 }
 
 impl CompletedSet {
-    /// Reads the metadata of a commit of `offset`; empty metadata is the empty set.
-    ///
-    /// # Errors
-    /// When the metadata is of another program, damaged, or more than a tracker could go on from. The
-    /// caller may then take the commit as one without metadata.
-    pub fn decode(offset: i64, metadata: &str) -> Result<Self, MetadataError> {
-        metadata::decode(offset, metadata).map(|ranges| Self { ranges })
-    }
-
     /// The ranges, ascending and apart from each other.
     #[must_use]
     pub fn ranges(&self) -> &[OffsetRange] {
@@ -85,6 +76,8 @@ pub struct Committed {
     pub offset: i64,
     /// What is done at or beyond it.
     pub completed: CompletedSet,
+    /// The topic it was committed in; `None` when the commit does not say.
+    pub topic: Option<TopicFingerprint>,
 }
 
 impl Committed {
@@ -100,18 +93,28 @@ impl Committed {
         Self {
             offset,
             completed: CompletedSet::default(),
+            topic: None,
         }
     }
 
-    /// A commit as it is stored.
+    /// A commit as it is stored; empty metadata says that nothing is done beyond it.
     ///
     /// # Errors
-    /// As [`CompletedSet::decode`]; [`Committed::at`] is what remains then.
+    /// When the metadata is of another program, damaged, or more than a tracker could go on from. The
+    /// caller may then take the commit as one without metadata, [`Committed::at`].
     pub fn decode(offset: i64, metadata: &str) -> Result<Self, MetadataError> {
+        let (ranges, topic) = metadata::decode(offset, metadata)?;
         Ok(Self {
             offset,
-            completed: CompletedSet::decode(offset, metadata)?,
+            completed: CompletedSet { ranges },
+            topic,
         })
+    }
+
+    /// Whether it was certainly made in another topic, which had the name of this one before.
+    #[must_use]
+    pub fn is_of_another(&self, topic: Option<TopicFingerprint>) -> bool {
+        matches!((self.topic, topic), (Some(committed), Some(now)) if committed != now)
     }
 }
 
@@ -122,17 +125,6 @@ pub struct CommitPosition {
     pub offset: i64,
     /// What is done beyond it: printable ASCII, at most [`METADATA_LIMIT`] bytes, empty when nothing is.
     pub metadata: String,
-}
-
-impl CommitPosition {
-    /// Nothing has been read yet.
-    #[must_use]
-    pub fn beginning() -> Self {
-        Self {
-            offset: 0,
-            metadata: String::new(),
-        }
-    }
 }
 
 /// What a delivered offset is to the tracker.
@@ -165,6 +157,7 @@ pub struct OffsetTracker {
     /// How many records were read, done ones included.
     read: u64,
     committed: Option<CommitPosition>,
+    topic: Option<TopicFingerprint>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -178,11 +171,11 @@ struct Entry {
 impl OffsetTracker {
     /// Continues where a commit left off.
     ///
-    /// The caller makes a new tracker whenever it is assigned the partition or rewinds it. When the log no
-    /// longer has the committed offset and the consumer was reset to a lower one (a recreated topic), the
-    /// tracker has to begin with [`Committed::start`], or all would be stale.
+    /// The caller makes a new tracker whenever it is assigned the partition or rewinds it. In a topic that was
+    /// recreated since the commit it has to begin with [`Committed::start`], or all would be stale. Commits name
+    /// `topic` where they can.
     #[must_use]
-    pub fn new(committed: Committed) -> Self {
+    pub fn new(committed: Committed, topic: Option<TopicFingerprint>) -> Self {
         let position = (committed.offset >= 0).then_some(committed.offset);
         let restored: VecDeque<_> = committed
             .completed
@@ -206,6 +199,7 @@ impl OffsetTracker {
             restored,
             read: 0,
             committed: None,
+            topic,
         };
         if let (Some(position), false) = (position, tracker.restored.is_empty()) {
             let weight = Weight::of_holes(&tracker.holes(position));
@@ -316,13 +310,29 @@ impl OffsetTracker {
     #[must_use]
     pub fn current_position(&self) -> Option<CommitPosition> {
         let offset = self.lowest_incomplete().or(self.position)?;
-        let metadata = if self.highest_done < offset {
+        Some(self.position_at(offset))
+    }
+
+    /// As [`OffsetTracker::current_position`]; the beginning of the log when nothing was ever read.
+    #[must_use]
+    pub fn position_or_beginning(&self) -> CommitPosition {
+        self.current_position().unwrap_or_else(|| self.position_at(0))
+    }
+
+    fn position_at(&self, offset: i64) -> CommitPosition {
+        let end = offset.max(self.highest_done + 1);
+        let metadata = if end == offset && self.topic.is_none() {
             String::new()
         } else {
-            metadata::encode(offset, &self.holes(offset), self.highest_done + 1)
+            let holes = if end == offset {
+                Vec::new()
+            } else {
+                self.holes(offset)
+            };
+            metadata::encode(offset, &holes, end, self.topic)
                 .expect("nothing is admitted that could make the metadata too long")
         };
-        Some(CommitPosition { offset, metadata })
+        CommitPosition { offset, metadata }
     }
 
     /// Takes note that a position is committed.

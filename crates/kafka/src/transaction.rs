@@ -4,6 +4,9 @@
 //! nobody guesses what became of the transaction. It is aborted, or the producer is replaced by one with
 //! the same transactional id, whose initialisation makes the broker finish or abort the old transaction.
 //! The caller then reads the committed offsets, which tell the truth.
+//!
+//! A topic that is deleted while a transaction writes into it would keep the transaction until it times out. So whoever
+//! waits for deliveries looks at the [`TopicWatch`] and aborts as soon as it is certain that the topic is gone.
 
 mod alternating;
 mod offset_sender;
@@ -26,7 +29,8 @@ use crate::client::ClientLog;
 use crate::convert::native_headers;
 use crate::fault;
 use crate::processor::Refused;
-use crate::remedy::{Refusal, Remedy, is_aftermath, refusal, remedy};
+use crate::remedy::{Refusal, Remedy, is_aftermath, is_unknown_topic, refusal, remedy};
+use crate::topic_watch::{TopicState, TopicWatch};
 pub(crate) use alternating::Alternating;
 use offset_sender::OffsetSender;
 use pace::{Group, Pace};
@@ -37,6 +41,12 @@ const CALL: Duration = Duration::from_secs(2);
 const AFTERMATH: u32 = 3;
 /// How long a call that is to be made again is put off.
 const PAUSE: Duration = Duration::from_millis(5);
+/// How often whoever waits for deliveries looks whether their topics still exist.
+const LOOK: Duration = Duration::from_millis(100);
+/// How long the cluster is asked whether a topic exists that the client does not know.
+const CONFIRM: Duration = Duration::from_secs(3);
+/// How often a transaction is written again because the client did not know a topic that exists.
+const REFRESHES: u32 = 3;
 
 /// A transactional producer that is replaced when it has to be.
 pub struct Transactions {
@@ -46,6 +56,7 @@ pub struct Transactions {
     connection: Option<Connection>,
     initialised: bool,
     changelog: Option<Arc<str>>,
+    watch: Option<TopicWatch>,
     pace: Pace,
     /// Outputs that were given to the producer in the transaction at hand.
     sent: usize,
@@ -115,6 +126,7 @@ impl Transactions {
             connection: None,
             initialised: false,
             changelog: None,
+            watch: None,
             pace: Pace::default(),
             sent: 0,
             aftermath: 0,
@@ -124,6 +136,11 @@ impl Transactions {
     /// From the next producer on it is noted how far each transaction has written this topic.
     pub(crate) fn follow(&mut self, changelog: Option<Arc<str>>) {
         self.changelog = changelog;
+    }
+
+    /// Lets transactions fail early when one of their topics does not exist any more.
+    pub(crate) fn heed(&mut self, watch: TopicWatch) {
+        self.watch = Some(watch);
     }
 
     /// How far the last transaction has written the followed topic, by partition: the offset behind its last
@@ -192,6 +209,7 @@ impl Transactions {
         offsets: &TopicPartitionList,
         group: impl Fn() -> Option<ConsumerGroupMetadata>,
     ) -> Result<(), Setback> {
+        let mut refreshes = 0;
         let result = loop {
             let deadline = Instant::now() + self.timeout;
             let Err(failed) = self.attempt(outputs, offsets, &group, deadline) else {
@@ -199,6 +217,7 @@ impl Transactions {
                 break Ok(());
             };
             let refusal = refusal(&failed.error);
+            let is_unknown_topic = is_unknown_topic(&failed.error);
             let is_aftermath = (1..=AFTERMATH).contains(&self.aftermath) && is_aftermath(&failed.error);
             let mut setback = self.setback(failed.step, *failed.error);
             setback.topic = failed.output.map(|(index, _)| outputs[index].topic.clone());
@@ -223,6 +242,10 @@ impl Transactions {
             if failed.output.is_some() {
                 self.aftermath = 1;
             }
+            if is_unknown_topic && refreshes < REFRESHES && self.refresh(setback.topic.as_deref()) {
+                refreshes += 1;
+                continue;
+            }
             if let (Some((index, of_topic)), Some(refusal)) = (failed.output, refusal) {
                 if self.pace.slow_down(&outputs[index].topic, of_topic, refusal) {
                     continue;
@@ -233,6 +256,19 @@ impl Transactions {
         };
         self.pace.end();
         result
+    }
+
+    /// Makes the client look at a topic again that it does not know, when the topic exists. False when it does not, or
+    /// when nobody can say.
+    fn refresh(&self, topic: Option<&str>) -> bool {
+        let (Some(watch), Some(topic), Some(connection)) = (&self.watch, topic, &self.connection) else {
+            return false;
+        };
+        if !matches!(watch.confirm(topic, CONFIRM), TopicState::Exists { .. }) {
+            return false;
+        }
+        let client = connection.producer.client();
+        client.fetch_metadata(Some(topic), CALL).is_ok()
     }
 
     fn attempt(
@@ -246,6 +282,7 @@ impl Transactions {
             connection,
             pace,
             sent,
+            watch,
             ..
         } = self;
         let Connection {
@@ -264,7 +301,9 @@ impl Transactions {
         pace.delivered();
         // The first one that is under way.
         let mut first = 0;
-        let delivered = |first: usize, sent: usize| match deliveries.wait_for(sent, deadline) {
+        let delivered = |first: usize, sent: usize| match deliveries.wait_for(sent, deadline, |round| {
+            gone(watch.as_ref()?, &outputs[..sent], round)
+        }) {
             Ok(()) => Ok(()),
             Err((index, error)) => Err(Failed {
                 step: "delivering",
@@ -400,6 +439,20 @@ fn until(deadline: Instant, mut call: impl FnMut() -> Result<(), KafkaError>) ->
     }
 }
 
+/// The first of these outputs whose topic does not exist any more. `round` counts the looks at one wait.
+fn gone(watch: &TopicWatch, outputs: &[Output], round: u32) -> Option<usize> {
+    // Deliveries that take so long may wait for a topic of which the watch has not heard yet.
+    if round == 2 {
+        watch.hurry();
+    }
+    if !watch.any_missing() {
+        return None;
+    }
+    outputs
+        .iter()
+        .position(|output| watch.state(&output.topic).is_missing())
+}
+
 fn send(
     producer: &ThreadedProducer<Deliveries>,
     output: &Output,
@@ -471,25 +524,46 @@ impl Deliveries {
         number
     }
 
-    /// Waits until that many deliveries have been reported.
+    /// Waits until that many deliveries have been reported. `gone` is asked every [`LOOK`] for an output whose topic does
+    /// not exist any more, with the number of the question.
     ///
     /// # Errors
-    /// When one has failed, which is named, or the deadline passes.
-    fn wait_for(&self, count: usize, deadline: Instant) -> Result<(), (Option<usize>, KafkaError)> {
+    /// When one has failed or its topic is gone, which is named, or the deadline passes.
+    fn wait_for(
+        &self,
+        count: usize,
+        deadline: Instant,
+        gone: impl Fn(u32) -> Option<usize>,
+    ) -> Result<(), (Option<usize>, KafkaError)> {
         *lock(&self.waiting) = Some(thread::current());
         self.awaited.store(count, Ordering::SeqCst);
         let mut is_over = false;
+        let mut is_gone = None;
+        let mut round = 0;
+        let mut next_look = Instant::now() + LOOK;
         while self.reported.load(Ordering::SeqCst) < count && !self.failed.load(Ordering::SeqCst) {
             let now = Instant::now();
             if now >= deadline {
                 is_over = true;
                 break;
             }
-            thread::park_timeout(deadline - now);
+            if now >= next_look {
+                round += 1;
+                next_look = now + LOOK;
+                is_gone = gone(round);
+                if is_gone.is_some() {
+                    break;
+                }
+            }
+            thread::park_timeout(deadline.min(next_look) - now);
         }
         self.awaited.store(usize::MAX, Ordering::SeqCst);
         match lock(&self.first_failure).clone() {
             Some((index, error)) => Err((Some(index), error)),
+            None if is_gone.is_some() => {
+                let error = KafkaError::MessageProduction(RDKafkaErrorCode::UnknownTopicOrPartition);
+                Err((is_gone, error))
+            }
             None if is_over => {
                 let error = KafkaError::Flush(RDKafkaErrorCode::OperationTimedOut);
                 Err((None, error))
@@ -501,7 +575,7 @@ impl Deliveries {
     /// Waits until any delivery has been reported, or the deadline passes.
     fn wait_for_any(&self, deadline: Instant) {
         // What it was does not matter to whoever aborts.
-        let _ = self.wait_for(1, deadline);
+        let _ = self.wait_for(1, deadline, |_| None);
     }
 }
 

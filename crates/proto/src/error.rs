@@ -1,6 +1,7 @@
 //! Errors as `google.rpc.Status` with an `ErrorInfo`, which a program can decide on without reading text.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
@@ -43,6 +44,14 @@ pub fn invalid<'a>(
     let mut details = ErrorDetails::with_error_info(reason, DOMAIN, metadata);
     details.add_bad_request_violation(field, &problem);
     Status::with_error_details(Code::InvalidArgument, format!("{field}: {problem}"), details)
+}
+
+/// The same, with how long whoever asked is to wait before asking again.
+#[must_use]
+pub fn retry_later(code: Code, message: impl Into<String>, reason: &str, after: Duration) -> Status {
+    let mut details = ErrorDetails::with_error_info(reason, DOMAIN, HashMap::new());
+    details.set_retry_info(Some(after));
+    Status::with_error_details(code, message, details)
 }
 
 /// The reason of an error of ours.

@@ -1,7 +1,6 @@
 //! The admin port: is the process alive, is it ready, what does it measure, how is it configured.
 
 use std::io;
-use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::extract::State;
@@ -10,27 +9,16 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
 use prometheus_client::registry::Registry;
-use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::{AdminConfig, Config};
+use crate::config::Config;
 use crate::health::Health;
+use crate::listen::Listener;
 use crate::metrics::build_info;
 
 /// The admin port cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum AdminError {
-    /// The port belongs to another process.
-    #[error("admin.listen: {0} is in use by another process; choose another port, or 0 for a free one")]
-    InUse(SocketAddr),
-    /// The address cannot be listened on.
-    #[error("admin.listen: cannot listen on {address}")]
-    Bind {
-        /// The address.
-        address: SocketAddr,
-        /// Why.
-        source: io::Error,
-    },
     /// The server failed.
     #[error("the admin server failed")]
     Serve(#[source] io::Error),
@@ -49,27 +37,13 @@ pub struct Admin {
     pub shutdown: CancellationToken,
 }
 
-/// Takes the port.
-///
-/// # Errors
-/// When it is in use or cannot be listened on.
-pub async fn bind(config: &AdminConfig) -> Result<TcpListener, AdminError> {
-    let address = config.listen;
-    TcpListener::bind(address)
-        .await
-        .map_err(|source| match source.kind() {
-            io::ErrorKind::AddrInUse => AdminError::InUse(address),
-            _ => AdminError::Bind { address, source },
-        })
-}
-
 /// Answers requests until it is dropped: run it with
 /// [`Tasks::spawn_attendant`](crate::tasks::Tasks::spawn_attendant), so that a process that is ending can
 /// still be watched.
 ///
 /// # Errors
 /// When connections can no longer be accepted.
-pub async fn serve(listener: TcpListener, admin: Admin) -> Result<(), AdminError> {
+pub async fn serve(listener: Listener, admin: Admin) -> Result<(), AdminError> {
     let routes = Router::new()
         .route("/", get(index))
         .route("/livez", get(async || "alive\n"))

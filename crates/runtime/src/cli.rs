@@ -6,14 +6,14 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{Config, ConfigError, LogFormat, Sources};
 use crate::error_chain::{causes, error_chain};
+use crate::listen::Listener;
 use crate::metrics::build_info;
 use crate::telemetry::{Identity, TelemetryError, Tracer};
-use crate::{admin, shutdown, telemetry};
+use crate::{shutdown, telemetry};
 
 /// The exit code when the command line or the configuration is wrong, and nothing was done.
 pub const EXIT_USAGE: u8 = 2;
@@ -90,7 +90,7 @@ pub struct Start {
     /// Makes spans, if tracing is on.
     pub tracer: Tracer,
     /// The admin port, taken but not served yet.
-    pub admin: TcpListener,
+    pub admin: Listener,
 }
 
 /// Runs a service from its flags to its exit code.
@@ -176,7 +176,7 @@ where
     F: Future<Output = Result<(), E>>,
     E: Into<anyhow::Error>,
 {
-    let admin = admin::bind(&config.admin).await?;
+    let admin = Listener::bind("admin.listen", config.admin.listen)?;
     let build = build_info();
     tracing::info!(
         service,

@@ -59,6 +59,8 @@ pub struct Config {
     pub kafka: KafkaConfig,
     /// The pipelines by name.
     pub pipelines: BTreeMap<String, PipelineConfig>,
+    /// Pipelines that were removed, by name: they take nothing new and finish what waits.
+    pub retired: BTreeMap<String, PipelineConfig>,
     /// The service that calls endpoints.
     pub enricher: ServedPipelines,
     /// Workers with handlers of their own.
@@ -88,6 +90,7 @@ impl Default for Config {
             instance: host_name(),
             kafka: KafkaConfig::default(),
             pipelines: BTreeMap::new(),
+            retired: BTreeMap::new(),
             enricher: ServedPipelines::default(),
             worker: ServedPipelines::default(),
             retry_tier: RetryTierConfig::default(),
@@ -109,6 +112,18 @@ impl Config {
         self.kafka.static_membership.unwrap_or(self.explicit_instance)
     }
 
+    /// All pipelines with their names, the retired ones included.
+    pub fn all_pipelines(&self) -> impl Iterator<Item = (&str, &PipelineConfig)> {
+        let all = self.pipelines.iter().chain(&self.retired);
+        all.map(|(name, pipeline)| (name.as_str(), pipeline))
+    }
+
+    /// A pipeline by its name, be it retired or not.
+    #[must_use]
+    pub fn any_pipeline(&self, name: &str) -> Option<&PipelineConfig> {
+        self.pipelines.get(name).or_else(|| self.retired.get(name))
+    }
+
     /// The pipelines that the enricher of this process serves, with their names.
     #[must_use]
     pub fn enricher_pipelines(&self) -> Vec<(&str, &PipelineConfig)> {
@@ -127,10 +142,7 @@ impl Config {
         named: &ServedPipelines,
         by_default: impl Fn(&PipelineConfig) -> bool,
     ) -> Vec<(&str, &PipelineConfig)> {
-        let all = self
-            .pipelines
-            .iter()
-            .map(|(name, pipeline)| (name.as_str(), pipeline));
+        let all = self.all_pipelines();
         match &named.pipelines {
             Some(names) => all
                 .filter(|(name, _)| names.iter().any(|served| served == name))
@@ -139,7 +151,8 @@ impl Config {
         }
     }
 
-    /// The tiers that the retry tier of this process serves, growing.
+    /// The tiers that the retry tier of this process serves, growing; leftovers are among them only when they are
+    /// named.
     #[must_use]
     pub fn served_tiers(&self) -> Vec<Span> {
         let mut tiers = self.retry_tier.tiers.clone().unwrap_or_else(|| self.tiers());
@@ -152,9 +165,8 @@ impl Config {
     #[must_use]
     pub fn tiers(&self) -> Vec<Span> {
         let policies = self
-            .pipelines
-            .values()
-            .filter_map(|pipeline| pipeline.retry.policy().ok());
+            .all_pipelines()
+            .filter_map(|(_, pipeline)| pipeline.retry.policy().ok());
         let mut tiers: Vec<Span> = policies.flat_map(|policy| policy.tiers()).collect();
         tiers.sort_unstable();
         tiers.dedup();

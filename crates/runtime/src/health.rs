@@ -33,6 +33,8 @@ pub struct Report {
 #[derive(Clone, Debug)]
 enum State {
     Ready,
+    /// Ready, and somebody must know something.
+    ReadyBut(String),
     Waiting(String),
 }
 
@@ -60,10 +62,11 @@ impl Health {
         let parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
         let said = |state: &State| match state {
             State::Ready => "ready".to_owned(),
+            State::ReadyBut(note) => format!("ready, but {note}"),
             State::Waiting(reason) => format!("waiting: {reason}"),
         };
         Report {
-            ready: parts.values().all(|state| matches!(state, State::Ready)),
+            ready: !parts.values().any(|state| matches!(state, State::Waiting(_))),
             parts: parts
                 .iter()
                 .map(|(name, state)| (name.clone(), said(state)))
@@ -78,9 +81,20 @@ impl Part {
         self.set(State::Ready);
     }
 
+    /// The part is ready, and does not do all that it does otherwise.
+    pub fn ready_but(&self, note: impl Into<String>) {
+        self.set(State::ReadyBut(note.into()));
+    }
+
     /// The part is not ready, or not any more.
     pub fn not_ready(&self, reason: impl Into<String>) {
         self.set(State::Waiting(reason.into()));
+    }
+
+    /// The part is not there any more.
+    pub fn leave(&self) {
+        let mut parts = self.health.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        parts.remove(&*self.name);
     }
 
     fn set(&self, state: State) {
@@ -101,10 +115,14 @@ mod tests {
         kafka.ready();
         assert_eq!(health.report().parts["lane-0"], "waiting: starting");
         assert!(!health.report().ready);
-        lane.ready();
+        lane.ready_but("slow");
+        assert_eq!(health.report().parts["lane-0"], "ready, but slow");
         assert!(health.report().ready);
         kafka.not_ready("no broker answers");
         assert_eq!(health.report().parts["kafka"], "waiting: no broker answers");
         assert!(!health.report().ready);
+        kafka.leave();
+        assert!(health.report().ready);
+        assert!(!health.report().parts.contains_key("kafka"));
     }
 }

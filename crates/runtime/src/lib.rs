@@ -8,6 +8,7 @@
 //! | [`tasks`] | named tasks and threads; the first failure ends the process in order |
 //! | [`shutdown`] | signals become a token |
 //! | [`admin`] | `/livez`, `/readyz`, `/metrics`, `/config` |
+//! | [`listen`] | listening sockets, and what accepted connections are set to |
 //! | [`health`] | the parts that must be ready before the process is |
 //! | [`panics`] | where a panic happened, in the log |
 //! | [`metrics`] | the registry and what every process says of itself |
@@ -18,6 +19,7 @@ pub mod admin;
 pub mod cli;
 pub mod config;
 pub mod health;
+pub mod listen;
 pub mod metrics;
 pub mod panics;
 pub mod shutdown;

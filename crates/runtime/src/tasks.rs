@@ -8,10 +8,12 @@
 use std::any::Any;
 use std::collections::HashMap;
 use std::error::Error;
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
 use std::time::Duration;
 
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -52,12 +54,53 @@ pub type BoxError = Box<dyn Error + Send + Sync>;
 
 type Ending = Result<(), BoxError>;
 
+/// How many threads may have been started that the supervisor has not taken note of.
+const LATE: usize = 16;
+
 /// The tasks and threads of a process.
 #[derive(Debug)]
 pub struct Tasks {
     shutdown: CancellationToken,
     workers: Group,
     attendants: Group,
+    late: (mpsc::Sender<Late>, mpsc::Receiver<Late>),
+}
+
+/// Starts threads while the tasks run. A cheap handle.
+#[derive(Clone, Debug)]
+pub struct Spawner(mpsc::Sender<Late>);
+
+/// A thread that was started while the tasks ran.
+struct Late {
+    name: String,
+    ending: Pin<Box<dyn Future<Output = Ending> + Send>>,
+}
+
+impl fmt::Debug for Late {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Late")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Spawner {
+    /// As [`Tasks::spawn_thread`], for a task that runs already. When the process is ending, nobody waits for the
+    /// thread.
+    ///
+    /// # Errors
+    /// When the system gives no thread.
+    pub async fn spawn_thread<E: Into<BoxError>>(
+        &self,
+        name: impl Into<String>,
+        work: impl FnOnce() -> Result<(), E> + Send + 'static,
+    ) -> std::io::Result<()> {
+        let name = name.into();
+        let ending = Box::pin(thread(&name, work)?);
+        // Nobody listens any more when the process is ending.
+        let _ = self.0.send(Late { name, ending }).await;
+        Ok(())
+    }
 }
 
 impl Tasks {
@@ -68,7 +111,14 @@ impl Tasks {
             shutdown,
             workers: Group::default(),
             attendants: Group::default(),
+            late: mpsc::channel(LATE),
         }
+    }
+
+    /// A handle that starts threads while the tasks run.
+    #[must_use]
+    pub fn spawner(&self) -> Spawner {
+        Spawner(self.late.0.clone())
     }
 
     /// The token that asks all to end.
@@ -108,19 +158,8 @@ impl Tasks {
         work: impl FnOnce() -> Result<(), E> + Send + 'static,
     ) -> std::io::Result<()> {
         let name = name.into();
-        let (sender, ending) = oneshot::channel();
-        std::thread::Builder::new().name(name.clone()).spawn(move || {
-            let ending = catch_unwind(AssertUnwindSafe(work)).map(|result| result.map_err(Into::into));
-            // Nobody listens any more when the process is already ending without this thread.
-            let _ = sender.send(ending.map_err(|panic| message(&*panic)));
-        })?;
-        self.workers.spawn(name, async move {
-            match ending.await {
-                Ok(Ok(ending)) => ending,
-                Ok(Err(message)) => Err(Panic(message).into()),
-                Err(_) => Err(Panic("the thread is gone".to_owned()).into()),
-            }
-        });
+        let ending = thread(&name, work)?;
+        self.workers.spawn(name, ending);
         Ok(())
     }
 
@@ -144,6 +183,10 @@ impl Tasks {
             let ended = tokio::select! {
                 Some(ended) = self.workers.next() => ended,
                 Some(ended) = self.attendants.next() => ended,
+                Some(late) = self.late.1.recv() => {
+                    self.workers.spawn(late.name, late.ending);
+                    continue;
+                }
                 () = self.shutdown.cancelled(), if deadline.is_none() => {
                     deadline = Some(Instant::now() + grace);
                     continue;
@@ -166,6 +209,26 @@ impl Tasks {
         self.attendants.tasks.shutdown().await;
         failure.map_or(Ok(()), Err)
     }
+}
+
+/// Starts a thread. What is given back waits for its end.
+fn thread<E: Into<BoxError>>(
+    name: &str,
+    work: impl FnOnce() -> Result<(), E> + Send + 'static,
+) -> std::io::Result<impl Future<Output = Ending> + Send + 'static> {
+    let (sender, ending) = oneshot::channel();
+    std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+        let ending = catch_unwind(AssertUnwindSafe(work)).map(|result| result.map_err(Into::into));
+        // Nobody listens any more when the process is already ending without this thread.
+        let _ = sender.send(ending.map_err(|panic| message(&*panic)));
+    })?;
+    Ok(async move {
+        match ending.await {
+            Ok(Ok(ending)) => ending,
+            Ok(Err(message)) => Err(Panic(message).into()),
+            Err(_) => Err(Panic("the thread is gone".to_owned()).into()),
+        }
+    })
 }
 
 /// Tasks with their names.
@@ -289,6 +352,23 @@ mod tests {
             .unwrap();
         let error = tasks.run_until_shutdown(GRACE).await.unwrap_err();
         assert_eq!(error.to_string(), "lane-0 panicked: lane down");
+        assert!(token.is_cancelled());
+    }
+
+    #[tokio::test]
+    async fn a_thread_that_is_started_later_is_supervised_like_any_other() {
+        let (mut tasks, token) = tasks();
+        let spawner = tasks.spawner();
+        let asked = token.clone();
+        tasks.spawn("watch", async move {
+            spawner.spawn_thread("late-0", || Ok::<(), io::Error>(())).await?;
+            spawner
+                .spawn_thread("late-1", || Err::<(), _>(io::Error::other("no way")))
+                .await?;
+            obedient(asked).await
+        });
+        let error = tasks.run_until_shutdown(GRACE).await.unwrap_err();
+        assert_eq!(error.to_string(), "late-1 failed");
         assert!(token.is_cancelled());
     }
 

@@ -14,6 +14,7 @@
 //! | [`process`] | a program under test: kill, freeze, measure, read what it printed |
 //! | [`member`] | a service under one name, over all its lives |
 //! | [`local_kafka`], [`local_redis`] | a server of the test's own, to stop and restart at will |
+//! | [`kafka_request`] | deleting topics and records |
 //! | [`certificates`] | what servers show, and with the feature `tls` an authority of the test's own |
 //! | [`fake_endpoint`] | an HTTP server that answers, hangs or hangs up as it is told |
 //! | `otlp_receiver` | a collector that keeps the spans it is sent; feature `otlp` |
@@ -32,6 +33,7 @@ pub mod fake_endpoint;
 mod hash;
 mod kafka_jars;
 mod kafka_probe;
+pub mod kafka_request;
 mod kept;
 pub mod languages;
 pub mod local_kafka;

@@ -3,9 +3,12 @@
 //! The lane's thread and the driver (an async task) meet in two short lists, [`Inbox`] and [`Outbox`],
 //! which are bounded by the number of records in flight.
 
+mod held;
+
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use prometheus_client::metrics::gauge::Gauge;
 use redeliver_core::route::{self, Arrival, Disposition, Routing};
@@ -13,7 +16,11 @@ use redeliver_core::{Failure, Output, Pipeline, Record, Timestamp};
 use redeliver_kafka::{AssignmentId, Processor, Refused, Turn, Waker};
 use tokio::sync::Notify;
 
-use crate::metrics::WorkerMetrics;
+use crate::metrics::{MissingTopics, WorkerMetrics};
+use held::{Held, Missing, missing_of};
+
+/// How often it is said that records wait for a topic.
+const SAY: Duration = Duration::from_secs(30);
 
 /// A record on its way to the handler.
 pub(crate) struct Job {
@@ -98,6 +105,21 @@ pub(crate) struct InFlight {
     pub(crate) bytes: usize,
 }
 
+/// For how long a topic has been missing; nothing for one that exists, or of which nothing is known.
+pub(crate) type MissingFor = Box<dyn Fn(&str) -> Option<Duration> + Send>;
+
+/// What an engine knows of topics that do not exist.
+pub(crate) struct Topics {
+    /// Those that the engine writes.
+    pub(crate) written: Vec<Arc<str>>,
+    /// For how long a topic has been missing; nothing when it may exist.
+    pub(crate) missing_for: MissingFor,
+    /// After so long a result that waits for a topic becomes a dead letter.
+    pub(crate) timeout: Duration,
+    /// How many records wait for each.
+    pub(crate) gauges: MissingTopics,
+}
+
 /// A record of the turn that is being committed.
 struct InTurn {
     disposition: Disposition,
@@ -112,6 +134,7 @@ pub(crate) struct Engine {
     exchange: Arc<Exchange>,
     metrics: Arc<WorkerMetrics>,
     gauge: Gauge,
+    topics: Topics,
     limit: InFlight,
     in_flight: InFlight,
     assignments: HashMap<AssignmentId, Arc<AtomicBool>>,
@@ -119,6 +142,10 @@ pub(crate) struct Engine {
     accepted: Vec<Job>,
     /// Handled records that did not fit into a turn yet, newest last.
     finished: Vec<Done>,
+    /// Handled records with an output to a topic that does not exist.
+    held: Held,
+    /// When it was last said that records are held back.
+    said: Option<Instant>,
     in_turn: Vec<InTurn>,
 }
 
@@ -128,6 +155,7 @@ impl Engine {
         exchange: Arc<Exchange>,
         metrics: Arc<WorkerMetrics>,
         gauge: Gauge,
+        topics: Topics,
         limit: InFlight,
     ) -> Self {
         Self {
@@ -135,11 +163,14 @@ impl Engine {
             exchange,
             metrics,
             gauge,
+            topics,
             limit,
             in_flight: InFlight { records: 0, bytes: 0 },
             assignments: HashMap::new(),
             accepted: Vec::new(),
             finished: Vec::new(),
+            held: Held::default(),
+            said: None,
             in_turn: Vec::new(),
         }
     }
@@ -157,6 +188,95 @@ impl Engine {
             let results = done.results_size();
             done.size += results;
             self.in_flight.bytes += results;
+        }
+    }
+
+    /// Keeps records out of the turn whose topic does not exist, lets those go whose topic exists again, and gives up
+    /// results whose topic has been missing for too long.
+    fn hold_back(&mut self, now: Timestamp) {
+        let topics = &self.topics;
+        let missing = topics
+            .written
+            .iter()
+            .filter_map(|topic| Some((topic.clone(), (topics.missing_for)(topic)?)));
+        let missing: Vec<(Arc<str>, Duration)> = missing.collect();
+        if missing.is_empty() && self.held.is_empty() {
+            return;
+        }
+        let awaited = missing
+            .iter()
+            .filter(|(topic, missing_for)| !self.is_given_up(topic, *missing_for));
+        let awaited: Vec<Arc<str>> = awaited.map(|(topic, _)| topic.clone()).collect();
+        let released = self
+            .held
+            .release(|topic| !awaited.iter().any(|awaited| **awaited == *topic));
+        self.finished.extend(released);
+        for done in std::mem::take(&mut self.finished) {
+            self.place(done, &missing, now);
+        }
+        self.topics.gauges.show(self.held.counts());
+        self.say(&missing);
+    }
+
+    /// Whether results for a topic become dead letters. What waits in a tier, or is dead, has no other place to go.
+    fn is_given_up(&self, topic: &str, missing_for: Duration) -> bool {
+        missing_for >= self.topics.timeout && self.pipeline.has_output(topic)
+    }
+
+    /// A finished record is written in the next turn, held back, or becomes a dead letter.
+    fn place(&mut self, mut done: Done, missing: &Missing, now: Timestamp) {
+        // What nobody waits for any more only has to be counted.
+        let is_wanted = self.assignments.contains_key(&done.assignment);
+        while let Some((topic, missing_for)) = missing_of(&done, missing).filter(|_| is_wanted) {
+            if !self.is_given_up(topic, *missing_for) || !self.give_up(&mut done, topic, *missing_for, now) {
+                self.held.hold(topic.clone(), done);
+                return;
+            }
+        }
+        self.finished.push(done);
+    }
+
+    /// Puts a dead letter in the place of a record's results.
+    fn give_up(&mut self, done: &mut Done, topic: &str, missing_for: Duration, now: Timestamp) -> bool {
+        let Some((record, arrival)) = &done.handled else {
+            return false;
+        };
+        let message = format!(
+            "topic `{topic}` has not existed for {} seconds",
+            missing_for.as_secs()
+        );
+        let failure = Failure::permanent(route::MISSING_OUTPUT, message);
+        let before = done.results_size();
+        done.routing = Some(route::undeliverable(
+            &self.pipeline,
+            record,
+            arrival,
+            &failure,
+            now,
+        ));
+        let after = done.results_size();
+        done.size = done.size - before + after;
+        self.in_flight.bytes = self.in_flight.bytes - before + after;
+        true
+    }
+
+    fn say(&mut self, missing: &Missing) {
+        let is_time = self.said.is_none_or(|said| said.elapsed() >= SAY);
+        if self.held.is_empty() || !is_time {
+            return;
+        }
+        self.said = Some(Instant::now());
+        for (topic, records) in self.held.counts() {
+            let missing_for = missing.iter().find(|(missing, _)| missing == topic);
+            tracing::warn!(
+                pipeline = &*self.pipeline.name,
+                topic = &**topic,
+                records,
+                missing_for = ?missing_for.map(|(_, missing_for)| missing_for),
+                in_flight = self.in_flight.records,
+                in_flight_limit = self.limit.records,
+                "records wait for a topic that does not exist"
+            );
         }
     }
 
@@ -201,6 +321,7 @@ impl Processor for Engine {
         if let Some(wanted) = self.assignments.remove(&assignment) {
             wanted.store(false, Ordering::SeqCst);
         }
+        self.finished.extend(self.held.take(assignment));
     }
 
     fn capacity(&self, _assignment: AssignmentId) -> usize {
@@ -247,8 +368,9 @@ impl Processor for Engine {
         self.show();
     }
 
-    fn finish(&mut self, _now: Timestamp, limit: usize, turn: &mut Turn) {
+    fn finish(&mut self, now: Timestamp, limit: usize, turn: &mut Turn) {
         self.collect();
+        self.hold_back(now);
         self.in_turn.clear();
         let count = self.share(limit);
         for done in self.finished.drain(..count) {
@@ -307,7 +429,8 @@ impl Processor for Engine {
     }
 
     fn is_busy(&self) -> bool {
-        self.in_flight.records > 0
+        // What is held back is handled again after a restart.
+        self.in_flight.records > self.held.len()
     }
 
     fn stopping(&mut self) {

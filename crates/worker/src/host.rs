@@ -1,23 +1,24 @@
 //! What a process offers to the lanes that run in it: time, tasks, readiness, metrics, traces, the admin
 //! port.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use prometheus_client::registry::Registry;
 use redeliver_core::{Clock, SystemClock};
 use redeliver_kafka::topology::TopologySpec;
-use redeliver_kafka::{KafkaSettings, Lane, LaneSpec, Processor, Waker};
+use redeliver_kafka::{KafkaSettings, Lane, LaneContext, LaneSpec, Processor, TopicWatch, Waker};
 use redeliver_runtime::Config;
 use redeliver_runtime::admin::{self, Admin};
 use redeliver_runtime::cli::Start;
 use redeliver_runtime::config::{ConfigError, Problem};
 use redeliver_runtime::health::{Health, Part};
+use redeliver_runtime::listen::Listener;
 use redeliver_runtime::metrics;
-use redeliver_runtime::tasks::{TaskError, Tasks};
+use redeliver_runtime::tasks::{Spawner, TaskError, Tasks};
 use redeliver_runtime::telemetry::Tracer;
-use tokio::net::TcpListener;
-use tokio_util::sync::DropGuard;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::metrics::{LaneFamilies, WorkerFamilies};
 use crate::topics::{self, TopicsError};
@@ -42,9 +43,72 @@ pub struct Host {
     pub tracer: Tracer,
     registry: Arc<Mutex<Registry>>,
     /// The admin port, until it is served.
-    admin: Option<TcpListener>,
+    admin: Option<Listener>,
+    /// The names of all topics, as far as they were looked at.
+    existing: BTreeSet<String>,
     /// Not ready until all other parts have registered, see [`Host::run`].
     topics: Option<Part>,
+    /// Started when it is first asked for.
+    watch: Option<TopicWatch>,
+}
+
+/// Starts lanes while the process runs. A cheap handle.
+#[derive(Clone)]
+pub struct LaneStarter {
+    clock: Arc<dyn Clock>,
+    health: Health,
+    lanes: LaneFamilies,
+    spawner: Spawner,
+    watch: TopicWatch,
+}
+
+impl LaneStarter {
+    /// Which topics exist.
+    #[must_use]
+    pub fn topic_watch(&self) -> &TopicWatch {
+        &self.watch
+    }
+
+    /// Starts a lane on a thread of its own, until `stop`, which must be cancelled with the process. While it runs it
+    /// is a part of the process's readiness.
+    ///
+    /// # Errors
+    /// When the system gives no thread.
+    pub async fn start<P: Processor + Send + 'static>(
+        &self,
+        kafka: KafkaSettings,
+        spec: LaneSpec,
+        waker: Waker,
+        stop: CancellationToken,
+        processor: P,
+    ) -> io::Result<()> {
+        let name = spec.name.clone();
+        let (lane, part) = self.lane(kafka, spec, waker, stop, processor);
+        let run = move || {
+            let result = lane.run();
+            part.leave();
+            result
+        };
+        self.spawner.spawn_thread(name, run).await
+    }
+
+    fn lane<P: Processor>(
+        &self,
+        kafka: KafkaSettings,
+        spec: LaneSpec,
+        waker: Waker,
+        stop: CancellationToken,
+        processor: P,
+    ) -> (Lane<P>, Part) {
+        let part = self.health.part(spec.name.as_str());
+        let observer = self.lanes.observer(&spec.name, part.clone());
+        let context = LaneContext {
+            clock: self.clock.clone(),
+            waker,
+            ..LaneContext::new(kafka, observer, self.watch.clone(), stop)
+        };
+        (Lane::new(context, spec, processor), part)
+    }
 }
 
 impl Host {
@@ -63,6 +127,8 @@ impl Host {
             tracer: start.tracer,
             admin: Some(start.admin),
             topics: None,
+            watch: None,
+            existing: BTreeSet::new(),
             clock,
             registry: Arc::new(Mutex::new(registry)),
         }
@@ -83,7 +149,26 @@ impl Host {
         let part = self.health.part("topics");
         self.topics = Some(part.clone());
         self.serve_admin();
-        topics::ensure(&self.config, &self.kafka, spec, self.tasks.shutdown(), &part).await
+        self.existing = topics::ensure(&self.config, &self.kafka, spec, self.tasks.shutdown(), &part).await?;
+        Ok(())
+    }
+
+    /// Whether a topic existed when [`Host::ensure_topics`] looked.
+    #[must_use]
+    pub fn has_topic(&self, name: &str) -> bool {
+        self.existing.contains(name)
+    }
+
+    /// Which topics exist; one watch for the whole process.
+    ///
+    /// # Errors
+    /// When its client cannot be made, or the system gives no thread.
+    pub fn topic_watch(&mut self) -> io::Result<TopicWatch> {
+        if let Some(watch) = &self.watch {
+            return Ok(watch.clone());
+        }
+        let watch = TopicWatch::start(&self.kafka)?;
+        Ok(self.watch.insert(watch).clone())
     }
 
     fn serve_admin(&mut self) {
@@ -110,14 +195,26 @@ impl Host {
         ended: Option<DropGuard>,
     ) -> io::Result<()> {
         let name = spec.name.clone();
-        let part = self.health.part(name.as_str());
-        part.not_ready("starting");
-        let observer = self.lanes.observer(&name, part);
         let stop = self.tasks.shutdown().clone();
-        let lane = Lane::new(kafka, spec, self.clock.clone(), observer, waker, stop, processor);
+        let (lane, _) = self.starter()?.lane(kafka, spec, waker, stop, processor);
         self.tasks.spawn_thread(name, move || {
             let _ended = ended;
             lane.run()
+        })
+    }
+
+    /// A handle that starts lanes while the process runs.
+    ///
+    /// # Errors
+    /// As [`Host::topic_watch`].
+    pub fn starter(&mut self) -> io::Result<LaneStarter> {
+        let watch = self.topic_watch()?;
+        Ok(LaneStarter {
+            watch,
+            clock: self.clock.clone(),
+            health: self.health.clone(),
+            lanes: self.lanes.clone(),
+            spawner: self.tasks.spawner(),
         })
     }
 

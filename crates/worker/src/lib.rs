@@ -6,6 +6,7 @@
 
 pub mod handler;
 pub mod host;
+pub mod leftovers;
 pub mod metrics;
 pub mod topics;
 
@@ -15,5 +16,5 @@ mod spans;
 mod worker;
 
 pub use handler::{Attempt, Handler};
-pub use host::Host;
+pub use host::{Host, LaneStarter};
 pub use worker::{WorkerSpec, spawn};

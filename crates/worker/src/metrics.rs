@@ -38,6 +38,12 @@ struct LaneLabel {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct LaneTopic {
+    lane: String,
+    topic: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct LaneRemedy {
     lane: String,
     remedy: &'static str,
@@ -58,6 +64,7 @@ pub struct WorkerFamilies {
     long_waits: Family<PipelineLabel, Counter>,
     handling: Family<PipelineLabel, Histogram, fn() -> Histogram>,
     in_flight: Family<LaneLabel, Gauge>,
+    missing_topics: Family<LaneTopic, Gauge>,
 }
 
 fn seconds() -> Histogram {
@@ -75,6 +82,7 @@ impl WorkerFamilies {
             long_waits: Family::default(),
             handling: Family::new_with_constructor(seconds),
             in_flight: Family::default(),
+            missing_topics: Family::default(),
         };
         registry.register(
             "worker_succeeded",
@@ -106,6 +114,11 @@ impl WorkerFamilies {
             "Records read and not yet committed, per lane",
             families.in_flight.clone(),
         );
+        registry.register(
+            "worker_missing_topic_records",
+            "Finished records that wait for a topic that does not exist, per lane",
+            families.missing_topics.clone(),
+        );
         families
     }
 
@@ -116,6 +129,18 @@ impl WorkerFamilies {
                 lane: lane.to_owned(),
             })
             .clone()
+    }
+
+    /// The gauges of one lane for the topics that it writes, all 0.
+    pub(crate) fn missing_topics(&self, lane: &str, topics: &[Arc<str>]) -> MissingTopics {
+        let gauges = topics.iter().map(|topic| {
+            let label = LaneTopic {
+                lane: lane.to_owned(),
+                topic: topic.to_string(),
+            };
+            (topic.clone(), self.missing_topics.get_or_create(&label).clone())
+        });
+        MissingTopics(gauges.collect())
     }
 
     pub(crate) fn of(&self, pipeline: &str) -> WorkerMetrics {
@@ -137,6 +162,21 @@ impl WorkerFamilies {
             dead: by_class(&self.dead),
             long_waits: self.long_waits.get_or_create(&label).clone(),
             handling: self.handling.get_or_create(&label).clone(),
+        }
+    }
+}
+
+/// How many records of a lane wait for each topic that it writes.
+pub(crate) struct MissingTopics(Vec<(Arc<str>, Gauge)>);
+
+impl MissingTopics {
+    /// Sets all gauges; topics that are not named have none.
+    pub(crate) fn show<'t>(&self, counts: impl Iterator<Item = (&'t Arc<str>, usize)>) {
+        let counts: Vec<_> = counts.collect();
+        for (topic, gauge) in &self.0 {
+            let count = counts.iter().find(|(counted, _)| *counted == topic);
+            let records = count.map_or(0, |(_, records)| *records);
+            gauge.set(i64::try_from(records).unwrap_or(i64::MAX));
         }
     }
 }
@@ -176,6 +216,9 @@ pub struct LaneFamilies {
     partitions: Family<LaneLabel, Gauge>,
     blocked: Family<LaneLabel, Counter>,
     lag: Family<PartitionLabel, Gauge>,
+    recreated: Family<LaneLabel, Counter>,
+    dropped: Family<LaneLabel, Counter>,
+    deleted_unread: Family<LaneLabel, Counter>,
 }
 
 impl LaneFamilies {
@@ -191,6 +234,9 @@ impl LaneFamilies {
             partitions: Family::default(),
             blocked: Family::default(),
             lag: Family::default(),
+            recreated: Family::default(),
+            dropped: Family::default(),
+            deleted_unread: Family::default(),
         };
         registry.register(
             "lane_transactions",
@@ -229,8 +275,24 @@ impl LaneFamilies {
         );
         registry.register(
             "lane_lag",
-            "Records of an assigned partition that are not done",
+            "Upper bound of the records of an assigned partition that are not done; transaction markers among unread ones \
+             count, and 0 means that all is done",
             families.lag.clone(),
+        );
+        registry.register(
+            "lane_recreated_partitions",
+            "Partitions whose topic was deleted and created again while they were assigned",
+            families.recreated.clone(),
+        );
+        registry.register(
+            "lane_dropped_records",
+            "Records in hand that were dropped because their topic was deleted and created again",
+            families.dropped.clone(),
+        );
+        registry.register(
+            "lane_deleted_unread_records",
+            "Offsets that were deleted, by retention for example, before they were read",
+            families.deleted_unread.clone(),
         );
         families
     }
@@ -258,6 +320,9 @@ impl LaneFamilies {
             partitions: self.partitions.get_or_create(&label).clone(),
             blocked: self.blocked.get_or_create(&label).clone(),
             lag: self.lag.clone(),
+            recreated: self.recreated.get_or_create(&label).clone(),
+            dropped: self.dropped.get_or_create(&label).clone(),
+            deleted_unread: self.deleted_unread.get_or_create(&label).clone(),
             part,
         })
     }
@@ -283,6 +348,9 @@ struct LaneMetrics {
     partitions: Gauge,
     blocked: Counter,
     lag: Family<PartitionLabel, Gauge>,
+    recreated: Counter,
+    dropped: Counter,
+    deleted_unread: Counter,
     part: Part,
 }
 
@@ -331,5 +399,14 @@ impl LaneObserver for LaneMetrics {
         } else {
             self.lag.remove(&label);
         }
+    }
+
+    fn recreated(&self, _topic: &str, _partition: i32, in_hand: usize) {
+        self.recreated.inc();
+        self.dropped.inc_by(in_hand as u64);
+    }
+
+    fn deleted_unread(&self, _topic: &str, _partition: i32, records: u64) {
+        self.deleted_unread.inc_by(records);
     }
 }

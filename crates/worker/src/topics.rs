@@ -1,11 +1,14 @@
 //! The topics a process works with, looked at before anything is read: a topology that would lose records
 //! refuses to start.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use redeliver_core::Pipeline;
+use redeliver_core::pipeline::TopicRole;
+use redeliver_core::scheduler::SchedulerRole;
 use redeliver_kafka::KafkaSettings;
-use redeliver_kafka::topology::{self, Finding, Severity, TopicSettings, TopologyError, TopologySpec};
+use redeliver_kafka::topology::{self, Finding, Role, Severity, TopicSettings, TopologyError, TopologySpec};
 use redeliver_runtime::Config;
 use redeliver_runtime::config::ResponseMode;
 use redeliver_runtime::error_chain::error_chain;
@@ -85,7 +88,7 @@ pub fn of_scheduler(config: &Config) -> TopologySpec {
 
 /// How large results may be is known where the endpoint's answers are the results.
 fn expect_results(spec: &mut TopologySpec, config: &Config, pipeline: &str) {
-    let Some(settings) = config.pipelines.get(pipeline) else {
+    let Some(settings) = config.any_pipeline(pipeline) else {
         return;
     };
     if let (Some(output), Some(http)) = (&settings.output, &settings.http)
@@ -105,11 +108,11 @@ pub fn of_all(config: &Config) -> TopologySpec {
     spec.join(of_scheduler(config))
 }
 
-/// All configured pipelines.
+/// All configured pipelines, the retired ones included.
 #[must_use]
 pub fn pipelines(config: &Config) -> Vec<Pipeline> {
-    let pipelines = config.pipelines.iter();
-    pipelines
+    config
+        .all_pipelines()
         .map(|(name, pipeline)| pipeline.pipeline(name, &config.scheduler))
         .collect()
 }
@@ -117,6 +120,8 @@ pub fn pipelines(config: &Config) -> Vec<Pipeline> {
 /// Makes sure that these topics are sound; with `kafka.topics.create` makes the missing
 /// ones. While Kafka does not answer it waits, until `shutdown`, and `part` says so. That the
 /// part is ready is for the caller to say, once what comes after has begun.
+///
+/// Answers with the names of all topics there are; with none when it was told to stop.
 ///
 /// # Errors
 /// [`TopicsError::Unsound`] with everything that is wrong.
@@ -126,17 +131,20 @@ pub async fn ensure(
     spec: &TopologySpec,
     shutdown: &CancellationToken,
     part: &Part,
-) -> Result<(), TopicsError> {
+) -> Result<BTreeSet<String>, TopicsError> {
     part.not_ready("looking at them");
     let mut pause = Duration::from_millis(200);
     let mut said: Option<std::time::Instant> = None;
     loop {
         let looked = tokio::select! {
             looked = look(config, kafka, spec, said.is_none()) => looked,
-            () = shutdown.cancelled() => return Ok(()),
+            () = shutdown.cancelled() => return Ok(BTreeSet::new()),
         };
         match looked {
-            Ok(findings) => return judge(findings),
+            Ok((findings, names)) => {
+                judge(findings, |topic| may_be_missing(spec, &names, topic))?;
+                return Ok(names);
+            }
             Err(ref error @ TopologyError::Unreachable { ref refusal, .. }) => {
                 part.not_ready(format!("kafka at `{}` does not answer{refusal}", kafka.brokers));
                 if said.is_none_or(|said| said.elapsed() >= SAY_EVERY) {
@@ -148,7 +156,7 @@ pub async fn ensure(
                 }
                 tokio::select! {
                     () = tokio::time::sleep(pause) => pause = (2 * pause).min(Duration::from_secs(5)),
-                    () = shutdown.cancelled() => return Ok(()),
+                    () = shutdown.cancelled() => return Ok(BTreeSet::new()),
                 }
             }
             Err(error) => return Err(error.into()),
@@ -185,24 +193,40 @@ async fn look(
     kafka: &KafkaSettings,
     spec: &TopologySpec,
     is_first: bool,
-) -> Result<Vec<Finding>, TopologyError> {
-    if config.kafka.topics.create {
-        let applied = topology::apply(&kafka.client(), spec, LOOK).await?;
+) -> Result<(Vec<Finding>, BTreeSet<String>), TopologyError> {
+    let client = kafka.client();
+    let patience = if is_first { FIRST_LOOK } else { LOOK };
+    let findings = if config.kafka.topics.create {
+        let applied = topology::apply(&client, spec, LOOK).await?;
         for topic in applied.iter().filter(|topic| topic.created) {
             tracing::info!(topic = &*topic.topic, "topic created");
         }
-        return Ok(applied.into_iter().flat_map(|topic| topic.findings).collect());
-    }
-    let patience = if is_first { FIRST_LOOK } else { LOOK };
-    topology::check(&kafka.client(), spec, patience).await
+        applied.into_iter().flat_map(|topic| topic.findings).collect()
+    } else {
+        topology::check(&client, spec, patience).await?
+    };
+    Ok((findings, topology::names(&client, LOOK).await?))
 }
 
-fn judge(findings: Vec<Finding>) -> Result<(), TopicsError> {
+/// Whether a process starts without this topic: what is written to it waits for it, and delays nothing else.
+fn may_be_missing(spec: &TopologySpec, existing: &BTreeSet<String>, topic: &str) -> bool {
+    let is_waited_for = |role| {
+        matches!(
+            role,
+            Role::Pipeline(TopicRole::Output) | Role::Scheduler(SchedulerRole::App)
+        )
+    };
+    let mut specs = spec.topics.iter().filter(|spec| *spec.name == *topic);
+    !existing.contains(topic) && specs.all(|spec| is_waited_for(spec.role))
+}
+
+fn judge(findings: Vec<Finding>, may_be_missing: impl Fn(&str) -> bool) -> Result<(), TopicsError> {
     let (errors, warnings): (Vec<_>, Vec<_>) = findings
         .into_iter()
         .partition(|finding| finding.severity == Severity::Error);
     warnings.iter().for_each(warn);
-    if errors.is_empty() {
+    if errors.iter().all(|finding| may_be_missing(&finding.topic)) {
+        errors.iter().for_each(warn);
         Ok(())
     } else {
         Err(TopicsError::Unsound(errors))

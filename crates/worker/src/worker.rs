@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redeliver_core::Pipeline;
-use redeliver_kafka::{KafkaSettings, LaneSpec, Waker};
+use redeliver_kafka::{IfRecreated, KafkaSettings, LaneSpec, Waker};
 use tokio_util::sync::CancellationToken;
 
 use crate::driver::{Driver, Surroundings};
-use crate::engine::{Engine, Exchange, InFlight};
+use crate::engine::{Engine, Exchange, InFlight, Topics};
 use crate::handler::Handler;
 use crate::host::Host;
 
@@ -40,7 +40,10 @@ pub struct WorkerSpec {
 /// When the system gives no thread.
 pub fn spawn<H: Handler>(host: &mut Host, spec: &WorkerSpec, handler: &H) -> io::Result<()> {
     let lanes = spec.lanes.max(1);
+    let has_due = host.has_topic(&spec.pipeline.due_topic());
     let metrics = Arc::new(host.workers.of(&spec.pipeline.name));
+    let watch = host.topic_watch()?;
+    let missing_timeout = host.config.kafka.topics.missing_timeout.duration();
     let surroundings = Arc::new(Surroundings {
         pipeline: spec.pipeline.clone(),
         clock: host.clock.clone(),
@@ -52,11 +55,23 @@ pub fn spawn<H: Handler>(host: &mut Host, spec: &WorkerSpec, handler: &H) -> io:
         let waker = Waker::new();
         let exchange = Arc::new(Exchange::new(waker.clone()));
         let gauge = host.workers.in_flight(&name);
+        let written = spec.pipeline.written_topics();
+        watch.watch(written.iter().cloned(), &waker);
+        let topics = Topics {
+            missing_for: Box::new({
+                let watch = watch.clone();
+                move |topic| watch.missing_for(topic)
+            }),
+            timeout: missing_timeout,
+            gauges: host.workers.missing_topics(&name, &written),
+            written,
+        };
         let engine = Engine::new(
             spec.pipeline.clone(),
             exchange.clone(),
             metrics.clone(),
             gauge,
+            topics,
             InFlight {
                 records: spec.in_flight,
                 bytes: spec.in_flight_bytes,
@@ -79,10 +94,11 @@ pub fn spawn<H: Handler>(host: &mut Host, spec: &WorkerSpec, handler: &H) -> io:
         let lane = LaneSpec {
             name,
             group: spec.pipeline.worker_group(),
-            topics: spec.pipeline.worker_topics(),
+            topics: spec.pipeline.worker_topics(has_due),
             batch: spec.batch,
             grace: spec.grace,
             changelog: None,
+            if_recreated: IfRecreated::ReadFromBeginning,
         };
         host.spawn_lane(
             spec.kafka.clone(),

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use redeliver_kafka::embedded::EmbeddedBroker;
 use redeliver_runtime::cli::Start;
 use redeliver_runtime::config::Config;
+use redeliver_runtime::listen::Listener;
+use redeliver_runtime::shutdown;
 use redeliver_runtime::telemetry::{self, Identity};
-use redeliver_runtime::{admin, shutdown};
 use redeliver_scheduler::index::memory::MemoryIndex;
 use redeliver_worker::host::Host;
 use tokio_util::sync::CancellationToken;
@@ -44,7 +45,7 @@ shutdown: {{ grace: 10s }}
     let telemetry = telemetry::init(&config.telemetry, identity)?;
     let stop = CancellationToken::new();
     shutdown::on_signals(stop.clone())?;
-    let listener = admin::bind(&config.admin).await?;
+    let listener = Listener::bind("admin.listen", config.admin.listen)?;
     let start = Start {
         config: Arc::new(config),
         shutdown: stop,

@@ -47,7 +47,12 @@ impl Crawl {
                 "the crawl is one pipeline without `http`; name it in worker.pipelines if there are more";
             return Err(wrong("pipelines", problem));
         };
-        let pipeline = settings.pipeline(name, &config.scheduler);
+        let mut pipeline = settings.pipeline(name, &config.scheduler);
+        // The links of a page are scheduled in the transaction of its result.
+        let ingest: Arc<str> = config.scheduler.topics.ingest.as_str().into();
+        if !pipeline.has_output(&ingest) {
+            pipeline.other_outputs.push(ingest.clone());
+        }
         if pipeline.return_to != ReturnTo::Source {
             let problem = "must be `source`, so that one worker has all jobs of a host and can be polite";
             return Err(wrong(&format!("pipelines.{name}.return_to"), problem));
@@ -64,7 +69,7 @@ impl Crawl {
         Ok(Self {
             scheduling: Scheduling {
                 app: app.as_str().into(),
-                ingest: config.scheduler.topics.ingest.as_str().into(),
+                ingest,
                 spread: SPREAD,
             },
             in_flight: settings.in_flight as usize,

@@ -45,6 +45,7 @@ use redeliver_proto::auth::RequireToken;
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::Start;
 use redeliver_runtime::config::{ConfigError, Secret};
+use redeliver_runtime::listen::Listener;
 use redeliver_worker::host::{Host, check_kafka};
 use redeliver_worker::topics::{topic_settings, warn_about};
 use tokio_util::sync::CancellationToken;
@@ -102,7 +103,7 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
     let config = host.config.dlq_inspector.clone();
     let api = config.api();
     let token = api.token("dlq_inspector")?;
-    let listener = server::bind(api.listen)?;
+    let listener = Listener::bind("dlq_inspector.listen", api.listen)?;
     let address = listener
         .local_addr()
         .context("asking for the address of the API")?;

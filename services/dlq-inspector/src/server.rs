@@ -1,13 +1,10 @@
 //! The gRPC server: dead letters, health, reflection.
 
-use std::io;
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use redeliver_proto::auth::RequireToken;
 use redeliver_proto::v1::dead_letter_service_server::{DeadLetterServiceServer, SERVICE_NAME};
-use tokio::net::TcpListener;
-use tokio_stream::wrappers::TcpListenerStream;
+use redeliver_runtime::listen::Listener;
 use tokio_util::sync::CancellationToken;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Server;
@@ -27,19 +24,6 @@ const OLD_REFLECTION: &str = "grpc.reflection.v1alpha.ServerReflection";
 /// The API cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// The port belongs to another process.
-    #[error(
-        "dlq_inspector.listen: {0} is in use by another process; choose another port, or 0 for a free one"
-    )]
-    InUse(SocketAddr),
-    /// The address cannot be listened on.
-    #[error("dlq_inspector.listen: cannot listen on {address}")]
-    Bind {
-        /// The address.
-        address: SocketAddr,
-        /// Why.
-        source: io::Error,
-    },
     /// The schemas that reflection tells are broken.
     #[error("reflection")]
     Reflection(#[from] tonic_reflection::server::Error),
@@ -48,23 +32,10 @@ pub enum ServerError {
     Serve(#[from] tonic::transport::Error),
 }
 
-/// Takes the address, without waiting.
-pub(crate) fn bind(address: SocketAddr) -> Result<TcpListener, ServerError> {
-    let bind = || {
-        let listener = std::net::TcpListener::bind(address)?;
-        listener.set_nonblocking(true)?;
-        TcpListener::from_std(listener)
-    };
-    bind().map_err(|source: io::Error| match source.kind() {
-        io::ErrorKind::AddrInUse => ServerError::InUse(address),
-        _ => ServerError::Bind { address, source },
-    })
-}
-
 /// Serves until it is told to stop, then lets calls end for up to `patience`. Health and reflection ask for no
 /// token.
 pub(crate) async fn serve(
-    listener: TcpListener,
+    listener: Listener,
     api: Api,
     token: RequireToken,
     patience: Duration,
@@ -89,7 +60,7 @@ pub(crate) async fn serve(
         .add_service(reflection(REFLECTION).build_v1()?)
         .add_service(reflection(OLD_REFLECTION).build_v1alpha()?)
         .add_service(InterceptedService::new(DeadLetterServiceServer::new(api), token))
-        .serve_with_incoming_shutdown(TcpListenerStream::new(listener), stop.clone().cancelled_owned());
+        .serve_with_incoming_shutdown(listener.incoming(), stop.clone().cancelled_owned());
     let server = async {
         let (served, ()) = tokio::join!(server, tell_health(&health, &shared, &stop));
         watchers.close();

@@ -78,9 +78,14 @@ fn endpoints(config: &Config) -> Result<Vec<Endpoint>, ConfigError> {
     let mut endpoints = Vec::new();
     for (name, pipeline) in config.enricher_pipelines() {
         let Some(http) = &pipeline.http else { continue };
+        let section = if pipeline.is_retired() {
+            "retired"
+        } else {
+            "pipelines"
+        };
         let handler = HttpHandler::new(settings(http, pipeline)).map_err(|error| {
             ConfigError::Invalid(vec![Problem {
-                field: format!("pipelines.{name}.{}", error.field),
+                field: format!("{section}.{name}.{}", error.field),
                 problem: error.problem,
                 place: None,
             }])
@@ -147,7 +152,7 @@ fn settings(http: &HttpConfig, pipeline: &PipelineConfig) -> HttpSettings {
                     .collect(),
                 otherwise: Some(chosen.default.as_str().into()),
             },
-            Some(OutputConfig::Topic(_)) | None => OutputChoice::Default,
+            Some(OutputConfig::Topic(_) | OutputConfig::AnyOf(_)) | None => OutputChoice::Default,
         },
         ..HttpSettings::new(http.url.expose())
     }

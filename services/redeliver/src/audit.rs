@@ -40,9 +40,9 @@ pub(crate) fn main(args: &AuditArgs) -> ExitCode {
     if let Some(unknown) = args
         .pipeline
         .iter()
-        .find(|name| !config.pipelines.contains_key(*name))
+        .find(|name| config.any_pipeline(name).is_none())
     {
-        let known: Vec<&str> = config.pipelines.keys().map(String::as_str).collect();
+        let known: Vec<&str> = config.all_pipelines().map(|(name, _)| name).collect();
         eprintln!(
             "error: --pipeline: there is no pipeline `{unknown}`; there are: {}",
             known.join(", ")
@@ -82,9 +82,8 @@ pub(crate) fn main(args: &AuditArgs) -> ExitCode {
 /// The pipelines to audit, and what may differ between a record and its result.
 fn chosen(config: &Config, names: &[String]) -> Vec<(Pipeline, OutputCheck)> {
     let chosen = config
-        .pipelines
-        .iter()
-        .filter(|(name, _)| names.is_empty() || names.contains(name));
+        .all_pipelines()
+        .filter(|(name, _)| names.is_empty() || names.iter().any(|chosen| chosen == name));
     let with_check = chosen.map(|(name, pipeline)| {
         let check = match pipeline.http.as_ref().map(|http| http.response) {
             Some(ResponseMode::Keep) => OutputCheck::Unchanged,

@@ -3,7 +3,6 @@
 mod endpoint;
 mod narrator;
 
-use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,11 +17,11 @@ use redeliver_kafka::producer::Producer;
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::{Start, report};
 use redeliver_runtime::config::DlqInspectorConfig;
+use redeliver_runtime::listen::{ListenError, Listener};
+use redeliver_runtime::shutdown;
 use redeliver_runtime::telemetry::{self, Identity};
-use redeliver_runtime::{admin, shutdown};
 use redeliver_scheduler::index::memory::MemoryIndex;
 use redeliver_worker::host::Host;
-use tokio::net::TcpListener;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
@@ -79,9 +78,7 @@ pub(crate) fn main(args: DevArgs) -> ExitCode {
 
 async fn run(args: DevArgs) -> anyhow::Result<()> {
     let began = Instant::now();
-    let endpoint = TcpListener::bind("127.0.0.1:0")
-        .await
-        .context("listening for the demo endpoint")?;
+    let endpoint = Listener::bind("demo endpoint", ([127, 0, 0, 1], 0).into())?;
     let outline = Pipeline {
         output: Some("docs-enriched".into()),
         ..Pipeline::new(PIPELINE)
@@ -96,7 +93,7 @@ async fn run(args: DevArgs) -> anyhow::Result<()> {
     let broker = EmbeddedBroker::start(&topics)?;
     // What the inspector keeps is gone with the broker.
     let index = tempfile::tempdir().context("making a directory for the index of dead letters")?;
-    let inspector = free_unless_taken(DlqInspectorConfig::default().listen).await?;
+    let inspector = free_unless_taken("dlq_inspector.listen", DlqInspectorConfig::default().listen)?;
     let mut config = Config::from_yaml(&demo_config(broker.brokers(), endpoint.local_addr()?, &args))?;
     config.dlq_inspector.listen = inspector.local_addr()?;
     config.dlq_inspector.data_dir = index.path().to_owned();
@@ -106,13 +103,7 @@ async fn run(args: DevArgs) -> anyhow::Result<()> {
         instance: &config.instance,
     };
     let telemetry = telemetry::init(&config.telemetry, identity)?;
-    let listener = match admin::bind(&config.admin).await {
-        Err(admin::AdminError::InUse(_)) => {
-            let any = Config::from_yaml("admin: { listen: 127.0.0.1:0 }")?;
-            admin::bind(&any.admin).await?
-        }
-        bound => bound?,
-    };
+    let listener = free_unless_taken("admin.listen", config.admin.listen)?;
     let admin_address = listener.local_addr()?;
 
     let stop = CancellationToken::new();
@@ -130,7 +121,7 @@ async fn run(args: DevArgs) -> anyhow::Result<()> {
     redeliver_retry_tier::mount(&mut host)?;
     let jobs = MemoryIndex::default();
     redeliver_scheduler::mount(&mut host, jobs.clone()).await?;
-    let jobs_api = free_unless_taken(host.config.scheduler.listen).await?;
+    let jobs_api = free_unless_taken("scheduler.listen", host.config.scheduler.listen)?;
     let jobs_address = jobs_api.local_addr()?;
     redeliver_scheduler::api::mount(&mut host, jobs, jobs_api).await?;
     let inspector_address = redeliver_dlq_inspector::mount(&mut host)?;
@@ -190,11 +181,9 @@ shutdown: {{ grace: 10s }}
 }
 
 /// The address, or another one when another process has it.
-async fn free_unless_taken(address: SocketAddr) -> std::io::Result<TcpListener> {
-    match TcpListener::bind(address).await {
-        Err(error) if error.kind() == ErrorKind::AddrInUse => {
-            TcpListener::bind(SocketAddr::new(address.ip(), 0)).await
-        }
+fn free_unless_taken(field: &'static str, address: SocketAddr) -> Result<Listener, ListenError> {
+    match Listener::bind(field, address) {
+        Err(ListenError::InUse { .. }) => Listener::bind(field, SocketAddr::new(address.ip(), 0)),
         bound => bound,
     }
 }

@@ -1,14 +1,23 @@
 //! `redeliver topics`: create what is missing, name what is wrong.
 
+use std::collections::BTreeSet;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::say;
 use clap::{Args, Subcommand};
+use redeliver_core::Pipeline;
+use redeliver_core::error_chain::error_chain;
+use redeliver_core::pipeline::{TopicRole, parse_retry_topic, retry_tier_group};
 use redeliver_dlq_inspector::ledger;
+use redeliver_kafka::KafkaSettings;
+use redeliver_kafka::backlog::backlogs;
 use redeliver_kafka::topology::{self, Finding, Severity, TopologySpec};
+use redeliver_runtime::Config;
 use redeliver_runtime::cli::{CommonArgs, EXIT_FAILURE, report};
 use redeliver_worker::host::{check_kafka, kafka_settings};
+use redeliver_worker::leftovers::leftovers;
 use redeliver_worker::topics;
 
 /// Flags of `redeliver topics`.
@@ -43,7 +52,8 @@ pub(crate) fn main(args: &TopicsArgs) -> ExitCode {
     }
     let settings = topics::topic_settings(&config);
     let spec = spec.join(TopologySpec::for_ledger(ledger::TOPIC, &settings));
-    let client = kafka_settings(&config).client();
+    let kafka = kafka_settings(&config);
+    let client = kafka.client();
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return report(&error),
@@ -58,12 +68,73 @@ pub(crate) fn main(args: &TopicsArgs) -> ExitCode {
                 }
                 applied.into_iter().flat_map(|topic| topic.findings).collect()
             }),
-        Verb::Check(_) => runtime.block_on(topology::check(&client, &spec, TIMEOUT)),
+        Verb::Check(_) => runtime.block_on(async {
+            let mut findings = topology::check(&client, &spec, TIMEOUT).await?;
+            let existing = topology::names(&client, TIMEOUT).await?;
+            findings.extend(waiting_elsewhere(&config, &kafka, &spec, &existing));
+            Ok(findings)
+        }),
     };
     match result {
         Ok(findings) => judge(&findings, spec.topics.len()),
         Err(error) => report(&error),
     }
+}
+
+/// Where records may wait that the configuration does not provide for any more, and which retired pipelines are done.
+fn waiting_elsewhere(
+    config: &Config,
+    kafka: &KafkaSettings,
+    needed: &TopologySpec,
+    existing: &BTreeSet<String>,
+) -> Vec<Finding> {
+    let pipelines = topics::pipelines(config);
+    let leftovers = leftovers(&pipelines, needed, existing);
+    let retired: Vec<&Pipeline> = pipelines.iter().filter(|pipeline| pipeline.retired).collect();
+    let of_retired = retired.iter().flat_map(|pipeline| {
+        let topics = pipeline.topics().into_iter();
+        topics.filter_map(|(topic, role)| match role {
+            TopicRole::Tier(tier) => Some((retry_tier_group(tier), topic)),
+            TopicRole::Due => Some((pipeline.worker_group(), topic)),
+            TopicRole::Source | TopicRole::Output | TopicRole::DeadLetter => None,
+        })
+    });
+    let wanted: Vec<(String, Arc<str>)> = leftovers
+        .iter()
+        .map(|leftover| (leftover.group(), leftover.topic.clone()))
+        .chain(of_retired.filter(|(_, topic)| existing.contains(&**topic)))
+        .collect();
+    if wanted.is_empty() {
+        return Vec::new();
+    }
+    let counted = match backlogs(kafka, &wanted, TIMEOUT) {
+        Ok(counted) => counted,
+        Err(error) => {
+            eprintln!(
+                "what waits in former retry topics is not known: {}",
+                error_chain(&error)
+            );
+            return Vec::new();
+        }
+    };
+    let of_leftovers = leftovers
+        .iter()
+        .filter_map(|leftover| leftover.finding(*counted.get(&leftover.topic)?));
+    let done = retired.into_iter().filter(|pipeline| {
+        let own = |topic: &str| parse_retry_topic(topic).is_some_and(|(named, _)| *named == *pipeline.name);
+        let mut own = counted.iter().filter(|(topic, _)| own(topic));
+        own.all(|(_, backlog)| backlog.is_empty())
+    });
+    let of_retired = done.map(|pipeline| Finding {
+        topic: pipeline.due_topic(),
+        severity: Severity::Warning,
+        problem: format!(
+            "and the tiers of the retired pipeline `{}` hold nothing any more",
+            pipeline.name
+        ),
+        remedy: "remove the pipeline from `retired` and delete these topics".to_owned(),
+    });
+    of_leftovers.chain(of_retired).collect()
 }
 
 fn judge(findings: &[Finding], topics: usize) -> ExitCode {

@@ -7,10 +7,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use redeliver_core::backoff::MAX_WAIT;
 use redeliver_core::headers::{self, Ours};
+use redeliver_core::pipeline::Returns;
 use redeliver_core::route;
 use redeliver_core::{Failure, Output, Pipeline, Position, Record, Span, Timestamp};
-use redeliver_kafka::{AssignmentId, Processor, Refused, Turn};
+use redeliver_kafka::{AssignmentId, Processor, Refused, TopicWatch, Turn};
 use redeliver_runtime::telemetry::{SpanKind, Tracer};
 use redeliver_runtime::trace_context::span_context;
 
@@ -26,13 +28,38 @@ pub struct LookAhead {
     pub bytes: usize,
 }
 
-/// The topics of one tier and what belongs to them.
+/// A pipeline that a relay serves.
 #[derive(Clone, Debug)]
-pub(crate) struct Source {
+pub(crate) struct Served {
     pipeline: Arc<Pipeline>,
-    return_topic: Arc<str>,
+    returns: Returns,
+}
+
+impl Served {
+    /// `has_due`: whether the pipeline's due topic exists.
+    pub(crate) fn new(pipeline: Arc<Pipeline>, has_due: bool) -> Self {
+        Self {
+            returns: pipeline.returns(has_due),
+            pipeline,
+        }
+    }
+}
+
+/// A topic of the tier and what belongs to it.
+#[derive(Clone, Debug)]
+struct Source {
+    served: Served,
     /// The tiers of the pipeline and their topics, to move a record to the right one.
     carriers: HashMap<Span, Arc<str>>,
+}
+
+/// Whether it is certain that a topic does not exist.
+pub(crate) type IsMissing = Box<dyn Fn(&str) -> bool + Send>;
+
+/// What the process's watch says.
+pub(crate) fn is_missing(watch: &TopicWatch) -> IsMissing {
+    let watch = watch.clone();
+    Box::new(move |topic| watch.missing_for(topic).is_some())
 }
 
 /// The relay's [`Processor`].
@@ -47,6 +74,10 @@ pub(crate) struct Relay {
     next: usize,
     metrics: TierMetrics,
     tracer: Tracer,
+    /// Whether a topic does not exist. What should be written there stays where it is, however late it becomes.
+    is_missing: IsMissing,
+    /// When it was last said that records wait for a topic.
+    said: Option<Timestamp>,
     /// In the order of the turn's outputs, of which every record has one.
     in_turn: Vec<Fate>,
 }
@@ -70,23 +101,26 @@ enum Fate {
     Rejected,
 }
 
+/// How often it is said that records wait for a topic.
+const SAY: Span = Span::from_secs(30);
 /// How often a full window is searched for records that belong elsewhere.
 const SEARCH_INTERVAL: Span = Span::from_secs(1);
 
 impl Relay {
-    /// A relay for this tier of these pipelines.
+    /// A relay for this tier of these pipelines, which need not have it any more.
     pub(crate) fn new(
         tier: Span,
-        pipelines: &[Arc<Pipeline>],
+        pipelines: &[Served],
         look_ahead: LookAhead,
         metrics: TierMetrics,
         tracer: Tracer,
+        is_missing: IsMissing,
     ) -> Self {
-        let sources = pipelines.iter().map(|pipeline| {
+        let sources = pipelines.iter().map(|served| {
+            let pipeline = &served.pipeline;
             let tiers = pipeline.policy.tiers().into_iter();
             let source = Source {
-                pipeline: pipeline.clone(),
-                return_topic: pipeline.return_topic(),
+                served: served.clone(),
                 carriers: tiers.map(|tier| (tier, pipeline.tier_topic(tier))).collect(),
             };
             (pipeline.tier_topic(tier), Arc::new(source))
@@ -101,8 +135,21 @@ impl Relay {
             next: 0,
             metrics,
             tracer,
+            is_missing,
+            said: None,
             in_turn: Vec::new(),
         }
+    }
+
+    /// The topics it writes.
+    pub(crate) fn written_topics(&self) -> Vec<Arc<str>> {
+        let mut topics = Vec::new();
+        for source in self.sources.values() {
+            topics.extend(source.served.returns.topics().cloned());
+            topics.push(source.served.pipeline.dead_letter_topic());
+            topics.extend(source.carriers.values().cloned());
+        }
+        topics
     }
 
     /// The topics it reads.
@@ -146,22 +193,23 @@ impl Processor for Relay {
         let Some(partition) = self.partitions.get(&assignment) else {
             return 0;
         };
-        if partition.window.bytes() >= self.look_ahead.bytes {
+        if partition.window.bytes() >= self.look_ahead.bytes || self.rejected.len() >= self.look_ahead.records
+        {
             return 0;
         }
         self.look_ahead.records.saturating_sub(partition.window.len())
     }
 
-    fn accept(&mut self, assignment: AssignmentId, record: Record, now: Timestamp) {
+    fn accept(&mut self, assignment: AssignmentId, mut record: Record, now: Timestamp) {
         let Some(partition) = self.partitions.get_mut(&assignment) else {
             return;
         };
         let source = &partition.source;
-        match lock_of(source, &record, now) {
-            Ok(due) => partition.window.push(Waiting { due, record }),
+        match lock_of(&source.served, &mut record, now) {
+            Ok((due, to)) => partition.window.push(Waiting { due, to, record }),
             Err(failure) => {
                 let offset = record.position.offset;
-                let routing = route::reject(&source.pipeline, &record, &failure, now);
+                let routing = route::reject(&source.served.pipeline, &record, &failure, now);
                 for output in routing.outputs {
                     self.rejected.push((assignment, offset, output));
                 }
@@ -172,18 +220,38 @@ impl Processor for Relay {
     fn finish(&mut self, now: Timestamp, limit: usize, turn: &mut Turn) {
         self.in_turn.clear();
         let mut bytes = 0;
-        for (assignment, offset, output) in self.rejected.drain(..) {
+        let is_missing = &self.is_missing;
+        for (assignment, offset, output) in self
+            .rejected
+            .extract_if(.., |(_, _, output)| !is_missing(&output.topic))
+        {
             turn.outputs.push(output);
             turn.completed.push((assignment, offset));
             self.in_turn.push(Fate::Rejected);
         }
+        let mut overdue = None;
         let count = self.order.len();
         for step in 0..count {
             let assignment = self.order[(self.next + step) % count];
             let Some(partition) = self.partitions.get_mut(&assignment) else {
                 continue;
             };
+            let mut existing: Option<Arc<str>> = None;
             while turn.completed.len() < limit && bytes < Turn::BYTES {
+                let Some(next) = partition.window.next().filter(|next| next.due <= now) else {
+                    break;
+                };
+                // Asked once for as many as go to the same topic.
+                if existing
+                    .as_ref()
+                    .is_none_or(|known| !Arc::ptr_eq(known, &next.to))
+                {
+                    if is_missing(&next.to) {
+                        overdue.get_or_insert_with(|| next.to.clone());
+                        break;
+                    }
+                    existing = Some(next.to.clone());
+                }
                 let Some(waiting) = partition.window.pop_due(now) else {
                     break;
                 };
@@ -191,15 +259,17 @@ impl Processor for Relay {
                 bytes += waiting.record.size();
                 trace_wait(&self.tracer, self.tier, &waiting, now);
                 turn.completed.push((assignment, waiting.record.position.offset));
-                turn.outputs
-                    .push(forward(waiting.record, partition.source.return_topic.clone()));
+                turn.outputs.push(forward(waiting.record, waiting.to));
             }
             let full = partition.window.len() >= self.look_ahead.records
                 || partition.window.bytes() >= self.look_ahead.bytes;
             if full && partition.may_search(now) {
-                for (waiting, topic) in
-                    partition.misplaced(self.tier, now, limit.saturating_sub(turn.completed.len()))
-                {
+                for (waiting, topic) in partition.misplaced(
+                    self.tier,
+                    now,
+                    limit.saturating_sub(turn.completed.len()),
+                    is_missing,
+                ) {
                     self.in_turn.push(Fate::Moved);
                     turn.completed.push((assignment, waiting.record.position.offset));
                     turn.outputs.push(forward(waiting.record, topic));
@@ -207,6 +277,16 @@ impl Processor for Relay {
             }
         }
         self.next = self.next.wrapping_add(1);
+        if let Some(topic) = overdue
+            && self.said.is_none_or(|said| now.since(said) >= SAY.duration())
+        {
+            self.said = Some(now);
+            tracing::warn!(
+                tier = %self.tier,
+                topic = &*topic,
+                "records are overdue because their return topic does not exist; they are released once it does"
+            );
+        }
     }
 
     fn refused(&mut self, refused: &[Refused], turn: &mut Turn, now: Timestamp) -> bool {
@@ -219,7 +299,7 @@ impl Processor for Relay {
             let Some(partition) = self.partitions.get(&assignment) else {
                 return false;
             };
-            let pipeline = &partition.source.pipeline;
+            let pipeline = &partition.source.served.pipeline;
             let record = Record {
                 position: Position {
                     topic: pipeline.tier_topic(self.tier),
@@ -263,7 +343,9 @@ impl Processor for Relay {
     fn next_due(&self) -> Option<Timestamp> {
         self.partitions
             .values()
-            .filter_map(|partition| partition.window.next_due())
+            .filter_map(|partition| partition.window.next())
+            .filter(|next| !(self.is_missing)(&next.to))
+            .map(|next| next.due)
             .min()
     }
 
@@ -290,27 +372,46 @@ impl Partition {
     /// To the end of the same tier a record goes only after it has stood in it for the tier's delay. What stands
     /// behind it was written later and is not due sooner than that after its writing, so nothing is late by it, and
     /// a long wait in a short tier is not written again and again.
-    fn misplaced(&mut self, tier: Span, now: Timestamp, limit: usize) -> Vec<(Waiting, Arc<str>)> {
+    fn misplaced(
+        &mut self,
+        tier: Span,
+        now: Timestamp,
+        limit: usize,
+        is_missing: &IsMissing,
+    ) -> Vec<(Waiting, Arc<str>)> {
         let source = self.source.clone();
-        let carrier = |waiting: &Waiting| {
+        let fitting = |waiting: &Waiting| {
             let left = Span::from(waiting.due.since(now));
-            let fitting = source.pipeline.tier_for(left);
-            (fitting <= left && (fitting != tier || waiting.has_stood(tier, now))).then_some(fitting)
+            (left, source.served.pipeline.tier_for(left))
         };
-        let taken = self.window.take(limit, |waiting| carrier(waiting).is_some());
+        let may_go = |waiting: &Waiting| {
+            let (left, fitting) = fitting(waiting);
+            let is_elsewhere = fitting != tier || waiting.has_stood(tier, now);
+            fitting <= left && is_elsewhere && !is_missing(&source.carriers[&fitting])
+        };
+        let taken = self.window.take(limit, may_go);
         let with_topic = |waiting: Waiting| {
-            let tier = carrier(&waiting).expect("only records that have a carrier were taken");
+            let (_, tier) = fitting(&waiting);
             (waiting, source.carriers[&tier].clone())
         };
         taken.into_iter().map(with_topic).collect()
     }
 }
 
-/// The time lock of a record, if all that a tier relies on can be trusted.
-fn lock_of(source: &Source, record: &Record, now: Timestamp) -> Result<Timestamp, Failure> {
+/// Until when a record waits and where to, if what a tier relies on can be read.
+///
+/// The settings of today do not matter to a record that waits already: it was written under others. So any time lock
+/// is kept that a configuration may ask for, and a wait ends in the topic that the record names, where that is one of
+/// the pipeline's own. When it ends elsewhere, the record says so from then on.
+fn lock_of(served: &Served, record: &mut Record, now: Timestamp) -> Result<(Timestamp, Arc<str>), Failure> {
     let ours = Ours::read(record)?;
-    ours.return_topic(&source.return_topic)?;
-    ours.process_after(now, source.pipeline.max_wait)
+    let named = ours.return_topic()?;
+    let to = served.returns.topic(named).clone();
+    let due = ours.process_after(now, MAX_WAIT)?;
+    if *named != *to {
+        headers::readdress(&mut record.headers, &to);
+    }
+    Ok((due, to))
 }
 
 /// The span of a wait, from the failure to the release, as a child of the attempt that failed.

@@ -5,6 +5,7 @@
 
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, VecDeque};
+use std::sync::Arc;
 
 use redeliver_core::{Record, Span, Timestamp};
 
@@ -13,6 +14,8 @@ use redeliver_core::{Record, Span, Timestamp};
 pub(crate) struct Waiting {
     /// Not before.
     pub(crate) due: Timestamp,
+    /// The topic in which its wait ends.
+    pub(crate) to: Arc<str>,
     /// The record.
     pub(crate) record: Record,
 }
@@ -73,14 +76,19 @@ impl Window {
         }
     }
 
+    /// The record that is due first.
+    pub(crate) fn next(&self) -> Option<&Waiting> {
+        let ordered = self.in_order.front();
+        let straggler = self.stragglers.peek().map(|straggler| &straggler.0);
+        match (ordered, straggler) {
+            (Some(ordered), Some(straggler)) if straggler.due < ordered.due => Some(straggler),
+            (ordered, straggler) => ordered.or(straggler),
+        }
+    }
+
     /// When the next record is due.
     pub(crate) fn next_due(&self) -> Option<Timestamp> {
-        let ordered = self.in_order.front().map(|waiting| waiting.due);
-        let straggler = self.stragglers.peek().map(|straggler| straggler.0.due);
-        match (ordered, straggler) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        }
+        self.next().map(|waiting| waiting.due)
     }
 
     /// The record that is due first, if it is due at `now`.
@@ -154,6 +162,7 @@ mod tests {
         };
         Waiting {
             due: Timestamp::from_millis(due),
+            to: "due".into(),
             record,
         }
     }

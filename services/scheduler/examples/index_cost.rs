@@ -93,6 +93,7 @@ impl Bench {
                 to,
                 changes: some.to_vec(),
                 seal: None,
+                force: false,
             };
             self.index.apply(shard, OWNER, &batch, NOW).await.expect("apply");
             at = to;

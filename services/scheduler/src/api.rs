@@ -9,7 +9,6 @@
 //! | `view` | jobs as JSON |
 
 use std::io;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,14 +16,13 @@ use anyhow::Context as _;
 use axum::Router;
 use axum::http::{Request, header};
 use axum::response::{IntoResponse as _, Response};
-use axum::serve::ListenerExt as _;
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::reader;
 use redeliver_proto::auth::RequireToken;
 use redeliver_proto::v1::job_service_server::JobServiceServer;
-use redeliver_runtime::config::{SchedulerConfig, Secret};
+use redeliver_runtime::config::Secret;
+use redeliver_runtime::listen::Listener;
 use redeliver_worker::host::Host;
-use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
@@ -48,17 +46,6 @@ const LAST_REQUESTS: Duration = Duration::from_secs(5);
 /// The API cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum ApiError {
-    /// The port belongs to another process.
-    #[error("scheduler.listen: {0} is in use by another process; choose another port, or 0 for a free one")]
-    InUse(SocketAddr),
-    /// The address cannot be listened on.
-    #[error("scheduler.listen: cannot listen on {address}")]
-    Bind {
-        /// The address.
-        address: SocketAddr,
-        /// Why.
-        source: io::Error,
-    },
     /// The server failed.
     #[error("the server of the API failed")]
     Serve(#[source] io::Error),
@@ -67,26 +54,12 @@ pub enum ApiError {
     Reflection(#[from] tonic_reflection::server::Error),
 }
 
-/// Takes the port.
-///
-/// # Errors
-/// When it is in use or cannot be listened on.
-pub async fn bind(config: &SchedulerConfig) -> Result<TcpListener, ApiError> {
-    let address = config.listen;
-    TcpListener::bind(address)
-        .await
-        .map_err(|source| match source.kind() {
-            io::ErrorKind::AddrInUse => ApiError::InUse(address),
-            _ => ApiError::Bind { address, source },
-        })
-}
-
 /// Adds the API to a host, beside the lanes of [`crate::mount`] in this process or another. Requests are answered
 /// from the moment on from which outcomes of commands are heard.
 ///
 /// # Errors
 /// When the token cannot be read, the ingest topic cannot be looked at, or the system gives no thread.
-pub async fn mount<I: Index>(host: &mut Host, index: I, listener: TcpListener) -> anyhow::Result<()> {
+pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> anyhow::Result<()> {
     let config = host.config.clone();
     let scheduler = &config.scheduler;
     let ingest: Arc<str> = scheduler.topics.ingest.as_str().into();
@@ -105,6 +78,7 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: TcpListener) -
         ingest,
         partitions,
         rules: rules(&config)?,
+        window: config.scheduler.window.duration(),
         waiting: waiting.clone(),
         clock: host.clock.clone(),
         shutdown: shutdown.clone(),
@@ -133,18 +107,12 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: TcpListener) -
 
 /// Answers requests until `shutdown`, and those that are under way for a little longer.
 async fn serve<I: Index>(
-    listener: TcpListener,
+    listener: Listener,
     jobs: Arc<Jobs<I>>,
     require: RequireToken,
     shutdown: CancellationToken,
 ) -> Result<(), ApiError> {
     let router = router(jobs, require).await?;
-    // An answer is one small packet, which should not wait for more.
-    let listener = listener.tap_io(|stream| {
-        if let Err(error) = stream.set_nodelay(true) {
-            tracing::debug!(%error, "TCP_NODELAY");
-        }
-    });
     let serving = axum::serve(listener, router).with_graceful_shutdown(shutdown.clone().cancelled_owned());
     tokio::select! {
         ended = serving.into_future() => ended.map_err(ApiError::Serve),

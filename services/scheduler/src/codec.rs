@@ -22,7 +22,13 @@ pub enum CodecError {
     /// A field has no possible value.
     #[error("field `{0}` of a job record is missing or out of range")]
     Field(&'static str),
+    /// Written by a newer scheduler; what of it is not known.
+    #[error("{0}")]
+    Newer(String),
 }
+
+/// The latest format of job records that this version knows, and the one it writes.
+pub const FORMAT: u32 = 0;
 
 /// A job as the value of the state topic.
 #[must_use]
@@ -49,6 +55,7 @@ pub fn encode(job: &Job) -> Bytes {
         ended_ms: job.ended.map(Timestamp::as_millis),
         expires_ms: job.expires.map(Timestamp::as_millis),
         long_wait: job.kind == Kind::LongWait,
+        format: FORMAT,
     };
     record.encode_to_vec().into()
 }
@@ -60,8 +67,15 @@ pub fn encode(job: &Job) -> Bytes {
 pub fn decode(id: JobId, bytes: &Bytes) -> Result<Job, CodecError> {
     let record =
         v1::JobRecord::decode(bytes.clone()).map_err(|error| CodecError::Malformed(error.to_string()))?;
-    let state = from_state(record.state()).ok_or(CodecError::Field("state"))?;
-    let priority = from_priority(record.priority());
+    if record.format > FORMAT {
+        let found = format!("its format is {}, and this version knows {FORMAT}", record.format);
+        return Err(CodecError::Newer(found));
+    }
+    let newer = |field, value| CodecError::Newer(format!("its {field} is {value}"));
+    let state = v1::JobState::try_from(record.state).map_err(|_| newer("state", record.state))?;
+    let state = from_state(state).ok_or(CodecError::Field("state"))?;
+    let priority = v1::Priority::try_from(record.priority).map_err(|_| newer("priority", record.priority))?;
+    let priority = from_priority(priority);
     let request_hash: RequestHash = record
         .request_hash
         .as_ref()

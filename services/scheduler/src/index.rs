@@ -69,6 +69,8 @@ pub struct Claimed {
     pub applied: Applied,
     /// By what that topic is recognised; none when nothing was ever read of it.
     pub seal: Option<Seal>,
+    /// The latest format of what it shows, see [`crate::codec::FORMAT`]: a newer scheduler may have written it.
+    pub format: u32,
 }
 
 /// Who may change a shard: a random number that each takeover draws anew.
@@ -152,6 +154,29 @@ pub struct Batch {
     pub changes: Vec<Change>,
     /// The last record of the stretch; `None` when it is not known, or there is none.
     pub seal: Option<Seal>,
+    /// A full index takes it all the same.
+    pub force: bool,
+}
+
+/// Whether an index can hold more jobs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Room {
+    /// As far as is known.
+    #[default]
+    Enough,
+    /// Its memory is used up to the high-water mark.
+    Scarce,
+    /// Its memory is used up.
+    None,
+}
+
+/// How much of an index's memory is used.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Usage {
+    /// What that means for new jobs.
+    pub room: Room,
+    /// 1.0 is all that it may use; `None` where there is no limit, or it cannot be seen.
+    pub share: Option<f64>,
 }
 
 /// Something to look up.
@@ -245,6 +270,9 @@ pub enum IndexError {
     /// Another process has claimed the shard.
     #[error("another process has claimed the shard")]
     Fenced,
+    /// It has no memory for a batch, of which nothing was done.
+    #[error("the memory of the index is full: {0}")]
+    Full(String),
     /// It cannot be reached, or did not understand.
     #[error("the index does not answer: {0}")]
     Unavailable(String),
@@ -269,6 +297,8 @@ pub trait Index: Clone + Send + Sync + 'static {
     /// as the rest, because the newest record of a job holds.
     ///
     /// An idempotency key that has expired by `now` is not taken: another job may have it since.
+    ///
+    /// A full index refuses all of a batch that is not forced, also what would free memory.
     ///
     /// An empty shard takes a batch only right after [`Index::clear`] by the same owner, as otherwise it lost
     /// what it had: that is a gap.
@@ -306,6 +336,11 @@ pub trait Index: Clone + Send + Sync + 'static {
         now: Timestamp,
         limit: usize,
     ) -> impl Future<Output = Result<(Option<Applied>, Vec<JobId>), IndexError>> + Send;
+
+    /// How much of its memory is used, as was seen lately.
+    fn usage(&self) -> Usage {
+        Usage::default()
+    }
 
     /// How many jobs wait, in all and by minute from `now` on, for so many minutes.
     fn stats(

@@ -15,10 +15,10 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::codec::{self, Memory};
-use crate::index::{Applied, Batch, Change, Claimed, Effect, Index, IndexError, Owner, Seal};
-use crate::job::JobId;
+use crate::index::{Applied, Batch, Claimed, Index, IndexError, Owner, Seal};
 use crate::shard::{Answer, Ask};
 use crate::standing::Standing;
+use crate::state_topic::{self, NotUnderstood, Unread};
 
 /// What keepers have to say to a lane, which takes it when it looks around.
 #[derive(Debug, Default)]
@@ -55,8 +55,13 @@ const OLDEST_PICTURE: Duration = Duration::from_secs(12 * 3600);
 /// index is waited for as long as for any other, and Redis refuses what is too long altogether.
 const CHUNK: usize = 2_000;
 const CHUNK_BYTES: usize = 4 << 20;
+/// So many records behind what the index shows are brought into a full one, too: they are what the owner before had
+/// accepted when its index was full. What is more than that needs an index with more memory.
+const BACKLOG: i64 = 200_000;
 /// How long the end of the state topic may take to be reached before it is said and tried again.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// Between two looks at a state topic that is not understood.
+const NOT_UNDERSTOOD: Duration = Duration::from_secs(5);
 /// How many jobs are forgotten at once.
 const FORGET: usize = 1_000;
 
@@ -86,6 +91,28 @@ enum Trouble {
     Topic(#[from] ReadError),
     #[error("the last record that the index shows does not stand in the state topic")]
     OfAnotherTopic,
+    #[error("{first}{}", others_of(*others))]
+    NotUnderstood { first: NotUnderstood, others: usize },
+    #[error(
+        "records before offset {before} of the state topic were not understood, and have been replaced since"
+    )]
+    Superseded { before: i64 },
+}
+
+fn others_of(count: usize) -> String {
+    match count {
+        0 => String::new(),
+        count => format!("; and {count} more"),
+    }
+}
+
+/// How a pass over the state topic treats its records.
+#[derive(Clone, Copy)]
+enum Pass {
+    /// They are applied. Those before this offset that are not understood are known to be replaced by later ones.
+    Apply { superseded_before: i64 },
+    /// They are looked at, and the index stays as it is.
+    Look,
 }
 
 impl<I: Index> Keeper<I> {
@@ -107,6 +134,11 @@ impl<I: Index> Keeper<I> {
             let answer = loop {
                 match self.serve(&ask, owner, &mut applied).await {
                     Ok(answer) => break answer,
+                    Err(IndexError::Full(reason)) => match ask {
+                        // Questions are answered meanwhile, and what is to be applied first is for the shard to say.
+                        Ask::Apply { turn, batch } => break Answer::Full { turn, batch },
+                        _ => self.wait(&mut pause, "the index does not answer", &reason).await,
+                    },
                     Err(IndexError::Unavailable(reason)) => {
                         self.wait(&mut pause, "the index does not answer", &reason).await;
                     }
@@ -148,7 +180,10 @@ impl<I: Index> Keeper<I> {
                 fault::point("index");
                 self.index.apply(shard, owner, batch, now).await?;
                 *applied = batch.to.max(*applied);
-                Ok(Answer::Applied(*turn))
+                Ok(Answer::Applied {
+                    turn: *turn,
+                    by_force: batch.force,
+                })
             }
             Ask::LookUp(keys) => {
                 let (mark, found) = self.index.look_up(shard, keys, now).await?;
@@ -165,6 +200,19 @@ impl<I: Index> Keeper<I> {
                 is_current(ahead.applied)?;
                 Ok(Answer::Ahead(ahead))
             }
+            Ask::Sweep {
+                after,
+                until,
+                limit,
+                bytes,
+            } => {
+                let ahead = self
+                    .index
+                    .ahead(shard, Some(*after), *until, *limit, *bytes)
+                    .await?;
+                is_current(ahead.applied)?;
+                Ok(Answer::Swept(ahead))
+            }
             Ask::Forgettable => {
                 let (mark, ids) = self.index.forgettable(shard, now, FORGET).await?;
                 is_current(mark)?;
@@ -173,14 +221,32 @@ impl<I: Index> Keeper<I> {
         }
     }
 
-    /// Makes the index show all of the state topic, and says where that ends. Tries until it succeeds.
+    /// Makes the index show all of the state topic, and says where that ends. Tries until it succeeds. While the topic
+    /// holds what is not understood, the shard acts no longer.
     async fn bring_up_to_date(&self, owner: Owner) -> i64 {
         let mut pause = Pause::default();
+        let mut is_held_up = false;
         loop {
             match self.take_over(owner).await {
                 Ok(end) => {
                     self.standing.is_ready(self.assignment);
+                    if is_held_up {
+                        tracing::info!(shard = self.shard, "the state topic is understood again");
+                        self.answers.give(self.assignment, Answer::Ready { end });
+                    }
                     return end;
+                }
+                Err(trouble @ Trouble::NotUnderstood { .. }) => {
+                    if !is_held_up {
+                        self.answers.give(self.assignment, Answer::HeldUp);
+                    }
+                    is_held_up = true;
+                    let standing = format!("shard {}: {trouble}", self.shard);
+                    self.standing.waits(self.assignment, standing);
+                    if pause.is_to_be_said() {
+                        tracing::error!(shard = self.shard, reason = %trouble, "the state topic is not understood; the shard stands still");
+                    }
+                    tokio::time::sleep(NOT_UNDERSTOOD).await;
                 }
                 Err(trouble) => {
                     let reason = error_chain(&trouble);
@@ -195,20 +261,39 @@ impl<I: Index> Keeper<I> {
         let claimed = self.index.claim(self.shard, owner).await?;
         fault::point("claim");
         let now = self.clock.now();
-        if let Some(claimed) = claimed.filter(|claimed| now.since(claimed.applied.at) < OLDEST_PICTURE) {
-            match self.go_on(owner, claimed).await {
+        let is_recent = |claimed: &Claimed| now.since(claimed.applied.at) < OLDEST_PICTURE;
+        let mut superseded_before = 0;
+        match claimed {
+            Some(Claimed { format, .. }) if format > codec::FORMAT => {
+                // It is the newer scheduler's, as long as there is something in the topic that only that one understands.
+                let opened = self.open(None).await?;
+                match self.replay(opened, owner, None, Pass::Look).await {
+                    Err(Trouble::Superseded { before }) => superseded_before = before,
+                    looked => drop(looked?),
+                }
+            }
+            Some(claimed) if is_recent(&claimed) => match self.go_on(owner, claimed).await {
                 Err(trouble @ Trouble::OfAnotherTopic) => tracing::warn!(
                     shard = self.shard, reason = %trouble,
                     "the index is of another topic of this name, or cannot be told from one; building it anew"
                 ),
+                // What the index shows may be of a kind that was known to whoever wrote it.
+                Err(Trouble::Superseded { before }) => superseded_before = before,
+                done => return done,
+            },
+            _ => {}
+        }
+        loop {
+            self.index.clear(self.shard, owner).await?;
+            fault::point("clear");
+            let opened = self.open(None).await?;
+            self.say_how_far(0, opened.1);
+            let pass = Pass::Apply { superseded_before };
+            match self.replay(opened, owner, None, pass).await {
+                Err(Trouble::Superseded { before }) => superseded_before = before,
                 done => return done,
             }
         }
-        self.index.clear(self.shard, owner).await?;
-        fault::point("clear");
-        let (reader, end) = self.open(None).await?;
-        self.say_how_far(0, end);
-        self.replay(reader, owner, None).await
     }
 
     /// Goes on from what the index shows, if that is of this topic: brokers may have been exchanged, or the topic made
@@ -226,7 +311,14 @@ impl<I: Index> Keeper<I> {
             return Err(Trouble::OfAnotherTopic);
         }
         self.say_how_far(from, end);
-        self.replay(reader, owner, Some(claimed)).await
+        let superseded_before = 0;
+        self.replay(
+            (reader, end),
+            owner,
+            Some(claimed),
+            Pass::Apply { superseded_before },
+        )
+        .await
     }
 
     fn say_how_far(&self, from: i64, end: i64) {
@@ -252,12 +344,14 @@ impl<I: Index> Keeper<I> {
     }
 
     /// Applies everything from the reader's position to the end of the state topic. What is known before begins with
-    /// the record that is its seal.
+    /// the record that is its seal. Of what is behind a record that is not understood nothing is applied: it is only
+    /// looked for what has taken that record's place.
     async fn replay(
         &self,
-        mut reader: TopicReader,
+        (mut reader, end): (TopicReader, i64),
         owner: Owner,
         known: Option<Claimed>,
+        pass: Pass,
     ) -> Result<i64, Trouble> {
         let (sender, mut chunks) = mpsc::channel::<Vec<Record>>(2);
         let (topic, shard) = (self.topic.clone(), self.shard);
@@ -281,7 +375,9 @@ impl<I: Index> Keeper<I> {
         // somebody to take it.
         let applying = async move {
             let mut applied = known.map_or(0, |known| known.applied.offset);
+            let force = known.is_some() && end - applied <= BACKLOG;
             let mut seal = known.and_then(|known| known.seal);
+            let mut unread = Unread::default();
             while let Some(mut chunk) = chunks.recv().await {
                 if let Some(seal) = seal.take() {
                     if chunk.first().map(Seal::of_record) != Some(seal) {
@@ -289,24 +385,31 @@ impl<I: Index> Keeper<I> {
                     }
                     chunk.retain(|record| record.position.offset >= applied);
                 }
-                let Some(last) = chunk.last() else { continue };
-                let batch = Batch {
-                    from: applied,
-                    to: last.position.offset + 1,
-                    changes: self.changes(&chunk),
-                    seal: Some(Seal::of_record(last)),
-                };
-                self.apply(owner, &batch).await?;
-                applied = batch.to;
+                if let Some(mut batch) = self.read(&chunk, applied, pass, &mut unread) {
+                    batch.force = force;
+                    self.apply(owner, &batch).await?;
+                    applied = batch.to;
+                }
             }
-            Ok(applied)
+            Ok((applied, force, unread))
         };
-        let (position, applied) = tokio::try_join!(reading, applying)?;
+        let (position, (applied, force, unread)) = tokio::try_join!(reading, applying)?;
         // Behind the last record there may be markers of transactions.
         let end = position.unwrap_or(applied).max(applied);
+        if let Some((first, others)) = unread.first() {
+            let first = first.clone();
+            return Err(Trouble::NotUnderstood { first, others });
+        }
+        if unread.has_met() {
+            return Err(Trouble::Superseded { before: end });
+        }
+        if matches!(pass, Pass::Look) {
+            return Ok(end);
+        }
         let batch = Batch {
             from: applied,
             to: end,
+            force,
             ..Batch::default()
         };
         self.apply(owner, &batch).await?;
@@ -318,32 +421,30 @@ impl<I: Index> Keeper<I> {
         self.index.apply(self.shard, owner, batch, self.clock.now()).await
     }
 
-    fn changes(&self, records: &[Record]) -> Vec<Change> {
-        records.iter().filter_map(|record| self.change(record)).collect()
-    }
-
-    fn change(&self, record: &Record) -> Option<Change> {
-        let id = record
-            .key
-            .as_deref()
-            .and_then(|key| std::str::from_utf8(key).ok());
-        let Some(id) = id.and_then(|id| id.parse::<JobId>().ok()) else {
-            tracing::error!(position = %record.position, "the state topic holds a record whose key is no job's id");
-            return None;
-        };
-        let Some(value) = &record.value else {
-            return Some(Change {
-                id,
-                effect: Effect::Forgotten,
-            });
-        };
-        match codec::decode(id, value) {
-            Ok(job) => Some(codec::change(&job, value.clone(), self.memory)),
-            Err(error) => {
-                tracing::error!(position = %record.position, %error, "the state topic holds a record that is no job");
-                None
+    /// What is to be applied of these records: all of them, or those before the first one that is not understood.
+    fn read(&self, records: &[Record], from: i64, pass: Pass, unread: &mut Unread) -> Option<Batch> {
+        let mut changes = Vec::new();
+        let mut last = None;
+        for record in records {
+            let found = state_topic::read(record, self.memory);
+            match (pass, found) {
+                (Pass::Apply { superseded_before }, Err(_)) if record.position.offset < superseded_before => {
+                }
+                (Pass::Apply { .. }, Ok(change)) if !unread.has_met() => {
+                    changes.extend(change);
+                    last = Some(record);
+                }
+                (_, found) => unread.note(record, found),
             }
         }
+        let last = last?;
+        Some(Batch {
+            from,
+            to: last.position.offset + 1,
+            changes,
+            seal: Some(Seal::of_record(last)),
+            force: false,
+        })
     }
 }
 
@@ -397,13 +498,19 @@ impl Pause {
         self.said.is_some()
     }
 
-    async fn wait(&mut self, shard: i32, what: &str, reason: &str) {
+    /// Whether it is time to say what is waited for.
+    fn is_to_be_said(&mut self) -> bool {
         let now = tokio::time::Instant::now();
-        if self
-            .said
-            .is_none_or(|said| now.duration_since(said) > Duration::from_secs(30))
-        {
-            self.said = Some(now);
+        let is_new = |said| now.duration_since(said) > Duration::from_secs(30);
+        if self.said.is_some_and(|said| !is_new(said)) {
+            return false;
+        }
+        self.said = Some(now);
+        true
+    }
+
+    async fn wait(&mut self, shard: i32, what: &str, reason: &str) {
+        if self.is_to_be_said() {
             tracing::warn!(shard, reason, "{what}; trying again");
         }
         tokio::time::sleep(self.next).await;

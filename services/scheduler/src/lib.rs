@@ -7,7 +7,10 @@
 //! | `shard` | what becomes of commands and due jobs, decided without IO |
 //! | `window`, `overlay` | what a shard holds: jobs that are due soon, and what the index does not show yet |
 //! | [`index`] | the time index, in Redis or in memory |
+//! | `state_topic` | records of the state topic, understood or not |
+//! | `room` | which jobs are accepted while the index is full |
 //! | `keeper` | brings a shard's index up to date and asks it |
+//! | `topics` | whether the topics of jobs exist |
 //! | `processor` | the shards of a lane |
 //! | `standing` | what readiness says of them |
 //! | [`codec`] | jobs in the state topic |
@@ -25,10 +28,13 @@ mod overlay;
 mod processor;
 mod refused;
 pub mod request;
+mod room;
 mod service;
 mod shard;
 mod spans;
 mod standing;
+mod state_topic;
+mod topics;
 mod window;
 
 pub use service::{check, mount, rules, run};

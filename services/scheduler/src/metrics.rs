@@ -1,5 +1,8 @@
 //! Metrics of the scheduler: names, units and help in one place.
 
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -14,6 +17,13 @@ use crate::shard::Tally;
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct OutcomeLabel {
     outcome: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct MissedLabel {
+    lane: String,
+    app: String,
+    topic: String,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -32,6 +42,9 @@ pub(crate) struct SchedulerFamilies {
     held: Family<LaneLabel, Gauge>,
     behind: Family<LaneLabel, Gauge>,
     live: Family<LaneLabel, Gauge>,
+    index_memory: Gauge<f64, AtomicU64>,
+    missed_jobs: Family<MissedLabel, Gauge>,
+    missed_seconds: Family<MissedLabel, Gauge<f64, AtomicU64>>,
 }
 
 impl SchedulerFamilies {
@@ -45,6 +58,9 @@ impl SchedulerFamilies {
             held: Family::default(),
             behind: Family::default(),
             live: Family::default(),
+            index_memory: Gauge::default(),
+            missed_jobs: Family::default(),
+            missed_seconds: Family::default(),
         };
         registry.register(
             "scheduler_received",
@@ -53,12 +69,12 @@ impl SchedulerFamilies {
         );
         registry.register(
             "scheduler_commands",
-            "What became of commands: accepted, duplicate, conflict, rejected (the last two are in the dead-letter topic), cancelled, rescheduled, refused, forwarded",
+            "What became of commands: accepted, duplicate, conflict, rejected, no_room (these three are in the dead-letter topic; the last one because the memory of the index is full), cancelled, rescheduled, refused, forwarded",
             families.commands.clone(),
         );
         registry.register(
             "scheduler_jobs_ended",
-            "Jobs that were dispatched or had expired when they would have been",
+            "Jobs that were dispatched, had expired when they would have been, or are dead because their topic does not exist",
             families.ended.clone(),
         );
         registry.register(
@@ -86,6 +102,21 @@ impl SchedulerFamilies {
             "Shards whose index was brought up to date and that dispatch",
             families.live.clone(),
         );
+        registry.register(
+            "scheduler_index_memory_share",
+            "How much of its maxmemory Redis uses, 0 to 1; 0 without a limit",
+            families.index_memory.clone(),
+        );
+        registry.register(
+            "scheduler_missing_topic_jobs",
+            "Due jobs that wait because their topic does not exist, about",
+            families.missed_jobs.clone(),
+        );
+        registry.register(
+            "scheduler_missing_topic_seconds",
+            "For how long that topic has been missing",
+            families.missed_seconds.clone(),
+        );
         families
     }
 
@@ -101,6 +132,7 @@ impl SchedulerFamilies {
             duplicates: command("duplicate"),
             conflicts: command("conflict"),
             rejected: command("rejected"),
+            no_room: command("no_room"),
             forwarded: command("forwarded"),
             cancelled: command("cancelled"),
             rescheduled: command("rescheduled"),
@@ -112,6 +144,11 @@ impl SchedulerFamilies {
             held: self.held.get_or_create(&label).clone(),
             behind: self.behind.get_or_create(&label).clone(),
             live: self.live.get_or_create(&label).clone(),
+            index_memory: self.index_memory.clone(),
+            dead: ended("dead"),
+            lane: lane.to_owned(),
+            missed_jobs: self.missed_jobs.clone(),
+            missed_seconds: self.missed_seconds.clone(),
         }
     }
 }
@@ -123,6 +160,7 @@ pub(crate) struct SchedulerMetrics {
     duplicates: Counter,
     conflicts: Counter,
     rejected: Counter,
+    no_room: Counter,
     forwarded: Counter,
     cancelled: Counter,
     rescheduled: Counter,
@@ -134,6 +172,11 @@ pub(crate) struct SchedulerMetrics {
     held: Gauge,
     behind: Gauge,
     live: Gauge,
+    index_memory: Gauge<f64, AtomicU64>,
+    dead: Counter,
+    lane: String,
+    missed_jobs: Family<MissedLabel, Gauge>,
+    missed_seconds: Family<MissedLabel, Gauge<f64, AtomicU64>>,
 }
 
 impl SchedulerMetrics {
@@ -142,16 +185,45 @@ impl SchedulerMetrics {
         self.duplicates.inc_by(tally.duplicates);
         self.conflicts.inc_by(tally.conflicts);
         self.rejected.inc_by(tally.rejected);
+        self.no_room.inc_by(tally.no_room);
         self.forwarded.inc_by(tally.forwarded);
         self.cancelled.inc_by(tally.cancelled);
         self.rescheduled.inc_by(tally.rescheduled);
         self.refused.inc_by(tally.refused);
         self.expired.inc_by(tally.expired);
+        self.dead.inc_by(tally.dead);
         self.forgotten.inc_by(tally.forgotten);
         self.dispatched.inc_by(tally.dispatched.len() as u64);
         for due in tally.dispatched {
             self.lateness.observe(now.since(due).as_secs_f64());
         }
+    }
+
+    pub(crate) fn index_memory(&self, share: Option<f64>) {
+        self.index_memory.set(share.unwrap_or_default());
+    }
+
+    fn missed_label(&self, app: &str, topic: &str) -> MissedLabel {
+        MissedLabel {
+            lane: self.lane.clone(),
+            app: app.to_owned(),
+            topic: topic.to_owned(),
+        }
+    }
+
+    /// So many jobs wait for a topic that has been missing for so long.
+    pub(crate) fn missed(&self, app: &str, topic: &str, jobs: usize, lasting: Duration) {
+        let label = self.missed_label(app, topic);
+        let jobs = i64::try_from(jobs).unwrap_or(i64::MAX);
+        self.missed_jobs.get_or_create(&label).set(jobs);
+        self.missed_seconds
+            .get_or_create(&label)
+            .set(lasting.as_secs_f64());
+    }
+
+    /// None does, or none does any more.
+    pub(crate) fn not_missed(&self, app: &str, topic: &str) {
+        self.missed(app, topic, 0, Duration::ZERO);
     }
 
     pub(crate) fn gauges(&self, held: usize, behind: usize, live: usize) {

@@ -1,7 +1,8 @@
 //! The scheduler's part of a lane: one [`Shard`] per partition of the ingest topic, each with a [`Keeper`].
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::time::Duration;
 
 use redeliver_core::{Clock, Record, Timestamp};
 use redeliver_kafka::{AssignmentId, KafkaSettings, Processor, Refused, Turn};
@@ -9,12 +10,13 @@ use tokio::sync::mpsc;
 use tokio::task::{JoinError, JoinSet};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::index::Index;
+use crate::index::{Index, Room, Usage};
 use crate::keeper::{Answers, Keeper};
 use crate::metrics::SchedulerMetrics;
 use crate::refused;
-use crate::shard::{Ask, Settings, Shard, Tally, Writes};
+use crate::shard::{Ask, Missed, Settings, Shard, Tally, Writes};
 use crate::standing::Standing;
+use crate::topics::Presence;
 
 /// One question of each kind may be under way.
 const ASKS: usize = 8;
@@ -40,6 +42,9 @@ pub(crate) struct Held {
     order: Vec<AssignmentId>,
     next: usize,
     next_due: Option<Timestamp>,
+    room: Room,
+    /// Jobs that wait for topics that do not exist.
+    missed: BTreeMap<Missed, usize>,
     in_turn: Vec<(AssignmentId, Tally)>,
     /// How far the turn has written the state topic, by partition.
     ends: HashMap<i32, i64>,
@@ -100,6 +105,91 @@ impl<I: Index> Scheduler<I> {
         for kept in self.held.shards.values_mut() {
             kept.ask(now);
         }
+    }
+
+    /// Looks how full the index is, and says when that has changed what is accepted.
+    fn look_at_room(&mut self) {
+        let Usage { mut room, share } = self.index.usage();
+        for kept in self.held.shards.values_mut() {
+            kept.shard.set_room(room);
+        }
+        if self.held.shards.values().any(|kept| kept.shard.is_refused()) {
+            room = Room::None;
+        }
+        self.metrics.index_memory(share);
+        if std::mem::replace(&mut self.held.room, room) == room {
+            return;
+        }
+        match room {
+            Room::Enough => tracing::info!("the index has room again; jobs of any time are accepted"),
+            Room::Scarce | Room::None => {
+                tracing::warn!(
+                    ?room,
+                    share,
+                    "the memory of the index runs out; far jobs are refused"
+                );
+            }
+        }
+        self.note();
+    }
+
+    /// Looks which jobs wait for topics that do not exist.
+    fn look_at_topics(&mut self) {
+        let mut missed: BTreeMap<Missed, usize> = BTreeMap::new();
+        for kept in self.held.shards.values() {
+            for (of, count) in kept.shard.parked() {
+                *missed.entry(of).or_default() += count;
+            }
+        }
+        if missed.is_empty() && self.held.missed.is_empty() {
+            return;
+        }
+        for ((topic, app), count) in &missed {
+            let lasting = match self.settings.topics.presence(topic) {
+                Presence::Missing { lasting } => lasting,
+                Presence::Exists | Presence::Unknown => Duration::ZERO,
+            };
+            self.metrics.missed(app, topic, *count, lasting);
+        }
+        let before = std::mem::replace(&mut self.held.missed, missed);
+        let missed = &self.held.missed;
+        for (topic, app) in before.keys().filter(|of| !missed.contains_key(*of)) {
+            tracing::info!(%app, %topic, "no job waits for this topic any more");
+            self.metrics.not_missed(app, topic);
+        }
+        for (topic, app) in missed.keys().filter(|of| !before.contains_key(*of)) {
+            tracing::warn!(
+                %app, %topic,
+                "the topic of due jobs does not exist; they wait for it until kafka.topics.missing_timeout"
+            );
+        }
+        if !before.keys().eq(missed.keys()) {
+            self.note();
+        }
+    }
+
+    /// What readiness says beside that the shards are ready.
+    fn note(&self) {
+        let mut notes = Vec::new();
+        match self.held.room {
+            Room::Enough => {}
+            Room::Scarce => {
+                notes.push(
+                    "the memory of the index is above its high-water mark: far jobs are refused".to_owned(),
+                );
+            }
+            Room::None => notes.push("the memory of the index is full: far jobs are refused".to_owned()),
+        }
+        if let Some((topic, app)) = self.held.missed.keys().next() {
+            notes.push(match self.held.missed.len() - 1 {
+                0 => format!("jobs of {app} wait for the topic {topic}, which does not exist"),
+                others => format!(
+                    "jobs of {app} wait for the topic {topic}, which does not exist, and others for {others} more"
+                ),
+            });
+        }
+        let is_any = !notes.is_empty();
+        self.standing.set_note(is_any.then(|| notes.join("; ")));
     }
 
     fn gauge(&self) {
@@ -183,7 +273,9 @@ impl<I: Index> Processor for Scheduler<I> {
                 kept.shard.answer(answer, now);
             }
         }
+        self.look_at_room();
         self.collect(now, limit, turn);
+        self.look_at_topics();
         if has_heard {
             self.gauge();
         }

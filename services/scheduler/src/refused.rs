@@ -36,7 +36,7 @@ pub(crate) fn replace(settings: &Settings, output: &mut Output, failure: &Failur
     let ours = Ours::read(&record).ok();
     let own = pipelines.find(|pipeline| {
         let is_its = ours.as_ref().is_some_and(|ours| ours.is_retry_of(&pipeline.name));
-        is_its && output.topic == pipeline.return_topic()
+        is_its && [pipeline.due_topic(), pipeline.source.clone()].contains(&output.topic)
     });
     if let Some(pipeline) = own {
         // A long wait is over: the record is its pipeline's, with the lineage that it has.

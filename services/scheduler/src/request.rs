@@ -57,6 +57,14 @@ pub struct Rules {
     pub max_data: usize,
 }
 
+impl Rules {
+    /// Where jobs may go.
+    pub(crate) fn topics(&self) -> Vec<Arc<str>> {
+        let of_pipelines = self.pipelines.values().map(|pipeline| pipeline.return_topic());
+        self.apps.values().cloned().chain(of_pipelines).collect()
+    }
+}
+
 /// A record of the ingest topic, read.
 #[derive(Clone, Debug)]
 pub struct Incoming {

@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use jiff::tz::TimeZone;
-use redeliver_kafka::{LaneSpec, Waker, reader};
+use redeliver_kafka::{IfRecreated, LaneSpec, Waker, reader};
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::Start;
 use redeliver_runtime::config::{ConfigError, Problem};
+use redeliver_runtime::listen::Listener;
 use redeliver_worker::host::{Host, check_kafka, lane_grace};
 use redeliver_worker::topics;
 use tokio::sync::mpsc;
@@ -24,6 +25,7 @@ use crate::request::Rules;
 use crate::shard::Settings;
 use crate::spans::Spans;
 use crate::standing::Standing;
+use crate::topics::{Topics, WatchedTopics};
 
 /// What of a configuration the service cannot follow.
 ///
@@ -41,7 +43,7 @@ pub fn check(config: &Config) -> Result<(), ConfigError> {
 /// When the topics are unsound, Redis may forget what it is given, or a lane cannot go on.
 pub async fn run(start: Start) -> anyhow::Result<()> {
     let mut host = Host::new("scheduler", start);
-    let listener = api::bind(&host.config.scheduler).await?;
+    let listener = Listener::bind("scheduler.listen", host.config.scheduler.listen)?;
     let spec = topics::of_scheduler(&host.config);
     host.ensure_topics(&spec).await?;
     if !host.tasks.shutdown().is_cancelled() {
@@ -96,8 +98,14 @@ pub async fn mount<I: Index>(host: &mut Host, index: I) -> anyhow::Result<()> {
     let partitions = tokio::task::spawn_blocking(move || reader::partitions(&kafka, &topic))
         .await
         .context("looking at the ingest topic")??;
+    let topics: Arc<dyn Topics> = Arc::new(WatchedTopics::new(host.topic_watch()?));
+    let rules = rules(&config)?;
+    for topic in rules.topics() {
+        // From now on it is watched.
+        topics.presence(&topic);
+    }
     let settings = Arc::new(Settings {
-        rules: rules(&config)?,
+        rules,
         ingest: ingest.clone(),
         state: names.state.as_str().into(),
         dead_letters: names.dlq.as_str().into(),
@@ -110,6 +118,8 @@ pub async fn mount<I: Index>(host: &mut Host, index: I) -> anyhow::Result<()> {
         window: scheduler.window.duration(),
         window_jobs: scheduler.window_jobs as usize,
         window_bytes: usize::try_from(scheduler.window_bytes).unwrap_or(usize::MAX),
+        topics,
+        missing_topic_timeout: config.kafka.topics.missing_timeout.duration(),
         spans: Spans::new(host.tracer.clone()),
     });
     let families = SchedulerFamilies::register(&mut host.registry());
@@ -118,12 +128,16 @@ pub async fn mount<I: Index>(host: &mut Host, index: I) -> anyhow::Result<()> {
         let waker = Waker::new();
         let answers = Arc::new(Answers::new(waker.clone()));
         let (keepers, starting) = mpsc::channel(KEEPERS);
+        let metrics = families.of(&name);
+        for (app, topic) in &settings.rules.apps {
+            metrics.not_missed(app, topic);
+        }
         let processor = Scheduler {
             settings: settings.clone(),
             index: index.clone(),
             kafka: host.kafka.clone(),
             clock: host.clock.clone(),
-            metrics: families.of(&name),
+            metrics,
             keepers,
             answers,
             standing: Arc::new(Standing::new(host.health.part(format!("{name}-shards")))),
@@ -139,6 +153,8 @@ pub async fn mount<I: Index>(host: &mut Host, index: I) -> anyhow::Result<()> {
             batch: config.kafka.batch as usize,
             grace: lane_grace(&config),
             changelog: Some(settings.state.clone()),
+            // Its offsets are part of the ids of jobs.
+            if_recreated: IfRecreated::Halt,
         };
         let ended = Some(lane_ended.drop_guard());
         host.spawn_lane(host.kafka.clone(), spec, waker, processor, ended)?;

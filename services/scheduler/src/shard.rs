@@ -14,14 +14,23 @@ use redeliver_core::{Failure, Headers, Output, Record, Timestamp, route};
 use redeliver_proto::{Message as _, v1};
 
 use crate::codec::{self, KeyValue, Memory};
-use crate::index::{Ahead, Batch, Change, Cursor, Effect, Lookup};
+use crate::index::{Ahead, Batch, Change, Cursor, Effect, Lookup, Room, Row};
 use crate::job::{Job, JobId, Kind, State};
 use crate::overlay::Overlay;
 use crate::request::{
     Command, Incoming, NAME, RefusedWait, Request, Rules, first_origin, key_hash, shard_of,
 };
 use crate::spans::Spans;
+use crate::topics::{Presence, Topics};
 use crate::window::{Way, Window};
+use crate::{refused, room};
+
+use self::outbox::Outbox;
+pub(crate) use self::parked::Missed;
+use self::parked::{Due, Parked};
+
+mod outbox;
+mod parked;
 
 /// What all shards of a process have in common.
 pub(crate) struct Settings {
@@ -39,6 +48,10 @@ pub(crate) struct Settings {
     pub(crate) window_jobs: usize,
     /// How many bytes of them, counted in the same way.
     pub(crate) window_bytes: usize,
+    /// Which topics exist.
+    pub(crate) topics: Arc<dyn Topics>,
+    /// How long after its time a job waits for a topic that does not.
+    pub(crate) missing_topic_timeout: Duration,
     pub(crate) spans: Spans,
 }
 
@@ -65,6 +78,17 @@ pub(crate) enum Ask {
         /// So many bytes, about.
         bytes: usize,
     },
+    /// What is parked: the same question as [`Ask::Ahead`].
+    Sweep {
+        /// Behind this.
+        after: Cursor,
+        /// Up to then.
+        until: Timestamp,
+        /// So many at most.
+        limit: usize,
+        /// So many bytes, about.
+        bytes: usize,
+    },
     /// What is to be forgotten.
     Forgettable,
 }
@@ -77,12 +101,28 @@ pub(crate) enum Answer {
         /// The end.
         end: i64,
     },
+    /// The state topic holds what is not understood: nothing may be done until the index is ready again.
+    HeldUp,
     /// The index shows what was committed up to this turn.
-    Applied(u64),
+    Applied {
+        /// The turn.
+        turn: u64,
+        /// Whether it had to.
+        by_force: bool,
+    },
+    /// The index is full, and has taken nothing of this.
+    Full {
+        /// As it was asked.
+        turn: u64,
+        /// As it was asked.
+        batch: Batch,
+    },
     /// In the order of the questions.
     Found(Vec<Option<Bytes>>),
     /// What is due next.
     Ahead(Ahead),
+    /// What is parked, and other jobs between.
+    Swept(Ahead),
     /// What is to be forgotten.
     Forgettable(Vec<JobId>),
 }
@@ -117,12 +157,15 @@ pub(crate) struct Tally {
     pub(crate) duplicates: u64,
     pub(crate) conflicts: u64,
     pub(crate) rejected: u64,
+    pub(crate) no_room: u64,
     pub(crate) forwarded: u64,
     pub(crate) cancelled: u64,
     pub(crate) rescheduled: u64,
     pub(crate) refused: u64,
     pub(crate) expired: u64,
     pub(crate) forgotten: u64,
+    /// Jobs whose topic was missing for too long.
+    pub(crate) dead: u64,
     /// Due times of jobs that were dispatched.
     pub(crate) dispatched: Vec<Timestamp>,
 }
@@ -166,24 +209,43 @@ const CHUNK_BYTES: usize = 4 << 20;
 /// The most changes that the index does not show yet, beyond which no command is taken.
 const OVERLAY: usize = 100_000;
 const OVERLAY_BYTES: usize = 64 << 20;
-/// The most changes that are given to the index at once, and their bytes.
-const BATCH: usize = 10_000;
-const BATCH_BYTES: usize = 4 << 20;
+/// With so many times more it is not looked ahead any more either: jobs leave while changes do not reach the index.
+const OVERLAY_LIMIT: usize = 3;
+/// The most jobs that are brought back at once when their topic exists again.
+const RETURNED: usize = 2_000;
+/// A topic has to be missing for so long before jobs are given up that were due long ago.
+const CERTAIN: Duration = Duration::from_secs(30);
+/// The code of a dead letter whose topic does not exist.
+pub(crate) const TOPIC_MISSING: &str = "topic.missing";
 /// How often it is looked for jobs that are to be forgotten.
 const FORGET_EVERY: Duration = Duration::from_secs(1);
+
+impl Settings {
+    /// The most jobs in the window that had waited for their topics.
+    fn returned(&self) -> usize {
+        RETURNED.min(self.window_jobs)
+    }
+
+    /// Whether a topic that has been missing for this long will not be there the next moment.
+    fn is_certain(&self, lasting: Duration) -> bool {
+        lasting >= CERTAIN.min(self.missing_topic_timeout)
+    }
+}
+
+/// What becomes of a job whose time has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Prospect {
+    Leaves,
+    /// For its topic.
+    Waits,
+    /// Its topic has not come.
+    Dies,
+}
 
 /// A look ahead that is under way.
 struct LookAhead {
     after: Option<Cursor>,
     until: Timestamp,
-}
-
-/// What is to be given to the index.
-struct Committed {
-    /// The index shows all that was committed up to this turn when it shows this.
-    turn: u64,
-    batch: Batch,
-    bytes: usize,
 }
 
 /// A shard.
@@ -192,7 +254,8 @@ pub(crate) struct Shard {
     number: i32,
     is_live: bool,
     window: Window,
-    /// All jobs up to here are in the window.
+    parked: Parked,
+    /// All jobs up to here are in the window, or parked.
     loaded: Option<Cursor>,
     looking_ahead: Option<LookAhead>,
     overlay: Overlay,
@@ -207,9 +270,10 @@ pub(crate) struct Shard {
     /// The turn under way, and what it changes.
     turn: u64,
     changes: Vec<Change>,
-    /// Committed, and not given to the index.
-    committed: VecDeque<Committed>,
-    is_applying: bool,
+    /// Committed, and not in the index yet.
+    outbox: Outbox,
+    /// Whether the index has room for more jobs.
+    room: Room,
     /// The end of the state topic, behind what was committed last.
     end: i64,
     forgettable: VecDeque<JobId>,
@@ -224,6 +288,7 @@ impl Shard {
             number,
             is_live: false,
             window: Window::default(),
+            parked: Parked::default(),
             loaded: None,
             looking_ahead: None,
             overlay: Overlay::default(),
@@ -234,8 +299,8 @@ impl Shard {
             is_crowded: false,
             turn: 0,
             changes: Vec::new(),
-            committed: VecDeque::new(),
-            is_applying: false,
+            outbox: Outbox::default(),
+            room: Room::Enough,
             end: 0,
             forgettable: VecDeque::new(),
             looking_for_forgettable: false,
@@ -256,6 +321,21 @@ impl Shard {
     /// How many changes the index does not show yet.
     pub(crate) fn behind(&self) -> usize {
         self.overlay.len()
+    }
+
+    /// How many jobs wait for a topic that does not exist, about.
+    pub(crate) fn parked(&self) -> BTreeMap<Missed, usize> {
+        self.parked.counts()
+    }
+
+    /// Whether the index has refused changes, and is not known to have room again.
+    pub(crate) fn is_refused(&self) -> bool {
+        self.outbox.is_refused()
+    }
+
+    /// Takes note of how much room the index has.
+    pub(crate) fn set_room(&mut self, room: Room) {
+        self.room = room;
     }
 
     /// How many more commands are welcome.
@@ -317,30 +397,7 @@ impl Shard {
         if !self.is_live {
             return asks;
         }
-        if !self.is_applying
-            && let Some(first) = self.committed.pop_front()
-        {
-            let Committed {
-                mut turn,
-                mut batch,
-                mut bytes,
-            } = first;
-            while batch.changes.len() < BATCH
-                && self
-                    .committed
-                    .front()
-                    .is_some_and(|next| bytes + next.bytes <= BATCH_BYTES)
-                && let Some(next) = self.committed.pop_front()
-            {
-                bytes += next.bytes;
-                batch.to = next.batch.to;
-                batch.changes.extend(next.batch.changes);
-                batch.seal = next.batch.seal.or(batch.seal);
-                turn = next.turn;
-            }
-            self.is_applying = true;
-            asks.push(Ask::Apply { turn, batch });
-        }
+        asks.extend(self.outbox.next(now));
         if self.looking.is_empty() && !self.unseen.is_empty() {
             let mut jobs = 0;
             while self.looking.len() < QUESTIONS
@@ -352,9 +409,8 @@ impl Shard {
             }
             asks.push(Ask::LookUp(self.looking.iter().filter_map(question).collect()));
         }
-        if let Some(ask) = self.ask_ahead(now) {
-            asks.push(ask);
-        }
+        asks.extend(self.ask_ahead(now));
+        asks.extend(self.ask_sweep(now));
         if !self.looking_for_forgettable && self.forgettable.is_empty() && now >= self.next_forget {
             self.looking_for_forgettable = true;
             asks.push(Ask::Forgettable);
@@ -364,6 +420,11 @@ impl Shard {
 
     fn ask_ahead(&mut self, now: Timestamp) -> Option<Ask> {
         let is_far = now.after(self.settings.window * 3 / 4);
+        if self.overlay.len() >= OVERLAY_LIMIT * OVERLAY
+            || self.overlay.bytes() >= OVERLAY_LIMIT * OVERLAY_BYTES
+        {
+            return None;
+        }
         if self.looking_ahead.is_some() || self.loaded.is_some_and(|loaded| loaded.due > is_far) {
             return None;
         }
@@ -394,23 +455,56 @@ impl Shard {
         })
     }
 
+    fn ask_sweep(&mut self, now: Timestamp) -> Option<Ask> {
+        let settings = &self.settings;
+        self.parked
+            .look(now, self.loaded, |topic| match settings.topics.presence(topic) {
+                Presence::Exists => Due::All,
+                Presence::Missing { lasting } if settings.is_certain(lasting) => {
+                    let timeout =
+                        i64::try_from(settings.missing_topic_timeout.as_millis()).unwrap_or(i64::MAX);
+                    Due::Until(Timestamp::from_millis(now.as_millis().saturating_sub(timeout)))
+                }
+                Presence::Missing { .. } | Presence::Unknown => Due::Nothing,
+            });
+        let load = self.window.load(Way::Returned);
+        let limit = self.settings.returned().saturating_sub(load.jobs);
+        let bytes = CHUNK_BYTES
+            .min(self.settings.window_bytes)
+            .saturating_sub(load.bytes);
+        if limit == 0 || bytes == 0 {
+            return None;
+        }
+        let (after, until) = self.parked.ask()?;
+        Some(Ask::Sweep {
+            after,
+            until,
+            limit,
+            bytes,
+        })
+    }
+
     /// Takes note of an answer.
     pub(crate) fn answer(&mut self, answer: Answer, now: Timestamp) {
         match answer {
             Answer::Ready { end } => {
-                self.end = end;
+                // A turn may have been committed since it was read.
+                self.end = self.end.max(end);
                 self.is_live = true;
             }
-            Answer::Applied(turn) => {
-                self.is_applying = false;
+            Answer::HeldUp => self.is_live = false,
+            Answer::Applied { turn, by_force } => {
+                self.outbox.applied(by_force);
                 self.decidable.push_back(Next::Confirm(turn));
             }
+            Answer::Full { turn, batch } => self.outbox.refused(turn, batch, now),
             Answer::Found(found) => {
                 let looked = self.looking.drain(..).map(Box::new).zip(found);
                 self.decidable
                     .extend(looked.map(|(entry, found)| Next::Decide(entry, found)));
             }
-            Answer::Ahead(ahead) => self.load(ahead),
+            Answer::Ahead(ahead) => self.load(ahead, now),
+            Answer::Swept(ahead) => self.sweep(ahead, now),
             Answer::Forgettable(ids) => {
                 self.looking_for_forgettable = false;
                 if ids.is_empty() {
@@ -422,7 +516,7 @@ impl Shard {
         }
     }
 
-    fn load(&mut self, ahead: Ahead) {
+    fn load(&mut self, ahead: Ahead, now: Timestamp) {
         let Some(LookAhead { after, until }) = self.looking_ahead.take() else {
             return;
         };
@@ -439,16 +533,34 @@ impl Shard {
         if loaded <= after {
             return;
         }
-        // What the overlay knows is newer.
+        let found = self.found(ahead.rows, |cursor| {
+            Some(cursor) > after && Some(cursor) <= loaded
+        });
+        self.loaded = loaded;
+        for (cursor, job) in found {
+            let presence = self.settings.topics.presence(&job.topic);
+            if matches!(presence, Presence::Missing { .. }) && self.prospect(&job, now) == Prospect::Waits {
+                self.parked.note(&job);
+                continue;
+            }
+            if !self.has_room(Way::LookedUp) {
+                self.loaded = Some(cursor.before());
+                break;
+            }
+            self.window.insert(job, Way::LookedUp);
+        }
+    }
+
+    /// The jobs in a stretch that wait and are not in the window, by what the index says and what is newer.
+    fn found(&self, rows: Vec<Row>, is_within: impl Fn(Cursor) -> bool) -> BTreeMap<Cursor, Arc<Job>> {
         let waiting = self.overlay.waiting();
         let mut found: BTreeMap<Cursor, Arc<Job>> = waiting
             .map(|job| (Cursor::of(job), job.clone()))
-            .filter(|(cursor, _)| Some(*cursor) > after && Some(*cursor) <= loaded)
-            .filter(|(cursor, _)| self.window.get(cursor.id).is_none())
+            .filter(|(cursor, _)| is_within(*cursor) && self.window.get(cursor.id).is_none())
             .collect();
-        for row in ahead.rows {
+        for row in rows {
             let id = row.cursor.id;
-            if self.overlay.job(id).is_some() || self.window.get(id).is_some() {
+            if self.overlay.job(id).is_some() || self.window.get(id).is_some() || !is_within(row.cursor) {
                 continue;
             }
             match codec::decode(id, &row.record) {
@@ -456,13 +568,49 @@ impl Shard {
                 Err(error) => tracing::error!(job = %id, %error, "the index holds something that is no job"),
             }
         }
-        self.loaded = loaded;
-        for (cursor, job) in found {
-            if !self.has_room(Way::LookedUp) {
-                self.loaded = Some(cursor.before());
-                break;
+        found
+    }
+
+    /// Brings back what was parked and need not wait any longer, as far as there is room.
+    fn sweep(&mut self, ahead: Ahead, now: Timestamp) {
+        let last = ahead
+            .rows
+            .last()
+            .map(|row| row.cursor)
+            .filter(|_| !ahead.is_complete);
+        let Some((after, end)) = self.parked.portion(last) else {
+            return;
+        };
+        for (cursor, job) in self.found(ahead.rows, |cursor| cursor > after && cursor <= end) {
+            let waits = self.prospect(&job, now) == Prospect::Waits;
+            if !waits && self.window.load(Way::Returned).jobs >= self.settings.returned() {
+                return self.parked.swept(cursor.before());
             }
-            self.window.insert(job, Way::LookedUp);
+            self.parked.forget(&job);
+            if waits {
+                self.parked.note(&job);
+            } else {
+                self.window.insert(job, Way::Returned);
+            }
+        }
+        self.parked.swept(end);
+    }
+
+    /// What becomes of a job whose time has come.
+    fn prospect(&self, job: &Job, now: Timestamp) -> Prospect {
+        let settings = &self.settings;
+        let presence = settings.topics.presence(&job.topic);
+        let has_expired = job.expires.is_some_and(|expires| expires < now);
+        match presence {
+            Presence::Exists => Prospect::Leaves,
+            // Nothing is written for it.
+            _ if has_expired => Prospect::Leaves,
+            Presence::Missing { lasting }
+                if settings.is_certain(lasting) && job.due.after(settings.missing_topic_timeout) <= now =>
+            {
+                Prospect::Dies
+            }
+            Presence::Missing { .. } | Presence::Unknown => Prospect::Waits,
         }
     }
 
@@ -523,7 +671,11 @@ impl Shard {
             let Some(job) = self.window.pop_due(now) else {
                 break;
             };
-            self.dispatch(&job, now, &mut writes);
+            match self.prospect(&job, now) {
+                Prospect::Leaves => self.dispatch(&job, now, &mut writes),
+                Prospect::Waits => self.parked.note(&job),
+                Prospect::Dies => self.give_up(&job, now, &mut writes),
+            }
         }
         while writes.has_room(limit) {
             let Some(id) = self.forgettable.pop_front() else {
@@ -536,32 +688,9 @@ impl Shard {
 
     /// The turn is committed, and the state topic ends at `end` now.
     pub(crate) fn committed(&mut self, end: i64) {
-        let mut from = self.end;
-        self.end = end;
-        let mut changes = std::mem::take(&mut self.changes);
-        let seal = changes.last().map(|last| last.seal(end - 1));
-        loop {
-            let (count, bytes) = first_part(&changes);
-            let rest = changes.split_off(count);
-            let is_last = rest.is_empty();
-            // Between the records of a turn there may be others, such as the marker of the turn before, so the record
-            // behind a part stands here or later.
-            let to = if is_last { end } else { from + signed(count) };
-            self.committed.push_back(Committed {
-                turn: if is_last { self.turn } else { self.turn - 1 },
-                batch: Batch {
-                    from,
-                    to,
-                    changes,
-                    seal: seal.filter(|_| is_last),
-                },
-                bytes,
-            });
-            if is_last {
-                break;
-            }
-            (from, changes) = (to, rest);
-        }
+        let from = std::mem::replace(&mut self.end, end);
+        let changes = std::mem::take(&mut self.changes);
+        self.outbox.push(self.turn, from, end, changes);
     }
 
     fn decide(&mut self, entry: Entry, found: Option<&Bytes>, now: Timestamp, writes: &mut Writes) {
@@ -591,12 +720,11 @@ impl Shard {
             Ok(Command::Reschedule { id, due }) => self.reschedule(id, due, found, now, writes),
             Err(failure) => {
                 writes.tally.rejected += 1;
-                let reason = failure.message.clone();
                 match refused_wait {
                     Some(wait) => reject_wait(*wait, &entry.record, &failure, now, writes),
                     None => self.reject(&entry.record, &failure, now, writes),
                 }
-                outcome(v1::Outcome::Rejected, None, reason)
+                rejected(&failure)
             }
         };
         if let Some(answer_to) = answer_to {
@@ -636,6 +764,11 @@ impl Shard {
         if let Some(taken) = taken {
             return self.already(taken, &request, record, now, writes);
         }
+        if let Err(failure) = self.check_room(&request, now) {
+            writes.tally.no_room += 1;
+            self.reject(record, &failure, now, writes);
+            return rejected(&failure);
+        }
         let mut job = Job {
             id,
             app: request.app,
@@ -661,7 +794,7 @@ impl Shard {
         let shown = codec::to_proto(&job, false);
         let job = Arc::new(job);
         // While more is due than leaves at once, a job takes its place among the others, by its priority.
-        let is_due = job.due <= now;
+        let is_due = job.due <= now && self.prospect(&job, now) == Prospect::Leaves;
         let must_queue = is_due && self.is_crowded && self.find_room(Way::Commanded, Cursor::of(&job));
         if is_due && !must_queue {
             self.dispatch(&job, now, writes);
@@ -671,7 +804,20 @@ impl Shard {
         v1::CommandOutcome {
             outcome: v1::Outcome::Scheduled.into(),
             job: Some(shown),
-            reason: String::new(),
+            ..v1::CommandOutcome::default()
+        }
+    }
+
+    /// A record of a pipeline is accepted all the same: nobody would send it again.
+    fn check_room(&self, request: &Request, now: Timestamp) -> Result<(), Failure> {
+        let room = if self.outbox.is_refused() {
+            Room::None
+        } else {
+            self.room
+        };
+        match request.kind {
+            Kind::App => room::check(room, request.due, now, self.settings.window),
+            Kind::LongWait => Ok(()),
         }
     }
 
@@ -713,6 +859,7 @@ impl Shard {
             outcome: verdict.into(),
             job: Some(shown),
             reason,
+            ..v1::CommandOutcome::default()
         }
     }
 
@@ -728,6 +875,7 @@ impl Shard {
             Err(outcome) => return *outcome,
         };
         writes.tally.cancelled += 1;
+        self.is_parked_no_longer(&job);
         let job = self.end(&job, State::Cancelled, now, writes);
         outcome(v1::Outcome::Cancelled, Some(&job), String::new())
     }
@@ -745,6 +893,7 @@ impl Shard {
             Err(outcome) => return *outcome,
         };
         writes.tally.rescheduled += 1;
+        self.is_parked_no_longer(&job);
         let job = Arc::new(Job {
             due,
             revision: job.revision + 1,
@@ -753,6 +902,12 @@ impl Shard {
         });
         self.save(job.clone(), now, writes);
         outcome(v1::Outcome::Rescheduled, Some(&job), String::new())
+    }
+
+    fn is_parked_no_longer(&mut self, job: &Job) {
+        if Some(Cursor::of(job)) <= self.loaded && self.window.get(job.id).is_none() {
+            self.parked.forget(job);
+        }
     }
 
     /// The job, if it waits; else what is to be answered.
@@ -795,14 +950,57 @@ impl Shard {
             return;
         }
         writes.tally.dispatched.push(job.due);
+        let mut headers = self.headers_of(job, now);
         writes.push(Output {
+            topic: self.topic_of(job, &mut headers),
+            partition: None,
+            key: job.payload.key.clone(),
+            value: job.payload.value.clone(),
+            headers,
+        });
+        self.end(job, State::Dispatched, now, writes);
+    }
+
+    /// Where a job goes. The wait of a pipeline's record ends as it would in a tier, whatever was configured when it
+    /// began.
+    fn topic_of(&self, job: &Job, headers: &mut Headers) -> Arc<str> {
+        let pipelines = &self.settings.rules.pipelines;
+        match (job.kind, pipelines.get(&*job.app)) {
+            (Kind::LongWait, Some(pipeline)) => {
+                let named = job.payload.headers.last(headers::RETURN_TOPIC);
+                let named = named.and_then(|name| std::str::from_utf8(name).ok());
+                let named = named.unwrap_or(&job.topic);
+                let topic = pipeline.returns(false).topic(named).clone();
+                if *named != *topic {
+                    headers::readdress(headers, &topic);
+                }
+                topic
+            }
+            _ => job.topic.clone(),
+        }
+    }
+
+    /// A job has waited for its topic for too long.
+    fn give_up(&mut self, job: &Arc<Job>, now: Timestamp, writes: &mut Writes) {
+        let message = format!(
+            "the topic `{}` does not exist, and the job has been due since {}",
+            job.topic, job.due
+        );
+        let mut letter = Output {
             topic: job.topic.clone(),
             partition: None,
             key: job.payload.key.clone(),
             value: job.payload.value.clone(),
             headers: self.headers_of(job, now),
-        });
-        self.end(job, State::Dispatched, now, writes);
+        };
+        let failure = Failure::permanent(TOPIC_MISSING, message);
+        if !refused::replace(&self.settings, &mut letter, &failure, now) {
+            tracing::error!(job = %job.id, topic = &*job.topic, "a job cannot be given up");
+            return self.parked.note(job);
+        }
+        writes.tally.dead += 1;
+        writes.push(letter);
+        self.end(job, State::Expired, now, writes);
     }
 
     fn headers_of(&self, job: &Job, now: Timestamp) -> Headers {
@@ -913,28 +1111,19 @@ fn question(entry: &Entry) -> Option<Lookup> {
     }
 }
 
-/// How many of these changes are given to the index at once, at least one of them, and their bytes.
-fn first_part(changes: &[Change]) -> (usize, usize) {
-    let mut bytes = 0;
-    for (count, change) in changes.iter().enumerate() {
-        let size = change.size();
-        if count > 0 && bytes + size > BATCH_BYTES {
-            return (count, bytes);
-        }
-        bytes += size;
-    }
-    (changes.len(), bytes)
-}
-
-fn signed(count: usize) -> i64 {
-    i64::try_from(count).unwrap_or(i64::MAX)
-}
-
 fn outcome(outcome: v1::Outcome, job: Option<&Job>, reason: String) -> v1::CommandOutcome {
     v1::CommandOutcome {
         outcome: outcome.into(),
         job: job.map(|job| codec::to_proto(job, false)),
         reason,
+        ..v1::CommandOutcome::default()
+    }
+}
+
+fn rejected(failure: &Failure) -> v1::CommandOutcome {
+    v1::CommandOutcome {
+        code: failure.code.clone(),
+        ..outcome(v1::Outcome::Rejected, None, failure.message.clone())
     }
 }
 

@@ -12,7 +12,14 @@ use redeliver_runtime::health::Part;
 #[derive(Debug)]
 pub(crate) struct Standing {
     part: Part,
-    waiting: Mutex<BTreeMap<AssignmentId, Option<String>>>,
+    said: Mutex<Said>,
+}
+
+#[derive(Debug, Default)]
+struct Said {
+    waiting: BTreeMap<AssignmentId, Option<String>>,
+    /// What is to be known although all are ready.
+    note: Option<String>,
 }
 
 impl Standing {
@@ -21,23 +28,23 @@ impl Standing {
         part.ready();
         Self {
             part,
-            waiting: Mutex::default(),
+            said: Mutex::default(),
         }
     }
 
     /// A shard is the lane's from now on.
     pub(crate) fn begins(&self, id: AssignmentId, shard: i32) {
-        let mut waiting = self.lock();
+        let mut said = self.lock();
         let reason = format!("shard {shard}: bringing the index up to date");
-        waiting.insert(id, Some(reason));
-        self.tell(&waiting);
+        said.waiting.insert(id, Some(reason));
+        self.tell(&said);
     }
 
     /// A shard is the lane's no longer.
     pub(crate) fn ends(&self, id: AssignmentId) {
-        let mut waiting = self.lock();
-        waiting.remove(&id);
-        self.tell(&waiting);
+        let mut said = self.lock();
+        said.waiting.remove(&id);
+        self.tell(&said);
     }
 
     /// A shard waits for something.
@@ -50,19 +57,27 @@ impl Standing {
         self.set(id, None);
     }
 
+    /// Something is to be known of the lane although its shards are ready, or nothing any more.
+    pub(crate) fn set_note(&self, note: Option<String>) {
+        let mut said = self.lock();
+        said.note = note;
+        self.tell(&said);
+    }
+
     fn set(&self, id: AssignmentId, reason: Option<String>) {
-        let mut waiting = self.lock();
-        if let Some(known) = waiting.get_mut(&id) {
+        let mut said = self.lock();
+        if let Some(known) = said.waiting.get_mut(&id) {
             *known = reason;
-            self.tell(&waiting);
+            self.tell(&said);
         }
     }
 
-    fn tell(&self, waiting: &BTreeMap<AssignmentId, Option<String>>) {
-        let mut reasons = waiting.values().flatten();
-        match reasons.next() {
-            None => self.part.ready(),
-            Some(first) => match reasons.count() {
+    fn tell(&self, said: &Said) {
+        let mut reasons = said.waiting.values().flatten();
+        match (reasons.next(), &said.note) {
+            (None, None) => self.part.ready(),
+            (None, Some(note)) => self.part.ready_but(note.as_str()),
+            (Some(first), _) => match reasons.count() {
                 0 => self.part.not_ready(first.as_str()),
                 others => self
                     .part
@@ -71,8 +86,8 @@ impl Standing {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<AssignmentId, Option<String>>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Said> {
+        self.said.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -99,6 +114,9 @@ mod tests {
         assert_eq!(said(), "waiting: no answer");
         standing.ends(ids[0]);
         assert_eq!(said(), "ready");
+        standing.set_note(Some("full".to_owned()));
+        assert_eq!(said(), "ready, but full");
+        standing.set_note(None);
         standing.waits(ids[0], "late".to_owned());
         assert_eq!(said(), "ready");
     }

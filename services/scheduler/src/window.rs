@@ -39,6 +39,12 @@ pub(crate) enum Way {
     LookedUp,
     /// It was scheduled, or rescheduled, when it was due soon.
     Commanded,
+    /// It had waited for its topic.
+    Returned,
+}
+
+impl Way {
+    const ALL: [Self; 3] = [Self::LookedUp, Self::Commanded, Self::Returned];
 }
 
 /// How much came that way.
@@ -62,6 +68,7 @@ pub(crate) struct Window {
     jobs: HashMap<JobId, (Arc<Job>, Way)>,
     looked_up: Room,
     commanded: Room,
+    returned: Room,
     /// By application, and there by due time and priority. None is empty.
     due: HashMap<Arc<str>, BinaryHeap<Entry>>,
     /// The applications in `due`, each once, in the order of their turns.
@@ -109,6 +116,7 @@ impl Window {
         match way {
             Way::LookedUp => &self.looked_up,
             Way::Commanded => &self.commanded,
+            Way::Returned => &self.returned,
         }
     }
 
@@ -116,6 +124,7 @@ impl Window {
         match way {
             Way::LookedUp => &mut self.looked_up,
             Way::Commanded => &mut self.commanded,
+            Way::Returned => &mut self.returned,
         }
     }
 
@@ -137,7 +146,7 @@ impl Window {
         if !self.turns.is_empty() {
             return Some(Timestamp::from_millis(0));
         }
-        let rooms = [&self.looked_up, &self.commanded].into_iter();
+        let rooms = Way::ALL.into_iter().map(|way| self.room(way));
         let first = rooms.filter_map(|room| room.coming.first()).min();
         first.map(|cursor| cursor.due)
     }
@@ -171,7 +180,7 @@ impl Window {
 
     /// Moves what is due by now to the queues of the applications.
     fn notice_due(&mut self, now: Timestamp) {
-        for way in [Way::LookedUp, Way::Commanded] {
+        for way in Way::ALL {
             while let Some(cursor) = self.room(way).coming.first().copied() {
                 if cursor.due > now {
                     break;

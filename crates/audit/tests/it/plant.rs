@@ -11,12 +11,13 @@ use redeliver_core::backoff::RetryPolicy;
 use redeliver_core::headers::Ours;
 use redeliver_core::pipeline::{ReturnTo, retry_tier_group};
 use redeliver_core::route::{Arrival, reject, route};
-use redeliver_core::{
-    Failure, Headers, Jitter, Outcome, Output, Pipeline, Record, Span, SystemClock, Timestamp,
-};
+use redeliver_core::{Failure, Headers, Jitter, Outcome, Output, Pipeline, Record, Span, Timestamp};
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::topology::{self, TopicSettings, TopologySpec};
-use redeliver_kafka::{AssignmentId, KafkaSettings, Lane, LaneObserver, LaneSpec, Processor, Turn, Waker};
+use redeliver_kafka::{
+    AssignmentId, IfRecreated, KafkaSettings, Lane, LaneContext, LaneObserver, LaneSpec, Processor,
+    TopicWatch, Turn,
+};
 use redeliver_testkit::unique;
 use tokio::runtime::{Builder, Runtime};
 use tokio_util::sync::CancellationToken;
@@ -149,7 +150,7 @@ impl Plant {
     pub(crate) fn start(&mut self, stage: Stage, sabotage: Sabotage) {
         let pipeline = &self.pipeline;
         let (name, group, topics) = match stage {
-            Stage::Worker => ("worker", pipeline.worker_group(), pipeline.worker_topics()),
+            Stage::Worker => ("worker", pipeline.worker_group(), pipeline.worker_topics(false)),
             Stage::Relay => (
                 "relay",
                 retry_tier_group(self.tier),
@@ -163,6 +164,7 @@ impl Plant {
             batch: 100,
             grace: Duration::from_secs(1),
             changelog: None,
+            if_recreated: IfRecreated::ReadFromBeginning,
         };
         let stop = CancellationToken::new();
         let machine = Machine {
@@ -171,15 +173,9 @@ impl Plant {
             sabotage,
             held: Vec::new(),
         };
-        let lane = Lane::new(
-            self.settings.clone(),
-            spec,
-            Arc::new(SystemClock),
-            Arc::new(Quiet),
-            Waker::new(),
-            stop.clone(),
-            machine,
-        );
+        let watch = TopicWatch::start(&self.settings).unwrap();
+        let context = LaneContext::new(self.settings.clone(), Arc::new(Quiet), watch, stop.clone());
+        let lane = Lane::new(context, spec, machine);
         self.running
             .push((stop, thread::spawn(move || lane.run().unwrap())));
     }

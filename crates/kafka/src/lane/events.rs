@@ -18,7 +18,8 @@ use crate::processor::Waker;
 pub(crate) struct Events {
     queue: Mutex<Vec<Event>>,
     served: AtomicU64,
-    closing: AtomicBool,
+    /// What is assigned is not taken: the member is about to leave, or the consumer to close.
+    declining: AtomicBool,
     waker: Waker,
     log: ClientLog,
 }
@@ -63,7 +64,7 @@ impl Events {
         Self {
             queue: Mutex::default(),
             served: 0.into(),
-            closing: false.into(),
+            declining: false.into(),
             waker,
             log: ClientLog::default(),
         }
@@ -95,9 +96,9 @@ impl Events {
         self.served.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// From now on assignments are declined, so that the consumer can close.
-    pub(super) fn close(&self) {
-        self.closing.store(true, Ordering::SeqCst);
+    /// Whether assignments are declined from now on, so that the member can leave or the consumer close.
+    pub(super) fn decline(&self, declining: bool) {
+        self.declining.store(declining, Ordering::SeqCst);
     }
 }
 
@@ -136,17 +137,29 @@ impl ConsumerContext for Events {
             .iter()
             .map(|element| (element.topic().to_owned(), element.partition()))
             .collect();
-        let closing = self.closing.load(Ordering::SeqCst);
         let result = if error == RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS {
-            if closing || partitions.is_empty() {
+            let is_declined = self.declining.load(Ordering::SeqCst) || partitions.is_empty();
+            self.push(Event::Assigned(partitions));
+            if is_declined {
                 consumer.incremental_assign(&TopicPartitionList::new())
             } else {
-                self.push(Event::Assigned(partitions));
                 Ok(())
             }
         } else {
             self.push(Event::Revoked(partitions));
-            consumer.incremental_unassign(list)
+            // What was declined, or not started yet, is not part of the consumer's assignment.
+            consumer.assignment().and_then(|held| {
+                let mut given_up = TopicPartitionList::new();
+                for element in list.elements() {
+                    if held
+                        .find_partition(element.topic(), element.partition())
+                        .is_some()
+                    {
+                        given_up.add_partition(element.topic(), element.partition());
+                    }
+                }
+                consumer.incremental_unassign(&given_up)
+            })
         };
         if let Err(error) = result {
             tracing::warn!(%error, "rebalance");

@@ -3,7 +3,7 @@
 //! Topics are always listed as a whole: asking for one by name may create it, where brokers create topics
 //! automatically.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -118,6 +118,15 @@ pub async fn apply(
                 .collect(),
         })
         .collect())
+}
+
+/// The names of all topics there are.
+///
+/// # Errors
+/// When the settings are wrong or Kafka does not answer within the timeout.
+pub async fn names(config: &ClientConfig, timeout: Duration) -> Result<BTreeSet<String>, TopologyError> {
+    let listed = Admin::new(config, timeout)?.list().await?;
+    Ok(listed.into_keys().collect())
 }
 
 /// How long to wait before the same question is asked again.

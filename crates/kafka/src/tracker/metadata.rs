@@ -9,6 +9,12 @@
 //!   first), and at the end a varint of done offsets. A segment begins and ends with an offset that is not
 //!   done, so that a wide gap costs a new segment, not its width in bits.
 //!
+//! # The topic that the commit belongs to
+//! An `r1:` text may end with one more run that is not done: [`TopicFingerprint`], at least 2^48 long, which no run of
+//! ours is. It tells a reader whether the commit was made in the topic that has this name today, or in one that was
+//! deleted since. Versions that do not know it drop trailing runs that are not done, so they read the same set. `b1:` has
+//! no room for it; `r1:` is therefore preferred up to [`PREFERRED_RUNS`] bytes.
+//!
 //! # Why what was admitted always fits
 //! Let d be the distances between neighbours of the offsets that are not done. `b1` takes at most
 //! sum of w(d) = min(d, 104) bits plus a constant: a distance up to 40 is written as bits, a wider one as
@@ -20,6 +26,8 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+
+use redeliver_kafka_ffi::TopicId;
 
 use super::OffsetRange;
 
@@ -35,6 +43,31 @@ const PAYLOAD_LIMIT: usize = (METADATA_LIMIT - PREFIX_LENGTH) / 4 * 3;
 const CONSTANT_BITS: u64 = 192;
 /// A distance up to this many offsets is cheaper as bits than as a new segment.
 const WIDEST_IN_SEGMENT: i64 = 40;
+/// Up to this many bytes the runs are written, with the topic's fingerprint, even if the bitmap is shorter.
+const PREFERRED_RUNS: usize = 512;
+
+/// The first 48 bits of a topic's id, with a bit above them that is always set. Two topics that had the same name
+/// after each other share it once in 2^48 times.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TopicFingerprint(u64);
+
+impl TopicFingerprint {
+    const MARK: u64 = 1 << 48;
+
+    /// The fingerprint of the topic with this id.
+    #[must_use]
+    pub fn of(id: TopicId) -> Self {
+        let high = u64::try_from(id.bits() >> 80).unwrap_or_default();
+        Self(Self::MARK | high)
+    }
+
+    /// Reads a trailing run that is not done.
+    fn from_run(length: u64) -> Option<Self> {
+        (Self::MARK..2 * Self::MARK)
+            .contains(&length)
+            .then_some(Self(length))
+    }
+}
 
 /// Why metadata was not understood. Nothing of it is used then.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -122,11 +155,25 @@ impl Weight {
 }
 
 /// Writes which offsets of `[commit, end)` are done: all but the holes, which are sorted, apart from each
-/// other and within the range. Returns `None` only when the holes weigh too much.
-pub(super) fn encode(commit: i64, holes: &[OffsetRange], end: i64) -> Option<String> {
-    let runs = encode_runs(commit, holes, end);
+/// other and within the range. Returns `None` only when the holes weigh too much. The fingerprint is left out where it
+/// does not fit.
+pub(super) fn encode(
+    commit: i64,
+    holes: &[OffsetRange],
+    end: i64,
+    topic: Option<TopicFingerprint>,
+) -> Option<String> {
+    let mut runs = encode_runs(commit, holes, end);
     let bitmap = encode_bitmap(commit, holes, end);
+    let with_topic = match (&mut runs, topic) {
+        (Some(runs), Some(TopicFingerprint(fingerprint))) if runs.len() <= PREFERRED_RUNS => {
+            push_varint(runs, fingerprint);
+            true
+        }
+        _ => false,
+    };
     let (prefix, bytes) = match (runs, bitmap) {
+        (Some(runs), _) if with_topic => (RUNS, runs),
         (Some(runs), Some(bitmap)) if bitmap.len() < runs.len() => (BITMAP, bitmap),
         (Some(runs), _) => (RUNS, runs),
         (None, Some(bitmap)) => (BITMAP, bitmap),
@@ -190,11 +237,14 @@ fn encode_bitmap(commit: i64, holes: &[OffsetRange], end: i64) -> Option<Vec<u8>
     (bytes.len() <= PAYLOAD_LIMIT).then_some(bytes)
 }
 
-/// Reads the done ranges beyond a commit. Total: any text gives ranges or an error, in memory bounded by
-/// the text's length.
-pub(super) fn decode(commit: i64, metadata: &str) -> Result<Vec<OffsetRange>, MetadataError> {
+/// Reads the done ranges beyond a commit, and the topic it was made in if it says so. Total: any text gives ranges or
+/// an error, in memory bounded by the text's length.
+pub(super) fn decode(
+    commit: i64,
+    metadata: &str,
+) -> Result<(Vec<OffsetRange>, Option<TopicFingerprint>), MetadataError> {
     if metadata.is_empty() {
-        return Ok(Vec::new());
+        return Ok((Vec::new(), None));
     }
     let Some((form @ (RUNS | BITMAP), text)) = metadata.split_at_checked(PREFIX_LENGTH) else {
         return Err(MetadataError::Foreign);
@@ -207,10 +257,15 @@ pub(super) fn decode(commit: i64, metadata: &str) -> Result<Vec<OffsetRange>, Me
         .map_err(|_| MetadataError::Damaged("not base64url"))?;
     let mut reader = Reader { bytes: &bytes };
     let mut ranges = Ranges::new(commit);
+    let mut topic = None;
     if form == RUNS {
         let mut done = false;
         while !reader.bytes.is_empty() {
             let length = reader.varint()?;
+            if !done && reader.bytes.is_empty() {
+                topic = TopicFingerprint::from_run(length);
+                break;
+            }
             if done {
                 ranges.done(length)?;
             } else {
@@ -237,7 +292,7 @@ pub(super) fn decode(commit: i64, metadata: &str) -> Result<Vec<OffsetRange>, Me
             }
         }
     }
-    ranges.finish()
+    Ok((ranges.finish()?, topic))
 }
 
 /// Collects done ranges and checks that a tracker could go on from them.
@@ -341,6 +396,10 @@ mod tests {
         OffsetRange { start, end }
     }
 
+    fn ranges(commit: i64, metadata: &str) -> Result<Vec<OffsetRange>, MetadataError> {
+        decode(commit, metadata).map(|(ranges, _)| ranges)
+    }
+
     fn done_between(commit: i64, holes: &[OffsetRange], end: i64) -> Vec<OffsetRange> {
         let mut at = commit;
         let mut done = Vec::new();
@@ -355,54 +414,72 @@ mod tests {
 
     #[test]
     fn nothing_done_is_no_text() {
-        assert_eq!(decode(7, ""), Ok(vec![]));
+        assert_eq!(ranges(7, ""), Ok(vec![]));
     }
 
     #[test]
     fn the_forms_are_stable_because_running_consumers_stored_them() {
-        assert_eq!(encode(10, &[range(10, 11)], 15).as_deref(), Some("r1:AQQ"));
-        assert_eq!(decode(10, "r1:AQQ"), Ok(vec![range(11, 15)]));
+        assert_eq!(encode(10, &[range(10, 11)], 15, None).as_deref(), Some("r1:AQQ"));
+        assert_eq!(ranges(10, "r1:AQQ"), Ok(vec![range(11, 15)]));
         let every_second: Vec<_> = (0..20).map(|n| range(10 + 2 * n, 11 + 2 * n)).collect();
-        let text = encode(10, &every_second, 50).unwrap();
+        let text = encode(10, &every_second, 50, None).unwrap();
         assert_eq!(text, "b1:ACdVVVVVVQE");
-        assert_eq!(decode(10, &text), Ok(done_between(10, &every_second, 50)));
+        assert_eq!(ranges(10, &text), Ok(done_between(10, &every_second, 50)));
+    }
+
+    #[test]
+    fn a_commit_names_its_topic_and_older_versions_read_the_same_set() {
+        let topic = TopicFingerprint::of(TopicId::from_bits(0x0123_4567_89ab << 80 | 7));
+        let text = encode(10, &[range(10, 11)], 15, Some(topic)).unwrap();
+        assert_eq!(text, "r1:AQSrk56rtKRA");
+        assert_eq!(decode(10, &text), Ok((vec![range(11, 15)], Some(topic))));
+        // As those versions do: a trailing run that is not done is dropped.
+        let mut old = Ranges::new(10);
+        old.hole(1).unwrap();
+        old.done(4).unwrap();
+        old.hole(topic.0).unwrap();
+        assert_eq!(old.finish(), Ok(vec![range(11, 15)]));
+        let nothing_done = encode(10, &[], 10, Some(topic)).unwrap();
+        assert_eq!(decode(10, &nothing_done), Ok((vec![], Some(topic))));
+        // What another program appends is no fingerprint.
+        assert_eq!(decode(10, "r1:AQQF"), Ok((vec![range(11, 15)], None)));
     }
 
     #[test]
     fn a_wide_gap_costs_a_segment_not_its_width() {
         let mut holes: Vec<_> = (0..8_000).map(|n| range(2 * n, 2 * n + 1)).collect();
         holes.push(range(1 << 50, (1 << 50) + 1));
-        let text = encode(0, &holes, 1 << 51).unwrap();
+        let text = encode(0, &holes, 1 << 51, None).unwrap();
         assert!(text.starts_with(BITMAP) && text.len() < 2_800, "{}", text.len());
-        assert_eq!(decode(0, &text), Ok(done_between(0, &holes, 1 << 51)));
+        assert_eq!(ranges(0, &text), Ok(done_between(0, &holes, 1 << 51)));
     }
 
     #[test]
     fn metadata_of_others_and_damage_are_told_apart() {
         for foreign in ["x", "r2:AQ", "{\"a\":1}", "ééé", "leader-epoch=5"] {
-            assert_eq!(decode(0, foreign), Err(MetadataError::Foreign), "{foreign}");
+            assert_eq!(ranges(0, foreign), Err(MetadataError::Foreign), "{foreign}");
         }
         for damaged in ["r1:!", "r1:gA", "b1:AP8", "r1:____________________"] {
             assert!(
-                matches!(decode(0, damaged), Err(MetadataError::Damaged(_))),
+                matches!(ranges(0, damaged), Err(MetadataError::Damaged(_))),
                 "{damaged}"
             );
         }
         let long = format!("r1:{}", "A".repeat(METADATA_LIMIT));
-        assert_eq!(decode(0, &long), Err(MetadataError::TooLarge));
+        assert_eq!(ranges(0, &long), Err(MetadataError::TooLarge));
         // A hole of 2^40 offsets, then one done: no tracker could follow that up.
         let mut bytes = Vec::new();
         push_varint(&mut bytes, 1 << 40);
         push_varint(&mut bytes, 1);
         let absurd = format!("r1:{}", URL_SAFE_NO_PAD.encode(bytes));
-        assert_eq!(decode(0, &absurd), Err(MetadataError::TooLarge));
-        assert_eq!(decode(i64::MAX - 1, "r1:AQQ"), Err(MetadataError::TooLarge));
+        assert_eq!(ranges(0, &absurd), Err(MetadataError::TooLarge));
+        assert_eq!(ranges(i64::MAX - 1, "r1:AQQ"), Err(MetadataError::TooLarge));
     }
 
     proptest! {
         #[test]
         fn any_text_is_read_or_refused(commit in any::<i64>(), text in "(r1:|b1:)?[-_a-zA-Z0-9]{0,80}") {
-            if let Ok(ranges) = decode(commit, &text) {
+            if let Ok(ranges) = ranges(commit, &text) {
                 prop_assert!(ranges.iter().all(|range| range.start < range.end && range.start >= commit));
                 prop_assert!(ranges.windows(2).all(|pair| pair[0].end < pair[1].start));
             }
@@ -410,7 +487,7 @@ mod tests {
 
         #[test]
         fn arbitrary_strings_never_panic(commit in any::<i64>(), text in ".{0,40}") {
-            let _ = decode(commit, &text);
+            let _ = ranges(commit, &text);
         }
 
         #[test]
@@ -445,18 +522,23 @@ mod tests {
             if let Some(bytes) = encode_bitmap(commit, &holes, end) {
                 prop_assert!(8 * bytes.len() as u64 <= weight.bitmap_bits + CONSTANT_BITS);
                 let text = format!("{BITMAP}{}", URL_SAFE_NO_PAD.encode(bytes));
-                prop_assert_eq!(decode(commit, &text), Ok(done_between(commit, &holes, end)));
+                prop_assert_eq!(ranges(commit, &text), Ok(done_between(commit, &holes, end)));
             }
             if let Some(bytes) = encode_runs(commit, &holes, end) {
                 prop_assert!(8 * bytes.len() as u64 <= weight.runs_bits + CONSTANT_BITS);
                 let text = format!("{RUNS}{}", URL_SAFE_NO_PAD.encode(bytes));
                 if weight.fits() {
-                    prop_assert_eq!(decode(commit, &text), Ok(done_between(commit, &holes, end)));
+                    prop_assert_eq!(ranges(commit, &text), Ok(done_between(commit, &holes, end)));
                 }
             }
             if weight.fits() {
-                let text = encode(commit, &holes, end);
-                prop_assert!(text.is_some_and(|text| text.len() <= METADATA_LIMIT && text.is_ascii()));
+                for topic in [None, Some(TopicFingerprint::of(TopicId::from_bits(u128::MAX)))] {
+                    let text = encode(commit, &holes, end, topic).unwrap();
+                    prop_assert!(text.len() <= METADATA_LIMIT && text.is_ascii());
+                    let (ranges, read) = decode(commit, &text).unwrap();
+                    prop_assert_eq!(ranges, done_between(commit, &holes, end));
+                    prop_assert!(read.is_none() || read == topic);
+                }
             }
         }
     }

@@ -2,11 +2,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 
+use redeliver_kafka_ffi::TopicId;
+
 use super::*;
 
 /// A tracker that begins at 0 with these offsets in flight.
 fn in_flight(offsets: impl IntoIterator<Item = i64>) -> OffsetTracker {
-    let mut tracker = OffsetTracker::new(Committed::at(0));
+    let mut tracker = OffsetTracker::new(Committed::at(0), None);
     for offset in offsets {
         assert!(tracker.may_admit(), "{offset}");
         assert_eq!(tracker.observe(offset), Admission::New);
@@ -15,11 +17,43 @@ fn in_flight(offsets: impl IntoIterator<Item = i64>) -> OffsetTracker {
 }
 
 fn restart(position: &CommitPosition) -> OffsetTracker {
-    OffsetTracker::new(Committed::decode(position.offset, &position.metadata).unwrap())
+    restart_in(position, None)
+}
+
+fn restart_in(position: &CommitPosition, topic: Option<TopicFingerprint>) -> OffsetTracker {
+    let committed = Committed::decode(position.offset, &position.metadata).unwrap();
+    assert!(!committed.is_of_another(topic));
+    OffsetTracker::new(committed, topic)
+}
+
+fn topic(bits: u128) -> Option<TopicFingerprint> {
+    Some(TopicFingerprint::of(TopicId::from_bits(bits)))
+}
+
+#[test]
+fn a_commit_of_the_topic_that_had_the_name_before_is_told_apart() {
+    let mut tracker = OffsetTracker::new(Committed::at(0), topic(1 << 100));
+    tracker.observe(0);
+    tracker.complete(0);
+    let position = tracker.commit_position().unwrap();
+    let committed = Committed::decode(position.offset, &position.metadata).unwrap();
+    assert!(!committed.is_of_another(topic(1 << 100)));
+    assert!(committed.is_of_another(topic(1 << 101)));
+    // Neither a commit nor a broker that does not say proves anything.
+    assert!(!committed.is_of_another(None));
+    assert!(!Committed::at(1).is_of_another(topic(1 << 101)));
+    let beginning = OffsetTracker::new(Committed::start(), topic(1 << 100)).position_or_beginning();
+    let committed = Committed::decode(beginning.offset, &beginning.metadata).unwrap();
+    assert_eq!(
+        (committed.offset, committed.is_of_another(topic(1 << 101))),
+        (0, true)
+    );
 }
 
 fn done(position: &CommitPosition) -> Vec<(i64, i64)> {
-    let completed = CompletedSet::decode(position.offset, &position.metadata).unwrap();
+    let completed = Committed::decode(position.offset, &position.metadata)
+        .unwrap()
+        .completed;
     completed
         .ranges()
         .iter()
@@ -51,7 +85,7 @@ fn in_order_the_commit_is_a_plain_offset() {
 
 #[test]
 fn a_partition_without_a_commit_begins_at_the_first_offset_it_delivers() {
-    let mut tracker = OffsetTracker::new(Committed::start());
+    let mut tracker = OffsetTracker::new(Committed::start(), None);
     assert_eq!((tracker.current_position(), tracker.position()), (None, None));
     assert_eq!(tracker.observe(1_000_000_000_000), Admission::New);
     assert_eq!(tracker.current_position().unwrap().offset, 1_000_000_000_000);
@@ -61,7 +95,7 @@ fn a_partition_without_a_commit_begins_at_the_first_offset_it_delivers() {
 
 #[test]
 fn a_position_is_offered_until_it_is_committed_and_always_as_the_current_one() {
-    let mut tracker = OffsetTracker::new(Committed::at(5));
+    let mut tracker = OffsetTracker::new(Committed::at(5), None);
     assert_eq!(tracker.commit_position(), None);
     assert_eq!(tracker.current_position().unwrap().offset, 5);
     tracker.observe(5);
@@ -94,7 +128,10 @@ fn what_was_read_before_a_rewind_is_stale() {
     assert_eq!(tracker.observe(2), Admission::Stale);
     assert_eq!(tracker.observe(0), Admission::Stale);
     assert_eq!(tracker.in_flight(), 2);
-    assert_eq!(OffsetTracker::new(Committed::at(9)).observe(8), Admission::Stale);
+    assert_eq!(
+        OffsetTracker::new(Committed::at(9), None).observe(8),
+        Admission::Stale
+    );
 }
 
 #[test]
@@ -185,7 +222,7 @@ fn nothing_blocks_when_everything_is_in_flight_or_done() {
 
 #[test]
 fn a_full_tracker_says_so_and_recovers() {
-    let mut tracker = OffsetTracker::new(Committed::at(0));
+    let mut tracker = OffsetTracker::new(Committed::at(0), None);
     let mut end = 0;
     while tracker.may_admit() {
         assert_eq!(tracker.observe(end), Admission::New);
@@ -207,7 +244,7 @@ fn a_full_tracker_says_so_and_recovers() {
 #[test]
 #[should_panic(expected = "was not to be read while the tracker is full")]
 fn reading_on_with_a_full_tracker_is_refused_rather_than_done_twice() {
-    let mut tracker = OffsetTracker::new(Committed::at(0));
+    let mut tracker = OffsetTracker::new(Committed::at(0), None);
     (0..30_000).for_each(|offset| {
         tracker.observe(offset);
     });
@@ -215,7 +252,7 @@ fn reading_on_with_a_full_tracker_is_refused_rather_than_done_twice() {
 
 #[test]
 fn a_commit_that_is_as_full_as_can_be_is_restored_without_a_standstill() {
-    let mut tracker = OffsetTracker::new(Committed::at(0));
+    let mut tracker = OffsetTracker::new(Committed::at(0), None);
     let mut log = Vec::new();
     while tracker.may_admit() {
         let offset = 2 * i64::try_from(log.len()).unwrap();
@@ -321,7 +358,7 @@ impl Model {
     fn new(log: Vec<i64>) -> Self {
         Self {
             log,
-            tracker: OffsetTracker::new(Committed::start()),
+            tracker: OffsetTracker::new(Committed::start(), topic(1 << 100)),
             next: 0,
             pending: BTreeSet::new(),
             uncommitted: BTreeSet::new(),
@@ -392,11 +429,11 @@ impl Model {
         self.uncommitted.clear();
         match &self.stored {
             Some(stored) => {
-                self.tracker = restart(stored);
+                self.tracker = restart_in(stored, topic(1 << 100));
                 self.next = self.log.partition_point(|offset| *offset < stored.offset);
             }
             None => {
-                self.tracker = OffsetTracker::new(Committed::start());
+                self.tracker = OffsetTracker::new(Committed::start(), topic(1 << 100));
                 self.next = 0;
             }
         }
@@ -419,7 +456,9 @@ impl Model {
         if let Some(lowest) = self.pending.first() {
             assert!(position.offset <= *lowest);
         }
-        let completed = CompletedSet::decode(position.offset, &position.metadata).unwrap();
+        let completed = Committed::decode(position.offset, &position.metadata)
+            .unwrap()
+            .completed;
         for offset in &self.log {
             let is_done = self.durable.contains_key(offset) || self.uncommitted.contains(offset);
             let says_done = *offset < position.offset || completed.contains(*offset);

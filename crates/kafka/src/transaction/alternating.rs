@@ -18,6 +18,7 @@ use redeliver_core::Output;
 
 use super::{Setback, Transactions};
 use crate::client::KafkaSettings;
+use crate::topic_watch::TopicWatch;
 
 /// Two [`Transactions`], used in turn, as one.
 pub(crate) struct Alternating {
@@ -30,11 +31,17 @@ pub(crate) struct Alternating {
 
 impl Alternating {
     /// Prepares producers of two transactional ids that begin with `id`.
-    pub(crate) fn new(settings: &KafkaSettings, id: &str, changelog: Option<&Arc<str>>) -> Self {
+    pub(crate) fn new(
+        settings: &KafkaSettings,
+        id: &str,
+        changelog: Option<&Arc<str>>,
+        watch: &TopicWatch,
+    ) -> Self {
         let of = |id: String| {
             let config = settings.transactional_producer(&id);
             let mut transactions = Transactions::new(config, id, settings.transaction_timeout);
             transactions.follow(changelog.cloned());
+            transactions.heed(watch.clone());
             transactions
         };
         Self {

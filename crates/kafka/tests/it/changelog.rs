@@ -4,9 +4,11 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use redeliver_core::{Headers, Output, Record, SystemClock, Timestamp};
+use redeliver_core::{Headers, Output, Record, Timestamp};
 use redeliver_kafka::reader::{TopicReader, group_positions};
-use redeliver_kafka::{AssignmentId, Lane, LaneObserver, LaneSpec, Processor, Turn, Waker};
+use redeliver_kafka::{
+    AssignmentId, IfRecreated, Lane, LaneContext, LaneObserver, LaneSpec, Processor, TopicWatch, Turn,
+};
 use redeliver_testkit::{eventually, unique};
 use tokio_util::sync::CancellationToken;
 
@@ -95,17 +97,12 @@ async fn turns_without_a_record_commit_the_positions_of_their_owners_and_tell_th
         batch: 100,
         grace: Duration::from_secs(10),
         changelog: Some(changelog.as_str().into()),
+        if_recreated: IfRecreated::ReadFromBeginning,
     };
     let stop = CancellationToken::new();
-    let lane = Lane::new(
-        settings.clone(),
-        spec,
-        Arc::new(SystemClock),
-        Arc::new(Quiet),
-        Waker::new(),
-        stop.clone(),
-        owner,
-    );
+    let watch = TopicWatch::start(&settings).unwrap();
+    let context = LaneContext::new(settings.clone(), Arc::new(Quiet), watch, stop.clone());
+    let lane = Lane::new(context, spec, owner);
     let running = thread::spawn(move || lane.run());
     eventually("all turns are committed", Duration::from_secs(30), || {
         let told = ends.lock().unwrap().clone();

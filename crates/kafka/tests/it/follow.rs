@@ -7,8 +7,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use rdkafka::TopicPartitionList;
-use rdkafka::admin::{AdminClient, AdminOptions};
-use rdkafka::client::DefaultClientContext;
 use redeliver_core::{Headers, Output, Position};
 use redeliver_kafka::follow::{Event, Follower, Start};
 use redeliver_kafka::lookup::Lookup;
@@ -18,7 +16,7 @@ use redeliver_kafka::transaction::Transactions;
 use redeliver_kafka::{KafkaSettings, Waker};
 use redeliver_testkit::{eventually, unique};
 
-use crate::support::{create_topic, settings};
+use crate::support::{create_topic, delete_topic, settings};
 
 const DEADLINE: Duration = Duration::from_secs(30);
 
@@ -53,20 +51,6 @@ fn produce_and_abort(settings: &KafkaSettings, topic: &Arc<str>, values: &[&str]
     let setback = transactions.write(&outputs, &TopicPartitionList::new(), || None);
     let setback = setback.unwrap_err().to_string();
     assert!(setback.contains("asking for the group"), "{setback}");
-}
-
-async fn delete_topic(settings: &KafkaSettings, topic: &str) {
-    let admin: AdminClient<DefaultClientContext> = settings.client().create().unwrap();
-    for result in admin.delete_topics(&[topic], &AdminOptions::new()).await.unwrap() {
-        result.unwrap();
-    }
-    let surveyor = Surveyor::new(settings).unwrap();
-    eventually("the topic is gone", DEADLINE, || {
-        match surveyor.topics(|name| name == topic) {
-            Ok(topics) if topics.is_empty() => Ok(()),
-            found => Err(format!("{found:?}")),
-        }
-    });
 }
 
 /// What a follower has given so far, by partition: offsets with values, and how many ends.
@@ -156,7 +140,7 @@ async fn a_topic_that_was_made_again_is_followed_when_it_is_added_again() {
     follower.add(&[start(&topic, 0, None)]).unwrap();
     let mut given = Given::default();
     given.until(&mut follower, "all", |given| given.values(0).len() == 3);
-    delete_topic(&settings, &topic).await;
+    delete_topic(&settings, &topic);
     follower.remove(&topic).unwrap();
     create_topic(&settings, &topic, 1).await;
     produce(&settings, &topic, 0, &["new"]).await;

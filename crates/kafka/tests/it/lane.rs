@@ -1,24 +1,25 @@
 //! The lane on real Kafka, with a processor that copies records.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
-use redeliver_core::{Headers, Output, Record, SystemClock, Timestamp};
+use redeliver_core::{Headers, Output, Record, Timestamp};
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::reader::{TopicReader, group_positions};
 use redeliver_kafka::{
-    AssignmentId, KafkaSettings, Lane, LaneError, LaneObserver, LaneSpec, Processor, Turn, Waker,
+    AssignmentId, IfRecreated, KafkaSettings, Lane, LaneContext, LaneError, LaneObserver, LaneSpec,
+    Processor, TopicWatch, Turn,
 };
 use redeliver_testkit::{eventually, unique};
 use tokio_util::sync::CancellationToken;
 
 use crate::support::{create_topic, settings};
 
-const DEADLINE: Duration = Duration::from_secs(30);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
 
 /// Copies records to a topic, those with an odd value later than those with an even one, so that records
 /// finish out of order.
@@ -98,63 +99,118 @@ impl Processor for Copy {
     }
 }
 
-/// The lag of each partition that is owned.
+/// What a lane says of itself.
 #[derive(Default)]
-struct Lags(Mutex<BTreeMap<i32, u64>>);
+pub(crate) struct Lags {
+    /// The lag of each partition that is owned.
+    lags: Mutex<BTreeMap<(String, i32), u64>>,
+    /// Why it waits; nothing when it is ready.
+    waiting: Mutex<Option<String>>,
+    pub(crate) dropped: AtomicU64,
+    pub(crate) recreated: AtomicU64,
+    pub(crate) deleted_unread: AtomicU64,
+}
 
 impl Lags {
-    fn sum(&self) -> Option<u64> {
-        let lags = self.0.lock().unwrap();
+    pub(crate) fn sum(&self) -> Option<u64> {
+        let lags = self.lags.lock().unwrap();
         (!lags.is_empty()).then(|| lags.values().sum())
+    }
+
+    /// The topics of which partitions are owned and read.
+    pub(crate) fn topics(&self) -> BTreeSet<String> {
+        let lags = self.lags.lock().unwrap();
+        lags.keys().map(|(topic, _)| topic.clone()).collect()
+    }
+
+    /// How many partitions are owned and read.
+    pub(crate) fn partitions(&self) -> usize {
+        self.lags.lock().unwrap().len()
+    }
+
+    pub(crate) fn waiting(&self) -> Option<String> {
+        self.waiting.lock().unwrap().clone()
     }
 }
 
 impl LaneObserver for Lags {
-    fn lag(&self, _topic: &str, partition: i32, records: Option<u64>) {
-        let mut lags = self.0.lock().unwrap();
+    fn ready(&self) {
+        *self.waiting.lock().unwrap() = None;
+    }
+
+    fn waiting(&self, reason: &str) {
+        *self.waiting.lock().unwrap() = Some(reason.to_owned());
+    }
+
+    fn lag(&self, topic: &str, partition: i32, records: Option<u64>) {
+        let mut lags = self.lags.lock().unwrap();
+        let partition = (topic.to_owned(), partition);
         match records {
             Some(records) => lags.insert(partition, records),
             None => lags.remove(&partition),
         };
     }
+
+    fn recreated(&self, _topic: &str, _partition: i32, in_hand: usize) {
+        self.recreated.fetch_add(1, Ordering::SeqCst);
+        self.dropped.fetch_add(in_hand as u64, Ordering::SeqCst);
+    }
+
+    fn deleted_unread(&self, _topic: &str, _partition: i32, records: u64) {
+        self.deleted_unread.fetch_add(records, Ordering::SeqCst);
+    }
 }
 
-struct Running {
-    lags: Arc<Lags>,
+pub(crate) struct Running {
+    pub(crate) lags: Arc<Lags>,
     stop: CancellationToken,
     thread: JoinHandle<Result<(), LaneError>>,
-    accepted: Arc<AtomicU64>,
+    pub(crate) accepted: Arc<AtomicU64>,
 }
 
 impl Running {
-    fn stop(self) {
+    pub(crate) fn stop(self) {
         self.stop.cancel();
         self.thread.join().unwrap().unwrap();
     }
 }
 
-fn start(settings: KafkaSettings, group: &str, from: &str, to: &str, hold_odd: bool) -> Running {
+pub(crate) fn start(settings: KafkaSettings, group: &str, from: &str, to: &str, hold_odd: bool) -> Running {
+    start_with(
+        settings,
+        group,
+        &[from],
+        to,
+        hold_odd,
+        IfRecreated::ReadFromBeginning,
+    )
+}
+
+pub(crate) fn start_with(
+    settings: KafkaSettings,
+    group: &str,
+    from: &[&str],
+    to: &str,
+    hold_odd: bool,
+    if_recreated: IfRecreated,
+) -> Running {
     let spec = LaneSpec {
         name: format!("copy-{group}"),
         group: group.to_owned(),
-        topics: vec![from.into()],
+        topics: from.iter().map(|from| Arc::from(*from)).collect(),
         batch: 500,
         grace: Duration::from_secs(10),
         changelog: None,
+        if_recreated,
     };
     let stop = CancellationToken::new();
     let accepted = Arc::new(AtomicU64::new(0));
     let copy = Copy::new(to, hold_odd, accepted.clone());
     let lags = Arc::new(Lags::default());
-    let lane = Lane::new(
-        settings,
-        spec,
-        Arc::new(SystemClock),
-        lags.clone(),
-        Waker::new(),
-        stop.clone(),
-        copy,
-    );
+    *lags.waiting.lock().unwrap() = Some("starting".to_owned());
+    let watch = TopicWatch::start(&settings).unwrap();
+    let context = LaneContext::new(settings, lags.clone(), watch, stop.clone());
+    let lane = Lane::new(context, spec, copy);
     let thread = std::thread::spawn(move || lane.run());
     Running {
         lags,
@@ -164,7 +220,7 @@ fn start(settings: KafkaSettings, group: &str, from: &str, to: &str, hold_odd: b
     }
 }
 
-fn counts(settings: &KafkaSettings, topic: &str) -> BTreeMap<String, u32> {
+pub(crate) fn counts(settings: &KafkaSettings, topic: &str) -> BTreeMap<String, u32> {
     let mut counts = BTreeMap::new();
     let mut reader = TopicReader::new(settings, &[topic.into()]).unwrap();
     reader
@@ -176,7 +232,7 @@ fn counts(settings: &KafkaSettings, topic: &str) -> BTreeMap<String, u32> {
     counts
 }
 
-async fn fill(settings: &KafkaSettings, topic: &str, values: std::ops::Range<u32>) {
+pub(crate) async fn fill(settings: &KafkaSettings, topic: &str, values: std::ops::Range<u32>) {
     let producer = Producer::new(settings).unwrap();
     let sends = values.map(|n| {
         let producer = producer.clone();
@@ -325,4 +381,50 @@ async fn what_a_killed_process_left_open_is_resolved_first() {
     lane.stop();
     assert!(counts(&settings, &to).values().all(|count| *count == 1));
     drop(left_open);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_lag_at_the_end_of_a_partition_is_zero_also_behind_the_markers_of_transactions() {
+    let settings = settings("markers");
+    let (from, to, group) = (unique("from"), unique("to"), unique("group"));
+    create_topic(&settings, &from, 1).await;
+    create_topic(&settings, &to, 1).await;
+    let write = |values: std::ops::Range<u32>| {
+        let producer: BaseProducer = settings
+            .transactional_producer(&unique("writer"))
+            .create()
+            .unwrap();
+        producer.init_transactions(DEADLINE).unwrap();
+        for value in values {
+            producer.begin_transaction().unwrap();
+            let value = value.to_string();
+            let record = BaseRecord::<(), str>::to(&from).payload(&value);
+            producer.send(record).map_err(|(error, _)| error).unwrap();
+            producer.commit_transaction(DEADLINE).unwrap();
+        }
+    };
+    let lag_is = |lags: &Lags, expected: Option<u64>| {
+        eventually("the lag is told", DEADLINE, || match lags.sum() {
+            lag if lag == expected => Ok(()),
+            lag => Err(format!("{lag:?}")),
+        });
+    };
+    write(0..10);
+    let lane = start(settings.clone(), &group, &from, &to, false);
+    lag_is(&lane.lags, Some(0));
+    write(10..12);
+    eventually("all are copied", DEADLINE, || {
+        match counts(&settings, &to).len() {
+            12 => Ok(()),
+            copied => Err(format!("{copied} of 12")),
+        }
+    });
+    lag_is(&lane.lags, Some(0));
+    lane.stop();
+    // From a committed offset, behind which there is a marker.
+    let lane = start(settings.clone(), &group, &from, &to, true);
+    lag_is(&lane.lags, Some(0));
+    write(13..14);
+    lag_is(&lane.lags, Some(1));
+    lane.stop();
 }

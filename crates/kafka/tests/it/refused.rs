@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use rdkafka::admin::{AdminClient, AdminOptions, AlterConfig, NewTopic, ResourceSpecifier, TopicReplication};
 use rdkafka::client::DefaultClientContext;
-use redeliver_core::{Headers, Output, Record, SystemClock, Timestamp};
+use redeliver_core::{Headers, Output, Record, Timestamp};
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::reader::TopicReader;
 use redeliver_kafka::{
-    AssignmentId, KafkaSettings, Lane, LaneError, LaneObserver, LaneSpec, Processor, Refused, Turn, Waker,
+    AssignmentId, IfRecreated, KafkaSettings, Lane, LaneContext, LaneError, LaneObserver, LaneSpec,
+    Processor, Refused, TopicWatch, Turn,
 };
 use redeliver_testkit::{eventually, unique};
 use tokio_util::sync::CancellationToken;
@@ -139,6 +140,7 @@ impl Copying {
             batch: 500,
             grace: Duration::from_secs(10),
             changelog: None,
+            if_recreated: IfRecreated::ReadFromBeginning,
         };
         let copy = Copy {
             to: copying.to.as_str().into(),
@@ -146,15 +148,14 @@ impl Copying {
             accepted: copying.accepted.clone(),
             waiting: Vec::new(),
         };
-        let lane = Lane::new(
+        let watch = TopicWatch::start(&copying.settings).unwrap();
+        let context = LaneContext::new(
             copying.settings.clone(),
-            spec,
-            Arc::new(SystemClock),
             copying.heard.clone(),
-            Waker::new(),
+            watch,
             copying.stop.clone(),
-            copy,
         );
+        let lane = Lane::new(context, spec, copy);
         copying.thread = Some(std::thread::spawn(move || lane.run()));
         copying
     }

@@ -5,7 +5,8 @@ use std::time::Duration;
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use redeliver_kafka::KafkaSettings;
-use redeliver_testkit::{eventually, unique};
+use redeliver_kafka::survey::Surveyor;
+use redeliver_testkit::{eventually, kafka_request, unique};
 
 /// Settings for the test broker under an instance name of its own.
 pub(crate) fn settings(instance: &str) -> KafkaSettings {
@@ -31,6 +32,18 @@ pub(crate) async fn create_topic(settings: &KafkaSettings, topic: &str, partitio
             Ok(())
         } else {
             Err("not all leaders are known".to_owned())
+        }
+    });
+}
+
+/// Deletes a topic and waits until it is gone.
+pub(crate) fn delete_topic(settings: &KafkaSettings, topic: &str) {
+    kafka_request::delete_topic(&settings.brokers, topic);
+    let surveyor = Surveyor::new(settings).unwrap();
+    eventually("the topic is gone", Duration::from_secs(20), || {
+        match surveyor.topics(|name| name == topic) {
+            Ok(topics) if topics.is_empty() => Ok(()),
+            found => Err(format!("{found:?}")),
         }
     });
 }

@@ -48,6 +48,9 @@ pub struct TopicsConfig {
     /// How long a new dead-letter topic keeps records.
     #[serde(with = "text")]
     pub dead_letter_retention: Span,
+    /// How long a result or a job waits for a topic that does not exist before it becomes a dead letter.
+    #[serde(with = "text")]
+    pub missing_timeout: Span,
 }
 
 impl Default for KafkaConfig {
@@ -73,6 +76,7 @@ impl Default for TopicsConfig {
             replication: 1,
             retention: Span::from_secs(7 * 86_400),
             dead_letter_retention: Span::from_secs(30 * 86_400),
+            missing_timeout: Span::from_secs(15 * 60),
         }
     }
 }
@@ -112,6 +116,11 @@ impl KafkaConfig {
                 "dead_letter_retention",
                 self.topics.dead_letter_retention,
                 Span::from_secs(60)..=year,
+            );
+            at.range(
+                "missing_timeout",
+                self.topics.missing_timeout,
+                Span::from_secs(1)..=Span::from_secs(7 * 86_400),
             );
         });
     }

@@ -85,6 +85,9 @@ impl Config {
             Value::Raw(text) => !matches!(text.trim(), "" | "~" | "null"),
             _ => true,
         });
+        for pipeline in config.retired.values_mut() {
+            pipeline.retire();
+        }
         let mut findings = Findings::new(tree);
         config.check(&mut findings);
         let problems = findings.into_problems();
@@ -98,7 +101,7 @@ impl Config {
     /// Writes out what was left out and depends on other fields.
     fn resolve(&mut self) {
         self.kafka.static_membership = Some(self.static_membership());
-        for (name, pipeline) in &mut self.pipelines {
+        for (name, pipeline) in self.pipelines.iter_mut().chain(&mut self.retired) {
             pipeline.resolve(name);
         }
     }
@@ -116,6 +119,17 @@ impl Config {
         self.check_retention(findings);
         findings.inside("pipelines", |at| {
             for (name, pipeline) in &self.pipelines {
+                at.inside(name, |at| pipeline.check(name, &self.scheduler, at));
+            }
+        });
+        findings.inside("retired", |at| {
+            for (name, pipeline) in &self.retired {
+                if self.pipelines.contains_key(name) {
+                    at.wrong(
+                        name,
+                        "stands under `pipelines` too; a pipeline is in use or retired",
+                    );
+                }
                 at.inside(name, |at| pipeline.check(name, &self.scheduler, at));
             }
         });
@@ -148,9 +162,9 @@ impl Config {
 
     fn check_served(&self, served: &ServedPipelines, needs_endpoint: bool, findings: &mut Findings<'_>) {
         for name in served.pipelines.iter().flatten() {
-            match self.pipelines.get(name) {
+            match self.any_pipeline(name) {
                 None => {
-                    let known = self.pipelines.keys().map(String::as_str);
+                    let known = self.all_pipelines().map(|(name, _)| name);
                     findings.wrong(
                         "pipelines",
                         format!("there is no pipeline `{name}`{}", hint(name, known)),

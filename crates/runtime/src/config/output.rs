@@ -1,10 +1,10 @@
-//! To which topic a result goes: always the same one, or one chosen by a field of the payload.
+//! To which topic a result goes: always the same one, one chosen by a field of the payload, or one that a worker chooses.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-use serde::de::value::MapAccessDeserializer;
-use serde::de::{Error, MapAccess, Visitor};
+use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
+use serde::de::{Error, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::problem::Findings;
@@ -15,6 +15,8 @@ use super::problem::Findings;
 pub enum OutputConfig {
     /// Always this topic.
     Topic(String),
+    /// One of these topics, which the handler of a worker chooses; the first one when it chooses none.
+    AnyOf(Vec<String>),
     /// The topic that a field of the payload names.
     Chosen(ChosenOutput),
 }
@@ -37,6 +39,7 @@ impl OutputConfig {
     pub fn default_topic(&self) -> &str {
         match self {
             Self::Topic(topic) => topic,
+            Self::AnyOf(topics) => topics.first().map_or("", String::as_str),
             Self::Chosen(chosen) => &chosen.default,
         }
     }
@@ -45,8 +48,10 @@ impl OutputConfig {
     #[must_use]
     pub fn topics(&self) -> Vec<&str> {
         let mut topics = vec![self.default_topic()];
-        if let Self::Chosen(chosen) = self {
-            topics.extend(chosen.topics.values().map(String::as_str));
+        match self {
+            Self::Topic(_) => {}
+            Self::AnyOf(listed) => topics.extend(listed.iter().map(String::as_str)),
+            Self::Chosen(chosen) => topics.extend(chosen.topics.values().map(String::as_str)),
         }
         topics.sort_unstable();
         topics.dedup();
@@ -56,6 +61,10 @@ impl OutputConfig {
     pub(super) fn check(&self, key: &str, findings: &mut Findings<'_>) {
         match self {
             Self::Topic(topic) => findings.topic(key, topic),
+            Self::AnyOf(topics) if topics.is_empty() => {
+                findings.wrong(key, "is empty; name at least one topic");
+            }
+            Self::AnyOf(topics) => topics.iter().for_each(|topic| findings.topic(key, topic)),
             Self::Chosen(chosen) => findings.inside(key, |at| {
                 if !is_pointer(&chosen.pointer) {
                     at.wrong("pointer", pointer_problem(&chosen.pointer));
@@ -94,11 +103,15 @@ impl<'de> Visitor<'de> for OutputVisitor {
     type Value = OutputConfig;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a topic or { pointer, topics, default }")
+        f.write_str("a topic, a list of topics, or { pointer, topics, default }")
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<OutputConfig, E> {
         Ok(OutputConfig::Topic(text.to_owned()))
+    }
+
+    fn visit_seq<S: SeqAccess<'de>>(self, list: S) -> Result<OutputConfig, S::Error> {
+        Vec::deserialize(SeqAccessDeserializer::new(list)).map(OutputConfig::AnyOf)
     }
 
     fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<OutputConfig, M::Error> {

@@ -144,7 +144,7 @@ fn is_properties(path: &Path) -> bool {
 
 fn is_headers(path: &Path) -> bool {
     let text = path.to_string();
-    text.starts_with("pipelines.")
+    (text.starts_with("pipelines.") || text.starts_with("retired."))
         && (text.ends_with(".http.headers") || text.ends_with(".http.header_files"))
 }
 

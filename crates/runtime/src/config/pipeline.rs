@@ -25,7 +25,7 @@ pub struct PipelineConfig {
     pub retry: RetryConfig,
     /// From which instant a wait counts.
     pub anchor: AnchorConfig,
-    /// No wait is longer; a due time further away is malformed.
+    /// No wait that begins is longer.
     #[serde(with = "text")]
     pub max_wait: Span,
     /// Who holds records that wait longer than the longest tier.
@@ -39,6 +39,9 @@ pub struct PipelineConfig {
     pub in_flight: u32,
     /// The most bytes of them and of their results, about.
     pub in_flight_bytes: u64,
+    /// Whether it stands under `retired`.
+    #[serde(skip)]
+    is_retired: bool,
 }
 
 /// `return_to`, as it is written.
@@ -90,6 +93,7 @@ impl Default for PipelineConfig {
             http: None,
             in_flight: 4_096,
             in_flight_bytes: 256 << 20,
+            is_retired: false,
         }
     }
 }
@@ -132,6 +136,7 @@ impl PipelineConfig {
                 LongWaitsConfig::Tiers => None,
                 LongWaitsConfig::Scheduler => Some(scheduler.topics.ingest.as_str().into()),
             },
+            retired: self.is_retired,
             ..Pipeline::new(name)
         }
     }
@@ -144,6 +149,17 @@ impl PipelineConfig {
 
     fn policy(&self) -> Option<RetryPolicy> {
         self.retry.policy().ok()
+    }
+
+    /// Whether it stands under `retired`: it takes nothing new and finishes what waits.
+    #[must_use]
+    pub fn is_retired(&self) -> bool {
+        self.is_retired
+    }
+
+    /// Notes that it stands under `retired`.
+    pub(super) fn retire(&mut self) {
+        self.is_retired = true;
     }
 
     /// Writes out what was left out.
@@ -207,6 +223,13 @@ impl PipelineConfig {
         findings.range("in_flight", self.in_flight, 1..=20_000);
         findings.range("in_flight_bytes", self.in_flight_bytes, 1 << 20..=1 << 36);
         if let Some(http) = &self.http {
+            if let Some(OutputConfig::AnyOf(_)) = &self.output {
+                findings.wrong(
+                    "output",
+                    "is a list, of which only a handler of your own can choose; with `http` write one topic, or \
+                     { pointer, topics, default }",
+                );
+            }
             findings.inside("http", |at| {
                 http.check(at);
                 if http.concurrency > self.in_flight && self.in_flight > 0 {
@@ -231,6 +254,9 @@ impl PipelineConfig {
             );
             return;
         }
+        if let Some(problem) = name_problem(name, scheduler) {
+            findings.wrong(name, format!("cannot be the name of a pipeline: {problem}"));
+        }
         let topics = self.pipeline(name, scheduler).topics();
         let derived = topics.iter().filter(|(topic, _)| topic.starts_with(name));
         if let Some((topic, _)) = derived
@@ -244,4 +270,33 @@ impl PipelineConfig {
             );
         }
     }
+}
+
+/// What a pipeline of this name would be mistaken for: its consumer group for that of a tier or of the scheduler, its
+/// topics for those of another pipeline.
+fn name_problem(name: &str, scheduler: &SchedulerConfig) -> Option<String> {
+    let group = Pipeline::new(name).worker_group();
+    if let Some(tier) = name
+        .strip_prefix("retry-")
+        .and_then(|tier| tier.parse::<Span>().ok())
+    {
+        return Some(format!(
+            "its consumer group would be `{group}`, which is that of the tier {tier}; choose a name that is not \
+             `retry-` and a delay"
+        ));
+    }
+    if let Some((other, role)) = name.rsplit_once("-retry-")
+        && (role == "due" || role.parse::<Span>().is_ok())
+    {
+        return Some(format!(
+            "it would be taken for a retry topic of a pipeline `{other}`; choose a name that does not end in \
+             `-retry-due` or in `-retry-` and a delay"
+        ));
+    }
+    (group == scheduler.group).then(|| {
+        format!(
+            "its consumer group would be `{group}`, which is scheduler.group; choose another name, or another \
+             scheduler.group"
+        )
+    })
 }

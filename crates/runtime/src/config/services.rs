@@ -26,6 +26,8 @@ pub struct RetryTierConfig {
     /// The tiers; left out, all tiers of all pipelines.
     #[serde(with = "text::optional_list")]
     pub tiers: Option<Vec<Span>>,
+    /// Whether it also serves tiers that pipelines do not have any more; left out, only when `tiers` is left out.
+    pub leftovers: Option<bool>,
     /// The most records in hand per partition.
     pub look_ahead: u32,
     /// The most bytes in hand per partition.
@@ -33,7 +35,7 @@ pub struct RetryTierConfig {
 }
 
 /// `redis`: the scheduler's time index.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RedisConfig {
     /// `redis://` or `rediss://` with host and port; `redis-cluster://`, `redis-sentinel://` and the same with TLS.
@@ -42,6 +44,8 @@ pub struct RedisConfig {
     pub ca_file: Option<PathBuf>,
     /// What all keys begin with.
     pub prefix: String,
+    /// The share of Redis' `maxmemory` from which on far jobs are refused.
+    pub high_water: f64,
 }
 
 /// `dlq_inspector`.
@@ -65,6 +69,7 @@ impl Default for RetryTierConfig {
     fn default() -> Self {
         Self {
             tiers: None,
+            leftovers: None,
             look_ahead: 1_024,
             look_ahead_bytes: 1 << 20,
         }
@@ -77,6 +82,7 @@ impl Default for RedisConfig {
             url: Url::new("redis://localhost:6379"),
             ca_file: None,
             prefix: "redeliver".to_owned(),
+            high_water: 0.9,
         }
     }
 }
@@ -94,15 +100,32 @@ impl Default for DlqInspectorConfig {
 }
 
 impl RetryTierConfig {
+    /// Whether tiers are served that pipelines do not have any more.
+    #[must_use]
+    pub fn serves_leftovers(&self) -> bool {
+        self.leftovers.unwrap_or(self.tiers.is_none())
+    }
+
+    /// Whether this tier is served, by a pipeline that has it or as a leftover.
+    #[must_use]
+    pub fn serves(&self, tier: Span) -> bool {
+        self.tiers.as_ref().is_none_or(|tiers| tiers.contains(&tier))
+    }
+
     /// `existing`: the tiers that any pipeline has, growing.
     pub(super) fn check(&self, existing: &[Span], findings: &mut Findings<'_>) {
         for (index, tier) in self.tiers.iter().flatten().enumerate() {
-            if !existing.contains(tier) {
+            // Which leftovers there are only Kafka knows.
+            if !existing.contains(tier) && !self.serves_leftovers() {
                 let problem = match existing {
                     [] => format!("no pipeline has the tier {tier}; there is no pipeline"),
                     _ => {
                         let names: Vec<String> = existing.iter().map(Span::to_string).collect();
-                        format!("no pipeline has the tier {tier}; there are {}", names.join(", "))
+                        format!(
+                            "no pipeline has the tier {tier}; there are {}; to serve one that is left over, set \
+                             retry_tier.leftovers: true",
+                            names.join(", ")
+                        )
                     }
                 };
                 findings.wrong("tiers", problem);
@@ -144,6 +167,7 @@ impl RedisConfig {
                 "is for TLS, and redis.url does not ask for it: write rediss://",
             );
         }
+        findings.range("high_water", self.high_water, 0.1..=1.0);
         // Braces would take the place of the shard in what decides on the node of a cluster.
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "._:-".contains(c);
         if self.prefix.is_empty() || self.prefix.len() > 100 || !self.prefix.chars().all(is_plain) {

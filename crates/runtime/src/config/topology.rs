@@ -4,49 +4,64 @@ use std::collections::BTreeMap;
 
 use redeliver_core::pipeline::TopicRole;
 
-use super::Config;
 use super::problem::Findings;
+use super::{Config, PipelineConfig};
 
 /// Checks the topics of all pipelines against each other. A pipeline may read what another one writes as
 /// its results, and several may write to the same output; every other meeting is a mistake.
 pub(super) fn check(config: &Config, findings: &mut Findings<'_>) {
     let mut taken: BTreeMap<String, Use<'_>> = BTreeMap::new();
-    findings.inside("pipelines", |findings| {
-        for (name, settings) in &config.pipelines {
-            settings.check_names(name, &config.scheduler, findings);
-            for used in uses(
-                name,
-                &settings.pipeline(name, &config.scheduler).topics(),
-                settings,
-            ) {
-                match taken.get(&used.topic) {
-                    Some(other) if !may_meet(other, &used) => {
-                        let problem = format!(
-                            "`{}` is {} of this pipeline and {} of `{}`; a topic has one meaning",
-                            used.topic,
-                            used.role.words(),
-                            other.role.words(),
-                            other.pipeline
-                        );
-                        match used.role {
-                            Role::Source => findings.inside(name, |at| at.wrong("source", problem)),
-                            Role::Output => findings.inside(name, |at| at.wrong("output", problem)),
-                            Role::Own => findings.wrong(name, problem),
-                        }
-                    }
-                    // Of an output and a source the source is kept: a second source must be found.
-                    Some(other) if other.role == Role::Source => {}
-                    _ => {
-                        taken.insert(used.topic.clone(), used);
-                    }
-                }
-            }
-        }
-    });
+    for (section, pipelines) in [("pipelines", &config.pipelines), ("retired", &config.retired)] {
+        findings.inside(section, |findings| {
+            check_pipelines(config, pipelines, &mut taken, findings);
+        });
+    }
     findings.inside("scheduler", |at| {
         at.inside("topics", |at| check_job_topics(config, &taken, at));
         at.inside("apps", |at| check_apps(config, &taken, at));
     });
+}
+
+fn check_pipelines<'c>(
+    config: &Config,
+    pipelines: &'c BTreeMap<String, PipelineConfig>,
+    taken: &mut BTreeMap<String, Use<'c>>,
+    findings: &mut Findings<'_>,
+) {
+    for (name, settings) in pipelines {
+        // That it stands twice is said elsewhere.
+        if settings.is_retired() && config.pipelines.contains_key(name) {
+            continue;
+        }
+        settings.check_names(name, &config.scheduler, findings);
+        for used in uses(
+            name,
+            &settings.pipeline(name, &config.scheduler).topics(),
+            settings,
+        ) {
+            match taken.get(&used.topic) {
+                Some(other) if !may_meet(other, &used) => {
+                    let problem = format!(
+                        "`{}` is {} of this pipeline and {} of `{}`; a topic has one meaning",
+                        used.topic,
+                        used.role.words(),
+                        other.role.words(),
+                        other.pipeline
+                    );
+                    match used.role {
+                        Role::Source => findings.inside(name, |at| at.wrong("source", problem)),
+                        Role::Output => findings.inside(name, |at| at.wrong("output", problem)),
+                        Role::Own => findings.wrong(name, problem),
+                    }
+                }
+                // Of an output and a source the source is kept: a second source must be found.
+                Some(other) if other.role == Role::Source => {}
+                _ => {
+                    taken.insert(used.topic.clone(), used);
+                }
+            }
+        }
+    }
 }
 
 /// A pipeline may write jobs to be scheduled, and read what could not be; the rest is the scheduler's alone.

@@ -4,9 +4,10 @@ use std::sync::{Arc, Mutex};
 
 use prometheus_client::metrics::counter::Counter;
 use redeliver_core::SystemClock;
-use redeliver_runtime::admin::{Admin, AdminError, bind, serve};
-use redeliver_runtime::config::{AdminConfig, Config};
+use redeliver_runtime::admin::{Admin, serve};
+use redeliver_runtime::config::Config;
 use redeliver_runtime::health::Health;
+use redeliver_runtime::listen::Listener;
 use redeliver_runtime::metrics;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -42,11 +43,8 @@ async fn get(address: std::net::SocketAddr, path: &str) -> Answer {
     }
 }
 
-fn any_port() -> AdminConfig {
-    AdminConfig {
-        listen: "127.0.0.1:0".parse().unwrap(),
-        ..AdminConfig::default()
-    }
+fn any_port() -> Listener {
+    Listener::bind("admin.listen", "127.0.0.1:0".parse().unwrap()).unwrap()
 }
 
 #[tokio::test]
@@ -63,7 +61,7 @@ async fn the_port_tells_life_readiness_metrics_and_configuration() {
         config: Arc::new(config),
         shutdown: CancellationToken::new(),
     };
-    let listener = bind(&any_port()).await.unwrap();
+    let listener = any_port();
     let address = listener.local_addr().unwrap();
     let mut server = JoinSet::new();
     server.spawn(serve(listener, admin.clone()));
@@ -110,21 +108,4 @@ async fn the_port_tells_life_readiness_metrics_and_configuration() {
         ("503", &"shutting down".into())
     );
     assert_eq!(get(address, "/livez").await.status(), "200");
-}
-
-#[tokio::test]
-async fn a_port_that_is_taken_is_named() {
-    let first = bind(&any_port()).await.unwrap();
-    let address = first.local_addr().unwrap();
-    let error = bind(&AdminConfig {
-        listen: address,
-        ..AdminConfig::default()
-    })
-    .await
-    .unwrap_err();
-    assert!(matches!(error, AdminError::InUse(_)));
-    let expected = format!(
-        "admin.listen: {address} is in use by another process; choose another port, or 0 for a free one"
-    );
-    assert_eq!(error.to_string(), expected);
 }

@@ -386,3 +386,11 @@ proptest! {
         let _ = Config::from_yaml(&text);
     }
 }
+
+#[test]
+fn a_worker_may_declare_several_outputs() {
+    let config = load("pipelines: { p: { output: [b, a, b] } }", &[], &[]).unwrap();
+    let pipeline = config.pipelines["p"].pipeline("p", &config.scheduler);
+    assert_eq!(pipeline.output.as_deref(), Some("b"));
+    assert_eq!(pipeline.other_outputs, ["a".into()]);
+}

@@ -372,8 +372,11 @@ fn a_service_is_told_what_exists() {
     let with = |line: &str| load(&format!("{pipelines}{line}"), &[], &[]).unwrap_err();
     assert_eq!(
         with("retry_tier: { tiers: [5s, 2m] }"),
-        "retry_tier.tiers: no pipeline has the tier 2m; there are 5s, 30s, 1m (redeliver.yaml line 2)"
+        "retry_tier.tiers: no pipeline has the tier 2m; there are 5s, 30s, 1m; to serve one that is left over, set \
+         retry_tier.leftovers: true (redeliver.yaml line 2)"
     );
+    let leftover = "retry_tier: { tiers: [5s, 2m], leftovers: true }";
+    assert!(load(&format!("{pipelines}{leftover}"), &[], &[]).is_ok());
     assert_eq!(
         with("enricher: { pipelines: [doc] }"),
         "enricher.pipelines: there is no pipeline `doc`, did you mean `docs`? (redeliver.yaml line 2)"
@@ -386,6 +389,68 @@ fn a_service_is_told_what_exists() {
         "retry_tier: { tiers: [5s] }",
         "retry_tier.tiers: no pipeline has the tier 5s; there is no pipeline (redeliver.yaml line 1)",
     );
+}
+
+#[test]
+fn a_pipeline_is_not_called_like_a_tier_or_the_scheduler() {
+    let wrong = |name: &str, problem: &str| {
+        check(
+            &format!("pipelines: {{ {name}: {{}} }}"),
+            &format!("pipelines.{name}: cannot be the name of a pipeline: {problem} (redeliver.yaml line 1)"),
+        );
+    };
+    wrong(
+        "retry-5s",
+        "its consumer group would be `redeliver-retry-5s`, which is that of the tier 5s; choose a name that is not \
+         `retry-` and a delay",
+    );
+    let taken = "it would be taken for a retry topic of a pipeline `a`; choose a name that does not end in \
+                 `-retry-due` or in `-retry-` and a delay";
+    wrong("a-retry-5s", taken);
+    wrong("a-retry-due", taken);
+    wrong(
+        "scheduler",
+        "its consumer group would be `redeliver-scheduler`, which is scheduler.group; choose another name, or another \
+         scheduler.group",
+    );
+    for right in ["retry", "retry-soon", "retry-5", "a-retry", "scheduler2"] {
+        assert!(
+            load(&format!("pipelines: {{ {right}: {{}} }}"), &[], &[]).is_ok(),
+            "{right}"
+        );
+    }
+    assert!(
+        load(
+            "pipelines: { scheduler: {} }\nscheduler: { group: jobs }",
+            &[],
+            &[]
+        )
+        .is_ok()
+    );
+}
+
+#[test]
+fn a_retired_pipeline_is_checked_like_any_other_but_for_its_source() {
+    check(
+        "pipelines: { a: {} }\nretired: { a: { output: b } }",
+        "retired.a: stands under `pipelines` too; a pipeline is in use or retired (redeliver.yaml line 2)",
+    );
+    check(
+        "retired: { a: { max_wait: 1s } }",
+        "retired.a.max_wait: 1s is shorter than the longest retry delay 1m (redeliver.yaml line 1)",
+    );
+    // Another pipeline may have taken over the source.
+    let config = load(
+        "pipelines: { b: { source: a } }\nretired: { a: { return_to: source } }",
+        &[],
+        &[],
+    )
+    .unwrap();
+    let pipeline = config.retired["a"].pipeline("a", &config.scheduler);
+    assert!(pipeline.retired && !config.pipelines["b"].pipeline("b", &config.scheduler).retired);
+    assert_eq!(&*pipeline.return_topic(), "a-retry-due");
+    let served: Vec<&str> = config.worker_pipelines().iter().map(|(name, _)| *name).collect();
+    assert_eq!(served, ["b", "a"]);
 }
 
 #[test]
@@ -477,4 +542,17 @@ fn every_mapping_of_the_example_refuses_unknown_keys() {
         refused += 1;
     }
     assert!(refused >= 18, "only {refused} mappings");
+}
+
+#[test]
+fn a_list_of_outputs_is_for_handlers_of_the_users_own() {
+    check(
+        "pipelines: { p: { output: [] } }",
+        "pipelines.p.output: is empty; name at least one topic (redeliver.yaml line 1)",
+    );
+    check(
+        "pipelines: { p: { output: [a, b], http: { url: 'http://h' } } }",
+        "pipelines.p.output: is a list, of which only a handler of your own can choose; with `http` write one topic, or \
+         { pointer, topics, default } (redeliver.yaml line 1)",
+    );
 }

@@ -8,8 +8,9 @@ use serde_json::Value;
 use crate::config::load;
 
 /// Mappings whose keys are chosen by the user.
-const NAMED_BY_USER: [&str; 7] = [
+const NAMED_BY_USER: [&str; 8] = [
     "pipelines",
+    "retired",
     "apps",
     "properties",
     "headers",

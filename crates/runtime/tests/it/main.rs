@@ -4,5 +4,6 @@ mod admin;
 mod config;
 mod config_errors;
 mod default_file;
+mod listen;
 mod otlp;
 mod process;

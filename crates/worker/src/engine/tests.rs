@@ -7,6 +7,8 @@ use crate::metrics::WorkerFamilies;
 
 const NOW: Timestamp = Timestamp::from_millis(1_700_000_000_000);
 
+const TIMEOUT: Duration = Duration::from_secs(900);
+
 /// An engine with one partition of its source, and what its driver would do.
 struct Bench {
     engine: Engine,
@@ -14,21 +16,36 @@ struct Bench {
     pipeline: Arc<Pipeline>,
     assignment: AssignmentId,
     turn: Turn,
+    /// Topics that do not exist, and for how long.
+    missing: Arc<Mutex<HashMap<String, Duration>>>,
 }
 
 impl Bench {
     fn new(limit: InFlight) -> Self {
         let pipeline = Arc::new(Pipeline {
             output: Some("done".into()),
+            other_outputs: vec!["other".into()],
             ..Pipeline::new("docs")
         });
         let exchange = Arc::new(Exchange::new(Waker::new()));
-        let metrics = Arc::new(WorkerFamilies::register(&mut Registry::default()).of("docs"));
+        let families = WorkerFamilies::register(&mut Registry::default());
+        let metrics = Arc::new(families.of("docs"));
+        let missing: Arc<Mutex<HashMap<String, Duration>>> = Arc::default();
+        let topics = Topics {
+            missing_for: Box::new({
+                let missing = missing.clone();
+                move |topic| missing.lock().unwrap().get(topic).copied()
+            }),
+            written: pipeline.written_topics(),
+            timeout: TIMEOUT,
+            gauges: families.missing_topics("lane", &pipeline.written_topics()),
+        };
         let mut engine = Engine::new(
             pipeline.clone(),
             exchange.clone(),
             metrics,
             Gauge::default(),
+            topics,
             limit,
         );
         let assignment = AssignmentId::for_tests(0, 1);
@@ -39,6 +56,7 @@ impl Bench {
             pipeline,
             assignment,
             turn: Turn::default(),
+            missing,
         }
     }
 
@@ -195,4 +213,81 @@ fn a_turn_is_bounded_in_bytes_and_never_empty() {
         turns.push(bench.turn.completed.len());
     }
     assert_eq!(turns, [1, 2, 1]);
+}
+
+#[test]
+fn a_record_waits_for_its_missing_topic_and_no_other_record_does() {
+    let mut bench = Bench::new(ROOMY);
+    let to = |topic: &str| {
+        let topic = Some(topic.into());
+        Outcome::Success(vec![Produced {
+            topic,
+            ..Produced::unchanged()
+        }])
+    };
+    bench.missing.lock().unwrap().insert("other".into(), TIMEOUT / 2);
+    for offset in 0..4 {
+        bench.accept(offset, 10);
+    }
+    bench.handle(|offset| to(if offset % 2 == 0 { "done" } else { "other" }));
+    bench.finish();
+    bench.engine.committed(NOW);
+    assert_eq!(bench.written(), [["done", "key-0", ""], ["done", "key-2", ""]]);
+    assert_eq!(bench.engine.in_flight.records, 2);
+    assert!(!bench.engine.is_busy());
+    bench.finish();
+    assert!(bench.written().is_empty());
+    // It exists again.
+    bench.missing.lock().unwrap().clear();
+    bench.finish();
+    bench.engine.committed(NOW);
+    assert_eq!(bench.written(), [["other", "key-1", ""], ["other", "key-3", ""]]);
+    assert_eq!(bench.engine.in_flight.records, 0);
+    assert_eq!(bench.engine.in_flight.bytes, 0);
+}
+
+#[test]
+fn a_result_whose_topic_was_missing_for_too_long_is_dead_and_a_wait_is_not() {
+    let mut bench = Bench::new(ROOMY);
+    let missing = bench.missing.clone();
+    let set = |topic: &str, missing_for| missing.lock().unwrap().insert(topic.into(), missing_for);
+    set("done", TIMEOUT / 2);
+    set("docs-retry-5s", TIMEOUT * 2);
+    bench.accept(0, 10);
+    bench.accept(1, 10);
+    bench.handle(|offset| match offset {
+        0 => Outcome::unchanged(),
+        _ => Outcome::Failed(Failure::transient("http.503", "busy")),
+    });
+    bench.finish();
+    assert!(bench.written().is_empty());
+    // Its dead-letter topic is missing too.
+    set("done", TIMEOUT);
+    set("docs-dlq", TIMEOUT);
+    bench.finish();
+    assert!(bench.written().is_empty());
+    missing.lock().unwrap().remove("docs-dlq");
+    bench.finish();
+    bench.engine.committed(NOW);
+    assert_eq!(bench.written(), [["docs-dlq", "key-0", "output.missing"]]);
+    missing.lock().unwrap().clear();
+    bench.finish();
+    bench.engine.committed(NOW);
+    assert_eq!(bench.written()[0][0], "docs-retry-5s");
+    assert_eq!(bench.engine.in_flight.bytes, 0);
+}
+
+#[test]
+fn what_is_held_back_of_a_lost_partition_is_forgotten() {
+    let mut bench = Bench::new(ROOMY);
+    bench.missing.lock().unwrap().insert("done".into(), TIMEOUT / 2);
+    bench.accept(0, 10);
+    bench.handle(|_| Outcome::unchanged());
+    bench.finish();
+    assert_eq!(bench.engine.held.len(), 1);
+    bench.engine.revoked(bench.assignment);
+    bench.finish();
+    assert!(bench.turn.completed.is_empty());
+    assert_eq!(bench.engine.held.len(), 0);
+    assert_eq!(bench.engine.in_flight.records, 0);
 }

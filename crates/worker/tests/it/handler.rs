@@ -12,22 +12,27 @@ use redeliver_kafka::producer::Producer;
 use redeliver_kafka::reader::TopicReader;
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::Start;
+use redeliver_runtime::listen::Listener;
 use redeliver_runtime::telemetry::Tracer;
 use redeliver_testkit::scratch::Scratch;
 use redeliver_testkit::{Member, Process, binary, brokers, eventually, unique};
 use redeliver_worker::{Attempt, Handler, Host, WorkerSpec, spawn, topics};
-use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 use tower::{BoxError, service_fn};
 
-const DEADLINE: Duration = Duration::from_secs(60);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 /// Records of each kind.
 const EACH: usize = 10;
 
 /// Runs a worker with this handler until it is told to stop.
-async fn work<H: Handler>(config: Arc<Config>, name: String, handler: H, shutdown: CancellationToken) {
-    let admin = TcpListener::bind("127.0.0.1:0").await.unwrap();
+pub(crate) async fn work<H: Handler>(
+    config: Arc<Config>,
+    name: String,
+    handler: H,
+    shutdown: CancellationToken,
+) {
+    let admin = Listener::bind("admin.listen", config.admin.listen).unwrap();
     let start = Start {
         config: config.clone(),
         shutdown,
@@ -52,14 +57,14 @@ async fn work<H: Handler>(config: Arc<Config>, name: String, handler: H, shutdow
     host.run().await.unwrap();
 }
 
-fn text(record: &Record, name: &str) -> Option<String> {
+pub(crate) fn text(record: &Record, name: &str) -> Option<String> {
     let value = record.headers.single(name).unwrap()?;
     Some(String::from_utf8(value.unwrap().to_vec()).unwrap())
 }
 
 /// All records of a topic by their values; two with the same one are a failure.
 #[track_caller]
-fn by_value(kafka: &KafkaSettings, topic: &Arc<str>) -> BTreeMap<String, Record> {
+pub(crate) fn by_value(kafka: &KafkaSettings, topic: &Arc<str>) -> BTreeMap<String, Record> {
     let mut records = BTreeMap::new();
     TopicReader::new(kafka, std::slice::from_ref(topic))
         .unwrap()

@@ -2,7 +2,6 @@
 
 mod api;
 mod golden;
-mod kafka_request;
 mod lifecycle;
 mod rebuild;
 mod server;

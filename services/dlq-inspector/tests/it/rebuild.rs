@@ -9,9 +9,9 @@ use redeliver_proto::convert::to_timestamp;
 use redeliver_proto::error::reason;
 use redeliver_proto::v1;
 use redeliver_testkit::eventually_async;
+use redeliver_testkit::kafka_request::{delete_records, delete_topic};
 use tonic::Code;
 
-use crate::kafka_request::{delete_records, delete_topic};
 use crate::support::{DEADLINE, Dead, Setup, dead, ids};
 
 fn numbered(name: &str, count: usize) -> Vec<Dead> {

@@ -9,7 +9,7 @@ use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::routing::post;
-use tokio::net::TcpListener;
+use redeliver_runtime::listen::Listener;
 use tokio_util::sync::CancellationToken;
 
 /// What the endpoint does with a document, by its number.
@@ -36,7 +36,7 @@ fn fate(number: u64) -> Fate {
 }
 
 /// Serves until the token is cancelled.
-pub(super) async fn serve(listener: TcpListener, shutdown: CancellationToken) -> std::io::Result<()> {
+pub(super) async fn serve(listener: Listener, shutdown: CancellationToken) -> std::io::Result<()> {
     let calls: Arc<Mutex<Calls>> = Arc::default();
     let app = Router::new().route("/enrich", post(enrich)).with_state(calls);
     axum::serve(listener, app)

@@ -89,7 +89,7 @@ fn forgeries(pipe: &Pipe, due: Timestamp, tampered: &[&'static str]) -> Vec<(Str
                 "1e9",
                 "2026-01-31 12:00",
             ],
-            RETURN_TOPIC => &["__consumer_offsets", "upstream", "../etc", "."],
+            RETURN_TOPIC => &["../etc", ".", "a b", "ä"],
             RETRY_COUNT => &[
                 "-1",
                 "+1",
@@ -248,6 +248,41 @@ fn forged_headers_in_a_tier_are_dead_and_never_early() {
     for (end, header) in ends.iter().zip([PROCESS_AFTER, RETURN_TOPIC]) {
         assert_eq!(text(end, ERROR_CODE), Ok(Some(format!("header.{header}"))));
     }
+}
+
+#[test]
+fn a_forged_return_topic_leads_to_the_pipelines_own() {
+    let pipe = Setup::new("forged-return").partitions(1).tiers(&[300]).create();
+    let target = Setup::new("forged-target").create();
+    let (_enricher, _tier) = (pipe.enricher("a"), pipe.retry_tier("a"));
+    let topic = pipe.pipeline.tier_topic(pipe.pipeline.policy.tiers()[0]);
+    let named = [
+        target.pipeline.source.to_string(),
+        target.pipeline.due_topic().to_string(),
+        pipe.pipeline.dead_letter_topic().to_string(),
+        "__consumer_offsets".to_owned(),
+        "upstream".to_owned(),
+    ];
+    let forged = named.iter().map(|named| {
+        let mut list = honest(&pipe, SystemClock.now());
+        list.last_mut().unwrap().1 = Some(named.as_bytes().to_vec());
+        draft(named, &list)
+    });
+    pipe.produce_to(&topic, forged.collect());
+    let mut watch = pipe.watch();
+    watch.until_ended(named.len(), DEADLINE);
+    let dead_letters = pipe.pipeline.dead_letter_topic();
+    for end in &watch.records {
+        assert_ne!(end.position.topic, dead_letters, "{end:?}");
+    }
+    let released = pipe.read(&[pipe.pipeline.due_topic()]);
+    assert_eq!(released.len(), named.len());
+    for released in released {
+        let due = pipe.pipeline.due_topic().to_string();
+        assert_eq!(text(&released, RETURN_TOPIC), Ok(Some(due)));
+    }
+    let elsewhere = [target.pipeline.source.clone(), target.pipeline.due_topic()];
+    assert!(target.read(&elsewhere).is_empty());
 }
 
 #[test]

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Write as _;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -253,6 +253,35 @@ pub(crate) struct Printed {
     pub(crate) stderr: String,
 }
 
+fn configured(name: &str, arguments: &[&str], file: &Path, settings: &BTreeMap<String, String>) -> Command {
+    let mut command = binary(name);
+    command.env_clear().args(arguments).arg("--config").arg(file);
+    for (key, value) in settings {
+        command.arg("--set").arg(format!("{key}={value}"));
+    }
+    command
+}
+
+/// What `topics check` prints, without what it says of records that wait in topics of other tests on the same broker.
+pub(crate) fn without_other_tests(stdout: &str) -> String {
+    let (others, own): (Vec<&str>, Vec<&str>) = stdout
+        .lines()
+        .partition(|line| line.contains("` is named after pipeline `"));
+    let warnings = |line: &str| -> Option<(String, usize)> {
+        let (topics, count) = line.split_once(" topics, ")?;
+        Some((topics.to_owned(), count.split(' ').next()?.parse().ok()?))
+    };
+    let own = own.into_iter().map(|line| match warnings(line) {
+        Some((topics, count)) if !others.is_empty() => match count - others.len() {
+            0 => format!("{topics} topics are as they must be\n"),
+            1 => format!("{topics} topics, 1 warning\n"),
+            more => format!("{topics} topics, {more} warnings\n"),
+        },
+        _ => format!("{line}\n"),
+    });
+    own.collect()
+}
+
 /// Runs a command to its end, without the environment of this process.
 pub(crate) fn run(mut command: Command) -> Printed {
     let output = command.env_clear().output().unwrap();
@@ -263,19 +292,65 @@ pub(crate) fn run(mut command: Command) -> Printed {
     }
 }
 
+/// Another configuration for the processes of a [`Pipe`]: what it is changed to.
+pub(crate) struct Variant {
+    file: PathBuf,
+    settings: BTreeMap<String, String>,
+    /// The pipeline as the services see it then.
+    pub(crate) pipeline: Pipeline,
+}
+
 impl Pipe {
     /// A command of one of our binaries with this pipeline's configuration.
     pub(crate) fn command(&self, name: &str, arguments: &[&str]) -> Command {
-        let mut command = binary(name);
-        command
-            .env_clear()
-            .args(arguments)
-            .arg("--config")
-            .arg(&self.file);
-        for (key, value) in &self.settings {
-            command.arg("--set").arg(format!("{key}={value}"));
+        configured(name, arguments, &self.file, &self.settings)
+    }
+
+    /// The configuration with another text and with these settings over those of the test.
+    pub(crate) fn variant(&self, edit: impl Fn(&str) -> String, settings: &[(String, String)]) -> Variant {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let text = edit(&std::fs::read_to_string(&self.file).unwrap());
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let file = self.file.with_file_name(format!("changed-{number}.yaml"));
+        std::fs::write(&file, &text).unwrap();
+        let mut all = self.settings.clone();
+        all.extend(settings.iter().cloned());
+        let sources = redeliver_runtime::config::Sources {
+            file: Some(file.clone()),
+            environment: BTreeMap::new(),
+            overrides: all.clone().into_iter().collect(),
+        };
+        let config = Config::load(&sources).unwrap_or_else(|error| panic!("{error}\n{text}"));
+        let pipeline = config.any_pipeline(&self.name).unwrap();
+        Variant {
+            file,
+            settings: all,
+            pipeline: pipeline.pipeline(&self.name, &config.scheduler),
         }
-        command
+    }
+
+    /// Runs the CLI to its end with another configuration.
+    pub(crate) fn redeliver_with(&self, variant: &Variant, arguments: &[&str]) -> Printed {
+        run(configured(
+            "redeliver",
+            arguments,
+            &variant.file,
+            &variant.settings,
+        ))
+    }
+
+    /// Starts a service with another configuration, and waits until it is ready.
+    pub(crate) fn start_with(
+        &self,
+        variant: &Variant,
+        service: &str,
+        instance: &str,
+        arguments: &[&str],
+    ) -> Service {
+        let command = configured(service, arguments, &variant.file, &variant.settings);
+        let mut service = self.spawn_as(service, instance, command);
+        service.until_ready();
+        service
     }
 
     /// Runs the CLI to its end.
@@ -307,7 +382,10 @@ impl Pipe {
 
     /// Starts a service and waits for nothing.
     pub(crate) fn spawn(&self, service: &str, instance: &str, arguments: &[&str]) -> Service {
-        let mut command = self.command(service, arguments);
+        self.spawn_as(service, instance, self.command(service, arguments))
+    }
+
+    fn spawn_as(&self, service: &str, instance: &str, mut command: Command) -> Service {
         command
             .arg("--set")
             .arg(format!("instance={}-{instance}", self.name));
@@ -368,11 +446,7 @@ impl Pipe {
 
     /// The output topics and the dead-letter topic.
     pub(crate) fn end_topics(&self) -> Vec<Arc<str>> {
-        let topics = self.pipeline.topics().into_iter();
-        topics
-            .filter(|(_, role)| matches!(role, TopicRole::Output | TopicRole::DeadLetter))
-            .map(|(topic, _)| topic)
-            .collect()
+        end_topics(&self.pipeline)
     }
 
     /// Follows the ends of records from the beginning.
@@ -418,12 +492,17 @@ impl Pipe {
 
     /// Asks the oracle.
     pub(crate) fn audit(&self) -> Box<Report> {
+        self.audit_of(&self.pipeline)
+    }
+
+    /// Asks the oracle about the pipeline with other settings.
+    pub(crate) fn audit_of(&self, pipeline: &Pipeline) -> Box<Report> {
         let options = AuditOptions {
             output: self.check,
             scheduler: self.jobs.clone(),
             timeout: START,
         };
-        Box::new(audit(&self.kafka, &self.pipeline, &options).unwrap())
+        Box::new(audit(&self.kafka, pipeline, &options).unwrap())
     }
 
     /// When each record of the source was written there.
@@ -479,6 +558,15 @@ impl Service {
         self.process.terminate();
         self.process.wait(START).code()
     }
+}
+
+/// The output topics and the dead-letter topic of a pipeline.
+pub(crate) fn end_topics(pipeline: &Pipeline) -> Vec<Arc<str>> {
+    let topics = pipeline.topics().into_iter();
+    topics
+        .filter(|(_, role)| matches!(role, TopicRole::Output | TopicRole::DeadLetter))
+        .map(|(topic, _)| topic)
+        .collect()
 }
 
 /// One GET over HTTP/1.1: status and body.

@@ -23,13 +23,13 @@ impl Bench {
             records: look_ahead,
             bytes: usize::MAX,
         };
-        let mut relay = Relay::new(
-            TIER,
-            &[Arc::new(Pipeline::new("docs"))],
-            look_ahead,
-            metrics,
-            Tracer::off(),
-        );
+        let pipeline = Pipeline {
+            max_wait: Span::from_secs(60),
+            ..Pipeline::new("docs")
+        };
+        let served = Served::new(Arc::new(pipeline), true);
+        let is_missing = Box::new(|_: &str| false);
+        let mut relay = Relay::new(TIER, &[served], look_ahead, metrics, Tracer::off(), is_missing);
         let assignment = AssignmentId::for_tests(0, 1);
         relay.assigned(assignment, &"docs-retry-5s".into(), 0);
         Self {
@@ -169,7 +169,8 @@ fn forged_records_die_as_malformed_and_never_leave_early() {
         forge(headers::PROCESS_AFTER, Some(b"0")),
         forge(headers::PROCESS_AFTER, Some(b"9999-01-01T00:00:00Z")),
         forge(headers::RETURN_TOPIC, None),
-        forge(headers::RETURN_TOPIC, Some(b"payments")),
+        forge(headers::RETURN_TOPIC, Some(b"")),
+        forge(headers::RETURN_TOPIC, Some(b"../etc")),
     ];
     for headers in forged {
         let mut bench = Bench::new(10);
@@ -179,6 +180,38 @@ fn forged_records_die_as_malformed_and_never_leave_early() {
         assert_eq!(out[0].0, "docs-dlq");
         assert_eq!(out[0].1.last(headers::ERROR_CLASS), Some(&b"malformed"[..]));
     }
+}
+
+#[test]
+fn a_wait_ends_in_a_topic_of_the_pipeline_whatever_the_header_names() {
+    for (named, released) in [
+        ("docs-retry-due", "docs-retry-due"),
+        ("docs", "docs"),
+        ("payments", "docs-retry-due"),
+        ("docs-dlq", "docs-retry-due"),
+        ("__consumer_offsets", "docs-retry-due"),
+    ] {
+        let mut list = waiting_until(NOW).filtered(|name| name != headers::RETURN_TOPIC);
+        list.push_text(headers::RETURN_TOPIC, named);
+        let mut bench = Bench::new(10);
+        bench.accept(list);
+        let out = bench.finish(NOW);
+        assert_eq!(out[0].0, released, "{named}");
+        // Whoever reads it there is told where it was meant to go.
+        assert_eq!(out[0].1.last(headers::RETURN_TOPIC), Some(released.as_bytes()));
+        assert_eq!(out[0].1.last("user"), Some(&[0xff, 0x00][..]));
+        assert_eq!(out[0].1.last(headers::RETRY_COUNT), Some(&b"1"[..]));
+    }
+}
+
+#[test]
+fn a_time_lock_from_before_max_wait_was_lowered_is_kept() {
+    let mut bench = Bench::new(10);
+    let long_after = in_seconds(3_600);
+    bench.accept(waiting_until(long_after));
+    assert_eq!(bench.relay.next_due(), Some(long_after));
+    assert!(bench.finish(in_seconds(3_599)).is_empty());
+    assert_eq!(bench.finish(long_after)[0].0, "docs-retry-due");
 }
 
 #[test]
@@ -245,4 +278,27 @@ fn what_its_return_topic_does_not_take_becomes_a_dead_letter() {
         ),
         (2, 1)
     );
+}
+
+#[test]
+fn what_has_no_return_topic_stays_and_others_of_the_tier_go() {
+    let mut bench = Bench::new(10);
+    let gone = Arc::new(std::sync::Mutex::new("docs-retry-due"));
+    bench.relay.is_missing = Box::new({
+        let gone = gone.clone();
+        move |topic| *gone.lock().unwrap() == topic
+    });
+    bench.accept(waiting_until(NOW));
+    assert!(bench.finish(NOW).is_empty());
+    // The lane does not look again and again for what cannot go.
+    assert_eq!(bench.relay.next_due(), None);
+    assert_eq!(bench.relay.held(), 1);
+    // A dead letter of the same partition goes.
+    bench.accept(Headers::new());
+    assert_eq!(bench.finish(NOW)[0].0, "docs-dlq");
+    *gone.lock().unwrap() = "docs-dlq";
+    bench.accept(Headers::new());
+    assert_eq!(bench.finish(NOW)[0].0, "docs-retry-due");
+    *gone.lock().unwrap() = "";
+    assert_eq!(bench.finish(NOW)[0].0, "docs-dlq");
 }

@@ -20,7 +20,8 @@ use crate::answers::{Place, Waiting};
 use crate::codec;
 use crate::index::{Index, Lookup};
 use crate::job::{JobId, Kind};
-use crate::request::{Draft, Envelope, Field, Format, Rules, When, Wish, write_protobuf};
+use crate::request::{Command, Draft, Envelope, Field, Format, Rules, When, Wish, write_protobuf};
+use crate::room::{self, INDEX_FULL};
 
 /// How long an outcome is waited for.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -43,6 +44,8 @@ pub(crate) struct Jobs<I> {
     /// Of the ingest topic: the shards.
     pub(crate) partitions: i32,
     pub(crate) rules: Rules,
+    /// How far ahead jobs are held in memory.
+    pub(crate) window: Duration,
     pub(crate) waiting: Waiting,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) shutdown: CancellationToken,
@@ -74,8 +77,16 @@ impl<I: Index> Jobs<I> {
             Some(key) => shard_of(&draft.app, key, self.partitions),
             None => fastrand::i32(0..self.partitions),
         };
+        let has_key = draft.idempotency_key.is_some();
         let wish = Wish::Schedule(Box::new(draft));
-        self.check(&wish, format)?;
+        let command = self.check(&wish, format)?;
+        // Of a job with a key it is not known here whether it was accepted before.
+        if let Command::Schedule(request) = command
+            && !has_key
+        {
+            let room = self.index.usage().room;
+            room::check(room, request.due, self.clock.now(), self.window)?;
+        }
         let deadline = Instant::now() + PATIENCE;
         if !wait {
             let id = self.write(&wish, partition, "", trace, deadline).await?;
@@ -100,6 +111,7 @@ impl<I: Index> Jobs<I> {
                 job: Box::new(self.filled(job).await),
                 reason: outcome.reason,
             }),
+            _ if outcome.code == INDEX_FULL => Err(Refusal::NoRoom(outcome.reason)),
             _ => Err(Refusal::Rejected(outcome.reason)),
         }
     }
@@ -178,7 +190,7 @@ impl<I: Index> Jobs<I> {
     }
 
     /// By the rules with which the record will be read, so that a wrong request never becomes one.
-    fn check(&self, wish: &Wish, format: Format) -> Result<(), Refusal> {
+    fn check(&self, wish: &Wish, format: Format) -> Result<Command, Refusal> {
         let now = self.clock.now();
         let envelope = Envelope {
             requested: now,
@@ -186,8 +198,7 @@ impl<I: Index> Jobs<I> {
             key: None,
             headers: &Headers::new(),
         };
-        wish.clone().check(format, &self.rules, &envelope)?;
-        Ok(())
+        Ok(wish.clone().check(format, &self.rules, &envelope)?)
     }
 
     async fn command(&self, id: JobId, wish: &Wish, trace: Headers) -> Result<v1::CommandOutcome, Refusal> {

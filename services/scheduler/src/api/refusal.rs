@@ -14,6 +14,7 @@ use crate::answers::TooMany;
 use crate::index::IndexError;
 use crate::job::JobId;
 use crate::request::{Field, Format};
+use crate::room::{INDEX_FULL, RETRY_AFTER};
 
 /// Why something is not done.
 #[derive(Debug)]
@@ -39,6 +40,8 @@ pub(crate) enum Refusal {
     Unconfirmed,
     /// Kafka has refused the command, or could not be reached.
     Unwritten(String),
+    /// The index has no room for a job that is due so late; in words.
+    NoRoom(String),
     /// Too many wait already; nothing was written.
     Busy(TooMany),
     /// The index does not answer.
@@ -49,6 +52,9 @@ pub(crate) enum Refusal {
 
 impl From<Failure> for Refusal {
     fn from(failure: Failure) -> Self {
+        if failure.code == INDEX_FULL {
+            return Self::NoRoom(failure.message);
+        }
         Self::Wrong(failure)
     }
 }
@@ -161,6 +167,12 @@ impl Refusal {
                      idempotency key ({reason})"
                 ),
             ),
+            Self::NoRoom(message) => said(
+                Code::ResourceExhausted,
+                StatusCode::SERVICE_UNAVAILABLE,
+                "INDEX_FULL",
+                message,
+            ),
             Self::Busy(too_many) => said(
                 Code::ResourceExhausted,
                 StatusCode::TOO_MANY_REQUESTS,
@@ -177,6 +189,9 @@ impl Refusal {
 
     /// As gRPC says it.
     pub(crate) fn into_status(self) -> Status {
+        if let Self::NoRoom(message) = self {
+            return error::retry_later(Code::ResourceExhausted, message, "INDEX_FULL", RETRY_AFTER);
+        }
         if let Self::Wrong(failure) = &self
             && let Some(field) = Field::of(failure)
             && !is_unknown_app(failure)
@@ -202,6 +217,7 @@ impl Refusal {
             Self::Conflict { job, .. } => Some(job.clone()),
             _ => None,
         };
+        let retry_after = matches!(self, Self::NoRoom(_)).then_some(RETRY_AFTER);
         let said = self.said();
         Problem {
             status: said.http,
@@ -211,6 +227,7 @@ impl Refusal {
             job_id: said.job.map(|id| id.to_string()),
             job: shown,
             outcome: None,
+            retry_after,
         }
     }
 }
@@ -269,6 +286,22 @@ mod tests {
         assert_eq!(
             Refusal::Wrong(app).into_problem().status,
             StatusCode::UNPROCESSABLE_ENTITY
+        );
+    }
+
+    #[test]
+    fn a_job_that_finds_no_room_may_come_again() {
+        let failure = || Failure::permanent(INDEX_FULL, "no room");
+        let status = Refusal::from(failure()).into_status();
+        assert_eq!(
+            (status.code(), status.message()),
+            (Code::ResourceExhausted, "no room")
+        );
+        assert_eq!(error::reason(&status).as_deref(), Some("INDEX_FULL"));
+        let problem = Refusal::from(failure()).into_problem();
+        assert_eq!(
+            (problem.status, &*problem.code, problem.retry_after),
+            (StatusCode::SERVICE_UNAVAILABLE, "index_full", Some(RETRY_AFTER))
         );
     }
 

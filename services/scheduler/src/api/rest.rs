@@ -2,13 +2,14 @@
 //!
 //! | request | answer |
 //! |---|---|
-//! | `POST /v1/jobs` | 201 scheduled, 200 the same request again, 409 another one has the key; `?wait=false`: 202 |
+//! | `POST /v1/jobs` | 201 scheduled, 200 the same request again, 409 another one has the key, 503 no room for far jobs; `?wait=false`: 202 |
 //! | `GET /v1/jobs/{id}` | 200, 404 |
 //! | `DELETE /v1/jobs/{id}` | 200 it will not be dispatched: cancelled now or before, or expired; 409 it has been, 404 |
 //! | `PATCH /v1/jobs/{id}` | 200 it has a new time, 409 it has ended, 404 |
 //! | `GET /v1/stats?minutes=60` | 200 |
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Json;
 use axum::Router;
@@ -179,6 +180,7 @@ fn answer(id: JobId, told: v1::CommandOutcome, has_effect: bool) -> Result<Json<
         }));
     }
     Err(Problem {
+        retry_after: None,
         status: StatusCode::CONFLICT,
         code: name.clone(),
         detail: format!("job {id} has ended before the command came: {name}"),
@@ -282,6 +284,8 @@ pub(crate) struct Problem {
     pub(crate) job: Option<Box<v1::Job>>,
     /// What a command found.
     pub(crate) outcome: Option<v1::Outcome>,
+    /// When to come again.
+    pub(crate) retry_after: Option<Duration>,
 }
 
 fn problem(status: StatusCode, code: &str, detail: &str) -> Problem {
@@ -293,6 +297,7 @@ fn problem(status: StatusCode, code: &str, detail: &str) -> Problem {
         job_id: None,
         job: None,
         outcome: None,
+        retry_after: None,
     }
 }
 
@@ -332,6 +337,11 @@ impl IntoResponse for Problem {
             job: self.job.map(|job| JobView::from(*job)),
         };
         let kind = [(header::CONTENT_TYPE, "application/problem+json")];
-        (self.status, kind, Json(body)).into_response()
+        let later = self.retry_after.map(|after| after.as_secs().to_string());
+        let later = later.map(|seconds| [(header::RETRY_AFTER, seconds)]);
+        match later {
+            Some(later) => (self.status, kind, later, Json(body)).into_response(),
+            None => (self.status, kind, Json(body)).into_response(),
+        }
     }
 }

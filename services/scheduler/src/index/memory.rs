@@ -11,6 +11,7 @@ use super::{
     Ahead, Applied, Batch, Change, Claimed, Cursor, Effect, Index, IndexError, KeyEntry, Lookup, Owner, Row,
     Seal, ShardStats,
 };
+use crate::codec::FORMAT;
 use crate::job::{JobId, KeyHash};
 
 /// An index in memory; clones share it.
@@ -213,7 +214,11 @@ impl Index for MemoryIndex {
         shard.owner = Some(owner);
         shard.cleared = false;
         let seal = shard.seal;
-        Ok(shard.applied.map(|applied| Claimed { applied, seal }))
+        Ok(shard.applied.map(|applied| Claimed {
+            applied,
+            seal,
+            format: FORMAT,
+        }))
     }
 
     async fn clear(&self, shard: i32, owner: Owner) -> Result<(), IndexError> {

@@ -4,7 +4,7 @@
 //!
 //! | key | is |
 //! |---|---|
-//! | `meta` | hash: the mark (`offset`, `at`), its `seal`, `counts`, `owner`, and `cleared` or `clearing` with the token of a clear |
+//! | `meta` | hash: the mark (`offset`, `at`), its `seal`, `counts`, `owner`, `cleared` or `clearing` with the token of a clear, and `format` unless that is 0: what a scheduler must know to go on from here |
 //! | `due` | sorted set of the ids of jobs that wait, by due time |
 //! | `ended` | sorted set of the ids of jobs that have ended, by the time to forget them |
 //! | `job:<n>` | hash: id to record, for the jobs whose requests have the offsets from `n * 1024` on |
@@ -41,7 +41,7 @@ pub use self::connection::{ConnectError, Evicts};
 use self::connection::{Connection, Script};
 use super::{
     Ahead, Applied, Batch, Claimed, Cursor, Effect, Index, IndexError, KeyEntry, Lookup, Owner, Row, Seal,
-    ShardStats,
+    ShardStats, Usage,
 };
 use crate::job::{JobId, KeyHash};
 
@@ -186,7 +186,15 @@ impl Index for RedisIndex {
             return Ok(None);
         };
         let seal = answer.optional_bytes()?.and_then(read_seal);
-        Ok(Some(Claimed { applied, seal }))
+        let format = match answer.optional_number()? {
+            Some(format) => u32::try_from(format).map_err(|_| misunderstood("a format out of range"))?,
+            None => 0,
+        };
+        Ok(Some(Claimed {
+            applied,
+            seal,
+            format,
+        }))
     }
 
     async fn clear(&self, shard: i32, owner: Owner) -> Result<(), IndexError> {
@@ -226,6 +234,7 @@ impl Index for RedisIndex {
             token.map_or_else(|| "".into(), text),
             keys.prefix(),
             batch.seal.map_or_else(|| "".into(), seal_value),
+            i64::from(batch.force).into(),
         ];
         Changes::of(batch, now).write(&mut arguments);
         if arguments.len() > MOST_ARGUMENTS {
@@ -250,6 +259,10 @@ impl Index for RedisIndex {
             }),
             other => Err(misunderstood(other)),
         }
+    }
+
+    fn usage(&self) -> Usage {
+        self.connection.usage()
     }
 
     async fn look_up(

@@ -2,24 +2,60 @@
 //! restarts at any moment.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::sync::Mutex;
 
 use proptest::prelude::*;
 use redeliver_core::{Position, Span};
 
 use super::*;
 use crate::index::Row;
+use crate::job::{Payload, Priority};
 use crate::refused;
+use crate::room::INDEX_FULL;
+use crate::shard::outbox::BATCH_BYTES;
 
+const TIMEOUT: Duration = Duration::from_secs(2);
 const START: i64 = 1_763_722_800_000;
 const APP: &str = "jobs";
 const RETURN: &str = "docs-retry-due";
+/// Of the application `gone`, whose topic comes and goes.
+const GONE: &str = "gone-jobs";
+
+/// What is known of [`GONE`]; all other topics exist.
+#[derive(Clone)]
+struct Known(Arc<Mutex<Presence>>);
+
+impl Default for Known {
+    fn default() -> Self {
+        Self(Arc::new(Mutex::new(Presence::Exists)))
+    }
+}
+
+impl Known {
+    fn get(&self) -> Presence {
+        *self.0.lock().unwrap()
+    }
+
+    fn set(&self, presence: Presence) {
+        *self.0.lock().unwrap() = presence;
+    }
+}
+
+impl Topics for Known {
+    fn presence(&self, topic: &Arc<str>) -> Presence {
+        match &**topic {
+            GONE => self.get(),
+            _ => Presence::Exists,
+        }
+    }
+}
 
 fn settings() -> Settings {
     let hour = Duration::from_secs(3600);
     Settings {
         rules: Rules {
-            apps: ["app", "other"]
-                .map(|app| (app.to_owned(), Arc::from(APP)))
+            apps: [("app", APP), ("other", APP), ("gone", GONE)]
+                .map(|(app, topic)| (app.to_owned(), Arc::from(topic)))
                 .into(),
             pipelines: [("docs".to_owned(), Arc::new(redeliver_core::Pipeline::new("docs")))].into(),
             time_zone: jiff::tz::TimeZone::UTC,
@@ -38,6 +74,8 @@ fn settings() -> Settings {
         window: Duration::from_millis(200),
         window_jobs: 8,
         window_bytes: 1 << 20,
+        topics: Arc::new(Known::default()),
+        missing_topic_timeout: TIMEOUT,
         spans: Spans::default(),
     }
 }
@@ -66,12 +104,27 @@ fn an_empty_window_of_any_size_looks_ahead() {
 /// What a user does, and what happens to us.
 #[derive(Clone, Debug)]
 enum Step {
-    Schedule { ahead: u16, key: Option<u8> },
+    Schedule {
+        ahead: u16,
+        key: Option<u8>,
+    },
     Cancel(usize),
     Reschedule(usize, u16),
     Pass(u16),
-    Turn { limit: usize, is_lost: bool },
+    Turn {
+        limit: usize,
+        is_lost: bool,
+    },
     Index(u8),
+    /// The state topic is not understood for a while.
+    HoldUp,
+    /// The memory of the index is full, or not any more.
+    Full(bool),
+    /// The topic of an application is deleted, or created again.
+    Topic(Presence),
+    ScheduleGone {
+        ahead: u16,
+    },
     Restart,
 }
 
@@ -83,6 +136,15 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (0_u16..120).prop_map(Step::Pass),
         6 => (1_usize..20, prop::bool::weighted(0.15)).prop_map(|(limit, is_lost)| Step::Turn { limit, is_lost }),
         6 => (1_u8..5).prop_map(Step::Index),
+        1 => Just(Step::HoldUp),
+        1 => any::<bool>().prop_map(Step::Full),
+        2 => prop::sample::select(vec![
+            Presence::Exists,
+            Presence::Unknown,
+            Presence::Missing { lasting: Duration::ZERO },
+            Presence::Missing { lasting: Duration::from_secs(60) },
+        ]).prop_map(Step::Topic),
+        3 => (0_u16..600).prop_map(|ahead| Step::ScheduleGone { ahead }),
         1 => Just(Step::Restart),
     ]
 }
@@ -90,6 +152,9 @@ fn step() -> impl Strategy<Value = Step> {
 /// The topics as they are committed, the index, and the shard under test.
 struct World {
     now: Timestamp,
+    topics: Known,
+    /// Requests of jobs that are dead, and when they were given up.
+    dead: Vec<(u64, Timestamp)>,
     settings: Arc<Settings>,
     shard: Shard,
     ingest: Vec<Record>,
@@ -111,7 +176,16 @@ struct World {
     index: BTreeMap<JobId, (Job, Bytes)>,
     applied: i64,
     asks: VecDeque<Ask>,
+    is_held_up: bool,
+    is_full: bool,
     ids: Vec<JobId>,
+}
+
+/// An index that shows all of the state topic.
+fn picture(state: &BTreeMap<JobId, Job>) -> BTreeMap<JobId, (Job, Bytes)> {
+    let jobs = state.iter();
+    jobs.map(|(id, job)| (*id, (job.clone(), codec::encode(job))))
+        .collect()
 }
 
 impl World {
@@ -120,8 +194,14 @@ impl World {
     }
 
     fn with(settings: Settings) -> Self {
-        let settings = Arc::new(settings);
+        let topics = Known::default();
+        let settings = Arc::new(Settings {
+            topics: Arc::new(topics.clone()),
+            ..settings
+        });
         let mut world = Self {
+            topics,
+            dead: Vec::new(),
             now: Timestamp::from_millis(START),
             shard: Shard::new(settings.clone(), 0),
             settings,
@@ -139,6 +219,8 @@ impl World {
             index: BTreeMap::new(),
             applied: 0,
             asks: VecDeque::new(),
+            is_held_up: false,
+            is_full: false,
             ids: Vec::new(),
         };
         world.restart();
@@ -184,26 +266,32 @@ impl World {
     fn restart(&mut self) {
         self.shard = Shard::new(self.settings.clone(), 0);
         self.asks.clear();
-        self.index = self
-            .state
-            .iter()
-            .map(|(id, job)| (*id, (job.clone(), codec::encode(job))))
-            .collect();
+        self.index = picture(&self.state);
         self.applied = self.end;
         self.given = 0;
+        self.is_held_up = false;
         self.shard.answer(Answer::Ready { end: self.end }, self.now);
         self.give();
     }
 
     fn turn(&mut self, limit: usize, is_lost: bool) {
         let writes = self.shard.finish(self.now, limit);
+        let is_idle = writes.outputs.is_empty() && writes.completed.is_empty();
+        assert!(
+            is_idle || !self.is_held_up,
+            "a shard that is held up writes nothing"
+        );
         if is_lost {
             return self.restart();
         }
         let mut wrote = false;
         for output in writes.outputs {
             match &*output.topic {
-                APP => {
+                APP | GONE => {
+                    assert!(
+                        &*output.topic != GONE || self.topics.get() == Presence::Exists,
+                        "the topic does not exist"
+                    );
                     let id = output.headers.last(headers::JOB_ID).unwrap();
                     let id: JobId = std::str::from_utf8(id).unwrap().parse().unwrap();
                     self.dispatched.push((id, self.now));
@@ -232,7 +320,15 @@ impl World {
                     let outcome = v1::CommandOutcome::decode(output.value.unwrap()).unwrap();
                     assert!(self.answers.insert(to, outcome).is_none(), "answered twice");
                 }
-                "dlq" => {}
+                "dlq" => {
+                    let code = output.headers.last(headers::ERROR_CODE).unwrap();
+                    if code == TOPIC_MISSING.as_bytes() {
+                        let offset = output.headers.last(headers::ORIGINAL_OFFSET).unwrap();
+                        let offset = std::str::from_utf8(offset).unwrap().parse().unwrap();
+                        assert!(matches!(self.topics.get(), Presence::Missing { .. }));
+                        self.dead.push((offset, self.now));
+                    }
+                }
                 "docs-dlq" => self.dead_waits.push(output),
                 other => panic!("nothing is written to {other}"),
             }
@@ -248,10 +344,28 @@ impl World {
     }
 
     fn index(&mut self) {
+        if self.is_held_up {
+            // The index was brought up to date meanwhile.
+            self.is_held_up = false;
+            self.applied = self.applied.max(self.end);
+            self.index = picture(&self.state);
+            self.shard.answer(Answer::Ready { end: self.end }, self.now);
+            return self.give();
+        }
         let Some(ask) = self.asks.pop_front() else { return };
         let answer = match ask {
             Ask::Apply { turn, batch } => {
-                assert_eq!(batch.from, self.applied, "no change is left out");
+                assert!(batch.from <= self.applied, "no change is left out");
+                let by_force = batch.force;
+                if batch.to <= self.applied || (self.is_full && !by_force) {
+                    let answer = if batch.to <= self.applied {
+                        Answer::Applied { turn, by_force }
+                    } else {
+                        Answer::Full { turn, batch }
+                    };
+                    self.shard.answer(answer, self.now);
+                    return self.asks.extend(self.shard.asks(self.now));
+                }
                 assert!(
                     batch.from <= batch.to && batch.to <= self.end,
                     "no more than there is"
@@ -275,7 +389,7 @@ impl World {
                     }
                 }
                 self.applied = batch.to;
-                Answer::Applied(turn)
+                Answer::Applied { turn, by_force }
             }
             Ask::LookUp(keys) => {
                 let find = |lookup: Lookup| match lookup {
@@ -292,28 +406,12 @@ impl World {
                 };
                 Answer::Found(keys.into_iter().map(find).collect())
             }
+            Ask::Sweep {
+                after, until, limit, ..
+            } => Answer::Swept(self.ahead(Some(after), until, limit)),
             Ask::Ahead {
                 after, until, limit, ..
-            } => {
-                let mut rows: Vec<Row> = self
-                    .index
-                    .values()
-                    .filter(|(job, _)| job.state == State::Scheduled && job.due <= until)
-                    .map(|(job, record)| Row {
-                        cursor: Cursor::of(job),
-                        record: record.clone(),
-                    })
-                    .filter(|row| Some(row.cursor) > after)
-                    .collect();
-                rows.sort_by_key(|row| row.cursor);
-                let is_complete = rows.len() <= limit;
-                rows.truncate(limit);
-                Answer::Ahead(Ahead {
-                    applied: None,
-                    rows,
-                    is_complete,
-                })
-            }
+            } => Answer::Ahead(self.ahead(after, until, limit)),
             Ask::Forgettable => {
                 let jobs = self.index.values();
                 let over = jobs.filter(|(job, _)| {
@@ -325,6 +423,27 @@ impl World {
         };
         self.shard.answer(answer, self.now);
         self.asks.extend(self.shard.asks(self.now));
+    }
+
+    fn ahead(&self, after: Option<Cursor>, until: Timestamp, limit: usize) -> Ahead {
+        let mut rows: Vec<Row> = self
+            .index
+            .values()
+            .filter(|(job, _)| job.state == State::Scheduled && job.due <= until)
+            .map(|(job, record)| Row {
+                cursor: Cursor::of(job),
+                record: record.clone(),
+            })
+            .filter(|row| Some(row.cursor) > after)
+            .collect();
+        rows.sort_by_key(|row| row.cursor);
+        let is_complete = rows.len() <= limit;
+        rows.truncate(limit);
+        Ahead {
+            applied: None,
+            rows,
+            is_complete,
+        }
     }
 
     fn schedule(&mut self, app: &str, ahead: u16, key: Option<u8>) -> JobId {
@@ -351,6 +470,10 @@ impl World {
         }
     }
 
+    fn overlay_is_shown(&self) -> bool {
+        self.shard.overlay.len() == 0
+    }
+
     fn was_dispatched(&self, id: JobId) -> bool {
         self.dispatched.iter().any(|(other, _)| *other == id)
     }
@@ -358,7 +481,7 @@ impl World {
     fn take(&mut self, step: &Step) {
         self.take_unchecked(step);
         assert!(
-            self.shard.held() <= 2 * self.settings.window_jobs,
+            self.shard.held() <= 3 * self.settings.window_jobs,
             "too many are held"
         );
     }
@@ -387,12 +510,21 @@ impl World {
             Step::Pass(millis) => self.now = self.now.after(Duration::from_millis(millis.into())),
             Step::Turn { limit, is_lost } => self.turn(limit, is_lost),
             Step::Index(count) => (0..count).for_each(|_| self.index()),
+            Step::Full(is_full) => self.is_full = is_full,
+            Step::Topic(presence) => self.topics.set(presence),
+            Step::ScheduleGone { ahead } => drop(self.schedule("gone", ahead, None)),
+            Step::HoldUp => {
+                self.is_held_up = true;
+                self.shard.answer(Answer::HeldUp, self.now);
+            }
             Step::Restart => self.restart(),
         }
     }
 
     /// Until nothing is left to do.
     fn settle(&mut self) {
+        self.is_full = false;
+        self.topics.set(Presence::Exists);
         for _ in 0..400 {
             self.take(&Step::Pass(20));
             self.turn(50, false);
@@ -408,6 +540,8 @@ impl World {
     /// What must be true in the end, whatever happened.
     fn check(&self) {
         assert_eq!(self.done.len(), self.ingest.len(), "every command is done");
+        let dead: HashMap<u64, Timestamp> = self.dead.iter().copied().collect();
+        assert_eq!(dead.len(), self.dead.len(), "dead once");
         let mut times: HashMap<JobId, Vec<Timestamp>> = HashMap::new();
         for (id, at) in &self.dispatched {
             times.entry(*id).or_default().push(*at);
@@ -431,7 +565,12 @@ impl World {
                             assert!(at[0] >= job.due, "never early: {job:?} at {at:?}");
                         }
                         State::Cancelled => assert!(at.is_empty(), "cancelled and dispatched: {job:?}"),
-                        State::Scheduled | State::Expired => panic!("left behind: {job:?}"),
+                        State::Expired => {
+                            assert!(at.is_empty(), "dead and dispatched: {job:?}");
+                            let given_up = dead[&id.offset()];
+                            assert!(given_up >= job.due.after(TIMEOUT), "given up too soon: {job:?}");
+                        }
+                        State::Scheduled => panic!("left behind: {job:?}"),
                     }
                     if !spec.idempotency_key.is_empty() {
                         let other = keys.insert(spec.idempotency_key, job.accepted);
@@ -444,6 +583,10 @@ impl World {
                     assert!(at.is_empty());
                     let first = &outcome.job.as_ref().unwrap().id;
                     assert!(self.known(first.parse().unwrap()).is_some());
+                }
+                v1::Outcome::Rejected => {
+                    assert_eq!(outcome.code, INDEX_FULL);
+                    assert!(at.is_empty() && self.known(id).is_none());
                 }
                 other => panic!("a request is not answered {other:?}"),
             }
@@ -459,6 +602,7 @@ impl World {
                 v1::Outcome::Cancelled | v1::Outcome::AlreadyCancelled => Some(State::Cancelled),
                 v1::Outcome::AlreadyDispatched => Some(State::Dispatched),
                 v1::Outcome::Unknown => None,
+                v1::Outcome::Expired => Some(State::Expired),
                 other => panic!("a cancellation is not answered {other:?}"),
             };
             // A job may be requested after it was cancelled in vain.
@@ -565,6 +709,103 @@ fn a_look_ahead_that_was_under_way_makes_no_newcomer_late() {
     world.turn(1000, false);
     world.pass(200);
     assert_eq!(dispatched_of(&world, &jobs), jobs.len());
+    world.check();
+}
+
+#[test]
+fn while_the_index_is_full_due_jobs_leave_and_only_far_jobs_are_refused() {
+    let mut world = World::new();
+    let before: Vec<JobId> = (0..100).map(|n| world.schedule("app", 2_000 + n, None)).collect();
+    let far: Vec<JobId> = (0..20).map(|_| world.schedule("other", 60_000, None)).collect();
+    world.pass(500);
+    assert!(world.overlay_is_shown());
+    world.take(&Step::Full(true));
+    // It is noticed when the first jobs are refused by the index.
+    let last = world.schedule("other", 60_000, None);
+    world.pass(20);
+    let refused = world.schedule("other", 60_000, None);
+    let near = world.schedule("other", 150, None);
+    world.pass(300);
+    assert!(world.was_dispatched(near));
+    let outcome = |world: &World, id: JobId| world.answers[&id.offset().to_string()].outcome();
+    assert_eq!(outcome(&world, last), v1::Outcome::Scheduled);
+    assert_eq!(outcome(&world, refused), v1::Outcome::Rejected);
+    world.send(v1::job_command::Command::Cancel(v1::CancelJob {
+        id: far[0].to_string(),
+    }));
+    world.pass(2_000);
+    assert_eq!(dispatched_of(&world, &before), before.len());
+    assert!(world.overlay_is_shown(), "what ends jobs reaches the index");
+    assert!(world.applied == world.end && world.index.contains_key(&last));
+    world.take(&Step::Full(false));
+    world.pass(1_100);
+    let again = world.schedule("other", 50_000, None);
+    world.pass(100);
+    assert_eq!(outcome(&world, again), v1::Outcome::Scheduled);
+}
+
+#[test]
+fn jobs_of_a_missing_topic_wait_and_keep_no_other_waiting() {
+    let mut world = World::new();
+    let missing = |seconds| Presence::Missing {
+        lasting: Duration::from_secs(seconds),
+    };
+    world.topics.set(missing(1));
+    let limit = world.settings.window_jobs;
+    let gone: Vec<JobId> = (0..20 * limit)
+        .map(|n| world.schedule("gone", u16::try_from(n % 500).unwrap(), None))
+        .collect();
+    let others: Vec<JobId> = (0..100).map(|n| world.schedule("app", 400 + n, None)).collect();
+    let last = world.schedule("gone", 700, None);
+    let cancelled = world.schedule("gone", 100, None);
+    world.pass(900);
+    assert_eq!(dispatched_of(&world, &others), others.len());
+    assert_eq!(dispatched_of(&world, &gone), 0);
+    assert_eq!(world.shard.held(), 0, "what is parked takes no room");
+    // A new owner finds them again.
+    world.restart();
+    world.pass(100);
+    let parked = |world: &World| world.shard.parked().values().sum::<usize>();
+    assert_eq!(parked(&world), gone.len() + 2);
+    // They are cancelled and rescheduled like any other.
+    world.send(v1::job_command::Command::Cancel(v1::CancelJob {
+        id: cancelled.to_string(),
+    }));
+    world.pass(50);
+    assert_eq!(parked(&world), gone.len() + 1);
+    world.topics.set(Presence::Exists);
+    let newcomer = world.schedule("app", 100, None);
+    world.pass(150);
+    assert!(
+        world.was_dispatched(newcomer),
+        "a backlog that comes back delays no other"
+    );
+    world.pass(1_500);
+    assert_eq!(dispatched_of(&world, &gone), gone.len());
+    assert!(world.was_dispatched(last) && !world.was_dispatched(cancelled));
+    assert_eq!(parked(&world), 0);
+    world.check();
+}
+
+#[test]
+fn jobs_that_waited_for_a_missing_topic_for_too_long_are_dead() {
+    let mut world = World::new();
+    let lasting = TIMEOUT;
+    world.topics.set(Presence::Missing { lasting });
+    let jobs: Vec<JobId> = (0..50)
+        .map(|n| world.schedule("gone", 100 + 40 * n, None))
+        .collect();
+    world.pass(2_000);
+    assert_eq!(world.dead.len(), 0);
+    world.pass(1_100);
+    assert!((1..50).contains(&world.dead.len()), "{}", world.dead.len());
+    // One gets another time, and the topic comes back before that is over.
+    world.take(&Step::Reschedule(49, 3_000));
+    world.pass(3_000);
+    assert_eq!(world.dead.len(), 49);
+    world.topics.set(Presence::Exists);
+    world.settle();
+    assert_eq!(dispatched_of(&world, &jobs), 1);
     world.check();
 }
 
@@ -896,6 +1137,45 @@ fn a_long_wait_can_be_neither_cancelled_nor_rescheduled() {
     };
     assert_eq!(value.as_deref(), Some(&b"document"[..]));
     assert!(*at >= due, "{at} is before {due}");
+}
+
+#[test]
+fn a_long_wait_ends_in_the_topic_of_its_pipeline_that_it_names() {
+    let shard = World::new().shard;
+    let payload = |named: &str| Payload {
+        headers: [(headers::RETURN_TOPIC, Some(named.as_bytes()))]
+            .into_iter()
+            .collect(),
+        ..Payload::default()
+    };
+    for (named, expected) in [
+        ("docs-retry-due", "docs-retry-due"),
+        ("docs", "docs"),
+        ("former-source", "docs-retry-due"),
+        ("payments", "docs-retry-due"),
+    ] {
+        let job = Job {
+            kind: Kind::LongWait,
+            app: "docs".into(),
+            // As it was configured when the wait began.
+            topic: "former-source".into(),
+            payload: payload(named),
+            id: JobId::new(Timestamp::from_millis(START), 0, 0),
+            state: State::Scheduled,
+            priority: Priority::Normal,
+            due: Timestamp::from_millis(START),
+            accepted: Timestamp::from_millis(START),
+            revision: 1,
+            idempotency_key: None,
+            request_hash: [0; 16],
+            request_id: None,
+            ended: None,
+            expires: None,
+        };
+        let mut list = job.payload.headers.clone();
+        assert_eq!(&*shard.topic_of(&job, &mut list), expected, "{named}");
+        assert_eq!(list.last(headers::RETURN_TOPIC), Some(expected.as_bytes()));
+    }
 }
 
 #[test]

@@ -225,7 +225,12 @@ impl House {
 
     /// Watches all topics from their beginning.
     pub(crate) fn watch(&self) -> Watch<'_> {
-        Watch::new(self)
+        Watch::new(self, None)
+    }
+
+    /// Watches all topics but that of an application, which does not exist.
+    pub(crate) fn watch_without(&self, app: &str) -> Watch<'_> {
+        Watch::new(self, Some(app))
     }
 
     /// Waits until everything has come to its end; see [`Watch::settle`].
@@ -258,10 +263,14 @@ pub(crate) struct Watch<'a> {
 }
 
 impl<'a> Watch<'a> {
-    fn new(house: &'a House) -> Self {
+    fn new(house: &'a House, without: Option<&str>) -> Self {
         let topics = &house.topics;
         let mut others = vec![topics.ingest.clone(), topics.dlq.clone(), topics.answers.clone()];
-        others.extend(topics.apps.values().cloned());
+        let apps = topics
+            .apps
+            .iter()
+            .filter(|(app, _)| Some(app.as_str()) != without);
+        others.extend(apps.map(|(_, topic)| topic.clone()));
         Self {
             state: TopicReader::new(&house.kafka, std::slice::from_ref(&topics.state)).unwrap(),
             others: TopicReader::new(&house.kafka, &others).unwrap(),

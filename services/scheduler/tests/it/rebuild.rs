@@ -8,6 +8,7 @@ use bytes::Bytes;
 use redeliver_core::{Headers, JobId, Output, Timestamp};
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::Start;
+use redeliver_runtime::listen::Listener;
 use redeliver_runtime::telemetry::Tracer;
 use redeliver_scheduler::codec;
 use redeliver_scheduler::index::memory::MemoryIndex;
@@ -17,7 +18,6 @@ use redeliver_scheduler::index::{
 use redeliver_scheduler::job::{Job, Kind, Payload, Priority, State};
 use redeliver_testkit::eventually;
 use redeliver_worker::{Host, topics};
-use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use crate::house::{House, PATIENCE, Setup};
@@ -85,7 +85,7 @@ impl Index for Flaky {
 }
 
 /// A job that waits for an hour.
-fn far(offset: i64, house: &House) -> Job {
+pub(crate) fn far(offset: i64, house: &House) -> Job {
     Job {
         id: JobId::new(now(), 0, offset),
         app: "crawl".into(),
@@ -122,7 +122,7 @@ fn takes_over_although(name: &str, fails: (u32, fn() -> IndexError)) {
             config: Arc::new(Config::from_yaml(&config).unwrap()),
             shutdown: stop.clone(),
             tracer: Tracer::off(),
-            admin: TcpListener::bind("127.0.0.1:0").await.unwrap(),
+            admin: Listener::bind("admin.listen", ([127, 0, 0, 1], 0).into()).unwrap(),
         };
         let mut host = Host::new("scheduler", start);
         let spec = topics::of_scheduler(&host.config);

@@ -1,6 +1,6 @@
 -- KEYS[1] meta  [2] due  [3] ended  [4] buckets  [5] key logs
 -- ARGV[1] owner  [2] from  [3] to  [4] now, ms  [5] token of the clear before, or ''  [6] prefix of other keys
---     [7] seal, or '' to leave it as it is
+--     [7] seal, or '' to leave it as it is  [8] 1 to go on although the memory is full
 -- then lists, each with its length in front:
 --   buckets, for each its name and three lists: due time, id and record of jobs that wait; time to forget, id and
 --     record of jobs that have ended; ids of jobs that are forgotten
@@ -24,7 +24,7 @@ elseif ARGV[5] == '' or cleared ~= ARGV[5] then
 end
 
 local prefix = ARGV[6]
-local at = 8
+local at = 9
 
 local function next_value()
   at = at + 1
@@ -76,8 +76,13 @@ for i = 1, tonumber(next_value()) do
   buckets[i] = bucket
 end
 
--- A script that has written is not stopped by a full memory any more. So what ends jobs, and frees memory by that,
--- is taken when the memory is full, and what only adds jobs is not.
+-- A script that has written is not stopped by a full memory any more. So the first command decides: the one is refused
+-- then, and removes nothing, and the other is not.
+if ARGV[8] == '1' then
+  redis.call('ZREM', KEYS[2], '')
+else
+  redis.call('HSET', KEYS[1], 'at', ARGV[4])
+end
 local not_due = {}
 add(not_due, ended, 2, 2)
 add(not_due, forgotten, 1, 1)

@@ -1,6 +1,6 @@
 -- KEYS[1] meta  [2] due  [3] ended  [4] buckets
 -- ARGV[1] owner  [2] prefix of other keys
--- Gives the mark, and unless there is none its seal. HDEL comes first, because a script that has written is not stopped
+-- Gives the mark, and unless there is none its seal and its format. HDEL comes first, because a script that has written is not stopped
 -- by a full memory.
 redis.call('HDEL', KEYS[1], 'cleared')
 redis.call('HSET', KEYS[1], 'owner', ARGV[1])
@@ -21,4 +21,5 @@ if redis.call('SCARD', KEYS[4]) <= 100000 then
   end
 end
 found[3] = redis.call('HGET', KEYS[1], 'seal')
+found[4] = redis.call('HGET', KEYS[1], 'format')
 return found

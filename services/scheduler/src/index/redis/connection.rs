@@ -2,7 +2,7 @@
 //!
 //! Redis may be configured to throw keys away when its memory is full. A shard that loses one of its keys would
 //! go on with a part of its jobs, so after every new connection, and now and then, the policy is looked at, and with
-//! any but `noeviction` nothing is asked and nothing is written.
+//! any but `noeviction` nothing is asked and nothing is written. The same look tells how much of the memory is used.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use rustls::pki_types::pem::PemObject as _;
 use tokio::sync::{broadcast, watch};
 use tokio::time::{Instant, MissedTickBehavior};
 
-use crate::index::IndexError;
+use crate::index::{IndexError, Room, Usage};
 
 /// How long an answer may take.
 const ANSWER: Duration = Duration::from_secs(3);
@@ -32,10 +32,8 @@ const ANSWER: Duration = Duration::from_secs(3);
 const FIRST_ANSWER: Duration = Duration::from_secs(5);
 /// How long a connection attempt may take, TLS included.
 const CONNECT: Duration = Duration::from_secs(5);
-/// Between two looks at the connection.
+/// Between two looks at the connection, the policy and the memory.
 const BEAT: Duration = Duration::from_secs(1);
-/// Between two looks at the policy, which may be changed at any moment.
-const POLICY: Duration = Duration::from_secs(10);
 /// A connection on which nothing was answered for this long is given up for a new one.
 const DEAF: Duration = Duration::from_secs(10);
 /// The shortest and the longest pause between two attempts to connect, in ms.
@@ -117,6 +115,7 @@ impl Script {
 pub(super) struct Connection {
     client: WithOptions<Client>,
     standing: watch::Receiver<Standing>,
+    usage: watch::Receiver<Usage>,
 }
 
 impl Connection {
@@ -125,6 +124,7 @@ impl Connection {
     pub(super) async fn open(config: &RedisConfig, tasks: &mut Tasks) -> Result<Self, ConnectError> {
         let client = client(config)?;
         let (sender, mut standing) = watch::channel(Standing::Unknown("no connection yet".into()));
+        let (usage_sender, usage) = watch::channel(Usage::default());
         let connection = Self {
             client: client.with_options(&Options {
                 timeout: Some(ANSWER),
@@ -133,8 +133,10 @@ impl Connection {
                 ..Options::default()
             }),
             standing: standing.clone(),
+            usage,
         };
-        tasks.spawn_attendant("redis", Attendant::new(client, sender).run());
+        let attendant = Attendant::new(client, sender, usage_sender, config.high_water);
+        tasks.spawn_attendant("redis", attendant.run());
         let known = standing.wait_for(|standing| !matches!(standing, Standing::Unknown(_)));
         let known = tokio::time::timeout(FIRST_ANSWER, known).await;
         match known.map(|known| known.map(|known| known.clone())) {
@@ -159,6 +161,11 @@ impl Connection {
         Ok(())
     }
 
+    /// How much of the memory is used: of the fullest server.
+    pub(super) fn usage(&self) -> Usage {
+        *self.usage.borrow()
+    }
+
     /// Runs a script, which gives an array.
     pub(super) async fn run(
         &self,
@@ -180,7 +187,7 @@ impl Connection {
             }
             answer => answer,
         };
-        match answer.map_err(unavailable)? {
+        match answer.map_err(refused)? {
             Value::Array(values) => Ok(values),
             other => Err(IndexError::Unavailable(format!(
                 "a script gave no array, but {:?}",
@@ -204,6 +211,14 @@ impl Connection {
             Standing::Evicts(evicts) => Err(IndexError::Unavailable(evicts.to_string())),
         }
     }
+}
+
+/// What a script was refused for.
+fn refused(error: Error) -> IndexError {
+    if error.details().starts_with("OOM") {
+        return IndexError::Full(describe(&error));
+    }
+    unavailable(error)
 }
 
 #[expect(
@@ -321,12 +336,13 @@ fn authorities(path: &Path) -> Result<Vec<CertificateDer<'static>>, ConnectError
 struct Attendant {
     client: Client,
     standing: watch::Sender<Standing>,
+    usage: watch::Sender<Usage>,
+    /// The share of the memory from which on room is scarce.
+    high_water: f64,
     /// The last trouble that was logged.
     logged: Option<String>,
     /// Whether it was said that the policy cannot be seen.
     said_unseen: bool,
-    /// When it was looked at.
-    policy_seen: Instant,
 }
 
 /// Ends the client's own task with the attendant.
@@ -339,13 +355,19 @@ impl Drop for Driver {
 }
 
 impl Attendant {
-    fn new(client: Client, standing: watch::Sender<Standing>) -> Self {
+    fn new(
+        client: Client,
+        standing: watch::Sender<Standing>,
+        usage: watch::Sender<Usage>,
+        high_water: f64,
+    ) -> Self {
         Self {
             client,
             standing,
+            usage,
+            high_water,
             logged: None,
             said_unseen: false,
-            policy_seen: Instant::now(),
         }
     }
 
@@ -361,7 +383,7 @@ impl Attendant {
                 server = connected.recv() => {
                     // With a gap in the events it is a new connection, too.
                     if !matches!(server, Err(broadcast::error::RecvError::Closed)) {
-                        self.check_policy().await;
+                        self.look().await;
                         heard = Instant::now();
                     }
                 }
@@ -398,10 +420,7 @@ impl Attendant {
             *heard = Instant::now();
             return false;
         }
-        let is_sound = matches!(*self.standing.borrow(), Standing::Sound);
-        if !is_sound || self.policy_seen.elapsed() > POLICY {
-            self.check_policy().await;
-        }
+        self.look().await;
         let options = Options {
             timeout: Some(ANSWER),
             fail_fast: true,
@@ -438,12 +457,16 @@ impl Attendant {
         self.logged = Some(trouble);
     }
 
-    /// Looks at the policy of each server, and opens or closes the way for commands.
-    async fn check_policy(&mut self) {
-        self.policy_seen = Instant::now();
+    /// Looks at the policy of each server, and opens or closes the way for commands; and at its memory.
+    async fn look(&mut self) {
         let mut evicts = None;
+        let mut fullest: Option<f64> = None;
         for server in self.client.active_connections() {
-            match self.policy_of(&server).await {
+            let memory = self.memory_of(&server).await;
+            if let Ok(Memory { used: Some(used), .. }) = &memory {
+                fullest = Some(fullest.map_or(*used, |other| other.max(*used)));
+            }
+            match memory.map(|memory| memory.policy) {
                 Ok(Policy::Keeps) => {}
                 Ok(Policy::Evicts(policy)) => {
                     evicts = Some(Evicts {
@@ -463,6 +486,7 @@ impl Attendant {
                 Err(error) => return self.note(&error, Some(&server)),
             }
         }
+        self.usage.send_replace(usage(fullest, self.high_water));
         match evicts {
             Some(evicts) => {
                 let text = evicts.to_string();
@@ -481,7 +505,7 @@ impl Attendant {
         }
     }
 
-    async fn policy_of(&self, server: &Server) -> Result<Policy, Error> {
+    async fn memory_of(&self, server: &Server) -> Result<Memory, Error> {
         let options = Options {
             timeout: Some(ANSWER),
             cluster_node: self.client.is_clustered().then(|| server.clone()),
@@ -489,10 +513,13 @@ impl Attendant {
         };
         let client = self.client.with_options(&options);
         match client.info::<String>(Some(InfoKind::Memory)).await {
-            Ok(text) => Ok(Policy::read(&text)),
+            Ok(text) => Ok(Memory::read(&text)),
             // The server has answered, so it is the command that it refuses.
             Err(error) if matches!(error.kind(), ErrorKind::Unknown | ErrorKind::InvalidCommand) => {
-                Ok(Policy::Unseen)
+                Ok(Memory {
+                    policy: Policy::Unseen,
+                    used: None,
+                })
             }
             Err(error) => Err(error),
         }
@@ -507,8 +534,15 @@ enum Policy {
     Unseen,
 }
 
-impl Policy {
-    /// From the answer to `INFO memory`, which more servers give than `CONFIG GET`.
+/// What `INFO memory` says of a server; more servers answer it than `CONFIG GET`.
+#[derive(Debug, PartialEq)]
+struct Memory {
+    policy: Policy,
+    /// Of what it may use; `None` where there is no limit.
+    used: Option<f64>,
+}
+
+impl Memory {
     fn read(info: &str) -> Self {
         let field = |name: &str| {
             info.lines().find_map(|line| {
@@ -516,12 +550,27 @@ impl Policy {
                 (found == name).then(|| value.trim())
             })
         };
-        match (field("maxmemory"), field("maxmemory_policy")) {
-            (Some("0"), _) | (_, Some("noeviction")) => Self::Keeps,
-            (Some(_), Some(policy)) => Self::Evicts(policy.to_owned()),
-            _ => Self::Unseen,
+        let policy = match (field("maxmemory"), field("maxmemory_policy")) {
+            (Some("0"), _) | (_, Some("noeviction")) => Policy::Keeps,
+            (Some(_), Some(policy)) => Policy::Evicts(policy.to_owned()),
+            _ => Policy::Unseen,
+        };
+        let number = |name| field(name).and_then(|value| value.parse::<f64>().ok());
+        let limit = number("maxmemory").filter(|limit| *limit > 0.0);
+        Self {
+            policy,
+            used: number("used_memory").zip(limit).map(|(used, limit)| used / limit),
         }
     }
+}
+
+fn usage(share: Option<f64>, high_water: f64) -> Usage {
+    let room = match share {
+        Some(share) if share >= 1.0 => Room::None,
+        Some(share) if share >= high_water => Room::Scarce,
+        _ => Room::Enough,
+    };
+    Usage { room, share }
 }
 
 #[cfg(test)]
@@ -599,14 +648,25 @@ mod tests {
 
     #[test]
     fn only_a_server_that_may_evict_is_refused() {
-        let info =
-            |memory, policy| format!("# Memory\r\nmaxmemory:{memory}\r\nmaxmemory_policy:{policy}\r\n");
-        assert_eq!(Policy::read(&info("0", "allkeys-lru")), Policy::Keeps);
-        assert_eq!(Policy::read(&info("100", "noeviction")), Policy::Keeps);
-        assert_eq!(
-            Policy::read(&info("100", "allkeys-lru")),
-            Policy::Evicts("allkeys-lru".to_owned())
-        );
-        assert_eq!(Policy::read("# Memory\r\n"), Policy::Unseen);
+        let read = |memory, policy| {
+            let info =
+                format!("# Memory\r\nused_memory:50\r\nmaxmemory:{memory}\r\nmaxmemory_policy:{policy}\r\n");
+            let Memory { policy, used } = Memory::read(&info);
+            (policy, used)
+        };
+        assert_eq!(read("0", "allkeys-lru"), (Policy::Keeps, None));
+        assert_eq!(read("100", "noeviction"), (Policy::Keeps, Some(0.5)));
+        let evicts = Policy::Evicts("allkeys-lru".to_owned());
+        assert_eq!(read("100", "allkeys-lru"), (evicts, Some(0.5)));
+        assert_eq!(Memory::read("# Memory\r\n").policy, Policy::Unseen);
+    }
+
+    #[test]
+    fn room_is_scarce_from_the_high_water_mark_on() {
+        let room = |share| usage(share, 0.9).room;
+        assert_eq!(room(None), Room::Enough);
+        assert_eq!(room(Some(0.89)), Room::Enough);
+        assert_eq!(room(Some(0.9)), Room::Scarce);
+        assert_eq!(room(Some(1.0)), Room::None);
     }
 }

@@ -72,6 +72,7 @@ pub(super) fn batch(from: i64, to: i64, changes: Vec<Change>) -> Batch {
         to,
         changes,
         seal: None,
+        force: false,
     }
 }
 
@@ -143,7 +144,11 @@ pub(super) async fn a_claim_says_how_far_the_shard_is<I: Index>(index: I) {
         offset: 10,
         at: at(0),
     };
-    let claimed = Claimed { applied, seal: None };
+    let claimed = Claimed {
+        applied,
+        seal: None,
+        format: 0,
+    };
     assert_eq!(index.claim(SHARD, OTHER).await.unwrap(), Some(claimed));
     assert_eq!(
         index.look_up(SHARD, &[], at(0)).await.unwrap(),

@@ -297,6 +297,7 @@ async fn take<I: Index>(index: &I, step: &Step, from: i64, now: Timestamp) -> Se
                 to: from + length,
                 changes: changes.clone(),
                 seal: None,
+                force: false,
             };
             index.apply(SHARD, *owner, &batch, now).await.map(|()| Seen::Done)
         }
@@ -327,7 +328,7 @@ async fn take<I: Index>(index: &I, step: &Step, from: i64, now: Timestamp) -> Se
             assert_eq!(expected, from);
             Seen::Gap(found)
         }
-        Err(error @ IndexError::Unavailable(_)) => panic!("{error}"),
+        Err(error @ (IndexError::Unavailable(_) | IndexError::Full(_))) => panic!("{error}"),
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use fred::prelude::Value;
 use redeliver_runtime::config::Url;
 use redeliver_scheduler::index::redis::{ConnectError, RedisIndex};
-use redeliver_scheduler::index::{Change, Effect, Index, IndexError, Lookup};
+use redeliver_scheduler::index::{Batch, Change, Effect, Index, IndexError, Lookup, Room};
 use redeliver_testkit::{LocalRedis, eventually_async, redis_url};
 
 use super::cases::{ME, SHARD, all, apply, at, batch, begin, ended, forgotten, id, waits, with_key};
@@ -383,7 +383,7 @@ async fn a_redis_that_may_evict_is_refused() {
 }
 
 #[tokio::test]
-async fn a_full_memory_refuses_new_jobs_and_lets_jobs_end() {
+async fn a_full_memory_refuses_what_is_not_forced() {
     let local = LocalRedis::start().unwrap();
     let redis = OwnRedis::connect_to(&local.url()).await;
     begin(&redis.index, vec![waits(1, 5), waits(2, 5)]).await;
@@ -392,19 +392,67 @@ async fn a_full_memory_refuses_new_jobs_and_lets_jobs_end() {
         .call(&["CONFIG", "SET", "maxmemory-policy", "noeviction"])
         .await;
     redis.raw.call(&["CONFIG", "SET", "maxmemory", "1"]).await;
-    let reason = unavailable(apply_raw(&redis, 10).await).unwrap();
-    assert!(reason.starts_with("OOM"), "{reason}");
+    for change in [waits(2, 5), ended(1, 9)] {
+        let refused = redis
+            .index
+            .apply(SHARD, ME, &batch(10, 11, vec![change]), at(0))
+            .await;
+        assert!(
+            matches!(&refused, Err(IndexError::Full(reason)) if reason.starts_with("OOM")),
+            "{refused:?}"
+        );
+    }
     // Nothing of it was done.
     let ahead = redis.index.ahead(SHARD, None, at(5), 10, 1000).await.unwrap();
     assert_eq!((ahead.applied.unwrap().offset, ahead.rows.len()), (10, 2));
-    apply(&redis.index, 10, 11, vec![ended(1, 9), forgotten(2)])
-        .await
-        .unwrap();
+    let forced = Batch {
+        force: true,
+        ..batch(10, 11, vec![ended(1, 9), forgotten(2), waits(3, 5)])
+    };
+    redis.index.apply(SHARD, ME, &forced, at(0)).await.unwrap();
     redis.index.claim(SHARD, ME).await.unwrap();
-    assert_eq!(all(&redis.index, 10).await, []);
+    assert_eq!(all(&redis.index, 10).await, [(5, 3)]);
     redis.index.clear(SHARD, ME).await.unwrap();
     redis.raw.call(&["CONFIG", "SET", "maxmemory", "0"]).await;
     apply(&redis.index, 10, 11, vec![waits(1, 5)]).await.unwrap();
+}
+
+#[tokio::test]
+async fn how_full_the_memory_is_is_seen() {
+    let local = LocalRedis::start().unwrap();
+    let redis = OwnRedis::connect_to(&local.url()).await;
+    let until = async |room: Room| {
+        let what = format!("room is {room:?}");
+        eventually_async(&what, DEADLINE, async || match redis.index.usage() {
+            usage if usage.room == room => Ok(usage.share),
+            usage => Err(format!("{usage:?}")),
+        })
+        .await
+    };
+    assert_eq!(until(Room::Enough).await, None, "there is no limit");
+    let info = redis.raw.call(&["INFO", "memory"]).await.into_string().unwrap();
+    let used = info.lines().find_map(|line| line.strip_prefix("used_memory:"));
+    let used: u64 = used.unwrap().trim().parse().unwrap();
+    let limit = |memory: u64| memory.to_string();
+    redis
+        .raw
+        .call(&["CONFIG", "SET", "maxmemory", &limit(used * 100 / 95)])
+        .await;
+    assert!(
+        until(Room::Scarce)
+            .await
+            .is_some_and(|share| (0.9..1.0).contains(&share))
+    );
+    redis
+        .raw
+        .call(&["CONFIG", "SET", "maxmemory", &limit(used / 2)])
+        .await;
+    assert!(until(Room::None).await.is_some_and(|share| share > 1.0));
+    redis
+        .raw
+        .call(&["CONFIG", "SET", "maxmemory", &limit(used * 2)])
+        .await;
+    assert!(until(Room::Enough).await.is_some_and(|share| share < 0.9));
 }
 
 #[tokio::test]

@@ -161,6 +161,7 @@ impl World {
 
     fn answer(&mut self, outcome: v1::Outcome, job: Option<v1::Job>, reason: &str) {
         let answer = v1::CommandOutcome {
+            code: String::new(),
             outcome: outcome.into(),
             job,
             reason: reason.to_owned(),

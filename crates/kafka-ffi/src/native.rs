@@ -1,0 +1,303 @@
+//! Guards and views of native objects. A guard frees its object; a view borrows from the event that owns it.
+
+use std::ffi::{CStr, CString, c_char};
+use std::marker::PhantomData;
+use std::ptr::{self, NonNull};
+use std::slice;
+use std::time::Duration;
+
+use rdkafka::bindings as rd;
+use rdkafka::client::{Client, ClientContext};
+use rdkafka::error::{IsError as _, RDKafkaErrorCode};
+
+use crate::{MemberDescription, TopicId};
+
+/// What a request waits beyond its own timeout for the client to say so.
+const SLACK: Duration = Duration::from_millis(500);
+
+fn millis(duration: Duration) -> i32 {
+    i32::try_from(duration.as_millis()).unwrap_or(i32::MAX)
+}
+
+/// A queue for the answer to one request.
+pub(crate) struct Queue<'c> {
+    queue: NonNull<rd::rd_kafka_queue_t>,
+    client: PhantomData<&'c ()>,
+}
+
+impl<'c> Queue<'c> {
+    pub(crate) fn new<C: ClientContext>(client: &'c Client<C>) -> Self {
+        // SAFETY: `native_ptr` of a live client is valid.
+        let queue = unsafe { rd::rd_kafka_queue_new(client.native_ptr()) };
+        Self {
+            queue: NonNull::new(queue).expect("librdkafka aborts when it has no memory"),
+            client: PhantomData,
+        }
+    }
+
+    pub(crate) fn as_ptr(&self) -> *mut rd::rd_kafka_queue_t {
+        self.queue.as_ptr()
+    }
+
+    /// Waits for the answer. One that comes later is dropped by librdkafka with the queue.
+    pub(crate) fn wait(&self, timeout: Duration) -> Result<Event, RDKafkaErrorCode> {
+        // SAFETY: the queue is live, and nobody else polls it.
+        let event = unsafe { rd::rd_kafka_queue_poll(self.as_ptr(), millis(timeout + SLACK)) };
+        let event = Event(NonNull::new(event).ok_or(RDKafkaErrorCode::OperationTimedOut)?);
+        // SAFETY: the event is live.
+        let error = unsafe { rd::rd_kafka_event_error(event.as_ptr()) };
+        if error.is_error() {
+            return Err(error.into());
+        }
+        Ok(event)
+    }
+}
+
+impl Drop for Queue<'_> {
+    fn drop(&mut self) {
+        // SAFETY: made by `rd_kafka_queue_new`, freed once, before its client.
+        unsafe { rd::rd_kafka_queue_destroy(self.as_ptr()) }
+    }
+}
+
+/// Options of an admin request.
+pub(crate) struct Options(NonNull<rd::rd_kafka_AdminOptions_t>);
+
+impl Options {
+    pub(crate) fn new<C: ClientContext>(
+        client: &Client<C>,
+        operation: rd::rd_kafka_admin_op_t,
+        timeout: Duration,
+    ) -> Result<Self, RDKafkaErrorCode> {
+        // SAFETY: `native_ptr` of a live client is valid.
+        let options = unsafe { rd::rd_kafka_AdminOptions_new(client.native_ptr(), operation) };
+        let options = Self(NonNull::new(options).expect("librdkafka aborts when it has no memory"));
+        let mut message = [c_char::default(); 256];
+        // SAFETY: the options are live, and the buffer is as long as said.
+        let error = unsafe {
+            rd::rd_kafka_AdminOptions_set_request_timeout(
+                options.as_ptr(),
+                millis(timeout),
+                message.as_mut_ptr(),
+                message.len(),
+            )
+        };
+        if error.is_error() {
+            return Err(error.into());
+        }
+        Ok(options)
+    }
+
+    pub(crate) fn as_ptr(&self) -> *mut rd::rd_kafka_AdminOptions_t {
+        self.0.as_ptr()
+    }
+}
+
+impl Drop for Options {
+    fn drop(&mut self) {
+        // SAFETY: made by `rd_kafka_AdminOptions_new`, freed once.
+        unsafe { rd::rd_kafka_AdminOptions_destroy(self.as_ptr()) }
+    }
+}
+
+/// The names of topics, as a request takes them.
+pub(crate) struct TopicNames(NonNull<rd::rd_kafka_TopicCollection_t>);
+
+impl TopicNames {
+    pub(crate) fn new(names: &[CString]) -> Self {
+        let mut pointers: Vec<_> = names.iter().map(|name| name.as_ptr()).collect();
+        // SAFETY: the pointers are valid for the call, which copies the names.
+        let names =
+            unsafe { rd::rd_kafka_TopicCollection_of_topic_names(pointers.as_mut_ptr(), pointers.len()) };
+        Self(NonNull::new(names).expect("librdkafka aborts when it has no memory"))
+    }
+
+    pub(crate) fn as_ptr(&self) -> *const rd::rd_kafka_TopicCollection_t {
+        self.0.as_ptr()
+    }
+}
+
+impl Drop for TopicNames {
+    fn drop(&mut self) {
+        // SAFETY: made by `rd_kafka_TopicCollection_of_topic_names`, freed once.
+        unsafe { rd::rd_kafka_TopicCollection_destroy(self.0.as_ptr()) }
+    }
+}
+
+/// An answer, which owns what its views point at.
+pub(crate) struct Event(NonNull<rd::rd_kafka_event_t>);
+
+impl Event {
+    fn as_ptr(&self) -> *mut rd::rd_kafka_event_t {
+        self.0.as_ptr()
+    }
+
+    /// The topics of an answer to a request for topics; none of any other.
+    pub(crate) fn topics(&self) -> impl Iterator<Item = Topic<'_>> {
+        // SAFETY: the event is live; the result is null when it is of another kind.
+        let result = unsafe { rd::rd_kafka_event_DescribeTopics_result(self.as_ptr()) };
+        let topics = elements(result, |result, count| {
+            // SAFETY: the result is not null and lives as long as the event.
+            unsafe { rd::rd_kafka_DescribeTopics_result_topics(result, count) }
+        });
+        topics.iter().map(|topic| Topic {
+            topic: *topic,
+            event: PhantomData,
+        })
+    }
+
+    /// The groups of an answer to a request for groups; none of any other.
+    pub(crate) fn groups(&self) -> impl Iterator<Item = Group<'_>> {
+        // SAFETY: the event is live; the result is null when it is of another kind.
+        let result = unsafe { rd::rd_kafka_event_DescribeConsumerGroups_result(self.as_ptr()) };
+        let groups = elements(result, |result, count| {
+            // SAFETY: the result is not null and lives as long as the event.
+            unsafe { rd::rd_kafka_DescribeConsumerGroups_result_groups(result, count) }
+        });
+        groups.iter().map(|group| Group {
+            group: *group,
+            event: PhantomData,
+        })
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: handed to us by `rd_kafka_queue_poll`, freed once.
+        unsafe { rd::rd_kafka_event_destroy(self.as_ptr()) }
+    }
+}
+
+/// The array that a result holds; empty without a result.
+fn elements<'e, R, T>(
+    result: *const R,
+    read: impl FnOnce(*const R, *mut usize) -> *mut *const T,
+) -> &'e [*const T] {
+    if result.is_null() {
+        return &[];
+    }
+    let mut count = 0;
+    let first = read(result, ptr::from_mut(&mut count));
+    if first.is_null() {
+        return &[];
+    }
+    // SAFETY: librdkafka returns `count` pointers that live as long as the result, which the caller's borrow of the
+    // event outlives.
+    unsafe { slice::from_raw_parts(first, count) }
+}
+
+/// A copy of a text of librdkafka; `None` for null.
+fn text(pointer: *const c_char) -> Option<String> {
+    if pointer.is_null() {
+        return None;
+    }
+    // SAFETY: librdkafka's texts end with NUL and live as long as the object they are read from.
+    let text = unsafe { CStr::from_ptr(pointer) };
+    Some(text.to_string_lossy().into_owned())
+}
+
+fn code(error: *const rd::rd_kafka_error_t) -> rd::rd_kafka_resp_err_t {
+    // SAFETY: `rd_kafka_error_code` takes null as "no error"; anything else points into a live event.
+    unsafe { rd::rd_kafka_error_code(error) }
+}
+
+/// A topic of an answer.
+pub(crate) struct Topic<'e> {
+    topic: *const rd::rd_kafka_TopicDescription_t,
+    event: PhantomData<&'e Event>,
+}
+
+impl Topic<'_> {
+    pub(crate) fn error(&self) -> rd::rd_kafka_resp_err_t {
+        // SAFETY: the description lives as long as its event, which is borrowed.
+        code(unsafe { rd::rd_kafka_TopicDescription_error(self.topic) })
+    }
+
+    pub(crate) fn name(&self) -> String {
+        // SAFETY: as above.
+        text(unsafe { rd::rd_kafka_TopicDescription_name(self.topic) }).unwrap_or_default()
+    }
+
+    /// All zeros stand for none.
+    pub(crate) fn id(&self) -> Option<TopicId> {
+        // SAFETY: as above.
+        let id = unsafe { rd::rd_kafka_TopicDescription_topic_id(self.topic) };
+        if id.is_null() {
+            return None;
+        }
+        // SAFETY: the id is not null and part of the description.
+        let high = unsafe { rd::rd_kafka_Uuid_most_significant_bits(id) };
+        // SAFETY: as above.
+        let low = unsafe { rd::rd_kafka_Uuid_least_significant_bits(id) };
+        let bits = u128::from(high.cast_unsigned()) << 64 | u128::from(low.cast_unsigned());
+        (bits != 0).then(|| TopicId::from_bits(bits))
+    }
+
+    pub(crate) fn partitions(&self) -> i32 {
+        let mut count = 0;
+        // SAFETY: the description lives as long as its event; `count` is valid for the call.
+        unsafe { rd::rd_kafka_TopicDescription_partitions(self.topic, ptr::from_mut(&mut count)) };
+        i32::try_from(count).unwrap_or(i32::MAX)
+    }
+}
+
+/// A group of an answer.
+pub(crate) struct Group<'e> {
+    group: *const rd::rd_kafka_ConsumerGroupDescription_t,
+    event: PhantomData<&'e Event>,
+}
+
+impl Group<'_> {
+    pub(crate) fn error(&self) -> rd::rd_kafka_resp_err_t {
+        // SAFETY: the description lives as long as its event, which is borrowed.
+        code(unsafe { rd::rd_kafka_ConsumerGroupDescription_error(self.group) })
+    }
+
+    pub(crate) fn is_stable(&self) -> bool {
+        // SAFETY: as above.
+        let state = unsafe { rd::rd_kafka_ConsumerGroupDescription_state(self.group) };
+        state == rd::rd_kafka_consumer_group_state_t::RD_KAFKA_CONSUMER_GROUP_STATE_STABLE
+    }
+
+    pub(crate) fn members(&self) -> Vec<MemberDescription> {
+        // SAFETY: as above.
+        let count = unsafe { rd::rd_kafka_ConsumerGroupDescription_member_count(self.group) };
+        let members = (0..count).filter_map(|index| {
+            // SAFETY: the index is below the count.
+            let member = unsafe { rd::rd_kafka_ConsumerGroupDescription_member(self.group, index) };
+            if member.is_null() {
+                return None;
+            }
+            // SAFETY: the member is part of the description.
+            let instance = unsafe { rd::rd_kafka_MemberDescription_group_instance_id(member) };
+            Some(MemberDescription {
+                instance: text(instance),
+                partitions: partitions(member),
+            })
+        });
+        members.collect()
+    }
+}
+
+fn partitions(member: *const rd::rd_kafka_MemberDescription_t) -> Vec<(String, i32)> {
+    // SAFETY: the member is not null and part of a description that lives.
+    let assignment = unsafe { rd::rd_kafka_MemberDescription_assignment(member) };
+    if assignment.is_null() {
+        return Vec::new();
+    }
+    // SAFETY: the assignment is not null and part of the member.
+    let list = unsafe { rd::rd_kafka_MemberAssignment_partitions(assignment) };
+    // SAFETY: null, or a list that is part of the assignment.
+    let Some(list) = (unsafe { list.as_ref() }) else {
+        return Vec::new();
+    };
+    let (Ok(count), false) = (usize::try_from(list.cnt), list.elems.is_null()) else {
+        return Vec::new();
+    };
+    // SAFETY: a list has `cnt` elements.
+    let elements = unsafe { slice::from_raw_parts(list.elems, count) };
+    elements
+        .iter()
+        .filter_map(|element| Some((text(element.topic)?, element.partition)))
+        .collect()
+}

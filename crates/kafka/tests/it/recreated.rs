@@ -1,0 +1,156 @@
+//! Topics that are deleted, created again, or cut short while a lane reads them.
+
+use std::sync::atomic::Ordering;
+
+use redeliver_kafka::{IfRecreated, KafkaSettings, TopicState, TopicWatch, Waker};
+use redeliver_testkit::{eventually, kafka_request, unique};
+
+use crate::lane::{DEADLINE, counts, fill, start, start_with};
+use crate::support::{create_topic, delete_topic, settings};
+
+async fn recreate(settings: &KafkaSettings, topic: &str, partitions: i32) {
+    delete_topic(settings, topic);
+    create_topic(settings, topic, partitions).await;
+}
+
+fn copied(settings: &KafkaSettings, to: &str, count: usize) {
+    eventually("all are copied", DEADLINE, || {
+        let copied = counts(settings, to).len();
+        if copied == count {
+            Ok(())
+        } else {
+            Err(format!("{copied} of {count}"))
+        }
+    });
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_topic_that_is_created_again_is_read_from_its_beginning() {
+    for (is_static, partitions) in [(true, 2), (false, 3)] {
+        let settings = KafkaSettings {
+            static_membership: is_static,
+            ..settings("recreated")
+        };
+        let (from, to, group) = (unique("from"), unique("to"), unique("group"));
+        create_topic(&settings, &from, 2).await;
+        create_topic(&settings, &to, 1).await;
+        fill(&settings, &from, 0..200).await;
+        let lane = start(settings.clone(), &group, &from, &to, false);
+        copied(&settings, &to, 200);
+        // Shorter than the old one.
+        recreate(&settings, &from, partitions).await;
+        fill(&settings, &from, 200..250).await;
+        copied(&settings, &to, 250);
+        assert!(lane.lags.recreated.load(Ordering::SeqCst) >= 2);
+        // Longer than the old one, before the lane looks.
+        recreate(&settings, &from, partitions).await;
+        fill(&settings, &from, 250..1250).await;
+        copied(&settings, &to, 1250);
+        lane.stop();
+        // While nobody reads.
+        recreate(&settings, &from, partitions).await;
+        fill(&settings, &from, 1250..1300).await;
+        let lane = start(settings.clone(), &group, &from, &to, false);
+        copied(&settings, &to, 1300);
+        lane.stop();
+        // What is read of a longer topic before its id is looked at is read again from the beginning: it may be there
+        // twice. All else is there once.
+        let counts = counts(&settings, &to);
+        let is_once = |value: &u32| counts[&value.to_string()] == 1;
+        assert!((0..250).chain(1250..1300).all(|value| is_once(&value)));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_in_hand_of_the_old_topic_is_dropped_and_counted() {
+    let settings = settings("in-hand");
+    let (from, to, group) = (unique("from"), unique("to"), unique("group"));
+    create_topic(&settings, &from, 1).await;
+    create_topic(&settings, &to, 1).await;
+    fill(&settings, &from, 0..20).await;
+    // It keeps the ten odd ones.
+    let lane = start(settings.clone(), &group, &from, &to, true);
+    copied(&settings, &to, 10);
+    recreate(&settings, &from, 1).await;
+    eventually("the drop is counted", DEADLINE, || {
+        match lane.lags.dropped.load(Ordering::SeqCst) {
+            10 => Ok(()),
+            dropped => Err(format!("{dropped} of 10")),
+        }
+    });
+    fill(&settings, &from, 100..120).await;
+    copied(&settings, &to, 20);
+    lane.stop();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lane_whose_offsets_have_a_meaning_halts_and_says_what_to_do() {
+    let settings = settings("halts");
+    let (from, to, group) = (unique("from"), unique("to"), unique("group"));
+    create_topic(&settings, &from, 1).await;
+    create_topic(&settings, &to, 1).await;
+    fill(&settings, &from, 0..20).await;
+    let lane = start_with(settings.clone(), &group, &[&from], &to, false, IfRecreated::Halt);
+    copied(&settings, &to, 20);
+    recreate(&settings, &from, 1).await;
+    fill(&settings, &from, 20..30).await;
+    eventually("it halts", DEADLINE, || match lane.lags.waiting() {
+        Some(reason) if reason.contains("--delete-offsets") && reason.contains(&from) => Ok(()),
+        other => Err(format!("{other:?}")),
+    });
+    assert_eq!(counts(&settings, &to).len(), 20);
+    lane.stop();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn records_that_are_deleted_before_they_are_read_are_counted_and_the_rest_is_read() {
+    let settings = settings("deleted");
+    let (from, to, group) = (unique("from"), unique("to"), unique("group"));
+    create_topic(&settings, &from, 1).await;
+    create_topic(&settings, &to, 1).await;
+    fill(&settings, &from, 0..100).await;
+    let lane = start(settings.clone(), &group, &from, &to, false);
+    copied(&settings, &to, 100);
+    lane.stop();
+    fill(&settings, &from, 100..200).await;
+    kafka_request::delete_records(&settings.brokers, &from, 0, 150);
+    let lane = start(settings.clone(), &group, &from, &to, false);
+    copied(&settings, &to, 150);
+    assert_eq!(lane.lags.deleted_unread.load(Ordering::SeqCst), 50);
+    fill(&settings, &from, 200..210).await;
+    copied(&settings, &to, 160);
+    lane.stop();
+    assert!(counts(&settings, &to).values().all(|count| *count == 1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_watch_tells_topics_that_exist_from_those_that_do_not() {
+    let settings = settings("watch");
+    let (one, none) = (unique("one"), unique("none"));
+    create_topic(&settings, &one, 3).await;
+    let watch = TopicWatch::start(&settings).unwrap();
+    watch.watch([one.as_str().into(), none.as_str().into()], &Waker::new());
+    let state_is = |topic: &str, what: &str, is_it: &dyn Fn(TopicState) -> bool| {
+        eventually(what, DEADLINE, || match watch.state(topic) {
+            state if is_it(state) => Ok(state),
+            state => Err(format!("{state:?}")),
+        })
+    };
+    let exists = |state| {
+        matches!(
+            state,
+            TopicState::Exists {
+                id: Some(_),
+                partitions: 3
+            }
+        )
+    };
+    let before = state_is(&one, "it exists", &exists);
+    state_is(&none, "it is missing", &|state| state.is_missing());
+    delete_topic(&settings, &one);
+    state_is(&one, "it is missing", &|state| state.is_missing());
+    // Asking did not create it.
+    state_is(&none, "it is still missing", &|state| state.is_missing());
+    create_topic(&settings, &one, 3).await;
+    assert_ne!(state_is(&one, "it exists again", &exists), before);
+}

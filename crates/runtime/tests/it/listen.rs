@@ -1,0 +1,37 @@
+//! Listening sockets.
+
+use std::net::SocketAddr;
+use std::pin::pin;
+
+use futures::StreamExt as _;
+use redeliver_runtime::listen::{ListenError, Listener};
+use tokio::net::TcpStream;
+
+fn any_port() -> SocketAddr {
+    "127.0.0.1:0".parse().unwrap()
+}
+
+#[tokio::test]
+async fn an_answer_on_an_accepted_connection_does_not_wait_for_an_acknowledgement() {
+    let mut for_axum = Listener::bind("admin.listen", any_port()).unwrap();
+    let _client = TcpStream::connect(for_axum.local_addr().unwrap()).await.unwrap();
+    let (accepted, _) = axum::serve::Listener::accept(&mut for_axum).await;
+    assert!(accepted.nodelay().unwrap());
+
+    let for_tonic = Listener::bind("dlq_inspector.listen", any_port()).unwrap();
+    let _client = TcpStream::connect(for_tonic.local_addr().unwrap()).await.unwrap();
+    let accepted = pin!(for_tonic.incoming()).next().await.unwrap().unwrap();
+    assert!(accepted.nodelay().unwrap());
+}
+
+#[tokio::test]
+async fn a_port_that_is_taken_is_named() {
+    let first = Listener::bind("admin.listen", any_port()).unwrap();
+    let address = first.local_addr().unwrap();
+    let error = Listener::bind("scheduler.listen", address).unwrap_err();
+    assert!(matches!(error, ListenError::InUse { .. }));
+    let expected = format!(
+        "scheduler.listen: {address} is in use by another process; choose another port, or 0 for a free one"
+    );
+    assert_eq!(error.to_string(), expected);
+}

@@ -1,0 +1,84 @@
+//! What is done to topics from outside, in Kafka's own words: deleting them, and what retention would do.
+//! (Kafka protocol guide: `DeleteTopics` version 1, `DeleteRecords` version 1.)
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+
+const DELETE_TOPICS: i16 = 20;
+const DELETE_RECORDS: i16 = 21;
+const TIMEOUT: i32 = 20_000;
+
+/// Deletes a topic.
+///
+/// # Panics
+/// When the first of these brokers does not do it.
+#[track_caller]
+pub fn delete_topic(brokers: &str, topic: &str) {
+    let mut body = Vec::new();
+    body.extend(1_i32.to_be_bytes());
+    push_text(&mut body, topic);
+    body.extend(TIMEOUT.to_be_bytes());
+    // The throttle time, one topic with its name, its error.
+    let before_error = 4 + 4 + 2 + topic.len();
+    if let Err(error) = ask(brokers, DELETE_TOPICS, &body, before_error) {
+        panic!("deleting topic {topic}: {error:#}");
+    }
+}
+
+/// Removes what stands before an offset, as retention does.
+///
+/// # Panics
+/// When the first of these brokers does not do it.
+#[track_caller]
+pub fn delete_records(brokers: &str, topic: &str, partition: i32, before: i64) {
+    let mut body = Vec::new();
+    body.extend(1_i32.to_be_bytes());
+    push_text(&mut body, topic);
+    body.extend(1_i32.to_be_bytes());
+    body.extend(partition.to_be_bytes());
+    body.extend(before.to_be_bytes());
+    body.extend(TIMEOUT.to_be_bytes());
+    // The throttle time, one topic with its name, one partition with its number, its beginning, its error.
+    let before_error = 4 + 4 + 2 + topic.len() + 4 + 4 + 8;
+    if let Err(error) = ask(brokers, DELETE_RECORDS, &body, before_error) {
+        panic!("deleting records of {topic}: {error:#}");
+    }
+}
+
+fn push_text(body: &mut Vec<u8>, text: &str) {
+    let length = i16::try_from(text.len()).unwrap_or(i16::MAX);
+    body.extend(length.to_be_bytes());
+    body.extend(text.as_bytes());
+}
+
+/// Sends a request of version 1; the answer ends with an error, which must be none.
+fn ask(brokers: &str, api: i16, body: &[u8], before_error: usize) -> Result<()> {
+    let broker = brokers.split(',').next().unwrap_or_default();
+    let mut stream = TcpStream::connect(broker).context("connecting")?;
+    stream
+        .set_read_timeout(Some(Duration::from_secs(30)))
+        .context("setting a read timeout")?;
+    let mut request = Vec::new();
+    request.extend(api.to_be_bytes());
+    request.extend(1_i16.to_be_bytes());
+    request.extend(7_i32.to_be_bytes());
+    request.extend((-1_i16).to_be_bytes());
+    request.extend(body);
+    let size = i32::try_from(request.len()).context("a request that is too long")?;
+    stream.write_all(&size.to_be_bytes()).context("sending")?;
+    stream.write_all(&request).context("sending")?;
+    let mut size = [0; 4];
+    stream
+        .read_exact(&mut size)
+        .context("reading the answer's size")?;
+    let size = usize::try_from(i32::from_be_bytes(size)).context("reading the answer's size")?;
+    let mut answer = vec![0; size];
+    stream.read_exact(&mut answer).context("reading the answer")?;
+    // Behind the correlation id.
+    let error = answer.get(4 + before_error..);
+    ensure!(error == Some(&[0, 0]), "the broker refused: {answer:?}");
+    Ok(())
+}

@@ -1,0 +1,105 @@
+//! A source topic that is deleted and created again while the enricher runs.
+
+use std::time::Duration;
+
+use redeliver_kafka::producer::Producer;
+use redeliver_testkit::kafka_request::delete_topic;
+use redeliver_testkit::{Reply, eventually};
+
+use crate::support::{Draft, Setup};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+
+#[test]
+fn a_source_that_is_created_again_is_read_from_its_beginning_and_what_is_in_hand_is_dropped_loudly() {
+    let setup = Setup::new("recreated").behave(|request| {
+        let is_kept = request.body.ends_with(b"7");
+        if is_kept {
+            Reply::Hang
+        } else {
+            Reply::ok(request.body.clone())
+        }
+    });
+    let pipe = setup
+        .pipeline("http.timeout", "5m")
+        .set("shutdown.grace", "2s")
+        .create();
+    let mut enricher = pipe.enricher("a");
+    enricher.until_ready();
+    let before = pipe.produce(numbered(0..200));
+    let kept = before.iter().filter(|sent| sent.body().ends_with(b"7")).count();
+    let outputs: Vec<_> = pipe.pipeline.output.iter().cloned().collect();
+    let written = |count: usize| {
+        eventually("all are written", DEADLINE, || match pipe.read(&outputs).len() {
+            written if written == count => Ok(()),
+            written => Err(format!("{written} of {count}")),
+        });
+    };
+    written(before.len() - kept);
+
+    delete_topic(&pipe.kafka.brokers, &pipe.pipeline.source);
+    eventually("the source exists again", DEADLINE, || {
+        let applied = pipe.redeliver(&["topics", "apply"]);
+        let created = format!("created  {}\n", pipe.pipeline.source);
+        if applied.code == Some(0) && applied.stdout.contains(&created) {
+            Ok(())
+        } else {
+            Err(applied.stdout)
+        }
+    });
+    pipe.endpoint.behave(|request| Reply::ok(request.body.clone()));
+    // A producer that knew the old topic would go on with its sequence numbers.
+    let producer = Producer::new(&pipe.kafka).unwrap();
+    let after = pipe.produce_with(&producer, &pipe.pipeline.source, numbered(200..250));
+    written(before.len() - kept + after.len());
+
+    enricher.until_ready();
+    let (_, metrics) = enricher.get("/metrics");
+    let sum = |name: &str| -> usize {
+        let lines = metrics.lines().filter(|line| line.starts_with(name));
+        lines
+            .filter_map(|line| line.rsplit(' ').next()?.parse::<usize>().ok())
+            .sum()
+    };
+    assert_eq!(sum("redeliver_lane_dropped_records_total"), kept, "{metrics}");
+    assert!(sum("redeliver_lane_recreated_partitions_total") > 0);
+    assert_eq!(sum("redeliver_lane_lag{"), 0, "nothing is left to be done");
+    let output = enricher.process.output();
+    assert!(
+        output.contains("the topic was deleted and created again"),
+        "{output}"
+    );
+}
+
+#[test]
+fn a_process_starts_although_a_topic_for_results_is_missing_and_writes_them_once_it_exists() {
+    let pipe = Setup::new("no-output").create();
+    let output = pipe.pipeline.output.clone().unwrap();
+    delete_topic(&pipe.kafka.brokers, &output);
+    let mut enricher = pipe.enricher("a");
+    enricher.until_ready();
+    assert!(
+        enricher.process.output().contains("does not exist"),
+        "{}",
+        enricher.process.output()
+    );
+    pipe.produce(numbered(0..20));
+    eventually("all calls are made", DEADLINE, || match pipe.endpoint.calls() {
+        20 => Ok(()),
+        calls => Err(calls),
+    });
+    assert_eq!(pipe.redeliver(&["topics", "apply"]).code, Some(0));
+    eventually("all are written", DEADLINE, || {
+        match pipe.read(std::slice::from_ref(&output)).len() {
+            20 => Ok(()),
+            written => Err(written),
+        }
+    });
+    assert_eq!(pipe.endpoint.calls(), 20, "no call was repeated");
+}
+
+fn numbered(numbers: std::ops::Range<usize>) -> Vec<Draft> {
+    numbers
+        .map(|n| Draft::new(format!("key-{n}"), format!("record {n}")))
+        .collect()
+}

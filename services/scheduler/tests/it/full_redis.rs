@@ -1,0 +1,235 @@
+//! A Redis that is full because of one application's far jobs: what others have scheduled leaves in time all the same.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use redeliver_core::headers::{self, DISPATCHED_AT, JOB_ID, SCHEDULED_TIME};
+use redeliver_core::{JobId, Record, Timestamp};
+use redeliver_proto::{Message as _, v1};
+use redeliver_testkit::{LocalRedis, Member, eventually};
+
+use crate::chaos::Turn;
+use crate::house::{House, PATIENCE, Setup, id};
+use crate::index::own_redis::Raw;
+use crate::oracle::{Asked, Wanted};
+use crate::requests::{Request, in_millis, now};
+
+/// How much there is for far jobs.
+const ROOM: u64 = 24 << 20;
+const JOBS: usize = 4_000;
+/// How late a job may be on a machine that is busy with other tests.
+const LATE: Duration = Duration::from_secs(10);
+
+fn number(raw: &str, name: &str) -> u64 {
+    let value = raw
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    value.unwrap().trim().parse().unwrap()
+}
+
+struct Redis {
+    local: LocalRedis,
+    raw: Raw,
+}
+
+impl Redis {
+    fn used(&self, house: &House) -> u64 {
+        let info = house.block_on(self.raw.call(&["INFO", "memory"]));
+        number(&info.into_string().unwrap(), "used_memory")
+    }
+
+    fn set_limit(&self, house: &House, bytes: u64) {
+        let command = ["CONFIG", "SET", "maxmemory", &bytes.to_string()];
+        house.block_on(self.raw.call(&command));
+    }
+
+    fn waiting(&self, house: &House) -> u64 {
+        let shards = 0..house.topics.partitions;
+        let counts = shards.map(|shard| {
+            let key = format!("{}:{{{shard}}}:due", house.name);
+            let count = house.block_on(self.raw.call(&["ZCARD", &key]));
+            count.as_u64().unwrap()
+        });
+        counts.sum()
+    }
+}
+
+/// 2,000 jobs of 1,000 bytes that wait for an hour.
+fn flood(house: &House) -> Vec<Asked> {
+    let value = vec![b'x'; 1_000];
+    let jobs = (0..2_000).map(|_| Request::protobuf(Wanted::new("crawl", value.clone()).after(3_600_000)));
+    house.ask(jobs.collect())
+}
+
+fn header<T: std::str::FromStr>(record: &Record, name: &str) -> T {
+    let value = record
+        .headers
+        .last(name)
+        .and_then(|value| std::str::from_utf8(value).ok());
+    let value = value.and_then(|value| value.parse().ok());
+    value.unwrap_or_else(|| panic!("{name} of {record:?}"))
+}
+
+fn commands(scheduler: &mut Member<'_>, outcome: &str) -> u64 {
+    let (_, metrics) = scheduler.get("/metrics").unwrap();
+    let line = format!("redeliver_scheduler_commands_total{{outcome=\"{outcome}\"}} ");
+    let value = metrics.lines().find_map(|found| found.strip_prefix(&line));
+    value.map_or(0, |value| value.parse().unwrap())
+}
+
+/// How late each of these jobs left; each of them once.
+#[track_caller]
+fn lateness(seen: &[Record], asked: &[Asked]) -> Vec<Duration> {
+    let mut left: HashMap<JobId, Duration> = HashMap::new();
+    for record in seen {
+        let (due, at): (Timestamp, Timestamp) =
+            (header(record, SCHEDULED_TIME), header(record, DISPATCHED_AT));
+        assert!(at >= due, "{at} is before {due}");
+        let id: JobId = header(record, JOB_ID);
+        assert!(left.insert(id, at.since(due)).is_none(), "{id} left twice");
+    }
+    let mut late: Vec<Duration> = asked.iter().map(|asked| left[&id(asked)]).collect();
+    late.sort_unstable();
+    late
+}
+
+#[test]
+fn what_is_due_leaves_in_time_while_far_jobs_of_another_application_fill_redis() {
+    let _turn = Turn::wait();
+    let local = LocalRedis::start().unwrap();
+    let house = Setup::new("full")
+        .redis(local.url())
+        .set("scheduler.window", "1s")
+        .create();
+    let raw = house.block_on(Raw::connect(&local.url()));
+    let redis = Redis { local, raw };
+    let mut scheduler = house.start("a");
+    // Far beyond the window, so that all of them must be looked up in the full index.
+    let due = in_millis(30_000);
+    let jobs = (0..JOBS).map(|n| {
+        let due = due.after(Duration::from_millis(n as u64));
+        Request::protobuf(Wanted::new("mail", format!("{n}")).at(due))
+    });
+    let asked = house.ask(jobs.collect());
+    eventually("the index shows the jobs", PATIENCE, || {
+        match redis.waiting(&house) {
+            waiting if waiting >= JOBS as u64 => Ok(()),
+            waiting => Err(waiting),
+        }
+    });
+    let limit = redis.used(&house) + ROOM;
+    redis.set_limit(&house, limit);
+
+    // Far jobs come until they are refused, and go on coming.
+    let mut far = Vec::new();
+    eventually("far jobs are refused", PATIENCE, || {
+        far.extend(flood(&house));
+        match commands(&mut scheduler, "no_room") {
+            0 => Err(format!(
+                "{} far jobs, {} of {limit} bytes",
+                far.len(),
+                redis.used(&house)
+            )),
+            _ => Ok(()),
+        }
+    });
+    far.extend(flood(&house));
+    assert!(now() < due, "filling Redis took too long for this test");
+    let (status, said) = scheduler.get("/readyz").unwrap();
+    assert!(
+        status == 200 && said.contains("far jobs are refused"),
+        "{status} {said}"
+    );
+    // Nor does it help when there is nothing left at all.
+    let used = redis.used(&house);
+    redis.set_limit(&house, used - used / 10);
+    far.extend(flood(&house));
+    let soon = house.ask(
+        (0..100)
+            .map(|n| Request::protobuf(Wanted::new("sms", format!("{n}")).after(500)))
+            .collect(),
+    );
+    // One that waits gets a new time, another one is cancelled, a third one is taken over with all of its shard.
+    let accepted = id(&far[0]);
+    let commands_sent = house.ask(vec![
+        Request::cancel(id(&far[1])),
+        Request::reschedule(accepted, crate::oracle::When::At(in_millis(1_000))),
+    ]);
+    assert_eq!(commands_sent.len(), 2);
+
+    let mut watch = house.watch();
+    let expected = JOBS + soon.len() + 1;
+    watch.until_so_many_ended(expected + 1);
+    watch.look();
+    assert_eq!(watch.seen.apps.len(), expected);
+    let late = lateness(&watch.seen.apps, &asked);
+    println!(
+        "of {JOBS} jobs p50 was late by {:?}, the last one by {:?}",
+        late[JOBS / 2],
+        late[JOBS - 1]
+    );
+    assert!(late[JOBS - 1] < LATE, "{:?}", late[JOBS - 1]);
+    let late = lateness(&watch.seen.apps, &soon);
+    assert!(late[soon.len() - 1] < LATE, "{:?}", late[soon.len() - 1]);
+
+    // A shard is taken over although there is no room.
+    scheduler.kill_9();
+    scheduler.start_again();
+    scheduler.until_ready();
+    let overdue = house.ask(vec![Request::protobuf(Wanted::new("sms", "after the restart"))]);
+    watch.until_so_many_ended(expected + 2);
+
+    // With memory there is room for far jobs again, without a restart.
+    redis.set_limit(&house, 10 * limit);
+    let until_ready = |scheduler: &mut Member<'_>| {
+        eventually("nothing is refused any more", PATIENCE, || {
+            match scheduler.get("/readyz").unwrap() {
+                (200, said) if !said.contains("refused") => Ok(()),
+                (status, said) => Err(format!("{status} {said}")),
+            }
+        });
+    };
+    until_ready(&mut scheduler);
+    let refused_before = commands(&mut scheduler, "no_room");
+    let again = flood(&house);
+    eventually("far jobs are accepted", PATIENCE, || {
+        match commands(&mut scheduler, "accepted") {
+            accepted if accepted >= again.len() as u64 => Ok(()),
+            accepted => Err(accepted),
+        }
+    });
+    assert_eq!(commands(&mut scheduler, "no_room"), refused_before);
+
+    // Each far job is either known and shown by the index, or a dead letter that says why.
+    watch.look();
+    let mut states: HashMap<String, v1::JobRecord> = HashMap::new();
+    for record in &watch.seen.state {
+        let id = String::from_utf8(record.key.clone().unwrap().to_vec()).unwrap();
+        states.insert(id, v1::JobRecord::decode(record.value.clone().unwrap()).unwrap());
+    }
+    for letter in &watch.seen.dlq {
+        assert_eq!(
+            letter.headers.last(headers::ERROR_CODE),
+            Some(&b"scheduler.index-full"[..])
+        );
+    }
+    let all_far = far.len() + again.len();
+    let known = far
+        .iter()
+        .chain(&again)
+        .filter(|asked| states.contains_key(&id(asked).to_string()));
+    assert_eq!(known.count() + watch.seen.dlq.len(), all_far);
+    assert!(!watch.seen.dlq.is_empty());
+    let scheduled = states
+        .values()
+        .filter(|job| job.state() == v1::JobState::Scheduled)
+        .count() as u64;
+    eventually("the index shows what waits", PATIENCE, || {
+        match redis.waiting(&house) {
+            waiting if waiting == scheduled => Ok(()),
+            waiting => Err(format!("{waiting} of {scheduled}")),
+        }
+    });
+    assert_eq!(watch.seen.apps.len(), expected + overdue.len());
+    drop(redis.local);
+}

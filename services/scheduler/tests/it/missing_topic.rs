@@ -1,0 +1,185 @@
+//! The topic of one application is deleted: its jobs wait or become dead letters, and those of others leave in time.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redeliver_core::headers::{self, DISPATCHED_AT, JOB_ID, SCHEDULED_TIME};
+use redeliver_core::{JobId, Record, Timestamp};
+use redeliver_proto::v1;
+use redeliver_runtime::Config;
+use redeliver_runtime::cli::Start;
+use redeliver_runtime::listen::Listener;
+use redeliver_runtime::telemetry::Tracer;
+use redeliver_testkit::kafka_request::delete_topic;
+use redeliver_testkit::{Member, eventually};
+use redeliver_worker::{Host, topics};
+use tokio_util::sync::CancellationToken;
+
+use crate::chaos::Turn;
+use crate::house::{House, PATIENCE, Setup, answers, id};
+use crate::oracle::{Asked, Wanted, When};
+use crate::requests::{Request, in_millis};
+
+/// Whose topic it is.
+const GONE: &str = "sms";
+
+fn header<T: std::str::FromStr>(record: &Record, name: &str) -> T {
+    let value = record
+        .headers
+        .last(name)
+        .and_then(|value| std::str::from_utf8(value).ok());
+    let value = value.and_then(|value| value.parse().ok());
+    value.unwrap_or_else(|| panic!("{name} of {record:?}"))
+}
+
+/// Makes the topics that are missing.
+fn create_topics(house: &House) {
+    house.block_on(async {
+        let start = Start {
+            config: Arc::new(Config::from_yaml(&house.configuration()).unwrap()),
+            shutdown: CancellationToken::new(),
+            tracer: Tracer::off(),
+            admin: Listener::bind("admin.listen", ([127, 0, 0, 1], 0).into()).unwrap(),
+        };
+        let mut host = Host::new("scheduler", start);
+        let spec = topics::of_scheduler(&host.config);
+        host.ensure_topics(&spec).await.unwrap();
+    });
+}
+
+fn delete(house: &House) {
+    delete_topic(&house.kafka.brokers, &house.topics.apps[GONE]);
+}
+
+#[track_caller]
+fn until_waiting(scheduler: &mut Member<'_>, jobs: u64) {
+    eventually("jobs wait for the topic", PATIENCE, || {
+        match scheduler.metric("redeliver_scheduler_missing_topic_jobs") {
+            waiting if waiting == jobs => Ok(()),
+            waiting => Err(format!("{waiting} of {jobs}")),
+        }
+    });
+}
+
+fn job(app: &str, text: String, due: Timestamp) -> Request {
+    Request::protobuf(Wanted::new(app, text).at(due))
+}
+
+/// The jobs of these records.
+fn ids(records: &[Record]) -> Vec<JobId> {
+    let mut ids: Vec<JobId> = records.iter().map(|record| header(record, JOB_ID)).collect();
+    ids.sort_unstable();
+    ids
+}
+
+fn sorted(asked: &[Asked]) -> Vec<JobId> {
+    let mut ids: Vec<JobId> = asked.iter().map(id).collect();
+    ids.sort_unstable();
+    ids
+}
+
+#[test]
+fn jobs_of_a_missing_topic_wait_for_it_while_others_leave_in_time() {
+    let _turn = Turn::wait();
+    let house = Setup::new("missing").create();
+    let mut scheduler = house.start("a");
+    delete(&house);
+    let due = in_millis(6_000);
+    let gone = house.ask((0..3).map(|n| job(GONE, format!("{n}"), due)).collect());
+    // 100 a second, before and after.
+    let others = (0..1_000).map(|n| {
+        let due = Timestamp::from_millis(due.as_millis() - 1_000).after(Duration::from_millis(10 * n));
+        job("mail", format!("{n}"), due)
+    });
+    let others = house.ask(others.collect());
+    let mut watch = house.watch_without(GONE);
+    watch.until_so_many_ended(others.len());
+    until_waiting(&mut scheduler, 3);
+    watch.look();
+    assert_eq!(ids(&watch.seen.apps), sorted(&others));
+    // By due time.
+    let mut by_due: Vec<(Timestamp, Duration)> = watch
+        .seen
+        .apps
+        .iter()
+        .map(|record| {
+            let due = header::<Timestamp>(record, SCHEDULED_TIME);
+            (due, header::<Timestamp>(record, DISPATCHED_AT).since(due))
+        })
+        .collect();
+    by_due.sort_unstable();
+    let first = by_due[0].0;
+    let latest = by_due.iter().max_by_key(|(_, late)| *late).unwrap();
+    println!(
+        "the latest one was due {:?} after the first, those of the missing topic {:?} after it",
+        latest.0.since(first),
+        due.since(first),
+    );
+    let mut late: Vec<Duration> = by_due.into_iter().map(|(_, late)| late).collect();
+    late.sort_unstable();
+    println!(
+        "while the topic of others was missing, {} jobs were late by {:?} at p50, {:?} at p99, {:?} at most",
+        late.len(),
+        late[late.len() / 2],
+        late[late.len() * 99 / 100],
+        late[late.len() - 1],
+    );
+    let (status, said) = scheduler.get("/readyz").unwrap();
+    assert!(
+        status == 200 && said.contains(&*house.topics.apps[GONE]),
+        "{status} {said}"
+    );
+
+    // One is cancelled while it waits, and another one gets a new time.
+    house.ask(vec![
+        Request::cancel(id(&gone[0])).answer_to("cancelled"),
+        Request::reschedule(id(&gone[1]), When::At(in_millis(500))).answer_to("rescheduled"),
+    ]);
+    eventually("they are answered", PATIENCE, || {
+        watch.look();
+        let answers = answers(&watch.seen);
+        match (answers.get("cancelled"), answers.get("rescheduled")) {
+            (Some(v1::Outcome::Cancelled), Some(v1::Outcome::Rescheduled)) => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    });
+    until_waiting(&mut scheduler, 2);
+    create_topics(&house);
+    watch.until_so_many_ended(others.len() + 3);
+    until_waiting(&mut scheduler, 0);
+    let mut seen = house.watch();
+    seen.look();
+    let of_gone: Vec<Record> = seen
+        .seen
+        .apps
+        .iter()
+        .filter(|record| record.position.topic == house.topics.apps[GONE])
+        .cloned()
+        .collect();
+    assert_eq!(ids(&of_gone), sorted(&gone[1..]));
+    assert_eq!((seen.seen.apps.len(), seen.seen.dlq.len()), (others.len() + 2, 0));
+}
+
+#[test]
+fn a_job_that_waits_for_a_missing_topic_for_too_long_is_a_dead_letter() {
+    let house = Setup::new("missing-dead")
+        .set("kafka.topics.missing_timeout", "5s")
+        .create();
+    let mut scheduler = house.start("a");
+    delete(&house);
+    let due = in_millis(6_000);
+    let gone = house.ask(vec![job(GONE, "dead".to_owned(), due)]);
+    until_waiting(&mut scheduler, 1);
+    let mut watch = house.watch_without(GONE);
+    watch.until_so_many_ended(1);
+    watch.look();
+    let [letter] = &watch.seen.dlq[..] else {
+        panic!("{:?}", watch.seen.dlq)
+    };
+    let text = |name: &str| header::<String>(letter, name);
+    assert_eq!(text(headers::ERROR_CODE), "topic.missing");
+    assert_eq!(letter.value.as_deref(), Some(&b"dead"[..]));
+    assert_eq!(text(headers::ORIGINAL_OFFSET), gone[0].place.offset.to_string());
+    assert!(header::<Timestamp>(letter, headers::ERROR_TIMESTAMP) >= due.after(Duration::from_secs(5)));
+    until_waiting(&mut scheduler, 0);
+}
