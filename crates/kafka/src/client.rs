@@ -164,6 +164,10 @@ impl KafkaSettings {
         if let Some(instance) = self.group_instance_id(member) {
             config.set("group.instance.id", instance);
         }
+        // The lane learns from these lines that a topic is another one than before.
+        let debug = config.get("debug").map(|debug| format!("{debug},metadata"));
+        config.set("debug", debug.unwrap_or_else(|| "metadata".to_owned()));
+        config.set_log_level(RDKafkaLogLevel::Debug);
         config
     }
 

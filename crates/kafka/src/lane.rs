@@ -13,6 +13,7 @@ mod membership;
 mod patience;
 mod topics;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -146,6 +147,9 @@ pub struct Lane<P> {
     must_leave: bool,
     /// How often in a row the lane joined anew because its place in the group was not sound.
     joined_anew: u32,
+    /// Partitions of topics that were created again while the lane read them, until it commits a position of the new one.
+    /// Not every commit says which topic it is of.
+    recreated: BTreeSet<(Arc<str>, i32)>,
 }
 
 /// What a lane works with, beside its processor.
@@ -208,6 +212,7 @@ impl<P: Processor> Lane<P> {
             generation: 0,
             must_leave: false,
             joined_anew: 0,
+            recreated: BTreeSet::new(),
         }
     }
 
@@ -310,6 +315,8 @@ struct Session<'a, P: Processor> {
     consumer: Arc<BaseConsumer<Events>>,
     membership: Membership,
     examination: Examination,
+    /// Topics of which the client has seen another id than before.
+    changed: BTreeSet<String>,
     /// How many changes of topics were looked at.
     seen_changes: Option<usize>,
     /// How many partitions each topic of the lane had then; 0 for one that did not exist, nothing before the first look.
@@ -341,6 +348,8 @@ struct Assigned {
     partition: i32,
     /// The topic it is of; `None` when the broker does not say.
     topic_id: Option<TopicId>,
+    /// Whether the position is certainly one of that topic: its commit says so, or a record was read.
+    is_confirmed: bool,
     queue: PartitionQueue<Events>,
     tracker: OffsetTracker,
     touched: bool,
@@ -409,6 +418,7 @@ impl<'a, P: Processor> Session<'a, P> {
             consumer: Arc::new(consumer),
             membership,
             examination,
+            changed: BTreeSet::new(),
             seen_changes: None,
             seen_partitions: Vec::new(),
             slots: Vec::new(),
@@ -465,6 +475,12 @@ impl<'a, P: Processor> Session<'a, P> {
         self.look_at_topics()?;
         self.look_at_group()?;
         let admitted = self.admit()?;
+        // The client tells of a topic's new id before it hands out records of that topic. So once this is served, what was
+        // admitted is known to be of the topic that was assigned.
+        self.serve_events()?;
+        if self.must_rewind || !self.are_topics_the_same()? {
+            return Ok(Next::Continue);
+        }
         let now = self.lane.clock.now();
         self.lane.processor.finish(now, self.turn_limit, &mut self.turn);
         if !self.turn.completed.is_empty() || !self.turn.owners.is_empty() || !self.touched.is_empty() {
@@ -511,6 +527,9 @@ impl<'a, P: Processor> Session<'a, P> {
                     for (topic, partition) in &partitions {
                         self.forget(topic, *partition);
                     }
+                }
+                Event::Changed(topic) => {
+                    self.changed.insert(topic);
                 }
                 Event::Unreachable => {
                     self.suspect_since.get_or_insert_with(Instant::now);
@@ -602,10 +621,9 @@ impl<'a, P: Processor> Session<'a, P> {
         let mut arrived = Vec::new();
         for (topic, partition, mut position) in committed {
             let id = ids.get(&topic).copied().flatten();
-            let fingerprint = id.map(TopicFingerprint::of);
             if position
                 .as_ref()
-                .is_some_and(|committed| committed.is_of_another(fingerprint))
+                .is_some_and(|committed| self.is_foreign((&topic, partition), committed, id))
             {
                 let ended = self.ended_by_recreation(&topic);
                 if let Ended::Halted(_) = ended {
@@ -690,7 +708,9 @@ impl<'a, P: Processor> Session<'a, P> {
         let waker = self.lane.waker.clone();
         queue.set_nonempty_callback(move || waker.wake());
         let fingerprint = topic_id.map(TopicFingerprint::of);
-        let tracker = OffsetTracker::new(position.unwrap_or_else(Committed::start), fingerprint);
+        let position = position.unwrap_or_else(Committed::start);
+        let is_confirmed = position.topic.is_some();
+        let tracker = OffsetTracker::new(position, fingerprint);
         let slot = self.slots.iter().position(Option::is_none).unwrap_or_else(|| {
             self.slots.push(None);
             self.slots.len() - 1
@@ -702,6 +722,7 @@ impl<'a, P: Processor> Session<'a, P> {
             topic,
             partition,
             topic_id,
+            is_confirmed,
             queue,
             tracker,
             touched: false,
@@ -781,6 +802,7 @@ impl<'a, P: Processor> Session<'a, P> {
                     }
                     None => break,
                 };
+                assigned.is_confirmed = true;
                 match assigned.tracker.observe(message.offset()) {
                     Admission::New => {
                         let record = convert::record(&message, &assigned.topic);
@@ -870,6 +892,10 @@ impl<'a, P: Processor> Session<'a, P> {
         for (slot, position) in positions {
             if let Some(assigned) = &mut self.slots[slot as usize] {
                 assigned.tracker.mark_committed(&position);
+                if !self.lane.recreated.is_empty() {
+                    let partition = (assigned.topic.clone(), assigned.partition);
+                    self.lane.recreated.remove(&partition);
+                }
             }
         }
         let took = began.elapsed();
@@ -989,7 +1015,7 @@ impl<'a, P: Processor> Session<'a, P> {
                 let id = assigned.and_then(|assigned| assigned.topic_id);
                 position
                     .as_ref()
-                    .is_some_and(|position| position.is_of_another(id.map(TopicFingerprint::of)))
+                    .is_some_and(|committed| self.is_foreign((topic, *partition), committed, id))
             });
             if let Some((topic, ..)) = of_another {
                 let topic = topic.clone();
@@ -1056,7 +1082,9 @@ impl<'a, P: Processor> Session<'a, P> {
             assigned.touched = false;
             assigned.owns_turn = false;
             let fingerprint = assigned.topic_id.map(TopicFingerprint::of);
-            assigned.tracker = OffsetTracker::new(position.unwrap_or_else(Committed::start), fingerprint);
+            let position = position.unwrap_or_else(Committed::start);
+            assigned.is_confirmed = position.topic.is_some();
+            assigned.tracker = OffsetTracker::new(position, fingerprint);
         }
     }
 

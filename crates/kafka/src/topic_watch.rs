@@ -198,6 +198,18 @@ impl TopicWatch {
         self.0.ask();
     }
 
+    /// Asks the cluster now about these topics too, which are watched from now on, without waiting for the answer.
+    pub(crate) fn hurry_about<'a>(&self, topics: impl IntoIterator<Item = &'a Arc<str>>) {
+        let mut known = lock(&self.0.topics);
+        for topic in topics {
+            if !known.contains_key(topic) && is_topic_name(topic) {
+                known.insert(topic.clone(), Entry::default());
+            }
+        }
+        drop(known);
+        self.0.ask();
+    }
+
     /// Asks the cluster now and waits until it is certain whether the topic exists, at most for `patience`.
     pub(crate) fn confirm(&self, topic: &str, patience: Duration) -> TopicState {
         let asked = Instant::now();

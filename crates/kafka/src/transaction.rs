@@ -443,7 +443,7 @@ fn until(deadline: Instant, mut call: impl FnMut() -> Result<(), KafkaError>) ->
 fn gone(watch: &TopicWatch, outputs: &[Output], round: u32) -> Option<usize> {
     // Deliveries that take so long may wait for a topic of which the watch has not heard yet.
     if round == 2 {
-        watch.hurry();
+        watch.hurry_about(outputs.iter().map(|output| &output.topic));
     }
     if !watch.any_missing() {
         return None;

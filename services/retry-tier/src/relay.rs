@@ -4,7 +4,7 @@
 //! consumer. How many records are held at once is bounded per partition, so a million waiting records
 //! cost disk in Kafka and nothing here.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use redeliver_core::backoff::MAX_WAIT;
@@ -68,8 +68,6 @@ pub(crate) struct Relay {
     look_ahead: LookAhead,
     sources: HashMap<Arc<str>, Arc<Source>>,
     partitions: HashMap<AssignmentId, Partition>,
-    /// What is finished without waiting: malformed records on their way to the dead-letter topic.
-    rejected: Vec<(AssignmentId, i64, Output)>,
     order: Vec<AssignmentId>,
     next: usize,
     metrics: TierMetrics,
@@ -86,6 +84,9 @@ struct Partition {
     source: Arc<Source>,
     number: i32,
     window: Window,
+    /// What need not wait: dead letters of malformed records, and the offsets of these.
+    rejected: VecDeque<(i64, Output)>,
+    rejected_bytes: usize,
     /// When a full window was last searched for records that belong elsewhere.
     searched: Option<Timestamp>,
 }
@@ -130,7 +131,6 @@ impl Relay {
             look_ahead,
             sources: sources.collect(),
             partitions: HashMap::new(),
-            rejected: Vec::new(),
             order: Vec::new(),
             next: 0,
             metrics,
@@ -177,6 +177,8 @@ impl Processor for Relay {
                 source,
                 number: partition,
                 window: Window::default(),
+                rejected: VecDeque::new(),
+                rejected_bytes: 0,
                 searched: None,
             },
         );
@@ -185,7 +187,6 @@ impl Processor for Relay {
 
     fn revoked(&mut self, assignment: AssignmentId) {
         self.partitions.remove(&assignment);
-        self.rejected.retain(|(id, _, _)| *id != assignment);
         self.order.retain(|id| *id != assignment);
     }
 
@@ -193,11 +194,11 @@ impl Processor for Relay {
         let Some(partition) = self.partitions.get(&assignment) else {
             return 0;
         };
-        if partition.window.bytes() >= self.look_ahead.bytes || self.rejected.len() >= self.look_ahead.records
-        {
+        if partition.window.bytes() + partition.rejected_bytes >= self.look_ahead.bytes {
             return 0;
         }
-        self.look_ahead.records.saturating_sub(partition.window.len())
+        let held = partition.window.len() + partition.rejected.len();
+        self.look_ahead.records.saturating_sub(held)
     }
 
     fn accept(&mut self, assignment: AssignmentId, mut record: Record, now: Timestamp) {
@@ -211,7 +212,8 @@ impl Processor for Relay {
                 let offset = record.position.offset;
                 let routing = route::reject(&source.served.pipeline, &record, &failure, now);
                 for output in routing.outputs {
-                    self.rejected.push((assignment, offset, output));
+                    partition.rejected_bytes += output.size();
+                    partition.rejected.push_back((offset, output));
                 }
             }
         }
@@ -221,14 +223,6 @@ impl Processor for Relay {
         self.in_turn.clear();
         let mut bytes = 0;
         let is_missing = &self.is_missing;
-        for (assignment, offset, output) in self
-            .rejected
-            .extract_if(.., |(_, _, output)| !is_missing(&output.topic))
-        {
-            turn.outputs.push(output);
-            turn.completed.push((assignment, offset));
-            self.in_turn.push(Fate::Rejected);
-        }
         let mut overdue = None;
         let count = self.order.len();
         for step in 0..count {
@@ -236,6 +230,21 @@ impl Processor for Relay {
             let Some(partition) = self.partitions.get_mut(&assignment) else {
                 continue;
             };
+            // All of a partition's go to one topic.
+            let letter = partition.rejected.front();
+            let may_reject = letter.is_some_and(|(_, letter)| !is_missing(&letter.topic));
+            while may_reject
+                && turn.completed.len() < limit
+                && bytes < Turn::BYTES
+                && let Some((offset, letter)) = partition.rejected.pop_front()
+            {
+                let size = letter.size();
+                bytes += size;
+                partition.rejected_bytes -= size;
+                turn.outputs.push(letter);
+                turn.completed.push((assignment, offset));
+                self.in_turn.push(Fate::Rejected);
+            }
             let mut existing: Option<Arc<str>> = None;
             while turn.completed.len() < limit && bytes < Turn::BYTES {
                 let Some(next) = partition.window.next().filter(|next| next.due <= now) else {

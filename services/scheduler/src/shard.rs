@@ -230,6 +230,42 @@ impl Settings {
     fn is_certain(&self, lasting: Duration) -> bool {
         lasting >= CERTAIN.min(self.missing_topic_timeout)
     }
+
+    /// Where a job goes. The wait of a pipeline's record ends in the topic that the record names, whatever was configured
+    /// when it began, and in the pipeline's return topic of today where that topic is not one of the pipeline's any more.
+    fn destination(&self, job: &Job) -> Arc<str> {
+        match (job.kind, self.rules.pipelines.get(&*job.app)) {
+            (Kind::LongWait, Some(pipeline)) => {
+                let named = job.payload.headers.last(headers::RETURN_TOPIC);
+                let named = named.and_then(|name| std::str::from_utf8(name).ok());
+                let due_topic = self.topics.presence(&pipeline.due_topic());
+                let returns = pipeline.returns(due_topic == Presence::Exists);
+                returns.topic(named.unwrap_or(&job.topic)).clone()
+            }
+            _ => job.topic.clone(),
+        }
+    }
+
+    /// What becomes of a job whose time has come, by what is known of its destination.
+    fn prospect(&self, presence: Presence, job: &Job, now: Timestamp) -> Prospect {
+        let has_expired = job.expires.is_some_and(|expires| expires < now);
+        match presence {
+            Presence::Exists => Prospect::Leaves,
+            // Nothing is written for it.
+            _ if has_expired => Prospect::Leaves,
+            Presence::Missing { lasting }
+                if self.is_certain(lasting) && job.due.after(self.missing_topic_timeout) <= now =>
+            {
+                Prospect::Dies
+            }
+            Presence::Missing { .. } | Presence::Unknown => Prospect::Waits,
+        }
+    }
+
+    /// What a job waits for when its topic does not exist.
+    fn missed(&self, job: &Job) -> Missed {
+        (self.destination(job), job.app.clone())
+    }
 }
 
 /// What becomes of a job whose time has come.
@@ -538,9 +574,12 @@ impl Shard {
         });
         self.loaded = loaded;
         for (cursor, job) in found {
-            let presence = self.settings.topics.presence(&job.topic);
-            if matches!(presence, Presence::Missing { .. }) && self.prospect(&job, now) == Prospect::Waits {
-                self.parked.note(&job);
+            let missed = self.settings.missed(&job);
+            let presence = self.settings.topics.presence(&missed.0);
+            if matches!(presence, Presence::Missing { .. })
+                && self.settings.prospect(presence, &job, now) == Prospect::Waits
+            {
+                self.parked.note(missed, cursor);
                 continue;
             }
             if !self.has_room(Way::LookedUp) {
@@ -582,36 +621,20 @@ impl Shard {
             return;
         };
         for (cursor, job) in self.found(ahead.rows, |cursor| cursor > after && cursor <= end) {
-            let waits = self.prospect(&job, now) == Prospect::Waits;
+            let missed = self.settings.missed(&job);
+            let presence = self.settings.topics.presence(&missed.0);
+            let waits = self.settings.prospect(presence, &job, now) == Prospect::Waits;
             if !waits && self.window.load(Way::Returned).jobs >= self.settings.returned() {
                 return self.parked.swept(cursor.before());
             }
-            self.parked.forget(&job);
+            self.parked.forget(&missed, cursor);
             if waits {
-                self.parked.note(&job);
+                self.parked.note(missed, cursor);
             } else {
                 self.window.insert(job, Way::Returned);
             }
         }
         self.parked.swept(end);
-    }
-
-    /// What becomes of a job whose time has come.
-    fn prospect(&self, job: &Job, now: Timestamp) -> Prospect {
-        let settings = &self.settings;
-        let presence = settings.topics.presence(&job.topic);
-        let has_expired = job.expires.is_some_and(|expires| expires < now);
-        match presence {
-            Presence::Exists => Prospect::Leaves,
-            // Nothing is written for it.
-            _ if has_expired => Prospect::Leaves,
-            Presence::Missing { lasting }
-                if settings.is_certain(lasting) && job.due.after(settings.missing_topic_timeout) <= now =>
-            {
-                Prospect::Dies
-            }
-            Presence::Missing { .. } | Presence::Unknown => Prospect::Waits,
-        }
     }
 
     fn has_room(&self, way: Way) -> bool {
@@ -671,10 +694,12 @@ impl Shard {
             let Some(job) = self.window.pop_due(now) else {
                 break;
             };
-            match self.prospect(&job, now) {
-                Prospect::Leaves => self.dispatch(&job, now, &mut writes),
-                Prospect::Waits => self.parked.note(&job),
-                Prospect::Dies => self.give_up(&job, now, &mut writes),
+            let missed = self.settings.missed(&job);
+            let presence = self.settings.topics.presence(&missed.0);
+            match self.settings.prospect(presence, &job, now) {
+                Prospect::Leaves => self.dispatch(&job, missed.0, now, &mut writes),
+                Prospect::Waits => self.parked.note(missed, Cursor::of(&job)),
+                Prospect::Dies => self.give_up(&job, missed, now, &mut writes),
             }
         }
         while writes.has_room(limit) {
@@ -794,10 +819,12 @@ impl Shard {
         let shown = codec::to_proto(&job, false);
         let job = Arc::new(job);
         // While more is due than leaves at once, a job takes its place among the others, by its priority.
-        let is_due = job.due <= now && self.prospect(&job, now) == Prospect::Leaves;
+        let topic = self.settings.destination(&job);
+        let presence = self.settings.topics.presence(&topic);
+        let is_due = job.due <= now && self.settings.prospect(presence, &job, now) == Prospect::Leaves;
         let must_queue = is_due && self.is_crowded && self.find_room(Way::Commanded, Cursor::of(&job));
         if is_due && !must_queue {
-            self.dispatch(&job, now, writes);
+            self.dispatch(&job, topic, now, writes);
         } else {
             self.save(job, now, writes);
         }
@@ -906,7 +933,7 @@ impl Shard {
 
     fn is_parked_no_longer(&mut self, job: &Job) {
         if Some(Cursor::of(job)) <= self.loaded && self.window.get(job.id).is_none() {
-            self.parked.forget(job);
+            self.parked.forget(&self.settings.missed(job), Cursor::of(job));
         }
     }
 
@@ -942,7 +969,7 @@ impl Shard {
         Err(Box::new(outcome(verdict, job.as_deref(), String::new())))
     }
 
-    fn dispatch(&mut self, job: &Arc<Job>, now: Timestamp, writes: &mut Writes) {
+    fn dispatch(&mut self, job: &Arc<Job>, topic: Arc<str>, now: Timestamp, writes: &mut Writes) {
         debug_assert!(job.due <= now, "never early");
         if job.expires.is_some_and(|expires| expires < now) {
             writes.tally.expired += 1;
@@ -951,8 +978,11 @@ impl Shard {
         }
         writes.tally.dispatched.push(job.due);
         let mut headers = self.headers_of(job, now);
+        if job.kind == Kind::LongWait && headers.last(headers::RETURN_TOPIC) != Some(topic.as_bytes()) {
+            headers::readdress(&mut headers, &topic);
+        }
         writes.push(Output {
-            topic: self.topic_of(job, &mut headers),
+            topic,
             partition: None,
             key: job.payload.key.clone(),
             value: job.payload.value.clone(),
@@ -961,33 +991,15 @@ impl Shard {
         self.end(job, State::Dispatched, now, writes);
     }
 
-    /// Where a job goes. The wait of a pipeline's record ends as it would in a tier, whatever was configured when it
-    /// began.
-    fn topic_of(&self, job: &Job, headers: &mut Headers) -> Arc<str> {
-        let pipelines = &self.settings.rules.pipelines;
-        match (job.kind, pipelines.get(&*job.app)) {
-            (Kind::LongWait, Some(pipeline)) => {
-                let named = job.payload.headers.last(headers::RETURN_TOPIC);
-                let named = named.and_then(|name| std::str::from_utf8(name).ok());
-                let named = named.unwrap_or(&job.topic);
-                let topic = pipeline.returns(false).topic(named).clone();
-                if *named != *topic {
-                    headers::readdress(headers, &topic);
-                }
-                topic
-            }
-            _ => job.topic.clone(),
-        }
-    }
-
     /// A job has waited for its topic for too long.
-    fn give_up(&mut self, job: &Arc<Job>, now: Timestamp, writes: &mut Writes) {
+    fn give_up(&mut self, job: &Arc<Job>, missed: Missed, now: Timestamp, writes: &mut Writes) {
+        let topic = &missed.0;
         let message = format!(
-            "the topic `{}` does not exist, and the job has been due since {}",
-            job.topic, job.due
+            "the topic `{topic}` does not exist, and the job has been due since {}",
+            job.due
         );
         let mut letter = Output {
-            topic: job.topic.clone(),
+            topic: topic.clone(),
             partition: None,
             key: job.payload.key.clone(),
             value: job.payload.value.clone(),
@@ -995,8 +1007,8 @@ impl Shard {
         };
         let failure = Failure::permanent(TOPIC_MISSING, message);
         if !refused::replace(&self.settings, &mut letter, &failure, now) {
-            tracing::error!(job = %job.id, topic = &*job.topic, "a job cannot be given up");
-            return self.parked.note(job);
+            tracing::error!(job = %job.id, topic = &**topic, "a job cannot be given up");
+            return self.parked.note(missed, Cursor::of(job));
         }
         writes.tally.dead += 1;
         writes.push(letter);

@@ -27,6 +27,8 @@ pub(crate) struct Events {
 pub(super) enum Event {
     Assigned(Vec<(String, i32)>),
     Revoked(Vec<(String, i32)>),
+    /// The topic has another id than it had, or its first.
+    Changed(String),
     Unreachable,
     Unread(Vec<Unread>),
 }
@@ -57,6 +59,17 @@ fn unread(statistics: Statistics) -> Vec<Unread> {
         }
     }
     unread
+}
+
+/// The topic of which a line of the client's log (librdkafka 2.12, `debug=metadata`) says that its id has changed. There is
+/// no other way to hear of it: the client reads on at the old offset.
+fn changed_topic<'a>(facility: &str, message: &'a str) -> Option<&'a str> {
+    if facility != "METADATA" {
+        return None;
+    }
+    let (before, _) = message.split_once(" changed id from ")?;
+    let (_, topic) = before.rsplit_once("Topic ")?;
+    Some(topic)
 }
 
 impl Events {
@@ -110,6 +123,9 @@ impl ClientContext for Events {
 
     fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
         self.count();
+        if let Some(topic) = changed_topic(facility, message) {
+            self.push(Event::Changed(topic.to_owned()));
+        }
         self.log.log(level, facility, message);
     }
 
@@ -164,5 +180,19 @@ impl ConsumerContext for Events {
         if let Err(error) = result {
             tracing::warn!(%error, "rebalance");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_about_a_changed_topic_names_it_and_others_name_none() {
+        let line = "[thrd:main]: Topic docs changed id from 2YKlfqfPQOqC6nQZC0FTDg to 8aQ";
+        assert_eq!(changed_topic("METADATA", line), Some("docs"));
+        assert_eq!(changed_topic("TOPIC", line), None);
+        let other = "[thrd:main]: Topic docs partition 0 Leader 1 Epoch 0";
+        assert_eq!(changed_topic("METADATA", other), None);
     }
 }

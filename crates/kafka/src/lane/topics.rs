@@ -15,13 +15,16 @@ use super::membership::Examination;
 use super::{CALL, Ended, IfRecreated, ROUND, Session};
 use crate::processor::Processor;
 use crate::topic_watch::TopicState;
-use crate::tracker::Committed;
+use crate::tracker::{Committed, TopicFingerprint};
 
 /// What happened to a log that does not have the offset that was to be read next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OutOfRange {
     /// It is the log of another topic of the same name.
     Recreated,
+    /// It ends before the position, and nothing says that the position is one of this topic: the commit names no topic,
+    /// or the broker knows no ids. Reading it from the beginning may repeat records, anything else would lose some.
+    TakenForAnother,
     /// Records were deleted before they were read.
     DeletedUnread {
         /// How many at most; offsets without a record are counted too.
@@ -33,9 +36,8 @@ enum OutOfRange {
     InRange,
 }
 
-/// Decides from the log's offsets, the id of the topic that was read and the id of the topic of that name now. When the
-/// broker knows no ids, a log that ends before the position is taken for that of another topic: reading it from the
-/// beginning may repeat records, anything else would lose some.
+/// Decides from the log's offsets, the id of the topic that the position is certainly of, and the id of the topic of that
+/// name now.
 fn out_of_range(position: i64, log: Range<i64>, read: Option<TopicId>, now: Option<TopicId>) -> OutOfRange {
     if matches!((read, now), (Some(read), Some(now)) if read != now) {
         return OutOfRange::Recreated;
@@ -49,7 +51,7 @@ fn out_of_range(position: i64, log: Range<i64>, read: Option<TopicId>, now: Opti
         return OutOfRange::InRange;
     }
     if read.is_none() || now.is_none() {
-        OutOfRange::Recreated
+        OutOfRange::TakenForAnother
     } else {
         OutOfRange::Truncated
     }
@@ -107,6 +109,46 @@ impl<P: Processor> Session<'_, P> {
         Ok(())
     }
 
+    /// Asks the broker whether topics whose id has changed for the client are still those that were assigned. The watch
+    /// sees a new topic up to [`INTERVAL`](crate::topic_watch::INTERVAL) later than the client, which goes on in it at the
+    /// offset of the old one. False while the broker does not say.
+    pub(super) fn are_topics_the_same(&mut self) -> Result<bool, Ended> {
+        while let Some(topic) = self.changed.first() {
+            let mut slots = self.slots.iter().flatten();
+            let assigned = slots.find(|assigned| *assigned.topic == **topic);
+            let known = assigned.and_then(|assigned| assigned.topic_id);
+            // One that is missing changes again when it exists again.
+            if known.is_some() && !self.lane.watch.state(topic).is_missing() {
+                let Ok(ids) = self.ids_of(&[topic]) else {
+                    thread::park_timeout(ROUND);
+                    return Ok(false);
+                };
+                let topic = topic.clone();
+                if ids[&topic].is_some_and(|now| Some(now) != known) {
+                    return Err(self.recreated(&topic));
+                }
+            }
+            self.changed.pop_first();
+        }
+        Ok(true)
+    }
+
+    /// Whether a committed position is one of a topic that was deleted since.
+    pub(super) fn is_foreign(
+        &self,
+        (topic, partition): (&str, i32),
+        position: &Committed,
+        id: Option<TopicId>,
+    ) -> bool {
+        let is_unnamed = position.topic.is_none();
+        let recreated = &self.lane.recreated;
+        position.is_of_another(id.map(TopicFingerprint::of))
+            || is_unnamed
+                && recreated
+                    .iter()
+                    .any(|(name, number)| **name == *topic && *number == partition)
+    }
+
     /// A topic is not the one that was read. What is in hand of it is of records that are gone.
     pub(super) fn recreated(&mut self, topic: &str) -> Ended {
         for assigned in self
@@ -124,6 +166,9 @@ impl<P: Processor> Session<'_, P> {
                 "the topic was deleted and created again; records in hand of the old topic are dropped"
             );
             self.lane.observer.recreated(topic, assigned.partition, in_hand);
+            self.lane
+                .recreated
+                .insert((assigned.topic.clone(), assigned.partition));
         }
         self.ended_by_recreation(topic)
     }
@@ -185,7 +230,11 @@ impl<P: Processor> Session<'_, P> {
             return Ok(());
         };
         let (topic, partition) = (assigned.topic.clone(), assigned.partition);
-        let (topic_id, position) = (assigned.topic_id, assigned.tracker.position().unwrap_or(0));
+        let (in_hand, position) = (
+            assigned.tracker.in_flight(),
+            assigned.tracker.position().unwrap_or(0),
+        );
+        let topic_id = assigned.topic_id.filter(|_| assigned.is_confirmed);
         let of_topic = [(topic.to_string(), partition)];
         let bounds = self.consumer.fetch_watermarks(&topic, partition, CALL);
         let (Some(ids), Ok((low, high))) = (self.topic_ids(&of_topic), bounds) else {
@@ -217,19 +266,43 @@ impl<P: Processor> Session<'_, P> {
                     end = high,
                     "the end of the log lies before what was read, as after an unclean leader election; reading on at the end"
                 );
-                self.start_again(&topic, partition, Some(Committed::at(high)));
-                // Committed at once: after a restart the former position would skip what is written meanwhile.
-                if let Some(assigned) = &mut self.slots[slot] {
-                    assigned.owns_turn = true;
-                    assigned.touched = true;
-                    self.touched.retain(|touched| *touched as usize != slot);
-                    self.touched.push(u32::try_from(slot).unwrap_or(u32::MAX));
+                self.begin_at(slot, high)?;
+            }
+            OutOfRange::TakenForAnother => {
+                if let ended @ Ended::Halted(_) = self.ended_by_recreation(&topic) {
+                    return Err(ended);
                 }
-                self.read_from(&topic, partition, high)?;
+                tracing::error!(
+                    topic = &*topic,
+                    partition,
+                    in_hand,
+                    position,
+                    end = high,
+                    "the log ends before the committed offset, so it is of a topic that was created again; reading it from its beginning"
+                );
+                self.lane.observer.recreated(&topic, partition, in_hand);
+                self.begin_at(slot, low)?;
             }
             OutOfRange::InRange => self.read_from(&topic, partition, position)?,
         }
         Ok(())
+    }
+
+    /// Forgets what is in hand of a partition and goes on at an offset, which is committed at once: after a restart the
+    /// former position would skip what is written meanwhile, or not be found again.
+    fn begin_at(&mut self, slot: usize, offset: i64) -> Result<(), Ended> {
+        let Some(assigned) = &self.slots[slot] else {
+            return Ok(());
+        };
+        let (topic, partition) = (assigned.topic.clone(), assigned.partition);
+        self.start_again(&topic, partition, Some(Committed::at(offset)));
+        if let Some(assigned) = &mut self.slots[slot] {
+            assigned.owns_turn = true;
+            assigned.touched = true;
+            self.touched.retain(|touched| *touched as usize != slot);
+            self.touched.push(u32::try_from(slot).unwrap_or(u32::MAX));
+        }
+        self.read_from(&topic, partition, offset)
     }
 
     /// Makes the client read a partition again that it has given up, which a seek cannot.
@@ -256,12 +329,12 @@ mod tests {
         let id = |bits| Some(TopicId::from_bits(bits));
         let look = |position, read, now| out_of_range(position, 10..20, read, now);
         assert_eq!(look(15, id(1), id(2)), OutOfRange::Recreated);
-        assert_eq!(look(25, id(1), None), OutOfRange::Recreated);
-        assert_eq!(look(25, None, id(1)), OutOfRange::Recreated);
+        assert_eq!(look(25, id(1), None), OutOfRange::TakenForAnother);
+        assert_eq!(look(25, None, id(1)), OutOfRange::TakenForAnother);
         assert_eq!(look(7, id(1), id(1)), OutOfRange::DeletedUnread { records: 3 });
         assert_eq!(look(7, None, None), OutOfRange::DeletedUnread { records: 3 });
         assert_eq!(look(21, id(1), id(1)), OutOfRange::Truncated);
-        assert_eq!(look(21, None, None), OutOfRange::Recreated);
+        assert_eq!(look(21, None, None), OutOfRange::TakenForAnother);
         assert_eq!(look(20, id(1), id(1)), OutOfRange::InRange);
     }
 }

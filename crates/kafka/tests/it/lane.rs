@@ -10,6 +10,7 @@ use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
 use redeliver_core::{Headers, Output, Record, Timestamp};
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::reader::{TopicReader, group_positions};
+use redeliver_kafka::remedy::Remedy;
 use redeliver_kafka::{
     AssignmentId, IfRecreated, KafkaSettings, Lane, LaneContext, LaneError, LaneObserver, LaneSpec,
     Processor, TopicWatch, Turn,
@@ -109,6 +110,7 @@ pub(crate) struct Lags {
     pub(crate) dropped: AtomicU64,
     pub(crate) recreated: AtomicU64,
     pub(crate) deleted_unread: AtomicU64,
+    pub(crate) setbacks: AtomicU64,
 }
 
 impl Lags {
@@ -149,6 +151,10 @@ impl LaneObserver for Lags {
             Some(records) => lags.insert(partition, records),
             None => lags.remove(&partition),
         };
+    }
+
+    fn setback(&self, _remedy: Remedy) {
+        self.setbacks.fetch_add(1, Ordering::SeqCst);
     }
 
     fn recreated(&self, _topic: &str, _partition: i32, in_hand: usize) {

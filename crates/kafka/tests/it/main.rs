@@ -3,6 +3,7 @@
 mod changelog;
 mod errors;
 mod follow;
+mod gone_output;
 mod lane;
 mod late;
 mod membership;

@@ -302,3 +302,30 @@ fn what_has_no_return_topic_stays_and_others_of_the_tier_go() {
     *gone.lock().unwrap() = "";
     assert_eq!(bench.finish(NOW)[0].0, "docs-dlq");
 }
+
+#[test]
+fn dead_letters_that_cannot_go_fill_their_own_partition_only() {
+    let mut bench = Bench::new(2);
+    let other = AssignmentId::for_tests(1, 2);
+    bench.relay.assigned(other, &"docs-retry-5s".into(), 1);
+    let is_gone = Arc::new(std::sync::atomic::AtomicBool::new(true));
+    bench.relay.is_missing = Box::new({
+        let is_gone = is_gone.clone();
+        move |topic| topic == "docs-dlq" && is_gone.load(std::sync::atomic::Ordering::SeqCst)
+    });
+    for _ in 0..2 {
+        bench.accept(Headers::new());
+    }
+    assert!(bench.finish(NOW).is_empty());
+    assert_eq!(bench.relay.capacity(bench.assignment), 0);
+    assert_eq!(bench.relay.capacity(other), 2);
+    is_gone.store(false, std::sync::atomic::Ordering::SeqCst);
+    // No more than the turn may have.
+    for _ in 0..2 {
+        let mut turn = Turn::default();
+        bench.relay.finish(NOW, 1, &mut turn);
+        assert_eq!(turn.outputs.len(), 1);
+        bench.relay.committed(NOW);
+    }
+    assert_eq!(bench.relay.capacity(bench.assignment), 2);
+}

@@ -12,7 +12,7 @@ use std::time::Duration;
 use redeliver_core::Timestamp;
 
 use crate::index::Cursor;
-use crate::job::{Job, JobId};
+use crate::job::JobId;
 
 /// The shortest time between the beginnings of two sweeps.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -72,16 +72,11 @@ fn last_of(due: Timestamp) -> Cursor {
     }
 }
 
-fn missed(job: &Job) -> Missed {
-    (job.topic.clone(), job.app.clone())
-}
-
 impl Parked {
     /// A job waits for its topic.
-    pub(super) fn note(&mut self, job: &Job) {
-        let place = Cursor::of(job);
+    pub(super) fn note(&mut self, missed: Missed, place: Cursor) {
         self.add(
-            missed(job),
+            missed,
             Range {
                 first: place,
                 last: place,
@@ -98,11 +93,10 @@ impl Parked {
     }
 
     /// A job that may be parked is not any more.
-    pub(super) fn forget(&mut self, job: &Job) {
-        let (missed, place) = (missed(job), Cursor::of(job));
+    pub(super) fn forget(&mut self, missed: &Missed, place: Cursor) {
         let sweep = self.sweep.as_mut().map(|sweep| &mut sweep.ranges);
         for ranges in [Some(&mut self.ranges), sweep].into_iter().flatten() {
-            if let Some(range) = ranges.get_mut(&missed)
+            if let Some(range) = ranges.get_mut(missed)
                 && (range.first..=range.last).contains(&place)
                 && range.count > 0
             {
