@@ -2,18 +2,18 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use rdkafka::admin::{AdminClient, AdminOptions};
-use rdkafka::client::DefaultClientContext;
 use redeliver_core::headers::{ERROR_CODE, ORIGINAL_OFFSET};
 use redeliver_core::outcome::Produced;
 use redeliver_core::{Clock as _, Headers, Outcome, Output, Pipeline, SystemClock};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::reader::partitions;
+use redeliver_kafka::survey::Surveyor;
 use redeliver_runtime::Config;
-use redeliver_testkit::{brokers, eventually, unique};
+use redeliver_testkit::{brokers, eventually, kafka_request, unique};
 use redeliver_worker::{Attempt, topics};
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
@@ -104,13 +104,17 @@ impl Bench {
         }
     }
 
+    /// Deletes a topic and waits until no record can be written into it any more.
     fn delete(&self, output: &str) {
-        let admin: AdminClient<DefaultClientContext> = self.kafka.client().create().unwrap();
         let topic = self.topic(output);
-        let deleted = admin.delete_topics(&[&topic], &AdminOptions::new());
-        for result in self.runtime.block_on(deleted).unwrap() {
-            result.unwrap();
-        }
+        kafka_request::delete_topic(&self.kafka.brokers, &topic);
+        let surveyor = Surveyor::new(&self.kafka).unwrap();
+        eventually("the topic is gone", DEADLINE, || {
+            match surveyor.topics(|name| *name == *topic) {
+                Ok(topics) if topics.is_empty() => Ok(()),
+                found => Err(format!("{found:?}")),
+            }
+        });
     }
 
     fn create_again(&self) {
@@ -172,6 +176,8 @@ fn records_of_an_output_that_is_missing_wait_and_those_of_others_do_not() {
             sent_at.insert(number, SystemClock.now());
             bench.send_all(&["a", "b"], number..number + 1);
             number += 1;
+            // About a hundred records a second to each.
+            thread::sleep(Duration::from_millis(8));
         }
         first..number
     };
