@@ -114,12 +114,16 @@ pub fn describe_topics<C: ClientContext>(
     Ok(found)
 }
 
-/// Asks a group's coordinator for its members. A group that does not exist has none and is not stable.
+/// Asks a broker for the members of a group. A group that does not exist has none and is not stable.
+///
+/// The broker is named by its id, and librdkafka is not asked to find the coordinator: when that takes longer than the
+/// timeout, version 2.12 releases the request twice and ends the process.
 ///
 /// # Errors
-/// As [`describe_topics`].
+/// `NotCoordinator` when another broker is the group's coordinator; otherwise as [`describe_topics`].
 pub fn describe_group<C: ClientContext>(
     client: &Client<C>,
+    broker: i32,
     group: &str,
     timeout: Duration,
 ) -> Result<GroupDescription, RDKafkaErrorCode> {
@@ -128,6 +132,7 @@ pub fn describe_group<C: ClientContext>(
     let queue = Queue::new(client);
     let operation = rd::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBECONSUMERGROUPS;
     let options = Options::new(client, operation, timeout)?;
+    options.set_broker(broker)?;
     // SAFETY: the client outlives the call; names, options and queue live until it returns. The call copies the names.
     unsafe {
         rd::rd_kafka_DescribeConsumerGroups(

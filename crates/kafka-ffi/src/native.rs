@@ -60,6 +60,14 @@ impl Drop for Queue<'_> {
     }
 }
 
+/// Sets one option to a number: the options, the number, a buffer for a message and its length.
+type Setter = unsafe extern "C" fn(
+    *mut rd::rd_kafka_AdminOptions_t,
+    i32,
+    *mut c_char,
+    usize,
+) -> rd::rd_kafka_resp_err_t;
+
 /// Options of an admin request.
 pub(crate) struct Options(NonNull<rd::rd_kafka_AdminOptions_t>);
 
@@ -72,20 +80,23 @@ impl Options {
         // SAFETY: `native_ptr` of a live client is valid.
         let options = unsafe { rd::rd_kafka_AdminOptions_new(client.native_ptr(), operation) };
         let options = Self(NonNull::new(options).expect("librdkafka aborts when it has no memory"));
+        options.set(rd::rd_kafka_AdminOptions_set_request_timeout, millis(timeout))?;
+        Ok(options)
+    }
+
+    /// Which broker is asked, instead of the one that the client would choose.
+    pub(crate) fn set_broker(&self, broker: i32) -> Result<(), RDKafkaErrorCode> {
+        self.set(rd::rd_kafka_AdminOptions_set_broker, broker)
+    }
+
+    fn set(&self, setter: Setter, value: i32) -> Result<(), RDKafkaErrorCode> {
         let mut message = [c_char::default(); 256];
-        // SAFETY: the options are live, and the buffer is as long as said.
-        let error = unsafe {
-            rd::rd_kafka_AdminOptions_set_request_timeout(
-                options.as_ptr(),
-                millis(timeout),
-                message.as_mut_ptr(),
-                message.len(),
-            )
-        };
+        // SAFETY: a setter of options that are live, and the buffer is as long as said.
+        let error = unsafe { setter(self.as_ptr(), value, message.as_mut_ptr(), message.len()) };
         if error.is_error() {
             return Err(error.into());
         }
-        Ok(options)
+        Ok(())
     }
 
     pub(crate) fn as_ptr(&self) -> *mut rd::rd_kafka_AdminOptions_t {

@@ -307,8 +307,40 @@ impl Entry {
 
 type Found = BTreeMap<String, Result<TopicDescription, RDKafkaErrorCode>>;
 
+/// The brokers that coordinated groups when they were asked last.
+#[derive(Debug, Default)]
+struct Coordinators(BTreeMap<String, i32>);
+
+impl Coordinators {
+    /// Asks the broker that knew the group before, and if it does not any more, all of them. `topic`: any one, of which the
+    /// cluster is asked in order to learn of its brokers.
+    fn describe(&mut self, client: &BaseConsumer<Quiet>, group: &str, topic: Option<&str>) -> GroupAnswer {
+        let ask = |broker| describe_group(client.client(), broker, group, GROUP_CALL);
+        if let Some(answer) = self.0.get(group).and_then(|known| ask(*known).ok()) {
+            return Ok(answer);
+        }
+        self.0.remove(group);
+        let metadata = client.fetch_metadata(topic, GROUP_CALL);
+        let metadata =
+            metadata.map_err(|error| error.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Fail))?;
+        let mut problem = RDKafkaErrorCode::CoordinatorNotAvailable;
+        for broker in metadata.brokers() {
+            match ask(broker.id()) {
+                Ok(answer) => {
+                    self.0.insert(group.to_owned(), broker.id());
+                    return Ok(answer);
+                }
+                Err(RDKafkaErrorCode::NotCoordinator) => {}
+                Err(error) => problem = error,
+            }
+        }
+        Err(problem)
+    }
+}
+
 /// Runs until the last handle is gone.
 fn watch(client: &BaseConsumer<Quiet>, shared: &Weak<Shared>) {
+    let mut coordinators = Coordinators::default();
     while let Some(shared) = shared.upgrade() {
         let names: Vec<Arc<str>> = lock(&shared.topics).keys().cloned().collect();
         let borrowed: Vec<&str> = names.iter().map(|name| &**name).collect();
@@ -319,8 +351,12 @@ fn watch(client: &BaseConsumer<Quiet>, shared: &Weak<Shared>) {
             Err(error) => tracing::debug!(%error, "looking at topics"),
         }
         let questions = std::mem::take(&mut *lock(&shared.groups));
+        let mut answers: BTreeMap<String, GroupAnswer> = BTreeMap::new();
         for GroupQuestion { group, answer, waker } in questions {
-            *lock(&answer) = Some(describe_group(client.client(), &group, GROUP_CALL));
+            let found = answers
+                .entry(group)
+                .or_insert_with_key(|group| coordinators.describe(client, group, borrowed.first().copied()));
+            *lock(&answer) = Some(found.clone());
             waker.wake();
         }
         let is_confirming = lock(&shared.topics)
