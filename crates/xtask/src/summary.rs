@@ -7,12 +7,16 @@ use std::fmt;
 pub(crate) struct Summary {
     pub(crate) passed: u64,
     pub(crate) failed: u64,
-    pub(crate) skipped: u64,
+    /// All that were not run, the long ones among them.
+    pub(crate) ignored: u64,
+    /// Tests that take longer than a minute, marked with `#[ignore = "long"]`, and were not run.
+    pub(crate) long: u64,
 }
 
 impl Summary {
-    /// Counts a line of output, if it is a test binary's result.
+    /// Counts a line of output, if it is a test binary's result or a long test that was left out.
     pub(crate) fn add(&mut self, line: &str) {
+        self.long += u64::from(line.starts_with("test ") && line.trim_end().ends_with(" ... ignored, long"));
         let Some((_, result)) = line.split_once("test result:") else {
             return;
         };
@@ -26,7 +30,12 @@ impl Summary {
         };
         self.passed += count("passed").unwrap_or(0);
         self.failed += count("failed").unwrap_or(0);
-        self.skipped += count("ignored").unwrap_or(0);
+        self.ignored += count("ignored").unwrap_or(0);
+    }
+
+    /// How many tests were not run although they are not long.
+    pub(crate) fn skipped(&self) -> u64 {
+        self.ignored.saturating_sub(self.long)
     }
 }
 
@@ -35,8 +44,14 @@ impl fmt::Display for Summary {
         write!(
             f,
             "{} passed, {} failed, {} skipped",
-            self.passed, self.failed, self.skipped
-        )
+            self.passed,
+            self.failed,
+            self.skipped()
+        )?;
+        match self.long {
+            0 => Ok(()),
+            long => write!(f, " (long tests, left to `cargo xtask test --long`: {long})"),
+        }
     }
 }
 
@@ -56,5 +71,16 @@ mod tests {
             summary.add(line);
         }
         assert_eq!(summary.to_string(), "33 passed, 3 failed, 1 skipped");
+        for line in [
+            "test second_day::tiers ... ignored, long",
+            "test other ... ignored, for no reason",
+            "test result: ok. 4 passed; 0 failed; 2 ignored; 0 measured; 0 filtered out; finished in 0.53s",
+        ] {
+            summary.add(line);
+        }
+        assert_eq!(
+            summary.to_string(),
+            "37 passed, 3 failed, 2 skipped (long tests, left to `cargo xtask test --long`: 1)"
+        );
     }
 }

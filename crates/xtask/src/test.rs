@@ -17,6 +17,9 @@ use crate::summary::Summary;
 /// How to run the tests.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
+    /// Run the tests that take longer than a minute too
+    #[arg(long)]
+    long: bool,
     /// Arguments for `cargo test`, `-p redeliver-kafka` for example; every package is tested without
     #[arg(last = true, value_name = "ARGUMENTS")]
     for_cargo: Vec<String>,
@@ -78,6 +81,10 @@ fn build_and_test(
     test.args(["test", "--no-fail-fast"]);
     test.args((!chooses_packages(for_cargo)).then_some("--workspace"));
     test.args(for_cargo);
+    if arguments.long {
+        test.args((!for_cargo.iter().any(|argument| argument == "--")).then_some("--"));
+        test.arg("--include-ignored");
+    }
     test.env(Service::Kafka.variable(), &addresses.brokers);
     test.env(Service::Redis.variable(), &addresses.redis_url);
     test.env("REDELIVER_TEST_BIN_DIR", binaries);
@@ -93,13 +100,14 @@ fn judge(status: ExitStatus, mut summary: Summary, chosen: bool) -> (Option<Stri
             Summary {
                 passed: 0,
                 failed: 0,
-                skipped: 0,
+                ignored: 0,
+                ..
             } => Some("no test was run".to_owned()),
-            Summary { skipped: 1.., .. } if !chosen => Some(format!(
-                "{} tests were skipped, and nobody asked for it: none may be ignored",
-                summary.skipped
+            _ if summary.skipped() > 0 && !chosen => Some(format!(
+                "{} tests were skipped, and nobody asked for it: none may be ignored but long ones",
+                summary.skipped()
             )),
-            Summary { .. } => None,
+            _ => None,
         };
         return (problem, summary);
     }
@@ -207,7 +215,7 @@ mod tests {
         Summary {
             passed,
             failed,
-            skipped: 0,
+            ..Summary::default()
         }
     }
 
@@ -226,13 +234,16 @@ mod tests {
     fn a_run_that_skips_a_test_is_good_only_if_the_user_chose_tests() {
         let good = ExitStatus::from_raw(0);
         let skipped = Summary {
-            skipped: 2,
+            ignored: 3,
+            long: 1,
             ..summary(3, 0)
         };
         assert_eq!(judge(good, skipped, true), (None, skipped));
         let (problem, counted) = judge(good, skipped, false);
         assert!(problem.is_some_and(|problem| problem.starts_with("2 tests were skipped")));
         assert_eq!(counted, skipped);
+        let left_out = Summary { long: 3, ..skipped };
+        assert_eq!(judge(good, left_out, false), (None, left_out));
     }
 
     #[test]

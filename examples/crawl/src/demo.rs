@@ -1,5 +1,6 @@
 //! The demonstration brings everything along: a broker in memory, and all services in this process.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use redeliver_kafka::embedded::EmbeddedBroker;
@@ -82,8 +83,7 @@ fn topics(config: &Config) -> anyhow::Result<Vec<(String, i32)>> {
         &scheduler.dlq,
         &scheduler.answers,
     ];
-    Ok(own
-        .chain(of_scheduler.into_iter().cloned())
-        .map(|topic| (topic, PARTITIONS))
-        .collect())
+    // The crawl writes its jobs to a topic of the scheduler, so that is an output too.
+    let all: BTreeSet<String> = own.chain(of_scheduler.into_iter().cloned()).collect();
+    Ok(all.into_iter().map(|topic| (topic, PARTITIONS)).collect())
 }

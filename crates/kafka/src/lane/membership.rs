@@ -223,9 +223,18 @@ impl<P: Processor> Session<'_, P> {
             }
         }
         let is_time = self.examination.next.is_some_and(|next| Instant::now() >= next);
-        if is_time && self.examination.pending.is_none() && self.membership == Membership::Joined {
+        if is_time && self.membership == Membership::Joined {
             let lane = &self.lane;
-            self.examination.pending = Some(lane.watch.ask_group(&lane.spec.group, &lane.waker));
+            let ask = || lane.watch.ask_group(&lane.spec.group, &lane.waker);
+            self.examination.pending.get_or_insert_with(ask);
+        } else if is_time {
+            self.examination.next = Some(Instant::now() + EXAMINE);
+            let mut topics = self.lane.spec.topics.iter();
+            // The client does not join a group for topics of which none exists.
+            if topics.all(|topic| self.lane.watch.state(topic).is_missing()) {
+                let topics = self.lane.spec.topics.join("`, `");
+                self.waiting(&format!("none of its topics exists: `{topics}`"));
+            }
         }
         Ok(())
     }
