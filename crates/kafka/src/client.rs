@@ -213,8 +213,8 @@ impl KafkaSettings {
     }
 }
 
-/// Passes librdkafka's own log lines on, at most one per kind and ten seconds: an outage makes it repeat
-/// itself many times a second.
+/// Passes librdkafka's own log lines on, of its warnings at most one per kind and ten seconds: an outage makes it repeat
+/// them many times a second.
 #[derive(Debug, Default)]
 pub(crate) struct ClientLog {
     last: Mutex<BTreeMap<String, Instant>>,
@@ -229,15 +229,16 @@ impl ClientLog {
             tracing::debug!(facility, message, "kafka client");
             return;
         }
-        if !self.is_time(facility) {
-            return;
-        }
         match level {
             RDKafkaLogLevel::Emerg
             | RDKafkaLogLevel::Alert
             | RDKafkaLogLevel::Critical
             | RDKafkaLogLevel::Error
-            | RDKafkaLogLevel::Warning => tracing::warn!(facility, message, "kafka client"),
+            | RDKafkaLogLevel::Warning => {
+                if self.is_time(facility) {
+                    tracing::warn!(facility, message, "kafka client");
+                }
+            }
             RDKafkaLogLevel::Notice | RDKafkaLogLevel::Info | RDKafkaLogLevel::Debug => {
                 tracing::debug!(facility, message, "kafka client");
             }

@@ -13,7 +13,7 @@ mod membership;
 mod patience;
 mod topics;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -147,8 +147,8 @@ pub struct Lane<P> {
     must_leave: bool,
     /// How often in a row the lane joined anew because its place in the group was not sound.
     joined_anew: u32,
-    /// Partitions of topics that were created again while the lane read them, until it commits a position of the new one.
-    /// Not every commit says which topic it is of.
+    /// Partitions of topics that were created again while the lane owned them, until it commits a position of the new one
+    /// or owns them no more. A commit of theirs that names no topic is one of the old topic.
     recreated: BTreeSet<(Arc<str>, i32)>,
 }
 
@@ -315,8 +315,12 @@ struct Session<'a, P: Processor> {
     consumer: Arc<BaseConsumer<Events>>,
     membership: Membership,
     examination: Examination,
-    /// Topics of which the client has seen another id than before.
-    changed: BTreeSet<String>,
+    /// Under which ids the client reads topics.
+    client_ids: BTreeMap<String, TopicId>,
+    /// These, or the assigned topics, have changed since they were compared.
+    must_compare_ids: bool,
+    /// Records were admitted of which the processor has not been told that it has them all.
+    has_admitted: bool,
     /// How many changes of topics were looked at.
     seen_changes: Option<usize>,
     /// How many partitions each topic of the lane had then; 0 for one that did not exist, nothing before the first look.
@@ -418,7 +422,9 @@ impl<'a, P: Processor> Session<'a, P> {
             consumer: Arc::new(consumer),
             membership,
             examination,
-            changed: BTreeSet::new(),
+            client_ids: BTreeMap::new(),
+            must_compare_ids: false,
+            has_admitted: false,
             seen_changes: None,
             seen_partitions: Vec::new(),
             slots: Vec::new(),
@@ -475,11 +481,16 @@ impl<'a, P: Processor> Session<'a, P> {
         self.look_at_topics()?;
         self.look_at_group()?;
         let admitted = self.admit()?;
-        // The client tells of a topic's new id before it hands out records of that topic. So once this is served, what was
-        // admitted is known to be of the topic that was assigned.
-        self.serve_events()?;
+        if admitted > 0 {
+            // The client tells of a topic's new id before it hands out records of that topic. So once this is served,
+            // what was admitted is known to be of the topic that was assigned.
+            self.serve_events()?;
+        }
         if self.must_rewind || !self.are_topics_the_same()? {
             return Ok(Next::Continue);
+        }
+        if std::mem::take(&mut self.has_admitted) {
+            self.lane.processor.accepted_all();
         }
         let now = self.lane.clock.now();
         self.lane.processor.finish(now, self.turn_limit, &mut self.turn);
@@ -528,8 +539,9 @@ impl<'a, P: Processor> Session<'a, P> {
                         self.forget(topic, *partition);
                     }
                 }
-                Event::Changed(topic) => {
-                    self.changed.insert(topic);
+                Event::Identified(topic, id) => {
+                    self.client_ids.insert(topic, id);
+                    self.must_compare_ids = true;
                 }
                 Event::Unreachable => {
                     self.suspect_since.get_or_insert_with(Instant::now);
@@ -588,13 +600,16 @@ impl<'a, P: Processor> Session<'a, P> {
             }
             return;
         }
+        if self.ready {
+            return;
+        }
         let joined = self.lane.settings.takes_all_partitions
             || !matches!(self.consumer.rebalance_protocol(), RebalanceProtocol::None);
         let is_good = self.transactions.is_ready()
             && !self.setbacks.repeat()
             && self.membership == Membership::Joined
             && self.examination.is_over();
-        if joined && !self.ready && is_good && self.arriving.is_empty() {
+        if joined && is_good && self.arriving.is_empty() {
             self.ready = true;
             self.lane.observer.ready();
             tracing::info!(
@@ -621,6 +636,9 @@ impl<'a, P: Processor> Session<'a, P> {
         let mut arrived = Vec::new();
         for (topic, partition, mut position) in committed {
             let id = ids.get(&topic).copied().flatten();
+            let is_unnamed = position
+                .as_ref()
+                .is_some_and(|committed| committed.topic.is_none());
             if position
                 .as_ref()
                 .is_some_and(|committed| self.is_foreign((&topic, partition), committed, id))
@@ -640,11 +658,14 @@ impl<'a, P: Processor> Session<'a, P> {
             let offset = start_offset(position.as_ref());
             list.add_partition_offset(&topic, partition, offset)
                 .map_err(Ended::Broken)?;
-            arrived.push((topic, partition, id, position));
+            arrived.push((topic, partition, id, position, is_unnamed));
         }
         // The queues are split before the assignment starts fetching, so that no record takes another way.
-        for (topic, partition, id, position) in arrived {
-            self.take(&topic, partition, id, position)?;
+        for (topic, partition, id, position, is_unnamed) in arrived {
+            let slot = self.take(&topic, partition, id, position)?;
+            if is_unnamed && id.is_some() {
+                self.commit_soon(slot);
+            }
         }
         let started = if self.lane.settings.takes_all_partitions {
             self.consumer.assign(&list)
@@ -653,6 +674,7 @@ impl<'a, P: Processor> Session<'a, P> {
         };
         started.map_err(Ended::Broken)?;
         self.arriving.clear();
+        self.must_compare_ids = true;
         // What has just arrived is compared with what the watch knows by now.
         self.seen_changes = None;
         self.lane.observer.assigned(self.slots.iter().flatten().count());
@@ -698,7 +720,7 @@ impl<'a, P: Processor> Session<'a, P> {
         partition: i32,
         topic_id: Option<TopicId>,
         position: Option<Committed>,
-    ) -> Result<(), Ended> {
+    ) -> Result<usize, Ended> {
         self.forget(topic, partition);
         let topic = self.shared_name(topic);
         let mut queue = self
@@ -728,7 +750,17 @@ impl<'a, P: Processor> Session<'a, P> {
             touched: false,
             owns_turn: false,
         });
-        Ok(())
+        Ok(slot)
+    }
+
+    /// Lets the next transaction commit a partition's position, whether or not it has changed.
+    fn commit_soon(&mut self, slot: usize) {
+        if let Some(assigned) = &mut self.slots[slot] {
+            assigned.owns_turn = true;
+            if !std::mem::replace(&mut assigned.touched, true) {
+                self.touched.push(u32::try_from(slot).unwrap_or(u32::MAX));
+            }
+        }
     }
 
     fn shared_name(&self, topic: &str) -> Arc<str> {
@@ -745,6 +777,8 @@ impl<'a, P: Processor> Session<'a, P> {
             {
                 self.lane.processor.revoked(assigned.id);
                 self.lane.observer.lag(topic, partition, None);
+                // Its next owner may commit positions of the new topic.
+                self.lane.recreated.remove(&(assigned.topic, partition));
             }
         }
         self.touched.retain(|slot| self.slots[*slot as usize].is_some());
@@ -820,9 +854,7 @@ impl<'a, P: Processor> Session<'a, P> {
             }
         }
         self.next_slot = self.next_slot.wrapping_add(1);
-        if admitted > 0 {
-            self.lane.processor.accepted_all();
-        }
+        self.has_admitted |= admitted > 0;
         for slot in out_of_range {
             self.out_of_range(slot)?;
         }
@@ -1083,7 +1115,8 @@ impl<'a, P: Processor> Session<'a, P> {
             assigned.owns_turn = false;
             let fingerprint = assigned.topic_id.map(TopicFingerprint::of);
             let position = position.unwrap_or_else(Committed::start);
-            assigned.is_confirmed = position.topic.is_some();
+            // What was read under the same id stays confirmed.
+            assigned.is_confirmed |= position.topic.is_some();
             assigned.tracker = OffsetTracker::new(position, fingerprint);
         }
     }

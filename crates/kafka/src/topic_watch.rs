@@ -16,6 +16,7 @@ use rdkafka::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::consumer::{BaseConsumer, Consumer as _, ConsumerContext};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::metadata::MetadataBroker;
 use redeliver_core::pipeline::is_topic_name;
 use redeliver_kafka_ffi::{GroupDescription, TopicDescription, TopicId, describe_group, describe_topics};
 
@@ -316,18 +317,22 @@ impl Coordinators {
     /// cluster is asked in order to learn of its brokers.
     fn describe(&mut self, client: &BaseConsumer<Quiet>, group: &str, topic: Option<&str>) -> GroupAnswer {
         let ask = |broker| describe_group(client.client(), broker, group, GROUP_CALL);
-        if let Some(answer) = self.0.get(group).and_then(|known| ask(*known).ok()) {
+        let known = self.0.remove(group);
+        if let Some(known) = known
+            && let Ok(answer) = ask(known)
+        {
+            self.0.insert(group.to_owned(), known);
             return Ok(answer);
         }
-        self.0.remove(group);
         let metadata = client.fetch_metadata(topic, GROUP_CALL);
         let metadata =
             metadata.map_err(|error| error.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Fail))?;
         let mut problem = RDKafkaErrorCode::CoordinatorNotAvailable;
-        for broker in metadata.brokers() {
-            match ask(broker.id()) {
+        let brokers = metadata.brokers().iter().map(MetadataBroker::id);
+        for broker in brokers.filter(|broker| known != Some(*broker)) {
+            match ask(broker) {
                 Ok(answer) => {
-                    self.0.insert(group.to_owned(), broker.id());
+                    self.0.insert(group.to_owned(), broker);
                     return Ok(answer);
                 }
                 Err(RDKafkaErrorCode::NotCoordinator) => {}
@@ -350,14 +355,18 @@ fn watch(client: &BaseConsumer<Quiet>, shared: &Weak<Shared>) {
             // What was known stays known: an outage deletes no topic.
             Err(error) => tracing::debug!(%error, "looking at topics"),
         }
-        let questions = std::mem::take(&mut *lock(&shared.groups));
-        let mut answers: BTreeMap<String, GroupAnswer> = BTreeMap::new();
-        for GroupQuestion { group, answer, waker } in questions {
-            let found = answers
-                .entry(group)
-                .or_insert_with_key(|group| coordinators.describe(client, group, borrowed.first().copied()));
-            *lock(&answer) = Some(found.clone());
-            waker.wake();
+        // One group, and then topics again, which must not wait for a broker that is down.
+        let group = lock(&shared.groups)
+            .first()
+            .map(|question| question.group.clone());
+        if let Some(group) = group {
+            let found = coordinators.describe(client, &group, borrowed.first().copied());
+            let answered = |question: &mut GroupQuestion| question.group == group;
+            for GroupQuestion { answer, waker, .. } in lock(&shared.groups).extract_if(.., answered) {
+                *lock(&answer) = Some(found.clone());
+                waker.wake();
+            }
+            continue;
         }
         let is_confirming = lock(&shared.topics)
             .values()

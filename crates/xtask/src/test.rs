@@ -133,12 +133,14 @@ fn chooses_packages(for_cargo: &[String]) -> bool {
 }
 
 /// Whether the user said which tests to run: by a filter for names, which is what stands alone, or by anything
-/// that is meant for the test binaries.
+/// that is meant for the test binaries. Or asked not to be told about single tests, the long ones among them.
 fn chooses_tests(for_cargo: &[String]) -> bool {
     let with_value = |option: &str| VALUED.contains(&option);
     let mut before = "";
     for argument in for_cargo {
-        if argument == "--" || (!argument.starts_with('-') && !with_value(before)) {
+        if ["--", "-q", "--quiet"].contains(&argument.as_str())
+            || (!argument.starts_with('-') && !with_value(before))
+        {
             return true;
         }
         before = argument;
@@ -254,7 +256,7 @@ mod tests {
         assert!(!chooses(&[]) && !chooses(&["-p", "redeliver-kafka", "--release"]));
         assert!(!chooses(&["--package=redeliver-kafka", "--test", "it"]));
         assert!(chooses(&["lane"]) && chooses(&["-p", "redeliver-kafka", "lane"]));
-        assert!(chooses(&["--release", "--", "--ignored"]));
+        assert!(chooses(&["--release", "--", "--ignored"]) && chooses(&["-q"]));
     }
 
     #[test]

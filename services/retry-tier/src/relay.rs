@@ -194,11 +194,7 @@ impl Processor for Relay {
         let Some(partition) = self.partitions.get(&assignment) else {
             return 0;
         };
-        if partition.window.bytes() + partition.rejected_bytes >= self.look_ahead.bytes {
-            return 0;
-        }
-        let held = partition.window.len() + partition.rejected.len();
-        self.look_ahead.records.saturating_sub(held)
+        partition.room(self.look_ahead)
     }
 
     fn accept(&mut self, assignment: AssignmentId, mut record: Record, now: Timestamp) {
@@ -270,9 +266,7 @@ impl Processor for Relay {
                 turn.completed.push((assignment, waiting.record.position.offset));
                 turn.outputs.push(forward(waiting.record, waiting.to));
             }
-            let full = partition.window.len() >= self.look_ahead.records
-                || partition.window.bytes() >= self.look_ahead.bytes;
-            if full && partition.may_search(now) {
+            if partition.room(self.look_ahead) == 0 && partition.may_search(now) {
                 for (waiting, topic) in partition.misplaced(
                     self.tier,
                     now,
@@ -365,6 +359,15 @@ impl Processor for Relay {
 }
 
 impl Partition {
+    /// How many more records it may hold.
+    fn room(&self, look_ahead: LookAhead) -> usize {
+        if self.window.bytes() + self.rejected_bytes >= look_ahead.bytes {
+            return 0;
+        }
+        let held = self.window.len() + self.rejected.len();
+        look_ahead.records.saturating_sub(held)
+    }
+
     fn may_search(&mut self, now: Timestamp) -> bool {
         let may = self
             .searched

@@ -239,7 +239,7 @@ impl Settings {
                 let named = job.payload.headers.last(headers::RETURN_TOPIC);
                 let named = named.and_then(|name| std::str::from_utf8(name).ok());
                 let due_topic = self.topics.presence(&pipeline.due_topic());
-                let returns = pipeline.returns(due_topic == Presence::Exists);
+                let returns = pipeline.returns(!matches!(due_topic, Presence::Missing { .. }));
                 returns.topic(named.unwrap_or(&job.topic)).clone()
             }
             _ => job.topic.clone(),

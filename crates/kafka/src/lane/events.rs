@@ -3,12 +3,15 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD_NO_PAD;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::consumer::{BaseConsumer, Consumer as _, ConsumerContext};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::statistics::{Statistics, Topic};
 use rdkafka::types::RDKafkaRespErr;
 use rdkafka::{ClientContext, TopicPartitionList};
+use redeliver_kafka_ffi::TopicId;
 
 use crate::client::ClientLog;
 use crate::processor::Waker;
@@ -27,8 +30,8 @@ pub(crate) struct Events {
 pub(super) enum Event {
     Assigned(Vec<(String, i32)>),
     Revoked(Vec<(String, i32)>),
-    /// The topic has another id than it had, or its first.
-    Changed(String),
+    /// The client reads the topic under this id from now on.
+    Identified(String, TopicId),
     Unreachable,
     Unread(Vec<Unread>),
 }
@@ -61,15 +64,18 @@ fn unread(statistics: Statistics) -> Vec<Unread> {
     unread
 }
 
-/// The topic of which a line of the client's log (librdkafka 2.12, `debug=metadata`) says that its id has changed. There is
-/// no other way to hear of it: the client reads on at the old offset.
-fn changed_topic<'a>(facility: &str, message: &'a str) -> Option<&'a str> {
+/// The topic and its new id, if a line of the client's log (librdkafka 2.12, `debug=metadata`) says that the id has changed.
+/// There is no other way to hear of it: the client reads on at the old offset.
+fn identified<'a>(facility: &str, message: &'a str) -> Option<(&'a str, TopicId)> {
     if facility != "METADATA" {
         return None;
     }
-    let (before, _) = message.split_once(" changed id from ")?;
+    let (before, ids) = message.split_once(" changed id from ")?;
     let (_, topic) = before.rsplit_once("Topic ")?;
-    Some(topic)
+    let (_, id) = ids.split_once(" to ")?;
+    let bytes = STANDARD_NO_PAD.decode(id.trim()).ok()?;
+    let id = u128::from_be_bytes(bytes.try_into().ok()?);
+    Some((topic, TopicId::from_bits(id)))
 }
 
 impl Events {
@@ -123,8 +129,8 @@ impl ClientContext for Events {
 
     fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
         self.count();
-        if let Some(topic) = changed_topic(facility, message) {
-            self.push(Event::Changed(topic.to_owned()));
+        if let Some((topic, id)) = identified(facility, message) {
+            self.push(Event::Identified(topic.to_owned(), id));
         }
         self.log.log(level, facility, message);
     }
@@ -188,11 +194,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_about_a_changed_topic_names_it_and_others_name_none() {
-        let line = "[thrd:main]: Topic docs changed id from 2YKlfqfPQOqC6nQZC0FTDg to 8aQ";
-        assert_eq!(changed_topic("METADATA", line), Some("docs"));
-        assert_eq!(changed_topic("TOPIC", line), None);
+    fn a_line_about_a_topic_with_another_id_names_both_and_other_lines_name_nothing() {
+        let line = "[thrd:main]: Topic docs changed id from AAAAAAAAAAAAAAAAAAAAAA to ASNFZ4mrze8AAAAAAAAABw";
+        let id = TopicId::from_bits(0x0123_4567_89ab_cdef_0000_0000_0000_0007);
+        assert_eq!(identified("METADATA", line), Some(("docs", id)));
+        assert_eq!(identified("TOPIC", line), None);
         let other = "[thrd:main]: Topic docs partition 0 Leader 1 Epoch 0";
-        assert_eq!(changed_topic("METADATA", other), None);
+        assert_eq!(identified("METADATA", other), None);
     }
 }

@@ -83,7 +83,7 @@ impl<P: Processor> Session<'_, P> {
                     lane.watch.hurry();
                     return Ok(());
                 }
-                None => return Err(Ended::StartOver(format!("topic `{topic}` exists again"))),
+                None => return Err(self.exists_again(&topic)),
             }
         }
         let partitions = |topic| match lane.watch.state(topic) {
@@ -109,28 +109,58 @@ impl<P: Processor> Session<'_, P> {
         Ok(())
     }
 
-    /// Asks the broker whether topics whose id has changed for the client are still those that were assigned. The watch
-    /// sees a new topic up to [`INTERVAL`](crate::topic_watch::INTERVAL) later than the client, which goes on in it at the
-    /// offset of the old one. False while the broker does not say.
+    /// Compares the ids under which the client reads topics with those of the topics that were assigned. The watch sees a new
+    /// topic up to [`INTERVAL`](crate::topic_watch::INTERVAL) later than the client, which goes on in it at the offset of the
+    /// old one. False while it is not known which of both is right.
     pub(super) fn are_topics_the_same(&mut self) -> Result<bool, Ended> {
-        while let Some(topic) = self.changed.first() {
-            let mut slots = self.slots.iter().flatten();
-            let assigned = slots.find(|assigned| *assigned.topic == **topic);
-            let known = assigned.and_then(|assigned| assigned.topic_id);
-            // One that is missing changes again when it exists again.
-            if known.is_some() && !self.lane.watch.state(topic).is_missing() {
-                let Ok(ids) = self.ids_of(&[topic]) else {
-                    thread::park_timeout(ROUND);
-                    return Ok(false);
-                };
-                let topic = topic.clone();
-                if ids[&topic].is_some_and(|now| Some(now) != known) {
-                    return Err(self.recreated(&topic));
-                }
-            }
-            self.changed.pop_first();
+        if !self.must_compare_ids || self.lane.settings.takes_all_partitions {
+            return Ok(true);
         }
-        Ok(true)
+        let assigned = self.slots.iter().flatten();
+        let differing: BTreeMap<&str, Option<TopicId>> = assigned
+            .filter(|assigned| {
+                let seen = self.client_ids.get(&*assigned.topic);
+                seen.is_some_and(|seen| Some(*seen) != assigned.topic_id)
+            })
+            .map(|assigned| (&*assigned.topic, assigned.topic_id))
+            .collect();
+        if differing.is_empty() {
+            self.must_compare_ids = false;
+            return Ok(true);
+        }
+        let topics: Vec<&str> = differing.keys().copied().collect();
+        let problem = match self.ids_of(&topics) {
+            Ok(ids) => {
+                let changed = differing.iter().find(|(topic, known)| ids[**topic] != **known);
+                if let Some((topic, known)) = changed.map(|(topic, known)| ((*topic).to_owned(), *known)) {
+                    return Err(match known {
+                        Some(_) => self.recreated(&topic),
+                        None => self.exists_again(&topic),
+                    });
+                }
+                format!(
+                    "the broker does not say yet which topics these are: `{}`",
+                    topics.join("`, `")
+                )
+            }
+            Err(problem) => problem,
+        };
+        self.waiting(&problem);
+        thread::park_timeout(ROUND);
+        Ok(false)
+    }
+
+    /// A topic did not exist when it was assigned. It may be another one than the one that was committed.
+    fn exists_again(&mut self, topic: &str) -> Ended {
+        self.remember_recreated(topic);
+        Ended::StartOver(format!("topic `{topic}` exists again"))
+    }
+
+    fn remember_recreated(&mut self, topic: &str) {
+        let assigned = self.slots.iter().flatten();
+        let of_topic = assigned.filter(|assigned| *assigned.topic == *topic);
+        let partitions = of_topic.map(|assigned| (assigned.topic.clone(), assigned.partition));
+        self.lane.recreated.extend(partitions);
     }
 
     /// Whether a committed position is one of a topic that was deleted since.
@@ -166,10 +196,8 @@ impl<P: Processor> Session<'_, P> {
                 "the topic was deleted and created again; records in hand of the old topic are dropped"
             );
             self.lane.observer.recreated(topic, assigned.partition, in_hand);
-            self.lane
-                .recreated
-                .insert((assigned.topic.clone(), assigned.partition));
         }
+        self.remember_recreated(topic);
         self.ended_by_recreation(topic)
     }
 
@@ -296,12 +324,7 @@ impl<P: Processor> Session<'_, P> {
         };
         let (topic, partition) = (assigned.topic.clone(), assigned.partition);
         self.start_again(&topic, partition, Some(Committed::at(offset)));
-        if let Some(assigned) = &mut self.slots[slot] {
-            assigned.owns_turn = true;
-            assigned.touched = true;
-            self.touched.retain(|touched| *touched as usize != slot);
-            self.touched.push(u32::try_from(slot).unwrap_or(u32::MAX));
-        }
+        self.commit_soon(slot);
         self.read_from(&topic, partition, offset)
     }
 

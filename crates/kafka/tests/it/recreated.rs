@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use rdkafka::TopicPartitionList;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _};
 use rdkafka::topic_partition_list::Offset;
-use redeliver_kafka::{IfRecreated, KafkaSettings, TopicState, TopicWatch, Waker};
+use redeliver_kafka::{IfRecreated, KafkaSettings, TopicState, TopicWatch, Waker, topic_watch};
 use redeliver_testkit::{eventually, kafka_request, unique};
 
 use crate::lane::{DEADLINE, counts, fill, start, start_with};
@@ -61,6 +61,49 @@ async fn a_topic_that_is_created_again_is_read_from_its_beginning() {
         let twice: Vec<_> = counts.iter().filter(|(_, count)| **count != 1).collect();
         assert!(twice.is_empty(), "{twice:?}");
     }
+}
+
+/// Waits until every watch is certain that a topic does not exist.
+fn until_missing(settings: &KafkaSettings, topic: &str) {
+    let watch = TopicWatch::start(settings).unwrap();
+    eventually("the topic is missing", DEADLINE, || {
+        match watch.missing_for(topic) {
+            Some(lasting) if lasting > 2 * topic_watch::INTERVAL => Ok(()),
+            _ => Err(format!("{:?}", watch.state(topic))),
+        }
+    });
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_topic_that_was_missing_for_a_while_is_read_from_its_beginning_too() {
+    let settings = KafkaSettings {
+        static_membership: true,
+        ..settings("away")
+    };
+    let (from, to, group) = (unique("from"), unique("to"), unique("group"));
+    create_topic(&settings, &from, 2).await;
+    create_topic(&settings, &to, 1).await;
+    fill(&settings, &from, 0..100).await;
+    let lane = start(settings.clone(), &group, &from, &to, false);
+    copied(&settings, &to, 100);
+    delete_topic(&settings, &from);
+    until_missing(&settings, &from);
+    create_topic(&settings, &from, 2).await;
+    // Longer than the old one each time.
+    fill(&settings, &from, 100..600).await;
+    copied(&settings, &to, 600);
+    lane.stop();
+    // A static member is given partitions of a topic that does not exist any more.
+    delete_topic(&settings, &from);
+    let lane = start(settings.clone(), &group, &from, &to, false);
+    until_missing(&settings, &from);
+    create_topic(&settings, &from, 2).await;
+    fill(&settings, &from, 600..2_000).await;
+    copied(&settings, &to, 2_000);
+    lane.stop();
+    let counts = counts(&settings, &to);
+    let twice: Vec<_> = counts.iter().filter(|(_, count)| **count != 1).collect();
+    assert!(twice.is_empty(), "{twice:?}");
 }
 
 /// Commits as versions did that named no topic in a commit.
