@@ -98,7 +98,8 @@ pub async fn mount<I: Index>(host: &mut Host, index: I) -> anyhow::Result<()> {
     let partitions = tokio::task::spawn_blocking(move || reader::partitions(&kafka, &topic))
         .await
         .context("looking at the ingest topic")??;
-    let topics: Arc<dyn Topics> = Arc::new(WatchedTopics::new(host.topic_watch()?));
+    let topics = WatchedTopics::new(host.topic_watch()?, host.kafka.takes_all_partitions);
+    let topics: Arc<dyn Topics> = Arc::new(topics);
     let rules = rules(&config)?;
     for topic in rules.topics() {
         // From now on it is watched.
