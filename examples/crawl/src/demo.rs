@@ -61,7 +61,7 @@ shutdown: {{ grace: 10s }}
     println!(
         "Scheduler, retry tier and crawler run in this process, on a broker in memory ({}), and crawl a site that is \
          served here too.\nThe broker keeps nothing and proves no guarantees; with a real Kafka it does: see the \
-         README.\n",
+         docs.\n",
         broker.brokers()
     );
     let report = show::run(host, crawl).await;

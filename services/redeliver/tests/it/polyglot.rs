@@ -212,12 +212,12 @@ fn a_python_client_generated_from_the_schemas_lists_reads_and_watches_dead_lette
     watching.wait_for_output(&format!("-- new ones follow\n{}\n", line(&third[0])), DEADLINE);
 }
 
-/// The program in README that stands behind these words, for this broker and topic.
-fn program_in_readme(words: &str, topic: &str) -> String {
-    let readme = std::fs::read_to_string(repository().join("README.md")).unwrap();
-    let (_, rest) = readme
+/// The program in docs/producers.md after these words, for this broker and topic.
+fn program_in_docs(words: &str, topic: &str) -> String {
+    let page = std::fs::read_to_string(repository().join("docs/producers.md")).unwrap();
+    let (_, rest) = page
         .split_once(words)
-        .unwrap_or_else(|| panic!("README.md has no {words:?}"));
+        .unwrap_or_else(|| panic!("docs/producers.md has no {words:?}"));
     let (_, program) = rest.split_once("```").unwrap();
     let (language, program) = program.split_once('\n').unwrap();
     assert!(
@@ -234,7 +234,7 @@ fn program_in_readme(words: &str, topic: &str) -> String {
     program
 }
 
-/// A program that README shows produces its numbers, which come out of a pipeline with the program's headers, and
+/// A program that the docs show produces its numbers, which come out of a pipeline with the program's headers, and
 /// each key stands in the partition where Java's clients would put it.
 #[track_caller]
 fn produces_what_a_pipeline_handles(name: &str, header: (&str, &str), run: impl FnOnce(&str)) {
@@ -273,39 +273,39 @@ fn produces_what_a_pipeline_handles(name: &str, header: (&str, &str), run: impl 
 }
 
 #[test]
-fn the_producer_in_python_that_the_readme_shows_does_what_it_says() {
-    let files = Scratch::new("readme-python").unwrap();
+fn the_python_producer_of_the_docs_works() {
+    let files = Scratch::new("docs-python").unwrap();
     let requirements = files.path().join("requirements.txt");
     std::fs::write(&requirements, "confluent-kafka==2.16.1\n").unwrap();
     let interpreter = python(&requirements).unwrap();
-    produces_what_a_pipeline_handles("readme-python", ("content-type", "application/json"), |topic| {
+    produces_what_a_pipeline_handles("docs-python", ("content-type", "application/json"), |topic| {
         let program = files.path().join("produce.py");
-        let text = program_in_readme("Python, with `pip install confluent-kafka`", topic);
+        let text = program_in_docs("Python, with `pip install confluent-kafka`", topic);
         std::fs::write(&program, text).unwrap();
         run(Command::new(interpreter).arg(program)).unwrap();
     });
 }
 
 #[test]
-fn the_producer_in_node_that_the_readme_shows_does_what_it_says() {
-    let files = Scratch::new("readme-node").unwrap();
+fn the_node_producer_of_the_docs_works() {
+    let files = Scratch::new("docs-node").unwrap();
     let modules = node_modules(&clients().join("node")).unwrap();
     // Modules are looked for beside the program, wherever NODE_PATH points to.
     std::os::unix::fs::symlink(modules, files.path().join("node_modules")).unwrap();
-    produces_what_a_pipeline_handles("readme-node", ("tenant", "c"), |topic| {
+    produces_what_a_pipeline_handles("docs-node", ("tenant", "c"), |topic| {
         let program = files.path().join("produce.mjs");
-        let text = program_in_readme("Node, with `npm install kafkajs`", topic);
+        let text = program_in_docs("Node.js, with `npm install kafkajs`", topic);
         std::fs::write(&program, text).unwrap();
         run(Command::new("node").arg(program)).unwrap();
     });
 }
 
 #[test]
-fn the_programs_in_the_readme_are_those_that_were_run() {
-    let readme = std::fs::read_to_string(repository().join("README.md")).unwrap();
+fn the_docs_show_the_example_clients_as_they_are() {
+    let page = std::fs::read_to_string(repository().join("docs/scheduler.md")).unwrap();
     for (language, file) in [("python", "python/schedule.py"), ("js", "node/schedule.js")] {
         let program = std::fs::read_to_string(clients().join(file)).unwrap();
         let shown = format!("```{language}\n{program}```\n");
-        assert!(readme.contains(&shown), "README.md does not show {file} as it is");
+        assert!(page.contains(&shown), "docs/scheduler.md does not show {file} as it is");
     }
 }

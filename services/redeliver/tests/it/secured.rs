@@ -1,4 +1,4 @@
-//! A Kafka that asks for TLS and a password, as README configures it.
+//! A Kafka that asks for TLS and a password, as docs/operations.md configures it.
 
 use std::path::PathBuf;
 use std::time::Duration;

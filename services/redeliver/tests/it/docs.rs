@@ -1,17 +1,18 @@
-//! What the README says of metrics, beside a scrape of processes at work.
+//! The docs are true: their links resolve, and their table of metrics is what running processes export.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 
 use redeliver_testkit::eventually;
 
 use crate::services::{APP, DEADLINE, Services};
 use crate::support::{Draft, Service};
 
-const README: &str = include_str!("../../../../README.md");
+const OPERATIONS: &str = include_str!("../../../../docs/operations.md");
 
-/// The metrics of the README's table with their labels.
+/// The metrics of the table with their labels.
 fn documented() -> BTreeMap<String, BTreeSet<String>> {
-    let table = README.split("**Metrics**").nth(1).unwrap();
+    let table = OPERATIONS.split("## Metrics").nth(1).unwrap();
     let rows = table.lines().skip_while(|line| !line.starts_with("| `"));
     let rows = rows.take_while(|line| line.starts_with("| `"));
     let row = |line: &'static str| {
@@ -57,8 +58,8 @@ fn scraped(service: &mut Service, series: &mut BTreeMap<String, BTreeSet<BTreeSe
 }
 
 #[test]
-fn the_metrics_of_the_readme_are_there_with_these_labels() {
-    let services = Services::new("readme-metrics");
+fn exported_metrics_are_those_of_the_docs() {
+    let services = Services::new("docs-metrics");
     let pipe = &services.pipe;
     let mut running = [
         pipe.scheduler("a"),
@@ -99,4 +100,83 @@ fn the_metrics_of_the_readme_are_there_with_these_labels() {
         .filter(|name| !documented.contains_key(*name))
         .collect();
     assert_eq!(unwritten, [""; 0]);
+}
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../..")
+        .canonicalize()
+        .unwrap()
+}
+
+/// All Markdown files that are part of the repository.
+fn pages(directory: &Path, pages: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        if name.starts_with('.') || ["target", "node_modules"].contains(&name.as_str()) {
+            continue;
+        }
+        if path.is_dir() {
+            self::pages(&path, pages);
+        } else if path.extension().is_some_and(|extension| extension == "md") {
+            pages.push(path);
+        }
+    }
+}
+
+/// The text of a page outside of its code blocks.
+fn prose(page: &Path) -> String {
+    let text = std::fs::read_to_string(page).unwrap();
+    text.split("```").step_by(2).collect()
+}
+
+/// The anchor that GitHub gives a heading: lower case, hyphens for spaces, no punctuation.
+fn anchor(heading: &str) -> String {
+    let kept = heading
+        .chars()
+        .filter(|letter| letter.is_alphanumeric() || " -_".contains(*letter));
+    kept.collect::<String>().to_lowercase().replace(' ', "-")
+}
+
+fn has_anchor(page: &Path, wanted: &str) -> bool {
+    let prose = prose(page);
+    let headings = prose.lines().filter(|line| line.starts_with('#'));
+    headings
+        .map(|line| anchor(line.trim_start_matches('#').trim()))
+        .any(|anchor| anchor == wanted)
+}
+
+#[test]
+fn relative_links_resolve() {
+    let mut pages = Vec::new();
+    self::pages(&repository(), &mut pages);
+    let mut count = 0;
+    let mut broken = Vec::new();
+    for page in &pages {
+        for link in prose(page).split("](").skip(1) {
+            let target = link.split(')').next().unwrap();
+            if target.contains("://") || target.starts_with("mailto:") {
+                continue;
+            }
+            count += 1;
+            let (path, anchor) = target.split_once('#').unwrap_or((target, ""));
+            let file = match path {
+                "" => page.clone(),
+                path => page.parent().unwrap().join(path),
+            };
+            let is_good = file.exists() && (anchor.is_empty() || has_anchor(&file, anchor));
+            if !is_good {
+                broken.push(format!("{}: {target}", page.display()));
+            }
+        }
+    }
+    assert!(count > 50, "only {count} links in {pages:?}");
+    assert!(broken.is_empty(), "{broken:#?}");
+}
+
+#[test]
+fn the_readme_is_short() {
+    let length = std::fs::metadata(repository().join("README.md")).unwrap().len();
+    assert!(length <= 8 * 1024, "README.md has {length} bytes");
 }
