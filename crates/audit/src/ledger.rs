@@ -9,7 +9,7 @@
 
 use std::collections::BTreeMap;
 
-use redeliver_core::headers::{ERROR_CLASS, Origin, Ours, PAYLOAD_OMITTED, PROCESS_AFTER};
+use redeliver_core::headers::{ERROR_CLASS, Origin, ReservedHeaders, PAYLOAD_OMITTED, PROCESS_AFTER};
 use redeliver_core::pipeline::{ReturnTo, TopicRole};
 use redeliver_core::route::Arrival;
 use redeliver_core::{Pipeline, Position, Record, Span, Timestamp};
@@ -191,7 +191,7 @@ impl Ledger {
     }
 
     fn end(&mut self, record: &Record, role: Role, check: Compare) {
-        let ours = Ours::read(record).ok();
+        let ours = ReservedHeaders::read(record).ok();
         let origin = ours.as_ref().and_then(|ours| ours.origin().ok());
         let is_own = |origin: &Origin| {
             *origin.topic == *self.pipeline.source
@@ -423,7 +423,7 @@ fn finding(origin: &Origin, record: &Record, reason: String) -> Finding {
 fn due_time(record: &Record) -> Option<Timestamp> {
     record.headers.single(PROCESS_AFTER).ok()??;
     let end_of_time = Timestamp::from_millis(i64::MAX);
-    Ours::read(record)
+    ReservedHeaders::read(record)
         .ok()?
         .process_after(end_of_time, Span::default())
         .ok()

@@ -7,7 +7,7 @@ use std::time::Duration;
 use redeliver_core::{Output, Record, Timestamp};
 use redeliver_kafka::{
     AssignmentId, IfRecreated, KafkaSettings, Lane, LaneContext, LaneObserver, LaneSpec, Processor,
-    TopicWatch, Turn,
+    TopicWatch, TransactionBatch,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -35,7 +35,7 @@ impl Processor for Copy {
         self.records.push((assignment, record));
     }
 
-    fn finish(&mut self, _now: Timestamp, _limit: usize, turn: &mut Turn) {
+    fn finish(&mut self, _now: Timestamp, _limit: usize, turn: &mut TransactionBatch) {
         for (assignment, record) in self.records.drain(..) {
             turn.completed.push((assignment, record.position.offset));
             turn.outputs.push(Output {

@@ -4,7 +4,7 @@
 
 mod arrivals;
 mod burst;
-mod house;
+mod env;
 mod lateness;
 mod polling;
 mod takeover;

@@ -93,7 +93,7 @@ fn slot(name: &str) -> Option<usize> {
 
 /// The values of our headers on one record, each at most once; none of them is trusted yet.
 #[derive(Debug, Default)]
-pub struct Ours<'a> {
+pub struct ReservedHeaders<'a> {
     values: [Option<Option<&'a [u8]>>; OURS.len()],
 }
 
@@ -130,7 +130,7 @@ impl Origin {
     }
 }
 
-impl<'a> Ours<'a> {
+impl<'a> ReservedHeaders<'a> {
     /// Picks our headers out of a record's.
     ///
     /// # Errors
@@ -375,7 +375,7 @@ mod tests {
         headers.push_text("tenant", "a");
         write_lineage(&mut headers, "p", &lineage(), 2);
         let record = record(headers);
-        let ours = Ours::read(&record).unwrap();
+        let ours = ReservedHeaders::read(&record).unwrap();
         assert_eq!(ours.origin(), Ok(lineage()));
         assert_eq!(ours.retry_count(), Ok(2));
         assert!(ours.is_retry_of("p") && !ours.is_retry_of("q"));
@@ -424,7 +424,7 @@ mod tests {
         let now = Timestamp::from_millis(1_700_000_000_000);
         let check = |value: Option<&[u8]>, expected: &str| {
             let record = record([(PROCESS_AFTER, value)].into_iter().collect());
-            let ours = Ours::read(&record).unwrap();
+            let ours = ReservedHeaders::read(&record).unwrap();
             let failure = ours.process_after(now, Span::from_secs(3600)).unwrap_err();
             assert_eq!(failure.code, "header.process-after");
             assert!(failure.message.contains(expected), "{}", failure.message);
@@ -438,12 +438,12 @@ mod tests {
                 .into_iter()
                 .collect(),
         );
-        let failure = Ours::read(&ahead).unwrap().lock_is_over(now).unwrap_err();
+        let failure = ReservedHeaders::read(&ahead).unwrap().lock_is_over(now).unwrap_err();
         assert!(failure.message.contains("is still ahead"), "{}", failure.message);
         let missing = record(Headers::new());
-        assert_eq!(Ours::read(&missing).unwrap().lock_is_over(now), Ok(()));
+        assert_eq!(ReservedHeaders::read(&missing).unwrap().lock_is_over(now), Ok(()));
         assert!(
-            Ours::read(&missing)
+            ReservedHeaders::read(&missing)
                 .unwrap()
                 .retry_count()
                 .unwrap_err()
@@ -455,9 +455,9 @@ mod tests {
                 .into_iter()
                 .collect(),
         );
-        assert!(Ours::read(&twice).unwrap_err().message.contains("more than once"));
+        assert!(ReservedHeaders::read(&twice).unwrap_err().message.contains("more than once"));
         let foreign = record([(RETURN_TOPIC, Some(&b"../etc"[..]))].into_iter().collect());
-        assert!(Ours::read(&foreign).unwrap().return_topic().is_err());
+        assert!(ReservedHeaders::read(&foreign).unwrap().return_topic().is_err());
     }
 
     proptest! {
@@ -468,7 +468,7 @@ mod tests {
             let now = Timestamp::from_millis(1_700_000_000_000);
             let headers: Headers = values.iter().map(|(i, v)| (OURS[*i], v.as_deref())).collect();
             let record = record(headers);
-            let Ok(ours) = Ours::read(&record) else { return Ok(()) };
+            let Ok(ours) = ReservedHeaders::read(&record) else { return Ok(()) };
             let _ = ours.retry_count();
             let _ = ours.return_topic();
             if let Ok(origin) = ours.origin() {
@@ -485,7 +485,7 @@ mod tests {
         fn digits_and_dates_of_any_size_never_panic(text in "[-+0-9TZ:.]{0,40}") {
             let headers: Headers = OURS.iter().map(|name| (*name, Some(text.as_bytes()))).collect();
             let record = record(headers);
-            let ours = Ours::read(&record).unwrap();
+            let ours = ReservedHeaders::read(&record).unwrap();
             let _ = (ours.retry_count(), ours.origin(), ours.process_after(Timestamp::from_millis(0), Span::from_secs(1)));
         }
     }

@@ -38,14 +38,14 @@ pub struct Pipeline {
 
 /// Who holds a record until it is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Carrier {
+pub enum DelayQueue {
     /// A tier.
     Tier(Span),
     /// The scheduler.
     Scheduler,
 }
 
-impl fmt::Display for Carrier {
+impl fmt::Display for DelayQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tier(tier) => tier.fmt(f),
@@ -245,12 +245,12 @@ impl Pipeline {
     /// Who holds a record for so long, and the topic to write it to: the scheduler what is longer than every
     /// tier, where it may; else a tier, see [`Pipeline::tier_for`].
     #[must_use]
-    pub fn carrier(&self, wait: Span) -> (Carrier, Arc<str>) {
+    pub fn carrier(&self, wait: Span) -> (DelayQueue, Arc<str>) {
         match &self.long_waits {
-            Some(ingest) if wait > self.longest_tier() => (Carrier::Scheduler, ingest.clone()),
+            Some(ingest) if wait > self.longest_tier() => (DelayQueue::Scheduler, ingest.clone()),
             _ => {
                 let tier = self.tier_for(wait);
-                (Carrier::Tier(tier), self.tier_topic(tier))
+                (DelayQueue::Tier(tier), self.tier_topic(tier))
             }
         }
     }

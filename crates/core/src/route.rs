@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use crate::failure::{ErrorClass, Failure, MESSAGE_LIMIT, bounded_text};
-use crate::headers::{self, Origin, Ours, TraceContext};
+use crate::headers::{self, Origin, ReservedHeaders, TraceContext};
 use crate::outcome::{Outcome, Produced};
-use crate::pipeline::{Carrier, Pipeline, ReturnTo};
+use crate::pipeline::{DelayQueue, Pipeline, ReturnTo};
 use crate::record::{Headers, Output, Record};
 use crate::span::Span;
 use crate::time::Timestamp;
@@ -54,10 +54,10 @@ impl Arrival {
     fn with_headers<'r>(
         pipeline: &Pipeline,
         record: &'r Record,
-    ) -> Result<(Self, Option<Ours<'r>>), Failure> {
+    ) -> Result<(Self, Option<ReservedHeaders<'r>>), Failure> {
         let from_source = record.position.topic == pipeline.source;
         let new = || Ok((Self::new(record), None));
-        let ours = match Ours::read(record) {
+        let ours = match ReservedHeaders::read(record) {
             Ok(ours) => ours,
             // What stands twice was left by somebody else, unless it is for us to write to the source.
             Err(_)
@@ -96,7 +96,7 @@ impl Arrival {
     /// formed, else the place where it was read.
     #[must_use]
     pub fn salvaged(record: &Record) -> Self {
-        let ours = Ours::read(record).unwrap_or_default();
+        let ours = ReservedHeaders::read(record).unwrap_or_default();
         Self {
             origin: ours.origin().unwrap_or_else(|_| Origin::of(record)),
             failed_attempts: ours.retry_count().unwrap_or(0),
@@ -126,7 +126,7 @@ pub enum Disposition {
         /// Not before.
         due: Timestamp,
         /// With whom.
-        carrier: Carrier,
+        carrier: DelayQueue,
     },
     /// In the dead-letter topic.
     Dead(ErrorClass),
@@ -324,7 +324,7 @@ pub fn undeliverable(
 
 /// Takes the value out of a dead letter that its topic does not take, then all that is not ours; a header says
 /// so. False when there is nothing left to take out.
-pub fn lighten(letter: &mut Output) -> bool {
+pub fn strip_payload(letter: &mut Output) -> bool {
     let is_bare = letter.key.is_none() && letter.headers.iter().all(|(name, _)| headers::is_ours(name));
     let omitted = if letter.value.take().is_some() {
         "value"
@@ -458,7 +458,7 @@ mod tests {
                     Disposition::Waiting {
                         class: ErrorClass::Transient,
                         due,
-                        carrier: Carrier::Tier(tier)
+                        carrier: DelayQueue::Tier(tier)
                     }
                 );
                 let output = &routing.outputs[0];
@@ -500,7 +500,7 @@ mod tests {
         assert_eq!(text(&letter, headers::RETRY_COUNT), "1");
         assert_eq!(letter.headers.single(headers::PAYLOAD_OMITTED), Ok(None));
 
-        assert!(lighten(&mut letter));
+        assert!(strip_payload(&mut letter));
         assert_eq!((&letter.key, &letter.value), (&record.key, &None));
         assert_eq!(text(&letter, headers::PAYLOAD_OMITTED), "value");
         assert_eq!(
@@ -512,14 +512,14 @@ mod tests {
             2
         );
 
-        assert!(lighten(&mut letter));
+        assert!(strip_payload(&mut letter));
         assert_eq!((&letter.key, &letter.value), (&None, &None));
         assert_eq!(text(&letter, headers::PAYLOAD_OMITTED), "key, value, headers");
         assert!(letter.headers.iter().all(|(name, _)| headers::is_ours(name)));
         assert_eq!(text(&letter, headers::ORIGINAL_OFFSET), "7");
         assert_eq!(text(&letter, headers::ERROR_CODE), "output.too-large");
 
-        assert!(!lighten(&mut letter));
+        assert!(!strip_payload(&mut letter));
     }
 
     #[test]
@@ -608,7 +608,7 @@ mod tests {
             (due, carrier),
             (
                 NOW.after(Duration::from_secs(7)),
-                Carrier::Tier(Span::from_secs(5))
+                DelayQueue::Tier(Span::from_secs(5))
             )
         );
         let years = Failure::throttled(Duration::from_secs(1_000_000_000), "http.429", "later");
@@ -641,8 +641,8 @@ mod tests {
             let output = &routing.outputs[0];
             let in_tier = &decide(&through_tiers, &source_record(), asked()).outputs[0];
             let expected = match is_long {
-                true => (Carrier::Scheduler, "ingest"),
-                false => (Carrier::Tier(Span::from_secs(60)), "docs-retry-1m"),
+                true => (DelayQueue::Scheduler, "ingest"),
+                false => (DelayQueue::Tier(Span::from_secs(60)), "docs-retry-1m"),
             };
             assert_eq!((carrier, &*output.topic), expected, "{seconds}");
             assert_eq!((&output.key, &output.value), (&in_tier.key, &in_tier.value));
@@ -673,7 +673,7 @@ mod tests {
             (due, carrier),
             (
                 Timestamp::from_millis(1_699_999_005_000),
-                Carrier::Tier(Span::from_secs(5))
+                DelayQueue::Tier(Span::from_secs(5))
             )
         );
     }
@@ -783,7 +783,7 @@ mod tests {
             let expected = policy.wait(attempts + 1, random).unwrap();
             prop_assert_eq!(due, NOW.after(expected.duration()));
             let record = returned(&routing.outputs[0], &pipeline);
-            let ours = Ours::read(&record).unwrap();
+            let ours = ReservedHeaders::read(&record).unwrap();
             prop_assert_eq!(ours.process_after(NOW, pipeline.max_wait).unwrap(), due);
         }
     }

@@ -32,15 +32,15 @@ use tokio_util::sync::CancellationToken;
 
 use crate::client::KafkaSettings;
 use crate::convert;
-use crate::processor::{AssignmentId, Processor, Turn, Waker};
+use crate::processor::{AssignmentId, Processor, TransactionBatch, Waker};
 use crate::reader;
-use crate::remedy::{Remedy, remedy};
+use crate::remedy::{RecoveryAction, remedy};
 use crate::topic_watch::TopicWatch;
 use crate::tracker::{Admission, CommitPosition, Committed, OffsetTracker, TopicFingerprint};
-use crate::transaction::{Alternating, Setback};
+use crate::transaction::{Alternating, TransactionError};
 use events::{Event, Events, Unread};
 use membership::{Examination, Membership, subscribe};
-use patience::{Backoff, Said, Setbacks};
+use patience::{Backoff, LogThrottle, Setbacks};
 
 /// What a lane reads and how much at once.
 #[derive(Clone, Debug)]
@@ -80,7 +80,7 @@ pub trait LaneObserver: Send + Sync {
     /// A transaction with that many results and done records was committed in that time.
     fn committed(&self, _outputs: usize, _completed: usize, _took: Duration) {}
     /// A transaction failed; its records are read again.
-    fn setback(&self, _remedy: Remedy) {}
+    fn setback(&self, _remedy: RecoveryAction) {}
     /// Partitions the lane owns now.
     fn assigned(&self, _partitions: usize) {}
     /// The lowest record of a partition holds back a window in which nearly all is done.
@@ -268,7 +268,7 @@ impl<P: Processor> Lane<P> {
     /// Reads nothing any more and says why, until the lane is told to stop.
     fn halt(&self, reason: &str) {
         self.observer.waiting(reason);
-        let mut said = Said::default();
+        let mut said = LogThrottle::default();
         while !self.stop.is_cancelled() {
             if said.is_time() {
                 tracing::error!(lane = self.spec.name, reason, "lane has halted");
@@ -328,7 +328,7 @@ struct Session<'a, P: Processor> {
     slots: Vec<Option<Assigned>>,
     /// Partitions that were given to us and whose committed offsets are not known yet.
     arriving: Vec<(String, i32)>,
-    turn: Turn,
+    turn: TransactionBatch,
     touched: Vec<u32>,
     next_slot: usize,
     ready: bool,
@@ -343,7 +343,7 @@ struct Session<'a, P: Processor> {
     /// its transaction may would fail for ever.
     turn_limit: usize,
     setbacks: Setbacks,
-    said_refused: Said,
+    said_refused: LogThrottle,
 }
 
 struct Assigned {
@@ -368,12 +368,12 @@ impl<'a, P: Processor> Session<'a, P> {
         fences: &'a mut Fences,
     ) -> Result<Self, Ended> {
         let mut backoff = Backoff::new();
-        let mut said = Said::default();
+        let mut said = LogThrottle::default();
         while let Err(setback) = transactions.recover(CALL) {
             match setback.remedy {
-                Remedy::Misconfigured => return Err(lane.misconfigured(setback.into_source())),
-                Remedy::Fenced => fences.count(lane)?,
-                Remedy::Retry | Remedy::Abort | Remedy::Rebuild => {}
+                RecoveryAction::Misconfigured => return Err(lane.misconfigured(setback.into_source())),
+                RecoveryAction::Fenced => fences.count(lane)?,
+                RecoveryAction::Retry | RecoveryAction::Abort | RecoveryAction::Rebuild => {}
             }
             lane.observer
                 .waiting(&format!("kafka is not ready: {}", error_chain(&setback)));
@@ -429,7 +429,7 @@ impl<'a, P: Processor> Session<'a, P> {
             seen_partitions: Vec::new(),
             slots: Vec::new(),
             arriving,
-            turn: Turn::default(),
+            turn: TransactionBatch::default(),
             touched: Vec::new(),
             next_slot: 0,
             ready: false,
@@ -441,7 +441,7 @@ impl<'a, P: Processor> Session<'a, P> {
             has_committed: false,
             turn_limit,
             setbacks: Setbacks::new(),
-            said_refused: Said::default(),
+            said_refused: LogThrottle::default(),
         })
     }
 
@@ -567,7 +567,7 @@ impl<'a, P: Processor> Session<'a, P> {
     }
 
     fn consumer_error(&mut self, error: KafkaError) -> Result<(), Ended> {
-        if remedy(&error) == Remedy::Fenced {
+        if remedy(&error) == RecoveryAction::Fenced {
             self.fences.count(self.lane)?;
             return Err(Ended::Broken(error));
         }
@@ -956,7 +956,7 @@ impl<'a, P: Processor> Session<'a, P> {
             "a result belongs to no record in hand; the transaction is dropped and its records are read again"
         );
         self.give_up_turn();
-        self.lane.observer.setback(Remedy::Abort);
+        self.lane.observer.setback(RecoveryAction::Abort);
         Ok(())
     }
 
@@ -966,7 +966,7 @@ impl<'a, P: Processor> Session<'a, P> {
         self.must_rewind = true;
     }
 
-    fn commit(&mut self, offsets: &TopicPartitionList) -> Result<(), Setback> {
+    fn commit(&mut self, offsets: &TopicPartitionList) -> Result<(), TransactionError> {
         let consumer = &self.consumer;
         let group = || consumer.group_metadata();
         self.transactions.write(&self.turn.outputs, offsets, group)
@@ -974,7 +974,7 @@ impl<'a, P: Processor> Session<'a, P> {
 
     /// Lets the processor put something else in the place of what a topic does not take. The turn is still in hand
     /// and nothing of it was written, so nothing has to be read again.
-    fn replace_refused(&mut self, setback: &Setback) -> bool {
+    fn replace_refused(&mut self, setback: &TransactionError) -> bool {
         let Some(first) = setback.refused.first() else {
             return false;
         };
@@ -991,7 +991,7 @@ impl<'a, P: Processor> Session<'a, P> {
         self.lane.processor.refused(&setback.refused, &mut self.turn, now)
     }
 
-    fn set_back(&mut self, setback: &Setback) -> Result<(), Ended> {
+    fn set_back(&mut self, setback: &TransactionError) -> Result<(), Ended> {
         let reason = error_chain(setback);
         if self.setbacks.add() {
             tracing::warn!(
@@ -1013,7 +1013,7 @@ impl<'a, P: Processor> Session<'a, P> {
         self.lane.observer.setback(setback.remedy);
         self.turn_limit = (self.turn_limit / 2).max(SMALLEST_TURN.min(self.lane.spec.batch));
         self.give_up_turn();
-        if setback.remedy == Remedy::Fenced {
+        if setback.remedy == RecoveryAction::Fenced {
             self.fences.count(self.lane)?;
         }
         Ok(())
@@ -1024,7 +1024,7 @@ impl<'a, P: Processor> Session<'a, P> {
     fn recover(&mut self) -> Result<(), Ended> {
         if let Err(setback) = self.transactions.recover(CALL) {
             self.waiting(&format!("the producer is not ready: {}", error_chain(&setback)));
-            if setback.remedy == Remedy::Fenced {
+            if setback.remedy == RecoveryAction::Fenced {
                 self.fences.count(self.lane)?;
             }
             thread::park_timeout(ROUND);

@@ -43,6 +43,6 @@ pub mod transaction;
 pub use client::{KafkaSettings, Prefetch};
 pub use lane::{IfRecreated, Lane, LaneContext, LaneError, LaneObserver, LaneSpec};
 
-pub use processor::{AssignmentId, Processor, Refused, Turn, Waker};
+pub use processor::{AssignmentId, Processor, Refused, TransactionBatch, Waker};
 pub use redeliver_kafka_ffi::TopicId;
 pub use topic_watch::{TopicState, TopicWatch};

@@ -24,7 +24,7 @@ impl AssignmentId {
 
 /// What is written in one transaction: results, and the records that are thereby done.
 #[derive(Debug, Default)]
-pub struct Turn {
+pub struct TransactionBatch {
     /// What is produced.
     pub outputs: Vec<Output>,
     /// The records that are done: their assignment and offset.
@@ -34,7 +34,7 @@ pub struct Turn {
     pub owners: Vec<AssignmentId>,
 }
 
-impl Turn {
+impl TransactionBatch {
     /// Outputs of about so many bytes fit into a turn, which has to be written before its transaction times out.
     pub const BYTES: usize = 32 << 20;
 
@@ -66,14 +66,14 @@ pub trait Processor {
     /// How many more records of this assignment are welcome now.
     fn capacity(&self, assignment: AssignmentId) -> usize;
 
-    /// Takes a record. It stays incomplete until it is handed over in a [`Turn`].
+    /// Takes a record. It stays incomplete until it is handed over in a [`TransactionBatch`].
     fn accept(&mut self, assignment: AssignmentId, record: Record, now: Timestamp);
 
     /// All records of a round have been accepted.
     fn accepted_all(&mut self) {}
 
     /// Hands over what is finished, about `limit` records at most.
-    fn finish(&mut self, now: Timestamp, limit: usize, turn: &mut Turn);
+    fn finish(&mut self, now: Timestamp, limit: usize, turn: &mut TransactionBatch);
 
     /// The turn that is going to be committed has written into this partition of the lane's changelog up
     /// to `end`, the offset behind its last record. Called before [`Processor::committed`].
@@ -81,7 +81,7 @@ pub trait Processor {
 
     /// Some outputs of the turn cannot be written, in the order of their places; nothing of the turn has been. Puts
     /// something in their place, so that the turn can be written as it is then; false when it cannot.
-    fn refused(&mut self, _refused: &[Refused], _turn: &mut Turn, _now: Timestamp) -> bool {
+    fn refused(&mut self, _refused: &[Refused], _turn: &mut TransactionBatch, _now: Timestamp) -> bool {
         false
     }
 

@@ -4,7 +4,7 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 
 /// What to do about an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Remedy {
+pub enum RecoveryAction {
     /// Make the same call again.
     Retry,
     /// Abort the transaction and start again from the committed offsets.
@@ -13,7 +13,7 @@ pub enum Remedy {
     /// the same transactional id, whose start resolves the old transaction, then start again from the
     /// committed offsets.
     Rebuild,
-    /// Another process has taken over this transactional id or member name. As [`Remedy::Rebuild`], but
+    /// Another process has taken over this transactional id or member name. As [`RecoveryAction::Rebuild`], but
     /// when it goes on, two processes share one `instance`.
     Fenced,
     /// Nothing that waiting could mend: the client cannot be made from this configuration.
@@ -22,32 +22,32 @@ pub enum Remedy {
 
 /// The remedy for an error of a transactional call, a send, a flush, or the making of a client.
 #[must_use]
-pub fn remedy(error: &KafkaError) -> Remedy {
+pub fn remedy(error: &KafkaError) -> RecoveryAction {
     match error {
         KafkaError::ClientConfig(..) | KafkaError::ClientCreation(_) | KafkaError::Nul(_) => {
-            Remedy::Misconfigured
+            RecoveryAction::Misconfigured
         }
         KafkaError::Transaction(error) => {
             if is_fenced(error.code()) {
-                Remedy::Fenced
+                RecoveryAction::Fenced
             } else if error.is_fatal() {
-                Remedy::Rebuild
+                RecoveryAction::Rebuild
             } else if error.txn_requires_abort() {
-                Remedy::Abort
+                RecoveryAction::Abort
             } else if error.is_retriable() {
-                Remedy::Retry
+                RecoveryAction::Retry
             } else {
-                Remedy::Rebuild
+                RecoveryAction::Rebuild
             }
         }
         // `commit_transaction` flushes first and can return this before it has asked for anything.
-        KafkaError::Flush(_) => Remedy::Retry,
-        KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull) => Remedy::Retry,
-        KafkaError::MessageProduction(code) if is_fenced(*code) => Remedy::Fenced,
-        KafkaError::MessageProduction(RDKafkaErrorCode::Fatal | RDKafkaErrorCode::State) => Remedy::Rebuild,
-        KafkaError::MessageProduction(_) => Remedy::Abort,
-        KafkaError::MessageConsumptionFatal(code) if is_fenced(*code) => Remedy::Fenced,
-        _ => Remedy::Rebuild,
+        KafkaError::Flush(_) => RecoveryAction::Retry,
+        KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull) => RecoveryAction::Retry,
+        KafkaError::MessageProduction(code) if is_fenced(*code) => RecoveryAction::Fenced,
+        KafkaError::MessageProduction(RDKafkaErrorCode::Fatal | RDKafkaErrorCode::State) => RecoveryAction::Rebuild,
+        KafkaError::MessageProduction(_) => RecoveryAction::Abort,
+        KafkaError::MessageConsumptionFatal(code) if is_fenced(*code) => RecoveryAction::Fenced,
+        _ => RecoveryAction::Rebuild,
     }
 }
 

@@ -29,7 +29,7 @@ use crate::client::ClientLog;
 use crate::convert::native_headers;
 use crate::fault;
 use crate::processor::Refused;
-use crate::remedy::{Refusal, Remedy, is_aftermath, is_unknown_topic, refusal, remedy};
+use crate::remedy::{Refusal, RecoveryAction, is_aftermath, is_unknown_topic, refusal, remedy};
 use crate::topic_watch::{TopicState, TopicWatch};
 pub(crate) use alternating::Alternating;
 use offset_sender::OffsetSender;
@@ -72,9 +72,9 @@ struct Connection {
 /// A transaction that did not commit, or of which it is not known. The committed offsets tell.
 #[derive(Debug, thiserror::Error)]
 #[error("transaction of `{id}` failed while {step}{}", place(topic.as_deref()))]
-pub struct Setback {
+pub struct TransactionError {
     /// What to do before the next transaction; [`Transactions::recover`] does it.
-    pub remedy: Remedy,
+    pub remedy: RecoveryAction,
     /// The outputs that their topic does not take, if that is why. The transaction is aborted then, and without them
     /// the others can be written at once.
     pub refused: Vec<Refused>,
@@ -107,7 +107,7 @@ impl Failed {
     }
 }
 
-impl Setback {
+impl TransactionError {
     /// What the client said.
     #[must_use]
     pub fn into_source(self) -> KafkaError {
@@ -159,7 +159,7 @@ impl Transactions {
     }
 
     /// Makes the producer if there is none.
-    fn connect(&mut self) -> Result<(), Setback> {
+    fn connect(&mut self) -> Result<(), TransactionError> {
         if self.connection.is_none() {
             let made = Connection::make(&self.config, self.changelog.clone());
             self.connection = Some(made.map_err(|error| self.setback("making the producer", error))?);
@@ -171,8 +171,8 @@ impl Transactions {
     /// earlier producer of this id left open is finished or aborted by the broker before this succeeds.
     ///
     /// # Errors
-    /// When it did not succeed yet; call again. [`Remedy::Misconfigured`] will not get better.
-    pub fn recover(&mut self, wait: Duration) -> Result<(), Setback> {
+    /// When it did not succeed yet; call again. [`RecoveryAction::Misconfigured`] will not get better.
+    pub fn recover(&mut self, wait: Duration) -> Result<(), TransactionError> {
         if self.initialised {
             return Ok(());
         }
@@ -187,7 +187,7 @@ impl Transactions {
             }
             Err(error) => {
                 let setback = self.setback("initialising", error);
-                if setback.remedy != Remedy::Retry {
+                if setback.remedy != RecoveryAction::Retry {
                     self.discard();
                 }
                 Err(setback)
@@ -200,15 +200,15 @@ impl Transactions {
     /// The metadata of the group is asked for only just before it is used, so that it is fresh.
     ///
     /// # Errors
-    /// A [`Setback`]: everything that was in the transaction has to be read again from the committed
-    /// offsets, or written again without what was [`Setback::refused`]. After [`Remedy::Abort`] the producer is ready
+    /// A [`TransactionError`]: everything that was in the transaction has to be read again from the committed
+    /// offsets, or written again without what was [`TransactionError::refused`]. After [`RecoveryAction::Abort`] the producer is ready
     /// at once, else [`Transactions::recover`] it.
     pub fn write(
         &mut self,
         outputs: &[Output],
         offsets: &TopicPartitionList,
         group: impl Fn() -> Option<ConsumerGroupMetadata>,
-    ) -> Result<(), Setback> {
+    ) -> Result<(), TransactionError> {
         let mut refreshes = 0;
         let result = loop {
             let deadline = Instant::now() + self.timeout;
@@ -221,16 +221,16 @@ impl Transactions {
             let is_aftermath = (1..=AFTERMATH).contains(&self.aftermath) && is_aftermath(&failed.error);
             let mut setback = self.setback(failed.step, *failed.error);
             setback.topic = failed.output.map(|(index, _)| outputs[index].topic.clone());
-            if setback.remedy != Remedy::Abort {
+            if setback.remedy != RecoveryAction::Abort {
                 self.discard();
                 break Err(setback);
             }
             if let Err(error) = self.abort() {
-                if remedy(&error) == Remedy::Fenced {
-                    setback.remedy = Remedy::Fenced;
+                if remedy(&error) == RecoveryAction::Fenced {
+                    setback.remedy = RecoveryAction::Fenced;
                 } else {
                     tracing::debug!(id = self.id, %error, "aborting failed; the producer is replaced");
-                    setback.remedy = Remedy::Rebuild;
+                    setback.remedy = RecoveryAction::Rebuild;
                 }
                 self.discard();
                 break Err(setback);
@@ -402,8 +402,8 @@ impl Transactions {
         self.connection = None;
     }
 
-    fn setback(&self, step: &'static str, source: KafkaError) -> Setback {
-        Setback {
+    fn setback(&self, step: &'static str, source: KafkaError) -> TransactionError {
+        TransactionError {
             remedy: remedy(&source),
             refused: Vec::new(),
             id: self.id.clone(),
@@ -429,7 +429,7 @@ impl Connection {
 fn until(deadline: Instant, mut call: impl FnMut() -> Result<(), KafkaError>) -> Result<(), KafkaError> {
     loop {
         match call() {
-            Err(error) if remedy(&error) == Remedy::Retry && Instant::now() < deadline => {
+            Err(error) if remedy(&error) == RecoveryAction::Retry && Instant::now() < deadline => {
                 if !matches!(error, KafkaError::Flush(_)) {
                     thread::park_timeout(PAUSE);
                 }
@@ -471,7 +471,7 @@ fn send(
         match producer.send(record) {
             Ok(()) => return Ok(()),
             Err((error, back)) => {
-                if remedy(&error) != Remedy::Retry || Instant::now() >= deadline {
+                if remedy(&error) != RecoveryAction::Retry || Instant::now() >= deadline {
                     return Err(error);
                 }
                 record = back;

@@ -54,7 +54,7 @@ pub use eventually::{eventually, eventually_async};
 pub use fake_endpoint::{FakeEndpoint, Reply, Request};
 pub use local_kafka::LocalKafka;
 pub use local_redis::LocalRedis;
-pub use member::Member;
+pub use member::ServiceProcess;
 #[cfg(feature = "otlp")]
 pub use otlp_receiver::{OtlpReceiver, ReceivedSpan};
 pub use plan::{Fate, Plan, Trouble};

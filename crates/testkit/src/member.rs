@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 type Spawn<'a> = Box<dyn Fn(&[(&str, &str)]) -> Process + Send + 'a>;
 
 /// A named process that is started again after each death.
-pub struct Member<'a> {
+pub struct ServiceProcess<'a> {
     name: String,
     spawn: Spawn<'a>,
     /// The last one lives.
@@ -33,7 +33,7 @@ pub struct Member<'a> {
     began: Instant,
 }
 
-impl<'a> Member<'a> {
+impl<'a> ServiceProcess<'a> {
     /// A process that has just been started.
     pub fn spawn(name: impl Into<String>, spawn: impl Fn(&[(&str, &str)]) -> Process + Send + 'a) -> Self {
         Self {
@@ -82,7 +82,7 @@ impl<'a> Member<'a> {
         self.note("ended");
     }
 
-    /// Waits until it has died by itself, of a signal, as [`Member::start_again_with`] asked it to.
+    /// Waits until it has died by itself, of a signal, as [`ServiceProcess::start_again_with`] asked it to.
     #[track_caller]
     pub fn until_crashed(&mut self) {
         let at_work = self.was_ready();
@@ -109,7 +109,7 @@ impl<'a> Member<'a> {
         self.start_again_with(&[]);
     }
 
-    /// As [`Member::start_again`], with variables in the environment of this life.
+    /// As [`ServiceProcess::start_again`], with variables in the environment of this life.
     #[track_caller]
     pub fn start_again_with(&mut self, environment: &[(&str, &str)]) {
         assert!(!self.is_running(), "{} is running already", self.name);
@@ -280,7 +280,7 @@ impl<'a> Member<'a> {
     }
 }
 
-impl fmt::Display for Member<'_> {
+impl fmt::Display for ServiceProcess<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             name,

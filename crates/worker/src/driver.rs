@@ -11,7 +11,7 @@ use std::time::Instant;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
 use redeliver_core::failure::{MESSAGE_LIMIT, bounded_text};
-use redeliver_core::pipeline::Carrier;
+use redeliver_core::pipeline::DelayQueue;
 use redeliver_core::route::{Disposition, Routing, route};
 use redeliver_core::{Clock, Failure, Outcome, Pipeline};
 use redeliver_proto::long_wait;
@@ -145,7 +145,7 @@ impl Surroundings {
 /// What waits with the scheduler goes there inside of a command.
 fn as_written(pipeline: &Pipeline, mut routing: Routing) -> Routing {
     if let Disposition::Waiting {
-        carrier: Carrier::Scheduler,
+        carrier: DelayQueue::Scheduler,
         due,
         ..
     } = routing.disposition

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use prometheus_client::metrics::gauge::Gauge;
 use redeliver_core::route::{self, Arrival, Disposition, Routing};
 use redeliver_core::{Failure, Output, Pipeline, Record, Timestamp};
-use redeliver_kafka::{AssignmentId, Processor, Refused, Turn, Waker};
+use redeliver_kafka::{AssignmentId, Processor, Refused, TransactionBatch, Waker};
 use tokio::sync::Notify;
 
 use crate::metrics::{MissingTopics, WorkerMetrics};
@@ -286,7 +286,7 @@ impl Engine {
         let sizes = self.finished.iter().map(|done| done.size);
         let fitting = sizes.take(limit).take_while(|size| {
             bytes += size;
-            bytes <= Turn::BYTES
+            bytes <= TransactionBatch::BYTES
         });
         fitting.count().max(limit.min(1)).min(self.finished.len())
     }
@@ -300,7 +300,7 @@ impl Engine {
         now: Timestamp,
     ) -> Option<Vec<Output>> {
         if matches!(in_turn.disposition, Disposition::Dead(_)) {
-            return outputs.iter_mut().all(route::lighten).then_some(outputs);
+            return outputs.iter_mut().all(route::strip_payload).then_some(outputs);
         }
         let (record, arrival) = in_turn.handled.as_ref()?;
         let routing = route::undeliverable(&self.pipeline, record, arrival, failure, now);
@@ -368,7 +368,7 @@ impl Processor for Engine {
         self.show();
     }
 
-    fn finish(&mut self, now: Timestamp, limit: usize, turn: &mut Turn) {
+    fn finish(&mut self, now: Timestamp, limit: usize, turn: &mut TransactionBatch) {
         self.collect();
         self.hold_back(now);
         self.in_turn.clear();
@@ -392,7 +392,7 @@ impl Processor for Engine {
         }
     }
 
-    fn refused(&mut self, refused: &[Refused], turn: &mut Turn, now: Timestamp) -> bool {
+    fn refused(&mut self, refused: &[Refused], turn: &mut TransactionBatch, now: Timestamp) -> bool {
         let mut outputs = std::mem::take(&mut turn.outputs).into_iter();
         let mut in_turn = std::mem::take(&mut self.in_turn);
         let mut refused = refused.iter().peekable();

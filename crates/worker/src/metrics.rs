@@ -10,10 +10,10 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use redeliver_core::ErrorClass;
-use redeliver_core::pipeline::Carrier;
+use redeliver_core::pipeline::DelayQueue;
 use redeliver_core::route::Disposition;
 use redeliver_kafka::LaneObserver;
-use redeliver_kafka::remedy::Remedy;
+use redeliver_kafka::remedy::RecoveryAction;
 use redeliver_runtime::health::Part;
 
 /// Upper bounds in seconds, from half a millisecond to a minute.
@@ -195,7 +195,7 @@ impl WorkerMetrics {
         match disposition {
             Disposition::Succeeded => self.succeeded.inc(),
             Disposition::Waiting { class, carrier, .. } => {
-                if carrier == Carrier::Scheduler {
+                if carrier == DelayQueue::Scheduler {
                     self.long_waits.inc();
                 }
                 self.retried[class as usize].inc()
@@ -304,7 +304,7 @@ impl LaneFamilies {
             lane: lane.to_owned(),
         };
         // A series that only appears with the first setback would be missed by an alert on its rate.
-        for remedy in [Remedy::Abort, Remedy::Rebuild, Remedy::Fenced] {
+        for remedy in [RecoveryAction::Abort, RecoveryAction::Rebuild, RecoveryAction::Fenced] {
             let _ = self.setbacks.get_or_create(&LaneRemedy {
                 lane: lane.to_owned(),
                 remedy: word(remedy),
@@ -328,13 +328,13 @@ impl LaneFamilies {
     }
 }
 
-fn word(remedy: Remedy) -> &'static str {
+fn word(remedy: RecoveryAction) -> &'static str {
     match remedy {
-        Remedy::Retry => "retry",
-        Remedy::Abort => "abort",
-        Remedy::Rebuild => "rebuild",
-        Remedy::Fenced => "fenced",
-        Remedy::Misconfigured => "misconfigured",
+        RecoveryAction::Retry => "retry",
+        RecoveryAction::Abort => "abort",
+        RecoveryAction::Rebuild => "rebuild",
+        RecoveryAction::Fenced => "fenced",
+        RecoveryAction::Misconfigured => "misconfigured",
     }
 }
 
@@ -370,7 +370,7 @@ impl LaneObserver for LaneMetrics {
         self.duration.observe(took.as_secs_f64());
     }
 
-    fn setback(&self, remedy: Remedy) {
+    fn setback(&self, remedy: RecoveryAction) {
         let remedy = word(remedy);
         self.setbacks
             .get_or_create(&LaneRemedy {

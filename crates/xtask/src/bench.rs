@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: measurements on a Kafka and a Redis of their own, in a release build.
+//! `cargo xtask bench`: measurements on a Kafka and a Redis of their own, in the profile of images.
 
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -27,7 +27,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     let build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
         .args([
             "build",
-            "--release",
+            "--profile",
+            "dist",
             "--package",
             "redeliver-bench",
             "--package",
@@ -42,7 +43,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     let kafka = LocalKafka::start().context("starting a Kafka to measure on")?;
     let redis = LocalRedis::start().context("starting a Redis to measure on")?;
     // The program itself, and not `cargo run`: alone, it would be built with other features once more.
-    let mut bench = Command::new(target_directory()?.join("release/redeliver-bench"));
+    let mut bench = Command::new(target_directory()?.join("dist/redeliver-bench"));
     if arguments.bench.first().is_some_and(|bench| bench == "scheduler") {
         packages::ensure_installed(packages::PYTHON)?;
         let requirements = Path::new(env!("CARGO_MANIFEST_DIR")).join("../bench/peers/requirements.txt");

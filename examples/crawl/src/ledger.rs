@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use redeliver_core::headers::{ERROR_CODE, ERROR_MESSAGE, Ours};
+use redeliver_core::headers::{ERROR_CODE, ERROR_MESSAGE, ReservedHeaders};
 use redeliver_core::pipeline::TopicRole;
 use redeliver_core::{Pipeline, Record};
 
@@ -64,7 +64,7 @@ impl Ledger {
         let seen = self.page(&url);
         match role {
             TopicRole::Source => {
-                let is_retry = Ours::read(record).is_ok_and(|ours| ours.is_retry_of(&pipeline.name));
+                let is_retry = ReservedHeaders::read(record).is_ok_and(|ours| ours.is_retry_of(&pipeline.name));
                 seen.jobs += u32::from(!is_retry);
                 None
             }

@@ -258,7 +258,7 @@ impl Facts {
         };
         let dialect = Dialect::KNOWN.into_iter().find(|dialect| marked(*dialect));
         let mut facts = dialect.map_or_else(Self::default, |dialect| {
-            Told {
+            DialectHeaders {
                 dialect,
                 found: &found,
             }
@@ -273,12 +273,12 @@ impl Facts {
 }
 
 /// The headers of one dialect on one record.
-struct Told<'a> {
+struct DialectHeaders<'a> {
     dialect: Dialect,
     found: &'a [Option<&'a [u8]>],
 }
 
-impl Told<'_> {
+impl DialectHeaders<'_> {
     fn facts(&self) -> Facts {
         let number = |field| self.first(field, number);
         let time = |field| number(field).map(Timestamp::from_millis);

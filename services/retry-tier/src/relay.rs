@@ -8,11 +8,11 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use redeliver_core::backoff::MAX_WAIT;
-use redeliver_core::headers::{self, Ours};
+use redeliver_core::headers::{self, ReservedHeaders};
 use redeliver_core::pipeline::Returns;
 use redeliver_core::route;
 use redeliver_core::{Failure, Output, Pipeline, Position, Record, Span, Timestamp};
-use redeliver_kafka::{AssignmentId, Processor, Refused, TopicWatch, Turn};
+use redeliver_kafka::{AssignmentId, Processor, Refused, TopicWatch, TransactionBatch};
 use redeliver_runtime::telemetry::{SpanKind, Tracer};
 use redeliver_runtime::trace_context::span_context;
 
@@ -215,7 +215,7 @@ impl Processor for Relay {
         }
     }
 
-    fn finish(&mut self, now: Timestamp, limit: usize, turn: &mut Turn) {
+    fn finish(&mut self, now: Timestamp, limit: usize, turn: &mut TransactionBatch) {
         self.in_turn.clear();
         let mut bytes = 0;
         let is_missing = &self.is_missing;
@@ -231,7 +231,7 @@ impl Processor for Relay {
             let may_reject = letter.is_some_and(|(_, letter)| !is_missing(&letter.topic));
             while may_reject
                 && turn.completed.len() < limit
-                && bytes < Turn::BYTES
+                && bytes < TransactionBatch::BYTES
                 && let Some((offset, letter)) = partition.rejected.pop_front()
             {
                 let size = letter.size();
@@ -242,7 +242,7 @@ impl Processor for Relay {
                 self.in_turn.push(Fate::Rejected);
             }
             let mut existing: Option<Arc<str>> = None;
-            while turn.completed.len() < limit && bytes < Turn::BYTES {
+            while turn.completed.len() < limit && bytes < TransactionBatch::BYTES {
                 let Some(next) = partition.window.next().filter(|next| next.due <= now) else {
                     break;
                 };
@@ -292,11 +292,11 @@ impl Processor for Relay {
         }
     }
 
-    fn refused(&mut self, refused: &[Refused], turn: &mut Turn, now: Timestamp) -> bool {
+    fn refused(&mut self, refused: &[Refused], turn: &mut TransactionBatch, now: Timestamp) -> bool {
         refused.iter().all(|Refused { index, failure }| {
             let output = &mut turn.outputs[*index];
             if matches!(self.in_turn[*index], Fate::Rejected) {
-                return route::lighten(output);
+                return route::strip_payload(output);
             }
             let (assignment, offset) = turn.completed[*index];
             let Some(partition) = self.partitions.get(&assignment) else {
@@ -416,7 +416,7 @@ impl Partition {
 /// is kept that a configuration may ask for, and a wait ends in the topic that the record names, where that is one of
 /// the pipeline's own. When it ends elsewhere, the record says so from then on.
 fn lock_of(served: &Served, record: &mut Record, now: Timestamp) -> Result<(Timestamp, Arc<str>), Failure> {
-    let ours = Ours::read(record)?;
+    let ours = ReservedHeaders::read(record)?;
     let named = ours.return_topic()?;
     let to = served.returns.topic(named).clone();
     let due = ours.process_after(now, MAX_WAIT)?;

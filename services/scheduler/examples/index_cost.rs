@@ -11,7 +11,7 @@ use fred::types::{ClusterHash, CustomCommand, InfoKind};
 use redeliver_core::Timestamp;
 use redeliver_runtime::config::{RedisConfig, Url};
 use redeliver_runtime::tasks::Tasks;
-use redeliver_scheduler::codec::{self, Memory};
+use redeliver_scheduler::codec::{self, RetentionPolicy};
 use redeliver_scheduler::index::redis::RedisIndex;
 use redeliver_scheduler::index::{Batch, Change, Effect, Index, Lookup, Owner};
 use redeliver_scheduler::job::{Job, JobId, Kind, Payload, Priority, State};
@@ -19,7 +19,7 @@ use redeliver_testkit::LocalRedis;
 
 const JOBS: u32 = 100_000;
 const OWNER: Owner = Owner(1);
-const MEMORY: Memory = Memory {
+const MEMORY: RetentionPolicy = RetentionPolicy {
     keys: Duration::from_secs(86_400),
     ended: Duration::from_secs(86_400),
 };
@@ -66,7 +66,7 @@ impl Bench {
     }
 
     async fn used_memory(&self) -> f64 {
-        field(&self.info(InfoKind::Memory).await, "used_memory:")
+        field(&self.info(InfoKind::RetentionPolicy).await, "used_memory:")
     }
 
     /// Seconds of CPU that Redis's thread for commands has used.

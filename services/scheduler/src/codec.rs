@@ -114,14 +114,14 @@ fn text(text: String) -> Option<Arc<str>> {
 
 /// How long things are remembered.
 #[derive(Clone, Copy, Debug)]
-pub struct Memory {
+pub struct RetentionPolicy {
     /// How long an idempotency key is taken, from the acceptance of its job.
     pub keys: std::time::Duration,
     /// How long an ended job is known.
     pub ended: std::time::Duration,
 }
 
-impl Memory {
+impl RetentionPolicy {
     /// When a job that ended then is forgotten: not before its idempotency key is.
     #[must_use]
     pub fn forget(self, job: &Job, ended: Timestamp) -> Timestamp {
@@ -135,7 +135,7 @@ impl Memory {
 
 /// What a job's newest state changes in the index.
 #[must_use]
-pub fn change(job: &Job, record: Bytes, memory: Memory) -> Change {
+pub fn change(job: &Job, record: Bytes, memory: RetentionPolicy) -> Change {
     let key = job.idempotency_key.as_deref().map(|key| KeyEntry {
         hash: key_hash(&job.app, key),
         value: KeyValue::of(job).encode(),
@@ -275,7 +275,7 @@ mod tests {
     #[test]
     fn an_ended_job_is_known_as_long_as_its_key_is_taken() {
         let hour = std::time::Duration::from_secs(3600);
-        let memory = Memory {
+        let memory = RetentionPolicy {
             keys: 24 * hour,
             ended: hour,
         };

@@ -28,14 +28,14 @@ pub struct Applied {
 
 /// The last record of the state topic that a shard shows: by this a topic is told from another one of its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seal {
+pub struct LastRecordDigest {
     /// Where it stands in the partition.
     pub offset: i64,
     /// Of its key and value.
     pub hash: [u8; 16],
 }
 
-impl Seal {
+impl LastRecordDigest {
     /// Of a record with this key and value.
     #[must_use]
     pub fn of(offset: i64, key: Option<&[u8]>, value: Option<&[u8]>) -> Self {
@@ -68,7 +68,7 @@ pub struct Claimed {
     /// How far it has followed the state topic.
     pub applied: Applied,
     /// By what that topic is recognised; none when nothing was ever read of it.
-    pub seal: Option<Seal>,
+    pub seal: Option<LastRecordDigest>,
     /// The latest format of what it shows, see [`crate::codec::FORMAT`]: a newer scheduler may have written it.
     pub format: u32,
 }
@@ -98,12 +98,12 @@ impl Change {
 
     /// The seal of a shard of which the record that makes this change, at this offset, is the last one.
     #[must_use]
-    pub fn seal(&self, offset: i64) -> Seal {
+    pub fn seal(&self, offset: i64) -> LastRecordDigest {
         let value = match &self.effect {
             Effect::Waits { record, .. } | Effect::Ended { record, .. } => Some(&**record),
             Effect::Forgotten => None,
         };
-        Seal::of(offset, Some(self.id.to_string().as_bytes()), value)
+        LastRecordDigest::of(offset, Some(self.id.to_string().as_bytes()), value)
     }
 }
 
@@ -153,7 +153,7 @@ pub struct Batch {
     /// What changes between.
     pub changes: Vec<Change>,
     /// The last record of the stretch; `None` when it is not known, or there is none.
-    pub seal: Option<Seal>,
+    pub seal: Option<LastRecordDigest>,
     /// A full index takes it all the same.
     pub force: bool,
 }
@@ -234,7 +234,7 @@ pub struct Row {
 
 /// The jobs that are due next.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ahead {
+pub struct DueScan {
     /// How far the shard has followed the state topic.
     pub applied: Option<Applied>,
     /// In the order of due times, then of ids.
@@ -327,7 +327,7 @@ pub trait Index: Clone + Send + Sync + 'static {
         until: Timestamp,
         limit: usize,
         bytes: usize,
-    ) -> impl Future<Output = Result<Ahead, IndexError>> + Send;
+    ) -> impl Future<Output = Result<DueScan, IndexError>> + Send;
 
     /// Ended jobs that are to be forgotten by now, oldest first.
     fn forgettable(

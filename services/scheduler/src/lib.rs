@@ -9,10 +9,10 @@
 //! | [`index`] | the time index, in Redis or in memory |
 //! | `state_topic` | records of the state topic, understood or not |
 //! | `room` | which jobs are accepted while the index is full |
-//! | `keeper` | brings a shard's index up to date and asks it |
+//! | `indexer` | brings a shard's index up to date and asks it |
 //! | `topics` | whether the topics of jobs exist |
 //! | `processor` | the shards of a lane |
-//! | `standing` | what readiness says of them |
+//! | `readiness` | what readiness says of them |
 //! | [`codec`] | jobs in the state topic |
 //! | [`api`] | gRPC and REST |
 //! | `answers` | outcomes of commands, for those who wait to hear them |
@@ -22,7 +22,7 @@ pub mod api;
 pub mod codec;
 pub mod index;
 pub mod job;
-mod keeper;
+mod indexer;
 mod metrics;
 mod overlay;
 mod processor;
@@ -32,7 +32,7 @@ mod room;
 mod service;
 mod shard;
 mod spans;
-mod standing;
+mod readiness;
 mod state_topic;
 mod topics;
 mod window;

@@ -1,21 +1,21 @@
-//! The scheduler's part of a lane: one [`Shard`] per partition of the ingest topic, each with a [`Keeper`].
+//! The scheduler's part of a lane: one [`Shard`] per partition of the ingest topic, each with a [`ShardIndexer`].
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
 use redeliver_core::{Clock, Record, Timestamp};
-use redeliver_kafka::{AssignmentId, KafkaSettings, Processor, Refused, Turn};
+use redeliver_kafka::{AssignmentId, KafkaSettings, Processor, Refused, TransactionBatch};
 use tokio::sync::mpsc;
 use tokio::task::{JoinError, JoinSet};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::index::{Index, Room, Usage};
-use crate::keeper::{Answers, Keeper};
+use crate::indexer::{Answers, ShardIndexer};
 use crate::metrics::SchedulerMetrics;
 use crate::refused;
-use crate::shard::{Ask, Missed, Settings, Shard, Tally, Writes};
-use crate::standing::Standing;
+use crate::shard::{IndexRequest, Missed, Settings, Shard, Tally, Writes};
+use crate::readiness::ShardReadiness;
 use crate::topics::Presence;
 
 /// One question of each kind may be under way.
@@ -29,9 +29,9 @@ pub(crate) struct Scheduler<I> {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) metrics: SchedulerMetrics,
     /// Keepers go to the task that runs them.
-    pub(crate) keepers: mpsc::Sender<Keeper<I>>,
+    pub(crate) indexers: mpsc::Sender<ShardIndexer<I>>,
     pub(crate) answers: Arc<Answers>,
-    pub(crate) standing: Arc<Standing>,
+    pub(crate) readiness: Arc<ShardReadiness>,
     pub(crate) held: Held,
 }
 
@@ -53,16 +53,16 @@ pub(crate) struct Held {
 struct Kept {
     shard: Shard,
     number: i32,
-    asks: mpsc::Sender<Ask>,
+    asks: mpsc::Sender<IndexRequest>,
     _gone: DropGuard,
 }
 
 impl Kept {
     fn ask(&mut self, now: Timestamp) {
         for ask in self.shard.asks(now) {
-            // There is room for one of each kind. A keeper that has ended is only seen while all ends.
+            // There is room for one of each kind. An indexer that has ended is only seen while all ends.
             if self.asks.try_send(ask).is_err() {
-                tracing::debug!(shard = self.number, "the keeper of the shard has ended");
+                tracing::debug!(shard = self.number, "the indexer of the shard has ended");
             }
         }
     }
@@ -70,7 +70,7 @@ impl Kept {
 
 impl<I: Index> Scheduler<I> {
     /// Lets shards write, each up to its share, and then again as far as there is room.
-    fn collect(&mut self, now: Timestamp, limit: usize, turn: &mut Turn) {
+    fn collect(&mut self, now: Timestamp, limit: usize, turn: &mut TransactionBatch) {
         let count = self.held.order.len().max(1);
         let share = (limit / count).max(limit.min(64));
         for of_each in [share, limit] {
@@ -189,7 +189,7 @@ impl<I: Index> Scheduler<I> {
             });
         }
         let is_any = !notes.is_empty();
-        self.standing.set_note(is_any.then(|| notes.join("; ")));
+        self.readiness.set_note(is_any.then(|| notes.join("; ")));
     }
 
     fn gauge(&self) {
@@ -207,7 +207,7 @@ impl<I: Index> Processor for Scheduler<I> {
     fn assigned(&mut self, assignment: AssignmentId, _topic: &Arc<str>, partition: i32) {
         let (asks, receiver) = mpsc::channel(ASKS);
         let gone = CancellationToken::new();
-        let keeper = Keeper {
+        let indexer = ShardIndexer {
             index: self.index.clone(),
             kafka: self.kafka.clone(),
             topic: self.settings.state.clone(),
@@ -217,12 +217,12 @@ impl<I: Index> Processor for Scheduler<I> {
             clock: self.clock.clone(),
             asks: receiver,
             answers: self.answers.clone(),
-            standing: self.standing.clone(),
+            readiness: self.readiness.clone(),
             gone: gone.clone(),
         };
-        self.standing.begins(assignment, partition);
+        self.readiness.begins(assignment, partition);
         // The task ends only after the lane.
-        if self.keepers.blocking_send(keeper).is_err() {
+        if self.indexers.blocking_send(indexer).is_err() {
             tracing::error!(
                 shard = partition,
                 "there is nobody to keep the index of the shard"
@@ -239,7 +239,7 @@ impl<I: Index> Processor for Scheduler<I> {
     }
 
     fn revoked(&mut self, assignment: AssignmentId) {
-        self.standing.ends(assignment);
+        self.readiness.ends(assignment);
         self.held.shards.remove(&assignment);
         self.held.order.retain(|id| *id != assignment);
         self.held.in_turn.retain(|(id, _)| *id != assignment);
@@ -263,7 +263,7 @@ impl<I: Index> Processor for Scheduler<I> {
         self.ask(self.clock.now());
     }
 
-    fn finish(&mut self, now: Timestamp, limit: usize, turn: &mut Turn) {
+    fn finish(&mut self, now: Timestamp, limit: usize, turn: &mut TransactionBatch) {
         self.held.in_turn.clear();
         self.held.ends.clear();
         let answers = self.answers.take();
@@ -284,7 +284,7 @@ impl<I: Index> Processor for Scheduler<I> {
         self.held.next_due = shards.filter_map(|kept| kept.shard.next_due()).min();
     }
 
-    fn refused(&mut self, refused: &[Refused], turn: &mut Turn, now: Timestamp) -> bool {
+    fn refused(&mut self, refused: &[Refused], turn: &mut TransactionBatch, now: Timestamp) -> bool {
         refused.iter().all(|Refused { index, failure }| {
             refused::replace(&self.settings, &mut turn.outputs[*index], failure, now)
         })
@@ -323,20 +323,20 @@ impl<I: Index> Processor for Scheduler<I> {
     }
 }
 
-/// Runs the keepers of a lane until it has ended.
+/// Runs the indexers of a lane until it has ended.
 ///
 /// # Errors
 /// When one of them panicked.
-pub(crate) async fn run_keepers<I: Index>(
-    mut keepers: mpsc::Receiver<Keeper<I>>,
+pub(crate) async fn run_indexers<I: Index>(
+    mut indexers: mpsc::Receiver<ShardIndexer<I>>,
     lane_ended: CancellationToken,
 ) -> Result<(), JoinError> {
     let mut running = JoinSet::new();
     loop {
         tokio::select! {
             () = lane_ended.cancelled() => return Ok(()),
-            Some(keeper) = keepers.recv() => {
-                running.spawn(keeper.run());
+            Some(indexer) = indexers.recv() => {
+                running.spawn(indexer.run());
             }
             Some(ended) = running.join_next(), if !running.is_empty() => ended?,
         }

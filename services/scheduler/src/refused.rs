@@ -1,6 +1,6 @@
 //! What is written in the place of a record that its topic does not take.
 
-use redeliver_core::headers::{self, Origin, Ours};
+use redeliver_core::headers::{self, Origin, ReservedHeaders};
 use redeliver_core::job::JobId;
 use redeliver_core::{Failure, Output, Position, Record, Timestamp, route};
 
@@ -19,7 +19,7 @@ pub(crate) fn replace(settings: &Settings, output: &mut Output, failure: &Failur
         *topic == *settings.dead_letters || of_pipelines.any(|letters| *topic == *letters)
     };
     if is_letter(&output.topic) {
-        return route::lighten(output);
+        return route::strip_payload(output);
     }
     let record = Record {
         position: Position {
@@ -33,7 +33,7 @@ pub(crate) fn replace(settings: &Settings, output: &mut Output, failure: &Failur
         headers: std::mem::take(&mut output.headers),
         unreadable_headers: 0,
     };
-    let ours = Ours::read(&record).ok();
+    let ours = ReservedHeaders::read(&record).ok();
     let own = pipelines.find(|pipeline| {
         let is_its = ours.as_ref().is_some_and(|ours| ours.is_retry_of(&pipeline.name));
         is_its && [pipeline.due_topic(), pipeline.source.clone()].contains(&output.topic)

@@ -1,6 +1,6 @@
 //! Reading requests: what stands in a record of the ingest topic, checked against what may be scheduled.
 //!
-//! Two formats, JSON and protobuf, become one [`Wish`], and one set of rules makes a [`Command`] of it or a
+//! Two formats, JSON and protobuf, become one [`ParsedRequest`], and one set of rules makes a [`Command`] of it or a
 //! [`Failure`] that names the field. The API checks what it is asked with the same rules before it writes
 //! anything. All of it is pure: the same record under the same configuration always means the same.
 //!
@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use jiff::tz::TimeZone;
 use redeliver_core::failure::bounded_text;
-use redeliver_core::headers::{Origin, Ours, TRACEPARENT, TRACESTATE, is_ours};
+use redeliver_core::headers::{Origin, ReservedHeaders, TRACEPARENT, TRACESTATE, is_ours};
 use redeliver_core::{Failure, Headers, Pipeline, Record, Span, Timestamp};
 
 use crate::job::{JobId, Kind, Payload, Priority, RequestHash};
@@ -128,7 +128,7 @@ pub struct Request {
 
 /// What a request says, not yet checked against the rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Wish {
+pub enum ParsedRequest {
     /// A job of an application.
     Schedule(Box<Draft>),
     /// No job.
@@ -220,7 +220,7 @@ pub fn read(record: &Record, rules: &Rules, now: Timestamp) -> Incoming {
     };
     let mut refused_wait = None;
     let command = match wish {
-        Ok(Wish::LongWait(wait)) => wait.check(format, rules, &envelope).map_err(|(failure, wait)| {
+        Ok(ParsedRequest::LongWait(wait)) => wait.check(format, rules, &envelope).map_err(|(failure, wait)| {
             let pipeline = rules.pipelines.get(&wait.pipeline).cloned();
             let payload = wait.payload;
             refused_wait = pipeline.map(|pipeline| Box::new(RefusedWait { pipeline, payload }));
@@ -238,7 +238,7 @@ pub fn read(record: &Record, rules: &Rules, now: Timestamp) -> Incoming {
 
 /// Where a request was written first: another shard may have passed it on from there.
 pub(crate) fn first_origin(record: &Record) -> Origin {
-    let passed_on = Ours::read(record).ok().filter(|ours| ours.is_retry_of(NAME));
+    let passed_on = ReservedHeaders::read(record).ok().filter(|ours| ours.is_retry_of(NAME));
     passed_on
         .and_then(|ours| ours.origin().ok())
         .filter(|origin| origin.topic == record.position.topic)
@@ -293,7 +293,7 @@ fn format_of(record: &Record) -> Result<Format, Failure> {
     }
 }
 
-impl Wish {
+impl ParsedRequest {
     /// Checks a wish against the rules.
     ///
     /// # Errors

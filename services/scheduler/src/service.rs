@@ -15,16 +15,16 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::api;
-use crate::codec::Memory;
+use crate::codec::RetentionPolicy;
 use crate::index::Index;
 use crate::index::redis::RedisIndex;
-use crate::keeper::Answers;
+use crate::indexer::Answers;
 use crate::metrics::SchedulerFamilies;
-use crate::processor::{Held, Scheduler, run_keepers};
+use crate::processor::{Held, Scheduler, run_indexers};
 use crate::request::Rules;
 use crate::shard::Settings;
 use crate::spans::Spans;
-use crate::standing::Standing;
+use crate::readiness::ShardReadiness;
 use crate::topics::{Topics, WatchedTopics};
 
 /// What of a configuration the service cannot follow.
@@ -112,7 +112,7 @@ pub async fn mount<I: Index>(host: &mut Host, index: I) -> anyhow::Result<()> {
         dead_letters: names.dlq.as_str().into(),
         answers: names.answers.as_str().into(),
         partitions,
-        memory: Memory {
+        memory: RetentionPolicy {
             keys: scheduler.idempotency_window.duration(),
             ended: scheduler.keep_ended.duration(),
         },
@@ -128,7 +128,7 @@ pub async fn mount<I: Index>(host: &mut Host, index: I) -> anyhow::Result<()> {
         let name = format!("scheduler-{lane}");
         let waker = Waker::new();
         let answers = Arc::new(Answers::new(waker.clone()));
-        let (keepers, starting) = mpsc::channel(KEEPERS);
+        let (indexers, starting) = mpsc::channel(KEEPERS);
         let metrics = families.of(&name);
         for (app, topic) in &settings.rules.apps {
             metrics.not_missed(app, topic);
@@ -139,14 +139,14 @@ pub async fn mount<I: Index>(host: &mut Host, index: I) -> anyhow::Result<()> {
             kafka: host.kafka.clone(),
             clock: host.clock.clone(),
             metrics,
-            keepers,
+            indexers,
             answers,
-            standing: Arc::new(Standing::new(host.health.part(format!("{name}-shards")))),
+            readiness: Arc::new(ShardReadiness::new(host.health.part(format!("{name}-shards")))),
             held: Held::default(),
         };
         let lane_ended = CancellationToken::new();
-        let keeping = run_keepers(starting, lane_ended.clone());
-        host.tasks.spawn(format!("{name}-keepers"), keeping);
+        let keeping = run_indexers(starting, lane_ended.clone());
+        host.tasks.spawn(format!("{name}-indexers"), keeping);
         let spec = LaneSpec {
             name,
             group: scheduler.group.clone(),

@@ -1,5 +1,5 @@
 //! One shard: what becomes of commands and of jobs whose time has come. Pure: it is told the time, asks the
-//! index by [`Ask`] and is told [`Answer`]s, and says what is to be written.
+//! index by [`IndexRequest`] and is told [`IndexResponse`]s, and says what is to be written.
 //!
 //! It decides as the only writer of its partition, so what it decided last is the truth: first the
 //! [`Overlay`], then the [`Window`], then the index.
@@ -13,8 +13,8 @@ use redeliver_core::headers::{self, Origin};
 use redeliver_core::{Failure, Headers, Output, Record, Timestamp, route};
 use redeliver_proto::{Message as _, v1};
 
-use crate::codec::{self, KeyValue, Memory};
-use crate::index::{Ahead, Batch, Change, Cursor, Effect, Lookup, Room, Row};
+use crate::codec::{self, KeyValue, RetentionPolicy};
+use crate::index::{DueScan, Batch, Change, Cursor, Effect, Lookup, Room, Row};
 use crate::job::{Job, JobId, Kind, State};
 use crate::overlay::Overlay;
 use crate::request::{
@@ -22,7 +22,7 @@ use crate::request::{
 };
 use crate::spans::Spans;
 use crate::topics::{Presence, Topics};
-use crate::window::{Way, Window};
+use crate::window::{Source, Window};
 use crate::{refused, room};
 
 use self::outbox::Outbox;
@@ -41,7 +41,7 @@ pub(crate) struct Settings {
     pub(crate) answers: Arc<str>,
     /// Partitions of ingest and state topic.
     pub(crate) partitions: i32,
-    pub(crate) memory: Memory,
+    pub(crate) memory: RetentionPolicy,
     /// How far ahead jobs are held in memory.
     pub(crate) window: Duration,
     /// How many of them at most, of those that were looked up and of those that were scheduled so late each.
@@ -57,7 +57,7 @@ pub(crate) struct Settings {
 
 /// A question to the index, or changes for it.
 #[derive(Debug)]
-pub(crate) enum Ask {
+pub(crate) enum IndexRequest {
     /// What was committed up to a turn.
     Apply {
         /// The turn.
@@ -68,7 +68,7 @@ pub(crate) enum Ask {
     /// What is known of jobs and keys.
     LookUp(Vec<Lookup>),
     /// What is due next.
-    Ahead {
+    DueScan {
         /// Behind this.
         after: Option<Cursor>,
         /// Up to then.
@@ -78,7 +78,7 @@ pub(crate) enum Ask {
         /// So many bytes, about.
         bytes: usize,
     },
-    /// What is parked: the same question as [`Ask::Ahead`].
+    /// What is parked: the same question as [`IndexRequest::DueScan`].
     Sweep {
         /// Behind this.
         after: Cursor,
@@ -93,9 +93,9 @@ pub(crate) enum Ask {
     Forgettable,
 }
 
-/// What the keeper of the shard's index says.
+/// What the indexer of the shard's index says.
 #[derive(Debug)]
-pub(crate) enum Answer {
+pub(crate) enum IndexResponse {
     /// The index shows all of the state topic, which ends here.
     Ready {
         /// The end.
@@ -120,9 +120,9 @@ pub(crate) enum Answer {
     /// In the order of the questions.
     Found(Vec<Option<Bytes>>),
     /// What is due next.
-    Ahead(Ahead),
+    DueScan(DueScan),
     /// What is parked, and other jobs between.
-    Swept(Ahead),
+    Swept(DueScan),
     /// What is to be forgotten.
     Forgettable(Vec<JobId>),
 }
@@ -428,7 +428,7 @@ impl Shard {
     }
 
     /// What is to be asked of the index now. At most one question of each kind is under way.
-    pub(crate) fn asks(&mut self, now: Timestamp) -> Vec<Ask> {
+    pub(crate) fn asks(&mut self, now: Timestamp) -> Vec<IndexRequest> {
         let mut asks = Vec::new();
         if !self.is_live {
             return asks;
@@ -443,18 +443,18 @@ impl Shard {
                 jobs += usize::from(matches!(question(&entry), Some(Lookup::Job(_))));
                 self.looking.push_back(entry);
             }
-            asks.push(Ask::LookUp(self.looking.iter().filter_map(question).collect()));
+            asks.push(IndexRequest::LookUp(self.looking.iter().filter_map(question).collect()));
         }
         asks.extend(self.ask_ahead(now));
         asks.extend(self.ask_sweep(now));
         if !self.looking_for_forgettable && self.forgettable.is_empty() && now >= self.next_forget {
             self.looking_for_forgettable = true;
-            asks.push(Ask::Forgettable);
+            asks.push(IndexRequest::Forgettable);
         }
         asks
     }
 
-    fn ask_ahead(&mut self, now: Timestamp) -> Option<Ask> {
+    fn ask_ahead(&mut self, now: Timestamp) -> Option<IndexRequest> {
         let is_far = now.after(self.settings.window * 3 / 4);
         if self.overlay.len() >= OVERLAY_LIMIT * OVERLAY
             || self.overlay.bytes() >= OVERLAY_LIMIT * OVERLAY_BYTES
@@ -464,11 +464,11 @@ impl Shard {
         if self.looking_ahead.is_some() || self.loaded.is_some_and(|loaded| loaded.due > is_far) {
             return None;
         }
-        if !self.has_room(Way::LookedUp) {
+        if !self.has_room(Source::LookedUp) {
             // What comes next may be before some of what there is.
             self.window.remove_looked_up_behind(self.loaded);
         }
-        let load = self.window.load(Way::LookedUp);
+        let load = self.window.load(Source::LookedUp);
         let limit = self.settings.window_jobs.saturating_sub(load.jobs).min(CHUNK);
         let bytes = self
             .settings
@@ -483,7 +483,7 @@ impl Shard {
         }
         let (after, until) = (self.loaded, now.after(self.settings.window));
         self.looking_ahead = Some(LookAhead { after, until });
-        Some(Ask::Ahead {
+        Some(IndexRequest::DueScan {
             after,
             until,
             limit,
@@ -491,7 +491,7 @@ impl Shard {
         })
     }
 
-    fn ask_sweep(&mut self, now: Timestamp) -> Option<Ask> {
+    fn ask_sweep(&mut self, now: Timestamp) -> Option<IndexRequest> {
         let settings = &self.settings;
         self.parked
             .look(now, self.loaded, |topic| match settings.topics.presence(topic) {
@@ -503,7 +503,7 @@ impl Shard {
                 }
                 Presence::Missing { .. } | Presence::Unknown => Due::Nothing,
             });
-        let load = self.window.load(Way::Returned);
+        let load = self.window.load(Source::Returned);
         let limit = self.settings.returned().saturating_sub(load.jobs);
         let bytes = CHUNK_BYTES
             .min(self.settings.window_bytes)
@@ -512,7 +512,7 @@ impl Shard {
             return None;
         }
         let (after, until) = self.parked.ask()?;
-        Some(Ask::Sweep {
+        Some(IndexRequest::Sweep {
             after,
             until,
             limit,
@@ -521,27 +521,27 @@ impl Shard {
     }
 
     /// Takes note of an answer.
-    pub(crate) fn answer(&mut self, answer: Answer, now: Timestamp) {
+    pub(crate) fn answer(&mut self, answer: IndexResponse, now: Timestamp) {
         match answer {
-            Answer::Ready { end } => {
+            IndexResponse::Ready { end } => {
                 // A turn may have been committed since it was read.
                 self.end = self.end.max(end);
                 self.is_live = true;
             }
-            Answer::HeldUp => self.is_live = false,
-            Answer::Applied { turn, by_force } => {
+            IndexResponse::HeldUp => self.is_live = false,
+            IndexResponse::Applied { turn, by_force } => {
                 self.outbox.applied(by_force);
                 self.decidable.push_back(Next::Confirm(turn));
             }
-            Answer::Full { turn, batch } => self.outbox.refused(turn, batch, now),
-            Answer::Found(found) => {
+            IndexResponse::Full { turn, batch } => self.outbox.refused(turn, batch, now),
+            IndexResponse::Found(found) => {
                 let looked = self.looking.drain(..).map(Box::new).zip(found);
                 self.decidable
                     .extend(looked.map(|(entry, found)| Next::Decide(entry, found)));
             }
-            Answer::Ahead(ahead) => self.load(ahead, now),
-            Answer::Swept(ahead) => self.sweep(ahead, now),
-            Answer::Forgettable(ids) => {
+            IndexResponse::DueScan(ahead) => self.load(ahead, now),
+            IndexResponse::Swept(ahead) => self.sweep(ahead, now),
+            IndexResponse::Forgettable(ids) => {
                 self.looking_for_forgettable = false;
                 if ids.is_empty() {
                     self.next_forget = now.after(FORGET_EVERY);
@@ -552,7 +552,7 @@ impl Shard {
         }
     }
 
-    fn load(&mut self, ahead: Ahead, now: Timestamp) {
+    fn load(&mut self, ahead: DueScan, now: Timestamp) {
         let Some(LookAhead { after, until }) = self.looking_ahead.take() else {
             return;
         };
@@ -582,11 +582,11 @@ impl Shard {
                 self.parked.note(missed, cursor);
                 continue;
             }
-            if !self.has_room(Way::LookedUp) {
+            if !self.has_room(Source::LookedUp) {
                 self.loaded = Some(cursor.before());
                 break;
             }
-            self.window.insert(job, Way::LookedUp);
+            self.window.insert(job, Source::LookedUp);
         }
     }
 
@@ -611,7 +611,7 @@ impl Shard {
     }
 
     /// Brings back what was parked and need not wait any longer, as far as there is room.
-    fn sweep(&mut self, ahead: Ahead, now: Timestamp) {
+    fn sweep(&mut self, ahead: DueScan, now: Timestamp) {
         let last = ahead
             .rows
             .last()
@@ -624,27 +624,27 @@ impl Shard {
             let missed = self.settings.missed(&job);
             let presence = self.settings.topics.presence(&missed.0);
             let waits = self.settings.prospect(presence, &job, now) == Prospect::Waits;
-            if !waits && self.window.load(Way::Returned).jobs >= self.settings.returned() {
+            if !waits && self.window.load(Source::Returned).jobs >= self.settings.returned() {
                 return self.parked.swept(cursor.before());
             }
             self.parked.forget(&missed, cursor);
             if waits {
                 self.parked.note(missed, cursor);
             } else {
-                self.window.insert(job, Way::Returned);
+                self.window.insert(job, Source::Returned);
             }
         }
         self.parked.swept(end);
     }
 
-    fn has_room(&self, way: Way) -> bool {
+    fn has_room(&self, way: Source) -> bool {
         let load = self.window.load(way);
         load.jobs < self.settings.window_jobs && load.bytes < self.settings.window_bytes
     }
 
     /// Whether there is room for a job, after those that are later and came the same way have left for it. They are looked
     /// up again.
-    fn find_room(&mut self, way: Way, place: Cursor) -> bool {
+    fn find_room(&mut self, way: Source, place: Cursor) -> bool {
         while !self.has_room(way) {
             let Some(latest) = self.window.latest(way).filter(|latest| *latest > place) else {
                 return false;
@@ -674,7 +674,7 @@ impl Shard {
         self.is_crowded = self.window.is_behind() || self.decidable.len() > half / 2;
         // Half of a turn is for either, so that neither keeps the other waiting for long. What has arrived and is of high
         // priority is only seen when it is decided, so that goes faster than jobs leave while there is room for more.
-        let for_commands = if is_due && self.is_crowded && self.has_room(Way::Commanded) {
+        let for_commands = if is_due && self.is_crowded && self.has_room(Source::Commanded) {
             limit - limit / 4
         } else {
             half
@@ -822,7 +822,7 @@ impl Shard {
         let topic = self.settings.destination(&job);
         let presence = self.settings.topics.presence(&topic);
         let is_due = job.due <= now && self.settings.prospect(presence, &job, now) == Prospect::Leaves;
-        let must_queue = is_due && self.is_crowded && self.find_room(Way::Commanded, Cursor::of(&job));
+        let must_queue = is_due && self.is_crowded && self.find_room(Source::Commanded, Cursor::of(&job));
         if is_due && !must_queue {
             self.dispatch(&job, topic, now, writes);
         } else {
@@ -1037,8 +1037,8 @@ impl Shard {
         self.record(&job, writes);
         let place = Cursor::of(&job);
         let is_near = job.due <= now.after(self.settings.window) || Some(place) <= self.loaded;
-        if is_near && self.find_room(Way::Commanded, place) {
-            self.window.insert(job, Way::Commanded);
+        if is_near && self.find_room(Source::Commanded, place) {
+            self.window.insert(job, Source::Commanded);
         } else {
             self.window.remove(job.id);
             self.is_not_loaded(place);

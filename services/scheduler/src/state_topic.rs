@@ -10,7 +10,7 @@ use bytes::Bytes;
 use redeliver_core::failure::bounded_text;
 use redeliver_core::{Position, Record};
 
-use crate::codec::{self, CodecError, Memory};
+use crate::codec::{self, CodecError, RetentionPolicy};
 use crate::index::{Change, Effect};
 use crate::job::JobId;
 

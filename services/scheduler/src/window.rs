@@ -34,7 +34,7 @@ type Entry = Reverse<(Timestamp, JobId, u32)>;
 
 /// How a job came into the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum Source {
     /// The index had it.
     LookedUp,
     /// It was scheduled, or rescheduled, when it was due soon.
@@ -43,7 +43,7 @@ pub(crate) enum Way {
     Returned,
 }
 
-impl Way {
+impl Source {
     const ALL: [Self; 3] = [Self::LookedUp, Self::Commanded, Self::Returned];
 }
 
@@ -65,7 +65,7 @@ struct Room {
 /// Jobs that are due soon.
 #[derive(Debug, Default)]
 pub(crate) struct Window {
-    jobs: HashMap<JobId, (Arc<Job>, Way)>,
+    jobs: HashMap<JobId, (Arc<Job>, Source)>,
     looked_up: Room,
     commanded: Room,
     returned: Room,
@@ -77,7 +77,7 @@ pub(crate) struct Window {
 
 impl Window {
     /// Takes a job in, in place of an older revision of it.
-    pub(crate) fn insert(&mut self, job: Arc<Job>, way: Way) {
+    pub(crate) fn insert(&mut self, job: Arc<Job>, way: Source) {
         self.remove(job.id);
         let room = self.room_mut(way);
         room.load.jobs += 1;
@@ -101,30 +101,30 @@ impl Window {
     }
 
     /// The last one of those that came this way and are not known to be due.
-    pub(crate) fn latest(&self, way: Way) -> Option<Cursor> {
+    pub(crate) fn latest(&self, way: Source) -> Option<Cursor> {
         self.room(way).coming.last().copied()
     }
 
     /// Takes out what was looked up behind a place.
     pub(crate) fn remove_looked_up_behind(&mut self, place: Option<Cursor>) {
-        while let Some(latest) = self.latest(Way::LookedUp).filter(|latest| Some(*latest) > place) {
+        while let Some(latest) = self.latest(Source::LookedUp).filter(|latest| Some(*latest) > place) {
             self.remove(latest.id);
         }
     }
 
-    fn room(&self, way: Way) -> &Room {
+    fn room(&self, way: Source) -> &Room {
         match way {
-            Way::LookedUp => &self.looked_up,
-            Way::Commanded => &self.commanded,
-            Way::Returned => &self.returned,
+            Source::LookedUp => &self.looked_up,
+            Source::Commanded => &self.commanded,
+            Source::Returned => &self.returned,
         }
     }
 
-    fn room_mut(&mut self, way: Way) -> &mut Room {
+    fn room_mut(&mut self, way: Source) -> &mut Room {
         match way {
-            Way::LookedUp => &mut self.looked_up,
-            Way::Commanded => &mut self.commanded,
-            Way::Returned => &mut self.returned,
+            Source::LookedUp => &mut self.looked_up,
+            Source::Commanded => &mut self.commanded,
+            Source::Returned => &mut self.returned,
         }
     }
 
@@ -132,7 +132,7 @@ impl Window {
         self.jobs.len()
     }
 
-    pub(crate) fn load(&self, way: Way) -> Load {
+    pub(crate) fn load(&self, way: Source) -> Load {
         self.room(way).load
     }
 
@@ -146,7 +146,7 @@ impl Window {
         if !self.turns.is_empty() {
             return Some(Timestamp::from_millis(0));
         }
-        let rooms = Way::ALL.into_iter().map(|way| self.room(way));
+        let rooms = Source::ALL.into_iter().map(|way| self.room(way));
         let first = rooms.filter_map(|room| room.coming.first()).min();
         first.map(|cursor| cursor.due)
     }
@@ -180,7 +180,7 @@ impl Window {
 
     /// Moves what is due by now to the queues of the applications.
     fn notice_due(&mut self, now: Timestamp) {
-        for way in Way::ALL {
+        for way in Source::ALL {
             while let Some(cursor) = self.room(way).coming.first().copied() {
                 if cursor.due > now {
                     break;
@@ -242,23 +242,23 @@ mod tests {
     #[test]
     fn high_priority_goes_first_and_low_is_not_starved() {
         let mut window = Window::default();
-        window.insert(job(1, "a", 0, Priority::Low), Way::Commanded);
-        window.insert(job(2, "a", 50, Priority::Normal), Way::Commanded);
-        window.insert(job(3, "a", 100, Priority::High), Way::Commanded);
+        window.insert(job(1, "a", 0, Priority::Low), Source::Commanded);
+        window.insert(job(2, "a", 50, Priority::Normal), Source::Commanded);
+        window.insert(job(3, "a", 100, Priority::High), Source::Commanded);
         assert_eq!(pop_all(&mut window, 100), [3, 2, 1]);
-        window.insert(job(1, "a", 0, Priority::Low), Way::Commanded);
-        window.insert(job(2, "a", 10_001, Priority::High), Way::Commanded);
+        window.insert(job(1, "a", 0, Priority::Low), Source::Commanded);
+        window.insert(job(2, "a", 10_001, Priority::High), Source::Commanded);
         assert_eq!(pop_all(&mut window, 10_001), [1, 2]);
-        assert_eq!((window.len(), window.load(Way::Commanded)), (0, Load::default()));
+        assert_eq!((window.len(), window.load(Source::Commanded)), (0, Load::default()));
     }
 
     #[test]
     fn a_burst_of_one_application_delays_no_other() {
         let mut window = Window::default();
         for number in 0..1000 {
-            window.insert(job(number, "burst", 0, Priority::Normal), Way::Commanded);
+            window.insert(job(number, "burst", 0, Priority::Normal), Source::Commanded);
         }
-        window.insert(job(2000, "trickle", 500, Priority::Normal), Way::Commanded);
+        window.insert(job(2000, "trickle", 500, Priority::Normal), Source::Commanded);
         let first: Vec<u64> = (0..2)
             .filter_map(|_| window.pop_due(Timestamp::from_millis(500)))
             .map(|job| job.id.offset())
@@ -269,17 +269,17 @@ mod tests {
     #[test]
     fn an_older_revision_never_leaves() {
         let mut window = Window::default();
-        window.insert(job(1, "a", 10, Priority::Normal), Way::Commanded);
+        window.insert(job(1, "a", 10, Priority::Normal), Source::Commanded);
         let later = Job {
             revision: 2,
             due: Timestamp::from_millis(50),
             ..(*job(1, "a", 0, Priority::Normal)).clone()
         };
-        window.insert(Arc::new(later), Way::LookedUp);
+        window.insert(Arc::new(later), Source::LookedUp);
         assert!(pop_all(&mut window, 49).is_empty());
         assert_eq!(window.next_due(), Some(Timestamp::from_millis(50)));
         assert_eq!(pop_all(&mut window, 50), [1]);
-        window.insert(job(2, "a", 60, Priority::Normal), Way::Commanded);
+        window.insert(job(2, "a", 60, Priority::Normal), Source::Commanded);
         assert!(
             window
                 .remove(JobId::new(Timestamp::from_millis(0), 0, 2))
@@ -297,7 +297,7 @@ mod tests {
             let priorities = [Priority::High, Priority::Normal, Priority::Low];
             let mut window = Window::default();
             for (number, (due, app, priority)) in jobs.iter().enumerate() {
-                window.insert(job(i64::try_from(number).unwrap(), ["a", "b", "c"][*app], *due, priorities[*priority]), Way::Commanded);
+                window.insert(job(i64::try_from(number).unwrap(), ["a", "b", "c"][*app], *due, priorities[*priority]), Source::Commanded);
             }
             let mut left = Vec::new();
             let mut steps = steps.clone();
@@ -312,7 +312,7 @@ mod tests {
             left.sort_unstable();
             left.dedup();
             prop_assert_eq!(left.len(), jobs.len());
-            prop_assert_eq!((window.len(), window.load(Way::Commanded)), (0, Load::default()));
+            prop_assert_eq!((window.len(), window.load(Source::Commanded)), (0, Load::default()));
         }
     }
 }

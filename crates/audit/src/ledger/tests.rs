@@ -5,8 +5,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use proptest::prelude::*;
 use redeliver_core::headers::{ORIGINAL_OFFSET, PIPELINE, TRACEPARENT, TraceContext};
-use redeliver_core::pipeline::Carrier;
-use redeliver_core::route::{Disposition, lighten, reject, route};
+use redeliver_core::pipeline::DelayQueue;
+use redeliver_core::route::{Disposition, strip_payload, reject, route};
 use redeliver_core::{Failure, Headers, Outcome, Output};
 
 use super::*;
@@ -131,7 +131,7 @@ impl World {
             let mut routing = route(&self.pipeline, &record, &arrival, outcome, Some(&trace), now, 0.5);
             let carrier = match routing.disposition {
                 Disposition::Waiting {
-                    carrier: Carrier::Scheduler,
+                    carrier: DelayQueue::Scheduler,
                     ..
                 } => Role::Scheduler,
                 _ => Role::Tier,
@@ -789,7 +789,7 @@ fn other(bytes: Option<&[u8]>) -> Option<Vec<u8>> {
 /// Does one thing that must not be, to the first record it can be done to; names what must be found.
 fn corrupt(world: &mut World, corruption: Corruption) -> Option<&'static str> {
     let is_end = |seen: &Seen| matches!(seen.role, Role::Output | Role::Dead);
-    let is_retry = |seen: &Seen| Ours::read(&seen.record).unwrap().is_retry_of("docs");
+    let is_retry = |seen: &Seen| ReservedHeaders::read(&seen.record).unwrap().is_retry_of("docs");
     let ended: Vec<_> = world
         .seen
         .iter()
@@ -938,7 +938,7 @@ fn what_a_dead_letter_was_written_without_is_no_alteration() {
                 value: seen.record.value.take(),
                 headers: seen.record.headers.clone(),
             };
-            lightened += (0..times).filter(|_| lighten(&mut letter)).count();
+            lightened += (0..times).filter(|_| strip_payload(&mut letter)).count();
             seen.record.key = letter.key;
             seen.record.value = letter.value;
             seen.record.headers = letter.headers;

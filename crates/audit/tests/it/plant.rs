@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use redeliver_core::backoff::RetryPolicy;
-use redeliver_core::headers::Ours;
+use redeliver_core::headers::ReservedHeaders;
 use redeliver_core::pipeline::{ReturnTo, retry_tier_group};
 use redeliver_core::route::{Arrival, reject, route};
 use redeliver_core::{Failure, Headers, Jitter, Outcome, Output, Pipeline, Record, Span, Timestamp};
@@ -16,7 +16,7 @@ use redeliver_kafka::producer::Producer;
 use redeliver_kafka::topology::{self, TopicSettings, TopologySpec};
 use redeliver_kafka::{
     AssignmentId, IfRecreated, KafkaSettings, Lane, LaneContext, LaneObserver, LaneSpec, Processor,
-    TopicWatch, Turn,
+    TopicWatch, TransactionBatch,
 };
 use redeliver_testkit::unique;
 use tokio::runtime::{Builder, Runtime};
@@ -250,7 +250,7 @@ impl Machine {
     }
 
     fn relay(&self, record: &Record, word: &str, now: Timestamp) -> Option<Vec<Output>> {
-        let due = Ours::read(record).and_then(|ours| ours.process_after(now, self.pipeline.max_wait));
+        let due = ReservedHeaders::read(record).and_then(|ours| ours.process_after(now, self.pipeline.max_wait));
         match due {
             Err(failure) => Some(reject(&self.pipeline, record, &failure, now).outputs),
             Ok(_) if matches!(word, "tier" | "both") => None,
@@ -286,7 +286,7 @@ impl Processor for Machine {
         self.held.push((assignment, record));
     }
 
-    fn finish(&mut self, now: Timestamp, limit: usize, turn: &mut Turn) {
+    fn finish(&mut self, now: Timestamp, limit: usize, turn: &mut TransactionBatch) {
         let mut kept = Vec::new();
         for (assignment, record) in std::mem::take(&mut self.held) {
             let decided = (turn.completed.len() < limit)

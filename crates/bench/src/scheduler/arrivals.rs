@@ -11,7 +11,7 @@ use rdkafka::message::Message as _;
 use redeliver_core::Timestamp;
 
 use super::PARTITIONS;
-use super::house::PATIENCE;
+use super::env::PATIENCE;
 use crate::figures::millis_since;
 use crate::kafka::Broker;
 

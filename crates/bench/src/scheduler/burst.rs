@@ -6,7 +6,7 @@ use anyhow::ensure;
 use redeliver_core::{Clock, SystemClock};
 
 use super::arrivals::{Arrivals, lateness, longest};
-use super::house::{BULK, House, TRICKLE, wait_accepted, wait_indexed};
+use super::env::{BULK, SchedulerEnv, TRICKLE, wait_accepted, wait_indexed};
 use super::trickle::Trickle;
 use crate::figures::{Figures, median, per_second, spread};
 use crate::kafka::Broker;
@@ -32,21 +32,21 @@ pub(super) async fn dispatch(
     count: usize,
     round: usize,
 ) -> anyhow::Result<Burst> {
-    let house = House::build(broker, redis, &format!("burst-{round}")).await?;
-    let process = house.start_and_wait("a")?;
+    let env = SchedulerEnv::build(broker, redis, &format!("burst-{round}")).await?;
+    let process = env.start_and_wait("a")?;
     let due = SystemClock.now().after(lead(count));
-    house.schedule(count, |_| due)?;
+    env.schedule(count, |_| due)?;
     wait_accepted(&process, count)?;
     wait_indexed(&process)?;
-    let bulk = Arrivals::at(broker, &house.of_app(BULK))?;
-    let others = Arrivals::at(broker, &house.of_app(TRICKLE))?;
+    let bulk = Arrivals::at(broker, &env.of_app(BULK))?;
+    let others = Arrivals::at(broker, &env.of_app(TRICKLE))?;
     let early = SystemClock.until(due);
     ensure!(
         early > Duration::from_secs(3),
         "accepting took too long for a burst"
     );
     std::thread::sleep(early - Duration::from_secs(3));
-    let trickle = Trickle::start(&house, TRICKLE, 100.0, Duration::from_secs(1), &[0, 1, 2, 3]);
+    let trickle = Trickle::start(&env, TRICKLE, 100.0, Duration::from_secs(1), &[0, 1, 2, 3]);
     std::thread::sleep(SystemClock.until(due));
     let cpu = process.cpu_time();
     let bulk = bulk.all(count)?;
@@ -55,7 +55,7 @@ pub(super) async fn dispatch(
     let trickle = lateness(&others.all(sent)?);
     wait_indexed(&process)?;
     process.stop()?;
-    house.tear_down().await?;
+    env.tear_down().await?;
     let rate = count as f64 / (longest(&bulk) / 1000.0);
     println!(
         "round {round}: {rate:.0}/s of {count} jobs due at once, {micros:.1} us of processor time each; others: {}",

@@ -7,7 +7,7 @@ use redeliver_core::{Clock, SystemClock};
 
 use super::arrivals::{Arrivals, lateness};
 use super::burst::lead;
-use super::house::{BULK, House, wait_accepted, wait_indexed};
+use super::env::{BULK, SchedulerEnv, wait_accepted, wait_indexed};
 use super::trickle::Trickle;
 use crate::figures::{Figures, spread};
 use crate::kafka::Broker;
@@ -60,23 +60,23 @@ async fn scheduled_before(
     rate: f64,
     seconds: u64,
 ) -> anyhow::Result<Vec<f64>> {
-    let house = House::build(broker, redis, &format!("late-{rate:.0}")).await?;
-    let process = house.start_and_wait("a")?;
+    let env = SchedulerEnv::build(broker, redis, &format!("late-{rate:.0}")).await?;
+    let process = env.start_and_wait("a")?;
     let count = (rate * seconds as f64) as usize;
     let first = SystemClock.now().after(lead(count));
-    house.schedule(count, |number| {
+    env.schedule(count, |number| {
         first.after(Duration::from_secs_f64(number as f64 / rate))
     })?;
     wait_accepted(&process, count)?;
     wait_indexed(&process)?;
-    let arrivals = Arrivals::at(broker, &house.of_app(BULK))?;
+    let arrivals = Arrivals::at(broker, &env.of_app(BULK))?;
     ensure!(
         SystemClock.until(first) > Duration::from_secs(1),
         "accepting took longer than it was to the first due time"
     );
     let found = lateness(&arrivals.all(count)?);
     process.stop()?;
-    house.tear_down().await?;
+    env.tear_down().await?;
     Ok(found)
 }
 
@@ -87,16 +87,16 @@ async fn scheduled_meanwhile(
     rate: f64,
     seconds: u64,
 ) -> anyhow::Result<Vec<f64>> {
-    let house = House::build(broker, redis, &format!("live-{rate:.0}")).await?;
-    let process = house.start_and_wait("a")?;
-    let arrivals = Arrivals::at(broker, &house.of_app(BULK))?;
-    let trickle = Trickle::start(&house, BULK, rate, Duration::from_secs(1), &[0, 1, 2, 3]);
+    let env = SchedulerEnv::build(broker, redis, &format!("live-{rate:.0}")).await?;
+    let process = env.start_and_wait("a")?;
+    let arrivals = Arrivals::at(broker, &env.of_app(BULK))?;
+    let trickle = Trickle::start(&env, BULK, rate, Duration::from_secs(1), &[0, 1, 2, 3]);
     let began = Instant::now();
     std::thread::sleep(Duration::from_secs(seconds));
     let sent = trickle.stop()?;
     println!("{:.0}/s were sent", sent as f64 / began.elapsed().as_secs_f64());
     let found = lateness(&arrivals.all(sent)?);
     process.stop()?;
-    house.tear_down().await?;
+    env.tear_down().await?;
     Ok(found)
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::PARTITIONS;
 use super::arrivals::{Arrival, Arrivals};
-use super::house::{BULK, House, PATIENCE, partition};
+use super::env::{BULK, SchedulerEnv, PATIENCE, partition};
 use super::trickle::Trickle;
 use crate::figures::Figures;
 use crate::kafka::Broker;
@@ -53,8 +53,8 @@ fn add(figures: &mut Figures, name: &str, latest: &[f64]) {
 
 /// Two processes share the work; one is killed.
 async fn by_another(broker: &Broker, redis: &mut Redis) -> anyhow::Result<Vec<f64>> {
-    let house = House::build(broker, redis, "another").await?;
-    let processes = [house.start_and_wait("a")?, house.start("b", false)?];
+    let env = SchedulerEnv::build(broker, redis, "another").await?;
+    let processes = [env.start_and_wait("a")?, env.start("b", false)?];
     wait_until("both have shards", PATIENCE, || {
         let mut shards = Vec::new();
         for process in &processes {
@@ -62,28 +62,28 @@ async fn by_another(broker: &Broker, redis: &mut Redis) -> anyhow::Result<Vec<f6
         }
         Ok(shards.iter().all(|live| *live > 0.0) && shards.iter().sum::<f64>() >= f64::from(PARTITIONS))
     })?;
-    let (trickle, arrivals) = start(&house)?;
+    let (trickle, arrivals) = start(&env)?;
     let [killed, left] = processes;
     killed.kill()?;
     let latest = end(trickle, arrivals, &left)?;
     left.stop()?;
-    house.tear_down().await?;
+    env.tear_down().await?;
     Ok(latest)
 }
 
 /// One process is killed and started again.
 async fn by_itself(broker: &Broker, redis: &mut Redis) -> anyhow::Result<Vec<f64>> {
-    let house = House::build(broker, redis, "itself").await?;
-    let process = house.start("a", true)?;
+    let env = SchedulerEnv::build(broker, redis, "itself").await?;
+    let process = env.start("a", true)?;
     wait_until("all shards are live", PATIENCE, || {
         Ok(live(&process)? >= f64::from(PARTITIONS))
     })?;
-    let (trickle, arrivals) = start(&house)?;
+    let (trickle, arrivals) = start(&env)?;
     process.kill()?;
-    let process = house.start("a", true)?;
+    let process = env.start("a", true)?;
     let latest = end(trickle, arrivals, &process)?;
     process.stop()?;
-    house.tear_down().await?;
+    env.tear_down().await?;
     Ok(latest)
 }
 
@@ -92,9 +92,9 @@ fn live(process: &Running) -> anyhow::Result<f64> {
     Ok(process.metric("redeliver_scheduler_live_shards").unwrap_or(0.0))
 }
 
-fn start(house: &House) -> anyhow::Result<(Trickle, Arrivals)> {
-    let arrivals = Arrivals::at(&house.broker, &house.of_app(BULK))?;
-    let trickle = Trickle::start(house, BULK, RATE, Duration::from_millis(500), &[0, 1, 2, 3]);
+fn start(env: &SchedulerEnv) -> anyhow::Result<(Trickle, Arrivals)> {
+    let arrivals = Arrivals::at(&env.broker, &env.of_app(BULK))?;
+    let trickle = Trickle::start(env, BULK, RATE, Duration::from_millis(500), &[0, 1, 2, 3]);
     std::thread::sleep(Duration::from_secs(3));
     Ok((trickle, arrivals))
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use redeliver_core::{Clock, SystemClock};
 
-use super::house::{BULK, House, PATIENCE, Wanted, accepted, partition, wait_accepted, wait_indexed};
+use super::env::{BULK, SchedulerEnv, PATIENCE, Wanted, accepted, partition, wait_accepted, wait_indexed};
 use crate::figures::{Figures, median, per_second, rate};
 use crate::kafka::Broker;
 use crate::process::wait_until;
@@ -30,30 +30,30 @@ pub(super) async fn accept(
     count: usize,
     round: usize,
 ) -> anyhow::Result<Accepted> {
-    let house = House::build(broker, redis, &format!("accept-{round}")).await?;
+    let env = SchedulerEnv::build(broker, redis, &format!("accept-{round}")).await?;
     let later = SystemClock.now().after(Duration::from_secs(6 * 3600));
-    let process = house.start_and_wait("live")?;
+    let process = env.start_and_wait("live")?;
     let began = Instant::now();
-    house.schedule(count, |_| later)?;
+    env.schedule(count, |_| later)?;
     wait_accepted(&process, count)?;
     let live = rate(count, began.elapsed());
     wait_indexed(&process)?;
     let indexed = rate(count, began.elapsed());
     process.stop()?;
 
-    house.schedule(count, |_| later)?;
-    let (backlog, micros) = drain(&house, count)?;
+    env.schedule(count, |_| later)?;
+    let (backlog, micros) = drain(&env, count)?;
 
-    house.broker.fill(count, |number| {
+    env.broker.fill(count, |number| {
         let wanted = Wanted {
             number,
             due: later,
             partition: partition(number),
         };
-        house.request_with_key(BULK, wanted, Some(format!("order-{number}")))
+        env.request_with_key(BULK, wanted, Some(format!("order-{number}")))
     })?;
-    let (keyed, _) = drain(&house, count)?;
-    house.tear_down().await?;
+    let (keyed, _) = drain(&env, count)?;
+    env.tear_down().await?;
     println!(
         "round {round}: accepted {live:.0}/s live, {indexed:.0}/s until indexed, {backlog:.0}/s of a backlog with {micros:.1} us \
          of processor time each, {keyed:.0}/s with keys"
@@ -68,8 +68,8 @@ pub(super) async fn accept(
 }
 
 /// Starts a scheduler on a backlog and gives its rate, and the processor time per job in microseconds.
-fn drain(house: &House, count: usize) -> anyhow::Result<(f64, f64)> {
-    let process = house.start("backlog", false)?;
+fn drain(env: &SchedulerEnv, count: usize) -> anyhow::Result<(f64, f64)> {
+    let process = env.start("backlog", false)?;
     process.wait_until_ready()?;
     wait_until("the first job is accepted", PATIENCE, || {
         Ok(accepted(&process)? > 0.0)

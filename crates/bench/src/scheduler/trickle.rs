@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use redeliver_core::{Clock, SystemClock};
 
-use super::house::{House, Wanted};
+use super::env::{SchedulerEnv, Wanted};
 
 /// A producer on a thread of its own.
 pub(super) struct Trickle {
@@ -18,7 +18,7 @@ pub(super) struct Trickle {
 impl Trickle {
     /// Each job is due so long after it is sent. Partitions of the ingest topic take turns.
     pub(super) fn start(
-        house: &House,
+        env: &SchedulerEnv,
         app: &'static str,
         per_second: f64,
         ahead: Duration,
@@ -26,9 +26,9 @@ impl Trickle {
     ) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let sending = std::thread::spawn({
-            let (house, stop) = (house.clone(), stop.clone());
+            let (env, stop) = (env.clone(), stop.clone());
             move || {
-                let filler = house.broker.filler()?;
+                let filler = env.broker.filler()?;
                 let began = Instant::now();
                 let mut sent = 0;
                 while !stop.load(Ordering::SeqCst) {
@@ -39,7 +39,7 @@ impl Trickle {
                             due: SystemClock.now().after(ahead),
                             partition: partitions[sent % partitions.len()],
                         };
-                        filler.send(&house.request(app, wanted))?;
+                        filler.send(&env.request(app, wanted))?;
                         sent += 1;
                     }
                     std::thread::park_timeout(Duration::from_millis(1));

@@ -7,7 +7,7 @@ use redeliver_core::{Clock, SystemClock};
 
 use super::PARTITIONS;
 use super::arrivals::{Arrivals, lateness};
-use super::house::{BULK, House, TRICKLE, Wanted, wait_accepted, wait_indexed};
+use super::env::{BULK, SchedulerEnv, TRICKLE, Wanted, wait_accepted, wait_indexed};
 use super::trickle::Trickle;
 use crate::figures::{Figures, per_second, rate, spread};
 use crate::kafka::Broker;
@@ -20,8 +20,8 @@ pub(super) async fn run(
     count: usize,
     figures: &mut Figures,
 ) -> anyhow::Result<()> {
-    let house = House::build(broker, redis, "waiting").await?;
-    let process = house.start_and_wait("a")?;
+    let env = SchedulerEnv::build(broker, redis, "waiting").await?;
+    let process = env.start_and_wait("a")?;
     let (memory, rss) = (redis.used_memory()?, process.rss_mib()?);
     figures.add(
         "resident memory of a scheduler, nothing waiting",
@@ -29,13 +29,13 @@ pub(super) async fn run(
     );
     let first = SystemClock.now().after(Duration::from_secs(6 * 3600));
     // All in other partitions than the last one.
-    house.broker.fill(count, |number| {
+    env.broker.fill(count, |number| {
         let wanted = Wanted {
             number,
             due: first.after(Duration::from_millis(50 * number as u64)),
             partition: i32::try_from(number % 3).unwrap_or(0),
         };
-        house.request(BULK, wanted)
+        env.request(BULK, wanted)
     })?;
     wait_accepted(&process, count)?;
     wait_indexed(&process)?;
@@ -49,22 +49,22 @@ pub(super) async fn run(
         format!("{:.0} MiB", process.rss_mib()?),
     );
 
-    let with_them = Arrivals::at(broker, &house.of_app(BULK))?;
-    let alone = Arrivals::at(broker, &house.of_app(TRICKLE))?;
+    let with_them = Arrivals::at(broker, &env.of_app(BULK))?;
+    let alone = Arrivals::at(broker, &env.of_app(TRICKLE))?;
     let ahead = Duration::from_secs(2);
     let trickles = [
-        Trickle::start(&house, BULK, 100.0, ahead, &[0, 1, 2]),
-        Trickle::start(&house, TRICKLE, 100.0, ahead, &[3]),
+        Trickle::start(&env, BULK, 100.0, ahead, &[0, 1, 2]),
+        Trickle::start(&env, TRICKLE, 100.0, ahead, &[3]),
     ];
     std::thread::sleep(Duration::from_secs(5));
     redis.empty()?;
     let (began, cpu) = (Instant::now(), process.cpu_time());
     let mut most: f64 = 0.0;
-    wait_until("the index is back", super::house::PATIENCE, || {
+    wait_until("the index is back", super::env::PATIENCE, || {
         most = most.max(process.rss_mib()?);
         let mut found = 0;
         for shard in 0..PARTITIONS {
-            found += redis.members(&house.due_set(shard))?;
+            found += redis.members(&env.due_set(shard))?;
         }
         Ok(found >= count as u64)
     })?;
@@ -91,5 +91,5 @@ pub(super) async fn run(
         spread(lateness(&with_them.all(with_them_sent?)?)),
     );
     process.stop()?;
-    house.tear_down().await
+    env.tear_down().await
 }

@@ -19,7 +19,7 @@ pub(super) struct Setbacks {
     backoff: Backoff,
     /// Nothing is tried until then.
     until: Option<Instant>,
-    said: Said,
+    said: LogThrottle,
 }
 
 impl Setbacks {
@@ -29,7 +29,7 @@ impl Setbacks {
             last: None,
             backoff: Backoff::new(),
             until: None,
-            said: Said::default(),
+            said: LogThrottle::default(),
         }
     }
 
@@ -91,9 +91,9 @@ impl Backoff {
 
 /// One log line per while.
 #[derive(Default)]
-pub(super) struct Said(Option<Instant>);
+pub(super) struct LogThrottle(Option<Instant>);
 
-impl Said {
+impl LogThrottle {
     pub(super) fn is_time(&mut self) -> bool {
         let now = Instant::now();
         let is_time = self

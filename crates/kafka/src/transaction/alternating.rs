@@ -16,7 +16,7 @@ use rdkafka::TopicPartitionList;
 use rdkafka::consumer::ConsumerGroupMetadata;
 use redeliver_core::Output;
 
-use super::{Setback, Transactions};
+use super::{TransactionError, Transactions};
 use crate::client::KafkaSettings;
 use crate::topic_watch::TopicWatch;
 
@@ -60,7 +60,7 @@ impl Alternating {
     ///
     /// # Errors
     /// When it did not succeed yet; call again.
-    pub(crate) fn recover(&mut self, wait: Duration) -> Result<(), Setback> {
+    pub(crate) fn recover(&mut self, wait: Duration) -> Result<(), TransactionError> {
         // Both connect at the same time.
         self.pair.iter_mut().try_for_each(Transactions::connect)?;
         self.pair.iter_mut().try_for_each(|one| one.recover(wait))
@@ -75,7 +75,7 @@ impl Alternating {
         outputs: &[Output],
         offsets: &TopicPartitionList,
         group: impl Fn() -> Option<ConsumerGroupMetadata>,
-    ) -> Result<(), Setback> {
+    ) -> Result<(), TransactionError> {
         self.last = self.next;
         self.next = 1 - self.next;
         self.pair[self.last].write(outputs, offsets, group)

@@ -7,7 +7,7 @@ use std::time::Duration;
 use redeliver_core::{Headers, Output, Record, Timestamp};
 use redeliver_kafka::reader::{TopicReader, group_positions};
 use redeliver_kafka::{
-    AssignmentId, IfRecreated, Lane, LaneContext, LaneObserver, LaneSpec, Processor, TopicWatch, Turn,
+    AssignmentId, IfRecreated, Lane, LaneContext, LaneObserver, LaneSpec, Processor, TopicWatch, TransactionBatch,
 };
 use redeliver_testkit::{eventually, unique};
 use tokio_util::sync::CancellationToken;
@@ -40,7 +40,7 @@ impl Processor for Owner {
 
     fn accept(&mut self, _assignment: AssignmentId, _record: Record, _now: Timestamp) {}
 
-    fn finish(&mut self, _now: Timestamp, _limit: usize, turn: &mut Turn) {
+    fn finish(&mut self, _now: Timestamp, _limit: usize, turn: &mut TransactionBatch) {
         if self.turns == TURNS || self.assigned.len() < 2 {
             return;
         }

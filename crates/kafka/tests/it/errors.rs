@@ -11,8 +11,8 @@ use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
 use rdkafka::{ClientConfig, TopicPartitionList};
 use redeliver_core::{Headers, Output};
 use redeliver_kafka::KafkaSettings;
-use redeliver_kafka::remedy::Remedy;
-use redeliver_kafka::transaction::{Setback, Transactions};
+use redeliver_kafka::remedy::RecoveryAction;
+use redeliver_kafka::transaction::{TransactionError, Transactions};
 use redeliver_testkit::eventually;
 
 struct Bench {
@@ -47,17 +47,17 @@ impl Bench {
         for _ in 0..100 {
             match self.transactions.recover(Duration::from_secs(1)) {
                 Ok(()) => return,
-                Err(setback) => assert_ne!(setback.remedy, Remedy::Misconfigured, "{setback}"),
+                Err(setback) => assert_ne!(setback.remedy, RecoveryAction::Misconfigured, "{setback}"),
             }
         }
         panic!("the producer did not recover");
     }
 
-    fn write(&mut self) -> Result<(), Setback> {
+    fn write(&mut self) -> Result<(), TransactionError> {
         self.write_records(1)
     }
 
-    fn write_records(&mut self, count: usize) -> Result<(), Setback> {
+    fn write_records(&mut self, count: usize) -> Result<(), TransactionError> {
         let output = Output {
             topic: "to".into(),
             partition: None,
@@ -79,7 +79,7 @@ impl Bench {
     }
 }
 
-fn check(api: RDKafkaApiKey, error: RDKafkaRespErr, expected: Option<Remedy>) {
+fn check(api: RDKafkaApiKey, error: RDKafkaRespErr, expected: Option<RecoveryAction>) {
     let mut bench = Bench::new();
     bench.recover();
     bench.write().unwrap();
@@ -125,17 +125,17 @@ fn a_stale_member_of_the_group_aborts() {
     check(
         Api::TxnOffsetCommit,
         E::RD_KAFKA_RESP_ERR_ILLEGAL_GENERATION,
-        Some(Remedy::Abort),
+        Some(RecoveryAction::Abort),
     );
     check(
         Api::TxnOffsetCommit,
         E::RD_KAFKA_RESP_ERR_UNKNOWN_MEMBER_ID,
-        Some(Remedy::Abort),
+        Some(RecoveryAction::Abort),
     );
     check(
         Api::AddOffsetsToTxn,
         E::RD_KAFKA_RESP_ERR_GROUP_AUTHORIZATION_FAILED,
-        Some(Remedy::Abort),
+        Some(RecoveryAction::Abort),
     );
 }
 
@@ -144,7 +144,7 @@ fn what_may_not_be_written_aborts() {
     check(
         Api::Produce,
         E::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED,
-        Some(Remedy::Abort),
+        Some(RecoveryAction::Abort),
     );
     let mut bench = Bench::new();
     bench.recover();
@@ -165,7 +165,7 @@ fn a_record_that_is_refused_alone_is_named() {
         (E::RD_KAFKA_RESP_ERR_INVALID_RECORD, "output.refused"),
     ];
     for (error, code) in errors {
-        check(Api::Produce, error, Some(Remedy::Abort));
+        check(Api::Produce, error, Some(RecoveryAction::Abort));
         let mut bench = Bench::new();
         bench.recover();
         bench.write().unwrap();
@@ -236,17 +236,17 @@ fn a_producer_whose_epoch_is_over_is_replaced() {
     check(
         Api::EndTxn,
         E::RD_KAFKA_RESP_ERR_INVALID_PRODUCER_EPOCH,
-        Some(Remedy::Fenced),
+        Some(RecoveryAction::Fenced),
     );
     check(
         Api::AddOffsetsToTxn,
         E::RD_KAFKA_RESP_ERR_INVALID_PRODUCER_EPOCH,
-        Some(Remedy::Fenced),
+        Some(RecoveryAction::Fenced),
     );
     check(
         Api::AddPartitionsToTxn,
         E::RD_KAFKA_RESP_ERR_INVALID_PRODUCER_EPOCH,
-        Some(Remedy::Fenced),
+        Some(RecoveryAction::Fenced),
     );
 }
 
@@ -255,12 +255,12 @@ fn a_fatal_error_replaces_the_producer() {
     check(
         Api::EndTxn,
         E::RD_KAFKA_RESP_ERR_INVALID_TXN_STATE,
-        Some(Remedy::Rebuild),
+        Some(RecoveryAction::Rebuild),
     );
     check(
         Api::AddOffsetsToTxn,
         E::RD_KAFKA_RESP_ERR_TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-        Some(Remedy::Rebuild),
+        Some(RecoveryAction::Rebuild),
     );
 }
 
@@ -292,7 +292,7 @@ fn a_group_coordinator_that_nobody_knows_holds_a_transaction_up_for_its_time_onl
     let began = Instant::now();
     let setback = bench.write().unwrap_err();
     assert!(began.elapsed() < Duration::from_secs(10), "{setback}");
-    assert_eq!(setback.remedy, Remedy::Rebuild, "{setback}");
+    assert_eq!(setback.remedy, RecoveryAction::Rebuild, "{setback}");
     bench.cluster.clear_request_errors(Api::FindCoordinator);
     bench.recover();
     bench.write().unwrap();
@@ -318,6 +318,6 @@ fn a_configuration_that_cannot_work_is_named_at_once() {
         .set("no.such.property", "1");
     let mut transactions = Transactions::new(config, "wrong", Duration::from_secs(1));
     let setback = transactions.recover(Duration::from_secs(1)).unwrap_err();
-    assert_eq!(setback.remedy, Remedy::Misconfigured);
+    assert_eq!(setback.remedy, RecoveryAction::Misconfigured);
     assert!(setback.into_source().to_string().contains("no.such.property"));
 }

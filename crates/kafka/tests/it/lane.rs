@@ -10,10 +10,10 @@ use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
 use redeliver_core::{Headers, Output, Record, Timestamp};
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::reader::{TopicReader, group_positions};
-use redeliver_kafka::remedy::Remedy;
+use redeliver_kafka::remedy::RecoveryAction;
 use redeliver_kafka::{
     AssignmentId, IfRecreated, KafkaSettings, Lane, LaneContext, LaneError, LaneObserver, LaneSpec,
-    Processor, TopicWatch, Turn,
+    Processor, TopicWatch, TransactionBatch,
 };
 use redeliver_testkit::{eventually, unique};
 use tokio_util::sync::CancellationToken;
@@ -71,7 +71,7 @@ impl Processor for Copy {
         if is_even { &mut self.even } else { &mut self.odd }.push((assignment, record));
     }
 
-    fn finish(&mut self, _now: Timestamp, _limit: usize, turn: &mut Turn) {
+    fn finish(&mut self, _now: Timestamp, _limit: usize, turn: &mut TransactionBatch) {
         let mut done = std::mem::take(&mut self.even);
         if !self.hold_odd && done.is_empty() {
             done = std::mem::take(&mut self.odd);
@@ -153,7 +153,7 @@ impl LaneObserver for Lags {
         };
     }
 
-    fn setback(&self, _remedy: Remedy) {
+    fn setback(&self, _remedy: RecoveryAction) {
         self.setbacks.fetch_add(1, Ordering::SeqCst);
     }
 

@@ -9,7 +9,7 @@ use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use redeliver_core::{Headers, Output, Record, Timestamp};
 use redeliver_kafka::{
     AssignmentId, IfRecreated, KafkaSettings, Lane, LaneContext, LaneObserver, LaneSpec, Processor,
-    TopicWatch, Turn,
+    TopicWatch, TransactionBatch,
 };
 use redeliver_testkit::{eventually, unique};
 use tokio_util::sync::CancellationToken;
@@ -34,7 +34,7 @@ struct Story {
 }
 
 impl Late {
-    fn write(&self, turn: &mut Turn, record: &Record, value: String) {
+    fn write(&self, turn: &mut TransactionBatch, record: &Record, value: String) {
         turn.outputs.push(Output {
             topic: self.to.clone(),
             partition: None,
@@ -68,7 +68,7 @@ impl Processor for Late {
         }
     }
 
-    fn finish(&mut self, _now: Timestamp, _limit: usize, turn: &mut Turn) {
+    fn finish(&mut self, _now: Timestamp, _limit: usize, turn: &mut TransactionBatch) {
         let is_later = self.story.lock().unwrap().assigned.len() > 1;
         if !is_later {
             return;

@@ -13,7 +13,7 @@ use redeliver_kafka::producer::Producer;
 use redeliver_kafka::reader::TopicReader;
 use redeliver_kafka::{
     AssignmentId, IfRecreated, KafkaSettings, Lane, LaneContext, LaneError, LaneObserver, LaneSpec,
-    Processor, Refused, TopicWatch, Turn,
+    Processor, Refused, TopicWatch, TransactionBatch,
 };
 use redeliver_testkit::{eventually, unique};
 use tokio_util::sync::CancellationToken;
@@ -46,7 +46,7 @@ impl Processor for Copy {
         self.waiting.push((assignment, record));
     }
 
-    fn finish(&mut self, _now: Timestamp, _limit: usize, turn: &mut Turn) {
+    fn finish(&mut self, _now: Timestamp, _limit: usize, turn: &mut TransactionBatch) {
         for (assignment, record) in self.waiting.drain(..) {
             turn.completed.push((assignment, record.position.offset));
             turn.outputs.push(Output {
@@ -59,7 +59,7 @@ impl Processor for Copy {
         }
     }
 
-    fn refused(&mut self, refused: &[Refused], turn: &mut Turn, _now: Timestamp) -> bool {
+    fn refused(&mut self, refused: &[Refused], turn: &mut TransactionBatch, _now: Timestamp) -> bool {
         for refused in refused {
             turn.outputs[refused.index].value = Some(refused.failure.code.clone().into());
         }
@@ -94,7 +94,7 @@ impl LaneObserver for Heard {
         *self.waits_for.lock().unwrap() = Some(reason.to_owned());
     }
 
-    fn setback(&self, _remedy: redeliver_kafka::remedy::Remedy) {
+    fn setback(&self, _remedy: redeliver_kafka::remedy::RecoveryAction) {
         self.setbacks.fetch_add(1, Ordering::SeqCst);
     }
 }

@@ -15,7 +15,7 @@ struct Bench {
     exchange: Arc<Exchange>,
     pipeline: Arc<Pipeline>,
     assignment: AssignmentId,
-    turn: Turn,
+    turn: TransactionBatch,
     /// Topics that do not exist, and for how long.
     missing: Arc<Mutex<HashMap<String, Duration>>>,
 }
@@ -55,7 +55,7 @@ impl Bench {
             exchange,
             pipeline,
             assignment,
-            turn: Turn::default(),
+            turn: TransactionBatch::default(),
             missing,
         }
     }
@@ -98,7 +98,7 @@ impl Bench {
     }
 
     fn finish(&mut self) {
-        self.turn = Turn::default();
+        self.turn = TransactionBatch::default();
         self.engine.finish(NOW, 100, &mut self.turn);
     }
 
@@ -205,7 +205,7 @@ fn a_turn_is_bounded_in_bytes_and_never_empty() {
     for offset in 0..4 {
         bench.accept(offset, 10);
     }
-    let sizes = [Turn::BYTES * 2, Turn::BYTES / 3, Turn::BYTES / 3, Turn::BYTES / 2];
+    let sizes = [TransactionBatch::BYTES * 2, TransactionBatch::BYTES / 3, TransactionBatch::BYTES / 3, TransactionBatch::BYTES / 2];
     bench.handle(|offset| Outcome::value(vec![0; sizes[usize::try_from(offset).unwrap()]]));
     let mut turns = Vec::new();
     while turns.iter().sum::<usize>() < 4 {

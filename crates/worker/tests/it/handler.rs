@@ -15,7 +15,7 @@ use redeliver_runtime::cli::Start;
 use redeliver_runtime::listen::Listener;
 use redeliver_runtime::telemetry::Tracer;
 use redeliver_testkit::scratch::Scratch;
-use redeliver_testkit::{Member, Process, binary, brokers, eventually, unique};
+use redeliver_testkit::{ServiceProcess, Process, binary, brokers, eventually, unique};
 use redeliver_worker::{Attempt, Handler, Host, WorkerSpec, spawn, topics};
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
@@ -121,7 +121,7 @@ fn errors_and_panics_of_a_handler_are_failures_of_their_records_and_of_no_other(
     let runtime = Runtime::new().unwrap();
     let shutdown = CancellationToken::new();
     let working = runtime.spawn(work(config.clone(), name, handler, shutdown.clone()));
-    let mut relay = Member::spawn("retry-tier", |_| {
+    let mut relay = ServiceProcess::spawn("retry-tier", |_| {
         let mut command = binary("retry-tier");
         command.env_clear().arg("--config").arg(&path);
         Process::spawn(command).unwrap()

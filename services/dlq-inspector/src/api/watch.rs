@@ -44,7 +44,7 @@ enum Ended {
     /// The client has gone.
     Gone,
     /// The client is told.
-    Told(Status),
+    DialectHeaders(Status),
 }
 
 struct Watcher {
@@ -109,10 +109,10 @@ impl Watcher {
                 Err(ended) => ended,
                 Ok(never) => match never {},
             },
-            () = stop.cancelled() => Ended::Told(ending()),
+            () = stop.cancelled() => Ended::DialectHeaders(ending()),
             () = gone.closed() => Ended::Gone,
         };
-        if let Ended::Told(status) = ended {
+        if let Ended::DialectHeaders(status) = ended {
             // There is room for it; only a client that has gone does not hear it.
             let _ = gone.try_send(Err(status));
         }
@@ -128,7 +128,7 @@ impl Watcher {
             tokio::select! {
                 changed = rows.changed() => {
                     if changed.is_err() {
-                        return Err(Ended::Told(ending()));
+                        return Err(Ended::DialectHeaders(ending()));
                     }
                     let there = *rows.borrow_and_update();
                     self.send_up_to(there).await?;
@@ -151,8 +151,8 @@ impl Watcher {
                 .pool
                 .read(move |connection| index::since(connection, &filter, behind, up_to, READ))
                 .await;
-            let Part { found, has_more } = read.map_err(|error| Ended::Told(no_index(&error)))?;
-            let shown = self.api.shown(&found, self.is_full).await.map_err(Ended::Told)?;
+            let Part { found, has_more } = read.map_err(|error| Ended::DialectHeaders(no_index(&error)))?;
+            let shown = self.api.shown(&found, self.is_full).await.map_err(Ended::DialectHeaders)?;
             for (found, shown) in found.iter().zip(shown) {
                 self.behind = found.row;
                 if let Some(shown) = shown {
@@ -188,7 +188,7 @@ impl Watcher {
         };
         match timeout(PATIENCE, sending).await {
             Ok(sent) => sent,
-            Err(_) => Err(Ended::Told(status(
+            Err(_) => Err(Ended::DialectHeaders(status(
                 Code::ResourceExhausted,
                 format!(
                     "nothing was taken for {} s; go on with the last resume_token",

@@ -211,7 +211,7 @@ impl SurveyTask {
                 .iter()
                 .map(|record| record.as_ref().map(content_hash))
                 .collect();
-            if is_another(&samples, &found) {
+            if was_recreated(&samples, &found) {
                 changed.push(topic);
             }
         }
@@ -294,7 +294,7 @@ fn has_begun_again(
 
 /// Whether the records that stand at known offsets are others. A single one that is missing was removed
 /// meanwhile; when all are missing something else stands there.
-fn is_another<T: PartialEq<[u8; crate::letter::HASH_BYTES]>>(
+fn was_recreated<T: PartialEq<[u8; crate::letter::HASH_BYTES]>>(
     samples: &[Sample],
     found: &[Option<T>],
 ) -> bool {
@@ -356,13 +356,13 @@ mod tests {
                 .iter()
                 .map(|content| content.map(|content| [content; 16]))
                 .collect();
-            assert_eq!(is_another(&samples, &found), expected, "{found:?}");
+            assert_eq!(was_recreated(&samples, &found), expected, "{found:?}");
         };
         check([Some(1), Some(2)], false);
         check([None, Some(2)], false);
         check([Some(1), Some(3)], true);
         check([None, Some(3)], true);
         check([None, None], true);
-        assert!(!is_another::<[u8; 16]>(&[], &[]));
+        assert!(!was_recreated::<[u8; 16]>(&[], &[]));
     }
 }

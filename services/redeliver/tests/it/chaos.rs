@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use redeliver_audit::Report;
 use redeliver_testkit::local_kafka::kafka_tool;
-use redeliver_testkit::{Fate, LocalKafka, Member, Plan, Reply, Request, Trouble, eventually};
+use redeliver_testkit::{Fate, LocalKafka, ServiceProcess, Plan, Reply, Request, Trouble, eventually};
 
 use crate::support::{Pipe, Sent, Setup};
 use load::under_load;
@@ -102,14 +102,14 @@ impl Drop for Turn {
 }
 
 /// A process of a pipeline that has just been started.
-fn spawn<'a>(pipe: &'a Pipe, service: &'static str, instance: &'static str) -> Member<'a> {
+fn spawn<'a>(pipe: &'a Pipe, service: &'static str, instance: &'static str) -> ServiceProcess<'a> {
     let name = format!("{service} {instance}");
-    Member::spawn(name, move |_| pipe.spawn(service, instance, &[]).process)
+    ServiceProcess::spawn(name, move |_| pipe.spawn(service, instance, &[]).process)
 }
 
 /// A process of a pipeline that is ready.
 #[track_caller]
-fn start<'a>(pipe: &'a Pipe, service: &'static str, instance: &'static str) -> Member<'a> {
+fn start<'a>(pipe: &'a Pipe, service: &'static str, instance: &'static str) -> ServiceProcess<'a> {
     let mut member = spawn(pipe, service, instance);
     member.until_ready();
     member
@@ -181,7 +181,7 @@ fn verdict(pipe: &Pipe, sent: &[Sent], plan: &Plan) -> Box<Report> {
 
 /// Kills a member so many times, three of four times once it is ready, else at any moment of its start, and
 /// starts it again at once.
-fn kill_and_start_again(member: &mut Member<'_>, kills: u32, mut random: fastrand::Rng) {
+fn kill_and_start_again(member: &mut ServiceProcess<'_>, kills: u32, mut random: fastrand::Rng) {
     for kill in 0..kills {
         if kill % 2 == 0 || random.bool() {
             member.until_ready();
@@ -201,7 +201,7 @@ fn both_are_killed<'a>(
     kills: u32,
     per_second: u32,
     random: &mut fastrand::Rng,
-) -> [Member<'a>; 2] {
+) -> [ServiceProcess<'a>; 2] {
     let mut members = SERVICES.map(|service| start(pipe, service, "a"));
     let sent = under_load(pipe, per_second, |load| {
         thread::scope(|scope| {
@@ -295,7 +295,7 @@ fn a_frozen_process_without_static_membership_writes_nothing_of_what_another_has
 
 /// Waits until both own some partitions, all of them together, none of them twice.
 #[track_caller]
-fn until_shared(pair: &mut [Member<'_>; 2]) {
+fn until_shared(pair: &mut [ServiceProcess<'_>; 2]) {
     let what = format!("{} and {} own partitions", pair[0].name(), pair[1].name());
     eventually(&what, CHANGE, || {
         let owned = pair.each_mut().map(|member| member.owned());
@@ -339,7 +339,7 @@ fn rolling_restarts_lose_and_double_nothing() {
 }
 
 /// Of two members of each service one goes and never comes back.
-fn one_leaves_for_good(name: &str, leave: fn(&mut Member<'_>)) {
+fn one_leaves_for_good(name: &str, leave: fn(&mut ServiceProcess<'_>)) {
     let _turn = Turn::wait();
     let mut random = random(name);
     let pipe = setup(name).create();
@@ -399,7 +399,7 @@ fn stubborn_setup(name: &str, brokers: &str) -> Setup {
 
 /// Waits for the end of it all; no attempt must have been burnt, and nobody have died of it.
 #[track_caller]
-fn stubborn_verdict(pipe: &Pipe, sent: &[Sent], members: &mut [Member<'_>]) {
+fn stubborn_verdict(pipe: &Pipe, sent: &[Sent], members: &mut [ServiceProcess<'_>]) {
     rest(pipe, sent);
     let ends = pipe.settle(sent, REST);
     ends.meets_with(sent, |sent| stubborn(PLAN.fate(sent.body())));
@@ -531,7 +531,7 @@ struct Ended {
 }
 
 /// Waits until one of both has ended by itself.
-fn first_to_end<'a>(first: &mut Member<'a>, second: &mut Member<'a>) -> Ended {
+fn first_to_end<'a>(first: &mut ServiceProcess<'a>, second: &mut ServiceProcess<'a>) -> Ended {
     let index = eventually("one of two processes of one name ends", CHANGE, || {
         match [first.is_running(), second.is_running()] {
             [false, _] => Ok(0),

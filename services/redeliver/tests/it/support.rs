@@ -22,7 +22,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::future::try_join_all;
 use redeliver_audit::{AuditOptions, OutputCheck, Report, audit};
-use redeliver_core::headers::{self, Origin, Ours};
+use redeliver_core::headers::{self, Origin, ReservedHeaders};
 use redeliver_core::pipeline::TopicRole;
 use redeliver_core::{Headers, Output, Pipeline, Position, Record, SchedulerTopics, Timestamp};
 use redeliver_kafka::KafkaSettings;
@@ -895,7 +895,7 @@ impl Ends {
 /// Where a record that has ended says it comes from.
 #[track_caller]
 pub(crate) fn origin(record: &Record) -> Origin {
-    let ours = Ours::read(record).and_then(|ours| ours.origin());
+    let ours = ReservedHeaders::read(record).and_then(|ours| ours.origin());
     ours.unwrap_or_else(|failure| panic!("{}: {failure}", record.position))
 }
 

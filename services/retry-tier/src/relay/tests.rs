@@ -58,7 +58,7 @@ impl Bench {
     }
 
     fn finish(&mut self, now: Timestamp) -> Vec<(String, Headers)> {
-        let mut turn = Turn::default();
+        let mut turn = TransactionBatch::default();
         self.relay.finish(now, usize::MAX, &mut turn);
         assert_eq!(turn.outputs.len(), turn.completed.len());
         self.relay.committed(now);
@@ -246,7 +246,7 @@ fn what_its_return_topic_does_not_take_becomes_a_dead_letter() {
     for _ in 0..3 {
         bench.accept(waiting_until(NOW));
     }
-    let mut turn = Turn::default();
+    let mut turn = TransactionBatch::default();
     bench.relay.finish(NOW, usize::MAX, &mut turn);
     let failure = Failure::permanent("output.too-large", "no");
     let refused = [Refused { index: 1, failure }];
@@ -322,7 +322,7 @@ fn dead_letters_that_cannot_go_fill_their_own_partition_only() {
     is_gone.store(false, std::sync::atomic::Ordering::SeqCst);
     // No more than the turn may have.
     for _ in 0..2 {
-        let mut turn = Turn::default();
+        let mut turn = TransactionBatch::default();
         bench.relay.finish(NOW, 1, &mut turn);
         assert_eq!(turn.outputs.len(), 1);
         bench.relay.committed(NOW);

@@ -20,7 +20,7 @@ use crate::answers::{Place, Waiting};
 use crate::codec;
 use crate::index::{Index, Lookup};
 use crate::job::{JobId, Kind};
-use crate::request::{Command, Draft, Envelope, Field, Format, Rules, When, Wish, write_protobuf};
+use crate::request::{Command, Draft, Envelope, Field, Format, Rules, When, ParsedRequest, write_protobuf};
 use crate::room::{self, INDEX_FULL};
 
 /// How long an outcome is waited for.
@@ -78,7 +78,7 @@ impl<I: Index> Jobs<I> {
             None => fastrand::i32(0..self.partitions),
         };
         let has_key = draft.idempotency_key.is_some();
-        let wish = Wish::Schedule(Box::new(draft));
+        let wish = ParsedRequest::Schedule(Box::new(draft));
         let command = self.check(&wish, format)?;
         // Of a job with a key it is not known here whether it was accepted before.
         if let Command::Schedule(request) = command
@@ -118,7 +118,7 @@ impl<I: Index> Jobs<I> {
 
     /// Cancels a job.
     pub(crate) async fn cancel(&self, id: JobId, trace: Headers) -> Result<v1::CommandOutcome, Refusal> {
-        self.command(id, &Wish::Cancel(id), trace).await
+        self.command(id, &ParsedRequest::Cancel(id), trace).await
     }
 
     /// Gives a job a new time.
@@ -129,7 +129,7 @@ impl<I: Index> Jobs<I> {
         format: Format,
         trace: Headers,
     ) -> Result<v1::CommandOutcome, Refusal> {
-        let wish = Wish::Reschedule { id, when };
+        let wish = ParsedRequest::Reschedule { id, when };
         self.check(&wish, format)?;
         self.command(id, &wish, trace).await
     }
@@ -190,7 +190,7 @@ impl<I: Index> Jobs<I> {
     }
 
     /// By the rules with which the record will be read, so that a wrong request never becomes one.
-    fn check(&self, wish: &Wish, format: Format) -> Result<Command, Refusal> {
+    fn check(&self, wish: &ParsedRequest, format: Format) -> Result<Command, Refusal> {
         let now = self.clock.now();
         let envelope = Envelope {
             requested: now,
@@ -201,7 +201,7 @@ impl<I: Index> Jobs<I> {
         Ok(wish.clone().check(format, &self.rules, &envelope)?)
     }
 
-    async fn command(&self, id: JobId, wish: &Wish, trace: Headers) -> Result<v1::CommandOutcome, Refusal> {
+    async fn command(&self, id: JobId, wish: &ParsedRequest, trace: Headers) -> Result<v1::CommandOutcome, Refusal> {
         if id.shard() >= self.partitions {
             return Ok(v1::CommandOutcome {
                 outcome: v1::Outcome::Unknown.into(),
@@ -222,7 +222,7 @@ impl<I: Index> Jobs<I> {
     /// Writes a command; the id is that of the job which it would make.
     async fn write(
         &self,
-        wish: &Wish,
+        wish: &ParsedRequest,
         partition: i32,
         answer_to: &str,
         trace: Headers,

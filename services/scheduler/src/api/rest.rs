@@ -31,7 +31,7 @@ use super::refusal::Refusal;
 use super::view::{JobView, StatsView, outcome};
 use crate::index::Index;
 use crate::job::JobId;
-use crate::request::{Draft, Field, Format, Wish, read_id, read_json, read_json_time};
+use crate::request::{Draft, Field, Format, ParsedRequest, read_id, read_json, read_json_time};
 
 pub(crate) fn router<I: Index>(jobs: Arc<Jobs<I>>, require: RequireToken) -> Router {
     let limit = jobs.max_request();
@@ -222,10 +222,10 @@ fn draft_of<I: Index>(body: &Bytes, jobs: &Jobs<I>) -> Result<Draft, Refusal> {
         Err(Refusal::Wrong(field.malformed(Format::Json, &problem)))
     };
     match read_json(body, &jobs.rules.time_zone)? {
-        Wish::Schedule(draft) => Ok(*draft),
-        Wish::Cancel(_) => told(Field::Cancel, "DELETE /v1/jobs/{id}"),
-        Wish::Reschedule { .. } => told(Field::Reschedule, "PATCH /v1/jobs/{id}"),
-        Wish::LongWait(_) => told(Field::Pipeline, "the ingest topic"),
+        ParsedRequest::Schedule(draft) => Ok(*draft),
+        ParsedRequest::Cancel(_) => told(Field::Cancel, "DELETE /v1/jobs/{id}"),
+        ParsedRequest::Reschedule { .. } => told(Field::Reschedule, "PATCH /v1/jobs/{id}"),
+        ParsedRequest::LongWait(_) => told(Field::Pipeline, "the ingest topic"),
     }
 }
 

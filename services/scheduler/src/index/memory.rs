@@ -8,8 +8,8 @@ use bytes::Bytes;
 use redeliver_core::Timestamp;
 
 use super::{
-    Ahead, Applied, Batch, Change, Claimed, Cursor, Effect, Index, IndexError, KeyEntry, Lookup, Owner, Row,
-    Seal, ShardStats,
+    DueScan, Applied, Batch, Change, Claimed, Cursor, Effect, Index, IndexError, KeyEntry, Lookup, Owner, Row,
+    LastRecordDigest, ShardStats,
 };
 use crate::codec::FORMAT;
 use crate::job::{JobId, KeyHash};
@@ -46,7 +46,7 @@ struct Shard {
     /// Whether the owner has cleared it, and nothing happened since.
     cleared: bool,
     applied: Option<Applied>,
-    seal: Option<Seal>,
+    seal: Option<LastRecordDigest>,
     jobs: HashMap<JobId, Place>,
     due: BTreeMap<Cursor, Bytes>,
     ended: BTreeMap<(Timestamp, JobId), Bytes>,
@@ -162,7 +162,7 @@ impl Shard {
         }
     }
 
-    fn ahead(&self, after: Option<Cursor>, until: Timestamp, limit: usize, bytes: usize) -> Ahead {
+    fn ahead(&self, after: Option<Cursor>, until: Timestamp, limit: usize, bytes: usize) -> DueScan {
         let start = after.map_or(Bound::Unbounded, Bound::Excluded);
         let mut due = self.due.range((start, Bound::Unbounded));
         let mut due = std::iter::from_fn(|| due.next().filter(|(cursor, _)| cursor.due <= until)).peekable();
@@ -177,7 +177,7 @@ impl Shard {
                 record: record.clone(),
             });
         }
-        Ahead {
+        DueScan {
             applied: self.applied,
             rows,
             is_complete: due.peek().is_none(),
@@ -248,7 +248,7 @@ impl Index for MemoryIndex {
         until: Timestamp,
         limit: usize,
         bytes: usize,
-    ) -> Result<Ahead, IndexError> {
+    ) -> Result<DueScan, IndexError> {
         Ok(self.read(shard, |shard| shard.ahead(after, until, limit, bytes)))
     }
 

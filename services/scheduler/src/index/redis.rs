@@ -40,7 +40,7 @@ use redeliver_runtime::tasks::Tasks;
 pub use self::connection::{ConnectError, Evicts};
 use self::connection::{Connection, Script};
 use super::{
-    Ahead, Applied, Batch, Claimed, Cursor, Effect, Index, IndexError, KeyEntry, Lookup, Owner, Row, Seal,
+    DueScan, Applied, Batch, Claimed, Cursor, Effect, Index, IndexError, KeyEntry, Lookup, Owner, Row, LastRecordDigest,
     ShardStats, Usage,
 };
 use crate::job::{JobId, KeyHash};
@@ -311,7 +311,7 @@ impl Index for RedisIndex {
         until: Timestamp,
         limit: usize,
         bytes: usize,
-    ) -> Result<Ahead, IndexError> {
+    ) -> Result<DueScan, IndexError> {
         let keys = self.shard(shard);
         let (after_due, after_id) = match after {
             Some(cursor) => (score(cursor.due), id_value(cursor.id)),
@@ -330,7 +330,7 @@ impl Index for RedisIndex {
             .run(&self.scripts.ahead, keys.keys(&COUNTED), arguments);
         let mut answer = Answer::from(answer.await?);
         let Some(applied) = answer.mark()? else {
-            return Ok(Ahead {
+            return Ok(DueScan {
                 applied: None,
                 rows: Vec::new(),
                 is_complete: true,
@@ -346,7 +346,7 @@ impl Index for RedisIndex {
                 record: answer.bytes()?,
             });
         }
-        Ok(Ahead {
+        Ok(DueScan {
             applied: Some(applied),
             rows,
             is_complete,
@@ -512,14 +512,14 @@ fn id_value(id: JobId) -> Value {
 }
 
 /// 8 bytes of the offset, then the hash.
-fn seal_value(seal: Seal) -> Value {
+fn seal_value(seal: LastRecordDigest) -> Value {
     Bytes::from([&seal.offset.to_be_bytes()[..], &seal.hash].concat()).into()
 }
 
-fn read_seal(mut stored: Bytes) -> Option<Seal> {
+fn read_seal(mut stored: Bytes) -> Option<LastRecordDigest> {
     let offset = stored.try_get_i64().ok()?;
     let hash = stored.as_ref().try_into().ok()?;
-    Some(Seal { offset, hash })
+    Some(LastRecordDigest { offset, hash })
 }
 
 /// Without the highest bit, which no offset has, it is a number that Lua has, too.

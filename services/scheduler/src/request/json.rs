@@ -13,7 +13,7 @@ use serde::de::{Deserializer as _, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
 use super::field::{Field, Format, hint};
-use super::{Draft, When, Wish, read_id};
+use super::{Draft, When, ParsedRequest, read_id};
 use crate::job::{JobId, Payload, Priority};
 
 /// How deep a job's data may be nested: deeper data is more than common readers of JSON take.
@@ -25,16 +25,16 @@ const SHOWN: usize = 60;
 ///
 /// # Errors
 /// When it is not JSON, or a field is unknown, missing, double, or not what it should be.
-pub fn read(value: &Bytes, zone: &TimeZone) -> Result<Wish, Failure> {
+pub fn read(value: &Bytes, zone: &TimeZone) -> Result<ParsedRequest, Failure> {
     let fields = Fields::read(value)?;
     fields.refuse_recurring()?;
     if fields.value(Field::Cancel).is_some() {
         fields.only(Field::Cancel, &[])?;
-        return Ok(Wish::Cancel(fields.id(Field::Cancel)?));
+        return Ok(ParsedRequest::Cancel(fields.id(Field::Cancel)?));
     }
     if fields.value(Field::Reschedule).is_some() {
         fields.only(Field::Reschedule, &[Field::ScheduledTime, Field::Delay])?;
-        return Ok(Wish::Reschedule {
+        return Ok(ParsedRequest::Reschedule {
             id: fields.id(Field::Reschedule)?,
             when: fields.when(zone)?,
         });
@@ -47,7 +47,7 @@ pub fn read(value: &Bytes, zone: &TimeZone) -> Result<Wish, Failure> {
     };
     check_depth(data.get())?;
     let app = fields.text(Field::App)?;
-    Ok(Wish::Schedule(Box::new(Draft {
+    Ok(ParsedRequest::Schedule(Box::new(Draft {
         app: app
             .ok_or_else(|| wrong(Field::App, "is missing; it names the application"))?
             .into_owned(),

@@ -12,7 +12,7 @@ use redeliver_proto::v1::job_command::Command;
 use redeliver_proto::{Message as _, v1};
 
 use super::field::{Field, Format};
-use super::{Draft, LongWait, MAX_ANSWER_TO, When, Wish, read_id};
+use super::{Draft, LongWait, MAX_ANSWER_TO, When, ParsedRequest, read_id};
 use crate::job::Payload;
 
 /// Reads a `JobCommand`: what it says, and who waits for the outcome.
@@ -23,7 +23,7 @@ use crate::job::Payload;
     clippy::type_complexity,
     reason = "whoever waits is told even if the command is wrong"
 )]
-pub fn read(value: &Bytes) -> Result<(Result<Wish, Failure>, Option<Arc<str>>), Failure> {
+pub fn read(value: &Bytes) -> Result<(Result<ParsedRequest, Failure>, Option<Arc<str>>), Failure> {
     let command = v1::JobCommand::decode(value.clone()).map_err(|error| {
         let message = format!("the request is not a JobCommand: {error}");
         Failure::malformed("request.protobuf", message)
@@ -34,12 +34,12 @@ pub fn read(value: &Bytes) -> Result<(Result<Wish, Failure>, Option<Arc<str>>), 
     }
     let answer_to = (!command.answer_to.is_empty()).then(|| command.answer_to.into());
     let wish = match command.command {
-        Some(Command::Schedule(spec)) => draft(spec).map(|draft| Wish::Schedule(Box::new(draft))),
+        Some(Command::Schedule(spec)) => draft(spec).map(|draft| ParsedRequest::Schedule(Box::new(draft))),
         Some(Command::Cancel(cancel)) => {
-            read_id(Field::Cancel, Format::Protobuf, &cancel.id).map(Wish::Cancel)
+            read_id(Field::Cancel, Format::Protobuf, &cancel.id).map(ParsedRequest::Cancel)
         }
         Some(Command::Reschedule(asked)) => reschedule(&asked),
-        Some(Command::LongWait(wait)) => long_wait(wait).map(|wait| Wish::LongWait(Box::new(wait))),
+        Some(Command::LongWait(wait)) => long_wait(wait).map(|wait| ParsedRequest::LongWait(Box::new(wait))),
         None => Err(wrong(
             Field::Command,
             "is missing; it is one of schedule, cancel and reschedule",
@@ -50,18 +50,18 @@ pub fn read(value: &Bytes) -> Result<(Result<Wish, Failure>, Option<Arc<str>>), 
 
 /// Writes a wish as a `JobCommand`.
 #[must_use]
-pub fn write(wish: &Wish, answer_to: &str) -> Bytes {
+pub fn write(wish: &ParsedRequest, answer_to: &str) -> Bytes {
     let command = match wish {
-        Wish::Schedule(draft) => Command::Schedule(spec(draft)),
-        Wish::Cancel(id) => Command::Cancel(v1::CancelJob { id: id.to_string() }),
-        Wish::Reschedule { id, when } => Command::Reschedule(v1::RescheduleJob {
+        ParsedRequest::Schedule(draft) => Command::Schedule(spec(draft)),
+        ParsedRequest::Cancel(id) => Command::Cancel(v1::CancelJob { id: id.to_string() }),
+        ParsedRequest::Reschedule { id, when } => Command::Reschedule(v1::RescheduleJob {
             id: id.to_string(),
             when: Some(match when {
                 When::At(time) => v1::reschedule_job::When::ScheduledTime(to_timestamp(*time)),
                 When::After(delay) => v1::reschedule_job::When::Delay(to_duration(*delay)),
             }),
         }),
-        Wish::LongWait(wait) => Command::LongWait(v1::LongWait {
+        ParsedRequest::LongWait(wait) => Command::LongWait(v1::LongWait {
             pipeline: wait.pipeline.clone(),
             due: Some(to_timestamp(wait.due)),
             key: wait.payload.key.clone(),
@@ -128,8 +128,8 @@ pub(crate) fn draft(spec: v1::JobSpec) -> Result<Draft, Failure> {
     })
 }
 
-fn reschedule(asked: &v1::RescheduleJob) -> Result<Wish, Failure> {
-    Ok(Wish::Reschedule {
+fn reschedule(asked: &v1::RescheduleJob) -> Result<ParsedRequest, Failure> {
+    Ok(ParsedRequest::Reschedule {
         id: read_id(Field::Reschedule, Format::Protobuf, &asked.id)?,
         when: read_when(asked.when.as_ref())?,
     })

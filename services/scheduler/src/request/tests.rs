@@ -547,7 +547,7 @@ fn a_long_wait_leaves_as_it_came() {
         headers.push_text("content-type", redeliver_proto::CONTENT_TYPE);
         headers.push_text("traceparent", "00-other");
         let mut record = record(
-            write_protobuf(&Wish::LongWait(Box::new(wait.clone())), ""),
+            write_protobuf(&ParsedRequest::LongWait(Box::new(wait.clone())), ""),
             headers,
         );
         record.key = Some(Bytes::from_static(b"ingest"));
@@ -668,7 +668,7 @@ proptest! {
     #[test]
     fn both_formats_say_the_same(draft in draft()) {
         let from_json = read(&json(&as_json(&draft)), &rules(), NOW);
-        let bytes = write_protobuf(&Wish::Schedule(Box::new(draft)), "");
+        let bytes = write_protobuf(&ParsedRequest::Schedule(Box::new(draft)), "");
         let mut headers = Headers::new();
         headers.push_text("content-type", redeliver_proto::CONTENT_TYPE);
         let from_protobuf = read(&record(bytes, headers), &rules(), NOW);
@@ -702,7 +702,7 @@ proptest! {
         let mut headers = Headers::new();
         let mut bytes = if is_protobuf {
             headers.push_text("content-type", redeliver_proto::CONTENT_TYPE);
-            write_protobuf(&Wish::Schedule(Box::new(draft)), "a").to_vec()
+            write_protobuf(&ParsedRequest::Schedule(Box::new(draft)), "a").to_vec()
         } else {
             as_json(&draft).into_bytes()
         };

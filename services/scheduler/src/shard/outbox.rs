@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use redeliver_core::Timestamp;
 
-use super::Ask;
+use super::IndexRequest;
 use crate::index::{Batch, Change, Effect};
 
 /// The most changes that are given to the index at once, and their bytes.
@@ -92,7 +92,7 @@ impl Outbox {
     }
 
     /// What is to be given to the index now.
-    pub(super) fn next(&mut self, now: Timestamp) -> Option<Ask> {
+    pub(super) fn next(&mut self, now: Timestamp) -> Option<IndexRequest> {
         if self.is_applying {
             return None;
         }
@@ -126,7 +126,7 @@ impl Outbox {
         self.is_applying = true;
         let Committed { turn, mut batch, .. } = first;
         batch.force = force;
-        Some(Ask::Apply { turn, batch })
+        Some(IndexRequest::Apply { turn, batch })
     }
 
     /// The index has taken what it was given, `by_force` or because it has room.
@@ -190,7 +190,7 @@ mod tests {
 
     fn next(outbox: &mut Outbox, now: i64) -> Option<(u64, Batch)> {
         match outbox.next(Timestamp::from_millis(now))? {
-            Ask::Apply { turn, batch } => Some((turn, batch)),
+            IndexRequest::Apply { turn, batch } => Some((turn, batch)),
             other => panic!("{other:?}"),
         }
     }

@@ -67,7 +67,7 @@ fn settings() -> Settings {
         dead_letters: "dlq".into(),
         answers: "answers".into(),
         partitions: 1,
-        memory: Memory {
+        memory: RetentionPolicy {
             keys: 24 * hour,
             ended: 24 * hour,
         },
@@ -95,8 +95,8 @@ fn an_empty_window_of_any_size_looks_ahead() {
         };
         let mut shard = Shard::new(Arc::new(settings), 0);
         let now = Timestamp::from_millis(START);
-        shard.answer(Answer::Ready { end: 0 }, now);
-        let looks = shard.asks(now).iter().any(|ask| matches!(ask, Ask::Ahead { .. }));
+        shard.answer(IndexResponse::Ready { end: 0 }, now);
+        let looks = shard.asks(now).iter().any(|ask| matches!(ask, IndexRequest::DueScan { .. }));
         assert!(looks, "{window_jobs} jobs, {window_bytes} bytes");
     }
 }
@@ -111,7 +111,7 @@ enum Step {
     Cancel(usize),
     Reschedule(usize, u16),
     Pass(u16),
-    Turn {
+    TransactionBatch {
         limit: usize,
         is_lost: bool,
     },
@@ -134,7 +134,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0_usize..30).prop_map(Step::Cancel),
         1 => (0_usize..30, 0_u16..600).prop_map(|(job, ahead)| Step::Reschedule(job, ahead)),
         4 => (0_u16..120).prop_map(Step::Pass),
-        6 => (1_usize..20, prop::bool::weighted(0.15)).prop_map(|(limit, is_lost)| Step::Turn { limit, is_lost }),
+        6 => (1_usize..20, prop::bool::weighted(0.15)).prop_map(|(limit, is_lost)| Step::TransactionBatch { limit, is_lost }),
         6 => (1_u8..5).prop_map(Step::Index),
         1 => Just(Step::HoldUp),
         1 => any::<bool>().prop_map(Step::Full),
@@ -175,7 +175,7 @@ struct World {
     answers: HashMap<String, v1::CommandOutcome>,
     index: BTreeMap<JobId, (Job, Bytes)>,
     applied: i64,
-    asks: VecDeque<Ask>,
+    asks: VecDeque<IndexRequest>,
     is_held_up: bool,
     is_full: bool,
     ids: Vec<JobId>,
@@ -270,7 +270,7 @@ impl World {
         self.applied = self.end;
         self.given = 0;
         self.is_held_up = false;
-        self.shard.answer(Answer::Ready { end: self.end }, self.now);
+        self.shard.answer(IndexResponse::Ready { end: self.end }, self.now);
         self.give();
     }
 
@@ -349,19 +349,19 @@ impl World {
             self.is_held_up = false;
             self.applied = self.applied.max(self.end);
             self.index = picture(&self.state);
-            self.shard.answer(Answer::Ready { end: self.end }, self.now);
+            self.shard.answer(IndexResponse::Ready { end: self.end }, self.now);
             return self.give();
         }
         let Some(ask) = self.asks.pop_front() else { return };
         let answer = match ask {
-            Ask::Apply { turn, batch } => {
+            IndexRequest::Apply { turn, batch } => {
                 assert!(batch.from <= self.applied, "no change is left out");
                 let by_force = batch.force;
                 if batch.to <= self.applied || (self.is_full && !by_force) {
                     let answer = if batch.to <= self.applied {
-                        Answer::Applied { turn, by_force }
+                        IndexResponse::Applied { turn, by_force }
                     } else {
-                        Answer::Full { turn, batch }
+                        IndexResponse::Full { turn, batch }
                     };
                     self.shard.answer(answer, self.now);
                     return self.asks.extend(self.shard.asks(self.now));
@@ -389,9 +389,9 @@ impl World {
                     }
                 }
                 self.applied = batch.to;
-                Answer::Applied { turn, by_force }
+                IndexResponse::Applied { turn, by_force }
             }
-            Ask::LookUp(keys) => {
+            IndexRequest::LookUp(keys) => {
                 let find = |lookup: Lookup| match lookup {
                     Lookup::Job(id) => self.index.get(&id).map(|(_, record)| record.clone()),
                     Lookup::Key(hash) => self
@@ -404,28 +404,28 @@ impl World {
                         .max_by_key(|(job, _)| job.accepted)
                         .map(|(job, _)| KeyValue::of(job).encode()),
                 };
-                Answer::Found(keys.into_iter().map(find).collect())
+                IndexResponse::Found(keys.into_iter().map(find).collect())
             }
-            Ask::Sweep {
+            IndexRequest::Sweep {
                 after, until, limit, ..
-            } => Answer::Swept(self.ahead(Some(after), until, limit)),
-            Ask::Ahead {
+            } => IndexResponse::Swept(self.ahead(Some(after), until, limit)),
+            IndexRequest::DueScan {
                 after, until, limit, ..
-            } => Answer::Ahead(self.ahead(after, until, limit)),
-            Ask::Forgettable => {
+            } => IndexResponse::DueScan(self.ahead(after, until, limit)),
+            IndexRequest::Forgettable => {
                 let jobs = self.index.values();
                 let over = jobs.filter(|(job, _)| {
                     let forget = job.ended.map(|ended| self.settings.memory.forget(job, ended));
                     forget.is_some_and(|forget| forget <= self.now)
                 });
-                Answer::Forgettable(over.map(|(job, _)| job.id).take(3).collect())
+                IndexResponse::Forgettable(over.map(|(job, _)| job.id).take(3).collect())
             }
         };
         self.shard.answer(answer, self.now);
         self.asks.extend(self.shard.asks(self.now));
     }
 
-    fn ahead(&self, after: Option<Cursor>, until: Timestamp, limit: usize) -> Ahead {
+    fn ahead(&self, after: Option<Cursor>, until: Timestamp, limit: usize) -> DueScan {
         let mut rows: Vec<Row> = self
             .index
             .values()
@@ -439,7 +439,7 @@ impl World {
         rows.sort_by_key(|row| row.cursor);
         let is_complete = rows.len() <= limit;
         rows.truncate(limit);
-        Ahead {
+        DueScan {
             applied: None,
             rows,
             is_complete,
@@ -508,14 +508,14 @@ impl World {
                 }
             }
             Step::Pass(millis) => self.now = self.now.after(Duration::from_millis(millis.into())),
-            Step::Turn { limit, is_lost } => self.turn(limit, is_lost),
+            Step::TransactionBatch { limit, is_lost } => self.turn(limit, is_lost),
             Step::Index(count) => (0..count).for_each(|_| self.index()),
             Step::Full(is_full) => self.is_full = is_full,
             Step::Topic(presence) => self.topics.set(presence),
             Step::ScheduleGone { ahead } => drop(self.schedule("gone", ahead, None)),
             Step::HoldUp => {
                 self.is_held_up = true;
-                self.shard.answer(Answer::HeldUp, self.now);
+                self.shard.answer(IndexResponse::HeldUp, self.now);
             }
             Step::Restart => self.restart(),
         }
@@ -632,7 +632,7 @@ proptest! {
 
     #[test]
     fn each_job_leaves_once_and_is_forgotten_whatever_is_lost(steps in proptest::collection::vec(step(), 0..120)) {
-        let memory = Memory { keys: Duration::from_millis(300), ended: Duration::from_millis(200) };
+        let memory = RetentionPolicy { keys: Duration::from_millis(300), ended: Duration::from_millis(200) };
         let mut world = World::with(Settings { memory, ..settings() });
         for step in steps {
             world.take(&step);
@@ -703,7 +703,7 @@ fn a_look_ahead_that_was_under_way_makes_no_newcomer_late() {
     // A question is under way when the window fills up, and its answer knows nothing of the newcomers.
     world.take(&Step::Pass(60));
     world.turn(50, false);
-    let is_ahead = |ask: &Ask| matches!(ask, Ask::Ahead { .. });
+    let is_ahead = |ask: &IndexRequest| matches!(ask, IndexRequest::DueScan { .. });
     assert!(world.asks.iter().any(is_ahead), "{:?}", world.asks);
     let jobs: Vec<JobId> = (0..5 * limit).map(|_| world.schedule("app", 100, None)).collect();
     world.turn(1000, false);
@@ -950,7 +950,7 @@ fn the_delay_of_a_request_that_was_passed_on_begins_where_it_was_written_first()
     assert!(!passed_on.is_empty());
     let mut shard = Shard::new(first.settings.clone(), 1);
     let now = first.now.after(Duration::from_secs(5));
-    shard.answer(Answer::Ready { end: 0 }, now);
+    shard.answer(IndexResponse::Ready { end: 0 }, now);
     for (offset, output) in (0..).zip(passed_on) {
         assert_eq!(output.partition, Some(1));
         let record = Record {
@@ -969,10 +969,10 @@ fn the_delay_of_a_request_that_was_passed_on_begins_where_it_was_written_first()
     }
     let asked = shard.asks(now);
     let keys = asked.iter().find_map(|ask| match ask {
-        Ask::LookUp(keys) => Some(keys.len()),
+        IndexRequest::LookUp(keys) => Some(keys.len()),
         _ => None,
     });
-    shard.answer(Answer::Found(vec![None; keys.unwrap()]), now);
+    shard.answer(IndexResponse::Found(vec![None; keys.unwrap()]), now);
     let due: HashSet<i64> = shard
         .finish(now, 100)
         .outputs
@@ -1177,7 +1177,7 @@ fn a_long_wait_ends_in_the_topic_of_its_pipeline_that_it_names() {
             ended: None,
             expires: None,
         };
-        world.shard.window.insert(Arc::new(job), Way::LookedUp);
+        world.shard.window.insert(Arc::new(job), Source::LookedUp);
         let writes = world.shard.finish(world.now, 10);
         let output = writes.outputs.first().unwrap_or_else(|| panic!("{named}"));
         assert_eq!(&*output.topic, expected, "{named}");

@@ -8,7 +8,7 @@ use redeliver_core::{Record, Timestamp};
 use redeliver_testkit::{LocalRedis, eventually};
 
 use crate::chaos::Turn;
-use crate::house::{House, PATIENCE, Setup};
+use crate::env::{SchedulerEnv, PATIENCE, Setup};
 use crate::index::own_redis::Raw;
 use crate::oracle::{Asked, Wanted};
 use crate::requests::{Request, in_millis, now};
@@ -18,11 +18,11 @@ const BURST: usize = if cfg!(debug_assertions) { 50_000 } else { 200_000 };
 /// How many are written at once.
 const CHUNK: usize = 10_000;
 
-fn ask_all(house: &House, count: usize, request: impl Fn(usize) -> Request) -> Vec<Asked> {
+fn ask_all(env: &SchedulerEnv, count: usize, request: impl Fn(usize) -> Request) -> Vec<Asked> {
     let mut asked = Vec::with_capacity(count);
     while asked.len() < count {
         let rest = asked.len()..count.min(asked.len() + CHUNK);
-        asked.extend(house.ask(rest.map(&request).collect()));
+        asked.extend(env.ask(rest.map(&request).collect()));
     }
     asked
 }
@@ -42,12 +42,12 @@ fn shard(record: &Record) -> i32 {
 fn jobs_that_are_due_at_one_instant_leave_once_while_others_stay_on_time() {
     const TRICKLE: u64 = 20;
     let _turn = Turn::wait();
-    let house = Setup::new("burst").create();
-    let _scheduler = house.start("a");
+    let env = Setup::new("burst").create();
+    let _scheduler = env.start("a");
     let began = Instant::now();
     // Late enough for all of them to be accepted before.
     let due = in_millis(15_000);
-    let mut asked = ask_all(&house, BURST, |n| {
+    let mut asked = ask_all(&env, BURST, |n| {
         Request::protobuf(Wanted::new("crawl", format!("job {n} of the burst")).at(due))
     });
     let accepted = began.elapsed();
@@ -60,8 +60,8 @@ fn jobs_that_are_due_at_one_instant_leave_once_while_others_stay_on_time() {
         let due = Timestamp::from_millis(due.as_millis() - 2_000).after(Duration::from_millis(TRICKLE * n));
         Request::protobuf(Wanted::new("mail", format!("{n}")).at(due))
     });
-    asked.extend(house.ask(trickle.collect()));
-    let mut watch = house.watch();
+    asked.extend(env.ask(trickle.collect()));
+    let mut watch = env.watch();
     let verdict = watch.settle(&mut asked);
     assert_eq!(verdict.dispatched, BURST + 400 + 4, "{verdict}");
     let slowest = verdict.lateness("crawl", 1.0);
@@ -79,9 +79,9 @@ fn jobs_that_are_due_at_one_instant_leave_once_while_others_stay_on_time() {
 }
 
 /// How many jobs the index of a shard says to be waiting.
-fn waiting_in(house: &House, raw: &Raw, shard: i32) -> i64 {
-    let key = format!("{}:{{{shard}}}:due", house.name);
-    house.block_on(raw.call(&["ZCARD", &key])).as_i64().unwrap_or(0)
+fn waiting_in(env: &SchedulerEnv, raw: &Raw, shard: i32) -> i64 {
+    let key = format!("{}:{{{shard}}}:due", env.name);
+    env.block_on(raw.call(&["ZCARD", &key])).as_i64().unwrap_or(0)
 }
 
 #[test]
@@ -89,22 +89,22 @@ fn an_emptied_index_is_rebuilt_while_jobs_go_on_leaving() {
     const WAITING: usize = 20_000;
     let _turn = Turn::wait();
     let redis = LocalRedis::start().unwrap();
-    let house = Setup::new("rebuild")
+    let env = Setup::new("rebuild")
         .redis(redis.url())
         .set("scheduler.window", "1s")
         .create();
-    let raw = house.block_on(Raw::connect(&redis.url()));
-    let mut scheduler = house.start("a");
+    let raw = env.block_on(Raw::connect(&redis.url()));
+    let mut scheduler = env.start("a");
     // All but a few wait in one shard, for long.
     let due = in_millis(3_600_000);
-    let mut asked = ask_all(&house, WAITING, |n| {
+    let mut asked = ask_all(&env, WAITING, |n| {
         let mut value = format!("job {n} ").into_bytes();
         value.resize(2_000, b'x');
         Request::protobuf(Wanted::new("crawl", value).at(due)).partition(0)
     });
     let until_rebuilt = || {
         eventually("the index shows all that wait", PATIENCE, || {
-            match waiting_in(&house, &raw, 0) {
+            match waiting_in(&env, &raw, 0) {
                 count if count >= i64::try_from(WAITING).unwrap() => Ok(()),
                 count => Err(count),
             }
@@ -121,7 +121,7 @@ fn an_emptied_index_is_rebuilt_while_jobs_go_on_leaving() {
             Request::protobuf(wanted).partition(shard)
         })
     };
-    asked.extend(house.ask(trickle(500).collect()));
+    asked.extend(env.ask(trickle(500).collect()));
     eventually("some leave", PATIENCE, || {
         match now() >= asked.last().unwrap().at.after(Duration::from_millis(1_000)) {
             true => Ok(()),
@@ -129,13 +129,13 @@ fn an_emptied_index_is_rebuilt_while_jobs_go_on_leaving() {
         }
     });
     let emptied = now();
-    house.block_on(raw.call(&["FLUSHALL"]));
-    eventually("it is empty", PATIENCE, || match waiting_in(&house, &raw, 0) {
+    env.block_on(raw.call(&["FLUSHALL"]));
+    eventually("it is empty", PATIENCE, || match waiting_in(&env, &raw, 0) {
         count if count < i64::try_from(WAITING).unwrap() => Ok(()),
         count => Err(count),
     });
     let rebuilt = until_rebuilt();
-    let mut watch = house.watch();
+    let mut watch = env.watch();
     watch.until_so_many_ended(400);
     watch.look();
     let dispatched_at = |record: &Record| header::<Timestamp>(record, DISPATCHED_AT);
@@ -161,8 +161,8 @@ fn an_emptied_index_is_rebuilt_while_jobs_go_on_leaving() {
     // Emptied while nobody is there: a shard acts only when it knows everything, the others do not wait for it.
     scheduler.kill_9();
     let killed = now();
-    house.block_on(raw.call(&["FLUSHALL"]));
-    let overdue = house.ask(trickle(0).collect());
+    env.block_on(raw.call(&["FLUSHALL"]));
+    let overdue = env.ask(trickle(0).collect());
     asked.extend(overdue);
     scheduler.start_again();
     scheduler.until_ready();
@@ -181,9 +181,9 @@ fn an_emptied_index_is_rebuilt_while_jobs_go_on_leaving() {
     println!("the shard with {WAITING} jobs began at {slow}, the others at {others}");
 
     // All of them come to their end.
-    let ids: Vec<JobId> = asked.iter().take(WAITING).map(crate::house::id).collect();
+    let ids: Vec<JobId> = asked.iter().take(WAITING).map(crate::env::id).collect();
     let soon = crate::oracle::When::At(in_millis(3_000));
-    asked.extend(ask_all(&house, WAITING, |n| Request::reschedule(ids[n], soon)));
+    asked.extend(ask_all(&env, WAITING, |n| Request::reschedule(ids[n], soon)));
     let verdict = watch.settle(&mut asked);
     assert_eq!(verdict.dispatched, WAITING + 800 + 4, "{verdict}");
     assert_eq!(verdict.rescheduled, WAITING, "{verdict}");

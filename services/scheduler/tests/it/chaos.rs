@@ -17,9 +17,9 @@ use std::time::Duration;
 
 use fred::prelude::Value;
 use redeliver_testkit::local_kafka::kafka_tool;
-use redeliver_testkit::{LocalKafka, LocalRedis, Member, eventually};
+use redeliver_testkit::{LocalKafka, LocalRedis, ServiceProcess, eventually};
 
-use crate::house::{House, PATIENCE, Setup};
+use crate::env::{SchedulerEnv, PATIENCE, Setup};
 use crate::index::own_redis::Raw;
 use load::{Load, under_load};
 
@@ -75,8 +75,8 @@ impl Drop for Turn {
     }
 }
 
-fn call(redis: &LocalRedis, house: &House, command: &[&str]) -> Value {
-    house.block_on(async { Raw::connect(&redis.url()).await.call(command).await })
+fn call(redis: &LocalRedis, env: &SchedulerEnv, command: &[&str]) -> Value {
+    env.block_on(async { Raw::connect(&redis.url()).await.call(command).await })
 }
 
 #[test]
@@ -84,9 +84,9 @@ fn nothing_is_lost_or_doubled_by_kills_at_random_moments() {
     const KILLS: u32 = 24;
     let _turn = Turn::wait();
     let mut random = random("kills");
-    let house = setup("kills").create();
-    let mut member = house.start("a");
-    let done = under_load(&house, &mut random, 300, |load, random| {
+    let env = setup("kills").create();
+    let mut member = env.start("a");
+    let done = under_load(&env, &mut random, 300, |load, random| {
         for kill in 0..KILLS {
             // Three of four times it is at work, else it may just be starting.
             if kill % 2 == 0 || random.bool() {
@@ -123,9 +123,9 @@ fn nothing_is_lost_or_doubled_by_death_at_any_step_of_a_transaction() {
     let _turn = Turn::wait();
     let mut random = random("points");
     let redis = LocalRedis::start().unwrap();
-    let house = setup("points").redis(redis.url()).create();
-    let mut member = house.start("a");
-    let done = under_load(&house, &mut random, 200, |load, _| {
+    let env = setup("points").redis(redis.url()).create();
+    let mut member = env.start("a");
+    let done = under_load(&env, &mut random, 200, |load, _| {
         member.kill_9();
         for time in TIMES {
             for point in POINTS {
@@ -134,7 +134,7 @@ fn nothing_is_lost_or_doubled_by_death_at_any_step_of_a_transaction() {
                 }
                 if point == "clear" {
                     // Else there is no need to begin anew.
-                    call(&redis, &house, &["FLUSHALL"]);
+                    call(&redis, &env, &["FLUSHALL"]);
                 }
                 member.start_again_with(&[("REDELIVER_FAULT", &format!("{point}:{time}"))]);
                 member.until_crashed();
@@ -153,9 +153,9 @@ fn nothing_is_lost_or_doubled_by_death_at_any_step_of_a_transaction() {
 
 /// Waits until both own some partitions, all of them together, none of them twice.
 #[track_caller]
-fn until_shared(pair: &mut [Member<'_>; 2]) {
+fn until_shared(pair: &mut [ServiceProcess<'_>; 2]) {
     eventually("both schedulers own partitions", PATIENCE, || {
-        let owned = pair.each_mut().map(Member::owned);
+        let owned = pair.each_mut().map(ServiceProcess::owned);
         if owned.iter().all(|owned| *owned > 0) && owned.iter().sum::<u64>() == u64::from(PARTITIONS) {
             Ok(())
         } else {
@@ -168,11 +168,11 @@ fn until_shared(pair: &mut [Member<'_>; 2]) {
 fn frozen_schedulers_come_back(name: &str, static_membership: &str) {
     let _turn = Turn::wait();
     let mut random = random(name);
-    let house = setup(name)
+    let env = setup(name)
         .set("kafka.static_membership", static_membership)
         .create();
-    let mut pair = ["a", "b"].map(|instance| house.start(instance));
-    let done = under_load(&house, &mut random, 150, |load, random| {
+    let mut pair = ["a", "b"].map(|instance| env.start(instance));
+    let done = under_load(&env, &mut random, 150, |load, random| {
         for round in 0..2 {
             until_shared(&mut pair);
             let_pass(random, 500);
@@ -206,9 +206,9 @@ fn of_two_schedulers_one_leaves_and_another_is_killed() {
     let _turn = Turn::wait();
     let mut random = random("leave");
     // Nobody waits for the one that left, so it must say goodbye.
-    let house = setup("leave").set("kafka.static_membership", "false").create();
-    let mut pair = ["a", "b"].map(|instance| house.start(instance));
-    let done = under_load(&house, &mut random, 200, |load, random| {
+    let env = setup("leave").set("kafka.static_membership", "false").create();
+    let mut pair = ["a", "b"].map(|instance| env.start(instance));
+    let done = under_load(&env, &mut random, 200, |load, random| {
         until_shared(&mut pair);
         let_pass(random, 500);
         pair[0].end_in_order();
@@ -236,17 +236,17 @@ fn nothing_is_lost_or_doubled_when_redis_is_emptied() {
     let _turn = Turn::wait();
     let mut random = random("flushed");
     let redis = LocalRedis::start().unwrap();
-    let house = setup("flushed").redis(redis.url()).create();
-    let mut member = house.start("a");
-    let done = under_load(&house, &mut random, 300, |load, random| {
+    let env = setup("flushed").redis(redis.url()).create();
+    let mut member = env.start("a");
+    let done = under_load(&env, &mut random, 300, |load, random| {
         for round in 0..8 {
             some_time_later(load, random);
-            call(&redis, &house, &["FLUSHALL"]);
+            call(&redis, &env, &["FLUSHALL"]);
             match round {
                 // In the middle of bringing it up to date again.
                 2 | 5 => {
                     let_pass(random, 20);
-                    call(&redis, &house, &["FLUSHALL"]);
+                    call(&redis, &env, &["FLUSHALL"]);
                 }
                 3 | 6 => {
                     let_pass(random, 20);
@@ -254,18 +254,18 @@ fn nothing_is_lost_or_doubled_when_redis_is_emptied() {
                     member.start_again();
                     member.until_ready();
                 }
-                _ => drop(call(&redis, &house, &["SCRIPT", "FLUSH"])),
+                _ => drop(call(&redis, &env, &["SCRIPT", "FLUSH"])),
             }
         }
         // Only parts of it.
         for shard in 0..PARTITIONS {
             for part in ["meta", "due", "ended", "buckets", "job:"] {
                 some_time_later(load, random);
-                let keys = format!("{}:{{{shard}}}:{part}*", house.name);
-                let keys = call(&redis, &house, &["KEYS", &keys]).into_array();
+                let keys = format!("{}:{{{shard}}}:{part}*", env.name);
+                let keys = call(&redis, &env, &["KEYS", &keys]).into_array();
                 let keys: Vec<_> = keys.into_iter().filter_map(Value::into_string).collect();
                 if let Some(key) = random.choice(&keys) {
-                    call(&redis, &house, &["DEL", key]);
+                    call(&redis, &env, &["DEL", key]);
                 }
             }
         }
@@ -280,9 +280,9 @@ fn nothing_is_lost_or_doubled_when_redis_restarts_or_goes_back_to_an_older_copy(
     let _turn = Turn::wait();
     let mut random = random("dump");
     let mut redis = LocalRedis::start().unwrap();
-    let house = setup("dump").redis(redis.url()).create();
-    let mut member = house.start("a");
-    let done = under_load(&house, &mut random, 300, |load, random| {
+    let env = setup("dump").redis(redis.url()).create();
+    let mut member = env.start("a");
+    let done = under_load(&env, &mut random, 300, |load, random| {
         // As long as there is no copy, each new server begins with nothing.
         some_time_later(load, random);
         redis.restart().unwrap();
@@ -292,7 +292,7 @@ fn nothing_is_lost_or_doubled_when_redis_restarts_or_goes_back_to_an_older_copy(
         for round in 0..6 {
             some_time_later(load, random);
             // From then on there is a copy, with which each new server begins.
-            call(&redis, &house, &["SAVE"]);
+            call(&redis, &env, &["SAVE"]);
             if round % 2 == 1 {
                 some_time_later(load, random);
             }
@@ -322,12 +322,12 @@ fn a_scheduler_waits_for_a_redis_that_does_not_answer_and_dispatches_what_it_hol
     let _turn = Turn::wait();
     let mut random = random("frozen-redis");
     let mut redis = LocalRedis::start().unwrap();
-    let house = setup("frozen-redis")
+    let env = setup("frozen-redis")
         .redis(redis.url())
         .set("scheduler.window", "10s")
         .create();
-    let member = house.start("a");
-    let done = under_load(&house, &mut random, 150, |load, random| {
+    let member = env.start("a");
+    let done = under_load(&env, &mut random, 150, |load, random| {
         for round in 0..3 {
             load.until_more_ended(100);
             let_pass(random, 300);
@@ -356,13 +356,13 @@ fn schedulers_go_on_when_one_of_two_brokers_restarts_or_is_killed() {
     let _turn = Turn::wait();
     let mut random = random("brokers");
     let [first, mut second] = LocalKafka::start_pair().unwrap();
-    let house = setup("brokers")
+    let env = setup("brokers")
         .brokers(format!("{},{}", first.brokers(), second.brokers()))
         .set("kafka.topics.replication", "2")
         .set("kafka.transaction_timeout", "5s")
         .create();
-    let member = house.start("a");
-    let done = under_load(&house, &mut random, 150, |load, random| {
+    let member = env.start("a");
+    let done = under_load(&env, &mut random, 150, |load, random| {
         for is_killed in [false, true] {
             eventually("the second broker leads its part", PATIENCE, || {
                 let described = describe(&first);

@@ -10,7 +10,7 @@ use redeliver_proto::v1;
 use redeliver_proto::v1::job_command::Command;
 use redeliver_testkit::{LocalRedis, eventually};
 
-use crate::house::{House, Setup, Watch, answers, id};
+use crate::env::{SchedulerEnv, Setup, Watch, answers, id};
 use crate::index::own_redis::Raw;
 use crate::oracle::{Asked, Wanted, When};
 use crate::requests::{Request, in_millis, json, now};
@@ -301,9 +301,9 @@ fn refused() -> Vec<Request> {
 }
 
 /// Commands for jobs that are far away, each of which comes to its end by them.
-fn commands(house: &House, far: &[Asked]) -> Vec<Request> {
+fn commands(env: &SchedulerEnv, far: &[Asked]) -> Vec<Request> {
     let ids: Vec<JobId> = far.iter().map(id).collect();
-    let elsewhere = |id: JobId| (id.shard() + 1) % house.topics.partitions;
+    let elsewhere = |id: JobId| (id.shard() + 1) % env.topics.partitions;
     let minute = When::After(Duration::from_secs(60));
     vec![
         Request::cancel(ids[0]).answer_to("cancel"),
@@ -330,7 +330,7 @@ fn commands(house: &House, far: &[Asked]) -> Vec<Request> {
 }
 
 /// Requests with idempotency keys, two of the same and one of another content each, one of them elsewhere.
-fn keyed(house: &House) -> Vec<Request> {
+fn keyed(env: &SchedulerEnv) -> Vec<Request> {
     let mut requests = Vec::new();
     for n in 0..12_i32 {
         let key = format!("key {n}");
@@ -352,7 +352,7 @@ fn keyed(house: &House) -> Vec<Request> {
             ..wanted.clone()
         };
         let elsewhere =
-            (shard_of("sms", &key, house.topics.partitions) + 1 + n % 2) % house.topics.partitions;
+            (shard_of("sms", &key, env.topics.partitions) + 1 + n % 2) % env.topics.partitions;
         requests.push(Request::json(wanted.clone()));
         requests.push(Request::protobuf(wanted.clone()).answer_to(format!("again {n}")));
         requests.push(Request::json(named).partition(elsewhere));
@@ -370,20 +370,20 @@ fn keyed(house: &House) -> Vec<Request> {
 
 #[test]
 fn jobs_of_every_kind_do_what_their_author_meant() {
-    let house = setup("kinds").create();
-    let _scheduler = house.start("a");
+    let env = setup("kinds").create();
+    let _scheduler = env.start("a");
     let far = (0..8).map(|n| {
         let wanted = Wanted::new("crawl", format!("far {n}")).after(3_600_000);
         Request::protobuf(wanted).answer_to(format!("far {n}"))
     });
-    let far = house.ask(far.collect());
-    let mut asked = house.ask(json_jobs());
-    asked.extend(house.ask(protobuf_jobs()));
-    asked.extend(house.ask(refused()));
-    asked.extend(house.ask(keyed(&house)));
-    asked.extend(house.ask(commands(&house, &far)));
+    let far = env.ask(far.collect());
+    let mut asked = env.ask(json_jobs());
+    asked.extend(env.ask(protobuf_jobs()));
+    asked.extend(env.ask(refused()));
+    asked.extend(env.ask(keyed(&env)));
+    asked.extend(env.ask(commands(&env, &far)));
     asked.extend(far);
-    let mut watch = house.watch();
+    let mut watch = env.watch();
     let verdict = watch.settle(&mut asked);
     assert_eq!((verdict.cancelled, verdict.rescheduled), (4, 7), "{verdict}");
     assert_eq!(verdict.expired, 3, "{verdict}");
@@ -404,7 +404,7 @@ fn jobs_of_every_kind_do_what_their_author_meant() {
             request.answer_to(format!("late {n}"))
         })
         .collect();
-    asked.extend(house.ask(late));
+    asked.extend(env.ask(late));
     watch.settle(&mut asked);
     let told = answers(&watch.seen);
     for (name, outcome) in told.iter().filter(|(name, _)| name.starts_with("late ")) {
@@ -416,9 +416,9 @@ fn jobs_of_every_kind_do_what_their_author_meant() {
 #[test]
 fn idempotency_keys_are_remembered_over_restarts_and_without_redis() {
     let redis = LocalRedis::start().unwrap();
-    let house = setup("keys").redis(redis.url()).create();
-    let raw = house.block_on(Raw::connect(&redis.url()));
-    let mut scheduler = house.start("a");
+    let env = setup("keys").redis(redis.url()).create();
+    let raw = env.block_on(Raw::connect(&redis.url()));
+    let mut scheduler = env.start("a");
     // Some leave at once, some later, some never.
     let jobs = || {
         (0..60).map(|n| {
@@ -430,10 +430,10 @@ fn idempotency_keys_are_remembered_over_restarts_and_without_redis() {
             }
         })
     };
-    let first = house.ask(jobs().map(Request::json).collect());
+    let first = env.ask(jobs().map(Request::json).collect());
     let never = first.iter().skip(2).step_by(3);
     let mut asked = first.clone();
-    asked.extend(house.ask(never.map(|asked| Request::cancel(id(asked))).collect()));
+    asked.extend(env.ask(never.map(|asked| Request::cancel(id(asked))).collect()));
     let mut round = 0;
     let mut again = |asked: &mut Vec<Asked>| {
         round += 1;
@@ -447,20 +447,20 @@ fn idempotency_keys_are_remembered_over_restarts_and_without_redis() {
             .step_by(5)
             .map(|wanted| wanted.header("other", Some(b"content")));
         requests.extend(other.map(Request::json));
-        asked.extend(house.ask(requests));
-        watch_until_told(&house, &format!("round {round} same "), 60);
+        asked.extend(env.ask(requests));
+        watch_until_told(&env, &format!("round {round} same "), 60);
     };
     again(&mut asked);
     scheduler.kill_9();
     scheduler.start_again();
     again(&mut asked);
-    house.block_on(raw.call(&["FLUSHALL"]));
+    env.block_on(raw.call(&["FLUSHALL"]));
     again(&mut asked);
     scheduler.end_in_order();
-    house.block_on(raw.call(&["FLUSHALL"]));
+    env.block_on(raw.call(&["FLUSHALL"]));
     scheduler.start_again();
     again(&mut asked);
-    let verdict = house.settle(asked);
+    let verdict = env.settle(asked);
     assert_eq!(
         (verdict.duplicates, verdict.conflicts),
         (4 * 60, 4 * 12),
@@ -471,9 +471,9 @@ fn idempotency_keys_are_remembered_over_restarts_and_without_redis() {
 }
 
 /// Waits until so many of these names have been answered.
-fn watch_until_told(house: &House, names: &str, count: usize) {
-    let mut watch = house.watch();
-    eventually("commands are answered", crate::house::PATIENCE, || {
+fn watch_until_told(env: &SchedulerEnv, names: &str, count: usize) {
+    let mut watch = env.watch();
+    eventually("commands are answered", crate::env::PATIENCE, || {
         watch.look();
         let told = answers(&watch.seen);
         let found = told.keys().filter(|name| name.starts_with(names)).count();
@@ -487,8 +487,8 @@ fn watch_until_told(house: &House, names: &str, count: usize) {
 
 #[test]
 fn due_jobs_leave_by_priority() {
-    let house = setup("priority").partitions(1).create();
-    let mut scheduler = house.start("a");
+    let env = setup("priority").partitions(1).create();
+    let mut scheduler = env.start("a");
     // More than one turn can take.
     let due = in_millis(4_000);
     let priorities = [Priority::Low, Priority::Normal, Priority::High];
@@ -496,9 +496,9 @@ fn due_jobs_leave_by_priority() {
         let wanted = Wanted::new("crawl", format!("{n}")).at(due);
         Request::protobuf(wanted.priority(priorities[n % 3]))
     });
-    let mut asked = house.ask(jobs.collect());
-    let mut watch = house.watch();
-    eventually("all are waiting", crate::house::PATIENCE, || {
+    let mut asked = env.ask(jobs.collect());
+    let mut watch = env.watch();
+    eventually("all are waiting", crate::env::PATIENCE, || {
         watch.look_at_state();
         if watch.seen.state.len() == asked.len() {
             Ok(())
@@ -507,7 +507,7 @@ fn due_jobs_leave_by_priority() {
         }
     });
     scheduler.kill_9();
-    eventually("they are due", crate::house::PATIENCE, || {
+    eventually("they are due", crate::env::PATIENCE, || {
         if now() > due { Ok(()) } else { Err(now()) }
     });
     scheduler.start_again();
@@ -530,9 +530,9 @@ fn due_jobs_leave_by_priority() {
 #[test]
 fn cancellations_in_the_last_moment_get_answers_that_are_true() {
     const STORMS: u32 = 8;
-    let house = Setup::new("storm").create();
-    let _scheduler = house.start("a");
-    let mut watch = house.watch();
+    let env = Setup::new("storm").create();
+    let _scheduler = env.start("a");
+    let mut watch = env.watch();
     let mut asked = Vec::new();
     let mut total = Storm::default();
     // A command takes some milliseconds on its way; how many depends on the machine.
@@ -572,13 +572,13 @@ impl Storm {
 #[track_caller]
 fn blow(watch: &mut Watch<'_>, asked: &mut Vec<Asked>, round: u32, lead: i64) -> Storm {
     const JOBS: u64 = 900;
-    let house = watch.house();
+    let env = watch.env();
     let mut random = fastrand::Rng::new();
     let start = in_millis(2_000);
     let due = |n: u64| start.after(Duration::from_millis(3 * n));
     let jobs =
         (0..JOBS).map(|n| Request::protobuf(Wanted::new("sms", Bytes::from(n.to_string())).at(due(n))));
-    let jobs = house.ask(jobs.collect());
+    let jobs = env.ask(jobs.collect());
     let mut commands = Vec::new();
     for (n, job) in (0..JOBS).zip(&jobs) {
         let moment = due(n).as_millis() - lead + random.i64(0..70);
@@ -590,7 +590,7 @@ fn blow(watch: &mut Watch<'_>, asked: &mut Vec<Asked>, round: u32, lead: i64) ->
         commands.push((Timestamp::from_millis(moment), command));
     }
     asked.extend(jobs);
-    asked.extend(house.ask_at(commands));
+    asked.extend(env.ask_at(commands));
     let verdict = watch.settle(asked);
     let told = answers(&watch.seen);
     let all = |outcome| told.values().filter(|told| **told == outcome).count();

@@ -6,10 +6,10 @@ use std::time::Duration;
 use redeliver_core::headers::{self, DISPATCHED_AT, JOB_ID, SCHEDULED_TIME};
 use redeliver_core::{JobId, Record, Timestamp};
 use redeliver_proto::{Message as _, v1};
-use redeliver_testkit::{LocalRedis, Member, eventually};
+use redeliver_testkit::{LocalRedis, ServiceProcess, eventually};
 
 use crate::chaos::Turn;
-use crate::house::{House, PATIENCE, Setup, id};
+use crate::env::{SchedulerEnv, PATIENCE, Setup, id};
 use crate::index::own_redis::Raw;
 use crate::oracle::{Asked, Wanted};
 use crate::requests::{Request, in_millis, now};
@@ -33,21 +33,21 @@ struct Redis {
 }
 
 impl Redis {
-    fn used(&self, house: &House) -> u64 {
-        let info = house.block_on(self.raw.call(&["INFO", "memory"]));
+    fn used(&self, env: &SchedulerEnv) -> u64 {
+        let info = env.block_on(self.raw.call(&["INFO", "memory"]));
         number(&info.into_string().unwrap(), "used_memory")
     }
 
-    fn set_limit(&self, house: &House, bytes: u64) {
+    fn set_limit(&self, env: &SchedulerEnv, bytes: u64) {
         let command = ["CONFIG", "SET", "maxmemory", &bytes.to_string()];
-        house.block_on(self.raw.call(&command));
+        env.block_on(self.raw.call(&command));
     }
 
-    fn waiting(&self, house: &House) -> u64 {
-        let shards = 0..house.topics.partitions;
+    fn waiting(&self, env: &SchedulerEnv) -> u64 {
+        let shards = 0..env.topics.partitions;
         let counts = shards.map(|shard| {
-            let key = format!("{}:{{{shard}}}:due", house.name);
-            let count = house.block_on(self.raw.call(&["ZCARD", &key]));
+            let key = format!("{}:{{{shard}}}:due", env.name);
+            let count = env.block_on(self.raw.call(&["ZCARD", &key]));
             count.as_u64().unwrap()
         });
         counts.sum()
@@ -55,10 +55,10 @@ impl Redis {
 }
 
 /// 2,000 jobs of 1,000 bytes that wait for an hour.
-fn flood(house: &House) -> Vec<Asked> {
+fn flood(env: &SchedulerEnv) -> Vec<Asked> {
     let value = vec![b'x'; 1_000];
     let jobs = (0..2_000).map(|_| Request::protobuf(Wanted::new("crawl", value.clone()).after(3_600_000)));
-    house.ask(jobs.collect())
+    env.ask(jobs.collect())
 }
 
 fn header<T: std::str::FromStr>(record: &Record, name: &str) -> T {
@@ -70,7 +70,7 @@ fn header<T: std::str::FromStr>(record: &Record, name: &str) -> T {
     value.unwrap_or_else(|| panic!("{name} of {record:?}"))
 }
 
-fn commands(scheduler: &mut Member<'_>, outcome: &str) -> u64 {
+fn commands(scheduler: &mut ServiceProcess<'_>, outcome: &str) -> u64 {
     let (_, metrics) = scheduler.get("/metrics").unwrap();
     let line = format!("redeliver_scheduler_commands_total{{outcome=\"{outcome}\"}} ");
     let value = metrics.lines().find_map(|found| found.strip_prefix(&line));
@@ -97,43 +97,43 @@ fn lateness(seen: &[Record], asked: &[Asked]) -> Vec<Duration> {
 fn what_is_due_leaves_in_time_while_far_jobs_of_another_application_fill_redis() {
     let _turn = Turn::wait();
     let local = LocalRedis::start().unwrap();
-    let house = Setup::new("full")
+    let env = Setup::new("full")
         .redis(local.url())
         .set("scheduler.window", "1s")
         .create();
-    let raw = house.block_on(Raw::connect(&local.url()));
+    let raw = env.block_on(Raw::connect(&local.url()));
     let redis = Redis { local, raw };
-    let mut scheduler = house.start("a");
+    let mut scheduler = env.start("a");
     // Far beyond the window, so that all of them must be looked up in the full index.
     let due = in_millis(30_000);
     let jobs = (0..JOBS).map(|n| {
         let due = due.after(Duration::from_millis(n as u64));
         Request::protobuf(Wanted::new("mail", format!("{n}")).at(due))
     });
-    let asked = house.ask(jobs.collect());
+    let asked = env.ask(jobs.collect());
     eventually("the index shows the jobs", PATIENCE, || {
-        match redis.waiting(&house) {
+        match redis.waiting(&env) {
             waiting if waiting >= JOBS as u64 => Ok(()),
             waiting => Err(waiting),
         }
     });
-    let limit = redis.used(&house) + ROOM;
-    redis.set_limit(&house, limit);
+    let limit = redis.used(&env) + ROOM;
+    redis.set_limit(&env, limit);
 
     // Far jobs come until they are refused, and go on coming.
     let mut far = Vec::new();
     eventually("far jobs are refused", PATIENCE, || {
-        far.extend(flood(&house));
+        far.extend(flood(&env));
         match commands(&mut scheduler, "no_room") {
             0 => Err(format!(
                 "{} far jobs, {} of {limit} bytes",
                 far.len(),
-                redis.used(&house)
+                redis.used(&env)
             )),
             _ => Ok(()),
         }
     });
-    far.extend(flood(&house));
+    far.extend(flood(&env));
     assert!(now() < due, "filling Redis took too long for this test");
     let (status, said) = scheduler.get("/readyz").unwrap();
     assert!(
@@ -141,23 +141,23 @@ fn what_is_due_leaves_in_time_while_far_jobs_of_another_application_fill_redis()
         "{status} {said}"
     );
     // Nor does it help when there is nothing left at all.
-    let used = redis.used(&house);
-    redis.set_limit(&house, used - used / 10);
-    far.extend(flood(&house));
-    let soon = house.ask(
+    let used = redis.used(&env);
+    redis.set_limit(&env, used - used / 10);
+    far.extend(flood(&env));
+    let soon = env.ask(
         (0..100)
             .map(|n| Request::protobuf(Wanted::new("sms", format!("{n}")).after(500)))
             .collect(),
     );
     // One that waits gets a new time, another one is cancelled, a third one is taken over with all of its shard.
     let accepted = id(&far[0]);
-    let commands_sent = house.ask(vec![
+    let commands_sent = env.ask(vec![
         Request::cancel(id(&far[1])),
         Request::reschedule(accepted, crate::oracle::When::At(in_millis(1_000))),
     ]);
     assert_eq!(commands_sent.len(), 2);
 
-    let mut watch = house.watch();
+    let mut watch = env.watch();
     let expected = JOBS + soon.len() + 1;
     watch.until_so_many_ended(expected + 1);
     watch.look();
@@ -176,12 +176,12 @@ fn what_is_due_leaves_in_time_while_far_jobs_of_another_application_fill_redis()
     scheduler.kill_9();
     scheduler.start_again();
     scheduler.until_ready();
-    let overdue = house.ask(vec![Request::protobuf(Wanted::new("sms", "after the restart"))]);
+    let overdue = env.ask(vec![Request::protobuf(Wanted::new("sms", "after the restart"))]);
     watch.until_so_many_ended(expected + 2);
 
     // With memory there is room for far jobs again, without a restart.
-    redis.set_limit(&house, 10 * limit);
-    let until_ready = |scheduler: &mut Member<'_>| {
+    redis.set_limit(&env, 10 * limit);
+    let until_ready = |scheduler: &mut ServiceProcess<'_>| {
         eventually("nothing is refused any more", PATIENCE, || {
             match scheduler.get("/readyz").unwrap() {
                 (200, said) if !said.contains("refused") => Ok(()),
@@ -191,7 +191,7 @@ fn what_is_due_leaves_in_time_while_far_jobs_of_another_application_fill_redis()
     };
     until_ready(&mut scheduler);
     let refused_before = commands(&mut scheduler, "no_room");
-    let again = flood(&house);
+    let again = flood(&env);
     eventually("far jobs are accepted", PATIENCE, || {
         match commands(&mut scheduler, "accepted") {
             accepted if accepted >= again.len() as u64 => Ok(()),
@@ -225,7 +225,7 @@ fn what_is_due_leaves_in_time_while_far_jobs_of_another_application_fill_redis()
         .filter(|job| job.state() == v1::JobState::Scheduled)
         .count() as u64;
     eventually("the index shows what waits", PATIENCE, || {
-        match redis.waiting(&house) {
+        match redis.waiting(&env) {
             waiting if waiting == scheduled => Ok(()),
             waiting => Err(format!("{waiting} of {scheduled}")),
         }

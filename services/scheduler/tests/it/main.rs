@@ -5,7 +5,7 @@ mod burst;
 mod chaos;
 mod e2e;
 mod full_redis;
-mod house;
+mod env;
 mod index;
 mod missing_topic;
 mod oracle;

@@ -11,12 +11,12 @@ use redeliver_runtime::cli::Start;
 use redeliver_runtime::listen::Listener;
 use redeliver_runtime::telemetry::Tracer;
 use redeliver_testkit::kafka_request::delete_topic;
-use redeliver_testkit::{Member, eventually};
+use redeliver_testkit::{ServiceProcess, eventually};
 use redeliver_worker::{Host, topics};
 use tokio_util::sync::CancellationToken;
 
 use crate::chaos::Turn;
-use crate::house::{House, PATIENCE, Setup, answers, id};
+use crate::env::{SchedulerEnv, PATIENCE, Setup, answers, id};
 use crate::oracle::{Asked, Wanted, When};
 use crate::requests::{Request, in_millis};
 
@@ -33,10 +33,10 @@ fn header<T: std::str::FromStr>(record: &Record, name: &str) -> T {
 }
 
 /// Makes the topics that are missing.
-fn create_topics(house: &House) {
-    house.block_on(async {
+fn create_topics(env: &SchedulerEnv) {
+    env.block_on(async {
         let start = Start {
-            config: Arc::new(Config::from_yaml(&house.configuration()).unwrap()),
+            config: Arc::new(Config::from_yaml(&env.configuration()).unwrap()),
             shutdown: CancellationToken::new(),
             tracer: Tracer::off(),
             admin: Listener::bind("admin.listen", ([127, 0, 0, 1], 0).into()).unwrap(),
@@ -47,12 +47,12 @@ fn create_topics(house: &House) {
     });
 }
 
-fn delete(house: &House) {
-    delete_topic(&house.kafka.brokers, &house.topics.apps[GONE]);
+fn delete(env: &SchedulerEnv) {
+    delete_topic(&env.kafka.brokers, &env.topics.apps[GONE]);
 }
 
 #[track_caller]
-fn until_waiting(scheduler: &mut Member<'_>, jobs: u64) {
+fn until_waiting(scheduler: &mut ServiceProcess<'_>, jobs: u64) {
     eventually("jobs wait for the topic", PATIENCE, || {
         match scheduler.metric("redeliver_scheduler_missing_topic_jobs") {
             waiting if waiting == jobs => Ok(()),
@@ -81,18 +81,18 @@ fn sorted(asked: &[Asked]) -> Vec<JobId> {
 #[test]
 fn jobs_of_a_missing_topic_wait_for_it_while_others_leave_in_time() {
     let _turn = Turn::wait();
-    let house = Setup::new("missing").create();
-    let mut scheduler = house.start("a");
-    delete(&house);
+    let env = Setup::new("missing").create();
+    let mut scheduler = env.start("a");
+    delete(&env);
     let due = in_millis(6_000);
-    let gone = house.ask((0..3).map(|n| job(GONE, format!("{n}"), due)).collect());
+    let gone = env.ask((0..3).map(|n| job(GONE, format!("{n}"), due)).collect());
     // 100 a second, before and after.
     let others = (0..1_000).map(|n| {
         let due = Timestamp::from_millis(due.as_millis() - 1_000).after(Duration::from_millis(10 * n));
         job("mail", format!("{n}"), due)
     });
-    let others = house.ask(others.collect());
-    let mut watch = house.watch_without(GONE);
+    let others = env.ask(others.collect());
+    let mut watch = env.watch_without(GONE);
     watch.until_so_many_ended(others.len());
     until_waiting(&mut scheduler, 3);
     watch.look();
@@ -126,12 +126,12 @@ fn jobs_of_a_missing_topic_wait_for_it_while_others_leave_in_time() {
     );
     let (status, said) = scheduler.get("/readyz").unwrap();
     assert!(
-        status == 200 && said.contains(&*house.topics.apps[GONE]),
+        status == 200 && said.contains(&*env.topics.apps[GONE]),
         "{status} {said}"
     );
 
     // One is cancelled while it waits, and another one gets a new time.
-    house.ask(vec![
+    env.ask(vec![
         Request::cancel(id(&gone[0])).answer_to("cancelled"),
         Request::reschedule(id(&gone[1]), When::At(in_millis(500))).answer_to("rescheduled"),
     ]);
@@ -144,16 +144,16 @@ fn jobs_of_a_missing_topic_wait_for_it_while_others_leave_in_time() {
         }
     });
     until_waiting(&mut scheduler, 2);
-    create_topics(&house);
+    create_topics(&env);
     watch.until_so_many_ended(others.len() + 3);
     until_waiting(&mut scheduler, 0);
-    let mut seen = house.watch();
+    let mut seen = env.watch();
     seen.look();
     let of_gone: Vec<Record> = seen
         .seen
         .apps
         .iter()
-        .filter(|record| record.position.topic == house.topics.apps[GONE])
+        .filter(|record| record.position.topic == env.topics.apps[GONE])
         .cloned()
         .collect();
     assert_eq!(ids(&of_gone), sorted(&gone[1..]));
@@ -162,15 +162,15 @@ fn jobs_of_a_missing_topic_wait_for_it_while_others_leave_in_time() {
 
 #[test]
 fn a_job_that_waits_for_a_missing_topic_for_too_long_is_a_dead_letter() {
-    let house = Setup::new("missing-dead")
+    let env = Setup::new("missing-dead")
         .set("kafka.topics.missing_timeout", "5s")
         .create();
-    let mut scheduler = house.start("a");
-    delete(&house);
+    let mut scheduler = env.start("a");
+    delete(&env);
     let due = in_millis(6_000);
-    let gone = house.ask(vec![job(GONE, "dead".to_owned(), due)]);
+    let gone = env.ask(vec![job(GONE, "dead".to_owned(), due)]);
     until_waiting(&mut scheduler, 1);
-    let mut watch = house.watch_without(GONE);
+    let mut watch = env.watch_without(GONE);
     watch.until_so_many_ended(1);
     watch.look();
     let [letter] = &watch.seen.dlq[..] else {

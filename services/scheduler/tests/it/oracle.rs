@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use redeliver_core::headers::{self, Origin, Ours};
+use redeliver_core::headers::{self, Origin, ReservedHeaders};
 use redeliver_core::job::Priority;
 use redeliver_core::{Headers, JobId, Position, Record, Timestamp};
 use redeliver_kafka::murmur2::{partition_for_key, shard_of};

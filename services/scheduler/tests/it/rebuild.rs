@@ -13,14 +13,14 @@ use redeliver_runtime::telemetry::Tracer;
 use redeliver_scheduler::codec;
 use redeliver_scheduler::index::memory::MemoryIndex;
 use redeliver_scheduler::index::{
-    Ahead, Applied, Batch, Claimed, Cursor, Index, IndexError, Lookup, Owner, ShardStats,
+    DueScan, Applied, Batch, Claimed, Cursor, Index, IndexError, Lookup, Owner, ShardStats,
 };
 use redeliver_scheduler::job::{Job, Kind, Payload, Priority, State};
 use redeliver_testkit::eventually;
 use redeliver_worker::{Host, topics};
 use tokio_util::sync::CancellationToken;
 
-use crate::house::{House, PATIENCE, Setup};
+use crate::env::{SchedulerEnv, PATIENCE, Setup};
 use crate::oracle::Wanted;
 use crate::requests::{Request, in_millis, now};
 
@@ -66,7 +66,7 @@ impl Index for Flaky {
         until: Timestamp,
         limit: usize,
         bytes: usize,
-    ) -> Result<Ahead, IndexError> {
+    ) -> Result<DueScan, IndexError> {
         self.index.ahead(shard, after, until, limit, bytes).await
     }
 
@@ -85,7 +85,7 @@ impl Index for Flaky {
 }
 
 /// A job that waits for an hour.
-pub(crate) fn far(offset: i64, house: &House) -> Job {
+pub(crate) fn far(offset: i64, env: &SchedulerEnv) -> Job {
     Job {
         id: JobId::new(now(), 0, offset),
         app: "crawl".into(),
@@ -98,7 +98,7 @@ pub(crate) fn far(offset: i64, house: &House) -> Job {
         idempotency_key: None,
         request_hash: [0; 16],
         request_id: None,
-        topic: house.topics.apps["crawl"].clone(),
+        topic: env.topics.apps["crawl"].clone(),
         payload: Payload::default(),
         ended: None,
         expires: None,
@@ -109,15 +109,15 @@ pub(crate) fn far(offset: i64, house: &House) -> Job {
 #[track_caller]
 fn takes_over_although(name: &str, fails: (u32, fn() -> IndexError)) {
     const JOBS: i64 = 20_000;
-    let house = Setup::new(name).partitions(1).create();
+    let env = Setup::new(name).partitions(1).create();
     let index = Flaky {
         index: MemoryIndex::new(),
         writes: Arc::default(),
         fails,
     };
     let stop = CancellationToken::new();
-    let config = format!("instance: {name}\n{}", house.configuration());
-    let mut host = house.block_on(async {
+    let config = format!("instance: {name}\n{}", env.configuration());
+    let mut host = env.block_on(async {
         let start = Start {
             config: Arc::new(Config::from_yaml(&config).unwrap()),
             shutdown: stop.clone(),
@@ -130,32 +130,32 @@ fn takes_over_although(name: &str, fails: (u32, fn() -> IndexError)) {
         host
     });
     let jobs = (0..JOBS).map(|offset| {
-        let job = far(offset, &house);
+        let job = far(offset, &env);
         Output {
-            topic: house.topics.state.clone(),
+            topic: env.topics.state.clone(),
             partition: Some(0),
             key: Some(job.id.to_string().into()),
             value: Some(codec::encode(&job)),
             headers: Headers::new(),
         }
     });
-    house.write(&jobs.collect::<Vec<_>>());
-    house
+    env.write(&jobs.collect::<Vec<_>>());
+    env
         .block_on(redeliver_scheduler::mount(&mut host, index.clone()))
         .unwrap();
-    let running = house.spawn_task(host.run());
+    let running = env.spawn_task(host.run());
 
-    let asked = house.ask(vec![Request::protobuf(Wanted::new("mail", "now"))]);
-    let mut watch = house.watch();
+    let asked = env.ask(vec![Request::protobuf(Wanted::new("mail", "now"))]);
+    let mut watch = env.watch();
     watch.until_so_many_ended(asked.len());
-    let waiting = house.block_on(index.stats(0, now(), 0)).unwrap().scheduled;
+    let waiting = env.block_on(index.stats(0, now(), 0)).unwrap().scheduled;
     assert_eq!(waiting, u64::try_from(JOBS).unwrap());
     assert!(
         index.writes.load(Ordering::SeqCst) > fails.0,
         "the write did not fail"
     );
     stop.cancel();
-    house.block_on(running).unwrap().unwrap();
+    env.block_on(running).unwrap().unwrap();
 }
 
 #[test]

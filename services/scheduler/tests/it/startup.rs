@@ -2,7 +2,7 @@
 
 use redeliver_testkit::LocalRedis;
 
-use crate::house::{PATIENCE, Setup};
+use crate::env::{PATIENCE, Setup};
 use crate::index::own_redis::Raw;
 use crate::oracle::Wanted;
 use crate::requests::Request;
@@ -10,14 +10,14 @@ use crate::requests::Request;
 #[test]
 fn a_redis_that_may_evict_is_refused_with_the_setting_that_helps() {
     let redis = LocalRedis::start().unwrap();
-    let house = Setup::new("evicts").redis(redis.url()).create();
-    house.block_on(async {
+    let env = Setup::new("evicts").redis(redis.url()).create();
+    env.block_on(async {
         let raw = Raw::connect(&redis.url()).await;
         raw.call(&["CONFIG", "SET", "maxmemory", "100mb"]).await;
         raw.call(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"])
             .await;
     });
-    let mut scheduler = house.spawn("a");
+    let mut scheduler = env.spawn("a");
     let status = scheduler.life().wait(PATIENCE);
     assert_eq!(status.code(), Some(1), "{}", scheduler.output());
     let output = scheduler.output();
@@ -26,7 +26,7 @@ fn a_redis_that_may_evict_is_refused_with_the_setting_that_helps() {
         assert!(said.contains(words), "{output}");
     }
     // With the policy changed all is well.
-    house.block_on(async {
+    env.block_on(async {
         let raw = Raw::connect(&redis.url()).await;
         raw.call(&["CONFIG", "SET", "maxmemory-policy", "noeviction"])
             .await;
@@ -39,26 +39,26 @@ fn a_redis_that_may_evict_is_refused_with_the_setting_that_helps() {
 fn a_redis_that_is_not_there_yet_is_waited_for_and_readiness_says_so() {
     let mut redis = LocalRedis::start().unwrap();
     redis.stop().unwrap();
-    let house = Setup::new("patient").redis(redis.url()).create();
-    let mut scheduler = house.spawn("a");
+    let env = Setup::new("patient").redis(redis.url()).create();
+    let mut scheduler = env.spawn("a");
     scheduler.until_not_ready("the index is not up to date yet");
     let request = |n: u32| {
         let wanted = Wanted::new("mail", n.to_string()).idempotency_key(format!("{n}"));
         Request::protobuf(wanted).answer_to(n.to_string())
     };
     // What is asked meanwhile is decided later.
-    let asked = house.ask((0..20).map(request).collect());
+    let asked = env.ask((0..20).map(request).collect());
     redis.start_again().unwrap();
     scheduler.until_ready();
     assert!(scheduler.is_in_its_first_life());
-    house.settle(asked);
+    env.settle(asked);
     // One that goes while the scheduler runs is waited for too.
     redis.stop().unwrap();
-    let again = house.ask(vec![request(20)]);
+    let again = env.ask(vec![request(20)]);
     scheduler.until_not_ready("the index does not answer");
     redis.start_again().unwrap();
     scheduler.until_ready();
-    let mut watch = house.watch();
+    let mut watch = env.watch();
     watch.until_so_many_ended(20 + again.len());
     assert!(scheduler.is_in_its_first_life());
 }
@@ -66,10 +66,10 @@ fn a_redis_that_is_not_there_yet_is_waited_for_and_readiness_says_so() {
 #[test]
 fn a_redis_that_may_evict_from_now_on_is_not_used_until_it_may_no_more() {
     let redis = LocalRedis::start().unwrap();
-    let house = Setup::new("evicts-later").redis(redis.url()).create();
-    let mut scheduler = house.start("a");
+    let env = Setup::new("evicts-later").redis(redis.url()).create();
+    let mut scheduler = env.start("a");
     let set_policy = |policy: &str| {
-        house.block_on(async {
+        env.block_on(async {
             let raw = Raw::connect(&redis.url()).await;
             raw.call(&["CONFIG", "SET", "maxmemory", "100mb"]).await;
             raw.call(&["CONFIG", "SET", "maxmemory-policy", policy]).await;
@@ -77,9 +77,9 @@ fn a_redis_that_may_evict_from_now_on_is_not_used_until_it_may_no_more() {
     };
     set_policy("allkeys-lru");
     scheduler.until_not_ready("allkeys-lru");
-    let asked = house.ask(vec![Request::protobuf(Wanted::new("mail", "1"))]);
+    let asked = env.ask(vec![Request::protobuf(Wanted::new("mail", "1"))]);
     set_policy("noeviction");
     scheduler.until_ready();
     assert!(scheduler.is_in_its_first_life());
-    house.settle(asked);
+    env.settle(asked);
 }

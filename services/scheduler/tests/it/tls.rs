@@ -7,7 +7,7 @@ use redeliver_testkit::LocalRedis;
 use redeliver_testkit::certificates::Authority;
 use redeliver_testkit::scratch::Scratch;
 
-use crate::house::{House, PATIENCE, Setup};
+use crate::env::{SchedulerEnv, PATIENCE, Setup};
 use crate::index::own_redis::Raw;
 use crate::oracle::Wanted;
 use crate::requests::Request;
@@ -44,8 +44,8 @@ impl Guarded {
     }
 
     /// A connection of the test's own, without TLS, which has set the password.
-    fn raw(&self, house: &House) -> Raw {
-        house.block_on(async {
+    fn raw(&self, env: &SchedulerEnv) -> Raw {
+        env.block_on(async {
             let raw = Raw::connect(&self.redis.url()).await;
             raw.call(&["CONFIG", "SET", "requirepass", PASSWORD]).await;
             raw
@@ -60,19 +60,19 @@ fn path(path: &Path) -> &str {
 #[test]
 fn jobs_go_through_a_redis_that_asks_for_tls_and_a_password() {
     let guarded = Guarded::start();
-    let house = guarded.setup("tls", PASSWORD, &guarded.authority).create();
-    let raw = guarded.raw(&house);
-    let mut scheduler = house.start("a");
+    let env = guarded.setup("tls", PASSWORD, &guarded.authority).create();
+    let raw = guarded.raw(&env);
+    let mut scheduler = env.start("a");
     let later = |n: u32| Request::json(Wanted::new("mail", n.to_string()).after(3_000));
-    let asked = house.ask((0..40).map(later).collect());
-    house.settle(asked);
-    let clients = house
+    let asked = env.ask((0..40).map(later).collect());
+    env.settle(asked);
+    let clients = env
         .block_on(raw.call(&["CLIENT", "LIST"]))
         .into_string()
         .unwrap();
     let over_tls = format!("laddr=127.0.0.1:{} ", guarded.redis.tls_port());
     assert!(clients.contains(&over_tls), "{clients}");
-    assert_ne!(house.block_on(raw.call(&["DBSIZE"])), Value::Integer(0));
+    assert_ne!(env.block_on(raw.call(&["DBSIZE"])), Value::Integer(0));
     let (_, config) = scheduler.get("/config").unwrap();
     assert!(config.contains("rediss://:redacted@127.0.0.1:"), "{config}");
     scheduler.end_in_order();
@@ -85,16 +85,16 @@ fn jobs_go_through_a_redis_that_asks_for_tls_and_a_password() {
 fn a_redis_whose_certificate_nobody_vouches_for_is_not_used_and_the_reason_is_said() {
     let guarded = Guarded::start();
     let other = Authority::new().unwrap();
-    let house = guarded.setup("untrusted", PASSWORD, &other).create();
-    let raw = guarded.raw(&house);
-    let mut scheduler = house.spawn("a");
+    let env = guarded.setup("untrusted", PASSWORD, &other).create();
+    let raw = guarded.raw(&env);
+    let mut scheduler = env.spawn("a");
     let said = scheduler
         .life()
         .wait_for_output("Redis cannot be used; connecting goes on", PATIENCE);
     let expected = "the certificate that Redis shows is not trusted (UnknownIssuer); redis.ca_file names";
     assert!(said.contains(expected), "{said}");
     scheduler.until_not_ready("the index is not up to date yet");
-    assert_eq!(house.block_on(raw.call(&["DBSIZE"])), Value::Integer(0));
+    assert_eq!(env.block_on(raw.call(&["DBSIZE"])), Value::Integer(0));
     // It waits for a certificate that is right, like for a Redis that is not there.
     scheduler.end_in_order();
     assert!(!scheduler.output().contains(PASSWORD), "{}", scheduler.output());
@@ -103,9 +103,9 @@ fn a_redis_whose_certificate_nobody_vouches_for_is_not_used_and_the_reason_is_sa
 #[test]
 fn a_wrong_password_for_redis_ends_the_process_and_is_not_shown() {
     let guarded = Guarded::start();
-    let house = guarded.setup("password", "guessed", &guarded.authority).create();
-    let _raw = guarded.raw(&house);
-    let mut scheduler = house.spawn("a");
+    let env = guarded.setup("password", "guessed", &guarded.authority).create();
+    let _raw = guarded.raw(&env);
+    let mut scheduler = env.spawn("a");
     let status = scheduler.life().wait(PATIENCE);
     let output = scheduler.output();
     assert_eq!(status.code(), Some(1), "{output}");

@@ -10,7 +10,7 @@ use redeliver_core::job::Priority;
 use redeliver_core::{JobId, Timestamp};
 use redeliver_kafka::murmur2::shard_of;
 
-use crate::house::{APPS, House, Watch, id};
+use crate::env::{APPS, SchedulerEnv, Watch, id};
 use crate::oracle::{Asked, Verdict, Wanted, When, Wish};
 use crate::requests::{Request, in_millis, now};
 
@@ -66,16 +66,16 @@ impl Done<'_> {
 
 /// Asks at this rate from before `chaos` begins until it is over.
 pub(crate) fn under_load<'a>(
-    house: &'a House,
+    env: &'a SchedulerEnv,
     random: &mut fastrand::Rng,
     per_second: u32,
     chaos: impl FnOnce(&Load<'_>, &mut fastrand::Rng),
 ) -> Done<'a> {
     let over = AtomicBool::new(false);
     let load = Load {
-        watch: RefCell::new(house.watch()),
+        watch: RefCell::new(env.watch()),
     };
-    let asking = Asking::new(house, random.fork());
+    let asking = Asking::new(env, random.fork());
     let asked = thread::scope(|scope| {
         let asking = scope.spawn(|| asking.until(&over, per_second));
         {
@@ -103,7 +103,7 @@ impl Drop for SetOnDrop<'_> {
 
 /// Makes requests, and remembers some to come back to.
 struct Asking<'a> {
-    house: &'a House,
+    env: &'a SchedulerEnv,
     random: fastrand::Rng,
     number: usize,
     /// Jobs with idempotency keys, to be asked for again.
@@ -113,9 +113,9 @@ struct Asking<'a> {
 }
 
 impl<'a> Asking<'a> {
-    fn new(house: &'a House, random: fastrand::Rng) -> Self {
+    fn new(env: &'a SchedulerEnv, random: fastrand::Rng) -> Self {
         Self {
-            house,
+            env,
             random,
             number: 0,
             keyed: VecDeque::new(),
@@ -130,7 +130,7 @@ impl<'a> Asking<'a> {
             // After a pause, such as a broker that is down, what was missed is not made up for.
             let beat = usize::try_from(u128::from(per_second) * BEAT.as_millis() / 1000).unwrap();
             let requests = (0..beat.max(1)).map(|_| self.request()).collect();
-            let asked = self.house.ask(requests);
+            let asked = self.env.ask(requests);
             for asked in &asked {
                 if matches!(asked.wish, Wish::Job(_)) && self.random.u32(..8) == 0 {
                     self.ids.push_back(id(asked));
@@ -232,7 +232,7 @@ impl<'a> Asking<'a> {
 
     /// Some clients do not know where a request belongs.
     fn perhaps_elsewhere(&mut self, request: Request) -> Request {
-        let partitions = self.house.topics.partitions;
+        let partitions = self.env.topics.partitions;
         let Wish::Job(wanted) = &request.wish else {
             return request;
         };
@@ -258,7 +258,7 @@ impl<'a> Asking<'a> {
             _ => Request::reschedule(id, when).answer_to(self.number.to_string()),
         };
         if self.random.u32(..10) == 0 {
-            let partitions = self.house.topics.partitions;
+            let partitions = self.env.topics.partitions;
             return request.partition((id.shard() + 1) % partitions);
         }
         request

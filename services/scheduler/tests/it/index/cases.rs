@@ -7,7 +7,7 @@ use bytes::Bytes;
 use redeliver_core::Timestamp;
 use redeliver_core::job::JobId;
 use redeliver_scheduler::index::{
-    Applied, Batch, Change, Claimed, Cursor, Effect, Index, IndexError, KeyEntry, Lookup, Owner, Seal,
+    Applied, Batch, Change, Claimed, Cursor, Effect, Index, IndexError, KeyEntry, Lookup, Owner, LastRecordDigest,
     ShardStats,
 };
 
@@ -165,7 +165,7 @@ pub(super) async fn a_claim_says_how_far_the_shard_is<I: Index>(index: I) {
 pub(super) async fn a_claim_tells_the_newest_seal<I: Index>(index: I) {
     begin(&index, vec![]).await;
     let seal = async || index.claim(SHARD, ME).await.unwrap().unwrap().seal;
-    let some = |offset: i64| Some(Seal::of(offset, Some(b"key"), Some(&[0xff, 0x00])));
+    let some = |offset: i64| Some(LastRecordDigest::of(offset, Some(b"key"), Some(&[0xff, 0x00])));
     let sealed = |to: i64, seal| Batch {
         seal,
         ..batch(to - 1, to, vec![waits(1, to)])

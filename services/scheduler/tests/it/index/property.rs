@@ -7,7 +7,7 @@ use redeliver_core::Timestamp;
 use redeliver_core::job::JobId;
 use redeliver_scheduler::index::memory::MemoryIndex;
 use redeliver_scheduler::index::{
-    Ahead, Applied, Batch, Change, Cursor, Effect, Index, IndexError, KeyEntry, Lookup, Owner, Row,
+    DueScan, Applied, Batch, Change, Cursor, Effect, Index, IndexError, KeyEntry, Lookup, Owner, Row,
     ShardStats,
 };
 
@@ -29,7 +29,7 @@ enum Step {
         changes: Vec<Change>,
     },
     LookUp(Vec<Lookup>),
-    Ahead {
+    DueScan {
         after: Option<Cursor>,
         until: Timestamp,
         limit: usize,
@@ -49,7 +49,7 @@ enum Seen {
     Fenced,
     Gap(Option<i64>),
     Found(Option<Applied>, Vec<Option<Bytes>>),
-    Ahead(Ahead),
+    DueScan(DueScan),
     Forgettable(Option<Applied>, Vec<JobId>),
     Stats(ShardStats),
 }
@@ -110,7 +110,7 @@ fn step() -> impl Strategy<Value = Step> {
         });
     let after = (instant(), job()).prop_map(|(due, id)| Cursor { due, id });
     let ahead = (prop::option::of(after), instant(), 0..8_usize, 0..100_usize).prop_map(
-        |(after, until, limit, bytes)| Step::Ahead {
+        |(after, until, limit, bytes)| Step::DueScan {
             after,
             until,
             limit,
@@ -162,7 +162,7 @@ impl Model {
                 let found = lookups.iter().map(|lookup| self.look_up(lookup, now));
                 Seen::Found(self.mark, found.collect())
             }
-            Step::Ahead {
+            Step::DueScan {
                 after,
                 until,
                 limit,
@@ -251,7 +251,7 @@ impl Model {
             size += row.record.len();
             rows.push(row.clone());
         }
-        Seen::Ahead(Ahead {
+        Seen::DueScan(DueScan {
             applied: self.mark,
             is_complete: rows.len() == all.len(),
             rows,
@@ -305,14 +305,14 @@ async fn take<I: Index>(index: &I, step: &Step, from: i64, now: Timestamp) -> Se
             let found = index.look_up(SHARD, lookups, now).await;
             found.map(|(mark, found)| Seen::Found(mark, found))
         }
-        Step::Ahead {
+        Step::DueScan {
             after,
             until,
             limit,
             bytes,
         } => {
             let ahead = index.ahead(SHARD, *after, *until, *limit, *bytes).await;
-            ahead.map(Seen::Ahead)
+            ahead.map(Seen::DueScan)
         }
         Step::Forgettable(limit) => {
             let over = index.forgettable(SHARD, now, *limit).await;
@@ -338,7 +338,7 @@ fn questions() -> Vec<Step> {
     let keys = (0..KEYS).map(|hash| Lookup::Key([hash; 16]));
     vec![
         Step::LookUp(jobs.chain(keys).collect()),
-        Step::Ahead {
+        Step::DueScan {
             after: None,
             until: at(1 << 40),
             limit: 100,

@@ -2,10 +2,10 @@
 //! the real binary as one process or several, and the oracle.
 //!
 //! ```text
-//! let house = Setup::new("kinds").create();
-//! let mut scheduler = house.start("a");
-//! let asked = house.ask(vec![Request::json(Wanted::new("mail", "1"))]);
-//! let verdict = house.settle(asked);
+//! let env = Setup::new("kinds").create();
+//! let mut scheduler = env.start("a");
+//! let asked = env.ask(vec![Request::json(Wanted::new("mail", "1"))]);
+//! let verdict = env.settle(asked);
 //! ```
 
 use std::collections::{BTreeSet, HashMap};
@@ -20,17 +20,17 @@ use redeliver_kafka::producer::{Producer, Written};
 use redeliver_kafka::reader::TopicReader;
 use redeliver_proto::{Message as _, v1};
 use redeliver_testkit::scratch::Scratch;
-use redeliver_testkit::{Member, Process, binary, eventually, redis_url, unique};
+use redeliver_testkit::{ServiceProcess, Process, binary, eventually, redis_url, unique};
 
 use crate::oracle::{Asked, Seen, Topics, Verdict, Wanted, Wish, judge};
 use crate::requests::Request;
 
 /// How long anything may take, on a machine that is busy with other tests.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
-/// The applications of every house.
+/// The applications of every environment.
 pub(crate) const APPS: [&str; 3] = ["crawl", "mail", "sms"];
 
-/// A house in the making.
+/// An environment in the making.
 pub(crate) struct Setup {
     name: String,
     brokers: String,
@@ -39,7 +39,7 @@ pub(crate) struct Setup {
     settings: Vec<(String, String)>,
 }
 
-pub(crate) struct House {
+pub(crate) struct SchedulerEnv {
     pub(crate) name: String,
     pub(crate) topics: Topics,
     pub(crate) kafka: KafkaSettings,
@@ -51,7 +51,7 @@ pub(crate) struct House {
 }
 
 impl Setup {
-    /// A house with a unique name that begins with this one, on the Kafka and Redis that all tests share.
+    /// An environment with a unique name that begins with this one, on the Kafka and Redis that all tests share.
     pub(crate) fn new(name: &str) -> Self {
         Self {
             name: unique(name),
@@ -85,7 +85,7 @@ impl Setup {
         self
     }
 
-    pub(crate) fn create(self) -> House {
+    pub(crate) fn create(self) -> SchedulerEnv {
         let Self {
             name,
             mut brokers,
@@ -99,7 +99,7 @@ impl Setup {
         if redis.is_empty() {
             redis = redis_url();
         }
-        let scratch = Scratch::new("house").unwrap();
+        let scratch = Scratch::new("env").unwrap();
         let apps: Vec<String> = APPS.map(|app| format!("{app}: {{ topic: {name}-{app} }}")).into();
         let text = format!(
             "kafka: {{ brokers: '{brokers}', topics: {{ create: true, partitions: {partitions} }} }}\n\
@@ -112,7 +112,7 @@ impl Setup {
         std::fs::write(&file, text).unwrap();
         let topic = |of: &str| Arc::from(format!("{name}-{of}"));
         let kafka = KafkaSettings::new(brokers, format!("{name}-test"));
-        House {
+        SchedulerEnv {
             topics: Topics {
                 ingest: topic("ingest"),
                 state: topic("state"),
@@ -136,7 +136,7 @@ impl Setup {
     }
 }
 
-impl House {
+impl SchedulerEnv {
     /// A scheduler that has just been started.
     pub(crate) fn spawn(&self, instance: &str) -> Member<'_> {
         let instance = instance.to_owned();
@@ -254,7 +254,7 @@ fn as_asked(request: Request, output: Output, written: Written) -> Asked {
 
 /// All that has come to the topics so far.
 pub(crate) struct Watch<'a> {
-    house: &'a House,
+    env: &'a SchedulerEnv,
     state: TopicReader,
     others: TopicReader,
     pub(crate) seen: Seen,
@@ -263,8 +263,8 @@ pub(crate) struct Watch<'a> {
 }
 
 impl<'a> Watch<'a> {
-    fn new(house: &'a House, without: Option<&str>) -> Self {
-        let topics = &house.topics;
+    fn new(env: &'a SchedulerEnv, without: Option<&str>) -> Self {
+        let topics = &env.topics;
         let mut others = vec![topics.ingest.clone(), topics.dlq.clone(), topics.answers.clone()];
         let apps = topics
             .apps
@@ -272,17 +272,17 @@ impl<'a> Watch<'a> {
             .filter(|(app, _)| Some(app.as_str()) != without);
         others.extend(apps.map(|(_, topic)| topic.clone()));
         Self {
-            state: TopicReader::new(&house.kafka, std::slice::from_ref(&topics.state)).unwrap(),
-            others: TopicReader::new(&house.kafka, &others).unwrap(),
-            house,
+            state: TopicReader::new(&env.kafka, std::slice::from_ref(&topics.state)).unwrap(),
+            others: TopicReader::new(&env.kafka, &others).unwrap(),
+            env,
             seen: Seen::default(),
             ended: 0,
         }
     }
 
     /// Whose topics are watched.
-    pub(crate) fn house(&self) -> &'a House {
-        self.house
+    pub(crate) fn env(&self) -> &'a SchedulerEnv {
+        self.env
     }
 
     /// Waits until so many jobs are known.
@@ -314,7 +314,7 @@ impl<'a> Watch<'a> {
     /// Reads what has come to all topics; the state topic first, so that whatever it says has happened is seen.
     pub(crate) fn look(&mut self) {
         self.look_at_state();
-        let (seen, topics) = (&mut self.seen, &self.house.topics);
+        let (seen, topics) = (&mut self.seen, &self.env.topics);
         let visit = |record: Record| {
             let topic = &record.position.topic;
             let list = if *topic == topics.ingest {
@@ -345,15 +345,15 @@ impl<'a> Watch<'a> {
     /// The verdict on all of it must be clean. The last jobs are added to what was asked.
     #[track_caller]
     pub(crate) fn settle(&mut self, asked: &mut Vec<Asked>) -> Verdict {
-        let house = self.house;
+        let env = self.env;
         self.until_ended(asked);
-        let last = (0..house.topics.partitions)
+        let last = (0..env.topics.partitions)
             .map(|shard| Request::protobuf(Wanted::new(APPS[0], "the last one")).partition(shard));
-        asked.extend(house.ask(last.collect()));
+        asked.extend(env.ask(last.collect()));
         self.until_ended(asked);
         self.look();
-        let verdict = judge(asked, &house.topics, &self.seen);
-        println!("{}: {verdict}", house.name);
+        let verdict = judge(asked, &env.topics, &self.seen);
+        println!("{}: {verdict}", env.name);
         assert!(verdict.is_clean(), "{verdict}");
         verdict
     }
@@ -370,7 +370,7 @@ impl<'a> Watch<'a> {
                 return Err(format!("{ended} of {fewest} jobs have ended"));
             }
             self.look();
-            let verdict = judge(asked, &self.house.topics, &self.seen);
+            let verdict = judge(asked, &self.env.topics, &self.seen);
             if verdict.waiting.is_empty() {
                 Ok(())
             } else {

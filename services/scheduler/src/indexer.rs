@@ -1,4 +1,4 @@
-//! The keeper of one shard's index: takes it over, brings it up to date from the state topic, applies what was
+//! The indexer of one shard's index: takes it over, brings it up to date from the state topic, applies what was
 //! committed and answers questions, one after the other. Outages of the index are waited out here, and
 //! whatever it lost is brought back from the topic.
 
@@ -14,16 +14,16 @@ use redeliver_runtime::error_chain::error_chain;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use crate::codec::{self, Memory};
-use crate::index::{Applied, Batch, Claimed, Index, IndexError, Owner, Seal};
-use crate::shard::{Answer, Ask};
-use crate::standing::Standing;
+use crate::codec::{self, RetentionPolicy};
+use crate::index::{Applied, Batch, Claimed, Index, IndexError, Owner, LastRecordDigest};
+use crate::shard::{IndexResponse, IndexRequest};
+use crate::readiness::ShardReadiness;
 use crate::state_topic::{self, NotUnderstood, Unread};
 
-/// What keepers have to say to a lane, which takes it when it looks around.
+/// What indexers have to say to a lane, which takes it when it looks around.
 #[derive(Debug, Default)]
 pub(crate) struct Answers {
-    list: Mutex<Vec<(AssignmentId, Answer)>>,
+    list: Mutex<Vec<(AssignmentId, IndexResponse)>>,
     waker: Waker,
 }
 
@@ -35,7 +35,7 @@ impl Answers {
         }
     }
 
-    fn give(&self, assignment: AssignmentId, answer: Answer) {
+    fn give(&self, assignment: AssignmentId, answer: IndexResponse) {
         self.list
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -43,7 +43,7 @@ impl Answers {
         self.waker.wake();
     }
 
-    pub(crate) fn take(&self) -> Vec<(AssignmentId, Answer)> {
+    pub(crate) fn take(&self) -> Vec<(AssignmentId, IndexResponse)> {
         std::mem::take(&mut *self.list.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -65,19 +65,19 @@ const NOT_UNDERSTOOD: Duration = Duration::from_secs(5);
 /// How many jobs are forgotten at once.
 const FORGET: usize = 1_000;
 
-/// A keeper.
-pub(crate) struct Keeper<I> {
+/// An indexer.
+pub(crate) struct ShardIndexer<I> {
     pub(crate) index: I,
     pub(crate) kafka: KafkaSettings,
     /// The state topic.
     pub(crate) topic: Arc<str>,
     pub(crate) shard: i32,
     pub(crate) assignment: AssignmentId,
-    pub(crate) memory: Memory,
+    pub(crate) memory: RetentionPolicy,
     pub(crate) clock: Arc<dyn Clock>,
-    pub(crate) asks: mpsc::Receiver<Ask>,
+    pub(crate) asks: mpsc::Receiver<IndexRequest>,
     pub(crate) answers: Arc<Answers>,
-    pub(crate) standing: Arc<Standing>,
+    pub(crate) readiness: Arc<ShardReadiness>,
     /// Cancelled when the shard is somebody else's.
     pub(crate) gone: CancellationToken,
 }
@@ -115,7 +115,7 @@ enum Pass {
     Look,
 }
 
-impl<I: Index> Keeper<I> {
+impl<I: Index> ShardIndexer<I> {
     /// Runs until the shard is somebody else's.
     pub(crate) async fn run(mut self) {
         let gone = self.gone.clone();
@@ -128,7 +128,7 @@ impl<I: Index> Keeper<I> {
     async fn keep(&mut self) {
         let owner = Owner(fastrand::u64(..));
         let mut applied = self.bring_up_to_date(owner).await;
-        self.answers.give(self.assignment, Answer::Ready { end: applied });
+        self.answers.give(self.assignment, IndexResponse::Ready { end: applied });
         while let Some(ask) = self.asks.recv().await {
             let mut pause = Pause::default();
             let answer = loop {
@@ -136,7 +136,7 @@ impl<I: Index> Keeper<I> {
                     Ok(answer) => break answer,
                     Err(IndexError::Full(reason)) => match ask {
                         // Questions are answered meanwhile, and what is to be applied first is for the shard to say.
-                        Ask::Apply { turn, batch } => break Answer::Full { turn, batch },
+                        IndexRequest::Apply { turn, batch } => break IndexResponse::Full { turn, batch },
                         _ => self.wait(&mut pause, "the index does not answer", &reason).await,
                     },
                     Err(IndexError::Unavailable(reason)) => {
@@ -152,19 +152,19 @@ impl<I: Index> Keeper<I> {
                 }
             };
             if pause.has_waited() {
-                self.standing.is_ready(self.assignment);
+                self.readiness.is_ready(self.assignment);
             }
             self.answers.give(self.assignment, answer);
         }
     }
 
     async fn wait(&self, pause: &mut Pause, what: &str, reason: &str) {
-        let standing = format!("shard {}: {what}: {reason}", self.shard);
-        self.standing.waits(self.assignment, standing);
+        let readiness = format!("shard {}: {what}: {reason}", self.shard);
+        self.readiness.waits(self.assignment, readiness);
         pause.wait(self.shard, what, reason).await;
     }
 
-    async fn serve(&self, ask: &Ask, owner: Owner, applied: &mut i64) -> Result<Answer, IndexError> {
+    async fn serve(&self, ask: &IndexRequest, owner: Owner, applied: &mut i64) -> Result<IndexResponse, IndexError> {
         let now = self.clock.now();
         let shard = self.shard;
         let expected = *applied;
@@ -176,21 +176,21 @@ impl<I: Index> Keeper<I> {
             }),
         };
         match ask {
-            Ask::Apply { turn, batch } => {
+            IndexRequest::Apply { turn, batch } => {
                 fault::point("index");
                 self.index.apply(shard, owner, batch, now).await?;
                 *applied = batch.to.max(*applied);
-                Ok(Answer::Applied {
+                Ok(IndexResponse::Applied {
                     turn: *turn,
                     by_force: batch.force,
                 })
             }
-            Ask::LookUp(keys) => {
+            IndexRequest::LookUp(keys) => {
                 let (mark, found) = self.index.look_up(shard, keys, now).await?;
                 is_current(mark)?;
-                Ok(Answer::Found(found))
+                Ok(IndexResponse::Found(found))
             }
-            Ask::Ahead {
+            IndexRequest::DueScan {
                 after,
                 until,
                 limit,
@@ -198,9 +198,9 @@ impl<I: Index> Keeper<I> {
             } => {
                 let ahead = self.index.ahead(shard, *after, *until, *limit, *bytes).await?;
                 is_current(ahead.applied)?;
-                Ok(Answer::Ahead(ahead))
+                Ok(IndexResponse::DueScan(ahead))
             }
-            Ask::Sweep {
+            IndexRequest::Sweep {
                 after,
                 until,
                 limit,
@@ -211,12 +211,12 @@ impl<I: Index> Keeper<I> {
                     .ahead(shard, Some(*after), *until, *limit, *bytes)
                     .await?;
                 is_current(ahead.applied)?;
-                Ok(Answer::Swept(ahead))
+                Ok(IndexResponse::Swept(ahead))
             }
-            Ask::Forgettable => {
+            IndexRequest::Forgettable => {
                 let (mark, ids) = self.index.forgettable(shard, now, FORGET).await?;
                 is_current(mark)?;
-                Ok(Answer::Forgettable(ids))
+                Ok(IndexResponse::Forgettable(ids))
             }
         }
     }
@@ -229,20 +229,20 @@ impl<I: Index> Keeper<I> {
         loop {
             match self.take_over(owner).await {
                 Ok(end) => {
-                    self.standing.is_ready(self.assignment);
+                    self.readiness.is_ready(self.assignment);
                     if is_held_up {
                         tracing::info!(shard = self.shard, "the state topic is understood again");
-                        self.answers.give(self.assignment, Answer::Ready { end });
+                        self.answers.give(self.assignment, IndexResponse::Ready { end });
                     }
                     return end;
                 }
                 Err(trouble @ Trouble::NotUnderstood { .. }) => {
                     if !is_held_up {
-                        self.answers.give(self.assignment, Answer::HeldUp);
+                        self.answers.give(self.assignment, IndexResponse::HeldUp);
                     }
                     is_held_up = true;
-                    let standing = format!("shard {}: {trouble}", self.shard);
-                    self.standing.waits(self.assignment, standing);
+                    let readiness = format!("shard {}: {trouble}", self.shard);
+                    self.readiness.waits(self.assignment, readiness);
                     if pause.is_to_be_said() {
                         tracing::error!(shard = self.shard, reason = %trouble, "the state topic is not understood; the shard stands still");
                     }
@@ -380,7 +380,7 @@ impl<I: Index> Keeper<I> {
             let mut unread = Unread::default();
             while let Some(mut chunk) = chunks.recv().await {
                 if let Some(seal) = seal.take() {
-                    if chunk.first().map(Seal::of_record) != Some(seal) {
+                    if chunk.first().map(LastRecordDigest::of_record) != Some(seal) {
                         return Err(Trouble::OfAnotherTopic);
                     }
                     chunk.retain(|record| record.position.offset >= applied);
@@ -442,7 +442,7 @@ impl<I: Index> Keeper<I> {
             from,
             to: last.position.offset + 1,
             changes,
-            seal: Some(Seal::of_record(last)),
+            seal: Some(LastRecordDigest::of_record(last)),
             force: false,
         })
     }

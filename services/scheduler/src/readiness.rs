@@ -7,44 +7,44 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use redeliver_kafka::AssignmentId;
 use redeliver_runtime::health::Part;
 
-/// What the shards of a lane wait for. Shards come and go by the lane's word; what a keeper says of one that has
+/// What the shards of a lane wait for. Shards come and go by the lane's word; what an indexer says of one that has
 /// gone is not heard any more.
 #[derive(Debug)]
-pub(crate) struct Standing {
+pub(crate) struct ShardReadiness {
     part: Part,
-    said: Mutex<Said>,
+    reasons: Mutex<Reasons>,
 }
 
 #[derive(Debug, Default)]
-struct Said {
+struct Reasons {
     waiting: BTreeMap<AssignmentId, Option<String>>,
     /// What is to be known although all are ready.
     note: Option<String>,
 }
 
-impl Standing {
+impl ShardReadiness {
     /// Of no shard yet, which is ready.
     pub(crate) fn new(part: Part) -> Self {
         part.ready();
         Self {
             part,
-            said: Mutex::default(),
+            reasons: Mutex::default(),
         }
     }
 
     /// A shard is the lane's from now on.
     pub(crate) fn begins(&self, id: AssignmentId, shard: i32) {
-        let mut said = self.lock();
+        let mut reasons = self.lock();
         let reason = format!("shard {shard}: bringing the index up to date");
-        said.waiting.insert(id, Some(reason));
-        self.tell(&said);
+        reasons.waiting.insert(id, Some(reason));
+        self.tell(&reasons);
     }
 
     /// A shard is the lane's no longer.
     pub(crate) fn ends(&self, id: AssignmentId) {
-        let mut said = self.lock();
-        said.waiting.remove(&id);
-        self.tell(&said);
+        let mut reasons = self.lock();
+        reasons.waiting.remove(&id);
+        self.tell(&reasons);
     }
 
     /// A shard waits for something.
@@ -59,22 +59,22 @@ impl Standing {
 
     /// Something is to be known of the lane although its shards are ready, or nothing any more.
     pub(crate) fn set_note(&self, note: Option<String>) {
-        let mut said = self.lock();
-        said.note = note;
-        self.tell(&said);
+        let mut reasons = self.lock();
+        reasons.note = note;
+        self.tell(&reasons);
     }
 
     fn set(&self, id: AssignmentId, reason: Option<String>) {
-        let mut said = self.lock();
-        if let Some(known) = said.waiting.get_mut(&id) {
+        let mut reasons = self.lock();
+        if let Some(known) = reasons.waiting.get_mut(&id) {
             *known = reason;
-            self.tell(&said);
+            self.tell(&reasons);
         }
     }
 
-    fn tell(&self, said: &Said) {
-        let mut reasons = said.waiting.values().flatten();
-        match (reasons.next(), &said.note) {
+    fn tell(&self, reasons: &Reasons) {
+        let mut reasons = reasons.waiting.values().flatten();
+        match (reasons.next(), &reasons.note) {
             (None, None) => self.part.ready(),
             (None, Some(note)) => self.part.ready_but(note.as_str()),
             (Some(first), _) => match reasons.count() {
@@ -86,8 +86,8 @@ impl Standing {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Said> {
-        self.said.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Reasons> {
+        self.reasons.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -100,24 +100,24 @@ mod tests {
     #[test]
     fn all_shards_must_be_ready_and_those_that_have_gone_say_nothing() {
         let health = Health::new();
-        let standing = Standing::new(health.part("shards"));
-        let said = || health.report().parts["shards"].clone();
-        assert_eq!(said(), "ready");
+        let readiness = ShardReadiness::new(health.part("shards"));
+        let reasons = || health.report().parts["shards"].clone();
+        assert_eq!(reasons(), "ready");
         let ids = [AssignmentId::for_tests(0, 1), AssignmentId::for_tests(1, 1)];
-        standing.begins(ids[0], 7);
-        standing.begins(ids[1], 8);
+        readiness.begins(ids[0], 7);
+        readiness.begins(ids[1], 8);
         let catching_up = "waiting: shard 7: bringing the index up to date";
-        assert_eq!(said(), format!("{catching_up}; and 1 more shards wait"));
-        standing.is_ready(ids[1]);
-        assert_eq!(said(), catching_up);
-        standing.waits(ids[0], "no answer".to_owned());
-        assert_eq!(said(), "waiting: no answer");
-        standing.ends(ids[0]);
-        assert_eq!(said(), "ready");
-        standing.set_note(Some("full".to_owned()));
-        assert_eq!(said(), "ready, but full");
-        standing.set_note(None);
-        standing.waits(ids[0], "late".to_owned());
-        assert_eq!(said(), "ready");
+        assert_eq!(reasons(), format!("{catching_up}; and 1 more shards wait"));
+        readiness.is_ready(ids[1]);
+        assert_eq!(reasons(), catching_up);
+        readiness.waits(ids[0], "no answer".to_owned());
+        assert_eq!(reasons(), "waiting: no answer");
+        readiness.ends(ids[0]);
+        assert_eq!(reasons(), "ready");
+        readiness.set_note(Some("full".to_owned()));
+        assert_eq!(reasons(), "ready, but full");
+        readiness.set_note(None);
+        readiness.waits(ids[0], "late".to_owned());
+        assert_eq!(reasons(), "ready");
     }
 }

@@ -18,7 +18,7 @@ pub(super) const BULK: &str = "bulk";
 pub(super) const TRICKLE: &str = "trickle";
 
 #[derive(Clone)]
-pub(super) struct House {
+pub(super) struct SchedulerEnv {
     pub(super) broker: Broker,
     name: String,
     redis: String,
@@ -33,21 +33,21 @@ pub(super) struct Wanted {
     pub(super) partition: i32,
 }
 
-impl House {
-    /// A house of its own, with an empty Redis.
+impl SchedulerEnv {
+    /// An environment of its own, with an empty Redis.
     pub(super) async fn build(broker: &Broker, redis: &mut Redis, name: &str) -> anyhow::Result<Self> {
         redis.empty()?;
-        let house = Self {
+        let env = Self {
             broker: broker.clone(),
             name: broker.name(name),
             redis: redis.url.clone(),
         };
         // The others are made by the service, as it needs them.
-        house
+        env
             .broker
-            .create(&[&house.of_app(BULK), &house.of_app(TRICKLE)], PARTITIONS)
+            .create(&[&env.of_app(BULK), &env.of_app(TRICKLE)], PARTITIONS)
             .await?;
-        Ok(house)
+        Ok(env)
     }
 
     fn topic(&self, what: &str) -> String {
@@ -63,7 +63,7 @@ impl House {
         format!("{}:{{{shard}}}:due", self.name)
     }
 
-    /// A scheduler process that shares the work with others of the house.
+    /// A scheduler process that shares the work with others of the environment.
     pub(super) fn start(&self, instance: &str, is_static: bool) -> anyhow::Result<Running> {
         let topic = |what| self.topic(what);
         let config = format!(
