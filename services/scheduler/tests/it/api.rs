@@ -8,7 +8,7 @@ use redeliver_proto::auth::SendToken;
 use redeliver_proto::v1;
 use redeliver_proto::v1::job_service_client::JobServiceClient;
 use redeliver_testkit::{LocalRedis, eventually_async, redis_url};
-use reqwest::Method;
+use reqwest::{Method, StatusCode};
 use tonic::{Code, Request};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
@@ -311,10 +311,15 @@ async fn what_is_wrong_is_said_at_once_and_never_reaches_kafka() {
         .get("/v1/jobs/7")
         .await
         .problem(422, "request.id", "not the id of a job");
-    server
-        .get("/v1/jobs/01KAJQ6Z2B0001G00000000A7X")
-        .await
-        .problem(404, "job_unknown", "no job");
+    // The API serves before all shards have their index, and does not deny a job that it may not know yet.
+    let unknown = eventually_async("all shards have their index", SOON, async || {
+        let answer = server.get("/v1/jobs/01KAJQ6Z2B0001G00000000A7X").await;
+        match answer.status {
+            StatusCode::SERVICE_UNAVAILABLE => Err(answer.text),
+            _ => Ok(answer),
+        }
+    });
+    unknown.await.problem(404, "job_unknown", "no job");
     server
         .get("/v1/stats?minutes=2000")
         .await
