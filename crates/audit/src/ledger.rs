@@ -9,7 +9,7 @@
 
 use std::collections::BTreeMap;
 
-use redeliver_core::headers::{ERROR_CLASS, Origin, ReservedHeaders, PAYLOAD_OMITTED, PROCESS_AFTER};
+use redeliver_core::headers::{ERROR_CLASS, Origin, PAYLOAD_OMITTED, PROCESS_AFTER, ReservedHeaders};
 use redeliver_core::pipeline::{ReturnTo, TopicRole};
 use redeliver_core::route::Arrival;
 use redeliver_core::{Pipeline, Position, Record, Span, Timestamp};

@@ -438,7 +438,10 @@ mod tests {
                 .into_iter()
                 .collect(),
         );
-        let failure = ReservedHeaders::read(&ahead).unwrap().lock_is_over(now).unwrap_err();
+        let failure = ReservedHeaders::read(&ahead)
+            .unwrap()
+            .lock_is_over(now)
+            .unwrap_err();
         assert!(failure.message.contains("is still ahead"), "{}", failure.message);
         let missing = record(Headers::new());
         assert_eq!(ReservedHeaders::read(&missing).unwrap().lock_is_over(now), Ok(()));
@@ -455,7 +458,12 @@ mod tests {
                 .into_iter()
                 .collect(),
         );
-        assert!(ReservedHeaders::read(&twice).unwrap_err().message.contains("more than once"));
+        assert!(
+            ReservedHeaders::read(&twice)
+                .unwrap_err()
+                .message
+                .contains("more than once")
+        );
         let foreign = record([(RETURN_TOPIC, Some(&b"../etc"[..]))].into_iter().collect());
         assert!(ReservedHeaders::read(&foreign).unwrap().return_topic().is_err());
     }

@@ -44,7 +44,9 @@ pub fn remedy(error: &KafkaError) -> RecoveryAction {
         KafkaError::Flush(_) => RecoveryAction::Retry,
         KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull) => RecoveryAction::Retry,
         KafkaError::MessageProduction(code) if is_fenced(*code) => RecoveryAction::Fenced,
-        KafkaError::MessageProduction(RDKafkaErrorCode::Fatal | RDKafkaErrorCode::State) => RecoveryAction::Rebuild,
+        KafkaError::MessageProduction(RDKafkaErrorCode::Fatal | RDKafkaErrorCode::State) => {
+            RecoveryAction::Rebuild
+        }
         KafkaError::MessageProduction(_) => RecoveryAction::Abort,
         KafkaError::MessageConsumptionFatal(code) if is_fenced(*code) => RecoveryAction::Fenced,
         _ => RecoveryAction::Rebuild,

@@ -4,7 +4,7 @@
 //! Records wait in topics for as long as a year or more, so a topic's own clean-up is the one thing in Kafka
 //! that can lose them without an error: a retention shorter than the wait, compaction of a topic whose
 //! records share keys, deletion from the one that is a log of states. What is needed ([`TopologySpec`]) and
-//! what a topic is told to be wrong for ([`examine`]) are pure; [`check`] and [`apply`] do the asking and
+//! what a topic is told to be wrong for (`examine`) are pure; [`check`] and [`apply`] do the asking and
 //! creating.
 //!
 //! Source and output topics and those of applications belong to the users: they are created when they are

@@ -29,7 +29,7 @@ use crate::client::ClientLog;
 use crate::convert::native_headers;
 use crate::fault;
 use crate::processor::Refused;
-use crate::remedy::{Refusal, RecoveryAction, is_aftermath, is_unknown_topic, refusal, remedy};
+use crate::remedy::{RecoveryAction, Refusal, is_aftermath, is_unknown_topic, refusal, remedy};
 use crate::topic_watch::{TopicState, TopicWatch};
 pub(crate) use alternating::Alternating;
 use offset_sender::OffsetSender;

@@ -1,4 +1,4 @@
-//! Programs in other languages: their packages as pinned by them, got once on a machine, see [`crate::kept`].
+//! Programs in other languages: their packages as pinned by them, got once on a machine, see `kept`.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,6 @@
 //! The worker's part of a lane: records go to the driver as they come, results come back in any order.
 //!
-//! The lane's thread and the driver (an async task) meet in two short lists, [`Inbox`] and [`Outbox`],
+//! The lane's thread and the driver (an async task) meet in two short lists, `Inbox` and `Outbox`,
 //! which are bounded by the number of records in flight.
 
 mod held;

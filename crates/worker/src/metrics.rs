@@ -304,7 +304,11 @@ impl LaneFamilies {
             lane: lane.to_owned(),
         };
         // A series that only appears with the first setback would be missed by an alert on its rate.
-        for remedy in [RecoveryAction::Abort, RecoveryAction::Rebuild, RecoveryAction::Fenced] {
+        for remedy in [
+            RecoveryAction::Abort,
+            RecoveryAction::Rebuild,
+            RecoveryAction::Fenced,
+        ] {
             let _ = self.setbacks.get_or_create(&LaneRemedy {
                 lane: lane.to_owned(),
                 remedy: word(remedy),

@@ -64,7 +64,8 @@ impl Ledger {
         let seen = self.page(&url);
         match role {
             TopicRole::Source => {
-                let is_retry = ReservedHeaders::read(record).is_ok_and(|ours| ours.is_retry_of(&pipeline.name));
+                let is_retry =
+                    ReservedHeaders::read(record).is_ok_and(|ours| ours.is_retry_of(&pipeline.name));
                 seen.jobs += u32::from(!is_retry);
                 None
             }

@@ -1,6 +1,6 @@
 //! What headers say of a failure, in all the dialects that write dead letters.
 //!
-//! One table, [`RULES`], says where each dialect keeps each fact, how it is encoded, and which of several
+//! One table, `RULES`, says where each dialect keeps each fact, how it is encoded, and which of several
 //! headers of the same name counts: frameworks that append when a record dies again have the newest
 //! failure last, those that prepend have it first, and where a record came from is told by the oldest.
 //!

@@ -9,9 +9,9 @@
 //! | [`dialect`] | what headers say of a failure, in all the dialects that write dead letters |
 //! | [`filter`] | AIP-160 filters: text, expression, condition of SQL |
 //! | [`index`] | the database: schema, the one that writes, those that read |
-//! | [`ingest`] | from the topics into the index |
+//! | `ingest` | from the topics into the index |
 //! | [`ledger`] | what was done with dead letters |
-//! | [`api`] | the gRPC service |
+//! | `api` | the gRPC service |
 //! | [`server`] | the gRPC server: health, reflection, tokens, the end |
 
 pub mod dialect;

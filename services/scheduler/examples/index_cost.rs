@@ -66,7 +66,7 @@ impl Bench {
     }
 
     async fn used_memory(&self) -> f64 {
-        field(&self.info(InfoKind::RetentionPolicy).await, "used_memory:")
+        field(&self.info(InfoKind::Memory).await, "used_memory:")
     }
 
     /// Seconds of CPU that Redis's thread for commands has used.

@@ -15,9 +15,9 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::codec::{self, RetentionPolicy};
-use crate::index::{Applied, Batch, Claimed, Index, IndexError, Owner, LastRecordDigest};
-use crate::shard::{IndexResponse, IndexRequest};
+use crate::index::{Applied, Batch, Claimed, Index, IndexError, LastRecordDigest, Owner};
 use crate::readiness::ShardReadiness;
+use crate::shard::{IndexRequest, IndexResponse};
 use crate::state_topic::{self, NotUnderstood, Unread};
 
 /// What indexers have to say to a lane, which takes it when it looks around.
@@ -128,7 +128,8 @@ impl<I: Index> ShardIndexer<I> {
     async fn keep(&mut self) {
         let owner = Owner(fastrand::u64(..));
         let mut applied = self.bring_up_to_date(owner).await;
-        self.answers.give(self.assignment, IndexResponse::Ready { end: applied });
+        self.answers
+            .give(self.assignment, IndexResponse::Ready { end: applied });
         while let Some(ask) = self.asks.recv().await {
             let mut pause = Pause::default();
             let answer = loop {
@@ -164,7 +165,12 @@ impl<I: Index> ShardIndexer<I> {
         pause.wait(self.shard, what, reason).await;
     }
 
-    async fn serve(&self, ask: &IndexRequest, owner: Owner, applied: &mut i64) -> Result<IndexResponse, IndexError> {
+    async fn serve(
+        &self,
+        ask: &IndexRequest,
+        owner: Owner,
+        applied: &mut i64,
+    ) -> Result<IndexResponse, IndexError> {
         let now = self.clock.now();
         let shard = self.shard;
         let expected = *applied;

@@ -13,9 +13,9 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use crate::index::{Index, Room, Usage};
 use crate::indexer::{Answers, ShardIndexer};
 use crate::metrics::SchedulerMetrics;
+use crate::readiness::ShardReadiness;
 use crate::refused;
 use crate::shard::{IndexRequest, Missed, Settings, Shard, Tally, Writes};
-use crate::readiness::ShardReadiness;
 use crate::topics::Presence;
 
 /// One question of each kind may be under way.

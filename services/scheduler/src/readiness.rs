@@ -73,11 +73,11 @@ impl ShardReadiness {
     }
 
     fn tell(&self, reasons: &Reasons) {
-        let mut reasons = reasons.waiting.values().flatten();
-        match (reasons.next(), &reasons.note) {
+        let mut waiting = reasons.waiting.values().flatten();
+        match (waiting.next(), &reasons.note) {
             (None, None) => self.part.ready(),
             (None, Some(note)) => self.part.ready_but(note.as_str()),
-            (Some(first), _) => match reasons.count() {
+            (Some(first), _) => match waiting.count() {
                 0 => self.part.not_ready(first.as_str()),
                 others => self
                     .part

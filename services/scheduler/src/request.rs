@@ -220,12 +220,14 @@ pub fn read(record: &Record, rules: &Rules, now: Timestamp) -> Incoming {
     };
     let mut refused_wait = None;
     let command = match wish {
-        Ok(ParsedRequest::LongWait(wait)) => wait.check(format, rules, &envelope).map_err(|(failure, wait)| {
-            let pipeline = rules.pipelines.get(&wait.pipeline).cloned();
-            let payload = wait.payload;
-            refused_wait = pipeline.map(|pipeline| Box::new(RefusedWait { pipeline, payload }));
-            failure
-        }),
+        Ok(ParsedRequest::LongWait(wait)) => {
+            wait.check(format, rules, &envelope).map_err(|(failure, wait)| {
+                let pipeline = rules.pipelines.get(&wait.pipeline).cloned();
+                let payload = wait.payload;
+                refused_wait = pipeline.map(|pipeline| Box::new(RefusedWait { pipeline, payload }));
+                failure
+            })
+        }
         Ok(wish) => wish.check(format, rules, &envelope),
         Err(failure) => Err(failure),
     };
@@ -238,7 +240,9 @@ pub fn read(record: &Record, rules: &Rules, now: Timestamp) -> Incoming {
 
 /// Where a request was written first: another shard may have passed it on from there.
 pub(crate) fn first_origin(record: &Record) -> Origin {
-    let passed_on = ReservedHeaders::read(record).ok().filter(|ours| ours.is_retry_of(NAME));
+    let passed_on = ReservedHeaders::read(record)
+        .ok()
+        .filter(|ours| ours.is_retry_of(NAME));
     passed_on
         .and_then(|ours| ours.origin().ok())
         .filter(|origin| origin.topic == record.position.topic)

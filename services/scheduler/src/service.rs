@@ -21,10 +21,10 @@ use crate::index::redis::RedisIndex;
 use crate::indexer::Answers;
 use crate::metrics::SchedulerFamilies;
 use crate::processor::{Held, Scheduler, run_indexers};
+use crate::readiness::ShardReadiness;
 use crate::request::Rules;
 use crate::shard::Settings;
 use crate::spans::Spans;
-use crate::readiness::ShardReadiness;
 use crate::topics::{Topics, WatchedTopics};
 
 /// What of a configuration the service cannot follow.

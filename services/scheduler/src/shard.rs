@@ -14,7 +14,7 @@ use redeliver_core::{Failure, Headers, Output, Record, Timestamp, route};
 use redeliver_proto::{Message as _, v1};
 
 use crate::codec::{self, KeyValue, RetentionPolicy};
-use crate::index::{DueScan, Batch, Change, Cursor, Effect, Lookup, Room, Row};
+use crate::index::{Batch, Change, Cursor, DueScan, Effect, Lookup, Room, Row};
 use crate::job::{Job, JobId, Kind, State};
 use crate::overlay::Overlay;
 use crate::request::{
@@ -443,7 +443,9 @@ impl Shard {
                 jobs += usize::from(matches!(question(&entry), Some(Lookup::Job(_))));
                 self.looking.push_back(entry);
             }
-            asks.push(IndexRequest::LookUp(self.looking.iter().filter_map(question).collect()));
+            asks.push(IndexRequest::LookUp(
+                self.looking.iter().filter_map(question).collect(),
+            ));
         }
         asks.extend(self.ask_ahead(now));
         asks.extend(self.ask_sweep(now));

@@ -51,7 +51,7 @@ impl NotUnderstood {
 }
 
 /// What a record changes in the index; nothing when it removes what was never a job.
-pub(crate) fn read(record: &Record, memory: Memory) -> Result<Option<Change>, NotUnderstood> {
+pub(crate) fn read(record: &Record, memory: RetentionPolicy) -> Result<Option<Change>, NotUnderstood> {
     let position = || record.position.clone();
     let text = record.key.as_deref().map(std::str::from_utf8);
     let damaged = |problem: String| NotUnderstood::Damaged {
@@ -151,7 +151,7 @@ mod tests {
 
     use super::*;
 
-    const MEMORY: Memory = Memory {
+    const MEMORY: RetentionPolicy = RetentionPolicy {
         keys: Duration::ZERO,
         ended: Duration::ZERO,
     };

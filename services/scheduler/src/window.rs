@@ -107,7 +107,10 @@ impl Window {
 
     /// Takes out what was looked up behind a place.
     pub(crate) fn remove_looked_up_behind(&mut self, place: Option<Cursor>) {
-        while let Some(latest) = self.latest(Source::LookedUp).filter(|latest| Some(*latest) > place) {
+        while let Some(latest) = self
+            .latest(Source::LookedUp)
+            .filter(|latest| Some(*latest) > place)
+        {
             self.remove(latest.id);
         }
     }
@@ -249,7 +252,10 @@ mod tests {
         window.insert(job(1, "a", 0, Priority::Low), Source::Commanded);
         window.insert(job(2, "a", 10_001, Priority::High), Source::Commanded);
         assert_eq!(pop_all(&mut window, 10_001), [1, 2]);
-        assert_eq!((window.len(), window.load(Source::Commanded)), (0, Load::default()));
+        assert_eq!(
+            (window.len(), window.load(Source::Commanded)),
+            (0, Load::default())
+        );
     }
 
     #[test]

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use proptest::prelude::*;
 use redeliver_core::headers::{ORIGINAL_OFFSET, PIPELINE, TRACEPARENT, TraceContext};
 use redeliver_core::pipeline::DelayQueue;
-use redeliver_core::route::{Disposition, strip_payload, reject, route};
+use redeliver_core::route::{Disposition, reject, route, strip_payload};
 use redeliver_core::{Failure, Headers, Outcome, Output};
 
 use super::*;

@@ -250,7 +250,8 @@ impl Machine {
     }
 
     fn relay(&self, record: &Record, word: &str, now: Timestamp) -> Option<Vec<Output>> {
-        let due = ReservedHeaders::read(record).and_then(|ours| ours.process_after(now, self.pipeline.max_wait));
+        let due =
+            ReservedHeaders::read(record).and_then(|ours| ours.process_after(now, self.pipeline.max_wait));
         match due {
             Err(failure) => Some(reject(&self.pipeline, record, &failure, now).outputs),
             Ok(_) if matches!(word, "tier" | "both") => None,

@@ -43,8 +43,7 @@ impl SchedulerEnv {
             redis: redis.url.clone(),
         };
         // The others are made by the service, as it needs them.
-        env
-            .broker
+        env.broker
             .create(&[&env.of_app(BULK), &env.of_app(TRICKLE)], PARTITIONS)
             .await?;
         Ok(env)

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::PARTITIONS;
 use super::arrivals::{Arrival, Arrivals};
-use super::env::{BULK, SchedulerEnv, PATIENCE, partition};
+use super::env::{BULK, PATIENCE, SchedulerEnv, partition};
 use super::trickle::Trickle;
 use crate::figures::Figures;
 use crate::kafka::Broker;

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use redeliver_core::{Clock, SystemClock};
 
-use super::env::{BULK, SchedulerEnv, PATIENCE, Wanted, accepted, partition, wait_accepted, wait_indexed};
+use super::env::{BULK, PATIENCE, SchedulerEnv, Wanted, accepted, partition, wait_accepted, wait_indexed};
 use crate::figures::{Figures, median, per_second, rate};
 use crate::kafka::Broker;
 use crate::process::wait_until;

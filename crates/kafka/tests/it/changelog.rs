@@ -7,7 +7,8 @@ use std::time::Duration;
 use redeliver_core::{Headers, Output, Record, Timestamp};
 use redeliver_kafka::reader::{TopicReader, group_positions};
 use redeliver_kafka::{
-    AssignmentId, IfRecreated, Lane, LaneContext, LaneObserver, LaneSpec, Processor, TopicWatch, TransactionBatch,
+    AssignmentId, IfRecreated, Lane, LaneContext, LaneObserver, LaneSpec, Processor, TopicWatch,
+    TransactionBatch,
 };
 use redeliver_testkit::{eventually, unique};
 use tokio_util::sync::CancellationToken;

@@ -205,7 +205,12 @@ fn a_turn_is_bounded_in_bytes_and_never_empty() {
     for offset in 0..4 {
         bench.accept(offset, 10);
     }
-    let sizes = [TransactionBatch::BYTES * 2, TransactionBatch::BYTES / 3, TransactionBatch::BYTES / 3, TransactionBatch::BYTES / 2];
+    let sizes = [
+        TransactionBatch::BYTES * 2,
+        TransactionBatch::BYTES / 3,
+        TransactionBatch::BYTES / 3,
+        TransactionBatch::BYTES / 2,
+    ];
     bench.handle(|offset| Outcome::value(vec![0; sizes[usize::try_from(offset).unwrap()]]));
     let mut turns = Vec::new();
     while turns.iter().sum::<usize>() < 4 {

@@ -15,7 +15,7 @@ use redeliver_runtime::cli::Start;
 use redeliver_runtime::listen::Listener;
 use redeliver_runtime::telemetry::Tracer;
 use redeliver_testkit::scratch::Scratch;
-use redeliver_testkit::{ServiceProcess, Process, binary, brokers, eventually, unique};
+use redeliver_testkit::{Process, ServiceProcess, binary, brokers, eventually, unique};
 use redeliver_worker::{Attempt, Handler, Host, WorkerSpec, spawn, topics};
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;

@@ -152,7 +152,11 @@ impl Watcher {
                 .read(move |connection| index::since(connection, &filter, behind, up_to, READ))
                 .await;
             let Part { found, has_more } = read.map_err(|error| Ended::DialectHeaders(no_index(&error)))?;
-            let shown = self.api.shown(&found, self.is_full).await.map_err(Ended::DialectHeaders)?;
+            let shown = self
+                .api
+                .shown(&found, self.is_full)
+                .await
+                .map_err(Ended::DialectHeaders)?;
             for (found, shown) in found.iter().zip(shown) {
                 self.behind = found.row;
                 if let Some(shown) = shown {

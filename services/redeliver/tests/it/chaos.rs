@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use redeliver_audit::Report;
 use redeliver_testkit::local_kafka::kafka_tool;
-use redeliver_testkit::{Fate, LocalKafka, ServiceProcess, Plan, Reply, Request, Trouble, eventually};
+use redeliver_testkit::{Fate, LocalKafka, Plan, Reply, Request, ServiceProcess, Trouble, eventually};
 
 use crate::support::{Pipe, Sent, Setup};
 use load::under_load;

@@ -306,6 +306,9 @@ fn the_docs_show_the_example_clients_as_they_are() {
     for (language, file) in [("python", "python/schedule.py"), ("js", "node/schedule.js")] {
         let program = std::fs::read_to_string(clients().join(file)).unwrap();
         let shown = format!("```{language}\n{program}```\n");
-        assert!(page.contains(&shown), "docs/scheduler.md does not show {file} as it is");
+        assert!(
+            page.contains(&shown),
+            "docs/scheduler.md does not show {file} as it is"
+        );
     }
 }

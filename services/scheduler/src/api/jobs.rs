@@ -20,7 +20,7 @@ use crate::answers::{Place, Waiting};
 use crate::codec;
 use crate::index::{Index, Lookup};
 use crate::job::{JobId, Kind};
-use crate::request::{Command, Draft, Envelope, Field, Format, Rules, When, ParsedRequest, write_protobuf};
+use crate::request::{Command, Draft, Envelope, Field, Format, ParsedRequest, Rules, When, write_protobuf};
 use crate::room::{self, INDEX_FULL};
 
 /// How long an outcome is waited for.
@@ -201,7 +201,12 @@ impl<I: Index> Jobs<I> {
         Ok(wish.clone().check(format, &self.rules, &envelope)?)
     }
 
-    async fn command(&self, id: JobId, wish: &ParsedRequest, trace: Headers) -> Result<v1::CommandOutcome, Refusal> {
+    async fn command(
+        &self,
+        id: JobId,
+        wish: &ParsedRequest,
+        trace: Headers,
+    ) -> Result<v1::CommandOutcome, Refusal> {
         if id.shard() >= self.partitions {
             return Ok(v1::CommandOutcome {
                 outcome: v1::Outcome::Unknown.into(),

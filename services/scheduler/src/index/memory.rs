@@ -8,8 +8,8 @@ use bytes::Bytes;
 use redeliver_core::Timestamp;
 
 use super::{
-    DueScan, Applied, Batch, Change, Claimed, Cursor, Effect, Index, IndexError, KeyEntry, Lookup, Owner, Row,
-    LastRecordDigest, ShardStats,
+    Applied, Batch, Change, Claimed, Cursor, DueScan, Effect, Index, IndexError, KeyEntry, LastRecordDigest,
+    Lookup, Owner, Row, ShardStats,
 };
 use crate::codec::FORMAT;
 use crate::job::{JobId, KeyHash};

@@ -40,8 +40,8 @@ use redeliver_runtime::tasks::Tasks;
 pub use self::connection::{ConnectError, Evicts};
 use self::connection::{Connection, Script};
 use super::{
-    DueScan, Applied, Batch, Claimed, Cursor, Effect, Index, IndexError, KeyEntry, Lookup, Owner, Row, LastRecordDigest,
-    ShardStats, Usage,
+    Applied, Batch, Claimed, Cursor, DueScan, Effect, Index, IndexError, KeyEntry, LastRecordDigest, Lookup,
+    Owner, Row, ShardStats, Usage,
 };
 use crate::job::{JobId, KeyHash};
 

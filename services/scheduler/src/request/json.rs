@@ -13,7 +13,7 @@ use serde::de::{Deserializer as _, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
 use super::field::{Field, Format, hint};
-use super::{Draft, When, ParsedRequest, read_id};
+use super::{Draft, ParsedRequest, When, read_id};
 use crate::job::{JobId, Payload, Priority};
 
 /// How deep a job's data may be nested: deeper data is more than common readers of JSON take.

@@ -12,7 +12,7 @@ use redeliver_proto::v1::job_command::Command;
 use redeliver_proto::{Message as _, v1};
 
 use super::field::{Field, Format};
-use super::{Draft, LongWait, MAX_ANSWER_TO, When, ParsedRequest, read_id};
+use super::{Draft, LongWait, MAX_ANSWER_TO, ParsedRequest, When, read_id};
 use crate::job::Payload;
 
 /// Reads a `JobCommand`: what it says, and who waits for the outcome.

@@ -96,7 +96,10 @@ fn an_empty_window_of_any_size_looks_ahead() {
         let mut shard = Shard::new(Arc::new(settings), 0);
         let now = Timestamp::from_millis(START);
         shard.answer(IndexResponse::Ready { end: 0 }, now);
-        let looks = shard.asks(now).iter().any(|ask| matches!(ask, IndexRequest::DueScan { .. }));
+        let looks = shard
+            .asks(now)
+            .iter()
+            .any(|ask| matches!(ask, IndexRequest::DueScan { .. }));
         assert!(looks, "{window_jobs} jobs, {window_bytes} bytes");
     }
 }
@@ -270,7 +273,8 @@ impl World {
         self.applied = self.end;
         self.given = 0;
         self.is_held_up = false;
-        self.shard.answer(IndexResponse::Ready { end: self.end }, self.now);
+        self.shard
+            .answer(IndexResponse::Ready { end: self.end }, self.now);
         self.give();
     }
 
@@ -349,7 +353,8 @@ impl World {
             self.is_held_up = false;
             self.applied = self.applied.max(self.end);
             self.index = picture(&self.state);
-            self.shard.answer(IndexResponse::Ready { end: self.end }, self.now);
+            self.shard
+                .answer(IndexResponse::Ready { end: self.end }, self.now);
             return self.give();
         }
         let Some(ask) = self.asks.pop_front() else { return };

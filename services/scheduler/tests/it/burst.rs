@@ -8,7 +8,7 @@ use redeliver_core::{Record, Timestamp};
 use redeliver_testkit::{LocalRedis, eventually};
 
 use crate::chaos::Turn;
-use crate::env::{SchedulerEnv, PATIENCE, Setup};
+use crate::env::{PATIENCE, SchedulerEnv, Setup};
 use crate::index::own_redis::Raw;
 use crate::oracle::{Asked, Wanted};
 use crate::requests::{Request, in_millis, now};

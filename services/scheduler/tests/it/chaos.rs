@@ -19,7 +19,7 @@ use fred::prelude::Value;
 use redeliver_testkit::local_kafka::kafka_tool;
 use redeliver_testkit::{LocalKafka, LocalRedis, ServiceProcess, eventually};
 
-use crate::env::{SchedulerEnv, PATIENCE, Setup};
+use crate::env::{PATIENCE, SchedulerEnv, Setup};
 use crate::index::own_redis::Raw;
 use load::{Load, under_load};
 

@@ -351,8 +351,7 @@ fn keyed(env: &SchedulerEnv) -> Vec<Request> {
             request_id: Some(format!("again {n}")),
             ..wanted.clone()
         };
-        let elsewhere =
-            (shard_of("sms", &key, env.topics.partitions) + 1 + n % 2) % env.topics.partitions;
+        let elsewhere = (shard_of("sms", &key, env.topics.partitions) + 1 + n % 2) % env.topics.partitions;
         requests.push(Request::json(wanted.clone()));
         requests.push(Request::protobuf(wanted.clone()).answer_to(format!("again {n}")));
         requests.push(Request::json(named).partition(elsewhere));

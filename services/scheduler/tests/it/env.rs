@@ -20,7 +20,7 @@ use redeliver_kafka::producer::{Producer, Written};
 use redeliver_kafka::reader::TopicReader;
 use redeliver_proto::{Message as _, v1};
 use redeliver_testkit::scratch::Scratch;
-use redeliver_testkit::{ServiceProcess, Process, binary, eventually, redis_url, unique};
+use redeliver_testkit::{Process, ServiceProcess, binary, eventually, redis_url, unique};
 
 use crate::oracle::{Asked, Seen, Topics, Verdict, Wanted, Wish, judge};
 use crate::requests::Request;
@@ -138,10 +138,10 @@ impl Setup {
 
 impl SchedulerEnv {
     /// A scheduler that has just been started.
-    pub(crate) fn spawn(&self, instance: &str) -> Member<'_> {
+    pub(crate) fn spawn(&self, instance: &str) -> ServiceProcess<'_> {
         let instance = instance.to_owned();
         let name = format!("scheduler {instance}");
-        Member::spawn(name, move |environment| {
+        ServiceProcess::spawn(name, move |environment| {
             let mut command = binary("scheduler");
             command.env_clear().envs(environment.iter().copied());
             command.arg("--config").arg(&self.file);
@@ -156,7 +156,7 @@ impl SchedulerEnv {
     }
 
     /// A scheduler that is ready.
-    pub(crate) fn start(&self, instance: &str) -> Member<'_> {
+    pub(crate) fn start(&self, instance: &str) -> ServiceProcess<'_> {
         let mut member = self.spawn(instance);
         member.until_ready();
         member

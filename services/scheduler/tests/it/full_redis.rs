@@ -9,7 +9,7 @@ use redeliver_proto::{Message as _, v1};
 use redeliver_testkit::{LocalRedis, ServiceProcess, eventually};
 
 use crate::chaos::Turn;
-use crate::env::{SchedulerEnv, PATIENCE, Setup, id};
+use crate::env::{PATIENCE, SchedulerEnv, Setup, id};
 use crate::index::own_redis::Raw;
 use crate::oracle::{Asked, Wanted};
 use crate::requests::{Request, in_millis, now};

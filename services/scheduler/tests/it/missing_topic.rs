@@ -16,7 +16,7 @@ use redeliver_worker::{Host, topics};
 use tokio_util::sync::CancellationToken;
 
 use crate::chaos::Turn;
-use crate::env::{SchedulerEnv, PATIENCE, Setup, answers, id};
+use crate::env::{PATIENCE, SchedulerEnv, Setup, answers, id};
 use crate::oracle::{Asked, Wanted, When};
 use crate::requests::{Request, in_millis};
 

@@ -358,7 +358,7 @@ impl Judge<'_> {
         }
         let mut passed_on: HashMap<_, VecDeque<&Record>> = HashMap::new();
         for record in records.into_values() {
-            let origin = Ours::read(record).and_then(|ours| ours.origin()).ok();
+            let origin = ReservedHeaders::read(record).and_then(|ours| ours.origin()).ok();
             let from = origin.map(|origin| (origin.partition, origin.offset));
             let home = record.position.partition;
             passed_on.entry((home, from)).or_default().push_back(record);
@@ -744,7 +744,7 @@ impl Judge<'_> {
     fn dead_letters(&mut self, commands: &[Command<'_>], plan: &Plan<'_>, records: &[Record]) {
         let mut letters: HashMap<Position, Vec<&Record>> = HashMap::new();
         for record in records {
-            match Ours::read(record).and_then(|ours| ours.origin()) {
+            match ReservedHeaders::read(record).and_then(|ours| ours.origin()) {
                 Ok(origin) => letters
                     .entry(Position {
                         topic: origin.topic,

@@ -13,14 +13,14 @@ use redeliver_runtime::telemetry::Tracer;
 use redeliver_scheduler::codec;
 use redeliver_scheduler::index::memory::MemoryIndex;
 use redeliver_scheduler::index::{
-    DueScan, Applied, Batch, Claimed, Cursor, Index, IndexError, Lookup, Owner, ShardStats,
+    Applied, Batch, Claimed, Cursor, DueScan, Index, IndexError, Lookup, Owner, ShardStats,
 };
 use redeliver_scheduler::job::{Job, Kind, Payload, Priority, State};
 use redeliver_testkit::eventually;
 use redeliver_worker::{Host, topics};
 use tokio_util::sync::CancellationToken;
 
-use crate::env::{SchedulerEnv, PATIENCE, Setup};
+use crate::env::{PATIENCE, SchedulerEnv, Setup};
 use crate::oracle::Wanted;
 use crate::requests::{Request, in_millis, now};
 
@@ -140,8 +140,7 @@ fn takes_over_although(name: &str, fails: (u32, fn() -> IndexError)) {
         }
     });
     env.write(&jobs.collect::<Vec<_>>());
-    env
-        .block_on(redeliver_scheduler::mount(&mut host, index.clone()))
+    env.block_on(redeliver_scheduler::mount(&mut host, index.clone()))
         .unwrap();
     let running = env.spawn_task(host.run());
 

@@ -7,7 +7,7 @@ use redeliver_testkit::LocalRedis;
 use redeliver_testkit::certificates::Authority;
 use redeliver_testkit::scratch::Scratch;
 
-use crate::env::{SchedulerEnv, PATIENCE, Setup};
+use crate::env::{PATIENCE, SchedulerEnv, Setup};
 use crate::index::own_redis::Raw;
 use crate::oracle::Wanted;
 use crate::requests::Request;
@@ -66,10 +66,7 @@ fn jobs_go_through_a_redis_that_asks_for_tls_and_a_password() {
     let later = |n: u32| Request::json(Wanted::new("mail", n.to_string()).after(3_000));
     let asked = env.ask((0..40).map(later).collect());
     env.settle(asked);
-    let clients = env
-        .block_on(raw.call(&["CLIENT", "LIST"]))
-        .into_string()
-        .unwrap();
+    let clients = env.block_on(raw.call(&["CLIENT", "LIST"])).into_string().unwrap();
     let over_tls = format!("laddr=127.0.0.1:{} ", guarded.redis.tls_port());
     assert!(clients.contains(&over_tls), "{clients}");
     assert_ne!(env.block_on(raw.call(&["DBSIZE"])), Value::Integer(0));

@@ -6,7 +6,7 @@ use redeliver_core::{Headers, JobId, Output, Timestamp};
 use redeliver_scheduler::codec;
 use redeliver_testkit::{eventually, redis_url};
 
-use crate::env::{SchedulerEnv, PATIENCE, Setup, id};
+use crate::env::{PATIENCE, SchedulerEnv, Setup, id};
 use crate::index::own_redis::Raw;
 use crate::oracle::{Asked, Wanted};
 use crate::rebuild::far;

@@ -7,8 +7,8 @@ use bytes::Bytes;
 use redeliver_core::Timestamp;
 use redeliver_core::job::JobId;
 use redeliver_scheduler::index::{
-    Applied, Batch, Change, Claimed, Cursor, Effect, Index, IndexError, KeyEntry, Lookup, Owner, LastRecordDigest,
-    ShardStats,
+    Applied, Batch, Change, Claimed, Cursor, Effect, Index, IndexError, KeyEntry, LastRecordDigest, Lookup,
+    Owner, ShardStats,
 };
 
 pub(super) const SHARD: i32 = 3;

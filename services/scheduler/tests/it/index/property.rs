@@ -7,7 +7,7 @@ use redeliver_core::Timestamp;
 use redeliver_core::job::JobId;
 use redeliver_scheduler::index::memory::MemoryIndex;
 use redeliver_scheduler::index::{
-    DueScan, Applied, Batch, Change, Cursor, Effect, Index, IndexError, KeyEntry, Lookup, Owner, Row,
+    Applied, Batch, Change, Cursor, DueScan, Effect, Index, IndexError, KeyEntry, Lookup, Owner, Row,
     ShardStats,
 };
 
