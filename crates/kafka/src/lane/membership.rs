@@ -283,8 +283,10 @@ impl<P: Processor> Session<'_, P> {
         self.waiting(&problem);
         self.examination.unsound += 1;
         // The leader of the group may have to hear of a new topic or partition, and whoever asks for all of them does.
-        if self.examination.unsound == 1 {
-            drop(self.consumer.fetch_metadata(None, CALL));
+        if self.examination.unsound == 1
+            && let Err(error) = self.consumer.fetch_metadata(None, CALL)
+        {
+            tracing::debug!(%error, "asking for all topics");
         }
         // Each time later, since it disturbs the other members and may not help.
         if self.examination.unsound >= UNSOUND << self.lane.joined_anew.min(6) {

@@ -395,6 +395,17 @@ fn fewest_jobs(asked: &[Asked]) -> usize {
     keys.len() + others
 }
 
+/// A header of a record, parsed.
+#[track_caller]
+pub(crate) fn header<T: std::str::FromStr>(record: &Record, name: &str) -> T {
+    let value = record
+        .headers
+        .last(name)
+        .and_then(|value| std::str::from_utf8(value).ok());
+    let value = value.and_then(|value| value.parse().ok());
+    value.unwrap_or_else(|| panic!("{name} of {record:?}"))
+}
+
 /// The id of a job that was asked for where it belongs, if it is accepted as a new one.
 pub(crate) fn id(asked: &Asked) -> JobId {
     JobId::new(asked.at, asked.place.partition, asked.place.offset)

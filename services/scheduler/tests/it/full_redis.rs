@@ -9,7 +9,7 @@ use redeliver_proto::{Message as _, v1};
 use redeliver_testkit::{LocalRedis, ServiceProcess, eventually};
 
 use crate::chaos::Turn;
-use crate::env::{PATIENCE, SchedulerEnv, Setup, id};
+use crate::env::{PATIENCE, SchedulerEnv, Setup, header, id};
 use crate::index::own_redis::Raw;
 use crate::oracle::{Asked, Wanted};
 use crate::requests::{Request, in_millis, now};
@@ -59,15 +59,6 @@ fn flood(env: &SchedulerEnv) -> Vec<Asked> {
     let value = vec![b'x'; 1_000];
     let jobs = (0..2_000).map(|_| Request::protobuf(Wanted::new("crawl", value.clone()).after(3_600_000)));
     env.ask(jobs.collect())
-}
-
-fn header<T: std::str::FromStr>(record: &Record, name: &str) -> T {
-    let value = record
-        .headers
-        .last(name)
-        .and_then(|value| std::str::from_utf8(value).ok());
-    let value = value.and_then(|value| value.parse().ok());
-    value.unwrap_or_else(|| panic!("{name} of {record:?}"))
 }
 
 fn commands(scheduler: &mut ServiceProcess<'_>, outcome: &str) -> u64 {

@@ -16,21 +16,12 @@ use redeliver_worker::{Host, topics};
 use tokio_util::sync::CancellationToken;
 
 use crate::chaos::Turn;
-use crate::env::{PATIENCE, SchedulerEnv, Setup, answers, id};
+use crate::env::{PATIENCE, SchedulerEnv, Setup, answers, header, id};
 use crate::oracle::{Asked, Wanted, When};
 use crate::requests::{Request, in_millis};
 
 /// Whose topic it is.
 const GONE: &str = "sms";
-
-fn header<T: std::str::FromStr>(record: &Record, name: &str) -> T {
-    let value = record
-        .headers
-        .last(name)
-        .and_then(|value| std::str::from_utf8(value).ok());
-    let value = value.and_then(|value| value.parse().ok());
-    value.unwrap_or_else(|| panic!("{name} of {record:?}"))
-}
 
 /// Makes the topics that are missing.
 fn create_topics(env: &SchedulerEnv) {
