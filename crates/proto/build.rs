@@ -1,4 +1,4 @@
-//! Generates messages and services from `proto/`, with a compiler written in Rust: no protoc is needed.
+//! Generates messages and services from `proto/` with protox, so that no protoc is needed.
 
 use std::error::Error;
 use std::path::PathBuf;

@@ -1,7 +1,7 @@
-"""A tiny endpoint to try Redeliver with: it greets numbers.
+"""A demo endpoint that greets numbers.
 
-Every fifth number finds it busy (503) the first time, every seventh is refused for good (422). It prints the
-status and the Idempotency-Key of each call. Usage: endpoint.py [ADDRESS], by default 127.0.0.1; port 8080.
+Multiples of 7 fail permanently (422). Other multiples of 5 fail transiently (503) on the first call. The endpoint prints
+the status and the Idempotency-Key of each call. Usage: endpoint.py [ADDRESS], by default 127.0.0.1; port 8080.
 """
 
 import json
@@ -21,14 +21,14 @@ class Endpoint(BaseHTTPRequestHandler):
         try:
             number = int(json.loads(body)["number"])
         except (ValueError, KeyError, TypeError):
-            return self.answer(400, key, {"problem": 'expected {"number": 1}'})
+            return self.respond(400, key, {"problem": 'expected {"number": 1}'})
         if number % 7 == 0:
-            return self.answer(422, key, {"problem": "no greetings for sevens"})
+            return self.respond(422, key, {"problem": "no greetings for sevens"})
         if number % 5 == 0 and calls[key] == 1:
-            return self.answer(503, key, {"problem": "busy"})
-        return self.answer(200, key, {"number": number, "greeting": f"hello {number}"})
+            return self.respond(503, key, {"problem": "busy"})
+        return self.respond(200, key, {"number": number, "greeting": f"hello {number}"})
 
-    def answer(self, status, key, document):
+    def respond(self, status, key, document):
         body = json.dumps(document).encode()
         self.send_response(status)
         self.send_header("content-type", "application/json")
@@ -39,7 +39,7 @@ class Endpoint(BaseHTTPRequestHandler):
         sys.stdout.flush()
 
     def log_message(self, *_):
-        """Says nothing: `answer` does."""
+        """Disabled: `respond` prints a line for each call."""
 
 
 if __name__ == "__main__":

@@ -1,21 +1,20 @@
-//! What must not change on a record's way, as two numbers.
+//! Hashes of the parts of a record that must not change.
 
 use std::hash::{DefaultHasher, Hasher as _};
 
 use redeliver_core::Record;
 use redeliver_core::headers::{self, TRACEPARENT, TRACESTATE};
 
-/// Which redrive of the dead-letter inspector a record belongs to, counted from 1.
+/// The header with the number of redrives of a record.
 pub(crate) const REDRIVE_COUNT: &str = "redrive-count";
 const REDRIVE_ID: &str = "redrive-id";
 
-/// Hashes of what must not change. They are compared within one process and never stored, so the fixed keys
-/// of the standard library's hasher will do.
+/// Hashes of a record. They are only compared within one process, so the fixed keys of [`DefaultHasher`] suffice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Content {
-    /// Of the value alone.
+    /// The hash of the value.
     pub(crate) value: u64,
-    /// Of the key and the user's headers in their order.
+    /// The hash of the key and the user headers in order.
     pub(crate) rest: u64,
 }
 
@@ -25,7 +24,7 @@ impl Content {
         write(&mut value, record.value.as_deref());
         let mut rest = DefaultHasher::new();
         write(&mut rest, record.key.as_deref());
-        for (name, value) in record.headers.iter().filter(|(name, _)| is_users(name)) {
+        for (name, value) in record.headers.iter().filter(|(name, _)| is_user_header(name)) {
             write(&mut rest, Some(name.as_bytes()));
             write(&mut rest, value);
         }
@@ -36,8 +35,8 @@ impl Content {
     }
 }
 
-/// Which life of its origin a record belongs to: 0 until it is redriven from the dead letters for the first
-/// time. A header that is no number was written by the user and travels unchanged with all copies.
+/// The number of the life to which a record belongs: 0 before the first redrive. A header that is not a number is a
+/// user header, which all copies contain.
 pub(crate) fn life(record: &Record) -> u32 {
     let text = record
         .headers
@@ -46,12 +45,12 @@ pub(crate) fn life(record: &Record) -> u32 {
     text.and_then(|text| text.parse().ok()).unwrap_or(0)
 }
 
-/// Trace context changes from hop to hop by its nature; ours and a redrive's are added on the way.
-fn is_users(name: &str) -> bool {
-    !headers::is_ours(name) && ![TRACEPARENT, TRACESTATE, REDRIVE_ID, REDRIVE_COUNT].contains(&name)
+/// Each hop may change the trace context, and adds or replaces the other headers listed here.
+fn is_user_header(name: &str) -> bool {
+    !headers::is_reserved(name) && ![TRACEPARENT, TRACESTATE, REDRIVE_ID, REDRIVE_COUNT].contains(&name)
 }
 
-/// With its length, so that bytes cannot move between neighbours unnoticed; null differs from empty.
+/// Includes the length, so that moving a byte from one field to the next changes the hash. Null differs from empty.
 fn write(hasher: &mut DefaultHasher, bytes: Option<&[u8]>) {
     match bytes {
         None => hasher.write_u8(0),

@@ -1,32 +1,32 @@
-//! What was seen of one pipeline, and what follows from it. No IO.
+//! Collects the copies of the records of one pipeline and classifies defects. No IO.
 //!
-//! A record's identity is its origin, its place in the source topic, which travels with it in our headers.
-//! Copies are compared with the first one that was seen, by hash, so the order in which topics are read does
-//! not matter for them. What cannot be a record of this pipeline is foreign: counted apart, no error.
+//! A record is identified by its origin, which its reserved headers contain. Each copy is compared with the first copy
+//! that was read, by hash, so the order of reading does not matter. A record that does not belong to the pipeline is
+//! foreign: it is counted separately and is not a defect.
 //!
-//! A record that the inspector redrives keeps its origin and begins a new life: each life may end once, and
-//! the last one says what became of the record.
+//! A redriven record keeps its origin and starts a new life. Each life can end once. The last life decides how the
+//! record is counted.
 
 use std::collections::BTreeMap;
 
 use redeliver_core::headers::{ERROR_CLASS, Origin, PAYLOAD_OMITTED, PROCESS_AFTER, ReservedHeaders};
 use redeliver_core::pipeline::{ReturnTo, TopicRole};
 use redeliver_core::route::Arrival;
-use redeliver_core::{Pipeline, Position, Record, Span, Timestamp};
+use redeliver_core::{HumanDuration, Pipeline, Position, Record, Timestamp};
 
 use crate::content::{self, Content};
 use crate::report::{Finding, Findings, Lateness, Report};
 use crate::table::{Compare, Life, Mark, Place, Role, Table};
 
-/// What must be equal between a source record and its result.
+/// The parts of a result that must be equal to its source record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OutputCheck {
     /// Key, value and user headers.
     #[default]
     Unchanged,
-    /// Key and user headers: the handler replaces the value.
+    /// Key and user headers. The handler replaces the value.
     ValueReplaced,
-    /// Nothing: the handler also replaces keys or adds headers.
+    /// Nothing. The handler replaces keys or adds headers too.
     Free,
 }
 
@@ -40,22 +40,22 @@ impl OutputCheck {
     }
 }
 
-/// A record of the pipeline that is with the scheduler.
+/// A record of the pipeline in the scheduler.
 #[derive(Clone, Copy, Debug)]
 pub struct Scheduled(Place, u32);
 
-/// Collects observations of one pipeline whose handler writes one result for each success.
+/// Collects the records of a pipeline whose handler writes one result per success.
 ///
-/// The topics of a pipeline at rest may be read in any order, only the source last. For one that is running,
-/// see [`crate::run`].
+/// Read the source last. The other topics of a pipeline that is not running can be read in any order; for one that is
+/// running, see [`crate::run`].
 pub struct Ledger {
     pipeline: Pipeline,
     check: OutputCheck,
     table: Table,
-    /// The first offset that was seen in each partition of the source.
+    /// The first offset that was read in each partition of the source.
     source_begins: BTreeMap<i32, i64>,
     positions_are_known: bool,
-    /// Where the second end of a record stands, of the first ones that have a second.
+    /// The position of the second end of a life, for the first [`Findings::LISTED`] lives that have one.
     second_ends: BTreeMap<(Place, u32), Position>,
     early: Findings,
     altered: Findings,
@@ -81,12 +81,12 @@ impl Ledger {
         }
     }
 
-    /// A record in the output topic.
+    /// Adds a record of an output topic.
     pub fn output(&mut self, record: &Record) {
         self.end(record, Role::Output, self.check.compare());
     }
 
-    /// A record in the dead-letter topic. What it was written without, for its size, is not compared.
+    /// Adds a record of the dead-letter topic. An omitted payload is not compared.
     pub fn dead(&mut self, record: &Record) {
         let check = match record.headers.last(PAYLOAD_OMITTED) {
             None => Compare::Everything,
@@ -96,20 +96,20 @@ impl Ledger {
         self.end(record, Role::Dead, check);
     }
 
-    /// The positions of all groups have been asked for just now: what is unread follows from them, and what
-    /// ends from now on may still have been unread.
+    /// Must be called when the committed offsets of all groups have been read. A record whose end is read later may
+    /// have been unread at that time.
     pub fn positions_known(&mut self) {
         self.positions_are_known = true;
     }
 
-    /// A record in a tier; whether the tier's group has yet to read it.
+    /// Adds a record of a tier. `unread`: whether the group of the tier has not processed it yet.
     pub fn tier(&mut self, record: &Record, unread: bool) {
         let origin = Arrival::salvaged(record).origin;
         self.copy(record, &origin, Role::Tier, unread);
     }
 
-    /// A record with the scheduler: in a command, whether the scheduler's group has yet to read it, or in a
-    /// job, which may have ended since. Gives what [`Ledger::still_scheduled`] takes.
+    /// Adds a record in the scheduler, from a command or a job. `unread`: whether the scheduler's group has not
+    /// processed the command yet. Returns the argument for [`Ledger::still_scheduled`], unless the record is foreign.
     pub fn scheduled(&mut self, record: &Record, unread: bool) -> Option<Scheduled> {
         let origin = Arrival::salvaged(record).origin;
         let life = content::life(record);
@@ -117,19 +117,19 @@ impl Ledger {
             .then_some(Scheduled((origin.partition, origin.offset), life))
     }
 
-    /// The job that a record is in has not ended.
+    /// Marks a record as waiting, because its job has not ended.
     pub fn still_scheduled(&mut self, Scheduled(place, life): Scheduled) {
         self.table.life(place, life).mark(Mark::WAITS_WITH_SCHEDULER);
     }
 
-    /// A record in the due topic; whether the worker's group has yet to read it.
+    /// Adds a record of the due topic. `unread`: whether the group of the workers has not processed it yet.
     pub fn due(&mut self, record: &Record, unread: bool) {
         let origin = Arrival::salvaged(record).origin;
         self.released(record, &origin, unread);
     }
 
-    /// A record in the source topic; whether the worker's group has yet to read it. Where retries come back
-    /// to the source topic, they are told apart here.
+    /// Adds a record of the source topic, which can be a retry that returned to the source. `unread`: whether the group
+    /// of the workers has not processed it yet.
     pub fn source(&mut self, record: &Record, unread: bool) {
         let Position {
             partition, offset, ..
@@ -167,7 +167,7 @@ impl Ledger {
         }
     }
 
-    /// Notes a copy that is not an end. Returns false when it is foreign.
+    /// Adds a copy that is not an end. Returns false if it is foreign.
     fn copy(&mut self, record: &Record, origin: &Origin, role: Role, unread: bool) -> bool {
         if *origin.topic != *self.pipeline.source {
             self.add_foreign(record, Some(origin));
@@ -191,19 +191,21 @@ impl Ledger {
     }
 
     fn end(&mut self, record: &Record, role: Role, check: Compare) {
-        let ours = ReservedHeaders::read(record).ok();
-        let origin = ours.as_ref().and_then(|ours| ours.origin().ok());
+        let reserved = ReservedHeaders::read(record).ok();
+        let origin = reserved.as_ref().and_then(|reserved| reserved.origin().ok());
         let is_own = |origin: &Origin| {
             *origin.topic == *self.pipeline.source
-                && ours
+                && reserved
                     .as_ref()
-                    .is_some_and(|ours| ours.is_retry_of(&self.pipeline.name))
+                    .is_some_and(|reserved| reserved.is_retry_of(&self.pipeline.name))
         };
         let Some(origin) = origin.as_ref().filter(|origin| is_own(origin)) else {
             self.add_foreign(record, origin.as_ref());
             return;
         };
-        let retries = ours.and_then(|ours| ours.retry_count().ok()).unwrap_or(0);
+        let retries = reserved
+            .and_then(|reserved| reserved.retry_count().ok())
+            .unwrap_or(0);
         let place = (origin.partition, origin.offset);
         let number = content::life(record);
         let life = self.table.life(place, number);
@@ -232,16 +234,16 @@ impl Ledger {
     fn add_foreign(&mut self, record: &Record, origin: Option<&Origin>) {
         let position = record.position.to_string();
         self.foreign.add(|| match origin {
-            Some(origin) => finding(origin, record, "comes from elsewhere".to_owned()),
+            Some(origin) => finding(origin, record, "comes from another topic or pipeline".to_owned()),
             None => Finding {
                 origin: position.clone(),
                 at: Some(position),
-                reason: "names no origin that can be read".to_owned(),
+                reason: "has no valid origin".to_owned(),
             },
         });
     }
 
-    /// What follows from all that was seen.
+    /// The report about all records that were added.
     #[must_use]
     pub fn report(&self) -> Report {
         let mut report = Report {
@@ -255,37 +257,39 @@ impl Ledger {
             ..Report::default()
         };
         let last_lives = self.table.last_lives();
-        // Of redriven records: whether any of their lives has been seen in the source, and was known early.
+        // For each redriven record: whether any of its lives was read in the source, and whether any was known before
+        // the source was read.
         let mut redriven: BTreeMap<Place, (bool, bool)> = BTreeMap::new();
         for (place, number, life) in self.table.lives() {
-            self.judge_ends(&mut report, place, number, life);
-            self.judge_redriven(&mut report, place, number, life);
-            let (in_source, known_early) = (life.has(Mark::IN_SOURCE), self.is_known_early(life));
+            self.check_ends(&mut report, place, number, life);
+            self.check_redriven(&mut report, place, number, life);
+            let (in_source, known_before_source) =
+                (life.has(Mark::IN_SOURCE), self.is_known_before_source(life));
             match last_lives.get(&place) {
-                None => self.settle(&mut report, place, life, in_source, known_early),
+                None => self.count(&mut report, place, life, in_source, known_before_source),
                 Some(_) => {
                     let known = redriven.entry(place).or_default();
-                    *known = (known.0 || in_source, known.1 || known_early);
+                    *known = (known.0 || in_source, known.1 || known_before_source);
                 }
             }
         }
         for (place, number, life) in self.table.lives().filter(|(_, number, _)| *number > 0) {
             if last_lives.get(&place) == Some(&number) {
-                let (in_source, known_early) = redriven[&place];
+                let (in_source, known_before_source) = redriven[&place];
                 report.redriven += u64::from(in_source);
-                self.settle(&mut report, place, life, in_source, known_early);
+                self.count(&mut report, place, life, in_source, known_before_source);
             }
         }
         report
     }
 
-    /// A life ends once, and then nobody has it yet to read.
-    fn judge_ends(&self, report: &mut Report, place: Place, number: u32, life: &Life) {
+    /// Reports a life that has ended more than once, or has ended and still waits.
+    fn check_ends(&self, report: &mut Report, place: Place, number: u32, life: &Life) {
         let (outputs, dead) = (life.outputs, life.dead);
         let reason = if u16::from(outputs) + u16::from(dead) > 1 {
             format!("ended more than once: {outputs} in the output, {dead} dead")
         } else if let (true, Some(role)) = (life.has(Mark::ENDED_BEFORE), life.waits_in()) {
-            format!("ended ({outputs} in the output, {dead} dead), and waits in {role} to end again")
+            format!("ended ({outputs} in the output, {dead} dead) and still waits in {role}")
         } else {
             return;
         };
@@ -296,27 +300,34 @@ impl Ledger {
         });
     }
 
-    /// A redriven record is the one that died.
-    fn judge_redriven(&self, report: &mut Report, place: Place, number: u32, life: &Life) {
+    /// Reports a redriven record that differs from its dead letter.
+    fn check_redriven(&self, report: &mut Report, place: Place, number: u32, life: &Life) {
         let first = self.table.first_life(place).filter(|_| number > 0);
         if first.is_some_and(|first| !first.equals(life)) && !life.has(Mark::ALTERED) {
             report.altered.add(|| Finding {
                 origin: self.name(place),
                 at: None,
-                reason: format!("redrive {number} is not what was there before the first redrive"),
+                reason: format!("redrive {number} differs from the record before the first redrive"),
             });
         }
     }
 
-    /// Whether it had been seen before the source was read, so that the source must have it.
-    fn is_known_early(&self, life: &Life) -> bool {
+    /// Whether a copy was read before the source, so that the source must contain the record.
+    fn is_known_before_source(&self, life: &Life) -> bool {
         let in_due = self.pipeline.return_to == ReturnTo::Due && life.has(Mark::IN_DUE);
         let marks = [Mark::ENDED_BEFORE, Mark::IN_TIER, Mark::WITH_SCHEDULER];
         marks.into_iter().any(|mark| life.has(mark)) || in_due
     }
 
-    /// Puts an origin where its last life says it belongs.
-    fn settle(&self, report: &mut Report, place: Place, life: &Life, in_source: bool, known_early: bool) {
+    /// Counts an origin by its last life.
+    fn count(
+        &self,
+        report: &mut Report,
+        place: Place,
+        life: &Life,
+        in_source: bool,
+        known_before_source: bool,
+    ) {
         if !in_source {
             let is_kept = self
                 .source_begins
@@ -324,11 +335,11 @@ impl Ledger {
                 .is_some_and(|begin| place.1 >= *begin);
             if !is_kept {
                 report.source_gone += 1;
-            } else if known_early {
+            } else if known_before_source {
                 report.unknown.add(|| Finding {
                     origin: self.name(place),
                     at: None,
-                    reason: "is not in the source, though older and newer records are kept there".to_owned(),
+                    reason: "is not in the source, which still has older records".to_owned(),
                 });
             } else {
                 report.newer += 1;
@@ -367,7 +378,7 @@ impl Ledger {
             report.lost.add(|| Finding {
                 origin: self.name(place),
                 at: None,
-                reason: format!("{last}, where it is done, and is nowhere else"),
+                reason: format!("{last}, where it is completed, and is in no other topic"),
             });
         }
     }
@@ -419,13 +430,13 @@ fn finding(origin: &Origin, record: &Record, reason: String) -> Finding {
     }
 }
 
-/// The time lock that the record carries, however far away it is.
+/// The due time of a record, however far in the future it is.
 fn due_time(record: &Record) -> Option<Timestamp> {
     record.headers.single(PROCESS_AFTER).ok()??;
     let end_of_time = Timestamp::from_millis(i64::MAX);
     ReservedHeaders::read(record)
         .ok()?
-        .process_after(end_of_time, Span::default())
+        .process_after(end_of_time, HumanDuration::default())
         .ok()
 }
 

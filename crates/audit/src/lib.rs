@@ -1,14 +1,14 @@
-//! The oracle: proves for a pipeline that every record of its source is exactly once in the output, dead or
-//! still waiting, that none was released before its due time, and that no byte was changed on the way.
+//! The audit of a pipeline: checks that each record of the source is exactly once in the output, in the dead letters or
+//! waiting, that no record was released early, and that no key, value or user header was changed.
 //!
-//! | module | idea |
+//! | module | contents |
 //! |---|---|
-//! | [`run`] | one consistent pass over the topics of a pipeline that may be running |
-//! | [`ledger`] | what was seen, and what follows from it; no IO |
-//! | [`report`] | the findings, for people and as JSON |
+//! | [`run`] | reads the topics of a pipeline, which may be running |
+//! | [`ledger`] | collects the copies of each record and classifies defects; no IO |
+//! | [`report`] | the report, as text and as JSON |
 //!
-//! It knows nothing of how the services work: it reads topics and committed positions from outside, so that
-//! a mistake in the services cannot hide itself.
+//! The audit does not use the services. It reads topics and committed offsets, so that a defect of a service cannot
+//! hide itself.
 
 mod content;
 pub mod ledger;

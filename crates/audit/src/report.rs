@@ -1,4 +1,4 @@
-//! What an audit found, for people and as JSON.
+//! The report of an audit, as text and as JSON.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,92 +7,93 @@ use serde::Serialize;
 
 /// The result of an audit.
 ///
-/// Each source record is counted in exactly one of `output`, `dead`, `waiting`, `lost` and `uncounted`, so
-/// their sum is `source`.
+/// Each source record is counted in exactly one of `output`, `dead`, `waiting`, `lost` and `uncounted`, so their sum is
+/// `source`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// The pipeline.
+    /// The name of the pipeline.
     pub pipeline: String,
-    /// Records in the source topic, retries that came back to it not included.
+    /// Records in the source topic, without retries that returned to it.
     pub source: u64,
-    /// Source records whose end is in the output.
+    /// Source records whose last life ended in the output.
     pub output: u64,
-    /// Source records whose end is in the dead letters, those redriven and dead again included.
+    /// Source records whose last life ended in the dead letters.
     pub dead: u64,
-    /// The same by the class of their failure.
+    /// The same by failure class.
     pub dead_by_class: BTreeMap<String, u64>,
-    /// Source records that some group has yet to read, in one topic or another.
+    /// Source records that are waiting, because a group has not processed them yet.
     pub waiting: Waiting,
-    /// Source records of a pipeline without output topic that are done: handled or lost, which cannot be told.
+    /// Source records that are completed in a pipeline without an output topic: they succeeded or are lost.
     pub uncounted: u64,
-    /// Whether successes can be counted, which takes an output topic.
+    /// Whether the pipeline has an output topic, so that successes can be counted.
     pub successes_counted: bool,
-    /// Source records that are nowhere any more.
+    /// Source records that are in no topic any more.
     pub lost: Findings,
-    /// Source records with more than one end, or with an end although some group has yet to read them.
+    /// Source records with more than one end, or with an end while they still wait.
     pub doubled: Findings,
-    /// Records that came out of a tier or the scheduler before their due time.
+    /// Records that a tier or the scheduler released before their due time.
     pub early: Findings,
-    /// Source records of which not all copies are equal.
+    /// Source records with copies that differ.
     pub altered: Findings,
-    /// Records that name an origin which the source topic never had.
+    /// Records whose origin is not in the source topic, although it still has older records.
     pub unknown: Findings,
-    /// Records of other origin, such as forged ones that a tier rejected: no error, and in no other number.
+    /// Records that do not belong to the pipeline, such as forged ones that a tier rejected. They are not a defect and
+    /// not counted elsewhere.
     pub foreign: Findings,
-    /// Source records that the inspector has redriven at least once; what counts is their last life.
+    /// Source records that were redriven at least once.
     pub redriven: u64,
-    /// Origins older than what the source topic still keeps; of them it cannot be said that they are lost.
+    /// Origins that the source topic has deleted. Whether they are lost is unknown.
     pub source_gone: u64,
-    /// Origins that ended during the audit and are newer than what it has read of the source.
+    /// Origins that ended during the audit and are newer than the part of the source that was read.
     pub newer: u64,
-    /// The smallest time from due to release in milliseconds; negative is early.
+    /// The smallest lateness in milliseconds; negative if a record was early.
     pub min_margin_ms: Option<i64>,
-    /// How long after their due time records were released.
+    /// How late records were released.
     pub lateness: Option<Lateness>,
-    /// How many source records ended after how many failed attempts.
+    /// The number of ended source records by number of failed attempts.
     pub retries: BTreeMap<u32, u64>,
 }
 
-/// Where unfinished records wait; each is counted once.
+/// The number of waiting records by topic; each is counted once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Waiting {
-    /// In the source topic, not read yet.
+    /// In the source topic, without retries that returned to it.
     pub in_source: u64,
-    /// In the tiers.
+    /// In tiers.
     pub in_tiers: u64,
-    /// With the scheduler, on their way to it included.
+    /// In commands and jobs of the scheduler.
     pub in_scheduler: u64,
-    /// In the due topic, or back in the source topic.
+    /// In the due topic, or returned to the source topic.
     pub in_due: u64,
 }
 
 impl Waiting {
-    /// All of them.
+    /// The sum.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.in_source + self.in_tiers + self.in_scheduler + self.in_due
     }
 }
 
-/// Times from due to release in milliseconds.
+/// Percentiles of the lateness in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Lateness {
-    /// Half of the records took no longer.
+    /// The median.
     pub p50_ms: i64,
-    /// 99 of 100 took no longer.
+    /// The 99th percentile.
     pub p99_ms: i64,
-    /// 999 of 1000 took no longer.
+    /// The 99.9th percentile.
     pub p999_ms: i64,
-    /// None took longer.
+    /// The maximum.
     pub max_ms: i64,
 }
 
 impl Lateness {
-    /// From how often each time was seen.
+    /// Computes the percentiles from the number of records by lateness; `None` if there are none.
     #[must_use]
     pub fn of(counts: &BTreeMap<i64, u64>) -> Option<Self> {
         let total: u64 = counts.values().sum();
-        // Nearest rank: the smallest time that at least this share of the records did not exceed.
+        // The nearest-rank method: the smallest value that at least this share of the records does not exceed.
         let percentile = |per_mille: u64| {
             let rank = (total * per_mille).div_ceil(1000);
             let mut below = 0;
@@ -111,37 +112,37 @@ impl Lateness {
     }
 }
 
-/// Findings of one kind: all are counted, the first ones are listed.
+/// Findings of one kind. All are counted, and the first ones are listed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Findings {
-    /// How many there are.
+    /// The number of findings.
     pub count: u64,
-    /// The first of them, at most [`Findings::LISTED`].
+    /// The first findings, at most [`Findings::LISTED`].
     pub sample: Vec<Finding>,
 }
 
-/// One record with which something is wrong.
+/// A record with a defect, or a foreign record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// Where it entered the pipeline, as `topic-partition@offset`.
+    /// The position at which the record entered the pipeline, written `topic/partition/offset`.
     pub origin: String,
-    /// Where the copy stands that showed it, if it was one copy.
+    /// The position of the copy with the defect, if there is one.
     pub at: Option<String>,
-    /// What is wrong.
+    /// Why the record is listed.
     pub reason: String,
 }
 
 impl Findings {
-    /// How many are listed.
+    /// The maximum number of listed findings.
     pub const LISTED: usize = 20;
 
-    /// Whether there are none.
+    /// Whether there are no findings.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// Counts one more; the words are only made for those that are listed.
+    /// Adds a finding. Only calls `finding` if it is going to be listed.
     pub(crate) fn add(&mut self, finding: impl FnOnce() -> Finding) {
         self.count += 1;
         if self.sample.len() < Self::LISTED {
@@ -161,7 +162,7 @@ impl fmt::Display for Finding {
 }
 
 impl Report {
-    /// The findings that must not be, with their names.
+    /// The findings of each kind of defect, with its name.
     #[must_use]
     pub fn defects(&self) -> [(&'static str, &Findings); 5] {
         [
@@ -173,7 +174,7 @@ impl Report {
         ]
     }
 
-    /// Whether nothing is wrong.
+    /// Whether there are no defects.
     #[must_use]
     pub fn is_clean(&self) -> bool {
         self.defects().iter().all(|(_, findings)| findings.is_empty())
@@ -187,15 +188,15 @@ impl fmt::Display for Report {
             let text = format!("  {name:<18}{count:>12}  {note}");
             writeln!(f, "{}", text.trim_end())
         };
-        line(f, "source", self.source, "records came in")?;
+        line(f, "source", self.source, "records in the source topic")?;
         if self.successes_counted {
-            line(f, "output", self.output, "handled")?;
+            line(f, "output", self.output, "succeeded")?;
         } else {
             line(
                 f,
                 "done",
                 self.uncounted,
-                "handled or lost: without an output topic successes cannot be counted",
+                "succeeded or lost; without an output topic, successes cannot be counted",
             )?;
         }
         line(f, "dead", self.dead, &listed(&self.dead_by_class))?;
@@ -210,11 +211,11 @@ impl fmt::Display for Report {
         line(f, "waiting", waiting.total(), &listed(&places))?;
         writeln!(f)?;
         let meanings = [
-            "nowhere any more",
+            "in no topic any more",
             "more than one end",
-            "released before due",
+            "released before their due time",
             "key, value or headers changed",
-            "of an origin the source never had",
+            "origin not in the source topic",
         ];
         for ((name, findings), meaning) in self.defects().into_iter().zip(meanings) {
             line(f, name, findings.count, meaning)?;
@@ -225,21 +226,21 @@ impl fmt::Display for Report {
                 f,
                 "foreign",
                 self.foreign.count,
-                "of other origin; not counted, no error",
+                "not of this pipeline; not a defect",
             )?;
             list(f, &self.foreign)?;
         }
         let notes = [
-            ("redriven", self.redriven, "went again from the dead letters"),
+            ("redriven", self.redriven, "redriven from the dead letters"),
             (
                 "source gone",
                 self.source_gone,
-                "older than what the source still keeps; not judged",
+                "deleted from the source topic; not checked",
             ),
             (
                 "newer",
                 self.newer,
-                "came in and ended during the audit; not judged",
+                "written and ended during the audit; not checked",
             ),
         ];
         for (name, count, note) in notes.into_iter().filter(|(_, count, _)| *count > 0) {
@@ -268,7 +269,10 @@ impl fmt::Display for Report {
                 "  clean: every record is exactly once in the output, dead or waiting"
             )
         } else if wrong.is_empty() {
-            write!(f, "  clean, as far as can be seen without an output topic")
+            write!(
+                f,
+                "  clean, except that successes cannot be checked without an output topic"
+            )
         } else {
             write!(f, "  NOT CLEAN: {}", wrong.join(", "))
         }
@@ -300,7 +304,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn percentiles_are_times_that_were_seen() {
+    fn percentiles_are_observed_values() {
         assert_eq!(Lateness::of(&BTreeMap::new()), None);
         let even: BTreeMap<i64, u64> = (1..=1000).map(|millis| (millis, 1)).collect();
         let late = Lateness::of(&even).unwrap();
@@ -313,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_reads_like_a_table() {
+    fn a_report_is_written_as_a_table() {
         let mut report = Report {
             pipeline: "crawl-jobs".into(),
             source: 100,
@@ -334,7 +338,7 @@ mod tests {
         };
         for offset in 0..22 {
             report.lost.add(|| Finding {
-                origin: format!("crawl-jobs-0@{offset}"),
+                origin: format!("crawl-jobs/0/{offset}"),
                 at: None,
                 reason: "gone".into(),
             });
@@ -343,7 +347,7 @@ mod tests {
         for expected in [
             "  dead                         4  exhausted 3, permanent 1\n",
             "  waiting                      7  scheduler 2, tiers 5\n",
-            "  lost                        22  nowhere any more\n      crawl-jobs-0@0: gone\n",
+            "  lost                        22  in no topic any more\n      crawl-jobs/0/0: gone\n",
             "      and 2 more\n",
             "at least 1 ms; p50 9 ms, p99 9 ms",
             "failed attempts: 0 80, 2 14\n",

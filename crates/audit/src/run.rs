@@ -1,40 +1,40 @@
-//! One pass over the topics of a pipeline, from outside, while it may be running.
+//! Reads the topics of a pipeline, which may be running.
 //!
-//! The pass has four steps, in this order:
+//! The audit has four steps, in this order:
 //!
-//! 1. read the output and the dead letters to their ends;
-//! 2. ask for the committed positions: of the worker's group in the source and due topics, of each tier's
-//!    group in the tier's topic, of the scheduler's group in its ingest topic;
-//! 3. read to their ends, where the pipeline's long waits go through the scheduler, its ingest and state
-//!    topics; then the tiers and the due topic; then the source. A record is *unread* when it is at or
-//!    beyond its group's committed offset and not among the offsets that are completed beyond it; a job of
-//!    the state topic is unread when its newest record says that it has not ended;
-//! 4. read the output and the dead letters again, to their new ends.
+//! 1. Read the output and the dead letters to their ends.
+//! 2. Read the committed offsets: of the workers' group in the source and the due topic, of each tier's group in the
+//!    topic of the tier, and of the scheduler's group in the ingest topic.
+//! 3. Read to their ends: the ingest and state topic of the scheduler, if long waits go there; then the tiers and the
+//!    due topic; then the source. A record is *unread* if its offset is at or after the committed offset of its group
+//!    and not in the completed set. A job is unread if its newest state has not ended.
+//! 4. Read the output and the dead letters again, to their new ends.
 //!
-//! # Why nothing is called lost that is not
-//! A record moves by one transaction, which completes its offset and writes its next copy. So its copies are
-//! a chain: c0 in the source, then some in tiers and the due topic, at last one in the output or the dead
-//! letters. Say that c0 was seen in step 3 and none of the chain is seen unread. c0 is not unread, so it was
-//! done in step 2, so c1 was written before step 3, and a reader that goes to the ends sees it there, since
-//! it waits for transactions that are open. c1 is not unread either, so it was done in step 2, and so on: the
-//! whole chain was written before step 3, its end included, and step 4 sees the end. Whoever is not unread
-//! and has no end is lost.
+//! # Why a record that is not lost is never reported as lost
+//! One transaction completes a record's offset and writes its next copy. So the copies of a record form a chain: c0 in
+//! the source, then copies in tiers and the due topic, and the last one in the output or the dead letters. Assume that
+//! step 3 read c0 and that no copy in the chain is unread. c0 is not unread, so it was complete in step 2. So c1 was
+//! written before step 3, and step 3 reads it, because a reader waits for open transactions. c1 is not unread either,
+//! so it was complete in step 2, and so on. The whole chain, including its end, was written before step 3, and step 4
+//! reads the end. So a record without an unread copy and without an end is lost.
 //!
-//! A job of the scheduler is a copy that is done at the transaction which writes both its next state and the
-//! record in the due topic, and whether it is done is known from step 3 instead of step 2. That record may
-//! then be newer than step 2, but not newer than the reading of the due topic, which comes after that of the
-//! state topic: so it is seen there, and is unread.
+//! A job of the scheduler is completed by the transaction that writes its next state and the record in the due topic.
+//! Step 3, not step 2, shows whether it is complete. The record in the due topic can be newer than step 2, but step 3
+//! reads the due topic after the state topic. So it reads that record, and the record is unread.
 //!
-//! # Why nothing is called doubled that is not
-//! A chain has one end. And an end that step 1 saw had all its chain done before step 2, whose answers include
-//! transactions that are committed but not yet applied; a copy unread by them is a second chain. So is a job
-//! that has not ended when it is looked at later.
+//! # Why a record that is not doubled is never reported as doubled
+//! A chain has one end. If step 1 read an end, all copies in its chain were complete before step 2, whose result
+//! includes transactions that are committed but not applied yet. So an unread copy belongs to a second chain, and so
+//! does a job that has not ended in step 3.
 //!
-//! # What it relies on
-//! Tiers are read before the source, so that an origin they name must be found there. The topics still keep
-//! the ends of all records that the source keeps: an output with a shorter retention than the source makes
-//! old records look lost. The number of partitions does not change during the pass. Two copies that wait at
-//! once are not told from one on its way; they are found when one of them has ended.
+//! # Assumptions
+//! - Tiers are read before the source, so that the source must contain the origins that they name.
+//! - The topics still contain the ends of all records in the source. If the retention of the output is shorter than
+//!   that of the source, old records are reported as lost.
+//! - The number of partitions does not change during the audit.
+//!
+//! If two copies of a record wait at the same time, the audit reports the record as doubled only after one of them has
+//! ended.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -52,19 +52,19 @@ use redeliver_proto::long_wait;
 use crate::ledger::{Ledger, OutputCheck, Scheduled};
 use crate::report::Report;
 
-/// How to audit.
+/// The options of an audit.
 #[derive(Clone, Debug)]
 pub struct AuditOptions {
-    /// What must be equal between a source record and its result.
+    /// The parts of a result that must be equal to its source record.
     pub output: OutputCheck,
-    /// The consumer group and the topics of the scheduler, for pipelines whose long waits go through it.
+    /// The consumer group and the topics of the scheduler, if long waits go there.
     pub scheduler: Option<(String, SchedulerTopics)>,
-    /// How long each of the steps may take.
+    /// The timeout of each step.
     pub timeout: Duration,
 }
 
 impl Default for AuditOptions {
-    /// Results are unchanged; no scheduler; ten minutes.
+    /// Results must be unchanged, there is no scheduler, and the timeout is 10 minutes.
     fn default() -> Self {
         Self {
             output: OutputCheck::default(),
@@ -74,23 +74,23 @@ impl Default for AuditOptions {
     }
 }
 
-/// The audit could not be made; nothing is known then.
+/// The audit failed, so there is no report.
 #[derive(Debug, thiserror::Error)]
-#[error("{step} of pipeline `{pipeline}`")]
+#[error("pipeline `{pipeline}`: cannot {step}")]
 pub struct AuditError {
-    /// The pipeline.
+    /// The name of the pipeline.
     pub pipeline: String,
-    /// What was tried.
+    /// The step that failed.
     pub step: &'static str,
-    /// Why it failed.
+    /// The cause.
     pub source: Box<ReadError>,
 }
 
-/// Audits a pipeline, in the order that the module explains. Blocks the calling thread, which must not serve
-/// asynchronous tasks. Writes nothing and joins no group.
+/// Audits a pipeline. Blocks the calling thread, so do not call it from an async task. Writes nothing and joins no
+/// consumer group.
 ///
 /// # Errors
-/// When a topic is missing, the broker does not answer, or an end is not reached in time.
+/// If a topic does not exist, the broker is unavailable, or a step exceeds its timeout.
 pub fn audit(
     settings: &KafkaSettings,
     pipeline: &Pipeline,
@@ -105,7 +105,7 @@ pub fn audit(
         }
     };
     let mut ledger = Ledger::new(pipeline, options.output);
-    let roles = roles(settings, pipeline).map_err(failed("looking for retry topics"))?;
+    let roles = roles(settings, pipeline).map_err(failed("list the retry topics"))?;
     let topics = |wanted: fn(&TopicRole) -> bool| -> Vec<Arc<str>> {
         roles
             .iter()
@@ -115,16 +115,16 @@ pub fn audit(
     };
 
     let ends = topics(|role| matches!(role, TopicRole::Output | TopicRole::DeadLetter));
-    let mut ends = Sweep::new(settings, &ends).map_err(failed("opening the output and the dead letters"))?;
+    let mut ends = Sweep::new(settings, &ends).map_err(failed("open the output and the dead letters"))?;
     let end = |ledger: &mut Ledger, record: &Record| match roles.get(&record.position.topic) {
         Some(TopicRole::Output) => ledger.output(record),
         _ => ledger.dead(record),
     };
     ends.read(options.timeout, |record| end(&mut ledger, record))
-        .map_err(failed("reading the output and the dead letters"))?;
+        .map_err(failed("read the output and the dead letters"))?;
 
     let positions =
-        Positions::ask(settings, pipeline, &roles, options).map_err(failed("asking for the positions"))?;
+        Positions::read(settings, pipeline, &roles, options).map_err(failed("read the committed offsets"))?;
     ledger.positions_known();
 
     if let Some((_, scheduler)) = &options.scheduler {
@@ -136,7 +136,7 @@ pub fn audit(
             &positions,
             &mut ledger,
         )
-        .map_err(failed("reading what waits with the scheduler"))?;
+        .map_err(failed("read the waiting records in the scheduler"))?;
     }
 
     let waiting = topics(|role| matches!(role, TopicRole::Tier(_) | TopicRole::Due));
@@ -149,22 +149,22 @@ pub fn audit(
             }
         })
     });
-    waited.map_err(failed("reading the tiers and the due topic"))?;
+    waited.map_err(failed("read the tiers and the due topic"))?;
 
     let came_in =
         Sweep::new(settings, &topics(|role| matches!(role, TopicRole::Source))).and_then(|mut sweep| {
             sweep.read(options.timeout, |record| {
                 let unread = positions.is_unread(&record.position);
-                // What a retired pipeline has not begun it never will.
+                // A retired pipeline never processes the unread records of its source.
                 if !(pipeline.retired && unread) {
                     ledger.source(record, unread);
                 }
             })
         });
-    came_in.map_err(failed("reading the source"))?;
+    came_in.map_err(failed("read the source"))?;
 
     ends.read(options.timeout, |record| end(&mut ledger, record))
-        .map_err(failed("reading the output and the dead letters again"))?;
+        .map_err(failed("read the output and the dead letters again"))?;
     Ok(ledger.report())
 }
 
@@ -183,7 +183,7 @@ fn roles(settings: &KafkaSettings, pipeline: &Pipeline) -> Result<HashMap<Arc<st
     Ok(left.chain(source).chain(pipeline.topics()).collect())
 }
 
-/// Reads commands and jobs to their ends.
+/// Reads the commands and jobs of the scheduler.
 fn read_scheduler(
     settings: &KafkaSettings,
     pipeline: &Pipeline,
@@ -217,7 +217,7 @@ fn read_scheduler(
     Ok(())
 }
 
-/// Reads topics to their ends, each record once, however often it is told to read on.
+/// Reads topics to their ends, again and again if needed, and visits each record once.
 struct Sweep {
     reader: TopicReader,
     next: BTreeMap<(Arc<str>, i32), i64>,
@@ -239,8 +239,8 @@ impl Sweep {
                 partition,
                 offset,
             } = &record.position;
-            // A reader that went beyond the end it had asked for may give records of there a second time. They
-            // must not look doubled.
+            // The reader can read past the requested end and return those records again the next time. They must not be
+            // counted twice.
             let next = next.entry((topic.clone(), *partition)).or_insert(0);
             if *offset >= *next {
                 *next = *offset + 1;
@@ -250,7 +250,7 @@ impl Sweep {
     }
 }
 
-/// Asks until there is an answer: while a transaction is committed but not yet applied the broker gives none.
+/// Retries until the broker returns offsets: while a transaction is committed but not applied yet, it returns an error.
 fn positions_of(
     settings: &KafkaSettings,
     group: &str,
@@ -267,14 +267,14 @@ fn positions_of(
     }
 }
 
-/// How long the broker may give no positions. Transactions are applied in milliseconds.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// How long the broker may return no committed offsets. Transactions are usually applied within milliseconds.
+const OFFSETS_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Where the groups of a pipeline stand.
+/// The committed offsets of the groups of a pipeline.
 struct Positions(HashMap<Arc<str>, HashMap<i32, Committed>>);
 
 impl Positions {
-    fn ask(
+    fn read(
         settings: &KafkaSettings,
         pipeline: &Pipeline,
         roles: &HashMap<Arc<str>, TopicRole>,
@@ -294,7 +294,7 @@ impl Positions {
             topics.push(scheduler.ingest.clone());
         }
         let mut positions: HashMap<Arc<str>, HashMap<i32, Committed>> = HashMap::new();
-        let deadline = Instant::now() + options.timeout.min(PATIENCE);
+        let deadline = Instant::now() + options.timeout.min(OFFSETS_TIMEOUT);
         for (group, topics) in topics_of {
             for ((topic, partition), committed) in positions_of(settings, &group, &topics, deadline)? {
                 if let Some(committed) = committed {
@@ -308,7 +308,7 @@ impl Positions {
         Ok(Self(positions))
     }
 
-    /// A group that has committed nothing will begin at the beginning.
+    /// Without a committed offset, a group starts at the beginning.
     fn is_unread(&self, position: &Position) -> bool {
         let committed = self
             .0

@@ -1,5 +1,5 @@
-//! What is known of each origin: 24 bytes in pages of neighbouring offsets, so that tens of millions of
-//! source records fit into memory, and a forged origin far away costs one small page.
+//! The state of each origin, in 24 bytes. States are stored in pages of adjacent offsets, so that tens of millions of
+//! records fit in memory, and a forged origin with a large offset costs only one small page.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,10 +8,10 @@ use redeliver_core::ErrorClass;
 
 use crate::content::Content;
 
-/// Partition and offset in the source topic.
+/// Partition and offset of an origin in the source topic.
 pub(crate) type Place = (i32, i64);
 
-/// In which topic a copy of a record was seen.
+/// The topic in which a copy of a record was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     Source,
@@ -46,7 +46,7 @@ impl fmt::Display for Role {
     }
 }
 
-/// Yes or no, ten times.
+/// Ten flags of a life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mark(u16);
 
@@ -57,14 +57,14 @@ impl Mark {
     pub(crate) const UNREAD_IN_SOURCE: Self = Self(8);
     pub(crate) const UNREAD_IN_TIER: Self = Self(16);
     pub(crate) const UNREAD_IN_DUE: Self = Self(32);
-    /// Its end was seen before the groups were asked for their positions.
+    /// An end was read before the committed offsets of the groups.
     pub(crate) const ENDED_BEFORE: Self = Self(64);
     pub(crate) const ALTERED: Self = Self(128);
     pub(crate) const WITH_SCHEDULER: Self = Self(256);
     pub(crate) const WAITS_WITH_SCHEDULER: Self = Self(512);
 }
 
-/// One life of an origin: from the source, or from a redrive, to the output or the dead letters.
+/// One life of an origin: from the source or a redrive to the output or the dead letters.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Life {
     value: u64,
@@ -77,7 +77,8 @@ pub(crate) struct Life {
     hashed: Hashed,
 }
 
-/// From which copy each of the two hashes was taken: the one that was seen first. Four bits each.
+/// The topic of the copy from which each of the two hashes was taken, in four bits each: 0 for none, otherwise the role
+/// plus 1.
 #[derive(Clone, Copy, Debug, Default)]
 struct Hashed(u8);
 
@@ -98,7 +99,6 @@ impl Hashed {
         self.0 = self.0 & 15 | Self::number(role) << 4;
     }
 
-    /// 0 is none.
     fn role(number: u8) -> Option<Role> {
         let index = usize::from(number).checked_sub(1)?;
         Role::ALL.get(index).copied()
@@ -109,7 +109,7 @@ impl Hashed {
     }
 }
 
-/// Which part of a copy is compared with the others.
+/// The parts of a copy that are compared with the other copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Compare {
     Everything,
@@ -134,7 +134,7 @@ impl Life {
         self.outputs > 0 || self.dead > 0
     }
 
-    /// Where it waits; the topic nearest to its end when it is on its way between two.
+    /// The topic in which the record waits. If two copies are unread, the later one counts.
     pub(crate) fn waits_in(&self) -> Option<Role> {
         let places = [
             (Mark::UNREAD_IN_DUE, Role::Due),
@@ -148,7 +148,7 @@ impl Life {
             .map(|(_, role)| role)
     }
 
-    /// Compares a copy with the first one seen; says what differs, in words.
+    /// Compares a copy with the first one that was read. Returns a description of the differences.
     pub(crate) fn compare(&mut self, role: Role, content: Content, what: Compare) -> Option<String> {
         let mut differences = Vec::new();
         if what != Compare::Nothing {
@@ -178,7 +178,7 @@ impl Life {
         (!differences.is_empty()).then(|| differences.join(", "))
     }
 
-    /// Whether what is known of the content of both lives is the same.
+    /// Whether the known contents of both lives are equal.
     pub(crate) fn equals(&self, other: &Self) -> bool {
         let differs = |a: u64, a_from: Option<Role>, b: u64, b_from: Option<Role>| {
             a_from.is_some() && b_from.is_some() && a != b
@@ -191,7 +191,7 @@ impl Life {
 
 const PAGE: usize = 64;
 
-/// All lives of all origins, in order.
+/// All lives of all origins.
 #[derive(Default)]
 pub(crate) struct Table {
     first_lives: BTreeMap<Place, Box<[Life; PAGE]>>,
@@ -199,7 +199,7 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// What is known of one life of an origin, whose offset is not negative.
+    /// A life of an origin, created if it is new.
     pub(crate) fn life(&mut self, place: Place, life: u32) -> &mut Life {
         if life > 0 {
             return self.later_lives.entry((place, life)).or_default();
@@ -212,7 +212,7 @@ impl Table {
         &mut page[index]
     }
 
-    /// The first life of an origin, if anything is known of it.
+    /// The first life of an origin, if any copy of it was read.
     pub(crate) fn first_life(&self, place: Place) -> Option<&Life> {
         let (page, index) = split(place);
         self.first_lives
@@ -221,7 +221,7 @@ impl Table {
             .filter(|life| life.is_seen())
     }
 
-    /// Every life of which anything is known.
+    /// Every life of which a copy was read: the first lives in order of their origins, then the others.
     pub(crate) fn lives(&self) -> impl Iterator<Item = (Place, u32, &Life)> {
         let first = self.first_lives.iter().flat_map(|((partition, page), lives)| {
             let base = page * PAGE as i64;
@@ -235,7 +235,7 @@ impl Table {
         first.filter(|(_, _, life)| life.is_seen()).chain(later)
     }
 
-    /// The origins that were redriven, with the number of their last life.
+    /// The redriven origins, with the number of their last life.
     pub(crate) fn last_lives(&self) -> BTreeMap<Place, u32> {
         self.later_lives.keys().copied().collect()
     }
@@ -254,12 +254,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_origin_costs_24_bytes() {
+    fn a_life_has_24_bytes() {
         assert_eq!(size_of::<Life>(), 24);
     }
 
     #[test]
-    fn both_hashes_know_from_which_copy_they_were_taken() {
+    fn the_role_of_each_hash_is_stored_separately() {
         for value in Role::ALL {
             for rest in Role::ALL {
                 let mut hashed = Hashed::default();
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn origins_come_out_in_order_and_only_those_that_were_seen() {
+    fn lives_are_listed_in_order_without_those_that_were_not_read() {
         let mut table = Table::default();
         let places = [(0, 0), (0, 63), (0, 64), (1, i64::MAX), (7, 1)];
         for place in places.into_iter().rev() {

@@ -1,11 +1,11 @@
-"""A polling scheduler, the common design: jobs wait in a sorted set of Redis, and a worker looks every second.
+"""A polling scheduler, the common design: jobs wait in a sorted set of Redis, and a worker polls it every second.
 
     schedule   ZADD of each job, its due time in milliseconds as its score
-    work       every second: ZRANGEBYSCORE of what is due, send it to Kafka, wait for the acknowledgements, ZREM
+    work       every second: ZRANGEBYSCORE of due jobs, send them to Kafka, wait for the acknowledgements, ZREM
 
-What is sent is acknowledged before it is removed, so nothing is lost when a worker dies, and some of it is sent
-twice. `--at-once 1` removes each job by a call of its own, as the loop is mostly written; more are removed by one
-call for so many.
+Jobs are removed after Kafka has acknowledged them, so that a crashed worker loses no job, but sends some of them twice.
+`--at-once 1` removes each job with its own call, which is how such loops are usually written; `--at-once N` removes up to
+N jobs per call.
 """
 
 import argparse

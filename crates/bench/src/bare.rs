@@ -1,5 +1,5 @@
-//! The baseline: the bare transactional consume-produce loop, written with the client library alone and
-//! tuned as well as we know how. It parses nothing, waits for nothing and keeps no offsets out of order.
+//! The baseline: a bare transactional consume-produce loop that uses only the client library, tuned as well as we know how.
+//! It parses nothing, has no due times, and completes records in order.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,7 +29,7 @@ impl ProducerContext for Failures {
     }
 }
 
-/// Copies `count` records from one topic to another and says how long it took.
+/// Copies `count` records from one topic to another, and returns the time from the first record on.
 pub(crate) fn copy(
     brokers: &str,
     group: &str,
@@ -60,23 +60,23 @@ pub(crate) fn copy(
     producer.init_transactions(Duration::from_secs(30))?;
     consumer.subscribe(&[from])?;
     let mut copied = 0;
-    let mut began = None;
+    let mut started = None;
     while copied < count {
         let mut messages: Vec<BorrowedMessage<'_>> = Vec::with_capacity(batch);
         let deadline = Instant::now() + Duration::from_millis(20);
         while messages.len() < batch {
-            let left = deadline.saturating_duration_since(Instant::now());
-            match consumer.poll(left) {
+            let remaining = deadline.saturating_duration_since(Instant::now());
+            match consumer.poll(remaining) {
                 Some(message) => messages.push(message?),
-                None if left.is_zero() => break,
+                None if remaining.is_zero() => break,
                 None => {}
             }
         }
         if messages.is_empty() {
             continue;
         }
-        // The clock starts with the first record, as joining the group is not what is measured.
-        began.get_or_insert_with(Instant::now);
+        // The clock starts with the first record, so that joining the group is not measured.
+        started.get_or_insert_with(Instant::now);
         producer.begin_transaction()?;
         let mut offsets = std::collections::HashMap::new();
         for message in &messages {
@@ -88,8 +88,8 @@ pub(crate) fn copy(
             loop {
                 match producer.send(record) {
                     Ok(()) => break,
-                    Err((KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull), back)) => {
-                        record = back;
+                    Err((KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull), rejected)) => {
+                        record = rejected;
                         std::thread::yield_now();
                     }
                     Err((error, _)) => return Err(error).context("sending"),
@@ -109,5 +109,7 @@ pub(crate) fn copy(
         producer.commit_transaction(Duration::from_secs(10))?;
         copied += messages.len();
     }
-    began.map(|began| began.elapsed()).context("nothing was copied")
+    started
+        .map(|started| started.elapsed())
+        .context("nothing was copied")
 }

@@ -1,15 +1,15 @@
-//! Figures: one JSON line each while measuring, and a Markdown table at the end.
+//! Figures: a JSON line for each one as it is measured, and a Markdown table at the end.
 
 use std::time::Duration;
 
 use redeliver_core::{Clock, SystemClock, Timestamp};
 
-/// Collects rows of a table.
+/// Collects the rows of the table.
 #[derive(Default)]
 pub(crate) struct Figures(Vec<(String, String)>);
 
 impl Figures {
-    /// A figure with its unit, as text.
+    /// Adds a figure. The value includes its unit.
     pub(crate) fn add(&mut self, name: impl Into<String>, value: impl Into<String>) {
         let (name, value) = (name.into(), value.into());
         println!("{}", serde_json::json!({ "figure": name, "value": value }));
@@ -25,9 +25,9 @@ impl Figures {
     }
 }
 
-/// Records per second, rounded.
-pub(crate) fn rate(count: usize, took: Duration) -> f64 {
-    count as f64 / took.as_secs_f64()
+/// Records per second.
+pub(crate) fn rate(count: usize, elapsed: Duration) -> f64 {
+    count as f64 / elapsed.as_secs_f64()
 }
 
 pub(crate) fn per_second(rate: f64) -> String {
@@ -40,13 +40,13 @@ pub(crate) fn median(values: &[f64]) -> f64 {
     sorted[sorted.len() / 2]
 }
 
-/// Percentiles of milliseconds.
-pub(crate) fn spread(mut millis: Vec<f64>) -> String {
+/// Minimum, percentiles and maximum of values in milliseconds.
+pub(crate) fn distribution(mut millis: Vec<f64>) -> String {
     if millis.is_empty() {
         return "nothing measured".to_owned();
     }
     millis.sort_by(f64::total_cmp);
-    let at = |share: f64| millis[((millis.len() - 1) as f64 * share) as usize];
+    let at = |quantile: f64| millis[((millis.len() - 1) as f64 * quantile) as usize];
     format!(
         "min {:.1}, p50 {:.1}, p99 {:.1}, p99.9 {:.1}, max {:.1} ms ({} records)",
         at(0.0),
@@ -58,30 +58,30 @@ pub(crate) fn spread(mut millis: Vec<f64>) -> String {
     )
 }
 
-/// Processor time of this process so far, all threads, user and system.
+/// Processor time of this process so far: user and system, all threads.
 pub(crate) fn cpu_time() -> Duration {
     cpu_time_of("self")
 }
 
 /// Processor time of a process so far.
 pub(crate) fn cpu_time_of(process: &str) -> Duration {
-    // The clock tick of /proc is 10 ms on every Linux that matters (`getconf CLK_TCK` is 100).
+    // A clock tick of /proc is 10 ms on all common Linux systems (`getconf CLK_TCK` is 100).
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     let after_name = stat.rsplit(')').next().unwrap_or_default();
     let fields: Vec<&str> = after_name.split_whitespace().collect();
-    // Behind the name: state, ppid, pgrp, session, tty, tpgid, flags, minflt, cminflt, majflt, cmajflt, utime, stime.
-    let ticks_of = |place: usize| fields.get(place).and_then(|field| field.parse::<u64>().ok());
+    // The fields after the name: state, ppid, pgrp, session, tty, tpgid, flags, minflt, cminflt, majflt, cmajflt, utime, stime.
+    let ticks_of = |index: usize| fields.get(index).and_then(|field| field.parse::<u64>().ok());
     let ticks = ticks_of(11).unwrap_or(0) + ticks_of(12).unwrap_or(0);
     Duration::from_millis(ticks * 10)
 }
 
-/// The wall clock in milliseconds with its fraction, less `due`.
+/// Milliseconds since `due`, with their fraction; negative if `due` is in the future.
 pub(crate) fn millis_since(due: Timestamp) -> f64 {
-    let ahead = SystemClock.until(due);
-    if !ahead.is_zero() {
-        return -ahead.as_secs_f64() * 1000.0;
+    let remaining = SystemClock.until(due);
+    if !remaining.is_zero() {
+        return -remaining.as_secs_f64() * 1000.0;
     }
-    // `until` knows fractions of a millisecond only forwards, so it is asked for a later instant.
+    // Only the time until a future instant has fractions of a millisecond, so this measures from one.
     let later = due.after(Duration::from_secs(3600));
     3_600_000.0 - SystemClock.until(later).as_secs_f64() * 1000.0
 }

@@ -1,4 +1,4 @@
-//! Filling and watching topics.
+//! Fills topics and measures how they grow.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use redeliver_core::Output;
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::convert::native_headers;
 
-/// A Kafka broker to measure on.
+/// The Kafka broker that is measured.
 #[derive(Clone)]
 pub(crate) struct Broker {
     pub(crate) address: String,
@@ -32,8 +32,8 @@ impl Broker {
         }
     }
 
-    pub(crate) fn name(&self, what: &str) -> String {
-        format!("{}-{what}", self.run)
+    pub(crate) fn name(&self, suffix: &str) -> String {
+        format!("{}-{suffix}", self.run)
     }
 
     pub(crate) fn settings(&self, instance: &str) -> KafkaSettings {
@@ -56,7 +56,7 @@ impl Broker {
             result.map_err(|(topic, code)| anyhow::anyhow!("creating {topic}: {code}"))?;
         }
         for topic in topics {
-            let began = Instant::now();
+            let started = Instant::now();
             loop {
                 let metadata = admin
                     .inner()
@@ -71,7 +71,7 @@ impl Broker {
                     break;
                 }
                 ensure!(
-                    began.elapsed() < Duration::from_secs(30),
+                    started.elapsed() < Duration::from_secs(30),
                     "no leaders for {topic}"
                 );
                 tokio::time::sleep(Duration::from_millis(20)).await;
@@ -97,14 +97,14 @@ impl Broker {
         self.delete(&names).await
     }
 
-    /// Deletes the topics of a measurement, so that the next one does not share its disk.
+    /// Deletes the topics of a measurement, so that they do not affect the next one.
     pub(crate) async fn delete(&self, topics: &[&str]) -> anyhow::Result<()> {
         let admin: AdminClient<DefaultClientContext> = self.client().create()?;
         admin.delete_topics(topics, &AdminOptions::new()).await?;
         Ok(())
     }
 
-    /// Writes `count` records as fast as it goes.
+    /// Writes `count` records as fast as possible.
     pub(crate) fn fill(&self, count: usize, record: impl Fn(usize) -> Output) -> anyhow::Result<()> {
         let filler = self.filler()?;
         for index in 0..count {
@@ -124,7 +124,7 @@ impl Broker {
         Ok(Filler(Arc::new(producer)))
     }
 
-    /// A read_committed consumer of a whole topic.
+    /// A read_committed consumer of all partitions of a topic, from the beginning.
     pub(crate) fn tail(&self, topic: &str, partitions: i32) -> anyhow::Result<BaseConsumer> {
         let consumer: BaseConsumer = self
             .client()
@@ -142,7 +142,7 @@ impl Broker {
         Ok(consumer)
     }
 
-    /// How many offsets a topic has in use, as a read_committed consumer may see them.
+    /// Watches the end offsets of a topic, as a read_committed consumer sees them.
     pub(crate) fn watch(&self, topic: &str, partitions: i32) -> anyhow::Result<Watch> {
         let consumer: BaseConsumer = self
             .client()
@@ -170,8 +170,8 @@ impl Filler {
         loop {
             match self.0.send(record) {
                 Ok(()) => return Ok(()),
-                Err((KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull), back)) => {
-                    record = back;
+                Err((KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull), rejected)) => {
+                    record = rejected;
                     std::thread::park_timeout(Duration::from_millis(1));
                 }
                 Err((error, _)) => return Err(error).context("filling a topic"),
@@ -191,6 +191,7 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
+    /// The sum of the end offsets of all partitions.
     pub(crate) fn end(&self) -> anyhow::Result<i64> {
         let mut sum = 0;
         for partition in 0..self.partitions {
@@ -202,7 +203,7 @@ impl Watch {
         Ok(sum)
     }
 
-    /// Waits until the topic holds at least `count` offsets and says how long that took from its first one.
+    /// Waits until the topic has at least `count` offsets, and returns the time from the first one on.
     pub(crate) fn time_until(&self, count: i64, timeout: Duration) -> anyhow::Result<Duration> {
         let started = Instant::now();
         let mut first = None;
@@ -216,7 +217,7 @@ impl Watch {
             }
             ensure!(
                 started.elapsed() < timeout,
-                "{} holds {end} of {count}",
+                "{} has {end} of {count} offsets",
                 self.topic
             );
             std::thread::park_timeout(Duration::from_millis(10));

@@ -1,4 +1,4 @@
-//! A lane with a processor that does nothing: what the lane itself costs.
+//! A lane with a processor that only copies records: the cost of the lane itself.
 
 use std::collections::HashSet;
 use std::sync::Arc;

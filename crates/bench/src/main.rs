@@ -1,11 +1,11 @@
-//! Measurements of Redeliver on a real broker, beside baselines in the same run. `cargo xtask bench` runs
-//! this with a broker of its own.
+//! Benchmarks of Redeliver on a real broker, next to baselines in the same run. `cargo xtask bench` starts a broker for
+//! each run.
 
 #![expect(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
-    reason = "figures are rounded for people"
+    reason = "figures are rounded for display"
 )]
 
 mod bare;
@@ -40,27 +40,27 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Bench {
-    /// Relay with everything due beside the bare loop; the whole retry path; lateness
+    /// Relay throughput next to the bare loop; the whole retry path; lateness
     Relay {
         /// Records per measurement
         #[arg(long, default_value_t = 1_000_000)]
         count: usize,
-        /// How often each is measured, in turn
+        /// Number of rounds; each round measures everything once
         #[arg(long, default_value_t = 3)]
         rounds: usize,
-        /// Measure only these, separated by commas
+        /// Measure only these parts, separated by commas
         #[arg(long, value_enum, value_delimiter = ',', default_values_t = relay::Part::ALL)]
         only: Vec<relay::Part>,
     },
-    /// Wall time of a worker against the bound work / concurrency
+    /// Wall time of a worker compared to the lower bound of work / concurrency
     Worker,
     /// Memory of a retry-tier process while records wait
     Memory {
-        /// Records that wait
+        /// Waiting records
         #[arg(long, default_value_t = 1_000_000)]
         count: usize,
     },
-    /// Acceptance, dispatch, lateness, rebuilding and takeover of the scheduler, beside one that polls
+    /// Acceptance, dispatch, lateness, index rebuild and takeover of the scheduler, next to a polling scheduler
     Scheduler(scheduler::Options),
 }
 

@@ -1,9 +1,9 @@
-//! `bench memory`: the memory of a retry-tier process before, while and after a million records wait.
+//! `bench memory`: the memory of a retry-tier process before, while and after a million records wait in it.
 
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
-use redeliver_core::{Clock, Jitter, Pipeline, RetryPolicy, Span, SystemClock};
+use redeliver_core::{Clock, HumanDuration, Jitter, Pipeline, RetryPolicy, SystemClock};
 
 use crate::figures::Figures;
 use crate::kafka::Broker;
@@ -13,8 +13,8 @@ use crate::relay::waiting;
 const PARTITIONS: i32 = 4;
 
 pub(crate) async fn run(broker: &Broker, count: usize, figures: &mut Figures) -> anyhow::Result<()> {
-    // Long enough to fill the tier and look at the process while all of it waits.
-    let tier = Span::from_secs(90);
+    // Long enough to fill the tier and measure the process before the first record is due.
+    let tier = HumanDuration::from_secs(90);
     let name = broker.name("memory");
     let policy = RetryPolicy::listed(vec![tier], None, Jitter::None)?;
     let pipeline = Pipeline {
@@ -33,11 +33,11 @@ pipelines: {{ {name}: {{ output: '{name}-out', retry: {{ tiers: [{tier}] }} }} }
 ",
             broker.address
         ),
-        // As in the image.
+        // As in the container image.
         &[("MIMALLOC_PURGE_DELAY", "0")],
     )?;
     let due_topic = broker.watch(&pipeline.due_topic(), PARTITIONS)?;
-    // A first record that is due shows that the process is at work.
+    // The release of a first record shows that the process is running.
     broker.fill(1, |index| waiting(&pipeline, tier, index, SystemClock.now()))?;
     due_topic.time_until(1, Duration::from_secs(60))?;
     figures.add(
@@ -49,7 +49,7 @@ pipelines: {{ {name}: {{ output: '{name}-out', retry: {{ tiers: [{tier}] }} }} }
     for step in [10_000, 100_000, count] {
         broker.fill(step - filled, |index| waiting(&pipeline, tier, index, due))?;
         filled = step;
-        let rss = settled(&process)?;
+        let rss = settled_memory(&process)?;
         ensure!(
             SystemClock.now() < due,
             "filling took longer than the tier's delay"
@@ -62,14 +62,14 @@ pipelines: {{ {name}: {{ output: '{name}-out', retry: {{ tiers: [{tier}] }} }} }
     due_topic.time_until(i64::try_from(count)?, Duration::from_secs(300))?;
     figures.add(
         "resident memory, after all were released",
-        format!("{:.1} MiB", settled(&process)?),
+        format!("{:.1} MiB", settled_memory(&process)?),
     );
     drop(process);
     broker.delete_of(&pipeline).await
 }
 
-/// The memory once it has not grown for two seconds: the prefetch is full.
-fn settled(process: &Running) -> anyhow::Result<f64> {
+/// The memory once it has not grown for two seconds. Then, the prefetch queues are full.
+fn settled_memory(process: &Running) -> anyhow::Result<f64> {
     let mut most = process.rss_mib()?;
     let mut since = Instant::now();
     while since.elapsed() < Duration::from_secs(2) {

@@ -1,4 +1,4 @@
-//! Services of ours as processes, as they run for users.
+//! Runs services as separate processes.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -19,15 +19,15 @@ pub(crate) struct Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It may have ended by itself; either way it is gone afterwards.
+        // An error means that the process has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
 impl Running {
-    /// Starts a program that stands beside this one. Its configuration and log are kept in the directory for
-    /// temporary files, under this name.
+    /// Starts a program from the directory of this program. Its configuration and log are stored under `name` in the
+    /// directory for temporary files.
     pub(crate) fn start(
         program: &str,
         name: &str,
@@ -35,8 +35,8 @@ impl Running {
         environment: &[(&str, &str)],
     ) -> anyhow::Result<Self> {
         let directory = std::env::temp_dir().join("redeliver-bench");
-        std::fs::create_dir_all(&directory).context("making a directory for logs")?;
-        // Free until somebody else takes it, which nobody does here.
+        std::fs::create_dir_all(&directory).context("creating the directory for logs")?;
+        // The port is free once the listener is dropped. If another process takes it first, the service does not start.
         let admin = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
         let file = directory.join(format!("{name}.yaml"));
         std::fs::write(&file, format!("{config}admin: {{ listen: '{admin}' }}\n"))?;
@@ -61,10 +61,12 @@ impl Running {
         Ok(Self { child, admin })
     }
 
-    /// Waits until all of its parts are ready.
+    /// Waits until `/readyz` reports that the process is ready.
     pub(crate) fn wait_until_ready(&self) -> anyhow::Result<()> {
         wait_until("the process is ready", Duration::from_secs(60), || {
-            Ok(self.get("/readyz").is_ok_and(|answer| answer.contains(" 200 ")))
+            Ok(self
+                .get("/readyz")
+                .is_ok_and(|response| response.contains(" 200 ")))
         })
     }
 
@@ -74,12 +76,12 @@ impl Running {
             stream,
             "GET {path} HTTP/1.1\r\nhost: bench\r\nconnection: close\r\n\r\n"
         )?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer)?;
-        Ok(answer)
+        let mut response = String::new();
+        stream.read_to_string(&mut response)?;
+        Ok(response)
     }
 
-    /// The sum of a metric over its labels; a line begins with `name` and the labels that are given with it.
+    /// The sum of all series that start with `name`, which may include the first labels.
     pub(crate) fn metric(&self, name: &str) -> anyhow::Result<f64> {
         let page = self.get("/metrics")?;
         let lines = page.lines().filter(|line| line.starts_with(name));
@@ -104,35 +106,38 @@ impl Running {
         cpu_time_of(&self.child.id().to_string())
     }
 
-    /// Kills it without warning.
+    /// Kills the process (SIGKILL).
     pub(crate) fn kill(mut self) -> anyhow::Result<()> {
         self.child.kill().context("killing the process")?;
         self.child.wait().context("waiting for the end of the process")?;
         Ok(())
     }
 
-    /// Asks it to end, and waits until it has, so that nothing of it disturbs what comes next.
+    /// Shuts the process down and waits for its end, so that it does not affect the next measurement.
     pub(crate) fn stop(mut self) -> anyhow::Result<()> {
         let id = i32::try_from(self.child.id())
             .ok()
             .and_then(rustix::process::Pid::from_raw);
-        rustix::process::kill_process(id.context("its number")?, rustix::process::Signal::TERM)
-            .context("asking the process to end")?;
+        rustix::process::kill_process(id.context("process id")?, rustix::process::Signal::TERM)
+            .context("terminating the process")?;
         let ended = self.child.wait().context("waiting for the end of the process")?;
-        ensure!(ended.success(), "the process has ended with {ended}");
+        ensure!(ended.success(), "the process ended with {ended}");
         Ok(())
     }
 }
 
-/// Looks every few milliseconds whether something is so.
+/// Polls a condition every 10 ms until it is true.
 pub(crate) fn wait_until(
-    what: &str,
-    patience: Duration,
-    mut is_so: impl FnMut() -> anyhow::Result<bool>,
+    description: &str,
+    timeout: Duration,
+    mut condition: impl FnMut() -> anyhow::Result<bool>,
 ) -> anyhow::Result<()> {
-    let began = Instant::now();
-    while !is_so()? {
-        ensure!(began.elapsed() < patience, "waited in vain until {what}");
+    let started = Instant::now();
+    while !condition()? {
+        ensure!(
+            started.elapsed() < timeout,
+            "timed out waiting until {description}"
+        );
         std::thread::park_timeout(Duration::from_millis(10));
     }
     Ok(())

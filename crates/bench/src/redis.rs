@@ -1,11 +1,11 @@
-//! The little of Redis that measurements ask for.
+//! A minimal Redis client.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 
 use anyhow::{Context as _, bail};
 
-/// A connection to the Redis to measure on, which belongs to the measurements alone.
+/// A connection to a Redis that only the benchmark uses.
 pub(crate) struct Redis {
     pub(crate) url: String,
     stream: BufReader<TcpStream>,
@@ -15,7 +15,7 @@ impl Redis {
     pub(crate) fn connect(url: &str) -> anyhow::Result<Self> {
         let address = url
             .strip_prefix("redis://")
-            .context("an address redis://host:port")?;
+            .context("the URL must be redis://HOST:PORT")?;
         let stream = TcpStream::connect(address).context("connecting to Redis")?;
         Ok(Self {
             url: url.to_owned(),
@@ -23,8 +23,8 @@ impl Redis {
         })
     }
 
-    /// Sends a command and reads its answer: a text, a number, a status.
-    fn ask(&mut self, words: &[&str]) -> anyhow::Result<String> {
+    /// Sends a command and reads its reply: a bulk string, an integer or a status.
+    fn command(&mut self, words: &[&str]) -> anyhow::Result<String> {
         let mut command = format!("*{}\r\n", words.len());
         for word in words {
             command += &format!("${}\r\n{word}\r\n", word.len());
@@ -41,27 +41,27 @@ impl Redis {
                 text.truncate(text.len() - 2);
                 Ok(String::from_utf8(text)?)
             }
-            _ => bail!("Redis answers {line:?}"),
+            _ => bail!("unexpected reply of Redis: {line:?}"),
         }
     }
 
     pub(crate) fn empty(&mut self) -> anyhow::Result<()> {
-        self.ask(&["FLUSHALL", "SYNC"]).map(drop)
+        self.command(&["FLUSHALL", "SYNC"]).map(drop)
     }
 
-    /// How many members a sorted set has.
+    /// The number of members of a sorted set.
     pub(crate) fn members(&mut self, key: &str) -> anyhow::Result<u64> {
-        Ok(self.ask(&["ZCARD", key])?.parse()?)
+        Ok(self.command(&["ZCARD", key])?.parse()?)
     }
 
     fn info(&mut self, section: &str, field: &str) -> anyhow::Result<String> {
-        let info = self.ask(&["INFO", section])?;
+        let info = self.command(&["INFO", section])?;
         let mut lines = info.lines().filter_map(|line| line.split_once(':'));
         let found = lines.find(|(name, _)| *name == field);
         Ok(found.with_context(|| format!("no {field}"))?.1.trim().to_owned())
     }
 
-    /// Bytes that its data takes.
+    /// Memory that Redis uses, in bytes.
     pub(crate) fn used_memory(&mut self) -> anyhow::Result<f64> {
         Ok(self.info("memory", "used_memory")?.parse()?)
     }

@@ -1,5 +1,4 @@
-//! `bench relay`: how fast a tier relays what is due, how fast the whole retry path is, how late records
-//! are.
+//! `bench relay`: the throughput of a tier, the throughput of the whole retry path, and lateness.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -11,21 +10,22 @@ use rdkafka::consumer::BaseConsumer;
 use rdkafka::message::{Headers as _, Message as _};
 use redeliver_core::headers::{self, Origin};
 use redeliver_core::{
-    Clock, Failure, Headers, Jitter, Outcome, Output, Pipeline, RetryPolicy, Span, SystemClock, Timestamp,
+    Clock, Failure, Headers, HumanDuration, Jitter, Outcome, Output, Pipeline, RetryPolicy, SystemClock,
+    Timestamp,
 };
 use redeliver_worker::{Attempt, WorkerSpec};
 
-use crate::figures::{Figures, cpu_time, median, millis_since, per_second, rate, spread};
+use crate::figures::{Figures, cpu_time, distribution, median, millis_since, per_second, rate};
 use crate::kafka::Broker;
 use crate::service::Service;
 use crate::{bare, lane};
 
 const PARTITIONS: i32 = 4;
 const VALUE: usize = 200;
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A pipeline with one tier.
-fn pipeline(name: &str, tier: Span) -> Pipeline {
+fn pipeline(name: &str, tier: HumanDuration) -> Pipeline {
     let policy = RetryPolicy::listed(vec![tier], None, Jitter::None).expect("one tier is a policy");
     Pipeline {
         policy,
@@ -34,7 +34,7 @@ fn pipeline(name: &str, tier: Span) -> Pipeline {
     }
 }
 
-fn config(broker: &Broker, instance: &str, pipeline: &Pipeline, tier: Span) -> String {
+fn config(broker: &Broker, instance: &str, pipeline: &Pipeline, tier: HumanDuration) -> String {
     format!(
         "instance: {}
 kafka: {{ brokers: '{}', static_membership: false }}
@@ -48,8 +48,8 @@ pipelines:
     )
 }
 
-/// A record as a worker puts it into a tier: lineage, failure, time lock, one header of the user's.
-pub(crate) fn waiting(pipeline: &Pipeline, tier: Span, index: usize, due: Timestamp) -> Output {
+/// A record as a worker writes it to a tier: lineage, failure, time lock, and one header of the user.
+pub(crate) fn waiting(pipeline: &Pipeline, tier: HumanDuration, index: usize, due: Timestamp) -> Output {
     let mut list = Headers::new();
     list.push_text("tenant", "a");
     let offset = i64::try_from(index).unwrap_or(i64::MAX);
@@ -72,14 +72,14 @@ pub(crate) fn waiting(pipeline: &Pipeline, tier: Span, index: usize, due: Timest
     }
 }
 
-/// What the benchmark of the relay consists of.
+/// The parts of the benchmark.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Part {
-    /// Everything is due
+    /// A tier in which everything is due
     Throughput,
-    /// Worker and tier: fail once, wait, succeed
+    /// Worker and tier: each record fails once, waits, and succeeds
     Path,
-    /// Due time to arrival
+    /// Time from due time to arrival
     Lateness,
 }
 
@@ -103,21 +103,21 @@ pub(crate) async fn run(
         }
     }
     if parts.contains(&Part::Lateness) {
-        let (slow, fast) = (Span::from_secs(5), Span::from_secs(2));
+        let (slow, fast) = (HumanDuration::from_secs(5), HumanDuration::from_secs(2));
         lateness(broker, 500, slow, Duration::from_secs(20), figures).await?;
         lateness(broker, 20_000, fast, Duration::from_secs(15), figures).await?;
     }
     Ok(())
 }
 
-/// Everything is due: the relay beside the bare loop and a lane that only copies, in turn.
+/// Everything is due: measures the bare loop, a lane that only copies, and the relay, in turn.
 async fn throughput(
     broker: &Broker,
     count: usize,
     rounds: usize,
     figures: &mut Figures,
 ) -> anyhow::Result<()> {
-    let tier = Span::from_secs(1);
+    let tier = HumanDuration::from_secs(1);
     let (mut bares, mut lanes, mut relays) = (Vec::new(), Vec::new(), Vec::new());
     let total = i64::try_from(count)?;
     for round in 0..rounds {
@@ -131,8 +131,8 @@ async fn throughput(
         let to = broker.name(&format!("bare-{round}"));
         broker.create(&[&to], PARTITIONS).await?;
         let cpu = cpu_time();
-        let took = bare::copy(&broker.address, &to, &from, &to, count, 5000)?;
-        bares.push(rate(count, took));
+        let elapsed = bare::copy(&broker.address, &to, &from, &to, count, 5000)?;
+        bares.push(rate(count, elapsed));
         let bare_cpu = cpu_time() - cpu;
         broker.delete(&[&to]).await?;
 
@@ -141,7 +141,7 @@ async fn throughput(
         let watch = broker.watch(&to, PARTITIONS)?;
         let cpu = cpu_time();
         let (stop, thread) = lane::start(broker.settings("lane"), &to, &from, &to);
-        lanes.push(rate(count, watch.time_until(total, PATIENCE)?));
+        lanes.push(rate(count, watch.time_until(total, TIMEOUT)?));
         let lane_cpu = cpu_time() - cpu;
         stop.cancel();
         thread.join().map_err(|_| anyhow::anyhow!("the lane panicked"))?;
@@ -151,7 +151,7 @@ async fn throughput(
         let config = config(broker, &format!("relay-{round}"), &pipeline, tier);
         let cpu = cpu_time();
         let service = Service::start(&config, redeliver_retry_tier::mount)?;
-        relays.push(rate(count, watch.time_until(total, PATIENCE)?));
+        relays.push(rate(count, watch.time_until(total, TIMEOUT)?));
         service.stop().await?;
         broker.delete_of(&pipeline).await?;
         let relay_cpu = cpu_time() - cpu;
@@ -186,9 +186,9 @@ async fn throughput(
     Ok(())
 }
 
-/// The whole retry path: the handler fails once, the record waits, comes back, succeeds.
+/// The whole retry path: the handler fails once, the record waits in a tier, returns, and succeeds.
 async fn path(broker: &Broker, count: usize, round: usize, figures: &mut Figures) -> anyhow::Result<()> {
-    let tier = Span::from_secs(1);
+    let tier = HumanDuration::from_secs(1);
     let pipeline = pipeline(&broker.name(&format!("path-{round}")), tier);
     broker.create_for(&pipeline, PARTITIONS).await?;
     let topic = pipeline.source.clone();
@@ -203,7 +203,6 @@ async fn path(broker: &Broker, count: usize, round: usize, figures: &mut Figures
     let watch = broker.watch(&output, PARTITIONS)?;
     let spec = WorkerSpec {
         pipeline: Arc::new(pipeline.clone()),
-        kafka: broker.settings(&format!("path-{round}")),
         lanes: 1,
         batch: 5000,
         concurrency: 5000,
@@ -217,7 +216,7 @@ async fn path(broker: &Broker, count: usize, round: usize, figures: &mut Figures
             _ => Outcome::unchanged(),
         })
     });
-    let began = Instant::now();
+    let started = Instant::now();
     let service = Service::start(
         &config(broker, &format!("path-{round}"), &pipeline, tier),
         |host| {
@@ -225,28 +224,28 @@ async fn path(broker: &Broker, count: usize, round: usize, figures: &mut Figures
             Ok(redeliver_worker::spawn(host, &spec, &fails_once)?)
         },
     )?;
-    watch.time_until(i64::try_from(count)?, PATIENCE)?;
-    let took = began.elapsed();
+    watch.time_until(i64::try_from(count)?, TIMEOUT)?;
+    let elapsed = started.elapsed();
     service.stop().await?;
     broker.delete_of(&pipeline).await?;
-    let net = took.saturating_sub(tier.duration());
+    let net = elapsed.saturating_sub(tier.duration());
     figures.add(
         format!("whole retry path, {count} records, round {round}"),
         format!(
             "{} from start to end; {} without the wait of {tier} (goal 60,000/s)",
-            per_second(rate(count, took)),
+            per_second(rate(count, elapsed)),
             per_second(rate(count, net))
         ),
     );
     Ok(())
 }
 
-/// Records are put into a tier at a fixed rate; how late is each for a read_committed consumer?
+/// Writes records to a tier at a fixed rate, and measures their lateness at a read_committed consumer.
 async fn lateness(
     broker: &Broker,
     per_sec: u64,
-    tier: Span,
-    lasts: Duration,
+    tier: HumanDuration,
+    duration: Duration,
     figures: &mut Figures,
 ) -> anyhow::Result<()> {
     let pipeline = pipeline(&broker.name(&format!("late-{per_sec}")), tier);
@@ -255,18 +254,18 @@ async fn lateness(
         &config(broker, &format!("late-{per_sec}"), &pipeline, tier),
         redeliver_retry_tier::mount,
     )?;
-    let total = per_sec * lasts.as_secs();
+    let total = per_sec * duration.as_secs();
     let done = Arc::new(AtomicBool::new(false));
     let reader = std::thread::spawn({
         let (broker, topic, done) = (broker.clone(), pipeline.due_topic(), done.clone());
         move || arrivals(&broker, &topic, total, &done)
     });
     let filler = broker.filler()?;
-    let began = Instant::now();
+    let started = Instant::now();
     let mut sent = 0;
     while sent < total {
-        let should = u64::try_from(began.elapsed().as_millis())? * per_sec / 1000;
-        while sent < should.min(total) {
+        let target = u64::try_from(started.elapsed().as_millis())? * per_sec / 1000;
+        while sent < target.min(total) {
             let due = SystemClock.now().after(tier.duration());
             filler.send(&waiting(&pipeline, tier, usize::try_from(sent)?, due))?;
             sent += 1;
@@ -282,12 +281,12 @@ async fn lateness(
     broker.delete_of(&pipeline).await?;
     figures.add(
         format!("lateness at the consumer, {tier} tier, {per_sec}/s"),
-        spread(lateness),
+        distribution(lateness),
     );
     Ok(())
 }
 
-/// Arrival at a read_committed consumer minus due time, in milliseconds; negative would be early.
+/// Arrival at a read_committed consumer minus due time, in milliseconds. A negative value would be early.
 fn arrivals(broker: &Broker, topic: &str, total: u64, done: &AtomicBool) -> anyhow::Result<Vec<f64>> {
     let consumer: BaseConsumer = broker.tail(topic, PARTITIONS)?;
     let mut lateness = Vec::with_capacity(usize::try_from(total)?);

@@ -1,6 +1,6 @@
-//! `bench scheduler`: how fast jobs are accepted and dispatched, how late they are, what waiting costs, how soon
-//! jobs fire again after a kill or a wiped Redis; beside a scheduler that polls Redis, in the same run on the same
-//! servers.
+//! `bench scheduler`: the rates at which jobs are accepted and dispatched, their lateness, the cost of waiting jobs, and
+//! recovery from a killed process and from an emptied Redis; next to a scheduler that polls Redis, in the same run and on
+//! the same servers.
 
 mod arrivals;
 mod burst;
@@ -21,33 +21,33 @@ use crate::kafka::Broker;
 use crate::redis::Redis;
 use crate::scheduler::polling::Polling;
 
-/// Partitions of every topic, and so shards.
+/// Partitions of every topic, and thus the number of shards.
 const PARTITIONS: i32 = 4;
-/// Bytes of a job's data.
+/// Size of a job's data in bytes.
 const DATA: usize = 200;
 
-/// What is to be measured, and how much of it.
+/// Options of the benchmark.
 #[derive(clap::Args)]
 pub(crate) struct Options {
     /// Jobs per measurement
     #[arg(long, default_value_t = 200_000)]
     count: usize,
-    /// How often throughput is measured; the polling scheduler in between
+    /// Number of rounds of throughput measurements, which alternate with the polling scheduler
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// Jobs that wait while Redis is emptied
+    /// Waiting jobs when Redis is emptied
     #[arg(long, default_value_t = 1_000_000)]
     waiting: usize,
-    /// How many seconds each measurement of lateness lasts
+    /// Duration of each lateness measurement in seconds
     #[arg(long, default_value_t = 10)]
     seconds: u64,
-    /// Only these
+    /// Measure only these parts, separated by commas
     #[arg(long, value_delimiter = ',')]
     only: Vec<Part>,
-    /// The Redis to measure on; it is emptied
+    /// URL of the Redis to use; all its data is deleted
     #[arg(long, env = "REDIS_URL")]
     redis: String,
-    /// A Python with the packages of `peers/requirements.txt`
+    /// Python interpreter with the packages of `peers/requirements.txt`; without it, the polling scheduler is not measured
     #[arg(long, env = "BENCH_PYTHON")]
     python: Option<PathBuf>,
 }
@@ -64,9 +64,9 @@ enum Part {
 
 pub(crate) async fn run(broker: &Broker, options: &Options, figures: &mut Figures) -> anyhow::Result<()> {
     let mut redis = Redis::connect(&options.redis)?;
-    let is_wanted = |part| options.only.is_empty() || options.only.contains(&part);
+    let is_selected = |part| options.only.is_empty() || options.only.contains(&part);
     let polling = match &options.python {
-        Some(python) if is_wanted(Part::Polling) => Some(Polling::new(broker, python, &options.redis)?),
+        Some(python) if is_selected(Part::Polling) => Some(Polling::new(broker, python, &options.redis)?),
         _ => None,
     };
     figures.add("Redis", redis.version()?);
@@ -76,10 +76,10 @@ pub(crate) async fn run(broker: &Broker, options: &Options, figures: &mut Figure
 
     let (mut accepted, mut dispatched, mut polled) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..options.rounds {
-        if is_wanted(Part::Accept) {
+        if is_selected(Part::Accept) {
             accepted.push(throughput::accept(broker, &mut redis, options.count, round).await?);
         }
-        if is_wanted(Part::Burst) {
+        if is_selected(Part::Burst) {
             dispatched.push(burst::dispatch(broker, &mut redis, options.count, round).await?);
         }
         if let Some(polling) = &polling {
@@ -90,30 +90,26 @@ pub(crate) async fn run(broker: &Broker, options: &Options, figures: &mut Figure
     burst::report(&dispatched, figures);
     polling::report(&polled, figures);
 
-    if is_wanted(Part::Lateness) {
-        let rate = |rates: Vec<f64>, otherwise| {
-            if rates.is_empty() {
-                otherwise
-            } else {
-                median(&rates)
-            }
+    if is_selected(Part::Lateness) {
+        let rate = |rates: Vec<f64>, default| {
+            if rates.is_empty() { default } else { median(&rates) }
         };
         let accept = rate(accepted.iter().map(|round| round.live).collect(), 20_000.0);
         let dispatch = rate(dispatched.iter().map(|round| round.rate).collect(), 20_000.0);
-        // Each job costs an acceptance and a dispatch.
+        // The sustainable rate if each job is both accepted and dispatched during the measurement.
         let both = 1.0 / (1.0 / accept + 1.0 / dispatch);
         lateness::run(broker, &mut redis, options.seconds, dispatch, both, figures).await?;
     }
     if let Some(polling) = &polling {
         polling.lateness(&mut redis, options.seconds, figures).await?;
     }
-    if is_wanted(Part::Waiting) {
+    if is_selected(Part::Waiting) {
         waiting::run(broker, &mut redis, options.waiting, figures).await?;
         if let Some(polling) = &polling {
             polling.waiting(&mut redis, options.waiting, figures)?;
         }
     }
-    if is_wanted(Part::Takeover) {
+    if is_selected(Part::Takeover) {
         takeover::run(broker, &mut redis, figures).await?;
     }
     Ok(())

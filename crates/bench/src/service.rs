@@ -1,4 +1,4 @@
-//! Services of ours in this process, as `main` would run them.
+//! Runs services within this process, as their `main` would.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use redeliver_runtime::Config;
 use redeliver_runtime::cli::Start;
 use redeliver_runtime::listen::Listener;
 use redeliver_runtime::telemetry::Tracer;
-use redeliver_worker::Host;
+use redeliver_service::Host;
 use tokio_util::sync::CancellationToken;
 
 /// A running host.
@@ -17,7 +17,7 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    /// Starts what `mount` puts on a host with this configuration.
+    /// Starts a host with this configuration and the services that `mount` adds to it.
     pub(crate) fn start(
         config: &str,
         mount: impl FnOnce(&mut Host) -> anyhow::Result<()>,

@@ -1,4 +1,4 @@
-//! `bench worker`: wall time against the bound `work / concurrency`, with transactional output.
+//! `bench worker`: wall time of a worker with transactional output, compared to the lower bound `work / concurrency`.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -20,22 +20,22 @@ use crate::service::Service;
 
 const PARTITIONS: i32 = 4;
 
-/// The two rows of the design: how long a call works, and how many at once.
-struct Row {
+/// A workload: the duration of calls, and how many run concurrently.
+struct Workload {
     name: &'static str,
     concurrency: usize,
     count: usize,
     work: fn(usize) -> Duration,
 }
 
-const ROWS: [Row; 2] = [
-    Row {
+const WORKLOADS: [Workload; 2] = [
+    Workload {
         name: "0-5 ms, 16 at once",
         concurrency: 16,
         count: 30_000,
         work: |i| Duration::from_micros((i as u64 * 7919) % 5001),
     },
-    Row {
+    Workload {
         name: "50 ms, 500 at once",
         concurrency: 500,
         count: 50_000,
@@ -45,20 +45,20 @@ const ROWS: [Row; 2] = [
 
 pub(crate) async fn run(broker: &Broker, figures: &mut Figures) -> anyhow::Result<()> {
     let endpoint = endpoint().await?;
-    for row in &ROWS {
-        let work = row.work;
+    for workload in &WORKLOADS {
+        let work = workload.work;
         let in_process = tower::service_fn(move |attempt: Attempt| async move {
             let value = attempt.record.value.as_deref().unwrap_or_default();
-            really(work(number(value))).await;
+            perform(work(number(value))).await;
             Ok::<_, Infallible>(Outcome::unchanged())
         });
-        measure(broker, row, "in process", in_process, figures).await?;
-        let which = ROWS
+        measure(broker, workload, "in process", in_process, figures).await?;
+        let index = WORKLOADS
             .iter()
-            .position(|known| known.name == row.name)
+            .position(|other| other.name == workload.name)
             .unwrap_or_default();
-        let http = HttpHandler::new(HttpSettings::new(format!("http://{endpoint}/{which}")))?;
-        measure(broker, row, "HTTP", http, figures).await?;
+        let http = HttpHandler::new(HttpSettings::new(format!("http://{endpoint}/{index}")))?;
+        measure(broker, workload, "HTTP", http, figures).await?;
     }
     Ok(())
 }
@@ -70,22 +70,22 @@ fn number(value: &[u8]) -> usize {
         .unwrap_or(0)
 }
 
-/// What calls really worked, in nanoseconds: a timer is never exact, and what it adds is not the worker's.
-static WORKED: AtomicU64 = AtomicU64::new(0);
+/// The total duration of calls in nanoseconds, measured because timers fire late. That delay is not the worker's.
+static WORK_NANOS: AtomicU64 = AtomicU64::new(0);
 
-async fn really(work: Duration) {
-    let began = Instant::now();
+async fn perform(work: Duration) {
+    let started = Instant::now();
     tokio::time::sleep(work).await;
-    WORKED.fetch_add(
-        u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX),
+    WORK_NANOS.fetch_add(
+        u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX),
         Ordering::Relaxed,
     );
 }
 
 async fn endpoint() -> anyhow::Result<SocketAddr> {
-    let handler = |which: usize| {
+    let handler = |index: usize| {
         post(move |body: Bytes| async move {
-            really((ROWS[which].work)(number(&body))).await;
+            perform((WORKLOADS[index].work)(number(&body))).await;
             body
         })
     };
@@ -99,19 +99,23 @@ async fn endpoint() -> anyhow::Result<SocketAddr> {
 
 async fn measure<H: Handler>(
     broker: &Broker,
-    row: &Row,
-    how: &str,
+    workload: &Workload,
+    variant: &str,
     handler: H,
     figures: &mut Figures,
 ) -> anyhow::Result<()> {
-    let name = broker.name(&format!("worker-{}-{}", row.concurrency, how.replace(' ', "-")));
+    let name = broker.name(&format!(
+        "worker-{}-{}",
+        workload.concurrency,
+        variant.replace(' ', "-")
+    ));
     let pipeline = Pipeline {
         output: Some(format!("{name}-out").into()),
         ..Pipeline::new(&name)
     };
     broker.create_for(&pipeline, PARTITIONS).await?;
     let topic = pipeline.source.clone();
-    broker.fill(row.count, |index| Output {
+    broker.fill(workload.count, |index| Output {
         topic: topic.clone(),
         partition: None,
         key: Some(format!("key-{index}").into()),
@@ -121,24 +125,26 @@ async fn measure<H: Handler>(
     let output = pipeline.output.clone().context("the pipeline has an output")?;
     let spec = WorkerSpec {
         pipeline: Arc::new(pipeline.clone()),
-        kafka: broker.settings(&name),
         lanes: 1,
         batch: 5000,
-        concurrency: row.concurrency,
+        concurrency: workload.concurrency,
         in_flight: 4096,
         in_flight_bytes: 256 << 20,
         grace: Duration::from_secs(10),
     };
-    let config = format!("instance: {name}\nkafka: {{ brokers: '{}' }}", broker.address);
-    WORKED.store(0, Ordering::Relaxed);
+    let config = format!(
+        "instance: {name}\nkafka: {{ brokers: '{}', static_membership: false }}",
+        broker.address
+    );
+    WORK_NANOS.store(0, Ordering::Relaxed);
     let first_call = Arc::new(OnceLock::new());
     let handler = Timed {
         inner: handler,
         first_call: first_call.clone(),
     };
     let reader = std::thread::spawn({
-        let (broker, count) = (broker.clone(), row.count);
-        move || results(&broker, &output, count)
+        let (broker, count) = (broker.clone(), workload.count);
+        move || read_results(&broker, &output, count)
     });
     let service = Service::start(&config, |host| {
         Ok(redeliver_worker::spawn(host, &spec, &handler)?)
@@ -148,24 +154,25 @@ async fn measure<H: Handler>(
         .map_err(|_| anyhow::anyhow!("the reader panicked"))??;
     service.stop().await?;
     broker.delete_of(&pipeline).await?;
-    let bound = Duration::from_nanos(WORKED.load(Ordering::Relaxed)) / u32::try_from(row.concurrency)?;
+    let bound =
+        Duration::from_nanos(WORK_NANOS.load(Ordering::Relaxed)) / u32::try_from(workload.concurrency)?;
     let wall = last - *first_call.get().context("no call was made")?;
     figures.add(
-        format!("{}, {how}", row.name),
+        format!("{}, {variant}", workload.name),
         format!(
             "wall {:.2} s, bound {:.2} s: {:.3} (goal 1.05); {results} results of {}",
             wall.as_secs_f64(),
             bound.as_secs_f64(),
             wall.as_secs_f64() / bound.as_secs_f64(),
-            row.count,
+            workload.count,
         ),
     );
     Ok(())
 }
 
-/// Reads results until all are there, and says when the last one arrived and how many there were. Reads on
-/// for a moment, so that one too many would be seen.
-fn results(broker: &Broker, topic: &str, count: usize) -> anyhow::Result<(Instant, usize)> {
+/// Reads all results, and returns when the last one arrived and how many there were. Continues to read for 500 ms, so that
+/// duplicates are noticed.
+fn read_results(broker: &Broker, topic: &str, count: usize) -> anyhow::Result<(Instant, usize)> {
     let consumer = broker.tail(topic, PARTITIONS)?;
     let mut seen = 0;
     let mut last = Instant::now();
@@ -183,7 +190,7 @@ fn results(broker: &Broker, topic: &str, count: usize) -> anyhow::Result<(Instan
     Ok((last, seen))
 }
 
-/// Remembers when the first call was made.
+/// Records the time of the first call.
 #[derive(Clone)]
 struct Timed<H> {
     inner: H,

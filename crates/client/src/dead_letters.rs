@@ -1,4 +1,4 @@
-//! The inspector's gRPC service in plain types.
+//! A client for the gRPC API of the inspector.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -11,50 +11,50 @@ use redeliver_proto::v1::dead_letter_service_client::DeadLetterServiceClient;
 use redeliver_proto::v1::watch_dead_letters_response::Event;
 use tonic::{Code, Status, Streaming};
 
-use crate::endpoint::{Connection, Endpoint, LARGEST_ANSWER};
+use crate::endpoint::{Connection, Endpoint, MAX_RESPONSE};
 use crate::error::ClientError;
 use crate::jobs::{text, time};
 
-/// How long a watch may be silent. Heartbeats come every 15 seconds.
-const LONGEST_SILENCE: Duration = Duration::from_secs(45);
+/// A watch fails if it receives nothing for this long. The inspector sends a heartbeat every 15 seconds.
+const STREAM_TIMEOUT: Duration = Duration::from_secs(45);
 
-/// Lists, reads and watches dead letters. Cheap to clone.
+/// Lists, reads and watches dead letters. Clones share one connection.
 #[derive(Clone, Debug)]
 pub struct DeadLetterClient {
     service: DeadLetterServiceClient<Connection>,
     url: String,
 }
 
-/// What was done with a dead letter.
+/// What was done with a dead letter, as the ledger says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeadLetterState {
-    /// Nothing yet.
+    /// Nothing was done yet.
     Open,
-    /// It was sent to its pipeline again.
+    /// The record was sent back to its pipeline.
     Redriven,
-    /// It was given up.
+    /// The record was discarded.
     Discarded,
 }
 
-/// Whose headers say why a record is dead.
+/// The framework whose headers describe the dead letter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dialect {
-    /// Ours.
+    /// Redeliver.
     Redeliver,
-    /// Spring Kafka's.
+    /// Spring Kafka.
     Spring,
-    /// Kafka Connect's.
+    /// Kafka Connect.
     Connect,
-    /// Kafka Streams'.
+    /// Kafka Streams.
     Streams,
-    /// `SmallRye`'s, of Quarkus.
+    /// `SmallRye` Reactive Messaging, as in Quarkus.
     SmallRye,
-    /// Those of Kafka's share groups.
+    /// A Kafka share group.
     ShareGroup,
 }
 
 impl DeadLetterState {
-    /// As it is written.
+    /// The name of the state in lower case.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -66,7 +66,7 @@ impl DeadLetterState {
 }
 
 impl Dialect {
-    /// As it is written.
+    /// The name of the dialect in lower case.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -80,121 +80,121 @@ impl Dialect {
     }
 }
 
-/// A dead letter. What its headers do not say is `None`.
+/// A dead letter. Fields that its headers do not contain are `None`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeadLetter {
-    /// `topic/partition/offset`.
+    /// The id: its position, written `topic/partition/offset`.
     pub id: String,
-    /// Where it stands.
+    /// The position in the dead-letter topic.
     pub position: Position,
-    /// When it was written there.
+    /// When it was written to the dead-letter topic.
     pub dead_at: Option<Timestamp>,
     /// What was done with it.
     pub state: DeadLetterState,
-    /// Whose headers it has; `None`: none that are known.
+    /// The dialect of its headers; `None` if it is unknown.
     pub dialect: Option<Dialect>,
-    /// The pipeline that failed it.
+    /// The pipeline in which it failed.
     pub pipeline: Option<String>,
-    /// Why it failed, as a class.
+    /// The failure class, such as `permanent`.
     pub error_class: Option<String>,
-    /// Why it failed, as a code.
+    /// The error code, such as `http.404`.
     pub error_code: Option<String>,
-    /// Why it failed, in words.
+    /// The error message.
     pub error_message: Option<String>,
-    /// When it failed.
+    /// When the last attempt failed.
     pub failed_at: Option<Timestamp>,
-    /// How many attempts failed.
+    /// The number of failed attempts.
     pub retry_count: u32,
-    /// Where it came from first.
+    /// Where the record entered the pipeline. Partition and offset are -1 if only the topic is known.
     pub origin: Option<Position>,
-    /// The timestamp that it had there.
+    /// The timestamp with which the record entered the pipeline.
     pub origin_timestamp: Option<Timestamp>,
-    /// The record's key.
+    /// The key of the record.
     pub key: Option<Bytes>,
-    /// The size of the value in bytes; `None`: a null value.
+    /// The size of the value in bytes; `None` for a null value.
     pub value_size: Option<u64>,
-    /// The value, when all of the dead letter was asked for; at most 1 MiB of it.
+    /// The first MiB of the value, if the request has `full`. [`DeadLetterClient::payload`] reads the whole value.
     pub value: Option<Bytes>,
-    /// Whether the value is longer than that.
+    /// Whether `value` is truncated.
     pub is_value_truncated: bool,
-    /// The headers in order, when all of the dead letter was asked for.
+    /// The headers in order, if the request has `full`; otherwise empty.
     pub headers: Headers,
-    /// The W3C trace id.
+    /// The trace id of the W3C trace context, as 32 hex digits.
     pub trace_id: Option<String>,
-    /// The scheduled job that it is of.
+    /// The id of the job from which the record was dispatched.
     pub job_id: Option<String>,
 }
 
-/// Which dead letters to list, and how.
+/// A request for a page of dead letters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ListDeadLetters {
-    /// Such as `error_class = "permanent" AND retry_count > 3`; empty: all.
+    /// A filter such as `error_class = "permanent" AND retry_count > 3`. Empty: all dead letters.
     pub filter: String,
-    /// How many at once; 0: 50, at most 1000.
+    /// The maximum number of dead letters per page, at most 1000; 0 means 50.
     pub page_size: u16,
-    /// From the page before; empty: the first page.
+    /// [`Page::next_page_token`] of the previous page. Empty: the first page.
     pub page_token: String,
-    /// The oldest first instead of the newest.
+    /// Sort by ascending time instead of descending.
     pub oldest_first: bool,
-    /// With value and headers.
+    /// Include values and headers.
     pub full: bool,
 }
 
-/// One page of a list.
+/// A page of dead letters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Page {
-    /// What is on it.
+    /// The dead letters of the page.
     pub dead_letters: Vec<DeadLetter>,
-    /// For the next page; `None`: this was the last.
+    /// The token for the next page; `None` on the last page.
     pub next_page_token: Option<String>,
 }
 
-/// What is in one dead-letter topic.
+/// The statistics of a dead-letter topic.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TopicStats {
-    /// The topic.
+    /// The name of the topic.
     pub topic: String,
-    /// Those that wait for somebody.
+    /// The number of open dead letters.
     pub open: u64,
-    /// All.
+    /// The number of all dead letters.
     pub total: u64,
-    /// Those that came in the last minute.
+    /// The number of dead letters of the last minute.
     pub last_minute: u64,
-    /// In the last hour.
+    /// The number of dead letters of the last hour.
     pub last_hour: u64,
-    /// In the last day.
+    /// The number of dead letters of the last day.
     pub last_day: u64,
-    /// The oldest open one.
+    /// The time of the oldest open dead letter.
     pub oldest: Option<Timestamp>,
-    /// The newest one.
+    /// The time of the newest open dead letter.
     pub newest: Option<Timestamp>,
-    /// How long until retention removes the oldest open one; `None`: it never does.
+    /// The time until retention removes the oldest open dead letter; `None` if it is never removed.
     pub until_removal: Option<Duration>,
-    /// The open ones by class.
+    /// The number of open dead letters by failure class.
     pub open_by_class: BTreeMap<String, u64>,
 }
 
-/// Which dead letters to watch, and how.
+/// A request to watch dead letters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WatchDeadLetters {
-    /// As in [`ListDeadLetters`].
+    /// A filter as in [`ListDeadLetters::filter`].
     pub filter: String,
-    /// With value and headers.
+    /// Include values and headers.
     pub full: bool,
-    /// Go on behind the event that had this token; empty: begin with what is there.
+    /// Continue after the event with this token. Empty: start with the existing dead letters.
     pub resume_token: String,
-    /// Leave out what is there already.
+    /// Skip existing dead letters.
     pub only_new: bool,
 }
 
-/// Something that a watch brings.
+/// An event of a watch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WatchEvent {
-    /// A dead letter.
+    /// An existing or new dead letter.
     DeadLetter(Box<DeadLetter>),
-    /// All that was there has been sent; what follows is new.
+    /// All existing dead letters were sent. All later ones are new.
     Synced,
-    /// The connection lives; the server's time.
+    /// The connection is alive. Contains the time of the server.
     Heartbeat(Option<Timestamp>),
 }
 
@@ -202,19 +202,19 @@ impl DeadLetterClient {
     /// Connects to an inspector.
     ///
     /// # Errors
-    /// When the endpoint cannot be used or nobody answers there.
+    /// If the endpoint is invalid or the inspector cannot be reached.
     pub async fn connect(endpoint: &Endpoint) -> Result<Self, ClientError> {
         let connection = endpoint.connect().await?;
         Ok(Self {
-            service: DeadLetterServiceClient::new(connection).max_decoding_message_size(LARGEST_ANSWER),
+            service: DeadLetterServiceClient::new(connection).max_decoding_message_size(MAX_RESPONSE),
             url: endpoint.url().to_owned(),
         })
     }
 
-    /// One page of dead letters.
+    /// Lists a page of dead letters.
     ///
     /// # Errors
-    /// [`Code::InvalidArgument`] with what is wrong with the filter, and where.
+    /// [`Code::InvalidArgument`] if the filter is invalid; the message contains the position of the error.
     pub async fn list(&self, list: &ListDeadLetters) -> Result<Page, ClientError> {
         let request = v1::ListDeadLettersRequest {
             filter: list.filter.clone(),
@@ -237,10 +237,11 @@ impl DeadLetterClient {
         })
     }
 
-    /// A dead letter with value and headers; `None` when retention has removed it, or it never was.
+    /// Gets a dead letter with value and headers; `None` if it does not exist, for example because retention removed
+    /// it.
     ///
     /// # Errors
-    /// When the inspector does not answer.
+    /// If the inspector is unavailable.
     pub async fn get(&self, id: &str) -> Result<Option<DeadLetter>, ClientError> {
         let request = v1::GetDeadLetterRequest { id: id.to_owned() };
         match self.service.clone().get_dead_letter(request).await {
@@ -250,10 +251,10 @@ impl DeadLetterClient {
         }
     }
 
-    /// The whole value of a dead letter, in pieces.
+    /// Reads the whole value of a dead letter in chunks.
     ///
     /// # Errors
-    /// [`Code::NotFound`] when there is no such dead letter.
+    /// [`Code::NotFound`] if the dead letter does not exist.
     pub async fn payload(&self, id: &str) -> Result<Payload, ClientError> {
         let request = v1::ReadPayloadRequest { id: id.to_owned() };
         let answer = self.service.clone().read_payload(request).await;
@@ -263,10 +264,10 @@ impl DeadLetterClient {
         })
     }
 
-    /// How many there are of those that match, by topic.
+    /// Counts the dead letters that match a filter, by topic.
     ///
     /// # Errors
-    /// As [`DeadLetterClient::list`].
+    /// Like [`DeadLetterClient::list`].
     pub async fn stats(&self, filter: &str) -> Result<Vec<TopicStats>, ClientError> {
         let request = v1::GetDeadLetterStatsRequest {
             filter: filter.to_owned(),
@@ -276,10 +277,10 @@ impl DeadLetterClient {
         answer.topics.into_iter().map(TopicStats::try_from).collect()
     }
 
-    /// Dead letters as they come.
+    /// Watches dead letters: first the existing ones, then each new one.
     ///
     /// # Errors
-    /// As [`DeadLetterClient::list`], and when the token cannot be resumed from.
+    /// Like [`DeadLetterClient::list`], and if the resume token is not valid any more.
     pub async fn watch(&self, watch: &WatchDeadLetters) -> Result<Watch, ClientError> {
         let request = v1::WatchDeadLettersRequest {
             filter: watch.filter.clone(),
@@ -308,7 +309,7 @@ fn view(full: bool) -> v1::DeadLetterView {
     }
 }
 
-/// A value that comes in pieces.
+/// The value of a dead letter, read in chunks.
 #[derive(Debug)]
 pub struct Payload {
     stream: Streaming<v1::ReadPayloadResponse>,
@@ -316,19 +317,19 @@ pub struct Payload {
 }
 
 impl Payload {
-    /// The next piece; `None` at the end.
+    /// The next chunk; `None` at the end.
     ///
     /// # Errors
-    /// When the connection breaks.
+    /// If the connection is lost.
     pub async fn next(&mut self) -> Result<Option<Bytes>, ClientError> {
-        let piece = self.stream.message().await;
-        let piece = piece.map_err(|status| ClientError::from_status(&self.url, &status))?;
-        Ok(piece.map(|piece| piece.chunk))
+        let message = self.stream.message().await;
+        let message = message.map_err(|status| ClientError::from_status(&self.url, &status))?;
+        Ok(message.map(|message| message.chunk))
     }
 }
 
-/// Dead letters as they come. After an error that [is passing](ClientError::is_passing) a new watch from
-/// [`Watch::resume_token`] goes on without a gap.
+/// A stream of dead letters. After a [transient error](ClientError::is_transient), a new watch with
+/// [`Watch::resume_token`] continues without a gap.
 #[derive(Debug)]
 pub struct Watch {
     stream: Streaming<v1::WatchDeadLettersResponse>,
@@ -340,12 +341,12 @@ impl Watch {
     /// The next event.
     ///
     /// # Errors
-    /// When the connection breaks, shows no sign of life, or is ended by the inspector.
+    /// If the connection is lost, the inspector ends the stream, or no event and no heartbeat arrives for 45 seconds.
     pub async fn next(&mut self) -> Result<WatchEvent, ClientError> {
         loop {
-            let waited = tokio::time::timeout(LONGEST_SILENCE, self.stream.message()).await;
-            let Ok(message) = waited else {
-                return Err(ClientError::Silent(LONGEST_SILENCE));
+            let received = tokio::time::timeout(STREAM_TIMEOUT, self.stream.message()).await;
+            let Ok(message) = received else {
+                return Err(ClientError::StreamTimeout(STREAM_TIMEOUT));
             };
             let message = message.map_err(|status| ClientError::from_status(&self.url, &status))?;
             let message = message.ok_or(ClientError::Ended)?;
@@ -358,13 +359,13 @@ impl Watch {
                 }
                 Some(Event::Synced(v1::Synced {})) => WatchEvent::Synced,
                 Some(Event::Heartbeat(heartbeat)) => WatchEvent::Heartbeat(time(heartbeat.time, "time")?),
-                // An event of a newer version.
+                // A newer inspector may send events that this client does not know.
                 None => continue,
             });
         }
     }
 
-    /// Behind the last event that came.
+    /// The token to continue after the last received event.
     #[must_use]
     pub fn resume_token(&self) -> &str {
         &self.resume_token
@@ -384,7 +385,7 @@ impl TryFrom<v1::DeadLetter> for DeadLetter {
 
     fn try_from(letter: v1::DeadLetter) -> Result<Self, ClientError> {
         let state = match letter.state() {
-            v1::DeadLetterState::Unspecified => return Err(ClientError::Answer("state")),
+            v1::DeadLetterState::Unspecified => return Err(ClientError::InvalidResponse("state")),
             v1::DeadLetterState::Open => DeadLetterState::Open,
             v1::DeadLetterState::Redriven => DeadLetterState::Redriven,
             v1::DeadLetterState::Discarded => DeadLetterState::Discarded,
@@ -398,7 +399,7 @@ impl TryFrom<v1::DeadLetter> for DeadLetter {
             v1::HeaderDialect::Smallrye => Some(Dialect::SmallRye),
             v1::HeaderDialect::ShareGroup => Some(Dialect::ShareGroup),
         };
-        let place = letter.position.ok_or(ClientError::Answer("position"))?;
+        let place = letter.position.ok_or(ClientError::InvalidResponse("position"))?;
         Ok(Self {
             id: letter.id,
             position: position(place),
@@ -430,7 +431,7 @@ impl TryFrom<v1::TopicStats> for TopicStats {
     fn try_from(stats: v1::TopicStats) -> Result<Self, ClientError> {
         let until_removal = stats
             .until_removal
-            .map(|span| from_duration(&span).ok_or(ClientError::Answer("until_removal")))
+            .map(|duration| from_duration(&duration).ok_or(ClientError::InvalidResponse("until_removal")))
             .transpose()?;
         let open_by_class: HashMap<String, u64> = stats.open_by_class;
         Ok(Self {
@@ -467,9 +468,9 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_letter_is_read_and_what_its_headers_do_not_say_is_none() {
+    fn a_missing_field_of_a_dead_letter_is_none() {
         let letter = DeadLetter::try_from(sent()).unwrap();
-        assert_eq!(letter.position.to_string(), "a-dlq-1@2");
+        assert_eq!(letter.position.to_string(), "a-dlq/1/2");
         assert_eq!(
             (letter.state, letter.dialect),
             (DeadLetterState::Open, Some(Dialect::Spring))
@@ -480,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_makes_no_sense_names_its_field() {
+    fn the_error_for_an_invalid_response_names_the_field() {
         let without = v1::DeadLetter {
             position: None,
             ..sent()
@@ -489,7 +490,7 @@ mod tests {
         for (letter, field) in [(without, "position"), (stateless, "state")] {
             let error = DeadLetter::try_from(letter).unwrap_err();
             assert!(
-                matches!(error, ClientError::Answer(found) if found == field),
+                matches!(error, ClientError::InvalidResponse(found) if found == field),
                 "{error}"
             );
         }

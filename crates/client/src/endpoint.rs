@@ -1,4 +1,4 @@
-//! Where a service is, and how to get there.
+//! The address of a service, and how to connect to it.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,13 +9,13 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig};
 
 use crate::error::ClientError;
 
-/// A connection with its token.
+/// A channel that adds the token to each call.
 pub(crate) type Connection = InterceptedService<Channel, SendToken>;
 
-/// The largest answer that is read, in bytes: a page of whole dead letters is large.
-pub(crate) const LARGEST_ANSWER: usize = 256 << 20;
+/// The maximum size of a response, in bytes. A page of dead letters with values can be large.
+pub(crate) const MAX_RESPONSE: usize = 256 << 20;
 
-/// Where a service is, the token it asks for, and how long it may take.
+/// The address, token and timeouts of a service.
 #[derive(Clone)]
 pub struct Endpoint {
     url: String,
@@ -26,7 +26,7 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// The service at `http://host:port`, or `https://host:port` for TLS; `host:port` is the former.
+    /// A service at `http://host:port`, or at `https://host:port` with TLS. `host:port` means `http`.
     #[must_use]
     pub fn new(url: impl Into<String>) -> Self {
         let url = url.into();
@@ -43,49 +43,51 @@ impl Endpoint {
         }
     }
 
-    /// The bearer token that every call brings.
+    /// The bearer token to send with each call. Default: none.
     #[must_use]
     pub fn token(mut self, token: impl Into<String>) -> Self {
         self.token = Some(token.into());
         self
     }
 
-    /// A PEM file of authorities that are trusted beside the machine's own, with `https`.
+    /// A PEM file with CA certificates to trust in addition to those of the system. Only used with `https`.
     #[must_use]
     pub fn ca_file(mut self, path: impl Into<PathBuf>) -> Self {
         self.ca_file = Some(path.into());
         self
     }
 
-    /// How long it may take to connect. Default: 5 seconds.
+    /// The timeout of a connection attempt. Default: 5 seconds.
     #[must_use]
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = timeout;
         self
     }
 
-    /// How long an answer may take; of a stream, its beginning. Default: 30 seconds.
+    /// The timeout of a call; for a stream, of its start. Default: 30 seconds.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// Where it is.
+    /// The address of the service.
     #[must_use]
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// Connects. A connection that breaks later is made again by the next call.
+    /// Connects. If the connection is lost, the next call reconnects.
     pub(crate) async fn connect(&self) -> Result<Connection, ClientError> {
         let token = SendToken::new(self.token.as_deref()).map_err(ClientError::Token)?;
-        let unusable = |problem: String| ClientError::Endpoint {
+        let invalid = |problem: String| ClientError::Endpoint {
             url: self.url.clone(),
             problem,
         };
         let mut endpoint = tonic::transport::Endpoint::from_shared(self.url.clone())
-            .map_err(|_| unusable("is not an address such as http://127.0.0.1:50051".to_owned()))?
+            .map_err(|_| {
+                invalid("is not an address; expected one such as http://127.0.0.1:50051".to_owned())
+            })?
             .connect_timeout(self.connect_timeout)
             .timeout(self.timeout)
             .http2_keep_alive_interval(Duration::from_secs(20))
@@ -95,15 +97,16 @@ impl Endpoint {
             Some("https") => {
                 let mut tls = ClientTlsConfig::new().with_native_roots();
                 if let Some(path) = &self.ca_file {
-                    let pem = std::fs::read(path)
-                        .map_err(|error| unusable(format!("needs {}: {error}", path.display())))?;
+                    let pem = std::fs::read(path).map_err(|error| {
+                        invalid(format!("cannot use the CA file {}: {error}", path.display()))
+                    })?;
                     tls = tls.ca_certificate(Certificate::from_pem(pem));
                 }
                 endpoint = endpoint
                     .tls_config(tls)
-                    .map_err(|error| unusable(format!("cannot be reached by TLS: {error}")))?;
+                    .map_err(|error| invalid(format!("cannot use TLS: {error}")))?;
             }
-            Some(_) | None => return Err(unusable("must begin with http:// or https://".to_owned())),
+            Some(_) | None => return Err(invalid("must begin with http:// or https://".to_owned())),
         }
         let channel = endpoint
             .connect()
@@ -115,7 +118,7 @@ impl Endpoint {
 
 impl std::fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // The token is a secret.
+        // The token is a secret and must not be logged.
         f.debug_struct("Endpoint")
             .field("url", &self.url)
             .field("has_token", &self.token.is_some())
@@ -132,7 +135,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_cannot_be_an_address_is_refused_with_what_would_be_right() {
+    async fn the_error_for_an_unusable_endpoint_names_the_problem() {
         let cases = [
             (
                 "ftp://localhost:1",
@@ -140,7 +143,7 @@ mod tests {
             ),
             (
                 "http://",
-                "`http://` is not an address such as http://127.0.0.1:50051",
+                "`http://` is not an address; expected one such as http://127.0.0.1:50051",
             ),
         ];
         for (url, expected) in cases {
@@ -149,12 +152,12 @@ mod tests {
         let token = Endpoint::new("localhost:1").token("a\nb");
         assert_eq!(problem(token).await, "the token cannot be used");
         let missing = Endpoint::new("https://localhost:1").ca_file("/nowhere/ca.pem");
-        let expected = "`https://localhost:1` needs /nowhere/ca.pem: No such file or directory (os error 2)";
+        let expected = "`https://localhost:1` cannot use the CA file /nowhere/ca.pem: No such file or directory (os error 2)";
         assert_eq!(problem(missing).await, expected);
     }
 
     #[tokio::test]
-    async fn nobody_there_is_said_with_the_address() {
+    async fn the_error_for_an_unreachable_service_names_the_address_and_not_the_token() {
         let endpoint = Endpoint::new("127.0.0.1:1").token("s3cret");
         assert!(!format!("{endpoint:?}").contains("s3cret"));
         let error = endpoint.connect().await.map(drop).unwrap_err();

@@ -1,4 +1,4 @@
-//! Why a call failed.
+//! Errors of calls.
 
 use std::error::Error;
 
@@ -7,56 +7,56 @@ use tonic::{Code, Status};
 
 use crate::request::InvalidRequest;
 
-/// A call failed.
+/// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// The address, or what belongs to it, cannot be used.
+    /// The endpoint is invalid.
     #[error("`{url}` {problem}")]
     Endpoint {
         /// The address.
         url: String,
-        /// What is wrong with it.
+        /// What is wrong, and what is expected.
         problem: String,
     },
-    /// The token cannot be sent.
+    /// The token contains characters that cannot be sent.
     #[error("the token cannot be used")]
     Token(#[source] UnusableToken),
-    /// Nobody answers there, or not any more. It is worth trying again later.
+    /// The service cannot be reached, or the connection was lost. Try again later.
     #[error("the connection to {url} failed")]
     Unreachable {
         /// The address.
         url: String,
-        /// Why: the innermost cause, as those around it only say that there was one.
+        /// The innermost cause: the errors that wrap it contain no further information.
         source: Box<dyn Error + Send + Sync>,
     },
-    /// No scheduler would accept the request, which was not sent.
+    /// The request is invalid and was not sent.
     #[error("the request is not valid")]
     Invalid(#[from] InvalidRequest),
-    /// The service refused.
+    /// The service rejected the call.
     #[error("{message} ({})", redeliver_proto::error::code_name(*.code))]
     Refused {
-        /// The kind of refusal.
+        /// The gRPC status code.
         code: Code,
-        /// In the service's words.
+        /// The message of the service.
         message: String,
-        /// The reason of the `ErrorInfo`, for programs.
+        /// The reason in the `ErrorInfo` of the status, if there is one.
         reason: Option<String>,
     },
-    /// The service answered what this client does not understand.
-    #[error("the answer's field `{0}` is missing or out of range")]
-    Answer(&'static str),
-    /// The service ended a stream that has no end. A new one may be begun.
+    /// A field of the response is invalid.
+    #[error("field `{0}` of the response is missing or out of range")]
+    InvalidResponse(&'static str),
+    /// The service ended a stream that should not end. Open a new one.
     #[error("the service ended the stream")]
     Ended,
-    /// A stream that should have shown a sign of life did not.
-    #[error("nothing came for {0:?}, not even a heartbeat")]
-    Silent(std::time::Duration),
+    /// A stream received no event and no heartbeat for this long. Open a new one.
+    #[error("the stream received no event and no heartbeat for {0:?}")]
+    StreamTimeout(std::time::Duration),
 }
 
 impl ClientError {
-    /// From an answer of the service at this address.
+    /// From a status that a call to this address returned.
     pub(crate) fn from_status(url: &str, status: &Status) -> Self {
-        // With an error inside, it is not the service's answer but the connection's end, whatever the code.
+        // A status with a source does not come from the service: the connection failed.
         if status.source().is_some() {
             return Self::unreachable(url, status);
         }
@@ -78,7 +78,7 @@ impl ClientError {
         }
     }
 
-    /// The service's kind of refusal, if it was the service that refused.
+    /// The gRPC status code, if the service rejected the call.
     #[must_use]
     pub fn code(&self) -> Option<Code> {
         match self {
@@ -87,16 +87,16 @@ impl ClientError {
         }
     }
 
-    /// Whether the same call may succeed later: nobody answered, or not in time, or the service is not ready.
+    /// Whether the same call may succeed later, because the service is unavailable, not ready or overloaded.
     #[must_use]
-    pub fn is_passing(&self) -> bool {
+    pub fn is_transient(&self) -> bool {
         match self {
-            Self::Unreachable { .. } | Self::Ended | Self::Silent(_) => true,
+            Self::Unreachable { .. } | Self::Ended | Self::StreamTimeout(_) => true,
             Self::Refused { code, .. } => matches!(
                 code,
                 Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled | Code::ResourceExhausted
             ),
-            Self::Endpoint { .. } | Self::Token(_) | Self::Invalid(_) | Self::Answer(_) => false,
+            Self::Endpoint { .. } | Self::Token(_) | Self::Invalid(_) | Self::InvalidResponse(_) => false,
         }
     }
 }
@@ -106,29 +106,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refusal_is_shown_with_its_kind_and_reason() {
+    fn a_rejected_call_has_code_message_and_reason() {
         let status = redeliver_proto::error::status(Code::NotFound, "no such application `x`", "APP", []);
         let error = ClientError::from_status("http://x", &status);
         assert_eq!(error.to_string(), "no such application `x` (NOT_FOUND)");
         assert_eq!(error.code(), Some(Code::NotFound));
         assert!(matches!(&error, ClientError::Refused { reason: Some(reason), .. } if reason == "APP"));
-        assert!(!error.is_passing());
+        assert!(!error.is_transient());
     }
 
     #[test]
-    fn a_service_that_is_not_ready_differs_from_one_that_is_not_there() {
+    fn a_service_that_is_not_ready_differs_from_one_that_is_unreachable() {
         let not_ready = ClientError::from_status("http://x", &Status::unavailable("catching up"));
         assert_eq!(not_ready.code(), Some(Code::Unavailable));
-        assert!(not_ready.is_passing());
+        assert!(not_ready.is_transient());
         for (code, message) in [
             (Code::Unavailable, "tcp connect error"),
             (Code::Unknown, "h2 protocol error"),
         ] {
             let mut broken = Status::new(code, message);
             broken.set_source(std::sync::Arc::new(std::io::Error::other("refused")));
-            let gone = ClientError::from_status("http://x", &broken);
-            assert!(matches!(gone, ClientError::Unreachable { .. }) && gone.is_passing());
-            assert_eq!(gone.source().unwrap().to_string(), "refused");
+            let error = ClientError::from_status("http://x", &broken);
+            assert!(matches!(error, ClientError::Unreachable { .. }) && error.is_transient());
+            assert_eq!(error.source().unwrap().to_string(), "refused");
         }
     }
 }

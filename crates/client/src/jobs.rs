@@ -1,89 +1,89 @@
-//! The scheduler's gRPC service in plain types.
+//! A client for the gRPC API of the scheduler.
 
 use bytes::Bytes;
-use redeliver_core::job::{JobId, Priority, State};
+use redeliver_core::job::{JobId, JobState, Priority};
 use redeliver_core::{Headers, Timestamp};
 use redeliver_proto::convert::{from_headers, from_priority, from_state, from_timestamp};
 use redeliver_proto::v1;
 use redeliver_proto::v1::job_service_client::JobServiceClient;
 use tonic::{Code, Request};
 
-use crate::endpoint::{Connection, Endpoint, LARGEST_ANSWER};
+use crate::endpoint::{Connection, Endpoint, MAX_RESPONSE};
 use crate::error::ClientError;
 use crate::request::{JobRequest, When};
 
-/// Schedules, looks up, cancels and reschedules jobs. Cheap to clone.
+/// Schedules, looks up, cancels and reschedules jobs. Clones share one connection.
 #[derive(Clone, Debug)]
 pub struct JobClient {
     service: JobServiceClient<Connection>,
     url: String,
 }
 
-/// A job as it stands.
+/// The current state of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
-    /// Its name.
+    /// The id.
     pub id: JobId,
     /// The application.
     pub app: String,
-    /// Where it stands.
-    pub state: State,
-    /// Which of several due ones goes first.
+    /// The state.
+    pub state: JobState,
+    /// The priority.
     pub priority: Priority,
-    /// When it is due.
+    /// The due time.
     pub scheduled_time: Timestamp,
-    /// When it was accepted.
+    /// When the scheduler accepted the request.
     pub accepted_at: Timestamp,
-    /// Counts reschedulings, from 1.
+    /// Starts at 1 and increases each time the job is rescheduled.
     pub revision: u32,
-    /// The key of its request, if it had one.
+    /// The idempotency key of the request, if it has one.
     pub idempotency_key: Option<String>,
-    /// The name of its request, if it had one.
+    /// The request id, if the client set one.
     pub request_id: Option<String>,
-    /// The value that its topic receives; empty once it has ended.
+    /// The value of the record to dispatch; empty after the end of the job.
     pub data: Bytes,
-    /// The key that its topic receives.
+    /// The key of the record to dispatch.
     pub key: Option<Bytes>,
-    /// The headers that its topic receives.
+    /// The headers of the record to dispatch.
     pub headers: Headers,
-    /// Its topic, if the scheduler says so.
+    /// The topic to which the job is dispatched.
     pub topic: Option<String>,
-    /// When it was dispatched, cancelled or expired.
+    /// When the job was dispatched, cancelled or expired.
     pub ended_at: Option<Timestamp>,
-    /// After this it is not dispatched any more.
+    /// The job is not dispatched after this time.
     pub expires_at: Option<Timestamp>,
 }
 
-/// A job that was accepted.
+/// The response to an accepted request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scheduled {
-    /// Its name.
+    /// The id of the job.
     pub id: JobId,
-    /// Whether the same request had been accepted before, and this is the job of that one.
+    /// Whether the request is a duplicate; then the job is that of the first request.
     pub is_duplicate: bool,
-    /// The job as it stands.
+    /// The job, if the scheduler returns it.
     pub job: Option<Job>,
 }
 
-/// What became of a command for a job.
+/// The outcome of cancelling or rescheduling a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JobOutcome {
-    /// It will never be dispatched.
+    /// The job is cancelled and will never be dispatched.
     Cancelled,
-    /// It has a new time.
+    /// The job has a new due time.
     Rescheduled,
-    /// It had been dispatched before.
+    /// The job was already dispatched.
     AlreadyDispatched,
-    /// It had been cancelled before.
+    /// The job was already cancelled.
     AlreadyCancelled,
-    /// It had expired before.
+    /// The job was already expired.
     Expired,
-    /// No job of this id is known; ended ones are forgotten after 24 hours.
+    /// No job has this id. By default, the scheduler keeps ended jobs for 24 hours.
     Unknown,
 }
 
 impl JobOutcome {
-    /// As it is written.
+    /// The name of the outcome in lower case.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -97,27 +97,27 @@ impl JobOutcome {
     }
 }
 
-/// The certain answer to a command for a job.
+/// The final answer to cancelling or rescheduling a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// What became of it.
+    /// The outcome.
     pub outcome: JobOutcome,
-    /// The job afterwards.
+    /// The job after the command; `None` if it is unknown.
     pub job: Option<Job>,
 }
 
-/// How many jobs wait, and until when.
+/// The number of scheduled jobs, by due time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JobStats {
-    /// All that wait.
+    /// The number of jobs that are scheduled.
     pub scheduled: u64,
-    /// Those whose time is over and that are not dispatched yet.
+    /// The number of jobs that are due and not dispatched yet.
     pub due: u64,
-    /// The time of the first one.
+    /// The earliest due time.
     pub next_due: Option<Timestamp>,
-    /// Those due in each of the next minutes.
+    /// The number of jobs due in each of the next minutes.
     pub per_minute: Vec<u64>,
-    /// Those due after these.
+    /// The number of jobs due after those minutes.
     pub later: u64,
 }
 
@@ -125,20 +125,20 @@ impl JobClient {
     /// Connects to a scheduler.
     ///
     /// # Errors
-    /// When the endpoint cannot be used or nobody answers there.
+    /// If the endpoint is invalid or the scheduler cannot be reached.
     pub async fn connect(endpoint: &Endpoint) -> Result<Self, ClientError> {
         let connection = endpoint.connect().await?;
         Ok(Self {
-            service: JobServiceClient::new(connection).max_decoding_message_size(LARGEST_ANSWER),
+            service: JobServiceClient::new(connection).max_decoding_message_size(MAX_RESPONSE),
             url: endpoint.url().to_owned(),
         })
     }
 
-    /// Schedules a job; when this returns it is accepted, durably.
+    /// Schedules a job. When this returns, the job is accepted and durable.
     ///
     /// # Errors
-    /// [`Code::AlreadyExists`] when another request had this idempotency key, [`Code::NotFound`] for an unknown
-    /// application, [`Code::InvalidArgument`] with the field at fault.
+    /// [`Code::AlreadyExists`] if a different request used the same idempotency key, [`Code::NotFound`] for an unknown
+    /// application, [`Code::InvalidArgument`] for an invalid field.
     pub async fn schedule(&self, job: &JobRequest) -> Result<Scheduled, ClientError> {
         let answer = self.send(job, false).await?;
         Ok(Scheduled {
@@ -148,11 +148,11 @@ impl JobClient {
         })
     }
 
-    /// As [`JobClient::schedule`], but returns as soon as the request is safe in Kafka. The id is that of the job
-    /// to be, unless the request turns out a duplicate or is rejected.
+    /// Like [`JobClient::schedule`], but returns as soon as the request is written to Kafka. The job has the returned
+    /// id, unless the request is a duplicate or is rejected.
     ///
     /// # Errors
-    /// When the request is not valid or could not be written.
+    /// If the request is invalid or cannot be written.
     pub async fn schedule_without_waiting(&self, job: &JobRequest) -> Result<JobId, ClientError> {
         id(&self.send(job, true).await?.id)
     }
@@ -168,7 +168,7 @@ impl JobClient {
                 ("tracestate", trace.tracestate.as_ref()),
             ];
             for (name, value) in pairs {
-                // What is no header value is no trace context either, and a trace is worth no failure.
+                // An invalid trace context is dropped: tracing must not make the call fail.
                 if let Some(Ok(value)) = value.map(|value| value.parse()) {
                     request.metadata_mut().insert(name, value);
                 }
@@ -180,10 +180,10 @@ impl JobClient {
             .map_err(|status| self.error(&status))
     }
 
-    /// A job by its id; `None` when none is known.
+    /// Gets a job; `None` if it is unknown.
     ///
     /// # Errors
-    /// When the scheduler does not answer.
+    /// If the scheduler is unavailable.
     pub async fn get(&self, id: JobId) -> Result<Option<Job>, ClientError> {
         let request = v1::GetJobRequest { id: id.to_string() };
         match self.service.clone().get_job(request).await {
@@ -193,11 +193,10 @@ impl JobClient {
         }
     }
 
-    /// Cancels a job that has not been dispatched.
+    /// Cancels a job if it is not dispatched yet.
     ///
     /// # Errors
-    /// When the scheduler does not answer: then it is not known whether the job was cancelled, and the call may
-    /// be made again.
+    /// If the scheduler is unavailable. Then it is unknown whether the job was cancelled; the call can be repeated.
     pub async fn cancel(&self, id: JobId) -> Result<Answer, ClientError> {
         let request = v1::CancelJobRequest { id: id.to_string() };
         let answer = self.service.clone().cancel_job(request).await;
@@ -205,10 +204,10 @@ impl JobClient {
         answer_of(answer.outcome(), answer.job)
     }
 
-    /// Gives a job that has not been dispatched a new time.
+    /// Reschedules a job if it is not dispatched yet.
     ///
     /// # Errors
-    /// As [`JobClient::cancel`], and when the time is not possible.
+    /// Like [`JobClient::cancel`], and if the new time is out of range.
     pub async fn reschedule(&self, id: JobId, when: When) -> Result<Answer, ClientError> {
         let request = v1::RescheduleJobRequest {
             id: id.to_string(),
@@ -219,10 +218,10 @@ impl JobClient {
         answer_of(answer.outcome(), answer.job)
     }
 
-    /// How many jobs wait, and how many are due in each of the next minutes (0: 60; at most 1440).
+    /// Counts scheduled jobs, in total and for each of the next `minutes` (at most 1440; 0 means 60).
     ///
     /// # Errors
-    /// When the scheduler does not answer.
+    /// If the scheduler is unavailable.
     pub async fn stats(&self, minutes: u32) -> Result<JobStats, ClientError> {
         let request = v1::GetStatsRequest { minutes };
         let answer = self.service.clone().get_stats(request).await;
@@ -253,26 +252,25 @@ fn answer_of(outcome: v1::Outcome, job: Option<v1::Job>) -> Result<Answer, Clien
         | v1::Outcome::Scheduled
         | v1::Outcome::Duplicate
         | v1::Outcome::Conflict
-        | v1::Outcome::Rejected => return Err(ClientError::Answer("outcome")),
+        | v1::Outcome::Rejected => return Err(ClientError::InvalidResponse("outcome")),
     };
     let job = job.map(Job::try_from).transpose()?;
     Ok(Answer { outcome, job })
 }
 
 fn id(text: &str) -> Result<JobId, ClientError> {
-    text.parse().map_err(|_| ClientError::Answer("id"))
+    text.parse().map_err(|_| ClientError::InvalidResponse("id"))
 }
 
-/// A time that may be left out.
 pub(crate) fn time(
     time: Option<prost_types::Timestamp>,
     field: &'static str,
 ) -> Result<Option<Timestamp>, ClientError> {
-    let read = |time| from_timestamp(&time).ok_or(ClientError::Answer(field));
+    let read = |time| from_timestamp(&time).ok_or(ClientError::InvalidResponse(field));
     time.map(read).transpose()
 }
 
-/// A text that is empty when there is none.
+/// In protobuf, a missing string is empty.
 pub(crate) fn text(text: String) -> Option<String> {
     (!text.is_empty()).then_some(text)
 }
@@ -283,11 +281,12 @@ impl TryFrom<v1::Job> for Job {
     fn try_from(job: v1::Job) -> Result<Self, ClientError> {
         Ok(Self {
             id: id(&job.id)?,
-            state: from_state(job.state()).ok_or(ClientError::Answer("state"))?,
+            state: from_state(job.state()).ok_or(ClientError::InvalidResponse("state"))?,
             priority: from_priority(job.priority()),
             scheduled_time: time(job.scheduled_time, "scheduled_time")?
-                .ok_or(ClientError::Answer("scheduled_time"))?,
-            accepted_at: time(job.accepted_at, "accepted_at")?.ok_or(ClientError::Answer("accepted_at"))?,
+                .ok_or(ClientError::InvalidResponse("scheduled_time"))?,
+            accepted_at: time(job.accepted_at, "accepted_at")?
+                .ok_or(ClientError::InvalidResponse("accepted_at"))?,
             ended_at: time(job.ended_at, "ended_at")?,
             expires_at: time(job.expires_at, "expires_at")?,
             headers: from_headers(&job.headers),
@@ -323,11 +322,11 @@ mod tests {
     }
 
     #[test]
-    fn a_job_is_read_and_what_is_left_out_is_none() {
+    fn a_missing_field_of_a_job_is_none() {
         let job = Job::try_from(sent()).unwrap();
         assert_eq!(
             (job.state, job.priority, job.revision),
-            (State::Dispatched, Priority::Normal, 2)
+            (JobState::Dispatched, Priority::Normal, 2)
         );
         assert_eq!(job.ended_at, Some(Timestamp::from_millis(6)));
         assert_eq!((job.idempotency_key, job.key, job.expires_at), (None, None, None));
@@ -335,8 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_makes_no_sense_names_its_field() {
-        let none = || None::<prost_types::Timestamp>;
+    fn the_error_for_an_invalid_response_names_the_field() {
         let cases = [
             (
                 v1::Job {
@@ -348,14 +346,14 @@ mod tests {
             (v1::Job { state: 99, ..sent() }, "state"),
             (
                 v1::Job {
-                    scheduled_time: none(),
+                    scheduled_time: None,
                     ..sent()
                 },
                 "scheduled_time",
             ),
             (
                 v1::Job {
-                    accepted_at: none(),
+                    accepted_at: None,
                     ..sent()
                 },
                 "accepted_at",
@@ -364,19 +362,19 @@ mod tests {
         for (job, field) in cases {
             let error = Job::try_from(job).unwrap_err();
             assert!(
-                matches!(error, ClientError::Answer(found) if found == field),
+                matches!(error, ClientError::InvalidResponse(found) if found == field),
                 "{error}"
             );
         }
-        let early = prost_types::Timestamp {
+        let negative_nanos = prost_types::Timestamp {
             seconds: 0,
             nanos: -1,
         };
-        let impossible = v1::Job {
-            ended_at: Some(early),
+        let invalid = v1::Job {
+            ended_at: Some(negative_nanos),
             ..sent()
         };
-        assert!(Job::try_from(impossible).is_err());
+        assert!(Job::try_from(invalid).is_err());
         assert!(answer_of(v1::Outcome::Scheduled, None).is_err());
     }
 }

@@ -1,33 +1,37 @@
-//! What programs use to talk to Redeliver.
+//! Clients for programs that use Redeliver.
 //!
-//! | type | idea |
+//! | type | use |
 //! |---|---|
-//! | [`JobRequest`] | what a job is to do, and when |
-//! | [`JobProducer`] | schedules and cancels jobs by writing to the ingest topic: no service needs to be up but Kafka |
-//! | [`JobClient`] | schedules, looks up, cancels and reschedules jobs over gRPC, with certain answers |
+//! | [`JobClient`] | schedules, looks up, cancels and reschedules jobs over gRPC; every answer is final |
+//! | [`JobProducer`] | schedules and cancels jobs by writing to the ingest topic; only Kafka has to be available |
 //! | [`DeadLetterClient`] | lists, reads and watches the dead letters of all pipelines over gRPC |
 //!
-//! ```no_run
+//! Schedule a job, and list the dead letters of a pipeline:
+//!
+//! ```rust,no_run
 //! use std::time::Duration;
 //!
-//! use redeliver_client::{Endpoint, JobClient, JobProducer, JobRequest, KafkaSettings};
+//! use redeliver_client::{DeadLetterClient, Endpoint, JobClient, JobRequest, ListDeadLetters};
 //!
-//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-//! let reminder = JobRequest::after("sms", Duration::from_secs(90))
-//!     .data(r#"{"to":"+491700000000"}"#)
-//!     .idempotency_key("reminder-17");
+//! #[tokio::main]
+//! async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//!     let jobs = JobClient::connect(&Endpoint::new("http://127.0.0.1:50052")).await?;
+//!     let reminder = JobRequest::after("sms", Duration::from_secs(90))
+//!         .data(r#"{"to":"+491700000000"}"#)
+//!         .idempotency_key("reminder-17");
+//!     let scheduled = jobs.schedule(&reminder).await?;
+//!     println!("scheduled job {}", scheduled.id);
 //!
-//! // Over Kafka: the request is safe when this returns, and many at once are cheap.
-//! let kafka = KafkaSettings::new("localhost:9092", "my-program");
-//! let producer = JobProducer::new(&kafka, redeliver_client::INGEST_TOPIC)?;
-//! let id = producer.schedule(&reminder).await?;
-//!
-//! // Over gRPC: the answer says what became of it.
-//! let jobs = JobClient::connect(&Endpoint::new("http://127.0.0.1:50052")).await?;
-//! let cancelled = jobs.cancel(id).await?;
-//! println!("{:?}", cancelled.outcome);
-//! # Ok(())
-//! # }
+//!     let inspector = DeadLetterClient::connect(&Endpoint::new("http://127.0.0.1:50051")).await?;
+//!     let request = ListDeadLetters {
+//!         filter: r#"pipeline = "crawl-jobs""#.to_owned(),
+//!         ..ListDeadLetters::default()
+//!     };
+//!     for letter in inspector.list(&request).await?.dead_letters {
+//!         println!("{} {}", letter.position, letter.error_message.unwrap_or_default());
+//!     }
+//!     Ok(())
+//! }
 //! ```
 
 mod dead_letters;
@@ -46,11 +50,11 @@ pub use error::ClientError;
 pub use jobs::{Answer, Job, JobClient, JobOutcome, JobStats, Scheduled};
 pub use producer::{JobProducer, ScheduleError};
 pub use redeliver_core::headers::TraceContext;
-pub use redeliver_core::job::{JobId, NotAnId, Priority, State};
+pub use redeliver_core::job::{InvalidJobId, JobId, JobState, Priority};
 pub use redeliver_core::{Headers, Position, Timestamp};
 pub use redeliver_kafka::KafkaSettings;
 pub use request::{InvalidRequest, JobRequest, When};
 pub use tonic::Code;
 
-/// The ingest topic, unless the scheduler is configured otherwise.
+/// The default ingest topic of the scheduler.
 pub const INGEST_TOPIC: &str = "scheduler.jobs.ingest";

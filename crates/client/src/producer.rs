@@ -1,4 +1,4 @@
-//! Jobs over Kafka: commands on the ingest topic, in the partition where the scheduler expects them.
+//! Writes commands to the ingest topic, to the partition in which the scheduler expects them.
 
 use std::sync::Arc;
 
@@ -16,15 +16,29 @@ use tokio::sync::OnceCell;
 
 use crate::request::{InvalidRequest, JobRequest, When};
 
-/// Schedules and cancels jobs by writing to the ingest topic. Cheap to clone.
+/// Schedules and cancels jobs by writing to the ingest topic. Clones share one producer.
 ///
-/// A call returns once the request is safe in Kafka (`acks=all`); calls that are made at the same time share
-/// batches. What became of the request the scheduler decides later: a wrong one goes to the dead letters, and
-/// [`JobClient::get`](crate::JobClient::get) shows the job of a right one.
+/// A call returns after the request is written to Kafka (`acks=all`). Concurrent calls share batches. The scheduler
+/// validates the request later: an invalid one becomes a dead letter, and [`JobClient::get`](crate::JobClient::get)
+/// returns the job of a valid one.
 ///
-/// While Kafka does not answer, the idempotent producer tries again with backoff for as long as its
-/// `message.timeout.ms` says, 5 minutes by default. After an error that came of a timeout it is not known
-/// whether the request was written: send it again with the same idempotency key.
+/// While Kafka is unavailable, the idempotent producer retries until its `message.timeout.ms`, which is 5 minutes by
+/// default. After a timeout it is unknown whether the request was written: send it again with the same idempotency key.
+///
+/// ```rust,no_run
+/// # async fn schedule() -> Result<(), redeliver_client::ScheduleError> {
+/// use std::time::Duration;
+///
+/// use redeliver_client::{INGEST_TOPIC, JobProducer, JobRequest, KafkaSettings};
+///
+/// let kafka = KafkaSettings::new("localhost:9092", "my-program");
+/// let producer = JobProducer::new(&kafka, INGEST_TOPIC)?;
+/// let reminder = JobRequest::after("sms", Duration::from_secs(90)).idempotency_key("reminder-17");
+/// let id = producer.schedule(&reminder).await?;
+/// producer.cancel(id).await?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct JobProducer {
     kafka: KafkaSettings,
@@ -33,45 +47,44 @@ pub struct JobProducer {
     partitions: Arc<OnceCell<i32>>,
 }
 
-/// A command was not written, or not known to be.
+/// Why a command was not written, or may not have been written.
 #[derive(Debug, thiserror::Error)]
 pub enum ScheduleError {
-    /// No scheduler would accept the request.
+    /// The request is invalid.
     #[error("the request is not valid")]
     Invalid(#[from] InvalidRequest),
-    /// The id belongs to a partition that the ingest topic does not have.
+    /// The id belongs to a shard that the ingest topic does not have.
     #[error("job {id} belongs to partition {}, and topic `{topic}` has {partitions} partitions", id.shard())]
     ForeignJob {
         /// The id.
         id: JobId,
         /// The ingest topic.
         topic: Arc<str>,
-        /// How many partitions it has.
+        /// The number of its partitions.
         partitions: i32,
     },
-    /// The broker gave the record no timestamp, so the job's id is not known. Kafka since 0.10 always does.
-    #[error("the broker gave the request no timestamp: {written:?}")]
+    /// The broker returned no timestamp, so the id of the job is unknown. Kafka always returns one since 0.10.
+    #[error("the broker returned no timestamp for the request: {written:?}")]
     NoTimestamp {
-        /// Where the request stands.
+        /// The position of the request.
         written: Written,
     },
-    /// The ingest topic is missing, or Kafka does not say how many partitions it has.
-    #[error("looking at the ingest topic")]
+    /// The ingest topic does not exist, or its metadata cannot be read.
+    #[error("cannot read the metadata of the ingest topic")]
     Ingest(#[from] ReadError),
-    /// Kafka did not take it.
-    #[error("writing to the ingest topic")]
+    /// The request cannot be written.
+    #[error("cannot write to the ingest topic")]
     Kafka(#[from] ProduceError),
-    /// The runtime is being shut down.
-    #[error("the runtime is being shut down")]
+    /// The Tokio runtime is shutting down.
+    #[error("the runtime is shutting down")]
     ShuttingDown,
 }
 
 impl JobProducer {
-    /// A producer for this ingest topic, usually [`INGEST_TOPIC`](crate::INGEST_TOPIC). The broker is first asked
-    /// when something is written.
+    /// A producer for this ingest topic, usually [`INGEST_TOPIC`](crate::INGEST_TOPIC). Does not wait for a connection.
     ///
     /// # Errors
-    /// When the settings are not usable.
+    /// If the settings are invalid.
     pub fn new(kafka: &KafkaSettings, topic: impl Into<Arc<str>>) -> Result<Self, ScheduleError> {
         Ok(Self {
             kafka: kafka.clone(),
@@ -81,11 +94,11 @@ impl JobProducer {
         })
     }
 
-    /// Requests a job, and gives the id that it has if it is accepted as a new one. A duplicate is the job of the
-    /// first request with its idempotency key, under that one's id.
+    /// Requests a job and returns its id. If the request is a duplicate, no job has this id: the job is that of the
+    /// first request with the same idempotency key.
     ///
     /// # Errors
-    /// When the request is not valid or Kafka does not take it.
+    /// If the request is invalid or cannot be written.
     pub async fn schedule(&self, job: &JobRequest) -> Result<JobId, ScheduleError> {
         let spec = job.to_spec()?;
         let partitions = self.partitions().await?;
@@ -99,28 +112,29 @@ impl JobProducer {
             .await?;
         match written.timestamp {
             Some(timestamp) => {
-                let place = &written.position;
-                Ok(JobId::new(timestamp, place.partition, place.offset))
+                let position = &written.position;
+                Ok(JobId::new(timestamp, position.partition, position.offset))
             }
             None => Err(ScheduleError::NoTimestamp { written }),
         }
     }
 
-    /// Asks for a job not to be dispatched. Whether that came in time
-    /// [`JobClient::cancel`](crate::JobClient::cancel) says, or the job itself.
+    /// Requests the cancellation of a job, without waiting for the outcome. To learn the outcome, use
+    /// [`JobClient::cancel`](crate::JobClient::cancel).
     ///
     /// # Errors
-    /// When the id cannot be of this topic or Kafka does not take the request.
+    /// If the ingest topic does not have the shard of the job, or the request cannot be written.
     pub async fn cancel(&self, id: JobId) -> Result<(), ScheduleError> {
         self.command(id, Command::Cancel(v1::CancelJob { id: id.to_string() }))
             .await
     }
 
-    /// Asks for a job to be due at another time. Whether that came in time
-    /// [`JobClient::reschedule`](crate::JobClient::reschedule) says, or the job itself.
+    /// Requests a new due time for a job, without waiting for the outcome. To learn the outcome, use
+    /// [`JobClient::reschedule`](crate::JobClient::reschedule).
     ///
     /// # Errors
-    /// When the time is not possible, the id cannot be of this topic or Kafka does not take the request.
+    /// If the time is out of range, the ingest topic does not have the shard of the job, or the request cannot be
+    /// written.
     pub async fn reschedule(&self, id: JobId, when: When) -> Result<(), ScheduleError> {
         let command = v1::RescheduleJob {
             id: id.to_string(),
@@ -172,16 +186,15 @@ impl JobProducer {
         Ok(self.producer.send(&output).await?)
     }
 
-    /// Asked once: the number must never change, as jobs are kept by partition.
+    /// Read once: the number of partitions must never change, because job ids contain the partition.
     async fn partitions(&self) -> Result<i32, ScheduleError> {
-        let ask = || async {
+        let read = || async {
             let (kafka, topic) = (self.kafka.clone(), self.topic.clone());
-            let asked = tokio::task::spawn_blocking(move || reader::partitions(&kafka, &topic));
-            asked
+            tokio::task::spawn_blocking(move || reader::partitions(&kafka, &topic))
                 .await
                 .map_err(|_| ScheduleError::ShuttingDown)?
                 .map_err(ScheduleError::Ingest)
         };
-        self.partitions.get_or_try_init(ask).await.copied()
+        self.partitions.get_or_try_init(read).await.copied()
     }
 }

@@ -1,24 +1,24 @@
-//! What a job is to do, and when.
+//! Requests for jobs.
 
 use std::time::Duration;
 
 use bytes::Bytes;
 use redeliver_core::headers::TraceContext;
 use redeliver_core::job::Priority;
-use redeliver_core::{Headers, Span, Timestamp};
+use redeliver_core::{Headers, HumanDuration, Timestamp};
 use redeliver_proto::convert::{to_duration, to_headers, to_priority, to_timestamp};
 use redeliver_proto::v1;
 
 /// When a job is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
-    /// Not before this instant. One that has passed means at once.
+    /// At this time. A time in the past means immediately.
     At(Timestamp),
-    /// So long after the scheduler's partition got the request, rounded up to the millisecond.
+    /// This long after the timestamp of the request in the ingest topic, rounded up to the millisecond.
     After(Duration),
 }
 
-/// A request for a job, in the making. What is not set is left out.
+/// A request to schedule a job.
 #[derive(Clone, Debug)]
 pub struct JobRequest {
     app: String,
@@ -33,35 +33,35 @@ pub struct JobRequest {
     trace: Option<TraceContext>,
 }
 
-/// A request that no scheduler would accept.
+/// The request is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field} {problem}")]
 pub struct InvalidRequest {
-    /// The field at fault.
+    /// The invalid field.
     pub field: &'static str,
-    /// What is wrong with it.
+    /// What is wrong with the field.
     pub problem: &'static str,
 }
 
-/// The longest idempotency key, in bytes.
-const LONGEST_KEY: usize = 512;
-/// What the type of times on the wire can hold: the years 1 to 9999, in milliseconds since 1970.
-const TIMES: std::ops::RangeInclusive<i64> = -62_135_596_800_000..=253_402_300_799_999;
+/// The maximum length of an idempotency key, in bytes.
+const MAX_KEY: usize = 512;
+/// The range of protobuf timestamps, in milliseconds since the Unix epoch: the years 1 to 9999.
+const VALID_TIMES: std::ops::RangeInclusive<i64> = -62_135_596_800_000..=253_402_300_799_999;
 
 impl JobRequest {
-    /// A job of an application of the scheduler's configuration, due at an instant.
+    /// A job for an application, which the scheduler's configuration must declare, with a due time.
     #[must_use]
     pub fn at(app: impl Into<String>, time: Timestamp) -> Self {
         Self::new(app, When::At(time))
     }
 
-    /// A job of an application, due after a while.
+    /// A job for an application, due after a delay.
     #[must_use]
     pub fn after(app: impl Into<String>, delay: Duration) -> Self {
         Self::new(app, When::After(delay))
     }
 
-    /// A job of an application.
+    /// A job for an application.
     #[must_use]
     pub fn new(app: impl Into<String>, when: When) -> Self {
         Self {
@@ -78,73 +78,74 @@ impl JobRequest {
         }
     }
 
-    /// The value of the record in the application's topic, byte for byte.
+    /// The value of the record to dispatch. Default: empty.
     #[must_use]
     pub fn data(mut self, data: impl Into<Bytes>) -> Self {
         self.data = data.into();
         self
     }
 
-    /// The key of the record in the application's topic, which chooses its partition there. Default: null.
+    /// The key of the record to dispatch, which chooses its partition. Default: null.
     #[must_use]
     pub fn key(mut self, key: impl Into<Bytes>) -> Self {
         self.key = Some(key.into());
         self
     }
 
-    /// Adds a header to the record in the application's topic; names may repeat.
+    /// Adds a header to the record to dispatch. Names can repeat.
     #[must_use]
     pub fn header(mut self, name: &str, value: impl AsRef<[u8]>) -> Self {
         self.headers.push(name, Some(value.as_ref()));
         self
     }
 
-    /// Adds a header whose value is null.
+    /// Adds a header with a null value to the record to dispatch.
     #[must_use]
     pub fn null_header(mut self, name: &str) -> Self {
         self.headers.push(name, None);
         self
     }
 
-    /// Which of several due jobs goes first.
+    /// The priority. Default: normal.
     #[must_use]
     pub fn priority(mut self, priority: Priority) -> Self {
         self.priority = priority;
         self
     }
 
-    /// Requests of one application with the same key within 24 hours are one job. At most 512 bytes.
+    /// Makes repeated requests harmless: requests for one application with the same key create one job, by default for
+    /// 24 hours. At most 512 bytes.
     #[must_use]
     pub fn idempotency_key(mut self, key: impl Into<String>) -> Self {
         self.idempotency_key = Some(key.into());
         self
     }
 
-    /// How long after its time it is still worth being dispatched. Default: for ever.
+    /// How long after its due time the job can still be dispatched. Default: without limit.
     #[must_use]
-    pub fn expire_after(mut self, span: Duration) -> Self {
-        self.expire_after = Some(span);
+    pub fn expire_after(mut self, duration: Duration) -> Self {
+        self.expire_after = Some(duration);
         self
     }
 
-    /// A name for the request, which is kept with the job.
+    /// An id for the request, which is stored with the job.
     #[must_use]
     pub fn request_id(mut self, id: impl Into<String>) -> Self {
         self.request_id = Some(id.into());
         self
     }
 
-    /// The trace that the job belongs to.
+    /// The trace context of the job.
     #[must_use]
     pub fn trace(mut self, trace: TraceContext) -> Self {
         self.trace = Some(trace);
         self
     }
 
-    /// Whether a scheduler could accept it, as far as that can be known without asking one. Sending checks it too.
+    /// Checks what can be checked without a scheduler. Sending the request does the same checks.
     ///
     /// # Errors
-    /// The field at fault, and what is wrong with it.
+    /// The first invalid field.
     pub fn check(&self) -> Result<(), InvalidRequest> {
         self.to_spec().map(drop)
     }
@@ -165,7 +166,6 @@ impl JobRequest {
         self.trace.as_ref()
     }
 
-    /// The request on the wire.
     pub(crate) fn to_spec(&self) -> Result<v1::JobSpec, InvalidRequest> {
         let wrong = |field, problem| Err(InvalidRequest { field, problem });
         if self.app.is_empty() {
@@ -173,7 +173,7 @@ impl JobRequest {
         }
         match self.idempotency() {
             Some("") => return wrong("idempotency_key", "is empty; leave it out instead"),
-            Some(key) if key.len() > LONGEST_KEY => {
+            Some(key) if key.len() > MAX_KEY => {
                 return wrong("idempotency_key", "is longer than 512 bytes");
             }
             Some(_) | None => {}
@@ -186,7 +186,9 @@ impl JobRequest {
             data: self.data.clone(),
             key: self.key.clone(),
             headers: to_headers(&self.headers),
-            expire_after: self.expire_after.map(|span| to_duration(Span::from(span))),
+            expire_after: self
+                .expire_after
+                .map(|duration| to_duration(HumanDuration::from(duration))),
             request_id: self.request_id.clone().unwrap_or_default(),
         })
     }
@@ -195,7 +197,7 @@ impl JobRequest {
 impl When {
     fn check(self) -> Result<(), InvalidRequest> {
         match self {
-            Self::At(time) if !TIMES.contains(&time.as_millis()) => Err(InvalidRequest {
+            Self::At(time) if !VALID_TIMES.contains(&time.as_millis()) => Err(InvalidRequest {
                 field: "scheduled_time",
                 problem: "is not in the years 1 to 9999",
             }),
@@ -207,7 +209,7 @@ impl When {
         self.check()?;
         Ok(match self {
             Self::At(time) => v1::job_spec::When::ScheduledTime(to_timestamp(time)),
-            Self::After(delay) => v1::job_spec::When::Delay(to_duration(Span::from(delay))),
+            Self::After(delay) => v1::job_spec::When::Delay(to_duration(HumanDuration::from(delay))),
         })
     }
 
@@ -233,7 +235,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everything_that_is_set_is_sent() {
+    fn every_field_that_is_set_is_sent() {
         let request = JobRequest::after("sms", Duration::from_micros(90_000_001))
             .data(vec![0xff, 0])
             .key("k")
@@ -247,7 +249,7 @@ mod tests {
         let Some(v1::job_spec::When::Delay(delay)) = &spec.when else {
             panic!("{spec:?}")
         };
-        assert_eq!(from_duration(delay), Some(Span::from_millis(90_001)));
+        assert_eq!(from_duration(delay), Some(HumanDuration::from_millis(90_001)));
         let headers: Headers = [("a", Some(&b"b"[..])), ("a", None)].into_iter().collect();
         assert_eq!(from_headers(&spec.headers), headers);
         assert_eq!(spec.expire_after.unwrap().seconds, 60);
@@ -261,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_set_is_left_out() {
+    fn a_field_that_is_not_set_is_not_sent() {
         let time = Timestamp::from_millis(1_763_722_800_123);
         let spec = JobRequest::at("sms", time).to_spec().unwrap();
         let Some(v1::job_spec::When::ScheduledTime(sent)) = &spec.when else {
@@ -272,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_scheduler_accepts_is_refused_with_its_field() {
+    fn the_error_for_an_invalid_request_names_the_field() {
         let soon = |app: &str| JobRequest::after(app, Duration::ZERO);
         let cases = [
             (soon(""), "app is empty"),

@@ -1,10 +1,10 @@
-//! How long a failed record waits before it is tried again.
+//! Retry policies: the delay before each retry.
 
 use std::time::Duration;
 
-use crate::span::Span;
+use crate::human_duration::HumanDuration;
 
-/// The waits between attempts.
+/// The number of retries and the delay before each of them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RetryPolicy {
     schedule: Schedule,
@@ -12,21 +12,21 @@ pub struct RetryPolicy {
     jitter: Jitter,
 }
 
-/// Where the nominal waits come from.
+/// The delays before jitter.
 #[derive(Clone, Debug, PartialEq)]
 enum Schedule {
-    /// One wait per retry; the last one repeats.
-    Listed(Vec<Span>),
+    /// One delay per retry; the last one repeats.
+    Listed(Vec<HumanDuration>),
     /// `base * factor^n`, at most `cap`.
     Exponential {
-        base: Span,
+        base: HumanDuration,
         factor: f64,
-        cap: Option<Span>,
+        cap: Option<HumanDuration>,
     },
 }
 
-/// How a nominal wait `d` is spread, so that what failed together does not come back together. The names
-/// are those of "Exponential Backoff And Jitter" (AWS Architecture Blog, 2015).
+/// Randomizes a delay `d`, so that records that failed together are not tried again together. The names are those of
+/// "Exponential Backoff And Jitter" (AWS Architecture Blog, 2015).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Jitter {
     /// Exactly `d`.
@@ -38,38 +38,42 @@ pub enum Jitter {
     Full,
 }
 
-/// A policy that cannot be followed; the text names the field.
+/// The policy is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {problem}")]
 pub struct InvalidPolicy {
-    /// The field of the configuration that is wrong, such as `retry.base`.
+    /// The invalid field of the configuration, such as `retry.base`.
     pub field: &'static str,
-    /// What is wrong and what would be right.
+    /// What is wrong, and which values are valid.
     pub problem: String,
 }
 
-/// The most retries a policy may ask for.
+/// The maximum number of retries.
 pub const MAX_RETRIES: u32 = 1_000;
-/// The most distinct waits: each is a topic with partitions and a consumer group of its own.
+/// The maximum number of tiers. Each tier is a topic with partitions and a consumer group.
 pub const MAX_TIERS: usize = 20;
-/// The longest single wait: 366 days.
-pub const MAX_WAIT: Span = Span::from_secs(366 * 86_400);
+/// The maximum delay: 366 days.
+pub const MAX_WAIT: HumanDuration = HumanDuration::from_secs(366 * 86_400);
 
 impl RetryPolicy {
-    /// One wait per retry, in order. `max_retries` defaults to the number of waits; when it is larger the
-    /// last wait repeats.
+    /// A policy with one delay per retry. `max_retries` defaults to the number of delays. If it is greater, the last
+    /// delay repeats.
     ///
     /// # Errors
-    /// When there is no wait, there are too many, a wait is zero or too long, waits do not grow, or `max_retries` is
-    /// too large.
-    pub fn listed(waits: Vec<Span>, max_retries: Option<u32>, jitter: Jitter) -> Result<Self, InvalidPolicy> {
+    /// If there is no delay or more than [`MAX_TIERS`], a delay is zero or greater than [`MAX_WAIT`], a delay is not
+    /// greater than the previous one, or `max_retries` is 0 or greater than [`MAX_RETRIES`].
+    pub fn listed(
+        waits: Vec<HumanDuration>,
+        max_retries: Option<u32>,
+        jitter: Jitter,
+    ) -> Result<Self, InvalidPolicy> {
         let wrong = |problem: String| InvalidPolicy {
             field: "retry.tiers",
             problem,
         };
         if waits.is_empty() {
             return Err(wrong(
-                "is empty; name at least one delay, such as [5s, 30s, 1m]".into(),
+                "is empty; list at least one delay, such as [5s, 30s, 1m]".into(),
             ));
         }
         if let Some(wait) = waits
@@ -77,12 +81,12 @@ impl RetryPolicy {
             .find(|wait| wait.as_millis() == 0 || **wait > MAX_WAIT)
         {
             return Err(wrong(format!(
-                "{wait} is out of range; a delay is between 1ms and {MAX_WAIT}"
+                "{wait} is out of range: must be between 1ms and {MAX_WAIT}"
             )));
         }
         if let Some(pair) = waits.windows(2).find(|pair| pair[0] >= pair[1]) {
             return Err(wrong(format!(
-                "{} stands before {}; delays must grow",
+                "{} is listed before {}; delays must be in ascending order",
                 pair[0], pair[1]
             )));
         }
@@ -90,34 +94,35 @@ impl RetryPolicy {
         Self::checked(Schedule::Listed(waits), max_retries.unwrap_or(listed), jitter)
     }
 
-    /// `base * factor^n` for n = 0, 1, 2, ..., at most `cap`.
+    /// A policy with the delays `base * factor^n` for n = 0, 1, 2, ..., each at most `cap`.
     ///
     /// # Errors
-    /// When `base` is zero or too long, `factor` is below 1 or above 100, `cap` is below `base`,
-    /// `max_retries` is 0 or too large, or so many retries have too many distinct waits.
+    /// If `base` is zero or greater than [`MAX_WAIT`], `factor` is not from 1 to 100, `cap` is less than `base` or
+    /// greater than [`MAX_WAIT`], `max_retries` is 0 or greater than [`MAX_RETRIES`], or the delays would need more
+    /// than [`MAX_TIERS`] tiers.
     pub fn exponential(
-        base: Span,
+        base: HumanDuration,
         factor: f64,
         max_retries: u32,
-        cap: Option<Span>,
+        cap: Option<HumanDuration>,
         jitter: Jitter,
     ) -> Result<Self, InvalidPolicy> {
         if base.as_millis() == 0 || base > MAX_WAIT {
-            let problem = format!("{base} is out of range; it is between 1ms and {MAX_WAIT}");
+            let problem = format!("{base} is out of range: must be between 1ms and {MAX_WAIT}");
             return Err(InvalidPolicy {
                 field: "retry.base",
                 problem,
             });
         }
         if !(1.0..=100.0).contains(&factor) {
-            let problem = format!("{factor} is out of range; it is between 1 and 100");
+            let problem = format!("{factor} is out of range: must be between 1 and 100");
             return Err(InvalidPolicy {
                 field: "retry.factor",
                 problem,
             });
         }
         if let Some(cap) = cap.filter(|cap| *cap < base || *cap > MAX_WAIT) {
-            let problem = format!("{cap} is out of range; it is between the base {base} and {MAX_WAIT}");
+            let problem = format!("{cap} is out of range: must be between the base {base} and {MAX_WAIT}");
             return Err(InvalidPolicy {
                 field: "retry.cap",
                 problem,
@@ -128,7 +133,7 @@ impl RetryPolicy {
 
     fn checked(schedule: Schedule, max_retries: u32, jitter: Jitter) -> Result<Self, InvalidPolicy> {
         if !(1..=MAX_RETRIES).contains(&max_retries) {
-            let problem = format!("{max_retries} is out of range; it is between 1 and {MAX_RETRIES}");
+            let problem = format!("{max_retries} is out of range: must be between 1 and {MAX_RETRIES}");
             return Err(InvalidPolicy {
                 field: "retry.max_retries",
                 problem,
@@ -146,34 +151,33 @@ impl RetryPolicy {
         Err(match policy.schedule {
             Schedule::Listed(_) => InvalidPolicy {
                 field: "retry.tiers",
-                problem: format!("has {tiers} delays, and each is a topic; name at most {MAX_TIERS}"),
+                problem: format!("has {tiers} delays, and each is a topic; list at most {MAX_TIERS}"),
             },
             Schedule::Exponential { .. } => InvalidPolicy {
                 field: "retry.max_retries",
                 problem: format!(
-                    "{max_retries} retries have {tiers} different delays, and each is a topic; at most {MAX_TIERS} may \
-                     be: ask for fewer retries, or for a lower retry.cap, from which on the delay repeats"
+                    "{max_retries} retries have {tiers} different delays, and each is a topic; at most {MAX_TIERS} are \
+                     allowed: use fewer retries, or a lower retry.cap"
                 ),
             },
         })
     }
 
-    /// How often a record is tried again after its first attempt.
+    /// The maximum number of retries after the first attempt.
     #[must_use]
     pub fn max_retries(&self) -> u32 {
         self.max_retries
     }
 
-    /// How waits are spread.
+    /// The jitter of the delays.
     #[must_use]
     pub fn jitter(&self) -> Jitter {
         self.jitter
     }
 
-    /// The wait before retry number `retry` (1 is the first), before jitter; `None` when the retries are
-    /// used up.
+    /// The delay before retry number `retry` without jitter; the first retry is 1. `None` if no retries are left.
     #[must_use]
-    pub fn nominal_wait(&self, retry: u32) -> Option<Span> {
+    pub fn nominal_wait(&self, retry: u32) -> Option<HumanDuration> {
         if retry == 0 || retry > self.max_retries {
             return None;
         }
@@ -184,19 +188,20 @@ impl RetryPolicy {
                 let exponent = i32::try_from(retry - 1).unwrap_or(i32::MAX);
                 let seconds = base.duration().as_secs_f64() * factor.powi(exponent);
                 let wait = Duration::try_from_secs_f64(seconds).map_or(limit, |wait| wait.min(limit));
-                Span::from(Duration::from_millis(
+                HumanDuration::from(Duration::from_millis(
                     u64::try_from(wait.as_micros().div_ceil(1000)).unwrap_or(u64::MAX),
                 ))
             }
         })
     }
 
-    /// The wait before retry number `retry`, spread by `random`, a number from 0 (inclusive) to 1.
+    /// The delay before retry number `retry` with jitter. `random` is a number from 0 to 1. `None` if no retries are
+    /// left.
     #[must_use]
-    pub fn wait(&self, retry: u32, random: f64) -> Option<Span> {
+    pub fn wait(&self, retry: u32, random: f64) -> Option<HumanDuration> {
         let nominal = self.nominal_wait(retry)?;
         let random = random.clamp(0.0, 1.0);
-        let spread = |share: f64| Span::from(nominal.duration().mul_f64(share)).min(nominal);
+        let spread = |share: f64| HumanDuration::from(nominal.duration().mul_f64(share)).min(nominal);
         Some(match self.jitter {
             Jitter::None => nominal,
             Jitter::Equal => spread(0.5 + random / 2.0),
@@ -204,10 +209,10 @@ impl RetryPolicy {
         })
     }
 
-    /// The distinct nominal waits, growing: the tiers of a pipeline.
+    /// The distinct delays without jitter, in ascending order. Each is a tier.
     #[must_use]
-    pub fn tiers(&self) -> Vec<Span> {
-        let mut tiers: Vec<Span> = (1..=self.max_retries)
+    pub fn tiers(&self) -> Vec<HumanDuration> {
+        let mut tiers: Vec<HumanDuration> = (1..=self.max_retries)
             .filter_map(|n| self.nominal_wait(n))
             .collect();
         tiers.dedup();
@@ -216,9 +221,13 @@ impl RetryPolicy {
 }
 
 impl Default for RetryPolicy {
-    /// 5 s, 30 s, 1 min, no jitter.
+    /// Delays of 5 s, 30 s and 1 min, without jitter.
     fn default() -> Self {
-        let waits = vec![Span::from_secs(5), Span::from_secs(30), Span::from_secs(60)];
+        let waits = vec![
+            HumanDuration::from_secs(5),
+            HumanDuration::from_secs(30),
+            HumanDuration::from_secs(60),
+        ];
         Self {
             max_retries: 3,
             schedule: Schedule::Listed(waits),
@@ -241,24 +250,30 @@ mod tests {
     }
 
     #[test]
-    fn the_default_ladder_is_5s_30s_1m() {
+    fn the_default_delays_are_5s_30s_1m() {
         assert_eq!(waits(&RetryPolicy::default()), ["5s", "30s", "1m"]);
     }
 
     #[test]
     fn base_2m_with_5_retries_waits_2_4_8_16_32_minutes() {
-        let policy = RetryPolicy::exponential(Span::from_secs(120), 2.0, 5, None, Jitter::None).unwrap();
+        let policy =
+            RetryPolicy::exponential(HumanDuration::from_secs(120), 2.0, 5, None, Jitter::None).unwrap();
         assert_eq!(waits(&policy), ["2m", "4m", "8m", "16m", "32m"]);
         assert_eq!(policy.tiers().len(), 5);
     }
 
     #[test]
-    fn a_cap_ends_the_growth_and_the_last_listed_wait_repeats() {
-        let capped =
-            RetryPolicy::exponential(Span::from_secs(1), 2.0, 5, Some(Span::from_secs(3)), Jitter::None);
+    fn a_cap_limits_the_delays_and_the_last_listed_delay_repeats() {
+        let capped = RetryPolicy::exponential(
+            HumanDuration::from_secs(1),
+            2.0,
+            5,
+            Some(HumanDuration::from_secs(3)),
+            Jitter::None,
+        );
         assert_eq!(waits(&capped.unwrap()), ["1s", "2s", "3s", "3s", "3s"]);
         let listed = RetryPolicy::listed(
-            vec![Span::from_secs(1), Span::from_secs(2)],
+            vec![HumanDuration::from_secs(1), HumanDuration::from_secs(2)],
             Some(4),
             Jitter::None,
         );
@@ -268,8 +283,8 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_that_cannot_be_followed_names_its_field() {
-        let s = Span::from_secs;
+    fn the_error_for_an_invalid_policy_names_the_field() {
+        let s = HumanDuration::from_secs;
         let field = |result: Result<RetryPolicy, InvalidPolicy>| result.unwrap_err().field;
         assert_eq!(
             field(RetryPolicy::listed(vec![], None, Jitter::None)),
@@ -306,8 +321,8 @@ mod tests {
     }
 
     #[test]
-    fn each_distinct_wait_is_a_topic_so_there_are_not_many() {
-        let s = Span::from_secs;
+    fn the_number_of_tiers_is_limited() {
+        let s = HumanDuration::from_secs;
         let field =
             |result: Result<RetryPolicy, InvalidPolicy>| result.map_err(|error| error.field).map(drop);
         let listed = |count: u64| {
@@ -327,7 +342,7 @@ mod tests {
         #[test]
         fn jitter_stays_within_its_bounds(base in 1_u64..1_000_000, retry in 1_u32..=20, random in 0.0_f64..1.0) {
             for (jitter, low) in [(Jitter::None, 1.0), (Jitter::Equal, 0.5), (Jitter::Full, 0.0)] {
-                let policy = RetryPolicy::exponential(Span::from_millis(base), 2.0, 20, None, jitter).unwrap();
+                let policy = RetryPolicy::exponential(HumanDuration::from_millis(base), 2.0, 20, None, jitter).unwrap();
                 let nominal = policy.nominal_wait(retry).unwrap();
                 let wait = policy.wait(retry, random).unwrap();
                 prop_assert!(wait <= nominal && nominal <= MAX_WAIT);
@@ -336,8 +351,8 @@ mod tests {
         }
 
         #[test]
-        fn waits_never_shrink(base in 1_u64..1_000_000, factor in 1.0_f64..10.0, retry in 1_u32..20) {
-            let policy = RetryPolicy::exponential(Span::from_millis(base), factor, 20, None, Jitter::None).unwrap();
+        fn delays_never_shrink(base in 1_u64..1_000_000, factor in 1.0_f64..10.0, retry in 1_u32..20) {
+            let policy = RetryPolicy::exponential(HumanDuration::from_millis(base), factor, 20, None, Jitter::None).unwrap();
             prop_assert!(policy.nominal_wait(retry) <= policy.nominal_wait(retry + 1));
         }
     }

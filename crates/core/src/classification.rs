@@ -1,41 +1,41 @@
-//! Which answer of an HTTP endpoint means which class of failure.
+//! The failure class of an HTTP status.
 
 use std::collections::BTreeMap;
 
 use crate::failure::ErrorClass;
 
-/// The default table with a pipeline's own rules over it.
+/// Maps HTTP statuses to failure classes.
 ///
-/// Default: 2xx is success; 408, 425, 429, 500, 502, 503 and 504 are transient, and 429 and 503 with a
-/// `Retry-After` are throttled; every other status is permanent. Timeouts and broken connections have no
-/// status and are always transient.
+/// By default, 2xx is success; 408, 425, 429, 500, 502, 503 and 504 are transient; 429 and 503 with a `Retry-After`
+/// header are throttled; every other status is permanent. A pipeline can override single statuses. Timeouts and broken
+/// connections have no status and are always transient.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Classification {
     overrides: BTreeMap<u16, Verdict>,
 }
 
-/// What a status means.
+/// The meaning of a status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// The call was successful.
+    /// The attempt succeeded.
     Success,
-    /// The call failed for the moment.
+    /// The attempt failed, but a later one may succeed.
     Transient,
-    /// The call failed for good.
+    /// The attempt failed, and every later one would fail too.
     Permanent,
 }
 
 impl Classification {
-    /// The default table with rules for single statuses over it.
+    /// The default classification, except for the given statuses.
     #[must_use]
     pub fn with_overrides(overrides: BTreeMap<u16, Verdict>) -> Self {
         Self { overrides }
     }
 
-    /// What a status means: `Ok` on success.
+    /// Classifies a status.
     ///
     /// # Errors
-    /// The class of the failure: transient, throttled or permanent.
+    /// The failure class, unless the status means success: transient, throttled or permanent.
     pub fn of_status(&self, status: u16, has_retry_after: bool) -> Result<(), ErrorClass> {
         match self
             .overrides
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_default_table_is_the_documented_one() {
+    fn the_default_classification_is_the_documented_one() {
         let table = Classification::default();
         for status in 100..=599_u16 {
             let expected = match status {
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_of_a_pipeline_stand_over_the_table() {
+    fn overrides_take_precedence_over_the_default() {
         let table = Classification::with_overrides(
             [
                 (404, Verdict::Transient),

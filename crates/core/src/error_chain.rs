@@ -1,15 +1,16 @@
-//! An error with its causes, for logs and for the terminal. `Display` of our errors says only its own layer.
+//! Errors with their causes, for logs and the terminal. `Display` of an error in this workspace does not include its
+//! source.
 
 use std::error::Error;
 
-/// An error and its causes, outermost first.
+/// Iterates over an error and its sources, starting with the error itself.
 pub fn causes<'e>(error: &'e (dyn Error + 'static)) -> impl Iterator<Item = &'e (dyn Error + 'static)> {
     std::iter::successors(Some(error), |error: &&'e (dyn Error + 'static)| {
         Error::source(*error)
     })
 }
 
-/// An error and its causes in one line, for a field of a log line.
+/// An error and its sources in one line, separated by `: `.
 #[must_use]
 pub fn error_chain(error: &(dyn Error + 'static)) -> String {
     causes(error)

@@ -1,26 +1,26 @@
-//! What went wrong with a record: a class that decides what happens next, a stable code, a message.
+//! Why an attempt failed: failure class, error code and message.
 
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// The longest error message that is written into a header, in bytes.
+/// The maximum size in bytes of the header `error-message`.
 pub const MESSAGE_LIMIT: usize = 1024;
 
-/// The class of a failure, as in the header `error-class`.
+/// The failure class, written to the header `error-class`. It decides what happens to the record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ErrorClass {
-    /// May pass by itself: it is tried again after a delay.
+    /// A later attempt may succeed: the record is tried again after a delay.
     Transient,
-    /// The other side asked to come later; does not count as an attempt.
+    /// The other side requested a delay: the record is tried again, and the attempt does not count as failed.
     Throttled,
-    /// Will fail every time: dead at once.
+    /// Every attempt would fail: the record becomes a dead letter at once.
     Permanent,
-    /// Transient until the retries were used up: dead.
+    /// The failure was transient, but no retries are left: the record becomes a dead letter.
     Exhausted,
-    /// Older than the pipeline's `max_age`: dead.
+    /// The record would be older than the pipeline's `max_age`: it becomes a dead letter.
     Expired,
-    /// The record or its headers cannot be understood: dead, never run.
+    /// The record or its headers are invalid: it becomes a dead letter without an attempt.
     Malformed,
 }
 
@@ -35,7 +35,7 @@ impl ErrorClass {
         Self::Malformed,
     ];
 
-    /// The word that stands in the header and in metrics.
+    /// The name of the class in headers, metrics and logs.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -66,21 +66,22 @@ impl FromStr for ErrorClass {
     }
 }
 
-/// One failure of one record.
+/// A failed attempt, or why a record was rejected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// What happens next.
+    /// Decides what happens to the record.
     pub class: ErrorClass,
-    /// Stable and short, for grouping: `http.503`, `http.timeout`, `header.process-after`.
+    /// The error code: short and stable, for grouping. Examples: `http.503`, `http.timeout`, `header.process-after`.
     pub code: String,
-    /// For people. No payload, no stack trace; cut at [`MESSAGE_LIMIT`] bytes when written.
+    /// The message for humans, without payload and stack trace. It is truncated to [`MESSAGE_LIMIT`] bytes when it is
+    /// written to a header.
     pub message: String,
-    /// The other side's own wish when to come again, such as HTTP's `Retry-After`.
+    /// The delay that the other side requests, such as HTTP's `Retry-After`.
     pub retry_after: Option<Duration>,
 }
 
 impl Failure {
-    /// A failure without a wish when to come again.
+    /// A failure without a requested delay.
     pub fn new(class: ErrorClass, code: impl Into<String>, message: impl Into<String>) -> Self {
         Self {
             class,
@@ -90,22 +91,22 @@ impl Failure {
         }
     }
 
-    /// A failure that may pass by itself.
+    /// A failure after which a later attempt may succeed.
     pub fn transient(code: impl Into<String>, message: impl Into<String>) -> Self {
         Self::new(ErrorClass::Transient, code, message)
     }
 
-    /// A failure that would repeat.
+    /// A failure that every attempt would repeat.
     pub fn permanent(code: impl Into<String>, message: impl Into<String>) -> Self {
         Self::new(ErrorClass::Permanent, code, message)
     }
 
-    /// A record that cannot be understood.
+    /// An invalid record.
     pub fn malformed(code: impl Into<String>, message: impl Into<String>) -> Self {
         Self::new(ErrorClass::Malformed, code, message)
     }
 
-    /// The other side asks to come again after a while.
+    /// A failure after which the other side requests a delay.
     pub fn throttled(after: Duration, code: impl Into<String>, message: impl Into<String>) -> Self {
         Self {
             retry_after: Some(after),
@@ -120,7 +121,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// A text cut to at most `limit` bytes at a character's edge, control characters replaced by spaces.
+/// Truncates a text to at most `limit` bytes at a character boundary, and replaces control characters by spaces.
 #[must_use]
 pub fn bounded_text(text: &str, limit: usize) -> String {
     let mut bounded = String::with_capacity(text.len().min(limit));
@@ -140,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn classes_are_read_back() {
+    fn every_class_is_parsed_back() {
         for class in ErrorClass::ALL {
             assert_eq!(class.as_str().parse(), Ok(class));
         }
@@ -149,7 +150,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn messages_stay_within_their_bound(text in ".{0,200}", limit in 0_usize..100) {
+        fn a_message_is_truncated_to_its_limit(text in ".{0,200}", limit in 0_usize..100) {
             let bounded = bounded_text(&text, limit);
             prop_assert!(bounded.len() <= limit);
             prop_assert!(!bounded.chars().any(char::is_control));

@@ -1,61 +1,62 @@
-//! Our headers: their names, how they are read and how they are written.
+//! Reserved headers: their names, how they are validated, and how they are written.
 //!
-//! What is read is untrusted. A duplicate, a number out of range, a time that does not parse or lies too
-//! far away makes the record malformed; it never makes it due.
+//! Headers that are read are untrusted. A duplicate, a number out of range, or a time that is invalid or too far in the
+//! future makes the record malformed. It never makes the record due.
 
 use std::sync::Arc;
 
 use crate::failure::{Failure, MESSAGE_LIMIT, bounded_text};
+use crate::human_duration::HumanDuration;
 use crate::pipeline::is_topic_name;
 use crate::record::{Headers, Record};
-use crate::span::Span;
 use crate::time::Timestamp;
 
-/// The time lock: not before this instant.
+/// The time lock: the due time of the record.
 pub const PROCESS_AFTER: &str = "process-after";
-/// How many attempts have failed so far.
+/// The number of failed attempts so far.
 pub const RETRY_COUNT: &str = "retry-count";
-/// Where a tier releases the record to.
+/// The topic in which the wait of the record ends.
 pub const RETURN_TOPIC: &str = "return-topic";
-/// The topic in which the record was first read.
+/// The topic in which the record entered the pipeline.
 pub const ORIGINAL_TOPIC: &str = "original-topic";
-/// The partition in which the record was first read.
+/// The partition in which the record entered the pipeline.
 pub const ORIGINAL_PARTITION: &str = "original-partition";
-/// The offset at which the record was first read.
+/// The offset at which the record entered the pipeline.
 pub const ORIGINAL_OFFSET: &str = "original-offset";
-/// The timestamp the record had there.
+/// The timestamp with which the record entered the pipeline.
 pub const ORIGINAL_TIMESTAMP: &str = "original-timestamp";
-/// The class of the last failure.
+/// The failure class of the last failed attempt.
 pub const ERROR_CLASS: &str = "error-class";
-/// The stable code of the last failure.
+/// The error code of the last failed attempt.
 pub const ERROR_CODE: &str = "error-code";
-/// The text of the last failure.
+/// The error message of the last failed attempt.
 pub const ERROR_MESSAGE: &str = "error-message";
-/// When it failed last.
+/// The time of the last failed attempt.
 pub const ERROR_TIMESTAMP: &str = "error-timestamp";
-/// The pipeline that handled the record.
+/// The pipeline that wrote the record.
 pub const PIPELINE: &str = "pipeline";
-/// What a dead letter was written without, because with it the letter is too large for its topic: `value`, or
-/// `key, value, headers`. What is missing stands where the record comes from.
+/// What was removed from a dead letter that is too large for its topic: `value`, or `key, value, headers`. The original
+/// record is at the position that the other headers name.
 pub const PAYLOAD_OMITTED: &str = "payload-omitted";
-/// The scheduler's job that the record comes from. Headers of jobs are kept like those of users.
+/// The id of the job from which the record was dispatched. Headers of jobs are not reserved: pipelines pass them on
+/// like user headers.
 pub const JOB_ID: &str = "job-id";
-/// The application whose job it is.
+/// The application of the job.
 pub const JOB_APP: &str = "job-app";
-/// When the job was due.
+/// The due time of the job.
 pub const SCHEDULED_TIME: &str = "scheduled-time";
-/// When the job was dispatched.
+/// The time of the dispatch.
 pub const DISPATCHED_AT: &str = "dispatched-at";
-/// The key under which its application knows the request.
+/// The idempotency key of the job's request.
 pub const IDEMPOTENCY_KEY: &str = "idempotency-key";
-/// high, normal or low.
+/// The priority of the job: `high`, `normal` or `low`.
 pub const JOB_PRIORITY: &str = "job-priority";
-/// W3C trace context.
+/// The trace context of a record or request, by W3C Trace Context.
 pub const TRACEPARENT: &str = "traceparent";
-/// W3C trace context of vendors.
+/// The vendor-specific part of the trace context.
 pub const TRACESTATE: &str = "tracestate";
 
-const OURS: [&str; 13] = [
+const RESERVED: [&str; 13] = [
     PROCESS_AFTER,
     RETRY_COUNT,
     RETURN_TOPIC,
@@ -71,47 +72,47 @@ const OURS: [&str; 13] = [
     PAYLOAD_OMITTED,
 ];
 
-/// No record is tried more often; a larger count was forged.
+/// The maximum of the header `retry-count`; a larger number makes the record malformed.
 pub const MAX_RETRY_COUNT: u32 = 100_000;
 
-/// Whether a header is written by us and not by the user.
+/// Whether a header is reserved, so that it is not a user header.
 #[must_use]
-pub fn is_ours(name: &str) -> bool {
+pub fn is_reserved(name: &str) -> bool {
     slot(name).is_some()
 }
 
-/// How much the clocks of two processes may differ before a legitimate due time looks forged.
-pub const CLOCK_SKEW: Span = Span::from_secs(300);
+/// The accepted difference between the clocks of two processes when a due time is validated.
+pub const CLOCK_SKEW: HumanDuration = HumanDuration::from_secs(300);
 
 fn slot(name: &str) -> Option<usize> {
-    // The first byte and the length tell nearly every foreign name apart before any comparison of bytes.
+    // This runs for every header of every record. First byte and length rule out nearly all user headers.
     match (name.as_bytes().first(), name.len()) {
-        (Some(b'p' | b'r' | b'o' | b'e'), 8..=18) => OURS.iter().position(|ours| *ours == name),
+        (Some(b'p' | b'r' | b'o' | b'e'), 8..=18) => RESERVED.iter().position(|reserved| *reserved == name),
         _ => None,
     }
 }
 
-/// The values of our headers on one record, each at most once; none of them is trusted yet.
+/// The reserved headers of a record, each at most once. The values are not validated yet.
 #[derive(Debug, Default)]
 pub struct ReservedHeaders<'a> {
-    values: [Option<Option<&'a [u8]>>; OURS.len()],
+    values: [Option<Option<&'a [u8]>>; RESERVED.len()],
 }
 
-/// Where a record entered the pipeline: the identity that it keeps through all hops.
+/// Where a record entered the pipeline. Retries and results keep the origin.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Origin {
-    /// The topic.
+    /// The source topic.
     pub topic: Arc<str>,
-    /// The partition.
+    /// The partition of the source topic.
     pub partition: i32,
-    /// The offset.
+    /// The offset in the partition.
     pub offset: i64,
-    /// The record's timestamp there, if it had one.
+    /// The timestamp of the record, if it has one.
     pub timestamp: Option<Timestamp>,
 }
 
 impl Origin {
-    /// The place where a record was read just now.
+    /// The origin of a new record: its position and timestamp.
     #[must_use]
     pub fn of(record: &Record) -> Self {
         let position = &record.position;
@@ -123,7 +124,7 @@ impl Origin {
         }
     }
 
-    /// `topic-partition-offset`: stable across retries, usable as an `Idempotency-Key`.
+    /// `topic-partition-offset`, the value of the HTTP header `Idempotency-Key`. It is the same for all retries.
     #[must_use]
     pub fn id(&self) -> String {
         format!("{}-{}-{}", self.topic, self.partition, self.offset)
@@ -131,11 +132,11 @@ impl Origin {
 }
 
 impl<'a> ReservedHeaders<'a> {
-    /// Picks our headers out of a record's.
+    /// Reads the reserved headers of a record.
     ///
     /// # Errors
-    /// A malformed failure when one of them stands more than once or has a null value, or when the record
-    /// has headers whose names cannot be read.
+    /// A malformed failure if one of them occurs more than once, or if the record has headers whose names are not
+    /// UTF-8.
     pub fn read(record: &'a Record) -> Result<Self, Failure> {
         if record.unreadable_headers > 0 {
             let message = format!(
@@ -144,55 +145,62 @@ impl<'a> ReservedHeaders<'a> {
             );
             return Err(Failure::malformed("header.name", message));
         }
-        let mut ours = Self::default();
-        for (name, value) in record.headers.iter() {
+        Self::from_headers(&record.headers)
+    }
+
+    /// Reads the reserved headers in a list of headers.
+    ///
+    /// # Errors
+    /// A malformed failure if one of them occurs more than once.
+    pub fn from_headers(headers: &'a Headers) -> Result<Self, Failure> {
+        let mut reserved = Self::default();
+        for (name, value) in headers.iter() {
             let Some(slot) = slot(name) else { continue };
-            if ours.values[slot].is_some() {
-                let message = format!("header `{name}` stands more than once");
+            if reserved.values[slot].is_some() {
+                let message = format!("header `{name}` occurs more than once");
                 return Err(Failure::malformed(format!("header.{name}"), message));
             }
-            ours.values[slot] = Some(value);
+            reserved.values[slot] = Some(value);
         }
-        Ok(ours)
+        Ok(reserved)
     }
 
     /// The time lock.
     ///
     /// # Errors
-    /// A malformed failure when it is missing, no time, or further away from `now` than `max_wait` and
-    /// [`CLOCK_SKEW`] allow.
-    pub fn process_after(&self, now: Timestamp, max_wait: Span) -> Result<Timestamp, Failure> {
+    /// A malformed failure if it is missing, not a valid time, or more than `max_wait` and [`CLOCK_SKEW`] after `now`.
+    pub fn process_after(&self, now: Timestamp, max_wait: HumanDuration) -> Result<Timestamp, Failure> {
         let due: Timestamp = self.required(PROCESS_AFTER, "a time such as 2026-01-31T12:00:00.000Z")?;
         if due > now.after(max_wait.duration() + CLOCK_SKEW.duration()) {
-            let message = format!("header `{PROCESS_AFTER}` {due} is more than the allowed {max_wait} away");
+            let message = format!("header `{PROCESS_AFTER}` {due} is more than {max_wait} in the future");
             return Err(Failure::malformed(format!("header.{PROCESS_AFTER}"), message));
         }
         Ok(due)
     }
 
-    /// Whether the time lock of a record that came back is over. A record without one has nothing to wait for.
+    /// Checks that the time lock of a retry, if there is one, has passed.
     ///
     /// # Errors
-    /// A malformed failure when it is no time, or further ahead of `now` than [`CLOCK_SKEW`]: no tier has
-    /// released that record.
-    pub fn lock_is_over(&self, now: Timestamp) -> Result<(), Failure> {
+    /// A malformed failure if it is not a valid time, or is more than [`CLOCK_SKEW`] after `now`: no tier can have
+    /// released the record.
+    pub fn check_time_lock(&self, now: Timestamp) -> Result<(), Failure> {
         if self.raw(PROCESS_AFTER).is_none() {
             return Ok(());
         }
         let due: Timestamp = self.required(PROCESS_AFTER, "a time such as 2026-01-31T12:00:00.000Z")?;
         if due > now.after(CLOCK_SKEW.duration()) {
             let message =
-                format!("header `{PROCESS_AFTER}` {due} is still ahead, so no tier has released the record");
+                format!("header `{PROCESS_AFTER}` {due} is in the future: no tier has released the record");
             return Err(Failure::malformed(format!("header.{PROCESS_AFTER}"), message));
         }
         Ok(())
     }
 
-    /// The topic that the record names for the end of its wait. It is not trusted: whoever can write to a tier must
-    /// not be able to write to any topic through us. [`crate::pipeline::Returns`] decides.
+    /// The return topic that the record names. Do not write to it directly: a client that can write to a tier must not
+    /// be able to write to any topic. [`crate::pipeline::ReturnTopics`] limits it to topics of the pipeline.
     ///
     /// # Errors
-    /// A malformed failure when it is missing or cannot be the name of a topic.
+    /// A malformed failure if it is missing or not a valid topic name.
     pub fn return_topic(&self) -> Result<&'a str, Failure> {
         let found = self.raw(RETURN_TOPIC);
         let name = found.flatten().and_then(|bytes| std::str::from_utf8(bytes).ok());
@@ -200,10 +208,10 @@ impl<'a> ReservedHeaders<'a> {
             .ok_or_else(|| wrong_value(RETURN_TOPIC, found, "the name of a topic"))
     }
 
-    /// How many attempts have failed so far.
+    /// The number of failed attempts so far.
     ///
     /// # Errors
-    /// A malformed failure when it is missing, no number, or out of range.
+    /// A malformed failure if it is missing, not a number, or greater than [`MAX_RETRY_COUNT`].
     pub fn retry_count(&self) -> Result<u32, Failure> {
         let range = "a number from 0 to 100000";
         let count: u32 = self.required(RETRY_COUNT, range)?;
@@ -213,10 +221,11 @@ impl<'a> ReservedHeaders<'a> {
         Ok(count)
     }
 
-    /// Where the record entered the pipeline.
+    /// The origin of the record.
     ///
     /// # Errors
-    /// A malformed failure when a part is missing or out of range. Only the timestamp may be missing.
+    /// A malformed failure if the topic, partition or offset is missing, or if any part is invalid. The timestamp is
+    /// optional.
     pub fn origin(&self) -> Result<Origin, Failure> {
         let topic: String = self.required(ORIGINAL_TOPIC, "the name of a topic")?;
         if !is_topic_name(&topic) {
@@ -251,7 +260,7 @@ impl<'a> ReservedHeaders<'a> {
         })
     }
 
-    /// Whether the record says that this pipeline has handled it before.
+    /// Whether the record is a retry of this pipeline.
     #[must_use]
     pub fn is_retry_of(&self, pipeline: &str) -> bool {
         self.raw(PIPELINE) == Some(Some(pipeline.as_bytes())) && self.raw(RETRY_COUNT).is_some()
@@ -266,7 +275,7 @@ impl<'a> ReservedHeaders<'a> {
         found
             .flatten()
             .and_then(|bytes| std::str::from_utf8(bytes).ok())
-            // `parse` accepts a sign that the protocol does not write.
+            // `parse` accepts a leading plus sign, but the protocol does not.
             .filter(|text| !text.starts_with('+'))
             .and_then(|text| text.parse().ok())
             .ok_or_else(|| wrong_value(name, found, expected))
@@ -288,22 +297,22 @@ fn wrong_value(name: &str, found: Option<Option<&[u8]>>, expected: &str) -> Fail
     )
 }
 
-/// W3C trace context that replaces the record's own.
+/// The trace context of an attempt, by W3C Trace Context.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceContext {
-    /// The header `traceparent`.
+    /// The value of the header `traceparent`.
     pub traceparent: String,
-    /// The header `tracestate`, if there is any.
+    /// The value of the header `tracestate`, if there is one.
     pub tracestate: Option<String>,
 }
 
-/// The user's headers of a record, ready for ours to be added. A new trace context replaces the old one.
+/// A copy of the headers without the reserved ones. `trace` replaces the trace context of the record.
 #[must_use]
 pub fn user_headers(headers: &Headers, trace: Option<&TraceContext>) -> Headers {
     let Some(trace) = trace else {
-        return headers.filtered(|name| !is_ours(name));
+        return headers.filtered(|name| !is_reserved(name));
     };
-    let mut kept = headers.filtered(|name| !is_ours(name) && name != TRACEPARENT && name != TRACESTATE);
+    let mut kept = headers.filtered(|name| !is_reserved(name) && name != TRACEPARENT && name != TRACESTATE);
     kept.push_text(TRACEPARENT, &trace.traceparent);
     if let Some(state) = &trace.tracestate {
         kept.push_text(TRACESTATE, state);
@@ -311,13 +320,14 @@ pub fn user_headers(headers: &Headers, trace: Option<&TraceContext>) -> Headers 
     kept
 }
 
-/// Says that a wait ends in this topic: whoever reads the record there is told that it was meant to go there.
-pub fn readdress(headers: &mut Headers, topic: &str) {
+/// Replaces the header `return-topic`. A record that is released to another topic than it names must name that topic,
+/// or its reader would not accept it as a retry.
+pub fn set_return_topic(headers: &mut Headers, topic: &str) {
     *headers = headers.filtered(|name| name != RETURN_TOPIC);
     headers.push_text(RETURN_TOPIC, topic);
 }
 
-/// Adds where the record comes from, which pipeline handled it and how many attempts have failed.
+/// Appends the pipeline, the origin and the number of failed attempts.
 pub fn write_lineage(headers: &mut Headers, pipeline: &str, origin: &Origin, retry_count: u32) {
     headers.push_text(PIPELINE, pipeline);
     headers.push_text(ORIGINAL_TOPIC, &origin.topic);
@@ -329,7 +339,7 @@ pub fn write_lineage(headers: &mut Headers, pipeline: &str, origin: &Origin, ret
     headers.push_text(RETRY_COUNT, &retry_count.to_string());
 }
 
-/// Adds what went wrong and when.
+/// Appends the failure and its time.
 pub fn write_failure(headers: &mut Headers, failure: &Failure, now: Timestamp) {
     headers.push_text(ERROR_CLASS, failure.class.as_str());
     headers.push_text(ERROR_CODE, &bounded_text(&failure.code, 120));
@@ -370,21 +380,21 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_back() {
+    fn written_headers_are_read_back() {
         let mut headers = Headers::new();
         headers.push_text("tenant", "a");
         write_lineage(&mut headers, "p", &lineage(), 2);
         let record = record(headers);
-        let ours = ReservedHeaders::read(&record).unwrap();
-        assert_eq!(ours.origin(), Ok(lineage()));
-        assert_eq!(ours.retry_count(), Ok(2));
-        assert!(ours.is_retry_of("p") && !ours.is_retry_of("q"));
+        let reserved = ReservedHeaders::read(&record).unwrap();
+        assert_eq!(reserved.origin(), Ok(lineage()));
+        assert_eq!(reserved.retry_count(), Ok(2));
+        assert!(reserved.is_retry_of("p") && !reserved.is_retry_of("q"));
         assert_eq!(user_headers(&record.headers, None).len(), 1);
     }
 
     #[test]
-    fn every_name_of_ours_is_recognised_and_no_other() {
-        assert!(OURS.iter().all(|name| is_ours(name)));
+    fn only_reserved_names_are_recognised() {
+        assert!(RESERVED.iter().all(|name| is_reserved(name)));
         for foreign in [
             "",
             "p",
@@ -394,7 +404,7 @@ mod tests {
             TRACEPARENT,
             "job-id",
         ] {
-            assert!(!is_ours(foreign), "{foreign}");
+            assert!(!is_reserved(foreign), "{foreign}");
         }
     }
 
@@ -420,19 +430,21 @@ mod tests {
     }
 
     #[test]
-    fn forged_values_name_the_header_and_what_would_be_right() {
+    fn the_error_for_an_invalid_value_names_the_header_and_a_valid_value() {
         let now = Timestamp::from_millis(1_700_000_000_000);
         let check = |value: Option<&[u8]>, expected: &str| {
             let record = record([(PROCESS_AFTER, value)].into_iter().collect());
-            let ours = ReservedHeaders::read(&record).unwrap();
-            let failure = ours.process_after(now, Span::from_secs(3600)).unwrap_err();
+            let reserved = ReservedHeaders::read(&record).unwrap();
+            let failure = reserved
+                .process_after(now, HumanDuration::from_secs(3600))
+                .unwrap_err();
             assert_eq!(failure.code, "header.process-after");
             assert!(failure.message.contains(expected), "{}", failure.message);
         };
         check(None, "is null");
         check(Some(b"\xff\x00"), r"is `\xff\x00`");
         check(Some(b"now"), "expected a time");
-        check(Some(b"2999-01-01T00:00:00.000Z"), "more than the allowed 1h away");
+        check(Some(b"2999-01-01T00:00:00.000Z"), "more than 1h in the future");
         let ahead = record(
             [(PROCESS_AFTER, Some(&b"2999-01-01T00:00:00.000Z"[..]))]
                 .into_iter()
@@ -440,11 +452,18 @@ mod tests {
         );
         let failure = ReservedHeaders::read(&ahead)
             .unwrap()
-            .lock_is_over(now)
+            .check_time_lock(now)
             .unwrap_err();
-        assert!(failure.message.contains("is still ahead"), "{}", failure.message);
+        assert!(
+            failure.message.contains("is in the future"),
+            "{}",
+            failure.message
+        );
         let missing = record(Headers::new());
-        assert_eq!(ReservedHeaders::read(&missing).unwrap().lock_is_over(now), Ok(()));
+        assert_eq!(
+            ReservedHeaders::read(&missing).unwrap().check_time_lock(now),
+            Ok(())
+        );
         assert!(
             ReservedHeaders::read(&missing)
                 .unwrap()
@@ -468,33 +487,90 @@ mod tests {
         assert!(ReservedHeaders::read(&foreign).unwrap().return_topic().is_err());
     }
 
+    #[test]
+    fn every_invalid_value_is_malformed_and_names_its_header() {
+        let now = Timestamp::from_millis(1_800_000_000_000);
+        let numbers: &[&str] = &["-1", "+1", "9223372036854775808", "0x1", "١", " 1", "1.0"];
+        let times: &[&str] = &[
+            "now",
+            "0",
+            "-1",
+            "1e9",
+            "2026-01-31 12:00",
+            "2026-02-30T00:00:00Z",
+            "+292278994-08-17T07:12:55.807Z",
+        ];
+        let topics: &[&str] = &["../etc", ".", "..", "a b", "a/b", "ä"];
+        let cases: [(&str, &[&str]); 10] = [
+            (PROCESS_AFTER, times),
+            (
+                PROCESS_AFTER,
+                &["2999-01-01T00:00:00.000Z", "9999-12-31T23:59:59.999Z"],
+            ),
+            (RETURN_TOPIC, topics),
+            (RETRY_COUNT, numbers),
+            (RETRY_COUNT, &["100001", "4294967296", "99999999999999999999"]),
+            (ORIGINAL_TOPIC, topics),
+            (ORIGINAL_PARTITION, numbers),
+            (ORIGINAL_PARTITION, &["2147483648"]),
+            (ORIGINAL_OFFSET, numbers),
+            (ORIGINAL_TIMESTAMP, times),
+        ];
+        for (name, invalid) in cases {
+            let texts = invalid.iter().map(|text| Some(text.as_bytes()));
+            for value in texts.chain([None, Some(&b""[..]), Some(b"\xff\x00")]) {
+                let mut headers = Headers::new();
+                write_lineage(&mut headers, "p", &lineage(), 2);
+                let mut headers = headers.filtered(|kept| kept != name);
+                headers.push(name, value);
+                let reserved = ReservedHeaders::from_headers(&headers).unwrap();
+                let results = match name {
+                    PROCESS_AFTER => vec![
+                        reserved
+                            .process_after(now, HumanDuration::from_secs(3600))
+                            .map(drop),
+                        reserved.check_time_lock(now),
+                    ],
+                    RETURN_TOPIC => vec![reserved.return_topic().map(drop)],
+                    RETRY_COUNT => vec![reserved.retry_count().map(drop)],
+                    _ => vec![reserved.origin().map(drop)],
+                };
+                for result in results {
+                    let failure = result.expect_err(name);
+                    assert_eq!(failure.code, format!("header.{name}"), "{value:?}");
+                    assert!(failure.message.contains(name), "{}", failure.message);
+                }
+            }
+        }
+    }
+
     proptest! {
         #[test]
-        fn arbitrary_bytes_in_every_header_of_ours_never_panic_and_never_mean_now(
-            values in proptest::collection::vec((0..OURS.len(), proptest::option::of(proptest::collection::vec(any::<u8>(), 0..40))), 0..20),
+        fn arbitrary_bytes_in_reserved_headers_never_panic_and_never_make_a_record_due(
+            values in proptest::collection::vec((0..RESERVED.len(), proptest::option::of(proptest::collection::vec(any::<u8>(), 0..40))), 0..20),
         ) {
             let now = Timestamp::from_millis(1_700_000_000_000);
-            let headers: Headers = values.iter().map(|(i, v)| (OURS[*i], v.as_deref())).collect();
+            let headers: Headers = values.iter().map(|(i, v)| (RESERVED[*i], v.as_deref())).collect();
             let record = record(headers);
-            let Ok(ours) = ReservedHeaders::read(&record) else { return Ok(()) };
-            let _ = ours.retry_count();
-            let _ = ours.return_topic();
-            if let Ok(origin) = ours.origin() {
+            let Ok(reserved) = ReservedHeaders::read(&record) else { return Ok(()) };
+            let _ = reserved.retry_count();
+            let _ = reserved.return_topic();
+            if let Ok(origin) = reserved.origin() {
                 prop_assert!(origin.partition >= 0 && origin.offset >= 0);
             }
-            if let Ok(due) = ours.process_after(now, Span::from_secs(60)) {
-                // Only a value that really is a time within the bound is accepted.
+            if let Ok(due) = reserved.process_after(now, HumanDuration::from_secs(60)) {
+                // Only a valid time within the limit is accepted.
                 let text = std::str::from_utf8(record.headers.last(PROCESS_AFTER).unwrap()).unwrap();
                 prop_assert_eq!(text.parse::<Timestamp>().unwrap(), due);
             }
         }
 
         #[test]
-        fn digits_and_dates_of_any_size_never_panic(text in "[-+0-9TZ:.]{0,40}") {
-            let headers: Headers = OURS.iter().map(|name| (*name, Some(text.as_bytes()))).collect();
+        fn numbers_and_times_of_any_length_never_panic(text in "[-+0-9TZ:.]{0,40}") {
+            let headers: Headers = RESERVED.iter().map(|name| (*name, Some(text.as_bytes()))).collect();
             let record = record(headers);
-            let ours = ReservedHeaders::read(&record).unwrap();
-            let _ = (ours.retry_count(), ours.origin(), ours.process_after(Timestamp::from_millis(0), Span::from_secs(1)));
+            let reserved = ReservedHeaders::read(&record).unwrap();
+            let _ = (reserved.retry_count(), reserved.origin(), reserved.process_after(Timestamp::from_millis(0), HumanDuration::from_secs(1)));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What every part knows of a job: its name, its priority, where it stands in its life.
+//! Ids, priorities and states of scheduled jobs.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,14 +7,15 @@ use ulid::Ulid;
 
 use crate::time::Timestamp;
 
-/// The name of a job: a ULID whose time is the timestamp of its request in the ingest topic, and whose other
-/// 80 bits are the partition (16) and the offset (64) of the request there. So it says where the job is kept,
-/// grows with time, and is the same whenever the request is read again.
+/// The id of a job: a ULID that encodes the position of its request in the ingest topic.
+///
+/// The time of the ULID is the timestamp of the request. The other 80 bits are the partition (16) and the offset (64).
+/// So the id names the shard of the job, sorts by time, and is the same if the request is read again.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct JobId(Ulid);
 
 impl JobId {
-    /// The job of the request at this place.
+    /// The id of the job whose request has this timestamp, partition and offset.
     #[must_use]
     pub fn new(timestamp: Timestamp, partition: i32, offset: i64) -> Self {
         let millis = u64::try_from(timestamp.as_millis()).unwrap_or(0) & ((1 << 48) - 1);
@@ -23,31 +24,31 @@ impl JobId {
         Self(Ulid::from_parts(millis, rest))
     }
 
-    /// The partition of ingest and state topic, and the part of the index, where the job is kept.
+    /// The shard that stores the job: a partition of the ingest topic and of the state topic.
     #[must_use]
     pub fn shard(self) -> i32 {
         i32::from(u16::try_from(self.0.random() >> 64).unwrap_or(u16::MAX))
     }
 
-    /// The offset of its request in the ingest topic.
+    /// The offset of the request in the ingest topic.
     #[must_use]
     pub fn offset(self) -> u64 {
         u64::try_from(self.0.random() & u128::from(u64::MAX)).unwrap_or(u64::MAX)
     }
 
-    /// When it was requested.
+    /// The timestamp of the request.
     #[must_use]
     pub fn requested_at(self) -> Timestamp {
         Timestamp::from_millis(i64::try_from(self.0.timestamp_ms()).unwrap_or(i64::MAX))
     }
 
-    /// 16 bytes, in the order of ids.
+    /// The id as 16 bytes, which sort like ids.
     #[must_use]
     pub fn to_bytes(self) -> [u8; 16] {
         self.0.to_bytes()
     }
 
-    /// From 16 bytes.
+    /// The id with these 16 bytes.
     #[must_use]
     pub fn from_bytes(bytes: [u8; 16]) -> Self {
         Self(Ulid::from_bytes(bytes))
@@ -66,35 +67,35 @@ impl fmt::Debug for JobId {
     }
 }
 
-/// Not the id of a job.
+/// The text is not a job id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("is not the id of a job, which has 26 characters such as 01KAJQ6Z2B0003000000000A7X")]
-pub struct NotAnId;
+#[error("is not a job id; a job id has 26 characters, such as 01KAJQ6Z2B0003000000000A7X")]
+pub struct InvalidJobId;
 
 impl FromStr for JobId {
-    type Err = NotAnId;
+    type Err = InvalidJobId;
 
-    fn from_str(text: &str) -> Result<Self, NotAnId> {
-        // Only the one way in which an id is written is read, so that two texts are never one job.
-        let id = Ulid::from_string(text).map_err(|_| NotAnId)?;
-        (id.to_string() == text).then_some(Self(id)).ok_or(NotAnId)
+    fn from_str(text: &str) -> Result<Self, InvalidJobId> {
+        // Only the canonical form is accepted, so that two different texts are never the same job.
+        let id = Ulid::from_string(text).map_err(|_| InvalidJobId)?;
+        (id.to_string() == text).then_some(Self(id)).ok_or(InvalidJobId)
     }
 }
 
-/// Which of several due jobs goes first.
+/// The order in which due jobs are dispatched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Priority {
-    /// Before the others.
+    /// Dispatched first.
     High,
-    /// Between.
+    /// Dispatched like a high-priority job that is due 1 second later.
     #[default]
     Normal,
-    /// After the others, by some seconds at most.
+    /// Dispatched like a high-priority job that is due 10 seconds later.
     Low,
 }
 
 impl Priority {
-    /// As it is written.
+    /// The name of the priority in headers and APIs.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -121,21 +122,21 @@ impl FromStr for Priority {
     }
 }
 
-/// Where a job stands in its life.
+/// The state of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
-    /// Waits for its time.
+pub enum JobState {
+    /// Waits for its due time.
     Scheduled,
-    /// Is in its topic.
+    /// Written to the topic of its application.
     Dispatched,
-    /// Will never be dispatched, as it was asked for.
+    /// Cancelled before its dispatch.
     Cancelled,
-    /// Will never be dispatched, because it is too late.
+    /// Not dispatched within its `expire_after`.
     Expired,
 }
 
-impl State {
-    /// As it is written.
+impl JobState {
+    /// The name of the state in APIs.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -147,13 +148,13 @@ impl State {
     }
 }
 
-impl fmt::Display for State {
+impl fmt::Display for JobState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.as_str())
     }
 }
 
-impl FromStr for State {
+impl FromStr for JobState {
     type Err = UnknownName;
 
     fn from_str(text: &str) -> Result<Self, UnknownName> {
@@ -163,7 +164,7 @@ impl FromStr for State {
     }
 }
 
-/// Not the name of a priority or a state.
+/// The text is not the name of a priority or state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("is not one of {0}")]
 pub struct UnknownName(&'static str);
@@ -173,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_id_says_where_its_job_is_kept() {
+    fn an_id_encodes_timestamp_shard_and_offset() {
         let at = Timestamp::from_millis(1_763_722_800_123);
         let id = JobId::new(at, 47, 1 << 40);
         assert_eq!((id.shard(), id.offset(), id.requested_at()), (47, 1 << 40, at));
@@ -184,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_written_as_an_id_is_none() {
+    fn only_the_canonical_form_of_an_id_is_accepted() {
         let id = JobId::new(Timestamp::from_millis(5), 1, 2).to_string();
         for text in [
             "",
@@ -193,25 +194,25 @@ mod tests {
             &format!("{id}0"),
             "ZZZZZZZZZZZZZZZZZZZZZZZZZZ",
         ] {
-            assert_eq!(text.parse::<JobId>(), Err(NotAnId), "{text}");
+            assert_eq!(text.parse::<JobId>(), Err(InvalidJobId), "{text}");
         }
     }
 
     #[test]
-    fn priorities_and_states_are_read_as_they_are_written() {
+    fn priorities_and_states_are_parsed_back() {
         for priority in [Priority::High, Priority::Normal, Priority::Low] {
             assert_eq!(priority.to_string().parse(), Ok(priority));
         }
         for state in [
-            State::Scheduled,
-            State::Dispatched,
-            State::Cancelled,
-            State::Expired,
+            JobState::Scheduled,
+            JobState::Dispatched,
+            JobState::Cancelled,
+            JobState::Expired,
         ] {
             assert_eq!(state.to_string().parse(), Ok(state));
         }
         let wrong = "High".parse::<Priority>().unwrap_err();
         assert_eq!(wrong.to_string(), "is not one of high, normal or low");
-        assert!("done".parse::<State>().is_err());
+        assert!("done".parse::<JobState>().is_err());
     }
 }

@@ -1,45 +1,46 @@
-//! The domain of Redeliver, pure: what a record is, what its headers promise, what a failure means,
-//! when it comes back and by which way.
+//! The domain model of Redeliver: records, headers, failures, retry policies and routing.
 //!
-//! Nothing here does IO, knows Kafka's client, or reads a clock by itself: time is handed in. That is
-//! why every decision of the services can be tested on its own, with arbitrary input.
+//! This crate does no IO and does not depend on the Kafka client. Functions take the current time as an argument. So
+//! every decision of the services can be tested on its own, with arbitrary input.
 //!
-//! | module | idea |
+//! | module | contents |
 //! |---|---|
-//! | [`record`] | a Kafka record and its ordered headers, byte-exact |
-//! | [`headers`] | the names of our headers, reading them (untrusted) and writing them |
-//! | [`time`] | instants in milliseconds, RFC 3339, clocks |
-//! | [`span`] | durations as people write them: `5s`, `2m` |
-//! | [`error_chain`] | an error with its causes in one line |
-//! | [`failure`] | error classes and codes |
-//! | [`outcome`] | what a handler says of a record |
-//! | [`classification`] | which HTTP answer means which class |
-//! | [`backoff`] | how long to wait before which attempt |
-//! | [`job`] | names, priorities and states of scheduled jobs |
-//! | [`pipeline`] | topics of a pipeline, its ladder of tiers |
-//! | [`route`] | from an outcome to the topic and headers of what is written |
-//! | [`scheduler`] | topics of the scheduler |
+//! | [`record`] | a Kafka record with its ordered headers |
+//! | [`headers`] | reserved headers: names, validation, writing |
+//! | [`time`] | timestamps in milliseconds, and clocks |
+//! | [`human_duration`] | durations such as `5s` and `2m` |
+//! | [`error_chain`] | an error and its causes in one line |
+//! | [`failure`] | failures, with failure class and error code |
+//! | [`outcome`] | the result of an attempt |
+//! | [`classification`] | the failure class of an HTTP status |
+//! | [`backoff`] | retry policies: the delay before each retry |
+//! | [`job`] | ids, priorities and states of scheduled jobs |
+//! | [`pipeline`] | a pipeline: its topics, tiers and settings |
+//! | [`route`] | where a record goes after an attempt, and with which headers |
+//! | [`scheduler`] | the topics of the scheduler |
+//! | [`wait`] | backoff and log throttling while something is unavailable |
 
 pub mod backoff;
 pub mod classification;
 pub mod error_chain;
 pub mod failure;
 pub mod headers;
+pub mod human_duration;
 pub mod job;
 pub mod outcome;
 pub mod pipeline;
 pub mod record;
 pub mod route;
 pub mod scheduler;
-pub mod span;
 pub mod time;
+pub mod wait;
 
 pub use backoff::{Jitter, RetryPolicy};
 pub use failure::{ErrorClass, Failure};
+pub use human_duration::HumanDuration;
 pub use job::JobId;
 pub use outcome::Outcome;
 pub use pipeline::Pipeline;
 pub use record::{Headers, Output, Position, Record};
 pub use scheduler::SchedulerTopics;
-pub use span::Span;
 pub use time::{Clock, ManualClock, SystemClock, Timestamp};

@@ -1,4 +1,4 @@
-//! What a handler says of one record.
+//! The result of an attempt.
 
 use std::sync::Arc;
 
@@ -7,31 +7,31 @@ use bytes::Bytes;
 use crate::failure::Failure;
 use crate::record::Headers;
 
-/// The result of handling one record. A handler never decides about topics of retries or dead letters.
+/// The result of an attempt, returned by the handler. The handler does not choose tiers or dead-letter topics.
 #[derive(Clone, Debug)]
 pub enum Outcome {
-    /// Handled. Any number of results are written, all in one transaction with the record's offset.
+    /// The record was processed. All results are written in one transaction with the record's offset.
     Success(Vec<Produced>),
-    /// Not handled; [`Failure::class`] decides what becomes of the record.
+    /// The attempt failed. [`Failure::class`] decides whether the record is tried again.
     Failed(Failure),
 }
 
-/// One result of a success.
+/// One result of a successful attempt.
 #[derive(Clone, Debug)]
 pub struct Produced {
-    /// The topic, one of those that the pipeline declares; `None` is its (first) output. With any other topic the
-    /// record becomes a dead letter with the code `output.unknown`.
+    /// The topic, which must be an output of the pipeline; `None` is its first output. With any other topic the record
+    /// becomes a dead letter with the error code `output.unknown`.
     pub topic: Option<Arc<str>>,
-    /// The key; `None` keeps the record's key, `Some(None)` is null.
+    /// The key: `None` keeps the record's key, `Some(None)` is a null key.
     pub key: Option<Option<Bytes>>,
-    /// The value; `None` keeps the record's value, `Some(None)` is null.
+    /// The value: `None` keeps the record's value, `Some(None)` is a null value.
     pub value: Option<Option<Bytes>>,
-    /// Headers that are added behind the record's own.
+    /// Headers that are appended to the user headers of the record.
     pub headers: Headers,
 }
 
 impl Produced {
-    /// The record itself, unchanged, to the pipeline's output.
+    /// The unchanged record, for the first output of the pipeline.
     #[must_use]
     pub fn unchanged() -> Self {
         Self {
@@ -42,7 +42,7 @@ impl Produced {
         }
     }
 
-    /// The record with a new value, to the pipeline's output.
+    /// The record with a new value, for the first output of the pipeline.
     #[must_use]
     pub fn value(value: Option<Bytes>) -> Self {
         Self {
@@ -53,13 +53,13 @@ impl Produced {
 }
 
 impl Outcome {
-    /// Handled; the record goes to the pipeline's output as it came.
+    /// Success; the unchanged record is written to the first output of the pipeline.
     #[must_use]
     pub fn unchanged() -> Self {
         Self::Success(vec![Produced::unchanged()])
     }
 
-    /// Handled; the record goes to the pipeline's output with a new value.
+    /// Success; the record is written to the first output of the pipeline with a new value.
     #[must_use]
     pub fn value(value: impl Into<Bytes>) -> Self {
         Self::Success(vec![Produced::value(Some(value.into()))])

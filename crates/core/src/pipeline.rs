@@ -1,46 +1,45 @@
-//! A pipeline: the topics its records travel through and the rules of its retries.
+//! A pipeline: its topics, tiers and settings.
 
 use std::fmt;
 use std::sync::Arc;
 
 use crate::backoff::RetryPolicy;
+use crate::human_duration::HumanDuration;
 use crate::record::Record;
-use crate::span::Span;
 use crate::time::Timestamp;
 
-/// What the services need to know of one pipeline.
+/// The settings of a pipeline.
 #[derive(Clone, Debug)]
 pub struct Pipeline {
-    /// Its name, from which the names of its own topics are made.
+    /// The name, which is the prefix of the pipeline's own topics.
     pub name: Arc<str>,
-    /// The topic it reads.
+    /// The source topic.
     pub source: Arc<str>,
-    /// Where results go; `None` writes no results.
+    /// The first output topic; `None`: no results are written unless the handler names another output.
     pub output: Option<Arc<str>>,
-    /// Further topics that a handler may choose for single results.
+    /// Other topics that the handler can choose for a result.
     pub other_outputs: Vec<Arc<str>>,
-    /// Where a record goes when its wait is over.
+    /// The topic in which waits end.
     pub return_to: ReturnTo,
-    /// How often and after which waits a record is tried again.
+    /// The number of retries and their delays.
     pub policy: RetryPolicy,
-    /// From which instant a wait counts.
+    /// The time from which the delays of the policy count.
     pub anchor: Anchor,
-    /// No wait that begins is longer.
-    pub max_wait: Span,
-    /// A record that would be tried again at a greater age than this is dead instead.
-    pub max_age: Option<Span>,
-    /// The scheduler's ingest topic, when the scheduler holds the records that wait longer than the longest
-    /// tier; `None`: the longest tier holds them.
+    /// The maximum duration of a new wait.
+    pub max_wait: HumanDuration,
+    /// The maximum age of a record at its next attempt. A record that would be older becomes a dead letter.
+    pub max_age: Option<HumanDuration>,
+    /// The scheduler's ingest topic, if long waits go to the scheduler; `None`: they go to the longest tier.
     pub long_waits: Option<Arc<str>>,
-    /// Whether it only finishes what waits: its source is not read, and waits end in its due topic.
+    /// Whether the pipeline is retired: it does not read its source, and all waits end in its due topic.
     pub retired: bool,
 }
 
-/// Who holds a record until it is due.
+/// Where a record waits until it is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DelayQueue {
-    /// A tier.
-    Tier(Span),
+    /// The tier with this delay.
+    Tier(HumanDuration),
     /// The scheduler.
     Scheduler,
 }
@@ -54,72 +53,74 @@ impl fmt::Display for DelayQueue {
     }
 }
 
-/// The topic to which a retry tier releases.
+/// The topic in which waits end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReturnTo {
-    /// `<pipeline>-retry-due`, read only by this pipeline: other groups on the source never see retries.
+    /// The due topic `<pipeline>-retry-due`. Only this pipeline reads it, so other consumers of the source see no
+    /// retries.
     #[default]
     Due,
-    /// The source topic, the classic requeue to main.
+    /// The source topic.
     Source,
 }
 
-/// The topics in which waits of a pipeline may end.
+/// The return topics of a pipeline.
 #[derive(Clone, Debug)]
-pub struct Returns {
+pub struct ReturnTopics {
     due: Option<Arc<str>>,
     source: Option<Arc<str>>,
     current: Arc<str>,
 }
 
-impl Returns {
-    /// The topic in which the wait of a record ends whose header `return-topic` names this one. The header was
-    /// written under the configuration of that time: it may name the due topic or the source, whichever is in use
-    /// now, since workers take retries from both. Any other name, such as that of a former source, leads to the one
-    /// in use, so a forged header does not choose where is written.
+impl ReturnTopics {
+    /// The topic in which the wait of a record ends whose header `return-topic` is `named`.
+    ///
+    /// The header was written with an older configuration, so both the due topic and the source are accepted: workers
+    /// read retries from both. Any other name, such as a former source, is replaced by the configured return topic, so
+    /// a forged header cannot choose an arbitrary topic.
     #[must_use]
     pub fn topic(&self, named: &str) -> &Arc<str> {
         let mut own = self.due.iter().chain(&self.source);
         own.find(|own| ***own == *named).unwrap_or(&self.current)
     }
 
-    /// All topics in which waits may end; one may be named twice.
+    /// All topics in which waits can end; the same topic can occur twice.
     pub fn topics(&self) -> impl Iterator<Item = &Arc<str>> {
         let current = std::iter::once(&self.current);
         self.due.iter().chain(&self.source).chain(current)
     }
 }
 
-/// From which instant a wait counts.
+/// The time from which the delays of a retry policy count.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Anchor {
-    /// The moment of the failure.
+    /// The time of the failure.
     #[default]
     Failure,
     /// The timestamp of the source record.
     RecordTimestamp,
-    /// A field of the JSON payload, by JSON pointer (RFC 6901): an RFC 3339 time, or a number of seconds
-    /// (milliseconds from 100,000,000,000 on) since 1970.
+    /// A field of the JSON payload, by JSON pointer (RFC 6901). The field is an RFC 3339 time, or a number since the
+    /// Unix epoch: seconds below 100,000,000,000, otherwise milliseconds.
     Payload(String),
 }
 
-/// How a topic belongs to a pipeline.
+/// The role of a topic in a pipeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TopicRole {
-    /// Records arrive here.
+    /// The source topic.
     Source,
-    /// Results.
+    /// An output topic.
     Output,
-    /// Records wait here.
-    Tier(Span),
-    /// Records whose wait is over.
+    /// The topic of a tier.
+    Tier(HumanDuration),
+    /// The due topic.
     Due,
-    /// Dead letters.
+    /// The dead-letter topic.
     DeadLetter,
 }
 
 impl Pipeline {
-    /// A pipeline with all defaults: its source has its own name and it writes no results.
+    /// A pipeline with default settings. Its source has the same name, and it writes no results.
     #[must_use]
     pub fn new(name: &str) -> Self {
         Self {
@@ -130,38 +131,38 @@ impl Pipeline {
             return_to: ReturnTo::default(),
             policy: RetryPolicy::default(),
             anchor: Anchor::default(),
-            max_wait: Span::from_secs(86_400),
+            max_wait: HumanDuration::from_secs(86_400),
             max_age: None,
             long_waits: None,
             retired: false,
         }
     }
 
-    /// `<pipeline>-retry-<tier>`.
+    /// The topic of a tier: `<pipeline>-retry-<tier>`.
     #[must_use]
-    pub fn tier_topic(&self, tier: Span) -> Arc<str> {
+    pub fn tier_topic(&self, tier: HumanDuration) -> Arc<str> {
         format!("{}-retry-{tier}", self.name).into()
     }
 
-    /// `<pipeline>-retry-due`.
+    /// The due topic: `<pipeline>-retry-due`.
     #[must_use]
     pub fn due_topic(&self) -> Arc<str> {
         format!("{}-retry-due", self.name).into()
     }
 
-    /// `<pipeline>-dlq`.
+    /// The dead-letter topic: `<pipeline>-dlq`.
     #[must_use]
     pub fn dead_letter_topic(&self) -> Arc<str> {
         format!("{}-dlq", self.name).into()
     }
 
-    /// Whether waits end in the due topic, so that it must exist.
+    /// Whether new waits end in the due topic, so that it must exist.
     #[must_use]
     pub fn needs_due_topic(&self) -> bool {
         self.retired || self.return_to == ReturnTo::Due
     }
 
-    /// Where the waits of records end that fail now.
+    /// The topic in which new waits end.
     #[must_use]
     pub fn return_topic(&self) -> Arc<str> {
         if self.needs_due_topic() {
@@ -171,26 +172,26 @@ impl Pipeline {
         }
     }
 
-    /// Whether results may go to this topic.
+    /// Whether this topic is an output of the pipeline.
     #[must_use]
     pub fn has_output(&self, topic: &str) -> bool {
         let mut outputs = self.output.iter().chain(&self.other_outputs);
         outputs.any(|output| **output == *topic)
     }
 
-    /// Where waits may end. `has_due`: whether the due topic exists.
+    /// The topics in which waits can end. `has_due`: whether the due topic exists.
     #[must_use]
-    pub fn returns(&self, has_due: bool) -> Returns {
+    pub fn returns(&self, has_due: bool) -> ReturnTopics {
         let has_due = has_due || self.needs_due_topic();
-        Returns {
+        ReturnTopics {
             due: has_due.then(|| self.due_topic()),
             source: (!self.retired).then(|| self.source.clone()),
             current: self.return_topic(),
         }
     }
 
-    /// The topics a worker of this pipeline reads. `has_due`: whether the due topic exists. It is read whenever it
-    /// does, because it may hold records from before `return_to` was changed.
+    /// The topics that the pipeline's workers read. `has_due`: whether the due topic exists. It is read even with
+    /// [`ReturnTo::Source`], because it can contain records from before `return_to` was changed.
     #[must_use]
     pub fn worker_topics(&self, has_due: bool) -> Vec<Arc<str>> {
         let source = (!self.retired).then(|| self.source.clone());
@@ -198,13 +199,13 @@ impl Pipeline {
         source.into_iter().chain(due).collect()
     }
 
-    /// The consumer group of the pipeline's workers.
+    /// The consumer group of the pipeline's workers: `redeliver-<pipeline>`.
     #[must_use]
     pub fn worker_group(&self) -> String {
         format!("redeliver-{}", self.name)
     }
 
-    /// Every topic that the pipeline needs, with its role. A retired one does not need its source any more.
+    /// Every topic that the pipeline needs, with its role. A retired pipeline does not need its source.
     #[must_use]
     pub fn topics(&self) -> Vec<(Arc<str>, TopicRole)> {
         let mut topics = Vec::new();
@@ -226,7 +227,7 @@ impl Pipeline {
         topics
     }
 
-    /// The topics that a worker of this pipeline writes.
+    /// The topics that the pipeline's workers write to.
     #[must_use]
     pub fn written_topics(&self) -> Vec<Arc<str>> {
         let topics = self.topics().into_iter();
@@ -242,10 +243,10 @@ impl Pipeline {
             .collect()
     }
 
-    /// Who holds a record for so long, and the topic to write it to: the scheduler what is longer than every
-    /// tier, where it may; else a tier, see [`Pipeline::tier_for`].
+    /// Where a record waits for this duration, and the topic to write it to: the scheduler for a long wait, if
+    /// `long_waits` is set; otherwise a tier, see [`Pipeline::tier_for`].
     #[must_use]
-    pub fn carrier(&self, wait: Span) -> (DelayQueue, Arc<str>) {
+    pub fn delay_queue(&self, wait: HumanDuration) -> (DelayQueue, Arc<str>) {
         match &self.long_waits {
             Some(ingest) if wait > self.longest_tier() => (DelayQueue::Scheduler, ingest.clone()),
             _ => {
@@ -255,32 +256,34 @@ impl Pipeline {
         }
     }
 
-    /// The tier for a wait: the longest one that is not longer than the wait, so that the record
-    /// never stands behind records that wait longer than it; the shortest tier for what is shorter still.
+    /// The tier for a wait: the longest tier that is not longer than the wait, so that no record waits behind one that
+    /// is due later; the shortest tier for a wait that is shorter than every tier.
     #[must_use]
-    pub fn tier_for(&self, wait: Span) -> Span {
+    pub fn tier_for(&self, wait: HumanDuration) -> HumanDuration {
         let tiers = self.policy.tiers();
         let fitting = tiers.iter().copied().take_while(|tier| *tier <= wait).last();
         fitting.unwrap_or(tiers[0])
     }
 
-    /// The longest tier.
+    /// The delay of the longest tier.
     #[must_use]
-    pub fn longest_tier(&self) -> Span {
+    pub fn longest_tier(&self) -> HumanDuration {
         self.policy.tiers().last().copied().unwrap_or_default()
     }
 
-    /// No record waits longer than this in a tier.
+    /// The maximum wait of a record in a tier.
     #[must_use]
-    pub fn longest_wait_in_tiers(&self) -> Span {
+    pub fn longest_wait_in_tiers(&self) -> HumanDuration {
         match self.long_waits {
             Some(_) => self.longest_tier().min(self.max_wait),
             None => self.max_wait,
         }
     }
 
-    /// The instant from which a wait of this record counts. A payload without the configured field falls
-    /// back to the moment of the failure, which is the later and therefore the safe one.
+    /// The time from which the delay of this record counts.
+    ///
+    /// Falls back to `now`, the time of the failure, if the record has no timestamp or its payload does not contain the
+    /// field. That is the later time, so the record is not early.
     #[must_use]
     pub fn anchor_of(
         &self,
@@ -318,16 +321,15 @@ fn payload_time(payload: &[u8], pointer: &str) -> Option<Timestamp> {
     }
 }
 
-/// The consumer group of the processes that serve a tier, for all pipelines that have it.
+/// The consumer group of a tier: `redeliver-retry-<tier>`. All pipelines with this tier share it.
 #[must_use]
-pub fn retry_tier_group(tier: Span) -> String {
+pub fn retry_tier_group(tier: HumanDuration) -> String {
     format!("redeliver-retry-{tier}")
 }
 
-/// What the name of a topic says when it is that of a tier or of a due topic: the pipeline, and the tier, or nothing
-/// for the due topic.
+/// Parses the name of a tier's topic or of a due topic into the pipeline and the tier; the due topic has no tier.
 #[must_use]
-pub fn parse_retry_topic(name: &str) -> Option<(&str, Option<Span>)> {
+pub fn parse_retry_topic(name: &str) -> Option<(&str, Option<HumanDuration>)> {
     let (pipeline, role) = name.rsplit_once("-retry-")?;
     if pipeline.is_empty() {
         return None;
@@ -335,12 +337,12 @@ pub fn parse_retry_topic(name: &str) -> Option<(&str, Option<Span>)> {
     if role == "due" {
         return Some((pipeline, None));
     }
-    // Topics are named with the largest unit that fits: `60s` names no topic of ours.
-    let tier: Span = role.parse().ok()?;
+    // Only the canonical form of a duration names a tier: `1m` does, `60s` does not.
+    let tier: HumanDuration = role.parse().ok()?;
     (tier.as_millis() > 0 && tier.to_string() == role).then_some((pipeline, Some(tier)))
 }
 
-/// Whether a name may be a Kafka topic: 1 to 249 of `a-z A-Z 0-9 . _ -`, not `.` or `..`.
+/// Whether a name is valid for a Kafka topic: 1 to 249 characters of `a-z A-Z 0-9 . _ -`, except `.` and `..`.
 #[must_use]
 pub fn is_topic_name(name: &str) -> bool {
     !name.is_empty()
@@ -382,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn a_retired_pipeline_finishes_what_waits_and_takes_nothing_new() {
+    fn a_retired_pipeline_does_not_read_its_source_and_processes_waiting_records() {
         let pipeline = Pipeline {
             return_to: ReturnTo::Source,
             retired: true,
@@ -396,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_ends_in_the_topic_that_its_header_names_if_that_is_the_pipelines_own() {
+    fn a_wait_ends_in_the_return_topic_of_its_header_if_the_pipeline_owns_that_topic() {
         for return_to in [ReturnTo::Due, ReturnTo::Source] {
             let pipeline = Pipeline {
                 return_to,
@@ -410,14 +412,14 @@ mod tests {
             for foreign in ["former-source", "p", "p-dlq", "q-retry-due", "__consumer_offsets"] {
                 assert_eq!(*returns.topic(foreign), current, "{foreign}");
             }
-            // Nothing is written to a topic that does not exist because a header names it.
+            // A missing due topic is never written to, even if a header names it.
             assert_eq!(*pipeline.returns(false).topic("p-retry-due"), current);
         }
     }
 
     #[test]
-    fn retry_topics_are_told_by_their_names() {
-        let tier = |millis| Some(Span::from_millis(millis));
+    fn retry_topics_are_parsed_by_name() {
+        let tier = |millis| Some(HumanDuration::from_millis(millis));
         for (name, expected) in [
             ("p-retry-5s", Some(("p", tier(5_000)))),
             ("p-retry-1503ms", Some(("p", tier(1_503)))),
@@ -439,9 +441,9 @@ mod tests {
     }
 
     #[test]
-    fn the_tier_never_waits_longer_than_the_record() {
+    fn the_delay_of_the_tier_does_not_exceed_the_wait() {
         let pipeline = Pipeline::new("p");
-        let tier = |millis| pipeline.tier_for(Span::from_millis(millis)).to_string();
+        let tier = |millis| pipeline.tier_for(HumanDuration::from_millis(millis)).to_string();
         assert_eq!(tier(0), "5s");
         assert_eq!(tier(5_000), "5s");
         assert_eq!(tier(29_999), "5s");
@@ -450,23 +452,23 @@ mod tests {
     }
 
     #[test]
-    fn what_is_longer_than_every_tier_goes_to_the_scheduler_if_it_may() {
-        let carrier = |pipeline: &Pipeline, millis| {
-            let (carrier, topic) = pipeline.carrier(Span::from_millis(millis));
-            format!("{carrier} {topic}")
+    fn a_long_wait_goes_to_the_scheduler_if_long_waits_is_set() {
+        let queue = |pipeline: &Pipeline, millis| {
+            let (queue, topic) = pipeline.delay_queue(HumanDuration::from_millis(millis));
+            format!("{queue} {topic}")
         };
         let mut pipeline = Pipeline::new("p");
-        assert_eq!(carrier(&pipeline, 60_001), "1m p-retry-1m");
+        assert_eq!(queue(&pipeline, 60_001), "1m p-retry-1m");
         assert_eq!(pipeline.longest_wait_in_tiers(), pipeline.max_wait);
         pipeline.long_waits = Some("ingest".into());
-        assert_eq!(carrier(&pipeline, 60_001), "scheduler ingest");
-        assert_eq!(carrier(&pipeline, 60_000), "1m p-retry-1m");
-        assert_eq!(carrier(&pipeline, 1), "5s p-retry-5s");
-        assert_eq!(pipeline.longest_wait_in_tiers(), Span::from_secs(60));
+        assert_eq!(queue(&pipeline, 60_001), "scheduler ingest");
+        assert_eq!(queue(&pipeline, 60_000), "1m p-retry-1m");
+        assert_eq!(queue(&pipeline, 1), "5s p-retry-5s");
+        assert_eq!(pipeline.longest_wait_in_tiers(), HumanDuration::from_secs(60));
     }
 
     #[test]
-    fn a_wait_can_count_from_a_field_of_the_payload() {
+    fn a_delay_can_count_from_a_field_of_the_payload() {
         let now = Timestamp::from_millis(1_800_000_000_000);
         let read =
             |payload: &str| payload_time(payload.as_bytes(), "/meta/created_at").map(Timestamp::as_millis);

@@ -1,8 +1,8 @@
-//! A Kafka record as Redeliver holds it: bytes that are passed on exactly as they came.
+//! A Kafka record in memory. Key, value and user headers are never changed.
 //!
-//! Headers are an ordered list in which names may repeat and values may be null, because that is what
-//! Kafka allows and what users' headers may be. They live in two buffers instead of one allocation per
-//! header, since a retry tier holds many thousands of records at once.
+//! As in Kafka, headers are an ordered list in which names can repeat and values can be null. All headers of a record
+//! are stored in two buffers instead of one allocation each, because a retry tier holds many thousands of records in
+//! memory.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use bytes::Bytes;
 
 use crate::time::Timestamp;
 
-/// Where a record stands in Kafka.
+/// The position of a record in Kafka, displayed as `topic/partition/offset`.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Position {
-    /// The topic's name.
+    /// The name of the topic.
     pub topic: Arc<str>,
     /// The partition, from 0.
     pub partition: i32,
@@ -30,46 +30,45 @@ impl fmt::Debug for Position {
 
 impl fmt::Display for Position {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}-{}@{}", self.topic, self.partition, self.offset)
+        write!(f, "{}/{}/{}", self.topic, self.partition, self.offset)
     }
 }
 
 /// A record that was read from Kafka.
 #[derive(Clone, Debug)]
 pub struct Record {
-    /// Where it was read.
+    /// The position at which the record was read.
     pub position: Position,
-    /// The broker's or producer's timestamp; none on records older than message format 1.
+    /// The timestamp of the producer or the broker; `None` for records older than message format 1.
     pub timestamp: Option<Timestamp>,
-    /// The key; `None` is Kafka's null, which differs from empty.
+    /// The key; `None` is a null key, which differs from an empty one.
     pub key: Option<Bytes>,
-    /// The value; `None` is Kafka's null (a tombstone), which differs from empty.
+    /// The value; `None` is a null value (a tombstone), which differs from an empty one.
     pub value: Option<Bytes>,
     /// The headers in order.
     pub headers: Headers,
-    /// How many headers could not be read because their name is not UTF-8, or were not looked at because they stand
-    /// behind several of those. Such a record is malformed.
+    /// The number of headers that were not read: their names are not UTF-8, or they come after several such headers.
+    /// If it is not 0, the record is malformed.
     pub unreadable_headers: usize,
 }
 
-/// A record that is to be written to Kafka.
+/// A record to write to Kafka.
 #[derive(Clone, Debug)]
 pub struct Output {
-    /// The topic it goes to.
+    /// The topic to write to.
     pub topic: Arc<str>,
-    /// The partition it goes to; `None` leaves it to the key.
+    /// The partition to write to; `None` chooses it by the key.
     pub partition: Option<i32>,
-    /// The key, which also chooses the partition (murmur2) unless one is given; a null key goes to a random
-    /// partition.
+    /// The key. Without `partition`, its murmur2 hash chooses the partition; a null key chooses a random one.
     pub key: Option<Bytes>,
-    /// The value.
+    /// The value; `None` is a null value.
     pub value: Option<Bytes>,
     /// The headers in order.
     pub headers: Headers,
 }
 
 impl Record {
-    /// Bytes that it holds, about.
+    /// The approximate size in memory, in bytes.
     #[must_use]
     pub fn size(&self) -> usize {
         let of = |bytes: &Option<Bytes>| bytes.as_ref().map_or(0, Bytes::len);
@@ -78,8 +77,8 @@ impl Record {
 }
 
 impl Output {
-    /// Bytes that it takes in Kafka when it is written alone and not compressed: a batch of one record, which is what
-    /// `max.message.bytes` limits. The format is that of Kafka's documentation, "Record Batch".
+    /// The size in bytes of an uncompressed batch that contains only this record. Kafka compares `max.message.bytes`
+    /// with the size of a batch. The format is described in Kafka's documentation, "Record Batch".
     #[must_use]
     pub fn size(&self) -> usize {
         const BATCH: usize = 61;
@@ -96,27 +95,27 @@ impl Output {
     }
 }
 
-/// Bytes of a length that is written zigzag, seven bits to the byte.
+/// The encoded size of a length: a zigzag varint with seven bits per byte.
 fn varint_size(length: usize) -> usize {
     let bits = usize::BITS - (length << 1).leading_zeros();
     bits.div_ceil(7).max(1) as usize
 }
 
-/// An ordered list of headers; names may repeat, values may be null.
+/// An ordered list of headers. Names can repeat, and values can be null.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Headers {
     data: Vec<u8>,
-    entries: Vec<Entry>,
+    entries: Vec<HeaderRange>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Entry {
+struct HeaderRange {
     start: u32,
     name_len: u32,
     value_len: Option<u32>,
 }
 
-/// A header stands more than once where only one is allowed.
+/// A header that is allowed once occurs more than once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Duplicate;
 
@@ -127,7 +126,7 @@ impl Headers {
         Self::default()
     }
 
-    /// An empty list with room for `count` headers of `bytes` bytes in all.
+    /// An empty list with capacity for `count` headers of `bytes` bytes in total.
     #[must_use]
     pub fn with_capacity(count: usize, bytes: usize) -> Self {
         Self {
@@ -136,13 +135,13 @@ impl Headers {
         }
     }
 
-    /// Appends a header. A value of `None` is Kafka's null.
+    /// Appends a header. A value of `None` is a null value.
     ///
     /// # Panics
-    /// When all headers together exceed 4 GiB, which no Kafka record can hold (its size is an int32).
+    /// If all headers together exceed 4 GiB. A Kafka record is smaller, because its size is an int32.
     pub fn push(&mut self, name: &str, value: Option<&[u8]>) {
         let size = |len: usize| u32::try_from(len).expect("a Kafka record is smaller than 2 GiB");
-        let entry = Entry {
+        let entry = HeaderRange {
             start: size(self.data.len()),
             name_len: size(name.len()),
             value_len: value.map(|value| size(value.len())),
@@ -157,22 +156,22 @@ impl Headers {
         self.push(name, Some(value.as_bytes()));
     }
 
-    /// How many headers there are.
+    /// The number of headers.
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether there are none.
+    /// Whether the list is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Bytes held by names and values.
+    /// The size of the list in memory, in bytes.
     #[must_use]
     pub fn byte_len(&self) -> usize {
-        self.data.len() + self.entries.len() * size_of::<Entry>()
+        self.data.len() + self.entries.len() * size_of::<HeaderRange>()
     }
 
     /// All headers in order.
@@ -182,10 +181,10 @@ impl Headers {
             .map(|entry| (self.name(entry), self.value(entry)))
     }
 
-    /// The only header of that name: `None` when there is none.
+    /// The value of the header with this name; `None` if there is no such header.
     ///
     /// # Errors
-    /// [`Duplicate`] when the name stands more than once.
+    /// [`Duplicate`] if the name occurs more than once.
     pub fn single(&self, name: &str) -> Result<Option<Option<&[u8]>>, Duplicate> {
         let mut found = None;
         for entry in &self.entries {
@@ -199,7 +198,7 @@ impl Headers {
         Ok(found)
     }
 
-    /// The value of the last header of that name.
+    /// The value of the last header with this name; `None` if there is no such header, or its value is null.
     #[must_use]
     pub fn last(&self, name: &str) -> Option<&[u8]> {
         let entry = self
@@ -210,9 +209,10 @@ impl Headers {
         self.value(entry)
     }
 
-    /// A copy with only those headers whose name is kept.
+    /// A copy with only those headers for whose name `keep` returns true.
     #[must_use]
     pub fn filtered(&self, keep: impl Fn(&str) -> bool) -> Self {
+        // Callers append reserved headers: lineage, failure and time lock fit without another allocation.
         let mut kept = Self::with_capacity(self.entries.len() + 12, self.data.len() + 384);
         for (name, value) in self.iter().filter(|(name, _)| keep(name)) {
             kept.push(name, value);
@@ -220,16 +220,16 @@ impl Headers {
         kept
     }
 
-    fn name_bytes(&self, entry: &Entry) -> &[u8] {
+    fn name_bytes(&self, entry: &HeaderRange) -> &[u8] {
         let start = entry.start as usize;
         &self.data[start..start + entry.name_len as usize]
     }
 
-    fn name(&self, entry: &Entry) -> &str {
+    fn name(&self, entry: &HeaderRange) -> &str {
         std::str::from_utf8(self.name_bytes(entry)).expect("names enter as str")
     }
 
-    fn value(&self, entry: &Entry) -> Option<&[u8]> {
+    fn value(&self, entry: &HeaderRange) -> Option<&[u8]> {
         let start = (entry.start + entry.name_len) as usize;
         entry.value_len.map(|len| &self.data[start..start + len as usize])
     }
@@ -262,7 +262,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn headers_come_out_as_they_went_in(
+        fn headers_are_stored_unchanged(
             list in proptest::collection::vec((".{0,20}", proptest::option::of(proptest::collection::vec(any::<u8>(), 0..40))), 0..30),
         ) {
             let headers: Headers = list.iter().map(|(n, v)| (n.as_str(), v.as_deref())).collect();
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn null_and_empty_differ_and_duplicates_are_seen() {
+    fn null_and_empty_values_differ_and_duplicates_are_detected() {
         let headers: Headers = [("a", None), ("b", Some(&b""[..])), ("a", Some(&b"x"[..]))]
             .into_iter()
             .collect();

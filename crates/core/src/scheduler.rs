@@ -1,39 +1,39 @@
-//! The topics of the scheduler, and what each of them is to it.
+//! The topics of the scheduler.
 
 use std::sync::Arc;
 
-/// The topics of the scheduler.
+/// The names of the scheduler's topics.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SchedulerTopics {
-    /// Commands arrive here; a partition of it is a shard of the scheduler.
+    /// The ingest topic, to which clients write job requests. Each partition is a shard.
     pub ingest: Arc<str>,
-    /// What is known of each job, the newest record of a job holding: the truth.
+    /// The state topic: compacted, holds the current state of every job, and is the source of truth.
     pub state: Arc<str>,
-    /// Commands that cannot be understood or accepted.
+    /// The dead-letter topic for rejected requests.
     pub dlq: Arc<str>,
-    /// What became of commands, for those who wait to hear it.
+    /// The answers topic: outcomes of requests for which a client waits.
     pub answers: Arc<str>,
-    /// Where due jobs go, by application.
+    /// The topics of the applications, to which due jobs are dispatched.
     pub apps: Vec<Arc<str>>,
 }
 
-/// How a topic belongs to the scheduler.
+/// The role of a topic in the scheduler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SchedulerRole {
-    /// Commands.
+    /// The ingest topic.
     Ingest,
-    /// What is known of jobs.
+    /// The state topic.
     State,
-    /// Commands that cannot be accepted.
+    /// The dead-letter topic.
     DeadLetter,
-    /// What became of commands.
+    /// The answers topic.
     Answers,
-    /// Due jobs of an application.
+    /// The topic of an application.
     App,
 }
 
 impl SchedulerTopics {
-    /// Every topic with its role. Applications may share one.
+    /// Every topic with its role. A topic that applications share occurs more than once.
     #[must_use]
     pub fn topics(&self) -> Vec<(Arc<str>, SchedulerRole)> {
         let own = [
@@ -51,7 +51,8 @@ impl SchedulerTopics {
 }
 
 impl Default for SchedulerTopics {
-    /// `scheduler.jobs.ingest` and its like; no applications.
+    /// `scheduler.jobs.ingest`, `scheduler.jobs.state`, `scheduler.jobs.dlq` and `scheduler.jobs.answers`; no
+    /// applications.
     fn default() -> Self {
         Self {
             ingest: "scheduler.jobs.ingest".into(),

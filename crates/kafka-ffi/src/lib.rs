@@ -1,11 +1,10 @@
 //! Calls of librdkafka's admin API that `rdkafka` does not expose: topic ids and the members of a consumer group.
 //!
-//! The only crate of the workspace that contains `unsafe` code. Everything it exports is safe and owned: no pointer of
-//! librdkafka leaves a function. Every native object has a guard that frees it; every `unsafe` block is one call with
-//! the reason why it is sound.
+//! This is the only crate of the workspace that contains `unsafe` code. Its public API is safe and returns owned values: no
+//! pointer of librdkafka leaves a function. Each native object has a guard that frees it. Each `unsafe` block contains one
+//! call and states why it is sound.
 //!
-//! Both calls block for up to their timeout. Neither creates a topic, whatever the broker's
-//! `auto.create.topics.enable` says.
+//! Both calls block up to their timeout. Neither creates a topic, even with `auto.create.topics.enable`.
 
 mod native;
 
@@ -19,7 +18,7 @@ use rdkafka::error::{IsError as _, RDKafkaErrorCode};
 
 use native::{Options, Queue, TopicNames};
 
-/// The id of a topic. A topic that is deleted and created again under its old name has another one.
+/// The id of a topic. A topic that is deleted and created again under the same name gets a new id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TopicId(u128);
 
@@ -30,7 +29,7 @@ impl TopicId {
         Self(bits)
     }
 
-    /// Its 128 bits.
+    /// The 128 bits of the id.
     #[must_use]
     pub fn bits(self) -> u128 {
         self.0
@@ -40,18 +39,18 @@ impl TopicId {
 /// A topic that exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TopicDescription {
-    /// `None` when the broker is too old to have topic ids (before Kafka 2.8).
+    /// `None` if the broker does not support topic ids (before Kafka 2.8).
     pub id: Option<TopicId>,
-    /// How many partitions it has.
+    /// The number of partitions.
     pub partitions: i32,
 }
 
-/// A consumer group as its coordinator sees it.
+/// A consumer group as described by its coordinator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupDescription {
-    /// Whether no rebalance is under way.
+    /// Whether no rebalance is in progress.
     pub is_stable: bool,
-    /// Its members.
+    /// The members of the group.
     pub members: Vec<MemberDescription>,
 }
 
@@ -60,15 +59,15 @@ pub struct GroupDescription {
 pub struct MemberDescription {
     /// `group.instance.id`; `None` for a dynamic member.
     pub instance: Option<String>,
-    /// The partitions that are assigned to it.
+    /// The assigned partitions.
     pub partitions: Vec<(String, i32)>,
 }
 
-/// Looks up topics by name. A name that is missing in the result does not exist, or may not be seen. An error of a single
-/// topic, such as a missing permission, says nothing about whether it exists.
+/// Describes topics by name. A topic that is missing from the result does not exist or is not visible to this client. An error
+/// of a single topic, such as a missing permission, does not tell whether the topic exists.
 ///
 /// # Errors
-/// What the broker or the client answers; `OperationTimedOut` when neither does in time.
+/// The error of the broker or the client; `OperationTimedOut` if there is no answer within `timeout`.
 pub fn describe_topics<C: ClientContext>(
     client: &Client<C>,
     topics: &[&str],
@@ -85,7 +84,8 @@ pub fn describe_topics<C: ClientContext>(
         rd::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBETOPICS,
         timeout,
     )?;
-    // SAFETY: the client outlives the call; collection, options and queue are live guards. The call copies the names.
+    // SAFETY: the client outlives the call; collection, options and queue are guards of live objects. The call copies the
+    // names.
     unsafe {
         rd::rd_kafka_DescribeTopics(
             client.native_ptr(),
@@ -114,13 +114,13 @@ pub fn describe_topics<C: ClientContext>(
     Ok(found)
 }
 
-/// Asks a broker for the members of a group. A group that does not exist has none and is not stable.
+/// Describes a consumer group. A group that does not exist has no members and is not stable.
 ///
-/// The broker is named by its id, and librdkafka is not asked to find the coordinator: when that takes longer than the
-/// timeout, version 2.12 releases the request twice and ends the process.
+/// The request goes to the broker with the given id. If librdkafka 2.12 looked for the coordinator itself, and that took
+/// longer than the timeout, it would release the request twice and abort the process.
 ///
 /// # Errors
-/// `NotCoordinator` when another broker is the group's coordinator; otherwise as [`describe_topics`].
+/// `NotCoordinator` if another broker is the group's coordinator; otherwise as [`describe_topics`].
 pub fn describe_group<C: ClientContext>(
     client: &Client<C>,
     broker: i32,
@@ -159,7 +159,7 @@ pub fn describe_group<C: ClientContext>(
 
 fn c_strings(names: &[&str]) -> Result<Vec<CString>, RDKafkaErrorCode> {
     let names = names.iter().map(|name| CString::new(*name));
-    // A name with a NUL byte exists nowhere.
+    // No topic or group has a name with a NUL byte.
     names
         .collect::<Result<_, _>>()
         .map_err(|_| RDKafkaErrorCode::InvalidArgument)

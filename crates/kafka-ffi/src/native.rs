@@ -12,14 +12,14 @@ use rdkafka::error::{IsError as _, RDKafkaErrorCode};
 
 use crate::{MemberDescription, TopicId};
 
-/// What a request waits beyond its own timeout for the client to say so.
+/// Added to the timeout of a request, so that the client's own timeout error arrives first.
 const SLACK: Duration = Duration::from_millis(500);
 
 fn millis(duration: Duration) -> i32 {
     i32::try_from(duration.as_millis()).unwrap_or(i32::MAX)
 }
 
-/// A queue for the answer to one request.
+/// A queue for the response to one request.
 pub(crate) struct Queue<'c> {
     queue: NonNull<rd::rd_kafka_queue_t>,
     client: PhantomData<&'c ()>,
@@ -39,9 +39,9 @@ impl<'c> Queue<'c> {
         self.queue.as_ptr()
     }
 
-    /// Waits for the answer. One that comes later is dropped by librdkafka with the queue.
+    /// Waits for the response. librdkafka drops a later response together with the queue.
     pub(crate) fn wait(&self, timeout: Duration) -> Result<Event, RDKafkaErrorCode> {
-        // SAFETY: the queue is live, and nobody else polls it.
+        // SAFETY: the queue is live, and only this function polls it.
         let event = unsafe { rd::rd_kafka_queue_poll(self.as_ptr(), millis(timeout + SLACK)) };
         let event = Event(NonNull::new(event).ok_or(RDKafkaErrorCode::OperationTimedOut)?);
         // SAFETY: the event is live.
@@ -55,12 +55,12 @@ impl<'c> Queue<'c> {
 
 impl Drop for Queue<'_> {
     fn drop(&mut self) {
-        // SAFETY: made by `rd_kafka_queue_new`, freed once, before its client.
+        // SAFETY: created by `rd_kafka_queue_new`, freed once, before its client.
         unsafe { rd::rd_kafka_queue_destroy(self.as_ptr()) }
     }
 }
 
-/// Sets one option to a number: the options, the number, a buffer for a message and its length.
+/// A function that sets a numeric option. Arguments: the options, the number, a buffer for an error message and its length.
 type Setter = unsafe extern "C" fn(
     *mut rd::rd_kafka_AdminOptions_t,
     i32,
@@ -84,14 +84,14 @@ impl Options {
         Ok(options)
     }
 
-    /// Which broker is asked, instead of the one that the client would choose.
+    /// Sends the request to this broker instead of one chosen by the client.
     pub(crate) fn set_broker(&self, broker: i32) -> Result<(), RDKafkaErrorCode> {
         self.set(rd::rd_kafka_AdminOptions_set_broker, broker)
     }
 
     fn set(&self, setter: Setter, value: i32) -> Result<(), RDKafkaErrorCode> {
         let mut message = [c_char::default(); 256];
-        // SAFETY: a setter of options that are live, and the buffer is as long as said.
+        // SAFETY: the options are live, and the buffer has the given length.
         let error = unsafe { setter(self.as_ptr(), value, message.as_mut_ptr(), message.len()) };
         if error.is_error() {
             return Err(error.into());
@@ -106,12 +106,12 @@ impl Options {
 
 impl Drop for Options {
     fn drop(&mut self) {
-        // SAFETY: made by `rd_kafka_AdminOptions_new`, freed once.
+        // SAFETY: created by `rd_kafka_AdminOptions_new`, freed once.
         unsafe { rd::rd_kafka_AdminOptions_destroy(self.as_ptr()) }
     }
 }
 
-/// The names of topics, as a request takes them.
+/// The topic names of a request.
 pub(crate) struct TopicNames(NonNull<rd::rd_kafka_TopicCollection_t>);
 
 impl TopicNames {
@@ -130,12 +130,12 @@ impl TopicNames {
 
 impl Drop for TopicNames {
     fn drop(&mut self) {
-        // SAFETY: made by `rd_kafka_TopicCollection_of_topic_names`, freed once.
+        // SAFETY: created by `rd_kafka_TopicCollection_of_topic_names`, freed once.
         unsafe { rd::rd_kafka_TopicCollection_destroy(self.0.as_ptr()) }
     }
 }
 
-/// An answer, which owns what its views point at.
+/// A response. It owns the objects that its views point to.
 pub(crate) struct Event(NonNull<rd::rd_kafka_event_t>);
 
 impl Event {
@@ -143,9 +143,9 @@ impl Event {
         self.0.as_ptr()
     }
 
-    /// The topics of an answer to a request for topics; none of any other.
+    /// The topics of a response to a request for topics; empty for other responses.
     pub(crate) fn topics(&self) -> impl Iterator<Item = Topic<'_>> {
-        // SAFETY: the event is live; the result is null when it is of another kind.
+        // SAFETY: the event is live; the result is null if the event is of another kind.
         let result = unsafe { rd::rd_kafka_event_DescribeTopics_result(self.as_ptr()) };
         let topics = elements(result, |result, count| {
             // SAFETY: the result is not null and lives as long as the event.
@@ -157,9 +157,9 @@ impl Event {
         })
     }
 
-    /// The groups of an answer to a request for groups; none of any other.
+    /// The groups of a response to a request for groups; empty for other responses.
     pub(crate) fn groups(&self) -> impl Iterator<Item = Group<'_>> {
-        // SAFETY: the event is live; the result is null when it is of another kind.
+        // SAFETY: the event is live; the result is null if the event is of another kind.
         let result = unsafe { rd::rd_kafka_event_DescribeConsumerGroups_result(self.as_ptr()) };
         let groups = elements(result, |result, count| {
             // SAFETY: the result is not null and lives as long as the event.
@@ -174,12 +174,12 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: handed to us by `rd_kafka_queue_poll`, freed once.
+        // SAFETY: returned by `rd_kafka_queue_poll`, which transfers ownership; freed once.
         unsafe { rd::rd_kafka_event_destroy(self.as_ptr()) }
     }
 }
 
-/// The array that a result holds; empty without a result.
+/// The array of a result; empty if the result is null.
 fn elements<'e, R, T>(
     result: *const R,
     read: impl FnOnce(*const R, *mut usize) -> *mut *const T,
@@ -197,22 +197,22 @@ fn elements<'e, R, T>(
     unsafe { slice::from_raw_parts(first, count) }
 }
 
-/// A copy of a text of librdkafka; `None` for null.
+/// Copies a string of librdkafka; `None` for null.
 fn text(pointer: *const c_char) -> Option<String> {
     if pointer.is_null() {
         return None;
     }
-    // SAFETY: librdkafka's texts end with NUL and live as long as the object they are read from.
+    // SAFETY: librdkafka's strings end with NUL and live as long as the object that contains them.
     let text = unsafe { CStr::from_ptr(pointer) };
     Some(text.to_string_lossy().into_owned())
 }
 
 fn code(error: *const rd::rd_kafka_error_t) -> rd::rd_kafka_resp_err_t {
-    // SAFETY: `rd_kafka_error_code` takes null as "no error"; anything else points into a live event.
+    // SAFETY: `rd_kafka_error_code` accepts null as "no error"; any other pointer points into a live event.
     unsafe { rd::rd_kafka_error_code(error) }
 }
 
-/// A topic of an answer.
+/// A topic in a response.
 pub(crate) struct Topic<'e> {
     topic: *const rd::rd_kafka_TopicDescription_t,
     event: PhantomData<&'e Event>,
@@ -229,7 +229,7 @@ impl Topic<'_> {
         text(unsafe { rd::rd_kafka_TopicDescription_name(self.topic) }).unwrap_or_default()
     }
 
-    /// All zeros stand for none.
+    /// The id; `None` if it is all zeros.
     pub(crate) fn id(&self) -> Option<TopicId> {
         // SAFETY: as above.
         let id = unsafe { rd::rd_kafka_TopicDescription_topic_id(self.topic) };
@@ -252,7 +252,7 @@ impl Topic<'_> {
     }
 }
 
-/// A group of an answer.
+/// A group in a response.
 pub(crate) struct Group<'e> {
     group: *const rd::rd_kafka_ConsumerGroupDescription_t,
     event: PhantomData<&'e Event>,
@@ -291,7 +291,7 @@ impl Group<'_> {
 }
 
 fn partitions(member: *const rd::rd_kafka_MemberDescription_t) -> Vec<(String, i32)> {
-    // SAFETY: the member is not null and part of a description that lives.
+    // SAFETY: the member is not null and part of a live description.
     let assignment = unsafe { rd::rd_kafka_MemberDescription_assignment(member) };
     if assignment.is_null() {
         return Vec::new();

@@ -1,8 +1,9 @@
-//! What a consumer group has yet to finish of topics, counted from outside of the group.
+//! The number of records that a consumer group has not completed, determined from outside of the group.
 //!
-//! The difference between the committed offset and the end of a partition says too much: the markers of transactions
-//! have offsets, too, so a topic of which everything is done never shows zero. So what is near its end is read and
-//! counted; what is far from it is not empty for certain, and is told by the difference.
+//! The difference between the committed offset and the end of a partition is too high, because transaction markers have
+//! offsets too: a topic whose records are all complete would never show zero. So if the committed offset is near the end,
+//! the remaining records are read and counted. Otherwise the partition is certainly not empty, and the difference is used as
+//! an upper bound.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,24 +18,24 @@ use crate::client::KafkaSettings;
 use crate::reader::{ReadError, TopicReader, client, group_positions, is_unknown, kafka};
 use crate::tracker::Committed;
 
-/// How long one answer of the broker may take.
+/// Timeout of one request.
 const CALL: Duration = Duration::from_secs(10);
-/// How many groups are asked at once.
-const AT_ONCE: usize = 16;
-/// Partitions that are nearer to their end are read.
+/// Maximum number of groups whose positions are requested at the same time.
+const MAX_PARALLEL: usize = 16;
+/// Maximum number of offsets up to the end that are read and counted.
 const NEAR: i64 = 1_000;
 
-/// How many records a group has yet to finish.
+/// The number of records that a group has not completed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Backlog {
-    /// Records; with those that are not counted exactly, an upper bound.
+    /// The number of records, or an upper bound.
     pub records: u64,
-    /// Whether they were counted exactly.
+    /// Whether `records` is exact.
     pub is_exact: bool,
 }
 
 impl Backlog {
-    /// Whether nothing is left.
+    /// Whether there are no records.
     #[must_use]
     pub fn is_empty(self) -> bool {
         self.records == 0
@@ -51,11 +52,11 @@ impl fmt::Display for Backlog {
     }
 }
 
-/// What these groups have yet to finish of their topics: pairs of a group and a topic, each topic once. Joins no group.
-/// What is deleted meanwhile is left out. Blocks while the broker is asked.
+/// The backlogs of these pairs of a group and a topic; each topic may occur once. Does not join the groups. Leaves out
+/// topics that are deleted meanwhile. Blocks.
 ///
 /// # Errors
-/// When the broker does not answer, or what is near an end is not read within `timeout`.
+/// If the broker does not answer, or records near an end are not read within `timeout`.
 pub fn backlogs(
     settings: &KafkaSettings,
     topics: &[(String, Arc<str>)],
@@ -67,31 +68,31 @@ pub fn backlogs(
     }
     let consumer: BaseConsumer = client(settings, "read_committed")
         .create()
-        .map_err(kafka("making a client"))?;
+        .map_err(kafka("creating a client"))?;
     let mut counted: BTreeMap<Arc<str>, Backlog> = BTreeMap::new();
     let mut near: BTreeMap<(String, i32), Committed> = BTreeMap::new();
     for positions in positions_of(settings, &by_group)? {
         for ((topic, partition), committed) in positions {
-            // A read_committed client is told the last stable offset instead of the high watermark.
+            // For a read_committed client, the broker returns the last stable offset instead of the high watermark.
             let (low, end) = match consumer.fetch_watermarks(&topic, partition, CALL) {
                 Ok(watermarks) => watermarks,
                 Err(error) if is_unknown(&error) => continue,
-                Err(error) => return Err(kafka("asking for the end of a partition")(error)),
+                Err(error) => return Err(kafka("requesting the end of a partition")(error)),
             };
-            let none = Backlog {
+            let empty = Backlog {
                 records: 0,
                 is_exact: true,
             };
-            let backlog = counted.entry(topic.as_str().into()).or_insert(none);
+            let backlog = counted.entry(topic.as_str().into()).or_insert(empty);
             let committed = match committed {
                 Some(committed) if committed.offset >= low => committed,
                 _ => Committed::at(low),
             };
-            let behind = end - committed.offset;
-            if (1..=NEAR).contains(&behind) {
+            let distance = end - committed.offset;
+            if (1..=NEAR).contains(&distance) {
                 near.insert((topic, partition), committed);
             } else {
-                let records = u64::try_from(behind).unwrap_or(0);
+                let records = u64::try_from(distance).unwrap_or(0);
                 backlog.records += records;
                 backlog.is_exact &= records == 0;
             }
@@ -107,10 +108,10 @@ pub fn backlogs(
     reader.read_to_end(timeout, |record| {
         let position = &record.position;
         let partition = (position.topic.to_string(), position.partition);
-        let is_done = near
+        let is_completed = near
             .get(&partition)
             .is_some_and(|committed| committed.completed.contains(position.offset));
-        if let Some(backlog) = counted.get_mut(&position.topic).filter(|_| !is_done) {
+        if let Some(backlog) = counted.get_mut(&position.topic).filter(|_| !is_completed) {
             backlog.records += 1;
         }
     })?;
@@ -119,33 +120,33 @@ pub fn backlogs(
 
 type Positions = BTreeMap<(String, i32), Option<Committed>>;
 
-/// Where groups stand. Each is asked with a client of its own, which waits for most of the time, so several are at once.
+/// The positions of all groups. Each group needs its own client, which waits most of the time, so several run in parallel.
 fn positions_of(
     settings: &KafkaSettings,
     topics_by_group: &BTreeMap<&str, Vec<Arc<str>>>,
 ) -> Result<Vec<Positions>, ReadError> {
-    let questions = Mutex::new(topics_by_group.iter());
-    let next = || questions.lock().unwrap_or_else(PoisonError::into_inner).next();
-    let ask = || -> Result<Vec<Positions>, ReadError> {
-        let mut answers = Vec::new();
+    let groups = Mutex::new(topics_by_group.iter());
+    let next = || groups.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let request = || -> Result<Vec<Positions>, ReadError> {
+        let mut results = Vec::new();
         while let Some((group, topics)) = next() {
             let mut topics = topics.clone();
-            answers.push(loop {
+            results.push(loop {
                 match group_positions(settings, group, &topics) {
-                    Err(ReadError::Missing(gone)) => topics.retain(|topic| **topic != *gone),
+                    Err(ReadError::Missing(deleted)) => topics.retain(|topic| **topic != *deleted),
                     positions => break positions?,
                 }
             });
         }
-        Ok(answers)
+        Ok(results)
     };
     thread::scope(|scope| {
-        let at_once = topics_by_group.len().min(AT_ONCE);
-        let asking: Vec<_> = (0..at_once).map(|_| scope.spawn(ask)).collect();
+        let parallel = topics_by_group.len().min(MAX_PARALLEL);
+        let threads: Vec<_> = (0..parallel).map(|_| scope.spawn(request)).collect();
         let mut all = Vec::new();
-        for asking in asking {
-            match asking.join() {
-                Ok(answers) => all.extend(answers?),
+        for thread in threads {
+            match thread.join() {
+                Ok(results) => all.extend(results?),
                 Err(panic) => resume_unwind(panic),
             }
         }
@@ -158,7 +159,7 @@ mod tests {
     use super::Backlog;
 
     #[test]
-    fn a_bound_is_told_from_a_count() {
+    fn an_upper_bound_is_displayed_as_such() {
         let text = |records, is_exact| Backlog { records, is_exact }.to_string();
         assert_eq!(text(1, true), "1 record");
         assert_eq!(text(200, true), "200 records");

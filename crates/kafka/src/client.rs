@@ -1,5 +1,5 @@
-//! Settings of Kafka clients. Users may pass any librdkafka property through; the ones that
-//! exactly-once delivery, ordering of retries and Java's partitioning depend on are set last.
+//! Settings of Kafka clients. Users can pass any librdkafka property through. Properties on which exactly-once delivery and
+//! Java's partitioning depend are set last, so that they cannot be overridden.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -9,49 +9,48 @@ use rdkafka::ClientConfig;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::error::KafkaError;
 
-/// How to reach Kafka and who we are to it.
+/// Settings of all Kafka clients of a process.
 #[derive(Clone, Debug)]
 pub struct KafkaSettings {
     /// `bootstrap.servers`.
     pub brokers: String,
     /// librdkafka properties that are passed through: SASL, TLS, tuning.
     pub properties: BTreeMap<String, String>,
-    /// The stable name of this process; makes transactional ids that survive a restart.
+    /// The stable name of this process. It is part of transactional ids, which have to survive a restart.
     pub instance: String,
-    /// Whether lanes join their group under a stable member name, so that a restart within the session
-    /// timeout moves no partitions.
+    /// Whether lanes are static members of their group, so that a restart within the session timeout moves no partitions.
     pub static_membership: bool,
-    /// Whether a lane takes all partitions of its topics without asking a group. Only for the embedded broker,
-    /// where each group has one member and joining one takes seconds.
+    /// Whether a lane reads all partitions of its topics without joining a group. Only for the embedded broker, where each
+    /// group has one member and joining takes seconds.
     pub takes_all_partitions: bool,
-    /// After how long without a heartbeat a member's partitions move.
+    /// After this time without a heartbeat, the partitions of a member move to others.
     pub session_timeout: Duration,
-    /// After how long the broker aborts a transaction whose process is gone.
+    /// After this time, the broker aborts the transaction of a process that has crashed.
     pub transaction_timeout: Duration,
-    /// How far a lane's consumer reads ahead. [`KafkaSettings::properties`] come before it.
+    /// How far a lane's consumer reads ahead. [`KafkaSettings::properties`] override it.
     pub prefetch: Prefetch,
 }
 
-/// How much of a partition the client fetches before its lane asks for it.
+/// How much of a partition the client fetches in advance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prefetch {
-    /// Records that are enough (`queued.min.messages`).
+    /// Stop fetching at this number of records (`queued.min.messages`).
     pub records: u32,
-    /// Kibibytes that are enough (`queued.max.messages.kbytes`).
+    /// Stop fetching at this size in KiB (`queued.max.messages.kbytes`).
     pub kibibytes: u32,
-    /// Kibibytes of one answer of the broker (`fetch.message.max.bytes`); a larger record still comes, alone.
+    /// The maximum size of one response in KiB (`fetch.message.max.bytes`). A larger record is still returned, alone.
     pub fetch_kibibytes: u32,
 }
 
 impl Prefetch {
-    /// For records that are worked on as they come.
+    /// For records that are processed as they arrive.
     pub const STREAM: Self = Self {
         records: 5000,
         kibibytes: 1024,
         fetch_kibibytes: 1024,
     };
-    /// For records that wait where they are: what was fetched stays in memory until then, and so do freed
-    /// buffers of the broker's answers, for which the allocator may not find another use.
+    /// For records that wait in their partition. Fetched records stay in memory until they are due, and freed buffers of
+    /// large responses may stay in the allocator.
     pub const WAITING: Self = Self {
         records: 300,
         kibibytes: 128,
@@ -59,18 +58,18 @@ impl Prefetch {
     };
 }
 
-/// A property that librdkafka does not take. The value is not shown: it may be a secret under a misspelt name.
+/// A property that librdkafka rejects. The error does not contain the value, which may be a secret under a misspelt name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("property `{property}`: {problem}")]
 pub struct UnusableProperty {
-    /// Its name.
+    /// The name of the property.
     pub property: String,
-    /// What is wrong with it.
+    /// Why it was rejected.
     pub problem: String,
 }
 
 impl KafkaSettings {
-    /// Settings for a broker with defaults for the rest.
+    /// Default settings for these brokers and this instance name.
     #[must_use]
     pub fn new(brokers: impl Into<String>, instance: impl Into<String>) -> Self {
         Self {
@@ -85,15 +84,15 @@ impl KafkaSettings {
         }
     }
 
-    /// Looks at each passed-through property alone, before any client is made of them.
+    /// Checks each passed-through property separately, without creating a client.
     ///
     /// # Errors
-    /// The first one whose name is unknown or whose value cannot be read.
+    /// The first property whose name is unknown or whose value cannot be parsed.
     pub fn check_properties(&self) -> Result<(), UnusableProperty> {
         for (name, value) in &self.properties {
             let mut config = ClientConfig::new();
             config.set(name, value);
-            // An error of the client library shows the value.
+            // The client library's error contains the value, so it is not passed on.
             if let Err(KafkaError::ClientConfig(_, problem, ..)) = config.create_native_config() {
                 let unknown = problem.starts_with("No such");
                 return Err(UnusableProperty {
@@ -101,7 +100,7 @@ impl KafkaSettings {
                     problem: if unknown {
                         "librdkafka has no such property".to_owned()
                     } else {
-                        "librdkafka cannot read this value".to_owned()
+                        "librdkafka cannot parse this value".to_owned()
                     },
                 });
             }
@@ -109,11 +108,11 @@ impl KafkaSettings {
         Ok(())
     }
 
-    /// A client that neither joins a group nor produces: metadata, administration.
+    /// The configuration of a client for metadata and administration, and the base of all others.
     #[must_use]
     pub fn client(&self) -> ClientConfig {
         let mut config = ClientConfig::new();
-        // Reconnect quickly after a restart of the broker; the default backs off up to ten seconds.
+        // Reconnect quickly after a restart of the broker. The default delay grows up to ten seconds.
         config
             .set("reconnect.backoff.ms", "50")
             .set("reconnect.backoff.max.ms", "1000");
@@ -127,18 +126,18 @@ impl KafkaSettings {
         config
     }
 
-    /// The consumer of a lane. `member` makes a static member's name unique within the instance.
+    /// The configuration of a lane's consumer. `member` makes the name of a static member unique within the instance.
     #[must_use]
     pub fn consumer(&self, group: &str, member: &str) -> ClientConfig {
         let mut config = self.client();
         let session = self.session_timeout.as_millis();
-        // A queue that was full must be refilled at once: the default of one second costs lateness and an
-        // eighth of the throughput.
         let prefetch = self.prefetch;
         let tuning = [
+            // Refill a full queue at once. The default of one second makes records late, and in a measurement reduced the
+            // throughput to an eighth.
             ("fetch.queue.backoff.ms", 1),
             ("fetch.wait.max.ms", 10),
-            // What the lag is told from.
+            // The lag is computed from statistics.
             ("statistics.interval.ms", 2000),
             ("queued.min.messages", prefetch.records),
             ("queued.max.messages.kbytes", prefetch.kibibytes),
@@ -155,8 +154,9 @@ impl KafkaSettings {
             .set("heartbeat.interval.ms", (session / 5).max(100).to_string())
             .set("enable.auto.commit", "false")
             .set("enable.auto.offset.store", "false")
+            // Also makes the broker withhold committed offsets while a transaction that changes them is open.
             .set("isolation.level", "read_committed")
-            // The lane says where to start, and an offset that the log does not have is for it to judge.
+            // The lane decides what to do about an offset that is out of range. A reset would silently skip or repeat records.
             .set("auto.offset.reset", "error")
             .set("partition.assignment.strategy", "cooperative-sticky")
             .set("enable.partition.eof", "false")
@@ -164,7 +164,7 @@ impl KafkaSettings {
         if let Some(instance) = self.group_instance_id(member) {
             config.set("group.instance.id", instance);
         }
-        // The lane learns from these lines that a topic is another one than before.
+        // The lane parses these log lines to detect topics that were created again.
         let debug = config.get("debug").map(|debug| format!("{debug},metadata"));
         config.set("debug", debug.unwrap_or_else(|| "metadata".to_owned()));
         config.set_log_level(RDKafkaLogLevel::Debug);
@@ -178,7 +178,7 @@ impl KafkaSettings {
             .then(|| format!("{}-{member}", self.instance))
     }
 
-    /// The producer of a lane.
+    /// The configuration of a lane's producer.
     #[must_use]
     pub fn transactional_producer(&self, transactional_id: &str) -> ClientConfig {
         let mut config = self.producer();
@@ -190,14 +190,14 @@ impl KafkaSettings {
         config
     }
 
-    /// A producer without transactions.
+    /// The configuration of an idempotent producer without transactions.
     #[must_use]
     pub fn producer(&self) -> ClientConfig {
         let mut config = self.client();
-        // How large a record may be is for its topic to say: the client's own limit is lower than the broker's.
         let tuning = [
             ("linger.ms", "1"),
             ("batch.num.messages", "10000"),
+            // The topic limits the size of records. The client's default limit may be lower.
             ("message.max.bytes", "100000000"),
         ];
         for (name, value) in tuning {
@@ -213,8 +213,8 @@ impl KafkaSettings {
     }
 }
 
-/// Passes librdkafka's own log lines on, of its warnings at most one per kind and ten seconds: an outage makes it repeat
-/// them many times a second.
+/// Forwards librdkafka's log lines. Warnings are limited to one per kind and [`LOG_INTERVAL`], since librdkafka repeats them
+/// many times per second during an outage.
 #[derive(Debug, Default)]
 pub(crate) struct ClientLog {
     last: Mutex<BTreeMap<String, Instant>>,
@@ -224,7 +224,7 @@ const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 impl ClientLog {
     pub(crate) fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
-        // A property meant for the other kind of client is no problem: one list of properties serves both.
+        // Consumers and producers share one list of properties, so each gets properties meant for the other.
         if facility == "CONFWARN" {
             tracing::debug!(facility, message, "kafka client");
             return;
@@ -235,7 +235,7 @@ impl ClientLog {
             | RDKafkaLogLevel::Critical
             | RDKafkaLogLevel::Error
             | RDKafkaLogLevel::Warning => {
-                if self.is_time(facility) {
+                if self.should_log(facility) {
                     tracing::warn!(facility, message, "kafka client");
                 }
             }
@@ -245,7 +245,7 @@ impl ClientLog {
         }
     }
 
-    pub(crate) fn is_time(&self, kind: &str) -> bool {
+    pub(crate) fn should_log(&self, kind: &str) -> bool {
         let mut last = self
             .last
             .lock()
@@ -267,7 +267,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_property_that_cannot_be_used_is_named_and_its_value_is_not() {
+    fn a_rejected_property_is_reported_without_its_value() {
         let check = |name: &str, value: &str| {
             let mut settings = KafkaSettings::new("localhost:9092", "test");
             settings.properties.insert("linger.ms".into(), "5".into());
@@ -277,7 +277,7 @@ mod tests {
         assert_eq!(check("sasl.password", "hunter2"), Ok(()));
         let unknown = "property `sasl.pasword`: librdkafka has no such property";
         assert_eq!(check("sasl.pasword", "hunter2"), Err(unknown.into()));
-        let unreadable = "property `socket.timeout.ms`: librdkafka cannot read this value";
+        let unreadable = "property `socket.timeout.ms`: librdkafka cannot parse this value";
         assert_eq!(check("socket.timeout.ms", "hunter2"), Err(unreadable.into()));
     }
 }

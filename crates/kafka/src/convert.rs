@@ -1,4 +1,4 @@
-//! Records between Kafka's client and ours, without touching a byte.
+//! Converts records between the Kafka client's types and ours, byte-exact.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -35,18 +35,17 @@ pub(crate) fn timestamp(timestamp: KafkaTimestamp) -> Option<Timestamp> {
     }
 }
 
-/// With so many unreadable names the rest of a record's headers is not looked at: each costs a panic, and a
-/// forged record may have a hundred thousand.
-const MOST_UNREADABLE: usize = 8;
+/// After this many unreadable names, the remaining headers of a record are skipped: each costs a panic, and a forged record
+/// may have a hundred thousand.
+const MAX_UNREADABLE: usize = 8;
 
-/// Headers whose names are not UTF-8 cannot be read through the client library, which panics on them;
-/// they are counted instead, and the record is malformed.
+/// The client library panics on header names that are not UTF-8. Such headers are counted, and the record is malformed.
 fn read_headers(borrowed: &BorrowedHeaders) -> (Headers, usize) {
     let count = borrowed.count();
     let mut headers = Headers::with_capacity(count, 32 * count);
     let mut unreadable = 0;
     for index in 0..count {
-        if unreadable == MOST_UNREADABLE {
+        if unreadable == MAX_UNREADABLE {
             return (headers, unreadable + count - index);
         }
         match catch_unwind(AssertUnwindSafe(|| borrowed.get(index))) {
@@ -57,7 +56,7 @@ fn read_headers(borrowed: &BorrowedHeaders) -> (Headers, usize) {
     (headers, unreadable)
 }
 
-/// Headers as the client library takes them.
+/// Converts headers to the client library's type.
 #[must_use]
 pub fn native_headers(headers: &Headers) -> OwnedHeaders {
     headers.iter().fold(

@@ -1,8 +1,8 @@
-//! A Kafka broker inside of this process, in memory, for trials without Kafka.
+//! A Kafka broker inside this process, for trying Redeliver without Kafka.
 //!
-//! It is librdkafka's mock cluster. It speaks Kafka's protocol on a loopback port, but it keeps nothing
-//! on disk and at most about 5 MiB per partition, ignores isolation and drops the offsets of
-//! transactions: good enough to look at Redeliver, never proof of its guarantees.
+//! It is librdkafka's mock cluster. It speaks Kafka's protocol on a loopback port, but it is not durable, keeps at most about
+//! 5 MiB per partition, ignores isolation, and drops the offsets of transactions. So it does not demonstrate the delivery
+//! guarantees.
 
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,46 +13,46 @@ use std::time::Duration;
 use rdkafka::error::KafkaError;
 use rdkafka::mocking::MockCluster;
 
-/// A running embedded broker. It stops when this is dropped.
+/// A running embedded broker. Dropping it stops the broker.
 pub struct EmbeddedBroker {
     brokers: String,
     stop: Option<mpsc::SyncSender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// The embedded broker did not start.
+/// Why the embedded broker did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum EmbeddedError {
-    /// The client library refused.
-    #[error("starting the embedded broker")]
+    /// The client library returned an error.
+    #[error("cannot start the embedded broker")]
     Start(#[source] KafkaError),
-    /// A topic was refused.
-    #[error("creating topic `{topic}` on the embedded broker")]
+    /// A topic could not be created.
+    #[error("cannot create topic `{topic}` on the embedded broker")]
     Topic {
         /// The topic.
         topic: String,
-        /// Why.
+        /// The cause.
         source: KafkaError,
     },
-    /// Its thread ended.
-    #[error("the embedded broker's thread ended before the broker was up")]
+    /// The broker's thread could not be started, or ended.
+    #[error("the thread of the embedded broker ended before the broker was ready")]
     Thread,
 }
 
 impl EmbeddedBroker {
-    /// Starts a broker that has these topics, each with that many partitions.
+    /// Starts a broker with these topics, each with its number of partitions.
     ///
     /// # Errors
-    /// When the client library cannot start it or refuses a topic.
+    /// If the client library cannot start it or cannot create a topic.
     pub fn start(topics: &[(String, i32)]) -> Result<Self, EmbeddedError> {
         let topics = topics.to_vec();
         let (started, is_started) = mpsc::sync_channel(1);
         let (stop, stopped) = mpsc::sync_channel::<()>(1);
-        // The cluster may not leave the thread that made it.
+        // The cluster must stay on the thread that created it.
         let thread = thread::Builder::new()
             .name("embedded-broker".into())
             .spawn(move || {
-                let cluster = match make(&topics) {
+                let cluster = match create_cluster(&topics) {
                     Ok(cluster) => cluster,
                     Err(error) => {
                         let _ = started.send(Err(error));
@@ -72,7 +72,7 @@ impl EmbeddedBroker {
         })
     }
 
-    /// Its address, as for `kafka.brokers`.
+    /// The address of the broker, as for `kafka.brokers`.
     #[must_use]
     pub fn brokers(&self) -> &str {
         &self.brokers
@@ -85,12 +85,12 @@ impl Drop for EmbeddedBroker {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tracing::warn!("the embedded broker's thread panicked");
+            tracing::warn!("thread of the embedded broker panicked");
         }
     }
 }
 
-fn make(
+fn create_cluster(
     topics: &[(String, i32)],
 ) -> Result<MockCluster<'static, rdkafka::producer::DefaultProducerContext>, EmbeddedError> {
     let cluster = MockCluster::new(1).map_err(EmbeddedError::Start)?;
@@ -111,8 +111,8 @@ fn make(
     Ok(cluster)
 }
 
-/// The cluster's thread can miss the wake-up that comes with an order, and then sleeps for a second before it
-/// sees it; a connection wakes it too.
+/// Opens connections until `done`. The cluster's thread can miss the wake-up for a request to create a topic, and then sleeps
+/// for a second; a connection wakes it too.
 fn keep_awake(brokers: &str, done: &AtomicBool) {
     while !done.load(Ordering::SeqCst) {
         // Whether the connection succeeds does not matter.

@@ -1,8 +1,8 @@
-//! Following partitions for as long as a process lives, outside of any group: from a given offset on, as a
-//! read_committed consumer sees them, with the moments at which everything that is there has been given.
+//! Follows partitions from given offsets, outside of any consumer group, as a read_committed consumer, and reports when
+//! the current end of a partition is reached.
 //!
-//! Partitions come and go while it runs. Each has its own queue in the client, so that the end of a partition
-//! says whose end it is, and trouble with one stops no other.
+//! Partitions can be added and removed at any time. Each has its own queue in the client, so that an end-of-partition event
+//! can be attributed to its partition, and an error of one partition does not stop the others.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -23,91 +23,91 @@ use crate::convert;
 use crate::processor::Waker;
 use crate::reader::{ReadError, client, kafka};
 
-/// What happens on followed partitions.
+/// An event of a followed partition.
 #[derive(Debug)]
 pub enum Event {
     /// The next record of its partition.
     Record(Record),
-    /// Everything that was committed to a partition has been given. More may come.
+    /// All committed records of the partition have been returned. More may follow.
     End {
         /// The topic.
         topic: Arc<str>,
         /// The partition.
         partition: i32,
     },
-    /// A partition cannot be read, because it is gone or not ours to read. It stays followed.
+    /// The partition cannot be read, because it is missing or access is denied. It stays followed.
     Refused {
         /// The topic.
         topic: Arc<str>,
         /// The partition.
         partition: i32,
-        /// Why.
+        /// The error of the broker.
         error: RDKafkaErrorCode,
     },
 }
 
-/// A partition with the offset to begin at; `None` is its beginning.
+/// A partition to follow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Start {
     /// The topic.
     pub topic: Arc<str>,
     /// The partition.
     pub partition: i32,
-    /// The next offset to read. One that is not there any more means the first that is.
+    /// The first offset to read; `None` means the beginning, and so does an offset that is out of range.
     pub from: Option<i64>,
 }
 
-/// Reads partitions from given offsets on. All calls come from one thread.
+/// Reads partitions from given offsets. All calls must come from one thread.
 pub struct Follower {
     config: ClientConfig,
     waker: Waker,
-    // The queues go before the consumer that they are of.
-    partitions: Vec<Followed>,
-    consumer: Arc<BaseConsumer<Log>>,
-    /// The partition that is asked first, so that none is always the last.
-    turn: usize,
+    // Declared before the consumer, so that the queues are dropped before it.
+    partitions: Vec<FollowedPartition>,
+    consumer: Arc<BaseConsumer<FollowerContext>>,
+    /// The index of the partition that the next poll begins with, so that all get their share.
+    first: usize,
 }
 
-struct Followed {
-    queue: PartitionQueue<Log>,
+struct FollowedPartition {
+    queue: PartitionQueue<FollowerContext>,
     topic: Arc<str>,
     partition: i32,
     next: Option<i64>,
 }
 
 #[derive(Default)]
-struct Log(ClientLog);
+struct FollowerContext(ClientLog);
 
-impl ClientContext for Log {
+impl ClientContext for FollowerContext {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
         self.0.log(level, facility, message);
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
-        // The end of a partition is no trouble, and comes through its queue.
+        // The end of a partition is not an error, and its queue reports it.
         let is_end = error.rdkafka_error_code() == Some(RDKafkaErrorCode::PartitionEOF);
-        if !is_end && self.0.is_time("error") {
-            tracing::warn!(%error, reason, "kafka consumer");
+        if !is_end && self.0.should_log("error") {
+            tracing::warn!(%error, reason, "consumer error");
         }
     }
 }
 
-impl ConsumerContext for Log {}
+impl ConsumerContext for FollowerContext {}
 
-/// The most records of one partition before the next one has its turn.
-const SHARE: usize = 500;
+/// The maximum number of records of one partition per poll.
+const MAX_RECORDS: usize = 500;
 
 impl Follower {
-    /// Follows nothing yet. `waker` ends a wait in [`Follower::poll`] early.
+    /// Creates a follower without partitions. `waker` ends a wait in [`Follower::poll`] early.
     ///
     /// # Errors
-    /// When the client cannot be made from its configuration.
+    /// If the client cannot be created from its configuration.
     pub fn new(settings: &KafkaSettings, waker: Waker) -> Result<Self, ReadError> {
         let mut config = client(settings, "read_committed");
         config
-            // Offsets that retention has removed; a topic that was made again is noticed by its offsets.
+            // For offsets that retention has deleted. If the topic was created again, the caller notices it by the offsets.
             .set("auto.offset.reset", "earliest")
-            // Answers come at once when there is something to tell.
+            // The broker answers at once when there are records; without any, longer waits save requests.
             .set("fetch.wait.max.ms", "500");
         for (name, value) in [
             ("queued.min.messages", "5000"),
@@ -118,18 +118,18 @@ impl Follower {
             }
         }
         Ok(Self {
-            consumer: make(&config, &waker)?,
+            consumer: create_consumer(&config, &waker)?,
             config,
             waker,
             partitions: Vec::new(),
-            turn: 0,
+            first: 0,
         })
     }
 
-    /// Follows more partitions. One that is followed already begins again at the given offset.
+    /// Follows more partitions. A partition that is already followed continues from the given offset.
     ///
     /// # Errors
-    /// When the client refuses.
+    /// If the client fails.
     pub fn add(&mut self, starts: &[Start]) -> Result<(), ReadError> {
         let followed = |start: &&Start| {
             let mut partitions = self.partitions.iter();
@@ -143,24 +143,23 @@ impl Follower {
         self.drop_partitions(|topic, partition| {
             again
                 .iter()
-                .any(|(gone, number)| gone == topic && *number == partition)
+                .any(|(known, number)| known == topic && *number == partition)
         })?;
         self.assign(starts)
     }
 
-    /// Follows a topic no longer.
+    /// Stops following a topic.
     ///
     /// # Errors
-    /// When the client refuses.
+    /// If the client fails.
     pub fn remove(&mut self, topic: &str) -> Result<(), ReadError> {
         self.drop_partitions(|followed, _| &**followed == topic)
     }
 
-    /// Goes on with a new client from where the old one was: a fetch that a restart of the broker left behind
-    /// may never end.
+    /// Replaces the client and continues from the same offsets: after a restart of the broker, a fetch may hang forever.
     ///
     /// # Errors
-    /// When the client refuses.
+    /// If the client fails.
     pub fn renew(&mut self) -> Result<(), ReadError> {
         let starts: Vec<Start> = self
             .partitions
@@ -171,34 +170,33 @@ impl Follower {
                 from: followed.next,
             })
             .collect();
-        self.consumer = make(&self.config, &self.waker)?;
+        self.consumer = create_consumer(&self.config, &self.waker)?;
         self.assign(&starts)
     }
 
-    /// Visits what has come until the visitor breaks off; when there is nothing, waits for up to `wait`. What
-    /// was not visited comes the next time.
+    /// Visits events until the visitor breaks. If there are none, waits for up to `wait`. Events that were not visited
+    /// follow with the next call.
     ///
     /// # Errors
-    /// When the client cannot go on.
+    /// On a fatal error of the client.
     pub fn poll(
         &mut self,
         wait: Duration,
         mut visit: impl FnMut(Event) -> ControlFlow<()>,
     ) -> Result<(), ReadError> {
         self.waker.attach_current_thread();
-        // Nothing but callbacks and errors of the whole client come this way.
+        // The main queue contains only callbacks and errors of the whole client.
         if let Some(Err(error)) = self.consumer.poll(Duration::ZERO) {
             fatal(error)?;
         }
         let mut is_idle = true;
         let partitions = self.partitions.len();
         for step in 0..partitions {
-            let index = (self.turn + step) % partitions;
+            let index = (self.first + step) % partitions;
             let (count, flow) = self.partitions[index].drain(&mut visit)?;
             is_idle &= count == 0;
             if flow.is_break() {
-                // The next round begins behind this one.
-                self.turn = index + 1;
+                self.first = index + 1;
                 break;
             }
         }
@@ -215,12 +213,12 @@ impl Follower {
             let offset = start.from.map_or(Offset::Beginning, Offset::Offset);
             list.add_partition_offset(&start.topic, start.partition, offset)
                 .map_err(&assigning)?;
-            // The queue is split before fetching begins, so that no record takes another way.
+            // The queue is split before fetching begins, so that all records arrive in it.
             let queue = self.consumer.split_partition_queue(&start.topic, start.partition);
             let mut queue = queue.ok_or_else(|| assigning(KafkaError::Canceled))?;
             let waker = self.waker.clone();
             queue.set_nonempty_callback(move || waker.wake());
-            self.partitions.push(Followed {
+            self.partitions.push(FollowedPartition {
                 queue,
                 topic: start.topic.clone(),
                 partition: start.partition,
@@ -233,14 +231,14 @@ impl Follower {
         self.consumer.incremental_assign(&list).map_err(assigning)
     }
 
-    fn drop_partitions(&mut self, gone: impl Fn(&Arc<str>, i32) -> bool) -> Result<(), ReadError> {
+    fn drop_partitions(&mut self, should_drop: impl Fn(&Arc<str>, i32) -> bool) -> Result<(), ReadError> {
         let mut list = TopicPartitionList::new();
         self.partitions.retain(|followed| {
-            let stays = !gone(&followed.topic, followed.partition);
-            if !stays {
+            let should_drop = should_drop(&followed.topic, followed.partition);
+            if should_drop {
                 list.add_partition(&followed.topic, followed.partition);
             }
-            stays
+            !should_drop
         });
         if list.count() == 0 {
             return Ok(());
@@ -251,13 +249,13 @@ impl Follower {
     }
 }
 
-impl Followed {
-    /// Visits what has come, up to its share. Gives how much that was, and whether the visitor has enough.
+impl FollowedPartition {
+    /// Visits up to [`MAX_RECORDS`] events. Returns their number, and whether the visitor has stopped.
     fn drain(
         &mut self,
         visit: &mut impl FnMut(Event) -> ControlFlow<()>,
     ) -> Result<(usize, ControlFlow<()>), ReadError> {
-        for count in 0..SHARE {
+        for count in 0..MAX_RECORDS {
             let event = match self.queue.poll(Duration::ZERO) {
                 None => return Ok((count, ControlFlow::Continue(()))),
                 Some(Ok(message)) => {
@@ -284,19 +282,22 @@ impl Followed {
                 return Ok((count + 1, ControlFlow::Break(())));
             }
         }
-        Ok((SHARE, ControlFlow::Continue(())))
+        Ok((MAX_RECORDS, ControlFlow::Continue(())))
     }
 }
 
-fn make(config: &ClientConfig, waker: &Waker) -> Result<Arc<BaseConsumer<Log>>, ReadError> {
-    let made = config.create_with_context(Log::default());
-    let mut consumer: BaseConsumer<Log> = made.map_err(kafka("making a consumer"))?;
+fn create_consumer(
+    config: &ClientConfig,
+    waker: &Waker,
+) -> Result<Arc<BaseConsumer<FollowerContext>>, ReadError> {
+    let consumer = config.create_with_context(FollowerContext::default());
+    let mut consumer: BaseConsumer<FollowerContext> = consumer.map_err(kafka("creating a consumer"))?;
     let waker = waker.clone();
     consumer.set_nonempty_callback(move || waker.wake());
     Ok(Arc::new(consumer))
 }
 
-/// Whether an error is about one partition alone.
+/// Whether an error concerns only one partition.
 fn is_refusal(code: RDKafkaErrorCode) -> bool {
     use RDKafkaErrorCode as Code;
     matches!(
@@ -313,12 +314,12 @@ fn is_refusal(code: RDKafkaErrorCode) -> bool {
     )
 }
 
-/// Errors that the client does not get over by itself.
+/// Returns fatal errors. The client recovers from all others by itself.
 fn fatal(error: KafkaError) -> Result<(), ReadError> {
     match error.rdkafka_error_code() {
         Some(RDKafkaErrorCode::Fatal | RDKafkaErrorCode::FencedInstanceId) => Err(kafka("polling")(error)),
         _ => {
-            tracing::debug!(%error, "follower");
+            tracing::debug!(%error, "consumer error");
             Ok(())
         }
     }

@@ -1,16 +1,16 @@
 //! The loop of every service: consume, process, write results and offsets in one transaction.
 //!
-//! A lane is one OS thread that owns one consumer and two transactional producers, used in turn. Each partition has
-//! its own queue, so that one partition that must wait never stops another, and one [`OffsetTracker`], so that
-//! records may finish in any order. Every call of Kafka's client that can block happens on this thread.
+//! A lane is one OS thread that owns one consumer and two transactional producers, used alternately. Each partition has
+//! its own queue, so that a partition that must wait does not block the others, and its own [`OffsetTracker`], so that
+//! records can complete in any order. Every blocking call of the Kafka client happens on this thread.
 //!
-//! The loop, each step a function: serve events (which may change the assignment), admit records, let the
-//! processor finish some, write them, wait. A setback leads through `Session::recover`: resolve the
-//! transaction, forget everything in hand, read again from the committed offsets.
+//! Each step of the loop is a function: serve events (which may change the assignment), admit records, let the
+//! processor finish some, write them in one transaction, wait. After a failed transaction, `Session::recover` resolves the
+//! transaction, drops everything in flight, and reads again from the committed offsets.
 
+mod backoff;
 mod events;
 mod membership;
-mod patience;
 mod topics;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,6 +26,7 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::Message as _;
 use rdkafka::topic_partition_list::Offset;
 use redeliver_core::error_chain::error_chain;
+use redeliver_core::wait::LogThrottle;
 use redeliver_core::{Clock, SystemClock};
 use redeliver_kafka_ffi::TopicId;
 use tokio_util::sync::CancellationToken;
@@ -34,102 +35,103 @@ use crate::client::KafkaSettings;
 use crate::convert;
 use crate::processor::{AssignmentId, Processor, TransactionBatch, Waker};
 use crate::reader;
-use crate::remedy::{RecoveryAction, remedy};
+use crate::recovery::{RecoveryAction, recovery_action};
 use crate::topic_watch::TopicWatch;
 use crate::tracker::{Admission, CommitPosition, Committed, OffsetTracker, TopicFingerprint};
 use crate::transaction::{Alternating, TransactionError};
-use events::{Event, Events, Unread};
-use membership::{Examination, Membership, subscribe};
-use patience::{Backoff, LogThrottle, Setbacks};
+use backoff::{FailedTransactions, sleep_unless_stopped};
+use events::{Event, Events, PartitionLag};
+use membership::{GroupCheck, Membership, subscribe};
 
-/// What a lane reads and how much at once.
+/// What a lane reads, and the limits of one transaction.
 #[derive(Clone, Debug)]
 pub struct LaneSpec {
     /// Unique within the instance, such as `enricher-0`; part of the transactional id.
     pub name: String,
     /// The consumer group.
     pub group: String,
-    /// The topics it subscribes to.
+    /// The topics to subscribe to.
     pub topics: Vec<Arc<str>>,
-    /// About how many records one transaction holds at most.
+    /// The approximate maximum number of records in one transaction.
     pub batch: usize,
-    /// How long a stopping lane may finish what it has in hand.
+    /// How long a stopping lane may take to finish the records in flight.
     pub grace: Duration,
-    /// A topic that it writes, of which the processor is told how far it was written.
+    /// An output topic whose written end offsets are reported to [`Processor::changelog_written`].
     pub changelog: Option<Arc<str>>,
-    /// What it does when one of its topics was deleted and created again.
+    /// What to do when one of the topics is deleted and created again.
     pub if_recreated: IfRecreated,
 }
 
-/// What a lane does when a topic that it reads was deleted and created again under its name.
+/// What a lane does when a topic that it reads is deleted and created again under the same name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IfRecreated {
-    /// It reads the new topic from its beginning. What it had in hand of the old one is dropped.
+    /// Reads the new topic from its beginning and drops the records of the old one that are in flight.
     #[default]
     ReadFromBeginning,
-    /// It stops reading and says so until the process is restarted: offsets of the topic have a meaning beyond it.
+    /// Stops reading until the process is restarted, because the topic's offsets are used outside of it.
     Halt,
 }
 
-/// What a lane tells about itself. All methods are called on the lane's thread.
+/// Receives the state and the counts of a lane. All methods are called on the lane's thread.
 pub trait LaneObserver: Send + Sync {
-    /// The lane works.
+    /// The lane is ready.
     fn ready(&self) {}
-    /// The lane waits for something, in words.
+    /// The lane is not ready, for this reason.
     fn waiting(&self, _reason: &str) {}
-    /// A transaction with that many results and done records was committed in that time.
+    /// A transaction with this many outputs and completed records was committed; it took this long.
     fn committed(&self, _outputs: usize, _completed: usize, _took: Duration) {}
-    /// A transaction failed; its records are read again.
-    fn setback(&self, _remedy: RecoveryAction) {}
-    /// Partitions the lane owns now.
+    /// A transaction failed, and this is how the lane recovers.
+    fn transaction_failed(&self, _action: RecoveryAction) {}
+    /// The number of partitions that the lane owns now.
     fn assigned(&self, _partitions: usize) {}
-    /// The lowest record of a partition holds back a window in which nearly all is done.
+    /// The partition admits no more records until the record at this offset completes; nearly all after it are complete.
     fn blocked(&self, _topic: &str, _partition: i32, _offset: i64) {}
-    /// How many records of an owned partition are not done, those included that were not read yet; nothing once
-    /// the partition is not owned any more.
+    /// The number of incomplete records of an owned partition, unread ones included; `None` when the lane no longer
+    /// owns the partition.
     fn lag(&self, _topic: &str, _partition: i32, _records: Option<u64>) {}
-    /// A partition's topic was deleted and created again; that many records of the old one were in hand and are dropped.
-    fn recreated(&self, _topic: &str, _partition: i32, _in_hand: usize) {}
-    /// That many records of a partition were deleted before they were read, by retention for example.
+    /// The topic of a partition was deleted and created again; this many records of the old one were in flight and are
+    /// dropped.
+    fn recreated(&self, _topic: &str, _partition: i32, _in_flight: usize) {}
+    /// This many offsets of a partition were deleted before they were read, for example by retention.
     fn deleted_unread(&self, _topic: &str, _partition: i32, _records: u64) {}
 }
 
-/// Why a lane cannot go on. Everything that may pass by itself is waited out instead.
+/// Why a lane cannot continue. Everything transient is retried instead.
 #[derive(Debug, thiserror::Error)]
 pub enum LaneError {
-    /// The client cannot be made from its configuration.
-    #[error("kafka: the configuration of lane `{lane}` is not usable")]
+    /// The Kafka client cannot be created from the configuration.
+    #[error("kafka: cannot create the client of lane `{lane}`")]
     Misconfigured {
-        /// The lane.
+        /// The name of the lane.
         lane: String,
-        /// What the client says.
+        /// The error of the client.
         source: KafkaError,
     },
-    /// Another process keeps taking over.
+    /// Other processes repeatedly fenced the lane.
     #[error(
         "instance: another process runs lane `{lane}` under the same name `{instance}`; give each process its own `instance`"
     )]
     InstanceInUse {
-        /// The lane.
+        /// The name of the lane.
         lane: String,
         /// The configured instance.
         instance: String,
     },
 }
 
-/// The longest a lane waits without looking around.
+/// The longest wait of a lane between two rounds of its loop.
 const ROUND: Duration = Duration::from_millis(100);
-/// How often the broker is asked for a sign of life after its connection broke.
+/// Interval of metadata requests that check whether the broker is reachable again.
 const PROBE: Duration = Duration::from_secs(1);
-/// How long one call to the broker may take before events are served again.
+/// Timeout of one call to the broker. Events, such as rebalances, are not served meanwhile.
 const CALL: Duration = Duration::from_secs(1);
-/// How long the committed offsets are asked for before new clients are made.
+/// How long requests for committed offsets may fail before the clients are recreated.
 const STUCK: Duration = Duration::from_secs(12);
-/// Fencings within [`FENCE_WINDOW`] after which two processes must share one instance.
+/// This many fencings within [`FENCE_WINDOW`] mean that two processes use the same instance name.
 const FENCE_LIMIT: usize = 5;
 const FENCE_WINDOW: Duration = Duration::from_secs(60);
-/// However many setbacks there were, a turn may have so many records.
-const SMALLEST_TURN: usize = 16;
+/// Minimum batch size after repeated aborts.
+const MIN_BATCH: usize = 16;
 
 /// A lane, ready to run.
 pub struct Lane<P> {
@@ -141,36 +143,37 @@ pub struct Lane<P> {
     stop: CancellationToken,
     watch: TopicWatch,
     processor: P,
-    /// Of the ids that were given out. It outlives sessions, and so do results of work that an earlier one began.
+    /// The last generation in an [`AssignmentId`]. It is never reset, because results of an earlier session may still
+    /// arrive and must not match a record of the current one.
     generation: u32,
-    /// The group does not give us what we subscribed to, so the next session leaves it first.
+    /// The group did not assign what the lane subscribed to, so the next session leaves the group before it joins.
     must_leave: bool,
-    /// How often in a row the lane joined anew because its place in the group was not sound.
-    joined_anew: u32,
-    /// Partitions of topics that were created again while the lane owned them, until it commits a position of the new one
-    /// or owns them no more. A commit of theirs that names no topic is one of the old topic.
+    /// Consecutive sessions that ended because the group's assignment was not valid.
+    rejoins: u32,
+    /// Partitions whose topic was created again while the lane owned them, until the lane commits a position of the new
+    /// topic or loses the partition. Until then, a commit without a topic fingerprint belongs to the old topic.
     recreated: BTreeSet<(Arc<str>, i32)>,
 }
 
-/// What a lane works with, beside its processor.
+/// The dependencies of a lane, except its processor.
 #[derive(Clone)]
 pub struct LaneContext {
-    /// How Kafka is reached.
+    /// Settings of the Kafka clients.
     pub settings: KafkaSettings,
-    /// Where the time comes from.
+    /// The clock that due times refer to.
     pub clock: Arc<dyn Clock>,
-    /// Who is told about the lane.
+    /// Receives the state and the counts of the lane.
     pub observer: Arc<dyn LaneObserver>,
     /// Wakes the lane.
     pub waker: Waker,
-    /// Ends the lane.
+    /// Shuts the lane down gracefully.
     pub stop: CancellationToken,
-    /// Which topics exist.
+    /// Tells which topics exist.
     pub watch: TopicWatch,
 }
 
 impl LaneContext {
-    /// The system's time, and a waker that nobody else holds.
+    /// A context with the system clock and a new waker.
     #[must_use]
     pub fn new(
         settings: KafkaSettings,
@@ -190,7 +193,7 @@ impl LaneContext {
 }
 
 impl<P: Processor> Lane<P> {
-    /// Puts a lane together; [`Lane::run`] runs it on the calling thread.
+    /// Creates a lane. [`Lane::run`] runs it on the calling thread.
     pub fn new(context: LaneContext, spec: LaneSpec, processor: P) -> Self {
         let LaneContext {
             settings,
@@ -211,7 +214,7 @@ impl<P: Processor> Lane<P> {
             processor,
             generation: 0,
             must_leave: false,
-            joined_anew: 0,
+            rejoins: 0,
             recreated: BTreeSet::new(),
         }
     }
@@ -219,7 +222,7 @@ impl<P: Processor> Lane<P> {
     /// Runs until the token is cancelled. Blocks the calling thread, which must not serve async tasks.
     ///
     /// # Errors
-    /// When waiting cannot help: see [`LaneError`]. An unreachable broker is waited for.
+    /// Permanent errors only, see [`LaneError`]. An unreachable broker is retried.
     pub fn run(mut self) -> Result<(), LaneError> {
         self.waker.attach_current_thread();
         self.watch.watch(self.spec.topics.iter().cloned(), &self.waker);
@@ -227,14 +230,14 @@ impl<P: Processor> Lane<P> {
         let mut transactions =
             Alternating::new(&self.settings, &id, self.spec.changelog.as_ref(), &self.watch);
         let mut fences = Fences::default();
-        let mut backoff = Backoff::new();
+        let mut backoff = backoff::new();
         while !self.stop.is_cancelled() {
             let error = match Session::open(&mut self, &mut transactions, &mut fences) {
                 Ok(mut session) => match session.run() {
                     Ok(()) => return Ok(()),
                     Err(error) => {
                         if session.has_committed {
-                            backoff = Backoff::new();
+                            backoff.reset();
                         }
                         error
                     }
@@ -243,35 +246,36 @@ impl<P: Processor> Lane<P> {
             };
             match error {
                 Ended::Broken(error) => {
-                    // The new producer's initialisation resolves whatever the old one left open.
+                    // The old producer may have left a transaction open. Initialising a new one with the same
+                    // transactional id resolves it.
                     transactions.discard();
-                    tracing::warn!(lane = self.spec.name, error = %error_chain(&error), "lane starts again");
+                    tracing::warn!(lane = self.spec.name, error = %error_chain(&error), "lane failed; restarting it");
                     self.observer.waiting("reconnecting");
-                    backoff.wait(&self.stop);
+                    sleep_unless_stopped(backoff.next_delay(), &self.stop);
                 }
-                Ended::StartOver(reason) => {
+                Ended::Restart(reason) => {
                     transactions.discard();
-                    tracing::info!(lane = self.spec.name, reason, "lane starts again");
+                    tracing::info!(lane = self.spec.name, reason, "restarting lane");
                     self.observer.waiting(&reason);
                 }
                 Ended::Halted(reason) => {
                     transactions.discard();
                     self.halt(&reason);
                 }
-                Ended::Unusable(error) => return Err(error),
+                Ended::Fatal(error) => return Err(error),
                 Ended::Stopped => return Ok(()),
             }
         }
         Ok(())
     }
 
-    /// Reads nothing any more and says why, until the lane is told to stop.
+    /// Reads nothing and repeats the reason in the log until shutdown.
     fn halt(&self, reason: &str) {
         self.observer.waiting(reason);
-        let mut said = LogThrottle::default();
+        let mut log_throttle = LogThrottle::default();
         while !self.stop.is_cancelled() {
-            if said.is_time() {
-                tracing::error!(lane = self.spec.name, reason, "lane has halted");
+            if log_throttle.should_log() {
+                tracing::error!(lane = self.spec.name, reason, "lane halted");
             }
             thread::park_timeout(ROUND);
         }
@@ -286,109 +290,116 @@ impl<P: Processor> Lane<P> {
     }
 
     fn misconfigured(&self, source: KafkaError) -> Ended {
-        Ended::Unusable(LaneError::Misconfigured {
+        Ended::Fatal(LaneError::Misconfigured {
             lane: self.spec.name.clone(),
             source,
         })
     }
 }
 
-/// Why a session with Kafka ended.
+/// Why a session ended.
 enum Ended {
-    /// Its consumer is not usable any more; a new session is.
+    /// The consumer failed; a new session may succeed.
     Broken(KafkaError),
-    /// A new session is needed, for a reason that is no error.
-    StartOver(String),
-    /// The lane must not go on before somebody has looked at it.
+    /// The lane needs a new session, for a reason that is not an error.
+    Restart(String),
+    /// An operator has to act before the lane may continue.
     Halted(String),
-    /// No session will do.
-    Unusable(LaneError),
+    /// Retrying cannot help.
+    Fatal(LaneError),
     /// The lane was told to stop.
     Stopped,
 }
 
-/// What is in hand while one consumer lives.
+/// The state of a lane during the life of one consumer.
 struct Session<'a, P: Processor> {
     lane: &'a mut Lane<P>,
     transactions: &'a mut Alternating,
     fences: &'a mut Fences,
     consumer: Arc<BaseConsumer<Events>>,
     membership: Membership,
-    examination: Examination,
-    /// Under which ids the client reads topics.
+    group_check: GroupCheck,
+    /// The ids under which the client fetches topics, as far as its log has reported them.
     client_ids: BTreeMap<String, TopicId>,
-    /// These, or the assigned topics, have changed since they were compared.
+    /// `client_ids` or the assigned topics have changed since they were last compared.
     must_compare_ids: bool,
-    /// Records were admitted of which the processor has not been told that it has them all.
+    /// Records were admitted since the last call of [`Processor::accepted_all`].
     has_admitted: bool,
-    /// How many changes of topics were looked at.
+    /// The value of [`TopicWatch::changes`] when topics were last checked.
     seen_changes: Option<usize>,
-    /// How many partitions each topic of the lane had then; 0 for one that did not exist, nothing before the first look.
+    /// The number of partitions of each topic of the lane at that time, 0 for a missing one; empty before the first check.
     seen_partitions: Vec<i32>,
     slots: Vec<Option<Assigned>>,
-    /// Partitions that were given to us and whose committed offsets are not known yet.
-    arriving: Vec<(String, i32)>,
-    turn: TransactionBatch,
+    /// Assigned partitions whose committed offsets have not been read yet.
+    pending: Vec<(String, i32)>,
+    batch: TransactionBatch,
+    /// The slots whose position may have to be committed with the next transaction.
     touched: Vec<u32>,
     next_slot: usize,
     ready: bool,
+    /// Since when the broker may be unreachable.
     suspect_since: Option<Instant>,
     must_rewind: bool,
     failed_seeks: u32,
-    /// Since when the committed offsets have been asked for in vain.
+    /// Since when requests for committed offsets or topic ids have failed.
     stuck_since: Option<Instant>,
     stopping_since: Option<Instant>,
     has_committed: bool,
-    /// How many records a turn has at most: fewer than the batch after a setback, since a turn that takes longer than
-    /// its transaction may would fail for ever.
-    turn_limit: usize,
-    setbacks: Setbacks,
-    said_refused: LogThrottle,
+    /// The current maximum batch size. It is halved after each failed transaction, because a batch that takes longer to
+    /// write than the transaction timeout would fail forever.
+    batch_limit: usize,
+    failures: FailedTransactions,
+    refused_log_throttle: LogThrottle,
 }
 
 struct Assigned {
     id: AssignmentId,
     topic: Arc<str>,
     partition: i32,
-    /// The topic it is of; `None` when the broker does not say.
+    /// `None` if the topic was missing when it was assigned, or the broker does not support topic ids.
     topic_id: Option<TopicId>,
-    /// Whether the position is certainly one of that topic: its commit says so, or a record was read.
+    /// Whether the position certainly belongs to that topic: the commit has its fingerprint, or a record was read.
     is_confirmed: bool,
     queue: PartitionQueue<Events>,
     tracker: OffsetTracker,
     touched: bool,
-    owns_turn: bool,
+    /// The next transaction commits the position even if it has not changed.
+    must_commit: bool,
 }
 
 impl<'a, P: Processor> Session<'a, P> {
-    /// Resolves what an earlier process of this transactional id left open, then joins the group.
+    /// Resolves transactions that an earlier process with this transactional id left open, then joins the group.
     fn open(
         lane: &'a mut Lane<P>,
         transactions: &'a mut Alternating,
         fences: &'a mut Fences,
     ) -> Result<Self, Ended> {
-        let mut backoff = Backoff::new();
-        let mut said = LogThrottle::default();
-        while let Err(setback) = transactions.recover(CALL) {
-            match setback.remedy {
-                RecoveryAction::Misconfigured => return Err(lane.misconfigured(setback.into_source())),
+        let mut backoff = backoff::new();
+        let mut log_throttle = LogThrottle::default();
+        // Before joining the group: while a transaction of the previous process is open, the coordinator does not answer
+        // with the offsets that it may still commit.
+        while let Err(error) = transactions.recover(CALL) {
+            match error.action {
+                RecoveryAction::Misconfigured => return Err(lane.misconfigured(error.into_source())),
                 RecoveryAction::Fenced => fences.count(lane)?,
                 RecoveryAction::Retry | RecoveryAction::Abort | RecoveryAction::Rebuild => {}
             }
-            lane.observer
-                .waiting(&format!("kafka is not ready: {}", error_chain(&setback)));
-            if said.is_time() {
+            lane.observer.waiting(&format!(
+                "cannot initialise the producer: {}",
+                error_chain(&error)
+            ));
+            if log_throttle.should_log() {
                 tracing::warn!(
-                    lane = lane.spec.name, brokers = lane.settings.brokers, error = %error_chain(&setback),
-                    "kafka is not ready; trying again"
+                    lane = lane.spec.name, brokers = lane.settings.brokers, error = %error_chain(&error),
+                    "cannot initialise the producer; retrying"
                 );
             }
-            backoff.wait(&lane.stop);
+            sleep_unless_stopped(backoff.next_delay(), &lane.stop);
             if lane.stop.is_cancelled() {
                 return Err(Ended::Stopped);
             }
         }
-        let turn_limit = lane.spec.batch.max(1);
+        let batch_limit = lane.spec.batch.max(1);
         let config: ClientConfig = lane.settings.consumer(&lane.spec.group, &lane.spec.name);
         let events = Events::new(lane.waker.clone());
         let mut consumer: BaseConsumer<Events> = config
@@ -396,13 +407,13 @@ impl<'a, P: Processor> Session<'a, P> {
             .map_err(|error| lane.misconfigured(error))?;
         let waker = lane.waker.clone();
         consumer.set_nonempty_callback(move || waker.wake());
-        let mut arriving = Vec::new();
+        let mut pending = Vec::new();
         let mut membership = Membership::Joining;
-        let mut examination = Examination::due_now();
+        let mut group_check = GroupCheck::due_now();
         if lane.settings.takes_all_partitions {
-            arriving = all_partitions(&consumer, &lane.spec.topics).map_err(Ended::Broken)?;
+            pending = all_partitions(&consumer, &lane.spec.topics).map_err(Ended::Broken)?;
             membership = Membership::Joined;
-            examination = Examination::none();
+            group_check = GroupCheck::not_needed();
         } else {
             lane.observer.waiting("joining the consumer group");
             if let Some(instance) = lane.settings.group_instance_id(&lane.spec.name) {
@@ -421,15 +432,15 @@ impl<'a, P: Processor> Session<'a, P> {
             fences,
             consumer: Arc::new(consumer),
             membership,
-            examination,
+            group_check,
             client_ids: BTreeMap::new(),
             must_compare_ids: false,
             has_admitted: false,
             seen_changes: None,
             seen_partitions: Vec::new(),
             slots: Vec::new(),
-            arriving,
-            turn: TransactionBatch::default(),
+            pending,
+            batch: TransactionBatch::default(),
             touched: Vec::new(),
             next_slot: 0,
             ready: false,
@@ -439,9 +450,9 @@ impl<'a, P: Processor> Session<'a, P> {
             stuck_since: None,
             stopping_since: None,
             has_committed: false,
-            turn_limit,
-            setbacks: Setbacks::new(),
-            said_refused: LogThrottle::default(),
+            batch_limit,
+            failures: FailedTransactions::new(),
+            refused_log_throttle: LogThrottle::default(),
         })
     }
 
@@ -454,6 +465,7 @@ impl<'a, P: Processor> Session<'a, P> {
             }
         };
         self.forget_all();
+        // The consumer still polls while it closes. It must not accept an assignment that the lane will not read.
         self.consumer.context().decline(true);
         result
     }
@@ -464,12 +476,13 @@ impl<'a, P: Processor> Session<'a, P> {
             return Ok(Next::Stop);
         }
         if self.stuck_since.is_some_and(|since| since.elapsed() > STUCK) {
-            // Seen after restarts of the broker: a client that never finds its coordinator again.
+            // After restarts of the broker, some clients never find their coordinator again. Only a new client does.
             return Err(Ended::Broken(KafkaError::OffsetFetch(
                 RDKafkaErrorCode::OperationTimedOut,
             )));
         }
-        if self.setbacks.is_paused() {
+        // The pause comes after events are served: a rebalance must not wait for the backoff.
+        if self.failures.is_backing_off() {
             thread::park_timeout(ROUND);
             return Ok(Next::Continue);
         }
@@ -477,24 +490,25 @@ impl<'a, P: Processor> Session<'a, P> {
             self.recover()?;
             return Ok(Next::Continue);
         }
-        self.settle_arrivals()?;
-        self.look_at_topics()?;
-        self.look_at_group()?;
+        self.start_pending()?;
+        self.check_topics()?;
+        self.check_group()?;
         let admitted = self.admit()?;
         if admitted > 0 {
-            // The client tells of a topic's new id before it hands out records of that topic. So once this is served,
-            // what was admitted is known to be of the topic that was assigned.
+            // The client reports the new id of a topic before it returns records of the new topic. So once these events
+            // are served, the ids tell whether the admitted records belong to the topic that was assigned.
             self.serve_events()?;
         }
-        if self.must_rewind || !self.are_topics_the_same()? {
+        // Nothing is processed before that is certain: an offset of another topic must not be committed.
+        if self.must_rewind || !self.verify_topic_ids()? {
             return Ok(Next::Continue);
         }
         if std::mem::take(&mut self.has_admitted) {
             self.lane.processor.accepted_all();
         }
         let now = self.lane.clock.now();
-        self.lane.processor.finish(now, self.turn_limit, &mut self.turn);
-        if !self.turn.completed.is_empty() || !self.turn.owners.is_empty() || !self.touched.is_empty() {
+        self.lane.processor.finish(now, self.batch_limit, &mut self.batch);
+        if !self.batch.completed.is_empty() || !self.batch.owners.is_empty() || !self.touched.is_empty() {
             self.write()?;
         } else if admitted == 0 {
             self.wait();
@@ -502,26 +516,26 @@ impl<'a, P: Processor> Session<'a, P> {
         Ok(Next::Continue)
     }
 
-    /// Serves everything but records: rebalances, errors.
+    /// Serves everything except records: rebalances, errors, statistics.
     fn serve_events(&mut self) -> Result<(), Ended> {
         let consumer = self.consumer.clone();
         loop {
             let served = consumer.context().served();
             match consumer.poll(Duration::ZERO) {
-                // Partitions have queues of their own before they are fetched. A message that still came
-                // here must not be lost.
+                // Each partition has its own queue before it is fetched, so no record should arrive here. If one
+                // does, reading again from the committed offset makes sure that it is not lost.
                 Some(Ok(message)) => {
                     tracing::warn!(
                         topic = message.topic(),
                         partition = message.partition(),
                         offset = message.offset(),
-                        "record outside of its partition's queue; reading again from the committed offset"
+                        "record bypassed the queue of its partition; reading again from the committed offset"
                     );
                     self.must_rewind = true;
                 }
                 Some(Err(error)) => self.consumer_error(error)?,
-                // `poll` also answers nothing when it has served an event; all of them must be served
-                // before anything is written, above all a revocation.
+                // `poll` also returns `None` after it has served an event. All events must be served before anything is
+                // written: after a revocation, the new owner may already process the same records.
                 None if consumer.context().served() == served => break,
                 None => {}
             }
@@ -533,32 +547,32 @@ impl<'a, P: Processor> Session<'a, P> {
                     if self.membership == Membership::Leaving {
                         self.join()?;
                     }
-                    self.examination = Examination::due_now();
-                    self.arriving.retain(|partition| !partitions.contains(partition));
+                    self.group_check = GroupCheck::due_now();
+                    self.pending.retain(|partition| !partitions.contains(partition));
                     for (topic, partition) in &partitions {
                         self.forget(topic, *partition);
                     }
                 }
-                Event::Identified(topic, id) => {
+                Event::TopicIdChanged(topic, id) => {
                     self.client_ids.insert(topic, id);
                     self.must_compare_ids = true;
                 }
                 Event::Unreachable => {
                     self.suspect_since.get_or_insert_with(Instant::now);
                 }
-                Event::Unread(partitions) => self.tell_lag(&partitions),
+                Event::Lag(partitions) => self.report_lag(&partitions),
             }
         }
         self.update_readiness();
         Ok(())
     }
 
-    fn tell_lag(&self, unread: &[Unread]) {
+    fn report_lag(&self, partitions: &[PartitionLag]) {
         for assigned in self.slots.iter().flatten() {
-            let same =
-                |unread: &&Unread| unread.partition == assigned.partition && *unread.topic == *assigned.topic;
-            if let Some(unread) = unread.iter().find(same) {
-                let lag = unread.records + assigned.tracker.in_flight() as u64;
+            let is_same =
+                |lag: &&PartitionLag| lag.partition == assigned.partition && *lag.topic == *assigned.topic;
+            if let Some(partition) = partitions.iter().find(is_same) {
+                let lag = partition.unread + assigned.tracker.in_flight() as u64;
                 self.lane
                     .observer
                     .lag(&assigned.topic, assigned.partition, Some(lag));
@@ -567,7 +581,7 @@ impl<'a, P: Processor> Session<'a, P> {
     }
 
     fn consumer_error(&mut self, error: KafkaError) -> Result<(), Ended> {
-        if remedy(&error) == RecoveryAction::Fenced {
+        if recovery_action(&error) == RecoveryAction::Fenced {
             self.fences.count(self.lane)?;
             return Err(Ended::Broken(error));
         }
@@ -584,7 +598,8 @@ impl<'a, P: Processor> Session<'a, P> {
         self.lane.observer.waiting(reason);
     }
 
-    /// Ready as soon as every partition of the lane's topics has an owner in the group; not while the broker gives no sign of life.
+    /// The lane is ready once every partition of its topics has an owner in the group, and not ready while the broker is
+    /// unreachable.
     fn update_readiness(&mut self) {
         if let Some(since) = self.suspect_since {
             if since.elapsed() < PROBE && self.ready {
@@ -595,7 +610,7 @@ impl<'a, P: Processor> Session<'a, P> {
                 Ok(_) => self.suspect_since = None,
                 Err(error) => {
                     self.suspect_since = Some(Instant::now());
-                    self.waiting(&format!("kafka does not answer: {error}"));
+                    self.waiting(&format!("kafka unavailable: {error}"));
                 }
             }
             return;
@@ -605,11 +620,11 @@ impl<'a, P: Processor> Session<'a, P> {
         }
         let joined = self.lane.settings.takes_all_partitions
             || !matches!(self.consumer.rebalance_protocol(), RebalanceProtocol::None);
-        let is_good = self.transactions.is_ready()
-            && !self.setbacks.repeat()
+        let is_healthy = self.transactions.is_ready()
+            && !self.failures.are_repeated()
             && self.membership == Membership::Joined
-            && self.examination.is_over();
-        if joined && is_good && self.arriving.is_empty() {
+            && self.group_check.has_passed();
+        if joined && is_healthy && self.pending.is_empty() {
             self.ready = true;
             self.lane.observer.ready();
             tracing::info!(
@@ -620,28 +635,31 @@ impl<'a, P: Processor> Session<'a, P> {
         }
     }
 
-    /// Starts reading partitions that were assigned, from their committed offsets.
-    fn settle_arrivals(&mut self) -> Result<(), Ended> {
-        if self.arriving.is_empty() {
+    /// Starts reading newly assigned partitions from their committed offsets.
+    fn start_pending(&mut self) -> Result<(), Ended> {
+        if self.pending.is_empty() {
             return Ok(());
         }
-        let arriving = self.arriving.clone();
-        let Some(ids) = self.topic_ids(&arriving) else {
+        let pending = self.pending.clone();
+        // The ids are read before the offsets. If the topic is created again in between, an old offset meets the old id, and
+        // the next check of the topics detects the change. In the other order, an old offset without a fingerprint would be
+        // attributed to the new topic.
+        let Some(ids) = self.topic_ids(&pending) else {
             return Ok(());
         };
-        let Some(committed) = self.committed(&arriving) else {
+        let Some(committed) = self.committed_positions(&pending) else {
             return Ok(());
         };
         let mut list = TopicPartitionList::new();
-        let mut arrived = Vec::new();
+        let mut starting = Vec::new();
         for (topic, partition, mut position) in committed {
             let id = ids.get(&topic).copied().flatten();
-            let is_unnamed = position
+            let lacks_fingerprint = position
                 .as_ref()
                 .is_some_and(|committed| committed.topic.is_none());
             if position
                 .as_ref()
-                .is_some_and(|committed| self.is_foreign((&topic, partition), committed, id))
+                .is_some_and(|committed| self.is_of_deleted_topic((&topic, partition), committed, id))
             {
                 let ended = self.ended_by_recreation(&topic);
                 if let Ended::Halted(_) = ended {
@@ -651,19 +669,21 @@ impl<'a, P: Processor> Session<'a, P> {
                     topic,
                     partition,
                     committed = position.map(|committed| committed.offset),
-                    "the committed offset is of a topic that was deleted since; reading the new one from its beginning"
+                    "committed offset belongs to a deleted topic; reading the new topic from its beginning"
                 );
                 position = None;
             }
             let offset = start_offset(position.as_ref());
             list.add_partition_offset(&topic, partition, offset)
                 .map_err(Ended::Broken)?;
-            arrived.push((topic, partition, id, position, is_unnamed));
+            starting.push((topic, partition, id, position, lacks_fingerprint));
         }
-        // The queues are split before the assignment starts fetching, so that no record takes another way.
-        for (topic, partition, id, position, is_unnamed) in arrived {
-            let slot = self.take(&topic, partition, id, position)?;
-            if is_unnamed && id.is_some() {
+        // The queues are split before the assignment starts fetching: a record fetched earlier would arrive in the main
+        // queue instead.
+        for (topic, partition, id, position, lacks_fingerprint) in starting {
+            let slot = self.add_assignment(&topic, partition, id, position)?;
+            // Add the fingerprint with the next transaction, so that the topic can be recognised from then on.
+            if lacks_fingerprint && id.is_some() {
                 self.commit_soon(slot);
             }
         }
@@ -673,16 +693,20 @@ impl<'a, P: Processor> Session<'a, P> {
             self.consumer.incremental_assign(&list)
         };
         started.map_err(Ended::Broken)?;
-        self.arriving.clear();
+        self.pending.clear();
         self.must_compare_ids = true;
-        // What has just arrived is compared with what the watch knows by now.
+        // Compare the new assignments with the current state of the watch, which may have changed before they existed.
         self.seen_changes = None;
         self.lane.observer.assigned(self.slots.iter().flatten().count());
         Ok(())
     }
 
-    /// The committed positions of partitions, or nothing while the broker cannot say.
-    fn committed(&mut self, partitions: &[(String, i32)]) -> Option<Vec<(String, i32, Option<Committed>)>> {
+    /// The committed positions of partitions; `None` while they cannot be read. The client requests stable offsets
+    /// (`require_stable`), so an offset is returned only when no open transaction may still change it.
+    fn committed_positions(
+        &mut self,
+        partitions: &[(String, i32)],
+    ) -> Option<Vec<(String, i32, Option<Committed>)>> {
         let mut list = TopicPartitionList::new();
         for (topic, partition) in partitions {
             list.add_partition(topic, *partition);
@@ -690,7 +714,7 @@ impl<'a, P: Processor> Session<'a, P> {
         let list = match self.consumer.committed_offsets(list, CALL) {
             Ok(list) => list,
             Err(error) => {
-                self.waiting(&format!("committed offsets are not known yet: {error}"));
+                self.waiting(&format!("cannot read committed offsets: {error}"));
                 self.stuck_since.get_or_insert_with(Instant::now);
                 thread::park_timeout(ROUND);
                 return None;
@@ -699,7 +723,11 @@ impl<'a, P: Processor> Session<'a, P> {
         let mut positions = Vec::with_capacity(partitions.len());
         for element in list.elements() {
             if let Err(error) = element.error() {
-                self.waiting(&format!("a committed offset is not known yet: {error}"));
+                self.waiting(&format!(
+                    "cannot read the committed offset of {}/{}: {error}",
+                    element.topic(),
+                    element.partition()
+                ));
                 self.stuck_since.get_or_insert_with(Instant::now);
                 thread::park_timeout(ROUND);
                 return None;
@@ -714,7 +742,7 @@ impl<'a, P: Processor> Session<'a, P> {
         Some(positions)
     }
 
-    fn take(
+    fn add_assignment(
         &mut self,
         topic: &str,
         partition: i32,
@@ -748,15 +776,15 @@ impl<'a, P: Processor> Session<'a, P> {
             queue,
             tracker,
             touched: false,
-            owns_turn: false,
+            must_commit: false,
         });
         Ok(slot)
     }
 
-    /// Lets the next transaction commit a partition's position, whether or not it has changed.
+    /// Makes the next transaction commit the position of a partition, even if it has not changed.
     fn commit_soon(&mut self, slot: usize) {
         if let Some(assigned) = &mut self.slots[slot] {
-            assigned.owns_turn = true;
+            assigned.must_commit = true;
             if !std::mem::replace(&mut assigned.touched, true) {
                 self.touched.push(u32::try_from(slot).unwrap_or(u32::MAX));
             }
@@ -777,7 +805,7 @@ impl<'a, P: Processor> Session<'a, P> {
             {
                 self.lane.processor.revoked(assigned.id);
                 self.lane.observer.lag(topic, partition, None);
-                // Its next owner may commit positions of the new topic.
+                // From here on the next owner may commit positions of the new topic, also without a fingerprint.
                 self.lane.recreated.remove(&(assigned.topic, partition));
             }
         }
@@ -791,10 +819,10 @@ impl<'a, P: Processor> Session<'a, P> {
             self.lane.observer.lag(&assigned.topic, assigned.partition, None);
         }
         self.touched.clear();
-        self.turn.clear();
+        self.batch.clear();
     }
 
-    /// Reads as many records as are welcome, partition by partition.
+    /// Passes records to the processor, partition by partition, as many as it has capacity for.
     fn admit(&mut self) -> Result<usize, Ended> {
         if self.stopping_since.is_some() {
             return Ok(0);
@@ -809,10 +837,12 @@ impl<'a, P: Processor> Session<'a, P> {
                 continue;
             };
             for _ in 0..self.lane.spec.batch {
-                // Asked for each record, since the room may be one in bytes.
+                // Checked for each record, since the processor's limit may be in bytes.
                 if self.lane.processor.capacity(assigned.id) == 0 {
                     break;
                 }
+                // Beyond this limit, the completed set might not fit into the metadata of the commit, and the records in it
+                // would be processed again after a restart.
                 if !assigned.tracker.may_admit() {
                     if let Some(offset) = assigned.tracker.blocked_by() {
                         self.lane
@@ -836,6 +866,7 @@ impl<'a, P: Processor> Session<'a, P> {
                     }
                     None => break,
                 };
+                // A record was read at the position, so the position belongs to the assigned topic.
                 assigned.is_confirmed = true;
                 match assigned.tracker.observe(message.offset()) {
                     Admission::New => {
@@ -843,7 +874,8 @@ impl<'a, P: Processor> Session<'a, P> {
                         self.lane.processor.accept(assigned.id, record, now);
                         admitted += 1;
                     }
-                    Admission::AlreadyDone => {
+                    // The position may advance without any work, and that is worth a commit.
+                    Admission::AlreadyCompleted => {
                         if !assigned.touched {
                             assigned.touched = true;
                             self.touched.push(u32::try_from(slot).unwrap_or(u32::MAX));
@@ -853,6 +885,7 @@ impl<'a, P: Processor> Session<'a, P> {
                 }
             }
         }
+        // The next round begins with another partition, so that a busy one does not use up the capacity every time.
         self.next_slot = self.next_slot.wrapping_add(1);
         self.has_admitted |= admitted > 0;
         for slot in out_of_range {
@@ -861,29 +894,31 @@ impl<'a, P: Processor> Session<'a, P> {
         Ok(admitted)
     }
 
-    /// One transaction: what the processor finished, and the positions that follow from it.
+    /// Writes one transaction: the outputs of the batch, and the positions that result from its completed records.
     fn write(&mut self) -> Result<(), Ended> {
         let began = Instant::now();
-        for (id, offset) in &self.turn.completed {
+        // All results are checked before anything is written. A result of an earlier assignment belongs to records that were
+        // read again, by this lane or another one, so writing it would duplicate its outputs.
+        for (id, offset) in &self.batch.completed {
             let assigned = self.slots.get_mut(id.slot as usize).and_then(Option::as_mut);
             let Some(assigned) = assigned.filter(|assigned| assigned.id == *id) else {
-                return self.reject_turn(*id, *offset);
+                return self.reject_batch(*id, *offset);
             };
             if !assigned.tracker.complete(*offset) {
-                return self.reject_turn(*id, *offset);
+                return self.reject_batch(*id, *offset);
             }
             if !assigned.touched {
                 assigned.touched = true;
                 self.touched.push(id.slot);
             }
         }
-        let completed = self.turn.completed.len();
-        for id in &self.turn.owners {
+        let completed = self.batch.completed.len();
+        for id in &self.batch.owners {
             let assigned = self.slots.get_mut(id.slot as usize).and_then(Option::as_mut);
             let Some(assigned) = assigned.filter(|assigned| assigned.id == *id) else {
-                return self.reject_turn(*id, -1);
+                return self.reject_batch(*id, -1);
             };
-            assigned.owns_turn = true;
+            assigned.must_commit = true;
             if !assigned.touched {
                 assigned.touched = true;
                 self.touched.push(id.slot);
@@ -896,7 +931,9 @@ impl<'a, P: Processor> Session<'a, P> {
                 continue;
             };
             assigned.touched = false;
-            let position = if std::mem::take(&mut assigned.owns_turn) {
+            // Without offsets the broker would not check the group's generation, and a lane that has lost the partition
+            // could still write.
+            let position = if std::mem::take(&mut assigned.must_commit) {
                 Some(assigned.tracker.position_or_beginning())
             } else {
                 assigned.tracker.commit_position()
@@ -912,15 +949,16 @@ impl<'a, P: Processor> Session<'a, P> {
                 positions.push((slot, position));
             }
         }
-        if positions.is_empty() && self.turn.outputs.is_empty() {
-            self.turn.clear();
+        if positions.is_empty() && self.batch.outputs.is_empty() {
+            self.batch.clear();
             return Ok(());
         }
-        while let Err(setback) = self.commit(&offsets) {
-            if !self.replace_refused(&setback) {
-                return self.set_back(&setback);
+        while let Err(error) = self.commit(&offsets) {
+            if !self.replace_refused(&error) {
+                return self.abandon_batch(&error);
             }
         }
+        // Committed: only from here on may the trackers and the processor rely on the new positions.
         for (slot, position) in positions {
             if let Some(assigned) = &mut self.slots[slot as usize] {
                 assigned.tracker.mark_committed(&position);
@@ -932,14 +970,14 @@ impl<'a, P: Processor> Session<'a, P> {
         }
         let took = began.elapsed();
         self.has_committed = true;
-        self.setbacks.end();
+        self.failures.reset();
         if took < self.lane.settings.transaction_timeout / 8 {
-            self.turn_limit = (2 * self.turn_limit).min(self.lane.spec.batch);
+            self.batch_limit = (2 * self.batch_limit).min(self.lane.spec.batch);
         }
         self.lane
             .observer
-            .committed(self.turn.outputs.len(), completed, took);
-        self.turn.clear();
+            .committed(self.batch.outputs.len(), completed, took);
+        self.batch.clear();
         for (partition, end) in self.transactions.changelog_ends() {
             self.lane.processor.changelog_written(partition, end);
         }
@@ -947,21 +985,21 @@ impl<'a, P: Processor> Session<'a, P> {
         Ok(())
     }
 
-    /// The processor hands over what it does not have: a result of another assignment, or a second one of a record.
-    /// Its outputs must not be written, so nothing of the turn is; all is read again.
-    fn reject_turn(&mut self, id: AssignmentId, offset: i64) -> Result<(), Ended> {
+    /// Drops a batch with a result that matches no record in flight: it belongs to another assignment, or its record is
+    /// already complete. Outputs do not say which record they belong to, so the whole batch is dropped.
+    fn reject_batch(&mut self, id: AssignmentId, offset: i64) -> Result<(), Ended> {
         tracing::error!(
             lane = self.lane.spec.name,
             assignment = ?id, offset,
-            "a result belongs to no record in hand; the transaction is dropped and its records are read again"
+            "result matches no record in flight; dropping the batch and reading its records again"
         );
-        self.give_up_turn();
-        self.lane.observer.setback(RecoveryAction::Abort);
+        self.drop_batch();
+        self.lane.observer.transaction_failed(RecoveryAction::Abort);
         Ok(())
     }
 
-    fn give_up_turn(&mut self) {
-        self.turn.clear();
+    fn drop_batch(&mut self) {
+        self.batch.clear();
         self.lane.processor.aborted();
         self.must_rewind = true;
     }
@@ -969,35 +1007,36 @@ impl<'a, P: Processor> Session<'a, P> {
     fn commit(&mut self, offsets: &TopicPartitionList) -> Result<(), TransactionError> {
         let consumer = &self.consumer;
         let group = || consumer.group_metadata();
-        self.transactions.write(&self.turn.outputs, offsets, group)
+        self.transactions.write(&self.batch.outputs, offsets, group)
     }
 
-    /// Lets the processor put something else in the place of what a topic does not take. The turn is still in hand
-    /// and nothing of it was written, so nothing has to be read again.
-    fn replace_refused(&mut self, setback: &TransactionError) -> bool {
-        let Some(first) = setback.refused.first() else {
+    /// Lets the processor replace the outputs that their topic refused. The transaction was aborted, but the batch is
+    /// complete in memory and the positions are the same, so nothing has to be read again.
+    fn replace_refused(&mut self, error: &TransactionError) -> bool {
+        let Some(first) = error.refused.first() else {
             return false;
         };
-        if self.said_refused.is_time() {
+        if self.refused_log_throttle.should_log() {
             tracing::warn!(
                 lane = self.lane.spec.name,
-                records = setback.refused.len(),
+                records = error.refused.len(),
                 reason = first.failure.message,
-                "records that their topic does not take become dead letters"
+                "topic refused records; replacing them"
             );
         }
-        self.lane.observer.setback(setback.remedy);
+        self.lane.observer.transaction_failed(error.action);
         let now = self.lane.clock.now();
-        self.lane.processor.refused(&setback.refused, &mut self.turn, now)
+        self.lane.processor.refused(&error.refused, &mut self.batch, now)
     }
 
-    fn set_back(&mut self, setback: &TransactionError) -> Result<(), Ended> {
-        let reason = error_chain(setback);
-        if self.setbacks.add() {
+    /// Gives up the batch after a failed transaction. Its records are read again.
+    fn abandon_batch(&mut self, error: &TransactionError) -> Result<(), Ended> {
+        let reason = error_chain(error);
+        if self.failures.record() {
             tracing::warn!(
                 lane = self.lane.spec.name,
                 error = reason,
-                in_a_row = self.setbacks.count,
+                in_a_row = self.failures.count,
                 "transaction failed; reading again from the committed offsets"
             );
         } else {
@@ -1007,24 +1046,27 @@ impl<'a, P: Processor> Session<'a, P> {
                 "transaction failed again"
             );
         }
-        if self.setbacks.repeat() {
+        if self.failures.are_repeated() {
             self.waiting(&reason);
         }
-        self.lane.observer.setback(setback.remedy);
-        self.turn_limit = (self.turn_limit / 2).max(SMALLEST_TURN.min(self.lane.spec.batch));
-        self.give_up_turn();
-        if setback.remedy == RecoveryAction::Fenced {
+        self.lane.observer.transaction_failed(error.action);
+        self.batch_limit = (self.batch_limit / 2).max(MIN_BATCH.min(self.lane.spec.batch));
+        self.drop_batch();
+        if error.action == RecoveryAction::Fenced {
             self.fences.count(self.lane)?;
         }
         Ok(())
     }
 
-    /// After a setback: a usable producer first, which resolves the transaction, then the committed
-    /// offsets, which say what became of it.
+    /// Recovers from a failed transaction. The order matters: initialising a producer resolves the transaction, and only
+    /// after that do the committed offsets show its outcome.
     fn recover(&mut self) -> Result<(), Ended> {
-        if let Err(setback) = self.transactions.recover(CALL) {
-            self.waiting(&format!("the producer is not ready: {}", error_chain(&setback)));
-            if setback.remedy == RecoveryAction::Fenced {
+        if let Err(error) = self.transactions.recover(CALL) {
+            self.waiting(&format!(
+                "cannot initialise the producer: {}",
+                error_chain(&error)
+            ));
+            if error.action == RecoveryAction::Fenced {
                 self.fences.count(self.lane)?;
             }
             thread::park_timeout(ROUND);
@@ -1038,18 +1080,18 @@ impl<'a, P: Processor> Session<'a, P> {
             .collect();
         self.touched.clear();
         if !owned.is_empty() {
-            let Some(committed) = self.committed(&owned) else {
+            let Some(committed) = self.committed_positions(&owned) else {
                 return Ok(());
             };
-            let of_another = committed.iter().find(|(topic, partition, position)| {
-                let is_it = |a: &&Assigned| *a.topic == **topic && a.partition == *partition;
-                let assigned = self.slots.iter().flatten().find(is_it);
+            let of_deleted_topic = committed.iter().find(|(topic, partition, position)| {
+                let is_same = |a: &&Assigned| *a.topic == **topic && a.partition == *partition;
+                let assigned = self.slots.iter().flatten().find(is_same);
                 let id = assigned.and_then(|assigned| assigned.topic_id);
                 position
                     .as_ref()
-                    .is_some_and(|committed| self.is_foreign((topic, *partition), committed, id))
+                    .is_some_and(|committed| self.is_of_deleted_topic((topic, *partition), committed, id))
             });
-            if let Some((topic, ..)) = of_another {
+            if let Some((topic, ..)) = of_deleted_topic {
                 let topic = topic.clone();
                 return Err(self.recreated(&topic));
             }
@@ -1057,7 +1099,7 @@ impl<'a, P: Processor> Session<'a, P> {
                 return Ok(());
             }
             for (topic, partition, position) in committed {
-                self.start_again(&topic, partition, position);
+                self.reset_assignment(&topic, partition, position);
             }
         }
         self.must_rewind = false;
@@ -1069,24 +1111,24 @@ impl<'a, P: Processor> Session<'a, P> {
         Ok(())
     }
 
-    /// Moves partitions to their committed offsets. A seek leaves the assignment alone, so it cannot be
-    /// taken for the answer to a rebalance that is under way, and throws away what was fetched before.
+    /// Moves partitions to their committed offsets and discards what was fetched before. A new assignment would do the
+    /// same, but the client would take it for the answer to a rebalance in progress.
     fn seek(&mut self, committed: &[(String, i32, Option<Committed>)]) -> Result<bool, Ended> {
         let mut list = TopicPartitionList::new();
         for (topic, partition, position) in committed {
             list.add_partition_offset(topic, *partition, start_offset(position.as_ref()))
                 .map_err(Ended::Broken)?;
         }
-        let sought = self.consumer.seek_partitions(list, 5 * CALL);
-        let result = sought.and_then(|list| {
+        let seek = self.consumer.seek_partitions(list, 5 * CALL);
+        let result = seek.and_then(|list| {
             list.elements()
                 .iter()
                 .try_for_each(rdkafka::topic_partition_list::TopicPartitionListElem::error)
         });
-        // A partition that was assigned a moment ago may not have started; it is sought again.
+        // A partition that was assigned a moment ago may not have started fetching. The next round tries again.
         if let Err(error) = result {
             self.failed_seeks += 1;
-            self.waiting(&format!("going back to the committed offsets: {error}"));
+            self.waiting(&format!("cannot seek to the committed offsets: {error}"));
             if self.failed_seeks > 50 {
                 return Err(Ended::Broken(error));
             }
@@ -1097,31 +1139,32 @@ impl<'a, P: Processor> Session<'a, P> {
         Ok(true)
     }
 
-    /// A partition begins anew at a position, under a new id; what was in hand of it is forgotten.
-    fn start_again(&mut self, topic: &str, partition: i32, position: Option<Committed>) {
-        let is_it = |slot: &Option<Assigned>| {
+    /// Restarts a partition at a position and drops its records in flight.
+    fn reset_assignment(&mut self, topic: &str, partition: i32, position: Option<Committed>) {
+        let is_same = |slot: &Option<Assigned>| {
             let assigned = slot.as_ref();
             assigned.is_some_and(|assigned| &*assigned.topic == topic && assigned.partition == partition)
         };
-        let Some(slot) = self.slots.iter().position(is_it) else {
+        let Some(slot) = self.slots.iter().position(is_same) else {
             return;
         };
+        // Under the old id, the late result of a handler would match the record that is read again.
         let id = self.lane.new_id(slot);
         if let Some(assigned) = &mut self.slots[slot] {
             self.lane.processor.revoked(assigned.id);
             self.lane.processor.assigned(id, &assigned.topic, partition);
             assigned.id = id;
             assigned.touched = false;
-            assigned.owns_turn = false;
+            assigned.must_commit = false;
             let fingerprint = assigned.topic_id.map(TopicFingerprint::of);
             let position = position.unwrap_or_else(Committed::start);
-            // What was read under the same id stays confirmed.
+            // The topic id is the same, so what was confirmed by a record that was read stays confirmed.
             assigned.is_confirmed |= position.topic.is_some();
             assigned.tracker = OffsetTracker::new(position, fingerprint);
         }
     }
 
-    /// Waits until something may have happened: a record, an event, finished work, a due time.
+    /// Waits for a record, an event, finished work, or a due time.
     fn wait(&self) {
         let now = self.lane.clock.now();
         let mut wait = ROUND;
@@ -1134,7 +1177,7 @@ impl<'a, P: Processor> Session<'a, P> {
         thread::park_timeout(wait);
     }
 
-    /// On the first call the processor is told; true once nothing is under way or the grace is over.
+    /// Whether all work is finished or the grace period is over. The first call tells the processor to stop.
     fn is_finished_stopping(&mut self) -> bool {
         if self.stopping_since.is_none() {
             self.lane.processor.stopping();
@@ -1143,14 +1186,14 @@ impl<'a, P: Processor> Session<'a, P> {
         if !self.lane.processor.is_busy() {
             return true;
         }
-        let over = since.elapsed() >= self.lane.spec.grace;
-        if over {
+        let is_over = since.elapsed() >= self.lane.spec.grace;
+        if is_over {
             tracing::warn!(
                 lane = self.lane.spec.name,
-                "the grace period is over with records in hand; they are handled again after a restart"
+                "grace period over with records in flight; they will be processed again after a restart"
             );
         }
-        over
+        is_over
     }
 }
 
@@ -1181,7 +1224,7 @@ fn start_offset(position: Option<&Committed>) -> Offset {
     position.map_or(Offset::Beginning, |position| Offset::Offset(position.offset))
 }
 
-/// Counts how often another process took over.
+/// Counts how often another process fenced the lane.
 #[derive(Default)]
 struct Fences(Vec<Instant>);
 
@@ -1193,7 +1236,7 @@ impl Fences {
         if self.0.len() < FENCE_LIMIT {
             return Ok(());
         }
-        Err(Ended::Unusable(LaneError::InstanceInUse {
+        Err(Ended::Fatal(LaneError::InstanceInUse {
             lane: lane.spec.name.clone(),
             instance: lane.settings.instance.clone(),
         }))

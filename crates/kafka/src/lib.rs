@@ -1,25 +1,25 @@
-//! Everything that touches Kafka. The only crate that names `rdkafka`.
+//! Everything that talks to Kafka. With `redeliver-kafka-ffi`, the only product crate that uses `rdkafka`.
 //!
-//! | module | idea |
+//! | module | content |
 //! |---|---|
-//! | [`client`] | settings of all clients; what correctness needs is set last |
-//! | [`lane`] | consume, process, produce in transactions: the loop of every service |
-//! | [`processor`] | what a service plugs into a lane |
-//! | [`transaction`] | one exactly-once write: outputs and offsets |
-//! | [`remedy`] | which error calls for which step, in one function |
-//! | [`tracker`] | which offsets of a partition are done, in any order |
-//! | [`convert`] | records between Kafka's client and ours, byte-exact |
-//! | [`reader`] | reading topics from start to end, for audits and narration |
-//! | [`follow`] | following partitions from given offsets on, for as long as a process lives |
-//! | [`lookup`] | single records by their offsets |
-//! | [`survey`] | which topics there are, what they hold, how long they keep it |
-//! | [`backlog`] | what a group has yet to finish, counted from outside |
-//! | [`producer`] | a plain idempotent producer |
-//! | [`topology`] | creating and checking topics |
-//! | [`topic_watch`] | which topics exist, and which were deleted and created again, while a process runs |
-//! | [`murmur2`] | Java's partitioner |
-//! | [`fault`] | points at which tests make a process die |
-//! | [`embedded`] | a broker in this process, in memory, for trials |
+//! | [`client`] | settings of all clients |
+//! | [`lane`] | the loop of every service: consume, process, write in transactions |
+//! | [`processor`] | the interface between a lane and a service |
+//! | [`transaction`] | exactly-once writes of outputs and offsets |
+//! | [`recovery`] | how to recover from each error of a client |
+//! | [`tracker`] | the completed offsets of a partition, in any order |
+//! | [`convert`] | conversion of records between the client's types and ours |
+//! | [`reader`] | reading topics outside of a group, from the beginning or continuously |
+//! | [`follow`] | following partitions from given offsets |
+//! | [`lookup`] | reading single records by offset |
+//! | [`survey`] | listing topics with their offsets and retention |
+//! | [`backlog`] | the number of records that a group has not completed |
+//! | [`producer`] | an idempotent producer without transactions |
+//! | [`topology`] | checking and creating topics |
+//! | [`topic_watch`] | which topics exist, and which were created again |
+//! | [`murmur2`] | the partitioner of Kafka's Java clients |
+//! | [`fault`] | fault injection for crash tests |
+//! | [`embedded`] | a broker inside this process |
 
 pub mod backlog;
 pub mod client;
@@ -33,7 +33,7 @@ pub mod murmur2;
 pub mod processor;
 pub mod producer;
 pub mod reader;
-pub mod remedy;
+pub mod recovery;
 pub mod survey;
 pub mod topic_watch;
 pub mod topology;

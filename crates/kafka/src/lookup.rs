@@ -1,4 +1,4 @@
-//! Single records by their offsets, as a read_committed consumer sees them.
+//! Reads single records by offset, as a read_committed consumer.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,42 +15,41 @@ use crate::client::KafkaSettings;
 use crate::convert;
 use crate::reader::{ReadError, client, kafka};
 
-/// Gets records by their offsets. One look at a time.
+/// Reads records by offset, one lookup at a time.
 pub struct Lookup {
     consumer: BaseConsumer,
 }
 
-/// Records that are so near are read through rather than jumped over.
+/// For a distance up to this many offsets, reading on is faster than a new assignment.
 const NEAR: i64 = 50;
 
 impl Lookup {
-    /// Makes the client. The broker is not asked yet.
+    /// Creates the client without connecting to the broker.
     ///
     /// # Errors
-    /// When the client cannot be made from its configuration.
+    /// If the client cannot be created from its configuration.
     pub fn new(settings: &KafkaSettings) -> Result<Self, ReadError> {
         let mut config = client(settings, "read_committed");
         config
-            // A topic that is not there is not waited for as long as for one that was just made.
+            // The default waits longer for a missing topic, in case it was just created.
             .set("topic.metadata.propagation.max.ms", "1000")
-            // Little is read ahead. A larger record is given nevertheless.
+            // Prefetch little. The broker returns a larger record nevertheless.
             .set("max.partition.fetch.bytes", "262144")
             .set("queued.min.messages", "1");
         Ok(Self {
-            consumer: config.create().map_err(kafka("making a consumer"))?,
+            consumer: config.create().map_err(kafka("creating a consumer"))?,
         })
     }
 
-    /// The records at these positions, in their order; `None` where there is none that a read_committed
-    /// consumer sees. Blocks while they are read.
+    /// The records at these positions, in the same order; `None` where a read_committed consumer sees no record. Blocks.
     ///
     /// # Errors
-    /// When they cannot be read within `timeout`.
-    pub fn get(&self, wanted: &[Position], timeout: Duration) -> Result<Vec<Option<Record>>, ReadError> {
+    /// If they cannot be read within `timeout`.
+    pub fn get(&self, positions: &[Position], timeout: Duration) -> Result<Vec<Option<Record>>, ReadError> {
         let deadline = Instant::now() + timeout;
-        let mut found: Vec<Option<Record>> = wanted.iter().map(|_| None).collect();
+        let mut found: Vec<Option<Record>> = positions.iter().map(|_| None).collect();
         let mut partitions: BTreeMap<(&str, i32), Vec<usize>> = BTreeMap::new();
-        for (index, position) in wanted.iter().enumerate() {
+        for (index, position) in positions.iter().enumerate() {
             partitions
                 .entry((&position.topic, position.partition))
                 .or_default()
@@ -58,8 +57,8 @@ impl Lookup {
         }
         let mut result = Ok(());
         for indexes in partitions.values_mut() {
-            indexes.sort_unstable_by_key(|index| wanted[*index].offset);
-            result = self.get_from_partition(wanted, indexes, deadline, &mut found);
+            indexes.sort_unstable_by_key(|index| positions[*index].offset);
+            result = self.get_from_partition(positions, indexes, deadline, &mut found);
             if result.is_err() {
                 break;
             }
@@ -70,17 +69,17 @@ impl Lookup {
 
     fn get_from_partition(
         &self,
-        wanted: &[Position],
+        positions: &[Position],
         indexes: &[usize],
         deadline: Instant,
         found: &mut [Option<Record>],
     ) -> Result<(), ReadError> {
-        // The next offset that the client will give, once it is assigned.
+        // The next offset that the client returns, once a partition is assigned.
         let mut next: Option<i64> = None;
-        // A record that was read and lies beyond the one that was looked for.
+        // The last record read, while its offset is at or after the current position.
         let mut ahead: Option<Record> = None;
         for index in indexes {
-            let position = &wanted[*index];
+            let position = &positions[*index];
             if ahead
                 .as_ref()
                 .is_some_and(|record| record.position.offset < position.offset)
@@ -117,8 +116,7 @@ impl Lookup {
         self.consumer.assign(&list).map_err(assigning)
     }
 
-    /// The first record at an offset or behind it; nothing when the partition ends before, or has no such
-    /// offset.
+    /// The first record at or after a position; `None` if the partition ends before it or does not exist.
     fn read_up_to(&self, position: &Position, deadline: Instant) -> Result<Option<Record>, ReadError> {
         let topic: &Arc<str> = &position.topic;
         loop {
@@ -147,8 +145,8 @@ impl Lookup {
                     Some(RDKafkaErrorCode::TopicAuthorizationFailed | RDKafkaErrorCode::Fatal) => {
                         return Err(kafka("reading a record")(error));
                     }
-                    // The client gets over the rest by itself, or the time is over.
-                    _ => tracing::debug!(%error, "lookup"),
+                    // The client recovers from all others by itself, or the deadline passes.
+                    _ => tracing::debug!(%error, "consumer error"),
                 },
                 None => {}
             }

@@ -1,8 +1,7 @@
-//! Java's partitioner: which partition a key belongs to.
+//! The partitioner of Kafka's Java clients.
 //!
-//! Kafka's Java clients hash keys with a variant of `MurmurHash2` (32 bits, seed 0x9747b28c;
-//! `org.apache.kafka.common.utils.Utils.murmur2`). Whoever wants a key's records in the partition where
-//! Java producers put them must compute the same; librdkafka does with `partitioner=murmur2_random`.
+//! They hash keys with a variant of `MurmurHash2` (32 bits, seed 0x9747b28c; `org.apache.kafka.common.utils.Utils.murmur2`).
+//! librdkafka computes the same with `partitioner=murmur2_random`.
 
 /// The hash of a key.
 #[must_use]
@@ -10,7 +9,7 @@ pub fn murmur2(key: &[u8]) -> i32 {
     const SEED: u32 = 0x9747_b28c;
     const M: u32 = 0x5bd1_e995;
     const R: u32 = 24;
-    // Java's length is an i32, and no key is longer.
+    // The length is an i32 in Java, and no key is longer.
     let mut hash = SEED ^ u32::try_from(key.len()).unwrap_or(u32::MAX);
     let (words, tail) = key.as_chunks::<4>();
     for word in words {
@@ -30,21 +29,21 @@ pub fn murmur2(key: &[u8]) -> i32 {
     hash.cast_signed()
 }
 
-/// The partition of a record with this key in a topic of so many partitions.
+/// The partition of a record with this key in a topic with `partitions` partitions.
 ///
 /// # Panics
-/// When the topic has no partitions.
+/// If `partitions` is not positive.
 #[must_use]
 pub fn partition_for_key(key: &[u8], partitions: i32) -> i32 {
     assert!(partitions > 0, "a topic has at least one partition");
     (murmur2(key) & i32::MAX) % partitions
 }
 
-/// The partition of the ingest topic where requests of this application with this idempotency key meet, so
-/// that one lane sees them all: Java's partition for the application's name, a zero byte and the key.
+/// The partition of the ingest topic for requests of this application with this idempotency key, so that one lane sees all
+/// of them: the partition of the application's name, a zero byte, and the key.
 ///
 /// # Panics
-/// When the topic has no partitions.
+/// If `partitions` is not positive.
 #[must_use]
 pub fn shard_of(app: &str, idempotency_key: &str, partitions: i32) -> i32 {
     let both = [app.as_bytes(), b"\0", idempotency_key.as_bytes()].concat();

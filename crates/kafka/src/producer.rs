@@ -1,4 +1,4 @@
-//! A plain idempotent producer: for tools, demonstrations and tests. Services write through lanes.
+//! An idempotent producer without transactions, for tools, demonstrations and tests. Services write through lanes.
 
 use std::time::Duration;
 
@@ -16,33 +16,33 @@ pub struct Producer(FutureProducer);
 /// A record that was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Written {
-    /// Where it stands.
+    /// The position of the record.
     pub position: Position,
-    /// The timestamp that it has in the log: the producer's, or the broker's when the topic says so.
+    /// The record's timestamp in the log: that of the producer, or of the broker if the topic is configured so.
     pub timestamp: Option<Timestamp>,
 }
 
-/// A record was not written.
+/// Why a record was not written.
 #[derive(Debug, thiserror::Error)]
 pub enum ProduceError {
-    /// The client cannot be made from its configuration.
-    #[error("making the producer")]
+    /// The client cannot be created from its configuration.
+    #[error("creating the producer")]
     Configuration(#[source] KafkaError),
-    /// The broker did not take the record in time, or refused it.
+    /// The broker refused the record or did not acknowledge it in time.
     #[error("writing to topic `{topic}`")]
     Delivery {
         /// The topic.
         topic: String,
-        /// Why.
+        /// The cause.
         source: KafkaError,
     },
 }
 
 impl Producer {
-    /// Makes a producer. The broker is first asked when something is written.
+    /// Creates a producer without connecting to the broker.
     ///
     /// # Errors
-    /// When the configuration is not usable.
+    /// If the client cannot be created from its configuration.
     pub fn new(settings: &KafkaSettings) -> Result<Self, ProduceError> {
         settings
             .producer()
@@ -54,7 +54,7 @@ impl Producer {
     /// Writes one record and waits for the broker's acknowledgement.
     ///
     /// # Errors
-    /// When the broker refuses the record or does not take it within the client's `message.timeout.ms`.
+    /// If the broker refuses the record or does not acknowledge it within the client's `message.timeout.ms`.
     pub async fn send(&self, output: &Output) -> Result<Written, ProduceError> {
         let mut record = FutureRecord::<[u8], [u8]>::to(&output.topic);
         record.partition = output.partition;
@@ -78,10 +78,10 @@ impl Producer {
         })
     }
 
-    /// Waits until all that was sent is acknowledged.
+    /// Waits until all records sent so far are acknowledged.
     ///
     /// # Errors
-    /// When it takes longer than `timeout`.
+    /// If that takes longer than `timeout`.
     pub fn flush(&self, timeout: Duration) -> Result<(), ProduceError> {
         self.0.flush(timeout).map_err(|source| ProduceError::Delivery {
             topic: "(all)".into(),

@@ -1,5 +1,5 @@
-//! Reading topics outside of any consumer group: whole topics for audits, new records for narration, and
-//! the positions of other groups.
+//! Reads topics outside of any consumer group: whole topics, new records as they arrive, and the committed positions of
+//! groups.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -19,35 +19,35 @@ use crate::client::KafkaSettings;
 use crate::convert;
 use crate::tracker::Committed;
 
-/// Topics could not be read.
+/// Why topics could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
     /// A topic is missing.
     #[error("topic `{0}` does not exist")]
     Missing(String),
-    /// The broker or the client refused.
+    /// The broker or the client returned an error.
     #[error("{step}")]
     Kafka {
-        /// What was tried.
+        /// The operation that failed.
         step: &'static str,
-        /// Why it failed.
+        /// The cause.
         source: KafkaError,
     },
-    /// The end was not reached in time.
-    #[error("the end of topic `{topic}` partition {partition} ({end}) was not reached in time")]
+    /// The timeout passed before the end of a partition was reached.
+    #[error("timed out before reaching {topic}/{partition}/{end}")]
     Late {
         /// The topic.
         topic: String,
         /// The partition.
         partition: i32,
-        /// The end that should have been reached.
+        /// The end offset to reach.
         end: i64,
     },
 }
 
-/// How long one answer of the broker may take.
+/// Timeout of one request.
 const CALL: Duration = Duration::from_secs(10);
-/// How long a fetch may bring nothing before it is given up for a new one.
+/// After this time without records, the consumer is replaced.
 const STALL: Duration = Duration::from_secs(8);
 
 pub(crate) fn kafka(step: &'static str) -> impl Fn(KafkaError) -> ReadError {
@@ -61,7 +61,7 @@ pub(crate) fn client(settings: &KafkaSettings, isolation: &str) -> ClientConfig 
         .set("enable.auto.commit", "false")
         .set("enable.auto.offset.store", "false")
         .set("isolation.level", isolation)
-        // An offset that the log does not have is an error for whoever asked for it, never a silent jump.
+        // An offset that is out of range must be an error, never a silent reset.
         .set("auto.offset.reset", "error")
         .set("enable.partition.eof", "true")
         .set("allow.auto.create.topics", "false")
@@ -70,16 +70,16 @@ pub(crate) fn client(settings: &KafkaSettings, isolation: &str) -> ClientConfig 
     config
 }
 
-fn make(settings: &KafkaSettings, isolation: &str) -> Result<BaseConsumer, ReadError> {
+fn create_consumer(settings: &KafkaSettings, isolation: &str) -> Result<BaseConsumer, ReadError> {
     client(settings, isolation)
         .create()
-        .map_err(kafka("making a consumer"))
+        .map_err(kafka("creating a consumer"))
 }
 
 fn partition_count(consumer: &BaseConsumer, topic: &str) -> Result<i32, ReadError> {
     let metadata = consumer
         .fetch_metadata(Some(topic), CALL)
-        .map_err(kafka("asking for the partitions of a topic"))?;
+        .map_err(kafka("requesting the partitions of a topic"))?;
     let found = metadata
         .topics()
         .iter()
@@ -88,16 +88,15 @@ fn partition_count(consumer: &BaseConsumer, topic: &str) -> Result<i32, ReadErro
     Ok(i32::try_from(found.partitions().len()).unwrap_or(i32::MAX))
 }
 
-/// How many partitions a topic has. Blocks while the broker is asked.
+/// The number of partitions of a topic. Blocks.
 ///
 /// # Errors
-/// When the broker does not answer or the topic is missing.
+/// If the broker does not answer or the topic is missing.
 pub fn partitions(settings: &KafkaSettings, topic: &str) -> Result<i32, ReadError> {
-    partition_count(&make(settings, "read_committed")?, topic)
+    partition_count(&create_consumer(settings, "read_committed")?, topic)
 }
 
-/// Reads topics to their present end, as a read_committed consumer sees them. Later calls go on where the
-/// last one ended.
+/// Reads topics up to their current end, as a read_committed consumer. Each call continues where the previous one ended.
 pub struct TopicReader {
     settings: KafkaSettings,
     committed: Arc<BaseConsumer>,
@@ -107,12 +106,12 @@ pub struct TopicReader {
 }
 
 impl TopicReader {
-    /// A reader at the beginning of these topics.
+    /// A reader that begins at the beginning of these topics.
     ///
     /// # Errors
-    /// When the broker does not answer or a topic is missing.
+    /// If the broker does not answer or a topic is missing.
     pub fn new(settings: &KafkaSettings, topics: &[Arc<str>]) -> Result<Self, ReadError> {
-        let committed = make(settings, "read_committed")?;
+        let committed = create_consumer(settings, "read_committed")?;
         let mut positions = BTreeMap::new();
         for topic in topics {
             for partition in 0..partition_count(&committed, topic)? {
@@ -122,7 +121,7 @@ impl TopicReader {
         Ok(Self {
             settings: settings.clone(),
             committed: Arc::new(committed),
-            uncommitted: make(settings, "read_uncommitted")?,
+            uncommitted: create_consumer(settings, "read_uncommitted")?,
             topics: topics
                 .iter()
                 .map(|topic| (topic.to_string(), topic.clone()))
@@ -131,17 +130,17 @@ impl TopicReader {
         })
     }
 
-    /// A reader of one partition from an offset on; `None` is its beginning.
+    /// A reader of one partition that begins at an offset; `None` means the beginning.
     ///
     /// # Errors
-    /// When the broker does not answer or there is no such partition.
+    /// If the broker does not answer or the partition does not exist.
     pub fn of_partition(
         settings: &KafkaSettings,
         topic: &Arc<str>,
         partition: i32,
         from: Option<i64>,
     ) -> Result<Self, ReadError> {
-        let committed = make(settings, "read_committed")?;
+        let committed = create_consumer(settings, "read_committed")?;
         if partition >= partition_count(&committed, topic)? {
             return Err(ReadError::Missing(format!("{topic}` partition `{partition}")));
         }
@@ -149,16 +148,16 @@ impl TopicReader {
         Ok(Self {
             settings: settings.clone(),
             committed: Arc::new(committed),
-            uncommitted: make(settings, "read_uncommitted")?,
+            uncommitted: create_consumer(settings, "read_uncommitted")?,
             topics: [(topic.to_string(), topic.clone())].into(),
             positions: [((topic.to_string(), partition), from)].into(),
         })
     }
 
-    /// A reader of partitions of existing topics, each from an offset on that is still there.
+    /// A reader of existing partitions that begins at offsets that are in range.
     ///
     /// # Errors
-    /// When a client cannot be made.
+    /// If a client cannot be created.
     pub(crate) fn from_offsets(
         settings: &KafkaSettings,
         from: impl IntoIterator<Item = ((String, i32), i64)>,
@@ -172,24 +171,24 @@ impl TopicReader {
             .map(|(topic, _)| (topic.clone(), topic.as_str().into()));
         Ok(Self {
             settings: settings.clone(),
-            committed: Arc::new(make(settings, "read_committed")?),
-            uncommitted: make(settings, "read_uncommitted")?,
+            committed: Arc::new(create_consumer(settings, "read_committed")?),
+            uncommitted: create_consumer(settings, "read_uncommitted")?,
             topics: topics.collect(),
             positions,
         })
     }
 
-    /// The end of a partition, open transactions included.
+    /// The end of a partition, including open transactions.
     ///
     /// # Errors
-    /// When the broker does not answer.
+    /// If the broker does not answer.
     pub fn high_watermark(&self, topic: &str, partition: i32) -> Result<i64, ReadError> {
         let watermarks = self.uncommitted.fetch_watermarks(topic, partition, CALL);
-        let (_, end) = watermarks.map_err(kafka("asking for the end of a partition"))?;
+        let (_, end) = watermarks.map_err(kafka("requesting the end of a partition"))?;
         Ok(end)
     }
 
-    /// The next offset to be read of a partition; `None` before anything of it was read.
+    /// The next offset to read of a partition; `None` before its first record was read.
     #[must_use]
     pub fn position(&self, topic: &str, partition: i32) -> Option<i64> {
         let position = self.positions.get(&(topic.to_owned(), partition))?;
@@ -199,11 +198,11 @@ impl TopicReader {
         }
     }
 
-    /// Reads everything that was written before this call, in no particular order between partitions.
-    /// Transactions that are open now are waited for.
+    /// Reads everything that was written before this call. Partitions are read in no particular order. Waits for
+    /// transactions that are open now.
     ///
     /// # Errors
-    /// When the broker refuses or the ends are not reached within `timeout`.
+    /// If the broker returns an error or the ends are not reached within `timeout`.
     pub fn read_to_end(&mut self, timeout: Duration, mut visit: impl FnMut(Record)) -> Result<(), ReadError> {
         self.read_while(timeout, |record| {
             visit(record);
@@ -211,10 +210,10 @@ impl TopicReader {
         })
     }
 
-    /// The same, as long as there is somebody to read for: a visitor that breaks has seen its last record.
+    /// As [`TopicReader::read_to_end`], but ends when the visitor breaks.
     ///
     /// # Errors
-    /// When the broker refuses or the ends are not reached within `timeout`.
+    /// If the broker returns an error or the ends are not reached within `timeout`.
     pub fn read_while(
         &mut self,
         timeout: Duration,
@@ -257,8 +256,8 @@ impl TopicReader {
         Ok(())
     }
 
-    /// Reads until nothing is left or nothing has come for a while. Then there is a new consumer: a fetch
-    /// that a restart of the broker left behind may never end.
+    /// Reads until all ends are reached or no record has arrived for a while. In the latter case it replaces the consumer:
+    /// after a restart of the broker, a fetch may hang forever.
     fn read_until_stalled(
         &mut self,
         unread: &mut Vec<Unread>,
@@ -271,7 +270,7 @@ impl TopicReader {
             let position = self.positions[&partition.key()];
             list.add_partition_offset(&partition.topic, partition.partition, position)
                 .map_err(kafka("assigning"))?;
-            // With a queue of its own, a partition's end-of-partition event says whose end it is.
+            // With a separate queue, an end-of-partition event can be attributed to its partition.
             let queue = consumer.split_partition_queue(&partition.topic, partition.partition);
             partition.queue = Some(queue.ok_or_else(|| kafka("splitting a queue")(KafkaError::Canceled))?);
         }
@@ -284,15 +283,15 @@ impl TopicReader {
             && Instant::now() < deadline
         {
             if let Some(Err(source)) = consumer.poll(Duration::ZERO) {
-                passing(source)?;
+                ignore_transient(source)?;
             }
             let mut progress = false;
             let mut index = 0;
             while index < unread.len() && flow.is_continue() {
                 match self.drain(&unread[index], &mut progress, visit)? {
                     Drained::Partly => index += 1,
-                    Drained::ToItsEnd => drop(unread.swap_remove(index)),
-                    Drained::Unwanted => flow = ControlFlow::Break(()),
+                    Drained::ToEnd => drop(unread.swap_remove(index)),
+                    Drained::Stopped => flow = ControlFlow::Break(()),
                 }
             }
             if progress {
@@ -306,12 +305,12 @@ impl TopicReader {
             partition.queue = None;
         }
         if last_progress.elapsed() >= STALL {
-            self.committed = Arc::new(make(&self.settings, "read_committed")?);
+            self.committed = Arc::new(create_consumer(&self.settings, "read_committed")?);
         }
         Ok(flow)
     }
 
-    /// Visits what a partition's queue holds.
+    /// Visits the records in the queue of a partition.
     fn drain(
         &mut self,
         unread: &Unread,
@@ -329,34 +328,35 @@ impl TopicReader {
                 Some(Ok(message)) => {
                     next = Offset::Offset(message.offset() + 1);
                     if visit(convert::record(&message, &shared)).is_break() {
-                        drained = Drained::Unwanted;
+                        drained = Drained::Stopped;
                         break;
                     }
                 }
-                // The end was known before the first fetch, so this end is that one or a later one; records
-                // may end before it, as markers of transactions are not delivered.
+                // The end was requested before the first fetch, so this event is at that end or a later one. The last record
+                // may be before it, since transaction markers are not delivered.
                 Some(Err(KafkaError::PartitionEOF(_))) => {
                     next = Offset::Offset(next.to_raw().unwrap_or(0).max(unread.end));
-                    drained = Drained::ToItsEnd;
+                    drained = Drained::ToEnd;
                     break;
                 }
-                Some(Err(source)) => passing(source)?,
+                Some(Err(source)) => ignore_transient(source)?,
                 None => break,
             }
         }
-        *progress |= next != self.positions[&unread.key()] || drained == Drained::ToItsEnd;
+        *progress |= next != self.positions[&unread.key()] || drained == Drained::ToEnd;
         self.positions.insert(unread.key(), next);
         Ok(drained)
     }
 
-    /// The end of a partition, once no transaction before it is open; nothing when it is empty.
+    /// Waits until no transaction before the current end of a partition is open, and returns that end; `None` if the
+    /// partition is empty.
     fn stable_end(&self, topic: &str, partition: i32, deadline: Instant) -> Result<Option<i64>, ReadError> {
         let (low, end) = watermarks(&self.uncommitted, topic, partition, deadline)?;
         if end <= low {
             return Ok(None);
         }
         loop {
-            // A read_committed client is told the last stable offset instead of the high watermark.
+            // For a read_committed client, the broker returns the last stable offset instead of the high watermark.
             let (_, stable) = watermarks(&self.committed, topic, partition, deadline)?;
             if stable >= end {
                 return Ok(Some(stable));
@@ -373,8 +373,7 @@ impl TopicReader {
     }
 }
 
-/// Beginning and end of a partition. A leader that does not answer is asked again, or another one in its place,
-/// until the deadline.
+/// The first and the end offset of a partition. Retries transient errors, such as a change of the leader, until the deadline.
 fn watermarks(
     consumer: &BaseConsumer,
     topic: &str,
@@ -384,31 +383,30 @@ fn watermarks(
     loop {
         match consumer.fetch_watermarks(topic, partition, CALL / 5) {
             Ok(watermarks) => return Ok(watermarks),
-            Err(error) if (passes(&error) || is_unknown(&error)) && Instant::now() < deadline => {
-                tracing::debug!(topic, partition, %error, "asking for the end again");
+            Err(error) if (is_transient(&error) || is_unknown(&error)) && Instant::now() < deadline => {
+                tracing::debug!(topic, partition, %error, "cannot read the end of a partition; retrying");
                 std::thread::park_timeout(Duration::from_millis(50));
-                // A client that reads nothing at the moment does not look for a new leader by itself.
+                // Without fetches in progress, the client does not look for a new leader by itself.
                 let _ = consumer.fetch_metadata(Some(topic), CALL / 5);
             }
-            Err(error) => return Err(kafka("asking for the end of a partition")(error)),
+            Err(error) => return Err(kafka("requesting the end of a partition")(error)),
         }
     }
 }
 
-/// How far a partition's queue was emptied.
+/// How far the queue of a partition was read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Drained {
     Partly,
-    ToItsEnd,
-    /// The visitor wants no more.
-    Unwanted,
+    ToEnd,
+    /// The visitor broke.
+    Stopped,
 }
 
-/// A partition that is being read.
+/// A partition that has not been read to its end.
 struct Unread {
     topic: String,
     partition: i32,
-    /// The end that was asked for.
     end: i64,
     queue: Option<PartitionQueue<DefaultConsumerContext>>,
 }
@@ -419,36 +417,35 @@ impl Unread {
     }
 }
 
-/// New records of topics, as they come, in the order in which they come in.
+/// Reads topics continuously, in order of arrival.
 pub struct TopicTail {
     consumer: BaseConsumer,
     topics: BTreeMap<String, Arc<str>>,
 }
 
 impl TopicTail {
-    /// Follows these topics from their beginning.
+    /// Begins at the beginning of these topics.
     ///
     /// # Errors
-    /// When the broker does not answer or a topic is missing.
+    /// If the broker does not answer or a topic is missing.
     pub fn new(settings: &KafkaSettings, topics: &[Arc<str>]) -> Result<Self, ReadError> {
         let config = Self::config(settings);
         Self::follow(&config, topics, |_, _, _| Ok(Offset::Beginning))
     }
 
-    /// Follows these topics from their present end: what is written after this call returns is seen, and of
-    /// what was written before at most a few records.
+    /// Begins at the current end of these topics. Returns all records written after this call returns, and possibly a few
+    /// that were written during it.
     ///
     /// # Errors
-    /// When the broker does not answer or a topic is missing.
+    /// If the broker does not answer or a topic is missing.
     pub fn from_end(settings: &KafkaSettings, topics: &[Arc<str>]) -> Result<Self, ReadError> {
         let mut config = Self::config(settings);
-        // A tail is idle most of the time, and an answer of the broker does not wait for this long when there
-        // is something to tell.
+        // A tail is idle most of the time, so longer waits save requests. The broker answers at once when there are records.
         config.set("fetch.wait.max.ms", "500");
-        // The end is asked for here: an end that the client looks up by itself would be a later one.
+        // The end is requested here: the client would look it up after this call has returned, and miss records.
         Self::follow(&config, topics, |consumer, topic, partition| {
-            let asked = consumer.fetch_watermarks(topic, partition, CALL);
-            let (_, end) = asked.map_err(kafka("asking for the end of a partition"))?;
+            let watermarks = consumer.fetch_watermarks(topic, partition, CALL);
+            let (_, end) = watermarks.map_err(kafka("requesting the end of a partition"))?;
             Ok(Offset::Offset(end))
         })
     }
@@ -464,7 +461,7 @@ impl TopicTail {
         topics: &[Arc<str>],
         start: impl Fn(&BaseConsumer, &str, i32) -> Result<Offset, ReadError>,
     ) -> Result<Self, ReadError> {
-        let consumer: BaseConsumer = config.create().map_err(kafka("making a consumer"))?;
+        let consumer: BaseConsumer = config.create().map_err(kafka("creating a consumer"))?;
         let mut list = TopicPartitionList::new();
         for topic in topics {
             for partition in 0..partition_count(&consumer, topic)? {
@@ -481,10 +478,10 @@ impl TopicTail {
         Ok(Self { consumer, topics })
     }
 
-    /// The next record, or nothing when none comes within `wait`.
+    /// The next record; `None` if none arrives within `wait`.
     ///
     /// # Errors
-    /// When the broker refuses.
+    /// If the broker returns a permanent error.
     pub fn next(&mut self, wait: Duration) -> Result<Option<Record>, ReadError> {
         match self.consumer.poll(wait) {
             Some(Ok(message)) => {
@@ -492,17 +489,16 @@ impl TopicTail {
                 let topic = self.topics.get(topic).cloned().unwrap_or_else(|| topic.into());
                 Ok(Some(convert::record(&message, &topic)))
             }
-            Some(Err(source)) => passing(source).map(|()| None),
+            Some(Err(source)) => ignore_transient(source).map(|()| None),
             None => Ok(None),
         }
     }
 }
 
-/// Where a consumer group stands in topics: what it has committed, per topic and partition; `None` where it
-/// has committed nothing.
+/// The committed positions of a consumer group by topic and partition; `None` where it has committed nothing.
 ///
 /// # Errors
-/// When the broker does not answer, a topic is missing, or an offset carries metadata that is not ours.
+/// If the broker does not answer or a topic is missing.
 pub fn group_positions(
     settings: &KafkaSettings,
     group: &str,
@@ -510,26 +506,27 @@ pub fn group_positions(
 ) -> Result<BTreeMap<(String, i32), Option<Committed>>, ReadError> {
     let mut config = client(settings, "read_committed");
     config.set("group.id", group);
-    let consumer: BaseConsumer = config.create().map_err(kafka("making a consumer"))?;
+    let consumer: BaseConsumer = config.create().map_err(kafka("creating a consumer"))?;
     let mut list = TopicPartitionList::new();
     for topic in topics {
         list.add_partition_range(topic, 0, partition_count(&consumer, topic)? - 1);
     }
-    let asking = kafka("asking for committed offsets");
     let deadline = Instant::now() + 3 * CALL;
     let list = loop {
-        // An offset whose transaction is open is not stable yet, which passes.
-        let asked = consumer.committed_offsets(list.clone(), CALL);
-        let settled = asked.and_then(|list| {
+        // While a transaction that commits an offset is open, the request for it fails.
+        let committed = consumer.committed_offsets(list.clone(), CALL);
+        let stable = committed.and_then(|list| {
             list.elements()
                 .iter()
                 .try_for_each(rdkafka::topic_partition_list::TopicPartitionListElem::error)?;
             Ok(list)
         });
-        match settled {
+        match stable {
             Ok(list) => break list,
-            Err(error) if Instant::now() > deadline => return Err(asking(error)),
-            Err(error) => tracing::debug!(%error, "committed offsets are not known yet"),
+            Err(error) if Instant::now() > deadline => {
+                return Err(kafka("requesting committed offsets")(error));
+            }
+            Err(error) => tracing::debug!(%error, "cannot read committed offsets; retrying"),
         }
         std::thread::park_timeout(Duration::from_millis(50));
     };
@@ -544,30 +541,30 @@ pub fn group_positions(
     Ok(positions)
 }
 
-/// A committed position from its offset and metadata. Metadata that another tool wrote tells nothing about
-/// records behind the offset. The client library panics on metadata that is not UTF-8.
+/// Decodes a committed position. Metadata of other programs is ignored, with a log line.
 pub(crate) fn committed(offset: i64, metadata: impl Fn() -> String) -> Committed {
+    // The client library panics on metadata that is not UTF-8.
     let metadata = catch_unwind(AssertUnwindSafe(metadata)).unwrap_or_else(|_| "not UTF-8".to_owned());
     Committed::decode(offset, &metadata).unwrap_or_else(|error| {
         tracing::error!(
             offset, %error,
-            "the metadata of a committed offset was not written by redeliver; records behind it that are done may be done again"
+            "cannot decode the metadata of a committed offset; completed records after it may be processed again"
         );
         Committed::at(offset)
     })
 }
 
-/// Errors that the client gets over by itself.
-fn passing(error: KafkaError) -> Result<(), ReadError> {
-    if passes(&error) {
-        tracing::debug!(%error, "reader");
+/// Returns permanent errors. The client recovers from others by itself.
+fn ignore_transient(error: KafkaError) -> Result<(), ReadError> {
+    if is_transient(&error) {
+        tracing::debug!(%error, "consumer error");
         Ok(())
     } else {
         Err(kafka("polling")(error))
     }
 }
 
-/// A broker that has just started may not know yet what it holds.
+/// Whether the broker does not know the topic or partition. One that has just started may not know it yet.
 pub(crate) fn is_unknown(error: &KafkaError) -> bool {
     matches!(
         error.rdkafka_error_code(),
@@ -579,7 +576,7 @@ pub(crate) fn is_unknown(error: &KafkaError) -> bool {
     )
 }
 
-fn passes(error: &KafkaError) -> bool {
+fn is_transient(error: &KafkaError) -> bool {
     matches!(
         error.rdkafka_error_code(),
         Some(
@@ -589,7 +586,7 @@ fn passes(error: &KafkaError) -> bool {
                 | RDKafkaErrorCode::RequestTimedOut
                 | RDKafkaErrorCode::NotLeaderForPartition
                 | RDKafkaErrorCode::LeaderNotAvailable
-                // A leader that is new does not know the end yet.
+                // A new leader does not know the end yet.
                 | RDKafkaErrorCode::OffsetNotAvailable
                 | RDKafkaErrorCode::DestroyBroker
                 | RDKafkaErrorCode::Resolve

@@ -1,4 +1,4 @@
-//! Looking over the topics of a cluster: which there are, what they hold, how long they keep it.
+//! Lists the topics of a cluster with the offsets of their partitions and their retention.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,42 +8,42 @@ use rdkafka::admin::{AdminClient, AdminOptions, OwnedResourceSpecifier, Resource
 use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::types::RDKafkaRespErr;
-use redeliver_core::Span;
+use redeliver_core::HumanDuration;
 
 use crate::client::KafkaSettings;
 use crate::reader::{ReadError, client, kafka};
 
-/// How long one answer of the broker may take.
+/// Timeout of one request.
 const CALL: Duration = Duration::from_secs(10);
 
-/// What a partition holds.
+/// The bounds of a partition's log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// The first offset that is still there.
+    /// The first offset.
     pub low: i64,
-    /// The offset behind the last that a read_committed consumer can see now.
+    /// The last stable offset: the end, exclusive, for a read_committed consumer.
     pub end: i64,
 }
 
-/// A topic with its partitions. `None` where a partition has no leader that answers.
+/// A topic and its partitions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SurveyedTopic {
-    /// Its name.
+    /// The name of the topic.
     pub name: Arc<str>,
-    /// What each partition holds, by its number.
+    /// The bounds of each partition, by partition number; `None` if its leader did not answer.
     pub partitions: Vec<Option<Extent>>,
 }
 
 /// How long a topic keeps its records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Retention {
-    /// No record is removed because of its age.
+    /// Records are not deleted because of their age.
     Unlimited,
-    /// Records may be removed when they are older.
-    For(Span),
+    /// Older records may be deleted.
+    For(HumanDuration),
 }
 
-/// Looks over topics. Cheap to clone.
+/// A client that lists topics. Cheap to clone.
 #[derive(Clone)]
 pub struct Surveyor {
     consumer: Arc<BaseConsumer>,
@@ -51,32 +51,32 @@ pub struct Surveyor {
 }
 
 impl Surveyor {
-    /// Makes the clients. The broker is not asked yet.
+    /// Creates the clients without connecting to the broker.
     ///
     /// # Errors
-    /// When a client cannot be made from its configuration.
+    /// If a client cannot be created from its configuration.
     pub fn new(settings: &KafkaSettings) -> Result<Self, ReadError> {
-        let making = kafka("making a client");
+        let error = kafka("creating a client");
         Ok(Self {
-            consumer: Arc::new(client(settings, "read_committed").create().map_err(&making)?),
-            admin: Arc::new(settings.client().create().map_err(&making)?),
+            consumer: Arc::new(client(settings, "read_committed").create().map_err(&error)?),
+            admin: Arc::new(settings.client().create().map_err(&error)?),
         })
     }
 
-    /// The topics that are `wanted`, by name. Blocks while the broker is asked.
+    /// The topics whose names match `filter`, sorted by name. Blocks.
     ///
     /// # Errors
-    /// When the broker does not answer.
-    pub fn topics(&self, wanted: impl Fn(&str) -> bool) -> Result<Vec<SurveyedTopic>, ReadError> {
+    /// If the broker does not answer.
+    pub fn topics(&self, filter: impl Fn(&str) -> bool) -> Result<Vec<SurveyedTopic>, ReadError> {
         let metadata = self
             .consumer
             .fetch_metadata(None, CALL)
-            .map_err(kafka("asking for the topics"))?;
+            .map_err(kafka("requesting the list of topics"))?;
         let unknown = Some(RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART);
         let found = metadata
             .topics()
             .iter()
-            .filter(|topic| topic.error() != unknown && wanted(topic.name()));
+            .filter(|topic| topic.error() != unknown && filter(topic.name()));
         let mut topics: Vec<SurveyedTopic> = found
             .map(|topic| SurveyedTopic {
                 name: topic.name().into(),
@@ -91,20 +91,20 @@ impl Surveyor {
 
     fn extent(&self, topic: &str, partition: usize) -> Option<Extent> {
         let partition = i32::try_from(partition).ok()?;
-        // A read_committed client is told the last stable offset instead of the high watermark.
+        // For a read_committed client, the broker returns the last stable offset instead of the high watermark.
         match self.consumer.fetch_watermarks(topic, partition, CALL) {
             Ok((low, end)) => Some(Extent { low, end }),
             Err(error) => {
-                tracing::debug!(topic, partition, %error, "the extent of a partition is not known");
+                tracing::debug!(topic, partition, %error, "cannot read the bounds of a partition");
                 None
             }
         }
     }
 
-    /// How long these topics keep their records, as far as the broker tells.
+    /// The retention of these topics. Leaves out topics whose configuration cannot be read.
     ///
     /// # Errors
-    /// When the broker does not answer.
+    /// If the broker does not answer.
     pub async fn retention(&self, topics: &[Arc<str>]) -> Result<BTreeMap<String, Retention>, ReadError> {
         if topics.is_empty() {
             return Ok(BTreeMap::new());
@@ -116,21 +116,21 @@ impl Surveyor {
         let options = AdminOptions::new()
             .request_timeout(Some(CALL))
             .operation_timeout(Some(CALL));
-        let answers = self
+        let results = self
             .admin
             .describe_configs(&resources, &options)
             .await
-            .map_err(kafka("asking for the configuration of topics"))?;
+            .map_err(kafka("requesting the configuration of topics"))?;
         let mut known = BTreeMap::new();
-        for answer in answers {
-            // A topic that is not ours to describe, or gone by now.
-            let Ok(resource) = answer else { continue };
+        for result in results {
+            // An error means that access is denied or the topic was deleted.
+            let Ok(resource) = result else { continue };
             let OwnedResourceSpecifier::Topic(name) = resource.specifier else {
                 continue;
             };
-            let value = |wanted: &str| {
+            let value = |name: &str| {
                 let mut entries = resource.entries.iter();
-                let entry = entries.find(|entry| entry.name == wanted)?;
+                let entry = entries.find(|entry| entry.name == name)?;
                 entry.value.as_deref()
             };
             if let Some(retention) = retention(value("cleanup.policy"), value("retention.ms")) {
@@ -144,9 +144,9 @@ impl Surveyor {
 fn retention(policy: Option<&str>, millis: Option<&str>) -> Option<Retention> {
     let deletes = policy?.split(',').any(|word| word.trim() == "delete");
     let millis: i64 = millis?.trim().parse().ok()?;
-    // Negative, usually -1, is unlimited.
+    // Negative values, usually -1, mean unlimited.
     Some(match u64::try_from(millis) {
-        Ok(millis) if deletes => Retention::For(Span::from_millis(millis)),
+        Ok(millis) if deletes => Retention::For(HumanDuration::from_millis(millis)),
         _ => Retention::Unlimited,
     })
 }
@@ -156,8 +156,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_topic_that_deletes_by_age_has_a_limit() {
-        let week = Retention::For(Span::from_secs(7 * 86_400));
+    fn only_a_topic_that_deletes_by_age_has_limited_retention() {
+        let week = Retention::For(HumanDuration::from_secs(7 * 86_400));
         for (policy, millis, expected) in [
             (Some("delete"), Some("604800000"), Some(week)),
             (Some("compact,delete"), Some("604800000"), Some(week)),

@@ -1,9 +1,9 @@
-//! Which topics exist, while a process runs.
+//! Keeps track of which topics exist while a process runs.
 //!
-//! A producer that writes into a topic that is gone waits until its transaction times out, and a consumer whose topic was
-//! deleted and created again reads on at offsets of the old one. Neither is told. So one thread per process asks the
-//! cluster every [`INTERVAL`] about every topic that somebody asked for, by name and without creating any, and everybody
-//! looks at what it found without waiting.
+//! A producer that writes to a deleted topic waits until its transaction times out. A consumer whose topic was deleted and
+//! created again continues at the old offset. The client reports neither. So one thread per process requests the
+//! descriptions of all watched topics every [`INTERVAL`], by name and without creating any. Others read the latest result
+//! without waiting.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -23,31 +23,31 @@ use redeliver_kafka_ffi::{GroupDescription, TopicDescription, TopicId, describe_
 use crate::client::{ClientLog, KafkaSettings};
 use crate::processor::Waker;
 
-/// How often the cluster is asked.
+/// Interval of the requests.
 pub const INTERVAL: Duration = Duration::from_secs(2);
-/// How long one answer may take.
+/// Timeout of a request for topics.
 const CALL: Duration = Duration::from_secs(5);
-/// How long a group's coordinator may take: it is asked again, and topics must not wait for it.
+/// Timeout of a request to a group's coordinator. It is short because requests for topics wait for it.
 const GROUP_CALL: Duration = Duration::from_secs(1);
-/// For how long a topic has to be missing before it is said to be: a broker that just started, or has not heard of a new
-/// topic yet, answers that it does not know it.
-const CONFIRMED: usize = 2;
+/// How many consecutive responses without a topic confirm that it is missing. A single one does not: a broker that has just
+/// started, or has not heard of a new topic yet, answers that it does not know the topic.
+const CONFIRMING_RESPONSES: usize = 2;
 
-/// What is known of a topic.
+/// What is known about a topic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TopicState {
-    /// Not asked yet, or Kafka did not answer.
+    /// Not requested yet, or Kafka has not answered.
     Unknown,
-    /// It does not exist, or may not be seen.
+    /// Certainly missing, or not visible to this client.
     Missing {
-        /// When that was first noticed.
+        /// The time of the first response without the topic.
         since: Instant,
     },
-    /// It exists.
+    /// Exists.
     Exists {
-        /// Its id; `None` when the broker knows no ids (before Kafka 2.8).
+        /// The topic's id; `None` if the broker does not support topic ids (before Kafka 2.8).
         id: Option<TopicId>,
-        /// How many partitions it has.
+        /// The number of partitions.
         partitions: i32,
     },
 }
@@ -60,42 +60,42 @@ impl TopicState {
     }
 }
 
-/// A handle; the thread ends with the last one.
+/// A handle of the watch. Its thread ends when the last handle is dropped.
 #[derive(Clone, Debug)]
 pub struct TopicWatch(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
-    topics: Mutex<BTreeMap<Arc<str>, Entry>>,
-    /// Notified after every answer.
-    learned: Condvar,
-    /// How many of the topics are missing.
+    topics: Mutex<BTreeMap<Arc<str>, WatchedTopic>>,
+    /// Notified after every response.
+    updated: Condvar,
+    /// The number of missing topics.
     missing: AtomicUsize,
-    /// How often the state of any topic has changed.
+    /// The number of changes of any topic's state.
     changes: AtomicUsize,
-    /// Says of each topic that cannot be looked at, now and then.
+    /// Throttles the errors of each topic.
     log: ClientLog,
-    groups: Mutex<Vec<GroupQuestion>>,
-    /// Somebody asked for something that is not known yet.
-    asked: (Mutex<bool>, Condvar),
+    groups: Mutex<Vec<GroupRequest>>,
+    /// Whether the thread should send its requests now.
+    wake: (Mutex<bool>, Condvar),
 }
 
 #[derive(Debug)]
-struct Entry {
+struct WatchedTopic {
     state: TopicState,
-    /// When the last question was asked whose answer knew it.
-    seen: Option<Instant>,
-    /// How many answers in a row did not know it.
+    /// When the last request was sent whose response contained the topic.
+    last_seen: Option<Instant>,
+    /// Consecutive responses without the topic.
     missed: usize,
     missed_since: Option<Instant>,
     wakers: Vec<Waker>,
 }
 
-impl Default for Entry {
+impl Default for WatchedTopic {
     fn default() -> Self {
         Self {
             state: TopicState::Unknown,
-            seen: None,
+            last_seen: None,
             missed: 0,
             missed_since: None,
             wakers: Vec::new(),
@@ -104,21 +104,21 @@ impl Default for Entry {
 }
 
 #[derive(Debug)]
-struct GroupQuestion {
+struct GroupRequest {
     group: String,
-    answer: Arc<Mutex<Option<GroupAnswer>>>,
+    result: Arc<Mutex<Option<GroupResult>>>,
     waker: Waker,
 }
 
-type GroupAnswer = Result<GroupDescription, RDKafkaErrorCode>;
+type GroupResult = Result<GroupDescription, RDKafkaErrorCode>;
 
-/// A question about a group that is being answered.
+/// A request for the description of a group.
 #[derive(Debug)]
-pub(crate) struct PendingGroup(Arc<Mutex<Option<GroupAnswer>>>);
+pub(crate) struct PendingGroup(Arc<Mutex<Option<GroupResult>>>);
 
 impl PendingGroup {
-    /// The answer, once it is there.
-    pub(crate) fn take(&self) -> Option<GroupAnswer> {
+    /// The result, once there is one.
+    pub(crate) fn take(&self) -> Option<GroupResult> {
         lock(&self.0).take()
     }
 }
@@ -131,10 +131,10 @@ impl TopicWatch {
     /// Starts the thread. Kafka need not be reachable yet.
     ///
     /// # Errors
-    /// When the client cannot be made of the settings, or the system has no thread.
+    /// If the client cannot be created from the settings, or the thread cannot be started.
     pub fn start(settings: &KafkaSettings) -> io::Result<Self> {
-        let client = settings.client().create_with_context(Quiet::default());
-        let client: BaseConsumer<Quiet> = client.map_err(io::Error::other)?;
+        let client = settings.client().create_with_context(WatchContext::default());
+        let client: BaseConsumer<WatchContext> = client.map_err(io::Error::other)?;
         let shared = Arc::new(Shared::default());
         let weak = Arc::downgrade(&shared);
         thread::Builder::new()
@@ -143,46 +143,46 @@ impl TopicWatch {
         Ok(Self(shared))
     }
 
-    /// Begins to watch these topics. `waker` is woken whenever the state of one of them changes.
+    /// Watches these topics. `waker` is woken when the state of one of them changes.
     pub fn watch(&self, topics: impl IntoIterator<Item = Arc<str>>, waker: &Waker) {
         let mut known = lock(&self.0.topics);
         for topic in topics {
             known.entry(topic).or_default().wakers.push(waker.clone());
         }
         drop(known);
-        self.0.ask();
+        self.0.wake();
     }
 
-    /// What is known of a topic. One that is not watched yet is from now on, and unknown until the next answer.
+    /// The state of a topic. A topic that is not watched yet is watched from now on, and unknown until the next response.
     #[must_use]
     pub fn state(&self, topic: &str) -> TopicState {
-        // The broker answers a question about such a name with an error, which would hide what it knows of the others.
+        // The broker answers a request that contains an invalid name with an error, also for all other topics.
         if !is_topic_name(topic) {
             return TopicState::Unknown;
         }
         let mut topics = lock(&self.0.topics);
-        if let Some(entry) = topics.get(topic) {
-            return entry.state;
+        if let Some(known) = topics.get(topic) {
+            return known.state;
         }
-        topics.insert(topic.into(), Entry::default());
+        topics.insert(topic.into(), WatchedTopic::default());
         drop(topics);
-        self.0.ask();
+        self.0.wake();
         TopicState::Unknown
     }
 
-    /// How often the state of any watched topic has changed. Takes no lock.
+    /// The number of changes of any watched topic's state. Takes no lock.
     pub(crate) fn changes(&self) -> usize {
         self.0.changes.load(Ordering::Acquire)
     }
 
-    /// Whether any watched topic is missing. Takes no lock, so it may be asked for every record.
+    /// Whether any watched topic is missing. Takes no lock, so it can be called for every record.
     #[must_use]
     pub fn any_missing(&self) -> bool {
         self.0.missing.load(Ordering::Relaxed) > 0
     }
 
-    /// For how long it has been known that the topic does not exist; nothing when it may exist. Takes no lock as long as
-    /// no watched topic is missing, so it may be asked for every record.
+    /// How long the topic has been missing; `None` if it may exist. Takes no lock unless a watched topic is missing, so it
+    /// can be called for every record.
     #[must_use]
     pub fn missing_for(&self, topic: &str) -> Option<Duration> {
         if !self.any_missing() {
@@ -194,102 +194,105 @@ impl TopicWatch {
         }
     }
 
-    /// Asks the cluster now, without waiting for the answer.
-    pub(crate) fn hurry(&self) {
-        self.0.ask();
+    /// Sends a request now, without waiting for the response.
+    pub(crate) fn refresh(&self) {
+        self.0.wake();
     }
 
-    /// Asks the cluster now about these topics too, which are watched from now on, without waiting for the answer.
-    pub(crate) fn hurry_about<'a>(&self, topics: impl IntoIterator<Item = &'a Arc<str>>) {
+    /// Sends a request now that includes these topics, which are watched from now on. Does not wait for the response.
+    pub(crate) fn refresh_including<'a>(&self, topics: impl IntoIterator<Item = &'a Arc<str>>) {
         let mut known = lock(&self.0.topics);
         for topic in topics {
             if !known.contains_key(topic) && is_topic_name(topic) {
-                known.insert(topic.clone(), Entry::default());
+                known.insert(topic.clone(), WatchedTopic::default());
             }
         }
         drop(known);
-        self.0.ask();
+        self.0.wake();
     }
 
-    /// Asks the cluster now and waits until it is certain whether the topic exists, at most for `patience`.
-    pub(crate) fn confirm(&self, topic: &str, patience: Duration) -> TopicState {
-        let asked = Instant::now();
+    /// Sends a request now and waits until it is certain whether the topic exists, or until `timeout`.
+    pub(crate) fn confirm(&self, topic: &str, timeout: Duration) -> TopicState {
+        let began = Instant::now();
         if self.state(topic) == TopicState::Unknown && !is_topic_name(topic) {
             return TopicState::Unknown;
         }
-        self.0.ask();
-        let is_open = |topics: &mut BTreeMap<Arc<str>, Entry>| {
-            let entry = topics.get(topic);
-            entry.is_some_and(|entry| !entry.state.is_missing() && entry.seen.is_none_or(|seen| seen < asked))
+        self.0.wake();
+        // A response to a request that was sent before this call may be outdated.
+        let is_uncertain = |topics: &mut BTreeMap<Arc<str>, WatchedTopic>| {
+            let known = topics.get(topic);
+            known.is_some_and(|known| {
+                !known.state.is_missing() && known.last_seen.is_none_or(|sent| sent < began)
+            })
         };
         let topics = lock(&self.0.topics);
-        let waited = self.0.learned.wait_timeout_while(topics, patience, is_open);
+        let waited = self.0.updated.wait_timeout_while(topics, timeout, is_uncertain);
         let (topics, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        topics.get(topic).map_or(TopicState::Unknown, |entry| entry.state)
+        topics.get(topic).map_or(TopicState::Unknown, |known| known.state)
     }
 
-    /// Asks a group's coordinator for its members, once. `waker` is woken when the answer is there.
-    pub(crate) fn ask_group(&self, group: &str, waker: &Waker) -> PendingGroup {
-        let answer = Arc::default();
-        lock(&self.0.groups).push(GroupQuestion {
+    /// Requests the members of a group from its coordinator. `waker` is woken when there is a result.
+    pub(crate) fn describe_group(&self, group: &str, waker: &Waker) -> PendingGroup {
+        let result = Arc::default();
+        lock(&self.0.groups).push(GroupRequest {
             group: group.to_owned(),
-            answer: Arc::clone(&answer),
+            result: Arc::clone(&result),
             waker: waker.clone(),
         });
-        self.0.ask();
-        PendingGroup(answer)
+        self.0.wake();
+        PendingGroup(result)
     }
 }
 
 impl Shared {
-    fn ask(&self) {
-        *lock(&self.asked.0) = true;
-        self.asked.1.notify_one();
+    fn wake(&self) {
+        *lock(&self.wake.0) = true;
+        self.wake.1.notify_one();
     }
 
-    /// Waits for the next time to ask.
+    /// Waits for the interval or a call of [`Shared::wake`].
     fn wait(&self) {
-        let asked = lock(&self.asked.0);
-        let (mut asked, _) = self
-            .asked
+        let is_awake = lock(&self.wake.0);
+        let (mut is_awake, _) = self
+            .wake
             .1
-            .wait_timeout_while(asked, INTERVAL, |asked| !*asked)
+            .wait_timeout_while(is_awake, INTERVAL, |is_awake| !*is_awake)
             .unwrap_or_else(PoisonError::into_inner);
-        *asked = false;
+        *is_awake = false;
     }
 
-    fn learn(&self, asked: Instant, names: &[Arc<str>], found: &Found) {
+    fn update(&self, sent: Instant, names: &[Arc<str>], found: &Found) {
         let mut topics = lock(&self.topics);
         for name in names {
-            let Some(entry) = topics.get_mut(name) else {
+            let Some(topic) = topics.get_mut(name) else {
                 continue;
             };
-            let before = entry.state;
+            let before = topic.state;
             match found.get(&**name) {
-                Some(Ok(found)) => entry.learn(Some(found), asked),
-                None => entry.learn(None, asked),
-                // Nothing is learned of it; what was known stays known.
+                Some(Ok(found)) => topic.update(Some(found), sent),
+                None => topic.update(None, sent),
+                // An error says nothing about whether the topic exists, so its state stays.
                 Some(Err(error)) => {
-                    if self.log.is_time(name) {
-                        tracing::warn!(topic = &**name, %error, "whether the topic exists cannot be found out");
+                    if self.log.should_log(name) {
+                        tracing::warn!(topic = &**name, %error, "cannot find out whether the topic exists");
                     }
                 }
             }
-            if entry.state != before {
+            if topic.state != before {
                 self.changes.fetch_add(1, Ordering::Release);
-                entry.wakers.iter().for_each(Waker::wake);
+                topic.wakers.iter().for_each(Waker::wake);
             }
         }
-        let missing = topics.values().filter(|entry| entry.state.is_missing());
+        let missing = topics.values().filter(|topic| topic.state.is_missing());
         self.missing.store(missing.count(), Ordering::Relaxed);
-        self.learned.notify_all();
+        self.updated.notify_all();
     }
 }
 
-impl Entry {
-    fn learn(&mut self, found: Option<&TopicDescription>, asked: Instant) {
+impl WatchedTopic {
+    fn update(&mut self, found: Option<&TopicDescription>, sent: Instant) {
         if let Some(found) = found {
-            self.seen = Some(asked);
+            self.last_seen = Some(sent);
             self.missed = 0;
             self.missed_since = None;
             self.state = TopicState::Exists {
@@ -299,8 +302,8 @@ impl Entry {
             return;
         }
         self.missed += 1;
-        let since = *self.missed_since.get_or_insert(asked);
-        if self.missed >= CONFIRMED {
+        let since = *self.missed_since.get_or_insert(sent);
+        if self.missed >= CONFIRMING_RESPONSES {
             self.state = TopicState::Missing { since };
         }
     }
@@ -308,69 +311,72 @@ impl Entry {
 
 type Found = BTreeMap<String, Result<TopicDescription, RDKafkaErrorCode>>;
 
-/// The brokers that coordinated groups when they were asked last.
+/// The last known coordinators of groups.
 #[derive(Debug, Default)]
 struct Coordinators(BTreeMap<String, i32>);
 
 impl Coordinators {
-    /// Asks the broker that knew the group before, and if it does not any more, all of them. `topic`: any one, of which the
-    /// cluster is asked in order to learn of its brokers.
-    fn describe(&mut self, client: &BaseConsumer<Quiet>, group: &str, topic: Option<&str>) -> GroupAnswer {
-        let ask = |broker| describe_group(client.client(), broker, group, GROUP_CALL);
+    /// Sends the request to the last known coordinator, and if that fails, to all brokers. `topic` is any topic, for a
+    /// metadata request that returns the brokers.
+    fn describe(
+        &mut self,
+        client: &BaseConsumer<WatchContext>,
+        group: &str,
+        topic: Option<&str>,
+    ) -> GroupResult {
+        let describe = |broker| describe_group(client.client(), broker, group, GROUP_CALL);
         let known = self.0.remove(group);
         if let Some(known) = known
-            && let Ok(answer) = ask(known)
+            && let Ok(description) = describe(known)
         {
             self.0.insert(group.to_owned(), known);
-            return Ok(answer);
+            return Ok(description);
         }
         let metadata = client.fetch_metadata(topic, GROUP_CALL);
         let metadata =
             metadata.map_err(|error| error.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Fail))?;
-        let mut problem = RDKafkaErrorCode::CoordinatorNotAvailable;
+        let mut last_error = RDKafkaErrorCode::CoordinatorNotAvailable;
         let brokers = metadata.brokers().iter().map(MetadataBroker::id);
         for broker in brokers.filter(|broker| known != Some(*broker)) {
-            match ask(broker) {
-                Ok(answer) => {
+            match describe(broker) {
+                Ok(description) => {
                     self.0.insert(group.to_owned(), broker);
-                    return Ok(answer);
+                    return Ok(description);
                 }
                 Err(RDKafkaErrorCode::NotCoordinator) => {}
-                Err(error) => problem = error,
+                Err(error) => last_error = error,
             }
         }
-        Err(problem)
+        Err(last_error)
     }
 }
 
-/// Runs until the last handle is gone.
-fn watch(client: &BaseConsumer<Quiet>, shared: &Weak<Shared>) {
+/// Runs until the last handle is dropped.
+fn watch(client: &BaseConsumer<WatchContext>, shared: &Weak<Shared>) {
     let mut coordinators = Coordinators::default();
     while let Some(shared) = shared.upgrade() {
         let names: Vec<Arc<str>> = lock(&shared.topics).keys().cloned().collect();
         let borrowed: Vec<&str> = names.iter().map(|name| &**name).collect();
-        let asked = Instant::now();
+        let sent = Instant::now();
         match describe_topics(client.client(), &borrowed, CALL) {
-            Ok(found) => shared.learn(asked, &names, &found),
-            // What was known stays known: an outage deletes no topic.
-            Err(error) => tracing::debug!(%error, "looking at topics"),
+            Ok(found) => shared.update(sent, &names, &found),
+            // An outage deletes no topic, so all states stay.
+            Err(error) => tracing::debug!(%error, "request for topics failed"),
         }
-        // One group, and then topics again, which must not wait for a broker that is down.
-        let group = lock(&shared.groups)
-            .first()
-            .map(|question| question.group.clone());
+        // Topics are requested again after each group: they must not wait for several groups whose broker is down.
+        let group = lock(&shared.groups).first().map(|request| request.group.clone());
         if let Some(group) = group {
-            let found = coordinators.describe(client, &group, borrowed.first().copied());
-            let answered = |question: &mut GroupQuestion| question.group == group;
-            for GroupQuestion { answer, waker, .. } in lock(&shared.groups).extract_if(.., answered) {
-                *lock(&answer) = Some(found.clone());
+            let described = coordinators.describe(client, &group, borrowed.first().copied());
+            let is_same = |request: &mut GroupRequest| request.group == group;
+            for GroupRequest { result, waker, .. } in lock(&shared.groups).extract_if(.., is_same) {
+                *lock(&result) = Some(described.clone());
                 waker.wake();
             }
             continue;
         }
         let is_confirming = lock(&shared.topics)
             .values()
-            .any(|entry| (1..CONFIRMED).contains(&entry.missed));
+            .any(|topic| (1..CONFIRMING_RESPONSES).contains(&topic.missed));
         if is_confirming {
             thread::park_timeout(INTERVAL / 8);
         } else {
@@ -379,45 +385,44 @@ fn watch(client: &BaseConsumer<Quiet>, shared: &Weak<Shared>) {
     }
 }
 
-/// The context of a client that is only asked.
 #[derive(Debug, Default)]
-struct Quiet(ClientLog);
+struct WatchContext(ClientLog);
 
-impl ClientContext for Quiet {
+impl ClientContext for WatchContext {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
         self.0.log(level, facility, message);
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
-        tracing::debug!(%error, reason, "kafka client");
+        tracing::debug!(%error, reason, "client error");
     }
 }
 
-impl ConsumerContext for Quiet {}
+impl ConsumerContext for WatchContext {}
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn one_answer_that_does_not_know_a_topic_is_no_proof_and_two_are() {
-        let mut entry = Entry::default();
+    fn two_consecutive_responses_without_a_topic_confirm_that_it_is_missing() {
+        let mut topic = WatchedTopic::default();
         let now = Instant::now();
         let found = TopicDescription {
             id: Some(TopicId::from_bits(1)),
             partitions: 3,
         };
-        entry.learn(Some(&found), now);
+        topic.update(Some(&found), now);
         let exists = TopicState::Exists {
             id: found.id,
             partitions: 3,
         };
-        assert_eq!(entry.state, exists);
-        entry.learn(None, now);
-        assert_eq!(entry.state, exists);
-        entry.learn(None, now + INTERVAL);
-        assert_eq!(entry.state, TopicState::Missing { since: now });
-        entry.learn(Some(&found), now);
-        assert_eq!(entry.state, exists);
+        assert_eq!(topic.state, exists);
+        topic.update(None, now);
+        assert_eq!(topic.state, exists);
+        topic.update(None, now + INTERVAL);
+        assert_eq!(topic.state, TopicState::Missing { since: now });
+        topic.update(Some(&found), now);
+        assert_eq!(topic.state, exists);
     }
 }

@@ -1,14 +1,13 @@
-//! The topics that pipelines and the scheduler need: which they are, whether they would lose records as they
-//! stand, and creating what is missing.
+//! The topics that pipelines and the scheduler need: specifies them, checks whether existing ones would lose records, and
+//! creates missing ones.
 //!
-//! Records wait in topics for as long as a year or more, so a topic's own clean-up is the one thing in Kafka
-//! that can lose them without an error: a retention shorter than the wait, compaction of a topic whose
-//! records share keys, deletion from the one that is a log of states. What is needed ([`TopologySpec`]) and
-//! what a topic is told to be wrong for (`examine`) are pure; [`check`] and [`apply`] do the asking and
-//! creating.
+//! Records may wait in topics for a year or longer, so the cleanup of a topic is the one thing in Kafka that can lose them
+//! without an error: a retention shorter than the wait, compaction of a topic whose records share keys, or deletion of old
+//! records from the state topic. The specification ([`TopologySpec`]) and the comparison ([`examine()`]) do no IO; [`check`]
+//! and [`apply`] send requests.
 //!
-//! Source and output topics and those of applications belong to the users: they are created when they are
-//! missing, and of an existing one is only said when it is too narrow. Existing topics are never changed.
+//! Source topics, output topics and the topics of applications belong to users: missing ones are created, and of existing ones
+//! only the size limit is checked. Existing topics are never changed.
 
 mod admin;
 mod examine;
@@ -20,109 +19,109 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use redeliver_core::Span;
+use redeliver_core::HumanDuration;
 use redeliver_core::pipeline::TopicRole;
 use redeliver_core::scheduler::SchedulerRole;
 
 pub use admin::{Applied, TopologyError, apply, check, names};
 pub use examine::{examine, examine_all};
 
-/// How topics are created when they are missing.
+/// Settings for creating topics.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TopicSettings {
-    /// Partitions of each topic.
+    /// The number of partitions of each topic.
     pub partitions: i32,
-    /// Replicas of each partition; -1 leaves it to the broker.
+    /// The replication factor; -1 means the broker's default.
     pub replication: i32,
-    /// How long tiers, due topics and the scheduler's ingest topic keep records at least.
-    pub retention: Span,
-    /// How long dead letters are kept.
-    pub dead_letter_retention: Span,
+    /// The minimum retention of tiers, due topics and the scheduler's ingest topic.
+    pub retention: HumanDuration,
+    /// The retention of dead letters.
+    pub dead_letter_retention: HumanDuration,
 }
 
-/// All topics of some pipelines, of the scheduler, or of both, each once.
+/// The topics of pipelines, of the scheduler, or of both. Each topic occurs once.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TopologySpec {
     /// The topics, in the order of the pipelines.
     pub topics: Vec<TopicSpec>,
 }
 
-/// One topic as it should be.
+/// The specification of one topic.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TopicSpec {
-    /// Its name.
+    /// The name of the topic.
     pub name: Arc<str>,
-    /// What it is to its pipeline or the scheduler.
+    /// What the topic is used for.
     pub role: Role,
-    /// Partitions to create it with.
+    /// The number of partitions for creating it.
     pub partitions: i32,
-    /// The topic that must have as many partitions.
+    /// Another topic with which it must have the number of partitions in common.
     pub partitions_as: Option<Arc<str>>,
-    /// Replicas to create it with; -1 leaves it to the broker.
+    /// The replication factor for creating it; -1 means the broker's default.
     pub replication: i32,
-    /// Retention to create it with; `None` leaves it to the broker.
-    pub retention: Option<Span>,
-    /// With a shorter retention records would be lost; `None` where that is not asked.
-    pub required_retention: Option<Span>,
+    /// The retention for creating it; `None` means the broker's default.
+    pub retention: Option<HumanDuration>,
+    /// With a shorter retention, records would be lost; `None` if the retention is not checked.
+    pub required_retention: Option<HumanDuration>,
     /// The topics whose records must fit into it.
     pub sources: Vec<Arc<str>>,
-    /// The largest records that are written into it, in bytes and without our headers, as far as settings say.
+    /// The size of the largest records written to it according to the settings, in bytes and without added headers.
     pub largest: Option<u64>,
-    /// How it is cleaned; `None` for topics of the users, which are not judged.
+    /// The required cleanup policy; `None` for topics of users.
     pub cleanup: Option<Cleanup>,
 }
 
-/// What a topic is for.
+/// What a topic is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// To a pipeline.
+    /// A topic of a pipeline.
     Pipeline(TopicRole),
-    /// To the scheduler.
+    /// A topic of the scheduler.
     Scheduler(SchedulerRole),
-    /// To the inspector of dead letters: what was done with each.
+    /// The inspector's ledger.
     Ledger,
 }
 
-/// How a topic of ours is cleaned.
+/// The cleanup policy of a managed topic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cleanup {
-    /// Records are deleted when they are old.
+    /// Old records are deleted.
     Delete,
-    /// The newest record of each key stays for ever; a tombstone is kept for so long.
+    /// The latest record of each key is kept forever.
     Compact {
-        /// At least that long a tombstone should be kept.
-        tombstones: Span,
+        /// How long tombstones are kept.
+        tombstones: HumanDuration,
     },
 }
 
-/// A topic as it is.
+/// An existing topic.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ActualTopic {
-    /// How many partitions it has.
+    /// The number of partitions.
     pub partitions: i32,
-    /// Its configuration as far as it is known, defaults included.
+    /// The known configuration, including defaults.
     pub config: BTreeMap<String, String>,
 }
 
-/// How bad a finding is.
+/// The severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
-    /// Records would be lost or could not be written: do not start.
+    /// Records would be lost or could not be written, so processes do not start.
     Error,
-    /// Records can be lost in special cases.
+    /// Records may be lost in special cases.
     Warning,
 }
 
-/// Something wrong with a topic, in words for people.
+/// A problem of a topic and its remedy, as text for users.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     /// The topic.
     pub topic: Arc<str>,
-    /// How bad it is.
+    /// The severity.
     pub severity: Severity,
-    /// What is wrong and what comes of it.
+    /// The problem and its consequence.
     pub problem: String,
-    /// What to do.
+    /// What to do about it.
     pub remedy: String,
 }
 
@@ -141,12 +140,11 @@ impl fmt::Display for Finding {
 }
 
 impl TopicSpec {
-    /// Writes into it are not larger than this, by a setting.
     fn expect(&mut self, bytes: u64) {
         self.largest = self.largest.max(Some(bytes));
     }
 
-    /// Whether it is ours: its records are lost or late when its configuration is wrong.
+    /// Whether Redeliver relies on the configuration of the topic. Topics of users are not managed.
     #[must_use]
     pub fn is_managed(&self) -> bool {
         self.cleanup.is_some()
@@ -161,7 +159,7 @@ impl TopicSpec {
         }
     }
 
-    /// What the topic holds, for messages.
+    /// What the topic contains, for texts.
     fn records(&self) -> &'static str {
         match self.role {
             Role::Pipeline(TopicRole::Source) => "records",
@@ -185,12 +183,11 @@ impl ActualTopic {
         self.config.get(name)?.trim().parse().ok()
     }
 
-    /// The largest batch of records it takes, in bytes.
     fn max_message_bytes(&self) -> Option<i64> {
         self.number("max.message.bytes")
     }
 
-    /// Whether its clean-up includes this; `None` when it is not known.
+    /// Whether the cleanup policy includes `policy`; `None` if it is unknown.
     fn is_cleaned_by(&self, policy: &str) -> Option<bool> {
         let policies = self.config.get("cleanup.policy")?;
         Some(policies.split(',').any(|word| word.trim() == policy))

@@ -1,18 +1,17 @@
-//! Which offsets of one partition are done, when they get done out of order.
+//! Tracks the completed offsets of one partition when records complete out of order.
 //!
-//! Handlers finish in any order, but Kafka stores one number per partition. The tracker gives the lowest
-//! offset that is not done as the number to commit, and the done ones beyond it as the commit's metadata,
-//! so that whoever continues there repeats neither their output nor their call.
+//! Handlers finish in any order, but Kafka stores one offset per partition. The tracker commits the lowest incomplete offset,
+//! and stores the completed offsets after it in the commit's metadata. The lane that continues from the commit repeats
+//! neither their outputs nor their handler calls.
 //!
-//! Records in flight stand in a queue in the order of their offsets. Completing the first one pops it, any
-//! other is found by its distance to the first one (or by bisection where the log has gaps) and marked.
-//! Marked ones leave when they reach the front, or all at once when they are half of the queue: a record
-//! that hangs for minutes then costs the queue no more than itself, and everything is O(1) amortised.
+//! Records in flight are in a queue, ordered by offset. Completing the first one removes it. Any other is found by its
+//! distance from the first (or by binary search where the log has gaps) and marked. Marked records are removed when they
+//! reach the front, or all together when they are half of the queue. So a record that takes minutes does not make the queue
+//! grow, and all operations are O(1) amortised.
 //!
-//! What may be admitted is limited by what metadata can hold, see [`metadata`](METADATA_LIMIT): the queue
-//! carries a weight that bounds the text of every set that can come out of it. Without gaps at least
-//! 16,384 records fit between the lowest and the highest offset in flight; when only a few of them hang,
-//! the rest may run ahead without limit.
+//! The space in the metadata limits how many records are admitted, see [`METADATA_LIMIT`]. The queue has a weight that bounds
+//! the encoded size of every completed set that can result from it. Without gaps, at least 16,384 records fit between the
+//! lowest and the highest offset in flight; if only a few of them are incomplete, there is no limit.
 
 mod metadata;
 
@@ -21,12 +20,12 @@ use std::collections::VecDeque;
 use metadata::Weight;
 pub use metadata::{METADATA_LIMIT, MetadataError, TopicFingerprint};
 
-/// A range of offsets, from `start` up to and without `end`.
+/// A range of offsets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OffsetRange {
-    /// The first one.
+    /// The first offset.
     pub start: i64,
-    /// The first one that is no longer part of it.
+    /// The end, exclusive.
     pub end: i64,
 }
 
@@ -40,48 +39,46 @@ impl OffsetRange {
     }
 }
 
-/// Offsets beyond a commit that are done. Offsets that do not exist in the log may be among them.
+/// The completed offsets after a committed offset. They may include offsets that do not exist in the log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CompletedSet {
     ranges: Vec<OffsetRange>,
 }
 
 impl CompletedSet {
-    /// The ranges, ascending and apart from each other.
+    /// The ranges in ascending order, neither overlapping nor adjacent.
     #[must_use]
     pub fn ranges(&self) -> &[OffsetRange] {
         &self.ranges
     }
 
-    /// Whether the offset is done.
+    /// Whether the offset is complete.
     #[must_use]
     pub fn contains(&self, offset: i64) -> bool {
-        let behind = self.ranges.partition_point(|range| range.end <= offset);
-        self.ranges
-            .get(behind)
-            .is_some_and(|range| range.contains(offset))
+        let index = self.ranges.partition_point(|range| range.end <= offset);
+        self.ranges.get(index).is_some_and(|range| range.contains(offset))
     }
 
-    /// Whether nothing is done beyond the commit.
+    /// Whether no offset after the committed one is complete.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.ranges.is_empty()
     }
 }
 
-/// What is stored of a partition: where a tracker begins.
+/// The committed position of a partition, from which a tracker continues.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Committed {
-    /// The next offset to read; negative when nothing was ever committed.
+    /// The next offset to read; negative if nothing was committed.
     pub offset: i64,
-    /// What is done at or beyond it.
+    /// The completed offsets at or after it.
     pub completed: CompletedSet,
-    /// The topic it was committed in; `None` when the commit does not say.
+    /// The topic of the commit; `None` if the commit has no fingerprint.
     pub topic: Option<TopicFingerprint>,
 }
 
 impl Committed {
-    /// Nothing was ever committed: the first offset that is observed sets the position.
+    /// The position if nothing was committed: the first observed offset sets it.
     #[must_use]
     pub fn start() -> Self {
         Self::at(-1)
@@ -97,11 +94,11 @@ impl Committed {
         }
     }
 
-    /// A commit as it is stored; empty metadata says that nothing is done beyond it.
+    /// Decodes a stored commit. Empty metadata means an empty completed set.
     ///
     /// # Errors
-    /// When the metadata is of another program, damaged, or more than a tracker could go on from. The
-    /// caller may then take the commit as one without metadata, [`Committed::at`].
+    /// If another program wrote the metadata, or it is damaged, or it describes more than a tracker can hold. The caller may
+    /// then treat the commit as one without metadata, [`Committed::at`].
     pub fn decode(offset: i64, metadata: &str) -> Result<Self, MetadataError> {
         let (ranges, topic) = metadata::decode(offset, metadata)?;
         Ok(Self {
@@ -111,69 +108,70 @@ impl Committed {
         })
     }
 
-    /// Whether it was certainly made in another topic, which had the name of this one before.
+    /// Whether the commit certainly belongs to another topic, which had the same name before.
     #[must_use]
     pub fn is_of_another(&self, topic: Option<TopicFingerprint>) -> bool {
         matches!((self.topic, topic), (Some(committed), Some(now)) if committed != now)
     }
 }
 
-/// What to commit of a partition.
+/// The position of a partition to commit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CommitPosition {
     /// The next offset to read after a restart.
     pub offset: i64,
-    /// What is done beyond it: printable ASCII, at most [`METADATA_LIMIT`] bytes, empty when nothing is.
+    /// The completed set and the topic fingerprint: printable ASCII, at most [`METADATA_LIMIT`] bytes, empty if there is
+    /// neither.
     pub metadata: String,
 }
 
-/// What a delivered offset is to the tracker.
+/// How to handle an observed offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
-    /// Not done yet: process it, then call [`OffsetTracker::complete`].
+    /// Process the record, then call [`OffsetTracker::complete`].
     New,
-    /// Done before the last restart: drop it.
-    AlreadyDone,
-    /// Below what was read already, as left over from a fetch before a rewind: drop it.
+    /// Drop the record: it was completed before the last restart.
+    AlreadyCompleted,
+    /// Drop the record: it is below the position, left over from a fetch before a rewind.
     Stale,
 }
 
-/// Keeps account of one partition. Offsets are observed ascending, and completed in any order.
+/// Tracks one partition. Offsets are observed in ascending order and completed in any order.
 #[derive(Clone, Debug)]
 pub struct OffsetTracker {
-    /// The next offset expected; `None` before the first one of a partition without a commit.
+    /// The next expected offset; `None` before the first record of a partition without a commit.
     position: Option<i64>,
-    /// In the order of offsets; the first one is never done.
-    queue: VecDeque<Entry>,
-    done_in_queue: usize,
-    /// Of the queue, the done ones included.
+    /// Ordered by offset. The first record is never complete.
+    queue: VecDeque<TrackedRecord>,
+    completed_in_queue: usize,
+    /// The weight of the queue, including completed records.
     weight: Weight,
-    /// Done before the restart and not yet read again.
+    /// Completed before the restart and not read again yet.
     restored: VecDeque<OffsetRange>,
-    /// Whether everything not done at the restart and one more offset behind it fit into the metadata.
+    /// Whether everything that was incomplete at the restart and one more offset after it fit into the metadata.
     restored_leaves_room: bool,
-    /// The highest done offset, restored ones included.
-    highest_done: i64,
-    /// How many records were read, done ones included.
+    /// The highest completed offset, including restored ones.
+    highest_completed: i64,
+    /// The number of records read, including those that were already completed.
     read: u64,
     committed: Option<CommitPosition>,
     topic: Option<TopicFingerprint>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Entry {
+struct TrackedRecord {
     offset: i64,
-    /// How many records were read before it.
+    /// The number of records read before this one.
     ordinal: u64,
-    done: bool,
+    is_completed: bool,
 }
 
 impl OffsetTracker {
-    /// Continues where a commit left off.
+    /// Continues from a commit.
     ///
-    /// The caller makes a new tracker whenever it is assigned the partition or rewinds it. In a topic that was
-    /// recreated since the commit it has to begin with [`Committed::start`], or all would be stale. Commits name
-    /// `topic` where they can.
+    /// Create a new tracker whenever the partition is assigned or read again from its committed offset. If the topic was
+    /// created again after the commit, begin with [`Committed::start`]; otherwise all its offsets would be stale. Commits
+    /// contain the fingerprint `topic` if there is room for it.
     #[must_use]
     pub fn new(committed: Committed, topic: Option<TopicFingerprint>) -> Self {
         let position = (committed.offset >= 0).then_some(committed.offset);
@@ -192,15 +190,16 @@ impl OffsetTracker {
         let mut tracker = Self {
             position,
             queue: VecDeque::new(),
-            done_in_queue: 0,
+            completed_in_queue: 0,
             weight: Weight::default(),
             restored_leaves_room: true,
-            highest_done: restored.back().map_or(-1, |range| range.end - 1),
+            highest_completed: restored.back().map_or(-1, |range| range.end - 1),
             restored,
             read: 0,
             committed: None,
             topic,
         };
+        // Usually there is room, because `may_admit` has kept it. A commit can be fuller if the log has lost restored records.
         if let (Some(position), false) = (position, tracker.restored.is_empty()) {
             let weight = Weight::of_holes(&tracker.holes(position));
             tracker.restored_leaves_room = weight.plus(Weight::HEAVIEST).fits();
@@ -209,11 +208,11 @@ impl OffsetTracker {
         tracker
     }
 
-    /// Takes note of a delivered offset.
+    /// Observes the offset of a record that was read.
     ///
     /// # Panics
-    /// When it was called although [`OffsetTracker::may_admit`] said no, and the metadata of what may
-    /// follow could become too long. Going on would do records twice.
+    /// If [`OffsetTracker::may_admit`] returned false and the metadata could become too long. To continue would process
+    /// records twice.
     pub fn observe(&mut self, offset: i64) -> Admission {
         if self.position.is_some_and(|position| offset < position) {
             return Admission::Stale;
@@ -226,101 +225,103 @@ impl OffsetTracker {
         let within_restored = self.restored.back().is_some_and(|range| offset < range.end);
         assert!(
             within_restored || weight.fits(),
-            "offset {offset} was not to be read while the tracker is full"
+            "offset {offset} was read although the tracker is full"
         );
         self.position = Some(offset.saturating_add(1));
         let ordinal = self.read;
         self.read += 1;
+        // Ranges below the offset have been passed. Records in them may be missing from the log.
         while self.restored.front().is_some_and(|range| range.end <= offset) {
             self.restored.pop_front();
         }
         if self.restored.front().is_some_and(|range| range.contains(offset)) {
-            return Admission::AlreadyDone;
+            return Admission::AlreadyCompleted;
         }
         self.weight = weight;
-        self.queue.push_back(Entry {
+        self.queue.push_back(TrackedRecord {
             offset,
             ordinal,
-            done: false,
+            is_completed: false,
         });
         Admission::New
     }
 
-    /// Whether one more record may be observed, whatever its offset: false when some set of done offsets
-    /// that can follow would not fit into [`METADATA_LIMIT`]. Stop reading the partition then, until
-    /// completions make it true again.
+    /// Whether one more record with any offset may be observed. False if a completed set that can result would not fit into
+    /// [`METADATA_LIMIT`]. Do not read the partition until completions make it true again.
     #[must_use]
     pub fn may_admit(&self) -> bool {
         if self.restored.is_empty() {
-            // Twice, so that after a restart one offset behind the restored ones fits at any time.
+            // Room for two offsets: the next one, and one more, so that after a restart from the resulting commit there is
+            // room for an offset beyond the restored set. Without it, records would then be admitted one at a time.
             self.weight.plus(Weight::HEAVIEST).plus(Weight::HEAVIEST).fits()
         } else {
             self.restored_leaves_room || self.queue.is_empty()
         }
     }
 
-    /// Takes note that a record is done. Returns false when it is not in flight: never admitted, or done
-    /// before.
+    /// Completes a record. Returns false if the record is not in flight: it was never admitted, or is already complete.
     pub fn complete(&mut self, offset: i64) -> bool {
         let Some(index) = self.index_of(offset) else {
             return false;
         };
-        let entry = &mut self.queue[index];
-        if std::mem::replace(&mut entry.done, true) {
+        let record = &mut self.queue[index];
+        if std::mem::replace(&mut record.is_completed, true) {
             return false;
         }
-        self.highest_done = self.highest_done.max(offset);
-        self.done_in_queue += 1;
+        self.highest_completed = self.highest_completed.max(offset);
+        self.completed_in_queue += 1;
+        // Removing completed records can lower the weight, since a merged distance weighs at most as much as its parts. So a
+        // full tracker removes them earlier, to admit records again soon.
         if index == 0 {
-            self.pop_done();
-        } else if self.done_in_queue * 2 >= self.queue.len()
-            || (self.done_in_queue * 64 >= self.queue.len() && !self.may_admit())
+            self.pop_completed();
+        } else if self.completed_in_queue * 2 >= self.queue.len()
+            || (self.completed_in_queue * 64 >= self.queue.len() && !self.may_admit())
         {
-            self.drop_done();
+            self.remove_completed();
         }
         true
     }
 
-    /// How many admitted records are not done.
+    /// The number of admitted records that are incomplete.
     #[must_use]
     pub fn in_flight(&self) -> usize {
-        self.queue.len() - self.done_in_queue
+        self.queue.len() - self.completed_in_queue
     }
 
-    /// The lowest admitted offset that is not done.
+    /// The lowest admitted offset that is incomplete.
     #[must_use]
     pub fn lowest_incomplete(&self) -> Option<i64> {
-        self.queue.front().map(|entry| entry.offset)
+        self.queue.front().map(|record| record.offset)
     }
 
-    /// The next offset to be read, one behind the last observed; `None` as long as it is unknown.
+    /// The next offset to read, one after the last observed; `None` while it is unknown.
     #[must_use]
     pub fn position(&self) -> Option<i64> {
         self.position
     }
 
-    /// What to commit; `None` when it is what was committed already, or nothing was ever read.
+    /// What to commit; `None` if it is committed already, or nothing was read.
     #[must_use]
     pub fn commit_position(&self) -> Option<CommitPosition> {
         self.current_position()
             .filter(|position| self.committed.as_ref() != Some(position))
     }
 
-    /// What to commit, also when it is what was committed already; `None` when nothing was ever read.
+    /// What to commit, even if it is committed already; `None` if nothing was read.
     #[must_use]
     pub fn current_position(&self) -> Option<CommitPosition> {
         let offset = self.lowest_incomplete().or(self.position)?;
         Some(self.position_at(offset))
     }
 
-    /// As [`OffsetTracker::current_position`]; the beginning of the log when nothing was ever read.
+    /// As [`OffsetTracker::current_position`], or the beginning of the log if nothing was read.
     #[must_use]
     pub fn position_or_beginning(&self) -> CommitPosition {
         self.current_position().unwrap_or_else(|| self.position_at(0))
     }
 
     fn position_at(&self, offset: i64) -> CommitPosition {
-        let end = offset.max(self.highest_done + 1);
+        let end = offset.max(self.highest_completed + 1);
         let metadata = if end == offset && self.topic.is_none() {
             String::new()
         } else {
@@ -330,30 +331,29 @@ impl OffsetTracker {
                 self.holes(offset)
             };
             metadata::encode(offset, &holes, end, self.topic)
-                .expect("nothing is admitted that could make the metadata too long")
+                .expect("the weight of the admitted records bounds the metadata")
         };
         CommitPosition { offset, metadata }
     }
 
-    /// Takes note that a position is committed.
+    /// Records that a position was committed.
     pub fn mark_committed(&mut self, position: &CommitPosition) {
         self.committed = Some(position.clone());
     }
 
-    /// The lowest offset that is not done, when nearly all records behind it are: it alone holds up the
-    /// commit.
+    /// The lowest incomplete offset, if nearly all records after it are complete: then it alone holds up the commit.
     #[must_use]
     pub fn blocked_by(&self) -> Option<i64> {
-        const FEWEST_DONE: u64 = 100;
-        const DONE_PER_IN_FLIGHT: u64 = 10;
+        const MIN_COMPLETED: u64 = 100;
+        const MIN_COMPLETED_PER_IN_FLIGHT: u64 = 10;
         let first = self.queue.front()?;
-        let in_flight_behind = self.in_flight() as u64 - 1;
-        let done_behind = self.read - first.ordinal - 1 - in_flight_behind;
-        (done_behind >= FEWEST_DONE && done_behind >= DONE_PER_IN_FLIGHT * in_flight_behind)
+        let in_flight_after = self.in_flight() as u64 - 1;
+        let completed_after = self.read - first.ordinal - 1 - in_flight_after;
+        (completed_after >= MIN_COMPLETED && completed_after >= MIN_COMPLETED_PER_IN_FLIGHT * in_flight_after)
             .then_some(first.offset)
     }
 
-    /// The runs of offsets from `start` up to the highest done one that are not done.
+    /// The runs of incomplete offsets from `start` up to the highest completed one.
     fn holes(&self, start: i64) -> Vec<OffsetRange> {
         let mut holes: Vec<OffsetRange> = Vec::new();
         let mut push = |start: i64, end: i64| match holes.last_mut() {
@@ -361,14 +361,17 @@ impl OffsetTracker {
             Some(last) if last.end == start => last.end = end,
             _ => holes.push(OffsetRange { start, end }),
         };
-        for entry in &self.queue {
-            if entry.offset > self.highest_done {
+        // Offsets between two records of the queue were completed, or are gaps in the log. Gaps are never delivered, so they
+        // count as completed.
+        for record in &self.queue {
+            if record.offset > self.highest_completed {
                 break;
             }
-            if !entry.done {
-                push(entry.offset, entry.offset + 1);
+            if !record.is_completed {
+                push(record.offset, record.offset + 1);
             }
         }
+        // Offsets that have not been read yet count as incomplete, except restored ones.
         let mut unread = self.position.unwrap_or(start);
         for range in &self.restored {
             push(unread, range.start);
@@ -379,21 +382,21 @@ impl OffsetTracker {
 
     fn index_of(&self, offset: i64) -> Option<usize> {
         let first = self.queue.front()?.offset;
-        let ahead = usize::try_from(offset.checked_sub(first)?).ok()?;
-        // Without gaps the distance is the index, with gaps the index is lower.
-        let guess = ahead.min(self.queue.len() - 1);
+        let distance = usize::try_from(offset.checked_sub(first)?).ok()?;
+        // Without gaps the distance is the index. With gaps the index is lower.
+        let guess = distance.min(self.queue.len() - 1);
         if self.queue[guess].offset == offset {
             return Some(guess);
         }
         self.queue
-            .binary_search_by_key(&offset, |entry| entry.offset)
+            .binary_search_by_key(&offset, |record| record.offset)
             .ok()
     }
 
-    fn pop_done(&mut self) {
-        while self.queue.front().is_some_and(|entry| entry.done) {
+    fn pop_completed(&mut self) {
+        while self.queue.front().is_some_and(|record| record.is_completed) {
             let popped = self.queue.pop_front();
-            self.done_in_queue -= 1;
+            self.completed_in_queue -= 1;
             if let (Some(popped), Some(next)) = (popped, self.queue.front()) {
                 self.weight = self
                     .weight
@@ -402,14 +405,14 @@ impl OffsetTracker {
         }
     }
 
-    fn drop_done(&mut self) {
-        self.queue.retain(|entry| !entry.done);
-        self.done_in_queue = 0;
+    fn remove_completed(&mut self) {
+        self.queue.retain(|record| !record.is_completed);
+        self.completed_in_queue = 0;
         self.weight = self
             .queue
             .iter()
             .zip(self.queue.iter().skip(1))
-            .map(|(entry, next)| Weight::of_distance(next.offset - entry.offset))
+            .map(|(record, next)| Weight::of_distance(next.offset - record.offset))
             .fold(Weight::default(), Weight::plus);
     }
 }

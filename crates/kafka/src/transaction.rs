@@ -1,12 +1,12 @@
-//! One exactly-once write: results and consumed offsets in one transaction.
+//! Exactly-once writes: outputs and consumed offsets in one transaction.
 //!
-//! [`Transactions`] owns a transactional producer and knows one rule: after anything but a clean commit,
-//! nobody guesses what became of the transaction. It is aborted, or the producer is replaced by one with
-//! the same transactional id, whose initialisation makes the broker finish or abort the old transaction.
-//! The caller then reads the committed offsets, which tell the truth.
+//! [`Transactions`] owns a transactional producer. Unless a commit succeeds, it never assumes the outcome of the
+//! transaction. It aborts the transaction, or replaces the producer with one with the same transactional id, whose
+//! initialisation makes the broker complete or abort the old transaction. The caller then reads the committed offsets, which
+//! show the outcome.
 //!
-//! A topic that is deleted while a transaction writes into it would keep the transaction until it times out. So whoever
-//! waits for deliveries looks at the [`TopicWatch`] and aborts as soon as it is certain that the topic is gone.
+//! A transaction that writes to a deleted topic would block until it times out. So while it waits for deliveries, it checks
+//! the [`TopicWatch`], and aborts as soon as the watch is certain that the topic is missing.
 
 mod alternating;
 mod offset_sender;
@@ -29,26 +29,25 @@ use crate::client::ClientLog;
 use crate::convert::native_headers;
 use crate::fault;
 use crate::processor::Refused;
-use crate::remedy::{RecoveryAction, Refusal, is_aftermath, is_unknown_topic, refusal, remedy};
+use crate::recovery::{RecoveryAction, Refusal, is_secondary, is_unknown_topic, recovery_action, refusal};
 use crate::topic_watch::{TopicState, TopicWatch};
 pub(crate) use alternating::Alternating;
 use offset_sender::OffsetSender;
-use pace::{Group, Pace};
+use pace::{InFlight, Pace};
 
-/// How long one blocking call of the client may take before we look at our deadline again.
+/// Timeout of one blocking call of the client. The deadline of the transaction is checked between calls.
 const CALL: Duration = Duration::from_secs(2);
-/// How many transactions after a delivery that failed may fail because of it.
-const AFTERMATH: u32 = 3;
-/// How long a call that is to be made again is put off.
-const PAUSE: Duration = Duration::from_millis(5);
-/// How often whoever waits for deliveries looks whether their topics still exist.
-const LOOK: Duration = Duration::from_millis(100);
-/// How long the cluster is asked whether a topic exists that the client does not know.
-const CONFIRM: Duration = Duration::from_secs(3);
-/// How often a transaction is written again because the client did not know a topic that exists.
-const REFRESHES: u32 = 3;
+/// How many transactions may fail because of an earlier failed delivery.
+const MAX_SECONDARY_FAILURES: u32 = 3;
+const RETRY_DELAY: Duration = Duration::from_millis(5);
+/// How often the topics of unconfirmed deliveries are checked.
+const TOPIC_CHECK_INTERVAL: Duration = Duration::from_millis(100);
+/// Timeout of finding out whether a topic exists that the client does not know.
+const CONFIRM_TIMEOUT: Duration = Duration::from_secs(3);
+/// How often a transaction is repeated because the client did not know an existing topic.
+const MAX_REFRESHES: u32 = 3;
 
-/// A transactional producer that is replaced when it has to be.
+/// A transactional producer that is replaced when it becomes unusable.
 pub struct Transactions {
     config: ClientConfig,
     id: String,
@@ -58,10 +57,10 @@ pub struct Transactions {
     changelog: Option<Arc<str>>,
     watch: Option<TopicWatch>,
     pace: Pace,
-    /// Outputs that were given to the producer in the transaction at hand.
+    /// Outputs passed to the producer in the current transaction.
     sent: usize,
-    /// 0, or how many transactions have failed since and with the last delivery that failed by itself.
-    aftermath: u32,
+    /// 0 if no delivery has failed since the last commit, otherwise 1 plus the number of failures that it caused.
+    secondary_failures: u32,
 }
 
 struct Connection {
@@ -69,35 +68,35 @@ struct Connection {
     offsets: OffsetSender,
 }
 
-/// A transaction that did not commit, or of which it is not known. The committed offsets tell.
+/// A transaction was aborted, or its outcome is unknown. The committed offsets show the outcome.
 #[derive(Debug, thiserror::Error)]
-#[error("transaction of `{id}` failed while {step}{}", place(topic.as_deref()))]
+#[error("transaction of `{id}` failed while {step}{}", topic_suffix(topic.as_deref()))]
 pub struct TransactionError {
     /// What to do before the next transaction; [`Transactions::recover`] does it.
-    pub remedy: RecoveryAction,
-    /// The outputs that their topic does not take, if that is why. The transaction is aborted then, and without them
-    /// the others can be written at once.
+    pub action: RecoveryAction,
+    /// The outputs that their topic refused, if that is the cause. The transaction was aborted, and the other outputs can
+    /// be written again at once.
     pub refused: Vec<Refused>,
     id: String,
     step: &'static str,
     topic: Option<Arc<str>>,
-    // Boxed to keep results small: it is the rare case.
+    // Boxed to keep the common `Ok` small.
     source: Box<KafkaError>,
 }
 
-fn place(topic: Option<&str>) -> String {
+fn topic_suffix(topic: Option<&str>) -> String {
     topic.map_or_else(String::new, |topic| format!(" to topic `{topic}`"))
 }
 
-/// An attempt that failed.
-struct Failed {
+/// The error of one attempt to write the batch.
+struct AttemptError {
     step: &'static str,
     error: Box<KafkaError>,
-    /// The output that it is about, and what of its topic was under way with it.
-    output: Option<(usize, Group)>,
+    /// The index of the output that failed, and the records of its topic that were in flight together with it.
+    output: Option<(usize, InFlight)>,
 }
 
-impl Failed {
+impl AttemptError {
     fn new(step: &'static str, error: KafkaError) -> Self {
         Self {
             step,
@@ -108,7 +107,7 @@ impl Failed {
 }
 
 impl TransactionError {
-    /// What the client said.
+    /// The error of the client.
     #[must_use]
     pub fn into_source(self) -> KafkaError {
         *self.source
@@ -116,7 +115,8 @@ impl TransactionError {
 }
 
 impl Transactions {
-    /// Prepares a producer for this transactional id; [`Transactions::recover`] connects it.
+    /// Creates a closed instance for this transactional id; [`Transactions::recover`] creates and initialises the producer.
+    /// `timeout` limits one transaction.
     #[must_use]
     pub fn new(config: ClientConfig, id: impl Into<String>, timeout: Duration) -> Self {
         Self {
@@ -129,22 +129,21 @@ impl Transactions {
             watch: None,
             pace: Pace::default(),
             sent: 0,
-            aftermath: 0,
+            secondary_failures: 0,
         }
     }
 
-    /// From the next producer on it is noted how far each transaction has written this topic.
-    pub(crate) fn follow(&mut self, changelog: Option<Arc<str>>) {
+    /// Records the end offsets in this topic of each transaction, from the next producer on.
+    pub(crate) fn set_changelog(&mut self, changelog: Option<Arc<str>>) {
         self.changelog = changelog;
     }
 
-    /// Lets transactions fail early when one of their topics does not exist any more.
-    pub(crate) fn heed(&mut self, watch: TopicWatch) {
+    /// Lets transactions fail early if one of their topics is missing.
+    pub(crate) fn set_watch(&mut self, watch: TopicWatch) {
         self.watch = Some(watch);
     }
 
-    /// How far the last transaction has written the followed topic, by partition: the offset behind its last
-    /// record.
+    /// The partitions of the changelog to which the last transaction wrote, each with the offset after its last record.
     pub(crate) fn changelog_ends(&self) -> Vec<(i32, i64)> {
         let connection = self.connection.as_ref();
         connection.map_or_else(Vec::new, |connection| {
@@ -158,20 +157,20 @@ impl Transactions {
         self.initialised
     }
 
-    /// Makes the producer if there is none.
     fn connect(&mut self) -> Result<(), TransactionError> {
         if self.connection.is_none() {
-            let made = Connection::make(&self.config, self.changelog.clone());
-            self.connection = Some(made.map_err(|error| self.setback("making the producer", error))?);
+            let connection = Connection::open(&self.config, self.changelog.clone());
+            let connection = connection.map_err(|error| self.error("creating the producer", error))?;
+            self.connection = Some(connection);
         }
         Ok(())
     }
 
-    /// Makes the producer if there is none and initialises it, for about `wait`. Any transaction that an
-    /// earlier producer of this id left open is finished or aborted by the broker before this succeeds.
+    /// Creates the producer if there is none and initialises it; takes about `wait` at most. Before this succeeds, the
+    /// broker completes or aborts any transaction that an earlier producer with this id left open.
     ///
     /// # Errors
-    /// When it did not succeed yet; call again. [`RecoveryAction::Misconfigured`] will not get better.
+    /// If the producer is not initialised yet; call again. [`RecoveryAction::Misconfigured`] is permanent.
     pub fn recover(&mut self, wait: Duration) -> Result<(), TransactionError> {
         if self.initialised {
             return Ok(());
@@ -179,30 +178,31 @@ impl Transactions {
         self.connect()?;
         let connection = self.connection.as_ref();
         let connection =
-            connection.ok_or_else(|| self.setback("making the producer", KafkaError::Canceled))?;
+            connection.ok_or_else(|| self.error("creating the producer", KafkaError::Canceled))?;
         match connection.producer.init_transactions(wait) {
             Ok(()) => {
                 self.initialised = true;
                 Ok(())
             }
             Err(error) => {
-                let setback = self.setback("initialising", error);
-                if setback.remedy != RecoveryAction::Retry {
+                let error = self.error("initialising", error);
+                if error.action != RecoveryAction::Retry {
                     self.discard();
                 }
-                Err(setback)
+                Err(error)
             }
         }
     }
 
     /// Writes `outputs` and `offsets` in one transaction. On success both are committed.
     ///
-    /// The metadata of the group is asked for only just before it is used, so that it is fresh.
+    /// `group` returns the metadata of the consumer group. It is called just before the metadata is used: with an outdated
+    /// generation, the broker refuses the offsets.
     ///
     /// # Errors
-    /// A [`TransactionError`]: everything that was in the transaction has to be read again from the committed
-    /// offsets, or written again without what was [`TransactionError::refused`]. After [`RecoveryAction::Abort`] the producer is ready
-    /// at once, else [`Transactions::recover`] it.
+    /// After a [`TransactionError`], everything in the transaction has to be read again from the committed offsets, or
+    /// written again without the [`TransactionError::refused`] outputs. After [`RecoveryAction::Abort`] the producer is
+    /// ready; otherwise call [`Transactions::recover`] first.
     pub fn write(
         &mut self,
         outputs: &[Output],
@@ -213,58 +213,64 @@ impl Transactions {
         let result = loop {
             let deadline = Instant::now() + self.timeout;
             let Err(failed) = self.attempt(outputs, offsets, &group, deadline) else {
-                self.aftermath = 0;
+                self.secondary_failures = 0;
                 break Ok(());
             };
             let refusal = refusal(&failed.error);
             let is_unknown_topic = is_unknown_topic(&failed.error);
-            let is_aftermath = (1..=AFTERMATH).contains(&self.aftermath) && is_aftermath(&failed.error);
-            let mut setback = self.setback(failed.step, *failed.error);
-            setback.topic = failed.output.map(|(index, _)| outputs[index].topic.clone());
-            if setback.remedy != RecoveryAction::Abort {
+            let is_secondary = (1..=MAX_SECONDARY_FAILURES).contains(&self.secondary_failures)
+                && is_secondary(&failed.error);
+            let mut error = self.error(failed.step, *failed.error);
+            error.topic = failed.output.map(|(index, _)| outputs[index].topic.clone());
+            // The producer is unusable, or the outcome is unknown: a request that timed out may still reach the broker, and
+            // a late one could hit the next transaction of this producer. The initialisation of a new producer resolves
+            // this transaction and fences late requests.
+            if error.action != RecoveryAction::Abort {
                 self.discard();
-                break Err(setback);
+                break Err(error);
             }
-            if let Err(error) = self.abort() {
-                if remedy(&error) == RecoveryAction::Fenced {
-                    setback.remedy = RecoveryAction::Fenced;
+            if let Err(abort_error) = self.abort() {
+                if recovery_action(&abort_error) == RecoveryAction::Fenced {
+                    error.action = RecoveryAction::Fenced;
                 } else {
-                    tracing::debug!(id = self.id, %error, "aborting failed; the producer is replaced");
-                    setback.remedy = RecoveryAction::Rebuild;
+                    tracing::debug!(id = self.id, error = %abort_error, "abort failed; replacing the producer");
+                    error.action = RecoveryAction::Rebuild;
                 }
                 self.discard();
-                break Err(setback);
+                break Err(error);
             }
-            if is_aftermath {
-                self.aftermath += 1;
+            // The transaction is certainly aborted and the batch is still in memory, so it can be written again without
+            // reading its records again.
+            if is_secondary {
+                self.secondary_failures += 1;
                 continue;
             }
             if failed.output.is_some() {
-                self.aftermath = 1;
+                self.secondary_failures = 1;
             }
-            if is_unknown_topic && refreshes < REFRESHES && self.refresh(setback.topic.as_deref()) {
+            if is_unknown_topic && refreshes < MAX_REFRESHES && self.refresh(error.topic.as_deref()) {
                 refreshes += 1;
                 continue;
             }
-            if let (Some((index, of_topic)), Some(refusal)) = (failed.output, refusal) {
-                if self.pace.slow_down(&outputs[index].topic, of_topic, refusal) {
+            if let (Some((index, in_flight)), Some(refusal)) = (failed.output, refusal) {
+                if self.pace.slow_down(&outputs[index].topic, in_flight, refusal) {
                     continue;
                 }
-                setback.refused = self.refused(outputs, index, refusal);
+                error.refused = self.refused(outputs, index, refusal);
             }
-            break Err(setback);
+            break Err(error);
         };
         self.pace.end();
         result
     }
 
-    /// Makes the client look at a topic again that it does not know, when the topic exists. False when it does not, or
-    /// when nobody can say.
+    /// Makes the client refresh its metadata of a topic that it does not know. Returns false if the topic is missing or
+    /// its existence cannot be confirmed.
     fn refresh(&self, topic: Option<&str>) -> bool {
         let (Some(watch), Some(topic), Some(connection)) = (&self.watch, topic, &self.connection) else {
             return false;
         };
-        if !matches!(watch.confirm(topic, CONFIRM), TopicState::Exists { .. }) {
+        if !matches!(watch.confirm(topic, CONFIRM_TIMEOUT), TopicState::Exists { .. }) {
             return false;
         }
         let client = connection.producer.client();
@@ -277,7 +283,7 @@ impl Transactions {
         offsets: &TopicPartitionList,
         group: impl Fn() -> Option<ConsumerGroupMetadata>,
         deadline: Instant,
-    ) -> Result<(), Failed> {
+    ) -> Result<(), AttemptError> {
         let Self {
             connection,
             pace,
@@ -290,25 +296,28 @@ impl Transactions {
             offsets: offset_sender,
         } = connection
             .as_mut()
-            .ok_or(Failed::new("beginning", KafkaError::Canceled))?;
+            .ok_or(AttemptError::new("beginning", KafkaError::Canceled))?;
         let deliveries = producer.client().context();
         let number = deliveries.begin();
         *sent = 0;
         producer
             .begin_transaction()
-            .map_err(|error| Failed::new("beginning", error))?;
+            .map_err(|error| AttemptError::new("beginning", error))?;
+        // A crash at this or a later fault point up to the commit leaves an open transaction. The successor's initialisation
+        // aborts it, and the records are processed again.
         fault::point("begin");
         pace.delivered();
-        // The first one that is under way.
+        // The first output that may not be delivered yet.
         let mut first = 0;
         let delivered = |first: usize, sent: usize| match deliveries.wait_for(sent, deadline, |round| {
-            gone(watch.as_ref()?, &outputs[..sent], round)
+            first_missing(watch.as_ref()?, &outputs[..sent], round)
         }) {
             Ok(()) => Ok(()),
-            Err((index, error)) => Err(Failed {
+            Err((index, error)) => Err(AttemptError {
                 step: "delivering",
                 error: Box::new(error),
-                output: index.map(|index| (index, Group::of(&outputs[index].topic, &outputs[first..sent]))),
+                output: index
+                    .map(|index| (index, InFlight::of(&outputs[index].topic, &outputs[first..sent]))),
             }),
         };
         for (index, output) in outputs.iter().enumerate() {
@@ -318,14 +327,14 @@ impl Transactions {
                 first = index;
             }
             if let Err(error) = send(producer, output, (number, index), deadline) {
-                // The client takes nothing more once a delivery has failed, which says more.
+                // After a failed delivery the client accepts no more records. The error of that delivery is the cause.
                 if refusal(&error).is_none() {
                     delivered(first, index)?;
                 }
-                return Err(Failed {
+                return Err(AttemptError {
                     step: "producing",
                     error: Box::new(error),
-                    output: Some((index, Group::of(&output.topic, std::slice::from_ref(output)))),
+                    output: Some((index, InFlight::of(&output.topic, std::slice::from_ref(output)))),
                 });
             }
             pace.sent(output);
@@ -333,25 +342,31 @@ impl Transactions {
         }
         delivered(first, outputs.len())?;
         fault::point("produce");
-        // Everything is delivered by now; the client only has to notice. One millisecond at a time, since
-        // a flush with work left polls in slices of up to its timeout.
-        until(deadline, || producer.flush(Duration::from_millis(1)))
-            .map_err(|error| Failed::new("flushing", error))?;
-        let group = group().ok_or(Failed::new("asking for the group", KafkaError::Canceled))?;
+        // Everything is delivered, the client only has to notice. Without this, `commit_transaction` would flush in slices
+        // of 100 ms. With a longer timeout, this flush would wait in slices of that length too.
+        retry_until(deadline, || producer.flush(Duration::from_millis(1)))
+            .map_err(|error| AttemptError::new("flushing", error))?;
+        let group = group().ok_or(AttemptError::new(
+            "requesting the group metadata",
+            KafkaError::Canceled,
+        ))?;
+        // The offsets fence zombies: the broker refuses them if the member or its generation is no longer current, so every
+        // transaction carries some, also one that completes no record.
         offset_sender
             .send(offsets.clone(), group, deadline)
-            .map_err(|error| Failed::new("adding offsets", error))?;
+            .map_err(|error| AttemptError::new("adding offsets", error))?;
         fault::point("offsets");
-        until(deadline, || producer.commit_transaction(CALL))
-            .map_err(|error| Failed::new("committing", error))?;
+        retry_until(deadline, || producer.commit_transaction(CALL))
+            .map_err(|error| AttemptError::new("committing", error))?;
+        // After a crash here, outputs and offsets are committed, and the successor continues after them.
         fault::point("commit");
         Ok(())
     }
 
-    /// The output that was refused when it was alone, and those that would be after it.
+    /// The output that was refused on its own, and the outputs that would certainly be refused too.
     fn refused(&self, outputs: &[Output], index: usize, refusal: Refusal) -> Vec<Refused> {
         let (topic, size) = (&outputs[index].topic, outputs[index].size());
-        // What is compressed may take less.
+        // With compression, a record that is larger may still fit.
         let compresses = ["compression.type", "compression.codec"]
             .into_iter()
             .any(|name| self.config.get(name).is_some_and(|codec| codec != "none"));
@@ -359,20 +374,20 @@ impl Transactions {
             Refusal::Size => Failure::permanent(
                 "output.too-large",
                 format!(
-                    "topic `{topic}` does not take a record of {} bytes: its max.message.bytes is lower",
+                    "topic `{topic}` refuses a record of {} bytes: its max.message.bytes is lower",
                     output.size()
                 ),
             ),
             Refusal::Content => Failure::permanent(
                 "output.refused",
                 format!(
-                    "topic `{topic}` does not take the record as it is, such as one without a key when compacted"
+                    "topic `{topic}` refuses the record as invalid; a compacted topic requires a key, for example"
                 ),
             ),
         };
-        let is_refused = |(place, output): &(usize, &Output)| {
+        let is_refused = |(position, output): &(usize, &Output)| {
             let is_as_large = refusal == Refusal::Size && !compresses && output.size() >= size;
-            *place == index || (output.topic == *topic && is_as_large)
+            *position == index || (output.topic == *topic && is_as_large)
         };
         let refused = outputs.iter().enumerate().filter(is_refused);
         refused
@@ -385,26 +400,26 @@ impl Transactions {
 
     fn abort(&self) -> Result<(), KafkaError> {
         let Connection { producer, .. } = self.connection.as_ref().ok_or(KafkaError::Canceled)?;
-        // Aborting while the very first request is under way can make the producer unusable (librdkafka
-        // issue 4849), so one answer is waited for.
+        // Aborting while the first produce request is in flight can cause a fatal error (librdkafka issue 4849), so this
+        // waits for one delivery report.
         if self.sent > 0 {
             producer
                 .client()
                 .context()
                 .wait_for_any(Instant::now() + Duration::from_secs(1));
         }
-        until(Instant::now() + self.timeout, || producer.abort_transaction(CALL))
+        retry_until(Instant::now() + self.timeout, || producer.abort_transaction(CALL))
     }
 
-    /// Drops the producer; [`Transactions::recover`] makes a new one.
+    /// Drops the producer; [`Transactions::recover`] creates a new one.
     pub(crate) fn discard(&mut self) {
         self.initialised = false;
         self.connection = None;
     }
 
-    fn setback(&self, step: &'static str, source: KafkaError) -> TransactionError {
+    fn error(&self, step: &'static str, source: KafkaError) -> TransactionError {
         TransactionError {
-            remedy: remedy(&source),
+            action: recovery_action(&source),
             refused: Vec::new(),
             id: self.id.clone(),
             step,
@@ -415,23 +430,26 @@ impl Transactions {
 }
 
 impl Connection {
-    fn make(config: &ClientConfig, changelog: Option<Arc<str>>) -> Result<Self, KafkaError> {
+    fn open(config: &ClientConfig, changelog: Option<Arc<str>>) -> Result<Self, KafkaError> {
         let producer: ThreadedProducer<Deliveries> =
             config.create_with_context(Deliveries::new(changelog))?;
         let offsets = OffsetSender::start(producer.clone())
-            .map_err(|error| KafkaError::ClientCreation(format!("starting a thread: {error}")))?;
+            .map_err(|error| KafkaError::ClientCreation(format!("cannot start a thread: {error}")))?;
         Ok(Self { producer, offsets })
     }
 }
 
-/// Makes a call until it succeeds, its error calls for something else than making it again, or the
-/// deadline passes.
-fn until(deadline: Instant, mut call: impl FnMut() -> Result<(), KafkaError>) -> Result<(), KafkaError> {
+/// Repeats a call until it succeeds, fails with an error that is not retriable, or the deadline passes.
+fn retry_until(
+    deadline: Instant,
+    mut call: impl FnMut() -> Result<(), KafkaError>,
+) -> Result<(), KafkaError> {
     loop {
         match call() {
-            Err(error) if remedy(&error) == RecoveryAction::Retry && Instant::now() < deadline => {
+            Err(error) if recovery_action(&error) == RecoveryAction::Retry && Instant::now() < deadline => {
+                // A flush has waited already.
                 if !matches!(error, KafkaError::Flush(_)) {
-                    thread::park_timeout(PAUSE);
+                    thread::park_timeout(RETRY_DELAY);
                 }
             }
             result => return result,
@@ -439,11 +457,11 @@ fn until(deadline: Instant, mut call: impl FnMut() -> Result<(), KafkaError>) ->
     }
 }
 
-/// The first of these outputs whose topic does not exist any more. `round` counts the looks at one wait.
-fn gone(watch: &TopicWatch, outputs: &[Output], round: u32) -> Option<usize> {
-    // Deliveries that take so long may wait for a topic of which the watch has not heard yet.
+/// The index of the first output whose topic is missing. `round` counts the checks of one wait.
+fn first_missing(watch: &TopicWatch, outputs: &[Output], round: u32) -> Option<usize> {
+    // Deliveries are slow by now. Their topics may be missing without the watch knowing it, or not be watched at all.
     if round == 2 {
-        watch.hurry_about(outputs.iter().map(|output| &output.topic));
+        watch.refresh_including(outputs.iter().map(|output| &output.topic));
     }
     if !watch.any_missing() {
         return None;
@@ -471,7 +489,7 @@ fn send(
         match producer.send(record) {
             Ok(()) => return Ok(()),
             Err((error, back)) => {
-                if remedy(&error) != RecoveryAction::Retry || Instant::now() >= deadline {
+                if recovery_action(&error) != RecoveryAction::Retry || Instant::now() >= deadline {
                     return Err(error);
                 }
                 record = back;
@@ -481,23 +499,23 @@ fn send(
     }
 }
 
-/// Counts delivery reports, which arrive on the producer's own thread, and wakes the lane's. Every record
-/// carries the number of its transaction, in the upper half, since reports of an aborted one may arrive during the
-/// next, and its place in the turn.
+/// Counts delivery reports, which arrive on the producer's own thread, and wakes the lane's thread. The opaque value of a
+/// record is the number of its transaction in the upper half, since reports of an aborted transaction may arrive during the
+/// next one, and its index in the batch in the lower half.
 struct Deliveries {
     transaction: AtomicU32,
     waiting: std::sync::Mutex<Option<Thread>>,
     reported: AtomicUsize,
     awaited: AtomicUsize,
     failed: AtomicBool,
-    /// Of those that are the cause, if there is one.
+    /// The first failure that was not caused by another one, or else the first one.
     first_failure: std::sync::Mutex<Option<(usize, KafkaError)>>,
     changelog: Option<Arc<str>>,
     changelog_ends: std::sync::Mutex<Vec<(i32, i64)>>,
     log: ClientLog,
 }
 
-const _: () = assert!(usize::BITS == 64, "a place and a number share one word");
+const _: () = assert!(usize::BITS == 64, "an opaque value holds two 32-bit numbers");
 
 impl Deliveries {
     fn new(changelog: Option<Arc<str>>) -> Self {
@@ -524,47 +542,47 @@ impl Deliveries {
         number
     }
 
-    /// Waits until that many deliveries have been reported. `gone` is asked every [`LOOK`] for an output whose topic does
-    /// not exist any more, with the number of the question.
+    /// Waits for `count` delivery reports. Every [`TOPIC_CHECK_INTERVAL`] it calls `first_missing`, with the number of the
+    /// call, for the index of an output whose topic is missing.
     ///
     /// # Errors
-    /// When one has failed or its topic is gone, which is named, or the deadline passes.
+    /// If a delivery failed or a topic is missing, with the index of the output, or if the deadline passes.
     fn wait_for(
         &self,
         count: usize,
         deadline: Instant,
-        gone: impl Fn(u32) -> Option<usize>,
+        first_missing: impl Fn(u32) -> Option<usize>,
     ) -> Result<(), (Option<usize>, KafkaError)> {
         *lock(&self.waiting) = Some(thread::current());
         self.awaited.store(count, Ordering::SeqCst);
-        let mut is_over = false;
-        let mut is_gone = None;
+        let mut has_timed_out = false;
+        let mut missing = None;
         let mut round = 0;
-        let mut next_look = Instant::now() + LOOK;
+        let mut next_check = Instant::now() + TOPIC_CHECK_INTERVAL;
         while self.reported.load(Ordering::SeqCst) < count && !self.failed.load(Ordering::SeqCst) {
             let now = Instant::now();
             if now >= deadline {
-                is_over = true;
+                has_timed_out = true;
                 break;
             }
-            if now >= next_look {
+            if now >= next_check {
                 round += 1;
-                next_look = now + LOOK;
-                is_gone = gone(round);
-                if is_gone.is_some() {
+                next_check = now + TOPIC_CHECK_INTERVAL;
+                missing = first_missing(round);
+                if missing.is_some() {
                     break;
                 }
             }
-            thread::park_timeout(deadline.min(next_look) - now);
+            thread::park_timeout(deadline.min(next_check) - now);
         }
         self.awaited.store(usize::MAX, Ordering::SeqCst);
         match lock(&self.first_failure).clone() {
             Some((index, error)) => Err((Some(index), error)),
-            None if is_gone.is_some() => {
+            None if missing.is_some() => {
                 let error = KafkaError::MessageProduction(RDKafkaErrorCode::UnknownTopicOrPartition);
-                Err((is_gone, error))
+                Err((missing, error))
             }
-            None if is_over => {
+            None if has_timed_out => {
                 let error = KafkaError::Flush(RDKafkaErrorCode::OperationTimedOut);
                 Err((None, error))
             }
@@ -572,9 +590,9 @@ impl Deliveries {
         }
     }
 
-    /// Waits until any delivery has been reported, or the deadline passes.
+    /// Waits for one delivery report.
     fn wait_for_any(&self, deadline: Instant) {
-        // What it was does not matter to whoever aborts.
+        // An abort follows, so the result does not matter.
         let _ = self.wait_for(1, deadline, |_| None);
     }
 }
@@ -585,8 +603,8 @@ impl ClientContext for Deliveries {
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
-        if self.log.is_time("error") {
-            tracing::warn!(%error, reason, "kafka producer");
+        if self.log.should_log("error") {
+            tracing::warn!(%error, reason, "producer error");
         }
     }
 }
@@ -611,11 +629,11 @@ impl ProducerContext for Deliveries {
             Ok(_) => {}
             Err((error, _)) => {
                 let mut first = lock(&self.first_failure);
-                // What caused it may be reported after what came of it.
-                if first.as_ref().is_none_or(|(_, first)| is_aftermath(first)) {
+                // The failure that caused the others may be reported after them.
+                if first.as_ref().is_none_or(|(_, first)| is_secondary(first)) {
                     *first = Some((index, error.clone()));
                 }
-                if !is_aftermath(error) {
+                if !is_secondary(error) {
                     self.failed.store(true, Ordering::SeqCst);
                 }
             }

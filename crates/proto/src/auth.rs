@@ -1,5 +1,5 @@
-//! Bearer tokens: what a server asks for and what a client brings. Health and reflection are served without
-//! [`RequireToken`], so that probes and tools work without a token.
+//! Bearer tokens. Health and reflection services do not use [`RequireToken`], so that probes and tools work without a
+//! token.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,21 +14,21 @@ use crate::error::status;
 const HEADER: &str = "authorization";
 const SCHEME: &str = "bearer";
 
-/// Lets only requests pass that bring `authorization: Bearer <token>`, or all when there is no token.
+/// Rejects requests without `authorization: Bearer <token>`. Without a configured token, accepts all requests.
 #[derive(Clone)]
 pub struct RequireToken(Option<Arc<str>>);
 
 impl RequireToken {
-    /// With the token; `None` lets everything pass.
+    /// Requires this token; `None` accepts all requests.
     #[must_use]
     pub fn new(token: Option<&str>) -> Self {
         Self(token.map(Arc::from))
     }
 
-    /// Whether this is what a request may bring as its `authorization`.
+    /// Checks the `authorization` of a request.
     ///
     /// # Errors
-    /// UNAUTHENTICATED, which says what is missing or wrong and never what would be right.
+    /// UNAUTHENTICATED if it is missing or wrong. The error never contains the token.
     pub fn check(&self, authorization: Option<&[u8]>) -> Result<(), Status> {
         let Some(expected) = &self.0 else {
             return Ok(());
@@ -36,7 +36,7 @@ impl RequireToken {
         let given = authorization.ok_or_else(|| {
             unauthenticated(
                 "TOKEN_MISSING",
-                "this server asks for a token: send the metadata `authorization: Bearer <token>`",
+                "a token is required: send the metadata `authorization: Bearer <token>`",
             )
         })?;
         let token = bearer(given).ok_or_else(|| {
@@ -45,14 +45,11 @@ impl RequireToken {
                 "the metadata `authorization` is not `Bearer <token>`",
             )
         })?;
-        // The time it takes to compare tells nothing of how much of a guess is right.
+        // Compares in constant time, so that the duration reveals nothing about the token.
         if bool::from(token.ct_eq(expected.as_bytes())) {
             Ok(())
         } else {
-            Err(unauthenticated(
-                "TOKEN_WRONG",
-                "the token is not the one that this server asks for",
-            ))
+            Err(unauthenticated("TOKEN_WRONG", "the token is wrong"))
         }
     }
 }
@@ -85,25 +82,25 @@ fn unauthenticated(reason: &str, message: &str) -> Status {
     status(Code::Unauthenticated, message, reason, [])
 }
 
-/// Adds the token, if there is one, to every request of a client.
+/// Adds the token, if there is one, to each request of a client.
 #[derive(Clone, Debug, Default)]
 pub struct SendToken(Option<MetadataValue<Ascii>>);
 
-/// A token that cannot be sent.
+/// The token contains characters that cannot be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the token has characters that cannot be sent: it must be one line of ASCII")]
+#[error("the token contains characters that cannot be sent; it must be one line of ASCII")]
 pub struct UnusableToken;
 
 impl SendToken {
-    /// With the token; `None` sends requests as they are.
+    /// Sends this token; `None` sends none.
     ///
     /// # Errors
-    /// When it has characters that no request can carry.
+    /// If the token contains characters that cannot be sent.
     pub fn new(token: Option<&str>) -> Result<Self, UnusableToken> {
         let value = |token: &str| {
             let mut value: MetadataValue<Ascii> =
                 format!("Bearer {token}").parse().map_err(|_| UnusableToken)?;
-            // Not shown by `Debug`, not kept in a table of compressed headers.
+            // Keeps the token out of `Debug` output and of the HTTP/2 header compression table.
             value.set_sensitive(true);
             Ok(value)
         };
@@ -131,14 +128,14 @@ mod tests {
     }
 
     #[test]
-    fn what_a_client_sends_a_server_takes() {
+    fn a_request_with_the_right_token_is_accepted() {
         assert!(sent(Some("s3cret"), Some("s3cret")).is_ok());
         assert!(sent(Some("s3cret"), None).is_ok());
         assert!(sent(None, None).is_ok());
     }
 
     #[test]
-    fn without_the_right_token_nothing_passes() {
+    fn a_request_without_the_right_token_is_rejected() {
         for (token, expected) in [
             (None, "TOKEN_MISSING"),
             (Some("s3cre"), "TOKEN_WRONG"),
@@ -171,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_are_not_shown_and_must_fit_into_a_line() {
+    fn a_token_is_not_in_debug_output_and_must_be_one_line() {
         let shown = format!(
             "{:?} {:?}",
             RequireToken::new(Some("s3cret")),

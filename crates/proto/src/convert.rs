@@ -1,12 +1,12 @@
-//! Between wire types and the domain's.
+//! Conversions between protobuf types and domain types.
 
 use prost_types::{Duration as ProtoDuration, Timestamp as ProtoTimestamp};
-use redeliver_core::job::{Priority, State};
-use redeliver_core::{Headers, Span, Timestamp};
+use redeliver_core::job::{JobState, Priority};
+use redeliver_core::{Headers, HumanDuration, Timestamp};
 
 use crate::v1;
 
-/// A time on the wire, to the millisecond.
+/// Converts a timestamp.
 #[must_use]
 pub fn to_timestamp(time: Timestamp) -> ProtoTimestamp {
     let millis = time.as_millis();
@@ -16,8 +16,8 @@ pub fn to_timestamp(time: Timestamp) -> ProtoTimestamp {
     }
 }
 
-/// A time from the wire, rounded up to the millisecond, so that nothing becomes early; `None` when its
-/// fields are out of the ranges that the type documents (years 1 to 9999).
+/// Converts a timestamp, rounded up to the next millisecond, so that no due time becomes earlier. `None` if a field is
+/// out of the range that protobuf documents (years 1 to 9999).
 #[must_use]
 pub fn from_timestamp(time: &ProtoTimestamp) -> Option<Timestamp> {
     const FIRST: i64 = -62_135_596_800;
@@ -29,19 +29,19 @@ pub fn from_timestamp(time: &ProtoTimestamp) -> Option<Timestamp> {
     Some(Timestamp::from_millis(time.seconds * 1000 + millis))
 }
 
-/// A span on the wire.
+/// Converts a duration.
 #[must_use]
-pub fn to_duration(span: Span) -> ProtoDuration {
-    let duration = span.duration();
+pub fn to_duration(duration: HumanDuration) -> ProtoDuration {
+    let duration = duration.duration();
     ProtoDuration {
         seconds: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
         nanos: i32::try_from(duration.subsec_nanos()).unwrap_or(0),
     }
 }
 
-/// A span from the wire, rounded up to the millisecond; `None` when it is negative or malformed.
+/// Converts a duration, rounded up to the next millisecond. `None` if it is negative or out of range.
 #[must_use]
-pub fn from_duration(duration: &ProtoDuration) -> Option<Span> {
+pub fn from_duration(duration: &ProtoDuration) -> Option<HumanDuration> {
     let seconds = u64::try_from(duration.seconds).ok()?;
     let nanos = u64::try_from(duration.nanos)
         .ok()
@@ -49,10 +49,10 @@ pub fn from_duration(duration: &ProtoDuration) -> Option<Span> {
     let millis = seconds
         .checked_mul(1000)?
         .checked_add(nanos.div_ceil(1_000_000))?;
-    Some(Span::from_millis(millis))
+    Some(HumanDuration::from_millis(millis))
 }
 
-/// Headers on the wire.
+/// Converts headers.
 #[must_use]
 pub fn to_headers(headers: &Headers) -> Vec<v1::Header> {
     headers
@@ -64,7 +64,7 @@ pub fn to_headers(headers: &Headers) -> Vec<v1::Header> {
         .collect()
 }
 
-/// Headers from the wire.
+/// Converts headers.
 #[must_use]
 pub fn from_headers(headers: &[v1::Header]) -> Headers {
     headers
@@ -73,7 +73,7 @@ pub fn from_headers(headers: &[v1::Header]) -> Headers {
         .collect()
 }
 
-/// A job's priority on the wire.
+/// Converts the priority of a job.
 #[must_use]
 pub fn to_priority(priority: Priority) -> v1::Priority {
     match priority {
@@ -83,7 +83,7 @@ pub fn to_priority(priority: Priority) -> v1::Priority {
     }
 }
 
-/// A job's priority from the wire; none given is the normal one.
+/// Converts the priority of a job; an unspecified one is normal.
 #[must_use]
 pub fn from_priority(priority: v1::Priority) -> Priority {
     match priority {
@@ -93,26 +93,26 @@ pub fn from_priority(priority: v1::Priority) -> Priority {
     }
 }
 
-/// A job's state on the wire.
+/// Converts the state of a job.
 #[must_use]
-pub fn to_state(state: State) -> v1::JobState {
+pub fn to_state(state: JobState) -> v1::JobState {
     match state {
-        State::Scheduled => v1::JobState::Scheduled,
-        State::Dispatched => v1::JobState::Dispatched,
-        State::Cancelled => v1::JobState::Cancelled,
-        State::Expired => v1::JobState::Expired,
+        JobState::Scheduled => v1::JobState::Scheduled,
+        JobState::Dispatched => v1::JobState::Dispatched,
+        JobState::Cancelled => v1::JobState::Cancelled,
+        JobState::Expired => v1::JobState::Expired,
     }
 }
 
-/// A job's state from the wire; `None` when none is given.
+/// Converts the state of a job; `None` if it is unspecified.
 #[must_use]
-pub fn from_state(state: v1::JobState) -> Option<State> {
+pub fn from_state(state: v1::JobState) -> Option<JobState> {
     match state {
         v1::JobState::Unspecified => None,
-        v1::JobState::Scheduled => Some(State::Scheduled),
-        v1::JobState::Dispatched => Some(State::Dispatched),
-        v1::JobState::Cancelled => Some(State::Cancelled),
-        v1::JobState::Expired => Some(State::Expired),
+        v1::JobState::Scheduled => Some(JobState::Scheduled),
+        v1::JobState::Dispatched => Some(JobState::Dispatched),
+        v1::JobState::Cancelled => Some(JobState::Cancelled),
+        v1::JobState::Expired => Some(JobState::Expired),
     }
 }
 
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_read_back_and_never_become_early() {
+    fn a_timestamp_is_converted_back_and_never_becomes_earlier() {
         for millis in [0, 1, 999, 1_763_722_800_123, -1, -1500] {
             let time = Timestamp::from_millis(millis);
             assert_eq!(from_timestamp(&to_timestamp(time)), Some(time));
@@ -134,11 +134,11 @@ mod tests {
     }
 
     #[test]
-    fn spans_are_read_back_and_never_become_shorter() {
-        let span = Span::from_millis(90_001);
-        assert_eq!(from_duration(&to_duration(span)), Some(span));
+    fn a_duration_is_converted_back_and_never_becomes_shorter() {
+        let duration = HumanDuration::from_millis(90_001);
+        assert_eq!(from_duration(&to_duration(duration)), Some(duration));
         let finer = ProtoDuration { seconds: 0, nanos: 1 };
-        assert_eq!(from_duration(&finer), Some(Span::from_millis(1)));
+        assert_eq!(from_duration(&finer), Some(HumanDuration::from_millis(1)));
         for (seconds, nanos) in [(-1, 0), (0, -1), (i64::MAX, 0)] {
             assert_eq!(from_duration(&ProtoDuration { seconds, nanos }), None);
         }
@@ -153,15 +153,15 @@ mod tests {
     }
 
     #[test]
-    fn priorities_and_states_are_read_back() {
+    fn priorities_and_states_are_converted_back() {
         for priority in [Priority::High, Priority::Normal, Priority::Low] {
             assert_eq!(from_priority(to_priority(priority)), priority);
         }
         for state in [
-            State::Scheduled,
-            State::Dispatched,
-            State::Cancelled,
-            State::Expired,
+            JobState::Scheduled,
+            JobState::Dispatched,
+            JobState::Cancelled,
+            JobState::Expired,
         ] {
             assert_eq!(from_state(to_state(state)), Some(state));
         }

@@ -1,4 +1,4 @@
-//! Errors as `google.rpc.Status` with an `ErrorInfo`, which a program can decide on without reading text.
+//! gRPC errors with an `ErrorInfo`, so that a program can handle them without parsing the message.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -6,13 +6,13 @@ use std::time::Duration;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 
-/// The schemas of error details as a `FileDescriptorSet`, so that tools can show them through reflection.
+/// The descriptors of error details as a `FileDescriptorSet`, for server reflection.
 pub const DESCRIPTORS: &[u8] = tonic_types::pb::FILE_DESCRIPTOR_SET;
 
-/// The domain of all our reasons.
+/// The `domain` of every `ErrorInfo`.
 pub const DOMAIN: &str = "redeliver";
 
-/// An error with a message for people, and a reason (`UPPER_SNAKE_CASE`) with metadata for programs.
+/// An error with a message for humans, and with a reason in `UPPER_SNAKE_CASE` and metadata for programs.
 #[must_use]
 pub fn status<'a>(
     code: Code,
@@ -28,7 +28,7 @@ pub fn status<'a>(
     Status::with_error_details(code, message, details)
 }
 
-/// An INVALID_ARGUMENT that also names the field of the request at fault.
+/// An INVALID_ARGUMENT error that names the invalid field of the request.
 #[must_use]
 pub fn invalid<'a>(
     field: &str,
@@ -46,7 +46,7 @@ pub fn invalid<'a>(
     Status::with_error_details(Code::InvalidArgument, format!("{field}: {problem}"), details)
 }
 
-/// The same, with how long whoever asked is to wait before asking again.
+/// An error after which the client should wait for `after` before it tries again.
 #[must_use]
 pub fn retry_later(code: Code, message: impl Into<String>, reason: &str, after: Duration) -> Status {
     let mut details = ErrorDetails::with_error_info(reason, DOMAIN, HashMap::new());
@@ -54,13 +54,13 @@ pub fn retry_later(code: Code, message: impl Into<String>, reason: &str, after: 
     Status::with_error_details(code, message, details)
 }
 
-/// The reason of an error of ours.
+/// The reason in the `ErrorInfo` of a status, if there is one.
 #[must_use]
 pub fn reason(status: &Status) -> Option<String> {
     status.get_details_error_info().map(|info| info.reason)
 }
 
-/// A code as gRPC's documentation writes it.
+/// The name of a code in the documentation of gRPC.
 #[must_use]
 pub const fn code_name(code: Code) -> &'static str {
     match code {
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_carries_its_reason_and_field() {
+    fn an_error_contains_its_reason_and_field() {
         let status = invalid(
             "filter",
             "unknown field `x`",

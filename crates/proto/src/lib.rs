@@ -1,6 +1,7 @@
-//! The schemas that services share, generated from `proto/redeliver/v1`, and their conversions.
+//! Protobuf messages and gRPC services, generated from `proto/redeliver/v1`, and their conversions.
 //!
-//! These are wire types. Services convert them at their edge, see [`convert`]; the domain is in `core`.
+//! Services convert these types to domain types at their boundary, see [`convert`]. The domain types are in
+//! `redeliver-core`.
 
 pub mod auth;
 pub mod convert;
@@ -11,7 +12,7 @@ pub mod long_wait;
 #[expect(
     missing_docs,
     clippy::all,
-    reason = "generated from proto/, where the documentation is"
+    reason = "generated from proto/, which contains the documentation"
 )]
 pub mod v1 {
     tonic::include_proto!("redeliver.v1");
@@ -22,5 +23,5 @@ pub use prost::Message;
 /// All schemas as a `FileDescriptorSet`, for server reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 
-/// The content type of records whose value is a message of ours.
+/// The header `content-type` of records whose value is a message of this crate.
 pub const CONTENT_TYPE: &str = "application/x-protobuf";

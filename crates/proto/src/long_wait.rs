@@ -1,5 +1,5 @@
-//! A failed record of a pipeline that waits with the scheduler: in the ingest topic it stands inside of a
-//! command, key, value and headers as they are to come back.
+//! Long waits: a failed record waits with the scheduler, wrapped in a command of the ingest topic. The command contains
+//! key, value and headers as they come back.
 
 use prost::Message as _;
 use redeliver_core::headers::{PIPELINE, TRACEPARENT, TRACESTATE};
@@ -10,8 +10,7 @@ use crate::{CONTENT_TYPE, v1};
 
 const CONTENT_TYPE_HEADER: &str = "content-type";
 
-/// Puts a record that is to come back into the command that makes the scheduler hold it until then. The
-/// command has no key: any shard will do, and a record that has just room for one copy of its key still fits.
+/// Wraps a waiting record in a command for the scheduler.
 #[must_use]
 pub fn wrap(pipeline: &str, due: Timestamp, record: Output) -> Output {
     let mut headers = record
@@ -32,14 +31,15 @@ pub fn wrap(pipeline: &str, due: Timestamp, record: Output) -> Output {
     Output {
         topic: record.topic,
         partition: None,
+        // Any shard can store the job. A second copy of the key could make the command too large.
         key: None,
         value: Some(command.encode_to_vec().into()),
         headers,
     }
 }
 
-/// The record of this pipeline that a command of the ingest topic holds, standing where the command stands;
-/// nothing when it is another command.
+/// The record of this pipeline in a command of the ingest topic, with the position of the command. `None` if the
+/// command is not a long wait of this pipeline.
 #[must_use]
 pub fn unwrap(pipeline: &str, command: &Record) -> Option<Record> {
     if command.headers.last(CONTENT_TYPE_HEADER) != Some(CONTENT_TYPE.as_bytes()) {
@@ -49,31 +49,31 @@ pub fn unwrap(pipeline: &str, command: &Record) -> Option<Record> {
     let Some(v1::job_command::Command::LongWait(wait)) = decoded.command else {
         return None;
     };
-    (wait.pipeline == pipeline).then(|| standing_at(command, wait.key, wait.value, &wait.headers))
+    (wait.pipeline == pipeline).then(|| at_position_of(command, wait.key, wait.value, &wait.headers))
 }
 
-/// The record of this pipeline that a job of the state topic holds until it is due, standing where the job
-/// stands; nothing when it is another job, or has ended.
+/// The record of this pipeline in a job of the state topic, with the position of the job. `None` if the job is not a
+/// scheduled long wait of this pipeline.
 #[must_use]
 pub fn unwrap_state(pipeline: &str, state: &Record) -> Option<Record> {
     let job = v1::JobRecord::decode(state.value.clone()?).ok()?;
     if !job.long_wait || job.state() != v1::JobState::Scheduled {
         return None;
     }
-    let record = standing_at(state, job.key, job.data, &job.headers);
+    let record = at_position_of(state, job.key, job.data, &job.headers);
     (record.headers.last(PIPELINE) == Some(pipeline.as_bytes())).then_some(record)
 }
 
-fn standing_at(
-    place: &Record,
+fn at_position_of(
+    container: &Record,
     key: Option<bytes::Bytes>,
     value: Option<bytes::Bytes>,
     headers: &[v1::Header],
 ) -> Record {
     let headers: Headers = from_headers(headers);
     Record {
-        position: place.position.clone(),
-        timestamp: place.timestamp,
+        position: container.position.clone(),
+        timestamp: container.timestamp,
         key,
         value,
         headers,
@@ -93,7 +93,7 @@ mod tests {
 
     const DUE: Timestamp = Timestamp::from_millis(1_763_722_800_123);
 
-    /// As it is read again.
+    /// The record that is read after this output was written.
     fn read(output: &Output) -> Record {
         Record {
             position: Position {
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn the_command_says_when_and_whose_and_carries_the_trace() {
+    fn a_command_contains_due_time_pipeline_and_trace_context() {
         let parent = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
         let headers: Headers = [
             ("tenant", Some(&b"a"[..])),
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn other_commands_and_other_pipelines_hold_nothing() {
+    fn commands_of_other_kinds_and_pipelines_are_not_unwrapped() {
         let mut command = read(&wrap("docs", DUE, waiting(Headers::new())));
         assert!(unwrap("docs", &command).is_some());
         assert!(unwrap("other", &command).is_none());
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_waits_for_the_pipeline_is_held_in_the_state_topic() {
+    fn only_scheduled_long_waits_of_the_pipeline_are_unwrapped_from_the_state_topic() {
         let state = |long_wait, state: v1::JobState, pipeline: &str| {
             let job = v1::JobRecord {
                 long_wait,
@@ -181,8 +181,11 @@ mod tests {
             record.value = Some(job.encode_to_vec().into());
             unwrap_state("docs", &record)
         };
-        let held = state(true, v1::JobState::Scheduled, "docs").unwrap();
-        assert_eq!((held.key, held.value.as_deref()), (None, Some(&b"value"[..])));
+        let unwrapped = state(true, v1::JobState::Scheduled, "docs").unwrap();
+        assert_eq!(
+            (unwrapped.key, unwrapped.value.as_deref()),
+            (None, Some(&b"value"[..]))
+        );
         assert!(state(false, v1::JobState::Scheduled, "docs").is_none());
         assert!(state(true, v1::JobState::Dispatched, "docs").is_none());
         assert!(state(true, v1::JobState::Scheduled, "other").is_none());
@@ -190,7 +193,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn key_value_and_headers_stay_as_they_are(
+        fn key_value_and_headers_are_not_changed(
             key in option::of(vec(any::<u8>(), 0..40)),
             value in option::of(vec(any::<u8>(), 0..200)),
             list in vec((".{0,20}", option::of(vec(any::<u8>(), 0..40))), 0..10),
@@ -201,8 +204,8 @@ mod tests {
                 value: value.map(Bytes::from),
                 ..waiting(headers)
             };
-            let held = unwrap("docs", &read(&wrap("docs", DUE, record.clone()))).unwrap();
-            prop_assert_eq!((held.key, held.value, held.headers), (record.key, record.value, record.headers));
+            let unwrapped = unwrap("docs", &read(&wrap("docs", DUE, record.clone()))).unwrap();
+            prop_assert_eq!((unwrapped.key, unwrapped.value, unwrapped.headers), (record.key, record.value, record.headers));
         }
     }
 }

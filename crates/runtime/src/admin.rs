@@ -1,4 +1,4 @@
-//! The admin port: is the process alive, is it ready, what does it measure, how is it configured.
+//! The admin port: liveness, readiness, metrics and configuration of a process.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,30 +16,30 @@ use crate::health::Health;
 use crate::listen::Listener;
 use crate::metrics::build_info;
 
-/// The admin port cannot be served.
+/// Why the admin port cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum AdminError {
-    /// The server failed.
+    /// Connections cannot be accepted any more.
     #[error("the admin server failed")]
     Serve(#[source] io::Error),
 }
 
-/// What the admin port shows.
+/// The state that the admin port exposes.
 #[derive(Clone, Debug)]
 pub struct Admin {
     /// The parts that must be ready.
     pub health: Health,
-    /// What is measured.
+    /// The metrics of the process.
     pub registry: Arc<Mutex<Registry>>,
-    /// The configuration; shown without secrets.
+    /// The configuration, which is shown without secrets.
     pub config: Arc<Config>,
-    /// Cancelled when the process begins to end: from then on it is not ready.
+    /// Cancelled when the process starts to shut down. From then on, it is not ready.
     pub shutdown: CancellationToken,
 }
 
-/// Answers requests until it is dropped: run it with
-/// [`Tasks::spawn_attendant`](crate::tasks::Tasks::spawn_attendant), so that a process that is ending can
-/// still be watched.
+/// Serves requests until it is dropped. Run it with
+/// [`Tasks::spawn_background`](crate::tasks::Tasks::spawn_background), so that a process can be observed while it shuts
+/// down.
 ///
 /// # Errors
 /// When connections can no longer be accepted.
@@ -58,9 +58,9 @@ async fn index(State(admin): State<Admin>) -> String {
     let build = build_info();
     format!(
         "redeliver {} ({}) {}\n\n\
-         /livez    the process answers\n\
+         /livez    the process is alive\n\
          /readyz   all parts are ready, as JSON\n\
-         /metrics  OpenMetrics\n\
+         /metrics  metrics in OpenMetrics format\n\
          /config   the effective configuration, without secrets\n",
         build.version, build.commit, admin.config.instance
     )

@@ -1,4 +1,4 @@
-//! The shape of every `main`: parse, load, telemetry, run, exit code.
+//! The common part of every `main`: flags, configuration, telemetry, errors and exit codes.
 
 use std::error::Error;
 use std::io::Write;
@@ -15,41 +15,41 @@ use crate::metrics::build_info;
 use crate::telemetry::{Identity, TelemetryError, Tracer};
 use crate::{shutdown, telemetry};
 
-/// The exit code when the command line or the configuration is wrong, and nothing was done.
+/// The exit code if the command line or the configuration is invalid. The process has not done anything then.
 pub const EXIT_USAGE: u8 = 2;
-/// The exit code when a process failed while it ran.
+/// The exit code if a process failed while it was running.
 pub const EXIT_FAILURE: u8 = 1;
 
-/// The flags of every service: `#[command(flatten)]` them.
+/// The flags of every service. Use with `#[command(flatten)]`.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct CommonArgs {
-    /// The configuration file; also REDELIVER_CONFIG
+    /// Configuration file; overrides REDELIVER_CONFIG
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// A setting over file and environment, such as kafka.brokers=kafka:9092; may be repeated
+    /// Override a setting, such as kafka.brokers=kafka:9092; may be repeated
     #[arg(long = "set", value_name = "KEY=VALUE", value_parser = key_and_value)]
     pub set: Vec<(String, String)>,
-    /// Print the effective configuration without secrets, and exit
+    /// Print the effective configuration without secrets and exit
     #[arg(long)]
     pub print_config: bool,
-    /// Check the configuration, and exit
+    /// Validate the configuration and exit
     #[arg(long)]
     pub check: bool,
 }
 
 impl CommonArgs {
-    /// The effective configuration.
+    /// Loads the effective configuration.
     ///
     /// # Errors
-    /// When it is wrong; see [`Config::load`].
+    /// See [`Config::load`].
     pub fn load(&self) -> Result<Config, ConfigError> {
         self.load_with(Vec::new())
     }
 
-    /// What `--print-config` and `--check` ask for, printed; or what `check` finds wrong. With neither there is
-    /// something else to do, and the configuration is fit for it.
+    /// Handles `--print-config` and `--check`. Returns the exit code if the process must exit, also if `check` fails.
+    /// `None`: continue with this configuration.
     #[must_use]
-    pub fn answer(
+    pub fn handle_config_flags(
         &self,
         config: &Config,
         check: impl FnOnce(&Config) -> Result<(), ConfigError>,
@@ -63,16 +63,16 @@ impl CommonArgs {
         } else {
             return None;
         };
-        // Whoever reads this may stop reading early.
+        // A closed pipe, such as that of `head`, is not an error.
         let _ = std::io::stdout().write_all(text.as_bytes());
         Some(ExitCode::SUCCESS)
     }
 
-    /// The effective configuration with `overrides`: settings of flags of the service's own, such as `--tier 30s`,
-    /// as dotted keys with values; they win over `--set`.
+    /// Loads the effective configuration with `overrides`: dotted keys and values from service-specific flags such as
+    /// `--tier 30s`. They override `--set`.
     ///
     /// # Errors
-    /// As [`Config::load`].
+    /// See [`Config::load`].
     pub fn load_with(&self, overrides: Vec<(String, String)>) -> Result<Config, ConfigError> {
         let mut flags = self.set.clone();
         flags.extend(overrides);
@@ -80,26 +80,27 @@ impl CommonArgs {
     }
 }
 
-/// What a service gets to run with.
+/// What a service needs to run.
 #[derive(Debug)]
 pub struct Start {
-    /// The configuration, complete and checked.
+    /// The validated configuration.
     pub config: Arc<Config>,
     /// Cancelled by the first signal.
     pub shutdown: CancellationToken,
-    /// Makes spans, if tracing is on.
+    /// Creates spans if tracing is enabled.
     pub tracer: Tracer,
-    /// The admin port, taken but not served yet.
+    /// The listener of the admin port, which nothing serves yet.
     pub admin: Listener,
 }
 
-/// Runs a service from its flags to its exit code.
+/// Runs a service and returns its exit code.
 ///
-/// `overrides` are settings of flags of the service's own, such as `--tier 30s`, as dotted keys with values;
-/// they win over `--set`. `check` finds what the service itself cannot follow in a configuration, before anything is
-/// done; `--check` asks it too. Errors are told once, with their causes: on the terminal, or in the log when that
-/// is read by machines. The exit code is 0, [`EXIT_USAGE`] when the configuration is wrong (also when `run` returns
-/// a [`ConfigError`]), else [`EXIT_FAILURE`].
+/// `overrides` are dotted keys and values from service-specific flags such as `--tier 30s`. They override `--set`.
+/// `check` validates what only the service can check, such as files. It also runs for `--check`.
+///
+/// Errors are reported once, with their causes: on stderr, or in the log if its format is JSON. The exit code is 0 on
+/// success, [`EXIT_USAGE`] if the configuration is invalid (also if `run` returns a [`ConfigError`]), and
+/// [`EXIT_FAILURE`] otherwise.
 pub fn main_with<F, E>(
     service: &str,
     args: &CommonArgs,
@@ -115,7 +116,7 @@ where
         Ok(config) => config,
         Err(error) => return report(&error),
     };
-    if let Some(code) = args.answer(&config, check) {
+    if let Some(code) = args.handle_config_flags(&config, check) {
         return code;
     }
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
@@ -123,12 +124,12 @@ where
         Err(error) => return report(&error),
     };
     let code = runtime.block_on(with_telemetry(service, config, run));
-    // What has not ended within its grace period is not waited for any longer.
+    // Do not wait for tasks that are still running after the grace period.
     runtime.shutdown_background();
     code.unwrap_or_else(|error| report(&*error))
 }
 
-/// Fails only before there is a log.
+/// Returns an error only if the log is not set up yet. Other errors are reported here.
 async fn with_telemetry<F, E>(
     service: &str,
     config: Config,
@@ -138,7 +139,7 @@ where
     F: Future<Output = Result<(), E>>,
     E: Into<anyhow::Error>,
 {
-    // Before the start line: whoever has read it may send a signal.
+    // Handlers must exist before "started" is logged: a signal may follow it immediately.
     let shutdown = CancellationToken::new();
     shutdown::on_signals(shutdown.clone())?;
     let identity = Identity {
@@ -155,11 +156,11 @@ where
     };
     Ok(match format {
         LogFormat::Text => {
-            tracing::error!(service, "stopped by an error");
+            tracing::error!(service, "stopped with an error");
             report(&*error)
         }
         LogFormat::Json => {
-            tracing::error!(service, error = error_chain(&*error), "stopped by an error");
+            tracing::error!(service, error = error_chain(&*error), "stopped with an error");
             ExitCode::from(exit_code(&*error))
         }
     })
@@ -195,13 +196,13 @@ where
     run(start).await.map_err(Into::into)
 }
 
-/// Prints an error with its causes and gives its exit code.
+/// Prints an error with its causes to stderr and returns its exit code.
 pub fn report(error: &(dyn Error + 'static)) -> ExitCode {
-    eprint!("{}", described(error));
+    eprint!("{}", with_causes(error));
     ExitCode::from(exit_code(error))
 }
 
-fn described(error: &(dyn Error + 'static)) -> String {
+fn with_causes(error: &(dyn Error + 'static)) -> String {
     let mut text = format!("error: {error}\n");
     for cause in causes(error).skip(1) {
         text += &format!("caused by: {cause}\n");
@@ -241,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_are_read() {
+    fn flags_are_parsed() {
         use clap::Parser;
         let args =
             Args::try_parse_from(["x", "--set", "a.b=c=d", "--set", "e=", "--config", "f.yaml"]).unwrap();
@@ -259,22 +260,22 @@ mod tests {
             source,
         };
         assert_eq!(
-            described(&error),
+            with_causes(&error),
             "error: lane-0 failed\ncaused by: connection refused\n"
         );
         assert_eq!(exit_code(&error), EXIT_FAILURE);
     }
 
     #[test]
-    fn a_wrong_configuration_has_an_exit_code_of_its_own_wherever_it_is_found() {
-        let wrong = Config::from_yaml("kafka: { lanes: 0 }").unwrap_err();
-        assert_eq!(exit_code(&wrong), EXIT_USAGE);
+    fn an_invalid_configuration_exits_with_the_usage_code() {
+        let invalid = Config::from_yaml("kafka: { lanes: 0 }").unwrap_err();
+        assert_eq!(exit_code(&invalid), EXIT_USAGE);
         let error = TaskError::Failed {
             name: "enricher".to_owned(),
-            source: Box::new(wrong),
+            source: Box::new(invalid),
         };
         assert_eq!(exit_code(&error), EXIT_USAGE);
-        let wrong = Config::from_yaml("kafka: { lanes: 0 }").unwrap_err();
-        assert_eq!(exit_code(&*anyhow::Error::from(wrong)), EXIT_USAGE);
+        let invalid = Config::from_yaml("kafka: { lanes: 0 }").unwrap_err();
+        assert_eq!(exit_code(&*anyhow::Error::from(invalid)), EXIT_USAGE);
     }
 }

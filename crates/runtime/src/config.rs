@@ -1,85 +1,85 @@
-//! The configuration: one YAML file for all services, environment variables over it, flags over both.
+//! The configuration: one YAML file for all services, overridden by environment variables and flags.
 //!
-//! [`Config::load`] is the only way in for a process. What it returns is complete and consistent: all that
-//! was left out is filled in, all ranges hold, and no two fields contradict each other. Everything that is
-//! wrong is reported at once, each with its field, what would be right, and the place where it was written.
+//! Processes call [`Config::load`]. It fills in defaults, checks ranges, and rejects contradictions. It reports problems
+//! together, each with its field, what is valid, and where the value comes from. Ranges and contradictions are checked
+//! only if all keys and types are valid. Why no configuration library is used: `docs/adr/0020-configuration-reader.md`.
 //!
-//! The file [`DEFAULT_FILE`] is the manual; a test holds it equal to the defaults.
+//! [`DEFAULT_FILE`] documents every key. A test compares it with the defaults in the code.
 
 use std::collections::BTreeMap;
 
-use redeliver_core::Span;
+use redeliver_core::HumanDuration;
 use serde::{Deserialize, Deserializer, Serialize};
 
 mod api;
+mod deserialize;
+mod display_from_str;
+mod error;
 mod http;
 mod http_request;
 mod kafka;
 mod load;
 mod output;
-mod overlay;
+mod overrides;
 mod pipeline;
-mod problem;
 mod process;
-mod read;
 mod retry;
 mod scheduler;
 mod secret;
 mod services;
-mod text;
 mod topology;
 mod tree;
 mod yaml;
 
 pub use api::ApiConfig;
+pub use error::{ConfigError, Problem};
 pub use http::{HttpConfig, Meaning, ResponseMode, Status, TlsConfig};
 pub use http_request::{endpoint_url, header_name, header_value, request_method};
 pub use kafka::{KafkaConfig, TopicsConfig};
 pub use load::Sources;
 pub use output::{ChosenOutput, OutputConfig};
 pub use pipeline::{AnchorConfig, LongWaitsConfig, PipelineConfig, ReturnTarget};
-pub use problem::{ConfigError, Problem};
 pub use process::{AdminConfig, LogFormat, OtlpConfig, ShutdownConfig, TelemetryConfig};
 pub use retry::{JitterConfig, RetryConfig};
 pub use scheduler::{AppConfig, JobTopicsConfig, SchedulerConfig};
 pub use secret::{REDACTED, RequestHeaders, Secret, Settings, Url, redact_url};
 pub use services::{DlqInspectorConfig, RedisConfig, RetryTierConfig, ServedPipelines};
 
-/// The commented file with every default: the manual of the configuration.
+/// The default configuration, which documents every key in comments.
 pub const DEFAULT_FILE: &str = include_str!("../config/default.yaml");
 
-/// The whole configuration. `Debug` and serde show no secrets.
+/// The configuration of all services. `Debug` and serde show no secrets.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// The stable name of this process, unique among those of its kind.
+    /// The stable name of this process, unique among processes of the same service. Default: the host's name.
     #[serde(deserialize_with = "instance_or_host_name")]
     pub instance: String,
-    /// Kafka.
+    /// The connection to Kafka, and topics.
     pub kafka: KafkaConfig,
-    /// The pipelines by name.
+    /// Pipelines by name.
     pub pipelines: BTreeMap<String, PipelineConfig>,
-    /// Pipelines that were removed, by name: they take nothing new and finish what waits.
+    /// Retired pipelines by name: they accept no new records and finish the waiting ones.
     pub retired: BTreeMap<String, PipelineConfig>,
-    /// The service that calls endpoints.
+    /// Pipelines that the enricher of this process serves.
     pub enricher: ServedPipelines,
-    /// Workers with handlers of their own.
+    /// Pipelines that a worker with a custom handler serves in this process.
     pub worker: ServedPipelines,
-    /// The service that holds records until they are due.
+    /// The retry tier.
     pub retry_tier: RetryTierConfig,
-    /// The scheduler's time index.
+    /// The scheduler's index.
     pub redis: RedisConfig,
     /// The scheduler.
     pub scheduler: SchedulerConfig,
-    /// The inspector of dead letters.
+    /// The inspector.
     pub dlq_inspector: DlqInspectorConfig,
     /// The admin port.
     pub admin: AdminConfig,
     /// Logs and traces.
     pub telemetry: TelemetryConfig,
-    /// The end of the process.
+    /// Shutdown of the process.
     pub shutdown: ShutdownConfig,
-    /// Whether `instance` was given and is not the host's name by default.
+    /// Whether `instance` is set, and not the host's name by default.
     #[serde(skip)]
     explicit_instance: bool,
 }
@@ -106,19 +106,19 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Whether consumers keep their partitions over a restart.
+    /// Whether consumers keep their partitions across a restart.
     #[must_use]
     pub fn static_membership(&self) -> bool {
         self.kafka.static_membership.unwrap_or(self.explicit_instance)
     }
 
-    /// All pipelines with their names, the retired ones included.
+    /// All pipelines with their names, including retired ones.
     pub fn all_pipelines(&self) -> impl Iterator<Item = (&str, &PipelineConfig)> {
         let all = self.pipelines.iter().chain(&self.retired);
         all.map(|(name, pipeline)| (name.as_str(), pipeline))
     }
 
-    /// A pipeline by its name, be it retired or not.
+    /// A pipeline by its name, including retired ones.
     #[must_use]
     pub fn any_pipeline(&self, name: &str) -> Option<&PipelineConfig> {
         self.pipelines.get(name).or_else(|| self.retired.get(name))
@@ -130,8 +130,8 @@ impl Config {
         self.served(&self.enricher, |pipeline| pipeline.http.is_some())
     }
 
-    /// The pipelines that a worker with a handler of its own serves, with their names: those that are
-    /// named, else those without an endpoint, because those with one belong to the enricher.
+    /// The pipelines that a worker with a custom handler serves, with their names. Default: those without an endpoint,
+    /// because the enricher serves the others.
     #[must_use]
     pub fn worker_pipelines(&self) -> Vec<(&str, &PipelineConfig)> {
         self.served(&self.worker, |pipeline| pipeline.http.is_none())
@@ -139,11 +139,11 @@ impl Config {
 
     fn served(
         &self,
-        named: &ServedPipelines,
+        selection: &ServedPipelines,
         by_default: impl Fn(&PipelineConfig) -> bool,
     ) -> Vec<(&str, &PipelineConfig)> {
         let all = self.all_pipelines();
-        match &named.pipelines {
+        match &selection.pipelines {
             Some(names) => all
                 .filter(|(name, _)| names.iter().any(|served| served == name))
                 .collect(),
@@ -151,48 +151,48 @@ impl Config {
         }
     }
 
-    /// The tiers that the retry tier of this process serves, growing; leftovers are among them only when they are
-    /// named.
+    /// The tiers that the retry tier of this process serves, in ascending order. Leftover tiers are included only if
+    /// `retry_tier.tiers` lists them.
     #[must_use]
-    pub fn served_tiers(&self) -> Vec<Span> {
+    pub fn served_tiers(&self) -> Vec<HumanDuration> {
         let mut tiers = self.retry_tier.tiers.clone().unwrap_or_else(|| self.tiers());
         tiers.sort_unstable();
         tiers.dedup();
         tiers
     }
 
-    /// The tiers of all pipelines, growing.
+    /// The tiers of all pipelines, in ascending order.
     #[must_use]
-    pub fn tiers(&self) -> Vec<Span> {
+    pub fn tiers(&self) -> Vec<HumanDuration> {
         let policies = self
             .all_pipelines()
             .filter_map(|(_, pipeline)| pipeline.retry.policy().ok());
-        let mut tiers: Vec<Span> = policies.flat_map(|policy| policy.tiers()).collect();
+        let mut tiers: Vec<HumanDuration> = policies.flat_map(|policy| policy.tiers()).collect();
         tiers.sort_unstable();
         tiers.dedup();
         tiers
     }
 
-    /// The effective configuration as YAML that can be read back, without secrets.
+    /// The effective configuration as YAML, without secrets. It can be loaded again.
     ///
     /// # Panics
-    /// Never: everything in a configuration can be written as YAML.
+    /// Never: every configuration can be serialized.
     #[must_use]
     pub fn to_yaml(&self) -> String {
-        serde_saphyr::to_string(self).expect("a configuration can be written as YAML")
+        serde_saphyr::to_string(self).expect("a configuration can be serialized as YAML")
     }
 
     /// The effective configuration as JSON, without secrets.
     ///
     /// # Panics
-    /// Never: everything in a configuration can be written as JSON.
+    /// Never: every configuration can be serialized.
     #[must_use]
     pub fn to_json(&self) -> serde_json::Value {
-        serde_json::to_value(self).expect("a configuration can be written as JSON")
+        serde_json::to_value(self).expect("a configuration can be serialized as JSON")
     }
 }
 
-/// The host's name, with what an instance's name cannot have replaced.
+/// The host's name, with characters that are invalid in an instance name replaced.
 fn host_name() -> String {
     let name = gethostname::gethostname().to_string_lossy().into_owned();
     let replaced = name

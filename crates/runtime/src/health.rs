@@ -1,51 +1,51 @@
-//! Readiness: the named parts of a process, each of which says whether it is ready.
+//! Readiness of a process: it is ready when all of its parts are ready and it is not shutting down.
 //!
-//! A process is ready when all of its parts are and it is not ending. A part registers before it is ready,
-//! so that nothing that has not begun yet is overlooked.
+//! A part must register before it starts, so that the process does not become ready without it.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::Serialize;
 
-/// All parts of a process. A cheap handle.
+/// All parts of a process. Cloning is cheap.
 #[derive(Clone, Debug, Default)]
 pub struct Health {
-    parts: Arc<Mutex<BTreeMap<String, State>>>,
+    parts: Arc<Mutex<BTreeMap<String, PartState>>>,
 }
 
-/// One part of a process. A cheap handle; the part stays in the report when the handle is dropped.
+/// One part of a process. Cloning is cheap. A part stays in the report when its handle is dropped.
 #[derive(Clone, Debug)]
 pub struct Part {
     name: Arc<str>,
     health: Health,
 }
 
-/// What the parts say together.
+/// The readiness of a process and its parts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Report {
     /// Whether all parts are ready.
     pub ready: bool,
-    /// What each part says.
+    /// The state of each part: `ready`, `ready, but NOTE` or `waiting: REASON`.
     pub parts: BTreeMap<String, String>,
 }
 
 #[derive(Clone, Debug)]
-enum State {
+enum PartState {
     Ready,
-    /// Ready, and somebody must know something.
+    /// Ready, with a restriction that operators should know.
     ReadyBut(String),
     Waiting(String),
 }
 
 impl Health {
-    /// No parts yet.
+    /// A process without parts.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Registers a part, which is not ready at first.
+    /// Registers a part, which is initially not ready.
     #[must_use]
     pub fn part(&self, name: impl Into<Arc<str>>) -> Part {
         let part = Part {
@@ -56,48 +56,53 @@ impl Health {
         part
     }
 
-    /// What the parts say now.
+    /// The current state of all parts.
     #[must_use]
     pub fn report(&self) -> Report {
         let parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
-        let said = |state: &State| match state {
-            State::Ready => "ready".to_owned(),
-            State::ReadyBut(note) => format!("ready, but {note}"),
-            State::Waiting(reason) => format!("waiting: {reason}"),
-        };
         Report {
-            ready: !parts.values().any(|state| matches!(state, State::Waiting(_))),
+            ready: !parts.values().any(|state| matches!(state, PartState::Waiting(_))),
             parts: parts
                 .iter()
-                .map(|(name, state)| (name.clone(), said(state)))
+                .map(|(name, state)| (name.clone(), state.to_string()))
                 .collect(),
         }
     }
 }
 
+impl fmt::Display for PartState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ready => f.write_str("ready"),
+            Self::ReadyBut(note) => write!(f, "ready, but {note}"),
+            Self::Waiting(reason) => write!(f, "waiting: {reason}"),
+        }
+    }
+}
+
 impl Part {
-    /// The part is ready.
+    /// Marks the part as ready.
     pub fn ready(&self) {
-        self.set(State::Ready);
+        self.set(PartState::Ready);
     }
 
-    /// The part is ready, and does not do all that it does otherwise.
+    /// Marks the part as ready with a restriction.
     pub fn ready_but(&self, note: impl Into<String>) {
-        self.set(State::ReadyBut(note.into()));
+        self.set(PartState::ReadyBut(note.into()));
     }
 
-    /// The part is not ready, or not any more.
+    /// Marks the part as not ready.
     pub fn not_ready(&self, reason: impl Into<String>) {
-        self.set(State::Waiting(reason.into()));
+        self.set(PartState::Waiting(reason.into()));
     }
 
-    /// The part is not there any more.
-    pub fn leave(&self) {
+    /// Removes the part from the report.
+    pub fn remove(&self) {
         let mut parts = self.health.parts.lock().unwrap_or_else(PoisonError::into_inner);
         parts.remove(&*self.name);
     }
 
-    fn set(&self, state: State) {
+    fn set(&self, state: PartState) {
         let mut parts = self.health.parts.lock().unwrap_or_else(PoisonError::into_inner);
         parts.insert(self.name.to_string(), state);
     }
@@ -121,7 +126,7 @@ mod tests {
         kafka.not_ready("no broker answers");
         assert_eq!(health.report().parts["kafka"], "waiting: no broker answers");
         assert!(!health.report().ready);
-        kafka.leave();
+        kafka.remove();
         assert!(health.report().ready);
         assert!(!health.report().parts.contains_key("kafka"));
     }

@@ -1,17 +1,17 @@
-//! What every service of Redeliver needs around its own work: configuration, telemetry, supervised tasks,
-//! shutdown and the admin port.
+//! The infrastructure of every Redeliver service: configuration, telemetry, supervised tasks, shutdown and the admin
+//! port.
 //!
-//! | module | idea |
+//! | module | contents |
 //! |---|---|
-//! | [`config`] | one file for all services; every problem is named with its place |
-//! | [`cli`] | the shape of every `main`: parse, load, telemetry, run, exit code |
-//! | [`tasks`] | named tasks and threads; the first failure ends the process in order |
-//! | [`shutdown`] | signals become a token |
+//! | [`config`] | the configuration of all services |
+//! | [`cli`] | the common part of every `main` |
+//! | [`tasks`] | supervised tasks and threads |
+//! | [`shutdown`] | signals that shut down the process |
 //! | [`admin`] | `/livez`, `/readyz`, `/metrics`, `/config` |
-//! | [`listen`] | listening sockets, and what accepted connections are set to |
-//! | [`health`] | the parts that must be ready before the process is |
-//! | [`panics`] | where a panic happened, in the log |
-//! | [`metrics`] | the registry and what every process says of itself |
+//! | [`listen`] | listeners of all ports |
+//! | [`health`] | readiness of the process and its parts |
+//! | [`panics`] | locations of panics in the log |
+//! | [`metrics`] | the metrics registry |
 //! | [`telemetry`] | logs to stderr, spans to an OTLP collector |
 //! | [`trace_context`] | W3C trace context in record headers |
 

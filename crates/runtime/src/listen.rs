@@ -1,8 +1,7 @@
-//! Listening sockets: one way to take a port, and one place where accepted connections are prepared.
+//! Listeners of all ports.
 //!
-//! An answer of ours is often one small packet. Nagle's algorithm would hold it back until the peer has acknowledged the
-//! packet before it, which a peer with delayed acknowledgements does after 40 ms. So every accepted connection has
-//! `TCP_NODELAY` set.
+//! Responses are often one small packet. Nagle's algorithm would delay it until the peer has acknowledged the previous
+//! packet, which takes 40 ms with delayed acknowledgements. So [`Listener`] sets `TCP_NODELAY` on every connection.
 
 use std::io;
 use std::net::SocketAddr;
@@ -10,39 +9,38 @@ use std::net::SocketAddr;
 use futures::{Stream, stream};
 use tokio::net::{TcpListener, TcpStream};
 
-/// A port cannot be listened on.
+/// Why a listener cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    /// The port belongs to another process.
+    /// Another process uses the port.
     #[error("{field}: {address} is in use by another process; choose another port, or 0 for a free one")]
     InUse {
-        /// The configuration's field that names the address.
+        /// The configuration field of the address.
         field: &'static str,
-        /// The address.
+        /// The configured address.
         address: SocketAddr,
     },
-    /// The address cannot be listened on.
+    /// Any other error.
     #[error("{field}: cannot listen on {address}")]
     Bind {
-        /// The configuration's field that names the address.
+        /// The configuration field of the address.
         field: &'static str,
-        /// The address.
+        /// The configured address.
         address: SocketAddr,
-        /// Why.
+        /// The error of the operating system.
         source: io::Error,
     },
 }
 
-/// A port that is taken. It serves as a listener of axum, and by [`Listener::incoming`] as one of tonic.
+/// A bound listener, for axum directly and for tonic through [`Listener::incoming`].
 #[derive(Debug)]
 pub struct Listener(TcpListener);
 
 impl Listener {
-    /// Takes the address, without waiting. `field` is the configuration's field that names it. Must be called inside of
-    /// a runtime.
+    /// Binds the address without blocking. `field` is its configuration field. Must be called within a tokio runtime.
     ///
     /// # Errors
-    /// When the address is in use or cannot be listened on.
+    /// When the address is in use or cannot be bound.
     pub fn bind(field: &'static str, address: SocketAddr) -> Result<Self, ListenError> {
         let bind = || {
             let listener = std::net::TcpListener::bind(address)?;
@@ -62,10 +60,10 @@ impl Listener {
         }
     }
 
-    /// The address that is listened on.
+    /// The bound address, which contains the actual port if port 0 was configured.
     ///
     /// # Errors
-    /// When the system does not say.
+    /// When the operating system cannot tell the address.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.0.local_addr()
     }
@@ -84,10 +82,10 @@ impl axum::serve::Listener for Listener {
     type Addr = SocketAddr;
 
     async fn accept(&mut self) -> (TcpStream, SocketAddr) {
-        // This one waits a second when the process has no file descriptor left, and tries again.
+        // axum retries after a second if the process has no file descriptors left.
         let (connection, peer) = axum::serve::Listener::accept(&mut self.0).await;
         if let Err(error) = connection.set_nodelay(true) {
-            tracing::debug!(%error, "the connection has ended already");
+            tracing::debug!(%error, "cannot set TCP_NODELAY; connection already closed");
         }
         (connection, peer)
     }

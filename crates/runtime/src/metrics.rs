@@ -1,4 +1,4 @@
-//! The registry of a process, and what every process says of itself there.
+//! The metrics registry of a process, with the metrics of every process.
 
 use std::sync::LazyLock;
 
@@ -7,18 +7,18 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 use redeliver_core::Clock;
 
-/// Which build this is.
+/// Version and commit of a build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct BuildInfo {
     /// The version of the workspace.
     pub version: &'static str,
-    /// The git commit it was built from, given as `REDELIVER_COMMIT` when building, or `unknown`.
+    /// The git commit, from the environment variable `REDELIVER_COMMIT` at build time, or `unknown`.
     pub commit: &'static str,
 }
 
 const UNKNOWN: &str = "unknown";
 
-/// The build of this program.
+/// The build of this binary.
 #[must_use]
 pub const fn build_info() -> BuildInfo {
     BuildInfo {
@@ -30,21 +30,21 @@ pub const fn build_info() -> BuildInfo {
     }
 }
 
-/// What `--version` shows: the version, with the commit where it is known.
+/// The output of `--version`: the version, and the commit if it is known.
 #[must_use]
 pub fn version() -> &'static str {
-    static SHOWN: LazyLock<String> = LazyLock::new(|| shown(build_info()));
-    &SHOWN
+    static VERSION: LazyLock<String> = LazyLock::new(|| version_of(build_info()));
+    &VERSION
 }
 
-fn shown(build: BuildInfo) -> String {
+fn version_of(build: BuildInfo) -> String {
     match build.commit {
         "" | UNKNOWN => build.version.to_owned(),
         commit => format!("{} ({commit})", build.version),
     }
 }
 
-/// A registry whose names begin with `redeliver_`, with the build and the start time of the process in it.
+/// A registry with the prefix `redeliver_`, which contains the build and the start time of the process.
 #[must_use]
 pub fn registry(service: &str, instance: &str, clock: &dyn Clock) -> Registry {
     let mut registry = Registry::with_prefix("redeliver");
@@ -76,9 +76,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_version_is_shown_with_the_commit_where_it_is_known() {
+    fn the_version_contains_the_commit_if_it_is_known() {
         let of = |commit| {
-            shown(BuildInfo {
+            version_of(BuildInfo {
                 version: "1.2.3",
                 commit,
             })
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn every_process_says_which_build_it_is_and_when_it_started() {
+    fn every_process_exposes_its_build_and_start_time() {
         let clock = ManualClock::new(Timestamp::from_millis(1_800_000_000_123));
         let registry = registry("enricher", "enricher-0", &clock);
         let mut text = String::new();

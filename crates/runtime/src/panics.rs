@@ -1,55 +1,45 @@
-//! What is said of a panic: its place, in the log like everything else, and not its message, which may hold
-//! what was being handled.
+//! Logging of panics: the location, but not the message, which may contain a payload.
 //!
-//! Whoever catches a panic says what becomes of it: a handler's is a failure of its record, a task's ends the
-//! process. This says where it happened, once per place and while, because a forged record can make
-//! Kafka's client panic as often as it has headers.
+//! The code that catches a panic handles its effect: a panic of a handler is a failure of its record, and a panic of a
+//! task shuts down the process. This module only logs the location. It is throttled by location, because a forged record
+//! can make the Kafka client panic once per header.
 
 use std::collections::HashMap;
 use std::panic::PanicHookInfo;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
 
-/// How long a place is not named again.
-const INTERVAL: Duration = Duration::from_secs(10);
+use redeliver_core::wait::LogThrottle;
 
-/// Takes the place of the standard hook, which prints messages to stderr, for the whole process. Before the log is
-/// set up, or in a process without one, the line goes to stderr.
-pub fn log_places() {
-    let places = Places::default();
-    std::panic::set_hook(Box::new(move |panic| places.log(panic)));
+/// Replaces the standard panic hook of the process, which prints messages to stderr. If the log is not set up, the
+/// location is printed to stderr.
+pub fn log_locations() {
+    let log = PanicLog::default();
+    std::panic::set_hook(Box::new(move |panic| log.log(panic)));
 }
 
-/// When each place was named last. There are as many as the program has.
+/// A throttle per location. The number of locations in the program limits its size.
 #[derive(Default)]
-struct Places(Mutex<HashMap<String, Instant>>);
+struct PanicLog(Mutex<HashMap<String, LogThrottle>>);
 
-impl Places {
+impl PanicLog {
     fn log(&self, panic: &PanicHookInfo<'_>) {
-        let place = panic.location().map_or_else(String::new, ToString::to_string);
-        if !self.is_time(&place, Instant::now()) {
+        let location = panic.location().map_or_else(String::new, ToString::to_string);
+        if !self.should_log(&location) {
             return;
         }
         let thread = thread::current();
         let thread = thread.name().unwrap_or_default();
         if tracing::dispatcher::has_been_set() {
-            tracing::warn!(place, thread, "panic");
+            tracing::warn!(location, thread, "panic");
         } else {
-            eprintln!("panic at {place} in thread `{thread}`");
+            eprintln!("panic at {location} in thread `{thread}`");
         }
     }
 
-    fn is_time(&self, place: &str, now: Instant) -> bool {
-        let mut named = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if named
-            .get(place)
-            .is_some_and(|then| now.saturating_duration_since(*then) < INTERVAL)
-        {
-            return false;
-        }
-        named.insert(place.to_owned(), now);
-        true
+    fn should_log(&self, location: &str) -> bool {
+        let mut throttles = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        throttles.entry(location.to_owned()).or_default().should_log()
     }
 }
 
@@ -58,19 +48,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_is_named_once_in_a_while() {
-        let places = Places::default();
-        let now = Instant::now();
-        let asked = [
-            ("a", 0),
-            ("a", 1),
-            ("b", 1),
-            ("a", 9),
-            ("a", 10),
-            ("a", 11),
-            ("b", 12),
-        ];
-        let named = asked.map(|(place, second)| places.is_time(place, now + Duration::from_secs(second)));
-        assert_eq!(named, [true, false, true, false, true, false, true]);
+    fn panics_are_throttled_by_location() {
+        let log = PanicLog::default();
+        let logged = ["a", "a", "b", "a", "b"].map(|location| log.should_log(location));
+        assert_eq!(logged, [true, false, true, false, false]);
     }
 }

@@ -1,15 +1,15 @@
-//! Signals: the first one asks the process to end in order, the second one ends it at once.
+//! Signals: the first one shuts down gracefully, the second one exits immediately.
 
 use std::io;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-/// Cancels the token on SIGINT or SIGTERM. A second signal ends the process at once, with the exit code that
-/// shells give to that signal: 130 or 143. Must be called within a runtime.
+/// Cancels the token on SIGINT or SIGTERM. A second signal exits the process immediately, with the conventional exit code
+/// of shells: 130 for SIGINT, 143 for SIGTERM. Must be called within a tokio runtime.
 ///
 /// # Errors
-/// When the signals cannot be listened to.
+/// When the signal handlers cannot be installed.
 pub fn on_signals(shutdown: CancellationToken) -> io::Result<()> {
     let signals = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     #[expect(
@@ -22,13 +22,10 @@ pub fn on_signals(shutdown: CancellationToken) -> io::Result<()> {
 
 async fn listen((mut interrupt, mut terminate): (Signal, Signal), shutdown: CancellationToken) {
     let (name, _) = next(&mut interrupt, &mut terminate).await;
-    tracing::info!(
-        signal = name,
-        "shutting down; a second signal ends the process at once"
-    );
+    tracing::info!(signal = name, "shutting down; a second signal exits immediately");
     shutdown.cancel();
     let (name, code) = next(&mut interrupt, &mut terminate).await;
-    tracing::warn!(signal = name, "ending at once");
+    tracing::warn!(signal = name, "exiting immediately");
     std::process::exit(code);
 }
 

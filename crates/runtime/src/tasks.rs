@@ -1,9 +1,8 @@
-//! Supervised work: every task and thread has a name, and the first that fails ends the process in order.
+//! Supervised tasks and threads: each has a name, and the first failure shuts down the process gracefully.
 //!
-//! A panic is a failure. When the shutdown token is cancelled, by a signal or by a failure, all tasks are
-//! waited for up to a grace period; those that have not ended by then are named in the error. Attendants,
-//! such as the admin server, run until all the others have ended, so that a process can be watched while it
-//! ends.
+//! A panic is a failure. After the shutdown token is cancelled, by a signal or by a failure, [`Tasks`] waits for all
+//! tasks until the grace period expires. The error names those that are still running. Background tasks, such as the
+//! admin server, run until all other tasks have finished, so that a process can be observed while it shuts down.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -20,29 +19,29 @@ use tokio_util::sync::CancellationToken;
 
 use crate::error_chain::error_chain;
 
-/// Why the work ended otherwise than in order.
+/// Why a process did not shut down gracefully.
 #[derive(Debug, thiserror::Error)]
 pub enum TaskError {
     /// A task or thread returned an error.
     #[error("{name} failed")]
     Failed {
-        /// Its name.
+        /// The name of the task or thread.
         name: String,
-        /// Its error.
+        /// The error it returned.
         source: BoxError,
     },
     /// A task or thread panicked.
     #[error("{name} panicked: {message}")]
     Panicked {
-        /// Its name.
+        /// The name of the task or thread.
         name: String,
         /// The message of the panic.
         message: String,
     },
-    /// Tasks or threads did not end within the grace period.
-    #[error("still running after {} s of grace: {}", grace.as_secs_f64(), names.join(", "))]
+    /// Tasks or threads did not finish within the grace period.
+    #[error("still running after the grace period of {} s: {}", grace.as_secs_f64(), names.join(", "))]
     Stuck {
-        /// Their names.
+        /// The names of the tasks and threads.
         names: Vec<String>,
         /// The grace period.
         grace: Duration,
@@ -52,194 +51,196 @@ pub enum TaskError {
 /// Any error of a task.
 pub type BoxError = Box<dyn Error + Send + Sync>;
 
-type Ending = Result<(), BoxError>;
+type TaskResult = Result<(), BoxError>;
 
-/// How many threads may have been started that the supervisor has not taken note of.
-const LATE: usize = 16;
+/// Capacity of the channel for threads that a [`Spawner`] has started.
+const SPAWNER_CAPACITY: usize = 16;
 
 /// The tasks and threads of a process.
 #[derive(Debug)]
 pub struct Tasks {
     shutdown: CancellationToken,
-    workers: Group,
-    attendants: Group,
-    late: (mpsc::Sender<Late>, mpsc::Receiver<Late>),
+    foreground: Group,
+    background: Group,
+    spawner: Spawner,
+    spawned: mpsc::Receiver<SpawnedThread>,
 }
 
-/// Starts threads while the tasks run. A cheap handle.
+/// Starts threads after [`Tasks::run_until_shutdown`] was called. Cloning is cheap.
 #[derive(Clone, Debug)]
-pub struct Spawner(mpsc::Sender<Late>);
+pub struct Spawner(mpsc::Sender<SpawnedThread>);
 
-/// A thread that was started while the tasks ran.
-struct Late {
+struct SpawnedThread {
     name: String,
-    ending: Pin<Box<dyn Future<Output = Ending> + Send>>,
+    result: Pin<Box<dyn Future<Output = TaskResult> + Send>>,
 }
 
-impl fmt::Debug for Late {
+impl fmt::Debug for SpawnedThread {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Late")
+        f.debug_struct("SpawnedThread")
             .field("name", &self.name)
             .finish_non_exhaustive()
     }
 }
 
 impl Spawner {
-    /// As [`Tasks::spawn_thread`], for a task that runs already. When the process is ending, nobody waits for the
-    /// thread.
+    /// Like [`Tasks::spawn_thread`], for use within a running task. If [`Tasks::run_until_shutdown`] has returned, the
+    /// thread is not supervised.
     ///
     /// # Errors
-    /// When the system gives no thread.
+    /// When the operating system cannot start a thread.
     pub async fn spawn_thread<E: Into<BoxError>>(
         &self,
         name: impl Into<String>,
         work: impl FnOnce() -> Result<(), E> + Send + 'static,
     ) -> std::io::Result<()> {
         let name = name.into();
-        let ending = Box::pin(thread(&name, work)?);
-        // Nobody listens any more when the process is ending.
-        let _ = self.0.send(Late { name, ending }).await;
+        let result = Box::pin(thread(&name, work)?);
+        // The receiver is gone if `run_until_shutdown` has returned.
+        let _ = self.0.send(SpawnedThread { name, result }).await;
         Ok(())
     }
 }
 
 impl Tasks {
-    /// No tasks yet. The token is cancelled when one fails.
+    /// An empty set of tasks. A failure of any task cancels `shutdown`.
     #[must_use]
     pub fn new(shutdown: CancellationToken) -> Self {
+        let (sender, spawned) = mpsc::channel(SPAWNER_CAPACITY);
         Self {
             shutdown,
-            workers: Group::default(),
-            attendants: Group::default(),
-            late: mpsc::channel(LATE),
+            foreground: Group::default(),
+            background: Group::default(),
+            spawner: Spawner(sender),
+            spawned,
         }
     }
 
     /// A handle that starts threads while the tasks run.
     #[must_use]
     pub fn spawner(&self) -> Spawner {
-        Spawner(self.late.0.clone())
+        self.spawner.clone()
     }
 
-    /// The token that asks all to end.
+    /// The token that requests shutdown.
     #[must_use]
     pub fn shutdown(&self) -> &CancellationToken {
         &self.shutdown
     }
 
-    /// Starts a task. It may end by itself; it must end soon after the token is cancelled.
+    /// Starts a task. It may finish at any time, and must finish soon after the token is cancelled.
     pub fn spawn<E: Into<BoxError>>(
         &mut self,
         name: impl Into<String>,
         task: impl Future<Output = Result<(), E>> + Send + 'static,
     ) {
-        self.workers
+        self.foreground
             .spawn(name.into(), async move { task.await.map_err(Into::into) });
     }
 
-    /// Starts a task that is stopped when all the others have ended. It may fail like any other.
-    pub fn spawn_attendant<E: Into<BoxError>>(
+    /// Starts a task that is aborted when all other tasks have finished. Its failure is treated like that of any other
+    /// task.
+    pub fn spawn_background<E: Into<BoxError>>(
         &mut self,
         name: impl Into<String>,
         task: impl Future<Output = Result<(), E>> + Send + 'static,
     ) {
-        self.attendants
+        self.background
             .spawn(name.into(), async move { task.await.map_err(Into::into) });
     }
 
-    /// Starts a thread of the operating system, for work that blocks. It must end soon after the token is
-    /// cancelled, which it has to look at itself.
+    /// Starts an OS thread for blocking work. It must check the token itself, and finish soon after it is cancelled.
     ///
     /// # Errors
-    /// When the system gives no thread.
+    /// When the operating system cannot start a thread.
     pub fn spawn_thread<E: Into<BoxError>>(
         &mut self,
         name: impl Into<String>,
         work: impl FnOnce() -> Result<(), E> + Send + 'static,
     ) -> std::io::Result<()> {
         let name = name.into();
-        let ending = thread(&name, work)?;
-        self.workers.spawn(name, ending);
+        let result = thread(&name, work)?;
+        self.foreground.spawn(name, result);
         Ok(())
     }
 
-    /// Runs until all tasks have ended, or until the token is cancelled and then for at most `grace`.
+    /// Runs until all tasks have finished. After the token is cancelled, waits for at most `grace`.
     ///
     /// # Errors
-    /// The first failure, or else the names of those that did not end in time.
+    /// The first failure, or else the names of tasks that are still running after the grace period.
     pub async fn run_until_shutdown(mut self, grace: Duration) -> Result<(), TaskError> {
         let mut failure = None;
         let mut deadline: Option<Instant> = None;
         loop {
-            if self.workers.is_empty() {
+            if self.foreground.is_empty() {
                 break;
             }
-            let late = async {
+            let grace_expired = async {
                 match deadline {
                     Some(deadline) => tokio::time::sleep_until(deadline).await,
                     None => std::future::pending().await,
                 }
             };
-            let ended = tokio::select! {
-                Some(ended) = self.workers.next() => ended,
-                Some(ended) = self.attendants.next() => ended,
-                Some(late) = self.late.1.recv() => {
-                    self.workers.spawn(late.name, late.ending);
+            let result = tokio::select! {
+                Some(result) = self.foreground.next() => result,
+                Some(result) = self.background.next() => result,
+                Some(thread) = self.spawned.recv() => {
+                    self.foreground.spawn(thread.name, thread.result);
                     continue;
                 }
                 () = self.shutdown.cancelled(), if deadline.is_none() => {
                     deadline = Some(Instant::now() + grace);
                     continue;
                 }
-                () = late => {
-                    let names = self.workers.names();
-                    tracing::error!(running = names.join(", "), "the grace period is over");
+                () = grace_expired => {
+                    let names = self.foreground.names();
+                    tracing::error!(running = names.join(", "), "grace period expired");
                     failure.get_or_insert(TaskError::Stuck { names, grace });
                     break;
                 }
             };
-            if let Err(error) = ended {
-                tracing::error!(error = error_chain(&error), "a task failed; shutting down");
+            if let Err(error) = result {
+                tracing::error!(error = error_chain(&error), "task failed; shutting down");
                 self.shutdown.cancel();
                 failure.get_or_insert(error);
             }
         }
+        // A thread may still run here and cannot be aborted, but its token is cancelled.
         self.shutdown.cancel();
-        self.workers.tasks.shutdown().await;
-        self.attendants.tasks.shutdown().await;
+        self.foreground.tasks.shutdown().await;
+        self.background.tasks.shutdown().await;
         failure.map_or(Ok(()), Err)
     }
 }
 
-/// Starts a thread. What is given back waits for its end.
+/// Starts a thread. The future resolves to its result.
 fn thread<E: Into<BoxError>>(
     name: &str,
     work: impl FnOnce() -> Result<(), E> + Send + 'static,
-) -> std::io::Result<impl Future<Output = Ending> + Send + 'static> {
-    let (sender, ending) = oneshot::channel();
+) -> std::io::Result<impl Future<Output = TaskResult> + Send + 'static> {
+    let (sender, receiver) = oneshot::channel();
     std::thread::Builder::new().name(name.to_owned()).spawn(move || {
-        let ending = catch_unwind(AssertUnwindSafe(work)).map(|result| result.map_err(Into::into));
-        // Nobody listens any more when the process is already ending without this thread.
-        let _ = sender.send(ending.map_err(|panic| message(&*panic)));
+        let result = catch_unwind(AssertUnwindSafe(work)).map(|result| result.map_err(Into::into));
+        // The receiver is gone if `run_until_shutdown` has returned without waiting for this thread.
+        let _ = sender.send(result.map_err(|panic| panic_message(&*panic)));
     })?;
     Ok(async move {
-        match ending.await {
-            Ok(Ok(ending)) => ending,
+        match receiver.await {
+            Ok(Ok(result)) => result,
             Ok(Err(message)) => Err(Panic(message).into()),
-            Err(_) => Err(Panic("the thread is gone".to_owned()).into()),
+            Err(_) => Err(Panic("the thread ended without a result".to_owned()).into()),
         }
     })
 }
 
-/// Tasks with their names.
 #[derive(Debug, Default)]
 struct Group {
-    tasks: JoinSet<Ending>,
+    tasks: JoinSet<TaskResult>,
     names: HashMap<Id, String>,
 }
 
 impl Group {
-    fn spawn(&mut self, name: String, task: impl Future<Output = Ending> + Send + 'static) {
+    fn spawn(&mut self, name: String, task: impl Future<Output = TaskResult> + Send + 'static) {
         let id = self.tasks.spawn(task).id();
         self.names.insert(id, name);
     }
@@ -254,14 +255,14 @@ impl Group {
         names
     }
 
-    /// The ending of the next task that ends; none when there is no task. Cancel safe.
+    /// The result of the next task that finishes. `None` if there are no tasks. Cancel-safe.
     async fn next(&mut self) -> Option<Result<(), TaskError>> {
-        let ended = self.tasks.join_next_with_id().await?;
-        let id = ended.as_ref().map_or_else(JoinError::id, |(id, _)| *id);
+        let joined = self.tasks.join_next_with_id().await?;
+        let id = joined.as_ref().map_or_else(JoinError::id, |(id, _)| *id);
         let name = self.names.remove(&id).unwrap_or_default();
-        Some(match ended {
+        Some(match joined {
             Ok((_, Ok(()))) => {
-                tracing::debug!(task = name, "ended");
+                tracing::debug!(task = name, "task finished");
                 Ok(())
             }
             Ok((_, Err(error))) => Err(match error.downcast::<Panic>() {
@@ -273,7 +274,7 @@ impl Group {
             }),
             Err(error) => {
                 let message = match error.try_into_panic() {
-                    Ok(panic) => message(&*panic),
+                    Ok(panic) => panic_message(&*panic),
                     Err(error) => error.to_string(),
                 };
                 Err(TaskError::Panicked { name, message })
@@ -282,15 +283,15 @@ impl Group {
     }
 }
 
-/// A panic of a thread on its way to the supervisor.
+/// The message of a panic. Distinguishes a thread that panicked from one that returned an error.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Panic(String);
 
-fn message(panic: &(dyn Any + Send)) -> String {
+fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "without a message".to_owned())
+        .unwrap_or_else(|| "no message".to_owned())
 }
 
 #[cfg(test)]
@@ -308,16 +309,15 @@ mod tests {
         (Tasks::new(token.clone()), token)
     }
 
-    /// A task that ends when it is asked to.
-    async fn obedient(token: CancellationToken) -> io::Result<()> {
+    async fn wait_for_shutdown(token: CancellationToken) -> io::Result<()> {
         token.cancelled().await;
         Ok(())
     }
 
     #[tokio::test]
-    async fn a_failure_ends_the_others_and_is_the_error() {
+    async fn a_failure_stops_the_other_tasks_and_is_returned() {
         let (mut tasks, token) = tasks();
-        tasks.spawn("good", obedient(token.clone()));
+        tasks.spawn("good", wait_for_shutdown(token.clone()));
         tasks.spawn("bad", async { Err::<(), _>(io::Error::other("disk full")) });
         let error = tasks.run_until_shutdown(GRACE).await.unwrap_err();
         assert_eq!(error.to_string(), "bad failed");
@@ -328,7 +328,7 @@ mod tests {
     #[tokio::test]
     async fn a_panic_of_a_task_or_a_thread_is_a_failure() {
         let (mut tasks, token) = tasks();
-        tasks.spawn("good", obedient(token.clone()));
+        tasks.spawn("good", wait_for_shutdown(token.clone()));
         tasks.spawn("bad", async {
             if true {
                 panic!("no way {}", 7)
@@ -340,7 +340,7 @@ mod tests {
         assert_eq!(error.to_string(), "bad panicked: no way 7");
 
         let (mut tasks, token) = self::tasks();
-        tasks.spawn("good", obedient(token.clone()));
+        tasks.spawn("good", wait_for_shutdown(token.clone()));
         tasks
             .spawn_thread("lane-0", || {
                 if true {
@@ -356,16 +356,16 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_thread_that_is_started_later_is_supervised_like_any_other() {
+    async fn a_thread_that_is_started_later_is_supervised() {
         let (mut tasks, token) = tasks();
         let spawner = tasks.spawner();
-        let asked = token.clone();
+        let shutdown = token.clone();
         tasks.spawn("watch", async move {
             spawner.spawn_thread("late-0", || Ok::<(), io::Error>(())).await?;
             spawner
                 .spawn_thread("late-1", || Err::<(), _>(io::Error::other("no way")))
                 .await?;
-            obedient(asked).await
+            wait_for_shutdown(shutdown).await
         });
         let error = tasks.run_until_shutdown(GRACE).await.unwrap_err();
         assert_eq!(error.to_string(), "late-1 failed");
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn all_may_end_by_themselves() {
+    async fn tasks_may_finish_without_a_shutdown() {
         let (mut tasks, token) = tasks();
         tasks.spawn("one", async { Ok::<(), io::Error>(()) });
         tasks.spawn_thread("two", || Ok::<(), io::Error>(())).unwrap();
@@ -382,11 +382,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn those_that_do_not_end_in_time_are_named() {
+    async fn tasks_that_exceed_the_grace_period_are_named() {
         let (mut tasks, token) = tasks();
-        tasks.spawn("good", obedient(token.clone()));
-        tasks.spawn("deaf", std::future::pending::<io::Result<()>>());
-        tasks.spawn("also-deaf", std::future::pending::<io::Result<()>>());
+        tasks.spawn("good", wait_for_shutdown(token.clone()));
+        tasks.spawn("stuck", std::future::pending::<io::Result<()>>());
+        tasks.spawn("also-stuck", std::future::pending::<io::Result<()>>());
         token.cancel();
         let error = tasks
             .run_until_shutdown(Duration::from_millis(50))
@@ -394,16 +394,16 @@ mod tests {
             .unwrap_err();
         assert_eq!(
             error.to_string(),
-            "still running after 0.05 s of grace: also-deaf, deaf"
+            "still running after the grace period of 0.05 s: also-stuck, stuck"
         );
     }
 
     #[tokio::test]
-    async fn an_error_while_ending_is_still_reported() {
+    async fn an_error_during_shutdown_is_returned() {
         let (mut tasks, token) = tasks();
-        let asked = token.clone();
+        let shutdown = token.clone();
         tasks.spawn("flush", async move {
-            asked.cancelled().await;
+            shutdown.cancelled().await;
             Err::<(), _>(io::Error::other("not flushed"))
         });
         token.cancel();
@@ -414,22 +414,23 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_attendant_outlives_the_others() {
+    async fn a_background_task_outlives_the_others() {
         let (mut tasks, token) = tasks();
-        let (asked, watched) = (token.clone(), Arc::new(AtomicBool::new(false)));
-        let (stop, seen) = (oneshot::channel::<()>(), watched.clone());
+        let (shutdown, alive) = (token.clone(), Arc::new(AtomicBool::new(false)));
+        let (sender, receiver) = oneshot::channel::<()>();
+        let background_alive = alive.clone();
         tasks.spawn("slow", async move {
-            asked.cancelled().await;
-            // The attendant must still be there to set this.
-            stop.0.send(()).unwrap();
-            while !seen.load(Ordering::SeqCst) {
+            shutdown.cancelled().await;
+            // Only a background task that still runs can set `alive`.
+            sender.send(()).unwrap();
+            while !alive.load(Ordering::SeqCst) {
                 tokio::task::yield_now().await;
             }
             Ok::<(), io::Error>(())
         });
-        tasks.spawn_attendant("admin", async move {
-            stop.1.await.unwrap();
-            watched.store(true, Ordering::SeqCst);
+        tasks.spawn_background("admin", async move {
+            receiver.await.unwrap();
+            background_alive.store(true, Ordering::SeqCst);
             std::future::pending::<io::Result<()>>().await
         });
         token.cancel();

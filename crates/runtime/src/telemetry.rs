@@ -1,7 +1,7 @@
-//! Logs to stderr, spans to an OpenTelemetry collector.
+//! Logs to stderr and spans to an OpenTelemetry collector.
 //!
-//! Spans of records are made with [`Tracer`] and not with the macros of `tracing`: a tracer that is off is a
-//! `None`, so that a hundred thousand records a second pay nothing for it.
+//! Spans of records are created with [`Tracer`] instead of the macros of `tracing`: their parents come from record
+//! headers (see `docs/adr/0014-opentelemetry-spans.md`), and a disabled tracer costs nothing per record.
 
 use std::borrow::Cow;
 use std::io::{self, IsTerminal};
@@ -28,53 +28,52 @@ use crate::metrics::build_info;
 use crate::panics;
 use crate::trace_context::trace_of;
 
-/// How long the end of a process waits for spans to be sent.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
-/// Spans that wait to be sent; more are dropped, so that a collector's outage costs no more memory.
-const QUEUE: usize = 16_384;
+/// Further spans are dropped, so that an outage of the collector does not use up memory.
+const MAX_QUEUED_SPANS: usize = 16_384;
 
-/// Telemetry cannot be started.
+/// Why telemetry cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
-    /// `telemetry.level` or `RUST_LOG` cannot be read.
-    #[error("{origin}: `{directives}` is not a log level")]
+    /// `telemetry.level` or `RUST_LOG` is not a log filter.
+    #[error("{origin}: `{directives}` is not a log level: write error, warn, info, debug or trace")]
     Level {
-        /// Which of the two.
+        /// `telemetry.level` or `RUST_LOG`.
         origin: &'static str,
-        /// The text.
+        /// The invalid value.
         directives: String,
-        /// Why.
+        /// The error of the parser.
         source: tracing_subscriber::filter::ParseError,
     },
     /// The exporter cannot be built.
     #[error("telemetry.otlp.endpoint: cannot export spans")]
     Exporter(#[from] ExporterBuildError),
-    /// Logging was set up before in this process.
+    /// [`init`] was already called in this process.
     #[error("logging is already set up in this process")]
     AlreadySet(#[from] tracing_subscriber::util::TryInitError),
 }
 
-/// Who sends telemetry.
+/// Attributes of the process in its telemetry.
 #[derive(Clone, Copy, Debug)]
 pub struct Identity<'a> {
-    /// The service, such as `enricher`.
+    /// The name of the service, such as `enricher`.
     pub service: &'a str,
-    /// The instance's name.
+    /// The configured instance name.
     pub instance: &'a str,
 }
 
-/// Keeps telemetry alive; sends what is left when it is dropped.
+/// Flushes the remaining spans when it is dropped.
 #[derive(Debug)]
 pub struct TelemetryGuard {
     provider: Option<SdkTracerProvider>,
     tracer: Tracer,
 }
 
-/// Sets up logs, places of panics included, and traces for this process. `RUST_LOG` goes before `telemetry.level`. Must be called within
-/// a runtime.
+/// Sets up logs, including the locations of panics, and traces for this process. `RUST_LOG` overrides `telemetry.level`.
+/// Must be called within a tokio runtime.
 ///
 /// # Errors
-/// When a level cannot be read, the exporter cannot be built, or it was called before.
+/// When a level is invalid, the exporter cannot be built, or it was already called.
 pub fn init(config: &TelemetryConfig, identity: Identity<'_>) -> Result<TelemetryGuard, TelemetryError> {
     let rust_log = std::env::var("RUST_LOG")
         .ok()
@@ -85,11 +84,11 @@ pub fn init(config: &TelemetryConfig, identity: Identity<'_>) -> Result<Telemetr
     };
     let guard = traces(&config.otlp, identity)?;
     subscriber(config.log, filter, io::stderr).try_init()?;
-    panics::log_places();
+    panics::log_locations();
     Ok(guard)
 }
 
-/// Sets up traces alone: off when there is no endpoint. Must be called within a runtime.
+/// Sets up traces only. They are disabled if no endpoint is configured. Must be called within a tokio runtime.
 ///
 /// # Errors
 /// When the exporter cannot be built.
@@ -105,7 +104,7 @@ pub fn traces(config: &OtlpConfig, identity: Identity<'_>) -> Result<TelemetryGu
         .with_endpoint(endpoint.expose())
         .build()?;
     let batches = BatchConfigBuilder::default()
-        .with_max_queue_size(QUEUE)
+        .with_max_queue_size(MAX_QUEUED_SPANS)
         .with_scheduled_delay(Duration::from_secs(1))
         .build();
     let service = config
@@ -123,6 +122,7 @@ pub fn traces(config: &OtlpConfig, identity: Identity<'_>) -> Result<TelemetryGu
                 .with_batch_config(batches)
                 .build(),
         )
+        // The trace of an incoming record keeps its sampling decision. The ratio applies to new traces only.
         .with_sampler(Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(
             config.sample_ratio,
         ))))
@@ -145,7 +145,6 @@ fn filter(origin: &'static str, directives: &str) -> Result<EnvFilter, Telemetry
         })
 }
 
-/// The log lines of a process, written to `writer`.
 fn subscriber<W>(format: LogFormat, filter: EnvFilter, writer: W) -> impl tracing::Subscriber + Send + Sync
 where
     W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
@@ -164,21 +163,21 @@ where
 }
 
 impl TelemetryGuard {
-    /// Makes spans.
+    /// A handle that creates spans.
     #[must_use]
     pub fn tracer(&self) -> Tracer {
         self.tracer.clone()
     }
 
-    /// Sends the spans that are left, for at most five seconds.
+    /// Flushes the remaining spans. Waits for at most 5 s.
     pub async fn shutdown(mut self) {
         let Some(provider) = self.provider.take() else {
             return;
         };
-        // The exporter needs this runtime, which must not be blocked meanwhile.
+        // `flush` blocks, and the exporter needs the runtime meanwhile.
         let flushed = tokio::task::spawn_blocking(move || flush(&provider));
         if flushed.await.is_err() {
-            tracing::warn!("the last spans may not have been sent");
+            tracing::warn!("flushing spans failed; some may be lost");
         }
     }
 }
@@ -193,33 +192,32 @@ impl Drop for TelemetryGuard {
 
 fn flush(provider: &SdkTracerProvider) {
     if let Err(error) = provider.shutdown_with_timeout(FLUSH_TIMEOUT) {
-        tracing::warn!(%error, "the last spans may not have been sent");
+        tracing::warn!(%error, "flushing spans failed; some may be lost");
     }
 }
 
-/// Makes spans; a cheap handle that may be off.
+/// Creates spans, or nothing if tracing is disabled. Cloning is cheap.
 #[derive(Clone, Debug, Default)]
 pub struct Tracer(Option<SdkTracer>);
 
-/// A span that ends when it is dropped; nothing when tracing is off or the trace is not sampled.
+/// A span that ends when it is dropped. Empty if tracing is disabled.
 #[derive(Debug, Default)]
 pub struct RecordSpan(Option<Box<SdkSpan>>);
 
 impl Tracer {
-    /// A tracer that makes nothing.
+    /// A disabled tracer.
     #[must_use]
     pub const fn off() -> Self {
         Self(None)
     }
 
-    /// Whether spans are made at all. Ask it before work that only a span needs, such as reading the parent
-    /// out of headers.
+    /// Whether tracing is enabled. Check it before work that only a span needs, such as parsing the parent from headers.
     #[must_use]
     pub const fn is_on(&self) -> bool {
         self.0.is_some()
     }
 
-    /// Starts a span: a child of `parent`, or the root of a new trace. `start` is now when it is not given.
+    /// Starts a span: a child of `parent`, or the root of a new trace. `start` defaults to the current time.
     #[must_use]
     pub fn start(
         &self,
@@ -241,7 +239,7 @@ impl Tracer {
 }
 
 impl RecordSpan {
-    /// Adds an attribute.
+    /// Sets an attribute.
     pub fn set(&mut self, name: &'static str, value: impl Into<opentelemetry::Value>) {
         if let Some(span) = &mut self.0
             && span.is_recording()
@@ -250,27 +248,27 @@ impl RecordSpan {
         }
     }
 
-    /// Marks the span as failed. No payload and no secret belongs into the text.
+    /// Marks the span as failed. The description must not contain payloads or secrets.
     pub fn fail(&mut self, description: impl Into<Cow<'static, str>>) {
         if let Some(span) = &mut self.0 {
             span.set_status(Status::error(description));
         }
     }
 
-    /// Ends the span at an instant other than now.
+    /// Ends the span with the given time instead of the current time.
     pub fn end_at(mut self, end: Timestamp) {
         if let Some(span) = &mut self.0 {
             span.end_with_timestamp(system_time(end));
         }
     }
 
-    /// The headers that hand on this span; none when tracing is off, so that a record keeps its own.
+    /// The trace context headers of this span. `None` if tracing is disabled: a record keeps its own headers then.
     #[must_use]
     pub fn trace(&self) -> Option<TraceContext> {
         self.0.as_ref().and_then(|span| trace_of(span.span_context()))
     }
 
-    /// The context of which this span is the parent; none when tracing is off.
+    /// A context in which this span is the parent. `None` if tracing is disabled.
     #[must_use]
     pub fn context(&self) -> Option<Context> {
         self.0
@@ -324,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_text_or_json_and_obey_the_level() {
+    fn the_log_has_the_configured_format_and_level() {
         let text = logged(LogFormat::Text, "info");
         assert!(
             text.contains("lane started") && text.contains("lane=3") && text.lines().count() == 1,
@@ -340,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tracer_that_is_off_makes_nothing() {
+    fn a_disabled_tracer_creates_no_spans() {
         let tracer = Tracer::off();
         let mut span = tracer.start("attempt", SpanKind::Consumer, None, None);
         span.set("attempt", 1_i64);

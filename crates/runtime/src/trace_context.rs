@@ -1,17 +1,17 @@
-//! W3C trace context in record headers: continuing a trace that comes with a record, and handing it on.
+//! W3C trace context in record headers: extracting the trace of a record, and propagating it.
 //!
-//! Headers are untrusted. What is not a trace context, byte for byte as
-//! <https://www.w3.org/TR/trace-context/> writes it, is none: the record is handled all the same.
+//! Headers are untrusted. A header that is not exactly as <https://www.w3.org/TR/trace-context/> specifies is ignored,
+//! and the record is processed without it.
 
 use opentelemetry::Context;
 use opentelemetry::trace::{SpanContext, SpanId, TraceContextExt, TraceFlags, TraceId, TraceState};
 use redeliver_core::Headers;
 use redeliver_core::headers::{TRACEPARENT, TRACESTATE, TraceContext};
 
-/// The longest `tracestate` that is handed on.
+/// Maximum length of a propagated `tracestate`, in bytes.
 const MAX_STATE: usize = 512;
 
-/// The context of the trace that a record belongs to; none when its headers name none or no valid one.
+/// The trace context of a record. `None` if its headers contain none or an invalid one.
 #[must_use]
 pub fn span_context(headers: &Headers) -> Option<Context> {
     let parent = headers.single(TRACEPARENT).ok()???;
@@ -27,7 +27,7 @@ pub fn span_context(headers: &Headers) -> Option<Context> {
     Some(Context::new().with_remote_span_context(remote))
 }
 
-/// The headers that hand on a span.
+/// The headers that propagate a span. `None` if the span is invalid.
 #[must_use]
 pub fn trace_of(span: &SpanContext) -> Option<TraceContext> {
     if !span.is_valid() {
@@ -46,7 +46,7 @@ pub fn trace_of(span: &SpanContext) -> Option<TraceContext> {
     })
 }
 
-/// `00-<32 hex>-<16 hex>-<2 hex>`; a later version may have more behind it.
+/// Parses `00-<32 hex>-<16 hex>-<2 hex>`. Later versions may append fields.
 fn parse_parent(bytes: &[u8]) -> Option<(TraceId, SpanId, TraceFlags)> {
     let hex = |range: std::ops::Range<usize>| {
         let digits = bytes.get(range)?;
@@ -54,12 +54,12 @@ fn parse_parent(bytes: &[u8]) -> Option<(TraceId, SpanId, TraceFlags)> {
         lower.then(|| std::str::from_utf8(digits).ok()).flatten()
     };
     let version = hex(0..2)?;
-    let length_is_right = match version {
+    let is_length_valid = match version {
         "00" => bytes.len() == 55,
         "ff" => false,
         _ => bytes.len() == 55 || bytes.get(55) == Some(&b'-'),
     };
-    if !length_is_right || [2, 35, 52].iter().any(|dash| bytes[*dash] != b'-') {
+    if !is_length_valid || [2, 35, 52].iter().any(|dash| bytes[*dash] != b'-') {
         return None;
     }
     let trace = TraceId::from_hex(hex(3..35)?).ok()?;
@@ -69,7 +69,8 @@ fn parse_parent(bytes: &[u8]) -> Option<(TraceId, SpanId, TraceFlags)> {
     valid.then(|| (trace, span, TraceFlags::new(flags) & TraceFlags::SAMPLED))
 }
 
-/// `key=value` members separated by commas; one wrong member makes the whole worthless.
+/// Parses `key=value` members separated by commas. One invalid member invalidates the whole header, as the specification
+/// requires.
 fn parse_state(bytes: &[u8]) -> Option<TraceState> {
     let text = std::str::from_utf8(bytes)
         .ok()
@@ -104,18 +105,18 @@ mod tests {
         headers
     }
 
-    fn handed_on(headers: &Headers) -> Option<TraceContext> {
+    fn propagated(headers: &Headers) -> Option<TraceContext> {
         trace_of(span_context(headers)?.span().span_context())
     }
 
     #[test]
-    fn a_trace_context_is_handed_on_as_it_came() {
-        let trace = handed_on(&headers(PARENT.as_bytes(), Some(b"vendor=1,other=2"))).unwrap();
+    fn a_trace_context_is_propagated_unchanged() {
+        let trace = propagated(&headers(PARENT.as_bytes(), Some(b"vendor=1,other=2"))).unwrap();
         assert_eq!(trace.traceparent, PARENT);
         assert_eq!(trace.tracestate.as_deref(), Some("vendor=1,other=2"));
         let unsampled = PARENT.replace("-01", "-00");
         assert_eq!(
-            handed_on(&headers(unsampled.as_bytes(), None))
+            propagated(&headers(unsampled.as_bytes(), None))
                 .unwrap()
                 .traceparent,
             unsampled
@@ -123,18 +124,18 @@ mod tests {
     }
 
     #[test]
-    fn a_later_version_is_read_as_far_as_it_is_known() {
+    fn the_known_fields_of_a_later_version_are_used() {
         let later = PARENT.replace("00-0af", "01-0af") + "-more";
         assert_eq!(
-            handed_on(&headers(later.as_bytes(), None)).unwrap().traceparent,
+            propagated(&headers(later.as_bytes(), None)).unwrap().traceparent,
             PARENT
         );
     }
 
     #[test]
-    fn what_is_no_trace_context_is_none() {
+    fn an_invalid_trace_context_is_ignored() {
         let zero_trace = format!("00-{}-b7ad6b7169203331-01", "0".repeat(32));
-        for junk in [
+        for invalid in [
             "",
             "00",
             "garbage",
@@ -145,7 +146,10 @@ mod tests {
             &PARENT.replace('-', "_"),
             &zero_trace,
         ] {
-            assert!(span_context(&headers(junk.as_bytes(), None)).is_none(), "{junk}");
+            assert!(
+                span_context(&headers(invalid.as_bytes(), None)).is_none(),
+                "{invalid}"
+            );
         }
         let mut twice = headers(PARENT.as_bytes(), None);
         twice.push(TRACEPARENT, Some(PARENT.as_bytes()));
@@ -154,24 +158,24 @@ mod tests {
     }
 
     #[test]
-    fn a_state_that_cannot_be_read_is_left_out() {
-        for junk in [&b"\xff"[..], b"=,=,", b"a=1,b", b"A=1", b"a=1=2", &[b'a'; 600]] {
-            let trace = handed_on(&headers(PARENT.as_bytes(), Some(junk))).unwrap();
+    fn an_invalid_state_is_dropped() {
+        for invalid in [&b"\xff"[..], b"=,=,", b"a=1,b", b"A=1", b"a=1=2", &[b'a'; 600]] {
+            let trace = propagated(&headers(PARENT.as_bytes(), Some(invalid))).unwrap();
             assert_eq!((trace.traceparent.as_str(), trace.tracestate), (PARENT, None));
         }
     }
 
     proptest! {
         #[test]
-        fn arbitrary_bytes_never_panic(parent in proptest::collection::vec(any::<u8>(), 0..80), state in proptest::collection::vec(any::<u8>(), 0..80)) {
-            let _ = handed_on(&headers(&parent, Some(&state)));
+        fn arbitrary_bytes_do_not_panic(parent in proptest::collection::vec(any::<u8>(), 0..80), state in proptest::collection::vec(any::<u8>(), 0..80)) {
+            let _ = propagated(&headers(&parent, Some(&state)));
         }
 
         #[test]
-        fn nearly_right_ones_never_panic(at in 0_usize..55, byte in any::<u8>(), state in "[a-z=,@ ]{0,40}") {
+        fn nearly_valid_headers_do_not_panic(at in 0_usize..55, byte in any::<u8>(), state in "[a-z=,@ ]{0,40}") {
             let mut parent = PARENT.as_bytes().to_vec();
             parent[at] = byte;
-            let _ = handed_on(&headers(&parent, Some(state.as_bytes())));
+            let _ = propagated(&headers(&parent, Some(state.as_bytes())));
         }
     }
 }

@@ -1,6 +1,5 @@
-//! Where the shared Kafka and Redis are: from `KAFKA_BROKERS` and `REDIS_URL`, which `cargo xtask test`
-//! sets, else from what `cargo xtask services up` left running. A test that needs a server fails when
-//! there is none; it is never skipped.
+//! The addresses of the shared Kafka and Redis: from `KAFKA_BROKERS` and `REDIS_URL`, which `cargo xtask test` sets, or else
+//! from what `cargo xtask services up` left running. A test that needs a server fails without it, and is never skipped.
 
 use crate::services_file::{Server, ServicesFile};
 
@@ -16,7 +15,7 @@ pub struct Addresses {
 /// Both addresses.
 ///
 /// # Panics
-/// When one of them is not known, with the command that helps.
+/// If one of them is unknown; the message names the command that helps.
 #[track_caller]
 pub fn addresses() -> Addresses {
     Addresses {
@@ -28,7 +27,7 @@ pub fn addresses() -> Addresses {
 /// Kafka's address, for a test that needs no Redis.
 ///
 /// # Panics
-/// When it is not known, with the command that helps.
+/// If it is unknown; the message names the command that helps.
 #[track_caller]
 pub fn brokers() -> String {
     find("Kafka", "KAFKA_BROKERS", |file| file.kafka)
@@ -37,7 +36,7 @@ pub fn brokers() -> String {
 /// Redis's address, for a test that needs no Kafka.
 ///
 /// # Panics
-/// When it is not known, with the command that helps.
+/// If it is unknown; the message names the command that helps.
 #[track_caller]
 pub fn redis_url() -> String {
     find("Redis", "REDIS_URL", |file| file.redis)
@@ -58,7 +57,7 @@ fn find(server: &str, variable: &str, of: impl FnOnce(ServicesFile) -> Option<Se
     }
 }
 
-/// The value of a variable that names a server; an empty one counts as not set.
+/// The value of an environment variable, unless it is empty.
 pub fn given(variable: &str) -> Option<String> {
     std::env::var(variable)
         .ok()

@@ -1,4 +1,4 @@
-//! Certificates for servers on 127.0.0.1, and an authority of the test's own that signs them (feature `tls`).
+//! Certificates for servers on 127.0.0.1, and with the feature `tls` an authority that signs them.
 
 use std::path::PathBuf;
 
@@ -16,7 +16,7 @@ pub struct Signed {
     pub key: String,
 }
 
-/// Writes a file and gives its path.
+/// Writes a file and returns its path.
 pub(crate) fn write(path: PathBuf, content: &str) -> Result<PathBuf> {
     std::fs::write(&path, content).with_context(|| format!("writing {}", path.display()))?;
     Ok(path)
@@ -32,20 +32,20 @@ mod authority {
     use super::{Signed, write};
     use crate::unique;
 
-    /// Signs certificates. Nobody trusts it who was not given its own.
+    /// A certificate authority that belongs to one test. Only clients with its certificate trust it.
     pub struct Authority {
         issuer: CertifiedIssuer<'static, KeyPair>,
     }
 
     impl Authority {
-        /// A new one.
+        /// Creates an authority with a new key.
         ///
         /// # Errors
-        /// When no key can be made.
+        /// If no key can be made.
         pub fn new() -> Result<Self> {
             let mut params = CertificateParams::new(Vec::new()).context("describing an authority")?;
-            // Servers of the same name would look as if they had signed themselves, and another authority of the
-            // same name as if it had signed wrongly.
+            // A server with the same name would look self-signed, and a certificate of another authority with the same
+            // name would look invalid instead of untrusted.
             params
                 .distinguished_name
                 .push(DnType::CommonName, unique("authority"));
@@ -58,7 +58,7 @@ mod authority {
         /// A certificate for a server on 127.0.0.1.
         ///
         /// # Errors
-        /// When no key can be made.
+        /// If no key can be made.
         pub fn sign(&self) -> Result<Signed> {
             let key = KeyPair::generate().context("making the key of a server")?;
             let name = "127.0.0.1".to_owned();
@@ -72,10 +72,10 @@ mod authority {
             })
         }
 
-        /// Writes its own certificate, for clients that are to trust it, and gives the file.
+        /// Writes its certificate to a file for clients, and returns the path.
         ///
         /// # Errors
-        /// When it cannot be written.
+        /// If it cannot be written.
         pub fn write(&self, directory: &Path, name: &str) -> Result<PathBuf> {
             write(directory.join(name), &self.issuer.pem())
         }

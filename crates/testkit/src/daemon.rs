@@ -1,4 +1,4 @@
-//! Servers that outlive the program that started them, and processes told apart by more than a number.
+//! Servers that outlive the program that started them, and process ids that are never reused.
 //!
 //! Reads `/proc`, so it needs Linux.
 
@@ -49,7 +49,7 @@ impl ProcessId {
     /// Sends a signal to it. A process that is gone is an error: a test that kills nothing proves nothing.
     ///
     /// # Errors
-    /// When the process is gone or the signal is refused.
+    /// If the process is gone or the signal is refused.
     pub(crate) fn signal(self, signal: Signal) -> Result<()> {
         if !self.is_running() {
             bail!("sending {signal:?} to process {}: it is not running", self.number);
@@ -62,7 +62,7 @@ impl ProcessId {
     /// Kills it without warning (SIGKILL) and waits until it is gone. One that is gone already is fine.
     ///
     /// # Errors
-    /// When the signal is refused, or the process is still there after ten seconds.
+    /// If the signal is refused, or the process is still there after ten seconds.
     pub fn kill_9(self) -> Result<()> {
         if let Err(error) = self.signal(Signal::KILL)
             && self.is_running()
@@ -90,7 +90,7 @@ impl Daemon {
     /// Kills the server and removes its directory.
     ///
     /// # Errors
-    /// When it cannot be killed or the directory cannot be removed.
+    /// If it cannot be killed or the directory cannot be removed.
     pub fn remove(&self) -> Result<()> {
         self.process.kill_9()?;
         if self.directory.exists() {
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_start_time_is_found_behind_a_hostile_program_name() {
+    fn the_start_time_is_found_after_a_program_name_with_spaces_and_parentheses() {
         let tail = "1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 987654 20";
         assert_eq!(start_of_living(&format!("42 (a) b (c) S {tail}")), Some(987_654));
         assert_eq!(start_of_living(&format!("42 (java) Z {tail}")), None);
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn this_process_is_running_and_an_older_one_of_its_number_is_not() {
+    fn this_process_is_running_and_an_earlier_one_with_its_number_is_not() {
         let this = ProcessId::of(std::process::id()).unwrap();
         assert!(this.is_running());
         let former = ProcessId {

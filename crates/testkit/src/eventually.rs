@@ -1,17 +1,17 @@
-//! The one way tests wait: ask for a condition again and again until it holds, and panic at a deadline
-//! with the state that was seen last. A fixed sleep is either too long or, on a busy machine, too short.
+//! The one way in which tests wait: check a condition until it holds, and panic at a deadline with the state that was seen
+//! last. A fixed sleep is either too long or, on a busy machine, too short.
 
 use std::fmt::Display;
 use std::time::{Duration, Instant};
 
-/// The longest pause between two looks; the first pauses are shorter, because most conditions hold soon.
-const LONGEST_PAUSE: Duration = Duration::from_millis(100);
+/// The longest delay between two checks. The first delays are shorter, because most conditions hold soon.
+const MAX_DELAY: Duration = Duration::from_millis(100);
 
-/// Waits until `condition` gives `Ok` and returns its value. `Err` carries the state as it is now, to be
-/// printed if the deadline passes. Blocks the thread: in asynchronous tests use [`eventually_async`].
+/// Waits until `condition` returns `Ok`, and returns its value. `Err` contains the current state, which is printed if the
+/// deadline passes. Blocks the thread: in asynchronous tests use [`eventually_async`].
 ///
 /// # Panics
-/// When `deadline` has passed since the call and the condition still does not hold.
+/// If the condition does not hold within `deadline`.
 #[track_caller]
 pub fn eventually<T, S: Display>(
     what: &str,
@@ -24,11 +24,10 @@ pub fn eventually<T, S: Display>(
     }
 }
 
-/// As [`eventually`], for a condition that awaits. A condition that itself hangs is given up at the
-/// deadline too.
+/// As [`eventually`], for an asynchronous condition. A condition that hangs is cancelled at the deadline.
 ///
 /// # Panics
-/// When `deadline` has passed since the call and the condition still does not hold.
+/// If the condition does not hold within `deadline`.
 pub async fn eventually_async<T, S: Display>(
     what: &str,
     deadline: Duration,
@@ -36,7 +35,7 @@ pub async fn eventually_async<T, S: Display>(
 ) -> T {
     let end = tokio::time::Instant::now() + deadline;
     let mut last = None;
-    for pause in pauses() {
+    for delay in delays() {
         match tokio::time::timeout_at(end, condition()).await {
             Ok(Ok(value)) => return value,
             Ok(Err(state)) => last = Some(state),
@@ -45,24 +44,24 @@ pub async fn eventually_async<T, S: Display>(
         if tokio::time::Instant::now() >= end {
             break;
         }
-        tokio::time::sleep_until(end.min(tokio::time::Instant::now() + pause)).await;
+        tokio::time::sleep_until(end.min(tokio::time::Instant::now() + delay)).await;
     }
     match last {
         Some(state) => panic!("{what}: not within {deadline:?}; last seen: {state}"),
-        None => panic!("{what}: not within {deadline:?}; the condition never answered"),
+        None => panic!("{what}: not within {deadline:?}; the condition never returned"),
     }
 }
 
-/// As [`eventually`], giving back the last state instead of a panic.
+/// As [`eventually`], but returns the last state instead of panicking.
 pub(crate) fn poll_until<T, S>(
     deadline: Duration,
     mut condition: impl FnMut() -> Result<T, S>,
 ) -> Result<T, S> {
     let end = Instant::now() + deadline;
-    let mut pauses = pauses();
+    let mut delays = delays();
     loop {
-        // The condition is asked once more after the last pause, so that a deadline shorter than a
-        // pause, or a machine that slept through it, still gets a fresh look.
+        // The condition is checked once more after the last delay, also if the deadline is shorter than a delay, or the
+        // machine was suspended.
         let state = match condition() {
             Ok(value) => return Ok(value),
             Err(state) => state,
@@ -71,13 +70,13 @@ pub(crate) fn poll_until<T, S>(
         if left.is_zero() {
             return Err(state);
         }
-        std::thread::sleep(left.min(pauses.next().unwrap_or(LONGEST_PAUSE)));
+        std::thread::sleep(left.min(delays.next().unwrap_or(MAX_DELAY)));
     }
 }
 
-fn pauses() -> impl Iterator<Item = Duration> {
-    std::iter::successors(Some(Duration::from_millis(2)), |pause| {
-        Some((*pause * 2).min(LONGEST_PAUSE))
+fn delays() -> impl Iterator<Item = Duration> {
+    std::iter::successors(Some(Duration::from_millis(2)), |delay| {
+        Some((*delay * 2).min(MAX_DELAY))
     })
 }
 
@@ -95,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn the_value_of_the_first_look_that_holds_is_returned() {
+    fn the_value_of_the_first_successful_check_is_returned() {
         let mut calls = 0;
         assert_eq!(
             eventually("third time", Duration::from_secs(5), || third_time(&mut calls)),
@@ -105,14 +104,14 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "the moon: not within 20ms; last seen: still cheese")]
-    fn the_deadline_prints_what_was_seen_last() {
+    fn a_passed_deadline_prints_the_last_state() {
         eventually("the moon", Duration::from_millis(20), || {
             Err::<(), _>("still cheese")
         });
     }
 
     #[tokio::test]
-    async fn an_awaited_condition_is_polled_too() {
+    async fn an_asynchronous_condition_is_polled_too() {
         let mut calls = 0;
         let third = eventually_async("third time", Duration::from_secs(5), async || {
             third_time(&mut calls)
@@ -122,8 +121,8 @@ mod tests {
     }
 
     #[tokio::test]
-    #[should_panic(expected = "the condition never answered")]
-    async fn a_condition_that_hangs_is_given_up() {
+    #[should_panic(expected = "the condition never returned")]
+    async fn a_condition_that_hangs_is_cancelled() {
         let hang = async || std::future::pending::<Result<(), String>>().await;
         eventually_async("an answer", Duration::from_millis(20), hang).await;
     }

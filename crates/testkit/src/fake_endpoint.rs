@@ -1,11 +1,10 @@
-//! A real HTTP server that behaves as a test says: answers, answers late, never answers, hangs up.
+//! An HTTP server whose behaviour a test defines: it responds, responds late, never responds, or hangs up.
 //!
-//! What a call gets is decided by a function of the request and of how often the same key and the same
-//! body were seen before; no chance and no clock, so a failing run can be repeated. It runs on a thread
-//! of its own, so that synchronous tests can use it too, and goes away with the value.
+//! The reply is a function of the request and of how often the same key and the same body were received before, so a failing
+//! run can be repeated. The server runs on its own thread, so that synchronous tests can use it too, and ends with the value.
 //!
-//! Made of hyper itself rather than axum: a handler of axum's cannot fail, and to hang up without a
-//! response is exactly a handler that fails.
+//! It uses hyper instead of axum, because a handler of axum cannot fail, and a failing handler is how a connection is closed
+//! without a response.
 
 use std::collections::HashMap;
 use std::io;
@@ -27,7 +26,7 @@ use tokio::task::JoinSet;
 
 use crate::hash::stable_hash;
 
-/// The header by which a caller marks repeats of one call.
+/// The header that marks repetitions of a call.
 pub const IDEMPOTENCY_KEY: &str = "idempotency-key";
 
 /// One call, as the behaviour sees it.
@@ -45,11 +44,11 @@ pub struct Request {
     pub key: Option<String>,
     /// How many calls with this key came before; 0 without a key.
     pub earlier_calls_of_key: u32,
-    /// How many calls with this body came before, under whatever key.
+    /// How many calls with this body came before, with any key.
     pub earlier_calls_of_body: u32,
 }
 
-/// What a call gets.
+/// The reply to a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
     /// A response: status, headers, body.
@@ -104,7 +103,7 @@ impl FakeEndpoint {
     /// it must not block, and [`Reply::Delay`] is how it takes its time.
     ///
     /// # Panics
-    /// When no port can be bound or no thread started.
+    /// If no port can be bound or no thread started.
     pub fn start(behaviour: impl Fn(&Request) -> Reply + Send + Sync + 'static) -> Self {
         Self::try_start(Arc::new(behaviour)).unwrap_or_else(|error| panic!("{error:#}"))
     }
@@ -146,7 +145,7 @@ impl FakeEndpoint {
         })
     }
 
-    /// Where it listens.
+    /// The address of the server.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -156,7 +155,7 @@ impl FakeEndpoint {
         format!("http://{}", self.address)
     }
 
-    /// Behaves otherwise from the next call on: an outage begins or ends.
+    /// Changes the behaviour from the next call on, for example for an outage.
     pub fn behave(&self, behaviour: impl Fn(&Request) -> Reply + Send + Sync + 'static) {
         *self
             .shared
@@ -372,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn the_behaviour_sees_the_request_and_its_reply_is_sent() {
+    fn the_behaviour_receives_the_request_and_its_reply_is_sent() {
         let endpoint = FakeEndpoint::start(|request| {
             assert_eq!(
                 (request.method.as_str(), request.path.as_str()),
@@ -421,14 +420,14 @@ mod tests {
     }
 
     #[test]
-    fn close_ends_the_connection_without_a_byte() {
+    fn close_ends_the_connection_without_a_response() {
         let endpoint = FakeEndpoint::start(|_| Reply::Close);
         assert_eq!(call(&endpoint, "k", "order"), "");
         assert_eq!(endpoint.calls(), 1);
     }
 
     #[test]
-    fn hang_answers_nothing_and_ends_when_the_client_gives_up() {
+    fn hang_never_responds_and_ends_when_the_client_gives_up() {
         let endpoint = FakeEndpoint::start(|_| Reply::Hang);
         let mut waiting = [send(&endpoint, "k", "first"), send(&endpoint, "k", "second")];
         let in_flight = |wanted| {

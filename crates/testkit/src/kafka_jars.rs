@@ -1,4 +1,4 @@
-//! Apache Kafka as its own jars: resolved by Maven once, then kept in the user's cache directory.
+//! The jars of Apache Kafka, which Maven downloads once into the user's cache directory.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,11 +8,11 @@ use anyhow::{Context as _, Result, ensure};
 use crate::hash::stable_hash;
 use crate::kept::kept;
 
-/// Compiled in, so that the version of the broker belongs to the code that starts it.
+/// Compiled in, so that the code determines the version of the broker.
 const POM: &str = include_str!("../../../deploy/local/pom.xml");
 
-/// The directory with the jars, filled on the first call on a machine (a download of 54 MB). Keyed by
-/// the pom's content: a new version gets a new directory.
+/// The directory with the jars, which the first call on a machine fills (54 MB). Its name contains a hash of the pom, so a new
+/// version has a new directory.
 pub(crate) fn resolved() -> Result<PathBuf> {
     kept(
         &format!("kafka-{:016x}", stable_hash(POM.as_bytes())),

@@ -1,8 +1,7 @@
-//! Asks a broker whether it is ready, in Kafka's own words and without a client library.
+//! Checks whether a broker is ready, without a client library.
 //!
-//! An open port proves little: a broker listens before the controller lets it serve. So the probe sends
-//! a Metadata request and looks for a broker in the answer, since only those are listed that the
-//! controller has let in (Kafka protocol guide, Metadata, version 4).
+//! A broker listens before the controller allows it to serve. So the probe sends a Metadata request, whose response lists only
+//! brokers that the controller has accepted (Kafka protocol guide, Metadata, version 4).
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -11,13 +10,13 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 
 const METADATA: i16 = 3;
-/// The oldest version that can forbid the creation of topics; spoken by brokers from 1.0 to 4.x.
+/// The oldest version that can forbid the creation of topics. Brokers from 1.0 to 4.x support it.
 const VERSION: i16 = 4;
 const CORRELATION: i32 = 7;
-/// No answer to this request is larger; guards against a port where something else speaks.
+/// An upper bound for the response, in case another server uses the port.
 const LARGEST_ANSWER: usize = 1 << 20;
 
-/// Succeeds when the broker at `address` answers and counts at least one broker in its cluster.
+/// Succeeds if the broker at `address` responds and lists at least one broker.
 pub(crate) fn answers(address: SocketAddr) -> Result<()> {
     let patience = Duration::from_secs(2);
     let mut stream = TcpStream::connect_timeout(&address, patience).context("connecting")?;
@@ -45,7 +44,7 @@ pub(crate) fn answers(address: SocketAddr) -> Result<()> {
     }
 }
 
-/// A Metadata request for no topic at all, with its length in front.
+/// A Metadata request for no topics, prefixed with its length.
 fn request() -> Vec<u8> {
     let mut body = Vec::new();
     body.extend(METADATA.to_be_bytes());
@@ -59,7 +58,7 @@ fn request() -> Vec<u8> {
     request
 }
 
-/// How many brokers the answer lists: after the correlation id and the throttle time, an array's length.
+/// The number of brokers in the response: the length of the array after the correlation id and the throttle time.
 fn brokers(answer: &[u8]) -> Option<i32> {
     let number = |at: usize| Some(i32::from_be_bytes(answer.get(at..at + 4)?.try_into().ok()?));
     (number(0)? == CORRELATION).then(|| number(8))?
@@ -70,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_brokers_of_an_answer_are_counted() {
+    fn the_brokers_of_a_response_are_counted() {
         let answer = |brokers: i32| [CORRELATION.to_be_bytes(), [0; 4], brokers.to_be_bytes()].concat();
         assert_eq!(brokers(&answer(1)), Some(1));
         assert_eq!(brokers(&answer(0)), Some(0));

@@ -1,5 +1,4 @@
-//! What is done to topics from outside, in Kafka's own words: deleting them, and what retention would do.
-//! (Kafka protocol guide: `DeleteTopics` version 1, `DeleteRecords` version 1.)
+//! Requests that delete topics and records (Kafka protocol guide: `DeleteTopics` version 1, `DeleteRecords` version 1).
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -14,7 +13,7 @@ const TIMEOUT: i32 = 20_000;
 /// Deletes a topic.
 ///
 /// # Panics
-/// When the first of these brokers does not do it.
+/// If the first broker refuses or does not respond.
 #[track_caller]
 pub fn delete_topic(brokers: &str, topic: &str) {
     let mut body = Vec::new();
@@ -28,10 +27,10 @@ pub fn delete_topic(brokers: &str, topic: &str) {
     }
 }
 
-/// Removes what stands before an offset, as retention does.
+/// Removes the records before an offset, as retention does.
 ///
 /// # Panics
-/// When the first of these brokers does not do it.
+/// If the first broker refuses or does not respond.
 #[track_caller]
 pub fn delete_records(brokers: &str, topic: &str, partition: i32, before: i64) {
     let mut body = Vec::new();
@@ -54,7 +53,7 @@ fn push_text(body: &mut Vec<u8>, text: &str) {
     body.extend(text.as_bytes());
 }
 
-/// Sends a request of version 1; the answer ends with an error, which must be none.
+/// Sends a request of version 1. The response ends with an error code, which must be 0.
 fn ask(brokers: &str, api: i16, body: &[u8], before_error: usize) -> Result<()> {
     let broker = brokers.split(',').next().unwrap_or_default();
     let mut stream = TcpStream::connect(broker).context("connecting")?;
@@ -77,7 +76,7 @@ fn ask(brokers: &str, api: i16, body: &[u8], before_error: usize) -> Result<()> 
     let size = usize::try_from(i32::from_be_bytes(size)).context("reading the answer's size")?;
     let mut answer = vec![0; size];
     stream.read_exact(&mut answer).context("reading the answer")?;
-    // Behind the correlation id.
+    // After the correlation id.
     let error = answer.get(4 + before_error..);
     ensure!(error == Some(&[0, 0]), "the broker refused: {answer:?}");
     Ok(())

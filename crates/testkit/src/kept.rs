@@ -1,12 +1,12 @@
-//! What is got once on a machine, kept in the user's cache directory, and shared by all test processes.
+//! Downloads and installations in the user's cache directory, which all test processes share.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 
-/// The directory of this name, filled by `fetch` when it is not there yet. The name says what is in it, with its
-/// version: what is there is never looked at again.
+/// The directory of this name, which `fetch` fills if it does not exist yet. The name must contain the version, because an
+/// existing directory is never checked again.
 pub(crate) fn kept(name: &str, what: &str, fetch: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
     kept_in(&cache_directory()?, name, what, fetch)
 }
@@ -17,13 +17,13 @@ fn kept_in(cache: &Path, name: &str, what: &str, fetch: impl FnOnce(&Path) -> Re
         return Ok(place);
     }
     std::fs::create_dir_all(cache).with_context(|| format!("making {}", cache.display()))?;
-    // Several test processes may want it at once; one fetches, the others wait for it.
+    // Several test processes may need it at the same time: one fetches it, and the others wait.
     let lock = place.with_extension("lock");
     let lock = File::create(&lock).with_context(|| format!("making {}", lock.display()))?;
     lock.lock()
         .with_context(|| format!("waiting for another process that fetches {what}"))?;
     if !place.is_dir() {
-        // Fetched beside its place and renamed into it: a directory of the final name is always complete.
+        // Renamed when it is complete, so a directory with the final name is never partial.
         let partial = place.with_extension("partial");
         drop(std::fs::remove_dir_all(&partial));
         std::fs::create_dir_all(&partial).with_context(|| format!("making {}", partial.display()))?;
@@ -55,7 +55,7 @@ mod tests {
     use crate::scratch::Scratch;
 
     #[test]
-    fn what_is_there_is_not_fetched_again_and_what_failed_is() {
+    fn a_complete_directory_is_not_fetched_again_and_a_failed_one_is() {
         let cache = Scratch::new("kept").unwrap();
         let get = |fetch: fn(&Path) -> Result<()>| kept_in(cache.path(), "a-1", "a", fetch);
         let half = |place: &Path| {

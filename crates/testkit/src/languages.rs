@@ -1,4 +1,4 @@
-//! Programs in other languages: their packages as pinned by them, got once on a machine, see `kept`.
+//! The pinned packages of programs in other languages, which are downloaded once per machine; see `kept`.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -12,10 +12,10 @@ use crate::kept::kept;
 /// The Python of a virtual environment with the packages of a `requirements.txt`.
 ///
 /// # Errors
-/// When there is no Python 3 with `venv`, or the packages cannot be had.
+/// If there is no Python 3 with `venv`, or the packages cannot be installed.
 pub fn python(requirements: &Path) -> Result<PathBuf> {
     let pinned = read(requirements)?;
-    // An environment belongs to the Python that made it.
+    // A virtual environment works only with the Python that created it.
     let version = run(Command::new("python3").arg("--version"))?;
     let name = format!(
         "python-{:016x}",
@@ -41,7 +41,7 @@ pub fn python(requirements: &Path) -> Result<PathBuf> {
 /// The `node_modules` of a `package.json` with its `package-lock.json`: the value for `NODE_PATH`.
 ///
 /// # Errors
-/// When there is no npm, or the packages cannot be had.
+/// If there is no npm, or the packages cannot be installed.
 pub fn node_modules(package: &Path) -> Result<PathBuf> {
     let files = ["package.json", "package-lock.json"];
     let mut pinned = String::new();
@@ -62,10 +62,10 @@ pub fn node_modules(package: &Path) -> Result<PathBuf> {
     Ok(installed.join("node_modules"))
 }
 
-/// Runs a command to its end and gives what it printed.
+/// Runs a command to its end and returns its output.
 ///
 /// # Errors
-/// When it cannot be started or fails, with all it printed.
+/// If it cannot be started or fails; the error contains its output.
 pub fn run(command: &mut Command) -> Result<String> {
     let shown = shown(command);
     let output = command

@@ -1,36 +1,44 @@
-//! What the tests of every package share: the real Kafka and Redis they talk to, our binaries as
-//! processes that can be killed and frozen, an HTTP endpoint that misbehaves on purpose, and the one
-//! way to wait for something.
+//! What the tests of all packages share: the Kafka and the Redis they use, our binaries as processes that can be
+//! killed and frozen, an HTTP endpoint with planned failures, and one way to wait for a condition.
 //!
-//! A dev-dependency only. `cargo xtask` depends on it too, because a broker for a test and a broker for
-//! a whole test run are started by the same code.
+//! A dev-dependency only. `cargo xtask` depends on it too, because the same code starts the broker of a single test and
+//! that of a whole test run.
 //!
 //! | module | idea |
 //! |---|---|
-//! | [`addresses`](mod@addresses) | where the shared Kafka and Redis are |
+//! | [`addresses`](mod@addresses) | the addresses of the shared Kafka and Redis |
 //! | [`services_file`] | what `cargo xtask services up` started and left running |
-//! | [`unique`](mod@unique) | names no other test uses |
-//! | [`eventually`](mod@eventually) | wait for a condition, with a deadline that says what was seen last |
-//! | [`process`] | a program under test: kill, freeze, measure, read what it printed |
-//! | [`member`] | a service under one name, over all its lives |
-//! | [`local_kafka`], [`local_redis`] | a server of the test's own, to stop and restart at will |
-//! | [`kafka_request`] | deleting topics and records |
-//! | [`certificates`] | what servers show, and with the feature `tls` an authority of the test's own |
+//! | [`unique`](mod@unique) | names and delays that no other test uses |
+//! | [`eventually`](mod@eventually) | waits for a condition, with a deadline that reports what was seen last |
+//! | [`process`] | a program under test: kill, freeze, measure, read its output |
+//! | `EnvBuilder`, `TestEnv` | the configuration of a test and the processes that run with it; feature `services` |
+//! | `ServiceProcess` | one of our services, which can be killed and started again; feature `services` |
+//! | `http` | the HTTP client of the tests; feature `services` |
+//! | `chaos_random`, `under_load`, ... | what chaos tests share; feature `services` |
+//! | [`local_kafka`], [`local_redis`] | a server that belongs to one test, which can stop and restart it |
+//! | [`kafka_request`] | deletes topics and records |
+//! | [`certificates`] | certificates of servers; with the feature `tls` also an authority that belongs to one test |
 //! | [`fake_endpoint`] | an HTTP server that answers, hangs or hangs up as it is told |
-//! | `otlp_receiver` | a collector that keeps the spans it is sent; feature `otlp` |
+//! | `otlp_receiver` | a collector that keeps the spans it receives; feature `otlp` |
 //! | [`languages`] | packages of programs in Python and Node.js |
-//! | [`plan`] | which record meets which fate at that endpoint, as a pure function |
+//! | [`plan`] | which record fails how at that endpoint, as a pure function |
 //! | [`port`] | TCP ports that stay free |
 //! | [`daemon`] | a server that outlives the program that started it |
-//! | [`scratch`] | directories that go away, even after a killed test run |
+//! | [`scratch`] | directories that are removed, even after a killed test run |
 //! | [`target`] | where Cargo puts what it builds |
 
 pub mod addresses;
 pub mod certificates;
+#[cfg(feature = "services")]
+mod chaos;
 pub mod daemon;
+#[cfg(feature = "services")]
+mod env;
 pub mod eventually;
 pub mod fake_endpoint;
 mod hash;
+#[cfg(feature = "services")]
+pub mod http;
 mod kafka_jars;
 mod kafka_probe;
 pub mod kafka_request;
@@ -38,26 +46,34 @@ mod kept;
 pub mod languages;
 pub mod local_kafka;
 pub mod local_redis;
-pub mod member;
 #[cfg(feature = "otlp")]
 pub mod otlp_receiver;
 pub mod plan;
 pub mod port;
 pub mod process;
 pub mod scratch;
+#[cfg(feature = "services")]
+mod service_process;
 pub mod services_file;
 pub mod target;
 pub mod unique;
 
 pub use addresses::{Addresses, addresses, brokers, redis_url};
+#[cfg(feature = "services")]
+pub use chaos::{
+    ChaosPermit, chaos_random, sleep_up_to, under_load, until_second_broker_leads, until_shared,
+};
+#[cfg(feature = "services")]
+pub use env::{EnvBuilder, TestEnv};
 pub use eventually::{eventually, eventually_async};
 pub use fake_endpoint::{FakeEndpoint, Reply, Request};
 pub use local_kafka::LocalKafka;
 pub use local_redis::LocalRedis;
-pub use member::ServiceProcess;
 #[cfg(feature = "otlp")]
 pub use otlp_receiver::{OtlpReceiver, ReceivedSpan};
 pub use plan::{Fate, Plan, Trouble};
 pub use port::free_port;
-pub use process::{Process, binary};
-pub use unique::unique;
+pub use process::{CommandOutput, Process, binary, run};
+#[cfg(feature = "services")]
+pub use service_process::ServiceProcess;
+pub use unique::{unique, unique_delays};

@@ -1,15 +1,14 @@
-//! A Kafka broker of the test's own: Apache Kafka in KRaft mode, one node, on 127.0.0.1, with the
-//! settings one node needs and the waits that only make sense in production taken out. A second broker can
-//! join, so that one of two can be stopped or killed.
+//! A Kafka broker that belongs to one test: Apache Kafka in KRaft mode with one node on 127.0.0.1, and without the delays
+//! that only make sense in production. A second broker can join, so that one of two can be stopped or killed.
 //!
-//! A test that stops or kills a broker needs two. While a partition has no leader, which is what happens to all
-//! of them when the only broker ends or begins, Kafka 4.3.1's transaction coordinator takes its partitions for
-//! deleted and writes no markers into them ("Couldn't find leader endpoint for partitions"): a transaction that
-//! it was about to complete stays open for ever in some of them, and is not atomic any more.
+//! A test that stops or kills a broker needs two. When the only broker stops or starts, all partitions have no leader for a
+//! while. Then the transaction coordinator of Kafka 4.3.1 treats the partitions as deleted and writes no markers to them
+//! ("Couldn't find leader endpoint for partitions"): a transaction that it was completing stays open in some of them forever,
+//! and is not atomic any more.
 //!
-//! Most tests share the broker of `cargo xtask services up`. A test that stops, kills or freezes the
-//! broker starts its own. Data and ports outlive a restart, so clients reconnect by themselves; both are
-//! gone when the value is dropped. Needs Java 17 or newer, and Maven on the first run on a machine.
+//! Most tests share the broker of `cargo xtask services up`. A test that stops, kills or freezes the broker starts its own.
+//! Data and ports survive a restart, so clients reconnect. Both are released when the value is dropped. Needs Java 17 or
+//! newer, and Maven on the first run on a machine.
 
 use std::fmt::Write as _;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -27,16 +26,15 @@ use crate::scratch::Scratch;
 use crate::unique::random;
 use crate::{certificates, free_port, kafka_jars, kafka_probe};
 
-/// Long, because a broker may have to start while the machine is busy compiling; a healthy one takes 4 s.
+/// A broker normally takes 4 s, but may have to start while the machine is compiling.
 const START_DEADLINE: Duration = Duration::from_secs(120);
-/// What an orderly shutdown may take; more means that it hangs.
+/// A shutdown that takes longer hangs.
 const STOP_DEADLINE: Duration = Duration::from_secs(60);
 
 /// One broker with its data; see the module.
 #[derive(Debug)]
 pub struct LocalKafka {
     port: u16,
-    /// Where the controller listens.
     controller: u16,
     cluster: String,
     installation: Installation,
@@ -45,7 +43,7 @@ pub struct LocalKafka {
     scratch: Option<Scratch>,
 }
 
-/// What stays the same from start to start.
+/// What does not change over restarts.
 #[derive(Debug)]
 struct Installation {
     directory: PathBuf,
@@ -54,7 +52,7 @@ struct Installation {
     secured: Option<Secured>,
 }
 
-/// A second listener, for clients that bring a password over TLS.
+/// A second listener, with TLS and a password.
 #[derive(Debug)]
 struct Secured {
     port: u16,
@@ -65,16 +63,15 @@ struct Secured {
 }
 
 impl LocalKafka {
-    /// A new, empty broker that answers.
+    /// Starts a new, empty broker.
     ///
     /// # Errors
-    /// When it cannot be fetched or started; the error has the end of its log.
+    /// If it cannot be fetched or started; the error contains the end of its log.
     pub fn start() -> Result<Self> {
         Self::start_with(&[])
     }
 
-    /// As [`LocalKafka::start`], with broker settings added or replaced, `("log.retention.ms", "1000")`
-    /// for example.
+    /// As [`LocalKafka::start`], with broker settings added or replaced, such as `("log.retention.ms", "1000")`.
     ///
     /// # Errors
     /// As [`LocalKafka::start`].
@@ -88,8 +85,8 @@ impl LocalKafka {
         Self::create(installation, Some(scratch), settings)
     }
 
-    /// A new, empty cluster of two brokers that hold everything twice. The first one is also the controller and
-    /// must stay; the second one may come and go, and leads its half again soon after it has come back.
+    /// Starts a new, empty cluster of two brokers with two replicas of everything. The first one is also the controller and must
+    /// keep running. The second one may be restarted, and soon leads its half of the partitions again.
     ///
     /// # Errors
     /// As [`LocalKafka::start`].
@@ -120,8 +117,8 @@ impl LocalKafka {
         Ok([first, second])
     }
 
-    /// As [`LocalKafka::start`], and on another port, see [`LocalKafka::secured_brokers`], it speaks `SASL_SSL` with
-    /// this certificate; the mechanisms are `SCRAM-SHA-512` and `PLAIN`, for one user.
+    /// As [`LocalKafka::start`], with a second listener for `SASL_SSL` with this certificate; see
+    /// [`LocalKafka::secured_brokers`]. The mechanisms are `SCRAM-SHA-512` and `PLAIN`, for one user.
     ///
     /// # Errors
     /// As [`LocalKafka::start`].
@@ -142,7 +139,7 @@ impl LocalKafka {
         Self::create(installation, Some(scratch), &[])
     }
 
-    /// A broker that lives on after this program, with its data in `directory`.
+    /// Starts a broker that keeps running after this program, with its data in `directory`.
     ///
     /// # Errors
     /// As [`LocalKafka::start`].
@@ -191,34 +188,34 @@ impl LocalKafka {
         Ok(kafka)
     }
 
-    /// The value for `bootstrap.servers`; the same over every restart.
+    /// The value for `bootstrap.servers`, which does not change over restarts.
     pub fn brokers(&self) -> String {
         format!("127.0.0.1:{}", self.port)
     }
 
-    /// The value for `bootstrap.servers` of clients that speak `SASL_SSL`; the same over every restart.
+    /// The value for `bootstrap.servers` of clients with `SASL_SSL`, which does not change over restarts.
     ///
     /// # Panics
-    /// When it was started without.
+    /// If it was not started with [`LocalKafka::start_secured`].
     #[track_caller]
     pub fn secured_brokers(&self) -> String {
         let secured = self.installation.secured.as_ref();
         format!("127.0.0.1:{}", secured.expect("it was started without").port)
     }
 
-    /// The broker's process, to freeze it or to look at its log.
+    /// The process of the broker, to freeze it or read its log.
     ///
     /// # Panics
-    /// When the broker is stopped.
+    /// If the broker is stopped.
     #[track_caller]
     pub fn process(&self) -> &Process {
         self.process.as_ref().expect("the broker is stopped")
     }
 
-    /// Stops it in order and waits for its end. Data and port are kept.
+    /// Shuts it down gracefully. Data and port are kept.
     ///
     /// # Errors
-    /// When it is not running, or has not ended after a minute.
+    /// If it is not running, or has not ended after a minute.
     pub fn stop(&mut self) -> Result<()> {
         let mut process = self
             .process
@@ -229,10 +226,10 @@ impl LocalKafka {
         Ok(())
     }
 
-    /// Kills it without warning, as a power cut would. Data and port are kept.
+    /// Kills it. Data and port are kept.
     ///
     /// # Panics
-    /// When it is not running.
+    /// If it is not running.
     #[track_caller]
     pub fn kill_9(&mut self) {
         self.process
@@ -241,15 +238,15 @@ impl LocalKafka {
             .kill_9();
     }
 
-    /// Starts it again on the data and the port it had, and waits until it answers.
+    /// Starts it again with the same data and port, and waits until it serves clients.
     ///
     /// # Errors
-    /// When it is running, or does not come up; the error has the end of its log.
+    /// If it is running, or does not come up; the error contains the end of its log.
     pub fn start_again(&mut self) -> Result<()> {
         ensure!(self.process.is_none(), "starting Kafka: it is running already");
         let mut process = self.installation.spawn()?;
         if let Some(scratch) = &self.scratch {
-            scratch.houses(process.id())?;
+            scratch.set_user(process.id())?;
         }
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
         process.wait_until_ready("Kafka", START_DEADLINE, || kafka_probe::answers(address))?;
@@ -260,17 +257,17 @@ impl LocalKafka {
     /// [`LocalKafka::stop`], then [`LocalKafka::start_again`].
     ///
     /// # Errors
-    /// When one of them fails.
+    /// If one of them fails.
     pub fn restart(&mut self) -> Result<()> {
         self.stop()?;
         self.start_again()
     }
 }
 
-/// A command that runs one of Kafka's own tools, `org.apache.kafka.tools.TopicCommand` for example.
+/// A command that runs one of Kafka's own tools, such as `org.apache.kafka.tools.TopicCommand`.
 ///
 /// # Errors
-/// When Kafka's jars cannot be fetched.
+/// If Kafka's jars cannot be fetched.
 pub fn kafka_tool(class: &str) -> Result<Command> {
     let mut command = java(&kafka_jars::resolved()?);
     command.arg(class);
@@ -280,7 +277,7 @@ pub fn kafka_tool(class: &str) -> Result<Command> {
 /// Whether the broker at `address` (`127.0.0.1:port`) serves clients.
 ///
 /// # Errors
-/// When it does not, with the reason.
+/// If it does not, with the reason.
 pub fn answers(address: &str) -> Result<()> {
     kafka_probe::answers(
         address
@@ -292,14 +289,14 @@ pub fn answers(address: &str) -> Result<()> {
 
 fn java(jars: &Path) -> Command {
     let mut command = Command::new("java");
-    // Without a configuration of its own, log4j prints to stdout at this level.
+    // Without a configuration file, log4j prints to stdout at this level.
     command.args(["-Djava.awt.headless=true", "-Dlog4j2.level=INFO"]);
     command.arg("-cp").arg(jars.join("*"));
     command
 }
 
 impl Installation {
-    /// Writes the configuration and prepares the data directory as Kafka wants it before a first start.
+    /// Writes the configuration and formats the data directory, which Kafka requires before the first start.
     fn format(&self, node: Node, cluster: &str, settings: &[(&str, &str)]) -> Result<()> {
         let mut text = properties(&self.directory, node, settings);
         if let Some(secured) = &self.secured {
@@ -308,7 +305,7 @@ impl Installation {
         let file = self.properties_file();
         std::fs::write(&file, text).with_context(|| format!("writing {}", file.display()))?;
         let mut tool = kafka_tool("kafka.tools.StorageTool")?;
-        // A fixed id would let clients mistake one test's cluster for another's.
+        // With a fixed id, clients could not distinguish the clusters of different tests.
         tool.args(["format", "--cluster-id", cluster, "--config"])
             .arg(&file);
         if node.role == Role::BrokerAndController {
@@ -347,7 +344,7 @@ impl Installation {
 }
 
 impl Secured {
-    /// Settings that go over those of a broker without; of two of one name the last one is taken.
+    /// The settings of the second listener. They override earlier ones, because the last value of a setting counts.
     fn properties(&self, node: Node) -> String {
         let Self {
             port,
@@ -376,20 +373,18 @@ impl Secured {
     }
 }
 
-/// A random id as Kafka writes them: 16 bytes in 22 characters of URL-safe base64. Only letters and digits
-/// are used, since a leading hyphen would be read as an option, and the last character holds two bits only.
+/// A random cluster id: 16 bytes in 22 characters of URL-safe base64. It has only letters and digits, because a leading
+/// hyphen would be read as an option, and the last character contains only two bits.
 fn cluster_id() -> String {
     const LETTERS: &[u8; 62] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
     let letter = |_| char::from(LETTERS[usize::try_from(random() % 62).unwrap_or(0)]);
     (0..21).map(letter).chain(['A']).collect()
 }
 
-/// What one node of a cluster is.
 #[derive(Clone, Copy, Debug)]
 struct Node {
     role: Role,
     port: u16,
-    /// Where the controller listens.
     controller: u16,
 }
 
@@ -399,7 +394,7 @@ enum Role {
     Broker,
 }
 
-/// Two brokers hold everything twice, and leadership returns to a broker that has come back.
+/// Two replicas of everything, and leadership returns to a broker that was restarted.
 const REPLICATED: &[(&str, &str)] = &[
     ("default.replication.factor", "2"),
     ("offsets.topic.replication.factor", "2"),
@@ -409,7 +404,7 @@ const REPLICATED: &[(&str, &str)] = &[
     ("leader.imbalance.per.broker.percentage", "0"),
 ];
 
-/// The broker's configuration; a setting of the caller's replaces ours.
+/// The configuration of the broker. Settings of the caller override ours.
 fn properties(directory: &Path, node: Node, settings: &[(&str, &str)]) -> String {
     let broker = format!("PLAINTEXT://127.0.0.1:{}", node.port);
     let controller = format!("127.0.0.1:{}", node.controller);
@@ -435,9 +430,9 @@ fn properties(directory: &Path, node: Node, settings: &[(&str, &str)]) -> String
             "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
         ),
         ("log.dirs", &data),
-        // A topic that a test forgot to create must fail, not appear with other settings.
+        // A topic that a test did not create must cause an error, and not be created with other settings.
         ("auto.create.topics.enable", "false"),
-        // One node holds one replica of everything.
+        // A single node has one replica of everything.
         ("default.replication.factor", "1"),
         ("min.insync.replicas", "1"),
         ("offsets.topic.replication.factor", "1"),
@@ -445,21 +440,21 @@ fn properties(directory: &Path, node: Node, settings: &[(&str, &str)]) -> String
         ("transaction.state.log.min.isr", "1"),
         ("share.coordinator.state.topic.replication.factor", "1"),
         ("share.coordinator.state.topic.min.isr", "1"),
-        // 50 partitions each, the default, are 50 directories to make and open at every start.
+        // The default of 50 partitions would mean 50 directories to create and open at every start.
         ("offsets.topic.num.partitions", "4"),
         ("transaction.state.log.num.partitions", "4"),
         ("share.coordinator.state.topic.num.partitions", "4"),
-        // Waits that spare a large cluster work and here only make tests slow.
+        // Delays that save work in a large cluster, but only make tests slow.
         ("group.initial.rebalance.delay.ms", "0"),
         (
             "transaction.abort.timed.out.transaction.cleanup.interval.ms",
             "1000",
         ),
-        // After a kill the controller refuses the new broker until the dead one's session has timed out,
-        // 9 s by default; the broker asks again with every heartbeat.
+        // After a kill, the controller rejects the new broker until the session of the dead one has timed out, which takes
+        // 9 s by default. The broker retries with every heartbeat.
         ("broker.session.timeout.ms", "4000"),
         ("broker.heartbeat.interval.ms", "500"),
-        // Lets a test of a frozen member choose a session timeout it can outwait.
+        // Allows short session timeouts for tests of frozen members.
         ("group.min.session.timeout.ms", "1000"),
     ];
     let kept = ours
@@ -477,7 +472,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_setting_of_the_caller_replaces_ours() {
+    fn a_setting_of_the_caller_overrides_ours() {
         let node = Node {
             role: Role::BrokerAndController,
             port: 1,
@@ -495,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_id_has_the_form_kafka_accepts() {
+    fn a_cluster_id_has_the_format_of_kafka() {
         for _ in 0..1000 {
             let id = cluster_id();
             assert_eq!(id.len(), 22);

@@ -1,8 +1,8 @@
-//! A Redis of the test's own, on 127.0.0.1 and without persistence: a restart empties it, which is what
-//! our services must survive.
+//! A Redis that belongs to one test, on 127.0.0.1 and without persistence. A restart empties it, which our services must
+//! survive.
 //!
-//! Most tests share the Redis of `cargo xtask services up` under a key prefix of their own. A test that
-//! flushes, kills or freezes Redis starts its own. Needs `redis-server` in the PATH.
+//! Most tests share the Redis of `cargo xtask services up` with unique key prefixes. A test that flushes, kills or freezes
+//! Redis starts its own. Needs `redis-server` in the PATH.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -19,9 +19,9 @@ use crate::free_port;
 use crate::process::Process;
 use crate::scratch::Scratch;
 
-/// A healthy one takes some milliseconds; the rest is for a machine that is busy compiling.
+/// Redis normally takes milliseconds, but may have to start while the machine is compiling.
 const START_DEADLINE: Duration = Duration::from_secs(30);
-/// What an orderly shutdown may take; more means that it hangs.
+/// A shutdown that takes longer hangs.
 const STOP_DEADLINE: Duration = Duration::from_secs(30);
 
 /// One Redis; see the module.
@@ -30,7 +30,7 @@ pub struct LocalRedis {
     port: u16,
     directory: PathBuf,
     own_group: bool,
-    /// Where it speaks TLS, and what it is told for that.
+    /// The port for TLS and the options for it.
     tls: Option<(u16, Vec<String>)>,
     // Before `scratch`, so that the server is dead when its directory is removed.
     process: Option<Process>,
@@ -38,17 +38,17 @@ pub struct LocalRedis {
 }
 
 impl LocalRedis {
-    /// A new, empty Redis that answers.
+    /// Starts a new, empty Redis.
     ///
     /// # Errors
-    /// When it cannot be started; the error has the end of its log.
+    /// If it cannot be started; the error contains the end of its log.
     pub fn start() -> Result<Self> {
         let scratch = Scratch::new("redis")?;
         let directory = scratch.path().to_owned();
         Self::create(directory, false, Some(scratch))
     }
 
-    /// A Redis that lives on after this program, with its log in `directory`.
+    /// Starts a Redis that keeps running after this program, with its log in `directory`.
     ///
     /// # Errors
     /// As [`LocalRedis::start`].
@@ -68,8 +68,7 @@ impl LocalRedis {
         })
     }
 
-    /// As [`LocalRedis::start`], and on another port, see [`LocalRedis::tls_port`], it speaks TLS with this
-    /// certificate.
+    /// As [`LocalRedis::start`], with a second port for TLS with this certificate; see [`LocalRedis::tls_port`].
     ///
     /// # Errors
     /// As [`LocalRedis::start`].
@@ -85,7 +84,7 @@ impl LocalRedis {
         ];
         let port = free_port();
         let mut flags = vec!["--tls-port".to_owned(), port.to_string()];
-        // Clients show no certificates.
+        // Clients have no certificates.
         flags.extend(["--tls-auth-clients".to_owned(), "no".to_owned()]);
         for (flag, file) in files {
             flags.extend([flag.to_owned(), file.display().to_string()]);
@@ -115,34 +114,34 @@ impl LocalRedis {
         }
     }
 
-    /// Where it speaks TLS, on 127.0.0.1; the same over every restart.
+    /// The port for TLS on 127.0.0.1, which does not change over restarts.
     ///
     /// # Panics
-    /// When it does not.
+    /// If it was started without TLS.
     #[track_caller]
     pub fn tls_port(&self) -> u16 {
         let (port, _) = self.tls.as_ref().expect("it was started without TLS");
         *port
     }
 
-    /// `redis://127.0.0.1:port`; the same over every restart.
+    /// `redis://127.0.0.1:port`, which does not change over restarts.
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// The server's process, to freeze it or to look at its log.
+    /// The process of the server, to freeze it or read its log.
     ///
     /// # Panics
-    /// When Redis is stopped.
+    /// If Redis is stopped.
     #[track_caller]
     pub fn process(&self) -> &Process {
         self.process.as_ref().expect("Redis is stopped")
     }
 
-    /// Stops it in order and waits for its end. The port is kept, the data is not.
+    /// Shuts it down gracefully. The port is kept, the data is not.
     ///
     /// # Errors
-    /// When it is not running, or has not ended after half a minute.
+    /// If it is not running, or has not ended after half a minute.
     pub fn stop(&mut self) -> Result<()> {
         let mut process = self
             .process
@@ -153,19 +152,19 @@ impl LocalRedis {
         Ok(())
     }
 
-    /// Kills it without warning. The port is kept, the data is not.
+    /// Kills it. The port is kept, the data is not.
     ///
     /// # Panics
-    /// When it is not running.
+    /// If it is not running.
     #[track_caller]
     pub fn kill_9(&mut self) {
         self.process.take().expect("Redis is stopped already").kill_9();
     }
 
-    /// Starts it again, empty, on the port it had, and waits until it answers.
+    /// Starts it again, empty, on the same port, and waits until it serves clients.
     ///
     /// # Errors
-    /// When it is running, or does not come up; the error has the end of its log.
+    /// If it is running, or does not come up; the error contains the end of its log.
     pub fn start_again(&mut self) -> Result<()> {
         ensure!(self.process.is_none(), "starting Redis: it is running already");
         let mut command = Command::new("redis-server");
@@ -182,7 +181,7 @@ impl LocalRedis {
         let mut process = Process::spawn_logging_to(command, self.directory.join("redis.log"))
             .context("running `redis-server`; is it installed?")?;
         if let Some(scratch) = &self.scratch {
-            scratch.houses(process.id())?;
+            scratch.set_user(process.id())?;
         }
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
         process.wait_until_ready("Redis", START_DEADLINE, || ping(address))?;
@@ -193,7 +192,7 @@ impl LocalRedis {
     /// [`LocalRedis::stop`], then [`LocalRedis::start_again`].
     ///
     /// # Errors
-    /// When one of them fails.
+    /// If one of them fails.
     pub fn restart(&mut self) -> Result<()> {
         self.stop()?;
         self.start_again()
@@ -203,7 +202,7 @@ impl LocalRedis {
 /// Whether the Redis at `url` (`redis://127.0.0.1:port`) serves clients.
 ///
 /// # Errors
-/// When it does not, with the reason.
+/// If it does not, with the reason.
 pub fn answers(url: &str) -> Result<()> {
     let address = url
         .strip_prefix("redis://")

@@ -45,7 +45,7 @@ impl OtlpReceiver {
     /// Starts a collector on a free port of 127.0.0.1.
     ///
     /// # Panics
-    /// When no port can be bound or no thread started.
+    /// If no port can be bound or no thread started.
     pub fn start() -> Self {
         Self::try_start().unwrap_or_else(|error| panic!("{error:#}"))
     }
@@ -103,7 +103,7 @@ impl OtlpReceiver {
     /// Waits until `count` spans have been received.
     ///
     /// # Panics
-    /// When they have not come within ten seconds.
+    /// If they have not come within ten seconds.
     pub async fn wait_for(&self, count: usize) -> Vec<ReceivedSpan> {
         let what = format!("{count} spans are received");
         eventually_async(&what, Duration::from_secs(10), async || {

@@ -1,60 +1,59 @@
-//! Which record meets which fate at the fake endpoint, decided by the record's body alone. The endpoint
-//! and the oracle that judges a run ask the same pure function, so the oracle knows what must become of
-//! each record, whatever was killed and however often a call was repeated.
+//! The fate of each record at the fake endpoint, which depends on the record's body alone. The endpoint and the checks of a
+//! test use the same pure function, so the expected result is known even if processes were killed and calls repeated.
 
 use std::time::Duration;
 
 use crate::fake_endpoint::{Reply, Request};
 use crate::hash::stable_hash;
 
-/// Shares of records that get into trouble; the rest succeed on the first call. Shares of distinct
-/// records: two records with the same body share their fate and their count of calls.
+/// The shares of records that fail; the rest succeed on the first call. The shares are of distinct records: two records
+/// with the same body share their fate and their number of calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     /// Per hundred: fail with 503 on the first one or two calls, then succeed.
     pub transient_percent: u32,
-    /// Per hundred: refused with 422 on every call.
+    /// Per hundred: fail with 422 on every call.
     pub permanent_percent: u32,
     /// Per thousand: the first call is never answered, later ones succeed.
     pub hang_per_mille: u32,
     /// Per thousand: on the first call the connection is closed without an answer, later ones succeed.
     pub close_per_mille: u32,
-    /// How long a successful answer takes, zero for at once.
+    /// The delay of a successful response.
     pub latency: Duration,
 }
 
-/// What must become of a record.
+/// The expected outcome of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// Success on the first call.
     Succeeds,
-    /// Trouble on the first `failures` calls, then success.
+    /// Failure of the first `failures` calls, then success.
     Recovers {
         /// How many calls fail; at least one.
         failures: u32,
-        /// In which way they fail.
+        /// How they fail.
         trouble: Trouble,
     },
-    /// 422 on every call: it belongs into the dead-letter topic.
+    /// 422 on every call: the record becomes a dead letter.
     Refused,
 }
 
-/// How a call fails that may be repeated.
+/// A transient failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trouble {
-    /// The answer is 503.
+    /// The response is 503.
     Unavailable,
-    /// There is no answer.
+    /// There is no response.
     Hang,
-    /// The connection is closed without an answer.
+    /// The connection is closed without a response.
     Close,
 }
 
 impl Plan {
-    /// The fate of the record with this body. Pure: the same on every machine, in every run.
+    /// The fate of the record with this body, the same on every machine and in every run.
     ///
     /// # Panics
-    /// When the shares sum up to more than all records.
+    /// If the shares exceed 100%.
     pub fn fate(&self, body: &[u8]) -> Fate {
         let hash = stable_hash(body);
         let shares = [
@@ -75,7 +74,7 @@ impl Plan {
             (self.permanent_percent * 10, Fate::Refused),
             (
                 self.transient_percent * 10,
-                // From bits that the draw below does not depend on.
+                // From a bit that does not affect `draw`.
                 Fate::Recovers {
                     failures: if hash >> 63 == 0 { 1 } else { 2 },
                     trouble: Trouble::Unavailable,
@@ -97,7 +96,7 @@ impl Plan {
         Fate::Succeeds
     }
 
-    /// The endpoint's answer to a call; a success carries the request's body back.
+    /// The reply of the endpoint; a success echoes the request.
     pub fn reply(&self, request: &Request) -> Reply {
         let success = || {
             let echo = Reply::ok(request.body.clone());
@@ -139,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn the_shares_are_those_asked_for() {
+    fn the_shares_are_as_configured() {
         let by = |wanted| share(|fate| matches!(fate, Fate::Recovers { trouble, .. } if trouble == wanted));
         assert!((19_000..21_000).contains(&by(Trouble::Unavailable)));
         assert!((800..1_200).contains(&by(Trouble::Hang)));
@@ -158,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_transient_record_fails_as_often_as_its_fate_says_and_then_succeeds() {
+    fn a_transient_record_fails_as_planned_and_then_succeeds() {
         let plan = Plan {
             transient_percent: 100,
             ..Plan::default()
@@ -179,7 +178,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "more than all records")]
-    fn shares_beyond_all_records_are_refused() {
+    fn shares_of_more_than_all_records_are_rejected() {
         Plan {
             transient_percent: 60,
             permanent_percent: 50,

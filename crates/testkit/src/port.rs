@@ -16,7 +16,7 @@ const RANGE: Range<u16> = 15_000..32_000;
 /// the walk starts at a random place, so that another process is unlikely to be given the same.
 ///
 /// # Panics
-/// When every port of the range is taken.
+/// If every port of the range is taken.
 pub fn free_port() -> u16 {
     static START: OnceLock<u16> = OnceLock::new();
     static NEXT: AtomicU16 = AtomicU16::new(0);

@@ -1,8 +1,8 @@
 //! A program under test as a real process: started, frozen, killed, measured.
 //!
-//! What it prints goes to a file, stdout and stderr in the order written; the end of it is printed when
-//! the test panics. The process is killed when the value is dropped. It stays in the test's own process
-//! group, so that an interrupted test run takes it along.
+//! Its output goes to a file, stdout and stderr in the order of writing. The end of the output is printed if the test
+//! panics. The process is killed when the value is dropped. It stays in the process group of the test, so an interrupted
+//! test run ends it too.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -32,11 +32,11 @@ pub struct Process {
     leave_running: bool,
 }
 
-/// A command that runs one of our binaries, `retry-tier` for example: from `REDELIVER_TEST_BIN_DIR`, else
-/// from the directory Cargo builds programs into. Add arguments and environment, then [`Process::spawn`].
+/// A command that runs one of our binaries, such as `retry-tier`, from `REDELIVER_TEST_BIN_DIR` or else from the directory
+/// into which Cargo builds programs.
 ///
 /// # Panics
-/// When the binary is not there, with the command that builds it.
+/// If the binary does not exist; the message names the command that builds it.
 #[track_caller]
 pub fn binary(name: &str) -> Command {
     let directory = match std::env::var_os("REDELIVER_TEST_BIN_DIR") {
@@ -52,22 +52,51 @@ pub fn binary(name: &str) -> Command {
     Command::new(path)
 }
 
+/// The output of a command that has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CommandOutput {
+    /// The exit status; none if a signal ended the command.
+    pub code: Option<i32>,
+    /// What it wrote to stdout.
+    pub stdout: String,
+    /// What it wrote to stderr.
+    pub stderr: String,
+}
+
+/// Runs a command to its end, without the environment of this process.
+///
+/// # Panics
+/// If it cannot be started, or its output is not UTF-8.
+#[track_caller]
+pub fn run(mut command: Command) -> CommandOutput {
+    let output = command
+        .env_clear()
+        .output()
+        .unwrap_or_else(|error| panic!("running {command:?}: {error}"));
+    let text = |bytes| String::from_utf8(bytes).unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    CommandOutput {
+        code: output.status.code(),
+        stdout: text(output.stdout),
+        stderr: text(output.stderr),
+    }
+}
+
 impl Process {
     /// Starts the command with no stdin and its output in a file.
     ///
     /// # Errors
-    /// When the program cannot be started, or ended before it could be looked at.
+    /// If the program cannot be started, or ended before it could be looked at.
     pub fn spawn(command: Command) -> Result<Self> {
         let name = Path::new(command.get_program()).file_name().unwrap_or_default();
         let scratch = Scratch::new(&name.to_string_lossy())?;
         let output = scratch.path().join("output.log");
         let mut process = Self::spawn_logging_to(command, output)?;
-        scratch.houses(process.id)?;
+        scratch.set_user(process.id)?;
         process.scratch = Some(scratch);
         Ok(process)
     }
 
-    /// As [`Process::spawn`], appending to a file of the caller's.
+    /// As [`Process::spawn`], but appends the output to this file.
     pub(crate) fn spawn_logging_to(mut command: Command, output: PathBuf) -> Result<Self> {
         let program = Path::new(command.get_program()).to_owned();
         let open = || File::options().create(true).append(true).open(&output);
@@ -80,8 +109,8 @@ impl Process {
             .stderr(stderr)
             .spawn()
             .with_context(|| format!("starting {}", program.display()))?;
-        // A child that has ended keeps its number until it is waited for, but no longer counts as
-        // living; its start time is of no use then, and every signal to it must fail anyway.
+        // A child that has ended keeps its number until it is waited for, but its start time cannot be read any more. Every
+        // signal to it must fail anyway.
         let id = ProcessId::of(child.id()).unwrap_or_else(|| ProcessId::ended(child.id()));
         let name = program
             .file_name()
@@ -98,7 +127,7 @@ impl Process {
         })
     }
 
-    /// Lets the process live on when this value is dropped.
+    /// Keeps the process running when this value is dropped.
     pub(crate) fn leave_running(mut self) -> ProcessId {
         self.leave_running = true;
         self.id
@@ -114,10 +143,10 @@ impl Process {
         self.id.is_running()
     }
 
-    /// Kills it without warning (SIGKILL) and returns when it is dead.
+    /// Kills it with SIGKILL, and waits for its end.
     ///
     /// # Panics
-    /// When it is not running: a test that kills nothing proves nothing.
+    /// If it is not running, because a test that kills nothing proves nothing.
     #[track_caller]
     pub fn kill_9(&mut self) {
         self.send(Signal::KILL);
@@ -126,46 +155,46 @@ impl Process {
             .unwrap_or_else(|error| panic!("waiting for {} to die: {error}", self.name));
     }
 
-    /// Freezes it (SIGSTOP), as a long pause of its machine would: sockets stay open, nothing answers.
+    /// Freezes it with SIGSTOP. Its sockets stay open and do not respond, as if its machine were suspended.
     ///
     /// # Panics
-    /// When it is not running.
+    /// If it is not running.
     #[track_caller]
     pub fn stop(&self) {
         self.send(Signal::STOP);
     }
 
-    /// Thaws it (SIGCONT).
+    /// Lets it continue with SIGCONT.
     ///
     /// # Panics
-    /// When it is not running.
+    /// If it is not running.
     #[track_caller]
     pub fn cont(&self) {
         self.send(Signal::CONT);
     }
 
-    /// Asks it to end in order (SIGTERM); [`Process::wait`] then says how it did.
+    /// Requests a graceful shutdown with SIGTERM.
     ///
     /// # Panics
-    /// When it is not running.
+    /// If it is not running.
     #[track_caller]
     pub fn terminate(&self) {
         self.send(Signal::TERM);
     }
 
-    /// Asks it to end as Ctrl-C does (SIGINT); [`Process::wait`] then says how it did.
+    /// Requests a graceful shutdown with SIGINT, as Ctrl-C does.
     ///
     /// # Panics
-    /// When it is not running.
+    /// If it is not running.
     #[track_caller]
     pub fn interrupt(&self) {
         self.send(Signal::INT);
     }
 
-    /// Waits for it to end by itself.
+    /// Waits for its end.
     ///
     /// # Panics
-    /// When it is still running after `deadline`.
+    /// If it is still running after `deadline`.
     #[track_caller]
     pub fn wait(&mut self, deadline: Duration) -> ExitStatus {
         match self.wait_until(deadline) {
@@ -189,10 +218,10 @@ impl Process {
         }
     }
 
-    /// Waits until its output has `text` in it, and returns the whole output so far.
+    /// Waits until its output contains `text`, and returns the output so far.
     ///
     /// # Panics
-    /// When the text has not come within `deadline`, or the process ended without it.
+    /// If the output does not contain the text within `deadline`, or the process ended before.
     #[track_caller]
     pub fn wait_for_output(&mut self, text: &str, deadline: Duration) -> String {
         let printed = || {
@@ -224,7 +253,7 @@ impl Process {
             let running = self.is_running();
             match probe() {
                 Ok(()) => Ok(true),
-                // Dead is final: there is no use in waiting for the deadline.
+                // A process that has ended will not become ready.
                 Err(_) if !running => Ok(false),
                 Err(error) => Err(error),
             }
@@ -244,13 +273,13 @@ impl Process {
         }
     }
 
-    /// All it has printed so far.
+    /// The output so far.
     pub fn output(&self) -> String {
         let bytes = std::fs::read(&self.output).unwrap_or_default();
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// The last part of what it printed, for a failure.
+    /// The last part of the output.
     pub(crate) fn tail(&self) -> String {
         let output = self.output();
         let start = output.len().saturating_sub(SHOWN);
@@ -260,10 +289,10 @@ impl Process {
         output[start..].to_owned()
     }
 
-    /// The memory it holds in RAM now, in KiB (`VmRSS`, proc(5)).
+    /// The resident memory in KiB (`VmRSS`, proc(5)).
     ///
     /// # Panics
-    /// When it is not running.
+    /// If it is not running.
     #[track_caller]
     pub fn rss_kib(&self) -> u64 {
         let path = format!("/proc/{}/status", self.id.number());
@@ -326,7 +355,7 @@ mod tests {
     #[test]
     fn a_frozen_process_is_running_but_does_nothing_until_it_is_thawed() {
         let mut process =
-            shell("trap 'echo ended in order; exit 7' TERM; echo ready; while :; do sleep 0.05; done");
+            shell("trap 'echo ended gracefully; exit 7' TERM; echo ready; while :; do sleep 0.05; done");
         process.wait_for_output("ready", SOON);
         process.stop();
         process.terminate();
@@ -334,11 +363,11 @@ mod tests {
         assert!(process.is_running());
         process.cont();
         assert_eq!(process.wait(SOON).code(), Some(7));
-        assert!(process.output().contains("ended in order"));
+        assert!(process.output().contains("ended gracefully"));
     }
 
     #[test]
-    fn dropping_kills_and_leaves_no_file() {
+    fn dropping_kills_the_process_and_removes_its_files() {
         let process = shell("exec sleep 600");
         let (id, output) = (process.id(), process.output.clone());
         drop(process);
@@ -348,14 +377,14 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "it is not running")]
-    fn killing_what_is_dead_already_fails_the_test() {
+    fn killing_a_process_that_has_ended_fails_the_test() {
         let mut process = shell("exit 3");
         assert_eq!(process.wait(SOON).code(), Some(3));
         process.kill_9();
     }
 
     #[test]
-    fn stdout_and_stderr_are_kept_in_the_order_written() {
+    fn stdout_and_stderr_are_kept_in_the_order_of_writing() {
         let mut process = shell("echo one; echo two >&2; echo three");
         process.wait(SOON);
         assert_eq!(process.output(), "one\ntwo\nthree\n");

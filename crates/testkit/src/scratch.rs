@@ -1,8 +1,8 @@
-//! Directories for logs and data that go away by themselves: when their owner is dropped, or, if the
-//! owner was killed before it could, when the next test process makes one.
+//! Directories for logs and data that are removed when their owner is dropped, or, if the owner was killed before, when the
+//! next test process creates one.
 //!
-//! They are under the target directory, so on real disk: a broker's data on a memory file system would
-//! measure nothing and could fill the machine.
+//! They are in the target directory and therefore on disk: in a memory file system, the data of a broker could fill the
+//! memory of the machine.
 
 use std::path::{Path, PathBuf};
 use std::sync::Once;
@@ -13,21 +13,20 @@ use anyhow::{Context as _, Result};
 use crate::daemon::ProcessId;
 use crate::target::target_directory;
 
-/// The file of a scratch directory that names a process living in it.
-const TENANT: &str = "process.json";
+/// The file of a scratch directory that contains the id of the process that uses it.
+const USER: &str = "process.json";
 
-/// A directory of its own, removed on drop. A test that panics leaves it to be looked at; the next test
-/// process sweeps it away.
+/// A directory that is removed on drop. A test that panics keeps it for inspection until the next test process.
 #[derive(Debug)]
 pub struct Scratch {
     path: PathBuf,
 }
 
 impl Scratch {
-    /// Makes `<target>/testkit/<pid>-<kind>-<n>`.
+    /// Creates `<target>/testkit/<pid>-<kind>-<n>`.
     ///
     /// # Errors
-    /// When the directory cannot be made.
+    /// If the directory cannot be created.
     pub fn new(kind: &str) -> Result<Self> {
         static SWEEP: Once = Once::new();
         static COUNTER: AtomicU32 = AtomicU32::new(0);
@@ -35,20 +34,20 @@ impl Scratch {
         SWEEP.call_once(|| sweep(&parent));
         let counter = COUNTER.fetch_add(1, Ordering::Relaxed);
         let path = parent.join(format!("{}-{kind}-{counter}", std::process::id()));
-        // A former process with the same number may have left one behind.
+        // An earlier process with the same number may have left one behind.
         drop(std::fs::remove_dir_all(&path));
         std::fs::create_dir_all(&path).with_context(|| format!("making {}", path.display()))?;
         Ok(Self { path })
     }
 
-    /// Where it is.
+    /// The path of the directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Notes that this process lives here, so that a later sweep ends it if nobody else did.
-    pub(crate) fn houses(&self, process: ProcessId) -> Result<()> {
-        let path = self.path.join(TENANT);
+    /// Records that this process uses the directory, so that a later sweep can end it.
+    pub(crate) fn set_user(&self, process: ProcessId) -> Result<()> {
+        let path = self.path.join(USER);
         let text = serde_json::to_vec(&process).context("writing a process id as JSON")?;
         std::fs::write(&path, text).with_context(|| format!("writing {}", path.display()))
     }
@@ -57,16 +56,15 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("kept for a look: {}", self.path.display());
+            eprintln!("kept for inspection: {}", self.path.display());
         } else {
             drop(std::fs::remove_dir_all(&self.path));
         }
     }
 }
 
-/// Removes the directories of owners that are gone, and ends the processes that these left behind, which
-/// would otherwise hold memory until the machine restarts. Failures are ignored: another process may be
-/// sweeping the same.
+/// Removes the directories of owners that have ended, and kills the processes that these left behind. Failures are ignored,
+/// because another process may be sweeping the same directories.
 fn sweep(parent: &Path) {
     let Ok(entries) = std::fs::read_dir(parent) else {
         return;
@@ -80,8 +78,8 @@ fn sweep(parent: &Path) {
         if owner == std::process::id() || ProcessId::of(owner).is_some() {
             continue;
         }
-        let tenant = std::fs::read(entry.path().join(TENANT)).ok();
-        if let Some(process) = tenant.and_then(|text| serde_json::from_slice::<ProcessId>(&text).ok()) {
+        let user = std::fs::read(entry.path().join(USER)).ok();
+        if let Some(process) = user.and_then(|text| serde_json::from_slice::<ProcessId>(&text).ok()) {
             drop(process.kill_9());
         }
         drop(std::fs::remove_dir_all(entry.path()));
@@ -93,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_goes_with_its_owner() {
+    fn a_directory_is_removed_with_its_owner() {
         let scratch = Scratch::new("example").unwrap();
         let path = scratch.path().to_owned();
         std::fs::write(path.join("file"), "text").unwrap();
@@ -102,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_dead_owner_left_is_swept_and_the_rest_is_not() {
+    fn only_the_directories_of_ended_owners_are_swept() {
         let parent = Scratch::new("sweep").unwrap();
         // Linux never gives a process this number: it is above the limit of 2^22.
         let dead = parent.path().join("4294967295-kafka-0");
@@ -112,7 +110,7 @@ mod tests {
         }
         let mut orphan = std::process::Command::new("sleep").arg("600").spawn().unwrap();
         let id = ProcessId::of(orphan.id()).unwrap();
-        std::fs::write(dead.join(TENANT), serde_json::to_vec(&id).unwrap()).unwrap();
+        std::fs::write(dead.join(USER), serde_json::to_vec(&id).unwrap()).unwrap();
         sweep(parent.path());
         assert!(!dead.exists() && alive.exists());
         assert!(!orphan.wait().unwrap().success());

@@ -46,7 +46,7 @@ impl ServicesFile {
     /// The directory the file is in, beside the data of the servers: `<target>/xtask`.
     ///
     /// # Errors
-    /// When the target directory cannot be found.
+    /// If the target directory cannot be found.
     pub fn directory() -> Result<PathBuf> {
         Ok(target_directory()?.join("xtask"))
     }
@@ -54,7 +54,7 @@ impl ServicesFile {
     /// Reads the file; nothing is up when there is none.
     ///
     /// # Errors
-    /// When it cannot be read or is not what this version writes.
+    /// If it cannot be read or is not what this version writes.
     pub fn load() -> Result<Self> {
         Self::load_from(&Self::directory()?)
     }
@@ -71,7 +71,7 @@ impl ServicesFile {
     /// Writes the file, at once and as a whole: a test never reads half of it.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// If it cannot be written.
     pub fn save(&self) -> Result<()> {
         self.save_to(&Self::directory()?)
     }
@@ -93,7 +93,7 @@ mod tests {
     use crate::scratch::Scratch;
 
     #[test]
-    fn what_is_saved_is_loaded_and_no_file_means_nothing_is_up() {
+    fn a_saved_file_is_loaded_and_no_file_means_that_no_server_is_up() {
         let scratch = Scratch::new("services-file").unwrap();
         assert_eq!(
             ServicesFile::load_from(scratch.path()).unwrap(),

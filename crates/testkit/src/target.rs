@@ -1,8 +1,7 @@
 //! Where Cargo puts what it builds, found from the running executable.
 //!
-//! The executable is the one witness that is right whatever the environment, the configuration and the
-//! current directory say: Cargo puts tests into `<target>/<profile>/deps` and programs into
-//! `<target>/<profile>`.
+//! This does not depend on the environment, the configuration or the current directory. Cargo puts tests into
+//! `<target>/<profile>/deps` and programs into `<target>/<profile>`.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +10,7 @@ use anyhow::{Context as _, Result};
 /// The directory of one build profile, `<target>/debug` for the usual one: our binaries are in it.
 ///
 /// # Errors
-/// When the running executable cannot be found, or is not where Cargo puts one.
+/// If the running executable cannot be found, or is not where Cargo puts one.
 pub fn profile_directory() -> Result<PathBuf> {
     let executable = std::env::current_exe().context("finding the running executable")?;
     profile_directory_of(&executable)

@@ -1,11 +1,11 @@
-//! Names that no other test uses, in this run or an earlier one on the same broker: every test owns its
-//! topics, groups and key prefix, so tests run in parallel and a broker can be kept up for days.
+//! Names and delays that no other test uses, in this run or an earlier one on the same broker. So tests run in parallel, and
+//! a broker can be kept up for days.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// `name`, the run's random number and a counter, joined by hyphens: legal as topic, group,
+/// `name`, the random number of this run and a counter, joined by hyphens. The result is valid as a topic, group,
 /// transactional id and Redis key.
 pub fn unique(name: &str) -> String {
     static RUN: OnceLock<u64> = OnceLock::new();
@@ -15,7 +15,16 @@ pub fn unique(name: &str) -> String {
     format!("{name}-{run:08x}-{counter}")
 }
 
-/// A number that differs from process to process: the standard library seeds its hash maps with it.
+/// These delays in milliseconds, each with a few milliseconds added. The consumer groups of retry tiers are named after
+/// their delays, so tests with the same delays would share them.
+pub fn unique_delays(millis: &[u64]) -> Vec<u64> {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let run = u64::from(std::process::id()) % 10;
+    let extra = 1 + run + 10 * (NEXT.fetch_add(1, Ordering::Relaxed) % 20);
+    millis.iter().map(|millis| millis + extra).collect()
+}
+
+/// A number that differs between processes, because the standard library seeds its hash maps at random.
 pub(crate) fn random() -> u64 {
     RandomState::new().hash_one(std::process::id())
 }
@@ -25,7 +34,7 @@ mod tests {
     use super::unique;
 
     #[test]
-    fn two_names_of_one_run_differ_and_keep_their_prefix() {
+    fn names_of_one_run_differ_and_keep_their_prefix() {
         let (first, second) = (unique("orders"), unique("orders"));
         assert_ne!(first, second);
         assert!(first.starts_with("orders-") && second.starts_with("orders-"));

@@ -1,5 +1,4 @@
-//! The driver: one async task per lane that runs handlers, a bounded number at a time, and decides with
-//! [`route`] what becomes of each record.
+//! The driver: an async task per lane that runs handlers concurrently and routes each record by its outcome.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -12,28 +11,31 @@ use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
 use redeliver_core::failure::{MESSAGE_LIMIT, bounded_text};
 use redeliver_core::pipeline::DelayQueue;
-use redeliver_core::route::{Disposition, Routing, route};
+use redeliver_core::route::{Disposition, RouteContext, Routing};
 use redeliver_core::{Clock, Failure, Outcome, Pipeline};
 use redeliver_proto::long_wait;
 use redeliver_runtime::telemetry::Tracer;
 use tokio_util::sync::CancellationToken;
 use tower::{BoxError, ServiceExt};
 
-use crate::engine::{Done, Exchange, Job};
+use crate::engine::{FinishedRecord, LaneChannel, QueuedRecord};
 use crate::handler::{Attempt, Handler};
 use crate::metrics::WorkerMetrics;
 use crate::spans::AttemptSpan;
 
-/// Everything a driver needs.
+/// Maximum number of finished records that are sent to the lane at once.
+const MAX_SENT: usize = 1024;
+
 pub(crate) struct Driver<H> {
     pub(crate) handler: H,
-    pub(crate) exchange: Arc<Exchange>,
+    pub(crate) channel: Arc<LaneChannel>,
+    /// Maximum number of concurrent attempts.
     pub(crate) concurrency: usize,
-    pub(crate) surroundings: Arc<Surroundings>,
+    pub(crate) context: Arc<AttemptContext>,
 }
 
-/// What every attempt at a record of a pipeline needs.
-pub(crate) struct Surroundings {
+/// What all attempts of a pipeline share.
+pub(crate) struct AttemptContext {
     pub(crate) pipeline: Arc<Pipeline>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) metrics: Arc<WorkerMetrics>,
@@ -41,64 +43,69 @@ pub(crate) struct Surroundings {
 }
 
 impl<H: Handler> Driver<H> {
-    /// Runs until the lane has ended.
+    /// Runs attempts until the lane has ended.
     pub(crate) async fn run(self, lane_ended: CancellationToken) {
         let mut running = FuturesUnordered::new();
         let mut retries = VecDeque::new();
-        let mut firsts = VecDeque::new();
-        let mut done = Vec::new();
+        let mut new = VecDeque::new();
+        let mut finished = Vec::new();
         loop {
-            for job in self.exchange.take_jobs() {
-                if job.is_retry {
-                    retries.push_back(job);
+            for queued in self.channel.take_queued() {
+                if queued.is_retry {
+                    retries.push_back(queued);
                 } else {
-                    firsts.push_back(job);
+                    new.push_back(queued);
                 }
             }
-            if self.exchange.is_stopping() {
-                done.extend(retries.drain(..).chain(firsts.drain(..)).map(given_back));
-                self.exchange.give(&mut done);
+            if self.channel.is_stopping() {
+                // Attempts in progress finish. Records without an attempt go back, so that the lane does not wait for
+                // them; they are read again after the restart.
+                let unprocessed = retries.drain(..).chain(new.drain(..));
+                finished.extend(unprocessed.map(QueuedRecord::into_unprocessed));
+                self.channel.send_finished(&mut finished);
             }
             while running.len() < self.concurrency {
-                // What has waited for its time goes before what has just come.
-                let Some(job) = retries.pop_front().or_else(|| firsts.pop_front()) else {
+                // Retries first: they have already waited until their due time, and a backlog of new records must not
+                // delay them further.
+                let Some(queued) = retries.pop_front().or_else(|| new.pop_front()) else {
                     break;
                 };
-                running.push(self.surroundings.clone().attempt(self.handler.clone(), job));
+                running.push(self.context.clone().attempt(self.handler.clone(), queued));
             }
             tokio::select! {
                 biased;
+                // Attempts that are still running have exceeded the lane's grace period, or the lane has failed. They
+                // are dropped. Their offsets are not committed, so their records are read again.
                 () = lane_ended.cancelled() => return,
                 Some(first) = running.next(), if !running.is_empty() => {
-                    done.push(first);
-                    // All that is ready goes to the lane together.
-                    while let Some(Some(next)) = running.next().now_or_never() {
-                        done.push(next);
-                        if done.len() >= 1024 {
-                            break;
-                        }
+                    finished.push(first);
+                    // Everything that is ready goes to the lane at once: one wake-up, and one transaction if it fits.
+                    while finished.len() < MAX_SENT
+                        && let Some(Some(next)) = running.next().now_or_never()
+                    {
+                        finished.push(next);
                     }
-                    self.exchange.give(&mut done);
+                    self.channel.send_finished(&mut finished);
                 }
-                () = self.exchange.arrived.notified() => {}
+                () = self.channel.changed.notified() => {}
             }
         }
     }
 }
 
-impl Surroundings {
-    async fn attempt<H: Handler>(self: Arc<Self>, handler: H, job: Job) -> Done {
-        let Job {
+impl AttemptContext {
+    async fn attempt<H: Handler>(self: Arc<Self>, handler: H, queued: QueuedRecord) -> FinishedRecord {
+        let QueuedRecord {
             assignment,
             offset,
             record,
             arrival,
-            wanted,
+            is_assigned,
             size,
             ..
-        } = job;
+        } = queued;
         let record = Arc::new(record);
-        let (outcome, trace) = if wanted.load(Ordering::SeqCst) {
+        let (outcome, trace) = if is_assigned.load(Ordering::SeqCst) {
             let span = AttemptSpan::start(&self.tracer, &self.pipeline, &record, &arrival);
             let trace = span.trace();
             let attempt = Attempt {
@@ -111,41 +118,41 @@ impl Surroundings {
             let call = AssertUnwindSafe(handler.oneshot(attempt)).catch_unwind();
             let outcome = match call.await {
                 Ok(Ok(outcome)) => outcome,
-                Ok(Err(error)) => Outcome::Failed(failed(&error.into())),
-                Err(panic) => Outcome::Failed(panicked(&*panic)),
+                Ok(Err(error)) => Outcome::Failed(error_failure(&error.into())),
+                Err(panic) => Outcome::Failed(panic_failure(&*panic)),
             };
             self.metrics.handling.observe(began.elapsed().as_secs_f64());
             span.end(&outcome);
             (outcome, trace)
         } else {
-            // The partition has moved: the lane drops whatever we say, so the call is spared.
+            // The partition was revoked while the record was queued. The lane drops any result, so the handler is not
+            // called. The record still has to be returned, because it counts as in flight.
             (Outcome::Success(Vec::new()), None)
         };
+        // The handler may have kept a reference to the record.
         let record = Arc::try_unwrap(record).unwrap_or_else(|shared| (*shared).clone());
-        let now = self.clock.now();
-        let routing = route(
-            &self.pipeline,
-            &record,
-            &arrival,
-            outcome,
-            trace.as_ref(),
-            now,
-            fastrand::f64(),
-        );
-        Done {
+        let context = RouteContext {
+            pipeline: &self.pipeline,
+            arrival: &arrival,
+            trace: trace.as_ref(),
+            now: self.clock.now(),
+            random: fastrand::f64(),
+        };
+        let routing = context.route(&record, outcome);
+        FinishedRecord {
             assignment,
             offset,
-            routing: Some(as_written(&self.pipeline, routing)),
-            handled: Some((record, arrival)),
+            routing: Some(wrap_long_wait(&self.pipeline, routing)),
+            original: Some((record, arrival)),
             size,
         }
     }
 }
 
-/// What waits with the scheduler goes there inside of a command.
-fn as_written(pipeline: &Pipeline, mut routing: Routing) -> Routing {
+/// Wraps a record that waits in the scheduler in a command. `core` cannot, because it does not know the wire format.
+fn wrap_long_wait(pipeline: &Pipeline, mut routing: Routing) -> Routing {
     if let Disposition::Waiting {
-        carrier: DelayQueue::Scheduler,
+        queue: DelayQueue::Scheduler,
         due,
         ..
     } = routing.disposition
@@ -158,22 +165,11 @@ fn as_written(pipeline: &Pipeline, mut routing: Routing) -> Routing {
     routing
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "the record ends here")]
-fn given_back(job: Job) -> Done {
-    Done {
-        assignment: job.assignment,
-        offset: job.offset,
-        routing: None,
-        handled: None,
-        size: job.size,
-    }
-}
-
-fn failed(error: &BoxError) -> Failure {
+fn error_failure(error: &BoxError) -> Failure {
     Failure::transient("handler.error", bounded_text(&error.to_string(), MESSAGE_LIMIT))
 }
 
-fn panicked(panic: &(dyn Any + Send)) -> Failure {
+fn panic_failure(panic: &(dyn Any + Send)) -> Failure {
     let text = panic
         .downcast_ref::<&str>()
         .map(|text| (*text).to_owned())

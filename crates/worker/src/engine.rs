@@ -1,70 +1,81 @@
-//! The worker's part of a lane: records go to the driver as they come, results come back in any order.
+//! The lane's side of a worker: sends records to the driver as they arrive, and writes their results in any order.
 //!
-//! The lane's thread and the driver (an async task) meet in two short lists, `Inbox` and `Outbox`,
-//! which are bounded by the number of records in flight.
+//! The lane's thread and the driver, which is an async task, share a [`LaneChannel`]. It needs no limit of its own,
+//! because [`Engine::capacity`] limits the records in flight.
 
-mod held;
+mod waiting;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use prometheus_client::metrics::gauge::Gauge;
 use redeliver_core::route::{self, Arrival, Disposition, Routing};
+use redeliver_core::wait::LogThrottle;
 use redeliver_core::{Failure, Output, Pipeline, Record, Timestamp};
 use redeliver_kafka::{AssignmentId, Processor, Refused, TransactionBatch, Waker};
 use tokio::sync::Notify;
 
-use crate::metrics::{MissingTopics, WorkerMetrics};
-use held::{Held, Missing, missing_of};
-
-/// How often it is said that records wait for a topic.
-const SAY: Duration = Duration::from_secs(30);
+use crate::metrics::{MissingTopicGauges, WorkerMetrics};
+use waiting::{MissingTopics, WaitingForTopic, missing_topic};
 
 /// A record on its way to the handler.
-pub(crate) struct Job {
+pub(crate) struct QueuedRecord {
     pub(crate) assignment: AssignmentId,
     pub(crate) offset: i64,
     pub(crate) record: Record,
     pub(crate) arrival: Arrival,
-    /// False once the partition has moved: then nobody waits for this record any more.
-    pub(crate) wanted: Arc<AtomicBool>,
+    /// False after the partition was revoked.
+    pub(crate) is_assigned: Arc<AtomicBool>,
     pub(crate) is_retry: bool,
-    /// Bytes that it is counted with.
+    /// Bytes in flight on account of this record.
     pub(crate) size: usize,
 }
 
-/// A record that the driver is done with.
-pub(crate) struct Done {
+impl QueuedRecord {
+    pub(crate) fn into_unprocessed(self) -> FinishedRecord {
+        FinishedRecord {
+            assignment: self.assignment,
+            offset: self.offset,
+            routing: None,
+            original: None,
+            size: self.size,
+        }
+    }
+}
+
+/// A record that the driver has returned.
+pub(crate) struct FinishedRecord {
     pub(crate) assignment: AssignmentId,
     pub(crate) offset: i64,
-    /// Nothing when it was given back without an attempt: it is read again after a restart.
+    /// `None` if there was no attempt. Its offset is not committed, so it is read again after a restart.
     pub(crate) routing: Option<Routing>,
-    /// As it was handled, until it is known that its results can be written.
-    pub(crate) handled: Option<(Record, Arrival)>,
-    /// Bytes that it is counted with.
+    /// Kept until the results are written, for a dead letter in their place.
+    pub(crate) original: Option<(Record, Arrival)>,
+    /// Bytes in flight on account of this record and, once collected, its results.
     pub(crate) size: usize,
 }
 
-impl Done {
+impl FinishedRecord {
     fn results_size(&self) -> usize {
         let outputs = self.routing.iter().flat_map(|routing| &routing.outputs);
         outputs.map(Output::size).sum()
     }
 }
 
-/// What the lane and the driver share.
+/// Passes records between the lane and its driver.
 #[derive(Default)]
-pub(crate) struct Exchange {
-    inbox: Mutex<Vec<Job>>,
-    outbox: Mutex<Vec<Done>>,
-    pub(crate) arrived: Notify,
+pub(crate) struct LaneChannel {
+    queued: Mutex<Vec<QueuedRecord>>,
+    finished: Mutex<Vec<FinishedRecord>>,
+    /// Notified when there are queued records, or when the lane is stopping.
+    pub(crate) changed: Notify,
     stopping: AtomicBool,
     waker: Waker,
 }
 
-impl Exchange {
+impl LaneChannel {
     pub(crate) fn new(waker: Waker) -> Self {
         Self {
             waker,
@@ -72,22 +83,21 @@ impl Exchange {
         }
     }
 
-    /// Takes everything that has arrived.
-    pub(crate) fn take_jobs(&self) -> Vec<Job> {
-        std::mem::take(&mut *lock(&self.inbox))
+    pub(crate) fn take_queued(&self) -> Vec<QueuedRecord> {
+        std::mem::take(&mut *lock(&self.queued))
     }
 
-    /// Whether no attempt must begin any more.
+    /// Whether no attempt may start any more.
     pub(crate) fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::SeqCst)
     }
 
-    /// Gives results to the lane and wakes it.
-    pub(crate) fn give(&self, done: &mut Vec<Done>) {
-        if done.is_empty() {
+    /// Moves finished records to the lane and wakes it.
+    pub(crate) fn send_finished(&self, finished: &mut Vec<FinishedRecord>) {
+        if finished.is_empty() {
             return;
         }
-        lock(&self.outbox).append(done);
+        lock(&self.finished).append(finished);
         self.waker.wake();
     }
 }
@@ -96,103 +106,100 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What one lane has in hand at most, from reading to commit.
+/// Records in flight of one lane, or their limit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct InFlight {
     pub(crate) records: usize,
-    /// Of records and of their results; one record more than fits may be held, and what is being handled grows by its
-    /// results.
+    /// Bytes of records and of their results. The limit may be exceeded by one record and by results, whose size is
+    /// known only after the attempt.
     pub(crate) bytes: usize,
 }
 
-/// For how long a topic has been missing; nothing for one that exists, or of which nothing is known.
+/// For how long a topic is known to be missing; `None` if it exists or its state is unknown.
 pub(crate) type MissingFor = Box<dyn Fn(&str) -> Option<Duration> + Send>;
 
-/// What an engine knows of topics that do not exist.
-pub(crate) struct Topics {
-    /// Those that the engine writes.
+/// The topics that an engine writes, and what to do while one of them is missing.
+pub(crate) struct OutputTopics {
     pub(crate) written: Vec<Arc<str>>,
-    /// For how long a topic has been missing; nothing when it may exist.
     pub(crate) missing_for: MissingFor,
-    /// After so long a result that waits for a topic becomes a dead letter.
+    /// A result whose topic has been missing for this long becomes a dead letter.
     pub(crate) timeout: Duration,
-    /// How many records wait for each.
-    pub(crate) gauges: MissingTopics,
+    pub(crate) gauges: MissingTopicGauges,
 }
 
-/// A record of the turn that is being committed.
-struct InTurn {
+/// A record in the transaction that is being written.
+struct InTransaction {
     disposition: Disposition,
-    /// How many of the turn's outputs are its own.
+    /// How many of the transaction's outputs belong to this record.
     outputs: usize,
-    handled: Option<(Record, Arrival)>,
+    original: Option<(Record, Arrival)>,
 }
 
 /// The worker's [`Processor`].
 pub(crate) struct Engine {
     pipeline: Arc<Pipeline>,
-    exchange: Arc<Exchange>,
+    channel: Arc<LaneChannel>,
     metrics: Arc<WorkerMetrics>,
-    gauge: Gauge,
-    topics: Topics,
+    in_flight_gauge: Gauge,
+    topics: OutputTopics,
     limit: InFlight,
     in_flight: InFlight,
     assignments: HashMap<AssignmentId, Arc<AtomicBool>>,
-    /// Records for the driver, handed over once per round.
-    accepted: Vec<Job>,
-    /// Handled records that did not fit into a turn yet, newest last.
-    finished: Vec<Done>,
-    /// Handled records with an output to a topic that does not exist.
-    held: Held,
-    /// When it was last said that records are held back.
-    said: Option<Instant>,
-    in_turn: Vec<InTurn>,
+    /// Records for the driver, sent once per round of the lane.
+    accepted: Vec<QueuedRecord>,
+    /// Records for the next transactions, oldest first.
+    finished: Vec<FinishedRecord>,
+    waiting: WaitingForTopic,
+    log_throttle: LogThrottle,
+    /// In the order of the transaction's outputs.
+    in_transaction: Vec<InTransaction>,
 }
 
 impl Engine {
     pub(crate) fn new(
         pipeline: Arc<Pipeline>,
-        exchange: Arc<Exchange>,
+        channel: Arc<LaneChannel>,
         metrics: Arc<WorkerMetrics>,
-        gauge: Gauge,
-        topics: Topics,
+        in_flight_gauge: Gauge,
+        topics: OutputTopics,
         limit: InFlight,
     ) -> Self {
         Self {
             pipeline,
-            exchange,
+            channel,
             metrics,
-            gauge,
+            in_flight_gauge,
             topics,
             limit,
             in_flight: InFlight { records: 0, bytes: 0 },
             assignments: HashMap::new(),
             accepted: Vec::new(),
             finished: Vec::new(),
-            held: Held::default(),
-            said: None,
-            in_turn: Vec::new(),
+            waiting: WaitingForTopic::default(),
+            log_throttle: LogThrottle::default(),
+            in_transaction: Vec::new(),
         }
     }
 
-    fn show(&self) {
-        self.gauge
+    fn update_in_flight_gauge(&self) {
+        self.in_flight_gauge
             .set(i64::try_from(self.in_flight.records).unwrap_or(i64::MAX));
     }
 
-    /// Takes what the driver is done with.
+    /// Takes finished records from the driver.
     fn collect(&mut self) {
         let from = self.finished.len();
-        self.finished.append(&mut lock(&self.exchange.outbox));
-        for done in &mut self.finished[from..] {
-            let results = done.results_size();
-            done.size += results;
+        self.finished.append(&mut lock(&self.channel.finished));
+        for record in &mut self.finished[from..] {
+            let results = record.results_size();
+            record.size += results;
             self.in_flight.bytes += results;
         }
     }
 
-    /// Keeps records out of the turn whose topic does not exist, lets those go whose topic exists again, and gives up
-    /// results whose topic has been missing for too long.
+    /// Keeps records with a missing topic out of the next transaction, because such a transaction would block until it
+    /// times out. Releases those whose topic exists again, and replaces results whose topic has been missing for too
+    /// long by dead letters.
     fn hold_back(&mut self, now: Timestamp) {
         let topics = &self.topics;
         let missing = topics
@@ -200,73 +207,81 @@ impl Engine {
             .iter()
             .filter_map(|topic| Some((topic.clone(), (topics.missing_for)(topic)?)));
         let missing: Vec<(Arc<str>, Duration)> = missing.collect();
-        if missing.is_empty() && self.held.is_empty() {
+        if missing.is_empty() && self.waiting.is_empty() {
             return;
         }
         let awaited = missing
             .iter()
-            .filter(|(topic, missing_for)| !self.is_given_up(topic, *missing_for));
+            .filter(|(topic, missing_for)| !self.has_timed_out(topic, *missing_for));
         let awaited: Vec<Arc<str>> = awaited.map(|(topic, _)| topic.clone()).collect();
         let released = self
-            .held
+            .waiting
             .release(|topic| !awaited.iter().any(|awaited| **awaited == *topic));
         self.finished.extend(released);
-        for done in std::mem::take(&mut self.finished) {
-            self.place(done, &missing, now);
+        for record in std::mem::take(&mut self.finished) {
+            self.place(record, &missing, now);
         }
-        self.topics.gauges.show(self.held.counts());
-        self.say(&missing);
+        self.topics.gauges.set(self.waiting.counts());
+        self.log_waiting(&missing);
     }
 
-    /// Whether results for a topic become dead letters. What waits in a tier, or is dead, has no other place to go.
-    fn is_given_up(&self, topic: &str, missing_for: Duration) -> bool {
+    /// Whether results for this topic become dead letters. Records for a tier or the dead-letter topic wait without
+    /// limit, because there is no other topic for them.
+    fn has_timed_out(&self, topic: &str, missing_for: Duration) -> bool {
         missing_for >= self.topics.timeout && self.pipeline.has_output(topic)
     }
 
-    /// A finished record is written in the next turn, held back, or becomes a dead letter.
-    fn place(&mut self, mut done: Done, missing: &Missing, now: Timestamp) {
-        // What nobody waits for any more only has to be counted.
-        let is_wanted = self.assignments.contains_key(&done.assignment);
-        while let Some((topic, missing_for)) = missing_of(&done, missing).filter(|_| is_wanted) {
-            if !self.is_given_up(topic, *missing_for) || !self.give_up(&mut done, topic, *missing_for, now) {
-                self.held.hold(topic.clone(), done);
+    /// Adds a record to the next transaction, or to the records that wait for a topic.
+    fn place(&mut self, mut record: FinishedRecord, missing: &MissingTopics, now: Timestamp) {
+        // A record of a revoked partition is not written, so its topics do not matter.
+        let is_assigned = self.assignments.contains_key(&record.assignment);
+        // A loop, because the dead-letter topic may be missing, too.
+        while let Some((topic, missing_for)) = missing_topic(&record, missing).filter(|_| is_assigned) {
+            if !self.has_timed_out(topic, *missing_for)
+                || !self.replace_by_dead_letter(&mut record, topic, *missing_for, now)
+            {
+                self.waiting.insert(topic.clone(), record);
                 return;
             }
         }
-        self.finished.push(done);
+        self.finished.push(record);
     }
 
-    /// Puts a dead letter in the place of a record's results.
-    fn give_up(&mut self, done: &mut Done, topic: &str, missing_for: Duration, now: Timestamp) -> bool {
-        let Some((record, arrival)) = &done.handled else {
+    /// Returns false if the original record is not known.
+    fn replace_by_dead_letter(
+        &mut self,
+        finished: &mut FinishedRecord,
+        topic: &str,
+        missing_for: Duration,
+        now: Timestamp,
+    ) -> bool {
+        let Some((record, arrival)) = &finished.original else {
             return false;
         };
         let message = format!(
-            "topic `{topic}` has not existed for {} seconds",
+            "topic `{topic}` has been missing for {} seconds",
             missing_for.as_secs()
         );
         let failure = Failure::permanent(route::MISSING_OUTPUT, message);
-        let before = done.results_size();
-        done.routing = Some(route::undeliverable(
+        let before = finished.results_size();
+        finished.routing = Some(route::undeliverable(
             &self.pipeline,
             record,
             arrival,
             &failure,
             now,
         ));
-        let after = done.results_size();
-        done.size = done.size - before + after;
+        let after = finished.results_size();
+        finished.size = finished.size - before + after;
         self.in_flight.bytes = self.in_flight.bytes - before + after;
         true
     }
 
-    fn say(&mut self, missing: &Missing) {
-        let is_time = self.said.is_none_or(|said| said.elapsed() >= SAY);
-        if self.held.is_empty() || !is_time {
+    fn log_waiting(&mut self, missing: &MissingTopics) {
+        if self.waiting.is_empty() || !self.log_throttle.should_log() {
             return;
         }
-        self.said = Some(Instant::now());
-        for (topic, records) in self.held.counts() {
+        for (topic, records) in self.waiting.counts() {
             let missing_for = missing.iter().find(|(missing, _)| missing == topic);
             tracing::warn!(
                 pipeline = &*self.pipeline.name,
@@ -275,15 +290,15 @@ impl Engine {
                 missing_for = ?missing_for.map(|(_, missing_for)| missing_for),
                 in_flight = self.in_flight.records,
                 in_flight_limit = self.limit.records,
-                "records wait for a topic that does not exist"
+                "output topic is missing; records wait for it"
             );
         }
     }
 
-    /// How many of the finished records go into a turn.
-    fn share(&self, limit: usize) -> usize {
+    /// How many of the finished records fit into a transaction. At least one, however large it is, unless `limit` is 0.
+    fn batch_len(&self, limit: usize) -> usize {
         let mut bytes = 0;
-        let sizes = self.finished.iter().map(|done| done.size);
+        let sizes = self.finished.iter().map(|record| record.size);
         let fitting = sizes.take(limit).take_while(|size| {
             bytes += size;
             bytes <= TransactionBatch::BYTES
@@ -291,21 +306,22 @@ impl Engine {
         fitting.count().max(limit.min(1)).min(self.finished.len())
     }
 
-    /// What is written of a record of which an output was refused.
-    fn instead(
+    /// Replaces the outputs of a record, one of which was refused. `None` if nothing smaller can be written.
+    fn replacement(
         &self,
-        in_turn: &mut InTurn,
+        record: &mut InTransaction,
         mut outputs: Vec<Output>,
         failure: &Failure,
         now: Timestamp,
     ) -> Option<Vec<Output>> {
-        if matches!(in_turn.disposition, Disposition::Dead(_)) {
+        // A refused dead letter keeps its reason and loses its payload.
+        if matches!(record.disposition, Disposition::Dead(_)) {
             return outputs.iter_mut().all(route::strip_payload).then_some(outputs);
         }
-        let (record, arrival) = in_turn.handled.as_ref()?;
-        let routing = route::undeliverable(&self.pipeline, record, arrival, failure, now);
-        in_turn.disposition = routing.disposition;
-        in_turn.outputs = routing.outputs.len();
+        let (original, arrival) = record.original.as_ref()?;
+        let routing = route::undeliverable(&self.pipeline, original, arrival, failure, now);
+        record.disposition = routing.disposition;
+        record.outputs = routing.outputs.len();
         Some(routing.outputs)
     }
 }
@@ -317,11 +333,14 @@ impl Processor for Engine {
     }
 
     fn revoked(&mut self, assignment: AssignmentId) {
-        // Records of it that are with the driver stay counted until they come back.
-        if let Some(wanted) = self.assignments.remove(&assignment) {
-            wanted.store(false, Ordering::SeqCst);
+        // The driver skips queued records of the partition. Handlers that already run are not cancelled: their calls
+        // may have had effects, and `finish` drops their results because the assignment is gone.
+        if let Some(is_assigned) = self.assignments.remove(&assignment) {
+            is_assigned.store(false, Ordering::SeqCst);
         }
-        self.finished.extend(self.held.take(assignment));
+        // All of these records use memory until `finish` has dropped them, so they stay counted as in flight until
+        // then.
+        self.finished.extend(self.waiting.take(assignment));
     }
 
     fn capacity(&self, _assignment: AssignmentId) -> usize {
@@ -332,30 +351,31 @@ impl Processor for Engine {
     }
 
     fn accept(&mut self, assignment: AssignmentId, record: Record, now: Timestamp) {
-        let Some(wanted) = self.assignments.get(&assignment) else {
+        let Some(is_assigned) = self.assignments.get(&assignment) else {
             return;
         };
         let size = record.size();
         self.in_flight.records += 1;
         self.in_flight.bytes += size;
         let offset = record.position.offset;
+        // Also checks a retry's time lock: a record that reached the due topic early, past the retry tier, is rejected.
         match Arrival::read_at(&self.pipeline, &record, now) {
-            Ok(arrival) => self.accepted.push(Job {
+            Ok(arrival) => self.accepted.push(QueuedRecord {
                 assignment,
                 offset,
                 is_retry: arrival.failed_attempts > 0 || record.position.topic != self.pipeline.source,
                 record,
                 arrival,
-                wanted: wanted.clone(),
+                is_assigned: is_assigned.clone(),
                 size,
             }),
             Err(failure) => {
-                let routing = route::reject(&self.pipeline, &record, &failure, now);
-                self.finished.push(Done {
+                let letter = route::reject(&self.pipeline, &record, &failure, now);
+                self.finished.push(FinishedRecord {
                     assignment,
                     offset,
-                    routing: Some(routing),
-                    handled: None,
+                    routing: Some(Routing::dead(letter, failure.class)),
+                    original: None,
                     size,
                 });
             }
@@ -363,65 +383,69 @@ impl Processor for Engine {
     }
 
     fn accepted_all(&mut self) {
-        lock(&self.exchange.inbox).append(&mut self.accepted);
-        self.exchange.arrived.notify_one();
-        self.show();
+        lock(&self.channel.queued).append(&mut self.accepted);
+        self.channel.changed.notify_one();
+        self.update_in_flight_gauge();
     }
 
-    fn finish(&mut self, now: Timestamp, limit: usize, turn: &mut TransactionBatch) {
+    fn finish(&mut self, now: Timestamp, limit: usize, batch: &mut TransactionBatch) {
         self.collect();
         self.hold_back(now);
-        self.in_turn.clear();
-        let count = self.share(limit);
-        for done in self.finished.drain(..count) {
+        self.in_transaction.clear();
+        let count = self.batch_len(limit);
+        for record in self.finished.drain(..count) {
             self.in_flight.records -= 1;
-            self.in_flight.bytes -= done.size;
-            let Some(routing) = done.routing else { continue };
-            if self.assignments.contains_key(&done.assignment) {
-                self.in_turn.push(InTurn {
+            self.in_flight.bytes -= record.size;
+            let Some(routing) = record.routing else { continue };
+            // The new owner of a revoked partition reads the record again, so a result here would be a duplicate.
+            if self.assignments.contains_key(&record.assignment) {
+                self.in_transaction.push(InTransaction {
                     disposition: routing.disposition,
                     outputs: routing.outputs.len(),
-                    handled: done.handled,
+                    original: record.original,
                 });
-                turn.outputs.extend(routing.outputs);
-                turn.completed.push((done.assignment, done.offset));
+                batch.outputs.extend(routing.outputs);
+                batch.completed.push((record.assignment, record.offset));
             }
         }
         if count > 0 {
-            self.show();
+            self.update_in_flight_gauge();
         }
     }
 
-    fn refused(&mut self, refused: &[Refused], turn: &mut TransactionBatch, now: Timestamp) -> bool {
-        let mut outputs = std::mem::take(&mut turn.outputs).into_iter();
-        let mut in_turn = std::mem::take(&mut self.in_turn);
+    fn refused(&mut self, refused: &[Refused], batch: &mut TransactionBatch, now: Timestamp) -> bool {
+        let mut outputs = std::mem::take(&mut batch.outputs).into_iter();
+        let mut in_transaction = std::mem::take(&mut self.in_transaction);
         let mut refused = refused.iter().peekable();
         let mut end = 0;
-        for of_record in &mut in_turn {
-            end += of_record.outputs;
-            let mut own: Vec<Output> = outputs.by_ref().take(of_record.outputs).collect();
+        for record in &mut in_transaction {
+            end += record.outputs;
+            let mut own: Vec<Output> = outputs.by_ref().take(record.outputs).collect();
+            // If several outputs of a record are refused, the first gives the reason. The record's other results are
+            // dropped as well: it has either all of its results or a dead letter.
             let first = refused.next_if(|refused| refused.index < end);
             while refused.next_if(|refused| refused.index < end).is_some() {}
             if let Some(Refused { failure, .. }) = first {
-                match self.instead(of_record, own, failure, now) {
-                    Some(instead) => own = instead,
+                match self.replacement(record, own, failure, now) {
+                    Some(replacement) => own = replacement,
                     None => return false,
                 }
             }
-            turn.outputs.extend(own);
+            batch.outputs.extend(own);
         }
-        self.in_turn = in_turn;
+        self.in_transaction = in_transaction;
         true
     }
 
     fn committed(&mut self, _now: Timestamp) {
-        for of_record in self.in_turn.drain(..) {
-            self.metrics.count(of_record.disposition);
+        // Counted here, not in `finish`: an aborted transaction is processed again.
+        for record in self.in_transaction.drain(..) {
+            self.metrics.count(record.disposition);
         }
     }
 
     fn aborted(&mut self) {
-        self.in_turn.clear();
+        self.in_transaction.clear();
     }
 
     fn next_due(&self) -> Option<Timestamp> {
@@ -429,14 +453,15 @@ impl Processor for Engine {
     }
 
     fn is_busy(&self) -> bool {
-        // What is held back is handled again after a restart.
-        self.in_flight.records > self.held.len()
+        // A stopping lane does not wait for missing topics. The records that wait for one are processed again after the
+        // restart.
+        self.in_flight.records > self.waiting.len()
     }
 
     fn stopping(&mut self) {
-        // Attempts under way are finished; those that wait for their turn would make the end long.
-        self.exchange.stopping.store(true, Ordering::SeqCst);
-        self.exchange.arrived.notify_one();
+        // Attempts in progress finish. The driver returns queued records, which could exceed the grace period.
+        self.channel.stopping.store(true, Ordering::SeqCst);
+        self.channel.changed.notify_one();
     }
 }
 

@@ -1,4 +1,4 @@
-//! What a user of the worker writes: a [`tower::Service`] from an [`Attempt`] to an [`Outcome`].
+//! The interface of handlers: a [`tower::Service`] from an [`Attempt`] to an [`Outcome`].
 
 use std::sync::Arc;
 
@@ -6,25 +6,26 @@ use redeliver_core::headers::{Origin, TraceContext};
 use redeliver_core::{Outcome, Record};
 use tower::{BoxError, Service};
 
-/// One attempt at one record.
+/// One run of the handler for a record.
 #[derive(Clone, Debug)]
 pub struct Attempt {
-    /// The record as it was read; after a wait it comes from the due topic, byte for byte the same.
+    /// The record as it was read. A retry has the same key and value as the original record; its position is in the due
+    /// topic, and Redeliver's headers are added.
     pub record: Arc<Record>,
-    /// Where the record entered the pipeline. [`Origin::id`] is the same for every attempt: an
-    /// idempotency key for whatever the handler calls.
+    /// Where the record entered the pipeline. [`Origin::id`] is the same for every attempt, so it can serve as an
+    /// idempotency key.
     pub origin: Origin,
-    /// How many attempts have failed before this one.
+    /// Number of failed attempts before this one.
     pub failed_attempts: u32,
-    /// The trace this attempt belongs to, for the handler to pass on.
+    /// The trace context of this attempt, to pass on to other services. `None` when tracing is disabled.
     pub trace: Option<TraceContext>,
 }
 
-/// A handler: a cloneable [`tower::Service`]. Layers of `tower` add timeouts and limits.
+/// A handler: a cloneable [`tower::Service`]. `tower` layers can add timeouts and limits.
 ///
-/// An error of the service counts as a transient failure with the code `handler.error`, a panic as one
-/// with the code `handler.panic`; neither touches any other record. A handler that blocks its thread
-/// holds up the other records of its lane: use `tokio::task::spawn_blocking` for such work.
+/// An error is a transient failure with the code `handler.error`, and a panic is one with the code `handler.panic`.
+/// Neither affects other records. The attempts of a lane share one task, so a handler must not block its thread: use
+/// `tokio::task::spawn_blocking` for blocking work.
 pub trait Handler:
     Service<Attempt, Response = Outcome, Error: Into<BoxError>, Future: Send> + Clone + Send + 'static
 {

@@ -1,14 +1,17 @@
-//! The engine of workers: consume, handle, and write what becomes of each record, exactly once.
+//! Runs handlers: consumes the records of a pipeline, calls the handler for each, and writes each outcome exactly once.
 //!
-//! A user's worker is a [`tower::Service`] (see [`handler`]) and a call of [`spawn`]. Records of the
-//! pipeline's source and of its due topic are handled concurrently and may finish in any order; each
-//! result, retry or dead letter is written in one transaction with the offset of its record.
+//! A handler is a [`tower::Service`], see [`handler`]. [`spawn`] starts it in a [`Host`](redeliver_service::Host).
+//! Records of the source topic and of the due topic are processed concurrently and may finish in any order. Each
+//! result, retry or dead letter is written in the same transaction as the offset of its record.
+//!
+//! # Example
+//!
+//! ```rust,no_run
+#![doc = include_str!("../examples/greeter.rs")]
+//! ```
 
 pub mod handler;
-pub mod host;
-pub mod leftovers;
 pub mod metrics;
-pub mod topics;
 
 mod driver;
 mod engine;
@@ -16,5 +19,13 @@ mod spans;
 mod worker;
 
 pub use handler::{Attempt, Handler};
-pub use host::{Host, LaneStarter};
 pub use worker::{WorkerSpec, spawn};
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_guide_shows_the_example() {
+        let guide = include_str!("../../../docs/worker.md");
+        assert!(guide.contains(include_str!("../examples/greeter.rs")));
+    }
+}

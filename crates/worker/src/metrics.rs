@@ -1,7 +1,6 @@
-//! Metrics of workers and of lanes: names, units and help in one place.
+//! Metrics of workers.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -12,14 +11,7 @@ use prometheus_client::registry::Registry;
 use redeliver_core::ErrorClass;
 use redeliver_core::pipeline::DelayQueue;
 use redeliver_core::route::Disposition;
-use redeliver_kafka::LaneObserver;
-use redeliver_kafka::remedy::RecoveryAction;
-use redeliver_runtime::health::Part;
-
-/// Upper bounds in seconds, from half a millisecond to a minute.
-pub const SECONDS: [f64; 16] = [
-    0.0005, 0.001, 0.002, 0.005, 0.008, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0,
-];
+use redeliver_service::metrics::{LaneLabel, seconds};
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct PipelineClass {
@@ -33,29 +25,12 @@ struct PipelineLabel {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct LaneLabel {
-    lane: String,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct LaneTopic {
     lane: String,
     topic: String,
 }
 
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct LaneRemedy {
-    lane: String,
-    remedy: &'static str,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct PartitionLabel {
-    topic: String,
-    partition: i32,
-}
-
-/// The families that all workers of a process share.
+/// Metric families of all workers of a process.
 #[derive(Clone)]
 pub struct WorkerFamilies {
     succeeded: Family<PipelineLabel, Counter>,
@@ -65,10 +40,6 @@ pub struct WorkerFamilies {
     handling: Family<PipelineLabel, Histogram, fn() -> Histogram>,
     in_flight: Family<LaneLabel, Gauge>,
     missing_topics: Family<LaneTopic, Gauge>,
-}
-
-fn seconds() -> Histogram {
-    Histogram::new(SECONDS)
 }
 
 impl WorkerFamilies {
@@ -86,27 +57,27 @@ impl WorkerFamilies {
         };
         registry.register(
             "worker_succeeded",
-            "Records handled successfully",
+            "Records processed successfully",
             families.succeeded.clone(),
         );
         registry.register(
             "worker_retried",
-            "Failed attempts that wait for another, by error class",
+            "Failed attempts whose record waits for a retry, by failure class",
             families.retried.clone(),
         );
         registry.register(
             "worker_dead",
-            "Records sent to the dead-letter topic, by error class",
+            "Dead letters, by failure class",
             families.dead.clone(),
         );
         registry.register(
             "worker_long_waits",
-            "Failed attempts that wait for another with the scheduler",
+            "Failed attempts whose record waits in the scheduler",
             families.long_waits.clone(),
         );
         registry.register(
             "worker_handling_seconds",
-            "Time a handler took for one attempt",
+            "Duration of an attempt",
             families.handling.clone(),
         );
         registry.register(
@@ -116,13 +87,12 @@ impl WorkerFamilies {
         );
         registry.register(
             "worker_missing_topic_records",
-            "Finished records that wait for a topic that does not exist, per lane",
+            "Finished records that wait for a missing topic, per lane",
             families.missing_topics.clone(),
         );
         families
     }
 
-    /// The gauge of one lane: each lane sets its own.
     pub(crate) fn in_flight(&self, lane: &str) -> Gauge {
         self.in_flight
             .get_or_create(&LaneLabel {
@@ -131,8 +101,8 @@ impl WorkerFamilies {
             .clone()
     }
 
-    /// The gauges of one lane for the topics that it writes, all 0.
-    pub(crate) fn missing_topics(&self, lane: &str, topics: &[Arc<str>]) -> MissingTopics {
+    /// The gauges of one lane, one for each topic that it writes.
+    pub(crate) fn missing_topics(&self, lane: &str, topics: &[Arc<str>]) -> MissingTopicGauges {
         let gauges = topics.iter().map(|topic| {
             let label = LaneTopic {
                 lane: lane.to_owned(),
@@ -140,7 +110,7 @@ impl WorkerFamilies {
             };
             (topic.clone(), self.missing_topics.get_or_create(&label).clone())
         });
-        MissingTopics(gauges.collect())
+        MissingTopicGauges(gauges.collect())
     }
 
     pub(crate) fn of(&self, pipeline: &str) -> WorkerMetrics {
@@ -166,12 +136,12 @@ impl WorkerFamilies {
     }
 }
 
-/// How many records of a lane wait for each topic that it writes.
-pub(crate) struct MissingTopics(Vec<(Arc<str>, Gauge)>);
+/// Number of records of a lane that wait for each topic that it writes.
+pub(crate) struct MissingTopicGauges(Vec<(Arc<str>, Gauge)>);
 
-impl MissingTopics {
-    /// Sets all gauges; topics that are not named have none.
-    pub(crate) fn show<'t>(&self, counts: impl Iterator<Item = (&'t Arc<str>, usize)>) {
+impl MissingTopicGauges {
+    /// Sets all gauges. Those of topics that are not in `counts` become 0.
+    pub(crate) fn set<'t>(&self, counts: impl Iterator<Item = (&'t Arc<str>, usize)>) {
         let counts: Vec<_> = counts.collect();
         for (topic, gauge) in &self.0 {
             let count = counts.iter().find(|(counted, _)| *counted == topic);
@@ -181,7 +151,7 @@ impl MissingTopics {
     }
 }
 
-/// The metrics of one pipeline's worker.
+/// The metrics of one pipeline.
 pub(crate) struct WorkerMetrics {
     succeeded: Counter,
     retried: [Counter; ErrorClass::ALL.len()],
@@ -194,223 +164,13 @@ impl WorkerMetrics {
     pub(crate) fn count(&self, disposition: Disposition) {
         match disposition {
             Disposition::Succeeded => self.succeeded.inc(),
-            Disposition::Waiting { class, carrier, .. } => {
-                if carrier == DelayQueue::Scheduler {
+            Disposition::Waiting { class, queue, .. } => {
+                if queue == DelayQueue::Scheduler {
                     self.long_waits.inc();
                 }
                 self.retried[class as usize].inc()
             }
             Disposition::Dead(class) => self.dead[class as usize].inc(),
         };
-    }
-}
-
-/// The families that all lanes of a process share.
-#[derive(Clone)]
-pub struct LaneFamilies {
-    transactions: Family<LaneLabel, Counter>,
-    outputs: Family<LaneLabel, Counter>,
-    completed: Family<LaneLabel, Counter>,
-    duration: Family<LaneLabel, Histogram, fn() -> Histogram>,
-    setbacks: Family<LaneRemedy, Counter>,
-    partitions: Family<LaneLabel, Gauge>,
-    blocked: Family<LaneLabel, Counter>,
-    lag: Family<PartitionLabel, Gauge>,
-    recreated: Family<LaneLabel, Counter>,
-    dropped: Family<LaneLabel, Counter>,
-    deleted_unread: Family<LaneLabel, Counter>,
-}
-
-impl LaneFamilies {
-    /// Registers the metrics of lanes.
-    #[must_use]
-    pub fn register(registry: &mut Registry) -> Self {
-        let families = Self {
-            transactions: Family::default(),
-            outputs: Family::default(),
-            completed: Family::default(),
-            duration: Family::new_with_constructor(seconds),
-            setbacks: Family::default(),
-            partitions: Family::default(),
-            blocked: Family::default(),
-            lag: Family::default(),
-            recreated: Family::default(),
-            dropped: Family::default(),
-            deleted_unread: Family::default(),
-        };
-        registry.register(
-            "lane_transactions",
-            "Committed transactions",
-            families.transactions.clone(),
-        );
-        registry.register(
-            "lane_outputs",
-            "Records written in committed transactions",
-            families.outputs.clone(),
-        );
-        registry.register(
-            "lane_completed",
-            "Records whose offsets were committed",
-            families.completed.clone(),
-        );
-        registry.register(
-            "lane_transaction_seconds",
-            "Time from beginning a transaction to its commit",
-            families.duration.clone(),
-        );
-        registry.register(
-            "lane_setbacks",
-            "Failed transactions, by what mended them",
-            families.setbacks.clone(),
-        );
-        registry.register(
-            "lane_partitions",
-            "Partitions assigned now",
-            families.partitions.clone(),
-        );
-        registry.register(
-            "lane_window_full",
-            "Times a partition took no more records because its lowest one is not done",
-            families.blocked.clone(),
-        );
-        registry.register(
-            "lane_lag",
-            "Upper bound of the records of an assigned partition that are not done; transaction markers among unread ones \
-             count, and 0 means that all is done",
-            families.lag.clone(),
-        );
-        registry.register(
-            "lane_recreated_partitions",
-            "Partitions whose topic was deleted and created again while they were assigned",
-            families.recreated.clone(),
-        );
-        registry.register(
-            "lane_dropped_records",
-            "Records in hand that were dropped because their topic was deleted and created again",
-            families.dropped.clone(),
-        );
-        registry.register(
-            "lane_deleted_unread_records",
-            "Offsets that were deleted, by retention for example, before they were read",
-            families.deleted_unread.clone(),
-        );
-        families
-    }
-
-    /// The observer of one lane, which also keeps a part of the process's readiness.
-    #[must_use]
-    pub fn observer(&self, lane: &str, part: Part) -> Arc<dyn LaneObserver> {
-        let label = LaneLabel {
-            lane: lane.to_owned(),
-        };
-        // A series that only appears with the first setback would be missed by an alert on its rate.
-        for remedy in [
-            RecoveryAction::Abort,
-            RecoveryAction::Rebuild,
-            RecoveryAction::Fenced,
-        ] {
-            let _ = self.setbacks.get_or_create(&LaneRemedy {
-                lane: lane.to_owned(),
-                remedy: word(remedy),
-            });
-        }
-        Arc::new(LaneMetrics {
-            lane: lane.to_owned(),
-            transactions: self.transactions.get_or_create(&label).clone(),
-            outputs: self.outputs.get_or_create(&label).clone(),
-            completed: self.completed.get_or_create(&label).clone(),
-            duration: self.duration.get_or_create(&label).clone(),
-            setbacks: self.setbacks.clone(),
-            partitions: self.partitions.get_or_create(&label).clone(),
-            blocked: self.blocked.get_or_create(&label).clone(),
-            lag: self.lag.clone(),
-            recreated: self.recreated.get_or_create(&label).clone(),
-            dropped: self.dropped.get_or_create(&label).clone(),
-            deleted_unread: self.deleted_unread.get_or_create(&label).clone(),
-            part,
-        })
-    }
-}
-
-fn word(remedy: RecoveryAction) -> &'static str {
-    match remedy {
-        RecoveryAction::Retry => "retry",
-        RecoveryAction::Abort => "abort",
-        RecoveryAction::Rebuild => "rebuild",
-        RecoveryAction::Fenced => "fenced",
-        RecoveryAction::Misconfigured => "misconfigured",
-    }
-}
-
-struct LaneMetrics {
-    lane: String,
-    transactions: Counter,
-    outputs: Counter,
-    completed: Counter,
-    duration: Histogram,
-    setbacks: Family<LaneRemedy, Counter>,
-    partitions: Gauge,
-    blocked: Counter,
-    lag: Family<PartitionLabel, Gauge>,
-    recreated: Counter,
-    dropped: Counter,
-    deleted_unread: Counter,
-    part: Part,
-}
-
-impl LaneObserver for LaneMetrics {
-    fn ready(&self) {
-        self.part.ready();
-    }
-
-    fn waiting(&self, reason: &str) {
-        self.part.not_ready(reason);
-    }
-
-    fn committed(&self, outputs: usize, completed: usize, took: Duration) {
-        self.transactions.inc();
-        self.outputs.inc_by(outputs as u64);
-        self.completed.inc_by(completed as u64);
-        self.duration.observe(took.as_secs_f64());
-    }
-
-    fn setback(&self, remedy: RecoveryAction) {
-        let remedy = word(remedy);
-        self.setbacks
-            .get_or_create(&LaneRemedy {
-                lane: self.lane.clone(),
-                remedy,
-            })
-            .inc();
-    }
-
-    fn assigned(&self, partitions: usize) {
-        self.partitions.set(i64::try_from(partitions).unwrap_or(i64::MAX));
-    }
-
-    fn blocked(&self, _topic: &str, _partition: i32, _offset: i64) {
-        self.blocked.inc();
-    }
-
-    fn lag(&self, topic: &str, partition: i32, records: Option<u64>) {
-        let label = PartitionLabel {
-            topic: topic.to_owned(),
-            partition,
-        };
-        if let Some(records) = records {
-            let records = i64::try_from(records).unwrap_or(i64::MAX);
-            self.lag.get_or_create(&label).set(records);
-        } else {
-            self.lag.remove(&label);
-        }
-    }
-
-    fn recreated(&self, _topic: &str, _partition: i32, in_hand: usize) {
-        self.recreated.inc();
-        self.dropped.inc_by(in_hand as u64);
-    }
-
-    fn deleted_unread(&self, _topic: &str, _partition: i32, records: u64) {
-        self.deleted_unread.inc_by(records);
     }
 }

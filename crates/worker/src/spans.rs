@@ -1,5 +1,5 @@
-//! Spans of attempts: each is a child of whatever the record's headers name, and is named by the headers
-//! of whatever becomes of the record. So one trace goes from the first produce through every attempt.
+//! Spans of attempts. A span's parent is the trace context in the record's headers, and the outputs carry the span's
+//! own context. So one trace contains the producer and all attempts.
 
 use redeliver_core::headers::TraceContext;
 use redeliver_core::route::Arrival;
@@ -7,7 +7,7 @@ use redeliver_core::{Outcome, Pipeline, Record};
 use redeliver_runtime::telemetry::{RecordSpan, SpanKind, Tracer};
 use redeliver_runtime::trace_context::span_context;
 
-/// The span of one attempt; nothing when tracing is off.
+/// `None` when tracing is disabled.
 pub(crate) struct AttemptSpan(Option<RecordSpan>);
 
 impl AttemptSpan {
@@ -30,12 +30,11 @@ impl AttemptSpan {
         Self(Some(span))
     }
 
-    /// What the handler passes on.
+    /// The trace context for the handler and for the outputs.
     pub(crate) fn trace(&self) -> Option<TraceContext> {
         self.0.as_ref().and_then(RecordSpan::trace)
     }
 
-    /// Ends the span.
     pub(crate) fn end(mut self, outcome: &Outcome) {
         if let (Some(span), Outcome::Failed(failure)) = (&mut self.0, outcome) {
             span.set("redeliver.error_class", failure.class.as_str());

@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: measurements on a Kafka and a Redis of their own, in the profile of images.
+//! `cargo xtask bench`: benchmarks in the profile `dist`, on a separate Kafka and Redis.
 
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -9,10 +9,9 @@ use redeliver_testkit::{LocalKafka, LocalRedis, languages};
 
 use crate::packages;
 
-/// What to measure; see `redeliver-bench --help` for its flags.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// relay, worker, memory or scheduler, and flags such as `--count 100000`
+    /// relay, worker, memory or scheduler, followed by its flags, such as `--count 100000`
     #[arg(
         required = true,
         trailing_var_arg = true,
@@ -39,23 +38,23 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
         .status()
         .context("running cargo")?;
     ensure!(build.success(), "building the benchmarks: {build}");
-    // Nothing else runs on them, so that figures are of us and the servers alone.
-    let kafka = LocalKafka::start().context("starting a Kafka to measure on")?;
-    let redis = LocalRedis::start().context("starting a Redis to measure on")?;
-    // The program itself, and not `cargo run`: alone, it would be built with other features once more.
+    // Nothing else uses these servers, so that other load does not affect the figures.
+    let kafka = LocalKafka::start().context("starting Kafka")?;
+    let redis = LocalRedis::start().context("starting Redis")?;
+    // Not `cargo run`: for a single package, Cargo would select other features and compile the dependencies again.
     let mut bench = Command::new(target_directory()?.join("dist/redeliver-bench"));
     if arguments.bench.first().is_some_and(|bench| bench == "scheduler") {
         packages::ensure_installed(packages::PYTHON)?;
         let requirements = Path::new(env!("CARGO_MANIFEST_DIR")).join("../bench/peers/requirements.txt");
         bench.env("BENCH_PYTHON", languages::python(&requirements)?);
     }
-    let measured = bench
+    let status = bench
         .args(&arguments.bench)
         .env("KAFKA_BROKERS", kafka.brokers())
         .env("REDIS_URL", redis.url())
         .status()
         .context("running the benchmarks")?;
-    Ok(if measured.success() {
+    Ok(if status.success() {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE

@@ -1,12 +1,12 @@
-//! Kafka and Redis in containers, where a container engine answers: the services `kafka` and `redis` of
-//! the workspace's `docker-compose.yml`, which publish container ports 9092 and 6379.
+//! Kafka and Redis in containers: the services `kafka` and `redis` of `docker-compose.yml`, which publish the container
+//! ports 9092 and 6379.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
 
-/// Whether an engine answers, can do compose, and has a file to do it with.
+/// Whether Docker is running, supports Compose, and the Compose file exists.
 pub(crate) fn is_available(workspace: &Path) -> bool {
     let succeeds = |arguments: &[&str]| {
         let mut docker = Command::new("docker");

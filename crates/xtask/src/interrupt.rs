@@ -1,5 +1,5 @@
-//! Ctrl-C, SIGTERM and SIGHUP end a task in order: what it runs is stopped, what it started is taken
-//! down, and then it exits. Without this an interrupted test run would leave a broker behind.
+//! Graceful shutdown on Ctrl-C, SIGTERM and SIGHUP: stops the running command and the services that were started.
+//! Otherwise an interrupted test run would leave a broker running.
 
 use std::process::{Child, ExitCode};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,12 +9,11 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use rustix::process::{Pid, Signal, kill_process_group};
 
-/// What an interrupted program says by convention: 128 plus the number of SIGINT.
+/// The conventional exit status after SIGINT: 128 plus the signal's number.
 pub(crate) const INTERRUPTED: u8 = 130;
-/// How long a command may take to end after SIGINT before it is killed.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a command may take to exit after SIGINT before it is killed.
+const GRACE: Duration = Duration::from_secs(5);
 
-/// Whether the user wants us to end, and what has to end with us.
 #[derive(Clone)]
 pub(crate) struct Interrupt {
     shared: Arc<Shared>,
@@ -23,17 +22,17 @@ pub(crate) struct Interrupt {
 #[derive(Default)]
 struct Shared {
     raised: AtomicBool,
-    /// The process group of the command that runs now.
+    /// The process group of the running command.
     running: Mutex<Option<Pid>>,
     ended: Condvar,
 }
 
 impl Interrupt {
-    /// Takes the signals over; once per program.
+    /// Installs the signal handler. May be called once per process.
     pub(crate) fn install() -> Result<Self> {
         let shared = Arc::new(Shared::default());
         let handler = Arc::clone(&shared);
-        ctrlc::set_handler(move || handler.raise()).context("taking over Ctrl-C")?;
+        ctrlc::set_handler(move || handler.raise()).context("installing the signal handler")?;
         Ok(Self { shared })
     }
 
@@ -41,13 +40,13 @@ impl Interrupt {
         self.shared.raised.load(Ordering::SeqCst)
     }
 
-    /// Fails when the user wants us to end: asked between the steps of a task.
+    /// Fails after an interrupt. Called between the steps of a task.
     pub(crate) fn check(&self) -> Result<()> {
         anyhow::ensure!(!self.is_raised(), "interrupted");
         Ok(())
     }
 
-    /// The exit code of a task that ended with `code`, if it was not cut short.
+    /// `code`, or [`INTERRUPTED`] after an interrupt.
     pub(crate) fn exit_code(&self, code: ExitCode) -> ExitCode {
         if self.is_raised() {
             ExitCode::from(INTERRUPTED)
@@ -56,13 +55,13 @@ impl Interrupt {
         }
     }
 
-    /// Passes interrupts on to this child, which must lead a process group of its own, while `work` runs;
-    /// `work` must wait for the child.
-    pub(crate) fn passed_to<T>(&self, child: &mut Child, work: impl FnOnce(&mut Child) -> T) -> T {
+    /// Forwards interrupts to the child while `work` runs. The child must lead its own process group, and `work` must wait
+    /// for it.
+    pub(crate) fn forward_to<T>(&self, child: &mut Child, work: impl FnOnce(&mut Child) -> T) -> T {
         *self.shared.running() = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-        // The signal may have come before the child was known.
+        // The signal may have arrived before the child was registered.
         if self.is_raised() {
-            self.shared.pass_on(Signal::INT);
+            self.shared.forward(Signal::INT);
         }
         let result = work(child);
         *self.shared.running() = None;
@@ -72,21 +71,21 @@ impl Interrupt {
 }
 
 impl Shared {
-    /// Runs on a thread of the handler's own.
+    /// Runs on the thread of the signal handler.
     fn raise(&self) {
         self.raised.store(true, Ordering::SeqCst);
-        eprintln!("\ninterrupted: ending in order");
-        self.pass_on(Signal::INT);
+        eprintln!("\ninterrupted; shutting down");
+        self.forward(Signal::INT);
         let wait = self
             .ended
-            .wait_timeout_while(self.running(), PATIENCE, |running| running.is_some());
+            .wait_timeout_while(self.running(), GRACE, |running| running.is_some());
         drop(wait);
-        self.pass_on(Signal::KILL);
+        self.forward(Signal::KILL);
     }
 
-    fn pass_on(&self, signal: Signal) {
+    fn forward(&self, signal: Signal) {
         if let Some(group) = *self.running() {
-            // An error means that the group has ended by itself in the meantime.
+            // An error means that the group has already exited.
             kill_process_group(group, signal).ok();
         }
     }

@@ -1,4 +1,4 @@
-//! Developer tasks, run as `cargo xtask VERB` from anywhere in the workspace. One module per verb.
+//! Developer tasks: `cargo xtask <COMMAND>`. Each command has its own module.
 
 mod bench;
 mod compose;
@@ -22,22 +22,22 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Verb {
-    /// Start, stop or show the Kafka and the Redis that tests use
+    /// Start, stop or show the Kafka and the Redis that the tests use
     #[command(subcommand)]
     Services(services::Verb),
-    /// Services up, every binary built, every test run, services down, one summary line
+    /// Start the services, run the tests, stop the services and print a summary line
     Test(test::Arguments),
-    /// Measure on a Kafka of its own, beside baselines in the same run
+    /// Run benchmarks on a separate Kafka and Redis
     Bench(bench::Arguments),
 }
 
 fn main() -> ExitCode {
-    let done = match Arguments::parse().verb {
+    let result = match Arguments::parse().verb {
         Verb::Services(verb) => services::run(&verb),
         Verb::Test(arguments) => test::run(&arguments),
         Verb::Bench(arguments) => bench::run(&arguments),
     };
-    done.unwrap_or_else(|error| {
+    result.unwrap_or_else(|error| {
         eprintln!("error: {error:#}");
         ExitCode::FAILURE
     })

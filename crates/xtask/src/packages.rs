@@ -1,15 +1,13 @@
-//! The programs that a native Kafka and Redis and the tests need, installed as Debian packages where that is
-//! possible.
+//! Programs that local servers and the tests need, installed as Debian packages if possible.
 
 use std::collections::BTreeSet;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-/// A program, arguments with which it ends at once, and the package that has it.
+/// A program, arguments that make it exit at once, and its package.
 type Program = (&'static str, &'static [&'static str], &'static str);
 
-/// What Kafka and Redis need.
 pub(crate) const SERVERS: &[Program] = &[
     ("java", &["-version"], "openjdk-17-jre-headless"),
     ("mvn", &["-version"], "maven"),
@@ -18,17 +16,16 @@ pub(crate) const SERVERS: &[Program] = &[
 
 const VENV: Program = ("python3", &["-c", "import ensurepip, venv"], "python3-venv");
 
-/// What programs in Python need.
 pub(crate) const PYTHON: &[Program] = &[VENV];
 
-/// What the programs in other languages need, which tests run.
+/// For the tests of clients in other languages.
 pub(crate) const LANGUAGES: &[Program] = &[
     VENV,
     ("node", &["--version"], "nodejs"),
     ("npm", &["--version"], "npm"),
 ];
 
-/// Installs what is missing.
+/// Installs missing packages.
 pub(crate) fn ensure_installed(needed: &[Program]) -> Result<()> {
     let missing: BTreeSet<&str> = needed
         .iter()
@@ -40,7 +37,7 @@ pub(crate) fn ensure_installed(needed: &[Program]) -> Result<()> {
     }
     let packages = Vec::from_iter(missing).join(" ");
     if !runs("apt-get", &["--version"]) || !rustix::process::geteuid().is_root() {
-        bail!("please install these Debian packages or their like: {packages}");
+        bail!("missing programs; install these Debian packages or their equivalents: {packages}");
     }
     eprintln!("installing {packages}");
     apt_get(&["update", "--quiet"])?;
@@ -68,8 +65,8 @@ fn apt_get(arguments: &[&str]) -> Result<()> {
     let output = Command::new("apt-get")
         .args(words)
         .env("DEBIAN_FRONTEND", "noninteractive")
-        // Tells the package's scripts that the machine is in single-user mode: Redis is installed, but
-        // no Redis is started on the usual port behind the user's back (invoke-rc.d(8)).
+        // Pretends single-user mode, so that installing Redis does not start a server on its default port
+        // (invoke-rc.d(8)).
         .env("RUNLEVEL", "1")
         .stdin(Stdio::null())
         .output()

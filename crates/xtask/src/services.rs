@@ -1,8 +1,8 @@
-//! `cargo xtask services up|down|status`: the Kafka and the Redis that tests use.
+//! `cargo xtask services up|down|status`: the Kafka and the Redis that the tests use.
 //!
-//! An address in the environment is used as it is. Else docker compose runs the servers if an engine
-//! answers. Else they run as processes of this machine, with their data under the target directory.
-//! What was started is noted in a file there, so that `up` is idempotent and `down` finds it.
+//! A server whose address is in the environment is used as it is. Otherwise Docker Compose runs the servers, or, without
+//! Docker, they run as local processes with their data in the target directory. A file there records what was started, so
+//! that `up` is idempotent and `down` finds it.
 
 use std::fs::File;
 use std::net::{TcpStream, ToSocketAddrs as _};
@@ -19,28 +19,25 @@ use redeliver_testkit::{Addresses, LocalKafka, LocalRedis, local_kafka, local_re
 use crate::interrupt::Interrupt;
 use crate::{compose, packages};
 
-/// What to do with the services.
 #[derive(Clone, Copy, Subcommand)]
 pub(crate) enum Verb {
-    /// Start what is not running yet, and print the addresses
+    /// Start the services that are not running and print their addresses
     Up,
-    /// Stop what `up` started, and remove its data
+    /// Stop the services that `up` started and remove their data
     Down,
-    /// Show what is running and whether it answers; exit code 1 if something is not
+    /// Show the state of the services; exits with status 1 if one is not available
     Status,
 }
 
-/// One of the two services.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Service {
     Kafka,
     Redis,
 }
 
-/// What `up` did.
 pub(crate) struct Up {
     pub(crate) addresses: Addresses,
-    /// The services that were not running before.
+    /// Services that were not running before.
     pub(crate) started: Vec<Service>,
 }
 
@@ -59,14 +56,14 @@ pub(crate) fn run(verb: &Verb) -> Result<ExitCode> {
         }
         Verb::Down => {
             down(&Service::ALL)?;
-            println!("down");
+            println!("services stopped");
             Ok(ExitCode::SUCCESS)
         }
         Verb::Status => status(),
     }
 }
 
-/// Brings up both services, or neither: what was started goes down again when the other one fails.
+/// Starts both services or none: if one fails, the other is stopped again.
 pub(crate) fn up() -> Result<Up> {
     let lock = lock()?;
     let mut started = Vec::new();
@@ -79,13 +76,13 @@ pub(crate) fn up() -> Result<Up> {
             started,
         }),
         Err(error) => {
-            down(&started).context("cleaning up after a failed start")?;
+            down(&started).context("stopping services after a failed start")?;
             Err(error)
         }
     }
 }
 
-/// Stops these services, as far as they are ours and running.
+/// Stops the services that were started by `up`.
 pub(crate) fn down(services: &[Service]) -> Result<()> {
     let _lock = lock()?;
     services.iter().try_for_each(|service| service.down())
@@ -96,7 +93,7 @@ fn status() -> Result<ExitCode> {
     let mut code = ExitCode::SUCCESS;
     for service in Service::ALL {
         let (address, runner) = match (given(service.variable()), service.entry(&file)) {
-            (Some(address), _) => (address, "given by the environment".to_owned()),
+            (Some(address), _) => (address, format!("from {}", service.variable())),
             (None, Some(server)) => (server.address().to_owned(), runner(server)),
             (None, None) => {
                 println!("{service:?}: down");
@@ -107,7 +104,7 @@ fn status() -> Result<ExitCode> {
         match service.answers(&address) {
             Ok(()) => println!("{service:?}: up at {address} ({runner})"),
             Err(error) => {
-                println!("{service:?}: does not answer at {address} ({runner}): {error:#}");
+                println!("{service:?}: unavailable at {address} ({runner}): {error:#}");
                 code = ExitCode::FAILURE;
             }
         }
@@ -131,7 +128,7 @@ fn runner(server: &Server) -> String {
 impl Service {
     pub(crate) const ALL: [Self; 2] = [Self::Kafka, Self::Redis];
 
-    /// The environment variable with its address.
+    /// The environment variable with the address.
     pub(crate) fn variable(self) -> &'static str {
         match self {
             Self::Kafka => "KAFKA_BROKERS",
@@ -154,7 +151,6 @@ impl Service {
         }
     }
 
-    /// Notes what runs it now.
     fn record(self, server: Option<Server>) -> Result<()> {
         let mut file = ServicesFile::load()?;
         match self {
@@ -164,7 +160,7 @@ impl Service {
         file.save()
     }
 
-    /// Makes sure that it runs, and returns its address.
+    /// Starts the service if it is not running, and returns its address.
     fn up(self, started: &mut Vec<Self>) -> Result<String> {
         if let Some(address) = given(self.variable()) {
             self.answers(&address)
@@ -175,7 +171,7 @@ impl Service {
             if self.answers(server.address()).is_ok() {
                 return Ok(server.address().to_owned());
             }
-            eprintln!("{self:?} does not answer any more; starting another");
+            eprintln!("{self:?} is unavailable; restarting it");
             self.down()?;
         }
         let server = self.start()?;
@@ -196,7 +192,7 @@ impl Service {
         }
         packages::ensure_installed(packages::SERVERS)?;
         let directory = ServicesFile::directory()?.join(self.name());
-        // A former start may have been killed before it could note itself.
+        // A previous start may have been killed before it was recorded.
         if directory.exists() {
             std::fs::remove_dir_all(&directory)
                 .with_context(|| format!("removing {}", directory.display()))?;
@@ -217,8 +213,8 @@ impl Service {
         self.record(None)
     }
 
-    /// Whether it serves clients. Of an address that is not of our own making, which may want TLS or a
-    /// password, only the port is tried.
+    /// Checks that the service is available. For an address from the environment, which may require TLS or a password, only
+    /// the port is checked.
     fn answers(self, address: &str) -> Result<()> {
         if given(self.variable()).is_some() {
             return connects(address);
@@ -230,9 +226,9 @@ impl Service {
     }
 }
 
-/// Connects to one of several `host:port` with commas between them, or to the host of a URL.
+/// Connects to one of several comma-separated `host:port`, or to the host of a URL.
 fn connects(addresses: &str) -> Result<()> {
-    let mut failure = anyhow::anyhow!("it has no address in it: {addresses:?}");
+    let mut failure = anyhow::anyhow!("{addresses:?} contains no address");
     for address in addresses.split(',') {
         let host = host_and_port(address);
         let found = host
@@ -241,7 +237,7 @@ fn connects(addresses: &str) -> Result<()> {
         let connected = found.and_then(|found| {
             let all: Vec<_> = found.collect();
             let connect = |address| TcpStream::connect_timeout(address, Duration::from_secs(3)).is_ok();
-            anyhow::ensure!(all.iter().any(connect), "nobody listens at {host}");
+            anyhow::ensure!(all.iter().any(connect), "cannot connect to {host}");
             Ok(())
         });
         match connected {
@@ -252,7 +248,7 @@ fn connects(addresses: &str) -> Result<()> {
     Err(failure)
 }
 
-/// `host:port` out of a URL such as `rediss://user:password@host:port/0`, or out of itself.
+/// The `host:port` of a URL such as `rediss://user:password@host:port/0`, or of a plain `host:port`.
 fn host_and_port(address: &str) -> String {
     let rest = address.trim();
     let rest = rest.split_once("://").map_or(rest, |(_, rest)| rest);
@@ -268,18 +264,17 @@ fn host_and_port(address: &str) -> String {
     }
 }
 
-/// One `up` or `down` at a time on a target directory.
+/// Prevents concurrent `up` and `down` in a target directory.
 fn lock() -> Result<File> {
     let directory = ServicesFile::directory()?;
-    std::fs::create_dir_all(&directory).with_context(|| format!("making {}", directory.display()))?;
+    std::fs::create_dir_all(&directory).with_context(|| format!("creating {}", directory.display()))?;
     let path = directory.join("services.lock");
-    let file = File::create(&path).with_context(|| format!("making {}", path.display()))?;
+    let file = File::create(&path).with_context(|| format!("creating {}", path.display()))?;
     file.lock()
         .with_context(|| format!("locking {}", path.display()))?;
     Ok(file)
 }
 
-/// The workspace's root.
 fn workspace() -> &'static Path {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent();
     crates.and_then(Path::parent).unwrap_or(Path::new("."))
@@ -290,7 +285,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_host_is_found_in_every_form_of_address() {
+    fn hosts_and_ports_are_parsed_from_all_forms_of_addresses() {
         for (address, host) in [
             ("127.0.0.1:9092", "127.0.0.1:9092"),
             ("redis://127.0.0.1:7000/2", "127.0.0.1:7000"),

@@ -1,22 +1,25 @@
-//! The one line at the end of a test run: the sum over the `test result:` lines of all test binaries.
+//! The last line of a test run: the sum of the `test result:` lines of all test binaries.
 
 use std::fmt;
 
-/// How many tests did what.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Summary {
     pub(crate) passed: u64,
     pub(crate) failed: u64,
-    /// All that were not run, the long ones among them.
+    /// All tests that were not run, including long ones.
     pub(crate) ignored: u64,
-    /// Tests that take longer than a minute, marked with `#[ignore = "long"]`, and were not run.
-    pub(crate) long: u64,
+    /// Names of the tests with `#[ignore = "long"]` that were not run.
+    pub(crate) long: Vec<String>,
 }
 
 impl Summary {
-    /// Counts a line of output, if it is a test binary's result or a long test that was left out.
+    /// Adds a line of a test binary's output.
     pub(crate) fn add(&mut self, line: &str) {
-        self.long += u64::from(line.starts_with("test ") && line.trim_end().ends_with(" ... ignored, long"));
+        let name = line.trim_end().strip_suffix(" ... ignored, long");
+        self.long.extend(
+            name.and_then(|name| name.strip_prefix("test "))
+                .map(str::to_owned),
+        );
         let Some((_, result)) = line.split_once("test result:") else {
             return;
         };
@@ -33,9 +36,19 @@ impl Summary {
         self.ignored += count("ignored").unwrap_or(0);
     }
 
-    /// How many tests were not run although they are not long.
+    /// Adds the results of long tests that this run had ignored.
+    pub(crate) fn add_sample(&mut self, sample: &Summary) {
+        self.passed += sample.passed;
+        self.failed += sample.failed;
+        let run = sample.passed + sample.failed;
+        self.ignored = self.ignored.saturating_sub(run);
+        self.long
+            .truncate(self.long.len().saturating_sub(usize::try_from(run).unwrap_or(0)));
+    }
+
+    /// Ignored tests that are not long.
     pub(crate) fn skipped(&self) -> u64 {
-        self.ignored.saturating_sub(self.long)
+        self.ignored.saturating_sub(self.long.len() as u64)
     }
 }
 
@@ -48,9 +61,9 @@ impl fmt::Display for Summary {
             self.failed,
             self.skipped()
         )?;
-        match self.long {
+        match self.long.len() {
             0 => Ok(()),
-            long => write!(f, " (long tests, left to `cargo xtask test --long`: {long})"),
+            long => write!(f, " (long tests, run by `cargo xtask test --long`: {long})"),
         }
     }
 }
@@ -60,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn results_of_all_binaries_are_summed_up() {
+    fn the_results_of_all_binaries_are_added_up() {
         let mut summary = Summary::default();
         for line in [
             "running 3 tests",
@@ -80,7 +93,13 @@ mod tests {
         }
         assert_eq!(
             summary.to_string(),
-            "37 passed, 3 failed, 2 skipped (long tests, left to `cargo xtask test --long`: 1)"
+            "37 passed, 3 failed, 2 skipped (long tests, run by `cargo xtask test --long`: 1)"
         );
+        let mut sample = Summary::default();
+        sample.add(
+            "test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 4 filtered out; finished in 61.5s",
+        );
+        summary.add_sample(&sample);
+        assert_eq!(summary.to_string(), "38 passed, 3 failed, 2 skipped");
     }
 }

@@ -1,6 +1,7 @@
-//! `cargo xtask test`: everything that CI runs as tests, with the servers they need, and one summary.
+//! `cargo xtask test`: runs the tests with the servers that they need, and prints one summary line.
 
 use std::ffi::OsStr;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
@@ -14,20 +15,22 @@ use crate::packages;
 use crate::services::{self, Service};
 use crate::summary::Summary;
 
-/// How to run the tests.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Run the tests that take longer than a minute too
+    /// Also run tests that take longer than a minute
     #[arg(long)]
     long: bool,
-    /// Arguments for `cargo test`, `-p redeliver-kafka` for example; every package is tested without
+    /// Also run N of these tests, chosen by REDELIVER_CHAOS_SEED (default: from the current commit)
+    #[arg(long, value_name = "N", conflicts_with_all = ["long", "for_cargo"])]
+    long_sample: Option<usize>,
+    /// Arguments for `cargo test`, such as `-p redeliver-kafka`; by default, all packages are tested
     #[arg(last = true, value_name = "ARGUMENTS")]
     for_cargo: Vec<String>,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     let interrupt = Interrupt::install()?;
-    // Also with servers given from elsewhere: tests that restart a server start one of their own.
+    // Even if the environment provides servers: tests that restart a server start their own.
     packages::ensure_installed(packages::SERVERS)?;
     packages::ensure_installed(packages::LANGUAGES)?;
     let up = services::up()?;
@@ -35,16 +38,16 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
         "Kafka at {}, Redis at {}",
         up.addresses.brokers, up.addresses.redis_url
     );
-    let tested = build_and_test(arguments, &up.addresses, &interrupt);
-    // Whatever happened: what was up before stays up, what was not goes down.
+    let result = build_and_test(arguments, &up.addresses, &interrupt);
+    // Stops only the services that this run has started.
     let down = services::down(&up.started);
     if interrupt.is_raised() {
         down?;
         return Ok(interrupt.exit_code(ExitCode::FAILURE));
     }
-    let (status, summary) = tested?;
+    let (status, summary) = result?;
     down?;
-    let (problem, summary) = judge(status, summary, chooses_tests(&arguments.for_cargo));
+    let (problem, summary) = check_run(status, summary, selects_tests(&arguments.for_cargo));
     if let Some(problem) = &problem {
         eprintln!("error: {problem}");
     }
@@ -66,8 +69,8 @@ fn build_and_test(
     let release = for_cargo
         .iter()
         .any(|argument| argument == "--release" || argument == "-r");
-    // Tests run our binaries as processes, which `cargo test` alone builds only for their own package.
-    // This program is left out: it is running.
+    // Tests run the binaries of all packages, and `cargo test` builds only those of the tested package. xtask is excluded
+    // because it is running.
     let mut build = cargo();
     build.args(["build", "--workspace", "--bins", "--exclude", "xtask"]);
     build.args(release.then_some("--release"));
@@ -77,24 +80,73 @@ fn build_and_test(
     interrupt.check()?;
     let binaries = target_directory()?.join(if release { "release" } else { "debug" });
     let mut test = cargo();
-    // One failing binary must not hide the results of the others.
+    // Without it, the first failing binary would end the run.
     test.args(["test", "--no-fail-fast"]);
-    test.args((!chooses_packages(for_cargo)).then_some("--workspace"));
+    test.args((!selects_packages(for_cargo)).then_some("--workspace"));
     test.args(for_cargo);
     if arguments.long {
         test.args((!for_cargo.iter().any(|argument| argument == "--")).then_some("--"));
         test.arg("--include-ignored");
     }
-    test.env(Service::Kafka.variable(), &addresses.brokers);
-    test.env(Service::Redis.variable(), &addresses.redis_url);
-    test.env("REDELIVER_TEST_BIN_DIR", binaries);
-    stream(test, interrupt)
+    let with_environment = |mut test: Command| {
+        test.env(Service::Kafka.variable(), &addresses.brokers);
+        test.env(Service::Redis.variable(), &addresses.redis_url);
+        test.env("REDELIVER_TEST_BIN_DIR", &binaries);
+        test
+    };
+    let (status, mut summary) = stream(with_environment(test), interrupt)?;
+
+    let Some(count) = arguments.long_sample else {
+        return Ok((status, summary));
+    };
+    let seed = seed()?;
+    let names = sample(&summary.long, count, seed);
+    // Without names, `--ignored` would run all of them.
+    if names.is_empty() {
+        return Ok((status, summary));
+    }
+    interrupt.check()?;
+    println!(
+        "\nsample of long tests, REDELIVER_CHAOS_SEED={seed}: {}",
+        names.join(", ")
+    );
+    let mut test = cargo();
+    // `--tests` excludes doc tests, which are never long.
+    test.args(["test", "--no-fail-fast", "--workspace", "--tests"]);
+    test.args(["--", "--ignored", "--exact"]).args(&names);
+    test.env("REDELIVER_CHAOS_SEED", seed.to_string());
+    let (sample_status, results) = stream(with_environment(test), interrupt)?;
+    summary.add_sample(&results);
+    Ok((if status.success() { sample_status } else { status }, summary))
 }
 
-/// What was wrong with the run, if anything, and the summary that says so too: a binary that crashed
-/// reports no failed test, and a run without any test proves nothing. Nor does a test that was skipped, which is
-/// what the user did not ask for unless the user chose tests.
-fn judge(status: ExitStatus, mut summary: Summary, chosen: bool) -> (Option<String>, Summary) {
+/// Selects the sample of long tests, and the random choices within them.
+fn seed() -> Result<u64> {
+    if let Ok(seed) = std::env::var("REDELIVER_CHAOS_SEED") {
+        return seed.parse().context("REDELIVER_CHAOS_SEED must be a number");
+    }
+    let commit = Command::new("git")
+        .args(["rev-parse", "--short=12", "HEAD"])
+        .output();
+    let commit = commit.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+    // Without a commit, as in an archive of the sources, the sample is always the same.
+    Ok(u64::from_str_radix(commit.unwrap_or_default().trim(), 16).unwrap_or(0))
+}
+
+fn sample(names: &[String], count: usize, seed: u64) -> Vec<&str> {
+    let mut names: Vec<&str> = names.iter().map(String::as_str).collect();
+    names.sort_by_cached_key(|name| {
+        let mut hasher = DefaultHasher::new();
+        (seed, name).hash(&mut hasher);
+        hasher.finish()
+    });
+    names.truncate(count);
+    names
+}
+
+/// The problem of a run, if there is one, and the corrected summary. A binary that crashes reports no failed test. A run
+/// without tests fails, and so does one that skips tests, unless the user has selected tests.
+fn check_run(status: ExitStatus, mut summary: Summary, selected: bool) -> (Option<String>, Summary) {
     if status.success() {
         let problem = match summary {
             Summary {
@@ -102,9 +154,9 @@ fn judge(status: ExitStatus, mut summary: Summary, chosen: bool) -> (Option<Stri
                 failed: 0,
                 ignored: 0,
                 ..
-            } => Some("no test was run".to_owned()),
-            _ if summary.skipped() > 0 && !chosen => Some(format!(
-                "{} tests were skipped, and nobody asked for it: none may be ignored but long ones",
+            } => Some("no tests were run".to_owned()),
+            _ if summary.skipped() > 0 && !selected => Some(format!(
+                "{} tests were skipped; only long tests may be ignored",
                 summary.skipped()
             )),
             _ => None,
@@ -114,7 +166,7 @@ fn judge(status: ExitStatus, mut summary: Summary, chosen: bool) -> (Option<Stri
     let problem = if summary.failed == 0 {
         summary.failed = 1;
         format!(
-            "cargo test: {status}, though no test says that it failed: see above what crashed or did not build"
+            "cargo test: {status}, but no test failed: a test binary crashed or did not compile, see above"
         )
     } else {
         format!("cargo test: {status}")
@@ -122,8 +174,8 @@ fn judge(status: ExitStatus, mut summary: Summary, chosen: bool) -> (Option<Stri
     (Some(problem), summary)
 }
 
-/// Whether the user said which packages to test, so that we must not.
-fn chooses_packages(for_cargo: &[String]) -> bool {
+/// Whether the arguments select packages.
+fn selects_packages(for_cargo: &[String]) -> bool {
     let of_cargo = for_cargo.iter().take_while(|argument| *argument != "--");
     of_cargo.into_iter().any(|argument| {
         let long = ["--package", "--workspace", "--all"].contains(&argument.as_str())
@@ -132,9 +184,9 @@ fn chooses_packages(for_cargo: &[String]) -> bool {
     })
 }
 
-/// Whether the user said which tests to run: by a filter for names, which is what stands alone, or by anything
-/// that is meant for the test binaries. Or asked not to be told about single tests, the long ones among them.
-fn chooses_tests(for_cargo: &[String]) -> bool {
+/// Whether the arguments select tests, by a name or by arguments for the test binaries. `--quiet` counts as well, because
+/// its output does not tell long tests from other ignored ones.
+fn selects_tests(for_cargo: &[String]) -> bool {
     let with_value = |option: &str| VALUED.contains(&option);
     let mut before = "";
     for argument in for_cargo {
@@ -168,28 +220,28 @@ const VALUED: [&str; 15] = [
 ];
 
 fn cargo() -> Command {
-    // Set when we are run by cargo: the same toolchain is used then.
+    // Set by `cargo xtask`, so that the same toolchain is used.
     let cargo = std::env::var_os("CARGO");
     Command::new(cargo.as_deref().unwrap_or(OsStr::new("cargo")))
 }
 
-/// Runs a command to its end, passing on what it prints line by line and counting the results in it.
+/// Runs a command, forwards its output and counts the test results in it.
 fn stream(mut command: Command, interrupt: &Interrupt) -> Result<(ExitStatus, Summary)> {
-    let what = format!("running {command:?}");
-    // A process group of its own, so that an interrupt also reaches the processes that tests started.
+    let context = format!("running {command:?}");
+    // In its own process group, so that an interrupt also reaches the processes that tests have started.
     command
         .process_group(0)
         .stdin(Stdio::null())
         .stdout(Stdio::piped());
-    let mut child = command.spawn().with_context(|| what.clone())?;
+    let mut child = command.spawn().with_context(|| context.clone())?;
     interrupt
-        .passed_to(&mut child, pass_on_output)
-        .with_context(|| what)
+        .forward_to(&mut child, forward_output)
+        .with_context(|| context)
 }
 
-fn pass_on_output(child: &mut Child) -> Result<(ExitStatus, Summary)> {
+fn forward_output(child: &mut Child) -> Result<(ExitStatus, Summary)> {
     let mut summary = Summary::default();
-    let mut output = BufReader::new(child.stdout.take().context("taking its output")?);
+    let mut output = BufReader::new(child.stdout.take().context("opening its output")?);
     let mut line = Vec::new();
     let mut stdout = std::io::stdout().lock();
     while output
@@ -200,11 +252,11 @@ fn pass_on_output(child: &mut Child) -> Result<(ExitStatus, Summary)> {
         stdout
             .write_all(&line)
             .and_then(|()| stdout.flush())
-            .context("passing on its output")?;
+            .context("forwarding its output")?;
         summary.add(&String::from_utf8_lossy(&line));
         line.clear();
     }
-    Ok((child.wait().context("waiting for its end")?, summary))
+    Ok((child.wait().context("waiting for its exit")?, summary))
 }
 
 #[cfg(test)]
@@ -222,52 +274,65 @@ mod tests {
     }
 
     #[test]
-    fn a_run_is_good_only_if_tests_ran_and_cargo_agrees() {
-        let (good, bad) = (ExitStatus::from_raw(0), ExitStatus::from_raw(101 << 8));
-        assert_eq!(judge(good, summary(3, 0), false), (None, summary(3, 0)));
-        assert!(judge(good, summary(0, 0), true).0.is_some());
-        assert!(judge(bad, summary(3, 2), false).0.is_some());
-        let (problem, counted) = judge(bad, summary(3, 0), false);
+    fn a_run_succeeds_only_if_tests_ran_and_cargo_succeeded() {
+        let (success, failure) = (ExitStatus::from_raw(0), ExitStatus::from_raw(101 << 8));
+        assert_eq!(check_run(success, summary(3, 0), false), (None, summary(3, 0)));
+        assert!(check_run(success, summary(0, 0), true).0.is_some());
+        assert!(check_run(failure, summary(3, 2), false).0.is_some());
+        let (problem, counted) = check_run(failure, summary(3, 0), false);
         assert!(problem.is_some());
         assert_eq!(counted, summary(3, 1));
     }
 
     #[test]
-    fn a_run_that_skips_a_test_is_good_only_if_the_user_chose_tests() {
-        let good = ExitStatus::from_raw(0);
+    fn a_run_that_skips_tests_succeeds_only_if_tests_were_selected() {
+        let success = ExitStatus::from_raw(0);
+        let long = |count: usize| vec!["chaos::long".to_owned(); count];
         let skipped = Summary {
             ignored: 3,
-            long: 1,
+            long: long(1),
             ..summary(3, 0)
         };
-        assert_eq!(judge(good, skipped, true), (None, skipped));
-        let (problem, counted) = judge(good, skipped, false);
+        assert_eq!(check_run(success, skipped.clone(), true), (None, skipped.clone()));
+        let (problem, counted) = check_run(success, skipped.clone(), false);
         assert!(problem.is_some_and(|problem| problem.starts_with("2 tests were skipped")));
         assert_eq!(counted, skipped);
-        let left_out = Summary { long: 3, ..skipped };
-        assert_eq!(judge(good, left_out, false), (None, left_out));
+        let only_long = Summary {
+            long: long(3),
+            ..skipped
+        };
+        assert_eq!(check_run(success, only_long.clone(), false), (None, only_long));
     }
 
     #[test]
-    fn tests_are_chosen_by_a_name_or_by_what_is_meant_for_their_binaries() {
-        let chooses = |arguments: &[&str]| {
-            chooses_tests(&arguments.iter().map(ToString::to_string).collect::<Vec<_>>())
-        };
-        assert!(!chooses(&[]) && !chooses(&["-p", "redeliver-kafka", "--release"]));
-        assert!(!chooses(&["--package=redeliver-kafka", "--test", "it"]));
-        assert!(chooses(&["lane"]) && chooses(&["-p", "redeliver-kafka", "lane"]));
-        assert!(chooses(&["--release", "--", "--ignored"]) && chooses(&["-q"]));
+    fn a_sample_depends_on_the_seed_only() {
+        let names: Vec<String> = (0..15).map(|number| format!("test_{number}")).collect();
+        let reversed: Vec<String> = names.iter().rev().cloned().collect();
+        assert_eq!(sample(&names, 2, 7), sample(&reversed, 2, 7));
+        assert_eq!(sample(&names, 20, 7).len(), 15);
+        assert!((0..20).any(|seed| sample(&names, 2, seed) != sample(&names, 2, 7)));
     }
 
     #[test]
-    fn packages_are_recognised_in_the_arguments_of_cargo_only() {
-        let chooses = |arguments: &[&str]| {
-            chooses_packages(&arguments.iter().map(ToString::to_string).collect::<Vec<_>>())
+    fn tests_are_selected_by_name_or_by_arguments_for_their_binaries() {
+        let selects = |arguments: &[&str]| {
+            selects_tests(&arguments.iter().map(ToString::to_string).collect::<Vec<_>>())
         };
-        assert!(chooses(&["-p", "redeliver-kafka"]));
-        assert!(chooses(&["-predeliver-kafka"]) && chooses(&["--package=redeliver-kafka"]));
-        assert!(chooses(&["--workspace"]));
-        assert!(!chooses(&["--release", "lane"]) && !chooses(&["--profile=dev"]));
-        assert!(!chooses(&["--", "-p"]));
+        assert!(!selects(&[]) && !selects(&["-p", "redeliver-kafka", "--release"]));
+        assert!(!selects(&["--package=redeliver-kafka", "--test", "it"]));
+        assert!(selects(&["lane"]) && selects(&["-p", "redeliver-kafka", "lane"]));
+        assert!(selects(&["--release", "--", "--ignored"]) && selects(&["-q"]));
+    }
+
+    #[test]
+    fn packages_are_selected_only_by_arguments_of_cargo() {
+        let selects = |arguments: &[&str]| {
+            selects_packages(&arguments.iter().map(ToString::to_string).collect::<Vec<_>>())
+        };
+        assert!(selects(&["-p", "redeliver-kafka"]));
+        assert!(selects(&["-predeliver-kafka"]) && selects(&["--package=redeliver-kafka"]));
+        assert!(selects(&["--workspace"]));
+        assert!(!selects(&["--release", "lane"]) && !selects(&["--profile=dev"]));
+        assert!(!selects(&["--", "-p"]));
     }
 }

@@ -1,4 +1,4 @@
-// Schedules a job by a plain JSON record on the ingest topic: no client library of Redeliver's is needed.
+// Schedules a job by writing plain JSON to the ingest topic, without a library of Redeliver.
 
 const { Kafka, Partitioners } = require("kafkajs");
 

@@ -1,8 +1,8 @@
 """Lists, reads and watches dead letters over gRPC.
 
-    dead_letters.py SERVER list [FILTER]    one line each, the newest first
-    dead_letters.py SERVER read ID          headers, and the value to its end
-    dead_letters.py SERVER watch [FILTER]   those that are there, then new ones as they come
+    dead_letters.py SERVER list [FILTER]    prints one line each, newest first
+    dead_letters.py SERVER read ID          prints headers and the whole value
+    dead_letters.py SERVER watch [FILTER]   prints existing dead letters, then new ones as they arrive
 """
 
 import sys
@@ -43,7 +43,7 @@ def watch(inspector, filter=""):
         if event == "dead_letter":
             print(line(answer.dead_letter), flush=True)
         elif event == "synced":
-            print("-- new ones follow", flush=True)
+            print("-- caught up", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Schedules a job over gRPC, looks at it, and cancels it.
+"""Schedules, shows and cancels a job over gRPC.
 
     jobs.py SERVER APP schedule TEXT SECONDS   prints the job's id and state
-    jobs.py SERVER APP cancel ID               prints what became of it
+    jobs.py SERVER APP cancel ID               prints the outcome
 """
 
 import sys

@@ -1,313 +1,169 @@
-//! A site to be crawled: several hosts on loopback, each on a port of its own, with pages that link to each other
-//! and behave badly in planned ways. It keeps a log of all requests, which is what politeness is measured by.
-//!
-//! All paths begin with a word that differs from run to run, because the scheduler remembers for a day which
-//! addresses it has had.
+//! A site to crawl: hosts on loopback, with pages that fail in known ways. Each host measures its crawler's delay.
 
-mod log;
-mod plan;
-
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashSet};
+use std::future::{IntoFuture as _, pending};
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::Arc;
-use std::time::Duration;
+use std::net::Ipv4Addr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use axum::Router;
-use axum::extract::{Request, State};
-use axum::http::StatusCode;
+use axum::extract::State;
 use axum::http::header::{CONTENT_TYPE, LOCATION, RETRY_AFTER};
+use axum::http::{StatusCode, Uri};
 use axum::response::{Html, IntoResponse, Response};
 use futures::future::try_join_all;
-use reqwest::Url;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-pub use self::log::{HostSummary, Log};
-pub use self::plan::{Behaviour, HostPlan, Link, PagePlan, Plan, RobotsPlan};
+use crate::hosts::DEFAULT_DELAY;
 
-/// A site whose ports are taken.
-pub struct Site {
-    listeners: Vec<TcpListener>,
-    map: SiteMap,
-    log: Arc<Log>,
+/// The hosts: their `Crawl-delay` in milliseconds (`None`: no `/robots.txt`), and a letter for each page.
+///
+/// | letter | page |
+/// |---|---|
+/// | `.` | 200 |
+/// | `u`, `U` | 503 to the first request; to every request |
+/// | `t` | 429 with `Retry-After` to the first request |
+/// | `h` | no response to the first request |
+/// | `g` | 410 |
+/// | `m` | a redirect to page 0 |
+/// | `p` | disallowed by `/robots.txt`, which itself answers 503 to the first request |
+const HOSTS: [(Option<u64>, &str); 4] = [
+    (Some(250), "..u.g.h..."),
+    (Some(500), ".t.m.u.."),
+    (None, "..U..."),
+    (Some(1_500), "..p."),
+];
+
+/// The site, while it is served. A crawl starts at `/0` of the first host.
+pub(crate) struct Site(pub(crate) Vec<Arc<Host>>);
+
+pub(crate) struct Host {
+    pub(crate) origin: String,
+    pub(crate) delay: Duration,
+    has_robots: bool,
+    pages: &'static [u8],
+    /// The origin of the next host, to which every page links.
+    next: String,
+    visits: Mutex<Visits>,
 }
 
-const CLOSING: &str = "closing";
-
-/// Where the pages of a site are.
-#[derive(Clone, Debug)]
-pub struct SiteMap {
-    plan: Arc<Plan>,
-    word: String,
-    addresses: Vec<SocketAddr>,
-}
-
-/// What must become of a page.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Fate {
-    /// A result with this status.
-    Crawled(u16),
-    /// A dead letter with this code.
-    Dead(&'static str),
+#[derive(Default)]
+struct Visits {
+    arrivals: Vec<Instant>,
+    paths: HashSet<String>,
 }
 
 impl Site {
-    /// Takes a port for each host of the plan: free ones, or `first_port` and those that follow.
-    ///
-    /// # Errors
-    /// When a port is taken already.
-    pub async fn bind(plan: Plan, first_port: Option<u16>) -> io::Result<Self> {
-        let mut listeners = Vec::new();
-        for index in 0..plan.hosts.len() {
-            let index = u16::try_from(index).unwrap_or(u16::MAX);
-            let port = first_port.map_or(0, |first| first.saturating_add(index));
-            listeners.push(TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await?);
+    /// Binds all hosts to free ports. The future serves them until the token is cancelled.
+    pub(crate) async fn bind(
+        shutdown: &CancellationToken,
+    ) -> io::Result<(Self, impl Future<Output = io::Result<()>> + Send + use<>)> {
+        let (mut listeners, mut origins) = (Vec::new(), Vec::new());
+        for _ in HOSTS {
+            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+            origins.push(format!("http://{}", listener.local_addr()?));
+            listeners.push(listener);
         }
-        let addresses = listeners
-            .iter()
-            .map(TcpListener::local_addr)
-            .collect::<io::Result<_>>()?;
-        let map = SiteMap {
-            plan: Arc::new(plan),
-            word: format!("{:08x}", fastrand::u32(..)),
-            addresses,
-        };
-        Ok(Self {
-            listeners,
-            log: Arc::new(Log::default()),
-            map,
-        })
-    }
-
-    /// Where its pages are.
-    #[must_use]
-    pub fn map(&self) -> &SiteMap {
-        &self.map
-    }
-
-    /// What it was asked.
-    #[must_use]
-    pub fn log(&self) -> Arc<Log> {
-        self.log.clone()
-    }
-
-    /// Serves all hosts until the token is cancelled.
-    ///
-    /// # Errors
-    /// When a listener fails.
-    pub async fn serve(self, shutdown: CancellationToken) -> io::Result<()> {
-        let serving = self.listeners.into_iter().enumerate().map(|(host, listener)| {
-            let state = Arc::new(Serving {
-                host,
-                map: self.map.clone(),
-                log: self.log.clone(),
-                shutdown: shutdown.clone(),
+        let (mut hosts, mut servers) = (Vec::new(), Vec::new());
+        for (index, listener) in listeners.into_iter().enumerate() {
+            let (delay, pages) = HOSTS[index];
+            let host = Arc::new(Host {
+                origin: origins[index].clone(),
+                delay: delay.map_or(DEFAULT_DELAY, Duration::from_millis),
+                has_robots: delay.is_some(),
+                pages: pages.as_bytes(),
+                next: origins[(index + 1) % HOSTS.len()].clone(),
+                visits: Mutex::default(),
             });
-            let app = Router::new().fallback(answer).with_state(state);
-            let shutdown = shutdown.clone();
-            async move {
-                axum::serve(listener, app)
-                    .with_graceful_shutdown(shutdown.cancelled_owned())
-                    .await
+            let app = Router::new().fallback(respond).with_state(host.clone());
+            let server = axum::serve(listener, app);
+            let server = server.with_graceful_shutdown(shutdown.clone().cancelled_owned());
+            servers.push(server.into_future());
+            hosts.push(host);
+        }
+        Ok((Self(hosts), async { try_join_all(servers).await.map(drop) }))
+    }
+
+    /// How each page must end: once, with the status of its result or with the error code of its dead letter.
+    pub(crate) fn expected(&self) -> BTreeMap<String, Vec<String>> {
+        let mut expected = BTreeMap::new();
+        for host in &self.0 {
+            for (page, letter) in host.pages.iter().enumerate() {
+                let end = match letter {
+                    b'U' => "http.503",
+                    b'g' => "http.410",
+                    b'm' => "301",
+                    b'p' => "robots.disallowed",
+                    _ => "200",
+                };
+                expected.insert(format!("{}/{page}", host.origin), vec![end.to_owned()]);
             }
-        });
-        try_join_all(serving).await.map(drop)
+        }
+        expected
     }
 }
 
-impl SiteMap {
-    /// Where a crawl begins.
-    #[must_use]
-    pub fn seeds(&self) -> Vec<Url> {
-        vec![self.address(Link { host: 0, page: 0 })]
+impl Host {
+    /// How many requests there were, and the shortest interval between the arrivals of two.
+    pub(crate) fn visits(&self) -> (usize, Duration) {
+        let visits = self.lock();
+        let intervals = visits.arrivals.windows(2).map(|pair| pair[1] - pair[0]);
+        (visits.arrivals.len(), intervals.min().unwrap_or(Duration::MAX))
     }
 
-    /// The hosts' names and what they ask for.
-    #[must_use]
-    pub fn hosts(&self) -> &[HostPlan] {
-        &self.plan.hosts
+    /// Counts a request, and returns whether it is the first one for its path.
+    fn arrive(&self, path: &str) -> bool {
+        let mut visits = self.lock();
+        visits.arrivals.push(Instant::now());
+        visits.paths.insert(path.to_owned())
     }
 
-    /// The word with which all paths of this site begin.
-    #[must_use]
-    pub fn word(&self) -> &str {
-        &self.word
+    fn lock(&self) -> MutexGuard<'_, Visits> {
+        self.visits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Every page that a crawler finds, and what must become of it.
-    #[must_use]
-    pub fn reachable(&self) -> BTreeMap<String, Fate> {
-        let mut found = BTreeMap::new();
-        let mut open = VecDeque::from([Link { host: 0, page: 0 }]);
-        while let Some(link) = open.pop_front() {
-            let address = String::from(self.address(link));
-            if found.contains_key(&address) {
-                continue;
-            }
-            let host = &self.plan.hosts[link.host];
-            let page = &host.pages[link.page];
-            let fate = match page.behaviour {
-                _ if page.is_private => Fate::Dead("robots.disallowed"),
-                Behaviour::Fine | Behaviour::Asks { .. } => Fate::Crawled(200),
-                Behaviour::Busy(times) | Behaviour::Hangs(times) if times != u32::MAX => Fate::Crawled(200),
-                Behaviour::Busy(_) => Fate::Dead("http.503"),
-                Behaviour::Hangs(_) => Fate::Dead("http.timeout"),
-                Behaviour::Missing => Fate::Dead("http.404"),
-                Behaviour::Gone => Fate::Dead("http.410"),
-                Behaviour::Moved(_) => Fate::Crawled(301),
-            };
-            match (&fate, page.behaviour) {
-                (Fate::Dead(_), _) => {}
-                (Fate::Crawled(_), Behaviour::Moved(to)) => open.push_back(to),
-                (Fate::Crawled(_), _) => open.extend(page.links.iter().copied()),
-            }
-            found.insert(address, fate);
+    fn robots(&self) -> String {
+        let mut robots = format!("User-agent: *\nCrawl-delay: {}\n", self.delay.as_secs_f64());
+        for page in (0..self.pages.len()).filter(|page| self.pages[*page] == b'p') {
+            robots += &format!("Disallow: /{page}$\n");
         }
-        found
+        robots
     }
 
-    /// The address of a page.
-    #[must_use]
-    pub fn address(&self, link: Link) -> Url {
-        let address = format!("{}{}", self.host(link.host), self.path(link));
-        address.parse().expect("a number and plain words are an address")
-    }
-
-    /// A page that nothing links to, on the first host. There are as many as one may want.
-    #[must_use]
-    pub fn closing_page(&self, number: u64) -> Url {
-        let address = format!("{}/{}/{CLOSING}/{number}", self.host(0), self.word);
-        address.parse().expect("a number and plain words are an address")
-    }
-
-    /// A page as people call it; `None` when it is none of this site.
-    #[must_use]
-    pub fn name_of(&self, page: &str) -> Option<String> {
-        let host = (0..self.addresses.len()).find(|host| page.starts_with(&self.host(*host)))?;
-        let (_, path) = page.split_once(&format!("/{}/", self.word))?;
-        Some(format!("{} {path}", self.plan.hosts[host].name))
-    }
-
-    /// The name of a host as the worker knows it.
-    #[must_use]
-    pub fn host(&self, host: usize) -> String {
-        format!("http://{}", self.addresses[host])
-    }
-
-    fn path(&self, Link { host, page }: Link) -> String {
-        let folder = if self.plan.hosts[host].pages[page].is_private {
-            "private"
-        } else {
-            "public"
-        };
-        format!("/{}/{folder}/{page}", self.word)
-    }
-
-    fn page_at(&self, host: usize, path: &str) -> Option<Link> {
-        let page = path.rsplit('/').next()?.parse().ok()?;
-        let link = Link { host, page };
-        let exists = page < self.plan.hosts[host].pages.len();
-        (exists && self.path(link) == path).then_some(link)
-    }
-
-    fn robots(&self, host: usize) -> String {
-        let host = &self.plan.hosts[host];
-        let mut text = format!("User-agent: *\nDisallow: /{}/private/\n", self.word);
-        if let Some(delay) = host.crawl_delay {
-            text.push_str(&format!("Crawl-delay: {}\n", delay.as_secs_f64()));
-        }
-        text
-    }
-
-    /// A page as HTML. Half of the links are relative and some stand twice, as on real pages.
-    fn html(&self, link: Link) -> String {
-        let host = &self.plan.hosts[link.host];
+    /// A page links to the next three of its host, twice each, and to the first page of the next host.
+    fn html(&self, page: usize) -> String {
         let mut html = format!(
-            "<!doctype html>\n<html><head><title>{}, page {}</title></head>\n<body>\n",
-            host.name, link.page
+            "<!doctype html><title>Page {page}</title><a href=\"{}/0\">next host</a>",
+            self.next
         );
-        for to in &host.pages[link.page].links {
-            let address = if to.host == link.host {
-                self.path(*to)
-            } else {
-                String::from(self.address(*to))
-            };
-            html.push_str(&format!(
-                "<p><a href=\"{address}\">{}, page {}</a> <a href=\"{address}#end\">its end</a></p>\n",
-                self.plan.hosts[to.host].name, to.page
-            ));
+        for next in (page + 1..self.pages.len()).take(3) {
+            html += &format!("\n<a href=\"/{next}\">page {next}</a> <a href=\"{next}#end\">its end</a>");
         }
-        html.push_str("</body></html>\n");
         html
     }
 }
 
-/// One host that is being served.
-struct Serving {
-    host: usize,
-    map: SiteMap,
-    log: Arc<Log>,
-    shutdown: CancellationToken,
-}
-
-async fn answer(State(serving): State<Arc<Serving>>, request: Request) -> Response {
-    let path = request.uri().path();
-    // Ends when this future is dropped, so also when the client hangs up.
-    let mut entry = serving.log.arrived(serving.host, path);
-    let response = serving.response_to(path, entry.earlier()).await;
-    entry.answered(response.status().as_u16());
-    response
-}
-
-impl Serving {
-    /// `earlier`: how often the same was asked before.
-    async fn response_to(&self, path: &str, earlier: u32) -> Response {
-        let host = &self.map.plan.hosts[self.host];
-        if path == "/robots.txt" {
-            return match host.robots {
-                RobotsPlan::Missing => StatusCode::NOT_FOUND.into_response(),
-                RobotsPlan::Busy(times) if earlier < times => StatusCode::SERVICE_UNAVAILABLE.into_response(),
-                RobotsPlan::Busy(_) => {
-                    ([(CONTENT_TYPE, "text/plain")], self.map.robots(self.host)).into_response()
-                }
-            };
+async fn respond(State(host): State<Arc<Host>>, uri: Uri) -> Response {
+    let is_first = host.arrive(uri.path());
+    if uri.path() == "/robots.txt" && host.has_robots {
+        if is_first && host.pages.contains(&b'p') {
+            return StatusCode::SERVICE_UNAVAILABLE.into_response();
         }
-        let Some(link) = self.map.page_at(self.host, path) else {
-            return if path.starts_with(&format!("/{}/{CLOSING}/", self.map.word)) {
-                Html("<title>the end</title>").into_response()
-            } else {
-                StatusCode::NOT_FOUND.into_response()
-            };
-        };
-        let busy = StatusCode::SERVICE_UNAVAILABLE;
-        match host.pages[link.page].behaviour {
-            Behaviour::Busy(times) if earlier < times => busy.into_response(),
-            Behaviour::Asks { times, wait } if earlier < times => {
-                (busy, [(RETRY_AFTER, wait.as_secs().to_string())]).into_response()
-            }
-            Behaviour::Hangs(times) if earlier < times => {
-                self.shutdown.cancelled().await;
-                busy.into_response()
-            }
-            Behaviour::Missing => StatusCode::NOT_FOUND.into_response(),
-            Behaviour::Gone => StatusCode::GONE.into_response(),
-            Behaviour::Moved(to) => {
-                let location = String::from(self.map.address(to));
-                (StatusCode::MOVED_PERMANENTLY, [(LOCATION, location)]).into_response()
-            }
-            Behaviour::Fine | Behaviour::Busy(_) | Behaviour::Asks { .. } | Behaviour::Hangs(_) => {
-                Html(self.map.html(link)).into_response()
-            }
-        }
+        return ([(CONTENT_TYPE, "text/plain")], host.robots()).into_response();
     }
-}
-
-/// The pause that a crawler must keep at a host.
-#[must_use]
-pub fn pause_of(host: &HostPlan, default: Duration) -> Duration {
-    match host.robots {
-        RobotsPlan::Missing => default,
-        RobotsPlan::Busy(_) => host.crawl_delay.unwrap_or(default),
+    let page = uri.path()[1..].parse().unwrap_or(usize::MAX);
+    let Some(letter) = host.pages.get(page) else {
+        return StatusCode::NOT_FOUND.into_response();
+    };
+    match letter {
+        b'U' => StatusCode::SERVICE_UNAVAILABLE.into_response(),
+        b'u' if is_first => StatusCode::SERVICE_UNAVAILABLE.into_response(),
+        b't' if is_first => (StatusCode::TOO_MANY_REQUESTS, [(RETRY_AFTER, "2")]).into_response(),
+        b'h' if is_first => pending().await,
+        b'g' => StatusCode::GONE.into_response(),
+        b'm' => (StatusCode::MOVED_PERMANENTLY, [(LOCATION, "/0")]).into_response(),
+        _ => Html(host.html(page)).into_response(),
     }
 }

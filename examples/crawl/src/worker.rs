@@ -1,100 +1,119 @@
-//! The worker: the handler between the jobs and their results.
+//! The worker: the handler between its topics.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use redeliver_core::Pipeline;
 use redeliver_core::pipeline::ReturnTo;
-use redeliver_runtime::Config;
-use redeliver_runtime::config::{ConfigError, Problem};
-use redeliver_worker::host::{Host, lane_grace};
+use redeliver_core::{Headers, Output, Pipeline};
+use redeliver_kafka::KafkaSettings;
+use redeliver_kafka::producer::Producer;
+use redeliver_runtime::config::{Config, ConfigError, Problem};
+use redeliver_service::Host;
 use redeliver_worker::{WorkerSpec, spawn};
+use reqwest::Url;
 
-use crate::crawler::{Crawler, Settings};
-use crate::job::Scheduling;
+use crate::crawler::{Crawler, origin};
+use crate::fetch;
+use crate::hosts::Hosts;
 
-/// The pipeline that crawls, and how its jobs are scheduled.
+/// The crawl as configured: a pipeline, and the scheduler's application that feeds it.
 #[derive(Clone, Debug)]
-pub struct Crawl {
-    /// The pipeline.
-    pub pipeline: Arc<Pipeline>,
-    /// How new jobs come into it.
-    pub scheduling: Scheduling,
-    in_flight: usize,
-    in_flight_bytes: usize,
+pub(crate) struct Crawl {
+    pub(crate) pipeline: Arc<Pipeline>,
+    app: Arc<str>,
+    ingest: Arc<str>,
 }
 
-/// Attempts at the same time. Most of them wait: for an answer, or for their turn.
+/// Concurrent attempts. Most of them wait, for a response or for their host.
 const CONCURRENCY: usize = 128;
-/// Found pages are spread over so many milliseconds.
-const SPREAD: u32 = 1_000;
 
 impl Crawl {
-    /// Finds the crawl in the configuration: the one pipeline that is a worker's, and the application whose jobs
-    /// go into it.
-    ///
-    /// # Errors
-    /// When there is not exactly one of each, or the pipeline's retries do not come back to its source.
-    pub fn of(config: &Config) -> Result<Self, ConfigError> {
-        let wrong = |field: &str, problem: &str| {
+    /// Finds the one pipeline without `http`, and the application whose topic is its source.
+    pub(crate) fn from_config(config: &Config) -> Result<Self, ConfigError> {
+        let invalid = |field: String, problem: String| {
+            let place = None;
             ConfigError::Invalid(vec![Problem {
-                field: field.to_owned(),
-                problem: problem.to_owned(),
-                place: None,
+                field,
+                problem,
+                place,
             }])
         };
         let [(name, settings)] = config.worker_pipelines()[..] else {
-            let problem =
-                "the crawl is one pipeline without `http`; name it in worker.pipelines if there are more";
-            return Err(wrong("pipelines", problem));
+            let problem = "must have one pipeline without `http`; if there are more, set worker.pipelines";
+            return Err(invalid("pipelines".to_owned(), problem.to_owned()));
         };
         let mut pipeline = settings.pipeline(name, &config.scheduler);
-        // The links of a page are scheduled in the transaction of its result.
+        // With a separate topic for retries, a host's first attempts and its retries could be on two workers.
+        if pipeline.return_to != ReturnTo::Source {
+            let field = format!("pipelines.{name}.return_to");
+            let problem = "must be `source`, so that one worker has all jobs of a host";
+            return Err(invalid(field, problem.to_owned()));
+        }
+        let mut apps = config.scheduler.apps.iter();
+        let Some((app, _)) = apps.find(|(_, app)| *app.topic == *pipeline.source) else {
+            let problem = format!("must have an application with the topic {}", pipeline.source);
+            return Err(invalid("scheduler.apps".to_owned(), problem));
+        };
+        // Jobs for links are written in the transaction of the page's result.
         let ingest: Arc<str> = config.scheduler.topics.ingest.as_str().into();
         if !pipeline.has_output(&ingest) {
             pipeline.other_outputs.push(ingest.clone());
         }
-        if pipeline.return_to != ReturnTo::Source {
-            let problem = "must be `source`, so that one worker has all jobs of a host and can be polite";
-            return Err(wrong(&format!("pipelines.{name}.return_to"), problem));
-        }
-        let mut apps = config.scheduler.apps.iter();
-        let app = apps.find(|(_, app)| *app.topic == *pipeline.source);
-        let Some((app, _)) = app else {
-            let problem = format!(
-                "none has the topic {}, so no page that is found could be scheduled",
-                pipeline.source
-            );
-            return Err(wrong("scheduler.apps", &problem));
-        };
         Ok(Self {
-            scheduling: Scheduling {
-                app: app.as_str().into(),
-                ingest,
-                spread: SPREAD,
-            },
-            in_flight: settings.in_flight as usize,
-            in_flight_bytes: usize::try_from(settings.in_flight_bytes).unwrap_or(usize::MAX),
+            app: app.as_str().into(),
+            ingest,
             pipeline: Arc::new(pipeline),
         })
     }
 
-    /// Adds the worker to a host.
-    ///
-    /// # Errors
-    /// When the HTTP client cannot be set up, or the system gives no thread.
-    pub fn mount(&self, host: &mut Host, settings: Settings) -> anyhow::Result<()> {
-        let crawler = Crawler::new(settings, host.clock.clone())?;
+    /// Adds the worker to a process.
+    pub(crate) fn mount(
+        &self,
+        host: &mut Host,
+        allowed: Vec<String>,
+        timeout: Duration,
+    ) -> anyhow::Result<()> {
+        let crawler = Crawler {
+            crawl: self.clone(),
+            client: fetch::client(timeout)?,
+            allowed,
+            hosts: Hosts::default(),
+        };
+        let settings = &host.config.pipelines[&*self.pipeline.name];
         let spec = WorkerSpec {
             pipeline: self.pipeline.clone(),
-            kafka: host.kafka.clone(),
-            lanes: host.config.kafka.lanes as usize,
-            batch: host.config.kafka.batch as usize,
-            concurrency: CONCURRENCY,
-            in_flight: self.in_flight,
-            in_flight_bytes: self.in_flight_bytes,
-            grace: lane_grace(&host.config),
+            ..WorkerSpec::from_config(&host.config, &self.pipeline.name, settings, CONCURRENCY)
         };
-        spawn(host, &spec, &crawler.handler())?;
+        Ok(spawn(host, &spec, &crawler.handler())?)
+    }
+
+    /// Schedules pages. Those that were scheduled within `scheduler.idempotency_window` are not scheduled again.
+    pub(crate) async fn schedule(&self, kafka: &KafkaSettings, pages: &[Url]) -> anyhow::Result<()> {
+        let producer = Producer::new(kafka)?;
+        for page in pages {
+            producer.send(&self.request(page)).await?;
+        }
         Ok(())
+    }
+
+    /// A request to crawl a page. The URL is the idempotency key, so every page becomes one job, however many links
+    /// lead to it. Requests with the same idempotency key must be equal: they say nothing about the linking page.
+    pub(crate) fn request(&self, page: &Url) -> Output {
+        let request = serde_json::json!({
+            "appName": &*self.app,
+            "delay": "0s",
+            "idempotencyKey": page.as_str(),
+            // All jobs of a host are in one partition and thus with one worker, which can limit its requests.
+            "key": origin(page),
+            "jobData": { "url": page.as_str() },
+        });
+        Output {
+            topic: self.ingest.clone(),
+            partition: None,
+            // Leads to the partition that decides about the idempotency key. Others would forward the request there.
+            key: Some(format!("{}\0{page}", self.app).into()),
+            value: Some(request.to_string().into()),
+            headers: Headers::new(),
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! `redeliver.v1.DeadLetterService`.
+//! The gRPC service `redeliver.v1.DeadLetterService`.
 
 mod convert;
 mod list;
@@ -24,13 +24,13 @@ use tonic::{Code, Request, Response, Status};
 
 use crate::filter::{self, Expr};
 use crate::id::LetterId;
-use crate::index::{self, Found, Generation, Pool, ReadError};
+use crate::index::{self, Generation, IndexedLetter, Pool, QUERY_TIMEOUT, ReadError};
 use crate::letter::content_hash;
+use crate::lookup_pool::LookupPool;
 use crate::metrics::Metrics;
-use crate::shared::Shared;
-use crate::values::Values;
+use crate::shared::SharedState;
 
-/// How many clients may watch at the same time.
+/// Maximum number of concurrent watchers.
 const WATCHERS: usize = 64;
 
 /// The service. Cheap to clone.
@@ -38,29 +38,29 @@ const WATCHERS: usize = 64;
 pub(crate) struct Api {
     pub(crate) pool: Pool,
     pub(crate) generation: Generation,
-    pub(crate) values: Values,
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) lookups: LookupPool,
+    pub(crate) shared: Arc<SharedState>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) metrics: Metrics,
     pub(crate) stop: CancellationToken,
-    /// Tasks of watchers, each of which ends with its watcher or when `stop` is cancelled.
+    /// The tasks of watchers. Each ends with its client or when `stop` is cancelled.
     pub(crate) watchers: TaskTracker,
-    places: Arc<Semaphore>,
+    watcher_permits: Arc<Semaphore>,
 }
 
-/// A stream of answers.
-pub(crate) type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+/// The response of a streaming call.
+pub(crate) type ResponseStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 impl Api {
     #[expect(
         clippy::too_many_arguments,
-        reason = "the parts are put together here and nowhere else"
+        reason = "called once, where the service is assembled"
     )]
     pub(crate) fn new(
         pool: Pool,
         generation: Generation,
-        values: Values,
-        shared: Arc<Shared>,
+        lookups: LookupPool,
+        shared: Arc<SharedState>,
         clock: Arc<dyn Clock>,
         metrics: Metrics,
         stop: CancellationToken,
@@ -69,37 +69,38 @@ impl Api {
         Self {
             pool,
             generation,
-            values,
+            lookups,
             shared,
             clock,
             metrics,
             stop,
             watchers,
-            places: Arc::new(Semaphore::new(WATCHERS)),
+            watcher_permits: Arc::new(Semaphore::new(WATCHERS)),
         }
     }
 
-    /// Answers a call, measured. Until the index has caught up there is no right answer.
-    async fn answer<T>(
+    /// Runs a call and records its duration. Calls fail until the index has caught up: a part of the list would look like
+    /// the whole list.
+    async fn call<T>(
         &self,
         method: &'static str,
-        answer: impl Future<Output = Result<T, Status>>,
+        response: impl Future<Output = Result<T, Status>>,
     ) -> Result<Response<T>, Status> {
-        let began = Instant::now();
-        let answered = match self.check_caught_up() {
-            Ok(()) => answer.await,
-            Err(not_yet) => Err(not_yet),
+        let started = Instant::now();
+        let result = match self.check_caught_up() {
+            Ok(()) => response.await,
+            Err(unavailable) => Err(unavailable),
         };
-        let code = answered.as_ref().map_or_else(Status::code, |_| Code::Ok);
-        self.metrics.called(method, began, code);
+        let code = result.as_ref().map_or_else(Status::code, |_| Code::Ok);
+        self.metrics.observe_call(method, started, code);
         if code == Code::Internal {
             tracing::error!(
                 method,
-                error = answered.as_ref().err().map(Status::message),
-                "a call failed"
+                error = result.as_ref().err().map(Status::message),
+                "call failed"
             );
         }
-        answered.map(Response::new)
+        result.map(Response::new)
     }
 
     fn check_caught_up(&self) -> Result<(), Status> {
@@ -107,7 +108,7 @@ impl Api {
             return Ok(());
         }
         let lag = self.shared.lag();
-        let text = format!("the index is being built, {lag} dead letters are left; try again in a while");
+        let text = format!("index is catching up; {lag} dead letters left; retry later");
         Err(status(
             Code::Unavailable,
             text,
@@ -116,40 +117,40 @@ impl Api {
         ))
     }
 
-    /// The record of a dead letter, if it still stands where the index says.
-    async fn record_of(&self, found: &Found) -> Result<Option<Record>, Status> {
-        let records = self.records_of(std::slice::from_ref(found)).await?;
+    /// The record of a dead letter; `None` if Kafka does not have it any more.
+    async fn record_of(&self, letter: &IndexedLetter) -> Result<Option<Record>, Status> {
+        let records = self.records_of(std::slice::from_ref(letter)).await?;
         Ok(records.into_iter().next().flatten())
     }
 
-    async fn records_of(&self, found: &[Found]) -> Result<Vec<Option<Record>>, Status> {
-        let positions = found.iter().map(|found| Position {
-            topic: found.id.topic.as_str().into(),
-            partition: found.id.partition,
-            offset: found.id.offset,
+    async fn records_of(&self, letters: &[IndexedLetter]) -> Result<Vec<Option<Record>>, Status> {
+        let positions = letters.iter().map(|letter| Position {
+            topic: letter.id.topic.as_str().into(),
+            partition: letter.id.partition,
+            offset: letter.id.offset,
         });
         let records = self
-            .values
+            .lookups
             .get(positions.collect())
             .await
-            .map_err(|error| no_kafka(&error))?;
-        let same = |(record, found): (Option<Record>, &Found)| {
-            record.filter(|record| content_hash(record) == found.content)
+            .map_err(|error| kafka_unavailable(&error))?;
+        // The topic may have been created again since the index read it.
+        let is_same = |(record, letter): (Option<Record>, &IndexedLetter)| {
+            record.filter(|record| content_hash(record) == letter.content)
         };
-        Ok(records.into_iter().zip(found).map(same).collect())
+        Ok(records.into_iter().zip(letters).map(is_same).collect())
     }
 
-    /// A dead letter of the index.
-    async fn find(&self, id: &str) -> Result<Found, Status> {
-        let wanted: LetterId = id
+    async fn find(&self, id: &str) -> Result<IndexedLetter, Status> {
+        let letter_id: LetterId = id
             .parse()
-            .map_err(|error| invalid("id", format!("`{}` {error}", shown(id)), "ID_INVALID", []))?;
-        let found = self
+            .map_err(|error| invalid("id", format!("`{}` {error}", bounded(id)), "ID_INVALID", []))?;
+        let letter = self
             .pool
-            .read(move |connection| index::get(connection, &wanted))
+            .read(move |connection| index::get(connection, &letter_id))
             .await
-            .map_err(|error| no_index(&error))?;
-        found.ok_or_else(|| not_found(id))
+            .map_err(|error| query_failed(&error))?;
+        letter.ok_or_else(|| not_found(id))
     }
 }
 
@@ -159,7 +160,7 @@ impl DeadLetterService for Api {
         &self,
         request: Request<v1::ListDeadLettersRequest>,
     ) -> Result<Response<v1::ListDeadLettersResponse>, Status> {
-        self.answer("ListDeadLetters", self.list(request.into_inner()))
+        self.call("ListDeadLetters", self.list(request.into_inner()))
             .await
     }
 
@@ -167,17 +168,17 @@ impl DeadLetterService for Api {
         &self,
         request: Request<v1::GetDeadLetterRequest>,
     ) -> Result<Response<v1::DeadLetter>, Status> {
-        self.answer("GetDeadLetter", self.get(request.into_inner().id))
+        self.call("GetDeadLetter", self.get(request.into_inner().id))
             .await
     }
 
-    type ReadPayloadStream = Answers<v1::ReadPayloadResponse>;
+    type ReadPayloadStream = ResponseStream<v1::ReadPayloadResponse>;
 
     async fn read_payload(
         &self,
         request: Request<v1::ReadPayloadRequest>,
     ) -> Result<Response<Self::ReadPayloadStream>, Status> {
-        self.answer("ReadPayload", self.payload(request.into_inner().id))
+        self.call("ReadPayload", self.payload(request.into_inner().id))
             .await
     }
 
@@ -185,17 +186,17 @@ impl DeadLetterService for Api {
         &self,
         request: Request<v1::GetDeadLetterStatsRequest>,
     ) -> Result<Response<v1::DeadLetterStats>, Status> {
-        self.answer("GetDeadLetterStats", self.stats(request.into_inner().filter))
+        self.call("GetDeadLetterStats", self.stats(request.into_inner().filter))
             .await
     }
 
-    type WatchDeadLettersStream = Answers<v1::WatchDeadLettersResponse>;
+    type WatchDeadLettersStream = ResponseStream<v1::WatchDeadLettersResponse>;
 
     async fn watch_dead_letters(
         &self,
         request: Request<v1::WatchDeadLettersRequest>,
     ) -> Result<Response<Self::WatchDeadLettersStream>, Status> {
-        self.answer("WatchDeadLetters", async { self.watch(request.get_ref()) })
+        self.call("WatchDeadLetters", async { self.watch(request.get_ref()) })
             .await
     }
 }
@@ -209,45 +210,50 @@ fn parse_filter(text: &str) -> Result<Expr, Status> {
 
 fn not_found(id: &str) -> Status {
     let text = format!(
-        "there is no dead letter `{}`; retention may have removed it",
-        shown(id)
+        "no such dead letter: `{}`; it may have been removed by retention",
+        bounded(id)
     );
-    status(Code::NotFound, text, "DEAD_LETTER_NOT_FOUND", [("id", shown(id))])
+    status(
+        Code::NotFound,
+        text,
+        "DEAD_LETTER_NOT_FOUND",
+        [("id", bounded(id))],
+    )
 }
 
-fn no_index(error: &ReadError) -> Status {
+fn query_failed(error: &ReadError) -> Status {
     match error {
         ReadError::TooLong => status(
             Code::DeadlineExceeded,
-            "the question took too long; ask for less, or with a narrower filter",
+            format!("query exceeded {} s; narrow the filter", QUERY_TIMEOUT.as_secs()),
             "QUESTION_TOO_LONG",
             [],
         ),
-        ReadError::Ending => ending(),
+        ReadError::ShuttingDown => shutting_down(),
         ReadError::Database(source) => status(
             Code::Internal,
-            format!("the index cannot be read: {source}"),
+            format!("cannot read the index: {source}"),
             "INDEX_FAILED",
             [],
         ),
     }
 }
 
-fn no_kafka(error: &KafkaReadError) -> Status {
-    let text = format!("the record cannot be read from kafka: {error}");
+fn kafka_unavailable(error: &KafkaReadError) -> Status {
+    let text = format!("cannot read the record from Kafka: {error}");
     status(Code::Unavailable, text, "KAFKA_UNAVAILABLE", [])
 }
 
-fn ending() -> Status {
+fn shutting_down() -> Status {
     status(
         Code::Unavailable,
-        "the process is ending; try again",
+        "server is shutting down; retry",
         "SHUTTING_DOWN",
         [],
     )
 }
 
-/// What a client sent, cut to what fits into a message.
-fn shown(text: &str) -> String {
+/// The beginning of a client's text, for an error message.
+fn bounded(text: &str) -> String {
     redeliver_core::failure::bounded_text(text, 300)
 }

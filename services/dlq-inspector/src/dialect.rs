@@ -1,10 +1,10 @@
-//! What headers say of a failure, in all the dialects that write dead letters.
+//! Parses the headers in which frameworks describe a failure.
 //!
-//! One table, `RULES`, says where each dialect keeps each fact, how it is encoded, and which of several
-//! headers of the same name counts: frameworks that append when a record dies again have the newest
-//! failure last, those that prepend have it first, and where a record came from is told by the oldest.
+//! The table `RULES` defines which header of each dialect contains which fact, how it is encoded, and which one counts if
+//! a record has several headers of that name. A record can fail repeatedly. Frameworks that append headers have the newest
+//! failure last, frameworks that prepend headers have it first, and the oldest headers contain the origin.
 //!
-//! Headers are untrusted: what cannot be read is left out, and the raw headers are kept beside it.
+//! Headers are untrusted: invalid ones are ignored here, and the index also stores the raw headers.
 //!
 //! | dialect | source |
 //! |---|---|
@@ -23,13 +23,13 @@ use redeliver_core::headers::{self, JOB_ID, TRACEPARENT};
 use redeliver_core::pipeline::is_topic_name;
 use redeliver_core::{Headers, Timestamp};
 
-/// Whose headers say why a record is dead. The numbers stand in the index and on the wire.
+/// The framework whose headers describe the failure. The index and the protocol store these numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Dialect {
-    /// None that is known.
+    /// No known dialect.
     #[default]
     Unknown = 0,
-    /// Ours.
+    /// Redeliver.
     Redeliver = 1,
     /// Spring for Apache Kafka.
     Spring = 2,
@@ -37,15 +37,15 @@ pub enum Dialect {
     Connect = 3,
     /// Kafka Streams.
     Streams = 4,
-    /// `SmallRye` Reactive Messaging, as Quarkus has it.
+    /// `SmallRye` Reactive Messaging, which Quarkus uses.
     SmallRye = 5,
-    /// Kafka's share groups.
+    /// Kafka share groups.
     ShareGroup = 6,
 }
 
 impl Dialect {
-    /// All that are known, the ones that count first when a record has headers of several: a record that
-    /// went through one framework and died in another.
+    /// All dialects but `Unknown`, by precedence. A record has headers of several dialects if it passed through one
+    /// framework and failed in another.
     pub const KNOWN: [Self; 6] = [
         Self::Redeliver,
         Self::Spring,
@@ -55,7 +55,7 @@ impl Dialect {
         Self::ShareGroup,
     ];
 
-    /// As it is written in filters.
+    /// The name in filters.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -70,41 +70,41 @@ impl Dialect {
     }
 }
 
-/// Where a record was before it died.
+/// The position of a record before it became a dead letter.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct OriginPosition {
     /// The topic.
     pub topic: String,
-    /// The partition, if it is told.
+    /// The partition, if the headers contain it.
     pub partition: Option<i32>,
-    /// The offset, if it is told.
+    /// The offset, if the headers contain it.
     pub offset: Option<i64>,
 }
 
-/// What the headers of one record say.
+/// What the headers of a record say about its failure.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Facts {
-    /// Whose headers they are.
+    /// The dialect of the headers.
     pub dialect: Dialect,
-    /// The pipeline, consumer group or connector that gave it up.
+    /// The pipeline, consumer group or connector that gave up on the record.
     pub pipeline: String,
-    /// Our class of the failure; other dialects have none.
+    /// The failure class; empty for other dialects than `Redeliver`.
     pub error_class: String,
-    /// Our code, or the name of the exception's class.
+    /// The error code, or the class name of the exception.
     pub error_code: String,
-    /// For people.
+    /// The error message.
     pub error_message: String,
-    /// When it failed.
+    /// When processing failed.
     pub failed_at: Option<Timestamp>,
-    /// How many attempts were made.
+    /// Number of attempts.
     pub retry_count: u32,
-    /// Where it was first.
-    pub origin: Option<Place>,
-    /// The record's timestamp there.
+    /// Where the record was first.
+    pub origin: Option<OriginPosition>,
+    /// The timestamp of the original record.
     pub origin_timestamp: Option<Timestamp>,
-    /// W3C trace id, 32 hex digits.
+    /// The W3C trace id, 32 hex digits.
     pub trace_id: Option<String>,
-    /// The scheduled job it belongs to.
+    /// The id of the scheduled job that the record belongs to.
     pub job_id: Option<String>,
 }
 
@@ -126,11 +126,11 @@ enum Field {
 enum Encoding {
     /// UTF-8.
     Text,
-    /// UTF-8 of what Java's `Throwable.toString` gives: the class, then perhaps `: ` and the message.
+    /// UTF-8 of Java's `Throwable.toString`: the class, optionally followed by `: ` and the message.
     Throwable,
     /// A decimal number in UTF-8.
     Decimal,
-    /// A signed number of 1 to 8 bytes, the highest first.
+    /// A signed big-endian number of 1 to 8 bytes.
     BigEndian,
     /// RFC 3339 in UTF-8.
     Time,
@@ -142,14 +142,14 @@ enum Pick {
     Last,
 }
 
-/// Where a dialect keeps a fact. When it keeps it in several places, the first that can be read counts.
+/// The header in which a dialect stores a fact. If a dialect has several rules for a fact, the first valid header counts.
 struct Rule {
     dialect: Dialect,
     field: Field,
     header: &'static str,
     encoding: Encoding,
     pick: Pick,
-    /// Whether this header alone shows that the dialect's framework gave the record up.
+    /// Whether this header alone proves that the dialect's framework gave up on the record.
     marks: bool,
 }
 
@@ -179,7 +179,7 @@ static RULES: &[Rule] = rules! {
     Redeliver  OriginPartition headers::ORIGINAL_PARTITION,               Decimal,   Last;
     Redeliver  OriginOffset    headers::ORIGINAL_OFFSET,                  Decimal,   Last;
     Redeliver  OriginTimestamp headers::ORIGINAL_TIMESTAMP,               Time,      Last;
-    // The class of the exception is mostly that of the listener's wrapper; its cause says more.
+    // The exception is usually the wrapper that Spring throws for a listener; its cause says more.
     Spring     ErrorCode       "kafka_dlt-exception-cause-fqcn",          Text,      Last, marks;
     Spring     ErrorCode       "kafka_dlt-exception-fqcn",                Text,      Last, marks;
     Spring     ErrorCode       "kafka_dlt-key-exception-fqcn",            Text,      Last, marks;
@@ -204,7 +204,7 @@ static RULES: &[Rule] = rules! {
     Streams    OriginTopic     "__streams.errors.topic",                  Text,      First, marks;
     Streams    OriginPartition "__streams.errors.partition",              Decimal,   First;
     Streams    OriginOffset    "__streams.errors.offset",                 Decimal,   First;
-    // It writes its own headers in front of those that the record has: the newest failure is the first.
+    // SmallRye prepends its headers, so that the newest failure is the first.
     SmallRye   ErrorCode       "dead-letter-cause-class-name",            Text,      First, marks;
     SmallRye   ErrorCode       "dead-letter-exception-class-name",        Text,      First, marks;
     SmallRye   ErrorMessage    "dead-letter-reason",                      Text,      First, marks;
@@ -219,7 +219,7 @@ static RULES: &[Rule] = rules! {
     ShareGroup OriginOffset    "__dlq.errors.offset",                     Decimal,   First;
 };
 
-/// The rule of each header.
+/// The index of the rule for each header.
 static BY_HEADER: LazyLock<HashMap<&'static str, usize>> = LazyLock::new(|| {
     RULES
         .iter()
@@ -228,14 +228,15 @@ static BY_HEADER: LazyLock<HashMap<&'static str, usize>> = LazyLock::new(|| {
         .collect()
 });
 
-/// The longest text that is taken out of a header, in bytes; messages have a limit of their own.
+/// Maximum length of a text in bytes. Error messages have a limit of their own.
 const TEXT_LIMIT: usize = 256;
 
 impl Facts {
-    /// Reads what headers say. Never fails: what cannot be read is left out.
+    /// Parses headers. Invalid headers are ignored.
     #[must_use]
     pub fn read(headers: &Headers) -> Self {
-        let mut found: Vec<Option<&[u8]>> = vec![None; RULES.len()];
+        // The header value for each rule.
+        let mut values: Vec<Option<&[u8]>> = vec![None; RULES.len()];
         let mut traceparent = None;
         let mut job_id = None;
         for (name, value) in headers.iter() {
@@ -246,21 +247,22 @@ impl Facts {
                     let Some(index) = BY_HEADER.get(name).copied() else {
                         continue;
                     };
-                    if found[index].is_none() || RULES[index].pick == Pick::Last {
-                        found[index] = value.or(found[index]);
+                    if values[index].is_none() || RULES[index].pick == Pick::Last {
+                        // A null value does not replace an earlier one.
+                        values[index] = value.or(values[index]);
                     }
                 }
             }
         }
-        let marked = |dialect| {
-            let mut rules = RULES.iter().zip(&found);
+        let is_marked = |dialect| {
+            let mut rules = RULES.iter().zip(&values);
             rules.any(|(rule, value)| rule.dialect == dialect && rule.marks && value.is_some())
         };
-        let dialect = Dialect::KNOWN.into_iter().find(|dialect| marked(*dialect));
+        let dialect = Dialect::KNOWN.into_iter().find(|dialect| is_marked(*dialect));
         let mut facts = dialect.map_or_else(Self::default, |dialect| {
             DialectHeaders {
                 dialect,
-                found: &found,
+                values: &values,
             }
             .facts()
         });
@@ -272,18 +274,18 @@ impl Facts {
     }
 }
 
-/// The headers of one dialect on one record.
+/// The headers of a record, interpreted in one dialect.
 struct DialectHeaders<'a> {
     dialect: Dialect,
-    found: &'a [Option<&'a [u8]>],
+    values: &'a [Option<&'a [u8]>],
 }
 
 impl DialectHeaders<'_> {
     fn facts(&self) -> Facts {
-        let number = |field| self.first(field, number);
+        let number = |field| self.first(field, decode_number);
         let time = |field| number(field).map(Timestamp::from_millis);
         let topic = self.first(Field::OriginTopic, |value, encoding| {
-            words(value, encoding, TEXT_LIMIT).filter(|topic| is_topic_name(topic))
+            decode_text(value, encoding, TEXT_LIMIT).filter(|topic| is_topic_name(topic))
         });
         Facts {
             dialect: self.dialect,
@@ -295,7 +297,7 @@ impl DialectHeaders<'_> {
             retry_count: number(Field::RetryCount)
                 .and_then(|count| u32::try_from(count).ok())
                 .unwrap_or(0),
-            origin: topic.map(|topic| Place {
+            origin: topic.map(|topic| OriginPosition {
                 topic,
                 partition: number(Field::OriginPartition)
                     .and_then(|partition| i32::try_from(partition).ok())
@@ -309,18 +311,20 @@ impl DialectHeaders<'_> {
     }
 
     fn text(&self, field: Field, limit: usize) -> String {
-        self.first(field, |value, encoding| words(value, encoding, limit))
+        self.first(field, |value, encoding| decode_text(value, encoding, limit))
             .unwrap_or_default()
     }
 
-    fn first<T>(&self, field: Field, read: impl Fn(&[u8], Encoding) -> Option<T>) -> Option<T> {
-        let told = RULES.iter().zip(self.found);
-        told.filter(|(rule, _)| rule.dialect == self.dialect && rule.field == field)
-            .find_map(|(rule, value)| read((*value)?, rule.encoding))
+    /// The first valid value of a field.
+    fn first<T>(&self, field: Field, decode: impl Fn(&[u8], Encoding) -> Option<T>) -> Option<T> {
+        let rules = RULES.iter().zip(self.values);
+        rules
+            .filter(|(rule, _)| rule.dialect == self.dialect && rule.field == field)
+            .find_map(|(rule, value)| decode((*value)?, rule.encoding))
     }
 }
 
-fn words(value: &[u8], encoding: Encoding, limit: usize) -> Option<String> {
+fn decode_text(value: &[u8], encoding: Encoding, limit: usize) -> Option<String> {
     let whole = text(value, limit)?;
     Some(match (encoding, whole.split_once(": ")) {
         (Encoding::Throwable, Some((class, _))) => class.to_owned(),
@@ -328,14 +332,14 @@ fn words(value: &[u8], encoding: Encoding, limit: usize) -> Option<String> {
     })
 }
 
-/// The beginning of a text; what is not UTF-8 becomes replacement characters.
+/// Up to `limit` bytes of a text. Invalid UTF-8 becomes replacement characters; an empty text is `None`.
 fn text(value: &[u8], limit: usize) -> Option<String> {
-    // A character has at most four bytes; a longer value is not looked at as a whole.
+    // Bounds the work for a huge value.
     let beginning = &value[..value.len().min(4 * limit)];
     Some(bounded_text(&String::from_utf8_lossy(beginning), limit)).filter(|text| !text.is_empty())
 }
 
-fn number(value: &[u8], encoding: Encoding) -> Option<i64> {
+fn decode_number(value: &[u8], encoding: Encoding) -> Option<i64> {
     match encoding {
         Encoding::BigEndian => big_endian(value),
         Encoding::Decimal => std::str::from_utf8(value).ok()?.trim().parse().ok(),
@@ -364,8 +368,9 @@ fn trace_id(value: &[u8]) -> Option<String> {
     let mut parts = text.split('-');
     let (version, id, span) = (parts.next()?, parts.next()?, parts.next()?);
     let hex = |text: &str| text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-    let right = version.len() == 2 && id.len() == 32 && span.len() == 16 && hex(id);
-    (right && id.bytes().any(|byte| byte != b'0')).then(|| id.to_owned())
+    let is_valid = version.len() == 2 && id.len() == 32 && span.len() == 16 && hex(id);
+    // The W3C specification forbids an id of zeros.
+    (is_valid && id.bytes().any(|byte| byte != b'0')).then(|| id.to_owned())
 }
 
 #[cfg(test)]

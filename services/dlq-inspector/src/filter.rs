@@ -1,14 +1,14 @@
-//! Filters as AIP-160 describes them: text -> [`Expr`] -> a condition for SQL with bound parameters.
+//! AIP-160 filters: parses text into an [`Expr`], and translates it into a SQL condition with bound parameters.
 //!
 //! ```text
 //! error_class = "permanent" AND headers.tenant = "x" AND (retry_count > 3 OR NOT error_code : "http")
 //! ```
 //!
-//! As in AIP-160, OR binds tighter than AND, restrictions side by side are joined by AND, and `-` is NOT.
-//! `:` asks whether a text contains another, byte for byte; `field:*` whether there is anything. A
-//! restriction on what a dead letter does not have is false, also under `<` and `>`, and NOT turns it round.
+//! As in AIP-160, OR binds more tightly than AND, adjacent restrictions are joined by AND, and `-` means NOT. `:` tests
+//! whether a text contains another one, compared by byte; `field:*` tests whether the field is present. A restriction on
+//! a field that a dead letter does not have is false, for every operator, and NOT inverts it.
 //!
-//! Everything here is pure. The length of a filter, its depth and the number of its restrictions are bounded.
+//! No IO. The length of a filter, its nesting and the number of its restrictions are limited.
 
 mod field;
 mod parse;
@@ -21,62 +21,62 @@ pub use sql::{Condition, Param};
 
 use crate::id::LetterId;
 
-/// The longest filter, in bytes.
+/// Maximum length of a filter in bytes.
 pub const MAX_LENGTH: usize = 8 * 1024;
-/// How deep parentheses and NOT may be nested.
+/// Maximum nesting of parentheses and NOT.
 pub const MAX_DEPTH: usize = 32;
-/// How many restrictions a filter may have.
+/// Maximum number of restrictions in a filter.
 pub const MAX_RESTRICTIONS: usize = 100;
 
-/// A filter that was understood.
+/// A parsed filter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Expr {
-    /// All of them; none is always true.
+    /// All of these. If empty, always true.
     And(Vec<Expr>),
-    /// One of them.
+    /// At least one of these.
     Or(Vec<Expr>),
-    /// Not this one.
+    /// The negation of an expression.
     Not(Box<Expr>),
-    /// One restriction.
+    /// A single restriction.
     Is(Restriction),
 }
 
-/// What one field must be.
+/// A test of one field.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Restriction {
-    /// This one dead letter.
+    /// The dead letter with this id.
     Id(LetterId),
-    /// A text.
+    /// A test of a text field.
     Text(TextField, TextTest),
-    /// A number; times are milliseconds.
+    /// A test of a number field. Times are in milliseconds.
     Number(NumberField, NumberTest),
-    /// Any of the headers of this name.
+    /// A test of the headers with this name. One match is enough.
     Header(String, TextTest),
-    /// The record's key, which is bytes.
+    /// A test of the record's key, as bytes.
     Key(TextTest),
 }
 
-/// How a text is looked at.
+/// A test of a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TextTest {
-    /// It is this text.
+    /// It equals this text.
     Equal(String),
     /// It contains this text.
     Has(String),
-    /// There is one, and it is not empty.
+    /// It is present. A text field must also not be empty.
     Present,
 }
 
-/// How a number is looked at.
+/// A test of a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NumberTest {
-    /// It compares to this one.
+    /// It compares to this number.
     Compare(Comparison, i64),
-    /// There is one.
+    /// It is present.
     Present,
 }
 
-/// `!=` is NOT `=`, so it is none of its own.
+/// A comparison. `!=` is parsed as NOT `=`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Comparison {
     /// `=`
@@ -91,60 +91,60 @@ pub enum Comparison {
     GreaterOrEqual,
 }
 
-/// Fields that hold text.
+/// Text fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TextField {
     /// The dead-letter topic.
     Topic,
-    /// The pipeline, group or connector that gave it up.
+    /// The pipeline, consumer group or connector that gave up on the record.
     Pipeline,
-    /// Our class of the failure.
+    /// The failure class.
     ErrorClass,
-    /// Our code or the exception's class.
+    /// The error code, or the class of an exception.
     ErrorCode,
-    /// The message.
+    /// The error message.
     ErrorMessage,
-    /// Where it was first.
+    /// The topic in which processing failed.
     OriginTopic,
-    /// The scheduled job.
+    /// The id of a scheduled job.
     JobId,
-    /// W3C trace id.
+    /// The W3C trace id.
     TraceId,
 }
 
-/// Fields that hold a number, a time or one of a few words.
+/// Fields that are stored as numbers: numbers, times and enums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NumberField {
-    /// Of the dead-letter topic.
+    /// The partition of the dead-letter topic.
     Partition,
-    /// In the dead-letter topic.
+    /// The offset in the dead-letter topic.
     Offset,
-    /// When it was written there.
+    /// The timestamp in the dead-letter topic.
     DeadAt,
-    /// When it failed.
+    /// When processing failed.
     FailedAt,
-    /// How many attempts were made.
+    /// Number of attempts.
     RetryCount,
-    /// What was done with it.
+    /// The state according to the ledger.
     State,
-    /// Whose headers it has.
+    /// The dialect of its headers.
     Dialect,
-    /// Where it was first.
+    /// The partition in which processing failed.
     OriginPartition,
-    /// Where it was first.
+    /// The offset at which processing failed.
     OriginOffset,
-    /// Its timestamp there.
+    /// The timestamp of the original record.
     OriginTimestamp,
-    /// Bytes of its value.
+    /// The size of the value in bytes.
     ValueSize,
 }
 
-/// What is wrong with a filter.
+/// Why a filter is invalid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FilterError {
-    /// The character at which it is wrong, from 1.
+    /// The character of the error, counted from 1.
     pub position: usize,
-    /// What is wrong and what would be right.
+    /// The error, and what would be valid.
     pub problem: String,
 }
 

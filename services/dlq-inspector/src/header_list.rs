@@ -1,11 +1,11 @@
-//! Headers as bytes in the index: an ordered list with duplicates and nulls, as the record has it.
+//! The binary encoding of headers in the index. It keeps the order, duplicates and null values.
 //!
-//! Each header is the length of its name and the name, then 0 for a null value, or the length of the value
-//! plus 1 and the value. Lengths are written as LEB128.
+//! A header is encoded as the length of its name, the name, and then either 0 for a null value or the length of the value
+//! plus 1 and the value. Lengths are encoded as LEB128.
 
 use redeliver_core::Headers;
 
-/// Writes headers.
+/// Encodes headers.
 #[must_use]
 pub fn encode(headers: &Headers) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(headers.byte_len());
@@ -18,33 +18,30 @@ pub fn encode(headers: &Headers) -> Vec<u8> {
     bytes
 }
 
-/// Reads headers, up to where the bytes are no list of headers.
+/// Decodes headers, up to the first invalid byte.
 #[must_use]
 pub fn decode(bytes: &[u8]) -> Headers {
     iter(bytes).collect()
 }
 
-/// Goes through headers without copying them.
+/// Iterates over encoded headers without copying, up to the first invalid byte.
 pub fn iter(bytes: &[u8]) -> impl Iterator<Item = (&str, Option<&[u8]>)> {
     let mut rest = bytes;
     std::iter::from_fn(move || {
         let name = std::str::from_utf8(take(&mut rest)?).ok()?;
-        let mut ahead = rest;
-        if length(&mut ahead)? == 0 {
-            rest = ahead;
+        let Some(size) = length(&mut rest)?.checked_sub(1) else {
             return Some((name, None));
-        }
-        let size = length(&mut rest)? - 1;
-        let (value, behind) = rest.split_at_checked(size)?;
-        rest = behind;
+        };
+        let (value, remaining) = rest.split_at_checked(size)?;
+        rest = remaining;
         Some((name, Some(value)))
     })
 }
 
 fn take<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
     let size = length(rest)?;
-    let (taken, behind) = rest.split_at_checked(size)?;
-    *rest = behind;
+    let (taken, remaining) = rest.split_at_checked(size)?;
+    *rest = remaining;
     Some(taken)
 }
 
@@ -62,10 +59,10 @@ fn push_length(bytes: &mut Vec<u8>, mut length: usize) {
 
 fn length(rest: &mut &[u8]) -> Option<usize> {
     let mut length = 0_u64;
-    // A record is smaller than 2 GiB, so five bytes are enough.
+    // A record is smaller than 2 GiB, so that a length has at most five bytes.
     for shift in 0..5 {
-        let (byte, behind) = rest.split_first()?;
-        *rest = behind;
+        let (byte, remaining) = rest.split_first()?;
+        *rest = remaining;
         length |= u64::from(byte & 0x7f) << (7 * shift);
         if byte & 0x80 == 0 {
             return usize::try_from(length).ok();
@@ -82,7 +79,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn headers_are_read_back(
+        fn headers_survive_a_round_trip(
             list in proptest::collection::vec((".{0,5}", proptest::option::of(proptest::collection::vec(any::<u8>(), 0..300))), 0..10)
         ) {
             let headers: Headers = list.iter().map(|(name, value)| (name.as_str(), value.as_deref())).collect();

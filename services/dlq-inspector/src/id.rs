@@ -1,4 +1,4 @@
-//! The name of a dead letter: `topic/partition/offset` of its dead-letter topic.
+//! The id of a dead letter: its position `topic/partition/offset` in the dead-letter topic.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,18 +6,18 @@ use std::str::FromStr;
 use redeliver_core::Position;
 use redeliver_core::pipeline::is_topic_name;
 
-/// Where a dead letter stands. Names of topics have no `/`, so the text is unambiguous.
+/// The position of a dead letter. Topic names contain no `/`, so that its text is unambiguous.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LetterId {
     /// The dead-letter topic.
     pub topic: String,
-    /// The partition, from 0.
+    /// The partition; not negative.
     pub partition: i32,
-    /// The offset, from 0.
+    /// The offset; not negative.
     pub offset: i64,
 }
 
-/// A text that names no dead letter.
+/// The text is not a valid id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("is not topic/partition/offset, such as crawl-jobs-dlq/3/1024")]
 pub struct InvalidId;
@@ -59,7 +59,7 @@ impl FromStr for LetterId {
     }
 }
 
-/// A number from 0, written in one way only: an id has one text.
+/// A number without sign and leading zeros, so that each id has exactly one text.
 fn digits<T: FromStr + fmt::Display>(text: &str) -> Result<T, InvalidId> {
     let number: T = text.parse().map_err(|_| InvalidId)?;
     if number.to_string() == text && !text.starts_with('-') {
@@ -74,14 +74,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_id_is_read_back_and_has_one_text() {
+    fn an_id_has_exactly_one_text() {
         let id = LetterId {
             topic: "a.b_c-dlq".into(),
             partition: 3,
             offset: i64::MAX,
         };
         assert_eq!(id.to_string().parse(), Ok(id));
-        for wrong in [
+        for invalid in [
             "",
             "t",
             "t/1",
@@ -97,7 +97,7 @@ mod tests {
             "t/2147483648/1",
             "t/1/9223372036854775808",
         ] {
-            assert_eq!(wrong.parse::<LetterId>(), Err(InvalidId), "{wrong}");
+            assert_eq!(invalid.parse::<LetterId>(), Err(InvalidId), "{invalid}");
         }
     }
 }

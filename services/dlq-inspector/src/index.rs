@@ -1,12 +1,13 @@
-//! The index: a database in a file that can always be built again from the topics.
+//! The index: a SQLite file that can be rebuilt from the topics at any time.
 //!
-//! One connection writes, on a thread of its own ([`Writer`]); a few read ([`Pool`]). What was read of the
-//! topics stands in the same transaction as how far they were read, so a crash repeats nothing and leaves
-//! nothing out. A file that is damaged, or was made by another version, is thrown away.
+//! One connection writes, on its own thread ([`Writer`]); a few connections read ([`Pool`]). Dead letters and the
+//! offsets up to which they were read are written in the same transaction, so that a crash neither repeats nor skips
+//! a record. A file that is damaged, or was written by another version, is deleted.
 //!
-//! `letters` is narrow, because filters go through it; `bodies` has what is only shown, under the same `row`.
-//! Rows are numbered as they come and numbers are never used twice, so a number is a place to go on from.
-//! Texts that repeat (topics, codes, pipelines) are kept once, in `texts`, and compared by their number.
+//! The table `letters` is narrow, because filters scan it. The table `bodies` holds what is only displayed, under the
+//! same `row`. Row numbers increase in the order in which records are indexed and are never reused, so that a row
+//! number is a resume position. Repeated texts (topics, codes, pipelines) are stored once, in the table `texts`, and
+//! referenced by id.
 
 mod pool;
 mod query;
@@ -19,41 +20,44 @@ use std::path::{Path, PathBuf};
 
 use rusqlite::ErrorCode;
 
+pub(crate) use pool::QUERY_TIMEOUT;
 pub use pool::{Pool, ReadError};
-pub use query::{Direction, Found, Place, Sample, TopicCounts};
-pub(crate) use query::{Part, counts, get, known, list, open_by_topic, samples, since};
+pub use query::{Cursor, Direction, IndexedLetter, RecordDigest, TopicCounts};
+pub(crate) use query::{
+    Page, count_by_topic, first_and_last, get, list, list_by_row, open_by_topic, read_positions,
+};
 pub use schema::Generation;
 pub use writer::{Change, Writer};
 
-/// The index cannot be used.
+/// Opening or writing the index failed.
 #[derive(Debug, thiserror::Error)]
 pub enum IndexError {
-    /// The directory cannot be made or used.
+    /// The directory cannot be created, or its files cannot be accessed.
     #[error("cannot use the directory {}", path.display())]
     Directory {
         /// The directory.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// Another process has it open.
-    #[error("the index in {} is in use by another process: give each its own dlq_inspector.data_dir", path.display())]
+    /// Another process uses the index.
+    #[error("the index in {} is in use by another process; set dlq_inspector.data_dir to a different directory for each process", path.display())]
     InUse {
         /// The directory.
         path: PathBuf,
     },
-    /// The database refused.
+    /// A database operation failed.
     #[error("{step}")]
     Database {
-        /// What was tried.
+        /// The operation.
         step: &'static str,
-        /// Why it failed.
+        /// The cause.
         source: rusqlite::Error,
     },
 }
 
 impl IndexError {
-    /// Whether the file is damaged, so that only a new one helps.
+    /// Whether the file is damaged, so that the index must be rebuilt.
     #[must_use]
     pub fn is_damage(&self) -> bool {
         let Self::Database { source, .. } = self else {
@@ -72,36 +76,36 @@ pub(crate) fn database(step: &'static str) -> impl Fn(rusqlite::Error) -> IndexE
 
 /// The open index.
 pub struct Index {
-    /// The one that writes.
+    /// The writing connection.
     pub writer: Writer,
-    /// Those that read.
+    /// The reading connections.
     pub pool: Pool,
-    /// Which making of the index this is.
+    /// Identifies this build of the index.
     pub generation: Generation,
-    /// Whether it was made just now, and not found.
+    /// Whether the index was created, as opposed to opened.
     pub is_new: bool,
 }
 
-/// The name of the database's file.
+/// The name of the database file.
 pub const FILE: &str = "dlq-index.db";
 
-/// How many bytes the index has on disk.
+/// The size of the index on disk, in bytes.
 pub(crate) fn size(directory: &Path) -> u64 {
-    let sizes = PARTS.iter().filter_map(|suffix| {
+    let sizes = SUFFIXES.iter().filter_map(|suffix| {
         let file = directory.join(format!("{FILE}{suffix}"));
         Some(std::fs::metadata(file).ok()?.len())
     });
     sizes.sum()
 }
 
-/// What a database's file is written with behind its name: itself, its log, its shared memory.
-const PARTS: [&str; 3] = ["", "-wal", "-shm"];
+/// The files of a database: the database itself, its write-ahead log, its shared memory.
+const SUFFIXES: [&str; 3] = ["", "-wal", "-shm"];
 
 impl Index {
-    /// Opens the index in a directory, or makes a new one.
+    /// Opens the index in a directory, or creates it. A file that cannot be used is replaced by an empty index.
     ///
     /// # Errors
-    /// When the directory cannot be used or another process uses it.
+    /// If the directory cannot be used, or another process uses the index.
     pub fn open(directory: &Path) -> Result<Self, IndexError> {
         let in_directory = |source| IndexError::Directory {
             path: directory.to_owned(),
@@ -113,8 +117,8 @@ impl Index {
         let (connection, is_new) = match schema::open_existing(&path) {
             Ok(Some(connection)) => (connection, false),
             Ok(None) => (schema::create(&path)?, true),
-            Err(unusable) => {
-                tracing::warn!(path = %path.display(), reason = %unusable, "the index cannot be used and is built again");
+            Err(error) => {
+                tracing::warn!(path = %path.display(), %error, "the index is unusable; rebuilding it");
                 remove(&path).map_err(in_directory)?;
                 (schema::create(&path)?, true)
             }
@@ -129,7 +133,7 @@ impl Index {
     }
 }
 
-/// Keeps other processes away from the directory as long as the file is open.
+/// Locks the directory against other processes for as long as the returned file is open.
 fn lock(directory: &Path) -> Result<File, IndexError> {
     let in_directory = |source| IndexError::Directory {
         path: directory.to_owned(),
@@ -149,9 +153,9 @@ fn lock(directory: &Path) -> Result<File, IndexError> {
     }
 }
 
-/// Removes the database with what belongs to it.
+/// Deletes the files of the database.
 fn remove(path: &Path) -> io::Result<()> {
-    for suffix in PARTS {
+    for suffix in SUFFIXES {
         let mut file = path.as_os_str().to_owned();
         file.push(suffix);
         match std::fs::remove_file(file) {

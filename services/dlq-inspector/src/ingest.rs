@@ -1,12 +1,11 @@
-//! From the topics into the index, in three steps that each have their own pace:
+//! Reads the dead-letter topics into the index. Three parts run independently:
 //!
-//! - [`survey`], a task: every few seconds, which topics there are, what they hold, and whether they are
-//!   still those that were read;
-//! - [`reader`], a thread: follows the partitions and reads what headers say;
-//! - [`writer`], a thread: all changes of the index, in large transactions when there is much to do.
+//! - [`survey`], a task: every few seconds, finds the topics, their offsets, and topics that were created again;
+//! - [`reader`], a thread: follows the partitions and parses headers;
+//! - [`writer`], a thread: applies all changes of the index, in large transactions if many are queued.
 //!
-//! Only the reader decides. What it decides goes to the writer in order, through a channel that is bounded,
-//! so a fast topic cannot fill the memory.
+//! Only the reader decides. It sends its changes to the writer in order, through a bounded channel, so that a topic that
+//! is read faster than it is indexed does not use up the memory.
 
 pub(crate) mod reader;
 pub(crate) mod survey;

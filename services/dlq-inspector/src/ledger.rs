@@ -1,7 +1,7 @@
-//! What was done with dead letters: the ledger topic, compacted, keyed by the id of the dead letter.
+//! The ledger: a compacted topic that records what was done with dead letters, keyed by their ids.
 //!
-//! The dead letters themselves are never touched. The index joins both; whoever redrives or discards writes
-//! here.
+//! Dead letters themselves are never changed. A tool that redrives or discards a dead letter writes an entry here, and
+//! the index joins it with the dead letter.
 
 use redeliver_core::{Record, Timestamp};
 use redeliver_proto::convert::from_timestamp;
@@ -10,18 +10,18 @@ use redeliver_proto::{Message as _, v1};
 use crate::id::LetterId;
 use crate::letter::{ContentHash, HASH_BYTES};
 
-/// The ledger topic.
+/// The name of the ledger topic.
 pub const TOPIC: &str = "redeliver.dlq.ledger";
 
-/// What was done with a dead letter. The numbers stand in the index and on the wire.
+/// What was done with a dead letter. The index and the protocol store these numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum State {
-    /// It waits for somebody.
+    /// Nothing yet.
     #[default]
     Open = 1,
-    /// It was sent to its pipeline again.
+    /// It was sent back to its pipeline.
     Redriven = 2,
-    /// It was given up.
+    /// It was discarded.
     Discarded = 3,
 }
 
@@ -29,7 +29,7 @@ impl State {
     /// All states.
     pub const ALL: [Self; 3] = [Self::Open, Self::Redriven, Self::Discarded];
 
-    /// As it is written in filters.
+    /// The name in filters.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -39,59 +39,59 @@ impl State {
         }
     }
 
-    /// From its number.
+    /// The state with this number.
     #[must_use]
     pub fn from_number(number: i64) -> Option<Self> {
         Self::ALL.into_iter().find(|state| *state as i64 == number)
     }
 }
 
-/// A state with who set it and why.
+/// The state of a dead letter, and who set it, when and why.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Entry {
     /// The state.
     pub state: State,
-    /// When it was set.
+    /// When it was set; `None` if unknown.
     pub time: Option<Timestamp>,
     /// Who set it.
     pub by: String,
     /// Why.
     pub note: String,
-    /// The content of the record that is meant; `None`: whichever stands there.
+    /// The hash of the record that the entry applies to; `None` applies to any record at the position.
     pub content: Option<ContentHash>,
 }
 
-/// What one record of the ledger says.
+/// A record of the ledger.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Update {
-    /// Of which dead letter.
+    /// The dead letter.
     pub id: LetterId,
-    /// Its state; `None` sets it back to open.
+    /// Its new entry; `None` sets it back to open.
     pub entry: Option<Entry>,
 }
 
-/// A record in the ledger that cannot be understood. It changes nothing.
+/// Why a record of the ledger is invalid. Such a record is ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidEntry {
-    /// The key names no dead letter.
-    #[error("its key is not topic/partition/offset")]
+    /// The key is not the id of a dead letter.
+    #[error("key is not topic/partition/offset")]
     Key,
-    /// The value is no `redeliver.v1.LedgerEntry`.
-    #[error("its value is not a redeliver.v1.LedgerEntry")]
+    /// The value is not a `redeliver.v1.LedgerEntry`.
+    #[error("value is not a redeliver.v1.LedgerEntry")]
     Value,
-    /// The state is none that is known.
-    #[error("its state is not OPEN, REDRIVEN or DISCARDED")]
+    /// The state is unknown.
+    #[error("state is not OPEN, REDRIVEN or DISCARDED")]
     State,
-    /// The hash has a wrong length.
-    #[error("its content_hash does not have {HASH_BYTES} bytes")]
+    /// The hash has the wrong length.
+    #[error("content_hash does not have {HASH_BYTES} bytes")]
     Hash,
 }
 
 impl Update {
-    /// Reads a record of the ledger.
+    /// Parses a record of the ledger.
     ///
     /// # Errors
-    /// When it cannot be understood.
+    /// If its key or value is invalid.
     pub fn read(record: &Record) -> Result<Self, InvalidEntry> {
         let key = record
             .key
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_says_what_was_done_by_whom_and_why() {
+    fn an_entry_has_a_state_a_time_an_author_and_a_note() {
         let written = v1::LedgerEntry {
             state: v1::DeadLetterState::Discarded.into(),
             time: Some(to_timestamp(Timestamp::from_millis(5))),
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_understood_is_named() {
+    fn an_invalid_entry_is_rejected_with_its_field() {
         let with =
             |key: &str, entry: v1::LedgerEntry| Update::read(&record(key, Some(entry.encode_to_vec())));
         let open = v1::LedgerEntry {
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn the_numbers_are_those_of_the_schema() {
+    fn states_and_dialects_have_the_numbers_of_the_schema() {
         for state in State::ALL {
             let number = i32::try_from(state as i64).unwrap();
             let wire = v1::DeadLetterState::try_from(number).unwrap();

@@ -1,4 +1,4 @@
-//! A dead letter as it goes into the index: everything but its value, which stays in Kafka.
+//! A dead letter as it is indexed: everything but its value, which stays in Kafka.
 
 use bytes::Bytes;
 use redeliver_core::{Position, Record, Timestamp};
@@ -7,39 +7,39 @@ use sha2::{Digest as _, Sha256};
 use crate::dialect::Facts;
 use crate::header_list;
 
-/// Bytes of a [`ContentHash`].
+/// The length of a [`ContentHash`] in bytes.
 pub const HASH_BYTES: usize = 16;
 
-/// The beginning of SHA-256 over a record's timestamp, key, value and headers. It tells a record from another
-/// one at the same offset of a topic that was deleted and made again.
+/// The first bytes of the SHA-256 of a record's timestamp, key, value and headers. It distinguishes a record from another
+/// one at the same offset, after the topic was deleted and created again.
 pub type ContentHash = [u8; HASH_BYTES];
 
 /// A record of a dead-letter topic.
 #[derive(Clone, Debug)]
 pub struct Letter {
-    /// Where it stands.
+    /// Its position in the dead-letter topic.
     pub position: Position,
-    /// When it was written there.
+    /// Its timestamp in the dead-letter topic.
     pub dead_at: Timestamp,
-    /// What its headers say.
+    /// What its headers say about the failure.
     pub facts: Facts,
-    /// Its key.
+    /// The record's key.
     pub key: Option<Bytes>,
-    /// The length of its value; `None` is Kafka's null.
+    /// The size of the value in bytes; `None` for a null value.
     pub value_size: Option<u64>,
-    /// Its headers, see [`header_list`].
+    /// The encoded headers, see [`header_list`].
     pub headers: Vec<u8>,
-    /// See [`ContentHash`].
+    /// The hash of the record.
     pub content: ContentHash,
 }
 
 impl Letter {
-    /// Reads a record of a dead-letter topic. Whatever it holds, it is a dead letter.
+    /// Reads a record of a dead-letter topic. Every record is accepted, whatever its headers say.
     #[must_use]
     pub fn read(record: &Record) -> Self {
         Self {
             position: record.position.clone(),
-            // Only records older than message format 1 have none.
+            // Only records in message format 0 have no timestamp.
             dead_at: record.timestamp.unwrap_or(Timestamp::from_millis(0)),
             facts: Facts::read(&record.headers),
             key: record.key.clone(),
@@ -61,7 +61,7 @@ pub fn content_hash(record: &Record) -> ContentHash {
             .to_be_bytes(),
     );
     let mut add = |bytes: Option<&[u8]>| {
-        // The length in front keeps two different records from giving the same bytes.
+        // The length before each part ensures that different records are hashed as different bytes.
         hash.update(bytes.map_or(u64::MAX, |bytes| bytes.len() as u64).to_be_bytes());
         hash.update(bytes.unwrap_or_default());
     };
@@ -71,9 +71,9 @@ pub fn content_hash(record: &Record) -> ContentHash {
         add(Some(name.as_bytes()));
         add(value);
     }
-    let mut beginning = ContentHash::default();
-    beginning.copy_from_slice(&hash.finalize()[..HASH_BYTES]);
-    beginning
+    let mut content = ContentHash::default();
+    content.copy_from_slice(&hash.finalize()[..HASH_BYTES]);
+    content
 }
 
 #[cfg(test)]
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn two_records_that_differ_anywhere_have_two_hashes() {
+    fn records_that_differ_anywhere_have_different_hashes() {
         let mut later = record(Some("a"), Some("b"), &[]);
         later.timestamp = Some(Timestamp::from_millis(2));
         let records = [

@@ -1,18 +1,17 @@
-//! The inspector of dead letters: all dead-letter topics of a cluster as one list that can be filtered, read,
-//! counted and watched over gRPC.
+//! The dead-letter inspector lists, filters, counts and streams the dead letters of all topics of a cluster over gRPC.
 //!
-//! Dead letters stay in their topics, what was done with them stands in a ledger topic, and the index of both
-//! is a file that is built again whenever it is lost.
+//! Dead letters stay in their topics, and a ledger topic records what was done with them. The index of both is a local
+//! file that can be rebuilt from Kafka at any time.
 //!
-//! | module | idea |
+//! | module | responsibility |
 //! |---|---|
-//! | [`dialect`] | what headers say of a failure, in all the dialects that write dead letters |
-//! | [`filter`] | AIP-160 filters: text, expression, condition of SQL |
-//! | [`index`] | the database: schema, the one that writes, those that read |
-//! | `ingest` | from the topics into the index |
-//! | [`ledger`] | what was done with dead letters |
+//! | [`dialect`] | parses the headers in which frameworks describe a failure |
+//! | [`filter`] | AIP-160 filters: parser, expression, SQL condition |
+//! | [`index`] | the database: schema, writer, readers |
+//! | `ingest` | reads topics into the index |
+//! | [`ledger`] | the ledger topic |
 //! | `api` | the gRPC service |
-//! | [`server`] | the gRPC server: health, reflection, tokens, the end |
+//! | [`server`] | the gRPC server: health, reflection, tokens, graceful shutdown |
 
 pub mod dialect;
 pub mod filter;
@@ -26,9 +25,9 @@ pub mod server;
 
 mod api;
 mod ingest;
+mod lookup_pool;
 mod metrics;
 mod shared;
-mod values;
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -42,45 +41,37 @@ use redeliver_kafka::Waker;
 use redeliver_kafka::survey::Surveyor;
 use redeliver_kafka::topology::TopologySpec;
 use redeliver_proto::auth::RequireToken;
-use redeliver_runtime::Config;
 use redeliver_runtime::cli::Start;
-use redeliver_runtime::config::{ConfigError, Secret};
+use redeliver_runtime::config::Secret;
 use redeliver_runtime::listen::Listener;
-use redeliver_worker::host::{Host, check_kafka};
-use redeliver_worker::topics::{topic_settings, warn_about};
+use redeliver_service::Host;
+use redeliver_service::topics::{topic_settings, warn_about};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::api::Api;
 use crate::index::{Index, Pool};
 use crate::ingest::reader::Reader;
-use crate::ingest::survey::{SurveyTask, ask_retention};
+use crate::ingest::survey::{SurveyTask, refresh_retention};
 use crate::ingest::writer::WriterThread;
+use crate::lookup_pool::LookupPool;
 use crate::metrics::Metrics;
 use crate::pattern::Patterns;
-use crate::shared::Shared;
-use crate::values::Values;
+use crate::shared::SharedState;
 
-/// How many batches wait for the one that writes.
-const WORK: usize = 4;
-/// How often what is only measured is measured.
-const MEASURE_EVERY: Duration = Duration::from_secs(10);
+/// Capacity of the queue of batches between the reader and the writer.
+const QUEUED_BATCHES: usize = 4;
+/// Time between two updates of the gauges that need a query.
+const GAUGE_INTERVAL: Duration = Duration::from_secs(10);
 
-/// What of a configuration the service cannot follow.
+/// Runs the service until shutdown.
 ///
 /// # Errors
-/// When Kafka's client does not take a property.
-pub fn check(config: &Config) -> Result<(), ConfigError> {
-    check_kafka(config)
-}
-
-/// Runs the service until it is told to stop, with a configuration that passed [`check`].
-///
-/// # Errors
-/// When the ledger topic is unsound, the index or the address cannot be used, or a part cannot go on.
+/// If the ledger topic has unsuitable settings, the index or the listen address cannot be used, or a task fails.
 pub async fn run(start: Start) -> anyhow::Result<()> {
     let mut host = Host::new("dlq-inspector", start);
-    // Without it dead letters can be looked at all the same; only what was done with them is not known.
+    // A missing ledger topic is not an error if topics are created elsewhere: the inspector serves dead letters without
+    // their states until the topic exists.
     let ledger = TopologySpec::for_ledger(ledger::TOPIC, &topic_settings(&host.config));
     if host.config.kafka.topics.create {
         host.ensure_topics(&ledger).await?;
@@ -95,18 +86,16 @@ pub async fn run(start: Start) -> anyhow::Result<()> {
     Ok(host.run().await?)
 }
 
-/// Adds the inspector to a host. Gives the address of its API. Must be called inside of a runtime.
+/// Adds the inspector to a host, and returns the address of its API. Must be called within a Tokio runtime.
 ///
 /// # Errors
-/// When the index or the address cannot be used.
+/// If the index or the listen address cannot be used.
 pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
     let config = host.config.dlq_inspector.clone();
     let api = config.api();
     let token = api.token("dlq_inspector")?;
     let listener = Listener::bind("dlq_inspector.listen", api.listen)?;
-    let address = listener
-        .local_addr()
-        .context("asking for the address of the API")?;
+    let address = listener.local_addr().context("reading the address of the API")?;
 
     let metrics = Metrics::register(&mut host.registry());
     let part = host.health.part("dlq-index");
@@ -117,20 +106,20 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
         generation,
         is_new,
     } = Index::open(&config.data_dir)?;
-    let (positions, last_row) = pool.read_here(index::known)?;
+    let (positions, last_row) = pool.read_blocking(index::read_positions)?;
     tracing::info!(
         api = %address,
-        index = if is_new { "new" } else { "found" },
+        index = if is_new { "new" } else { "existing" },
         dead_letters = last_row,
         data_dir = %config.data_dir.display(),
         "inspecting dead letters"
     );
 
-    let shared = Arc::new(Shared::new(last_row));
-    let values = Values::new(host.kafka.clone());
+    let shared = Arc::new(SharedState::new(last_row));
+    let lookups = LookupPool::new(host.kafka.clone());
     let waker = Waker::new();
     let (survey_sender, surveys) = sync_channel(1);
-    let (work_sender, work) = sync_channel(WORK);
+    let (work_sender, work) = sync_channel(QUEUED_BATCHES);
     let writer = WriterThread {
         writer,
         work,
@@ -153,7 +142,7 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
         patterns: Patterns::new(&config.topics),
         surveyor: surveyor.clone(),
         pool: pool.clone(),
-        values: values.clone(),
+        lookups: lookups.clone(),
         shared: shared.clone(),
         part,
         reader: survey_sender,
@@ -162,10 +151,10 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
     };
     let positions = positions
         .into_iter()
-        .map(|known| (Arc::from(known.topic), known.partition, known.next));
+        .map(|position| (Arc::from(position.topic), position.partition, position.next));
     let positions = positions.collect();
-    let retention = ask_retention(surveyor, shared.clone(), stop.clone());
-    let measured = measure(
+    let retention = refresh_retention(surveyor, shared.clone(), stop.clone());
+    let gauges = update_gauges(
         pool.clone(),
         metrics.clone(),
         shared.clone(),
@@ -175,7 +164,7 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
     let service = Api::new(
         pool,
         generation,
-        values,
+        lookups,
         shared,
         host.clock.clone(),
         metrics,
@@ -183,31 +172,32 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
         TaskTracker::new(),
     );
     let token = RequireToken::new(token.as_ref().map(Secret::expose));
-    let patience = host.config.shutdown.grace.duration() / 2;
+    // Less than the grace period of the process, after which a task that is still running is an error.
+    let grace = host.config.shutdown.grace.duration() / 2;
 
     host.tasks.spawn_thread("dlq-writer", move || writer.run())?;
     host.tasks
         .spawn_thread("dlq-reader", move || reader.run(positions))?;
     host.tasks.spawn("dlq-survey", survey.run());
     host.tasks.spawn("dlq-retention", retention);
-    host.tasks.spawn("dlq-measures", measured);
+    host.tasks.spawn("dlq-measures", gauges);
     host.tasks
-        .spawn("dlq-api", server::serve(listener, service, token, patience));
+        .spawn("dlq-api", server::serve(listener, service, token, grace));
     Ok(address)
 }
 
-/// Tells what would cost too much to be told with every change.
-async fn measure(
+/// Updates the gauges that are too expensive to update with every change.
+async fn update_gauges(
     pool: Pool,
     metrics: Metrics,
-    shared: Arc<Shared>,
+    shared: Arc<SharedState>,
     directory: PathBuf,
     stop: CancellationToken,
 ) -> Result<(), index::ReadError> {
     loop {
         let open = pool.read(index::open_by_topic).await?;
-        let seen: Vec<String> = shared.topics().keys().cloned().collect();
-        for topic in seen {
+        let topics: Vec<String> = shared.topics().keys().cloned().collect();
+        for topic in topics {
             let count = open
                 .iter()
                 .find(|(name, _)| *name == topic)
@@ -216,7 +206,7 @@ async fn measure(
         }
         metrics.set_size(index::size(&directory));
         tokio::select! {
-            () = tokio::time::sleep(MEASURE_EVERY) => {}
+            () = tokio::time::sleep(GAUGE_INTERVAL) => {}
             () = stop.cancelled() => return Ok(()),
         }
     }

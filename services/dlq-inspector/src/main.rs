@@ -1,15 +1,16 @@
-//! The inspector's binary.
+//! The `dlq-inspector` binary.
 
 use std::process::ExitCode;
 
 use clap::Parser;
-use redeliver_runtime::cli::{CommonArgs, main_with};
+use redeliver_runtime::cli::CommonArgs;
 use redeliver_runtime::metrics;
+use redeliver_service::main_with;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Shows the dead letters of all pipelines over gRPC: list, read, count and watch them.
+/// List, read, count and watch the dead letters of all pipelines over gRPC
 #[derive(Parser)]
 #[command(version = metrics::version())]
 struct Args {
@@ -23,7 +24,7 @@ fn main() -> ExitCode {
         "dlq-inspector",
         &args.common,
         Vec::new(),
-        redeliver_dlq_inspector::check,
+        |_| Ok(()),
         redeliver_dlq_inspector::run,
     )
 }

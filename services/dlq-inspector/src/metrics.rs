@@ -1,6 +1,6 @@
-//! Metrics of the inspector: names, units and help in one place.
+//! The inspector's metrics.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -21,12 +21,12 @@ struct CallLabels {
     code: &'static str,
 }
 
-/// From a look into an index to a page with values from Kafka.
+/// From a single index lookup to a page with values from Kafka.
 const CALL_SECONDS: [f64; 13] = [
     0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 20.0,
 ];
 
-/// The metrics of an inspector. Cheap to clone.
+/// The inspector's metrics. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Metrics {
     indexed: Family<TopicLabel, Counter>,
@@ -49,17 +49,17 @@ impl Metrics {
         };
         registry.register(
             "dlq_indexed",
-            "Dead letters that were read into the index",
+            "Dead letters added to the index",
             metrics.indexed.clone(),
         );
         registry.register(
             "dlq_index_lag",
-            "Records that are in a dead-letter topic and not in the index yet",
+            "Records in a dead-letter topic that are not indexed yet",
             metrics.lag.clone(),
         );
         registry.register(
             "dlq_open",
-            "Dead letters that wait for somebody",
+            "Open dead letters: neither redriven nor discarded",
             metrics.open.clone(),
         );
         registry.register_with_unit(
@@ -70,12 +70,12 @@ impl Metrics {
         );
         registry.register(
             "dlq_watchers",
-            "Clients that watch dead letters now",
+            "Clients that are watching dead letters",
             metrics.watchers.clone(),
         );
         registry.register_with_unit(
             "dlq_call",
-            "Time from a call of the API to its answer, or to the beginning of its stream",
+            "Time from an API call to its response, or to the start of its stream",
             Unit::Seconds,
             metrics.calls.clone(),
         );
@@ -94,7 +94,7 @@ impl Metrics {
         self.open.get_or_create(&label(topic)).set(count);
     }
 
-    /// A topic is gone, or begins again with nothing.
+    /// Removes the gauges of a topic that was deleted or created again.
     pub(crate) fn forget(&self, topic: &str) {
         let label = label(topic);
         self.lag.remove(&label);
@@ -105,25 +105,26 @@ impl Metrics {
         self.size.set(saturating(bytes));
     }
 
-    pub(crate) fn watching(&self) -> Watching {
+    pub(crate) fn count_watcher(&self) -> WatcherGuard {
         self.watchers.inc();
-        Watching(self.watchers.clone())
+        WatcherGuard(self.watchers.clone())
     }
 
-    pub(crate) fn called(&self, method: &'static str, began: Instant, code: Code) {
+    pub(crate) fn observe_call(&self, method: &'static str, started: Instant, code: Code) {
         let labels = CallLabels {
             method,
             code: redeliver_proto::error::code_name(code),
         };
-        let took: Duration = began.elapsed();
-        self.calls.get_or_create(&labels).observe(took.as_secs_f64());
+        self.calls
+            .get_or_create(&labels)
+            .observe(started.elapsed().as_secs_f64());
     }
 }
 
-/// Counts a watcher as long as it lives.
-pub(crate) struct Watching(Gauge);
+/// Counts a watcher until it is dropped.
+pub(crate) struct WatcherGuard(Gauge);
 
-impl Drop for Watching {
+impl Drop for WatcherGuard {
     fn drop(&mut self) {
         self.0.dec();
     }

@@ -1,20 +1,19 @@
-//! Which topics are dead-letter topics, by the patterns of the configuration.
+//! The patterns that select dead-letter topics.
 
 use crate::ledger;
 
-/// Names and patterns such as `*-dlq`; `*` stands for any text.
+/// Topic names and patterns such as `*-dlq`, in which `*` matches any text, including none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Patterns(Vec<String>);
 
 impl Patterns {
-    /// With the patterns of the configuration.
+    /// Creates the patterns from `dlq_inspector.topics`.
     #[must_use]
     pub fn new(patterns: &[String]) -> Self {
         Self(patterns.to_vec())
     }
 
-    /// Whether a topic is one of dead letters. The ledger and Kafka's own topics are none, whatever the
-    /// patterns say.
+    /// Whether a topic is a dead-letter topic. The ledger and internal topics never are.
     #[must_use]
     pub fn matches(&self, topic: &str) -> bool {
         topic != ledger::TOPIC
@@ -32,7 +31,7 @@ fn matches(pattern: &str, topic: &str) -> bool {
     };
     let mut parts: Vec<&str> = rest.split('*').collect();
     let tail = parts.pop().unwrap_or_default();
-    // The leftmost place for each part leaves the most room for those behind it.
+    // The leftmost match of each part leaves the longest rest for the parts after it.
     for part in parts {
         let Some(at) = topic.find(part) else {
             return false;
@@ -47,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_star_stands_for_any_text() {
+    fn a_star_matches_any_text() {
         for (pattern, topic, expected) in [
             ("*-dlq", "crawl-dlq", true),
             ("*-dlq", "-dlq", true),
@@ -66,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ledger_and_internal_topics_are_no_dead_letters() {
+    fn the_ledger_and_internal_topics_never_match() {
         let all = Patterns::new(&["*".to_owned()]);
         assert!(all.matches("x") && !all.matches(ledger::TOPIC) && !all.matches("__consumer_offsets"));
     }

@@ -12,43 +12,43 @@ use tonic_health::ServingStatus;
 use tonic_health::server::{HealthReporter, health_reporter};
 
 use crate::api::Api;
-use crate::shared::Shared;
+use crate::shared::SharedState;
 
-/// How often a silent connection is asked whether it lives.
+/// Interval of HTTP/2 pings on idle connections.
 const KEEP_ALIVE: Duration = Duration::from_secs(30);
 
 const HEALTH: &str = "grpc.health.v1.Health";
 const REFLECTION: &str = "grpc.reflection.v1.ServerReflection";
-const OLD_REFLECTION: &str = "grpc.reflection.v1alpha.ServerReflection";
+const REFLECTION_V1ALPHA: &str = "grpc.reflection.v1alpha.ServerReflection";
 
-/// The API cannot be served.
+/// Why serving the API failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// The schemas that reflection tells are broken.
-    #[error("reflection")]
+    /// The embedded schemas are invalid.
+    #[error("building the reflection service")]
     Reflection(#[from] tonic_reflection::server::Error),
     /// The server failed.
     #[error("serving the inspector's API")]
     Serve(#[from] tonic::transport::Error),
 }
 
-/// Serves until it is told to stop, then lets calls end for up to `patience`. Health and reflection ask for no
+/// Serves until `api.stop` is cancelled, then waits up to `grace` for calls in progress. Health and reflection require no
 /// token.
 pub(crate) async fn serve(
     listener: Listener,
     api: Api,
     token: RequireToken,
-    patience: Duration,
+    grace: Duration,
 ) -> Result<(), ServerError> {
     let (health, health_service) = health_reporter();
     set_health(&health, ServingStatus::NotServing).await;
-    // The schemas have services that are served elsewhere: only those of this server are named.
-    let reflection = |own: &str| {
+    // The schemas contain services of other servers. Reflection lists only the services that this one provides.
+    let reflection = |version: &str| {
         let builder = tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(redeliver_proto::DESCRIPTORS)
             .register_encoded_file_descriptor_set(redeliver_proto::error::DESCRIPTORS)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET);
-        let names = [SERVICE_NAME, HEALTH, own];
+        let names = [SERVICE_NAME, HEALTH, version];
         names
             .into_iter()
             .fold(builder, tonic_reflection::server::Builder::with_service_name)
@@ -58,33 +58,34 @@ pub(crate) async fn serve(
         .http2_keepalive_interval(Some(KEEP_ALIVE))
         .add_service(health_service)
         .add_service(reflection(REFLECTION).build_v1()?)
-        .add_service(reflection(OLD_REFLECTION).build_v1alpha()?)
+        .add_service(reflection(REFLECTION_V1ALPHA).build_v1alpha()?)
         .add_service(InterceptedService::new(DeadLetterServiceServer::new(api), token))
         .serve_with_incoming_shutdown(listener.incoming(), stop.clone().cancelled_owned());
     let server = async {
-        let (served, ()) = tokio::join!(server, tell_health(&health, &shared, &stop));
+        let (served, ()) = tokio::join!(server, report_health(&health, &shared, &stop));
+        // Watchers outlive their calls. They end with `stop`, after their last message.
         watchers.close();
         watchers.wait().await;
         served
     };
-    let too_late = async {
+    let timeout = async {
         stop.cancelled().await;
-        tokio::time::sleep(patience).await;
+        tokio::time::sleep(grace).await;
     };
     tokio::select! {
         served = server => Ok(served?),
-        () = too_late => {
-            tracing::warn!("calls that did not end are cut off");
+        () = timeout => {
+            tracing::warn!("grace period exceeded; dropping calls in progress");
             Ok(())
         }
     }
 }
 
-/// Serving once the index has caught up, and no longer when the process ends.
-async fn tell_health(health: &HealthReporter, shared: &Shared, stop: &CancellationToken) {
+/// Reports SERVING from when the index has caught up until shutdown.
+async fn report_health(health: &HealthReporter, shared: &SharedState, stop: &CancellationToken) {
     let mut caught_up = shared.caught_up.subscribe();
     let is_serving = tokio::select! {
-        waited = caught_up.wait_for(|caught_up| *caught_up) => waited.is_ok(),
+        result = caught_up.wait_for(|caught_up| *caught_up) => result.is_ok(),
         () = stop.cancelled() => false,
     };
     if is_serving {
@@ -92,14 +93,14 @@ async fn tell_health(health: &HealthReporter, shared: &Shared, stop: &Cancellati
         stop.cancelled().await;
     }
     set_health(health, ServingStatus::NotServing).await;
-    // Whoever watches the health has been told; without this the server would wait for them.
+    // Ends the streams of health watchers after their last update. Otherwise, the server would wait for these calls.
     let mut health = health.clone();
     for name in NAMES {
         health.clear_service_status(name).await;
     }
 }
 
-/// The whole server, and its one service.
+/// The names of the whole server and of its service in health checks.
 const NAMES: [&str; 2] = ["", SERVICE_NAME];
 
 async fn set_health(health: &HealthReporter, status: ServingStatus) {

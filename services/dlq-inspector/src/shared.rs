@@ -1,4 +1,4 @@
-//! What the parts of the inspector tell each other.
+//! State that the parts of the inspector share.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,29 +7,28 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use redeliver_kafka::survey::Retention;
 use tokio::sync::watch;
 
-/// A dead-letter topic as the last survey saw it.
+/// What is known about a dead-letter topic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct SeenTopic {
-    /// How long it keeps its records; `None`: not known.
+pub(crate) struct TopicStatus {
+    /// `None` if unknown.
     pub(crate) retention: Option<Retention>,
-    /// Records that are in it and not in the index yet.
+    /// Number of records that are not indexed yet, as of the last survey.
     pub(crate) lag: u64,
 }
 
-/// What the parts of the inspector tell each other.
+/// State that the parts of the inspector share.
 #[derive(Debug)]
-pub(crate) struct Shared {
-    /// The number of the last row that was written.
+pub(crate) struct SharedState {
+    /// The number of the last row of the index.
     pub(crate) last_row: watch::Sender<i64>,
-    /// Whether all that was there at the start is in the index.
+    /// Whether the index contains everything that existed at the start.
     pub(crate) caught_up: watch::Sender<bool>,
-    /// How much of the writer's work is done, as the reader numbers it.
     applied: AtomicU64,
-    topics: Mutex<BTreeMap<String, SeenTopic>>,
+    topics: Mutex<BTreeMap<String, TopicStatus>>,
 }
 
-impl Shared {
-    /// With an index that ends with this row.
+impl SharedState {
+    /// For an index whose last row has this number.
     pub(crate) fn new(last_row: i64) -> Self {
         Self {
             last_row: watch::Sender::new(last_row),
@@ -39,22 +38,22 @@ impl Shared {
         }
     }
 
-    /// The work up to this number is done.
-    pub(crate) fn set_applied(&self, number: u64) {
-        self.applied.store(number, Ordering::Release);
+    /// Sets the number of the last batch of changes that the index has applied.
+    pub(crate) fn set_applied(&self, batch: u64) {
+        self.applied.store(batch, Ordering::Release);
     }
 
-    /// Up to which number the work is done.
+    /// The number of the last batch of changes that the index has applied.
     pub(crate) fn applied(&self) -> u64 {
         self.applied.load(Ordering::Acquire)
     }
 
-    /// The dead-letter topics that there are.
-    pub(crate) fn topics(&self) -> MutexGuard<'_, BTreeMap<String, SeenTopic>> {
+    /// The dead-letter topics of the last survey.
+    pub(crate) fn topics(&self) -> MutexGuard<'_, BTreeMap<String, TopicStatus>> {
         self.topics.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records that are in the topics and not in the index yet.
+    /// Number of records that are not indexed yet, in all topics.
     pub(crate) fn lag(&self) -> u64 {
         self.topics().values().map(|topic| topic.lag).sum()
     }

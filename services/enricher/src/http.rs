@@ -1,24 +1,24 @@
-//! The handler that calls an HTTP endpoint for each record, in any language.
+//! The handler that calls an HTTP endpoint for each record.
 //!
-//! The value is sent byte for byte; the answer becomes the new value or is dropped; a status is
-//! classified by the pipeline's table. What a call must never do: follow a redirect, take longer than its
-//! timeout, hold more than the allowed bytes of an answer, or show a payload or a secret in a message.
+//! The request body is the record's value, byte for byte. The response body becomes the new value or is discarded. The
+//! pipeline's classification table decides what a status means. A call never follows a redirect, exceeds its timeout,
+//! keeps more of a response than `max_response_bytes`, or puts a payload or a secret into a message.
 //!
-//! | code | class | meaning |
+//! | code | class | cause |
 //! |---|---|---|
-//! | `http.<status>` | by the table | the endpoint answered |
-//! | `http.timeout` | transient | no complete answer in time; not repeated quickly |
-//! | `http.connect` | transient | no connection: refused, no such host, no agreement on TLS |
-//! | `http.closed` | transient | the connection ended before the answer did |
-//! | `http.invalid-response` | transient | what came is not HTTP: the way to the endpoint is broken, not the record |
-//! | `http.response-too-large` | permanent | the answer is longer than allowed |
-//! | `http.invalid-request` | permanent | the request cannot be written down |
+//! | `http.<status>` | by the table | the status of the response |
+//! | `http.timeout` | transient | no complete response in time; no quick retry |
+//! | `http.connect` | transient | no connection: refused, unknown host, or a failed TLS handshake |
+//! | `http.closed` | transient | the connection was closed before the response was complete |
+//! | `http.invalid-response` | transient | the response is not HTTP; the network path is at fault, not the record |
+//! | `http.response-too-large` | permanent | the response exceeds `max_response_bytes` |
+//! | `http.invalid-request` | permanent | the request cannot be built |
 //! | `output.unknown` | permanent | no topic for the result; the endpoint is not called |
 //!
-//! HTTP/1.1 over pooled connections. Proxies come from the environment (`HTTPS_PROXY`, `NO_PROXY`), but
-//! never for an endpoint on this machine.
+//! The client uses HTTP/1.1 and a connection pool. Proxies come from the environment (`HTTPS_PROXY`, `NO_PROXY`),
+//! except for an endpoint on this machine.
 
-mod broken;
+mod call_error;
 mod request;
 mod retry_after;
 mod settings;
@@ -37,19 +37,19 @@ use std::time::Duration;
 use bytes::Bytes;
 use redeliver_core::classification::Classification;
 use redeliver_core::outcome::Produced;
-use redeliver_core::{Clock as _, ErrorClass, Failure, Outcome, Span, SystemClock};
+use redeliver_core::{Clock as _, ErrorClass, Failure, HumanDuration, Outcome, SystemClock};
 use redeliver_worker::Attempt;
 use reqwest::header::{CONTENT_LENGTH, HeaderMap, HeaderValue};
 use reqwest::{Client, Method, Request, Response, StatusCode, Url, redirect};
 use tokio::time::{Instant, timeout, timeout_at};
 use tower::Service;
 
-use self::broken::Broken;
+use self::call_error::CallError;
 pub use self::settings::{HttpSettings, HttpSetupError, ResponseUse, TlsFiles};
 use crate::output_choice::OutputChoice;
 use crate::quick_retry::QuickRetry;
 
-/// Calls an endpoint for each record. Clones share one pool of connections.
+/// Calls an endpoint for each record. Clones share a connection pool.
 #[derive(Clone)]
 pub struct HttpHandler {
     endpoint: Arc<Endpoint>,
@@ -71,22 +71,21 @@ struct Endpoint {
     output: OutputChoice,
 }
 
-/// A call without success.
 struct CallFailure {
     failure: Failure,
-    /// Whether it may be over in a moment and took none.
-    is_quick: bool,
+    /// Whether a quick retry is useful: the call failed fast, and the cause may be gone in a moment.
+    may_retry_quickly: bool,
 }
 
-/// How much of a refusal's body is read, and for how long, so that its connection can be used again.
+/// Limits for reading the body of an error response; see [`drain`].
 const DRAIN_BYTES: usize = 64 * 1024;
-const DRAIN_TIME: Duration = Duration::from_millis(100);
+const DRAIN_TIMEOUT: Duration = Duration::from_millis(100);
 
 impl HttpHandler {
-    /// Reads the files that the settings name and sets the client up. Nothing is called yet.
+    /// Reads the files that the settings name and creates the client. Does not connect.
     ///
     /// # Errors
-    /// When a setting cannot be followed or a file not be read; the error names the field.
+    /// When a setting is invalid or a file cannot be read. The error names the field.
     pub fn new(settings: HttpSettings) -> Result<Self, HttpSetupError> {
         let url = settings.parsed_url()?;
         let method = settings.parsed_method()?;
@@ -103,7 +102,7 @@ impl HttpHandler {
         let client = client.build().map_err(|error| {
             HttpSetupError::new(
                 "url",
-                format!("cannot set up a client: {}", broken::cause(&error)),
+                format!("cannot create the HTTP client: {}", call_error::cause(&error)),
             )
         })?;
         let endpoint = Endpoint {
@@ -153,13 +152,13 @@ impl Service<Attempt> for HttpHandler {
 
 impl Endpoint {
     async fn handle(&self, attempt: &Attempt) -> Result<Produced, Failure> {
-        // Before the call: a result that has no place to go must not cause effects at the endpoint.
+        // Before the call, so that a record without an output topic has no effects at the endpoint.
         let topic = self.output.topic_for(attempt.record.value.as_deref())?;
         let headers = request::headers_for(attempt, &self.headers)?;
         let call = || self.call(&headers, attempt.record.value.as_ref());
         let body = match self
             .quick_retry
-            .run(call, |failed: &CallFailure| failed.is_quick)
+            .run(call, |failed: &CallFailure| failed.may_retry_quickly)
             .await
         {
             Ok(body) => body,
@@ -175,13 +174,13 @@ impl Endpoint {
         })
     }
 
-    /// One request and its whole answer.
+    /// Sends one request and reads its response.
     async fn call(&self, headers: &HeaderMap, value: Option<&Bytes>) -> Result<Bytes, CallFailure> {
         let mut request = Request::new(self.method.clone(), self.url.clone());
         *request.headers_mut() = headers.clone();
         let body = value.cloned().unwrap_or_default();
         if body.is_empty() && matches!(self.method, Method::POST | Method::PUT | Method::PATCH) {
-            // hyper leaves it out, and some servers refuse a POST without (RFC 9110, section 8.6).
+            // hyper omits `content-length: 0`, and some servers reject a POST without it (RFC 9110, section 8.6).
             request
                 .headers_mut()
                 .insert(CONTENT_LENGTH, HeaderValue::from_static("0"));
@@ -190,8 +189,8 @@ impl Endpoint {
         let deadline = Instant::now() + self.timeout;
         let response = match timeout_at(deadline, self.client.execute(request)).await {
             Ok(Ok(response)) => response,
-            Ok(Err(error)) => return Err(self.broken(&error)),
-            Err(_) => return Err(self.too_slow()),
+            Ok(Err(error)) => return Err(self.call_error(&error)),
+            Err(_) => return Err(self.timed_out()),
         };
         let status = response.status();
         let retry_after = retry_after::read(response.headers(), SystemClock.now(), self.max_retry_after);
@@ -199,19 +198,19 @@ impl Endpoint {
             .classification
             .of_status(status.as_u16(), retry_after.is_some())
         {
-            Ok(()) => timeout_at(deadline, self.body_of(response))
+            Ok(()) => timeout_at(deadline, self.read_body(response))
                 .await
-                .unwrap_or_else(|_| Err(self.too_slow())),
+                .unwrap_or_else(|_| Err(self.timed_out())),
             Err(class) => {
                 drain(response).await;
-                Err(self.refused(status, class, retry_after))
+                Err(self.error_status(status, class, retry_after))
             }
         }
     }
 
-    /// The whole body. Where it is dropped anyway, its length does not matter: what is longer than
-    /// allowed is left unread.
-    async fn body_of(&self, mut response: Response) -> Result<Bytes, CallFailure> {
+    /// Reads the body of a successful response. If it is discarded, a body that is too large is no failure, and the
+    /// rest of it is not read.
+    async fn read_body(&self, mut response: Response) -> Result<Bytes, CallFailure> {
         let (limit, is_kept) = (self.max_response_bytes, self.response == ResponseUse::Replace);
         let announced = response
             .content_length()
@@ -224,7 +223,7 @@ impl Endpoint {
             let chunk = match response.chunk().await {
                 Ok(Some(chunk)) => chunk,
                 Ok(None) => return Ok(body.into()),
-                Err(error) => return Err(self.broken(&error)),
+                Err(error) => return Err(self.call_error(&error)),
             };
             length = length.saturating_add(chunk.len());
             match (is_kept, length > limit) {
@@ -237,14 +236,19 @@ impl Endpoint {
         }
     }
 
-    fn refused(&self, status: StatusCode, class: ErrorClass, retry_after: Option<Duration>) -> CallFailure {
+    fn error_status(
+        &self,
+        status: StatusCode,
+        class: ErrorClass,
+        retry_after: Option<Duration>,
+    ) -> CallFailure {
         let code = format!("http.{}", status.as_u16());
         let reason = status
             .canonical_reason()
             .map(|reason| format!(" {reason}"))
             .unwrap_or_default();
         let note = if status.is_redirection() {
-            ", and redirects are not followed"
+            "; redirects are not followed"
         } else {
             ""
         };
@@ -253,79 +257,83 @@ impl Endpoint {
             (ErrorClass::Throttled, Some(after)) if after > Duration::ZERO => {
                 Failure::throttled(after, code, message)
             }
-            // A date that has passed and a wait of 0 say that we were too fast but not how much. Without a
-            // wish the pipeline's own first wait applies; at once would be a loop that burns no attempts.
+            // `Retry-After: 0` or a past date requests no delay. The pipeline's first delay applies instead: throttling
+            // does not count as a failed attempt, so retrying at once could loop forever.
             _ => Failure::new(class, code, message),
         };
         CallFailure {
-            is_quick: failure.class == ErrorClass::Transient,
+            may_retry_quickly: failure.class == ErrorClass::Transient,
             failure,
         }
     }
 
-    fn broken(&self, error: &reqwest::Error) -> CallFailure {
-        let cause = broken::cause(error);
-        let (code, message, is_quick) = match Broken::of(error) {
-            Broken::Connect => ("http.connect", format!("{self}: cannot connect: {cause}"), true),
-            Broken::SlowConnect => {
-                let within = Span::from(self.connect_timeout);
+    fn call_error(&self, error: &reqwest::Error) -> CallFailure {
+        let cause = call_error::cause(error);
+        let (code, message, may_retry_quickly) = match CallError::of(error) {
+            CallError::Connect => ("http.connect", format!("{self}: cannot connect: {cause}"), true),
+            CallError::ConnectTimeout => {
+                let within = HumanDuration::from(self.connect_timeout);
                 (
                     "http.connect",
-                    format!("{self}: no connection came up within {within}"),
+                    format!("{self}: cannot connect within {within}"),
                     false,
                 )
             }
-            Broken::Timeout => (
+            CallError::Timeout => (
                 "http.timeout",
                 format!("{self}: the connection timed out: {cause}"),
                 false,
             ),
-            Broken::Closed => {
-                let message = format!("{self}: the connection ended before the answer was complete: {cause}");
+            CallError::Closed => {
+                let message =
+                    format!("{self}: the connection was closed before the response was complete: {cause}");
                 ("http.closed", message, true)
             }
-            Broken::InvalidResponse => (
+            CallError::InvalidResponse => (
                 "http.invalid-response",
-                format!("{self}: the answer is not HTTP: {cause}"),
+                format!("{self}: the response is not HTTP: {cause}"),
                 true,
             ),
-            Broken::InvalidRequest => {
-                let message = format!("{self}: cannot make the request: {cause}");
+            CallError::InvalidRequest => {
+                let message = format!("{self}: cannot build the request: {cause}");
                 return CallFailure {
                     failure: Failure::permanent("http.invalid-request", message),
-                    is_quick: false,
+                    may_retry_quickly: false,
                 };
             }
         };
         CallFailure {
             failure: Failure::transient(code, message),
-            is_quick,
+            may_retry_quickly,
         }
     }
 
-    fn too_slow(&self) -> CallFailure {
-        let message = format!("{self}: no complete answer within {}", Span::from(self.timeout));
+    fn timed_out(&self) -> CallFailure {
+        let message = format!(
+            "{self}: no complete response within {}",
+            HumanDuration::from(self.timeout)
+        );
         CallFailure {
             failure: Failure::transient("http.timeout", message),
-            // It already took long; the record goes to a tier and makes room.
-            is_quick: false,
+            // The call has already taken long. In a tier, the record does not occupy a slot of `concurrency`.
+            may_retry_quickly: false,
         }
     }
 
     fn too_large(&self) -> CallFailure {
         let message = format!(
-            "{self}: the answer is longer than the allowed {} bytes",
+            "{self}: the response exceeds max_response_bytes ({})",
             self.max_response_bytes
         );
         CallFailure {
             failure: Failure::permanent("http.response-too-large", message),
-            is_quick: false,
+            may_retry_quickly: false,
         }
     }
 }
 
-/// Reads a short body to its end without looking at it. A connection with an unread answer cannot be used
-/// again, and to open new ones is the last thing that an endpoint in trouble needs.
+/// Reads a short body to its end and discards it. A connection with an unread body cannot be reused, and new
+/// connections would add to the load of an endpoint that already fails.
 async fn drain(mut response: Response) {
     let read = async {
         let mut length = 0;
@@ -336,8 +344,8 @@ async fn drain(mut response: Response) {
             }
         }
     };
-    // Whether it worked does not matter: the status has already said what becomes of the record.
-    drop(timeout(DRAIN_TIME, read).await);
+    // A failure does not matter: the status alone decides what happens to the record.
+    drop(timeout(DRAIN_TIMEOUT, read).await);
 }
 
 fn is_this_machine(url: &Url) -> bool {

@@ -1,15 +1,13 @@
-//! The enricher: the worker with an HTTP endpoint, in any language, as its handler.
+//! The enricher: a worker whose handler is an HTTP endpoint, which may be written in any language.
 //!
-//! Each record of a pipeline's source is sent to the endpoint. A successful answer becomes a record of the
-//! output; what fails for the moment waits in a tier and comes back; what is hopeless goes to the
-//! dead-letter topic with its reason.
+//! It sends each record to the endpoint of its pipeline. The response becomes the result. After a transient failure the
+//! record waits in a tier and is tried again; after a permanent one it becomes a dead letter.
 
 pub mod http;
 pub mod output_choice;
 pub mod quick_retry;
 
 use std::io;
-use std::sync::Arc;
 
 use redeliver_core::Pipeline;
 use redeliver_runtime::Config;
@@ -17,65 +15,62 @@ use redeliver_runtime::cli::Start;
 use redeliver_runtime::config::{
     ConfigError, HttpConfig, OutputConfig, PipelineConfig, Problem, ResponseMode,
 };
+use redeliver_service::{Host, topics};
 use redeliver_worker::WorkerSpec;
-use redeliver_worker::host::{Host, check_kafka, kafka_settings, lane_grace};
-use redeliver_worker::topics;
 
 use crate::http::{HttpHandler, HttpSettings, ResponseUse, TlsFiles};
 use crate::output_choice::OutputChoice;
 
-/// What of a configuration the service cannot follow. Reads the files that it names; asks neither Kafka nor an
-/// endpoint.
+/// Checks what only this service needs of a configuration, including the files that it names. Does not connect to Kafka
+/// or to an endpoint.
 ///
 /// # Errors
-/// When an endpoint is not usable as configured, or there is none.
+/// When the settings of an endpoint are invalid, or no endpoint is configured.
 pub fn check(config: &Config) -> Result<(), ConfigError> {
-    check_kafka(config)?;
-    if endpoints(config)?.is_empty() {
+    if http_workers(config)?.is_empty() {
         return Err(ConfigError::Invalid(vec![Problem {
             field: "pipelines".to_owned(),
-            problem: "none of them has `http`, so there is nothing to do".to_owned(),
+            problem: "none has `http`; configure an endpoint for at least one".to_owned(),
             place: None,
         }]));
     }
     Ok(())
 }
 
-/// Runs the service until it is told to stop, with a configuration that passed [`check`].
+/// Runs the service until it is shut down, with a configuration that passed [`check`].
 ///
 /// # Errors
-/// When a file of an endpoint cannot be read any more, the topics are unsound, or a lane cannot go on.
+/// When a file of an endpoint cannot be read, topics are missing or misconfigured, or a lane fails.
 pub async fn run(start: Start) -> anyhow::Result<()> {
     let mut host = Host::new("enricher", start);
-    let endpoints = endpoints(&host.config)?;
-    let pipelines: Vec<Pipeline> = endpoints
+    let workers = http_workers(&host.config)?;
+    let pipelines: Vec<Pipeline> = workers
         .iter()
-        .map(|endpoint| (*endpoint.spec.pipeline).clone())
+        .map(|worker| (*worker.spec.pipeline).clone())
         .collect();
     let topics = topics::of_pipelines(&host.config, &pipelines);
     host.ensure_topics(&topics).await?;
-    spawn(&mut host, endpoints)?;
+    spawn(&mut host, &workers)?;
     Ok(host.run().await?)
 }
 
 /// Adds the workers of all served pipelines to a host.
 ///
 /// # Errors
-/// When an endpoint is not usable as configured, or the system gives no thread.
+/// When the settings of an endpoint are invalid, or the operating system cannot create a thread.
 pub fn mount(host: &mut Host) -> anyhow::Result<()> {
-    let endpoints = endpoints(&host.config)?;
-    Ok(spawn(host, endpoints)?)
+    let workers = http_workers(&host.config)?;
+    Ok(spawn(host, &workers)?)
 }
 
-/// A pipeline with its endpoint, ready to be worked on.
-struct Endpoint {
+struct HttpWorker {
     spec: WorkerSpec,
     handler: HttpHandler,
 }
 
-/// All served pipelines. Reads the files that their settings name; asks neither Kafka nor an endpoint.
-fn endpoints(config: &Config) -> Result<Vec<Endpoint>, ConfigError> {
-    let mut endpoints = Vec::new();
+/// The workers of all served pipelines. Reads the files that their settings name.
+fn http_workers(config: &Config) -> Result<Vec<HttpWorker>, ConfigError> {
+    let mut workers = Vec::new();
     for (name, pipeline) in config.enricher_pipelines() {
         let Some(http) = &pipeline.http else { continue };
         let section = if pipeline.is_retired() {
@@ -90,25 +85,15 @@ fn endpoints(config: &Config) -> Result<Vec<Endpoint>, ConfigError> {
                 place: None,
             }])
         })?;
-        let spec = WorkerSpec {
-            pipeline: Arc::new(pipeline.pipeline(name, &config.scheduler)),
-            kafka: kafka_settings(config),
-            lanes: config.kafka.lanes as usize,
-            batch: config.kafka.batch as usize,
-            concurrency: http.concurrency as usize,
-            in_flight: pipeline.in_flight as usize,
-            in_flight_bytes: usize::try_from(pipeline.in_flight_bytes).unwrap_or(usize::MAX),
-            grace: lane_grace(config),
-        };
-        endpoints.push(Endpoint { spec, handler });
+        let spec = WorkerSpec::from_config(config, name, pipeline, http.concurrency as usize);
+        workers.push(HttpWorker { spec, handler });
     }
-    Ok(endpoints)
+    Ok(workers)
 }
 
-fn spawn(host: &mut Host, endpoints: Vec<Endpoint>) -> io::Result<()> {
-    for Endpoint { mut spec, handler } in endpoints {
-        spec.kafka = host.kafka.clone();
-        redeliver_worker::spawn(host, &spec, &handler)?;
+fn spawn(host: &mut Host, workers: &[HttpWorker]) -> io::Result<()> {
+    for HttpWorker { spec, handler } in workers {
+        redeliver_worker::spawn(host, spec, handler)?;
     }
     Ok(())
 }

@@ -3,13 +3,14 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use redeliver_runtime::cli::{CommonArgs, main_with};
+use redeliver_runtime::cli::CommonArgs;
 use redeliver_runtime::metrics;
+use redeliver_service::main_with;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Sends each record of a Kafka topic to an HTTP endpoint and writes the answer, a retry or a dead letter,
+/// Sends each record of a Kafka topic to an HTTP endpoint and writes a result, a retry or a dead letter,
 /// exactly once.
 #[derive(Parser)]
 #[command(version = metrics::version())]

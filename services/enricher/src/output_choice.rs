@@ -1,4 +1,4 @@
-//! To which topic the result of a record goes.
+//! Chooses the topic of a result.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,34 +6,33 @@ use std::sync::Arc;
 use redeliver_core::Failure;
 use serde_json::Value;
 
-/// How the topic of a result is chosen.
+/// How to choose the topic of a result.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum OutputChoice {
     /// The pipeline's output.
     #[default]
     Default,
-    /// By a field of the record's own value, a JSON document. The record's, not the response's: the
-    /// metadata that says where a document belongs comes with the document, and so the choice is made
-    /// before the call. A record whose result would have no place causes nothing at the endpoint.
+    /// By a field of the record's value, which is a JSON document. The value of the record decides, not the response,
+    /// so that the topic is known before the call: a record without a topic has no effects at the endpoint.
     ByField {
         /// The field, as a JSON pointer (RFC 6901) such as `/meta/queue`.
         pointer: String,
-        /// Texts of the field with their topics. A number or a boolean is compared by its text.
+        /// Topics by the field's value. A number or a boolean is compared by its JSON text.
         topics: BTreeMap<String, Arc<str>>,
-        /// The topic for documents without the field or with another value, and for values that are not
-        /// JSON; without it such a record is dead.
+        /// The topic if the field is missing or has another value, or if the record's value is not JSON. Without it,
+        /// such a record becomes a dead letter.
         otherwise: Option<Arc<str>>,
     },
 }
 
-/// The code of the failure of a record for whose result there is no topic.
+/// The error code of a record without a topic for its result.
 pub const UNKNOWN: &str = "output.unknown";
 
 impl OutputChoice {
-    /// The topic for the result of a record with this value; `None` is the pipeline's output.
+    /// The topic for the result of a record with this value. `None` means the pipeline's output.
     ///
     /// # Errors
-    /// A permanent failure when no topic is known for this value; it names the field.
+    /// A permanent failure that names the field, when there is no topic for this value.
     pub fn topic_for(&self, value: Option<&[u8]>) -> Result<Option<Arc<str>>, Failure> {
         let Self::ByField {
             pointer,
@@ -43,7 +42,7 @@ impl OutputChoice {
         else {
             return Ok(None);
         };
-        match listed(value.unwrap_or_default(), pointer, topics) {
+        match topic_by_field(value.unwrap_or_default(), pointer, topics) {
             Ok(topic) => Ok(Some(topic)),
             Err(problem) => match otherwise {
                 Some(topic) => Ok(Some(topic.clone())),
@@ -56,7 +55,7 @@ impl OutputChoice {
     }
 }
 
-fn listed(
+fn topic_by_field(
     value: &[u8],
     pointer: &str,
     topics: &BTreeMap<String, Arc<str>>,
@@ -66,11 +65,11 @@ fn listed(
         Value::String(text) => topics.get(text),
         scalar @ (Value::Number(_) | Value::Bool(_)) => topics.get(&scalar.to_string()),
         Value::Null | Value::Array(_) | Value::Object(_) => {
-            return Err("it is neither a text nor a number nor a boolean");
+            return Err("it is not a string, a number or a boolean");
         }
     };
-    // The field's content is payload; it is not shown.
-    topic.cloned().ok_or("no topic is listed for what it says")
+    // The message must not contain the field's value, which is payload.
+    topic.cloned().ok_or("no topic is configured for its value")
 }
 
 #[cfg(test)]
@@ -92,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_of_the_value_chooses_the_topic() {
+    fn a_field_of_the_value_determines_the_topic() {
         for (value, topic) in [
             (r#"{"meta":{"queue":"retry"}}"#, "retry-queue"),
             (r#"{"meta":{"queue":7}}"#, "seven"),
@@ -113,10 +112,10 @@ mod tests {
     }
 
     #[test]
-    fn without_a_topic_for_the_rest_the_failure_names_the_field_and_shows_no_payload() {
+    fn without_a_default_topic_the_failure_names_the_field_and_contains_no_payload() {
         for (value, problem) in [
-            (r#"{"meta":{"queue":"hunter2"}}"#, "no topic is listed"),
-            (r#"{"meta":{"queue":null}}"#, "neither a text"),
+            (r#"{"meta":{"queue":"hunter2"}}"#, "no topic is configured"),
+            (r#"{"meta":{"queue":null}}"#, "not a string"),
             (r#"{"meta":"hunter2"}"#, "it is missing"),
             ("hunter2", "not JSON"),
         ] {
@@ -135,7 +134,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn arbitrary_values_go_somewhere(value in proptest::collection::vec(any::<u8>(), 0..60)) {
+        fn with_a_default_topic_every_value_has_a_topic(value in proptest::collection::vec(any::<u8>(), 0..60)) {
             prop_assert!(matches!(by_queue(Some("rest")).topic_for(Some(&value)), Ok(Some(_))));
         }
     }

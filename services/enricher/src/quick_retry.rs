@@ -1,46 +1,45 @@
-//! Short retries within the process, before a record is sent on its way through the tiers.
+//! Quick retries within an attempt, before the record waits in a tier.
 //!
-//! They are for what is over in a moment: a connection that broke, one process behind a load balancer
-//! that restarts. Waits double and are spread over their whole length ("full jitter"), so that records
-//! that failed together do not come back together.
+//! They are for short failures, such as a broken connection or a restart of one process behind a load balancer. Delays
+//! double and have full jitter, so that records that failed together are not retried together.
 
 use std::time::Duration;
 
 use backon::{BackoffBuilder as _, ExponentialBuilder, Retryable as _};
 use tokio::time::Instant;
 
-/// How often, after which waits and for how long a call is repeated.
+/// How often, after which delays, and for how long a call is repeated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuickRetry {
-    /// Repeats at most; 0 is a single call.
+    /// Maximum number of retries; 0 means a single call.
     pub retries: u32,
-    /// The longest first wait; it doubles with each repeat.
+    /// Upper bound of the first delay; doubles with each retry.
     pub delay: Duration,
-    /// No repeat begins later than this after the first call began: a call that fails slowly must not
-    /// hold its place `retries` times as long.
+    /// No retry starts later than this after the start of the first call, so that a slow endpoint does not occupy a
+    /// slot of `concurrency` for `retries` times as long.
     pub budget: Duration,
 }
 
 impl QuickRetry {
-    /// Calls until one call succeeds, fails in a way that must not be repeated, or repeats are used up.
+    /// Calls until a call succeeds, `may_retry` returns false, or `retries` or `budget` are used up.
     ///
     /// # Errors
     /// The error of the last call.
-    pub async fn run<T, E, F, Fut>(&self, call: F, may_repeat: impl FnMut(&E) -> bool) -> Result<T, E>
+    pub async fn run<T, E, F, Fut>(&self, call: F, may_retry: impl FnMut(&E) -> bool) -> Result<T, E>
     where
         F: FnMut() -> Fut,
         Fut: Future<Output = Result<T, E>>,
     {
         let started = Instant::now();
-        // The wait is computed when a call has failed, so the time that the calls took counts as well.
-        let waits = self
-            .longest_waits()
-            .map(|longest| longest.mul_f64(fastrand::f64()))
-            .take_while(|wait| started.elapsed() + *wait <= self.budget);
-        call.retry(waits).when(may_repeat).await
+        // Evaluated after each failure, so the elapsed time includes the calls.
+        let delays = self
+            .max_delays()
+            .map(|max| max.mul_f64(fastrand::f64()))
+            .take_while(|delay| started.elapsed() + *delay <= self.budget);
+        call.retry(delays).when(may_retry).await
     }
 
-    fn longest_waits(&self) -> impl Iterator<Item = Duration> + Send + Sync + Unpin + 'static {
+    fn max_delays(&self) -> impl Iterator<Item = Duration> + Send + Sync + Unpin + 'static {
         ExponentialBuilder::new()
             .with_min_delay(self.delay)
             .with_factor(2.0)
@@ -58,7 +57,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// Runs calls that take `each` and fail; gives their number and how long all took.
+    /// Runs calls that take `each` and fail. Returns their number and the total time.
     async fn failing(quick: QuickRetry, each: Duration) -> (u32, Duration) {
         let (calls, started) = (Cell::new(0), Instant::now());
         let call = || async {
@@ -71,18 +70,18 @@ mod tests {
     }
 
     #[test]
-    fn waits_double() {
+    fn delays_double() {
         let quick = QuickRetry {
             retries: 4,
             delay: 100 * MS,
             budget: Duration::MAX,
         };
-        let waits: Vec<_> = quick.longest_waits().map(|wait| wait.as_millis()).collect();
-        assert_eq!(waits, [100, 200, 400, 800]);
+        let delays: Vec<_> = quick.max_delays().map(|delay| delay.as_millis()).collect();
+        assert_eq!(delays, [100, 200, 400, 800]);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn repeats_are_counted_and_spread() {
+    async fn retries_are_limited_and_jittered() {
         let quick = QuickRetry {
             retries: 3,
             delay: 100 * MS,
@@ -92,7 +91,7 @@ mod tests {
         for _ in 0..20 {
             let (calls, took) = failing(quick, MS).await;
             assert_eq!(calls, 4);
-            // tokio's clock has a resolution of one millisecond, rounded up for each wait.
+            // tokio's clock rounds each delay up to a millisecond.
             assert!(took <= (100 + 200 + 400 + 4 + 4) * MS, "{took:?}");
             totals.push(took);
         }
@@ -100,7 +99,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn slow_failures_are_not_repeated_beyond_the_budget() {
+    async fn slow_failures_are_not_retried_beyond_the_budget() {
         let quick = QuickRetry {
             retries: 5,
             delay: MS,
@@ -113,7 +112,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_must_not_be_repeated_is_called_once() {
+    async fn a_failure_that_may_not_be_retried_is_final() {
         let quick = QuickRetry {
             retries: 5,
             delay: MS,
@@ -122,9 +121,9 @@ mod tests {
         let calls = Cell::new(0);
         let call = || async {
             calls.set(calls.get() + 1);
-            Err::<(), _>("for good")
+            Err::<(), _>("permanent")
         };
-        assert_eq!(quick.run(call, |_| false).await, Err("for good"));
+        assert_eq!(quick.run(call, |_| false).await, Err("permanent"));
         assert_eq!(calls.get(), 1);
         let none = QuickRetry { retries: 0, ..quick };
         assert_eq!(failing(none, MS).await.0, 1);

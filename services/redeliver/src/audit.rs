@@ -1,4 +1,4 @@
-//! `redeliver audit`: the oracle for users.
+//! `redeliver audit`.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -6,27 +6,26 @@ use std::time::Duration;
 use crate::say;
 use clap::Args;
 use redeliver_audit::{AuditOptions, OutputCheck, audit};
+use redeliver_core::HumanDuration;
 use redeliver_core::Pipeline;
-use redeliver_core::span::Span;
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::{CommonArgs, EXIT_FAILURE, EXIT_USAGE, report};
 use redeliver_runtime::config::ResponseMode;
-use redeliver_worker::host::{check_kafka, kafka_settings};
+use redeliver_service::host::{check_kafka, kafka_settings};
 
-/// Flags of `redeliver audit`.
 #[derive(Args)]
 pub(crate) struct AuditArgs {
     #[command(flatten)]
     common: CommonArgs,
-    /// Audit only this pipeline; may be repeated. Default: all
+    /// Audit only this pipeline; may be repeated (default: all)
     #[arg(long, value_name = "NAME")]
     pipeline: Vec<String>,
-    /// text or json
+    /// Output format: text or json
     #[arg(short, long, value_name = "FORMAT", default_value = "text", value_parser = ["text", "json"])]
     output: String,
-    /// Give up when the ends of the topics are not reached within this time
+    /// Maximum time to read the topics
     #[arg(long, value_name = "DURATION", default_value = "10m")]
-    timeout: Span,
+    timeout: HumanDuration,
 }
 
 pub(crate) fn main(args: &AuditArgs) -> ExitCode {
@@ -34,7 +33,7 @@ pub(crate) fn main(args: &AuditArgs) -> ExitCode {
         Ok(config) => config,
         Err(error) => return report(&error),
     };
-    if let Some(code) = args.common.answer(&config, check_kafka) {
+    if let Some(code) = args.common.handle_config_flags(&config, check_kafka) {
         return code;
     }
     if let Some(unknown) = args
@@ -44,32 +43,32 @@ pub(crate) fn main(args: &AuditArgs) -> ExitCode {
     {
         let known: Vec<&str> = config.all_pipelines().map(|(name, _)| name).collect();
         eprintln!(
-            "error: --pipeline: there is no pipeline `{unknown}`; there are: {}",
+            "error: --pipeline: unknown pipeline `{unknown}`; expected one of {}",
             known.join(", ")
         );
         return ExitCode::from(EXIT_USAGE);
     }
     let settings = kafka_settings(&config);
     let mut clean = true;
-    for (pipeline, check) in chosen(&config, &args.pipeline) {
+    for (pipeline, check) in selected(&config, &args.pipeline) {
         let scheduler = &config.scheduler;
         let options = AuditOptions {
             output: check,
             scheduler: (pipeline.long_waits.is_some()).then(|| (scheduler.group.clone(), scheduler.topics())),
             timeout: Duration::from(args.timeout),
         };
-        let found = match audit(&settings, &pipeline, &options) {
-            Ok(found) => found,
+        let result = match audit(&settings, &pipeline, &options) {
+            Ok(result) => result,
             Err(error) => return report(&error),
         };
-        clean &= found.is_clean();
+        clean &= result.is_clean();
         if args.output == "json" {
-            match serde_json::to_string(&found) {
+            match serde_json::to_string(&result) {
                 Ok(line) => say(line),
                 Err(error) => return report(&error),
             }
         } else {
-            say(&found);
+            say(&result);
         }
     }
     if clean {
@@ -79,12 +78,12 @@ pub(crate) fn main(args: &AuditArgs) -> ExitCode {
     }
 }
 
-/// The pipelines to audit, and what may differ between a record and its result.
-fn chosen(config: &Config, names: &[String]) -> Vec<(Pipeline, OutputCheck)> {
-    let chosen = config
+/// The pipelines to audit, and how a result may differ from its record.
+fn selected(config: &Config, names: &[String]) -> Vec<(Pipeline, OutputCheck)> {
+    let selected = config
         .all_pipelines()
-        .filter(|(name, _)| names.is_empty() || names.iter().any(|chosen| chosen == name));
-    let with_check = chosen.map(|(name, pipeline)| {
+        .filter(|(name, _)| names.is_empty() || names.iter().any(|selected| selected == name));
+    let with_check = selected.map(|(name, pipeline)| {
         let check = match pipeline.http.as_ref().map(|http| http.response) {
             Some(ResponseMode::Keep) => OutputCheck::Unchanged,
             Some(ResponseMode::Replace) => OutputCheck::ValueReplaced,

@@ -1,4 +1,4 @@
-//! How commands reach a service: the address and the token, from flags, the environment or the configuration.
+//! Connections to services: address and token from flags, the environment or the configuration.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -6,37 +6,33 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use redeliver_client::{ClientError, Endpoint};
-use redeliver_core::Span;
+use redeliver_core::HumanDuration;
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::{EXIT_FAILURE, EXIT_USAGE, report};
 use redeliver_runtime::config::{ApiConfig, ConfigError, Secret};
 
-/// Flags of commands that call a service, beside its address.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ConnectionArgs {
-    /// The file that holds the bearer token; also REDELIVER_TOKEN_FILE. Default: the configuration's
+    /// File with the bearer token; overrides REDELIVER_TOKEN_FILE (default: from the configuration)
     #[arg(long, value_name = "FILE", env = "REDELIVER_TOKEN_FILE", hide_env = true)]
     token_file: Option<PathBuf>,
-    /// A PEM file of authorities that are trusted beside the machine's own, for https
+    /// Additional CA certificates (PEM) for https
     #[arg(long, value_name = "FILE")]
     ca_file: Option<PathBuf>,
-    /// How long an answer may take
+    /// Timeout of a request
     #[arg(long, value_name = "DURATION", default_value = "30s")]
-    timeout: Span,
+    timeout: HumanDuration,
 }
 
-/// A service as the configuration describes it.
 pub(crate) struct Service {
-    /// What it is called.
     name: &'static str,
-    /// Its section of the configuration.
+    /// The section of the configuration.
     section: &'static str,
-    /// What the section says of its listener.
     api: ApiConfig,
 }
 
 impl ConnectionArgs {
-    /// Where the service is: at `server` if it is given, else where the configuration lets it listen.
+    /// The endpoint at `server`, or else at the configured listen address.
     pub(crate) fn endpoint(&self, server: Option<&str>, service: &Service) -> Result<Endpoint, CliError> {
         let url = server.map_or_else(
             || format!("http://{}", reachable(service.api.listen)),
@@ -57,7 +53,7 @@ impl ConnectionArgs {
     }
 }
 
-/// Whoever listens on all addresses is reached on the loopback interface.
+/// A service that listens on all addresses is reached on the loopback interface.
 fn reachable(listen: SocketAddr) -> SocketAddr {
     let loopback = match listen.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
@@ -67,53 +63,39 @@ fn reachable(listen: SocketAddr) -> SocketAddr {
     SocketAddr::new(loopback, listen.port())
 }
 
-/// A command failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CliError {
-    /// The configuration is wrong.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The file with the token.
     #[error("--token-file: {0}")]
     TokenFile(String),
-    /// A flag, together with others or with what is there.
+    /// Invalid flags.
     #[error("{0}")]
     Usage(String),
-    /// Nobody answers.
-    #[error("no {service} answers at {url}; --server or {section}.listen says where it is")]
+    #[error("cannot connect to the {service} at {url}; set its address with --server or {section}.listen")]
     Unreachable {
-        /// Who should.
         service: &'static str,
-        /// Where.
         url: String,
-        /// Its section of the configuration.
         section: &'static str,
-        /// Why.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// The service.
     #[error(transparent)]
     Client(#[from] ClientError),
-    /// What was asked for is not there, or could not be done.
+    /// Not found, or not possible.
     #[error("{0}")]
     Failed(String),
-    /// Kafka.
-    #[error("reading topic `{topic}` of kafka at {brokers}")]
+    #[error("cannot read topic `{topic}` from Kafka at {brokers}")]
     Read {
-        /// The topic.
         topic: String,
-        /// The configured addresses.
         brokers: String,
-        /// Why.
         source: Box<redeliver_kafka::reader::ReadError>,
     },
-    /// The machine.
     #[error("{0}")]
     Io(&'static str, #[source] std::io::Error),
 }
 
 impl Service {
-    /// A failed call of it, in words for people.
+    /// Adds the service to an error.
     pub(crate) fn failure(&self, error: ClientError) -> CliError {
         match error {
             ClientError::Unreachable { url, source } => CliError::Unreachable {
@@ -133,14 +115,14 @@ impl CliError {
     }
 }
 
-/// Runs a command to its exit code. Errors go to stderr with their causes.
+/// Runs a command and returns its exit status. Errors and their causes are printed to stderr.
 pub(crate) fn conclude(run: impl Future<Output = Result<ExitCode, CliError>>) -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return report(&error),
     };
     runtime.block_on(run).unwrap_or_else(|error| {
-        // The configuration's own errors have a code of their own, see `report`.
+        // `report` returns the status for configuration errors.
         if let CliError::Config(error) = &error {
             return report(error);
         }
@@ -156,16 +138,14 @@ pub(crate) fn conclude(run: impl Future<Output = Result<ExitCode, CliError>>) ->
     })
 }
 
-/// The inspector of dead letters.
 pub(crate) fn inspector(config: &Config) -> Service {
     Service {
-        name: "inspector of dead letters",
+        name: "inspector",
         section: "dlq_inspector",
         api: config.dlq_inspector.api(),
     }
 }
 
-/// The scheduler.
 pub(crate) fn scheduler(config: &Config) -> Service {
     Service {
         name: "scheduler",

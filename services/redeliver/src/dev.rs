@@ -1,4 +1,4 @@
-//! `redeliver dev`: all services in this process, on a broker in memory, with a demonstration.
+//! `redeliver dev`: all services in this process on an embedded broker, with demonstration data.
 
 mod endpoint;
 mod narrator;
@@ -21,19 +21,18 @@ use redeliver_runtime::listen::{ListenError, Listener};
 use redeliver_runtime::shutdown;
 use redeliver_runtime::telemetry::{self, Identity};
 use redeliver_scheduler::index::memory::MemoryIndex;
-use redeliver_worker::host::Host;
+use redeliver_service::host::Host;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 use self::narrator::{Narrator, Totals};
 
-/// Flags of `redeliver dev`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct DevArgs {
     /// Records produced per second, 0.1 to 1000
     #[arg(long, default_value_t = 2.0, value_parser = rate)]
     rate: f64,
-    /// Where /livez, /readyz, /metrics and /config are served; another port is taken when this one is in use
+    /// Address of /livez, /readyz, /metrics and /config; if it is in use, a free port is chosen
     #[arg(long, default_value = "127.0.0.1:9464")]
     admin: SocketAddr,
     /// Log level: error, warn, info, debug or directives
@@ -52,15 +51,16 @@ impl Default for DevArgs {
 }
 
 fn rate(text: &str) -> Result<f64, String> {
-    let rate: f64 = text.parse().map_err(|_| "write a number, such as 2".to_owned())?;
+    let rate: f64 = text
+        .parse()
+        .map_err(|_| "must be a number, such as 2".to_owned())?;
     if (0.1..=1000.0).contains(&rate) {
         Ok(rate)
     } else {
-        Err("is out of range; 0.1 to 1000".to_owned())
+        Err("must be between 0.1 and 1000".to_owned())
     }
 }
 
-/// The demonstration's pipeline.
 const PIPELINE: &str = "docs";
 const PARTITIONS: i32 = 4;
 const SUMMARY_EVERY: Duration = Duration::from_secs(10);
@@ -91,9 +91,9 @@ async fn run(args: DevArgs) -> anyhow::Result<()> {
         .map(|topic| (topic.to_string(), PARTITIONS))
         .collect();
     let broker = EmbeddedBroker::start(&topics)?;
-    // What the inspector keeps is gone with the broker.
-    let index = tempfile::tempdir().context("making a directory for the index of dead letters")?;
-    let inspector = free_unless_taken("dlq_inspector.listen", DlqInspectorConfig::default().listen)?;
+    // Temporary, because the broker's topics do not outlive this process either.
+    let index = tempfile::tempdir().context("creating a directory for the inspector's index")?;
+    let inspector = bind_or_free_port("dlq_inspector.listen", DlqInspectorConfig::default().listen)?;
     let mut config = Config::from_yaml(&demo_config(broker.brokers(), endpoint.local_addr()?, &args))?;
     config.dlq_inspector.listen = inspector.local_addr()?;
     config.dlq_inspector.data_dir = index.path().to_owned();
@@ -103,7 +103,7 @@ async fn run(args: DevArgs) -> anyhow::Result<()> {
         instance: &config.instance,
     };
     let telemetry = telemetry::init(&config.telemetry, identity)?;
-    let listener = free_unless_taken("admin.listen", config.admin.listen)?;
+    let listener = bind_or_free_port("admin.listen", config.admin.listen)?;
     let admin_address = listener.local_addr()?;
 
     let stop = CancellationToken::new();
@@ -121,7 +121,7 @@ async fn run(args: DevArgs) -> anyhow::Result<()> {
     redeliver_retry_tier::mount(&mut host)?;
     let jobs = MemoryIndex::default();
     redeliver_scheduler::mount(&mut host, jobs.clone()).await?;
-    let jobs_api = free_unless_taken("scheduler.listen", host.config.scheduler.listen)?;
+    let jobs_api = bind_or_free_port("scheduler.listen", host.config.scheduler.listen)?;
     let jobs_address = jobs_api.local_addr()?;
     redeliver_scheduler::api::mount(&mut host, jobs, jobs_api).await?;
     let inspector_address = redeliver_dlq_inspector::mount(&mut host)?;
@@ -135,7 +135,7 @@ async fn run(args: DevArgs) -> anyhow::Result<()> {
         totals.clone(),
         began,
     )?;
-    // The narrator goes on until everything else has ended, so that it sees the last records.
+    // The narrator stops last, so that it sees the records that are written during the shutdown.
     let ended = CancellationToken::new();
     let narration = std::thread::Builder::new().name("narrator".into()).spawn({
         let ended = ended.clone();
@@ -146,14 +146,14 @@ async fn run(args: DevArgs) -> anyhow::Result<()> {
     greet(broker.brokers(), admin_address, jobs_address, inspector_address);
     host.tasks
         .spawn("demo-producer", produce(kafka, args.rate, stop.clone()));
-    host.tasks.spawn("summary", summarise(totals.clone(), stop));
+    host.tasks.spawn("summary", print_totals(totals.clone(), stop));
     let result = host.run().await;
     ended.cancel();
     narration
         .join()
         .map_err(|_| anyhow::anyhow!("the narrator panicked"))??;
     println!(
-        "\nended after {:.0} s: {}",
+        "\nstopped after {:.0} s: {}",
         began.elapsed().as_secs_f64(),
         line(&totals)
     );
@@ -180,8 +180,8 @@ shutdown: {{ grace: 10s }}
     )
 }
 
-/// The address, or another one when another process has it.
-fn free_unless_taken(field: &'static str, address: SocketAddr) -> Result<Listener, ListenError> {
+/// Binds an address, or a free port if it is in use.
+fn bind_or_free_port(field: &'static str, address: SocketAddr) -> Result<Listener, ListenError> {
     match Listener::bind(field, address) {
         Err(ListenError::InUse { .. }) => Listener::bind(field, SocketAddr::new(address.ip(), 0)),
         bound => bound,
@@ -190,23 +190,25 @@ fn free_unless_taken(field: &'static str, address: SocketAddr) -> Result<Listene
 
 fn greet(brokers: &str, admin: SocketAddr, jobs: SocketAddr, inspector: SocketAddr) {
     println!(
-        "Redeliver is running all its services in this process, with a demonstration.
-The broker ({brokers}) is in memory: nothing is kept, and it proves no guarantees. Use a real Kafka for work.
+        "All services of Redeliver are running in this process, with demonstration data.
+The embedded broker ({brokers}) is not durable and does not demonstrate the delivery guarantees.
 
   jobs -> scheduler -> docs, when due
   docs -> enricher -> docs-enriched
-             | fails for the moment -> docs-retry-5s|30s|1m -> docs-retry-due -> enricher again
-             | fails for good       -> docs-dlq -> dlq-inspector
+             | transient failure -> docs-retry-5s|30s|1m -> docs-retry-due -> enricher
+             | permanent failure -> docs-dlq -> dlq-inspector
 
-Look at   http://{admin}/metrics   /readyz   /config
-Jobs      redeliver jobs schedule --server http://{jobs} --app docs --in 5s --data '{{\"number\": 1}}'
-Dead      redeliver dlq ls --server http://{inspector}   or   redeliver dlq watch --server http://{inspector}
-End with  Ctrl-C
+Admin         http://{admin}/metrics   /readyz   /config
+Jobs          redeliver jobs schedule --server http://{jobs} --app docs --in 5s --data '{{\"number\": 1}}'
+Dead letters  redeliver dlq ls --server http://{inspector}
+              redeliver dlq watch --server http://{inspector}
+
+Press Ctrl-C to stop.
 "
     );
 }
 
-/// A trickle: records for now, jobs for later, and now and then a job that cannot be.
+/// Produces records, jobs, and from time to time a job for an application that does not exist.
 async fn produce(kafka: KafkaSettings, rate: f64, stop: CancellationToken) -> anyhow::Result<()> {
     let producer = Producer::new(&kafka)?;
     let ingest = SchedulerTopics::default().ingest;
@@ -242,7 +244,7 @@ async fn produce(kafka: KafkaSettings, rate: f64, stop: CancellationToken) -> an
     Ok(())
 }
 
-async fn summarise(totals: Arc<Mutex<Totals>>, stop: CancellationToken) -> anyhow::Result<()> {
+async fn print_totals(totals: Arc<Mutex<Totals>>, stop: CancellationToken) -> anyhow::Result<()> {
     let mut ticks = tokio::time::interval_at(tokio::time::Instant::now() + SUMMARY_EVERY, SUMMARY_EVERY);
     loop {
         tokio::select! {

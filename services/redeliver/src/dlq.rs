@@ -1,4 +1,4 @@
-//! `redeliver dlq`: the dead letters of all pipelines, as the inspector knows them.
+//! `redeliver dlq`: dead letters, from the inspector.
 
 mod show;
 mod watch;
@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use redeliver_client::{DeadLetter, DeadLetterClient, ListDeadLetters, TopicStats};
-use redeliver_core::Span;
+use redeliver_core::HumanDuration;
 use redeliver_runtime::cli::{CommonArgs, report};
 use serde_json::{Value, json};
 
@@ -16,7 +16,6 @@ use crate::connection::{CliError, ConnectionArgs, conclude, inspector};
 use crate::output::{OutputArgs, print_item, print_items, shortened};
 use show::{as_json, as_text};
 
-/// Flags of `redeliver dlq`.
 #[derive(Args)]
 pub(crate) struct DlqArgs {
     #[command(subcommand)]
@@ -25,22 +24,21 @@ pub(crate) struct DlqArgs {
 
 #[derive(Subcommand)]
 enum Verb {
-    /// List dead letters, the newest first
+    /// List dead letters, newest first
     Ls(ListArgs),
-    /// Show one dead letter: why it failed, where it came from, its headers and payload
+    /// Show a dead letter: failure, origin, headers and payload
     Show(ShowArgs),
-    /// Print dead letters as they come, one line each
+    /// Print dead letters as they arrive, one line each
     Watch(WatchArgs),
     /// Count dead letters by topic and class
     Stats(StatsArgs),
 }
 
-/// How the inspector is reached.
 #[derive(Args)]
 struct InspectorArgs {
     #[command(flatten)]
     common: CommonArgs,
-    /// The inspector, such as http://inspector:50051; also REDELIVER_DLQ. Default: dlq_inspector.listen
+    /// URL of the inspector, such as http://inspector:50051; overrides REDELIVER_DLQ (default: dlq_inspector.listen)
     #[arg(long, value_name = "URL", env = "REDELIVER_DLQ", hide_env = true)]
     server: Option<String>,
     #[command(flatten)]
@@ -49,7 +47,7 @@ struct InspectorArgs {
 
 #[derive(Args)]
 struct FilterArgs {
-    /// Such as 'error_class = "permanent" AND headers.tenant = "x" AND retry_count > 3'. Default: all
+    /// Filter, such as 'error_class = "permanent" AND headers.tenant = "x" AND retry_count > 3' (default: all)
     #[arg(long, value_name = "FILTER", default_value = "", hide_default_value = true)]
     filter: String,
 }
@@ -58,10 +56,10 @@ struct FilterArgs {
 struct ListArgs {
     #[command(flatten)]
     filter: FilterArgs,
-    /// The most to list
+    /// Maximum number of dead letters
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
     limit: u32,
-    /// The oldest first
+    /// List the oldest first
     #[arg(long)]
     oldest_first: bool,
     #[command(flatten)]
@@ -72,10 +70,10 @@ struct ListArgs {
 
 #[derive(Args)]
 struct ShowArgs {
-    /// topic/partition/offset of the dead-letter topic, as `ls` shows it
+    /// Position in the dead-letter topic: topic/partition/offset
     #[arg(value_name = "ID")]
     id: String,
-    /// Write the payload to stdout and nothing else, byte for byte
+    /// Write only the payload to stdout, byte for byte
     #[arg(long, conflicts_with = "format")]
     payload: bool,
     #[command(flatten)]
@@ -88,10 +86,10 @@ struct ShowArgs {
 struct WatchArgs {
     #[command(flatten)]
     filter: FilterArgs,
-    /// Leave out those that are there already
+    /// Skip existing dead letters
     #[arg(long)]
     new: bool,
-    /// With headers and payload, in JSON
+    /// Include headers and payload in JSON output
     #[arg(long)]
     full: bool,
     #[command(flatten)]
@@ -121,7 +119,7 @@ pub(crate) fn main(args: &DlqArgs) -> ExitCode {
         Ok(config) => config,
         Err(error) => return report(&error),
     };
-    if let Some(code) = inspector.common.answer(&config, |_| Ok(())) {
+    if let Some(code) = inspector.common.handle_config_flags(&config, |_| Ok(())) {
         return code;
     }
     conclude(async {
@@ -141,32 +139,32 @@ pub(crate) fn main(args: &DlqArgs) -> ExitCode {
     })
 }
 
-/// The largest page that the inspector gives.
+/// The inspector's limit.
 const PAGE: u32 = 1000;
 
 async fn list(client: &DeadLetterClient, args: &ListArgs) -> Result<ExitCode, CliError> {
     let mut found: Vec<DeadLetter> = Vec::new();
-    let mut ask = ListDeadLetters {
+    let mut request = ListDeadLetters {
         filter: args.filter.filter.clone(),
         oldest_first: args.oldest_first,
         ..ListDeadLetters::default()
     };
-    let there_is_more = loop {
+    let has_more = loop {
         let missing = args.limit - u32::try_from(found.len()).unwrap_or(args.limit);
-        ask.page_size = u16::try_from(missing.min(PAGE)).unwrap_or(u16::MAX);
-        let page = client.list(&ask).await?;
+        request.page_size = u16::try_from(missing.min(PAGE)).unwrap_or(u16::MAX);
+        let page = client.list(&request).await?;
         found.extend(page.dead_letters);
         match page.next_page_token {
             None => break false,
             Some(_) if found.len() >= args.limit as usize => break true,
-            Some(token) => ask.page_token = token,
+            Some(token) => request.page_token = token,
         }
     };
     let columns = ["id", "dead at", "class", "code", "retries", "pipeline", "message"];
     print_items(args.output.format, &columns, &found, row, as_json);
-    if there_is_more {
+    if has_more {
         eprintln!(
-            "there are more; --limit {} shows more of them",
+            "more dead letters match; use --limit {} to show more",
             u64::from(args.limit) * 10
         );
     }
@@ -192,7 +190,7 @@ async fn show(client: &DeadLetterClient, args: &ShowArgs) -> Result<ExitCode, Cl
     }
     let Some(letter) = client.get(&args.id).await? else {
         return Err(CliError::failed(format_args!(
-            "there is no dead letter `{}`: it never was, or its topic's retention has removed it",
+            "dead letter `{}` not found: it never existed, or the retention of its topic has deleted it",
             args.id
         )));
     };
@@ -241,19 +239,19 @@ fn stats_row(stats: &TopicStats) -> Vec<String> {
         stats.last_hour.to_string(),
         stats.last_day.to_string(),
         stats.oldest.map(|at| at.to_string()).unwrap_or_default(),
-        stats.until_removal.map(roughly).unwrap_or_default(),
+        stats.until_removal.map(rounded).unwrap_or_default(),
         classes.collect::<Vec<_>>().join(", "),
     ]
 }
 
-/// A long span in its largest unit, rounded down.
-fn roughly(span: std::time::Duration) -> String {
-    let seconds = span.as_secs();
+/// A duration in its largest unit, rounded down.
+fn rounded(duration: std::time::Duration) -> String {
+    let seconds = duration.as_secs();
     let unit = [86_400, 3_600, 60]
         .into_iter()
         .find(|unit| seconds >= 2 * unit)
         .unwrap_or(1);
-    Span::from_secs(seconds / unit * unit).to_string()
+    HumanDuration::from_secs(seconds / unit * unit).to_string()
 }
 
 fn stats_json(stats: &TopicStats) -> Value {
@@ -266,7 +264,7 @@ fn stats_json(stats: &TopicStats) -> Value {
         "last_day": stats.last_day,
         "oldest": stats.oldest.map(|at| at.to_string()),
         "newest": stats.newest.map(|at| at.to_string()),
-        "until_removal_seconds": stats.until_removal.map(|span| span.as_secs()),
+        "until_removal_seconds": stats.until_removal.map(|duration| duration.as_secs()),
         "open_by_class": stats.open_by_class,
     })
 }
@@ -278,7 +276,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_long_span_is_shown_roughly() {
+    fn a_duration_is_rounded_down_to_its_largest_unit() {
         for (seconds, expected) in [
             (0, "0s"),
             (119, "119s"),
@@ -286,7 +284,7 @@ mod tests {
             (7_300, "2h"),
             (2_600_000, "30d"),
         ] {
-            assert_eq!(roughly(Duration::from_secs(seconds)), expected);
+            assert_eq!(rounded(Duration::from_secs(seconds)), expected);
         }
     }
 }

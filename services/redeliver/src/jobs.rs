@@ -1,4 +1,4 @@
-//! `redeliver jobs`: scheduling jobs, and what became of them.
+//! `redeliver jobs`: scheduling, showing and changing jobs.
 
 mod list;
 mod schedule;
@@ -8,17 +8,16 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use redeliver_client::{Answer, JobClient, JobId, JobOutcome, JobStats, Timestamp, When};
-use redeliver_core::Span;
+use redeliver_core::HumanDuration;
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::{CommonArgs, EXIT_FAILURE, report};
-use redeliver_worker::host::check_kafka;
+use redeliver_service::host::check_kafka;
 use serde_json::{Value, json};
 
 use crate::connection::{CliError, ConnectionArgs, conclude, scheduler};
 use crate::output::{Format, OutputArgs, fields, print_item, table};
 use show::{as_json, as_text};
 
-/// Flags of `redeliver jobs`.
 #[derive(Args)]
 pub(crate) struct JobsArgs {
     #[command(subcommand)]
@@ -31,43 +30,41 @@ enum Verb {
     Schedule(schedule::ScheduleArgs),
     /// Show one job
     Get(GetArgs),
-    /// Cancel a job; exit code 1 if it was dispatched, or is not known
+    /// Cancel a job; exits with status 1 if it was already dispatched or is unknown
     Cancel(GetArgs),
-    /// Give a job another time; exit code 1 if it keeps its own
+    /// Change the due time of a job; exits with status 1 if the job has ended or is unknown
     Reschedule(RescheduleArgs),
-    /// List jobs from the state topic, in the order of their times
+    /// List jobs from the state topic, ordered by due time
     Ls(list::ListArgs),
-    /// Count waiting jobs, by the minute they are due in
+    /// Count waiting jobs by the minute in which they are due
     Stats(StatsArgs),
 }
 
-/// How the scheduler is reached.
 #[derive(Args)]
 struct SchedulerArgs {
     #[command(flatten)]
     common: CommonArgs,
-    /// The scheduler, such as http://scheduler:50052; also REDELIVER_SCHEDULER. Default: scheduler.listen
+    /// URL of the scheduler, such as http://scheduler:50052; overrides REDELIVER_SCHEDULER (default: scheduler.listen)
     #[arg(long, value_name = "URL", env = "REDELIVER_SCHEDULER", hide_env = true)]
     server: Option<String>,
     #[command(flatten)]
     connection: ConnectionArgs,
 }
 
-/// When a job is due.
 #[derive(Args)]
 #[group(required = true, multiple = false)]
 struct WhenArgs {
-    /// When it is due, such as 2026-11-22T08:00:00Z
+    /// Due time, such as 2026-11-22T08:00:00Z
     #[arg(long, value_name = "TIME", value_parser = time)]
     at: Option<Timestamp>,
-    /// How long from now it is due, such as 90s
+    /// Delay from now, such as 90s
     #[arg(long = "in", value_name = "DURATION")]
-    after: Option<Span>,
+    after: Option<HumanDuration>,
 }
 
 #[derive(Args)]
 struct GetArgs {
-    /// The job's id
+    /// Job id
     #[arg(value_name = "ID", value_parser = id)]
     id: JobId,
     #[command(flatten)]
@@ -86,7 +83,7 @@ struct RescheduleArgs {
 
 #[derive(Args)]
 struct StatsArgs {
-    /// How many minutes ahead to look
+    /// Number of minutes to show
     #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=1440))]
     minutes: u32,
     #[command(flatten)]
@@ -98,7 +95,7 @@ struct StatsArgs {
 impl WhenArgs {
     fn when(&self) -> Option<When> {
         let at = self.at.map(When::At);
-        at.or_else(|| self.after.map(|span| When::After(span.duration())))
+        at.or_else(|| self.after.map(|delay| When::After(delay.duration())))
     }
 }
 
@@ -122,12 +119,12 @@ pub(crate) fn main(args: &JobsArgs) -> ExitCode {
         Ok(config) => config,
         Err(error) => return report(&error),
     };
-    // Only the list is read from Kafka.
+    // Only `ls` reads from Kafka; the other commands call the scheduler.
     let check = |config: &Config| match args.verb {
         Verb::Ls(_) => check_kafka(config),
         _ => Ok(()),
     };
-    if let Some(code) = common.answer(&config, check) {
+    if let Some(code) = common.handle_config_flags(&config, check) {
         return code;
     }
     conclude(async {
@@ -153,7 +150,7 @@ impl SchedulerArgs {
 
 async fn get(config: &Config, args: &GetArgs) -> Result<ExitCode, CliError> {
     let Some(job) = args.scheduler.connect(config).await?.get(args.id).await? else {
-        return Err(CliError::failed(format_args!("no job {} is known", args.id)));
+        return Err(CliError::failed(format_args!("job {} not found", args.id)));
     };
     print_item(args.output.format, || as_text(&job), || as_json(&job));
     Ok(ExitCode::SUCCESS)
@@ -162,7 +159,7 @@ async fn get(config: &Config, args: &GetArgs) -> Result<ExitCode, CliError> {
 async fn cancel(config: &Config, args: &GetArgs) -> Result<ExitCode, CliError> {
     let answer = args.scheduler.connect(config).await?.cancel(args.id).await?;
     print_answer(args.id, args.output.format, &answer);
-    // Whoever asks again, because the first answer was lost, has what was asked for.
+    // A repeated request succeeds as well: the response to the first one may have been lost.
     Ok(match answer.outcome {
         JobOutcome::Cancelled | JobOutcome::AlreadyCancelled | JobOutcome::Expired => ExitCode::SUCCESS,
         JobOutcome::Rescheduled | JobOutcome::AlreadyDispatched | JobOutcome::Unknown => {
@@ -173,7 +170,7 @@ async fn cancel(config: &Config, args: &GetArgs) -> Result<ExitCode, CliError> {
 
 async fn reschedule(config: &Config, args: &RescheduleArgs) -> Result<ExitCode, CliError> {
     let when = args.when.when();
-    let when = when.ok_or_else(|| CliError::Usage("give --at or --in".to_owned()))?;
+    let when = when.ok_or_else(|| CliError::Usage("one of --at and --in is required".to_owned()))?;
     let job = &args.job;
     let answer = job
         .scheduler
@@ -192,30 +189,27 @@ async fn reschedule(config: &Config, args: &RescheduleArgs) -> Result<ExitCode, 
     })
 }
 
-/// Prints the answer to a command for a job.
 fn print_answer(id: JobId, format: Format, answer: &Answer) {
     print_item(
         format,
         || {
-            let at = |time: Option<Timestamp>| {
-                time.map_or_else(|| "before".to_owned(), |time| format!("at {time}"))
-            };
+            let at = |time: Option<Timestamp>| time.map_or_else(String::new, |time| format!(" at {time}"));
             let job = answer.job.as_ref();
             let ended = job.and_then(|job| job.ended_at);
             match answer.outcome {
-                JobOutcome::Cancelled => format!("{id} is cancelled"),
+                JobOutcome::Cancelled => format!("job {id} cancelled"),
                 JobOutcome::Rescheduled => {
                     let due = job.map_or_else(String::new, |job| format!(" to {}", job.scheduled_time));
-                    format!("{id} is rescheduled{due}")
+                    format!("job {id} rescheduled{due}")
                 }
                 JobOutcome::AlreadyDispatched => {
                     let topic = job.and_then(|job| job.topic.as_deref());
                     let topic = topic.map_or_else(String::new, |topic| format!(" to {topic}"));
-                    format!("{id} was dispatched{topic} {}", at(ended))
+                    format!("job {id} was already dispatched{topic}{}", at(ended))
                 }
-                JobOutcome::AlreadyCancelled => format!("{id} was cancelled {}", at(ended)),
-                JobOutcome::Expired => format!("{id} expired {}", at(ended)),
-                JobOutcome::Unknown => format!("no job {id} is known"),
+                JobOutcome::AlreadyCancelled => format!("job {id} was already cancelled{}", at(ended)),
+                JobOutcome::Expired => format!("job {id} expired{}", at(ended)),
+                JobOutcome::Unknown => format!("job {id} not found"),
             }
         },
         || {
@@ -234,7 +228,7 @@ async fn stats(config: &Config, args: &StatsArgs) -> Result<ExitCode, CliError> 
     Ok(ExitCode::SUCCESS)
 }
 
-/// The longest bar, in characters.
+/// Length of the longest bar, in characters.
 const BAR: u64 = 40;
 
 fn stats_text(stats: &JobStats) -> String {
@@ -281,7 +275,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn statistics_show_minutes_in_which_jobs_are_due() {
+    fn statistics_show_the_minutes_in_which_jobs_are_due() {
         let stats = JobStats {
             scheduled: 14,
             due: 1,

@@ -18,8 +18,8 @@ use redeliver_runtime::{metrics, panics};
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Delivers each Kafka record at its right moment: failed ones again after a growing delay, hopeless ones
-/// into a dead-letter topic, each exactly once.
+/// Delivers each Kafka record at the right moment: jobs when they are due, failed records after a growing delay, each
+/// exactly once
 #[derive(Parser)]
 #[command(name = "redeliver", version = metrics::version())]
 struct Args {
@@ -29,20 +29,20 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run everything in this process on a broker in memory, with a demonstration (the default)
+    /// Run all services in one process on an embedded broker, with demonstration data (default)
     Dev(dev::DevArgs),
-    /// Create or check the topics of the configured pipelines
+    /// Create or check the topics that the configuration needs
     Topics(topics::TopicsArgs),
-    /// Prove that nothing is lost, doubled, early or altered: in = out + waiting + dead
+    /// Verify that every record is once in the output, in the dead letters or waiting
     Audit(audit::AuditArgs),
-    /// Schedule, look up and cancel jobs
+    /// Schedule, show and cancel jobs
     Jobs(jobs::JobsArgs),
     /// List, show and watch dead letters
     Dlq(dlq::DlqArgs),
 }
 
 fn main() -> ExitCode {
-    panics::log_places();
+    panics::log_locations();
     match Args::parse()
         .command
         .unwrap_or_else(|| Command::Dev(dev::DevArgs::default()))
@@ -55,7 +55,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Prints a line. Whoever reads it, such as `head`, may stop reading early.
+/// Prints a line. Errors are ignored, because a reader such as `head` may close the pipe.
 fn say(line: impl Display) {
     let _ = writeln!(std::io::stdout(), "{line}");
 }

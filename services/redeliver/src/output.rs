@@ -1,6 +1,6 @@
-//! What commands print: tables for people, JSON for programs, and bytes that nobody vouches for.
+//! Output of commands: tables, JSON, and raw bytes.
 //!
-//! What comes from a topic may hold anything. Nothing of it reaches a terminal as a control character.
+//! Records may contain any bytes. Control characters in them are escaped, so that they do not reach a terminal.
 
 use std::fmt::{self, Write as _};
 use std::io::{self, Write as _};
@@ -10,10 +10,9 @@ use comfy_table::{Table, presets};
 use redeliver_core::Headers;
 use serde_json::{Map, Value, json};
 
-/// How to print a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
-    /// For people
+    /// Aligned columns
     Table,
     /// One JSON document
     Json,
@@ -21,22 +20,20 @@ pub(crate) enum Format {
     Jsonl,
 }
 
-/// The flag that chooses a [`Format`].
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(crate) struct OutputArgs {
-    /// How to print the result: data goes to stdout, everything else to stderr
     #[arg(
         short = 'o',
         long = "output",
         value_name = "FORMAT",
         default_value = "table",
         hide_possible_values = true,
-        help = "table, json or jsonl; data goes to stdout, everything else to stderr"
+        help = "Output format: table, json or jsonl"
     )]
     pub(crate) format: Format,
 }
 
-/// Prints items: as a table with these columns, as one array, or one per line.
+/// Prints items as a table with these columns, as one JSON array, or as one JSON document per line.
 pub(crate) fn print_items<T>(
     format: Format,
     columns: &[&str],
@@ -55,7 +52,6 @@ pub(crate) fn print_items<T>(
     }
 }
 
-/// Prints one thing: as text made for it, or as a document.
 pub(crate) fn print_item(format: Format, text: impl FnOnce() -> String, value: impl FnOnce() -> Value) {
     match format {
         Format::Table => print(text().trim_end()),
@@ -63,17 +59,17 @@ pub(crate) fn print_item(format: Format, text: impl FnOnce() -> String, value: i
     }
 }
 
-fn print(what: impl fmt::Display) {
-    crate::say(what);
+fn print(text: impl fmt::Display) {
+    crate::say(text);
 }
 
-/// Prints one line at once; false when nobody reads any more.
+/// Prints and flushes a line. The result is false if stdout is closed.
 pub(crate) fn print_line(line: impl fmt::Display) -> bool {
     let mut stdout = io::stdout().lock();
     writeln!(stdout, "{line}").and_then(|()| stdout.flush()).is_ok()
 }
 
-/// A table without lines, so that programs for columns can read it too.
+/// A table without borders, so that tools such as `awk` can read it too.
 pub(crate) fn table(columns: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
@@ -93,7 +89,7 @@ pub(crate) fn table(columns: &[&str], rows: impl IntoIterator<Item = Vec<String>
     without_trailing_spaces(&table.to_string())
 }
 
-/// Names with their values, one per line; those without a value are left out.
+/// Names with their values, one per line; those without a value are omitted.
 pub(crate) fn fields(fields: &[(&str, Option<String>)]) -> String {
     let present = fields
         .iter()
@@ -110,7 +106,7 @@ fn without_trailing_spaces(text: &str) -> String {
     text.lines().map(str::trim_end).collect::<Vec<_>>().join("\n")
 }
 
-/// A text without control characters, and of at most so many characters.
+/// At most `limit` characters of a text.
 pub(crate) fn shortened(text: &str, limit: usize) -> String {
     let mut characters = text.chars();
     let mut short: String = characters.by_ref().take(limit).collect();
@@ -120,7 +116,7 @@ pub(crate) fn shortened(text: &str, limit: usize) -> String {
     short
 }
 
-/// A text whose control characters are written out.
+/// A text with escaped control characters.
 pub(crate) fn in_one_line(text: &str) -> String {
     escaped(text, |_| false)
 }
@@ -131,7 +127,7 @@ fn escaped(text: &str, keep: impl Fn(char) -> bool) -> String {
         match c {
             c if keep(c) => safe.push(c),
             '\n' | '\r' | '\t' => safe.extend(c.escape_default()),
-            // Also what turns the direction of the text around it.
+            // Characters that change the direction of the text around them.
             '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
                 safe.extend(c.escape_unicode());
             }
@@ -142,7 +138,7 @@ fn escaped(text: &str, keep: impl Fn(char) -> bool) -> String {
     safe
 }
 
-/// Bytes for people: text when they are UTF-8, else hexadecimal; at most `limit` bytes of them. Line breaks stay.
+/// At most `limit` bytes, as text if they are UTF-8, else in hexadecimal. Line breaks are kept.
 pub(crate) fn block(bytes: &[u8], limit: usize) -> String {
     let shown = &bytes[..bytes.len().min(limit)];
     let mut text = match readable(shown) {
@@ -150,12 +146,12 @@ pub(crate) fn block(bytes: &[u8], limit: usize) -> String {
         None => hexadecimal(shown),
     };
     if shown.len() < bytes.len() {
-        let _ = write!(text, "\n… and {} bytes more", bytes.len() - shown.len());
+        let _ = write!(text, "\n… {} more bytes", bytes.len() - shown.len());
     }
     text
 }
 
-/// Bytes for people, in one line; at most `limit` bytes of them.
+/// As [`block`], in one line.
 pub(crate) fn line(bytes: &[u8], limit: usize) -> String {
     let shown = &bytes[..bytes.len().min(limit)];
     let mut text = match readable(shown) {
@@ -168,7 +164,7 @@ pub(crate) fn line(bytes: &[u8], limit: usize) -> String {
     text
 }
 
-/// The text of bytes that are UTF-8, but for a last character that may be cut.
+/// Bytes as UTF-8, without a truncated last character.
 fn readable(bytes: &[u8]) -> Option<&str> {
     match std::str::from_utf8(bytes) {
         Ok(text) => Some(text),
@@ -187,7 +183,6 @@ fn hexadecimal(bytes: &[u8]) -> String {
         .join(" ")
 }
 
-/// Headers for people, in their order.
 pub(crate) fn header_lines(headers: &Headers) -> String {
     let mut text = String::new();
     for (name, value) in headers.iter() {
@@ -197,8 +192,7 @@ pub(crate) fn header_lines(headers: &Headers) -> String {
     text
 }
 
-/// Puts bytes into a JSON object, exactly: under `name` as text when they are UTF-8, else under `name_base64`.
-/// Null is null.
+/// Inserts bytes into a JSON object: as text under `name` if they are UTF-8, else under `name_base64`.
 pub(crate) fn insert_bytes(object: &mut Map<String, Value>, name: &str, bytes: Option<&[u8]>) {
     match bytes.map(|bytes| (bytes, std::str::from_utf8(bytes))) {
         None => object.insert(name.to_owned(), Value::Null),
@@ -207,7 +201,7 @@ pub(crate) fn insert_bytes(object: &mut Map<String, Value>, name: &str, bytes: O
     };
 }
 
-/// Headers as JSON, in their order: a list, as names may repeat.
+/// Headers as a JSON array, because names may repeat.
 pub(crate) fn headers_json(headers: &Headers) -> Value {
     let list = headers.iter().map(|(name, value)| {
         let mut object = Map::new();
@@ -228,7 +222,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_has_columns_that_stand_below_each_other() {
+    fn table_columns_are_aligned() {
         let rows = [vec!["a", "12345"], vec!["bcd", ""], vec!["é", "x\ny"]];
         let rows = rows.map(|row| row.iter().map(ToString::to_string).collect());
         let expected = "ID   VALUE\na    12345\nbcd  -\né    x\\ny";
@@ -237,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_without_a_value_are_left_out() {
+    fn fields_without_a_value_are_omitted() {
         let text = fields(&[
             ("a", Some("1".into())),
             ("b", None),
@@ -247,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn no_control_character_reaches_a_terminal() {
+    fn control_characters_are_escaped() {
         let hostile = "\u{1b}]0;x\u{7}\u{9b}31m\u{202e}\r\u{0}";
         for shown in [
             in_one_line(hostile),
@@ -263,9 +257,9 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_bounded_and_hexadecimal_when_they_are_no_text() {
-        assert_eq!(block(b"\xff\x00a", 2), "ff 00\n… and 1 bytes more");
-        assert_eq!(block("aé".as_bytes(), 2), "a\n… and 1 bytes more");
+    fn bytes_are_truncated_and_hexadecimal_unless_they_are_text() {
+        assert_eq!(block(b"\xff\x00a", 2), "ff 00\n… 1 more bytes");
+        assert_eq!(block("aé".as_bytes(), 2), "a\n… 1 more bytes");
         assert_eq!(
             (line(b"abc", 2).as_str(), line(b"\xff", 2).as_str()),
             ("ab…", "ff")
@@ -277,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn json_tells_null_empty_and_no_text_apart() {
+    fn json_distinguishes_null_empty_and_binary_values() {
         let headers: Headers = [("a", None), ("a", Some(&b""[..])), ("a", Some(&b"\xff"[..]))]
             .into_iter()
             .collect();

@@ -1,4 +1,4 @@
-//! `redeliver topics`: create what is missing, name what is wrong.
+//! `redeliver topics`: creates missing topics and reports misconfigured ones.
 
 use std::collections::BTreeSet;
 use std::process::ExitCode;
@@ -16,11 +16,10 @@ use redeliver_kafka::backlog::backlogs;
 use redeliver_kafka::topology::{self, Finding, Severity, TopologySpec};
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::{CommonArgs, EXIT_FAILURE, report};
-use redeliver_worker::host::{check_kafka, kafka_settings};
-use redeliver_worker::leftovers::leftovers;
-use redeliver_worker::topics;
+use redeliver_service::host::{check_kafka, kafka_settings};
+use redeliver_service::leftovers::leftovers;
+use redeliver_service::topics;
 
-/// Flags of `redeliver topics`.
 #[derive(Args)]
 pub(crate) struct TopicsArgs {
     #[command(subcommand)]
@@ -29,9 +28,9 @@ pub(crate) struct TopicsArgs {
 
 #[derive(Subcommand)]
 enum Verb {
-    /// Create the topics that are missing; existing ones are never changed. Judges as `check` does
+    /// Create missing topics and report misconfigured ones; existing topics are never changed
     Apply(CommonArgs),
-    /// Name what is missing or would lose records (exit code 1), and what is doubtful (a warning, exit code 0)
+    /// Report missing and misconfigured topics; exits with status 1 on errors, 0 on warnings
     Check(CommonArgs),
 }
 
@@ -43,12 +42,12 @@ pub(crate) fn main(args: &TopicsArgs) -> ExitCode {
         Ok(config) => config,
         Err(error) => return report(&error),
     };
-    if let Some(code) = common.answer(&config, check_kafka) {
+    if let Some(code) = common.handle_config_flags(&config, check_kafka) {
         return code;
     }
     let spec = topics::of_all(&config);
     if spec.topics.is_empty() {
-        say("no pipelines and no applications are configured, so there is only the ledger of dead letters");
+        say("no pipelines or applications configured; checking only the ledger");
     }
     let settings = topics::topic_settings(&config);
     let spec = spec.join(TopologySpec::for_ledger(ledger::TOPIC, &settings));
@@ -63,26 +62,26 @@ pub(crate) fn main(args: &TopicsArgs) -> ExitCode {
             .block_on(topology::apply(&client, &spec, TIMEOUT))
             .map(|applied| {
                 for topic in &applied {
-                    let what = if topic.created { "created" } else { "exists" };
-                    say(format_args!("{what:<8} {}", topic.topic));
+                    let status = if topic.created { "created" } else { "exists" };
+                    say(format_args!("{status:<8} {}", topic.topic));
                 }
                 applied.into_iter().flat_map(|topic| topic.findings).collect()
             }),
         Verb::Check(_) => runtime.block_on(async {
             let mut findings = topology::check(&client, &spec, TIMEOUT).await?;
             let existing = topology::names(&client, TIMEOUT).await?;
-            findings.extend(waiting_elsewhere(&config, &kafka, &spec, &existing));
+            findings.extend(leftover_findings(&config, &kafka, &spec, &existing));
             Ok(findings)
         }),
     };
     match result {
-        Ok(findings) => judge(&findings, spec.topics.len()),
+        Ok(findings) => print_findings(&findings, spec.topics.len()),
         Err(error) => report(&error),
     }
 }
 
-/// Where records may wait that the configuration does not provide for any more, and which retired pipelines are done.
-fn waiting_elsewhere(
+/// Leftover tiers, and retired pipelines whose topics are empty.
+fn leftover_findings(
     config: &Config,
     kafka: &KafkaSettings,
     needed: &TopologySpec,
@@ -99,19 +98,19 @@ fn waiting_elsewhere(
             TopicRole::Source | TopicRole::Output | TopicRole::DeadLetter => None,
         })
     });
-    let wanted: Vec<(String, Arc<str>)> = leftovers
+    let groups_and_topics: Vec<(String, Arc<str>)> = leftovers
         .iter()
         .map(|leftover| (leftover.group(), leftover.topic.clone()))
         .chain(of_retired.filter(|(_, topic)| existing.contains(&**topic)))
         .collect();
-    if wanted.is_empty() {
+    if groups_and_topics.is_empty() {
         return Vec::new();
     }
-    let counted = match backlogs(kafka, &wanted, TIMEOUT) {
-        Ok(counted) => counted,
+    let backlogs = match backlogs(kafka, &groups_and_topics, TIMEOUT) {
+        Ok(backlogs) => backlogs,
         Err(error) => {
             eprintln!(
-                "what waits in former retry topics is not known: {}",
+                "cannot count the records in leftover tiers and retired pipelines: {}",
                 error_chain(&error)
             );
             return Vec::new();
@@ -119,17 +118,17 @@ fn waiting_elsewhere(
     };
     let of_leftovers = leftovers
         .iter()
-        .filter_map(|leftover| leftover.finding(*counted.get(&leftover.topic)?));
+        .filter_map(|leftover| leftover.finding(*backlogs.get(&leftover.topic)?));
     let done = retired.into_iter().filter(|pipeline| {
         let own = |topic: &str| parse_retry_topic(topic).is_some_and(|(named, _)| *named == *pipeline.name);
-        let mut own = counted.iter().filter(|(topic, _)| own(topic));
+        let mut own = backlogs.iter().filter(|(topic, _)| own(topic));
         own.all(|(_, backlog)| backlog.is_empty())
     });
     let of_retired = done.map(|pipeline| Finding {
         topic: pipeline.due_topic(),
         severity: Severity::Warning,
         problem: format!(
-            "and the tiers of the retired pipeline `{}` hold nothing any more",
+            "and the tiers of the retired pipeline `{}` are empty",
             pipeline.name
         ),
         remedy: "remove the pipeline from `retired` and delete these topics".to_owned(),
@@ -137,16 +136,16 @@ fn waiting_elsewhere(
     of_leftovers.chain(of_retired).collect()
 }
 
-fn judge(findings: &[Finding], topics: usize) -> ExitCode {
+fn print_findings(findings: &[Finding], topics: usize) -> ExitCode {
     for finding in findings {
         say(finding);
     }
     if findings.iter().any(|finding| finding.severity == Severity::Error) {
         return ExitCode::from(EXIT_FAILURE);
     }
-    // Services start with a warning all the same.
+    // Services start despite warnings.
     match findings.len() {
-        0 => say(format_args!("{topics} topics are as they must be")),
+        0 => say(format_args!("all {topics} topics OK")),
         1 => say(format_args!("{topics} topics, 1 warning")),
         warnings => say(format_args!("{topics} topics, {warnings} warnings")),
     }

@@ -1,118 +1,110 @@
-//! Tiers that pipelines do not have any more: records wait in them until they are due, whatever the settings are now.
+//! Serves leftover tiers: their records are released when they are due, although the pipeline no longer has the tier.
 //!
-//! Each leftover topic has a lane of its own, in the group of its tier, so that it goes on where the group stands.
-//! The topics of a lane never change by it: other pipelines may have the tier still, and theirs have their own
-//! lanes. A leftover is served for as long as its topic exists, because during a rolling restart a process with the
-//! former configuration may still write to it.
+//! Each leftover topic has its own lane, in the consumer group of its tier, so that reading continues at the committed
+//! offset. No other lane's subscription changes. A leftover is served until its topic is deleted, even if it is empty,
+//! because during a rolling restart a process with the former configuration may still write to it. See ADR 8.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redeliver_core::{Pipeline, Span, pipeline};
+use redeliver_core::Pipeline;
+use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::backlog::{Backlog, backlogs};
 use redeliver_kafka::topology::{self, TopologySpec};
-use redeliver_kafka::{IfRecreated, KafkaSettings, LaneSpec, Waker};
 use redeliver_runtime::Config;
 use redeliver_runtime::error_chain::error_chain;
 use redeliver_runtime::health::Part;
-use redeliver_runtime::telemetry::Tracer;
-use redeliver_worker::host::{Host, LaneStarter, lane_grace};
-use redeliver_worker::leftovers::{Leftover, leftovers};
-use redeliver_worker::topics;
+use redeliver_service::host::{Host, LaneStarter};
+use redeliver_service::leftovers::{Leftover, leftovers};
+use redeliver_service::topics;
 use tokio_util::sync::CancellationToken;
 
-use crate::metrics::TierFamilies;
-use crate::relay::{LookAhead, Relay, Served, is_missing};
+use crate::lanes::TierLanes;
+use crate::relay::ServedPipeline;
 
-/// How often the topics are looked over.
-const EVERY: Duration = Duration::from_secs(10);
-/// How soon again when Kafka did not answer.
-const AGAIN: Duration = Duration::from_secs(1);
-/// How long one look may take.
-const LOOK: Duration = Duration::from_secs(10);
-/// How long counting may take.
-const COUNT: Duration = Duration::from_secs(20);
+const CHECK_INTERVAL: Duration = Duration::from_secs(10);
+/// The delay after a failed check.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
+const LIST_TIMEOUT: Duration = Duration::from_secs(10);
+const COUNT_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Looks for leftovers, starts and ends their lanes, and says what waits where nobody serves it.
-pub(crate) struct Watch {
+/// Finds leftovers, starts and stops their lanes, and logs where records wait that this process does not serve.
+pub(crate) struct LeftoverWatch {
     config: Arc<Config>,
     kafka: KafkaSettings,
-    look_ahead: LookAhead,
     pipelines: Vec<Pipeline>,
     needed: TopologySpec,
-    families: TierFamilies,
-    tracer: Tracer,
-    lanes: LaneStarter,
+    lanes: TierLanes,
+    starter: LaneStarter,
     stop: CancellationToken,
     part: Part,
-    /// The lanes that run, by the topic that each serves.
+    /// Cancels the lane of each served topic.
     running: BTreeMap<Arc<str>, CancellationToken>,
-    /// What was empty when it was looked at last.
+    /// Topics that were empty at the last check.
     empty: BTreeSet<Arc<str>>,
 }
 
-impl Watch {
-    /// The process is not ready before the first look.
+impl LeftoverWatch {
+    /// The process is not ready until the first check has succeeded.
     ///
     /// # Errors
-    /// When the system gives no thread.
-    pub(crate) fn new(
-        host: &mut Host,
-        kafka: KafkaSettings,
-        look_ahead: LookAhead,
-        families: TierFamilies,
-    ) -> std::io::Result<Self> {
+    /// See [`Host::topic_watch`].
+    pub(crate) fn new(host: &mut Host, lanes: TierLanes) -> io::Result<Self> {
         Ok(Self {
-            lanes: host.starter()?,
-            look_ahead,
+            starter: host.starter()?,
             pipelines: topics::pipelines(&host.config),
             needed: topics::of_all(&host.config),
-            families,
-            tracer: host.tracer.clone(),
+            lanes,
             stop: host.tasks.shutdown().clone(),
             part: host.health.part("leftovers"),
             running: BTreeMap::new(),
             empty: BTreeSet::new(),
             config: host.config.clone(),
-            kafka,
+            kafka: host.kafka.clone(),
         })
     }
 
-    /// Looks over the topics now and then, until the process ends.
+    /// Checks periodically until the process shuts down.
     pub(crate) async fn run(mut self) -> Result<(), Infallible> {
         let mut is_first = true;
         while !self.stop.is_cancelled() {
             let stop = self.stop.clone();
-            let looked = tokio::select! {
-                looked = self.look(is_first) => looked,
+            let succeeded = tokio::select! {
+                succeeded = self.check(is_first) => succeeded,
                 () = stop.cancelled() => break,
             };
-            is_first &= !looked;
+            is_first &= !succeeded;
+            let delay = if succeeded { CHECK_INTERVAL } else { RETRY_DELAY };
             tokio::select! {
-                () = tokio::time::sleep(if looked { EVERY } else { AGAIN }) => {}
+                () = tokio::time::sleep(delay) => {}
                 () = stop.cancelled() => break,
             }
         }
         Ok(())
     }
 
-    /// False when Kafka did not answer.
-    async fn look(&mut self, is_first: bool) -> bool {
-        let existing = match topology::names(&self.kafka.client(), LOOK).await {
+    /// Returns false if Kafka is unavailable.
+    async fn check(&mut self, is_first: bool) -> bool {
+        let existing = match topology::names(&self.kafka.client(), LIST_TIMEOUT).await {
             Ok(existing) => existing,
             Err(error) => {
-                tracing::debug!(error = error_chain(&error), "looking for leftover tiers again");
+                tracing::debug!(
+                    error = error_chain(&error),
+                    "cannot look for leftover tiers; retrying"
+                );
                 return false;
             }
         };
+        // Leftovers of pipelines that are not configured are left to `redeliver topics check`: on a shared cluster they
+        // may belong to other programs.
         let found = leftovers(&self.pipelines, &self.needed, &existing).into_iter();
-        // What is not configured at all is for `redeliver topics check` to name: on a shared cluster it is others'.
         let (served, others): (Vec<_>, Vec<_>) = found
             .filter(|leftover| leftover.is_known)
             .partition(|leftover| self.serves(leftover));
-        self.end_lanes(&served);
+        self.stop_lanes(&served);
         for leftover in &served {
             self.serve(leftover, &existing).await;
         }
@@ -120,7 +112,7 @@ impl Watch {
         if is_first {
             self.warn_about(others).await;
         }
-        self.say_what_is_empty(&served).await;
+        self.log_empty(&served).await;
         true
     }
 
@@ -130,18 +122,18 @@ impl Watch {
         leftover.tier.is_some_and(is_served)
     }
 
-    /// Ends the lanes of topics that are gone.
-    fn end_lanes(&mut self, served: &[Leftover]) {
-        let remains = |topic: &Arc<str>| served.iter().any(|leftover| leftover.topic == *topic);
+    /// Stops the lanes of topics that no longer exist.
+    fn stop_lanes(&mut self, served: &[Leftover]) {
+        let exists = |topic: &Arc<str>| served.iter().any(|leftover| leftover.topic == *topic);
         self.running.retain(|topic, stop| {
-            let remains = remains(topic);
-            if !remains {
-                tracing::info!(topic = &**topic, "leftover tier is gone");
+            let exists = exists(topic);
+            if !exists {
+                tracing::info!(topic = &**topic, "leftover tier was deleted");
                 stop.cancel();
             }
-            remains
+            exists
         });
-        self.empty.retain(remains);
+        self.empty.retain(exists);
     }
 
     async fn serve(&mut self, leftover: &Leftover, existing: &BTreeSet<String>) {
@@ -155,53 +147,28 @@ impl Watch {
         if self.running.contains_key(&leftover.topic) {
             return;
         }
-        let has_due = existing.contains(&*pipeline.due_topic());
-        let served = Served::new(Arc::new(pipeline.clone()), has_due);
+        let has_due_topic = existing.contains(&*pipeline.due_topic());
+        let pipeline = ServedPipeline::new(Arc::new(pipeline.clone()), has_due_topic);
+        // The name contains the topic, so that a static member never subscribes to another topic (KAFKA-12759).
+        let name = format!("leftover-{}", leftover.topic);
+        let lane = self.lanes.lane(name, tier, &[pipeline]);
         let stop = self.stop.child_token();
-        match self.start_lane(tier, &leftover.topic, served, stop.clone()).await {
+        match self.starter.start(lane, stop.clone()).await {
             Ok(()) => {
                 tracing::info!(
                     topic = &*leftover.topic,
                     group = leftover.group(),
-                    "serving a tier that its pipeline does not have any more"
+                    "serving a leftover tier"
                 );
                 self.running.insert(leftover.topic.clone(), stop);
             }
             Err(error) => {
-                tracing::warn!(topic = &*leftover.topic, %error, "a leftover tier has no thread; trying again");
+                tracing::warn!(topic = &*leftover.topic, %error, "cannot start a thread for a leftover tier; retrying");
             }
         }
     }
 
-    async fn start_lane(
-        &self,
-        tier: Span,
-        topic: &str,
-        served: Served,
-        stop: CancellationToken,
-    ) -> std::io::Result<()> {
-        // Named after its one topic, so that under the same name a lane never reads another one.
-        let name = format!("leftover-{topic}");
-        let metrics = self.families.of(tier, &name);
-        let is_missing = is_missing(self.lanes.topic_watch());
-        let tracer = self.tracer.clone();
-        let relay = Relay::new(tier, &[served], self.look_ahead, metrics, tracer, is_missing);
-        let waker = Waker::new();
-        self.lanes.topic_watch().watch(relay.written_topics(), &waker);
-        let spec = LaneSpec {
-            name,
-            group: pipeline::retry_tier_group(tier),
-            topics: relay.topics(),
-            batch: self.config.kafka.batch as usize,
-            grace: lane_grace(&self.config),
-            changelog: None,
-            if_recreated: IfRecreated::ReadFromBeginning,
-        };
-        let kafka = self.kafka.clone();
-        self.lanes.start(kafka, spec, waker, stop, relay).await
-    }
-
-    /// Says of each once, where records wait that this process does not release.
+    /// Logs each leftover that holds records and is not served by this process.
     async fn warn_about(&self, others: Vec<Leftover>) {
         for (leftover, backlog) in self.count(others).await {
             let finding = leftover.finding(backlog).filter(|_| !backlog.is_empty());
@@ -216,8 +183,8 @@ impl Watch {
         }
     }
 
-    /// Says of each once, until something waits there again.
-    async fn say_what_is_empty(&mut self, served: &[Leftover]) {
+    /// Logs each leftover once when it becomes empty.
+    async fn log_empty(&mut self, served: &[Leftover]) {
         for (leftover, backlog) in self.count(served.to_vec()).await {
             if !backlog.is_empty() {
                 self.empty.remove(&leftover.topic);
@@ -230,6 +197,7 @@ impl Watch {
         }
     }
 
+    /// Pairs leftovers with their backlogs. Those that cannot be counted are omitted.
     async fn count(&self, leftovers: Vec<Leftover>) -> Vec<(Leftover, Backlog)> {
         if leftovers.is_empty() {
             return Vec::new();
@@ -239,7 +207,7 @@ impl Watch {
             .iter()
             .map(|leftover| (leftover.group(), leftover.topic.clone()))
             .collect();
-        let counted = tokio::task::spawn_blocking(move || backlogs(&kafka, &topics, COUNT)).await;
+        let counted = tokio::task::spawn_blocking(move || backlogs(&kafka, &topics, COUNT_TIMEOUT)).await;
         match counted {
             Ok(Ok(mut counted)) => leftovers
                 .into_iter()
@@ -249,12 +217,12 @@ impl Watch {
             Ok(Err(error)) => {
                 tracing::debug!(
                     error = error_chain(&error),
-                    "counting what waits in leftover tiers"
+                    "cannot count the records of leftover tiers"
                 );
                 Vec::new()
             }
             Err(error) => {
-                tracing::warn!(%error, "counting what waits in leftover tiers");
+                tracing::warn!(%error, "cannot count the records of leftover tiers");
                 Vec::new()
             }
         }

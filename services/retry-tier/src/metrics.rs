@@ -1,4 +1,4 @@
-//! Metrics of retry tiers: names, units and help in one place.
+//! Metrics of retry tiers.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -6,20 +6,15 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
-use redeliver_core::Span;
-use redeliver_worker::metrics::SECONDS;
+use redeliver_core::HumanDuration;
+use redeliver_service::metrics::{LaneLabel, seconds};
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct TierLabel {
     tier: String,
 }
 
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct LaneLabel {
-    lane: String,
-}
-
-/// The families that all tiers of a process share.
+/// Metric families of all tiers of a process.
 #[derive(Clone)]
 pub(crate) struct TierFamilies {
     released: Family<TierLabel, Counter>,
@@ -36,7 +31,7 @@ impl TierFamilies {
             rejected: Family::default(),
             moved: Family::default(),
             held: Family::default(),
-            lateness: Family::new_with_constructor(|| Histogram::new(SECONDS)),
+            lateness: Family::new_with_constructor(seconds),
         };
         registry.register(
             "tier_released",
@@ -45,17 +40,17 @@ impl TierFamilies {
         );
         registry.register(
             "tier_rejected",
-            "Records sent to the dead-letter topic: malformed, or too large for where they go",
+            "Records that became dead letters: malformed, or too large for their return topic",
             families.rejected.clone(),
         );
         registry.register(
             "tier_moved",
-            "Records moved to the end of the tier that fits their remaining wait",
+            "Records moved to the end of the tier that fits the remaining wait",
             families.moved.clone(),
         );
         registry.register(
             "tier_held",
-            "Waiting records held in memory, a bounded look-ahead",
+            "Waiting records in memory, the look-ahead",
             families.held.clone(),
         );
         registry.register(
@@ -66,8 +61,8 @@ impl TierFamilies {
         families
     }
 
-    /// The metrics of one lane of a tier. Only what is held is told by lane: each lane sets its own.
-    pub(crate) fn of(&self, tier: Span, lane: &str) -> TierMetrics {
+    /// The metrics of one lane. The gauge has the label `lane`, because each lane sets its own; counters are shared.
+    pub(crate) fn of(&self, tier: HumanDuration, lane: &str) -> TierMetrics {
         let label = TierLabel {
             tier: tier.to_string(),
         };

@@ -1,163 +1,154 @@
-//! The relay of one tier: waiting records go to their return topic when they are due.
+//! The relay of a tier: releases waiting records to their return topic when they are due.
 //!
-//! Waiting happens in the lane between transactions, never inside of one and never by sleeping in the
-//! consumer. How many records are held at once is bounded per partition, so a million waiting records
-//! cost disk in Kafka and nothing here.
+//! Time passes between transactions, never inside one, and the lane keeps polling while records wait. The look-ahead
+//! limits the records in memory per partition, so a million waiting records use disk space in Kafka, not memory here.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use redeliver_core::backoff::MAX_WAIT;
-use redeliver_core::headers::{self, ReservedHeaders};
-use redeliver_core::pipeline::Returns;
+use redeliver_core::headers::{self, Origin, ReservedHeaders};
+use redeliver_core::pipeline::ReturnTopics;
 use redeliver_core::route;
-use redeliver_core::{Failure, Output, Pipeline, Position, Record, Span, Timestamp};
-use redeliver_kafka::{AssignmentId, Processor, Refused, TopicWatch, TransactionBatch};
+use redeliver_core::wait::LogThrottle;
+use redeliver_core::{Failure, HumanDuration, Output, Pipeline, Record, Timestamp};
+use redeliver_kafka::{AssignmentId, Processor, Refused, TransactionBatch};
 use redeliver_runtime::telemetry::{SpanKind, Tracer};
 use redeliver_runtime::trace_context::span_context;
 
 use crate::metrics::TierMetrics;
 use crate::window::{Waiting, Window};
 
-/// How much one partition may hold.
+/// Limits of the waiting records in memory, per partition.
 #[derive(Clone, Copy, Debug)]
 pub struct LookAhead {
-    /// Records.
+    /// Number of records.
     pub records: usize,
-    /// Bytes, about; one record more than fits may be held.
+    /// Approximate number of bytes; may be exceeded by one record.
     pub bytes: usize,
 }
 
-/// A pipeline that a relay serves.
+/// A pipeline and the topics to which its records may return.
 #[derive(Clone, Debug)]
-pub(crate) struct Served {
+pub(crate) struct ServedPipeline {
     pipeline: Arc<Pipeline>,
-    returns: Returns,
+    returns: ReturnTopics,
 }
 
-impl Served {
-    /// `has_due`: whether the pipeline's due topic exists.
-    pub(crate) fn new(pipeline: Arc<Pipeline>, has_due: bool) -> Self {
+impl ServedPipeline {
+    pub(crate) fn new(pipeline: Arc<Pipeline>, has_due_topic: bool) -> Self {
         Self {
-            returns: pipeline.returns(has_due),
+            returns: pipeline.returns(has_due_topic),
             pipeline,
         }
     }
 }
 
-/// A topic of the tier and what belongs to it.
+/// A topic of the tier.
 #[derive(Clone, Debug)]
-struct Source {
-    served: Served,
-    /// The tiers of the pipeline and their topics, to move a record to the right one.
-    carriers: HashMap<Span, Arc<str>>,
+struct TierTopic {
+    served: ServedPipeline,
+    /// The topics of all tiers of the pipeline, to which misplaced records move.
+    tier_topics: HashMap<HumanDuration, Arc<str>>,
 }
 
-/// Whether it is certain that a topic does not exist.
+/// Whether a topic is known to be missing.
 pub(crate) type IsMissing = Box<dyn Fn(&str) -> bool + Send>;
-
-/// What the process's watch says.
-pub(crate) fn is_missing(watch: &TopicWatch) -> IsMissing {
-    let watch = watch.clone();
-    Box::new(move |topic| watch.missing_for(topic).is_some())
-}
 
 /// The relay's [`Processor`].
 pub(crate) struct Relay {
-    tier: Span,
+    tier: HumanDuration,
     look_ahead: LookAhead,
-    sources: HashMap<Arc<str>, Arc<Source>>,
+    topics: HashMap<Arc<str>, Arc<TierTopic>>,
     partitions: HashMap<AssignmentId, Partition>,
+    /// The order in which partitions release records.
     order: Vec<AssignmentId>,
+    /// The index in `order` at which the next call starts, modulo its length.
     next: usize,
     metrics: TierMetrics,
     tracer: Tracer,
-    /// Whether a topic does not exist. What should be written there stays where it is, however late it becomes.
     is_missing: IsMissing,
-    /// When it was last said that records wait for a topic.
-    said: Option<Timestamp>,
-    /// In the order of the turn's outputs, of which every record has one.
-    in_turn: Vec<Fate>,
+    log_throttle: LogThrottle,
+    /// In the order of the transaction's outputs; each record has exactly one.
+    in_transaction: Vec<Completion>,
 }
 
 struct Partition {
-    source: Arc<Source>,
+    topic: Arc<TierTopic>,
     number: i32,
     window: Window,
-    /// What need not wait: dead letters of malformed records, and the offsets of these.
+    /// Dead letters of malformed records, with the offsets of the records. They do not wait.
     rejected: VecDeque<(i64, Output)>,
     rejected_bytes: usize,
-    /// When a full window was last searched for records that belong elsewhere.
-    searched: Option<Timestamp>,
+    /// The last search of a full window for misplaced records.
+    last_search: Option<Timestamp>,
 }
 
-/// What becomes of a record of the turn.
+/// How a record in the transaction is completed.
 #[derive(Clone, Copy)]
-enum Fate {
-    /// It is released; it was due then.
+enum Completion {
+    /// Released; with its due time.
     Released(Timestamp),
-    /// It goes to the end of another tier.
+    /// Moved to the end of a tier.
     Moved,
-    /// It goes to the dead-letter topic.
+    /// Replaced by a dead letter.
     Rejected,
 }
 
-/// How often it is said that records wait for a topic.
-const SAY: Span = Span::from_secs(30);
-/// How often a full window is searched for records that belong elsewhere.
-const SEARCH_INTERVAL: Span = Span::from_secs(1);
+/// A search reads the whole window, so it is not repeated in every round of the lane.
+const SEARCH_INTERVAL: HumanDuration = HumanDuration::from_secs(1);
 
 impl Relay {
-    /// A relay for this tier of these pipelines, which need not have it any more.
+    /// A relay of this tier's topics of these pipelines. A pipeline need not have the tier any more.
     pub(crate) fn new(
-        tier: Span,
-        pipelines: &[Served],
+        tier: HumanDuration,
+        pipelines: &[ServedPipeline],
         look_ahead: LookAhead,
         metrics: TierMetrics,
         tracer: Tracer,
         is_missing: IsMissing,
     ) -> Self {
-        let sources = pipelines.iter().map(|served| {
+        let topics = pipelines.iter().map(|served| {
             let pipeline = &served.pipeline;
             let tiers = pipeline.policy.tiers().into_iter();
-            let source = Source {
+            let topic = TierTopic {
                 served: served.clone(),
-                carriers: tiers.map(|tier| (tier, pipeline.tier_topic(tier))).collect(),
+                tier_topics: tiers.map(|tier| (tier, pipeline.tier_topic(tier))).collect(),
             };
-            (pipeline.tier_topic(tier), Arc::new(source))
+            (pipeline.tier_topic(tier), Arc::new(topic))
         });
         Self {
             tier,
             look_ahead,
-            sources: sources.collect(),
+            topics: topics.collect(),
             partitions: HashMap::new(),
             order: Vec::new(),
             next: 0,
             metrics,
             tracer,
             is_missing,
-            said: None,
-            in_turn: Vec::new(),
+            log_throttle: LogThrottle::default(),
+            in_transaction: Vec::new(),
         }
     }
 
-    /// The topics it writes.
+    /// The topics that the relay writes.
     pub(crate) fn written_topics(&self) -> Vec<Arc<str>> {
         let mut topics = Vec::new();
-        for source in self.sources.values() {
-            topics.extend(source.served.returns.topics().cloned());
-            topics.push(source.served.pipeline.dead_letter_topic());
-            topics.extend(source.carriers.values().cloned());
+        for topic in self.topics.values() {
+            topics.extend(topic.served.returns.topics().cloned());
+            topics.push(topic.served.pipeline.dead_letter_topic());
+            topics.extend(topic.tier_topics.values().cloned());
         }
         topics
     }
 
-    /// The topics it reads.
+    /// The topics that the relay reads.
     pub(crate) fn topics(&self) -> Vec<Arc<str>> {
-        self.sources.keys().cloned().collect()
+        self.topics.keys().cloned().collect()
     }
 
-    fn held(&self) -> usize {
+    fn records_in_memory(&self) -> usize {
         self.partitions
             .values()
             .map(|partition| partition.window.len())
@@ -167,25 +158,27 @@ impl Relay {
 
 impl Processor for Relay {
     fn assigned(&mut self, assignment: AssignmentId, topic: &Arc<str>, partition: i32) {
-        // A lane is only ever assigned partitions of topics it subscribed to.
-        let Some(source) = self.sources.get(topic).cloned() else {
+        // A lane is assigned only partitions of topics that it subscribes to.
+        let Some(topic) = self.topics.get(topic).cloned() else {
             return;
         };
         self.partitions.insert(
             assignment,
             Partition {
-                source,
+                topic,
                 number: partition,
                 window: Window::default(),
                 rejected: VecDeque::new(),
                 rejected_bytes: 0,
-                searched: None,
+                last_search: None,
             },
         );
         self.order.push(assignment);
     }
 
     fn revoked(&mut self, assignment: AssignmentId) {
+        // Nothing is lost: no offset of these records is committed, so the next owner of the partition reads them
+        // again.
         self.partitions.remove(&assignment);
         self.order.retain(|id| *id != assignment);
     }
@@ -194,173 +187,172 @@ impl Processor for Relay {
         let Some(partition) = self.partitions.get(&assignment) else {
             return 0;
         };
-        partition.room(self.look_ahead)
+        partition.capacity(self.look_ahead)
     }
 
     fn accept(&mut self, assignment: AssignmentId, mut record: Record, now: Timestamp) {
         let Some(partition) = self.partitions.get_mut(&assignment) else {
             return;
         };
-        let source = &partition.source;
-        match lock_of(&source.served, &mut record, now) {
-            Ok((due, to)) => partition.window.push(Waiting { due, to, record }),
+        let served = &partition.topic.served;
+        // Read once, here: `finish` compares due times only.
+        match read_time_lock(served, &mut record, now) {
+            Ok((due, return_topic)) => partition.window.push(Waiting {
+                due,
+                return_topic,
+                record,
+            }),
             Err(failure) => {
                 let offset = record.position.offset;
-                let routing = route::reject(&source.served.pipeline, &record, &failure, now);
-                for output in routing.outputs {
-                    partition.rejected_bytes += output.size();
-                    partition.rejected.push_back((offset, output));
-                }
+                let letter = route::reject(&served.pipeline, &record, &failure, now);
+                partition.rejected_bytes += letter.size();
+                partition.rejected.push_back((offset, letter));
             }
         }
     }
 
-    fn finish(&mut self, now: Timestamp, limit: usize, turn: &mut TransactionBatch) {
-        self.in_turn.clear();
+    fn finish(&mut self, now: Timestamp, limit: usize, batch: &mut TransactionBatch) {
+        self.in_transaction.clear();
         let mut bytes = 0;
         let is_missing = &self.is_missing;
-        let mut overdue = None;
+        let mut missing = None;
         let count = self.order.len();
         for step in 0..count {
+            // Each call starts with another partition, so that none starves while transactions are full.
             let assignment = self.order[(self.next + step) % count];
             let Some(partition) = self.partitions.get_mut(&assignment) else {
                 continue;
             };
-            // All of a partition's go to one topic.
+            // All dead letters of a partition go to one topic, so one check is enough.
             let letter = partition.rejected.front();
             let may_reject = letter.is_some_and(|(_, letter)| !is_missing(&letter.topic));
             while may_reject
-                && turn.completed.len() < limit
+                && batch.completed.len() < limit
                 && bytes < TransactionBatch::BYTES
                 && let Some((offset, letter)) = partition.rejected.pop_front()
             {
                 let size = letter.size();
                 bytes += size;
                 partition.rejected_bytes -= size;
-                turn.outputs.push(letter);
-                turn.completed.push((assignment, offset));
-                self.in_turn.push(Fate::Rejected);
+                batch.outputs.push(letter);
+                batch.completed.push((assignment, offset));
+                self.in_transaction.push(Completion::Rejected);
             }
-            let mut existing: Option<Arc<str>> = None;
-            while turn.completed.len() < limit && bytes < TransactionBatch::BYTES {
+            let mut checked: Option<Arc<str>> = None;
+            while batch.completed.len() < limit && bytes < TransactionBatch::BYTES {
                 let Some(next) = partition.window.next().filter(|next| next.due <= now) else {
                     break;
                 };
-                // Asked once for as many as go to the same topic.
-                if existing
+                // A record for a missing topic stays, however late it becomes: writing it would block the transaction.
+                // One check serves all records in a row with the same return topic.
+                if checked
                     .as_ref()
-                    .is_none_or(|known| !Arc::ptr_eq(known, &next.to))
+                    .is_none_or(|checked| !Arc::ptr_eq(checked, &next.return_topic))
                 {
-                    if is_missing(&next.to) {
-                        overdue.get_or_insert_with(|| next.to.clone());
+                    if is_missing(&next.return_topic) {
+                        missing.get_or_insert_with(|| next.return_topic.clone());
                         break;
                     }
-                    existing = Some(next.to.clone());
+                    checked = Some(next.return_topic.clone());
                 }
                 let Some(waiting) = partition.window.pop_due(now) else {
                     break;
                 };
-                self.in_turn.push(Fate::Released(waiting.due));
+                self.in_transaction.push(Completion::Released(waiting.due));
                 bytes += waiting.record.size();
                 trace_wait(&self.tracer, self.tier, &waiting, now);
-                turn.completed.push((assignment, waiting.record.position.offset));
-                turn.outputs.push(forward(waiting.record, waiting.to));
+                batch.completed.push((assignment, waiting.record.position.offset));
+                batch.outputs.push(forward(waiting.record, waiting.return_topic));
             }
-            if partition.room(self.look_ahead) == 0 && partition.may_search(now) {
-                for (waiting, topic) in partition.misplaced(
+            // Only a full window hides records that may be due sooner.
+            if partition.capacity(self.look_ahead) == 0 && partition.may_search(now) {
+                for (waiting, topic) in partition.take_misplaced(
                     self.tier,
                     now,
-                    limit.saturating_sub(turn.completed.len()),
+                    limit.saturating_sub(batch.completed.len()),
                     is_missing,
                 ) {
-                    self.in_turn.push(Fate::Moved);
-                    turn.completed.push((assignment, waiting.record.position.offset));
-                    turn.outputs.push(forward(waiting.record, topic));
+                    self.in_transaction.push(Completion::Moved);
+                    batch.completed.push((assignment, waiting.record.position.offset));
+                    batch.outputs.push(forward(waiting.record, topic));
                 }
             }
         }
         self.next = self.next.wrapping_add(1);
-        if let Some(topic) = overdue
-            && self.said.is_none_or(|said| now.since(said) >= SAY.duration())
+        if let Some(topic) = missing
+            && self.log_throttle.should_log()
         {
-            self.said = Some(now);
             tracing::warn!(
                 tier = %self.tier,
                 topic = &*topic,
-                "records are overdue because their return topic does not exist; they are released once it does"
+                "return topic is missing; due records wait for it"
             );
         }
     }
 
-    fn refused(&mut self, refused: &[Refused], turn: &mut TransactionBatch, now: Timestamp) -> bool {
+    fn refused(&mut self, refused: &[Refused], batch: &mut TransactionBatch, now: Timestamp) -> bool {
         refused.iter().all(|Refused { index, failure }| {
-            let output = &mut turn.outputs[*index];
-            if matches!(self.in_turn[*index], Fate::Rejected) {
+            let output = &mut batch.outputs[*index];
+            if matches!(self.in_transaction[*index], Completion::Rejected) {
                 return route::strip_payload(output);
             }
-            let (assignment, offset) = turn.completed[*index];
+            let (assignment, offset) = batch.completed[*index];
             let Some(partition) = self.partitions.get(&assignment) else {
                 return false;
             };
-            let pipeline = &partition.source.served.pipeline;
-            let record = Record {
-                position: Position {
-                    topic: pipeline.tier_topic(self.tier),
-                    partition: partition.number,
-                    offset,
-                },
+            let pipeline = &partition.topic.served.pipeline;
+            let read_at = Origin {
+                topic: pipeline.tier_topic(self.tier),
+                partition: partition.number,
+                offset,
                 timestamp: None,
-                key: output.key.take(),
-                value: output.value.take(),
-                headers: std::mem::take(&mut output.headers),
-                unreadable_headers: 0,
             };
-            let mut outputs = route::reject(pipeline, &record, failure, now).outputs;
-            let Some(letter) = outputs.pop() else { return false };
-            *output = letter;
-            self.in_turn[*index] = Fate::Rejected;
+            route::replace_refused(pipeline, output, read_at, failure, now);
+            self.in_transaction[*index] = Completion::Rejected;
             true
         })
     }
 
     fn committed(&mut self, now: Timestamp) {
-        for fate in self.in_turn.drain(..) {
-            match fate {
-                Fate::Released(due) => {
+        // Counted here, not in `finish`: records of an aborted transaction are released again.
+        for completion in self.in_transaction.drain(..) {
+            match completion {
+                Completion::Released(due) => {
                     self.metrics.lateness.observe(now.since(due).as_secs_f64());
                     self.metrics.released.inc();
                 }
-                Fate::Moved => {
+                Completion::Moved => {
                     self.metrics.moved.inc();
                 }
-                Fate::Rejected => {
+                Completion::Rejected => {
                     self.metrics.rejected.inc();
                 }
             }
         }
         self.metrics
             .held
-            .set(i64::try_from(self.held()).unwrap_or(i64::MAX));
+            .set(i64::try_from(self.records_in_memory()).unwrap_or(i64::MAX));
     }
 
     fn next_due(&self) -> Option<Timestamp> {
         self.partitions
             .values()
             .filter_map(|partition| partition.window.next())
-            .filter(|next| !(self.is_missing)(&next.to))
+            // The lane is woken when a missing topic is created. Until then, a due time in the past would make it spin.
+            .filter(|next| !(self.is_missing)(&next.return_topic))
             .map(|next| next.due)
             .min()
     }
 
     fn is_busy(&self) -> bool {
-        // What waits here waits in Kafka all the same.
+        // A stopping lane need not wait: records in memory are still in Kafka, and no offset of them is committed.
         false
     }
 }
 
 impl Partition {
-    /// How many more records it may hold.
-    fn room(&self, look_ahead: LookAhead) -> usize {
+    /// How many more records the partition may hold in memory.
+    fn capacity(&self, look_ahead: LookAhead) -> usize {
         if self.window.bytes() + self.rejected_bytes >= look_ahead.bytes {
             return 0;
         }
@@ -369,65 +361,76 @@ impl Partition {
     }
 
     fn may_search(&mut self, now: Timestamp) -> bool {
-        let may = self
-            .searched
+        // The clock may have been set back.
+        let may_search = self
+            .last_search
             .is_none_or(|last| now.since(last) >= SEARCH_INTERVAL.duration() || now < last);
-        if may {
-            self.searched = Some(now);
+        if may_search {
+            self.last_search = Some(now);
         }
-        may
+        may_search
     }
 
-    /// Records that would lose no time at the end of the tier they belong to, taken out of a window that
-    /// is full of records that are not due, so that what stands behind them is not late.
+    /// Takes records out of a full window that can move to the end of the tier that fits their remaining wait, each
+    /// with the topic of that tier. They would still be released in time there, and records behind them are read before
+    /// they are late.
     ///
-    /// To the end of the same tier a record goes only after it has stood in it for the tier's delay. What stands
-    /// behind it was written later and is not due sooner than that after its writing, so nothing is late by it, and
-    /// a long wait in a short tier is not written again and again.
-    fn misplaced(
+    /// A record moves to the end of the same tier only after it has waited there for the tier's delay. So a long wait
+    /// in a short tier is not written over and over. Records behind it are due that delay or more after they were
+    /// written, so they are still read in time.
+    fn take_misplaced(
         &mut self,
-        tier: Span,
+        tier: HumanDuration,
         now: Timestamp,
         limit: usize,
         is_missing: &IsMissing,
     ) -> Vec<(Waiting, Arc<str>)> {
-        let source = self.source.clone();
+        let topic = self.topic.clone();
         let fitting = |waiting: &Waiting| {
-            let left = Span::from(waiting.due.since(now));
-            (left, source.served.pipeline.tier_for(left))
+            let remaining = HumanDuration::from(waiting.due.since(now));
+            (remaining, topic.served.pipeline.tier_for(remaining))
         };
-        let may_go = |waiting: &Waiting| {
-            let (left, fitting) = fitting(waiting);
-            let is_elsewhere = fitting != tier || waiting.has_stood(tier, now);
-            fitting <= left && is_elsewhere && !is_missing(&source.carriers[&fitting])
+        let is_misplaced = |waiting: &Waiting| {
+            let (remaining, fitting) = fitting(waiting);
+            let may_move = fitting != tier || waiting.has_waited(tier, now);
+            // A tier whose delay exceeds the remaining wait could release the record late.
+            fitting <= remaining && may_move && !is_missing(&topic.tier_topics[&fitting])
         };
-        let taken = self.window.take(limit, may_go);
+        let taken = self.window.take(limit, is_misplaced);
         let with_topic = |waiting: Waiting| {
             let (_, tier) = fitting(&waiting);
-            (waiting, source.carriers[&tier].clone())
+            (waiting, topic.tier_topics[&tier].clone())
         };
         taken.into_iter().map(with_topic).collect()
     }
 }
 
-/// Until when a record waits and where to, if what a tier relies on can be read.
+/// Reads the due time and the return topic of a waiting record.
 ///
-/// The settings of today do not matter to a record that waits already: it was written under others. So any time lock
-/// is kept that a configuration may ask for, and a wait ends in the topic that the record names, where that is one of
-/// the pipeline's own. When it ends elsewhere, the record says so from then on.
-fn lock_of(served: &Served, record: &mut Record, now: Timestamp) -> Result<(Timestamp, Arc<str>), Failure> {
-    let ours = ReservedHeaders::read(record)?;
-    let named = ours.return_topic()?;
-    let to = served.returns.topic(named).clone();
-    let due = ours.process_after(now, MAX_WAIT)?;
-    if *named != *to {
-        headers::readdress(&mut record.headers, &to);
+/// The record was written under the configuration of that time, which may have changed. So the time lock may be as long
+/// as any configuration allows, and the record returns to the topic in its headers if that is the pipeline's due topic
+/// or source. Any other return topic, from a former configuration or a forged header, is replaced.
+///
+/// # Errors
+/// A failure with the class `malformed` when the headers are invalid.
+fn read_time_lock(
+    served: &ServedPipeline,
+    record: &mut Record,
+    now: Timestamp,
+) -> Result<(Timestamp, Arc<str>), Failure> {
+    let reserved = ReservedHeaders::read(record)?;
+    let named = reserved.return_topic()?;
+    let return_topic = served.returns.topic(named).clone();
+    let due = reserved.process_after(now, MAX_WAIT)?;
+    if *named != *return_topic {
+        // Workers of a pipeline with `return_to: due` recognise a retry in the source by this header.
+        headers::set_return_topic(&mut record.headers, &return_topic);
     }
-    Ok((due, to))
+    Ok((due, return_topic))
 }
 
-/// The span of a wait, from the failure to the release, as a child of the attempt that failed.
-fn trace_wait(tracer: &Tracer, tier: Span, waiting: &Waiting, now: Timestamp) {
+/// Records the span of a wait, from the failure to the release. Its parent is the failed attempt.
+fn trace_wait(tracer: &Tracer, tier: HumanDuration, waiting: &Waiting, now: Timestamp) {
     if !tracer.is_on() {
         return;
     }

@@ -1,34 +1,32 @@
-//! The look-ahead of one partition: a bounded number of waiting records, ordered by due time.
+//! The look-ahead of a partition: waiting records by due time.
 //!
-//! Records of a tier are nearly in the order of their due times, so they are kept in a queue; only those
-//! that are due before the one in front of them (jitter, `Retry-After`, clocks) go into a heap beside it.
+//! Records of a tier are nearly in the order of their due times, so most are kept in a queue. A record that is due
+//! before the last one in the queue (because of jitter, `Retry-After` or different clocks) goes into a heap.
 
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, VecDeque};
 use std::sync::Arc;
 
-use redeliver_core::{Record, Span, Timestamp};
+use redeliver_core::{HumanDuration, Record, Timestamp};
 
 /// A record that waits for its due time.
 #[derive(Debug)]
 pub(crate) struct Waiting {
-    /// Not before.
     pub(crate) due: Timestamp,
-    /// The topic in which its wait ends.
-    pub(crate) to: Arc<str>,
-    /// The record.
+    pub(crate) return_topic: Arc<str>,
     pub(crate) record: Record,
 }
 
 impl Waiting {
-    /// Whether the record was written at least so long ago. A time that cannot be is not believed.
-    pub(crate) fn has_stood(&self, span: Span, now: Timestamp) -> bool {
+    /// Whether the record was written at least this long ago. True if its timestamp is missing or in the future, and so
+    /// cannot be trusted.
+    pub(crate) fn has_waited(&self, duration: HumanDuration, now: Timestamp) -> bool {
         let written = self.record.timestamp;
-        written.is_none_or(|written| written > now || now.since(written) >= span.duration())
+        written.is_none_or(|written| written > now || now.since(written) >= duration.duration())
     }
 }
 
-/// Waiting records of one partition, earliest due first.
+/// Waiting records of a partition.
 #[derive(Debug, Default)]
 pub(crate) struct Window {
     in_order: VecDeque<Waiting>,
@@ -60,7 +58,7 @@ impl PartialOrd for Straggler {
 }
 
 impl Ord for Straggler {
-    /// The greatest is the one that is due first, as a `BinaryHeap` wants it.
+    /// Reversed, because a `BinaryHeap` returns the greatest first.
     fn cmp(&self, other: &Self) -> Ordering {
         other.key().cmp(&self.key())
     }
@@ -86,12 +84,11 @@ impl Window {
         }
     }
 
-    /// When the next record is due.
     pub(crate) fn next_due(&self) -> Option<Timestamp> {
         self.next().map(|waiting| waiting.due)
     }
 
-    /// The record that is due first, if it is due at `now`.
+    /// Removes the record that is due first, if it is due at `now`.
     pub(crate) fn pop_due(&mut self, now: Timestamp) -> Option<Waiting> {
         let due = self.next_due().filter(|due| *due <= now)?;
         let from_queue = self.in_order.front().is_some_and(|front| front.due == due);
@@ -104,8 +101,8 @@ impl Window {
         Some(waiting)
     }
 
-    /// Takes out the records that are chosen, at most `limit` of them.
-    pub(crate) fn take(&mut self, limit: usize, is_chosen: impl Fn(&Waiting) -> bool) -> Vec<Waiting> {
+    /// Removes at most `limit` records for which `is_taken` returns true.
+    pub(crate) fn take(&mut self, limit: usize, is_taken: impl Fn(&Waiting) -> bool) -> Vec<Waiting> {
         let mut taken = Vec::new();
         let mut kept = Vec::with_capacity(self.len());
         let all = self
@@ -113,7 +110,7 @@ impl Window {
             .drain(..)
             .chain(self.stragglers.drain().map(|straggler| straggler.0));
         for waiting in all {
-            if taken.len() < limit && is_chosen(&waiting) {
+            if taken.len() < limit && is_taken(&waiting) {
                 taken.push(waiting);
             } else {
                 kept.push(waiting);
@@ -129,7 +126,7 @@ impl Window {
         self.in_order.len() + self.stragglers.len()
     }
 
-    /// Bytes held by the records, about.
+    /// Approximate size of the records in memory.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
@@ -162,14 +159,14 @@ mod tests {
         };
         Waiting {
             due: Timestamp::from_millis(due),
-            to: "due".into(),
+            return_topic: "due".into(),
             record,
         }
     }
 
     proptest! {
         #[test]
-        fn records_leave_when_due_and_earliest_first(
+        fn records_are_released_when_due_and_earliest_first(
             dues in proptest::collection::vec(0_i64..1000, 0..200), steps in proptest::collection::vec(0_i64..1000, 1..20),
         ) {
             let mut window = Window::default();
@@ -190,14 +187,14 @@ mod tests {
                 }
                 prop_assert!(window.next_due().is_none_or(|due| due.as_millis() > now));
             }
-            prop_assert_eq!(left + window.len() + arrivals.len(), dues.len(), "none is lost");
+            prop_assert_eq!(left + window.len() + arrivals.len(), dues.len(), "no record is lost");
             if window.len() == 0 {
                 prop_assert_eq!(window.bytes(), 0);
             }
         }
 
         #[test]
-        fn taking_far_records_leaves_the_rest_in_order(dues in proptest::collection::vec(0_i64..100, 0..50), limit in 0_usize..60) {
+        fn taking_records_leaves_the_rest_in_order(dues in proptest::collection::vec(0_i64..100, 0..50), limit in 0_usize..60) {
             let mut window = Window::default();
             for (offset, due) in dues.iter().enumerate() {
                 window.push(waiting(*due, i64::try_from(offset).unwrap()));

@@ -1,7 +1,7 @@
-//! What the index costs Redis: CPU time of its one thread per job, and bytes per job that waits.
+//! Measures the cost of the index in Redis: CPU time of its main thread per job, and memory per scheduled job.
 //!
-//! `cargo run --package redeliver-scheduler --example index_cost`. It starts a Redis of its own. Only Redis's own
-//! figures are shown, which do not depend on how this program was built.
+//! `cargo run --package redeliver-scheduler --example index_cost` starts a Redis of its own. All figures are reported by
+//! Redis, so they do not depend on the build profile of this program.
 
 use std::time::Duration;
 
@@ -14,25 +14,25 @@ use redeliver_runtime::tasks::Tasks;
 use redeliver_scheduler::codec::{self, RetentionPolicy};
 use redeliver_scheduler::index::redis::RedisIndex;
 use redeliver_scheduler::index::{Batch, Change, Effect, Index, Lookup, Owner};
-use redeliver_scheduler::job::{Job, JobId, Kind, Payload, Priority, State};
+use redeliver_scheduler::job::{Job, JobId, JobState, Kind, Payload, Priority};
 use redeliver_testkit::LocalRedis;
 
 const JOBS: u32 = 100_000;
 const OWNER: Owner = Owner(1);
-const MEMORY: RetentionPolicy = RetentionPolicy {
+const RETENTION: RetentionPolicy = RetentionPolicy {
     keys: Duration::from_secs(86_400),
     ended: Duration::from_secs(86_400),
 };
 const NOW: Timestamp = Timestamp::from_millis(1_763_722_800_000);
 
 fn job(shard: i32, number: u32, has_key: bool) -> Job {
-    // Due times have nothing to do with the order of requests.
+    // Due times are independent of the order of requests.
     let ahead = fastrand::Rng::with_seed(number.into()).u64(..86_400_000);
     Job {
         id: JobId::new(NOW, shard, i64::from(number)),
         app: "sms".into(),
         kind: Kind::App,
-        state: State::Scheduled,
+        state: JobState::Scheduled,
         priority: Priority::Normal,
         due: NOW.after(Duration::from_millis(ahead)),
         accepted: NOW,
@@ -51,7 +51,7 @@ fn job(shard: i32, number: u32, has_key: bool) -> Job {
 }
 
 fn change(job: &Job) -> Change {
-    codec::change(job, codec::encode(job), MEMORY)
+    codec::change(job, codec::encode(job), RETENTION)
 }
 
 struct Bench {
@@ -69,7 +69,7 @@ impl Bench {
         field(&self.info(InfoKind::Memory).await, "used_memory:")
     }
 
-    /// Seconds of CPU that Redis's thread for commands has used.
+    /// The CPU time of the main thread of Redis in seconds.
     async fn cpu(&self) -> f64 {
         let cpu = self.info(InfoKind::Cpu).await;
         field(&cpu, "used_cpu_user_main_thread:") + field(&cpu, "used_cpu_sys_main_thread:")
@@ -79,20 +79,20 @@ impl Bench {
         self.before = self.cpu().await;
     }
 
-    async fn end(&self, what: &str, jobs: u32) {
+    async fn end(&self, name: &str, jobs: u32) {
         let spent = (self.cpu().await - self.before) * 1e6;
-        println!("{what:<44} {:>7.2} us/job", spent / f64::from(jobs));
+        println!("{name:<44} {:>7.2} us/job", spent / f64::from(jobs));
     }
 
     async fn apply(&self, shard: i32, from: i64, size: usize, changes: Vec<Change>) -> i64 {
         let mut at = from;
-        for some in changes.chunks(size) {
-            let to = at + i64::try_from(some.len()).expect("few changes");
+        for chunk in changes.chunks(size) {
+            let to = at + i64::try_from(chunk.len()).expect("few changes");
             let batch = Batch {
                 from: at,
                 to,
-                changes: some.to_vec(),
-                seal: None,
+                changes: chunk.to_vec(),
+                last_record: None,
                 force: false,
             };
             self.index.apply(shard, OWNER, &batch, NOW).await.expect("apply");
@@ -101,8 +101,8 @@ impl Bench {
         at
     }
 
-    /// Scheduled, seen ahead, looked up, ended, forgotten; and what they take while they wait.
-    async fn life(&mut self, shard: i32, has_key: bool, size: usize) {
+    /// Schedules, scans, looks up, ends and forgets jobs, and measures their memory.
+    async fn lifecycle(&mut self, shard: i32, has_key: bool, size: usize) {
         let keys = if has_key { "with" } else { "without" };
         println!("\n{JOBS} jobs of 200 bytes {keys} idempotency keys, {size} in a batch");
         self.index.claim(shard, OWNER).await.expect("claim");
@@ -115,22 +115,22 @@ impl Bench {
             .await;
         self.end("apply, scheduled", JOBS).await;
         let bytes = (self.used_memory().await - memory) / f64::from(JOBS);
-        println!("{:<44} {bytes:>7.0} bytes/job", "used_memory while they wait");
+        println!("{:<44} {bytes:>7.0} bytes/job", "used_memory, scheduled");
 
         self.begin().await;
         let (mut after, mut rows) = (None, 0);
         loop {
             let until = NOW.after(Duration::from_secs(100_000));
-            let ahead = self.index.ahead(shard, after, until, 1_000, 1 << 20);
-            let ahead = ahead.await.expect("ahead");
-            rows += ahead.rows.len();
-            after = ahead.rows.last().map(|row| row.cursor);
-            if ahead.is_complete {
+            let scan = self.index.due_scan(shard, after, until, 1_000, 1 << 20);
+            let scan = scan.await.expect("due_scan");
+            rows += scan.rows.len();
+            after = scan.rows.last().map(|row| row.cursor);
+            if scan.is_complete {
                 break;
             }
         }
         assert_eq!(rows, jobs.len());
-        self.end("ahead, pages of 1000", JOBS).await;
+        self.end("due_scan, pages of 1000", JOBS).await;
 
         let lookups: Vec<Lookup> = jobs
             .iter()
@@ -140,8 +140,8 @@ impl Bench {
             })
             .collect();
         self.begin().await;
-        for some in lookups.chunks(size) {
-            self.index.look_up(shard, some, NOW).await.expect("look_up");
+        for chunk in lookups.chunks(size) {
+            self.index.look_up(shard, chunk, NOW).await.expect("look_up");
         }
         self.end("look_up", JOBS).await;
 
@@ -149,16 +149,13 @@ impl Bench {
         by_due.sort_by_key(|job| job.due);
         let ended: Vec<Change> = by_due
             .iter()
-            .map(|job| change(&job.ended(State::Dispatched, job.due)))
+            .map(|job| change(&job.ended(JobState::Dispatched, job.due)))
             .collect();
         self.begin().await;
         let offset = self.apply(shard, offset, size, ended).await;
         self.end("apply, dispatched", JOBS).await;
         let bytes = (self.used_memory().await - memory) / f64::from(JOBS);
-        println!(
-            "{:<44} {bytes:>7.0} bytes/job",
-            "used_memory while they are remembered"
-        );
+        println!("{:<44} {bytes:>7.0} bytes/job", "used_memory, dispatched");
 
         let forgotten = by_due.iter().map(|job| Change {
             id: job.id,
@@ -183,7 +180,7 @@ impl Bench {
         self.end("clear, jobs with keys", JOBS).await;
         println!(
             "{:<44} {:>7.0} ms",
-            "in all, with the way there and back",
+            "clear, total time including round trips",
             started.elapsed().as_secs_f64() * 1e3
         );
         let slow = self.slowlog("GET").await.into_array();
@@ -192,12 +189,12 @@ impl Bench {
             .filter_map(|entry| entry.into_array()[2].as_u64())
             .max();
         let slowest = slowest.map_or("under 10 ms".to_owned(), |time| format!("{time} us"));
-        println!("{:<44} {slowest:>15}", "its slowest step");
+        println!("{:<44} {slowest:>15}", "clear, slowest step");
     }
 
-    async fn slowlog(&self, what: &str) -> Value {
+    async fn slowlog(&self, subcommand: &str) -> Value {
         let command = CustomCommand::new_static("SLOWLOG", ClusterHash::Random, false);
-        self.raw.custom(command, vec![what]).await.expect("SLOWLOG")
+        self.raw.custom(command, vec![subcommand]).await.expect("SLOWLOG")
     }
 }
 
@@ -222,8 +219,8 @@ async fn main() {
         raw,
         before: 0.0,
     };
-    bench.life(0, false, 500).await;
-    bench.life(1, true, 500).await;
-    bench.life(2, false, 20).await;
+    bench.lifecycle(0, false, 500).await;
+    bench.lifecycle(1, true, 500).await;
+    bench.lifecycle(2, false, 20).await;
     bench.clear(3).await;
 }

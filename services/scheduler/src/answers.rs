@@ -1,8 +1,8 @@
-//! Answers to commands: whoever wrote a command into the ingest topic waits here for its outcome, which comes
-//! back through the answers topic once it is committed.
+//! Delivers the outcomes of commands to the requests that wait for them. The shard writes an outcome to the answers topic
+//! in the transaction that decides the command.
 //!
-//! Every process reads all of the answers topic from the moment it starts, and keeps what is its own: the key
-//! of an answer is the process's token and the number of the question.
+//! Every process follows the whole answers topic from its end, and picks out its own answers: the key of an answer is the
+//! token of the process and the number of the request.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -18,16 +18,16 @@ use redeliver_runtime::health::Part;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
-/// The most callers that wait at the same time.
+/// The maximum number of requests that wait at the same time.
 const MAX_WAITING: usize = 20_000;
-/// How soon the thread sees that it is to end.
+/// How often the thread checks for shutdown.
 const POLL: Duration = Duration::from_millis(100);
-/// How long it waits before it asks a broker again that did not answer.
-const PAUSE: Duration = Duration::from_millis(500);
+/// The time between two attempts to follow the topic.
+const RETRY_DELAY: Duration = Duration::from_millis(500);
 
-/// Those who wait. A cheap handle.
+/// The requests of this process that wait for outcomes. Clones share them.
 #[derive(Clone)]
-pub(crate) struct Waiting(Arc<Shared>);
+pub(crate) struct PendingOutcomes(Arc<Shared>);
 
 struct Shared {
     token: u64,
@@ -40,20 +40,19 @@ struct Callers {
     senders: HashMap<u64, oneshot::Sender<v1::CommandOutcome>>,
 }
 
-/// Too many wait already.
+/// The maximum number of requests wait already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{MAX_WAITING} callers wait for outcomes already")]
-pub(crate) struct TooMany;
+#[error("{MAX_WAITING} requests are waiting for outcomes, which is the maximum")]
+pub(crate) struct TooManyWaiting;
 
-/// A place among those who wait; given up when it is dropped.
-pub(crate) struct Place {
-    waiting: Waiting,
+/// A registered request. Dropping it ends the registration.
+pub(crate) struct PendingOutcome {
+    outcomes: PendingOutcomes,
     number: u64,
     receiver: oneshot::Receiver<v1::CommandOutcome>,
 }
 
-impl Waiting {
-    /// Nobody waits yet.
+impl PendingOutcomes {
     pub(crate) fn new() -> Self {
         Self(Arc::new(Shared {
             token: fastrand::u64(..),
@@ -61,41 +60,41 @@ impl Waiting {
         }))
     }
 
-    /// Takes a place, before the command is written that [`Place::name`] goes with.
-    pub(crate) fn take_place(&self) -> Result<Place, TooMany> {
+    /// Registers a request. The command must be written afterwards, with [`PendingOutcome::answer_to`].
+    pub(crate) fn register(&self) -> Result<PendingOutcome, TooManyWaiting> {
         let mut callers = self.callers();
         if callers.senders.len() >= MAX_WAITING {
-            return Err(TooMany);
+            return Err(TooManyWaiting);
         }
         let (sender, receiver) = oneshot::channel();
         let number = callers.next;
         callers.next += 1;
         callers.senders.insert(number, sender);
-        Ok(Place {
-            waiting: self.clone(),
+        Ok(PendingOutcome {
+            outcomes: self.clone(),
             number,
             receiver,
         })
     }
 
-    /// Passes an answer on, if somebody here waits for it.
-    fn give(&self, record: &Record) {
-        let Some(sender) = record.key.as_deref().and_then(|name| self.claim(name)) else {
+    /// Delivers an answer to the request that waits for it, if it is one of this process.
+    fn deliver(&self, record: &Record) {
+        let Some(sender) = record.key.as_deref().and_then(|name| self.take_sender(name)) else {
             return;
         };
         let Some(outcome) = record.value.clone().map(v1::CommandOutcome::decode) else {
             return;
         };
         match outcome {
-            // Whoever waited may have gone in this moment.
+            // Fails if the request has just stopped waiting.
             Ok(outcome) => drop(sender.send(outcome)),
             Err(error) => {
-                tracing::error!(position = %record.position, %error, "the answers topic holds something that is no answer");
+                tracing::error!(position = %record.position, %error, "answers topic contains an invalid record");
             }
         }
     }
 
-    fn claim(&self, name: &[u8]) -> Option<oneshot::Sender<v1::CommandOutcome>> {
+    fn take_sender(&self, name: &[u8]) -> Option<oneshot::Sender<v1::CommandOutcome>> {
         let (token, number) = std::str::from_utf8(name).ok()?.split_once('-')?;
         if u64::from_str_radix(token, 16) != Ok(self.0.token) {
             return None;
@@ -108,8 +107,8 @@ impl Waiting {
         self.0.callers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Follows the answers topic until `shutdown`, on a thread of its own. `part` is ready from the moment on
-    /// from which no answer is missed; until then nothing may be asked.
+    /// Follows the answers topic until `shutdown`, on the caller's thread. `part` is ready, and `started` fires, once the
+    /// position in the topic is known. A command that is written earlier could miss its outcome.
     pub(crate) fn follow(
         &self,
         kafka: &KafkaSettings,
@@ -123,66 +122,65 @@ impl Waiting {
             let mut tail = match TopicTail::from_end(kafka, std::slice::from_ref(topic)) {
                 Ok(tail) => tail,
                 Err(error) => {
-                    tell(part, &error);
-                    std::thread::park_timeout(PAUSE);
+                    report_error(part, &error);
+                    std::thread::park_timeout(RETRY_DELAY);
                     continue;
                 }
             };
             part.ready();
             if let Some(started) = started.take() {
-                // Nobody listens when the process is already ending.
+                // The receiver is gone if the process is shutting down.
                 let _ = started.send(());
             }
-            if let Err(error) = self.pass_on(&mut tail, shutdown) {
-                // What is answered until there is a new tail is missed; its callers are told that they do not
-                // know it.
-                tell(part, &error);
-                std::thread::park_timeout(PAUSE);
+            if let Err(error) = self.deliver_all(&mut tail, shutdown) {
+                // Answers that arrive before the next tail is open are lost. Their requests time out as undecided.
+                report_error(part, &error);
+                std::thread::park_timeout(RETRY_DELAY);
             }
         }
     }
 
-    fn pass_on(&self, tail: &mut TopicTail, shutdown: &CancellationToken) -> Result<(), ReadError> {
+    fn deliver_all(&self, tail: &mut TopicTail, shutdown: &CancellationToken) -> Result<(), ReadError> {
         while !shutdown.is_cancelled() {
             if let Some(record) = tail.next(POLL)? {
-                self.give(&record);
+                self.deliver(&record);
             }
         }
         Ok(())
     }
 }
 
-fn tell(part: &Part, error: &ReadError) {
+fn report_error(part: &Part, error: &ReadError) {
     let reason = error_chain(error);
-    tracing::warn!(reason, "the answers topic cannot be followed; trying again");
+    tracing::warn!(reason, "cannot follow the answers topic; retrying");
     part.not_ready(reason);
 }
 
-impl Place {
-    /// What the command says of who waits.
-    pub(crate) fn name(&self) -> String {
-        format!("{:016x}-{:x}", self.waiting.0.token, self.number)
+impl PendingOutcome {
+    /// The value for the field `answer_to` of the command.
+    pub(crate) fn answer_to(&self) -> String {
+        format!("{:016x}-{:x}", self.outcomes.0.token, self.number)
     }
 
-    /// The outcome. Never ends when none comes.
+    /// Waits for the outcome, forever if there is none.
     pub(crate) async fn outcome(&mut self) -> v1::CommandOutcome {
         match (&mut self.receiver).await {
             Ok(outcome) => outcome,
-            // An answer that could not be read.
+            // The answer was invalid.
             Err(_) => std::future::pending().await,
         }
     }
 }
 
-impl Drop for Place {
+impl Drop for PendingOutcome {
     fn drop(&mut self) {
-        self.waiting.callers().senders.remove(&self.number);
+        self.outcomes.callers().senders.remove(&self.number);
     }
 }
 
-impl fmt::Debug for Waiting {
+impl fmt::Debug for PendingOutcomes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Waiting")
+        f.debug_struct("PendingOutcomes")
             .field("callers", &self.callers().senders.len())
             .finish_non_exhaustive()
     }
@@ -215,36 +213,37 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn each_caller_gets_the_answer_to_its_own_question() {
-        let (waiting, other_process) = (Waiting::new(), Waiting::new());
-        let mut first = waiting.take_place().unwrap();
-        let mut second = waiting.take_place().unwrap();
-        let foreign = other_process.take_place().unwrap();
-        waiting.give(&answer(&foreign.name(), "foreign"));
-        waiting.give(&answer(&second.name(), "second"));
-        waiting.give(&answer(&first.name(), "first"));
+    async fn each_request_gets_its_own_outcome() {
+        let (outcomes, other_process) = (PendingOutcomes::new(), PendingOutcomes::new());
+        let mut first = outcomes.register().unwrap();
+        let mut second = outcomes.register().unwrap();
+        let foreign = other_process.register().unwrap();
+        outcomes.deliver(&answer(&foreign.answer_to(), "foreign"));
+        outcomes.deliver(&answer(&second.answer_to(), "second"));
+        outcomes.deliver(&answer(&first.answer_to(), "first"));
         assert_eq!(first.outcome().await.reason, "first");
         assert_eq!(second.outcome().await.reason, "second");
     }
 
     #[test]
-    fn a_place_that_is_given_up_is_free_again() {
-        let waiting = Waiting::new();
-        let places: Vec<Place> = (0..MAX_WAITING).map(|_| waiting.take_place().unwrap()).collect();
-        assert_eq!(waiting.take_place().err(), Some(TooMany));
-        let name = places[0].name();
-        drop(places);
-        assert!(waiting.callers().senders.is_empty());
-        // An answer that comes too late is nobody's.
-        waiting.give(&answer(&name, "late"));
-        assert!(waiting.take_place().is_ok());
+    fn a_dropped_registration_makes_room_for_another() {
+        let outcomes = PendingOutcomes::new();
+        let registered: Vec<PendingOutcome> =
+            (0..MAX_WAITING).map(|_| outcomes.register().unwrap()).collect();
+        assert_eq!(outcomes.register().err(), Some(TooManyWaiting));
+        let name = registered[0].answer_to();
+        drop(registered);
+        assert!(outcomes.callers().senders.is_empty());
+        // A late answer is ignored.
+        outcomes.deliver(&answer(&name, "late"));
+        assert!(outcomes.register().is_ok());
     }
 
     #[test]
-    fn what_is_no_answer_of_ours_is_passed_over() {
-        let waiting = Waiting::new();
-        let place = waiting.take_place().unwrap();
-        let token = place.name().split_once('-').unwrap().0.to_owned();
+    fn answers_of_other_processes_and_invalid_ones_are_ignored() {
+        let outcomes = PendingOutcomes::new();
+        let pending = outcomes.register().unwrap();
+        let token = pending.answer_to().split_once('-').unwrap().0.to_owned();
         for name in [
             "",
             "-",
@@ -254,11 +253,11 @@ mod tests {
             &format!("{token}-"),
             &format!("{token}-zz"),
         ] {
-            waiting.give(&answer(name, "no"));
+            outcomes.deliver(&answer(name, "no"));
         }
         let mut empty = answer("", "");
         empty.key = None;
-        waiting.give(&empty);
-        assert_eq!(waiting.callers().senders.len(), 1);
+        outcomes.deliver(&empty);
+        assert_eq!(outcomes.callers().senders.len(), 1);
     }
 }

@@ -1,9 +1,10 @@
-//! The API: gRPC and REST on one port, with the same meaning.
+//! The API: gRPC and REST on one port, with the same operations.
 //!
-//! | module | idea |
+//! | module | purpose |
 //! |---|---|
-//! | `jobs` | what is asked of the scheduler, whatever the protocol: commands through Kafka, reads from the index |
-//! | `refusal` | why something is not done, in the words of gRPC and of HTTP |
+//! | `jobs` | the operations: commands through Kafka, queries of the index |
+//! | `error` | errors of requests |
+//! | `problem` | problem documents of REST |
 //! | `grpc` | `redeliver.v1.JobService` |
 //! | `rest` | `/v1/jobs` and `/v1/stats` |
 //! | `view` | jobs as JSON |
@@ -22,43 +23,44 @@ use redeliver_proto::auth::RequireToken;
 use redeliver_proto::v1::job_service_server::JobServiceServer;
 use redeliver_runtime::config::Secret;
 use redeliver_runtime::listen::Listener;
-use redeliver_worker::host::Host;
+use redeliver_service::host::Host;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tonic::service::interceptor::InterceptedService;
 
-use crate::answers::Waiting;
+use crate::answers::PendingOutcomes;
+use crate::config::rules;
 use crate::index::Index;
-use crate::service::rules;
 
+mod error;
 mod grpc;
 mod jobs;
-mod refusal;
+mod problem;
 mod rest;
 mod view;
 
-pub(crate) use jobs::Jobs;
+use jobs::Jobs;
 
-/// How long requests may take to end once the process is ending.
-const LAST_REQUESTS: Duration = Duration::from_secs(5);
+/// How long requests in progress may take once the process shuts down.
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
 
-/// The API cannot be served.
+/// A failure of the API server.
 #[derive(Debug, thiserror::Error)]
 pub enum ApiError {
     /// The server failed.
-    #[error("the server of the API failed")]
+    #[error("serving the API")]
     Serve(#[source] io::Error),
-    /// The schemas that the server describes itself with cannot be read.
-    #[error("gRPC reflection")]
+    /// The descriptors for gRPC reflection are invalid.
+    #[error("setting up gRPC reflection")]
     Reflection(#[from] tonic_reflection::server::Error),
 }
 
-/// Adds the API to a host, beside the lanes of [`crate::mount`] in this process or another. Requests are answered
-/// from the moment on from which outcomes of commands are heard.
+/// Adds the API to a host. The lanes of [`crate::mount`] can run in this process or in others. The API serves requests once
+/// it follows the answers topic.
 ///
 /// # Errors
-/// When the token cannot be read, the ingest topic cannot be looked at, or the system gives no thread.
+/// When the token or the partitions of the ingest topic cannot be read, or a thread cannot be started.
 pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> anyhow::Result<()> {
     let config = host.config.clone();
     let scheduler = &config.scheduler;
@@ -66,11 +68,11 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
     let (kafka, topic) = (host.kafka.clone(), ingest.clone());
     let partitions = tokio::task::spawn_blocking(move || reader::partitions(&kafka, &topic))
         .await
-        .context("looking at the ingest topic")??;
+        .context("reading the partitions of the ingest topic")??;
     let token = scheduler.api().token("scheduler")?;
     let require = RequireToken::new(token.as_ref().map(Secret::expose));
-    let waiting = Waiting::new();
-    let address = listener.local_addr().context("looking at the port of the API")?;
+    let outcomes = PendingOutcomes::new();
+    let address = listener.local_addr().context("reading the address of the API")?;
     let shutdown = host.tasks.shutdown().clone();
     let jobs = Arc::new(Jobs {
         index,
@@ -79,33 +81,33 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
         partitions,
         rules: rules(&config)?,
         window: config.scheduler.window.duration(),
-        waiting: waiting.clone(),
+        outcomes: outcomes.clone(),
         clock: host.clock.clone(),
         shutdown: shutdown.clone(),
     });
 
     let part = host.health.part("scheduler-answers");
-    let (started, hears) = oneshot::channel();
+    let (started, follows) = oneshot::channel();
     let (kafka, topic) = (host.kafka.clone(), scheduler.topics.answers.as_str().into());
     host.tasks.spawn_thread("scheduler-answers", {
         let shutdown = shutdown.clone();
         move || {
-            waiting.follow(&kafka, &topic, &part, started, &shutdown);
+            outcomes.follow(&kafka, &topic, &part, started, &shutdown);
             Ok::<(), io::Error>(())
         }
     })?;
     host.tasks.spawn("scheduler-api", async move {
-        if hears.await.is_err() {
-            // The process is ending already.
+        if follows.await.is_err() {
+            // The process is shutting down.
             return Ok(());
         }
-        tracing::info!(%address, "serving the job API, gRPC and REST");
+        tracing::info!(%address, "serving the job API (gRPC and REST)");
         serve(listener, jobs, require, shutdown).await
     });
     Ok(())
 }
 
-/// Answers requests until `shutdown`, and those that are under way for a little longer.
+/// Serves requests until `shutdown`, and gives those in progress some time to complete.
 async fn serve<I: Index>(
     listener: Listener,
     jobs: Arc<Jobs<I>>,
@@ -115,9 +117,9 @@ async fn serve<I: Index>(
     let router = router(jobs, require).await?;
     let serving = axum::serve(listener, router).with_graceful_shutdown(shutdown.clone().cancelled_owned());
     tokio::select! {
-        ended = serving.into_future() => ended.map_err(ApiError::Serve),
-        () = async { shutdown.cancelled().await; tokio::time::sleep(LAST_REQUESTS).await; } => {
-            tracing::warn!("requests to the API were still under way; their connections are closed");
+        result = serving.into_future() => result.map_err(ApiError::Serve),
+        () = async { shutdown.cancelled().await; tokio::time::sleep(SHUTDOWN_GRACE).await; } => {
+            tracing::warn!("closing connections with requests in progress");
             Ok(())
         }
     }
@@ -140,7 +142,6 @@ async fn router<I: Index>(jobs: Arc<Jobs<I>>, require: RequireToken) -> Result<R
     Ok(rest::router(jobs, require).merge(grpc).fallback(not_found))
 }
 
-/// What is served here, of all schemas.
 fn reflection() -> tonic_reflection::server::Builder<'static> {
     tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(redeliver_proto::DESCRIPTORS)
@@ -152,8 +153,8 @@ fn reflection() -> tonic_reflection::server::Builder<'static> {
 async fn not_found(request: Request<axum::body::Body>) -> Response {
     let content_type = request.headers().get(header::CONTENT_TYPE);
     if content_type.is_some_and(|value| value.as_bytes().starts_with(b"application/grpc")) {
-        let status = tonic::Status::unimplemented("there is no such method");
+        let status = tonic::Status::unimplemented("unknown service or method");
         return status.into_http::<axum::body::Body>();
     }
-    rest::nothing_there().into_response()
+    rest::not_found().into_response()
 }

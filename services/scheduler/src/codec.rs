@@ -1,4 +1,4 @@
-//! Jobs as the state topic and the index keep them, and as answers and the API show them.
+//! The format of jobs in the state topic and the index, and in answers and the API.
 
 use std::sync::Arc;
 
@@ -10,30 +10,27 @@ use redeliver_proto::convert::{
 use redeliver_proto::{Message as _, v1};
 
 use crate::index::{Change, Effect, KeyEntry};
-use crate::job::{Job, JobId, Kind, Payload, RequestHash, State};
+use crate::job::{FORMAT, Job, JobId, JobState, Kind, Payload, RequestHash};
 use crate::request::key_hash;
 
-/// A record that is no job.
+/// Why a record cannot be decoded as a job.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CodecError {
-    /// Not the protobuf message.
+    /// It is not the protobuf message.
     #[error("not a job record: {0}")]
     Malformed(String),
-    /// A field has no possible value.
+    /// A field is missing or out of range.
     #[error("field `{0}` of a job record is missing or out of range")]
     Field(&'static str),
-    /// Written by a newer scheduler; what of it is not known.
+    /// A newer scheduler wrote it; contains the unsupported part.
     #[error("{0}")]
     Newer(String),
 }
 
-/// The latest format of job records that this version knows, and the one it writes.
-pub const FORMAT: u32 = 0;
-
-/// A job as the value of the state topic.
+/// Encodes a job as the value of a state record.
 #[must_use]
 pub fn encode(job: &Job) -> Bytes {
-    let waits = job.state == State::Scheduled;
+    let waits = job.state == JobState::Scheduled;
     let record = v1::JobRecord {
         app: job.app.to_string(),
         state: to_state(job.state).into(),
@@ -60,15 +57,15 @@ pub fn encode(job: &Job) -> Bytes {
     record.encode_to_vec().into()
 }
 
-/// A job from a value of the state topic. Key and value stay slices of `bytes`.
+/// Decodes the value of a state record. The payload's key and value are slices of `bytes`.
 ///
 /// # Errors
-/// When these are not the bytes of a job.
+/// When the bytes are not a job, or a newer scheduler wrote them.
 pub fn decode(id: JobId, bytes: &Bytes) -> Result<Job, CodecError> {
     let record =
         v1::JobRecord::decode(bytes.clone()).map_err(|error| CodecError::Malformed(error.to_string()))?;
     if record.format > FORMAT {
-        let found = format!("its format is {}, and this version knows {FORMAT}", record.format);
+        let found = format!("its format is {}, this version supports {FORMAT}", record.format);
         return Err(CodecError::Newer(found));
     }
     let newer = |field, value| CodecError::Newer(format!("its {field} is {value}"));
@@ -112,17 +109,18 @@ fn text(text: String) -> Option<Arc<str>> {
     (!text.is_empty()).then(|| text.into())
 }
 
-/// How long things are remembered.
+/// How long idempotency keys and ended jobs are kept.
 #[derive(Clone, Copy, Debug)]
 pub struct RetentionPolicy {
-    /// How long an idempotency key is taken, from the acceptance of its job.
+    /// How long an idempotency key is in use, from the acceptance of its job.
     pub keys: std::time::Duration,
-    /// How long an ended job is known.
+    /// How long an ended job is kept.
     pub ended: std::time::Duration,
 }
 
 impl RetentionPolicy {
-    /// When a job that ended then is forgotten: not before its idempotency key is.
+    /// When a job that ended at `ended` is forgotten. A job is kept at least as long as its idempotency key, because a rebuilt
+    /// index reads the key from the job's record.
     #[must_use]
     pub fn forget(self, job: &Job, ended: Timestamp) -> Timestamp {
         let known = ended.after(self.ended);
@@ -133,17 +131,17 @@ impl RetentionPolicy {
     }
 }
 
-/// What a job's newest state changes in the index.
+/// The change of the index for a job's state.
 #[must_use]
-pub fn change(job: &Job, record: Bytes, memory: RetentionPolicy) -> Change {
+pub fn change(job: &Job, record: Bytes, retention: RetentionPolicy) -> Change {
     let key = job.idempotency_key.as_deref().map(|key| KeyEntry {
         hash: key_hash(&job.app, key),
         value: KeyValue::of(job).encode(),
-        expires: job.accepted.after(memory.keys),
+        expires: job.accepted.after(retention.keys),
     });
     let effect = match job.ended {
         Some(ended) => Effect::Ended {
-            forget: memory.forget(job, ended),
+            forget: retention.forget(job, ended),
             record,
             key,
         },
@@ -156,19 +154,19 @@ pub fn change(job: &Job, record: Bytes, memory: RetentionPolicy) -> Change {
     Change { id: job.id, effect }
 }
 
-/// What the index remembers with an idempotency key.
+/// The value of an idempotency key in the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyValue {
-    /// The job that took the key.
+    /// The job that uses the key.
     pub id: JobId,
-    /// Its request.
+    /// The hash of the job's request.
     pub request_hash: RequestHash,
-    /// When it was accepted.
+    /// When the job was accepted.
     pub accepted: Timestamp,
 }
 
 impl KeyValue {
-    /// The value for the key of this job.
+    /// The value for the idempotency key of a job.
     #[must_use]
     pub fn of(job: &Job) -> Self {
         Self {
@@ -178,7 +176,7 @@ impl KeyValue {
         }
     }
 
-    /// 40 bytes.
+    /// Encodes the value in 40 bytes.
     #[must_use]
     pub fn encode(&self) -> Bytes {
         let mut bytes = Vec::with_capacity(40);
@@ -188,7 +186,7 @@ impl KeyValue {
         bytes.into()
     }
 
-    /// From 40 bytes.
+    /// Decodes 40 bytes.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let (id, rest) = bytes.split_first_chunk::<16>()?;
@@ -202,7 +200,7 @@ impl KeyValue {
     }
 }
 
-/// A job as answers and the API show it.
+/// A job in the format of answers and the API.
 #[must_use]
 pub fn to_proto(job: &Job, with_payload: bool) -> v1::Job {
     let payload = Some(&job.payload).filter(|_| with_payload);
@@ -239,7 +237,7 @@ mod tests {
             id: JobId::new(Timestamp::from_millis(1_763_722_800_123), 3, 4),
             app: "sms".into(),
             kind: Kind::App,
-            state: State::Scheduled,
+            state: JobState::Scheduled,
             priority: Priority::Low,
             due: Timestamp::from_millis(1_763_722_900_123),
             accepted: Timestamp::from_millis(1_763_722_800_124),
@@ -259,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_is_read_back() {
+    fn a_job_survives_encoding() {
         let job = job();
         assert_eq!(decode(job.id, &encode(&job)), Ok(job.clone()));
         let null = Job {
@@ -268,26 +266,26 @@ mod tests {
             ..job.clone()
         };
         assert_eq!(decode(null.id, &encode(&null)), Ok(null));
-        let ended = job.ended(State::Dispatched, Timestamp::from_millis(1_763_722_900_200));
+        let ended = job.ended(JobState::Dispatched, Timestamp::from_millis(1_763_722_900_200));
         assert_eq!(decode(ended.id, &encode(&ended)), Ok(ended));
     }
 
     #[test]
-    fn an_ended_job_is_known_as_long_as_its_key_is_taken() {
+    fn an_ended_job_is_kept_as_long_as_its_key() {
         let hour = std::time::Duration::from_secs(3600);
-        let memory = RetentionPolicy {
+        let retention = RetentionPolicy {
             keys: 24 * hour,
             ended: hour,
         };
         let job = job();
         let soon = job.accepted.after(hour);
-        assert_eq!(memory.forget(&job, soon), job.accepted.after(24 * hour));
+        assert_eq!(retention.forget(&job, soon), job.accepted.after(24 * hour));
         let late = job.accepted.after(48 * hour);
-        assert_eq!(memory.forget(&job, late), late.after(hour));
+        assert_eq!(retention.forget(&job, late), late.after(hour));
     }
 
     #[test]
-    fn a_key_is_read_back() {
+    fn a_key_survives_encoding() {
         let value = KeyValue::of(&job());
         assert_eq!(KeyValue::decode(&value.encode()), Some(value));
         assert_eq!(KeyValue::decode(&value.encode()[1..]), None);

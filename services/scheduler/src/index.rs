@@ -1,10 +1,9 @@
-//! The time index: which jobs wait, until when, and which ended lately. It is a picture of the state topic,
-//! kept where it can be searched, and it can be thrown away at any moment.
+//! The index: the scheduled jobs by due time, and the jobs that ended recently. It is a copy of the state topic that can be
+//! queried, and can be deleted at any time.
 //!
-//! A shard of the index holds the jobs of one partition. It knows how far of the state topic's partition it
-//! is a picture ([`Applied`]), and changes move that mark in one step with what they change. Whoever reads is
-//! told the mark along with what was read, so that a picture of the past, after a failover or a restored
-//! dump, is recognised and brought up to date from the topic.
+//! A shard of the index contains the jobs of one partition and a [`Checkpoint`]. A change and the checkpoint are applied in
+//! one step. Every query returns the checkpoint's offset ([`Applied`]) with its result. So a caller detects an index that
+//! went back in time, by a failover or a restored dump, and brings it up to date from the topic.
 
 use std::future::Future;
 
@@ -17,31 +16,32 @@ use crate::job::{Job, JobId, KeyHash};
 pub mod memory;
 pub mod redis;
 
-/// How far a shard has followed the state topic.
+/// How far the index contains the state topic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Applied {
-    /// The next offset of the state topic's partition.
+    /// The offset up to which all records are applied; the next one to apply.
     pub offset: i64,
-    /// When it got there, by the clock of the process that moved it.
+    /// When the offset was set, by the clock of the process that set it.
     pub at: Timestamp,
 }
 
-/// The last record of the state topic that a shard shows: by this a topic is told from another one of its name.
+/// The digest of the last applied record. It identifies the state topic: another topic of the same name does not have this
+/// record at this offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LastRecordDigest {
-    /// Where it stands in the partition.
+    /// The offset of the record.
     pub offset: i64,
-    /// Of its key and value.
+    /// The first 16 bytes of SHA-256 over key and value, each with its length.
     pub hash: [u8; 16],
 }
 
 impl LastRecordDigest {
-    /// Of a record with this key and value.
+    /// The digest of a record with this key and value.
     #[must_use]
     pub fn of(offset: i64, key: Option<&[u8]>, value: Option<&[u8]>) -> Self {
         let mut digest = Sha256::new();
         for part in [key, value] {
-            // Null is not empty, and no length is that of null.
+            // Null differs from empty: no key or value has this length.
             let length = part.map_or(u64::MAX, |part| part.len() as u64);
             digest.update(length.to_be_bytes());
             digest.update(part.unwrap_or_default());
@@ -51,7 +51,7 @@ impl LastRecordDigest {
         Self { offset, hash }
     }
 
-    /// Of a record as it was read.
+    /// The digest of a record.
     #[must_use]
     pub fn of_record(record: &Record) -> Self {
         Self::of(
@@ -62,32 +62,33 @@ impl LastRecordDigest {
     }
 }
 
-/// What a shard shows when it is claimed.
+/// The checkpoint of a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Claimed {
-    /// How far it has followed the state topic.
+pub struct Checkpoint {
+    /// The offset up to which the index is complete.
     pub applied: Applied,
-    /// By what that topic is recognised; none when nothing was ever read of it.
-    pub seal: Option<LastRecordDigest>,
-    /// The latest format of what it shows, see [`crate::codec::FORMAT`]: a newer scheduler may have written it.
+    /// The digest of the last applied record; `None` if no record was applied.
+    pub last_record: Option<LastRecordDigest>,
+    /// The newest format of the index's records, see [`FORMAT`](crate::job::FORMAT). A newer scheduler may have
+    /// written them.
     pub format: u32,
 }
 
-/// Who may change a shard: a random number that each takeover draws anew.
+/// The token of the indexer that may change a shard: a random number, drawn at each takeover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner(pub u64);
 
-/// What a record of the state topic changes.
+/// The change that a record of the state topic makes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
     /// The job.
     pub id: JobId,
-    /// What becomes of it.
+    /// Its new state.
     pub effect: Effect,
 }
 
 impl Change {
-    /// About how many bytes it takes.
+    /// The approximate size in bytes.
     #[must_use]
     pub fn size(&self) -> usize {
         match &self.effect {
@@ -96,9 +97,9 @@ impl Change {
         }
     }
 
-    /// The seal of a shard of which the record that makes this change, at this offset, is the last one.
+    /// The digest of the record that makes this change, at this offset.
     #[must_use]
-    pub fn seal(&self, offset: i64) -> LastRecordDigest {
+    pub fn digest(&self, offset: i64) -> LastRecordDigest {
         let value = match &self.effect {
             Effect::Waits { record, .. } | Effect::Ended { record, .. } => Some(&**record),
             Effect::Forgotten => None,
@@ -107,98 +108,98 @@ impl Change {
     }
 }
 
-/// What becomes of a job.
+/// The new state of a job in the index.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// It waits, in place of whatever was known of it.
+    /// Scheduled. This replaces any earlier state.
     Waits {
-        /// Until then.
+        /// The due time.
         due: Timestamp,
-        /// The job as the state topic has it.
+        /// The value of the state record.
         record: Bytes,
-        /// Its idempotency key.
+        /// The idempotency key.
         key: Option<KeyEntry>,
     },
-    /// It waits no more, and is remembered for a while.
+    /// Ended.
     Ended {
-        /// Until then.
+        /// When to forget the job.
         forget: Timestamp,
-        /// The job as the state topic has it.
+        /// The value of the state record.
         record: Bytes,
-        /// Its idempotency key.
+        /// The idempotency key.
         key: Option<KeyEntry>,
     },
-    /// Nothing is known of it any more. Its idempotency key is forgotten by its own time.
+    /// Deleted. The idempotency key expires on its own.
     Forgotten,
 }
 
-/// An idempotency key that is taken.
+/// An idempotency key in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyEntry {
-    /// The key.
+    /// The hash of the key and its application.
     pub hash: KeyHash,
-    /// What is remembered with it.
+    /// The value, see [`KeyValue`](crate::codec::KeyValue).
     pub value: Bytes,
-    /// Until then.
+    /// When the key can be used again.
     pub expires: Timestamp,
 }
 
-/// Changes of one stretch of the state topic's partition, in its order.
+/// The changes of a range of the state topic's partition, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
-    /// The mark must be here, or further.
+    /// The first offset of the range. The index must be complete up to here, or further.
     pub from: i64,
-    /// And is here afterwards.
+    /// The end of the range, up to which the index is complete afterwards.
     pub to: i64,
-    /// What changes between.
+    /// The changes.
     pub changes: Vec<Change>,
-    /// The last record of the stretch; `None` when it is not known, or there is none.
-    pub seal: Option<LastRecordDigest>,
-    /// A full index takes it all the same.
+    /// The digest of the last record of the range; `None` if it is unknown, or if the range contains no record.
+    pub last_record: Option<LastRecordDigest>,
+    /// Whether to apply the batch even if the index is full.
     pub force: bool,
 }
 
-/// Whether an index can hold more jobs.
+/// How much of an index's memory is in use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Room {
-    /// As far as is known.
+pub enum MemoryPressure {
+    /// Below the high-water mark, or unknown.
     #[default]
-    Enough,
-    /// Its memory is used up to the high-water mark.
-    Scarce,
-    /// Its memory is used up.
-    None,
+    Low,
+    /// At or above the high-water mark.
+    High,
+    /// At or above the limit.
+    Full,
 }
 
-/// How much of an index's memory is used.
+/// The memory usage of an index.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Usage {
-    /// What that means for new jobs.
-    pub room: Room,
-    /// 1.0 is all that it may use; `None` where there is no limit, or it cannot be seen.
+    /// The level, which decides which new jobs are accepted.
+    pub pressure: MemoryPressure,
+    /// The share of the limit in use, 1.0 for all of it; `None` if there is no limit, or if it is unknown.
     pub share: Option<f64>,
 }
 
-/// Something to look up.
+/// A key to look up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lookup {
-    /// The record of a job.
+    /// The state record of a job.
     Job(JobId),
     /// The value of an idempotency key, unless it has expired.
     Key(KeyHash),
 }
 
-/// A place in the order of due times: behind this job.
+/// A position in the order of due times, then of ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Cursor {
-    /// Its due time.
+    /// The due time.
     pub due: Timestamp,
-    /// Its id.
+    /// The id.
     pub id: JobId,
 }
 
 impl Cursor {
-    /// The place of a job.
+    /// The position of a job.
     #[must_use]
     pub fn of(job: &Job) -> Self {
         Self {
@@ -207,7 +208,7 @@ impl Cursor {
         }
     }
 
-    /// The place before this job and behind any other that is before it.
+    /// The position right before this one.
     #[must_use]
     pub fn before(self) -> Self {
         match u128::from_be_bytes(self.id.to_bytes()).checked_sub(1) {
@@ -223,85 +224,88 @@ impl Cursor {
     }
 }
 
-/// A job that waits.
+/// A scheduled job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// Where it stands in the order of due times.
+    /// Its position in the order of due times.
     pub cursor: Cursor,
-    /// The job as the state topic has it.
+    /// The value of the state record.
     pub record: Bytes,
 }
 
-/// The jobs that are due next.
+/// The result of a due scan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DueScan {
-    /// How far the shard has followed the state topic.
+    /// How far the index contains the state topic.
     pub applied: Option<Applied>,
-    /// In the order of due times, then of ids.
+    /// The jobs in the order of their cursors.
     pub rows: Vec<Row>,
-    /// Whether there is no more up to the asked time: otherwise ask again from the last row.
+    /// Whether the rows are all jobs up to the requested time. Otherwise, continue with a scan after the last row.
     pub is_complete: bool,
 }
 
-/// How many jobs of a shard wait, and until when.
+/// The number of scheduled jobs of a shard, by due time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ShardStats {
-    /// All that wait.
+    /// All scheduled jobs.
     pub scheduled: u64,
-    /// Those whose time is over.
+    /// Those that are due.
     pub due: u64,
-    /// The time of the first one.
+    /// The earliest due time.
     pub next_due: Option<Timestamp>,
-    /// Those of each of the next minutes.
+    /// Those that become due in each of the next minutes.
     pub per_minute: Vec<u64>,
 }
 
-/// The index did not do what it was asked.
+/// An error of the index.
 #[derive(Debug, thiserror::Error)]
 pub enum IndexError {
-    /// The mark is not where the changes begin: some of the past is missing.
-    #[error("the index has followed the state topic to {found:?} only, not to {expected}")]
+    /// The index lacks records before the changes.
+    #[error(
+        "the index is complete up to offset {}; expected {expected}",
+        found.map_or_else(|| "none".to_owned(), |offset| offset.to_string())
+    )]
     Gap {
-        /// Where the mark is; `None` when the shard is empty.
+        /// The offset up to which the index is complete; `None` if it has no checkpoint.
         found: Option<i64>,
-        /// Where it should be.
+        /// The offset that was expected.
         expected: i64,
     },
     /// Another process has claimed the shard.
     #[error("another process has claimed the shard")]
     Fenced,
-    /// It has no memory for a batch, of which nothing was done.
-    #[error("the memory of the index is full: {0}")]
+    /// The index has no memory for a batch, and has applied nothing of it.
+    #[error("the index is full: {0}")]
     Full(String),
-    /// It cannot be reached, or did not understand.
-    #[error("the index does not answer: {0}")]
+    /// The index cannot be reached, or its reply is invalid.
+    #[error("the index is unavailable: {0}")]
     Unavailable(String),
 }
 
-/// A time index. All methods may be called at any time from any thread; calls of one caller for one shard that
-/// are made one after the other take effect in this order.
+/// An index by due time. All methods can be called at any time from any thread. Consecutive calls of one caller for one shard
+/// take effect in their order.
 pub trait Index: Clone + Send + Sync + 'static {
-    /// Makes `owner` the one who may change the shard, and says how far it has followed the state topic.
+    /// Makes `owner` the owner of the shard, and returns the checkpoint, if there is one.
     fn claim(
         &self,
         shard: i32,
         owner: Owner,
-    ) -> impl Future<Output = Result<Option<Claimed>, IndexError>> + Send;
+    ) -> impl Future<Output = Result<Option<Checkpoint>, IndexError>> + Send;
 
-    /// Empties the shard, of idempotency keys too. It is then at no offset; [`Index::apply`] takes a batch
-    /// from any. A shard that lost its owner with everything else becomes the shard of `owner`.
+    /// Deletes the shard's content, including idempotency keys and the checkpoint. Afterwards [`Index::apply`] accepts a batch
+    /// that starts at any offset. A shard without an owner, because the index lost it, is claimed for `owner`.
     fn clear(&self, shard: i32, owner: Owner) -> impl Future<Output = Result<(), IndexError>> + Send;
 
-    /// Applies changes and moves the mark to the batch's end in one step. When the mark is there already,
-    /// or further, nothing happens; when it lies within the batch, all of it is applied, which is the same
-    /// as the rest, because the newest record of a job holds.
+    /// Applies changes and moves the checkpoint to the end of the batch, in one step. If the checkpoint is there already, or
+    /// further, nothing happens. If it is within the batch, the whole batch is applied. That has the same result as applying
+    /// the rest, because the last record of a job counts.
     ///
-    /// An idempotency key that has expired by `now` is not taken: another job may have it since.
+    /// An idempotency key that has expired by `now` is not added: another job may have used the key since.
     ///
-    /// A full index refuses all of a batch that is not forced, also what would free memory.
+    /// A full index refuses the whole batch unless it is forced, including the changes that would free memory.
     ///
-    /// An empty shard takes a batch only right after [`Index::clear`] by the same owner, as otherwise it lost
-    /// what it had: that is a gap.
+    /// A shard without a checkpoint accepts a batch only directly after [`Index::clear`] by the same owner. Otherwise it has
+    /// lost its content, which is a gap.
     fn apply(
         &self,
         shard: i32,
@@ -310,7 +314,7 @@ pub trait Index: Clone + Send + Sync + 'static {
         now: Timestamp,
     ) -> impl Future<Output = Result<(), IndexError>> + Send;
 
-    /// Looks up several things at once; the answers are in the order of the questions, and as of one moment.
+    /// Looks up several keys in one snapshot. The results are in the order of the keys.
     fn look_up(
         &self,
         shard: i32,
@@ -318,9 +322,9 @@ pub trait Index: Clone + Send + Sync + 'static {
         now: Timestamp,
     ) -> impl Future<Output = Result<(Option<Applied>, Vec<Option<Bytes>>), IndexError>> + Send;
 
-    /// The jobs behind `after` (`None`: all) that are due at or before `until`, as of one moment; at most `limit`
-    /// of them, and about `bytes` of records.
-    fn ahead(
+    /// Reads the jobs after `after` (`None`: from the first) that are due at or before `until`, in one snapshot: at most
+    /// `limit` jobs, and about `bytes` bytes of records.
+    fn due_scan(
         &self,
         shard: i32,
         after: Option<Cursor>,
@@ -329,7 +333,7 @@ pub trait Index: Clone + Send + Sync + 'static {
         bytes: usize,
     ) -> impl Future<Output = Result<DueScan, IndexError>> + Send;
 
-    /// Ended jobs that are to be forgotten by now, oldest first.
+    /// Ended jobs whose retention is over at `now`, oldest first.
     fn forgettable(
         &self,
         shard: i32,
@@ -337,12 +341,12 @@ pub trait Index: Clone + Send + Sync + 'static {
         limit: usize,
     ) -> impl Future<Output = Result<(Option<Applied>, Vec<JobId>), IndexError>> + Send;
 
-    /// How much of its memory is used, as was seen lately.
+    /// The memory usage at the last check.
     fn usage(&self) -> Usage {
         Usage::default()
     }
 
-    /// How many jobs wait, in all and by minute from `now` on, for so many minutes.
+    /// The number of scheduled jobs: in total, and for each of `minutes` minutes from `now` on.
     fn stats(
         &self,
         shard: i32,

@@ -1,12 +1,13 @@
-//! The indexer of one shard's index: takes it over, brings it up to date from the state topic, applies what was
-//! committed and answers questions, one after the other. Outages of the index are waited out here, and
-//! whatever it lost is brought back from the topic.
+//! The indexer of one shard. It claims the shard's part of the index, brings it up to date from the state topic, then
+//! applies committed changes and serves queries, one request at a time. It waits while the index is unavailable, and
+//! restores from the topic what the index has lost.
 
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
+use redeliver_core::wait::{Backoff, LogThrottle};
 use redeliver_core::{Clock, Record};
 use redeliver_kafka::reader::{ReadError, TopicReader};
 use redeliver_kafka::{AssignmentId, KafkaSettings, Waker, fault};
@@ -14,20 +15,21 @@ use redeliver_runtime::error_chain::error_chain;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use crate::codec::{self, RetentionPolicy};
-use crate::index::{Applied, Batch, Claimed, Index, IndexError, LastRecordDigest, Owner};
+use crate::codec::RetentionPolicy;
+use crate::index::{Applied, Batch, Checkpoint, Index, IndexError, LastRecordDigest, Owner};
+use crate::index_messages::{IndexRequest, IndexResponse};
+use crate::job::FORMAT;
 use crate::readiness::ShardReadiness;
-use crate::shard::{IndexRequest, IndexResponse};
-use crate::state_topic::{self, NotUnderstood, Unread};
+use crate::state_topic::{self, UnreadRecords, UnsupportedRecord};
 
-/// What indexers have to say to a lane, which takes it when it looks around.
+/// Responses of the indexers of a lane, which the lane drains once per round.
 #[derive(Debug, Default)]
-pub(crate) struct Answers {
+pub(crate) struct IndexResponses {
     list: Mutex<Vec<(AssignmentId, IndexResponse)>>,
     waker: Waker,
 }
 
-impl Answers {
+impl IndexResponses {
     pub(crate) fn new(waker: Waker) -> Self {
         Self {
             list: Mutex::default(),
@@ -35,145 +37,155 @@ impl Answers {
         }
     }
 
-    fn give(&self, assignment: AssignmentId, answer: IndexResponse) {
+    fn push(&self, assignment: AssignmentId, response: IndexResponse) {
         self.list
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .push((assignment, answer));
+            .push((assignment, response));
         self.waker.wake();
     }
 
-    pub(crate) fn take(&self) -> Vec<(AssignmentId, IndexResponse)> {
+    pub(crate) fn drain(&self) -> Vec<(AssignmentId, IndexResponse)> {
         std::mem::take(&mut *self.list.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-/// A picture that is older could have missed a tombstone, and bring a job back that was dispatched long ago. It is half
-/// of the shortest `delete.retention.ms` with which a scheduler starts.
-const OLDEST_PICTURE: Duration = Duration::from_secs(12 * 3600);
-/// The most records that are applied at once while the index is brought up to date, and their bytes: one answer of the
-/// index is waited for as long as for any other, and Redis refuses what is too long altogether.
-const CHUNK: usize = 2_000;
-const CHUNK_BYTES: usize = 4 << 20;
-/// So many records behind what the index shows are brought into a full one, too: they are what the owner before had
-/// accepted when its index was full. What is more than that needs an index with more memory.
-const BACKLOG: i64 = 200_000;
-/// How long the end of the state topic may take to be reached before it is said and tried again.
-const PATIENCE: Duration = Duration::from_secs(120);
-/// Between two looks at a state topic that is not understood.
-const NOT_UNDERSTOOD: Duration = Duration::from_secs(5);
-/// How many jobs are forgotten at once.
-const FORGET: usize = 1_000;
+/// An older checkpoint is not resumed: replaying from it could miss a tombstone that compaction has removed, and bring back
+/// a job that was dispatched long ago. Half of the shortest `delete.retention.ms` with which a scheduler starts.
+const MAX_CHECKPOINT_AGE: Duration = Duration::from_secs(12 * 3600);
+/// The maximum number and size of records per batch of a replay. Each batch must be applied within the timeout of one
+/// command, and Redis limits the number of arguments.
+const MAX_CHUNK: usize = 2_000;
+const MAX_CHUNK_BYTES: usize = 4 << 20;
+/// A backlog of at most this many records is forced into a full index: the previous owner accepted these records before
+/// it knew that the index was full. A longer backlog needs an index with more memory.
+const MAX_FORCED_BACKLOG: i64 = 200_000;
+/// The maximum time to read the state topic to its end, before the attempt fails and is repeated.
+const READ_TIMEOUT: Duration = Duration::from_secs(120);
+/// The time between two attempts to read a state topic with unsupported records.
+const UNSUPPORTED_RETRY: Duration = Duration::from_secs(5);
+/// The delays between two attempts while the index is unavailable.
+const MIN_DELAY: Duration = Duration::from_millis(20);
+const MAX_DELAY: Duration = Duration::from_secs(1);
+/// The maximum number of jobs to forget per request.
+const MAX_FORGETTABLE: usize = 1_000;
 
-/// An indexer.
+/// The indexer of one shard.
 pub(crate) struct ShardIndexer<I> {
     pub(crate) index: I,
     pub(crate) kafka: KafkaSettings,
-    /// The state topic.
     pub(crate) topic: Arc<str>,
     pub(crate) shard: i32,
     pub(crate) assignment: AssignmentId,
-    pub(crate) memory: RetentionPolicy,
+    pub(crate) retention: RetentionPolicy,
     pub(crate) clock: Arc<dyn Clock>,
-    pub(crate) asks: mpsc::Receiver<IndexRequest>,
-    pub(crate) answers: Arc<Answers>,
+    pub(crate) requests: mpsc::Receiver<IndexRequest>,
+    pub(crate) responses: Arc<IndexResponses>,
     pub(crate) readiness: Arc<ShardReadiness>,
-    /// Cancelled when the shard is somebody else's.
-    pub(crate) gone: CancellationToken,
+    /// Cancelled when the lane no longer owns the shard.
+    pub(crate) cancelled: CancellationToken,
 }
 
-/// Why the index cannot answer yet.
+/// Why the index is not up to date.
 #[derive(Debug, thiserror::Error)]
-enum Trouble {
+enum CatchUpError {
     #[error(transparent)]
     Index(#[from] IndexError),
     #[error("reading the state topic")]
     Topic(#[from] ReadError),
-    #[error("the last record that the index shows does not stand in the state topic")]
-    OfAnotherTopic,
-    #[error("{first}{}", others_of(*others))]
-    NotUnderstood { first: NotUnderstood, others: usize },
+    #[error("the last record that the index contains is not in the state topic")]
+    TopicMismatch,
+    #[error("{first}{}", and_more(*others))]
+    UnsupportedRecords { first: UnsupportedRecord, others: usize },
     #[error(
-        "records before offset {before} of the state topic were not understood, and have been replaced since"
+        "records before offset {before} of the state topic are unsupported, but later records have replaced them"
     )]
     Superseded { before: i64 },
 }
 
-fn others_of(count: usize) -> String {
+fn and_more(count: usize) -> String {
     match count {
         0 => String::new(),
         count => format!("; and {count} more"),
     }
 }
 
-/// How a pass over the state topic treats its records.
+/// What a replay does with the records.
 #[derive(Clone, Copy)]
-enum Pass {
-    /// They are applied. Those before this offset that are not understood are known to be replaced by later ones.
+enum ReplayMode {
+    /// Applies them. Unsupported records before this offset are known to be replaced by later ones.
     Apply { superseded_before: i64 },
-    /// They are looked at, and the index stays as it is.
-    Look,
+    /// Only checks that they are supported.
+    Inspect,
 }
 
 impl<I: Index> ShardIndexer<I> {
-    /// Runs until the shard is somebody else's.
+    /// Runs until the lane no longer owns the shard.
     pub(crate) async fn run(mut self) {
-        let gone = self.gone.clone();
+        let cancelled = self.cancelled.clone();
         tokio::select! {
-            () = gone.cancelled() => {}
-            () = self.keep() => {}
+            () = cancelled.cancelled() => {}
+            () = self.serve_requests() => {}
         }
     }
 
-    async fn keep(&mut self) {
+    async fn serve_requests(&mut self) {
         let owner = Owner(fastrand::u64(..));
         let mut applied = self.bring_up_to_date(owner).await;
-        self.answers
-            .give(self.assignment, IndexResponse::Ready { end: applied });
-        while let Some(ask) = self.asks.recv().await {
-            let mut pause = Pause::default();
-            let answer = loop {
-                match self.serve(&ask, owner, &mut applied).await {
-                    Ok(answer) => break answer,
-                    Err(IndexError::Full(reason)) => match ask {
-                        // Questions are answered meanwhile, and what is to be applied first is for the shard to say.
+        self.responses
+            .push(self.assignment, IndexResponse::Ready { end: applied });
+        while let Some(request) = self.requests.recv().await {
+            let mut backoff = Backoff::new(MIN_DELAY, MAX_DELAY);
+            let mut log_throttle = LogThrottle::default();
+            let response = loop {
+                let reason = match self.execute(&request, owner, &mut applied).await {
+                    Ok(response) => break response,
+                    // Retrying here would block queries, also those for the jobs that are due next. The shard knows which
+                    // changes free memory and must be forced.
+                    Err(IndexError::Full(reason)) => match request {
                         IndexRequest::Apply { turn, batch } => break IndexResponse::Full { turn, batch },
-                        _ => self.wait(&mut pause, "the index does not answer", &reason).await,
+                        _ => reason,
                     },
-                    Err(IndexError::Unavailable(reason)) => {
-                        self.wait(&mut pause, "the index does not answer", &reason).await;
-                    }
+                    Err(IndexError::Unavailable(reason)) => reason,
                     Err(error @ (IndexError::Gap { .. } | IndexError::Fenced)) => {
                         tracing::warn!(
                             shard = self.shard, %error,
-                            "the index is not what it was; bringing it up to date from the state topic"
+                            "index is not at the expected checkpoint; replaying the state topic"
                         );
                         applied = self.bring_up_to_date(owner).await;
+                        continue;
                     }
-                }
+                };
+                self.wait(&mut backoff, &mut log_throttle, "index unavailable", &reason)
+                    .await;
             };
-            if pause.has_waited() {
-                self.readiness.is_ready(self.assignment);
+            if log_throttle.has_logged() {
+                self.readiness.set_ready(self.assignment);
             }
-            self.answers.give(self.assignment, answer);
+            self.responses.push(self.assignment, response);
         }
     }
 
-    async fn wait(&self, pause: &mut Pause, what: &str, reason: &str) {
-        let readiness = format!("shard {}: {what}: {reason}", self.shard);
-        self.readiness.waits(self.assignment, readiness);
-        pause.wait(self.shard, what, reason).await;
+    async fn wait(&self, backoff: &mut Backoff, log_throttle: &mut LogThrottle, state: &str, reason: &str) {
+        let readiness = format!("shard {}: {state}: {reason}", self.shard);
+        self.readiness.set_waiting(self.assignment, readiness);
+        if log_throttle.should_log() {
+            tracing::warn!(shard = self.shard, reason, "{state}; retrying");
+        }
+        tokio::time::sleep(backoff.next_delay()).await;
     }
 
-    async fn serve(
+    async fn execute(
         &self,
-        ask: &IndexRequest,
+        request: &IndexRequest,
         owner: Owner,
         applied: &mut i64,
     ) -> Result<IndexResponse, IndexError> {
         let now = self.clock.now();
         let shard = self.shard;
         let expected = *applied;
+        // An index that was restored from an older dump, or failed over to a lagging replica, would return jobs that were
+        // dispatched since.
         let is_current = |found: Option<Applied>| match found {
             Some(found) if found.offset >= expected => Ok(()),
             found => Err(IndexError::Gap {
@@ -181,20 +193,20 @@ impl<I: Index> ShardIndexer<I> {
                 expected,
             }),
         };
-        match ask {
+        match request {
             IndexRequest::Apply { turn, batch } => {
                 fault::point("index");
                 self.index.apply(shard, owner, batch, now).await?;
                 *applied = batch.to.max(*applied);
                 Ok(IndexResponse::Applied {
                     turn: *turn,
-                    by_force: batch.force,
+                    forced: batch.force,
                 })
             }
             IndexRequest::LookUp(keys) => {
-                let (mark, found) = self.index.look_up(shard, keys, now).await?;
-                is_current(mark)?;
-                Ok(IndexResponse::Found(found))
+                let (applied, found) = self.index.look_up(shard, keys, now).await?;
+                is_current(applied)?;
+                Ok(IndexResponse::LookedUp(found))
             }
             IndexRequest::DueScan {
                 after,
@@ -202,9 +214,9 @@ impl<I: Index> ShardIndexer<I> {
                 limit,
                 bytes,
             } => {
-                let ahead = self.index.ahead(shard, *after, *until, *limit, *bytes).await?;
-                is_current(ahead.applied)?;
-                Ok(IndexResponse::DueScan(ahead))
+                let scan = self.index.due_scan(shard, *after, *until, *limit, *bytes).await?;
+                is_current(scan.applied)?;
+                Ok(IndexResponse::DueScan(scan))
             }
             IndexRequest::Sweep {
                 after,
@@ -212,122 +224,129 @@ impl<I: Index> ShardIndexer<I> {
                 limit,
                 bytes,
             } => {
-                let ahead = self
+                let scan = self
                     .index
-                    .ahead(shard, Some(*after), *until, *limit, *bytes)
+                    .due_scan(shard, Some(*after), *until, *limit, *bytes)
                     .await?;
-                is_current(ahead.applied)?;
-                Ok(IndexResponse::Swept(ahead))
+                is_current(scan.applied)?;
+                Ok(IndexResponse::Swept(scan))
             }
             IndexRequest::Forgettable => {
-                let (mark, ids) = self.index.forgettable(shard, now, FORGET).await?;
-                is_current(mark)?;
+                let (applied, ids) = self.index.forgettable(shard, now, MAX_FORGETTABLE).await?;
+                is_current(applied)?;
                 Ok(IndexResponse::Forgettable(ids))
             }
         }
     }
 
-    /// Makes the index show all of the state topic, and says where that ends. Tries until it succeeds. While the topic
-    /// holds what is not understood, the shard acts no longer.
+    /// Replays the state topic until the index is complete, and returns the end of the topic. Retries until it succeeds.
+    /// While the topic contains unsupported records, the shard is halted.
     async fn bring_up_to_date(&self, owner: Owner) -> i64 {
-        let mut pause = Pause::default();
-        let mut is_held_up = false;
+        let mut backoff = Backoff::new(MIN_DELAY, MAX_DELAY);
+        let mut log_throttle = LogThrottle::default();
+        let mut is_halted = false;
         loop {
             match self.take_over(owner).await {
                 Ok(end) => {
-                    self.readiness.is_ready(self.assignment);
-                    if is_held_up {
-                        tracing::info!(shard = self.shard, "the state topic is understood again");
-                        self.answers.give(self.assignment, IndexResponse::Ready { end });
+                    self.readiness.set_ready(self.assignment);
+                    if is_halted {
+                        tracing::info!(
+                            shard = self.shard,
+                            "state topic readable again; resuming the shard"
+                        );
+                        self.responses.push(self.assignment, IndexResponse::Ready { end });
                     }
                     return end;
                 }
-                Err(trouble @ Trouble::NotUnderstood { .. }) => {
-                    if !is_held_up {
-                        self.answers.give(self.assignment, IndexResponse::HeldUp);
+                Err(error @ CatchUpError::UnsupportedRecords { .. }) => {
+                    if !is_halted {
+                        self.responses.push(self.assignment, IndexResponse::Halted);
                     }
-                    is_held_up = true;
-                    let readiness = format!("shard {}: {trouble}", self.shard);
-                    self.readiness.waits(self.assignment, readiness);
-                    if pause.is_to_be_said() {
-                        tracing::error!(shard = self.shard, reason = %trouble, "the state topic is not understood; the shard stands still");
+                    is_halted = true;
+                    let readiness = format!("shard {}: {error}", self.shard);
+                    self.readiness.set_waiting(self.assignment, readiness);
+                    if log_throttle.should_log() {
+                        tracing::error!(shard = self.shard, reason = %error, "state topic contains unsupported records; shard halted");
                     }
-                    tokio::time::sleep(NOT_UNDERSTOOD).await;
+                    tokio::time::sleep(UNSUPPORTED_RETRY).await;
                 }
-                Err(trouble) => {
-                    let reason = error_chain(&trouble);
-                    self.wait(&mut pause, "the index is not up to date yet", &reason)
+                Err(error) => {
+                    let reason = error_chain(&error);
+                    self.wait(&mut backoff, &mut log_throttle, "index not up to date", &reason)
                         .await;
                 }
             }
         }
     }
 
-    async fn take_over(&self, owner: Owner) -> Result<i64, Trouble> {
-        let claimed = self.index.claim(self.shard, owner).await?;
+    async fn take_over(&self, owner: Owner) -> Result<i64, CatchUpError> {
+        // From here on, a batch that the previous owner still sends is fenced.
+        let checkpoint = self.index.claim(self.shard, owner).await?;
         fault::point("claim");
         let now = self.clock.now();
-        let is_recent = |claimed: &Claimed| now.since(claimed.applied.at) < OLDEST_PICTURE;
+        let is_recent = |checkpoint: &Checkpoint| now.since(checkpoint.applied.at) < MAX_CHECKPOINT_AGE;
         let mut superseded_before = 0;
-        match claimed {
-            Some(Claimed { format, .. }) if format > codec::FORMAT => {
-                // It is the newer scheduler's, as long as there is something in the topic that only that one understands.
+        match checkpoint {
+            Some(Checkpoint { format, .. }) if format > FORMAT => {
+                // A newer scheduler wrote this index. As long as the topic contains a record that only the newer scheduler
+                // supports, the index is left as it is, so the topic is inspected before the index is cleared.
                 let opened = self.open(None).await?;
-                match self.replay(opened, owner, None, Pass::Look).await {
-                    Err(Trouble::Superseded { before }) => superseded_before = before,
-                    looked => drop(looked?),
+                match self.replay(opened, owner, None, ReplayMode::Inspect).await {
+                    Err(CatchUpError::Superseded { before }) => superseded_before = before,
+                    result => drop(result?),
                 }
             }
-            Some(claimed) if is_recent(&claimed) => match self.go_on(owner, claimed).await {
-                Err(trouble @ Trouble::OfAnotherTopic) => tracing::warn!(
-                    shard = self.shard, reason = %trouble,
-                    "the index is of another topic of this name, or cannot be told from one; building it anew"
+            Some(checkpoint) if is_recent(&checkpoint) => match self.resume(owner, checkpoint).await {
+                Err(error @ CatchUpError::TopicMismatch) => tracing::warn!(
+                    shard = self.shard, reason = %error,
+                    "index does not match the state topic; rebuilding"
                 ),
-                // What the index shows may be of a kind that was known to whoever wrote it.
-                Err(Trouble::Superseded { before }) => superseded_before = before,
+                // The index may contain the effects of records that only the version that wrote them supports.
+                Err(CatchUpError::Superseded { before }) => superseded_before = before,
                 done => return done,
             },
             _ => {}
         }
         loop {
             self.index.clear(self.shard, owner).await?;
+            // A crash from here on leaves a shard without a checkpoint, so the next owner clears it again.
             fault::point("clear");
             let opened = self.open(None).await?;
-            self.say_how_far(0, opened.1);
-            let pass = Pass::Apply { superseded_before };
-            match self.replay(opened, owner, None, pass).await {
-                Err(Trouble::Superseded { before }) => superseded_before = before,
+            self.log_progress(0, opened.1);
+            let mode = ReplayMode::Apply { superseded_before };
+            match self.replay(opened, owner, None, mode).await {
+                Err(CatchUpError::Superseded { before }) => superseded_before = before,
                 done => return done,
             }
         }
     }
 
-    /// Goes on from what the index shows, if that is of this topic: brokers may have been exchanged, or the topic made
-    /// again, under the same names.
-    async fn go_on(&self, owner: Owner, claimed: Claimed) -> Result<i64, Trouble> {
-        let from = claimed.applied.offset;
-        let begin = match claimed.seal {
-            Some(seal) => seal.offset,
-            // Of an empty topic.
+    /// Resumes from the checkpoint, if it belongs to this topic: the brokers may have been replaced, or the topic created
+    /// again, under the same name.
+    async fn resume(&self, owner: Owner, checkpoint: Checkpoint) -> Result<i64, CatchUpError> {
+        let from = checkpoint.applied.offset;
+        let begin = match checkpoint.last_record {
+            Some(last_record) => last_record.offset,
+            // The index of a topic from which no record was applied.
             None if from == 0 => 0,
-            None => return Err(Trouble::OfAnotherTopic),
+            None => return Err(CatchUpError::TopicMismatch),
         };
         let (reader, end) = self.open(Some(begin)).await?;
         if from > end {
-            return Err(Trouble::OfAnotherTopic);
+            return Err(CatchUpError::TopicMismatch);
         }
-        self.say_how_far(from, end);
+        self.log_progress(from, end);
         let superseded_before = 0;
         self.replay(
             (reader, end),
             owner,
-            Some(claimed),
-            Pass::Apply { superseded_before },
+            Some(checkpoint),
+            ReplayMode::Apply { superseded_before },
         )
         .await
     }
 
-    fn say_how_far(&self, from: i64, end: i64) {
+    fn log_progress(&self, from: i64, end: i64) {
         if from < end {
             tracing::info!(
                 shard = self.shard,
@@ -338,7 +357,7 @@ impl<I: Index> ShardIndexer<I> {
         }
     }
 
-    /// A reader of the state topic, and where that ends.
+    /// Opens a reader of the state topic, and returns the end of the topic.
     async fn open(&self, from: Option<i64>) -> Result<(TopicReader, i64), ReadError> {
         let (kafka, topic, shard) = (self.kafka.clone(), self.topic.clone(), self.shard);
         blocking(move || {
@@ -349,25 +368,25 @@ impl<I: Index> ShardIndexer<I> {
         .await
     }
 
-    /// Applies everything from the reader's position to the end of the state topic. What is known before begins with
-    /// the record that is its seal. Of what is behind a record that is not understood nothing is applied: it is only
-    /// looked for what has taken that record's place.
+    /// Applies all records from the reader's position to the end of the state topic. With a checkpoint, the reader begins at
+    /// the checkpoint's last record. After an unsupported record, nothing more is applied; the remaining records are only
+    /// read to find out whether they replace it.
     async fn replay(
         &self,
         (mut reader, end): (TopicReader, i64),
         owner: Owner,
-        known: Option<Claimed>,
-        pass: Pass,
-    ) -> Result<i64, Trouble> {
+        known: Option<Checkpoint>,
+        mode: ReplayMode,
+    ) -> Result<i64, CatchUpError> {
         let (sender, mut chunks) = mpsc::channel::<Vec<Record>>(2);
         let (topic, shard) = (self.topic.clone(), self.shard);
         let reading = async move {
             let position = blocking(move || {
                 let mut chunk = Chunk::default();
-                reader.read_while(PATIENCE, |record| {
+                reader.read_while(READ_TIMEOUT, |record| {
                     let sent = chunk.push(record).map(|full| sender.blocking_send(full));
                     match sent {
-                        // Nobody listens any more: applying has failed.
+                        // The receiver is gone: applying has failed.
                         Some(Err(_)) => ControlFlow::Break(()),
                         Some(Ok(())) | None => ControlFlow::Continue(()),
                     }
@@ -375,23 +394,25 @@ impl<I: Index> ShardIndexer<I> {
                 let _ = sender.blocking_send(chunk.records);
                 Ok(reader.position(&topic, shard))
             });
-            position.await.map_err(Trouble::from)
+            position.await.map_err(CatchUpError::from)
         };
-        // It owns the receiver: when it fails, whoever reads is told by the next chunk, and does not wait for ever for
-        // somebody to take it.
+        // This future owns the receiver. When it fails, the receiver is dropped, so the reading thread's next send fails
+        // instead of blocking forever.
         let applying = async move {
             let mut applied = known.map_or(0, |known| known.applied.offset);
-            let force = known.is_some() && end - applied <= BACKLOG;
-            let mut seal = known.and_then(|known| known.seal);
-            let mut unread = Unread::default();
+            let force = known.is_some() && end - applied <= MAX_FORCED_BACKLOG;
+            let mut last_record = known.and_then(|known| known.last_record);
+            let mut unread = UnreadRecords::default();
             while let Some(mut chunk) = chunks.recv().await {
-                if let Some(seal) = seal.take() {
-                    if chunk.first().map(LastRecordDigest::of_record) != Some(seal) {
-                        return Err(Trouble::OfAnotherTopic);
+                // The first record must be the one whose digest the checkpoint stores. Otherwise this is another topic of
+                // the same name, and the checkpoint says nothing about it.
+                if let Some(last_record) = last_record.take() {
+                    if chunk.first().map(LastRecordDigest::of_record) != Some(last_record) {
+                        return Err(CatchUpError::TopicMismatch);
                     }
                     chunk.retain(|record| record.position.offset >= applied);
                 }
-                if let Some(mut batch) = self.read(&chunk, applied, pass, &mut unread) {
+                if let Some(mut batch) = self.read(&chunk, applied, mode, &mut unread) {
                     batch.force = force;
                     self.apply(owner, &batch).await?;
                     applied = batch.to;
@@ -400,16 +421,16 @@ impl<I: Index> ShardIndexer<I> {
             Ok((applied, force, unread))
         };
         let (position, (applied, force, unread)) = tokio::try_join!(reading, applying)?;
-        // Behind the last record there may be markers of transactions.
+        // Transaction markers can follow the last record, and so move the end.
         let end = position.unwrap_or(applied).max(applied);
         if let Some((first, others)) = unread.first() {
             let first = first.clone();
-            return Err(Trouble::NotUnderstood { first, others });
+            return Err(CatchUpError::UnsupportedRecords { first, others });
         }
-        if unread.has_met() {
-            return Err(Trouble::Superseded { before: end });
+        if unread.is_any() {
+            return Err(CatchUpError::Superseded { before: end });
         }
-        if matches!(pass, Pass::Look) {
+        if matches!(mode, ReplayMode::Inspect) {
             return Ok(end);
         }
         let batch = Batch {
@@ -427,16 +448,22 @@ impl<I: Index> ShardIndexer<I> {
         self.index.apply(self.shard, owner, batch, self.clock.now()).await
     }
 
-    /// What is to be applied of these records: all of them, or those before the first one that is not understood.
-    fn read(&self, records: &[Record], from: i64, pass: Pass, unread: &mut Unread) -> Option<Batch> {
+    /// The batch of these records, up to the first one that is not supported.
+    fn read(
+        &self,
+        records: &[Record],
+        from: i64,
+        mode: ReplayMode,
+        unread: &mut UnreadRecords,
+    ) -> Option<Batch> {
         let mut changes = Vec::new();
         let mut last = None;
         for record in records {
-            let found = state_topic::read(record, self.memory);
-            match (pass, found) {
-                (Pass::Apply { superseded_before }, Err(_)) if record.position.offset < superseded_before => {
-                }
-                (Pass::Apply { .. }, Ok(change)) if !unread.has_met() => {
+            let found = state_topic::read(record, self.retention);
+            match (mode, found) {
+                (ReplayMode::Apply { superseded_before }, Err(_))
+                    if record.position.offset < superseded_before => {}
+                (ReplayMode::Apply { .. }, Ok(change)) if !unread.is_any() => {
                     changes.extend(change);
                     last = Some(record);
                 }
@@ -448,13 +475,13 @@ impl<I: Index> ShardIndexer<I> {
             from,
             to: last.position.offset + 1,
             changes,
-            seal: Some(LastRecordDigest::of_record(last)),
+            last_record: Some(LastRecordDigest::of_record(last)),
             force: false,
         })
     }
 }
 
-/// Records that are applied at once.
+/// Records that are applied as one batch.
 #[derive(Default)]
 struct Chunk {
     records: Vec<Record>,
@@ -462,11 +489,11 @@ struct Chunk {
 }
 
 impl Chunk {
-    /// Takes a record; gives all of them when they are enough.
+    /// Adds a record, and returns all records once they fill a batch.
     fn push(&mut self, record: Record) -> Option<Vec<Record>> {
         self.bytes += record.value.as_ref().map_or(0, Bytes::len);
         self.records.push(record);
-        if self.records.len() < CHUNK && self.bytes < CHUNK_BYTES {
+        if self.records.len() < MAX_CHUNK && self.bytes < MAX_CHUNK_BYTES {
             return None;
         }
         self.bytes = 0;
@@ -474,52 +501,12 @@ impl Chunk {
     }
 }
 
-/// Runs what blocks on a thread for it.
+/// Runs blocking work on a thread of its own.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ReadError> + Send + 'static,
 ) -> Result<T, ReadError> {
     match tokio::task::spawn_blocking(work).await {
         Ok(result) => result,
         Err(error) => std::panic::resume_unwind(error.into_panic()),
-    }
-}
-
-/// Growing pauses; what is waited for is said once, and again every half minute.
-struct Pause {
-    next: Duration,
-    said: Option<tokio::time::Instant>,
-}
-
-impl Default for Pause {
-    fn default() -> Self {
-        Self {
-            next: Duration::from_millis(20),
-            said: None,
-        }
-    }
-}
-
-impl Pause {
-    fn has_waited(&self) -> bool {
-        self.said.is_some()
-    }
-
-    /// Whether it is time to say what is waited for.
-    fn is_to_be_said(&mut self) -> bool {
-        let now = tokio::time::Instant::now();
-        let is_new = |said| now.duration_since(said) > Duration::from_secs(30);
-        if self.said.is_some_and(|said| !is_new(said)) {
-            return false;
-        }
-        self.said = Some(now);
-        true
-    }
-
-    async fn wait(&mut self, shard: i32, what: &str, reason: &str) {
-        if self.is_to_be_said() {
-            tracing::warn!(shard, reason, "{what}; trying again");
-        }
-        tokio::time::sleep(self.next).await;
-        self.next = (self.next * 2).min(Duration::from_secs(1));
     }
 }

@@ -1,75 +1,78 @@
-//! Jobs: what they are, whatever way they came and wherever they are kept.
+//! Jobs, independent of the format of their requests and of where they are stored.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
-pub use redeliver_core::job::{JobId, NotAnId, Priority, State};
+pub use redeliver_core::job::{InvalidJobId, JobId, JobState, Priority};
 use redeliver_core::{Headers, Timestamp};
 
-/// Whose job it is.
+/// The kind of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// An application's: it leaves with headers that say which job it was.
+    /// A job of an application. Its record has headers that describe the job.
     App,
-    /// A failed record of a pipeline that waits longer than its longest tier: it leaves as it came.
+    /// A failed record of a pipeline that waits longer than the longest tier. It is dispatched unchanged.
     LongWait,
 }
 
+/// The newest format of job records that this version supports, and the format that it writes.
+pub const FORMAT: u32 = 0;
+
 /// Identifies an idempotency key of an application: the first 16 bytes of SHA-256 over both.
 pub type KeyHash = [u8; 16];
-/// Over everything that makes two requests the same: the first 16 bytes of SHA-256.
+/// A hash of the content of a request: the first 16 bytes of SHA-256. Requests with equal hashes are duplicates.
 pub type RequestHash = [u8; 16];
 
-/// A job as it stands.
+/// A job in its current state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
-    /// Its name.
+    /// The id.
     pub id: JobId,
     /// The application, or the pipeline of a long wait.
     pub app: Arc<str>,
-    /// Whose it is.
+    /// Whether it is a job of an application or a long wait.
     pub kind: Kind,
-    /// Where it stands.
-    pub state: State,
-    /// Which goes first.
+    /// The state.
+    pub state: JobState,
+    /// Which of several due jobs is dispatched first.
     pub priority: Priority,
-    /// Not before.
+    /// The due time; the job is never dispatched before it.
     pub due: Timestamp,
     /// When it was accepted.
     pub accepted: Timestamp,
-    /// Counts reschedulings, from 1.
+    /// 1 for a new job; each rescheduling adds 1.
     pub revision: u32,
-    /// What its application calls the request.
+    /// The idempotency key of the request.
     pub idempotency_key: Option<Arc<str>>,
-    /// Over everything that makes two requests the same.
+    /// The hash of the request's content.
     pub request_hash: RequestHash,
-    /// A name that the caller gave the request.
+    /// The client's identifier of the request.
     pub request_id: Option<Arc<str>>,
-    /// Where it goes, or went.
+    /// The topic to which it is dispatched. A long wait can end in another topic of its pipeline.
     pub topic: Arc<str>,
-    /// What goes there; nothing is kept of it once the job has ended.
+    /// The content of the dispatched record; empty once the job has ended.
     pub payload: Payload,
-    /// When it was dispatched, cancelled or expired.
+    /// When it was dispatched or cancelled, or expired.
     pub ended: Option<Timestamp>,
-    /// After this it is not dispatched any more.
+    /// The time after which it is not dispatched any more.
     pub expires: Option<Timestamp>,
 }
 
-/// What a job's topic receives.
+/// The content of the record that is dispatched.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Payload {
-    /// The record's value.
+    /// The value.
     pub value: Option<Bytes>,
-    /// The record's key.
+    /// The key.
     pub key: Option<Bytes>,
-    /// The record's headers, a trace context among them.
+    /// The headers, including the trace context.
     pub headers: Headers,
 }
 
 impl Job {
-    /// The job, ended.
+    /// The job in a final state, without its payload.
     #[must_use]
-    pub fn ended(&self, state: State, now: Timestamp) -> Self {
+    pub fn ended(&self, state: JobState, now: Timestamp) -> Self {
         Self {
             state,
             ended: Some(now),
@@ -78,7 +81,7 @@ impl Job {
         }
     }
 
-    /// About how many bytes it takes in memory.
+    /// The approximate size in memory, in bytes.
     #[must_use]
     pub fn size(&self) -> usize {
         let payload = &self.payload;

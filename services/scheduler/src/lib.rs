@@ -1,26 +1,32 @@
-//! The scheduler: jobs are accepted from a topic and go to their application's topic when they are due,
-//! exactly once and never early.
+//! The scheduler: accepts jobs from a topic and writes each to its application's topic when it is due, exactly once and
+//! never early.
 //!
-//! | module | idea |
+//! | module | purpose |
 //! |---|---|
-//! | [`request`] | records of the ingest topic, checked |
-//! | `shard` | what becomes of commands and due jobs, decided without IO |
-//! | `window`, `overlay` | what a shard holds: jobs that are due soon, and what the index does not show yet |
-//! | [`index`] | the time index, in Redis or in memory |
-//! | `state_topic` | records of the state topic, understood or not |
-//! | `room` | which jobs are accepted while the index is full |
-//! | `indexer` | brings a shard's index up to date and asks it |
+//! | [`request`] | parses and checks the records of the ingest topic |
+//! | `shard` | decides what happens to commands and due jobs, without IO |
+//! | `window`, `overlay` | what a shard holds in memory: jobs that are due soon, and changes that the index does not contain yet |
+//! | [`index`] | the index by due time, in Redis or in memory |
+//! | `index_messages` | the messages between a shard and its indexer |
+//! | `indexer` | brings a shard's index up to date, applies changes and serves queries |
+//! | `state_topic` | checks the records of the state topic |
+//! | `admission` | which jobs are accepted while the index is full |
 //! | `topics` | whether the topics of jobs exist |
+//! | `refused` | replaces records that their topic refuses |
 //! | `processor` | the shards of a lane |
-//! | `readiness` | what readiness says of them |
-//! | [`codec`] | jobs in the state topic |
+//! | `readiness` | the readiness of the shards |
+//! | [`codec`] | the format of jobs in the state topic |
 //! | [`api`] | gRPC and REST |
-//! | `answers` | outcomes of commands, for those who wait to hear them |
+//! | `answers` | delivers the outcomes of commands to the requests that wait for them |
+//! | `config` | the rules for requests, from the configuration |
 
+mod admission;
 mod answers;
 pub mod api;
 pub mod codec;
+mod config;
 pub mod index;
+mod index_messages;
 mod indexer;
 pub mod job;
 mod metrics;
@@ -29,12 +35,13 @@ mod processor;
 mod readiness;
 mod refused;
 pub mod request;
-mod room;
 mod service;
+mod settings;
 mod shard;
 mod spans;
 mod state_topic;
 mod topics;
 mod window;
 
-pub use service::{check, mount, rules, run};
+pub use config::rules;
+pub use service::{check, mount, run};

@@ -3,8 +3,9 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use redeliver_runtime::cli::{CommonArgs, main_with};
+use redeliver_runtime::cli::CommonArgs;
 use redeliver_runtime::metrics;
+use redeliver_service::main_with;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;

@@ -10,7 +10,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use redeliver_core::Timestamp;
-use redeliver_worker::metrics::SECONDS;
+use redeliver_service::metrics::SECONDS;
 
 use crate::shard::Tally;
 
@@ -20,7 +20,7 @@ struct OutcomeLabel {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct MissedLabel {
+struct ParkedLabel {
     lane: String,
     app: String,
     topic: String,
@@ -31,7 +31,7 @@ struct LaneLabel {
     lane: String,
 }
 
-/// The families that all lanes of a process share.
+/// The metric families, which all lanes of a process share.
 #[derive(Clone)]
 pub(crate) struct SchedulerFamilies {
     received: Counter,
@@ -39,12 +39,12 @@ pub(crate) struct SchedulerFamilies {
     ended: Family<OutcomeLabel, Counter>,
     forgotten: Counter,
     lateness: Histogram,
-    held: Family<LaneLabel, Gauge>,
-    behind: Family<LaneLabel, Gauge>,
+    window_jobs: Family<LaneLabel, Gauge>,
+    index_lag: Family<LaneLabel, Gauge>,
     live: Family<LaneLabel, Gauge>,
     index_memory: Gauge<f64, AtomicU64>,
-    missed_jobs: Family<MissedLabel, Gauge>,
-    missed_seconds: Family<MissedLabel, Gauge<f64, AtomicU64>>,
+    parked_jobs: Family<ParkedLabel, Gauge>,
+    missing_seconds: Family<ParkedLabel, Gauge<f64, AtomicU64>>,
 }
 
 impl SchedulerFamilies {
@@ -55,12 +55,12 @@ impl SchedulerFamilies {
             ended: Family::default(),
             forgotten: Counter::default(),
             lateness: Histogram::new(SECONDS),
-            held: Family::default(),
-            behind: Family::default(),
+            window_jobs: Family::default(),
+            index_lag: Family::default(),
             live: Family::default(),
             index_memory: Gauge::default(),
-            missed_jobs: Family::default(),
-            missed_seconds: Family::default(),
+            parked_jobs: Family::default(),
+            missing_seconds: Family::default(),
         };
         registry.register(
             "scheduler_received",
@@ -69,17 +69,17 @@ impl SchedulerFamilies {
         );
         registry.register(
             "scheduler_commands",
-            "What became of commands: accepted, duplicate, conflict, rejected, no_room (these three are in the dead-letter topic; the last one because the memory of the index is full), cancelled, rescheduled, refused, forwarded",
+            "Commands by outcome: accepted, duplicate, conflict, rejected, no_room (the index is full; these three become dead letters), cancelled, rescheduled, refused (the job had ended or is unknown), forwarded to another shard",
             families.commands.clone(),
         );
         registry.register(
             "scheduler_jobs_ended",
-            "Jobs that were dispatched, had expired when they would have been, or are dead because their topic does not exist",
+            "Jobs that were dispatched, that expired before their dispatch, or that became dead letters because their topic does not exist",
             families.ended.clone(),
         );
         registry.register(
             "scheduler_jobs_forgotten",
-            "Ended jobs whose memory was over",
+            "Ended jobs that were deleted after their retention",
             families.forgotten.clone(),
         );
         registry.register(
@@ -89,33 +89,33 @@ impl SchedulerFamilies {
         );
         registry.register(
             "scheduler_window_jobs",
-            "Jobs held in memory because they are due soon",
-            families.held.clone(),
+            "Jobs window_jobs in memory because they are due soon",
+            families.window_jobs.clone(),
         );
         registry.register(
             "scheduler_index_behind",
-            "Committed changes that the index does not show yet",
-            families.behind.clone(),
+            "Committed changes that the index does not contain yet",
+            families.index_lag.clone(),
         );
         registry.register(
             "scheduler_live_shards",
-            "Shards whose index was brought up to date and that dispatch",
+            "Shards whose index is up to date, so that they dispatch jobs",
             families.live.clone(),
         );
         registry.register(
             "scheduler_index_memory_share",
-            "How much of its maxmemory Redis uses, 0 to 1; 0 without a limit",
+            "Share of maxmemory that Redis uses, 0 to 1; 0 without a limit",
             families.index_memory.clone(),
         );
         registry.register(
             "scheduler_missing_topic_jobs",
-            "Due jobs that wait because their topic does not exist, about",
-            families.missed_jobs.clone(),
+            "Approximate number of due jobs that wait because their topic does not exist",
+            families.parked_jobs.clone(),
         );
         registry.register(
             "scheduler_missing_topic_seconds",
-            "For how long that topic has been missing",
-            families.missed_seconds.clone(),
+            "Time for which the topic has been missing",
+            families.missing_seconds.clone(),
         );
         families
     }
@@ -141,14 +141,14 @@ impl SchedulerFamilies {
             expired: ended("expired"),
             forgotten: self.forgotten.clone(),
             lateness: self.lateness.clone(),
-            held: self.held.get_or_create(&label).clone(),
-            behind: self.behind.get_or_create(&label).clone(),
+            window_jobs: self.window_jobs.get_or_create(&label).clone(),
+            index_lag: self.index_lag.get_or_create(&label).clone(),
             live: self.live.get_or_create(&label).clone(),
             index_memory: self.index_memory.clone(),
             dead: ended("dead"),
             lane: lane.to_owned(),
-            missed_jobs: self.missed_jobs.clone(),
-            missed_seconds: self.missed_seconds.clone(),
+            parked_jobs: self.parked_jobs.clone(),
+            missing_seconds: self.missing_seconds.clone(),
         }
     }
 }
@@ -169,14 +169,14 @@ pub(crate) struct SchedulerMetrics {
     expired: Counter,
     forgotten: Counter,
     lateness: Histogram,
-    held: Gauge,
-    behind: Gauge,
+    window_jobs: Gauge,
+    index_lag: Gauge,
     live: Gauge,
     index_memory: Gauge<f64, AtomicU64>,
     dead: Counter,
     lane: String,
-    missed_jobs: Family<MissedLabel, Gauge>,
-    missed_seconds: Family<MissedLabel, Gauge<f64, AtomicU64>>,
+    parked_jobs: Family<ParkedLabel, Gauge>,
+    missing_seconds: Family<ParkedLabel, Gauge<f64, AtomicU64>>,
 }
 
 impl SchedulerMetrics {
@@ -203,33 +203,33 @@ impl SchedulerMetrics {
         self.index_memory.set(share.unwrap_or_default());
     }
 
-    fn missed_label(&self, app: &str, topic: &str) -> MissedLabel {
-        MissedLabel {
+    fn parked_label(&self, app: &str, topic: &str) -> ParkedLabel {
+        ParkedLabel {
             lane: self.lane.clone(),
             app: app.to_owned(),
             topic: topic.to_owned(),
         }
     }
 
-    /// So many jobs wait for a topic that has been missing for so long.
-    pub(crate) fn missed(&self, app: &str, topic: &str, jobs: usize, lasting: Duration) {
-        let label = self.missed_label(app, topic);
+    /// Sets how many jobs wait for a topic, and for how long it has been missing.
+    pub(crate) fn set_parked(&self, app: &str, topic: &str, jobs: usize, lasting: Duration) {
+        let label = self.parked_label(app, topic);
         let jobs = i64::try_from(jobs).unwrap_or(i64::MAX);
-        self.missed_jobs.get_or_create(&label).set(jobs);
-        self.missed_seconds
+        self.parked_jobs.get_or_create(&label).set(jobs);
+        self.missing_seconds
             .get_or_create(&label)
             .set(lasting.as_secs_f64());
     }
 
-    /// None does, or none does any more.
-    pub(crate) fn not_missed(&self, app: &str, topic: &str) {
-        self.missed(app, topic, 0, Duration::ZERO);
+    /// Sets the number of jobs that wait for a topic to zero.
+    pub(crate) fn clear_parked(&self, app: &str, topic: &str) {
+        self.set_parked(app, topic, 0, Duration::ZERO);
     }
 
-    pub(crate) fn gauges(&self, held: usize, behind: usize, live: usize) {
+    pub(crate) fn gauges(&self, window_jobs: usize, index_lag: usize, live: usize) {
         let number = |count| i64::try_from(count).unwrap_or(i64::MAX);
-        self.held.set(number(held));
-        self.behind.set(number(behind));
+        self.window_jobs.set(number(window_jobs));
+        self.index_lag.set(number(index_lag));
         self.live.set(number(live));
     }
 }

@@ -1,79 +1,92 @@
-//! What a shard has committed, or is about to, and the index does not show yet.
+//! The overlay of a shard: changes that are committed, or in the current turn, and not in the index yet.
 //!
-//! Whoever asks the index looks here first: what is known here is newer. An entry stays until the index has
-//! confirmed that it holds the change; answers of the index that were asked for before that confirmation
-//! have arrived by then, because a shard's questions and changes go through one queue.
+//! The overlay is newer than the index and takes precedence over it. An entry stays until the index has confirmed the
+//! change. Results of lookups that the index served before the change have been handled by then, because a shard's lookups
+//! and changes go through one queue.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use crate::codec::KeyValue;
-use crate::job::{Job, JobId, KeyHash, State};
+use crate::job::{Job, JobId, JobState, KeyHash};
 
-/// Changes by the number of the turn that made them.
+/// Changes by the turn that made them.
 #[derive(Debug, Default)]
 pub(crate) struct Overlay {
-    /// A job that is forgotten is `None`.
+    /// `None` for a job that is forgotten.
     jobs: HashMap<JobId, (u64, Option<Arc<Job>>)>,
     keys: HashMap<KeyHash, (u64, KeyValue)>,
-    log: VecDeque<(u64, Entry)>,
+    log: VecDeque<(u64, LogEntry)>,
     bytes: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Entry {
+enum LogEntry {
     Job(JobId),
     Key(KeyHash),
 }
 
 impl Overlay {
-    /// Notes the newest state of a job.
+    /// Sets the state of a job; `None` if it is forgotten.
     pub(crate) fn set(&mut self, turn: u64, id: JobId, job: Option<Arc<Job>>) {
         self.bytes += size(job.as_ref());
         if let Some((_, old)) = self.jobs.insert(id, (turn, job)) {
             self.bytes -= size(old.as_ref());
         }
-        self.log.push_back((turn, Entry::Job(id)));
+        self.log.push_back((turn, LogEntry::Job(id)));
     }
 
-    /// Notes that a key is taken.
-    pub(crate) fn take_key(&mut self, turn: u64, hash: KeyHash, value: KeyValue) {
+    /// Records that an idempotency key is in use.
+    pub(crate) fn set_key(&mut self, turn: u64, hash: KeyHash, value: KeyValue) {
         self.keys.insert(hash, (turn, value));
-        self.log.push_back((turn, Entry::Key(hash)));
+        self.log.push_back((turn, LogEntry::Key(hash)));
     }
 
-    /// The newest state of a job: `None` when the index knows best, `Some(None)` when it is forgotten.
+    /// The state of a job: `None` if the index is up to date, `Some(None)` if the job is forgotten.
     pub(crate) fn job(&self, id: JobId) -> Option<Option<&Arc<Job>>> {
         self.jobs.get(&id).map(|(_, job)| job.as_ref())
     }
 
-    /// Who has taken a key, as far as the index may not know it.
+    /// The job that uses a key, if the index may not know it yet.
     pub(crate) fn key(&self, hash: &KeyHash) -> Option<KeyValue> {
         self.keys.get(hash).map(|(_, value)| *value)
     }
 
-    /// Jobs that wait.
-    pub(crate) fn waiting(&self) -> impl Iterator<Item = &Arc<Job>> {
+    /// The scheduled jobs.
+    pub(crate) fn scheduled(&self) -> impl Iterator<Item = &Arc<Job>> {
         self.jobs
             .values()
             .filter_map(|(_, job)| job.as_ref())
-            .filter(|job| job.state == State::Scheduled)
+            .filter(|job| job.state == JobState::Scheduled)
     }
 
-    /// Forgets what was changed up to this turn: the index shows it.
-    pub(crate) fn confirm(&mut self, turn: u64) {
-        while let Some((noted, entry)) = self.log.front().copied().filter(|(noted, _)| *noted <= turn) {
+    /// Removes the changes up to this turn, which the index contains now.
+    pub(crate) fn remove_applied(&mut self, turn: u64) {
+        while let Some((logged_turn, entry)) = self
+            .log
+            .front()
+            .copied()
+            .filter(|(logged_turn, _)| *logged_turn <= turn)
+        {
             self.log.pop_front();
             match entry {
-                Entry::Job(id) => {
-                    if self.jobs.get(&id).is_some_and(|(newest, _)| *newest == noted)
+                LogEntry::Job(id) => {
+                    // A later turn may have changed the job again.
+                    if self
+                        .jobs
+                        .get(&id)
+                        .is_some_and(|(newest, _)| *newest == logged_turn)
                         && let Some((_, job)) = self.jobs.remove(&id)
                     {
                         self.bytes -= size(job.as_ref());
                     }
                 }
-                Entry::Key(hash) => {
-                    if self.keys.get(&hash).is_some_and(|(newest, _)| *newest == noted) {
+                LogEntry::Key(hash) => {
+                    if self
+                        .keys
+                        .get(&hash)
+                        .is_some_and(|(newest, _)| *newest == logged_turn)
+                    {
                         self.keys.remove(&hash);
                     }
                 }
@@ -81,11 +94,12 @@ impl Overlay {
         }
     }
 
+    /// The number of changes.
     pub(crate) fn len(&self) -> usize {
         self.log.len()
     }
 
-    /// About how many bytes it holds.
+    /// The approximate size in memory.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }

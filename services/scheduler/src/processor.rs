@@ -1,4 +1,5 @@
-//! The scheduler's part of a lane: one [`Shard`] per partition of the ingest topic, each with a [`ShardIndexer`].
+//! The [`Processor`] of a lane of the scheduler: one [`Shard`] per partition of the ingest topic, each with a
+//! [`ShardIndexer`].
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -10,16 +11,18 @@ use tokio::sync::mpsc;
 use tokio::task::{JoinError, JoinSet};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::index::{Index, Room, Usage};
-use crate::indexer::{Answers, ShardIndexer};
+use crate::index::{Index, MemoryPressure, Usage};
+use crate::index_messages::IndexRequest;
+use crate::indexer::{IndexResponses, ShardIndexer};
 use crate::metrics::SchedulerMetrics;
 use crate::readiness::ShardReadiness;
 use crate::refused;
-use crate::shard::{IndexRequest, Missed, Settings, Shard, Tally, Writes};
+use crate::settings::Settings;
+use crate::shard::{Shard, Tally, Target, Writes};
 use crate::topics::Presence;
 
-/// One question of each kind may be under way.
-const ASKS: usize = 8;
+/// At least one request of each kind, since one of each can be in progress.
+const INDEX_REQUESTS: usize = 8;
 
 /// The scheduler's [`Processor`].
 pub(crate) struct Scheduler<I> {
@@ -28,56 +31,57 @@ pub(crate) struct Scheduler<I> {
     pub(crate) kafka: KafkaSettings,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) metrics: SchedulerMetrics,
-    /// Keepers go to the task that runs them.
+    /// To the task that runs the indexers.
     pub(crate) indexers: mpsc::Sender<ShardIndexer<I>>,
-    pub(crate) answers: Arc<Answers>,
+    pub(crate) responses: Arc<IndexResponses>,
     pub(crate) readiness: Arc<ShardReadiness>,
-    pub(crate) held: Held,
+    pub(crate) lane: LaneShards,
 }
 
 /// The shards of a lane.
 #[derive(Default)]
-pub(crate) struct Held {
-    shards: HashMap<AssignmentId, Kept>,
+pub(crate) struct LaneShards {
+    shards: HashMap<AssignmentId, ShardHandle>,
     order: Vec<AssignmentId>,
     next: usize,
     next_due: Option<Timestamp>,
-    room: Room,
-    /// Jobs that wait for topics that do not exist.
-    missed: BTreeMap<Missed, usize>,
-    in_turn: Vec<(AssignmentId, Tally)>,
-    /// How far the turn has written the state topic, by partition.
-    ends: HashMap<i32, i64>,
+    pressure: MemoryPressure,
+    /// The number of jobs that wait for missing topics.
+    parked: BTreeMap<Target, usize>,
+    turn_tallies: Vec<(AssignmentId, Tally)>,
+    /// The end of the state topic after the current turn, by partition.
+    changelog_ends: HashMap<i32, i64>,
 }
 
-struct Kept {
+struct ShardHandle {
     shard: Shard,
     number: i32,
-    asks: mpsc::Sender<IndexRequest>,
-    _gone: DropGuard,
+    requests: mpsc::Sender<IndexRequest>,
+    _cancel_indexer: DropGuard,
 }
 
-impl Kept {
-    fn ask(&mut self, now: Timestamp) {
-        for ask in self.shard.asks(now) {
-            // There is room for one of each kind. An indexer that has ended is only seen while all ends.
-            if self.asks.try_send(ask).is_err() {
-                tracing::debug!(shard = self.number, "the indexer of the shard has ended");
+impl ShardHandle {
+    fn send_index_requests(&mut self, now: Timestamp) {
+        for request in self.shard.index_requests(now) {
+            // The channel has room for one request of each kind, so this only fails if the indexer has ended. Indexers end
+            // early only when the process shuts down.
+            if self.requests.try_send(request).is_err() {
+                tracing::debug!(shard = self.number, "indexer has ended");
             }
         }
     }
 }
 
 impl<I: Index> Scheduler<I> {
-    /// Lets shards write, each up to its share, and then again as far as there is room.
+    /// Collects the writes of the shards: each shard up to its share first, then each up to the remaining room.
     fn collect(&mut self, now: Timestamp, limit: usize, turn: &mut TransactionBatch) {
-        let count = self.held.order.len().max(1);
+        let count = self.lane.order.len().max(1);
         let share = (limit / count).max(limit.min(64));
-        for of_each in [share, limit] {
-            for step in 0..self.held.order.len() {
-                let id = self.held.order[(self.held.next + step) % count];
-                let room = limit.saturating_sub(turn.outputs.len()).min(of_each);
-                let Some(kept) = self.held.shards.get_mut(&id).filter(|_| room > 0) else {
+        for max_per_shard in [share, limit] {
+            for step in 0..self.lane.order.len() {
+                let id = self.lane.order[(self.lane.next + step) % count];
+                let room = limit.saturating_sub(turn.outputs.len()).min(max_per_shard);
+                let Some(handle) = self.lane.shards.get_mut(&id).filter(|_| room > 0) else {
                     continue;
                 };
                 let Writes {
@@ -85,7 +89,7 @@ impl<I: Index> Scheduler<I> {
                     completed,
                     tally,
                     ..
-                } = kept.shard.finish(now, room);
+                } = handle.shard.finish(now, room);
                 if outputs.is_empty() && completed.is_empty() {
                     continue;
                 }
@@ -95,193 +99,196 @@ impl<I: Index> Scheduler<I> {
                 turn.outputs.extend(outputs);
                 turn.completed
                     .extend(completed.into_iter().map(|offset| (id, offset)));
-                self.held.in_turn.push((id, tally));
+                self.lane.turn_tallies.push((id, tally));
             }
         }
-        self.held.next = self.held.next.wrapping_add(1);
+        self.lane.next = self.lane.next.wrapping_add(1);
     }
 
-    fn ask(&mut self, now: Timestamp) {
-        for kept in self.held.shards.values_mut() {
-            kept.ask(now);
+    fn send_index_requests(&mut self, now: Timestamp) {
+        for handle in self.lane.shards.values_mut() {
+            handle.send_index_requests(now);
         }
     }
 
-    /// Looks how full the index is, and says when that has changed what is accepted.
-    fn look_at_room(&mut self) {
-        let Usage { mut room, share } = self.index.usage();
-        for kept in self.held.shards.values_mut() {
-            kept.shard.set_room(room);
+    /// Reads the memory pressure of the index, and reports a change.
+    fn update_memory_pressure(&mut self) {
+        let Usage { mut pressure, share } = self.index.usage();
+        for handle in self.lane.shards.values_mut() {
+            handle.shard.set_memory_pressure(pressure);
         }
-        if self.held.shards.values().any(|kept| kept.shard.is_refused()) {
-            room = Room::None;
+        if self
+            .lane
+            .shards
+            .values()
+            .any(|handle| handle.shard.is_index_full())
+        {
+            pressure = MemoryPressure::Full;
         }
         self.metrics.index_memory(share);
-        if std::mem::replace(&mut self.held.room, room) == room {
+        if std::mem::replace(&mut self.lane.pressure, pressure) == pressure {
             return;
         }
-        match room {
-            Room::Enough => tracing::info!("the index has room again; jobs of any time are accepted"),
-            Room::Scarce | Room::None => {
+        match pressure {
+            MemoryPressure::Low => tracing::info!("Redis has free memory; accepting all jobs"),
+            MemoryPressure::High | MemoryPressure::Full => {
                 tracing::warn!(
-                    ?room,
+                    ?pressure,
                     share,
-                    "the memory of the index runs out; far jobs are refused"
+                    "Redis is short of memory; rejecting jobs that are not due soon"
                 );
             }
         }
-        self.note();
+        self.update_readiness_note();
     }
 
-    /// Looks which jobs wait for topics that do not exist.
-    fn look_at_topics(&mut self) {
-        let mut missed: BTreeMap<Missed, usize> = BTreeMap::new();
-        for kept in self.held.shards.values() {
-            for (of, count) in kept.shard.parked() {
-                *missed.entry(of).or_default() += count;
+    /// Reads which jobs wait for missing topics, and reports a change.
+    fn update_parked(&mut self) {
+        let mut parked: BTreeMap<Target, usize> = BTreeMap::new();
+        for handle in self.lane.shards.values() {
+            for (target, count) in handle.shard.parked() {
+                *parked.entry(target).or_default() += count;
             }
         }
-        if missed.is_empty() && self.held.missed.is_empty() {
+        if parked.is_empty() && self.lane.parked.is_empty() {
             return;
         }
-        for ((topic, app), count) in &missed {
+        for ((topic, app), count) in &parked {
             let lasting = match self.settings.topics.presence(topic) {
                 Presence::Missing { lasting } => lasting,
                 Presence::Exists | Presence::Unknown => Duration::ZERO,
             };
-            self.metrics.missed(app, topic, *count, lasting);
+            self.metrics.set_parked(app, topic, *count, lasting);
         }
-        let before = std::mem::replace(&mut self.held.missed, missed);
-        let missed = &self.held.missed;
-        for (topic, app) in before.keys().filter(|of| !missed.contains_key(*of)) {
-            tracing::info!(%app, %topic, "no job waits for this topic any more");
-            self.metrics.not_missed(app, topic);
+        let before = std::mem::replace(&mut self.lane.parked, parked);
+        let parked = &self.lane.parked;
+        for (topic, app) in before.keys().filter(|target| !parked.contains_key(*target)) {
+            tracing::info!(%app, %topic, "no jobs wait for the topic any more");
+            self.metrics.clear_parked(app, topic);
         }
-        for (topic, app) in missed.keys().filter(|of| !before.contains_key(*of)) {
+        for (topic, app) in parked.keys().filter(|target| !before.contains_key(*target)) {
             tracing::warn!(
                 %app, %topic,
-                "the topic of due jobs does not exist; they wait for it until kafka.topics.missing_timeout"
+                "topic of due jobs does not exist; keeping the jobs until kafka.topics.missing_timeout"
             );
         }
-        if !before.keys().eq(missed.keys()) {
-            self.note();
+        if !before.keys().eq(parked.keys()) {
+            self.update_readiness_note();
         }
     }
 
-    /// What readiness says beside that the shards are ready.
-    fn note(&self) {
+    /// Sets the note that readiness reports while the shards are ready.
+    fn update_readiness_note(&self) {
         let mut notes = Vec::new();
-        match self.held.room {
-            Room::Enough => {}
-            Room::Scarce => {
-                notes.push(
-                    "the memory of the index is above its high-water mark: far jobs are refused".to_owned(),
-                );
+        match self.lane.pressure {
+            MemoryPressure::Low => {}
+            MemoryPressure::High => {
+                notes
+                    .push("Redis is above redis.high_water: rejecting jobs that are not due soon".to_owned());
             }
-            Room::None => notes.push("the memory of the index is full: far jobs are refused".to_owned()),
+            MemoryPressure::Full => {
+                notes.push("Redis is full: rejecting jobs that are not due soon".to_owned());
+            }
         }
-        if let Some((topic, app)) = self.held.missed.keys().next() {
-            notes.push(match self.held.missed.len() - 1 {
-                0 => format!("jobs of {app} wait for the topic {topic}, which does not exist"),
-                others => format!(
-                    "jobs of {app} wait for the topic {topic}, which does not exist, and others for {others} more"
-                ),
+        if let Some((topic, app)) = self.lane.parked.keys().next() {
+            notes.push(match self.lane.parked.len() - 1 {
+                0 => format!("jobs of {app} wait for topic {topic}, which does not exist"),
+                others => {
+                    format!("jobs of {app} wait for topic {topic}, which does not exist; and {others} more")
+                }
             });
         }
         let is_any = !notes.is_empty();
         self.readiness.set_note(is_any.then(|| notes.join("; ")));
     }
 
-    fn gauge(&self) {
-        let (mut held, mut behind, mut live) = (0, 0, 0);
-        for kept in self.held.shards.values() {
-            held += kept.shard.held();
-            behind += kept.shard.behind();
-            live += usize::from(kept.shard.is_live());
+    fn update_gauges(&self) {
+        let (mut window_jobs, mut index_lag, mut live) = (0, 0, 0);
+        for handle in self.lane.shards.values() {
+            window_jobs += handle.shard.window_len();
+            index_lag += handle.shard.index_lag();
+            live += usize::from(handle.shard.is_live());
         }
-        self.metrics.gauges(held, behind, live);
+        self.metrics.gauges(window_jobs, index_lag, live);
     }
 }
 
 impl<I: Index> Processor for Scheduler<I> {
     fn assigned(&mut self, assignment: AssignmentId, _topic: &Arc<str>, partition: i32) {
-        let (asks, receiver) = mpsc::channel(ASKS);
-        let gone = CancellationToken::new();
+        let (requests, receiver) = mpsc::channel(INDEX_REQUESTS);
+        let cancelled = CancellationToken::new();
         let indexer = ShardIndexer {
             index: self.index.clone(),
             kafka: self.kafka.clone(),
             topic: self.settings.state.clone(),
             shard: partition,
             assignment,
-            memory: self.settings.memory,
+            retention: self.settings.retention,
             clock: self.clock.clone(),
-            asks: receiver,
-            answers: self.answers.clone(),
+            requests: receiver,
+            responses: self.responses.clone(),
             readiness: self.readiness.clone(),
-            gone: gone.clone(),
+            cancelled: cancelled.clone(),
         };
-        self.readiness.begins(assignment, partition);
-        // The task ends only after the lane.
+        self.readiness.add(assignment, partition);
+        // The task outlives the lane, so this only fails if the task has failed.
         if self.indexers.blocking_send(indexer).is_err() {
-            tracing::error!(
-                shard = partition,
-                "there is nobody to keep the index of the shard"
-            );
+            tracing::error!(shard = partition, "index task is not running");
         }
-        let kept = Kept {
+        let handle = ShardHandle {
             shard: Shard::new(self.settings.clone(), partition),
             number: partition,
-            asks,
-            _gone: gone.drop_guard(),
+            requests,
+            _cancel_indexer: cancelled.drop_guard(),
         };
-        self.held.shards.insert(assignment, kept);
-        self.held.order.push(assignment);
+        self.lane.shards.insert(assignment, handle);
+        self.lane.order.push(assignment);
     }
 
     fn revoked(&mut self, assignment: AssignmentId) {
-        self.readiness.ends(assignment);
-        self.held.shards.remove(&assignment);
-        self.held.order.retain(|id| *id != assignment);
-        self.held.in_turn.retain(|(id, _)| *id != assignment);
-        self.gauge();
+        self.readiness.remove(assignment);
+        self.lane.shards.remove(&assignment);
+        self.lane.order.retain(|id| *id != assignment);
+        self.lane.turn_tallies.retain(|(id, _)| *id != assignment);
+        self.update_gauges();
     }
 
     fn capacity(&self, assignment: AssignmentId) -> usize {
-        let kept = self.held.shards.get(&assignment);
-        kept.map_or(0, |kept| kept.shard.capacity())
+        let handle = self.lane.shards.get(&assignment);
+        handle.map_or(0, |handle| handle.shard.capacity())
     }
 
     fn accept(&mut self, assignment: AssignmentId, record: Record, _of_round: Timestamp) {
-        if let Some(kept) = self.held.shards.get_mut(&assignment) {
+        if let Some(handle) = self.lane.shards.get_mut(&assignment) {
             self.metrics.received.inc();
-            // The round's time may be from before the record was written, and its delay must not begin then.
-            kept.shard.accept(record, self.clock.now());
+            // The round may have begun before the record was written. A delay must not count from then.
+            handle.shard.accept(record, self.clock.now());
         }
     }
 
     fn accepted_all(&mut self) {
-        self.ask(self.clock.now());
+        self.send_index_requests(self.clock.now());
     }
 
     fn finish(&mut self, now: Timestamp, limit: usize, turn: &mut TransactionBatch) {
-        self.held.in_turn.clear();
-        self.held.ends.clear();
-        let answers = self.answers.take();
-        let has_heard = !answers.is_empty();
-        for (id, answer) in answers {
-            if let Some(kept) = self.held.shards.get_mut(&id) {
-                kept.shard.answer(answer, now);
+        self.lane.turn_tallies.clear();
+        self.lane.changelog_ends.clear();
+        let responses = self.responses.drain();
+        let has_responses = !responses.is_empty();
+        for (id, response) in responses {
+            if let Some(handle) = self.lane.shards.get_mut(&id) {
+                handle.shard.handle_response(response, now);
             }
         }
-        self.look_at_room();
+        self.update_memory_pressure();
         self.collect(now, limit, turn);
-        self.look_at_topics();
-        if has_heard {
-            self.gauge();
+        self.update_parked();
+        if has_responses {
+            self.update_gauges();
         }
-        self.ask(now);
-        let shards = self.held.shards.values_mut();
-        self.held.next_due = shards.filter_map(|kept| kept.shard.next_due()).min();
+        self.send_index_requests(now);
+        let shards = self.lane.shards.values_mut();
+        self.lane.next_due = shards.filter_map(|handle| handle.shard.next_due()).min();
     }
 
     fn refused(&mut self, refused: &[Refused], turn: &mut TransactionBatch, now: Timestamp) -> bool {
@@ -291,42 +298,42 @@ impl<I: Index> Processor for Scheduler<I> {
     }
 
     fn changelog_written(&mut self, partition: i32, end: i64) {
-        self.held.ends.insert(partition, end);
+        self.lane.changelog_ends.insert(partition, end);
     }
 
     fn committed(&mut self, now: Timestamp) {
-        for (id, tally) in self.held.in_turn.drain(..) {
+        for (id, tally) in self.lane.turn_tallies.drain(..) {
             self.metrics.count(tally, now);
-            if let Some(kept) = self.held.shards.get_mut(&id)
-                && let Some(end) = self.held.ends.remove(&kept.number)
+            if let Some(handle) = self.lane.shards.get_mut(&id)
+                && let Some(end) = self.lane.changelog_ends.remove(&handle.number)
             {
-                kept.shard.committed(end);
+                handle.shard.committed(end);
             }
         }
-        self.ask(now);
-        self.gauge();
+        self.send_index_requests(now);
+        self.update_gauges();
     }
 
     fn aborted(&mut self) {
-        // Every shard is given anew after this, and begins with what the topic holds.
-        self.held.in_turn.clear();
-        self.held.ends.clear();
+        // The lane assigns every shard again after an abort. The new shards begin with what the topics contain.
+        self.lane.turn_tallies.clear();
+        self.lane.changelog_ends.clear();
     }
 
     fn next_due(&self) -> Option<Timestamp> {
-        self.held.next_due
+        self.lane.next_due
     }
 
     fn is_busy(&self) -> bool {
-        // What is not decided yet is read again.
+        // Undecided commands are in memory only, and are read again by the next owner.
         false
     }
 }
 
-/// Runs the indexers of a lane until it has ended.
+/// Runs the indexers of a lane until the lane has ended.
 ///
 /// # Errors
-/// When one of them panicked.
+/// When an indexer panicked.
 pub(crate) async fn run_indexers<I: Index>(
     mut indexers: mpsc::Receiver<ShardIndexer<I>>,
     lane_ended: CancellationToken,

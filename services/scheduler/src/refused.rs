@@ -1,69 +1,66 @@
-//! What is written in the place of a record that its topic does not take.
+//! Replaces a record that its topic refuses.
 
 use redeliver_core::headers::{self, Origin, ReservedHeaders};
 use redeliver_core::job::JobId;
-use redeliver_core::{Failure, Output, Position, Record, Timestamp, route};
+use redeliver_core::route::{self, Arrival, DeadLetter};
+use redeliver_core::{Failure, Headers, Output, Timestamp};
 
 use crate::request::NAME;
-use crate::shard::Settings;
+use crate::settings::Settings;
 
-/// Makes a dead letter of a record, or takes something out of one. False where it can only be waited until the topic
-/// takes it: for the state of a job.
+/// Replaces a refused record by a dead letter, or strips a dead letter of its value, key or headers. Returns false for
+/// the state of a job: nothing can replace it, so the turn is retried until the state topic accepts it.
 pub(crate) fn replace(settings: &Settings, output: &mut Output, failure: &Failure, now: Timestamp) -> bool {
     if output.topic == settings.state {
         return false;
     }
     let mut pipelines = settings.rules.pipelines.values();
-    let is_letter = |topic: &str| {
-        let mut of_pipelines = pipelines.clone().map(|pipeline| pipeline.dead_letter_topic());
-        *topic == *settings.dead_letters || of_pipelines.any(|letters| *topic == *letters)
-    };
-    if is_letter(&output.topic) {
+    let is_letter = *output.topic == *settings.dead_letters
+        || pipelines
+            .clone()
+            .any(|pipeline| output.topic == pipeline.dead_letter_topic());
+    if is_letter {
         return route::strip_payload(output);
     }
-    let record = Record {
-        position: Position {
+    let reserved = ReservedHeaders::from_headers(&output.headers).ok();
+    let owner = pipelines.find(|pipeline| {
+        let is_its = reserved
+            .as_ref()
+            .is_some_and(|reserved| reserved.is_retry_of(&pipeline.name));
+        is_its && [pipeline.due_topic(), pipeline.source.clone()].contains(&output.topic)
+    });
+    if let Some(pipeline) = owner {
+        // The record of a long wait belongs to its pipeline and keeps its lineage.
+        let unknown = Origin {
             topic: settings.ingest.clone(),
             partition: 0,
             offset: 0,
-        },
-        timestamp: None,
-        key: output.key.take(),
-        value: output.value.take(),
-        headers: std::mem::take(&mut output.headers),
-        unreadable_headers: 0,
-    };
-    let ours = ReservedHeaders::read(&record).ok();
-    let own = pipelines.find(|pipeline| {
-        let is_its = ours.as_ref().is_some_and(|ours| ours.is_retry_of(&pipeline.name));
-        is_its && [pipeline.due_topic(), pipeline.source.clone()].contains(&output.topic)
-    });
-    if let Some(pipeline) = own {
-        // A long wait is over: the record is its pipeline's, with the lineage that it has.
-        let mut letters = route::reject(pipeline, &record, failure, now).outputs;
-        let Some(letter) = letters.pop() else { return false };
-        *output = letter;
+            timestamp: None,
+        };
+        route::replace_refused(pipeline, output, unknown, failure, now);
         return true;
     }
-    let mut list = headers::user_headers(&record.headers, None);
-    let origin = ours.and_then(|ours| ours.origin().ok());
-    if let Some(origin) = origin.or_else(|| request_of(settings, &record)) {
-        headers::write_lineage(&mut list, NAME, &origin, 0);
-    }
-    headers::write_failure(&mut list, failure, now);
-    *output = Output {
+    let origin = reserved.and_then(|reserved| reserved.origin().ok());
+    let origin = origin.or_else(|| request_of(settings, &output.headers));
+    let arrival = origin.map(|origin| Arrival {
+        origin,
+        failed_attempts: 0,
+    });
+    let letter = DeadLetter {
         topic: settings.dead_letters.clone(),
-        partition: None,
-        key: record.key,
-        value: record.value,
-        headers: list,
+        pipeline: NAME,
+        arrival,
+        failure,
+        trace: None,
+        now,
     };
+    letter.replace(output);
     true
 }
 
-/// Where the request of a dispatched job stands: its id says so.
-fn request_of(settings: &Settings, record: &Record) -> Option<Origin> {
-    let id = std::str::from_utf8(record.headers.last(headers::JOB_ID)?).ok()?;
+/// The position of a dispatched job's request, which is part of its id.
+fn request_of(settings: &Settings, headers: &Headers) -> Option<Origin> {
+    let id = std::str::from_utf8(headers.last(headers::JOB_ID)?).ok()?;
     let id: JobId = id.parse().ok()?;
     Some(Origin {
         topic: settings.ingest.clone(),

@@ -1,194 +1,138 @@
-//! Reading requests: what stands in a record of the ingest topic, checked against what may be scheduled.
+//! Parses and checks the requests in the ingest topic.
 //!
-//! Two formats, JSON and protobuf, become one [`ParsedRequest`], and one set of rules makes a [`Command`] of it or a
-//! [`Failure`] that names the field. The API checks what it is asked with the same rules before it writes
-//! anything. All of it is pure: the same record under the same configuration always means the same.
+//! Both formats, JSON and protobuf, are parsed to a [`ParsedRequest`]. One set of rules turns it into a [`Command`], or into a
+//! [`Failure`] that names the field. The API applies the same rules before it writes a request. There is no IO: the same
+//! record with the same configuration always gives the same result.
 //!
-//! A failure's code is `request.` and the field's name in JSON, whatever the format was; `request.json`,
-//! `request.protobuf`, `request.contentType` and `request.value` concern the whole. Its message never shows
-//! the job's data.
+//! The code of a failure is `request.` and the name of the field in JSON, for both formats. `request.json`,
+//! `request.protobuf`, `request.contentType` and `request.value` concern the whole request. A message never contains the
+//! job's data.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::tz::TimeZone;
 use redeliver_core::failure::bounded_text;
-use redeliver_core::headers::{Origin, ReservedHeaders, TRACEPARENT, TRACESTATE, is_ours};
-use redeliver_core::{Failure, Headers, Pipeline, Record, Span, Timestamp};
+use redeliver_core::headers::{Origin, ReservedHeaders, TRACEPARENT, TRACESTATE, is_reserved};
+use redeliver_core::{Failure, Headers, HumanDuration, Pipeline, Record, Timestamp};
 
 use crate::job::{JobId, Kind, Payload, Priority, RequestHash};
 
 mod field;
 mod hash;
 mod json;
+mod parsed;
 mod protobuf;
 
+pub(crate) use field::read_id;
 pub use field::{Field, Format};
 pub use hash::key_hash;
 pub use json::read as read_json;
 pub(crate) use json::read_time as read_json_time;
+pub use parsed::{Draft, LongWait, ParsedRequest, When};
 pub(crate) use protobuf::{draft, read_when};
 pub use protobuf::{read as read_protobuf, spec, write as write_protobuf};
 pub use redeliver_kafka::murmur2::shard_of;
 
-/// The name that stands as the pipeline's in the lineage of what we pass on.
+/// The scheduler's name in the lineage of forwarded records and dead letters, in place of a pipeline.
 pub(crate) const NAME: &str = "scheduler";
-/// The longest idempotency key and request id, in bytes.
+/// The maximum length of idempotency keys and request ids in bytes.
 pub const MAX_NAME: usize = 512;
-/// The longest `answer_to`, in bytes.
-const MAX_ANSWER_TO: usize = 256;
-/// The longest header of a trace context that is handed on, in bytes.
+/// The maximum length of an inherited header of a trace context in bytes.
 const MAX_TRACE: usize = 512;
-/// Headers that dispatched jobs get from us, beside those that begin with `job-`.
+/// Headers that the scheduler adds to dispatched jobs, besides those that begin with `job-`.
 const JOB_HEADERS: [&str; 3] = ["scheduled-time", "dispatched-at", "idempotency-key"];
 
-/// What may be scheduled, from the configuration.
+/// The rules for requests, from the configuration.
 #[derive(Clone, Debug)]
 pub struct Rules {
     /// The topic of each application.
     pub apps: BTreeMap<String, Arc<str>>,
-    /// The pipelines whose long waits are held.
+    /// The pipelines that use long waits.
     pub pipelines: BTreeMap<String, Arc<Pipeline>>,
-    /// Where times without an offset are meant.
+    /// The time zone of times without an offset.
     pub time_zone: TimeZone,
     /// How far ahead a job may be due.
-    pub max_ahead: Span,
-    /// The most bytes of a job's data, key and headers together.
+    pub max_ahead: HumanDuration,
+    /// The maximum size of a job's data, key and headers together, in bytes.
     pub max_data: usize,
 }
 
 impl Rules {
-    /// Where jobs may go.
+    /// The topics to which jobs are dispatched.
     pub(crate) fn topics(&self) -> Vec<Arc<str>> {
         let of_pipelines = self.pipelines.values().map(|pipeline| pipeline.return_topic());
         self.apps.values().cloned().chain(of_pipelines).collect()
     }
 }
 
-/// A record of the ingest topic, read.
+/// A record of the ingest topic, parsed and checked.
 #[derive(Clone, Debug)]
 pub struct Incoming {
-    /// What it asks for, or why it cannot be had.
+    /// The command, or why the request is rejected.
     pub command: Result<Command, Failure>,
-    /// Whoever waits for the outcome.
+    /// The key for the outcome in the answers topic, if a client waits for it.
     pub answer_to: Option<Arc<str>>,
-    /// The record of a long wait that cannot be had.
-    pub refused_wait: Option<Box<RefusedWait>>,
+    /// The record of a long wait that is rejected.
+    pub rejected_wait: Option<Box<RejectedWait>>,
 }
 
-/// A record that cannot wait here. It is its pipeline's, which counts it among its own.
+/// The record of a rejected long wait. It becomes a dead letter of its pipeline.
 #[derive(Clone, Debug)]
-pub struct RefusedWait {
-    /// Its pipeline.
+pub struct RejectedWait {
+    /// The pipeline.
     pub pipeline: Arc<Pipeline>,
-    /// Key, value and headers as they should have come back.
+    /// Key, value and headers of the record.
     pub payload: Payload,
 }
 
-/// What can be asked for.
+/// A request that complies with the rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// A new job.
+    /// Create a job.
     Schedule(Box<Request>),
-    /// A job is not to be dispatched.
+    /// Cancel a job.
     Cancel(JobId),
-    /// A job gets a new time.
+    /// Change the due time of a job.
     Reschedule {
         /// The job.
         id: JobId,
-        /// Its new time.
+        /// The new due time.
         due: Timestamp,
     },
 }
 
-/// A job to be.
+/// A request for a new job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     /// The application, or the pipeline of a long wait.
     pub app: Arc<str>,
-    /// Whose it is.
+    /// Whether it is a job of an application or a long wait.
     pub kind: Kind,
-    /// Where it goes.
+    /// The topic to which the job is dispatched.
     pub topic: Arc<str>,
-    /// Not before; may be over already.
+    /// The due time, which can be in the past.
     pub due: Timestamp,
-    /// Which of several due jobs goes first.
+    /// Which of several due jobs is dispatched first.
     pub priority: Priority,
-    /// What its application calls the request.
+    /// The idempotency key.
     pub idempotency_key: Option<Arc<str>>,
-    /// Over everything that makes two requests the same.
+    /// The hash of the request's content.
     pub request_hash: RequestHash,
-    /// A name that the caller gives the request.
+    /// The client's identifier of the request.
     pub request_id: Option<Arc<str>>,
-    /// What goes to the topic.
+    /// The content of the dispatched record.
     pub payload: Payload,
-    /// After this it is not worth being dispatched.
+    /// The time after which the job is not dispatched any more.
     pub expires: Option<Timestamp>,
 }
 
-/// What a request says, not yet checked against the rules.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ParsedRequest {
-    /// A job of an application.
-    Schedule(Box<Draft>),
-    /// No job.
-    Cancel(JobId),
-    /// A new time.
-    Reschedule {
-        /// The job.
-        id: JobId,
-        /// Its new time.
-        when: When,
-    },
-    /// A record of a pipeline that waits longer than its longest tier.
-    LongWait(Box<LongWait>),
-}
-
-/// A job of an application as the caller describes it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Draft {
-    /// The application.
-    pub app: String,
-    /// When it is due.
-    pub when: When,
-    /// Which of several due jobs goes first.
-    pub priority: Priority,
-    /// What its application calls the request.
-    pub idempotency_key: Option<String>,
-    /// A name that the caller gives the request.
-    pub request_id: Option<String>,
-    /// What goes to the topic. Without a key, that of the ingest record is kept.
-    pub payload: Payload,
-    /// How long after its time it is still worth being dispatched.
-    pub expire_after: Option<Span>,
-}
-
-/// A failed record of a pipeline on its way back to it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LongWait {
-    /// The pipeline.
-    pub pipeline: String,
-    /// Not before.
-    pub due: Timestamp,
-    /// The record, with all of its headers.
-    pub payload: Payload,
-}
-
-/// A time, or a wait from the request on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum When {
-    /// Not before.
-    At(Timestamp),
-    /// So long after the request.
-    After(Span),
-}
-
-/// What surrounds a request: when and with what it came.
+/// The context of a request.
 #[derive(Clone, Debug)]
 pub struct Envelope<'a> {
-    /// When it was made; a `delay` counts from then.
+    /// The time of the request, from which a `delay` counts.
     pub requested: Timestamp,
-    /// The time now.
+    /// The current time.
     pub now: Timestamp,
     /// The key of the ingest record.
     pub key: Option<&'a bytes::Bytes>,
@@ -196,55 +140,55 @@ pub struct Envelope<'a> {
     pub headers: &'a Headers,
 }
 
-/// Reads a record of the ingest topic.
+/// Parses and checks a record of the ingest topic.
 #[must_use]
 pub fn read(record: &Record, rules: &Rules, now: Timestamp) -> Incoming {
-    let (format, wish, answer_to) = match format_of(record) {
+    let (format, request, answer_to) = match format_of(record) {
         Ok(Format::Json) => (
             Format::Json,
             read_value(record, |value| json::read(value, &rules.time_zone)),
             None,
         ),
         Ok(Format::Protobuf) => match read_value(record, protobuf::read) {
-            Ok((wish, answer_to)) => (Format::Protobuf, wish, answer_to),
+            Ok((request, answer_to)) => (Format::Protobuf, request, answer_to),
             Err(failure) => (Format::Protobuf, Err(failure), None),
         },
         Err(failure) => (Format::Json, Err(failure), None),
     };
     let envelope = Envelope {
-        // A clock that is ahead of ours must not make a job late.
+        // A producer's clock that is ahead must not make the job late.
         requested: first_origin(record).timestamp.map_or(now, |at| at.min(now)),
         now,
         key: record.key.as_ref(),
         headers: &record.headers,
     };
-    let mut refused_wait = None;
-    let command = match wish {
+    let mut rejected_wait = None;
+    let command = match request {
         Ok(ParsedRequest::LongWait(wait)) => {
             wait.check(format, rules, &envelope).map_err(|(failure, wait)| {
                 let pipeline = rules.pipelines.get(&wait.pipeline).cloned();
                 let payload = wait.payload;
-                refused_wait = pipeline.map(|pipeline| Box::new(RefusedWait { pipeline, payload }));
+                rejected_wait = pipeline.map(|pipeline| Box::new(RejectedWait { pipeline, payload }));
                 failure
             })
         }
-        Ok(wish) => wish.check(format, rules, &envelope),
+        Ok(request) => request.check(format, rules, &envelope),
         Err(failure) => Err(failure),
     };
     Incoming {
         command,
         answer_to,
-        refused_wait,
+        rejected_wait,
     }
 }
 
-/// Where a request was written first: another shard may have passed it on from there.
+/// Where a request was written first. Another shard may have forwarded it from there.
 pub(crate) fn first_origin(record: &Record) -> Origin {
-    let passed_on = ReservedHeaders::read(record)
+    let forwarded = ReservedHeaders::read(record)
         .ok()
-        .filter(|ours| ours.is_retry_of(NAME));
-    passed_on
-        .and_then(|ours| ours.origin().ok())
+        .filter(|reserved| reserved.is_retry_of(NAME));
+    forwarded
+        .and_then(|reserved| reserved.origin().ok())
         .filter(|origin| origin.topic == record.position.topic)
         .unwrap_or_else(|| Origin::of(record))
 }
@@ -257,7 +201,7 @@ fn read_value<T>(
         Some(value) => read(value),
         None => Err(Failure::malformed(
             "request.value",
-            "the record has no value; a request is its value",
+            "the record has no value; write the request as the value",
         )),
     }
 }
@@ -266,20 +210,20 @@ fn format_of(record: &Record) -> Result<Format, Failure> {
     const NAME: &str = "content-type";
     if record.unreadable_headers > 0 {
         let message = format!(
-            "{} headers cannot be read: there are names that are not UTF-8",
+            "{} headers have names that are not UTF-8",
             record.unreadable_headers
         );
         return Err(Failure::malformed("header.name", message));
     }
-    let wrong = |what: String| {
-        let right = format!("expected application/json or {}", redeliver_proto::CONTENT_TYPE);
+    let invalid = |problem: String| {
+        let expected = format!("expected application/json or {}", redeliver_proto::CONTENT_TYPE);
         Err(Failure::malformed(
             "request.contentType",
-            format!("header `{NAME}` {what}; {right}"),
+            format!("header `{NAME}` {problem}; {expected}"),
         ))
     };
     let Ok(found) = record.headers.single(NAME) else {
-        return wrong("stands more than once".to_owned());
+        return invalid("appears more than once".to_owned());
     };
     let Some(value) = found else {
         return Ok(Format::Json);
@@ -293,15 +237,15 @@ fn format_of(record: &Record) -> Result<Format, Failure> {
     } else if essence.eq_ignore_ascii_case(redeliver_proto::CONTENT_TYPE) {
         Ok(Format::Protobuf)
     } else {
-        wrong(format!("is `{}`", bounded_text(text, 60)))
+        invalid(format!("is `{}`", bounded_text(text, 60)))
     }
 }
 
 impl ParsedRequest {
-    /// Checks a wish against the rules.
+    /// Checks the request against the rules.
     ///
     /// # Errors
-    /// When it breaks one; the message names the field as `format` calls it.
+    /// When it breaks a rule. The message contains the field's name in `format`.
     pub fn check(self, format: Format, rules: &Rules, envelope: &Envelope<'_>) -> Result<Command, Failure> {
         match self {
             Self::Schedule(draft) => {
@@ -325,8 +269,8 @@ impl Draft {
         let Some((app, topic)) = rules.apps.get_key_value(&self.app) else {
             let known = rules.apps.keys().map(String::as_str);
             let shown = bounded_text(&self.app, 60);
-            let problem = format!("names no application `{shown}`{}", field::hint(&self.app, known));
-            return Err(Field::App.refused(format, &problem));
+            let problem = format!("`{shown}` is not an application{}", field::hint(&self.app, known));
+            return Err(Field::App.rejected(format, &problem));
         };
         let due = due(self.when, format, rules, envelope)?;
         check_name(Field::IdempotencyKey, format, self.idempotency_key.as_deref())?;
@@ -344,7 +288,7 @@ impl Draft {
             expire_after: self.expire_after,
         }
         .hash();
-        keep_trace(&mut payload.headers, envelope.headers);
+        inherit_trace(&mut payload.headers, envelope.headers);
         Ok(Request {
             app: app.as_str().into(),
             kind: Kind::App,
@@ -361,7 +305,7 @@ impl Draft {
 }
 
 impl LongWait {
-    /// Gives itself back when it cannot be had.
+    /// Returns itself with the failure, so that the record is not lost.
     fn check(
         self: Box<Self>,
         format: Format,
@@ -372,15 +316,15 @@ impl LongWait {
             let known = rules.pipelines.keys().map(String::as_str);
             let shown = bounded_text(&self.pipeline, 60);
             let problem = format!(
-                "names no pipeline `{shown}` that lets records wait here{}",
+                "`{shown}` is not a pipeline with long waits{}",
                 field::hint(&self.pipeline, known)
             );
-            return Err((Field::Pipeline.refused(format, &problem), self));
+            return Err((Field::Pipeline.rejected(format, &problem), self));
         };
         if self.due > envelope.now.after(rules.max_ahead.duration()) {
-            return Err((too_far(Field::Due, format, self.due, rules), self));
+            return Err((too_far_ahead(Field::Due, format, self.due, rules), self));
         }
-        // However long it is, it fits: the topics are made and checked to take what the pipeline's source takes.
+        // No check of the size: the topology ensures that the state topic accepts records of the size of the pipeline's source.
         let request_hash = hash::Identity {
             app: pipeline,
             kind: Kind::LongWait,
@@ -411,68 +355,62 @@ fn due(when: When, format: Format, rules: &Rules, envelope: &Envelope<'_>) -> Re
         When::After(delay) => (envelope.requested.after(delay.duration()), Field::Delay),
     };
     if due > envelope.now.after(rules.max_ahead.duration()) {
-        return Err(too_far(field, format, due, rules));
+        return Err(too_far_ahead(field, format, due, rules));
     }
     Ok(due)
 }
 
-fn too_far(field: Field, format: Format, due: Timestamp, rules: &Rules) -> Failure {
-    let problem = format!("{due} is further ahead than the allowed {}", rules.max_ahead);
-    field.refused(format, &problem)
-}
-
-/// Reads the id of a job.
-pub(crate) fn read_id(field: Field, format: Format, text: &str) -> Result<JobId, Failure> {
-    text.parse()
-        .map_err(|error| field.malformed(format, &format!("`{}` {error}", bounded_text(text, 60))))
+fn too_far_ahead(field: Field, format: Format, due: Timestamp, rules: &Rules) -> Failure {
+    let problem = format!("is too far ahead ({due}); the maximum is {}", rules.max_ahead);
+    field.rejected(format, &problem)
 }
 
 fn check_name(field: Field, format: Format, name: Option<&str>) -> Result<(), Failure> {
     match name {
-        Some("") => Err(field.malformed(format, "is empty; leave it out instead")),
+        Some("") => Err(field.malformed(format, "is empty; omit it instead")),
         Some(name) if name.len() > MAX_NAME => {
-            let problem = format!("has {} bytes; at most {MAX_NAME} are allowed", name.len());
+            let problem = format!("has {} bytes; the maximum is {MAX_NAME}", name.len());
             Err(field.malformed(format, &problem))
         }
         _ => Ok(()),
     }
 }
 
-/// Whether a caller may not give this header, because it is ours on the way.
-fn is_reserved(name: &str) -> bool {
-    is_ours(name) || name.starts_with("job-") || JOB_HEADERS.contains(&name)
+/// Whether a request must not set this header, because Redeliver sets it.
+fn is_refused_header(name: &str) -> bool {
+    is_reserved(name) || name.starts_with("job-") || JOB_HEADERS.contains(&name)
 }
 
 fn check_headers(headers: &Headers, format: Format) -> Result<(), Failure> {
     for (name, _) in headers.iter() {
         if name.is_empty() {
-            return Err(Field::Headers.malformed(format, "has a header without a name"));
+            return Err(Field::Headers.malformed(format, "contains a header without a name"));
         }
-        if is_reserved(name) {
+        if is_refused_header(name) {
             let name = bounded_text(name, 60);
-            let problem = format!("has `{name}`, which Redeliver writes itself; give it another name");
+            let problem = format!("contains `{name}`, which is reserved; use another name");
             return Err(Field::Headers.malformed(format, &problem));
         }
     }
     Ok(())
 }
 
-/// What is too big for the state topic must not be accepted: it would stop its partition.
+/// A job that the state topic refuses for its size would stop the partition, so it is rejected here.
 fn check_size(payload: &Payload, format: Format, rules: &Rules) -> Result<(), Failure> {
     let length = |bytes: &Option<bytes::Bytes>| bytes.as_ref().map_or(0, bytes::Bytes::len);
     let size = length(&payload.value) + length(&payload.key) + payload.headers.byte_len();
     if size > rules.max_data {
         let problem = format!(
-            "has, with key and headers, {size} bytes; at most {} are allowed",
+            "has {size} bytes including key and headers; the maximum is {}",
             rules.max_data
         );
-        return Err(Field::Data.refused(format, &problem));
+        return Err(Field::Data.rejected(format, &problem));
     }
     Ok(())
 }
 
-/// Hands the trace of the ingest record on, unless the request has its own.
-fn keep_trace(headers: &mut Headers, ingest: &Headers) {
+/// Inherits the trace context of the ingest record, unless the request has its own.
+fn inherit_trace(headers: &mut Headers, ingest: &Headers) {
     if headers
         .iter()
         .any(|(name, _)| name == TRACEPARENT || name == TRACESTATE)

@@ -1,46 +1,43 @@
-//! The service: what it needs of the configuration, and how its parts are put together.
+//! The service: checks the configuration and assembles the parts.
 
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use jiff::tz::TimeZone;
 use redeliver_kafka::{IfRecreated, LaneSpec, Waker, reader};
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::Start;
-use redeliver_runtime::config::{ConfigError, Problem};
+use redeliver_runtime::config::ConfigError;
 use redeliver_runtime::listen::Listener;
-use redeliver_worker::host::{Host, check_kafka, lane_grace};
-use redeliver_worker::topics;
+use redeliver_service::host::{Host, NewLane, lane_spec};
+use redeliver_service::topics;
 use tokio::sync::mpsc;
-use tokio_util::sync::CancellationToken;
 
 use crate::api;
 use crate::codec::RetentionPolicy;
+use crate::config::rules;
 use crate::index::Index;
 use crate::index::redis::RedisIndex;
-use crate::indexer::Answers;
+use crate::indexer::IndexResponses;
 use crate::metrics::SchedulerFamilies;
-use crate::processor::{Held, Scheduler, run_indexers};
+use crate::processor::{LaneShards, Scheduler, run_indexers};
 use crate::readiness::ShardReadiness;
-use crate::request::Rules;
-use crate::shard::Settings;
+use crate::settings::Settings;
 use crate::spans::Spans;
 use crate::topics::{Topics, WatchedTopics};
 
-/// What of a configuration the service cannot follow.
+/// Checks a configuration without connecting to anything.
 ///
 /// # Errors
-/// When the time zone is not known, Kafka's client does not take a property, or Redis cannot be reached like this.
+/// When the time zone is unknown or the settings of Redis are invalid.
 pub fn check(config: &Config) -> Result<(), ConfigError> {
-    check_kafka(config)?;
     RedisIndex::check(&config.redis).map_err(|error| ConfigError::Invalid(vec![error.into()]))?;
     rules(config).map(drop)
 }
 
-/// Runs the service until it is told to stop, with a configuration that passed [`check`].
+/// Runs the service until shutdown, with a configuration that passed [`check`].
 ///
 /// # Errors
-/// When the topics are unsound, Redis may forget what it is given, or a lane cannot go on.
+/// When the topics are not as required, Redis may evict keys, or a lane fails.
 pub async fn run(start: Start) -> anyhow::Result<()> {
     let mut host = Host::new("scheduler", start);
     let listener = Listener::bind("scheduler.listen", host.config.scheduler.listen)?;
@@ -55,40 +52,10 @@ pub async fn run(start: Start) -> anyhow::Result<()> {
     Ok(host.run().await?)
 }
 
-/// What may be scheduled, from the configuration.
-///
-/// # Errors
-/// When the time zone is not known.
-pub fn rules(config: &Config) -> Result<Rules, ConfigError> {
-    let scheduler = &config.scheduler;
-    let time_zone = TimeZone::get(&scheduler.default_time_zone).map_err(|error| {
-        ConfigError::Invalid(vec![Problem {
-            field: "scheduler.default_time_zone".to_owned(),
-            problem: error.to_string(),
-            place: None,
-        }])
-    })?;
-    let apps = scheduler.apps.iter();
-    Ok(Rules {
-        apps: apps
-            .map(|(name, app)| (name.clone(), app.topic.as_str().into()))
-            .collect(),
-        // Of these, and no others, the topics are looked at before anything is read.
-        pipelines: topics::pipelines(config)
-            .into_iter()
-            .filter(|pipeline| pipeline.long_waits.is_some())
-            .map(|pipeline| (pipeline.name.to_string(), Arc::new(pipeline)))
-            .collect(),
-        time_zone,
-        max_ahead: scheduler.max_ahead,
-        max_data: usize::try_from(scheduler.max_data).unwrap_or(usize::MAX),
-    })
-}
-
 /// Adds the lanes of the scheduler to a host.
 ///
 /// # Errors
-/// When the ingest topic cannot be looked at, or the system gives no thread.
+/// When the partitions of the ingest topic cannot be read, or a thread cannot be started.
 pub async fn mount<I: Index>(host: &mut Host, index: I) -> anyhow::Result<()> {
     let config = host.config.clone();
     let scheduler = &config.scheduler;
@@ -97,12 +64,12 @@ pub async fn mount<I: Index>(host: &mut Host, index: I) -> anyhow::Result<()> {
     let (kafka, topic) = (host.kafka.clone(), ingest.clone());
     let partitions = tokio::task::spawn_blocking(move || reader::partitions(&kafka, &topic))
         .await
-        .context("looking at the ingest topic")??;
+        .context("reading the partitions of the ingest topic")??;
     let topics = WatchedTopics::new(host.topic_watch()?, host.kafka.takes_all_partitions);
     let topics: Arc<dyn Topics> = Arc::new(topics);
     let rules = rules(&config)?;
     for topic in rules.topics() {
-        // From now on it is watched.
+        // The first query adds the topic to the watch, so that its state is known before the first job is due.
         topics.presence(&topic);
     }
     let settings = Arc::new(Settings {
@@ -112,7 +79,7 @@ pub async fn mount<I: Index>(host: &mut Host, index: I) -> anyhow::Result<()> {
         dead_letters: names.dlq.as_str().into(),
         answers: names.answers.as_str().into(),
         partitions,
-        memory: RetentionPolicy {
+        retention: RetentionPolicy {
             keys: scheduler.idempotency_window.duration(),
             ended: scheduler.keep_ended.duration(),
         },
@@ -127,11 +94,11 @@ pub async fn mount<I: Index>(host: &mut Host, index: I) -> anyhow::Result<()> {
     for lane in 0..config.kafka.lanes {
         let name = format!("scheduler-{lane}");
         let waker = Waker::new();
-        let answers = Arc::new(Answers::new(waker.clone()));
-        let (indexers, starting) = mpsc::channel(KEEPERS);
+        let responses = Arc::new(IndexResponses::new(waker.clone()));
+        let (indexers, starting_indexers) = mpsc::channel(INDEXER_QUEUE);
         let metrics = families.of(&name);
         for (app, topic) in &settings.rules.apps {
-            metrics.not_missed(app, topic);
+            metrics.clear_parked(app, topic);
         }
         let processor = Scheduler {
             settings: settings.clone(),
@@ -140,28 +107,28 @@ pub async fn mount<I: Index>(host: &mut Host, index: I) -> anyhow::Result<()> {
             clock: host.clock.clone(),
             metrics,
             indexers,
-            answers,
+            responses,
             readiness: Arc::new(ShardReadiness::new(host.health.part(format!("{name}-shards")))),
-            held: Held::default(),
+            lane: LaneShards::default(),
         };
-        let lane_ended = CancellationToken::new();
-        let keeping = run_indexers(starting, lane_ended.clone());
-        host.tasks.spawn(format!("{name}-indexers"), keeping);
+        let indexers_name = format!("{name}-indexers");
         let spec = LaneSpec {
-            name,
-            group: scheduler.group.clone(),
-            topics: vec![ingest.clone()],
-            batch: config.kafka.batch as usize,
-            grace: lane_grace(&config),
             changelog: Some(settings.state.clone()),
-            // Its offsets are part of the ids of jobs.
+            // Offsets of the ingest topic are part of job ids. In a topic that was created again, they would repeat.
             if_recreated: IfRecreated::Halt,
+            ..lane_spec(&config, name, scheduler.group.clone(), vec![ingest.clone()])
         };
-        let ended = Some(lane_ended.drop_guard());
-        host.spawn_lane(host.kafka.clone(), spec, waker, processor, ended)?;
+        let lane_ended = host.spawn_lane(NewLane {
+            kafka: host.kafka.clone(),
+            spec,
+            waker,
+            processor,
+        })?;
+        host.tasks
+            .spawn(indexers_name, run_indexers(starting_indexers, lane_ended));
     }
     Ok(())
 }
 
-/// Keepers on their way to the task that runs them.
-const KEEPERS: usize = 64;
+/// The maximum number of indexers that wait to be started.
+const INDEXER_QUEUE: usize = 64;

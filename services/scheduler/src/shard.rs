@@ -1,8 +1,8 @@
-//! One shard: what becomes of commands and of jobs whose time has come. Pure: it is told the time, asks the
-//! index by [`IndexRequest`] and is told [`IndexResponse`]s, and says what is to be written.
+//! A shard: decides what happens to commands and due jobs. It does no IO. The caller passes the time and the responses
+//! of the index; the shard returns [`IndexRequest`]s and the records to write.
 //!
-//! It decides as the only writer of its partition, so what it decided last is the truth: first the
-//! [`Overlay`], then the [`Window`], then the index.
+//! A shard is the only writer of its partition, so its own decisions are newer than the index. It looks for a job in the
+//! [`Overlay`] first, then in the [`Window`], then in the index.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -10,131 +10,36 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use redeliver_core::headers::{self, Origin};
-use redeliver_core::{Failure, Headers, Output, Record, Timestamp, route};
+use redeliver_core::route::{self, Arrival, DeadLetter};
+use redeliver_core::{Failure, Headers, Output, Record, Timestamp};
 use redeliver_proto::{Message as _, v1};
 
-use crate::codec::{self, KeyValue, RetentionPolicy};
-use crate::index::{Batch, Change, Cursor, DueScan, Effect, Lookup, Room, Row};
-use crate::job::{Job, JobId, Kind, State};
+use crate::codec::{self, KeyValue};
+use crate::index::{Change, Cursor, DueScan, Effect, Lookup, MemoryPressure, Row};
+use crate::index_messages::{IndexRequest, IndexResponse};
+use crate::job::{Job, JobId, JobState, Kind};
 use crate::overlay::Overlay;
-use crate::request::{
-    Command, Incoming, NAME, RefusedWait, Request, Rules, first_origin, key_hash, shard_of,
-};
-use crate::spans::Spans;
-use crate::topics::{Presence, Topics};
+use crate::request::{Command, Incoming, NAME, RejectedWait, Request, first_origin, key_hash, shard_of};
+use crate::settings::Settings;
+use crate::topics::Presence;
 use crate::window::{Source, Window};
-use crate::{refused, room};
+use crate::{admission, refused};
 
 use self::outbox::Outbox;
-pub(crate) use self::parked::Missed;
-use self::parked::{Due, Parked};
+pub(crate) use self::parked::Target;
+use self::parked::{Parked, SweepScope};
 
 mod outbox;
 mod parked;
 
-/// What all shards of a process have in common.
-pub(crate) struct Settings {
-    pub(crate) rules: Rules,
-    pub(crate) ingest: Arc<str>,
-    pub(crate) state: Arc<str>,
-    pub(crate) dead_letters: Arc<str>,
-    pub(crate) answers: Arc<str>,
-    /// Partitions of ingest and state topic.
-    pub(crate) partitions: i32,
-    pub(crate) memory: RetentionPolicy,
-    /// How far ahead jobs are held in memory.
-    pub(crate) window: Duration,
-    /// How many of them at most, of those that were looked up and of those that were scheduled so late each.
-    pub(crate) window_jobs: usize,
-    /// How many bytes of them, counted in the same way.
-    pub(crate) window_bytes: usize,
-    /// Which topics exist.
-    pub(crate) topics: Arc<dyn Topics>,
-    /// How long after its time a job waits for a topic that does not.
-    pub(crate) missing_topic_timeout: Duration,
-    pub(crate) spans: Spans,
-}
-
-/// A question to the index, or changes for it.
-#[derive(Debug)]
-pub(crate) enum IndexRequest {
-    /// What was committed up to a turn.
-    Apply {
-        /// The turn.
-        turn: u64,
-        /// The changes.
-        batch: Batch,
-    },
-    /// What is known of jobs and keys.
-    LookUp(Vec<Lookup>),
-    /// What is due next.
-    DueScan {
-        /// Behind this.
-        after: Option<Cursor>,
-        /// Up to then.
-        until: Timestamp,
-        /// So many at most.
-        limit: usize,
-        /// So many bytes, about.
-        bytes: usize,
-    },
-    /// What is parked: the same question as [`IndexRequest::DueScan`].
-    Sweep {
-        /// Behind this.
-        after: Cursor,
-        /// Up to then.
-        until: Timestamp,
-        /// So many at most.
-        limit: usize,
-        /// So many bytes, about.
-        bytes: usize,
-    },
-    /// What is to be forgotten.
-    Forgettable,
-}
-
-/// What the indexer of the shard's index says.
-#[derive(Debug)]
-pub(crate) enum IndexResponse {
-    /// The index shows all of the state topic, which ends here.
-    Ready {
-        /// The end.
-        end: i64,
-    },
-    /// The state topic holds what is not understood: nothing may be done until the index is ready again.
-    HeldUp,
-    /// The index shows what was committed up to this turn.
-    Applied {
-        /// The turn.
-        turn: u64,
-        /// Whether it had to.
-        by_force: bool,
-    },
-    /// The index is full, and has taken nothing of this.
-    Full {
-        /// As it was asked.
-        turn: u64,
-        /// As it was asked.
-        batch: Batch,
-    },
-    /// In the order of the questions.
-    Found(Vec<Option<Bytes>>),
-    /// What is due next.
-    DueScan(DueScan),
-    /// What is parked, and other jobs between.
-    Swept(DueScan),
-    /// What is to be forgotten.
-    Forgettable(Vec<JobId>),
-}
-
-/// What a turn of a shard writes.
+/// The records that a shard writes in one turn.
 #[derive(Debug, Default)]
 pub(crate) struct Writes {
     pub(crate) outputs: Vec<Output>,
-    /// Offsets of commands that are done.
+    /// Offsets of the commands that the turn decides.
     pub(crate) completed: Vec<i64>,
     pub(crate) tally: Tally,
-    /// Of the outputs, about.
+    /// The approximate size of the outputs.
     bytes: usize,
 }
 
@@ -144,13 +49,13 @@ impl Writes {
         self.outputs.push(output);
     }
 
-    /// Whether there is room for more, with this many outputs at most.
+    /// Whether another output fits, given a maximum number of outputs.
     fn has_room(&self, limit: usize) -> bool {
-        self.outputs.len() < limit && self.bytes < TURN_BYTES
+        self.outputs.len() < limit && self.bytes < MAX_TURN_BYTES
     }
 }
 
-/// What happened in a turn, for metrics.
+/// Counts of one turn, for metrics.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     pub(crate) accepted: u64,
@@ -166,18 +71,18 @@ pub(crate) struct Tally {
     pub(crate) forgotten: u64,
     /// Jobs whose topic was missing for too long.
     pub(crate) dead: u64,
-    /// Due times of jobs that were dispatched.
+    /// Due times of the dispatched jobs.
     pub(crate) dispatched: Vec<Timestamp>,
 }
 
-/// A command on its way to a decision.
-struct Entry {
+/// A command that is not decided yet.
+struct PendingCommand {
     record: Record,
     incoming: Incoming,
 }
 
-impl Entry {
-    /// About how many bytes it takes in memory.
+impl PendingCommand {
+    /// The approximate size in memory.
     fn size(&self) -> usize {
         let record = &self.record;
         500 + record.value.as_ref().map_or(0, Bytes::len)
@@ -186,53 +91,53 @@ impl Entry {
     }
 }
 
-/// What is to be done next, in the order in which the index answered.
-enum Next {
-    /// A command, with what the index knew of it then.
-    Decide(Box<Entry>, Option<Bytes>),
-    /// The index shows this turn: what is behind here in the queue was asked of it later, and what is before
-    /// here still needs the overlay.
-    Confirm(u64),
+/// An item of the queue of decisions. The order of the queue is the order of the index's responses.
+enum ReadyItem {
+    /// A command, with the result of its lookup.
+    Command(Box<PendingCommand>, Option<Bytes>),
+    /// The index contains this turn. Commands after this item were looked up later and do not need the overlay entries of
+    /// the turn any more. Commands before it still do.
+    IndexApplied(u64),
 }
 
-/// The most commands in hand, and their bytes.
-const COMMANDS: usize = 10_000;
-const COMMAND_BYTES: usize = 64 << 20;
-/// The most bytes that a shard writes in one turn.
-const TURN_BYTES: usize = 8 << 20;
-/// The most questions of one look-up, and how many of them may be for jobs, which may be large.
-const QUESTIONS: usize = 2_000;
-const QUESTIONS_OF_JOBS: usize = 200;
-/// The most jobs of one look ahead, and their bytes.
-const CHUNK: usize = 5_000;
-const CHUNK_BYTES: usize = 4 << 20;
-/// The most changes that the index does not show yet, beyond which no command is taken.
-const OVERLAY: usize = 100_000;
-const OVERLAY_BYTES: usize = 64 << 20;
-/// With so many times more it is not looked ahead any more either: jobs leave while changes do not reach the index.
-const OVERLAY_LIMIT: usize = 3;
-/// The most jobs that are brought back at once when their topic exists again.
-const RETURNED: usize = 2_000;
-/// A topic has to be missing for so long before jobs are given up that were due long ago.
-const CERTAIN: Duration = Duration::from_secs(30);
-/// The code of a dead letter whose topic does not exist.
+/// The maximum number and size of commands in memory.
+const MAX_COMMANDS: usize = 10_000;
+const MAX_COMMAND_BYTES: usize = 64 << 20;
+/// The maximum size of the records that a shard writes in one turn.
+const MAX_TURN_BYTES: usize = 8 << 20;
+/// The maximum number of lookups per request, and of lookups of jobs, which can be large.
+const MAX_LOOKUPS: usize = 2_000;
+const MAX_JOB_LOOKUPS: usize = 200;
+/// The maximum number and size of jobs per due scan.
+const MAX_SCAN_JOBS: usize = 5_000;
+const MAX_SCAN_BYTES: usize = 4 << 20;
+/// The overlay size from which on a shard accepts no commands.
+const MAX_OVERLAY: usize = 100_000;
+const MAX_OVERLAY_BYTES: usize = 64 << 20;
+/// At this multiple of the maximum overlay size, due scans stop as well: dispatching adds to the overlay while no change
+/// reaches the index.
+const SCAN_OVERLAY_FACTOR: usize = 3;
+/// The maximum number of jobs in the window that waited for a missing topic.
+const MAX_UNPARKED: usize = 2_000;
+/// How long a topic must be missing before a job that was due long ago becomes a dead letter.
+const CONFIRMED_MISSING: Duration = Duration::from_secs(30);
+/// The code of a dead letter for a job whose topic does not exist.
 pub(crate) const TOPIC_MISSING: &str = "topic.missing";
-/// How often it is looked for jobs that are to be forgotten.
-const FORGET_EVERY: Duration = Duration::from_secs(1);
+/// The time between two searches for jobs to forget.
+const FORGET_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Settings {
-    /// The most jobs in the window that had waited for their topics.
-    fn returned(&self) -> usize {
-        RETURNED.min(self.window_jobs)
+    fn max_unparked(&self) -> usize {
+        MAX_UNPARKED.min(self.window_jobs)
     }
 
-    /// Whether a topic that has been missing for this long will not be there the next moment.
-    fn is_certain(&self, lasting: Duration) -> bool {
-        lasting >= CERTAIN.min(self.missing_topic_timeout)
+    /// Whether a topic has been missing for so long that it is not expected to exist a moment later.
+    fn is_confirmed_missing(&self, lasting: Duration) -> bool {
+        lasting >= CONFIRMED_MISSING.min(self.missing_topic_timeout)
     }
 
-    /// Where a job goes. The wait of a pipeline's record ends in the topic that the record names, whatever was configured
-    /// when it began, and in the pipeline's return topic of today where that topic is not one of the pipeline's any more.
+    /// The topic to which a job is dispatched. For the long wait of a pipeline, it is the return topic that the record names,
+    /// as long as the pipeline still uses that topic, and otherwise the pipeline's current return topic.
     fn destination(&self, job: &Job) -> Arc<str> {
         match (job.kind, self.rules.pipelines.get(&*job.app)) {
             (Kind::LongWait, Some(pipeline)) => {
@@ -246,74 +151,74 @@ impl Settings {
         }
     }
 
-    /// What becomes of a job whose time has come, by what is known of its destination.
-    fn prospect(&self, presence: Presence, job: &Job, now: Timestamp) -> Prospect {
+    /// What to do with a due job, depending on whether its topic exists.
+    fn due_action(&self, presence: Presence, job: &Job, now: Timestamp) -> DueAction {
         let has_expired = job.expires.is_some_and(|expires| expires < now);
         match presence {
-            Presence::Exists => Prospect::Leaves,
-            // Nothing is written for it.
-            _ if has_expired => Prospect::Leaves,
+            Presence::Exists => DueAction::Dispatch,
+            // The dispatch of an expired job writes nothing to the topic.
+            _ if has_expired => DueAction::Dispatch,
             Presence::Missing { lasting }
-                if self.is_certain(lasting) && job.due.after(self.missing_topic_timeout) <= now =>
+                if self.is_confirmed_missing(lasting) && job.due.after(self.missing_topic_timeout) <= now =>
             {
-                Prospect::Dies
+                DueAction::DeadLetter
             }
-            Presence::Missing { .. } | Presence::Unknown => Prospect::Waits,
+            Presence::Missing { .. } | Presence::Unknown => DueAction::Park,
         }
     }
 
-    /// What a job waits for when its topic does not exist.
-    fn missed(&self, job: &Job) -> Missed {
+    /// The topic and the application of a job.
+    fn target(&self, job: &Job) -> Target {
         (self.destination(job), job.app.clone())
     }
 }
 
-/// What becomes of a job whose time has come.
+/// What to do with a due job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Prospect {
-    Leaves,
-    /// For its topic.
-    Waits,
-    /// Its topic has not come.
-    Dies,
+enum DueAction {
+    Dispatch,
+    /// Keep it until its topic exists.
+    Park,
+    /// Write a dead letter: the topic has been missing for too long.
+    DeadLetter,
 }
 
-/// A look ahead that is under way.
+/// A due scan in progress.
 struct LookAhead {
     after: Option<Cursor>,
     until: Timestamp,
 }
 
-/// A shard.
+/// The state of a shard.
 pub(crate) struct Shard {
     settings: Arc<Settings>,
     number: i32,
     is_live: bool,
     window: Window,
     parked: Parked,
-    /// All jobs up to here are in the window, or parked.
-    loaded: Option<Cursor>,
-    looking_ahead: Option<LookAhead>,
+    /// The look-ahead cursor. Every scheduled job up to it is in the window, or parked.
+    look_ahead_cursor: Option<Cursor>,
+    look_ahead: Option<LookAhead>,
     overlay: Overlay,
-    /// Commands that need a look into the index, those for which it is under way, and those that can be decided.
-    unseen: VecDeque<Entry>,
-    looking: VecDeque<Entry>,
-    decidable: VecDeque<Next>,
-    /// Of all of these.
+    /// Commands that need a lookup in the index, commands whose lookup is in progress, and items that can be decided. A
+    /// command that needs a lookup passes through all three queues.
+    needs_lookup: VecDeque<PendingCommand>,
+    looking_up: VecDeque<PendingCommand>,
+    ready: VecDeque<ReadyItem>,
+    /// The size of the commands in all three queues.
     command_bytes: usize,
-    /// Whether more has come than fits into the turn under way.
+    /// Whether more commands or jobs are ready than the current turn can take.
     is_crowded: bool,
-    /// The turn under way, and what it changes.
+    /// The number of the current turn, and its changes.
     turn: u64,
     changes: Vec<Change>,
-    /// Committed, and not in the index yet.
+    /// Committed changes that the index does not contain yet.
     outbox: Outbox,
-    /// Whether the index has room for more jobs.
-    room: Room,
-    /// The end of the state topic, behind what was committed last.
+    memory_pressure: MemoryPressure,
+    /// The end of the state topic after the last commit.
     end: i64,
     forgettable: VecDeque<JobId>,
-    looking_for_forgettable: bool,
+    is_scanning_forgettable: bool,
     next_forget: Timestamp,
 }
 
@@ -325,94 +230,94 @@ impl Shard {
             is_live: false,
             window: Window::default(),
             parked: Parked::default(),
-            loaded: None,
-            looking_ahead: None,
+            look_ahead_cursor: None,
+            look_ahead: None,
             overlay: Overlay::default(),
-            unseen: VecDeque::new(),
-            looking: VecDeque::new(),
-            decidable: VecDeque::new(),
+            needs_lookup: VecDeque::new(),
+            looking_up: VecDeque::new(),
+            ready: VecDeque::new(),
             command_bytes: 0,
             is_crowded: false,
             turn: 0,
             changes: Vec::new(),
             outbox: Outbox::default(),
-            room: Room::Enough,
+            memory_pressure: MemoryPressure::Low,
             end: 0,
             forgettable: VecDeque::new(),
-            looking_for_forgettable: false,
+            is_scanning_forgettable: false,
             next_forget: Timestamp::from_millis(0),
         }
     }
 
-    /// Whether the index was brought up to date, so that the shard may act.
+    /// Whether the index has been brought up to date, so that the shard may act.
     pub(crate) fn is_live(&self) -> bool {
         self.is_live
     }
 
-    /// How many jobs it holds in memory.
-    pub(crate) fn held(&self) -> usize {
+    /// The number of jobs in the window.
+    pub(crate) fn window_len(&self) -> usize {
         self.window.len()
     }
 
-    /// How many changes the index does not show yet.
-    pub(crate) fn behind(&self) -> usize {
+    /// The number of changes that the index does not contain yet.
+    pub(crate) fn index_lag(&self) -> usize {
         self.overlay.len()
     }
 
-    /// How many jobs wait for a topic that does not exist, about.
-    pub(crate) fn parked(&self) -> BTreeMap<Missed, usize> {
+    /// The approximate number of jobs that wait for a missing topic.
+    pub(crate) fn parked(&self) -> BTreeMap<Target, usize> {
         self.parked.counts()
     }
 
-    /// Whether the index has refused changes, and is not known to have room again.
-    pub(crate) fn is_refused(&self) -> bool {
-        self.outbox.is_refused()
+    /// Whether the index has refused changes and has not proven since that it has free memory.
+    pub(crate) fn is_index_full(&self) -> bool {
+        self.outbox.is_index_full()
     }
 
-    /// Takes note of how much room the index has.
-    pub(crate) fn set_room(&mut self, room: Room) {
-        self.room = room;
+    /// Sets the memory pressure of the index.
+    pub(crate) fn set_memory_pressure(&mut self, pressure: MemoryPressure) {
+        self.memory_pressure = pressure;
     }
 
-    /// How many more commands are welcome.
+    /// How many more commands the shard accepts.
     pub(crate) fn capacity(&self) -> usize {
-        let full = self.overlay.len() >= OVERLAY || self.overlay.bytes() >= OVERLAY_BYTES;
-        if !self.is_live || full || self.command_bytes >= COMMAND_BYTES {
+        let full = self.overlay.len() >= MAX_OVERLAY || self.overlay.bytes() >= MAX_OVERLAY_BYTES;
+        if !self.is_live || full || self.command_bytes >= MAX_COMMAND_BYTES {
             return 0;
         }
-        COMMANDS.saturating_sub(self.unseen.len() + self.looking.len() + self.decidable.len())
+        MAX_COMMANDS.saturating_sub(self.needs_lookup.len() + self.looking_up.len() + self.ready.len())
     }
 
-    /// When something will be due.
+    /// When the shard next has something to do; in the past if it has already.
     pub(crate) fn next_due(&self) -> Option<Timestamp> {
         if !self.is_live {
             return None;
         }
-        if !self.decidable.is_empty() || !self.forgettable.is_empty() {
+        if !self.ready.is_empty() || !self.forgettable.is_empty() {
             return Some(Timestamp::from_millis(0));
         }
         self.window.next_due()
     }
 
-    /// Takes a record of the ingest topic.
+    /// Accepts a record of the ingest topic.
     pub(crate) fn accept(&mut self, record: Record, now: Timestamp) {
         let incoming = crate::request::read(&record, &self.settings.rules, now);
-        let needs_look = match &incoming.command {
+        let needs_lookup = match &incoming.command {
             Ok(Command::Schedule(request)) => request.idempotency_key.is_some(),
             Ok(Command::Cancel(_) | Command::Reschedule { .. }) => true,
             Err(_) => false,
-        } && self.home(&incoming) == self.number;
-        let entry = Entry { record, incoming };
-        self.command_bytes += entry.size();
-        if needs_look {
-            self.unseen.push_back(entry);
+        } && self.owner_shard(&incoming) == self.number;
+        let command = PendingCommand { record, incoming };
+        self.command_bytes += command.size();
+        if needs_lookup {
+            self.needs_lookup.push_back(command);
         } else {
-            self.decidable.push_back(Next::Decide(Box::new(entry), None));
+            self.ready.push_back(ReadyItem::Command(Box::new(command), None));
         }
     }
 
-    /// The shard that a command belongs to.
-    fn home(&self, incoming: &Incoming) -> i32 {
+    /// The shard that owns the job or the idempotency key of a command.
+    fn owner_shard(&self, incoming: &Incoming) -> i32 {
         match &incoming.command {
             Ok(Command::Schedule(request)) => match &request.idempotency_key {
                 Some(key) => shard_of(&request.app, key, self.settings.partitions),
@@ -427,64 +332,69 @@ impl Shard {
         }
     }
 
-    /// What is to be asked of the index now. At most one question of each kind is under way.
-    pub(crate) fn asks(&mut self, now: Timestamp) -> Vec<IndexRequest> {
-        let mut asks = Vec::new();
+    /// The requests to send to the indexer now. At most one request of each kind is in progress.
+    pub(crate) fn index_requests(&mut self, now: Timestamp) -> Vec<IndexRequest> {
+        let mut requests = Vec::new();
         if !self.is_live {
-            return asks;
+            return requests;
         }
-        asks.extend(self.outbox.next(now));
-        if self.looking.is_empty() && !self.unseen.is_empty() {
+        requests.extend(self.outbox.next(now));
+        if self.looking_up.is_empty() && !self.needs_lookup.is_empty() {
             let mut jobs = 0;
-            while self.looking.len() < QUESTIONS
-                && jobs < QUESTIONS_OF_JOBS
-                && let Some(entry) = self.unseen.pop_front()
+            while self.looking_up.len() < MAX_LOOKUPS
+                && jobs < MAX_JOB_LOOKUPS
+                && let Some(command) = self.needs_lookup.pop_front()
             {
-                jobs += usize::from(matches!(question(&entry), Some(Lookup::Job(_))));
-                self.looking.push_back(entry);
+                jobs += usize::from(matches!(lookup_for(&command), Some(Lookup::Job(_))));
+                self.looking_up.push_back(command);
             }
-            asks.push(IndexRequest::LookUp(
-                self.looking.iter().filter_map(question).collect(),
+            requests.push(IndexRequest::LookUp(
+                self.looking_up.iter().filter_map(lookup_for).collect(),
             ));
         }
-        asks.extend(self.ask_ahead(now));
-        asks.extend(self.ask_sweep(now));
-        if !self.looking_for_forgettable && self.forgettable.is_empty() && now >= self.next_forget {
-            self.looking_for_forgettable = true;
-            asks.push(IndexRequest::Forgettable);
+        requests.extend(self.request_due_scan(now));
+        requests.extend(self.request_sweep(now));
+        if !self.is_scanning_forgettable && self.forgettable.is_empty() && now >= self.next_forget {
+            self.is_scanning_forgettable = true;
+            requests.push(IndexRequest::Forgettable);
         }
-        asks
+        requests
     }
 
-    fn ask_ahead(&mut self, now: Timestamp) -> Option<IndexRequest> {
-        let is_far = now.after(self.settings.window * 3 / 4);
-        if self.overlay.len() >= OVERLAY_LIMIT * OVERLAY
-            || self.overlay.bytes() >= OVERLAY_LIMIT * OVERLAY_BYTES
+    fn request_due_scan(&mut self, now: Timestamp) -> Option<IndexRequest> {
+        let horizon = now.after(self.settings.window * 3 / 4);
+        if self.overlay.len() >= SCAN_OVERLAY_FACTOR * MAX_OVERLAY
+            || self.overlay.bytes() >= SCAN_OVERLAY_FACTOR * MAX_OVERLAY_BYTES
         {
             return None;
         }
-        if self.looking_ahead.is_some() || self.loaded.is_some_and(|loaded| loaded.due > is_far) {
+        if self.look_ahead.is_some() || self.look_ahead_cursor.is_some_and(|cursor| cursor.due > horizon) {
             return None;
         }
         if !self.has_room(Source::LookedUp) {
-            // What comes next may be before some of what there is.
-            self.window.remove_looked_up_behind(self.loaded);
+            // A job that the next scan finds can be due sooner than looked-up jobs after the cursor, so those make room. A
+            // later scan finds them again.
+            self.window.evict_looked_up_after(self.look_ahead_cursor);
         }
         let load = self.window.load(Source::LookedUp);
-        let limit = self.settings.window_jobs.saturating_sub(load.jobs).min(CHUNK);
+        let limit = self
+            .settings
+            .window_jobs
+            .saturating_sub(load.jobs)
+            .min(MAX_SCAN_JOBS);
         let bytes = self
             .settings
             .window_bytes
             .saturating_sub(load.bytes)
-            .min(CHUNK_BYTES);
-        // A window that is nearly full waits for room, so that questions are worth their while.
-        if limit < CHUNK.min(self.settings.window_jobs / 4)
-            || bytes < CHUNK_BYTES.min(self.settings.window_bytes / 8)
+            .min(MAX_SCAN_BYTES);
+        // A nearly full window waits until there is room for a scan of reasonable size.
+        if limit < MAX_SCAN_JOBS.min(self.settings.window_jobs / 4)
+            || bytes < MAX_SCAN_BYTES.min(self.settings.window_bytes / 8)
         {
             return None;
         }
-        let (after, until) = (self.loaded, now.after(self.settings.window));
-        self.looking_ahead = Some(LookAhead { after, until });
+        let (after, until) = (self.look_ahead_cursor, now.after(self.settings.window));
+        self.look_ahead = Some(LookAhead { after, until });
         Some(IndexRequest::DueScan {
             after,
             until,
@@ -493,27 +403,28 @@ impl Shard {
         })
     }
 
-    fn ask_sweep(&mut self, now: Timestamp) -> Option<IndexRequest> {
+    fn request_sweep(&mut self, now: Timestamp) -> Option<IndexRequest> {
         let settings = &self.settings;
-        self.parked
-            .look(now, self.loaded, |topic| match settings.topics.presence(topic) {
-                Presence::Exists => Due::All,
-                Presence::Missing { lasting } if settings.is_certain(lasting) => {
+        self.parked.begin_sweep(now, self.look_ahead_cursor, |topic| {
+            match settings.topics.presence(topic) {
+                Presence::Exists => SweepScope::All,
+                Presence::Missing { lasting } if settings.is_confirmed_missing(lasting) => {
                     let timeout =
                         i64::try_from(settings.missing_topic_timeout.as_millis()).unwrap_or(i64::MAX);
-                    Due::Until(Timestamp::from_millis(now.as_millis().saturating_sub(timeout)))
+                    SweepScope::Until(Timestamp::from_millis(now.as_millis().saturating_sub(timeout)))
                 }
-                Presence::Missing { .. } | Presence::Unknown => Due::Nothing,
-            });
-        let load = self.window.load(Source::Returned);
-        let limit = self.settings.returned().saturating_sub(load.jobs);
-        let bytes = CHUNK_BYTES
+                Presence::Missing { .. } | Presence::Unknown => SweepScope::Nothing,
+            }
+        });
+        let load = self.window.load(Source::Unparked);
+        let limit = self.settings.max_unparked().saturating_sub(load.jobs);
+        let bytes = MAX_SCAN_BYTES
             .min(self.settings.window_bytes)
             .saturating_sub(load.bytes);
         if limit == 0 || bytes == 0 {
             return None;
         }
-        let (after, until) = self.parked.ask()?;
+        let (after, until) = self.parked.next_range()?;
         Some(IndexRequest::Sweep {
             after,
             until,
@@ -522,80 +433,80 @@ impl Shard {
         })
     }
 
-    /// Takes note of an answer.
-    pub(crate) fn answer(&mut self, answer: IndexResponse, now: Timestamp) {
-        match answer {
+    /// Handles a response of the indexer.
+    pub(crate) fn handle_response(&mut self, response: IndexResponse, now: Timestamp) {
+        match response {
             IndexResponse::Ready { end } => {
-                // A turn may have been committed since it was read.
+                // A turn may have been committed after the indexer read the end.
                 self.end = self.end.max(end);
                 self.is_live = true;
             }
-            IndexResponse::HeldUp => self.is_live = false,
-            IndexResponse::Applied { turn, by_force } => {
-                self.outbox.applied(by_force);
-                self.decidable.push_back(Next::Confirm(turn));
+            IndexResponse::Halted => self.is_live = false,
+            IndexResponse::Applied { turn, forced } => {
+                self.outbox.applied(forced);
+                self.ready.push_back(ReadyItem::IndexApplied(turn));
             }
             IndexResponse::Full { turn, batch } => self.outbox.refused(turn, batch, now),
-            IndexResponse::Found(found) => {
-                let looked = self.looking.drain(..).map(Box::new).zip(found);
-                self.decidable
-                    .extend(looked.map(|(entry, found)| Next::Decide(entry, found)));
+            IndexResponse::LookedUp(found) => {
+                let commands = self.looking_up.drain(..).map(Box::new).zip(found);
+                self.ready
+                    .extend(commands.map(|(command, found)| ReadyItem::Command(command, found)));
             }
-            IndexResponse::DueScan(ahead) => self.load(ahead, now),
-            IndexResponse::Swept(ahead) => self.sweep(ahead, now),
+            IndexResponse::DueScan(scan) => self.load(scan, now),
+            IndexResponse::Swept(scan) => self.sweep(scan, now),
             IndexResponse::Forgettable(ids) => {
-                self.looking_for_forgettable = false;
+                self.is_scanning_forgettable = false;
                 if ids.is_empty() {
-                    self.next_forget = now.after(FORGET_EVERY);
+                    self.next_forget = now.after(FORGET_INTERVAL);
                 }
-                let known = |id: &JobId| self.overlay.job(*id).is_none();
-                self.forgettable = ids.into_iter().filter(known).collect();
+                let is_unchanged = |id: &JobId| self.overlay.job(*id).is_none();
+                self.forgettable = ids.into_iter().filter(is_unchanged).collect();
             }
         }
     }
 
-    fn load(&mut self, ahead: DueScan, now: Timestamp) {
-        let Some(LookAhead { after, until }) = self.looking_ahead.take() else {
+    fn load(&mut self, scan: DueScan, now: Timestamp) {
+        let Some(LookAhead { after, until }) = self.look_ahead.take() else {
             return;
         };
-        if self.loaded != after {
-            // Meanwhile there was no room for a job before that place. It is looked for again from there.
+        if self.look_ahead_cursor != after {
+            // The cursor was moved back during the scan, because a job before its position did not fit. The next scan
+            // starts there. Advancing the cursor now would skip that job.
             return;
         }
-        let last = ahead.rows.last().map(|row| row.cursor);
+        let last = scan.rows.last().map(|row| row.cursor);
         let complete = Cursor {
             due: until,
             id: JobId::from_bytes([0xff; 16]),
         };
-        let loaded = if ahead.is_complete { Some(complete) } else { last };
-        if loaded <= after {
+        let cursor = if scan.is_complete { Some(complete) } else { last };
+        if cursor <= after {
             return;
         }
-        let found = self.found(ahead.rows, |cursor| {
-            Some(cursor) > after && Some(cursor) <= loaded
-        });
-        self.loaded = loaded;
+        let found = self.scheduled_in(scan.rows, |found| Some(found) > after && Some(found) <= cursor);
+        self.look_ahead_cursor = cursor;
         for (cursor, job) in found {
-            let missed = self.settings.missed(&job);
-            let presence = self.settings.topics.presence(&missed.0);
+            let target = self.settings.target(&job);
+            let presence = self.settings.topics.presence(&target.0);
             if matches!(presence, Presence::Missing { .. })
-                && self.settings.prospect(presence, &job, now) == Prospect::Waits
+                && self.settings.due_action(presence, &job, now) == DueAction::Park
             {
-                self.parked.note(missed, cursor);
+                // It need not become due first: jobs of missing topics would only take up the window.
+                self.parked.park(target, cursor);
                 continue;
             }
             if !self.has_room(Source::LookedUp) {
-                self.loaded = Some(cursor.before());
+                self.look_ahead_cursor = Some(cursor.before());
                 break;
             }
             self.window.insert(job, Source::LookedUp);
         }
     }
 
-    /// The jobs in a stretch that wait and are not in the window, by what the index says and what is newer.
-    fn found(&self, rows: Vec<Row>, is_within: impl Fn(Cursor) -> bool) -> BTreeMap<Cursor, Arc<Job>> {
-        let waiting = self.overlay.waiting();
-        let mut found: BTreeMap<Cursor, Arc<Job>> = waiting
+    /// The scheduled jobs in a range that are not in the window. The overlay takes precedence over the index.
+    fn scheduled_in(&self, rows: Vec<Row>, is_within: impl Fn(Cursor) -> bool) -> BTreeMap<Cursor, Arc<Job>> {
+        let scheduled = self.overlay.scheduled();
+        let mut found: BTreeMap<Cursor, Arc<Job>> = scheduled
             .map(|job| (Cursor::of(job), job.clone()))
             .filter(|(cursor, _)| is_within(*cursor) && self.window.get(cursor.id).is_none())
             .collect();
@@ -606,61 +517,61 @@ impl Shard {
             }
             match codec::decode(id, &row.record) {
                 Ok(job) => drop(found.insert(row.cursor, Arc::new(job))),
-                Err(error) => tracing::error!(job = %id, %error, "the index holds something that is no job"),
+                Err(error) => tracing::error!(job = %id, %error, "index contains an invalid job record"),
             }
         }
         found
     }
 
-    /// Brings back what was parked and need not wait any longer, as far as there is room.
-    fn sweep(&mut self, ahead: DueScan, now: Timestamp) {
-        let last = ahead
+    /// Moves parked jobs that need not wait any longer to the window, as far as there is room.
+    fn sweep(&mut self, scan: DueScan, now: Timestamp) {
+        let last = scan
             .rows
             .last()
             .map(|row| row.cursor)
-            .filter(|_| !ahead.is_complete);
-        let Some((after, end)) = self.parked.portion(last) else {
+            .filter(|_| !scan.is_complete);
+        let Some((after, end)) = self.parked.swept_range(last) else {
             return;
         };
-        for (cursor, job) in self.found(ahead.rows, |cursor| cursor > after && cursor <= end) {
-            let missed = self.settings.missed(&job);
-            let presence = self.settings.topics.presence(&missed.0);
-            let waits = self.settings.prospect(presence, &job, now) == Prospect::Waits;
-            if !waits && self.window.load(Source::Returned).jobs >= self.settings.returned() {
-                return self.parked.swept(cursor.before());
+        for (cursor, job) in self.scheduled_in(scan.rows, |cursor| cursor > after && cursor <= end) {
+            let target = self.settings.target(&job);
+            let presence = self.settings.topics.presence(&target.0);
+            let waits = self.settings.due_action(presence, &job, now) == DueAction::Park;
+            if !waits && self.window.load(Source::Unparked).jobs >= self.settings.max_unparked() {
+                return self.parked.advance(cursor.before());
             }
-            self.parked.forget(&missed, cursor);
+            self.parked.unpark(&target, cursor);
             if waits {
-                self.parked.note(missed, cursor);
+                self.parked.park(target, cursor);
             } else {
-                self.window.insert(job, Source::Returned);
+                self.window.insert(job, Source::Unparked);
             }
         }
-        self.parked.swept(end);
+        self.parked.advance(end);
     }
 
-    fn has_room(&self, way: Source) -> bool {
-        let load = self.window.load(way);
+    fn has_room(&self, source: Source) -> bool {
+        let load = self.window.load(source);
         load.jobs < self.settings.window_jobs && load.bytes < self.settings.window_bytes
     }
 
-    /// Whether there is room for a job, after those that are later and came the same way have left for it. They are looked
-    /// up again.
-    fn find_room(&mut self, way: Source, place: Cursor) -> bool {
-        while !self.has_room(way) {
-            let Some(latest) = self.window.latest(way).filter(|latest| *latest > place) else {
+    /// Evicts jobs of this source that are due later until there is room for a job. Returns false if there is none. The
+    /// due scan finds the evicted jobs again.
+    fn make_room(&mut self, source: Source, cursor: Cursor) -> bool {
+        while !self.has_room(source) {
+            let Some(latest) = self.window.latest(source).filter(|latest| *latest > cursor) else {
                 return false;
             };
             self.window.remove(latest.id);
-            self.is_not_loaded(latest);
+            self.rewind_look_ahead(latest);
         }
         true
     }
 
-    /// A job that waits is not in the window.
-    fn is_not_loaded(&mut self, place: Cursor) {
-        if Some(place) <= self.loaded {
-            self.loaded = Some(place.before());
+    /// Moves the look-ahead cursor back to before a job that is not in the window, so that the due scan finds it.
+    fn rewind_look_ahead(&mut self, cursor: Cursor) {
+        if Some(cursor) <= self.look_ahead_cursor {
+            self.look_ahead_cursor = Some(cursor.before());
         }
     }
 
@@ -673,22 +584,23 @@ impl Shard {
         self.turn += 1;
         let is_due = self.window.next_due().is_some_and(|due| due <= now);
         let half = if is_due { limit / 2 } else { limit };
-        self.is_crowded = self.window.is_behind() || self.decidable.len() > half / 2;
-        // Half of a turn is for either, so that neither keeps the other waiting for long. What has arrived and is of high
-        // priority is only seen when it is decided, so that goes faster than jobs leave while there is room for more.
+        self.is_crowded = self.window.has_backlog() || self.ready.len() > half / 2;
+        // Commands and due jobs get half of a turn each, so that neither delays the other for long. The priority of a new
+        // job is unknown until its command is decided. So while more is ready than fits into a turn and the window has room,
+        // commands get three quarters: a job of high priority is found sooner behind many others in the ingest topic.
         let for_commands = if is_due && self.is_crowded && self.has_room(Source::Commanded) {
             limit - limit / 4
         } else {
             half
         };
         while writes.has_room(for_commands) && writes.completed.len() < limit {
-            match self.decidable.pop_front() {
-                Some(Next::Decide(entry, found)) => {
-                    self.command_bytes -= entry.size();
-                    writes.completed.push(entry.record.position.offset);
-                    self.decide(*entry, found.as_ref(), now, &mut writes);
+            match self.ready.pop_front() {
+                Some(ReadyItem::Command(command, found)) => {
+                    self.command_bytes -= command.size();
+                    writes.completed.push(command.record.position.offset);
+                    self.decide(*command, found.as_ref(), now, &mut writes);
                 }
-                Some(Next::Confirm(turn)) => self.overlay.confirm(turn),
+                Some(ReadyItem::IndexApplied(turn)) => self.overlay.remove_applied(turn),
                 None => break,
             }
         }
@@ -696,12 +608,12 @@ impl Shard {
             let Some(job) = self.window.pop_due(now) else {
                 break;
             };
-            let missed = self.settings.missed(&job);
-            let presence = self.settings.topics.presence(&missed.0);
-            match self.settings.prospect(presence, &job, now) {
-                Prospect::Leaves => self.dispatch(&job, missed.0, now, &mut writes),
-                Prospect::Waits => self.parked.note(missed, Cursor::of(&job)),
-                Prospect::Dies => self.give_up(&job, missed, now, &mut writes),
+            let target = self.settings.target(&job);
+            let presence = self.settings.topics.presence(&target.0);
+            match self.settings.due_action(presence, &job, now) {
+                DueAction::Dispatch => self.dispatch(&job, target.0, now, &mut writes),
+                DueAction::Park => self.parked.park(target, Cursor::of(&job)),
+                DueAction::DeadLetter => self.dead_letter(&job, target, now, &mut writes),
             }
         }
         while writes.has_room(limit) {
@@ -713,25 +625,33 @@ impl Shard {
         writes
     }
 
-    /// The turn is committed, and the state topic ends at `end` now.
+    /// The turn has been committed, and the state topic now ends at `end`.
     pub(crate) fn committed(&mut self, end: i64) {
+        // The index learns of changes only after their commit, so it never contains what an abort undid. If the process
+        // crashes here, the next owner reads the changes from the state topic before it acts.
         let from = std::mem::replace(&mut self.end, end);
         let changes = std::mem::take(&mut self.changes);
         self.outbox.push(self.turn, from, end, changes);
     }
 
-    fn decide(&mut self, entry: Entry, found: Option<&Bytes>, now: Timestamp, writes: &mut Writes) {
-        let home = self.home(&entry.incoming);
-        if home != self.number {
+    fn decide(
+        &mut self,
+        pending: PendingCommand,
+        found: Option<&Bytes>,
+        now: Timestamp,
+        writes: &mut Writes,
+    ) {
+        let owner = self.owner_shard(&pending.incoming);
+        if owner != self.number {
             writes.tally.forwarded += 1;
-            let mut headers = headers::user_headers(&entry.record.headers, None);
-            // With its first place goes its first time, from which a `delay` counts.
-            headers::write_lineage(&mut headers, NAME, &first_origin(&entry.record), 0);
+            let mut headers = headers::user_headers(&pending.record.headers, None);
+            // The lineage contains the timestamp of the first record, from which a `delay` counts.
+            headers::write_lineage(&mut headers, NAME, &first_origin(&pending.record), 0);
             writes.push(Output {
                 topic: self.settings.ingest.clone(),
-                partition: Some(home),
-                key: entry.record.key,
-                value: entry.record.value,
+                partition: Some(owner),
+                key: pending.record.key,
+                value: pending.record.value,
                 headers,
             });
             return;
@@ -739,19 +659,19 @@ impl Shard {
         let Incoming {
             command,
             answer_to,
-            refused_wait,
-        } = entry.incoming;
+            rejected_wait,
+        } = pending.incoming;
         let outcome = match command {
-            Ok(Command::Schedule(request)) => self.schedule(*request, &entry.record, found, now, writes),
+            Ok(Command::Schedule(request)) => self.schedule(*request, &pending.record, found, now, writes),
             Ok(Command::Cancel(id)) => self.cancel(id, found, now, writes),
             Ok(Command::Reschedule { id, due }) => self.reschedule(id, due, found, now, writes),
             Err(failure) => {
                 writes.tally.rejected += 1;
-                match refused_wait {
-                    Some(wait) => reject_wait(*wait, &entry.record, &failure, now, writes),
-                    None => self.reject(&entry.record, &failure, now, writes),
+                match rejected_wait {
+                    Some(wait) => reject_wait(*wait, &pending.record, &failure, now, writes),
+                    None => self.reject(&pending.record, &failure, now, writes),
                 }
-                rejected(&failure)
+                rejected_outcome(&failure)
             }
         };
         if let Some(answer_to) = answer_to {
@@ -783,24 +703,24 @@ impl Shard {
             .idempotency_key
             .as_deref()
             .map(|key| key_hash(&request.app, key));
-        let taken = hash.and_then(|hash| {
+        let existing = hash.and_then(|hash| {
             let newest = self.overlay.key(&hash);
-            let taken = newest.or_else(|| KeyValue::decode(found?));
-            taken.filter(|taken| taken.accepted.after(self.settings.memory.keys) > now)
+            let existing = newest.or_else(|| KeyValue::decode(found?));
+            existing.filter(|existing| existing.accepted.after(self.settings.retention.keys) > now)
         });
-        if let Some(taken) = taken {
-            return self.already(taken, &request, record, now, writes);
+        if let Some(existing) = existing {
+            return self.answer_repeated_key(existing, &request, record, now, writes);
         }
-        if let Err(failure) = self.check_room(&request, now) {
+        if let Err(failure) = self.check_admission(&request, now) {
             writes.tally.no_room += 1;
             self.reject(record, &failure, now, writes);
-            return rejected(&failure);
+            return rejected_outcome(&failure);
         }
         let mut job = Job {
             id,
             app: request.app,
             kind: request.kind,
-            state: State::Scheduled,
+            state: JobState::Scheduled,
             priority: request.priority,
             due: request.due,
             accepted: now,
@@ -816,15 +736,15 @@ impl Shard {
         writes.tally.accepted += 1;
         self.settings.spans.accepted(&mut job, record);
         if let Some(hash) = hash {
-            self.overlay.take_key(self.turn, hash, KeyValue::of(&job));
+            self.overlay.set_key(self.turn, hash, KeyValue::of(&job));
         }
-        let shown = codec::to_proto(&job, false);
+        let proto_job = codec::to_proto(&job, false);
         let job = Arc::new(job);
-        // While more is due than leaves at once, a job takes its place among the others, by its priority.
+        // While more jobs are due than can leave, a due job queues with the others, by priority.
         let topic = self.settings.destination(&job);
         let presence = self.settings.topics.presence(&topic);
-        let is_due = job.due <= now && self.settings.prospect(presence, &job, now) == Prospect::Leaves;
-        let must_queue = is_due && self.is_crowded && self.find_room(Source::Commanded, Cursor::of(&job));
+        let is_due = job.due <= now && self.settings.due_action(presence, &job, now) == DueAction::Dispatch;
+        let must_queue = is_due && self.is_crowded && self.make_room(Source::Commanded, Cursor::of(&job));
         if is_due && !must_queue {
             self.dispatch(&job, topic, now, writes);
         } else {
@@ -832,61 +752,62 @@ impl Shard {
         }
         v1::CommandOutcome {
             outcome: v1::Outcome::Scheduled.into(),
-            job: Some(shown),
+            job: Some(proto_job),
             ..v1::CommandOutcome::default()
         }
     }
 
-    /// A record of a pipeline is accepted all the same: nobody would send it again.
-    fn check_room(&self, request: &Request, now: Timestamp) -> Result<(), Failure> {
-        let room = if self.outbox.is_refused() {
-            Room::None
+    /// Checks that the index has memory for a job. Records of pipelines are always accepted: no client would send
+    /// them again.
+    fn check_admission(&self, request: &Request, now: Timestamp) -> Result<(), Failure> {
+        let pressure = if self.outbox.is_index_full() {
+            MemoryPressure::Full
         } else {
-            self.room
+            self.memory_pressure
         };
         match request.kind {
-            Kind::App => room::check(room, request.due, now, self.settings.window),
+            Kind::App => admission::check(pressure, request.due, now, self.settings.window),
             Kind::LongWait => Ok(()),
         }
     }
 
-    /// The idempotency key of a request is taken.
-    fn already(
+    /// Answers a request whose idempotency key is in use: a duplicate or a conflict.
+    fn answer_repeated_key(
         &mut self,
-        taken: KeyValue,
+        existing: KeyValue,
         request: &Request,
         record: &Record,
         now: Timestamp,
         writes: &mut Writes,
     ) -> v1::CommandOutcome {
-        let job = match self.overlay.job(taken.id) {
+        let job = match self.overlay.job(existing.id) {
             Some(job) => job,
-            None => self.window.get(taken.id),
+            None => self.window.get(existing.id),
         };
-        let shown = match job {
+        let proto_job = match job {
             Some(job) => codec::to_proto(job, false),
             None => v1::Job {
-                id: taken.id.to_string(),
+                id: existing.id.to_string(),
                 app: request.app.to_string(),
                 ..v1::Job::default()
             },
         };
-        let (verdict, reason) = if taken.request_hash == request.request_hash {
+        let (result, reason) = if existing.request_hash == request.request_hash {
             writes.tally.duplicates += 1;
             (v1::Outcome::Duplicate, String::new())
         } else {
             writes.tally.conflicts += 1;
             let message = format!(
-                "idempotencyKey is taken by job {}, whose request had another content",
-                taken.id
+                "idempotencyKey is in use by job {}, whose request has different content",
+                existing.id
             );
             let failure = Failure::permanent("request.conflict", message);
             self.reject(record, &failure, now, writes);
             (v1::Outcome::Conflict, failure.message)
         };
         v1::CommandOutcome {
-            outcome: verdict.into(),
-            job: Some(shown),
+            outcome: result.into(),
+            job: Some(proto_job),
             reason,
             ..v1::CommandOutcome::default()
         }
@@ -899,13 +820,13 @@ impl Shard {
         now: Timestamp,
         writes: &mut Writes,
     ) -> v1::CommandOutcome {
-        let job = match self.waiting(id, found, writes) {
+        let job = match self.scheduled_job(id, found, writes) {
             Ok(job) => job,
             Err(outcome) => return *outcome,
         };
         writes.tally.cancelled += 1;
-        self.is_parked_no_longer(&job);
-        let job = self.end(&job, State::Cancelled, now, writes);
+        self.unpark(&job);
+        let job = self.end_job(&job, JobState::Cancelled, now, writes);
         outcome(v1::Outcome::Cancelled, Some(&job), String::new())
     }
 
@@ -917,12 +838,12 @@ impl Shard {
         now: Timestamp,
         writes: &mut Writes,
     ) -> v1::CommandOutcome {
-        let job = match self.waiting(id, found, writes) {
+        let job = match self.scheduled_job(id, found, writes) {
             Ok(job) => job,
             Err(outcome) => return *outcome,
         };
         writes.tally.rescheduled += 1;
-        self.is_parked_no_longer(&job);
+        self.unpark(&job);
         let job = Arc::new(Job {
             due,
             revision: job.revision + 1,
@@ -933,14 +854,16 @@ impl Shard {
         outcome(v1::Outcome::Rescheduled, Some(&job), String::new())
     }
 
-    fn is_parked_no_longer(&mut self, job: &Job) {
-        if Some(Cursor::of(job)) <= self.loaded && self.window.get(job.id).is_none() {
-            self.parked.forget(&self.settings.missed(job), Cursor::of(job));
+    /// Takes a job out of the parked jobs, if it is one: every scheduled job up to the look-ahead cursor is in the window or
+    /// parked.
+    fn unpark(&mut self, job: &Job) {
+        if Some(Cursor::of(job)) <= self.look_ahead_cursor && self.window.get(job.id).is_none() {
+            self.parked.unpark(&self.settings.target(job), Cursor::of(job));
         }
     }
 
-    /// The job, if it waits; else what is to be answered.
-    fn waiting(
+    /// The job, if it is scheduled; otherwise the outcome to answer with.
+    fn scheduled_job(
         &mut self,
         id: JobId,
         found: Option<&Bytes>,
@@ -952,36 +875,36 @@ impl Shard {
                 let decoded = codec::decode(id, found?);
                 decoded
                     .map_err(
-                        |error| tracing::error!(job = %id, %error, "the index holds something that is no job"),
+                        |error| tracing::error!(job = %id, %error, "index contains an invalid job record"),
                     )
                     .ok()
                     .map(Arc::new)
             }),
         };
-        // A record of a pipeline is nobody's job: without it the pipeline would have lost it.
+        // Clients cannot cancel or reschedule the record of a pipeline: the pipeline would lose it.
         let job = job.filter(|job| job.kind == Kind::App);
-        let verdict = match job.as_ref().map(|job| job.state) {
-            Some(State::Scheduled) => return job.ok_or_else(Box::default),
-            Some(State::Dispatched) => v1::Outcome::AlreadyDispatched,
-            Some(State::Cancelled) => v1::Outcome::AlreadyCancelled,
-            Some(State::Expired) => v1::Outcome::Expired,
+        let result = match job.as_ref().map(|job| job.state) {
+            Some(JobState::Scheduled) => return job.ok_or_else(Box::default),
+            Some(JobState::Dispatched) => v1::Outcome::AlreadyDispatched,
+            Some(JobState::Cancelled) => v1::Outcome::AlreadyCancelled,
+            Some(JobState::Expired) => v1::Outcome::Expired,
             None => v1::Outcome::Unknown,
         };
         writes.tally.refused += 1;
-        Err(Box::new(outcome(verdict, job.as_deref(), String::new())))
+        Err(Box::new(outcome(result, job.as_deref(), String::new())))
     }
 
     fn dispatch(&mut self, job: &Arc<Job>, topic: Arc<str>, now: Timestamp, writes: &mut Writes) {
         debug_assert!(job.due <= now, "never early");
         if job.expires.is_some_and(|expires| expires < now) {
             writes.tally.expired += 1;
-            self.end(job, State::Expired, now, writes);
+            self.end_job(job, JobState::Expired, now, writes);
             return;
         }
         writes.tally.dispatched.push(job.due);
-        let mut headers = self.headers_of(job, now);
+        let mut headers = self.dispatch_headers(job, now);
         if job.kind == Kind::LongWait && headers.last(headers::RETURN_TOPIC) != Some(topic.as_bytes()) {
-            headers::readdress(&mut headers, &topic);
+            headers::set_return_topic(&mut headers, &topic);
         }
         writes.push(Output {
             topic,
@@ -990,34 +913,31 @@ impl Shard {
             value: job.payload.value.clone(),
             headers,
         });
-        self.end(job, State::Dispatched, now, writes);
+        self.end_job(job, JobState::Dispatched, now, writes);
     }
 
-    /// A job has waited for its topic for too long.
-    fn give_up(&mut self, job: &Arc<Job>, missed: Missed, now: Timestamp, writes: &mut Writes) {
-        let topic = &missed.0;
-        let message = format!(
-            "the topic `{topic}` does not exist, and the job has been due since {}",
-            job.due
-        );
-        let mut letter = Output {
+    /// Replaces a job whose topic was missing for too long by a dead letter.
+    fn dead_letter(&mut self, job: &Arc<Job>, target: Target, now: Timestamp, writes: &mut Writes) {
+        let topic = &target.0;
+        let message = format!("topic `{topic}` does not exist; the job was due at {}", job.due);
+        let mut output = Output {
             topic: topic.clone(),
             partition: None,
             key: job.payload.key.clone(),
             value: job.payload.value.clone(),
-            headers: self.headers_of(job, now),
+            headers: self.dispatch_headers(job, now),
         };
         let failure = Failure::permanent(TOPIC_MISSING, message);
-        if !refused::replace(&self.settings, &mut letter, &failure, now) {
-            tracing::error!(job = %job.id, topic = &**topic, "a job cannot be given up");
-            return self.parked.note(missed, Cursor::of(job));
+        if !refused::replace(&self.settings, &mut output, &failure, now) {
+            tracing::error!(job = %job.id, topic = &**topic, "cannot write a dead letter for the job; it stays parked");
+            return self.parked.park(target, Cursor::of(job));
         }
         writes.tally.dead += 1;
-        writes.push(letter);
-        self.end(job, State::Expired, now, writes);
+        writes.push(output);
+        self.end_job(job, JobState::Expired, now, writes);
     }
 
-    fn headers_of(&self, job: &Job, now: Timestamp) -> Headers {
+    fn dispatch_headers(&self, job: &Job, now: Timestamp) -> Headers {
         let trace = self.settings.spans.dispatched(job, now);
         if job.kind == Kind::LongWait {
             return job.payload.headers.clone();
@@ -1034,28 +954,29 @@ impl Shard {
         list
     }
 
-    /// A job waits, or waits for another time.
+    /// Writes the state of a scheduled job, and keeps the job in the window if it is due soon.
     fn save(&mut self, job: Arc<Job>, now: Timestamp, writes: &mut Writes) {
-        self.record(&job, writes);
-        let place = Cursor::of(&job);
-        let is_near = job.due <= now.after(self.settings.window) || Some(place) <= self.loaded;
-        if is_near && self.find_room(Source::Commanded, place) {
+        self.write_state(&job, writes);
+        let cursor = Cursor::of(&job);
+        let is_due_soon =
+            job.due <= now.after(self.settings.window) || Some(cursor) <= self.look_ahead_cursor;
+        if is_due_soon && self.make_room(Source::Commanded, cursor) {
             self.window.insert(job, Source::Commanded);
         } else {
             self.window.remove(job.id);
-            self.is_not_loaded(place);
+            self.rewind_look_ahead(cursor);
         }
     }
 
-    fn end(&mut self, job: &Job, state: State, now: Timestamp, writes: &mut Writes) -> Arc<Job> {
+    fn end_job(&mut self, job: &Job, state: JobState, now: Timestamp, writes: &mut Writes) -> Arc<Job> {
         let job = Arc::new(job.ended(state, now));
-        self.record(&job, writes);
+        self.write_state(&job, writes);
         self.window.remove(job.id);
         job
     }
 
-    /// Writes a job's newest state into the state topic.
-    fn record(&mut self, job: &Arc<Job>, writes: &mut Writes) {
+    /// Writes the state of a job to the state topic and to the overlay.
+    fn write_state(&mut self, job: &Arc<Job>, writes: &mut Writes) {
         let record = codec::encode(job);
         writes.push(Output {
             topic: self.settings.state.clone(),
@@ -1065,12 +986,13 @@ impl Shard {
             headers: Headers::new(),
         });
         self.changes
-            .push(codec::change(job, record, self.settings.memory));
+            .push(codec::change(job, record, self.settings.retention));
         self.overlay.set(self.turn, job.id, Some(job.clone()));
     }
 
     fn forget(&mut self, id: JobId, writes: &mut Writes) {
         if self.overlay.job(id).is_some() {
+            // The index listed the job before its last change.
             return;
         }
         writes.tally.forgotten += 1;
@@ -1089,34 +1011,33 @@ impl Shard {
     }
 
     fn reject(&self, record: &Record, failure: &Failure, now: Timestamp, writes: &mut Writes) {
-        let mut list = headers::user_headers(&record.headers, None);
-        headers::write_lineage(&mut list, NAME, &Origin::of(record), 0);
-        headers::write_failure(&mut list, failure, now);
-        writes.push(Output {
+        let output = DeadLetter {
             topic: self.settings.dead_letters.clone(),
-            partition: None,
-            key: record.key.clone(),
-            value: record.value.clone(),
-            headers: list,
-        });
+            pipeline: NAME,
+            arrival: Some(Arrival::new(record)),
+            failure,
+            trace: None,
+            now,
+        };
+        writes.push(output.with_content_of(record));
     }
 }
 
-/// The record of a long wait goes where its pipeline keeps its dead letters, with the lineage that it has.
-fn reject_wait(wait: RefusedWait, command: &Record, failure: &Failure, now: Timestamp, writes: &mut Writes) {
-    let record = Record {
+/// Rejects a long wait. The record becomes a dead letter of its pipeline, with the lineage that it has.
+fn reject_wait(wait: RejectedWait, command: &Record, failure: &Failure, now: Timestamp, writes: &mut Writes) {
+    let mut output = Output {
+        topic: wait.pipeline.return_topic(),
+        partition: None,
         key: wait.payload.key,
         value: wait.payload.value,
         headers: wait.payload.headers,
-        ..command.clone()
     };
-    for output in route::reject(&wait.pipeline, &record, failure, now).outputs {
-        writes.push(output);
-    }
+    route::replace_refused(&wait.pipeline, &mut output, Origin::of(command), failure, now);
+    writes.push(output);
 }
 
-fn question(entry: &Entry) -> Option<Lookup> {
-    match entry.incoming.command.as_ref().ok()? {
+fn lookup_for(command: &PendingCommand) -> Option<Lookup> {
+    match command.incoming.command.as_ref().ok()? {
         Command::Schedule(request) => {
             let key = request.idempotency_key.as_deref()?;
             Some(Lookup::Key(key_hash(&request.app, key)))
@@ -1134,7 +1055,7 @@ fn outcome(outcome: v1::Outcome, job: Option<&Job>, reason: String) -> v1::Comma
     }
 }
 
-fn rejected(failure: &Failure) -> v1::CommandOutcome {
+fn rejected_outcome(failure: &Failure) -> v1::CommandOutcome {
     v1::CommandOutcome {
         code: failure.code.clone(),
         ..outcome(v1::Outcome::Rejected, None, failure.message.clone())

@@ -1,5 +1,5 @@
-//! Spans of jobs: their acceptance is a child of whatever the request's headers name, their wait a child of
-//! the acceptance, and the dispatched record names the wait. So one trace goes from the request on.
+//! Trace spans of jobs. The span of the acceptance is a child of the request's trace context, the span of the wait is a child
+//! of the acceptance, and the dispatched record carries the context of the wait. So one trace follows the job.
 
 use redeliver_core::headers::{TraceContext, user_headers};
 use redeliver_core::{Record, Timestamp};
@@ -8,7 +8,7 @@ use redeliver_runtime::trace_context::span_context;
 
 use crate::job::{Job, Kind};
 
-/// Makes spans of jobs; nothing when tracing is off.
+/// Records spans of jobs, unless tracing is off.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Spans(Tracer);
 
@@ -17,7 +17,7 @@ impl Spans {
         Self(tracer)
     }
 
-    /// A job is accepted: what it carries from now on names this span.
+    /// Records the acceptance of a job, and sets the job's trace context to that span.
     pub(crate) fn accepted(&self, job: &mut Job, record: &Record) {
         if !self.0.is_on() || job.kind == Kind::LongWait {
             return;
@@ -34,7 +34,7 @@ impl Spans {
         }
     }
 
-    /// A job is dispatched: what its record is to name.
+    /// Records the wait of a dispatched job, and returns the trace context for its record.
     pub(crate) fn dispatched(&self, job: &Job, now: Timestamp) -> Option<TraceContext> {
         if !self.0.is_on() {
             return None;

@@ -1,8 +1,8 @@
-//! Records of the state topic as a takeover reads them. A record that is not understood is never skipped: whoever
-//! skipped it would act on a part of the truth, and move the index past what a newer scheduler wrote.
+//! Reads the records of the state topic at a takeover. An unsupported record is never skipped: a shard that skipped it would
+//! decide on incomplete state, and move the index past a record of a newer scheduler.
 //!
-//! What is not understood counts no longer once a later record under the same key has taken its place, such as the
-//! tombstone by which an operator removes a damaged record, or a newer scheduler its own.
+//! An unsupported record no longer counts once a later record with the same key replaces it. Examples are the tombstone by
+//! which an operator removes a damaged record, or by which a newer scheduler deletes its own.
 
 use std::collections::HashMap;
 
@@ -14,24 +14,19 @@ use crate::codec::{self, CodecError, RetentionPolicy};
 use crate::index::{Change, Effect};
 use crate::job::JobId;
 
-/// A record that this version does not understand.
+/// A record that this version does not support.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum NotUnderstood {
-    /// Another kind than a job.
-    #[error(
-        "a newer version of the scheduler is needed: {position} is a record of kind `{kind}`, which this version does \
-         not know"
-    )]
+pub(crate) enum UnsupportedRecord {
+    /// A record of another kind than a job.
+    #[error("record {position} has the kind `{kind}`, which requires a newer version of the scheduler")]
     UnknownKind { position: Position, kind: String },
-    /// A job in a later format.
-    #[error(
-        "a newer version of the scheduler is needed: {position} is a job that this version does not know: {found}"
-    )]
+    /// A job in a newer format.
+    #[error("record {position} is a job that requires a newer version of the scheduler: {found}")]
     NewerFormat { position: Position, found: String },
-    /// Nothing that a scheduler writes.
+    /// A record that no scheduler writes.
     #[error(
-        "{position} under the key `{key}` is damaged, or no scheduler wrote it ({problem}): write a sound record, or one \
-         without a value, under this key to this partition"
+        "record {position} with the key `{key}` is damaged or not from a scheduler ({problem}); write a correct record, or \
+         one without a value, with this key to this partition"
     )]
     Damaged {
         position: Position,
@@ -40,7 +35,7 @@ pub(crate) enum NotUnderstood {
     },
 }
 
-impl NotUnderstood {
+impl UnsupportedRecord {
     fn position(&self) -> &Position {
         match self {
             Self::UnknownKind { position, .. }
@@ -50,11 +45,11 @@ impl NotUnderstood {
     }
 }
 
-/// What a record changes in the index; nothing when it removes what was never a job.
-pub(crate) fn read(record: &Record, memory: RetentionPolicy) -> Result<Option<Change>, NotUnderstood> {
+/// The change of the index for a record; `None` if it is the tombstone of something that was not a job.
+pub(crate) fn read(record: &Record, retention: RetentionPolicy) -> Result<Option<Change>, UnsupportedRecord> {
     let position = || record.position.clone();
     let text = record.key.as_deref().map(std::str::from_utf8);
-    let damaged = |problem: String| NotUnderstood::Damaged {
+    let damaged = |problem: String| UnsupportedRecord::Damaged {
         position: position(),
         key: bounded_text(
             &String::from_utf8_lossy(record.key.as_deref().unwrap_or_default()),
@@ -64,18 +59,18 @@ pub(crate) fn read(record: &Record, memory: RetentionPolicy) -> Result<Option<Ch
     };
     let Some(Ok(key)) = text else {
         return match &record.value {
-            Some(_) => Err(damaged("its key is no text".to_owned())),
+            Some(_) => Err(damaged("its key is not UTF-8".to_owned())),
             None => Ok(None),
         };
     };
     let Ok(id) = key.parse::<JobId>() else {
         return match (kind_of(key), &record.value) {
-            // Even its removal: the index of a newer scheduler may show it.
-            (Some(kind), _) => Err(NotUnderstood::UnknownKind {
+            // Even for a tombstone: the index of a newer scheduler may contain the record.
+            (Some(kind), _) => Err(UnsupportedRecord::UnknownKind {
                 position: position(),
                 kind: kind.to_owned(),
             }),
-            (None, Some(_)) => Err(damaged("its key is no job's id".to_owned())),
+            (None, Some(_)) => Err(damaged("its key is not a job id".to_owned())),
             (None, None) => Ok(None),
         };
     };
@@ -84,8 +79,8 @@ pub(crate) fn read(record: &Record, memory: RetentionPolicy) -> Result<Option<Ch
         return Ok(Some(Change { id, effect }));
     };
     match codec::decode(id, value) {
-        Ok(job) => Ok(Some(codec::change(&job, value.clone(), memory))),
-        Err(CodecError::Newer(found)) => Err(NotUnderstood::NewerFormat {
+        Ok(job) => Ok(Some(codec::change(&job, value.clone(), retention))),
+        Err(CodecError::Newer(found)) => Err(UnsupportedRecord::NewerFormat {
             position: position(),
             found,
         }),
@@ -93,7 +88,7 @@ pub(crate) fn read(record: &Record, memory: RetentionPolicy) -> Result<Option<Ch
     }
 }
 
-/// Keys of other kinds than jobs are `<kind>:<name>`.
+/// The kind of a key that is not a job id, which has the form `<kind>:<name>`.
 fn kind_of(key: &str) -> Option<&str> {
     let (kind, _) = key.split_once(':')?;
     let is_sound = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
@@ -101,44 +96,47 @@ fn kind_of(key: &str) -> Option<&str> {
     (is_kind && kind.len() <= 60).then_some(kind)
 }
 
-/// The most keys of which it is known that they are not understood. With more of them, none is taken for superseded.
-const MOST: usize = 10_000;
+/// The maximum number of unsupported records to track.
+const MAX_TRACKED: usize = 10_000;
 
-/// What a pass over the state topic has not understood, and what of it still holds.
+/// The unsupported records of a replay, except those that later records replace.
 #[derive(Debug, Default)]
-pub(crate) struct Unread {
-    holds: HashMap<Option<Bytes>, NotUnderstood>,
-    has_met: bool,
+pub(crate) struct UnreadRecords {
+    records: HashMap<Option<Bytes>, UnsupportedRecord>,
+    is_any: bool,
 }
 
-impl Unread {
-    /// Whether there was anything; from there on nothing may be applied.
-    pub(crate) fn has_met(&self) -> bool {
-        self.has_met
+impl UnreadRecords {
+    /// Whether there was an unsupported record, replaced or not. No record after it may be applied.
+    pub(crate) fn is_any(&self) -> bool {
+        self.is_any
     }
 
-    /// Takes note of a record behind the first one that was not understood, or of that one.
-    pub(crate) fn note(&mut self, record: &Record, read: Result<Option<Change>, NotUnderstood>) {
+    /// Adds the first unsupported record, or any record after it.
+    pub(crate) fn note(&mut self, record: &Record, read: Result<Option<Change>, UnsupportedRecord>) {
         let is_removed = record.value.is_none();
         match read {
             Err(problem) if !is_removed => {
-                self.has_met = true;
-                if self.holds.len() < MOST || self.holds.contains_key(&record.key) {
-                    self.holds.insert(record.key.clone(), problem);
+                self.is_any = true;
+                if self.records.len() < MAX_TRACKED || self.records.contains_key(&record.key) {
+                    self.records.insert(record.key.clone(), problem);
                 }
             }
             Err(_) => {
-                self.has_met = true;
-                self.holds.remove(&record.key);
+                self.is_any = true;
+                self.records.remove(&record.key);
             }
-            Ok(_) => drop(self.holds.remove(&record.key)),
+            Ok(_) => drop(self.records.remove(&record.key)),
         }
     }
 
-    /// The first record that holds and is not understood, and how many others there are.
-    pub(crate) fn first(&self) -> Option<(&NotUnderstood, usize)> {
-        let first = self.holds.values().min_by_key(|found| found.position().offset)?;
-        Some((first, self.holds.len() - 1))
+    /// The first unsupported record that is not replaced, and the number of others.
+    pub(crate) fn first(&self) -> Option<(&UnsupportedRecord, usize)> {
+        let first = self
+            .records
+            .values()
+            .min_by_key(|found| found.position().offset)?;
+        Some((first, self.records.len() - 1))
     }
 }
 
@@ -151,7 +149,7 @@ mod tests {
 
     use super::*;
 
-    const MEMORY: RetentionPolicy = RetentionPolicy {
+    const RETENTION: RetentionPolicy = RetentionPolicy {
         keys: Duration::ZERO,
         ended: Duration::ZERO,
     };
@@ -181,33 +179,34 @@ mod tests {
         Some(job.encode_to_vec().into())
     }
 
-    fn said(key: &str, value: Option<Bytes>) -> String {
-        match read(&record(7, key, value), MEMORY) {
+    fn describe(key: &str, value: Option<Bytes>) -> String {
+        match read(&record(7, key, value), RETENTION) {
             Ok(change) => format!("{:?}", change.map(|change| change.id.to_string())),
             Err(problem) => problem.to_string(),
         }
     }
 
     #[test]
-    fn what_is_not_understood_is_named() {
+    fn an_unsupported_record_is_named() {
         let id = JobId::new(Timestamp::from_millis(0), 2, 1).to_string();
-        let newer = "a newer version of the scheduler is needed: state-2@7 is a";
+        let newer = "requires a newer version of the scheduler";
         let known = format!("Some({id:?})");
-        assert_eq!(said(&id, job(|_| {})), known);
-        assert_eq!(said(&id, None), known);
+        assert_eq!(describe(&id, job(|_| {})), known);
+        assert_eq!(describe(&id, None), known);
         for later in [
             job(|job| job.format = 1),
             job(|job| job.state = 99),
             job(|job| job.priority = 99),
         ] {
-            let said = said(&id, later);
-            assert!(said.starts_with(&format!("{newer} job")), "{said}");
+            let description = describe(&id, later);
+            let start = format!("record state/2/7 is a job that {newer}");
+            assert!(description.starts_with(&start), "{description}");
         }
         for value in [job(|_| {}), None] {
-            let said = said("schedule:nightly", value);
-            assert!(
-                said.starts_with(&format!("{newer} record of kind `schedule`")),
-                "{said}"
+            let description = describe("schedule:nightly", value);
+            assert_eq!(
+                description,
+                format!("record state/2/7 has the kind `schedule`, which {newer}")
             );
         }
         for (key, value) in [
@@ -216,20 +215,20 @@ mod tests {
             ("no id", job(|_| {})),
             ("No:kind", job(|_| {})),
         ] {
-            let said = said(key, value);
-            let start = format!("state-2@7 under the key `{key}` is damaged");
-            assert!(said.starts_with(&start), "{said}");
+            let description = describe(key, value);
+            let start = format!("record state/2/7 with the key `{key}` is damaged");
+            assert!(description.starts_with(&start), "{description}");
         }
-        // Of something that was never a job nothing is left.
-        assert_eq!(said("no id", None), "None");
+        // The tombstone of something that was not a job changes nothing.
+        assert_eq!(describe("no id", None), "None");
     }
 
     #[test]
-    fn what_a_later_record_replaced_counts_no_longer() {
-        let mut unread = Unread::default();
-        let note = |unread: &mut Unread, offset, key, value| {
+    fn a_replaced_record_does_not_count() {
+        let mut unread = UnreadRecords::default();
+        let note = |unread: &mut UnreadRecords, offset, key, value| {
             let record = record(offset, key, value);
-            let found = read(&record, MEMORY);
+            let found = read(&record, RETENTION);
             unread.note(&record, found);
         };
         note(&mut unread, 1, "schedule:a", job(|_| {}));
@@ -240,6 +239,6 @@ mod tests {
         assert_eq!((first.position().offset, others), (2, 1));
         note(&mut unread, 5, "no id", None);
         note(&mut unread, 6, "schedule:b", None);
-        assert!(unread.has_met() && unread.first().is_none());
+        assert!(unread.is_any() && unread.first().is_none());
     }
 }

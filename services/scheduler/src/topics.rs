@@ -1,5 +1,5 @@
-//! Whether the topics of jobs exist. A record for a topic that does not would hold up the transaction that it is in, and
-//! with it every other job of the lane.
+//! Whether the topics of jobs exist. A record for a missing topic would block its transaction, and with it every other job
+//! of the lane.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,41 +7,45 @@ use std::time::{Duration, Instant};
 
 use redeliver_kafka::{TopicState, TopicWatch};
 
-/// How long a job waits to hear about its topic, before it is written all the same. The embedded broker never answers that
-/// question, and its topics all exist.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a topic stays unknown before it is treated as existing. The embedded broker does not report topic ids, and all
+/// of its topics exist.
+const UNKNOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What is known of a topic.
+/// Whether a topic exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Presence {
     Exists,
-    /// The answer is under way.
+    /// The brokers have not reported it yet.
     Unknown,
     Missing {
-        /// For how long, as far as this process has seen.
+        /// For how long this process has observed it.
         lasting: Duration,
     },
 }
 
-/// Who knows.
+/// The existence of topics.
 pub(crate) trait Topics: Send + Sync {
-    /// What is known of a topic, without waiting.
+    /// The last known presence of a topic. Does not block.
     fn presence(&self, topic: &Arc<str>) -> Presence;
 }
 
-/// What the process's watch has seen.
+/// The topics that the process's topic watch observes.
 pub(crate) struct WatchedTopics {
     watch: TopicWatch,
-    /// Since when topics of which nothing is known have been asked for.
+    /// When each unknown topic was queried first.
     unknown: Mutex<HashMap<Arc<str>, Instant>>,
-    patience: Duration,
+    unknown_timeout: Duration,
 }
 
 impl WatchedTopics {
     pub(crate) fn new(watch: TopicWatch, is_embedded: bool) -> Self {
         Self {
             watch,
-            patience: if is_embedded { Duration::ZERO } else { PATIENCE },
+            unknown_timeout: if is_embedded {
+                Duration::ZERO
+            } else {
+                UNKNOWN_TIMEOUT
+            },
             unknown: Mutex::default(),
         }
     }
@@ -56,9 +60,9 @@ impl Topics for WatchedTopics {
             },
             TopicState::Unknown => {
                 let mut unknown = self.unknown.lock().unwrap_or_else(PoisonError::into_inner);
-                let asked = unknown.entry(topic.clone()).or_insert_with(Instant::now);
-                // Brokers that do not answer this question may take records all the same.
-                if asked.elapsed() < self.patience {
+                let queried = unknown.entry(topic.clone()).or_insert_with(Instant::now);
+                // Brokers that do not report topic ids may still accept records.
+                if queried.elapsed() < self.unknown_timeout {
                     Presence::Unknown
                 } else {
                     Presence::Exists
@@ -75,8 +79,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_topic_of_which_nothing_is_known_is_waited_for_unless_the_broker_is_embedded() {
-        // Nobody answers there.
+    fn an_unknown_topic_exists_only_in_the_embedded_broker() {
+        // No broker listens there.
         let settings = KafkaSettings::new("127.0.0.1:1", "test");
         for (is_embedded, expected) in [(true, Presence::Exists), (false, Presence::Unknown)] {
             let topics = WatchedTopics::new(TopicWatch::start(&settings).unwrap(), is_embedded);

@@ -1,15 +1,15 @@
-//! The near window of one shard: jobs that are due soon, in memory, in the order in which they are to leave.
+//! The window of a shard: the jobs that are due soon, in memory, in the order in which they are dispatched.
 //!
-//! Until a job is due it stands in the order of due times. Once it is, it stands in the queue of its
-//! application: by priority first, where a lower priority counts like a later due time, so that nobody is
-//! overtaken for longer than that. Applications take turns, so that a burst of one delays no other.
+//! Until a job is due, it is ordered by due time. Once it is due, it is in the queue of its application. There, a lower
+//! priority counts like a later due time, so no job is overtaken for longer than that. Applications take turns, so that a
+//! burst of one does not delay the others.
 //!
-//! Jobs that were cancelled or rescheduled after they were due leave their old entries behind in the queues, which are
-//! recognised by the revision when they come up.
+//! A job that is cancelled or rescheduled after it was due leaves its old entry in a queue. The revision identifies such
+//! an entry when it is popped.
 //!
-//! What was looked up and what came as a command is counted apart, so that either can be given a room of its own:
-//! in one room a burst that was scheduled long before would keep newcomers of others out until it is over, and
-//! newcomers in great number would keep out what was scheduled before them.
+//! Looked-up jobs and jobs from commands are counted separately, so that each kind can have room of its own. In shared
+//! room, a large burst that was scheduled earlier would keep new jobs out until it is over, and many new jobs would keep
+//! out those that were scheduled before them.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, HashMap, VecDeque};
@@ -21,8 +21,8 @@ use redeliver_core::Timestamp;
 use crate::index::Cursor;
 use crate::job::{Job, JobId, Priority};
 
-/// For how long a due job of this priority may be overtaken by those of high priority.
-fn may_be_overtaken(priority: Priority) -> Duration {
+/// How long jobs of high priority may overtake a due job of this priority.
+fn priority_delay(priority: Priority) -> Duration {
     match priority {
         Priority::High => Duration::ZERO,
         Priority::Normal => Duration::from_secs(1),
@@ -30,104 +30,104 @@ fn may_be_overtaken(priority: Priority) -> Duration {
     }
 }
 
-type Entry = Reverse<(Timestamp, JobId, u32)>;
+/// The due time including the delay of the priority, the id and the revision of a due job.
+type QueuedJob = Reverse<(Timestamp, JobId, u32)>;
 
 /// How a job came into the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
-    /// The index had it.
+    /// From the index.
     LookedUp,
-    /// It was scheduled, or rescheduled, when it was due soon.
+    /// From a command that scheduled or rescheduled it when it was due soon.
     Commanded,
-    /// It had waited for its topic.
-    Returned,
+    /// Parked before.
+    Unparked,
 }
 
 impl Source {
-    const ALL: [Self; 3] = [Self::LookedUp, Self::Commanded, Self::Returned];
+    const ALL: [Self; 3] = [Self::LookedUp, Self::Commanded, Self::Unparked];
 }
 
-/// How much came that way.
+/// The number and the size in bytes of the jobs of one source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Load {
     pub(crate) jobs: usize,
     pub(crate) bytes: usize,
 }
 
-/// What came one way.
+/// The jobs of one source.
 #[derive(Debug, Default)]
-struct Room {
+struct SourceJobs {
     load: Load,
-    /// What is not known to be due.
-    coming: BTreeSet<Cursor>,
+    /// Jobs that are not queued as due.
+    upcoming: BTreeSet<Cursor>,
 }
 
-/// Jobs that are due soon.
+/// The window of a shard.
 #[derive(Debug, Default)]
 pub(crate) struct Window {
     jobs: HashMap<JobId, (Arc<Job>, Source)>,
-    looked_up: Room,
-    commanded: Room,
-    returned: Room,
-    /// By application, and there by due time and priority. None is empty.
-    due: HashMap<Arc<str>, BinaryHeap<Entry>>,
+    looked_up: SourceJobs,
+    commanded: SourceJobs,
+    unparked: SourceJobs,
+    /// The queues of due jobs by application. No queue is empty.
+    due: HashMap<Arc<str>, BinaryHeap<QueuedJob>>,
     /// The applications in `due`, each once, in the order of their turns.
-    turns: VecDeque<Arc<str>>,
+    rotation: VecDeque<Arc<str>>,
 }
 
 impl Window {
-    /// Takes a job in, in place of an older revision of it.
-    pub(crate) fn insert(&mut self, job: Arc<Job>, way: Source) {
+    /// Inserts a job, and replaces an older revision of it.
+    pub(crate) fn insert(&mut self, job: Arc<Job>, source: Source) {
         self.remove(job.id);
-        let room = self.room_mut(way);
-        room.load.jobs += 1;
-        room.load.bytes += job.size();
-        room.coming.insert(Cursor::of(&job));
-        self.jobs.insert(job.id, (job, way));
+        let jobs_of = self.jobs_of_mut(source);
+        jobs_of.load.jobs += 1;
+        jobs_of.load.bytes += job.size();
+        jobs_of.upcoming.insert(Cursor::of(&job));
+        self.jobs.insert(job.id, (job, source));
     }
 
     pub(crate) fn get(&self, id: JobId) -> Option<&Arc<Job>> {
         self.jobs.get(&id).map(|(job, _)| job)
     }
 
-    /// Takes a job out.
     pub(crate) fn remove(&mut self, id: JobId) -> Option<Arc<Job>> {
-        let (job, way) = self.jobs.remove(&id)?;
-        let room = self.room_mut(way);
-        room.load.jobs -= 1;
-        room.load.bytes -= job.size();
-        room.coming.remove(&Cursor::of(&job));
+        let (job, source) = self.jobs.remove(&id)?;
+        let jobs_of = self.jobs_of_mut(source);
+        jobs_of.load.jobs -= 1;
+        jobs_of.load.bytes -= job.size();
+        jobs_of.upcoming.remove(&Cursor::of(&job));
         Some(job)
     }
 
-    /// The last one of those that came this way and are not known to be due.
-    pub(crate) fn latest(&self, way: Source) -> Option<Cursor> {
-        self.room(way).coming.last().copied()
+    /// The latest job of a source that is not queued as due.
+    pub(crate) fn latest(&self, source: Source) -> Option<Cursor> {
+        self.jobs_of(source).upcoming.last().copied()
     }
 
-    /// Takes out what was looked up behind a place.
-    pub(crate) fn remove_looked_up_behind(&mut self, place: Option<Cursor>) {
+    /// Removes looked-up jobs after a cursor.
+    pub(crate) fn evict_looked_up_after(&mut self, cursor: Option<Cursor>) {
         while let Some(latest) = self
             .latest(Source::LookedUp)
-            .filter(|latest| Some(*latest) > place)
+            .filter(|latest| Some(*latest) > cursor)
         {
             self.remove(latest.id);
         }
     }
 
-    fn room(&self, way: Source) -> &Room {
-        match way {
+    fn jobs_of(&self, source: Source) -> &SourceJobs {
+        match source {
             Source::LookedUp => &self.looked_up,
             Source::Commanded => &self.commanded,
-            Source::Returned => &self.returned,
+            Source::Unparked => &self.unparked,
         }
     }
 
-    fn room_mut(&mut self, way: Source) -> &mut Room {
-        match way {
+    fn jobs_of_mut(&mut self, source: Source) -> &mut SourceJobs {
+        match source {
             Source::LookedUp => &mut self.looked_up,
             Source::Commanded => &mut self.commanded,
-            Source::Returned => &mut self.returned,
+            Source::Unparked => &mut self.unparked,
         }
     }
 
@@ -135,22 +135,22 @@ impl Window {
         self.jobs.len()
     }
 
-    pub(crate) fn load(&self, way: Source) -> Load {
-        self.room(way).load
+    pub(crate) fn load(&self, source: Source) -> Load {
+        self.jobs_of(source).load
     }
 
-    /// Whether there was more due than was taken out when it was last looked at.
-    pub(crate) fn is_behind(&self) -> bool {
-        !self.turns.is_empty()
+    /// Whether due jobs were left at the last [`Window::pop_due`].
+    pub(crate) fn has_backlog(&self) -> bool {
+        !self.rotation.is_empty()
     }
 
-    /// When there will be something to pop; in the past when there is already.
+    /// When the next job is due; in the past if due jobs are queued.
     pub(crate) fn next_due(&self) -> Option<Timestamp> {
-        if !self.turns.is_empty() {
+        if !self.rotation.is_empty() {
             return Some(Timestamp::from_millis(0));
         }
-        let rooms = Source::ALL.into_iter().map(|way| self.room(way));
-        let first = rooms.filter_map(|room| room.coming.first()).min();
+        let sources = Source::ALL.into_iter().map(|source| self.jobs_of(source));
+        let first = sources.filter_map(|jobs_of| jobs_of.upcoming.first()).min();
         first.map(|cursor| cursor.due)
     }
 
@@ -158,10 +158,10 @@ impl Window {
         self.get(id).is_some_and(|job| job.revision == revision)
     }
 
-    /// Takes out the job that is to leave next, if one is due.
+    /// Removes and returns the next due job.
     pub(crate) fn pop_due(&mut self, now: Timestamp) -> Option<Arc<Job>> {
-        self.notice_due(now);
-        while let Some(app) = self.turns.pop_front() {
+        self.queue_due(now);
+        while let Some(app) = self.rotation.pop_front() {
             let Some(queue) = self.due.get_mut(&app) else {
                 continue;
             };
@@ -169,7 +169,7 @@ impl Window {
             if queue.is_empty() {
                 self.due.remove(&app);
             } else {
-                self.turns.push_back(app);
+                self.rotation.push_back(app);
             }
             let Some(Reverse((_, id, revision))) = entry else {
                 continue;
@@ -181,26 +181,26 @@ impl Window {
         None
     }
 
-    /// Moves what is due by now to the queues of the applications.
-    fn notice_due(&mut self, now: Timestamp) {
-        for way in Source::ALL {
-            while let Some(cursor) = self.room(way).coming.first().copied() {
+    /// Moves jobs that are due by now to the queues of their applications.
+    fn queue_due(&mut self, now: Timestamp) {
+        for source in Source::ALL {
+            while let Some(cursor) = self.jobs_of(source).upcoming.first().copied() {
                 if cursor.due > now {
                     break;
                 }
-                self.room_mut(way).coming.pop_first();
+                self.jobs_of_mut(source).upcoming.pop_first();
                 let Some((job, _)) = self.jobs.get(&cursor.id) else {
                     continue;
                 };
                 let entry = Reverse((
-                    cursor.due.after(may_be_overtaken(job.priority)),
+                    cursor.due.after(priority_delay(job.priority)),
                     job.id,
                     job.revision,
                 ));
                 match self.due.get_mut(&job.app) {
                     Some(queue) => queue.push(entry),
                     None => {
-                        self.turns.push_back(job.app.clone());
+                        self.rotation.push_back(job.app.clone());
                         self.due.entry(job.app.clone()).or_default().push(entry);
                     }
                 }
@@ -214,14 +214,14 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::job::{Kind, Payload, State};
+    use crate::job::{JobState, Kind, Payload};
 
     fn job(number: i64, app: &str, due: i64, priority: Priority) -> Arc<Job> {
         Arc::new(Job {
             id: JobId::new(Timestamp::from_millis(0), 0, number),
             app: app.into(),
             kind: Kind::App,
-            state: State::Scheduled,
+            state: JobState::Scheduled,
             priority,
             due: Timestamp::from_millis(due),
             accepted: Timestamp::from_millis(0),
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn high_priority_goes_first_and_low_is_not_starved() {
+    fn high_priority_is_dispatched_first_and_low_priority_is_not_starved() {
         let mut window = Window::default();
         window.insert(job(1, "a", 0, Priority::Low), Source::Commanded);
         window.insert(job(2, "a", 50, Priority::Normal), Source::Commanded);
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_of_one_application_delays_no_other() {
+    fn a_burst_of_one_application_does_not_delay_another() {
         let mut window = Window::default();
         for number in 0..1000 {
             window.insert(job(number, "burst", 0, Priority::Normal), Source::Commanded);
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn an_older_revision_never_leaves() {
+    fn an_older_revision_is_never_popped() {
         let mut window = Window::default();
         window.insert(job(1, "a", 10, Priority::Normal), Source::Commanded);
         let later = Job {
@@ -297,7 +297,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn each_job_leaves_once_and_never_early(
+        fn each_job_is_popped_once_and_never_early(
             jobs in proptest::collection::vec((0_i64..1000, 0..3_usize, 0..3_usize), 0..100), steps in proptest::collection::vec(0_i64..1000, 0..10),
         ) {
             let priorities = [Priority::High, Priority::Normal, Priority::Low];
@@ -305,19 +305,19 @@ mod tests {
             for (number, (due, app, priority)) in jobs.iter().enumerate() {
                 window.insert(job(i64::try_from(number).unwrap(), ["a", "b", "c"][*app], *due, priorities[*priority]), Source::Commanded);
             }
-            let mut left = Vec::new();
+            let mut popped = Vec::new();
             let mut steps = steps.clone();
             steps.sort_unstable();
             for now in steps.into_iter().chain([1000]) {
                 while let Some(job) = window.pop_due(Timestamp::from_millis(now)) {
                     prop_assert!(job.due.as_millis() <= now);
-                    left.push(job.id);
+                    popped.push(job.id);
                 }
                 prop_assert!(window.next_due().is_none_or(|due| due.as_millis() > now));
             }
-            left.sort_unstable();
-            left.dedup();
-            prop_assert_eq!(left.len(), jobs.len());
+            popped.sort_unstable();
+            popped.dedup();
+            prop_assert_eq!(popped.len(), jobs.len());
             prop_assert_eq!((window.len(), window.load(Source::Commanded)), (0, Load::default()));
         }
     }

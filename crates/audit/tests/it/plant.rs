@@ -1,5 +1,5 @@
-//! A small pipeline of its own topics: a worker and a relay that do what the word in a record's value says,
-//! built on the same lanes and decisions as the services.
+//! A small pipeline with its own topics: a worker and a relay on the same lanes and with the same routing as the
+//! services. The first word in the value of a record decides what they do with it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use futures::future::join_all;
 use redeliver_core::backoff::RetryPolicy;
 use redeliver_core::headers::ReservedHeaders;
 use redeliver_core::pipeline::{ReturnTo, retry_tier_group};
-use redeliver_core::route::{Arrival, reject, route};
-use redeliver_core::{Failure, Headers, Jitter, Outcome, Output, Pipeline, Record, Span, Timestamp};
+use redeliver_core::route::{Arrival, RouteContext, reject};
+use redeliver_core::{Failure, Headers, HumanDuration, Jitter, Outcome, Output, Pipeline, Record, Timestamp};
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::topology::{self, TopicSettings, TopologySpec};
 use redeliver_kafka::{
@@ -22,26 +22,24 @@ use redeliver_testkit::unique;
 use tokio::runtime::{Builder, Runtime};
 use tokio_util::sync::CancellationToken;
 
-/// What a record is to meet; the first word of its value.
+/// The first word in the value of a record.
 pub(crate) type Word = &'static str;
 
-/// Who is at work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     Worker,
     Relay,
 }
 
-/// A record's headers, to be changed.
 pub(crate) type HeaderList = Vec<(String, Option<Vec<u8>>)>;
 
-/// Changes what a stage is about to write for a record with this word.
-type Sabotage = fn(Stage, &str, &mut Vec<Output>);
+/// Changes the outputs of a stage for a record with this word.
+type PlantDefect = fn(Stage, &str, &mut Vec<Output>);
 
 pub(crate) struct Plant {
     pub(crate) settings: KafkaSettings,
     pub(crate) pipeline: Pipeline,
-    tier: Span,
+    tier: HumanDuration,
     running: Vec<(CancellationToken, JoinHandle<()>)>,
 }
 
@@ -53,11 +51,11 @@ impl Plant {
     pub(crate) fn new(name: &str, return_to: ReturnTo) -> Self {
         let name = unique(name);
         let settings = KafkaSettings::new(redeliver_testkit::brokers(), name.clone());
-        // All pipelines with a tier share the group of it; an odd delay keeps other tests out.
+        // All pipelines with the same tier share its consumer group, so each test has its own delay.
         let number = name
             .bytes()
             .fold(0_u64, |hash, byte| (hash * 31 + u64::from(byte)) % 997);
-        let tier = Span::from_millis(1_001 + number);
+        let tier = HumanDuration::from_millis(1_001 + number);
         let pipeline = Pipeline {
             output: Some(format!("{name}-out").into()),
             return_to,
@@ -67,8 +65,8 @@ impl Plant {
         let topics = TopicSettings {
             partitions: 3,
             replication: 1,
-            retention: Span::from_secs(86_400),
-            dead_letter_retention: Span::from_secs(86_400),
+            retention: HumanDuration::from_secs(86_400),
+            dead_letter_retention: HumanDuration::from_secs(86_400),
         };
         let spec = TopologySpec::for_pipelines(std::slice::from_ref(&pipeline), &topics);
         let client = settings.client();
@@ -83,7 +81,7 @@ impl Plant {
         }
     }
 
-    /// Writes a record for each word; says which word is at which place.
+    /// Writes a record for each word; returns the words by position.
     pub(crate) fn produce(&self, words: &[Word]) -> BTreeMap<String, Word> {
         let producer = Producer::new(&self.settings).unwrap();
         let outputs: Vec<Output> = words
@@ -99,7 +97,7 @@ impl Plant {
             .collect()
     }
 
-    /// Writes the words so many times, at a pace that lets audits see records under way.
+    /// Writes the words `rounds` times, slowly enough that audits find records in progress.
     pub(crate) fn produce_in_background(&self, rounds: u64, words: &'static [Word]) -> JoinHandle<()> {
         let producer = Producer::new(&self.settings).unwrap();
         let outputs: Vec<Output> = words
@@ -127,14 +125,14 @@ impl Plant {
         Output {
             topic: self.pipeline.source.clone(),
             partition: None,
-            // Some without a key.
+            // Every third record has no key.
             key: (!number.is_multiple_of(3)).then(|| format!("key-{}", number % 7).into()),
             value: Some(format!("{word} {number}").into()),
             headers: headers.into_iter().collect(),
         }
     }
 
-    /// Writes a record to the tier that no worker has written.
+    /// Writes a record without reserved headers to the tier.
     pub(crate) fn forge_in_tier(&self) {
         let forged = Output {
             topic: self.pipeline.tier_topic(self.tier),
@@ -147,7 +145,7 @@ impl Plant {
         runtime().block_on(producer.send(&forged)).unwrap();
     }
 
-    pub(crate) fn start(&mut self, stage: Stage, sabotage: Sabotage) {
+    pub(crate) fn start(&mut self, stage: Stage, plant_defect: PlantDefect) {
         let pipeline = &self.pipeline;
         let (name, group, topics) = match stage {
             Stage::Worker => ("worker", pipeline.worker_group(), pipeline.worker_topics(false)),
@@ -167,14 +165,14 @@ impl Plant {
             if_recreated: IfRecreated::ReadFromBeginning,
         };
         let stop = CancellationToken::new();
-        let machine = Machine {
+        let machine = StageProcessor {
             stage,
             pipeline: pipeline.clone(),
-            sabotage,
+            plant_defect,
             held: Vec::new(),
         };
         let watch = TopicWatch::start(&self.settings).unwrap();
-        let context = LaneContext::new(self.settings.clone(), Arc::new(Quiet), watch, stop.clone());
+        let context = LaneContext::new(self.settings.clone(), Arc::new(NoObserver), watch, stop.clone());
         let lane = Lane::new(context, spec, machine);
         self.running
             .push((stop, thread::spawn(move || lane.run().unwrap())));
@@ -200,20 +198,20 @@ pub(crate) fn change_headers(output: &mut Output, change: impl FnOnce(&mut Heade
         .collect();
 }
 
-struct Quiet;
+struct NoObserver;
 
-impl LaneObserver for Quiet {}
+impl LaneObserver for NoObserver {}
 
-/// Holds all records and asks of each, again and again, whether it is time.
-struct Machine {
+/// Holds all records in memory and decides in each round which of them to complete.
+struct StageProcessor {
     stage: Stage,
     pipeline: Pipeline,
-    sabotage: Sabotage,
+    plant_defect: PlantDefect,
     held: Vec<(AssignmentId, Record)>,
 }
 
-impl Machine {
-    /// What is written for a record; nothing while it has to stay.
+impl StageProcessor {
+    /// The outputs for a record; `None` while it has to wait.
     fn decide(&self, record: &Record, now: Timestamp) -> Option<Vec<Output>> {
         let value = record.value.clone().unwrap_or_default();
         let word = std::str::from_utf8(&value)
@@ -226,18 +224,25 @@ impl Machine {
             Stage::Worker => self.work(record, &word, now)?,
             Stage::Relay => self.relay(record, &word, now)?,
         };
-        (self.sabotage)(self.stage, &word, &mut outputs);
+        (self.plant_defect)(self.stage, &word, &mut outputs);
         Some(outputs)
     }
 
     fn work(&self, record: &Record, word: &str, now: Timestamp) -> Option<Vec<Output>> {
         let arrival = match Arrival::read(&self.pipeline, record) {
             Ok(arrival) => arrival,
-            Err(failure) => return Some(reject(&self.pipeline, record, &failure, now).outputs),
+            Err(failure) => return Some(vec![reject(&self.pipeline, record, &failure, now)]),
         };
         let is_first = arrival.failed_attempts == 0;
         let transient = || Outcome::Failed(Failure::transient("http.503", "busy"));
-        let routed = |outcome| route(&self.pipeline, record, &arrival, outcome, None, now, 0.5).outputs;
+        let context = RouteContext {
+            pipeline: &self.pipeline,
+            arrival: &arrival,
+            trace: None,
+            now,
+            random: 0.5,
+        };
+        let routed = |outcome| context.route(record, outcome).outputs;
         Some(match word {
             "stay" => return None,
             "due" if !is_first => return None,
@@ -250,10 +255,10 @@ impl Machine {
     }
 
     fn relay(&self, record: &Record, word: &str, now: Timestamp) -> Option<Vec<Output>> {
-        let due =
-            ReservedHeaders::read(record).and_then(|ours| ours.process_after(now, self.pipeline.max_wait));
+        let due = ReservedHeaders::read(record)
+            .and_then(|reserved| reserved.process_after(now, self.pipeline.max_wait));
         match due {
-            Err(failure) => Some(reject(&self.pipeline, record, &failure, now).outputs),
+            Err(failure) => Some(vec![reject(&self.pipeline, record, &failure, now)]),
             Ok(_) if matches!(word, "tier" | "both") => None,
             Ok(due) if due > now && word != "early" => None,
             Ok(_) => {
@@ -272,7 +277,7 @@ impl Machine {
     }
 }
 
-impl Processor for Machine {
+impl Processor for StageProcessor {
     fn assigned(&mut self, _assignment: AssignmentId, _topic: &Arc<str>, _partition: i32) {}
 
     fn revoked(&mut self, assignment: AssignmentId) {
@@ -287,16 +292,16 @@ impl Processor for Machine {
         self.held.push((assignment, record));
     }
 
-    fn finish(&mut self, now: Timestamp, limit: usize, turn: &mut TransactionBatch) {
+    fn finish(&mut self, now: Timestamp, limit: usize, batch: &mut TransactionBatch) {
         let mut kept = Vec::new();
         for (assignment, record) in std::mem::take(&mut self.held) {
-            let decided = (turn.completed.len() < limit)
+            let decided = (batch.completed.len() < limit)
                 .then(|| self.decide(&record, now))
                 .flatten();
             match decided {
                 Some(outputs) => {
-                    turn.outputs.extend(outputs);
-                    turn.completed.push((assignment, record.position.offset));
+                    batch.outputs.extend(outputs);
+                    batch.completed.push((assignment, record.position.offset));
                 }
                 None => kept.push((assignment, record)),
             }

@@ -1,4 +1,4 @@
-//! Jobs as they arrive at a read_committed consumer of their topic.
+//! Measures the arrival of jobs at a read_committed consumer of their topic.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,20 +11,20 @@ use rdkafka::message::Message as _;
 use redeliver_core::Timestamp;
 
 use super::PARTITIONS;
-use super::env::PATIENCE;
+use super::env::TIMEOUT;
 use crate::figures::millis_since;
 use crate::kafka::Broker;
 
 pub(super) struct Arrival {
     pub(super) number: u64,
-    /// Arrival less due time in milliseconds; negative would be early.
+    /// Arrival minus due time in milliseconds. A negative value would be early.
     pub(super) lateness: f64,
 }
 
-/// A consumer on a thread of its own.
+/// A consumer on its own thread.
 pub(super) struct Arrivals {
-    reading: JoinHandle<anyhow::Result<Vec<Arrival>>>,
-    /// Given as soon as it is known.
+    reader: JoinHandle<anyhow::Result<Vec<Arrival>>>,
+    /// The number of jobs to wait for, once it is known.
     expected: Arc<AtomicU64>,
 }
 
@@ -32,26 +32,26 @@ impl Arrivals {
     pub(super) fn at(broker: &Broker, topic: &str) -> anyhow::Result<Self> {
         let consumer = broker.tail(topic, PARTITIONS)?;
         let expected = Arc::new(AtomicU64::new(u64::MAX));
-        let reading = std::thread::spawn({
+        let reader = std::thread::spawn({
             let expected = expected.clone();
             move || read(&consumer, &expected)
         });
-        Ok(Self { reading, expected })
+        Ok(Self { reader, expected })
     }
 
-    /// Everything, once so many have arrived: each once, and none early.
+    /// Waits for the expected number of jobs, and checks that each arrived once and none early.
     pub(super) fn all(self, expected: usize) -> anyhow::Result<Vec<Arrival>> {
-        let arrivals = self.each(expected)?;
+        let arrivals = self.all_once(expected)?;
         let early = arrivals.iter().filter(|arrival| arrival.lateness < 0.0).count();
         ensure!(early == 0, "{early} jobs were early");
         Ok(arrivals)
     }
 
-    /// Everything, once so many have arrived, each once; some may be early.
-    pub(super) fn each(self, expected: usize) -> anyhow::Result<Vec<Arrival>> {
+    /// Waits for the expected number of jobs, and checks that each arrived once.
+    fn all_once(self, expected: usize) -> anyhow::Result<Vec<Arrival>> {
         self.expected.store(expected as u64, Ordering::SeqCst);
         let arrivals = self
-            .reading
+            .reader
             .join()
             .map_err(|_| anyhow::anyhow!("the reader panicked"))??;
         let mut numbers: Vec<u64> = arrivals.iter().map(|arrival| arrival.number).collect();
@@ -59,7 +59,7 @@ impl Arrivals {
         numbers.dedup();
         ensure!(
             numbers.len() == expected && arrivals.len() == expected,
-            "{} arrivals of {} jobs, where {expected} were scheduled",
+            "{} arrivals of {} distinct jobs; {expected} were scheduled",
             arrivals.len(),
             numbers.len()
         );
@@ -72,10 +72,10 @@ fn read(consumer: &BaseConsumer, expected: &AtomicU64) -> anyhow::Result<Vec<Arr
     let mut last = Instant::now();
     while (arrivals.len() as u64) < expected.load(Ordering::SeqCst) {
         ensure!(
-            last.elapsed() < PATIENCE,
-            "only {} jobs have arrived, the last of them {} s ago",
+            last.elapsed() < TIMEOUT,
+            "only {} jobs arrived, the last one {} s ago",
             arrivals.len(),
-            PATIENCE.as_secs()
+            TIMEOUT.as_secs()
         );
         let Some(message) = consumer.poll(Duration::from_millis(100)) else {
             continue;
@@ -104,8 +104,8 @@ pub(super) fn lateness(arrivals: &[Arrival]) -> Vec<f64> {
     arrivals.iter().map(|arrival| arrival.lateness).collect()
 }
 
-/// The lateness of the last one.
-pub(super) fn longest(arrivals: &[Arrival]) -> f64 {
+/// The greatest lateness.
+pub(super) fn max_lateness(arrivals: &[Arrival]) -> f64 {
     arrivals
         .iter()
         .map(|arrival| arrival.lateness)

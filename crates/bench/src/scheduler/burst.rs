@@ -1,27 +1,27 @@
-//! Many jobs that are due at one instant, and a trickle of another application meanwhile.
+//! Many jobs that are due at the same instant, and meanwhile a trickle of jobs of another application.
 
 use std::time::Duration;
 
 use anyhow::ensure;
 use redeliver_core::{Clock, SystemClock};
 
-use super::arrivals::{Arrivals, lateness, longest};
+use super::arrivals::{Arrivals, lateness, max_lateness};
 use super::env::{BULK, SchedulerEnv, TRICKLE, wait_accepted, wait_indexed};
 use super::trickle::Trickle;
-use crate::figures::{Figures, median, per_second, spread};
+use crate::figures::{Figures, distribution, median, per_second};
 use crate::kafka::Broker;
 use crate::redis::Redis;
 
 pub(super) struct Burst {
     /// Jobs per second from their due time to the arrival of the last one.
     pub(super) rate: f64,
-    /// Processor time per job, microseconds.
+    /// Processor time per job in microseconds.
     micros: f64,
-    /// Lateness of the others.
+    /// Lateness of the other application's jobs.
     trickle: Vec<f64>,
 }
 
-/// How long it may take to accept so many.
+/// Time to allow for the acceptance of `count` jobs.
 pub(super) fn lead(count: usize) -> Duration {
     Duration::from_secs(12) + Duration::from_micros(100 * count as u64)
 }
@@ -38,14 +38,14 @@ pub(super) async fn dispatch(
     env.schedule(count, |_| due)?;
     wait_accepted(&process, count)?;
     wait_indexed(&process)?;
-    let bulk = Arrivals::at(broker, &env.of_app(BULK))?;
-    let others = Arrivals::at(broker, &env.of_app(TRICKLE))?;
-    let early = SystemClock.until(due);
+    let bulk = Arrivals::at(broker, &env.app_topic(BULK))?;
+    let others = Arrivals::at(broker, &env.app_topic(TRICKLE))?;
+    let remaining = SystemClock.until(due);
     ensure!(
-        early > Duration::from_secs(3),
+        remaining > Duration::from_secs(3),
         "accepting took too long for a burst"
     );
-    std::thread::sleep(early - Duration::from_secs(3));
+    std::thread::sleep(remaining - Duration::from_secs(3));
     let trickle = Trickle::start(&env, TRICKLE, 100.0, Duration::from_secs(1), &[0, 1, 2, 3]);
     std::thread::sleep(SystemClock.until(due));
     let cpu = process.cpu_time();
@@ -56,10 +56,10 @@ pub(super) async fn dispatch(
     wait_indexed(&process)?;
     process.stop()?;
     env.tear_down().await?;
-    let rate = count as f64 / (longest(&bulk) / 1000.0);
+    let rate = count as f64 / (max_lateness(&bulk) / 1000.0);
     println!(
         "round {round}: {rate:.0}/s of {count} jobs due at once, {micros:.1} us of processor time each; others: {}",
-        spread(trickle.clone())
+        distribution(trickle.clone())
     );
     Ok(Burst {
         rate,
@@ -74,7 +74,7 @@ pub(super) fn report(rounds: &[Burst], figures: &mut Figures) {
         return;
     };
     figures.add(
-        "dispatched, all due at one instant",
+        "dispatched, all due at the same instant",
         format!(
             "best {}, median {} (goal 40,000/s), each once and none early",
             per_second(best.rate),
@@ -88,6 +88,6 @@ pub(super) fn report(rounds: &[Burst], figures: &mut Figures) {
     );
     figures.add(
         "lateness of 100/s of another application meanwhile, in the best round",
-        spread(best.trickle.clone()),
+        distribution(best.trickle.clone()),
     );
 }

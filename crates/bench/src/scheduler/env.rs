@@ -1,4 +1,4 @@
-//! Everything that one scheduler works with: topics, a place in Redis, processes, and jobs for it.
+//! The environment of a scheduler: topics, Redis keys, processes, and job requests.
 
 use std::time::Duration;
 
@@ -10,11 +10,12 @@ use crate::kafka::Broker;
 use crate::process::{Running, wait_until};
 use crate::redis::Redis;
 
-/// How long anything may take before the measurement is given up.
-pub(super) const PATIENCE: Duration = Duration::from_secs(300);
+/// Time limit of all waits, after which the benchmark fails.
+pub(super) const TIMEOUT: Duration = Duration::from_secs(300);
 
-/// The applications.
+/// The application with most jobs.
 pub(super) const BULK: &str = "bulk";
+/// An application with few jobs.
 pub(super) const TRICKLE: &str = "trickle";
 
 #[derive(Clone)]
@@ -24,9 +25,9 @@ pub(super) struct SchedulerEnv {
     redis: String,
 }
 
-/// A job's place, time and key.
+/// A job to request.
 #[derive(Clone, Copy)]
-pub(super) struct Wanted {
+pub(super) struct JobSpec {
     pub(super) number: usize,
     pub(super) due: Timestamp,
     /// Partition of the ingest topic.
@@ -34,7 +35,7 @@ pub(super) struct Wanted {
 }
 
 impl SchedulerEnv {
-    /// An environment of its own, with an empty Redis.
+    /// Creates an environment with an empty Redis.
     pub(super) async fn build(broker: &Broker, redis: &mut Redis, name: &str) -> anyhow::Result<Self> {
         redis.empty()?;
         let env = Self {
@@ -42,29 +43,29 @@ impl SchedulerEnv {
             name: broker.name(name),
             redis: redis.url.clone(),
         };
-        // The others are made by the service, as it needs them.
+        // The scheduler creates its own topics.
         env.broker
-            .create(&[&env.of_app(BULK), &env.of_app(TRICKLE)], PARTITIONS)
+            .create(&[&env.app_topic(BULK), &env.app_topic(TRICKLE)], PARTITIONS)
             .await?;
         Ok(env)
     }
 
-    fn topic(&self, what: &str) -> String {
-        format!("{}-{what}", self.name)
+    fn topic(&self, suffix: &str) -> String {
+        format!("{}-{suffix}", self.name)
     }
 
-    pub(super) fn of_app(&self, app: &str) -> String {
+    pub(super) fn app_topic(&self, app: &str) -> String {
         self.topic(app)
     }
 
-    /// The sorted set of the jobs of a shard that wait.
+    /// The key of the sorted set with the waiting jobs of a shard.
     pub(super) fn due_set(&self, shard: i32) -> String {
         format!("{}:{{{shard}}}:due", self.name)
     }
 
-    /// A scheduler process that shares the work with others of the environment.
+    /// Starts a scheduler process. All processes of an environment share its shards.
     pub(super) fn start(&self, instance: &str, is_static: bool) -> anyhow::Result<Running> {
-        let topic = |what| self.topic(what);
+        let topic = |suffix| self.topic(suffix);
         let config = format!(
             "instance: {}
 kafka: {{ brokers: '{}', static_membership: {is_static}, topics: {{ create: true, partitions: {PARTITIONS} }} }}
@@ -90,24 +91,24 @@ scheduler:
         Running::start("scheduler", &self.topic(instance), &config, &[])
     }
 
-    /// The same, once all shards are its own and dispatch.
+    /// As [`SchedulerEnv::start`], and waits until the process serves all shards.
     pub(super) fn start_and_wait(&self, instance: &str) -> anyhow::Result<Running> {
         let process = self.start(instance, false)?;
         process.wait_until_ready()?;
-        wait_until("all shards are live", PATIENCE, || {
+        wait_until("all shards are live", TIMEOUT, || {
             Ok(process.metric("redeliver_scheduler_live_shards")? >= f64::from(PARTITIONS))
         })?;
         Ok(process)
     }
 
-    /// A request for a job, as JSON.
-    pub(super) fn request(&self, app: &str, wanted: Wanted) -> Output {
-        self.request_with_key(app, wanted, None)
+    /// A job request in JSON.
+    pub(super) fn request(&self, app: &str, job: JobSpec) -> Output {
+        self.request_with_key(app, job, None)
     }
 
-    /// The same with an idempotency key, in the partition of that key.
-    pub(super) fn request_with_key(&self, app: &str, wanted: Wanted, key: Option<String>) -> Output {
-        let Wanted { number, due, .. } = wanted;
+    /// A job request with an idempotency key, in the partition of that key.
+    pub(super) fn request_with_key(&self, app: &str, job: JobSpec, key: Option<String>) -> Output {
+        let JobSpec { number, due, .. } = job;
         let data = data(number, due);
         let field = key
             .as_ref()
@@ -115,7 +116,7 @@ scheduler:
         let value = format!(r#"{{"appName":"{app}","scheduledTime":"{due}"{field},"jobData":{data}}}"#);
         let partition = match key {
             Some(key) => shard_of(app, &key, PARTITIONS),
-            None => wanted.partition,
+            None => job.partition,
         };
         Output {
             topic: self.topic("ingest").into(),
@@ -126,30 +127,30 @@ scheduler:
         }
     }
 
-    /// Writes `count` requests as fast as it goes, in turn to all partitions.
+    /// Writes `count` requests as fast as possible, to all partitions in turn.
     pub(super) fn schedule(&self, count: usize, due: impl Fn(usize) -> Timestamp) -> anyhow::Result<()> {
         self.broker.fill(count, |number| {
-            let wanted = Wanted {
+            let job = JobSpec {
                 number,
                 due: due(number),
                 partition: partition(number),
             };
-            self.request(BULK, wanted)
+            self.request(BULK, job)
         })
     }
 
     pub(super) async fn tear_down(self) -> anyhow::Result<()> {
-        let topics = ["ingest", "state", "dlq", "answers", BULK, TRICKLE].map(|what| self.topic(what));
+        let topics = ["ingest", "state", "dlq", "answers", BULK, TRICKLE].map(|suffix| self.topic(suffix));
         self.broker.delete(&topics.each_ref().map(String::as_str)).await
     }
 }
 
-/// The partition of a job, in turn.
+/// The partition of a job: all partitions in turn.
 pub(super) fn partition(number: usize) -> i32 {
     i32::try_from(number % PARTITIONS as usize).unwrap_or(0)
 }
 
-/// A job's data, which tells its number and due time to whoever receives it.
+/// The data of a job, which contains its number and due time for the measurement.
 pub(super) fn data(number: usize, due: Timestamp) -> String {
     let mut data = format!(r#"{{"n":{number},"due":{},"pad":""#, due.as_millis());
     while data.len() < DATA - 2 {
@@ -158,21 +159,21 @@ pub(super) fn data(number: usize, due: Timestamp) -> String {
     data + "\"}"
 }
 
-/// Commands that were accepted.
+/// The number of accepted commands.
 pub(super) fn accepted(process: &Running) -> anyhow::Result<f64> {
     process.metric("redeliver_scheduler_commands_total{outcome=\"accepted\"")
 }
 
-/// Waits until so many jobs are accepted.
+/// Waits until `count` jobs are accepted.
 pub(super) fn wait_accepted(process: &Running, count: usize) -> anyhow::Result<()> {
-    wait_until("all jobs are accepted", PATIENCE, || {
+    wait_until("all jobs are accepted", TIMEOUT, || {
         Ok(accepted(process)? >= count as f64)
     })
 }
 
-/// Waits until the index shows everything.
+/// Waits until the index has applied every change.
 pub(super) fn wait_indexed(process: &Running) -> anyhow::Result<()> {
-    wait_until("the index shows everything", PATIENCE, || {
+    wait_until("the index has applied every change", TIMEOUT, || {
         Ok(process.metric("redeliver_scheduler_index_behind")? == 0.0)
     })
 }

@@ -1,4 +1,4 @@
-//! How late jobs arrive at a read_committed consumer, at several rates.
+//! Lateness of jobs at a read_committed consumer, at several rates.
 
 use std::time::{Duration, Instant};
 
@@ -9,12 +9,12 @@ use super::arrivals::{Arrivals, lateness};
 use super::burst::lead;
 use super::env::{BULK, SchedulerEnv, wait_accepted, wait_indexed};
 use super::trickle::Trickle;
-use crate::figures::{Figures, spread};
+use crate::figures::{Figures, distribution};
 use crate::kafka::Broker;
 use crate::redis::Redis;
 
-/// `dispatch` and `both` are the rates that were sustained, of dispatches alone and of jobs that are
-/// scheduled and dispatched at the same time.
+/// `dispatch` is the sustained rate of dispatches alone, and `both` that of jobs that are scheduled and dispatched at the
+/// same time.
 pub(super) async fn run(
     broker: &Broker,
     redis: &mut Redis,
@@ -31,10 +31,10 @@ pub(super) async fn run(
             format!(" (half of {dispatch:.0}/s; goal p50 8, p99 20 ms)"),
         ),
     ] {
-        let found = scheduled_before(broker, redis, rate, seconds).await?;
+        let lateness = scheduled_before(broker, redis, rate, seconds).await?;
         figures.add(
             format!("lateness of jobs scheduled long before, {rate:.0}/s{note}"),
-            spread(found),
+            distribution(lateness),
         );
     }
     for (rate, note) in [
@@ -44,16 +44,16 @@ pub(super) async fn run(
             format!(" (half of {both:.0}/s; goal p50 8, p99 20 ms)"),
         ),
     ] {
-        let found = scheduled_meanwhile(broker, redis, rate, seconds).await?;
+        let lateness = scheduled_meanwhile(broker, redis, rate, seconds).await?;
         figures.add(
             format!("lateness of jobs scheduled 1 s before, {rate:.0}/s{note}"),
-            spread(found),
+            distribution(lateness),
         );
     }
     Ok(())
 }
 
-/// All are scheduled before the first one is due, so what is measured is their dispatch, out of the index.
+/// Schedules all jobs before the first one is due, so that only their dispatch from the index is measured.
 async fn scheduled_before(
     broker: &Broker,
     redis: &mut Redis,
@@ -69,18 +69,18 @@ async fn scheduled_before(
     })?;
     wait_accepted(&process, count)?;
     wait_indexed(&process)?;
-    let arrivals = Arrivals::at(broker, &env.of_app(BULK))?;
+    let arrivals = Arrivals::at(broker, &env.app_topic(BULK))?;
     ensure!(
         SystemClock.until(first) > Duration::from_secs(1),
-        "accepting took longer than it was to the first due time"
+        "jobs were accepted too late, after the first due time"
     );
-    let found = lateness(&arrivals.all(count)?);
+    let lateness = lateness(&arrivals.all(count)?);
     process.stop()?;
     env.tear_down().await?;
-    Ok(found)
+    Ok(lateness)
 }
 
-/// Jobs are scheduled and dispatched at the same time.
+/// Schedules and dispatches jobs at the same time.
 async fn scheduled_meanwhile(
     broker: &Broker,
     redis: &mut Redis,
@@ -89,14 +89,14 @@ async fn scheduled_meanwhile(
 ) -> anyhow::Result<Vec<f64>> {
     let env = SchedulerEnv::build(broker, redis, &format!("live-{rate:.0}")).await?;
     let process = env.start_and_wait("a")?;
-    let arrivals = Arrivals::at(broker, &env.of_app(BULK))?;
+    let arrivals = Arrivals::at(broker, &env.app_topic(BULK))?;
     let trickle = Trickle::start(&env, BULK, rate, Duration::from_secs(1), &[0, 1, 2, 3]);
-    let began = Instant::now();
+    let started = Instant::now();
     std::thread::sleep(Duration::from_secs(seconds));
     let sent = trickle.stop()?;
-    println!("{:.0}/s were sent", sent as f64 / began.elapsed().as_secs_f64());
-    let found = lateness(&arrivals.all(sent)?);
+    println!("sent {:.0}/s", sent as f64 / started.elapsed().as_secs_f64());
+    let lateness = lateness(&arrivals.all(sent)?);
     process.stop()?;
     env.tear_down().await?;
-    Ok(found)
+    Ok(lateness)
 }

@@ -1,4 +1,4 @@
-//! The scheduler that is mostly written: a sorted set in Redis and a loop in Python that looks every second, see
+//! The common design of a scheduler: a sorted set in Redis, and a loop in Python that polls it every second; see
 //! `peers/polling_scheduler.py`.
 
 use std::path::PathBuf;
@@ -8,13 +8,13 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use redeliver_core::{Clock, SystemClock, Timestamp};
 
-use super::arrivals::{Arrivals, lateness, longest};
+use super::arrivals::{Arrivals, lateness, max_lateness};
 use super::{DATA, PARTITIONS};
-use crate::figures::{Figures, median, per_second, spread};
+use crate::figures::{Figures, distribution, median, per_second};
 use crate::kafka::Broker;
 use crate::redis::Redis;
 
-/// Jobs of the slow ways.
+/// Number of jobs for slow variants.
 const FEW: usize = 20_000;
 
 pub(super) struct Polling {
@@ -23,29 +23,29 @@ pub(super) struct Polling {
     redis: String,
 }
 
-/// How a worker works, and how it is called in figures.
+/// A variant of the polling scheduler.
 #[derive(Clone, Copy)]
-struct Way {
+struct Variant {
     client: &'static str,
     at_once: usize,
     name: &'static str,
     is_slow: bool,
 }
 
-const WAYS: [Way; 3] = [
-    Way {
+const VARIANTS: [Variant; 3] = [
+    Variant {
         client: "confluent-kafka",
         at_once: 1,
         name: "confluent-kafka, a ZREM for each job",
         is_slow: false,
     },
-    Way {
+    Variant {
         client: "confluent-kafka",
         at_once: 1_000,
         name: "confluent-kafka, a ZREM for each 1,000 jobs",
         is_slow: false,
     },
-    Way {
+    Variant {
         client: "kafka-python",
         at_once: 1,
         name: "kafka-python, a ZREM for each job",
@@ -56,10 +56,10 @@ const WAYS: [Way; 3] = [
 /// Jobs per second.
 pub(super) struct Polled {
     scheduled: f64,
-    dispatched: [f64; WAYS.len()],
+    dispatched: [f64; VARIANTS.len()],
 }
 
-/// Killed when dropped.
+/// A process that is killed when it is dropped.
 struct Worker(Child);
 
 impl Drop for Worker {
@@ -71,7 +71,7 @@ impl Drop for Worker {
 
 impl Polling {
     pub(super) fn new(broker: &Broker, python: &std::path::Path, redis: &str) -> anyhow::Result<Self> {
-        ensure!(python.exists(), "there is no Python at {}", python.display());
+        ensure!(python.exists(), "no Python interpreter at {}", python.display());
         Ok(Self {
             broker: broker.clone(),
             python: python.to_owned(),
@@ -79,11 +79,11 @@ impl Polling {
         })
     }
 
-    fn command(&self, verb: &str) -> Command {
+    fn command(&self, subcommand: &str) -> Command {
         let mut command = Command::new(&self.python);
         command
             .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/peers/polling_scheduler.py"))
-            .arg(verb)
+            .arg(subcommand)
             .args(["--brokers", &self.broker.address, "--redis", &self.redis])
             .args(["--key", "polling", "--size", &DATA.to_string()]);
         command
@@ -95,7 +95,7 @@ impl Polling {
         Ok(String::from_utf8(output.stdout)?.trim().to_owned())
     }
 
-    /// Puts jobs into Redis and gives the rate. From one due time to the next it is `step` milliseconds.
+    /// Adds jobs to Redis, and returns the rate. Due times are `step` milliseconds apart.
     fn schedule(&self, count: usize, at_once: usize, due: Timestamp, step: f64) -> anyhow::Result<f64> {
         let output = self
             .command("schedule")
@@ -109,22 +109,27 @@ impl Polling {
             .stderr(Stdio::inherit())
             .output()?;
         ensure!(output.status.success(), "scheduling failed");
-        let said: serde_json::Value = serde_json::from_slice(&output.stdout)?;
-        let seconds = said["seconds"].as_f64().context("seconds")?;
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+        let seconds = report["seconds"].as_f64().context("seconds")?;
         Ok(count as f64 / seconds)
     }
 
-    fn work(&self, topic: &str, count: usize, way: Way) -> anyhow::Result<Worker> {
+    fn work(&self, topic: &str, count: usize, variant: Variant) -> anyhow::Result<Worker> {
         let child = self
             .command("work")
             .args(["--topic", topic, "--count", &count.to_string()])
-            .args(["--client", way.client, "--at-once", &way.at_once.to_string()])
+            .args([
+                "--client",
+                variant.client,
+                "--at-once",
+                &variant.at_once.to_string(),
+            ])
             .spawn()
             .context("starting the polling scheduler")?;
         Ok(Worker(child))
     }
 
-    /// All due at one instant, in each of the ways.
+    /// All jobs are due at the same instant, for each variant.
     pub(super) async fn burst(
         &self,
         redis: &mut Redis,
@@ -134,10 +139,10 @@ impl Polling {
         redis.empty()?;
         let later = SystemClock.now().after(Duration::from_secs(3600));
         let scheduled = self.schedule(FEW.min(count), 1, later, 0.0)?;
-        let mut dispatched = [0.0; WAYS.len()];
-        for (number, way) in WAYS.into_iter().enumerate() {
+        let mut dispatched = [0.0; VARIANTS.len()];
+        for (number, variant) in VARIANTS.into_iter().enumerate() {
             redis.empty()?;
-            let count = if way.is_slow { FEW.min(count) } else { count };
+            let count = if variant.is_slow { FEW.min(count) } else { count };
             let topic = self.broker.name(&format!("polling-{round}-{number}"));
             self.broker.create(&[&topic], PARTITIONS).await?;
             let lead = Duration::from_secs(4) + Duration::from_micros(20 * count as u64);
@@ -148,19 +153,19 @@ impl Polling {
                 "scheduling took too long for a burst"
             );
             let arrivals = Arrivals::at(&self.broker, &topic)?;
-            let worker = self.work(&topic, count, way)?;
+            let worker = self.work(&topic, count, variant)?;
             let arrivals = arrivals.all(count)?;
-            // The first of them says when the worker looked, which is no part of its rate.
+            // The first arrival shows when the worker polled. The time until then does not count towards its rate.
             let first = arrivals
                 .iter()
                 .map(|arrival| arrival.lateness)
                 .fold(f64::MAX, f64::min);
-            dispatched[number] = count as f64 / ((longest(&arrivals) - first) / 1000.0);
+            dispatched[number] = count as f64 / ((max_lateness(&arrivals) - first) / 1000.0);
             drop(worker);
             self.broker.delete(&[&topic]).await?;
             println!(
                 "round {round}: {:.0}/s by polling with {}",
-                dispatched[number], way.name
+                dispatched[number], variant.name
             );
         }
         Ok(Polled {
@@ -183,10 +188,10 @@ impl Polling {
             let due = SystemClock.now().after(Duration::from_secs(5));
             self.schedule(count, 1_000, due, 1000.0 / rate)?;
             let arrivals = Arrivals::at(&self.broker, &topic)?;
-            let worker = self.work(&topic, count, WAYS[1])?;
+            let worker = self.work(&topic, count, VARIANTS[1])?;
             figures.add(
                 format!("polling every second: lateness at {rate:.0}/s"),
-                spread(lateness(&arrivals.all(count)?)),
+                distribution(lateness(&arrivals.all(count)?)),
             );
             drop(worker);
             self.broker.delete(&[&topic]).await?;
@@ -230,9 +235,12 @@ pub(super) fn report(rounds: &[Polled], figures: &mut Figures) {
         "polling: scheduled by one caller".to_owned(),
         rounds.iter().map(|round| round.scheduled).collect(),
     );
-    for (number, way) in WAYS.iter().enumerate() {
+    for (number, variant) in VARIANTS.iter().enumerate() {
         add(
-            format!("polling: dispatched, all due at one instant, {}", way.name),
+            format!(
+                "polling: dispatched, all due at the same instant, {}",
+                variant.name
+            ),
             rounds.iter().map(|round| round.dispatched[number]).collect(),
         );
     }

@@ -1,10 +1,10 @@
-//! How long jobs wait for another process when theirs is killed.
+//! How long jobs are delayed when their process is killed.
 
 use std::time::{Duration, Instant};
 
 use super::PARTITIONS;
 use super::arrivals::{Arrival, Arrivals};
-use super::env::{BULK, PATIENCE, SchedulerEnv, partition};
+use super::env::{BULK, SchedulerEnv, TIMEOUT, partition};
 use super::trickle::Trickle;
 use crate::figures::Figures;
 use crate::kafka::Broker;
@@ -12,8 +12,8 @@ use crate::process::{Running, wait_until};
 use crate::redis::Redis;
 
 const RATE: f64 = 400.0;
-/// Who is later than this has waited for another process.
-const HELD_UP: f64 = 1_000.0;
+/// A partition whose latest job exceeds this lateness in milliseconds was affected by the kill.
+const AFFECTED: f64 = 1_000.0;
 
 pub(super) async fn run(broker: &Broker, redis: &mut Redis, figures: &mut Figures) -> anyhow::Result<()> {
     let lateness = by_another(broker, redis).await?;
@@ -32,30 +32,30 @@ pub(super) async fn run(broker: &Broker, redis: &mut Redis, figures: &mut Figure
 }
 
 fn add(figures: &mut Figures, name: &str, latest: &[f64]) {
-    let held_up: Vec<f64> = latest.iter().copied().filter(|late| *late > HELD_UP).collect();
+    let affected: Vec<f64> = latest.iter().copied().filter(|late| *late > AFFECTED).collect();
     let others = latest
         .iter()
         .copied()
-        .filter(|late| *late <= HELD_UP)
+        .filter(|late| *late <= AFFECTED)
         .fold(0.0, f64::max);
-    let longest = held_up.iter().copied().fold(0.0, f64::max);
+    let longest = affected.iter().copied().fold(0.0, f64::max);
     figures.add(
         name,
         format!(
             "the latest job of {} partitions {:.2} s, of the other {} {:.2} s",
-            held_up.len(),
+            affected.len(),
             longest / 1000.0,
-            latest.len() - held_up.len(),
+            latest.len() - affected.len(),
             others / 1000.0
         ),
     );
 }
 
-/// Two processes share the work; one is killed.
+/// Two processes share the shards; one is killed.
 async fn by_another(broker: &Broker, redis: &mut Redis) -> anyhow::Result<Vec<f64>> {
     let env = SchedulerEnv::build(broker, redis, "another").await?;
     let processes = [env.start_and_wait("a")?, env.start("b", false)?];
-    wait_until("both have shards", PATIENCE, || {
+    wait_until("both have shards", TIMEOUT, || {
         let mut shards = Vec::new();
         for process in &processes {
             shards.push(live(process)?);
@@ -63,10 +63,10 @@ async fn by_another(broker: &Broker, redis: &mut Redis) -> anyhow::Result<Vec<f6
         Ok(shards.iter().all(|live| *live > 0.0) && shards.iter().sum::<f64>() >= f64::from(PARTITIONS))
     })?;
     let (trickle, arrivals) = start(&env)?;
-    let [killed, left] = processes;
+    let [killed, survivor] = processes;
     killed.kill()?;
-    let latest = end(trickle, arrivals, &left)?;
-    left.stop()?;
+    let latest = finish(trickle, arrivals, &survivor)?;
+    survivor.stop()?;
     env.tear_down().await?;
     Ok(latest)
 }
@@ -75,39 +75,39 @@ async fn by_another(broker: &Broker, redis: &mut Redis) -> anyhow::Result<Vec<f6
 async fn by_itself(broker: &Broker, redis: &mut Redis) -> anyhow::Result<Vec<f64>> {
     let env = SchedulerEnv::build(broker, redis, "itself").await?;
     let process = env.start("a", true)?;
-    wait_until("all shards are live", PATIENCE, || {
+    wait_until("all shards are live", TIMEOUT, || {
         Ok(live(&process)? >= f64::from(PARTITIONS))
     })?;
     let (trickle, arrivals) = start(&env)?;
     process.kill()?;
     let process = env.start("a", true)?;
-    let latest = end(trickle, arrivals, &process)?;
+    let latest = finish(trickle, arrivals, &process)?;
     process.stop()?;
     env.tear_down().await?;
     Ok(latest)
 }
 
 fn live(process: &Running) -> anyhow::Result<f64> {
-    // Nobody answers while it starts.
+    // The admin listener is not available while the process starts.
     Ok(process.metric("redeliver_scheduler_live_shards").unwrap_or(0.0))
 }
 
 fn start(env: &SchedulerEnv) -> anyhow::Result<(Trickle, Arrivals)> {
-    let arrivals = Arrivals::at(&env.broker, &env.of_app(BULK))?;
+    let arrivals = Arrivals::at(&env.broker, &env.app_topic(BULK))?;
     let trickle = Trickle::start(env, BULK, RATE, Duration::from_millis(500), &[0, 1, 2, 3]);
     std::thread::sleep(Duration::from_secs(3));
     Ok((trickle, arrivals))
 }
 
 /// The lateness of the latest job of each partition.
-fn end(trickle: Trickle, arrivals: Arrivals, left: &Running) -> anyhow::Result<Vec<f64>> {
-    let began = Instant::now();
-    wait_until("all shards are live again", PATIENCE, || {
-        Ok(live(left)? >= f64::from(PARTITIONS))
+fn finish(trickle: Trickle, arrivals: Arrivals, survivor: &Running) -> anyhow::Result<Vec<f64>> {
+    let started = Instant::now();
+    wait_until("all shards are live again", TIMEOUT, || {
+        Ok(live(survivor)? >= f64::from(PARTITIONS))
     })?;
     println!(
         "all shards are live again after {:.2} s",
-        began.elapsed().as_secs_f64()
+        started.elapsed().as_secs_f64()
     );
     std::thread::sleep(Duration::from_secs(2));
     let sent = trickle.stop()?;

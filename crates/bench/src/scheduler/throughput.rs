@@ -1,10 +1,10 @@
-//! How fast jobs are accepted.
+//! The rate at which jobs are accepted.
 
 use std::time::{Duration, Instant};
 
 use redeliver_core::{Clock, SystemClock};
 
-use super::env::{BULK, PATIENCE, SchedulerEnv, Wanted, accepted, partition, wait_accepted, wait_indexed};
+use super::env::{BULK, JobSpec, SchedulerEnv, TIMEOUT, accepted, partition, wait_accepted, wait_indexed};
 use crate::figures::{Figures, median, per_second, rate};
 use crate::kafka::Broker;
 use crate::process::wait_until;
@@ -12,15 +12,15 @@ use crate::redis::Redis;
 
 /// Jobs per second.
 pub(super) struct Accepted {
-    /// From the first request on, while the producer shares the machine.
+    /// From the first request on, while the producer runs on the same machine.
     pub(super) live: f64,
-    /// Until Redis shows them.
+    /// Until the index has applied them.
     indexed: f64,
-    /// Of requests that were there before.
+    /// From a backlog of requests.
     backlog: f64,
-    /// Of such with idempotency keys, which are looked up.
+    /// From a backlog of requests with idempotency keys, which must be looked up.
     keyed: f64,
-    /// Processor time per job of the backlog, microseconds.
+    /// Processor time per job of the backlog, in microseconds.
     micros: f64,
 }
 
@@ -33,24 +33,24 @@ pub(super) async fn accept(
     let env = SchedulerEnv::build(broker, redis, &format!("accept-{round}")).await?;
     let later = SystemClock.now().after(Duration::from_secs(6 * 3600));
     let process = env.start_and_wait("live")?;
-    let began = Instant::now();
+    let started = Instant::now();
     env.schedule(count, |_| later)?;
     wait_accepted(&process, count)?;
-    let live = rate(count, began.elapsed());
+    let live = rate(count, started.elapsed());
     wait_indexed(&process)?;
-    let indexed = rate(count, began.elapsed());
+    let indexed = rate(count, started.elapsed());
     process.stop()?;
 
     env.schedule(count, |_| later)?;
     let (backlog, micros) = drain(&env, count)?;
 
     env.broker.fill(count, |number| {
-        let wanted = Wanted {
+        let job = JobSpec {
             number,
             due: later,
             partition: partition(number),
         };
-        env.request_with_key(BULK, wanted, Some(format!("order-{number}")))
+        env.request_with_key(BULK, job, Some(format!("order-{number}")))
     })?;
     let (keyed, _) = drain(&env, count)?;
     env.tear_down().await?;
@@ -67,21 +67,21 @@ pub(super) async fn accept(
     })
 }
 
-/// Starts a scheduler on a backlog and gives its rate, and the processor time per job in microseconds.
+/// Starts a scheduler on a backlog, and returns its rate and the processor time per job in microseconds.
 fn drain(env: &SchedulerEnv, count: usize) -> anyhow::Result<(f64, f64)> {
     let process = env.start("backlog", false)?;
     process.wait_until_ready()?;
-    wait_until("the first job is accepted", PATIENCE, || {
+    wait_until("the first job is accepted", TIMEOUT, || {
         Ok(accepted(&process)? > 0.0)
     })?;
-    let (began, cpu, before) = (Instant::now(), process.cpu_time(), accepted(&process)?);
+    let (started, cpu, before) = (Instant::now(), process.cpu_time(), accepted(&process)?);
     wait_accepted(&process, count)?;
-    let took = began.elapsed();
+    let elapsed = started.elapsed();
     let jobs = (count as f64 - before).max(1.0);
     wait_indexed(&process)?;
     let micros = (process.cpu_time() - cpu).as_secs_f64() * 1e6 / jobs;
     process.stop()?;
-    Ok((jobs / took.as_secs_f64(), micros))
+    Ok((jobs / elapsed.as_secs_f64(), micros))
 }
 
 pub(super) fn report(rounds: &[Accepted], figures: &mut Figures) {
@@ -99,9 +99,11 @@ pub(super) fn report(rounds: &[Accepted], figures: &mut Figures) {
         figures.add(name, text);
     };
     add("accepted, from the first request on", |round| round.live);
-    add("the same, until Redis shows them", |round| round.indexed);
-    add("accepted, of a backlog", |round| round.backlog);
-    add("accepted, of a backlog with idempotency keys", |round| {
+    add("the same, until the index has applied them", |round| {
+        round.indexed
+    });
+    add("accepted from a backlog", |round| round.backlog);
+    add("accepted from a backlog, with idempotency keys", |round| {
         round.keyed
     });
     let micros: Vec<f64> = rounds.iter().map(|round| round.micros).collect();

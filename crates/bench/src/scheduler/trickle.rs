@@ -1,4 +1,4 @@
-//! Jobs that are scheduled at a steady rate while something else happens.
+//! Schedules jobs at a steady rate in the background.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,39 +7,39 @@ use std::time::{Duration, Instant};
 
 use redeliver_core::{Clock, SystemClock};
 
-use super::env::{SchedulerEnv, Wanted};
+use super::env::{JobSpec, SchedulerEnv};
 
-/// A producer on a thread of its own.
+/// A producer on its own thread.
 pub(super) struct Trickle {
     stop: Arc<AtomicBool>,
-    sending: JoinHandle<anyhow::Result<usize>>,
+    sender: JoinHandle<anyhow::Result<usize>>,
 }
 
 impl Trickle {
-    /// Each job is due so long after it is sent. Partitions of the ingest topic take turns.
+    /// Starts to schedule jobs. Each is due `delay` after it is sent. The given partitions of the ingest topic take turns.
     pub(super) fn start(
         env: &SchedulerEnv,
         app: &'static str,
         per_second: f64,
-        ahead: Duration,
+        delay: Duration,
         partitions: &'static [i32],
     ) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
-        let sending = std::thread::spawn({
+        let sender = std::thread::spawn({
             let (env, stop) = (env.clone(), stop.clone());
             move || {
                 let filler = env.broker.filler()?;
-                let began = Instant::now();
+                let started = Instant::now();
                 let mut sent = 0;
                 while !stop.load(Ordering::SeqCst) {
-                    let should = (began.elapsed().as_secs_f64() * per_second) as usize;
-                    while sent < should {
-                        let wanted = Wanted {
+                    let target = (started.elapsed().as_secs_f64() * per_second) as usize;
+                    while sent < target {
+                        let job = JobSpec {
                             number: sent,
-                            due: SystemClock.now().after(ahead),
+                            due: SystemClock.now().after(delay),
                             partition: partitions[sent % partitions.len()],
                         };
-                        filler.send(&env.request(app, wanted))?;
+                        filler.send(&env.request(app, job))?;
                         sent += 1;
                     }
                     std::thread::park_timeout(Duration::from_millis(1));
@@ -48,13 +48,13 @@ impl Trickle {
                 Ok(sent)
             }
         });
-        Self { stop, sending }
+        Self { stop, sender }
     }
 
-    /// How many were sent.
+    /// Stops, and returns the number of jobs that were sent.
     pub(super) fn stop(self) -> anyhow::Result<usize> {
         self.stop.store(true, Ordering::SeqCst);
-        self.sending
+        self.sender
             .join()
             .map_err(|_| anyhow::anyhow!("the producer panicked"))?
     }

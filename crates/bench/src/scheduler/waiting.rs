@@ -1,5 +1,5 @@
-//! A million jobs that wait: what they cost, and how the index comes back when Redis is emptied, while jobs of
-//! all partitions keep firing.
+//! A million waiting jobs: their cost, and the rebuild of the index after Redis is emptied, while jobs of all partitions are
+//! dispatched.
 
 use std::time::{Duration, Instant};
 
@@ -7,9 +7,9 @@ use redeliver_core::{Clock, SystemClock};
 
 use super::PARTITIONS;
 use super::arrivals::{Arrivals, lateness};
-use super::env::{BULK, SchedulerEnv, TRICKLE, Wanted, wait_accepted, wait_indexed};
+use super::env::{BULK, JobSpec, SchedulerEnv, TRICKLE, wait_accepted, wait_indexed};
 use super::trickle::Trickle;
-use crate::figures::{Figures, per_second, rate, spread};
+use crate::figures::{Figures, distribution, per_second, rate};
 use crate::kafka::Broker;
 use crate::process::wait_until;
 use crate::redis::Redis;
@@ -28,14 +28,14 @@ pub(super) async fn run(
         format!("{rss:.0} MiB"),
     );
     let first = SystemClock.now().after(Duration::from_secs(6 * 3600));
-    // All in other partitions than the last one.
+    // The last partition has none of these jobs.
     env.broker.fill(count, |number| {
-        let wanted = Wanted {
+        let job = JobSpec {
             number,
             due: first.after(Duration::from_millis(50 * number as u64)),
             partition: i32::try_from(number % 3).unwrap_or(0),
         };
-        env.request(BULK, wanted)
+        env.request(BULK, job)
     })?;
     wait_accepted(&process, count)?;
     wait_indexed(&process)?;
@@ -49,18 +49,18 @@ pub(super) async fn run(
         format!("{:.0} MiB", process.rss_mib()?),
     );
 
-    let with_them = Arrivals::at(broker, &env.of_app(BULK))?;
-    let alone = Arrivals::at(broker, &env.of_app(TRICKLE))?;
-    let ahead = Duration::from_secs(2);
+    let affected = Arrivals::at(broker, &env.app_topic(BULK))?;
+    let unaffected = Arrivals::at(broker, &env.app_topic(TRICKLE))?;
+    let delay = Duration::from_secs(2);
     let trickles = [
-        Trickle::start(&env, BULK, 100.0, ahead, &[0, 1, 2]),
-        Trickle::start(&env, TRICKLE, 100.0, ahead, &[3]),
+        Trickle::start(&env, BULK, 100.0, delay, &[0, 1, 2]),
+        Trickle::start(&env, TRICKLE, 100.0, delay, &[3]),
     ];
     std::thread::sleep(Duration::from_secs(5));
     redis.empty()?;
-    let (began, cpu) = (Instant::now(), process.cpu_time());
+    let (started, cpu) = (Instant::now(), process.cpu_time());
     let mut most: f64 = 0.0;
-    wait_until("the index is back", super::env::PATIENCE, || {
+    wait_until("the index is rebuilt", super::env::TIMEOUT, || {
         most = most.max(process.rss_mib()?);
         let mut found = 0;
         for shard in 0..PARTITIONS {
@@ -68,27 +68,27 @@ pub(super) async fn run(
         }
         Ok(found >= count as u64)
     })?;
-    let took = began.elapsed();
+    let elapsed = started.elapsed();
     let cpu = process.cpu_time() - cpu;
     figures.add(
-        format!("index of {count} waiting jobs brought back after FLUSHALL"),
+        format!("index of {count} waiting jobs rebuilt after FLUSHALL"),
         format!(
             "{:.1} s ({}), {:.1} s of processor time, at most {most:.0} MiB resident",
-            took.as_secs_f64(),
-            per_second(rate(count, took)),
+            elapsed.as_secs_f64(),
+            per_second(rate(count, elapsed)),
             cpu.as_secs_f64()
         ),
     );
     std::thread::sleep(Duration::from_secs(3));
     let sent = trickles.map(Trickle::stop);
-    let [with_them_sent, alone_sent] = sent;
+    let [affected_sent, unaffected_sent] = sent;
     figures.add(
         "lateness meanwhile, 100/s in a partition without them",
-        spread(lateness(&alone.all(alone_sent?)?)),
+        distribution(lateness(&unaffected.all(unaffected_sent?)?)),
     );
     figures.add(
         "lateness meanwhile, 100/s in the partitions of the waiting jobs",
-        spread(lateness(&with_them.all(with_them_sent?)?)),
+        distribution(lateness(&affected.all(affected_sent?)?)),
     );
     process.stop()?;
     env.tear_down().await

@@ -1,3 +1,3 @@
-//! The client on real services.
+//! Tests of the client with a real Kafka.
 
 mod producer;

@@ -1,4 +1,4 @@
-//! What the producer writes, read back from a real broker.
+//! What `JobProducer` writes to Kafka.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use redeliver_client::{
     Headers, InvalidRequest, JobId, JobProducer, JobRequest, KafkaSettings, Priority, ScheduleError,
     Timestamp, TraceContext, When,
 };
-use redeliver_core::{Record, SchedulerTopics, Span};
+use redeliver_core::{HumanDuration, Record, SchedulerTopics};
 use redeliver_kafka::murmur2::partition_for_key;
 use redeliver_kafka::reader::TopicReader;
 use redeliver_kafka::topology::{self, TopicSettings, TopologySpec};
@@ -19,7 +19,6 @@ use redeliver_testkit::{brokers, unique};
 const PARTITIONS: i32 = 7;
 const SOON: Duration = Duration::from_secs(60);
 
-/// An ingest topic of the test's own.
 struct Ingest {
     kafka: KafkaSettings,
     topic: Arc<str>,
@@ -39,8 +38,8 @@ impl Ingest {
         let settings = TopicSettings {
             partitions: PARTITIONS,
             replication: 1,
-            retention: Span::from_secs(7 * 86_400),
-            dead_letter_retention: Span::from_secs(7 * 86_400),
+            retention: HumanDuration::from_secs(7 * 86_400),
+            dead_letter_retention: HumanDuration::from_secs(7 * 86_400),
         };
         let spec = TopologySpec::for_scheduler(&names, &[], &settings);
         topology::apply(&kafka.client(), &spec, SOON).await.unwrap();
@@ -83,7 +82,7 @@ fn protobuf() -> Headers {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_is_written_where_its_idempotency_key_belongs_and_named_by_its_place() {
+async fn a_job_is_written_to_the_partition_of_its_idempotency_key_and_its_id_encodes_its_position() {
     let ingest = Ingest::create("client-schedule").await;
     let due = Timestamp::from_millis(1_900_000_000_123);
     let trace = TraceContext {
@@ -135,12 +134,12 @@ async fn a_job_is_written_where_its_idempotency_key_belongs_and_named_by_its_pla
     assert_eq!(from_headers(&spec.headers), tenant.into_iter().collect());
     assert_eq!(
         from_duration(&spec.expire_after.unwrap()),
-        Some(Span::from_secs(60))
+        Some(HumanDuration::from_secs(60))
     );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn jobs_without_an_idempotency_key_spread_over_all_partitions() {
+async fn jobs_without_an_idempotency_key_are_spread_over_all_partitions() {
     let ingest = Ingest::create("client-spread").await;
     let producer = ingest.producer();
     let mut ids = Vec::new();
@@ -152,14 +151,14 @@ async fn jobs_without_an_idempotency_key_spread_over_all_partitions() {
     written.sort_unstable();
     ids.sort_unstable();
     assert_eq!(ids, written);
-    // 200 throws miss one of 7 sides once in 10^12 times.
+    // The probability that 200 random jobs miss one of 7 partitions is about 10^-12.
     for shard in 0..PARTITIONS {
         assert!(ids.iter().any(|id| id.shard() == shard), "{shard}: {ids:?}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn commands_for_a_job_follow_it_into_its_partition() {
+async fn commands_for_a_job_are_written_to_its_partition() {
     let ingest = Ingest::create("client-commands").await;
     let producer = ingest.producer();
     let id = JobId::new(Timestamp::from_millis(1_763_722_800_123), PARTITIONS - 1, 9);
@@ -177,21 +176,21 @@ async fn commands_for_a_job_follow_it_into_its_partition() {
     let [first, second] = &records[..] else {
         panic!("{records:?}")
     };
-    let Command::Reschedule(rescheduling) = command(first) else {
+    let Command::Reschedule(reschedule) = command(first) else {
         panic!("{first:?}")
     };
-    let Some(v1::reschedule_job::When::Delay(delay)) = &rescheduling.when else {
-        panic!("{rescheduling:?}")
+    let Some(v1::reschedule_job::When::Delay(delay)) = &reschedule.when else {
+        panic!("{reschedule:?}")
     };
-    assert_eq!(from_duration(delay), Some(Span::from_secs(7)));
-    let Command::Cancel(cancelling) = command(second) else {
+    assert_eq!(from_duration(delay), Some(HumanDuration::from_secs(7)));
+    let Command::Cancel(cancel) = command(second) else {
         panic!("{second:?}")
     };
-    assert_eq!((rescheduling.id, cancelling.id), (id.to_string(), id.to_string()));
+    assert_eq!((reschedule.id, cancel.id), (id.to_string(), id.to_string()));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_be_written_is_refused_before_it_is() {
+async fn an_invalid_command_is_not_written() {
     let ingest = Ingest::create("client-refused").await;
     let producer = ingest.producer();
     let foreign = JobId::new(Timestamp::from_millis(1), PARTITIONS, 0);
@@ -206,8 +205,8 @@ async fn what_cannot_be_written_is_refused_before_it_is() {
         ),
         "{refused}"
     );
-    let nobody = JobRequest::after("", Duration::ZERO);
-    let refused = producer.schedule(&nobody).await.unwrap_err();
+    let without_app = JobRequest::after("", Duration::ZERO);
+    let refused = producer.schedule(&without_app).await.unwrap_err();
     assert!(
         matches!(
             refused,

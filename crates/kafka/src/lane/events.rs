@@ -1,4 +1,4 @@
-//! What the client tells a lane beside records.
+//! What the consumer reports to a lane besides records.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,12 +16,12 @@ use redeliver_kafka_ffi::TopicId;
 use crate::client::ClientLog;
 use crate::processor::Waker;
 
-/// Rebalances and errors, collected by the client's callbacks, which all run inside of `poll` on the
-/// lane's thread.
+/// Collects rebalances, errors and statistics from the client's callbacks, which all run inside `poll` on the lane's
+/// thread.
 pub(crate) struct Events {
     queue: Mutex<Vec<Event>>,
     served: AtomicU64,
-    /// What is assigned is not taken: the member is about to leave, or the consumer to close.
+    /// Assignments are not accepted, because the member is about to leave its group or the consumer is about to close.
     declining: AtomicBool,
     waker: Waker,
     log: ClientLog,
@@ -30,43 +30,43 @@ pub(crate) struct Events {
 pub(super) enum Event {
     Assigned(Vec<(String, i32)>),
     Revoked(Vec<(String, i32)>),
-    /// The client reads the topic under this id from now on.
-    Identified(String, TopicId),
+    /// The client fetches the topic under this id from now on.
+    TopicIdChanged(String, TopicId),
     Unreachable,
-    Unread(Vec<Unread>),
+    Lag(Vec<PartitionLag>),
 }
 
-/// What of a partition the lane has not read yet.
-pub(super) struct Unread {
+pub(super) struct PartitionLag {
     pub(super) topic: String,
     pub(super) partition: i32,
-    pub(super) records: u64,
+    /// The number of records that the lane has not read.
+    pub(super) unread: u64,
 }
 
-/// Behind the next offset that is fetched, up to the end for read_committed readers; and what was fetched and not
-/// taken. The markers of transactions that were not fetched yet are counted with the records.
-fn unread(statistics: Statistics) -> Vec<Unread> {
-    let mut unread = Vec::new();
+/// The unread records of each partition: those between the next offset to fetch and the last stable offset, and those
+/// fetched but not yet read by the lane. Transaction markers that were not fetched yet count as records.
+fn lags(statistics: Statistics) -> Vec<PartitionLag> {
+    let mut lags = Vec::new();
     for (topic, Topic { partitions, .. }) in statistics.topics {
         for partition in partitions.into_values() {
-            // Negative while the client does not know.
+            // Negative values mean that the client does not know the offset.
             if partition.ls_offset < 0 || partition.next_offset < 0 {
                 continue;
             }
-            let behind = (partition.ls_offset - partition.next_offset).max(0) + partition.fetchq_cnt.max(0);
-            unread.push(Unread {
+            let unread = (partition.ls_offset - partition.next_offset).max(0) + partition.fetchq_cnt.max(0);
+            lags.push(PartitionLag {
                 topic: topic.clone(),
                 partition: partition.partition,
-                records: behind.unsigned_abs(),
+                unread: unread.unsigned_abs(),
             });
         }
     }
-    unread
+    lags
 }
 
-/// The topic and its new id, if a line of the client's log (librdkafka 2.12, `debug=metadata`) says that the id has changed.
-/// There is no other way to hear of it: the client reads on at the old offset.
-fn identified<'a>(facility: &str, message: &'a str) -> Option<(&'a str, TopicId)> {
+/// Parses a log line of the client (librdkafka 2.12, `debug=metadata`) that reports a changed topic id. The client reports
+/// it only there, and continues in the new topic at the old offset.
+fn changed_topic_id<'a>(facility: &str, message: &'a str) -> Option<(&'a str, TopicId)> {
     if facility != "METADATA" {
         return None;
     }
@@ -106,7 +106,7 @@ impl Events {
         )
     }
 
-    /// How many events have been served in all.
+    /// The number of callbacks so far.
     pub(super) fn served(&self) -> u64 {
         self.served.load(Ordering::SeqCst)
     }
@@ -115,7 +115,7 @@ impl Events {
         self.served.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Whether assignments are declined from now on, so that the member can leave or the consumer close.
+    /// Declines assignments from now on, or accepts them again.
     pub(super) fn decline(&self, declining: bool) {
         self.declining.store(declining, Ordering::SeqCst);
     }
@@ -124,13 +124,13 @@ impl Events {
 impl ClientContext for Events {
     fn stats(&self, statistics: Statistics) {
         self.count();
-        self.push(Event::Unread(unread(statistics)));
+        self.push(Event::Lag(lags(statistics)));
     }
 
     fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
         self.count();
-        if let Some((topic, id)) = identified(facility, message) {
-            self.push(Event::Identified(topic.to_owned(), id));
+        if let Some((topic, id)) = changed_topic_id(facility, message) {
+            self.push(Event::TopicIdChanged(topic.to_owned(), id));
         }
         self.log.log(level, facility, message);
     }
@@ -143,15 +143,15 @@ impl ClientContext for Events {
         ) {
             self.push(Event::Unreachable);
         }
-        if self.log.is_time("error") {
-            tracing::warn!(%error, reason, "kafka consumer");
+        if self.log.should_log("error") {
+            tracing::warn!(%error, reason, "consumer error");
         }
     }
 }
 
 impl ConsumerContext for Events {
-    /// An assignment is only noted: the lane starts it, with the committed offsets it has read. A revoked
-    /// partition is given up here, and forgotten by the lane before it does anything else.
+    /// Only records an assignment: the lane starts it after it has read the committed offsets with their metadata.
+    /// Answers a revocation at once: the lane forgets the partition before it writes anything else.
     fn rebalance(&self, consumer: &BaseConsumer<Self>, error: RDKafkaRespErr, list: &mut TopicPartitionList) {
         self.count();
         let partitions: Vec<(String, i32)> = list
@@ -162,6 +162,7 @@ impl ConsumerContext for Events {
         let result = if error == RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS {
             let is_declined = self.declining.load(Ordering::SeqCst) || partitions.is_empty();
             self.push(Event::Assigned(partitions));
+            // Otherwise the lane answers with `incremental_assign`. Until then, the rebalance is in progress.
             if is_declined {
                 consumer.incremental_assign(&TopicPartitionList::new())
             } else {
@@ -169,22 +170,23 @@ impl ConsumerContext for Events {
             }
         } else {
             self.push(Event::Revoked(partitions));
-            // What was declined, or not started yet, is not part of the consumer's assignment.
-            consumer.assignment().and_then(|held| {
-                let mut given_up = TopicPartitionList::new();
+            // Partitions that were declined or not started yet are not part of the consumer's assignment, and unassigning
+            // them would fail.
+            consumer.assignment().and_then(|assignment| {
+                let mut revoked = TopicPartitionList::new();
                 for element in list.elements() {
-                    if held
+                    if assignment
                         .find_partition(element.topic(), element.partition())
                         .is_some()
                     {
-                        given_up.add_partition(element.topic(), element.partition());
+                        revoked.add_partition(element.topic(), element.partition());
                     }
                 }
-                consumer.incremental_unassign(&given_up)
+                consumer.incremental_unassign(&revoked)
             })
         };
         if let Err(error) = result {
-            tracing::warn!(%error, "rebalance");
+            tracing::warn!(%error, "rebalance failed");
         }
     }
 }
@@ -194,12 +196,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_about_a_topic_with_another_id_names_both_and_other_lines_name_nothing() {
+    fn only_the_log_line_about_a_changed_topic_id_is_parsed() {
         let line = "[thrd:main]: Topic docs changed id from AAAAAAAAAAAAAAAAAAAAAA to ASNFZ4mrze8AAAAAAAAABw";
         let id = TopicId::from_bits(0x0123_4567_89ab_cdef_0000_0000_0000_0007);
-        assert_eq!(identified("METADATA", line), Some(("docs", id)));
-        assert_eq!(identified("TOPIC", line), None);
+        assert_eq!(changed_topic_id("METADATA", line), Some(("docs", id)));
+        assert_eq!(changed_topic_id("TOPIC", line), None);
         let other = "[thrd:main]: Topic docs partition 0 Leader 1 Epoch 0";
-        assert_eq!(identified("METADATA", other), None);
+        assert_eq!(changed_topic_id("METADATA", other), None);
     }
 }

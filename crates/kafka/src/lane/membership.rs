@@ -1,13 +1,13 @@
 //! A lane's membership in its consumer group.
 //!
-//! A static member that joins again gets its old assignment back at once, even if it subscribes to other topics now: the
-//! broker does not compare subscriptions (KAFKA-12759). A restart with a changed configuration would therefore keep the
-//! old topics for ever. So a lane reads the subscription that its member had before it joins, and if that differs, or cannot be
-//! read, the member leaves the group before it joins it for good. Only a live member can leave, so this takes two steps:
-//! it joins, is told its old assignment, of which it reads nothing, and unsubscribes, which makes the client send a
-//! LeaveGroup request once the revocation is served. Subscribing before that suppresses the request.
+//! A static member that joins again gets its old assignment back at once, even if it now subscribes to other topics: the
+//! broker does not compare subscriptions (KAFKA-12759). After a restart with a changed configuration, the member would
+//! therefore keep its old topics forever. So before a lane joins, it reads the previous subscription of its member. If that
+//! differs or cannot be read, the member first leaves the group. Only a live member can leave, so this takes two steps: the
+//! member joins and receives its old assignment, of which it reads nothing; then it unsubscribes, and the client sends a
+//! LeaveGroup request once the revocation is served. Subscribing before that would suppress the request.
 //!
-//! Whether that worked is not taken on trust: [`examine`] looks at the group as its coordinator sees it.
+//! The lane does not rely on the result: [`examine`] checks the group as its coordinator describes it.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -21,27 +21,26 @@ use super::{CALL, Ended, Session};
 use crate::processor::Processor;
 use crate::topic_watch::{PendingGroup, TopicState};
 
-/// How long the group may take to be described. Every broker is asked, and one that is down uses this up.
+/// Timeout of listing the group. The request goes to all brokers, and waits this long if one of them is down.
 const DESCRIBE: Duration = Duration::from_secs(4);
-/// How often the group's coordinator is asked whether the lane has its place in the group.
-const EXAMINE: Duration = Duration::from_millis(500);
-/// How often in a row it must see a partition without an owner before the lane joins anew.
-const UNSOUND: u32 = 6;
+/// Interval of requests to the group's coordinator until the check passes.
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
+/// Consecutive failed checks after which the lane joins again.
+const MAX_FAILED_CHECKS: u32 = 6;
 
-/// How a member takes its place in the group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Membership {
-    /// It waits for the assignment of its old subscription, in order to give it up.
+    /// Joins with its old subscription, only to leave the group.
     Rejoining,
-    /// It has unsubscribed and waits for the revocation.
+    /// Has unsubscribed and waits for the revocation.
     Leaving,
-    /// It has subscribed and waits for its assignment.
+    /// Has subscribed and waits for its assignment.
     Joining,
-    /// It has its assignment, which may be empty.
+    /// Has its assignment, which may be empty.
     Joined,
 }
 
-/// Whether this static member has to leave its group first.
+/// Whether this static member has to leave its group before it joins.
 pub(super) fn must_leave<C: ConsumerContext>(
     consumer: &BaseConsumer<C>,
     group: &str,
@@ -51,7 +50,7 @@ pub(super) fn must_leave<C: ConsumerContext>(
     let groups = match consumer.fetch_group_list(Some(group), DESCRIBE) {
         Ok(groups) => groups,
         Err(error) => {
-            tracing::info!(group, instance, %error, "the old subscription is not known; joining anew");
+            tracing::info!(group, instance, %error, "cannot read the previous subscription; leaving the group before joining");
             return true;
         }
     };
@@ -63,15 +62,19 @@ pub(super) fn must_leave<C: ConsumerContext>(
         return false;
     };
     let old = member.metadata().and_then(subscribed_topics);
-    let wanted: BTreeSet<&str> = topics.iter().map(|topic| &**topic).collect();
-    let is_same = old.is_some_and(|old| old.iter().map(String::as_str).eq(wanted));
+    let new: BTreeSet<&str> = topics.iter().map(|topic| &**topic).collect();
+    let is_same = old.is_some_and(|old| old.iter().map(String::as_str).eq(new));
     if !is_same {
-        tracing::info!(group, instance, "the subscription has changed; joining anew");
+        tracing::info!(
+            group,
+            instance,
+            "subscription changed; leaving the group before joining"
+        );
     }
     !is_same
 }
 
-/// The broker makes the id of a static member of its instance id, a hyphen and a UUID.
+/// Whether a member id, which the broker forms as `<instance id>-<UUID>`, belongs to this instance id.
 fn is_of_instance(member: &str, instance: &str) -> bool {
     const UUID: usize = 36;
     let rest = member
@@ -80,8 +83,8 @@ fn is_of_instance(member: &str, instance: &str) -> bool {
     rest.is_some_and(|uuid| uuid.len() == UUID)
 }
 
-/// The topics of a subscription as members send it: the consumer protocol's version, an array of names, and what assignors
-/// add. `None` when it cannot be read.
+/// Parses the topics of a member's subscription: the version of the consumer protocol, an array of names, and data of the
+/// assignors. Returns `None` if it cannot be parsed.
 fn subscribed_topics(metadata: &[u8]) -> Option<BTreeSet<String>> {
     let (_version, rest) = metadata.split_at_checked(2)?;
     let (count, mut rest) = rest.split_first_chunk::<4>()?;
@@ -89,41 +92,41 @@ fn subscribed_topics(metadata: &[u8]) -> Option<BTreeSet<String>> {
     for _ in 0..i32::from_be_bytes(*count) {
         let (length, names) = rest.split_first_chunk::<2>()?;
         let length = usize::try_from(i16::from_be_bytes(*length)).ok()?;
-        let (name, behind) = names.split_at_checked(length)?;
+        let (name, remaining) = names.split_at_checked(length)?;
         topics.insert(std::str::from_utf8(name).ok()?.to_owned());
-        rest = behind;
+        rest = remaining;
     }
     Some(topics)
 }
 
-/// What a look at the group says about a member.
+/// The state of the group from the view of one member.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Place {
-    /// Every partition of its topics belongs to some member, and it owns none of other topics.
-    Sound,
-    /// A rebalance is under way.
-    Unsettled,
-    /// It is not known whether this topic exists.
-    Unknown(String),
-    /// It owns a partition of a topic that it did not subscribe to.
-    Foreign(String),
-    /// Nobody owns this partition of a topic that it subscribed to.
+pub(super) enum GroupState {
+    /// Every partition of the member's topics has an owner, and the member owns no partition of another topic.
+    Valid,
+    /// A rebalance is in progress.
+    Rebalancing,
+    /// Whether this topic exists is unknown.
+    TopicUnknown(String),
+    /// The member owns a partition of this topic, to which it did not subscribe.
+    NotSubscribed(String),
+    /// No member owns this partition of a subscribed topic.
     Unowned(String, i32),
 }
 
-/// Compares a group with a member's subscription. `topics`: those that exist, with their number of partitions;
-/// `owned`: the topics of which this member owns partitions.
+/// Compares the group with a member's subscription. `topics` are those that exist, with their number of partitions;
+/// `owned` are the topics of which this member owns partitions.
 pub(super) fn examine<'a>(
     group: &GroupDescription,
     topics: &[(Arc<str>, i32)],
     subscribed: &[Arc<str>],
     mut owned: impl Iterator<Item = &'a str>,
-) -> Place {
+) -> GroupState {
     if !group.is_stable {
-        return Place::Unsettled;
+        return GroupState::Rebalancing;
     }
-    if let Some(foreign) = owned.find(|topic| !subscribed.iter().any(|known| **known == **topic)) {
-        return Place::Foreign(foreign.to_owned());
+    if let Some(topic) = owned.find(|topic| !subscribed.iter().any(|known| **known == **topic)) {
+        return GroupState::NotSubscribed(topic.to_owned());
     }
     let assigned: BTreeSet<(&str, i32)> = group
         .members
@@ -135,38 +138,36 @@ pub(super) fn examine<'a>(
         if let Some(partition) =
             (0..*partitions).find(|partition| !assigned.contains(&(&**topic, *partition)))
         {
-            return Place::Unowned(topic.to_string(), partition);
+            return GroupState::Unowned(topic.to_string(), partition);
         }
     }
-    Place::Sound
+    GroupState::Valid
 }
 
-/// Subscribes, which joins the group.
 pub(super) fn subscribe(consumer: &BaseConsumer<Events>, topics: &[Arc<str>]) -> Result<(), Ended> {
     let topics: Vec<&str> = topics.iter().map(|topic| &**topic).collect();
     consumer.subscribe(&topics).map_err(Ended::Broken)
 }
 
-/// A look at the group, which tells whether the lane has its place in it.
-pub(super) struct Examination {
+/// The check of the group after each rebalance, repeated until the group is valid.
+pub(super) struct GroupCheck {
     pending: Option<PendingGroup>,
-    /// When to ask next; `None` once all was found sound, until the next rebalance.
+    /// When to check next; `None` once the check has passed, until the next rebalance.
     next: Option<Instant>,
-    /// How often in a row something was unsound.
-    unsound: u32,
+    /// Consecutive failed checks.
+    failed: u32,
 }
 
-impl Examination {
-    /// Nothing to look at: the member belongs to no group.
-    pub(super) fn none() -> Self {
+impl GroupCheck {
+    /// For a lane that is not a member of a group.
+    pub(super) fn not_needed() -> Self {
         Self {
             next: None,
             ..Self::due_now()
         }
     }
 
-    /// Whether all was found sound.
-    pub(super) fn is_over(&self) -> bool {
+    pub(super) fn has_passed(&self) -> bool {
         self.next.is_none()
     }
 
@@ -174,34 +175,34 @@ impl Examination {
         Self {
             pending: None,
             next: Some(Instant::now()),
-            unsound: 0,
+            failed: 0,
         }
     }
 }
 
 impl<P: Processor> Session<'_, P> {
-    /// Takes note of an assignment, or gives it up when it is that of an old subscription.
+    /// Records an assignment, or leaves the group if the assignment belongs to the old subscription.
     pub(super) fn assigned(&mut self, partitions: Vec<(String, i32)>) -> Result<(), Ended> {
         if self.membership == Membership::Rejoining {
             self.consumer.unsubscribe();
             self.membership = Membership::Leaving;
-            // Nothing is revoked then, and the member has left already.
+            // An empty assignment causes no revocation, and the member has already left.
             if partitions.is_empty() {
                 self.join()?;
             }
             return Ok(());
         }
-        // Declined as well, and revoked with the rest.
+        // The client has declined these partitions too. They are revoked together with the others.
         if self.membership == Membership::Leaving {
             return Ok(());
         }
         self.membership = Membership::Joined;
-        self.arriving.extend(partitions);
-        self.examination = Examination::due_now();
+        self.pending.extend(partitions);
+        self.group_check = GroupCheck::due_now();
         Ok(())
     }
 
-    /// Joins the group for good, after the member has left it.
+    /// Joins the group with the new subscription, after the member has left it.
     pub(super) fn join(&mut self) -> Result<(), Ended> {
         self.consumer.context().decline(false);
         subscribe(&self.consumer, &self.lane.spec.topics)?;
@@ -209,28 +210,29 @@ impl<P: Processor> Session<'_, P> {
         Ok(())
     }
 
-    /// Asks the group's coordinator whether all partitions of our topics have an owner, until it says so.
-    pub(super) fn look_at_group(&mut self) -> Result<(), Ended> {
-        if let Some(answer) = self.examination.pending.as_ref().and_then(PendingGroup::take) {
-            self.examination.pending = None;
-            self.examination.next = Some(Instant::now() + EXAMINE);
-            match answer {
+    /// Checks the group as its coordinator describes it, until every partition of the lane's topics has an owner.
+    pub(super) fn check_group(&mut self) -> Result<(), Ended> {
+        if let Some(result) = self.group_check.pending.as_ref().and_then(PendingGroup::take) {
+            self.group_check.pending = None;
+            self.group_check.next = Some(Instant::now() + CHECK_INTERVAL);
+            match result {
                 Ok(group) => {
-                    let place = self.place(&group);
-                    self.take_place(place)?;
+                    let state = self.group_state(&group);
+                    self.apply_group_state(state)?;
                 }
-                Err(error) => self.waiting(&format!("the group's coordinator does not answer: {error}")),
+                Err(error) => self.waiting(&format!("group coordinator unavailable: {error}")),
             }
         }
-        let is_time = self.examination.next.is_some_and(|next| Instant::now() >= next);
-        if is_time && self.membership == Membership::Joined {
+        let is_due = self.group_check.next.is_some_and(|next| Instant::now() >= next);
+        if is_due && self.membership == Membership::Joined {
             let lane = &self.lane;
-            let ask = || lane.watch.ask_group(&lane.spec.group, &lane.waker);
-            self.examination.pending.get_or_insert_with(ask);
-        } else if is_time {
-            self.examination.next = Some(Instant::now() + EXAMINE);
+            // The thread of the topic watch sends the request, so that the lane never blocks on it.
+            let describe = || lane.watch.describe_group(&lane.spec.group, &lane.waker);
+            self.group_check.pending.get_or_insert_with(describe);
+        } else if is_due {
+            self.group_check.next = Some(Instant::now() + CHECK_INTERVAL);
             let mut topics = self.lane.spec.topics.iter();
-            // The client does not join a group for topics of which none exists.
+            // The client does not join the group while none of the topics exists.
             if topics.all(|topic| self.lane.watch.state(topic).is_missing()) {
                 let topics = self.lane.spec.topics.join("`, `");
                 self.waiting(&format!("none of its topics exists: `{topics}`"));
@@ -239,60 +241,61 @@ impl<P: Processor> Session<'_, P> {
         Ok(())
     }
 
-    fn place(&self, group: &GroupDescription) -> Place {
+    fn group_state(&self, group: &GroupDescription) -> GroupState {
         let lane = &self.lane;
         let mut topics: Vec<(Arc<str>, i32)> = Vec::new();
         for topic in &lane.spec.topics {
             match lane.watch.state(topic) {
                 TopicState::Exists { partitions, .. } => topics.push((topic.clone(), partitions)),
                 TopicState::Missing { .. } => {}
-                TopicState::Unknown => return Place::Unknown(topic.to_string()),
+                TopicState::Unknown => return GroupState::TopicUnknown(topic.to_string()),
             }
         }
-        let arriving = self.arriving.iter().map(|(topic, _)| topic.as_str());
+        let pending = self.pending.iter().map(|(topic, _)| topic.as_str());
         let owned = self.slots.iter().flatten().map(|assigned| &*assigned.topic);
-        examine(group, &topics, &lane.spec.topics, owned.chain(arriving))
+        examine(group, &topics, &lane.spec.topics, owned.chain(pending))
     }
 
-    fn take_place(&mut self, place: Place) -> Result<(), Ended> {
-        let problem = match place {
-            Place::Sound => {
-                self.examination.next = None;
-                self.examination.unsound = 0;
-                self.lane.joined_anew = 0;
+    fn apply_group_state(&mut self, state: GroupState) -> Result<(), Ended> {
+        let problem = match state {
+            GroupState::Valid => {
+                self.group_check.next = None;
+                self.group_check.failed = 0;
+                self.lane.rejoins = 0;
                 return Ok(());
             }
-            Place::Unsettled => {
-                self.examination.unsound = 0;
+            GroupState::Rebalancing => {
+                self.group_check.failed = 0;
                 return Ok(());
             }
-            Place::Unknown(topic) => {
-                self.examination.unsound = 0;
-                self.waiting(&format!("whether topic `{topic}` exists is not known yet"));
+            GroupState::TopicUnknown(topic) => {
+                self.group_check.failed = 0;
+                self.waiting(&format!("checking whether topic `{topic}` exists"));
                 return Ok(());
             }
-            Place::Foreign(topic) => {
+            GroupState::NotSubscribed(topic) => {
                 format!(
-                    "the group still gives this lane partitions of topic `{topic}`, which it does not read any more"
+                    "the group assigned partitions of topic `{topic}`, to which this lane does not subscribe"
                 )
             }
-            Place::Unowned(topic, partition) => {
+            GroupState::Unowned(topic, partition) => {
                 format!("{topic}/{partition} is not assigned to any member of the group")
             }
         };
         self.waiting(&problem);
-        self.examination.unsound += 1;
-        // The leader of the group may have to hear of a new topic or partition, and whoever asks for all of them does.
-        if self.examination.unsound == 1
+        self.group_check.failed += 1;
+        // The leader of the group may not know a new topic or partition yet. A request for all topics tells the client, and
+        // it then joins the group again if it is the leader.
+        if self.group_check.failed == 1
             && let Err(error) = self.consumer.fetch_metadata(None, CALL)
         {
-            tracing::debug!(%error, "asking for all topics");
+            tracing::debug!(%error, "metadata request failed");
         }
-        // Each time later, since it disturbs the other members and may not help.
-        if self.examination.unsound >= UNSOUND << self.lane.joined_anew.min(6) {
-            self.lane.joined_anew += 1;
+        // The interval doubles, because joining again causes a rebalance for all members and may not help.
+        if self.group_check.failed >= MAX_FAILED_CHECKS << self.lane.rejoins.min(6) {
+            self.lane.rejoins += 1;
             self.lane.must_leave = true;
-            return Err(Ended::StartOver(problem));
+            return Err(Ended::Restart(problem));
         }
         Ok(())
     }
@@ -305,7 +308,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_subscription_is_read_and_a_damaged_one_is_none() {
+    fn a_subscription_is_parsed_and_a_damaged_one_is_not() {
         // Version 3, two topics, no user data.
         let metadata = b"\x00\x03\x00\x00\x00\x02\x00\x01b\x00\x02aa\xff\xff\xff\xff";
         let topics: Vec<String> = subscribed_topics(metadata).unwrap().into_iter().collect();
@@ -317,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_is_found_by_its_instance_and_not_by_one_that_begins_like_it() {
+    fn a_member_id_matches_only_its_whole_instance_id() {
         let uuid = "7f9c24e8-3b12-4fef-91e0-56a2d5a8d5b1";
         assert!(is_of_instance(&format!("x-retry-5s-0-{uuid}"), "x-retry-5s-0"));
         assert!(!is_of_instance(&format!("x-retry-5s-0-b-{uuid}"), "x-retry-5s-0"));
@@ -325,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_sound_when_all_is_owned_and_nothing_is_foreign() {
+    fn a_group_is_valid_when_all_partitions_have_owners_and_the_member_owns_no_other_topic() {
         let group = |is_stable, partitions: &[(&str, i32)]| GroupDescription {
             is_stable,
             members: vec![MemberDescription {
@@ -338,19 +341,19 @@ mod tests {
         };
         let subscribed: Vec<Arc<str>> = vec!["a".into(), "b".into()];
         let topics = [("a".into(), 2)];
-        let look = |group: &GroupDescription, owned: &[&'static str]| {
+        let state = |group: &GroupDescription, owned: &[&'static str]| {
             examine(group, &topics, &subscribed, owned.iter().copied())
         };
         let all = [("a", 0), ("a", 1)];
-        assert_eq!(look(&group(true, &all), &["a"]), Place::Sound);
-        assert_eq!(look(&group(false, &all), &["a"]), Place::Unsettled);
+        assert_eq!(state(&group(true, &all), &["a"]), GroupState::Valid);
+        assert_eq!(state(&group(false, &all), &["a"]), GroupState::Rebalancing);
         assert_eq!(
-            look(&group(true, &all[..1]), &["a"]),
-            Place::Unowned("a".into(), 1)
+            state(&group(true, &all[..1]), &["a"]),
+            GroupState::Unowned("a".into(), 1)
         );
         assert_eq!(
-            look(&group(true, &all), &["a", "old"]),
-            Place::Foreign("old".into())
+            state(&group(true, &all), &["a", "old"]),
+            GroupState::NotSubscribed("old".into())
         );
     }
 }

@@ -1,4 +1,4 @@
-//! Topics that change under a lane: deleted and created again, or without the next offset in their log.
+//! Topics that change while a lane reads them: deleted and created again, or with a log that lacks the next offset.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -11,33 +11,34 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::topic_partition_list::Offset;
 use redeliver_kafka_ffi::{TopicId, describe_topics};
 
-use super::membership::Examination;
+use super::membership::GroupCheck;
 use super::{CALL, Ended, IfRecreated, ROUND, Session};
 use crate::processor::Processor;
 use crate::topic_watch::TopicState;
 use crate::tracker::{Committed, TopicFingerprint};
 
-/// What happened to a log that does not have the offset that was to be read next.
+/// Why the log does not have the next offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OutOfRange {
-    /// It is the log of another topic of the same name.
+    /// The log belongs to a new topic of the same name.
     Recreated,
-    /// It ends before the position, and nothing says that the position is one of this topic: the commit names no topic,
-    /// or the broker knows no ids. Reading it from the beginning may repeat records, anything else would lose some.
-    TakenForAnother,
+    /// The log ends before the position, and it is unknown whether the position belongs to this topic: the commit has no
+    /// fingerprint, or the broker does not support topic ids. Reading from the beginning may repeat records, but everything
+    /// else may lose some.
+    AssumedRecreated,
     /// Records were deleted before they were read.
     DeletedUnread {
-        /// How many at most; offsets without a record are counted too.
+        /// An upper bound: offsets without a record count too.
         records: u64,
     },
-    /// Its end was lost.
+    /// The log lost its end.
     Truncated,
-    /// It has the offset after all.
+    /// The log has the offset.
     InRange,
 }
 
-/// Decides from the log's offsets, the id of the topic that the position is certainly of, and the id of the topic of that
-/// name now.
+/// Decides from the position, the bounds of the log, the id of the topic to which the position certainly belongs, and the
+/// current id of the topic.
 fn out_of_range(position: i64, log: Range<i64>, read: Option<TopicId>, now: Option<TopicId>) -> OutOfRange {
     if matches!((read, now), (Some(read), Some(now)) if read != now) {
         return OutOfRange::Recreated;
@@ -51,15 +52,15 @@ fn out_of_range(position: i64, log: Range<i64>, read: Option<TopicId>, now: Opti
         return OutOfRange::InRange;
     }
     if read.is_none() || now.is_none() {
-        OutOfRange::TakenForAnother
+        OutOfRange::AssumedRecreated
     } else {
         OutOfRange::Truncated
     }
 }
 
 impl<P: Processor> Session<'_, P> {
-    /// Notices topics that were deleted and created again, and lets the client know of topics that are new or have grown.
-    pub(super) fn look_at_topics(&mut self) -> Result<(), Ended> {
+    /// Detects topics that were deleted and created again, and makes the client aware of new topics and partitions.
+    pub(super) fn check_topics(&mut self) -> Result<(), Ended> {
         let lane = &*self.lane;
         let changes = lane.watch.changes();
         if self.seen_changes == Some(changes) {
@@ -72,7 +73,8 @@ impl<P: Processor> Session<'_, P> {
             let topic = assigned.topic.to_string();
             match assigned.topic_id {
                 Some(known) if known == id => {}
-                // The partition may have arrived after the watch looked, so the broker is asked before it is believed.
+                // The watch may have read the id before the topic was deleted and this partition assigned, so its id may be
+                // the older one. The broker's current answer decides.
                 Some(known) => {
                     if self
                         .ids_of(&[&topic])
@@ -80,7 +82,7 @@ impl<P: Processor> Session<'_, P> {
                     {
                         return Err(self.recreated(&topic));
                     }
-                    lane.watch.hurry();
+                    lane.watch.refresh();
                     return Ok(());
                 }
                 None => return Err(self.exists_again(&topic)),
@@ -91,28 +93,28 @@ impl<P: Processor> Session<'_, P> {
             TopicState::Unknown | TopicState::Missing { .. } => 0,
         };
         let now: Vec<i32> = lane.spec.topics.iter().map(|topic| partitions(topic)).collect();
-        let is_new = now
+        let has_grown = now
             .iter()
             .zip(&self.seen_partitions)
             .any(|(now, seen)| now > seen);
-        // The client looks for new topics and partitions every five minutes by itself, and at once when it is asked for
-        // all topics. It then joins the group again if it is the leader.
-        if is_new && !lane.settings.takes_all_partitions {
+        // By itself, the client looks for new topics and partitions every five minutes. A request for all topics makes it
+        // look at once, and it then joins the group again if it is the leader.
+        if has_grown && !lane.settings.takes_all_partitions {
             if let Err(error) = self.consumer.fetch_metadata(None, CALL) {
-                tracing::debug!(%error, "asking for all topics; asking again");
+                tracing::debug!(%error, "metadata request failed; retrying");
                 return Ok(());
             }
-            self.examination = Examination::due_now();
+            self.group_check = GroupCheck::due_now();
         }
         self.seen_partitions = now;
         self.seen_changes = Some(changes);
         Ok(())
     }
 
-    /// Compares the ids under which the client reads topics with those of the topics that were assigned. The watch sees a new
-    /// topic up to [`INTERVAL`](crate::topic_watch::INTERVAL) later than the client, which goes on in it at the offset of the
-    /// old one. False while it is not known which of both is right.
-    pub(super) fn are_topics_the_same(&mut self) -> Result<bool, Ended> {
+    /// Compares the ids under which the client fetches topics with the ids of the assigned topics. The watch may detect a new
+    /// topic up to [`INTERVAL`](crate::topic_watch::INTERVAL) later than the client, which continues in the new topic at the
+    /// old offset. Returns false while the ids differ and the broker has not confirmed either of them.
+    pub(super) fn verify_topic_ids(&mut self) -> Result<bool, Ended> {
         if !self.must_compare_ids || self.lane.settings.takes_all_partitions {
             return Ok(true);
         }
@@ -138,8 +140,9 @@ impl<P: Processor> Session<'_, P> {
                         None => self.exists_again(&topic),
                     });
                 }
+                // The broker that answered may not have heard of the new topic yet.
                 format!(
-                    "the broker does not say yet which topics these are: `{}`",
+                    "brokers disagree about the ids of these topics: `{}`",
                     topics.join("`, `")
                 )
             }
@@ -150,10 +153,11 @@ impl<P: Processor> Session<'_, P> {
         Ok(false)
     }
 
-    /// A topic did not exist when it was assigned. It may be another one than the one that was committed.
+    /// Handles a topic that did not exist when it was assigned and exists now. Committed offsets may belong to an older
+    /// topic of the same name.
     fn exists_again(&mut self, topic: &str) -> Ended {
         self.remember_recreated(topic);
-        Ended::StartOver(format!("topic `{topic}` exists again"))
+        Ended::Restart(format!("topic `{topic}` exists again"))
     }
 
     fn remember_recreated(&mut self, topic: &str) {
@@ -163,23 +167,26 @@ impl<P: Processor> Session<'_, P> {
         self.lane.recreated.extend(partitions);
     }
 
-    /// Whether a committed position is one of a topic that was deleted since.
-    pub(super) fn is_foreign(
+    /// Whether a committed position belongs to a topic that was deleted.
+    pub(super) fn is_of_deleted_topic(
         &self,
         (topic, partition): (&str, i32),
         position: &Committed,
         id: Option<TopicId>,
     ) -> bool {
-        let is_unnamed = position.topic.is_none();
+        // A commit without a fingerprint is treated as one of the old topic until this lane has committed a position of the
+        // new one, which removes the partition from `recreated`.
+        let lacks_fingerprint = position.topic.is_none();
         let recreated = &self.lane.recreated;
         position.is_of_another(id.map(TopicFingerprint::of))
-            || is_unnamed
+            || lacks_fingerprint
                 && recreated
                     .iter()
                     .any(|(name, number)| **name == *topic && *number == partition)
     }
 
-    /// A topic is not the one that was read. What is in hand of it is of records that are gone.
+    /// Handles a topic that was created again. The records in flight belong to the old topic, so their offsets must not be
+    /// committed.
     pub(super) fn recreated(&mut self, topic: &str) -> Ended {
         for assigned in self
             .slots
@@ -187,15 +194,15 @@ impl<P: Processor> Session<'_, P> {
             .flatten()
             .filter(|assigned| *assigned.topic == *topic)
         {
-            let in_hand = assigned.tracker.in_flight();
+            let in_flight = assigned.tracker.in_flight();
             tracing::error!(
                 topic,
                 partition = assigned.partition,
-                in_hand,
+                in_flight,
                 position = assigned.tracker.position(),
-                "the topic was deleted and created again; records in hand of the old topic are dropped"
+                "topic was deleted and created again; dropping records in flight of the old topic"
             );
-            self.lane.observer.recreated(topic, assigned.partition, in_hand);
+            self.lane.observer.recreated(topic, assigned.partition, in_flight);
         }
         self.remember_recreated(topic);
         self.ended_by_recreation(topic)
@@ -205,10 +212,10 @@ impl<P: Processor> Session<'_, P> {
         let lane = &self.lane;
         match lane.spec.if_recreated {
             IfRecreated::ReadFromBeginning => {
-                Ended::StartOver(format!("topic `{topic}` was deleted and created again"))
+                Ended::Restart(format!("topic `{topic}` was deleted and created again"))
             }
             IfRecreated::Halt => Ended::Halted(format!(
-                "topic `{topic}` was deleted and created again, and its offsets have a meaning beyond it; to go on with \
+                "topic `{topic}` was deleted and created again, but its offsets are used outside of it; to continue with \
                  the new topic from its beginning, stop all processes of group `{group}`, delete the group's offsets of \
                  the topic (kafka-consumer-groups.sh --delete-offsets --group {group} --topic {topic}), and start them again",
                 group = lane.spec.group
@@ -216,8 +223,8 @@ impl<P: Processor> Session<'_, P> {
         }
     }
 
-    /// The ids of the topics of these partitions, or nothing while the broker cannot say. They are asked for here and not
-    /// taken from the watch, which may have looked before the topic was deleted.
+    /// The ids of the topics of these partitions; `None` while they cannot be read. They are requested from the broker
+    /// because those of the watch may be older than the assignment.
     pub(super) fn topic_ids(
         &mut self,
         partitions: &[(String, i32)],
@@ -231,7 +238,7 @@ impl<P: Processor> Session<'_, P> {
         match self.ids_of(&topics) {
             Ok(ids) => Some(ids),
             Err(reason) => {
-                self.waiting(&format!("ids of topics are not known yet: {reason}"));
+                self.waiting(&format!("cannot read topic ids: {reason}"));
                 self.stuck_since.get_or_insert_with(Instant::now);
                 thread::park_timeout(ROUND);
                 None
@@ -245,20 +252,20 @@ impl<P: Processor> Session<'_, P> {
         let id_of = |topic: &&str| match found.get(*topic) {
             Some(Ok(found)) => Ok(((*topic).to_owned(), found.id)),
             Some(Err(error)) => Err(format!("topic `{topic}`: {error}")),
-            // One broker that does not know it, such as one that has just started, proves nothing.
+            // A broker that has just started may not know the topic yet. The watch confirms that a topic is missing.
             None if self.lane.watch.state(topic).is_missing() => Ok(((*topic).to_owned(), None)),
-            None => Err(format!("topic `{topic}` is not known to the broker")),
+            None => Err(format!("the broker does not know topic `{topic}`")),
         };
         topics.iter().map(id_of).collect()
     }
 
-    /// The log does not have the offset that was to be read next. Nothing is skipped silently: what happened decides.
+    /// Handles a log that does not have the next offset. No record is skipped without a log line and a count.
     pub(super) fn out_of_range(&mut self, slot: usize) -> Result<(), Ended> {
         let Some(assigned) = &self.slots[slot] else {
             return Ok(());
         };
         let (topic, partition) = (assigned.topic.clone(), assigned.partition);
-        let (in_hand, position) = (
+        let (in_flight, position) = (
             assigned.tracker.in_flight(),
             assigned.tracker.position().unwrap_or(0),
         );
@@ -266,7 +273,7 @@ impl<P: Processor> Session<'_, P> {
         let of_topic = [(topic.to_string(), partition)];
         let bounds = self.consumer.fetch_watermarks(&topic, partition, CALL);
         let (Some(ids), Ok((low, high))) = (self.topic_ids(&of_topic), bounds) else {
-            // Both are asked again: the client stopped reading this partition.
+            // The client has stopped reading this partition, so only a new session tries again.
             return Err(Ended::Broken(KafkaError::MessageConsumption(
                 RDKafkaErrorCode::AutoOffsetReset,
             )));
@@ -281,7 +288,7 @@ impl<P: Processor> Session<'_, P> {
                     from = position,
                     to = low,
                     records,
-                    "records were deleted before they were read, by retention for example; reading on behind them"
+                    "records were deleted before they were read, for example by retention; continuing after them"
                 );
                 self.lane.observer.deleted_unread(&topic, partition, records);
                 self.read_from(&topic, partition, low)?;
@@ -292,23 +299,23 @@ impl<P: Processor> Session<'_, P> {
                     partition,
                     position,
                     end = high,
-                    "the end of the log lies before what was read, as after an unclean leader election; reading on at the end"
+                    "log was truncated, for example by an unclean leader election; continuing at its end"
                 );
                 self.begin_at(slot, high)?;
             }
-            OutOfRange::TakenForAnother => {
+            OutOfRange::AssumedRecreated => {
                 if let ended @ Ended::Halted(_) = self.ended_by_recreation(&topic) {
                     return Err(ended);
                 }
                 tracing::error!(
                     topic = &*topic,
                     partition,
-                    in_hand,
+                    in_flight,
                     position,
                     end = high,
-                    "the log ends before the committed offset, so it is of a topic that was created again; reading it from its beginning"
+                    "log ends before the committed offset, so the topic was probably created again; reading it from its beginning"
                 );
-                self.lane.observer.recreated(&topic, partition, in_hand);
+                self.lane.observer.recreated(&topic, partition, in_flight);
                 self.begin_at(slot, low)?;
             }
             OutOfRange::InRange => self.read_from(&topic, partition, position)?,
@@ -316,19 +323,19 @@ impl<P: Processor> Session<'_, P> {
         Ok(())
     }
 
-    /// Forgets what is in hand of a partition and goes on at an offset, which is committed at once: after a restart the
-    /// former position would skip what is written meanwhile, or not be found again.
+    /// Restarts a partition at an offset and drops its records in flight. The offset is committed with the next transaction:
+    /// after a restart, the previous position would skip records written in the meantime, or be out of range again.
     fn begin_at(&mut self, slot: usize, offset: i64) -> Result<(), Ended> {
         let Some(assigned) = &self.slots[slot] else {
             return Ok(());
         };
         let (topic, partition) = (assigned.topic.clone(), assigned.partition);
-        self.start_again(&topic, partition, Some(Committed::at(offset)));
+        self.reset_assignment(&topic, partition, Some(Committed::at(offset)));
         self.commit_soon(slot);
         self.read_from(&topic, partition, offset)
     }
 
-    /// Makes the client read a partition again that it has given up, which a seek cannot.
+    /// Makes the client fetch a partition again after it has stopped. A seek would not.
     fn read_from(&mut self, topic: &str, partition: i32, offset: i64) -> Result<(), Ended> {
         let mut list = TopicPartitionList::new();
         list.add_partition_offset(topic, partition, Offset::Offset(offset))
@@ -348,16 +355,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_decide_and_then_offsets() {
+    fn topic_ids_decide_before_offsets() {
         let id = |bits| Some(TopicId::from_bits(bits));
-        let look = |position, read, now| out_of_range(position, 10..20, read, now);
-        assert_eq!(look(15, id(1), id(2)), OutOfRange::Recreated);
-        assert_eq!(look(25, id(1), None), OutOfRange::TakenForAnother);
-        assert_eq!(look(25, None, id(1)), OutOfRange::TakenForAnother);
-        assert_eq!(look(7, id(1), id(1)), OutOfRange::DeletedUnread { records: 3 });
-        assert_eq!(look(7, None, None), OutOfRange::DeletedUnread { records: 3 });
-        assert_eq!(look(21, id(1), id(1)), OutOfRange::Truncated);
-        assert_eq!(look(21, None, None), OutOfRange::TakenForAnother);
-        assert_eq!(look(20, id(1), id(1)), OutOfRange::InRange);
+        let reason = |position, read, now| out_of_range(position, 10..20, read, now);
+        assert_eq!(reason(15, id(1), id(2)), OutOfRange::Recreated);
+        assert_eq!(reason(25, id(1), None), OutOfRange::AssumedRecreated);
+        assert_eq!(reason(25, None, id(1)), OutOfRange::AssumedRecreated);
+        assert_eq!(reason(7, id(1), id(1)), OutOfRange::DeletedUnread { records: 3 });
+        assert_eq!(reason(7, None, None), OutOfRange::DeletedUnread { records: 3 });
+        assert_eq!(reason(21, id(1), id(1)), OutOfRange::Truncated);
+        assert_eq!(reason(21, None, None), OutOfRange::AssumedRecreated);
+        assert_eq!(reason(20, id(1), id(1)), OutOfRange::InRange);
     }
 }

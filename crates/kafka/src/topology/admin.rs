@@ -1,6 +1,6 @@
-//! Asking Kafka about topics, and creating them.
+//! Reads the topics of a cluster and creates missing ones.
 //!
-//! Topics are always listed as a whole: asking for one by name may create it, where brokers create topics
+//! Metadata requests always list all topics: a request for a single topic may create it on brokers that create topics
 //! automatically.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,20 +20,20 @@ use super::needed::{creation_config, largest_source};
 use super::{ActualTopic, Finding, Severity, TopicSpec, TopologySpec, examine_all};
 use crate::client::ClientLog;
 
-/// Why topics could not be looked at or created.
+/// Why topics could not be checked or created.
 #[derive(Debug, thiserror::Error)]
 pub enum TopologyError {
-    /// The client's settings are wrong.
-    #[error("making a client that looks at topics")]
+    /// The client cannot be created from its settings.
+    #[error("creating an admin client")]
     Client(#[source] KafkaError),
     /// Kafka did not answer in time.
-    #[error("asking kafka at `{brokers}` for its topics{refusal}")]
+    #[error("requesting the topics of kafka at `{brokers}`{refusal}")]
     Unreachable {
         /// The configured addresses.
         brokers: String,
-        /// Why it or we refused the connection, with its punctuation, or nothing.
+        /// Why the broker or the client refused the connection, after a colon; may be empty.
         refusal: Box<str>,
-        /// What the client says.
+        /// The error of the client.
         source: KafkaError,
     },
     /// Kafka refused to create a topic.
@@ -43,42 +43,42 @@ pub enum TopologyError {
     Refused {
         /// The topic.
         topic: Arc<str>,
-        /// Partitions asked for.
+        /// The requested number of partitions.
         partitions: i32,
-        /// Replicas asked for.
+        /// The requested replication factor.
         replication: i32,
-        /// What may help, with its punctuation, or nothing.
+        /// Advice, after a semicolon; may be empty.
         hint: &'static str,
-        /// Why.
+        /// The cause.
         source: RDKafkaErrorCode,
     },
-    /// A new topic did not become usable in time.
+    /// A new topic did not become available in time.
     #[error("waiting for the leaders of topic `{topic}`: {state} after {waited:?}")]
     NotLed {
         /// The topic.
         topic: Arc<str>,
-        /// What was seen last.
+        /// The last observed state.
         state: String,
-        /// For how long was waited.
+        /// The time spent waiting.
         waited: Duration,
     },
 }
 
-/// What [`apply`] did for a topic.
+/// The result of [`apply`] for a topic.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Applied {
     /// The topic.
     pub topic: Arc<str>,
-    /// Whether it was created just now.
+    /// Whether this call created it.
     pub created: bool,
-    /// What is wrong with it; existing topics are not changed.
+    /// The findings. Existing topics are not changed.
     pub findings: Vec<Finding>,
 }
 
-/// Compares the topics with what they should be. Changes nothing.
+/// Compares the topics with their specification. Changes nothing.
 ///
 /// # Errors
-/// When the settings are wrong or Kafka does not answer within the timeout.
+/// If the settings are invalid or Kafka does not answer within the timeout.
 pub async fn check(
     config: &ClientConfig,
     spec: &TopologySpec,
@@ -87,19 +87,19 @@ pub async fn check(
     Admin::new(config, timeout)?.findings(spec).await
 }
 
-/// Creates the topics that are missing and waits until each of their partitions answers: a producer that
-/// writes to a topic created a moment ago can lose its first batches. Does not change topics that exist.
+/// Creates missing topics and waits until the leaders of all their partitions answer: an idempotent producer that writes to
+/// a topic too early can lose its first batches. Does not change existing topics.
 ///
 /// # Errors
-/// When the settings are wrong, Kafka does not answer within the timeout, refuses to create a topic, or
-/// does not find leaders for it. What was created until then stays; the next call goes on from there.
+/// If the settings are invalid, or Kafka does not answer within the timeout, refuses to create a topic, or elects no leaders
+/// for it. Topics created before that remain, and the next call continues from there.
 pub async fn apply(
     config: &ClientConfig,
     spec: &TopologySpec,
     timeout: Duration,
 ) -> Result<Vec<Applied>, TopologyError> {
     let admin = Admin::new(config, timeout)?;
-    // What a topic follows comes before it, so that the limits of a new source are known when ours are made.
+    // A managed topic must accept the records of its sources, so their limits have to be known when it is created.
     let mut created = Vec::new();
     for topics in spec.stages() {
         created.extend(admin.create_missing(spec, &topics).await?);
@@ -120,22 +120,21 @@ pub async fn apply(
         .collect())
 }
 
-/// The names of all topics there are.
+/// The names of all topics.
 ///
 /// # Errors
-/// When the settings are wrong or Kafka does not answer within the timeout.
+/// If the settings are invalid or Kafka does not answer within the timeout.
 pub async fn names(config: &ClientConfig, timeout: Duration) -> Result<BTreeSet<String>, TopologyError> {
     let listed = Admin::new(config, timeout)?.list().await?;
     Ok(listed.into_keys().collect())
 }
 
-/// How long to wait before the same question is asked again.
-const PAUSE: Duration = Duration::from_millis(50);
-/// The longest single request.
+const RETRY_DELAY: Duration = Duration::from_millis(50);
+/// Timeout of one request.
 const REQUEST: Duration = Duration::from_secs(10);
-/// How long it may take to find out why a connection was refused.
+/// Timeout of finding out why a connection was refused.
 const REFUSAL: Duration = Duration::from_secs(1);
-/// How often configurations are read again when a broker does not know a topic yet that was listed.
+/// Maximum number of requests for configurations, if a broker does not know a listed topic yet.
 const DESCRIBE_ATTEMPTS: usize = 10;
 
 struct Admin {
@@ -155,17 +154,17 @@ impl ClientContext for Context {
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
-        tracing::debug!(%error, reason, "kafka client");
+        tracing::debug!(%error, reason, "client error");
     }
 }
 
-/// Why a connection was refused last. Calls only say that no broker could be asked, and an admin client hears
-/// nothing else.
+/// Why the last connection was refused. Requests only report that no broker is available, and an admin client's callback
+/// reports nothing else, so this is the context of a producer.
 #[derive(Debug, Default)]
 struct Refusal(Mutex<Option<String>>);
 
 impl ClientContext for Refusal {
-    /// The client beside it has logged the same.
+    /// Does nothing: the admin client has logged the same.
     fn log(&self, _level: RDKafkaLogLevel, _facility: &str, _message: &str) {}
 
     fn error(&self, error: KafkaError, reason: &str) {
@@ -185,20 +184,20 @@ impl ProducerContext for Refusal {
 }
 
 impl Refusal {
-    /// Asks Kafka with a client that is told of errors; with its punctuation, or nothing. Blocks.
+    /// Connects with a client that reports errors, and returns the reason after a colon, or an empty text. Blocks.
     fn find(config: &ClientConfig) -> Box<str> {
         let client: BaseProducer<Self> = match config.create_with_context(Self::default()) {
             Ok(client) => client,
             Err(error) => {
-                tracing::debug!(%error, "finding out why kafka does not answer");
+                tracing::debug!(%error, "cannot find out why kafka is unavailable");
                 return Box::default();
             }
         };
         let end = Instant::now() + REFUSAL;
         loop {
-            // What it answers shows in the events.
-            drop(client.client().fetch_metadata(None, PAUSE));
-            client.poll(PAUSE);
+            // The request makes the client connect. Errors are reported to the callback.
+            drop(client.client().fetch_metadata(None, RETRY_DELAY));
+            client.poll(RETRY_DELAY);
             let refusal = client.context().0.lock().unwrap_or_else(PoisonError::into_inner);
             match &*refusal {
                 Some(reason) => return format!(": {reason}").into(),
@@ -209,17 +208,16 @@ impl Refusal {
     }
 }
 
-/// A topic as it is listed.
-struct Listed {
+/// A topic in a list of all topics.
+struct ListedTopic {
     partitions: i32,
-    /// Whether every partition has a leader.
-    led: bool,
+    has_leaders: bool,
 }
 
-/// What is known of the topics that exist.
-struct Known {
+/// The existing topics of a specification.
+struct ExistingTopics {
     topics: BTreeMap<String, ActualTopic>,
-    /// Those whose configuration could not be read, and why.
+    /// Topics whose configuration could not be read.
     unreadable: BTreeMap<String, RDKafkaErrorCode>,
 }
 
@@ -239,13 +237,13 @@ impl Admin {
     }
 
     async fn findings(&self, spec: &TopologySpec) -> Result<Vec<Finding>, TopologyError> {
-        let known = self.look(spec).await?;
-        let mut findings = examine_all(spec, &known.topics);
+        let existing = self.read_existing(spec).await?;
+        let mut findings = examine_all(spec, &existing.topics);
         for topic in spec.topics.iter().filter(|topic| topic.is_managed()) {
-            if let Some(reason) = known.unreadable.get(&*topic.name) {
+            if let Some(reason) = existing.unreadable.get(&*topic.name) {
                 findings.push(topic.finding(
                     Severity::Warning,
-                    format!("could not be checked, its configuration is not readable: {reason}"),
+                    format!("could not be checked because its configuration is not readable: {reason}"),
                     "allow this client to describe the configuration of topics".to_owned(),
                 ));
             }
@@ -253,14 +251,14 @@ impl Admin {
         Ok(findings)
     }
 
-    /// Creates what is missing of these topics.
+    /// Creates those of `topics` that are missing.
     async fn create_missing(
         &self,
         spec: &TopologySpec,
-        wanted: &[&TopicSpec],
+        topics: &[&TopicSpec],
     ) -> Result<Vec<Arc<str>>, TopologyError> {
         let listed = self.list().await?;
-        let missing: Vec<_> = wanted
+        let missing: Vec<_> = topics
             .iter()
             .copied()
             .filter(|topic| !listed.contains_key(&*topic.name))
@@ -269,20 +267,24 @@ impl Admin {
             return Ok(Vec::new());
         }
         let actual = if missing.iter().any(|topic| topic.is_managed()) {
-            self.look(spec).await?.topics
+            self.read_existing(spec).await?.topics
         } else {
             BTreeMap::new()
         };
-        let mut to_make: Vec<_> = missing.iter().map(|topic| New::of(topic, &actual)).collect();
+        let mut new_topics: Vec<_> = missing
+            .iter()
+            .map(|topic| MissingTopic::of(topic, &actual))
+            .collect();
         let mut created = Vec::new();
-        while !to_make.is_empty() {
-            let results = self.create(&to_make).await;
+        while !new_topics.is_empty() {
+            let results = self.create(&new_topics).await;
             let mut again = Vec::new();
-            for new in to_make {
+            for new in new_topics {
                 match results.get(&*new.spec.name) {
                     Some(Ok(())) => created.push(new.spec.name.clone()),
+                    // Another process was faster, or the response to an earlier request was lost.
                     Some(Err(RDKafkaErrorCode::TopicAlreadyExists)) => {}
-                    Some(Err(code)) if !may_pass(*code) => return Err(new.refused(*code)),
+                    Some(Err(code)) if !is_transient(*code) => return Err(new.refused(*code)),
                     Some(Err(code)) if self.left().is_zero() => return Err(new.refused(*code)),
                     Some(Err(_)) => again.push(new),
                     None if self.left().is_zero() => {
@@ -291,9 +293,9 @@ impl Admin {
                     None => again.push(new),
                 }
             }
-            to_make = again;
-            if !to_make.is_empty() {
-                tokio::time::sleep(PAUSE).await;
+            new_topics = again;
+            if !new_topics.is_empty() {
+                tokio::time::sleep(RETRY_DELAY).await;
             }
         }
         for topic in missing {
@@ -302,8 +304,8 @@ impl Admin {
         Ok(created)
     }
 
-    /// One request to create topics; what became of each, as far as there was an answer.
-    async fn create(&self, topics: &[New<'_>]) -> BTreeMap<String, Result<(), RDKafkaErrorCode>> {
+    /// Sends one request to create topics and returns the result for each topic in the response.
+    async fn create(&self, topics: &[MissingTopic<'_>]) -> BTreeMap<String, Result<(), RDKafkaErrorCode>> {
         let requests: Vec<_> = topics
             .iter()
             .map(|topic| {
@@ -336,8 +338,8 @@ impl Admin {
         loop {
             let state = match self.list().await?.get(&*spec.name) {
                 None => "not listed yet".to_owned(),
-                Some(listed) if !listed.led => "partitions without leaders".to_owned(),
-                Some(listed) => match self.ask_leaders(&spec.name, listed.partitions).await {
+                Some(listed) if !listed.has_leaders => "partitions without leaders".to_owned(),
+                Some(listed) => match self.probe_leaders(&spec.name, listed.partitions).await {
                     Ok(()) => return Ok(()),
                     Err(error) => error.to_string(),
                 },
@@ -349,11 +351,12 @@ impl Admin {
                     waited: self.began.elapsed(),
                 });
             }
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(RETRY_DELAY).await;
         }
     }
 
-    async fn ask_leaders(&self, topic: &Arc<str>, partitions: i32) -> Result<(), KafkaError> {
+    /// Sends a request to the leader of each partition.
+    async fn probe_leaders(&self, topic: &Arc<str>, partitions: i32) -> Result<(), KafkaError> {
         let topic = topic.clone();
         self.blocking(move |client, left| {
             (0..partitions).try_for_each(|partition| {
@@ -366,10 +369,10 @@ impl Admin {
         .await
     }
 
-    /// The specified topics that exist, with their configuration.
-    async fn look(&self, spec: &TopologySpec) -> Result<Known, TopologyError> {
+    /// Reads the existing topics of the specification with their configuration.
+    async fn read_existing(&self, spec: &TopologySpec) -> Result<ExistingTopics, TopologyError> {
         let listed = self.list().await?;
-        let mut known = Known {
+        let mut existing = ExistingTopics {
             topics: BTreeMap::new(),
             unreadable: BTreeMap::new(),
         };
@@ -379,23 +382,23 @@ impl Admin {
                     partitions: listed.partitions,
                     config: BTreeMap::new(),
                 };
-                known.topics.insert(topic.name.to_string(), actual);
+                existing.topics.insert(topic.name.to_string(), actual);
             }
         }
         for attempt in 1.. {
-            self.describe(&mut known).await;
-            let lagging = known.unreadable.values().any(|code| may_pass(*code));
-            if !lagging || attempt == DESCRIBE_ATTEMPTS || self.left().is_zero() {
+            self.describe(&mut existing).await;
+            let may_succeed_later = existing.unreadable.values().any(|code| is_transient(*code));
+            if !may_succeed_later || attempt == DESCRIBE_ATTEMPTS || self.left().is_zero() {
                 break;
             }
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(RETRY_DELAY).await;
         }
-        Ok(known)
+        Ok(existing)
     }
 
-    /// Reads configurations that are not known yet.
-    async fn describe(&self, known: &mut Known) {
-        let Known { topics, unreadable } = known;
+    /// Reads the configurations that have not been read yet.
+    async fn describe(&self, existing: &mut ExistingTopics) {
+        let ExistingTopics { topics, unreadable } = existing;
         let names: Vec<_> = topics
             .iter()
             .filter(|(_, topic)| topic.config.is_empty())
@@ -424,7 +427,7 @@ impl Admin {
                                 .filter_map(|entry| Some((entry.name, entry.value?)))
                                 .collect();
                         }
-                        // The answer does not say of which topic it is the error.
+                        // The client library does not tell which topic the error belongs to.
                         Err(code) => reason = code,
                     }
                 }
@@ -438,8 +441,8 @@ impl Admin {
         }
     }
 
-    /// All topics there are.
-    async fn list(&self) -> Result<BTreeMap<String, Listed>, TopologyError> {
+    /// Lists all topics.
+    async fn list(&self) -> Result<BTreeMap<String, ListedTopic>, TopologyError> {
         loop {
             let result = self
                 .blocking(|client, left| {
@@ -452,11 +455,14 @@ impl Admin {
                         .filter(|topic| exists(topic.error()))
                         .map(|topic| {
                             let partitions = topic.partitions();
-                            let led = topic.error().is_none()
+                            let has_leaders = topic.error().is_none()
                                 && !partitions.is_empty()
                                 && partitions.iter().all(|p| p.leader() >= 0 && p.error().is_none());
-                            let partitions = i32::try_from(partitions.len()).unwrap_or(i32::MAX);
-                            (topic.name().to_owned(), Listed { partitions, led })
+                            let listed = ListedTopic {
+                                partitions: i32::try_from(partitions.len()).unwrap_or(i32::MAX),
+                                has_leaders,
+                            };
+                            (topic.name().to_owned(), listed)
                         })
                         .collect())
                 })
@@ -472,19 +478,19 @@ impl Admin {
                         source,
                     });
                 }
-                Err(_) => tokio::time::sleep(PAUSE).await,
+                Err(_) => tokio::time::sleep(RETRY_DELAY).await,
             }
         }
     }
 
-    /// Runs a call that blocks on a thread for such calls.
+    /// Runs a blocking call on a thread for blocking calls.
     async fn blocking<T: Send + 'static>(
         &self,
         call: impl FnOnce(&AdminClient<Context>, Duration) -> Result<T, KafkaError> + Send + 'static,
     ) -> Result<T, KafkaError> {
         let client = self.client.clone();
-        // Even with no time left a question is asked: its answer says what is wrong.
-        let left = self.left().max(PAUSE);
+        // Send the request even if no time is left: its error tells the cause.
+        let left = self.left().max(RETRY_DELAY);
         match tokio::task::spawn_blocking(move || call(&client, left)).await {
             Ok(result) => result,
             Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
@@ -493,7 +499,7 @@ impl Admin {
     }
 
     fn options(&self) -> AdminOptions {
-        let left = self.left().clamp(PAUSE, REQUEST);
+        let left = self.left().clamp(RETRY_DELAY, REQUEST);
         AdminOptions::new()
             .request_timeout(Some(left))
             .operation_timeout(Some(left))
@@ -505,7 +511,7 @@ impl Admin {
 }
 
 /// Whether the same request may succeed a moment later.
-fn may_pass(code: RDKafkaErrorCode) -> bool {
+fn is_transient(code: RDKafkaErrorCode) -> bool {
     use RDKafkaErrorCode as Code;
     matches!(
         code,
@@ -525,17 +531,17 @@ fn may_pass(code: RDKafkaErrorCode) -> bool {
     )
 }
 
-/// A topic that is to be created.
-struct New<'s> {
+/// A topic to create.
+struct MissingTopic<'s> {
     spec: &'s TopicSpec,
     partitions: i32,
     config: Vec<(&'static str, String)>,
 }
 
-impl<'s> New<'s> {
-    /// Shaped after the topics that it follows.
+impl<'s> MissingTopic<'s> {
+    /// Derives its partitions and its size limit from other topics, where the specification says so.
     fn of(spec: &'s TopicSpec, actual: &BTreeMap<String, ActualTopic>) -> Self {
-        let model = spec.partitions_as.as_deref().and_then(|model| actual.get(model));
+        let model = spec.partitions_as.as_deref().and_then(|name| actual.get(name));
         let limit = largest_source(spec, actual).map(|(_, limit)| limit);
         Self {
             spec,
@@ -550,10 +556,10 @@ impl<'s> New<'s> {
                 "; the replication factor cannot be higher than the number of brokers"
             }
             RDKafkaErrorCode::TopicAuthorizationFailed | RDKafkaErrorCode::ClusterAuthorizationFailed => {
-                "; this client may not create topics, create it yourself"
+                "; this client is not authorised to create topics: create it yourself"
             }
             RDKafkaErrorCode::PolicyViolation => {
-                "; the cluster's policy does not allow it, create it yourself"
+                "; the cluster's policy does not allow it: create it yourself"
             }
             _ => "",
         };

@@ -1,27 +1,27 @@
-//! What is wrong with topics as they are.
+//! Compares existing topics with their specification, without IO.
 
 use std::collections::BTreeMap;
 
-use redeliver_core::Span;
+use redeliver_core::HumanDuration;
 use redeliver_core::pipeline::TopicRole;
 
 use super::needed::{HEADER_ROOM, largest_source};
 use super::{ActualTopic, Cleanup, Finding, Role, Severity, TopicSpec, TopologySpec};
 
-/// The topics there are, by name.
+/// The existing topics by name.
 type Actual = BTreeMap<String, ActualTopic>;
 
-/// With less a tombstone may be gone before a slow reader has seen it; it is also Kafka's default.
-const SHORTEST_TOMBSTONE_RETENTION: Span = Span::from_secs(86_400);
+/// The minimum retention of tombstones, so that slow readers see them; also Kafka's default.
+const MIN_TOMBSTONE_RETENTION: HumanDuration = HumanDuration::from_secs(86_400);
 
-/// What is wrong with the topics, by topic in the order of the specification.
+/// The findings for all topics, in the order of the specification.
 #[must_use]
 pub fn examine_all(spec: &TopologySpec, actual: &Actual) -> Vec<Finding> {
     let topics = spec.topics.iter();
     topics.flat_map(|topic| examine(topic, actual)).collect()
 }
 
-/// What is wrong with a topic, among all that there are. What the broker did not tell is not judged.
+/// The findings for one topic; `all` are the existing topics. Configuration that is unknown is not checked.
 #[must_use]
 pub fn examine(spec: &TopicSpec, all: &Actual) -> Vec<Finding> {
     let Some(actual) = all.get(&*spec.name) else {
@@ -31,7 +31,7 @@ pub fn examine(spec: &TopicSpec, all: &Actual) -> Vec<Finding> {
             "create it, or run `redeliver topics apply`".to_owned(),
         )];
     };
-    let of_clean_up = match spec.cleanup {
+    let of_cleanup = match spec.cleanup {
         None => return examine_largest(spec, actual).into_iter().collect(),
         Some(Cleanup::Delete) => vec![
             examine_compaction(spec, actual),
@@ -39,11 +39,11 @@ pub fn examine(spec: &TopicSpec, all: &Actual) -> Vec<Finding> {
             examine_retention_bytes(spec, actual),
         ],
         Some(Cleanup::Compact { tombstones }) => vec![
-            examine_log_of_states(spec, actual),
+            examine_compacted(spec, actual),
             examine_tombstones(spec, actual, tombstones),
         ],
     };
-    let mut findings: Vec<_> = of_clean_up
+    let mut findings: Vec<_> = of_cleanup
         .into_iter()
         .chain([
             examine_partitions(spec, actual, all),
@@ -69,7 +69,7 @@ fn examine_compaction(spec: &TopicSpec, actual: &ActualTopic) -> Option<Finding>
     })
 }
 
-fn examine_log_of_states(spec: &TopicSpec, actual: &ActualTopic) -> Option<Finding> {
+fn examine_compacted(spec: &TopicSpec, actual: &ActualTopic) -> Option<Finding> {
     let problem = if actual.is_cleaned_by("delete")? {
         let when = if spec.role == Role::Ledger {
             ""
@@ -78,7 +78,7 @@ fn examine_log_of_states(spec: &TopicSpec, actual: &ActualTopic) -> Option<Findi
         };
         format!("deletes old records: {} would be lost{when}", spec.records())
     } else if !actual.is_cleaned_by("compact")? {
-        "is not compacted: it would grow for ever".to_owned()
+        "is not compacted: it would grow forever".to_owned()
     } else {
         return None;
     };
@@ -86,24 +86,24 @@ fn examine_log_of_states(spec: &TopicSpec, actual: &ActualTopic) -> Option<Findi
     Some(spec.finding(Severity::Error, problem, remedy))
 }
 
-fn examine_tombstones(spec: &TopicSpec, actual: &ActualTopic, wanted: Span) -> Option<Finding> {
-    let kept = Span::from_millis(u64::try_from(actual.number("delete.retention.ms")?).ok()?);
-    (kept < SHORTEST_TOMBSTONE_RETENTION).then(|| {
-        // The scheduler takes an index for sound that is not older than half of the shortest time.
+fn examine_tombstones(spec: &TopicSpec, actual: &ActualTopic, configured: HumanDuration) -> Option<Finding> {
+    let kept = HumanDuration::from_millis(u64::try_from(actual.number("delete.retention.ms")?).ok()?);
+    (kept < MIN_TOMBSTONE_RETENTION).then(|| {
+        // The scheduler continues with an index whose checkpoint is at most half of the minimum old. If tombstones were
+        // deleted earlier, it would miss them.
         let (severity, problem) = if spec.role == Role::Ledger {
             (
                 Severity::Warning,
                 format!(
-                    "forgets after {kept} that something was forgotten: an index that was behind for half as long \
-                     has to be built again from the beginning"
+                    "deletes tombstones after {kept}: an index that was behind for half as long has to be rebuilt"
                 ),
             )
         } else {
             (
                 Severity::Error,
                 format!(
-                    "forgets after {kept} that a job was forgotten: an index that was behind for longer would \
-                     bring it back, and {SHORTEST_TOMBSTONE_RETENTION} is the least"
+                    "deletes tombstones after {kept}: an index that was behind for longer could restore deleted jobs, \
+                     and at least {MIN_TOMBSTONE_RETENTION} is required"
                 ),
             )
         };
@@ -111,8 +111,8 @@ fn examine_tombstones(spec: &TopicSpec, actual: &ActualTopic, wanted: Span) -> O
             severity,
             problem,
             format!(
-                "set its delete.retention.ms to {} ({wanted}) or more",
-                wanted.as_millis()
+                "set its delete.retention.ms to {} ({configured}) or more",
+                configured.as_millis()
             ),
         )
     })
@@ -129,8 +129,7 @@ fn examine_partitions(spec: &TopicSpec, actual: &ActualTopic, all: &Actual) -> O
     Some(spec.finding(
         Severity::Error,
         format!(
-            "has {found} partitions and `{model}` has {needed}: what arrives in a partition of the one is kept in \
-             the same partition of the other"
+            "has {found} partitions, but `{model}` has {needed}: each partition needs its counterpart in the other topic"
         ),
         remedy,
     ))
@@ -138,25 +137,30 @@ fn examine_partitions(spec: &TopicSpec, actual: &ActualTopic, all: &Actual) -> O
 
 fn examine_retention(spec: &TopicSpec, actual: &ActualTopic) -> Option<Finding> {
     let retention = actual.number("retention.ms")?;
-    // Negative, usually -1, is unlimited.
-    let retention = Span::from_millis(u64::try_from(retention).ok()?);
+    // Negative values, usually -1, mean unlimited.
+    let retention = HumanDuration::from_millis(u64::try_from(retention).ok()?);
     let required = spec.required_retention?;
-    let wanted = spec.retention?;
-    let remedy = |least: Span| format!("set its retention.ms to {} ({wanted}) or more", least.as_millis());
+    let configured = spec.retention?;
+    let remedy = |least: HumanDuration| {
+        format!(
+            "set its retention.ms to {} ({configured}) or more",
+            least.as_millis()
+        )
+    };
     if matches!(spec.role, Role::Pipeline(TopicRole::Tier(_))) {
         return (retention < required).then(|| {
-            let longest = Span::from_millis(required.as_millis() / 2);
+            let longest = HumanDuration::from_millis(required.as_millis() / 2);
             spec.finding(
                 Severity::Error,
                 format!(
-                    "keeps records for {retention} while they may wait for up to {longest}: they would be \
-                     deleted before they are due, or after a short outage; needed is {required}"
+                    "keeps records for {retention}, but they may wait for up to {longest}: they could be \
+                     deleted before they are due, or after a short outage; at least {required} is required"
                 ),
-                remedy(wanted),
+                remedy(configured),
             )
         });
     }
-    (retention < wanted).then(|| {
+    (retention < configured).then(|| {
         let severity = if retention < required {
             Severity::Error
         } else {
@@ -165,10 +169,10 @@ fn examine_retention(spec: &TopicSpec, actual: &ActualTopic) -> Option<Finding> 
         spec.finding(
             severity,
             format!(
-                "deletes {} after {retention}, and {wanted} is configured",
+                "deletes {} after {retention}, but {configured} is configured",
                 spec.records()
             ),
-            remedy(wanted),
+            remedy(configured),
         )
     })
 }
@@ -177,27 +181,27 @@ fn examine_size(spec: &TopicSpec, actual: &ActualTopic, all: &Actual) -> Option<
     let limit = actual.max_message_bytes()?;
     let (source, needed) = largest_source(spec, all)?;
     let (severity, problem) = if limit < needed {
-        (Severity::Error, "larger ones could not move on")
+        (Severity::Error, "larger ones could not be forwarded")
     } else if limit < needed + HEADER_ROOM {
-        let problem = "the largest could not move on, because headers are added";
+        let problem = "the largest could not be forwarded with additional headers";
         (Severity::Warning, problem)
     } else {
         return None;
     };
     Some(spec.finding(
         severity,
-        format!("takes records of {limit} bytes while `{source}` takes {needed}: {problem}"),
-        wider(needed),
+        format!("accepts records of up to {limit} bytes, but `{source}` accepts {needed}: {problem}"),
+        raise_limit(needed),
     ))
 }
 
-/// A user's topic may be as narrow as the user likes: what it does not take becomes a dead letter. For the state of a
-/// job there is no other place.
+/// A topic of a user may have any limit: records that do not fit become dead letters. The state of a job has no other place,
+/// so there a low limit is an error.
 fn examine_largest(spec: &TopicSpec, actual: &ActualTopic) -> Option<Finding> {
     let limit = actual.max_message_bytes()?;
     let largest = i64::try_from(spec.largest?).ok()?;
     let (severity, problem) = if spec.is_managed() {
-        (Severity::Error, "those that do not fit could not move on")
+        (Severity::Error, "those that do not fit could not be written")
     } else {
         (Severity::Warning, "those that do not fit become dead letters")
     };
@@ -205,17 +209,17 @@ fn examine_largest(spec: &TopicSpec, actual: &ActualTopic) -> Option<Finding> {
         spec.finding(
             severity,
             format!(
-                "takes records of {limit} bytes, and {} may have {largest} and headers: {problem}",
+                "accepts records of up to {limit} bytes, but {} may have {largest} plus headers: {problem}",
                 spec.records()
             ),
-            wider(largest),
+            raise_limit(largest),
         )
     })
 }
 
-fn wider(needed: i64) -> String {
-    let roomy = needed.saturating_add(HEADER_ROOM);
-    format!("set its max.message.bytes to {roomy} or more")
+fn raise_limit(needed: i64) -> String {
+    let limit = needed.saturating_add(HEADER_ROOM);
+    format!("set its max.message.bytes to {limit} or more")
 }
 
 fn examine_retention_bytes(spec: &TopicSpec, actual: &ActualTopic) -> Option<Finding> {
@@ -223,9 +227,9 @@ fn examine_retention_bytes(spec: &TopicSpec, actual: &ActualTopic) -> Option<Fin
     Some(spec.finding(
         Severity::Warning,
         format!(
-            "has retention.bytes={limit}: a burst would delete {} before their time is over",
+            "has retention.bytes={limit}: a burst could delete {} too early",
             spec.records()
         ),
-        "set its retention.bytes to -1 and bound it by time".to_owned(),
+        "set its retention.bytes to -1 and limit it with retention.ms".to_owned(),
     ))
 }

@@ -1,28 +1,28 @@
-//! Which topics are needed, and how they are created.
+//! Which topics pipelines and the scheduler need, and their configuration.
 
 use std::sync::Arc;
 
 use redeliver_core::pipeline::TopicRole;
 use redeliver_core::scheduler::{SchedulerRole, SchedulerTopics};
-use redeliver_core::{Pipeline, Span};
+use redeliver_core::{HumanDuration, Pipeline};
 
 use super::{ActualTopic, Cleanup, Role, TopicSettings, TopicSpec, TopologySpec};
 
-/// A retry tier may be down for so long before a waiting record is lost, beyond the wait itself twice.
-const TIER_MARGIN: Span = Span::from_secs(86_400);
-/// No topic between services is sound with less.
-const SHORTEST_RETENTION: Span = Span::from_secs(3_600);
-/// Whoever waits for an answer gives up long before.
-const ANSWER_RETENTION: Span = Span::from_secs(3_600);
-const SHORTEST_ANSWER_RETENTION: Span = Span::from_secs(60);
-/// Answers are few and small, and each process that gives some reads all of them.
-const MOST_ANSWER_PARTITIONS: i32 = 4;
-/// How long an index may be behind before it has to be built again from the beginning, twice.
-const TOMBSTONE_RETENTION: Span = Span::from_secs(7 * 86_400);
+/// Added to twice the longest wait of a tier: how long the retry tier may be down before records are lost.
+const TIER_MARGIN: HumanDuration = HumanDuration::from_secs(86_400);
+/// A shorter retention of a topic between services is an error.
+const MIN_RETENTION: HumanDuration = HumanDuration::from_secs(3_600);
+/// Clients stop waiting for an answer long before.
+const ANSWER_RETENTION: HumanDuration = HumanDuration::from_secs(3_600);
+const MIN_ANSWER_RETENTION: HumanDuration = HumanDuration::from_secs(60);
+/// Answers are few and small, and each scheduler reads all of them.
+const MAX_ANSWER_PARTITIONS: i32 = 4;
+/// The retention of tombstones for creating compacted topics, well above the minimum that [`super::examine`] requires.
+const TOMBSTONE_RETENTION: HumanDuration = HumanDuration::from_secs(7 * 86_400);
 
 impl TopologySpec {
-    /// The topics of these pipelines. A topic that is ours for one pipeline and a source or an output for
-    /// another is ours.
+    /// The topics of these pipelines. A topic is managed if it is managed for one of them, even if it is the source or
+    /// output of another.
     #[must_use]
     pub fn for_pipelines(pipelines: &[Pipeline], settings: &TopicSettings) -> Self {
         let topics = pipelines.iter().flat_map(|pipeline| {
@@ -32,7 +32,7 @@ impl TopologySpec {
         Self::of(topics)
     }
 
-    /// The topics of the scheduler. Records of those pipelines whose long waits go through it must fit.
+    /// The topics of the scheduler. Records of the pipelines whose long waits go through it must fit into them.
     #[must_use]
     pub fn for_scheduler(
         scheduler: &SchedulerTopics,
@@ -52,7 +52,7 @@ impl TopologySpec {
         }))
     }
 
-    /// The ledger of what was done with dead letters.
+    /// The topic of the ledger.
     #[must_use]
     pub fn for_ledger(name: &str, settings: &TopicSettings) -> Self {
         Self::of(std::iter::once(TopicSpec {
@@ -71,7 +71,7 @@ impl TopologySpec {
         }))
     }
 
-    /// Notes that records up to so many bytes are written into these topics.
+    /// Declares that records of up to `bytes` are written to these topics.
     pub fn expect<'a>(&mut self, topics: impl IntoIterator<Item = &'a str>, bytes: u64) {
         for name in topics {
             let known = self.topics.iter_mut().filter(|topic| *topic.name == *name);
@@ -79,13 +79,13 @@ impl TopologySpec {
         }
     }
 
-    /// These topics and those, each once.
+    /// Merges two specifications; each topic occurs once.
     #[must_use]
     pub fn join(self, other: Self) -> Self {
         Self::of(self.topics.into_iter().chain(other.topics))
     }
 
-    /// Of a topic that is named more than once the first is kept that is ours.
+    /// Deduplicates by name, preferring managed topics.
     fn of(specs: impl Iterator<Item = TopicSpec>) -> Self {
         let mut topics: Vec<TopicSpec> = Vec::new();
         for spec in specs {
@@ -103,8 +103,8 @@ impl TopologySpec {
         Self { topics }
     }
 
-    /// The topics in the order in which they are to be created: those of the users, then ours that follow
-    /// them in size, then ours that follow others of ours.
+    /// The topics in the order of their creation: topics of users, managed topics whose configuration depends on those, and
+    /// managed topics whose configuration depends on other managed topics.
     pub(super) fn stages(&self) -> [Vec<&TopicSpec>; 3] {
         let is_managed = |name: &Arc<str>| {
             let topic = self.topics.iter().find(|topic| topic.name == *name);
@@ -129,14 +129,15 @@ impl TopicSpec {
             TopicRole::Source | TopicRole::Output => (None, None),
             TopicRole::Tier(tier) => {
                 let longest = pipeline.longest_wait_in_tiers().max(tier);
-                let twice = Span::from_millis(longest.as_millis().saturating_mul(2));
-                let roomy = Span::from_millis(twice.as_millis().saturating_add(TIER_MARGIN.as_millis()));
-                (Some(settings.retention.max(roomy)), Some(twice))
+                let twice = HumanDuration::from_millis(longest.as_millis().saturating_mul(2));
+                let with_margin =
+                    HumanDuration::from_millis(twice.as_millis().saturating_add(TIER_MARGIN.as_millis()));
+                (Some(settings.retention.max(with_margin)), Some(twice))
             }
-            TopicRole::Due => kept_for(settings.retention, SHORTEST_RETENTION),
-            TopicRole::DeadLetter => kept_for(settings.dead_letter_retention, SHORTEST_RETENTION),
+            TopicRole::Due => kept_for(settings.retention, MIN_RETENTION),
+            TopicRole::DeadLetter => kept_for(settings.dead_letter_retention, MIN_RETENTION),
         };
-        let is_ours = required_retention.is_some();
+        let is_managed = required_retention.is_some();
         Self {
             name,
             role: Role::Pipeline(role),
@@ -145,9 +146,9 @@ impl TopicSpec {
             replication: settings.replication,
             retention,
             required_retention,
-            sources: is_ours.then(|| pipeline.source.clone()).into_iter().collect(),
+            sources: is_managed.then(|| pipeline.source.clone()).into_iter().collect(),
             largest: None,
-            cleanup: is_ours.then_some(Cleanup::Delete),
+            cleanup: is_managed.then_some(Cleanup::Delete),
         }
     }
 
@@ -157,7 +158,7 @@ impl TopicSpec {
         scheduler: &SchedulerTopics,
         settings: &TopicSettings,
     ) -> Self {
-        let users = Self {
+        let unmanaged = Self {
             name,
             role: Role::Scheduler(role),
             partitions: settings.partitions,
@@ -173,18 +174,18 @@ impl TopicSpec {
             retention,
             required_retention,
             cleanup: Some(Cleanup::Delete),
-            ..users.clone()
+            ..unmanaged.clone()
         };
         match role {
-            SchedulerRole::App => users,
-            SchedulerRole::Ingest => deleted_after(kept_for(settings.retention, SHORTEST_RETENTION)),
+            SchedulerRole::App => unmanaged,
+            SchedulerRole::Ingest => deleted_after(kept_for(settings.retention, MIN_RETENTION)),
             SchedulerRole::DeadLetter => Self {
                 sources: vec![scheduler.ingest.clone()],
-                ..deleted_after(kept_for(settings.dead_letter_retention, SHORTEST_RETENTION))
+                ..deleted_after(kept_for(settings.dead_letter_retention, MIN_RETENTION))
             },
             SchedulerRole::Answers => Self {
-                partitions: settings.partitions.min(MOST_ANSWER_PARTITIONS),
-                ..deleted_after(kept_for(ANSWER_RETENTION, SHORTEST_ANSWER_RETENTION))
+                partitions: settings.partitions.min(MAX_ANSWER_PARTITIONS),
+                ..deleted_after(kept_for(ANSWER_RETENTION, MIN_ANSWER_RETENTION))
             },
             SchedulerRole::State => Self {
                 partitions_as: Some(scheduler.ingest.clone()),
@@ -192,24 +193,31 @@ impl TopicSpec {
                 cleanup: Some(Cleanup::Compact {
                     tombstones: TOMBSTONE_RETENTION,
                 }),
-                ..users
+                ..unmanaged
             },
         }
     }
 }
 
-/// The retention to create with, and the one below which it is an error.
-fn kept_for(retention: Span, shortest: Span) -> (Option<Span>, Option<Span>) {
+/// The retention for creating a topic, and the minimum, below which there is an error.
+fn kept_for(
+    retention: HumanDuration,
+    shortest: HumanDuration,
+) -> (Option<HumanDuration>, Option<HumanDuration>) {
     (Some(retention), Some(retention.min(shortest)))
 }
 
-/// What our headers add to a record at most, generously.
+/// An upper bound of the size of the headers that services add to a record, in bytes.
 pub(super) const HEADER_ROOM: i64 = 16 * 1024;
 
-/// The configuration to create a topic with; `limit` is the size of the largest records that go into it.
+/// The configuration for creating a topic; `limit` is the size of its largest records in bytes, without added headers.
 pub(super) fn creation_config(spec: &TopicSpec, limit: Option<i64>) -> Vec<(&'static str, String)> {
     let mut config = Vec::new();
-    let millis = |span: Span| i64::try_from(span.as_millis()).unwrap_or(i64::MAX).to_string();
+    let millis = |duration: HumanDuration| {
+        i64::try_from(duration.as_millis())
+            .unwrap_or(i64::MAX)
+            .to_string()
+    };
     if let Some(cleanup) = spec.cleanup {
         match cleanup {
             Cleanup::Delete => config.push(("cleanup.policy", "delete".to_owned())),
@@ -218,11 +226,11 @@ pub(super) fn creation_config(spec: &TopicSpec, limit: Option<i64>) -> Vec<(&'st
                 config.push(("delete.retention.ms", millis(tombstones)));
             }
         }
-        // The broker's default may limit the size.
+        // The broker's default may limit the size of the topic and so delete records early.
         config.push(("retention.bytes", "-1".to_owned()));
         if let Some(limit) = limit {
-            let roomy = limit.saturating_add(HEADER_ROOM).min(i64::from(i32::MAX));
-            config.push(("max.message.bytes", roomy.to_string()));
+            let limit = limit.saturating_add(HEADER_ROOM).min(i64::from(i32::MAX));
+            config.push(("max.message.bytes", limit.to_string()));
         }
     }
     if let Some(retention) = spec.retention {
@@ -231,7 +239,7 @@ pub(super) fn creation_config(spec: &TopicSpec, limit: Option<i64>) -> Vec<(&'st
     config
 }
 
-/// The largest records that go into a topic, in bytes, and where they come from, as far as it is known.
+/// The source with the largest records that go into a topic, and its limit in bytes, as far as known.
 pub(super) fn largest_source<'a>(
     spec: &'a TopicSpec,
     actual: &std::collections::BTreeMap<String, ActualTopic>,

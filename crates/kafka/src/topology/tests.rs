@@ -7,8 +7,8 @@ fn settings() -> TopicSettings {
     TopicSettings {
         partitions: 12,
         replication: 3,
-        retention: Span::from_secs(7 * 86_400),
-        dead_letter_retention: Span::from_secs(30 * 86_400),
+        retention: HumanDuration::from_secs(7 * 86_400),
+        dead_letter_retention: HumanDuration::from_secs(30 * 86_400),
     }
 }
 
@@ -47,8 +47,8 @@ fn topic(config: &[(&str, &str)]) -> ActualTopic {
     actual
 }
 
-/// The findings of one topic, beside others with default limits.
-fn judge(spec: &TopicSpec, actual: ActualTopic) -> Vec<Finding> {
+/// The findings for one topic, next to others with default limits.
+fn findings_for(spec: &TopicSpec, actual: ActualTopic) -> Vec<Finding> {
     let source = topic(&[("max.message.bytes", "1048588")]);
     let mut all =
         BTreeMap::from(["crawl-jobs", "scheduler.jobs.ingest"].map(|name| (name.to_owned(), source.clone())));
@@ -56,23 +56,23 @@ fn judge(spec: &TopicSpec, actual: ActualTopic) -> Vec<Finding> {
     examine(spec, &all)
 }
 
-/// The findings of one topic with this configuration, beside a source with default limits.
+/// Asserts the findings for one topic with this configuration, next to a source with default limits.
 #[track_caller]
 fn check(name: &str, config: &[(&str, &str)], expected: &[&str]) {
-    let findings = judge(&spec_of(name), topic(config));
+    let findings = findings_for(&spec_of(name), topic(config));
     let texts: Vec<_> = findings.iter().map(ToString::to_string).collect();
     assert_eq!(texts, expected, "{name} {config:?}");
 }
 
 #[test]
-fn a_pipeline_needs_its_topics_each_once() {
+fn each_topic_of_pipelines_occurs_once_and_a_managed_role_wins() {
     let other = Pipeline {
         name: "again".into(),
         source: "crawl-jobs-dlq".into(),
         output: Some("crawl-jobs".into()),
         ..crawl()
     };
-    // The dead letters are ours, in whichever order the pipelines come.
+    // The dead-letter topic is managed although another pipeline reads it, in any order of the pipelines.
     for pipelines in [[crawl(), other.clone()], [other, crawl()]] {
         let spec = TopologySpec::for_pipelines(&pipelines, &settings());
         let mut names: Vec<_> = spec.topics.iter().map(|topic| &*topic.name).collect();
@@ -109,24 +109,24 @@ fn a_tier_keeps_records_for_twice_the_longest_wait_and_a_day() {
     let of = |retention: &str, required: &str| (retention.to_owned(), required.to_owned());
     assert_eq!(retention(&settings(), crawl()), of("7d", "2d"));
     let patient = Pipeline {
-        max_wait: Span::from_secs(30 * 86_400),
+        max_wait: HumanDuration::from_secs(30 * 86_400),
         ..crawl()
     };
     assert_eq!(retention(&settings(), patient), of("61d", "60d"));
     let hasty = Pipeline {
-        max_wait: Span::from_secs(1),
+        max_wait: HumanDuration::from_secs(1),
         ..crawl()
     };
     assert_eq!(retention(&settings(), hasty.clone()), of("7d", "10s"));
     let short = TopicSettings {
-        retention: Span::from_secs(1),
+        retention: HumanDuration::from_secs(1),
         ..settings()
     };
     assert_eq!(retention(&short, hasty), of("86410s", "10s"));
 }
 
 #[test]
-fn sound_topics_give_no_findings() {
+fn valid_topics_have_no_findings() {
     let spec = TopologySpec::for_pipelines(&[crawl()], &settings());
     let mut actual: BTreeMap<_, _> = spec
         .topics
@@ -138,12 +138,12 @@ fn sound_topics_give_no_findings() {
         topic(&[("max.message.bytes", "1048588")]),
     );
     assert_eq!(examine_all(&spec, &actual), []);
-    for sound in [
+    for valid in [
         ("retention.ms", "-1"),
         ("message.timestamp.type", "LogAppendTime"),
         ("max.message.bytes", "9000000"),
     ] {
-        check("crawl-jobs-retry-1m", &[sound], &[]);
+        check("crawl-jobs-retry-1m", &[valid], &[]);
     }
     for created in &spec.topics {
         let config = creation_config(created, Some(1_048_588));
@@ -157,7 +157,7 @@ fn sound_topics_give_no_findings() {
 }
 
 #[test]
-fn users_own_topics_are_not_judged_but_must_exist() {
+fn topics_of_users_are_not_checked_but_must_exist() {
     let bad = [
         ("cleanup.policy", "compact"),
         ("retention.ms", "1"),
@@ -174,7 +174,7 @@ fn users_own_topics_are_not_judged_but_must_exist() {
 }
 
 #[test]
-fn compaction_is_refused_where_records_wait() {
+fn a_compacted_topic_for_waiting_records_is_an_error() {
     check(
         "crawl-jobs-retry-5s",
         &[("cleanup.policy", "compact,delete")],
@@ -187,33 +187,33 @@ fn compaction_is_refused_where_records_wait() {
         ("crawl-jobs-retry-due", "released records"),
         ("crawl-jobs-dlq", "dead letters"),
     ] {
-        let findings = judge(&spec_of(name), topic(&[("cleanup.policy", "compact")]));
+        let findings = findings_for(&spec_of(name), topic(&[("cleanup.policy", "compact")]));
         assert!(findings[0].problem.contains(records) && findings.len() == 1);
     }
 }
 
 #[test]
-fn a_tier_that_forgets_before_the_wait_is_over_twice_is_refused() {
+fn a_tier_with_less_than_twice_the_longest_wait_as_retention_is_an_error() {
     check("crawl-jobs-retry-5s", &[("retention.ms", "172800000")], &[]);
     check(
         "crawl-jobs-retry-5s",
         &[("retention.ms", "172799999")],
         &[
-            "error: topic `crawl-jobs-retry-5s` keeps records for 172799999ms while they may wait for up \
-           to 1d: they would be deleted before they are due, or after a short outage; needed is 2d; set \
+            "error: topic `crawl-jobs-retry-5s` keeps records for 172799999ms, but they may wait for up \
+           to 1d: they could be deleted before they are due, or after a short outage; at least 2d is required; set \
            its retention.ms to 604800000 (7d) or more",
         ],
     );
 }
 
 #[test]
-fn due_and_dead_letters_are_kept_as_configured() {
+fn due_topics_and_dead_letter_topics_need_the_configured_retention() {
     check("crawl-jobs-retry-due", &[("retention.ms", "604800000")], &[]);
     check(
         "crawl-jobs-dlq",
         &[("retention.ms", "604800000")],
         &[
-            "warning: topic `crawl-jobs-dlq` deletes dead letters after 7d, and 30d is configured; set its \
+            "warning: topic `crawl-jobs-dlq` deletes dead letters after 7d, but 30d is configured; set its \
            retention.ms to 2592000000 (30d) or more",
         ],
     );
@@ -221,39 +221,39 @@ fn due_and_dead_letters_are_kept_as_configured() {
         "crawl-jobs-retry-due",
         &[("retention.ms", "60000")],
         &[
-            "error: topic `crawl-jobs-retry-due` deletes released records after 1m, and 7d is configured; \
+            "error: topic `crawl-jobs-retry-due` deletes released records after 1m, but 7d is configured; \
            set its retention.ms to 604800000 (7d) or more",
         ],
     );
 }
 
 #[test]
-fn what_the_source_takes_must_fit_everywhere() {
+fn records_of_the_source_must_fit_into_all_topics() {
     check(
         "crawl-jobs-dlq",
         &[("max.message.bytes", "1000")],
         &[
-            "error: topic `crawl-jobs-dlq` takes records of 1000 bytes while `crawl-jobs` takes 1048588: \
-           larger ones could not move on; set its max.message.bytes to 1064972 or more",
+            "error: topic `crawl-jobs-dlq` accepts records of up to 1000 bytes, but `crawl-jobs` accepts 1048588: \
+           larger ones could not be forwarded; set its max.message.bytes to 1064972 or more",
         ],
     );
     check(
         "crawl-jobs-dlq",
         &[("max.message.bytes", "1048588")],
         &[
-            "warning: topic `crawl-jobs-dlq` takes records of 1048588 bytes while `crawl-jobs` takes 1048588: the \
-             largest could not move on, because headers are added; set its max.message.bytes to 1064972 or more",
+            "warning: topic `crawl-jobs-dlq` accepts records of up to 1048588 bytes, but `crawl-jobs` accepts 1048588: the \
+             largest could not be forwarded with additional headers; set its max.message.bytes to 1064972 or more",
         ],
     );
 }
 
 #[test]
-fn what_is_written_into_topics_of_users_should_fit_and_states_of_jobs_must() {
+fn too_small_a_limit_is_a_warning_for_topics_of_users_and_an_error_for_the_state_topic() {
     let mut spec = TopologySpec::for_scheduler(&scheduler(), &[], &settings());
     spec.expect(["sms", "scheduler.jobs.state"], 900_000);
-    let judge_with = |name: &str, config: &[(&str, &str)]| -> Vec<String> {
+    let findings_with = |name: &str, config: &[(&str, &str)]| -> Vec<String> {
         let spec = spec.topics.iter().find(|topic| &*topic.name == name).unwrap();
-        let findings = judge(
+        let findings = findings_for(
             &TopicSpec {
                 partitions_as: None,
                 ..spec.clone()
@@ -267,16 +267,16 @@ fn what_is_written_into_topics_of_users_should_fit_and_states_of_jobs_must() {
         ("cleanup.policy", "compact"),
         ("delete.retention.ms", "604800000"),
     ];
-    assert_eq!(judge_with("sms", &[]), [""; 0]);
-    assert_eq!(judge_with("scheduler.jobs.state", &state), [""; 0]);
+    assert_eq!(findings_with("sms", &[]), [""; 0]);
+    assert_eq!(findings_with("scheduler.jobs.state", &state), [""; 0]);
     assert_eq!(
-        judge_with("sms", &[narrow]),
+        findings_with("sms", &[narrow]),
         [
-            "warning: topic `sms` takes records of 900000 bytes, and jobs may have 900000 and headers: those that do \
+            "warning: topic `sms` accepts records of up to 900000 bytes, but jobs may have 900000 plus headers: those that do \
              not fit become dead letters; set its max.message.bytes to 916384 or more"
         ]
     );
-    let found = judge_with("scheduler.jobs.state", &[state[0], state[1], narrow]);
+    let found = findings_with("scheduler.jobs.state", &[state[0], state[1], narrow]);
     assert!(
         found
             .iter()
@@ -286,8 +286,8 @@ fn what_is_written_into_topics_of_users_should_fit_and_states_of_jobs_must() {
 }
 
 #[test]
-fn a_size_limit_is_a_warning_and_comes_after_errors() {
-    let findings = judge(
+fn limited_retention_bytes_is_a_warning_and_comes_after_errors() {
+    let findings = findings_for(
         &spec_of("crawl-jobs-retry-5s"),
         topic(&[("retention.bytes", "1000000"), ("cleanup.policy", "compact")]),
     );
@@ -297,17 +297,17 @@ fn a_size_limit_is_a_warning_and_comes_after_errors() {
 }
 
 #[test]
-fn what_the_broker_does_not_tell_is_not_judged() {
+fn unknown_configuration_is_not_checked() {
     let unknown = ActualTopic {
         partitions: 1,
         config: BTreeMap::new(),
     };
-    assert_eq!(judge(&spec_of("crawl-jobs-retry-5s"), unknown.clone()), []);
+    assert_eq!(findings_for(&spec_of("crawl-jobs-retry-5s"), unknown.clone()), []);
     let state = TopicSpec {
         partitions_as: None,
         ..scheduler_spec_of("scheduler.jobs.state")
     };
-    assert_eq!(judge(&state, unknown), []);
+    assert_eq!(findings_for(&state, unknown), []);
     check(
         "crawl-jobs-retry-5s",
         &[("retention.ms", "soon"), ("max.message.bytes", "")],
@@ -328,10 +328,10 @@ fn scheduler_spec_of(name: &str) -> TopicSpec {
     topics.find(|topic| &*topic.name == name).unwrap()
 }
 
-/// The findings of one topic of the scheduler, beside a sound ingest topic.
+/// Asserts the findings for one topic of the scheduler, next to a valid ingest topic.
 #[track_caller]
 fn check_scheduler(name: &str, config: &[(&str, &str)], expected: &[&str]) {
-    let findings = judge(&scheduler_spec_of(name), topic(config));
+    let findings = findings_for(&scheduler_spec_of(name), topic(config));
     let texts: Vec<_> = findings.iter().map(ToString::to_string).collect();
     assert_eq!(texts, expected, "{name} {config:?}");
 }
@@ -339,7 +339,7 @@ fn check_scheduler(name: &str, config: &[(&str, &str)], expected: &[&str]) {
 /// A pipeline whose long waits go through the scheduler.
 fn patient() -> Pipeline {
     Pipeline {
-        max_wait: Span::from_secs(365 * 86_400),
+        max_wait: HumanDuration::from_secs(365 * 86_400),
         long_waits: Some(scheduler().ingest),
         ..crawl()
     }
@@ -357,14 +357,14 @@ fn pipelines_and_the_scheduler_are_one_topology() {
         let managed = spec.topics.iter().filter(|topic| topic.is_managed()).count();
         assert_eq!(
             managed, 9,
-            "all but source, output and the one application of its own"
+            "all but the source, the output and the topic of one application"
         );
     }
     let ingest = &jobs.topics[0];
     assert_eq!(
         ingest.sources,
         ["crawl-jobs".into()],
-        "only what may arrive there"
+        "only the sources of pipelines whose long waits go through it"
     );
     let stages = jobs.stages().map(|topics| {
         let names = topics.iter().map(|topic| topic.name.to_string());
@@ -381,7 +381,7 @@ fn pipelines_and_the_scheduler_are_one_topology() {
 }
 
 #[test]
-fn tiers_need_not_keep_what_waits_with_the_scheduler() {
+fn tiers_need_not_retain_records_that_wait_in_the_scheduler() {
     let tier = |pipeline: Pipeline| {
         let spec = TopologySpec::for_pipelines(&[pipeline], &settings());
         let topic = spec.topics.iter().find(|topic| topic.name.ends_with("-retry-5s"));
@@ -396,12 +396,12 @@ fn tiers_need_not_keep_what_waits_with_the_scheduler() {
 }
 
 #[test]
-fn topics_of_the_scheduler_are_sound_as_they_are_created() {
+fn created_topics_of_the_scheduler_have_no_findings() {
     let spec = TopologySpec::for_scheduler(&scheduler(), &[patient()], &settings());
     let follows_ingest = |spec: &TopicSpec| spec.sources.contains(&"scheduler.jobs.ingest".into());
     let created = |spec: &TopicSpec| ActualTopic {
         partitions: spec.partitions,
-        // What follows the ingest topic follows one of ours, which has room already.
+        // The ingest topic is managed, so its limit already includes room for headers.
         config: creation_config(spec, Some(1_048_588 + 16_384 * i64::from(follows_ingest(spec))))
             .into_iter()
             .map(|(name, value)| (name.to_owned(), value))
@@ -423,11 +423,11 @@ fn topics_of_the_scheduler_are_sound_as_they_are_created() {
         (answers.partitions, answers.config["retention.ms"].as_str()),
         (4, "3600000")
     );
-    assert!(actual["sms"].config.is_empty(), "as the broker makes topics");
+    assert!(actual["sms"].config.is_empty(), "the broker's defaults");
 }
 
 #[test]
-fn the_state_topic_is_compacted_and_nothing_else() {
+fn the_state_topic_must_only_be_compacted() {
     check_scheduler("scheduler.jobs.state", &[("cleanup.policy", "compact")], &[]);
     check_scheduler(
         "scheduler.jobs.state",
@@ -437,7 +437,7 @@ fn the_state_topic_is_compacted_and_nothing_else() {
              are due; set its cleanup.policy to compact",
         ],
     );
-    let both = judge(
+    let both = findings_for(
         &scheduler_spec_of("scheduler.jobs.state"),
         topic(&[("cleanup.policy", "compact,delete")]),
     );
@@ -449,7 +449,7 @@ fn the_state_topic_is_compacted_and_nothing_else() {
         "scheduler.jobs.state",
         &[("cleanup.policy", "")],
         &[
-            "error: topic `scheduler.jobs.state` is not compacted: it would grow for ever; set its \
+            "error: topic `scheduler.jobs.state` is not compacted: it would grow forever; set its \
              cleanup.policy to compact",
         ],
     );
@@ -462,15 +462,14 @@ fn the_state_topic_is_compacted_and_nothing_else() {
         "scheduler.jobs.state",
         &[("cleanup.policy", "compact"), ("delete.retention.ms", "3600000")],
         &[
-            "error: topic `scheduler.jobs.state` forgets after 1h that a job was forgotten: an index that was \
-             behind for longer would bring it back, and 1d is the least; set its delete.retention.ms to 604800000 \
-             (7d) or more",
+            "error: topic `scheduler.jobs.state` deletes tombstones after 1h: an index that was behind for longer could \
+             restore deleted jobs, and at least 1d is required; set its delete.retention.ms to 604800000 (7d) or more",
         ],
     );
 }
 
 #[test]
-fn the_state_topic_has_as_many_partitions_as_the_ingest_topic() {
+fn the_state_topic_must_have_as_many_partitions_as_the_ingest_topic() {
     for (partitions, remedy) in [
         (11, "give it 12 partitions"),
         (13, "give `scheduler.jobs.ingest` 13 partitions"),
@@ -479,20 +478,20 @@ fn the_state_topic_has_as_many_partitions_as_the_ingest_topic() {
             partitions,
             ..topic(&[("cleanup.policy", "compact")])
         };
-        let findings = judge(&scheduler_spec_of("scheduler.jobs.state"), actual);
+        let findings = findings_for(&scheduler_spec_of("scheduler.jobs.state"), actual);
         assert_eq!((findings.len(), findings[0].severity), (1, Severity::Error));
         assert_eq!(findings[0].remedy, remedy);
     }
 }
 
 #[test]
-fn commands_answers_and_dead_letters_are_not_compacted_and_fit() {
+fn topics_of_commands_answers_and_dead_letters_must_not_be_compacted() {
     for (name, records) in [
         ("scheduler.jobs.ingest", "commands"),
         ("scheduler.jobs.answers", "answers"),
         ("scheduler.jobs.dlq", "dead letters"),
     ] {
-        let findings = judge(&scheduler_spec_of(name), topic(&[("cleanup.policy", "compact")]));
+        let findings = findings_for(&scheduler_spec_of(name), topic(&[("cleanup.policy", "compact")]));
         assert_eq!((findings.len(), findings[0].severity), (1, Severity::Error));
         assert!(findings[0].problem.contains(records), "{findings:?}");
     }
@@ -500,20 +499,20 @@ fn commands_answers_and_dead_letters_are_not_compacted_and_fit() {
         "scheduler.jobs.ingest",
         &[("retention.ms", "3600000")],
         &[
-            "warning: topic `scheduler.jobs.ingest` deletes commands after 1h, and 7d is configured; set its \
+            "warning: topic `scheduler.jobs.ingest` deletes commands after 1h, but 7d is configured; set its \
              retention.ms to 604800000 (7d) or more",
         ],
     );
     let jobs = TopologySpec::for_scheduler(&scheduler(), &[patient()], &settings());
-    let small = judge(&jobs.topics[0], topic(&[("max.message.bytes", "1000")]));
+    let small = findings_for(&jobs.topics[0], topic(&[("max.message.bytes", "1000")]));
     assert!(
-        small.len() == 1 && small[0].problem.contains("while `crawl-jobs` takes 1048588"),
+        small.len() == 1 && small[0].problem.contains("but `crawl-jobs` accepts 1048588"),
         "{small:?}"
     );
 }
 
 #[test]
-fn topics_of_applications_are_not_judged() {
+fn topics_of_applications_are_not_checked() {
     check_scheduler(
         "sms",
         &[("cleanup.policy", "compact"), ("retention.ms", "1")],
@@ -522,7 +521,7 @@ fn topics_of_applications_are_not_judged() {
 }
 
 #[test]
-fn the_ledger_of_dead_letters_is_compacted() {
+fn the_ledger_must_be_compacted() {
     let spec = TopologySpec::for_ledger("ledger", &settings());
     let [ledger] = &spec.topics[..] else {
         panic!("{spec:?}")
@@ -532,16 +531,16 @@ fn the_ledger_of_dead_letters_is_compacted() {
         config.contains(&("cleanup.policy", "compact".to_owned())),
         "{config:?}"
     );
-    let judged = |policy: &str| {
-        let findings = judge(
+    let findings = |policy: &str| {
+        let findings = findings_for(
             ledger,
             topic(&[("cleanup.policy", policy), ("delete.retention.ms", "604800000")]),
         );
         findings.iter().map(ToString::to_string).collect::<Vec<_>>()
     };
-    assert_eq!(judged("compact"), [""; 0]);
+    assert_eq!(findings("compact"), [""; 0]);
     assert_eq!(
-        judged("compact,delete"),
+        findings("compact,delete"),
         [
             "error: topic `ledger` deletes old records: states of dead letters would be lost; set its cleanup.policy \
              to compact"

@@ -1,28 +1,27 @@
-//! The completed offsets beyond a commit, as the text that travels in the commit's metadata.
+//! Encodes the completed set and the topic fingerprint as the metadata of a commit.
 //!
-//! Written is the shorter of two forms, both base64url without padding behind a prefix, and both made
-//! from the offsets that are *not* done, because a gap in the log (a transaction marker, an aborted or
-//! compacted record) will never be delivered and may count as done:
+//! There are two forms, of which the shorter one is written (except as described below). Both are base64url without padding
+//! after a prefix, and both describe the *incomplete* offsets: a gap in the log (a transaction marker, an aborted or
+//! compacted record) is never delivered and counts as completed.
 //!
-//! - `r1:` lengths of runs as LEB128 varints, alternating, beginning with a run that is not done;
-//! - `b1:` segments of (varint done offsets skipped, varint bits, bitmap with 1 for not done, lowest bit
-//!   first), and at the end a varint of done offsets. A segment begins and ends with an offset that is not
-//!   done, so that a wide gap costs a new segment, not its width in bits.
+//! - `r1:` lengths of alternating runs as LEB128 varints, beginning with an incomplete run;
+//! - `b1:` segments of (varint number of completed offsets to skip, varint number of bits, bitmap with 1 for incomplete,
+//!   lowest bit first), and a final varint of completed offsets. A segment begins and ends with an incomplete offset, so a
+//!   wide gap costs a new segment instead of one bit per offset.
 //!
-//! # The topic that the commit belongs to
-//! An `r1:` text may end with one more run that is not done: [`TopicFingerprint`], at least 2^48 long, which no run of
-//! ours is. It tells a reader whether the commit was made in the topic that has this name today, or in one that was
-//! deleted since. Versions that do not know it drop trailing runs that are not done, so they read the same set. `b1:` has
-//! no room for it; `r1:` is therefore preferred up to [`PREFERRED_RUNS`] bytes.
+//! # The topic of the commit
+//! An `r1:` text may end with an additional incomplete run, the [`TopicFingerprint`]. It is at least 2^48 long, longer than
+//! any other run. It tells whether the commit belongs to the current topic of this name or to a deleted one. Versions that
+//! do not know it ignore trailing incomplete runs, so they read the same set. `b1:` has no room for a fingerprint, so `r1:`
+//! is preferred up to [`PREFERRED_RUNS`] bytes.
 //!
-//! # Why what was admitted always fits
-//! Let d be the distances between neighbours of the offsets that are not done. `b1` takes at most
-//! sum of w(d) = min(d, 104) bits plus a constant: a distance up to 40 is written as bits, a wider one as
-//! a new segment, whose two varints and padding take at most 31 + 8 * len(d - 1) bits, which is neither
-//! more than d nor more than 104. `r1` takes at most the sum of u(d) = 8 + 8 * len(d - 1) bits plus a
-//! constant, with u(1) = 8. Both w and u are subadditive, so completing an offset (two distances become
-//! their sum) never makes either bound grow: whoever admits only while one of the bounds is below the
-//! limit can write whatever is completed afterwards, in whatever order.
+//! # Why admitted records always fit
+//! Let d be the distances between neighbouring incomplete offsets. `b1` takes at most the sum of w(d) = min(d, 104) bits plus
+//! a constant: a distance up to 40 is written as bits, a wider one as a new segment, whose two varints and padding take at
+//! most 31 + 8 * len(d - 1) bits, which is neither more than d nor more than 104. `r1` takes at most the sum of
+//! u(d) = 8 + 8 * len(d - 1) bits plus a constant, with u(1) = 8. Both w and u are subadditive, so completing an offset
+//! (which replaces two distances by their sum) never increases either bound. A tracker that admits records only while one
+//! of the bounds is below the limit can therefore encode every set that completions produce, in any order.
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -31,23 +30,23 @@ use redeliver_kafka_ffi::TopicId;
 
 use super::OffsetRange;
 
-/// How many bytes of metadata a commit may carry: the broker's default of `offset.metadata.max.bytes`.
+/// The maximum size of a commit's metadata in bytes: the broker's default of `offset.metadata.max.bytes`.
 pub const METADATA_LIMIT: usize = 4096;
 
 const PREFIX_LENGTH: usize = 3;
 const RUNS: &str = "r1:";
 const BITMAP: &str = "b1:";
-/// What fits behind the prefix once base64 took its third.
+/// Bytes after the prefix, before base64.
 const PAYLOAD_LIMIT: usize = (METADATA_LIMIT - PREFIX_LENGTH) / 4 * 3;
-/// The first segment's header, its padding and first bit, and the tail; more than `r1` needs.
+/// The header, padding and first bit of the first segment, and the final varint. `r1` needs less.
 const CONSTANT_BITS: u64 = 192;
-/// A distance up to this many offsets is cheaper as bits than as a new segment.
+/// Up to this distance, bits are cheaper than a new segment.
 const WIDEST_IN_SEGMENT: i64 = 40;
-/// Up to this many bytes the runs are written, with the topic's fingerprint, even if the bitmap is shorter.
+/// Up to this many bytes, `r1` with a fingerprint is preferred even if `b1` is shorter.
 const PREFERRED_RUNS: usize = 512;
 
-/// The first 48 bits of a topic's id, with a bit above them that is always set. Two topics that had the same name
-/// after each other share it once in 2^48 times.
+/// The first 48 bits of a topic's id, and a bit above them that is always set. Two consecutive topics of the same name have
+/// the same fingerprint with a probability of 2^-48.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TopicFingerprint(u64);
 
@@ -61,7 +60,7 @@ impl TopicFingerprint {
         Self(Self::MARK | high)
     }
 
-    /// Reads a trailing run that is not done.
+    /// Interprets the length of a trailing incomplete run.
     fn from_run(length: u64) -> Option<Self> {
         (Self::MARK..2 * Self::MARK)
             .contains(&length)
@@ -69,21 +68,21 @@ impl TopicFingerprint {
     }
 }
 
-/// Why metadata was not understood. Nothing of it is used then.
+/// Why metadata could not be decoded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MetadataError {
-    /// Written by something else.
-    #[error("the commit's metadata was not written by this program")]
+    /// It has neither of the prefixes.
+    #[error("commit metadata was not written by redeliver")]
     Foreign,
-    /// More than we would ever write.
-    #[error("the commit's metadata describes more offsets than {METADATA_LIMIT} bytes can follow up")]
+    /// It describes more than a tracker would write.
+    #[error("commit metadata describes more incomplete offsets than fit into {METADATA_LIMIT} bytes")]
     TooLarge,
-    /// Has our prefix and is damaged.
-    #[error("the commit's metadata is damaged: {0}")]
+    /// It has one of the prefixes but cannot be parsed.
+    #[error("commit metadata is damaged: {0}")]
     Damaged(&'static str),
 }
 
-/// An upper bound of what the text of a set takes, now and after any completions.
+/// An upper bound of the encoded size of a set, now and after any completions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Weight {
     bitmap_bits: u64,
@@ -91,13 +90,13 @@ pub(super) struct Weight {
 }
 
 impl Weight {
-    /// What any one more offset weighs at most.
+    /// The maximum weight of one more offset.
     pub(super) const HEAVIEST: Self = Self {
         bitmap_bits: 104,
         runs_bits: 8 + 8 * 9,
     };
 
-    /// What an offset weighs at this distance (at least 1) from the one before it.
+    /// The weight of an offset at this distance (at least 1) from the previous one.
     pub(super) fn of_distance(distance: i64) -> Self {
         let distance = distance.unsigned_abs();
         Self {
@@ -110,7 +109,7 @@ impl Weight {
         }
     }
 
-    /// What `length` neighbouring offsets weigh beyond the first of them.
+    /// The weight of all but the first of `length` adjacent offsets.
     fn of_run(length: u64) -> Self {
         let more = length.saturating_sub(1);
         Self {
@@ -133,13 +132,13 @@ impl Weight {
         }
     }
 
-    /// Whether the text fits into the limit for sure.
+    /// Whether the encoded set certainly fits.
     pub(super) fn fits(self) -> bool {
         let limit = 8 * PAYLOAD_LIMIT as u64 - CONSTANT_BITS;
         self.bitmap_bits <= limit || self.runs_bits <= limit
     }
 
-    /// The weight of these runs of offsets that are not done.
+    /// The weight of these runs of incomplete offsets.
     pub(super) fn of_holes(holes: &[OffsetRange]) -> Self {
         let mut weight = Self::default();
         let mut last: Option<i64> = None;
@@ -154,9 +153,8 @@ impl Weight {
     }
 }
 
-/// Writes which offsets of `[commit, end)` are done: all but the holes, which are sorted, apart from each
-/// other and within the range. Returns `None` only when the holes weigh too much. The fingerprint is left out where it
-/// does not fit.
+/// Encodes the completed offsets of `[commit, end)`: all except the holes, which are sorted, not adjacent, and within the
+/// range. Returns `None` only if the holes are too heavy. Omits the fingerprint if it does not fit.
 pub(super) fn encode(
     commit: i64,
     holes: &[OffsetRange],
@@ -214,8 +212,8 @@ fn encode_bitmap(commit: i64, holes: &[OffsetRange], end: i64) -> Option<Vec<u8>
             .windows(2)
             .take_while(|pair| pair[1].start - (pair[0].end - 1) <= WIDEST_IN_SEGMENT)
             .count();
-        let (segment, behind) = rest.split_at(joined + 1);
-        rest = behind;
+        let (segment, remaining) = rest.split_at(joined + 1);
+        rest = remaining;
         let segment_end = segment[joined].end;
         let bits = usize::try_from(segment_end - first.start).ok()?;
         push_varint(&mut bytes, (first.start - at).unsigned_abs());
@@ -237,8 +235,8 @@ fn encode_bitmap(commit: i64, holes: &[OffsetRange], end: i64) -> Option<Vec<u8>
     (bytes.len() <= PAYLOAD_LIMIT).then_some(bytes)
 }
 
-/// Reads the done ranges beyond a commit, and the topic it was made in if it says so. Total: any text gives ranges or
-/// an error, in memory bounded by the text's length.
+/// Decodes the completed ranges after a commit, and the topic fingerprint if there is one. Accepts any text, and uses memory
+/// proportional to its length: other programs can write metadata too.
 pub(super) fn decode(
     commit: i64,
     metadata: &str,
@@ -259,35 +257,36 @@ pub(super) fn decode(
     let mut ranges = Ranges::new(commit);
     let mut topic = None;
     if form == RUNS {
-        let mut done = false;
+        let mut is_completed = false;
         while !reader.bytes.is_empty() {
             let length = reader.varint()?;
-            if !done && reader.bytes.is_empty() {
+            // A trailing incomplete run is a fingerprint, or has no meaning.
+            if !is_completed && reader.bytes.is_empty() {
                 topic = TopicFingerprint::from_run(length);
                 break;
             }
-            if done {
-                ranges.done(length)?;
+            if is_completed {
+                ranges.complete(length)?;
             } else {
                 ranges.hole(length)?;
             }
-            done = !done;
+            is_completed = !is_completed;
         }
     } else {
         while !reader.bytes.is_empty() {
-            ranges.done(reader.varint()?)?;
+            ranges.complete(reader.varint()?)?;
             if reader.bytes.is_empty() {
                 break;
             }
             let bits = reader.varint()?;
             let bitmap = reader.take(bits.div_ceil(8))?;
             for bit in 0..bits {
-                // The bitmap is in memory, so the number of a bit in it fits.
+                // The bitmap is in memory, so the index of a bit fits.
                 let bit = usize::try_from(bit).map_err(|_| MetadataError::TooLarge)?;
                 if bitmap[bit / 8] >> (bit % 8) & 1 == 1 {
                     ranges.hole(1)?;
                 } else {
-                    ranges.done(1)?;
+                    ranges.complete(1)?;
                 }
             }
         }
@@ -295,10 +294,10 @@ pub(super) fn decode(
     Ok((ranges.finish()?, topic))
 }
 
-/// Collects done ranges and checks that a tracker could go on from them.
+/// Collects the decoded ranges and checks that a tracker can continue from them.
 struct Ranges {
     at: i64,
-    done: Vec<OffsetRange>,
+    completed: Vec<OffsetRange>,
     holes: Vec<OffsetRange>,
 }
 
@@ -306,13 +305,13 @@ impl Ranges {
     fn new(commit: i64) -> Self {
         Self {
             at: commit,
-            done: Vec::new(),
+            completed: Vec::new(),
             holes: Vec::new(),
         }
     }
 
-    fn done(&mut self, length: u64) -> Result<(), MetadataError> {
-        Self::push(&mut self.done, &mut self.at, length)
+    fn complete(&mut self, length: u64) -> Result<(), MetadataError> {
+        Self::push(&mut self.completed, &mut self.at, length)
     }
 
     fn hole(&mut self, length: u64) -> Result<(), MetadataError> {
@@ -331,12 +330,12 @@ impl Ranges {
     }
 
     fn finish(mut self) -> Result<Vec<OffsetRange>, MetadataError> {
-        let end = self.done.last().map_or(i64::MIN, |range| range.end);
+        let end = self.completed.last().map_or(i64::MIN, |range| range.end);
         while self.holes.last().is_some_and(|hole| hole.start >= end) {
             self.holes.pop();
         }
         if Weight::of_holes(&self.holes).fits() {
-            Ok(self.done)
+            Ok(self.completed)
         } else {
             Err(MetadataError::TooLarge)
         }
@@ -400,48 +399,48 @@ mod tests {
         decode(commit, metadata).map(|(ranges, _)| ranges)
     }
 
-    fn done_between(commit: i64, holes: &[OffsetRange], end: i64) -> Vec<OffsetRange> {
+    fn completed_between(commit: i64, holes: &[OffsetRange], end: i64) -> Vec<OffsetRange> {
         let mut at = commit;
-        let mut done = Vec::new();
+        let mut completed = Vec::new();
         for hole in holes {
-            done.push(range(at, hole.start));
+            completed.push(range(at, hole.start));
             at = hole.end;
         }
-        done.push(range(at, end));
-        done.retain(|range| range.start < range.end);
-        done
+        completed.push(range(at, end));
+        completed.retain(|range| range.start < range.end);
+        completed
     }
 
     #[test]
-    fn nothing_done_is_no_text() {
+    fn empty_metadata_is_an_empty_set() {
         assert_eq!(ranges(7, ""), Ok(vec![]));
     }
 
     #[test]
-    fn the_forms_are_stable_because_running_consumers_stored_them() {
+    fn both_forms_are_stable_because_commits_contain_them() {
         assert_eq!(encode(10, &[range(10, 11)], 15, None).as_deref(), Some("r1:AQQ"));
         assert_eq!(ranges(10, "r1:AQQ"), Ok(vec![range(11, 15)]));
         let every_second: Vec<_> = (0..20).map(|n| range(10 + 2 * n, 11 + 2 * n)).collect();
         let text = encode(10, &every_second, 50, None).unwrap();
         assert_eq!(text, "b1:ACdVVVVVVQE");
-        assert_eq!(ranges(10, &text), Ok(done_between(10, &every_second, 50)));
+        assert_eq!(ranges(10, &text), Ok(completed_between(10, &every_second, 50)));
     }
 
     #[test]
-    fn a_commit_names_its_topic_and_older_versions_read_the_same_set() {
+    fn a_commit_contains_a_fingerprint_and_older_versions_decode_the_same_set() {
         let topic = TopicFingerprint::of(TopicId::from_bits(0x0123_4567_89ab << 80 | 7));
         let text = encode(10, &[range(10, 11)], 15, Some(topic)).unwrap();
         assert_eq!(text, "r1:AQSrk56rtKRA");
         assert_eq!(decode(10, &text), Ok((vec![range(11, 15)], Some(topic))));
-        // As those versions do: a trailing run that is not done is dropped.
+        // Those versions ignore a trailing incomplete run.
         let mut old = Ranges::new(10);
         old.hole(1).unwrap();
-        old.done(4).unwrap();
+        old.complete(4).unwrap();
         old.hole(topic.0).unwrap();
         assert_eq!(old.finish(), Ok(vec![range(11, 15)]));
-        let nothing_done = encode(10, &[], 10, Some(topic)).unwrap();
-        assert_eq!(decode(10, &nothing_done), Ok((vec![], Some(topic))));
-        // What another program appends is no fingerprint.
+        let nothing_completed = encode(10, &[], 10, Some(topic)).unwrap();
+        assert_eq!(decode(10, &nothing_completed), Ok((vec![], Some(topic))));
+        // A short run is not a fingerprint.
         assert_eq!(decode(10, "r1:AQQF"), Ok((vec![range(11, 15)], None)));
     }
 
@@ -451,11 +450,11 @@ mod tests {
         holes.push(range(1 << 50, (1 << 50) + 1));
         let text = encode(0, &holes, 1 << 51, None).unwrap();
         assert!(text.starts_with(BITMAP) && text.len() < 2_800, "{}", text.len());
-        assert_eq!(ranges(0, &text), Ok(done_between(0, &holes, 1 << 51)));
+        assert_eq!(ranges(0, &text), Ok(completed_between(0, &holes, 1 << 51)));
     }
 
     #[test]
-    fn metadata_of_others_and_damage_are_told_apart() {
+    fn foreign_metadata_and_damaged_metadata_are_different_errors() {
         for foreign in ["x", "r2:AQ", "{\"a\":1}", "ééé", "leader-epoch=5"] {
             assert_eq!(ranges(0, foreign), Err(MetadataError::Foreign), "{foreign}");
         }
@@ -467,7 +466,7 @@ mod tests {
         }
         let long = format!("r1:{}", "A".repeat(METADATA_LIMIT));
         assert_eq!(ranges(0, &long), Err(MetadataError::TooLarge));
-        // A hole of 2^40 offsets, then one done: no tracker could follow that up.
+        // A hole of 2^40 offsets, then one completed offset: more than a tracker can hold.
         let mut bytes = Vec::new();
         push_varint(&mut bytes, 1 << 40);
         push_varint(&mut bytes, 1);
@@ -478,7 +477,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_read_or_refused(commit in any::<i64>(), text in "(r1:|b1:)?[-_a-zA-Z0-9]{0,80}") {
+        fn any_text_decodes_to_valid_ranges_or_an_error(commit in any::<i64>(), text in "(r1:|b1:)?[-_a-zA-Z0-9]{0,80}") {
             if let Ok(ranges) = ranges(commit, &text) {
                 prop_assert!(ranges.iter().all(|range| range.start < range.end && range.start >= commit));
                 prop_assert!(ranges.windows(2).all(|pair| pair[0].end < pair[1].start));
@@ -503,7 +502,7 @@ mod tests {
         }
 
         #[test]
-        fn each_form_is_within_its_weight_and_reads_back(
+        fn each_form_fits_its_weight_and_decodes_to_the_same_set(
             commit in 0i64..(1 << 40),
             skipped in 0i64..3,
             steps in prop::collection::vec(
@@ -522,13 +521,13 @@ mod tests {
             if let Some(bytes) = encode_bitmap(commit, &holes, end) {
                 prop_assert!(8 * bytes.len() as u64 <= weight.bitmap_bits + CONSTANT_BITS);
                 let text = format!("{BITMAP}{}", URL_SAFE_NO_PAD.encode(bytes));
-                prop_assert_eq!(ranges(commit, &text), Ok(done_between(commit, &holes, end)));
+                prop_assert_eq!(ranges(commit, &text), Ok(completed_between(commit, &holes, end)));
             }
             if let Some(bytes) = encode_runs(commit, &holes, end) {
                 prop_assert!(8 * bytes.len() as u64 <= weight.runs_bits + CONSTANT_BITS);
                 let text = format!("{RUNS}{}", URL_SAFE_NO_PAD.encode(bytes));
                 if weight.fits() {
-                    prop_assert_eq!(ranges(commit, &text), Ok(done_between(commit, &holes, end)));
+                    prop_assert_eq!(ranges(commit, &text), Ok(completed_between(commit, &holes, end)));
                 }
             }
             if weight.fits() {
@@ -536,7 +535,7 @@ mod tests {
                     let text = encode(commit, &holes, end, topic).unwrap();
                     prop_assert!(text.len() <= METADATA_LIMIT && text.is_ascii());
                     let (ranges, read) = decode(commit, &text).unwrap();
-                    prop_assert_eq!(ranges, done_between(commit, &holes, end));
+                    prop_assert_eq!(ranges, completed_between(commit, &holes, end));
                     prop_assert!(read.is_none() || read == topic);
                 }
             }

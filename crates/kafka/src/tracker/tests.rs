@@ -31,7 +31,7 @@ fn topic(bits: u128) -> Option<TopicFingerprint> {
 }
 
 #[test]
-fn a_commit_of_the_topic_that_had_the_name_before_is_told_apart() {
+fn a_commit_of_an_earlier_topic_of_the_same_name_is_recognised() {
     let mut tracker = OffsetTracker::new(Committed::at(0), topic(1 << 100));
     tracker.observe(0);
     tracker.complete(0);
@@ -39,7 +39,7 @@ fn a_commit_of_the_topic_that_had_the_name_before_is_told_apart() {
     let committed = Committed::decode(position.offset, &position.metadata).unwrap();
     assert!(!committed.is_of_another(topic(1 << 100)));
     assert!(committed.is_of_another(topic(1 << 101)));
-    // Neither a commit nor a broker that does not say proves anything.
+    // Without a fingerprint or a topic id, nothing is certain.
     assert!(!committed.is_of_another(None));
     assert!(!Committed::at(1).is_of_another(topic(1 << 101)));
     let beginning = OffsetTracker::new(Committed::start(), topic(1 << 100)).position_or_beginning();
@@ -50,7 +50,7 @@ fn a_commit_of_the_topic_that_had_the_name_before_is_told_apart() {
     );
 }
 
-fn done(position: &CommitPosition) -> Vec<(i64, i64)> {
+fn completed(position: &CommitPosition) -> Vec<(i64, i64)> {
     let completed = Committed::decode(position.offset, &position.metadata)
         .unwrap()
         .completed;
@@ -62,7 +62,7 @@ fn done(position: &CommitPosition) -> Vec<(i64, i64)> {
 }
 
 #[test]
-fn in_order_the_commit_is_a_plain_offset() {
+fn records_completed_in_order_need_no_metadata() {
     let mut tracker = in_flight([3, 4, 7]);
     assert!(tracker.complete(3));
     assert_eq!(
@@ -84,7 +84,7 @@ fn in_order_the_commit_is_a_plain_offset() {
 }
 
 #[test]
-fn a_partition_without_a_commit_begins_at_the_first_offset_it_delivers() {
+fn a_partition_without_a_commit_begins_at_its_first_observed_offset() {
     let mut tracker = OffsetTracker::new(Committed::start(), None);
     assert_eq!((tracker.current_position(), tracker.position()), (None, None));
     assert_eq!(tracker.observe(1_000_000_000_000), Admission::New);
@@ -94,7 +94,7 @@ fn a_partition_without_a_commit_begins_at_the_first_offset_it_delivers() {
 }
 
 #[test]
-fn a_position_is_offered_until_it_is_committed_and_always_as_the_current_one() {
+fn a_position_is_returned_until_it_is_committed() {
     let mut tracker = OffsetTracker::new(Committed::at(5), None);
     assert_eq!(tracker.commit_position(), None);
     assert_eq!(tracker.current_position().unwrap().offset, 5);
@@ -110,7 +110,7 @@ fn a_position_is_offered_until_it_is_committed_and_always_as_the_current_one() {
 }
 
 #[test]
-fn only_what_is_in_flight_can_be_completed_and_only_once() {
+fn a_record_in_flight_can_be_completed_once() {
     let mut tracker = in_flight([1, 2, 5, 6]);
     for unknown in [i64::MIN, 0, 3, 4, 7, i64::MAX] {
         assert!(!tracker.complete(unknown), "{unknown}");
@@ -123,7 +123,7 @@ fn only_what_is_in_flight_can_be_completed_and_only_once() {
 }
 
 #[test]
-fn what_was_read_before_a_rewind_is_stale() {
+fn offsets_below_the_position_are_stale() {
     let mut tracker = in_flight([1, 2]);
     assert_eq!(tracker.observe(2), Admission::Stale);
     assert_eq!(tracker.observe(0), Admission::Stale);
@@ -135,7 +135,7 @@ fn what_was_read_before_a_rewind_is_stale() {
 }
 
 #[test]
-fn done_offsets_are_restored_and_not_forgotten_by_a_commit_before_they_are_read_again() {
+fn restored_offsets_survive_a_commit_before_they_are_read_again() {
     let mut tracker = in_flight(0..10);
     for offset in [2, 3, 7] {
         tracker.complete(offset);
@@ -145,27 +145,27 @@ fn done_offsets_are_restored_and_not_forgotten_by_a_commit_before_they_are_read_
     assert_eq!(tracker.observe(0), Admission::New);
     tracker.complete(0);
     let position = tracker.commit_position().unwrap();
-    assert_eq!((position.offset, done(&position)), (1, vec![(2, 4), (7, 8)]));
+    assert_eq!((position.offset, completed(&position)), (1, vec![(2, 4), (7, 8)]));
 
     let mut tracker = restart(&position);
     let admissions: Vec<_> = (1..9).map(|offset| tracker.observe(offset)).collect();
-    let (new, already) = (Admission::New, Admission::AlreadyDone);
+    let (new, already) = (Admission::New, Admission::AlreadyCompleted);
     assert_eq!(admissions, [new, already, already, new, new, new, already, new]);
     assert!(!tracker.complete(2), "it was never admitted");
     tracker.complete(1);
     let position = tracker.current_position().unwrap();
-    assert_eq!((position.offset, done(&position)), (4, vec![(7, 8)]));
+    assert_eq!((position.offset, completed(&position)), (4, vec![(7, 8)]));
 }
 
 #[test]
-fn restored_offsets_that_the_log_no_longer_has_are_passed_over() {
+fn restored_offsets_that_are_missing_from_the_log_are_skipped() {
     let mut tracker = in_flight(0..10);
     tracker.complete(5);
     let mut tracker = restart(&tracker.current_position().unwrap());
     assert_eq!(tracker.observe(0), Admission::New);
     assert_eq!(tracker.observe(500), Admission::New);
     let position = tracker.current_position().unwrap();
-    assert_eq!((position.offset, done(&position)), (0, vec![(1, 6)]));
+    assert_eq!((position.offset, completed(&position)), (0, vec![(1, 6)]));
     tracker.complete(0);
     assert_eq!(
         tracker.current_position(),
@@ -189,12 +189,15 @@ fn a_window_of_16384_records_is_always_admitted_and_always_fits() {
             "{}",
             position.metadata.len()
         );
-        assert_eq!(done(&position).len(), 16_383 / usize::try_from(step).unwrap());
+        assert_eq!(
+            completed(&position).len(),
+            16_383 / usize::try_from(step).unwrap()
+        );
     }
 }
 
 #[test]
-fn one_hanging_record_does_not_stop_the_rest() {
+fn one_incomplete_record_does_not_block_the_others() {
     let mut tracker = in_flight([0]);
     for offset in 1..200_000 {
         assert!(tracker.may_admit());
@@ -206,12 +209,12 @@ fn one_hanging_record_does_not_stop_the_rest() {
         assert_eq!(tracker.blocked_by(), blocked.then_some(0), "{offset}");
     }
     let position = tracker.current_position().unwrap();
-    assert_eq!((position.offset, done(&position)), (0, vec![(1, 199_985)]));
+    assert_eq!((position.offset, completed(&position)), (0, vec![(1, 199_985)]));
     assert!(position.metadata.len() < 16 && tracker.queue.len() < 64);
 }
 
 #[test]
-fn nothing_blocks_when_everything_is_in_flight_or_done() {
+fn nothing_is_blocked_when_all_records_complete_in_order() {
     let mut tracker = in_flight(0..1_000);
     assert_eq!(tracker.blocked_by(), None);
     for offset in 0..1_000 {
@@ -221,7 +224,7 @@ fn nothing_blocks_when_everything_is_in_flight_or_done() {
 }
 
 #[test]
-fn a_full_tracker_says_so_and_recovers() {
+fn a_full_tracker_admits_nothing_until_enough_records_complete() {
     let mut tracker = OffsetTracker::new(Committed::at(0), None);
     let mut end = 0;
     while tracker.may_admit() {
@@ -233,7 +236,7 @@ fn a_full_tracker_says_so_and_recovers() {
         tracker.complete(odd);
     }
     assert!(tracker.current_position().unwrap().metadata.len() <= METADATA_LIMIT);
-    assert!(!tracker.may_admit(), "every second one still takes its bits");
+    assert!(!tracker.may_admit(), "every second record still takes up bits");
     for even in (0..1_000).step_by(2) {
         tracker.complete(even);
     }
@@ -242,8 +245,8 @@ fn a_full_tracker_says_so_and_recovers() {
 }
 
 #[test]
-#[should_panic(expected = "was not to be read while the tracker is full")]
-fn reading_on_with_a_full_tracker_is_refused_rather_than_done_twice() {
+#[should_panic(expected = "was read although the tracker is full")]
+fn observing_offsets_with_a_full_tracker_panics() {
     let mut tracker = OffsetTracker::new(Committed::at(0), None);
     (0..30_000).for_each(|offset| {
         tracker.observe(offset);
@@ -251,7 +254,7 @@ fn reading_on_with_a_full_tracker_is_refused_rather_than_done_twice() {
 }
 
 #[test]
-fn a_commit_that_is_as_full_as_can_be_is_restored_without_a_standstill() {
+fn a_tracker_continues_from_a_commit_without_room_for_another_offset() {
     let mut tracker = OffsetTracker::new(Committed::at(0), None);
     let mut log = Vec::new();
     while tracker.may_admit() {
@@ -259,7 +262,7 @@ fn a_commit_that_is_as_full_as_can_be_is_restored_without_a_standstill() {
         assert_eq!(tracker.observe(offset), Admission::New);
         log.push(offset);
     }
-    // As when the log lost restored records: what follows them is admitted up to the very limit.
+    // If the log has lost restored records, those after them are admitted up to the limit.
     tracker.restored.push_back(OffsetRange {
         start: i64::MAX - 1,
         end: i64::MAX,
@@ -277,41 +280,40 @@ fn a_commit_that_is_as_full_as_can_be_is_restored_without_a_standstill() {
         assert!(tracker.may_admit());
         match tracker.observe(offset) {
             Admission::New => assert!(tracker.complete(offset)),
-            other => assert_eq!(other, Admission::AlreadyDone),
+            other => assert_eq!(other, Admission::AlreadyCompleted),
         }
     }
     assert_eq!(tracker.current_position().unwrap().offset, (1 << 40) + 1);
 }
 
-/// What a partition is and what became durable of it, with sets instead of encodings.
+/// A partition and its durable state, with sets instead of encodings.
 struct Model {
-    /// Every record of the log, ascending.
+    /// The offsets of all records, ascending.
     log: Vec<i64>,
     tracker: OffsetTracker,
     /// The index of the next record to deliver.
     next: usize,
     pending: BTreeSet<i64>,
-    /// Completed since the last commit: lost by a restart.
+    /// Completed since the last commit. A restart loses them.
     uncommitted: BTreeSet<i64>,
-    /// How often an offset's completion was committed.
+    /// How often the completion of each offset was committed.
     durable: BTreeMap<i64, u32>,
     stored: Option<CommitPosition>,
 }
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Read up to so many records.
+    /// Read at most this many records.
     Admit(usize),
-    /// Complete what is in flight: all whose ordinal divides evenly, plus a remainder.
+    /// Complete every n-th record in flight.
     Complete {
         every: usize,
         from: usize,
     },
-    /// Complete one.
     CompleteOne(usize),
     Commit,
     Restart,
-    /// Retention or compaction removes a record that is not done, then a restart.
+    /// Retention or compaction removes an incomplete record, then a restart.
     Remove(usize),
 }
 
@@ -327,7 +329,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Distances between the records of a log: stretches of one kind each.
+/// The offsets of a log: stretches with distances of one kind each.
 fn log() -> impl Strategy<Value = Vec<i64>> {
     let kind = prop_oneof![
         4 => Just(1i64..2),
@@ -400,7 +402,9 @@ impl Model {
         self.next += 1;
         match self.tracker.observe(offset) {
             Admission::New => assert!(self.pending.insert(offset)),
-            Admission::AlreadyDone => assert!(self.durable.contains_key(&offset), "{offset} is not done"),
+            Admission::AlreadyCompleted => {
+                assert!(self.durable.contains_key(&offset), "{offset} is incomplete");
+            }
             Admission::Stale => panic!("{offset} is stale"),
         }
     }
@@ -440,7 +444,7 @@ impl Model {
         assert_eq!(self.tracker.commit_position(), None);
     }
 
-    /// The tracker agrees with the sets, and so does what it would commit.
+    /// Compares the tracker, and the position that it would commit, with the sets.
     fn check(&self) {
         assert_eq!(self.tracker.in_flight(), self.pending.len());
         assert_eq!(self.tracker.lowest_incomplete(), self.pending.first().copied());
@@ -460,9 +464,9 @@ impl Model {
             .unwrap()
             .completed;
         for offset in &self.log {
-            let is_done = self.durable.contains_key(offset) || self.uncommitted.contains(offset);
-            let says_done = *offset < position.offset || completed.contains(*offset);
-            assert_eq!(says_done, is_done, "{offset} with {position:?}");
+            let expected = self.durable.contains_key(offset) || self.uncommitted.contains(offset);
+            let is_completed = *offset < position.offset || completed.contains(*offset);
+            assert_eq!(is_completed, expected, "{offset} with {position:?}");
         }
     }
 }
@@ -471,7 +475,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
     #[test]
-    fn each_offset_is_completed_exactly_once_whatever_the_order_and_the_restarts(
+    fn each_offset_is_completed_exactly_once_in_any_order_and_with_restarts(
         log in log(),
         steps in prop::collection::vec(step(), 1..60),
     ) {

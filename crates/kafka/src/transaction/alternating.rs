@@ -1,13 +1,13 @@
-//! Two producers that take turns.
+//! Two producers, used alternately.
 //!
-//! A commit is answered when it is certain; the broker writes its markers after that. A producer that begins again
-//! meanwhile is answered `CONCURRENT_TRANSACTIONS` when it adds its partitions, and the client library then waits
-//! 20 ms before it asks again (`retry_backoff_ms` in `rdkafka_txnmgr.c`). The broker knows no such order between
-//! transactions of two producers, so the next one begins at once.
+//! The broker confirms a commit once its outcome is certain, and writes the transaction's markers after that. If the same
+//! producer begins another transaction meanwhile, the broker answers `CONCURRENT_TRANSACTIONS` when partitions are added,
+//! and the client library waits 20 ms before it retries (`retry_backoff_ms` in `rdkafka_txnmgr.c`). With two producers, the
+//! next transaction begins at once.
 //!
-//! There is still only one transaction at a time. The offsets of two that follow each other need no order of their
-//! markers: of two commits of a group's position, its coordinator keeps the one that stands later in its log,
-//! whichever is completed first, and tells no position (`require_stable`) while one of them is open.
+//! There is still only one open transaction at a time. The markers of two consecutive transactions may be written in any
+//! order: of two commits of a group's position, the coordinator keeps the one that is later in its log, no matter which is
+//! completed first, and it returns no position (`require_stable`) while one of them is open.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,32 +20,30 @@ use super::{TransactionError, Transactions};
 use crate::client::KafkaSettings;
 use crate::topic_watch::TopicWatch;
 
-/// Two [`Transactions`], used in turn, as one.
+/// Two [`Transactions`], used alternately.
 pub(crate) struct Alternating {
     pair: [Transactions; 2],
-    /// Whose turn it is.
     next: usize,
-    /// Who wrote last.
     last: usize,
 }
 
 impl Alternating {
-    /// Prepares producers of two transactional ids that begin with `id`.
+    /// Creates producers with the transactional ids `id` and `id-b`.
     pub(crate) fn new(
         settings: &KafkaSettings,
         id: &str,
         changelog: Option<&Arc<str>>,
         watch: &TopicWatch,
     ) -> Self {
-        let of = |id: String| {
+        let create = |id: String| {
             let config = settings.transactional_producer(&id);
             let mut transactions = Transactions::new(config, id, settings.transaction_timeout);
-            transactions.follow(changelog.cloned());
-            transactions.heed(watch.clone());
+            transactions.set_changelog(changelog.cloned());
+            transactions.set_watch(watch.clone());
             transactions
         };
         Self {
-            pair: [of(id.to_owned()), of(format!("{id}-b"))],
+            pair: [create(id.to_owned()), create(format!("{id}-b"))],
             next: 0,
             last: 0,
         }
@@ -56,20 +54,21 @@ impl Alternating {
         self.pair.iter().all(Transactions::is_ready)
     }
 
-    /// See [`Transactions::recover`]: afterwards nothing is open of either.
+    /// See [`Transactions::recover`]. On success, neither producer has an open transaction.
     ///
     /// # Errors
-    /// When it did not succeed yet; call again.
+    /// If one of the producers is not initialised yet; call again.
     pub(crate) fn recover(&mut self, wait: Duration) -> Result<(), TransactionError> {
-        // Both connect at the same time.
+        // Create both first, so that they connect at the same time.
         self.pair.iter_mut().try_for_each(Transactions::connect)?;
+        // A crashed process may have left a transaction open under either id, so both are initialised before reading.
         self.pair.iter_mut().try_for_each(|one| one.recover(wait))
     }
 
     /// See [`Transactions::write`].
     ///
     /// # Errors
-    /// As there.
+    /// See there.
     pub(crate) fn write(
         &mut self,
         outputs: &[Output],

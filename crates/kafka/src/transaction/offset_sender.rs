@@ -1,9 +1,9 @@
-//! Adds offsets to transactions on a thread of its own, so that a call without an end can be left behind.
+//! Adds offsets to transactions on a separate thread, because the call may never return.
 //!
-//! `send_offsets_to_transaction` looks for the group's coordinator and does not give up: librdkafka 2.12 notes
-//! the deadline of that search (`creq_ts_timeout` in `rdkafka_coord.c`) and never looks at it. A broker that
-//! goes away between a transaction's records and its offsets would hold up a lane until it is back, and beyond
-//! that when the search runs out of retries.
+//! `send_offsets_to_transaction` looks for the group's coordinator without a limit: librdkafka 2.12 stores the deadline of
+//! that search (`creq_ts_timeout` in `rdkafka_coord.c`) but never checks it. A broker that becomes unavailable between a
+//! transaction's records and its offsets would block the lane until it is back, or longer if the search runs out of
+//! retries.
 
 use std::io;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -15,7 +15,7 @@ use rdkafka::consumer::ConsumerGroupMetadata;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::producer::{Producer as _, ProducerContext, ThreadedProducer};
 
-use super::{CALL, until};
+use super::{CALL, retry_until};
 
 struct Request {
     offsets: TopicPartitionList,
@@ -23,9 +23,9 @@ struct Request {
     deadline: Instant,
 }
 
-/// The thread and the way to it. After a call that did not end it must not be used again; the thread then lives
-/// until the call ends, and keeps its producer alive. Whatever that call still writes meets the epoch of a newer
-/// producer, or a transaction that nobody commits.
+/// The thread, with channels to it. After a timeout it must not be used again. The thread then runs until the call returns,
+/// and keeps its producer alive. That is safe: what the call still writes is fenced by the epoch of a newer producer, or
+/// belongs to a transaction that is never committed.
 pub(super) struct OffsetSender {
     /// `None` only while it is dropped.
     requests: Option<SyncSender<Request>>,
@@ -37,7 +37,7 @@ impl OffsetSender {
     /// Starts the thread.
     pub(super) fn start<C: ProducerContext + 'static>(producer: ThreadedProducer<C>) -> io::Result<Self> {
         let (requests, received) = sync_channel::<Request>(1);
-        let (answers, results) = sync_channel(1);
+        let (sent, results) = sync_channel(1);
         let thread = thread::Builder::new().name("offsets".to_owned()).spawn(move || {
             for request in received {
                 let Request {
@@ -46,7 +46,7 @@ impl OffsetSender {
                     deadline,
                 } = request;
                 let send = || producer.send_offsets_to_transaction(&offsets, &group, CALL);
-                if answers.send(until(deadline, send)).is_err() {
+                if sent.send(retry_until(deadline, send)).is_err() {
                     return;
                 }
             }
@@ -61,7 +61,7 @@ impl OffsetSender {
     /// Adds offsets to the open transaction.
     ///
     /// # Errors
-    /// What the client says, or `OperationTimedOut` when it says nothing for a while after the deadline.
+    /// The error of the client, or `OperationTimedOut` if the call does not return soon after the deadline.
     pub(super) fn send(
         &mut self,
         offsets: TopicPartitionList,
@@ -75,8 +75,11 @@ impl OffsetSender {
         };
         let requests = self.requests.as_ref().ok_or(KafkaError::Canceled)?;
         requests.send(request).map_err(|_| KafkaError::Canceled)?;
-        let patience = deadline.saturating_duration_since(Instant::now()) + CALL;
-        self.results.recv_timeout(patience).unwrap_or_else(|_| {
+        // The thread stops retrying at the deadline, and its last call may take `CALL`.
+        let timeout = deadline.saturating_duration_since(Instant::now()) + CALL;
+        self.results.recv_timeout(timeout).unwrap_or_else(|_| {
+            // Detaches the thread, so that `drop` does not wait for a call that may never return. This error makes the
+            // caller replace the producer.
             self.thread = None;
             Err(KafkaError::ConsumerCommit(RDKafkaErrorCode::OperationTimedOut))
         })
@@ -85,10 +88,10 @@ impl OffsetSender {
 
 impl Drop for OffsetSender {
     fn drop(&mut self) {
+        // Closing the channel ends the thread.
         self.requests = None;
-        // Not that of a call which did not end.
         if let Some(thread) = self.thread.take() {
-            // A panic has shown itself already.
+            // A panic has already been reported.
             let _ = thread.join();
         }
     }

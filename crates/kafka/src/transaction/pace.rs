@@ -1,90 +1,90 @@
-//! How much of a topic is under way at once.
+//! Limits how much of a topic is in flight at once.
 //!
-//! A topic's `max.message.bytes` limits batches, and a batch that is refused is refused with all its records: which of
-//! them is too large, or whether only all of them together are, the broker does not say. So the transaction is
-//! written again with fewer of the topic's records under way at once, half as many bytes each time, until the refused
-//! record was alone. The limit that was found is kept: it stays above half of what the topic takes, since only what
-//! is more than the topic takes is ever halved.
+//! A topic's `max.message.bytes` limits the client's batches, and the broker refuses a batch as a whole. It does not say
+//! which record is too large, or whether only the sum is. So the transaction is written again with fewer of the topic's
+//! records in flight, half as many bytes each time, until a record is refused on its own. The limit is kept for later
+//! transactions. It never falls below half of what the topic accepts, since only a size that was refused is halved.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use redeliver_core::Output;
 
-use crate::remedy::Refusal;
+use crate::recovery::Refusal;
 
-/// The client library's batches are no larger, unless a single record is (its default of `batch.size`).
+/// The default of `batch.size`. The client's batches are larger only if a single record is.
 const LARGEST_BATCH: usize = 1_000_000;
 
-/// The records of one topic that were under way together.
+/// The records of one topic that were in flight together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Group {
-    /// How many.
+pub(super) struct InFlight {
     pub(super) records: usize,
-    /// Their size together.
     pub(super) bytes: usize,
 }
 
-impl Group {
+impl InFlight {
     /// Those of `outputs` that go to this topic.
     pub(super) fn of(topic: &str, outputs: &[Output]) -> Self {
         let same = outputs.iter().filter(|output| *output.topic == *topic);
-        same.fold(Self::default(), |group, output| Self {
-            records: group.records + 1,
-            bytes: group.bytes + output.size(),
+        same.fold(Self::default(), |sum, output| Self {
+            records: sum.records + 1,
+            bytes: sum.bytes + output.size(),
         })
     }
 }
 
-/// See the module.
+/// The limits of topics that have refused a batch.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
-    /// The most bytes of a topic that may be under way, of topics that have refused a batch.
+    /// The maximum number of bytes of a topic in flight.
     limits: HashMap<Arc<str>, usize>,
-    /// Topics whose records go one by one until the end of the turn.
+    /// Topics whose records are sent one by one until the end of the transaction.
     one_by_one: Vec<Arc<str>>,
-    under_way: HashMap<Arc<str>, usize>,
+    /// Bytes in flight of the topics above.
+    in_flight: HashMap<Arc<str>, usize>,
 }
 
 impl Pace {
-    /// Whether all that is under way has to be delivered before this is sent.
+    /// Whether all records in flight have to be delivered before this one is sent.
     pub(super) fn must_wait(&self, output: &Output) -> bool {
         let Some(limit) = self.limit(&output.topic) else {
             return false;
         };
-        let under_way = self.under_way.get(&output.topic);
-        under_way.is_some_and(|bytes| bytes + output.size() > limit)
+        // Without records of the topic in flight, even a record above the limit is sent: on its own.
+        let in_flight = self.in_flight.get(&output.topic);
+        in_flight.is_some_and(|bytes| bytes + output.size() > limit)
     }
 
     pub(super) fn sent(&mut self, output: &Output) {
         if self.limit(&output.topic).is_some() {
-            *self.under_way.entry(output.topic.clone()).or_default() += output.size();
+            *self.in_flight.entry(output.topic.clone()).or_default() += output.size();
         }
     }
 
-    /// Nothing is under way any more.
+    /// Everything in flight was delivered.
     pub(super) fn delivered(&mut self) {
-        self.under_way.clear();
+        self.in_flight.clear();
     }
 
-    /// A record of this group was refused. Says whether it is worth trying again with fewer at once.
-    pub(super) fn slow_down(&mut self, topic: &Arc<str>, group: Group, refusal: Refusal) -> bool {
-        if group.records < 2 {
+    /// Lowers the limit after one of these records was refused. Returns false if there was only one.
+    pub(super) fn slow_down(&mut self, topic: &Arc<str>, in_flight: InFlight, refusal: Refusal) -> bool {
+        if in_flight.records < 2 {
             return false;
         }
         match refusal {
             Refusal::Size => {
-                let limit = group.bytes.min(LARGEST_BATCH) / 2;
+                let limit = in_flight.bytes.min(LARGEST_BATCH) / 2;
                 self.limits.insert(topic.clone(), limit);
             }
+            // Size says nothing about where an invalid record is, so halving would not converge.
             Refusal::Content => self.one_by_one.push(topic.clone()),
         }
         true
     }
 
-    /// The turn is over.
+    /// Ends a transaction. Limits of sizes are kept: later records meet the same topic.
     pub(super) fn end(&mut self) {
-        self.under_way.clear();
+        self.in_flight.clear();
         self.one_by_one.clear();
     }
 
@@ -116,9 +116,9 @@ mod tests {
         }
     }
 
-    /// Sends all to a topic that takes batches up to `limit`, everything under way in one batch. Gives the first
-    /// refused one with its group, or nothing.
-    fn send(pace: &mut Pace, outputs: &[Output], limit: usize) -> Option<Group> {
+    /// Sends all outputs to a topic that accepts batches up to `limit`, with everything in flight in one batch. Returns the
+    /// first refused batch.
+    fn send(pace: &mut Pace, outputs: &[Output], limit: usize) -> Option<InFlight> {
         pace.delivered();
         let mut batches = vec![(0, 0)];
         for (index, output) in outputs.iter().enumerate() {
@@ -130,13 +130,13 @@ mod tests {
             batches.last_mut().unwrap().1 = index + 1;
         }
         let batches = batches.into_iter();
-        let mut groups = batches.map(|(start, end)| Group::of("to", &outputs[start..end]));
-        groups.find(|group| group.bytes > limit)
+        let mut batches = batches.map(|(start, end)| InFlight::of("to", &outputs[start..end]));
+        batches.find(|batch| batch.bytes > limit)
     }
 
     proptest! {
         #[test]
-        fn a_refused_record_is_found_soon_and_what_fits_is_not_refused(
+        fn a_too_large_record_is_found_and_others_are_not_refused(
             sizes in proptest::collection::vec(0_usize..3_000, 1..200), limit in 1_000_usize..4_000,
         ) {
             let outputs: Vec<Output> = sizes.iter().map(|size| output(*size)).collect();
@@ -158,10 +158,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_for_its_content_goes_one_by_one_until_the_end_of_the_turn() {
+    fn after_an_invalid_record_records_are_sent_one_by_one_until_the_end_of_the_transaction() {
         let topic: Arc<str> = "to".into();
         let mut pace = Pace::default();
-        let two = Group {
+        let two = InFlight {
             records: 2,
             bytes: 20,
         };
@@ -170,7 +170,7 @@ mod tests {
         assert!(pace.must_wait(&output(1)));
         assert!(!pace.slow_down(
             &topic,
-            Group {
+            InFlight {
                 records: 1,
                 bytes: 10
             },

@@ -1,28 +1,22 @@
-//! A lane that writes in the name of its partitions, and is told how far it wrote its changelog.
+//! A lane that writes on behalf of its partitions without completing records, and receives the ends of its changelog.
 
 use std::sync::{Arc, Mutex};
-use std::thread;
-use std::time::Duration;
 
 use redeliver_core::{Headers, Output, Record, Timestamp};
 use redeliver_kafka::reader::{TopicReader, group_positions};
-use redeliver_kafka::{
-    AssignmentId, IfRecreated, Lane, LaneContext, LaneObserver, LaneSpec, Processor, TopicWatch,
-    TransactionBatch,
-};
+use redeliver_kafka::{AssignmentId, LaneSpec, Processor, TransactionBatch};
 use redeliver_testkit::{eventually, unique};
-use tokio_util::sync::CancellationToken;
 
-use crate::support::{create_topic, settings};
+use crate::copy::Observed;
+use crate::support::{DEADLINE, RunningLane, create_topic, lane_spec, settings};
 
-const TURNS: usize = 5;
+const BATCHES: usize = 5;
 
-/// Writes a number of records into the partition of the changelog that has the number of its own, without
-/// ever being done with a record.
+/// Writes `partition + 1` records per batch to the same partition of the changelog, without completing any record.
 struct Owner {
     changelog: Arc<str>,
     assigned: Vec<(AssignmentId, i32)>,
-    turns: usize,
+    batches: usize,
     ends: Arc<Mutex<Vec<(i32, i64)>>>,
 }
 
@@ -41,15 +35,15 @@ impl Processor for Owner {
 
     fn accept(&mut self, _assignment: AssignmentId, _record: Record, _now: Timestamp) {}
 
-    fn finish(&mut self, _now: Timestamp, _limit: usize, turn: &mut TransactionBatch) {
-        if self.turns == TURNS || self.assigned.len() < 2 {
+    fn finish(&mut self, _now: Timestamp, _limit: usize, batch: &mut TransactionBatch) {
+        if self.batches == BATCHES || self.assigned.len() < 2 {
             return;
         }
-        self.turns += 1;
+        self.batches += 1;
         for (assignment, partition) in &self.assigned {
-            turn.owners.push(*assignment);
+            batch.owners.push(*assignment);
             for _ in 0..=*partition {
-                turn.outputs.push(Output {
+                batch.outputs.push(Output {
                     topic: self.changelog.clone(),
                     partition: Some(*partition),
                     key: Some("the key would choose another partition".into()),
@@ -75,11 +69,8 @@ impl Processor for Owner {
     }
 }
 
-struct Quiet;
-impl LaneObserver for Quiet {}
-
 #[tokio::test(flavor = "multi_thread")]
-async fn turns_without_a_record_commit_the_positions_of_their_owners_and_tell_the_changelogs_ends() {
+async fn a_batch_without_completed_records_commits_the_positions_of_its_owners_and_reports_changelog_ends() {
     let settings = settings("owner");
     let (from, changelog, group) = (unique("from"), unique("changelog"), unique("group"));
     create_topic(&settings, &from, 2).await;
@@ -88,38 +79,28 @@ async fn turns_without_a_record_commit_the_positions_of_their_owners_and_tell_th
     let owner = Owner {
         changelog: changelog.as_str().into(),
         assigned: Vec::new(),
-        turns: 0,
+        batches: 0,
         ends: ends.clone(),
     };
     let spec = LaneSpec {
-        name: format!("owner-{group}"),
-        group: group.clone(),
-        topics: vec![from.as_str().into()],
-        batch: 100,
-        grace: Duration::from_secs(10),
         changelog: Some(changelog.as_str().into()),
-        if_recreated: IfRecreated::ReadFromBeginning,
+        ..lane_spec(&format!("owner-{group}"), &group, &[&from])
     };
-    let stop = CancellationToken::new();
-    let watch = TopicWatch::start(&settings).unwrap();
-    let context = LaneContext::new(settings.clone(), Arc::new(Quiet), watch, stop.clone());
-    let lane = Lane::new(context, spec, owner);
-    let running = thread::spawn(move || lane.run());
-    eventually("all turns are committed", Duration::from_secs(30), || {
-        let told = ends.lock().unwrap().clone();
-        if told.len() == 2 * TURNS {
+    let lane = RunningLane::spawn(&settings, spec, owner, Arc::<Observed>::default());
+    eventually("all batches are committed", DEADLINE, || {
+        let reported = ends.lock().unwrap().clone();
+        if reported.len() == 2 * BATCHES {
             Ok(())
         } else {
-            Err(format!("{told:?}"))
+            Err(format!("{reported:?}"))
         }
     });
-    stop.cancel();
-    running.join().unwrap().unwrap();
+    lane.stop();
 
     let mut written: Vec<(i32, i64)> = Vec::new();
     let mut reader = TopicReader::new(&settings, &[changelog.as_str().into()]).unwrap();
     reader
-        .read_to_end(Duration::from_secs(30), |record| {
+        .read_to_end(DEADLINE, |record| {
             written.push((record.position.partition, record.position.offset));
         })
         .unwrap();
@@ -129,19 +110,19 @@ async fn turns_without_a_record_commit_the_positions_of_their_owners_and_tell_th
             .filter(|(of, _)| *of == partition)
             .map(|(_, offset)| *offset)
             .collect();
-        let per_turn = usize::try_from(partition).unwrap() + 1;
-        assert_eq!(offsets.len(), per_turn * TURNS);
-        let last_of_turns: Vec<i64> = offsets
-            .chunks(per_turn)
-            .map(|turn| turn[per_turn - 1] + 1)
+        let per_batch = usize::try_from(partition).unwrap() + 1;
+        assert_eq!(offsets.len(), per_batch * BATCHES);
+        let expected: Vec<i64> = offsets
+            .chunks(per_batch)
+            .map(|batch| batch[per_batch - 1] + 1)
             .collect();
-        let told = ends.lock().unwrap().clone();
-        let told: Vec<i64> = told
+        let reported = ends.lock().unwrap().clone();
+        let reported: Vec<i64> = reported
             .into_iter()
             .filter(|(of, _)| *of == partition)
             .map(|(_, end)| end)
             .collect();
-        assert_eq!(told, last_of_turns);
+        assert_eq!(reported, expected);
     }
     let positions = group_positions(&settings, &group, &[from.as_str().into()]).unwrap();
     let offsets: Vec<Option<i64>> = positions
@@ -151,6 +132,6 @@ async fn turns_without_a_record_commit_the_positions_of_their_owners_and_tell_th
     assert_eq!(
         offsets,
         [Some(0), Some(0)],
-        "nothing was read of them, and they are owned"
+        "no record was completed, but the partitions are owned"
     );
 }

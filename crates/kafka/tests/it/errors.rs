@@ -1,5 +1,4 @@
-//! Each class of error, injected on librdkafka's mock cluster: what it calls for, and that the next
-//! transaction after it succeeds.
+//! Errors injected on librdkafka's mock cluster: the recovery action of each class, and that a later transaction succeeds.
 
 use std::time::{Duration, Instant};
 
@@ -11,17 +10,17 @@ use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
 use rdkafka::{ClientConfig, TopicPartitionList};
 use redeliver_core::{Headers, Output};
 use redeliver_kafka::KafkaSettings;
-use redeliver_kafka::remedy::RecoveryAction;
+use redeliver_kafka::recovery::RecoveryAction;
 use redeliver_kafka::transaction::{TransactionError, Transactions};
 use redeliver_testkit::eventually;
 
-struct Bench {
+struct MockEnv {
     cluster: MockCluster<'static, DefaultProducerContext>,
     transactions: Transactions,
     consumer: BaseConsumer,
 }
 
-impl Bench {
+impl MockEnv {
     fn new() -> Self {
         Self::with_timeout(Duration::from_secs(5))
     }
@@ -47,7 +46,7 @@ impl Bench {
         for _ in 0..100 {
             match self.transactions.recover(Duration::from_secs(1)) {
                 Ok(()) => return,
-                Err(setback) => assert_ne!(setback.remedy, RecoveryAction::Misconfigured, "{setback}"),
+                Err(error) => assert_ne!(error.action, RecoveryAction::Misconfigured, "{error}"),
             }
         }
         panic!("the producer did not recover");
@@ -80,18 +79,17 @@ impl Bench {
 }
 
 fn check(api: RDKafkaApiKey, error: RDKafkaRespErr, expected: Option<RecoveryAction>) {
-    let mut bench = Bench::new();
-    bench.recover();
-    bench.write().unwrap();
-    bench.inject(api, error, 1);
-    let found = bench.write().err().map(|setback| setback.remedy);
+    let mut env = MockEnv::new();
+    env.recover();
+    env.write().unwrap();
+    env.inject(api, error, 1);
+    let found = env.write().err().map(|error| error.action);
     assert_eq!(found, expected, "{error:?} of {}", api as i32);
-    // The client may need a second attempt, as it purges its queue while it gets a new epoch.
+    // The first attempt may fail, since the client purges its queue while it requests a new epoch.
     eventually("a transaction succeeds", Duration::from_secs(20), || {
-        bench.recover();
-        bench
-            .write()
-            .map_err(|setback| format!("{setback:?} after {error:?}"))
+        env.recover();
+        env.write()
+            .map_err(|failure| format!("{failure:?} after {error:?}"))
     });
 }
 
@@ -99,7 +97,7 @@ use RDKafkaApiKey as Api;
 use RDKafkaRespErr as E;
 
 #[test]
-fn what_passes_by_itself_is_retried_within_the_transaction() {
+fn transient_errors_are_retried_within_the_transaction() {
     check(Api::EndTxn, E::RD_KAFKA_RESP_ERR_CONCURRENT_TRANSACTIONS, None);
     check(
         Api::EndTxn,
@@ -121,7 +119,7 @@ fn what_passes_by_itself_is_retried_within_the_transaction() {
 }
 
 #[test]
-fn a_stale_member_of_the_group_aborts() {
+fn an_outdated_group_member_aborts_the_transaction() {
     check(
         Api::TxnOffsetCommit,
         E::RD_KAFKA_RESP_ERR_ILLEGAL_GENERATION,
@@ -140,25 +138,22 @@ fn a_stale_member_of_the_group_aborts() {
 }
 
 #[test]
-fn what_may_not_be_written_aborts() {
+fn missing_permissions_abort_the_transaction() {
     check(
         Api::Produce,
         E::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED,
         Some(RecoveryAction::Abort),
     );
-    let mut bench = Bench::new();
-    bench.recover();
-    bench.inject(Api::Produce, E::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED, 1);
-    let setback = bench.write().unwrap_err();
-    assert_eq!(setback.refused, []);
-    assert!(
-        setback.to_string().contains("delivering to topic `to`"),
-        "{setback}"
-    );
+    let mut env = MockEnv::new();
+    env.recover();
+    env.inject(Api::Produce, E::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED, 1);
+    let error = env.write().unwrap_err();
+    assert_eq!(error.refused, []);
+    assert!(error.to_string().contains("delivering to topic `to`"), "{error}");
 }
 
 #[test]
-fn a_record_that_is_refused_alone_is_named() {
+fn a_record_that_is_refused_on_its_own_is_reported() {
     let errors = [
         (E::RD_KAFKA_RESP_ERR_MSG_SIZE_TOO_LARGE, "output.too-large"),
         (E::RD_KAFKA_RESP_ERR_RECORD_LIST_TOO_LARGE, "output.too-large"),
@@ -166,45 +161,45 @@ fn a_record_that_is_refused_alone_is_named() {
     ];
     for (error, code) in errors {
         check(Api::Produce, error, Some(RecoveryAction::Abort));
-        let mut bench = Bench::new();
-        bench.recover();
-        bench.write().unwrap();
-        bench.inject(Api::Produce, error, 1);
-        let setback = bench.write().unwrap_err();
-        let refused: Vec<_> = setback
+        let mut env = MockEnv::new();
+        env.recover();
+        env.write().unwrap();
+        env.inject(Api::Produce, error, 1);
+        let error = env.write().unwrap_err();
+        let refused: Vec<_> = error
             .refused
             .iter()
             .map(|r| (r.index, &*r.failure.code))
             .collect();
         assert_eq!(refused, [(0, code)]);
-        assert!(setback.refused[0].failure.message.contains("`to`"), "{setback:?}");
-        assert!(bench.transactions.is_ready(), "{setback:?}");
-        bench.write().unwrap();
+        assert!(error.refused[0].failure.message.contains("`to`"), "{error:?}");
+        assert!(env.transactions.is_ready(), "{error:?}");
+        env.write().unwrap();
     }
 }
 
 #[test]
-fn a_batch_that_is_refused_is_written_again_in_smaller_ones() {
+fn a_refused_batch_is_written_again_in_smaller_batches() {
     for error in [
         E::RD_KAFKA_RESP_ERR_MSG_SIZE_TOO_LARGE,
         E::RD_KAFKA_RESP_ERR_INVALID_RECORD,
     ] {
-        let mut bench = Bench::new();
-        bench.recover();
-        bench.write_records(8).unwrap();
-        bench.inject(Api::Produce, error, 1);
-        bench.write_records(8).unwrap();
+        let mut env = MockEnv::new();
+        env.recover();
+        env.write_records(8).unwrap();
+        env.inject(Api::Produce, error, 1);
+        env.write_records(8).unwrap();
     }
 }
 
 #[test]
-fn a_record_that_is_larger_than_the_client_allows_is_named_without_asking_the_broker() {
-    let mut bench = Bench::new();
+fn a_record_above_the_limit_of_the_client_is_reported_without_a_request() {
+    let mut env = MockEnv::new();
     let mut config =
-        KafkaSettings::new(bench.cluster.bootstrap_servers(), "small").transactional_producer("small");
+        KafkaSettings::new(env.cluster.bootstrap_servers(), "small").transactional_producer("small");
     config.set("message.max.bytes", "1000");
-    bench.transactions = Transactions::new(config, "small", Duration::from_secs(5));
-    bench.recover();
+    env.transactions = Transactions::new(config, "small", Duration::from_secs(5));
+    env.recover();
     let output = |size: usize| Output {
         topic: "to".into(),
         partition: None,
@@ -217,22 +212,21 @@ fn a_record_that_is_larger_than_the_client_allows_is_named_without_asking_the_br
     offsets
         .add_partition_offset("from", 0, Offset::Offset(1))
         .unwrap();
-    let consumer = &bench.consumer;
-    let setback = bench
+    let consumer = &env.consumer;
+    let error = env
         .transactions
         .write(&outputs, &offsets, || consumer.group_metadata())
         .unwrap_err();
-    // The last one is smaller than the one that was refused, so it is still to be found out.
-    let refused: Vec<_> = setback.refused.iter().map(|refused| refused.index).collect();
+    // The last output is smaller than the refused one, so it is unknown whether it fits.
+    let refused: Vec<_> = error.refused.iter().map(|refused| refused.index).collect();
     assert_eq!(refused, [0, 2]);
-    bench
-        .transactions
+    env.transactions
         .write(&outputs[1..2], &offsets, || consumer.group_metadata())
         .unwrap();
 }
 
 #[test]
-fn a_producer_whose_epoch_is_over_is_replaced() {
+fn a_fenced_producer_is_replaced() {
     check(
         Api::EndTxn,
         E::RD_KAFKA_RESP_ERR_INVALID_PRODUCER_EPOCH,
@@ -251,7 +245,7 @@ fn a_producer_whose_epoch_is_over_is_replaced() {
 }
 
 #[test]
-fn a_fatal_error_replaces_the_producer() {
+fn a_producer_with_a_fatal_error_is_replaced() {
     check(
         Api::EndTxn,
         E::RD_KAFKA_RESP_ERR_INVALID_TXN_STATE,
@@ -265,59 +259,59 @@ fn a_fatal_error_replaces_the_producer() {
 }
 
 #[test]
-fn a_transaction_of_unknown_outcome_is_resolved_by_a_new_producer() {
-    let mut bench = Bench::with_timeout(Duration::from_secs(1));
-    bench.recover();
-    bench.write().unwrap();
-    bench.cluster.broker_down(1).unwrap();
-    let setback = bench.write().unwrap_err();
-    assert!(!bench.transactions.is_ready(), "{setback:?}");
-    bench.cluster.broker_up(1).unwrap();
-    bench.recover();
-    bench.write().unwrap();
+fn a_transaction_with_an_unknown_outcome_is_resolved_by_a_new_producer() {
+    let mut env = MockEnv::with_timeout(Duration::from_secs(1));
+    env.recover();
+    env.write().unwrap();
+    env.cluster.broker_down(1).unwrap();
+    let error = env.write().unwrap_err();
+    assert!(!env.transactions.is_ready(), "{error:?}");
+    env.cluster.broker_up(1).unwrap();
+    env.recover();
+    env.write().unwrap();
 }
 
 #[test]
-fn a_group_coordinator_that_nobody_knows_holds_a_transaction_up_for_its_time_only() {
-    let mut bench = Bench::with_timeout(Duration::from_secs(1));
-    bench.recover();
-    bench.write().unwrap();
-    // The coordinator moves, and for a while no broker knows whereto.
-    bench.inject(Api::TxnOffsetCommit, E::RD_KAFKA_RESP_ERR_NOT_COORDINATOR, 1);
-    bench.inject(
+fn an_unknown_group_coordinator_blocks_a_transaction_only_until_its_timeout() {
+    let mut env = MockEnv::with_timeout(Duration::from_secs(1));
+    env.recover();
+    env.write().unwrap();
+    // The coordinator moves, and no broker knows the new one.
+    env.inject(Api::TxnOffsetCommit, E::RD_KAFKA_RESP_ERR_NOT_COORDINATOR, 1);
+    env.inject(
         Api::FindCoordinator,
         E::RD_KAFKA_RESP_ERR_COORDINATOR_NOT_AVAILABLE,
         1000,
     );
     let began = Instant::now();
-    let setback = bench.write().unwrap_err();
-    assert!(began.elapsed() < Duration::from_secs(10), "{setback}");
-    assert_eq!(setback.remedy, RecoveryAction::Rebuild, "{setback}");
-    bench.cluster.clear_request_errors(Api::FindCoordinator);
-    bench.recover();
-    bench.write().unwrap();
+    let error = env.write().unwrap_err();
+    assert!(began.elapsed() < Duration::from_secs(10), "{error}");
+    assert_eq!(error.action, RecoveryAction::Rebuild, "{error}");
+    env.cluster.clear_request_errors(Api::FindCoordinator);
+    env.recover();
+    env.write().unwrap();
 }
 
 #[test]
-fn a_broker_that_is_not_ready_is_waited_for() {
-    let mut bench = Bench::new();
-    bench.inject(
+fn initialisation_is_retried_until_the_broker_is_ready() {
+    let mut env = MockEnv::new();
+    env.inject(
         Api::InitProducerId,
         E::RD_KAFKA_RESP_ERR_COORDINATOR_LOAD_IN_PROGRESS,
         3,
     );
-    bench.recover();
-    bench.write().unwrap();
+    env.recover();
+    env.write().unwrap();
 }
 
 #[test]
-fn a_configuration_that_cannot_work_is_named_at_once() {
+fn an_unknown_property_is_reported_at_once() {
     let mut config = ClientConfig::new();
     config
         .set("bootstrap.servers", "127.0.0.1:1")
         .set("no.such.property", "1");
     let mut transactions = Transactions::new(config, "wrong", Duration::from_secs(1));
-    let setback = transactions.recover(Duration::from_secs(1)).unwrap_err();
-    assert_eq!(setback.remedy, RecoveryAction::Misconfigured);
-    assert!(setback.into_source().to_string().contains("no.such.property"));
+    let error = transactions.recover(Duration::from_secs(1)).unwrap_err();
+    assert_eq!(error.action, RecoveryAction::Misconfigured);
+    assert!(error.into_source().to_string().contains("no.such.property"));
 }

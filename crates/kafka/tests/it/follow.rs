@@ -1,4 +1,4 @@
-//! Following partitions, looking single records up, and looking topics over.
+//! Following partitions, looking up single records, and listing topics.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -37,31 +37,31 @@ async fn produce(settings: &KafkaSettings, topic: &Arc<str>, partition: i32, val
     }
 }
 
-/// Writes values in a transaction that is aborted once they stand in the topic.
+/// Writes values in a transaction and aborts it.
 fn produce_and_abort(settings: &KafkaSettings, topic: &Arc<str>, values: &[&str]) {
     let id = unique("aborted");
     let mut transactions = Transactions::new(settings.transactional_producer(&id), &id, DEADLINE);
     eventually("a producer", DEADLINE, || {
         transactions
             .recover(Duration::from_secs(5))
-            .map_err(|setback| setback.to_string())
+            .map_err(|error| error.to_string())
     });
     let outputs: Vec<Output> = values.iter().map(|value| output(topic, 0, value)).collect();
-    // Without a group there are no offsets to add, which is noticed when the records have been written.
-    let setback = transactions.write(&outputs, &TopicPartitionList::new(), || None);
-    let setback = setback.unwrap_err().to_string();
-    assert!(setback.contains("asking for the group"), "{setback}");
+    // The transaction fails because there is no group, and only after the records were delivered.
+    let error = transactions.write(&outputs, &TopicPartitionList::new(), || None);
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("requesting the group metadata"), "{error}");
 }
 
-/// What a follower has given so far, by partition: offsets with values, and how many ends.
+/// The events of a follower by partition: offsets with values, and the number of ends.
 #[derive(Default)]
-struct Given {
+struct Received {
     records: BTreeMap<i32, Vec<(i64, String)>>,
     ends: BTreeMap<i32, usize>,
 }
 
-impl Given {
-    fn until(&mut self, follower: &mut Follower, what: &str, mut done: impl FnMut(&Self) -> bool) {
+impl Received {
+    fn until(&mut self, follower: &mut Follower, what: &str, mut is_expected: impl FnMut(&Self) -> bool) {
         eventually(what, DEADLINE, || {
             follower
                 .poll(Duration::from_millis(20), |event| {
@@ -77,7 +77,7 @@ impl Given {
                     ControlFlow::Continue(())
                 })
                 .unwrap();
-            if done(self) {
+            if is_expected(self) {
                 Ok(())
             } else {
                 Err(format!("{:?} {:?}", self.records, self.ends))
@@ -100,7 +100,7 @@ fn start(topic: &Arc<str>, partition: i32, from: Option<i64>) -> Start {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn partitions_are_followed_from_where_one_says_and_aborted_records_never_come() {
+async fn partitions_are_followed_from_given_offsets_without_aborted_records() {
     let settings = settings("follow");
     let topic: Arc<str> = unique("follow").into();
     create_topic(&settings, &topic, 2).await;
@@ -111,46 +111,53 @@ async fn partitions_are_followed_from_where_one_says_and_aborted_records_never_c
     follower
         .add(&[start(&topic, 0, None), start(&topic, 1, Some(2))])
         .unwrap();
-    let mut given = Given::default();
-    given.until(&mut follower, "both ends", |given| given.ends.len() == 2);
-    assert_eq!((given.values(0), given.values(1)), (vec!["a", "b"], vec!["z"]));
+    let mut received = Received::default();
+    received.until(&mut follower, "both ends", |received| received.ends.len() == 2);
+    assert_eq!(
+        (received.values(0), received.values(1)),
+        (vec!["a", "b"], vec!["z"])
+    );
 
-    // New records come, also after the client was replaced; then from another place again.
+    // New records arrive after the client was replaced. Then the partition is followed from another offset.
     follower.renew().unwrap();
     produce(&settings, &topic, 0, &["c"]).await;
-    given.until(&mut follower, "a new record", |given| given.values(0).len() == 3);
+    received.until(&mut follower, "a new record", |received| {
+        received.values(0).len() == 3
+    });
     assert_eq!(
-        (given.values(0), given.values(1)),
+        (received.values(0), received.values(1)),
         (vec!["a", "b", "c"], vec!["z"])
     );
     follower.add(&[start(&topic, 1, Some(1))]).unwrap();
-    given.until(&mut follower, "an earlier place", |given| {
-        given.values(1).len() == 3
+    received.until(&mut follower, "records from an earlier offset", |received| {
+        received.values(1).len() == 3
     });
-    assert_eq!(given.values(1), ["z", "y", "z"]);
+    assert_eq!(received.values(1), ["z", "y", "z"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_topic_that_was_made_again_is_followed_when_it_is_added_again() {
+async fn a_recreated_topic_is_followed_after_it_is_added_again() {
     let settings = settings("again");
     let topic: Arc<str> = unique("again").into();
     create_topic(&settings, &topic, 1).await;
     produce(&settings, &topic, 0, &["old", "old", "old"]).await;
     let mut follower = Follower::new(&settings, Waker::new()).unwrap();
     follower.add(&[start(&topic, 0, None)]).unwrap();
-    let mut given = Given::default();
-    given.until(&mut follower, "all", |given| given.values(0).len() == 3);
+    let mut received = Received::default();
+    received.until(&mut follower, "all", |received| received.values(0).len() == 3);
     delete_topic(&settings, &topic);
     follower.remove(&topic).unwrap();
     create_topic(&settings, &topic, 1).await;
     produce(&settings, &topic, 0, &["new"]).await;
     follower.add(&[start(&topic, 0, None)]).unwrap();
-    given.until(&mut follower, "the new one", |given| given.values(0).len() == 4);
-    assert_eq!(given.records[&0].last(), Some(&(0, "new".to_owned())));
+    received.until(&mut follower, "the new one", |received| {
+        received.values(0).len() == 4
+    });
+    assert_eq!(received.records[&0].last(), Some(&(0, "new".to_owned())));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn records_are_looked_up_and_what_is_not_there_is_none() {
+async fn lookups_return_existing_records_and_none_for_missing_ones() {
     let settings = settings("lookup");
     let topic: Arc<str> = unique("lookup").into();
     create_topic(&settings, &topic, 2).await;
@@ -170,7 +177,7 @@ async fn records_are_looked_up_and_what_is_not_there_is_none() {
         partition: 0,
         offset: 0,
     };
-    let wanted = [
+    let positions = [
         position(0, 299),
         position(1, 0),
         position(0, 3),
@@ -183,7 +190,7 @@ async fn records_are_looked_up_and_what_is_not_there_is_none() {
         position(0, 3),
     ];
     for _ in 0..2 {
-        let found = lookup.get(&wanted, DEADLINE).unwrap();
+        let found = lookup.get(&positions, DEADLINE).unwrap();
         let values: Vec<Option<&str>> = found
             .iter()
             .map(|record| {
@@ -208,14 +215,14 @@ async fn records_are_looked_up_and_what_is_not_there_is_none() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_survey_tells_what_there_is_and_how_long_it_is_kept() {
+async fn a_survey_returns_offsets_and_retention() {
     let settings = settings("survey");
     let topic: Arc<str> = unique("survey").into();
     create_topic(&settings, &topic, 2).await;
     produce(&settings, &topic, 1, &["a", "b"]).await;
     produce_and_abort(&settings, &topic, &["never"]);
     let surveyor = Surveyor::new(&settings).unwrap();
-    // The aborted record and the marker behind it have offsets; the marker comes a little later.
+    // The aborted record and its marker have offsets too. The marker is written a little later.
     let extents = [Some(Extent { low: 0, end: 2 }), Some(Extent { low: 0, end: 2 })];
     eventually("the extents", DEADLINE, || {
         let topics = surveyor.topics(|name| name == &*topic).unwrap();
@@ -227,7 +234,7 @@ async fn a_survey_tells_what_there_is_and_how_long_it_is_kept() {
         }
     });
     let retention = surveyor.retention(std::slice::from_ref(&topic)).await.unwrap();
-    let week = redeliver_core::Span::from_secs(7 * 86_400);
+    let week = redeliver_core::HumanDuration::from_secs(7 * 86_400);
     assert_eq!(retention.get(&*topic), Some(&Retention::For(week)));
     assert_eq!(surveyor.topics(|_| false).unwrap(), []);
 }

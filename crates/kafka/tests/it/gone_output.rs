@@ -1,35 +1,32 @@
-//! A topic for results that is deleted while a lane writes into it.
+//! An output topic that is deleted while a lane writes to it.
 
 use std::sync::atomic::Ordering;
 
 use redeliver_kafka::KafkaSettings;
-use redeliver_testkit::{eventually, unique};
+use redeliver_testkit::eventually;
 
-use crate::lane::{DEADLINE, fill, start};
-use crate::recreated::copied;
-use crate::support::{create_topic, delete_topic, settings};
+use crate::copy::CopyEnv;
+use crate::support::{DEADLINE, create_topic, delete_topic, settings};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_transaction_into_a_topic_that_is_gone_is_aborted_long_before_it_times_out() {
+async fn a_transaction_that_writes_to_a_deleted_topic_is_aborted_before_it_times_out() {
     let settings = KafkaSettings {
         transaction_timeout: 4 * DEADLINE,
         ..settings("gone-output")
     };
-    let (from, to, group) = (unique("from"), unique("to"), unique("group"));
-    create_topic(&settings, &from, 1).await;
-    create_topic(&settings, &to, 1).await;
-    let lane = start(settings.clone(), &group, &from, &to, false);
-    fill(&settings, &from, 0..10).await;
-    copied(&settings, &to, 10);
-    delete_topic(&settings, &to);
-    fill(&settings, &from, 10..20).await;
+    let env = CopyEnv::new(settings, 1, 1).await;
+    let lane = env.start();
+    env.fill(0..10).await;
+    env.until_copied(10);
+    delete_topic(&env.settings, &env.to);
+    env.fill(10..20).await;
     eventually("the transaction is aborted", DEADLINE, || {
-        match lane.lags.setbacks.load(Ordering::SeqCst) {
-            0 => Err("no setback"),
+        match lane.observed.failed_transactions.load(Ordering::SeqCst) {
+            0 => Err("no failed transaction"),
             _ => Ok(()),
         }
     });
-    create_topic(&settings, &to, 1).await;
-    copied(&settings, &to, 10);
+    create_topic(&env.settings, &env.to, 1).await;
+    env.until_copied(10);
     lane.stop();
 }

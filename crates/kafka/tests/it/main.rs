@@ -1,6 +1,7 @@
-//! Tests of the Kafka crate on a real broker and, for error paths, on the mock cluster.
+//! Integration tests on a real broker, and on the mock cluster for injected errors.
 
 mod changelog;
+mod copy;
 mod errors;
 mod follow;
 mod gone_output;

@@ -1,18 +1,18 @@
-//! Static members whose subscription changes over a restart.
+//! Members whose subscription changes with a restart.
 
 use rdkafka::admin::{AdminClient, AdminOptions, NewPartitions};
 use rdkafka::client::DefaultClientContext;
-use redeliver_kafka::{IfRecreated, KafkaSettings};
+use redeliver_kafka::KafkaSettings;
 use redeliver_testkit::{eventually, unique};
 
-use crate::lane::{DEADLINE, Running, counts, fill, start_with};
-use crate::support::{create_topic, settings};
+use crate::copy::{CopyLane, CopyOptions, fill, until_copied};
+use crate::support::{DEADLINE, create_topic, settings};
 
-/// Members of one group that restart with other topics.
+/// A group of lanes that restart with other topics.
 struct Group {
     name: String,
     to: String,
-    members: Vec<(KafkaSettings, Option<Running>)>,
+    members: Vec<(KafkaSettings, Option<CopyLane>)>,
 }
 
 impl Group {
@@ -43,29 +43,34 @@ impl Group {
     }
 
     fn start(&mut self, member: usize, topics: &[&str]) {
-        let (settings, running) = &mut self.members[member];
-        let lane = start_with(
-            settings.clone(),
-            &self.name,
-            topics,
-            &self.to,
-            false,
-            IfRecreated::ReadFromBeginning,
-        );
-        *running = Some(lane);
+        let (settings, lane) = &mut self.members[member];
+        let started = CopyLane::start(settings, &self.name, topics, &self.to, CopyOptions::default());
+        *lane = Some(started);
+    }
+
+    fn start_all(&mut self, topics: &[&str]) {
+        (0..self.members.len()).for_each(|member| self.start(member, topics));
     }
 
     fn stop(&mut self, member: usize) {
         self.members[member].1.take().unwrap().stop();
     }
 
-    fn running(&self) -> impl Iterator<Item = &Running> {
-        self.members.iter().filter_map(|(_, running)| running.as_ref())
+    fn stop_all(&mut self) {
+        (0..self.members.len()).for_each(|member| self.stop(member));
     }
 
-    fn are_ready(&self) {
+    fn running(&self) -> impl Iterator<Item = &CopyLane> {
+        self.members.iter().filter_map(|(_, lane)| lane.as_ref())
+    }
+
+    #[track_caller]
+    fn until_ready(&self) {
         eventually("all lanes are ready", DEADLINE, || {
-            let waiting: Vec<_> = self.running().filter_map(|lane| lane.lags.waiting()).collect();
+            let waiting: Vec<_> = self
+                .running()
+                .filter_map(|lane| lane.observed.waiting())
+                .collect();
             if waiting.is_empty() {
                 Ok(())
             } else {
@@ -74,174 +79,153 @@ impl Group {
         });
     }
 
-    /// Records so far, each of them once.
-    fn copied(&self, count: usize) {
-        eventually("all are copied", DEADLINE, || {
-            let counts = counts(self.settings(), &self.to);
-            assert!(
-                counts.values().all(|count| *count == 1),
-                "a record was copied twice"
-            );
-            if counts.len() == count {
-                Ok(())
-            } else {
-                Err(format!("{} of {count}", counts.len()))
-            }
-        });
+    /// Writes these values to a topic.
+    async fn fill(&self, topic: &str, values: std::ops::Range<u32>) {
+        fill(self.settings(), topic, values).await;
     }
 
-    /// The members together read these topics and no others.
-    fn read(&self, topics: &[&str]) {
-        eventually("these topics are read and no others", DEADLINE, || {
-            let mut read: Vec<_> = self.running().flat_map(|lane| lane.lags.topics()).collect();
-            read.sort();
-            read.dedup();
-            let mut wanted: Vec<_> = topics.iter().map(|topic| (*topic).to_owned()).collect();
-            wanted.sort();
-            if read == wanted {
-                Ok(())
-            } else {
-                Err(format!("{read:?} and not {wanted:?}"))
-            }
-        });
+    #[track_caller]
+    fn until_copied(&self, count: usize) {
+        until_copied(self.settings(), &self.to, count);
     }
 
-    fn stop_all(mut self) {
-        for member in 0..self.members.len() {
-            if self.members[member].1.is_some() {
-                self.stop(member);
+    /// Waits until the members together own partitions of exactly these topics.
+    #[track_caller]
+    fn until_topics(&self, topics: &[&str]) {
+        eventually("the members own exactly these topics", DEADLINE, || {
+            let mut owned: Vec<_> = self.running().flat_map(|lane| lane.observed.topics()).collect();
+            owned.sort();
+            owned.dedup();
+            let mut expected: Vec<_> = topics.iter().map(|topic| (*topic).to_owned()).collect();
+            expected.sort();
+            if owned == expected {
+                Ok(())
+            } else {
+                Err(format!("{owned:?}, not {expected:?}"))
             }
-        }
+        });
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_static_member_that_restarts_with_other_topics_reads_those_and_keeps_its_offsets() {
+async fn a_static_member_restarts_with_other_topics_and_keeps_its_offsets() {
     let mut group = Group::new(1, true).await;
     let (a, b) = (group.topic(2).await, group.topic(2).await);
-    fill(group.settings(), &a, 0..50).await;
+    group.fill(&a, 0..50).await;
     group.start(0, &[&a]);
-    group.copied(50);
-    group.are_ready();
+    group.until_copied(50);
+    group.until_ready();
     group.stop(0);
 
-    // Replaced.
-    fill(group.settings(), &b, 50..100).await;
+    // The topic is replaced by another.
+    group.fill(&b, 50..100).await;
     group.start(0, &[&b]);
-    group.copied(100);
-    group.are_ready();
-    group.read(&[&b]);
+    group.until_copied(100);
+    group.until_ready();
+    group.until_topics(&[&b]);
     group.stop(0);
 
-    // One added, whose offsets were kept meanwhile.
-    fill(group.settings(), &a, 100..150).await;
+    // A topic is added whose committed offsets still exist.
+    group.fill(&a, 100..150).await;
     group.start(0, &[&a, &b]);
-    group.copied(150);
-    group.are_ready();
-    group.read(&[&a, &b]);
+    group.until_copied(150);
+    group.until_ready();
+    group.until_topics(&[&a, &b]);
     group.stop(0);
 
-    // One removed.
+    // A topic is removed.
     group.start(0, &[&a]);
-    group.are_ready();
-    group.read(&[&a]);
-    fill(group.settings(), &b, 200..210).await;
-    fill(group.settings(), &a, 150..200).await;
-    group.copied(200);
+    group.until_ready();
+    group.until_topics(&[&a]);
+    group.fill(&b, 200..210).await;
+    group.fill(&a, 150..200).await;
+    group.until_copied(200);
     group.stop_all();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn three_members_restart_one_after_the_other_with_another_topic() {
+async fn three_members_restart_one_after_the_other_with_an_additional_topic() {
     for is_static in [true, false] {
         let mut group = Group::new(3, is_static).await;
         let (a, b) = (group.topic(3).await, group.topic(3).await);
-        fill(group.settings(), &a, 0..60).await;
-        for member in 0..3 {
-            group.start(member, &[&a]);
-        }
-        group.copied(60);
-        group.are_ready();
-        fill(group.settings(), &b, 60..120).await;
+        group.fill(&a, 0..60).await;
+        group.start_all(&[&a]);
+        group.until_copied(60);
+        group.until_ready();
+        group.fill(&b, 60..120).await;
         for member in 0..3 {
             group.stop(member);
             group.start(member, &[&a, &b]);
-            group.are_ready();
+            group.until_ready();
         }
-        group.copied(120);
-        group.read(&[&a, &b]);
-        eventually(
-            "each member has its share of both topics together",
-            DEADLINE,
-            || {
-                let shares: Vec<_> = group.running().map(|lane| lane.lags.partitions()).collect();
-                if shares.iter().all(|share| *share == 2) {
-                    Ok(())
-                } else {
-                    Err(format!("{shares:?}"))
-                }
-            },
-        );
+        group.until_copied(120);
+        group.until_topics(&[&a, &b]);
+        eventually("each member owns its share of both topics", DEADLINE, || {
+            let shares: Vec<_> = group.running().map(|lane| lane.observed.partitions()).collect();
+            if shares.iter().all(|share| *share == 2) {
+                Ok(())
+            } else {
+                Err(format!("{shares:?}"))
+            }
+        });
         group.stop_all();
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn three_static_members_restart_at_once_with_another_topic() {
+async fn three_static_members_restart_at_the_same_time_with_another_topic() {
     let mut group = Group::new(3, true).await;
     let (a, b) = (group.topic(3).await, group.topic(3).await);
-    fill(group.settings(), &a, 0..60).await;
-    for member in 0..3 {
-        group.start(member, &[&a]);
-    }
-    group.copied(60);
-    group.are_ready();
-    for member in 0..3 {
-        group.stop(member);
-    }
-    fill(group.settings(), &b, 60..120).await;
-    for member in 0..3 {
-        group.start(member, &[&b]);
-    }
-    group.copied(120);
-    group.are_ready();
-    group.read(&[&b]);
+    group.fill(&a, 0..60).await;
+    group.start_all(&[&a]);
+    group.until_copied(60);
+    group.until_ready();
+    group.stop_all();
+    group.fill(&b, 60..120).await;
+    group.start_all(&[&b]);
+    group.until_copied(120);
+    group.until_ready();
+    group.until_topics(&[&b]);
     group.stop_all();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_static_member_without_partitions_restarts_with_another_topic() {
+async fn a_static_member_without_partitions_restarts_with_an_additional_topic() {
     let mut group = Group::new(2, true).await;
     let (a, b) = (group.topic(1).await, group.topic(4).await);
     group.start(0, &[&a]);
-    group.are_ready();
+    group.until_ready();
     group.start(1, &[&a]);
-    group.are_ready();
+    group.until_ready();
     for member in [0, 1] {
         group.stop(member);
         group.start(member, &[&a, &b]);
-        group.are_ready();
+        group.until_ready();
     }
-    fill(group.settings(), &b, 0..40).await;
-    group.copied(40);
+    group.fill(&b, 0..40).await;
+    group.until_copied(40);
     group.stop_all();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_topic_that_is_created_or_grows_while_members_run_is_read_soon() {
+async fn topics_and_partitions_created_while_members_run_are_read() {
     let mut group = Group::new(2, true).await;
     let (a, late) = (group.topic(2).await, unique("late"));
     group.start(0, &[&a, &late]);
     group.start(1, &[&a, &late]);
-    group.are_ready();
+    group.until_ready();
     create_topic(group.settings(), &late, 2).await;
-    fill(group.settings(), &late, 0..20).await;
-    group.copied(20);
-    group.are_ready();
+    group.fill(&late, 0..20).await;
+    group.until_copied(20);
+    group.until_ready();
     grow(group.settings(), &late, 6).await;
-    // Its partitions are empty, and known to be read by their lag.
+    // The new partitions are empty, but their lag is reported.
     eventually("the new partitions are read", DEADLINE, || {
-        match group.running().map(|lane| lane.lags.partitions()).sum::<usize>() {
+        match group
+            .running()
+            .map(|lane| lane.observed.partitions())
+            .sum::<usize>()
+        {
             8 => Ok(()),
             partitions => Err(format!("{partitions} of 8")),
         }

@@ -1,4 +1,4 @@
-//! Topics that are deleted, created again, or cut short while a lane reads them.
+//! Topics that are deleted, created again, or truncated while a lane reads them.
 
 use std::sync::atomic::Ordering;
 
@@ -8,215 +8,180 @@ use rdkafka::topic_partition_list::Offset;
 use redeliver_kafka::{IfRecreated, KafkaSettings, TopicState, TopicWatch, Waker, topic_watch};
 use redeliver_testkit::{eventually, kafka_request, unique};
 
-use crate::lane::{DEADLINE, counts, fill, start, start_with};
-use crate::support::{create_topic, delete_topic, settings};
-
-async fn recreate(settings: &KafkaSettings, topic: &str, partitions: i32) {
-    delete_topic(settings, topic);
-    create_topic(settings, topic, partitions).await;
-}
-
-#[track_caller]
-pub(crate) fn copied(settings: &KafkaSettings, to: &str, count: usize) {
-    eventually("all are copied", DEADLINE, || {
-        let copied = counts(settings, to).len();
-        if copied == count {
-            Ok(())
-        } else {
-            Err(format!("{copied} of {count}"))
-        }
-    });
-}
+use crate::copy::{CopyEnv, CopyOptions};
+use crate::support::{DEADLINE, create_topic, delete_topic, settings};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_topic_that_is_created_again_is_read_from_its_beginning() {
+async fn a_recreated_topic_is_read_from_its_beginning() {
     for (is_static, partitions) in [(true, 2), (false, 3)] {
         let settings = KafkaSettings {
             static_membership: is_static,
             ..settings("recreated")
         };
-        let (from, to, group) = (unique("from"), unique("to"), unique("group"));
-        create_topic(&settings, &from, 2).await;
-        create_topic(&settings, &to, 1).await;
-        fill(&settings, &from, 0..200).await;
-        let lane = start(settings.clone(), &group, &from, &to, false);
-        copied(&settings, &to, 200);
-        // Shorter than the old one.
-        recreate(&settings, &from, partitions).await;
-        fill(&settings, &from, 200..250).await;
-        copied(&settings, &to, 250);
-        assert!(lane.lags.recreated.load(Ordering::SeqCst) >= 2);
-        // Longer than the old one, before the lane looks.
-        recreate(&settings, &from, partitions).await;
-        fill(&settings, &from, 250..1250).await;
-        copied(&settings, &to, 1250);
+        let env = CopyEnv::new(settings, 2, 1).await;
+        env.fill(0..200).await;
+        let lane = env.start();
+        env.until_copied(200);
+        // Shorter than the old topic.
+        env.recreate_source(partitions).await;
+        env.fill(200..250).await;
+        env.until_copied(250);
+        assert!(lane.observed.recreated.load(Ordering::SeqCst) >= 2);
+        // Longer than the old topic before the lane detects it.
+        env.recreate_source(partitions).await;
+        env.fill(250..1250).await;
+        env.until_copied(1250);
         lane.stop();
-        // While nobody reads.
-        recreate(&settings, &from, partitions).await;
-        fill(&settings, &from, 1250..1300).await;
-        let lane = start(settings.clone(), &group, &from, &to, false);
-        copied(&settings, &to, 1300);
+        // While no lane runs.
+        env.recreate_source(partitions).await;
+        env.fill(1250..1300).await;
+        let lane = env.start();
+        env.until_copied(1300);
         lane.stop();
-        let counts = counts(&settings, &to);
-        let twice: Vec<_> = counts.iter().filter(|(_, count)| **count != 1).collect();
-        assert!(twice.is_empty(), "{twice:?}");
+        env.assert_no_duplicates();
     }
 }
 
-/// Waits until every watch is certain that a topic does not exist.
+/// Waits until all topic watches must have detected that the topic is missing.
 fn until_missing(settings: &KafkaSettings, topic: &str) {
     let watch = TopicWatch::start(settings).unwrap();
     eventually("the topic is missing", DEADLINE, || {
         match watch.missing_for(topic) {
-            Some(lasting) if lasting > 2 * topic_watch::INTERVAL => Ok(()),
+            Some(duration) if duration > 2 * topic_watch::INTERVAL => Ok(()),
             _ => Err(format!("{:?}", watch.state(topic))),
         }
     });
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_topic_that_was_missing_for_a_while_is_read_from_its_beginning_too() {
+async fn a_topic_that_was_missing_for_a_while_is_read_from_its_beginning() {
     let settings = KafkaSettings {
         static_membership: true,
         ..settings("away")
     };
-    let (from, to, group) = (unique("from"), unique("to"), unique("group"));
-    create_topic(&settings, &from, 2).await;
-    create_topic(&settings, &to, 1).await;
-    fill(&settings, &from, 0..100).await;
-    let lane = start(settings.clone(), &group, &from, &to, false);
-    copied(&settings, &to, 100);
-    delete_topic(&settings, &from);
-    until_missing(&settings, &from);
-    create_topic(&settings, &from, 2).await;
-    // Longer than the old one each time.
-    fill(&settings, &from, 100..600).await;
-    copied(&settings, &to, 600);
+    let env = CopyEnv::new(settings, 2, 1).await;
+    env.fill(0..100).await;
+    let lane = env.start();
+    env.until_copied(100);
+    delete_topic(&env.settings, &env.from);
+    until_missing(&env.settings, &env.from);
+    create_topic(&env.settings, &env.from, 2).await;
+    // Each new topic is longer than the previous one.
+    env.fill(100..600).await;
+    env.until_copied(600);
     lane.stop();
-    // A static member is given partitions of a topic that does not exist any more.
-    delete_topic(&settings, &from);
-    let lane = start(settings.clone(), &group, &from, &to, false);
-    until_missing(&settings, &from);
-    create_topic(&settings, &from, 2).await;
-    fill(&settings, &from, 600..2_000).await;
-    copied(&settings, &to, 2_000);
+    // A static member is assigned partitions of the deleted topic.
+    delete_topic(&env.settings, &env.from);
+    let lane = env.start();
+    until_missing(&env.settings, &env.from);
+    create_topic(&env.settings, &env.from, 2).await;
+    env.fill(600..2_000).await;
+    env.until_copied(2_000);
     lane.stop();
-    let counts = counts(&settings, &to);
-    let twice: Vec<_> = counts.iter().filter(|(_, count)| **count != 1).collect();
-    assert!(twice.is_empty(), "{twice:?}");
+    env.assert_no_duplicates();
 }
 
-/// Commits as versions did that named no topic in a commit.
-fn commit_unnamed(settings: &KafkaSettings, group: &str, topic: &str, offset: i64) {
-    let mut config = settings.client();
-    let consumer: BaseConsumer = config.set("group.id", group).create().unwrap();
+/// Commits an offset without a topic fingerprint, as older versions did.
+fn commit_without_fingerprint(env: &CopyEnv, offset: i64) {
+    let mut config = env.settings.client();
+    let consumer: BaseConsumer = config.set("group.id", &env.group).create().unwrap();
     let mut offsets = TopicPartitionList::new();
     offsets
-        .add_partition_offset(topic, 0, Offset::Offset(offset))
+        .add_partition_offset(&env.from, 0, Offset::Offset(offset))
         .unwrap();
     consumer.commit(&offsets, CommitMode::Sync).unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_commit_that_does_not_name_its_topic_hides_nothing_of_a_new_one() {
-    let settings = settings("unnamed");
-    let (from, to, group) = (unique("from"), unique("to"), unique("group"));
-    create_topic(&settings, &from, 1).await;
-    create_topic(&settings, &to, 1).await;
-    fill(&settings, &from, 0..200).await;
-    commit_unnamed(&settings, &group, &from, 200);
-    // Shorter than the old one, while nobody reads.
-    recreate(&settings, &from, 1).await;
-    fill(&settings, &from, 200..250).await;
-    let lane = start(settings.clone(), &group, &from, &to, false);
-    copied(&settings, &to, 50);
+async fn a_commit_without_a_fingerprint_hides_no_records_of_a_recreated_topic() {
+    let env = CopyEnv::with_one_partition("unnamed").await;
+    env.fill(0..200).await;
+    commit_without_fingerprint(&env, 200);
+    // Shorter than the old topic, while no lane runs.
+    env.recreate_source(1).await;
+    env.fill(200..250).await;
+    let lane = env.start();
+    env.until_copied(50);
     lane.stop();
-    // Longer, while a lane reads that has committed nothing yet.
-    commit_unnamed(&settings, &group, &from, 50);
-    let lane = start(settings.clone(), &group, &from, &to, false);
-    eventually("it is ready", DEADLINE, || match lane.lags.waiting() {
-        None if lane.lags.partitions() == 1 => Ok(()),
+    // Longer, while a lane runs that has not committed anything yet.
+    commit_without_fingerprint(&env, 50);
+    let lane = env.start();
+    eventually("the lane is ready", DEADLINE, || match lane.observed.waiting() {
+        None if lane.observed.partitions() == 1 => Ok(()),
         other => Err(format!("{other:?}")),
     });
-    recreate(&settings, &from, 1).await;
-    fill(&settings, &from, 250..550).await;
-    copied(&settings, &to, 350);
+    env.recreate_source(1).await;
+    env.fill(250..550).await;
+    env.until_copied(350);
     lane.stop();
-    assert!(counts(&settings, &to).values().all(|count| *count == 1));
+    env.assert_no_duplicates();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_in_hand_of_the_old_topic_is_dropped_and_counted() {
-    let settings = settings("in-hand");
-    let (from, to, group) = (unique("from"), unique("to"), unique("group"));
-    create_topic(&settings, &from, 1).await;
-    create_topic(&settings, &to, 1).await;
-    fill(&settings, &from, 0..20).await;
-    // It keeps the ten odd ones.
-    let lane = start(settings.clone(), &group, &from, &to, true);
-    copied(&settings, &to, 10);
-    recreate(&settings, &from, 1).await;
-    eventually("the drop is counted", DEADLINE, || {
-        match lane.lags.dropped.load(Ordering::SeqCst) {
+async fn records_in_flight_of_the_old_topic_are_dropped_and_counted() {
+    let env = CopyEnv::with_one_partition("in-flight").await;
+    env.fill(0..20).await;
+    let lane = env.start_holding_odd();
+    env.until_copied(10);
+    env.recreate_source(1).await;
+    eventually("the dropped records are counted", DEADLINE, || {
+        match lane.observed.dropped.load(Ordering::SeqCst) {
             10 => Ok(()),
             dropped => Err(format!("{dropped} of 10")),
         }
     });
-    fill(&settings, &from, 100..120).await;
-    copied(&settings, &to, 20);
+    env.fill(100..120).await;
+    env.until_copied(20);
     lane.stop();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lane_whose_offsets_have_a_meaning_halts_and_says_what_to_do() {
-    let settings = settings("halts");
-    let (from, to, group) = (unique("from"), unique("to"), unique("group"));
-    create_topic(&settings, &from, 1).await;
-    create_topic(&settings, &to, 1).await;
-    fill(&settings, &from, 0..20).await;
-    let lane = start_with(settings.clone(), &group, &[&from], &to, false, IfRecreated::Halt);
-    copied(&settings, &to, 20);
-    recreate(&settings, &from, 1).await;
-    fill(&settings, &from, 20..30).await;
-    eventually("it halts", DEADLINE, || match lane.lags.waiting() {
-        Some(reason) if reason.contains("--delete-offsets") && reason.contains(&from) => Ok(()),
+async fn a_lane_that_must_halt_reports_how_to_continue() {
+    let env = CopyEnv::with_one_partition("halts").await;
+    env.fill(0..20).await;
+    let lane = env.start_with(CopyOptions {
+        if_recreated: IfRecreated::Halt,
+        ..CopyOptions::default()
+    });
+    env.until_copied(20);
+    env.recreate_source(1).await;
+    env.fill(20..30).await;
+    eventually("the lane halts", DEADLINE, || match lane.observed.waiting() {
+        Some(reason) if reason.contains("--delete-offsets") && reason.contains(&env.from) => Ok(()),
         other => Err(format!("{other:?}")),
     });
-    assert_eq!(counts(&settings, &to).len(), 20);
+    assert_eq!(env.counts().len(), 20);
     lane.stop();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn records_that_are_deleted_before_they_are_read_are_counted_and_the_rest_is_read() {
-    let settings = settings("deleted");
-    let (from, to, group) = (unique("from"), unique("to"), unique("group"));
-    create_topic(&settings, &from, 1).await;
-    create_topic(&settings, &to, 1).await;
-    fill(&settings, &from, 0..100).await;
-    let lane = start(settings.clone(), &group, &from, &to, false);
-    copied(&settings, &to, 100);
+async fn records_deleted_before_they_were_read_are_counted_and_later_ones_are_read() {
+    let env = CopyEnv::with_one_partition("deleted").await;
+    env.fill(0..100).await;
+    let lane = env.start();
+    env.until_copied(100);
     lane.stop();
-    fill(&settings, &from, 100..200).await;
-    kafka_request::delete_records(&settings.brokers, &from, 0, 150);
-    let lane = start(settings.clone(), &group, &from, &to, false);
-    copied(&settings, &to, 150);
-    assert_eq!(lane.lags.deleted_unread.load(Ordering::SeqCst), 50);
-    fill(&settings, &from, 200..210).await;
-    copied(&settings, &to, 160);
+    env.fill(100..200).await;
+    kafka_request::delete_records(&env.settings.brokers, &env.from, 0, 150);
+    let lane = env.start();
+    env.until_copied(150);
+    assert_eq!(lane.observed.deleted_unread.load(Ordering::SeqCst), 50);
+    env.fill(200..210).await;
+    env.until_copied(160);
     lane.stop();
-    assert!(counts(&settings, &to).values().all(|count| *count == 1));
+    env.assert_no_duplicates();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_watch_tells_topics_that_exist_from_those_that_do_not() {
+async fn the_topic_watch_tracks_which_topics_exist() {
     let settings = settings("watch");
-    let (one, none) = (unique("one"), unique("none"));
-    create_topic(&settings, &one, 3).await;
+    let (topic, missing) = (unique("topic"), unique("missing"));
+    create_topic(&settings, &topic, 3).await;
     let watch = TopicWatch::start(&settings).unwrap();
-    watch.watch([one.as_str().into(), none.as_str().into()], &Waker::new());
-    let state_is = |topic: &str, what: &str, is_it: &dyn Fn(TopicState) -> bool| {
+    watch.watch([topic.as_str().into(), missing.as_str().into()], &Waker::new());
+    let until = |topic: &str, what: &str, is_expected: &dyn Fn(TopicState) -> bool| {
         eventually(what, DEADLINE, || match watch.state(topic) {
-            state if is_it(state) => Ok(state),
+            state if is_expected(state) => Ok(state),
             state => Err(format!("{state:?}")),
         })
     };
@@ -229,12 +194,16 @@ async fn the_watch_tells_topics_that_exist_from_those_that_do_not() {
             }
         )
     };
-    let before = state_is(&one, "it exists", &exists);
-    state_is(&none, "it is missing", &|state| state.is_missing());
-    delete_topic(&settings, &one);
-    state_is(&one, "it is missing", &|state| state.is_missing());
-    // Asking did not create it.
-    state_is(&none, "it is still missing", &|state| state.is_missing());
-    create_topic(&settings, &one, 3).await;
-    assert_ne!(state_is(&one, "it exists again", &exists), before);
+    let before = until(&topic, "the topic exists", &exists);
+    until(&missing, "the other topic is missing", &|state| {
+        state.is_missing()
+    });
+    delete_topic(&settings, &topic);
+    until(&topic, "the topic is missing", &|state| state.is_missing());
+    // The requests did not create it.
+    until(&missing, "the other topic is still missing", &|state| {
+        state.is_missing()
+    });
+    create_topic(&settings, &topic, 3).await;
+    assert_ne!(until(&topic, "the topic exists again", &exists), before);
 }

@@ -1,9 +1,8 @@
-//! What topics do not take: it stops no lane, and nothing has to be read again because of it.
+//! Records that their topic refuses do not stop a lane, and cause nothing to be read again.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rdkafka::admin::{AdminClient, AdminOptions, AlterConfig, NewTopic, ResourceSpecifier, TopicReplication};
@@ -11,18 +10,15 @@ use rdkafka::client::DefaultClientContext;
 use redeliver_core::{Headers, Output, Record, Timestamp};
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::reader::TopicReader;
-use redeliver_kafka::{
-    AssignmentId, IfRecreated, KafkaSettings, Lane, LaneContext, LaneError, LaneObserver, LaneSpec,
-    Processor, Refused, TopicWatch, TransactionBatch,
-};
+use redeliver_kafka::{AssignmentId, KafkaSettings, Processor, Refused, TransactionBatch};
 use redeliver_testkit::{eventually, unique};
-use tokio_util::sync::CancellationToken;
 
-use crate::support::{create_topic, settings};
+use crate::copy::Observed;
+use crate::support::{RunningLane, create_topic, lane_spec, settings};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Copies records to a topic; where that does not take them, what stands in their place says so.
+/// Copies records to a topic, and replaces the values of refused ones with the reason.
 struct Copy {
     to: Arc<str>,
     replaces: bool,
@@ -46,10 +42,10 @@ impl Processor for Copy {
         self.waiting.push((assignment, record));
     }
 
-    fn finish(&mut self, _now: Timestamp, _limit: usize, turn: &mut TransactionBatch) {
+    fn finish(&mut self, _now: Timestamp, _limit: usize, batch: &mut TransactionBatch) {
         for (assignment, record) in self.waiting.drain(..) {
-            turn.completed.push((assignment, record.position.offset));
-            turn.outputs.push(Output {
+            batch.completed.push((assignment, record.position.offset));
+            batch.outputs.push(Output {
                 topic: self.to.clone(),
                 partition: None,
                 key: record.key,
@@ -59,9 +55,9 @@ impl Processor for Copy {
         }
     }
 
-    fn refused(&mut self, refused: &[Refused], turn: &mut TransactionBatch, _now: Timestamp) -> bool {
+    fn refused(&mut self, refused: &[Refused], batch: &mut TransactionBatch, _now: Timestamp) -> bool {
         for refused in refused {
-            turn.outputs[refused.index].value = Some(refused.failure.code.clone().into());
+            batch.outputs[refused.index].value = Some(refused.failure.code.clone().into());
         }
         self.replaces
     }
@@ -77,40 +73,17 @@ impl Processor for Copy {
     }
 }
 
-/// What a lane says of itself.
-#[derive(Default)]
-struct Heard {
-    /// Why it waits; nothing once it is ready.
-    waits_for: Mutex<Option<String>>,
-    setbacks: AtomicU64,
-}
-
-impl LaneObserver for Heard {
-    fn ready(&self) {
-        *self.waits_for.lock().unwrap() = None;
-    }
-
-    fn waiting(&self, reason: &str) {
-        *self.waits_for.lock().unwrap() = Some(reason.to_owned());
-    }
-
-    fn setback(&self, _remedy: redeliver_kafka::remedy::RecoveryAction) {
-        self.setbacks.fetch_add(1, Ordering::SeqCst);
-    }
-}
-
-/// A lane that copies from one topic to another one, which takes batches of up to 2000 bytes.
-struct Copying {
+/// A lane that copies to a topic whose `max.message.bytes` is 2000.
+struct Env {
     settings: KafkaSettings,
     from: String,
     to: String,
-    heard: Arc<Heard>,
+    observed: Arc<Observed>,
     accepted: Arc<AtomicU64>,
-    stop: CancellationToken,
-    thread: Option<JoinHandle<Result<(), LaneError>>>,
+    _lane: RunningLane,
 }
 
-impl Copying {
+impl Env {
     async fn new(replaces: bool) -> Self {
         let settings = settings("refused");
         let (from, to, group) = (unique("from"), unique("to"), unique("group"));
@@ -124,40 +97,22 @@ impl Copying {
         {
             result.unwrap();
         }
-        let mut copying = Self {
-            from,
-            to,
-            heard: Arc::default(),
-            accepted: Arc::default(),
-            stop: CancellationToken::new(),
-            thread: None,
-            settings,
-        };
-        let spec = LaneSpec {
-            name: format!("copy-{group}"),
-            group,
-            topics: vec![copying.from.as_str().into()],
-            batch: 500,
-            grace: Duration::from_secs(10),
-            changelog: None,
-            if_recreated: IfRecreated::ReadFromBeginning,
-        };
+        let (observed, accepted) = (Arc::<Observed>::default(), Arc::<AtomicU64>::default());
         let copy = Copy {
-            to: copying.to.as_str().into(),
+            to: to.as_str().into(),
             replaces,
-            accepted: copying.accepted.clone(),
+            accepted: accepted.clone(),
             waiting: Vec::new(),
         };
-        let watch = TopicWatch::start(&copying.settings).unwrap();
-        let context = LaneContext::new(
-            copying.settings.clone(),
-            copying.heard.clone(),
-            watch,
-            copying.stop.clone(),
-        );
-        let lane = Lane::new(context, spec, copy);
-        copying.thread = Some(std::thread::spawn(move || lane.run()));
-        copying
+        let spec = lane_spec(&format!("copy-{group}"), &group, &[&from]);
+        Self {
+            _lane: RunningLane::spawn(&settings, spec, copy, observed.clone()),
+            from,
+            to,
+            observed,
+            accepted,
+            settings,
+        }
     }
 
     async fn fill(&self, producer: &Producer, sizes: impl Iterator<Item = usize>) {
@@ -175,8 +130,8 @@ impl Copying {
         futures::future::join_all(sends).await;
     }
 
-    /// Key and value of what was written, once there is so much of it.
-    fn written(&self, count: usize) -> BTreeMap<String, Vec<u8>> {
+    /// Waits until this many records are written, and returns their values by key.
+    fn until_written(&self, count: usize) -> BTreeMap<String, Vec<u8>> {
         let mut written = BTreeMap::new();
         eventually("all are written", DEADLINE, || {
             written.clear();
@@ -188,36 +143,22 @@ impl Copying {
                     twice += usize::from(written.insert(key, record.value.unwrap().to_vec()).is_some());
                 })
                 .unwrap();
-            assert_eq!(twice, 0, "written twice");
+            assert_eq!(twice, 0, "records were written twice");
             if written.len() == count {
                 Ok(())
             } else {
                 Err(format!(
-                    "{} are, and {:?}",
+                    "{} of {count}; {:?}",
                     written.len(),
-                    self.heard.waits_for.lock().unwrap()
+                    self.observed.waiting()
                 ))
             }
         });
         written
     }
-
-    fn waits_for(&self) -> Option<String> {
-        self.heard.waits_for.lock().unwrap().clone()
-    }
 }
 
-impl Drop for Copying {
-    fn drop(&mut self) {
-        self.stop.cancel();
-        let ended = self.thread.take().map(JoinHandle::join);
-        if !std::thread::panicking() {
-            ended.unwrap().unwrap().unwrap();
-        }
-    }
-}
-
-/// Whether a record of the tests fits into 2000 bytes.
+/// The expected values by key. Larger records do not fit into 2000 bytes.
 fn expected(sizes: impl Iterator<Item = usize>) -> BTreeMap<String, Vec<u8>> {
     let value = |size| match size {
         0..1_900 => vec![b'v'; size],
@@ -230,9 +171,9 @@ fn expected(sizes: impl Iterator<Item = usize>) -> BTreeMap<String, Vec<u8>> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn records_that_are_too_large_alone_are_replaced_and_all_others_are_written() {
-    let copying = Copying::new(true).await;
-    // Together they are far too large for a batch, and every seventh is by itself.
+async fn records_larger_than_the_limit_are_replaced_and_all_others_are_written() {
+    let env = Env::new(true).await;
+    // All together are far too large for one batch, and every seventh record is too large on its own.
     let sizes = || {
         (0..300).map(|number| {
             if number % 7 == 3 {
@@ -242,56 +183,52 @@ async fn records_that_are_too_large_alone_are_replaced_and_all_others_are_writte
             }
         })
     };
-    copying
-        .fill(&Producer::new(&copying.settings).unwrap(), sizes())
-        .await;
-    assert_eq!(copying.written(300), expected(sizes()));
+    env.fill(&Producer::new(&env.settings).unwrap(), sizes()).await;
+    assert_eq!(env.until_written(300), expected(sizes()));
     assert_eq!(
-        copying.accepted.load(Ordering::SeqCst),
+        env.accepted.load(Ordering::SeqCst),
         300,
-        "some were read again"
+        "records were read again"
     );
-    assert_eq!(copying.waits_for(), None);
+    assert_eq!(env.observed.waiting(), None);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_record_that_only_fitted_compressed_is_replaced() {
-    let copying = Copying::new(true).await;
-    let mut gzip = copying.settings.clone();
+async fn a_record_that_fits_only_with_compression_is_replaced() {
+    let env = Env::new(true).await;
+    let mut gzip = env.settings.clone();
     gzip.properties.insert("compression.type".into(), "gzip".into());
     let sizes = || [10, 500_000, 20].into_iter();
-    copying.fill(&Producer::new(&gzip).unwrap(), sizes()).await;
-    assert_eq!(copying.written(3), expected(sizes()));
-    assert_eq!(copying.accepted.load(Ordering::SeqCst), 3, "some were read again");
+    env.fill(&Producer::new(&gzip).unwrap(), sizes()).await;
+    assert_eq!(env.until_written(3), expected(sizes()));
+    assert_eq!(env.accepted.load(Ordering::SeqCst), 3, "records were read again");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lane_whose_transactions_keep_failing_says_why_and_goes_on_when_the_cause_is_gone() {
-    let copying = Copying::new(false).await;
-    copying
-        .fill(
-            &Producer::new(&copying.settings).unwrap(),
-            [10, 5_000].into_iter(),
-        )
+async fn a_lane_with_failing_transactions_reports_the_reason_and_recovers() {
+    let env = Env::new(false).await;
+    env.fill(&Producer::new(&env.settings).unwrap(), [10, 5_000].into_iter())
         .await;
-    eventually("the reason is told", DEADLINE, || match copying.waits_for() {
-        Some(reason) if reason.contains(&format!("delivering to topic `{}`", copying.to)) => Ok(()),
-        other => Err(format!("{other:?}")),
+    eventually("the reason is reported", DEADLINE, || {
+        match env.observed.waiting() {
+            Some(reason) if reason.contains(&format!("delivering to topic `{}`", env.to)) => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
     });
-    eventually("it is tried again", DEADLINE, || {
-        match copying.heard.setbacks.load(Ordering::SeqCst) {
+    eventually("the transaction is repeated", DEADLINE, || {
+        match env.observed.failed_transactions.load(Ordering::SeqCst) {
             0..6 => Err("not yet".to_owned()),
             _ => Ok(()),
         }
     });
-    assert!(copying.waits_for().is_some());
-    let admin: AdminClient<DefaultClientContext> = copying.settings.client().create().unwrap();
-    let wide = AlterConfig::new(ResourceSpecifier::Topic(&copying.to)).set("max.message.bytes", "10000");
+    assert!(env.observed.waiting().is_some());
+    let admin: AdminClient<DefaultClientContext> = env.settings.client().create().unwrap();
+    let wide = AlterConfig::new(ResourceSpecifier::Topic(&env.to)).set("max.message.bytes", "10000");
     for result in admin.alter_configs([&wide], &AdminOptions::new()).await.unwrap() {
         result.unwrap();
     }
-    assert_eq!(copying.written(2).len(), 2);
-    eventually("it is ready again", DEADLINE, || {
-        copying.waits_for().map_or(Ok(()), Err)
+    assert_eq!(env.until_written(2).len(), 2);
+    eventually("the lane is ready again", DEADLINE, || {
+        env.observed.waiting().map_or(Ok(()), Err)
     });
 }

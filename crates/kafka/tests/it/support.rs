@@ -1,14 +1,21 @@
-//! What the tests of this crate share.
+//! Helpers that all tests of this crate share.
 
+use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
-use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::survey::Surveyor;
+use redeliver_kafka::{
+    IfRecreated, KafkaSettings, Lane, LaneContext, LaneError, LaneObserver, LaneSpec, Processor, TopicWatch,
+};
 use redeliver_testkit::{eventually, kafka_request, unique};
+use tokio_util::sync::CancellationToken;
 
-/// Settings for the test broker under an instance name of its own.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
+
+/// Settings for the test broker with a unique instance name.
 pub(crate) fn settings(instance: &str) -> KafkaSettings {
     KafkaSettings::new(redeliver_testkit::addresses().brokers, unique(instance))
 }
@@ -24,26 +31,82 @@ pub(crate) async fn create_topic(settings: &KafkaSettings, topic: &str, partitio
         let metadata = admin.inner().fetch_metadata(Some(topic), Duration::from_secs(5));
         let metadata = metadata.map_err(|error| error.to_string())?;
         let found = metadata.topics().iter().find(|found| found.name() == topic);
-        let ready = found.is_some_and(|found| {
+        let has_leaders = found.is_some_and(|found| {
             i32::try_from(found.partitions().len()) == Ok(partitions)
                 && found.partitions().iter().all(|partition| partition.leader() >= 0)
         });
-        if ready {
+        if has_leaders {
             Ok(())
         } else {
-            Err("not all leaders are known".to_owned())
+            Err("some partitions have no leader".to_owned())
         }
     });
 }
 
-/// Deletes a topic and waits until it is gone.
+/// Deletes a topic and waits until it is no longer listed.
 pub(crate) fn delete_topic(settings: &KafkaSettings, topic: &str) {
     kafka_request::delete_topic(&settings.brokers, topic);
     let surveyor = Surveyor::new(settings).unwrap();
-    eventually("the topic is gone", Duration::from_secs(20), || {
-        match surveyor.topics(|name| name == topic) {
+    eventually(
+        "the topic is deleted",
+        Duration::from_secs(20),
+        || match surveyor.topics(|name| name == topic) {
             Ok(topics) if topics.is_empty() => Ok(()),
             found => Err(format!("{found:?}")),
+        },
+    );
+}
+
+/// The specification of a lane with defaults for tests.
+pub(crate) fn lane_spec(name: &str, group: &str, topics: &[&str]) -> LaneSpec {
+    LaneSpec {
+        name: name.to_owned(),
+        group: group.to_owned(),
+        topics: topics.iter().map(|topic| Arc::from(*topic)).collect(),
+        batch: 500,
+        grace: Duration::from_secs(10),
+        changelog: None,
+        if_recreated: IfRecreated::ReadFromBeginning,
+    }
+}
+
+/// A lane on its own thread. It stops when this is dropped.
+pub(crate) struct RunningLane {
+    stop: CancellationToken,
+    thread: Option<JoinHandle<Result<(), LaneError>>>,
+}
+
+impl RunningLane {
+    pub(crate) fn spawn(
+        settings: &KafkaSettings,
+        spec: LaneSpec,
+        processor: impl Processor + Send + 'static,
+        observer: Arc<dyn LaneObserver>,
+    ) -> Self {
+        let stop = CancellationToken::new();
+        let watch = TopicWatch::start(settings).unwrap();
+        let context = LaneContext::new(settings.clone(), observer, watch, stop.clone());
+        let lane = Lane::new(context, spec, processor);
+        Self {
+            stop,
+            thread: Some(std::thread::spawn(move || lane.run())),
         }
-    });
+    }
+
+    /// Stops the lane gracefully.
+    pub(crate) fn stop(self) {
+        drop(self);
+    }
+}
+
+impl Drop for RunningLane {
+    fn drop(&mut self) {
+        self.stop.cancel();
+        // After a failed assertion, the test does not wait for the lane.
+        if !std::thread::panicking()
+            && let Some(thread) = self.thread.take()
+        {
+            thread.join().unwrap().unwrap();
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! Topics are created as they should be, judged as they are, and never changed.
+//! Missing topics are created, existing ones are checked and never changed.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use rdkafka::admin::{
 };
 use rdkafka::client::DefaultClientContext;
 use rdkafka::producer::{FutureProducer, FutureRecord};
-use redeliver_core::{Pipeline, SchedulerTopics, Span};
+use redeliver_core::{HumanDuration, Pipeline, SchedulerTopics};
 use redeliver_kafka::topology::{
     Applied, Severity, TopicSettings, TopologyError, TopologySpec, apply, check,
 };
@@ -27,12 +27,12 @@ fn settings() -> TopicSettings {
     TopicSettings {
         partitions: 3,
         replication: 1,
-        retention: Span::from_secs(7 * 86_400),
-        dead_letter_retention: Span::from_secs(30 * 86_400),
+        retention: HumanDuration::from_secs(7 * 86_400),
+        dead_letter_retention: HumanDuration::from_secs(30 * 86_400),
     }
 }
 
-/// A pipeline whose topics no other test has: source, output, three tiers, due, dead letters.
+/// A pipeline with unique topics: source, output, three tiers, due topic, dead-letter topic.
 fn pipeline() -> Pipeline {
     let name = unique("topology");
     Pipeline {
@@ -78,7 +78,7 @@ async fn configured(topic: &str, name: &str) -> String {
 }
 
 #[tokio::test]
-async fn what_is_missing_is_created_once_and_is_then_sound() {
+async fn missing_topics_are_created_once_and_have_no_findings() {
     let pipeline = pipeline();
     let spec = spec(&pipeline);
     let applied = apply(&client(), &spec, TIMEOUT).await.unwrap();
@@ -104,11 +104,11 @@ async fn what_is_missing_is_created_once_and_is_then_sound() {
             .unwrap()
     };
     let room = limit(tier).await - limit(pipeline.name.to_string()).await;
-    assert_eq!(room, 16 * 1024, "records get headers on their way");
+    assert_eq!(room, 16 * 1024, "services add headers to records");
 }
 
 #[tokio::test]
-async fn a_topic_created_a_moment_ago_loses_nothing() {
+async fn a_new_topic_loses_no_records() {
     let pipeline = pipeline();
     let settings = TopicSettings {
         partitions: 12,
@@ -132,7 +132,7 @@ async fn a_topic_created_a_moment_ago_loses_nothing() {
 }
 
 #[tokio::test]
-async fn checking_names_what_is_missing_and_creates_nothing() {
+async fn a_check_reports_missing_topics_and_creates_none() {
     let spec = spec(&pipeline());
     for _ in 0..2 {
         let findings = check(&client(), &spec, TIMEOUT).await.unwrap();
@@ -147,7 +147,7 @@ async fn checking_names_what_is_missing_and_creates_nothing() {
 }
 
 #[tokio::test]
-async fn topics_that_exist_are_judged_and_left_as_they_are() {
+async fn existing_topics_are_checked_and_not_changed() {
     let pipeline = pipeline();
     let spec = spec(&pipeline);
     let tier = format!("{}-retry-30s", pipeline.name);
@@ -170,7 +170,7 @@ async fn topics_that_exist_are_judged_and_left_as_they_are() {
             "compacted",
             "keeps records",
             "retention.bytes",
-            "takes records of",
+            "accepts records of",
         ];
         let mut found = Vec::new();
         for finding in &topic.findings {
@@ -186,16 +186,16 @@ async fn topics_that_exist_are_judged_and_left_as_they_are() {
             (error, "compacted"),
             (error, "keeps records"),
             (warning, "retention.bytes"),
-            (warning, "takes records of")
+            (warning, "accepts records of")
         ]
     );
-    assert_eq!(problems(&dead), [(error, "takes records of")]);
+    assert_eq!(problems(&dead), [(error, "accepts records of")]);
     assert_eq!(configured(&tier, "retention.ms").await, "1000");
     assert_eq!(configured(&dead, "max.message.bytes").await, "1000");
 }
 
 #[tokio::test]
-async fn two_that_create_the_same_topics_at_once_both_succeed() {
+async fn two_processes_can_create_the_same_topics_at_the_same_time() {
     let spec = spec(&pipeline());
     let config = client();
     let (one, other) = tokio::join!(apply(&config, &spec, TIMEOUT), apply(&config, &spec, TIMEOUT));
@@ -203,7 +203,7 @@ async fn two_that_create_the_same_topics_at_once_both_succeed() {
 }
 
 #[tokio::test]
-async fn a_topic_that_kafka_refuses_is_named_with_the_reason() {
+async fn a_refused_topic_is_reported_with_the_reason() {
     let settings = TopicSettings {
         replication: 30,
         ..settings()
@@ -218,7 +218,7 @@ async fn a_topic_that_kafka_refuses_is_named_with_the_reason() {
 }
 
 #[tokio::test]
-async fn a_kafka_that_does_not_answer_is_an_error_in_time() {
+async fn an_unreachable_kafka_is_an_error_within_the_timeout() {
     let mut config = ClientConfig::new();
     config.set("bootstrap.servers", "127.0.0.1:1");
     let began = Instant::now();
@@ -229,7 +229,7 @@ async fn a_kafka_that_does_not_answer_is_an_error_in_time() {
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
 }
 
-/// A scheduler whose topics no other test has.
+/// A scheduler with unique topics.
 fn scheduler() -> SchedulerTopics {
     let name = unique("jobs");
     SchedulerTopics {
@@ -241,7 +241,7 @@ fn scheduler() -> SchedulerTopics {
     }
 }
 
-/// The topics of a pipeline whose long waits go through this scheduler, and of the scheduler.
+/// The topics of this scheduler and of a pipeline whose long waits go through it.
 fn joined(scheduler: &SchedulerTopics) -> TopologySpec {
     let pipeline = Pipeline {
         long_waits: Some(scheduler.ingest.clone()),
@@ -254,12 +254,12 @@ fn joined(scheduler: &SchedulerTopics) -> TopologySpec {
 async fn partitions(topic: &str) -> usize {
     let settings = KafkaSettings::new(brokers(), "topology-test");
     let topic = topic.to_owned();
-    let asked = move || reader::partitions(&settings, &topic).unwrap();
-    usize::try_from(tokio::task::spawn_blocking(asked).await.unwrap()).unwrap()
+    let request = move || reader::partitions(&settings, &topic).unwrap();
+    usize::try_from(tokio::task::spawn_blocking(request).await.unwrap()).unwrap()
 }
 
 #[tokio::test]
-async fn topics_of_the_scheduler_are_created_with_those_of_its_pipelines() {
+async fn topics_of_the_scheduler_and_its_pipelines_are_created_together() {
     let scheduler = scheduler();
     let spec = joined(&scheduler);
     let applied = apply(&client(), &spec, TIMEOUT).await.unwrap();
@@ -276,7 +276,7 @@ async fn topics_of_the_scheduler_are_created_with_those_of_its_pipelines() {
     assert_eq!(configured(&scheduler.ingest, "retention.ms").await, "604800000");
     assert_eq!(configured(&scheduler.dlq, "retention.ms").await, "2592000000");
     assert_eq!(configured(&scheduler.answers, "retention.ms").await, "3600000");
-    // A record of the source fits into a command, and a command into the state.
+    // A record of the source fits into the ingest topic, and a command fits into the state topic.
     let mut limits = Vec::new();
     for topic in [&spec.topics[0].name, &scheduler.ingest, state] {
         let limit = configured(topic, "max.message.bytes").await;
@@ -286,9 +286,9 @@ async fn topics_of_the_scheduler_are_created_with_those_of_its_pipelines() {
 }
 
 #[tokio::test]
-async fn a_state_topic_gets_as_many_partitions_as_the_ingest_topic_has() {
+async fn a_state_topic_is_created_with_as_many_partitions_as_the_ingest_topic() {
     let scheduler = scheduler();
-    // With 2 partitions, not the 3 that are configured.
+    // With 2 partitions instead of the configured 3.
     create(&scheduler.ingest, &[]).await;
     let applied = apply(&client(), &joined(&scheduler), TIMEOUT).await.unwrap();
     assert_eq!(created(&applied), 11);
@@ -300,7 +300,7 @@ async fn a_state_topic_gets_as_many_partitions_as_the_ingest_topic_has() {
 }
 
 #[tokio::test]
-async fn a_state_topic_that_would_lose_jobs_is_refused() {
+async fn a_state_topic_that_would_lose_jobs_is_an_error() {
     let scheduler = scheduler();
     create(
         &scheduler.state,
@@ -339,7 +339,7 @@ async fn a_state_topic_that_would_lose_jobs_is_refused() {
     assert!(findings_of(&applied, &scheduler.ingest).contains(&not_compacted));
     assert_eq!(findings_of(&applied, &scheduler.apps[0]), []);
 
-    // More partitions than the state topic has: jobs of the new ones would have no place.
+    // More partitions than the state topic: there would be no place for the states of jobs of the new ones.
     let admin: AdminClient<DefaultClientContext> = client().create().unwrap();
     let grown = NewPartitions::new(&scheduler.ingest, 5);
     admin

@@ -1,28 +1,27 @@
-//! What every listener of an API has: where it listens, and the token that it asks for.
+//! The settings that the listeners of all APIs share: address and bearer token.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use super::problem::{ConfigError, Findings, Problem};
+use super::error::{ConfigError, Findings, Problem};
 use super::secret::Secret;
 
-/// A listener of an API, as a service's section describes it. The section itself has the three keys beside
-/// its others, because each service has an address of its own by default.
+/// The listener of an API. Each service's section contains these keys directly, because the default address differs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiConfig {
-    /// Where it listens; port 0 takes a free one.
+    /// The address to listen on. Port 0 selects a free port.
     pub listen: SocketAddr,
-    /// The file that holds the bearer token which every request must bring; without it none is asked for.
+    /// The file with the bearer token that every request must contain. `None`: no authentication.
     pub token_file: Option<PathBuf>,
-    /// Whether it may listen on more than the loopback interface without a token.
+    /// Whether it may listen on other interfaces than loopback without a token.
     pub allow_remote: bool,
 }
 
 impl ApiConfig {
-    /// The token, read from its file. `section` names the configuration's section in an error.
+    /// Reads the token from its file. Errors name the configuration section `section`.
     ///
     /// # Errors
-    /// When the file cannot be read or holds what cannot be a token.
+    /// When the file cannot be read or does not contain a valid token.
     pub fn token(&self, section: &str) -> Result<Option<Secret>, ConfigError> {
         self.read_token().map_err(|problem| {
             ConfigError::Invalid(vec![Problem {
@@ -41,24 +40,24 @@ impl ApiConfig {
         if !token.expose().bytes().all(|byte| byte.is_ascii_graphic()) {
             let path = path.display();
             return Err(format!(
-                "the file {path} must hold one line of ASCII letters, digits and signs without spaces"
+                "the file {path} must contain one line of printable ASCII characters without spaces"
             ));
         }
         Ok(Some(token))
     }
 
-    /// Reports under the keys `listen` and `token_file` of where `findings` stands.
+    /// Reports problems of `listen` and `token_file` in the current section of `findings`.
     pub(super) fn check(&self, findings: &mut Findings<'_>) {
         if !self.listen.ip().is_loopback() && self.token_file.is_none() && !self.allow_remote {
             let problem = format!(
-                "{} can be reached from other machines, and nothing asks for a token there: write 127.0.0.1, \
-                 or give a token_file, or set allow_remote: true beside it",
+                "{} is reachable from other machines without authentication: listen on 127.0.0.1, set token_file, \
+                 or set allow_remote: true",
                 self.listen
             );
-            findings.wrong("listen", problem);
+            findings.report("listen", problem);
         }
         if let Err(problem) = self.read_token() {
-            findings.wrong("token_file", problem);
+            findings.report("token_file", problem);
         }
     }
 }

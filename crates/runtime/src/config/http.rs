@@ -1,86 +1,86 @@
-//! The endpoint that a pipeline calls for each record.
+//! `http`: the endpoint of a pipeline and how it is called.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use redeliver_core::Span;
+use redeliver_core::HumanDuration;
 use redeliver_core::classification::{Classification, Verdict};
 use serde::{Deserialize, Serialize};
 
+use super::display_from_str;
+use super::error::Findings;
 use super::http_request::{endpoint_url, header_name, header_value, request_method};
-use super::problem::Findings;
 use super::secret::{RequestHeaders, Url};
-use super::text;
 
-/// `pipelines.<name>.http`: the endpoint and how it is called.
+/// `pipelines.<name>.http`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HttpConfig {
-    /// Where requests go, `http://` or `https://`.
+    /// An `http://` or `https://` URL.
     pub url: Url,
-    /// The method.
+    /// The HTTP method, in upper case.
     #[serde(default = "defaults::method")]
     pub method: String,
-    /// The longest time from sending a request to the end of its answer.
-    #[serde(default = "defaults::timeout", with = "text")]
-    pub timeout: Span,
-    /// The longest time for a connection to come up.
-    #[serde(default = "defaults::connect_timeout", with = "text")]
-    pub connect_timeout: Span,
-    /// The most requests at the same time.
+    /// Maximum time from sending a request to the end of its response.
+    #[serde(default = "defaults::timeout", with = "display_from_str")]
+    pub timeout: HumanDuration,
+    /// Maximum time to establish a connection.
+    #[serde(default = "defaults::connect_timeout", with = "display_from_str")]
+    pub connect_timeout: HumanDuration,
+    /// Maximum number of concurrent requests.
     #[serde(default = "defaults::concurrency")]
     pub concurrency: u32,
-    /// Retries within the process, before the record goes to a tier.
+    /// Retries within an attempt, before the record goes to a tier.
     #[serde(default = "defaults::quick_retries")]
     pub quick_retries: u32,
-    /// The first wait before such a retry; it doubles.
-    #[serde(default = "defaults::quick_retry_delay", with = "text")]
-    pub quick_retry_delay: Span,
-    /// What becomes of the answer.
+    /// The delay before the first quick retry. It doubles each time.
+    #[serde(default = "defaults::quick_retry_delay", with = "display_from_str")]
+    pub quick_retry_delay: HumanDuration,
+    /// How the body of a response is used.
     #[serde(default)]
     pub response: ResponseMode,
-    /// A longer answer is a failure. Bytes.
+    /// Maximum size of a response in bytes. A longer response is a failure.
     #[serde(default = "defaults::max_response_bytes")]
     pub max_response_bytes: u64,
-    /// A longer `Retry-After` is cut to this.
-    #[serde(default = "defaults::max_retry_after", with = "text")]
-    pub max_retry_after: Span,
-    /// Headers of every request.
+    /// Upper limit of `Retry-After`. Longer values are reduced to it.
+    #[serde(default = "defaults::max_retry_after", with = "display_from_str")]
+    pub max_retry_after: HumanDuration,
+    /// Headers that are added to every request.
     #[serde(default)]
     pub headers: RequestHeaders,
-    /// Headers whose values are secrets in files.
+    /// Headers whose values are read from files.
     #[serde(default)]
     pub header_files: BTreeMap<String, PathBuf>,
-    /// What single statuses mean, over the default table.
+    /// Statuses whose meaning differs from the default.
     #[serde(default)]
     pub classification: BTreeMap<Status, Meaning>,
-    /// Certificates.
+    /// Certificates of the connection.
     #[serde(default)]
     pub tls: TlsConfig,
 }
 
-/// What becomes of the body of a successful answer.
+/// How the body of a successful response is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ResponseMode {
-    /// It becomes the record's value.
+    /// The body replaces the record's value.
     #[default]
     Replace,
-    /// It is dropped; the record keeps its value.
+    /// The body is discarded and the record keeps its value.
     Keep,
 }
 
-/// `tls`: certificates of a connection; all are files in PEM.
+/// `tls`: PEM files for a connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TlsConfig {
-    /// Authorities that are trusted in addition to the machine's own.
+    /// Additional CA certificates.
     pub ca_file: Option<PathBuf>,
-    /// Our certificate.
+    /// The client certificate.
     pub cert_file: Option<PathBuf>,
-    /// Its key.
+    /// The private key of the client certificate.
     pub key_file: Option<PathBuf>,
 }
 
@@ -88,20 +88,20 @@ pub struct TlsConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Status(pub u16);
 
-/// What a status means, as it is written.
+/// The meaning of an HTTP status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Meaning {
-    /// The call was successful.
+    /// The call succeeded.
     Success,
-    /// The call failed for the moment.
+    /// The call failed and is retried.
     Transient,
-    /// The call failed for good.
+    /// The call failed and is not retried.
     Permanent,
 }
 
 impl HttpConfig {
-    /// An endpoint with all defaults.
+    /// An endpoint with default settings.
     #[must_use]
     pub fn new(url: &str) -> Self {
         Self {
@@ -122,7 +122,7 @@ impl HttpConfig {
         }
     }
 
-    /// Which answer means what.
+    /// How responses are classified.
     #[must_use]
     pub fn classification(&self) -> Classification {
         let verdict = |meaning| match meaning {
@@ -139,39 +139,39 @@ impl HttpConfig {
 
     pub(super) fn check(&self, findings: &mut Findings<'_>) {
         if let Err(problem) = endpoint_url(self.url.expose()) {
-            findings.wrong("url", problem);
+            findings.report("url", problem);
         }
         if let Err(problem) = request_method(&self.method) {
-            findings.wrong("method", problem);
+            findings.report("method", problem);
         }
-        let hour = Span::from_secs(3_600);
-        findings.range("timeout", self.timeout, Span::from_millis(1)..=hour);
+        let hour = HumanDuration::from_secs(3_600);
+        findings.range("timeout", self.timeout, HumanDuration::from_millis(1)..=hour);
         findings.range(
             "connect_timeout",
             self.connect_timeout,
-            Span::from_millis(1)..=hour,
+            HumanDuration::from_millis(1)..=hour,
         );
         findings.range("concurrency", self.concurrency, 1..=10_000);
         findings.range("quick_retries", self.quick_retries, 0..=5);
         findings.range(
             "quick_retry_delay",
             self.quick_retry_delay,
-            Span::from_millis(1)..=Span::from_secs(60),
+            HumanDuration::from_millis(1)..=HumanDuration::from_secs(60),
         );
         findings.range("max_response_bytes", self.max_response_bytes, 1..=1 << 30);
         findings.range(
             "max_retry_after",
             self.max_retry_after,
-            Span::from_secs(1)..=redeliver_core::backoff::MAX_WAIT,
+            HumanDuration::from_secs(1)..=redeliver_core::backoff::MAX_WAIT,
         );
         for (name, value) in self.headers.iter() {
             if let Err(problem) = header_name(name).and_then(|_| header_value(value)) {
-                findings.inside("headers", |at| at.wrong(name, problem));
+                findings.inside("headers", |at| at.report(name, problem));
             }
         }
         for name in self.header_files.keys() {
             if let Err(problem) = header_name(name) {
-                findings.inside("header_files", |at| at.wrong(name, problem));
+                findings.inside("header_files", |at| at.report(name, problem));
             }
             if self
                 .headers
@@ -179,13 +179,13 @@ impl HttpConfig {
                 .any(|(other, _)| other.eq_ignore_ascii_case(name))
             {
                 findings.inside("header_files", |at| {
-                    at.wrong(name, "stands under headers as well; write it once");
+                    at.report(name, "is also set under headers; set it once");
                 });
             }
         }
         findings.inside("tls", |at| match (&self.tls.cert_file, &self.tls.key_file) {
-            (Some(_), None) => at.wrong("cert_file", "needs key_file beside it"),
-            (None, Some(_)) => at.wrong("key_file", "needs cert_file beside it"),
+            (Some(_), None) => at.report("cert_file", "requires key_file"),
+            (None, Some(_)) => at.report("key_file", "requires cert_file"),
             _ => {}
         });
     }
@@ -198,7 +198,7 @@ impl FromStr for Status {
         let status = text.parse().ok().filter(|status| (100..=599).contains(status));
         status
             .map(Self)
-            .ok_or_else(|| format!("`{text}` is not a status: write a number from 100 to 599"))
+            .ok_or_else(|| format!("`{text}` is not an HTTP status: write a number from 100 to 599"))
     }
 }
 
@@ -210,29 +210,29 @@ impl fmt::Display for Status {
 
 impl Serialize for Status {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        text::serialize(self, serializer)
+        display_from_str::serialize(self, serializer)
     }
 }
 
 impl<'de> Deserialize<'de> for Status {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        text::deserialize(deserializer)
+        display_from_str::deserialize(deserializer)
     }
 }
 
 mod defaults {
-    use redeliver_core::Span;
+    use redeliver_core::HumanDuration;
 
     pub(super) fn method() -> String {
         "POST".to_owned()
     }
 
-    pub(super) fn timeout() -> Span {
-        Span::from_secs(5)
+    pub(super) fn timeout() -> HumanDuration {
+        HumanDuration::from_secs(5)
     }
 
-    pub(super) fn connect_timeout() -> Span {
-        Span::from_secs(2)
+    pub(super) fn connect_timeout() -> HumanDuration {
+        HumanDuration::from_secs(2)
     }
 
     pub(super) fn concurrency() -> u32 {
@@ -243,15 +243,15 @@ mod defaults {
         2
     }
 
-    pub(super) fn quick_retry_delay() -> Span {
-        Span::from_millis(100)
+    pub(super) fn quick_retry_delay() -> HumanDuration {
+        HumanDuration::from_millis(100)
     }
 
     pub(super) fn max_response_bytes() -> u64 {
         1_000_000
     }
 
-    pub(super) fn max_retry_after() -> Span {
-        Span::from_secs(3_600)
+    pub(super) fn max_retry_after() -> HumanDuration {
+        HumanDuration::from_secs(3_600)
     }
 }

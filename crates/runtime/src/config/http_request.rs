@@ -1,11 +1,11 @@
-//! The parts of an HTTP request as they may be configured. Whoever makes requests reads them here too, so that
-//! nothing which is called valid is refused later.
+//! Validation of the configured parts of an HTTP request. The code that sends requests uses the same functions, so that
+//! it cannot reject a valid configuration later.
 
 use axum::http::{HeaderName, HeaderValue, Method, Uri};
 use url::Url;
 
-/// Headers that a configuration would only break: the framing of requests, and what differs by record.
-const FIXED: [&str; 6] = [
+/// Headers that cannot be configured: they frame the request or differ for each record.
+const RESERVED: [&str; 6] = [
     "connection",
     "content-length",
     "transfer-encoding",
@@ -14,63 +14,62 @@ const FIXED: [&str; 6] = [
     "tracestate",
 ];
 
-/// Where requests go, `http://` or `https://`.
+/// Parses the URL of an endpoint, `http://` or `https://`.
 ///
 /// # Errors
-/// What is wrong with it, without repeating it: it may hold a secret.
+/// What is wrong and what is valid. The URL is not repeated, because it may contain a secret.
 pub fn endpoint_url(text: &str) -> Result<Url, String> {
-    let right = "write http:// or https:// and a host, such as http://localhost:8080/path";
+    let valid = "write http:// or https:// and a host, such as http://localhost:8080/path";
     let url: Url = text
         .parse()
-        .map_err(|error| format!("is not a URL ({error}): {right}"))?;
-    // A missing slash would be forgiven and hide a mistake.
+        .map_err(|error| format!("is not a URL ({error}): {valid}"))?;
+    // The parser accepts `http:/host` too, which is a typing error.
     let is_http = ["http", "https"].contains(&url.scheme()) && text.contains("://");
     if !is_http {
-        return Err(format!("is not an HTTP URL: {right}"));
+        return Err(format!("is not an HTTP URL: {valid}"));
     }
     if !url.username().is_empty() || url.password().is_some() {
-        return Err("holds a user name or a password; give them in a header `authorization`".to_owned());
+        return Err("contains a user name or password; set the header `authorization` instead".to_owned());
     }
-    // What is called is of this type.
+    // The HTTP client needs a `Uri`, which is stricter than a URL.
     match Uri::try_from(url.as_str()) {
         Ok(_) => Ok(url),
-        Err(error) => Err(format!("is not a URL that can be called ({error}): {right}")),
+        Err(error) => Err(format!("is not a URL for a request ({error}): {valid}")),
     }
 }
 
-/// The method of requests.
+/// Parses an HTTP method.
 ///
 /// # Errors
-/// What is wrong with it.
+/// What is wrong and what is valid.
 pub fn request_method(text: &str) -> Result<Method, String> {
-    // A tunnel is not a call, and methods differ by case.
+    // CONNECT opens a tunnel. Methods are case-sensitive, so `post` is a typing error.
     Method::from_bytes(text.as_bytes())
         .ok()
         .filter(|method| *method != Method::CONNECT && text.bytes().all(|byte| byte.is_ascii_uppercase()))
         .ok_or_else(|| {
-            format!("`{text}` is not the method of a call: write POST, PUT or another in capitals")
+            format!("`{text}` is not a supported method: write POST, PUT or another method in upper case")
         })
 }
 
-/// The name of a header of requests.
+/// Parses the name of a request header.
 ///
 /// # Errors
-/// What is wrong with it.
+/// Why it cannot be configured.
 pub fn header_name(text: &str) -> Result<HeaderName, &'static str> {
-    let name = HeaderName::from_bytes(text.as_bytes()).map_err(|_| "is not the name of an HTTP header")?;
-    if FIXED.contains(&name.as_str()) {
-        return Err("is set by redeliver itself and cannot be configured");
+    let name = HeaderName::from_bytes(text.as_bytes()).map_err(|_| "is not a valid HTTP header name")?;
+    if RESERVED.contains(&name.as_str()) {
+        return Err("is set by Redeliver and cannot be configured");
     }
     Ok(name)
 }
 
-/// The value of a header of requests.
+/// Parses the value of a request header.
 ///
 /// # Errors
-/// What is wrong with it, without repeating it.
+/// What is valid. The value is not repeated, because it may be a secret.
 pub fn header_value(text: &str) -> Result<HeaderValue, &'static str> {
-    HeaderValue::from_str(text)
-        .map_err(|_| "has a value that an HTTP header cannot have: write one line of text")
+    HeaderValue::from_str(text).map_err(|_| "is not a valid HTTP header value: write one line of text")
 }
 
 #[cfg(test)]
@@ -78,41 +77,41 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_may_be_called() {
-        for right in [
+    fn endpoints_are_http_urls_without_credentials() {
+        for valid in [
             "http://h",
             "https://h:8443/a?b=c%20d",
             "http://[::1]:80/",
             "http://h/{id}?q=\"a b\"",
         ] {
-            assert!(endpoint_url(right).is_ok(), "{right}");
+            assert!(endpoint_url(valid).is_ok(), "{valid}");
         }
-        for (wrong, problem) in [
+        for (invalid, problem) in [
             ("", "is not a URL"),
             ("h:80/a", "is not an HTTP URL"),
             ("http://", "is not a URL"),
             ("http://h:99999/", "is not a URL"),
             ("http:/h/", "is not an HTTP URL"),
             ("ftp://h", "is not an HTTP URL"),
-            ("http://me@h", "holds a user name"),
-            ("http://:pw@h", "holds a user name"),
+            ("http://me@h", "contains a user name"),
+            ("http://:pw@h", "contains a user name"),
         ] {
-            let error = endpoint_url(wrong).unwrap_err();
-            assert!(error.starts_with(problem), "{wrong}: {error}");
+            let error = endpoint_url(invalid).unwrap_err();
+            assert!(error.starts_with(problem), "{invalid}: {error}");
         }
     }
 
     #[test]
-    fn methods_and_headers_that_a_call_may_have() {
-        for right in ["POST", "PUT", "PROPFIND"] {
-            assert!(request_method(right).is_ok(), "{right}");
+    fn invalid_methods_and_reserved_headers_are_rejected() {
+        for valid in ["POST", "PUT", "PROPFIND"] {
+            assert!(request_method(valid).is_ok(), "{valid}");
         }
-        for wrong in ["", "post", "CONNECT", "A B"] {
-            assert!(request_method(wrong).is_err(), "{wrong}");
+        for invalid in ["", "post", "CONNECT", "A B"] {
+            assert!(request_method(invalid).is_err(), "{invalid}");
         }
         assert!(header_name("X-Key").is_ok() && header_name("a b").is_err());
-        for fixed in FIXED {
-            assert!(header_name(&fixed.to_uppercase()).is_err(), "{fixed}");
+        for reserved in RESERVED {
+            assert!(header_name(&reserved.to_uppercase()).is_err(), "{reserved}");
         }
         assert!(header_value("one line").is_ok() && header_value("two\nlines").is_err());
     }

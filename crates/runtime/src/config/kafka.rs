@@ -1,56 +1,56 @@
-//! The connection to Kafka and the topics that are made there.
+//! `kafka`: the connection to Kafka, and the topics that services create.
 
-use redeliver_core::Span;
+use redeliver_core::HumanDuration;
 use serde::{Deserialize, Serialize};
 
-use super::problem::Findings;
+use super::display_from_str;
+use super::error::Findings;
 use super::secret::Settings;
-use super::text;
 
-/// `kafka`: how every service talks to Kafka.
+/// `kafka`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct KafkaConfig {
-    /// `host:port` of some brokers, separated by commas.
+    /// Bootstrap brokers, `host:port`, separated by commas.
     pub brokers: String,
-    /// How many lanes (consumer and transactional producer on a thread of their own) a process runs.
+    /// Lanes per pipeline or tier of a process.
     pub lanes: u32,
-    /// The most records of one transaction.
+    /// Maximum records per transaction.
     pub batch: u32,
-    /// Whether consumers keep their partitions over a restart (`group.instance.id`). After loading it is
-    /// always set; left out it is true when `instance` was given.
+    /// Whether consumers keep their partitions across a restart (`group.instance.id`). Default: true if `instance` is
+    /// set. Always set after loading.
     pub static_membership: Option<bool>,
-    /// After this long without a heartbeat a consumer loses its partitions.
-    #[serde(with = "text")]
-    pub session_timeout: Span,
-    /// After this long the broker aborts a transaction that was left open.
-    #[serde(with = "text")]
-    pub transaction_timeout: Span,
-    /// Options of librdkafka, passed through.
+    /// Time without a heartbeat after which a consumer loses its partitions.
+    #[serde(with = "display_from_str")]
+    pub session_timeout: HumanDuration,
+    /// Time after which the broker aborts an open transaction.
+    #[serde(with = "display_from_str")]
+    pub transaction_timeout: HumanDuration,
+    /// Properties of librdkafka.
     pub properties: Settings,
-    /// Topics that Redeliver makes itself.
+    /// Topics that services create.
     pub topics: TopicsConfig,
 }
 
-/// `kafka.topics`: the topics of a pipeline that do not exist yet.
+/// `kafka.topics`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TopicsConfig {
-    /// Whether services create missing topics at start.
+    /// Whether services create missing topics when they start.
     pub create: bool,
     /// Partitions of a new topic.
     pub partitions: u32,
-    /// Copies of each partition of a new topic.
+    /// Replication factor of a new topic.
     pub replication: u32,
-    /// How long a new tier or due topic keeps records.
-    #[serde(with = "text")]
-    pub retention: Span,
-    /// How long a new dead-letter topic keeps records.
-    #[serde(with = "text")]
-    pub dead_letter_retention: Span,
-    /// How long a result or a job waits for a topic that does not exist before it becomes a dead letter.
-    #[serde(with = "text")]
-    pub missing_timeout: Span,
+    /// Retention of a new tier topic or due topic.
+    #[serde(with = "display_from_str")]
+    pub retention: HumanDuration,
+    /// Retention of a new dead-letter topic.
+    #[serde(with = "display_from_str")]
+    pub dead_letter_retention: HumanDuration,
+    /// How long a result or a job waits for a missing topic before it becomes a dead letter.
+    #[serde(with = "display_from_str")]
+    pub missing_timeout: HumanDuration,
 }
 
 impl Default for KafkaConfig {
@@ -60,8 +60,8 @@ impl Default for KafkaConfig {
             lanes: 1,
             batch: 5_000,
             static_membership: None,
-            session_timeout: Span::from_secs(10),
-            transaction_timeout: Span::from_secs(10),
+            session_timeout: HumanDuration::from_secs(10),
+            transaction_timeout: HumanDuration::from_secs(10),
             properties: Settings::default(),
             topics: TopicsConfig::default(),
         }
@@ -74,53 +74,60 @@ impl Default for TopicsConfig {
             create: false,
             partitions: 12,
             replication: 1,
-            retention: Span::from_secs(7 * 86_400),
-            dead_letter_retention: Span::from_secs(30 * 86_400),
-            missing_timeout: Span::from_secs(15 * 60),
+            retention: HumanDuration::from_secs(7 * 86_400),
+            dead_letter_retention: HumanDuration::from_secs(30 * 86_400),
+            missing_timeout: HumanDuration::from_secs(15 * 60),
         }
     }
 }
 
 impl KafkaConfig {
     pub(super) fn check(&self, findings: &mut Findings<'_>) {
-        if let Some(wrong) = self.brokers.split(',').find(|broker| !is_broker(broker.trim())) {
-            findings.wrong(
+        if let Some(invalid) = self.brokers.split(',').find(|broker| !is_broker(broker.trim())) {
+            findings.report(
                 "brokers",
-                format!("`{wrong}` is not a broker: write host:port, such as localhost:9092"),
+                format!("`{invalid}` is not a broker address: write host:port, such as localhost:9092"),
             );
         }
         findings.range("lanes", self.lanes, 1..=64);
         findings.range("batch", self.batch, 1..=100_000);
-        // The bounds of the broker's own defaults.
+        // The broker's default limits: group.min.session.timeout.ms, group.max.session.timeout.ms and
+        // transaction.max.timeout.ms.
         findings.range(
             "session_timeout",
             self.session_timeout,
-            Span::from_secs(6)..=Span::from_secs(1_800),
+            HumanDuration::from_secs(6)..=HumanDuration::from_secs(1_800),
         );
         findings.range(
             "transaction_timeout",
             self.transaction_timeout,
-            Span::from_secs(1)..=Span::from_secs(900),
+            HumanDuration::from_secs(1)..=HumanDuration::from_secs(900),
         );
         for name in ["bootstrap.servers", "metadata.broker.list"] {
             if self.properties.get(name).is_some() {
-                findings.inside("properties", |at| at.wrong(name, "write kafka.brokers instead"));
+                findings.inside("properties", |at| {
+                    at.report(name, "cannot be set here; set kafka.brokers instead");
+                });
             }
         }
         findings.inside("topics", |at| {
             at.range("partitions", self.topics.partitions, 1..=10_000);
             at.range("replication", self.topics.replication, 1..=100);
-            let year = Span::from_secs(3_660 * 86_400);
-            at.range("retention", self.topics.retention, Span::from_secs(60)..=year);
+            let ten_years = HumanDuration::from_secs(3_660 * 86_400);
+            at.range(
+                "retention",
+                self.topics.retention,
+                HumanDuration::from_secs(60)..=ten_years,
+            );
             at.range(
                 "dead_letter_retention",
                 self.topics.dead_letter_retention,
-                Span::from_secs(60)..=year,
+                HumanDuration::from_secs(60)..=ten_years,
             );
             at.range(
                 "missing_timeout",
                 self.topics.missing_timeout,
-                Span::from_secs(1)..=Span::from_secs(7 * 86_400),
+                HumanDuration::from_secs(1)..=HumanDuration::from_secs(7 * 86_400),
             );
         });
     }
@@ -140,15 +147,15 @@ mod tests {
 
     #[test]
     fn a_broker_is_a_host_and_a_port() {
-        for right in [
+        for valid in [
             "localhost:9092",
             "10.0.0.1:1",
             "[::1]:9092",
             "kafka-0.kafka:65535",
         ] {
-            assert!(is_broker(right), "{right}");
+            assert!(is_broker(valid), "{valid}");
         }
-        for wrong in [
+        for invalid in [
             "",
             "localhost",
             ":9092",
@@ -157,7 +164,7 @@ mod tests {
             "http://kafka:9092",
             "::1:9092",
         ] {
-            assert!(!is_broker(wrong), "{wrong}");
+            assert!(!is_broker(invalid), "{invalid}");
         }
     }
 }

@@ -1,25 +1,25 @@
-//! Loading: defaults, the file, the environment, flags; then everything is checked.
+//! Loading: the file over the defaults, the environment over the file, flags over all; then validation.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use super::problem::{ConfigError, Findings, hint};
+use super::error::{ConfigError, Findings, suggestion};
 use super::tree::{Node, Value};
-use super::{Config, ServedPipelines, overlay, read, topology, yaml};
+use super::{Config, ServedPipelines, deserialize, overrides, topology, yaml};
 
-/// Where a configuration comes from, in the order of precedence from low to high.
+/// The sources of a configuration, from lowest to highest precedence.
 #[derive(Clone, Debug, Default)]
 pub struct Sources {
-    /// The file named by `--config`; without it `REDELIVER_CONFIG` names one, or there is none.
+    /// The file given by `--config`. If unset, the file that `REDELIVER_CONFIG` names is used, if any.
     pub file: Option<PathBuf>,
     /// The environment, of which `REDELIVER_CONFIG` and `REDELIVER__*` are read.
     pub environment: BTreeMap<String, String>,
-    /// Dotted keys with their values, from flags.
+    /// Dotted keys and values of flags.
     pub overrides: Vec<(String, String)>,
 }
 
 impl Sources {
-    /// With the environment of this process. A variable that is not UTF-8 is left out.
+    /// Uses the environment of this process. Variables that are not UTF-8 are ignored.
     #[must_use]
     pub fn of_process(file: Option<PathBuf>, overrides: Vec<(String, String)>) -> Self {
         let utf8 = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
@@ -32,15 +32,16 @@ impl Sources {
         }
     }
 
-    /// The file that is read, if any.
+    /// The file to read, if any.
     #[must_use]
     pub fn file(&self) -> Option<PathBuf> {
-        let named = || {
+        let from_environment = || {
             self.environment
                 .get("REDELIVER_CONFIG")
                 .filter(|path| !path.is_empty())
+                .map(PathBuf::from)
         };
-        self.file.clone().or_else(|| named().map(PathBuf::from))
+        self.file.clone().or_else(from_environment)
     }
 }
 
@@ -48,8 +49,8 @@ impl Config {
     /// Loads the configuration of a process.
     ///
     /// # Errors
-    /// When the file that was named cannot be read or is not YAML, or when fields are unknown, of the wrong
-    /// type, out of range, or contradict each other.
+    /// When the file cannot be read or is not valid YAML, or when fields are unknown, of the wrong type, out of range,
+    /// or contradict each other.
     pub fn load(sources: &Sources) -> Result<Self, ConfigError> {
         let mut tree = match sources.file() {
             None => Node::empty(),
@@ -62,15 +63,16 @@ impl Config {
             }
         };
         let mut problems = Vec::new();
-        overlay::lay_environment(&mut tree, &sources.environment, &mut problems);
-        overlay::lay_flags(&mut tree, &sources.overrides, &mut problems);
+        overrides::apply_environment(&mut tree, &sources.environment, &mut problems);
+        overrides::apply_flags(&mut tree, &sources.overrides, &mut problems);
+        // Without a failed override, correct settings could be reported as missing.
         if !problems.is_empty() {
             return Err(ConfigError::Invalid(problems));
         }
         Self::from_tree(&tree)
     }
 
-    /// Reads a configuration from YAML alone, without environment or flags.
+    /// Reads a configuration from YAML, ignoring environment and flags.
     ///
     /// # Errors
     /// As [`Config::load`].
@@ -79,7 +81,9 @@ impl Config {
     }
 
     fn from_tree(tree: &Node) -> Result<Self, ConfigError> {
-        let mut config: Self = read::read(tree.clone()).map_err(ConfigError::Invalid)?;
+        let mut config: Self = deserialize::from_tree(tree.clone()).map_err(ConfigError::Invalid)?;
+        // Processes on one host would fence each other under the host's name, so only a configured name turns on
+        // static membership. The tree still shows whether the name is configured.
         config.explicit_instance = tree.get("instance").is_some_and(|node| match &node.value {
             Value::Null => false,
             Value::Raw(text) => !matches!(text.trim(), "" | "~" | "null"),
@@ -98,7 +102,7 @@ impl Config {
         Ok(config)
     }
 
-    /// Writes out what was left out and depends on other fields.
+    /// Fills in omitted fields whose defaults depend on other fields.
     fn resolve(&mut self) {
         self.kafka.static_membership = Some(self.static_membership());
         for (name, pipeline) in self.pipelines.iter_mut().chain(&mut self.retired) {
@@ -111,9 +115,8 @@ impl Config {
             || self.instance.len() > 100
             || !self.instance.chars().all(is_instance_char)
         {
-            let rule =
-                "cannot name a process: write 1 to 100 of the characters a-z, A-Z, 0-9, `.`, `_` and `-`";
-            findings.wrong("instance", format!("`{}` {rule}", self.instance));
+            let rule = "is not a valid instance name: use 1 to 100 of the characters a-z, A-Z, 0-9, `.`, `_` and `-`";
+            findings.report("instance", format!("`{}` {rule}", self.instance));
         }
         findings.inside("kafka", |at| self.kafka.check(at));
         self.check_retention(findings);
@@ -125,10 +128,7 @@ impl Config {
         findings.inside("retired", |at| {
             for (name, pipeline) in &self.retired {
                 if self.pipelines.contains_key(name) {
-                    at.wrong(
-                        name,
-                        "stands under `pipelines` too; a pipeline is in use or retired",
-                    );
+                    at.report(name, "is also listed under `pipelines`; remove one of the two");
                 }
                 at.inside(name, |at| pipeline.check(name, &self.scheduler, at));
             }
@@ -145,17 +145,17 @@ impl Config {
         findings.inside("shutdown", |at| self.shutdown.check(at));
     }
 
-    /// A record that waits longer than its topic keeps it is lost.
+    /// Kafka deletes a record that waits longer than the retention of its topic.
     fn check_retention(&self, findings: &mut Findings<'_>) {
         let topics = &self.kafka.topics;
         let longest = self.tiers().last().copied().unwrap_or_default();
         if topics.create && topics.retention.duration() < longest.duration().saturating_mul(2) {
             let problem = format!(
-                "{} is too short for the tier {longest}: keep records at least twice as long as they wait",
+                "{} is too short for the tier {longest}: must be at least twice as long as the longest tier",
                 topics.retention
             );
             findings.inside("kafka", |at| {
-                at.inside("topics", |at| at.wrong("retention", problem));
+                at.inside("topics", |at| at.report("retention", problem));
             });
         }
     }
@@ -165,13 +165,13 @@ impl Config {
             match self.any_pipeline(name) {
                 None => {
                     let known = self.all_pipelines().map(|(name, _)| name);
-                    findings.wrong(
+                    findings.report(
                         "pipelines",
-                        format!("there is no pipeline `{name}`{}", hint(name, known)),
+                        format!("there is no pipeline `{name}`{}", suggestion(name, known)),
                     );
                 }
                 Some(pipeline) if needs_endpoint && pipeline.http.is_none() => {
-                    findings.wrong("pipelines", format!("`{name}` has no endpoint: give it http.url"));
+                    findings.report("pipelines", format!("`{name}` has no endpoint; set its http.url"));
                 }
                 Some(_) => {}
             }
@@ -179,7 +179,7 @@ impl Config {
     }
 }
 
-/// Whether a name of an instance may have this character.
+/// Whether an instance name may contain this character.
 pub(super) fn is_instance_char(c: char) -> bool {
     c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-')
 }

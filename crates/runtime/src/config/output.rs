@@ -1,4 +1,4 @@
-//! To which topic a result goes: always the same one, one chosen by a field of the payload, or one that a worker chooses.
+//! `output`: the topic of a result, which can be fixed, or chosen by a field of the payload or by a worker.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,17 +7,17 @@ use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{Error, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::problem::Findings;
+use super::error::Findings;
 
 /// `pipelines.<name>.output`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub enum OutputConfig {
-    /// Always this topic.
+    /// A fixed topic.
     Topic(String),
-    /// One of these topics, which the handler of a worker chooses; the first one when it chooses none.
+    /// Topics from which the handler of a worker chooses. The first one is the default.
     AnyOf(Vec<String>),
-    /// The topic that a field of the payload names.
+    /// A field of the payload chooses the topic.
     Chosen(ChosenOutput),
 }
 
@@ -27,14 +27,14 @@ pub enum OutputConfig {
 pub struct ChosenOutput {
     /// The field, as a JSON pointer (RFC 6901).
     pub pointer: String,
-    /// Values of the field with their topics. A number or a boolean is compared by its text.
+    /// The topic for each value of the field. Numbers and booleans are compared as text.
     pub topics: BTreeMap<String, String>,
-    /// The topic for payloads without the field, with another value, or that are not JSON.
+    /// The topic for payloads that are not JSON, lack the field, or have another value.
     pub default: String,
 }
 
 impl OutputConfig {
-    /// The topic for payloads of which nothing else is known.
+    /// The topic of a result for which neither payload nor handler choose one.
     #[must_use]
     pub fn default_topic(&self) -> &str {
         match self {
@@ -44,7 +44,7 @@ impl OutputConfig {
         }
     }
 
-    /// Every topic that results may go to, each once.
+    /// All topics that results may go to, sorted and without duplicates.
     #[must_use]
     pub fn topics(&self) -> Vec<&str> {
         let mut topics = vec![self.default_topic()];
@@ -62,16 +62,16 @@ impl OutputConfig {
         match self {
             Self::Topic(topic) => findings.topic(key, topic),
             Self::AnyOf(topics) if topics.is_empty() => {
-                findings.wrong(key, "is empty; name at least one topic");
+                findings.report(key, "is empty; list at least one topic");
             }
             Self::AnyOf(topics) => topics.iter().for_each(|topic| findings.topic(key, topic)),
             Self::Chosen(chosen) => findings.inside(key, |at| {
                 if !is_pointer(&chosen.pointer) {
-                    at.wrong("pointer", pointer_problem(&chosen.pointer));
+                    at.report("pointer", pointer_problem(&chosen.pointer));
                 }
                 at.topic("default", &chosen.default);
                 if chosen.topics.is_empty() {
-                    at.wrong("topics", "is empty; name at least one value with its topic");
+                    at.report("topics", "is empty; list at least one value with its topic");
                 }
                 for (value, topic) in &chosen.topics {
                     at.inside("topics", |at| at.topic(value, topic));
@@ -81,14 +81,14 @@ impl OutputConfig {
     }
 }
 
-/// Whether a text is a JSON pointer (RFC 6901) below the document itself.
+/// Whether a text is a JSON pointer (RFC 6901), except for the empty one, which is the whole document.
 pub(super) fn is_pointer(text: &str) -> bool {
-    let escapes_are_right = || text.split('~').skip(1).all(|after| after.starts_with(['0', '1']));
-    text.starts_with('/') && escapes_are_right()
+    let escapes_are_valid = || text.split('~').skip(1).all(|after| after.starts_with(['0', '1']));
+    text.starts_with('/') && escapes_are_valid()
 }
 
 pub(super) fn pointer_problem(text: &str) -> String {
-    format!("`{text}` is not a JSON pointer: write the way to the field, such as /meta/queue")
+    format!("`{text}` is not a JSON pointer: write the path of a field, such as /meta/queue")
 }
 
 impl<'de> Deserialize<'de> for OutputConfig {
@@ -124,16 +124,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pointer_begins_with_a_slash() {
+    fn a_pointer_starts_with_a_slash_and_has_valid_escapes() {
         assert!(
             ["/", "/a", "/a~1b/0", "/a~0"]
                 .iter()
-                .all(|right| is_pointer(right))
+                .all(|valid| is_pointer(valid))
         );
         assert!(
             ["", "a", "meta.queue", "/a~2", "/a~"]
                 .iter()
-                .all(|wrong| !is_pointer(wrong))
+                .all(|invalid| !is_pointer(invalid))
         );
     }
 }

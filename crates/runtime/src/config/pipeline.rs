@@ -1,50 +1,49 @@
-//! One pipeline: its topics, its retries, its endpoint.
+//! `pipelines`: topics, retries and endpoint of each pipeline.
 
 use redeliver_core::pipeline::{Anchor, Pipeline, ReturnTo, is_topic_name};
-use redeliver_core::{RetryPolicy, Span};
+use redeliver_core::{HumanDuration, RetryPolicy};
 use serde::{Deserialize, Serialize};
 
+use super::display_from_str;
+use super::error::{Findings, TOPIC_RULE};
 use super::http::HttpConfig;
 use super::output::{OutputConfig, is_pointer, pointer_problem};
-use super::problem::{Findings, TOPIC_RULE};
 use super::retry::RetryConfig;
 use super::scheduler::SchedulerConfig;
-use super::text;
 
 /// `pipelines.<name>`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PipelineConfig {
-    /// The topic it reads. After loading it is always set; left out it is the pipeline's name.
+    /// The source topic. Default: the pipeline's name. Always set after loading.
     pub source: Option<String>,
-    /// Where results go; without it none are written.
+    /// Where results go. `None`: results are discarded.
     pub output: Option<OutputConfig>,
-    /// Where a record goes when its wait is over.
+    /// Where a record goes when it is due.
     pub return_to: ReturnTarget,
-    /// How often and after which waits a record is tried again.
+    /// How often a failed record is retried, and after which delays.
     pub retry: RetryConfig,
-    /// From which instant a wait counts.
+    /// The instant at which a wait begins.
     pub anchor: AnchorConfig,
-    /// No wait that begins is longer.
-    #[serde(with = "text")]
-    pub max_wait: Span,
-    /// Who holds records that wait longer than the longest tier.
+    /// The upper limit of new waits.
+    #[serde(with = "display_from_str")]
+    pub max_wait: HumanDuration,
+    /// What holds records that wait longer than the longest tier.
     pub long_waits: LongWaitsConfig,
-    /// A record that would be tried again at a greater age is dead instead.
-    #[serde(with = "text::optional")]
-    pub max_age: Option<Span>,
-    /// The endpoint that is called for each record; none when the handler is a program of the user's.
+    /// A record that would be older at its next attempt becomes a dead letter (`expired`). `None`: no limit.
+    #[serde(with = "display_from_str::optional")]
+    pub max_age: Option<HumanDuration>,
+    /// The endpoint that the enricher calls for each record. `None`: a worker with a custom handler serves the pipeline.
     pub http: Option<HttpConfig>,
-    /// The most records of this pipeline that one lane has in hand.
+    /// Maximum records in flight per lane.
     pub in_flight: u32,
-    /// The most bytes of them and of their results, about.
+    /// Approximate maximum size of records in flight and their results per lane, in bytes.
     pub in_flight_bytes: u64,
-    /// Whether it stands under `retired`.
     #[serde(skip)]
     is_retired: bool,
 }
 
-/// `return_to`, as it is written.
+/// The key `return_to`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ReturnTarget {
@@ -55,7 +54,7 @@ pub enum ReturnTarget {
     Source,
 }
 
-/// `long_waits`, as it is written.
+/// The key `long_waits`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LongWaitsConfig {
@@ -66,7 +65,7 @@ pub enum LongWaitsConfig {
     Scheduler,
 }
 
-/// `anchor`, as it is written.
+/// The key `anchor`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AnchorConfig {
@@ -87,7 +86,7 @@ impl Default for PipelineConfig {
             return_to: ReturnTarget::default(),
             retry: RetryConfig::default(),
             anchor: AnchorConfig::default(),
-            max_wait: Span::from_secs(86_400),
+            max_wait: HumanDuration::from_secs(86_400),
             long_waits: LongWaitsConfig::default(),
             max_age: None,
             http: None,
@@ -106,8 +105,8 @@ fn other_topics(output: &OutputConfig) -> impl Iterator<Item = &str> {
 }
 
 impl PipelineConfig {
-    /// What the domain needs to know of the pipeline, beside this scheduler. Its `output` is the default one
-    /// when the topic is chosen by the payload.
+    /// The pipeline as `redeliver_core` defines it. If the payload chooses the output topic, `output` is the default
+    /// topic.
     #[must_use]
     pub fn pipeline(&self, name: &str, scheduler: &SchedulerConfig) -> Pipeline {
         Pipeline {
@@ -123,7 +122,7 @@ impl PipelineConfig {
                 ReturnTarget::Due => ReturnTo::Due,
                 ReturnTarget::Source => ReturnTo::Source,
             },
-            // A configuration that was loaded has a policy that can be followed.
+            // Loading has rejected invalid policies.
             policy: self.policy().unwrap_or_default(),
             anchor: match &self.anchor {
                 AnchorConfig::Failure => Anchor::Failure,
@@ -141,7 +140,7 @@ impl PipelineConfig {
         }
     }
 
-    /// The topic it reads.
+    /// The source topic.
     #[must_use]
     pub fn source<'a>(&'a self, name: &'a str) -> &'a str {
         self.source.as_deref().unwrap_or(name)
@@ -151,18 +150,17 @@ impl PipelineConfig {
         self.retry.policy().ok()
     }
 
-    /// Whether it stands under `retired`: it takes nothing new and finishes what waits.
+    /// Whether the pipeline is listed under `retired`: it accepts no new records and finishes the waiting ones.
     #[must_use]
     pub fn is_retired(&self) -> bool {
         self.is_retired
     }
 
-    /// Notes that it stands under `retired`.
     pub(super) fn retire(&mut self) {
         self.is_retired = true;
     }
 
-    /// Writes out what was left out.
+    /// Fills in omitted fields whose defaults depend on other fields.
     pub(super) fn resolve(&mut self, name: &str) {
         self.source.get_or_insert_with(|| name.to_owned());
         self.retry.resolve();
@@ -173,10 +171,10 @@ impl PipelineConfig {
         if let Some(output) = &self.output {
             output.check("output", findings);
             if output.topics().contains(&self.source(name)) {
-                findings.wrong(
+                findings.report(
                     "output",
                     format!(
-                        "`{}` is the source; results would be read again",
+                        "`{}` is also the source; the pipeline would read its own results",
                         self.source(name)
                     ),
                 );
@@ -186,36 +184,36 @@ impl PipelineConfig {
         if let AnchorConfig::Pointer(pointer) = &self.anchor
             && !is_pointer(pointer)
         {
-            findings.inside("anchor", |at| at.wrong("pointer", pointer_problem(pointer)));
+            findings.inside("anchor", |at| at.report("pointer", pointer_problem(pointer)));
         }
         findings.range(
             "max_wait",
             self.max_wait,
-            Span::from_millis(1)..=redeliver_core::backoff::MAX_WAIT,
+            HumanDuration::from_millis(1)..=redeliver_core::backoff::MAX_WAIT,
         );
         if let Some(max_age) = self.max_age {
             findings.range(
                 "max_age",
                 max_age,
-                Span::from_millis(1)..=redeliver_core::backoff::MAX_WAIT,
+                HumanDuration::from_millis(1)..=redeliver_core::backoff::MAX_WAIT,
             );
         }
         if let Some(longest) = self.policy().and_then(|policy| policy.tiers().last().copied())
             && longest > self.max_wait
         {
-            findings.wrong(
+            findings.report(
                 "max_wait",
                 format!(
-                    "{} is shorter than the longest retry delay {longest}",
+                    "{} is shorter than the longest retry delay: must be at least {longest}",
                     self.max_wait
                 ),
             );
         }
         if self.long_waits == LongWaitsConfig::Scheduler && self.max_wait > scheduler.max_ahead {
-            findings.wrong(
+            findings.report(
                 "max_wait",
                 format!(
-                    "{} is longer than scheduler.max_ahead {}; the scheduler would refuse such a wait",
+                    "{} is longer than scheduler.max_ahead: must be at most {}",
                     self.max_wait, scheduler.max_ahead
                 ),
             );
@@ -224,19 +222,19 @@ impl PipelineConfig {
         findings.range("in_flight_bytes", self.in_flight_bytes, 1 << 20..=1 << 36);
         if let Some(http) = &self.http {
             if let Some(OutputConfig::AnyOf(_)) = &self.output {
-                findings.wrong(
+                findings.report(
                     "output",
-                    "is a list, of which only a handler of your own can choose; with `http` write one topic, or \
+                    "is a list, from which only a custom handler can choose; with `http`, write one topic or \
                      { pointer, topics, default }",
                 );
             }
             findings.inside("http", |at| {
                 http.check(at);
                 if http.concurrency > self.in_flight && self.in_flight > 0 {
-                    at.wrong(
+                    at.report(
                         "concurrency",
                         format!(
-                            "{} is more than in_flight {}; a request needs a record in hand",
+                            "{} is more than in_flight: must be at most {}",
                             http.concurrency, self.in_flight
                         ),
                     );
@@ -245,17 +243,17 @@ impl PipelineConfig {
         }
     }
 
-    /// Whether all topics of this pipeline can be named; `findings` stands at `pipelines`.
+    /// Reports invalid names of the pipeline and its topics. `findings` must be at `pipelines` or `retired`.
     pub(super) fn check_names(&self, name: &str, scheduler: &SchedulerConfig, findings: &mut Findings<'_>) {
         if !is_topic_name(name) {
-            findings.wrong(
+            findings.report(
                 name,
-                format!("cannot be the name of a pipeline, because topics are named after it: {TOPIC_RULE}"),
+                format!("is not a valid pipeline name, because topics are named after it: {TOPIC_RULE}"),
             );
             return;
         }
         if let Some(problem) = name_problem(name, scheduler) {
-            findings.wrong(name, format!("cannot be the name of a pipeline: {problem}"));
+            findings.report(name, format!("is not a valid pipeline name: {problem}"));
         }
         let topics = self.pipeline(name, scheduler).topics();
         let derived = topics.iter().filter(|(topic, _)| topic.starts_with(name));
@@ -263,39 +261,41 @@ impl PipelineConfig {
             .max_by_key(|(topic, _)| topic.len())
             .filter(|(topic, _)| topic.len() > 249)
         {
-            let over = topic.len() - 249;
-            findings.wrong(
+            let excess = topic.len() - 249;
+            findings.report(
                 name,
-                format!("is {over} characters too long: the topic `{topic}` may have at most 249"),
+                format!(
+                    "is {excess} characters too long: the name of the topic `{topic}` may have at most 249"
+                ),
             );
         }
     }
 }
 
-/// What a pipeline of this name would be mistaken for: its consumer group for that of a tier or of the scheduler, its
-/// topics for those of another pipeline.
+/// Why a pipeline of this name would collide: its consumer group with that of a tier or the scheduler, or its topics
+/// with those of another pipeline.
 fn name_problem(name: &str, scheduler: &SchedulerConfig) -> Option<String> {
     let group = Pipeline::new(name).worker_group();
     if let Some(tier) = name
         .strip_prefix("retry-")
-        .and_then(|tier| tier.parse::<Span>().ok())
+        .and_then(|tier| tier.parse::<HumanDuration>().ok())
     {
         return Some(format!(
-            "its consumer group would be `{group}`, which is that of the tier {tier}; choose a name that is not \
-             `retry-` and a delay"
+            "its consumer group would be `{group}`, which is the group of the tier {tier}; choose a name that is not \
+             `retry-` followed by a delay"
         ));
     }
     if let Some((other, role)) = name.rsplit_once("-retry-")
-        && (role == "due" || role.parse::<Span>().is_ok())
+        && (role == "due" || role.parse::<HumanDuration>().is_ok())
     {
         return Some(format!(
-            "it would be taken for a retry topic of a pipeline `{other}`; choose a name that does not end in \
-             `-retry-due` or in `-retry-` and a delay"
+            "it looks like a retry topic of a pipeline `{other}`; choose a name that does not end in `-retry-due`, or in \
+             `-retry-` followed by a delay"
         ));
     }
     (group == scheduler.group).then(|| {
         format!(
-            "its consumer group would be `{group}`, which is scheduler.group; choose another name, or another \
+            "its consumer group would be `{group}`, which is scheduler.group; choose another name or change \
              scheduler.group"
         )
     })

@@ -1,24 +1,27 @@
-//! What every process has: an admin port, telemetry, a way to end.
+//! The sections that every process uses: `admin`, `telemetry`, `shutdown`.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
-use redeliver_core::Span;
+use redeliver_core::HumanDuration;
 use serde::{Deserialize, Serialize};
 use tracing_subscriber::EnvFilter;
 
+use super::display_from_str;
+use super::error::Findings;
 use super::http_request::endpoint_url;
-use super::problem::Findings;
 use super::secret::Url;
-use super::text;
 
 /// `admin`: health, metrics and configuration over HTTP.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AdminConfig {
-    /// Where it listens; port 0 takes a free one.
-    #[serde(serialize_with = "text::serialize", deserialize_with = "text::listen")]
+    /// The address to listen on. Port 0 selects a free port.
+    #[serde(
+        serialize_with = "display_from_str::serialize",
+        deserialize_with = "display_from_str::listen"
+    )]
     pub listen: SocketAddr,
-    /// Whether it may listen on more than the loopback interface.
+    /// Whether it may listen on other interfaces than loopback.
     pub allow_remote: bool,
 }
 
@@ -26,34 +29,34 @@ pub struct AdminConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TelemetryConfig {
-    /// The form of log lines on stderr.
+    /// The format of the log on stderr.
     pub log: LogFormat,
-    /// What is logged: a level, or directives such as `info,redeliver_kafka=debug`.
+    /// A log level, or directives such as `info,redeliver_kafka=debug`.
     pub level: String,
-    /// Where spans go.
+    /// Export of traces.
     pub otlp: OtlpConfig,
 }
 
-/// The form of log lines.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LogFormat {
-    /// For people.
+    /// Human-readable text.
     #[default]
     Text,
     /// One JSON object per line.
     Json,
 }
 
-/// `telemetry.otlp`: traces to an OpenTelemetry collector.
+/// `telemetry.otlp`: export of traces to an OpenTelemetry collector.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct OtlpConfig {
-    /// The collector's gRPC address; without it there are no traces.
+    /// The gRPC address of the collector. `None`: no traces.
     pub endpoint: Option<Url>,
-    /// The share of new traces that is kept, 0 to 1. Traces that come with a record keep their decision.
+    /// The fraction of new traces that are sampled, 0 to 1. The trace of an incoming record keeps its sampling decision.
     pub sample_ratio: f64,
-    /// `service.name`; left out, the name of the service.
+    /// The attribute `service.name`. Default: the name of the service.
     pub service_name: Option<String>,
 }
 
@@ -61,9 +64,9 @@ pub struct OtlpConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ShutdownConfig {
-    /// How long a process may take to end.
-    #[serde(with = "text")]
-    pub grace: Span,
+    /// How long a process may take to shut down.
+    #[serde(with = "display_from_str")]
+    pub grace: HumanDuration,
 }
 
 impl Default for AdminConfig {
@@ -98,7 +101,7 @@ impl Default for OtlpConfig {
 impl Default for ShutdownConfig {
     fn default() -> Self {
         Self {
-            grace: Span::from_secs(25),
+            grace: HumanDuration::from_secs(25),
         }
     }
 }
@@ -107,11 +110,11 @@ impl AdminConfig {
     pub(super) fn check(&self, findings: &mut Findings<'_>) {
         if !self.listen.ip().is_loopback() && !self.allow_remote {
             let problem = format!(
-                "{} can be reached from other machines, and nothing asks for a password there: \
-                 write 127.0.0.1, or set admin.allow_remote: true",
+                "{} is reachable from other machines without authentication: listen on 127.0.0.1, or set \
+                 allow_remote: true",
                 self.listen
             );
-            findings.wrong("listen", problem);
+            findings.report("listen", problem);
         }
     }
 }
@@ -120,17 +123,17 @@ impl TelemetryConfig {
     pub(super) fn check(&self, findings: &mut Findings<'_>) {
         if !is_level(&self.level) {
             let problem = format!(
-                "`{}` is not a level: write error, warn, info, debug or trace",
+                "`{}` is not a log level: write error, warn, info, debug or trace",
                 self.level
             );
-            findings.wrong(
+            findings.report(
                 "level",
                 problem + ", or directives such as info,redeliver_kafka=debug",
             );
         }
         findings.inside("otlp", |at| {
             if let Some(Err(problem)) = self.otlp.endpoint.as_ref().map(|url| endpoint_url(url.expose())) {
-                at.wrong("endpoint", problem);
+                at.report("endpoint", problem);
             }
             at.range("sample_ratio", self.otlp.sample_ratio, 0.0..=1.0);
         });
@@ -139,12 +142,16 @@ impl TelemetryConfig {
 
 impl ShutdownConfig {
     pub(super) fn check(&self, findings: &mut Findings<'_>) {
-        findings.range("grace", self.grace, Span::from_millis(0)..=Span::from_secs(3_600));
+        findings.range(
+            "grace",
+            self.grace,
+            HumanDuration::from_millis(0)..=HumanDuration::from_secs(3_600),
+        );
     }
 }
 
-/// Whether a text says what is logged. A bare word must be a level: the filter itself would take a misspelled
-/// one for the name of a module, and log nothing.
+/// Whether a text is a valid log filter. A bare word must be a level: `EnvFilter` would interpret a misspelled one as
+/// the name of a module, and log nothing else.
 fn is_level(text: &str) -> bool {
     const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
     let is_known = |part: &str| part.contains(['=', '[']) || LEVELS.contains(&part.to_lowercase().as_str());
@@ -156,18 +163,18 @@ mod tests {
     use super::is_level;
 
     #[test]
-    fn a_misspelled_level_is_not_taken_for_a_module() {
-        for right in [
+    fn a_misspelled_level_is_not_interpreted_as_a_module() {
+        for valid in [
             "info",
             "WARN",
             "off",
             "info,redeliver_kafka=debug",
             "warn,h2=error",
         ] {
-            assert!(is_level(right), "{right}");
+            assert!(is_level(valid), "{valid}");
         }
-        for wrong in ["", "inof", "info,", "info,redeliver_kafka", "my=loud"] {
-            assert!(!is_level(wrong), "{wrong}");
+        for invalid in ["", "inof", "info,", "info,redeliver_kafka", "my=loud"] {
+            assert!(!is_level(invalid), "{invalid}");
         }
     }
 }

@@ -1,36 +1,39 @@
-//! The retries of a pipeline: a list of delays, or delays that grow by a factor.
+//! `retry`: a list of delays, or delays that grow exponentially.
 
 use redeliver_core::backoff::InvalidPolicy;
-use redeliver_core::{Jitter, RetryPolicy, Span};
+use redeliver_core::{HumanDuration, Jitter, RetryPolicy};
 use serde::{Deserialize, Serialize};
 
-use super::problem::Findings;
-use super::text;
+use super::display_from_str;
+use super::error::Findings;
 
-/// `pipelines.<name>.retry`: either `tiers` or `base`. After loading what was left out is filled in.
+/// `pipelines.<name>.retry`: either `tiers` or `base`. Loading fills in omitted fields.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RetryConfig {
     /// One delay per retry.
-    #[serde(with = "text::optional_list", skip_serializing_if = "Option::is_none")]
-    pub tiers: Option<Vec<Span>>,
-    /// The first of growing delays.
-    #[serde(with = "text::optional", skip_serializing_if = "Option::is_none")]
-    pub base: Option<Span>,
-    /// How much longer each delay is than the one before.
+    #[serde(
+        with = "display_from_str::optional_list",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub tiers: Option<Vec<HumanDuration>>,
+    /// The first delay of exponential backoff.
+    #[serde(with = "display_from_str::optional", skip_serializing_if = "Option::is_none")]
+    pub base: Option<HumanDuration>,
+    /// The ratio of each delay to the previous one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub factor: Option<f64>,
-    /// Growing delays are at most this long.
-    #[serde(with = "text::optional", skip_serializing_if = "Option::is_none")]
-    pub cap: Option<Span>,
-    /// How often a record is tried again.
+    /// The upper limit of delays of exponential backoff.
+    #[serde(with = "display_from_str::optional", skip_serializing_if = "Option::is_none")]
+    pub cap: Option<HumanDuration>,
+    /// Maximum retries of a record.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_retries: Option<u32>,
-    /// How delays are spread.
+    /// Randomisation of delays.
     pub jitter: JitterConfig,
 }
 
-/// `jitter`, as it is written.
+/// The key `jitter`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum JitterConfig {
@@ -39,22 +42,23 @@ pub enum JitterConfig {
     None,
     /// Between half of the delay and the delay.
     Equal,
-    /// Between nothing and the delay.
+    /// Between zero and the delay.
     Full,
 }
 
 const DEFAULT_FACTOR: f64 = 2.0;
-const DEFAULT_GROWING_RETRIES: u32 = 5;
+const DEFAULT_EXPONENTIAL_RETRIES: u32 = 5;
 
 impl RetryConfig {
-    /// The policy that this says.
+    /// The policy as `redeliver_core` defines it.
     ///
     /// # Errors
-    /// When it cannot be followed; the error names the field.
+    /// When fields are out of range or contradict each other. The error names the field.
     pub fn policy(&self) -> Result<RetryPolicy, InvalidPolicy> {
         let contradiction = |field| {
             let problem =
-                "stands beside retry.tiers; write either tiers, or base with factor and cap".to_owned();
+                "cannot be combined with retry.tiers; set either tiers, or base with factor and cap"
+                    .to_owned();
             Err(InvalidPolicy { field, problem })
         };
         let jitter = match self.jitter {
@@ -70,7 +74,7 @@ impl RetryConfig {
             (None, Some(base)) => RetryPolicy::exponential(
                 base,
                 self.factor.unwrap_or(DEFAULT_FACTOR),
-                self.max_retries.unwrap_or(DEFAULT_GROWING_RETRIES),
+                self.max_retries.unwrap_or(DEFAULT_EXPONENTIAL_RETRIES),
                 self.cap,
                 jitter,
             ),
@@ -82,7 +86,7 @@ impl RetryConfig {
                 };
                 Err(InvalidPolicy {
                     field,
-                    problem: "needs retry.base beside it, such as 2m".to_owned(),
+                    problem: "requires retry.base, such as 2m".to_owned(),
                 })
             }
             (None, None) => RetryPolicy::listed(default_tiers(), self.max_retries, jitter),
@@ -104,12 +108,12 @@ impl RetryConfig {
         match self.policy() {
             Ok(_) => {}
             Err(InvalidPolicy { field, problem }) => findings.inside("retry", |at| {
-                at.wrong(field.strip_prefix("retry.").unwrap_or(field), problem);
+                at.report(field.strip_prefix("retry.").unwrap_or(field), problem);
             }),
         }
     }
 }
 
-fn default_tiers() -> Vec<Span> {
+fn default_tiers() -> Vec<HumanDuration> {
     RetryPolicy::default().tiers()
 }

@@ -1,15 +1,15 @@
-//! `scheduler`: who may schedule jobs, how far ahead, and how long things are remembered.
+//! `scheduler`: applications, API, topics, and limits of jobs.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
-use redeliver_core::{SchedulerTopics, Span};
+use redeliver_core::{HumanDuration, SchedulerTopics};
 use serde::{Deserialize, Serialize};
 
 use super::api::ApiConfig;
-use super::problem::Findings;
-use super::text;
+use super::display_from_str;
+use super::error::Findings;
 
 /// `scheduler`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -17,36 +17,39 @@ use super::text;
 pub struct SchedulerConfig {
     /// The applications that may schedule jobs, by name.
     pub apps: BTreeMap<String, AppConfig>,
-    /// Where its gRPC and REST listen.
-    #[serde(serialize_with = "text::serialize", deserialize_with = "text::listen")]
+    /// The address of the gRPC and REST API.
+    #[serde(
+        serialize_with = "display_from_str::serialize",
+        deserialize_with = "display_from_str::listen"
+    )]
     pub listen: SocketAddr,
     /// See [`ApiConfig::token_file`].
     pub token_file: Option<PathBuf>,
     /// See [`ApiConfig::allow_remote`].
     pub allow_remote: bool,
-    /// The topics of its own.
+    /// The scheduler's own topics.
     pub topics: JobTopicsConfig,
     /// The consumer group of all schedulers.
     pub group: String,
-    /// Where times without an offset are meant: a name of the IANA time zone database.
+    /// The IANA time zone of times without an offset.
     pub default_time_zone: String,
-    /// No job may be due further ahead.
-    #[serde(with = "text")]
-    pub max_ahead: Span,
-    /// The most bytes of a job's data, key and headers together.
+    /// How far in the future a job may be due.
+    #[serde(with = "display_from_str")]
+    pub max_ahead: HumanDuration,
+    /// Maximum size of a job's data, key and headers together, in bytes.
     pub max_data: u64,
-    /// How long an idempotency key is taken, from the acceptance of its job.
-    #[serde(with = "text")]
-    pub idempotency_window: Span,
-    /// How long a job that ended can be asked for.
-    #[serde(with = "text")]
-    pub keep_ended: Span,
-    /// How far ahead of their time jobs are held in memory.
-    #[serde(with = "text")]
-    pub window: Span,
-    /// The most of them per partition.
+    /// How long an idempotency key is remembered after its job was accepted.
+    #[serde(with = "display_from_str")]
+    pub idempotency_window: HumanDuration,
+    /// How long a dispatched, cancelled or expired job can be queried.
+    #[serde(with = "display_from_str")]
+    pub keep_ended: HumanDuration,
+    /// How long before its due time a job is loaded into memory.
+    #[serde(with = "display_from_str")]
+    pub window: HumanDuration,
+    /// Maximum jobs in memory per partition.
     pub window_jobs: u32,
-    /// The most bytes of them per partition.
+    /// Maximum size of jobs in memory per partition, in bytes.
     pub window_bytes: u64,
 }
 
@@ -54,7 +57,7 @@ pub struct SchedulerConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AppConfig {
-    /// The topic to which its jobs go when they are due.
+    /// The topic to which due jobs are dispatched.
     pub topic: String,
 }
 
@@ -62,13 +65,13 @@ pub struct AppConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct JobTopicsConfig {
-    /// Commands arrive here.
+    /// Requests: jobs and other commands.
     pub ingest: String,
-    /// What is known of each job.
+    /// The current state of each job.
     pub state: String,
-    /// Commands that cannot be accepted.
+    /// Rejected commands.
     pub dlq: String,
-    /// What became of commands, for those who wait to hear it.
+    /// Results of commands, for callers that wait for them.
     pub answers: String,
 }
 
@@ -82,11 +85,11 @@ impl Default for SchedulerConfig {
             topics: JobTopicsConfig::default(),
             group: "redeliver-scheduler".to_owned(),
             default_time_zone: "UTC".to_owned(),
-            max_ahead: Span::from_secs(3_650 * 86_400),
+            max_ahead: HumanDuration::from_secs(3_650 * 86_400),
             max_data: 900_000,
-            idempotency_window: Span::from_secs(86_400),
-            keep_ended: Span::from_secs(86_400),
-            window: Span::from_secs(10),
+            idempotency_window: HumanDuration::from_secs(86_400),
+            keep_ended: HumanDuration::from_secs(86_400),
+            window: HumanDuration::from_secs(10),
             window_jobs: 50_000,
             window_bytes: 64 << 20,
         }
@@ -112,7 +115,7 @@ impl Default for JobTopicsConfig {
 }
 
 impl JobTopicsConfig {
-    /// Every topic with its key.
+    /// All topics with their configuration keys.
     pub(super) fn by_key(&self) -> [(&'static str, &str); 4] {
         [
             ("ingest", &self.ingest),
@@ -124,7 +127,7 @@ impl JobTopicsConfig {
 }
 
 impl SchedulerConfig {
-    /// Its listener.
+    /// The listener of the API.
     #[must_use]
     pub fn api(&self) -> ApiConfig {
         ApiConfig {
@@ -134,7 +137,7 @@ impl SchedulerConfig {
         }
     }
 
-    /// Its topics and those of its applications, each once.
+    /// The scheduler's own topics and those of its applications, without duplicates.
     #[must_use]
     pub fn topics(&self) -> SchedulerTopics {
         let mut apps: Vec<_> = self.apps.values().map(|app| app.topic.as_str()).collect();
@@ -149,7 +152,7 @@ impl SchedulerConfig {
         }
     }
 
-    /// The zone of times without an offset; `None` when there is none of that name, which loading refuses.
+    /// The time zone of times without an offset. `None` if it is unknown, which loading rejects.
     #[must_use]
     pub fn time_zone(&self) -> Option<jiff::tz::TimeZone> {
         jiff::tz::TimeZone::get(&self.default_time_zone).ok()
@@ -160,36 +163,39 @@ impl SchedulerConfig {
         findings.inside("apps", |at| {
             for (name, app) in &self.apps {
                 if let Err(problem) = check_app_name(name) {
-                    at.wrong(name, problem);
+                    at.report(name, problem);
                 }
                 at.inside(name, |at| at.topic("topic", &app.topic));
             }
         });
         findings.inside("topics", |at| self.topics.check(at));
         if self.group.is_empty() || self.group.len() > 249 || self.group.contains(char::is_control) {
-            findings.wrong("group", "cannot name a group: write 1 to 249 characters");
+            findings.report(
+                "group",
+                "is not a valid consumer group: write 1 to 249 characters",
+            );
         }
         if self.time_zone().is_none() {
             let problem = format!(
-                "`{}` is not in the time zone database; write a name such as UTC or Europe/Berlin",
+                "`{}` is not an IANA time zone: write a name such as UTC or Europe/Berlin",
                 self.default_time_zone
             );
-            findings.wrong("default_time_zone", problem);
+            findings.report("default_time_zone", problem);
         }
-        let (second, day) = (Span::from_secs(1), 86_400);
+        let (second, day) = (HumanDuration::from_secs(1), 86_400);
         findings.range(
             "max_ahead",
             self.max_ahead,
-            second..=Span::from_secs(36_500 * day),
+            second..=HumanDuration::from_secs(36_500 * day),
         );
         findings.range("max_data", self.max_data, 1_000..=100_000_000);
-        let years = Span::from_secs(3_650 * day);
+        let years = HumanDuration::from_secs(3_650 * day);
         findings.range("idempotency_window", self.idempotency_window, second..=years);
         findings.range("keep_ended", self.keep_ended, second..=years);
         findings.range(
             "window",
             self.window,
-            Span::from_millis(100)..=Span::from_secs(600),
+            HumanDuration::from_millis(100)..=HumanDuration::from_secs(600),
         );
         findings.range("window_jobs", self.window_jobs, 100..=10_000_000);
         findings.range("window_bytes", self.window_bytes, 1 << 20..=1 << 36);
@@ -206,19 +212,24 @@ impl JobTopicsConfig {
                 .take(index)
                 .find(|(_, other)| *other == topic);
             if let Some((other, _)) = same {
-                findings.wrong(key, format!("`{topic}` is {other} too; a topic has one meaning"));
+                findings.report(
+                    key,
+                    format!("`{topic}` is also scheduler.topics.{other}; choose another topic"),
+                );
             }
         }
     }
 }
 
-/// Names stand in records and URLs; `pipeline:` is kept for ours.
+/// Application names are used in headers and URLs. The prefix `pipeline:` is reserved for pipelines.
 fn check_app_name(name: &str) -> Result<(), String> {
     if name.is_empty() || name.len() > 100 || name.contains(char::is_control) {
-        return Err("cannot name an application: write 1 to 100 bytes without control characters".to_owned());
+        return Err(
+            "is not a valid application name: write 1 to 100 bytes without control characters".to_owned(),
+        );
     }
     if name.starts_with("pipeline:") {
-        return Err("cannot name an application: `pipeline:` stands before names of pipelines".to_owned());
+        return Err("is not a valid application name: the prefix `pipeline:` is reserved".to_owned());
     }
     Ok(())
 }

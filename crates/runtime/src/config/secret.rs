@@ -1,5 +1,4 @@
-//! What must not be shown: values that are secrets by their name, secrets in files, headers of requests, passwords and
-//! parameters in URLs.
+//! Redaction: secret properties, secrets in files, request headers, passwords and query parameters in URLs.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,15 +8,15 @@ use serde::de::{Error, MapAccess, Visitor};
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// What stands in the place of a secret.
+/// The placeholder of a secret.
 pub const REDACTED: &str = "<redacted>";
 
-/// A text that is never shown: neither by `Debug`, nor by `Display`, nor by serde.
+/// A secret text. `Debug` shows [`REDACTED`]; `Display` and serde are not implemented.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
 impl Secret {
-    /// Wraps a secret text.
+    /// Wraps a secret.
     pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
     }
@@ -28,7 +27,7 @@ impl Secret {
         &self.0
     }
 
-    /// Reads a secret from a file, without the newline at its end.
+    /// Reads a secret from a file, without trailing newlines.
     ///
     /// # Errors
     /// When the file cannot be read, is not UTF-8, or is empty.
@@ -49,7 +48,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// A URL that may hold a secret; it is shown without it, by `Debug`, `Display` and serde.
+/// A URL that may contain a secret. `Debug`, `Display` and serde show it as [`redact_url`] does.
 #[derive(Clone, PartialEq, Eq, Deserialize)]
 #[serde(transparent)]
 pub struct Url(String);
@@ -60,7 +59,7 @@ impl Url {
         Self(url.into())
     }
 
-    /// The whole URL.
+    /// The URL, including secrets.
     #[must_use]
     pub fn expose(&self) -> &str {
         &self.0
@@ -85,8 +84,7 @@ impl Serialize for Url {
     }
 }
 
-/// Names with values, some of which are secrets by their name or come from a file. `Debug` and serde show
-/// [`REDACTED`] in the place of secrets.
+/// Names with values. `Debug` and serde redact values that come from a file or whose name suggests a secret.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Settings(BTreeMap<String, Setting>);
 
@@ -97,14 +95,14 @@ enum Setting {
 }
 
 impl Settings {
-    /// The names with their values, secrets included.
+    /// The names with their values, including secrets.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0
             .iter()
             .map(|(name, setting)| (name.as_str(), setting.expose()))
     }
 
-    /// The value of a name.
+    /// The value of a name, even if it is a secret.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&str> {
         self.0.get(name).map(Setting::expose)
@@ -115,7 +113,7 @@ impl Settings {
         self.0.insert(name.into(), Setting::Text(value.into()));
     }
 
-    /// Whether there are none.
+    /// Whether no value is set.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -131,9 +129,9 @@ impl Setting {
     }
 }
 
-/// Whether a property of the Kafka client of this name is a secret.
+/// Whether a librdkafka property of this name contains a secret.
 fn is_secret_name(name: &str) -> bool {
-    const SECRET: [&str; 8] = [
+    const SECRET_PARTS: [&str; 8] = [
         "password",
         "passphrase",
         "secret",
@@ -144,19 +142,20 @@ fn is_secret_name(name: &str) -> bool {
         "oauthbearer.config",
     ];
     let name = name.to_lowercase();
-    !name.ends_with(".url") && SECRET.iter().any(|part| name.contains(part))
+    // sasl.oauthbearer.token.endpoint.url is an address.
+    !name.ends_with(".url") && SECRET_PARTS.iter().any(|part| name.contains(part))
 }
 
 impl fmt::Debug for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_map()
-            .entries(self.iter().map(|(name, _)| (name, self.shown(name))))
+            .entries(self.iter().map(|(name, _)| (name, self.redacted(name))))
             .finish()
     }
 }
 
 impl Settings {
-    fn shown(&self, name: &str) -> String {
+    fn redacted(&self, name: &str) -> String {
         match self.0.get(name) {
             Some(Setting::Text(text)) if !is_secret_name(name) => redact_url(text),
             _ => REDACTED.to_owned(),
@@ -169,7 +168,7 @@ impl Serialize for Settings {
         let mut map = serializer.serialize_map(Some(self.0.len()))?;
         for (name, setting) in &self.0 {
             match setting {
-                Setting::Text(_) => map.serialize_entry(name, &self.shown(name))?,
+                Setting::Text(_) => map.serialize_entry(name, &self.redacted(name))?,
                 Setting::File { path, .. } => map.serialize_entry(name, &BTreeMap::from([("file", path)]))?,
             }
         }
@@ -183,8 +182,8 @@ impl<'de> Deserialize<'de> for Settings {
     }
 }
 
-/// Headers of requests, names with values. `Debug` and serde show [`REDACTED`] in the place of values: any header may
-/// be somebody's key, whatever its name. A few are known to be none.
+/// Request headers. `Debug` and serde redact all values except those of a few known headers, because any header may
+/// contain an API key.
 #[derive(Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(transparent)]
 pub struct RequestHeaders(BTreeMap<String, String>);
@@ -201,24 +200,24 @@ impl RequestHeaders {
         self.0.get(name).map(String::as_str)
     }
 
-    fn shown(&self) -> impl Iterator<Item = (&str, &str)> {
-        const OPEN: [&str; 3] = ["accept", "content-type", "user-agent"];
+    fn redacted(&self) -> impl Iterator<Item = (&str, &str)> {
+        const PUBLIC: [&str; 3] = ["accept", "content-type", "user-agent"];
         self.iter().map(|(name, value)| {
-            let is_open = OPEN.iter().any(|open| open.eq_ignore_ascii_case(name));
-            (name, if is_open { value } else { REDACTED })
+            let is_public = PUBLIC.iter().any(|public| public.eq_ignore_ascii_case(name));
+            (name, if is_public { value } else { REDACTED })
         })
     }
 }
 
 impl fmt::Debug for RequestHeaders {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_map().entries(self.shown()).finish()
+        f.debug_map().entries(self.redacted()).finish()
     }
 }
 
 impl Serialize for RequestHeaders {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(self.shown())
+        serializer.collect_map(self.redacted())
     }
 }
 
@@ -234,7 +233,7 @@ impl<'de> Visitor<'de> for SettingVisitor {
     type Value = Setting;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a text, a number, true, false or { file: PATH }")
+        f.write_str("a string, a number, true, false or { file: PATH }")
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<Setting, E> {
@@ -246,26 +245,27 @@ impl<'de> Visitor<'de> for SettingVisitor {
         while let Some(key) = map.next_key::<String>()? {
             if key != "file" {
                 return Err(M::Error::custom(format!(
-                    "`{key}` is not known here; expected {{ file: PATH }}"
+                    "unknown key `{key}`; expected {{ file: PATH }}"
                 )));
             }
             path = Some(map.next_value()?);
         }
-        let path = path.ok_or_else(|| M::Error::custom("has no value; expected a text or { file: PATH }"))?;
+        let path =
+            path.ok_or_else(|| M::Error::custom("is an empty mapping; expected a string or { file: PATH }"))?;
         let content = Secret::from_file(&path).map_err(M::Error::custom)?;
         Ok(Setting::File { path, content })
     }
 }
 
-/// A URL without its password, and without the values of its query, since any parameter may be a key, and its
-/// fragment. What tells nodes and names of a Redis deployment is no key.
+/// A URL with its password and the values of its query redacted, because any parameter may be an API key. The parameters
+/// that describe a Redis Cluster or Sentinel deployment are kept.
 #[must_use]
 pub fn redact_url(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else {
         return url.to_owned();
     };
     let authority_end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
-    // An `@` behind the first `/` may still belong to a password that was not escaped.
+    // An `@` after the first `/` may follow a password with an unescaped `/`.
     let (user_info, host) = match rest.rfind('@') {
         Some(at) if at < authority_end || rest[..at].contains(':') => (Some(&rest[..at]), &rest[at + 1..]),
         _ => (None, rest),
@@ -279,9 +279,9 @@ pub fn redact_url(url: &str) -> String {
     let Some((path, query)) = host.split_once('?') else {
         return redacted + host;
     };
-    let is_open = |name| scheme.starts_with("redis") && ["node", "sentinelServiceName"].contains(&name);
+    let is_public = |name| scheme.starts_with("redis") && ["node", "sentinelServiceName"].contains(&name);
     let parameters = query.split('&').map(|parameter| match parameter.split_once('=') {
-        Some((name, _)) if is_open(name) => parameter.to_owned(),
+        Some((name, _)) if is_public(name) => parameter.to_owned(),
         Some((name, _)) => format!("{name}=redacted"),
         None => "redacted".to_owned(),
     });
@@ -293,7 +293,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_secrets_are_known() {
+    fn secret_properties_are_recognised() {
         for secret in [
             "sasl.password",
             "ssl.key.password",
@@ -304,14 +304,14 @@ mod tests {
         ] {
             assert!(is_secret_name(secret), "{secret}");
         }
-        for open in ["sasl.username", "sasl.mechanism", "ssl.key.location", "linger.ms"] {
-            assert!(!is_secret_name(open), "{open}");
+        for public in ["sasl.username", "sasl.mechanism", "ssl.key.location", "linger.ms"] {
+            assert!(!is_secret_name(public), "{public}");
         }
     }
 
     #[test]
-    fn urls_lose_their_passwords_and_what_their_parameters_say() {
-        for (url, shown) in [
+    fn passwords_and_parameters_of_urls_are_redacted() {
+        for (url, redacted) in [
             ("redis://localhost:6379", "redis://localhost:6379"),
             (
                 "redis://:pw@localhost:6379/0",
@@ -329,12 +329,12 @@ mod tests {
             ),
             ("no url: at all", "no url: at all"),
         ] {
-            assert_eq!(redact_url(url), shown);
+            assert_eq!(redact_url(url), redacted);
         }
     }
 
     #[test]
-    fn no_way_of_printing_shows_a_secret() {
+    fn debug_and_serde_show_no_secrets() {
         let mut settings = Settings::default();
         settings.set("sasl.password", "hunter2");
         settings.set("linger.ms", "5");

@@ -1,21 +1,22 @@
-//! What belongs to single services: which pipelines and tiers they serve, where they listen.
+//! The sections of single services, except for the scheduler: `enricher`, `worker`, `retry_tier`, `redis`,
+//! `dlq_inspector`.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
-use redeliver_core::Span;
+use redeliver_core::HumanDuration;
 use serde::{Deserialize, Serialize};
 
 use super::api::ApiConfig;
-use super::problem::Findings;
+use super::display_from_str;
+use super::error::Findings;
 use super::secret::Url;
-use super::text;
 
 /// `enricher` and `worker`: the pipelines that the process serves.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ServedPipelines {
-    /// Their names; left out, all that have an endpoint (enricher) or none (worker).
+    /// Names of pipelines. Default: all with an endpoint (enricher), or all without one (worker).
     pub pipelines: Option<Vec<String>>,
 }
 
@@ -23,28 +24,28 @@ pub struct ServedPipelines {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RetryTierConfig {
-    /// The tiers; left out, all tiers of all pipelines.
-    #[serde(with = "text::optional_list")]
-    pub tiers: Option<Vec<Span>>,
-    /// Whether it also serves tiers that pipelines do not have any more; left out, only when `tiers` is left out.
+    /// The tiers to serve. Default: all tiers of all pipelines.
+    #[serde(with = "display_from_str::optional_list")]
+    pub tiers: Option<Vec<HumanDuration>>,
+    /// Whether leftover tiers are served too. Default: true unless `tiers` is set.
     pub leftovers: Option<bool>,
-    /// The most records in hand per partition.
+    /// Maximum records in memory per partition.
     pub look_ahead: u32,
-    /// The most bytes in hand per partition.
+    /// Maximum size of records in memory per partition, in bytes.
     pub look_ahead_bytes: u64,
 }
 
-/// `redis`: the scheduler's time index.
+/// `redis`: the scheduler's index.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RedisConfig {
-    /// `redis://` or `rediss://` with host and port; `redis-cluster://`, `redis-sentinel://` and the same with TLS.
+    /// `redis://`, `redis-cluster://` or `redis-sentinel://` with host and port; `rediss...` for TLS.
     pub url: Url,
-    /// A PEM file of authorities that are trusted beside the machine's own, for TLS.
+    /// Additional CA certificates (PEM) for TLS.
     pub ca_file: Option<PathBuf>,
-    /// What all keys begin with.
+    /// The prefix of all keys.
     pub prefix: String,
-    /// The share of Redis' `maxmemory` from which on far jobs are refused.
+    /// The fraction of `maxmemory` above which jobs that are not due soon are rejected.
     pub high_water: f64,
 }
 
@@ -52,16 +53,19 @@ pub struct RedisConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DlqInspectorConfig {
-    /// Where its gRPC listens.
-    #[serde(serialize_with = "text::serialize", deserialize_with = "text::listen")]
+    /// The address of the gRPC API.
+    #[serde(
+        serialize_with = "display_from_str::serialize",
+        deserialize_with = "display_from_str::listen"
+    )]
     pub listen: SocketAddr,
     /// See [`ApiConfig::token_file`].
     pub token_file: Option<PathBuf>,
     /// See [`ApiConfig::allow_remote`].
     pub allow_remote: bool,
-    /// Dead-letter topics; `*` stands for any text.
+    /// Names of dead-letter topics. `*` matches any text.
     pub topics: Vec<String>,
-    /// Where its index lies, which can always be built again.
+    /// The directory of the index, which can be rebuilt at any time.
     pub data_dir: PathBuf,
 }
 
@@ -100,41 +104,41 @@ impl Default for DlqInspectorConfig {
 }
 
 impl RetryTierConfig {
-    /// Whether tiers are served that pipelines do not have any more.
+    /// Whether leftover tiers are served.
     #[must_use]
     pub fn serves_leftovers(&self) -> bool {
         self.leftovers.unwrap_or(self.tiers.is_none())
     }
 
-    /// Whether this tier is served, by a pipeline that has it or as a leftover.
+    /// Whether this tier is served, either for a pipeline or as a leftover.
     #[must_use]
-    pub fn serves(&self, tier: Span) -> bool {
+    pub fn serves(&self, tier: HumanDuration) -> bool {
         self.tiers.as_ref().is_none_or(|tiers| tiers.contains(&tier))
     }
 
-    /// `existing`: the tiers that any pipeline has, growing.
-    pub(super) fn check(&self, existing: &[Span], findings: &mut Findings<'_>) {
+    /// `existing`: the tiers of all pipelines, in ascending order.
+    pub(super) fn check(&self, existing: &[HumanDuration], findings: &mut Findings<'_>) {
         for (index, tier) in self.tiers.iter().flatten().enumerate() {
-            // Which leftovers there are only Kafka knows.
+            // Only Kafka knows which leftover tiers exist, so any tier is valid if leftovers are served.
             if !existing.contains(tier) && !self.serves_leftovers() {
                 let problem = match existing {
-                    [] => format!("no pipeline has the tier {tier}; there is no pipeline"),
+                    [] => format!("no pipeline has the tier {tier}: no pipelines are configured"),
                     _ => {
-                        let names: Vec<String> = existing.iter().map(Span::to_string).collect();
+                        let names: Vec<String> = existing.iter().map(HumanDuration::to_string).collect();
                         format!(
-                            "no pipeline has the tier {tier}; there are {}; to serve one that is left over, set \
+                            "no pipeline has the tier {tier}; expected one of {}. To serve a leftover tier, set \
                              retry_tier.leftovers: true",
                             names.join(", ")
                         )
                     }
                 };
-                findings.wrong("tiers", problem);
+                findings.report("tiers", problem);
             } else if self.tiers.iter().flatten().take(index).any(|other| other == tier) {
-                findings.wrong("tiers", format!("names {tier} twice"));
+                findings.report("tiers", format!("lists {tier} twice"));
             }
         }
         if self.tiers.as_ref().is_some_and(Vec::is_empty) {
-            findings.wrong("tiers", "is empty; leave it out to serve all tiers");
+            findings.report("tiers", "is empty; omit it to serve all tiers");
         }
         findings.range("look_ahead", self.look_ahead, 16..=16_384);
         findings.range("look_ahead_bytes", self.look_ahead_bytes, 1 << 16..=1 << 30);
@@ -144,7 +148,7 @@ impl RetryTierConfig {
 impl RedisConfig {
     pub(super) fn check(&self, findings: &mut Findings<'_>) {
         let scheme = self.url.expose().split_once("://").map(|(scheme, _)| scheme);
-        let right = matches!(
+        let is_redis = matches!(
             scheme,
             Some(
                 "redis"
@@ -155,32 +159,32 @@ impl RedisConfig {
                     | "rediss-sentinel"
             )
         );
-        if !right {
-            findings.wrong(
+        if !is_redis {
+            findings.report(
                 "url",
                 "is not a Redis URL: write redis://HOST:PORT, or rediss:// for TLS",
             );
         }
-        if self.ca_file.is_some() && right && scheme.is_some_and(|scheme| !scheme.starts_with("rediss")) {
-            findings.wrong(
+        if self.ca_file.is_some() && is_redis && scheme.is_some_and(|scheme| !scheme.starts_with("rediss")) {
+            findings.report(
                 "ca_file",
-                "is for TLS, and redis.url does not ask for it: write rediss://",
+                "requires TLS: change the scheme of redis.url to rediss, rediss-cluster or rediss-sentinel",
             );
         }
         findings.range("high_water", self.high_water, 0.1..=1.0);
-        // Braces would take the place of the shard in what decides on the node of a cluster.
+        // Braces in the prefix would replace the shard as the hash tag, which selects the node of a cluster.
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "._:-".contains(c);
         if self.prefix.is_empty() || self.prefix.len() > 100 || !self.prefix.chars().all(is_plain) {
-            findings.wrong(
+            findings.report(
                 "prefix",
-                "has 1 to 100 of the characters a-z, A-Z, 0-9, `.`, `_`, `:` and `-`",
+                "is not a valid prefix: use 1 to 100 of the characters a-z, A-Z, 0-9, `.`, `_`, `:` and `-`",
             );
         }
     }
 }
 
 impl DlqInspectorConfig {
-    /// Its listener.
+    /// The listener of the API.
     #[must_use]
     pub fn api(&self) -> ApiConfig {
         ApiConfig {
@@ -194,9 +198,9 @@ impl DlqInspectorConfig {
         self.api().check(findings);
         for topic in &self.topics {
             if !redeliver_core::pipeline::is_topic_name(&topic.replace('*', "x")) {
-                findings.wrong(
+                findings.report(
                     "topics",
-                    format!("`{topic}` cannot be a topic or a pattern of topics such as *-dlq"),
+                    format!("`{topic}` is not a topic name or a pattern such as *-dlq"),
                 );
             }
         }

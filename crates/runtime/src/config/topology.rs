@@ -1,16 +1,16 @@
-//! No topic may have two meanings: what one pipeline writes as a dead letter must not be another's source.
+//! Topics of different parts must not collide: the dead letters of one pipeline must not be the source of another.
 
 use std::collections::BTreeMap;
 
 use redeliver_core::pipeline::TopicRole;
 
-use super::problem::Findings;
+use super::error::Findings;
 use super::{Config, PipelineConfig};
 
-/// Checks the topics of all pipelines against each other. A pipeline may read what another one writes as
-/// its results, and several may write to the same output; every other meeting is a mistake.
+/// Checks the topics of all pipelines, applications and the scheduler against each other. A pipeline may read the
+/// results of another one, and pipelines may share an output. Any other shared topic is an error.
 pub(super) fn check(config: &Config, findings: &mut Findings<'_>) {
-    let mut taken: BTreeMap<String, Use<'_>> = BTreeMap::new();
+    let mut taken: BTreeMap<String, TopicUse<'_>> = BTreeMap::new();
     for (section, pipelines) in [("pipelines", &config.pipelines), ("retired", &config.retired)] {
         findings.inside(section, |findings| {
             check_pipelines(config, pipelines, &mut taken, findings);
@@ -25,11 +25,11 @@ pub(super) fn check(config: &Config, findings: &mut Findings<'_>) {
 fn check_pipelines<'c>(
     config: &Config,
     pipelines: &'c BTreeMap<String, PipelineConfig>,
-    taken: &mut BTreeMap<String, Use<'c>>,
+    taken: &mut BTreeMap<String, TopicUse<'c>>,
     findings: &mut Findings<'_>,
 ) {
     for (name, settings) in pipelines {
-        // That it stands twice is said elsewhere.
+        // A name that is both in use and retired is reported elsewhere.
         if settings.is_retired() && config.pipelines.contains_key(name) {
             continue;
         }
@@ -40,21 +40,21 @@ fn check_pipelines<'c>(
             settings,
         ) {
             match taken.get(&used.topic) {
-                Some(other) if !may_meet(other, &used) => {
+                Some(other) if !may_share(other, &used) => {
                     let problem = format!(
-                        "`{}` is {} of this pipeline and {} of `{}`; a topic has one meaning",
+                        "`{}` is {} of this pipeline and {} of `{}`; a topic can have only one role",
                         used.topic,
-                        used.role.words(),
-                        other.role.words(),
+                        used.role.description(),
+                        other.role.description(),
                         other.pipeline
                     );
                     match used.role {
-                        Role::Source => findings.inside(name, |at| at.wrong("source", problem)),
-                        Role::Output => findings.inside(name, |at| at.wrong("output", problem)),
-                        Role::Own => findings.wrong(name, problem),
+                        Role::Source => findings.inside(name, |at| at.report("source", problem)),
+                        Role::Output => findings.inside(name, |at| at.report("output", problem)),
+                        Role::Own => findings.report(name, problem),
                     }
                 }
-                // Of an output and a source the source is kept: a second source must be found.
+                // Keep the source when a topic is an output too, so that a second source is detected.
                 Some(other) if other.role == Role::Source => {}
                 _ => {
                     taken.insert(used.topic.clone(), used);
@@ -64,44 +64,45 @@ fn check_pipelines<'c>(
     }
 }
 
-/// A pipeline may write jobs to be scheduled, and read what could not be; the rest is the scheduler's alone.
-fn check_job_topics(config: &Config, taken: &BTreeMap<String, Use<'_>>, findings: &mut Findings<'_>) {
+/// A pipeline may write jobs to the ingest topic and read rejected ones from the dead-letter topic. The scheduler's
+/// other topics are its own.
+fn check_job_topics(config: &Config, taken: &BTreeMap<String, TopicUse<'_>>, findings: &mut Findings<'_>) {
     for (key, topic) in config.scheduler.topics.by_key() {
-        let may_meet = |role| matches!((key, role), ("ingest", Role::Output) | ("dlq", Role::Source));
-        if let Some(other) = taken.get(topic).filter(|other| !may_meet(other.role)) {
+        let may_share = |role| matches!((key, role), ("ingest", Role::Output) | ("dlq", Role::Source));
+        if let Some(other) = taken.get(topic).filter(|other| !may_share(other.role)) {
             let problem = format!(
-                "`{topic}` is {} of the pipeline `{}` too; a topic has one meaning",
-                other.role.words(),
+                "`{topic}` is also {} of the pipeline `{}`; a topic can have only one role",
+                other.role.description(),
                 other.pipeline
             );
-            findings.wrong(key, problem);
+            findings.report(key, problem);
         }
     }
 }
 
-fn check_apps(config: &Config, taken: &BTreeMap<String, Use<'_>>, findings: &mut Findings<'_>) {
+fn check_apps(config: &Config, taken: &BTreeMap<String, TopicUse<'_>>, findings: &mut Findings<'_>) {
     for (app, settings) in &config.scheduler.apps {
         if let Some(other) = taken.get(&settings.topic).filter(|other| other.role == Role::Own) {
             let problem = format!(
-                "`{}` is {} of the pipeline `{}`; jobs go to a source",
+                "`{}` is {} of the pipeline `{}`; choose a source topic",
                 settings.topic,
-                other.role.words(),
+                other.role.description(),
                 other.pipeline
             );
-            findings.inside(app, |at| at.wrong("topic", problem));
+            findings.inside(app, |at| at.report("topic", problem));
         }
         let own = config.scheduler.topics.by_key();
         if let Some((key, _)) = own.into_iter().find(|(_, own)| *own == settings.topic) {
             let problem = format!(
-                "`{}` is scheduler.topics.{key}; jobs go to a topic of their application",
+                "`{}` is scheduler.topics.{key}; choose a topic of the application",
                 settings.topic
             );
-            findings.inside(app, |at| at.wrong("topic", problem));
+            findings.inside(app, |at| at.report("topic", problem));
         }
     }
 }
 
-struct Use<'c> {
+struct TopicUse<'c> {
     topic: String,
     pipeline: &'c str,
     role: Role,
@@ -111,12 +112,12 @@ struct Use<'c> {
 enum Role {
     Source,
     Output,
-    /// A tier, the due topic or the dead-letter topic: named after the pipeline and only for it.
+    /// A tier topic, the due topic or the dead-letter topic, which are named after the pipeline and belong to it.
     Own,
 }
 
 impl Role {
-    fn words(self) -> &'static str {
+    fn description(self) -> &'static str {
         match self {
             Self::Source => "the source",
             Self::Output => "an output",
@@ -129,14 +130,14 @@ fn uses<'c>(
     name: &'c str,
     topics: &[(std::sync::Arc<str>, TopicRole)],
     settings: &super::PipelineConfig,
-) -> Vec<Use<'c>> {
-    let used = |topic: &str, role| Use {
+) -> Vec<TopicUse<'c>> {
+    let used = |topic: &str, role| TopicUse {
         topic: topic.to_owned(),
         pipeline: name,
         role,
     };
     let outputs = settings.output.iter().flat_map(super::OutputConfig::topics);
-    let mut uses: Vec<Use<'c>> = outputs.map(|topic| used(topic, Role::Output)).collect();
+    let mut uses: Vec<TopicUse<'c>> = outputs.map(|topic| used(topic, Role::Output)).collect();
     uses.extend(topics.iter().filter_map(|(topic, role)| match role {
         TopicRole::Source => Some(used(topic, Role::Source)),
         TopicRole::Output => None,
@@ -145,7 +146,7 @@ fn uses<'c>(
     uses
 }
 
-fn may_meet(one: &Use<'_>, other: &Use<'_>) -> bool {
+fn may_share(one: &TopicUse<'_>, other: &TopicUse<'_>) -> bool {
     match (one.role, other.role) {
         // A source that is an output of the same pipeline is reported where the output is checked.
         (Role::Source, Role::Output) | (Role::Output, Role::Source | Role::Output) => true,

@@ -1,44 +1,40 @@
-//! Settings before they have types: a tree of texts that remembers where each came from.
+//! Settings before they have types: a tree of strings, each with its origin.
 //!
-//! Scalars keep the text as it was written, so that a version number `1.10` stays what it was and the type
-//! of the field, not the look of the text, decides what it means.
+//! Scalars keep their original text, and the type of the field decides how it is interpreted. So the value `1.10` of a
+//! librdkafka property does not become `1.1`.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// One value with its place.
 #[derive(Clone, Debug)]
 pub(super) struct Node {
     pub(super) value: Value,
     pub(super) origin: Origin,
 }
 
-/// What a node holds.
 #[derive(Clone, Debug)]
 pub(super) enum Value {
-    /// Nothing, `~` or `null`.
+    /// An empty value, `~` or `null`.
     Null,
-    /// A scalar of a YAML file. Quoted ones are text even if they look like null.
+    /// A scalar of a YAML file. A quoted scalar is text even if it looks like null.
     Scalar(String),
-    /// The text of an environment variable or of a flag: what it is depends on the field. It may be a
-    /// scalar, a list written `a,b`, or YAML in brackets.
+    /// The text of an environment variable or a flag. The type of the field decides whether it is a scalar, a list
+    /// `a,b`, or YAML in brackets.
     Raw(String),
-    /// A list.
     List(Vec<Node>),
     /// Keys and values in the order of the file.
     Map(Vec<(String, Node)>),
 }
 
-/// Where a value was written.
+/// Where a value comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
-    /// Nowhere.
     Default,
-    /// In a file, at a line that counts from 1.
+    /// Name and line, which counts from 1.
     File(Arc<str>, usize),
-    /// In an environment variable of that name.
+    /// The name of the variable.
     Environment(Arc<str>),
-    /// In a flag; the text is its name, or the key of `--set`.
+    /// The key of `--set`.
     Flag(Arc<str>),
 }
 
@@ -53,14 +49,13 @@ impl fmt::Display for Origin {
     }
 }
 
-/// One step down the tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     Key(String),
     Index(usize),
 }
 
-/// A way from the root, written `pipelines.crawl.retry.tiers[2]`.
+/// A path from the root, displayed as `pipelines.crawl.retry.tiers[2]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Path(pub(super) Vec<Step>);
 
@@ -77,12 +72,12 @@ impl Path {
         self.step(Step::Index(index))
     }
 
-    /// The path one level up; the root is its own.
+    /// The path one level up. The root is its own parent.
     pub(super) fn parent(&self) -> Self {
         Self(self.0[..self.0.len().saturating_sub(1)].to_vec())
     }
 
-    /// Whether this path is the other one or lies below it.
+    /// Whether this path is `other` or below it.
     pub(super) fn is_within(&self, other: &Self) -> bool {
         self.0.starts_with(&other.0)
     }
@@ -116,7 +111,7 @@ impl Node {
         Self::new(Value::Map(Vec::new()), Origin::Default)
     }
 
-    /// The value of a key, when this is a mapping that has it.
+    /// The value of a key, if this is a mapping that contains it.
     pub(super) fn get(&self, key: &str) -> Option<&Self> {
         let Value::Map(entries) = &self.value else {
             return None;
@@ -134,7 +129,7 @@ impl Node {
             })
     }
 
-    /// The path itself, or the nearest one above it at which there is a value.
+    /// The path itself, or its nearest ancestor that exists.
     pub(super) fn nearest(&self, path: &Path) -> Path {
         let depths = (0..=path.0.len())
             .rev()
@@ -145,13 +140,13 @@ impl Node {
             .unwrap_or_default()
     }
 
-    /// The place of a path, or of the nearest value above it that was written at all.
+    /// The origin of the value at a path, or of its nearest ancestor that exists.
     pub(super) fn origin_of(&self, path: &Path) -> &Origin {
         self.at(&self.nearest(path))
             .map_or(&Origin::Default, |node| &node.origin)
     }
 
-    /// Takes a value out of the tree; does nothing when there is none.
+    /// Removes a value from the tree. Does nothing if there is none.
     pub(super) fn remove(&mut self, path: &Path) {
         let Some((step, rest)) = path.0.split_first() else {
             return;

@@ -1,63 +1,62 @@
-//! From YAML text to a tree.
+//! Parsing YAML into a tree.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use granit_parser::{Event, Parser, ScalarStyle, ScanError, Span, Tag};
 
-use super::problem::ConfigError;
+use super::error::ConfigError;
 use super::tree::{Node, Origin, Value};
 
-/// Deeper files were not written by people.
 const MAX_DEPTH: usize = 32;
-/// Aliases multiply; a file that unfolds into more values than this is refused.
+/// Limits expansion: aliases of aliases grow exponentially.
 const MAX_NODES: usize = 100_000;
 
-/// Reads one YAML document; an empty one is an empty mapping. `name` is how errors call the text.
+/// Parses one YAML document. An empty document is an empty mapping. Errors refer to the text by `name`.
 pub(super) fn parse(text: &str, name: &str) -> Result<Node, ConfigError> {
     let name: Arc<str> = name.into();
     let place = |line| Origin::File(name.clone(), line);
-    parse_at(text, &place).map_err(|fault| ConfigError::Syntax {
-        place: place(fault.line).to_string(),
-        problem: fault.problem,
+    parse_at(text, &place).map_err(|error| ConfigError::Syntax {
+        place: place(error.line).to_string(),
+        problem: error.problem,
     })
 }
 
-/// Reads the text of an environment variable or a flag, which has no lines.
+/// Parses the text of an environment variable or a flag. Every node gets the same origin.
 pub(super) fn parse_inline(text: &str, origin: &Origin) -> Result<Node, String> {
-    parse_at(text, &|_| origin.clone()).map_err(|fault| fault.problem)
+    parse_at(text, &|_| origin.clone()).map_err(|error| error.problem)
 }
 
-struct Fault {
+struct SyntaxError {
     line: usize,
     problem: String,
 }
 
-impl From<ScanError> for Fault {
+impl From<ScanError> for SyntaxError {
     fn from(error: ScanError) -> Self {
         Self {
             line: error.marker().line(),
-            problem: format!("is not YAML: {}", error.kind()),
+            problem: format!("invalid YAML: {}", error.kind()),
         }
     }
 }
 
-/// A collection whose end has not been seen yet.
-struct Open {
+/// A list or mapping whose end event has not arrived yet.
+struct OpenCollection {
     node: Node,
     anchor: usize,
-    /// The key that waits for its value, in a mapping.
-    key: Option<(String, usize)>,
+    /// In a mapping, the key whose value comes next.
+    key: Option<String>,
 }
 
-fn parse_at(text: &str, place: &dyn Fn(usize) -> Origin) -> Result<Node, Fault> {
+fn parse_at(text: &str, place: &dyn Fn(usize) -> Origin) -> Result<Node, SyntaxError> {
     let mut builder = Builder {
         open: Vec::new(),
         anchors: HashMap::new(),
         nodes: 0,
         root: None,
     };
-    // A byte order mark is no part of the settings.
+    // The parser would read a byte order mark as part of the first key.
     for event in Parser::new_from_str(text.trim_start_matches('\u{feff}')) {
         let (event, span) = event?;
         builder.accept(event, &span, place)?;
@@ -70,7 +69,7 @@ fn parse_at(text: &str, place: &dyn Fn(usize) -> Origin) -> Result<Node, Fault> 
 }
 
 struct Builder {
-    open: Vec<Open>,
+    open: Vec<OpenCollection>,
     anchors: HashMap<usize, Node>,
     nodes: usize,
     root: Option<Node>,
@@ -82,20 +81,20 @@ impl Builder {
         event: Event<'_>,
         span: &Span,
         place: &dyn Fn(usize) -> Origin,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), SyntaxError> {
         let line = span.start.line();
-        let fault = |problem: &str| Fault {
+        let error = |problem: &str| SyntaxError {
             line,
             problem: problem.to_owned(),
         };
         match event {
             Event::DocumentStart(..) if self.root.is_some() => {
-                return Err(fault("is more than one YAML document; write one"));
+                return Err(error("more than one YAML document; write a single one"));
             }
             Event::Scalar(text, style, anchor, tag) => {
                 let is_null =
                     style == ScalarStyle::Plain && matches!(&*text, "" | "~" | "null" | "Null" | "NULL");
-                let tagged_text = has_tag(tag.as_deref(), "str").map_err(|problem| fault(&problem))?;
+                let tagged_text = has_tag(tag.as_deref(), "str").map_err(|problem| error(&problem))?;
                 let value = if is_null && !tagged_text {
                     Value::Null
                 } else {
@@ -104,22 +103,22 @@ impl Builder {
                 self.finish(Node::new(value, place(line)), anchor, line)?;
             }
             Event::SequenceStart(_, anchor, tag) => {
-                has_tag(tag.as_deref(), "seq").map_err(|problem| fault(&problem))?;
+                has_tag(tag.as_deref(), "seq").map_err(|problem| error(&problem))?;
                 self.begin(Node::new(Value::List(Vec::new()), place(line)), anchor, line)?;
             }
             Event::MappingStart(_, anchor, tag) => {
-                has_tag(tag.as_deref(), "map").map_err(|problem| fault(&problem))?;
+                has_tag(tag.as_deref(), "map").map_err(|problem| error(&problem))?;
                 self.begin(Node::new(Value::Map(Vec::new()), place(line)), anchor, line)?;
             }
             Event::SequenceEnd | Event::MappingEnd => {
                 let Some(closed) = self.open.pop() else {
-                    return Err(fault("ends more than it began"));
+                    return Err(error("unexpected end of a list or mapping"));
                 };
                 self.finish(closed.node, closed.anchor, line)?;
             }
             Event::Alias(anchor) => {
                 let node = self.anchors.get(&anchor).cloned();
-                let node = node.ok_or_else(|| fault("has an alias that contains itself"))?;
+                let node = node.ok_or_else(|| error("an alias refers to a value that contains it"))?;
                 self.nodes += count(&node);
                 self.finish(node, 0, line)?;
             }
@@ -128,22 +127,22 @@ impl Builder {
         Ok(())
     }
 
-    fn begin(&mut self, node: Node, anchor: usize, line: usize) -> Result<(), Fault> {
+    fn begin(&mut self, node: Node, anchor: usize, line: usize) -> Result<(), SyntaxError> {
         if self.open.len() >= MAX_DEPTH {
-            let problem = format!("is nested more than {MAX_DEPTH} levels deep");
-            return Err(Fault { line, problem });
+            let problem = format!("nested more than {MAX_DEPTH} levels deep");
+            return Err(SyntaxError { line, problem });
         }
         if self
             .open
             .last()
             .is_some_and(|open| matches!(open.node.value, Value::Map(_)) && open.key.is_none())
         {
-            return Err(Fault {
+            return Err(SyntaxError {
                 line,
-                problem: "has a key that is not a text".to_owned(),
+                problem: "a key is not a string".to_owned(),
             });
         }
-        self.open.push(Open {
+        self.open.push(OpenCollection {
             node,
             anchor,
             key: None,
@@ -151,12 +150,12 @@ impl Builder {
         Ok(())
     }
 
-    fn finish(&mut self, node: Node, anchor: usize, line: usize) -> Result<(), Fault> {
+    fn finish(&mut self, node: Node, anchor: usize, line: usize) -> Result<(), SyntaxError> {
         self.nodes += 1;
         if self.nodes > MAX_NODES {
-            return Err(Fault {
+            return Err(SyntaxError {
                 line,
-                problem: format!("has more than {MAX_NODES} values"),
+                problem: format!("more than {MAX_NODES} values"),
             });
         }
         if anchor != 0 {
@@ -168,25 +167,25 @@ impl Builder {
         };
         match (&mut open.node.value, open.key.take()) {
             (Value::List(items), _) => items.push(node),
-            (Value::Map(entries), Some((key, _))) => entries.push((key, node)),
+            (Value::Map(entries), Some(key)) => entries.push((key, node)),
             (Value::Map(entries), None) => {
                 let key = match node.value {
                     Value::Scalar(text) => text,
                     Value::Null => "null".to_owned(),
                     _ => {
-                        return Err(Fault {
+                        return Err(SyntaxError {
                             line,
-                            problem: "has a key that is not a text".to_owned(),
+                            problem: "a key is not a string".to_owned(),
                         });
                     }
                 };
                 if entries.iter().any(|(name, _)| *name == key) {
-                    return Err(Fault {
+                    return Err(SyntaxError {
                         line,
-                        problem: format!("has the key `{key}` twice in the same place"),
+                        problem: format!("duplicate key `{key}`"),
                     });
                 }
-                open.key = Some((key, line));
+                open.key = Some(key);
             }
             _ => {}
         }
@@ -194,15 +193,12 @@ impl Builder {
     }
 }
 
-/// Whether a value bears the standard tag of that name; other tags are refused.
+/// Whether a value has the standard tag `allowed`. Other tags are errors.
 fn has_tag(tag: Option<&Tag>, allowed: &str) -> Result<bool, String> {
     match tag {
         None => Ok(false),
         Some(tag) if tag.core_suffix() == Some(allowed) => Ok(true),
-        Some(tag) => Err(format!(
-            "has the tag `{}`; tags are not needed here",
-            tag.original()
-        )),
+        Some(tag) => Err(format!("unsupported tag `{}`; remove it", tag.original())),
     }
 }
 
@@ -250,32 +246,26 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_plain_yaml_is_refused_with_its_line() {
+    fn unsupported_yaml_is_rejected_with_its_line() {
         assert!(
             problem("a: [1, 2\nb: 3\n").starts_with("f.yaml line "),
             "{}",
             problem("a: [1, 2\nb: 3\n")
         );
-        assert_eq!(
-            problem("a: 1\nb: 2\na: 3\n"),
-            "f.yaml line 3: has the key `a` twice in the same place"
-        );
+        assert_eq!(problem("a: 1\nb: 2\na: 3\n"), "f.yaml line 3: duplicate key `a`");
         assert_eq!(
             problem("a: !secret x\n"),
-            "f.yaml line 1: has the tag `!secret`; tags are not needed here"
+            "f.yaml line 1: unsupported tag `!secret`; remove it"
         );
         assert_eq!(
             problem("a: 1\n---\nb: 2\n"),
-            "f.yaml line 2: is more than one YAML document; write one"
+            "f.yaml line 2: more than one YAML document; write a single one"
         );
-        assert_eq!(
-            problem("? [1]\n: 2\n"),
-            "f.yaml line 1: has a key that is not a text"
-        );
+        assert_eq!(problem("? [1]\n: 2\n"), "f.yaml line 1: a key is not a string");
     }
 
     #[test]
-    fn aliases_cannot_grow_without_end() {
+    fn aliases_and_nesting_are_limited() {
         let mut text = "a0: &a0 [1,1,1,1,1,1,1,1,1,1]\n".to_owned();
         for n in 1..9 {
             let before = format!("*a{},", n - 1).repeat(10);
@@ -283,7 +273,7 @@ mod tests {
         }
         assert!(problem(&text).contains("more than 100000 values"));
         assert!(problem(&("[".repeat(40) + &"]".repeat(40))).contains("levels deep"));
-        // Far too deep is refused by the scanner already.
+        // The scanner itself rejects extreme depth.
         assert!(parse(&"[".repeat(100_000), "f").is_err());
     }
 

@@ -15,12 +15,12 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-struct Answer {
+struct Response {
     head: String,
     body: String,
 }
 
-impl Answer {
+impl Response {
     fn status(&self) -> &str {
         self.head.split(' ').nth(1).unwrap()
     }
@@ -30,14 +30,14 @@ impl Answer {
     }
 }
 
-async fn get(address: std::net::SocketAddr, path: &str) -> Answer {
+async fn get(address: std::net::SocketAddr, path: &str) -> Response {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let request = format!("GET {path} HTTP/1.1\r\nhost: admin\r\nconnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.unwrap();
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-    Answer {
+    let mut response = String::new();
+    stream.read_to_string(&mut response).await.unwrap();
+    let (head, body) = response.split_once("\r\n\r\n").unwrap();
+    Response {
         head: head.to_owned(),
         body: body.to_owned(),
     }
@@ -48,7 +48,7 @@ fn any_port() -> Listener {
 }
 
 #[tokio::test]
-async fn the_port_tells_life_readiness_metrics_and_configuration() {
+async fn the_port_serves_liveness_readiness_metrics_and_configuration() {
     let mut registry = metrics::registry("enricher", "e-0", &SystemClock);
     let counter: Counter = Counter::default();
     registry.register("records", "Records that were read", counter.clone());
@@ -80,18 +80,18 @@ async fn the_port_tells_life_readiness_metrics_and_configuration() {
     kafka.ready();
     assert_eq!(get(address, "/readyz").await.status(), "200");
 
-    let measured = get(address, "/metrics").await;
+    let metrics = get(address, "/metrics").await;
     assert!(
-        measured
+        metrics
             .head
             .contains("application/openmetrics-text; version=1.0.0")
     );
     assert!(
-        measured.body.contains("redeliver_records_total 1\n"),
+        metrics.body.contains("redeliver_records_total 1\n"),
         "{}",
-        measured.body
+        metrics.body
     );
-    assert!(measured.body.ends_with("# EOF\n"));
+    assert!(metrics.body.ends_with("# EOF\n"));
 
     let config = get(address, "/config").await;
     assert_eq!(config.json()["kafka"]["brokers"], "localhost:9092");
@@ -102,9 +102,9 @@ async fn the_port_tells_life_readiness_metrics_and_configuration() {
     assert!(!config.body.contains("hunter2"));
 
     admin.shutdown.cancel();
-    let ending = get(address, "/readyz").await;
+    let readiness = get(address, "/readyz").await;
     assert_eq!(
-        (ending.status(), &ending.json()["parts"]["process"]),
+        (readiness.status(), &readiness.json()["parts"]["process"]),
         ("503", &"shutting down".into())
     );
     assert_eq!(get(address, "/livez").await.status(), "200");

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use redeliver_core::pipeline::{Anchor, ReturnTo};
-use redeliver_core::{ErrorClass, Span};
+use redeliver_core::{ErrorClass, HumanDuration};
 use redeliver_runtime::config::{Config, OutputConfig, ResponseMode, Sources};
 
-/// The example of the protocol's description, which must work as it stands.
+/// The example of the protocol's description.
 pub(crate) const EXAMPLE: &str = r#"
 kafka:
   brokers: localhost:9092
@@ -31,7 +31,7 @@ admin:
   listen: 127.0.0.1:9464            # /livez /readyz /metrics /config, one per process
 "#;
 
-/// Loads a file's text with variables and flags over it.
+/// Loads a file, overridden by variables and flags. Errors show its name without the directory.
 pub(crate) fn load(
     file: &str,
     environment: &[(&str, &str)],
@@ -51,13 +51,13 @@ pub(crate) fn load(
 }
 
 #[test]
-fn the_example_of_the_protocol_works_as_it_stands() {
+fn the_example_of_the_protocol_is_valid() {
     let config = load(EXAMPLE, &[], &[]).unwrap();
     let pipeline = config.pipelines["crawl-jobs"].pipeline("crawl-jobs", &config.scheduler);
     assert_eq!((&*pipeline.name, &*pipeline.source), ("crawl-jobs", "crawl-jobs"));
     assert_eq!(pipeline.output.as_deref(), Some("crawl-results"));
     assert_eq!(pipeline.return_to, ReturnTo::Due);
-    assert_eq!(config.served_tiers(), [5, 30, 60].map(Span::from_secs));
+    assert_eq!(config.served_tiers(), [5, 30, 60].map(HumanDuration::from_secs));
     assert_eq!(config.scheduler.apps["crawl"].topic, "crawl-jobs");
     let http = config.pipelines["crawl-jobs"].http.as_ref().unwrap();
     assert_eq!(
@@ -67,14 +67,14 @@ fn the_example_of_the_protocol_works_as_it_stands() {
 }
 
 #[test]
-fn no_file_at_all_gives_the_defaults() {
+fn without_a_file_the_defaults_apply() {
     let config = Config::load(&Sources::default()).unwrap();
     assert_eq!(config.kafka.brokers, "localhost:9092");
     assert!(!config.static_membership());
 }
 
 #[test]
-fn flags_go_over_the_environment_and_that_over_the_file() {
+fn flags_override_the_environment_which_overrides_the_file() {
     let file = "kafka: { brokers: 'file:1', lanes: 2, batch: 10 }";
     let environment = [
         ("REDELIVER__KAFKA__BROKERS", "env:1"),
@@ -92,7 +92,7 @@ fn flags_go_over_the_environment_and_that_over_the_file() {
 }
 
 #[test]
-fn the_environment_names_the_file_when_no_flag_does() {
+fn the_environment_names_the_file_if_no_flag_does() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("from-env.yaml");
     std::fs::write(&path, "kafka: { lanes: 7 }").unwrap();
@@ -105,7 +105,7 @@ fn the_environment_names_the_file_when_no_flag_does() {
 }
 
 #[test]
-fn variables_find_keys_that_they_cannot_spell() {
+fn underscores_in_variables_match_dashes_and_dots_of_keys() {
     let file =
         "pipelines: { crawl-jobs: { output: a }, my.topic: {} }\nkafka: { properties: { linger.ms: 1 } }";
     let environment = [
@@ -127,7 +127,7 @@ fn variables_find_keys_that_they_cannot_spell() {
     assert_eq!(crawl.output, Some(OutputConfig::Topic("b".to_owned())));
     assert_eq!(
         config.pipelines["my.topic"].retry.tiers,
-        Some(vec![Span::from_secs(1), Span::from_secs(2)])
+        Some(vec![HumanDuration::from_secs(1), HumanDuration::from_secs(2)])
     );
     let properties: BTreeMap<_, _> = config.kafka.properties.iter().collect();
     assert_eq!(properties, [("linger.ms", "7"), ("sasl.username", "me")].into());
@@ -139,7 +139,7 @@ fn variables_find_keys_that_they_cannot_spell() {
 }
 
 #[test]
-fn flags_name_keys_with_dots_of_their_own() {
+fn flags_can_name_keys_that_contain_dots() {
     let file = "pipelines: { my.topic: { output: a } }";
     let flags = [
         ("pipelines.my.topic.output", "b"),
@@ -157,11 +157,14 @@ fn flags_name_keys_with_dots_of_their_own() {
         Some(OutputConfig::Topic("c".to_owned()))
     );
     assert_eq!(config.kafka.properties.get("sasl.mechanism"), Some("PLAIN"));
-    assert_eq!(config.served_tiers(), [Span::from_secs(5), Span::from_secs(60)]);
+    assert_eq!(
+        config.served_tiers(),
+        [HumanDuration::from_secs(5), HumanDuration::from_secs(60)]
+    );
 }
 
 #[test]
-fn properties_keep_their_text_whatever_it_looks_like() {
+fn properties_keep_their_text() {
     let file = "kafka: { properties: { a: 1.10, b: true, c: 'null', d: 0x10, e: yes } }";
     let password = "{not: yaml # at all";
     let variable = ("REDELIVER__KAFKA__PROPERTIES__SASL_PASSWORD", password);
@@ -173,11 +176,8 @@ fn properties_keep_their_text_whatever_it_looks_like() {
         .map(|(_, value)| value.to_owned())
         .collect();
     assert_eq!(values, ["1.10", "true", "null", "0x10", "yes"]);
-    let error = load("", &[variable], &[]);
-    assert_eq!(
-        error.unwrap().kafka.properties.get("sasl.password"),
-        Some(password)
-    );
+    let config = load("", &[variable], &[]).unwrap();
+    assert_eq!(config.kafka.properties.get("sasl.password"), Some(password));
 }
 
 #[test]
@@ -220,7 +220,7 @@ telemetry: {{ otlp: {{ endpoint: "https://localhost:4317/?code=hunter2" }} }}
 }
 
 #[test]
-fn a_printed_configuration_is_read_back_as_the_same() {
+fn a_printed_configuration_can_be_loaded_again() {
     for file in [
         EXAMPLE,
         "",
@@ -237,17 +237,17 @@ fn a_printed_configuration_is_read_back_as_the_same() {
 }
 
 #[test]
-fn an_instance_that_was_given_keeps_its_partitions() {
-    let given = load("instance: enricher-0", &[], &[]).unwrap();
-    assert!(given.static_membership());
-    assert_eq!(given.kafka.static_membership, Some(true));
-    let refused = load(
+fn a_configured_instance_is_a_static_member() {
+    let configured = load("instance: enricher-0", &[], &[]).unwrap();
+    assert!(configured.static_membership());
+    assert_eq!(configured.kafka.static_membership, Some(true));
+    let disabled = load(
         "instance: enricher-0\nkafka: { static_membership: false }",
         &[],
         &[],
     )
     .unwrap();
-    assert!(!refused.static_membership());
+    assert!(!disabled.static_membership());
     let from_environment = load("", &[("REDELIVER__INSTANCE", "enricher-1")], &[]).unwrap();
     assert_eq!(
         (
@@ -261,7 +261,7 @@ fn an_instance_that_was_given_keeps_its_partitions() {
 }
 
 #[test]
-fn a_pipeline_says_all_that_the_domain_asks() {
+fn a_pipeline_is_converted_to_its_domain_type() {
     let file = "
 pipelines:
   docs:
@@ -283,10 +283,16 @@ pipelines:
     );
     assert_eq!(pipeline.return_to, ReturnTo::Source);
     assert_eq!(pipeline.anchor, Anchor::Payload("/meta/created_at".to_owned()));
-    assert_eq!(pipeline.policy.nominal_wait(5), Some(Span::from_secs(32 * 60)));
+    assert_eq!(
+        pipeline.policy.nominal_wait(5),
+        Some(HumanDuration::from_secs(32 * 60))
+    );
     assert_eq!(
         (pipeline.max_wait, pipeline.max_age),
-        (Span::from_secs(7200), Some(Span::from_secs(7 * 86_400)))
+        (
+            HumanDuration::from_secs(7200),
+            Some(HumanDuration::from_secs(7 * 86_400))
+        )
     );
     assert_eq!(pipeline.other_outputs, ["topic-a".into(), "topic-b".into()]);
     assert_eq!(pipeline.long_waits, None);
@@ -305,11 +311,11 @@ pipelines: { docs: { long_waits: scheduler, max_wait: 200d } }
     let config = load(file, &[], &[]).unwrap();
     let pipeline = config.pipelines["docs"].pipeline("docs", &config.scheduler);
     assert_eq!(pipeline.long_waits.as_deref(), Some("jobs"));
-    assert_eq!(pipeline.max_wait, Span::from_secs(200 * 86_400));
+    assert_eq!(pipeline.max_wait, HumanDuration::from_secs(200 * 86_400));
 }
 
 #[test]
-fn each_service_finds_the_pipelines_that_are_its_own() {
+fn each_service_selects_its_pipelines() {
     let file = "pipelines: { a: { http: { url: 'http://h' } }, b: {}, c: { http: { url: 'http://h' } } }\n";
     let names = |pipelines: Vec<(&str, &_)>| -> Vec<String> {
         pipelines
@@ -320,35 +326,35 @@ fn each_service_finds_the_pipelines_that_are_its_own() {
     let config = load(file, &[], &[]).unwrap();
     assert_eq!(names(config.enricher_pipelines()), ["a", "c"]);
     assert_eq!(names(config.worker_pipelines()), ["b"]);
-    let narrowed = load(
+    let selected = load(
         file,
         &[("REDELIVER__ENRICHER__PIPELINES", "c")],
         &[("worker.pipelines", "a,b")],
     )
     .unwrap();
-    assert_eq!(names(narrowed.enricher_pipelines()), ["c"]);
-    assert_eq!(names(narrowed.worker_pipelines()), ["a", "b"]);
+    assert_eq!(names(selected.enricher_pipelines()), ["c"]);
+    assert_eq!(names(selected.worker_pipelines()), ["a", "b"]);
 }
 
 #[test]
-fn names_that_mean_nothing_are_refused() {
+fn invalid_and_ambiguous_names_of_overrides_are_rejected() {
     let environment = |name| load("pipelines: { a-b: {}, a.b: {} }", &[(name, "x")], &[]).unwrap_err();
     assert_eq!(
         environment("REDELIVER__KAFKA____LANES"),
-        "REDELIVER__KAFKA____LANES: names an empty level; levels are separated by two underscores"
+        "REDELIVER__KAFKA____LANES: has an empty level; separate levels by two underscores"
     );
     assert_eq!(
         environment("REDELIVER__PIPELINES__A_B__OUTPUT"),
-        "pipelines.a_b: may mean any of a-b, a.b; write it in the file instead \
+        "pipelines.a_b: is ambiguous: it matches a-b, a.b; set it in the file instead \
          (environment variable REDELIVER__PIPELINES__A_B__OUTPUT)"
     );
     let flag = |key| load("", &[], &[(key, "x")]).unwrap_err();
     assert_eq!(
         flag("kafka..lanes"),
-        "kafka..lanes: names an empty level; a key is written kafka.brokers (--set kafka..lanes)"
+        "kafka..lanes: has an empty level; write a key such as kafka.brokers (--set kafka..lanes)"
     );
     assert!(flag("pipelines.\"a").contains("an opening quote without a closing one"));
-    assert!(flag("pipelines.\"a\"b").contains("text behind a closing quote"));
+    assert!(flag("pipelines.\"a\"b").contains("text after a closing quote"));
     assert!(
         load(
             "",
@@ -365,7 +371,7 @@ fn names_that_mean_nothing_are_refused() {
 
 proptest! {
     #[test]
-    fn arbitrary_settings_never_panic(
+    fn arbitrary_overrides_do_not_panic(
         keys in proptest::collection::vec(prop_oneof![
             Just("kafka"), Just("lanes"), Just("pipelines"), Just("p"), Just("retry"), Just("tiers"), Just("http"),
             Just("output"), Just("anchor"), Just("properties"), Just("instance"), Just("headers"), Just("x")
@@ -382,7 +388,7 @@ proptest! {
     }
 
     #[test]
-    fn arbitrary_files_never_panic(text in "((kafka|pipelines|p|retry|http|output|anchor|url|topics|tiers)?[:{},\\[\\] \n\"'&*!-]{0,3}){0,14}") {
+    fn arbitrary_files_do_not_panic(text in "((kafka|pipelines|p|retry|http|output|anchor|url|topics|tiers)?[:{},\\[\\] \n\"'&*!-]{0,3}){0,14}") {
         let _ = Config::from_yaml(&text);
     }
 }

@@ -1,4 +1,4 @@
-//! The embedded default file is the manual: it says every key, and what it says is the default.
+//! The default file documents every key, and its values are the defaults.
 
 use std::collections::BTreeSet;
 
@@ -7,8 +7,8 @@ use serde_json::Value;
 
 use crate::config::load;
 
-/// Mappings whose keys are chosen by the user.
-const NAMED_BY_USER: [&str; 8] = [
+/// Mappings whose keys the user chooses.
+const USER_KEYED: [&str; 8] = [
     "pipelines",
     "retired",
     "apps",
@@ -19,7 +19,7 @@ const NAMED_BY_USER: [&str; 8] = [
     "topics",
 ];
 
-/// JSON pointers of all mappings with keys of ours.
+/// JSON pointers of all mappings with fixed keys.
 pub(crate) fn mappings(document: &Value) -> Vec<String> {
     let mut found = Vec::new();
     collect(document, String::new(), &mut found);
@@ -29,17 +29,17 @@ pub(crate) fn mappings(document: &Value) -> Vec<String> {
 fn collect(value: &Value, pointer: String, found: &mut Vec<String>) {
     let Value::Object(entries) = value else { return };
     let last = pointer.rsplit('/').next().unwrap_or_default();
-    let free = NAMED_BY_USER.contains(&last) && pointer != "/kafka/topics";
+    let user_keyed = USER_KEYED.contains(&last) && pointer != "/kafka/topics";
     for (key, value) in entries {
         collect(value, format!("{pointer}/{key}"), found);
     }
-    // An anchor is a choice, written as a mapping with one key.
-    if !free && last != "anchor" {
+    // The mapping of an anchor is an enum variant.
+    if !user_keyed && last != "anchor" {
         found.push(pointer);
     }
 }
 
-/// The default file with its commented pipelines brought to life.
+/// The default file with the commented example pipelines uncommented.
 fn with_example() -> String {
     let (before, rest) = DEFAULT_FILE.split_once("# example>\n").unwrap();
     let (example, after) = rest.split_once("# <example\n").unwrap();
@@ -54,7 +54,7 @@ fn with_example() -> String {
 }
 
 #[test]
-fn the_default_file_says_the_defaults() {
+fn the_default_file_contains_the_defaults() {
     let from_file = Config::from_yaml(DEFAULT_FILE).unwrap();
     let from_nothing = load("", &[], &[]).unwrap();
     assert_eq!(from_file, from_nothing);
@@ -89,7 +89,7 @@ fn the_default_file_has_every_key() {
             .insert("zzqqxx".to_owned(), 1.into());
         let error = load(&changed.to_string(), &[], &[]).unwrap_err();
         let (_, known) = error
-            .split_once("unknown key; known are ")
+            .split_once("unknown key; expected one of ")
             .unwrap_or_else(|| panic!("{error}"));
         let known: BTreeSet<&str> = known.rsplit_once(" (").unwrap().0.split(", ").collect();
         for key in known {
@@ -103,8 +103,8 @@ fn the_default_file_has_every_key() {
 }
 
 #[test]
-fn the_top_level_and_its_sections_are_complete() {
-    // Exact where no pipeline is involved: the written keys of each section are all of its keys.
+fn the_default_file_has_every_section_with_every_key() {
+    // Searches within each section, except for pipelines, which the default file only has in comments.
     let document = load(DEFAULT_FILE, &[], &[]).unwrap().to_json();
     for (section, value) in document.as_object().unwrap() {
         let heading = format!("\n{section}:");

@@ -1,4 +1,4 @@
-//! Listening sockets.
+//! Listeners on real sockets.
 
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -12,7 +12,7 @@ fn any_port() -> SocketAddr {
 }
 
 #[tokio::test]
-async fn an_answer_on_an_accepted_connection_does_not_wait_for_an_acknowledgement() {
+async fn accepted_connections_have_nodelay_set() {
     let mut for_axum = Listener::bind("admin.listen", any_port()).unwrap();
     let _client = TcpStream::connect(for_axum.local_addr().unwrap()).await.unwrap();
     let (accepted, _) = axum::serve::Listener::accept(&mut for_axum).await;
@@ -25,7 +25,7 @@ async fn an_answer_on_an_accepted_connection_does_not_wait_for_an_acknowledgemen
 }
 
 #[tokio::test]
-async fn a_port_that_is_taken_is_named() {
+async fn a_port_in_use_is_reported_with_its_field() {
     let first = Listener::bind("admin.listen", any_port()).unwrap();
     let address = first.local_addr().unwrap();
     let error = Listener::bind("scheduler.listen", address).unwrap_err();

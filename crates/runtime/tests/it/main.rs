@@ -1,4 +1,4 @@
-//! The runtime seen from outside: files, sockets, processes, a collector.
+//! Tests of the runtime through files, sockets, processes and an OTLP collector.
 
 mod admin;
 mod config;

@@ -1,4 +1,4 @@
-//! Spans that reach a real OTLP receiver.
+//! Spans that are exported to a real OTLP receiver.
 
 use opentelemetry::trace::SpanKind;
 use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
@@ -29,7 +29,7 @@ fn headers(parent: &str) -> Headers {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_span_continues_the_trace_of_its_record_and_hands_it_on() {
+async fn a_span_continues_and_propagates_the_trace_of_its_record() {
     let receiver = OtlpReceiver::start();
     let telemetry = to(&receiver, 1.0);
     let parent = span_context(&headers(PARENT)).unwrap();
@@ -46,7 +46,7 @@ async fn a_span_continues_the_trace_of_its_record_and_hands_it_on() {
         .tracer()
         .start("request", SpanKind::Client, attempt.context().as_ref(), None);
     drop(request);
-    let handed_on = user_headers(&headers(PARENT), attempt.trace().as_ref());
+    let propagated = user_headers(&headers(PARENT), attempt.trace().as_ref());
     attempt.end_at(end);
 
     let mut spans = receiver.wait_for(2).await;
@@ -70,11 +70,11 @@ async fn a_span_continues_the_trace_of_its_record_and_hands_it_on() {
     assert_eq!(attempt.resource("service.name"), Some("enricher"));
     assert_eq!(attempt.resource("service.instance.id"), Some("enricher-0"));
     let expected = format!("00-{}-{}-01", attempt.trace_id(), attempt.span_id());
-    assert_eq!(handed_on.last(TRACEPARENT), Some(expected.as_bytes()));
+    assert_eq!(propagated.last(TRACEPARENT), Some(expected.as_bytes()));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_left_is_sent_at_the_end() {
+async fn remaining_spans_are_flushed_on_shutdown_and_drop() {
     let receiver = OtlpReceiver::start();
     let telemetry = to(&receiver, 1.0);
     drop(telemetry.tracer().start("relay", SpanKind::Producer, None, None));
@@ -88,7 +88,7 @@ async fn what_is_left_is_sent_at_the_end() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_record_keeps_the_decision_of_its_trace() {
+async fn the_sampling_decision_of_a_trace_is_kept() {
     let receiver = OtlpReceiver::start();
     let telemetry = to(&receiver, 0.0);
     drop(telemetry.tracer().start("new", SpanKind::Consumer, None, None));
@@ -114,7 +114,7 @@ async fn a_record_keeps_the_decision_of_its_trace() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_collector_that_does_not_answer_holds_nothing_up() {
+async fn an_unavailable_collector_does_not_delay_shutdown() {
     let config = OtlpConfig {
         endpoint: Some(Url::new("http://127.0.0.1:1")),
         ..OtlpConfig::default()
@@ -127,6 +127,6 @@ async fn a_collector_that_does_not_answer_holds_nothing_up() {
                 .start("attempt", SpanKind::Consumer, None, None),
         );
     }
-    let ended = tokio::time::timeout(std::time::Duration::from_secs(10), telemetry.shutdown()).await;
-    assert!(ended.is_ok());
+    let result = tokio::time::timeout(std::time::Duration::from_secs(10), telemetry.shutdown()).await;
+    assert!(result.is_ok());
 }

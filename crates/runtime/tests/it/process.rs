@@ -1,5 +1,5 @@
-//! Whole processes: what they print, how they end. The child is this test binary itself, run again with
-//! only the test `child`, which then becomes a small service.
+//! Output and exit codes of processes. The child process is this test binary, run with only the test `child`, which then
+//! becomes a small service.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, ExitCode, Output, Stdio};
@@ -21,9 +21,9 @@ const ARGUMENTS: &str = "RUNTIME_TEST_CHILD";
 struct Args {
     #[command(flatten)]
     common: CommonArgs,
-    /// What the service does: wait, fail, panic, ignore
+    /// Behavior of the service: wait, fail, panic, ignore
     #[arg(long, default_value = "wait")]
-    conduct: String,
+    behavior: String,
 }
 
 #[test]
@@ -33,9 +33,9 @@ fn child() {
     };
     let arguments = arguments.split('\n').filter(|argument| !argument.is_empty());
     let args = Args::parse_from(std::iter::once("child").chain(arguments));
-    let conduct = args.conduct.clone();
+    let behavior = args.behavior.clone();
     let code = main_with("child", &args.common, Vec::new(), check, |start| {
-        run(start, conduct)
+        run(start, behavior)
     });
     let known = [
         (ExitCode::SUCCESS, 0),
@@ -50,19 +50,19 @@ fn child() {
     );
 }
 
-/// What a service finds wrong by itself.
+/// The check of the service itself.
 fn check(config: &Config) -> Result<(), ConfigError> {
-    if config.redis.prefix != "unfit" {
+    if config.redis.prefix != "rejected" {
         return Ok(());
     }
     Err(ConfigError::Invalid(vec![Problem {
         field: "redis.prefix".to_owned(),
-        problem: "does not fit".to_owned(),
+        problem: "is rejected by the service".to_owned(),
         place: None,
     }]))
 }
 
-async fn run(start: Start, conduct: String) -> Result<(), TaskError> {
+async fn run(start: Start, behavior: String) -> Result<(), TaskError> {
     let grace = start.config.shutdown.grace.duration();
     let mut tasks = Tasks::new(start.shutdown.clone());
     let registry = metrics::registry("child", &start.config.instance, &SystemClock);
@@ -74,9 +74,9 @@ async fn run(start: Start, conduct: String) -> Result<(), TaskError> {
         shutdown: start.shutdown,
     };
     let shutdown = admin.shutdown.clone();
-    tasks.spawn_attendant("admin", admin::serve(start.admin, admin));
+    tasks.spawn_background("admin", admin::serve(start.admin, admin));
     tasks.spawn("work", async move {
-        match conduct.as_str() {
+        match behavior.as_str() {
             "fail" => return Err(std::io::Error::other("no more disk")),
             "panic" => panic!("at the disco"),
             "ignore" => std::future::pending().await,
@@ -109,7 +109,7 @@ fn output(arguments: &[&str]) -> (Option<i32>, String, String) {
     (status.code(), text(stdout), text(stderr))
 }
 
-/// A running child, killed when it is dropped, whose start line has been read.
+/// A running child process, which is killed when dropped. Its start line has been read.
 struct Running {
     child: Child,
     stderr: BufReader<std::process::ChildStderr>,
@@ -152,7 +152,7 @@ impl Running {
             }
             line.clear();
         }
-        panic!("the child ended without saying `{text}`");
+        panic!("the child exited without logging `{text}`");
     }
 
     fn end(mut self) -> (Option<i32>, String) {
@@ -164,19 +164,19 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It may have ended already.
+        // It may have exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
 #[test]
-fn a_wrong_configuration_ends_with_2_before_anything_is_done() {
+fn an_invalid_configuration_exits_with_2() {
     let (code, _, stderr) = output(&["--set", "kafka.lanes=0"]);
     assert_eq!(code, Some(2));
     assert_eq!(
         stderr,
-        "error: kafka.lanes: 0 is out of range; it is between 1 and 64 (--set kafka.lanes)\n"
+        "error: kafka.lanes: 0 is out of range: must be between 1 and 64 (--set kafka.lanes)\n"
     );
     let (code, _, stderr) = output(&["--config", "/nowhere.yaml"]);
     assert_eq!(code, Some(2));
@@ -189,14 +189,17 @@ fn a_wrong_configuration_ends_with_2_before_anything_is_done() {
 }
 
 #[test]
-fn the_configuration_is_checked_and_printed_on_request() {
+fn flags_validate_and_print_the_configuration() {
     let (code, stdout, stderr) = output(&["--check"]);
     assert_eq!((code, stderr.as_str()), (Some(0), ""));
     assert!(stdout.contains("the configuration is valid\n"));
-    for flag in ["--check", "--conduct=wait"] {
-        let unfit = (Some(2), "error: redis.prefix: does not fit\n".to_owned());
-        let (code, stdout, stderr) = output(&[flag, "--set", "redis.prefix=unfit"]);
-        assert_eq!((code, stderr), unfit, "{flag}");
+    for flag in ["--check", "--behavior=wait"] {
+        let rejected = (
+            Some(2),
+            "error: redis.prefix: is rejected by the service\n".to_owned(),
+        );
+        let (code, stdout, stderr) = output(&[flag, "--set", "redis.prefix=rejected"]);
+        assert_eq!((code, stderr), rejected, "{flag}");
         assert!(!stdout.contains("valid"), "{stdout}");
     }
     let (code, stdout, _) = output(&[
@@ -214,7 +217,7 @@ fn the_configuration_is_checked_and_printed_on_request() {
 }
 
 #[test]
-fn help_is_about_the_service() {
+fn help_describes_the_service() {
     let (code, stdout, _) = output(&["--help"]);
     assert_eq!(code, Some(0));
     assert!(
@@ -224,41 +227,41 @@ fn help_is_about_the_service() {
 }
 
 #[test]
-fn a_failure_ends_with_1_and_its_causes() {
-    for (conduct, expected) in [
+fn a_failure_exits_with_1_and_prints_its_causes() {
+    for (behavior, expected) in [
         ("fail", "error: work failed\ncaused by: no more disk\n"),
         ("panic", "error: work panicked: at the disco\n"),
     ] {
-        let (code, stderr) = Running::start(&["--conduct", conduct]).end();
+        let (code, stderr) = Running::start(&["--behavior", behavior]).end();
         assert_eq!(code, Some(1), "{stderr}");
         assert!(stderr.ends_with(expected), "{stderr}");
     }
 }
 
 #[test]
-fn a_log_for_machines_has_nothing_but_objects_in_it() {
-    let json = ["--set", "telemetry.log=json", "--conduct"];
-    for (conduct, error) in [
+fn a_json_log_contains_only_json_objects() {
+    let json = ["--set", "telemetry.log=json", "--behavior"];
+    for (behavior, error) in [
         ("fail", "work failed: no more disk"),
         ("panic", "work panicked: at the disco"),
     ] {
-        let (code, stderr) = Running::start(&[&json[..], &[conduct]].concat()).end();
+        let (code, stderr) = Running::start(&[&json[..], &[behavior]].concat()).end();
         assert_eq!(code, Some(1), "{stderr}");
         let lines: Vec<serde_json::Value> = stderr
             .lines()
             .map(|line| serde_json::from_str(line).unwrap())
             .collect();
-        let told: Vec<_> = lines
+        let errors: Vec<_> = lines
             .iter()
-            .filter(|line| line["message"] == "stopped by an error" && line["error"] == error)
+            .filter(|line| line["message"] == "stopped with an error" && line["error"] == error)
             .collect();
-        assert_eq!(told.len(), 1, "{stderr}");
+        assert_eq!(errors.len(), 1, "{stderr}");
     }
 }
 
 #[test]
-fn the_place_of_a_panic_is_logged_and_not_its_message() {
-    let (_, stderr) = Running::start(&["--conduct", "panic"]).end();
+fn the_location_of_a_panic_is_logged_without_its_message() {
+    let (_, stderr) = Running::start(&["--behavior", "panic"]).end();
     let lines: Vec<&str> = stderr
         .lines()
         .filter(|line| line.contains("process.rs"))
@@ -270,9 +273,9 @@ fn the_place_of_a_panic_is_logged_and_not_its_message() {
 }
 
 #[test]
-fn a_port_that_is_taken_ends_with_1() {
-    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = taken.local_addr().unwrap();
+fn a_port_in_use_exits_with_1() {
+    let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = other.local_addr().unwrap();
     let (code, _, stderr) = output(&["--set", &format!("admin.listen={address}")]);
     assert_eq!(code, Some(1));
     assert!(stderr.ends_with(&format!(
@@ -282,7 +285,7 @@ fn a_port_that_is_taken_ends_with_1() {
 }
 
 #[test]
-fn the_first_line_says_what_started() {
+fn the_first_log_line_identifies_the_process() {
     let child = Running::start(&["--set", "instance=child-7"]);
     for part in [
         "version=\"0.",
@@ -295,7 +298,7 @@ fn the_first_line_says_what_started() {
 }
 
 #[test]
-fn the_first_signal_ends_in_order() {
+fn the_first_signal_shuts_down_gracefully() {
     for signal in ["INT", "TERM"] {
         let child = Running::start(&[]);
         child.signal(signal);
@@ -306,9 +309,9 @@ fn the_first_signal_ends_in_order() {
 }
 
 #[test]
-fn a_second_signal_ends_at_once() {
+fn a_second_signal_exits_immediately() {
     for (signal, expected) in [("INT", 130), ("TERM", 143)] {
-        let mut child = Running::start(&["--conduct", "ignore"]);
+        let mut child = Running::start(&["--behavior", "ignore"]);
         child.signal("TERM");
         child.line_with("shutting down");
         child.signal(signal);
@@ -317,13 +320,13 @@ fn a_second_signal_ends_at_once() {
 }
 
 #[test]
-fn a_task_that_does_not_end_is_named() {
-    let child = Running::start(&["--conduct", "ignore", "--set", "shutdown.grace=100ms"]);
+fn a_task_that_does_not_finish_is_named() {
+    let child = Running::start(&["--behavior", "ignore", "--set", "shutdown.grace=100ms"]);
     child.signal("TERM");
     let (code, stderr) = child.end();
     assert_eq!(code, Some(1));
     assert!(
-        stderr.ends_with("error: still running after 0.1 s of grace: work\n"),
+        stderr.ends_with("error: still running after the grace period of 0.1 s: work\n"),
         "{stderr}"
     );
 }

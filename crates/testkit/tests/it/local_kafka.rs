@@ -1,4 +1,4 @@
-//! A broker of one's own keeps its port and its data whatever happens to its process.
+//! A local broker keeps its port and its data over kills and restarts.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ fn topics(kafka: &LocalKafka, arguments: &[&str]) -> String {
 }
 
 #[test]
-fn data_and_port_outlive_a_kill_and_an_orderly_restart() {
+fn data_and_port_survive_a_kill_and_a_restart() {
     let mut kafka = LocalKafka::start().unwrap();
     let brokers = kafka.brokers();
     topics(&kafka, &["--create", "--topic", "kept", "--partitions", "3"]);
@@ -41,14 +41,14 @@ fn data_and_port_outlive_a_kill_and_an_orderly_restart() {
 }
 
 #[test]
-fn a_broker_that_cannot_start_says_why() {
+fn a_broker_that_cannot_start_reports_the_reason() {
     let error = LocalKafka::start_with(&[("log.cleaner.threads", "many")]).unwrap_err();
     let text = format!("{error:#}");
     assert!(text.contains("log.cleaner.threads"), "{text}");
 }
 
 #[test]
-fn of_two_brokers_one_may_be_killed_and_leads_again_when_it_is_back() {
+fn a_killed_broker_of_two_leads_again_after_its_restart() {
     let [first, mut second] = LocalKafka::start_pair().unwrap();
     let create = [
         "--create",

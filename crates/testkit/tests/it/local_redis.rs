@@ -1,4 +1,4 @@
-//! A Redis of one's own keeps its port, and nothing else.
+//! A local Redis keeps its port over restarts, and no data.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -15,7 +15,7 @@ fn ask(redis: &LocalRedis, command: &str, expected: &str) {
 }
 
 #[test]
-fn a_killed_redis_comes_back_empty_on_its_port() {
+fn a_killed_redis_restarts_empty_on_its_port() {
     let mut redis = LocalRedis::start().unwrap();
     let url = redis.url();
     ask(&redis, "SET due 1", "+OK\r\n");

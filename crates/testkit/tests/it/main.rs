@@ -1,4 +1,4 @@
-//! The local servers for real: they are started, killed and restarted as the tests of other packages do.
+//! Starts, kills and restarts the local servers, as the tests of other packages do.
 
 mod local_kafka;
 mod local_redis;

@@ -1,5 +1,6 @@
 use prometheus_client::registry::Registry;
 use redeliver_core::outcome::Produced;
+use redeliver_core::route::RouteContext;
 use redeliver_core::{Headers, Outcome, Position, headers};
 
 use super::*;
@@ -9,14 +10,14 @@ const NOW: Timestamp = Timestamp::from_millis(1_700_000_000_000);
 
 const TIMEOUT: Duration = Duration::from_secs(900);
 
-/// An engine with one partition of its source, and what its driver would do.
+/// An engine that owns one partition of its source, and a substitute for its driver.
 struct Bench {
     engine: Engine,
-    exchange: Arc<Exchange>,
+    channel: Arc<LaneChannel>,
     pipeline: Arc<Pipeline>,
     assignment: AssignmentId,
-    turn: TransactionBatch,
-    /// Topics that do not exist, and for how long.
+    batch: TransactionBatch,
+    /// Missing topics, and for how long they have been missing.
     missing: Arc<Mutex<HashMap<String, Duration>>>,
 }
 
@@ -27,11 +28,11 @@ impl Bench {
             other_outputs: vec!["other".into()],
             ..Pipeline::new("docs")
         });
-        let exchange = Arc::new(Exchange::new(Waker::new()));
+        let channel = Arc::new(LaneChannel::new(Waker::new()));
         let families = WorkerFamilies::register(&mut Registry::default());
         let metrics = Arc::new(families.of("docs"));
         let missing: Arc<Mutex<HashMap<String, Duration>>> = Arc::default();
-        let topics = Topics {
+        let topics = OutputTopics {
             missing_for: Box::new({
                 let missing = missing.clone();
                 move |topic| missing.lock().unwrap().get(topic).copied()
@@ -42,7 +43,7 @@ impl Bench {
         };
         let mut engine = Engine::new(
             pipeline.clone(),
-            exchange.clone(),
+            channel.clone(),
             metrics,
             Gauge::default(),
             topics,
@@ -52,10 +53,10 @@ impl Bench {
         engine.assigned(assignment, &pipeline.source, 0);
         Self {
             engine,
-            exchange,
+            channel,
             pipeline,
             assignment,
-            turn: TransactionBatch::default(),
+            batch: TransactionBatch::default(),
             missing,
         }
     }
@@ -77,29 +78,35 @@ impl Bench {
         self.engine.accepted_all();
     }
 
-    /// Handles all that was accepted, each as this says of its offset.
+    /// Runs the driver for all accepted records, with an outcome by offset.
     fn handle(&mut self, outcome: impl Fn(i64) -> Outcome) {
-        let jobs = self.exchange.take_jobs().into_iter();
-        let mut done = jobs
-            .map(|job| {
-                let outcome = outcome(job.offset);
-                let routing =
-                    route::route(&self.pipeline, &job.record, &job.arrival, outcome, None, NOW, 0.5);
-                Done {
-                    assignment: job.assignment,
-                    offset: job.offset,
+        let queued = self.channel.take_queued().into_iter();
+        let mut finished = queued
+            .map(|queued| {
+                let outcome = outcome(queued.offset);
+                let context = RouteContext {
+                    pipeline: &self.pipeline,
+                    arrival: &queued.arrival,
+                    trace: None,
+                    now: NOW,
+                    random: 0.5,
+                };
+                let routing = context.route(&queued.record, outcome);
+                FinishedRecord {
+                    assignment: queued.assignment,
+                    offset: queued.offset,
                     routing: Some(routing),
-                    handled: Some((job.record, job.arrival)),
-                    size: job.size,
+                    original: Some((queued.record, queued.arrival)),
+                    size: queued.size,
                 }
             })
             .collect();
-        self.exchange.give(&mut done);
+        self.channel.send_finished(&mut finished);
     }
 
     fn finish(&mut self) {
-        self.turn = TransactionBatch::default();
-        self.engine.finish(NOW, 100, &mut self.turn);
+        self.batch = TransactionBatch::default();
+        self.engine.finish(NOW, 100, &mut self.batch);
     }
 
     fn refuse(&mut self, indexes: &[usize]) -> bool {
@@ -110,15 +117,15 @@ impl Bench {
                 failure: Failure::permanent("output.too-large", "no"),
             })
             .collect();
-        self.engine.refused(&refused, &mut self.turn, NOW)
+        self.engine.refused(&refused, &mut self.batch, NOW)
     }
 
-    /// Topic, key and error code of all outputs of the turn, empty where there is none.
+    /// Topic, key and error code of all outputs in the transaction. A missing key or code is empty.
     fn written(&self) -> Vec<[&str; 3]> {
         fn text(bytes: Option<&[u8]>) -> &str {
             std::str::from_utf8(bytes.unwrap_or_default()).unwrap()
         }
-        let outputs = self.turn.outputs.iter();
+        let outputs = self.batch.outputs.iter();
         let written = outputs.map(|output| {
             let code = output.headers.last(headers::ERROR_CODE);
             [&*output.topic, text(output.key.as_deref()), text(code)]
@@ -133,7 +140,7 @@ const ROOMY: InFlight = InFlight {
 };
 
 #[test]
-fn of_a_record_with_a_refused_result_nothing_is_written_but_a_dead_letter() {
+fn a_record_with_a_refused_result_becomes_a_dead_letter_without_any_results() {
     let mut bench = Bench::new(ROOMY);
     for offset in 0..3 {
         bench.accept(offset, 10);
@@ -150,12 +157,12 @@ fn of_a_record_with_a_refused_result_nothing_is_written_but_a_dead_letter() {
         bench.written(),
         [["done", "key-0", ""], letter, ["done", "key-2", ""]]
     );
-    assert_eq!(bench.turn.outputs[1].value.as_deref(), Some(&[b'v'; 10][..]));
-    assert_eq!(bench.turn.completed.len(), 3);
+    assert_eq!(bench.batch.outputs[1].value.as_deref(), Some(&[b'v'; 10][..]));
+    assert_eq!(bench.batch.completed.len(), 3);
 
-    // The dead letter is refused too, and what is left of it, and so on.
+    // The dead letter is refused as well, until there is nothing left to remove.
     assert!(bench.refuse(&[1]));
-    assert_eq!(bench.turn.outputs[1].value, None);
+    assert_eq!(bench.batch.outputs[1].value, None);
     assert_eq!(bench.written()[1], letter);
     assert!(bench.refuse(&[1]));
     assert_eq!(bench.written()[1], ["docs-dlq", "", "output.too-large"]);
@@ -163,7 +170,7 @@ fn of_a_record_with_a_refused_result_nothing_is_written_but_a_dead_letter() {
 }
 
 #[test]
-fn a_refused_wait_ends_at_once_and_a_refused_dead_letter_keeps_its_reason() {
+fn a_refused_retry_becomes_a_dead_letter_and_a_refused_dead_letter_keeps_its_reason() {
     let mut bench = Bench::new(ROOMY);
     bench.accept(0, 10);
     bench.accept(1, 10);
@@ -177,8 +184,8 @@ fn a_refused_wait_ends_at_once_and_a_refused_dead_letter_keeps_its_reason() {
     let letters = bench.written();
     assert_eq!(letters[0], ["docs-dlq", "key-0", "output.too-large"]);
     assert_eq!(letters[1], ["docs-dlq", "key-1", "http.400"]);
-    assert!(bench.turn.outputs[0].value.is_some());
-    assert_eq!(bench.turn.outputs[1].value, None);
+    assert!(bench.batch.outputs[0].value.is_some());
+    assert_eq!(bench.batch.outputs[1].value, None);
 }
 
 #[test]
@@ -200,7 +207,7 @@ fn records_and_their_results_are_bounded_in_bytes() {
 }
 
 #[test]
-fn a_turn_is_bounded_in_bytes_and_never_empty() {
+fn a_transaction_is_bounded_in_bytes_but_holds_at_least_one_record() {
     let mut bench = Bench::new(ROOMY);
     for offset in 0..4 {
         bench.accept(offset, 10);
@@ -212,16 +219,16 @@ fn a_turn_is_bounded_in_bytes_and_never_empty() {
         TransactionBatch::BYTES / 2,
     ];
     bench.handle(|offset| Outcome::value(vec![0; sizes[usize::try_from(offset).unwrap()]]));
-    let mut turns = Vec::new();
-    while turns.iter().sum::<usize>() < 4 {
+    let mut batches = Vec::new();
+    while batches.iter().sum::<usize>() < 4 {
         bench.finish();
-        turns.push(bench.turn.completed.len());
+        batches.push(bench.batch.completed.len());
     }
-    assert_eq!(turns, [1, 2, 1]);
+    assert_eq!(batches, [1, 2, 1]);
 }
 
 #[test]
-fn a_record_waits_for_its_missing_topic_and_no_other_record_does() {
+fn only_records_for_a_missing_topic_wait_for_it() {
     let mut bench = Bench::new(ROOMY);
     let to = |topic: &str| {
         let topic = Some(topic.into());
@@ -242,7 +249,7 @@ fn a_record_waits_for_its_missing_topic_and_no_other_record_does() {
     assert!(!bench.engine.is_busy());
     bench.finish();
     assert!(bench.written().is_empty());
-    // It exists again.
+    // The topic exists again.
     bench.missing.lock().unwrap().clear();
     bench.finish();
     bench.engine.committed(NOW);
@@ -252,7 +259,7 @@ fn a_record_waits_for_its_missing_topic_and_no_other_record_does() {
 }
 
 #[test]
-fn a_result_whose_topic_was_missing_for_too_long_is_dead_and_a_wait_is_not() {
+fn after_the_timeout_results_for_a_missing_topic_become_dead_letters_and_retries_still_wait() {
     let mut bench = Bench::new(ROOMY);
     let missing = bench.missing.clone();
     let set = |topic: &str, missing_for| missing.lock().unwrap().insert(topic.into(), missing_for);
@@ -266,7 +273,7 @@ fn a_result_whose_topic_was_missing_for_too_long_is_dead_and_a_wait_is_not() {
     });
     bench.finish();
     assert!(bench.written().is_empty());
-    // Its dead-letter topic is missing too.
+    // The dead-letter topic is missing as well.
     set("done", TIMEOUT);
     set("docs-dlq", TIMEOUT);
     bench.finish();
@@ -283,16 +290,16 @@ fn a_result_whose_topic_was_missing_for_too_long_is_dead_and_a_wait_is_not() {
 }
 
 #[test]
-fn what_is_held_back_of_a_lost_partition_is_forgotten() {
+fn records_of_a_revoked_partition_no_longer_wait_for_their_topic() {
     let mut bench = Bench::new(ROOMY);
     bench.missing.lock().unwrap().insert("done".into(), TIMEOUT / 2);
     bench.accept(0, 10);
     bench.handle(|_| Outcome::unchanged());
     bench.finish();
-    assert_eq!(bench.engine.held.len(), 1);
+    assert_eq!(bench.engine.waiting.len(), 1);
     bench.engine.revoked(bench.assignment);
     bench.finish();
-    assert!(bench.turn.completed.is_empty());
-    assert_eq!(bench.engine.held.len(), 0);
+    assert!(bench.batch.completed.is_empty());
+    assert_eq!(bench.engine.waiting.len(), 0);
     assert_eq!(bench.engine.in_flight.records, 0);
 }

@@ -1,4 +1,4 @@
-//! What a handler does wrong is a failure of its record, and of no other one.
+//! Errors and panics of handlers.
 
 use std::collections::BTreeMap;
 use std::panic::panic_any;
@@ -14,18 +14,18 @@ use redeliver_runtime::Config;
 use redeliver_runtime::cli::Start;
 use redeliver_runtime::listen::Listener;
 use redeliver_runtime::telemetry::Tracer;
-use redeliver_testkit::scratch::Scratch;
-use redeliver_testkit::{Process, ServiceProcess, binary, brokers, eventually, unique};
-use redeliver_worker::{Attempt, Handler, Host, WorkerSpec, spawn, topics};
+use redeliver_service::{Host, topics};
+use redeliver_testkit::{EnvBuilder, eventually, unique_delays};
+use redeliver_worker::{Attempt, Handler, WorkerSpec, spawn};
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 use tower::{BoxError, service_fn};
 
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
-/// Records of each kind.
+/// Number of records of each kind.
 const EACH: usize = 10;
 
-/// Runs a worker with this handler until it is told to stop.
+/// Runs a worker with this handler until `shutdown` is cancelled.
 pub(crate) async fn work<H: Handler>(
     config: Arc<Config>,
     name: String,
@@ -45,7 +45,6 @@ pub(crate) async fn work<H: Handler>(
     host.ensure_topics(&needed).await.unwrap();
     let spec = WorkerSpec {
         pipeline: Arc::new(pipeline),
-        kafka: host.kafka.clone(),
         lanes: 1,
         batch: 100,
         concurrency: 8,
@@ -62,7 +61,7 @@ pub(crate) fn text(record: &Record, name: &str) -> Option<String> {
     Some(String::from_utf8(value.unwrap().to_vec()).unwrap())
 }
 
-/// All records of a topic by their values; two with the same one are a failure.
+/// All records of a topic by value. Fails if two have the same value.
 #[track_caller]
 pub(crate) fn by_value(kafka: &KafkaSettings, topic: &Arc<str>) -> BTreeMap<String, Record> {
     let mut records = BTreeMap::new();
@@ -71,23 +70,24 @@ pub(crate) fn by_value(kafka: &KafkaSettings, topic: &Arc<str>) -> BTreeMap<Stri
         .read_to_end(DEADLINE, |record| {
             let value = String::from_utf8(record.value.clone().unwrap().into()).unwrap();
             let other = records.insert(value, record);
-            assert!(other.is_none(), "{other:?} stands twice");
+            assert!(other.is_none(), "{other:?} was written twice");
         })
         .unwrap();
     records
 }
 
 #[test]
-fn errors_and_panics_of_a_handler_are_failures_of_their_records_and_of_no_other() {
-    let name = unique("handlers");
-    // A tier that no other test shares.
-    let tier = 301 + u64::from(std::process::id() % 97);
-    let file = format!(
-        "instance: {name}\nkafka: {{ brokers: '{}', topics: {{ create: true, partitions: 1 }} }}\nadmin: {{ listen: 127.0.0.1:0 }}\n\
-         pipelines: {{ {name}: {{ output: {name}-out, retry: {{ tiers: [{tier}ms] }} }} }}\n",
-        brokers()
-    );
-    let config = Arc::new(Config::from_yaml(&file).unwrap());
+fn errors_and_panics_of_a_handler_affect_only_their_own_records() {
+    let tier = unique_delays(&[300])[0];
+    let env = EnvBuilder::new("handlers")
+        .partitions(1)
+        .creates_topics()
+        .yaml(&format!(
+            "pipelines: {{ {{name}}: {{ output: {{name}}-out, retry: {{ tiers: [{tier}ms] }} }} }}\n"
+        ))
+        .build();
+    let name = env.name().to_owned();
+    let config = Arc::new(Config::from_yaml(&format!("instance: {name}\n{}", env.yaml())).unwrap());
     let pipeline: Pipeline = config.pipelines[&name].pipeline(&name, &config.scheduler);
     let calls: Arc<Mutex<BTreeMap<String, Vec<u32>>>> = Arc::default();
     let seen = calls.clone();
@@ -99,7 +99,7 @@ fn errors_and_panics_of_a_handler_are_failures_of_their_records_and_of_no_other(
             .or_default()
             .push(attempt.failed_attempts);
         drop(seen);
-        // Before there is a future.
+        // Panics before the handler has returned a future.
         assert!(!word.starts_with("panics at once"), "{word}");
         async move {
             let kind = word.rsplit_once(' ').map(|(kind, _)| kind).unwrap_or_default();
@@ -109,34 +109,26 @@ fn errors_and_panics_of_a_handler_are_failures_of_their_records_and_of_no_other(
                     tokio::task::yield_now().await;
                     panic!("{word}, sorry")
                 }
-                "panics without words" => panic_any(7_u8),
+                "panics without a message" => panic_any(7_u8),
                 _ => Ok(Outcome::value(word)),
             }
         }
     });
 
-    let scratch = Scratch::new("handlers").unwrap();
-    let path = scratch.path().join("redeliver.yaml");
-    std::fs::write(&path, &file).unwrap();
     let runtime = Runtime::new().unwrap();
     let shutdown = CancellationToken::new();
     let working = runtime.spawn(work(config.clone(), name, handler, shutdown.clone()));
-    let mut relay = ServiceProcess::spawn("retry-tier", |_| {
-        let mut command = binary("retry-tier");
-        command.env_clear().arg("--config").arg(&path);
-        Process::spawn(command).unwrap()
-    });
-    relay.until_ready();
+    let mut relay = env.start("retry-tier", "relay", &[]);
 
-    // All of them in one partition, side by side.
-    let kafka = KafkaSettings::new(brokers(), "handlers-test");
+    // All of them are in one partition.
+    let kafka = KafkaSettings::new(env.brokers().to_owned(), "handlers-test");
     let producer = Producer::new(&kafka).unwrap();
     let kinds = [
         "is fine",
         "fails",
         "panics at once",
         "panics later",
-        "panics without words",
+        "panics without a message",
     ];
     let outputs = (0..EACH).flat_map(|n| kinds.map(|kind| format!("{kind} {n}")));
     runtime.block_on(async {
@@ -175,7 +167,7 @@ fn errors_and_panics_of_a_handler_are_failures_of_their_records_and_of_no_other(
                 format!("panics later {n}, sorry"),
             ),
             (
-                "panics without words",
+                "panics without a message",
                 "handler.panic",
                 "without a message".to_owned(),
             ),
@@ -201,5 +193,5 @@ fn errors_and_panics_of_a_handler_are_failures_of_their_records_and_of_no_other(
 
     shutdown.cancel();
     runtime.block_on(working).unwrap();
-    relay.end_in_order();
+    relay.shut_down();
 }

@@ -1,4 +1,4 @@
-//! The worker on a real Kafka, with handlers of these tests.
+//! The worker on a real Kafka.
 
 mod handler;
 mod missing_output;

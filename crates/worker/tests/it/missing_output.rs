@@ -1,4 +1,4 @@
-//! Results for topics that do not exist, or that the pipeline does not declare.
+//! Results for topics that are missing or that the pipeline does not declare.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -13,8 +13,9 @@ use redeliver_kafka::producer::Producer;
 use redeliver_kafka::reader::partitions;
 use redeliver_kafka::survey::Surveyor;
 use redeliver_runtime::Config;
+use redeliver_service::topics;
 use redeliver_testkit::{brokers, eventually, kafka_request, unique};
-use redeliver_worker::{Attempt, topics};
+use redeliver_worker::Attempt;
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -22,7 +23,7 @@ use tower::{BoxError, service_fn};
 
 use crate::handler::{DEADLINE, by_value, text, work};
 
-/// A pipeline whose handler writes each record to the output that its value names: `a 1` to `NAME-a`.
+/// A pipeline whose handler writes each record to the output in its value: `a 1` goes to `NAME-a`.
 struct Bench {
     kafka: KafkaSettings,
     config: Arc<Config>,
@@ -64,7 +65,7 @@ impl Bench {
         let (runtime, stop) = (Runtime::new().unwrap(), CancellationToken::new());
         let working = runtime.spawn(work(config.clone(), name, handler, stop.clone()));
         for (topic, _) in pipeline.topics() {
-            eventually("the pipeline's topics are made", DEADLINE, || {
+            eventually("the pipeline's topics exist", DEADLINE, || {
                 partitions(&kafka, &topic).map_err(|error| error.to_string())
             });
         }
@@ -95,7 +96,7 @@ impl Bench {
         self.runtime.block_on(self.producer.send(&output)).unwrap();
     }
 
-    /// Sends records to the outputs in turn.
+    /// Sends one record for each output and number.
     fn send_all(&self, outputs: &[&str], numbers: std::ops::Range<u32>) {
         for number in numbers {
             for output in outputs {
@@ -104,7 +105,7 @@ impl Bench {
         }
     }
 
-    /// Deletes a topic and waits until no record can be written into it any more.
+    /// Deletes a topic and waits until it is gone.
     fn delete(&self, output: &str) {
         let topic = self.topic(output);
         kafka_request::delete_topic(&self.kafka.brokers, &topic);
@@ -127,11 +128,11 @@ impl Bench {
         });
     }
 
-    /// Waits until a topic has these records, each once.
+    /// Waits until a topic contains these records, each once.
     #[track_caller]
     fn has(&self, topic: &Arc<str>, output: &str, numbers: std::ops::Range<u32>) {
         let expected: Vec<String> = numbers.map(|number| format!("{output} {number}")).collect();
-        eventually("all records are there", DEADLINE, || {
+        eventually("all records are written", DEADLINE, || {
             let there = by_value(&self.kafka, topic);
             let missing = expected.iter().filter(|value| !there.contains_key(*value));
             match missing.count() {
@@ -144,7 +145,7 @@ impl Bench {
     #[track_caller]
     fn is_dead(&self, value: &str, code: &str) {
         let letters = self.pipeline.dead_letter_topic();
-        let letter = eventually("it is dead", DEADLINE, || {
+        let letter = eventually("the record is a dead letter", DEADLINE, || {
             by_value(&self.kafka, &letters)
                 .remove(value)
                 .ok_or_else(|| format!("no dead letter of `{value}`"))
@@ -159,20 +160,20 @@ impl Bench {
 }
 
 #[test]
-fn records_of_an_output_that_is_missing_wait_and_those_of_others_do_not() {
+fn only_records_for_a_missing_output_wait_for_it() {
     let bench = Bench::start("15m");
     let (a, b) = (bench.topic("a"), bench.topic("b"));
     bench.send_all(&["a", "b"], 0..20);
     bench.has(&a, "a", 0..20);
     bench.has(&b, "b", 0..20);
 
-    // While records flow.
+    // The topic is deleted while records flow.
     let mut number = 20;
     let mut sent_at = BTreeMap::new();
-    let mut flow = |bench: &Bench, span: Duration| {
+    let mut flow = |bench: &Bench, duration: Duration| {
         let began = Instant::now();
         let first = number;
-        while began.elapsed() < span {
+        while began.elapsed() < duration {
             sent_at.insert(number, SystemClock.now());
             bench.send_all(&["a", "b"], number..number + 1);
             number += 1;
@@ -187,7 +188,7 @@ fn records_of_an_output_that_is_missing_wait_and_those_of_others_do_not() {
     let at_deletion = flow(&bench, Duration::from_secs(2));
     let during = flow(&bench, Duration::from_secs(6));
     bench.has(&a, "a", 0..number);
-    // For whoever runs this with --nocapture. The transaction that was under way at the deletion is told apart.
+    // Shown with --nocapture. The transaction in progress at the deletion is listed separately.
     let there = by_value(&bench.kafka, &a);
     for (name, numbers) in [
         ("before the deletion", before),
@@ -206,7 +207,7 @@ fn records_of_an_output_that_is_missing_wait_and_those_of_others_do_not() {
     }
 
     bench.create_again();
-    // What was written before the deletion is gone with the topic.
+    // Records that were written before the deletion are gone.
     bench.has(&b, "b", first_held..number);
     bench.send_all(&["a", "b"], number..number + 20);
     bench.has(&b, "b", first_held..number + 20);
@@ -216,7 +217,7 @@ fn records_of_an_output_that_is_missing_wait_and_those_of_others_do_not() {
 }
 
 #[test]
-fn a_result_whose_topic_stays_away_is_a_dead_letter() {
+fn after_the_timeout_results_for_a_missing_topic_become_dead_letters() {
     let bench = Bench::start("3s");
     bench.send_all(&["a", "b"], 0..5);
     bench.has(&bench.topic("b"), "b", 0..5);
@@ -233,7 +234,7 @@ fn a_result_whose_topic_stays_away_is_a_dead_letter() {
 }
 
 #[test]
-fn a_result_whose_topic_is_not_declared_is_a_dead_letter_at_once() {
+fn a_result_for_an_undeclared_topic_becomes_a_dead_letter_at_once() {
     let bench = Bench::start("15m");
     for value in ["undeclared 1", "nul\0 1", "a 1"] {
         bench.send(value.to_owned());

@@ -1,61 +1,61 @@
-//! From rows of the index to messages.
+//! Converts indexed dead letters to messages.
 
 use bytes::Bytes;
 use redeliver_proto::convert::{to_headers, to_timestamp};
 use redeliver_proto::v1;
 
 use crate::header_list;
-use crate::index::Found;
+use crate::index::IndexedLetter;
 
-/// How much of a value stands in a message.
+/// Values in messages are truncated to this many bytes.
 pub(super) const VALUE_LIMIT: usize = 1 << 20;
 
-/// Without value and headers.
-pub(super) fn basic(found: &Found) -> v1::DeadLetter {
-    let origin = (!found.origin_topic.is_empty()).then(|| v1::Position {
-        topic: found.origin_topic.clone(),
-        partition: found.origin_partition.unwrap_or(-1),
-        offset: found.origin_offset.unwrap_or(-1),
+/// The BASIC view: without value and headers.
+pub(super) fn basic(letter: &IndexedLetter) -> v1::DeadLetter {
+    let origin = (!letter.origin_topic.is_empty()).then(|| v1::Position {
+        topic: letter.origin_topic.clone(),
+        partition: letter.origin_partition.unwrap_or(-1),
+        offset: letter.origin_offset.unwrap_or(-1),
     });
     v1::DeadLetter {
-        id: found.id.to_string(),
+        id: letter.id.to_string(),
         position: Some(v1::Position {
-            topic: found.id.topic.clone(),
-            partition: found.id.partition,
-            offset: found.id.offset,
+            topic: letter.id.topic.clone(),
+            partition: letter.id.partition,
+            offset: letter.id.offset,
         }),
-        dead_at: Some(to_timestamp(found.dead_at)),
-        state: found.state as i32,
-        dialect: found.dialect,
-        pipeline: found.pipeline.clone(),
-        error_class: found.error_class.clone(),
-        error_code: found.error_code.clone(),
-        error_message: found.error_message.clone(),
-        failed_at: found.failed_at.map(to_timestamp),
-        retry_count: found.retry_count,
+        dead_at: Some(to_timestamp(letter.dead_at)),
+        state: letter.state as i32,
+        dialect: letter.dialect,
+        pipeline: letter.pipeline.clone(),
+        error_class: letter.error_class.clone(),
+        error_code: letter.error_code.clone(),
+        error_message: letter.error_message.clone(),
+        failed_at: letter.failed_at.map(to_timestamp),
+        retry_count: letter.retry_count,
         origin,
-        origin_timestamp: found.origin_timestamp.map(to_timestamp),
-        key: found.key.clone(),
-        value_size: found.value_size,
+        origin_timestamp: letter.origin_timestamp.map(to_timestamp),
+        key: letter.key.clone(),
+        value_size: letter.value_size,
         value: None,
         value_truncated: false,
         headers: Vec::new(),
-        trace_id: found.trace_id.clone(),
-        job_id: found.job_id.clone(),
-        state_time: found.state_time.map(to_timestamp),
-        state_by: found.state_by.clone(),
-        state_note: found.state_note.clone(),
-        content_hash: Bytes::copy_from_slice(&found.content),
+        trace_id: letter.trace_id.clone(),
+        job_id: letter.job_id.clone(),
+        state_time: letter.state_time.map(to_timestamp),
+        state_by: letter.state_by.clone(),
+        state_note: letter.state_note.clone(),
+        content_hash: Bytes::copy_from_slice(&letter.content),
     }
 }
 
-/// With headers, and with the value as far as it goes.
-pub(super) fn full(found: &Found, value: Option<Bytes>) -> v1::DeadLetter {
+/// The FULL view: with headers, and with the value up to [`VALUE_LIMIT`].
+pub(super) fn full(letter: &IndexedLetter, value: Option<Bytes>) -> v1::DeadLetter {
     let value_truncated = value.as_ref().is_some_and(|value| value.len() > VALUE_LIMIT);
     v1::DeadLetter {
-        headers: to_headers(&header_list::decode(&found.headers)),
+        headers: to_headers(&header_list::decode(&letter.headers)),
         value: value.map(|value| value.slice(..value.len().min(VALUE_LIMIT))),
         value_truncated,
-        ..basic(found)
+        ..basic(letter)
     }
 }

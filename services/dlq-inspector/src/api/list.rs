@@ -1,19 +1,19 @@
-//! Pages of dead letters, and single ones.
+//! `ListDeadLetters` and `GetDeadLetter`.
 
 use redeliver_proto::error::invalid;
 use redeliver_proto::{Message as _, v1};
 use tonic::Status;
 
-use super::token::{PAGE, question};
-use super::{Api, convert, no_index, not_found, parse_filter};
-use crate::index::{self, Direction, Found, Part};
+use super::token::{PAGE, query_hash};
+use super::{Api, convert, not_found, parse_filter, query_failed};
+use crate::index::{self, Direction, IndexedLetter, Page};
 
-const DEFAULT_PAGE: usize = 50;
-const LARGEST_PAGE: usize = 1000;
-/// A page ends early rather than not fit into a message: clients take 4 MiB unless they are told otherwise.
+const DEFAULT_PAGE_SIZE: usize = 50;
+const MAX_PAGE_SIZE: usize = 1000;
+/// A page ends early once it exceeds this many bytes, because gRPC clients reject messages over 4 MiB by default.
 const PAGE_BYTES: usize = 3 << 20;
-/// How many values are read from Kafka at once.
-const VALUES: usize = 32;
+/// Number of values that are read from Kafka at once.
+const LOOKUP_BATCH: usize = 32;
 
 impl Api {
     pub(super) async fn list(
@@ -28,34 +28,37 @@ impl Api {
         } else {
             ""
         };
-        let asked = question(&["list", &request.filter, order]);
-        let behind = PAGE.read(self.generation, asked, &request.page_token)?;
+        let query = query_hash(&["list", &request.filter, order]);
+        let after = PAGE.decode(self.generation, query, &request.page_token)?;
         let is_full = is_full(request.view);
-        let Part { found, mut has_more } = self
+        let Page {
+            letters,
+            mut has_more,
+        } = self
             .pool
-            .read(move |connection| index::list(connection, &filter, direction, behind, size))
+            .read(move |connection| index::list(connection, &filter, direction, after, size))
             .await
-            .map_err(|error| no_index(&error))?;
+            .map_err(|error| query_failed(&error))?;
 
         let mut page = Vec::new();
         let mut bytes = 0;
         let mut last = None;
-        'page: for part in found.chunks(VALUES) {
-            for (found, shown) in part.iter().zip(self.shown(part, is_full).await?) {
-                // What is gone from Kafka by now is not shown any more.
-                let size = shown.as_ref().map_or(0, v1::DeadLetter::encoded_len);
+        'page: for batch in letters.chunks(LOOKUP_BATCH) {
+            for (letter, message) in batch.iter().zip(self.to_messages(batch, is_full).await?) {
+                let size = message.as_ref().map_or(0, v1::DeadLetter::encoded_len);
                 if bytes + size > PAGE_BYTES && !page.is_empty() {
                     has_more = true;
                     break 'page;
                 }
                 bytes += size;
-                last = Some(found.place());
-                page.extend(shown);
+                // The cursor also passes dead letters that are skipped because Kafka does not have them any more.
+                last = Some(letter.cursor());
+                page.extend(message);
             }
         }
         let token = last.filter(|_| has_more);
         let next_page_token =
-            token.map_or_else(String::new, |place| PAGE.write(self.generation, asked, place));
+            token.map_or_else(String::new, |cursor| PAGE.encode(self.generation, query, cursor));
         Ok(v1::ListDeadLettersResponse {
             dead_letters: page,
             next_page_token,
@@ -63,29 +66,34 @@ impl Api {
     }
 
     pub(super) async fn get(&self, id: String) -> Result<v1::DeadLetter, Status> {
-        let found = self.find(&id).await?;
-        let record = self.record_of(&found).await?.ok_or_else(|| not_found(&id))?;
-        Ok(convert::full(&found, record.value))
+        let letter = self.find(&id).await?;
+        let record = self.record_of(&letter).await?.ok_or_else(|| not_found(&id))?;
+        Ok(convert::full(&letter, record.value))
     }
 
-    /// Dead letters as they are shown. In full only those that still stand in Kafka.
-    pub(super) async fn shown(
+    /// Converts dead letters to the requested view. In the FULL view, a dead letter that Kafka does not have any more is
+    /// `None`.
+    pub(super) async fn to_messages(
         &self,
-        found: &[Found],
+        letters: &[IndexedLetter],
         is_full: bool,
     ) -> Result<Vec<Option<v1::DeadLetter>>, Status> {
         if !is_full {
-            return Ok(found.iter().map(|found| Some(convert::basic(found))).collect());
+            return Ok(letters
+                .iter()
+                .map(|letter| Some(convert::basic(letter)))
+                .collect());
         }
-        let records = self.records_of(found).await?;
-        let shown = found.iter().zip(records);
-        Ok(shown
-            .map(|(found, record)| Some(convert::full(found, record?.value)))
+        let records = self.records_of(letters).await?;
+        Ok(letters
+            .iter()
+            .zip(records)
+            .map(|(letter, record)| Some(convert::full(letter, record?.value)))
             .collect())
     }
 }
 
-/// A view that is not known is the basic one.
+/// Whether the view is FULL. Any other value means BASIC.
 pub(super) fn is_full(view: i32) -> bool {
     view == v1::DeadLetterView::Full as i32
 }
@@ -97,18 +105,23 @@ fn direction(order_by: &str) -> Result<Direction, Status> {
         ["dead_at"] | ["dead_at", "asc"] => Ok(Direction::Ascending),
         _ => Err(invalid(
             "order_by",
-            "is not `dead_at desc` or `dead_at`",
+            "must be `dead_at desc` or `dead_at`",
             "ORDER_INVALID",
             [],
         )),
     }
 }
 
-fn page_size(asked: i32) -> Result<usize, Status> {
-    match usize::try_from(asked) {
-        Ok(0) => Ok(DEFAULT_PAGE),
-        Ok(size) => Ok(size.min(LARGEST_PAGE)),
-        Err(_) => Err(invalid("page_size", "is negative", "PAGE_SIZE_INVALID", [])),
+fn page_size(requested: i32) -> Result<usize, Status> {
+    match usize::try_from(requested) {
+        Ok(0) => Ok(DEFAULT_PAGE_SIZE),
+        Ok(size) => Ok(size.min(MAX_PAGE_SIZE)),
+        Err(_) => Err(invalid(
+            "page_size",
+            "must not be negative",
+            "PAGE_SIZE_INVALID",
+            [],
+        )),
     }
 }
 
@@ -117,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn orders_and_sizes_are_checked() {
+    fn order_and_page_size_are_validated() {
         assert_eq!(direction("").unwrap(), Direction::Descending);
         assert_eq!(direction(" dead_at  desc ").unwrap(), Direction::Descending);
         assert_eq!(direction("dead_at").unwrap(), Direction::Ascending);

@@ -1,17 +1,17 @@
-//! Counts by topic.
+//! `GetDeadLetterStats`: counts by topic.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use redeliver_core::{Span, Timestamp};
+use redeliver_core::{HumanDuration, Timestamp};
 use redeliver_kafka::survey::Retention;
 use redeliver_proto::convert::{to_duration, to_timestamp};
 use redeliver_proto::v1;
 use tonic::Status;
 
-use super::{Api, no_index, parse_filter};
+use super::{Api, parse_filter, query_failed};
 use crate::index::{self, TopicCounts};
-use crate::shared::SeenTopic;
+use crate::shared::TopicStatus;
 
 const MINUTE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -21,21 +21,21 @@ impl Api {
     pub(super) async fn stats(&self, filter: String) -> Result<v1::DeadLetterStats, Status> {
         let parsed = parse_filter(&filter)?;
         let now = self.clock.now();
-        let since = [MINUTE, HOUR, DAY].map(|span| ago(now, span));
+        let since = [MINUTE, HOUR, DAY].map(|duration| before(now, duration));
         let mut counts = self
             .pool
-            .read(move |connection| index::counts(connection, &parsed, since))
+            .read(move |connection| index::count_by_topic(connection, &parsed, since))
             .await
-            .map_err(|error| no_index(&error))?;
-        let seen: BTreeMap<String, SeenTopic> = self.shared.topics().clone();
+            .map_err(|error| query_failed(&error))?;
+        let statuses: BTreeMap<String, TopicStatus> = self.shared.topics().clone();
         if filter.trim().is_empty() {
-            // Topics that have nothing are told too.
-            for topic in seen.keys() {
+            // Without a filter, empty topics are listed as well.
+            for topic in statuses.keys() {
                 counts.entry(topic.clone()).or_default();
             }
         }
         let topics = counts.into_iter().map(|(topic, counts)| {
-            let retention = seen.get(&topic).and_then(|seen| seen.retention);
+            let retention = statuses.get(&topic).and_then(|status| status.retention);
             stats(topic, counts, retention, now)
         });
         Ok(v1::DeadLetterStats {
@@ -48,9 +48,9 @@ impl Api {
 fn stats(topic: String, counts: TopicCounts, retention: Option<Retention>, now: Timestamp) -> v1::TopicStats {
     let [last_minute, last_hour, last_day] = counts.since;
     let until_removal = match (retention, counts.oldest) {
-        (Some(Retention::For(span)), Some(oldest)) => {
-            let removed = oldest.after(span.duration());
-            Some(to_duration(Span::from(removed.since(now))))
+        (Some(Retention::For(retention)), Some(oldest)) => {
+            let removed = oldest.after(retention.duration());
+            Some(to_duration(HumanDuration::from(removed.since(now))))
         }
         _ => None,
     };
@@ -68,8 +68,8 @@ fn stats(topic: String, counts: TopicCounts, retention: Option<Retention>, now: 
     }
 }
 
-fn ago(now: Timestamp, span: Duration) -> Timestamp {
-    let millis = i64::try_from(span.as_millis()).unwrap_or(i64::MAX);
+fn before(now: Timestamp, duration: Duration) -> Timestamp {
+    let millis = i64::try_from(duration.as_millis()).unwrap_or(i64::MAX);
     Timestamp::from_millis(now.as_millis().saturating_sub(millis))
 }
 
@@ -78,9 +78,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_oldest_open_one_says_when_retention_removes_it() {
+    fn until_removal_counts_from_the_oldest_open_dead_letter() {
         let now = Timestamp::from_millis(1_000_000);
-        let day = Retention::For(Span::from_secs(86_400));
+        let day = Retention::For(HumanDuration::from_secs(86_400));
         let until = |oldest: Option<i64>, retention| {
             let counts = TopicCounts {
                 oldest: oldest.map(Timestamp::from_millis),

@@ -1,5 +1,5 @@
-//! Tokens to go on with. They hold numbers of rows, so they are of one making of the index, and of one
-//! question. A token that was tampered with can do no more than ask for another place.
+//! Page tokens and resume tokens. They contain row numbers, so that they are valid for one generation of the index and one
+//! query. They are not signed: a forged token only selects another position in the same list.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -7,111 +7,109 @@ use redeliver_proto::error::{invalid, status};
 use sha2::{Digest as _, Sha256};
 use tonic::{Code, Status};
 
-use crate::index::{Generation, Place};
+use crate::index::{Cursor, Generation};
 
-/// What a token was given for.
-pub(super) type Question = [u8; 8];
+/// Identifies the query that a token belongs to.
+pub(super) type QueryHash = [u8; 8];
 
-/// The question of these parts.
-pub(super) fn question(parts: &[&str]) -> Question {
+pub(super) fn query_hash(parts: &[&str]) -> QueryHash {
     let mut hash = Sha256::new();
     for part in parts {
         hash.update((part.len() as u64).to_be_bytes());
         hash.update(part.as_bytes());
     }
-    let mut question = Question::default();
-    question.copy_from_slice(&hash.finalize()[..8]);
-    question
+    let mut query = QueryHash::default();
+    query.copy_from_slice(&hash.finalize()[..8]);
+    query
 }
 
-/// A token of a request: the field it stands in, and the reasons of its errors.
+/// A kind of token, and the request field that contains it.
 #[derive(Clone, Copy)]
-pub(super) struct Kind {
+pub(super) struct TokenKind {
     field: &'static str,
     tag: u8,
 }
 
-/// For the next page of a list.
-pub(super) const PAGE: Kind = Kind {
+/// Continues a list with its next page.
+pub(super) const PAGE: TokenKind = TokenKind {
     field: "page_token",
     tag: 1,
 };
 
-/// To go on watching.
-pub(super) const RESUME: Kind = Kind {
+/// Resumes a watch.
+pub(super) const RESUME: TokenKind = TokenKind {
     field: "resume_token",
     tag: 2,
 };
 
 const LENGTH: usize = 1 + 8 + 8 + 8 + 8;
 
-impl Kind {
-    pub(super) fn write(self, generation: Generation, question: Question, place: Place) -> String {
+impl TokenKind {
+    pub(super) fn encode(self, generation: Generation, query: QueryHash, cursor: Cursor) -> String {
         let mut bytes = Vec::with_capacity(LENGTH);
         bytes.push(self.tag);
         bytes.extend(generation.to_be_bytes());
-        bytes.extend(question);
-        bytes.extend(place.dead_at.to_be_bytes());
-        bytes.extend(place.row.to_be_bytes());
+        bytes.extend(query);
+        bytes.extend(cursor.dead_at.to_be_bytes());
+        bytes.extend(cursor.row.to_be_bytes());
         URL_SAFE_NO_PAD.encode(bytes)
     }
 
-    /// The place of a token; `None` for the empty one.
-    pub(super) fn read(
+    /// The cursor in a token; `None` for an empty token.
+    pub(super) fn decode(
         self,
         generation: Generation,
-        question: Question,
+        query: QueryHash,
         token: &str,
-    ) -> Result<Option<Place>, Status> {
+    ) -> Result<Option<Cursor>, Status> {
         if token.is_empty() {
             return Ok(None);
         }
-        let parts = parts(token).filter(|parts| parts.tag == self.tag);
-        let Some(parts) = parts else {
-            return Err(self.wrong("is not one that this service has given", "TOKEN_INVALID"));
+        let Some(decoded) = decode(token).filter(|decoded| decoded.tag == self.tag) else {
+            return Err(self.invalid("is not a token of this service", "TOKEN_INVALID"));
         };
-        if parts.generation != generation {
+        if decoded.generation != generation {
             let text = format!(
-                "{}: the index was built again since it was given; begin anew",
+                "{}: expired, because the index was rebuilt; start again without a token",
                 self.field
             );
             return Err(status(Code::FailedPrecondition, text, "TOKEN_EXPIRED", []));
         }
-        if parts.question != question {
-            return Err(self.wrong(
-                "was given for another filter or order",
+        if decoded.query != query {
+            return Err(self.invalid(
+                "belongs to a query with another filter or order",
                 "TOKEN_OF_ANOTHER_QUESTION",
             ));
         }
-        Ok(Some(parts.place))
+        Ok(Some(decoded.cursor))
     }
 
-    fn wrong(self, problem: &str, reason: &str) -> Status {
+    fn invalid(self, problem: &str, reason: &str) -> Status {
         invalid(self.field, problem, reason, [])
     }
 }
 
-struct Parts {
+struct DecodedToken {
     tag: u8,
     generation: Generation,
-    question: Question,
-    place: Place,
+    query: QueryHash,
+    cursor: Cursor,
 }
 
-fn parts(token: &str) -> Option<Parts> {
+fn decode(token: &str) -> Option<DecodedToken> {
     let bytes = URL_SAFE_NO_PAD.decode(token).ok()?;
     let (tag, rest) = bytes.split_first()?;
     let (numbers, []) = rest.as_chunks::<8>() else {
         return None;
     };
-    let [generation, question, dead_at, row] = numbers else {
+    let [generation, query, dead_at, row] = numbers else {
         return None;
     };
-    Some(Parts {
+    Some(DecodedToken {
         tag: *tag,
         generation: i64::from_be_bytes(*generation),
-        question: *question,
-        place: Place {
+        query: *query,
+        cursor: Cursor {
             dead_at: i64::from_be_bytes(*dead_at),
             row: i64::from_be_bytes(*row),
         },
@@ -126,31 +124,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_good_for_its_question_and_its_index() {
-        let place = Place { dead_at: -5, row: 7 };
-        let asked = question(&["list", "a = b", ""]);
-        let token = PAGE.write(3, asked, place);
-        assert_eq!(PAGE.read(3, asked, &token).unwrap(), Some(place));
-        assert_eq!(PAGE.read(3, asked, "").unwrap(), None);
-        let refused = |kind: Kind, generation, asked, token: &str| {
-            let refused = kind.read(generation, asked, token).unwrap_err();
+    fn a_token_is_valid_for_its_query_and_generation() {
+        let cursor = Cursor { dead_at: -5, row: 7 };
+        let query = query_hash(&["list", "a = b", ""]);
+        let token = PAGE.encode(3, query, cursor);
+        assert_eq!(PAGE.decode(3, query, &token).unwrap(), Some(cursor));
+        assert_eq!(PAGE.decode(3, query, "").unwrap(), None);
+        let refused = |kind: TokenKind, generation, query, token: &str| {
+            let refused = kind.decode(generation, query, token).unwrap_err();
             (refused.code(), reason(&refused).unwrap())
         };
         let invalid = (Code::InvalidArgument, "TOKEN_INVALID".to_owned());
-        assert_eq!(refused(RESUME, 3, asked, &token), invalid);
-        assert_eq!(refused(PAGE, 3, asked, "nonsense"), invalid);
-        assert_eq!(refused(PAGE, 3, asked, &token[1..]), invalid);
+        assert_eq!(refused(RESUME, 3, query, &token), invalid);
+        assert_eq!(refused(PAGE, 3, query, "nonsense"), invalid);
+        assert_eq!(refused(PAGE, 3, query, &token[1..]), invalid);
         let expired = (Code::FailedPrecondition, "TOKEN_EXPIRED".to_owned());
-        assert_eq!(refused(PAGE, 4, asked, &token), expired);
-        let other = question(&["list", "a = ", "b"]);
-        let another = (Code::InvalidArgument, "TOKEN_OF_ANOTHER_QUESTION".to_owned());
-        assert_eq!(refused(PAGE, 3, other, &token), another);
+        assert_eq!(refused(PAGE, 4, query, &token), expired);
+        let other = query_hash(&["list", "a = ", "b"]);
+        let other_query = (Code::InvalidArgument, "TOKEN_OF_ANOTHER_QUESTION".to_owned());
+        assert_eq!(refused(PAGE, 3, other, &token), other_query);
     }
 
     proptest! {
         #[test]
         fn arbitrary_tokens_never_panic(token in "[-_a-zA-Z0-9=]{0,60}") {
-            let _ = PAGE.read(1, Question::default(), &token);
+            let _ = PAGE.decode(1, QueryHash::default(), &token);
         }
     }
 }

@@ -1,8 +1,8 @@
-//! Watching: what is there, then what comes.
+//! `WatchDeadLetters`: streams existing dead letters, then new ones as they are indexed.
 //!
-//! A watcher goes through the rows of the index in the order in which they came, so what it has seen is one
-//! number, which is its resume token; the index itself is the buffer between a burst and a slow watcher. What
-//! is on its way to a client is bounded in bytes. A client that takes nothing for [`PATIENCE`] is ended.
+//! A watcher reads the rows of the index in order, so that a single row number is its resume token, and the index itself
+//! buffers bursts for slow clients. The number of bytes sent ahead of a client is bounded. A watch ends if its client
+//! accepts no message for [`SEND_TIMEOUT`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,110 +17,109 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
 use tonic::{Code, Status};
 
 use super::list::is_full;
-use super::token::{Question, RESUME, question};
-use super::{Answers, Api, ending, no_index, parse_filter};
+use super::token::{QueryHash, RESUME, query_hash};
+use super::{Api, ResponseStream, WATCHERS, parse_filter, query_failed, shutting_down};
 use crate::filter::Expr;
-use crate::index::{self, Part, Place};
-use crate::metrics::Watching;
+use crate::index::{self, Cursor, Page};
+use crate::metrics::WatcherGuard;
 
-/// How often a silent stream says that it lives.
+/// Interval of heartbeats.
 const HEARTBEAT: Duration = Duration::from_secs(15);
-/// How long a client may take nothing.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// What may be on its way to a client, in KiB.
+/// A watch ends if its client accepts no message for this long.
+const SEND_TIMEOUT: Duration = Duration::from_secs(30);
+/// Maximum size of the messages that the client has not accepted yet, in KiB.
 const BUFFER_KIB: u32 = 4 << 10;
-/// And in messages.
-const BUFFER: usize = 1024;
-/// How many dead letters are read from the index at once.
-const READ: usize = 200;
-/// Through how many rows one question goes at most, so that none takes long.
-const STRETCH: i64 = 50_000;
+/// Maximum number of these messages.
+const BUFFER_MESSAGES: usize = 1024;
+/// Number of dead letters that are read from the index at once.
+const READ_BATCH: usize = 200;
+/// Maximum number of rows that one query scans, so that a filter that matches few rows does not exceed the query timeout.
+const SCANNED_ROWS: i64 = 50_000;
 
-/// A message with its place in the buffer, which is free again when the message is taken.
+/// A message and its share of the buffer, which is released once the client accepts the message.
 type Buffered = (v1::WatchDeadLettersResponse, OwnedSemaphorePermit);
 
 /// Why a watch ends.
-enum Ended {
-    /// The client has gone.
-    Gone,
-    /// The client is told.
-    DialectHeaders(Status),
+enum WatchEnd {
+    ClientGone,
+    /// The client receives this status.
+    Status(Status),
 }
 
 struct Watcher {
     api: Api,
     filter: Expr,
-    question: Question,
+    query: QueryHash,
     is_full: bool,
-    /// The last row that was looked at.
-    behind: i64,
+    /// The last row that was read.
+    last_read: i64,
     sender: mpsc::Sender<Result<Buffered, Status>>,
-    room: Arc<Semaphore>,
-    _watching: Watching,
-    _place: OwnedSemaphorePermit,
+    buffer: Arc<Semaphore>,
+    _count: WatcherGuard,
+    _permit: OwnedSemaphorePermit,
 }
 
 impl Api {
     pub(super) fn watch(
         &self,
         request: &v1::WatchDeadLettersRequest,
-    ) -> Result<Answers<v1::WatchDeadLettersResponse>, Status> {
+    ) -> Result<ResponseStream<v1::WatchDeadLettersResponse>, Status> {
         let filter = parse_filter(&request.filter)?;
-        let asked = question(&["watch", &request.filter]);
-        let token = RESUME.read(self.generation, asked, &request.resume_token)?;
-        let Ok(place) = self.places.clone().try_acquire_owned() else {
-            let text = "too many clients are watching; try again in a while";
+        let query = query_hash(&["watch", &request.filter]);
+        let token = RESUME.decode(self.generation, query, &request.resume_token)?;
+        let Ok(permit) = self.watcher_permits.clone().try_acquire_owned() else {
+            let text = format!("too many watchers; the limit is {WATCHERS}; retry later");
             return Err(status(Code::ResourceExhausted, text, "TOO_MANY_WATCHERS", []));
         };
         let rows = self.shared.last_row.subscribe();
-        let behind = match token {
+        let last_read = match token {
             Some(token) => token.row,
             None if request.only_new => *rows.borrow(),
             None => 0,
         };
-        // One more than messages, so that a last word always has room.
-        let (sender, receiver) = mpsc::channel(BUFFER + 1);
+        // One slot is reserved for the final status, so that sending it never blocks.
+        let (sender, receiver) = mpsc::channel(BUFFER_MESSAGES + 1);
         let watcher = Watcher {
             api: self.clone(),
             filter,
-            question: asked,
+            query,
             is_full: is_full(request.view),
-            behind,
+            last_read,
             sender,
-            room: Arc::new(Semaphore::new(BUFFER_KIB as usize)),
-            _watching: self.metrics.watching(),
-            _place: place,
+            buffer: Arc::new(Semaphore::new(BUFFER_KIB as usize)),
+            _count: self.metrics.count_watcher(),
+            _permit: permit,
         };
         self.watchers.spawn(watcher.run(rows));
-        let answers = stream::unfold(receiver, |mut receiver| async move {
+        let messages = stream::unfold(receiver, |mut receiver| async move {
             let next: Result<Buffered, Status> = receiver.recv().await?;
-            Some((next.map(|(message, _room)| message), receiver))
+            Some((next.map(|(message, _share)| message), receiver))
         });
-        Ok(Box::pin(answers))
+        Ok(Box::pin(messages))
     }
 }
 
 impl Watcher {
     async fn run(mut self, mut rows: watch::Receiver<i64>) {
         let stop = self.api.stop.clone();
-        let gone = self.sender.clone();
-        let ended = tokio::select! {
+        let sender = self.sender.clone();
+        let end = tokio::select! {
             result = self.watch(&mut rows) => match result {
-                Err(ended) => ended,
+                Err(end) => end,
                 Ok(never) => match never {},
             },
-            () = stop.cancelled() => Ended::DialectHeaders(ending()),
-            () = gone.closed() => Ended::Gone,
+            () = stop.cancelled() => WatchEnd::Status(shutting_down()),
+            () = sender.closed() => WatchEnd::ClientGone,
         };
-        if let Ended::DialectHeaders(status) = ended {
-            // There is room for it; only a client that has gone does not hear it.
-            let _ = gone.try_send(Err(status));
+        if let WatchEnd::Status(status) = end {
+            // The reserved slot is free, so that this fails only if the client has gone.
+            let _ = sender.try_send(Err(status));
         }
     }
 
-    async fn watch(&mut self, rows: &mut watch::Receiver<i64>) -> Result<std::convert::Infallible, Ended> {
-        let there = *rows.borrow_and_update();
-        self.send_up_to(there).await?;
+    async fn watch(&mut self, rows: &mut watch::Receiver<i64>) -> Result<std::convert::Infallible, WatchEnd> {
+        let last = *rows.borrow_and_update();
+        self.send_up_to(last).await?;
         self.send(Event::Synced(v1::Synced {})).await?;
         let mut heartbeats = interval_at(Instant::now() + HEARTBEAT, HEARTBEAT);
         heartbeats.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -128,10 +127,10 @@ impl Watcher {
             tokio::select! {
                 changed = rows.changed() => {
                     if changed.is_err() {
-                        return Err(Ended::DialectHeaders(ending()));
+                        return Err(WatchEnd::Status(shutting_down()));
                     }
-                    let there = *rows.borrow_and_update();
-                    self.send_up_to(there).await?;
+                    let last = *rows.borrow_and_update();
+                    self.send_up_to(last).await?;
                 }
                 _ = heartbeats.tick() => {
                     let time = Some(to_timestamp(self.api.clock.now()));
@@ -141,62 +140,69 @@ impl Watcher {
         }
     }
 
-    /// Sends what matches up to a row.
-    async fn send_up_to(&mut self, last: i64) -> Result<(), Ended> {
-        while self.behind < last {
-            let (filter, behind) = (self.filter.clone(), self.behind);
-            let up_to = last.min(behind.saturating_add(STRETCH));
-            let read = self
+    /// Sends the dead letters that match, up to a row.
+    async fn send_up_to(&mut self, last: i64) -> Result<(), WatchEnd> {
+        while self.last_read < last {
+            let (filter, after) = (self.filter.clone(), self.last_read);
+            let up_to = last.min(after.saturating_add(SCANNED_ROWS));
+            let page = self
                 .api
                 .pool
-                .read(move |connection| index::since(connection, &filter, behind, up_to, READ))
+                .read(move |connection| index::list_by_row(connection, &filter, after, up_to, READ_BATCH))
                 .await;
-            let Part { found, has_more } = read.map_err(|error| Ended::DialectHeaders(no_index(&error)))?;
-            let shown = self
+            let Page { letters, has_more } = page.map_err(|error| WatchEnd::Status(query_failed(&error)))?;
+            let messages = self
                 .api
-                .shown(&found, self.is_full)
+                .to_messages(&letters, self.is_full)
                 .await
-                .map_err(Ended::DialectHeaders)?;
-            for (found, shown) in found.iter().zip(shown) {
-                self.behind = found.row;
-                if let Some(shown) = shown {
-                    self.send(Event::DeadLetter(shown)).await?;
+                .map_err(WatchEnd::Status)?;
+            for (letter, message) in letters.iter().zip(messages) {
+                self.last_read = letter.row;
+                if let Some(message) = message {
+                    self.send(Event::DeadLetter(message)).await?;
                 }
             }
             if !has_more {
-                self.behind = up_to;
+                // Rows that do not match are skipped by later queries and resume tokens.
+                self.last_read = up_to;
             }
         }
         Ok(())
     }
 
-    async fn send(&self, event: Event) -> Result<(), Ended> {
-        let place = Place {
+    async fn send(&self, event: Event) -> Result<(), WatchEnd> {
+        // A watch is ordered by row alone.
+        let cursor = Cursor {
             dead_at: 0,
-            row: self.behind,
+            row: self.last_read,
         };
         let message = v1::WatchDeadLettersResponse {
             event: Some(event),
-            resume_token: RESUME.write(self.api.generation, self.question, place),
+            resume_token: RESUME.encode(self.api.generation, self.query, cursor),
         };
         let size = u32::try_from(message.encoded_len().div_ceil(1024)).unwrap_or(u32::MAX);
         let sending = async {
-            let room = self.room.clone().acquire_many_owned(size.min(BUFFER_KIB)).await;
-            let room = room.map_err(|_| Ended::Gone)?;
-            // All messages but the last word leave one place free.
-            let mut places = self.sender.reserve_many(2).await.map_err(|_| Ended::Gone)?;
-            if let Some(place) = places.next() {
-                place.send(Ok((message, room)));
+            // A message that exceeds the whole buffer is sent once the buffer is empty.
+            let share = self.buffer.clone().acquire_many_owned(size.min(BUFFER_KIB)).await;
+            let share = share.map_err(|_| WatchEnd::ClientGone)?;
+            // Reserving two slots and using one keeps a slot free for the final status.
+            let mut slots = self
+                .sender
+                .reserve_many(2)
+                .await
+                .map_err(|_| WatchEnd::ClientGone)?;
+            if let Some(slot) = slots.next() {
+                slot.send(Ok((message, share)));
             }
             Ok(())
         };
-        match timeout(PATIENCE, sending).await {
-            Ok(sent) => sent,
-            Err(_) => Err(Ended::DialectHeaders(status(
+        match timeout(SEND_TIMEOUT, sending).await {
+            Ok(result) => result,
+            Err(_) => Err(WatchEnd::Status(status(
                 Code::ResourceExhausted,
                 format!(
-                    "nothing was taken for {} s; go on with the last resume_token",
-                    PATIENCE.as_secs()
+                    "client accepted no message for {} s; resume with the last resume_token",
+                    SEND_TIMEOUT.as_secs()
                 ),
                 "WATCHER_TOO_SLOW",
                 [],

@@ -9,7 +9,7 @@ fn headers(list: &[(&str, &[u8])]) -> Headers {
 }
 
 #[test]
-fn ours_are_read_as_the_worker_writes_them() {
+fn headers_of_a_worker_are_parsed() {
     let mut written = headers(&[
         ("tenant", b"a"),
         (
@@ -35,7 +35,7 @@ fn ours_are_read_as_the_worker_writes_them() {
         error_message: "no answer".into(),
         failed_at: Some(Timestamp::from_millis(7)),
         retry_count: 2,
-        origin: Some(Place {
+        origin: Some(OriginPosition {
             topic: "docs".into(),
             partition: Some(3),
             offset: Some(44),
@@ -48,7 +48,7 @@ fn ours_are_read_as_the_worker_writes_them() {
 }
 
 #[test]
-fn spring_writes_binary_numbers_and_appends() {
+fn spring_headers_have_binary_numbers_and_are_appended() {
     let facts = Facts::read(&headers(&[
         ("kafka_dlt-original-topic", b"orders"),
         ("kafka_dlt-original-partition", &2_i32.to_be_bytes()),
@@ -78,7 +78,7 @@ fn spring_writes_binary_numbers_and_appends() {
     assert_eq!(facts.dialect, Dialect::Spring);
     assert_eq!(
         facts.origin,
-        Some(Place {
+        Some(OriginPosition {
             topic: "orders".into(),
             partition: Some(2),
             offset: Some(77)
@@ -92,7 +92,7 @@ fn spring_writes_binary_numbers_and_appends() {
     assert_eq!(facts.error_code, "java.lang.IllegalStateException");
     assert_eq!(facts.error_message, "Listener failed; no such customer");
     assert_eq!(facts.error_class, "");
-    // A BigInteger's bytes are as few as can be.
+    // Java's BigInteger omits leading zero bytes.
     let short = Facts::read(&headers(&[
         ("kafka_dlt-exception-fqcn", b"x.Y"),
         (
@@ -107,7 +107,7 @@ fn spring_writes_binary_numbers_and_appends() {
 }
 
 #[test]
-fn connect_writes_everything_as_text() {
+fn connect_headers_are_text() {
     let facts = Facts::read(&headers(&[
         ("__connect.errors.topic", b"orders"),
         ("__connect.errors.partition", b"2"),
@@ -133,7 +133,7 @@ fn connect_writes_everything_as_text() {
 }
 
 #[test]
-fn streams_writes_the_exception_with_its_message() {
+fn the_exception_of_streams_includes_its_message() {
     let facts = Facts::read(&headers(&[
         (
             "__streams.errors.exception",
@@ -155,7 +155,7 @@ fn streams_writes_the_exception_with_its_message() {
 }
 
 #[test]
-fn smallrye_puts_the_newest_failure_first() {
+fn smallrye_headers_have_the_newest_failure_first() {
     let facts = Facts::read(&headers(&[
         ("dead-letter-exception-class-name", b"second.Failure"),
         ("dead-letter-reason", b"again"),
@@ -178,7 +178,7 @@ fn smallrye_puts_the_newest_failure_first() {
     );
     assert_eq!(
         facts.origin,
-        Some(Place {
+        Some(OriginPosition {
             topic: "movies".into(),
             partition: Some(3),
             offset: Some(4)
@@ -187,7 +187,7 @@ fn smallrye_puts_the_newest_failure_first() {
 }
 
 #[test]
-fn share_groups_count_deliveries() {
+fn share_group_headers_have_a_delivery_count() {
     let facts = Facts::read(&headers(&[
         ("__dlq.errors.topic", b"jobs"),
         ("__dlq.errors.partition", b"5"),
@@ -203,7 +203,7 @@ fn share_groups_count_deliveries() {
 }
 
 #[test]
-fn what_died_in_our_pipeline_is_ours_whatever_it_went_through_before() {
+fn redeliver_headers_take_precedence_over_other_dialects() {
     let facts = Facts::read(&headers(&[
         ("__connect.errors.topic", b"orders"),
         ("error-class", b"permanent"),
@@ -229,7 +229,7 @@ fn what_died_in_our_pipeline_is_ours_whatever_it_went_through_before() {
 }
 
 #[test]
-fn a_header_has_one_rule_and_is_the_one_that_counts() {
+fn each_header_has_one_rule_and_null_values_are_ignored() {
     assert_eq!(BY_HEADER.len(), RULES.len());
     let nulls: Headers = [
         ("error-class", None),
@@ -239,14 +239,14 @@ fn a_header_has_one_rule_and_is_the_one_that_counts() {
     .into_iter()
     .collect();
     assert_eq!(Facts::read(&nulls).error_class, "expired");
-    for wrong in [
+    for invalid in [
         "",
         "00",
         "00-0af7651916cd43dd8448eb211c80319-b7ad6b7169203331-01",
         "00-00000000000000000000000000000000-b7ad6b7169203331-01",
         "00-0AF7651916CD43DD8448EB211C80319C-b7ad6b7169203331-01",
     ] {
-        assert_eq!(trace_id(wrong.as_bytes()), None, "{wrong}");
+        assert_eq!(trace_id(invalid.as_bytes()), None, "{invalid}");
     }
 }
 
@@ -267,7 +267,7 @@ fn any_header() -> impl Strategy<Value = (String, Option<Vec<u8>>)> {
 
 proptest! {
     #[test]
-    fn arbitrary_bytes_never_panic_and_stay_bounded(list in proptest::collection::vec(any_header(), 0..30)) {
+    fn arbitrary_headers_never_panic_and_texts_are_bounded(list in proptest::collection::vec(any_header(), 0..30)) {
         let headers: Headers = list.iter().map(|(name, value)| (name.as_str(), value.as_deref())).collect();
         let facts = Facts::read(&headers);
         for text in [&facts.pipeline, &facts.error_class, &facts.error_code] {
@@ -282,7 +282,7 @@ proptest! {
     }
 
     #[test]
-    fn big_endian_numbers_are_read_back_whatever_their_length(number in any::<i64>(), cut in 0_usize..8) {
+    fn big_endian_numbers_of_any_length_are_decoded(number in any::<i64>(), cut in 0_usize..8) {
         let number = number >> (8 * cut);
         prop_assert_eq!(big_endian(&number.to_be_bytes()), Some(number));
         prop_assert_eq!(big_endian(&number.to_be_bytes()[cut..]), Some(number));

@@ -1,4 +1,4 @@
-//! The names of fields, and what may be asked of each.
+//! Field names, and the operators and values that each field accepts.
 
 use redeliver_core::Timestamp;
 
@@ -6,26 +6,25 @@ use super::{Comparison, Expr, NumberField, NumberTest, Restriction, TextField, T
 use crate::dialect::Dialect;
 use crate::ledger::State;
 
-/// A field as it is named in a filter.
+/// A field of a filter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Field {
     Id,
     Text(TextField),
-    Number(NumberField, Kind),
+    Number(NumberField, NumberType),
     Header(String),
     Key,
 }
 
-/// What a number stands for.
+/// How the value of a number field is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum NumberType {
     Count,
     Time,
     State,
     Dialect,
 }
 
-/// What stands between a field and its value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Operator {
     Compare(Comparison),
@@ -49,12 +48,12 @@ impl Operator {
 
 /// The value of a restriction.
 pub(super) enum Value {
-    /// `*` without quotes.
+    /// An unquoted `*`.
     Any,
     Text(String),
 }
 
-const TEXTS: [(&str, TextField); 9] = [
+const TEXT_FIELDS: [(&str, TextField); 9] = [
     ("topic", TextField::Topic),
     ("position.topic", TextField::Topic),
     ("pipeline", TextField::Pipeline),
@@ -66,41 +65,45 @@ const TEXTS: [(&str, TextField); 9] = [
     ("trace_id", TextField::TraceId),
 ];
 
-const NUMBERS: [(&str, NumberField, Kind); 13] = [
-    ("partition", NumberField::Partition, Kind::Count),
-    ("position.partition", NumberField::Partition, Kind::Count),
-    ("offset", NumberField::Offset, Kind::Count),
-    ("position.offset", NumberField::Offset, Kind::Count),
-    ("dead_at", NumberField::DeadAt, Kind::Time),
-    ("failed_at", NumberField::FailedAt, Kind::Time),
-    ("retry_count", NumberField::RetryCount, Kind::Count),
-    ("state", NumberField::State, Kind::State),
-    ("dialect", NumberField::Dialect, Kind::Dialect),
-    ("origin.partition", NumberField::OriginPartition, Kind::Count),
-    ("origin.offset", NumberField::OriginOffset, Kind::Count),
-    ("origin_timestamp", NumberField::OriginTimestamp, Kind::Time),
-    ("value_size", NumberField::ValueSize, Kind::Count),
+const NUMBER_FIELDS: [(&str, NumberField, NumberType); 13] = [
+    ("partition", NumberField::Partition, NumberType::Count),
+    ("position.partition", NumberField::Partition, NumberType::Count),
+    ("offset", NumberField::Offset, NumberType::Count),
+    ("position.offset", NumberField::Offset, NumberType::Count),
+    ("dead_at", NumberField::DeadAt, NumberType::Time),
+    ("failed_at", NumberField::FailedAt, NumberType::Time),
+    ("retry_count", NumberField::RetryCount, NumberType::Count),
+    ("state", NumberField::State, NumberType::State),
+    ("dialect", NumberField::Dialect, NumberType::Dialect),
+    (
+        "origin.partition",
+        NumberField::OriginPartition,
+        NumberType::Count,
+    ),
+    ("origin.offset", NumberField::OriginOffset, NumberType::Count),
+    ("origin_timestamp", NumberField::OriginTimestamp, NumberType::Time),
+    ("value_size", NumberField::ValueSize, NumberType::Count),
 ];
 
-/// All fields, for the message about one that is not known.
-pub(super) const KNOWN: &str = "id, topic, partition, offset, pipeline, error_class, error_code, error_message, \
+/// All fields, for the error message about an unknown field.
+pub(super) const FIELD_NAMES: &str = "id, topic, partition, offset, pipeline, error_class, error_code, error_message, \
     failed_at, dead_at, retry_count, state, dialect, origin.topic, origin.partition, origin.offset, \
     origin_timestamp, key, value_size, job_id, trace_id, headers.NAME";
 
 impl Field {
-    /// The field with this path; the parts behind `headers` are the name of a header.
-    pub(super) fn named(path: &[String]) -> Option<Self> {
+    /// The field with this path. The parts after `headers` are the name of a header, which may contain dots.
+    pub(super) fn from_path(path: &[String]) -> Option<Self> {
         if let [first, rest @ ..] = path
             && first == "headers"
         {
             return (!rest.is_empty()).then(|| Self::Header(rest.join(".")));
         }
         let path = path.join(".");
-        if let Some((_, field)) = TEXTS.iter().find(|(name, _)| *name == path) {
+        if let Some((_, field)) = TEXT_FIELDS.iter().find(|(name, _)| *name == path) {
             return Some(Self::Text(*field));
         }
-        if let Some((_, field, kind)) = NUMBERS.iter().find(|(name, ..)| *name == path) {
-            return Some(Self::Number(*field, *kind));
+        if let Some((_, field, number_type)) = NUMBER_FIELDS.iter().find(|(name, ..)| *name == path) {
+            return Some(Self::Number(*field, *number_type));
         }
         match path.as_str() {
             "id" => Some(Self::Id),
@@ -109,14 +112,16 @@ impl Field {
         }
     }
 
-    /// The restriction that this field, operator and value make.
+    /// Builds a restriction, or returns an error message.
     pub(super) fn restriction(self, operator: Operator, value: Value) -> Result<Expr, String> {
         let equal = match self {
             Self::Id => Restriction::Id(id(operator, value)?),
             Self::Text(field) => Restriction::Text(field, text(operator, value)?),
             Self::Header(name) => Restriction::Header(name, text(operator, value)?),
             Self::Key => Restriction::Key(text(operator, value)?),
-            Self::Number(field, kind) => Restriction::Number(field, number(kind, operator, value)?),
+            Self::Number(field, number_type) => {
+                Restriction::Number(field, number(number_type, operator, value)?)
+            }
         };
         let equal = Expr::Is(equal);
         Ok(if operator == Operator::NotEqual {
@@ -132,7 +137,7 @@ fn id(operator: Operator, value: Value) -> Result<crate::id::LetterId, String> {
         (Operator::Compare(Comparison::Equal) | Operator::NotEqual, Value::Text(text)) => text
             .parse()
             .map_err(|error: crate::id::InvalidId| format!("`{text}` {error}")),
-        _ => Err("`id` takes = and != with topic/partition/offset".to_owned()),
+        _ => Err("expected = or != with topic/partition/offset".to_owned()),
     }
 }
 
@@ -146,59 +151,63 @@ fn text(operator: Operator, value: Value) -> Result<TextTest, String> {
         (Operator::Compare(Comparison::Equal) | Operator::NotEqual, Value::Any) => {
             Ok(TextTest::Equal("*".to_owned()))
         }
-        (Operator::Compare(_), _) => Err(format!("a text takes =, != and :, not {}", operator.text())),
+        (Operator::Compare(_), _) => Err(unsupported(operator)),
     }
 }
 
-fn number(kind: Kind, operator: Operator, value: Value) -> Result<NumberTest, String> {
+fn number(number_type: NumberType, operator: Operator, value: Value) -> Result<NumberTest, String> {
     let value = match (operator, value) {
         (Operator::Has, Value::Any) => return Ok(NumberTest::Present),
-        (_, Value::Any) => return Err("`*` goes with : only".to_owned()),
+        (_, Value::Any) => return Err("`*` requires the operator :".to_owned()),
         (_, Value::Text(text)) => text,
     };
     let comparison = match operator {
         Operator::Compare(comparison) => comparison,
         Operator::NotEqual | Operator::Has => Comparison::Equal,
     };
-    let number = match kind {
-        Kind::Count => value
+    let number = match number_type {
+        NumberType::Count => value
             .parse()
-            .map_err(|_| format!("`{value}` is not a whole number"))?,
-        Kind::Time => {
+            .map_err(|_| format!("`{value}` is not an integer"))?,
+        NumberType::Time => {
             let time: Timestamp = value.parse().map_err(|error| format!("`{value}` {error}"))?;
             time.as_millis()
         }
-        Kind::State | Kind::Dialect if comparison != Comparison::Equal => {
-            return Err(format!("this field takes =, != and :, not {}", operator.text()));
+        NumberType::State | NumberType::Dialect if comparison != Comparison::Equal => {
+            return Err(unsupported(operator));
         }
-        Kind::State => word(
+        NumberType::State => enum_value(
             &value,
             "DEAD_LETTER_STATE_",
             State::ALL.map(|state| (state.name(), state as i64)),
         )?,
-        Kind::Dialect => {
+        NumberType::Dialect => {
             let known = Dialect::KNOWN.map(|dialect| (dialect.name(), dialect as i64));
             let unknown = (Dialect::Unknown.name(), Dialect::Unknown as i64);
-            word(&value, "HEADER_DIALECT_", known.into_iter().chain([unknown]))?
+            enum_value(&value, "HEADER_DIALECT_", known.into_iter().chain([unknown]))?
         }
     };
     Ok(NumberTest::Compare(comparison, number))
 }
 
-/// One of a few words, in any case, with or without the prefix that it has in the schema.
-fn word(
+fn unsupported(operator: Operator) -> String {
+    format!("unsupported operator {}; use =, != or :", operator.text())
+}
+
+/// Parses an enum value, case-insensitively, with or without the prefix that it has in the schema.
+fn enum_value(
     value: &str,
     prefix: &str,
-    words: impl IntoIterator<Item = (&'static str, i64)>,
+    values: impl IntoIterator<Item = (&'static str, i64)>,
 ) -> Result<i64, String> {
     let upper = value.to_uppercase();
     let bare = upper.strip_prefix(prefix).unwrap_or(&upper);
-    let mut known = Vec::new();
-    for (name, number) in words {
+    let mut names = Vec::new();
+    for (name, number) in values {
         if name == bare {
             return Ok(number);
         }
-        known.push(name);
+        names.push(name);
     }
-    Err(format!("`{value}` is not one of {}", known.join(", ")))
+    Err(format!("`{value}` is not one of {}", names.join(", ")))
 }

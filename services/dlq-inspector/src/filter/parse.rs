@@ -1,17 +1,17 @@
-//! From the text of a filter to its expression, by recursive descent.
+//! The parser of filters, by recursive descent.
 
-use super::field::{Field, KNOWN, Operator, Value};
+use super::field::{FIELD_NAMES, Field, Operator, Value};
 use super::{Comparison, Expr, FilterError, MAX_DEPTH, MAX_LENGTH, MAX_RESTRICTIONS};
 
-/// Reads a filter; the empty one is always true.
+/// Parses a filter. An empty filter matches everything.
 ///
 /// # Errors
-/// With the character at which it is wrong.
+/// If the filter is invalid, with the position of the error.
 pub fn parse(text: &str) -> Result<Expr, FilterError> {
     if text.len() > MAX_LENGTH {
         return Err(FilterError {
             position: MAX_LENGTH + 1,
-            problem: format!("the filter has {} bytes; it may have {MAX_LENGTH}", text.len()),
+            problem: format!("filter has {} bytes; the limit is {MAX_LENGTH}", text.len()),
         });
     }
     let mut parser = Parser {
@@ -26,7 +26,7 @@ pub fn parse(text: &str) -> Result<Expr, FilterError> {
     let expression = parser.expression(0)?;
     match parser.peek() {
         None => Ok(expression),
-        Some(found) => Err(parser.wrong(format!("`{found}` has nothing to close"))),
+        Some(found) => Err(parser.error(format!("unmatched `{found}`"))),
     }
 }
 
@@ -53,31 +53,31 @@ impl Parser {
         }
     }
 
-    fn wrong(&self, problem: impl Into<String>) -> FilterError {
-        Self::wrong_at(self.at, problem)
+    fn error(&self, problem: impl Into<String>) -> FilterError {
+        Self::error_at(self.at, problem)
     }
 
-    fn wrong_at(at: usize, problem: impl Into<String>) -> FilterError {
+    fn error_at(at: usize, problem: impl Into<String>) -> FilterError {
         FilterError {
             position: at + 1,
             problem: problem.into(),
         }
     }
 
-    /// Takes a keyword if it stands here as a word of its own.
+    /// Consumes a keyword, if the next word is this keyword.
     fn keyword(&mut self, word: &str) -> bool {
         let end = self.at + word.len();
-        let here = self.chars.get(self.at..end);
-        let is_it = here.is_some_and(|here| here.iter().copied().eq(word.chars()));
-        let ends = self
+        let next = self.chars.get(self.at..end);
+        let matches = next.is_some_and(|next| next.iter().copied().eq(word.chars()));
+        let is_whole_word = self
             .chars
             .get(end)
             .is_none_or(|next| next.is_whitespace() || matches!(next, '(' | ')'));
-        if is_it && ends {
+        if matches && is_whole_word {
             self.at = end;
             self.skip_spaces();
         }
-        is_it && ends
+        matches && is_whole_word
     }
 
     fn expression(&mut self, depth: usize) -> Parsed {
@@ -88,14 +88,15 @@ impl Parser {
         Ok(joined(all, Expr::And))
     }
 
-    /// Factors side by side.
+    /// Adjacent factors, which are joined by AND.
     fn sequence(&mut self, depth: usize) -> Parsed {
         let mut all = vec![self.factor(depth)?];
         loop {
-            let before = self.at;
+            let start = self.at;
             let ends = self.is_at_end() || self.peek() == Some(')') || self.keyword("AND");
             if ends {
-                self.at = before;
+                // The caller consumes the AND.
+                self.at = start;
                 return Ok(joined(all, Expr::And));
             }
             all.push(self.factor(depth)?);
@@ -112,7 +113,7 @@ impl Parser {
 
     fn term(&mut self, depth: usize) -> Parsed {
         if depth > MAX_DEPTH {
-            return Err(self.wrong(format!("the filter is nested more than {MAX_DEPTH} deep")));
+            return Err(self.error(format!("filter is nested more than {MAX_DEPTH} levels deep")));
         }
         if self.keyword("NOT") {
             return Ok(Expr::Not(Box::new(self.term(depth + 1)?)));
@@ -128,7 +129,7 @@ impl Parser {
                 self.skip_spaces();
                 let inner = self.expression(depth + 1)?;
                 if self.peek() != Some(')') {
-                    return Err(Self::wrong_at(opened, "`(` is not closed"));
+                    return Err(Self::error_at(opened, "unclosed `(`"));
                 }
                 self.at += 1;
                 self.skip_spaces();
@@ -142,30 +143,28 @@ impl Parser {
         let start = self.at;
         self.restrictions += 1;
         if self.restrictions > MAX_RESTRICTIONS {
-            return Err(self.wrong(format!(
-                "the filter has more than {MAX_RESTRICTIONS} restrictions"
-            )));
+            return Err(self.error(format!("filter has more than {MAX_RESTRICTIONS} conditions")));
         }
         let path = self.path()?;
         let name = path.join(".");
-        let Some(field) = Field::named(&path) else {
+        let Some(field) = Field::from_path(&path) else {
             let hint = match name.as_str() {
-                "and" | "or" | "not" => format!("; write {} in capitals", name.to_uppercase()),
-                _ => format!("; fields are {KNOWN}"),
+                "and" | "or" | "not" => format!("; write {} in upper case", name.to_uppercase()),
+                _ => format!("; known fields are {FIELD_NAMES}"),
             };
-            return Err(Self::wrong_at(start, format!("unknown field `{name}`{hint}")));
+            return Err(Self::error_at(start, format!("unknown field `{name}`{hint}")));
         };
         self.skip_spaces();
         let Some(operator) = self.operator() else {
-            return Err(self.wrong(format!("expected one of = != < <= > >= : behind `{name}`")));
+            return Err(self.error(format!("expected one of = != < <= > >= : after `{name}`")));
         };
         self.skip_spaces();
-        let at_value = self.at;
+        let value_at = self.at;
         let value = self.value()?;
         self.skip_spaces();
         field
             .restriction(operator, value)
-            .map_err(|problem| Self::wrong_at(at_value, format!("{name}: {problem}")))
+            .map_err(|problem| Self::error_at(value_at, format!("{name}: {problem}")))
     }
 
     fn path(&mut self) -> Result<Vec<String>, FilterError> {
@@ -173,13 +172,13 @@ impl Parser {
         loop {
             let part = match self.peek() {
                 Some(quote @ ('"' | '\'')) => self.quoted(quote)?,
-                _ => self.run(|c| c.is_alphanumeric() || matches!(c, '_' | '-')),
+                _ => self.take_while(|c| c.is_alphanumeric() || matches!(c, '_' | '-')),
             };
             if part.is_empty() {
                 let found = self
                     .peek()
-                    .map_or("the end".to_owned(), |found| format!("`{found}`"));
-                return Err(self.wrong(format!("expected a field, found {found}")));
+                    .map_or("end of filter".to_owned(), |found| format!("`{found}`"));
+                return Err(self.error(format!("expected a field, found {found}")));
             }
             path.push(part);
             if self.peek() != Some('.') {
@@ -209,9 +208,9 @@ impl Parser {
         match self.peek() {
             Some(quote @ ('"' | '\'')) => Ok(Value::Text(self.quoted(quote)?)),
             _ => {
-                let text = self.run(|c| !c.is_whitespace() && !matches!(c, '(' | ')' | '"' | '\''));
+                let text = self.take_while(|c| !c.is_whitespace() && !matches!(c, '(' | ')' | '"' | '\''));
                 match text.as_str() {
-                    "" => Err(self.wrong("expected a value")),
+                    "" => Err(self.error("expected a value")),
                     "*" => Ok(Value::Any),
                     _ => Ok(Value::Text(text)),
                 }
@@ -219,22 +218,22 @@ impl Parser {
         }
     }
 
-    fn run(&mut self, belongs: impl Fn(char) -> bool) -> String {
+    fn take_while(&mut self, predicate: impl Fn(char) -> bool) -> String {
         let start = self.at;
-        while self.peek().is_some_and(&belongs) {
+        while self.peek().is_some_and(&predicate) {
             self.at += 1;
         }
         self.chars[start..self.at].iter().collect()
     }
 
-    /// A text in quotes; a backslash takes the next character as it is.
+    /// A quoted text, in which a backslash escapes the next character.
     fn quoted(&mut self, quote: char) -> Result<String, FilterError> {
         let opened = self.at;
         self.at += 1;
         let mut text = String::new();
         loop {
             match self.peek() {
-                None => return Err(Self::wrong_at(opened, "the quotation mark is not closed")),
+                None => return Err(Self::error_at(opened, "unclosed quotation mark")),
                 Some(c) if c == quote => {
                     self.at += 1;
                     return Ok(text);
@@ -242,9 +241,7 @@ impl Parser {
                 Some('\\') => {
                     self.at += 1;
                     let escaped = self.peek();
-                    text.push(
-                        escaped.ok_or_else(|| Self::wrong_at(opened, "the quotation mark is not closed"))?,
-                    );
+                    text.push(escaped.ok_or_else(|| Self::error_at(opened, "unclosed quotation mark"))?);
                     self.at += 1;
                 }
                 Some(c) => {

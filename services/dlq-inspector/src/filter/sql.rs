@@ -1,14 +1,14 @@
-//! From a filter to a condition of SQL. Every value is bound as a parameter; only names of columns are text.
+//! Translates a filter into a SQL condition. All values are bound as parameters; the SQL text contains only constants.
 //!
-//! The condition is about the tables `letters l` and `bodies b`, see [`crate::index`]. It is never NULL:
-//! what a dead letter does not have makes a restriction false and not unknown, so that NOT turns it round.
+//! The condition refers to the tables `letters l` and `bodies b`, see [`crate::index`]. It is never NULL: a restriction on
+//! a missing field is false and not unknown, so that NOT inverts it.
 
 use super::{Comparison, Expr, NumberField, NumberTest, Restriction, TextField, TextTest};
 
-/// A value that is bound.
+/// A bound value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Param {
-    /// A number.
+    /// An integer.
     Integer(i64),
     /// A text.
     Text(String),
@@ -16,17 +16,19 @@ pub enum Param {
     Blob(Vec<u8>),
 }
 
-/// A condition with its parameters in the order of their `?`.
+/// A SQL condition with its parameters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Condition {
     /// The condition, with one `?` for each parameter.
     pub sql: String,
-    /// The parameters.
+    /// The parameters, in the order of their `?`.
     pub params: Vec<Param>,
+    /// Whether the condition refers to the table `bodies`.
+    pub reads_bodies: bool,
 }
 
 impl Condition {
-    /// The condition of a filter. `text_id` finds the number under which a text is kept, if it is.
+    /// Translates a filter. `text_id` returns the id of a text in the table `texts`, if it is there.
     #[must_use]
     pub fn of(filter: &Expr, text_id: &dyn Fn(&str) -> Option<i64>) -> Self {
         let mut condition = Self::default();
@@ -49,17 +51,17 @@ impl Condition {
     fn join(
         &mut self,
         parts: &[impl std::borrow::Borrow<Expr>],
-        none: &str,
-        by: &str,
+        if_empty: &str,
+        separator: &str,
         text_id: &dyn Fn(&str) -> Option<i64>,
     ) {
         self.sql.push('(');
         if parts.is_empty() {
-            self.sql += none;
+            self.sql += if_empty;
         }
         for (index, part) in parts.iter().enumerate() {
             if index > 0 {
-                self.sql += by;
+                self.sql += separator;
             }
             self.add(part.borrow(), text_id);
         }
@@ -69,6 +71,7 @@ impl Condition {
     fn restriction(&mut self, restriction: &Restriction, text_id: &dyn Fn(&str) -> Option<i64>) {
         match restriction {
             Restriction::Id(id) => match text_id(&id.topic) {
+                // A text that is not in the index matches nothing.
                 None => self.sql.push('0'),
                 Some(topic) => {
                     self.sql += "(l.topic = ? AND l.partition = ? AND l.offset = ?)";
@@ -77,8 +80,8 @@ impl Condition {
                 }
             },
             Restriction::Text(field, test) => match column(*field) {
-                Column::Kept(name) => self.kept(name, test, text_id),
-                Column::Plain(name) => self.plain(name, test),
+                Column::TextId(name) => self.interned_text(name, test, text_id),
+                Column::Text(name) => self.plain_text(name, test),
             },
             Restriction::Number(field, test) => self.number(*field, *test),
             Restriction::Header(name, test) => {
@@ -88,6 +91,7 @@ impl Condition {
                     TextTest::Present => ("header_exists(b.headers, ?)", None),
                 };
                 self.sql += function;
+                self.reads_bodies = true;
                 self.params.push(Param::Text(name.clone()));
                 self.params
                     .extend(value.map(|text| Param::Blob(text.clone().into_bytes())));
@@ -99,14 +103,15 @@ impl Condition {
                     TextTest::Present => ("(b.key IS NOT NULL AND length(b.key) > 0)", None),
                 };
                 self.sql += condition;
+                self.reads_bodies = true;
                 self.params
                     .extend(value.map(|text| Param::Blob(text.clone().into_bytes())));
             }
         }
     }
 
-    /// A text that is kept once, under a number.
-    fn kept(&mut self, column: &str, test: &TextTest, text_id: &dyn Fn(&str) -> Option<i64>) {
+    /// A column with an id of the table `texts`.
+    fn interned_text(&mut self, column: &str, test: &TextTest, text_id: &dyn Fn(&str) -> Option<i64>) {
         match test {
             TextTest::Equal(text) => match text_id(text) {
                 None => self.sql.push('0'),
@@ -129,10 +134,10 @@ impl Condition {
         }
     }
 
-    /// A text that stands in the row; none is the empty text.
-    fn plain(&mut self, column: &str, test: &TextTest) {
+    /// A column with the text itself, which is empty if there is none.
+    fn plain_text(&mut self, column: &str, test: &TextTest) {
         let (condition, value) = match test {
-            // The indexes leave out what is empty; saying so lets them be used.
+            // The indexes are partial: they exclude empty texts. SQLite uses them only if the condition does so as well.
             TextTest::Equal(text) if !text.is_empty() => {
                 (format!("(l.{column} = ? AND l.{column} != '')"), Some(text))
             }
@@ -145,10 +150,10 @@ impl Condition {
     }
 
     fn number(&mut self, field: NumberField, test: NumberTest) {
-        let (column, may_miss) = number_column(field);
+        let (column, is_nullable) = number_column(field);
         let comparison = match test {
             NumberTest::Present => {
-                self.sql += &(if may_miss {
+                self.sql += &(if is_nullable {
                     format!("l.{column} IS NOT NULL")
                 } else {
                     "1".to_owned()
@@ -166,7 +171,7 @@ impl Condition {
                 }
             }
         };
-        self.sql += &(if may_miss {
+        self.sql += &(if is_nullable {
             format!("(l.{column} IS NOT NULL AND l.{column} {comparison} ?)")
         } else {
             format!("l.{column} {comparison} ?")
@@ -175,25 +180,25 @@ impl Condition {
 }
 
 enum Column {
-    /// A number of the table `texts`.
-    Kept(&'static str),
-    Plain(&'static str),
+    /// Contains an id of the table `texts`.
+    TextId(&'static str),
+    Text(&'static str),
 }
 
 fn column(field: TextField) -> Column {
     match field {
-        TextField::Topic => Column::Kept("topic"),
-        TextField::Pipeline => Column::Kept("pipeline"),
-        TextField::ErrorClass => Column::Kept("error_class"),
-        TextField::ErrorCode => Column::Kept("error_code"),
-        TextField::OriginTopic => Column::Kept("origin_topic"),
-        TextField::ErrorMessage => Column::Plain("error_message"),
-        TextField::JobId => Column::Plain("job_id"),
-        TextField::TraceId => Column::Plain("trace_id"),
+        TextField::Topic => Column::TextId("topic"),
+        TextField::Pipeline => Column::TextId("pipeline"),
+        TextField::ErrorClass => Column::TextId("error_class"),
+        TextField::ErrorCode => Column::TextId("error_code"),
+        TextField::OriginTopic => Column::TextId("origin_topic"),
+        TextField::ErrorMessage => Column::Text("error_message"),
+        TextField::JobId => Column::Text("job_id"),
+        TextField::TraceId => Column::Text("trace_id"),
     }
 }
 
-/// The column, and whether it may be NULL.
+/// The column, and whether it is nullable.
 fn number_column(field: NumberField) -> (&'static str, bool) {
     match field {
         NumberField::Partition => ("partition", false),

@@ -28,7 +28,7 @@ fn check(filter: &str, expected: &str, params: &[Param]) {
 }
 
 #[track_caller]
-fn wrong(filter: &str, position: usize, problem: &str) {
+fn invalid(filter: &str, position: usize, problem: &str) {
     let error = parse(filter).unwrap_err();
     assert!(error.problem.contains(problem), "{filter}: {error}");
     assert_eq!(error.position, position, "{filter}: {error}");
@@ -43,7 +43,7 @@ fn blob(text: &str) -> Param {
 }
 
 #[test]
-fn the_example_of_the_design_becomes_a_condition() {
+fn a_filter_becomes_a_condition_with_parameters() {
     check(
         r#"error_class = "permanent" AND headers.tenant = "x" AND retry_count > 3 AND failed_at > "2026-01-01T00:00:00Z""#,
         "(l.error_class = ? AND header_is(b.headers, ?, ?) AND l.retry_count > ? AND \
@@ -61,7 +61,7 @@ fn the_example_of_the_design_becomes_a_condition() {
 }
 
 #[test]
-fn or_binds_tighter_than_and_and_side_by_side_is_and() {
+fn or_binds_more_tightly_than_and_and_adjacent_conditions_are_joined_by_and() {
     check(
         "partition = 1 AND partition = 2 OR partition = 3",
         "(l.partition = ? AND (l.partition = ? OR l.partition = ?))",
@@ -81,7 +81,7 @@ fn or_binds_tighter_than_and_and_side_by_side_is_and() {
 }
 
 #[test]
-fn values_need_quotes_only_where_they_are_ambiguous() {
+fn values_need_quotes_only_if_they_are_ambiguous() {
     check("error_code = http.503", "l.error_code = ?", &[Param::Integer(3)]);
     check(
         "dead_at > 2026-01-01T00:00:00Z",
@@ -112,7 +112,7 @@ fn values_need_quotes_only_where_they_are_ambiguous() {
 }
 
 #[test]
-fn every_kind_of_field_has_its_condition() {
+fn every_type_of_field_has_a_condition() {
     check(
         "id = t-dlq/3/44",
         "(l.topic = ? AND l.partition = ? AND l.offset = ?)",
@@ -140,47 +140,55 @@ fn every_kind_of_field_has_its_condition() {
 }
 
 #[test]
-fn what_is_wrong_is_told_with_its_position() {
-    wrong("colour = red", 1, "unknown field `colour`; fields are id, topic,");
-    wrong("topic = a AND colour = red", 15, "unknown field `colour`");
-    wrong(
+fn errors_have_a_position() {
+    invalid(
+        "colour = red",
+        1,
+        "unknown field `colour`; known fields are id, topic,",
+    );
+    invalid("topic = a AND colour = red", 15, "unknown field `colour`");
+    invalid(
         "topic = a and pipeline = b",
         11,
-        "unknown field `and`; write AND in capitals",
+        "unknown field `and`; write AND in upper case",
     );
-    wrong("headers = a", 1, "unknown field `headers`");
-    wrong("topic", 6, "expected one of = != < <= > >= : behind `topic`");
-    wrong("topic ~ a", 7, "expected one of");
-    wrong("topic = ", 9, "expected a value");
-    wrong("topic < a", 9, "topic: a text takes =, != and :, not <");
-    wrong("id : t", 6, "`id` takes = and !=");
-    wrong("id = t", 6, "`t` is not topic/partition/offset");
-    wrong("retry_count > many", 15, "`many` is not a whole number");
-    wrong("failed_at > yesterday", 13, "`yesterday` is not an RFC 3339 time");
-    wrong(
+    invalid("headers = a", 1, "unknown field `headers`");
+    invalid("topic", 6, "expected one of = != < <= > >= : after `topic`");
+    invalid("topic ~ a", 7, "expected one of");
+    invalid("topic = ", 9, "expected a value");
+    invalid("topic < a", 9, "topic: unsupported operator <; use =, != or :");
+    invalid("id : t", 6, "id: expected = or !=");
+    invalid("id = t", 6, "`t` is not topic/partition/offset");
+    invalid("retry_count > many", 15, "`many` is not an integer");
+    invalid("failed_at > yesterday", 13, "`yesterday` is not an RFC 3339 time");
+    invalid(
         "state = gone",
         9,
         "`gone` is not one of OPEN, REDRIVEN, DISCARDED",
     );
-    wrong("state > OPEN", 9, "takes =, != and :, not >");
-    wrong("retry_count = *", 15, "`*` goes with : only");
-    wrong("(topic = a", 1, "`(` is not closed");
-    wrong("topic = a)", 10, "`)` has nothing to close");
-    wrong("topic = \"a", 9, "the quotation mark is not closed");
-    wrong("topic = a AND", 14, "expected a field, found the end");
-    wrong("OR topic = a", 1, "unknown field `OR`");
-    wrong(".a = b", 1, "expected a field, found `.`");
-    wrong("größe = 1 AND topic ~ a", 1, "unknown field `größe`");
-    wrong("job_id = größe AND topic ~ a", 26, "expected one of");
+    invalid("state > OPEN", 9, "unsupported operator >; use =, != or :");
+    invalid("retry_count = *", 15, "`*` requires the operator :");
+    invalid("(topic = a", 1, "unclosed `(`");
+    invalid("topic = a)", 10, "unmatched `)`");
+    invalid("topic = \"a", 9, "unclosed quotation mark");
+    invalid("topic = a AND", 14, "expected a field, found end of filter");
+    invalid("OR topic = a", 1, "unknown field `OR`");
+    invalid(".a = b", 1, "expected a field, found `.`");
+    invalid("größe = 1 AND topic ~ a", 1, "unknown field `größe`");
+    invalid("job_id = größe AND topic ~ a", 26, "expected one of");
 }
 
 #[test]
-fn length_depth_and_count_are_bounded() {
+fn length_depth_and_count_are_limited() {
     let deep = |count: usize| format!("{}topic = a{}", "(".repeat(count), ")".repeat(count));
     assert!(parse(&deep(MAX_DEPTH)).is_ok());
-    wrong(&deep(MAX_DEPTH + 1), MAX_DEPTH + 2, "nested more than 32 deep");
+    invalid(
+        &deep(MAX_DEPTH + 1),
+        MAX_DEPTH + 2,
+        "nested more than 32 levels deep",
+    );
     assert!(parse(&format!("{}topic = a", "NOT ".repeat(100_000 / 4))).is_err());
-    wrong(
+    invalid(
         &format!("{}topic = a", "-".repeat(1000)),
         MAX_DEPTH + 2,
         "nested more than",
@@ -193,7 +201,7 @@ fn length_depth_and_count_are_bounded() {
             .problem
             .contains("more than 100")
     );
-    wrong(&" ".repeat(MAX_LENGTH + 1), MAX_LENGTH + 1, "may have 8192");
+    invalid(&" ".repeat(MAX_LENGTH + 1), MAX_LENGTH + 1, "the limit is 8192");
 }
 
 proptest! {
@@ -203,15 +211,15 @@ proptest! {
     }
 
     #[test]
-    fn what_looks_like_a_filter_never_panics(
-        words in proptest::collection::vec(prop_oneof![
+    fn sequences_of_tokens_never_panic(
+        tokens in proptest::collection::vec(prop_oneof![
             Just("topic"), Just("headers.x"), Just("retry_count"), Just("state"), Just("AND"), Just("OR"), Just("NOT"),
             Just("-"), Just("("), Just(")"), Just("="), Just("!="), Just(":"), Just(">"), Just("\"a b\""), Just("1"),
             Just("OPEN"), Just("*"), Just("\\"), Just("'"), Just(".")
         ], 0..20),
-        glue in prop_oneof![Just(""), Just(" ")],
+        separator in prop_oneof![Just(""), Just(" ")],
     ) {
-        if let Ok(filter) = parse(&words.join(glue)) {
+        if let Ok(filter) = parse(&tokens.join(separator)) {
             let condition = Condition::of(&filter, &text_id);
             prop_assert_eq!(condition.sql.matches('?').count(), condition.params.len());
         }

@@ -1,4 +1,4 @@
-//! The connections that read, on threads where they may block.
+//! The connections that read, on threads that may block.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,32 +11,32 @@ use tokio::sync::Semaphore;
 
 use crate::header_list;
 
-/// How many questions are answered at the same time; more wait their turn.
+/// Maximum number of concurrent queries. Further queries wait.
 const CONNECTIONS: usize = 4;
-/// After how long a question is given up: a filter may ask for everything there is.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
-/// How many steps of the database's machine are made between two looks at the time.
-const STEPS: i32 = 20_000;
+/// Time limit of a query: a filter may require a scan of the whole index.
+pub(crate) const QUERY_TIMEOUT: Duration = Duration::from_secs(20);
+/// Number of SQLite virtual machine instructions between two checks of the time limit.
+const INSTRUCTIONS_PER_CHECK: i32 = 20_000;
 
-/// A question that got no answer.
+/// Why a query failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// It took too long.
-    #[error("the question took longer than {} s", PATIENCE.as_secs())]
+    /// It exceeded the time limit, or its caller went away.
+    #[error("query exceeded {} s", QUERY_TIMEOUT.as_secs())]
     TooLong,
-    /// The process is ending.
-    #[error("the process is ending")]
-    Ending,
-    /// The database refused.
+    /// The process is shutting down.
+    #[error("shutting down")]
+    ShuttingDown,
+    /// The database failed.
     #[error("reading the index")]
     Database(#[from] rusqlite::Error),
 }
 
 /// The connections that read. Cheap to clone.
 #[derive(Clone)]
-pub struct Pool(Arc<Shared>);
+pub struct Pool(Arc<Inner>);
 
-struct Shared {
+struct Inner {
     path: PathBuf,
     idle: Mutex<Vec<Connection>>,
     permits: Semaphore,
@@ -44,79 +44,84 @@ struct Shared {
 
 impl Pool {
     pub(super) fn new(path: PathBuf) -> Self {
-        Self(Arc::new(Shared {
+        Self(Arc::new(Inner {
             path,
             idle: Mutex::new(Vec::new()),
             permits: Semaphore::new(CONNECTIONS),
         }))
     }
 
-    /// Asks the index, all in one look: what is written meanwhile is not seen. When the caller goes away the
-    /// question is given up.
+    /// Runs a query on one snapshot of the index. If the returned future is dropped, the query is interrupted.
     ///
     /// # Errors
-    /// When it takes too long or the database refuses.
+    /// If the query takes longer than 20 seconds or the database fails.
     pub async fn read<T: Send + 'static>(
         &self,
-        question: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+        query: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T, ReadError> {
-        let abandoned = Arc::new(AtomicBool::new(false));
-        let _abandon = Abandon(abandoned.clone());
-        let _permit = self.0.permits.acquire().await.map_err(|_| ReadError::Ending)?;
-        let shared = self.0.clone();
-        let asked = tokio::task::spawn_blocking(move || shared.ask(&abandoned, question)).await;
-        asked.unwrap_or_else(|error| match error.try_into_panic() {
+        let cancelled = Arc::new(AtomicBool::new(false));
+        let _cancel_on_drop = CancelOnDrop(cancelled.clone());
+        let _permit = self
+            .0
+            .permits
+            .acquire()
+            .await
+            .map_err(|_| ReadError::ShuttingDown)?;
+        let inner = self.0.clone();
+        let result = tokio::task::spawn_blocking(move || inner.run(&cancelled, query)).await;
+        result.unwrap_or_else(|error| match error.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
-            Err(_) => Err(ReadError::Ending),
+            Err(_) => Err(ReadError::ShuttingDown),
         })
     }
 
-    /// As [`Pool::read`], on the caller's own thread, which may block.
+    /// As [`Pool::read`], on the calling thread, which blocks.
     ///
     /// # Errors
     /// As [`Pool::read`].
-    pub fn read_here<T>(
+    pub fn read_blocking<T>(
         &self,
-        question: impl FnOnce(&Connection) -> rusqlite::Result<T>,
+        query: impl FnOnce(&Connection) -> rusqlite::Result<T>,
     ) -> Result<T, ReadError> {
-        self.0.ask(&Arc::new(AtomicBool::new(false)), question)
+        self.0.run(&Arc::new(AtomicBool::new(false)), query)
     }
 }
 
-/// Says that nobody waits for the answer any more.
-struct Abandon(Arc<AtomicBool>);
+/// Interrupts a query when its caller goes away.
+struct CancelOnDrop(Arc<AtomicBool>);
 
-impl Drop for Abandon {
+impl Drop for CancelOnDrop {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
 }
 
-impl Shared {
-    fn ask<T>(
+impl Inner {
+    fn run<T>(
         &self,
-        abandoned: &Arc<AtomicBool>,
-        question: impl FnOnce(&Connection) -> rusqlite::Result<T>,
+        cancelled: &Arc<AtomicBool>,
+        query: impl FnOnce(&Connection) -> rusqlite::Result<T>,
     ) -> Result<T, ReadError> {
         let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = idle().pop();
-        let mut connection = match found {
+        // Taken in a statement of its own, so that the lock is not held while a connection is opened.
+        let connection = idle().pop();
+        let mut connection = match connection {
             Some(connection) => connection,
             None => open(&self.path)?,
         };
-        let deadline = Instant::now() + PATIENCE;
-        let abandoned = abandoned.clone();
-        let give_up = move || abandoned.load(Ordering::Relaxed) || Instant::now() > deadline;
-        connection.progress_handler(STEPS, Some(give_up))?;
+        let deadline = Instant::now() + QUERY_TIMEOUT;
+        let cancelled = cancelled.clone();
+        let interrupt = move || cancelled.load(Ordering::Relaxed) || Instant::now() > deadline;
+        connection.progress_handler(INSTRUCTIONS_PER_CHECK, Some(interrupt))?;
+        // A query may consist of several statements. A transaction gives them one snapshot.
         connection.execute_batch("BEGIN")?;
-        let answer = question(&connection);
-        // A connection that cannot go back to its beginning is not used again.
-        let usable = connection.execute_batch("ROLLBACK").is_ok();
-        if usable {
-            connection.progress_handler(STEPS, None::<fn() -> bool>)?;
+        let result = query(&connection);
+        // A connection whose transaction does not end would pin its snapshot, so it is dropped.
+        if connection.execute_batch("ROLLBACK").is_ok() {
+            connection.progress_handler(INSTRUCTIONS_PER_CHECK, None::<fn() -> bool>)?;
             idle().push(connection);
         }
-        answer.map_err(|error| match error.sqlite_error_code() {
+        result.map_err(|error| match error.sqlite_error_code() {
             Some(ErrorCode::OperationInterrupted) => ReadError::TooLong,
             _ => error.into(),
         })
@@ -124,7 +129,7 @@ impl Shared {
 }
 
 fn open(path: &PathBuf) -> rusqlite::Result<Connection> {
-    // Even one that only reads takes part in the log that is shared with the writer.
+    // In WAL mode, a reader writes to the shared memory of the log, so that a read-only handle is not enough.
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(path, flags)?;
     connection.pragma_update(None, "query_only", true)?;
@@ -136,7 +141,7 @@ fn open(path: &PathBuf) -> rusqlite::Result<Connection> {
     Ok(connection)
 }
 
-/// What filters ask about headers.
+/// Adds the SQL functions that filters on headers use.
 fn add_functions(connection: &Connection) -> rusqlite::Result<()> {
     let flags =
         FunctionFlags::SQLITE_UTF8 | FunctionFlags::SQLITE_DETERMINISTIC | FunctionFlags::SQLITE_DIRECTONLY;
@@ -145,8 +150,10 @@ fn add_functions(connection: &Connection) -> rusqlite::Result<()> {
         any_header(context, |value| value == Some(expected))
     })?;
     connection.create_scalar_function("header_has", 3, flags, |context| {
-        let part = context.get_raw(2).as_blob()?;
-        any_header(context, |value| value.is_some_and(|value| contains(value, part)))
+        let needle = context.get_raw(2).as_blob()?;
+        any_header(context, |value| {
+            value.is_some_and(|value| contains(value, needle))
+        })
     })?;
     connection.create_scalar_function("header_exists", 2, flags, |context| any_header(context, |_| true))
 }
@@ -154,9 +161,9 @@ fn add_functions(connection: &Connection) -> rusqlite::Result<()> {
 fn any_header(context: &Context<'_>, test: impl Fn(Option<&[u8]>) -> bool) -> rusqlite::Result<bool> {
     let headers = context.get_raw(0).as_blob()?;
     let name = context.get_raw(1).as_str()?;
-    Ok(header_list::iter(headers).any(|(found, value)| found == name && test(value)))
+    Ok(header_list::iter(headers).any(|(header, value)| header == name && test(value)))
 }
 
-fn contains(value: &[u8], part: &[u8]) -> bool {
-    part.is_empty() || value.windows(part.len()).any(|window| window == part)
+fn contains(haystack: &[u8], needle: &[u8]) -> bool {
+    needle.is_empty() || haystack.windows(needle.len()).any(|window| window == needle)
 }

@@ -1,4 +1,4 @@
-//! The tables, and whether a file has them.
+//! The schema, and opening a file that has it.
 
 use std::path::Path;
 
@@ -6,10 +6,10 @@ use rusqlite::{Connection, OpenFlags, OptionalExtension as _};
 
 use super::{IndexError, database};
 
-/// A file with another number is thrown away and built again.
+/// The schema's version. A file with another version is deleted and rebuilt.
 const VERSION: i32 = 1;
 
-/// Which making of the index this is: a random number. Numbers of rows mean nothing in another one.
+/// Identifies one build of the index: a random number. Row numbers are valid within one generation only.
 pub type Generation = i64;
 
 const TABLES: &str = "
@@ -34,7 +34,7 @@ CREATE TABLE letters (
 );
 CREATE UNIQUE INDEX letters_by_position ON letters (topic, partition, offset);
 CREATE INDEX letters_by_time ON letters (dead_at);
--- Counting goes through this one without touching the table.
+-- Counts are answered from this index, without reading the table.
 CREATE INDEX letters_by_topic ON letters (topic, dead_at, state, error_class);
 CREATE INDEX letters_by_state ON letters (state, dead_at);
 CREATE INDEX letters_by_pipeline ON letters (pipeline, dead_at);
@@ -54,10 +54,12 @@ CREATE TABLE ledger (
 INSERT INTO texts (text) VALUES ('');
 ";
 
-/// SQL: whether an entry of the ledger means a dead letter. It names the content, or came after the letter: one
-/// without a content that is older was for a record of a topic that was deleted and made again. Clocks may differ
-/// by a minute.
-macro_rules! means {
+/// SQL condition: whether a ledger entry applies to the dead letter at its position.
+///
+/// An entry with a content hash applies to the record with that hash. An entry without one applies unless it is older
+/// than the dead letter: then it refers to an earlier record at this position, before the topic was deleted and created
+/// again. Clocks may differ by a minute.
+macro_rules! entry_applies {
     (entry: $content:literal, $time:literal, letter: $letters:literal, $dead_at:literal) => {
         concat!(
             "(",
@@ -76,19 +78,19 @@ macro_rules! means {
         )
     };
 }
-pub(super) use means;
+pub(super) use entry_applies;
 
-/// Why a file is not taken.
+/// Why an existing file cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Unusable {
-    #[error("it was made by another version ({0}; this one makes {VERSION})")]
+pub(super) enum OpenError {
+    #[error("schema version is {0}; expected {VERSION}")]
     Version(i32),
-    #[error("it cannot be read: {0}")]
+    #[error("cannot read the file: {0}")]
     Damaged(#[from] rusqlite::Error),
 }
 
-/// Opens a file that is there; `None` when there is none.
-pub(super) fn open_existing(path: &Path) -> Result<Option<Connection>, Unusable> {
+/// Opens an existing file; `None` if there is none.
+pub(super) fn open_existing(path: &Path) -> Result<Option<Connection>, OpenError> {
     if !path.exists() {
         return Ok(None);
     }
@@ -98,10 +100,10 @@ pub(super) fn open_existing(path: &Path) -> Result<Option<Connection>, Unusable>
     )?;
     let version: i32 = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
     if version != VERSION {
-        return Err(Unusable::Version(version));
+        return Err(OpenError::Version(version));
     }
     configure(&connection)?;
-    // Reads a page of each table, so that damage that would stop the start is found here.
+    // Damage to the pages that the start needs is detected here, where the file can still be replaced.
     connection.query_row(
         "SELECT count(*) FROM (SELECT row FROM letters LIMIT 1)",
         (),
@@ -111,37 +113,39 @@ pub(super) fn open_existing(path: &Path) -> Result<Option<Connection>, Unusable>
     Ok(Some(connection))
 }
 
-/// Makes a new file.
+/// Creates a new file.
 pub(super) fn create(path: &Path) -> Result<Connection, IndexError> {
-    let making = database("making the index");
-    let connection = Connection::open(path).map_err(&making)?;
+    let creating = database("creating the index");
+    let connection = Connection::open(path).map_err(&creating)?;
     connection
         .pragma_update(None, "page_size", 8192)
-        .map_err(&making)?;
-    configure(&connection).map_err(&making)?;
-    // The version is written last: a file whose making was cut off has none and is thrown away.
+        .map_err(&creating)?;
+    configure(&connection).map_err(&creating)?;
+    // The version is written in the same transaction as the tables: a crash while the index is created leaves a file
+    // without a version, which the next start replaces.
     connection
         .execute_batch(&format!("BEGIN; {TABLES}"))
-        .map_err(&making)?;
+        .map_err(&creating)?;
     let generation = fastrand::i64(1..);
     let mut meta = connection
         .prepare("INSERT INTO meta (name, value) VALUES (?, ?)")
-        .map_err(&making)?;
-    meta.execute(("generation", generation)).map_err(&making)?;
-    meta.execute(("next_row", 1)).map_err(&making)?;
+        .map_err(&creating)?;
+    meta.execute(("generation", generation)).map_err(&creating)?;
+    meta.execute(("next_row", 1)).map_err(&creating)?;
     drop(meta);
     connection
         .execute_batch(&format!("PRAGMA user_version = {VERSION}; COMMIT"))
-        .map_err(&making)?;
+        .map_err(&creating)?;
     Ok(connection)
 }
 
 fn configure(connection: &Connection) -> rusqlite::Result<()> {
     connection.pragma_update(None, "journal_mode", "wal")?;
-    // A crash of the machine may lose the last transactions, never their order: they are read again.
+    // A crash of the machine may lose the last transactions, but never an earlier one. Their records are read again,
+    // because their positions are lost with them.
     connection.pragma_update(None, "synchronous", "normal")?;
     connection.pragma_update(None, "wal_autocheckpoint", 4000)?;
-    // There may be no other directory to write into.
+    // The data directory may be the only writable one.
     connection.pragma_update(None, "temp_store", "memory")?;
     connection.pragma_update(None, "cache_size", -64 * 1024)
 }
@@ -155,6 +159,6 @@ pub(super) fn generation(connection: &Connection) -> Result<Generation, IndexErr
 pub(super) fn meta(connection: &Connection, name: &str) -> rusqlite::Result<Option<i64>> {
     connection
         .prepare_cached("SELECT value FROM meta WHERE name = ?")?
-        .query_row([name], |row| row.get(0))
+        .query_row([name], |row| row.get("value"))
         .optional()
 }

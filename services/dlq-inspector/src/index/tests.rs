@@ -29,23 +29,29 @@ impl Fixture {
         self.apply(&[Change::Letters(letters)])
     }
 
-    fn list(&self, filter: &str, direction: Direction, behind: Option<Place>, limit: usize) -> Vec<Found> {
+    fn list(
+        &self,
+        filter: &str,
+        direction: Direction,
+        after: Option<Cursor>,
+        limit: usize,
+    ) -> Vec<IndexedLetter> {
         let filter = parse(filter).unwrap();
-        let question = |connection: &_| list(connection, &filter, direction, behind, limit);
-        self.index.pool.read_here(question).unwrap().found
+        let query = |connection: &_| list(connection, &filter, direction, after, limit);
+        self.index.pool.read_blocking(query).unwrap().letters
     }
 
-    /// The offsets of what matches, the newest first.
+    /// The offsets of the dead letters that match, newest first.
     fn matching(&self, filter: &str) -> Vec<i64> {
-        let found = self.list(filter, Direction::Descending, None, 1000);
-        found.into_iter().map(|found| found.id.offset).collect()
+        let letters = self.list(filter, Direction::Descending, None, 1000);
+        letters.into_iter().map(|letter| letter.id.offset).collect()
     }
 
-    fn get(&self, id: &str) -> Option<Found> {
+    fn get(&self, id: &str) -> Option<IndexedLetter> {
         let id = id.parse().unwrap();
         self.index
             .pool
-            .read_here(|connection| get(connection, &id))
+            .read_blocking(|connection| get(connection, &id))
             .unwrap()
     }
 
@@ -55,12 +61,12 @@ impl Fixture {
         let counts = self
             .index
             .pool
-            .read_here(|connection| counts(connection, &filter, since));
+            .read_blocking(|connection| count_by_topic(connection, &filter, since));
         counts.unwrap().into_iter().collect()
     }
 }
 
-/// A dead letter whose time is its offset unless `at` says otherwise.
+/// A dead letter whose timestamp equals its offset.
 fn letter(topic: &str, partition: i32, offset: i64, headers: &[(&str, &str)]) -> Letter {
     at(offset, topic, partition, offset, headers)
 }
@@ -98,7 +104,7 @@ fn update(id: &str, state: Option<State>, content: Option<ContentHash>) -> Updat
 }
 
 #[test]
-fn a_dead_letter_is_found_as_it_was_written() {
+fn an_indexed_dead_letter_has_all_fields() {
     let mut fixture = Fixture::new();
     let headers = [
         ("tenant", "x"),
@@ -150,7 +156,7 @@ fn a_dead_letter_is_found_as_it_was_written() {
 }
 
 #[test]
-fn filters_find_what_they_say() {
+fn filters_select_dead_letters() {
     let mut fixture = Fixture::new();
     fixture.put(vec![
         letter(
@@ -207,7 +213,7 @@ fn filters_find_what_they_say() {
 }
 
 #[test]
-fn pages_visit_each_of_fifty_thousand_exactly_once_while_more_come() {
+fn pages_contain_each_dead_letter_once_while_others_are_indexed() {
     const COUNT: i64 = 50_000;
     let mut fixture = Fixture::new();
     let mut extra = 0;
@@ -232,19 +238,19 @@ fn pages_visit_each_of_fifty_thousand_exactly_once_while_more_come() {
         ("error_class = permanent", Direction::Descending, (COUNT + 2) / 3),
     ] {
         let mut seen = HashSet::new();
-        let mut behind: Option<Place> = None;
+        let mut after: Option<Cursor> = None;
         loop {
-            let page = fixture.list(filter, direction, behind, 997);
+            let page = fixture.list(filter, direction, after, 997);
             let Some(last) = page.last() else { break };
-            let place = (last.dead_at.as_millis(), last.row);
-            behind = Some(last.place());
+            let end = (last.dead_at.as_millis(), last.row);
+            after = Some(last.cursor());
             for found in &page {
                 if found.id.topic == "t-dlq" {
                     assert!(seen.insert(found.id.offset), "{} twice", found.id);
                 }
             }
             let in_order = page.windows(2).all(|pair| {
-                let (first, second) = (pair[0].place(), pair[1].place());
+                let (first, second) = (pair[0].cursor(), pair[1].cursor());
                 let (first, second) = ((first.dead_at, first.row), (second.dead_at, second.row));
                 if direction == Direction::Ascending {
                     first < second
@@ -252,7 +258,7 @@ fn pages_visit_each_of_fifty_thousand_exactly_once_while_more_come() {
                     first > second
                 }
             });
-            assert!(in_order, "behind {place:?}");
+            assert!(in_order, "page up to {end:?}");
             extra += 1;
             fixture.put(vec![at(
                 extra,
@@ -264,25 +270,25 @@ fn pages_visit_each_of_fifty_thousand_exactly_once_while_more_come() {
         }
         assert_eq!(seen.len() as i64, expected, "{filter}");
     }
-    let (_, last) = fixture.index.pool.read_here(known).unwrap();
+    let (_, last) = fixture.index.pool.read_blocking(read_positions).unwrap();
     let mut seen = HashSet::new();
-    let mut behind = 0;
+    let mut after = 0;
     loop {
         let everything = Expr::And(Vec::new());
         let page = fixture
             .index
             .pool
-            .read_here(|connection| since(connection, &everything, behind, last, 500));
-        let page = page.unwrap().found;
+            .read_blocking(|connection| list_by_row(connection, &everything, after, last, 500));
+        let page = page.unwrap().letters;
         let Some(end) = page.last() else { break };
-        behind = end.row;
+        after = end.row;
         assert!(page.iter().all(|found| seen.insert(found.row)));
     }
     assert_eq!(seen.len() as i64, last);
 }
 
 #[test]
-fn the_ledger_sets_states_whichever_comes_first() {
+fn a_ledger_entry_sets_the_state_before_or_after_its_dead_letter() {
     let mut fixture = Fixture::new();
     fixture.put(vec![letter("t-dlq", 0, 1, &[]), letter("t-dlq", 0, 2, &[])]);
     let discarded = Some(State::Discarded);
@@ -310,7 +316,7 @@ fn the_ledger_sets_states_whichever_comes_first() {
 }
 
 #[test]
-fn an_entry_for_another_record_at_the_same_offset_says_nothing() {
+fn a_ledger_entry_for_another_record_at_the_same_offset_is_ignored() {
     let mut fixture = Fixture::new();
     let first = letter("t-dlq", 0, 1, &[]);
     let second = letter("t-dlq", 0, 1, &[("tenant", "x")]);
@@ -344,9 +350,9 @@ fn an_entry_for_another_record_at_the_same_offset_says_nothing() {
 }
 
 #[test]
-fn an_entry_that_is_older_than_the_record_was_for_another_one() {
+fn a_ledger_entry_without_a_hash_that_is_older_than_the_record_is_ignored() {
     let mut fixture = Fixture::new();
-    // The entries are of the instant 9; clocks may differ by a minute.
+    // The entries have the timestamp 9, and clocks may differ by a minute.
     let near = at(60_009, "t-dlq", 0, 1, &[]);
     let far = at(60_010, "t-dlq", 0, 2, &[]);
     let both = |state| {
@@ -376,21 +382,21 @@ fn an_entry_that_is_older_than_the_record_was_for_another_one() {
         let expected = [(State::Discarded, "ann".to_owned()), (State::Open, String::new())];
         assert_eq!(states, expected, "{entries_first}");
     }
-    // Whoever names the content means it.
+    // An entry with the content hash applies regardless of its time.
     let named = update("t-dlq/0/2", discarded, Some(far.content));
     fixture.apply(&[Change::Ledger(vec![named])]);
     assert_eq!(fixture.get("t-dlq/0/2").unwrap().state, State::Discarded);
 }
 
 #[test]
-fn texts_that_nothing_names_any_more_go() {
+fn unused_texts_are_removed() {
     let mut fixture = Fixture::new();
     let texts = |fixture: &Fixture| -> Vec<String> {
-        let question = |connection: &rusqlite::Connection| {
-            let mut asked = connection.prepare("SELECT text FROM texts ORDER BY text")?;
-            asked.query_map((), |row| row.get(0))?.collect()
+        let query = |connection: &rusqlite::Connection| {
+            let mut statement = connection.prepare("SELECT text FROM texts ORDER BY text")?;
+            statement.query_map((), |row| row.get(0))?.collect()
         };
-        fixture.index.pool.read_here(question).unwrap()
+        fixture.index.pool.read_blocking(query).unwrap()
     };
     let code = |offset: i64| format!("code-{offset}");
     let letters = |offsets: std::ops::Range<i64>| {
@@ -407,7 +413,7 @@ fn texts_that_nothing_names_any_more_go() {
         low,
     };
     fixture.apply(&[trim(10)]);
-    assert!(texts(&fixture).contains(&code(0)), "not at each trim");
+    assert!(texts(&fixture).contains(&code(0)), "removed after a small trim");
     fixture.apply(&[trim(1_498)]);
     let left = ["", &code(1_498), &code(1_499), "t-dlq"].map(str::to_owned);
     let known: Vec<String> = texts(&fixture)
@@ -415,14 +421,14 @@ fn texts_that_nothing_names_any_more_go() {
         .filter(|text| text.is_empty() || text.starts_with("code-") || text == "t-dlq")
         .collect();
     assert_eq!(known, left);
-    // Texts that went come back under numbers of their own.
+    // Removed texts get new ids when they occur again.
     fixture.put(letters(0..1));
     assert_eq!(fixture.matching("error_code = code-0"), [0]);
     assert_eq!(fixture.matching("error_code = code-1499"), [1_499]);
 }
 
 #[test]
-fn what_retention_removes_goes_and_numbers_are_never_used_twice() {
+fn trimmed_dead_letters_are_removed_and_row_numbers_are_not_reused() {
     let mut fixture = Fixture::new();
     let letters = |topic: &str| {
         (0..10)
@@ -445,18 +451,18 @@ fn what_retention_removes_goes_and_numbers_are_never_used_twice() {
         next,
     };
     fixture.apply(&[position(10)]);
-    let (positions, _) = fixture.index.pool.read_here(known).unwrap();
+    let (positions, _) = fixture.index.pool.read_blocking(read_positions).unwrap();
     assert_eq!((positions[0].topic.as_str(), positions[0].next), ("b-dlq", 10));
     fixture.apply(&[Change::Forget {
         topic: "b-dlq".into(),
     }]);
     assert_eq!(fixture.matching("topic = b-dlq"), [0_i64; 0]);
-    assert_eq!(fixture.index.pool.read_here(known).unwrap().0, []);
+    assert_eq!(fixture.index.pool.read_blocking(read_positions).unwrap().0, []);
     let again = fixture.apply(&[Change::Letters(letters("b-dlq")), position(10)]);
     assert!(again >= last + 10, "{again} after {last}");
-    let (positions, _) = fixture.index.pool.read_here(known).unwrap();
+    let (positions, _) = fixture.index.pool.read_blocking(read_positions).unwrap();
     assert_eq!(positions[0].next, 10);
-    // A record that is read twice stands once.
+    // A record that is read twice is indexed once.
     fixture.put(letters("b-dlq"));
     assert_eq!(fixture.matching("topic = b-dlq").len(), 10);
 }
@@ -492,30 +498,30 @@ fn counts_are_by_topic_class_and_time() {
         (filtered.len(), filtered[0].1.open, filtered[0].1.total),
         (1, 1, 2)
     );
-    let open = fixture.index.pool.read_here(open_by_topic).unwrap();
+    let open = fixture.index.pool.read_blocking(open_by_topic).unwrap();
     assert_eq!(open, [("a-dlq".to_owned(), 2), ("b-dlq".to_owned(), 1)]);
 }
 
 #[test]
-fn samples_are_the_first_and_the_last_of_each_partition() {
+fn the_first_and_the_last_dead_letter_of_each_partition_are_found() {
     let mut fixture = Fixture::new();
     fixture.put((0..10).map(|offset| letter("a-dlq", 0, offset, &[])).collect());
     fixture.put(vec![letter("a-dlq", 1, 5, &[])]);
     let read = |topic: &str, lows: &[(i32, i64)]| {
-        let samples = fixture
+        let digests = fixture
             .index
             .pool
-            .read_here(|connection| samples(connection, topic, lows))
+            .read_blocking(|connection| first_and_last(connection, topic, lows))
             .unwrap();
-        let places = samples.iter().map(|sample| (sample.partition, sample.offset));
-        places.collect::<Vec<_>>()
+        let positions = digests.iter().map(|digest| (digest.partition, digest.offset));
+        positions.collect::<Vec<_>>()
     };
     assert_eq!(read("a-dlq", &[(0, 4), (1, 0), (2, 0)]), [(0, 4), (0, 9), (1, 5)]);
     assert_eq!(read("none", &[(0, 0)]), []);
 }
 
 #[test]
-fn an_index_is_found_again_and_another_version_or_damage_makes_a_new_one() {
+fn an_existing_index_is_opened_and_an_unusable_one_is_replaced() {
     let mut fixture = Fixture::new();
     fixture.put(vec![letter("t-dlq", 0, 1, &[])]);
     let generation = fixture.index.generation;
@@ -557,18 +563,18 @@ fn an_index_is_found_again_and_another_version_or_damage_makes_a_new_one() {
 }
 
 #[tokio::test]
-async fn a_question_that_nobody_waits_for_is_given_up() {
+async fn a_query_whose_caller_went_away_is_interrupted() {
     let mut fixture = Fixture::new();
     fixture.put((0..2_000).map(|offset| letter("t-dlq", 0, offset, &[])).collect());
     let (sender, receiver) = std::sync::mpsc::sync_channel(1);
     let endless = fixture.index.pool.read(move |connection| {
         let sql = "SELECT count(*) FROM letters a, letters b, letters c, letters d";
-        let answer = connection.query_row(sql, (), |row| row.get::<_, i64>(0));
-        sender.send(answer.is_err()).unwrap();
-        answer
+        let result = connection.query_row(sql, (), |row| row.get::<_, i64>(0));
+        sender.send(result.is_err()).unwrap();
+        result
     });
-    let given_up = tokio::time::timeout(std::time::Duration::from_millis(20), endless).await;
-    assert!(given_up.is_err());
+    let timed_out = tokio::time::timeout(std::time::Duration::from_millis(20), endless).await;
+    assert!(timed_out.is_err());
     let interrupted = tokio::task::spawn_blocking(move || receiver.recv())
         .await
         .unwrap();
@@ -595,21 +601,21 @@ async fn a_question_that_nobody_waits_for_is_given_up() {
 }
 
 #[test]
-fn large_headers_make_small_parts() {
+fn large_headers_make_a_page_end_early() {
     let mut fixture = Fixture::new();
     let large = "x".repeat(1 << 20);
     let letters = (0..10).map(|offset| letter("t-dlq", 0, offset, &[("large", &large)]));
     fixture.put(letters.collect());
     let everything = Expr::And(Vec::new());
-    let part = |behind| {
-        let question = |connection: &_| since(connection, &everything, behind, 100, 100);
-        fixture.index.pool.read_here(question).unwrap()
+    let page = |after| {
+        let query = |connection: &_| list_by_row(connection, &everything, after, 100, 100);
+        fixture.index.pool.read_blocking(query).unwrap()
     };
-    let first = part(0);
-    assert_eq!((first.found.len(), first.has_more), (4, true));
-    let last = part(7);
-    assert_eq!((last.found.len(), last.has_more), (3, false));
-    let question = |connection: &_| list(connection, &everything, Direction::Descending, None, 2);
-    let page = fixture.index.pool.read_here(question).unwrap();
-    assert_eq!((page.found.len(), page.has_more), (2, true));
+    let first = page(0);
+    assert_eq!((first.letters.len(), first.has_more), (4, true));
+    let last = page(7);
+    assert_eq!((last.letters.len(), last.has_more), (3, false));
+    let query = |connection: &_| list(connection, &everything, Direction::Descending, None, 2);
+    let limited = fixture.index.pool.read_blocking(query).unwrap();
+    assert_eq!((limited.letters.len(), limited.has_more), (2, true));
 }

@@ -1,4 +1,4 @@
-//! The one connection that writes.
+//! The connection that writes.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -6,21 +6,21 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use redeliver_core::Timestamp;
-use rusqlite::{Connection, OptionalExtension as _, Transaction, params};
+use rusqlite::{Connection, OptionalExtension as _, Transaction, named_params, params};
 
-use super::schema::means;
+use super::schema::entry_applies;
 use super::{IndexError, database, schema};
 use crate::ledger::{State, Update};
 use crate::letter::Letter;
 
-/// One step of keeping the index as the topics are.
+/// A change of the index.
 #[derive(Clone, Debug)]
 pub enum Change {
-    /// Dead letters that were read. One that is there already is left as it is.
+    /// Adds dead letters. One whose position is indexed already is ignored.
     Letters(Vec<Letter>),
-    /// What the ledger says, in its order.
+    /// Applies updates of the ledger, in the order of their records.
     Ledger(Vec<Update>),
-    /// How far a partition was read.
+    /// Stores the read position of a partition.
     Position {
         /// The topic.
         topic: Arc<str>,
@@ -29,41 +29,41 @@ pub enum Change {
         /// The next offset to read.
         next: i64,
     },
-    /// Retention has removed what stands before an offset.
+    /// Removes the dead letters below an offset, which Kafka's retention has deleted.
     Trim {
         /// The topic.
         topic: Arc<str>,
         /// The partition.
         partition: i32,
-        /// The first offset that is still there.
+        /// The low watermark: the first offset that Kafka still has.
         low: i64,
     },
-    /// A topic was deleted, or deleted and made again: nothing of it is known any more.
+    /// Removes everything of a topic that was deleted, or deleted and created again.
     Forget {
         /// The topic.
         topic: Arc<str>,
     },
-    /// The ledger was deleted: no dead letter has a state any more.
+    /// Sets all dead letters back to open, because the ledger was deleted.
     ForgetLedger,
 }
 
-/// The one that writes.
+/// The connection that writes.
 pub struct Writer {
     connection: Connection,
     path: PathBuf,
-    /// Numbers of texts that were used lately.
-    texts: HashMap<String, i64>,
+    /// A cache of text ids.
+    text_ids: HashMap<String, i64>,
     next_row: i64,
-    /// Rows that went since unused texts were removed.
-    removed: i64,
+    /// Rows deleted since unused texts were last removed.
+    deleted_rows: i64,
     _lock: File,
 }
 
-/// How many numbers of texts are remembered. More are looked up.
-const REMEMBERED_TEXTS: usize = 20_000;
-/// Unused texts are looked for when so many rows have gone, or a tenth of those that are there: it takes a look at
-/// each row.
-const REMOVED_ROWS: i64 = 1_000;
+/// The cache of text ids is cleared when it exceeds this size.
+const CACHED_TEXT_IDS: usize = 20_000;
+/// Unused texts are removed after this many rows were deleted, or a tenth of all rows if that is more: finding them
+/// reads every row.
+const DELETED_ROWS: i64 = 1_000;
 
 impl Writer {
     pub(super) fn new(connection: Connection, path: PathBuf, lock: File) -> Result<Self, IndexError> {
@@ -72,151 +72,159 @@ impl Writer {
         Ok(Self {
             connection,
             path,
-            texts: HashMap::new(),
+            text_ids: HashMap::new(),
             next_row: next_row.unwrap_or(1),
-            removed: 0,
+            deleted_rows: 0,
             _lock: lock,
         })
     }
 
-    /// Makes these changes, all or none of them. Gives the number of the last row.
+    /// Applies the changes in one transaction, and returns the number of the last row.
     ///
     /// # Errors
-    /// When the database refuses; then nothing has changed.
+    /// If the database fails. Then the index is unchanged.
     pub fn apply(&mut self, changes: &[Change]) -> Result<i64, IndexError> {
-        if self.texts.len() > REMEMBERED_TEXTS {
-            self.texts.clear();
+        if self.text_ids.len() > CACHED_TEXT_IDS {
+            self.text_ids.clear();
         }
         let before = self.next_row;
         let result = self.try_apply(changes);
         if result.is_err() {
             self.next_row = before;
-            // They may name rows that were taken back.
-            self.texts.clear();
+            // The cache may contain ids of texts whose insertion was rolled back.
+            self.text_ids.clear();
         }
-        self.removed = result.map_err(database("writing the index"))?;
+        self.deleted_rows = result.map_err(database("writing the index"))?;
         Ok(self.next_row - 1)
     }
 
-    /// Throws the file away, so that the next start makes a new one. Nothing can be written any more.
+    /// Deletes the damaged file, so that the next start rebuilds the index. The writer must not be used afterwards.
     pub fn invalidate(&mut self) {
         if let Err(error) = super::remove(&self.path) {
-            tracing::error!(path = %self.path.display(), %error, "the damaged index cannot be removed; remove it by hand");
+            tracing::error!(path = %self.path.display(), %error, "cannot delete the damaged index; delete it manually");
         }
     }
 
-    /// Gives how many rows have gone since unused texts were removed.
+    /// Returns the new value of `deleted_rows`, which must not change if the transaction fails.
     fn try_apply(&mut self, changes: &[Change]) -> rusqlite::Result<i64> {
         let transaction = self.connection.transaction()?;
-        let mut write = Write {
+        let mut batch = Batch {
             transaction: &transaction,
-            texts: &mut self.texts,
-            removed: self.removed,
+            text_ids: &mut self.text_ids,
+            deleted_rows: self.deleted_rows,
         };
         for change in changes {
             match change {
                 Change::Letters(letters) => {
                     for letter in letters {
-                        write.letter(letter, self.next_row)?;
+                        // A duplicate leaves a gap in the row numbers, which only have to increase.
+                        batch.insert_letter(letter, self.next_row)?;
                         self.next_row += 1;
                     }
                 }
-                Change::Ledger(updates) => updates.iter().try_for_each(|update| write.ledger(update))?,
+                Change::Ledger(updates) => updates
+                    .iter()
+                    .try_for_each(|update| batch.update_ledger(update))?,
                 Change::Position {
                     topic,
                     partition,
                     next,
-                } => write.position(topic, *partition, *next)?,
+                } => batch.set_position(topic, *partition, *next)?,
                 Change::Trim {
                     topic,
                     partition,
                     low,
-                } => write.trim(topic, *partition, *low)?,
-                Change::Forget { topic } => write.forget(topic)?,
-                Change::ForgetLedger => write.forget_ledger()?,
+                } => batch.trim(topic, *partition, *low)?,
+                Change::Forget { topic } => batch.forget(topic)?,
+                Change::ForgetLedger => batch.forget_ledger()?,
             }
         }
-        if write.removed >= REMOVED_ROWS.max(write.rows()? / 10) {
-            write.remove_unused_texts()?;
+        if batch.deleted_rows >= DELETED_ROWS.max(batch.estimate_rows()? / 10) {
+            batch.remove_unused_texts()?;
         }
-        let removed = write.removed;
+        let deleted_rows = batch.deleted_rows;
         transaction
             .prepare_cached("UPDATE meta SET value = ? WHERE name = 'next_row'")?
             .execute([self.next_row])?;
         transaction.commit()?;
-        Ok(removed)
+        Ok(deleted_rows)
     }
 }
 
-struct Write<'a> {
+struct Batch<'a> {
     transaction: &'a Transaction<'a>,
-    texts: &'a mut HashMap<String, i64>,
-    removed: i64,
+    text_ids: &'a mut HashMap<String, i64>,
+    deleted_rows: i64,
 }
 
-impl Write<'_> {
-    fn run(&self, sql: &str, params: impl rusqlite::Params) -> rusqlite::Result<usize> {
+impl Batch<'_> {
+    fn execute(&self, sql: &str, params: impl rusqlite::Params) -> rusqlite::Result<usize> {
         self.transaction.prepare_cached(sql)?.execute(params)
     }
 
-    fn text(&mut self, text: &str) -> rusqlite::Result<i64> {
-        if let Some(id) = self.texts.get(text) {
+    /// The id of a text, which is inserted if it is new.
+    fn text_id(&mut self, text: &str) -> rusqlite::Result<i64> {
+        if let Some(id) = self.text_ids.get(text) {
             return Ok(*id);
         }
         let found = self
             .transaction
             .prepare_cached("SELECT id FROM texts WHERE text = ?")?
-            .query_row([text], |row| row.get(0))
+            .query_row([text], |row| row.get("id"))
             .optional()?;
         let id = match found {
             Some(id) => id,
             None => {
-                self.run("INSERT INTO texts (text) VALUES (?)", [text])?;
+                self.execute("INSERT INTO texts (text) VALUES (?)", [text])?;
                 self.transaction.last_insert_rowid()
             }
         };
-        self.texts.insert(text.to_owned(), id);
+        self.text_ids.insert(text.to_owned(), id);
         Ok(id)
     }
 
-    fn letter(&mut self, letter: &Letter, row: i64) -> rusqlite::Result<()> {
+    fn insert_letter(&mut self, letter: &Letter, row: i64) -> rusqlite::Result<()> {
         let facts = &letter.facts;
-        let topic = self.text(&letter.position.topic)?;
+        let topic = self.text_id(&letter.position.topic)?;
         let (partition, offset) = (letter.position.partition, letter.position.offset);
         let origin = facts.origin.as_ref();
         let millis = |time: Option<Timestamp>| time.map(Timestamp::as_millis);
-        let params = params![
-            row,
-            topic,
-            partition,
-            offset,
-            letter.dead_at.as_millis(),
-            self.state_of(topic, letter)? as i64,
-            facts.dialect as i64,
-            self.text(&facts.pipeline)?,
-            self.text(&facts.error_class)?,
-            self.text(&facts.error_code)?,
-            facts.error_message,
-            millis(facts.failed_at),
-            facts.retry_count,
-            self.text(origin.map_or("", |origin| &origin.topic))?,
-            origin.and_then(|origin| origin.partition),
-            origin.and_then(|origin| origin.offset),
-            millis(facts.origin_timestamp),
-            facts.job_id.as_deref().unwrap_or_default(),
-            facts.trace_id.as_deref().unwrap_or_default(),
-            letter
-                .value_size
-                .map(|size| i64::try_from(size).unwrap_or(i64::MAX)),
-            letter.content,
-        ];
-        let inserted = self.run(
-            "INSERT INTO letters VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) \
+        let params = named_params! {
+            ":row": row,
+            ":topic": topic,
+            ":partition": partition,
+            ":offset": offset,
+            ":dead_at": letter.dead_at.as_millis(),
+            ":state": self.ledger_state(topic, letter)? as i64,
+            ":dialect": facts.dialect as i64,
+            ":pipeline": self.text_id(&facts.pipeline)?,
+            ":error_class": self.text_id(&facts.error_class)?,
+            ":error_code": self.text_id(&facts.error_code)?,
+            ":error_message": facts.error_message,
+            ":failed_at": millis(facts.failed_at),
+            ":retry_count": facts.retry_count,
+            ":origin_topic": self.text_id(origin.map_or("", |origin| &origin.topic))?,
+            ":origin_partition": origin.and_then(|origin| origin.partition),
+            ":origin_offset": origin.and_then(|origin| origin.offset),
+            ":origin_timestamp": millis(facts.origin_timestamp),
+            ":job_id": facts.job_id.as_deref().unwrap_or_default(),
+            ":trace_id": facts.trace_id.as_deref().unwrap_or_default(),
+            ":value_size": letter.value_size.map(|size| i64::try_from(size).unwrap_or(i64::MAX)),
+            ":content": letter.content,
+        };
+        let inserted = self.execute(
+            "INSERT INTO letters (row, topic, partition, offset, dead_at, state, dialect, pipeline, error_class, \
+             error_code, error_message, failed_at, retry_count, origin_topic, origin_partition, origin_offset, \
+             origin_timestamp, job_id, trace_id, value_size, content) \
+             VALUES (:row, :topic, :partition, :offset, :dead_at, :state, :dialect, :pipeline, :error_class, \
+             :error_code, :error_message, :failed_at, :retry_count, :origin_topic, :origin_partition, :origin_offset, \
+             :origin_timestamp, :job_id, :trace_id, :value_size, :content) \
              ON CONFLICT (topic, partition, offset) DO NOTHING",
             params,
         )?;
+        // A record that is read twice is indexed once, under its first row number.
         if inserted > 0 {
-            self.run(
+            self.execute(
                 "INSERT INTO bodies (row, key, headers) VALUES (?, ?, ?)",
                 params![row, letter.key.as_deref(), letter.headers],
             )?;
@@ -224,14 +232,14 @@ impl Write<'_> {
         Ok(())
     }
 
-    /// What the ledger says of a dead letter that has just come.
-    fn state_of(&self, topic: i64, letter: &Letter) -> rusqlite::Result<State> {
+    /// The state of a new dead letter: its ledger entry may have been indexed before it.
+    fn ledger_state(&self, topic: i64, letter: &Letter) -> rusqlite::Result<State> {
         let position = &letter.position;
         let number: Option<i64> = self
             .transaction
             .prepare_cached(concat!(
                 "SELECT state FROM ledger WHERE topic = ?1 AND partition = ?2 AND offset = ?3 AND ",
-                means!(entry: "content", "time", letter: "?4", "?5")
+                entry_applies!(entry: "content", "time", letter: "?4", "?5")
             ))?
             .query_row(
                 params![
@@ -241,30 +249,31 @@ impl Write<'_> {
                     letter.content,
                     letter.dead_at.as_millis()
                 ],
-                |row| row.get(0),
+                |row| row.get("state"),
             )
             .optional()?;
         Ok(number.and_then(State::from_number).unwrap_or_default())
     }
 
-    fn ledger(&mut self, update: &Update) -> rusqlite::Result<()> {
-        let topic = self.text(&update.id.topic)?;
+    fn update_ledger(&mut self, update: &Update) -> rusqlite::Result<()> {
+        let topic = self.text_id(&update.id.topic)?;
         let (partition, offset) = (update.id.partition, update.id.offset);
-        // What an earlier entry said is over, also when the new one means another record.
-        self.run(
+        // An update replaces the previous entry of its key, even if it applies to another record.
+        self.execute(
             "UPDATE letters SET state = ? WHERE topic = ? AND partition = ? AND offset = ?",
             params![State::Open as i64, topic, partition, offset],
         )?;
         let Some(entry) = &update.entry else {
-            self.run(
+            self.execute(
                 "DELETE FROM ledger WHERE topic = ? AND partition = ? AND offset = ?",
                 params![topic, partition, offset],
             )?;
             return Ok(());
         };
         let time = entry.time.map(Timestamp::as_millis);
-        self.run(
-            "INSERT OR REPLACE INTO ledger VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        self.execute(
+            "INSERT OR REPLACE INTO ledger (topic, partition, offset, state, time, who, note, content) \
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             params![
                 topic,
                 partition,
@@ -276,89 +285,90 @@ impl Write<'_> {
                 entry.content
             ],
         )?;
-        self.run(
+        self.execute(
             concat!(
                 "UPDATE letters SET state = ?4 WHERE topic = ?1 AND partition = ?2 AND offset = ?3 AND ",
-                means!(entry: "?5", "?6", letter: "content", "dead_at")
+                entry_applies!(entry: "?5", "?6", letter: "content", "dead_at")
             ),
             params![topic, partition, offset, entry.state as i64, entry.content, time],
         )?;
         Ok(())
     }
 
-    fn position(&mut self, topic: &str, partition: i32, next: i64) -> rusqlite::Result<()> {
-        let topic = self.text(topic)?;
-        self.run(
-            "INSERT OR REPLACE INTO positions VALUES (?, ?, ?)",
+    fn set_position(&mut self, topic: &str, partition: i32, next: i64) -> rusqlite::Result<()> {
+        let topic = self.text_id(topic)?;
+        self.execute(
+            "INSERT OR REPLACE INTO positions (topic, partition, next) VALUES (?, ?, ?)",
             params![topic, partition, next],
         )?;
         Ok(())
     }
 
     fn trim(&mut self, topic: &str, partition: i32, low: i64) -> rusqlite::Result<()> {
-        let topic = self.text(topic)?;
-        let before = params![topic, partition, low];
-        self.run(
+        let topic = self.text_id(topic)?;
+        let below_low = params![topic, partition, low];
+        self.execute(
             "DELETE FROM bodies WHERE row IN \
              (SELECT row FROM letters WHERE topic = ? AND partition = ? AND offset < ?)",
-            before,
+            below_low,
         )?;
-        let letters = self.run(
+        let deleted = self.execute(
             "DELETE FROM letters WHERE topic = ? AND partition = ? AND offset < ?",
-            before,
+            below_low,
         )?;
-        self.went(letters);
-        self.run(
+        self.count_deleted(deleted);
+        self.execute(
             "DELETE FROM ledger WHERE topic = ? AND partition = ? AND offset < ?",
-            before,
+            below_low,
         )?;
         Ok(())
     }
 
     fn forget(&mut self, topic: &str) -> rusqlite::Result<()> {
-        let topic = self.text(topic)?;
-        self.run(
+        let topic = self.text_id(topic)?;
+        self.execute(
             "DELETE FROM bodies WHERE row IN (SELECT row FROM letters WHERE topic = ?)",
             [topic],
         )?;
-        let letters = self.run("DELETE FROM letters WHERE topic = ?", [topic])?;
-        self.went(letters);
-        self.run("DELETE FROM positions WHERE topic = ?", [topic])?;
+        let deleted = self.execute("DELETE FROM letters WHERE topic = ?", [topic])?;
+        self.count_deleted(deleted);
+        // Ledger entries stay: they follow the ledger topic, and `entry_applies` ignores those of the old topic.
+        self.execute("DELETE FROM positions WHERE topic = ?", [topic])?;
         Ok(())
     }
 
-    fn went(&mut self, letters: usize) {
-        self.removed = self
-            .removed
-            .saturating_add(i64::try_from(letters).unwrap_or(i64::MAX));
+    fn count_deleted(&mut self, rows: usize) {
+        self.deleted_rows = self
+            .deleted_rows
+            .saturating_add(i64::try_from(rows).unwrap_or(i64::MAX));
     }
 
-    /// About how many dead letters there are, at most.
-    fn rows(&self) -> rusqlite::Result<i64> {
+    /// An upper bound of the number of dead letters, which needs no scan.
+    fn estimate_rows(&self) -> rusqlite::Result<i64> {
         self.transaction
-            .prepare_cached("SELECT coalesce(max(row) - min(row), 0) FROM letters")?
-            .query_row((), |row| row.get(0))
+            .prepare_cached("SELECT coalesce(max(row) - min(row), 0) AS estimate FROM letters")?
+            .query_row((), |row| row.get("estimate"))
     }
 
-    /// Dead letters that went leave their error codes and origins behind, which differ from record to record where
-    /// somebody puts a number into them.
+    /// Removes texts that only deleted rows referred to. Without this, error codes that contain a number or an id would
+    /// accumulate forever.
     fn remove_unused_texts(&mut self) -> rusqlite::Result<()> {
-        self.run(
+        self.execute(
             "DELETE FROM texts WHERE text != '' AND id NOT IN (\
              SELECT topic FROM letters UNION SELECT pipeline FROM letters UNION SELECT error_class FROM letters \
              UNION SELECT error_code FROM letters UNION SELECT origin_topic FROM letters \
              UNION SELECT topic FROM positions UNION SELECT topic FROM ledger)",
             (),
         )?;
-        self.texts.clear();
-        self.removed = 0;
+        self.text_ids.clear();
+        self.deleted_rows = 0;
         Ok(())
     }
 
     fn forget_ledger(&mut self) -> rusqlite::Result<()> {
         let open = State::Open as i64;
-        self.run("UPDATE letters SET state = ?1 WHERE state != ?1", [open])?;
-        self.run("DELETE FROM ledger", ())?;
+        self.execute("UPDATE letters SET state = ?1 WHERE state != ?1", [open])?;
+        self.execute("DELETE FROM ledger", ())?;
         Ok(())
     }
 }

@@ -4,61 +4,60 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
+use redeliver_core::wait::LogThrottle;
 use redeliver_kafka::follow::{Event, Follower};
 use redeliver_kafka::reader::ReadError;
 use redeliver_kafka::{KafkaSettings, Waker};
 use redeliver_runtime::health::Part;
 use tokio_util::sync::CancellationToken;
 
-use super::topics::{Arrival, Plan, Topics};
+use super::topics::{Actions, Arrival, Topics};
 use super::{Survey, Work};
 use crate::index::Change;
 use crate::ledger::{self, Update};
 use crate::letter::Letter;
 use crate::metrics::Metrics;
-use crate::shared::Shared;
+use crate::shared::SharedState;
 
-/// How many records are read before they are handed over.
+/// Maximum number of records in a batch of changes.
 const BATCH: usize = 2_000;
-/// And how many bytes of keys and headers, which are anybody's.
+/// A batch ends once its keys and headers exceed this many bytes. Their size is up to the producers.
 const BATCH_BYTES: usize = 4 << 20;
-/// How long nothing may come before surveys and the end are looked for.
-const PAUSE: Duration = Duration::from_millis(200);
-/// How often the same trouble is told.
-const SAY_EVERY: Duration = Duration::from_secs(60);
+/// Maximum wait for a record, after which the loop checks for surveys and for shutdown.
+const POLL_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// What the thread works with.
+/// The thread that reads topics.
 pub(crate) struct Reader {
     pub(crate) settings: KafkaSettings,
     pub(crate) surveys: Receiver<Survey>,
     pub(crate) writer: SyncSender<Work>,
     pub(crate) waker: Waker,
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<SharedState>,
     pub(crate) part: Part,
     pub(crate) metrics: Metrics,
     pub(crate) stop: CancellationToken,
 }
 
-/// The writer has ended, so there is nothing to read for. It says itself why.
+/// The writer has stopped and has reported why. The reader stops as well.
 struct WriterGone;
 
 impl Reader {
-    /// Follows the topics, from the positions of the index on, until it is told to stop.
+    /// Follows the topics from the positions of the index, until `stop` is cancelled.
     pub(crate) fn run(self, positions: Vec<(Arc<str>, i32, i64)>) -> Result<(), ReadError> {
         let follower = Follower::new(&self.settings, self.waker.clone())?;
-        let mut reading = Reading {
+        let mut reader_loop = ReaderLoop {
             reader: self,
             follower,
             topics: Topics::new(positions),
-            number: 0,
+            last_batch: 0,
             was_caught_up: false,
-            said: None,
+            log_throttle: LogThrottle::default(),
         };
-        while !reading.reader.stop.is_cancelled() {
-            match reading.round()? {
+        while !reader_loop.reader.stop.is_cancelled() {
+            match reader_loop.round()? {
                 Ok(()) => {}
                 Err(WriterGone) => break,
             }
@@ -67,77 +66,79 @@ impl Reader {
     }
 }
 
-struct Reading {
+struct ReaderLoop {
     reader: Reader,
     follower: Follower,
     topics: Topics,
-    /// Of the last work for the writer.
-    number: u64,
+    /// The number of the last batch that was sent to the writer.
+    last_batch: u64,
     was_caught_up: bool,
-    said: Option<Instant>,
+    log_throttle: LogThrottle,
 }
 
-/// What came in one round.
+/// The records of one round.
 #[derive(Default)]
 struct Batch {
     letters: Vec<Letter>,
     bytes: usize,
     ledger: Vec<Update>,
     positions: BTreeMap<(Arc<str>, i32), i64>,
-    made_again: BTreeSet<Arc<str>>,
+    recreated: BTreeSet<Arc<str>>,
     refused: Vec<(Arc<str>, String)>,
 }
 
-impl Reading {
+impl ReaderLoop {
     fn round(&mut self) -> Result<Result<(), WriterGone>, ReadError> {
         while let Ok(survey) = self.reader.surveys.try_recv() {
-            let plan = self.topics.survey(&survey, self.number + 1);
-            if let Err(gone) = self.carry_out(plan)? {
+            let actions = self.topics.survey(&survey, self.last_batch + 1);
+            if let Err(gone) = self.execute(actions)? {
                 return Ok(Err(gone));
             }
-            self.note_lag(&survey);
+            self.report_lag(&survey);
         }
         let mut batch = Batch::default();
         let topics = &mut self.topics;
-        self.follower.poll(PAUSE, |event| {
+        self.follower.poll(POLL_TIMEOUT, |event| {
             batch.add(topics, event);
             batch.is_full()
         })?;
-        self.tell_refused(&batch.refused);
-        let made_again = std::mem::take(&mut batch.made_again);
-        if let Err(gone) = self.hand_over(batch.into_changes()) {
+        self.log_refused(&batch.refused);
+        let recreated = std::mem::take(&mut batch.recreated);
+        // The batch may contain records of the old topic. They go first, so that the removal of the topic covers them.
+        if let Err(gone) = self.send_changes(batch.into_changes()) {
             return Ok(Err(gone));
         }
-        for topic in made_again {
-            let plan = self.topics.made_again(&topic, self.number + 1);
-            if let Err(gone) = self.carry_out(plan)? {
+        for topic in recreated {
+            let actions = self.topics.recreated(&topic, self.last_batch + 1);
+            if let Err(gone) = self.execute(actions)? {
                 return Ok(Err(gone));
             }
         }
-        Ok(self.tell_when_caught_up())
+        // Sent after the changes of this round: the writer reports readiness once it has applied them.
+        Ok(self.report_caught_up())
     }
 
-    fn carry_out(&mut self, plan: Plan) -> Result<Result<(), WriterGone>, ReadError> {
-        for topic in &plan.remove {
+    fn execute(&mut self, actions: Actions) -> Result<Result<(), WriterGone>, ReadError> {
+        for topic in &actions.unfollow {
             self.follower.remove(topic)?;
             self.reader.metrics.forget(topic);
         }
-        self.follower.add(&plan.follow)?;
-        if plan.renew {
-            tracing::info!("nothing comes though there is something; going on with a new consumer");
+        self.follower.add(&actions.follow)?;
+        if actions.recreate_consumer {
+            tracing::info!("consumer stalled; recreating it");
             self.follower.renew()?;
         }
-        Ok(self.hand_over(plan.changes))
+        Ok(self.send_changes(actions.changes))
     }
 
-    /// Blocks while the writer has enough to do.
-    fn hand_over(&mut self, changes: Vec<Change>) -> Result<(), WriterGone> {
+    /// Blocks while the writer's queue is full.
+    fn send_changes(&mut self, changes: Vec<Change>) -> Result<(), WriterGone> {
         if changes.is_empty() {
             return Ok(());
         }
-        self.number += 1;
+        self.last_batch += 1;
         self.send(Work::Changes {
-            number: self.number,
+            batch: self.last_batch,
             changes,
         })
     }
@@ -146,40 +147,39 @@ impl Reading {
         self.reader.writer.send(work).map_err(|_| WriterGone)
     }
 
-    fn tell_when_caught_up(&mut self) -> Result<(), WriterGone> {
-        if self.was_caught_up || !self.topics.caught_up() {
+    fn report_caught_up(&mut self) -> Result<(), WriterGone> {
+        if self.was_caught_up || !self.topics.is_caught_up() {
             return Ok(());
         }
         self.was_caught_up = true;
         self.send(Work::CaughtUp)
     }
 
-    fn note_lag(&self, survey: &Survey) {
+    fn report_lag(&self, survey: &Survey) {
         let mut total = 0;
-        let mut seen = self.reader.shared.topics();
+        let mut topics = self.reader.shared.topics();
         for found in &survey.topics {
             let lag = self.topics.lag(found);
             total += lag;
-            if let Some(topic) = seen.get_mut(&*found.name) {
+            if let Some(topic) = topics.get_mut(&*found.name) {
                 topic.lag = lag;
                 self.reader.metrics.set_lag(&found.name, lag);
             }
         }
-        drop(seen);
+        drop(topics);
         if !self.was_caught_up {
             self.reader
                 .part
-                .not_ready(format!("reading dead letters, {total} are left"));
+                .not_ready(format!("reading dead letters; {total} left"));
         }
     }
 
-    fn tell_refused(&mut self, refused: &[(Arc<str>, String)]) {
+    fn log_refused(&mut self, refused: &[(Arc<str>, String)]) {
         let Some((topic, error)) = refused.first() else {
             return;
         };
-        if self.said.is_none_or(|said| said.elapsed() >= SAY_EVERY) {
-            self.said = Some(Instant::now());
-            tracing::warn!(topic = &**topic, error, "a dead-letter topic cannot be read");
+        if self.log_throttle.should_log() {
+            tracing::warn!(topic = &**topic, error, "cannot read dead-letter topic");
         }
     }
 }
@@ -197,12 +197,13 @@ impl Batch {
         match event {
             Event::Record(record) => {
                 let position = &record.position;
-                if self.made_again.contains(&position.topic) {
+                // Records of the new topic that follow in this batch are read again, after the topic is forgotten.
+                if self.recreated.contains(&position.topic) {
                     return;
                 }
                 match topics.arrived(&position.topic, position.partition, position.offset) {
                     Arrival::Backwards => {
-                        self.made_again.insert(position.topic.clone());
+                        self.recreated.insert(position.topic.clone());
                         return;
                     }
                     Arrival::Stale => return,
@@ -213,8 +214,8 @@ impl Batch {
                 if &*position.topic == ledger::TOPIC {
                     match Update::read(&record) {
                         Ok(update) => self.ledger.push(update),
-                        Err(problem) => {
-                            tracing::warn!(record = %record.position, %problem, "a record of the ledger says nothing");
+                        Err(error) => {
+                            tracing::warn!(record = %record.position, %error, "ignoring invalid ledger entry");
                         }
                     }
                 } else {
@@ -223,7 +224,7 @@ impl Batch {
                     self.letters.push(letter);
                 }
             }
-            Event::End { topic, partition } => topics.ended(&topic, partition),
+            Event::End { topic, partition } => topics.reached_end(&topic, partition),
             Event::Refused {
                 topic,
                 partition,

@@ -1,174 +1,174 @@
-//! Which dead-letter topics there are, and whether they are still those that the index was made from.
+//! Finds the dead-letter topics, and those that were deleted and created again since the index read them.
 //!
-//! A topic that was deleted and made again has the same name and offsets that begin again. It shows in an end
-//! that lies before what was read, in a beginning that went back to 0, or in records that are not those that
-//! were read: the first and the last known record of each partition are compared, of all partitions at the
-//! start and of a few in every survey after it.
+//! A recreated topic has the same name, and its offsets begin at 0 again. It is detected by an end before the read
+//! position, by a low watermark that went back to 0, or by different records: the content of the first and the last
+//! indexed record of each partition is compared with Kafka, for all partitions at the start and for a few partitions in
+//! each later survey.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, TrySendError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use redeliver_core::Position;
+use redeliver_core::wait::LogThrottle;
 use redeliver_kafka::Waker;
 use redeliver_kafka::reader::ReadError;
 use redeliver_kafka::survey::{SurveyedTopic, Surveyor};
 use redeliver_runtime::health::Part;
 use tokio_util::sync::CancellationToken;
 
-use crate::index::{self, Pool, Sample};
+use crate::index::{self, Pool, RecordDigest};
 use crate::ledger;
-use crate::letter::content_hash;
+use crate::letter::{ContentHash, content_hash};
+use crate::lookup_pool::LookupPool;
 use crate::pattern::Patterns;
-use crate::shared::{SeenTopic, Shared};
-use crate::values::Values;
+use crate::shared::{SharedState, TopicStatus};
 
-/// How often the topics are looked over.
-const EVERY: Duration = Duration::from_secs(2);
-/// How often it is asked how long topics keep their records.
-const RETENTION_EVERY: Duration = Duration::from_secs(30);
-/// Of how many partitions records are compared in each survey but the first.
-const COMPARED: usize = 8;
-/// How often it is said that Kafka does not answer.
-const SAY_EVERY: Duration = Duration::from_secs(30);
+/// Time between two surveys.
+const INTERVAL: Duration = Duration::from_secs(2);
+/// Time between two requests of the topics' retention.
+const RETENTION_INTERVAL: Duration = Duration::from_secs(30);
+/// The number of partitions whose records each survey compares. The first survey compares all partitions.
+const COMPARED_PARTITIONS: usize = 8;
 
-/// What was found.
+/// The result of one survey.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Survey {
     /// The dead-letter topics and the ledger.
     pub(crate) topics: Vec<SurveyedTopic>,
-    /// Those that are not the ones that the index was made from.
-    pub(crate) changed: Vec<Arc<str>>,
-    /// The work of the writer that was done when the index was looked at.
+    /// Topics that were deleted and created again since the index read them.
+    pub(crate) recreated: Vec<Arc<str>>,
+    /// The last batch of changes that the index had applied when the survey began.
     pub(crate) as_of: u64,
 }
 
-/// Looks topics over.
+/// The task that surveys topics.
 pub(crate) struct SurveyTask {
     pub(crate) patterns: Patterns,
     pub(crate) surveyor: Surveyor,
     pub(crate) pool: Pool,
-    pub(crate) values: Values,
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) lookups: LookupPool,
+    pub(crate) shared: Arc<SharedState>,
     pub(crate) part: Part,
     pub(crate) reader: SyncSender<Survey>,
     pub(crate) waker: Waker,
     pub(crate) stop: CancellationToken,
 }
 
-/// What is remembered from one survey to the next.
+/// What later surveys need to know of earlier ones.
 #[derive(Default)]
-struct Memory {
-    /// How many there have been.
+struct SurveyHistory {
+    /// The number of successful surveys.
     count: u64,
-    lows: BTreeMap<(Arc<str>, i32), i64>,
-    /// The partition with which comparing goes on.
-    turn: usize,
+    low_watermarks: BTreeMap<(Arc<str>, i32), i64>,
+    /// The index of the next partition to compare.
+    next_compared: usize,
 }
 
-/// Why there is no survey.
+/// Why a survey failed.
 #[derive(Debug, thiserror::Error)]
 enum SurveyError {
-    #[error("kafka")]
+    #[error("reading topics from Kafka")]
     Kafka(#[from] ReadError),
-    #[error("the index")]
+    #[error("reading the index")]
     Index(#[from] index::ReadError),
 }
 
 impl SurveyTask {
-    /// Looks topics over until it is told to stop.
+    /// Surveys topics until `stop` is cancelled. A failure of Kafka is retried; a failure of the index is returned.
     pub(crate) async fn run(self) -> Result<(), index::ReadError> {
-        let mut memory = Memory::default();
-        let mut said: Option<std::time::Instant> = None;
+        let mut history = SurveyHistory::default();
+        let mut log_throttle = LogThrottle::default();
         loop {
             let result = tokio::select! {
-                result = self.survey(&mut memory) => result,
+                result = self.survey(&mut history) => result,
                 () = self.stop.cancelled() => return Ok(()),
             };
             match result {
                 Ok(survey) => {
-                    said = None;
-                    memory.count += 1;
+                    log_throttle.reset();
+                    history.count += 1;
                     match self.reader.try_send(survey) {
-                        // One that was not taken yet is as good as this one.
+                        // If the reader has not taken the previous survey yet, this one is dropped: the next follows soon.
                         Ok(()) | Err(TrySendError::Full(_)) => self.waker.wake(),
                         Err(TrySendError::Disconnected(_)) => return Ok(()),
                     }
                 }
                 Err(SurveyError::Kafka(error)) => {
-                    if memory.count == 0 {
-                        self.part.not_ready("kafka does not answer");
+                    if history.count == 0 {
+                        self.part.not_ready("Kafka unavailable");
                     }
-                    if said.is_none_or(|said| said.elapsed() >= SAY_EVERY) {
-                        said = Some(std::time::Instant::now());
+                    if log_throttle.should_log() {
                         let cause = std::error::Error::source(&error).map(ToString::to_string);
-                        tracing::warn!(%error, cause, "the topics cannot be looked over; trying again");
+                        tracing::warn!(%error, cause, "cannot survey topics; retrying");
                     }
                 }
                 Err(SurveyError::Index(error)) => return Err(error),
             }
             tokio::select! {
-                () = tokio::time::sleep(EVERY) => {}
+                () = tokio::time::sleep(INTERVAL) => {}
                 () = self.stop.cancelled() => return Ok(()),
             }
         }
     }
 
-    async fn survey(&self, memory: &mut Memory) -> Result<Survey, SurveyError> {
-        // First what the index knows, then what Kafka has: the other way round a record that comes in between
-        // would look like one that is gone.
+    async fn survey(&self, history: &mut SurveyHistory) -> Result<Survey, SurveyError> {
+        // The index is read before Kafka. In the other order, a record that is indexed in between would be beyond the end
+        // that Kafka returned, and its topic would look recreated.
         let as_of = self.shared.applied();
-        let (known, _) = self.pool.read(index::known).await?;
-        let known: BTreeMap<(Arc<str>, i32), i64> = known
+        let (positions, _) = self.pool.read(index::read_positions).await?;
+        let positions: BTreeMap<(Arc<str>, i32), i64> = positions
             .into_iter()
-            .map(|known| ((Arc::from(known.topic), known.partition), known.next))
+            .map(|position| ((Arc::from(position.topic), position.partition), position.next))
             .collect();
         let topics = self.topics().await?;
-        let mut changed: Vec<Arc<str>> = Vec::new();
+        let mut recreated: Vec<Arc<str>> = Vec::new();
         for topic in &topics {
-            if has_begun_again(topic, &known, &memory.lows) {
-                changed.push(topic.name.clone());
+            if has_older_offsets(topic, &positions, &history.low_watermarks) {
+                recreated.push(topic.name.clone());
             }
             for (partition, extent) in (0..).zip(&topic.partitions) {
                 if let Some(extent) = extent {
-                    memory.lows.insert((topic.name.clone(), partition), extent.low);
+                    history
+                        .low_watermarks
+                        .insert((topic.name.clone(), partition), extent.low);
                 }
             }
         }
-        memory
-            .lows
+        history
+            .low_watermarks
             .retain(|(name, _), _| topics.iter().any(|topic| topic.name == *name));
-        self.compare(&topics, memory, &mut changed).await?;
-        self.note_topics(&topics);
+        self.compare(&topics, history, &mut recreated).await?;
+        self.publish_topics(&topics);
         Ok(Survey {
             topics,
-            changed,
+            recreated,
             as_of,
         })
     }
 
     async fn topics(&self) -> Result<Vec<SurveyedTopic>, ReadError> {
         let (surveyor, patterns) = (self.surveyor.clone(), self.patterns.clone());
-        let wanted = move |name: &str| name == ledger::TOPIC || patterns.matches(name);
-        let asked = tokio::task::spawn_blocking(move || surveyor.topics(wanted)).await;
-        asked.unwrap_or_else(|error| match error.try_into_panic() {
+        let is_selected = move |name: &str| name == ledger::TOPIC || patterns.matches(name);
+        let result = tokio::task::spawn_blocking(move || surveyor.topics(is_selected)).await;
+        result.unwrap_or_else(|error| match error.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
-            // Only while the runtime ends.
+            // Cancelled, because the runtime is shutting down.
             Err(_) => Ok(Vec::new()),
         })
     }
 
-    /// Compares known records with those that stand there now.
+    /// Compares indexed records with the records at the same positions in Kafka.
     async fn compare(
         &self,
         topics: &[SurveyedTopic],
-        memory: &mut Memory,
-        changed: &mut Vec<Arc<str>>,
+        history: &mut SurveyHistory,
+        recreated: &mut Vec<Arc<str>>,
     ) -> Result<(), SurveyError> {
         let partitions: Vec<(&Arc<str>, i32, i64)> = topics
             .iter()
-            .filter(|topic| &*topic.name != ledger::TOPIC && !changed.contains(&topic.name))
+            .filter(|topic| &*topic.name != ledger::TOPIC && !recreated.contains(&topic.name))
             .flat_map(|topic| {
                 let extents = (0..).zip(&topic.partitions);
                 extents.filter_map(move |(partition, extent)| Some((&topic.name, partition, (*extent)?.low)))
@@ -177,132 +177,132 @@ impl SurveyTask {
         if partitions.is_empty() {
             return Ok(());
         }
-        let count = if memory.count == 0 {
+        let count = if history.count == 0 {
             partitions.len()
         } else {
-            COMPARED.min(partitions.len())
+            COMPARED_PARTITIONS.min(partitions.len())
         };
-        let chosen = (0..count).map(|step| partitions[(memory.turn + step) % partitions.len()]);
+        let selected = (0..count).map(|step| partitions[(history.next_compared + step) % partitions.len()]);
         let mut by_topic: BTreeMap<Arc<str>, Vec<(i32, i64)>> = BTreeMap::new();
-        for (topic, partition, low) in chosen {
+        for (topic, partition, low) in selected {
             by_topic.entry(topic.clone()).or_default().push((partition, low));
         }
-        memory.turn = (memory.turn + count) % partitions.len();
+        history.next_compared = (history.next_compared + count) % partitions.len();
         for (topic, lows) in by_topic {
             let name = topic.clone();
-            let samples = self
+            let indexed = self
                 .pool
-                .read(move |connection| index::samples(connection, &name, &lows))
+                .read(move |connection| index::first_and_last(connection, &name, &lows))
                 .await?;
-            let wanted = samples.iter().map(|sample| Position {
+            let positions = indexed.iter().map(|digest| Position {
                 topic: topic.clone(),
-                partition: sample.partition,
-                offset: sample.offset,
+                partition: digest.partition,
+                offset: digest.offset,
             });
-            let found = match self.values.get(wanted.collect()).await {
-                Ok(found) => found,
-                // One topic that cannot be read does not keep the others from being found.
+            let records = match self.lookups.get(positions.collect()).await {
+                Ok(records) => records,
+                // A topic that cannot be read must not fail the survey of the other topics.
                 Err(error) => {
-                    tracing::debug!(topic = &*topic, %error, "known records are not compared");
+                    tracing::debug!(topic = &*topic, %error, "cannot compare indexed records");
                     continue;
                 }
             };
-            let found: Vec<_> = found
+            let current: Vec<_> = records
                 .iter()
                 .map(|record| record.as_ref().map(content_hash))
                 .collect();
-            if was_recreated(&samples, &found) {
-                changed.push(topic);
+            if has_other_records(&indexed, &current) {
+                recreated.push(topic);
             }
         }
         Ok(())
     }
 
-    /// Tells the others which dead-letter topics there are.
-    fn note_topics(&self, topics: &[SurveyedTopic]) {
-        let mut seen = self.shared.topics();
-        seen.retain(|name, _| topics.iter().any(|found| *found.name == **name));
+    /// Updates the list of dead-letter topics in the shared state.
+    fn publish_topics(&self, topics: &[SurveyedTopic]) {
+        let mut published = self.shared.topics();
+        published.retain(|name, _| topics.iter().any(|found| *found.name == **name));
         for topic in topics.iter().filter(|topic| &*topic.name != ledger::TOPIC) {
-            seen.entry(topic.name.to_string()).or_default();
+            published.entry(topic.name.to_string()).or_default();
         }
     }
 }
 
-/// Asks how long topics keep their records, on its own: brokers may be slow to say that they do not tell.
-pub(crate) async fn ask_retention(
+/// Keeps the topics' retention up to date until `stop` is cancelled. This is not part of the survey, because a broker
+/// that does not support the request may let it time out.
+pub(crate) async fn refresh_retention(
     surveyor: Surveyor,
-    shared: Arc<Shared>,
+    shared: Arc<SharedState>,
     stop: CancellationToken,
 ) -> Result<(), ReadError> {
-    let mut asked: Option<std::time::Instant> = None;
+    let mut last_request: Option<Instant> = None;
     loop {
         let names: Vec<(Arc<str>, bool)> = {
-            let seen = shared.topics();
-            let known = |topic: &SeenTopic| topic.retention.is_some();
-            seen.iter()
-                .map(|(name, topic)| (name.as_str().into(), known(topic)))
+            let topics = shared.topics();
+            let is_known = |status: &TopicStatus| status.retention.is_some();
+            topics
+                .iter()
+                .map(|(name, status)| (name.as_str().into(), is_known(status)))
                 .collect()
         };
-        let is_time = asked.is_none_or(|asked| asked.elapsed() >= RETENTION_EVERY);
-        // A new topic is asked for at once, unless it is known that there is no answer.
+        let is_due = last_request.is_none_or(|last| last.elapsed() >= RETENTION_INTERVAL);
+        // A new topic is requested at once, unless the broker has not answered for any topic so far.
         let has_new = names.iter().any(|(_, known)| !known) && names.iter().any(|(_, known)| *known);
-        if !names.is_empty() && (is_time || has_new) {
-            asked = Some(std::time::Instant::now());
+        if !names.is_empty() && (is_due || has_new) {
+            last_request = Some(Instant::now());
             let names: Vec<Arc<str>> = names.into_iter().map(|(name, _)| name).collect();
-            let answer = tokio::select! {
-                answer = surveyor.retention(&names) => answer,
+            let result = tokio::select! {
+                result = surveyor.retention(&names) => result,
                 () = stop.cancelled() => return Ok(()),
             };
-            match answer {
+            match result {
                 Ok(retention) => {
                     for (name, topic) in shared.topics().iter_mut() {
                         topic.retention = retention.get(name).copied().or(topic.retention);
                     }
                 }
-                // An embedded broker cannot be asked; others may not let us.
-                Err(error) => tracing::debug!(%error, "it is not known how long topics keep their records"),
+                // The embedded broker does not support the request, and other brokers may deny it.
+                Err(error) => tracing::debug!(%error, "cannot read the retention of topics"),
             }
         }
         tokio::select! {
-            () = tokio::time::sleep(EVERY) => {}
+            () = tokio::time::sleep(INTERVAL) => {}
             () = stop.cancelled() => return Ok(()),
         }
     }
 }
 
-/// Whether what a topic holds cannot come after what is known of it.
-fn has_begun_again(
+/// Whether the offsets of a topic went backwards, which they do only if it was deleted and created again.
+fn has_older_offsets(
     topic: &SurveyedTopic,
-    known: &BTreeMap<(Arc<str>, i32), i64>,
-    lows: &BTreeMap<(Arc<str>, i32), i64>,
+    positions: &BTreeMap<(Arc<str>, i32), i64>,
+    low_watermarks: &BTreeMap<(Arc<str>, i32), i64>,
 ) -> bool {
-    let known_partitions = known.keys().filter(|(name, _)| *name == topic.name);
-    let shrunk = known_partitions
+    // Kafka cannot remove partitions of a topic.
+    let indexed = positions.keys().filter(|(name, _)| *name == topic.name);
+    let lost_partitions = indexed
         .map(|(_, partition)| usize::try_from(*partition).unwrap_or(0))
         .any(|partition| partition >= topic.partitions.len());
     let extents = (0..).zip(&topic.partitions);
-    shrunk
+    lost_partitions
         || extents
             .filter_map(|(partition, extent)| Some((partition, (*extent)?)))
             .any(|(partition, extent)| {
                 let key = (topic.name.clone(), partition);
-                let ends_before = known.get(&key).is_some_and(|next| *next > extent.end);
-                let begins_again = extent.low == 0 && lows.get(&key).is_some_and(|low| *low > 0);
-                ends_before || begins_again
+                let ends_earlier = positions.get(&key).is_some_and(|next| *next > extent.end);
+                let begins_earlier = extent.low == 0 && low_watermarks.get(&key).is_some_and(|low| *low > 0);
+                ends_earlier || begins_earlier
             })
 }
 
-/// Whether the records that stand at known offsets are others. A single one that is missing was removed
-/// meanwhile; when all are missing something else stands there.
-fn was_recreated<T: PartialEq<[u8; crate::letter::HASH_BYTES]>>(
-    samples: &[Sample],
-    found: &[Option<T>],
-) -> bool {
-    let differs = samples
+/// Whether a topic has other records at the indexed positions. A single missing record may have been deleted by
+/// retention since the low watermark was read; if all are missing, the topic is not the one that was indexed.
+fn has_other_records(indexed: &[RecordDigest], current: &[Option<ContentHash>]) -> bool {
+    let differs = indexed
         .iter()
-        .zip(found)
-        .any(|(sample, found)| found.as_ref().is_some_and(|found| *found != sample.content));
-    differs || !samples.is_empty() && found.iter().all(Option::is_none)
+        .zip(current)
+        .any(|(indexed, current)| current.is_some_and(|current| current != indexed.content));
+    differs || !indexed.is_empty() && current.iter().all(Option::is_none)
 }
 
 #[cfg(test)]
@@ -312,17 +312,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_topic_that_begins_again_is_noticed_by_its_offsets() {
+    fn a_recreated_topic_is_detected_by_its_offsets() {
         let check = |next: i64, low_before: i64, now: Option<Extent>, expected: bool| {
             let key = (Arc::from("t"), 0);
             let topic = SurveyedTopic {
                 name: "t".into(),
                 partitions: vec![now],
             };
-            let known = BTreeMap::from([(key.clone(), next)]);
-            let lows = BTreeMap::from([(key, low_before)]);
+            let positions = BTreeMap::from([(key.clone(), next)]);
+            let low_watermarks = BTreeMap::from([(key, low_before)]);
             assert_eq!(
-                has_begun_again(&topic, &known, &lows),
+                has_older_offsets(&topic, &positions, &low_watermarks),
                 expected,
                 "{next} {low_before} {now:?}"
             );
@@ -335,34 +335,34 @@ mod tests {
         check(10, 5, extent(0, 20), true);
         check(10, 5, extent(20, 20), false);
         check(10, 5, None, false);
-        let shrunk = SurveyedTopic {
+        let fewer_partitions = SurveyedTopic {
             name: "t".into(),
             partitions: vec![extent(0, 100)],
         };
-        let known = BTreeMap::from([((Arc::from("t"), 1), 3)]);
-        assert!(has_begun_again(&shrunk, &known, &BTreeMap::new()));
+        let positions = BTreeMap::from([((Arc::from("t"), 1), 3)]);
+        assert!(has_older_offsets(&fewer_partitions, &positions, &BTreeMap::new()));
     }
 
     #[test]
-    fn other_records_are_noticed_and_one_that_was_removed_is_not() {
-        let sample = |offset, content| Sample {
+    fn a_recreated_topic_is_detected_by_its_records() {
+        let digest = |offset, content| RecordDigest {
             partition: 0,
             offset,
             content: [content; 16],
         };
-        let samples = [sample(0, 1), sample(9, 2)];
-        let check = |found: [Option<u8>; 2], expected: bool| {
-            let found: Vec<_> = found
+        let indexed = [digest(0, 1), digest(9, 2)];
+        let check = |current: [Option<u8>; 2], expected: bool| {
+            let current: Vec<_> = current
                 .iter()
                 .map(|content| content.map(|content| [content; 16]))
                 .collect();
-            assert_eq!(was_recreated(&samples, &found), expected, "{found:?}");
+            assert_eq!(has_other_records(&indexed, &current), expected, "{current:?}");
         };
         check([Some(1), Some(2)], false);
         check([None, Some(2)], false);
         check([Some(1), Some(3)], true);
         check([None, Some(3)], true);
         check([None, None], true);
-        assert!(!was_recreated::<[u8; 16]>(&[], &[]));
+        assert!(!has_other_records(&[], &[]));
     }
 }

@@ -1,6 +1,6 @@
-//! How far each topic was read, and what a survey means for it. Pure.
+//! Which partitions are read, how far, and what a survey changes about that. No IO.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use redeliver_kafka::follow::Start;
@@ -10,137 +10,159 @@ use super::survey::Survey;
 use crate::index::Change;
 use crate::ledger;
 
-/// A topic that is missing from one survey may only be missing from the answer of a broker that is starting.
-const SURVEYS_UNTIL_GONE: u32 = 2;
-/// After how many surveys in which nothing came, though there is something, the client is replaced.
+/// A topic is deleted once this many surveys in a row miss it. One survey is not enough, because a broker that is
+/// starting may return incomplete metadata.
+const SURVEYS_UNTIL_DELETED: u32 = 2;
+/// The consumer is recreated after a partition with unread records made no progress for this many surveys.
 const SURVEYS_UNTIL_STALLED: u32 = 4;
 
-/// The topics that are read.
+/// The dead-letter topics and the ledger, with the read position of each partition.
 #[derive(Debug, Default)]
 pub(super) struct Topics {
-    known: BTreeMap<Arc<str>, Topic>,
-    /// Whether a survey has been seen.
-    surveyed: bool,
+    topics: BTreeMap<Arc<str>, Topic>,
+    is_surveyed: bool,
 }
 
 #[derive(Debug, Default)]
 struct Topic {
+    /// Partitions that are followed.
     partitions: BTreeMap<i32, Partition>,
-    missing: u32,
-    /// The work of the writer with which it was last forgotten. What was found out about an older index says
-    /// nothing about the topic.
-    forgotten_with: u64,
+    /// Positions of partitions that are in the index, but are not followed, because no survey has found a leader yet.
+    indexed: BTreeMap<i32, i64>,
+    /// Surveys in a row that missed the topic.
+    missed: u32,
+    /// The batch of changes that last removed the topic from the index. A survey that read the index before this batch
+    /// was applied says nothing about the topic as it is now.
+    forgotten_in: u64,
 }
 
 #[derive(Debug, Default)]
 struct Partition {
+    /// The next offset to read; `None` if nothing was read yet.
     next: Option<i64>,
-    is_followed: bool,
-    /// Whether nothing has come since its end was reached.
-    at_end: bool,
-    /// Whether its end was reached since the start, or it cannot be read.
-    was_at_end: bool,
-    low: i64,
-    /// The end, as the first survey after reaching it told: markers of transactions stand behind the last
-    /// record and are never given.
-    settled_end: Option<i64>,
-    /// What `next` was at the last survey, and for how many surveys it has been that.
-    waiting: (Option<i64>, u32),
+    low_watermark: i64,
+    progress: Progress,
+    stall: Stall,
 }
 
-/// What is to be done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Progress {
+    /// The end was not reached yet since the start of the process.
+    #[default]
+    CatchingUp,
+    /// The end was reached before, or the partition cannot be read.
+    CaughtUp,
+    /// The end is reached: no record has arrived since.
+    AtEnd,
+    /// As `AtEnd`, and a survey found the log to end at this offset. Only transaction markers and aborted records are
+    /// between the last record and this offset, and the consumer does not return those.
+    Settled { end: i64 },
+}
+
+/// Detects that a position does not advance.
 #[derive(Debug, Default)]
-pub(super) struct Plan {
-    /// For the index, in order.
-    pub(super) changes: Vec<Change>,
-    /// Topics that are not followed any longer.
-    pub(super) remove: Vec<Arc<str>>,
-    /// Partitions that are followed from now on.
-    pub(super) follow: Vec<Start>,
-    /// Whether reading has stalled.
-    pub(super) renew: bool,
+struct Stall {
+    /// The position at the last survey.
+    next: Option<i64>,
+    /// The number of surveys without progress.
+    surveys: u32,
 }
 
-/// What a record means.
+/// What the reader has to do.
+#[derive(Debug, Default)]
+pub(super) struct Actions {
+    /// Changes of the index, in order.
+    pub(super) changes: Vec<Change>,
+    /// Topics to stop following.
+    pub(super) unfollow: Vec<Arc<str>>,
+    /// Partitions to follow.
+    pub(super) follow: Vec<Start>,
+    /// Whether reading has stalled, so that the consumer must be recreated.
+    pub(super) recreate_consumer: bool,
+}
+
+/// How the offset of a record relates to the position of its partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Arrival {
-    /// The next one.
+    /// At or after the position.
     Next,
-    /// An offset that was passed already: the topic was made again.
+    /// Before the position: the topic was deleted and created again.
     Backwards,
-    /// Of a partition that is followed no longer.
+    /// The partition is not followed any more.
     Stale,
 }
 
 impl Topics {
-    /// As the index knows them.
+    /// Begins with the positions of the index.
     pub(super) fn new(positions: impl IntoIterator<Item = (Arc<str>, i32, i64)>) -> Self {
         let mut topics = Self::default();
         for (topic, partition, next) in positions {
-            let topic = topics.known.entry(topic).or_default();
-            let partition = topic.partitions.entry(partition).or_default();
-            partition.next = Some(next);
+            let topic = topics.topics.entry(topic).or_default();
+            topic.indexed.insert(partition, next);
         }
         topics
     }
 
-    /// What a survey means. `number` is that of the work which the plan will be part of.
-    pub(super) fn survey(&mut self, survey: &Survey, number: u64) -> Plan {
-        self.surveyed = true;
-        let mut plan = Plan::default();
-        self.drop_missing(survey, &mut plan);
+    /// Applies a survey. The resulting changes are to be sent as batch number `batch`.
+    pub(super) fn survey(&mut self, survey: &Survey, batch: u64) -> Actions {
+        self.is_surveyed = true;
+        let mut actions = Actions::default();
+        self.drop_missing(survey, &mut actions);
         for found in &survey.topics {
-            let topic = self.known.entry(found.name.clone()).or_default();
-            topic.missing = 0;
-            let is_new_one = survey.changed.contains(&found.name) && survey.as_of >= topic.forgotten_with;
-            if is_new_one {
+            let topic = self.topics.entry(found.name.clone()).or_default();
+            topic.missed = 0;
+            if survey.recreated.contains(&found.name) && survey.as_of >= topic.forgotten_in {
                 tracing::warn!(
                     topic = &*found.name,
-                    "the topic was deleted and made again; it is read anew"
+                    "topic was deleted and created again; reading it from the beginning"
                 );
-                topic.forget(&found.name, number, &mut plan);
+                topic.forget(&found.name, batch, &mut actions);
             }
-            topic.update(found, &mut plan);
+            topic.update(found, &mut actions);
         }
-        plan
+        actions
     }
 
-    fn drop_missing(&mut self, survey: &Survey, plan: &mut Plan) {
-        self.known.retain(|name, topic| {
+    fn drop_missing(&mut self, survey: &Survey, actions: &mut Actions) {
+        self.topics.retain(|name, topic| {
             if survey.topics.iter().any(|found| found.name == *name) {
                 return true;
             }
-            topic.missing += 1;
-            // One that only the index knows was gone before this process began.
-            let was_seen = topic.partitions.values().any(|partition| partition.is_followed);
-            if was_seen && topic.missing < SURVEYS_UNTIL_GONE {
+            topic.missed += 1;
+            // A topic that only the index knows was deleted before this process started.
+            if !topic.partitions.is_empty() && topic.missed < SURVEYS_UNTIL_DELETED {
                 return true;
             }
-            tracing::info!(topic = &**name, "the topic is gone");
-            plan.changes.push(forgotten(name));
-            plan.remove.push(name.clone());
+            tracing::info!(topic = &**name, "topic was deleted");
+            actions.changes.push(forget(name));
+            actions.unfollow.push(name.clone());
             false
         });
     }
 
-    /// The topic shows itself that it was made again. `number` is that of the work which the plan will be part
-    /// of.
-    pub(super) fn made_again(&mut self, name: &Arc<str>, number: u64) -> Plan {
-        let mut plan = Plan::default();
-        let topic = self.known.entry(name.clone()).or_default();
+    /// Starts a topic from the beginning, because a record arrived at an offset before the position. The resulting
+    /// changes are to be sent as batch number `batch`.
+    pub(super) fn recreated(&mut self, name: &Arc<str>, batch: u64) -> Actions {
+        let mut actions = Actions::default();
+        let topic = self.topics.entry(name.clone()).or_default();
         tracing::warn!(
             topic = &**name,
-            "offsets begin again: the topic was deleted and made again; it is read anew"
+            "offsets went backwards: topic was deleted and created again; reading it from the beginning"
         );
-        let partitions: Vec<i32> = topic.partitions.keys().copied().collect();
-        topic.forget(name, number, &mut plan);
+        let partitions: BTreeSet<i32> = topic
+            .partitions
+            .keys()
+            .chain(topic.indexed.keys())
+            .copied()
+            .collect();
+        topic.forget(name, batch, &mut actions);
         for partition in partitions {
-            topic.follow(name, partition, &mut plan);
+            topic.follow(name, partition, &mut actions);
         }
-        plan
+        actions
     }
 
-    /// A record has come.
+    /// Advances a partition past a record.
     pub(super) fn arrived(&mut self, topic: &Arc<str>, partition: i32, offset: i64) -> Arrival {
         let Some(partition) = self.partition(topic, partition) else {
             return Arrival::Stale;
@@ -149,115 +171,131 @@ impl Topics {
             return Arrival::Backwards;
         }
         partition.next = Some(offset + 1);
-        partition.at_end = false;
-        partition.settled_end = None;
+        if partition.progress != Progress::CatchingUp {
+            partition.progress = Progress::CaughtUp;
+        }
         Arrival::Next
     }
 
-    /// The end of a partition was reached.
-    pub(super) fn ended(&mut self, topic: &Arc<str>, partition: i32) {
-        if let Some(partition) = self.partition(topic, partition) {
-            partition.at_end = true;
-            partition.was_at_end = true;
+    /// Records that the end of a partition is reached.
+    pub(super) fn reached_end(&mut self, topic: &Arc<str>, partition: i32) {
+        if let Some(partition) = self.partition(topic, partition)
+            && !matches!(partition.progress, Progress::Settled { .. })
+        {
+            partition.progress = Progress::AtEnd;
         }
     }
 
-    /// A partition cannot be read. Nothing waits for it.
+    /// Records that a partition cannot be read. It then counts as caught up, so that it does not keep the other
+    /// partitions from being served.
     pub(super) fn refused(&mut self, topic: &Arc<str>, partition: i32) {
-        if let Some(partition) = self.partition(topic, partition) {
-            partition.was_at_end = true;
+        if let Some(partition) = self.partition(topic, partition)
+            && partition.progress == Progress::CatchingUp
+        {
+            partition.progress = Progress::CaughtUp;
         }
     }
 
-    /// Whether all that was there has been read.
-    pub(super) fn caught_up(&self) -> bool {
-        let mut partitions = self.known.values().flat_map(|topic| topic.partitions.values());
-        self.surveyed && partitions.all(|partition| partition.was_at_end || !partition.is_followed)
+    /// Whether the end of each partition was reached since the start of the process.
+    pub(super) fn is_caught_up(&self) -> bool {
+        let mut partitions = self.topics.values().flat_map(|topic| topic.partitions.values());
+        self.is_surveyed && partitions.all(|partition| partition.progress != Progress::CatchingUp)
     }
 
-    /// How many records of a topic are not read yet, as far as the last survey knew.
+    /// The number of offsets of a topic that are not read yet, as of a survey.
     pub(super) fn lag(&self, found: &SurveyedTopic) -> u64 {
-        let Some(topic) = self.known.get(&found.name) else {
+        let Some(topic) = self.topics.get(&found.name) else {
             return 0;
         };
         let extents = (0..).zip(&found.partitions);
         extents
-            .filter_map(|(number, extent)| Some(topic.partitions.get(&number)?.left((*extent)?.end)))
+            .filter_map(|(number, extent)| Some(topic.partitions.get(&number)?.lag((*extent)?.end)))
             .sum()
     }
 
     fn partition(&mut self, topic: &Arc<str>, partition: i32) -> Option<&mut Partition> {
-        self.known.get_mut(topic)?.partitions.get_mut(&partition)
+        self.topics.get_mut(topic)?.partitions.get_mut(&partition)
     }
 }
 
 impl Topic {
-    fn forget(&mut self, name: &Arc<str>, number: u64, plan: &mut Plan) {
+    fn forget(&mut self, name: &Arc<str>, batch: u64, actions: &mut Actions) {
         self.partitions.clear();
-        self.forgotten_with = number;
-        plan.changes.push(forgotten(name));
-        plan.remove.push(name.clone());
+        self.indexed.clear();
+        self.forgotten_in = batch;
+        actions.changes.push(forget(name));
+        actions.unfollow.push(name.clone());
     }
 
-    fn follow(&mut self, name: &Arc<str>, number: i32, plan: &mut Plan) {
-        let partition = self.partitions.entry(number).or_default();
-        if !partition.is_followed {
-            partition.is_followed = true;
-            plan.follow.push(Start {
+    fn follow(&mut self, name: &Arc<str>, number: i32, actions: &mut Actions) -> &mut Partition {
+        self.partitions.entry(number).or_insert_with(|| {
+            let next = self.indexed.remove(&number);
+            actions.follow.push(Start {
                 topic: name.clone(),
                 partition: number,
-                from: partition.next,
+                from: next,
             });
-        }
+            Partition {
+                next,
+                ..Partition::default()
+            }
+        })
     }
 
-    fn update(&mut self, found: &SurveyedTopic, plan: &mut Plan) {
+    fn update(&mut self, found: &SurveyedTopic, actions: &mut Actions) {
         for (number, extent) in (0..).zip(&found.partitions) {
-            // Without a leader there is nothing to read; the next survey may find one.
+            // A partition without a leader cannot be read. A later survey may find one.
             let Some(extent) = extent else { continue };
-            self.follow(&found.name, number, plan);
-            let Some(partition) = self.partitions.get_mut(&number) else {
-                continue;
-            };
-            if extent.low > partition.low {
-                partition.low = extent.low;
-                plan.changes.push(Change::Trim {
+            let partition = self.follow(&found.name, number, actions);
+            if extent.low > partition.low_watermark {
+                partition.low_watermark = extent.low;
+                actions.changes.push(Change::Trim {
                     topic: found.name.clone(),
                     partition: number,
                     low: extent.low,
                 });
             }
-            if partition.at_end && partition.settled_end.is_none() {
-                partition.settled_end = Some(extent.end);
+            if partition.progress == Progress::AtEnd {
+                partition.progress = Progress::Settled { end: extent.end };
             }
-            plan.renew |= partition.is_stalled(extent.end);
+            actions.recreate_consumer |= partition.is_stalled(extent.end);
         }
     }
 }
 
 impl Partition {
-    fn left(&self, end: i64) -> u64 {
-        let read = self.next.unwrap_or(self.low).max(self.settled_end.unwrap_or(0));
-        u64::try_from(end - read).unwrap_or(0)
+    /// The offset up to which everything is read.
+    fn read_up_to(&self) -> i64 {
+        let next = self.next.unwrap_or(self.low_watermark);
+        match self.progress {
+            Progress::Settled { end } => next.max(end),
+            Progress::CatchingUp | Progress::CaughtUp | Progress::AtEnd => next.max(0),
+        }
     }
 
+    fn lag(&self, end: i64) -> u64 {
+        u64::try_from(end - self.read_up_to()).unwrap_or(0)
+    }
+
+    /// Compares the position with that of the last survey. After a stall, counting begins again.
     fn is_stalled(&mut self, end: i64) -> bool {
-        let (next, surveys) = &mut self.waiting;
-        if *next == self.next && self.next.unwrap_or(self.low).max(self.settled_end.unwrap_or(0)) < end {
-            *surveys += 1;
+        let has_unread = self.read_up_to() < end;
+        let stall = &mut self.stall;
+        if stall.next == self.next && has_unread {
+            stall.surveys += 1;
         } else {
-            *surveys = 0;
+            stall.surveys = 0;
         }
-        *next = self.next;
-        let is_stalled = *surveys >= SURVEYS_UNTIL_STALLED;
+        stall.next = self.next;
+        let is_stalled = stall.surveys >= SURVEYS_UNTIL_STALLED;
         if is_stalled {
-            *surveys = 0;
+            stall.surveys = 0;
         }
         is_stalled
     }
 }
 
-fn forgotten(topic: &Arc<str>) -> Change {
+fn forget(topic: &Arc<str>) -> Change {
     if &**topic == ledger::TOPIC {
         Change::ForgetLedger
     } else {
@@ -285,110 +323,117 @@ mod tests {
                 name: name(),
                 partitions: partitions.to_vec(),
             }],
-            changed: Vec::new(),
+            recreated: Vec::new(),
             as_of: 0,
         }
     }
 
-    fn nothing() -> Survey {
+    fn no_topics() -> Survey {
         Survey {
             topics: Vec::new(),
-            changed: Vec::new(),
+            recreated: Vec::new(),
             as_of: 0,
         }
     }
 
-    fn follows(plan: &Plan) -> Vec<(i32, Option<i64>)> {
-        plan.follow
+    fn followed(actions: &Actions) -> Vec<(i32, Option<i64>)> {
+        actions
+            .follow
             .iter()
             .map(|start| (start.partition, start.from))
             .collect()
     }
 
-    fn kinds(plan: &Plan) -> Vec<&'static str> {
+    fn kinds(actions: &Actions) -> Vec<&'static str> {
         let kind = |change: &Change| match change {
             Change::Forget { .. } => "forget",
             Change::Trim { .. } => "trim",
             Change::ForgetLedger => "forget ledger",
             Change::Letters(_) | Change::Ledger(_) | Change::Position { .. } => "other",
         };
-        plan.changes.iter().map(kind).collect()
+        actions.changes.iter().map(kind).collect()
     }
 
     #[test]
-    fn partitions_are_followed_once_from_where_the_index_is() {
+    fn each_partition_is_followed_once_from_its_position_in_the_index() {
         let mut topics = Topics::new([(name(), 1, 7)]);
-        let plan = topics.survey(&survey(&[extent(0, 3), extent(0, 9), None]), 1);
-        assert_eq!(follows(&plan), [(0, None), (1, Some(7))]);
-        let plan = topics.survey(&survey(&[extent(0, 3), extent(0, 9), extent(0, 0)]), 2);
-        assert_eq!(follows(&plan), [(2, None)]);
+        let actions = topics.survey(&survey(&[extent(0, 3), extent(0, 9), None]), 1);
+        assert_eq!(followed(&actions), [(0, None), (1, Some(7))]);
+        let actions = topics.survey(&survey(&[extent(0, 3), extent(0, 9), extent(0, 0)]), 2);
+        assert_eq!(followed(&actions), [(2, None)]);
     }
 
     #[test]
-    fn all_is_read_when_every_partition_was_at_its_end_once() {
+    fn topics_are_caught_up_once_the_end_of_every_partition_was_reached() {
         let mut topics = Topics::default();
-        assert!(!topics.caught_up());
+        assert!(!topics.is_caught_up());
         topics.survey(&survey(&[extent(0, 3), extent(0, 0), None]), 1);
-        assert!(!topics.caught_up());
-        topics.ended(&name(), 0);
-        assert!(!topics.caught_up());
+        assert!(!topics.is_caught_up());
+        topics.reached_end(&name(), 0);
+        assert!(!topics.is_caught_up());
         topics.refused(&name(), 1);
-        assert!(topics.caught_up());
+        assert!(topics.is_caught_up());
         topics.arrived(&name(), 0, 3);
-        assert!(topics.caught_up());
-        let mut none = Topics::new([(name(), 0, 7)]);
-        none.survey(&nothing(), 1);
-        assert!(none.caught_up());
+        assert!(topics.is_caught_up());
+        let mut deleted = Topics::new([(name(), 0, 7)]);
+        deleted.survey(&no_topics(), 1);
+        assert!(deleted.is_caught_up());
     }
 
     #[test]
-    fn a_topic_that_stays_away_is_forgotten() {
+    fn a_topic_that_two_surveys_miss_is_forgotten() {
         let mut topics = Topics::new([(name(), 0, 7)]);
         topics.survey(&survey(&[extent(0, 9)]), 2);
-        assert_eq!(kinds(&topics.survey(&nothing(), 3)), [""; 0]);
-        let plan = topics.survey(&nothing(), 4);
-        assert_eq!((kinds(&plan), plan.remove), (vec!["forget"], vec![name()]));
-        let plan = topics.survey(&survey(&[extent(0, 9)]), 5);
-        assert_eq!(follows(&plan), [(0, None)]);
-        // One that was gone when the process began is not waited for.
+        assert_eq!(kinds(&topics.survey(&no_topics(), 3)), [""; 0]);
+        let actions = topics.survey(&no_topics(), 4);
+        assert_eq!(
+            (kinds(&actions), actions.unfollow),
+            (vec!["forget"], vec![name()])
+        );
+        let actions = topics.survey(&survey(&[extent(0, 9)]), 5);
+        assert_eq!(followed(&actions), [(0, None)]);
+        // A topic that was deleted before the process started is forgotten at once.
         let mut before = Topics::new([(name(), 0, 7)]);
-        assert_eq!(kinds(&before.survey(&nothing(), 1)), ["forget"]);
+        assert_eq!(kinds(&before.survey(&no_topics(), 1)), ["forget"]);
     }
 
     #[test]
-    fn a_topic_that_was_made_again_is_read_anew_once() {
+    fn a_recreated_topic_is_read_from_the_beginning_once() {
         let mut topics = Topics::new([(name(), 0, 7)]);
-        let mut changed = survey(&[extent(0, 9)]);
-        topics.survey(&changed, 1);
-        changed.changed.push(name());
-        let plan = topics.survey(&changed, 2);
-        assert_eq!((kinds(&plan), follows(&plan)), (vec!["forget"], vec![(0, None)]));
-        // Found out before the writer had forgotten it.
-        changed.as_of = 1;
-        let plan = topics.survey(&changed, 3);
-        assert_eq!((kinds(&plan), follows(&plan)), (vec![], vec![]));
-        changed.as_of = 2;
-        assert_eq!(kinds(&topics.survey(&changed, 4)), ["forget"]);
+        let mut recreated = survey(&[extent(0, 9)]);
+        topics.survey(&recreated, 1);
+        recreated.recreated.push(name());
+        let actions = topics.survey(&recreated, 2);
+        assert_eq!(
+            (kinds(&actions), followed(&actions)),
+            (vec!["forget"], vec![(0, None)])
+        );
+        // This survey read the index before the writer had applied the removal.
+        recreated.as_of = 1;
+        let actions = topics.survey(&recreated, 3);
+        assert_eq!((kinds(&actions), followed(&actions)), (vec![], vec![]));
+        recreated.as_of = 2;
+        assert_eq!(kinds(&topics.survey(&recreated, 4)), ["forget"]);
     }
 
     #[test]
-    fn offsets_that_begin_again_show_a_topic_that_was_made_again() {
+    fn offsets_that_go_backwards_reveal_a_recreated_topic() {
         let mut topics = Topics::default();
         topics.survey(&survey(&[extent(0, 9), extent(0, 9)]), 1);
         assert_eq!(topics.arrived(&name(), 0, 5), Arrival::Next);
-        // Retention and transactions leave gaps.
+        // Retention and transaction markers leave gaps.
         assert_eq!(topics.arrived(&name(), 0, 8), Arrival::Next);
         assert_eq!(topics.arrived(&name(), 0, 0), Arrival::Backwards);
-        let plan = topics.made_again(&name(), 2);
+        let actions = topics.recreated(&name(), 2);
         assert_eq!(
-            (kinds(&plan), follows(&plan)),
+            (kinds(&actions), followed(&actions)),
             (vec!["forget"], vec![(0, None), (1, None)])
         );
         assert_eq!(topics.arrived(&name(), 0, 0), Arrival::Next);
     }
 
     #[test]
-    fn what_retention_removed_is_trimmed_once() {
+    fn a_new_low_watermark_trims_once() {
         let mut topics = Topics::default();
         assert_eq!(kinds(&topics.survey(&survey(&[extent(4, 9)]), 1)), ["trim"]);
         assert_eq!(kinds(&topics.survey(&survey(&[extent(4, 9)]), 2)), [""; 0]);
@@ -396,30 +441,30 @@ mod tests {
     }
 
     #[test]
-    fn markers_behind_the_last_record_are_no_lag_and_no_stall() {
+    fn transaction_markers_after_the_last_record_are_neither_lag_nor_a_stall() {
         let mut topics = Topics::default();
-        let looked = survey(&[extent(0, 10)]);
-        topics.survey(&looked, 1);
-        assert_eq!(topics.lag(&looked.topics[0]), 10);
+        let surveyed = survey(&[extent(0, 10)]);
+        topics.survey(&surveyed, 1);
+        assert_eq!(topics.lag(&surveyed.topics[0]), 10);
         topics.arrived(&name(), 0, 8);
-        assert_eq!(topics.lag(&looked.topics[0]), 1);
-        topics.ended(&name(), 0);
+        assert_eq!(topics.lag(&surveyed.topics[0]), 1);
+        topics.reached_end(&name(), 0);
         for number in 2..20 {
-            assert!(!topics.survey(&looked, number).renew);
-            assert_eq!(topics.lag(&looked.topics[0]), 0);
+            assert!(!topics.survey(&surveyed, number).recreate_consumer);
+            assert_eq!(topics.lag(&surveyed.topics[0]), 0);
         }
         let more = survey(&[extent(0, 12)]);
-        let renewed = (20..30).position(|number| topics.survey(&more, number).renew);
-        assert_eq!(renewed, Some(3));
+        let stalled = (20..30).position(|number| topics.survey(&more, number).recreate_consumer);
+        assert_eq!(stalled, Some(3));
         assert_eq!(topics.lag(&more.topics[0]), 2);
         topics.arrived(&name(), 0, 11);
         assert_eq!(topics.lag(&more.topics[0]), 0);
     }
 
     #[test]
-    fn the_ledger_is_forgotten_as_a_ledger() {
+    fn a_deleted_ledger_resets_all_states() {
         let ledger: Arc<str> = ledger::TOPIC.into();
         let mut topics = Topics::new([(ledger, 0, 7)]);
-        assert_eq!(kinds(&topics.survey(&nothing(), 1)), ["forget ledger"]);
+        assert_eq!(kinds(&topics.survey(&no_topics(), 1)), ["forget ledger"]);
     }
 }

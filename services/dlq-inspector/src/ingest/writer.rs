@@ -8,57 +8,56 @@ use redeliver_runtime::health::Part;
 
 use crate::index::{Change, IndexError, Writer};
 use crate::metrics::Metrics;
-use crate::shared::Shared;
+use crate::shared::SharedState;
 
-/// What the reader hands over, in order.
+/// A message from the reader. The order of messages is significant.
 #[derive(Debug)]
 pub(crate) enum Work {
-    /// Changes of the index, all or none of them.
+    /// Changes of the index, which are applied in one transaction.
     Changes {
-        /// Growing by one.
-        number: u64,
-        /// In their order.
+        /// The number of the batch; numbers increase by 1.
+        batch: u64,
         changes: Vec<Change>,
     },
-    /// All that was there at the start has been handed over.
+    /// The reader has sent everything that existed at the start.
     CaughtUp,
 }
 
-/// How many batches are written in one transaction at most.
-const TRANSACTION: usize = 8;
+/// Maximum number of batches in one transaction.
+const BATCHES_PER_TRANSACTION: usize = 8;
 
-/// What the thread works with.
+/// The thread that writes.
 pub(crate) struct WriterThread {
     pub(crate) writer: Writer,
     pub(crate) work: Receiver<Work>,
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<SharedState>,
     pub(crate) part: Part,
     pub(crate) metrics: Metrics,
 }
 
 impl WriterThread {
-    /// Writes until the reader has ended and all is written.
+    /// Writes until the reader has stopped and everything that it sent is written.
     pub(crate) fn run(mut self) -> Result<(), IndexError> {
         let mut next = self.work.recv().ok();
         while let Some(work) = next.take() {
             match work {
                 Work::CaughtUp => {
-                    tracing::info!("the index has caught up");
+                    tracing::info!("index caught up");
                     self.shared.caught_up.send_replace(true);
                     self.part.ready();
                 }
                 Work::Changes {
-                    mut number,
+                    mut batch,
                     mut changes,
                 } => {
-                    // What has piled up meanwhile is written along.
-                    for _ in 1..TRANSACTION {
+                    // Queued batches share a transaction, so that a backlog needs fewer commits.
+                    for _ in 1..BATCHES_PER_TRANSACTION {
                         match self.work.try_recv() {
                             Ok(Work::Changes {
-                                number: later,
+                                batch: later,
                                 changes: more,
                             }) => {
-                                number = later;
+                                batch = later;
                                 changes.extend(more);
                             }
                             Ok(Work::CaughtUp) => {
@@ -68,7 +67,7 @@ impl WriterThread {
                             Err(_) => break,
                         }
                     }
-                    self.write(number, &changes)?;
+                    self.write(batch, &changes)?;
                 }
             }
             if next.is_none() {
@@ -78,12 +77,12 @@ impl WriterThread {
         Ok(())
     }
 
-    fn write(&mut self, number: u64, changes: &[Change]) -> Result<(), IndexError> {
+    fn write(&mut self, batch: u64, changes: &[Change]) -> Result<(), IndexError> {
         let last_row = match self.writer.apply(changes) {
             Ok(last_row) => last_row,
             Err(error) => {
                 if error.is_damage() {
-                    tracing::error!("the index is damaged and is built again at the next start");
+                    tracing::error!("the index is damaged; it is rebuilt at the next start");
                     self.writer.invalidate();
                 }
                 return Err(error);
@@ -100,7 +99,8 @@ impl WriterThread {
         for (topic, count) in indexed {
             self.metrics.add_indexed(topic, count);
         }
-        self.shared.set_applied(number);
+        // Watchers and surveys use these to decide what the index reflects, so they change after the commit.
+        self.shared.set_applied(batch);
         self.shared.last_row.send_if_modified(|last| {
             let grew = *last != last_row;
             *last = last_row;

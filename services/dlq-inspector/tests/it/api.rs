@@ -1,48 +1,36 @@
-//! List, filter, page, get, payload, stats.
+//! Listing, filtering, paging, reading and counting dead letters.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::process::Command;
 
 use bytes::Bytes;
 use redeliver_core::Headers;
 use redeliver_proto::error::reason;
 use redeliver_proto::v1;
-use redeliver_testkit::{FakeEndpoint, Process, Reply, binary, eventually, eventually_async};
+use redeliver_testkit::{FakeEndpoint, Reply, eventually, eventually_async};
 use tonic::Code;
 use tonic_types::StatusExt as _;
 
-use crate::support::{DEADLINE, Dead, Setup, dead, ids};
+use crate::support::{DEADLINE, Dead, InspectorEnv, dead, ids};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn dead_letters_of_a_real_worker_are_read_as_it_wrote_them() {
-    let setup = Setup::new("worker");
+async fn dead_letters_of_a_worker_are_listed_with_all_fields() {
+    let mut env = InspectorEnv::new("worker");
     let endpoint = FakeEndpoint::start(|_| Reply::status(422));
-    // The pipeline's dead-letter topic is named so that the inspector of this test sees it.
-    let pipeline = format!("{}-docs", setup.name);
-    let mut enricher: Command = binary("enricher");
-    enricher.env_clear();
-    for (key, value) in [
-        ("kafka.brokers", setup.kafka.brokers.as_str()),
-        ("kafka.topics.create", "true"),
-        ("kafka.topics.replication", "1"),
-        ("admin.listen", "127.0.0.1:0"),
-        (
-            &format!("pipelines.\"{pipeline}\".output"),
-            &format!("{pipeline}-out"),
-        ),
-        (
-            &format!("pipelines.\"{pipeline}\".http.url"),
-            &format!("{}/x", endpoint.url()),
-        ),
-    ] {
-        enricher.arg("--set").arg(format!("{key}={value}"));
-    }
-    let mut enricher = Process::spawn(enricher).unwrap();
-    enricher.wait_for_output("started", DEADLINE);
-    let mut inspector = setup.serve().await;
+    // The inspector of this test reads only topics with the name prefix of the test.
+    let pipeline = format!("{}-docs", env.base.name());
+    env.base.set(
+        &format!("pipelines.\"{pipeline}\".output"),
+        &format!("{pipeline}-out"),
+    );
+    env.base.set(
+        &format!("pipelines.\"{pipeline}\".http.url"),
+        &format!("{}/x", endpoint.url()),
+    );
+    let _enricher = env.base.start("enricher", "worker", &[]);
+    let mut inspector = env.start().await;
     let trace = "0af7651916cd43dd8448eb211c80319c";
     let traceparent = format!("00-{trace}-b7ad6b7169203331-01");
-    let sent = setup
+    let sent = env
         .put(
             &pipeline.as_str().into(),
             0,
@@ -96,14 +84,14 @@ async fn dead_letters_of_a_real_worker_are_read_as_it_wrote_them() {
         })
         .collect();
     assert_eq!(origins, expected);
-    // The log never shows what records hold.
+    // The log must not contain payloads.
     assert!(!inspector.process.output().contains("value-"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_dialect_is_found_by_what_it_says() {
-    let setup = Setup::new("dialects");
-    let topic = setup.topic("foreign", 1).await;
+async fn dead_letters_of_every_dialect_are_found_by_filters() {
+    let env = InspectorEnv::new("dialects");
+    let topic = env.create_topic("foreign", 1).await;
     let with = |list: &[(&str, &[u8])]| {
         let headers = list.iter().map(|(name, value)| (*name, Some(*value)));
         Dead {
@@ -176,8 +164,8 @@ async fn every_dialect_is_found_by_what_it_says() {
             ("kafka_dlt-original-offset", b"\x01"),
         ]),
     ];
-    setup.put(&topic, 0, records).await;
-    let mut inspector = setup.serve().await;
+    env.put(&topic, 0, records).await;
+    let mut inspector = env.start().await;
     for (filter, offset) in [
         ("dialect = SPRING AND origin.topic = orders", 0),
         (
@@ -206,9 +194,9 @@ async fn every_dialect_is_found_by_what_it_says() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_record_is_given_back_byte_by_byte() {
-    let setup = Setup::new("bytes");
-    let topic = setup.topic("a", 1).await;
+async fn a_record_is_returned_byte_for_byte() {
+    let env = InspectorEnv::new("bytes");
+    let topic = env.create_topic("a", 1).await;
     let headers: Headers = [
         ("tenant", Some(&b"x"[..])),
         ("binary", Some(&b"\x00\xff\xfe"[..])),
@@ -236,8 +224,8 @@ async fn a_record_is_given_back_byte_by_byte() {
             headers: Headers::new(),
         },
     ];
-    setup.put(&topic, 0, records).await;
-    let mut inspector = setup.serve().await;
+    env.put(&topic, 0, records).await;
+    let mut inspector = env.start().await;
     let mut client = inspector.client().await;
     let mut get = async |offset: i64| {
         let id = format!("{topic}/0/{offset}");
@@ -263,7 +251,7 @@ async fn a_record_is_given_back_byte_by_byte() {
         (Some(Bytes::new()), Some(Bytes::new()), Some(0))
     );
 
-    for (offset, expected, pieces) in [(0, &large[..], 3), (1, &[][..], 0), (2, &[][..], 0)] {
+    for (offset, expected, chunks) in [(0, &large[..], 3), (1, &[][..], 0), (2, &[][..], 0)] {
         let id = format!("{topic}/0/{offset}");
         let mut stream = client
             .read_payload(v1::ReadPayloadRequest { id })
@@ -271,17 +259,17 @@ async fn a_record_is_given_back_byte_by_byte() {
             .unwrap()
             .into_inner();
         let (mut payload, mut count) = (Vec::new(), 0);
-        while let Some(piece) = stream.message().await.unwrap() {
-            payload.extend_from_slice(&piece.chunk);
+        while let Some(message) = stream.message().await.unwrap() {
+            payload.extend_from_slice(&message.chunk);
             count += 1;
         }
-        assert_eq!((payload.as_slice() == expected, count), (true, pieces));
+        assert_eq!((payload.as_slice() == expected, count), (true, chunks));
     }
 
     for (id, code, why) in [
         (format!("{topic}/0/3"), Code::NotFound, "DEAD_LETTER_NOT_FOUND"),
         (
-            format!("{}-none-dlq/0/3", setup.name),
+            format!("{}-none-dlq/0/3", env.base.name()),
             Code::NotFound,
             "DEAD_LETTER_NOT_FOUND",
         ),
@@ -310,8 +298,8 @@ async fn a_record_is_given_back_byte_by_byte() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn pages_visit_every_dead_letter_once_in_either_order() {
-    let setup = Setup::new("pages");
-    let topic = setup.topic("a", 3).await;
+    let env = InspectorEnv::new("pages");
+    let topic = env.create_topic("a", 3).await;
     for partition in 0..3 {
         let records = (0..200).map(|number| {
             let class = if number % 2 == 0 { "permanent" } else { "expired" };
@@ -321,9 +309,9 @@ async fn pages_visit_every_dead_letter_once_in_either_order() {
                 &[("error-class", class)],
             )
         });
-        setup.put(&topic, partition, records.collect()).await;
+        env.put(&topic, partition, records.collect()).await;
     }
-    let mut inspector = setup.serve().await;
+    let mut inspector = env.start().await;
     let mut client = inspector.client().await;
     let mut visited = async |filter: &str, order_by: &str, page_size: i32, view: v1::DeadLetterView| {
         let mut request = v1::ListDeadLettersRequest {
@@ -369,17 +357,16 @@ async fn pages_visit_every_dead_letter_once_in_either_order() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_question_that_cannot_be_understood_is_told_why() {
-    let setup = Setup::new("wrong");
-    let topic = setup.topic("a", 1).await;
-    setup
-        .put(
-            &topic,
-            0,
-            (0..5).map(|number| dead(&number.to_string(), "v", &[])).collect(),
-        )
-        .await;
-    let mut inspector = setup.serve().await;
+async fn an_invalid_request_is_rejected_with_a_reason() {
+    let env = InspectorEnv::new("wrong");
+    let topic = env.create_topic("a", 1).await;
+    env.put(
+        &topic,
+        0,
+        (0..5).map(|number| dead(&number.to_string(), "v", &[])).collect(),
+    )
+    .await;
+    let mut inspector = env.start().await;
     let mut client = inspector.client().await;
     let list = |filter: &str| v1::ListDeadLettersRequest {
         filter: filter.to_owned(),
@@ -394,7 +381,7 @@ async fn a_question_that_cannot_be_understood_is_told_why() {
     assert!(
         refused
             .message()
-            .starts_with("filter: unknown field `colour`; fields are"),
+            .starts_with("filter: unknown field `colour`; known fields are"),
         "{refused:?}"
     );
     let info = refused.get_details_error_info().unwrap();
@@ -460,7 +447,7 @@ async fn a_question_that_cannot_be_understood_is_told_why() {
             (Code::InvalidArgument, Some(why))
         );
     }
-    // Another page size and view are no other question.
+    // Page size and view may change between pages.
     let request = v1::ListDeadLettersRequest {
         page_token: token,
         page_size: 100,
@@ -477,24 +464,23 @@ async fn a_question_that_cannot_be_understood_is_told_why() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn counts_are_told_by_topic() {
-    let setup = Setup::new("stats");
-    let (first, second) = (setup.topic("a", 2).await, setup.topic("b", 1).await);
+async fn counts_are_grouped_by_topic() {
+    let env = InspectorEnv::new("stats");
+    let (first, second) = (env.create_topic("a", 2).await, env.create_topic("b", 1).await);
     let classes = [("permanent", 3), ("exhausted", 2)];
     for (class, count) in classes {
         let records = (0..count).map(|number| dead(&number.to_string(), "v", &[("error-class", class)]));
-        setup.put(&first, 1, records.collect()).await;
+        env.put(&first, 1, records.collect()).await;
     }
-    let mut inspector = setup.serve().await;
-    setup
-        .put_ledger(
-            &format!("{first}/1/0"),
-            Some(v1::LedgerEntry {
-                state: v1::DeadLetterState::Discarded.into(),
-                ..v1::LedgerEntry::default()
-            }),
-        )
-        .await;
+    let mut inspector = env.start().await;
+    env.put_ledger(
+        &format!("{first}/1/0"),
+        Some(v1::LedgerEntry {
+            state: v1::DeadLetterState::Discarded.into(),
+            ..v1::LedgerEntry::default()
+        }),
+    )
+    .await;
     inspector.until_listed("state = DISCARDED", 1).await;
     eventually_async("retention is known", DEADLINE, async || {
         let stats = inspector
@@ -536,7 +522,7 @@ async fn counts_are_told_by_topic() {
     );
     let millis = |time: &Option<_>| redeliver_proto::convert::from_timestamp(time.as_ref().unwrap()).unwrap();
     assert!(millis(&topic.newest) >= millis(&topic.oldest));
-    // The topic keeps its records for a week.
+    // The topic's retention is 7 days.
     let left = topic.until_removal.unwrap().seconds;
     assert!((604_800 - 600..=604_800).contains(&left), "{left}");
     let empty = &all.topics[1];
@@ -562,8 +548,8 @@ async fn counts_are_told_by_topic() {
         "redeliver_dlq_index_size_bytes ".to_owned(),
         "redeliver_dlq_call_seconds_count{method=\"GetDeadLetterStats\",code=\"OK\"} ".to_owned(),
     ];
-    eventually("the metrics", DEADLINE, || {
-        let metrics = inspector.admin("/metrics");
+    eventually("the metrics are updated", DEADLINE, || {
+        let metrics = inspector.metrics();
         match expected.iter().find(|line| !metrics.contains(*line)) {
             None => Ok(()),
             Some(missing) => Err(format!("{missing}\n{metrics}")),

@@ -1,11 +1,11 @@
-//! What the binary says to those who got something wrong.
+//! Error messages of the binary.
 
 use redeliver_testkit::binary;
 
-use crate::support::Setup;
+use crate::support::InspectorEnv;
 
-/// What a refusing process says: its exit code, and its error.
-fn refusal(arguments: &[&str]) -> (Option<i32>, String) {
+/// The exit code and the error output of a process with these settings.
+fn run_with(arguments: &[&str]) -> (Option<i32>, String) {
     let mut command = binary("dlq-inspector");
     command.env_clear();
     for argument in arguments {
@@ -17,12 +17,12 @@ fn refusal(arguments: &[&str]) -> (Option<i32>, String) {
 }
 
 #[test]
-fn a_wrong_configuration_is_refused_with_its_field() {
+fn an_invalid_configuration_is_rejected_with_its_field() {
     for (argument, expected) in [
         (
             "dlq_inspector.listen=0.0.0.0:50051",
-            "error: dlq_inspector.listen: 0.0.0.0:50051 can be reached from other machines, and nothing asks for a \
-             token there: write 127.0.0.1, or give a token_file, or set allow_remote: true beside it (--set \
+            "error: dlq_inspector.listen: 0.0.0.0:50051 is reachable from other machines without \
+             authentication: listen on 127.0.0.1, set token_file, or set allow_remote: true (--set \
              dlq_inspector.listen)\n",
         ),
         (
@@ -32,32 +32,37 @@ fn a_wrong_configuration_is_refused_with_its_field() {
         ),
         (
             "dlq_inspector.topics=[\"a b\"]",
-            "error: dlq_inspector.topics: `a b` cannot be a topic or a pattern of topics such as *-dlq (--set \
+            "error: dlq_inspector.topics: `a b` is not a topic name or a pattern such as *-dlq (--set \
              dlq_inspector.topics)\n",
         ),
         (
             "dlq_inspector.token=x",
-            "error: dlq_inspector.token: unknown key; known are listen, token_file, allow_remote, topics, data_dir (--set \
-             dlq_inspector.token)\n",
+            "error: dlq_inspector.token: unknown key; expected one of listen, token_file, allow_remote, topics, \
+             data_dir (--set dlq_inspector.token)\n",
         ),
     ] {
-        assert_eq!(refusal(&[argument]), (Some(2), expected.to_owned()), "{argument}");
+        assert_eq!(
+            run_with(&[argument]),
+            (Some(2), expected.to_owned()),
+            "{argument}"
+        );
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_index_that_another_process_uses_is_refused() {
-    let setup = Setup::new("in-use");
-    let _first = setup.serve().await;
-    let mut second = setup.start();
+async fn an_index_that_another_process_uses_is_rejected() {
+    let env = InspectorEnv::new("in-use");
+    let _first = env.start().await;
+    let mut second = env.spawn();
     let output = second
         .process
         .wait_for_output("error: ", crate::support::DEADLINE);
     assert_eq!(second.process.wait(crate::support::DEADLINE).code(), Some(1));
     let error = output.lines().find(|line| line.starts_with("error: ")).unwrap();
     let expected = format!(
-        "error: the index in {} is in use by another process: give each its own dlq_inspector.data_dir",
-        setup.data_dir().display()
+        "error: the index in {} is in use by another process; set dlq_inspector.data_dir to a different directory for \
+         each process",
+        env.data_dir().display()
     );
     assert_eq!(error, expected);
 }

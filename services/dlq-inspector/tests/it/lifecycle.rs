@@ -1,28 +1,28 @@
-//! From a broker that does not answer to serving, and over its outages.
+//! Starting without a broker, outages, and the embedded broker.
 
 use std::sync::Arc;
 
 use redeliver_kafka::embedded::EmbeddedBroker;
 use redeliver_proto::error::reason;
 use redeliver_proto::v1;
-use redeliver_testkit::{LocalKafka, eventually, unique};
+use redeliver_testkit::{LocalKafka, unique};
 use tonic::Code;
 use tonic_health::pb::health_check_response::ServingStatus;
 
-use crate::support::{DEADLINE, Setup, dead};
+use crate::support::{DEADLINE, InspectorEnv, dead};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn it_serves_once_the_index_has_caught_up_and_goes_on_over_outages() {
+async fn it_serves_once_the_index_has_caught_up_and_during_outages() {
     let mut kafka = LocalKafka::start().unwrap();
-    let mut setup = Setup::on("outage", &kafka.brokers());
-    let topic = setup.topic("a", 2).await;
+    let mut env = InspectorEnv::on("outage", &kafka.brokers());
+    let topic = env.create_topic("a", 2).await;
     let records = (0..50).map(|number| dead(&number.to_string(), "v", &[]));
-    setup.put(&topic, 1, records.collect()).await;
+    env.put(&topic, 1, records.collect()).await;
     kafka.stop().unwrap();
 
-    // Without creating topics there is nothing to wait for before the API is served.
-    setup.set("kafka.topics.create", "false");
-    let mut inspector = setup.start();
+    // With `kafka.topics.create`, the process would wait for the broker before it serves the API.
+    env.base.set("kafka.topics.create", "false");
+    let mut inspector = env.spawn();
     let not_serving = [Some(ServingStatus::NotServing); 2];
     assert_eq!(inspector.health().await.map(Result::ok), not_serving);
     let mut client = inspector.client().await;
@@ -34,59 +34,44 @@ async fn it_serves_once_the_index_has_caught_up_and_goes_on_over_outages() {
         (refused.code(), reason(&refused).as_deref()),
         (Code::Unavailable, Some("INDEX_CATCHING_UP"))
     );
-    eventually("the admin port says what it waits for", DEADLINE, || {
-        let ready = inspector.admin("/readyz");
-        if ready.starts_with("HTTP/1.1 503") && ready.contains("kafka does not answer") {
-            Ok(())
-        } else {
-            Err(ready)
-        }
-    });
+    inspector.process.until_not_ready("Kafka unavailable");
 
     kafka.start_again().unwrap();
     inspector.until_serving().await;
     assert_eq!(inspector.list("").await.len(), 50);
-    eventually("the admin port is ready", DEADLINE, || {
-        let ready = inspector.admin("/readyz");
-        if ready.starts_with("HTTP/1.1 200") {
-            Ok(())
-        } else {
-            Err(ready)
-        }
-    });
+    inspector.process.until_ready();
 
-    // Nobody has made the ledger, which is said and stops nothing.
+    // The ledger topic does not exist, which is only a warning.
     let ledger = "problem=\"does not exist\"";
     let output = inspector.process.wait_for_output(ledger, DEADLINE);
     assert!(output.contains("topic=\"redeliver.dlq.ledger\""), "{output}");
 
-    // An outage changes nothing about what is known.
+    // The index is served during an outage.
     kafka.stop().unwrap();
     assert_eq!(inspector.list("").await.len(), 50);
     kafka.start_again().unwrap();
-    setup.put(&topic, 0, vec![dead("new", "v", &[])]).await;
+    env.put(&topic, 0, vec![dead("new", "v", &[])]).await;
     inspector.until_listed("key = new", 1).await;
     assert_eq!(inspector.list("").await.len(), 51);
-    assert_eq!(inspector.end(), Some(0));
+    inspector.process.shut_down();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn it_works_on_the_broker_in_memory_too() {
+async fn it_works_with_the_embedded_broker() {
     let topic: Arc<str> = unique("embedded-a-dlq").into();
     let broker = EmbeddedBroker::start(&[(topic.to_string(), 2)]).unwrap();
-    let mut setup = Setup::on("embedded", broker.brokers());
-    setup.set("kafka.topics.create", "false");
-    setup.set("dlq_inspector.topics", &format!("[{topic}]"));
-    setup
-        .put(
-            &topic,
-            1,
-            vec![dead("first", "v", &[("error-class", "permanent")])],
-        )
-        .await;
-    let mut inspector = setup.serve().await;
+    let mut env = InspectorEnv::on("embedded", broker.brokers());
+    env.base.set("kafka.topics.create", "false");
+    env.base.set("dlq_inspector.topics", &format!("[{topic}]"));
+    env.put(
+        &topic,
+        1,
+        vec![dead("first", "v", &[("error-class", "permanent")])],
+    )
+    .await;
+    let mut inspector = env.start().await;
     assert_eq!(inspector.list("error_class = permanent").await.len(), 1);
-    setup.put(&topic, 0, vec![dead("second", "value", &[])]).await;
+    env.put(&topic, 0, vec![dead("second", "value", &[])]).await;
     inspector.until_listed("key = second", 1).await;
     let mut client = inspector.client().await;
     let id = format!("{topic}/0/0");
@@ -102,5 +87,5 @@ async fn it_works_on_the_broker_in_memory_too() {
         .unwrap()
         .into_inner();
     assert_eq!((stats.topics[0].open, stats.topics[0].until_removal), (2, None));
-    assert_eq!(inspector.end(), Some(0));
+    inspector.process.shut_down();
 }

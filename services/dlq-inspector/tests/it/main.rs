@@ -1,4 +1,4 @@
-//! The inspector's binary on a real Kafka, asked through its API.
+//! Tests of the `dlq-inspector` binary on a real Kafka, through its API.
 
 mod api;
 mod golden;

@@ -1,5 +1,4 @@
-//! The index follows the topics: what is aborted, removed, deleted, made again; a file that is lost; the
-//! ledger.
+//! The index follows the topics: aborted transactions, retention, deleted and recreated topics, a lost index file, the ledger.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +11,7 @@ use redeliver_testkit::eventually_async;
 use redeliver_testkit::kafka_request::{delete_records, delete_topic};
 use tonic::Code;
 
-use crate::support::{DEADLINE, Dead, Setup, dead, ids};
+use crate::support::{DEADLINE, Dead, InspectorEnv, dead, ids};
 
 fn numbered(name: &str, count: usize) -> Vec<Dead> {
     (0..count)
@@ -27,14 +26,14 @@ fn numbered(name: &str, count: usize) -> Vec<Dead> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn aborted_records_never_appear() {
-    let setup = Setup::new("aborted");
-    let topic = setup.topic("a", 1).await;
-    setup.put(&topic, 0, numbered("first", 2)).await;
-    setup.put_and_abort(&topic, 0, numbered("never", 3));
-    let mut inspector = setup.serve().await;
-    setup.put_and_abort(&topic, 0, numbered("never", 3));
-    setup.put(&topic, 0, numbered("last", 1)).await;
+async fn records_of_aborted_transactions_are_not_listed() {
+    let env = InspectorEnv::new("aborted");
+    let topic = env.create_topic("a", 1).await;
+    env.put(&topic, 0, numbered("first", 2)).await;
+    env.put_and_abort(&topic, 0, numbered("never", 3));
+    let mut inspector = env.start().await;
+    env.put_and_abort(&topic, 0, numbered("never", 3));
+    env.put(&topic, 0, numbered("last", 1)).await;
     inspector.until_listed("headers.batch = last", 1).await;
     assert_eq!(inspector.list("").await.len(), 3);
     let mut client = inspector.client().await;
@@ -47,13 +46,13 @@ async fn aborted_records_never_appear() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lost_index_is_built_again_and_one_that_is_found_is_gone_on_with() {
-    let setup = Setup::new("rebuilt");
-    let (first, second) = (setup.topic("a", 3).await, setup.topic("b", 1).await);
+async fn an_existing_index_is_continued_and_a_lost_one_is_rebuilt() {
+    let env = InspectorEnv::new("rebuilt");
+    let (first, second) = (env.create_topic("a", 3).await, env.create_topic("b", 1).await);
     for partition in 0..3 {
-        setup.put(&first, partition, numbered("old", 50)).await;
+        env.put(&first, partition, numbered("old", 50)).await;
     }
-    let mut inspector = setup.serve().await;
+    let mut inspector = env.start().await;
     let before = inspector.list("").await;
     assert_eq!(before.len(), 150);
     let page = v1::ListDeadLettersRequest {
@@ -67,14 +66,14 @@ async fn a_lost_index_is_built_again_and_one_that_is_found_is_gone_on_with() {
         .unwrap()
         .into_inner()
         .next_page_token;
-    assert_eq!(inspector.end(), Some(0));
+    inspector.process.shut_down();
 
-    // What comes while it is down is read, and what it knows is not read again.
-    setup.put(&second, 0, numbered("new", 7)).await;
-    let mut inspector = setup.serve().await;
-    assert_eq!(inspector.said(" index="), "\"found\"");
+    // After a restart, only records that are not indexed yet are read.
+    env.put(&second, 0, numbered("new", 7)).await;
+    let mut inspector = env.start().await;
+    assert_eq!(inspector.process.word_after(" index="), "\"existing\"");
     assert_eq!(inspector.list("").await.len(), 157);
-    let metrics = inspector.admin("/metrics");
+    let metrics = inspector.metrics();
     assert!(
         metrics.contains(&format!("redeliver_dlq_indexed_total{{topic=\"{second}\"}} 7")),
         "{metrics}"
@@ -89,15 +88,15 @@ async fn a_lost_index_is_built_again_and_one_that_is_found_is_gone_on_with() {
         ..page
     };
     assert!(client.list_dead_letters(with_token.clone()).await.is_ok());
-    assert_eq!(inspector.end(), Some(0));
+    inspector.process.shut_down();
 
-    for entry in std::fs::read_dir(setup.data_dir()).unwrap() {
+    for entry in std::fs::read_dir(env.data_dir()).unwrap() {
         std::fs::remove_file(entry.unwrap().path()).unwrap();
     }
-    let mut inspector = setup.serve().await;
-    assert_eq!(inspector.said(" index="), "\"new\"");
+    let mut inspector = env.start().await;
+    assert_eq!(inspector.process.word_after(" index="), "\"new\"");
     let mut after = inspector.list("topic != none AND headers.batch = old").await;
-    // Those of one millisecond come in another order.
+    // Dead letters with the same timestamp are ordered by row, and the rebuilt index has other rows.
     let order = |letter: &v1::DeadLetter| letter.id.clone();
     let mut before = before;
     before.sort_by_key(order);
@@ -109,54 +108,55 @@ async fn a_lost_index_is_built_again_and_one_that_is_found_is_gone_on_with() {
         (refused.code(), reason(&refused).as_deref()),
         (Code::FailedPrecondition, Some("TOKEN_EXPIRED"))
     );
-    assert_eq!(inspector.end(), Some(0));
+    inspector.process.shut_down();
 
-    // A file that is no database is lost as well.
-    std::fs::write(setup.data_dir().join(FILE), vec![7; 100_000]).unwrap();
-    let mut inspector = setup.serve().await;
+    // A file that is not a database is replaced.
+    std::fs::write(env.data_dir().join(FILE), vec![7; 100_000]).unwrap();
+    let mut inspector = env.start().await;
     assert_eq!(inspector.list("").await.len(), 157);
     assert!(
         inspector
             .process
             .output()
-            .contains("the index cannot be used and is built again")
+            .contains("the index is unusable; rebuilding it")
     );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_topic_that_is_deleted_is_gone_and_one_made_again_is_read_anew() {
-    let setup = Setup::new("again");
-    let (topic, other) = (setup.topic("a", 2).await, setup.topic("b", 1).await);
-    setup.put(&topic, 0, numbered("old", 20)).await;
-    setup.put(&topic, 1, numbered("old", 5)).await;
-    setup.put(&other, 0, numbered("other", 3)).await;
-    let mut inspector = setup.serve().await;
+async fn a_deleted_topic_is_removed_and_a_recreated_one_is_read_again() {
+    let env = InspectorEnv::new("again");
+    let (topic, other) = (env.create_topic("a", 2).await, env.create_topic("b", 1).await);
+    env.put(&topic, 0, numbered("old", 20)).await;
+    env.put(&topic, 1, numbered("old", 5)).await;
+    env.put(&other, 0, numbered("other", 3)).await;
+    let mut inspector = env.start().await;
     assert_eq!(inspector.list("").await.len(), 28);
-    delete_topic(&setup.kafka.brokers, &topic);
+    delete_topic(&env.kafka.brokers, &topic);
     inspector.until_listed("", 3).await;
 
-    // Fewer records than before, then as many.
-    setup.make_topic(&topic, 2).await;
-    setup.put(&topic, 0, numbered("new", 4)).await;
+    // A survey has seen that the topic was missing.
+    env.recreate_topic(&topic, 2).await;
+    env.put(&topic, 0, numbered("new", 4)).await;
     let listed = inspector.until_listed("headers.batch = new", 4).await;
     assert_eq!(listed[0].position.as_ref().unwrap().topic, &*topic);
     assert_eq!(inspector.list("").await.len(), 7);
 
-    // At once, so that no survey sees the topic missing: only its content tells.
-    delete_topic(&setup.kafka.brokers, &topic);
-    setup.make_topic(&topic, 2).await;
-    setup.put(&topic, 0, numbered("third", 4)).await;
+    // Recreated so quickly that no survey sees it missing. It has as many records as before, so that only their content
+    // differs.
+    delete_topic(&env.kafka.brokers, &topic);
+    env.recreate_topic(&topic, 2).await;
+    env.put(&topic, 0, numbered("third", 4)).await;
     inspector.until_listed("headers.batch = third", 4).await;
     inspector.until_listed("headers.batch = new", 0).await;
     assert_eq!(inspector.list("").await.len(), 7);
-    assert_eq!(inspector.end(), Some(0));
+    inspector.process.shut_down();
 
-    // While nobody looks: as many records at the same offsets, and more than there were.
-    delete_topic(&setup.kafka.brokers, &topic);
-    setup.make_topic(&topic, 2).await;
-    setup.put(&topic, 0, numbered("fourth", 9)).await;
-    let mut inspector = setup.serve().await;
-    assert_eq!(inspector.said(" index="), "\"found\"");
+    // Recreated while the inspector is down, with more records than before.
+    delete_topic(&env.kafka.brokers, &topic);
+    env.recreate_topic(&topic, 2).await;
+    env.put(&topic, 0, numbered("fourth", 9)).await;
+    let mut inspector = env.start().await;
+    assert_eq!(inspector.process.word_after(" index="), "\"existing\"");
     inspector.until_listed("headers.batch = fourth", 9).await;
     assert_eq!(inspector.list("").await.len(), 12);
     let letters = inspector.list("headers.batch = fourth").await;
@@ -168,20 +168,20 @@ async fn a_topic_that_is_deleted_is_gone_and_one_made_again_is_read_anew() {
         let full = client.get_dead_letter(request).await.unwrap().into_inner();
         assert_eq!(full.value.unwrap(), letter.key.unwrap());
     }
-    assert_eq!(inspector.end(), Some(0));
+    inspector.process.shut_down();
 
-    delete_topic(&setup.kafka.brokers, &topic);
-    let mut inspector = setup.serve().await;
+    delete_topic(&env.kafka.brokers, &topic);
+    let mut inspector = env.start().await;
     inspector.until_listed("", 3).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_retention_removes_goes_from_the_index() {
-    let setup = Setup::new("retention");
-    let topic = setup.topic("a", 1).await;
-    setup.put(&topic, 0, numbered("old", 10)).await;
-    let mut inspector = setup.serve().await;
-    delete_records(&setup.kafka.brokers, &topic, 0, 6);
+async fn records_that_retention_deletes_are_removed_from_the_index() {
+    let env = InspectorEnv::new("retention");
+    let topic = env.create_topic("a", 1).await;
+    env.put(&topic, 0, numbered("old", 10)).await;
+    let mut inspector = env.start().await;
+    delete_records(&env.kafka.brokers, &topic, 0, 6);
     let left = inspector.until_listed("", 4).await;
     let mut offsets: Vec<&str> = ids(&left)
         .iter()
@@ -189,33 +189,33 @@ async fn what_retention_removes_goes_from_the_index() {
         .collect();
     offsets.sort_unstable();
     assert_eq!(offsets, ["6", "7", "8", "9"]);
-    assert_eq!(inspector.end(), Some(0));
-    // All of it, while nobody looks.
-    delete_records(&setup.kafka.brokers, &topic, 0, 10);
-    let mut inspector = setup.serve().await;
+    inspector.process.shut_down();
+    // All records are deleted while the inspector is down.
+    delete_records(&env.kafka.brokers, &topic, 0, 10);
+    let mut inspector = env.start().await;
     inspector.until_listed("", 0).await;
-    setup.put(&topic, 0, numbered("new", 2)).await;
+    env.put(&topic, 0, numbered("new", 2)).await;
     let new = inspector.until_listed("", 2).await;
     let found: BTreeSet<&str> = ids(&new).into_iter().collect();
     assert!(found.contains(format!("{topic}/0/10").as_str()), "{found:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn topics_that_are_made_later_are_found() {
-    let setup = Setup::new("later");
-    let mut inspector = setup.serve().await;
+async fn a_topic_that_is_created_later_is_found() {
+    let env = InspectorEnv::new("later");
+    let mut inspector = env.start().await;
     assert_eq!(inspector.list("").await.len(), 0);
-    let topic = setup.topic("a", 1).await;
-    setup.put(&topic, 0, numbered("new", 2)).await;
+    let topic = env.create_topic("a", 1).await;
+    env.put(&topic, 0, numbered("new", 2)).await;
     inspector.until_listed("", 2).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_record_in_the_ledger_sets_the_state() {
-    let setup = Setup::new("ledger");
-    let topic = setup.topic("a", 1).await;
-    setup.put(&topic, 0, numbered("old", 3)).await;
-    let mut inspector = setup.serve().await;
+async fn a_ledger_entry_sets_the_state() {
+    let env = InspectorEnv::new("ledger");
+    let topic = env.create_topic("a", 1).await;
+    env.put(&topic, 0, numbered("old", 3)).await;
+    let mut inspector = env.start().await;
     let discarded = v1::LedgerEntry {
         state: v1::DeadLetterState::Discarded.into(),
         time: Some(to_timestamp(SystemClock.now())),
@@ -223,15 +223,15 @@ async fn a_record_in_the_ledger_sets_the_state() {
         note: "test data".into(),
         ..v1::LedgerEntry::default()
     };
-    // Of a topic of this name that is no more: it says nothing.
-    let before = v1::LedgerEntry {
+    // An entry that is older than the dead letter belongs to a deleted topic of this name, and is ignored.
+    let outdated = v1::LedgerEntry {
         time: Some(to_timestamp(Timestamp::from_millis(1_700_000_000_000))),
         ..discarded.clone()
     };
-    setup.put_ledger(&format!("{topic}/0/0"), Some(before)).await;
+    env.put_ledger(&format!("{topic}/0/0"), Some(outdated)).await;
     let id = format!("{topic}/0/1");
-    setup.put_ledger("this is no id", Some(discarded.clone())).await;
-    setup.put_ledger(&id, Some(discarded.clone())).await;
+    env.put_ledger("not an id", Some(discarded.clone())).await;
+    env.put_ledger(&id, Some(discarded.clone())).await;
     let listed = inspector.until_listed("state = DISCARDED", 1).await;
     assert_eq!(ids(&listed), [id.as_str()]);
     assert_eq!(
@@ -244,34 +244,34 @@ async fn a_record_in_the_ledger_sets_the_state() {
         inspector
             .process
             .output()
-            .contains("a record of the ledger says nothing")
+            .contains("ignoring invalid ledger entry")
     );
 
-    // Another record is meant: nothing is said of this one.
+    // An entry with another content hash does not apply.
     let other = v1::LedgerEntry {
         content_hash: vec![1; 16].into(),
         ..discarded.clone()
     };
-    setup.put_ledger(&format!("{topic}/0/2"), Some(other)).await;
-    let right = v1::LedgerEntry {
+    env.put_ledger(&format!("{topic}/0/2"), Some(other)).await;
+    let matching = v1::LedgerEntry {
         content_hash: inspector.list(&format!("id = {topic}/0/0")).await[0]
             .content_hash
             .clone(),
         state: v1::DeadLetterState::Redriven.into(),
         ..discarded
     };
-    setup.put_ledger(&format!("{topic}/0/0"), Some(right)).await;
+    env.put_ledger(&format!("{topic}/0/0"), Some(matching)).await;
     inspector.until_listed("state = REDRIVEN", 1).await;
     inspector.until_listed("state = OPEN", 1).await;
 
-    // The ledger tells the same after a restart without an index, and can be taken back.
-    assert_eq!(inspector.end(), Some(0));
-    std::fs::remove_dir_all(setup.data_dir()).unwrap();
-    let mut inspector = setup.serve().await;
+    // The states survive the loss of the index, and a tombstone resets a state.
+    inspector.process.shut_down();
+    std::fs::remove_dir_all(env.data_dir()).unwrap();
+    let mut inspector = env.start().await;
     assert_eq!(ids(&inspector.list("state = DISCARDED").await), [id.as_str()]);
     assert_eq!(inspector.list("state = REDRIVEN").await.len(), 1);
-    setup.put_ledger(&id, None).await;
-    eventually_async("the state is taken back", DEADLINE, async || {
+    env.put_ledger(&id, None).await;
+    eventually_async("the state is reset", DEADLINE, async || {
         let listed = inspector.list(&format!("id = {id}")).await;
         let letter = &listed[0];
         if letter.state() == v1::DeadLetterState::Open && letter.state_by.is_empty() {

@@ -1,4 +1,4 @@
-//! What stands beside the service: reflection, health, tokens.
+//! Reflection, health checks and tokens.
 
 use futures::StreamExt as _;
 use redeliver_proto::auth::SendToken;
@@ -9,7 +9,7 @@ use tonic::Code;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_reflection::pb::{v1 as reflection_v1, v1alpha as reflection_v1alpha};
 
-use crate::support::{Setup, dead};
+use crate::support::{InspectorEnv, dead};
 
 macro_rules! reflected {
     ($channel:expr, $pb:ident) => {{
@@ -49,9 +49,9 @@ macro_rules! reflected {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_services_are_told_by_both_versions_of_reflection() {
-    let setup = Setup::new("reflection");
-    let mut inspector = setup.serve().await;
+async fn both_versions_of_reflection_list_the_services() {
+    let env = InspectorEnv::new("reflection");
+    let mut inspector = env.start().await;
     let expected = |reflection: &str| {
         let mut services = [
             reflection,
@@ -62,27 +62,28 @@ async fn the_services_are_told_by_both_versions_of_reflection() {
         services.sort();
         services.to_vec()
     };
-    let told = reflected!(inspector.channel().await, reflection_v1);
-    assert_eq!(told, expected("grpc.reflection.v1.ServerReflection"));
-    let told = reflected!(inspector.channel().await, reflection_v1alpha);
-    assert_eq!(told, expected("grpc.reflection.v1alpha.ServerReflection"));
+    let services = reflected!(inspector.channel().await, reflection_v1);
+    assert_eq!(services, expected("grpc.reflection.v1.ServerReflection"));
+    let services = reflected!(inspector.channel().await, reflection_v1alpha);
+    assert_eq!(services, expected("grpc.reflection.v1alpha.ServerReflection"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_the_token_only_health_and_reflection_are_served() {
-    let mut setup = Setup::new("token");
-    let file = setup.scratch.path().join("token");
+async fn every_call_but_health_and_reflection_requires_the_token() {
+    let mut env = InspectorEnv::new("token");
+    let file = env.base.directory().join("token");
     std::fs::write(&file, "s3cret\n").unwrap();
-    setup.set("dlq_inspector.token_file", &file.display().to_string());
-    let topic = setup.topic("a", 1).await;
-    setup.put(&topic, 0, vec![dead("k", "v", &[])]).await;
-    let mut inspector = setup.serve().await;
+    env.base
+        .set("dlq_inspector.token_file", &file.display().to_string());
+    let topic = env.create_topic("a", 1).await;
+    env.put(&topic, 0, vec![dead("k", "v", &[])]).await;
+    let mut inspector = env.start().await;
     assert_eq!(
         inspector.health().await.map(Result::ok),
         [Some(ServingStatus::Serving); 2]
     );
-    let told = reflected!(inspector.channel().await, reflection_v1);
-    assert!(told.contains(&"redeliver.v1.DeadLetterService".to_owned()));
+    let services = reflected!(inspector.channel().await, reflection_v1);
+    assert!(services.contains(&"redeliver.v1.DeadLetterService".to_owned()));
     for (token, expected) in [
         (None, Some("TOKEN_MISSING")),
         (Some("wrong"), Some("TOKEN_WRONG")),
@@ -112,5 +113,5 @@ async fn without_the_token_only_health_and_reflection_are_served() {
         }
     }
     assert!(!inspector.process.output().contains("s3cret"));
-    assert!(!inspector.admin("/config").contains("s3cret"));
+    assert!(!inspector.process.get("/config").1.contains("s3cret"));
 }

@@ -1,60 +1,50 @@
-//! What the tests share: a [`Setup`] owns dead-letter topics that no other test has, and starts inspectors that
-//! see these alone; an [`Inspector`] is one process.
+//! Shared by the tests: an [`InspectorEnv`] owns dead-letter topics that no other test uses, and starts inspectors that
+//! read only these; an [`Inspector`] is one process.
 //!
 //! ```text
-//! let setup = Setup::new("list");
-//! let topic = setup.topic("a", 2).await;
-//! setup.put(&topic, 0, vec![dead("k", "v", &[("error-class", "permanent")])]).await;
-//! let mut inspector = setup.start();
-//! inspector.until_serving().await;
+//! let env = InspectorEnv::new("list");
+//! let topic = env.create_topic("a", 2).await;
+//! env.put(&topic, 0, vec![dead("k", "v", &[("error-class", "permanent")])]).await;
+//! let mut inspector = env.start().await;
 //! let listed = inspector.list("error_class = permanent").await;
 //! ```
 
-use std::io::{Read as _, Write as _};
-use std::net::TcpStream;
 use std::path::PathBuf;
-use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use redeliver_core::pipeline::TopicRole;
-use redeliver_core::{Headers, Output, Position, Span};
+use redeliver_core::{Headers, HumanDuration, Output, Position};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::topology::{self, Cleanup, Role, TopicSpec, TopologySpec};
 use redeliver_kafka::transaction::Transactions;
 use redeliver_proto::v1::dead_letter_service_client::DeadLetterServiceClient;
 use redeliver_proto::{Message as _, v1};
-use redeliver_testkit::scratch::Scratch;
-use redeliver_testkit::{Process, binary, brokers, eventually, eventually_async, unique};
+use redeliver_testkit::{EnvBuilder, ServiceProcess, TestEnv, brokers, eventually, eventually_async, unique};
 use tonic::Status;
 use tonic::transport::Channel;
 use tonic_health::pb::health_client::HealthClient;
 use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus};
 
-/// How long anything may take on a machine that is busy with other tests.
+/// Time limit of all waits, on a machine that is busy with other tests.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
 pub(crate) type Client = DeadLetterServiceClient<Channel>;
 
-/// Dead-letter topics of one test, and what inspectors of them need.
-pub(crate) struct Setup {
-    /// What all names of the test begin with.
-    pub(crate) name: String,
+/// The dead-letter topics of one test, and the configuration of inspectors that read them.
+pub(crate) struct InspectorEnv {
+    pub(crate) base: TestEnv,
     pub(crate) kafka: KafkaSettings,
-    pub(crate) scratch: Scratch,
-    pub(crate) settings: Vec<(String, String)>,
     producer: Producer,
 }
 
-/// A process of ours; killed when it is dropped.
 pub(crate) struct Inspector {
-    pub(crate) process: Process,
-    address: Option<String>,
+    pub(crate) process: ServiceProcess,
 }
 
-/// A record to be written.
+/// A record to write.
 #[derive(Clone, Debug)]
 pub(crate) struct Dead {
     pub(crate) key: Option<Bytes>,
@@ -62,7 +52,7 @@ pub(crate) struct Dead {
     pub(crate) headers: Headers,
 }
 
-/// A dead letter with headers of text.
+/// A dead letter with text headers.
 pub(crate) fn dead(key: &str, value: impl Into<Bytes>, headers: &[(&str, &str)]) -> Dead {
     let headers = headers
         .iter()
@@ -74,53 +64,41 @@ pub(crate) fn dead(key: &str, value: impl Into<Bytes>, headers: &[(&str, &str)])
     }
 }
 
-impl Setup {
+impl InspectorEnv {
     pub(crate) fn new(name: &str) -> Self {
         Self::on(name, &brokers())
     }
 
-    /// On a broker of the test's own.
+    /// On another broker than the shared one.
     pub(crate) fn on(name: &str, brokers: &str) -> Self {
-        let name = unique(name);
-        let kafka = KafkaSettings::new(brokers, format!("{name}-test"));
-        let scratch = Scratch::new("dlq-inspector").unwrap();
-        let data = scratch.path().join("data").display().to_string();
-        let pattern = format!("[\"{name}-*-dlq\"]");
-        let settings = [
-            ("kafka.brokers", brokers),
-            ("kafka.topics.create", "true"),
-            ("kafka.topics.replication", "1"),
-            ("admin.listen", "127.0.0.1:0"),
-            ("dlq_inspector.listen", "127.0.0.1:0"),
-            ("dlq_inspector.topics", &pattern),
-            ("dlq_inspector.data_dir", &data),
-        ];
-        let owned = |(key, value): (&str, &str)| (key.to_owned(), value.to_owned());
+        let base = EnvBuilder::new(name)
+            .brokers(brokers)
+            .creates_topics()
+            .set("dlq_inspector.listen", "127.0.0.1:0")
+            .set("dlq_inspector.topics", "[\"{name}-*-dlq\"]")
+            .set("dlq_inspector.data_dir", "{dir}/data")
+            .build();
+        let kafka = KafkaSettings::new(brokers, format!("{}-test", base.name()));
         Self {
             producer: Producer::new(&kafka).unwrap(),
-            settings: settings.map(owned).to_vec(),
-            name,
+            base,
             kafka,
-            scratch,
         }
     }
 
-    pub(crate) fn set(&mut self, key: &str, value: &str) {
-        self.settings.push((key.to_owned(), value.to_owned()));
-    }
-
     pub(crate) fn data_dir(&self) -> PathBuf {
-        self.scratch.path().join("data")
+        self.base.directory().join("data")
     }
 
-    /// Makes a dead-letter topic of this test.
-    pub(crate) async fn topic(&self, name: &str, partitions: i32) -> Arc<str> {
-        let topic: Arc<str> = format!("{}-{name}-dlq", self.name).into();
-        self.make_topic(&topic, partitions).await;
+    /// Creates a dead-letter topic with a name that no other test uses.
+    pub(crate) async fn create_topic(&self, name: &str, partitions: i32) -> Arc<str> {
+        let topic: Arc<str> = format!("{}-{name}-dlq", self.base.name()).into();
+        self.recreate_topic(&topic, partitions).await;
         topic
     }
 
-    pub(crate) async fn make_topic(&self, topic: &Arc<str>, partitions: i32) {
+    /// Creates a topic that was deleted.
+    pub(crate) async fn recreate_topic(&self, topic: &Arc<str>, partitions: i32) {
         let spec = TopologySpec {
             topics: vec![TopicSpec {
                 name: topic.clone(),
@@ -128,8 +106,8 @@ impl Setup {
                 partitions,
                 partitions_as: None,
                 replication: 1,
-                retention: Some(Span::from_secs(7 * 86_400)),
-                required_retention: Some(Span::from_secs(3_600)),
+                retention: Some(HumanDuration::from_secs(7 * 86_400)),
+                required_retention: Some(HumanDuration::from_secs(3_600)),
                 sources: Vec::new(),
                 largest: None,
                 cleanup: Some(Cleanup::Delete),
@@ -140,37 +118,31 @@ impl Setup {
             .unwrap();
     }
 
-    /// Writes records into a partition; says where they stand.
+    /// Writes records to a partition, and returns their positions.
     pub(crate) async fn put(&self, topic: &Arc<str>, partition: i32, records: Vec<Dead>) -> Vec<Position> {
-        let outputs: Vec<Output> = records
-            .into_iter()
-            .map(|dead| output(topic, partition, dead))
-            .collect();
+        let outputs = outputs(topic, partition, records);
         let sending = outputs.iter().map(|output| self.producer.send(output));
         let written = futures::future::try_join_all(sending).await.unwrap();
         written.into_iter().map(|written| written.position).collect()
     }
 
-    /// Writes records in a transaction that is aborted once they stand in the topic.
+    /// Writes records in a transaction, and aborts it after the broker has stored them.
     pub(crate) fn put_and_abort(&self, topic: &Arc<str>, partition: i32, records: Vec<Dead>) {
         let id = unique("aborted");
         let mut transactions = Transactions::new(self.kafka.transactional_producer(&id), &id, DEADLINE);
         eventually("a transactional producer", DEADLINE, || {
             let recovered = transactions.recover(Duration::from_secs(5));
-            recovered.map_err(|setback| setback.to_string())
+            recovered.map_err(|error| error.to_string())
         });
-        let outputs: Vec<Output> = records
-            .into_iter()
-            .map(|dead| output(topic, partition, dead))
-            .collect();
-        // Without a group there are no offsets to add, which is noticed when the records have been written.
-        let setback = transactions
+        let outputs = outputs(topic, partition, records);
+        // The transaction fails because it has no consumer group, which is noticed after the records were written.
+        let error = transactions
             .write(&outputs, &Default::default(), || None)
             .unwrap_err();
-        assert!(setback.to_string().contains("asking for the group"), "{setback}");
+        assert!(error.to_string().contains("asking for the group"), "{error}");
     }
 
-    /// Writes into the ledger by hand.
+    /// Writes a ledger entry.
     pub(crate) async fn put_ledger(&self, id: &str, entry: Option<v1::LedgerEntry>) {
         let topic: Arc<str> = redeliver_dlq_inspector::ledger::TOPIC.into();
         let output = Output {
@@ -183,60 +155,36 @@ impl Setup {
         self.producer.send(&output).await.unwrap();
     }
 
-    pub(crate) fn command(&self) -> Command {
-        let mut command = binary("dlq-inspector");
-        command.env_clear();
-        for (key, value) in &self.settings {
-            command.arg("--set").arg(format!("{key}={value}"));
-        }
-        command
-    }
-
-    /// Starts a process and waits for nothing.
-    pub(crate) fn start(&self) -> Inspector {
+    /// Starts an inspector without waiting for it.
+    pub(crate) fn spawn(&self) -> Inspector {
         Inspector {
-            process: Process::spawn(self.command()).unwrap(),
-            address: None,
+            process: self.base.spawn("dlq-inspector", "a", &[]),
         }
     }
 
-    /// Starts a process and waits until it serves.
-    pub(crate) async fn serve(&self) -> Inspector {
-        let mut inspector = self.start();
+    /// Starts an inspector, and waits until it serves.
+    pub(crate) async fn start(&self) -> Inspector {
+        let mut inspector = self.spawn();
         inspector.until_serving().await;
         inspector
     }
 }
 
-fn output(topic: &Arc<str>, partition: i32, dead: Dead) -> Output {
-    Output {
+fn outputs(topic: &Arc<str>, partition: i32, records: Vec<Dead>) -> Vec<Output> {
+    let output = |dead: Dead| Output {
         topic: topic.clone(),
         partition: Some(partition),
         key: dead.key,
         value: dead.value,
         headers: dead.headers,
-    }
+    };
+    records.into_iter().map(output).collect()
 }
 
 impl Inspector {
-    /// `http://HOST:PORT` of the API, once the process has said it.
-    pub(crate) fn url(&mut self) -> String {
-        if self.address.is_none() {
-            let said = self.said(" api=");
-            self.address = Some(said);
-        }
-        format!("http://{}", self.address.as_deref().unwrap())
-    }
-
-    /// The word behind this text in what the process says.
-    pub(crate) fn said(&mut self, before: &str) -> String {
-        let output = self.process.wait_for_output(before, DEADLINE);
-        let rest = output.split(before).nth(1).unwrap_or_default();
-        rest.split_whitespace().next().unwrap_or_default().to_owned()
-    }
-
     pub(crate) async fn channel(&mut self) -> Channel {
-        let endpoint = tonic::transport::Endpoint::from_shared(self.url()).unwrap();
+        let url = format!("http://{}", self.process.word_after(" api="));
+        let endpoint = tonic::transport::Endpoint::from_shared(url).unwrap();
         endpoint.connect().await.unwrap()
     }
 
@@ -244,7 +192,7 @@ impl Inspector {
         DeadLetterServiceClient::new(self.channel().await).max_decoding_message_size(64 << 20)
     }
 
-    /// What the health service says, of the whole server and of its service.
+    /// The health of the server and of its service.
     pub(crate) async fn health(&mut self) -> [Result<ServingStatus, Status>; 2] {
         let mut health = HealthClient::new(self.channel().await);
         let mut states = Vec::new();
@@ -252,8 +200,8 @@ impl Inspector {
             let request = HealthCheckRequest {
                 service: service.to_owned(),
             };
-            let answer = health.check(request).await;
-            states.push(answer.map(|answer| answer.into_inner().status()));
+            let response = health.check(request).await;
+            states.push(response.map(|response| response.into_inner().status()));
         }
         states.try_into().unwrap()
     }
@@ -271,7 +219,7 @@ impl Inspector {
         .await;
     }
 
-    /// All dead letters that match, the newest first.
+    /// All dead letters that match, newest first.
     pub(crate) async fn list(&mut self, filter: &str) -> Vec<v1::DeadLetter> {
         let request = v1::ListDeadLettersRequest {
             filter: filter.to_owned(),
@@ -284,9 +232,9 @@ impl Inspector {
         page.dead_letters
     }
 
-    /// Waits until as many match.
+    /// Waits until `count` dead letters match.
     pub(crate) async fn until_listed(&mut self, filter: &str, count: usize) -> Vec<v1::DeadLetter> {
-        eventually_async("as many dead letters are listed", DEADLINE, async || {
+        eventually_async("the expected number of dead letters", DEADLINE, async || {
             let listed = self.list(filter).await;
             if listed.len() == count {
                 Ok(listed)
@@ -297,24 +245,9 @@ impl Inspector {
         .await
     }
 
-    /// What the admin port answers, as head and body in one text.
-    pub(crate) fn admin(&mut self, path: &str) -> String {
-        let address = self.said(" admin=");
-        let mut stream = TcpStream::connect(address).unwrap();
-        write!(
-            stream,
-            "GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n"
-        )
-        .unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        answer
-    }
-
-    /// Asks the process to end and waits for it; gives its exit code.
-    pub(crate) fn end(&mut self) -> Option<i32> {
-        self.process.terminate();
-        self.process.wait(DEADLINE).code()
+    /// The page `/metrics` of the admin listener.
+    pub(crate) fn metrics(&mut self) -> String {
+        self.process.get("/metrics").1
     }
 }
 

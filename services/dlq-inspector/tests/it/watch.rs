@@ -1,4 +1,4 @@
-//! Watching: what is there, what comes, going on, being too slow, the end.
+//! Watching dead letters: existing and new ones, resuming, slow clients, shutdown.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use redeliver_proto::v1::watch_dead_letters_response::Event;
 use tokio::time::timeout;
 use tonic::{Code, Status, Streaming};
 
-use crate::support::{Client, DEADLINE, Dead, Setup, dead};
+use crate::support::{Client, DEADLINE, Dead, InspectorEnv, dead};
 
 type Stream = Streaming<v1::WatchDeadLettersResponse>;
 
@@ -27,12 +27,12 @@ async fn watch(client: &mut Client, filter: &str, resume_token: &str, only_new: 
 async fn next(stream: &mut Stream) -> Result<(Event, String), Status> {
     let message = timeout(DEADLINE, stream.message())
         .await
-        .expect("an event in time");
-    let message = message?.expect("the stream goes on");
+        .expect("an event before the deadline");
+    let message = message?.expect("the stream has not ended");
     Ok((message.event.unwrap(), message.resume_token))
 }
 
-/// The keys of the next dead letters, up to `SYNCED` or as many as are asked for; and the last token.
+/// The keys of the next `count` dead letters, or of all up to `SYNCED`; and the last token.
 async fn keys(stream: &mut Stream, count: Option<usize>) -> (Vec<String>, String) {
     let (mut keys, mut last) = (Vec::new(), String::new());
     while count.is_none_or(|count| keys.len() < count) {
@@ -43,7 +43,7 @@ async fn keys(stream: &mut Stream, count: Option<usize>) -> (Vec<String>, String
                 keys.push(String::from_utf8(letter.key.unwrap().to_vec()).unwrap());
             }
             Event::Synced(_) => {
-                assert_eq!(count, None, "synced in the middle");
+                assert_eq!(count, None, "unexpected SYNCED");
                 break;
             }
             Event::Heartbeat(_) => {}
@@ -59,33 +59,33 @@ fn numbered(name: &str, count: usize, class: &str) -> Vec<Dead> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_there_comes_first_then_what_is_new_and_one_can_go_on() {
-    let setup = Setup::new("watch");
-    let topic = setup.topic("a", 1).await;
-    setup.put(&topic, 0, numbered("a", 3, "permanent")).await;
-    setup.put(&topic, 0, numbered("x", 2, "expired")).await;
-    let mut inspector = setup.serve().await;
+async fn a_watch_sends_existing_dead_letters_then_new_ones_and_can_be_resumed() {
+    let env = InspectorEnv::new("watch");
+    let topic = env.create_topic("a", 1).await;
+    env.put(&topic, 0, numbered("a", 3, "permanent")).await;
+    env.put(&topic, 0, numbered("x", 2, "expired")).await;
+    let mut inspector = env.start().await;
     let mut client = inspector.client().await;
     let filter = "error_class = permanent";
     let mut all = watch(&mut client, filter, "", false).await;
     let mut new = watch(&mut client, filter, "", true).await;
     assert_eq!(keys(&mut all, None).await.0, ["a0", "a1", "a2"]);
     assert_eq!(keys(&mut new, None).await.0, [""; 0]);
-    setup.put(&topic, 0, numbered("y", 2, "expired")).await;
-    setup.put(&topic, 0, numbered("b", 3, "permanent")).await;
+    env.put(&topic, 0, numbered("y", 2, "expired")).await;
+    env.put(&topic, 0, numbered("b", 3, "permanent")).await;
     let (first, token) = keys(&mut all, Some(2)).await;
     assert_eq!(first, ["b0", "b1"]);
     assert_eq!(keys(&mut new, Some(3)).await.0, ["b0", "b1", "b2"]);
     drop((all, new));
 
-    // Also over a restart of the inspector, as long as its index lives.
-    setup.put(&topic, 0, numbered("c", 1, "permanent")).await;
-    assert_eq!(inspector.end(), Some(0));
-    let mut inspector = setup.serve().await;
+    // A resume token survives a restart of the inspector, as long as its index is kept.
+    env.put(&topic, 0, numbered("c", 1, "permanent")).await;
+    inspector.process.shut_down();
+    let mut inspector = env.start().await;
     let mut client = inspector.client().await;
     let mut resumed = watch(&mut client, filter, &token, false).await;
     assert_eq!(keys(&mut resumed, None).await.0, ["b2", "c0"]);
-    // What is new wins over a token only when there is none.
+    // `only_new` has no effect with a resume token.
     let mut resumed = watch(&mut client, filter, &token, true).await;
     assert_eq!(keys(&mut resumed, None).await.0, ["b2", "c0"]);
 
@@ -101,11 +101,11 @@ async fn what_is_there_comes_first_then_what_is_new_and_one_can_go_on() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_silent_stream_says_that_it_lives_and_lets_one_go_on_from_there() {
-    let setup = Setup::new("heartbeat");
-    let topic = setup.topic("a", 1).await;
-    setup.put(&topic, 0, numbered("x", 2, "expired")).await;
-    let mut inspector = setup.serve().await;
+async fn an_idle_watch_sends_heartbeats_with_resume_tokens() {
+    let env = InspectorEnv::new("heartbeat");
+    let topic = env.create_topic("a", 1).await;
+    env.put(&topic, 0, numbered("x", 2, "expired")).await;
+    let mut inspector = env.start().await;
     let mut client = inspector.client().await;
     let mut stream = watch(&mut client, "error_class = permanent", "", false).await;
     assert_eq!(keys(&mut stream, None).await.0, [""; 0]);
@@ -115,17 +115,17 @@ async fn a_silent_stream_says_that_it_lives_and_lets_one_go_on_from_there() {
         "{event:?}"
     );
     drop(stream);
-    setup.put(&topic, 0, numbered("a", 1, "permanent")).await;
+    env.put(&topic, 0, numbered("a", 1, "permanent")).await;
     inspector.until_listed("error_class = permanent", 1).await;
     let mut stream = watch(&mut client, "error_class = permanent", &token, false).await;
     assert_eq!(keys(&mut stream, None).await.0, ["a0"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn many_at_once_come_each_once_to_every_watcher() {
-    let setup = Setup::new("burst");
-    let topic = setup.topic("a", 4).await;
-    let mut inspector = setup.serve().await;
+async fn every_watcher_receives_each_dead_letter_of_a_burst_once() {
+    let env = InspectorEnv::new("burst");
+    let topic = env.create_topic("a", 4).await;
+    let mut inspector = env.start().await;
     let mut client = inspector.client().await;
     let mut streams = Vec::new();
     for _ in 0..3 {
@@ -134,13 +134,12 @@ async fn many_at_once_come_each_once_to_every_watcher() {
         streams.push(stream);
     }
     for partition in 0..4 {
-        setup
-            .put(
-                &topic,
-                partition,
-                numbered(&format!("{partition}-"), 500, "permanent"),
-            )
-            .await;
+        env.put(
+            &topic,
+            partition,
+            numbered(&format!("{partition}-"), 500, "permanent"),
+        )
+        .await;
     }
     for mut stream in streams {
         let (keys, _) = keys(&mut stream, Some(2000)).await;
@@ -150,12 +149,12 @@ async fn many_at_once_come_each_once_to_every_watcher() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_watcher_that_takes_nothing_is_ended_and_may_go_on() {
-    let setup = Setup::new("slow");
-    let topic = setup.topic("a", 1).await;
+async fn a_client_that_stops_reading_is_disconnected_and_can_resume() {
+    let env = InspectorEnv::new("slow");
+    let topic = env.create_topic("a", 1).await;
     let records = (0..60).map(|number| dead(&number.to_string(), vec![7; 500_000], &[]));
-    setup.put(&topic, 0, records.collect()).await;
-    let mut inspector = setup.serve().await;
+    env.put(&topic, 0, records.collect()).await;
+    let mut inspector = env.start().await;
     let mut client = inspector.client().await;
     let request = v1::WatchDeadLettersRequest {
         view: v1::DeadLetterView::Full.into(),
@@ -166,9 +165,8 @@ async fn a_watcher_that_takes_nothing_is_ended_and_may_go_on() {
         .await
         .unwrap()
         .into_inner();
-    // The watcher has been given up when nobody is counted any more.
-    redeliver_testkit::eventually("the watcher is given up", Duration::from_secs(120), || {
-        let metrics = inspector.admin("/metrics");
+    redeliver_testkit::eventually("the watch has ended", Duration::from_secs(120), || {
+        let metrics = inspector.metrics();
         if metrics.contains("redeliver_dlq_watchers 0\n") {
             Ok(())
         } else {
@@ -176,7 +174,7 @@ async fn a_watcher_that_takes_nothing_is_ended_and_may_go_on() {
         }
     });
     let (mut seen, mut token) = (Vec::new(), String::new());
-    let ended = loop {
+    let status = loop {
         match next(&mut stream).await {
             Ok((Event::DeadLetter(letter), last)) => {
                 assert_eq!(letter.value.unwrap().len(), 500_000);
@@ -184,14 +182,18 @@ async fn a_watcher_that_takes_nothing_is_ended_and_may_go_on() {
                 token = last;
             }
             Ok((event, _)) => panic!("{event:?}"),
-            Err(ended) => break ended,
+            Err(status) => break status,
         }
     };
     assert_eq!(
-        (ended.code(), reason(&ended).as_deref()),
+        (status.code(), reason(&status).as_deref()),
         (Code::ResourceExhausted, Some("WATCHER_TOO_SLOW"))
     );
-    assert!(seen.len() < 60, "all {} fitted into buffers", seen.len());
+    assert!(
+        seen.len() < 60,
+        "all {} messages fit into the buffers",
+        seen.len()
+    );
     let resumed = v1::WatchDeadLettersRequest {
         resume_token: token,
         ..request
@@ -207,18 +209,18 @@ async fn a_watcher_that_takes_nothing_is_ended_and_may_go_on() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_end_of_the_process_ends_watches_in_order() {
-    let setup = Setup::new("end");
-    let topic = setup.topic("a", 1).await;
-    setup.put(&topic, 0, numbered("a", 1, "permanent")).await;
-    let mut inspector = setup.serve().await;
+async fn a_graceful_shutdown_ends_watches_with_a_status() {
+    let env = InspectorEnv::new("end");
+    let topic = env.create_topic("a", 1).await;
+    env.put(&topic, 0, numbered("a", 1, "permanent")).await;
+    let mut inspector = env.start().await;
     let mut client = inspector.client().await;
     let mut stream = watch(&mut client, "", "", false).await;
     assert_eq!(keys(&mut stream, None).await.0, ["a0"]);
-    inspector.process.terminate();
-    let ended = next(&mut stream).await.unwrap_err();
+    inspector.process.process().terminate();
+    let status = next(&mut stream).await.unwrap_err();
     assert_eq!(
-        (ended.code(), reason(&ended).as_deref()),
+        (status.code(), reason(&status).as_deref()),
         (Code::Unavailable, Some("SHUTTING_DOWN"))
     );
     assert_eq!(inspector.process.wait(DEADLINE).code(), Some(0));

@@ -1,17 +1,17 @@
-//! The headers of one request: the configured ones, the record's content type, its identity, its trace.
+//! The headers of a request: the configured ones, the content type, the idempotency key, and the trace context.
 
 use redeliver_core::headers::{self, Origin, TraceContext};
 use redeliver_core::{Failure, Headers};
 use redeliver_worker::Attempt;
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 
-/// The same for every call of one record, so that the endpoint can tell a repeat from a new one.
+/// The same for all calls of a record, so that the endpoint can recognise repeated calls.
 pub(super) const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 pub(super) const TRACEPARENT: HeaderName = HeaderName::from_static(headers::TRACEPARENT);
 pub(super) const TRACESTATE: HeaderName = HeaderName::from_static(headers::TRACESTATE);
 
-/// The headers of a request for an attempt. Nothing else of the record's headers is passed on: they are
-/// the producers' and may hold what the endpoint must not see.
+/// The headers of an attempt's request. Other headers of the record are not passed on, because producers may have put
+/// secrets into them.
 pub(super) fn headers_for(attempt: &Attempt, configured: &HeaderMap) -> Result<HeaderMap, Failure> {
     let mut headers = configured.clone();
     let own = &attempt.record.headers;
@@ -22,8 +22,8 @@ pub(super) fn headers_for(attempt: &Attempt, configured: &HeaderMap) -> Result<H
     }
     headers.insert(IDEMPOTENCY_KEY, idempotency_key(&attempt.origin)?);
     let (parent, state) = match &attempt.trace {
-        Some(trace) => given_trace(trace),
-        None => own_trace(own),
+        Some(trace) => attempt_trace(trace),
+        None => producer_trace(own),
     };
     if let Some(parent) = parent {
         headers.insert(TRACEPARENT, parent);
@@ -36,12 +36,12 @@ pub(super) fn headers_for(attempt: &Attempt, configured: &HeaderMap) -> Result<H
 
 fn idempotency_key(origin: &Origin) -> Result<HeaderValue, Failure> {
     HeaderValue::try_from(origin.id()).map_err(|_| {
-        let message = "the original topic's name cannot stand in the header `Idempotency-Key`";
+        let message = "the name of the original topic is not a valid value of the header `Idempotency-Key`";
         Failure::permanent("http.invalid-request", message)
     })
 }
 
-/// The record's own content type, when it has exactly one and that looks like one.
+/// The record's content type, if the record has exactly one and it is valid.
 fn content_type(own: &Headers) -> Option<HeaderValue> {
     let value = HeaderValue::from_bytes(only(own, CONTENT_TYPE.as_str())?.trim_ascii()).ok()?;
     let (kind, rest) = value.to_str().ok()?.split_once('/')?;
@@ -54,7 +54,7 @@ fn content_type(own: &Headers) -> Option<HeaderValue> {
 
 type Trace = (Option<HeaderValue>, Option<HeaderValue>);
 
-fn given_trace(trace: &TraceContext) -> Trace {
+fn attempt_trace(trace: &TraceContext) -> Trace {
     let state = trace.tracestate.as_deref().map(HeaderValue::from_str);
     (
         HeaderValue::from_str(&trace.traceparent).ok(),
@@ -62,18 +62,18 @@ fn given_trace(trace: &TraceContext) -> Trace {
     )
 }
 
-/// The trace of the record's producer, passed through when it is well-formed.
-fn own_trace(own: &Headers) -> Trace {
-    let value = |name, is_right: fn(&[u8]) -> bool| {
-        let value = only(own, name).filter(|value| is_right(value))?;
+/// The trace context of the record's producer, if it is valid.
+fn producer_trace(own: &Headers) -> Trace {
+    let value = |name, is_valid: fn(&[u8]) -> bool| {
+        let value = only(own, name).filter(|value| is_valid(value))?;
         HeaderValue::from_bytes(value).ok()
     };
     let state = value(headers::TRACESTATE, is_tracestate);
     (value(headers::TRACEPARENT, is_traceparent), state)
 }
 
-/// `version-trace-parent-flags` in lower-case hex, as in W3C Trace Context, section 3.2. A later version
-/// may go on behind another hyphen.
+/// `version-trace-parent-flags` in lower-case hex (W3C Trace Context, section 3.2). A later version may add fields
+/// after another hyphen.
 fn is_traceparent(value: &[u8]) -> bool {
     let hex = |part: &[u8]| part.iter().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
     let zero = |part: &[u8]| part.iter().all(|byte| *byte == b'0');
@@ -89,12 +89,12 @@ fn is_traceparent(value: &[u8]) -> bool {
         && !zero(parent)
 }
 
-/// At most the 512 characters that everybody has to pass on (W3C Trace Context, section 3.3.1.1).
+/// Vendors must propagate at least 512 characters (W3C Trace Context, section 3.3.1.1); longer values are dropped.
 fn is_tracestate(value: &[u8]) -> bool {
     (1..=512).contains(&value.len()) && value.iter().all(|byte| matches!(byte, b' '..=b'~'))
 }
 
-/// The value of the only header of that name, in whatever case producers write it.
+/// The value of a header, if there is exactly one with this name, regardless of case.
 fn only<'a>(own: &'a Headers, name: &str) -> Option<&'a [u8]> {
     let mut values = own.iter().filter(|(other, _)| other.eq_ignore_ascii_case(name));
     let (_, value) = values.next()?;
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_traceparent_is_checked_as_its_specification_says() {
+    fn a_traceparent_is_checked_against_its_specification() {
         let right = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
         assert!(is_traceparent(right.as_bytes()));
         assert!(is_traceparent(right.replacen("00", "cc", 1).as_bytes()));
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_content_type_is_taken_when_it_looks_like_one() {
+    fn only_a_valid_content_type_is_used() {
         let read = |values: &[&[u8]]| {
             let headers: Headers = values
                 .iter()
@@ -160,7 +160,7 @@ mod tests {
         #[test]
         fn arbitrary_headers_never_panic(name in "content-type|traceparent|tracestate", value in proptest::collection::vec(any::<u8>(), 0..80)) {
             let headers: Headers = [(name.as_str(), Some(&value[..]))].into_iter().collect();
-            let _ = (content_type(&headers), own_trace(&headers));
+            let _ = (content_type(&headers), producer_trace(&headers));
         }
     }
 }

@@ -1,19 +1,18 @@
-//! `Retry-After` (RFC 9110, section 10.2.3): a number of seconds or a date.
+//! The header `Retry-After` (RFC 9110, section 10.2.3): a number of seconds or a date.
 
 use std::time::{Duration, UNIX_EPOCH};
 
 use redeliver_core::Timestamp;
 use reqwest::header::{HeaderMap, RETRY_AFTER};
 
-/// How long the endpoint asks to wait, at most `longest`; zero for a date that has passed, `None` when
-/// there is no such header or it is neither of its two forms.
-pub(super) fn read(headers: &HeaderMap, now: Timestamp, longest: Duration) -> Option<Duration> {
-    parse(headers.get(RETRY_AFTER)?.to_str().ok()?.trim(), now).map(|wait| wait.min(longest))
+/// The requested delay, at most `max`. Zero for a date in the past; `None` if there is no such header or it is invalid.
+pub(super) fn read(headers: &HeaderMap, now: Timestamp, max: Duration) -> Option<Duration> {
+    parse(headers.get(RETRY_AFTER)?.to_str().ok()?.trim(), now).map(|wait| wait.min(max))
 }
 
 fn parse(text: &str, now: Timestamp) -> Option<Duration> {
     if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
-        // Only a number too large for 64 bits does not parse.
+        // Parsing fails only if the number exceeds 64 bits.
         return Some(Duration::from_secs(text.parse().unwrap_or(u64::MAX)));
     }
     let date = httpdate::parse_http_date(text).ok()?;
@@ -40,7 +39,7 @@ mod tests {
     }
 
     #[test]
-    fn seconds_and_all_three_forms_of_dates_are_read() {
+    fn seconds_and_all_three_date_formats_are_parsed() {
         for (value, wait) in [
             ("120", 120),
             (" 0 ", 0),
@@ -53,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn the_past_is_no_wait_and_the_absurd_is_the_longest() {
+    fn a_past_date_is_zero_and_a_long_delay_is_limited() {
         for (value, wait) in [
             ("Sun, 06 Nov 1994 08:49:36 GMT", 0),
             ("Thu, 01 Jan 1970 00:00:00 GMT", 0),
@@ -67,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_no_wish() {
+    fn anything_else_is_ignored() {
         for value in [
             "",
             "soon",
@@ -85,7 +84,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn arbitrary_values_never_panic_and_never_exceed_the_longest(value in "[ -~]{0,40}") {
+        fn arbitrary_values_never_panic_and_never_exceed_the_maximum(value in "[ -~]{0,40}") {
             prop_assert!(seconds(&value).is_none_or(|wait| wait <= HOUR.as_secs()));
         }
     }

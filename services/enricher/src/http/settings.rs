@@ -1,4 +1,4 @@
-//! What the HTTP handler is made of, checked.
+//! Settings of the HTTP handler.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -11,73 +11,74 @@ use reqwest::{Method, Url};
 
 use crate::output_choice::OutputChoice;
 
-/// An endpoint and how it is called. `Debug` shows no value of a header and no query.
+/// An endpoint and how to call it. `Debug` redacts header values and the query.
 #[derive(Clone)]
 pub struct HttpSettings {
-    /// Where requests go, `http://` or `https://`.
+    /// The URL of the endpoint, `http://` or `https://`.
     pub url: String,
-    /// The method in capitals, such as `POST`.
+    /// The request method in capitals, such as `POST`.
     pub method: String,
-    /// The longest time from the beginning of a call to the end of its answer.
+    /// Maximum time from the start of a call to the end of its response.
     pub timeout: Duration,
-    /// The longest time for a connection to come up, TLS included.
+    /// Maximum time to establish a connection, including TLS.
     pub connect_timeout: Duration,
-    /// Retries within the process, before the record goes to a tier.
+    /// Maximum number of retries within an attempt.
     pub quick_retries: u32,
-    /// The longest first wait before such a retry; it doubles.
+    /// Upper bound of the delay before the first quick retry; doubles with each further one.
     pub quick_retry_delay: Duration,
-    /// What becomes of the body of a successful answer.
+    /// How the body of a successful response is used.
     pub response: ResponseUse,
-    /// A longer answer is a permanent failure where it would become the value. Bytes.
+    /// Maximum size in bytes of a response that becomes the value; a larger one is a permanent failure.
     pub max_response_bytes: usize,
-    /// A longer `Retry-After` is cut to this.
+    /// Upper bound of the delay that `Retry-After` requests.
     pub max_retry_after: Duration,
-    /// Headers of every request, names with values.
+    /// Names and values of additional request headers.
     pub headers: Vec<(String, String)>,
-    /// Headers whose values are secrets in files, names with paths. Read once, at start.
+    /// Names of additional request headers, with the files that contain their values. Read once at start.
     pub header_files: Vec<(String, PathBuf)>,
-    /// What a status means.
+    /// The meaning of response statuses.
     pub classification: Classification,
-    /// Certificates.
+    /// Certificates for TLS.
     pub tls: TlsFiles,
-    /// To which topic results go.
+    /// The topic of a result.
     pub output: OutputChoice,
 }
 
-/// What becomes of the body of a successful answer.
+/// How the body of a successful response is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ResponseUse {
-    /// It becomes the record's value.
+    /// It becomes the value of the result.
     #[default]
     Replace,
-    /// It is dropped; the record keeps its value.
+    /// It is discarded, and the result has the value of the record.
     Keep,
 }
 
-/// Files of certificates, in PEM.
+/// Files with certificates, in PEM.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// Authorities that are trusted in addition to the machine's own.
+    /// Additional CA certificates.
     pub ca_file: Option<PathBuf>,
-    /// Our certificate, with those between it and the authority behind it.
+    /// The client certificate, followed by intermediate certificates.
     pub cert_file: Option<PathBuf>,
-    /// Its key.
+    /// The private key of the client certificate.
     pub key_file: Option<PathBuf>,
 }
 
-/// Settings that cannot be followed; the text names the field and shows no secret.
+/// An invalid setting. The message contains no secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {problem}")]
 pub struct HttpSetupError {
     /// The field of the configuration, such as `http.header_files.authorization`.
     pub field: String,
-    /// What is wrong and what would be right.
+    /// What is wrong, and what would be valid.
     pub problem: String,
 }
 
 impl HttpSettings {
-    /// `POST` to an endpoint: 5 s for a call, 2 s for a connection, 2 quick retries after 100 ms, the
-    /// response of at most 1 MiB becomes the value, `Retry-After` of at most one hour.
+    /// `POST` to this endpoint, with the defaults of the configuration: a timeout of 5 s, 2 s to connect, 2 quick
+    /// retries after up to 100 ms, a response of at most 1 MB that becomes the value, and at most one hour for
+    /// `Retry-After`.
     #[must_use]
     pub fn new(url: impl Into<String>) -> Self {
         Self {
@@ -106,7 +107,7 @@ impl HttpSettings {
         request_method(&self.method).map_err(|problem| HttpSetupError::new("method", problem))
     }
 
-    /// The headers of every request; those in files are read now.
+    /// The headers of every request, including those in files.
     pub(super) fn read_headers(&self) -> Result<HeaderMap, HttpSetupError> {
         let mut headers = HeaderMap::new();
         headers.insert(
@@ -126,7 +127,7 @@ impl HttpSettings {
             let wrong = |problem: &str| HttpSetupError::new(&field, problem);
             let name = header_name(name).map_err(wrong)?;
             let mut value = header_value(&value).map_err(wrong)?;
-            // Any of them may be a key of an API; nobody needs to see one.
+            // Any of them may be an API key.
             value.set_sensitive(true);
             if name == USER_AGENT {
                 headers.insert(name, value);
@@ -147,7 +148,7 @@ impl HttpSetupError {
     }
 }
 
-/// A URL for people: without user, password, query and fragment.
+/// A URL for messages: without credentials, query and fragment.
 pub(super) fn shown_url(url: &Url) -> String {
     format!("{}{}", url.origin().ascii_serialization(), url.path())
 }

@@ -1,4 +1,4 @@
-//! The handler against real sockets on this machine.
+//! The handler with local servers.
 
 mod certificates;
 mod server;
@@ -21,7 +21,7 @@ use super::*;
 const OK: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
 const TRACE: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 
-/// Quick retries that take no time worth mentioning, and a timeout that no test waits for.
+/// Fast quick retries, and a timeout that no test reaches.
 fn settings(url: impl Into<String>) -> HttpSettings {
     HttpSettings {
         timeout: Duration::from_secs(20),
@@ -89,7 +89,7 @@ fn header(name: &str, value: &str) -> Vec<(String, String)> {
 }
 
 #[tokio::test]
-async fn binary_bodies_go_and_come_byte_for_byte() {
+async fn request_and_response_bodies_are_byte_exact() {
     let bytes: Vec<u8> = (0..100_000_u32).map(|n| (n * 31 % 251) as u8 ^ 0xff).collect();
     let reversed: Vec<u8> = bytes.iter().rev().copied().collect();
     let sent = bytes.clone();
@@ -107,7 +107,7 @@ async fn binary_bodies_go_and_come_byte_for_byte() {
 }
 
 #[tokio::test]
-async fn the_method_the_path_and_the_configured_headers_are_sent_and_no_header_of_the_producer() {
+async fn the_method_path_and_configured_headers_are_sent_without_headers_of_the_producer() {
     let endpoint = FakeEndpoint::start(|request| {
         assert_eq!(
             (request.method.as_str(), request.path.as_str()),
@@ -143,7 +143,7 @@ async fn the_method_the_path_and_the_configured_headers_are_sent_and_no_header_o
 }
 
 #[tokio::test]
-async fn content_types_and_traces_are_the_records_own_when_they_are_valid() {
+async fn valid_content_types_and_trace_contexts_are_taken_from_the_record() {
     let endpoint = FakeEndpoint::start(|request| {
         let shown = |name| {
             request
@@ -201,7 +201,7 @@ async fn content_types_and_traces_are_the_records_own_when_they_are_valid() {
 }
 
 #[tokio::test]
-async fn a_null_value_is_an_empty_body_and_an_empty_answer_an_empty_value() {
+async fn a_null_value_is_an_empty_body_and_an_empty_response_is_an_empty_value() {
     let endpoint = FakeEndpoint::start(|request| {
         assert!(request.body.is_empty());
         assert_eq!(request.headers["content-length"], "0");
@@ -215,7 +215,7 @@ async fn a_null_value_is_an_empty_body_and_an_empty_answer_an_empty_value() {
 }
 
 #[tokio::test]
-async fn kept_values_stay_whatever_is_answered_and_however_much() {
+async fn kept_values_do_not_depend_on_the_response_or_its_size() {
     for answer in ["", "short", &"long ".repeat(100_000)] {
         let answer = answer.to_owned();
         let endpoint = FakeEndpoint::start(move |_| Reply::ok(answer.clone()));
@@ -229,7 +229,7 @@ async fn kept_values_stay_whatever_is_answered_and_however_much() {
 }
 
 #[tokio::test]
-async fn statuses_are_classified_and_only_transient_ones_repeated_quickly() {
+async fn statuses_are_classified_and_only_transient_failures_are_retried_quickly() {
     use ErrorClass::{Permanent, Transient};
     for (status, class, calls) in [
         (408, Transient, 3),
@@ -266,7 +266,7 @@ async fn statuses_are_classified_and_only_transient_ones_repeated_quickly() {
 }
 
 #[tokio::test]
-async fn a_pipelines_own_classification_is_followed() {
+async fn a_pipeline_can_override_the_classification() {
     let endpoint = FakeEndpoint::start(|_| Reply::Status(409, Vec::new(), Bytes::from_static(b"was there")));
     let settings = HttpSettings {
         classification: Classification::with_overrides(BTreeMap::from([(409, Verdict::Success)])),
@@ -276,7 +276,7 @@ async fn a_pipelines_own_classification_is_followed() {
 }
 
 #[tokio::test]
-async fn a_quick_retry_that_succeeds_is_a_success_and_carries_the_same_key() {
+async fn a_successful_quick_retry_is_a_success_and_has_the_same_idempotency_key() {
     let endpoint = FakeEndpoint::start(|request| match request.earlier_calls_of_key {
         0 => Reply::status(503),
         1 => Reply::Close,
@@ -285,7 +285,7 @@ async fn a_quick_retry_that_succeeds_is_a_success_and_carries_the_same_key() {
     let produced = call(settings(endpoint.url())).await.unwrap();
     assert_eq!(value(&produced), b"at last");
     assert_eq!(endpoint.calls_by_key(), [("docs-3-44".to_owned(), 3)].into());
-    // A later attempt of the same record, as it comes back from a tier, has the key as well.
+    // A later attempt, after a wait in a tier, has the same key.
     call(settings(endpoint.url())).await.unwrap();
     assert_eq!(endpoint.calls_of_key("docs-3-44"), 4);
 }
@@ -302,7 +302,7 @@ async fn without_quick_retries_there_is_one_call() {
 }
 
 #[tokio::test]
-async fn retry_after_throttles_and_is_cut() {
+async fn retry_after_throttles_up_to_its_maximum() {
     let in_a_minute = httpdate::fmt_http_date(
         std::time::UNIX_EPOCH + Duration::from_millis(SystemClock.now().as_millis().unsigned_abs() + 60_000),
     );
@@ -328,13 +328,13 @@ async fn retry_after_throttles_and_is_cut() {
         assert_eq!(
             endpoint.calls(),
             1,
-            "nothing is repeated quickly against the endpoint's wish"
+            "there is no quick retry before the requested delay"
         );
     }
 }
 
 #[tokio::test]
-async fn a_wish_that_has_passed_leaves_the_wait_to_the_pipeline() {
+async fn without_a_requested_delay_the_pipeline_determines_it() {
     for retry_after in ["0", "Thu, 01 Jan 1970 00:00:00 GMT"] {
         let endpoint = FakeEndpoint::start(move |_| {
             Reply::Status(429, header("retry-after", retry_after), Bytes::new())
@@ -349,7 +349,7 @@ async fn a_wish_that_has_passed_leaves_the_wait_to_the_pipeline() {
 }
 
 #[tokio::test]
-async fn an_endpoint_that_never_answers_is_called_once() {
+async fn an_endpoint_that_never_responds_is_called_once() {
     let endpoint = FakeEndpoint::start(|_| Reply::Hang);
     let settings = HttpSettings {
         timeout: Duration::from_millis(200),
@@ -363,14 +363,14 @@ async fn an_endpoint_that_never_answers_is_called_once() {
     );
     assert_eq!(
         failure.message,
-        format!("POST {}/: no complete answer within 200ms", endpoint.url())
+        format!("POST {}/: no complete response within 200ms", endpoint.url())
     );
     assert!(started.elapsed() >= Duration::from_millis(200));
     assert_eq!(endpoint.calls(), 1);
 }
 
 #[tokio::test]
-async fn an_answer_whose_body_never_ends_is_a_timeout() {
+async fn a_response_whose_body_never_ends_is_a_timeout() {
     for response in [ResponseUse::Replace, ResponseUse::Keep] {
         let server =
             Server::start(|_| Answer::Open(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\npart".to_vec()));
@@ -384,7 +384,7 @@ async fn an_answer_whose_body_never_ends_is_a_timeout() {
 }
 
 #[tokio::test]
-async fn a_refusal_whose_body_never_ends_is_still_that_refusal() {
+async fn an_error_status_counts_even_if_its_body_never_ends() {
     let server =
         Server::start(|_| Answer::Open(b"HTTP/1.1 404 Not Found\r\ncontent-length: 9\r\n\r\npart".to_vec()));
     let failure = failure(settings(format!("http://{}", server.address))).await;
@@ -395,7 +395,7 @@ async fn a_refusal_whose_body_never_ends_is_still_that_refusal() {
 }
 
 #[tokio::test]
-async fn connections_that_end_before_the_answer_are_closed_and_repeated() {
+async fn connections_that_close_early_are_retried_quickly() {
     for answer in [
         &b""[..],
         b"HTTP/1.1 200 OK\r\ncontent-le",
@@ -414,7 +414,7 @@ async fn connections_that_end_before_the_answer_are_closed_and_repeated() {
 }
 
 #[tokio::test]
-async fn what_is_not_http_is_an_invalid_response() {
+async fn a_response_that_is_not_http_is_invalid() {
     for answer in [
         &b"220 mail.example ESMTP\r\n\r\n"[..],
         b"HTTP/1.1 200 OK\r\ncontent-length: many\r\n\r\n",
@@ -431,7 +431,7 @@ async fn what_is_not_http_is_an_invalid_response() {
 }
 
 #[tokio::test]
-async fn a_port_where_nobody_listens_and_a_host_that_does_not_exist_are_connect_failures() {
+async fn a_closed_port_and_an_unknown_host_are_connect_failures() {
     let port = TcpListener::bind("127.0.0.1:0")
         .unwrap()
         .local_addr()
@@ -452,8 +452,8 @@ async fn a_port_where_nobody_listens_and_a_host_that_does_not_exist_are_connect_
 }
 
 #[tokio::test]
-async fn a_connection_that_does_not_come_up_is_given_up_and_not_repeated() {
-    // The system accepts the connection, and nobody speaks TLS on it.
+async fn a_connect_timeout_is_not_retried_quickly() {
+    // The system accepts the connection, but there is no TLS server.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let scratch = Scratch::new("http").unwrap();
     let mut settings = settings(format!("https://{}", listener.local_addr().unwrap()));
@@ -465,7 +465,7 @@ async fn a_connection_that_does_not_come_up_is_given_up_and_not_repeated() {
         (ErrorClass::Transient, "http.connect")
     );
     assert!(
-        failure.message.ends_with("no connection came up within 200ms"),
+        failure.message.ends_with("cannot connect within 200ms"),
         "{failure}"
     );
     listener.set_nonblocking(true).unwrap();
@@ -474,8 +474,8 @@ async fn a_connection_that_does_not_come_up_is_given_up_and_not_repeated() {
 }
 
 #[tokio::test]
-async fn an_answer_beyond_the_bound_is_left_unread() {
-    // One announces its length and one does not; neither ever sends it.
+async fn a_response_that_is_too_large_is_not_read() {
+    // One announces its length and one does not. Neither sends its body.
     for answer in [
         &b"HTTP/1.1 200 OK\r\ncontent-length: 999999999999\r\n\r\n"[..],
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n8\r\n12345678\r\n",
@@ -491,7 +491,9 @@ async fn an_answer_beyond_the_bound_is_left_unread() {
             (ErrorClass::Permanent, "http.response-too-large")
         );
         assert!(
-            failure.message.ends_with("longer than the allowed 7 bytes"),
+            failure
+                .message
+                .ends_with("the response exceeds max_response_bytes (7)"),
             "{failure}"
         );
         assert_eq!(server.connections(), 1);
@@ -505,7 +507,7 @@ async fn an_answer_beyond_the_bound_is_left_unread() {
 }
 
 #[tokio::test]
-async fn connections_are_used_again_after_successes_and_refusals() {
+async fn connections_are_reused_after_successes_and_failures() {
     let page = "x".repeat(40_000);
     let answers = [
         (200, "fine"),
@@ -530,7 +532,7 @@ async fn connections_are_used_again_after_successes_and_refusals() {
 }
 
 #[tokio::test]
-async fn calls_run_at_the_same_time_and_clones_share_their_connections() {
+async fn calls_are_concurrent_and_clones_share_connections() {
     let server = Server::start(|_| Answer::Open(OK.to_vec()));
     let handler = HttpHandler::new(settings(format!("http://{}", server.address))).unwrap();
     for _ in 0..10 {
@@ -555,7 +557,7 @@ async fn calls_run_at_the_same_time_and_clones_share_their_connections() {
 }
 
 #[tokio::test]
-async fn an_authority_of_ones_own_is_trusted_and_another_is_not() {
+async fn only_the_configured_ca_is_trusted() {
     let (scratch, ours, other) = (Scratch::new("http").unwrap(), Authority::new(), Authority::new());
     let server = Server::start_tls(ours.server(None), |_| Answer::Open(OK.to_vec()));
     let mut settings = settings(format!("https://{}", server.address));
@@ -571,7 +573,7 @@ async fn an_authority_of_ones_own_is_trusted_and_another_is_not() {
 }
 
 #[tokio::test]
-async fn a_certificate_for_another_host_is_refused() {
+async fn a_certificate_for_another_host_is_rejected() {
     let (scratch, ours) = (Scratch::new("http").unwrap(), Authority::new());
     let server = Server::start_tls(ours.server(None), |_| Answer::Open(OK.to_vec()));
     let mut settings = settings(format!("https://localhost:{}", server.address.port()));
@@ -580,7 +582,7 @@ async fn a_certificate_for_another_host_is_refused() {
 }
 
 #[tokio::test]
-async fn our_certificate_is_shown_to_a_server_that_asks() {
+async fn the_client_certificate_is_sent_to_a_server_that_requests_it() {
     let (scratch, servers, clients) = (Scratch::new("http").unwrap(), Authority::new(), Authority::new());
     let server = Server::start_tls(servers.server(Some(&clients)), |_| Answer::Open(OK.to_vec()));
     let mut settings = settings(format!("https://{}", server.address));
@@ -598,7 +600,7 @@ async fn our_certificate_is_shown_to_a_server_that_asks() {
 }
 
 #[tokio::test]
-async fn secrets_from_files_are_sent_and_never_shown() {
+async fn secrets_from_files_are_sent_and_never_printed() {
     let scratch = Scratch::new("http").unwrap();
     let file = scratch.path().join("token");
     std::fs::write(&file, "Bearer hunter2\n").unwrap();
@@ -624,7 +626,7 @@ async fn secrets_from_files_are_sent_and_never_shown() {
 }
 
 #[tokio::test]
-async fn the_topic_is_chosen_by_the_record_and_a_record_without_one_causes_no_call() {
+async fn a_field_of_the_record_determines_the_topic_and_without_one_there_is_no_call() {
     let endpoint = FakeEndpoint::start(|_| Reply::ok(r#"{"queue":"retry"}"#));
     let settings = HttpSettings {
         output: OutputChoice::ByField {
@@ -650,7 +652,7 @@ async fn the_topic_is_chosen_by_the_record_and_a_record_without_one_causes_no_ca
 }
 
 #[test]
-fn settings_that_cannot_be_followed_name_their_field_and_no_secret() {
+fn invalid_settings_are_rejected_by_field_without_secrets() {
     let scratch = Scratch::new("http").unwrap();
     let write = |name: &str, content: &str| {
         let path = scratch.path().join(name);
@@ -680,14 +682,14 @@ fn settings_that_cannot_be_followed_name_their_field_and_no_secret() {
     check(
         &|s| s.url = "http://me:hunter2@host".into(),
         "url",
-        "holds a user name",
+        "contains a user name",
     );
-    check(&|s| s.method = "post".into(), "method", "in capitals");
-    check(&|s| s.method = String::new(), "method", "in capitals");
+    check(&|s| s.method = "post".into(), "method", "in upper case");
+    check(&|s| s.method = String::new(), "method", "in upper case");
     check(
         &|s| s.headers = header("a b", "x"),
         "headers.a b",
-        "is not the name",
+        "is not a valid HTTP header name",
     );
     check(
         &|s| s.headers = header("x", "hunter2\r\ny: z"),
@@ -728,7 +730,7 @@ fn settings_that_cannot_be_followed_name_their_field_and_no_secret() {
     check(
         &|s| s.tls.ca_file = Some(lines.clone()),
         "tls.ca_file",
-        "holds no certificate",
+        "contains no PEM certificate",
     );
     check(
         &|s| s.tls.cert_file = Some(certificate.clone()),
@@ -743,6 +745,6 @@ fn settings_that_cannot_be_followed_name_their_field_and_no_secret() {
     check(
         &|s| (s.tls.cert_file, s.tls.key_file) = (Some(certificate.clone()), Some(other_key.clone())),
         "tls.key_file",
-        "does not fit",
+        "does not match",
     );
 }

@@ -1,4 +1,4 @@
-//! Which certificates are trusted and shown.
+//! TLS: trusted certificates and the client certificate.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -9,26 +9,23 @@ use rustls::{ClientConfig, RootCertStore};
 
 use super::settings::{HttpSetupError, TlsFiles};
 
-/// The TLS side of the client. The provider of cryptography is named here and not installed for the
-/// process, so that the handler works whatever else the process does.
+/// The TLS configuration of the client. The crypto provider is passed explicitly, so that the handler does not depend
+/// on a default of the process.
 ///
-/// `needed` is whether the endpoint speaks TLS: without it a machine that trusts nobody is no error.
+/// `needed`: whether the endpoint uses TLS. If not, a system without CA certificates is no error.
 pub(super) fn client_config(files: &TlsFiles, needed: bool) -> Result<ClientConfig, HttpSetupError> {
     let mut roots = RootCertStore::empty();
-    // Certificates of the machine that cannot be read are left out, as every other program does.
+    // Unreadable system certificates are skipped, as is usual.
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     if let Some(path) = &files.ca_file {
         for certificate in certificates("tls.ca_file", path)? {
             roots.add(certificate).map_err(|error| {
-                let problem = format!(
-                    "{} holds a certificate that cannot be used: {error}",
-                    path.display()
-                );
+                let problem = format!("{} contains an invalid certificate: {error}", path.display());
                 HttpSetupError::new("tls.ca_file", problem)
             })?;
         }
     } else if needed && roots.is_empty() {
-        let problem = "is not set, and this machine has no trusted certificates of its own";
+        let problem = "is not set, and this system has no CA certificates; name a file with CA certificates";
         return Err(HttpSetupError::new("tls.ca_file", problem));
     }
     let builder = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
@@ -37,14 +34,14 @@ pub(super) fn client_config(files: &TlsFiles, needed: bool) -> Result<ClientConf
         .with_root_certificates(roots);
     let mut config = match (&files.cert_file, &files.key_file) {
         (None, None) => builder.with_no_client_auth(),
-        (Some(_), None) => return Err(HttpSetupError::new("tls.cert_file", "needs key_file beside it")),
-        (None, Some(_)) => return Err(HttpSetupError::new("tls.key_file", "needs cert_file beside it")),
+        (Some(_), None) => return Err(HttpSetupError::new("tls.cert_file", "requires key_file")),
+        (None, Some(_)) => return Err(HttpSetupError::new("tls.key_file", "requires cert_file")),
         (Some(certificate), Some(key)) => {
             let chain = certificates("tls.cert_file", certificate)?;
             builder
                 .with_client_auth_cert(chain, private_key(key)?)
                 .map_err(|error| {
-                    let problem = format!("does not fit {}: {error}", certificate.display());
+                    let problem = format!("does not match {}: {error}", certificate.display());
                     HttpSetupError::new("tls.key_file", problem)
                 })?
         }
@@ -58,7 +55,7 @@ fn certificates(field: &str, path: &Path) -> Result<Vec<CertificateDer<'static>>
     match read {
         Ok(certificates) if certificates.is_empty() => Err(HttpSetupError::new(
             field,
-            format!("{} holds no certificate in PEM", path.display()),
+            format!("{} contains no PEM certificate", path.display()),
         )),
         Ok(certificates) => Ok(certificates),
         Err(error) => Err(HttpSetupError::new(

@@ -1,4 +1,4 @@
-//! The demo's endpoint: a real HTTP server on loopback that fails some calls, the same ones every time.
+//! The endpoint of the demonstration: an HTTP server on loopback that fails the same requests in every run.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -12,26 +12,25 @@ use axum::routing::post;
 use redeliver_runtime::listen::Listener;
 use tokio_util::sync::CancellationToken;
 
-/// What the endpoint does with a document, by its number.
+/// How the endpoint treats a document, by its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
-    /// Answers at once.
+enum Behaviour {
     Fine,
-    /// Is busy (503) for that many calls, then answers.
-    Busy(u32),
-    /// Is busy for ever.
-    Hopeless,
-    /// Refuses the document (422).
-    Refused,
+    /// 503 to so many requests, then 200.
+    Unavailable(u32),
+    /// 503 to every request.
+    Broken,
+    /// 422.
+    Rejected,
 }
 
-fn fate(number: u64) -> Fate {
+fn behaviour(number: u64) -> Behaviour {
     match number % 12 {
-        3 | 7 => Fate::Busy(1),
-        5 => Fate::Busy(2),
-        9 => Fate::Refused,
-        11 => Fate::Hopeless,
-        _ => Fate::Fine,
+        3 | 7 => Behaviour::Unavailable(1),
+        5 => Behaviour::Unavailable(2),
+        9 => Behaviour::Rejected,
+        11 => Behaviour::Broken,
+        _ => Behaviour::Fine,
     }
 }
 
@@ -59,13 +58,13 @@ async fn enrich(
         .and_then(|key| key.to_str().ok())
         .unwrap_or_default()
         .to_owned();
-    let is_busy = match fate(number) {
-        Fate::Busy(times) => lock(&calls).is_one_of_the_first(times, key),
-        Fate::Hopeless => true,
-        Fate::Refused => return (StatusCode::UNPROCESSABLE_ENTITY, "refused".to_owned()),
-        Fate::Fine => false,
+    let is_unavailable = match behaviour(number) {
+        Behaviour::Unavailable(times) => lock(&calls).is_among_first(times, key),
+        Behaviour::Broken => true,
+        Behaviour::Rejected => return (StatusCode::UNPROCESSABLE_ENTITY, "rejected".to_owned()),
+        Behaviour::Fine => false,
     };
-    if is_busy {
+    if is_unavailable {
         (StatusCode::SERVICE_UNAVAILABLE, "busy".to_owned())
     } else {
         let answer = serde_json::json!({ "number": number, "enriched": true });
@@ -73,14 +72,14 @@ async fn enrich(
     }
 }
 
-/// How often documents were asked for that are busy now and will not be: all others are answered without
-/// counting, so nothing is kept of what nobody asks for again.
+/// Requests by idempotency key, for documents that succeed later. Other documents are not counted, so that the map stays
+/// small.
 #[derive(Debug, Default)]
 struct Calls(HashMap<String, u32>);
 
 impl Calls {
-    /// Counts a call, and forgets the key with the first one that is too many.
-    fn is_one_of_the_first(&mut self, times: u32, key: String) -> bool {
+    /// Whether this is one of the first requests. Removes the key once it is not.
+    fn is_among_first(&mut self, times: u32, key: String) -> bool {
         match self.0.entry(key) {
             Entry::Occupied(entry) if *entry.get() >= times => {
                 entry.remove();
@@ -103,16 +102,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_document_is_busy_as_often_as_it_is_to_be_and_then_forgotten() {
+    fn a_document_is_unavailable_for_its_first_requests_and_then_forgotten() {
         let mut calls = Calls::default();
-        let mut call = |times, key: &str| calls.is_one_of_the_first(times, key.to_owned());
+        let mut call = |times, key: &str| calls.is_among_first(times, key.to_owned());
         assert_eq!([1, 2, 3].map(|_| call(2, "a")), [true, true, false]);
         assert_eq!([1, 2].map(|_| call(1, "b")), [true, false]);
         assert!(calls.0.is_empty(), "{calls:?}");
     }
 
     #[tokio::test]
-    async fn nothing_is_kept_of_what_is_hopeless_or_refused() {
+    async fn broken_and_rejected_documents_are_not_counted() {
         let calls = Arc::new(Mutex::new(Calls::default()));
         let call = async |number: u64| {
             let body = serde_json::json!({ "number": number }).to_string();

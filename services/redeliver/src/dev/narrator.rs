@@ -1,5 +1,4 @@
-//! Tells in plain words what happens to each record, from nothing but the topics: what any observer could
-//! see.
+//! Prints what happens to each record, as observed in the topics.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -9,67 +8,63 @@ use std::time::{Duration, Instant};
 use redeliver_core::headers;
 use redeliver_core::pipeline::TopicRole;
 use redeliver_core::scheduler::SchedulerRole;
-use redeliver_core::{Pipeline, Record, SchedulerTopics, Span, Timestamp};
+use redeliver_core::{HumanDuration, Pipeline, Record, SchedulerTopics, Timestamp};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::reader::{ReadError, TopicTail};
 use redeliver_proto::convert::from_headers;
 use redeliver_proto::{Message as _, v1};
 use tokio_util::sync::CancellationToken;
 
-/// How many records went where.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Totals {
     produced: u64,
-    /// Jobs that were accepted, those that were dispatched (they are produced then), and those that were refused.
     scheduled: u64,
+    /// Dispatched jobs are counted as produced as well.
     dispatched: u64,
-    refused: u64,
+    rejected: u64,
     enriched: u64,
     dead: u64,
     returned: u64,
-    /// How long after their due time records were released and jobs dispatched, in milliseconds; negative
-    /// would be early: how many there were of each.
+    /// Lateness of released records and dispatched jobs in milliseconds, with counts. Negative values would be early.
     lateness: BTreeMap<i64, u64>,
 }
 
 impl Totals {
-    fn in_retry_or_in_hand(&self) -> u64 {
+    fn unfinished(&self) -> u64 {
         self.produced.saturating_sub(self.enriched + self.dead)
     }
 
-    /// Notes how long after its due time a record was written.
-    fn late(&mut self, record: &Record, due: Timestamp) -> Option<i64> {
+    fn add_lateness(&mut self, record: &Record, due: Timestamp) -> Option<i64> {
         let late = record.timestamp?.as_millis() - due.as_millis();
         *self.lateness.entry(late).or_default() += 1;
         Some(late)
     }
 
-    /// One line for people.
     pub(super) fn line(&self) -> String {
         let mut line = format!(
-            "{} in = {} enriched + {} dead + {} waiting or in hand; {} came back",
+            "{} in = {} enriched + {} dead + {} waiting or in flight; {} released",
             self.produced,
             self.enriched,
             self.dead,
-            self.in_retry_or_in_hand(),
+            self.unfinished(),
             self.returned
         );
         let _ = write!(
             line,
-            "; {} jobs = {} dispatched + {} waiting, {} refused",
+            "; {} jobs = {} dispatched + {} waiting; {} rejected",
             self.scheduled,
             self.dispatched,
             self.scheduled.saturating_sub(self.dispatched),
-            self.refused
+            self.rejected
         );
         let ends = (self.lateness.keys().next(), self.lateness.keys().next_back());
-        if let ((Some(least), Some(most)), Some(middle)) = (ends, self.median_lateness()) {
-            let early = if *least < 0 {
-                format!("EARLY by {} ms", -least)
+        if let ((Some(min), Some(max)), Some(median)) = (ends, self.median_lateness()) {
+            let early = if *min < 0 {
+                format!("EARLY by {} ms", -min)
             } else {
                 "none early".to_owned()
             };
-            let _ = write!(line, ", {early}, late by p50 {middle} ms, max {most} ms");
+            let _ = write!(line, "; {early}; lateness p50 {median} ms, max {max} ms");
         }
         line
     }
@@ -85,7 +80,6 @@ impl Totals {
     }
 }
 
-/// Follows the topics of a pipeline and prints.
 pub(super) struct Narrator {
     tail: TopicTail,
     roles: Vec<(Arc<str>, Role)>,
@@ -93,14 +87,13 @@ pub(super) struct Narrator {
     began: Instant,
 }
 
-/// What a topic is to the demonstration.
 #[derive(Clone, Copy)]
 enum Role {
     Pipeline(TopicRole),
     Scheduler(SchedulerRole),
 }
 
-/// How long records are gathered before they are told in order.
+/// Records are collected for this long and printed in the order of their timestamps.
 const MOMENT: Duration = Duration::from_millis(100);
 
 impl Narrator {
@@ -113,7 +106,7 @@ impl Narrator {
     ) -> Result<Self, ReadError> {
         let of_pipeline = pipeline.topics().into_iter();
         let of_scheduler = scheduler.topics().into_iter();
-        // What an application's jobs go to is the pipeline's source here.
+        // The application's topic is the source of the pipeline.
         let roles: Vec<(Arc<str>, Role)> = of_pipeline
             .map(|(topic, role)| (topic, Role::Pipeline(role)))
             .chain(
@@ -136,7 +129,7 @@ impl Narrator {
         while !shutdown.is_cancelled() {
             for record in self.gather()? {
                 let topic = &record.position.topic;
-                let told = match self.roles.iter().find(|(known, _)| known == topic) {
+                let event = match self.roles.iter().find(|(known, _)| known == topic) {
                     Some((_, Role::Pipeline(role))) => {
                         let sentence = self.observe(*role, &record);
                         sentence.map(|sentence| (name(record.key.as_deref()), sentence))
@@ -144,7 +137,7 @@ impl Narrator {
                     Some((_, Role::Scheduler(role))) => self.observe_job(*role, &record),
                     None => None,
                 };
-                if let Some((name, sentence)) = told {
+                if let Some((name, sentence)) = event {
                     let at = self.began.elapsed().as_secs_f64();
                     println!("{at:7.1}s  {name:<8} {sentence}");
                 }
@@ -153,7 +146,7 @@ impl Narrator {
         Ok(())
     }
 
-    /// What comes within a moment, in the order in which it was written: topics are read side by side.
+    /// Sorts by timestamp, because partitions are read independently of each other.
     fn gather(&mut self) -> Result<Vec<Record>, ReadError> {
         let mut records = Vec::new();
         let until = Instant::now() + MOMENT;
@@ -181,19 +174,19 @@ impl Narrator {
                 totals.produced += 1;
                 let due: Timestamp = text(headers::SCHEDULED_TIME).parse().ok()?;
                 totals.dispatched += 1;
-                let late = totals.late(record, due)?;
-                Some(format!("is dispatched, {late} ms after it was due"))
+                let late = totals.add_lateness(record, due)?;
+                Some(format!("dispatched, {late} ms after its due time"))
             }
             TopicRole::Output => {
                 totals.enriched += 1;
                 let failed: u32 = text(headers::RETRY_COUNT).parse().unwrap_or(0);
                 Some(match failed {
                     0 => "enriched".to_owned(),
-                    failed => format!("enriched at attempt {}", failed + 1),
+                    failed => format!("enriched on attempt {}", failed + 1),
                 })
             }
             TopicRole::Tier(tier) => Some(format!(
-                "failed with {} (attempt {}); waits {tier} in {}",
+                "failed with {} (attempt {}); waiting {tier} in {}",
                 text(headers::ERROR_CODE),
                 text(headers::RETRY_COUNT),
                 record.position.topic
@@ -201,13 +194,13 @@ impl Narrator {
             TopicRole::Due => {
                 totals.returned += 1;
                 let due: Timestamp = text(headers::PROCESS_AFTER).parse().ok()?;
-                let late = totals.late(record, due)?;
-                Some(format!("is back, {late} ms after it was due"))
+                let late = totals.add_lateness(record, due)?;
+                Some(format!("released, {late} ms after its due time"))
             }
             TopicRole::DeadLetter => {
                 totals.dead += 1;
                 Some(format!(
-                    "is dead ({}): {}; see {}",
+                    "dead letter ({}): {}; see {}",
                     text(headers::ERROR_CLASS),
                     text(headers::ERROR_MESSAGE),
                     record.position.topic
@@ -216,7 +209,7 @@ impl Narrator {
         }
     }
 
-    /// What happens to a job before it is in its topic, and the name of what it is to bring there.
+    /// The key of a job's record, and what happens to the job before its dispatch.
     fn observe_job(&self, role: SchedulerRole, record: &Record) -> Option<(String, String)> {
         let mut totals = self.totals.lock().unwrap_or_else(PoisonError::into_inner);
         match role {
@@ -225,26 +218,21 @@ impl Narrator {
                 if job.long_wait {
                     return long_wait(&job);
                 }
-                // Jobs that are due at once are dispatched without having waited.
+                // A job that is due on arrival is dispatched without this state.
                 if job.revision == 1 && job.state() == v1::JobState::Scheduled {
                     totals.scheduled += 1;
                 }
                 let due = Timestamp::from_millis(job.due_ms);
                 let wait = due.since(Timestamp::from_millis(job.accepted_ms)).as_secs_f64();
                 let is_new = job.state() == v1::JobState::Scheduled;
-                is_new.then(|| {
-                    (
-                        name(job.key.as_deref()),
-                        format!("is scheduled, due in {wait:.1} s"),
-                    )
-                })
+                is_new.then(|| (name(job.key.as_deref()), format!("scheduled, due in {wait:.1} s")))
             }
             SchedulerRole::DeadLetter => {
-                totals.refused += 1;
-                let why = record.headers.last(headers::ERROR_MESSAGE).unwrap_or_default();
-                let why = String::from_utf8_lossy(why);
+                totals.rejected += 1;
+                let reason = record.headers.last(headers::ERROR_MESSAGE).unwrap_or_default();
+                let reason = String::from_utf8_lossy(reason);
                 let sentence = format!(
-                    "is refused by the scheduler: {why}; see {}",
+                    "rejected by the scheduler: {reason}; see {}",
                     record.position.topic
                 );
                 Some((name(record.key.as_deref()), sentence))
@@ -254,8 +242,7 @@ impl Narrator {
     }
 }
 
-/// A record of the pipeline that begins to wait with the scheduler; when it comes back it is told from the
-/// due topic.
+/// A record of the pipeline that starts a long wait in the scheduler. Its release is observed in the due topic.
 fn long_wait(job: &v1::JobRecord) -> Option<(String, String)> {
     if job.state() != v1::JobState::Scheduled {
         return None;
@@ -263,10 +250,10 @@ fn long_wait(job: &v1::JobRecord) -> Option<(String, String)> {
     let list = from_headers(&job.headers);
     let text = |name| String::from_utf8_lossy(list.last(name).unwrap_or_default()).into_owned();
     let wait = Timestamp::from_millis(job.due_ms).since(Timestamp::from_millis(job.accepted_ms));
-    // The way here took a moment of it.
-    let wait = Span::from_secs(wait.as_secs() + u64::from(wait.subsec_nanos() > 0));
+    // Rounded up, because a part of the delay has passed on the way to the scheduler.
+    let wait = HumanDuration::from_secs(wait.as_secs() + u64::from(wait.subsec_nanos() > 0));
     let sentence = format!(
-        "failed with {} (attempt {}); waits {wait} (scheduler)",
+        "failed with {} (attempt {}); waiting {wait} (scheduler)",
         text(headers::ERROR_CODE),
         text(headers::RETRY_COUNT),
     );
@@ -285,7 +272,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_summary_tells_of_every_lateness_however_many_came_before() {
+    fn the_totals_include_every_lateness() {
         let record = |at: i64| Record {
             position: Position {
                 topic: "docs-retry-due".into(),
@@ -299,21 +286,24 @@ mod tests {
             unreadable_headers: 0,
         };
         let mut totals = Totals::default();
-        assert!(!totals.line().contains("late"), "{}", totals.line());
+        assert!(!totals.line().contains("lateness"), "{}", totals.line());
         let due = Timestamp::from_millis(1_000_000);
         for n in 0..30_000 {
-            assert_eq!(totals.late(&record(1_000_001 + n % 3), due), Some(1 + n % 3));
+            assert_eq!(
+                totals.add_lateness(&record(1_000_001 + n % 3), due),
+                Some(1 + n % 3)
+            );
         }
-        let end = |totals: &Totals| totals.line().rsplit_once("refused, ").unwrap().1.to_owned();
-        assert_eq!(end(&totals), "none early, late by p50 2 ms, max 3 ms");
-        totals.late(&record(1_000_900), due);
-        assert_eq!(end(&totals), "none early, late by p50 2 ms, max 900 ms");
-        totals.late(&record(999_996), due);
-        assert_eq!(end(&totals), "EARLY by 4 ms, late by p50 2 ms, max 900 ms");
+        let end = |totals: &Totals| totals.line().rsplit_once("rejected; ").unwrap().1.to_owned();
+        assert_eq!(end(&totals), "none early; lateness p50 2 ms, max 3 ms");
+        totals.add_lateness(&record(1_000_900), due);
+        assert_eq!(end(&totals), "none early; lateness p50 2 ms, max 900 ms");
+        totals.add_lateness(&record(999_996), due);
+        assert_eq!(end(&totals), "EARLY by 4 ms; lateness p50 2 ms, max 900 ms");
     }
 
     #[test]
-    fn a_record_that_begins_to_wait_with_the_scheduler_is_told_once() {
+    fn a_long_wait_in_the_scheduler_is_printed_once() {
         let headers = [
             (headers::ERROR_CODE, Some(&b"http.503"[..])),
             (headers::RETRY_COUNT, Some(&b"1"[..])),
@@ -327,9 +317,9 @@ mod tests {
             headers: to_headers(&headers.into_iter().collect()),
             ..v1::JobRecord::default()
         };
-        let told = long_wait(&job).unwrap();
-        let sentence = "failed with http.503 (attempt 1); waits 2h (scheduler)";
-        assert_eq!(told, ("doc-7".to_owned(), sentence.to_owned()));
+        let event = long_wait(&job).unwrap();
+        let sentence = "failed with http.503 (attempt 1); waiting 2h (scheduler)";
+        assert_eq!(event, ("doc-7".to_owned(), sentence.to_owned()));
         job.state = v1::JobState::Dispatched.into();
         assert_eq!(long_wait(&job), None);
     }

@@ -1,14 +1,13 @@
-//! One dead letter, for people and for programs.
+//! A dead letter as text and as JSON.
 
 use redeliver_client::{DeadLetter, Dialect, Timestamp};
 use serde_json::{Map, Value, json};
 
 use crate::output::{block, fields, header_lines, headers_json, insert_bytes, line};
 
-/// How much of a payload people are shown, in bytes.
+/// Limit of the payload in text output, in bytes.
 const SHOWN: usize = 16 * 1024;
 
-/// For people.
 pub(crate) fn as_text(letter: &DeadLetter) -> String {
     let time = |time: Option<Timestamp>| time.map(|time| time.to_string());
     let mut text = fields(&[
@@ -56,16 +55,15 @@ pub(crate) fn as_text(letter: &DeadLetter) -> String {
             text += &format!("payload, {size} bytes\n");
             text += &block(value, SHOWN);
             if letter.is_value_truncated || value.len() > SHOWN {
-                text += "\n--payload writes all of it";
+                text += "\n(use --payload to write all of it)";
             }
         }
-        (None, Some(size)) => text += &format!("payload, {size} bytes\n--payload writes it"),
+        (None, Some(size)) => text += &format!("payload, {size} bytes\n(use --payload to write it)"),
         (None, None) => text += "payload (null)",
     }
     text
 }
 
-/// For programs.
 pub(crate) fn as_json(letter: &DeadLetter) -> Value {
     let time = |time: Option<Timestamp>| time.map(|time| time.to_string());
     let mut object = Map::new();
@@ -96,7 +94,7 @@ pub(crate) fn as_json(letter: &DeadLetter) -> Value {
     put("job_id", json!(letter.job_id));
     put("value_size", json!(letter.value_size));
     insert_bytes(&mut object, "key", letter.key.as_deref());
-    // A view without them says nothing of headers and value, which differs from there being none.
+    // A response without headers and value is not the same as a record that has none.
     if let Some(value) = &letter.value {
         insert_bytes(&mut object, "value", Some(value));
         object.insert("value_truncated".to_owned(), letter.is_value_truncated.into());
@@ -154,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_letter_is_shown_with_failure_origin_headers_in_order_and_payload() {
+    fn a_dead_letter_is_shown_with_failure_origin_ordered_headers_and_payload() {
         let expected = "\
 id          crawl-dlq/3/17
 state       open
@@ -187,11 +185,11 @@ ff 00 61";
             value: Some(vec![b'a'; SHOWN + 1].into()),
             ..letter()
         };
-        assert!(as_text(&long).ends_with("… and 1 bytes more\n--payload writes all of it"));
+        assert!(as_text(&long).ends_with("… 1 more bytes\n(use --payload to write all of it)"));
     }
 
     #[test]
-    fn programs_get_bytes_exactly_and_only_what_is_known() {
+    fn json_contains_exact_bytes_and_omits_unknown_fields() {
         let value = as_json(&letter());
         assert_eq!(value["value_base64"], json!("/wBh"));
         assert_eq!(value["error_message"], json!("not\u{1b}[31m found"));

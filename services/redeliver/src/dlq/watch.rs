@@ -1,4 +1,4 @@
-//! `redeliver dlq watch`: dead letters as they come, also over an inspector's restart.
+//! `redeliver dlq watch`: prints dead letters as they arrive, and reconnects if the inspector restarts.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -18,9 +18,9 @@ const WAITS: [Duration; 4] = [
     Duration::from_secs(5),
 ];
 
-/// Runs until nobody reads what it prints, or the inspector refuses.
+/// Runs until stdout is closed or the inspector rejects the request.
 pub(super) async fn run(client: &DeadLetterClient, args: &WatchArgs) -> Result<ExitCode, CliError> {
-    let mut ask = WatchDeadLetters {
+    let mut request = WatchDeadLetters {
         filter: args.filter.filter.clone(),
         full: args.full,
         resume_token: String::new(),
@@ -28,42 +28,42 @@ pub(super) async fn run(client: &DeadLetterClient, args: &WatchArgs) -> Result<E
     };
     let mut failures = 0;
     loop {
-        let Err(error) = follow(client, args, &mut ask, &mut failures).await else {
+        let Err(error) = follow(client, args, &mut request, &mut failures).await else {
             return Ok(ExitCode::SUCCESS);
         };
-        if !error.is_passing() {
+        if !error.is_transient() {
             return Err(error.into());
         }
         if failures == 0 {
-            eprintln!("the connection is lost, and tried again: {}", error_chain(&error));
+            eprintln!("connection lost; reconnecting: {}", error_chain(&error));
         }
         tokio::time::sleep(WAITS[failures.min(WAITS.len() - 1)]).await;
         failures += 1;
     }
 }
 
-/// Prints what one connection brings. Ends without an error only when nobody reads any more.
+/// Prints the events of one connection. Returns `Ok` only if stdout is closed.
 async fn follow(
     client: &DeadLetterClient,
     args: &WatchArgs,
-    ask: &mut WatchDeadLetters,
+    request: &mut WatchDeadLetters,
     failures: &mut usize,
 ) -> Result<(), ClientError> {
-    let mut watch = client.watch(ask).await?;
+    let mut watch = client.watch(request).await?;
     loop {
         let event = watch.next().await?;
         if *failures > 0 {
-            eprintln!("the connection is there again");
+            eprintln!("reconnected");
             *failures = 0;
         }
-        watch.resume_token().clone_into(&mut ask.resume_token);
+        watch.resume_token().clone_into(&mut request.resume_token);
         match event {
             WatchEvent::DeadLetter(letter) => {
                 if !print_line(shown(args.output.format, &letter)) {
                     return Ok(());
                 }
             }
-            WatchEvent::Synced => eprintln!("that was all so far; new ones follow"),
+            WatchEvent::Synced => eprintln!("caught up; waiting for new dead letters"),
             WatchEvent::Heartbeat(_) => {}
         }
     }

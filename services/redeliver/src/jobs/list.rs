@@ -1,53 +1,51 @@
-//! `redeliver jobs ls`: all jobs, from the state topic itself, so that it works without a scheduler.
+//! `redeliver jobs ls`: reads the state topic, so that it works without a scheduler.
 
 use std::collections::HashMap;
 use std::process::ExitCode;
 
 use clap::Args;
-use redeliver_client::{JobId, Priority, State, Timestamp};
-use redeliver_core::{Record, Span};
+use redeliver_client::{JobId, JobState, Priority, Timestamp};
+use redeliver_core::{HumanDuration, Record};
 use redeliver_kafka::reader::TopicReader;
 use redeliver_proto::convert::{from_priority, from_state};
 use redeliver_proto::{Message as _, v1};
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::CommonArgs;
-use redeliver_worker::host::kafka_settings;
+use redeliver_service::host::kafka_settings;
 use serde_json::{Value, json};
 
 use crate::connection::CliError;
 use crate::output::{OutputArgs, print_items, shortened};
 
-/// Flags of `redeliver jobs ls`.
 #[derive(Args)]
 pub(super) struct ListArgs {
-    /// Only those of this application
+    /// List only jobs of this application
     #[arg(long, value_name = "NAME")]
     app: Option<String>,
-    /// Only those that are scheduled, dispatched, cancelled or expired
+    /// List only jobs in this state: scheduled, dispatched, cancelled or expired
     #[arg(long, value_name = "STATE", value_parser = state)]
-    state: Option<State>,
-    /// The most to list
+    state: Option<JobState>,
+    /// Maximum number of jobs
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
     limit: u32,
-    /// Give up when the end of the topic is not reached within this time
+    /// Maximum time to read the topic
     #[arg(long, value_name = "DURATION", default_value = "5m")]
-    timeout: Span,
+    timeout: HumanDuration,
     #[command(flatten)]
     output: OutputArgs,
     #[command(flatten)]
     pub(super) common: CommonArgs,
 }
 
-fn state(text: &str) -> Result<State, String> {
+fn state(text: &str) -> Result<JobState, String> {
     text.parse().map_err(|error| format!("`{text}` {error}"))
 }
 
-/// What is listed of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Row {
     id: JobId,
     app: String,
-    state: State,
+    state: JobState,
     priority: Priority,
     due: Timestamp,
     ended: Option<Timestamp>,
@@ -81,24 +79,24 @@ pub(super) fn run(config: &Config, args: &ListArgs) -> Result<ExitCode, CliError
     ];
     print_items(args.output.format, &columns, &rows, Row::cells, Row::json);
     if found > rows.len() {
-        eprintln!("{} of {found} jobs; --limit shows more of them", rows.len());
+        eprintln!("showing {} of {found} jobs; use --limit to show more", rows.len());
     }
     if unreadable > 0 {
-        eprintln!("{unreadable} records of the state topic are no jobs, and left out");
+        eprintln!("skipped {unreadable} records of the state topic that are not jobs");
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// The newest that is known of each job that is asked for.
+/// The latest state of each job that matches.
 struct Jobs {
     app: Option<String>,
-    state: Option<State>,
+    state: Option<JobState>,
     rows: HashMap<JobId, Row>,
     unreadable: u64,
 }
 
 impl Jobs {
-    fn new(app: Option<String>, state: Option<State>) -> Self {
+    fn new(app: Option<String>, state: Option<JobState>) -> Self {
         Self {
             app,
             state,
@@ -107,7 +105,7 @@ impl Jobs {
         }
     }
 
-    /// Records of one job come in their order, as they share a partition.
+    /// Records of one job are in one partition and thus arrive in order.
     fn note(&mut self, record: &Record) {
         let key = record
             .key
@@ -128,15 +126,15 @@ impl Jobs {
             self.unreadable += 1;
             return;
         };
-        if self.asked_for(&row) {
+        if self.matches(&row) {
             self.rows.insert(id, row);
         } else {
-            // It may have been asked for as it stood before.
+            // An earlier record of the job may have matched.
             self.rows.remove(&id);
         }
     }
 
-    fn asked_for(&self, row: &Row) -> bool {
+    fn matches(&self, row: &Row) -> bool {
         self.app.as_ref().is_none_or(|app| *app == row.app)
             && self.state.is_none_or(|state| state == row.state)
     }
@@ -167,7 +165,7 @@ impl Row {
 
     fn cells(&self) -> Vec<String> {
         let app = if self.is_long_wait {
-            format!("{} (a long wait)", self.app)
+            format!("{} (long wait)", self.app)
         } else {
             self.app.clone()
         };
@@ -237,11 +235,11 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_record_of_a_job_holds() {
+    fn the_latest_record_of_a_job_counts() {
         let waits = job("a", v1::JobState::Scheduled, 50);
         let gone = job("a", v1::JobState::Dispatched, 50);
         let mut all = Jobs::new(None, None);
-        let mut waiting = Jobs::new(None, Some(State::Scheduled));
+        let mut waiting = Jobs::new(None, Some(JobState::Scheduled));
         for jobs in [&mut all, &mut waiting] {
             for offset in 1..=3 {
                 jobs.note(&record(&id(offset).to_string(), Some(&waits)));
@@ -254,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn jobs_stand_in_the_order_of_their_times_and_only_those_asked_for() {
+    fn matching_jobs_are_ordered_by_due_time() {
         let mut jobs = Jobs::new(Some("a".to_owned()), None);
         for (offset, app, due) in [(1, "a", 30), (2, "b", 10), (3, "a", 20), (4, "a", 20)] {
             let job = job(app, v1::JobState::Scheduled, due);
@@ -264,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_job_is_counted() {
+    fn records_that_are_not_jobs_are_counted() {
         let mut jobs = Jobs::new(None, None);
         jobs.note(&record("x", None));
         jobs.note(&record(

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use redeliver_client::{ClientError, JobRequest, Priority};
-use redeliver_core::Span;
+use redeliver_core::HumanDuration;
 use redeliver_runtime::Config;
 use serde_json::json;
 
@@ -13,36 +13,35 @@ use super::{SchedulerArgs, WhenArgs};
 use crate::connection::CliError;
 use crate::output::{OutputArgs, print_item};
 
-/// Flags of `redeliver jobs schedule`.
 #[derive(Args)]
 pub(super) struct ScheduleArgs {
-    /// The application, which the scheduler's configuration gives a topic
+    /// Application, one of scheduler.apps
     #[arg(long, value_name = "NAME")]
     app: String,
     #[command(flatten)]
     when: WhenArgs,
-    /// The value that the topic receives, as text. Default: empty
+    /// Value of the record, as text (default: empty)
     #[arg(long, value_name = "TEXT", conflicts_with = "data_file")]
     data: Option<String>,
-    /// The file that holds the value, byte for byte; -: standard input
+    /// File with the value of the record; - for standard input
     #[arg(long, value_name = "FILE")]
     data_file: Option<String>,
-    /// The key that the topic receives. Default: null
+    /// Key of the record (default: null)
     #[arg(long, value_name = "KEY")]
     key: Option<String>,
-    /// A header that the topic receives; may be repeated
+    /// Header of the record; may be repeated
     #[arg(long = "header", value_name = "NAME=VALUE", value_parser = header)]
     headers: Vec<(String, String)>,
-    /// high, normal or low: which of several due jobs goes first
+    /// Priority among due jobs: high, normal or low
     #[arg(long, value_name = "PRIORITY", default_value = "normal", value_parser = priority)]
     priority: Priority,
-    /// Requests of one application with the same key within a day are one job
+    /// Idempotency key: requests of an application with the same key within a day create one job
     #[arg(long, value_name = "KEY")]
     idempotency_key: Option<String>,
-    /// How long after its time the job is still worth being dispatched. Default: for ever
+    /// Expire the job this long after its due time (default: never)
     #[arg(long, value_name = "DURATION")]
-    expire_after: Option<Span>,
-    /// A name for the request, which is kept with the job
+    expire_after: Option<HumanDuration>,
+    /// Request id, stored with the job
     #[arg(long, value_name = "NAME")]
     request_id: Option<String>,
     #[command(flatten)]
@@ -54,7 +53,7 @@ pub(super) struct ScheduleArgs {
 fn header(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
-        _ => Err("write NAME=VALUE, such as tenant=x".to_owned()),
+        _ => Err("must be NAME=VALUE, such as tenant=x".to_owned()),
     }
 }
 
@@ -79,7 +78,7 @@ pub(super) async fn run(config: &Config, args: &ScheduleArgs) -> Result<ExitCode
         },
     );
     if scheduled.is_duplicate {
-        eprintln!("a duplicate: this is the job of the first request with this idempotency key");
+        eprintln!("duplicate: returning the existing job with this idempotency key");
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -87,7 +86,7 @@ pub(super) async fn run(config: &Config, args: &ScheduleArgs) -> Result<ExitCode
 impl ScheduleArgs {
     fn request(&self) -> Result<JobRequest, CliError> {
         let when = self.when.when();
-        let when = when.ok_or_else(|| CliError::Usage("give --at or --in".to_owned()))?;
+        let when = when.ok_or_else(|| CliError::Usage("one of --at and --in is required".to_owned()))?;
         let mut request = JobRequest::new(&self.app, when)
             .priority(self.priority)
             .data(self.data()?);
@@ -100,8 +99,8 @@ impl ScheduleArgs {
         if let Some(key) = &self.idempotency_key {
             request = request.idempotency_key(key);
         }
-        if let Some(span) = self.expire_after {
-            request = request.expire_after(span.duration());
+        if let Some(time) = self.expire_after {
+            request = request.expire_after(time.duration());
         }
         if let Some(id) = &self.request_id {
             request = request.request_id(id);
@@ -131,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_header_has_a_name_and_its_value_may_be_anything() {
+    fn a_header_needs_a_name_and_may_have_any_value() {
         assert_eq!(header("a=b=c"), Ok(("a".to_owned(), "b=c".to_owned())));
         assert_eq!(header("a="), Ok(("a".to_owned(), String::new())));
         assert!(header("a").is_err() && header("=b").is_err());

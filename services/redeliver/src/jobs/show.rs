@@ -1,16 +1,15 @@
-//! One job, for people and for programs.
+//! A job as text and as JSON.
 
 use redeliver_client::{Job, Timestamp};
 use serde_json::{Map, Value, json};
 
 use crate::output::{block, fields, header_lines, headers_json, insert_bytes, line};
 
-/// How much of a job's data people are shown, in bytes.
+/// Limit of the data in text output, in bytes.
 const SHOWN: usize = 16 * 1024;
 
-/// For people.
 pub(super) fn as_text(job: &Job) -> String {
-    let waits = job.ended_at.is_none();
+    let is_waiting = job.ended_at.is_none();
     let mut text = fields(&[
         ("id", Some(job.id.to_string())),
         ("app", Some(job.app.clone())),
@@ -30,15 +29,14 @@ pub(super) fn as_text(job: &Job) -> String {
         text += "\nheaders\n";
         text += &header_lines(&job.headers);
     }
-    // Of an ended job nothing is kept.
-    if waits {
+    // The scheduler does not keep the data of a job that has ended.
+    if is_waiting {
         text += &format!("\ndata, {} bytes\n", job.data.len());
         text += &block(&job.data, SHOWN);
     }
     text
 }
 
-/// For programs.
 pub(super) fn as_json(job: &Job) -> Value {
     let time = |time: Option<Timestamp>| time.map(|time| time.to_string());
     let mut object = Map::new();
@@ -65,7 +63,7 @@ pub(super) fn as_json(job: &Job) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use redeliver_client::{JobId, Priority, State};
+    use redeliver_client::{JobId, JobState, Priority};
 
     use super::*;
 
@@ -73,7 +71,7 @@ mod tests {
         Job {
             id: JobId::new(Timestamp::from_millis(1_763_722_800_123), 3, 4),
             app: "sms".to_owned(),
-            state: State::Scheduled,
+            state: JobState::Scheduled,
             priority: Priority::High,
             scheduled_time: Timestamp::from_millis(1_763_722_900_000),
             accepted_at: Timestamp::from_millis(1_763_722_800_124),
@@ -90,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_waiting_job_is_shown_with_what_its_topic_will_receive() {
+    fn a_waiting_job_is_shown_with_the_record_that_will_be_dispatched() {
         let expected = format!(
             "\
 id               {}
@@ -119,9 +117,9 @@ data, 7 bytes
     }
 
     #[test]
-    fn an_ended_job_says_nothing_of_what_is_no_longer_kept() {
+    fn an_ended_job_is_shown_without_data() {
         let ended = Job {
-            state: State::Dispatched,
+            state: JobState::Dispatched,
             ended_at: Some(Timestamp::from_millis(1_763_722_900_003)),
             data: bytes::Bytes::new(),
             headers: redeliver_client::Headers::new(),

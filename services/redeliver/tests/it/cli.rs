@@ -4,8 +4,8 @@ use redeliver_core::JobId;
 use redeliver_testkit::{Process, eventually};
 use serde_json::{Value, json};
 
-use crate::services::{APP, DEADLINE, Services, id};
-use crate::support::text;
+use crate::services::{APP, Services, id};
+use crate::support::{DEADLINE, text};
 
 #[test]
 fn a_job_is_scheduled_shown_rescheduled_and_cancelled() {
@@ -60,10 +60,10 @@ fn a_job_is_scheduled_shown_rescheduled_and_cancelled() {
         assert!(shown.contains(line), "{line:?} in {shown}");
     }
 
-    // The same request once more is the same job; another one with its key is refused.
+    // The same request again is the same job. Another request with its key is rejected.
     let again = services.pipe.redeliver(&flags);
     assert_eq!((again.code, again.stdout.trim_end()), (Some(0), id.as_str()));
-    assert!(again.stderr.starts_with("a duplicate: "), "{again:?}");
+    assert!(again.stderr.starts_with("duplicate: "), "{again:?}");
     let other = [&flags[..6], &["--idempotency-key", "x", "--data", "other"]].concat();
     let refused = services.fails(1, &other);
     assert!(
@@ -77,18 +77,23 @@ fn a_job_is_scheduled_shown_rescheduled_and_cancelled() {
     let moved = services.cli(&["jobs", "reschedule", &id, "--at", "2098-11-23T08:00:00Z"]);
     assert_eq!(
         moved,
-        format!("{id} is rescheduled to 2098-11-23T08:00:00.000Z\n")
+        format!("job {id} rescheduled to 2098-11-23T08:00:00.000Z\n")
     );
     assert_eq!(
         services.cli(&["jobs", "cancel", &id]),
-        format!("{id} is cancelled\n")
+        format!("job {id} cancelled\n")
     );
-    // Whoever cancels again has what was asked for, and whoever moves it has not.
+    // Cancelling again succeeds, and rescheduling a cancelled job fails.
     let again = services.cli(&["jobs", "cancel", &id]);
-    assert!(again.starts_with(&format!("{id} was cancelled at ")), "{again}");
+    assert!(
+        again.starts_with(&format!("job {id} was already cancelled at ")),
+        "{again}"
+    );
     let too_late = services.fails(1, &["jobs", "reschedule", &id, "--in", "1h"]);
     assert!(
-        too_late.stdout.starts_with(&format!("{id} was cancelled at ")),
+        too_late
+            .stdout
+            .starts_with(&format!("job {id} was already cancelled at ")),
         "{too_late:?}"
     );
     assert_eq!(services.json(&["jobs", "get", &id])["state"], json!("cancelled"));
@@ -108,7 +113,7 @@ fn jobs_are_listed_from_the_state_topic_with_and_without_a_scheduler() {
     services.cli(&["jobs", "cancel", &cancelled]);
     let done = schedule(&["--in", "0s"]);
     services.dispatched(1);
-    assert_eq!(scheduler.end(), Some(0));
+    scheduler.shut_down();
 
     let ids = |flags: &[&str]| -> Vec<String> {
         let listed = services.json(&[&["jobs", "ls"], flags].concat());
@@ -128,14 +133,14 @@ fn jobs_are_listed_from_the_state_topic_with_and_without_a_scheduler() {
          {early}  demo  scheduled  2098-01-01T00:00:00.000Z  normal    -      e\n"
     );
     assert_eq!((cut.code, cut.stdout), (Some(0), expected));
-    assert_eq!(cut.stderr, "1 of 2 jobs; --limit shows more of them\n");
+    assert_eq!(cut.stderr, "showing 1 of 2 jobs; use --limit to show more\n");
 }
 
 #[test]
-fn data_comes_from_a_file_byte_for_byte_and_what_is_wrong_is_named() {
+fn data_is_read_from_a_file_byte_for_byte_and_errors_are_specific() {
     let services = Services::new("cli-data");
     let _scheduler = services.pipe.scheduler("a");
-    let data = services.pipe.file.with_file_name("data");
+    let data = services.pipe.env.directory().join("data");
     std::fs::write(&data, b"\xff\x00\n").unwrap();
     let file = data.to_str().unwrap();
     let id = services.cli(&[
@@ -182,9 +187,9 @@ fn data_comes_from_a_file_byte_for_byte_and_what_is_wrong_is_named() {
     );
     let nobody = "01KAJQ6Z2B0000000000000A7X";
     let unknown = services.fails(1, &["jobs", "get", nobody]);
-    assert_eq!(unknown.stderr, format!("error: no job {nobody} is known\n"));
+    assert_eq!(unknown.stderr, format!("error: job {nobody} not found\n"));
     let unknown = services.fails(1, &["jobs", "cancel", nobody]);
-    assert_eq!(unknown.stdout, format!("no job {nobody} is known\n"));
+    assert_eq!(unknown.stdout, format!("job {nobody} not found\n"));
 }
 
 #[test]
@@ -218,7 +223,7 @@ fn dead_letters_are_listed_shown_counted_and_watched() {
         (only["id"].as_str(), only.get("value")),
         (Some(second.as_str()), None)
     );
-    assert!(cut.stderr.starts_with("there are more; "), "{cut:?}");
+    assert!(cut.stderr.starts_with("more dead letters match; "), "{cut:?}");
     let wrong = services.fails(1, &["dlq", "ls", "--filter", "eror_class = 1"]);
     assert!(
         wrong.stderr.contains("eror_class") && wrong.stderr.contains("(INVALID_ARGUMENT)"),
@@ -250,8 +255,8 @@ fn dead_letters_are_listed_shown_counted_and_watched() {
         "hopeless 2\u{1b}[31m"
     );
     let topic = services.pipe.pipeline.dead_letter_topic();
-    let nobody = services.fails(1, &["dlq", "show", &format!("{topic}/0/999999")]);
-    assert!(nobody.stderr.contains("there is no dead letter"), "{nobody:?}");
+    let missing = services.fails(1, &["dlq", "show", &format!("{topic}/0/999999")]);
+    assert!(missing.stderr.contains("not found"), "{missing:?}");
 
     let stats = services.json(&["dlq", "stats"]);
     let stats = &stats.as_array().unwrap()[0];
@@ -259,18 +264,18 @@ fn dead_letters_are_listed_shown_counted_and_watched() {
     assert_eq!(stats["open_by_class"], json!({ "permanent": 2 }));
     assert!(services.cli(&["dlq", "stats"]).contains(&*topic));
 
-    // A watch goes on over a restart of the inspector, without a gap and without a repetition.
+    // A watch continues after a restart of the inspector, without gaps and without duplicates.
     let mut watch = Process::spawn(
         services
             .pipe
             .command("redeliver", &["dlq", "watch", "-o", "jsonl"]),
     )
     .unwrap();
-    watch.wait_for_output("that was all so far", DEADLINE);
+    watch.wait_for_output("caught up; waiting for new dead letters", DEADLINE);
     let third = id(&services.let_die(&["hopeless 3"])[0]);
     watch.wait_for_output(&third, DEADLINE);
-    inspector.process.kill_9();
-    watch.wait_for_output("the connection is lost", DEADLINE);
+    inspector.kill_9();
+    watch.wait_for_output("connection lost; reconnecting", DEADLINE);
     let fourth = id(&services.let_die(&["hopeless 4"])[0]);
     let _inspector = services.inspect();
     let output = watch.wait_for_output(&fourth, DEADLINE);

@@ -1,14 +1,15 @@
-//! The client crate on a real scheduler: over Kafka and over gRPC it is the same job.
+//! The client crate with a real scheduler: Kafka and gRPC address the same jobs.
 
 use std::time::Duration;
 
 use redeliver_client::{
-    ClientError, Code, Endpoint, Job, JobClient, JobOutcome, JobProducer, JobRequest, KafkaSettings, State,
-    When,
+    ClientError, Code, Endpoint, Job, JobClient, JobOutcome, JobProducer, JobRequest, JobState,
+    KafkaSettings, When,
 };
 use redeliver_testkit::{brokers, eventually_async, unique};
 
-use crate::services::{APP, DEADLINE, Services};
+use crate::services::{APP, Services};
+use crate::support::DEADLINE;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -26,7 +27,7 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     runtime.unwrap().block_on(future)
 }
 
-/// The job, once it is as it should be.
+/// The job, once a condition holds.
 async fn until(jobs: &JobClient, id: redeliver_client::JobId, what: impl Fn(&Job) -> bool) -> Job {
     eventually_async("the job is as it should be", DEADLINE, async || {
         let job = jobs.get(id).await.unwrap();
@@ -36,7 +37,7 @@ async fn until(jobs: &JobClient, id: redeliver_client::JobId, what: impl Fn(&Job
 }
 
 #[test]
-fn a_job_has_the_id_that_the_producer_gave_it_and_follows_its_commands() {
+fn a_job_has_the_id_that_the_producer_returned_and_obeys_commands() {
     let services = Services::new("client-kafka");
     let _scheduler = services.pipe.scheduler("a");
     block_on(one_job_over_kafka_and_grpc(&services));
@@ -57,14 +58,14 @@ async fn one_job_over_kafka_and_grpc(services: &Services) {
         let job = until(&jobs, id, |_| true).await;
         assert_eq!(
             (job.id, job.state, &job.data[..]),
-            (id, State::Scheduled, &b"x"[..])
+            (id, JobState::Scheduled, &b"x"[..])
         );
         assert_eq!(
             (job.key.as_deref(), job.headers.last("a")),
             (Some(&b"k"[..]), Some(&b"b"[..]))
         );
     }
-    // The same request over gRPC is the job of the first one, so all of them met in one partition.
+    // The same request over gRPC returns the first job, so all requests were written to one partition.
     let again = jobs.schedule(&keyed).await.unwrap();
     assert_eq!((again.id, again.is_duplicate), (first, true));
     assert_eq!(jobs.get(second).await.unwrap(), None);
@@ -76,20 +77,20 @@ async fn one_job_over_kafka_and_grpc(services: &Services) {
         "{moved:?}"
     );
     producer.cancel(free).await.unwrap();
-    until(&jobs, free, |job| job.state == State::Cancelled).await;
+    until(&jobs, free, |job| job.state == JobState::Cancelled).await;
     let late = jobs.cancel(free).await.unwrap();
     assert_eq!(late.outcome, JobOutcome::AlreadyCancelled);
     let cancelled = jobs.cancel(first).await.unwrap();
     assert_eq!(cancelled.outcome, JobOutcome::Cancelled);
-    assert_eq!(cancelled.job.map(|job| job.state), Some(State::Cancelled));
+    assert_eq!(cancelled.job.map(|job| job.state), Some(JobState::Cancelled));
     assert_eq!(jobs.cancel(second).await.unwrap().outcome, JobOutcome::Unknown);
     assert_eq!(jobs.stats(1).await.unwrap().scheduled, 0);
 }
 
 #[test]
-fn a_scheduler_with_a_token_answers_those_who_bring_it() {
+fn a_scheduler_with_a_token_rejects_requests_without_it() {
     let services = Services::new("client-token");
-    let file = services.pipe.file.with_file_name("token");
+    let file = services.pipe.env.directory().join("token");
     std::fs::write(&file, "s3cret\n").unwrap();
     let token_file = format!("scheduler.token_file={}", file.display());
     let _scheduler = services.pipe.start("scheduler", "a", &["--set", &token_file]);
@@ -103,7 +104,7 @@ fn a_scheduler_with_a_token_answers_those_who_bring_it() {
             .cli(&["jobs", "stats", "--token-file", file])
             .starts_with("scheduled  0\n")
     );
-    // As it stands in the configuration.
+    // The token from the configuration.
     assert!(
         services
             .cli(&["jobs", "stats", "--set", &token_file])
@@ -120,7 +121,7 @@ async fn only_with_the_token(endpoint: Endpoint) {
             .await
             .unwrap_err();
         assert_eq!(refused.code(), Some(Code::Unauthenticated), "{refused}");
-        assert!(!refused.is_passing() && !format!("{refused:?}").contains("s3cret"));
+        assert!(!refused.is_transient() && !format!("{refused:?}").contains("s3cret"));
     }
     let jobs = JobClient::connect(&endpoint.token("s3cret")).await.unwrap();
     let unknown = jobs

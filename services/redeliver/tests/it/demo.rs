@@ -1,29 +1,24 @@
-//! `redeliver dev`, the first command of everybody: what it shows of each service, in words and over the addresses
-//! that it prints.
+//! `redeliver dev`: what it prints about each service, and that the addresses it prints work.
 
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use redeliver_core::JobId;
-use redeliver_testkit::{Process, binary, eventually};
+use redeliver_testkit::{Process, binary, eventually, http, run};
 use serde_json::Value;
 
-use crate::support::{get, run};
+use crate::support::DEADLINE;
 
-/// How long anything may take, on a machine that is busy with other tests.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// The word that stands behind another one in a text.
+/// The word after a prefix in a text.
 #[track_caller]
-fn behind<'t>(text: &'t str, words: &str) -> &'t str {
+fn word_after<'t>(text: &'t str, words: &str) -> &'t str {
     let (_, rest) = text
         .split_once(words)
         .unwrap_or_else(|| panic!("{words:?} is not in {text}"));
     rest.split(char::is_whitespace).next().unwrap_or_default()
 }
 
-/// What was told of a document: the name and the sentence of each line that begins with a time.
-fn told(output: &str) -> Vec<(&str, &str)> {
+/// The events in the output: the name and the sentence of each line that starts with a time.
+fn events(output: &str) -> Vec<(&str, &str)> {
     let lines = output.lines().filter_map(|line| {
         let (time, rest) = line.trim_start().split_once("s  ")?;
         time.parse::<f64>().ok()?;
@@ -33,7 +28,7 @@ fn told(output: &str) -> Vec<(&str, &str)> {
     lines.collect()
 }
 
-/// Runs the CLI against an address, without a configuration.
+/// Runs the CLI with the address of a server, and without a configuration.
 #[track_caller]
 fn cli(arguments: &[&str], server: &str) -> String {
     let mut command = binary("redeliver");
@@ -48,21 +43,24 @@ fn cli(arguments: &[&str], server: &str) -> String {
 }
 
 #[test]
-fn the_demonstration_shows_what_all_services_do_and_ends_with_its_totals() {
+fn the_demonstration_shows_the_work_of_all_services_and_ends_with_totals() {
     let mut command = binary("redeliver");
     command.env_clear();
     let mut demo = Process::spawn(command).unwrap();
-    let greeting = demo.wait_for_output("End with  Ctrl-C", PATIENCE);
-    assert!(greeting.contains("is in memory: nothing is kept"), "{greeting}");
+    let greeting = demo.wait_for_output("Press Ctrl-C to stop.", DEADLINE);
+    assert!(
+        greeting.contains("is not durable and does not demonstrate the delivery guarantees"),
+        "{greeting}"
+    );
     for service in ["scheduler", "enricher", "docs-retry-5s|30s|1m", "dlq-inspector"] {
         assert!(greeting.contains(service), "{service} is not in {greeting}");
     }
 
-    // Each service works in it: as its lanes say, and as it can be asked.
-    let admin = behind(&greeting, "Look at   http://").split('/').next();
+    // Each service works: its lanes are ready, and its API answers.
+    let admin = word_after(&greeting, "Admin         http://").split('/').next();
     let admin: SocketAddr = admin.unwrap_or_default().parse().unwrap();
-    let ready = eventually("the demonstration is ready", PATIENCE, || {
-        match get(admin, "/readyz") {
+    let ready = eventually("the demonstration is ready", DEADLINE, || {
+        match http::get(admin, "/readyz") {
             Ok((200, body)) => Ok(body),
             other => Err(format!("{other:?}")),
         }
@@ -80,14 +78,14 @@ fn the_demonstration_shows_what_all_services_do_and_ends_with_its_totals() {
             "{part}: {ready}"
         );
     }
-    let scheduler = behind(&greeting, "redeliver jobs schedule --server ").to_owned();
-    let inspector = behind(&greeting, "redeliver dlq ls --server ").to_owned();
+    let scheduler = word_after(&greeting, "redeliver jobs schedule --server ").to_owned();
+    let inspector = word_after(&greeting, "redeliver dlq ls --server ").to_owned();
     let request = ["jobs", "schedule", "--app", "docs", "--in", "1s"];
     let data = ["--key", "mine", "--data", r#"{"number": 1}"#];
     let id = cli(&[&request[..], &data].concat(), &scheduler);
     let id = id.trim_end();
     assert!(id.parse::<JobId>().is_ok(), "{id}");
-    eventually("the job is dispatched", PATIENCE, || {
+    eventually("the job is dispatched", DEADLINE, || {
         let job: Value = serde_json::from_str(&cli(&["jobs", "get", id, "-o", "json"], &scheduler)).unwrap();
         assert_eq!((&job["id"], &job["app"]), (&id.into(), &"docs".into()));
         if job["state"] == "dispatched" {
@@ -97,30 +95,30 @@ fn the_demonstration_shows_what_all_services_do_and_ends_with_its_totals() {
         }
     });
 
-    // Every kind of fate is told; the ends of those that fail first come last.
+    // Every kind of event is printed; records that fail first end last.
     for words in [
-        "is scheduled, due in ",
-        "is dispatched, ",
+        " scheduled, due in ",
+        " dispatched, ",
         " enriched",
-        "failed with http.503 (attempt 1); waits 5s in docs-retry-5s",
-        "is dead (permanent): POST http://",
+        "failed with http.503 (attempt 1); waiting 5s in docs-retry-5s",
+        "dead letter (permanent): POST http://",
         "answered 422 Unprocessable Entity; see docs-dlq",
-        "is back, ",
-        "enriched at attempt 2",
-        "is refused by the scheduler: `appName` names no application `dogs`",
+        " released, ",
+        "enriched on attempt 2",
+        "rejected by the scheduler: `appName` `dogs` is not an application",
         "see scheduler.jobs.dlq",
         "--------  ",
     ] {
-        demo.wait_for_output(words, PATIENCE);
+        demo.wait_for_output(words, DEADLINE);
     }
     let output = demo.output();
-    let mine: Vec<&str> = told(&output)
+    let mine: Vec<&str> = events(&output)
         .into_iter()
         .filter(|(name, _)| *name == "mine")
         .map(|(_, sentence)| sentence.split(',').next().unwrap_or_default())
         .collect();
-    assert_eq!(mine, ["is scheduled", "is dispatched", "enriched"], "{output}");
-    eventually("the inspector lists what is dead", PATIENCE, || {
+    assert_eq!(mine, ["scheduled", "dispatched", "enriched"], "{output}");
+    eventually("the inspector lists what is dead", DEADLINE, || {
         let listed: Value = serde_json::from_str(&cli(&["dlq", "ls", "-o", "json"], &inspector)).unwrap();
         let codes = listed.as_array().into_iter().flatten();
         let has = |code: &str| codes.clone().any(|letter| letter["error_code"] == code);
@@ -132,9 +130,9 @@ fn the_demonstration_shows_what_all_services_do_and_ends_with_its_totals() {
     });
 
     demo.interrupt();
-    assert_eq!(demo.wait(PATIENCE).code(), Some(0));
+    assert_eq!(demo.wait(DEADLINE).code(), Some(0));
     let output = demo.output();
-    let (_, end) = output.split_once("\nended after ").unwrap();
+    let (_, end) = output.split_once("\nstopped after ").unwrap();
     let numbers: Vec<u64> = end
         .split(|letter: char| !letter.is_ascii_digit())
         .filter_map(|digits| digits.parse().ok())
@@ -158,13 +156,13 @@ fn the_demonstration_shows_what_all_services_do_and_ends_with_its_totals() {
     assert_eq!(came, enriched + dead + waiting, "{end}");
     assert_eq!(jobs, dispatched + jobs_waiting, "{end}");
     assert!(
-        end.contains(" waiting or in hand; ") && end.contains(", none early, late by p50 "),
+        end.contains(" waiting or in flight; ") && end.contains("; none early; lateness p50 "),
         "{end}"
     );
-    // They are the sums of what was told.
-    let told = told(&output);
+    // The totals are the sums of the events.
+    let events = events(&output);
     let count = |beginning: &str| {
-        let found = told
+        let found = events
             .iter()
             .filter(|(_, sentence)| sentence.starts_with(beginning));
         found.count() as u64
@@ -173,10 +171,10 @@ fn the_demonstration_shows_what_all_services_do_and_ends_with_its_totals() {
         (enriched, dead, back, dispatched, refused),
         (
             count("enriched"),
-            count("is dead"),
-            count("is back"),
-            count("is dispatched"),
-            count("is refused")
+            count("dead letter"),
+            count("released"),
+            count("dispatched"),
+            count("rejected")
         ),
         "{output}"
     );

@@ -1,12 +1,12 @@
-//! The docs are true: their links resolve, and their table of metrics is what running processes export.
+//! The docs are correct: their links resolve, and running processes export the metrics of their table.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use redeliver_testkit::eventually;
+use redeliver_testkit::{ServiceProcess, eventually};
 
-use crate::services::{APP, DEADLINE, Services};
-use crate::support::{Draft, Service};
+use crate::services::{APP, Services};
+use crate::support::{DEADLINE, Draft};
 
 const OPERATIONS: &str = include_str!("../../../../docs/operations.md");
 
@@ -31,8 +31,8 @@ fn documented() -> BTreeMap<String, BTreeSet<String>> {
     rows.flat_map(row).collect()
 }
 
-/// The series of a scrape by metric, each with the names of its labels; those of a histogram stand under its name.
-fn scraped(service: &mut Service, series: &mut BTreeMap<String, BTreeSet<BTreeSet<String>>>) {
+/// The label names of each series, by metric. The series of a histogram are listed under its name.
+fn scraped(service: &mut ServiceProcess, series: &mut BTreeMap<String, BTreeSet<BTreeSet<String>>>) {
     let (status, text) = service.get("/metrics");
     assert_eq!(status, 200);
     for line in text.lines().filter(|line| !line.starts_with('#')) {
@@ -58,7 +58,7 @@ fn scraped(service: &mut Service, series: &mut BTreeMap<String, BTreeSet<BTreeSe
 }
 
 #[test]
-fn exported_metrics_are_those_of_the_docs() {
+fn the_docs_list_exactly_the_exported_metrics() {
     let services = Services::new("docs-metrics");
     let pipe = &services.pipe;
     let mut running = [
@@ -94,7 +94,7 @@ fn exported_metrics_are_those_of_the_docs() {
         let expected = BTreeSet::from([labels.clone()]);
         assert_eq!(series[name], expected, "{name}");
     }
-    // And nothing more.
+    // And no others.
     let unwritten: Vec<_> = series
         .keys()
         .filter(|name| !documented.contains_key(*name))
@@ -139,12 +139,12 @@ fn anchor(heading: &str) -> String {
     kept.collect::<String>().to_lowercase().replace(' ', "-")
 }
 
-fn has_anchor(page: &Path, wanted: &str) -> bool {
+fn has_anchor(page: &Path, expected: &str) -> bool {
     let prose = prose(page);
     let headings = prose.lines().filter(|line| line.starts_with('#'));
     headings
         .map(|line| anchor(line.trim_start_matches('#').trim()))
-        .any(|anchor| anchor == wanted)
+        .any(|anchor| anchor == expected)
 }
 
 #[test]

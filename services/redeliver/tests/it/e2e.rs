@@ -1,4 +1,4 @@
-//! Every record ends exactly once where its fate says, unchanged.
+//! Every record ends exactly once, where its fate says, and unchanged.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use redeliver_testkit::scratch::Scratch;
 use redeliver_testkit::{Fate, Plan, Reply, eventually};
 
 use crate::services::path;
-use crate::support::{Draft, Setup, records, text};
+use crate::support::{DEADLINE, Draft, PipeBuilder, records, text};
 
 const PLAN: Plan = Plan {
     transient_percent: 30,
@@ -18,12 +18,11 @@ const PLAN: Plan = Plan {
     close_per_mille: 10,
     latency: Duration::ZERO,
 };
-const DEADLINE: Duration = Duration::from_secs(90);
 
-/// Sends this many records through a pipeline whose endpoint follows [`PLAN`], and checks each of them. Gives
-/// what the enricher measured.
+/// Sends records through a pipeline whose endpoint follows [`PLAN`], and checks each of them. Returns the enricher's
+/// metrics.
 #[track_caller]
-fn all_end_as_their_fates_say(setup: Setup, count: usize) -> String {
+fn run_through(setup: PipeBuilder, count: usize) -> String {
     let pipe = setup.plan(PLAN).pipeline("http.timeout", "1s").create();
     let (mut enricher, _tier) = (pipe.enricher("a"), pipe.retry_tier("a"));
     let sent = pipe.produce(records(count));
@@ -35,18 +34,21 @@ fn all_end_as_their_fates_say(setup: Setup, count: usize) -> String {
 }
 
 #[test]
-fn five_thousand_records_end_once_as_their_fates_say() {
-    all_end_as_their_fates_say(Setup::new("e2e-due"), 5_000);
+fn five_thousand_records_end_once_as_planned() {
+    run_through(PipeBuilder::new("e2e-due"), 5_000);
 }
 
 #[test]
-fn retries_that_come_back_to_the_source_end_the_same_way() {
-    all_end_as_their_fates_say(Setup::new("e2e-source").pipeline("return_to", "source"), 500);
+fn retries_through_the_source_end_the_same_way() {
+    run_through(
+        PipeBuilder::new("e2e-source").pipeline("return_to", "source"),
+        500,
+    );
 }
 
 #[test]
 fn two_lanes_share_the_work() {
-    let metrics = all_end_as_their_fates_say(Setup::new("e2e-lanes").set("kafka.lanes", "2"), 500);
+    let metrics = run_through(PipeBuilder::new("e2e-lanes").set("kafka.lanes", "2"), 500);
     let completed = metrics
         .lines()
         .filter(|line| line.starts_with("redeliver_lane_completed_total{"));
@@ -60,8 +62,8 @@ fn two_lanes_share_the_work() {
 }
 
 #[test]
-fn a_record_that_fails_more_often_than_it_may_is_dead_as_exhausted() {
-    let setup = Setup::new("e2e-exhausted").tiers(&[200]);
+fn a_record_without_attempts_left_is_a_dead_letter_of_class_exhausted() {
+    let setup = PipeBuilder::new("e2e-exhausted").tiers(&[200]);
     let pipe = setup.plan(PLAN).pipeline("http.timeout", "1s").create();
     let (_enricher, _tier) = (pipe.enricher("a"), pipe.retry_tier("a"));
     let sent = pipe.produce(records(300));
@@ -81,9 +83,9 @@ fn a_record_that_fails_more_often_than_it_may_is_dead_as_exhausted() {
 }
 
 #[test]
-fn the_value_stays_as_it_was_when_the_answer_is_not_kept() {
-    let setup = Setup::new("e2e-keep").behave(|request| match PLAN.reply(request) {
-        // Without a body all are the same to the endpoint.
+fn the_value_is_unchanged_if_the_response_is_not_kept() {
+    let setup = PipeBuilder::new("e2e-keep").behave(|request| match PLAN.reply(request) {
+        // The endpoint cannot distinguish records without a body.
         _ if request.body.is_empty() => Reply::ok("an answer to nothing"),
         Reply::Status(200, headers, _) => Reply::Status(200, headers, "an answer nobody needs".into()),
         other => other,
@@ -118,7 +120,7 @@ fn the_value_stays_as_it_was_when_the_answer_is_not_kept() {
 fn a_field_of_the_payload_chooses_the_output() {
     let output = "{ pointer: /meta/queue, topics: { enriched: '{name}-enriched', review: '{name}-review' }, \
                   default: '{name}-rest' }";
-    let pipe = Setup::new("e2e-choice")
+    let pipe = PipeBuilder::new("e2e-choice")
         .output(output)
         .tiers(&[200, 400])
         .plan(PLAN);
@@ -139,14 +141,14 @@ fn a_field_of_the_payload_chooses_the_output() {
             Fate::Refused => "dlq",
             Fate::Succeeds | Fate::Recovers { .. } => ["enriched", "review", "rest", "rest"][n % 4],
         };
-        assert_eq!(*ends.of(sent).position.topic, format!("{}-{kind}", pipe.name));
+        assert_eq!(*ends.of(sent).position.topic, format!("{}-{kind}", pipe.name()));
     }
 }
 
 #[test]
-fn two_pipelines_with_processes_of_their_own_share_a_tier_by_name() {
-    // Tiers have one consumer group for all pipelines of a broker, whoever runs the processes.
-    let setup = |name: &str| Setup::new(name).plan(PLAN).shared_tiers(&[431, 862]);
+fn two_pipelines_with_separate_processes_share_a_tier() {
+    // All pipelines of a broker share the consumer group of a tier, also across processes.
+    let setup = |name: &str| PipeBuilder::new(name).plan(PLAN).shared_tiers(&[431, 862]);
     let pipes = ["e2e-one", "e2e-other"].map(|name| setup(name).pipeline("http.timeout", "1s").create());
     let _running = pipes
         .each_ref()
@@ -159,7 +161,7 @@ fn two_pipelines_with_processes_of_their_own_share_a_tier_by_name() {
 
 #[test]
 fn the_audit_command_agrees() {
-    let pipe = Setup::new("e2e-audit").tiers(&[200]).create();
+    let pipe = PipeBuilder::new("e2e-audit").tiers(&[200]).create();
     let (_enricher, _tier) = (pipe.enricher("a"), pipe.retry_tier("a"));
     let sent = pipe.produce(records(20));
     pipe.settle(&sent, DEADLINE);
@@ -176,9 +178,9 @@ fn the_audit_command_agrees() {
     assert_eq!((&json["source"], &json["output"]), (&20.into(), &20.into()));
 }
 
-/// I9, over all services, whatever becomes of a record.
+/// I9, for all services and all outcomes.
 #[test]
-fn no_process_prints_what_a_record_holds_or_what_is_secret() {
+fn no_process_logs_payloads_or_secrets() {
     const SECRETS: [&str; 4] = ["hunter-kafka", "hunter-http", "hunter-jobs", "hunter-dlq"];
     const HELD: [&str; 3] = ["body-of-a-record", "header-of-a-record", "key-of-a-record"];
     let files = Scratch::new("secrets").unwrap();
@@ -187,8 +189,8 @@ fn no_process_prints_what_a_record_holds_or_what_is_secret() {
         std::fs::write(&file, format!("hunter-{name}\n")).unwrap();
         path(&file).to_owned()
     });
-    // The endpoint repeats what it is told, also where it fails.
-    let setup = Setup::new("e2e-silent").tiers(&[200]).behave(|request| {
+    // The endpoint echoes the request, also in failures.
+    let setup = PipeBuilder::new("e2e-silent").tiers(&[200]).behave(|request| {
         assert_eq!(request.headers["authorization"], "hunter-http");
         let word = String::from_utf8_lossy(&request.body);
         let status = match word.split(' ').next_back() {
@@ -217,15 +219,15 @@ fn no_process_prints_what_a_record_holds_or_what_is_secret() {
         let key = format!("{} {end}", HELD[2]);
         Draft::new(key, format!("{} {end}", HELD[0])).header("tenant", HELD[1].as_bytes())
     };
-    // One that a tier cannot trust.
-    let tier = pipe.pipeline.tier_topic(pipe.pipeline.policy.tiers()[0]);
+    // A record that a tier rejects.
+    let tier = pipe.first_tier();
     pipe.produce_to(
         &tier,
         vec![draft("forged").header("process-after", HELD[1].as_bytes())],
     );
     let sent = pipe.produce(["fine", "busy", "refused"].map(draft).into());
     pipe.settle(&sent, DEADLINE);
-    // A job, and requests that are none.
+    // A job, and rejected requests.
     let (_, topics) = pipe.jobs.as_ref().unwrap();
     let request = |app: &str| format!(r#"{{"appName":"{app}","delay":"1s","jobData":"{}"}}"#, HELD[0]);
     let requests = [request("demo"), request("nobody"), format!("{{ {}", HELD[0])];
@@ -248,8 +250,8 @@ fn no_process_prints_what_a_record_holds_or_what_is_secret() {
 
     for (service, name) in services.iter_mut().zip(names) {
         let pages = ["/config", "/metrics", "/readyz"].map(|page| service.get(page).1);
-        assert_eq!(service.end(), Some(0), "{name}");
-        let output = service.process.output();
+        service.shut_down();
+        let output = service.output();
         assert!(
             output.contains("started") && output.contains("stopped"),
             "{name}: {output}"

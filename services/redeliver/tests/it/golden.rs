@@ -1,4 +1,4 @@
-//! What the binaries say: to those who ask, and to those who got something wrong.
+//! The output of the binaries: help, errors of the configuration, and the state of topics.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::Arc;
@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use redeliver_testkit::scratch::Scratch;
-use redeliver_testkit::{binary, brokers, eventually};
+use redeliver_testkit::{CommandOutput, ServiceProcess, binary, brokers, eventually, run};
 
 use crate::raw;
-use crate::support::{Printed, Service, Setup, run, without_other_tests};
+use crate::support::{PipeBuilder, without_other_tests};
 
-/// A configuration that is right, for a broker that nobody listens as.
-const SOUND: &str = "\
+/// A valid configuration with a broker that does not exist.
+const VALID: &str = "\
 kafka: { brokers: '127.0.0.1:1' }
 admin: { listen: '127.0.0.1:0' }
 pipelines:
@@ -22,8 +22,8 @@ pipelines:
     http: { url: 'http://localhost/' }
 ";
 
-/// Runs a binary with a configuration file of this content, whose path is shown as `FILE`.
-fn with_file(name: &str, content: &str, arguments: &[&str]) -> Printed {
+/// Runs a binary with a configuration file. The path of the file is replaced by `FILE` in the output.
+fn with_file(name: &str, content: &str, arguments: &[&str]) -> CommandOutput {
     let scratch = Scratch::new("golden").unwrap();
     let file = scratch.path().join("redeliver.yaml");
     std::fs::write(&file, content).unwrap();
@@ -31,9 +31,9 @@ fn with_file(name: &str, content: &str, arguments: &[&str]) -> Printed {
     command.args(arguments).arg("--config").arg(&file);
     let printed = run(command);
     let hide = |text: String| text.replace(file.to_str().unwrap(), "FILE");
-    Printed {
+    CommandOutput {
         stdout: hide(printed.stdout),
-        // Lines of the log begin with a time.
+        // Without log lines, which start with a time.
         stderr: hide(printed.stderr)
             .lines()
             .filter(|line| !line.starts_with("20"))
@@ -43,11 +43,11 @@ fn with_file(name: &str, content: &str, arguments: &[&str]) -> Printed {
     }
 }
 
-/// That a binary refuses this configuration with this text and the code for wrong usage.
+/// The binary must reject this configuration with this message and the exit status for wrong usage.
 #[track_caller]
-fn refuses(name: &str, content: &str, arguments: &[&str], expected: &str) {
+fn rejects(name: &str, content: &str, arguments: &[&str], expected: &str) {
     let printed = with_file(name, content, arguments);
-    let expected = Printed {
+    let expected = CommandOutput {
         code: Some(2),
         stdout: String::new(),
         stderr: expected.to_owned(),
@@ -55,87 +55,72 @@ fn refuses(name: &str, content: &str, arguments: &[&str], expected: &str) {
     assert_eq!(printed, expected, "{name} {arguments:?}\n{content}");
 }
 
-/// As [`refuses`], for a line that is added to a sound file.
+/// As [`rejects`], with a line added to a valid file.
 #[track_caller]
-fn refuses_with(name: &str, more: &str, arguments: &[&str], expected: &str) {
-    refuses(name, &format!("{SOUND}{more}\n"), arguments, expected);
+fn rejects_with(name: &str, more: &str, arguments: &[&str], expected: &str) {
+    rejects(name, &format!("{VALID}{more}\n"), arguments, expected);
 }
 
 #[test]
-fn an_unknown_key_is_named_with_its_line_and_the_nearest_right_one() {
-    refuses_with(
+fn yaml_that_cannot_be_parsed_is_reported_with_its_line() {
+    rejects(
+        "enricher",
+        "kafka: [\n",
+        &[],
+        "error: FILE line 1: invalid YAML: unclosed bracket '['\n",
+    );
+}
+
+#[test]
+fn an_unknown_key_is_reported_with_its_line_and_a_suggestion() {
+    rejects_with(
         "enricher",
         "retry_teir: { tiers: [5s] }",
         &[],
         "error: retry_teir: unknown key, did you mean `retry_tier`? (FILE line 8)\n",
     );
-    refuses_with(
-        "retry-tier",
-        "    anchr: failure",
-        &[],
-        "error: pipelines.p.anchr: unknown key, did you mean `anchor`? (FILE line 8)\n",
-    );
-    refuses_with(
+}
+
+#[test]
+fn a_duration_without_a_unit_is_reported_with_examples() {
+    rejects_with(
         "enricher",
-        "",
-        &["--set", "kafka.broker=x:1"],
-        "error: kafka.broker: unknown key, did you mean `brokers`? (--set kafka.broker)\n",
-    );
-}
-
-#[test]
-fn a_wrong_unit_is_shown_with_what_would_be_right() {
-    let right = "is not a duration: write a whole number and a unit, such as 500ms, 5s, 2m, 1h or 7d";
-    for wrong in ["5", "5 sec", "1.5s", "-5s", "soon"] {
-        refuses_with(
-            "enricher",
-            &format!("shutdown: {{ grace: '{wrong}' }}"),
-            &[],
-            &format!("error: shutdown.grace: `{wrong}` {right} (FILE line 8)\n"),
-        );
-    }
-}
-
-#[test]
-fn tiers_beside_a_base_are_a_contradiction() {
-    refuses(
-        "retry-tier",
-        "pipelines:\n  p:\n    retry: { tiers: [5s], base: 2m }\n",
+        "shutdown: { grace: '5' }",
         &[],
-        "error: pipelines.p.retry.base: stands beside retry.tiers; write either tiers, or base with factor and \
-         cap (FILE line 3)\n",
+        "error: shutdown.grace: `5` is not a duration: write a whole number and a unit, such as 500ms, 5s, 2m, \
+         1h or 7d (FILE line 8)\n",
     );
 }
 
 #[test]
-fn several_problems_are_named_at_once() {
-    refuses(
+fn several_problems_are_reported_at_once() {
+    rejects(
         "enricher",
         "kafka: { lanes: 0, batch: 0 }\n",
         &[],
         "error: the configuration has 2 problems\n  \
-           kafka.lanes: 0 is out of range; it is between 1 and 64 (FILE line 1)\n  \
-           kafka.batch: 0 is out of range; it is between 1 and 100000 (FILE line 1)\n",
+           kafka.lanes: 0 is out of range: must be between 1 and 64 (FILE line 1)\n  \
+           kafka.batch: 0 is out of range: must be between 1 and 100000 (FILE line 1)\n",
     );
 }
 
 #[test]
-fn a_tier_that_no_pipeline_has_is_refused() {
-    refuses_with(
+fn an_unknown_tier_is_rejected() {
+    rejects_with(
         "retry-tier",
         "",
         &["--tier", "7s"],
-        "error: retry_tier.tiers: no pipeline has the tier 7s; there are 5s, 30s; to serve one that is left over, set \
+        "error: retry_tier.tiers: no pipeline has the tier 7s; expected one of 5s, 30s. To serve a leftover tier, set \
          retry_tier.leftovers: true (--set retry_tier.tiers)\n",
     );
-    // Which leftovers there are only Kafka knows.
+    // Only Kafka knows which leftover tiers exist.
     let arguments = ["--tier", "7s", "--set", "retry_tier.leftovers=true", "--check"];
-    let printed = with_file("retry-tier", SOUND, &arguments);
+    let printed = with_file("retry-tier", VALID, &arguments);
     assert_eq!(printed.stdout, "the configuration is valid\n", "{printed:?}");
 }
 
 #[test]
-fn a_missing_file_is_named() {
+fn a_missing_configuration_file_is_reported() {
     let missing = "error: cannot read the configuration file /nowhere.yaml\n\
                    caused by: No such file or directory (os error 2)\n";
     for (name, arguments) in [
@@ -153,68 +138,33 @@ fn a_missing_file_is_named() {
             "{name}"
         );
     }
-    // Before anything else is done: Kafka does not answer here.
-    let secret = "    http: { url: 'http://localhost/', header_files: { authorization: /nowhere/token } }\n";
-    refuses(
-        "enricher",
-        &format!(
-            "{}{secret}",
-            SOUND.replace("    http: { url: 'http://localhost/' }\n", "")
-        ),
-        &[],
-        "error: pipelines.p.http.header_files.authorization: cannot read /nowhere/token: No such file or \
-         directory (os error 2)\n",
-    );
 }
 
 #[test]
-fn a_port_that_is_taken_is_named() {
-    let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let address = taken.local_addr().unwrap();
-    for name in ["enricher", "retry-tier"] {
-        let printed = with_file(name, SOUND, &["--set", &format!("admin.listen={address}")]);
-        assert_eq!(
-            (printed.code, printed.stderr),
-            (
-                Some(1),
-                format!(
-                    "error: admin.listen: {address} is in use by another process; choose another port, or 0 for \
-                     a free one\n"
-                )
-            )
-        );
-    }
-}
-
-#[test]
-fn a_port_of_an_api_that_is_taken_is_named() {
+fn a_port_in_use_is_reported() {
     let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let address = taken.local_addr().unwrap();
     for (name, field) in [
+        ("enricher", "admin.listen"),
+        ("retry-tier", "admin.listen"),
         ("scheduler", "scheduler.listen"),
         ("dlq-inspector", "dlq_inspector.listen"),
     ] {
-        let printed = with_file(name, SOUND, &["--set", &format!("{field}={address}")]);
-        assert_eq!(
-            (printed.code, printed.stderr),
-            (
-                Some(1),
-                format!(
-                    "error: {field}: {address} is in use by another process; choose another port, or 0 for a free \
-                     one\n"
-                )
-            )
+        let printed = with_file(name, VALID, &["--set", &format!("{field}={address}")]);
+        let expected = format!(
+            "error: {field}: {address} is in use by another process; choose another port, or 0 for a free one\n"
         );
+        assert_eq!((printed.code, printed.stderr), (Some(1), expected));
     }
 }
 
-/// A file in which each section but the named ones is as [`SOUND`] has it.
+/// The valid file with another `http` section.
 fn with_http(http: &str) -> String {
-    SOUND.replace("{ url: 'http://localhost/' }", http)
+    VALID.replace("{ url: 'http://localhost/' }", http)
 }
 
 #[test]
-fn a_check_finds_what_a_start_would() {
+fn a_check_reports_the_same_problems_as_a_start() {
     let cases = [
         (
             "{ url: 'http://localhost/', header_files: { authorization: /nowhere/token } }",
@@ -224,28 +174,11 @@ fn a_check_finds_what_a_start_would() {
             "{ url: 'https://localhost/', tls: { ca_file: /nowhere/ca } }",
             "tls.ca_file: cannot read /nowhere/ca: I/O error: No such file or directory (os error 2)",
         ),
-        (
-            "{ url: 'http://localhost/', headers: { content-length: '1' } }",
-            "headers.content-length: is set by redeliver itself and cannot be configured (FILE line 7)",
-        ),
-        (
-            "{ url: 'http://localhost/', headers: { Idempotency-Key: '1' } }",
-            "headers.Idempotency-Key: is set by redeliver itself and cannot be configured (FILE line 7)",
-        ),
-        (
-            "{ url: 'http://localhost/', method: CONNECT }",
-            "method: `CONNECT` is not the method of a call: write POST, PUT or another in capitals (FILE line 7)",
-        ),
-        (
-            "{ url: 'http://localhost:99999/' }",
-            "url: is not a URL (invalid port number): write http:// or https:// and a host, such as \
-             http://localhost:8080/path (FILE line 7)",
-        ),
     ];
     for (http, problem) in cases {
         let expected = format!("error: pipelines.p.http.{problem}\n");
         for arguments in [&["--check"][..], &[]] {
-            refuses("enricher", &with_http(http), arguments, &expected);
+            rejects("enricher", &with_http(http), arguments, &expected);
         }
     }
     let unknown = "kafka.properties.no.such.property=1";
@@ -261,19 +194,9 @@ fn a_check_finds_what_a_start_would() {
         ("redeliver", &["jobs", "ls"]),
     ] {
         let arguments = [arguments, &["--check", "--set", unknown]].concat();
-        refuses(name, SOUND, &arguments, expected);
+        rejects(name, VALID, &arguments, expected);
     }
     for (name, content, expected) in [
-        (
-            "enricher",
-            "pipelines: { p: { output: q } }\n",
-            "error: pipelines: none of them has `http`, so there is nothing to do\n",
-        ),
-        (
-            "retry-tier",
-            "kafka: {}\n",
-            "error: pipelines: there is none, so there is nothing to do\n",
-        ),
         (
             "scheduler",
             "redis: { url: 'rediss://localhost:6379', ca_file: /nowhere/ca }\n",
@@ -286,27 +209,36 @@ fn a_check_finds_what_a_start_would() {
             "error: redis.url: redis://:redacted@localhost:port cannot be used: Url Error: InvalidPort\n",
         ),
     ] {
-        refuses(name, content, &["--check"], expected);
+        rejects(name, content, &["--check"], expected);
     }
 }
 
 #[test]
-fn an_admin_port_for_everybody_must_be_asked_for() {
-    refuses_with(
-        "enricher",
-        "",
-        &["--set", "admin.listen=0.0.0.0:0"],
-        "error: admin.listen: 0.0.0.0:0 can be reached from other machines, and nothing asks for a password \
-         there: write 127.0.0.1, or set admin.allow_remote: true (--set admin.listen)\n",
-    );
+fn a_process_without_a_pipeline_exits_with_an_error() {
+    for (name, pipelines, expected) in [
+        (
+            "enricher",
+            "{ p: { output: q } }",
+            "error: pipelines: none has `http`; configure an endpoint for at least one\n",
+        ),
+        (
+            "retry-tier",
+            "{}",
+            "error: pipelines: is empty; configure at least one pipeline\n",
+        ),
+    ] {
+        let content = format!("admin: {{ listen: '127.0.0.1:0' }}\npipelines: {pipelines}\n");
+        for arguments in [&["--check"][..], &[]] {
+            rejects(name, &content, arguments, expected);
+        }
+    }
 }
 
 #[test]
-fn a_property_that_librdkafka_does_not_take_is_named_without_its_value() {
+fn a_property_that_librdkafka_rejects_is_reported_without_its_value() {
     let cases = [
-        ("no.such.property", "1", "librdkafka has no such property"),
         ("sasl.pasword", "hunter2", "librdkafka has no such property"),
-        ("linger.ms", "hunter2", "librdkafka cannot read this value"),
+        ("linger.ms", "hunter2", "librdkafka cannot parse this value"),
     ];
     for (property, value, problem) in cases {
         let flag = format!("kafka.properties.{property}={value}");
@@ -317,10 +249,10 @@ fn a_property_that_librdkafka_does_not_take_is_named_without_its_value() {
             ("redeliver", &["topics", "apply", "--set", &flag]),
             ("redeliver", &["audit", "--set", &flag]),
         ] {
-            refuses_with(name, "", arguments, &expected);
+            rejects_with(name, "", arguments, &expected);
         }
     }
-    // Not in the log either.
+    // The log does not contain it either.
     let mut command = binary("enricher");
     command.args([
         "--set",
@@ -333,27 +265,11 @@ fn a_property_that_librdkafka_does_not_take_is_named_without_its_value() {
 }
 
 #[test]
-fn a_process_without_work_says_so() {
-    refuses(
-        "enricher",
-        "admin: { listen: '127.0.0.1:0' }\npipelines: { p: { output: q } }\n",
-        &[],
-        "error: pipelines: none of them has `http`, so there is nothing to do\n",
-    );
-    refuses(
-        "retry-tier",
-        "admin: { listen: '127.0.0.1:0' }\n",
-        &[],
-        "error: pipelines: there is none, so there is nothing to do\n",
-    );
-}
-
-#[test]
-fn the_configuration_is_printed_so_that_it_reads_back() {
+fn the_printed_configuration_can_be_read_back() {
     for name in ["enricher", "retry-tier"] {
         let printed = with_file(
             name,
-            SOUND,
+            VALID,
             &["--print-config", "--set", "instance=a", "--set", "kafka.lanes=3"],
         );
         assert_eq!((printed.code, printed.stderr.as_str()), (Some(0), ""));
@@ -368,28 +284,28 @@ fn the_configuration_is_printed_so_that_it_reads_back() {
 }
 
 #[test]
-fn a_command_that_shall_only_check_the_configuration_does_nothing_else() {
-    // Kafka does not answer here, so doing anything else would fail.
+fn a_check_of_the_configuration_does_nothing_else() {
+    // There is no Kafka, so anything beyond a check would fail.
     for arguments in [&["topics", "apply"][..], &["topics", "check"], &["audit"]] {
-        let printed = with_file("redeliver", SOUND, &[arguments, &["--check"]].concat());
+        let printed = with_file("redeliver", VALID, &[arguments, &["--check"]].concat());
         assert_eq!(printed.stdout, "the configuration is valid\n", "{printed:?}");
-        let printed = with_file("redeliver", SOUND, &[arguments, &["--print-config"]].concat());
+        let printed = with_file("redeliver", VALID, &[arguments, &["--print-config"]].concat());
         assert!(printed.stdout.contains("\npipelines:\n"), "{printed:?}");
     }
 }
 
-fn asked(name: &str, arguments: &[&str]) -> Printed {
+fn output_of(name: &str, arguments: &[&str]) -> CommandOutput {
     let mut command = binary(name);
     command.args(arguments);
     run(command)
 }
 
 #[test]
-fn help_and_version_are_there_for_every_binary() {
-    let common = "      --config <FILE>    The configuration file; also REDELIVER_CONFIG
-      --set <KEY=VALUE>  A setting over file and environment, such as kafka.brokers=kafka:9092; may be repeated
-      --print-config     Print the effective configuration without secrets, and exit
-      --check            Check the configuration, and exit
+fn every_binary_prints_help_and_version() {
+    let common = "      --config <FILE>    Configuration file; overrides REDELIVER_CONFIG
+      --set <KEY=VALUE>  Override a setting, such as kafka.brokers=kafka:9092; may be repeated
+      --print-config     Print the effective configuration without secrets and exit
+      --check            Validate the configuration and exit
 ";
     let end = "  -h, --help             Print help
   -V, --version          Print version
@@ -399,7 +315,7 @@ fn help_and_version_are_there_for_every_binary() {
     let cases = [
         (
             "enricher",
-            "Sends each record of a Kafka topic to an HTTP endpoint and writes the answer, a retry or a dead \
+            "Sends each record of a Kafka topic to an HTTP endpoint and writes a result, a retry or a dead \
              letter, exactly once",
             "",
         ),
@@ -411,20 +327,20 @@ fn help_and_version_are_there_for_every_binary() {
     ];
     for (name, about, own) in cases {
         let expected = format!("{about}\n\nUsage: {name} [OPTIONS]\n\nOptions:\n{common}{own}{end}");
-        let printed = asked(name, &["--help"]);
+        let printed = output_of(name, &["--help"]);
         assert_eq!((printed.code, printed.stdout), (Some(0), expected));
     }
     let expected = "\
-Delivers each Kafka record at its right moment: failed ones again after a growing delay, hopeless ones into a \
-dead-letter topic, each exactly once
+Delivers each Kafka record at the right moment: jobs when they are due, failed records after a growing delay, each \
+exactly once
 
 Usage: redeliver [COMMAND]
 
 Commands:
-  dev     Run everything in this process on a broker in memory, with a demonstration (the default)
-  topics  Create or check the topics of the configured pipelines
-  audit   Prove that nothing is lost, doubled, early or altered: in = out + waiting + dead
-  jobs    Schedule, look up and cancel jobs
+  dev     Run all services in one process on an embedded broker, with demonstration data (default)
+  topics  Create or check the topics that the configuration needs
+  audit   Verify that every record is once in the output, in the dead letters or waiting
+  jobs    Schedule, show and cancel jobs
   dlq     List, show and watch dead letters
   help    Print this message or the help of the given subcommand(s)
 
@@ -432,7 +348,7 @@ Options:
   -h, --help     Print help
   -V, --version  Print version
 ";
-    let printed = asked("redeliver", &["--help"]);
+    let printed = output_of("redeliver", &["--help"]);
     assert_eq!((printed.code, printed.stdout.as_str()), (Some(0), expected));
     for name in [
         "enricher",
@@ -442,26 +358,28 @@ Options:
         "redeliver",
     ] {
         let version = format!(" {}\n", redeliver_runtime::metrics::version());
-        let printed = asked(name, &["--version"]);
+        let printed = output_of(name, &["--version"]);
         assert!(
             printed.code == Some(0) && printed.stdout.ends_with(&version),
             "{printed:?}"
         );
-        assert_eq!(asked(name, &["--no-such-flag"]).code, Some(2));
+        assert_eq!(output_of(name, &["--no-such-flag"]).code, Some(2));
     }
 }
 
 #[test]
-fn a_missing_topic_refuses_to_start_and_apply_is_the_remedy() {
-    let pipe = Setup::new("golden-missing").tiers(&[5_000]).without_topics();
+fn services_do_not_start_without_their_topics_which_apply_creates() {
+    let pipe = PipeBuilder::new("golden-missing")
+        .tiers(&[5_000])
+        .without_topics();
     let names: Vec<String> = pipe
         .pipeline
         .topics()
         .iter()
         .map(|(name, _)| name.to_string())
         .collect();
-    // All installations that share a Kafka share the ledger, so it is there or not; from here on it is.
-    let other = Setup::new("golden-other").tiers(&[5_000]).create();
+    // The ledger is shared by all installations on a Kafka, so it may or may not exist yet. This creates it.
+    let other = PipeBuilder::new("golden-other").tiers(&[5_000]).create();
     drop(other);
     let missing = |indent: &str| -> String {
         let line = |name| {
@@ -473,7 +391,7 @@ fn a_missing_topic_refuses_to_start_and_apply_is_the_remedy() {
     };
     for name in ["enricher", "retry-tier"] {
         let printed = run(pipe.command(name, &[]));
-        let expected = format!("error: topics are not as they must be\n{}", missing("  "));
+        let expected = format!("error: topics are missing or misconfigured\n{}", missing("  "));
         assert!(printed.stderr.ends_with(&expected), "{printed:?}");
         assert_eq!(printed.code, Some(1));
     }
@@ -483,7 +401,7 @@ fn a_missing_topic_refuses_to_start_and_apply_is_the_remedy() {
     };
     let with = |word: &str| -> String { names.iter().map(|name| format!("{word:<8} {name}\n")).collect() };
     assert_eq!(printed(&["topics", "check"]), (Some(1), missing("")));
-    let sound = "6 topics are as they must be\n";
+    let sound = "all 6 topics OK\n";
     let ledger = "exists   redeliver.dlq.ledger\n";
     assert_eq!(
         printed(&["topics", "apply"]),
@@ -494,15 +412,15 @@ fn a_missing_topic_refuses_to_start_and_apply_is_the_remedy() {
         (Some(0), with("exists") + ledger + sound)
     );
     assert_eq!(printed(&["topics", "check"]), (Some(0), sound.to_owned()));
-    assert_eq!(
-        (pipe.enricher("a").end(), pipe.retry_tier("a").end()),
-        (Some(0), Some(0))
-    );
+    pipe.enricher("a").shut_down();
+    pipe.retry_tier("a").shut_down();
 }
 
 #[test]
-fn warnings_are_counted_and_are_no_failure() {
-    let pipe = Setup::new("golden-warning").tiers(&[5_000]).without_topics();
+fn warnings_are_counted_and_do_not_fail_the_command() {
+    let pipe = PipeBuilder::new("golden-warning")
+        .tiers(&[5_000])
+        .without_topics();
     let due = pipe.pipeline.due_topic();
     raw::create_topic(
         &brokers(),
@@ -514,8 +432,8 @@ fn warnings_are_counted_and_are_no_failure() {
         ],
     );
     let warning = format!(
-        "warning: topic `{due}` has retention.bytes=1000000: a burst would delete released records before their \
-         time is over; set its retention.bytes to -1 and bound it by time\n"
+        "warning: topic `{due}` has retention.bytes=1000000: a burst could delete released records too \
+         early; set its retention.bytes to -1 and limit it with retention.ms\n"
     );
     for verb in ["apply", "check"] {
         let printed = pipe.redeliver(&["topics", verb]);
@@ -527,12 +445,12 @@ fn warnings_are_counted_and_are_no_failure() {
 }
 
 #[test]
-fn a_service_makes_its_topics_itself_when_it_may() {
-    let pipe = Setup::new("golden-create")
+fn a_service_creates_its_topics_if_configured() {
+    let pipe = PipeBuilder::new("golden-create")
         .set("kafka.topics.create", "true")
         .without_topics();
     let enricher = pipe.enricher("a");
-    let output = enricher.process.output();
+    let output = enricher.output();
     assert_eq!(
         output.matches("topic created").count(),
         pipe.pipeline.topics().len(),
@@ -541,9 +459,9 @@ fn a_service_makes_its_topics_itself_when_it_may() {
 }
 
 #[test]
-fn a_tier_that_would_lose_records_refuses_to_start() {
-    let pipe = Setup::new("golden-tier").tiers(&[5_000]).without_topics();
-    let tier = pipe.pipeline.tier_topic(pipe.pipeline.policy.tiers()[0]);
+fn services_do_not_start_if_a_tier_would_lose_records() {
+    let pipe = PipeBuilder::new("golden-tier").tiers(&[5_000]).without_topics();
+    let tier = pipe.first_tier();
     raw::create_topic(
         &brokers(),
         &tier,
@@ -557,7 +475,7 @@ fn a_tier_that_would_lose_records_refuses_to_start() {
              cleanup.policy to delete"
         ),
         format!(
-            "error: topic `{due}` deletes released records after 1m, and 7d is configured; set its retention.ms \
+            "error: topic `{due}` deletes released records after 1m, but 7d is configured; set its retention.ms \
              to 604800000 (7d) or more"
         ),
     ];
@@ -574,19 +492,21 @@ fn a_tier_that_would_lose_records_refuses_to_start() {
             );
         }
     }
-    // A tier that forgets.
-    let pipe = Setup::new("golden-forgets").tiers(&[5_000]).without_topics();
-    let tier = pipe.pipeline.tier_topic(pipe.pipeline.policy.tiers()[0]);
+    // A tier with a short retention.
+    let pipe = PipeBuilder::new("golden-forgets")
+        .tiers(&[5_000])
+        .without_topics();
+    let tier = pipe.first_tier();
     raw::create_topic(
         &brokers(),
         &tier,
         &[("cleanup.policy", "delete"), ("retention.ms", "3600000")],
     );
     let problem = format!(
-        "error: topic `{tier}` keeps records for 1h while they may wait for up to 1d: they would be deleted before \
-         they are due, or after a short outage; needed is 2d; set its retention.ms to 604800000 (7d) or more\n"
+        "error: topic `{tier}` keeps records for 1h, but they may wait for up to 1d: they could be deleted before \
+         they are due, or after a short outage; at least 2d is required; set its retention.ms to 604800000 (7d) or more\n"
     );
-    // The broker may answer for a moment as if a topic that it has just made were not there.
+    // For a moment, the broker may not know a topic that it has just created.
     eventually("the topic is seen", Duration::from_secs(15), || {
         let checked = pipe.redeliver(&["topics", "check"]).stdout;
         if checked.contains(&problem) {
@@ -597,7 +517,7 @@ fn a_tier_that_would_lose_records_refuses_to_start() {
     });
 }
 
-/// Takes connections as a broker would, and ends each at once. Counts them.
+/// Accepts connections as a broker would, closes each at once, and counts them.
 fn dead_broker() -> (String, Arc<AtomicU32>) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -612,24 +532,26 @@ fn dead_broker() -> (String, Arc<AtomicU32>) {
 }
 
 #[test]
-fn without_a_broker_a_process_stays_up_and_says_so_now_and_then() {
+fn without_a_broker_a_service_keeps_running_and_logs_the_reason() {
     let cases = [
         ("enricher", "127.0.0.1:1".to_owned()),
         ("retry-tier", dead_broker().0),
     ];
     for (name, brokers) in cases {
-        let setup = Setup::new("golden-away").brokers(&brokers).tiers(&[5_000]);
+        let setup = PipeBuilder::new("golden-away").brokers(&brokers).tiers(&[5_000]);
         let pipe = setup.without_topics();
         let mut service = pipe.spawn(name, "a", &[]);
         waits_for_kafka(&mut service, &brokers);
-        assert_eq!(service.end(), Some(0));
+        service.shut_down();
     }
 }
 
 #[test]
-fn a_broker_that_hangs_up_is_tried_many_times_and_reported_once() {
+fn a_broker_that_hangs_up_is_retried_often_and_logged_once() {
     let (brokers, attempts) = dead_broker();
-    let pipe = Setup::new("golden-hangs-up").brokers(&brokers).without_topics();
+    let pipe = PipeBuilder::new("golden-hangs-up")
+        .brokers(&brokers)
+        .without_topics();
     let mut service = pipe.spawn("enricher", "a", &[]);
     waits_for_kafka(&mut service, &brokers);
     eventually("many attempts", Duration::from_secs(60), || {
@@ -638,18 +560,16 @@ fn a_broker_that_hangs_up_is_tried_many_times_and_reported_once() {
             count => Err(count),
         }
     });
-    let output = service.process.output();
+    let output = service.output();
     assert_eq!(output.matches(" WARN ").count(), 1, "{output}");
-    assert_eq!(service.end(), Some(0));
+    service.shut_down();
 }
 
-/// That a service is alive, not ready, and has said why.
+/// The service must be alive, not ready, and have logged the reason once.
 #[track_caller]
-fn waits_for_kafka(service: &mut Service, brokers: &str) {
+fn waits_for_kafka(service: &mut ServiceProcess, brokers: &str) {
     let soon = Duration::from_secs(15);
-    let output = service
-        .process
-        .wait_for_output("kafka does not answer; trying again", soon);
+    let output = service.wait_for_output("Kafka unavailable; retrying", soon);
     assert_eq!(output.matches(" WARN ").count(), 1, "{output}");
     assert!(output.contains(&format!("brokers=\"{brokers}\"")), "{output}");
     assert_eq!(service.get("/livez"), (200, "alive\n".to_owned()));
@@ -658,7 +578,7 @@ fn waits_for_kafka(service: &mut Service, brokers: &str) {
     assert_eq!((status, &report["ready"]), (503, &false.into()));
     assert_eq!(
         report["parts"]["topics"],
-        format!("waiting: kafka at `{brokers}` does not answer")
+        format!("waiting: Kafka at `{brokers}` is unavailable")
     );
     assert!(service.get("/metrics").1.contains("redeliver_build_info"));
 }

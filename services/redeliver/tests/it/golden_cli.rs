@@ -1,22 +1,19 @@
-//! What `redeliver jobs` and `redeliver dlq` say to those who ask, who got something wrong, or whom no service
-//! answers.
+//! The output of `redeliver jobs` and `redeliver dlq`: help, wrong usage, and unavailable services.
 
 use redeliver_testkit::scratch::Scratch;
-use redeliver_testkit::{binary, free_port};
+use redeliver_testkit::{CommandOutput, binary, free_port, run};
 
-use crate::support::{Printed, run};
-
-fn asked(arguments: &[&str]) -> Printed {
+fn output_of(arguments: &[&str]) -> CommandOutput {
     let mut command = binary("redeliver");
     command.args(arguments);
     run(command)
 }
 
-/// A command is refused with this text and the code for wrong usage, before any service is asked.
+/// The command must fail with this message and the exit status for wrong usage, before it contacts a service.
 #[track_caller]
 fn refuses(arguments: &[&str], expected: &str) {
-    let printed = asked(arguments);
-    let expected = Printed {
+    let printed = output_of(arguments);
+    let expected = CommandOutput {
         code: Some(2),
         stdout: String::new(),
         stderr: expected.to_owned(),
@@ -25,19 +22,19 @@ fn refuses(arguments: &[&str], expected: &str) {
 }
 
 #[test]
-fn verbs_are_listed() {
+fn subcommands_are_listed() {
     let jobs = "\
-Schedule, look up and cancel jobs
+Schedule, show and cancel jobs
 
 Usage: redeliver jobs <COMMAND>
 
 Commands:
   schedule    Schedule a job
   get         Show one job
-  cancel      Cancel a job; exit code 1 if it was dispatched, or is not known
-  reschedule  Give a job another time; exit code 1 if it keeps its own
-  ls          List jobs from the state topic, in the order of their times
-  stats       Count waiting jobs, by the minute they are due in
+  cancel      Cancel a job; exits with status 1 if it was already dispatched or is unknown
+  reschedule  Change the due time of a job; exits with status 1 if the job has ended or is unknown
+  ls          List jobs from the state topic, ordered by due time
+  stats       Count waiting jobs by the minute in which they are due
   help        Print this message or the help of the given subcommand(s)
 
 Options:
@@ -49,9 +46,9 @@ List, show and watch dead letters
 Usage: redeliver dlq <COMMAND>
 
 Commands:
-  ls     List dead letters, the newest first
-  show   Show one dead letter: why it failed, where it came from, its headers and payload
-  watch  Print dead letters as they come, one line each
+  ls     List dead letters, newest first
+  show   Show a dead letter: failure, origin, headers and payload
+  watch  Print dead letters as they arrive, one line each
   stats  Count dead letters by topic and class
   help   Print this message or the help of the given subcommand(s)
 
@@ -59,41 +56,41 @@ Options:
   -h, --help  Print help
 ";
     for (command, expected) in [("jobs", jobs), ("dlq", dlq)] {
-        let printed = asked(&[command, "--help"]);
+        let printed = output_of(&[command, "--help"]);
         assert_eq!((printed.code, printed.stdout.as_str()), (Some(0), expected));
-        // Without a verb there is nothing to do.
-        let printed = asked(&[command]);
+        // Without a subcommand.
+        let printed = output_of(&[command]);
         assert_eq!((printed.code, printed.stderr.as_str()), (Some(2), expected));
     }
 }
 
 #[test]
-fn the_flags_of_a_verb_are_explained() {
+fn the_flags_of_a_subcommand_are_explained() {
     let expected = "\
-List dead letters, the newest first
+List dead letters, newest first
 
 Usage: redeliver dlq ls [OPTIONS]
 
 Options:
-      --filter <FILTER>     Such as 'error_class = \"permanent\" AND headers.tenant = \"x\" AND retry_count > 3'. Default: all
-      --limit <N>           The most to list [default: 50]
-      --oldest-first        The oldest first
-  -o, --output <FORMAT>     table, json or jsonl; data goes to stdout, everything else to stderr [default: table]
-      --config <FILE>       The configuration file; also REDELIVER_CONFIG
-      --set <KEY=VALUE>     A setting over file and environment, such as kafka.brokers=kafka:9092; may be repeated
-      --print-config        Print the effective configuration without secrets, and exit
-      --check               Check the configuration, and exit
-      --server <URL>        The inspector, such as http://inspector:50051; also REDELIVER_DLQ. Default: dlq_inspector.listen
-      --token-file <FILE>   The file that holds the bearer token; also REDELIVER_TOKEN_FILE. Default: the configuration's
-      --ca-file <FILE>      A PEM file of authorities that are trusted beside the machine's own, for https
-      --timeout <DURATION>  How long an answer may take [default: 30s]
+      --filter <FILTER>     Filter, such as 'error_class = \"permanent\" AND headers.tenant = \"x\" AND retry_count > 3' (default: all)
+      --limit <N>           Maximum number of dead letters [default: 50]
+      --oldest-first        List the oldest first
+  -o, --output <FORMAT>     Output format: table, json or jsonl [default: table]
+      --config <FILE>       Configuration file; overrides REDELIVER_CONFIG
+      --set <KEY=VALUE>     Override a setting, such as kafka.brokers=kafka:9092; may be repeated
+      --print-config        Print the effective configuration without secrets and exit
+      --check               Validate the configuration and exit
+      --server <URL>        URL of the inspector, such as http://inspector:50051; overrides REDELIVER_DLQ (default: dlq_inspector.listen)
+      --token-file <FILE>   File with the bearer token; overrides REDELIVER_TOKEN_FILE (default: from the configuration)
+      --ca-file <FILE>      Additional CA certificates (PEM) for https
+      --timeout <DURATION>  Timeout of a request [default: 30s]
   -h, --help                Print help
 ";
-    assert_eq!(asked(&["dlq", "ls", "--help"]).stdout, expected);
+    assert_eq!(output_of(&["dlq", "ls", "--help"]).stdout, expected);
 }
 
 #[test]
-fn wrong_usage_is_named_with_what_would_be_right() {
+fn wrong_usage_is_reported_with_valid_values() {
     let more = "\n\nFor more information, try '--help'.\n";
     refuses(
         &["jobs", "schedule", "--app", "a"],
@@ -135,7 +132,7 @@ fn wrong_usage_is_named_with_what_would_be_right() {
     refuses(
         &["jobs", "get", "x"],
         &format!(
-            "error: invalid value 'x' for '<ID>': `x` is not the id of a job, which has 26 characters such as \
+            "error: invalid value 'x' for '<ID>': `x` is not a job id; a job id has 26 characters, such as \
              01KAJQ6Z2B0003000000000A7X{more}"
         ),
     );
@@ -176,7 +173,7 @@ fn wrong_usage_is_named_with_what_would_be_right() {
 }
 
 #[test]
-fn a_service_that_does_not_answer_is_named_with_its_address() {
+fn an_unavailable_service_is_reported_with_its_address() {
     let address = format!("127.0.0.1:{}", free_port());
     let id = "01KAJQ6Z2B0003000000000A7X";
     let cases: [(&[&str], &str, &str); 8] = [
@@ -188,28 +185,27 @@ fn a_service_that_does_not_answer_is_named_with_its_address() {
         (&["jobs", "get", id], "scheduler", "scheduler"),
         (&["jobs", "cancel", id], "scheduler", "scheduler"),
         (&["jobs", "stats"], "scheduler", "scheduler"),
-        (&["dlq", "ls"], "inspector of dead letters", "dlq_inspector"),
-        (
-            &["dlq", "show", "a-dlq/0/1"],
-            "inspector of dead letters",
-            "dlq_inspector",
-        ),
-        (&["dlq", "watch"], "inspector of dead letters", "dlq_inspector"),
-        (&["dlq", "stats"], "inspector of dead letters", "dlq_inspector"),
+        (&["dlq", "ls"], "inspector", "dlq_inspector"),
+        (&["dlq", "show", "a-dlq/0/1"], "inspector", "dlq_inspector"),
+        (&["dlq", "watch"], "inspector", "dlq_inspector"),
+        (&["dlq", "stats"], "inspector", "dlq_inspector"),
     ];
     for (arguments, service, section) in cases {
-        let expected = Printed {
+        let expected = CommandOutput {
             code: Some(1),
             stdout: String::new(),
             stderr: format!(
-                "error: no {service} answers at http://{address}; --server or {section}.listen says where it is\n\
-                 caused by: Connection refused (os error 111)\n"
+                "error: cannot connect to the {service} at http://{address}; set its address with --server or \
+                 {section}.listen\ncaused by: Connection refused (os error 111)\n"
             ),
         };
-        // By flag, by configuration, and by environment.
+        // From a flag, the configuration, and the environment.
         let listen = format!("{section}.listen={address}");
-        assert_eq!(asked(&[arguments, &["--server", &address]].concat()), expected);
-        assert_eq!(asked(&[arguments, &["--set", &listen]].concat()), expected);
+        assert_eq!(
+            output_of(&[arguments, &["--server", &address]].concat()),
+            expected
+        );
+        assert_eq!(output_of(&[arguments, &["--set", &listen]].concat()), expected);
         let mut command = binary("redeliver");
         let variable = if section == "scheduler" {
             "REDELIVER_SCHEDULER"
@@ -217,12 +213,12 @@ fn a_service_that_does_not_answer_is_named_with_its_address() {
             "REDELIVER_DLQ"
         };
         command.args(arguments).env(variable, &address);
-        // As `run`, which would clear the variable.
+        // Not with `run`, which would clear the variable.
         let output = command.output().unwrap();
         assert_eq!(String::from_utf8(output.stderr).unwrap(), expected.stderr);
     }
-    let nobody = asked(&["jobs", "ls", "--set", &format!("kafka.brokers={address}")]);
-    let expected = format!("error: reading topic `scheduler.jobs.state` of kafka at {address}\n");
+    let nobody = output_of(&["jobs", "ls", "--set", &format!("kafka.brokers={address}")]);
+    let expected = format!("error: cannot read topic `scheduler.jobs.state` from Kafka at {address}\n");
     let problem = nobody
         .stderr
         .lines()
@@ -236,7 +232,7 @@ fn a_service_that_does_not_answer_is_named_with_its_address() {
 }
 
 #[test]
-fn a_command_that_shall_only_check_the_configuration_does_nothing_else() {
+fn a_check_of_the_configuration_does_nothing_else() {
     let scratch = Scratch::new("golden").unwrap();
     let file = scratch.path().join("redeliver.yaml");
     std::fs::write(
@@ -252,7 +248,7 @@ fn a_command_that_shall_only_check_the_configuration_does_nothing_else() {
         &["dlq", "ls"],
         &["dlq", "watch"],
     ] {
-        let printed = asked(&[arguments, &["--check", "--config", file]].concat());
+        let printed = output_of(&[arguments, &["--check", "--config", file]].concat());
         assert_eq!(printed.stdout, "the configuration is valid\n", "{printed:?}");
     }
 }

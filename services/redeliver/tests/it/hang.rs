@@ -1,15 +1,14 @@
-//! One slow record stops nothing: its partition goes on, and a crash repeats nothing that was done.
+//! A slow record does not block its partition, and after a crash no completed record is repeated.
 
 use std::time::{Duration, Instant};
 
 use redeliver_testkit::{Fate, Reply, Request, Trouble, eventually};
 
-use crate::support::{Draft, Pipe, Sent, Setup};
+use crate::support::{DEADLINE, Draft, Pipe, PipeBuilder, Sent};
 
-const DEADLINE: Duration = Duration::from_secs(60);
 const SLOW: &[u8] = b"slow";
 
-/// The first call of the slow record is never answered; all else is at once.
+/// The first call for the slow record is never answered. All other calls are answered at once.
 fn one_hangs(request: &Request) -> Reply {
     if *request.body == *SLOW && request.earlier_calls_of_body == 0 {
         Reply::Hang
@@ -35,18 +34,18 @@ fn others(range: std::ops::Range<u32>) -> Vec<Draft> {
         .collect()
 }
 
-/// Sends the slow record and many behind it, and waits until only the slow one has no end.
+/// Sends the slow record and many after it, and waits until all others have ended.
 #[track_caller]
 fn all_but_one_end(pipe: &Pipe, count: u32) -> Vec<Sent> {
     let mut sent = pipe.produce(others(0..10));
     sent.extend(pipe.produce(vec![Draft::new("k1", SLOW)]));
-    eventually("the slow call is under way", DEADLINE, || {
+    eventually("the slow call is in progress", DEADLINE, || {
         match pipe.endpoint.calls_of_body(SLOW) {
             1 => Ok(()),
             calls => Err(format!("{calls} calls of {}", pipe.endpoint.calls())),
         }
     });
-    // It keeps coming.
+    // Later records keep arriving.
     let mut watch = pipe.watch();
     let batches = 4;
     for batch in 1..=batches {
@@ -63,14 +62,17 @@ fn all_but_one_end(pipe: &Pipe, count: u32) -> Vec<Sent> {
 }
 
 #[test]
-fn the_others_of_its_partition_are_done_before_a_hanging_record_has_its_first_outcome() {
-    let setup = Setup::new("hang").partitions(1).tiers(&[200]).behave(one_hangs);
+fn a_hanging_record_does_not_delay_the_others_of_its_partition() {
+    let setup = PipeBuilder::new("hang")
+        .partitions(1)
+        .tiers(&[200])
+        .behave(one_hangs);
     let pipe = setup.pipeline("http.timeout", "6s").create();
     let (_enricher, _tier) = (pipe.enricher("a"), pipe.retry_tier("a"));
     let began = Instant::now();
     let sent = all_but_one_end(&pipe, 6_000);
     let took = began.elapsed();
-    let tier = pipe.pipeline.tier_topic(pipe.pipeline.policy.tiers()[0]);
+    let tier = pipe.first_tier();
     let is_hanging = pipe.endpoint.in_flight() == 1 && pipe.read(std::slice::from_ref(&tier)).is_empty();
 
     let ends = pipe.settle(&sent, DEADLINE);
@@ -94,17 +96,17 @@ fn the_others_of_its_partition_are_done_before_a_hanging_record_has_its_first_ou
 }
 
 #[test]
-fn a_crash_while_a_record_hangs_repeats_none_of_those_that_were_done_behind_it() {
-    let setup = Setup::new("hang-crash")
+fn a_crash_while_a_record_hangs_repeats_no_completed_record() {
+    let setup = PipeBuilder::new("hang-crash")
         .partitions(1)
         .tiers(&[200])
         .behave(one_hangs);
     let pipe = setup.pipeline("http.timeout", "5m").create();
     let mut enricher = pipe.enricher("a");
     let sent = all_but_one_end(&pipe, 2_000);
-    enricher.process.kill_9();
+    enricher.kill_9();
     let _enricher = pipe.enricher("a");
-    // Its second call is answered: the first one died with the process and counts as none.
+    // The second call is answered. The first one ended with the process and does not count.
     let ends = pipe.settle(&sent, DEADLINE);
     ends.meets_with(&sent, |_| Fate::Succeeds);
     for sent in &sent {
@@ -119,9 +121,9 @@ fn a_crash_while_a_record_hangs_repeats_none_of_those_that_were_done_behind_it()
 }
 
 #[test]
-fn a_crash_in_the_middle_of_work_repeats_at_most_what_was_in_hand() {
-    const IN_HAND: usize = 256;
-    let setup = Setup::new("hang-busy").partitions(1).tiers(&[200]);
+fn a_crash_repeats_at_most_the_records_in_flight() {
+    const IN_FLIGHT: usize = 256;
+    let setup = PipeBuilder::new("hang-busy").partitions(1).tiers(&[200]);
     let setup = setup.behave(|request| match &*request.body {
         SLOW => one_hangs(request),
         _ => Reply::Delay(
@@ -131,7 +133,7 @@ fn a_crash_in_the_middle_of_work_repeats_at_most_what_was_in_hand() {
     });
     let setup = setup
         .pipeline("http.timeout", "5m")
-        .pipeline("in_flight", &IN_HAND.to_string());
+        .pipeline("in_flight", &IN_FLIGHT.to_string());
     let pipe = setup.create();
     let mut enricher = pipe.enricher("a");
     let mut drafts = others(0..3_000);
@@ -139,7 +141,7 @@ fn a_crash_in_the_middle_of_work_repeats_at_most_what_was_in_hand() {
     let sent = pipe.produce(drafts);
     let mut watch = pipe.watch();
     watch.until_ended(1_000, DEADLINE);
-    enricher.process.kill_9();
+    enricher.kill_9();
     let _enricher = pipe.enricher("a");
     let ends = pipe.settle(&sent, DEADLINE);
     ends.meets_with(&sent, |_| Fate::Succeeds);
@@ -151,7 +153,7 @@ fn a_crash_in_the_middle_of_work_repeats_at_most_what_was_in_hand() {
     );
     assert_eq!(calls.len(), sent.len());
     assert!(
-        calls.values().all(|calls| *calls <= 2) && repeated <= IN_HAND,
+        calls.values().all(|calls| *calls <= 2) && repeated <= IN_FLIGHT,
         "{repeated}"
     );
 }

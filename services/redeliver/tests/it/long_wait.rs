@@ -1,5 +1,4 @@
-//! Waits longer than every tier go through the scheduler and come back, once, not before their time, and as
-//! they were.
+//! Waits longer than every tier go through the scheduler. The records come back once, unchanged, and not early.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,11 +9,9 @@ use redeliver_core::{Clock, Record, SchedulerTopics, SystemClock, Timestamp};
 use redeliver_proto::long_wait;
 use redeliver_testkit::{Fate, Reply, Request, Trouble, eventually};
 
-use crate::support::{Draft, Pipe, START, Sent, Service, Setup, origin, records, text, without_other_tests};
+use crate::support::{DEADLINE, Draft, Pipe, PipeBuilder, Sent, origin, records, text, without_other_tests};
 
-const DEADLINE: Duration = Duration::from_secs(90);
-
-/// Asks on the first call to come back after so many seconds, then answers.
+/// Requests a wait of this many seconds on the first call, then succeeds.
 fn later(seconds: &'static str) -> impl Fn(&Request) -> Reply + Send + Sync {
     move |request| {
         if request.earlier_calls_of_body == 0 {
@@ -26,9 +23,9 @@ fn later(seconds: &'static str) -> impl Fn(&Request) -> Reply + Send + Sync {
     }
 }
 
-/// A pipeline with tiers shorter than a second, beside a scheduler.
-fn setup(name: &str) -> Setup {
-    Setup::new(name).tiers(&[300, 600]).through_scheduler()
+/// A pipeline with tiers shorter than a second, and a scheduler.
+fn setup(name: &str) -> PipeBuilder {
+    PipeBuilder::new(name).tiers(&[300, 600]).through_scheduler()
 }
 
 fn jobs(pipe: &Pipe) -> &SchedulerTopics {
@@ -36,12 +33,12 @@ fn jobs(pipe: &Pipe) -> &SchedulerTopics {
     topics
 }
 
-/// The records of the pipeline in the commands of the ingest topic.
+/// The records of the pipeline in the ingest topic.
 fn commanded(pipe: &Pipe) -> Vec<Record> {
     let commands = pipe.read(&[jobs(pipe).ingest.clone()]);
     let held = commands
         .iter()
-        .map(|command| long_wait::unwrap(&pipe.name, command));
+        .map(|command| long_wait::unwrap(pipe.name(), command));
     held.map(Option::unwrap).collect()
 }
 
@@ -50,7 +47,7 @@ fn held(pipe: &Pipe) -> BTreeMap<Vec<u8>, Record> {
     let mut held = BTreeMap::new();
     for job in pipe.read(&[jobs(pipe).state.clone()]) {
         let id = job.key.as_deref().unwrap_or_default().to_vec();
-        match long_wait::unwrap_state(&pipe.name, &job) {
+        match long_wait::unwrap_state(pipe.name(), &job) {
             Some(record) => drop(held.insert(id, record)),
             None => drop(held.remove(&id)),
         }
@@ -68,7 +65,7 @@ fn by_origin(records: Vec<Record>) -> BTreeMap<String, Record> {
     by_origin
 }
 
-/// Each record came back once, with all bytes and headers that the worker gave away, and not before it was due.
+/// Each record must come back once, unchanged, and not before it was due.
 #[track_caller]
 fn came_back_as_they_were(pipe: &Pipe, sent: &[Sent]) {
     let given = by_origin(commanded(pipe));
@@ -88,22 +85,8 @@ fn came_back_as_they_were(pipe: &Pipe, sent: &[Sent]) {
     assert!(pipe.read(&tiers).is_empty(), "nothing went through a tier");
 }
 
-fn metric(service: &mut Service, name: &str) -> f64 {
-    let (_, page) = service.get("/metrics");
-    let lines = page.lines().filter(|line| line.starts_with(name));
-    lines
-        .map(|line| {
-            line.rsplit(' ')
-                .next()
-                .unwrap_or_default()
-                .parse::<f64>()
-                .unwrap()
-        })
-        .sum()
-}
-
 #[test]
-fn a_retry_after_that_is_longer_than_every_tier_goes_through_the_scheduler() {
+fn a_retry_after_beyond_the_longest_tier_goes_through_the_scheduler() {
     let pipe = setup("long-wait").behave(later("3")).create();
     let (mut enricher, _tier) = (pipe.enricher("a"), pipe.retry_tier("a"));
     let _scheduler = pipe.scheduler("a");
@@ -112,16 +95,16 @@ fn a_retry_after_that_is_longer_than_every_tier_goes_through_the_scheduler() {
     drafts.push(Draft::new("long", vec![b'x'; 950_000]));
     let sent = pipe.produce(drafts);
     let ends = pipe.settle(&sent, DEADLINE);
-    // Being asked to wait burns no attempt.
+    // A requested wait uses no attempt.
     ends.meets_with(&sent, |_| Fate::Succeeds);
     came_back_as_they_were(&pipe, &sent);
     assert!(ends.report.min_margin_ms >= Some(0), "{}", ends.report);
-    assert_eq!(metric(&mut enricher, "redeliver_worker_long_waits_total"), 301.0);
+    assert_eq!(enricher.metric("redeliver_worker_long_waits_total"), 301);
     println!("{}", ends.report);
 }
 
 #[test]
-fn a_time_lock_from_the_payload_goes_through_the_scheduler_back_to_the_source() {
+fn a_long_wait_from_the_payload_goes_through_the_scheduler_back_to_the_source() {
     let behaviour = |request: &Request| match request.earlier_calls_of_body {
         0 => Reply::status(503),
         _ => Reply::ok(request.body.clone()),
@@ -146,27 +129,27 @@ fn a_time_lock_from_the_payload_goes_through_the_scheduler_back_to_the_source() 
 }
 
 #[test]
-fn what_waits_with_the_scheduler_is_neither_lost_nor_doubled_to_the_audit() {
+fn the_audit_counts_records_that_wait_in_the_scheduler() {
     let pipe = setup("long-wait-audit").behave(later("3600")).create();
     let _enricher = pipe.enricher("a");
     let sent = pipe.produce(records(200));
     let all_wait = |when: &str| {
-        eventually(when, START, || {
+        eventually(when, DEADLINE, || {
             let report = pipe.audit();
             let is_so = report.waiting.in_scheduler == sent.len() as u64;
             if is_so { Ok(report) } else { Err(report) }
         })
     };
-    // No scheduler yet: they wait as commands.
+    // No scheduler is running yet, so the records wait as commands.
     let report = all_wait("all are commands");
     assert!(report.is_clean() && held(&pipe).is_empty(), "{report}");
     let mut scheduler = pipe.scheduler("a");
-    eventually("all are jobs", START, || match held(&pipe).len() {
+    eventually("all are jobs", DEADLINE, || match held(&pipe).len() {
         count if count == sent.len() => Ok(()),
         count => Err(count),
     });
     assert!(all_wait("all are jobs").is_clean());
-    scheduler.process.kill_9();
+    scheduler.kill_9();
     let _scheduler = pipe.scheduler("a");
     let report = all_wait("all are still jobs");
     assert!(report.is_clean(), "{report}");
@@ -187,12 +170,12 @@ fn what_waits_with_the_scheduler_is_neither_lost_nor_doubled_to_the_audit() {
     let checked = pipe.redeliver(&["topics", "check"]);
     assert_eq!(
         (checked.code, &*without_other_tests(&checked.stdout)),
-        (Some(0), "11 topics are as they must be\n")
+        (Some(0), "all 11 topics OK\n")
     );
 }
 
 #[test]
-fn a_scheduler_that_is_killed_gives_every_record_back_once() {
+fn a_killed_scheduler_returns_every_record_once() {
     let pipe = setup("long-wait-kill").behave(later("4")).create();
     let (_enricher, _tier) = (pipe.enricher("a"), pipe.retry_tier("a"));
     let mut scheduler = pipe.scheduler("a");
@@ -214,7 +197,7 @@ fn a_scheduler_that_is_killed_gives_every_record_back_once() {
                 count => Err(count),
             }
         });
-        scheduler.process.kill_9();
+        scheduler.kill_9();
         scheduler = pipe.scheduler("a");
     }
     let ends = pipe.settle(&sent, DEADLINE);

@@ -1,5 +1,6 @@
 //! The real binaries as processes on a real broker.
 
+mod all_services;
 mod chaos;
 mod cli;
 mod client;
@@ -22,4 +23,3 @@ mod shutdown;
 mod support;
 mod too_large;
 mod traces;
-mod whole_house;

@@ -1,5 +1,4 @@
-//! The programs under `examples/clients`, in Python and Node.js, on the real services: what they need is the
-//! protocol alone.
+//! The programs in `examples/clients`, in Python and Node.js, with the real services. They need only the protocol.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -12,8 +11,8 @@ use redeliver_testkit::languages::{node_modules, python, run};
 use redeliver_testkit::scratch::Scratch;
 use redeliver_testkit::{Fate, Process, brokers};
 
-use crate::services::{APP, DEADLINE, Services, id};
-use crate::support::{Draft, Sent, Setup, text};
+use crate::services::{APP, Services, id};
+use crate::support::{DEADLINE, PipeBuilder, Sent, text};
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -23,7 +22,7 @@ fn clients() -> PathBuf {
     repository().join("examples/clients")
 }
 
-/// Python with the packages of the examples and the code that is generated from `proto/`.
+/// Python with the packages of the examples, and with code generated from `proto/`.
 struct Python {
     program: PathBuf,
     generated: Scratch,
@@ -68,7 +67,7 @@ fn the_python() -> &'static Python {
     PYTHON.get_or_init(Python::new)
 }
 
-/// A job came to its application's topic byte for byte and not before its time.
+/// The job must be in its application's topic, byte for byte, and not before its time.
 #[track_caller]
 fn came_as_it_was_written(record: &Record, data: &str) {
     assert_eq!(record.value.as_deref(), Some(data.as_bytes()), "{record:?}");
@@ -78,7 +77,7 @@ fn came_as_it_was_written(record: &Record, data: &str) {
     assert!(record.timestamp >= Some(due), "{record:?}");
 }
 
-/// A program is run twice with the same idempotency key: it makes one job.
+/// Runs a program twice with the same idempotency key, which must create one job.
 #[track_caller]
 fn schedules_by_a_plain_json_record(name: &str, data: &str, program: impl Fn(&[&str])) {
     let services = Services::new(name);
@@ -87,7 +86,7 @@ fn schedules_by_a_plain_json_record(name: &str, data: &str, program: impl Fn(&[&
     for _ in 0..2 {
         program(&[&brokers(), &topics.ingest, APP]);
     }
-    // Both requests have been seen once the one that comes after them has.
+    // Once a later request has been processed, both have been.
     let last = services.cli(&[
         "jobs", "schedule", "--app", APP, "--in", "3s", "--data", "the last",
     ]);
@@ -104,7 +103,7 @@ fn schedules_by_a_plain_json_record(name: &str, data: &str, program: impl Fn(&[&
 }
 
 #[test]
-fn a_program_in_python_schedules_a_job_by_a_plain_json_record() {
+fn a_python_program_schedules_a_job_with_a_json_record() {
     let data = r#"{"text": "hello from Python"}"#;
     schedules_by_a_plain_json_record("python-json", data, |arguments| {
         let printed = the_python().run("schedule.py", arguments);
@@ -113,7 +112,7 @@ fn a_program_in_python_schedules_a_job_by_a_plain_json_record() {
 }
 
 #[test]
-fn a_program_in_node_schedules_a_job_by_a_plain_json_record() {
+fn a_node_program_schedules_a_job_with_a_json_record() {
     let modules = node_modules(&clients().join("node")).unwrap();
     let data = r#"{"text":"hello from Node"}"#;
     schedules_by_a_plain_json_record("node-json", data, |arguments| {
@@ -176,7 +175,7 @@ fn a_python_client_generated_from_the_schemas_lists_reads_and_watches_dead_lette
         format!("{} permanent http.404 {message}", id(record))
     };
 
-    // What is dead is in the topic before it is in the index.
+    // A dead letter is in the topic before it is in the index.
     let all = format!("{}\n{}\n", line(second), line(first));
     redeliver_testkit::eventually("both dead letters are listed", DEADLINE, || {
         let listed = python(&["list"]);
@@ -203,16 +202,16 @@ fn a_python_client_generated_from_the_schemas_lists_reads_and_watches_dead_lette
 
     let watching = the_python().command("dead_letters.py", &[&services.inspector, "watch"]);
     let mut watching = Process::spawn(watching).unwrap();
-    let so_far = watching.wait_for_output("-- new ones follow", DEADLINE);
+    let so_far = watching.wait_for_output("-- caught up", DEADLINE);
     assert!(
         so_far.contains(&line(first)) && so_far.contains(&line(second)),
         "{so_far}"
     );
     let third = services.let_die(&["hopeless 3"]);
-    watching.wait_for_output(&format!("-- new ones follow\n{}\n", line(&third[0])), DEADLINE);
+    watching.wait_for_output(&format!("-- caught up\n{}\n", line(&third[0])), DEADLINE);
 }
 
-/// The program in docs/producers.md after these words, for this broker and topic.
+/// The program after these words in docs/producers.md, with this broker and topic.
 fn program_in_docs(words: &str, topic: &str) -> String {
     let page = std::fs::read_to_string(repository().join("docs/producers.md")).unwrap();
     let (_, rest) = page
@@ -234,27 +233,20 @@ fn program_in_docs(words: &str, topic: &str) -> String {
     program
 }
 
-/// A program that the docs show produces its numbers, which come out of a pipeline with the program's headers, and
-/// each key stands in the partition where Java's clients would put it.
+/// A program of the docs produces numbers. A pipeline must process them with the program's headers, and each key must be
+/// in the partition that Java's clients choose.
 #[track_caller]
 fn produces_what_a_pipeline_handles(name: &str, header: (&str, &str), run: impl FnOnce(&str)) {
-    let pipe = Setup::new(name).create();
+    let pipe = PipeBuilder::new(name).create();
     let _enricher = pipe.enricher("a");
-    run(&pipe.name);
+    run(pipe.name());
     let sent: Vec<Sent> = pipe
         .read(std::slice::from_ref(&pipe.pipeline.source))
         .into_iter()
         .map(|record| {
             let key = record.key.as_deref().unwrap();
             assert_eq!(record.position.partition, partition_for_key(key, 4), "{record:?}");
-            Sent {
-                draft: Draft {
-                    key: record.key,
-                    value: record.value,
-                    headers: record.headers,
-                },
-                position: record.position,
-            }
+            Sent::from(record)
         })
         .collect();
     let mut numbers = BTreeSet::new();
@@ -290,7 +282,7 @@ fn the_python_producer_of_the_docs_works() {
 fn the_node_producer_of_the_docs_works() {
     let files = Scratch::new("docs-node").unwrap();
     let modules = node_modules(&clients().join("node")).unwrap();
-    // Modules are looked for beside the program, wherever NODE_PATH points to.
+    // Node.js looks for modules next to the program, regardless of NODE_PATH.
     std::os::unix::fs::symlink(modules, files.path().join("node_modules")).unwrap();
     produces_what_a_pipeline_handles("docs-node", ("tenant", "c"), |topic| {
         let program = files.path().join("produce.mjs");
@@ -301,7 +293,7 @@ fn the_node_producer_of_the_docs_works() {
 }
 
 #[test]
-fn the_docs_show_the_example_clients_as_they_are() {
+fn the_docs_contain_the_example_clients_unchanged() {
     let page = std::fs::read_to_string(repository().join("docs/scheduler.md")).unwrap();
     for (language, file) in [("python", "python/schedule.py"), ("js", "node/schedule.js")] {
         let program = std::fs::read_to_string(clients().join(file)).unwrap();

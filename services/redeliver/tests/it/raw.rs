@@ -1,6 +1,6 @@
-//! Requests to the broker that our own client cannot make: a topic with any configuration, a change of it, and a
-//! record with header names that are not UTF-8. Versions and layouts are those of
-//! <https://kafka.apache.org/protocol>; the broker must be a single one, so that it leads every partition.
+//! Requests to the broker that our own client cannot send: creating a topic with any configuration, changing the
+//! configuration of a topic, and a record with header names that are not UTF-8. Versions and layouts follow
+//! <https://kafka.apache.org/protocol>. The broker must be the only one, so that it leads every partition.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -13,7 +13,7 @@ const CREATE_TOPICS: (i16, i16) = (19, 2);
 const ALTER_CONFIGS: (i16, i16) = (33, 0);
 const TIMEOUT_MS: i32 = 10_000;
 
-/// Makes a topic of one partition with this configuration.
+/// Creates a topic with one partition and this configuration.
 #[track_caller]
 pub(crate) fn create_topic(brokers: &str, topic: &str, config: &[(&str, &str)]) {
     let mut body = Vec::new();
@@ -30,12 +30,12 @@ pub(crate) fn create_topic(brokers: &str, topic: &str, config: &[(&str, &str)]) 
     body.extend(TIMEOUT_MS.to_be_bytes());
     body.push(0);
     let answer = call(brokers, CREATE_TOPICS, &body);
-    // The time of throttling, the number of topics, the topic's name.
+    // Skips the throttle time, the number of topics, and the topic's name.
     let error = &answer[4 + 4 + 2 + topic.len()..][..2];
     assert_eq!(error, [0, 0], "creating {topic}");
 }
 
-/// Gives a topic this configuration, and the broker's defaults for all else.
+/// Replaces the configuration of a topic. All other settings get the broker's defaults.
 #[track_caller]
 pub(crate) fn configure_topic(brokers: &str, topic: &str, config: &[(&str, &str)]) {
     const TOPIC: u8 = 2;
@@ -50,11 +50,11 @@ pub(crate) fn configure_topic(brokers: &str, topic: &str, config: &[(&str, &str)
     });
     body.push(0);
     let answer = call(brokers, ALTER_CONFIGS, &body);
-    // The time of throttling, the number of topics.
+    // Skips the throttle time and the number of topics.
     assert_eq!(answer[8..10], [0, 0], "configuring {topic}");
 }
 
-/// Writes one record with these headers to partition 0; gives its offset.
+/// Writes one record with these headers to partition 0, and returns its offset.
 #[track_caller]
 pub(crate) fn produce(brokers: &str, topic: &str, value: &[u8], headers: &[(&[u8], &[u8])]) -> i64 {
     let batch = batch(value, headers);
@@ -71,7 +71,7 @@ pub(crate) fn produce(brokers: &str, topic: &str, value: &[u8], headers: &[(&[u8
         });
     });
     let answer = call(brokers, PRODUCE, &body);
-    // The number of topics, the topic's name, the number of partitions, the partition.
+    // Skips the number of topics, the topic's name, the number of partitions, and the partition.
     let answer = &answer[4 + 2 + topic.len() + 4 + 4..];
     assert_eq!(answer[..2], [0, 0], "writing to {topic}");
     i64::from_be_bytes(answer[2..10].try_into().unwrap())
@@ -96,7 +96,7 @@ fn call(brokers: &str, (api, version): (i16, i16), body: &[u8]) -> Vec<u8> {
     answer.split_off(4)
 }
 
-/// A record batch of format 2 with one record without key.
+/// A record batch of format 2 with one record without a key.
 fn batch(value: &[u8], headers: &[(&[u8], &[u8])]) -> Vec<u8> {
     let mut record = vec![0, 0, 0];
     varint(&mut record, -1);
@@ -148,7 +148,7 @@ fn bytes(to: &mut Vec<u8>, bytes: &[u8]) {
     to.extend(bytes);
 }
 
-/// Zigzag, seven bits at a time.
+/// A zigzag varint.
 fn varint(to: &mut Vec<u8>, number: i64) {
     let mut rest = ((number << 1) ^ (number >> 63)).cast_unsigned();
     while rest >= 0x80 {
@@ -158,7 +158,7 @@ fn varint(to: &mut Vec<u8>, number: i64) {
     to.push(rest.to_le_bytes()[0]);
 }
 
-/// Castagnoli's, bit by bit: a record of a test is short.
+/// CRC-32C, bit by bit, because records of tests are short.
 fn crc32c(bytes: &[u8]) -> u32 {
     let step = |crc: u32, _| {
         if crc & 1 == 1 {
@@ -173,7 +173,7 @@ fn crc32c(bytes: &[u8]) -> u32 {
 }
 
 #[test]
-fn the_checksum_is_the_one_of_the_specification() {
+fn the_checksum_matches_rfc_3720() {
     // RFC 3720, appendix B.4.
     assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);
     assert_eq!(crc32c(b"123456789"), 0xe306_9283);

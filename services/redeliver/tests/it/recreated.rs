@@ -1,18 +1,14 @@
 //! A source topic that is deleted and created again while the enricher runs.
 
-use std::time::Duration;
-
 use redeliver_kafka::producer::Producer;
 use redeliver_testkit::kafka_request::delete_topic;
 use redeliver_testkit::{Reply, eventually};
 
-use crate::support::{Draft, Setup};
-
-const DEADLINE: Duration = Duration::from_secs(60);
+use crate::support::{DEADLINE, Draft, PipeBuilder};
 
 #[test]
-fn a_source_that_is_created_again_is_read_from_its_beginning_and_what_is_in_hand_is_dropped_loudly() {
-    let setup = Setup::new("recreated").behave(|request| {
+fn a_recreated_source_is_read_from_its_beginning_and_dropped_records_are_counted() {
+    let setup = PipeBuilder::new("recreated").behave(|request| {
         let is_kept = request.body.ends_with(b"7");
         if is_kept {
             Reply::Hang
@@ -48,40 +44,37 @@ fn a_source_that_is_created_again_is_read_from_its_beginning_and_what_is_in_hand
         }
     });
     pipe.endpoint.behave(|request| Reply::ok(request.body.clone()));
-    // A producer that knew the old topic would go on with its sequence numbers.
+    // A producer that knows the old topic would continue its sequence numbers.
     let producer = Producer::new(&pipe.kafka).unwrap();
     let after = pipe.produce_with(&producer, &pipe.pipeline.source, numbered(200..250));
     written(before.len() - kept + after.len());
 
     enricher.until_ready();
-    let (_, metrics) = enricher.get("/metrics");
-    let sum = |name: &str| -> usize {
-        let lines = metrics.lines().filter(|line| line.starts_with(name));
-        lines
-            .filter_map(|line| line.rsplit(' ').next()?.parse::<usize>().ok())
-            .sum()
-    };
-    assert_eq!(sum("redeliver_lane_dropped_records_total"), kept, "{metrics}");
-    assert!(sum("redeliver_lane_recreated_partitions_total") > 0);
-    assert_eq!(sum("redeliver_lane_lag{"), 0, "nothing is left to be done");
-    let output = enricher.process.output();
-    assert!(
-        output.contains("the topic was deleted and created again"),
-        "{output}"
+    assert_eq!(
+        enricher.metric("redeliver_lane_dropped_records_total"),
+        kept as u64
     );
+    assert!(enricher.metric("redeliver_lane_recreated_partitions_total") > 0);
+    assert_eq!(
+        enricher.metric("redeliver_lane_lag"),
+        0,
+        "nothing is left to be done"
+    );
+    let output = enricher.output();
+    assert!(output.contains("topic was deleted and created again"), "{output}");
 }
 
 #[test]
-fn a_process_starts_although_a_topic_for_results_is_missing_and_writes_them_once_it_exists() {
-    let pipe = Setup::new("no-output").create();
+fn an_enricher_starts_without_its_output_topic_and_writes_results_once_it_exists() {
+    let pipe = PipeBuilder::new("no-output").create();
     let output = pipe.pipeline.output.clone().unwrap();
     delete_topic(&pipe.kafka.brokers, &output);
     let mut enricher = pipe.enricher("a");
     enricher.until_ready();
     assert!(
-        enricher.process.output().contains("does not exist"),
+        enricher.output().contains("does not exist"),
         "{}",
-        enricher.process.output()
+        enricher.output()
     );
     pipe.produce(numbered(0..20));
     eventually("all calls are made", DEADLINE, || match pipe.endpoint.calls() {

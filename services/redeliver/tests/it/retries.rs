@@ -1,19 +1,16 @@
-//! When a record is tried again: waits that differ within a tier, growing waits, repeats within an attempt, and
-//! records that are too old for another one.
+//! Times of retries: different waits in one tier, growing waits, quick retries, and records that are too old for another
+//! attempt.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use redeliver_core::headers::{ERROR_CLASS, ERROR_TIMESTAMP, ORIGINAL_TIMESTAMP, PROCESS_AFTER, RETRY_COUNT};
-use redeliver_core::{Record, Span, Timestamp};
-use redeliver_testkit::{Fate, Reply, Request, Trouble, eventually};
+use redeliver_core::{HumanDuration, Record, Timestamp};
+use redeliver_testkit::{Fate, Reply, Request, Trouble};
 
-use crate::support::{Draft, Ends, Sent, Service, Setup, text};
+use crate::support::{DEADLINE, Draft, Ends, PipeBuilder, Sent, text};
 
-const DEADLINE: Duration = Duration::from_secs(90);
-
-/// Records whose bodies begin with this word.
+/// Records whose bodies start with this word.
 fn drafts(word: &str, count: usize) -> Vec<Draft> {
     let draft = |n| Draft::new(format!("{word}-{n}"), format!("{word} {n}"));
     (0..count).map(draft).collect()
@@ -23,24 +20,12 @@ fn begins_with(body: &[u8], word: &str) -> bool {
     body.starts_with(word.as_bytes())
 }
 
-/// The number in a header that a record must have.
+/// A header that the record must have, parsed.
 #[track_caller]
 fn header<T: std::str::FromStr>(record: &Record, name: &str) -> T {
     let value = text(record, name).unwrap();
     let parsed = value.as_deref().and_then(|value| value.parse().ok());
     parsed.unwrap_or_else(|| panic!("{name} is {value:?} in {record:?}"))
-}
-
-/// The sum of a metric over all its labels.
-#[track_caller]
-fn metric(service: &mut Service, name: &str) -> u64 {
-    let (status, metrics) = service.get("/metrics");
-    assert_eq!(status, 200);
-    let values = metrics.lines().filter_map(|line| {
-        let (found, value) = line.rsplit_once(' ')?;
-        (found.split('{').next() == Some(name)).then(|| value.parse::<u64>().ok())?
-    });
-    values.sum()
 }
 
 #[track_caller]
@@ -49,7 +34,7 @@ fn ends_of<'e>(ends: &'e Ends, sent: &[Sent]) -> Vec<&'e Record> {
 }
 
 #[test]
-fn a_short_wait_comes_back_long_before_the_long_ones_that_stand_in_front_of_it() {
+fn a_short_wait_is_not_delayed_by_longer_waits_before_it() {
     const LONG: usize = 48;
     const SHORT: usize = 12;
     let busy = |seconds: u32| {
@@ -61,29 +46,19 @@ fn a_short_wait_comes_back_long_before_the_long_ones_that_stand_in_front_of_it()
         0 if begins_with(&request.body, "short") => busy(6),
         _ => Reply::ok(request.body.clone()),
     };
-    // One partition, of which the tier holds 16 records in hand: long waits fill all of it three times over.
-    let pipe = Setup::new("retries-mixed")
+    // The tier has room for 16 records of the partition, and there are three times as many long waits.
+    let pipe = PipeBuilder::new("retries-mixed")
         .partitions(1)
         .tiers(&[2_000])
         .set("retry_tier.look_ahead", "16")
         .behave(reply)
         .create();
     let _enricher = pipe.enricher("a");
-    let tier = pipe.pipeline.tier_topic(pipe.pipeline.policy.tiers()[0]);
-    let until_waiting = |count: usize| {
-        eventually(
-            &format!("{count} records wait in {tier}"),
-            DEADLINE,
-            || match pipe.read(std::slice::from_ref(&tier)).len() {
-                waiting if waiting >= count => Ok(()),
-                waiting => Err(waiting),
-            },
-        );
-    };
+    let tier = pipe.first_tier();
     let long = pipe.produce(drafts("long", LONG));
-    until_waiting(LONG);
+    pipe.until_waiting(LONG);
     let short = pipe.produce(drafts("short", SHORT));
-    until_waiting(LONG + SHORT);
+    pipe.until_waiting(LONG + SHORT);
     let waiting = pipe.read(std::slice::from_ref(&tier));
     let (first, last) = waiting.split_at(LONG);
     let all_are = |records: &[Record], word| {
@@ -97,7 +72,7 @@ fn a_short_wait_comes_back_long_before_the_long_ones_that_stand_in_front_of_it()
     let mut relay = pipe.retry_tier("a");
     let sent = [&long[..], &short].concat();
     let ends = pipe.settle(&sent, DEADLINE);
-    // A wait that the endpoint asks for is no failed attempt.
+    // A wait that the endpoint requests does not count as a failed attempt.
     ends.meets_with(&sent, |_| Fate::Succeeds);
     let (long, short) = (ends_of(&ends, &long), ends_of(&ends, &short));
     let last_short = short.iter().filter_map(|end| end.timestamp).max().unwrap();
@@ -113,24 +88,24 @@ fn a_short_wait_comes_back_long_before_the_long_ones_that_stand_in_front_of_it()
          {first_long} on; {} moves",
         shortest.max().unwrap(),
         longest.min().unwrap(),
-        metric(&mut relay, "redeliver_tier_moved_total"),
+        relay.metric("redeliver_tier_moved_total"),
     );
     assert!(last_short < first_long, "{}", ends.report);
-    assert!(metric(&mut relay, "redeliver_tier_moved_total") > 0);
-    assert_eq!(metric(&mut relay, "redeliver_tier_rejected_total"), 0);
+    assert!(relay.metric("redeliver_tier_moved_total") > 0);
+    assert_eq!(relay.metric("redeliver_tier_rejected_total"), 0);
     let (calls, each_twice) = (pipe.endpoint.calls(), 2 * sent.len() as u64);
     assert_eq!(calls, each_twice);
 }
 
 #[test]
-fn a_record_that_would_be_too_old_at_its_next_attempt_is_dead_as_expired() {
+fn a_record_that_would_be_too_old_for_its_next_attempt_is_a_dead_letter_of_class_expired() {
     let reply = |request: &Request| match request.earlier_calls_of_key {
         0 if begins_with(&request.body, "recovers") => Reply::status(503),
         _ if begins_with(&request.body, "never") => Reply::status(503),
         _ => Reply::ok(request.body.clone()),
     };
-    let max_age = Span::from_secs(6);
-    let pipe = Setup::new("retries-age")
+    let max_age = HumanDuration::from_secs(6);
+    let pipe = PipeBuilder::new("retries-age")
         .tiers(&[500, 1_000, 20_000])
         .pipeline("max_age", &max_age.to_string())
         .behave(reply)
@@ -155,7 +130,7 @@ fn a_record_that_would_be_too_old_at_its_next_attempt_is_dead_as_expired() {
         assert_eq!(text(end, ERROR_CLASS).unwrap().as_deref(), Some("expired"));
         let attempts: u32 = header(end, RETRY_COUNT);
         assert_eq!(pipe.endpoint.calls_of_key(&sent.idempotency_key()), attempts);
-        // The wait that was not begun would have ended too late.
+        // The next wait would have ended too late.
         let failed_at: Timestamp = header(end, ERROR_TIMESTAMP);
         let came: Timestamp = header(end, ORIGINAL_TIMESTAMP);
         let wait = tiers[attempts as usize - 1];
@@ -165,14 +140,14 @@ fn a_record_that_would_be_too_old_at_its_next_attempt_is_dead_as_expired() {
             "{wait} after {failed_at}: {end:?}"
         );
     }
-    // All of them were tried again as long as there was time, which there is for one retry at least.
+    // Each record was retried while there was time, which suffices for at least one retry.
     let waited = pipe.read(&[pipe.pipeline.tier_topic(tiers[0])]);
     assert_eq!(waited.len(), 40, "{}", ends.report);
     assert!(pipe.read(&[pipe.pipeline.tier_topic(tiers[2])]).is_empty());
 }
 
 #[test]
-fn waits_grow_by_the_factor_from_the_base_to_the_cap() {
+fn waits_grow_by_the_factor_up_to_the_cap() {
     let failures = |body: &[u8]| match body {
         body if begins_with(body, "thrice") => 3,
         body if begins_with(body, "always") => u32::MAX,
@@ -185,17 +160,17 @@ fn waits_grow_by_the_factor_from_the_base_to_the_cap() {
             Reply::ok(request.body.clone())
         }
     };
-    // Delays that no other test shares.
+    // Delays that no other test uses.
     let base = 211 + u64::from(std::process::id() % 100);
     let cap = 5 * base;
-    let pipe = Setup::new("retries-grow")
+    let pipe = PipeBuilder::new("retries-grow")
         .pipeline(
             "retry",
             &format!("{{ base: {base}ms, factor: 3, cap: {cap}ms, max_retries: 4 }}"),
         )
         .behave(reply)
         .create();
-    let tiers = [base, 3 * base, cap].map(Span::from_millis);
+    let tiers = [base, 3 * base, cap].map(HumanDuration::from_millis);
     assert_eq!(pipe.pipeline.policy.tiers(), tiers);
     let _running = (pipe.enricher("a"), pipe.retry_tier("a"));
     let sent = pipe.produce([drafts("fine", 10), drafts("thrice", 10), drafts("always", 10)].concat());
@@ -207,7 +182,7 @@ fn waits_grow_by_the_factor_from_the_base_to_the_cap() {
             trouble: Trouble::Unavailable,
         },
     });
-    // Each retry waited as long as it should, in the tier of its wait: 10 three times and 10 four times.
+    // Each retry waited for the right time in its tier: 10 records three times, and 10 four times.
     let mut waits: BTreeMap<(u32, Arc<str>), usize> = BTreeMap::new();
     for tier in tiers {
         for record in pipe.read(&[pipe.pipeline.tier_topic(tier)]) {
@@ -227,7 +202,7 @@ fn waits_grow_by_the_factor_from_the_base_to_the_cap() {
 }
 
 #[test]
-fn a_call_is_repeated_within_its_attempt_before_the_record_waits() {
+fn quick_retries_come_before_a_wait() {
     let reply = |request: &Request| {
         let failures = if begins_with(&request.body, "twice") {
             2
@@ -242,18 +217,18 @@ fn a_call_is_repeated_within_its_attempt_before_the_record_waits() {
             Reply::ok(request.body.clone())
         }
     };
-    let pipe = Setup::new("retries-quick")
+    let pipe = PipeBuilder::new("retries-quick")
         .tiers(&[300])
         .pipeline("http.quick_retries", "2")
         .pipeline("http.quick_retry_delay", "10ms")
-        // It also bounds for how long repeats may begin.
+        // It also limits how long quick retries may start.
         .pipeline("http.timeout", "60s")
         .behave(reply)
         .create();
     let _running = (pipe.enricher("a"), pipe.retry_tier("a"));
     let kinds = ["twice", "five", "always"].map(|word| pipe.produce(drafts(word, 10)));
     let ends = pipe.settle(&kinds.concat(), DEADLINE);
-    // An attempt is three calls: one is enough, two are, two are not.
+    // An attempt has up to three calls.
     ends.meets_with(&kinds.concat(), |sent| match sent.body() {
         body if begins_with(body, "twice") => Fate::Succeeds,
         body => Fate::Recovers {
@@ -266,6 +241,6 @@ fn a_call_is_repeated_within_its_attempt_before_the_record_waits() {
             assert_eq!(pipe.endpoint.calls_of_key(&sent.idempotency_key()), calls);
         }
     }
-    let tier = pipe.pipeline.tier_topic(pipe.pipeline.policy.tiers()[0]);
+    let tier = pipe.first_tier();
     assert_eq!(pipe.read(&[tier]).len(), 20);
 }

@@ -1,10 +1,11 @@
-//! The second day: a configuration is changed while there is work, and every record still ends exactly once and
-//! never early. docs/operations.md shows what these tests prove as a table.
+//! Changes of the configuration while there is work: every record still ends exactly once and never early.
+//! docs/operations.md lists what these tests prove.
 //!
-//! A [`Row`] is a change. [`check`] makes it in each [`State`] of the pipeline and in each [`Order`] of restarts:
-//! it produces records of which each fails once, brings the pipeline into the state, changes the configuration,
-//! produces more, and asks the oracle. To add a row, write a [`Row`] and name it in `rows!`.
-//! Each row takes about a minute, so all but two are left to `cargo xtask test --long`.
+//! A [`Row`] is a change. [`check`] makes it in each [`State`] of the pipeline and in each [`Order`] of restarts. It
+//! produces records that fail once each, brings the pipeline into the state, changes the configuration, produces more
+//! records, and runs the audit. To add a row, write a [`Row`] and name it in `rows!`.
+//!
+//! Each row takes about a minute, so only two rows run without `cargo xtask test --long`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,40 +14,37 @@ use std::thread;
 use std::time::Duration;
 
 use redeliver_core::headers::ERROR_CODE;
-use redeliver_core::{Pipeline, Position, Span};
+use redeliver_core::{HumanDuration, Pipeline, Position};
 use redeliver_testkit::kafka_request::delete_topic;
-use redeliver_testkit::{Reply, eventually};
+use redeliver_testkit::{Reply, ServiceProcess, eventually};
 
 use crate::raw;
-use crate::support::{Draft, Pipe, START, Sent, Service, Setup, Variant, end_topics, origin, text};
+use crate::support::{DEADLINE, Draft, Pipe, PipeBuilder, Sent, Variant, end_topics, origin, text};
 
-/// Within this time all records end, sessions of consumers that are gone included.
-const DEADLINE: Duration = Duration::from_secs(60);
-/// How many records there are before the change.
+/// The number of records before the change.
 const BEFORE: usize = 120;
-/// How many are produced at each step after it.
+/// The number of records that are produced at each step after the change.
 const STEP: usize = 20;
-/// The tier before the change: long enough for all records to wait when it is changed.
+/// The tier before the change, long enough for all records to wait during the change.
 const TIER: u64 = 6_000;
 
 /// A change of the configuration.
 struct Row {
     name: &'static str,
-    /// Settings of the pipeline before the change; those of [`Setup`] where it says nothing.
+    /// Settings before the change, in addition to those of [`PipeBuilder`].
     before: &'static [(&'static str, &'static str)],
     change: fn(&Pipe) -> Variant,
-    /// Whether the workers do not read the former source any more: what they had not begun stays there.
+    /// Whether workers stop reading the former source. The records that they have not read stay there.
     leaves_source: bool,
-    /// The processes of each service, before and after.
     processes: Processes,
 }
 
-/// The instances of each service.
+/// The instances of each service, before and after the change.
 #[derive(Clone, Copy)]
 enum Processes {
-    /// One, or two when they are restarted one after the other.
+    /// One, or two for a rolling restart.
     Same,
-    /// These become those.
+    /// The first list is replaced by the second.
     Change(&'static [&'static str], &'static [&'static str]),
 }
 
@@ -67,28 +65,28 @@ impl Processes {
     }
 }
 
-/// What the pipeline is doing when its configuration is changed.
+/// The state of the pipeline when its configuration changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// It runs, and there was nothing to do yet.
+    /// It is running and has not processed a record yet.
     Empty,
-    /// All records have failed once and wait in a tier.
+    /// All records have failed once, and wait in a tier.
     Waiting,
-    /// Records are with the endpoint, in the source and in a tier.
+    /// Records are being processed, in the source, and in a tier.
     InFlight,
 }
 
-/// How processes are restarted.
+/// The order of restarts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
-    /// All end, then all start.
+    /// All processes end, then all start.
     AtOnce,
-    /// One after the other, so that both configurations run side by side.
+    /// One process after the other, so that both configurations run at the same time.
     Rolling,
 }
 
 fn setting(pipe: &Pipe, key: &str, value: &str) -> (String, String) {
-    (format!("pipelines.{}.{key}", pipe.name), value.to_owned())
+    (format!("pipelines.{}.{key}", pipe.name()), value.to_owned())
 }
 
 /// The configuration with these settings of the pipeline.
@@ -100,36 +98,40 @@ fn with(pipe: &Pipe, settings: &[(&str, &str)]) -> Variant {
     pipe.variant(str::to_owned, &settings)
 }
 
-/// A delay that is this much shorter than the pipeline's tier, and shared with no other test either.
-fn shorter_tier(pipe: &Pipe, by: u64) -> Span {
-    Span::from_millis(pipe.pipeline.policy.tiers()[0].as_millis() - by)
+/// A delay that is shorter than the pipeline's tier by `by` milliseconds. No other test uses it.
+fn shorter_tier(pipe: &Pipe, by: u64) -> HumanDuration {
+    HumanDuration::from_millis(pipe.pipeline.policy.tiers()[0].as_millis() - by)
 }
 
-const TIERS: Row = Row {
-    name: "day2-tiers",
+/// What most rows have in common.
+const ROW: Row = Row {
+    name: "",
     before: &[],
-    change: |pipe| {
-        let tiers = format!("{{ tiers: [{}] }}", shorter_tier(pipe, 3_500));
-        with(pipe, &[("retry", &tiers)])
-    },
+    change: |pipe| pipe.variant(str::to_owned, &[]),
     leaves_source: false,
     processes: Processes::Same,
 };
 
+const TIERS: Row = Row {
+    name: "day2-tiers",
+    change: |pipe| {
+        let tiers = format!("{{ tiers: [{}] }}", shorter_tier(pipe, 3_500));
+        with(pipe, &[("retry", &tiers)])
+    },
+    ..ROW
+};
+
 const DUE_TO_SOURCE: Row = Row {
     name: "day2-to-source",
-    before: &[],
     change: |pipe| with(pipe, &[("return_to", "source")]),
-    leaves_source: false,
-    processes: Processes::Same,
+    ..ROW
 };
 
 const SOURCE_TO_DUE: Row = Row {
     name: "day2-to-due",
     before: &[("return_to", "source")],
     change: |pipe| with(pipe, &[("return_to", "due")]),
-    leaves_source: false,
-    processes: Processes::Same,
+    ..ROW
 };
 
 const MAX_WAIT: Row = Row {
@@ -139,32 +141,28 @@ const MAX_WAIT: Row = Row {
         let tiers = format!("{{ tiers: [{}] }}", shorter_tier(pipe, 5_000));
         with(pipe, &[("retry", &tiers), ("max_wait", "2s")])
     },
-    leaves_source: false,
-    processes: Processes::Same,
+    ..ROW
 };
 
 const SOURCE: Row = Row {
     name: "day2-source",
-    before: &[],
-    change: |pipe| with(pipe, &[("source", &format!("{}-moved", pipe.name))]),
+    change: |pipe| with(pipe, &[("source", &format!("{}-moved", pipe.name()))]),
     leaves_source: true,
-    processes: Processes::Same,
+    ..ROW
 };
 
 const REMOVED: Row = Row {
     name: "day2-removed",
-    before: &[],
     change: |pipe| pipe.variant(retired, &[]),
     leaves_source: true,
-    processes: Processes::Same,
+    ..ROW
 };
 
 /// A pipeline that shares the tier is added, so the subscriptions of the tier's lanes change.
 const ADDED: Row = Row {
     name: "day2-added",
-    before: &[],
     change: |pipe| {
-        let name = format!("{}-added", pipe.name);
+        let name = format!("{}-added", pipe.name());
         let tier = pipe.pipeline.policy.tiers()[0];
         let added = format!(
             "pipelines:\n  {name}:\n    output: {name}-out\n    retry: {{ tiers: [{tier}] }}\n    http: {{ url: {}/added }}\n",
@@ -172,57 +170,45 @@ const ADDED: Row = Row {
         );
         pipe.variant(|file| file.replace("pipelines:\n", &added), &[])
     },
-    leaves_source: false,
-    processes: Processes::Same,
+    ..ROW
 };
 
-/// Results go to another topic; the former one keeps what it has.
+/// New results go to another topic. The former topic keeps its records.
 const OUTPUT: Row = Row {
     name: "day2-output",
-    before: &[],
-    change: |pipe| with(pipe, &[("output", &format!("{}-out-2", pipe.name))]),
-    leaves_source: false,
-    processes: Processes::Same,
+    change: |pipe| with(pipe, &[("output", &format!("{}-out-2", pipe.name()))]),
+    ..ROW
 };
 
 const LANES: Row = Row {
     name: "day2-lanes",
-    before: &[],
     change: |pipe| pipe.variant(str::to_owned, &[("kafka.lanes".to_owned(), "3".to_owned())]),
-    leaves_source: false,
-    processes: Processes::Same,
+    ..ROW
 };
 
 const FEWER_LANES: Row = Row {
     name: "day2-fewer-lanes",
     before: &[("kafka.lanes", "3")],
     change: |pipe| pipe.variant(str::to_owned, &[("kafka.lanes".to_owned(), "1".to_owned())]),
-    leaves_source: false,
-    processes: Processes::Same,
+    ..ROW
 };
 
 const INSTANCE: Row = Row {
     name: "day2-instance",
-    before: &[],
-    change: |pipe| pipe.variant(str::to_owned, &[]),
-    leaves_source: false,
     processes: Processes::Change(&["a", "b"], &["c", "d"]),
+    ..ROW
 };
 
 const MORE_PROCESSES: Row = Row {
     name: "day2-more",
-    before: &[],
-    change: |pipe| pipe.variant(str::to_owned, &[]),
-    leaves_source: false,
     processes: Processes::Change(&["a"], &["a", "b", "c"]),
+    ..ROW
 };
 
 const FEWER_PROCESSES: Row = Row {
     name: "day2-fewer",
-    before: &[],
-    change: |pipe| pipe.variant(str::to_owned, &[]),
-    leaves_source: false,
     processes: Processes::Change(&["a", "b", "c"], &["a"]),
+    ..ROW
 };
 
 /// The file with its pipeline under `retired`.
@@ -230,8 +216,7 @@ fn retired(file: &str) -> String {
     file.replace("pipelines:\n", "retired:\n")
 }
 
-/// One test for each row, which checks every cell. The states of a row are checked side by side, since a cell mostly
-/// waits.
+/// One test per row, which checks every cell. The states of a row are checked at the same time, because a cell mostly waits.
 macro_rules! rows {
     ($($(#[$attribute:meta])* $name:ident: $row:expr),* $(,)?) => {$(
         #[test]
@@ -277,7 +262,7 @@ fn check_row(row: &'static Row) {
             thread.spawn(move || check(row, state, order)).unwrap()
         };
         let cells = [State::Empty, State::Waiting, State::InFlight].map(check_state);
-        // All end before one of them fails the test, and each says for itself what is wrong.
+        // Each cell prints its own failure, so all of them finish before the test fails.
         let failed: Vec<String> = cells
             .into_iter()
             .filter_map(|cell| {
@@ -289,7 +274,7 @@ fn check_row(row: &'static Row) {
     }
 }
 
-/// The records of a test, in the order in which they were produced.
+/// The records of a test, in the order of production.
 struct Produced<'p> {
     pipe: &'p Pipe,
     sent: Vec<Sent>,
@@ -304,10 +289,10 @@ impl Produced<'_> {
     }
 }
 
-/// Makes a change in a state and an order, and checks what becomes of all records.
+/// Makes a change in a state and an order, and checks all records.
 #[track_caller]
 fn check(row: &Row, state: State, order: Order) {
-    let mut setup = Setup::new(row.name)
+    let mut setup = PipeBuilder::new(row.name)
         .tiers(&[TIER])
         .set("kafka.session_timeout", "6s");
     for (key, value) in row.before {
@@ -332,7 +317,7 @@ fn check(row: &Row, state: State, order: Order) {
         })
         .create();
     let after = (row.change)(&pipe);
-    let start = |service: &'static str| -> Vec<(&'static str, Service)> {
+    let start = |service: &'static str| -> Vec<(&'static str, ServiceProcess)> {
         let one = |instance: &&str| (service, pipe.start(service, instance, &[]));
         row.processes.before(order).iter().map(one).collect()
     };
@@ -344,76 +329,72 @@ fn check(row: &Row, state: State, order: Order) {
     };
     reach(&mut produced, state);
 
-    let applied = pipe.redeliver_with(&after, &["topics", "apply"]);
-    assert_eq!(applied.code, Some(0), "{applied:?}");
+    after.apply_topics();
     let source = after.pipeline.source.clone();
-    let places = restarts(enrichers, tiers, row.processes.after(order));
+    let replacements = restarts(enrichers, tiers, row.processes.after(order));
     let mut running = Vec::new();
     match order {
         Order::AtOnce => {
             let mut starting = Vec::new();
             let mut ending = Vec::new();
-            for (service, former, instance) in places {
+            for (service, former, instance) in replacements {
                 starting.extend(instance.map(|instance| (service, instance)));
                 ending.extend(former);
             }
             for service in &mut ending {
-                service.process.terminate();
+                service.process().terminate();
             }
             for service in &mut ending {
-                assert_eq!(service.process.wait(START).code(), Some(0));
+                assert_eq!(service.wait(DEADLINE).code(), Some(0));
             }
             for (service, instance) in starting {
-                running.push(pipe.start_with(&after, service, instance, &[]));
+                running.push(after.env.start(service, instance, &[]));
             }
             produced.add(&source, STEP);
         }
         Order::Rolling => {
-            for (service, former, instance) in places {
+            for (service, former, instance) in replacements {
                 if let Some(mut former) = former {
-                    assert_eq!(former.end(), Some(0));
+                    former.shut_down();
                 }
                 produced.add(&source, STEP);
-                running.extend(instance.map(|instance| pipe.start_with(&after, service, instance, &[])));
+                running.extend(instance.map(|instance| after.env.start(service, instance, &[])));
                 produced.add(&source, STEP);
             }
         }
     }
     settle(row, &after.pipeline, &produced);
-    end(&mut running);
+    running.iter_mut().for_each(ServiceProcess::shut_down);
 }
 
-/// A place for a process: its service, the one that ends there, and the instance that starts.
-type Place = (&'static str, Option<Service>, Option<&'static str>);
+/// A service, the process that ends, and the instance that replaces it.
+type Replacement = (&'static str, Option<ServiceProcess>, Option<&'static str>);
 
-/// The places in the order of a rolling restart: one process of the one kind, all of the other, the rest, so that every
-/// pair of configurations meets.
+/// The order of a rolling restart: one enricher, all retry tiers, the other enrichers. So every combination of old and new
+/// configurations runs at some time.
 fn restarts(
-    enrichers: Vec<(&'static str, Service)>,
-    tiers: Vec<(&'static str, Service)>,
+    enrichers: Vec<(&'static str, ServiceProcess)>,
+    tiers: Vec<(&'static str, ServiceProcess)>,
     after: &'static [&'static str],
-) -> Vec<Place> {
-    let places = |service: &'static str, before: Vec<(&'static str, Service)>| -> Vec<Place> {
-        let count = before.len().max(after.len());
-        let mut before = before.into_iter().map(|(_, process)| process);
-        (0..count)
-            .map(|index| (service, before.next(), after.get(index).copied()))
-            .collect()
-    };
-    let mut places_of_enrichers = places("enricher", enrichers);
-    let last = places_of_enrichers.split_off(1);
-    let first = places_of_enrichers.into_iter();
-    first.chain(places("retry-tier", tiers)).chain(last).collect()
+) -> Vec<Replacement> {
+    let replacements =
+        |service: &'static str, before: Vec<(&'static str, ServiceProcess)>| -> Vec<Replacement> {
+            let count = before.len().max(after.len());
+            let mut before = before.into_iter().map(|(_, process)| process);
+            (0..count)
+                .map(|index| (service, before.next(), after.get(index).copied()))
+                .collect()
+        };
+    let mut enricher_replacements = replacements("enricher", enrichers);
+    let last = enricher_replacements.split_off(1);
+    let first = enricher_replacements.into_iter();
+    first
+        .chain(replacements("retry-tier", tiers))
+        .chain(last)
+        .collect()
 }
 
-#[track_caller]
-fn end(services: &mut [Service]) {
-    for service in services {
-        assert_eq!(service.end(), Some(0), "{}", service.process.output());
-    }
-}
-
-/// Produces what is there before the change.
+/// Brings the pipeline into a state.
 #[track_caller]
 fn reach(produced: &mut Produced<'_>, state: State) {
     let pipe = produced.pipe;
@@ -421,11 +402,7 @@ fn reach(produced: &mut Produced<'_>, state: State) {
         State::Empty => {}
         State::Waiting => {
             produced.add(&pipe.pipeline.source, BEFORE);
-            until_waiting(
-                pipe,
-                &pipe.pipeline.tier_topic(pipe.pipeline.policy.tiers()[0]),
-                BEFORE,
-            );
+            pipe.until_waiting(BEFORE);
         }
         State::InFlight => {
             produced.add(&pipe.pipeline.source, BEFORE);
@@ -437,18 +414,7 @@ fn reach(produced: &mut Produced<'_>, state: State) {
     }
 }
 
-/// Waits until so many records have been written to a tier.
-#[track_caller]
-fn until_waiting(pipe: &Pipe, tier: &Arc<str>, count: usize) {
-    eventually("all records wait", DEADLINE, || {
-        match pipe.read(std::slice::from_ref(tier)).len() {
-            waiting if waiting >= count => Ok(()),
-            waiting => Err(waiting),
-        }
-    });
-}
-
-/// Waits until nothing is under way, and checks that each record ended exactly once and none early.
+/// Waits until nothing is in progress, and checks that each record ended exactly once and none early.
 #[track_caller]
 fn settle(row: &Row, after: &Pipeline, produced: &Produced<'_>) {
     let pipe = produced.pipe;
@@ -472,11 +438,11 @@ fn settle(row: &Row, after: &Pipeline, produced: &Produced<'_>) {
         };
         let stays =
             |in_source: u64| row.leaves_source && (*source != after.source || after.retired) && in_source > 0;
-        let report = eventually("nothing is under way", DEADLINE, || {
+        let report = eventually("nothing is in progress", DEADLINE, || {
             let report = pipe.audit_of(&pipeline);
             let waiting = &report.waiting;
-            let under_way = waiting.total() - waiting.in_source;
-            let is_settled = under_way == 0 && (waiting.in_source == 0 || stays(waiting.in_source));
+            let in_progress = waiting.total() - waiting.in_source;
+            let is_settled = in_progress == 0 && (waiting.in_source == 0 || stays(waiting.in_source));
             if is_settled && report.source == count {
                 Ok(report)
             } else {
@@ -493,7 +459,7 @@ fn settle(row: &Row, after: &Pipeline, produced: &Produced<'_>) {
     println!("{ended} records ended exactly once, {left} were not begun");
 }
 
-/// How many records have ended, each once, in an output of the pipeline.
+/// The number of records that have ended. Each must have ended once, in an output of the pipeline.
 #[track_caller]
 fn ends_once(pipe: &Pipe, pipeline: &Pipeline, sent: &[Sent]) -> usize {
     let mut ends: HashMap<Position, usize> = HashMap::new();
@@ -517,7 +483,7 @@ fn ends_once(pipe: &Pipe, pipeline: &Pipeline, sent: &[Sent]) -> usize {
     ends.len()
 }
 
-/// Two configurations of a pipeline whose tier is changed, records that wait in the former tier, and nothing running.
+/// Two configurations of a pipeline whose tier changes, with records that wait in the former tier. No process is running.
 struct Changed {
     pipe: Pipe,
     after: Variant,
@@ -526,13 +492,12 @@ struct Changed {
 }
 
 impl Changed {
-    /// The first calls fail; `records` of them have.
+    /// Lets the first call for each of `records` records fail.
     fn new(name: &str, tier: u64, records: usize) -> Self {
-        let pipe = fails_once(Setup::new(name).tiers(&[tier]));
+        let pipe = fails_once(PipeBuilder::new(name).tiers(&[tier]));
         let after = (TIERS_TO_ONE_SECOND.change)(&pipe);
-        let applied = pipe.redeliver_with(&after, &["topics", "apply"]);
-        assert_eq!(applied.code, Some(0), "{applied:?}");
-        let former = pipe.pipeline.tier_topic(pipe.pipeline.policy.tiers()[0]);
+        after.apply_topics();
+        let former = pipe.first_tier();
         let sent = let_wait(&pipe, records);
         Self {
             pipe,
@@ -543,7 +508,7 @@ impl Changed {
     }
 }
 
-/// Produces records, of which the first calls fail, and lets an enricher run until all of them wait.
+/// Produces records, and runs an enricher until all of them have failed once and wait.
 fn let_wait(pipe: &Pipe, records: usize) -> Vec<Sent> {
     let mut enricher = pipe.enricher("a");
     let mut produced = Produced {
@@ -551,33 +516,30 @@ fn let_wait(pipe: &Pipe, records: usize) -> Vec<Sent> {
         sent: Vec::new(),
     };
     produced.add(&pipe.pipeline.source, records);
-    let tier = pipe.pipeline.tier_topic(pipe.pipeline.policy.tiers()[0]);
-    until_waiting(pipe, &tier, records);
-    assert_eq!(enricher.end(), Some(0));
+    pipe.until_waiting(records);
+    enricher.shut_down();
     produced.sent
 }
 
-/// What `topics check` says of the topics that are named after the pipeline, and how it ends.
+/// The exit status of `topics check`, and its lines about topics that are named after the pipeline.
 fn checked(pipe: &Pipe, variant: &Variant) -> (Option<i32>, Vec<String>) {
-    let printed = pipe.redeliver_with(variant, &["topics", "check"]);
-    let own = |line: &&str| line.contains(&format!("topic `{}", pipe.name));
+    let printed = variant.env.run("redeliver", &["topics", "check"]);
+    let own = |line: &&str| line.contains(&format!("topic `{}", pipe.name()));
     let lines = printed.stdout.lines().filter(own);
     (printed.code, lines.map(str::to_owned).collect())
 }
 
 const TIERS_TO_ONE_SECOND: Row = Row {
     name: "day2-one-second",
-    before: &[],
     change: |pipe| {
         let extra = pipe.pipeline.policy.tiers()[0].as_millis() % 1_000;
         let tiers = format!("{{ tiers: [{}ms] }}", 1_000 + extra);
         with(pipe, &[("retry", &tiers)])
     },
-    leaves_source: false,
-    processes: Processes::Same,
+    ..ROW
 };
 
-fn fails_once(setup: Setup) -> Pipe {
+fn fails_once(setup: PipeBuilder) -> Pipe {
     setup
         .set("kafka.session_timeout", "6s")
         .behave(|request| match request.earlier_calls_of_key {
@@ -588,34 +550,32 @@ fn fails_once(setup: Setup) -> Pipe {
 }
 
 #[test]
-fn two_hundred_records_of_a_removed_tier_come_back_when_they_are_due() {
+fn records_of_a_removed_tier_are_released_when_they_are_due() {
     let changed = Changed::new("day2-removed-tier", 9_000, 200);
     let Changed {
         pipe, after, sent, ..
     } = &changed;
-    let _enricher = pipe.start_with(after, "enricher", "b", &[]);
-    let mut relay = pipe.start_with(after, "retry-tier", "b", &[]);
+    let [_enricher, mut relay] = after.start("b");
     let produced = Produced {
         pipe,
         sent: sent.clone(),
     };
     settle(&TIERS_TO_ONE_SECOND, &after.pipeline, &produced);
-    let line = "serving a tier that its pipeline does not have any more";
-    relay.process.wait_for_output(line, DEADLINE);
-    let line = relay.process.wait_for_output("leftover tier is empty", DEADLINE);
+    let line = "serving a leftover tier";
+    relay.wait_for_output(line, DEADLINE);
+    let line = relay.wait_for_output("leftover tier is empty", DEADLINE);
     assert_eq!(line.matches("leftover tier is empty").count(), 1, "{line}");
 }
 
 #[test]
-fn a_tier_that_is_left_over_is_served_from_when_it_appears_until_it_is_deleted() {
+fn a_leftover_tier_is_served_from_its_creation_until_its_deletion() {
     let changed = Changed::new("day2-appears", 2_000, 10);
     let Changed {
         pipe, after, former, ..
     } = &changed;
-    let _enricher = pipe.start_with(after, "enricher", "b", &[]);
-    let mut relay = pipe.start_with(after, "retry-tier", "b", &[]);
-    // An old worker makes the topic of a tier that nobody knew of, and writes to it.
-    let tier = Span::from_millis(former_millis(&changed) + 500);
+    let [_enricher, mut relay] = after.start("b");
+    // A worker with an old configuration creates the topic of an unknown tier, and writes to it.
+    let tier = HumanDuration::from_millis(former_millis(&changed) + 500);
     let late = pipe.pipeline.tier_topic(tier);
     raw::create_topic(&pipe.kafka.brokers, &late, &[]);
     let waiting = pipe.read(std::slice::from_ref(former));
@@ -628,7 +588,7 @@ fn a_tier_that_is_left_over_is_served_from_when_it_appears_until_it_is_deleted()
         })
         .collect();
     pipe.produce_to(&late, again);
-    eventually("what was written later is released", DEADLINE, || {
+    eventually("the late record is released", DEADLINE, || {
         match pipe.endpoint.calls_of_body(b"late") {
             0 => Err("not yet"),
             _ => Ok(()),
@@ -652,7 +612,7 @@ fn former_millis(changed: &Changed) -> u64 {
 }
 
 #[test]
-fn a_process_for_single_tiers_leaves_leftovers_to_one_that_serves_them() {
+fn a_process_for_single_tiers_does_not_serve_leftover_tiers() {
     let changed = Changed::new("day2-single", 3_000, 20);
     let Changed {
         pipe,
@@ -662,82 +622,76 @@ fn a_process_for_single_tiers_leaves_leftovers_to_one_that_serves_them() {
     } = &changed;
     let tier = after.pipeline.policy.tiers()[0].to_string();
     let former_tier = pipe.pipeline.policy.tiers()[0].to_string();
-    let _enricher = pipe.start_with(after, "enricher", "b", &[]);
-    let mut single = pipe.start_with(after, "retry-tier", "single", &["--tier", &tier]);
-    // It says so.
-    let said = single
-        .process
-        .wait_for_output("not served by this process", DEADLINE);
-    assert!(said.contains("20 records wait in it"), "{said}");
+    let _enricher = after.env.start("enricher", "b", &[]);
+    let mut single = after.env.start("retry-tier", "single", &["--tier", &tier]);
+    let output = single.wait_for_output("not served by this process", DEADLINE);
+    assert!(output.contains("holds 20 records"), "{output}");
     let (code, said) = checked(pipe, after);
     let warning = format!(
-        "warning: topic `{former}` is left over from when pipeline `{}` had the tier {former_tier}, and 20 records \
-         wait in it; run a retry-tier with retry_tier.leftovers: true until it is empty",
-        pipe.name
+        "warning: topic `{former}` is a leftover tier ({former_tier}) of pipeline `{}` and holds 20 records; \
+         run a retry-tier with retry_tier.leftovers: true until it is empty",
+        pipe.name()
     );
     assert_eq!((code, said), (Some(0), vec![warning]));
     assert!(!single.get("/readyz").1.contains("leftover-"));
-    // A process for this tier alone, which no pipeline has, and which is told to.
+    // A process for this leftover tier only.
     let arguments = ["--tier", &former_tier, "--set", "retry_tier.leftovers=true"];
-    let _other = pipe.start_with(after, "retry-tier", "other", &arguments);
+    let _other = after.env.start("retry-tier", "other", &arguments);
     let produced = Produced {
         pipe,
         sent: sent.clone(),
     };
     settle(&TIERS_TO_ONE_SECOND, &after.pipeline, &produced);
     let warning = format!(
-        "warning: topic `{former}` is left over from when pipeline `{}` had the tier {former_tier}, and nothing waits \
-         in it; delete it once no process runs with the former configuration",
-        pipe.name
+        "warning: topic `{former}` is a leftover tier ({former_tier}) of pipeline `{}` and is empty; \
+         delete it once no process runs with the former configuration",
+        pipe.name()
     );
     let (code, said) = checked(pipe, after);
     assert_eq!((code, said), (Some(0), vec![warning]));
 }
 
 #[test]
-fn topics_check_names_pipelines_that_hold_records_and_are_not_configured_any_more() {
-    let pipe = fails_once(Setup::new("day2-forgotten").tiers(&[2_000]));
+fn topics_check_lists_removed_pipelines_with_waiting_records() {
+    let pipe = fails_once(PipeBuilder::new("day2-forgotten").tiers(&[2_000]));
     let sent = let_wait(&pipe, 20);
-    let former = pipe.pipeline.tier_topic(pipe.pipeline.policy.tiers()[0]);
-    // The pipeline is gone from the configuration, and another one is there.
-    let other = Setup::new("day2-other").create();
+    let former = pipe.first_tier();
+    // The configuration has another pipeline instead.
+    let other = PipeBuilder::new("day2-other").create();
     let forgotten = other.redeliver(&["topics", "check"]);
     let warning = format!(
-        "warning: topic `{former}` is named after pipeline `{0}`, which is not configured, and 20 records wait in it; \
+        "warning: topic `{former}` is named after pipeline `{0}`, which is not configured, and holds 20 records; \
          list `{0}` under `retired` until it is empty",
-        pipe.name
+        pipe.name()
     );
-    let own = |line: &&str| line.contains(&format!("topic `{}", pipe.name));
+    let own = |line: &&str| line.contains(&format!("topic `{}", pipe.name()));
     let said: Vec<&str> = forgotten.stdout.lines().filter(own).collect();
     assert_eq!((forgotten.code, said), (Some(0), vec![warning.as_str()]));
 
-    // Listed as retired it is finished, and then it may be removed.
+    // As a retired pipeline it finishes its records, and then it can be removed.
     let retired = pipe.variant(retired, &[]);
     assert_eq!(checked(&pipe, &retired), (Some(0), vec![]));
-    let _running = (
-        pipe.start_with(&retired, "enricher", "b", &[]),
-        pipe.start_with(&retired, "retry-tier", "b", &[]),
-    );
+    let _running = retired.start("b");
     let produced = Produced { pipe: &pipe, sent };
     settle(&REMOVED, &retired.pipeline, &produced);
     let done = format!(
-        "warning: topic `{}` and the tiers of the retired pipeline `{}` hold nothing any more; remove the pipeline from \
+        "warning: topic `{}` and the tiers of the retired pipeline `{}` are empty; remove the pipeline from \
          `retired` and delete these topics",
         pipe.pipeline.due_topic(),
-        pipe.name
+        pipe.name()
     );
     eventually("it is done", DEADLINE, || match checked(&pipe, &retired) {
         (Some(0), said) if said == [done.clone()] => Ok(()),
         said => Err(format!("{said:?}")),
     });
-    let audited = pipe.redeliver_with(&retired, &["audit"]);
+    let audited = retired.env.run("redeliver", &["audit"]);
     assert_eq!(audited.code, Some(0), "{audited:?}");
 }
 
 #[test]
-fn a_time_lock_that_is_longer_than_max_wait_is_now_is_kept() {
+fn a_time_lock_beyond_the_new_max_wait_is_respected() {
     let busy = || Reply::Status(503, vec![("retry-after".into(), "900".into())], "busy".into());
-    let pipe = Setup::new("day2-long-lock")
+    let pipe = PipeBuilder::new("day2-long-lock")
         .partitions(1)
         .tiers(&[1_000])
         .pipeline("http.max_retry_after", "1h")
@@ -749,17 +703,15 @@ fn a_time_lock_that_is_longer_than_max_wait_is_now_is_kept() {
             },
         )
         .create();
-    let tier = pipe.pipeline.tier_topic(pipe.pipeline.policy.tiers()[0]);
     let mut enricher = pipe.enricher("a");
     pipe.produce(vec![Draft::new("k", "long")]);
-    until_waiting(&pipe, &tier, 1);
+    pipe.until_waiting(1);
     pipe.produce(vec![Draft::new("k", "short")]);
-    until_waiting(&pipe, &tier, 2);
-    assert_eq!(enricher.end(), Some(0));
+    pipe.until_waiting(2);
+    enricher.shut_down();
     let after = with(&pipe, &[("max_wait", "2s")]);
-    let _enricher = pipe.start_with(&after, "enricher", "a", &[]);
-    let _relay = pipe.start_with(&after, "retry-tier", "a", &[]);
-    // What stands behind it in the same partition is released, so it has been looked at.
+    let _running = after.start("a");
+    // A later record of the same partition is released, so the tier has read the earlier one too.
     let report = eventually("the short one has ended", DEADLINE, || {
         let report = pipe.audit_of(&after.pipeline);
         if report.output == 1 {
@@ -773,20 +725,16 @@ fn a_time_lock_that_is_longer_than_max_wait_is_now_is_kept() {
 }
 
 #[test]
-fn a_pipeline_that_is_renamed_finishes_under_its_former_name_and_begins_under_the_new_one() {
-    let pipe = fails_once(Setup::new("day2-former").tiers(&[3_000]));
-    let name = pipe.name.clone();
+fn a_renamed_pipeline_finishes_under_its_former_name_and_starts_under_the_new_one() {
+    let pipe = fails_once(PipeBuilder::new("day2-former").tiers(&[3_000]));
+    let name = pipe.name().to_owned();
     let mut running = [pipe.enricher("a"), pipe.retry_tier("a")];
     let sent = pipe.produce((0..40).map(|n| Draft::new("k", format!("record {n}"))).collect());
-    until_waiting(
-        &pipe,
-        &pipe.pipeline.tier_topic(pipe.pipeline.policy.tiers()[0]),
-        40,
-    );
+    pipe.until_waiting(40);
     for service in &mut running {
-        assert_eq!(service.end(), Some(0));
+        service.shut_down();
     }
-    // The former name is retired, the new one reads the same source and has an output of its own.
+    // The former name is retired. The new pipeline reads the same source and has another output.
     let renamed = format!("{name}-new");
     let again = |file: &str| {
         let former = file.split_once("pipelines:\n").unwrap().1;
@@ -799,15 +747,11 @@ fn a_pipeline_that_is_renamed_finishes_under_its_former_name_and_begins_under_th
         format!("{}pipelines:\n{new}", retired(file))
     };
     let after = pipe.variant(again, &[]);
-    let applied = pipe.redeliver_with(&after, &["topics", "apply"]);
-    assert_eq!(applied.code, Some(0), "{applied:?}");
-    let _running = (
-        pipe.start_with(&after, "enricher", "b", &[]),
-        pipe.start_with(&after, "retry-tier", "b", &[]),
-    );
+    after.apply_topics();
+    let _running = after.start("b");
     let produced = Produced { pipe: &pipe, sent };
     settle(&REMOVED, &after.pipeline, &produced);
-    // To the new pipeline all that the source keeps is new.
+    // All records in the source are new to the new pipeline.
     let new = Pipeline {
         name: renamed.as_str().into(),
         source: pipe.pipeline.source.clone(),

@@ -1,17 +1,14 @@
-//! A pipeline with the services around it: a scheduler whose application `demo` writes to the pipeline's source,
-//! and an inspector of the pipeline's dead letters.
+//! A pipeline with a scheduler, whose application `demo` writes to the pipeline's source, and an inspector of the
+//! pipeline's dead letters.
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use redeliver_core::Record;
 use redeliver_testkit::scratch::Scratch;
-use redeliver_testkit::{Reply, eventually, free_port};
+use redeliver_testkit::{CommandOutput, Reply, ServiceProcess, eventually, free_port};
 
-use crate::support::{Draft, Pipe, Printed, Service, Setup};
-
-pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
+use crate::support::{DEADLINE, Draft, Pipe, PipeBuilder};
 
 /// The application of the scheduler.
 pub(crate) const APP: &str = "demo";
@@ -26,13 +23,13 @@ pub(crate) struct Services {
 }
 
 impl Services {
-    /// A configuration for all of them and its topics. Bodies with `hopeless` in them fail for good, those with `busy`
-    /// at each attempt, and those with `later` are to be tried again in an hour.
+    /// Creates the configuration and the topics. Bodies that contain `hopeless` fail permanently, those with `busy` fail at
+    /// each attempt, and those with `later` must be retried in an hour.
     pub(crate) fn new(name: &str) -> Self {
         let data = Scratch::new("inspector").unwrap();
         let address = || format!("127.0.0.1:{}", free_port());
         let (scheduler, inspector) = (address(), address());
-        let setup = Setup::new(name).tiers(&[300]).behave(|request| {
+        let setup = PipeBuilder::new(name).tiers(&[300]).behave(|request| {
             let body = String::from_utf8_lossy(&request.body);
             if body.contains("hopeless") {
                 Reply::Status(404, Vec::new(), "no such page".into())
@@ -64,17 +61,17 @@ impl Services {
     }
 
     /// Starts an inspector, and waits until it is ready.
-    pub(crate) fn inspect(&self) -> Service {
+    pub(crate) fn inspect(&self) -> ServiceProcess {
         self.pipe.start("dlq-inspector", "a", &[])
     }
 
-    /// The records of the application's topic, once there are so many.
+    /// The records of the application's topic, once it has this many.
     pub(crate) fn dispatched(&self, count: usize) -> Vec<Record> {
-        let topic: Arc<str> = self.pipe.name.as_str().into();
+        let topic: Arc<str> = self.pipe.name().into();
         self.until(&topic, count)
     }
 
-    /// Lets these bodies die, one after the other; gives the dead letters in this order.
+    /// Produces bodies that become dead letters, one after the other, and returns the dead letters in this order.
     pub(crate) fn let_die(&self, bodies: &[&str]) -> Vec<Record> {
         let before = self.pipe.read(&[self.pipe.pipeline.dead_letter_topic()]).len();
         for (index, body) in bodies.iter().enumerate() {
@@ -101,7 +98,7 @@ impl Services {
         })
     }
 
-    /// Runs a command of the CLI that succeeds and says nothing beside its result.
+    /// Runs a command of the CLI that must succeed without writing to stderr, and returns its stdout.
     #[track_caller]
     pub(crate) fn cli(&self, arguments: &[&str]) -> String {
         let printed = self.pipe.redeliver(arguments);
@@ -113,23 +110,23 @@ impl Services {
         printed.stdout
     }
 
-    /// As [`Services::cli`], with its result as JSON.
+    /// As [`Services::cli`], with JSON output.
     #[track_caller]
     pub(crate) fn json(&self, arguments: &[&str]) -> serde_json::Value {
         let printed = self.cli(&[arguments, &["-o", "json"]].concat());
         serde_json::from_str(&printed).unwrap_or_else(|error| panic!("{error}: {printed}"))
     }
 
-    /// Runs a command of the CLI that fails with this code.
+    /// Runs a command of the CLI that must fail with this exit status.
     #[track_caller]
-    pub(crate) fn fails(&self, code: i32, arguments: &[&str]) -> Printed {
+    pub(crate) fn fails(&self, code: i32, arguments: &[&str]) -> CommandOutput {
         let printed = self.pipe.redeliver(arguments);
         assert_eq!(printed.code, Some(code), "{arguments:?} {printed:?}");
         printed
     }
 }
 
-/// What the inspector calls a dead letter.
+/// The inspector's id of a dead letter.
 pub(crate) fn id(record: &Record) -> String {
     let place = &record.position;
     format!("{}/{}/{}", place.topic, place.partition, place.offset)

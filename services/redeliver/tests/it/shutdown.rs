@@ -1,16 +1,14 @@
-//! The end of a process: what is under way is finished, and nothing is done again.
+//! Shutdown: calls in progress are finished, and none is repeated.
 
 use std::time::{Duration, Instant};
 
-use redeliver_testkit::{Fate, Reply, eventually};
+use redeliver_testkit::{Fate, Reply, eventually, http};
 
-use crate::support::{Setup, distinct, get, records};
-
-const DEADLINE: Duration = Duration::from_secs(60);
+use crate::support::{DEADLINE, PipeBuilder, distinct, records};
 
 #[test]
-fn calls_that_are_under_way_are_finished_and_not_repeated_after_a_restart() {
-    let setup = Setup::new("shutdown").tiers(&[200]).behave(|request| {
+fn calls_in_progress_are_finished_and_not_repeated_after_a_restart() {
+    let setup = PipeBuilder::new("shutdown").tiers(&[200]).behave(|request| {
         Reply::Delay(
             Duration::from_millis(1_500),
             Box::new(Reply::ok(request.body.clone())),
@@ -22,7 +20,7 @@ fn calls_that_are_under_way_are_finished_and_not_repeated_after_a_restart() {
         .create();
     let mut enricher = pipe.enricher("a");
     let sent = pipe.produce(records(100));
-    eventually("forty calls are under way", DEADLINE, || {
+    eventually("forty calls are in progress", DEADLINE, || {
         match pipe.endpoint.in_flight() {
             40 => Ok(()),
             count => Err(format!("{count} calls")),
@@ -30,14 +28,16 @@ fn calls_that_are_under_way_are_finished_and_not_repeated_after_a_restart() {
     });
     let admin = enricher.admin();
     let began = Instant::now();
-    enricher.process.terminate();
-    eventually("it is not ready any more", Duration::from_secs(5), || {
-        match get(admin, "/readyz") {
+    enricher.process().terminate();
+    eventually(
+        "it is not ready any more",
+        Duration::from_secs(5),
+        || match http::get(admin, "/readyz") {
             Ok((503, body)) if body.contains("\"process\":\"shutting down\"") => Ok(()),
             other => Err(format!("{other:?}")),
-        }
-    });
-    assert_eq!(enricher.process.wait(DEADLINE).code(), Some(0));
+        },
+    );
+    assert_eq!(enricher.wait(DEADLINE).code(), Some(0));
     println!(
         "ended {:?} after SIGTERM with 40 calls of 1.5 s under way",
         began.elapsed()
@@ -55,8 +55,8 @@ fn calls_that_are_under_way_are_finished_and_not_repeated_after_a_restart() {
 }
 
 #[test]
-fn a_call_that_outlasts_the_grace_period_is_made_again_later() {
-    let setup = Setup::new("shutdown-grace").behave(|request| {
+fn a_call_that_exceeds_the_grace_period_is_repeated_later() {
+    let setup = PipeBuilder::new("shutdown-grace").behave(|request| {
         if request.earlier_calls_of_body == 0 {
             Reply::Hang
         } else {
@@ -67,50 +67,43 @@ fn a_call_that_outlasts_the_grace_period_is_made_again_later() {
     let pipe = setup.create();
     let mut enricher = pipe.enricher("a");
     let sent = pipe.produce(records(1));
-    eventually("the call is under way", DEADLINE, || {
+    eventually("the call is in progress", DEADLINE, || {
         match pipe.endpoint.in_flight() {
             1 => Ok(()),
             count => Err(format!("{count} calls")),
         }
     });
     let began = Instant::now();
-    let code = enricher.end();
-    println!(
-        "ended {:?} after SIGTERM with {code:?}, with a grace of 5 s",
-        began.elapsed()
-    );
-    assert_eq!(code, Some(0));
+    enricher.shut_down();
+    println!("ended {:?} after SIGTERM, with a grace of 5 s", began.elapsed());
     let _enricher = pipe.enricher("a");
     pipe.settle(&sent, DEADLINE).meets_with(&sent, |_| Fate::Succeeds);
     assert_eq!(pipe.endpoint.calls_of_key(&sent[0].idempotency_key()), 2);
 }
 
 #[test]
-fn a_second_signal_ends_at_once() {
-    let pipe = Setup::new("shutdown-twice").behave(|_| Reply::Hang);
+fn a_second_signal_ends_the_process_at_once() {
+    let pipe = PipeBuilder::new("shutdown-twice").behave(|_| Reply::Hang);
     let pipe = pipe.pipeline("http.timeout", "5m").create();
     let mut enricher = pipe.enricher("a");
     pipe.produce(records(1));
-    eventually("the call is under way", DEADLINE, || {
+    eventually("the call is in progress", DEADLINE, || {
         match pipe.endpoint.in_flight() {
             1 => Ok(()),
             count => Err(format!("{count} calls")),
         }
     });
-    enricher.process.terminate();
-    enricher.process.wait_for_output(
-        "shutting down; a second signal ends the process at once",
-        DEADLINE,
-    );
+    enricher.process().terminate();
+    enricher.wait_for_output("shutting down; a second signal exits immediately", DEADLINE);
     let began = Instant::now();
-    enricher.process.terminate();
-    assert_eq!(enricher.process.wait(DEADLINE).code(), Some(143));
+    enricher.process().terminate();
+    assert_eq!(enricher.wait(DEADLINE).code(), Some(143));
     assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
 }
 
 #[test]
-fn a_retry_tier_with_waiting_records_ends_at_once_and_in_order() {
-    let pipe = Setup::new("shutdown-tier")
+fn a_retry_tier_with_waiting_records_shuts_down_at_once() {
+    let pipe = PipeBuilder::new("shutdown-tier")
         .tiers(&[600_000])
         .behave(|_| Reply::status(503))
         .create();
@@ -121,6 +114,6 @@ fn a_retry_tier_with_waiting_records_ends_at_once_and_in_order() {
         report => Err(report),
     });
     let began = Instant::now();
-    assert_eq!(tier.end(), Some(0));
+    tier.shut_down();
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
 }

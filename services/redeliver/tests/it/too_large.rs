@@ -1,8 +1,7 @@
-//! A record that is too large for where it goes becomes a dead letter, and everything else goes on.
+//! A record that is too large for its topic becomes a dead letter, and all other records continue.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
 
 use redeliver_core::Record;
 use redeliver_core::headers::{
@@ -12,10 +11,9 @@ use redeliver_kafka::producer::Producer;
 use redeliver_testkit::{Reply, Request, brokers, eventually};
 
 use crate::raw;
-use crate::support::{Draft, Ends, Pipe, Sent, Setup, text, users_headers};
+use crate::support::{DEADLINE, Draft, Ends, Pipe, PipeBuilder, Sent, text, users_headers};
 
-const DEADLINE: Duration = Duration::from_secs(60);
-/// The largest batch that a narrow topic takes.
+/// The largest batch that a narrow topic accepts, in bytes.
 const NARROW: &str = "2000";
 
 /// Records whose number is divisible by this are as large as this says.
@@ -30,7 +28,7 @@ fn drafts(count: usize, every: usize, size: usize) -> Vec<Draft> {
     (0..count).map(draft).collect()
 }
 
-/// Writes records to the source as a producer that compresses.
+/// Writes records to the source with a compressing producer.
 fn compressed(pipe: &Pipe, drafts: Vec<Draft>) -> Vec<Sent> {
     let mut gzip = pipe.kafka.clone();
     gzip.properties.insert("compression.type".into(), "gzip".into());
@@ -46,7 +44,7 @@ fn has(record: &Record, name: &str, expected: Option<&str>) {
     );
 }
 
-/// Checks a dead letter that has all its record had.
+/// Checks a complete dead letter.
 #[track_caller]
 fn died_whole(pipe: &Pipe, ends: &Ends, sent: &Sent, code: &str) {
     let letter = ends.of(sent);
@@ -58,7 +56,7 @@ fn died_whole(pipe: &Pipe, ends: &Ends, sent: &Sent, code: &str) {
     has(letter, PAYLOAD_OMITTED, None);
 }
 
-/// Checks a dead letter of which the value had to be left out.
+/// Checks a dead letter whose value was omitted.
 #[track_caller]
 fn died_without_value(pipe: &Pipe, ends: &Ends, sent: &Sent, code: &str) {
     let letter = ends.of(sent);
@@ -70,9 +68,9 @@ fn died_without_value(pipe: &Pipe, ends: &Ends, sent: &Sent, code: &str) {
 }
 
 #[test]
-fn results_that_are_too_large_for_the_output_die_with_the_reason_and_all_others_are_written() {
-    // What is small fails once, so that it comes back between the large ones.
-    let setup = Setup::new("narrow")
+fn results_too_large_for_the_output_become_dead_letters_and_all_others_are_written() {
+    // Small records fail once, so that they return between the large ones.
+    let setup = PipeBuilder::new("narrow")
         .partitions(1)
         .tiers(&[300])
         .behave(|request: &Request| {
@@ -100,15 +98,16 @@ fn results_that_are_too_large_for_the_output_die_with_the_reason_and_all_others_
 }
 
 #[test]
-fn a_record_that_only_fits_compressed_dies_without_its_value_where_that_does_not_fit() {
-    let setup = Setup::new("gzip")
-        .partitions(1)
-        .tiers(&[300])
-        .behave(|request: &Request| match request.body[0] {
-            b'd' => Reply::status(422),
-            b'f' => Reply::status(503),
-            _ => Reply::ok(request.body.clone()),
-        });
+fn a_record_that_only_fits_compressed_becomes_a_dead_letter_without_its_value() {
+    let setup =
+        PipeBuilder::new("gzip")
+            .partitions(1)
+            .tiers(&[300])
+            .behave(|request: &Request| match request.body[0] {
+                b'd' => Reply::status(422),
+                b'f' => Reply::status(503),
+                _ => Reply::ok(request.body.clone()),
+            });
     let source = setup.name().to_owned();
     raw::create_topic(&brokers(), &source, &[("max.message.bytes", "20000")]);
     let pipe = setup.create();
@@ -130,8 +129,8 @@ fn a_record_that_only_fits_compressed_dies_without_its_value_where_that_does_not
 }
 
 #[test]
-fn a_waiting_record_that_is_too_large_to_come_back_dies_in_its_tier() {
-    let setup = Setup::new("narrow-due")
+fn a_waiting_record_too_large_for_its_return_topic_becomes_a_dead_letter() {
+    let setup = PipeBuilder::new("narrow-due")
         .partitions(1)
         .tiers(&[300])
         .behave(|request: &Request| {
@@ -143,7 +142,7 @@ fn a_waiting_record_that_is_too_large_to_come_back_dies_in_its_tier() {
         });
     let pipe = setup.create();
     let (_enricher, mut tier) = (pipe.enricher("a"), pipe.retry_tier("a"));
-    // Once it works, the topic to come back by is made narrow.
+    // The return topic becomes narrow after the first records went through it.
     let mut sent = pipe.produce(drafts(11, 20, 0).split_off(1));
     pipe.settle(&sent, DEADLINE);
     raw::configure_topic(
@@ -163,8 +162,8 @@ fn a_waiting_record_that_is_too_large_to_come_back_dies_in_its_tier() {
 }
 
 #[test]
-fn a_job_that_is_too_large_for_its_application_dies_when_it_is_due_and_all_others_are_dispatched() {
-    let setup = Setup::new("narrow-jobs").partitions(1).through_scheduler();
+fn a_job_too_large_for_its_application_becomes_a_dead_letter_and_all_others_are_dispatched() {
+    let setup = PipeBuilder::new("narrow-jobs").partitions(1).through_scheduler();
     let narrow: Arc<str> = format!("{}-sms", setup.name()).into();
     raw::create_topic(&brokers(), &narrow, &[("max.message.bytes", NARROW)]);
     let pipe = setup.set("scheduler.apps.sms.topic", &narrow).create();

@@ -1,29 +1,27 @@
-//! One trace from the first produce through every attempt and every wait to the end, seen by a collector.
+//! One trace covers a record from its producer through all attempts and waits to its end, as a collector sees it.
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use redeliver_core::Record;
 use redeliver_core::headers::TRACEPARENT;
 use redeliver_testkit::{OtlpReceiver, ReceivedSpan, Reply, eventually};
 
-use crate::support::{Draft, Setup, text};
+use crate::support::{DEADLINE, Draft, PipeBuilder, text};
 
-const DEADLINE: Duration = Duration::from_secs(60);
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 const PRODUCER: &str = "b7ad6b7169203331";
 
-/// Calls by body with the trace context that came along.
+/// The body and the trace context of each call.
 type Calls = Arc<Mutex<Vec<(String, String)>>>;
 
-/// The spans of one record, in the order in which they ended. A wait begins at the time of the failure, which
-/// has milliseconds, so the order of beginnings tells nothing of a first attempt that took less than one.
+/// The spans of one record, in the order of their ends. A wait starts at the time of the failure, in milliseconds, so start
+/// times do not order a wait after an attempt of less than a millisecond.
 struct Trace {
     spans: Vec<ReceivedSpan>,
 }
 
 impl Trace {
-    /// Waits until so many spans of a trace have come, and checks that all belong together.
+    /// Waits for this many spans of a trace.
     #[track_caller]
     fn of(receiver: &OtlpReceiver, trace: &str, count: usize) -> Self {
         let mut spans = eventually("all spans have come", DEADLINE, || {
@@ -47,7 +45,7 @@ impl Trace {
         self.spans.iter().map(|span| span.span.name.as_str()).collect()
     }
 
-    /// The headers that name this span as the parent of what comes next.
+    /// The `traceparent` with this span as the parent.
     fn handed_on(&self, index: usize) -> String {
         let span = &self.spans[index];
         format!("00-{}-{}-01", span.trace_id(), span.span_id())
@@ -59,11 +57,11 @@ fn traceparent(record: &Record) -> String {
 }
 
 #[test]
-fn one_trace_goes_from_the_producer_through_all_attempts_and_waits_to_the_end() {
+fn a_trace_covers_a_record_through_all_attempts_and_waits() {
     let receiver = OtlpReceiver::start();
     let calls = Calls::default();
     let seen = calls.clone();
-    let setup = Setup::new("traces")
+    let setup = PipeBuilder::new("traces")
         .partitions(1)
         .tiers(&[300])
         .behave(move |request| {
@@ -99,10 +97,11 @@ fn one_trace_goes_from_the_producer_through_all_attempts_and_waits_to_the_end() 
     ];
     let sent = pipe.produce(drafts);
     let ends = pipe.settle(&sent, DEADLINE);
-    // The last spans are sent when a process ends.
-    assert_eq!((enricher.end(), tier.end()), (Some(0), Some(0)));
+    // A process sends its last spans when it shuts down.
+    enricher.shut_down();
+    tier.shut_down();
 
-    let attempt = format!("{} attempt", pipe.name);
+    let attempt = format!("{} attempt", pipe.name());
     let wait = format!("wait {}", pipe.pipeline.policy.tiers()[0]);
     let own_traces = [2, 3].map(|n| traceparent(ends.of(&sent[n]))[3..35].to_owned());
     assert_ne!(own_traces[0], own_traces[1]);
@@ -143,7 +142,7 @@ fn one_trace_goes_from_the_producer_through_all_attempts_and_waits_to_the_end() 
             "the wait lies between the attempts: {:#?}",
             trace.spans
         );
-        // Whoever comes next finds the last attempt as its parent: the endpoint, and who reads the end.
+        // The endpoint and the consumer of the result see the attempt as the parent.
         let parents: Vec<String> = calls
             .lock()
             .unwrap()
@@ -165,8 +164,8 @@ fn one_trace_goes_from_the_producer_through_all_attempts_and_waits_to_the_end() 
 }
 
 #[test]
-fn without_a_collector_a_record_keeps_the_trace_it_came_with() {
-    let pipe = Setup::new("traces-off")
+fn without_a_collector_a_record_keeps_its_trace() {
+    let pipe = PipeBuilder::new("traces-off")
         .tiers(&[200])
         .behave(|request| match &*request.body {
             b"dies" => Reply::status(422),
@@ -189,9 +188,9 @@ fn without_a_collector_a_record_keeps_the_trace_it_came_with() {
 }
 
 #[test]
-fn one_trace_goes_from_a_request_through_the_scheduler_and_all_attempts_to_the_dead_letter() {
+fn a_trace_covers_a_job_from_its_request_to_the_dead_letter() {
     let receiver = OtlpReceiver::start();
-    let setup = Setup::new("traces-job")
+    let setup = PipeBuilder::new("traces-job")
         .partitions(1)
         .tiers(&[300])
         .behave(|request| {
@@ -220,10 +219,10 @@ fn one_trace_goes_from_a_request_through_the_scheduler_and_all_attempts_to_the_d
         dead.into_iter().next().ok_or_else(|| "no dead letter".to_owned())
     });
     for service in &mut services {
-        assert_eq!(service.end(), Some(0));
+        service.shut_down();
     }
     let trace = Trace::of(&receiver, TRACE, 5);
-    let attempt = format!("{} attempt", pipe.name);
+    let attempt = format!("{} attempt", pipe.name());
     let wait = format!("wait {}", pipe.pipeline.policy.tiers()[0]);
     assert_eq!(
         trace.names(),

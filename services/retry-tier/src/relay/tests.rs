@@ -7,7 +7,7 @@ use super::*;
 use crate::metrics::TierFamilies;
 
 const NOW: Timestamp = Timestamp::from_millis(1_700_000_000_000);
-const TIER: Span = Span::from_secs(5);
+const TIER: HumanDuration = HumanDuration::from_secs(5);
 
 /// A relay of the 5 s tier with one partition assigned.
 struct Bench {
@@ -24,10 +24,10 @@ impl Bench {
             bytes: usize::MAX,
         };
         let pipeline = Pipeline {
-            max_wait: Span::from_secs(60),
+            max_wait: HumanDuration::from_secs(60),
             ..Pipeline::new("docs")
         };
-        let served = Served::new(Arc::new(pipeline), true);
+        let served = ServedPipeline::new(Arc::new(pipeline), true);
         let is_missing = Box::new(|_: &str| false);
         let mut relay = Relay::new(TIER, &[served], look_ahead, metrics, Tracer::off(), is_missing);
         let assignment = AssignmentId::for_tests(0, 1);
@@ -58,11 +58,12 @@ impl Bench {
     }
 
     fn finish(&mut self, now: Timestamp) -> Vec<(String, Headers)> {
-        let mut turn = TransactionBatch::default();
-        self.relay.finish(now, usize::MAX, &mut turn);
-        assert_eq!(turn.outputs.len(), turn.completed.len());
+        let mut batch = TransactionBatch::default();
+        self.relay.finish(now, usize::MAX, &mut batch);
+        assert_eq!(batch.outputs.len(), batch.completed.len());
         self.relay.committed(now);
-        turn.outputs
+        batch
+            .outputs
             .into_iter()
             .map(|output| (output.topic.to_string(), output.headers))
             .collect()
@@ -89,7 +90,7 @@ fn in_seconds(seconds: u64) -> Timestamp {
 }
 
 #[test]
-fn a_record_leaves_when_it_is_due_and_not_a_millisecond_before() {
+fn a_record_is_released_when_it_is_due_and_not_a_millisecond_before() {
     let mut bench = Bench::new(10);
     bench.accept(waiting_until(in_seconds(5)));
     assert_eq!(bench.relay.next_due(), Some(in_seconds(5)));
@@ -104,7 +105,7 @@ fn a_record_leaves_when_it_is_due_and_not_a_millisecond_before() {
 }
 
 #[test]
-fn a_long_wait_does_not_hold_up_a_short_one_behind_it() {
+fn a_long_wait_does_not_delay_a_shorter_one_after_it() {
     let mut bench = Bench::new(10);
     bench.accept(waiting_until(in_seconds(100)));
     bench.accept(waiting_until(in_seconds(1)));
@@ -112,14 +113,14 @@ fn a_long_wait_does_not_hold_up_a_short_one_behind_it() {
 }
 
 #[test]
-fn a_due_time_in_the_past_goes_at_once() {
+fn a_record_whose_due_time_is_in_the_past_is_released_at_once() {
     let mut bench = Bench::new(10);
     bench.accept(waiting_until(Timestamp::from_millis(0)));
     assert_eq!(bench.finish(NOW).len(), 1);
 }
 
 #[test]
-fn a_wait_goes_to_the_end_of_its_own_tier_once_per_delay_of_the_tier() {
+fn a_long_wait_moves_to_the_end_of_its_own_tier_once_per_delay_of_the_tier() {
     let mut bench = Bench::new(2);
     for _ in 0..2 {
         bench.accept(waiting_until(in_seconds(20)));
@@ -136,7 +137,7 @@ fn a_wait_goes_to_the_end_of_its_own_tier_once_per_delay_of_the_tier() {
 }
 
 #[test]
-fn a_window_full_of_long_waits_moves_them_to_their_tier() {
+fn a_full_window_moves_long_waits_to_the_tier_that_fits() {
     let mut bench = Bench::new(3);
     for seconds in [100, 40, 4] {
         bench.accept(waiting_until(in_seconds(seconds)));
@@ -147,12 +148,12 @@ fn a_window_full_of_long_waits_moves_them_to_their_tier() {
     assert_eq!(bench.relay.capacity(bench.assignment), 2);
     assert!(
         bench.finish(NOW).is_empty(),
-        "what waits less than its tier stays"
+        "a record that waits less than the delay of its tier stays"
     );
 }
 
 #[test]
-fn forged_records_die_as_malformed_and_never_leave_early() {
+fn forged_records_become_malformed_dead_letters_and_are_never_released_early() {
     let forge = |name: &'static str, value: Option<&[u8]>| {
         let mut list = waiting_until(NOW).filtered(|kept| kept != name);
         if let Some(value) = value {
@@ -183,7 +184,7 @@ fn forged_records_die_as_malformed_and_never_leave_early() {
 }
 
 #[test]
-fn a_wait_ends_in_a_topic_of_the_pipeline_whatever_the_header_names() {
+fn a_record_returns_only_to_a_topic_of_its_pipeline() {
     for (named, released) in [
         ("docs-retry-due", "docs-retry-due"),
         ("docs", "docs"),
@@ -197,7 +198,7 @@ fn a_wait_ends_in_a_topic_of_the_pipeline_whatever_the_header_names() {
         bench.accept(list);
         let out = bench.finish(NOW);
         assert_eq!(out[0].0, released, "{named}");
-        // Whoever reads it there is told where it was meant to go.
+        // The header names the topic to which the record was released.
         assert_eq!(out[0].1.last(headers::RETURN_TOPIC), Some(released.as_bytes()));
         assert_eq!(out[0].1.last("user"), Some(&[0xff, 0x00][..]));
         assert_eq!(out[0].1.last(headers::RETRY_COUNT), Some(&b"1"[..]));
@@ -226,7 +227,7 @@ fn a_revoked_partition_is_forgotten() {
 
 proptest! {
     #[test]
-    fn arbitrary_bytes_in_our_headers_are_released_when_due_or_die_malformed(
+    fn arbitrary_bytes_in_reserved_headers_make_a_malformed_dead_letter(
         due in proptest::collection::vec(any::<u8>(), 0..30), topic in proptest::collection::vec(any::<u8>(), 0..30),
     ) {
         let mut list = waiting_until(NOW).filtered(|name| name != headers::PROCESS_AFTER && name != headers::RETURN_TOPIC);
@@ -241,19 +242,19 @@ proptest! {
 }
 
 #[test]
-fn what_its_return_topic_does_not_take_becomes_a_dead_letter() {
+fn a_record_that_its_return_topic_refuses_becomes_a_dead_letter() {
     let mut bench = Bench::new(16);
     for _ in 0..3 {
         bench.accept(waiting_until(NOW));
     }
-    let mut turn = TransactionBatch::default();
-    bench.relay.finish(NOW, usize::MAX, &mut turn);
+    let mut batch = TransactionBatch::default();
+    bench.relay.finish(NOW, usize::MAX, &mut batch);
     let failure = Failure::permanent("output.too-large", "no");
     let refused = [Refused { index: 1, failure }];
-    assert!(bench.relay.refused(&refused, &mut turn, NOW));
-    let topics: Vec<_> = turn.outputs.iter().map(|output| &*output.topic).collect();
+    assert!(bench.relay.refused(&refused, &mut batch, NOW));
+    let topics: Vec<_> = batch.outputs.iter().map(|output| &*output.topic).collect();
     assert_eq!(topics, ["docs-retry-due", "docs-dlq", "docs-retry-due"]);
-    let letter = &turn.outputs[1];
+    let letter = &batch.outputs[1];
     assert_eq!(
         (letter.key.as_deref(), letter.value.as_deref()),
         (Some(&b"k"[..]), Some(&b"v"[..]))
@@ -268,8 +269,8 @@ fn what_its_return_topic_does_not_take_becomes_a_dead_letter() {
     assert_eq!(text(headers::ORIGINAL_OFFSET), Some("7"));
     assert_eq!(letter.headers.last("user"), Some(&[0xff, 0x00][..]));
 
-    assert!(bench.relay.refused(&refused, &mut turn, NOW));
-    assert_eq!(turn.outputs[1].value, None);
+    assert!(bench.relay.refused(&refused, &mut batch, NOW));
+    assert_eq!(batch.outputs[1].value, None);
     bench.relay.committed(NOW);
     assert_eq!(
         (
@@ -281,7 +282,7 @@ fn what_its_return_topic_does_not_take_becomes_a_dead_letter() {
 }
 
 #[test]
-fn what_has_no_return_topic_stays_and_others_of_the_tier_go() {
+fn a_record_whose_return_topic_is_missing_stays_and_dead_letters_are_written() {
     let mut bench = Bench::new(10);
     let gone = Arc::new(std::sync::Mutex::new("docs-retry-due"));
     bench.relay.is_missing = Box::new({
@@ -290,10 +291,10 @@ fn what_has_no_return_topic_stays_and_others_of_the_tier_go() {
     });
     bench.accept(waiting_until(NOW));
     assert!(bench.finish(NOW).is_empty());
-    // The lane does not look again and again for what cannot go.
+    // The lane does not wake up for a record that it cannot release.
     assert_eq!(bench.relay.next_due(), None);
-    assert_eq!(bench.relay.held(), 1);
-    // A dead letter of the same partition goes.
+    assert_eq!(bench.relay.records_in_memory(), 1);
+    // A dead letter of the same partition is written.
     bench.accept(Headers::new());
     assert_eq!(bench.finish(NOW)[0].0, "docs-dlq");
     *gone.lock().unwrap() = "docs-dlq";
@@ -304,7 +305,7 @@ fn what_has_no_return_topic_stays_and_others_of_the_tier_go() {
 }
 
 #[test]
-fn dead_letters_that_cannot_go_fill_their_own_partition_only() {
+fn dead_letters_whose_topic_is_missing_fill_only_their_own_partition() {
     let mut bench = Bench::new(2);
     let other = AssignmentId::for_tests(1, 2);
     bench.relay.assigned(other, &"docs-retry-5s".into(), 1);
@@ -320,11 +321,11 @@ fn dead_letters_that_cannot_go_fill_their_own_partition_only() {
     assert_eq!(bench.relay.capacity(bench.assignment), 0);
     assert_eq!(bench.relay.capacity(other), 2);
     is_gone.store(false, std::sync::atomic::Ordering::SeqCst);
-    // No more than the turn may have.
+    // No more than the limit of the transaction.
     for _ in 0..2 {
-        let mut turn = TransactionBatch::default();
-        bench.relay.finish(NOW, 1, &mut turn);
-        assert_eq!(turn.outputs.len(), 1);
+        let mut batch = TransactionBatch::default();
+        bench.relay.finish(NOW, 1, &mut batch);
+        assert_eq!(batch.outputs.len(), 1);
         bench.relay.committed(NOW);
     }
     assert_eq!(bench.relay.capacity(bench.assignment), 2);

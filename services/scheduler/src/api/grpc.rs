@@ -8,14 +8,13 @@ use redeliver_proto::v1::job_service_server::JobService;
 use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::{Request, Response, Status};
 
-use super::Jobs;
-use super::jobs::trace_of;
-use super::refusal::Refusal;
+use super::error::RequestError;
+use super::jobs::{Jobs, trace_headers};
 use crate::index::Index;
 use crate::job::JobId;
 use crate::request::{Field, Format, draft, read_id, read_when};
 
-/// The service.
+/// The gRPC service.
 pub(crate) struct Service<I>(Arc<Jobs<I>>);
 
 impl<I> Service<I> {
@@ -25,11 +24,11 @@ impl<I> Service<I> {
 }
 
 fn trace(metadata: &MetadataMap) -> Headers {
-    trace_of(|name| metadata.get(name).map(MetadataValue::as_bytes))
+    trace_headers(|name| metadata.get(name).map(MetadataValue::as_bytes))
 }
 
-fn id_of(text: &str) -> Result<JobId, Status> {
-    read_id(Field::Id, Format::Protobuf, text).map_err(|failure| Refusal::from(failure).into_status())
+fn parse_id(text: &str) -> Result<JobId, Status> {
+    read_id(Field::Id, Format::Protobuf, text).map_err(|failure| RequestError::from(failure).into_status())
 }
 
 #[tonic::async_trait]
@@ -40,10 +39,11 @@ impl<I: Index> JobService for Service<I> {
     ) -> Result<Response<v1::ScheduleJobResponse>, Status> {
         let trace = trace(request.metadata());
         let v1::ScheduleJobRequest { job, no_wait } = request.into_inner();
-        let draft = draft(job.unwrap_or_default()).map_err(|failure| Refusal::from(failure).into_status())?;
+        let draft =
+            draft(job.unwrap_or_default()).map_err(|failure| RequestError::from(failure).into_status())?;
         let scheduled = self.0.schedule(draft, Format::Protobuf, !no_wait, trace).await;
-        let accepted = scheduled.map_err(Refusal::into_status)?;
-        let (outcome, job) = match accepted.decided {
+        let accepted = scheduled.map_err(RequestError::into_status)?;
+        let (outcome, job) = match accepted.result {
             Some((outcome, job)) => (outcome, Some(job)),
             None => (v1::Outcome::Unspecified, None),
         };
@@ -55,8 +55,8 @@ impl<I: Index> JobService for Service<I> {
     }
 
     async fn get_job(&self, request: Request<v1::GetJobRequest>) -> Result<Response<v1::Job>, Status> {
-        let id = id_of(&request.get_ref().id)?;
-        let job = self.0.get(id).await.map_err(Refusal::into_status)?;
+        let id = parse_id(&request.get_ref().id)?;
+        let job = self.0.get(id).await.map_err(RequestError::into_status)?;
         Ok(Response::new(job))
     }
 
@@ -64,9 +64,9 @@ impl<I: Index> JobService for Service<I> {
         &self,
         request: Request<v1::CancelJobRequest>,
     ) -> Result<Response<v1::CancelJobResponse>, Status> {
-        let id = id_of(&request.get_ref().id)?;
+        let id = parse_id(&request.get_ref().id)?;
         let cancelled = self.0.cancel(id, trace(request.metadata())).await;
-        let v1::CommandOutcome { outcome, job, .. } = cancelled.map_err(Refusal::into_status)?;
+        let v1::CommandOutcome { outcome, job, .. } = cancelled.map_err(RequestError::into_status)?;
         Ok(Response::new(v1::CancelJobResponse { outcome, job }))
     }
 
@@ -76,21 +76,21 @@ impl<I: Index> JobService for Service<I> {
     ) -> Result<Response<v1::RescheduleJobResponse>, Status> {
         let trace = trace(request.metadata());
         let v1::RescheduleJobRequest { id, when } = request.into_inner();
-        let id = id_of(&id)?;
+        let id = parse_id(&id)?;
         let when = when.map(|when| match when {
             v1::reschedule_job_request::When::ScheduledTime(time) => {
                 v1::reschedule_job::When::ScheduledTime(time)
             }
             v1::reschedule_job_request::When::Delay(delay) => v1::reschedule_job::When::Delay(delay),
         });
-        let when = read_when(when.as_ref()).map_err(|failure| Refusal::from(failure).into_status())?;
+        let when = read_when(when.as_ref()).map_err(|failure| RequestError::from(failure).into_status())?;
         let rescheduled = self.0.reschedule(id, when, Format::Protobuf, trace).await;
-        let v1::CommandOutcome { outcome, job, .. } = rescheduled.map_err(Refusal::into_status)?;
+        let v1::CommandOutcome { outcome, job, .. } = rescheduled.map_err(RequestError::into_status)?;
         Ok(Response::new(v1::RescheduleJobResponse { outcome, job }))
     }
 
     async fn get_stats(&self, request: Request<v1::GetStatsRequest>) -> Result<Response<v1::Stats>, Status> {
         let stats = self.0.stats(request.get_ref().minutes, Format::Protobuf).await;
-        stats.map(Response::new).map_err(Refusal::into_status)
+        stats.map(Response::new).map_err(RequestError::into_status)
     }
 }

@@ -1,7 +1,7 @@
-//! What is asked of the scheduler, whatever the protocol.
+//! The operations of the API, independent of the protocol.
 //!
-//! A command is checked, written into the ingest topic, and its outcome waited for. What is known of jobs is
-//! read from the index, which shows what is committed, by some milliseconds later.
+//! A command is checked and written to the ingest topic, and its outcome comes back through the answers topic. Jobs and
+//! statistics are read from the index, which contains committed changes after some milliseconds.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,153 +15,157 @@ use redeliver_proto::v1;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::refusal::Refusal;
-use crate::answers::{Place, Waiting};
+use super::error::RequestError;
+use crate::admission::{self, INDEX_FULL};
+use crate::answers::{PendingOutcome, PendingOutcomes};
 use crate::codec;
 use crate::index::{Index, Lookup};
 use crate::job::{JobId, Kind};
 use crate::request::{Command, Draft, Envelope, Field, Format, ParsedRequest, Rules, When, write_protobuf};
-use crate::room::{self, INDEX_FULL};
 
-/// How long an outcome is waited for.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// A job that was requested so lately may not be in the index yet.
-const FRESH: Duration = Duration::from_secs(5);
-/// How long it is looked for then, and how often.
-const LOOKING: Duration = Duration::from_secs(1);
-const LOOK_EVERY: Duration = Duration::from_millis(25);
-/// What a request may have beside its data: names, times, and what a protocol adds.
-const AROUND_DATA: usize = 64 << 10;
-/// Minutes that statistics show when nothing else is asked for, and at most.
-const MINUTES: u32 = 60;
+/// How long to wait for an outcome.
+const OUTCOME_TIMEOUT: Duration = Duration::from_secs(10);
+/// A job that was requested within this time may not be in the index yet.
+const RECENT: Duration = Duration::from_secs(5);
+/// How long such a job is looked up repeatedly, and how often.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(1);
+const LOOKUP_INTERVAL: Duration = Duration::from_millis(25);
+/// The size of a request besides the job's data: names, times, and the overhead of the protocol.
+const REQUEST_OVERHEAD: usize = 64 << 10;
+/// The default and the maximum number of minutes in statistics.
+const DEFAULT_MINUTES: u32 = 60;
 const MAX_MINUTES: u32 = 1_440;
 
-/// The scheduler as its API sees it.
+/// The operations of the API.
 pub(crate) struct Jobs<I> {
     pub(crate) index: I,
     pub(crate) producer: Producer,
     pub(crate) ingest: Arc<str>,
-    /// Of the ingest topic: the shards.
+    /// The number of partitions of the ingest topic, which is the number of shards.
     pub(crate) partitions: i32,
     pub(crate) rules: Rules,
-    /// How far ahead jobs are held in memory.
+    /// The scheduler's window: jobs that are due within it need no index.
     pub(crate) window: Duration,
-    pub(crate) waiting: Waiting,
+    pub(crate) outcomes: PendingOutcomes,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) shutdown: CancellationToken,
 }
 
-/// A job that is accepted.
+/// A request that was accepted.
 pub(crate) struct Accepted {
     pub(crate) id: JobId,
-    /// Nothing when the outcome was not waited for.
-    pub(crate) decided: Option<(v1::Outcome, v1::Job)>,
+    /// The outcome and the job; `None` if the caller did not wait for the outcome.
+    pub(crate) result: Option<(v1::Outcome, v1::Job)>,
 }
 
 impl<I: Index> Jobs<I> {
-    /// The longest request, in bytes.
+    /// The maximum size of a request in bytes.
     pub(crate) fn max_request(&self) -> usize {
-        // JSON may take several bytes for one of a key or a header.
-        self.rules.max_data.saturating_mul(2).saturating_add(AROUND_DATA)
+        // JSON can need several bytes for one byte of a key or a header.
+        self.rules
+            .max_data
+            .saturating_mul(2)
+            .saturating_add(REQUEST_OVERHEAD)
     }
 
-    /// Schedules a job. Without `wait` it is only made sure that the request is safe in Kafka.
+    /// Schedules a job. Without `wait`, returns as soon as the request is in Kafka.
     pub(crate) async fn schedule(
         &self,
         draft: Draft,
         format: Format,
         wait: bool,
         trace: Headers,
-    ) -> Result<Accepted, Refusal> {
+    ) -> Result<Accepted, RequestError> {
         let partition = match &draft.idempotency_key {
             Some(key) => shard_of(&draft.app, key, self.partitions),
             None => fastrand::i32(0..self.partitions),
         };
         let has_key = draft.idempotency_key.is_some();
-        let wish = ParsedRequest::Schedule(Box::new(draft));
-        let command = self.check(&wish, format)?;
-        // Of a job with a key it is not known here whether it was accepted before.
-        if let Command::Schedule(request) = command
+        let request = ParsedRequest::Schedule(Box::new(draft));
+        let command = self.check(&request, format)?;
+        // A job with an idempotency key may be a repetition that was accepted before, which only its shard knows.
+        if let Command::Schedule(job) = command
             && !has_key
         {
-            let room = self.index.usage().room;
-            room::check(room, request.due, self.clock.now(), self.window)?;
+            let pressure = self.index.usage().pressure;
+            admission::check(pressure, job.due, self.clock.now(), self.window)?;
         }
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + OUTCOME_TIMEOUT;
         if !wait {
-            let id = self.write(&wish, partition, "", trace, deadline).await?;
-            return Ok(Accepted { id, decided: None });
+            let id = self.write(&request, partition, "", trace, deadline).await?;
+            return Ok(Accepted { id, result: None });
         }
-        let mut place = self.waiting.take_place()?;
+        // Registered before the write: the outcome can arrive before Kafka has confirmed the command.
+        let mut pending = self.outcomes.register()?;
         let id = self
-            .write(&wish, partition, &place.name(), trace, deadline)
+            .write(&request, partition, &pending.answer_to(), trace, deadline)
             .await?;
-        let outcome = self.outcome(&mut place, id, deadline).await?;
+        let outcome = self.outcome(&mut pending, id, deadline).await?;
         let job = outcome.job.clone().unwrap_or_default();
         match outcome.outcome() {
-            decided @ (v1::Outcome::Scheduled | v1::Outcome::Duplicate) => {
-                let job = self.filled(job).await;
+            result @ (v1::Outcome::Scheduled | v1::Outcome::Duplicate) => {
+                let job = self.with_details(job).await;
                 let id = job.id.parse().unwrap_or(id);
                 Ok(Accepted {
                     id,
-                    decided: Some((decided, job)),
+                    result: Some((result, job)),
                 })
             }
-            v1::Outcome::Conflict => Err(Refusal::Conflict {
-                job: Box::new(self.filled(job).await),
+            v1::Outcome::Conflict => Err(RequestError::Conflict {
+                job: Box::new(self.with_details(job).await),
                 reason: outcome.reason,
             }),
-            _ if outcome.code == INDEX_FULL => Err(Refusal::NoRoom(outcome.reason)),
-            _ => Err(Refusal::Rejected(outcome.reason)),
+            _ if outcome.code == INDEX_FULL => Err(RequestError::IndexFull(outcome.reason)),
+            _ => Err(RequestError::Rejected(outcome.reason)),
         }
     }
 
-    /// Cancels a job.
-    pub(crate) async fn cancel(&self, id: JobId, trace: Headers) -> Result<v1::CommandOutcome, Refusal> {
+    /// Cancels a job. The outcome says if it was too late.
+    pub(crate) async fn cancel(&self, id: JobId, trace: Headers) -> Result<v1::CommandOutcome, RequestError> {
         self.command(id, &ParsedRequest::Cancel(id), trace).await
     }
 
-    /// Gives a job a new time.
+    /// Reschedules a job. The outcome says if it was too late.
     pub(crate) async fn reschedule(
         &self,
         id: JobId,
         when: When,
         format: Format,
         trace: Headers,
-    ) -> Result<v1::CommandOutcome, Refusal> {
-        let wish = ParsedRequest::Reschedule { id, when };
-        self.check(&wish, format)?;
-        self.command(id, &wish, trace).await
+    ) -> Result<v1::CommandOutcome, RequestError> {
+        let request = ParsedRequest::Reschedule { id, when };
+        self.check(&request, format)?;
+        self.command(id, &request, trace).await
     }
 
-    /// A job with all that is kept of it.
-    pub(crate) async fn get(&self, id: JobId) -> Result<v1::Job, Refusal> {
-        let asked = Instant::now();
+    /// A job with its payload.
+    pub(crate) async fn get(&self, id: JobId) -> Result<v1::Job, RequestError> {
+        let started = Instant::now();
         let now = self.clock.now();
-        let is_fresh = id.requested_at().after(FRESH) > now;
+        let is_recent = id.requested_at().after(RECENT) > now;
         loop {
-            let missing = match self.look_up(id).await {
+            let error = match self.look_up(id).await {
                 Ok(Some(job)) => return Ok(job),
-                Ok(None) if is_fresh => Refusal::UnknownJob(id),
-                Ok(None) => return Err(Refusal::UnknownJob(id)),
-                // The shard may be changing hands.
-                Err(Refusal::NoIndex) => Refusal::NoIndex,
-                Err(refusal) => return Err(refusal),
+                Ok(None) if is_recent => RequestError::UnknownJob(id),
+                Ok(None) => return Err(RequestError::UnknownJob(id)),
+                // The shard may be moving to another scheduler.
+                Err(RequestError::IndexIncomplete) => RequestError::IndexIncomplete,
+                Err(error) => return Err(error),
             };
-            if asked.elapsed() >= LOOKING {
-                return Err(missing);
+            if started.elapsed() >= LOOKUP_TIMEOUT {
+                return Err(error);
             }
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(LOOKUP_INTERVAL).await;
         }
     }
 
-    /// How many jobs wait, and until when. `minutes` is that of the histogram; 0 takes the usual.
-    pub(crate) async fn stats(&self, minutes: u32, format: Format) -> Result<v1::Stats, Refusal> {
+    /// The number of scheduled jobs, in all and by minute. 0 `minutes` means the default.
+    pub(crate) async fn stats(&self, minutes: u32, format: Format) -> Result<v1::Stats, RequestError> {
         let minutes = match minutes {
-            0 => MINUTES,
+            0 => DEFAULT_MINUTES,
             1..=MAX_MINUTES => minutes,
             _ => {
-                let problem = format!("is {minutes}; at most {MAX_MINUTES} can be shown");
+                let problem = format!("is {minutes}; the maximum is {MAX_MINUTES}");
                 return Err(Field::Minutes.malformed(format, &problem).into());
             }
         };
@@ -189,8 +193,8 @@ impl<I: Index> Jobs<I> {
         Ok(total)
     }
 
-    /// By the rules with which the record will be read, so that a wrong request never becomes one.
-    fn check(&self, wish: &ParsedRequest, format: Format) -> Result<Command, Refusal> {
+    /// Checks a request with the rules of the shard that will read it, so that no invalid request is written.
+    fn check(&self, request: &ParsedRequest, format: Format) -> Result<Command, RequestError> {
         let now = self.clock.now();
         let envelope = Envelope {
             requested: now,
@@ -198,53 +202,53 @@ impl<I: Index> Jobs<I> {
             key: None,
             headers: &Headers::new(),
         };
-        Ok(wish.clone().check(format, &self.rules, &envelope)?)
+        Ok(request.clone().check(format, &self.rules, &envelope)?)
     }
 
     async fn command(
         &self,
         id: JobId,
-        wish: &ParsedRequest,
+        request: &ParsedRequest,
         trace: Headers,
-    ) -> Result<v1::CommandOutcome, Refusal> {
+    ) -> Result<v1::CommandOutcome, RequestError> {
         if id.shard() >= self.partitions {
             return Ok(v1::CommandOutcome {
                 outcome: v1::Outcome::Unknown.into(),
                 ..v1::CommandOutcome::default()
             });
         }
-        let deadline = Instant::now() + PATIENCE;
-        let mut place = self.waiting.take_place()?;
-        self.write(wish, id.shard(), &place.name(), trace, deadline)
+        let deadline = Instant::now() + OUTCOME_TIMEOUT;
+        let mut pending = self.outcomes.register()?;
+        self.write(request, id.shard(), &pending.answer_to(), trace, deadline)
             .await?;
-        let outcome = self.outcome(&mut place, id, deadline).await?;
+        let outcome = self.outcome(&mut pending, id, deadline).await?;
         match outcome.outcome() {
-            v1::Outcome::Rejected => Err(Refusal::Rejected(outcome.reason)),
+            v1::Outcome::Rejected => Err(RequestError::Rejected(outcome.reason)),
             _ => Ok(outcome),
         }
     }
 
-    /// Writes a command; the id is that of the job which it would make.
+    /// Writes a command. The id is that of the job that a request to schedule creates.
     async fn write(
         &self,
-        wish: &ParsedRequest,
+        request: &ParsedRequest,
         partition: i32,
         answer_to: &str,
         trace: Headers,
         deadline: Instant,
-    ) -> Result<JobId, Refusal> {
+    ) -> Result<JobId, RequestError> {
         let mut headers = trace;
         headers.push_text("content-type", redeliver_proto::CONTENT_TYPE);
         let output = Output {
             topic: self.ingest.clone(),
             partition: Some(partition),
             key: None,
-            value: Some(write_protobuf(wish, answer_to)),
+            value: Some(write_protobuf(request, answer_to)),
             headers,
         };
         let sent = tokio::time::timeout_at(deadline, self.producer.send(&output)).await;
-        let written = sent.map_err(|_| Refusal::Unconfirmed)??;
-        let timestamp = written.timestamp.ok_or(Refusal::Unconfirmed)?;
+        let written = sent.map_err(|_| RequestError::Unconfirmed)??;
+        let timestamp = written.timestamp.ok_or(RequestError::Unconfirmed)?;
         Ok(JobId::new(
             timestamp,
             written.position.partition,
@@ -252,21 +256,21 @@ impl<I: Index> Jobs<I> {
         ))
     }
 
-    /// The outcome of a command that is written, for the job `id`.
+    /// Waits for the outcome of a command for the job `id`.
     async fn outcome(
         &self,
-        place: &mut Place,
+        pending: &mut PendingOutcome,
         id: JobId,
         deadline: Instant,
-    ) -> Result<v1::CommandOutcome, Refusal> {
+    ) -> Result<v1::CommandOutcome, RequestError> {
         tokio::select! {
-            outcome = place.outcome() => Ok(outcome),
-            () = tokio::time::sleep_until(deadline) => Err(Refusal::Undecided(id, PATIENCE)),
-            () = self.shutdown.cancelled() => Err(Refusal::Leaving(id)),
+            outcome = pending.outcome() => Ok(outcome),
+            () = tokio::time::sleep_until(deadline) => Err(RequestError::Undecided(id, OUTCOME_TIMEOUT)),
+            () = self.shutdown.cancelled() => Err(RequestError::ShuttingDown(id)),
         }
     }
 
-    async fn look_up(&self, id: JobId) -> Result<Option<v1::Job>, Refusal> {
+    async fn look_up(&self, id: JobId) -> Result<Option<v1::Job>, RequestError> {
         if id.shard() >= self.partitions {
             return Ok(None);
         }
@@ -277,38 +281,38 @@ impl<I: Index> Jobs<I> {
         let Some(record) = found.into_iter().next().flatten() else {
             return match applied {
                 Some(_) => Ok(None),
-                None => Err(Refusal::NoIndex),
+                None => Err(RequestError::IndexIncomplete),
             };
         };
         let job = codec::decode(id, &record).map_err(|error| {
-            tracing::error!(job = %id, %error, "the index holds something that is no job");
-            Refusal::NoIndex
+            tracing::error!(job = %id, %error, "index contains an invalid job record");
+            RequestError::IndexIncomplete
         })?;
-        // A record of a pipeline is nobody's job, as whoever cancels it is told, too.
+        // Records of pipelines are not visible to clients, as in the outcomes of commands.
         Ok((job.kind == Kind::App).then(|| codec::to_proto(&job, true)))
     }
 
-    /// A job of which the answer told the id only, with what the index knows of it.
-    async fn filled(&self, job: v1::Job) -> v1::Job {
+    /// Completes a job of which the answer contains only the id, from the index. The payload is left out, as in answers.
+    async fn with_details(&self, job: v1::Job) -> v1::Job {
         if job.state() != v1::JobState::Unspecified {
             return job;
         }
         let Ok(id) = job.id.parse() else { return job };
         match self.look_up(id).await {
-            Ok(Some(mut known)) => {
-                known.data.clear();
-                known.key = None;
-                known.headers.clear();
-                known
+            Ok(Some(mut found)) => {
+                found.data.clear();
+                found.key = None;
+                found.headers.clear();
+                found
             }
-            // The outcome is certain without it.
+            // The outcome is final even if the job cannot be read.
             _ => job,
         }
     }
 }
 
-/// The headers of a caller's trace, ready for a record. What they say is checked where it is used.
-pub(crate) fn trace_of<'a>(header: impl Fn(&str) -> Option<&'a [u8]>) -> Headers {
+/// The headers of the caller's trace context. They are validated where they are used.
+pub(crate) fn trace_headers<'a>(header: impl Fn(&str) -> Option<&'a [u8]>) -> Headers {
     let mut headers = Headers::new();
     if let Some(parent) = header(TRACEPARENT) {
         headers.push(TRACEPARENT, Some(parent));

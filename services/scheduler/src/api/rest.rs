@@ -2,14 +2,13 @@
 //!
 //! | request | answer |
 //! |---|---|
-//! | `POST /v1/jobs` | 201 scheduled, 200 the same request again, 409 another one has the key, 503 no room for far jobs; `?wait=false`: 202 |
+//! | `POST /v1/jobs` | 201 scheduled, 200 duplicate, 409 conflict of idempotency keys, 503 index full; `?wait=false`: 202 |
 //! | `GET /v1/jobs/{id}` | 200, 404 |
-//! | `DELETE /v1/jobs/{id}` | 200 it will not be dispatched: cancelled now or before, or expired; 409 it has been, 404 |
-//! | `PATCH /v1/jobs/{id}` | 200 it has a new time, 409 it has ended, 404 |
+//! | `DELETE /v1/jobs/{id}` | 200 cancelled, cancelled before, or expired; 409 dispatched before; 404 |
+//! | `PATCH /v1/jobs/{id}` | 200 rescheduled, 409 ended before, 404 |
 //! | `GET /v1/stats?minutes=60` | 200 |
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::Json;
 use axum::Router;
@@ -18,16 +17,16 @@ use axum::extract::rejection::{BytesRejection, QueryRejection};
 use axum::extract::{DefaultBodyLimit, Path, Query, Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
-use axum::response::{IntoResponse, Response};
+use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
 use redeliver_core::{Failure, Headers};
 use redeliver_proto::auth::RequireToken;
 use redeliver_proto::{error, v1};
 use serde::{Deserialize, Serialize};
 
-use super::Jobs;
-use super::jobs::trace_of;
-use super::refusal::Refusal;
+use super::error::RequestError;
+use super::jobs::{Jobs, trace_headers};
+use super::problem::Problem;
 use super::view::{JobView, StatsView, outcome};
 use crate::index::Index;
 use crate::job::JobId;
@@ -43,10 +42,10 @@ pub(crate) fn router<I: Index>(jobs: Arc<Jobs<I>>, require: RequireToken) -> Rou
         )
         .route("/v1/stats", get(stats::<I>))
         .method_not_allowed_fallback(async || {
-            problem(
+            Problem::new(
                 StatusCode::METHOD_NOT_ALLOWED,
                 "method",
-                "there is no such method here",
+                "this path does not support the method",
             )
         })
         .route_layer(middleware::from_fn_with_state(require, check_token))
@@ -54,10 +53,10 @@ pub(crate) fn router<I: Index>(jobs: Arc<Jobs<I>>, require: RequireToken) -> Rou
         .with_state(jobs)
 }
 
-/// For paths that are none of ours.
-pub(crate) fn nothing_there() -> Problem {
-    let detail = "there is nothing here; there are /v1/jobs, /v1/jobs/{id} and /v1/stats";
-    problem(StatusCode::NOT_FOUND, "path", detail)
+/// The problem of an unknown path.
+pub(crate) fn not_found() -> Problem {
+    let detail = "no such path; use /v1/jobs, /v1/jobs/{id} or /v1/stats";
+    Problem::new(StatusCode::NOT_FOUND, "path", detail)
 }
 
 async fn check_token(State(require): State<RequireToken>, request: Request, next: Next) -> Response {
@@ -66,17 +65,17 @@ async fn check_token(State(require): State<RequireToken>, request: Request, next
         Ok(()) => next.run(request).await,
         Err(status) => {
             let code = error::reason(&status).unwrap_or_default().to_lowercase();
-            let detail = "this API asks for its token: send the header `authorization: Bearer <token>`";
-            let refused = problem(StatusCode::UNAUTHORIZED, &code, detail);
+            let detail = "a valid token is required; set the header `authorization: Bearer <token>`";
+            let unauthorized = Problem::new(StatusCode::UNAUTHORIZED, &code, detail);
             let challenge = [(header::WWW_AUTHENTICATE, "Bearer")];
-            (challenge, refused).into_response()
+            (challenge, unauthorized).into_response()
         }
     }
 }
 
-/// What became of a command.
+/// The response to a command.
 #[derive(Serialize)]
-struct Answer {
+struct CommandResponse {
     id: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     outcome: Option<String>,
@@ -96,30 +95,30 @@ async fn schedule<I: Index>(
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, Problem> {
-    let wait = query.map_err(|error| wrong_query(&error))?.wait.unwrap_or(true);
-    let mut draft = draft_of(&json_body(&headers, body)?, &jobs)?;
-    take_key(&mut draft, &headers)?;
+    let wait = query.map_err(|error| invalid_query(&error))?.wait.unwrap_or(true);
+    let mut draft = read_draft(&json_body(&headers, body)?, &jobs)?;
+    read_key_header(&mut draft, &headers)?;
     let accepted = jobs.schedule(draft, Format::Json, wait, trace(&headers)).await?;
-    let status = match &accepted.decided {
+    let status = match &accepted.result {
         None => StatusCode::ACCEPTED,
         Some((v1::Outcome::Duplicate, _)) => StatusCode::OK,
         Some(_) => StatusCode::CREATED,
     };
     let location = [(header::LOCATION, format!("/v1/jobs/{}", accepted.id))];
-    let (decided, job) = accepted.decided.unzip();
-    let answer = Answer {
+    let (result, job) = accepted.result.unzip();
+    let response = CommandResponse {
         id: accepted.id.to_string(),
-        outcome: decided.map(outcome),
+        outcome: result.map(outcome),
         job: job.map(JobView::from),
     };
-    Ok((status, location, Json(answer)).into_response())
+    Ok((status, location, Json(response)).into_response())
 }
 
 async fn show<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
     Path(id): Path<String>,
 ) -> Result<Json<JobView>, Problem> {
-    let job = jobs.get(id_of(&id)?).await?;
+    let job = jobs.get(parse_id(&id)?).await?;
     Ok(Json(job.into()))
 }
 
@@ -127,14 +126,14 @@ async fn cancel<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
     Path(id): Path<String>,
     headers: HeaderMap,
-) -> Result<Json<Answer>, Problem> {
-    let id = id_of(&id)?;
+) -> Result<Json<CommandResponse>, Problem> {
+    let id = parse_id(&id)?;
     let cancelled = jobs.cancel(id, trace(&headers)).await?;
     let has_effect = matches!(
         cancelled.outcome(),
         v1::Outcome::Cancelled | v1::Outcome::AlreadyCancelled | v1::Outcome::Expired
     );
-    answer(id, cancelled, has_effect)
+    command_response(id, cancelled, has_effect)
 }
 
 async fn reschedule<I: Index>(
@@ -142,13 +141,13 @@ async fn reschedule<I: Index>(
     Path(id): Path<String>,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
-) -> Result<Json<Answer>, Problem> {
-    let id = id_of(&id)?;
+) -> Result<Json<CommandResponse>, Problem> {
+    let id = parse_id(&id)?;
     let body = json_body(&headers, body)?;
-    let when = read_json_time(&body, &jobs.rules.time_zone).map_err(Refusal::from)?;
+    let when = read_json_time(&body, &jobs.rules.time_zone).map_err(RequestError::from)?;
     let rescheduled = jobs.reschedule(id, when, Format::Json, trace(&headers)).await?;
     let has_effect = rescheduled.outcome() == v1::Outcome::Rescheduled;
-    answer(id, rescheduled, has_effect)
+    command_response(id, rescheduled, has_effect)
 }
 
 #[derive(Deserialize)]
@@ -161,37 +160,42 @@ async fn stats<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
     query: Result<Query<StatsQuery>, QueryRejection>,
 ) -> Result<Json<StatsView>, Problem> {
-    let minutes = query.map_err(|error| wrong_query(&error))?.minutes.unwrap_or(0);
+    let minutes = query.map_err(|error| invalid_query(&error))?.minutes.unwrap_or(0);
     let stats = jobs.stats(minutes, Format::Json).await?;
     Ok(Json(stats.into()))
 }
 
-/// A command that came too late, or for a job that is not known, is a problem.
-fn answer(id: JobId, told: v1::CommandOutcome, has_effect: bool) -> Result<Json<Answer>, Problem> {
-    let name = outcome(told.outcome());
-    if told.outcome() == v1::Outcome::Unknown {
-        return Err(Refusal::UnknownJob(id).into());
+/// The response to a cancellation or a rescheduling: a problem if the job is unknown or had ended before.
+fn command_response(
+    id: JobId,
+    result: v1::CommandOutcome,
+    has_effect: bool,
+) -> Result<Json<CommandResponse>, Problem> {
+    let name = outcome(result.outcome());
+    if result.outcome() == v1::Outcome::Unknown {
+        return Err(RequestError::UnknownJob(id).into());
     }
     if has_effect {
-        return Ok(Json(Answer {
+        return Ok(Json(CommandResponse {
             id: id.to_string(),
             outcome: Some(name),
-            job: told.job.map(JobView::from),
+            job: result.job.map(JobView::from),
         }));
     }
     Err(Problem {
         retry_after: None,
         status: StatusCode::CONFLICT,
         code: name.clone(),
-        detail: format!("job {id} has ended before the command came: {name}"),
+        detail: format!("job {id} ended before the request: {name}"),
         field: None,
         job_id: Some(id.to_string()),
-        outcome: Some(told.outcome()),
-        job: told.job.map(Box::new),
+        outcome: Some(result.outcome()),
+        job: result.job.map(Box::new),
     })
 }
 
-/// The body, if it is said to be JSON. Web pages of others cannot say so without being asked first.
+/// The body of a request with the content type of JSON. A web page of another origin cannot send that content type without a
+/// preflight request, which fails, so no such page can schedule jobs in a browser.
 fn json_body(headers: &HeaderMap, body: Result<Bytes, BytesRejection>) -> Result<Bytes, Problem> {
     let given = headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
     let given = given
@@ -199,8 +203,8 @@ fn json_body(headers: &HeaderMap, body: Result<Bytes, BytesRejection>) -> Result
         .unwrap_or_default();
     let essence = given.split(';').next().unwrap_or_default().trim();
     if !essence.eq_ignore_ascii_case("application/json") {
-        let detail = "send the body with the header `content-type: application/json`";
-        return Err(problem(
+        let detail = "unsupported content type; set the header `content-type: application/json`";
+        return Err(Problem::new(
             StatusCode::UNSUPPORTED_MEDIA_TYPE,
             "request.contentType",
             detail,
@@ -208,47 +212,46 @@ fn json_body(headers: &HeaderMap, body: Result<Bytes, BytesRejection>) -> Result
     }
     body.map_err(|error| match error.status() {
         status @ StatusCode::PAYLOAD_TOO_LARGE => {
-            let detail =
-                "the body is longer than any job may be; scheduler.max_data is the limit of a job's data";
-            problem(status, "body", detail)
+            let detail = "the body is too large; scheduler.max_data limits the size of a job's data";
+            Problem::new(status, "body", detail)
         }
-        status => problem(status, "body", &error.body_text()),
+        status => Problem::new(status, "body", &error.body_text()),
     })
 }
 
-fn draft_of<I: Index>(body: &Bytes, jobs: &Jobs<I>) -> Result<Draft, Refusal> {
-    let told = |field: Field, instead: &str| {
-        let problem = format!("is not for this request; use {instead}");
-        Err(Refusal::Wrong(field.malformed(Format::Json, &problem)))
+fn read_draft<I: Index>(body: &Bytes, jobs: &Jobs<I>) -> Result<Draft, RequestError> {
+    let use_instead = |field: Field, instead: &str| {
+        let problem = format!("is not supported in this request; use {instead}");
+        Err(RequestError::Invalid(field.malformed(Format::Json, &problem)))
     };
     match read_json(body, &jobs.rules.time_zone)? {
         ParsedRequest::Schedule(draft) => Ok(*draft),
-        ParsedRequest::Cancel(_) => told(Field::Cancel, "DELETE /v1/jobs/{id}"),
-        ParsedRequest::Reschedule { .. } => told(Field::Reschedule, "PATCH /v1/jobs/{id}"),
-        ParsedRequest::LongWait(_) => told(Field::Pipeline, "the ingest topic"),
+        ParsedRequest::Cancel(_) => use_instead(Field::Cancel, "DELETE /v1/jobs/{id}"),
+        ParsedRequest::Reschedule { .. } => use_instead(Field::Reschedule, "PATCH /v1/jobs/{id}"),
+        ParsedRequest::LongWait(_) => use_instead(Field::Pipeline, "the ingest topic"),
     }
 }
 
-/// The idempotency key may also stand in the header of that name.
-fn take_key(draft: &mut Draft, headers: &HeaderMap) -> Result<(), Refusal> {
+/// Reads the idempotency key from the header `Idempotency-Key`, if there is one.
+fn read_key_header(draft: &mut Draft, headers: &HeaderMap) -> Result<(), RequestError> {
     const NAME: &str = "idempotency-key";
     let mut values = headers.get_all(NAME).iter();
     let Some(value) = values.next() else {
         return Ok(());
     };
-    let wrong = |problem: &str| {
-        Err(Refusal::Wrong(
+    let invalid = |problem: &str| {
+        Err(RequestError::Invalid(
             Field::IdempotencyKey.malformed(Format::Json, problem),
         ))
     };
     let Ok(key) = std::str::from_utf8(value.as_bytes()) else {
-        return wrong("in the header is not UTF-8");
+        return invalid("in the header `Idempotency-Key` is not UTF-8");
     };
     if values.next().is_some() {
-        return wrong("stands in more than one header");
+        return invalid("is set in more than one header `Idempotency-Key`");
     }
     match &draft.idempotency_key {
-        Some(other) if other != key => wrong("differs from the one in the header"),
+        Some(other) if other != key => invalid("differs from the header `Idempotency-Key`"),
         _ => {
             draft.idempotency_key = Some(key.to_owned());
             Ok(())
@@ -256,92 +259,15 @@ fn take_key(draft: &mut Draft, headers: &HeaderMap) -> Result<(), Refusal> {
     }
 }
 
-fn id_of(text: &str) -> Result<JobId, Refusal> {
+fn parse_id(text: &str) -> Result<JobId, RequestError> {
     Ok(read_id(Field::Id, Format::Json, text)?)
 }
 
 fn trace(headers: &HeaderMap) -> Headers {
-    trace_of(|name| headers.get(name).map(HeaderValue::as_bytes))
+    trace_headers(|name| headers.get(name).map(HeaderValue::as_bytes))
 }
 
-fn wrong_query(error: &QueryRejection) -> Problem {
+fn invalid_query(error: &QueryRejection) -> Problem {
     let failure = Failure::malformed("request.query", error.body_text());
-    Refusal::Wrong(failure).into()
-}
-
-/// An error as RFC 9457 has it.
-#[derive(Debug)]
-pub(crate) struct Problem {
-    pub(crate) status: StatusCode,
-    /// Stable, for programs.
-    pub(crate) code: String,
-    /// For people.
-    pub(crate) detail: String,
-    /// The field at fault.
-    pub(crate) field: Option<&'static str>,
-    /// The job that it is about.
-    pub(crate) job_id: Option<String>,
-    pub(crate) job: Option<Box<v1::Job>>,
-    /// What a command found.
-    pub(crate) outcome: Option<v1::Outcome>,
-    /// When to come again.
-    pub(crate) retry_after: Option<Duration>,
-}
-
-fn problem(status: StatusCode, code: &str, detail: &str) -> Problem {
-    Problem {
-        status,
-        code: code.to_owned(),
-        detail: detail.to_owned(),
-        field: None,
-        job_id: None,
-        job: None,
-        outcome: None,
-        retry_after: None,
-    }
-}
-
-impl From<Refusal> for Problem {
-    fn from(refusal: Refusal) -> Self {
-        refusal.into_problem()
-    }
-}
-
-impl IntoResponse for Problem {
-    fn into_response(self) -> Response {
-        #[derive(Serialize)]
-        #[serde(rename_all = "camelCase")]
-        struct Body {
-            title: &'static str,
-            status: u16,
-            code: String,
-            detail: String,
-            #[serde(skip_serializing_if = "Option::is_none")]
-            field: Option<&'static str>,
-            #[serde(skip_serializing_if = "Option::is_none")]
-            outcome: Option<String>,
-            #[serde(skip_serializing_if = "Option::is_none")]
-            job_id: Option<String>,
-            #[serde(skip_serializing_if = "Option::is_none")]
-            job: Option<JobView>,
-        }
-
-        let body = Body {
-            title: self.status.canonical_reason().unwrap_or("error"),
-            status: self.status.as_u16(),
-            code: self.code,
-            detail: self.detail,
-            field: self.field,
-            outcome: self.outcome.map(outcome),
-            job_id: self.job_id,
-            job: self.job.map(|job| JobView::from(*job)),
-        };
-        let kind = [(header::CONTENT_TYPE, "application/problem+json")];
-        let later = self.retry_after.map(|after| after.as_secs().to_string());
-        let later = later.map(|seconds| [(header::RETRY_AFTER, seconds)]);
-        match later {
-            Some(later) => (self.status, kind, later, Json(body)).into_response(),
-            None => (self.status, kind, Json(body)).into_response(),
-        }
-    }
+    RequestError::Invalid(failure).into()
 }

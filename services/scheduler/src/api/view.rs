@@ -1,14 +1,14 @@
-//! Jobs as JSON, with the names of requests.
+//! Jobs and statistics as JSON, with the field names of requests.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use redeliver_core::job::State;
+use redeliver_core::job::JobState;
 use redeliver_proto::convert::{from_priority, from_state, from_timestamp};
 use redeliver_proto::v1;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-/// A job. Bytes that are no text are shown in Base64, under a name that says so.
+/// A job. Bytes that are not UTF-8 are encoded in Base64, in a field of another name.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct JobView {
@@ -102,7 +102,7 @@ impl From<v1::Header> for HeaderView {
     }
 }
 
-/// As text, or else in Base64.
+/// The bytes as text, or else in Base64.
 fn text(bytes: &[u8]) -> (Option<String>, Option<String>) {
     match std::str::from_utf8(bytes) {
         Ok(text) => (Some(text.to_owned()), None),
@@ -110,7 +110,7 @@ fn text(bytes: &[u8]) -> (Option<String>, Option<String>) {
     }
 }
 
-/// As the JSON that it is, byte for byte, or else in Base64. Data of ended jobs is not kept.
+/// The data as JSON, byte for byte, or else in Base64. The data of ended jobs is not kept.
 fn data(bytes: &[u8]) -> (Option<Box<RawValue>>, Option<String>) {
     if bytes.is_empty() {
         return (None, None);
@@ -122,7 +122,7 @@ fn data(bytes: &[u8]) -> (Option<Box<RawValue>>, Option<String>) {
 }
 
 fn state(state: v1::JobState) -> Option<&'static str> {
-    from_state(state).map(State::as_str)
+    from_state(state).map(JobState::as_str)
 }
 
 fn priority(priority: v1::Priority) -> Option<&'static str> {
@@ -132,13 +132,13 @@ fn priority(priority: v1::Priority) -> Option<&'static str> {
     }
 }
 
-/// An outcome as JSON has it: `scheduled`, `already_dispatched`.
+/// The name of an outcome in JSON, such as `already_dispatched`.
 pub(crate) fn outcome(outcome: v1::Outcome) -> String {
     let name = outcome.as_str_name();
     name.strip_prefix("OUTCOME_").unwrap_or(name).to_lowercase()
 }
 
-/// Statistics.
+/// Statistics of scheduled jobs.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct StatsView {
@@ -169,12 +169,12 @@ mod tests {
 
     use super::*;
 
-    fn shown(job: v1::Job) -> serde_json::Value {
+    fn to_json(job: v1::Job) -> serde_json::Value {
         serde_json::to_value(JobView::from(job)).unwrap()
     }
 
     #[test]
-    fn a_job_is_shown_with_the_names_of_its_request() {
+    fn a_job_has_the_field_names_of_its_request() {
         let job = v1::Job {
             id: "x".to_owned(),
             app: "sms".to_owned(),
@@ -195,7 +195,7 @@ mod tests {
         };
         let text = serde_json::to_string(&JobView::from(job.clone())).unwrap();
         assert!(text.contains(r#""jobData":{ "n": 1.50 }"#), "{text}");
-        let mut value = shown(job);
+        let mut value = to_json(job);
         value.as_object_mut().unwrap().remove("jobData");
         assert_eq!(
             value,
@@ -208,13 +208,13 @@ mod tests {
     }
 
     #[test]
-    fn data_that_is_not_json_is_shown_in_base64() {
+    fn data_that_is_not_json_is_encoded_in_base64() {
         let job = v1::Job {
             data: Bytes::from_static(b"\x00\x01"),
             ..v1::Job::default()
         };
         assert_eq!(
-            shown(job),
+            to_json(job),
             json!({"id": "", "appName": "", "jobDataBase64": "AAE="})
         );
     }

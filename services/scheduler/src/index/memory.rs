@@ -1,4 +1,4 @@
-//! The index in memory, for one process: nothing is kept when it ends.
+//! The index in memory, for one process. It is not durable.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound;
@@ -8,11 +8,10 @@ use bytes::Bytes;
 use redeliver_core::Timestamp;
 
 use super::{
-    Applied, Batch, Change, Claimed, Cursor, DueScan, Effect, Index, IndexError, KeyEntry, LastRecordDigest,
-    Lookup, Owner, Row, ShardStats,
+    Applied, Batch, Change, Checkpoint, Cursor, DueScan, Effect, Index, IndexError, KeyEntry,
+    LastRecordDigest, Lookup, Owner, Row, ShardStats,
 };
-use crate::codec::FORMAT;
-use crate::job::{JobId, KeyHash};
+use crate::job::{FORMAT, JobId, KeyHash};
 
 /// An index in memory; clones share it.
 #[derive(Clone, Debug, Default)]
@@ -21,7 +20,7 @@ pub struct MemoryIndex {
 }
 
 impl MemoryIndex {
-    /// An index of which no shard has been claimed.
+    /// An empty index.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -39,30 +38,30 @@ impl MemoryIndex {
     }
 }
 
-/// While nothing has been applied, nothing is in it.
+/// A shard is empty while `applied` is `None`.
 #[derive(Debug, Default)]
 struct Shard {
     owner: Option<Owner>,
-    /// Whether the owner has cleared it, and nothing happened since.
+    /// Whether the owner has cleared the shard and applied nothing since.
     cleared: bool,
     applied: Option<Applied>,
-    seal: Option<LastRecordDigest>,
-    jobs: HashMap<JobId, Place>,
+    last_record: Option<LastRecordDigest>,
+    jobs: HashMap<JobId, RecordKey>,
     due: BTreeMap<Cursor, Bytes>,
     ended: BTreeMap<(Timestamp, JobId), Bytes>,
     keys: HashMap<KeyHash, (Timestamp, Bytes)>,
     key_expiries: BTreeSet<(Timestamp, KeyHash)>,
 }
 
-/// Where a job's record is.
+/// Which map contains a job's record, and under which key.
 #[derive(Clone, Copy, Debug)]
-enum Place {
+enum RecordKey {
     Due(Cursor),
     Ended((Timestamp, JobId)),
 }
 
 impl Shard {
-    /// An unclaimed shard has lost its owner with everything else; whoever clears it has it.
+    /// A shard without an owner has lost its content too, so the caller becomes its owner.
     fn clear(&mut self, owner: Owner) -> Result<(), IndexError> {
         if self.owner.is_some_and(|other| other != owner) {
             return Err(IndexError::Fenced);
@@ -98,7 +97,7 @@ impl Shard {
             offset: batch.to,
             at: now,
         });
-        self.seal = batch.seal.or(self.seal);
+        self.last_record = batch.last_record.or(self.last_record);
         self.cleared = false;
         Ok(())
     }
@@ -106,21 +105,21 @@ impl Shard {
     fn change(&mut self, change: &Change, now: Timestamp) {
         let id = change.id;
         match self.jobs.remove(&id) {
-            Some(Place::Due(cursor)) => self.due.remove(&cursor),
-            Some(Place::Ended(place)) => self.ended.remove(&place),
+            Some(RecordKey::Due(cursor)) => self.due.remove(&cursor),
+            Some(RecordKey::Ended(place)) => self.ended.remove(&place),
             None => None,
         };
         let key = match &change.effect {
             Effect::Waits { due, record, key } => {
                 let cursor = Cursor { due: *due, id };
                 self.due.insert(cursor, record.clone());
-                self.jobs.insert(id, Place::Due(cursor));
+                self.jobs.insert(id, RecordKey::Due(cursor));
                 key
             }
             Effect::Ended { forget, record, key } => {
                 let place = (*forget, id);
                 self.ended.insert(place, record.clone());
-                self.jobs.insert(id, Place::Ended(place));
+                self.jobs.insert(id, RecordKey::Ended(place));
                 key
             }
             Effect::Forgotten => return,
@@ -152,8 +151,8 @@ impl Shard {
     fn look_up(&self, lookup: &Lookup, now: Timestamp) -> Option<Bytes> {
         match lookup {
             Lookup::Job(id) => match self.jobs.get(id)? {
-                Place::Due(cursor) => self.due.get(cursor).cloned(),
-                Place::Ended(place) => self.ended.get(place).cloned(),
+                RecordKey::Due(cursor) => self.due.get(cursor).cloned(),
+                RecordKey::Ended(place) => self.ended.get(place).cloned(),
             },
             Lookup::Key(hash) => {
                 let (expires, value) = self.keys.get(hash)?;
@@ -162,7 +161,7 @@ impl Shard {
         }
     }
 
-    fn ahead(&self, after: Option<Cursor>, until: Timestamp, limit: usize, bytes: usize) -> DueScan {
+    fn due_scan(&self, after: Option<Cursor>, until: Timestamp, limit: usize, bytes: usize) -> DueScan {
         let start = after.map_or(Bound::Unbounded, Bound::Excluded);
         let mut due = self.due.range((start, Bound::Unbounded));
         let mut due = std::iter::from_fn(|| due.next().filter(|(cursor, _)| cursor.due <= until)).peekable();
@@ -208,15 +207,15 @@ impl Shard {
 }
 
 impl Index for MemoryIndex {
-    async fn claim(&self, shard: i32, owner: Owner) -> Result<Option<Claimed>, IndexError> {
+    async fn claim(&self, shard: i32, owner: Owner) -> Result<Option<Checkpoint>, IndexError> {
         let mut shards = self.shards();
         let shard = shards.entry(shard).or_default();
         shard.owner = Some(owner);
         shard.cleared = false;
-        let seal = shard.seal;
-        Ok(shard.applied.map(|applied| Claimed {
+        let last_record = shard.last_record;
+        Ok(shard.applied.map(|applied| Checkpoint {
             applied,
-            seal,
+            last_record,
             format: FORMAT,
         }))
     }
@@ -241,7 +240,7 @@ impl Index for MemoryIndex {
         }))
     }
 
-    async fn ahead(
+    async fn due_scan(
         &self,
         shard: i32,
         after: Option<Cursor>,
@@ -249,7 +248,7 @@ impl Index for MemoryIndex {
         limit: usize,
         bytes: usize,
     ) -> Result<DueScan, IndexError> {
-        Ok(self.read(shard, |shard| shard.ahead(after, until, limit, bytes)))
+        Ok(self.read(shard, |shard| shard.due_scan(after, until, limit, bytes)))
     }
 
     async fn forgettable(

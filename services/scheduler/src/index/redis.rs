@@ -1,32 +1,32 @@
 //! The index in Redis.
 //!
-//! Keys of shard `p`, which share the hash tag `{p}` and so a node of a cluster, behind `PREFIX:{p}:`
+//! The keys of shard `p` have the prefix `PREFIX:{p}:`. They share the hash tag `{p}`, and so a node of a cluster.
 //!
-//! | key | is |
+//! | key | content |
 //! |---|---|
-//! | `meta` | hash: the mark (`offset`, `at`), its `seal`, `counts`, `owner`, `cleared` or `clearing` with the token of a clear, and `format` unless that is 0: what a scheduler must know to go on from here |
-//! | `due` | sorted set of the ids of jobs that wait, by due time |
-//! | `ended` | sorted set of the ids of jobs that have ended, by the time to forget them |
-//! | `job:<n>` | hash: id to record, for the jobs whose requests have the offsets from `n * 1024` on |
-//! | `buckets` | set of all `n` |
-//! | `idem:<hash>` | value of an idempotency key, behind 8 bytes of its expiry |
-//! | `idemlog:<n>` | hashes of the keys that expire in stretch `n` of the time, one behind the other |
-//! | `idemlogs` | set of all `n` |
+//! | `meta` | hash: the checkpoint (`offset`, `at`, the digest of the last record in `seal`, `counts`), `owner`, `cleared` or `clearing` with the token of a clear, and `format`, the record format that a scheduler must support to use the index, unless it is 0 |
+//! | `due` | sorted set: the ids of scheduled jobs by due time |
+//! | `ended` | sorted set: the ids of ended jobs by the time at which they are forgotten |
+//! | `job:<n>` | hash: id to record, for the jobs whose requests have 1024 offsets from `n * 1024` on |
+//! | `buckets` | set of all `n` of `job:<n>` |
+//! | `idem:<hash>` | expiry (8 bytes) and value of an idempotency key |
+//! | `idemlog:<n>` | string: the hashes of the keys that expire in time slice `n` |
+//! | `idemlogs` | set of all `n` of `idemlog:<n>` |
 //!
-//! `buckets` and the logs are there so that a shard can be emptied without a search through all of Redis; a log
-//! costs 16 bytes per key, where a set would cost more than the key itself.
+//! With `buckets` and the logs, a shard can be cleared without a scan of all keys. A log takes 16 bytes per idempotency key;
+//! a set would take more than the key itself.
 //!
-//! Each method is one Lua script, so its answer is of one moment and its change is whole or not at all. Only
-//! [`Index::clear`] is many small ones, of which the first removes the mark; without a mark nothing is seen of
-//! the rest. A command whose answer was lost may be executed much later, when the connection was given up for
-//! another. What makes that harmless is that a batch is only applied on its place, and on an empty shard only
-//! by the process that knows the token of the latest clear.
+//! Each method is one Lua script, so it reads a snapshot and changes all or nothing. The exception is [`Index::clear`], which
+//! runs many small scripts. The first one removes the checkpoint, and without it the rest of the shard is not visible.
 //!
-//! Keys may get lost one by one, by eviction or by hand. `counts` says how many members `due`, `ended` and `buckets` have
-//! after each change; whoever finds another number, or no record of a job that waits, takes the mark away, and the shard is
-//! built again.
+//! A command whose reply was lost can be executed much later, after the client has reconnected. That is harmless: a batch is
+//! applied only if it continues the checkpoint, and to a cleared shard only with the token of the latest clear.
 //!
-//! The names of buckets and idempotency keys are made in the scripts; all are of the shard's hash tag.
+//! Single keys can get lost, by eviction or by hand. `counts` stores the number of members of `due`, `ended` and `buckets`
+//! after each change. A script that finds other numbers, or no record of a scheduled job, removes the checkpoint, and the
+//! shard is rebuilt.
+//!
+//! The scripts derive the names of buckets and idempotency keys. All of them have the shard's hash tag.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -40,24 +40,24 @@ use redeliver_runtime::tasks::Tasks;
 pub use self::connection::{ConnectError, Evicts};
 use self::connection::{Connection, Script};
 use super::{
-    Applied, Batch, Claimed, Cursor, DueScan, Effect, Index, IndexError, KeyEntry, LastRecordDigest, Lookup,
-    Owner, Row, ShardStats, Usage,
+    Applied, Batch, Checkpoint, Cursor, DueScan, Effect, Index, IndexError, KeyEntry, LastRecordDigest,
+    Lookup, Owner, Row, ShardStats, Usage,
 };
 use crate::job::{JobId, KeyHash};
 
 mod connection;
 
-/// How many offsets share a hash: 2 to the power of this.
+/// The number of offsets per bucket is 2 to the power of this.
 const BUCKET_BITS: u32 = 10;
-/// How long the idempotency keys of one log expire: 2 to the power of this, in ms, about four minutes.
+/// The length of the time slice of one log is 2 to the power of this in ms, about four minutes.
 const LOG_BITS: u32 = 18;
-/// How much longer than its stretch of time Redis keeps a log and its keys. Who looks a key up compares its
-/// expiry by a clock of its own.
+/// How long Redis keeps a log and its keys after the end of the time slice. A lookup compares the stored expiry with the
+/// clock of the caller, which may be behind the clock of Redis.
 const EXPIRY_MARGIN_MS: i64 = 60_000;
-/// Redis has numbers of 53 bits.
+/// Scores of sorted sets are exact up to 53 bits.
 const LAST_MILLIS: i64 = 1 << 53;
-/// Redis takes no more arguments for one command.
-const MOST_ARGUMENTS: usize = 1_000_000;
+/// Redis accepts at most 1,048,576 arguments per command.
+const MAX_ARGUMENTS: usize = 1_000_000;
 
 /// An index in Redis; clones share its connection.
 #[derive(Clone, Debug)]
@@ -65,7 +65,7 @@ pub struct RedisIndex {
     connection: Connection,
     prefix: Arc<str>,
     scripts: Arc<Scripts>,
-    /// Tokens of clears after which nothing has been applied, by shard.
+    /// By shard, the token of a clear after which nothing has been applied yet.
     cleared: Arc<Mutex<HashMap<i32, (Owner, u64)>>>,
 }
 
@@ -75,45 +75,45 @@ struct Scripts {
     clear: Script,
     apply: Script,
     look_up: Script,
-    ahead: Script,
+    due_scan: Script,
     forgettable: Script,
     stats: Script,
 }
 
 impl Scripts {
     fn new() -> Self {
-        /// What all of them begin with that look at the mark.
-        macro_rules! with_mark {
+        /// A script with the functions that check the checkpoint.
+        macro_rules! with_checkpoint {
             ($file:literal) => {
                 Script::new(concat!(include_str!("redis/mark.lua"), include_str!($file)))
             };
         }
         Self {
-            claim: with_mark!("redis/claim.lua"),
+            claim: with_checkpoint!("redis/claim.lua"),
             clear: Script::new(include_str!("redis/clear.lua")),
-            apply: with_mark!("redis/apply.lua"),
-            look_up: with_mark!("redis/look_up.lua"),
-            ahead: with_mark!("redis/ahead.lua"),
-            forgettable: with_mark!("redis/forgettable.lua"),
+            apply: with_checkpoint!("redis/apply.lua"),
+            look_up: with_checkpoint!("redis/look_up.lua"),
+            due_scan: with_checkpoint!("redis/ahead.lua"),
+            forgettable: with_checkpoint!("redis/forgettable.lua"),
             stats: Script::new(include_str!("redis/stats.lua")),
         }
     }
 }
 
 impl RedisIndex {
-    /// Reads the settings and the file that they name; asks no Redis.
+    /// Checks the settings, including the file of CA certificates, without connecting.
     ///
     /// # Errors
-    /// When they cannot be followed.
+    /// When the settings are invalid.
     pub fn check(config: &RedisConfig) -> Result<(), ConnectError> {
         connection::check(config)
     }
 
-    /// Connects to Redis; the tasks keep the connection, and make it again whenever it is lost. A Redis that does
-    /// not answer is no error: until it does, all methods fail with [`IndexError::Unavailable`].
+    /// Connects to Redis, and reconnects whenever the connection is lost, while the tasks run. An unavailable Redis is not an
+    /// error: until it is available, all methods fail with [`IndexError::Unavailable`].
     ///
     /// # Errors
-    /// When the URL is wrong, or Redis answers and refuses us, or it may evict keys.
+    /// When the settings are invalid, Redis refuses the connection, or it may evict keys.
     pub async fn connect(config: &RedisConfig, tasks: &mut Tasks) -> Result<Self, ConnectError> {
         Ok(Self {
             connection: Connection::open(config, tasks).await?,
@@ -123,7 +123,7 @@ impl RedisIndex {
         })
     }
 
-    /// Whether Redis answers and can be used.
+    /// Checks that Redis replies and can be used.
     ///
     /// # Errors
     /// [`IndexError::Unavailable`] with the reason.
@@ -154,7 +154,7 @@ impl RedisIndex {
     }
 }
 
-/// The names of a shard's keys.
+/// The prefix of a shard's keys.
 struct ShardKeys(String);
 
 impl ShardKeys {
@@ -171,28 +171,28 @@ impl ShardKeys {
 }
 
 const ALL: [&str; 5] = ["meta", "due", "ended", "buckets", "idemlogs"];
-/// What is counted, with what says how much it was.
+/// The keys whose members are counted, after the key with the stored counts.
 const COUNTED: [&str; 4] = ["meta", "due", "ended", "buckets"];
 
 impl Index for RedisIndex {
-    async fn claim(&self, shard: i32, owner: Owner) -> Result<Option<Claimed>, IndexError> {
+    async fn claim(&self, shard: i32, owner: Owner) -> Result<Option<Checkpoint>, IndexError> {
         let keys = self.shard(shard);
         let arguments = vec![text(owner.0), keys.prefix()];
-        let answer = self
+        let reply = self
             .connection
             .run(&self.scripts.claim, keys.keys(&COUNTED), arguments);
-        let mut answer = Answer::from(answer.await?);
-        let Some(applied) = answer.mark()? else {
+        let mut reply = Reply::from(reply.await?);
+        let Some(applied) = reply.applied()? else {
             return Ok(None);
         };
-        let seal = answer.optional_bytes()?.and_then(read_seal);
-        let format = match answer.optional_number()? {
-            Some(format) => u32::try_from(format).map_err(|_| misunderstood("a format out of range"))?,
+        let last_record = reply.optional_bytes()?.and_then(read_digest);
+        let format = match reply.optional_number()? {
+            Some(format) => u32::try_from(format).map_err(|_| unexpected("a format out of range"))?,
             None => 0,
         };
-        Ok(Some(Claimed {
+        Ok(Some(Checkpoint {
             applied,
-            seal,
+            last_record,
             format,
         }))
     }
@@ -201,22 +201,29 @@ impl Index for RedisIndex {
         self.forget_token(shard, owner);
         let token = fastrand::u64(..);
         let keys = self.shard(shard);
-        let (mut step, mut log, mut place) = ("first", Value::from(""), Value::from("0"));
+        let (mut step, mut log, mut position) = ("first", Value::from(""), Value::from("0"));
         loop {
-            let arguments = vec![text(owner.0), text(token), keys.prefix(), step.into(), log, place];
-            let answer = self
+            let arguments = vec![
+                text(owner.0),
+                text(token),
+                keys.prefix(),
+                step.into(),
+                log,
+                position,
+            ];
+            let reply = self
                 .connection
                 .run(&self.scripts.clear, keys.keys(&ALL), arguments);
-            let mut answer = Answer::from(answer.await?);
-            match answer.word()?.as_str() {
+            let mut reply = Reply::from(reply.await?);
+            match reply.word()?.as_str() {
                 "DONE" => break,
-                "MORE" => (step, log, place) = ("next", answer.value()?, answer.value()?),
+                "MORE" => (step, log, position) = ("next", reply.value()?, reply.value()?),
                 "FENCED" => return Err(IndexError::Fenced),
                 "SUPERSEDED" => {
-                    let reason = "something else has emptied the shard at the same time";
+                    let reason = "another clear of the shard has started";
                     return Err(IndexError::Unavailable(reason.to_owned()));
                 }
-                other => return Err(misunderstood(other)),
+                other => return Err(unexpected(other)),
             }
         }
         self.set_token(shard, owner, token);
@@ -233,19 +240,22 @@ impl Index for RedisIndex {
             now.as_millis().into(),
             token.map_or_else(|| "".into(), text),
             keys.prefix(),
-            batch.seal.map_or_else(|| "".into(), seal_value),
+            batch.last_record.map_or_else(|| "".into(), digest_value),
             i64::from(batch.force).into(),
         ];
-        Changes::of(batch, now).write(&mut arguments);
-        if arguments.len() > MOST_ARGUMENTS {
-            let reason = format!("a batch of {} changes is too long", batch.changes.len());
+        BatchArguments::of(batch, now).write(&mut arguments);
+        if arguments.len() > MAX_ARGUMENTS {
+            let reason = format!(
+                "a batch of {} changes has too many arguments",
+                batch.changes.len()
+            );
             return Err(IndexError::Unavailable(reason));
         }
-        let answer = self
+        let reply = self
             .connection
             .run(&self.scripts.apply, keys.keys(&ALL), arguments);
-        let mut answer = Answer::from(answer.await?);
-        match answer.word()?.as_str() {
+        let mut reply = Reply::from(reply.await?);
+        match reply.word()?.as_str() {
             "OK" => {
                 if token.is_some() {
                     self.forget_token(shard, owner);
@@ -254,10 +264,10 @@ impl Index for RedisIndex {
             }
             "FENCED" => Err(IndexError::Fenced),
             "GAP" => Err(IndexError::Gap {
-                found: answer.optional_number()?,
+                found: reply.optional_number()?,
                 expected: batch.from,
             }),
-            other => Err(misunderstood(other)),
+            other => Err(unexpected(other)),
         }
     }
 
@@ -282,29 +292,29 @@ impl Index for RedisIndex {
         let mut arguments = vec![shard.prefix(), number(jobs.len() / 2)];
         arguments.append(&mut jobs);
         arguments.append(&mut hashes);
-        let answer = self
+        let reply = self
             .connection
             .run(&self.scripts.look_up, shard.keys(&COUNTED), arguments);
-        let mut answer = Answer::from(answer.await?);
-        let Some(mark) = answer.mark()? else {
+        let mut reply = Reply::from(reply.await?);
+        let Some(applied) = reply.applied()? else {
             return Ok((None, vec![None; keys.len()]));
         };
         let mut found = vec![None; keys.len()];
-        // Jobs come first, then keys.
+        // The script returns the jobs first, then the keys.
         for (lookup, found) in keys.iter().zip(&mut found) {
             if let Lookup::Job(_) = lookup {
-                *found = answer.optional_bytes()?;
+                *found = reply.optional_bytes()?;
             }
         }
         for (lookup, found) in keys.iter().zip(&mut found) {
             if let Lookup::Key(_) = lookup {
-                *found = answer.optional_bytes()?.and_then(|stored| key_value(stored, now));
+                *found = reply.optional_bytes()?.and_then(|stored| key_value(stored, now));
             }
         }
-        Ok((Some(mark), found))
+        Ok((Some(applied), found))
     }
 
-    async fn ahead(
+    async fn due_scan(
         &self,
         shard: i32,
         after: Option<Cursor>,
@@ -325,25 +335,25 @@ impl Index for RedisIndex {
             after_due,
             after_id,
         ];
-        let answer = self
+        let reply = self
             .connection
-            .run(&self.scripts.ahead, keys.keys(&COUNTED), arguments);
-        let mut answer = Answer::from(answer.await?);
-        let Some(applied) = answer.mark()? else {
+            .run(&self.scripts.due_scan, keys.keys(&COUNTED), arguments);
+        let mut reply = Reply::from(reply.await?);
+        let Some(applied) = reply.applied()? else {
             return Ok(DueScan {
                 applied: None,
                 rows: Vec::new(),
                 is_complete: true,
             });
         };
-        let is_complete = answer.number()? == 1;
+        let is_complete = reply.number()? == 1;
         let mut rows = Vec::new();
-        while !answer.is_empty() {
-            let id = answer.id()?;
-            let due = Timestamp::from_millis(answer.number()?);
+        while !reply.is_empty() {
+            let id = reply.id()?;
+            let due = Timestamp::from_millis(reply.number()?);
             rows.push(Row {
                 cursor: Cursor { due, id },
-                record: answer.bytes()?,
+                record: reply.bytes()?,
             });
         }
         Ok(DueScan {
@@ -361,12 +371,12 @@ impl Index for RedisIndex {
     ) -> Result<(Option<Applied>, Vec<JobId>), IndexError> {
         let keys = self.shard(shard).keys(&COUNTED);
         let arguments = vec![score(now), number(limit)];
-        let answer = self.connection.run(&self.scripts.forgettable, keys, arguments);
-        let mut answer = Answer::from(answer.await?);
-        let applied = answer.mark()?;
+        let reply = self.connection.run(&self.scripts.forgettable, keys, arguments);
+        let mut reply = Reply::from(reply.await?);
+        let applied = reply.applied()?;
         let mut ids = Vec::new();
-        while !answer.is_empty() {
-            ids.push(answer.id()?);
+        while !reply.is_empty() {
+            ids.push(reply.id()?);
         }
         Ok((applied, ids))
     }
@@ -374,52 +384,51 @@ impl Index for RedisIndex {
     async fn stats(&self, shard: i32, now: Timestamp, minutes: u32) -> Result<ShardStats, IndexError> {
         let keys = self.shard(shard).keys(&["meta", "due"]);
         let arguments = vec![score(now), minutes.into()];
-        let answer = self.connection.run(&self.scripts.stats, keys, arguments);
-        let mut answer = Answer::from(answer.await?);
-        if answer.is_empty() {
+        let reply = self.connection.run(&self.scripts.stats, keys, arguments);
+        let mut reply = Reply::from(reply.await?);
+        if reply.is_empty() {
             return Ok(ShardStats {
                 per_minute: vec![0; usize::try_from(minutes).unwrap_or(usize::MAX)],
                 ..ShardStats::default()
             });
         }
         let mut stats = ShardStats {
-            scheduled: answer.count()?,
-            due: answer.count()?,
-            next_due: answer.optional_number()?.map(Timestamp::from_millis),
+            scheduled: reply.count()?,
+            due: reply.count()?,
+            next_due: reply.optional_number()?.map(Timestamp::from_millis),
             per_minute: Vec::new(),
         };
-        while !answer.is_empty() {
-            stats.per_minute.push(answer.count()?);
+        while !reply.is_empty() {
+            stats.per_minute.push(reply.count()?);
         }
         Ok(stats)
     }
 }
 
-/// What a batch comes to, in the order in which the script takes it.
+/// The arguments of a batch, in the order of the script.
 #[derive(Default)]
-struct Changes {
+struct BatchArguments {
     buckets: BTreeMap<u64, Bucket>,
     key_logs: BTreeMap<i64, KeyLog>,
 }
 
 #[derive(Default)]
 struct Bucket {
-    /// Due time, id and record of each.
+    /// Due time, id and record of each job.
     waiting: Vec<Value>,
-    /// Time to forget it, id and record of each.
+    /// Time to forget it, id and record of each job.
     ended: Vec<Value>,
-    /// Ids.
     forgotten: Vec<Value>,
 }
 
 struct KeyLog {
     life: i64,
-    /// Hash and value of each.
+    /// Hash and value of each key.
     keys: Vec<Value>,
 }
 
-impl Changes {
-    /// The newest of a job and of a key holds.
+impl BatchArguments {
+    /// Only the last change of each job and of each key is sent.
     fn of(batch: &Batch, now: Timestamp) -> Self {
         let mut changes = Self::default();
         let (mut jobs, mut keys) = (HashSet::<JobId>::new(), HashSet::<KeyHash>::new());
@@ -494,7 +503,7 @@ impl Changes {
     }
 }
 
-/// Redis and Lua have numbers of 53 bits; what is longer is text.
+/// A number as text, because numbers of Lua are exact only up to 53 bits.
 fn text(number: u64) -> Value {
     number.to_string().into()
 }
@@ -511,18 +520,18 @@ fn id_value(id: JobId) -> Value {
     Value::from(&id.to_bytes()[..])
 }
 
-/// 8 bytes of the offset, then the hash.
-fn seal_value(seal: LastRecordDigest) -> Value {
-    Bytes::from([&seal.offset.to_be_bytes()[..], &seal.hash].concat()).into()
+/// The offset (8 bytes), then the hash.
+fn digest_value(last_record: LastRecordDigest) -> Value {
+    Bytes::from([&last_record.offset.to_be_bytes()[..], &last_record.hash].concat()).into()
 }
 
-fn read_seal(mut stored: Bytes) -> Option<LastRecordDigest> {
+fn read_digest(mut stored: Bytes) -> Option<LastRecordDigest> {
     let offset = stored.try_get_i64().ok()?;
     let hash = stored.as_ref().try_into().ok()?;
     Some(LastRecordDigest { offset, hash })
 }
 
-/// Without the highest bit, which no offset has, it is a number that Lua has, too.
+/// The bucket of a job. The highest bit is never set in an offset; without it, the bucket is an exact number of Lua.
 fn bucket(id: JobId) -> u64 {
     (id.offset() & (u64::MAX >> 1)) >> BUCKET_BITS
 }
@@ -533,36 +542,36 @@ fn key_value(mut stored: Bytes, now: Timestamp) -> Option<Bytes> {
     (Timestamp::from_millis(expires) > now).then_some(stored)
 }
 
-/// What a script gave, taken value by value.
-struct Answer(std::vec::IntoIter<Value>);
+/// The reply of a script, read value by value.
+struct Reply(std::vec::IntoIter<Value>);
 
-impl From<Vec<Value>> for Answer {
+impl From<Vec<Value>> for Reply {
     fn from(values: Vec<Value>) -> Self {
         Self(values.into_iter())
     }
 }
 
-impl Answer {
+impl Reply {
     fn is_empty(&self) -> bool {
         self.0.as_slice().is_empty()
     }
 
     fn value(&mut self) -> Result<Value, IndexError> {
-        self.0.next().ok_or_else(|| misunderstood("nothing"))
+        self.0.next().ok_or_else(|| unexpected("too few values"))
     }
 
     fn word(&mut self) -> Result<String, IndexError> {
         let value = self.value()?;
-        value.into_string().ok_or_else(|| misunderstood("no word"))
+        value.into_string().ok_or_else(|| unexpected("not a string"))
     }
 
     fn number(&mut self) -> Result<i64, IndexError> {
         let value = self.value()?;
-        value.as_i64().ok_or_else(|| misunderstood("no number"))
+        value.as_i64().ok_or_else(|| unexpected("not a number"))
     }
 
     fn count(&mut self) -> Result<u64, IndexError> {
-        u64::try_from(self.number()?).map_err(|_| misunderstood("a negative number"))
+        u64::try_from(self.number()?).map_err(|_| unexpected("a negative number"))
     }
 
     fn optional_number(&mut self) -> Result<Option<i64>, IndexError> {
@@ -574,7 +583,7 @@ impl Answer {
     }
 
     fn bytes(&mut self) -> Result<Bytes, IndexError> {
-        self.optional_bytes()?.ok_or_else(|| misunderstood("no bytes"))
+        self.optional_bytes()?.ok_or_else(|| unexpected("not bytes"))
     }
 
     fn optional_bytes(&mut self) -> Result<Option<Bytes>, IndexError> {
@@ -582,18 +591,20 @@ impl Answer {
             Value::Null => Ok(None),
             value => match value.into_bytes() {
                 Some(bytes) => Ok(Some(bytes)),
-                None => Err(misunderstood("no bytes")),
+                None => Err(unexpected("not bytes")),
             },
         }
     }
 
     fn id(&mut self) -> Result<JobId, IndexError> {
         let bytes: Result<[u8; 16], _> = self.bytes()?.as_ref().try_into();
-        bytes.map(JobId::from_bytes).map_err(|_| misunderstood("no id"))
+        bytes
+            .map(JobId::from_bytes)
+            .map_err(|_| unexpected("not a job id"))
     }
 
-    /// Each script that reads gives the mark first.
-    fn mark(&mut self) -> Result<Option<Applied>, IndexError> {
+    /// The offset of the checkpoint and its time, with which the reply of each query begins.
+    fn applied(&mut self) -> Result<Option<Applied>, IndexError> {
         let (offset, at) = (self.optional_number()?, self.optional_number()?);
         Ok(offset.zip(at).map(|(offset, at)| Applied {
             offset,
@@ -602,6 +613,6 @@ impl Answer {
     }
 }
 
-fn misunderstood(found: &str) -> IndexError {
-    IndexError::Unavailable(format!("a script gave {found} where something else was expected"))
+fn unexpected(found: &str) -> IndexError {
+    IndexError::Unavailable(format!("unexpected reply of a script: {found}"))
 }

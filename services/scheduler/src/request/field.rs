@@ -1,19 +1,22 @@
-//! The fields of a request: what each is called in which format, and how it is said that one is wrong.
+//! The fields of a request: their names in each format, and the failures of invalid fields.
 
 use redeliver_core::Failure;
+use redeliver_core::failure::bounded_text;
 
-/// How a request is written.
+use crate::job::JobId;
+
+/// The format of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// As JSON, with names such as `appName`.
+    /// JSON, with names such as `appName`.
     Json,
-    /// As protobuf, with names such as `idempotency_key`.
+    /// Protobuf, with names such as `idempotency_key`.
     Protobuf,
 }
 
 /// A field of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names say it")]
+#[expect(missing_docs, reason = "the names are the documentation")]
 pub enum Field {
     RequestId,
     App,
@@ -39,7 +42,7 @@ pub enum Field {
 
 impl Field {
     /// The fields that only protobuf and the API have.
-    const ELSEWHERE: [Self; 6] = [
+    const NOT_IN_JSON: [Self; 6] = [
         Self::Pipeline,
         Self::Due,
         Self::Command,
@@ -118,20 +121,20 @@ impl Field {
         }
     }
 
-    /// The failure of a request in which this field cannot be understood.
+    /// The failure of a request in which this field cannot be parsed.
     pub(crate) fn malformed(self, format: Format, problem: &str) -> Failure {
         Failure::malformed(self.code(), format!("`{}` {problem}", self.name(format)))
     }
 
-    /// The failure of a request that is understood and not possible.
-    pub(crate) fn refused(self, format: Format, problem: &str) -> Failure {
+    /// The failure of a request whose value of this field is not allowed.
+    pub(crate) fn rejected(self, format: Format, problem: &str) -> Failure {
         Failure::permanent(self.code(), format!("`{}` {problem}", self.name(format)))
     }
 
     /// The field that a failure is about.
     pub(crate) fn of(failure: &Failure) -> Option<Self> {
         let name = failure.code.strip_prefix("request.")?;
-        let mut all = Self::IN_JSON.into_iter().chain(Self::ELSEWHERE);
+        let mut all = Self::IN_JSON.into_iter().chain(Self::NOT_IN_JSON);
         all.find(|field| field.json() == name)
     }
 
@@ -140,11 +143,11 @@ impl Field {
     }
 }
 
-/// `, did you mean ...?` when a known name is near, else some of those that are known.
+/// `, did you mean ...?` if a valid name is similar, and otherwise the valid names.
 pub(super) fn hint<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> String {
     const SHOWN: usize = 20;
     let known: Vec<&str> = known.into_iter().collect();
-    // Distances are quadratic in the length, and no known name is this long.
+    // The distance takes quadratic time, and no valid name is this long.
     let folded: String = name.chars().take(120).collect::<String>().to_lowercase();
     let nearest = known
         .iter()
@@ -159,7 +162,15 @@ pub(super) fn hint<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> 
     match nearest {
         Some((_, nearest)) => format!(", did you mean `{nearest}`?"),
         None if known.is_empty() => "; none is configured".to_owned(),
-        None if known.len() > SHOWN => format!("; known are {} and others", known[..SHOWN].join(", ")),
-        None => format!("; known are {}", known.join(", ")),
+        None if known.len() > SHOWN => {
+            format!("; expected one of {} and others", known[..SHOWN].join(", "))
+        }
+        None => format!("; expected one of {}", known.join(", ")),
     }
+}
+
+/// Parses a job id.
+pub(crate) fn read_id(field: Field, format: Format, text: &str) -> Result<JobId, Failure> {
+    text.parse()
+        .map_err(|error| field.malformed(format, &format!("`{}` {error}", bounded_text(text, 60))))
 }

@@ -1,12 +1,12 @@
-//! What makes two requests the same, and where a key belongs.
+//! Hashes of requests and of idempotency keys.
 
-use redeliver_core::Span;
+use redeliver_core::HumanDuration;
 use sha2::{Digest as _, Sha256};
 
-use super::When;
+use super::parsed::When;
 use crate::job::{KeyHash, Kind, Payload, Priority, RequestHash};
 
-/// Identifies an idempotency key of an application: SHA-256 over both, its first 16 bytes.
+/// Hashes an application and an idempotency key: the first 16 bytes of SHA-256.
 #[must_use]
 pub fn key_hash(app: &str, key: &str) -> KeyHash {
     let mut hash = Parts::new("key");
@@ -15,15 +15,15 @@ pub fn key_hash(app: &str, key: &str) -> KeyHash {
     hash.first_half()
 }
 
-/// Everything that makes two requests the same: how they are written is no part of it, nor are the name and
-/// the trace of the single request. A delay counts as such, because its end differs each time.
+/// The content that two requests must share to be duplicates. It excludes the format, the request id and the trace context.
+/// A delay is compared as a delay, because the due time of a repeated request differs.
 pub(super) struct Identity<'a> {
     pub(super) app: &'a str,
     pub(super) kind: Kind,
     pub(super) when: When,
     pub(super) priority: Priority,
     pub(super) payload: &'a Payload,
-    pub(super) expire_after: Option<Span>,
+    pub(super) expire_after: Option<HumanDuration>,
 }
 
 impl Identity<'_> {
@@ -58,7 +58,7 @@ impl Identity<'_> {
     }
 }
 
-/// SHA-256 over parts with their lengths, so that no two lists of parts are the same text.
+/// SHA-256 over parts, each with its length, so that different lists of parts have different input.
 struct Parts(Sha256);
 
 impl Parts {

@@ -1,4 +1,4 @@
-//! Requests as JSON. The job's data stays the bytes that were written.
+//! Parses requests in JSON. The bytes of the job's data are kept unchanged.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -7,27 +7,27 @@ use bytes::Bytes;
 use jiff::civil::DateTime;
 use jiff::tz::TimeZone;
 use redeliver_core::failure::bounded_text;
-use redeliver_core::{Failure, Headers, Span, Timestamp};
+use redeliver_core::{Failure, Headers, HumanDuration, Timestamp};
 use serde::Deserialize;
 use serde::de::{Deserializer as _, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::field::{Field, Format, hint};
-use super::{Draft, ParsedRequest, When, read_id};
+use super::field::{Field, Format, hint, read_id};
+use super::parsed::{Draft, ParsedRequest, When};
 use crate::job::{JobId, Payload, Priority};
 
-/// How deep a job's data may be nested: deeper data is more than common readers of JSON take.
+/// The maximum nesting depth of a job's data. Common JSON parsers reject deeper data.
 const MAX_DEPTH: usize = 128;
-/// How much of a wrong value is shown, in bytes.
+/// The maximum length of an invalid value in a message, in bytes.
 const SHOWN: usize = 60;
 
-/// Reads a request. Times without an offset are meant in `zone`.
+/// Parses a request. Times without an offset are interpreted in `zone`.
 ///
 /// # Errors
-/// When it is not JSON, or a field is unknown, missing, double, or not what it should be.
+/// When the request is not JSON, or a field is unknown, missing, repeated, or invalid.
 pub fn read(value: &Bytes, zone: &TimeZone) -> Result<ParsedRequest, Failure> {
     let fields = Fields::read(value)?;
-    fields.refuse_recurring()?;
+    fields.reject_recurring()?;
     if fields.value(Field::Cancel).is_some() {
         fields.only(Field::Cancel, &[])?;
         return Ok(ParsedRequest::Cancel(fields.id(Field::Cancel)?));
@@ -40,16 +40,16 @@ pub fn read(value: &Bytes, zone: &TimeZone) -> Result<ParsedRequest, Failure> {
         });
     }
     let Some(data) = fields.raw(Field::Data) else {
-        return Err(wrong(
+        return Err(invalid(
             Field::Data,
-            "is missing; write null if the job has no data",
+            "is missing; set it to null if the job has no data",
         ));
     };
     check_depth(data.get())?;
     let app = fields.text(Field::App)?;
     Ok(ParsedRequest::Schedule(Box::new(Draft {
         app: app
-            .ok_or_else(|| wrong(Field::App, "is missing; it names the application"))?
+            .ok_or_else(|| invalid(Field::App, "is missing; set it to the name of the application"))?
             .into_owned(),
         when: fields.when(zone)?,
         priority: fields.priority()?,
@@ -63,49 +63,49 @@ pub fn read(value: &Bytes, zone: &TimeZone) -> Result<ParsedRequest, Failure> {
             key: fields.text(Field::Key)?.map(|key| Bytes::from(key.into_owned())),
             headers: fields.headers()?,
         },
-        expire_after: fields.span(Field::ExpireAfter)?,
+        expire_after: fields.duration(Field::ExpireAfter)?,
     })))
 }
 
-/// Reads the new time of a job that is named elsewhere.
+/// Parses the body of a request to reschedule a job.
 pub(crate) fn read_time(value: &[u8], zone: &TimeZone) -> Result<When, Failure> {
     let fields = Fields::read(value)?;
     for field in Field::IN_JSON {
         let is_time = field == Field::ScheduledTime || field == Field::Delay;
         if !is_time && fields.value(field).is_some() {
-            return Err(wrong(
+            return Err(invalid(
                 field,
-                "cannot be changed; only `scheduledTime` or `delay` can be given",
+                "cannot be changed; set only `scheduledTime` or `delay`",
             ));
         }
     }
     fields.when(zone)
 }
 
-fn wrong(field: Field, problem: &str) -> Failure {
+fn invalid(field: Field, problem: &str) -> Failure {
     field.malformed(Format::Json, problem)
 }
 
-fn not_json(problem: impl fmt::Display) -> Failure {
+fn invalid_json(problem: impl fmt::Display) -> Failure {
     Failure::malformed(
         "request.json",
         format!("the request is not a JSON object: {problem}"),
     )
 }
 
-/// The fields that stand in a request, each at most once.
+/// The fields of a request, each at most once.
 struct Fields<'a>([Option<&'a RawValue>; Field::IN_JSON.len()]);
 
 impl<'a> Fields<'a> {
     fn read(value: &'a [u8]) -> Result<Self, Failure> {
         let text = std::str::from_utf8(value)
-            .map_err(|error| not_json(format_args!("not UTF-8 at byte {}", error.valid_up_to())))?;
-        // What serde says of other values would show them.
+            .map_err(|error| invalid_json(format_args!("not UTF-8 at byte {}", error.valid_up_to())))?;
+        // For other values, the message of serde would contain the value.
         if !text.trim_ascii_start().starts_with('{') {
-            return Err(not_json("it does not begin with `{`"));
+            return Err(invalid_json("it does not begin with `{`"));
         }
         let mut fields = Self([None; Field::IN_JSON.len()]);
-        for (name, value) in entries(text).map_err(not_json)? {
+        for (name, value) in entries(text).map_err(invalid_json)? {
             let Some(index) = Field::IN_JSON.iter().position(|field| field.json() == name) else {
                 let known = Field::IN_JSON.iter().map(|field| field.json());
                 let shown = bounded_text(&name, SHOWN);
@@ -113,19 +113,19 @@ impl<'a> Fields<'a> {
                 return Err(Failure::malformed("request.unknownField", message));
             };
             if fields.0[index].replace(value).is_some() {
-                return Err(wrong(Field::IN_JSON[index], "stands more than once"));
+                return Err(invalid(Field::IN_JSON[index], "appears more than once"));
             }
         }
         Ok(fields)
     }
 
-    /// A field as it was written.
+    /// The JSON text of a field.
     fn raw(&self, field: Field) -> Option<&'a RawValue> {
         let index = Field::IN_JSON.iter().position(|other| *other == field)?;
         self.0[index]
     }
 
-    /// A field; null is as good as left out.
+    /// The JSON text of a field, unless it is null.
     fn value(&self, field: Field) -> Option<&'a RawValue> {
         self.raw(field).filter(|value| value.get() != "null")
     }
@@ -136,26 +136,29 @@ impl<'a> Fields<'a> {
         };
         match text(value) {
             Some(text) => Ok(Some(text)),
-            None => Err(wrong(field, &format!("is {}; expected a text", shown(value)))),
+            None => Err(invalid(field, &format!("is {}; expected a string", shown(value)))),
         }
     }
 
-    fn refuse_recurring(&self) -> Result<(), Failure> {
+    fn reject_recurring(&self) -> Result<(), Failure> {
         for field in [Field::Cron, Field::TimeZone] {
             if self.value(field).is_some() {
-                let problem = "belongs to recurring schedules, which are not there yet; schedule single jobs \
-                               with `scheduledTime` or `delay`";
-                return Err(field.refused(Format::Json, problem));
+                let problem = "is not supported, because recurring schedules are not available yet; set \
+                               `scheduledTime` or `delay`";
+                return Err(field.rejected(Format::Json, problem));
             }
         }
         Ok(())
     }
 
-    /// Refuses fields that make no sense beside a command.
+    /// Rejects fields that cannot be combined with a command.
     fn only(&self, command: Field, with: &[Field]) -> Result<(), Failure> {
         for field in Field::IN_JSON {
             if field != command && !with.contains(&field) && self.value(field).is_some() {
-                return Err(wrong(field, &format!("cannot stand beside `{}`", command.json())));
+                return Err(invalid(
+                    field,
+                    &format!("cannot be combined with `{}`", command.json()),
+                ));
             }
         }
         Ok(())
@@ -166,30 +169,32 @@ impl<'a> Fields<'a> {
     }
 
     fn when(&self, zone: &TimeZone) -> Result<When, Failure> {
-        match (self.text(Field::ScheduledTime)?, self.span(Field::Delay)?) {
+        match (self.text(Field::ScheduledTime)?, self.duration(Field::Delay)?) {
             (Some(text), None) => time(&text, zone).map(When::At).ok_or_else(|| {
                 let shown = bounded_text(&text, SHOWN);
                 let right = "a date and time such as 2026-01-31T12:00:00Z or 2026-01-31T12:00:00";
-                wrong(Field::ScheduledTime, &format!("is `{shown}`; expected {right}"))
+                invalid(Field::ScheduledTime, &format!("is `{shown}`; expected {right}"))
             }),
             (None, Some(delay)) => Ok(When::After(delay)),
-            (Some(_), Some(_)) => Err(wrong(
+            (Some(_), Some(_)) => Err(invalid(
                 Field::ScheduledTime,
-                "stands beside `delay`; give one of the two",
+                "cannot be combined with `delay`; set one of the two",
             )),
-            (None, None) => Err(wrong(
+            (None, None) => Err(invalid(
                 Field::ScheduledTime,
-                "is missing; give it, or `delay`, such as 90s, instead",
+                "is missing; set it, or set `delay`, for example to 90s",
             )),
         }
     }
 
-    fn span(&self, field: Field) -> Result<Option<Span>, Failure> {
+    fn duration(&self, field: Field) -> Result<Option<HumanDuration>, Failure> {
         let Some(text) = self.text(field)? else {
             return Ok(None);
         };
-        let span = text.parse().map_err(|error| wrong(field, &format!("{error}")))?;
-        Ok(Some(span))
+        let duration = text
+            .parse()
+            .map_err(|error| invalid(field, &format!("{error}")))?;
+        Ok(Some(duration))
     }
 
     fn priority(&self) -> Result<Priority, Failure> {
@@ -201,7 +206,7 @@ impl<'a> Fields<'a> {
             .find(|priority| text.eq_ignore_ascii_case(priority.as_str()))
             .ok_or_else(|| {
                 let shown = bounded_text(&text, SHOWN);
-                wrong(
+                invalid(
                     Field::Priority,
                     &format!("is `{shown}`; expected high, normal or low"),
                 )
@@ -210,41 +215,42 @@ impl<'a> Fields<'a> {
 
     fn headers(&self) -> Result<Headers, Failure> {
         const RIGHT: &str =
-            "expected an object of names and texts, or a list of objects with `name` and `value`";
+            "expected an object of names and strings, or an array of objects with `name` and `value`";
         let Some(value) = self.value(Field::Headers) else {
             return Ok(Headers::new());
         };
-        let problem = |problem: &str| wrong(Field::Headers, &format!("{problem}; {RIGHT}"));
+        let problem = |problem: &str| invalid(Field::Headers, &format!("{problem}; {RIGHT}"));
         let mut headers = Headers::new();
         let mut push = |name: &str, value: Option<&RawValue>| {
             let value = value.filter(|value| value.get() != "null");
             let text = value.map(|value| {
                 let shown = bounded_text(name, SHOWN);
-                text(value).ok_or_else(|| problem(&format!("has a value for `{shown}` that is not a text")))
+                text(value)
+                    .ok_or_else(|| problem(&format!("contains a value for `{shown}` that is not a string")))
             });
             headers.push(name, text.transpose()?.as_deref().map(str::as_bytes));
             Ok(())
         };
         if value.get().starts_with('{') {
-            let entries = entries(value.get()).map_err(not_json)?;
+            let entries = entries(value.get()).map_err(invalid_json)?;
             let mut names = std::collections::BTreeSet::new();
             for (name, value) in &entries {
                 if !names.insert(name) {
                     let shown = bounded_text(name, SHOWN);
                     return Err(problem(&format!(
-                        "has `{shown}` twice, which only a list can say"
+                        "contains `{shown}` twice, which requires an array"
                     )));
                 }
                 push(name, Some(value))?;
             }
         } else if value.get().starts_with('[') {
-            let items: Vec<&RawValue> = serde_json::from_str(value.get()).map_err(not_json)?;
+            let items: Vec<&RawValue> = serde_json::from_str(value.get()).map_err(invalid_json)?;
             for item in items {
-                let (name, value) = named_value(item).ok_or_else(|| problem("has a wrong item"))?;
+                let (name, value) = named_value(item).ok_or_else(|| problem("contains an invalid item"))?;
                 push(&name, value)?;
             }
         } else {
-            return Err(problem("is neither an object nor a list"));
+            return Err(problem("is neither an object nor an array"));
         }
         Ok(headers)
     }
@@ -254,12 +260,12 @@ impl<'a> Fields<'a> {
 fn named_value(item: &RawValue) -> Option<(Cow<'_, str>, Option<&RawValue>)> {
     let (mut name, mut value) = (None, None);
     for (field, found) in entries(item.get()).ok()? {
-        let taken = match field.as_ref() {
+        let is_repeated = match field.as_ref() {
             "name" => name.replace(text(found)?).is_some(),
             "value" => value.replace(found).is_some(),
             _ => return None,
         };
-        if taken {
+        if is_repeated {
             return None;
         }
     }
@@ -275,7 +281,7 @@ fn text(value: &RawValue) -> Option<Cow<'_, str>> {
 fn shown(value: &RawValue) -> String {
     match value.get().as_bytes().first() {
         Some(b'{') => "an object".to_owned(),
-        Some(b'[') => "a list".to_owned(),
+        Some(b'[') => "an array".to_owned(),
         _ => format!("`{}`", bounded_text(value.get(), SHOWN)),
     }
 }
@@ -283,7 +289,7 @@ fn shown(value: &RawValue) -> String {
 #[derive(Deserialize)]
 struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
 
-/// The names and values of a JSON object in their order, double ones too.
+/// The names and values of a JSON object in order, including repeated names.
 fn entries(object: &str) -> Result<Vec<(Cow<'_, str>, &RawValue)>, serde_json::Error> {
     struct Entries;
 
@@ -309,11 +315,11 @@ fn entries(object: &str) -> Result<Vec<(Cow<'_, str>, &RawValue)>, serde_json::E
     Ok(entries)
 }
 
-/// An ISO 8601 date and time. Without an offset it is meant in `zone`: one that a change of clocks leaves out
-/// is as much later, and of one that comes twice the first is meant. Rounded up to the millisecond.
+/// Parses an ISO 8601 date and time, rounded up to the millisecond. Without an offset it is interpreted in `zone`: a local
+/// time in a gap is moved forward by the length of the gap, and of a repeated local time the first is used.
 fn time(text: &str, zone: &TimeZone) -> Option<Timestamp> {
     let (_, clock) = text.split_once(['T', 't', ' '])?;
-    // The library also reads zones in brackets, which it would ignore in a local time.
+    // The library accepts time zones in brackets, but would ignore them in a local time.
     if text.len() > 40 || text.contains('[') {
         return None;
     }
@@ -341,7 +347,7 @@ fn check_depth(data: &str) -> Result<(), Failure> {
         }
         if depth > MAX_DEPTH {
             let problem = format!("is nested more than {MAX_DEPTH} levels deep");
-            return Err(wrong(Field::Data, &problem));
+            return Err(invalid(Field::Data, &problem));
         }
     }
     Ok(())

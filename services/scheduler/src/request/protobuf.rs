@@ -1,9 +1,9 @@
-//! Requests as protobuf, read and written.
+//! Parses and writes requests in protobuf.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
-use redeliver_core::{Failure, Span, Timestamp};
+use redeliver_core::{Failure, HumanDuration, Timestamp};
 use redeliver_proto::convert::{
     from_duration, from_headers, from_priority, from_timestamp, to_duration, to_headers, to_priority,
     to_timestamp,
@@ -11,17 +11,20 @@ use redeliver_proto::convert::{
 use redeliver_proto::v1::job_command::Command;
 use redeliver_proto::{Message as _, v1};
 
-use super::field::{Field, Format};
-use super::{Draft, LongWait, MAX_ANSWER_TO, ParsedRequest, When, read_id};
+use super::field::{Field, Format, read_id};
+use super::parsed::{Draft, LongWait, ParsedRequest, When};
 use crate::job::Payload;
 
-/// Reads a `JobCommand`: what it says, and who waits for the outcome.
+/// The maximum length of `answer_to` in bytes.
+const MAX_ANSWER_TO: usize = 256;
+
+/// Parses a `JobCommand`: the request, and the key for its outcome.
 ///
 /// # Errors
-/// When it is not that message.
+/// When the value is not that message.
 #[expect(
     clippy::type_complexity,
-    reason = "whoever waits is told even if the command is wrong"
+    reason = "the outcome is answered even if the request is invalid"
 )]
 pub fn read(value: &Bytes) -> Result<(Result<ParsedRequest, Failure>, Option<Arc<str>>), Failure> {
     let command = v1::JobCommand::decode(value.clone()).map_err(|error| {
@@ -29,29 +32,32 @@ pub fn read(value: &Bytes) -> Result<(Result<ParsedRequest, Failure>, Option<Arc
         Failure::malformed("request.protobuf", message)
     })?;
     if command.answer_to.len() > MAX_ANSWER_TO {
-        let problem = format!("has more than {MAX_ANSWER_TO} bytes");
-        return Err(wrong(Field::AnswerTo, &problem));
+        let problem = format!(
+            "has {} bytes; the maximum is {MAX_ANSWER_TO}",
+            command.answer_to.len()
+        );
+        return Err(invalid(Field::AnswerTo, &problem));
     }
     let answer_to = (!command.answer_to.is_empty()).then(|| command.answer_to.into());
-    let wish = match command.command {
+    let request = match command.command {
         Some(Command::Schedule(spec)) => draft(spec).map(|draft| ParsedRequest::Schedule(Box::new(draft))),
         Some(Command::Cancel(cancel)) => {
             read_id(Field::Cancel, Format::Protobuf, &cancel.id).map(ParsedRequest::Cancel)
         }
-        Some(Command::Reschedule(asked)) => reschedule(&asked),
+        Some(Command::Reschedule(command)) => reschedule(&command),
         Some(Command::LongWait(wait)) => long_wait(wait).map(|wait| ParsedRequest::LongWait(Box::new(wait))),
-        None => Err(wrong(
+        None => Err(invalid(
             Field::Command,
-            "is missing; it is one of schedule, cancel and reschedule",
+            "is missing; set schedule, cancel or reschedule",
         )),
     };
-    Ok((wish, answer_to))
+    Ok((request, answer_to))
 }
 
-/// Writes a wish as a `JobCommand`.
+/// Writes a request as a `JobCommand`.
 #[must_use]
-pub fn write(wish: &ParsedRequest, answer_to: &str) -> Bytes {
-    let command = match wish {
+pub fn write(request: &ParsedRequest, answer_to: &str) -> Bytes {
+    let command = match request {
         ParsedRequest::Schedule(draft) => Command::Schedule(spec(draft)),
         ParsedRequest::Cancel(id) => Command::Cancel(v1::CancelJob { id: id.to_string() }),
         ParsedRequest::Reschedule { id, when } => Command::Reschedule(v1::RescheduleJob {
@@ -76,7 +82,7 @@ pub fn write(wish: &ParsedRequest, answer_to: &str) -> Bytes {
     command.encode_to_vec().into()
 }
 
-/// A job to be, on the wire.
+/// The protobuf message of a new job.
 #[must_use]
 pub fn spec(draft: &Draft) -> v1::JobSpec {
     v1::JobSpec {
@@ -95,20 +101,20 @@ pub fn spec(draft: &Draft) -> v1::JobSpec {
     }
 }
 
-fn wrong(field: Field, problem: &str) -> Failure {
+fn invalid(field: Field, problem: &str) -> Failure {
     field.malformed(Format::Protobuf, problem)
 }
 
-/// Reads a job to be.
+/// Parses the message of a new job.
 pub(crate) fn draft(spec: v1::JobSpec) -> Result<Draft, Failure> {
     let priority = v1::Priority::try_from(spec.priority).map_err(|_| {
         let problem = format!("is {}; expected 1 (high), 2 (normal) or 3 (low)", spec.priority);
-        wrong(Field::Priority, &problem)
+        invalid(Field::Priority, &problem)
     })?;
     let when = match spec.when {
         Some(v1::job_spec::When::ScheduledTime(time)) => When::At(time_of(Field::ScheduledTime, &time)?),
-        Some(v1::job_spec::When::Delay(delay)) => When::After(span(Field::Delay, &delay)?),
-        None => return Err(no_time()),
+        Some(v1::job_spec::When::Delay(delay)) => When::After(duration(Field::Delay, &delay)?),
+        None => return Err(missing_time()),
     };
     Ok(Draft {
         app: spec.app,
@@ -123,31 +129,31 @@ pub(crate) fn draft(spec: v1::JobSpec) -> Result<Draft, Failure> {
         },
         expire_after: spec
             .expire_after
-            .map(|wait| span(Field::ExpireAfter, &wait))
+            .map(|wait| duration(Field::ExpireAfter, &wait))
             .transpose()?,
     })
 }
 
-fn reschedule(asked: &v1::RescheduleJob) -> Result<ParsedRequest, Failure> {
+fn reschedule(command: &v1::RescheduleJob) -> Result<ParsedRequest, Failure> {
     Ok(ParsedRequest::Reschedule {
-        id: read_id(Field::Reschedule, Format::Protobuf, &asked.id)?,
-        when: read_when(asked.when.as_ref())?,
+        id: read_id(Field::Reschedule, Format::Protobuf, &command.id)?,
+        when: read_when(command.when.as_ref())?,
     })
 }
 
-/// Reads the new time of a job.
+/// Parses the new due time of a job.
 pub(crate) fn read_when(when: Option<&v1::reschedule_job::When>) -> Result<When, Failure> {
     match when {
         Some(v1::reschedule_job::When::ScheduledTime(time)) => {
             Ok(When::At(time_of(Field::ScheduledTime, time)?))
         }
-        Some(v1::reschedule_job::When::Delay(delay)) => Ok(When::After(span(Field::Delay, delay)?)),
-        None => Err(no_time()),
+        Some(v1::reschedule_job::When::Delay(delay)) => Ok(When::After(duration(Field::Delay, delay)?)),
+        None => Err(missing_time()),
     }
 }
 
 fn long_wait(wait: v1::LongWait) -> Result<LongWait, Failure> {
-    let due = wait.due.ok_or_else(|| wrong(Field::Due, "is missing"))?;
+    let due = wait.due.ok_or_else(|| invalid(Field::Due, "is missing"))?;
     Ok(LongWait {
         pipeline: wait.pipeline,
         due: time_of(Field::Due, &due)?,
@@ -159,20 +165,19 @@ fn long_wait(wait: v1::LongWait) -> Result<LongWait, Failure> {
     })
 }
 
-fn no_time() -> Failure {
-    wrong(Field::ScheduledTime, "is missing; give it or `delay`")
+fn missing_time() -> Failure {
+    invalid(Field::ScheduledTime, "is missing; set it or `delay`")
 }
 
 fn time_of(field: Field, time: &prost_types::Timestamp) -> Result<Timestamp, Failure> {
     from_timestamp(time).ok_or_else(|| {
-        wrong(
+        invalid(
             field,
-            "is out of range; expected a time of the years 1 to 9999, with 0 to 999999999 nanoseconds",
+            "is out of range; expected a time in the years 1 to 9999 and nanoseconds from 0 to 999999999",
         )
     })
 }
 
-fn span(field: Field, duration: &prost_types::Duration) -> Result<Span, Failure> {
-    from_duration(duration)
-        .ok_or_else(|| wrong(field, "is out of range; expected a duration that is not negative"))
+fn duration(field: Field, duration: &prost_types::Duration) -> Result<HumanDuration, Failure> {
+    from_duration(duration).ok_or_else(|| invalid(field, "is out of range; expected a duration of 0 or more"))
 }

@@ -1,4 +1,4 @@
-//! What is accepted, what is refused and how it is said.
+//! Requests that are accepted, requests that are rejected, and the messages.
 
 use bytes::Bytes;
 use proptest::prelude::*;
@@ -63,15 +63,15 @@ fn failure_of(record: &Record) -> Failure {
     read(record, &rules(), NOW).command.unwrap_err()
 }
 
-/// The request is refused with this code, and its message says this.
+/// Asserts that the request is rejected with this code and a message that contains this text.
 #[track_caller]
-fn refused(text: &str, code: &str, says: &str) {
+fn rejected(text: &str, code: &str, says: &str) {
     let failure = failure_of(&json(text));
     assert_eq!(failure.code, code, "{failure}");
     assert!(failure.message.contains(says), "{failure}");
 }
 
-/// A request with these fields in place of a right time.
+/// A request with these fields instead of a valid time.
 fn with(fields: &str) -> String {
     format!(r#"{{"appName":"sms","jobData":1,{fields}}}"#)
 }
@@ -82,7 +82,7 @@ fn due_at(fields: &str) -> String {
 }
 
 #[test]
-fn the_request_of_the_protocol_is_read_as_it_stands() {
+fn a_request_with_all_fields_is_parsed() {
     let request = accepted(
         r#"{ "requestId": "optional", "appName": "sms", "scheduledTime": "2025-11-22T22:00:00",
              "priority": "HIGH", "idempotencyKey": "sms-12345", "jobData": { "any":  "json" } }"#,
@@ -100,7 +100,7 @@ fn the_request_of_the_protocol_is_read_as_it_stands() {
 }
 
 #[test]
-fn the_data_is_every_byte_as_it_was_written() {
+fn the_bytes_of_the_data_are_unchanged() {
     for data in [
         "null",
         "1e400",
@@ -115,7 +115,7 @@ fn the_data_is_every_byte_as_it_was_written() {
 }
 
 #[test]
-fn times_have_an_offset_or_are_meant_in_the_configured_zone() {
+fn a_time_without_an_offset_is_in_the_configured_time_zone() {
     assert_eq!(
         due_at(r#""scheduledTime":"2025-12-01T10:00:00+01:00""#),
         "2025-12-01T09:00:00.000Z"
@@ -132,7 +132,7 @@ fn times_have_an_offset_or_are_meant_in_the_configured_zone() {
         due_at(r#""scheduledTime":"2025-12-01 10:00:00.0001""#),
         "2025-12-01T10:00:00.001Z"
     );
-    // The past is now.
+    // A time in the past is allowed.
     assert_eq!(
         due_at(r#""scheduledTime":"1999-12-01T10:00:00Z""#),
         "1999-12-01T10:00:00.000Z"
@@ -146,13 +146,13 @@ fn times_have_an_offset_or_are_meant_in_the_configured_zone() {
         request_of(&json(&text), &berlin).due.to_string()
     };
     assert_eq!(due("2025-12-01T10:00:00"), "2025-12-01T09:00:00.000Z");
-    // Left out when the clocks go forward; twice when they go back.
+    // Skipped when the clocks go forward; repeated when they go back.
     assert_eq!(due("2026-03-29T02:30:00"), "2026-03-29T01:30:00.000Z");
     assert_eq!(due("2026-10-25T02:30:00"), "2026-10-25T00:30:00.000Z");
 }
 
 #[test]
-fn what_is_no_time_is_refused() {
+fn an_invalid_time_is_rejected() {
     for time in [
         "",
         "tomorrow",
@@ -165,34 +165,34 @@ fn what_is_no_time_is_refused() {
         "20251201T10:00:00 and more",
     ] {
         let text = with(&format!(r#""scheduledTime":"{time}""#));
-        refused(&text, "request.scheduledTime", "expected a date and time such as");
+        rejected(&text, "request.scheduledTime", "expected a date and time such as");
     }
-    refused(
+    rejected(
         &with(r#""scheduledTime":1763722800"#),
         "request.scheduledTime",
-        "is `1763722800`; expected a text",
+        "is `1763722800`; expected a string",
     );
-    refused(
+    rejected(
         &with(r#""scheduledTime":[2025,11,3]"#),
         "request.scheduledTime",
-        "is a list",
+        "is an array",
     );
-    refused(
+    rejected(
         &with(r#""delay":"soon""#),
         "request.delay",
         "`soon` is not a duration",
     );
-    refused(
+    rejected(
         &with(r#""priority":"low""#),
         "request.scheduledTime",
-        "is missing; give it, or `delay`",
+        "is missing; set it, or set `delay`",
     );
     let both = with(r#""delay":"5s","scheduledTime":"2025-12-01T10:00:00Z""#);
-    refused(&both, "request.scheduledTime", "give one of the two");
+    rejected(&both, "request.scheduledTime", "set one of the two");
 }
 
 #[test]
-fn a_delay_counts_from_the_record_and_never_from_the_future() {
+fn a_delay_counts_from_the_timestamp_of_the_record_unless_that_is_in_the_future() {
     let mut record = json(&with(r#""delay":"90s""#));
     let due = |record: &Record| request_of(record, &rules()).due.as_millis() - NOW.as_millis();
     assert_eq!(due(&record), 85_000);
@@ -203,108 +203,116 @@ fn a_delay_counts_from_the_record_and_never_from_the_future() {
 }
 
 #[test]
-fn jobs_too_far_ahead_are_refused_with_the_limit() {
-    refused(
+fn a_job_too_far_ahead_is_rejected_with_the_limit() {
+    rejected(
         &with(r#""scheduledTime":"2999-01-01T00:00:00Z""#),
         "request.scheduledTime",
-        "the allowed 3650d",
+        "the maximum is 3650d",
     );
-    refused(
+    rejected(
         &with(r#""delay":"213503982334d""#),
         "request.delay",
-        "the allowed 3650d",
+        "the maximum is 3650d",
     );
     let text = format!(r#"{{"reschedule":"{}","delay":"4000d"}}"#, id());
-    refused(&text, "request.delay", "the allowed 3650d");
+    rejected(&text, "request.delay", "the maximum is 3650d");
 }
 
 #[test]
-fn unknown_double_and_missing_fields_are_named() {
-    refused(
+fn unknown_repeated_and_missing_fields_are_named() {
+    rejected(
         &with(r#""scheduleTime":"x""#),
         "request.unknownField",
         "did you mean `scheduledTime`?",
     );
-    refused(
+    rejected(
         &with(r#""tenant":"x""#),
         "request.unknownField",
-        "unknown field `tenant`; known are requestId",
+        "unknown field `tenant`; expected one of requestId",
     );
-    refused(
+    rejected(
         &with(r#""delay":"1s","delay":"1s""#),
         "request.delay",
-        "stands more than once",
+        "appears more than once",
     );
-    refused(
+    rejected(
         r#"{"appName":"sms","delay":"1s"}"#,
         "request.jobData",
-        "is missing; write null",
+        "is missing; set it to null",
     );
-    refused(r#"{"jobData":1,"delay":"1s"}"#, "request.appName", "is missing");
-    refused(
+    rejected(r#"{"jobData":1,"delay":"1s"}"#, "request.appName", "is missing");
+    rejected(
         r#"{"jobData":1,"delay":"1s","appName":null}"#,
         "request.appName",
         "is missing",
     );
-    refused(
+    rejected(
         &with(r#""delay":"1s","cron":"* * * * *""#),
         "request.cron",
         "not there yet",
     );
-    refused(
+    rejected(
         &with(r#""delay":"1s","timeZone":"UTC""#),
         "request.timeZone",
         "not there yet",
     );
-    // Writers of JSON like to write null for what was not given.
+    // Many JSON serializers write null for fields that are not set.
     let nulls = r#""delay":"1s","cron":null,"priority":null,"headers":null,"key":null,"requestId":null"#;
     assert_eq!(accepted(&with(nulls)).priority, Priority::Normal);
 }
 
 #[test]
-fn values_out_of_their_bounds_are_refused() {
-    refused(
+fn values_out_of_range_are_rejected() {
+    rejected(
         &with(r#""delay":"1s","priority":"urgent""#),
         "request.priority",
         "expected high, normal or low",
     );
-    refused(
+    rejected(
         &with(r#""delay":"1s","idempotencyKey":"""#),
         "request.idempotencyKey",
         "is empty",
     );
     let long = "k".repeat(513);
     let text = with(&format!(r#""delay":"1s","idempotencyKey":"{long}""#));
-    refused(&text, "request.idempotencyKey", "has 513 bytes; at most 512");
+    rejected(
+        &text,
+        "request.idempotencyKey",
+        "has 513 bytes; the maximum is 512",
+    );
     let text = with(&format!(r#""delay":"1s","requestId":"{long}""#));
-    refused(&text, "request.requestId", "has 513 bytes");
+    rejected(&text, "request.requestId", "has 513 bytes");
     let data = format!(
         r#"{{"appName":"sms","delay":"1s","jobData":"{}"}}"#,
         "d".repeat(1000)
     );
-    refused(&data, "request.jobData", "1002 bytes; at most 1000");
+    rejected(
+        &data,
+        "request.jobData",
+        "1002 bytes including key and headers; the maximum is 1000",
+    );
     let deep = format!(
         r#"{{"appName":"sms","delay":"1s","jobData":{}{}}}"#,
         "[".repeat(129),
         "]".repeat(129)
     );
-    refused(&deep, "request.jobData", "more than 128 levels");
+    rejected(&deep, "request.jobData", "more than 128 levels");
 }
 
 #[test]
-fn an_unknown_application_is_told_the_nearest_one() {
+fn an_unknown_application_is_rejected_with_a_suggestion() {
     let text = |app: &str| format!(r#"{{"appName":"{app}","jobData":1,"delay":"1s"}}"#);
-    refused(
+    rejected(
         &text("SMS"),
         "request.appName",
-        "names no application `SMS`, did you mean `sms`?",
+        "`SMS` is not an application, did you mean `sms`?",
     );
-    refused(&text("fax"), "request.appName", "known are mail, sms");
+    rejected(&text("fax"), "request.appName", "expected one of mail, sms");
     assert_eq!(failure_of(&json(&text("fax"))).class, ErrorClass::Permanent);
 }
 
 #[test]
-fn what_is_not_json_is_refused_and_not_shown() {
+fn invalid_json_is_rejected_and_not_in_the_message() {
     for (text, says) in [
         ("", "does not begin with `{`"),
         ("\"a secret\"", "does not begin with `{`"),
@@ -314,7 +322,7 @@ fn what_is_not_json_is_refused_and_not_shown() {
         (r#"{"jobData": a secret}"#, "expected value"),
         (r#"{} {}"#, "trailing"),
     ] {
-        refused(text, "request.json", says);
+        rejected(text, "request.json", says);
         assert!(!failure_of(&json(text)).message.contains("secret"));
     }
     let failure = failure_of(&record(&b"{\"jobData\":\"\xff\"}"[..], Headers::new()));
@@ -325,7 +333,7 @@ fn what_is_not_json_is_refused_and_not_shown() {
 }
 
 #[test]
-fn headers_are_an_object_or_a_list() {
+fn headers_are_an_object_or_an_array() {
     let headers = |text: &str| {
         accepted(&with(&format!(r#""delay":"1s","headers":{text}"#)))
             .payload
@@ -345,21 +353,18 @@ fn headers_are_an_object_or_a_list() {
         twice
     );
     for (wrong, says) in [
-        (r#"{"a":"1","a":"2"}"#, "has `a` twice"),
-        (r#"{"a":1}"#, "not a text"),
+        (r#"{"a":"1","a":"2"}"#, "contains `a` twice"),
+        (r#"{"a":1}"#, "not a string"),
         ("7", "neither"),
-        (r#"[{"name":"a","value":"1","more":1}]"#, "wrong item"),
-        (r#"[{"value":"1"}]"#, "wrong item"),
-        (r#"["a"]"#, "wrong item"),
+        (r#"[{"name":"a","value":"1","more":1}]"#, "invalid item"),
+        (r#"[{"value":"1"}]"#, "invalid item"),
+        (r#"["a"]"#, "invalid item"),
         (r#"{"":"x"}"#, "without a name"),
-        (
-            r#"{"process-after":"x"}"#,
-            "`process-after`, which Redeliver writes",
-        ),
+        (r#"{"process-after":"x"}"#, "`process-after`, which is reserved"),
         (r#"{"job-id":"x"}"#, "`job-id`"),
         (r#"{"dispatched-at":"x"}"#, "`dispatched-at`"),
     ] {
-        refused(
+        rejected(
             &with(&format!(r#""delay":"1s","headers":{wrong}"#)),
             "request.headers",
             says,
@@ -368,7 +373,7 @@ fn headers_are_an_object_or_a_list() {
 }
 
 #[test]
-fn key_and_trace_of_the_record_are_kept_unless_the_request_has_its_own() {
+fn a_request_without_key_and_trace_context_inherits_those_of_the_record() {
     let mut record = json(&with(r#""delay":"1s""#));
     record.key = Some(Bytes::from_static(b"k"));
     record.headers.push_text("traceparent", "00-x");
@@ -391,7 +396,7 @@ fn key_and_trace_of_the_record_are_kept_unless_the_request_has_its_own() {
 }
 
 #[test]
-fn a_job_expires_so_long_after_its_time() {
+fn expiry_counts_from_the_due_time() {
     let request = accepted(&with(
         r#""scheduledTime":"2025-12-01T10:00:00Z","expireAfter":"5m""#,
     ));
@@ -403,7 +408,7 @@ fn id() -> JobId {
 }
 
 #[test]
-fn commands_name_a_job_and_nothing_else() {
+fn commands_cannot_be_combined_with_other_fields() {
     let command = |text: String| read(&json(&text), &rules(), NOW).command;
     assert_eq!(
         command(format!(r#"{{"cancel":"{}"}}"#, id())),
@@ -415,23 +420,19 @@ fn commands_name_a_job_and_nothing_else() {
         command(format!(r#"{{"reschedule":"{}","delay":"60s"}}"#, id())),
         reschedule
     );
-    refused(
-        r#"{"cancel":"x"}"#,
-        "request.cancel",
-        "`x` is not the id of a job",
-    );
-    refused(r#"{"cancel":7}"#, "request.cancel", "expected a text");
-    refused(
+    rejected(r#"{"cancel":"x"}"#, "request.cancel", "`x` is not a job id");
+    rejected(r#"{"cancel":7}"#, "request.cancel", "expected a string");
+    rejected(
         &format!(r#"{{"cancel":"{}","delay":"1s"}}"#, id()),
         "request.delay",
-        "cannot stand beside `cancel`",
+        "cannot be combined with `cancel`",
     );
-    refused(
+    rejected(
         &format!(r#"{{"reschedule":"{}","delay":"1s","jobData":1}}"#, id()),
         "request.jobData",
-        "cannot stand beside `reschedule`",
+        "cannot be combined with `reschedule`",
     );
-    refused(
+    rejected(
         &format!(r#"{{"reschedule":"{}"}}"#, id()),
         "request.scheduledTime",
         "is missing",
@@ -468,7 +469,7 @@ fn the_content_type_chooses_the_format() {
 }
 
 #[test]
-fn a_wrong_protobuf_request_says_so_to_whoever_waits() {
+fn an_invalid_protobuf_request_keeps_its_answer_key() {
     let check = |command: Option<v1::job_command::Command>, code: &str, says: &str| {
         let command = v1::JobCommand {
             command,
@@ -496,7 +497,7 @@ fn a_wrong_protobuf_request_says_so_to_whoever_waits() {
     check(
         spec(|spec| spec.app.clear()),
         "request.appName",
-        "`app` names no application ``",
+        "`app` `` is not an application",
     );
     check(
         spec(|spec| spec.when = None),
@@ -517,19 +518,19 @@ fn a_wrong_protobuf_request_says_so_to_whoever_waits() {
             }));
         }),
         "request.delay",
-        "not negative",
+        "expected a duration of 0 or more",
     );
     check(
         Some(v1::job_command::Command::Cancel(v1::CancelJob {
             id: "x".to_owned(),
         })),
         "request.cancel",
-        "`id` `x` is not the id of a job",
+        "`id` `x` is not a job id",
     );
 }
 
 #[test]
-fn a_long_wait_leaves_as_it_came() {
+fn the_record_of_a_long_wait_is_unchanged() {
     let headers: Headers = [("process-after", Some(&b"x"[..])), ("a", None)]
         .into_iter()
         .collect();
@@ -595,7 +596,7 @@ fn keys_are_hashed_with_their_application() {
 fn draft() -> impl Strategy<Value = Draft> {
     let when = prop_oneof![
         (0_i64..4_000_000_000_000).prop_map(|millis| When::At(Timestamp::from_millis(millis))),
-        (0_u64..1_000_000_000).prop_map(|millis| When::After(Span::from_millis(millis))),
+        (0_u64..1_000_000_000).prop_map(|millis| When::After(HumanDuration::from_millis(millis))),
     ];
     let name = || proptest::option::of("[a-z0-9-]{1,20}");
     let headers = proptest::collection::vec(("x-[a-z]{1,5}", proptest::option::of("\\PC{0,5}")), 0..4);
@@ -607,7 +608,7 @@ fn draft() -> impl Strategy<Value = Draft> {
     ];
     let priority = prop_oneof![Just(Priority::High), Just(Priority::Normal), Just(Priority::Low)];
     let key = proptest::option::of("\\PC{0,10}");
-    let expire_after = proptest::option::of((0_u64..1_000_000_000).prop_map(Span::from_millis));
+    let expire_after = proptest::option::of((0_u64..1_000_000_000).prop_map(HumanDuration::from_millis));
     (when, name(), name(), headers, data, priority, key, expire_after).prop_map(
         |(when, idempotency_key, request_id, headers, data, priority, key, expire_after)| Draft {
             app: "sms".to_owned(),
@@ -666,7 +667,7 @@ fn as_json(draft: &Draft) -> String {
 
 proptest! {
     #[test]
-    fn both_formats_say_the_same(draft in draft()) {
+    fn both_formats_give_the_same_request(draft in draft()) {
         let from_json = read(&json(&as_json(&draft)), &rules(), NOW);
         let bytes = write_protobuf(&ParsedRequest::Schedule(Box::new(draft)), "");
         let mut headers = Headers::new();
@@ -680,11 +681,11 @@ proptest! {
     }
 
     #[test]
-    fn a_difference_in_content_is_a_difference_in_the_hash(one in draft(), other in draft()) {
+    fn requests_with_different_content_have_different_hashes(one in draft(), other in draft()) {
         let hash = |draft: Draft| request_of(&json(&as_json(&draft)), &Rules { max_ahead: "99999d".parse().unwrap(), ..rules() }).request_hash;
         let named = |draft: &Draft| Draft { request_id: None, idempotency_key: None, ..draft.clone() };
         prop_assert_eq!(named(&one) == named(&other), hash(one.clone()) == hash(other));
-        // The name of the single request is no part of it.
+        // The request id is not part of the content.
         prop_assert_eq!(hash(named(&one)), hash(one));
     }
 
@@ -698,7 +699,7 @@ proptest! {
     }
 
     #[test]
-    fn nearly_right_requests_never_panic(draft in draft(), at in any::<prop::sample::Index>(), byte in any::<u8>(), is_protobuf in any::<bool>()) {
+    fn nearly_valid_requests_never_panic(draft in draft(), at in any::<prop::sample::Index>(), byte in any::<u8>(), is_protobuf in any::<bool>()) {
         let mut headers = Headers::new();
         let mut bytes = if is_protobuf {
             headers.push_text("content-type", redeliver_proto::CONTENT_TYPE);

@@ -1,45 +1,45 @@
-//! What a shard has committed, on its way to the index: one batch after the other, in the order of the turns.
+//! The committed changes of a shard on their way to the index: one batch after the other, in the order of the turns.
 //!
-//! A full index refuses a batch as a whole. It is then tried again every second, and what ends jobs, and so frees memory,
-//! does not wait that long: while there is any of it, batches are forced in. That takes what was committed before it along,
-//! which is little, because a shard accepts no far jobs while its index is full.
+//! A full index refuses a batch as a whole. The batch is sent again every second. Changes that end jobs, and so free memory,
+//! do not wait for that: while the queue contains any, batches are forced. A forced batch includes the changes that were
+//! committed before. Those are few, because a shard rejects jobs that are not due soon while its index is full.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use redeliver_core::Timestamp;
 
-use super::IndexRequest;
 use crate::index::{Batch, Change, Effect};
+use crate::index_messages::IndexRequest;
 
-/// The most changes that are given to the index at once, and their bytes.
-pub(super) const BATCH: usize = 10_000;
-pub(super) const BATCH_BYTES: usize = 4 << 20;
-/// Between two questions to a full index whether it has room again.
-const PROBE: Duration = Duration::from_secs(1);
+/// The maximum number and size of changes per batch.
+pub(super) const MAX_BATCH: usize = 10_000;
+pub(super) const MAX_BATCH_BYTES: usize = 4 << 20;
+/// The time between two attempts to apply changes to a full index without force.
+const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Changes on their way.
+/// The queue of committed changes.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
-    queue: VecDeque<Committed>,
-    /// How many changes in the queue end jobs.
+    queue: VecDeque<PendingBatch>,
+    /// The number of queued changes that end jobs.
     freeing: usize,
     is_applying: bool,
-    /// The index is full; when it is asked whether it still is.
-    full: Option<Timestamp>,
+    /// Set while the index is full: when to send a batch without force again.
+    next_probe: Option<Timestamp>,
 }
 
-/// What is to be given to the index.
+/// A batch that waits for the index.
 #[derive(Debug)]
-struct Committed {
-    /// The index shows all that was committed up to this turn when it shows this.
+struct PendingBatch {
+    /// Once the index contains the batch, it contains everything that was committed up to this turn.
     turn: u64,
     batch: Batch,
     bytes: usize,
     freeing: usize,
 }
 
-impl Committed {
+impl PendingBatch {
     fn new(turn: u64, batch: Batch) -> Self {
         Self {
             turn,
@@ -50,7 +50,7 @@ impl Committed {
     }
 }
 
-/// Whether a change leaves less to remember.
+/// Whether a change frees memory of the index.
 fn frees(change: &Change) -> bool {
     match change.effect {
         Effect::Waits { .. } => false,
@@ -59,31 +59,32 @@ fn frees(change: &Change) -> bool {
 }
 
 impl Outbox {
-    /// Whether the index has refused changes and taken none since but by force.
-    pub(super) fn is_refused(&self) -> bool {
-        self.full.is_some()
+    /// Whether the index has refused a batch, and has accepted none since except by force.
+    pub(super) fn is_index_full(&self) -> bool {
+        self.next_probe.is_some()
     }
 
-    /// Takes the changes of a turn, which stand in the state topic between `from` and `end`.
+    /// Adds the changes of a turn, which the state topic contains between `from` and `end`.
     pub(super) fn push(&mut self, turn: u64, mut from: i64, end: i64, mut changes: Vec<Change>) {
-        let seal = changes.last().map(|last| last.seal(end - 1));
+        let last_record = changes.last().map(|last| last.digest(end - 1));
         loop {
-            let count = first_part(&changes);
+            let count = first_batch_len(&changes);
             let rest = changes.split_off(count);
             let is_last = rest.is_empty();
-            // Between the records of a turn there may be others, such as the marker of the turn before, so the record
-            // behind a part stands here or later.
+            // Other records can precede those of the turn, such as the transaction marker of the turn before. So the record
+            // after this part is at this offset or later, and a batch that starts here leaves out no change.
             let to = if is_last { end } else { from + signed(count) };
             let batch = Batch {
                 from,
                 to,
                 changes,
-                seal: seal.filter(|_| is_last),
+                last_record: last_record.filter(|_| is_last),
                 force: false,
             };
-            let committed = Committed::new(if is_last { turn } else { turn - 1 }, batch);
-            self.freeing += committed.freeing;
-            self.queue.push_back(committed);
+            // The last part completes the turn. Until it is applied, the overlay entries of the turn are still needed.
+            let pending = PendingBatch::new(if is_last { turn } else { turn - 1 }, batch);
+            self.freeing += pending.freeing;
+            self.queue.push_back(pending);
             if is_last {
                 break;
             }
@@ -91,68 +92,68 @@ impl Outbox {
         }
     }
 
-    /// What is to be given to the index now.
+    /// The next batch for the index.
     pub(super) fn next(&mut self, now: Timestamp) -> Option<IndexRequest> {
         if self.is_applying {
             return None;
         }
-        let is_time = |probe: Timestamp| now >= probe || probe > now.after(PROBE);
-        if self.queue.is_empty() && self.full.is_some_and(is_time) {
-            // With nothing to ask it with, only the next changes tell.
-            self.full = None;
+        let is_probe_due = |probe: Timestamp| now >= probe || probe > now.after(PROBE_INTERVAL);
+        if self.queue.is_empty() && self.next_probe.is_some_and(is_probe_due) {
+            // There is no batch to probe with. Whether the index is still full is found out with the next changes.
+            self.next_probe = None;
         }
-        let force = match self.full {
+        let force = match self.next_probe {
             None => false,
-            Some(probe) if is_time(probe) => false,
+            Some(probe) if is_probe_due(probe) => false,
             Some(_) if self.freeing > 0 => true,
             Some(_) => return None,
         };
         let mut first = self.queue.pop_front()?;
-        while first.batch.changes.len() < BATCH
+        while first.batch.changes.len() < MAX_BATCH
             && self
                 .queue
                 .front()
-                .is_some_and(|next| first.bytes + next.bytes <= BATCH_BYTES)
+                .is_some_and(|next| first.bytes + next.bytes <= MAX_BATCH_BYTES)
             && let Some(next) = self.queue.pop_front()
         {
             first.bytes += next.bytes;
             first.freeing += next.freeing;
             first.turn = next.turn;
             first.batch.to = next.batch.to;
-            first.batch.seal = next.batch.seal.or(first.batch.seal);
+            first.batch.last_record = next.batch.last_record.or(first.batch.last_record);
             first.batch.changes.extend(next.batch.changes);
         }
         self.freeing -= first.freeing;
         self.is_applying = true;
-        let Committed { turn, mut batch, .. } = first;
+        let PendingBatch { turn, mut batch, .. } = first;
         batch.force = force;
         Some(IndexRequest::Apply { turn, batch })
     }
 
-    /// The index has taken what it was given, `by_force` or because it has room.
-    pub(super) fn applied(&mut self, by_force: bool) {
+    /// The index has applied the last batch. A forced batch does not prove that the index has free memory.
+    pub(super) fn applied(&mut self, forced: bool) {
         self.is_applying = false;
-        if !by_force {
-            self.full = None;
+        if !forced {
+            self.next_probe = None;
         }
     }
 
-    /// The index is full.
+    /// The index is full and has refused a batch, which goes back to the front of the queue.
     pub(super) fn refused(&mut self, turn: u64, batch: Batch, now: Timestamp) {
         self.is_applying = false;
-        self.full = Some(now.after(PROBE));
-        let refused = Committed::new(turn, batch);
+        self.next_probe = Some(now.after(PROBE_INTERVAL));
+        let refused = PendingBatch::new(turn, batch);
         self.freeing += refused.freeing;
         self.queue.push_front(refused);
     }
 }
 
-/// How many of these changes are given to the index at once, at least one of them.
-fn first_part(changes: &[Change]) -> usize {
+/// How many of these changes fit into one batch; at least one.
+fn first_batch_len(changes: &[Change]) -> usize {
     let mut bytes = 0;
     for (count, change) in changes.iter().enumerate() {
         bytes += change.size();
-        if count > 0 && bytes > BATCH_BYTES {
+        if count > 0 && bytes > MAX_BATCH_BYTES {
             return count;
         }
     }
@@ -196,16 +197,16 @@ mod tests {
     }
 
     #[test]
-    fn a_full_index_is_asked_again_and_forced_only_to_free_memory() {
+    fn a_full_index_is_probed_and_forced_only_to_free_memory() {
         let mut outbox = Outbox::default();
         outbox.push(1, 0, 2, vec![waits(1)]);
         let (turn, batch) = next(&mut outbox, 0).unwrap();
         assert!(!batch.force);
         outbox.refused(turn, batch, Timestamp::from_millis(0));
-        assert!(outbox.is_refused());
+        assert!(outbox.is_index_full());
         outbox.push(2, 2, 4, vec![waits(2)]);
-        assert!(next(&mut outbox, 999).is_none(), "only adds jobs");
-        // The question whether it is still full comes with all there is.
+        assert!(next(&mut outbox, 999).is_none(), "the batch frees no memory");
+        // A probe contains all queued changes.
         let (turn, batch) = next(&mut outbox, 1_000).unwrap();
         assert_eq!((turn, batch.from, batch.to, batch.force), (2, 0, 4, false));
         outbox.refused(turn, batch, Timestamp::from_millis(1_000));
@@ -213,30 +214,33 @@ mod tests {
         let (turn, batch) = next(&mut outbox, 1_001).unwrap();
         assert_eq!((turn, batch.from, batch.to, batch.force), (3, 0, 6, true));
         outbox.applied(true);
-        assert!(outbox.is_refused(), "that proves no room");
+        assert!(
+            outbox.is_index_full(),
+            "a forced batch does not prove free memory"
+        );
         outbox.push(4, 6, 8, vec![waits(3)]);
         assert!(next(&mut outbox, 1_500).is_none());
         let (_, batch) = next(&mut outbox, 2_000).unwrap();
         assert!(!batch.force);
         outbox.applied(false);
-        assert!(!outbox.is_refused());
+        assert!(!outbox.is_index_full());
         assert_eq!((outbox.freeing, outbox.queue.len()), (0, 0));
     }
 
     #[test]
-    fn an_index_that_is_asked_nothing_more_is_not_full_for_ever() {
+    fn an_index_without_changes_does_not_stay_full() {
         let mut outbox = Outbox::default();
         outbox.push(1, 0, 2, vec![forgotten(1)]);
         let (turn, batch) = next(&mut outbox, 0).unwrap();
         outbox.refused(turn, batch, Timestamp::from_millis(0));
         assert!(next(&mut outbox, 1).unwrap().1.force);
         outbox.applied(true);
-        assert!(next(&mut outbox, 999).is_none() && outbox.is_refused());
-        assert!(next(&mut outbox, 1_000).is_none() && !outbox.is_refused());
+        assert!(next(&mut outbox, 999).is_none() && outbox.is_index_full());
+        assert!(next(&mut outbox, 1_000).is_none() && !outbox.is_index_full());
     }
 
     #[test]
-    fn a_clock_that_was_set_back_delays_no_question() {
+    fn a_clock_that_is_set_back_does_not_delay_a_probe() {
         let mut outbox = Outbox::default();
         outbox.push(1, 0, 2, vec![waits(1)]);
         let (turn, batch) = next(&mut outbox, 100_000).unwrap();

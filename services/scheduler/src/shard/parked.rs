@@ -1,9 +1,9 @@
-//! Jobs whose time has come and whose topic does not exist. They stay where they are, in the state topic and in the index;
-//! only the range of due times in which they stand is remembered, by topic and application, so any number of them
-//! takes no memory, and a takeover finds them again as it finds all others.
+//! Parked jobs: jobs that are due while their topic does not exist. They stay in the state topic and in the index. Only the
+//! range of their due times is remembered, by topic and application. So any number of them takes no memory, and a
+//! takeover finds them again like all other jobs.
 //!
-//! When a topic exists again, or jobs have waited for too long, a *sweep* looks that range up again, beside the look ahead
-//! and as far as there is room, so that a backlog of one topic keeps the jobs of others out of nothing.
+//! When a topic exists again, or jobs have waited for too long, a *sweep* looks up that range again. It runs next to the
+//! look-ahead and has room of its own in the window, so that the backlog of one topic does not delay other jobs.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,21 +14,21 @@ use redeliver_core::Timestamp;
 use crate::index::Cursor;
 use crate::job::JobId;
 
-/// The shortest time between the beginnings of two sweeps.
-const PAUSE: Duration = Duration::from_secs(1);
+/// The minimum time between the starts of two sweeps.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The topic that is missed, and the application that misses it.
-pub(crate) type Missed = (Arc<str>, Arc<str>);
+/// The topic and the application of a job.
+pub(crate) type Target = (Arc<str>, Arc<str>);
 
 #[derive(Clone, Copy, Debug)]
-struct Range {
+struct ParkedRange {
     first: Cursor,
     last: Cursor,
-    /// How many jobs, about: one that is looked up twice counts twice until the next sweep.
+    /// Approximate: a job that is looked up twice counts twice until the next sweep.
     count: usize,
 }
 
-impl Range {
+impl ParkedRange {
     fn merge(&mut self, other: Self) {
         self.first = self.first.min(other.first);
         self.last = self.last.max(other.last);
@@ -36,36 +36,35 @@ impl Range {
     }
 }
 
-/// What is parked.
+/// The parked jobs of a shard.
 #[derive(Debug, Default)]
 pub(super) struct Parked {
-    ranges: BTreeMap<Missed, Range>,
+    ranges: BTreeMap<Target, ParkedRange>,
     sweep: Option<Sweep>,
-    began: Option<Timestamp>,
+    last_began: Option<Timestamp>,
 }
 
-/// A look at what is parked, in portions.
+/// A sweep in progress. It reads its range in several scans.
 #[derive(Debug)]
 struct Sweep {
-    /// What was parked when it began.
-    ranges: BTreeMap<Missed, Range>,
+    /// The ranges that were known when the sweep began.
+    ranges: BTreeMap<Target, ParkedRange>,
     after: Cursor,
-    upto: Cursor,
-    is_asking: bool,
+    end: Cursor,
+    is_requested: bool,
 }
 
-/// What there is to be done about parked jobs.
+/// Which parked jobs of a topic need not wait any longer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Due {
-    /// They wait on.
+pub(super) enum SweepScope {
     Nothing,
-    /// The topic is no longer missing.
+    /// All: the topic exists.
     All,
-    /// Those that have been due since then have waited for long enough.
+    /// The jobs that were due at or before this time: they have waited for too long.
     Until(Timestamp),
 }
 
-fn last_of(due: Timestamp) -> Cursor {
+fn end_of(due: Timestamp) -> Cursor {
     Cursor {
         due,
         id: JobId::from_bytes([0xff; 16]),
@@ -73,31 +72,31 @@ fn last_of(due: Timestamp) -> Cursor {
 }
 
 impl Parked {
-    /// A job waits for its topic.
-    pub(super) fn note(&mut self, missed: Missed, place: Cursor) {
+    /// Parks a job until its topic exists.
+    pub(super) fn park(&mut self, target: Target, cursor: Cursor) {
         self.add(
-            missed,
-            Range {
-                first: place,
-                last: place,
+            target,
+            ParkedRange {
+                first: cursor,
+                last: cursor,
                 count: 1,
             },
         );
     }
 
-    fn add(&mut self, missed: Missed, range: Range) {
+    fn add(&mut self, target: Target, range: ParkedRange) {
         self.ranges
-            .entry(missed)
+            .entry(target)
             .and_modify(|known| known.merge(range))
             .or_insert(range);
     }
 
-    /// A job that may be parked is not any more.
-    pub(super) fn forget(&mut self, missed: &Missed, place: Cursor) {
+    /// Counts a job less that may have been parked.
+    pub(super) fn unpark(&mut self, target: &Target, cursor: Cursor) {
         let sweep = self.sweep.as_mut().map(|sweep| &mut sweep.ranges);
         for ranges in [Some(&mut self.ranges), sweep].into_iter().flatten() {
-            if let Some(range) = ranges.get_mut(missed)
-                && (range.first..=range.last).contains(&place)
+            if let Some(range) = ranges.get_mut(target)
+                && (range.first..=range.last).contains(&cursor)
                 && range.count > 0
             {
                 range.count -= 1;
@@ -106,77 +105,83 @@ impl Parked {
         }
     }
 
-    /// How many jobs wait for each topic, about.
-    pub(super) fn counts(&self) -> BTreeMap<Missed, usize> {
+    /// The approximate number of parked jobs, by topic and application.
+    pub(super) fn counts(&self) -> BTreeMap<Target, usize> {
         let swept = self.sweep.iter().flat_map(|sweep| &sweep.ranges);
         let mut counts = BTreeMap::new();
-        for (missed, range) in self.ranges.iter().chain(swept) {
-            *counts.entry(missed.clone()).or_default() += range.count;
+        for (target, range) in self.ranges.iter().chain(swept) {
+            *counts.entry(target.clone()).or_default() += range.count;
         }
         counts
     }
 
-    /// Begins a sweep, if there is a reason, of what is known to be looked up.
-    pub(super) fn look(&mut self, now: Timestamp, loaded: Option<Cursor>, due: impl Fn(&Arc<str>) -> Due) {
-        let is_pause = |began: Timestamp| now < began.after(PAUSE) && now >= began;
-        if self.sweep.is_some() || self.ranges.is_empty() || self.began.is_some_and(is_pause) {
+    /// Begins a sweep if some parked jobs need not wait any longer.
+    pub(super) fn begin_sweep(
+        &mut self,
+        now: Timestamp,
+        look_ahead_cursor: Option<Cursor>,
+        scope: impl Fn(&Arc<str>) -> SweepScope,
+    ) {
+        let is_too_soon = |last_began: Timestamp| now < last_began.after(SWEEP_INTERVAL) && now >= last_began;
+        if self.sweep.is_some() || self.ranges.is_empty() || self.last_began.is_some_and(is_too_soon) {
             return;
         }
-        let reasons = self
+        let ends = self
             .ranges
             .iter()
-            .filter_map(|((topic, _), range)| match due(topic) {
-                Due::Nothing => None,
-                Due::All => Some(range.last),
-                Due::Until(over) => (range.first.due <= over).then(|| range.last.min(last_of(over))),
+            .filter_map(|((topic, _), range)| match scope(topic) {
+                SweepScope::Nothing => None,
+                SweepScope::All => Some(range.last),
+                SweepScope::Until(due) => (range.first.due <= due).then(|| range.last.min(end_of(due))),
             });
-        let (Some(upto), Some(loaded)) = (reasons.max(), loaded) else {
+        let (Some(end), Some(look_ahead_cursor)) = (ends.max(), look_ahead_cursor) else {
             return;
         };
-        // What is behind is looked up ahead anyway.
-        let upto = upto.min(loaded);
+        // The due scan finds the jobs after the look-ahead cursor anyway.
+        let end = end.min(look_ahead_cursor);
         let ranges = std::mem::take(&mut self.ranges);
         let Some(first) = ranges.values().map(|range| range.first).min() else {
             return;
         };
-        self.began = Some(now);
+        self.last_began = Some(now);
         self.sweep = Some(Sweep {
             ranges,
             after: first.before(),
-            upto,
-            is_asking: false,
+            end,
+            is_requested: false,
         });
     }
 
-    /// What is to be looked up next: behind this, up to then.
-    pub(super) fn ask(&mut self) -> Option<(Cursor, Timestamp)> {
-        let sweep = self.sweep.as_mut().filter(|sweep| !sweep.is_asking)?;
-        sweep.is_asking = true;
-        Some((sweep.after, sweep.upto.due))
+    /// The next range to scan: after this cursor, up to this time.
+    pub(super) fn next_range(&mut self) -> Option<(Cursor, Timestamp)> {
+        let sweep = self.sweep.as_mut().filter(|sweep| !sweep.is_requested)?;
+        sweep.is_requested = true;
+        Some((sweep.after, sweep.end.due))
     }
 
-    /// Where the portion stands that was asked for: behind the one, up to the other.
-    pub(super) fn portion(&self, last: Option<Cursor>) -> Option<(Cursor, Cursor)> {
+    /// The range that the last scan covered: after the first cursor, up to the second. `last` is the last row of a scan
+    /// that was cut off by its limit.
+    pub(super) fn swept_range(&self, last: Option<Cursor>) -> Option<(Cursor, Cursor)> {
         let sweep = self.sweep.as_ref()?;
-        let end = last.map_or(sweep.upto, |last| last.min(sweep.upto));
+        let end = last.map_or(sweep.end, |last| last.min(sweep.end));
         Some((sweep.after, end))
     }
 
-    /// The sweep goes on behind this.
-    pub(super) fn swept(&mut self, to: Cursor) {
+    /// Continues the sweep after this cursor.
+    pub(super) fn advance(&mut self, to: Cursor) {
         let Some(sweep) = &mut self.sweep else { return };
-        sweep.is_asking = false;
+        sweep.is_requested = false;
         sweep.after = sweep.after.max(to);
-        if sweep.after < sweep.upto {
+        if sweep.after < sweep.end {
             return;
         }
-        let Some(Sweep { ranges, upto, .. }) = self.sweep.take() else {
+        let Some(Sweep { ranges, end, .. }) = self.sweep.take() else {
             return;
         };
-        for (missed, range) in ranges {
-            if range.last > upto {
-                let first = range.first.max(upto);
-                self.add(missed, Range { first, ..range });
+        for (target, range) in ranges {
+            if range.last > end {
+                let first = range.first.max(end);
+                self.add(target, ParkedRange { first, ..range });
             }
         }
     }

@@ -1,37 +1,41 @@
-//! A shard against a model of Kafka and of the index, with turns that are lost, answers that come late, and
-//! restarts at any moment.
+//! Tests of a shard with a model of Kafka and the index, with aborted turns, late responses, and restarts at any time.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Mutex;
 
 use proptest::prelude::*;
-use redeliver_core::{Position, Span};
+use redeliver_core::{HumanDuration, Position};
+use redeliver_proto::convert::{to_duration, to_headers, to_timestamp};
+use v1::job_command::Command as ProtoCommand;
 
 use super::*;
+use crate::admission::INDEX_FULL;
+use crate::codec::RetentionPolicy;
 use crate::index::Row;
 use crate::job::{Payload, Priority};
-use crate::refused;
-use crate::room::INDEX_FULL;
-use crate::shard::outbox::BATCH_BYTES;
+use crate::request::Rules;
+use crate::shard::outbox::MAX_BATCH_BYTES;
+use crate::spans::Spans;
+use crate::topics::Topics;
 
 const TIMEOUT: Duration = Duration::from_secs(2);
 const START: i64 = 1_763_722_800_000;
 const APP: &str = "jobs";
-const RETURN: &str = "docs-retry-due";
-/// Of the application `gone`, whose topic comes and goes.
+const RETURN_TOPIC: &str = "docs-retry-due";
+/// The topic of the application `gone`, which is deleted and created again.
 const GONE: &str = "gone-jobs";
 
-/// What is known of [`GONE`]; all other topics exist.
+/// The presence of [`GONE`]; all other topics exist.
 #[derive(Clone)]
-struct Known(Arc<Mutex<Presence>>);
+struct FakeTopics(Arc<Mutex<Presence>>);
 
-impl Default for Known {
+impl Default for FakeTopics {
     fn default() -> Self {
         Self(Arc::new(Mutex::new(Presence::Exists)))
     }
 }
 
-impl Known {
+impl FakeTopics {
     fn get(&self) -> Presence {
         *self.0.lock().unwrap()
     }
@@ -41,7 +45,7 @@ impl Known {
     }
 }
 
-impl Topics for Known {
+impl Topics for FakeTopics {
     fn presence(&self, topic: &Arc<str>) -> Presence {
         match &**topic {
             GONE => self.get(),
@@ -59,7 +63,7 @@ fn settings() -> Settings {
                 .into(),
             pipelines: [("docs".to_owned(), Arc::new(redeliver_core::Pipeline::new("docs")))].into(),
             time_zone: jiff::tz::TimeZone::UTC,
-            max_ahead: Span::from_secs(86_400 * 365),
+            max_ahead: HumanDuration::from_secs(86_400 * 365),
             max_data: 1 << 20,
         },
         ingest: "ingest".into(),
@@ -67,21 +71,21 @@ fn settings() -> Settings {
         dead_letters: "dlq".into(),
         answers: "answers".into(),
         partitions: 1,
-        memory: RetentionPolicy {
+        retention: RetentionPolicy {
             keys: 24 * hour,
             ended: 24 * hour,
         },
         window: Duration::from_millis(200),
         window_jobs: 8,
         window_bytes: 1 << 20,
-        topics: Arc::new(Known::default()),
+        topics: Arc::new(FakeTopics::default()),
         missing_topic_timeout: TIMEOUT,
         spans: Spans::default(),
     }
 }
 
 #[test]
-fn an_empty_window_of_any_size_looks_ahead() {
+fn an_empty_window_of_any_size_requests_a_due_scan() {
     for (window_jobs, window_bytes) in [
         (8, 1 << 20),
         (100, 1 << 20),
@@ -95,16 +99,33 @@ fn an_empty_window_of_any_size_looks_ahead() {
         };
         let mut shard = Shard::new(Arc::new(settings), 0);
         let now = Timestamp::from_millis(START);
-        shard.answer(IndexResponse::Ready { end: 0 }, now);
-        let looks = shard
-            .asks(now)
+        shard.handle_response(IndexResponse::Ready { end: 0 }, now);
+        let has_due_scan = shard
+            .index_requests(now)
             .iter()
-            .any(|ask| matches!(ask, IndexRequest::DueScan { .. }));
-        assert!(looks, "{window_jobs} jobs, {window_bytes} bytes");
+            .any(|request| matches!(request, IndexRequest::DueScan { .. }));
+        assert!(has_due_scan, "{window_jobs} jobs, {window_bytes} bytes");
     }
 }
 
-/// What a user does, and what happens to us.
+fn at(due: Timestamp) -> v1::job_spec::When {
+    v1::job_spec::When::ScheduledTime(to_timestamp(due))
+}
+
+fn after(delay: HumanDuration) -> v1::job_spec::When {
+    v1::job_spec::When::Delay(to_duration(delay))
+}
+
+fn spec(app: &str, when: v1::job_spec::When) -> v1::JobSpec {
+    v1::JobSpec {
+        app: app.to_owned(),
+        when: Some(when),
+        data: Bytes::from_static(b"1"),
+        ..v1::JobSpec::default()
+    }
+}
+
+/// An action of a client, or an event.
 #[derive(Clone, Debug)]
 enum Step {
     Schedule {
@@ -113,19 +134,19 @@ enum Step {
     },
     Cancel(usize),
     Reschedule(usize, u16),
-    Pass(u16),
-    TransactionBatch {
+    AdvanceClock(u16),
+    Turn {
         limit: usize,
         is_lost: bool,
     },
-    Index(u8),
-    /// The state topic is not understood for a while.
-    HoldUp,
-    /// The memory of the index is full, or not any more.
-    Full(bool),
-    /// The topic of an application is deleted, or created again.
-    Topic(Presence),
-    ScheduleGone {
+    ServeIndex(u8),
+    /// The state topic contains an unsupported record for a while.
+    Halt,
+
+    SetIndexFull(bool),
+    /// The topic of the application `gone` is deleted, or created again.
+    SetPresence(Presence),
+    ScheduleForGone {
         ahead: u16,
     },
     Restart,
@@ -136,56 +157,56 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (0_u16..600, proptest::option::of(0_u8..4)).prop_map(|(ahead, key)| Step::Schedule { ahead, key }),
         1 => (0_usize..30).prop_map(Step::Cancel),
         1 => (0_usize..30, 0_u16..600).prop_map(|(job, ahead)| Step::Reschedule(job, ahead)),
-        4 => (0_u16..120).prop_map(Step::Pass),
-        6 => (1_usize..20, prop::bool::weighted(0.15)).prop_map(|(limit, is_lost)| Step::TransactionBatch { limit, is_lost }),
-        6 => (1_u8..5).prop_map(Step::Index),
-        1 => Just(Step::HoldUp),
-        1 => any::<bool>().prop_map(Step::Full),
+        4 => (0_u16..120).prop_map(Step::AdvanceClock),
+        6 => (1_usize..20, prop::bool::weighted(0.15)).prop_map(|(limit, is_lost)| Step::Turn { limit, is_lost }),
+        6 => (1_u8..5).prop_map(Step::ServeIndex),
+        1 => Just(Step::Halt),
+        1 => any::<bool>().prop_map(Step::SetIndexFull),
         2 => prop::sample::select(vec![
             Presence::Exists,
             Presence::Unknown,
             Presence::Missing { lasting: Duration::ZERO },
             Presence::Missing { lasting: Duration::from_secs(60) },
-        ]).prop_map(Step::Topic),
-        3 => (0_u16..600).prop_map(|ahead| Step::ScheduleGone { ahead }),
+        ]).prop_map(Step::SetPresence),
+        3 => (0_u16..600).prop_map(|ahead| Step::ScheduleForGone { ahead }),
         1 => Just(Step::Restart),
     ]
 }
 
-/// The topics as they are committed, the index, and the shard under test.
+/// The committed topics, the index, and the shard under test.
 struct World {
     now: Timestamp,
-    topics: Known,
-    /// Requests of jobs that are dead, and when they were given up.
-    dead: Vec<(u64, Timestamp)>,
+    topics: FakeTopics,
+    /// Offsets of the requests of jobs that became dead letters, with the time.
+    dead_letters: Vec<(u64, Timestamp)>,
     settings: Arc<Settings>,
     shard: Shard,
     ingest: Vec<Record>,
-    done: HashSet<i64>,
-    /// Records of the ingest topic that this shard was given.
-    given: usize,
+    completed: HashSet<i64>,
+    /// The number of records of the ingest topic that this shard has read.
+    fed: usize,
     state: BTreeMap<JobId, Job>,
-    /// Jobs that are forgotten, as they were.
+    /// Forgotten jobs in their last state.
     forgotten: BTreeMap<JobId, Job>,
     end: i64,
-    /// Where turns have ended.
-    ends: HashSet<i64>,
+    /// Offsets of the state topic at which turns ended.
+    turn_ends: HashSet<i64>,
     dispatched: Vec<(JobId, Timestamp)>,
-    /// Long waits that are over.
-    returned: Vec<(Option<Bytes>, Timestamp)>,
-    /// Long waits that could not be had.
-    dead_waits: Vec<Output>,
+    /// Records of long waits that were dispatched.
+    returned_waits: Vec<(Option<Bytes>, Timestamp)>,
+    /// Records of long waits that were rejected.
+    dead_long_waits: Vec<Output>,
     answers: HashMap<String, v1::CommandOutcome>,
     index: BTreeMap<JobId, (Job, Bytes)>,
     applied: i64,
-    asks: VecDeque<IndexRequest>,
-    is_held_up: bool,
+    requests: VecDeque<IndexRequest>,
+    is_halted: bool,
     is_full: bool,
     ids: Vec<JobId>,
 }
 
-/// An index that shows all of the state topic.
-fn picture(state: &BTreeMap<JobId, Job>) -> BTreeMap<JobId, (Job, Bytes)> {
+/// An index that contains the whole state topic.
+fn snapshot(state: &BTreeMap<JobId, Job>) -> BTreeMap<JobId, (Job, Bytes)> {
     let jobs = state.iter();
     jobs.map(|(id, job)| (*id, (job.clone(), codec::encode(job))))
         .collect()
@@ -197,32 +218,32 @@ impl World {
     }
 
     fn with(settings: Settings) -> Self {
-        let topics = Known::default();
+        let topics = FakeTopics::default();
         let settings = Arc::new(Settings {
             topics: Arc::new(topics.clone()),
             ..settings
         });
         let mut world = Self {
             topics,
-            dead: Vec::new(),
+            dead_letters: Vec::new(),
             now: Timestamp::from_millis(START),
             shard: Shard::new(settings.clone(), 0),
             settings,
             ingest: Vec::new(),
-            done: HashSet::new(),
-            given: 0,
+            completed: HashSet::new(),
+            fed: 0,
             state: BTreeMap::new(),
             forgotten: BTreeMap::new(),
             end: 0,
-            ends: HashSet::new(),
+            turn_ends: HashSet::new(),
             dispatched: Vec::new(),
-            returned: Vec::new(),
-            dead_waits: Vec::new(),
+            returned_waits: Vec::new(),
+            dead_long_waits: Vec::new(),
             answers: HashMap::new(),
             index: BTreeMap::new(),
             applied: 0,
-            asks: VecDeque::new(),
-            is_held_up: false,
+            requests: VecDeque::new(),
+            is_halted: false,
             is_full: false,
             ids: Vec::new(),
         };
@@ -230,7 +251,7 @@ impl World {
         world
     }
 
-    fn send(&mut self, command: v1::job_command::Command) {
+    fn send(&mut self, command: ProtoCommand) {
         let offset = i64::try_from(self.ingest.len()).unwrap();
         let command = v1::JobCommand {
             command: Some(command),
@@ -251,40 +272,37 @@ impl World {
                 .collect(),
             unreadable_headers: 0,
         });
-        self.give();
+        self.feed();
     }
 
-    fn give(&mut self) {
-        while self.given < self.ingest.len() && self.shard.capacity() > 0 {
-            let record = self.ingest[self.given].clone();
-            self.given += 1;
-            if !self.done.contains(&record.position.offset) {
+    fn feed(&mut self) {
+        while self.fed < self.ingest.len() && self.shard.capacity() > 0 {
+            let record = self.ingest[self.fed].clone();
+            self.fed += 1;
+            if !self.completed.contains(&record.position.offset) {
                 self.shard.accept(record, self.now);
             }
         }
-        self.asks.extend(self.shard.asks(self.now));
+        self.requests.extend(self.shard.index_requests(self.now));
     }
 
-    /// A new owner: the index shows all of the state topic before it acts.
+    /// A new owner takes over: it acts only once the index is up to date.
     fn restart(&mut self) {
         self.shard = Shard::new(self.settings.clone(), 0);
-        self.asks.clear();
-        self.index = picture(&self.state);
+        self.requests.clear();
+        self.index = snapshot(&self.state);
         self.applied = self.end;
-        self.given = 0;
-        self.is_held_up = false;
+        self.fed = 0;
+        self.is_halted = false;
         self.shard
-            .answer(IndexResponse::Ready { end: self.end }, self.now);
-        self.give();
+            .handle_response(IndexResponse::Ready { end: self.end }, self.now);
+        self.feed();
     }
 
     fn turn(&mut self, limit: usize, is_lost: bool) {
         let writes = self.shard.finish(self.now, limit);
         let is_idle = writes.outputs.is_empty() && writes.completed.is_empty();
-        assert!(
-            is_idle || !self.is_held_up,
-            "a shard that is held up writes nothing"
-        );
+        assert!(is_idle || !self.is_halted, "a halted shard wrote something");
         if is_lost {
             return self.restart();
         }
@@ -294,13 +312,13 @@ impl World {
                 APP | GONE => {
                     assert!(
                         &*output.topic != GONE || self.topics.get() == Presence::Exists,
-                        "the topic does not exist"
+                        "written to a missing topic"
                     );
                     let id = output.headers.last(headers::JOB_ID).unwrap();
                     let id: JobId = std::str::from_utf8(id).unwrap().parse().unwrap();
                     self.dispatched.push((id, self.now));
                 }
-                RETURN => self.returned.push((output.value, self.now)),
+                RETURN_TOPIC => self.returned_waits.push((output.value, self.now)),
                 "state" => {
                     wrote = true;
                     self.end += 1;
@@ -311,10 +329,13 @@ impl World {
                     match output.value {
                         Some(value) => drop(self.state.insert(id, codec::decode(id, &value).unwrap())),
                         None => {
-                            let job = self.state.remove(&id).expect("only what is known is forgotten");
-                            let memory = self.settings.memory;
-                            let ended = job.ended.expect("only what has ended is forgotten");
-                            assert!(memory.forget(&job, ended) <= self.now, "too soon: {job:?}");
+                            let job = self.state.remove(&id).expect("a known job");
+                            let retention = self.settings.retention;
+                            let ended = job.ended.expect("an ended job");
+                            assert!(
+                                retention.forget(&job, ended) <= self.now,
+                                "forgotten too soon: {job:?}"
+                            );
                             self.forgotten.insert(id, job);
                         }
                     }
@@ -330,60 +351,65 @@ impl World {
                         let offset = output.headers.last(headers::ORIGINAL_OFFSET).unwrap();
                         let offset = std::str::from_utf8(offset).unwrap().parse().unwrap();
                         assert!(matches!(self.topics.get(), Presence::Missing { .. }));
-                        self.dead.push((offset, self.now));
+                        self.dead_letters.push((offset, self.now));
                     }
                 }
-                "docs-dlq" => self.dead_waits.push(output),
-                other => panic!("nothing is written to {other}"),
+                "docs-dlq" => self.dead_long_waits.push(output),
+                other => panic!("unexpected output topic {other}"),
             }
         }
         for offset in writes.completed {
-            assert!(self.done.insert(offset), "done twice");
+            assert!(self.completed.insert(offset), "completed twice");
         }
         if wrote {
-            self.ends.insert(self.end);
+            self.turn_ends.insert(self.end);
             self.shard.committed(self.end);
         }
-        self.give();
+        self.feed();
     }
 
-    fn index(&mut self) {
-        if self.is_held_up {
-            // The index was brought up to date meanwhile.
-            self.is_held_up = false;
+    fn serve_index(&mut self) {
+        if self.is_halted {
+            // The indexer has brought the index up to date.
+            self.is_halted = false;
             self.applied = self.applied.max(self.end);
-            self.index = picture(&self.state);
+            self.index = snapshot(&self.state);
             self.shard
-                .answer(IndexResponse::Ready { end: self.end }, self.now);
-            return self.give();
+                .handle_response(IndexResponse::Ready { end: self.end }, self.now);
+            return self.feed();
         }
-        let Some(ask) = self.asks.pop_front() else { return };
-        let answer = match ask {
+        let Some(request) = self.requests.pop_front() else {
+            return;
+        };
+        let answer = match request {
             IndexRequest::Apply { turn, batch } => {
-                assert!(batch.from <= self.applied, "no change is left out");
-                let by_force = batch.force;
-                if batch.to <= self.applied || (self.is_full && !by_force) {
+                assert!(batch.from <= self.applied, "a change is missing");
+                let forced = batch.force;
+                if batch.to <= self.applied || (self.is_full && !forced) {
                     let answer = if batch.to <= self.applied {
-                        IndexResponse::Applied { turn, by_force }
+                        IndexResponse::Applied { turn, forced }
                     } else {
                         IndexResponse::Full { turn, batch }
                     };
-                    self.shard.answer(answer, self.now);
-                    return self.asks.extend(self.shard.asks(self.now));
+                    self.shard.handle_response(answer, self.now);
+                    return self.requests.extend(self.shard.index_requests(self.now));
                 }
                 assert!(
                     batch.from <= batch.to && batch.to <= self.end,
-                    "no more than there is"
+                    "a batch beyond the end of the state topic"
                 );
-                let seal = batch.seal.map(|seal| seal.offset + 1);
-                let is_whole = self.ends.contains(&batch.to);
+                let last_record = batch.last_record.map(|last_record| last_record.offset + 1);
+                let is_whole = self.turn_ends.contains(&batch.to);
                 assert_eq!(
-                    seal,
+                    last_record,
                     is_whole.then_some(batch.to),
-                    "the last record of a turn is known"
+                    "the digest of the last record of a turn"
                 );
                 let bytes: usize = batch.changes.iter().map(Change::size).sum();
-                assert!(bytes <= BATCH_BYTES || batch.changes.len() == 1, "{bytes} bytes");
+                assert!(
+                    bytes <= MAX_BATCH_BYTES || batch.changes.len() == 1,
+                    "{bytes} bytes"
+                );
                 for change in batch.changes {
                     match change.effect {
                         Effect::Waits { record, .. } | Effect::Ended { record, .. } => {
@@ -394,7 +420,7 @@ impl World {
                     }
                 }
                 self.applied = batch.to;
-                IndexResponse::Applied { turn, by_force }
+                IndexResponse::Applied { turn, forced }
             }
             IndexRequest::LookUp(keys) => {
                 let find = |lookup: Lookup| match lookup {
@@ -409,32 +435,32 @@ impl World {
                         .max_by_key(|(job, _)| job.accepted)
                         .map(|(job, _)| KeyValue::of(job).encode()),
                 };
-                IndexResponse::Found(keys.into_iter().map(find).collect())
+                IndexResponse::LookedUp(keys.into_iter().map(find).collect())
             }
             IndexRequest::Sweep {
                 after, until, limit, ..
-            } => IndexResponse::Swept(self.ahead(Some(after), until, limit)),
+            } => IndexResponse::Swept(self.due_scan(Some(after), until, limit)),
             IndexRequest::DueScan {
                 after, until, limit, ..
-            } => IndexResponse::DueScan(self.ahead(after, until, limit)),
+            } => IndexResponse::DueScan(self.due_scan(after, until, limit)),
             IndexRequest::Forgettable => {
                 let jobs = self.index.values();
                 let over = jobs.filter(|(job, _)| {
-                    let forget = job.ended.map(|ended| self.settings.memory.forget(job, ended));
+                    let forget = job.ended.map(|ended| self.settings.retention.forget(job, ended));
                     forget.is_some_and(|forget| forget <= self.now)
                 });
                 IndexResponse::Forgettable(over.map(|(job, _)| job.id).take(3).collect())
             }
         };
-        self.shard.answer(answer, self.now);
-        self.asks.extend(self.shard.asks(self.now));
+        self.shard.handle_response(answer, self.now);
+        self.requests.extend(self.shard.index_requests(self.now));
     }
 
-    fn ahead(&self, after: Option<Cursor>, until: Timestamp, limit: usize) -> DueScan {
+    fn due_scan(&self, after: Option<Cursor>, until: Timestamp, limit: usize) -> DueScan {
         let mut rows: Vec<Row> = self
             .index
             .values()
-            .filter(|(job, _)| job.state == State::Scheduled && job.due <= until)
+            .filter(|(job, _)| job.state == JobState::Scheduled && job.due <= until)
             .map(|(job, record)| Row {
                 cursor: Cursor::of(job),
                 record: record.clone(),
@@ -451,31 +477,35 @@ impl World {
         }
     }
 
-    fn schedule(&mut self, app: &str, ahead: u16, key: Option<u8>) -> JobId {
-        let due = self.now.after(Duration::from_millis(ahead.into()));
-        let spec = v1::JobSpec {
-            app: app.to_owned(),
-            when: Some(v1::job_spec::When::ScheduledTime(
-                redeliver_proto::convert::to_timestamp(due),
-            )),
-            idempotency_key: key.map_or_else(String::new, |key| key.to_string()),
-            data: Bytes::from_static(b"1"),
-            ..v1::JobSpec::default()
-        };
-        self.send(v1::job_command::Command::Schedule(spec));
+    fn send_job(&mut self, spec: v1::JobSpec) -> JobId {
+        self.send(ProtoCommand::Schedule(spec));
         self.ids[self.ids.len() - 1]
     }
 
-    /// Lets time pass in small steps, with a turn and answers of the index in each.
-    fn pass(&mut self, millis: u16) {
+    fn cancel(&mut self, id: JobId) {
+        let id = id.to_string();
+        self.send(ProtoCommand::Cancel(v1::CancelJob { id }));
+    }
+
+    fn schedule(&mut self, app: &str, ahead: u16, key: Option<u8>) -> JobId {
+        let due = self.now.after(Duration::from_millis(ahead.into()));
+        let spec = v1::JobSpec {
+            idempotency_key: key.map_or_else(String::new, |key| key.to_string()),
+            ..spec(app, at(due))
+        };
+        self.send_job(spec)
+    }
+
+    /// Advances the clock in steps of 10 ms, with a turn and index responses in each step.
+    fn advance(&mut self, millis: u16) {
         for _ in 0..millis / 10 {
-            self.take(&Step::Pass(10));
+            self.run(&Step::AdvanceClock(10));
             self.turn(50, false);
-            self.take(&Step::Index(3));
+            self.run(&Step::ServeIndex(3));
         }
     }
 
-    fn overlay_is_shown(&self) -> bool {
+    fn is_overlay_empty(&self) -> bool {
         self.shard.overlay.len() == 0
     }
 
@@ -483,70 +513,72 @@ impl World {
         self.dispatched.iter().any(|(other, _)| *other == id)
     }
 
-    fn take(&mut self, step: &Step) {
-        self.take_unchecked(step);
+    fn run(&mut self, step: &Step) {
+        self.run_unchecked(step);
         assert!(
-            self.shard.held() <= 3 * self.settings.window_jobs,
-            "too many are held"
+            self.shard.window_len() <= 3 * self.settings.window_jobs,
+            "the window is too large"
         );
     }
 
-    fn take_unchecked(&mut self, step: &Step) {
+    fn run_unchecked(&mut self, step: &Step) {
         match *step {
             Step::Schedule { ahead, key } => drop(self.schedule("app", ahead, key)),
             Step::Cancel(job) => {
                 if let Some(id) = self.ids.get(job) {
-                    let id = id.to_string();
-                    self.send(v1::job_command::Command::Cancel(v1::CancelJob { id }));
+                    self.cancel(*id);
                 }
             }
             Step::Reschedule(job, ahead) => {
                 if let Some(id) = self.ids.get(job) {
                     let due = self.now.after(Duration::from_millis(ahead.into()));
-                    let when =
-                        v1::reschedule_job::When::ScheduledTime(redeliver_proto::convert::to_timestamp(due));
+                    let when = v1::reschedule_job::When::ScheduledTime(to_timestamp(due));
                     let command = v1::RescheduleJob {
                         id: id.to_string(),
                         when: Some(when),
                     };
-                    self.send(v1::job_command::Command::Reschedule(command));
+                    self.send(ProtoCommand::Reschedule(command));
                 }
             }
-            Step::Pass(millis) => self.now = self.now.after(Duration::from_millis(millis.into())),
-            Step::TransactionBatch { limit, is_lost } => self.turn(limit, is_lost),
-            Step::Index(count) => (0..count).for_each(|_| self.index()),
-            Step::Full(is_full) => self.is_full = is_full,
-            Step::Topic(presence) => self.topics.set(presence),
-            Step::ScheduleGone { ahead } => drop(self.schedule("gone", ahead, None)),
-            Step::HoldUp => {
-                self.is_held_up = true;
-                self.shard.answer(IndexResponse::HeldUp, self.now);
+            Step::AdvanceClock(millis) => self.now = self.now.after(Duration::from_millis(millis.into())),
+            Step::Turn { limit, is_lost } => self.turn(limit, is_lost),
+            Step::ServeIndex(count) => (0..count).for_each(|_| self.serve_index()),
+            Step::SetIndexFull(is_full) => self.is_full = is_full,
+            Step::SetPresence(presence) => self.topics.set(presence),
+            Step::ScheduleForGone { ahead } => drop(self.schedule("gone", ahead, None)),
+            Step::Halt => {
+                self.is_halted = true;
+                self.shard.handle_response(IndexResponse::Halted, self.now);
             }
             Step::Restart => self.restart(),
         }
     }
 
-    /// Until nothing is left to do.
+    /// Runs until nothing is left to do.
     fn settle(&mut self) {
         self.is_full = false;
         self.topics.set(Presence::Exists);
         for _ in 0..400 {
-            self.take(&Step::Pass(20));
+            self.run(&Step::AdvanceClock(20));
             self.turn(50, false);
-            self.index();
-            self.index();
+            self.serve_index();
+            self.serve_index();
         }
     }
 
-    fn known(&self, id: JobId) -> Option<&Job> {
+    fn job(&self, id: JobId) -> Option<&Job> {
         self.state.get(&id).or_else(|| self.forgotten.get(&id))
     }
 
-    /// What must be true in the end, whatever happened.
+    /// Asserts the invariants after [`World::settle`].
     fn check(&self) {
-        assert_eq!(self.done.len(), self.ingest.len(), "every command is done");
-        let dead: HashMap<u64, Timestamp> = self.dead.iter().copied().collect();
-        assert_eq!(dead.len(), self.dead.len(), "dead once");
+        assert_eq!(self.completed.len(), self.ingest.len(), "undecided commands");
+        let dead: HashMap<u64, Timestamp> = self.dead_letters.iter().copied().collect();
+        assert_eq!(
+            dead.len(),
+            self.dead_letters.len(),
+            "two dead letters for one job"
+        );
         let mut times: HashMap<JobId, Vec<Timestamp>> = HashMap::new();
         for (id, at) in &self.dispatched {
             times.entry(*id).or_default().push(*at);
@@ -557,62 +589,62 @@ impl World {
             let outcome = &self.answers[&offset.to_string()];
             let id = self.ids[offset];
             let at = times.remove(&id).unwrap_or_default();
-            let Some(v1::job_command::Command::Schedule(spec)) = command.command else {
-                assert!(at.is_empty(), "only requests make jobs");
+            let Some(ProtoCommand::Schedule(spec)) = command.command else {
+                assert!(at.is_empty(), "dispatched without a request to schedule");
                 continue;
             };
             match outcome.outcome() {
                 v1::Outcome::Scheduled => {
-                    let job = self.known(id).expect("a job that was accepted is known");
+                    let job = self.job(id).expect("the accepted job");
                     match job.state {
-                        State::Dispatched => {
-                            assert_eq!(at.len(), 1, "once: {job:?}");
-                            assert!(at[0] >= job.due, "never early: {job:?} at {at:?}");
+                        JobState::Dispatched => {
+                            assert_eq!(at.len(), 1, "not dispatched exactly once: {job:?}");
+                            assert!(at[0] >= job.due, "dispatched early: {job:?} at {at:?}");
                         }
-                        State::Cancelled => assert!(at.is_empty(), "cancelled and dispatched: {job:?}"),
-                        State::Expired => {
-                            assert!(at.is_empty(), "dead and dispatched: {job:?}");
-                            let given_up = dead[&id.offset()];
-                            assert!(given_up >= job.due.after(TIMEOUT), "given up too soon: {job:?}");
+                        JobState::Cancelled => assert!(at.is_empty(), "cancelled and dispatched: {job:?}"),
+                        JobState::Expired => {
+                            assert!(at.is_empty(), "expired and dispatched: {job:?}");
+                            let dead_at = dead[&id.offset()];
+                            assert!(dead_at >= job.due.after(TIMEOUT), "dead letter too soon: {job:?}");
                         }
-                        State::Scheduled => panic!("left behind: {job:?}"),
+                        JobState::Scheduled => panic!("never dispatched: {job:?}"),
                     }
                     if !spec.idempotency_key.is_empty() {
                         let other = keys.insert(spec.idempotency_key, job.accepted);
                         let is_free =
-                            |other: Timestamp| other.after(self.settings.memory.keys) <= job.accepted;
-                        assert!(other.is_none_or(is_free), "a key is taken once: {job:?}");
+                            |other: Timestamp| other.after(self.settings.retention.keys) <= job.accepted;
+                        assert!(other.is_none_or(is_free), "two jobs with one key: {job:?}");
                     }
                 }
                 v1::Outcome::Duplicate | v1::Outcome::Conflict => {
                     assert!(at.is_empty());
                     let first = &outcome.job.as_ref().unwrap().id;
-                    assert!(self.known(first.parse().unwrap()).is_some());
+                    assert!(self.job(first.parse().unwrap()).is_some());
                 }
                 v1::Outcome::Rejected => {
                     assert_eq!(outcome.code, INDEX_FULL);
-                    assert!(at.is_empty() && self.known(id).is_none());
+                    assert!(at.is_empty() && self.job(id).is_none());
                 }
-                other => panic!("a request is not answered {other:?}"),
+                other => panic!("unexpected outcome of a request: {other:?}"),
             }
         }
-        assert!(times.is_empty(), "dispatched and never requested: {times:?}");
+        assert!(times.is_empty(), "dispatched without a request: {times:?}");
         for (offset, record) in self.ingest.iter().enumerate() {
             let command = v1::JobCommand::decode(record.value.clone().unwrap()).unwrap();
-            let Some(v1::job_command::Command::Cancel(cancel)) = command.command else {
+            let Some(ProtoCommand::Cancel(cancel)) = command.command else {
                 continue;
             };
-            let state = self.known(cancel.id.parse().unwrap()).map(|job| job.state);
+            let state = self.job(cancel.id.parse().unwrap()).map(|job| job.state);
             let expected = match self.answers[&offset.to_string()].outcome() {
-                v1::Outcome::Cancelled | v1::Outcome::AlreadyCancelled => Some(State::Cancelled),
-                v1::Outcome::AlreadyDispatched => Some(State::Dispatched),
+                v1::Outcome::Cancelled | v1::Outcome::AlreadyCancelled => Some(JobState::Cancelled),
+                v1::Outcome::AlreadyDispatched => Some(JobState::Dispatched),
                 v1::Outcome::Unknown => None,
-                v1::Outcome::Expired => Some(State::Expired),
-                other => panic!("a cancellation is not answered {other:?}"),
+                v1::Outcome::Expired => Some(JobState::Expired),
+                other => panic!("unexpected outcome of a cancellation: {other:?}"),
             };
-            // A job may be requested after it was cancelled in vain.
+            // An unknown job may have been requested after its cancellation.
             if expected.is_some() {
-                assert_eq!(state, expected, "the answer was certain");
+                assert_eq!(state, expected, "the outcome was not final");
             }
         }
     }
@@ -622,10 +654,10 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn each_job_leaves_once_and_never_early_whatever_is_lost(steps in proptest::collection::vec(step(), 0..120)) {
+    fn each_job_is_dispatched_once_and_never_early(steps in proptest::collection::vec(step(), 0..120)) {
         let mut world = World::new();
         for step in steps {
-            world.take(&step);
+            world.run(&step);
         }
         world.settle();
         world.check();
@@ -636,11 +668,11 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn each_job_leaves_once_and_is_forgotten_whatever_is_lost(steps in proptest::collection::vec(step(), 0..120)) {
-        let memory = RetentionPolicy { keys: Duration::from_millis(300), ended: Duration::from_millis(200) };
-        let mut world = World::with(Settings { memory, ..settings() });
+    fn each_job_is_dispatched_once_and_forgotten_after_its_retention(steps in proptest::collection::vec(step(), 0..120)) {
+        let retention = RetentionPolicy { keys: Duration::from_millis(300), ended: Duration::from_millis(200) };
+        let mut world = World::with(Settings { retention, ..settings() });
         for step in steps {
-            world.take(&step);
+            world.run(&step);
         }
         world.settle();
         world.check();
@@ -648,34 +680,33 @@ proptest! {
     }
 }
 
-/// How many of the jobs have been dispatched, in the order in which they were asked for.
-fn dispatched_of(world: &World, jobs: &[JobId]) -> usize {
+fn count_dispatched(world: &World, jobs: &[JobId]) -> usize {
     jobs.iter().filter(|id| world.was_dispatched(**id)).count()
 }
 
 #[test]
-fn newcomers_beyond_the_limits_of_the_window_wait_in_the_index_and_leave_in_time() {
+fn jobs_that_do_not_fit_into_the_window_are_dispatched_in_time() {
     let mut world = World::new();
     let limit = world.settings.window_jobs;
-    // All that is due within the window is in memory from here on.
-    world.take(&Step::Index(5));
-    assert!(world.shard.loaded.is_some());
+    // From here on, all jobs that are due within the window are in memory.
+    world.run(&Step::ServeIndex(5));
+    assert!(world.shard.look_ahead_cursor.is_some());
     let jobs: Vec<JobId> = (0..10 * limit)
         .map(|_| world.schedule("app", 120, None))
         .collect();
     world.turn(1000, false);
-    assert_eq!(world.shard.held(), limit);
-    world.pass(110);
-    assert_eq!(dispatched_of(&world, &jobs), 0);
-    assert_eq!(world.shard.held(), 2 * limit);
-    // Each step has room for both of the ways into the window.
-    world.pass(200);
-    assert_eq!(dispatched_of(&world, &jobs), jobs.len());
+    assert_eq!(world.shard.window_len(), limit);
+    world.advance(110);
+    assert_eq!(count_dispatched(&world, &jobs), 0);
+    assert_eq!(world.shard.window_len(), 2 * limit);
+    // In each step, jobs enter the window from the index and from commands.
+    world.advance(200);
+    assert_eq!(count_dispatched(&world, &jobs), jobs.len());
     world.check();
 }
 
 #[test]
-fn a_newcomer_goes_before_what_is_due_later_in_a_window_that_is_full() {
+fn a_new_job_evicts_later_jobs_from_a_full_window() {
     let mut world = World::new();
     let limit = world.settings.window_jobs;
     let schedule = |world: &mut World, ahead: u16| -> Vec<JobId> {
@@ -683,74 +714,75 @@ fn a_newcomer_goes_before_what_is_due_later_in_a_window_that_is_full() {
         jobs.map(|_| world.schedule("app", ahead, None)).collect()
     };
     let looked_up = schedule(&mut world, 400);
-    world.pass(230);
-    assert_eq!(world.shard.held(), limit);
+    world.advance(230);
+    assert_eq!(world.shard.window_len(), limit);
     let commanded = schedule(&mut world, 150);
-    world.pass(10);
-    assert_eq!(world.shard.held(), 2 * limit);
-    let newcomers: Vec<JobId> = (0..limit).map(|_| world.schedule("app", 30, None)).collect();
-    world.pass(40);
-    assert_eq!(dispatched_of(&world, &newcomers), limit);
-    let early = dispatched_of(&world, &commanded) + dispatched_of(&world, &looked_up);
+    world.advance(10);
+    assert_eq!(world.shard.window_len(), 2 * limit);
+    let new_jobs: Vec<JobId> = (0..limit).map(|_| world.schedule("app", 30, None)).collect();
+    world.advance(40);
+    assert_eq!(count_dispatched(&world, &new_jobs), limit);
+    let early = count_dispatched(&world, &commanded) + count_dispatched(&world, &looked_up);
     assert_eq!(early, 0);
-    // All the others that were in the window, or had to leave it, leave in time as well.
-    world.pass(160);
-    assert_eq!(dispatched_of(&world, &commanded), commanded.len());
-    assert_eq!(dispatched_of(&world, &looked_up), looked_up.len());
+    // All other jobs are dispatched in time too, including those that were evicted from the window.
+    world.advance(160);
+    assert_eq!(count_dispatched(&world, &commanded), commanded.len());
+    assert_eq!(count_dispatched(&world, &looked_up), looked_up.len());
     world.check();
 }
 
 #[test]
-fn a_look_ahead_that_was_under_way_makes_no_newcomer_late() {
+fn a_due_scan_in_progress_delays_no_new_job() {
     let mut world = World::new();
     let limit = world.settings.window_jobs;
-    world.take(&Step::Index(5));
-    // A question is under way when the window fills up, and its answer knows nothing of the newcomers.
-    world.take(&Step::Pass(60));
+    world.run(&Step::ServeIndex(5));
+    // A due scan is in progress when the window fills up, and its result does not contain the new jobs.
+    world.run(&Step::AdvanceClock(60));
     world.turn(50, false);
-    let is_ahead = |ask: &IndexRequest| matches!(ask, IndexRequest::DueScan { .. });
-    assert!(world.asks.iter().any(is_ahead), "{:?}", world.asks);
+    let is_due_scan = |request: &IndexRequest| matches!(request, IndexRequest::DueScan { .. });
+    assert!(world.requests.iter().any(is_due_scan), "{:?}", world.requests);
     let jobs: Vec<JobId> = (0..5 * limit).map(|_| world.schedule("app", 100, None)).collect();
     world.turn(1000, false);
-    world.pass(200);
-    assert_eq!(dispatched_of(&world, &jobs), jobs.len());
+    world.advance(200);
+    assert_eq!(count_dispatched(&world, &jobs), jobs.len());
     world.check();
 }
 
 #[test]
-fn while_the_index_is_full_due_jobs_leave_and_only_far_jobs_are_refused() {
+fn a_full_index_delays_no_due_job_and_rejects_only_jobs_that_are_not_due_soon() {
     let mut world = World::new();
     let before: Vec<JobId> = (0..100).map(|n| world.schedule("app", 2_000 + n, None)).collect();
-    let far: Vec<JobId> = (0..20).map(|_| world.schedule("other", 60_000, None)).collect();
-    world.pass(500);
-    assert!(world.overlay_is_shown());
-    world.take(&Step::Full(true));
-    // It is noticed when the first jobs are refused by the index.
+    let distant: Vec<JobId> = (0..20).map(|_| world.schedule("other", 60_000, None)).collect();
+    world.advance(500);
+    assert!(world.is_overlay_empty());
+    world.run(&Step::SetIndexFull(true));
+    // The shard learns that the index is full when the index refuses the first batch.
     let last = world.schedule("other", 60_000, None);
-    world.pass(20);
+    world.advance(20);
     let refused = world.schedule("other", 60_000, None);
-    let near = world.schedule("other", 150, None);
-    world.pass(300);
-    assert!(world.was_dispatched(near));
+    let due_soon = world.schedule("other", 150, None);
+    world.advance(300);
+    assert!(world.was_dispatched(due_soon));
     let outcome = |world: &World, id: JobId| world.answers[&id.offset().to_string()].outcome();
     assert_eq!(outcome(&world, last), v1::Outcome::Scheduled);
     assert_eq!(outcome(&world, refused), v1::Outcome::Rejected);
-    world.send(v1::job_command::Command::Cancel(v1::CancelJob {
-        id: far[0].to_string(),
-    }));
-    world.pass(2_000);
-    assert_eq!(dispatched_of(&world, &before), before.len());
-    assert!(world.overlay_is_shown(), "what ends jobs reaches the index");
+    world.cancel(distant[0]);
+    world.advance(2_000);
+    assert_eq!(count_dispatched(&world, &before), before.len());
+    assert!(
+        world.is_overlay_empty(),
+        "changes that end jobs must reach the index"
+    );
     assert!(world.applied == world.end && world.index.contains_key(&last));
-    world.take(&Step::Full(false));
-    world.pass(1_100);
+    world.run(&Step::SetIndexFull(false));
+    world.advance(1_100);
     let again = world.schedule("other", 50_000, None);
-    world.pass(100);
+    world.advance(100);
     assert_eq!(outcome(&world, again), v1::Outcome::Scheduled);
 }
 
 #[test]
-fn jobs_of_a_missing_topic_wait_and_keep_no_other_waiting() {
+fn jobs_of_a_missing_topic_wait_and_delay_no_other_jobs() {
     let mut world = World::new();
     let missing = |seconds| Presence::Missing {
         lasting: Duration::from_secs(seconds),
@@ -763,138 +795,136 @@ fn jobs_of_a_missing_topic_wait_and_keep_no_other_waiting() {
     let others: Vec<JobId> = (0..100).map(|n| world.schedule("app", 400 + n, None)).collect();
     let last = world.schedule("gone", 700, None);
     let cancelled = world.schedule("gone", 100, None);
-    world.pass(900);
-    assert_eq!(dispatched_of(&world, &others), others.len());
-    assert_eq!(dispatched_of(&world, &gone), 0);
-    assert_eq!(world.shard.held(), 0, "what is parked takes no room");
-    // A new owner finds them again.
+    world.advance(900);
+    assert_eq!(count_dispatched(&world, &others), others.len());
+    assert_eq!(count_dispatched(&world, &gone), 0);
+    assert_eq!(world.shard.window_len(), 0, "parked jobs take room in the window");
+    // A new owner finds the parked jobs again.
     world.restart();
-    world.pass(100);
+    world.advance(100);
     let parked = |world: &World| world.shard.parked().values().sum::<usize>();
     assert_eq!(parked(&world), gone.len() + 2);
-    // They are cancelled and rescheduled like any other.
-    world.send(v1::job_command::Command::Cancel(v1::CancelJob {
-        id: cancelled.to_string(),
-    }));
-    world.pass(50);
+    // Parked jobs can be cancelled.
+    world.cancel(cancelled);
+    world.advance(50);
     assert_eq!(parked(&world), gone.len() + 1);
     world.topics.set(Presence::Exists);
-    let newcomer = world.schedule("app", 100, None);
-    world.pass(150);
+    let new_job = world.schedule("app", 100, None);
+    world.advance(150);
     assert!(
-        world.was_dispatched(newcomer),
-        "a backlog that comes back delays no other"
+        world.was_dispatched(new_job),
+        "the backlog of another topic delayed it"
     );
-    world.pass(1_500);
-    assert_eq!(dispatched_of(&world, &gone), gone.len());
+    world.advance(1_500);
+    assert_eq!(count_dispatched(&world, &gone), gone.len());
     assert!(world.was_dispatched(last) && !world.was_dispatched(cancelled));
     assert_eq!(parked(&world), 0);
     world.check();
 }
 
 #[test]
-fn jobs_that_waited_for_a_missing_topic_for_too_long_are_dead() {
+fn jobs_that_waited_too_long_for_a_missing_topic_become_dead_letters() {
     let mut world = World::new();
     let lasting = TIMEOUT;
     world.topics.set(Presence::Missing { lasting });
     let jobs: Vec<JobId> = (0..50)
         .map(|n| world.schedule("gone", 100 + 40 * n, None))
         .collect();
-    world.pass(2_000);
-    assert_eq!(world.dead.len(), 0);
-    world.pass(1_100);
-    assert!((1..50).contains(&world.dead.len()), "{}", world.dead.len());
-    // One gets another time, and the topic comes back before that is over.
-    world.take(&Step::Reschedule(49, 3_000));
-    world.pass(3_000);
-    assert_eq!(world.dead.len(), 49);
+    world.advance(2_000);
+    assert_eq!(world.dead_letters.len(), 0);
+    world.advance(1_100);
+    assert!(
+        (1..50).contains(&world.dead_letters.len()),
+        "{}",
+        world.dead_letters.len()
+    );
+    // One job is rescheduled, and the topic exists again before its timeout.
+    world.run(&Step::Reschedule(49, 3_000));
+    world.advance(3_000);
+    assert_eq!(world.dead_letters.len(), 49);
     world.topics.set(Presence::Exists);
     world.settle();
-    assert_eq!(dispatched_of(&world, &jobs), 1);
+    assert_eq!(count_dispatched(&world, &jobs), 1);
     world.check();
 }
 
-fn with_priority(world: &mut World, app: &str, priority: v1::Priority) -> JobId {
+fn schedule_with_priority(world: &mut World, app: &str, priority: v1::Priority) -> JobId {
     let spec = v1::JobSpec {
-        app: app.to_owned(),
-        when: Some(v1::job_spec::When::ScheduledTime(
-            redeliver_proto::convert::to_timestamp(world.now),
-        )),
         priority: priority.into(),
-        data: Bytes::from_static(b"1"),
-        ..v1::JobSpec::default()
+        ..spec(app, at(world.now))
     };
-    world.send(v1::job_command::Command::Schedule(spec));
-    world.ids[world.ids.len() - 1]
+    world.send_job(spec)
 }
 
 #[test]
-fn of_a_backlog_that_is_due_when_it_arrives_high_priority_leaves_first_and_low_is_not_starved() {
+fn in_a_backlog_high_priority_is_dispatched_first_and_low_priority_is_not_starved() {
     let mut world = World::with(Settings {
         window_jobs: 1000,
         ..settings()
     });
     let of = |world: &mut World, priority| -> Vec<JobId> {
-        (0..60).map(|_| with_priority(world, "app", priority)).collect()
+        (0..60)
+            .map(|_| schedule_with_priority(world, "app", priority))
+            .collect()
     };
     let low = of(&mut world, v1::Priority::Low);
     let normal = of(&mut world, v1::Priority::Normal);
     let high = of(&mut world, v1::Priority::High);
-    // Each turn takes more commands than it dispatches jobs.
-    while dispatched_of(&world, &high) < high.len() {
+    // Each turn decides more commands than it dispatches jobs.
+    while count_dispatched(&world, &high) < high.len() {
         world.turn(20, false);
-        world.take(&Step::Index(3));
+        world.run(&Step::ServeIndex(3));
     }
-    let overtaken = dispatched_of(&world, &normal) + dispatched_of(&world, &low);
+    let overtaken = count_dispatched(&world, &normal) + count_dispatched(&world, &low);
     assert!(
         overtaken <= 60,
-        "{overtaken} of 120 left before the last of high priority"
+        "{overtaken} of 120 were dispatched before the last of high priority"
     );
-    while dispatched_of(&world, &normal) < normal.len() {
+    while count_dispatched(&world, &normal) < normal.len() {
         world.turn(20, false);
-        world.take(&Step::Index(3));
+        world.run(&Step::ServeIndex(3));
     }
-    assert!(dispatched_of(&world, &low) < low.len());
-    // More of high priority keep coming for longer than low ones may be overtaken.
+    assert!(count_dispatched(&world, &low) < low.len());
+    // More jobs of high priority arrive for longer than they may overtake jobs of low priority.
     for _ in 0..300 {
         for _ in 0..5 {
-            with_priority(&mut world, "app", v1::Priority::High);
+            schedule_with_priority(&mut world, "app", v1::Priority::High);
         }
-        world.take(&Step::Pass(50));
+        world.run(&Step::AdvanceClock(50));
         world.turn(20, false);
-        world.take(&Step::Index(3));
+        world.run(&Step::ServeIndex(3));
     }
-    assert_eq!(dispatched_of(&world, &low), low.len());
+    assert_eq!(count_dispatched(&world, &low), low.len());
     world.settle();
     world.check();
 }
 
 #[test]
-fn a_backlog_of_one_application_delays_no_other() {
+fn a_backlog_of_one_application_does_not_delay_another() {
     let mut world = World::with(Settings {
         window_jobs: 1000,
         ..settings()
     });
     let burst: Vec<JobId> = (0..100)
-        .map(|_| with_priority(&mut world, "app", v1::Priority::Normal))
+        .map(|_| schedule_with_priority(&mut world, "app", v1::Priority::Normal))
         .collect();
     for _ in 0..4 {
         world.turn(20, false);
     }
-    let other = with_priority(&mut world, "other", v1::Priority::Low);
-    // Until it is decided, and then it is its turn.
+    let other = schedule_with_priority(&mut world, "other", v1::Priority::Low);
+    // It is dispatched as soon as its command is decided.
     while !world.was_dispatched(other) {
         world.turn(20, false);
     }
     assert!(
-        dispatched_of(&world, &burst) < 80,
+        count_dispatched(&world, &burst) < 80,
         "{}",
-        dispatched_of(&world, &burst)
+        count_dispatched(&world, &burst)
     );
 }
 
 #[test]
-fn large_commands_are_bounded_by_their_bytes() {
+fn commands_in_memory_and_turns_are_limited_in_size() {
     let data = Bytes::from(vec![b'x'; 900_000]);
     let mut world = World::with(Settings {
         window_bytes: 64 << 20,
@@ -903,60 +933,51 @@ fn large_commands_are_bounded_by_their_bytes() {
     });
     for _ in 0..200 {
         let spec = v1::JobSpec {
-            app: "app".to_owned(),
-            when: Some(v1::job_spec::When::Delay(redeliver_proto::convert::to_duration(
-                Span::from_millis(100),
-            ))),
             data: data.clone(),
-            ..v1::JobSpec::default()
+            ..spec("app", after(HumanDuration::from_millis(100)))
         };
-        world.send(v1::job_command::Command::Schedule(spec));
+        world.send_job(spec);
     }
-    assert!(world.shard.command_bytes < COMMAND_BYTES + 2 * data.len());
-    assert!(world.given < 80, "{} were accepted", world.given);
+    assert!(world.shard.command_bytes < MAX_COMMAND_BYTES + 2 * data.len());
+    assert!(world.fed < 80, "{} were accepted", world.fed);
     for _ in 0..400 {
-        world.take(&Step::Pass(20));
+        world.run(&Step::AdvanceClock(20));
         let before = world.end;
         world.turn(5000, false);
-        assert!(world.end - before <= 12, "a turn is bounded, too");
-        world.take(&Step::Index(3));
+        assert!(world.end - before <= 12, "a turn is too large");
+        world.run(&Step::ServeIndex(3));
     }
     world.check();
     assert_eq!((world.shard.command_bytes, world.dispatched.len()), (0, 200));
 }
 
 #[test]
-fn the_delay_of_a_request_that_was_passed_on_begins_where_it_was_written_first() {
+fn the_delay_of_a_forwarded_request_counts_from_its_first_record() {
     let mut first = World::with(Settings {
         partitions: 2,
         ..settings()
     });
-    // Of these keys some belong to the other shard.
+    // Some of these keys belong to the other shard.
     for key in 0..8_u8 {
         let spec = v1::JobSpec {
-            app: "app".to_owned(),
-            when: Some(v1::job_spec::When::Delay(redeliver_proto::convert::to_duration(
-                Span::from_secs(60),
-            ))),
             idempotency_key: key.to_string(),
-            data: Bytes::from_static(b"1"),
-            ..v1::JobSpec::default()
+            ..spec("app", after(HumanDuration::from_secs(60)))
         };
-        first.send(v1::job_command::Command::Schedule(spec));
+        first.send_job(spec);
     }
     let written = first.now;
-    first.take(&Step::Pass(30_000));
+    first.run(&Step::AdvanceClock(30_000));
     let writes = first.shard.finish(first.now, 100);
-    let passed_on: Vec<Output> = writes
+    let forwarded: Vec<Output> = writes
         .outputs
         .into_iter()
         .filter(|output| &*output.topic == "ingest")
         .collect();
-    assert!(!passed_on.is_empty());
+    assert!(!forwarded.is_empty());
     let mut shard = Shard::new(first.settings.clone(), 1);
     let now = first.now.after(Duration::from_secs(5));
-    shard.answer(IndexResponse::Ready { end: 0 }, now);
-    for (offset, output) in (0..).zip(passed_on) {
+    shard.handle_response(IndexResponse::Ready { end: 0 }, now);
+    for (offset, output) in (0..).zip(forwarded) {
         assert_eq!(output.partition, Some(1));
         let record = Record {
             position: Position {
@@ -972,12 +993,12 @@ fn the_delay_of_a_request_that_was_passed_on_begins_where_it_was_written_first()
         };
         shard.accept(record, now);
     }
-    let asked = shard.asks(now);
-    let keys = asked.iter().find_map(|ask| match ask {
+    let requests = shard.index_requests(now);
+    let keys = requests.iter().find_map(|request| match request {
         IndexRequest::LookUp(keys) => Some(keys.len()),
         _ => None,
     });
-    shard.answer(IndexResponse::Found(vec![None; keys.unwrap()]), now);
+    shard.handle_response(IndexResponse::LookedUp(vec![None; keys.unwrap()]), now);
     let due: HashSet<i64> = shard
         .finish(now, 100)
         .outputs
@@ -992,50 +1013,46 @@ fn the_delay_of_a_request_that_was_passed_on_begins_where_it_was_written_first()
 }
 
 #[test]
-fn a_burst_that_fills_the_window_keeps_no_newcomer_out() {
+fn a_burst_that_fills_the_window_does_not_keep_out_new_jobs() {
     let mut world = World::new();
     for _ in 0..100 {
         world.schedule("app", 1000, None);
     }
-    world.pass(900);
-    let newcomer = world.schedule("other", 110, None);
-    world.pass(100);
-    assert!(!world.was_dispatched(newcomer));
-    // A turn has room for five jobs, and hundred are due before it.
-    world.take(&Step::Pass(10));
+    world.advance(900);
+    let new_job = world.schedule("other", 110, None);
+    world.advance(100);
+    assert!(!world.was_dispatched(new_job));
+    // A turn has room for five jobs, and a hundred are due earlier.
+    world.run(&Step::AdvanceClock(10));
     world.turn(10, false);
-    assert!(world.was_dispatched(newcomer));
+    assert!(world.was_dispatched(new_job));
 }
 
 #[test]
-fn newcomers_that_fill_the_window_keep_nothing_out_that_was_scheduled_before_them() {
+fn new_jobs_that_fill_the_window_do_not_keep_out_earlier_jobs() {
     let mut world = World::new();
     let first = world.schedule("app", 2000, None);
     for _ in 0..200 {
         world.schedule("app", 190, None);
-        world.pass(10);
+        world.advance(10);
     }
-    world.pass(10);
+    world.advance(10);
     assert!(world.was_dispatched(first));
 }
 
 #[test]
-fn a_duplicate_is_the_first_job_and_a_conflict_is_dead() {
+fn a_duplicate_returns_the_first_job_and_a_conflict_is_rejected() {
     let mut world = World::new();
     let request = |data: &'static [u8]| v1::JobSpec {
-        app: "app".to_owned(),
-        when: Some(v1::job_spec::When::Delay(redeliver_proto::convert::to_duration(
-            Span::from_secs(60),
-        ))),
         idempotency_key: "k".to_owned(),
         data: Bytes::from_static(data),
-        ..v1::JobSpec::default()
+        ..spec("app", after(HumanDuration::from_secs(60)))
     };
     for data in [b"1", b"1", b"2"] {
-        world.send(v1::job_command::Command::Schedule(request(data)));
+        world.send_job(request(data));
     }
     for _ in 0..10 {
-        world.index();
+        world.serve_index();
         world.turn(50, false);
     }
     let outcomes = ["0", "1", "2"].map(|offset| world.answers[offset].outcome());
@@ -1053,11 +1070,11 @@ fn a_duplicate_is_the_first_job_and_a_conflict_is_dead() {
             .as_ref()
             .is_some_and(|job| job.id == world.ids[0].to_string())
     );
-    // Also when the index has to tell.
+    // The same if only the index knows the key.
     world.restart();
-    world.send(v1::job_command::Command::Schedule(request(b"1")));
+    world.send_job(request(b"1"));
     for _ in 0..10 {
-        world.index();
+        world.serve_index();
         world.turn(50, false);
     }
     assert_eq!(world.answers["3"].outcome(), v1::Outcome::Duplicate);
@@ -1067,27 +1084,22 @@ fn a_duplicate_is_the_first_job_and_a_conflict_is_dead() {
 fn an_expired_job_is_not_dispatched() {
     let mut world = World::new();
     let spec = v1::JobSpec {
-        app: "app".to_owned(),
-        when: Some(v1::job_spec::When::Delay(redeliver_proto::convert::to_duration(
-            Span::from_secs(1),
-        ))),
-        expire_after: Some(redeliver_proto::convert::to_duration(Span::from_secs(5))),
-        data: Bytes::from_static(b"1"),
-        ..v1::JobSpec::default()
+        expire_after: Some(to_duration(HumanDuration::from_secs(5))),
+        ..spec("app", after(HumanDuration::from_secs(1)))
     };
-    world.send(v1::job_command::Command::Schedule(spec));
+    world.send_job(spec);
     world.turn(50, false);
-    world.take(&Step::Pass(6_500));
+    world.run(&Step::AdvanceClock(6_500));
     world.settle();
     assert_eq!(world.dispatched, []);
     assert_eq!(
         world.state.values().map(|job| job.state).collect::<Vec<_>>(),
-        [State::Expired]
+        [JobState::Expired]
     );
 }
 
 #[test]
-fn a_long_wait_that_cannot_be_had_is_a_dead_letter_of_its_pipeline() {
+fn a_rejected_long_wait_becomes_a_dead_letter_of_its_pipeline() {
     let mut world = World::new();
     let mut lineage = Headers::new();
     lineage.push("tenant", Some(b"a"));
@@ -1099,17 +1111,17 @@ fn a_long_wait_that_cannot_be_had_is_a_dead_letter_of_its_pipeline() {
     };
     headers::write_lineage(&mut lineage, "docs", &origin, 2);
     let far = world.now.after(Duration::from_secs(86_400 * 366));
-    world.send(v1::job_command::Command::LongWait(v1::LongWait {
+    world.send(ProtoCommand::LongWait(v1::LongWait {
         pipeline: "docs".to_owned(),
-        due: Some(redeliver_proto::convert::to_timestamp(far)),
+        due: Some(to_timestamp(far)),
         key: Some(Bytes::from_static(b"key")),
         value: Some(Bytes::from_static(b"document")),
-        headers: redeliver_proto::convert::to_headers(&lineage),
+        headers: to_headers(&lineage),
     }));
     world.turn(50, false);
     assert_eq!(world.answers["0"].outcome(), v1::Outcome::Rejected);
-    let [dead] = &world.dead_waits[..] else {
-        panic!("{:?}", world.dead_waits)
+    let [dead] = &world.dead_long_waits[..] else {
+        panic!("{:?}", world.dead_long_waits)
     };
     assert_eq!(
         (dead.key.as_deref(), dead.value.as_deref()),
@@ -1122,32 +1134,32 @@ fn a_long_wait_that_cannot_be_had_is_a_dead_letter_of_its_pipeline() {
 }
 
 #[test]
-fn a_long_wait_can_be_neither_cancelled_nor_rescheduled() {
+fn a_long_wait_cannot_be_cancelled_or_rescheduled() {
     let mut world = World::new();
     let due = world.now.after(Duration::from_secs(2));
-    world.send(v1::job_command::Command::LongWait(v1::LongWait {
+    world.send(ProtoCommand::LongWait(v1::LongWait {
         pipeline: "docs".to_owned(),
-        due: Some(redeliver_proto::convert::to_timestamp(due)),
+        due: Some(to_timestamp(due)),
         value: Some(Bytes::from_static(b"document")),
         ..v1::LongWait::default()
     }));
     world.turn(50, false);
-    world.take(&Step::Cancel(0));
-    world.take(&Step::Reschedule(0, 1));
+    world.run(&Step::Cancel(0));
+    world.run(&Step::Reschedule(0, 1));
     world.settle();
     let outcomes = ["1", "2"].map(|offset| world.answers[offset].outcome());
     assert_eq!(outcomes, [v1::Outcome::Unknown; 2]);
-    let [(value, at)] = &world.returned[..] else {
-        panic!("{:?}", world.returned)
+    let [(value, at)] = &world.returned_waits[..] else {
+        panic!("{:?}", world.returned_waits)
     };
     assert_eq!(value.as_deref(), Some(&b"document"[..]));
     assert!(*at >= due, "{at} is before {due}");
 }
 
 #[test]
-fn a_long_wait_ends_in_the_topic_of_its_pipeline_that_it_names() {
+fn a_long_wait_ends_in_the_named_topic_if_it_belongs_to_its_pipeline() {
     let mut world = World::new();
-    // Whether the topic exists in which it would have ended when it began does not matter.
+    // The topic that was configured when the wait began does not matter, even if it is missing.
     let missing = Presence::Missing {
         lasting: Duration::from_secs(3_600),
     };
@@ -1167,11 +1179,11 @@ fn a_long_wait_ends_in_the_topic_of_its_pipeline_that_it_names() {
         let job = Job {
             kind: Kind::LongWait,
             app: "docs".into(),
-            // As it was configured when the wait began.
+            // The return topic when the wait began.
             topic: GONE.into(),
             payload: payload(named),
             id: JobId::new(Timestamp::from_millis(START), 0, 0),
-            state: State::Scheduled,
+            state: JobState::Scheduled,
             priority: Priority::Normal,
             due: Timestamp::from_millis(START),
             accepted: Timestamp::from_millis(START),
@@ -1194,7 +1206,7 @@ fn a_long_wait_ends_in_the_topic_of_its_pipeline_that_it_names() {
 }
 
 #[test]
-fn what_a_topic_does_not_take_becomes_a_dead_letter_of_whose_it_is() {
+fn a_refused_record_becomes_a_dead_letter_of_its_owner() {
     let settings = settings();
     let now = Timestamp::from_millis(START);
     let failure = Failure::permanent("output.too-large", "no");
@@ -1210,7 +1222,7 @@ fn what_a_topic_does_not_take_becomes_a_dead_letter_of_whose_it_is() {
         value.map(|value| std::str::from_utf8(value).unwrap().to_owned())
     };
 
-    // A job's topic: the id says where its request stands.
+    // The topic of a job: its id contains the position of the request.
     let mut headers = Headers::new();
     headers.push_text("tenant", "a");
     headers.push_text(headers::JOB_ID, &JobId::new(now, 3, 44).to_string());
@@ -1229,11 +1241,11 @@ fn what_a_topic_does_not_take_becomes_a_dead_letter_of_whose_it_is() {
         Some("output.too-large")
     );
     assert_eq!(text(&letter, "tenant").as_deref(), Some("a"));
-    // And the letter itself.
+    // A refused dead letter is stripped of its value.
     assert!(refused::replace(&settings, &mut letter, &failure, now));
     assert_eq!((&*letter.topic, &letter.value), ("dlq", &None));
 
-    // A record of a pipeline that has waited.
+    // The return topic of a long wait.
     let origin = Origin {
         topic: "docs".into(),
         partition: 1,
@@ -1242,7 +1254,7 @@ fn what_a_topic_does_not_take_becomes_a_dead_letter_of_whose_it_is() {
     };
     let mut lineage = Headers::new();
     headers::write_lineage(&mut lineage, "docs", &origin, 2);
-    let mut letter = output(RETURN, lineage);
+    let mut letter = output(RETURN_TOPIC, lineage);
     assert!(refused::replace(&settings, &mut letter, &failure, now));
     assert_eq!(
         (&*letter.topic, letter.value.as_deref()),
@@ -1253,7 +1265,7 @@ fn what_a_topic_does_not_take_becomes_a_dead_letter_of_whose_it_is() {
     assert!(refused::replace(&settings, &mut letter, &failure, now));
     assert_eq!((&*letter.topic, &letter.value), ("docs-dlq", &None));
 
-    // A state cannot be anywhere else.
+    // A state record cannot be replaced.
     assert!(!refused::replace(
         &settings,
         &mut output("state", Headers::new()),

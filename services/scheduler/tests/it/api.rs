@@ -1,4 +1,4 @@
-//! gRPC and REST of the real binary, on real Kafka and Redis.
+//! The gRPC and REST APIs of the real binary, with real Kafka and Redis.
 
 mod forgetting;
 mod server;
@@ -7,14 +7,15 @@ use redeliver_core::Record;
 use redeliver_proto::auth::SendToken;
 use redeliver_proto::v1;
 use redeliver_proto::v1::job_service_client::JobServiceClient;
-use redeliver_testkit::{LocalRedis, eventually_async, redis_url};
+use redeliver_testkit::{LocalRedis, eventually_async};
 use reqwest::{Method, StatusCode};
 use tonic::{Code, Request};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
-use self::server::{SOON, Server, send, with_json};
+use self::server::{Server, send, with_json};
+use crate::env::DEADLINE;
 
 const TRACE: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 
@@ -25,9 +26,9 @@ fn header<'a>(record: &'a Record, name: &str) -> Option<&'a str> {
         .map(|value| std::str::from_utf8(value).unwrap())
 }
 
-/// The only record of a topic, once it is there.
+/// Waits for the only record of a topic.
 async fn only_record(server: &Server, topic: &str) -> Record {
-    eventually_async("a record", SOON, async || {
+    eventually_async("a record", DEADLINE, async || {
         let mut records = tokio::task::block_in_place(|| server.records(topic));
         match records.pop() {
             Some(record) if records.is_empty() => Ok(record),
@@ -38,7 +39,7 @@ async fn only_record(server: &Server, topic: &str) -> Record {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_lives_its_life_over_rest() {
+async fn a_job_can_be_managed_over_rest() {
     let server = Server::start();
     let job = r#"{"appName":"sms","delay":"1h","idempotencyKey":"k-1","requestId":"r-1","key":"kk",
                   "priority":"high","headers":{"h":"v"},"expireAfter":"5m","jobData":{"a": 1.50}}"#;
@@ -69,7 +70,7 @@ async fn a_job_lives_its_life_over_rest() {
     let other = with_json(server.request(Method::POST, "/v1/jobs"), other).header("idempotency-key", "k-1");
     let conflict = send(other).await;
     assert_eq!(conflict.text_of("jobId"), scheduled.text_of("id"));
-    conflict.problem(409, "idempotency_conflict", "another content");
+    conflict.problem(409, "idempotency_conflict", "different content");
 
     let moved = server
         .json(Method::PATCH, &path, r#"{"delay":"2h"}"#)
@@ -78,7 +79,7 @@ async fn a_job_lives_its_life_over_rest() {
     assert_eq!(moved.text_of("outcome"), "rescheduled");
     assert_eq!(moved.body["job"]["revision"], 2);
 
-    let stats = eventually_async("statistics", SOON, async || {
+    let stats = eventually_async("statistics", DEADLINE, async || {
         let stats = server.get("/v1/stats?minutes=180").await.is(200);
         let is_right = stats.body["nextDue"] == moved.body["job"]["scheduledTime"];
         if is_right { Ok(stats) } else { Err(stats.text) }
@@ -104,8 +105,8 @@ async fn a_job_lives_its_life_over_rest() {
         "already_cancelled"
     );
     let late = server.json(Method::PATCH, &path, r#"{"delay":"2h"}"#).await;
-    late.problem(409, "already_cancelled", "has ended before");
-    let cancelled = eventually_async("the job as it ended", SOON, async || {
+    late.problem(409, "already_cancelled", "ended before the request");
+    let cancelled = eventually_async("the job as it ended", DEADLINE, async || {
         let job = server.get(&path).await.is(200);
         if job.text_of("state") == "cancelled" {
             Ok(job)
@@ -114,13 +115,13 @@ async fn a_job_lives_its_life_over_rest() {
         }
     })
     .await;
-    // Of a job that has ended no data is kept.
+    // The data of an ended job is not kept.
     assert!(cancelled.body.get("jobData").is_none());
-    assert!(server.end().success());
+    server.shut_down();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_lives_its_life_over_grpc() {
+async fn a_job_can_be_managed_over_grpc() {
     let server = Server::start();
     let mut client = server.grpc().await;
     let spec = v1::JobSpec {
@@ -191,7 +192,7 @@ async fn a_job_lives_its_life_over_grpc() {
     let unknown = client.get_job(v1::GetJobRequest { id: never }).await.unwrap_err();
     assert_eq!(unknown.code(), Code::NotFound);
 
-    let stats = eventually_async("statistics", SOON, async || {
+    let stats = eventually_async("statistics", DEADLINE, async || {
         let stats = client
             .get_stats(v1::GetStatsRequest { minutes: 0 })
             .await
@@ -214,9 +215,9 @@ async fn a_due_job_is_dispatched_once_with_the_callers_trace_and_cannot_be_cance
     let request = with_json(server.request(Method::POST, "/v1/jobs?wait=false"), body);
     let accepted = send(request.header("traceparent", TRACE)).await.is(202);
     let id = accepted.text_of("id").to_owned();
-    // The id was told before the job was one, and is its id.
+    // The id was returned before the job was accepted, and is the id of the job.
     let path = format!("/v1/jobs/{id}");
-    eventually_async("the job", SOON, async || {
+    eventually_async("the job", DEADLINE, async || {
         let job = server.get(&path).await;
         if job.status.is_success() {
             Ok(())
@@ -240,19 +241,19 @@ async fn a_due_job_is_dispatched_once_with_the_callers_trace_and_cannot_be_cance
 
     let late = server.delete(&path).await;
     assert_eq!(late.text_of("outcome"), "already_dispatched");
-    assert_eq!(late.body["job"]["topic"], format!("{}-sms", server.name));
-    late.problem(409, "already_dispatched", "has ended before");
+    assert_eq!(late.body["job"]["topic"], server.topic("sms"));
+    late.problem(409, "already_dispatched", "ended before the request");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_wrong_is_said_at_once_and_never_reaches_kafka() {
+async fn invalid_requests_are_rejected_at_once_and_never_reach_kafka() {
     let server = Server::start();
     for (body, status, code, says) in [
         (
             r#"{"appName":"fax","delay":"1h","jobData":1}"#,
             422,
             "request.appName",
-            "known are sms",
+            "expected one of sms",
         ),
         (
             r#"{"appName":"sms","dela":"1h","jobData":1}"#,
@@ -289,10 +290,11 @@ async fn what_is_wrong_is_said_at_once_and_never_reaches_kafka() {
         r#"{{"appName":"sms","delay":"1h","jobData":"{}"}}"#,
         "x".repeat(900_001)
     );
-    server
-        .json(Method::POST, "/v1/jobs", &large)
-        .await
-        .problem(422, "request.jobData", "at most 900000");
+    server.json(Method::POST, "/v1/jobs", &large).await.problem(
+        422,
+        "request.jobData",
+        "the maximum is 900000",
+    );
     let larger = format!(
         r#"{{"appName":"sms","delay":"1h","jobData":"{}"}}"#,
         "x".repeat(2_000_000)
@@ -311,19 +313,19 @@ async fn what_is_wrong_is_said_at_once_and_never_reaches_kafka() {
         .get("/v1/jobs/7")
         .await
         .problem(422, "request.id", "not the id of a job");
-    // The API serves before all shards have their index, and does not deny a job that it may not know yet.
-    let unknown = eventually_async("all shards have their index", SOON, async || {
+    // The API serves before all indexes are ready, and must not answer that a job does not exist until then.
+    let unknown = eventually_async("all shards have their index", DEADLINE, async || {
         let answer = server.get("/v1/jobs/01KAJQ6Z2B0001G00000000A7X").await;
         match answer.status {
             StatusCode::SERVICE_UNAVAILABLE => Err(answer.text),
             _ => Ok(answer),
         }
     });
-    unknown.await.problem(404, "job_unknown", "no job");
+    unknown.await.problem(404, "job_unknown", "no such job");
     server
         .get("/v1/stats?minutes=2000")
         .await
-        .problem(422, "request.minutes", "at most 1440");
+        .problem(422, "request.minutes", "the maximum is 1440");
     server.get("/v2").await.problem(404, "path", "/v1/jobs");
     server
         .request(Method::PUT, "/v1/jobs")
@@ -359,12 +361,12 @@ async fn what_is_wrong_is_said_at_once_and_never_reaches_kafka() {
         "{timeless:?}"
     );
     assert_eq!(refused(None).await.code(), Code::InvalidArgument);
-    assert!(server.records("ingest").is_empty());
+    assert!(server.records("jobs-ingest").is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_the_token_nothing_is_done_but_probes_work() {
-    let server = Server::start_with("  token_file: '{dir}/token'\n", &redis_url());
+async fn without_the_token_only_probes_work() {
+    let server = Server::start_with(|builder| builder.set("scheduler.token_file", "{dir}/token"));
     server
         .get("/v1/stats")
         .await
@@ -401,10 +403,10 @@ async fn without_the_token_nothing_is_done_but_probes_work() {
         .unwrap()
         .into_inner();
     assert_eq!(status.status(), ServingStatus::Serving);
-    assert!(server.records("ingest").is_empty());
+    assert!(server.records("jobs-ingest").is_empty());
 }
 
-/// Asks one version of the reflection service for its services.
+/// The services that one version of the reflection service lists.
 macro_rules! services_by_reflection {
     ($version:ident, $channel:expr) => {{
         use tonic_reflection::pb::$version::server_reflection_client::ServerReflectionClient;
@@ -434,7 +436,7 @@ macro_rules! services_by_reflection {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_server_describes_itself_in_both_versions_of_reflection() {
+async fn the_server_supports_both_versions_of_reflection() {
     let server = Server::start();
     let served = ["redeliver.v1.JobService", "grpc.health.v1.Health"];
     for services in [
@@ -447,7 +449,7 @@ async fn the_server_describes_itself_in_both_versions_of_reflection() {
                 .all(|name| services.iter().any(|found| found == name)),
             "{services:?}"
         );
-        // What other services of the same schemas would do is not done here.
+        // Other services of the same schemas are not served here.
         assert!(
             !services.iter().any(|name| name.contains("DeadLetter")),
             "{services:?}"
@@ -456,17 +458,17 @@ async fn the_server_describes_itself_in_both_versions_of_reflection() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_command_whose_outcome_is_late_says_that_it_will_take_effect() {
+async fn the_response_to_a_late_command_says_that_it_will_take_effect() {
     let redis = LocalRedis::start().unwrap();
-    let server = Server::start_with("", &redis.url());
-    // Whether the key is taken cannot be said without the index.
+    let server = Server::start_with(|builder| builder.redis(redis.url()));
+    // Without the index it is unknown whether the key is used.
     redis.process().stop();
     let body = r#"{"appName":"sms","delay":"1h","idempotencyKey":"k","jobData":1}"#;
     let late = server.json(Method::POST, "/v1/jobs", body).await;
     let id = late.text_of("jobId").to_owned();
-    late.problem(504, "undecided", "is safe in Kafka and will take effect");
+    late.problem(504, "undecided", "is in Kafka and will take effect");
     redis.process().cont();
-    let job = eventually_async("the job", SOON, async || {
+    let job = eventually_async("the job", DEADLINE, async || {
         let job = server.get(&format!("/v1/jobs/{id}")).await;
         if job.status.is_success() {
             Ok(job)

@@ -1,109 +1,103 @@
-//! Many jobs: due at one instant, and waiting while the index is gone.
+//! Many jobs that are due at one instant, or that wait while the index is rebuilt.
 
 use std::time::{Duration, Instant};
 
 use redeliver_core::JobId;
 use redeliver_core::headers::{DISPATCHED_AT, JOB_ID, SCHEDULED_TIME};
 use redeliver_core::{Record, Timestamp};
-use redeliver_testkit::{LocalRedis, eventually};
+use redeliver_testkit::{ChaosPermit, LocalRedis, eventually};
 
-use crate::chaos::Turn;
-use crate::env::{PATIENCE, SchedulerEnv, Setup};
+use crate::env::{DEADLINE, SchedulerEnv, header};
 use crate::index::own_redis::Raw;
-use crate::oracle::{Asked, Wanted};
+use crate::oracle::{JobSpec, Sent};
 use crate::requests::{Request, in_millis, now};
 
-/// Jobs that are due at one instant. Unoptimised, 200,000 would take a minute to be accepted alone.
+/// Jobs that are due at one instant. A debug build would need a minute just to accept 200,000.
 const BURST: usize = if cfg!(debug_assertions) { 50_000 } else { 200_000 };
-/// How many are written at once.
+/// How many requests are written at a time.
 const CHUNK: usize = 10_000;
 
-fn ask_all(env: &SchedulerEnv, count: usize, request: impl Fn(usize) -> Request) -> Vec<Asked> {
-    let mut asked = Vec::with_capacity(count);
-    while asked.len() < count {
-        let rest = asked.len()..count.min(asked.len() + CHUNK);
-        asked.extend(env.ask(rest.map(&request).collect()));
+fn send_all(env: &SchedulerEnv, count: usize, request: impl Fn(usize) -> Request) -> Vec<Sent> {
+    let mut sent = Vec::with_capacity(count);
+    while sent.len() < count {
+        let rest = sent.len()..count.min(sent.len() + CHUNK);
+        sent.extend(env.send(rest.map(&request).collect()));
     }
-    asked
+    sent
 }
 
-fn header<T: std::str::FromStr>(record: &Record, name: &str) -> T {
-    let value = record.headers.last(name).unwrap();
-    let parsed = std::str::from_utf8(value).unwrap().parse();
-    parsed.unwrap_or_else(|_| panic!("{name} of {record:?}"))
-}
-
-/// The shard of the job that a record is.
+/// The shard of a dispatched job.
 fn shard(record: &Record) -> i32 {
     header::<JobId>(record, JOB_ID).shard()
 }
 
 #[test]
-fn jobs_that_are_due_at_one_instant_leave_once_while_others_stay_on_time() {
+fn jobs_due_at_one_instant_are_dispatched_once_while_others_stay_on_time() {
     const TRICKLE: u64 = 20;
-    let _turn = Turn::wait();
-    let env = Setup::new("burst").create();
+    let _permit = ChaosPermit::acquire();
+    let env = SchedulerEnv::new(SchedulerEnv::builder("burst"));
     let _scheduler = env.start("a");
     let began = Instant::now();
-    // Late enough for all of them to be accepted before.
+    // Late enough for all jobs to be accepted first.
     let due = in_millis(15_000);
-    let mut asked = ask_all(&env, BURST, |n| {
-        Request::protobuf(Wanted::new("crawl", format!("job {n} of the burst")).at(due))
+    let mut sent = send_all(&env, BURST, |n| {
+        Request::protobuf(JobSpec::new("crawl", format!("job {n} of the burst")).at(due))
     });
     let accepted = began.elapsed();
     assert!(
         now() < due,
         "asking took {accepted:?}, which is too long for this test"
     );
-    // The others are due before, during and after it.
+    // The other jobs are due before, during and after the burst.
     let trickle = (0..400).map(|n| {
         let due = Timestamp::from_millis(due.as_millis() - 2_000).after(Duration::from_millis(TRICKLE * n));
-        Request::protobuf(Wanted::new("mail", format!("{n}")).at(due))
+        Request::protobuf(JobSpec::new("mail", format!("{n}")).at(due))
     });
-    asked.extend(env.ask(trickle.collect()));
+    sent.extend(env.send(trickle.collect()));
     let mut watch = env.watch();
-    let verdict = watch.settle(&mut asked);
-    assert_eq!(verdict.dispatched, BURST + 400 + 4, "{verdict}");
-    let slowest = verdict.lateness("crawl", 1.0);
+    let report = watch.settle(&mut sent);
+    assert_eq!(report.dispatched, BURST + 400 + 4, "{report}");
+    let slowest = report.lateness("crawl", 1.0);
     println!(
-        "{BURST} jobs asked for in {accepted:.1?}, due at one instant, left within {slowest} ms: {} a second; \
+        "{BURST} jobs sent for in {accepted:.1?}, due at one instant, left within {slowest} ms: {} a second; \
          meanwhile the others were late by {} ms at the median, {} ms at p99, {} ms at most",
         BURST as u64 * 1000 / u64::try_from(slowest).unwrap().max(1),
-        verdict.lateness("mail", 0.5),
-        verdict.lateness("mail", 0.99),
-        verdict.lateness("mail", 1.0),
+        report.lateness("mail", 0.5),
+        report.lateness("mail", 0.99),
+        report.lateness("mail", 1.0),
     );
-    // The others take turns with the burst; they do not stand in its queue.
-    assert!(4 * verdict.lateness("mail", 0.99) < slowest, "{verdict}");
-    assert!(verdict.lateness("mail", 1.0) < slowest, "{verdict}");
+    // Applications take turns, so the other jobs do not queue behind the burst.
+    assert!(4 * report.lateness("mail", 0.99) < slowest, "{report}");
+    assert!(report.lateness("mail", 1.0) < slowest, "{report}");
 }
 
-/// How many jobs the index of a shard says to be waiting.
+/// How many jobs wait in the index of a shard.
 fn waiting_in(env: &SchedulerEnv, raw: &Raw, shard: i32) -> i64 {
-    let key = format!("{}:{{{shard}}}:due", env.name);
+    let key = format!("{}:{{{shard}}}:due", env.test.name());
     env.block_on(raw.call(&["ZCARD", &key])).as_i64().unwrap_or(0)
 }
 
 #[test]
-fn an_emptied_index_is_rebuilt_while_jobs_go_on_leaving() {
+fn jobs_are_dispatched_while_an_emptied_index_is_rebuilt() {
     const WAITING: usize = 20_000;
-    let _turn = Turn::wait();
+    let _permit = ChaosPermit::acquire();
     let redis = LocalRedis::start().unwrap();
-    let env = Setup::new("rebuild")
-        .redis(redis.url())
-        .set("scheduler.window", "1s")
-        .create();
+    let env = SchedulerEnv::new(
+        SchedulerEnv::builder("rebuild")
+            .redis(redis.url())
+            .set("scheduler.window", "1s"),
+    );
     let raw = env.block_on(Raw::connect(&redis.url()));
     let mut scheduler = env.start("a");
-    // All but a few wait in one shard, for long.
+    // Most jobs wait in one shard for a long time.
     let due = in_millis(3_600_000);
-    let mut asked = ask_all(&env, WAITING, |n| {
+    let mut sent = send_all(&env, WAITING, |n| {
         let mut value = format!("job {n} ").into_bytes();
         value.resize(2_000, b'x');
-        Request::protobuf(Wanted::new("crawl", value).at(due)).partition(0)
+        Request::protobuf(JobSpec::new("crawl", value).at(due)).partition(0)
     });
     let until_rebuilt = || {
-        eventually("the index shows all that wait", PATIENCE, || {
+        eventually("the index shows all that wait", DEADLINE, || {
             match waiting_in(&env, &raw, 0) {
                 count if count >= i64::try_from(WAITING).unwrap() => Ok(()),
                 count => Err(count),
@@ -113,30 +107,30 @@ fn an_emptied_index_is_rebuilt_while_jobs_go_on_leaving() {
     };
     until_rebuilt();
 
-    // Emptied under way: whatever is in memory leaves meanwhile, in all shards.
+    // Emptied while running: meanwhile all shards dispatch the jobs in memory.
     let trickle = |from: u64| {
         (0..400).map(move |n: u64| {
             let shard = i32::try_from(n % 4).unwrap();
-            let wanted = Wanted::new("mail", format!("{n}")).after(from + 10 * n);
-            Request::protobuf(wanted).partition(shard)
+            let spec = JobSpec::new("mail", format!("{n}")).after(from + 10 * n);
+            Request::protobuf(spec).partition(shard)
         })
     };
-    asked.extend(env.ask(trickle(500).collect()));
-    eventually("some leave", PATIENCE, || {
-        match now() >= asked.last().unwrap().at.after(Duration::from_millis(1_000)) {
+    sent.extend(env.send(trickle(500).collect()));
+    eventually("some leave", DEADLINE, || {
+        match now() >= sent.last().unwrap().at.after(Duration::from_millis(1_000)) {
             true => Ok(()),
             false => Err(now()),
         }
     });
     let emptied = now();
     env.block_on(raw.call(&["FLUSHALL"]));
-    eventually("it is empty", PATIENCE, || match waiting_in(&env, &raw, 0) {
+    eventually("it is empty", DEADLINE, || match waiting_in(&env, &raw, 0) {
         count if count < i64::try_from(WAITING).unwrap() => Ok(()),
         count => Err(count),
     });
     let rebuilt = until_rebuilt();
     let mut watch = env.watch();
-    watch.until_so_many_ended(400);
+    watch.until_jobs_ended(400);
     watch.look();
     let dispatched_at = |record: &Record| header::<Timestamp>(record, DISPATCHED_AT);
     let others = watch.seen.apps.iter().filter(|record| shard(record) != 0);
@@ -151,22 +145,22 @@ fn an_emptied_index_is_rebuilt_while_jobs_go_on_leaving() {
         rebuilt.since(emptied),
         due_meanwhile.len(),
     );
-    // All but those that were due just before the end.
+    // All except the jobs that were due just before the end.
     assert!(
         left > 0 && 10 * left >= 9 * due_meanwhile.len(),
         "{left} of {} left between {emptied} and {rebuilt}",
         due_meanwhile.len()
     );
 
-    // Emptied while nobody is there: a shard acts only when it knows everything, the others do not wait for it.
+    // Emptied while no scheduler runs: a shard acts only after its index is complete, and the others do not wait for it.
     scheduler.kill_9();
     let killed = now();
     env.block_on(raw.call(&["FLUSHALL"]));
-    let overdue = env.ask(trickle(0).collect());
-    asked.extend(overdue);
+    let overdue = env.send(trickle(0).collect());
+    sent.extend(overdue);
     scheduler.start_again();
     scheduler.until_ready();
-    watch.until_so_many_ended(800);
+    watch.until_jobs_ended(800);
     watch.look();
     let first = |in_first: bool| {
         let left = watch
@@ -177,14 +171,14 @@ fn an_emptied_index_is_rebuilt_while_jobs_go_on_leaving() {
         left.map(dispatched_at).filter(|at| *at > killed).min()
     };
     let (slow, others) = (first(true).unwrap(), first(false).unwrap());
-    // Which of them is first depends on the machine; that each acts at all is what must be.
+    // Which shard is first depends on the machine, but each of them must act.
     println!("the shard with {WAITING} jobs began at {slow}, the others at {others}");
 
-    // All of them come to their end.
-    let ids: Vec<JobId> = asked.iter().take(WAITING).map(crate::env::id).collect();
+    // All jobs must end.
+    let ids: Vec<JobId> = sent.iter().take(WAITING).map(crate::env::id).collect();
     let soon = crate::oracle::When::At(in_millis(3_000));
-    asked.extend(ask_all(&env, WAITING, |n| Request::reschedule(ids[n], soon)));
-    let verdict = watch.settle(&mut asked);
-    assert_eq!(verdict.dispatched, WAITING + 800 + 4, "{verdict}");
-    assert_eq!(verdict.rescheduled, WAITING, "{verdict}");
+    sent.extend(send_all(&env, WAITING, |n| Request::reschedule(ids[n], soon)));
+    let report = watch.settle(&mut sent);
+    assert_eq!(report.dispatched, WAITING + 800 + 4, "{report}");
+    assert_eq!(report.rescheduled, WAITING, "{report}");
 }

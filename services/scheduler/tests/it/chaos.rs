@@ -1,25 +1,21 @@
-//! Kill tests: schedulers under load while they are killed, frozen, doubled and ended, while Redis is emptied,
-//! restarted and put back to an older copy, and while a broker goes. After each the oracle must find every
-//! request's outcome exactly once, at its place, not early and not altered, and every answer true; and each test
-//! counts what it did, since a run that killed nothing proves nothing.
-//!
-//! | module | idea |
-//! |---|---|
-//! | [`load`] | requests of all kinds that keep coming until the chaos is over |
+//! Chaos tests: schedulers under load while they are killed, frozen, duplicated and shut down, while Redis is emptied,
+//! restarted and restored from an older copy, and while a broker fails. After each test, the oracle must find the outcome
+//! of every request exactly once, not early and unchanged, and every answer true. Each test counts what it did, since a
+//! run that killed nothing proves nothing.
 //!
 //! Random choices follow a seed, which is printed; `REDELIVER_CHAOS_SEED` sets it.
 
 mod load;
 
-use std::sync::{Condvar, Mutex, PoisonError};
-use std::thread;
 use std::time::Duration;
 
 use fred::prelude::Value;
-use redeliver_testkit::local_kafka::kafka_tool;
-use redeliver_testkit::{LocalKafka, LocalRedis, ServiceProcess, eventually};
+use redeliver_testkit::{
+    ChaosPermit, EnvBuilder, LocalKafka, LocalRedis, chaos_random, sleep_up_to, until_second_broker_leads,
+    until_shared,
+};
 
-use crate::env::{PATIENCE, SchedulerEnv, Setup};
+use crate::env::SchedulerEnv;
 use crate::index::own_redis::Raw;
 use load::{Load, under_load};
 
@@ -27,52 +23,12 @@ use load::{Load, under_load};
 const SESSION: Duration = Duration::from_secs(6);
 const PARTITIONS: u32 = 4;
 
-/// Little is held in memory, so that what the index says counts.
-fn setup(name: &str) -> Setup {
-    Setup::new(&format!("chaos-{name}"))
+/// A short window, so that most jobs come from the index.
+fn setup(name: &str) -> EnvBuilder {
+    SchedulerEnv::builder(&format!("chaos-{name}"))
         .partitions(PARTITIONS)
         .set("kafka.session_timeout", &format!("{}s", SESSION.as_secs()))
         .set("scheduler.window", "500ms")
-}
-
-/// The seed of this run, printed.
-fn random(test: &str) -> fastrand::Rng {
-    let seed = std::env::var("REDELIVER_CHAOS_SEED").ok();
-    let seed = seed.map_or_else(
-        || fastrand::u64(..1_000_000_000),
-        |text| text.parse().expect("REDELIVER_CHAOS_SEED is a number"),
-    );
-    println!("{test}: REDELIVER_CHAOS_SEED={seed}");
-    fastrand::Rng::with_seed(seed)
-}
-
-/// Lets a random moment come.
-fn let_pass(random: &mut fastrand::Rng, most_millis: u64) {
-    thread::sleep(Duration::from_millis(random.u64(..most_millis)));
-}
-
-/// Leave to run a test: only two do at a time, since processes that get no processor look like dead ones.
-pub(crate) struct Turn;
-
-static RUNNING: Mutex<u32> = Mutex::new(0);
-static ENDED: Condvar = Condvar::new();
-
-impl Turn {
-    pub(crate) fn wait() -> Self {
-        let running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut running = ENDED
-            .wait_while(running, |running| *running >= 2)
-            .unwrap_or_else(PoisonError::into_inner);
-        *running += 1;
-        Self
-    }
-}
-
-impl Drop for Turn {
-    fn drop(&mut self) {
-        *RUNNING.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
-        ENDED.notify_one();
-    }
 }
 
 fn call(redis: &LocalRedis, env: &SchedulerEnv, command: &[&str]) -> Value {
@@ -80,21 +36,21 @@ fn call(redis: &LocalRedis, env: &SchedulerEnv, command: &[&str]) -> Value {
 }
 
 #[test]
-fn nothing_is_lost_or_doubled_by_kills_at_random_moments() {
+fn kills_at_random_moments_lose_and_duplicate_nothing() {
     const KILLS: u32 = 24;
-    let _turn = Turn::wait();
-    let mut random = random("kills");
-    let env = setup("kills").create();
+    let _permit = ChaosPermit::acquire();
+    let mut random = chaos_random("kills");
+    let env = SchedulerEnv::new(setup("kills"));
     let mut member = env.start("a");
     let done = under_load(&env, &mut random, 300, |load, random| {
         for kill in 0..KILLS {
-            // Three of four times it is at work, else it may just be starting.
+            // Three out of four kills hit a scheduler that is working, the others one that may be starting.
             if kill % 2 == 0 || random.bool() {
                 member.until_ready();
                 load.until_more_ended(20);
-                let_pass(random, 300);
+                sleep_up_to(random, Duration::from_millis(300));
             } else {
-                let_pass(random, 1_500);
+                sleep_up_to(random, Duration::from_millis(1_500));
             }
             member.kill_9();
             member.start_again();
@@ -105,25 +61,25 @@ fn nothing_is_lost_or_doubled_by_kills_at_random_moments() {
     done.settle();
     println!("{member}");
     assert_eq!(member.kills(), KILLS);
-    assert!(member.kills_at_work() * 2 >= KILLS, "{member}");
-    // That is what the stable name is for: without it each restart waits for the dead member's session.
-    assert!(member.median_until_ready() < SESSION / 2, "{member}");
+    assert!(member.kills_when_ready() * 2 >= KILLS, "{member}");
+    // Static membership exists for this: without it, each restart would wait for the session of the dead member.
+    assert!(member.median_restart() < SESSION / 2, "{member}");
 }
 
-/// At each of these points a process dies: at the first time that it passes there, and at later ones, some of
-/// them in the middle of bringing the index up to date or of many turns.
+/// A scheduler crashes at each fault point, both when it is first reached and later, for example while the index is
+/// rebuilt.
 #[test]
-fn nothing_is_lost_or_doubled_by_death_at_any_step_of_a_transaction() {
+fn a_crash_at_any_step_of_a_transaction_loses_and_duplicates_nothing() {
     const POINTS: [&str; 8] = [
         "begin", "produce", "offsets", "commit", "index", "claim", "replay", "clear",
     ];
     const TIMES: [u32; 3] = [1, 4, 30];
-    // These are passed once per partition when a process starts.
+    // A process reaches these once per partition, when it starts.
     const OF_THE_START: [&str; 3] = ["claim", "replay", "clear"];
-    let _turn = Turn::wait();
-    let mut random = random("points");
+    let _permit = ChaosPermit::acquire();
+    let mut random = chaos_random("points");
     let redis = LocalRedis::start().unwrap();
-    let env = setup("points").redis(redis.url()).create();
+    let env = SchedulerEnv::new(setup("points").redis(redis.url()));
     let mut member = env.start("a");
     let done = under_load(&env, &mut random, 200, |load, _| {
         member.kill_9();
@@ -133,12 +89,12 @@ fn nothing_is_lost_or_doubled_by_death_at_any_step_of_a_transaction() {
                     continue;
                 }
                 if point == "clear" {
-                    // Else there is no need to begin anew.
+                    // The index is cleared only if it has to be rebuilt.
                     call(&redis, &env, &["FLUSHALL"]);
                 }
                 member.start_again_with(&[("REDELIVER_FAULT", &format!("{point}:{time}"))]);
                 member.until_crashed();
-                let said = format!("dying here, as the environment asks name=\"{point}\" count={time}");
+                let said = format!("defect injected: aborting name=\"{point}\" count={time}");
                 assert!(member.output().contains(&said), "{}", member.output());
             }
         }
@@ -151,37 +107,22 @@ fn nothing_is_lost_or_doubled_by_death_at_any_step_of_a_transaction() {
     assert_eq!(member.crashes(), 21);
 }
 
-/// Waits until both own some partitions, all of them together, none of them twice.
-#[track_caller]
-fn until_shared(pair: &mut [ServiceProcess<'_>; 2]) {
-    eventually("both schedulers own partitions", PATIENCE, || {
-        let owned = pair.each_mut().map(ServiceProcess::owned);
-        if owned.iter().all(|owned| *owned > 0) && owned.iter().sum::<u64>() == u64::from(PARTITIONS) {
-            Ok(())
-        } else {
-            Err(format!("{owned:?} of {PARTITIONS}"))
-        }
-    });
-}
-
-/// Of two schedulers one is frozen for longer than its session, while the other takes over.
-fn frozen_schedulers_come_back(name: &str, static_membership: &str) {
-    let _turn = Turn::wait();
-    let mut random = random(name);
-    let env = setup(name)
-        .set("kafka.static_membership", static_membership)
-        .create();
+/// One of two schedulers is frozen for longer than its session, and the other one takes over.
+fn frozen_schedulers_resume(name: &str, static_membership: &str) {
+    let _permit = ChaosPermit::acquire();
+    let mut random = chaos_random(name);
+    let env = SchedulerEnv::new(setup(name).set("kafka.static_membership", static_membership));
     let mut pair = ["a", "b"].map(|instance| env.start(instance));
     let done = under_load(&env, &mut random, 150, |load, random| {
         for round in 0..2 {
-            until_shared(&mut pair);
-            let_pass(random, 500);
+            until_shared(&mut pair, PARTITIONS.into());
+            sleep_up_to(random, Duration::from_millis(500));
             pair[round % 2].freeze();
-            pair[(round + 1) % 2].until_owning(u64::from(PARTITIONS));
+            pair[(round + 1) % 2].until_owning(PARTITIONS.into());
             load.until_more_ended(100);
             pair[round % 2].thaw();
         }
-        until_shared(&mut pair);
+        until_shared(&mut pair, PARTITIONS.into());
         load.until_more_ended(50);
     });
     done.settle();
@@ -192,64 +133,64 @@ fn frozen_schedulers_come_back(name: &str, static_membership: &str) {
 }
 
 #[test]
-fn a_frozen_scheduler_that_comes_back_writes_nothing_of_what_another_has_taken_over() {
-    frozen_schedulers_come_back("frozen", "true");
+fn a_frozen_scheduler_writes_nothing_after_another_one_has_taken_over() {
+    frozen_schedulers_resume("frozen", "true");
 }
 
 #[test]
-fn a_frozen_scheduler_without_static_membership_writes_nothing_of_what_another_has_taken_over() {
-    frozen_schedulers_come_back("frozen-dynamic", "false");
+fn a_frozen_scheduler_without_static_membership_writes_nothing_after_another_one_has_taken_over() {
+    frozen_schedulers_resume("frozen-dynamic", "false");
 }
 
 #[test]
-fn of_two_schedulers_one_leaves_and_another_is_killed() {
-    let _turn = Turn::wait();
-    let mut random = random("leave");
-    // Nobody waits for the one that left, so it must say goodbye.
-    let env = setup("leave").set("kafka.static_membership", "false").create();
+fn the_other_scheduler_takes_over_after_a_shutdown_and_after_a_kill() {
+    let _permit = ChaosPermit::acquire();
+    let mut random = chaos_random("leave");
+    // Without static membership, a member that shuts down must leave the group itself.
+    let env = SchedulerEnv::new(setup("leave").set("kafka.static_membership", "false"));
     let mut pair = ["a", "b"].map(|instance| env.start(instance));
     let done = under_load(&env, &mut random, 200, |load, random| {
-        until_shared(&mut pair);
-        let_pass(random, 500);
-        pair[0].end_in_order();
-        pair[1].until_owning(u64::from(PARTITIONS));
+        until_shared(&mut pair, PARTITIONS.into());
+        sleep_up_to(random, Duration::from_millis(500));
+        pair[0].shut_down();
+        pair[1].until_owning(PARTITIONS.into());
         load.until_more_ended(50);
         pair[0].start_again();
         pair[0].until_ready();
-        until_shared(&mut pair);
-        let_pass(random, 500);
+        until_shared(&mut pair, PARTITIONS.into());
+        sleep_up_to(random, Duration::from_millis(500));
         pair[1].kill_9();
-        pair[0].until_owning(u64::from(PARTITIONS));
+        pair[0].until_owning(PARTITIONS.into());
         load.until_more_ended(100);
     });
     done.settle();
-    assert_eq!((pair[0].ends(), pair[1].kills()), (1, 1));
+    assert_eq!((pair[0].shutdowns(), pair[1].kills()), (1, 1));
 }
 
-fn some_time_later(load: &Load<'_>, random: &mut fastrand::Rng) {
+fn until_progress(load: &Load<'_>, random: &mut fastrand::Rng) {
     load.until_more_ended(40);
-    let_pass(random, 300);
+    sleep_up_to(random, Duration::from_millis(300));
 }
 
 #[test]
-fn nothing_is_lost_or_doubled_when_redis_is_emptied() {
-    let _turn = Turn::wait();
-    let mut random = random("flushed");
+fn an_emptied_redis_loses_and_duplicates_nothing() {
+    let _permit = ChaosPermit::acquire();
+    let mut random = chaos_random("flushed");
     let redis = LocalRedis::start().unwrap();
-    let env = setup("flushed").redis(redis.url()).create();
+    let env = SchedulerEnv::new(setup("flushed").redis(redis.url()));
     let mut member = env.start("a");
     let done = under_load(&env, &mut random, 300, |load, random| {
         for round in 0..8 {
-            some_time_later(load, random);
+            until_progress(load, random);
             call(&redis, &env, &["FLUSHALL"]);
             match round {
-                // In the middle of bringing it up to date again.
+                // While the index is being rebuilt.
                 2 | 5 => {
-                    let_pass(random, 20);
+                    sleep_up_to(random, Duration::from_millis(20));
                     call(&redis, &env, &["FLUSHALL"]);
                 }
                 3 | 6 => {
-                    let_pass(random, 20);
+                    sleep_up_to(random, Duration::from_millis(20));
                     member.kill_9();
                     member.start_again();
                     member.until_ready();
@@ -257,11 +198,11 @@ fn nothing_is_lost_or_doubled_when_redis_is_emptied() {
                 _ => drop(call(&redis, &env, &["SCRIPT", "FLUSH"])),
             }
         }
-        // Only parts of it.
+        // Delete single keys only.
         for shard in 0..PARTITIONS {
             for part in ["meta", "due", "ended", "buckets", "job:"] {
-                some_time_later(load, random);
-                let keys = format!("{}:{{{shard}}}:{part}*", env.name);
+                until_progress(load, random);
+                let keys = format!("{}:{{{shard}}}:{part}*", env.test.name());
                 let keys = call(&redis, &env, &["KEYS", &keys]).into_array();
                 let keys: Vec<_> = keys.into_iter().filter_map(Value::into_string).collect();
                 if let Some(key) = random.choice(&keys) {
@@ -269,39 +210,39 @@ fn nothing_is_lost_or_doubled_when_redis_is_emptied() {
                 }
             }
         }
-        some_time_later(load, random);
+        until_progress(load, random);
     });
     done.settle();
     assert_eq!(member.kills(), 2);
 }
 
 #[test]
-fn nothing_is_lost_or_doubled_when_redis_restarts_or_goes_back_to_an_older_copy() {
-    let _turn = Turn::wait();
-    let mut random = random("dump");
+fn a_redis_that_restarts_or_is_restored_from_an_older_copy_loses_and_duplicates_nothing() {
+    let _permit = ChaosPermit::acquire();
+    let mut random = chaos_random("dump");
     let mut redis = LocalRedis::start().unwrap();
-    let env = setup("dump").redis(redis.url()).create();
+    let env = SchedulerEnv::new(setup("dump").redis(redis.url()));
     let mut member = env.start("a");
     let done = under_load(&env, &mut random, 300, |load, random| {
-        // As long as there is no copy, each new server begins with nothing.
-        some_time_later(load, random);
+        // Without a copy, each new server starts empty.
+        until_progress(load, random);
         redis.restart().unwrap();
-        some_time_later(load, random);
+        until_progress(load, random);
         redis.kill_9();
         redis.start_again().unwrap();
         for round in 0..6 {
-            some_time_later(load, random);
-            // From then on there is a copy, with which each new server begins.
+            until_progress(load, random);
+            // From now on, each new server starts with a copy.
             call(&redis, &env, &["SAVE"]);
             if round % 2 == 1 {
-                some_time_later(load, random);
+                until_progress(load, random);
             }
             if round % 3 == 2 {
                 member.kill_9();
             }
             if round % 2 == 0 {
                 redis.stop().unwrap();
-                let_pass(random, 400);
+                sleep_up_to(random, Duration::from_millis(400));
             } else {
                 redis.kill_9();
             }
@@ -311,32 +252,33 @@ fn nothing_is_lost_or_doubled_when_redis_restarts_or_goes_back_to_an_older_copy(
                 member.until_ready();
             }
         }
-        some_time_later(load, random);
+        until_progress(load, random);
     });
     done.settle();
     assert_eq!(member.kills(), 2);
 }
 
 #[test]
-fn a_scheduler_waits_for_a_redis_that_does_not_answer_and_dispatches_what_it_holds() {
-    let _turn = Turn::wait();
-    let mut random = random("frozen-redis");
+fn a_scheduler_dispatches_the_jobs_in_memory_while_redis_does_not_answer() {
+    let _permit = ChaosPermit::acquire();
+    let mut random = chaos_random("frozen-redis");
     let mut redis = LocalRedis::start().unwrap();
-    let env = setup("frozen-redis")
-        .redis(redis.url())
-        .set("scheduler.window", "10s")
-        .create();
+    let env = SchedulerEnv::new(
+        setup("frozen-redis")
+            .redis(redis.url())
+            .set("scheduler.window", "10s"),
+    );
     let member = env.start("a");
     let done = under_load(&env, &mut random, 150, |load, random| {
         for round in 0..3 {
             load.until_more_ended(100);
-            let_pass(random, 300);
+            sleep_up_to(random, Duration::from_millis(300));
             if round == 1 {
                 redis.stop().unwrap();
             } else {
                 redis.process().stop();
             }
-            // All of these are in memory.
+            // All of these jobs are in memory.
             load.until_more_ended(100);
             if round == 1 {
                 redis.start_again().unwrap();
@@ -347,33 +289,27 @@ fn a_scheduler_waits_for_a_redis_that_does_not_answer_and_dispatches_what_it_hol
         load.until_more_ended(100);
     });
     done.settle();
-    assert!(member.is_in_its_first_life(), "{member}");
+    assert!(member.has_never_ended(), "{member}");
 }
 
 #[test]
 #[ignore = "long"]
-fn schedulers_go_on_when_one_of_two_brokers_restarts_or_is_killed() {
-    let _turn = Turn::wait();
-    let mut random = random("brokers");
+fn schedulers_continue_when_one_of_two_brokers_restarts_or_is_killed() {
+    let _permit = ChaosPermit::acquire();
+    let mut random = chaos_random("brokers");
     let [first, mut second] = LocalKafka::start_pair().unwrap();
-    let env = setup("brokers")
-        .brokers(format!("{},{}", first.brokers(), second.brokers()))
-        .set("kafka.topics.replication", "2")
-        .set("kafka.transaction_timeout", "5s")
-        .create();
+    let env = SchedulerEnv::new(
+        setup("brokers")
+            .brokers(format!("{},{}", first.brokers(), second.brokers()))
+            .set("kafka.topics.replication", "2")
+            .set("kafka.transaction_timeout", "5s"),
+    );
     let member = env.start("a");
     let done = under_load(&env, &mut random, 150, |load, random| {
         for is_killed in [false, true] {
-            eventually("the second broker leads its part", PATIENCE, || {
-                let described = describe(&first);
-                if described.contains("Leader: 2") {
-                    Ok(())
-                } else {
-                    Err(described)
-                }
-            });
+            until_second_broker_leads(&first);
             load.until_more_ended(150);
-            let_pass(random, 1_000);
+            sleep_up_to(random, Duration::from_millis(1_000));
             if is_killed {
                 second.kill_9();
             } else {
@@ -385,12 +321,5 @@ fn schedulers_go_on_when_one_of_two_brokers_restarts_or_is_killed() {
         load.until_more_ended(150);
     });
     done.settle();
-    assert!(member.is_in_its_first_life(), "{member}");
-}
-
-/// Where the partitions of all topics are led, as Kafka's own tool says.
-fn describe(kafka: &LocalKafka) -> String {
-    let mut tool = kafka_tool("org.apache.kafka.tools.TopicCommand").unwrap();
-    tool.args(["--bootstrap-server", &kafka.brokers(), "--describe"]);
-    String::from_utf8(tool.output().unwrap().stdout).unwrap()
+    assert!(member.has_never_ended(), "{member}");
 }

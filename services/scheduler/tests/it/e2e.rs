@@ -1,4 +1,4 @@
-//! Jobs of every kind through the real binary: what the oracle says of each request is what its author meant.
+//! Jobs of every kind through the real binary. The oracle checks that each request has the effect that its author meant.
 
 use std::time::Duration;
 
@@ -8,26 +8,26 @@ use redeliver_core::{Headers, JobId, Timestamp};
 use redeliver_kafka::murmur2::shard_of;
 use redeliver_proto::v1;
 use redeliver_proto::v1::job_command::Command;
-use redeliver_testkit::{LocalRedis, eventually};
+use redeliver_testkit::{EnvBuilder, LocalRedis, eventually};
 
-use crate::env::{SchedulerEnv, Setup, Watch, answers, id};
+use crate::env::{SchedulerEnv, Watch, answers, id};
 use crate::index::own_redis::Raw;
-use crate::oracle::{Asked, Wanted, When};
+use crate::oracle::{JobSpec, Sent, When};
 use crate::requests::{Request, in_millis, json, now};
 
 const TRACE: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
-/// The time zone of these tests, hours before UTC, in which no clock is ever changed.
+/// The time zone of these tests and its hours ahead of UTC. It has no daylight-saving time.
 const ZONE: (&str, u64) = ("Asia/Tokyo", 9);
 
-/// A scheduler that holds little in memory, so that jobs go through the index.
-fn setup(name: &str) -> Setup {
-    Setup::new(name)
+/// A scheduler with a short window, so that jobs go through the index.
+fn setup(name: &str) -> EnvBuilder {
+    SchedulerEnv::builder(name)
         .set("scheduler.window", "500ms")
         .set("scheduler.default_time_zone", ZONE.0)
 }
 
-/// A time as people in another zone write it.
-fn elsewhere(time: Timestamp, minutes: u64, offset: &str) -> String {
+/// A time in another time zone.
+fn local_time(time: Timestamp, minutes: u64, offset: &str) -> String {
     let local = time.after(Duration::from_secs(60 * minutes)).to_string();
     format!("{}{offset}", local.trim_end_matches('Z'))
 }
@@ -37,7 +37,7 @@ fn a_second_ago() -> Timestamp {
 }
 
 fn json_jobs() -> Vec<Request> {
-    let base = Wanted::new("mail", r#"{"to":"a@example.com"}"#);
+    let base = JobSpec::new("mail", r#"{"to":"a@example.com"}"#);
     let soon = base.clone().at(in_millis(700));
     let When::At(time) = soon.when else {
         unreachable!("it was set above")
@@ -48,14 +48,14 @@ fn json_jobs() -> Vec<Request> {
         Request::json(base.clone().after(900)),
         Request::json(base.clone()),
         Request::json(base.clone().at(Timestamp::from_millis(1_000_000_000_000))),
-        // Times as they are written elsewhere.
-        Request::written(soon.clone(), json(&soon, &written(&elsewhere(time, 330, "+05:30")))),
-        Request::written(soon.clone(), json(&soon, &written(&elsewhere(time, 60 * ZONE.1, "")))),
+        // Times in other time zones and notations.
+        Request::written(soon.clone(), json(&soon, &written(&local_time(time, 330, "+05:30")))),
+        Request::written(soon.clone(), json(&soon, &written(&local_time(time, 60 * ZONE.1, "")))),
         Request::written(
             soon.clone(),
             json(&soon, &format!("\"delay\":null, {}", written(&time.to_string().replace('T', " ")))),
         ),
-        // Fields are in any order, and those that are null are left out.
+        // Fields may be in any order, and null is the same as no field.
         Request::written(
             base.clone().after(1_000).priority(Priority::High),
             br#" {"priority":"HIGH","key":null,"headers":{},"delay":"1s","jobData":{"to":"a@example.com"},"appName":"mail"} "#
@@ -63,7 +63,7 @@ fn json_jobs() -> Vec<Request> {
         ),
         Request::json(soon.clone().priority(Priority::Low)),
         Request::json(soon.clone().expire_after(60_000)),
-        // Too late already.
+        // Already too late.
         Request::json(base.clone().at(a_second_ago()).expire_after(0)),
         Request::json(base.clone().at(Timestamp::from_millis(1_000_000_000_000)).expire_after(1_000)),
         // Keys: the job's own, the record's, both.
@@ -72,7 +72,7 @@ fn json_jobs() -> Vec<Request> {
         Request::json(soon.clone()).record_key(vec![0xff, 0x00]),
         Request::json(soon.clone().key("customer 9")).record_key("not this one"),
         Request::json(soon.clone().key("")),
-        // Headers: those of the job are its record's, those of the request are not, but for the trace.
+        // The headers of the job become those of its record. Of the request's own headers, only the trace does.
         Request::json(
             soon.clone()
                 .header("tenant", Some(b"a"))
@@ -90,7 +90,7 @@ fn json_jobs() -> Vec<Request> {
             .header("content-type", "application/json; charset=utf-8")
             .header("x-request", "not the job's"),
     ];
-    // What an application sends, byte for byte.
+    // The data of a job is passed on byte for byte.
     for data in [
         "null",
         "0",
@@ -103,12 +103,12 @@ fn json_jobs() -> Vec<Request> {
         "[1,  2 , {\"a\" : [\n\t] } ]",
         r#"{"b":1, "a":2, "b":3}"#,
     ] {
-        let wanted = Wanted::new("sms", data.to_owned()).at(time);
-        requests.push(Request::json(wanted));
+        let spec = JobSpec::new("sms", data.to_owned()).at(time);
+        requests.push(Request::json(spec));
     }
     let long = format!("\"{}\"", "x".repeat(800_000));
-    requests.push(Request::json(Wanted::new("sms", long).after(500)));
-    let named = Wanted {
+    requests.push(Request::json(JobSpec::new("sms", long).after(500)));
+    let named = JobSpec {
         request_id: Some("r-1".to_owned()),
         ..soon
     };
@@ -117,9 +117,9 @@ fn json_jobs() -> Vec<Request> {
 }
 
 fn protobuf_jobs() -> Vec<Request> {
-    let base = Wanted::new("crawl", vec![0xff, 0x00, 0xfe]);
+    let base = JobSpec::new("crawl", vec![0xff, 0x00, 0xfe]);
     let soon = base.clone().at(in_millis(700));
-    let named = Wanted {
+    let named = JobSpec {
         request_id: Some("ü".to_owned()),
         ..soon.clone()
     };
@@ -128,7 +128,7 @@ fn protobuf_jobs() -> Vec<Request> {
         Request::protobuf(base.clone().after(900)),
         Request::protobuf(soon.clone()),
         Request::protobuf(base.clone().at(Timestamp::from_millis(-1))),
-        Request::protobuf(Wanted::new("crawl", "").after(600)),
+        Request::protobuf(JobSpec::new("crawl", "").after(600)),
         Request::protobuf(soon.clone().priority(Priority::High).key(vec![0x80])),
         Request::protobuf(soon.clone().priority(Priority::Low).key("")),
         Request::protobuf(soon.clone()).record_key("host-1"),
@@ -157,7 +157,7 @@ fn refused() -> Vec<Request> {
     json(
         r#"{"appName":"fax","delay":"1s","jobData":1}"#,
         "appName",
-        "`appName` names no application `fax`",
+        "`appName` `fax` is not an application",
     );
     json(
         r#"{"appName":"smss","delay":"1s","jobData":1}"#,
@@ -193,12 +193,12 @@ fn refused() -> Vec<Request> {
     json(
         r#"{"appName":"sms","scheduledTime":"2326-02-01T00:00:00Z","jobData":1}"#,
         "scheduledTime",
-        "further ahead",
+        "too far ahead",
     );
     json(
         r#"{"appName":"sms","scheduledTime":"2026-02-01T00:00:00Z","delay":"1s","jobData":1}"#,
         "scheduledTime",
-        "beside `delay`",
+        "combined with `delay`",
     );
     json(
         r#"{"appName":"sms","delay":"soon","jobData":1}"#,
@@ -268,7 +268,7 @@ fn refused() -> Vec<Request> {
         Request::refused(Some(right), "protobuf", "not a JobCommand")
             .header("content-type", "application/x-protobuf"),
     );
-    // A request that is dead keeps its key and headers, but for those that only we may write.
+    // A rejected request keeps its key and its headers, except for reserved ones.
     requests.push(
         Request::refused(Some(b"{}"), "jobData", "`jobData`")
             .record_key("k")
@@ -288,7 +288,11 @@ fn refused() -> Vec<Request> {
             nanos,
         }))
     };
-    let unknown = Request::refused_command(spec("fax", delay(1, 0)), "appName", "`app` names no application");
+    let unknown = Request::refused_command(
+        spec("fax", delay(1, 0)),
+        "appName",
+        "`app` `fax` is not an application",
+    );
     requests.push(unknown.answer_to("unknown app"));
     let timeless =
         Request::refused_command(spec("sms", None), "scheduledTime", "`scheduled_time` is missing");
@@ -300,8 +304,8 @@ fn refused() -> Vec<Request> {
     requests
 }
 
-/// Commands for jobs that are far away, each of which comes to its end by them.
-fn commands(env: &SchedulerEnv, far: &[Asked]) -> Vec<Request> {
+/// Commands that end jobs with distant due times.
+fn commands(env: &SchedulerEnv, far: &[Sent]) -> Vec<Request> {
     let ids: Vec<JobId> = far.iter().map(id).collect();
     let elsewhere = |id: JobId| (id.shard() + 1) % env.topics.partitions;
     let minute = When::After(Duration::from_secs(60));
@@ -316,51 +320,52 @@ fn commands(env: &SchedulerEnv, far: &[Asked]) -> Vec<Request> {
         Request::reschedule(ids[3], When::After(Duration::from_millis(400))).answer_to("later"),
         Request::reschedule_json(ids[4], When::At(in_millis(600))),
         Request::reschedule(ids[5], When::At(Timestamp::from_millis(7))).answer_to("at once"),
-        // Again and again; the last one holds.
+        // Repeated; the last one counts.
         Request::reschedule(ids[6], minute).answer_to("first"),
         Request::reschedule(ids[6], When::After(Duration::from_millis(800))).answer_to("second"),
         Request::reschedule(ids[6], When::After(Duration::from_millis(300))).answer_to("third"),
         Request::reschedule(ids[7], minute),
         Request::cancel(ids[7]).answer_to("moved and cancelled"),
-        // Nobody's.
+        // Of unknown jobs.
         Request::cancel(JobId::new(now(), 0, 1_000_000)).answer_to("nobody's"),
         Request::cancel(JobId::new(now(), 7_000, 1)).answer_to("of no partition"),
         Request::reschedule(JobId::new(now(), 1, 1_000_000), minute).answer_to("nobody's new time"),
     ]
 }
 
-/// Requests with idempotency keys, two of the same and one of another content each, one of them elsewhere.
+/// Requests with idempotency keys: for each key, two with the same content and one with other content. One of them is sent
+/// to a wrong partition.
 fn keyed(env: &SchedulerEnv) -> Vec<Request> {
     let mut requests = Vec::new();
     for n in 0..12_i32 {
         let key = format!("key {n}");
-        let wanted = Wanted::new("sms", format!("{{\"n\": {n}}}"))
+        let spec = JobSpec::new("sms", format!("{{\"n\": {n}}}"))
             .idempotency_key(key.clone())
             .key("customer")
             .header("h", Some(b"v"));
-        let wanted = if n % 2 == 0 {
-            wanted.at(in_millis(500))
+        let spec = if n % 2 == 0 {
+            spec.at(in_millis(500))
         } else {
-            wanted.after(500)
+            spec.after(500)
         };
-        let other = Wanted {
+        let other = JobSpec {
             priority: Priority::High,
-            ..wanted.clone()
+            ..spec.clone()
         };
-        let named = Wanted {
+        let named = JobSpec {
             request_id: Some(format!("again {n}")),
-            ..wanted.clone()
+            ..spec.clone()
         };
         let elsewhere = (shard_of("sms", &key, env.topics.partitions) + 1 + n % 2) % env.topics.partitions;
-        requests.push(Request::json(wanted.clone()));
-        requests.push(Request::protobuf(wanted.clone()).answer_to(format!("again {n}")));
+        requests.push(Request::json(spec.clone()));
+        requests.push(Request::protobuf(spec.clone()).answer_to(format!("again {n}")));
         requests.push(Request::json(named).partition(elsewhere));
         requests.push(Request::protobuf(other.clone()).answer_to(format!("other {n}")));
         requests.push(Request::json(other).partition(elsewhere));
         // The same key of another application is another key.
-        let of_another = Wanted {
+        let of_another = JobSpec {
             app: "mail".to_owned(),
-            ..wanted
+            ..spec
         };
         requests.push(Request::protobuf(of_another).answer_to(format!("another app {n}")));
     }
@@ -368,43 +373,43 @@ fn keyed(env: &SchedulerEnv) -> Vec<Request> {
 }
 
 #[test]
-fn jobs_of_every_kind_do_what_their_author_meant() {
-    let env = setup("kinds").create();
+fn jobs_of_every_kind_have_the_intended_effect() {
+    let env = SchedulerEnv::new(setup("kinds"));
     let _scheduler = env.start("a");
     let far = (0..8).map(|n| {
-        let wanted = Wanted::new("crawl", format!("far {n}")).after(3_600_000);
-        Request::protobuf(wanted).answer_to(format!("far {n}"))
+        let spec = JobSpec::new("crawl", format!("far {n}")).after(3_600_000);
+        Request::protobuf(spec).answer_to(format!("far {n}"))
     });
-    let far = env.ask(far.collect());
-    let mut asked = env.ask(json_jobs());
-    asked.extend(env.ask(protobuf_jobs()));
-    asked.extend(env.ask(refused()));
-    asked.extend(env.ask(keyed(&env)));
-    asked.extend(env.ask(commands(&env, &far)));
-    asked.extend(far);
+    let far = env.send(far.collect());
+    let mut sent = env.send(json_jobs());
+    sent.extend(env.send(protobuf_jobs()));
+    sent.extend(env.send(refused()));
+    sent.extend(env.send(keyed(&env)));
+    sent.extend(env.send(commands(&env, &far)));
+    sent.extend(far);
     let mut watch = env.watch();
-    let verdict = watch.settle(&mut asked);
-    assert_eq!((verdict.cancelled, verdict.rescheduled), (4, 7), "{verdict}");
-    assert_eq!(verdict.expired, 3, "{verdict}");
-    assert_eq!(verdict.forwarded, 1 + 24, "{verdict}");
-    assert_eq!((verdict.duplicates, verdict.conflicts), (24, 24), "{verdict}");
+    let report = watch.settle(&mut sent);
+    assert_eq!((report.cancelled, report.rescheduled), (4, 7), "{report}");
+    assert_eq!(report.expired, 3, "{report}");
+    assert_eq!(report.forwarded, 1 + 24, "{report}");
+    assert_eq!((report.duplicates, report.conflicts), (24, 24), "{report}");
 
-    // Later, all of them are too late.
-    let jobs = asked.iter().filter(|asked| asked.answer_to.is_some());
+    // Now all commands are too late.
+    let jobs = sent.iter().filter(|sent| sent.answer_to.is_some());
     let late: Vec<Request> = jobs
         .enumerate()
-        .map(|(n, asked)| {
+        .map(|(n, sent)| {
             let minute = When::After(Duration::from_secs(60));
             let request = if n % 2 == 0 {
-                Request::cancel(id(asked))
+                Request::cancel(id(sent))
             } else {
-                Request::reschedule(id(asked), minute)
+                Request::reschedule(id(sent), minute)
             };
             request.answer_to(format!("late {n}"))
         })
         .collect();
-    asked.extend(env.ask(late));
-    watch.settle(&mut asked);
+    sent.extend(env.send(late));
+    watch.settle(&mut sent);
     let told = answers(&watch.seen);
     for (name, outcome) in told.iter().filter(|(name, _)| name.starts_with("late ")) {
         let in_time = [v1::Outcome::Cancelled, v1::Outcome::Rescheduled];
@@ -413,66 +418,66 @@ fn jobs_of_every_kind_do_what_their_author_meant() {
 }
 
 #[test]
-fn idempotency_keys_are_remembered_over_restarts_and_without_redis() {
+fn idempotency_keys_survive_restarts_and_the_loss_of_redis() {
     let redis = LocalRedis::start().unwrap();
-    let env = setup("keys").redis(redis.url()).create();
+    let env = SchedulerEnv::new(setup("keys").redis(redis.url()));
     let raw = env.block_on(Raw::connect(&redis.url()));
     let mut scheduler = env.start("a");
-    // Some leave at once, some later, some never.
+    // Some are dispatched at once, some later, some not at all.
     let jobs = || {
         (0..60).map(|n| {
-            let wanted = Wanted::new("mail", format!("{n}")).idempotency_key(format!("key {n}"));
+            let spec = JobSpec::new("mail", format!("{n}")).idempotency_key(format!("key {n}"));
             match n % 3 {
-                0 => wanted,
-                1 => wanted.after(4_000),
-                _ => wanted.after(3_600_000),
+                0 => spec,
+                1 => spec.after(4_000),
+                _ => spec.after(3_600_000),
             }
         })
     };
-    let first = env.ask(jobs().map(Request::json).collect());
+    let first = env.send(jobs().map(Request::json).collect());
     let never = first.iter().skip(2).step_by(3);
-    let mut asked = first.clone();
-    asked.extend(env.ask(never.map(|asked| Request::cancel(id(asked))).collect()));
+    let mut sent = first.clone();
+    sent.extend(env.send(never.map(|sent| Request::cancel(id(sent))).collect()));
     let mut round = 0;
-    let mut again = |asked: &mut Vec<Asked>| {
+    let mut again = |sent: &mut Vec<Sent>| {
         round += 1;
-        let same = jobs().enumerate().map(|(n, wanted)| {
-            let request = Request::protobuf(wanted).answer_to(format!("round {round} same {n}"));
-            // Also where it does not belong.
+        let same = jobs().enumerate().map(|(n, spec)| {
+            let request = Request::protobuf(spec).answer_to(format!("round {round} same {n}"));
+            // Also in a wrong partition.
             if n % 7 == 0 { request.partition(0) } else { request }
         });
         let mut requests: Vec<Request> = same.collect();
         let other = jobs()
             .step_by(5)
-            .map(|wanted| wanted.header("other", Some(b"content")));
+            .map(|spec| spec.header("other", Some(b"content")));
         requests.extend(other.map(Request::json));
-        asked.extend(env.ask(requests));
-        watch_until_told(&env, &format!("round {round} same "), 60);
+        sent.extend(env.send(requests));
+        until_answered(&env, &format!("round {round} same "), 60);
     };
-    again(&mut asked);
+    again(&mut sent);
     scheduler.kill_9();
     scheduler.start_again();
-    again(&mut asked);
+    again(&mut sent);
     env.block_on(raw.call(&["FLUSHALL"]));
-    again(&mut asked);
-    scheduler.end_in_order();
+    again(&mut sent);
+    scheduler.shut_down();
     env.block_on(raw.call(&["FLUSHALL"]));
     scheduler.start_again();
-    again(&mut asked);
-    let verdict = env.settle(asked);
+    again(&mut sent);
+    let report = env.settle(sent);
     assert_eq!(
-        (verdict.duplicates, verdict.conflicts),
+        (report.duplicates, report.conflicts),
         (4 * 60, 4 * 12),
-        "{verdict}"
+        "{report}"
     );
-    assert_eq!((verdict.dispatched, verdict.cancelled), (40 + 4, 20), "{verdict}");
-    assert_eq!(scheduler.kills() + scheduler.ends(), 2);
+    assert_eq!((report.dispatched, report.cancelled), (40 + 4, 20), "{report}");
+    assert_eq!(scheduler.kills() + scheduler.shutdowns(), 2);
 }
 
-/// Waits until so many of these names have been answered.
-fn watch_until_told(env: &SchedulerEnv, names: &str, count: usize) {
+/// Waits until this many requests with these names are answered.
+fn until_answered(env: &SchedulerEnv, names: &str, count: usize) {
     let mut watch = env.watch();
-    eventually("commands are answered", crate::env::PATIENCE, || {
+    eventually("commands are answered", crate::env::DEADLINE, || {
         watch.look();
         let told = answers(&watch.seen);
         let found = told.keys().filter(|name| name.starts_with(names)).count();
@@ -485,37 +490,40 @@ fn watch_until_told(env: &SchedulerEnv, names: &str, count: usize) {
 }
 
 #[test]
-fn due_jobs_leave_by_priority() {
-    let env = setup("priority").partitions(1).create();
+fn due_jobs_are_dispatched_by_priority() {
+    let env = SchedulerEnv::new(setup("priority").partitions(1));
     let mut scheduler = env.start("a");
-    // More than one turn can take.
+    // More than one turn can dispatch.
     let due = in_millis(4_000);
     let priorities = [Priority::Low, Priority::Normal, Priority::High];
     let jobs = (0..3_000).map(|n| {
-        let wanted = Wanted::new("crawl", format!("{n}")).at(due);
-        Request::protobuf(wanted.priority(priorities[n % 3]))
+        let spec = JobSpec::new("crawl", format!("{n}")).at(due);
+        Request::protobuf(spec.priority(priorities[n % 3]))
     });
-    let mut asked = env.ask(jobs.collect());
+    let mut sent = env.send(jobs.collect());
     let mut watch = env.watch();
-    eventually("all are waiting", crate::env::PATIENCE, || {
+    eventually("all are waiting", crate::env::DEADLINE, || {
         watch.look_at_state();
-        if watch.seen.state.len() == asked.len() {
+        if watch.seen.state.len() == sent.len() {
             Ok(())
         } else {
             Err(watch.seen.state.len())
         }
     });
     scheduler.kill_9();
-    eventually("they are due", crate::env::PATIENCE, || {
+    eventually("they are due", crate::env::DEADLINE, || {
         if now() > due { Ok(()) } else { Err(now()) }
     });
     scheduler.start_again();
-    watch.settle(&mut asked);
-    let mut sent: Vec<_> = watch.seen.apps.iter().collect();
-    sent.sort_by_key(|record| record.position.offset);
+    watch.settle(&mut sent);
+    let mut dispatched: Vec<_> = watch.seen.apps.iter().collect();
+    dispatched.sort_by_key(|record| record.position.offset);
     let first = |priority: Priority| {
         let is_it = |headers: &Headers| headers.last("job-priority") == Some(priority.as_str().as_bytes());
-        sent.iter().position(|record| is_it(&record.headers)).unwrap()
+        dispatched
+            .iter()
+            .position(|record| is_it(&record.headers))
+            .unwrap()
     };
     // All three were due at the same time, and a job may be overtaken for a second at least.
     assert_eq!(
@@ -524,60 +532,60 @@ fn due_jobs_leave_by_priority() {
     );
 }
 
-/// Jobs that are cancelled at about the time at which they are due: as long as all of one storm are in time or all
-/// are late, the next one blows later or earlier.
+/// Jobs are cancelled at about their due time. If all cancellations of a round are in time, or all are late, the next round
+/// sends them later or earlier.
 #[test]
-fn cancellations_in_the_last_moment_get_answers_that_are_true() {
-    const STORMS: u32 = 8;
-    let env = Setup::new("storm").create();
+fn cancellations_at_the_due_time_get_true_answers() {
+    const ROUNDS: u32 = 8;
+    let env = SchedulerEnv::new(SchedulerEnv::builder("round"));
     let _scheduler = env.start("a");
     let mut watch = env.watch();
-    let mut asked = Vec::new();
-    let mut total = Storm::default();
-    // A command takes some milliseconds on its way; how many depends on the machine.
+    let mut sent = Vec::new();
+    let mut total = Round::default();
+    // A command takes a few milliseconds; how many depends on the machine.
     let mut lead = 60;
-    for round in 0..STORMS {
-        let storm = blow(&mut watch, &mut asked, round, lead);
-        println!("{lead} ms and less before they were due: {storm:?}");
-        total.cancelled += storm.cancelled;
-        total.moved += storm.moved;
-        total.late += storm.late;
+    for round in 0..ROUNDS {
+        let round = run_round(&mut watch, &mut sent, round, lead);
+        println!("{lead} ms and less before they were due: {round:?}");
+        total.cancelled += round.cancelled;
+        total.moved += round.moved;
+        total.late += round.late;
         if total.is_mixed() {
             break;
         }
-        lead += if storm.late == 0 { -25 } else { 50 };
+        lead += if round.late == 0 { -25 } else { 50 };
     }
-    // A storm that was all in time, or all late, shows nothing.
-    assert!(total.is_mixed(), "{STORMS} storms: {total:?}");
+    // Rounds whose commands were all in time, or all late, prove nothing.
+    assert!(total.is_mixed(), "{ROUNDS} rounds: {total:?}");
 }
 
-/// What became of the commands of a storm.
+/// The outcomes of the commands of a round.
 #[derive(Debug, Default)]
-struct Storm {
+struct Round {
     cancelled: usize,
     moved: usize,
     late: usize,
 }
 
-impl Storm {
-    /// Whether some were in time, of both kinds, and some were late.
+impl Round {
+    /// Whether some of both kinds were in time, and some were late.
     fn is_mixed(&self) -> bool {
         self.cancelled > 0 && self.moved > 0 && self.late > 0
     }
 }
 
-/// Each of many jobs is cancelled or moved within 70 ms that begin so many milliseconds before it is due. Each
-/// command has an answer, and all answers so far agree with what became of the jobs.
+/// Cancels or reschedules each of many jobs in a period of 70 ms that starts `lead` milliseconds before the due time. Each
+/// command must be answered, and all answers so far must agree with the jobs.
 #[track_caller]
-fn blow(watch: &mut Watch<'_>, asked: &mut Vec<Asked>, round: u32, lead: i64) -> Storm {
+fn run_round(watch: &mut Watch<'_>, sent: &mut Vec<Sent>, round: u32, lead: i64) -> Round {
     const JOBS: u64 = 900;
     let env = watch.env();
     let mut random = fastrand::Rng::new();
     let start = in_millis(2_000);
     let due = |n: u64| start.after(Duration::from_millis(3 * n));
     let jobs =
-        (0..JOBS).map(|n| Request::protobuf(Wanted::new("sms", Bytes::from(n.to_string())).at(due(n))));
-    let jobs = env.ask(jobs.collect());
+        (0..JOBS).map(|n| Request::protobuf(JobSpec::new("sms", Bytes::from(n.to_string())).at(due(n))));
+    let jobs = env.send(jobs.collect());
     let mut commands = Vec::new();
     for (n, job) in (0..JOBS).zip(&jobs) {
         let moment = due(n).as_millis() - lead + random.i64(0..70);
@@ -585,36 +593,36 @@ fn blow(watch: &mut Watch<'_>, asked: &mut Vec<Asked>, round: u32, lead: i64) ->
             0 => Request::reschedule(id(job), When::At(due(n).after(Duration::from_secs(1)))),
             _ => Request::cancel(id(job)),
         };
-        let command = command.answer_to(format!("storm {round}: {n}"));
+        let command = command.answer_to(format!("round {round}: {n}"));
         commands.push((Timestamp::from_millis(moment), command));
     }
-    asked.extend(jobs);
-    asked.extend(env.ask_at(commands));
-    let verdict = watch.settle(asked);
+    sent.extend(jobs);
+    sent.extend(env.send_at(commands));
+    let report = watch.settle(sent);
     let told = answers(&watch.seen);
     let all = |outcome| told.values().filter(|told| **told == outcome).count();
     assert_eq!(
         (all(v1::Outcome::Cancelled), all(v1::Outcome::Rescheduled)),
-        (verdict.cancelled, verdict.rescheduled),
-        "{verdict}"
+        (report.cancelled, report.rescheduled),
+        "{report}"
     );
-    let of_storm = format!("storm {round}: ");
+    let of_round = format!("round {round}: ");
     let told: Vec<v1::Outcome> = told
         .into_iter()
-        .filter(|(name, _)| name.starts_with(&of_storm))
+        .filter(|(name, _)| name.starts_with(&of_round))
         .map(|(_, outcome)| outcome)
         .collect();
     let count = |outcome| told.iter().filter(|told| **told == outcome).count();
-    let storm = Storm {
+    let round = Round {
         cancelled: count(v1::Outcome::Cancelled),
         moved: count(v1::Outcome::Rescheduled),
         late: count(v1::Outcome::AlreadyDispatched),
     };
-    assert_eq!(told.len() as u64, JOBS, "{verdict}");
+    assert_eq!(told.len() as u64, JOBS, "{report}");
     assert_eq!(
-        storm.cancelled + storm.moved + storm.late,
+        round.cancelled + round.moved + round.late,
         told.len(),
-        "{storm:?}"
+        "{round:?}"
     );
-    storm
+    round
 }

@@ -1,15 +1,14 @@
-//! A scheduler's world that belongs to one test: topics, group and Redis keys of its own on real Kafka and Redis,
-//! the real binary as one process or several, and the oracle.
+//! An environment for tests of the scheduler: topics, a group and Redis keys that no other test uses on real Kafka and
+//! Redis, the real binary as one or several processes, and the oracle.
 //!
 //! ```text
-//! let env = Setup::new("kinds").create();
+//! let env = SchedulerEnv::new(SchedulerEnv::builder("kinds"));
 //! let mut scheduler = env.start("a");
-//! let asked = env.ask(vec![Request::json(Wanted::new("mail", "1"))]);
-//! let verdict = env.settle(asked);
+//! let sent = env.send(vec![Request::json(JobSpec::new("mail", "1"))]);
+//! let report = env.settle(sent);
 //! ```
 
 use std::collections::{BTreeSet, HashMap};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,107 +18,45 @@ use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::producer::{Producer, Written};
 use redeliver_kafka::reader::TopicReader;
 use redeliver_proto::{Message as _, v1};
-use redeliver_testkit::scratch::Scratch;
-use redeliver_testkit::{Process, ServiceProcess, binary, eventually, redis_url, unique};
+use redeliver_testkit::{EnvBuilder, ServiceProcess, TestEnv, eventually};
 
-use crate::oracle::{Asked, Seen, Topics, Verdict, Wanted, Wish, judge};
+use crate::oracle::{Intent, JobSpec, Report, Seen, Sent, Topics, check};
 use crate::requests::Request;
 
-/// How long anything may take, on a machine that is busy with other tests.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
+/// How long a condition may take to hold, on a machine that is busy with other tests.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(90);
 /// The applications of every environment.
 pub(crate) const APPS: [&str; 3] = ["crawl", "mail", "sms"];
 
-/// An environment in the making.
-pub(crate) struct Setup {
-    name: String,
-    brokers: String,
-    redis: String,
-    partitions: u32,
-    settings: Vec<(String, String)>,
-}
-
 pub(crate) struct SchedulerEnv {
-    pub(crate) name: String,
+    pub(crate) test: TestEnv,
     pub(crate) topics: Topics,
     pub(crate) kafka: KafkaSettings,
-    file: PathBuf,
-    settings: Vec<(String, String)>,
     producer: Producer,
     runtime: tokio::runtime::Runtime,
-    _scratch: Scratch,
 }
 
-impl Setup {
-    /// An environment with a unique name that begins with this one, on the Kafka and Redis that all tests share.
-    pub(crate) fn new(name: &str) -> Self {
-        Self {
-            name: unique(name),
-            brokers: String::new(),
-            redis: String::new(),
-            partitions: 4,
-            settings: Vec::new(),
-        }
+impl SchedulerEnv {
+    /// On the shared Kafka and Redis, with the topics `{name}-{app}` for the applications.
+    pub(crate) fn builder(name: &str) -> EnvBuilder {
+        let topics = APPS.map(|app| format!("{{name}}-{app}"));
+        let apps: Vec<(&str, &str)> = APPS.into_iter().zip(topics.iter().map(String::as_str)).collect();
+        EnvBuilder::new(name).creates_topics().scheduler(&apps)
     }
 
-    /// On brokers of the test's own.
-    pub(crate) fn brokers(self, brokers: impl Into<String>) -> Self {
-        let brokers = brokers.into();
-        Self { brokers, ..self }
-    }
-
-    /// On a Redis of the test's own.
-    pub(crate) fn redis(self, redis: impl Into<String>) -> Self {
-        let redis = redis.into();
-        Self { redis, ..self }
-    }
-
-    /// How many partitions each topic has.
-    pub(crate) fn partitions(self, partitions: u32) -> Self {
-        Self { partitions, ..self }
-    }
-
-    /// Any setting, by its dotted key.
-    pub(crate) fn set(mut self, key: &str, value: &str) -> Self {
-        self.settings.push((key.to_owned(), value.to_owned()));
-        self
-    }
-
-    pub(crate) fn create(self) -> SchedulerEnv {
-        let Self {
-            name,
-            mut brokers,
-            mut redis,
-            partitions,
-            settings,
-        } = self;
-        if brokers.is_empty() {
-            brokers = redeliver_testkit::brokers();
-        }
-        if redis.is_empty() {
-            redis = redis_url();
-        }
-        let scratch = Scratch::new("env").unwrap();
-        let apps: Vec<String> = APPS.map(|app| format!("{app}: {{ topic: {name}-{app} }}")).into();
-        let text = format!(
-            "kafka: {{ brokers: '{brokers}', topics: {{ create: true, partitions: {partitions} }} }}\n\
-             redis: {{ url: '{redis}', prefix: {name} }}\nadmin: {{ listen: 127.0.0.1:0 }}\n\
-             scheduler:\n  listen: 127.0.0.1:0\n  group: {name}\n  apps: {{ {} }}\n  \
-             topics: {{ ingest: {name}-ingest, state: {name}-state, dlq: {name}-dlq, answers: {name}-answers }}\n",
-            apps.join(", ")
-        );
-        let file = scratch.path().join("redeliver.yaml");
-        std::fs::write(&file, text).unwrap();
+    pub(crate) fn new(builder: EnvBuilder) -> Self {
+        let test = builder.build();
+        let name = test.name();
         let topic = |of: &str| Arc::from(format!("{name}-{of}"));
-        let kafka = KafkaSettings::new(brokers, format!("{name}-test"));
-        SchedulerEnv {
+        let kafka = KafkaSettings::new(test.brokers().to_owned(), format!("{name}-test"));
+        Self {
             topics: Topics {
-                ingest: topic("ingest"),
-                state: topic("state"),
-                dlq: topic("dlq"),
-                answers: topic("answers"),
+                ingest: topic("jobs-ingest"),
+                state: topic("jobs-state"),
+                dlq: topic("jobs-dlq"),
+                answers: topic("jobs-answers"),
                 apps: APPS.map(|app| (app.to_owned(), topic(app))).into(),
-                partitions: i32::try_from(partitions).unwrap(),
+                partitions: i32::try_from(test.partitions()).unwrap(),
             },
             producer: Producer::new(&kafka).unwrap(),
             runtime: tokio::runtime::Builder::new_multi_thread()
@@ -128,51 +65,21 @@ impl Setup {
                 .build()
                 .unwrap(),
             kafka,
-            name,
-            file,
-            settings,
-            _scratch: scratch,
+            test,
         }
     }
-}
 
-impl SchedulerEnv {
     /// A scheduler that has just been started.
-    pub(crate) fn spawn(&self, instance: &str) -> ServiceProcess<'_> {
-        let instance = instance.to_owned();
-        let name = format!("scheduler {instance}");
-        ServiceProcess::spawn(name, move |environment| {
-            let mut command = binary("scheduler");
-            command.env_clear().envs(environment.iter().copied());
-            command.arg("--config").arg(&self.file);
-            command
-                .arg("--set")
-                .arg(format!("instance={}-{instance}", self.name));
-            for (key, value) in &self.settings {
-                command.arg("--set").arg(format!("{key}={value}"));
-            }
-            Process::spawn(command).unwrap()
-        })
+    pub(crate) fn spawn(&self, instance: &str) -> ServiceProcess {
+        self.test.spawn("scheduler", instance, &[])
     }
 
     /// A scheduler that is ready.
-    pub(crate) fn start(&self, instance: &str) -> ServiceProcess<'_> {
-        let mut member = self.spawn(instance);
-        member.until_ready();
-        member
+    pub(crate) fn start(&self, instance: &str) -> ServiceProcess {
+        self.test.start("scheduler", instance, &[])
     }
 
-    /// Changes a setting for schedulers that are started from now on, by its dotted key.
-    pub(crate) fn set(&mut self, key: &str, value: &str) {
-        self.settings.push((key.to_owned(), value.to_owned()));
-    }
-
-    /// The configuration that schedulers are started with, but for single settings.
-    pub(crate) fn configuration(&self) -> String {
-        std::fs::read_to_string(&self.file).unwrap()
-    }
-
-    /// Runs something beside the test.
+    /// Runs a future in the background.
     pub(crate) fn spawn_task<T: Send + 'static>(
         &self,
         future: impl Future<Output = T> + Send + 'static,
@@ -180,35 +87,34 @@ impl SchedulerEnv {
         self.runtime.spawn(future)
     }
 
-    /// Writes records to any topic, all at once.
+    /// Writes records to any topic.
     pub(crate) fn write(&self, outputs: &[Output]) {
         let sending = try_join_all(outputs.iter().map(|output| self.producer.send(output)));
         self.block_on(sending).unwrap();
     }
 
-    /// Runs something asynchronous to its end.
+    /// Runs a future to its end.
     pub(crate) fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
         self.runtime.block_on(future)
     }
 
-    /// Writes requests to the ingest topic, all at once.
-    pub(crate) fn ask(&self, requests: Vec<Request>) -> Vec<Asked> {
+    /// Writes requests to the ingest topic.
+    pub(crate) fn send(&self, requests: Vec<Request>) -> Vec<Sent> {
         let outputs: Vec<Output> = requests.iter().map(|request| self.output(request)).collect();
         let sending = try_join_all(outputs.iter().map(|output| self.producer.send(output)));
         let written = self.block_on(sending).unwrap();
-        let asked = requests.into_iter().zip(outputs).zip(written);
-        asked
-            .map(|((request, output), written)| as_asked(request, output, written))
+        let sent = requests.into_iter().zip(outputs).zip(written);
+        sent.map(|((request, output), written)| into_sent(request, output, written))
             .collect()
     }
 
-    /// Writes each request at its time.
-    pub(crate) fn ask_at(&self, requests: Vec<(Timestamp, Request)>) -> Vec<Asked> {
+    /// Writes each request to the ingest topic at its time.
+    pub(crate) fn send_at(&self, requests: Vec<(Timestamp, Request)>) -> Vec<Sent> {
         let sending = requests.into_iter().map(async |(moment, request)| {
             tokio::time::sleep(SystemClock.until(moment)).await;
             let output = self.output(&request);
             let written = self.producer.send(&output).await.unwrap();
-            as_asked(request, output, written)
+            into_sent(request, output, written)
         });
         self.block_on(join_all(sending))
     }
@@ -228,37 +134,37 @@ impl SchedulerEnv {
         Watch::new(self, None)
     }
 
-    /// Watches all topics but that of an application, which does not exist.
+    /// Watches all topics except the one of an application, which does not exist.
     pub(crate) fn watch_without(&self, app: &str) -> Watch<'_> {
         Watch::new(self, Some(app))
     }
 
-    /// Waits until everything has come to its end; see [`Watch::settle`].
+    /// Waits until all requests have a final outcome; see [`Watch::settle`].
     #[track_caller]
-    pub(crate) fn settle(&self, mut asked: Vec<Asked>) -> Verdict {
-        self.watch().settle(&mut asked)
+    pub(crate) fn settle(&self, mut sent: Vec<Sent>) -> Report {
+        self.watch().settle(&mut sent)
     }
 }
 
-fn as_asked(request: Request, output: Output, written: Written) -> Asked {
-    Asked {
-        place: written.position,
+fn into_sent(request: Request, output: Output, written: Written) -> Sent {
+    Sent {
+        position: written.position,
         at: written.timestamp.expect("the broker keeps the producer's time"),
         key: output.key,
         value: output.value,
         headers: output.headers,
-        wish: request.wish,
+        intent: request.intent,
         answer_to: request.answer_to,
     }
 }
 
-/// All that has come to the topics so far.
+/// Follows the topics of an environment.
 pub(crate) struct Watch<'a> {
     env: &'a SchedulerEnv,
     state: TopicReader,
     others: TopicReader,
     pub(crate) seen: Seen,
-    /// Jobs that have ended, by the state topic.
+    /// How many jobs have ended, according to the state topic.
     ended: usize,
 }
 
@@ -280,15 +186,14 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Whose topics are watched.
     pub(crate) fn env(&self) -> &'a SchedulerEnv {
         self.env
     }
 
-    /// Waits until so many jobs are known.
+    /// Waits until the state topic contains this many jobs.
     #[track_caller]
-    pub(crate) fn until_so_many_are_known(&mut self, count: usize) {
-        eventually("jobs are known", PATIENCE, || {
+    pub(crate) fn until_known(&mut self, count: usize) {
+        eventually("jobs are known", DEADLINE, || {
             self.look_at_state();
             let known: BTreeSet<_> = self.seen.state.iter().map(|record| record.key.clone()).collect();
             if known.len() >= count {
@@ -299,7 +204,7 @@ impl<'a> Watch<'a> {
         });
     }
 
-    /// Reads what has come to the state topic, and says how many jobs have ended.
+    /// Reads new records of the state topic, and returns how many jobs have ended.
     pub(crate) fn look_at_state(&mut self) -> usize {
         let (seen, ended) = (&mut self.seen, &mut self.ended);
         let visit = |record: Record| {
@@ -307,11 +212,11 @@ impl<'a> Watch<'a> {
             *ended += usize::from(matches!(state, Some(Ok(job)) if job.ended_ms.is_some()));
             seen.state.push(record);
         };
-        self.state.read_to_end(PATIENCE, visit).unwrap();
+        self.state.read_to_end(DEADLINE, visit).unwrap();
         self.ended
     }
 
-    /// Reads what has come to all topics; the state topic first, so that whatever it says has happened is seen.
+    /// Reads new records of all topics. The state topic comes first, so that the other topics contain all that it implies.
     pub(crate) fn look(&mut self) {
         self.look_at_state();
         let (seen, topics) = (&mut self.seen, &self.env.topics);
@@ -328,66 +233,66 @@ impl<'a> Watch<'a> {
             };
             list.push(record);
         };
-        self.others.read_to_end(PATIENCE, visit).unwrap();
+        self.others.read_to_end(DEADLINE, visit).unwrap();
     }
 
-    /// Waits until so many jobs have ended.
+    /// Waits until this many jobs have ended.
     #[track_caller]
-    pub(crate) fn until_so_many_ended(&mut self, count: usize) {
-        eventually("jobs end", PATIENCE, || match self.look_at_state() {
+    pub(crate) fn until_jobs_ended(&mut self, count: usize) {
+        eventually("jobs end", DEADLINE, || match self.look_at_state() {
             ended if ended >= count => Ok(()),
             ended => Err(format!("{ended} of {count}")),
         });
     }
 
-    /// Waits until everything has come to its end, and then until each shard, which may have been brought up to
-    /// date just then, has dispatched one more job: what it had wrongly taken for waiting would have left before.
-    /// The verdict on all of it must be clean. The last jobs are added to what was asked.
+    /// Waits until all requests have a final outcome. Then sends one more job to each shard and waits until they are
+    /// dispatched: a shard that has just recovered would first dispatch a job that it wrongly considers as waiting. The
+    /// report must be clean. The last jobs are added to `sent`.
     #[track_caller]
-    pub(crate) fn settle(&mut self, asked: &mut Vec<Asked>) -> Verdict {
+    pub(crate) fn settle(&mut self, sent: &mut Vec<Sent>) -> Report {
         let env = self.env;
-        self.until_ended(asked);
+        self.until_ended(sent);
         let last = (0..env.topics.partitions)
-            .map(|shard| Request::protobuf(Wanted::new(APPS[0], "the last one")).partition(shard));
-        asked.extend(env.ask(last.collect()));
-        self.until_ended(asked);
+            .map(|shard| Request::protobuf(JobSpec::new(APPS[0], "the last one")).partition(shard));
+        sent.extend(env.send(last.collect()));
+        self.until_ended(sent);
         self.look();
-        let verdict = judge(asked, &env.topics, &self.seen);
-        println!("{}: {verdict}", env.name);
-        assert!(verdict.is_clean(), "{verdict}");
-        verdict
+        let report = check(sent, &env.topics, &self.seen);
+        println!("{}: {report}", env.test.name());
+        assert!(report.is_clean(), "{report}");
+        report
     }
 
-    /// Waits until all that was asked has come to its end.
+    /// Waits until all requests have a final outcome.
     #[track_caller]
-    fn until_ended(&mut self, asked: &[Asked]) {
+    fn until_ended(&mut self, sent: &[Sent]) {
         let began = Instant::now();
-        let fewest = fewest_jobs(asked);
-        eventually("everything that was asked has ended", PATIENCE, || {
-            // A verdict is dear, so it is only asked for when it may be the last, or is the last word.
+        let fewest = fewest_jobs(sent);
+        eventually("all requests have a final outcome", DEADLINE, || {
+            // A check is expensive, so it runs once it may succeed, or shortly before the deadline to be printed.
             let ended = self.look_at_state();
-            if ended < fewest && began.elapsed() < PATIENCE.mul_f64(0.95) {
+            if ended < fewest && began.elapsed() < DEADLINE.mul_f64(0.95) {
                 return Err(format!("{ended} of {fewest} jobs have ended"));
             }
             self.look();
-            let verdict = judge(asked, &self.env.topics, &self.seen);
-            if verdict.waiting.is_empty() {
+            let report = check(sent, &self.env.topics, &self.seen);
+            if report.waiting.is_empty() {
                 Ok(())
             } else {
-                Err(verdict.to_string())
+                Err(report.to_string())
             }
         });
     }
 }
 
-/// How many jobs there are at least.
-fn fewest_jobs(asked: &[Asked]) -> usize {
+/// The minimum number of jobs.
+fn fewest_jobs(sent: &[Sent]) -> usize {
     let mut keys = BTreeSet::new();
     let mut others = 0;
-    for asked in asked {
-        if let Wish::Job(wanted) = &asked.wish {
-            match &wanted.idempotency_key {
-                Some(key) => drop(keys.insert((&wanted.app, key))),
+    for sent in sent {
+        if let Intent::Job(spec) = &sent.intent {
+            match &spec.idempotency_key {
+                Some(key) => drop(keys.insert((&spec.app, key))),
                 None => others += 1,
             }
         }
@@ -406,12 +311,12 @@ pub(crate) fn header<T: std::str::FromStr>(record: &Record, name: &str) -> T {
     value.unwrap_or_else(|| panic!("{name} of {record:?}"))
 }
 
-/// The id of a job that was asked for where it belongs, if it is accepted as a new one.
-pub(crate) fn id(asked: &Asked) -> JobId {
-    JobId::new(asked.at, asked.place.partition, asked.place.offset)
+/// The id of a job whose request was sent to the right partition and is not a duplicate.
+pub(crate) fn id(sent: &Sent) -> JobId {
+    JobId::new(sent.at, sent.position.partition, sent.position.offset)
 }
 
-/// The answers, by the names of those who asked.
+/// The answers, by the name of the request.
 pub(crate) fn answers(seen: &Seen) -> HashMap<String, v1::Outcome> {
     let answers = seen.answers.iter().map(|record| {
         let name = String::from_utf8(record.key.clone().unwrap().into()).unwrap();

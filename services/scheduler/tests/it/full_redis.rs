@@ -1,4 +1,4 @@
-//! A Redis that is full because of one application's far jobs: what others have scheduled leaves in time all the same.
+//! A Redis that is full of distant jobs of one application: the jobs of others are still dispatched on time.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -6,18 +6,17 @@ use std::time::Duration;
 use redeliver_core::headers::{self, DISPATCHED_AT, JOB_ID, SCHEDULED_TIME};
 use redeliver_core::{JobId, Record, Timestamp};
 use redeliver_proto::{Message as _, v1};
-use redeliver_testkit::{LocalRedis, ServiceProcess, eventually};
+use redeliver_testkit::{ChaosPermit, LocalRedis, ServiceProcess, eventually};
 
-use crate::chaos::Turn;
-use crate::env::{PATIENCE, SchedulerEnv, Setup, header, id};
+use crate::env::{DEADLINE, SchedulerEnv, header, id};
 use crate::index::own_redis::Raw;
-use crate::oracle::{Asked, Wanted};
+use crate::oracle::{JobSpec, Sent};
 use crate::requests::{Request, in_millis, now};
 
-/// How much there is for far jobs.
+/// The memory for distant jobs.
 const ROOM: u64 = 24 << 20;
 const JOBS: usize = 4_000;
-/// How late a job may be on a machine that is busy with other tests.
+/// The maximum lateness, on a machine that is busy with other tests.
 const LATE: Duration = Duration::from_secs(10);
 
 fn number(raw: &str, name: &str) -> u64 {
@@ -46,7 +45,7 @@ impl Redis {
     fn waiting(&self, env: &SchedulerEnv) -> u64 {
         let shards = 0..env.topics.partitions;
         let counts = shards.map(|shard| {
-            let key = format!("{}:{{{shard}}}:due", env.name);
+            let key = format!("{}:{{{shard}}}:due", env.test.name());
             let count = env.block_on(self.raw.call(&["ZCARD", &key]));
             count.as_u64().unwrap()
         });
@@ -55,22 +54,21 @@ impl Redis {
 }
 
 /// 2,000 jobs of 1,000 bytes that wait for an hour.
-fn flood(env: &SchedulerEnv) -> Vec<Asked> {
+fn flood(env: &SchedulerEnv) -> Vec<Sent> {
     let value = vec![b'x'; 1_000];
-    let jobs = (0..2_000).map(|_| Request::protobuf(Wanted::new("crawl", value.clone()).after(3_600_000)));
-    env.ask(jobs.collect())
+    let jobs = (0..2_000).map(|_| Request::protobuf(JobSpec::new("crawl", value.clone()).after(3_600_000)));
+    env.send(jobs.collect())
 }
 
-fn commands(scheduler: &mut ServiceProcess<'_>, outcome: &str) -> u64 {
-    let (_, metrics) = scheduler.get("/metrics").unwrap();
-    let line = format!("redeliver_scheduler_commands_total{{outcome=\"{outcome}\"}} ");
-    let value = metrics.lines().find_map(|found| found.strip_prefix(&line));
-    value.map_or(0, |value| value.parse().unwrap())
+fn commands(scheduler: &mut ServiceProcess, outcome: &str) -> u64 {
+    scheduler.metric(&format!(
+        "redeliver_scheduler_commands_total{{outcome=\"{outcome}\"}}"
+    ))
 }
 
-/// How late each of these jobs left; each of them once.
+/// The lateness of each of these jobs, each of which was dispatched once.
 #[track_caller]
-fn lateness(seen: &[Record], asked: &[Asked]) -> Vec<Duration> {
+fn lateness(seen: &[Record], sent: &[Sent]) -> Vec<Duration> {
     let mut left: HashMap<JobId, Duration> = HashMap::new();
     for record in seen {
         let (due, at): (Timestamp, Timestamp) =
@@ -79,30 +77,31 @@ fn lateness(seen: &[Record], asked: &[Asked]) -> Vec<Duration> {
         let id: JobId = header(record, JOB_ID);
         assert!(left.insert(id, at.since(due)).is_none(), "{id} left twice");
     }
-    let mut late: Vec<Duration> = asked.iter().map(|asked| left[&id(asked)]).collect();
+    let mut late: Vec<Duration> = sent.iter().map(|sent| left[&id(sent)]).collect();
     late.sort_unstable();
     late
 }
 
 #[test]
-fn what_is_due_leaves_in_time_while_far_jobs_of_another_application_fill_redis() {
-    let _turn = Turn::wait();
+fn due_jobs_are_dispatched_on_time_while_distant_jobs_of_another_application_fill_redis() {
+    let _permit = ChaosPermit::acquire();
     let local = LocalRedis::start().unwrap();
-    let env = Setup::new("full")
-        .redis(local.url())
-        .set("scheduler.window", "1s")
-        .create();
+    let env = SchedulerEnv::new(
+        SchedulerEnv::builder("full")
+            .redis(local.url())
+            .set("scheduler.window", "1s"),
+    );
     let raw = env.block_on(Raw::connect(&local.url()));
     let redis = Redis { local, raw };
     let mut scheduler = env.start("a");
-    // Far beyond the window, so that all of them must be looked up in the full index.
+    // Far beyond the window, so that all of them are looked up in the full index.
     let due = in_millis(30_000);
     let jobs = (0..JOBS).map(|n| {
         let due = due.after(Duration::from_millis(n as u64));
-        Request::protobuf(Wanted::new("mail", format!("{n}")).at(due))
+        Request::protobuf(JobSpec::new("mail", format!("{n}")).at(due))
     });
-    let asked = env.ask(jobs.collect());
-    eventually("the index shows the jobs", PATIENCE, || {
+    let sent = env.send(jobs.collect());
+    eventually("the index shows the jobs", DEADLINE, || {
         match redis.waiting(&env) {
             waiting if waiting >= JOBS as u64 => Ok(()),
             waiting => Err(waiting),
@@ -111,9 +110,9 @@ fn what_is_due_leaves_in_time_while_far_jobs_of_another_application_fill_redis()
     let limit = redis.used(&env) + ROOM;
     redis.set_limit(&env, limit);
 
-    // Far jobs come until they are refused, and go on coming.
+    // Distant jobs are sent until they are rejected, and after that.
     let mut far = Vec::new();
-    eventually("far jobs are refused", PATIENCE, || {
+    eventually("far jobs are refused", DEADLINE, || {
         far.extend(flood(&env));
         match commands(&mut scheduler, "no_room") {
             0 => Err(format!(
@@ -126,23 +125,23 @@ fn what_is_due_leaves_in_time_while_far_jobs_of_another_application_fill_redis()
     });
     far.extend(flood(&env));
     assert!(now() < due, "filling Redis took too long for this test");
-    let (status, said) = scheduler.get("/readyz").unwrap();
+    let (status, said) = scheduler.get("/readyz");
     assert!(
-        status == 200 && said.contains("far jobs are refused"),
+        status == 200 && said.contains("rejecting jobs that are not due soon"),
         "{status} {said}"
     );
-    // Nor does it help when there is nothing left at all.
+    // Even with no memory left.
     let used = redis.used(&env);
     redis.set_limit(&env, used - used / 10);
     far.extend(flood(&env));
-    let soon = env.ask(
+    let soon = env.send(
         (0..100)
-            .map(|n| Request::protobuf(Wanted::new("sms", format!("{n}")).after(500)))
+            .map(|n| Request::protobuf(JobSpec::new("sms", format!("{n}")).after(500)))
             .collect(),
     );
-    // One that waits gets a new time, another one is cancelled, a third one is taken over with all of its shard.
+    // A waiting job is rescheduled, and another one is cancelled.
     let accepted = id(&far[0]);
-    let commands_sent = env.ask(vec![
+    let commands_sent = env.send(vec![
         Request::cancel(id(&far[1])),
         Request::reschedule(accepted, crate::oracle::When::At(in_millis(1_000))),
     ]);
@@ -150,10 +149,10 @@ fn what_is_due_leaves_in_time_while_far_jobs_of_another_application_fill_redis()
 
     let mut watch = env.watch();
     let expected = JOBS + soon.len() + 1;
-    watch.until_so_many_ended(expected + 1);
+    watch.until_jobs_ended(expected + 1);
     watch.look();
     assert_eq!(watch.seen.apps.len(), expected);
-    let late = lateness(&watch.seen.apps, &asked);
+    let late = lateness(&watch.seen.apps, &sent);
     println!(
         "of {JOBS} jobs p50 was late by {:?}, the last one by {:?}",
         late[JOBS / 2],
@@ -163,19 +162,19 @@ fn what_is_due_leaves_in_time_while_far_jobs_of_another_application_fill_redis()
     let late = lateness(&watch.seen.apps, &soon);
     assert!(late[soon.len() - 1] < LATE, "{:?}", late[soon.len() - 1]);
 
-    // A shard is taken over although there is no room.
+    // A scheduler takes over the shards although Redis is full.
     scheduler.kill_9();
     scheduler.start_again();
     scheduler.until_ready();
-    let overdue = env.ask(vec![Request::protobuf(Wanted::new("sms", "after the restart"))]);
-    watch.until_so_many_ended(expected + 2);
+    let overdue = env.send(vec![Request::protobuf(JobSpec::new("sms", "after the restart"))]);
+    watch.until_jobs_ended(expected + 2);
 
-    // With memory there is room for far jobs again, without a restart.
+    // With more memory, distant jobs are accepted again without a restart.
     redis.set_limit(&env, 10 * limit);
-    let until_ready = |scheduler: &mut ServiceProcess<'_>| {
-        eventually("nothing is refused any more", PATIENCE, || {
-            match scheduler.get("/readyz").unwrap() {
-                (200, said) if !said.contains("refused") => Ok(()),
+    let until_ready = |scheduler: &mut ServiceProcess| {
+        eventually("nothing is refused any more", DEADLINE, || {
+            match scheduler.get("/readyz") {
+                (200, said) if !said.contains("rejecting") => Ok(()),
                 (status, said) => Err(format!("{status} {said}")),
             }
         });
@@ -183,7 +182,7 @@ fn what_is_due_leaves_in_time_while_far_jobs_of_another_application_fill_redis()
     until_ready(&mut scheduler);
     let refused_before = commands(&mut scheduler, "no_room");
     let again = flood(&env);
-    eventually("far jobs are accepted", PATIENCE, || {
+    eventually("far jobs are accepted", DEADLINE, || {
         match commands(&mut scheduler, "accepted") {
             accepted if accepted >= again.len() as u64 => Ok(()),
             accepted => Err(accepted),
@@ -191,7 +190,7 @@ fn what_is_due_leaves_in_time_while_far_jobs_of_another_application_fill_redis()
     });
     assert_eq!(commands(&mut scheduler, "no_room"), refused_before);
 
-    // Each far job is either known and shown by the index, or a dead letter that says why.
+    // Each distant job is either in the state topic and the index, or a dead letter with the reason.
     watch.look();
     let mut states: HashMap<String, v1::JobRecord> = HashMap::new();
     for record in &watch.seen.state {
@@ -208,14 +207,14 @@ fn what_is_due_leaves_in_time_while_far_jobs_of_another_application_fill_redis()
     let known = far
         .iter()
         .chain(&again)
-        .filter(|asked| states.contains_key(&id(asked).to_string()));
+        .filter(|sent| states.contains_key(&id(sent).to_string()));
     assert_eq!(known.count() + watch.seen.dlq.len(), all_far);
     assert!(!watch.seen.dlq.is_empty());
     let scheduled = states
         .values()
         .filter(|job| job.state() == v1::JobState::Scheduled)
         .count() as u64;
-    eventually("the index shows what waits", PATIENCE, || {
+    eventually("the index shows what waits", DEADLINE, || {
         match redis.waiting(&env) {
             waiting if waiting == scheduled => Ok(()),
             waiting => Err(format!("{waiting} of {scheduled}")),

@@ -1,5 +1,4 @@
-//! The time index: one suite over the index in memory and the one in Redis, a model, and what only Redis can
-//! suffer.
+//! The time index: one suite for the index in memory and the one in Redis, a model test, and failures of Redis.
 
 mod cases;
 pub(crate) mod own_redis;
@@ -11,7 +10,7 @@ use redeliver_scheduler::index::memory::MemoryIndex;
 
 use self::own_redis::OwnRedis;
 
-/// Each case runs on both.
+/// Each case runs on both indexes.
 macro_rules! suite {
     ($($case:ident),* $(,)?) => {
         mod in_memory {
@@ -37,27 +36,27 @@ macro_rules! suite {
 }
 
 suite![
-    a_claim_says_how_far_the_shard_is,
-    a_claim_tells_the_newest_seal,
-    a_batch_behind_a_gap_is_refused,
-    an_owner_that_was_replaced_is_fenced,
-    a_batch_that_was_applied_changes_nothing,
-    a_batch_that_was_applied_in_part_is_applied_whole,
-    an_empty_shard_takes_a_batch_only_after_a_clear,
-    a_cleared_shard_is_empty_and_takes_a_batch_from_any_offset,
-    calls_that_are_under_way_at_once_take_effect_in_their_order,
-    shards_know_nothing_of_each_other,
+    a_claim_returns_the_checkpoint_of_the_shard,
+    a_claim_returns_the_newest_digest,
+    a_batch_after_a_gap_is_rejected,
+    a_replaced_owner_is_fenced,
+    applying_a_batch_twice_changes_nothing,
+    a_partly_applied_batch_is_applied_completely,
+    an_empty_shard_accepts_a_batch_only_after_a_clear,
+    a_cleared_shard_is_empty_and_accepts_a_batch_at_any_offset,
+    concurrent_calls_take_effect_in_order,
+    shards_are_independent,
     an_idempotency_key_expires,
-    a_key_that_is_taken_again_has_the_new_value,
+    a_reused_key_has_the_new_value,
     a_rescheduled_job_has_only_its_new_due_time,
-    an_ended_job_is_not_due_and_is_remembered,
+    an_ended_job_is_not_due_and_is_kept,
     a_forgotten_job_leaves_only_its_key,
-    the_newest_change_of_a_batch_holds,
-    jobs_are_given_in_the_order_of_due_times_and_ids,
-    a_page_goes_on_behind_a_job_that_is_gone,
+    the_last_change_of_a_job_in_a_batch_counts,
+    jobs_are_ordered_by_due_time_and_id,
+    a_page_continues_after_a_removed_job,
     pages_are_bounded_by_bytes_and_never_empty,
     jobs_of_one_instant_are_paged_exactly_once,
-    a_long_batch_is_applied_and_cleared_whole,
-    any_bytes_are_kept,
+    a_long_batch_is_applied_and_cleared_completely,
+    arbitrary_bytes_are_kept,
     jobs_are_counted_by_minute,
 ];

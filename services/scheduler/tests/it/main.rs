@@ -1,4 +1,4 @@
-//! Tests of the scheduler on real Kafka and Redis.
+//! Tests of the scheduler with real Kafka and Redis.
 
 mod api;
 mod burst;

@@ -1,4 +1,4 @@
-//! The topic of one application is deleted: its jobs wait or become dead letters, and those of others leave in time.
+//! The topic of an application is deleted: its jobs wait or become dead letters, and the jobs of others stay on time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,24 +10,23 @@ use redeliver_runtime::Config;
 use redeliver_runtime::cli::Start;
 use redeliver_runtime::listen::Listener;
 use redeliver_runtime::telemetry::Tracer;
+use redeliver_service::{Host, topics};
 use redeliver_testkit::kafka_request::delete_topic;
-use redeliver_testkit::{ServiceProcess, eventually};
-use redeliver_worker::{Host, topics};
+use redeliver_testkit::{ChaosPermit, ServiceProcess, eventually};
 use tokio_util::sync::CancellationToken;
 
-use crate::chaos::Turn;
-use crate::env::{PATIENCE, SchedulerEnv, Setup, answers, header, id};
-use crate::oracle::{Asked, Wanted, When};
+use crate::env::{DEADLINE, SchedulerEnv, answers, header, id};
+use crate::oracle::{JobSpec, Sent, When};
 use crate::requests::{Request, in_millis};
 
-/// Whose topic it is.
+/// The application whose topic is deleted.
 const GONE: &str = "sms";
 
-/// Makes the topics that are missing.
+/// Creates the missing topics.
 fn create_topics(env: &SchedulerEnv) {
     env.block_on(async {
         let start = Start {
-            config: Arc::new(Config::from_yaml(&env.configuration()).unwrap()),
+            config: Arc::new(Config::from_yaml(&env.test.yaml()).unwrap()),
             shutdown: CancellationToken::new(),
             tracer: Tracer::off(),
             admin: Listener::bind("admin.listen", ([127, 0, 0, 1], 0).into()).unwrap(),
@@ -43,8 +42,8 @@ fn delete(env: &SchedulerEnv) {
 }
 
 #[track_caller]
-fn until_waiting(scheduler: &mut ServiceProcess<'_>, jobs: u64) {
-    eventually("jobs wait for the topic", PATIENCE, || {
+fn until_waiting(scheduler: &mut ServiceProcess, jobs: u64) {
+    eventually("jobs wait for the topic", DEADLINE, || {
         match scheduler.metric("redeliver_scheduler_missing_topic_jobs") {
             waiting if waiting == jobs => Ok(()),
             waiting => Err(format!("{waiting} of {jobs}")),
@@ -53,38 +52,38 @@ fn until_waiting(scheduler: &mut ServiceProcess<'_>, jobs: u64) {
 }
 
 fn job(app: &str, text: String, due: Timestamp) -> Request {
-    Request::protobuf(Wanted::new(app, text).at(due))
+    Request::protobuf(JobSpec::new(app, text).at(due))
 }
 
-/// The jobs of these records.
+/// The job ids of records.
 fn ids(records: &[Record]) -> Vec<JobId> {
     let mut ids: Vec<JobId> = records.iter().map(|record| header(record, JOB_ID)).collect();
     ids.sort_unstable();
     ids
 }
 
-fn sorted(asked: &[Asked]) -> Vec<JobId> {
-    let mut ids: Vec<JobId> = asked.iter().map(id).collect();
+fn sorted(sent: &[Sent]) -> Vec<JobId> {
+    let mut ids: Vec<JobId> = sent.iter().map(id).collect();
     ids.sort_unstable();
     ids
 }
 
 #[test]
-fn jobs_of_a_missing_topic_wait_for_it_while_others_leave_in_time() {
-    let _turn = Turn::wait();
-    let env = Setup::new("missing").create();
+fn jobs_of_a_missing_topic_wait_for_it_while_others_stay_on_time() {
+    let _permit = ChaosPermit::acquire();
+    let env = SchedulerEnv::new(SchedulerEnv::builder("missing"));
     let mut scheduler = env.start("a");
     delete(&env);
     let due = in_millis(6_000);
-    let gone = env.ask((0..3).map(|n| job(GONE, format!("{n}"), due)).collect());
-    // 100 a second, before and after.
+    let gone = env.send((0..3).map(|n| job(GONE, format!("{n}"), due)).collect());
+    // 100 per second, before and after.
     let others = (0..1_000).map(|n| {
         let due = Timestamp::from_millis(due.as_millis() - 1_000).after(Duration::from_millis(10 * n));
         job("mail", format!("{n}"), due)
     });
-    let others = env.ask(others.collect());
+    let others = env.send(others.collect());
     let mut watch = env.watch_without(GONE);
-    watch.until_so_many_ended(others.len());
+    watch.until_jobs_ended(others.len());
     until_waiting(&mut scheduler, 3);
     watch.look();
     assert_eq!(ids(&watch.seen.apps), sorted(&others));
@@ -115,18 +114,18 @@ fn jobs_of_a_missing_topic_wait_for_it_while_others_leave_in_time() {
         late[late.len() * 99 / 100],
         late[late.len() - 1],
     );
-    let (status, said) = scheduler.get("/readyz").unwrap();
+    let (status, said) = scheduler.get("/readyz");
     assert!(
         status == 200 && said.contains(&*env.topics.apps[GONE]),
         "{status} {said}"
     );
 
-    // One is cancelled while it waits, and another one gets a new time.
-    env.ask(vec![
+    // One job is cancelled while it waits, and another one is rescheduled.
+    env.send(vec![
         Request::cancel(id(&gone[0])).answer_to("cancelled"),
         Request::reschedule(id(&gone[1]), When::At(in_millis(500))).answer_to("rescheduled"),
     ]);
-    eventually("they are answered", PATIENCE, || {
+    eventually("they are answered", DEADLINE, || {
         watch.look();
         let answers = answers(&watch.seen);
         match (answers.get("cancelled"), answers.get("rescheduled")) {
@@ -136,7 +135,7 @@ fn jobs_of_a_missing_topic_wait_for_it_while_others_leave_in_time() {
     });
     until_waiting(&mut scheduler, 2);
     create_topics(&env);
-    watch.until_so_many_ended(others.len() + 3);
+    watch.until_jobs_ended(others.len() + 3);
     until_waiting(&mut scheduler, 0);
     let mut seen = env.watch();
     seen.look();
@@ -152,17 +151,16 @@ fn jobs_of_a_missing_topic_wait_for_it_while_others_leave_in_time() {
 }
 
 #[test]
-fn a_job_that_waits_for_a_missing_topic_for_too_long_is_a_dead_letter() {
-    let env = Setup::new("missing-dead")
-        .set("kafka.topics.missing_timeout", "5s")
-        .create();
+fn a_job_that_waits_too_long_for_a_missing_topic_becomes_a_dead_letter() {
+    let env =
+        SchedulerEnv::new(SchedulerEnv::builder("missing-dead").set("kafka.topics.missing_timeout", "5s"));
     let mut scheduler = env.start("a");
     delete(&env);
     let due = in_millis(6_000);
-    let gone = env.ask(vec![job(GONE, "dead".to_owned(), due)]);
+    let gone = env.send(vec![job(GONE, "dead".to_owned(), due)]);
     until_waiting(&mut scheduler, 1);
     let mut watch = env.watch_without(GONE);
-    watch.until_so_many_ended(1);
+    watch.until_jobs_ended(1);
     watch.look();
     let [letter] = &watch.seen.dlq[..] else {
         panic!("{:?}", watch.seen.dlq)
@@ -170,7 +168,10 @@ fn a_job_that_waits_for_a_missing_topic_for_too_long_is_a_dead_letter() {
     let text = |name: &str| header::<String>(letter, name);
     assert_eq!(text(headers::ERROR_CODE), "topic.missing");
     assert_eq!(letter.value.as_deref(), Some(&b"dead"[..]));
-    assert_eq!(text(headers::ORIGINAL_OFFSET), gone[0].place.offset.to_string());
+    assert_eq!(
+        text(headers::ORIGINAL_OFFSET),
+        gone[0].position.offset.to_string()
+    );
     assert!(header::<Timestamp>(letter, headers::ERROR_TIMESTAMP) >= due.after(Duration::from_secs(5)));
     until_waiting(&mut scheduler, 0);
 }

@@ -1,5 +1,5 @@
-//! A shard's index is built anew from the state topic: a write that fails meanwhile only delays it, and what another
-//! topic has left in the index is not taken for its own.
+//! The index of a shard is rebuilt from the state topic. A failed write only delays the rebuild, and an index of another
+//! state topic is detected.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -13,28 +13,28 @@ use redeliver_runtime::telemetry::Tracer;
 use redeliver_scheduler::codec;
 use redeliver_scheduler::index::memory::MemoryIndex;
 use redeliver_scheduler::index::{
-    Applied, Batch, Claimed, Cursor, DueScan, Index, IndexError, Lookup, Owner, ShardStats,
+    Applied, Batch, Checkpoint, Cursor, DueScan, Index, IndexError, Lookup, Owner, ShardStats,
 };
-use redeliver_scheduler::job::{Job, Kind, Payload, Priority, State};
+use redeliver_scheduler::job::{Job, JobState, Kind, Payload, Priority};
+use redeliver_service::{Host, topics};
 use redeliver_testkit::eventually;
-use redeliver_worker::{Host, topics};
 use tokio_util::sync::CancellationToken;
 
-use crate::env::{PATIENCE, SchedulerEnv, Setup};
-use crate::oracle::Wanted;
+use crate::env::{DEADLINE, SchedulerEnv};
+use crate::oracle::JobSpec;
 use crate::requests::{Request, in_millis, now};
 
-/// The index in memory, of which one write fails.
+/// An index in memory, of which one write fails.
 #[derive(Clone)]
 struct Flaky {
     index: MemoryIndex,
     writes: Arc<AtomicU32>,
-    /// Which write fails, and how.
+    /// The number of the write that fails, and its error.
     fails: (u32, fn() -> IndexError),
 }
 
 impl Index for Flaky {
-    async fn claim(&self, shard: i32, owner: Owner) -> Result<Option<Claimed>, IndexError> {
+    async fn claim(&self, shard: i32, owner: Owner) -> Result<Option<Checkpoint>, IndexError> {
         self.index.claim(shard, owner).await
     }
 
@@ -59,7 +59,7 @@ impl Index for Flaky {
         self.index.look_up(shard, keys, now).await
     }
 
-    async fn ahead(
+    async fn due_scan(
         &self,
         shard: i32,
         after: Option<Cursor>,
@@ -67,7 +67,7 @@ impl Index for Flaky {
         limit: usize,
         bytes: usize,
     ) -> Result<DueScan, IndexError> {
-        self.index.ahead(shard, after, until, limit, bytes).await
+        self.index.due_scan(shard, after, until, limit, bytes).await
     }
 
     async fn forgettable(
@@ -84,13 +84,13 @@ impl Index for Flaky {
     }
 }
 
-/// A job that waits for an hour.
+/// A job that is due in an hour.
 pub(crate) fn far(offset: i64, env: &SchedulerEnv) -> Job {
     Job {
         id: JobId::new(now(), 0, offset),
         app: "crawl".into(),
         kind: Kind::App,
-        state: State::Scheduled,
+        state: JobState::Scheduled,
         priority: Priority::Normal,
         due: in_millis(3_600_000),
         accepted: now(),
@@ -105,18 +105,18 @@ pub(crate) fn far(offset: i64, env: &SchedulerEnv) -> Job {
     }
 }
 
-/// A scheduler of this process takes over a state topic of many jobs, and one of its writes to the index fails.
+/// A scheduler in this process takes over a state topic with many jobs, and one of its writes to the index fails.
 #[track_caller]
-fn takes_over_although(name: &str, fails: (u32, fn() -> IndexError)) {
+fn rebuilds_despite(name: &str, fails: (u32, fn() -> IndexError)) {
     const JOBS: i64 = 20_000;
-    let env = Setup::new(name).partitions(1).create();
+    let env = SchedulerEnv::new(SchedulerEnv::builder(name).partitions(1));
     let index = Flaky {
         index: MemoryIndex::new(),
         writes: Arc::default(),
         fails,
     };
     let stop = CancellationToken::new();
-    let config = format!("instance: {name}\n{}", env.configuration());
+    let config = format!("instance: {name}\n{}", env.test.yaml());
     let mut host = env.block_on(async {
         let start = Start {
             config: Arc::new(Config::from_yaml(&config).unwrap()),
@@ -144,9 +144,9 @@ fn takes_over_although(name: &str, fails: (u32, fn() -> IndexError)) {
         .unwrap();
     let running = env.spawn_task(host.run());
 
-    let asked = env.ask(vec![Request::protobuf(Wanted::new("mail", "now"))]);
+    let sent = env.send(vec![Request::protobuf(JobSpec::new("mail", "now"))]);
     let mut watch = env.watch();
-    watch.until_so_many_ended(asked.len());
+    watch.until_jobs_ended(sent.len());
     let waiting = env.block_on(index.stats(0, now(), 0)).unwrap().scheduled;
     assert_eq!(waiting, u64::try_from(JOBS).unwrap());
     assert!(
@@ -158,69 +158,71 @@ fn takes_over_although(name: &str, fails: (u32, fn() -> IndexError)) {
 }
 
 #[test]
-fn a_write_that_fails_while_the_index_is_built_anew_only_delays_it() {
-    takes_over_although(
+fn a_failed_write_only_delays_the_rebuild_of_an_index() {
+    rebuilds_despite(
         "rebuild-unavailable",
         (2, || IndexError::Unavailable("once".to_owned())),
     );
 }
 
 #[test]
-fn an_index_that_is_emptied_while_it_is_built_anew_is_begun_again() {
+fn the_rebuild_of_an_index_that_is_emptied_meanwhile_starts_again() {
     let gap = || IndexError::Gap {
         found: None,
         expected: 2_000,
     };
-    takes_over_although("rebuild-gap", (2, gap));
+    rebuilds_despite("rebuild-gap", (2, gap));
 }
 
 #[test]
-fn jobs_of_another_state_topic_in_the_index_are_not_taken_for_ours() {
-    let request = |text: String, due| Request::protobuf(Wanted::new("mail", text).at(due));
-    let theirs = Setup::new("theirs").partitions(1).create();
+fn an_index_of_another_state_topic_is_rebuilt() {
+    let request = |text: String, due| Request::protobuf(JobSpec::new("mail", text).at(due));
+    let theirs = SchedulerEnv::new(SchedulerEnv::builder("theirs").partitions(1));
     let mut other = theirs.start("a");
     let due = in_millis(12_000);
-    let asked_theirs = theirs.ask((0..20).map(|n| request(format!("theirs {n}"), due)).collect());
-    theirs.watch().until_so_many_are_known(20);
-    other.end_in_order();
+    let sent_theirs = theirs.send((0..20).map(|n| request(format!("theirs {n}"), due)).collect());
+    theirs.watch().until_known(20);
+    other.shut_down();
 
-    // More stands in our topic than in theirs, so that nothing but its content tells them apart.
-    let mut ours = Setup::new("ours").partitions(1).create();
+    // Our topic has more records than theirs, so only their content distinguishes the topics.
+    let mut ours = SchedulerEnv::new(SchedulerEnv::builder("ours").partitions(1));
     let due = in_millis(12_000);
-    let asked = {
+    let sent = {
         let mut scheduler = ours.start("a");
-        let asked = ours.ask((0..60).map(|n| request(format!("ours {n}"), due)).collect());
-        ours.watch().until_so_many_are_known(60);
-        // What it wrote itself it knows again.
+        let sent = ours.send((0..60).map(|n| request(format!("ours {n}"), due)).collect());
+        ours.watch().until_known(60);
+        // A restart recognises its own index.
         scheduler.kill_9();
         scheduler.start_again();
         scheduler.until_ready();
         let said = scheduler.output();
-        assert!(!said.contains("is of another topic"), "{said}");
-        scheduler.end_in_order();
-        asked
+        assert!(!said.contains("index does not match the state topic"), "{said}");
+        scheduler.shut_down();
+        sent
     };
-    // As if the brokers were exchanged: what is in Redis for our shard is theirs now.
-    ours.set("redis.prefix", &theirs.name);
+    // As after a change of brokers: the index of our shard in Redis is now theirs.
+    ours.test.set("redis.prefix", theirs.test.name());
     {
         let scheduler = ours.start("a");
         assert!(
-            scheduler.output().contains("is of another topic"),
+            scheduler
+                .output()
+                .contains("index does not match the state topic"),
             "{}",
             scheduler.output()
         );
-        ours.settle(asked);
+        ours.settle(sent);
         let mut seen = theirs.watch();
         seen.look();
         assert!(seen.seen.apps.is_empty(), "{:?}", seen.seen.apps);
     }
-    // And back again: theirs are late, but whole.
+    // And back again: their jobs are late, but complete.
     other.start_again();
     other.until_ready();
-    theirs.settle(asked_theirs);
-    eventually("it is said", PATIENCE, || {
+    theirs.settle(sent_theirs);
+    eventually("the rebuild is logged", DEADLINE, || {
         let output = other.output();
-        if output.contains("is of another topic") {
+        if output.contains("index does not match the state topic") {
             Ok(())
         } else {
             Err(output)

@@ -1,23 +1,23 @@
-//! Requests as users write them, each with what it means: so the oracle need not ask the scheduler.
+//! Requests as users write them, each with its meaning, so that the oracle does not depend on the scheduler.
 
 use std::fmt::Write as _;
 use std::time::Duration;
 
 use bytes::Bytes;
 use redeliver_core::job::Priority;
-use redeliver_core::{Clock as _, Headers, JobId, Span, SystemClock, Timestamp};
+use redeliver_core::{Clock as _, Headers, HumanDuration, JobId, SystemClock, Timestamp};
 use redeliver_kafka::murmur2::shard_of;
 use redeliver_proto::convert::{to_duration, to_headers, to_priority, to_timestamp};
 use redeliver_proto::v1::job_command::Command;
 use redeliver_proto::{CONTENT_TYPE, Message as _, v1};
 
-use crate::oracle::{Wanted, When, Wish};
+use crate::oracle::{Intent, JobSpec, When};
 
-/// A record for the ingest topic, in the making.
+/// A record for the ingest topic.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
-    pub(crate) wish: Wish,
-    /// `None`: where a careful client puts it.
+    pub(crate) intent: Intent,
+    /// `None` is the partition that a correct client chooses.
     pub(crate) partition: Option<i32>,
     pub(crate) key: Option<Bytes>,
     pub(crate) headers: Headers,
@@ -31,7 +31,7 @@ enum Body {
     Command(Box<Command>),
 }
 
-impl Wanted {
+impl JobSpec {
     /// A job of normal priority that is due now, with this value.
     pub(crate) fn new(app: &str, value: impl Into<Bytes>) -> Self {
         Self {
@@ -87,61 +87,61 @@ impl Wanted {
 
 impl Request {
     /// A job as JSON. Its value must be JSON; times are written with `Z`, headers as a list.
-    pub(crate) fn json(wanted: Wanted) -> Self {
-        let text = json(&wanted, &time_field(wanted.when, "scheduledTime"));
-        Self::written(wanted, text)
+    pub(crate) fn json(spec: JobSpec) -> Self {
+        let text = json(&spec, &time_field(spec.when, "scheduledTime"));
+        Self::written(spec, text)
     }
 
-    /// A job as JSON, of which the test itself wrote the text.
-    pub(crate) fn written(wanted: Wanted, text: impl Into<Bytes>) -> Self {
-        Self::new(Wish::Job(Box::new(wanted)), Body::Raw(Some(text.into())))
+    /// A job as JSON that the test wrote itself.
+    pub(crate) fn written(spec: JobSpec, text: impl Into<Bytes>) -> Self {
+        Self::new(Intent::Job(Box::new(spec)), Body::Raw(Some(text.into())))
     }
 
     /// A job as protobuf.
-    pub(crate) fn protobuf(wanted: Wanted) -> Self {
-        let spec = v1::JobSpec {
-            app: wanted.app.clone(),
-            when: Some(match wanted.when {
+    pub(crate) fn protobuf(spec: JobSpec) -> Self {
+        let message = v1::JobSpec {
+            app: spec.app.clone(),
+            when: Some(match spec.when {
                 When::At(time) => v1::job_spec::When::ScheduledTime(to_timestamp(time)),
                 When::After(delay) => v1::job_spec::When::Delay(to_duration(span(delay))),
             }),
-            priority: to_priority(wanted.priority).into(),
-            idempotency_key: wanted.idempotency_key.clone().unwrap_or_default(),
-            data: wanted.value.clone(),
-            key: wanted.key.clone(),
-            headers: to_headers(&wanted.headers),
-            expire_after: wanted.expire_after.map(|after| to_duration(span(after))),
-            request_id: wanted.request_id.clone().unwrap_or_default(),
+            priority: to_priority(spec.priority).into(),
+            idempotency_key: spec.idempotency_key.clone().unwrap_or_default(),
+            data: spec.value.clone(),
+            key: spec.key.clone(),
+            headers: to_headers(&spec.headers),
+            expire_after: spec.expire_after.map(|after| to_duration(span(after))),
+            request_id: spec.request_id.clone().unwrap_or_default(),
         };
-        Self::command(Wish::Job(Box::new(wanted)), Command::Schedule(spec))
+        Self::command(Intent::Job(Box::new(spec)), Command::Schedule(message))
     }
 
-    /// Something that cannot be accepted, for this reason.
+    /// A value that must be rejected for this reason.
     pub(crate) fn refused(value: Option<&[u8]>, code: &str, says: &str) -> Self {
-        let wish = Wish::Refused {
+        let intent = Intent::Refused {
             code: format!("request.{code}"),
             says: says.to_owned(),
         };
-        Self::new(wish, Body::Raw(value.map(Bytes::copy_from_slice)))
+        Self::new(intent, Body::Raw(value.map(Bytes::copy_from_slice)))
     }
 
-    /// A message that cannot be accepted, for this reason.
+    /// A message that must be rejected for this reason.
     pub(crate) fn refused_command(command: Command, code: &str, says: &str) -> Self {
-        let wish = Wish::Refused {
+        let intent = Intent::Refused {
             code: format!("request.{code}"),
             says: says.to_owned(),
         };
-        Self::command(wish, command)
+        Self::command(intent, command)
     }
 
     pub(crate) fn cancel(id: JobId) -> Self {
         let command = v1::CancelJob { id: id.to_string() };
-        Self::command(Wish::Cancel(id), Command::Cancel(command))
+        Self::command(Intent::Cancel(id), Command::Cancel(command))
     }
 
     pub(crate) fn cancel_json(id: JobId) -> Self {
         let text = format!(r#"{{"cancel":"{id}"}}"#);
-        Self::new(Wish::Cancel(id), Body::Raw(Some(text.into())))
+        Self::new(Intent::Cancel(id), Body::Raw(Some(text.into())))
     }
 
     pub(crate) fn reschedule(id: JobId, when: When) -> Self {
@@ -152,19 +152,19 @@ impl Request {
                 When::After(delay) => v1::reschedule_job::When::Delay(to_duration(span(delay))),
             }),
         };
-        Self::command(Wish::Reschedule(id, when), Command::Reschedule(command))
+        Self::command(Intent::Reschedule(id, when), Command::Reschedule(command))
     }
 
     pub(crate) fn reschedule_json(id: JobId, when: When) -> Self {
         let text = format!(r#"{{"reschedule":"{id}",{}}}"#, time_field(when, "scheduledTime"));
-        Self::new(Wish::Reschedule(id, when), Body::Raw(Some(text.into())))
+        Self::new(Intent::Reschedule(id, when), Body::Raw(Some(text.into())))
     }
 
-    /// The record's own key. It becomes the job's if that has none.
+    /// The key of the record. It becomes the job's key if the job has none.
     pub(crate) fn record_key(mut self, key: impl Into<Bytes>) -> Self {
         let key = key.into();
-        if let Wish::Job(wanted) = &mut self.wish {
-            wanted.key.get_or_insert_with(|| key.clone());
+        if let Intent::Job(spec) = &mut self.intent {
+            spec.key.get_or_insert_with(|| key.clone());
         }
         self.key = Some(key);
         self
@@ -180,11 +180,11 @@ impl Request {
         Self { partition, ..self }
     }
 
-    /// Somebody waits for the answer to this message, under this name.
+    /// Requests an answer with this name.
     pub(crate) fn answer_to(self, name: impl Into<String>) -> Self {
         assert!(
             matches!(self.body, Body::Command(_)),
-            "JSON cannot ask for an answer"
+            "JSON cannot request an answer"
         );
         let answer_to = Some(name.into());
         Self { answer_to, ..self }
@@ -203,27 +203,27 @@ impl Request {
         }
     }
 
-    /// Where it is to be written.
+    /// The partition to write to.
     pub(crate) fn home(&self, partitions: i32) -> Option<i32> {
-        self.partition.or_else(|| match &self.wish {
-            Wish::Job(wanted) => {
-                let key = wanted.idempotency_key.as_deref()?;
-                Some(shard_of(&wanted.app, key, partitions))
+        self.partition.or_else(|| match &self.intent {
+            Intent::Job(spec) => {
+                let key = spec.idempotency_key.as_deref()?;
+                Some(shard_of(&spec.app, key, partitions))
             }
-            Wish::Cancel(id) | Wish::Reschedule(id, _) => {
+            Intent::Cancel(id) | Intent::Reschedule(id, _) => {
                 Some(id.shard()).filter(|shard| *shard < partitions)
             }
-            Wish::Refused { .. } => None,
+            Intent::Refused { .. } => None,
         })
     }
 
-    fn command(wish: Wish, command: Command) -> Self {
-        Self::new(wish, Body::Command(Box::new(command))).header("content-type", CONTENT_TYPE)
+    fn command(intent: Intent, command: Command) -> Self {
+        Self::new(intent, Body::Command(Box::new(command))).header("content-type", CONTENT_TYPE)
     }
 
-    fn new(wish: Wish, body: Body) -> Self {
+    fn new(intent: Intent, body: Body) -> Self {
         Self {
-            wish,
+            intent,
             partition: None,
             key: None,
             headers: Headers::new(),
@@ -233,38 +233,38 @@ impl Request {
     }
 }
 
-/// The JSON of a job, with its time as it is given.
-pub(crate) fn json(wanted: &Wanted, time: &str) -> String {
+/// The JSON of a job, with `time` as its time field.
+pub(crate) fn json(spec: &JobSpec, time: &str) -> String {
     let quoted = |text: &str| serde_json::to_string(text).unwrap();
     let text = |bytes: &[u8]| quoted(std::str::from_utf8(bytes).expect("JSON holds text"));
-    let mut json = format!("{{\"appName\":{},{time}", quoted(&wanted.app));
-    if wanted.priority != Priority::Normal {
-        write!(json, ",\"priority\":{}", quoted(wanted.priority.as_str())).unwrap();
+    let mut json = format!("{{\"appName\":{},{time}", quoted(&spec.app));
+    if spec.priority != Priority::Normal {
+        write!(json, ",\"priority\":{}", quoted(spec.priority.as_str())).unwrap();
     }
     for (name, value) in [
-        ("idempotencyKey", &wanted.idempotency_key),
-        ("requestId", &wanted.request_id),
+        ("idempotencyKey", &spec.idempotency_key),
+        ("requestId", &spec.request_id),
     ] {
         if let Some(value) = value {
             write!(json, ",\"{name}\":{}", quoted(value)).unwrap();
         }
     }
-    if let Some(after) = wanted.expire_after {
+    if let Some(after) = spec.expire_after {
         write!(json, ",\"expireAfter\":\"{}ms\"", after.as_millis()).unwrap();
     }
-    if let Some(key) = &wanted.key {
+    if let Some(key) = &spec.key {
         write!(json, ",\"key\":{}", text(key)).unwrap();
     }
-    if !wanted.headers.is_empty() {
-        let items = wanted.headers.iter().map(|(name, value)| {
+    if !spec.headers.is_empty() {
+        let items = spec.headers.iter().map(|(name, value)| {
             let value = value.map_or_else(|| "null".to_owned(), text);
             format!("{{\"name\":{},\"value\":{value}}}", quoted(name))
         });
         let items: Vec<String> = items.collect();
         write!(json, ",\"headers\":[{}]", items.join(", ")).unwrap();
     }
-    let data = std::str::from_utf8(&wanted.value).expect("JSON holds JSON");
-    // As users of pretty printers write it.
+    let data = std::str::from_utf8(&spec.value).expect("JSON holds JSON");
+    // Formatted as a pretty printer would.
     write!(json, ",\n  \"jobData\" : {data}\n}}").unwrap();
     json
 }
@@ -276,16 +276,15 @@ fn time_field(when: When, name: &str) -> String {
     }
 }
 
-fn span(duration: Duration) -> Span {
-    Span::from_millis(u64::try_from(duration.as_millis()).unwrap())
+fn span(duration: Duration) -> HumanDuration {
+    HumanDuration::from_millis(u64::try_from(duration.as_millis()).unwrap())
 }
 
-/// The time now.
 pub(crate) fn now() -> Timestamp {
     SystemClock.now()
 }
 
-/// The time now and so many milliseconds.
+/// This many milliseconds from now.
 pub(crate) fn in_millis(millis: u64) -> Timestamp {
     now().after(Duration::from_millis(millis))
 }

@@ -1,16 +1,16 @@
-//! What a scheduler needs of Redis before it begins, and how it says so.
+//! Redis at startup: a policy that may evict keys is refused, and an unavailable Redis is waited for.
 
 use redeliver_testkit::LocalRedis;
 
-use crate::env::{PATIENCE, Setup};
+use crate::env::{DEADLINE, SchedulerEnv};
 use crate::index::own_redis::Raw;
-use crate::oracle::Wanted;
+use crate::oracle::JobSpec;
 use crate::requests::Request;
 
 #[test]
-fn a_redis_that_may_evict_is_refused_with_the_setting_that_helps() {
+fn a_redis_that_may_evict_keys_is_refused_with_the_right_setting() {
     let redis = LocalRedis::start().unwrap();
-    let env = Setup::new("evicts").redis(redis.url()).create();
+    let env = SchedulerEnv::new(SchedulerEnv::builder("evicts").redis(redis.url()));
     env.block_on(async {
         let raw = Raw::connect(&redis.url()).await;
         raw.call(&["CONFIG", "SET", "maxmemory", "100mb"]).await;
@@ -18,14 +18,14 @@ fn a_redis_that_may_evict_is_refused_with_the_setting_that_helps() {
             .await;
     });
     let mut scheduler = env.spawn("a");
-    let status = scheduler.life().wait(PATIENCE);
+    let status = scheduler.wait(DEADLINE);
     assert_eq!(status.code(), Some(1), "{}", scheduler.output());
     let output = scheduler.output();
     let said = output.lines().last().unwrap_or_default();
     for words in ["allkeys-lru", "maxmemory-policy noeviction"] {
         assert!(said.contains(words), "{output}");
     }
-    // With the policy changed all is well.
+    // It starts once the policy is changed.
     env.block_on(async {
         let raw = Raw::connect(&redis.url()).await;
         raw.call(&["CONFIG", "SET", "maxmemory-policy", "noeviction"])
@@ -36,37 +36,37 @@ fn a_redis_that_may_evict_is_refused_with_the_setting_that_helps() {
 }
 
 #[test]
-fn a_redis_that_is_not_there_yet_is_waited_for_and_readiness_says_so() {
+fn a_scheduler_waits_for_redis_and_readiness_names_the_reason() {
     let mut redis = LocalRedis::start().unwrap();
     redis.stop().unwrap();
-    let env = Setup::new("patient").redis(redis.url()).create();
+    let env = SchedulerEnv::new(SchedulerEnv::builder("patient").redis(redis.url()));
     let mut scheduler = env.spawn("a");
-    scheduler.until_not_ready("the index is not up to date yet");
+    scheduler.until_not_ready("index not up to date");
     let request = |n: u32| {
-        let wanted = Wanted::new("mail", n.to_string()).idempotency_key(format!("{n}"));
-        Request::protobuf(wanted).answer_to(n.to_string())
+        let spec = JobSpec::new("mail", n.to_string()).idempotency_key(format!("{n}"));
+        Request::protobuf(spec).answer_to(n.to_string())
     };
-    // What is asked meanwhile is decided later.
-    let asked = env.ask((0..20).map(request).collect());
+    // Requests that arrive meanwhile are decided later.
+    let sent = env.send((0..20).map(request).collect());
     redis.start_again().unwrap();
     scheduler.until_ready();
-    assert!(scheduler.is_in_its_first_life());
-    env.settle(asked);
-    // One that goes while the scheduler runs is waited for too.
+    assert!(scheduler.has_never_ended());
+    env.settle(sent);
+    // A Redis that stops while the scheduler runs is waited for too.
     redis.stop().unwrap();
-    let again = env.ask(vec![request(20)]);
-    scheduler.until_not_ready("the index does not answer");
+    let again = env.send(vec![request(20)]);
+    scheduler.until_not_ready("index unavailable");
     redis.start_again().unwrap();
     scheduler.until_ready();
     let mut watch = env.watch();
-    watch.until_so_many_ended(20 + again.len());
-    assert!(scheduler.is_in_its_first_life());
+    watch.until_jobs_ended(20 + again.len());
+    assert!(scheduler.has_never_ended());
 }
 
 #[test]
-fn a_redis_that_may_evict_from_now_on_is_not_used_until_it_may_no_more() {
+fn a_redis_that_is_reconfigured_to_evict_keys_is_not_used_until_it_is_fixed() {
     let redis = LocalRedis::start().unwrap();
-    let env = Setup::new("evicts-later").redis(redis.url()).create();
+    let env = SchedulerEnv::new(SchedulerEnv::builder("evicts-later").redis(redis.url()));
     let mut scheduler = env.start("a");
     let set_policy = |policy: &str| {
         env.block_on(async {
@@ -77,9 +77,9 @@ fn a_redis_that_may_evict_from_now_on_is_not_used_until_it_may_no_more() {
     };
     set_policy("allkeys-lru");
     scheduler.until_not_ready("allkeys-lru");
-    let asked = env.ask(vec![Request::protobuf(Wanted::new("mail", "1"))]);
+    let sent = env.send(vec![Request::protobuf(JobSpec::new("mail", "1"))]);
     set_policy("noeviction");
     scheduler.until_ready();
-    assert!(scheduler.is_in_its_first_life());
-    env.settle(asked);
+    assert!(scheduler.has_never_ended());
+    env.settle(sent);
 }

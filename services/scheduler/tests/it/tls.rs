@@ -1,20 +1,20 @@
-//! A Redis that asks for TLS and a password.
+//! A Redis that requires TLS and a password.
 
 use std::path::Path;
 
 use fred::prelude::Value;
-use redeliver_testkit::LocalRedis;
 use redeliver_testkit::certificates::Authority;
 use redeliver_testkit::scratch::Scratch;
+use redeliver_testkit::{EnvBuilder, LocalRedis};
 
-use crate::env::{PATIENCE, SchedulerEnv, Setup};
+use crate::env::{DEADLINE, SchedulerEnv};
 use crate::index::own_redis::Raw;
-use crate::oracle::Wanted;
+use crate::oracle::JobSpec;
 use crate::requests::Request;
 
 const PASSWORD: &str = "hunter2";
 
-/// A Redis that only lets in who knows the password, with a certificate that only who is told trusts.
+/// A Redis that requires a password, with a certificate of an authority that no machine trusts.
 struct Guarded {
     redis: LocalRedis,
     authority: Authority,
@@ -31,19 +31,19 @@ impl Guarded {
         }
     }
 
-    fn setup(&self, name: &str, password: &str, authority: &Authority) -> Setup {
+    fn setup(&self, name: &str, password: &str, authority: &Authority) -> EnvBuilder {
         let file = authority.write(self.files.path(), name).unwrap();
-        Setup::new(name)
+        SchedulerEnv::builder(name)
             .redis(format!(
                 "rediss://:{password}@127.0.0.1:{}",
                 self.redis.tls_port()
             ))
             .set("redis.ca_file", path(&file))
-            // So that jobs go through the index.
+            // A short window, so that jobs go through the index.
             .set("scheduler.window", "500ms")
     }
 
-    /// A connection of the test's own, without TLS, which has set the password.
+    /// Sets the password over a connection without TLS.
     fn raw(&self, env: &SchedulerEnv) -> Raw {
         env.block_on(async {
             let raw = Raw::connect(&self.redis.url()).await;
@@ -58,52 +58,50 @@ fn path(path: &Path) -> &str {
 }
 
 #[test]
-fn jobs_go_through_a_redis_that_asks_for_tls_and_a_password() {
+fn jobs_go_through_a_redis_with_tls_and_a_password() {
     let guarded = Guarded::start();
-    let env = guarded.setup("tls", PASSWORD, &guarded.authority).create();
+    let env = SchedulerEnv::new(guarded.setup("tls", PASSWORD, &guarded.authority));
     let raw = guarded.raw(&env);
     let mut scheduler = env.start("a");
-    let later = |n: u32| Request::json(Wanted::new("mail", n.to_string()).after(3_000));
-    let asked = env.ask((0..40).map(later).collect());
-    env.settle(asked);
+    let later = |n: u32| Request::json(JobSpec::new("mail", n.to_string()).after(3_000));
+    let sent = env.send((0..40).map(later).collect());
+    env.settle(sent);
     let clients = env.block_on(raw.call(&["CLIENT", "LIST"])).into_string().unwrap();
     let over_tls = format!("laddr=127.0.0.1:{} ", guarded.redis.tls_port());
     assert!(clients.contains(&over_tls), "{clients}");
     assert_ne!(env.block_on(raw.call(&["DBSIZE"])), Value::Integer(0));
-    let (_, config) = scheduler.get("/config").unwrap();
+    let (_, config) = scheduler.get("/config");
     assert!(config.contains("rediss://:redacted@127.0.0.1:"), "{config}");
-    scheduler.end_in_order();
+    scheduler.shut_down();
     for text in [config, scheduler.output()] {
         assert!(!text.contains(PASSWORD), "{text}");
     }
 }
 
 #[test]
-fn a_redis_whose_certificate_nobody_vouches_for_is_not_used_and_the_reason_is_said() {
+fn a_redis_with_an_untrusted_certificate_is_not_used_and_the_reason_is_logged() {
     let guarded = Guarded::start();
     let other = Authority::new().unwrap();
-    let env = guarded.setup("untrusted", PASSWORD, &other).create();
+    let env = SchedulerEnv::new(guarded.setup("untrusted", PASSWORD, &other));
     let raw = guarded.raw(&env);
     let mut scheduler = env.spawn("a");
-    let said = scheduler
-        .life()
-        .wait_for_output("Redis cannot be used; connecting goes on", PATIENCE);
-    let expected = "the certificate that Redis shows is not trusted (UnknownIssuer); redis.ca_file names";
+    let said = scheduler.wait_for_output("Redis unavailable; reconnecting", DEADLINE);
+    let expected = "the certificate of Redis is not trusted (UnknownIssuer); set redis.ca_file";
     assert!(said.contains(expected), "{said}");
-    scheduler.until_not_ready("the index is not up to date yet");
+    scheduler.until_not_ready("index not up to date");
     assert_eq!(env.block_on(raw.call(&["DBSIZE"])), Value::Integer(0));
-    // It waits for a certificate that is right, like for a Redis that is not there.
-    scheduler.end_in_order();
+    // The scheduler keeps waiting, as for an unavailable Redis.
+    scheduler.shut_down();
     assert!(!scheduler.output().contains(PASSWORD), "{}", scheduler.output());
 }
 
 #[test]
-fn a_wrong_password_for_redis_ends_the_process_and_is_not_shown() {
+fn a_wrong_password_for_redis_ends_the_process_and_is_not_logged() {
     let guarded = Guarded::start();
-    let env = guarded.setup("password", "guessed", &guarded.authority).create();
+    let env = SchedulerEnv::new(guarded.setup("password", "guessed", &guarded.authority));
     let _raw = guarded.raw(&env);
     let mut scheduler = env.spawn("a");
-    let status = scheduler.life().wait(PATIENCE);
+    let status = scheduler.wait(DEADLINE);
     let output = scheduler.output();
     assert_eq!(status.code(), Some(1), "{output}");
     assert!(output.contains("Redis refuses the connection: "), "{output}");

@@ -1,18 +1,18 @@
-//! A state topic with records that this version does not understand: a newer scheduler wrote them, or they are damaged.
-//! Nothing of it is skipped: their shard stands still and says why, and the others go on.
+//! A state topic with records that this version does not understand, because a newer scheduler wrote them or they are
+//! damaged. They are not skipped: their shard halts with the reason, and the others continue.
 
 use bytes::Bytes;
 use redeliver_core::{Headers, JobId, Output, Timestamp};
 use redeliver_scheduler::codec;
 use redeliver_testkit::{eventually, redis_url};
 
-use crate::env::{PATIENCE, SchedulerEnv, Setup, id};
+use crate::env::{DEADLINE, SchedulerEnv, id};
 use crate::index::own_redis::Raw;
-use crate::oracle::{Asked, Wanted};
+use crate::oracle::{JobSpec, Sent};
 use crate::rebuild::far;
 use crate::requests::{Request, in_millis};
 
-const NEWER: &str = "a newer version of the scheduler is needed";
+const NEWER: &str = "requires a newer version of the scheduler";
 
 fn state_record(env: &SchedulerEnv, key: &str, value: Option<Bytes>) -> Output {
     Output {
@@ -25,10 +25,10 @@ fn state_record(env: &SchedulerEnv, key: &str, value: Option<Bytes>) -> Output {
 }
 
 fn job(text: &str, shard: i32, due: Timestamp) -> Request {
-    Request::protobuf(Wanted::new("mail", text.to_owned()).at(due)).partition(shard)
+    Request::protobuf(JobSpec::new("mail", text.to_owned()).at(due)).partition(shard)
 }
 
-/// How often each job was dispatched.
+/// The ids of all dispatched jobs, sorted.
 fn dispatched(env: &SchedulerEnv) -> Vec<JobId> {
     let mut watch = env.watch();
     watch.look();
@@ -45,7 +45,7 @@ fn dispatched(env: &SchedulerEnv) -> Vec<JobId> {
 fn until_dispatched(env: &SchedulerEnv, expected: impl IntoIterator<Item = JobId>) {
     let mut expected: Vec<JobId> = expected.into_iter().collect();
     expected.sort_unstable();
-    eventually("the jobs are dispatched", PATIENCE, || match dispatched(env) {
+    eventually("the jobs are dispatched", DEADLINE, || match dispatched(env) {
         found if found.len() >= expected.len() => {
             assert_eq!(found, expected);
             Ok(())
@@ -66,27 +66,27 @@ impl<'a> Redis<'a> {
     }
 
     fn call(&self, command: &str, key: &str, rest: &[&str]) -> Option<i64> {
-        let key = format!("{}:{{0}}:{key}", self.env.name);
+        let key = format!("{}:{{0}}:{key}", self.env.test.name());
         let mut words = vec![command, &key];
         words.extend(rest);
         self.env.block_on(self.raw.call(&words)).as_i64()
     }
 }
 
-/// What a newer scheduler left is found when the shard is taken over.
+/// A shard is taken over after a newer scheduler has written to its state topic.
 #[track_caller]
-fn a_newer_scheduler_left(name: &str, its_index_has_a_format: bool) {
-    let env = Setup::new(name).partitions(2).create();
+fn a_newer_scheduler_left(name: &str, index_has_a_format: bool) {
+    let env = SchedulerEnv::new(SchedulerEnv::builder(name).partitions(2));
     let mut scheduler = env.start("a");
-    let waiting: Vec<Asked> = env.ask(
+    let waiting: Vec<Sent> = env.send(
         (0..20)
             .map(|n| job(&format!("{n}"), 0, in_millis(20_000)))
             .collect(),
     );
-    env.watch().until_so_many_are_known(20);
-    scheduler.end_in_order();
+    env.watch().until_known(20);
+    scheduler.shut_down();
 
-    // A schedule, and behind it a job that its occurrences are made of.
+    // A schedule, and after it a job, as an occurrence of the schedule would be.
     let behind = far(1_000_000, &env);
     let behind = redeliver_scheduler::job::Job {
         app: "mail".into(),
@@ -102,28 +102,28 @@ fn a_newer_scheduler_left(name: &str, its_index_has_a_format: bool) {
     )]);
     let redis = Redis::of(&env);
     let shown = redis.call("HGET", "meta", &["offset"]).unwrap();
-    if its_index_has_a_format {
+    if index_has_a_format {
         redis.call("HSET", "meta", &["format", "1"]);
     }
 
     scheduler.start_again();
     scheduler.until_not_ready(NEWER);
-    let (_, said) = scheduler.get("/readyz").unwrap();
-    let place = format!("{}-0@", env.topics.state);
+    let (_, said) = scheduler.get("/readyz");
+    let position = format!("{}/0/", env.topics.state);
     assert!(
-        said.contains(&place) && said.contains("kind `schedule`"),
+        said.contains(&position) && said.contains("kind `schedule`"),
         "{said}"
     );
     let log = scheduler.output();
     let line = log.lines().find(|line| line.contains(NEWER)).unwrap();
-    assert!(line.contains("ERROR") && line.contains(&place), "{line}");
-    // The other shard works, and in this one nothing happens and nothing is lost.
-    let overdue = env.ask(
+    assert!(line.contains("ERROR") && line.contains(&position), "{line}");
+    // The other shard works. This one does nothing and loses nothing.
+    let overdue = env.send(
         (0..5)
             .map(|n| job(&format!("overdue {n}"), 0, in_millis(0)))
             .collect(),
     );
-    let others = env.ask(
+    let others = env.send(
         (0..50)
             .map(|n| job(&format!("other {n}"), 1, in_millis(0)))
             .collect(),
@@ -133,7 +133,7 @@ fn a_newer_scheduler_left(name: &str, its_index_has_a_format: bool) {
     assert_eq!(redis.call("ZCARD", "due", &[]), Some(20));
     assert_eq!(redis.call("HGET", "meta", &["offset"]), Some(shown));
 
-    // The newer scheduler comes back and removes its schedule.
+    // The newer scheduler returns and removes its schedule.
     env.write(&[state_record(&env, "schedule:nightly", None)]);
     scheduler.until_ready();
     let all = waiting.iter().chain(&overdue).chain(&others).map(id);
@@ -141,41 +141,41 @@ fn a_newer_scheduler_left(name: &str, its_index_has_a_format: bool) {
 }
 
 #[test]
-fn a_record_of_a_newer_scheduler_stops_its_shard_and_no_other() {
+fn a_record_of_a_newer_scheduler_halts_only_its_shard() {
     a_newer_scheduler_left("newer", false);
 }
 
 #[test]
-fn an_index_of_a_newer_scheduler_is_left_as_it_is_while_only_that_one_understands_the_topic() {
+fn an_index_of_a_newer_scheduler_is_not_changed_while_its_state_topic_is_not_understood() {
     a_newer_scheduler_left("newer-index", true);
 }
 
 #[test]
-fn a_live_shard_whose_state_is_damaged_stands_still_until_it_is_repaired() {
-    let env = Setup::new("damaged").partitions(2).create();
+fn a_live_shard_with_a_damaged_state_topic_halts_until_the_topic_is_repaired() {
+    let env = SchedulerEnv::new(SchedulerEnv::builder("damaged").partitions(2));
     let mut scheduler = env.start("a");
-    let waiting = env.ask(
+    let waiting = env.send(
         (0..20)
             .map(|n| job(&format!("{n}"), 0, in_millis(20_000)))
             .collect(),
     );
-    env.watch().until_so_many_are_known(20);
+    env.watch().until_known(20);
     let key = far(1_000_000, &env).id.to_string();
     env.write(&[state_record(&env, &key, Some("no job".into()))]);
     // It reads the topic again because the index has lost its mark.
     let redis = Redis::of(&env);
     redis.call("HDEL", "meta", &["offset"]);
-    scheduler.until_not_ready("is damaged, or no scheduler wrote it");
-    let (_, said) = scheduler.get("/readyz").unwrap();
+    scheduler.until_not_ready("is damaged or not from a scheduler");
+    let (_, said) = scheduler.get("/readyz");
     assert!(said.contains(&format!("under the key `{key}`")), "{said}");
-    let overdue = env.ask(vec![job("overdue", 0, in_millis(0))]);
-    let others = env.ask(
+    let overdue = env.send(vec![job("overdue", 0, in_millis(0))]);
+    let others = env.send(
         (0..50)
             .map(|n| job(&format!("other {n}"), 1, in_millis(0)))
             .collect(),
     );
     until_dispatched(&env, others.iter().map(id));
-    eventually("the shard is not live", PATIENCE, || {
+    eventually("the shard is not live", DEADLINE, || {
         match scheduler.metric("redeliver_scheduler_live_shards") {
             1 => Ok(()),
             live => Err(live),

@@ -1,4 +1,4 @@
-//! An authority of a test's own and what it signs.
+//! A test CA and certificates that it signs.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -42,7 +42,7 @@ impl Authority {
         path
     }
 
-    /// A server that shows a certificate for 127.0.0.1 and, if told so, asks for one of `clients`.
+    /// A server with a certificate for 127.0.0.1 that may require client certificates signed by `clients`.
     pub(super) fn server(&self, clients: Option<&Self>) -> ServerConfig {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ServerConfig::builder_with_provider(provider.clone())
@@ -65,7 +65,7 @@ impl Authority {
 }
 
 impl Signed {
-    /// Writes the certificate and the key; gives their paths.
+    /// Writes the certificate and the key. Returns their paths.
     pub(super) fn write(&self, directory: &Path, name: &str) -> (PathBuf, PathBuf) {
         let paths = (
             directory.join(format!("{name}.crt")),

@@ -1,5 +1,5 @@
-//! A server on plain threads for what a well-behaved one never does: answers cut short, bytes that are no
-//! HTTP, TLS with certificates of a test's own. It counts its connections.
+//! A server that misbehaves: truncated responses, bytes that are not HTTP, TLS with test certificates. It counts its
+//! connections.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 
-/// What follows on a request.
+/// The reaction to a request.
 pub(super) enum Answer {
-    /// These bytes; the connection stays open for the next request.
+    /// Sends these bytes and keeps the connection open for the next request.
     Open(Vec<u8>),
-    /// These bytes and the end of the connection.
+    /// Sends these bytes and closes the connection.
     Last(Vec<u8>),
 }
 
@@ -22,12 +22,12 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Answers requests until the test process ends.
+    /// Serves until the test process exits.
     pub(super) fn start(answer: impl Fn(&[u8]) -> Answer + Clone + Send + 'static) -> Self {
         Self::listen(move |stream| converse(stream, &answer))
     }
 
-    /// The same behind TLS.
+    /// As [`Server::start`], with TLS.
     pub(super) fn start_tls(
         config: ServerConfig,
         answer: impl Fn(&[u8]) -> Answer + Clone + Send + 'static,
@@ -54,7 +54,7 @@ impl Server {
             for stream in listener.incoming() {
                 connections.fetch_add(1, Ordering::SeqCst);
                 let serve = serve.clone();
-                // An error is the client's hanging up, or its refusal of our certificate.
+                // An error means that the client has closed the connection or rejected the certificate.
                 std::thread::spawn(move || drop(serve(stream.unwrap())));
             }
         });
@@ -79,7 +79,7 @@ fn converse(mut stream: impl Read + Write, answer: &impl Fn(&[u8]) -> Answer) ->
     }
 }
 
-/// One request, head and body, as it came.
+/// Reads one request, head and body.
 fn read_request(stream: &mut impl Read, pending: &mut Vec<u8>) -> io::Result<Vec<u8>> {
     loop {
         if let Some(end) = pending.windows(4).position(|bytes| bytes == b"\r\n\r\n") {

@@ -1,13 +1,13 @@
 -- KEYS[1] meta  [2] due  [3] ended  [4] buckets
 -- ARGV[1] prefix of other keys  [2] until, ms  [3] limit of rows  [4] limit of bytes
---     [5] due time of the row to go on behind, or ''  [6] its id
--- Gives the mark, and unless there is none whether this is all, then id, due time and record of each row.
+--     [5] due time of the row after which to continue, or ''  [6] its id
+-- Returns the checkpoint and, if there is one, whether the rows are complete, then id, due time and record of each row.
 local found = mark()
 if not found[1] then
   return found
 end
 
--- Whether a is behind b, byte by byte: Lua's own comparison depends on the locale of the server.
+-- Whether a is greater than b, byte by byte. Lua's comparison of strings depends on the locale of the server.
 local function is_behind(a, b)
   for i = 1, 16 do
     local x, y = string.byte(a, i), string.byte(b, i)
@@ -21,8 +21,8 @@ end
 local first = 0
 local stop = redis.call('ZCOUNT', KEYS[2], '-inf', ARGV[2])
 if ARGV[5] ~= '' then
-  -- The row to go on behind may be gone. Rows of its due time are in the order of ids, and any number of rows may
-  -- have one due time: its place is found by halving.
+  -- The row after which to continue may be gone. Rows with equal due times are ordered by id, and there can be many of them,
+  -- so a binary search finds the position.
   first = redis.call('ZCOUNT', KEYS[2], '-inf', '(' .. ARGV[5])
   local last = redis.call('ZCOUNT', KEYS[2], '-inf', ARGV[5])
   while first < last do
@@ -35,7 +35,8 @@ if ARGV[5] ~= '' then
   end
 end
 
--- The records of these ids and due times, in their order; nil when one is missing. Neighbours often share a bucket.
+-- The records of these ids and due times, in order; nil if one is missing. Neighbouring jobs often share a bucket, so each
+-- bucket is read once.
 local function records_of(ids)
   local buckets = {}
   for i = 1, #ids, 2 do
@@ -67,7 +68,7 @@ local rows, bytes, place = 0, 0, 3
 local limit, byte_limit = math.min(tonumber(ARGV[3]), stop - first), tonumber(ARGV[4])
 found[3] = 0
 while rows < limit and (rows == 0 or bytes < byte_limit) do
-  -- Not many more than fit, going by those so far.
+  -- Read about as many rows as fit, by the mean size of the rows so far.
   local some = math.min(limit - rows, 512)
   if rows == 0 then
     some = math.min(some, 32)

@@ -1,11 +1,11 @@
 -- KEYS[1] meta  [2] due  [3] ended  [4] buckets  [5] key logs
--- ARGV[1] owner  [2] from  [3] to  [4] now, ms  [5] token of the clear before, or ''  [6] prefix of other keys
---     [7] seal, or '' to leave it as it is  [8] 1 to go on although the memory is full
--- then lists, each with its length in front:
---   buckets, for each its name and three lists: due time, id and record of jobs that wait; time to forget, id and
---     record of jobs that have ended; ids of jobs that are forgotten
---   logs of idempotency keys, for each its name, its life in ms, and a list: hash and value of each key
--- Gives 'OK', 'FENCED', or 'GAP' and the mark.
+-- ARGV[1] owner  [2] from  [3] to  [4] now, ms  [5] token of the preceding clear, or ''  [6] prefix of other keys
+--     [7] seal, or '' to keep the current one  [8] 1 to apply even if the memory is full
+-- then lists, each preceded by its length:
+--   buckets, for each its name and three lists: due time, id and record of scheduled jobs; time to forget, id and record of
+--     ended jobs; ids of forgotten jobs
+--   logs of idempotency keys, for each its name, its time to live in ms, and a list: hash and value of each key
+-- Returns 'OK', 'FENCED', or 'GAP' with the offset of the checkpoint.
 local meta = redis.call('HMGET', KEYS[1], 'owner', 'offset', 'cleared', 'counts')
 local owner, offset, cleared = meta[1], meta[2], meta[3]
 if owner ~= ARGV[1] and (owner or offset) then
@@ -31,7 +31,7 @@ local function next_value()
   return ARGV[at - 1]
 end
 
--- One call for many values; Lua's stack does not hold more than 8000.
+-- Calls a command with many values in parts: unpack is limited to 8000 values by Lua's stack.
 local function call(command, key, values)
   local sum = 0
   for first = 1, #values, 4000 do
@@ -40,7 +40,7 @@ local function call(command, key, values)
   return sum
 end
 
--- A list of time, id and record, as values for ZADD and for HSET.
+-- Reads a list of time, id and record into the values for ZADD and HSET.
 local function take(times, records)
   local time, record = #times, 0
   local last = at + tonumber(ARGV[at]) * 3
@@ -53,7 +53,7 @@ local function take(times, records)
   at = last + 1
 end
 
--- Adds values of a list, from the one at `first` on.
+-- Appends values of a list, starting at index `first`.
 local function add(to, values, first, step)
   for i = first, #values, step do
     to[#to + 1] = values[i]
@@ -76,8 +76,8 @@ for i = 1, tonumber(next_value()) do
   buckets[i] = bucket
 end
 
--- A script that has written is not stopped by a full memory any more. So the first command decides: the one is refused
--- then, and removes nothing, and the other is not.
+-- A full Redis refuses no write of a script that has already written. So the first command decides about the whole batch:
+-- HSET is refused before anything has changed, and ZREM is never refused.
 if ARGV[8] == '1' then
   redis.call('ZREM', KEYS[2], '')
 else
@@ -94,7 +94,7 @@ call('SADD', KEYS[4], filled)
 for _, bucket in ipairs(buckets) do
   local key = prefix .. 'job:' .. bucket.name
   if call('HSET', key, bucket.waiting) < #bucket.waiting / 2 then
-    -- Some were known before, and may have ended.
+    -- Some of these jobs existed before, and may have ended.
     local ids = {}
     add(ids, bucket.waiting, 1, 2)
     call('ZREM', KEYS[3], ids)
@@ -128,7 +128,7 @@ for _ = 1, tonumber(next_value()) do
     redis.call('APPEND', key, table.concat(new))
     redis.call('PEXPIRE', key, life)
     if redis.call('SADD', KEYS[5], log) == 1 then
-      -- A new log, which is not often: those that have expired meanwhile are taken from the set.
+      -- Logs are rarely created, so this is where logs that have expired are removed from the set.
       for _, other in ipairs(redis.call('SMEMBERS', KEYS[5])) do
         if redis.call('EXISTS', prefix .. 'idemlog:' .. other) == 0 then
           redis.call('SREM', KEYS[5], other)

@@ -1,9 +1,9 @@
 -- KEYS[1] meta  [2] due  [3] ended  [4] buckets  [5] key logs
 -- ARGV[1] owner  [2] token of this clear  [3] prefix of other keys  [4] step: 'first' or 'next'
---     [5] log to go on with, or ''  [6] where in it
--- Takes one small step. The first one removes the mark, so that nothing is seen of the rest; the last one leaves
--- the token, without which nothing is applied.
--- Gives 'DONE', 'FENCED', 'SUPERSEDED', or 'MORE' with the log and the place to go on with.
+--     [5] log to continue with, or ''  [6] offset in it
+-- Runs one small step. The first step removes the checkpoint, so that the rest is not visible. The last step stores the token,
+-- without which no batch is applied.
+-- Returns 'DONE', 'FENCED', 'SUPERSEDED', or 'MORE' with the log and the offset to continue with.
 local owner = redis.call('HGET', KEYS[1], 'owner')
 if owner and owner ~= ARGV[1] then
   return {'FENCED'}

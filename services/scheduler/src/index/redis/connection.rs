@@ -1,8 +1,8 @@
-//! The connection to Redis: made again for ever, and used only while nothing can be evicted.
+//! The connection to Redis. It reconnects without limit, and serves commands only while Redis cannot evict keys.
 //!
-//! Redis may be configured to throw keys away when its memory is full. A shard that loses one of its keys would
-//! go on with a part of its jobs, so after every new connection, and now and then, the policy is looked at, and with
-//! any but `noeviction` nothing is asked and nothing is written. The same look tells how much of the memory is used.
+//! Redis can be configured to evict keys when its memory is full. A shard that loses one of its keys would continue with a
+//! part of its jobs. So the policy is checked after every connect and once per second, and with any other than `noeviction`
+//! all commands fail. The same check reads the memory usage.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -24,73 +24,73 @@ use rustls::pki_types::pem::PemObject as _;
 use tokio::sync::{broadcast, watch};
 use tokio::time::{Instant, MissedTickBehavior};
 
-use crate::index::{IndexError, Room, Usage};
+use crate::index::{IndexError, MemoryPressure, Usage};
 
-/// How long an answer may take.
-const ANSWER: Duration = Duration::from_secs(3);
-/// How long a new process waits for Redis before it goes on without.
-const FIRST_ANSWER: Duration = Duration::from_secs(5);
-/// How long a connection attempt may take, TLS included.
-const CONNECT: Duration = Duration::from_secs(5);
-/// Between two looks at the connection, the policy and the memory.
-const BEAT: Duration = Duration::from_secs(1);
-/// A connection on which nothing was answered for this long is given up for a new one.
-const DEAF: Duration = Duration::from_secs(10);
-/// The shortest and the longest pause between two attempts to connect, in ms.
-const PAUSE_MS: (u32, u32) = (50, 2_000);
+/// The timeout of a command.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long a new process waits for Redis before it continues without it.
+const INITIAL_TIMEOUT: Duration = Duration::from_secs(5);
+/// The timeout of a connection attempt, including TLS.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// The time between two checks of the connection, the policy and the memory.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// A connection without replies for this long is replaced by a new one.
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(10);
+/// The minimum and the maximum delay between two connection attempts, in ms.
+const RECONNECT_DELAY_MS: (u32, u32) = (50, 2_000);
 
 /// Redis cannot be used as an index.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// The URL is not one of a Redis.
+    /// The URL is invalid.
     #[error("redis.url ({url}) cannot be used: {problem}")]
     Url {
         /// The URL without its password.
         url: String,
-        /// What is wrong with it.
+        /// Why it is invalid.
         problem: String,
     },
     /// TLS cannot be set up.
     #[error("setting up TLS for Redis")]
     Tls(#[from] rustls::Error),
-    /// The authorities that are to be trusted cannot be read.
+    /// The CA certificates cannot be read.
     #[error("redis.ca_file ({path}): {problem}")]
-    Authorities {
+    CaCertificates {
         /// The file.
         path: String,
-        /// What is wrong with it.
+        /// Why it is invalid.
         problem: String,
     },
-    /// Redis does not let us in.
+    /// Redis refuses the credentials or the connection.
     #[error("Redis refuses the connection: {0}")]
     Refused(String),
-    /// Redis may throw keys away.
+    /// Redis may evict keys.
     #[error(transparent)]
     Evicts(#[from] Evicts),
 }
 
-/// A Redis that may throw keys away when its memory is full.
+/// A Redis server that may evict keys when its memory is full.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "Redis at {server} may throw jobs away when its memory is full (maxmemory-policy is `{policy}`); set it with \
-     `CONFIG SET maxmemory-policy noeviction` and in the configuration of Redis"
+    "Redis at {server} may evict jobs when its memory is full (maxmemory-policy is `{policy}`); run \
+     `CONFIG SET maxmemory-policy noeviction`, and set the policy in the configuration of Redis"
 )]
 pub struct Evicts {
-    /// Which server.
+    /// The address of the server.
     pub server: String,
-    /// Its policy.
+    /// Its `maxmemory-policy`.
     pub policy: String,
 }
 
-/// What is known of Redis.
+/// Whether Redis can be used.
 #[derive(Clone, Debug)]
-enum Standing {
-    /// There has not been a connection yet; why not.
-    Unknown(Arc<str>),
-    /// It does not let us in.
+enum Availability {
+    /// Not connected yet, with the reason.
+    Disconnected(Arc<str>),
+    /// Redis refuses the credentials.
     Refused(Arc<str>),
     Evicts(Evicts),
-    Sound,
+    Usable,
 }
 
 /// A Lua script.
@@ -109,44 +109,45 @@ impl Script {
     }
 }
 
-/// A connection; clones share it. Commands are sent in the order in which they are given, without waiting for
-/// the answers of others.
+/// A connection; clones share it. Commands are sent in the order of the calls, without waiting for earlier replies.
 #[derive(Clone, Debug)]
 pub(super) struct Connection {
     client: WithOptions<Client>,
-    standing: watch::Receiver<Standing>,
+    availability: watch::Receiver<Availability>,
     usage: watch::Receiver<Usage>,
 }
 
 impl Connection {
-    /// Connects, and stays connected as long as the tasks run. When Redis does not answer soon, it goes on
-    /// without.
+    /// Connects, and stays connected while the tasks run. If Redis does not reply soon, it continues to connect in the
+    /// background.
     pub(super) async fn open(config: &RedisConfig, tasks: &mut Tasks) -> Result<Self, ConnectError> {
         let client = client(config)?;
-        let (sender, mut standing) = watch::channel(Standing::Unknown("no connection yet".into()));
+        let (sender, mut availability) =
+            watch::channel(Availability::Disconnected("no connection yet".into()));
         let (usage_sender, usage) = watch::channel(Usage::default());
         let connection = Self {
             client: client.with_options(&Options {
-                timeout: Some(ANSWER),
-                // Neither waits for a connection, nor is sent again on the next one: its caller decides.
+                timeout: Some(COMMAND_TIMEOUT),
+                // A command neither waits for a connection nor is sent again on the next one: its caller decides.
                 fail_fast: true,
                 ..Options::default()
             }),
-            standing: standing.clone(),
+            availability: availability.clone(),
             usage,
         };
-        let attendant = Attendant::new(client, sender, usage_sender, config.high_water);
-        tasks.spawn_attendant("redis", attendant.run());
-        let known = standing.wait_for(|standing| !matches!(standing, Standing::Unknown(_)));
-        let known = tokio::time::timeout(FIRST_ANSWER, known).await;
-        match known.map(|known| known.map(|known| known.clone())) {
-            Ok(Ok(Standing::Refused(reason))) => Err(ConnectError::Refused(reason.to_string())),
-            Ok(Ok(Standing::Evicts(evicts))) => Err(evicts.into()),
+        let task = ConnectionTask::new(client, sender, usage_sender, config.high_water);
+        tasks.spawn_background("redis", task.run());
+        let connected =
+            availability.wait_for(|availability| !matches!(availability, Availability::Disconnected(_)));
+        let connected = tokio::time::timeout(INITIAL_TIMEOUT, connected).await;
+        match connected.map(|availability| availability.map(|availability| availability.clone())) {
+            Ok(Ok(Availability::Refused(reason))) => Err(ConnectError::Refused(reason.to_string())),
+            Ok(Ok(Availability::Evicts(evicts))) => Err(evicts.into()),
             _ => {
-                if let Standing::Unknown(reason) = &*connection.standing.borrow() {
+                if let Availability::Disconnected(reason) = &*connection.availability.borrow() {
                     tracing::warn!(
                         url = %config.url, reason = &**reason,
-                        "Redis does not answer; connecting goes on in the background"
+                        "Redis unavailable; connecting in the background"
                     );
                 }
                 Ok(connection)
@@ -154,33 +155,33 @@ impl Connection {
         }
     }
 
-    /// Whether Redis answers and can be used.
+    /// Checks that Redis replies and can be used.
     pub(super) async fn ping(&self) -> Result<(), IndexError> {
-        self.check_standing()?;
+        self.check_availability()?;
         self.client.ping::<Value>(None).await.map_err(unavailable)?;
         Ok(())
     }
 
-    /// How much of the memory is used: of the fullest server.
+    /// The memory usage of the fullest server.
     pub(super) fn usage(&self) -> Usage {
         *self.usage.borrow()
     }
 
-    /// Runs a script, which gives an array.
+    /// Runs a script that returns an array.
     pub(super) async fn run(
         &self,
         script: &Script,
         keys: Vec<Value>,
         arguments: Vec<Value>,
     ) -> Result<Vec<Value>, IndexError> {
-        self.check_standing()?;
+        self.check_availability()?;
         let slot = redis_keyslot(keys.first().and_then(Value::as_bytes).unwrap_or_default());
         let count = i64::try_from(keys.len()).unwrap_or(i64::MAX);
         let mut words = vec![Value::from(script.sha.as_str()), count.into()];
         words.extend(keys);
         words.extend(arguments);
         let answer = match self.call("EVALSHA", slot, words.clone()).await {
-            // A Redis that was started anew, or whose scripts were flushed; this keeps the script, too.
+            // Redis has restarted, or its scripts were flushed. EVAL caches the script again.
             Err(error) if error.details().starts_with("NOSCRIPT") => {
                 words[0] = script.text.into();
                 self.call("EVAL", slot, words).await
@@ -190,30 +191,29 @@ impl Connection {
         match answer.map_err(refused)? {
             Value::Array(values) => Ok(values),
             other => Err(IndexError::Unavailable(format!(
-                "a script gave no array, but {:?}",
+                "unexpected reply of a script: expected an array, found {:?}",
                 other.kind()
             ))),
         }
     }
 
-    /// The client's own functions for scripts know nothing of the options.
+    /// A custom command, because the client's functions for scripts ignore the options.
     async fn call(&self, command: &'static str, slot: u16, words: Vec<Value>) -> Result<Value, Error> {
         let command = CustomCommand::new_static(command, slot, false);
         self.client.custom(command, words).await
     }
 
-    fn check_standing(&self) -> Result<(), IndexError> {
-        match &*self.standing.borrow() {
-            Standing::Sound => Ok(()),
-            Standing::Unknown(reason) | Standing::Refused(reason) => {
+    fn check_availability(&self) -> Result<(), IndexError> {
+        match &*self.availability.borrow() {
+            Availability::Usable => Ok(()),
+            Availability::Disconnected(reason) | Availability::Refused(reason) => {
                 Err(IndexError::Unavailable(reason.to_string()))
             }
-            Standing::Evicts(evicts) => Err(IndexError::Unavailable(evicts.to_string())),
+            Availability::Evicts(evicts) => Err(IndexError::Unavailable(evicts.to_string())),
         }
     }
 }
 
-/// What a script was refused for.
 fn refused(error: Error) -> IndexError {
     if error.details().starts_with("OOM") {
         return IndexError::Full(describe(&error));
@@ -221,10 +221,7 @@ fn refused(error: Error) -> IndexError {
     unavailable(error)
 }
 
-#[expect(
-    clippy::needless_pass_by_value,
-    reason = "it is handed to map_err, which gives it away"
-)]
+#[expect(clippy::needless_pass_by_value, reason = "map_err passes it by value")]
 fn unavailable(error: Error) -> IndexError {
     IndexError::Unavailable(describe(&error))
 }
@@ -233,7 +230,7 @@ impl From<ConnectError> for Problem {
     fn from(error: ConnectError) -> Self {
         let (field, problem) = match error {
             ConnectError::Url { url, problem } => ("redis.url", format!("{url} cannot be used: {problem}")),
-            ConnectError::Authorities { path, problem } => ("redis.ca_file", format!("{path}: {problem}")),
+            ConnectError::CaCertificates { path, problem } => ("redis.ca_file", format!("{path}: {problem}")),
             error => ("redis", error_chain(&error)),
         };
         Self {
@@ -244,18 +241,17 @@ impl From<ConnectError> for Problem {
     }
 }
 
-/// What of the settings cannot be followed. Asks nobody.
+/// Checks the settings without connecting.
 pub(super) fn check(config: &RedisConfig) -> Result<(), ConnectError> {
     client(config).map(drop)
 }
 
-/// Errors of the server say their kind themselves.
+/// The text of an error. Errors of the server contain their kind.
 fn describe(error: &Error) -> String {
     // The client library keeps no more of a failed handshake than this text.
     if let Some((_, reason)) = error.details().split_once("InvalidCertificate(") {
         return format!(
-            "the certificate that Redis shows is not trusted ({}); redis.ca_file names authorities beside the machine's \
-             own",
+            "the certificate of Redis is not trusted ({}); set redis.ca_file to a PEM file with its CA certificate",
             reason.trim_end_matches([')', '}', ' '])
         );
     }
@@ -266,49 +262,49 @@ fn describe(error: &Error) -> String {
 }
 
 fn client(config: &RedisConfig) -> Result<Client, ConnectError> {
-    let wrong = |problem: String| ConnectError::Url {
+    let invalid = |problem: String| ConnectError::Url {
         url: redact_url(config.url.expose()),
         problem,
     };
     let url = config.url.expose();
     let (scheme, rest) = url
         .split_once("://")
-        .ok_or_else(|| wrong("it has no scheme".to_owned()))?;
-    // The client library takes the certificates of the machine only if it understands each of them, and a provider
-    // of cryptography only if the process has one. So TLS is set up here.
+        .ok_or_else(|| invalid("it has no scheme".to_owned()))?;
+    // The client library fails if it cannot parse every certificate of the system, and needs a process-wide crypto provider.
+    // So TLS is set up here.
     let plain_scheme = scheme.replacen("rediss", "redis", 1);
     let mut settings =
-        Config::from_url(&format!("{plain_scheme}://{rest}")).map_err(|error| wrong(describe(&error)))?;
+        Config::from_url(&format!("{plain_scheme}://{rest}")).map_err(|error| invalid(describe(&error)))?;
     if plain_scheme != scheme {
         settings.tls = Some(TlsConfig {
             connector: tls(config.ca_file.as_deref())?.into(),
-            // A node of a cluster is known by its address; its certificate names the host that was asked for.
+            // A cluster announces its nodes by address, but their certificates contain the host name of the URL.
             hostnames: TlsHostMapping::DefaultHost,
         });
     }
     settings.fail_fast = false;
-    let (shortest, longest) = PAUSE_MS;
+    let (shortest, longest) = RECONNECT_DELAY_MS;
     let mut policy = ReconnectPolicy::new_exponential(0, shortest, longest, 2);
     policy.set_jitter(shortest);
     Builder::from_config(settings)
         .with_connection_config(|connection| {
-            connection.connection_timeout = CONNECT;
-            connection.internal_command_timeout = ANSWER;
+            connection.connection_timeout = CONNECT_TIMEOUT;
+            connection.internal_command_timeout = COMMAND_TIMEOUT;
             connection.tcp.nodelay = Some(true);
         })
         .set_policy(policy)
         .build()
-        .map_err(|error| wrong(describe(&error)))
+        .map_err(|error| invalid(describe(&error)))
 }
 
-/// The provider of cryptography is named here and not installed for the process.
+/// Passes the crypto provider explicitly instead of installing it for the process.
 fn tls(ca_file: Option<&Path>) -> Result<rustls::ClientConfig, ConnectError> {
     let mut roots = rustls::RootCertStore::empty();
-    // Certificates of the machine that cannot be read are left out, as every other program does.
+    // Invalid certificates of the system are skipped, as in other programs.
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     if let Some(path) = ca_file {
-        for authority in authorities(path)? {
-            roots.add(authority)?;
+        for certificate in ca_certificates(path)? {
+            roots.add(certificate)?;
         }
     }
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -318,147 +314,148 @@ fn tls(ca_file: Option<&Path>) -> Result<rustls::ClientConfig, ConnectError> {
         .with_no_client_auth())
 }
 
-/// The certificates of a file, all of them sound.
-fn authorities(path: &Path) -> Result<Vec<CertificateDer<'static>>, ConnectError> {
-    let wrong = |problem: String| ConnectError::Authorities {
+/// The certificates of a PEM file.
+fn ca_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, ConnectError> {
+    let invalid = |problem: String| ConnectError::CaCertificates {
         path: path.display().to_string(),
         problem,
     };
     let read: Result<Vec<_>, _> = CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
     match read {
-        Ok(found) if found.is_empty() => Err(wrong("it holds no certificate in PEM".to_owned())),
+        Ok(found) if found.is_empty() => Err(invalid("it contains no PEM certificate".to_owned())),
         Ok(found) => Ok(found),
-        Err(error) => Err(wrong(format!("it cannot be read: {error}"))),
+        Err(error) => Err(invalid(format!("it cannot be read: {error}"))),
     }
 }
 
-/// Keeps the connection, until nobody uses it any more.
-struct Attendant {
+/// Maintains the connection while it is in use.
+struct ConnectionTask {
     client: Client,
-    standing: watch::Sender<Standing>,
+    availability: watch::Sender<Availability>,
     usage: watch::Sender<Usage>,
-    /// The share of the memory from which on room is scarce.
+    /// The share of the memory from which on the memory pressure is high.
     high_water: f64,
-    /// The last trouble that was logged.
+    /// The last problem that was logged.
     logged: Option<String>,
-    /// Whether it was said that the policy cannot be seen.
-    said_unseen: bool,
+
+    logged_unknown_policy: bool,
 }
 
-/// Ends the client's own task with the attendant.
-struct Driver(ConnectHandle);
+/// The task of the client, which is aborted on drop.
+struct ClientTask(ConnectHandle);
 
-impl Drop for Driver {
+impl Drop for ClientTask {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
-impl Attendant {
+impl ConnectionTask {
     fn new(
         client: Client,
-        standing: watch::Sender<Standing>,
+        availability: watch::Sender<Availability>,
         usage: watch::Sender<Usage>,
         high_water: f64,
     ) -> Self {
         Self {
             client,
-            standing,
+            availability,
             usage,
             high_water,
             logged: None,
-            said_unseen: false,
+            logged_unknown_policy: false,
         }
     }
 
     async fn run(mut self) -> Result<(), std::convert::Infallible> {
         let (mut connected, mut errors) = (self.client.reconnect_rx(), self.client.error_rx());
-        let mut driver = Driver(self.client.connect());
-        let mut beat = tokio::time::interval(BEAT);
-        beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut heard = Instant::now();
+        let mut client_task = ClientTask(self.client.connect());
+        let mut check = tokio::time::interval(CHECK_INTERVAL);
+        check.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut last_reply = Instant::now();
         loop {
             tokio::select! {
-                () = self.standing.closed() => return Ok(()),
+                () = self.availability.closed() => return Ok(()),
                 server = connected.recv() => {
-                    // With a gap in the events it is a new connection, too.
+                    // After a lag, events are lost, so there may be a new connection as well.
                     if !matches!(server, Err(broadcast::error::RecvError::Closed)) {
-                        self.look().await;
-                        heard = Instant::now();
+                        self.inspect().await;
+                        last_reply = Instant::now();
                     }
                 }
                 error = errors.recv() => {
                     if let Ok((error, server)) = error {
-                        self.note(&error, server.as_ref());
+                        self.record_error(&error, server.as_ref());
                     }
                 }
-                _ = beat.tick() => {
-                    if self.is_deaf(&mut heard).await {
-                        tracing::warn!("Redis has not answered for {} s; connecting anew", DEAF.as_secs());
-                        driver = Driver(self.client.connect());
-                        heard = Instant::now();
+                _ = check.tick() => {
+                    if self.is_silent(&mut last_reply).await {
+                        tracing::warn!("no reply from Redis for {} s; reconnecting", SILENCE_TIMEOUT.as_secs());
+                        client_task = ClientTask(self.client.connect());
+                        last_reply = Instant::now();
                     }
                 }
-                ended = &mut driver.0 => {
+                ended = &mut client_task.0 => {
                     let reason = match ended {
-                        Ok(Ok(())) => "it was closed".to_owned(),
+                        Ok(Ok(())) => "closed".to_owned(),
                         Ok(Err(error)) => describe(&error),
                         Err(error) => error.to_string(),
                     };
-                    tracing::warn!(reason, "the connection to Redis has ended; connecting anew");
-                    tokio::time::sleep(BEAT).await;
-                    driver = Driver(self.client.connect());
+                    tracing::warn!(reason, "connection to Redis ended; reconnecting");
+                    tokio::time::sleep(CHECK_INTERVAL).await;
+                    client_task = ClientTask(self.client.connect());
                 }
             }
         }
     }
 
-    /// Whether a connection that seems to be there has been silent for too long. A client that waits for a frozen
-    /// server to take a command does not notice by itself.
-    async fn is_deaf(&mut self, heard: &mut Instant) -> bool {
+    /// Whether an open connection has been without replies for too long. The client does not detect by itself that a frozen
+    /// server accepts no data.
+    async fn is_silent(&mut self, last_reply: &mut Instant) -> bool {
         if !self.client.is_connected() {
-            *heard = Instant::now();
+            *last_reply = Instant::now();
             return false;
         }
-        self.look().await;
+        self.inspect().await;
         let options = Options {
-            timeout: Some(ANSWER),
+            timeout: Some(COMMAND_TIMEOUT),
             fail_fast: true,
             ..Options::default()
         };
         match self.client.with_options(&options).ping::<Value>(None).await {
-            Err(error) if *error.kind() == ErrorKind::Timeout => heard.elapsed() > DEAF,
+            Err(error) if *error.kind() == ErrorKind::Timeout => last_reply.elapsed() > SILENCE_TIMEOUT,
             _ => {
-                *heard = Instant::now();
+                *last_reply = Instant::now();
                 false
             }
         }
     }
 
-    fn note(&mut self, error: &Error, server: Option<&Server>) {
-        let trouble = describe(error);
-        if self.logged.as_ref() != Some(&trouble) {
+    fn record_error(&mut self, error: &Error, server: Option<&Server>) {
+        let problem = describe(error);
+        if self.logged.as_ref() != Some(&problem) {
             let server = server.map(ToString::to_string);
-            tracing::warn!(server, trouble, "Redis cannot be used; connecting goes on");
+            tracing::warn!(server, problem, "Redis unavailable; reconnecting");
         }
-        let is_refused = *error.kind() == ErrorKind::Auth;
-        self.standing.send_if_modified(|standing| match standing {
-            Standing::Unknown(_) | Standing::Refused(_) => {
-                let reason = trouble.as_str().into();
-                *standing = if is_refused {
-                    Standing::Refused(reason)
-                } else {
-                    Standing::Unknown(reason)
-                };
-                true
-            }
-            Standing::Evicts(_) | Standing::Sound => false,
-        });
-        self.logged = Some(trouble);
+        let is_index_full = *error.kind() == ErrorKind::Auth;
+        self.availability
+            .send_if_modified(|availability| match availability {
+                Availability::Disconnected(_) | Availability::Refused(_) => {
+                    let reason = problem.as_str().into();
+                    *availability = if is_index_full {
+                        Availability::Refused(reason)
+                    } else {
+                        Availability::Disconnected(reason)
+                    };
+                    true
+                }
+                Availability::Evicts(_) | Availability::Usable => false,
+            });
+        self.logged = Some(problem);
     }
 
-    /// Looks at the policy of each server, and opens or closes the way for commands; and at its memory.
-    async fn look(&mut self) {
+    /// Reads the policy and the memory usage of each server, and allows or blocks commands.
+    async fn inspect(&mut self) {
         let mut evicts = None;
         let mut fullest: Option<f64> = None;
         for server in self.client.active_connections() {
@@ -467,23 +464,23 @@ impl Attendant {
                 fullest = Some(fullest.map_or(*used, |other| other.max(*used)));
             }
             match memory.map(|memory| memory.policy) {
-                Ok(Policy::Keeps) => {}
+                Ok(Policy::NoEviction) => {}
                 Ok(Policy::Evicts(policy)) => {
                     evicts = Some(Evicts {
                         server: server.to_string(),
                         policy,
                     });
                 }
-                Ok(Policy::Unseen) if self.said_unseen => {}
-                Ok(Policy::Unseen) => {
-                    self.said_unseen = true;
+                Ok(Policy::Unknown) if self.logged_unknown_policy => {}
+                Ok(Policy::Unknown) => {
+                    self.logged_unknown_policy = true;
                     tracing::warn!(
                         %server,
-                        "cannot see the maxmemory-policy of Redis; make sure that it is noeviction"
+                        "cannot read maxmemory-policy of Redis; make sure that it is noeviction"
                     );
                 }
-                // The connection is gone again; the next one is looked at as this one.
-                Err(error) => return self.note(&error, Some(&server)),
+                // The connection is lost. The next one is checked again.
+                Err(error) => return self.record_error(&error, Some(&server)),
             }
         }
         self.usage.send_replace(usage(fullest, self.high_water));
@@ -494,30 +491,30 @@ impl Attendant {
                     tracing::error!("{text}");
                 }
                 self.logged = Some(text);
-                self.standing.send_replace(Standing::Evicts(evicts));
+                self.availability.send_replace(Availability::Evicts(evicts));
             }
             None => {
                 if self.logged.take().is_some() {
-                    tracing::info!("Redis can be used again");
+                    tracing::info!("Redis available again");
                 }
-                self.standing.send_replace(Standing::Sound);
+                self.availability.send_replace(Availability::Usable);
             }
         }
     }
 
     async fn memory_of(&self, server: &Server) -> Result<Memory, Error> {
         let options = Options {
-            timeout: Some(ANSWER),
+            timeout: Some(COMMAND_TIMEOUT),
             cluster_node: self.client.is_clustered().then(|| server.clone()),
             ..Options::default()
         };
         let client = self.client.with_options(&options);
         match client.info::<String>(Some(InfoKind::Memory)).await {
             Ok(text) => Ok(Memory::read(&text)),
-            // The server has answered, so it is the command that it refuses.
+            // The server replied, so it refuses this command, as some managed services do.
             Err(error) if matches!(error.kind(), ErrorKind::Unknown | ErrorKind::InvalidCommand) => {
                 Ok(Memory {
-                    policy: Policy::Unseen,
+                    policy: Policy::Unknown,
                     used: None,
                 })
             }
@@ -526,19 +523,19 @@ impl Attendant {
     }
 }
 
-/// What a server does when its memory is full.
+/// The eviction policy of a server.
 #[derive(Debug, PartialEq, Eq)]
 enum Policy {
-    Keeps,
+    NoEviction,
     Evicts(String),
-    Unseen,
+    Unknown,
 }
 
-/// What `INFO memory` says of a server; more servers answer it than `CONFIG GET`.
+/// The result of `INFO memory`, which more servers support than `CONFIG GET`.
 #[derive(Debug, PartialEq)]
 struct Memory {
     policy: Policy,
-    /// Of what it may use; `None` where there is no limit.
+    /// The share of `maxmemory` in use; `None` without a limit.
     used: Option<f64>,
 }
 
@@ -551,9 +548,9 @@ impl Memory {
             })
         };
         let policy = match (field("maxmemory"), field("maxmemory_policy")) {
-            (Some("0"), _) | (_, Some("noeviction")) => Policy::Keeps,
+            (Some("0"), _) | (_, Some("noeviction")) => Policy::NoEviction,
             (Some(_), Some(policy)) => Policy::Evicts(policy.to_owned()),
-            _ => Policy::Unseen,
+            _ => Policy::Unknown,
         };
         let number = |name| field(name).and_then(|value| value.parse::<f64>().ok());
         let limit = number("maxmemory").filter(|limit| *limit > 0.0);
@@ -565,12 +562,12 @@ impl Memory {
 }
 
 fn usage(share: Option<f64>, high_water: f64) -> Usage {
-    let room = match share {
-        Some(share) if share >= 1.0 => Room::None,
-        Some(share) if share >= high_water => Room::Scarce,
-        _ => Room::Enough,
+    let pressure = match share {
+        Some(share) if share >= 1.0 => MemoryPressure::Full,
+        Some(share) if share >= high_water => MemoryPressure::High,
+        _ => MemoryPressure::Low,
     };
-    Usage { room, share }
+    Usage { pressure, share }
 }
 
 #[cfg(test)]
@@ -587,7 +584,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_of_url_is_taken() {
+    fn every_kind_of_url_is_accepted() {
         for (url, has_tls) in [
             ("redis://localhost:6379", false),
             ("rediss://user:pw%40x@redis.example:6380/2", true),
@@ -613,7 +610,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_url_is_named_without_its_password() {
+    fn an_invalid_url_is_reported_without_its_password() {
         for url in [
             "redis://:hunter2@",
             "redis://:hunter2@localhost:port",
@@ -628,12 +625,12 @@ mod tests {
     }
 
     #[test]
-    fn authorities_that_cannot_be_read_are_named() {
-        let directory = redeliver_testkit::scratch::Scratch::new("authorities").unwrap();
+    fn ca_certificates_that_cannot_be_read_are_reported() {
+        let directory = redeliver_testkit::scratch::Scratch::new("ca-certificates").unwrap();
         let empty = directory.path().join("empty.pem");
         std::fs::write(&empty, "nothing\n").unwrap();
         for (path, problem) in [
-            (empty, "it holds no certificate in PEM"),
+            (empty, "it contains no PEM certificate"),
             (directory.path().join("missing.pem"), "it cannot be read: "),
         ] {
             let expected = format!("redis.ca_file ({}): {problem}", path.display());
@@ -654,19 +651,19 @@ mod tests {
             let Memory { policy, used } = Memory::read(&info);
             (policy, used)
         };
-        assert_eq!(read("0", "allkeys-lru"), (Policy::Keeps, None));
-        assert_eq!(read("100", "noeviction"), (Policy::Keeps, Some(0.5)));
+        assert_eq!(read("0", "allkeys-lru"), (Policy::NoEviction, None));
+        assert_eq!(read("100", "noeviction"), (Policy::NoEviction, Some(0.5)));
         let evicts = Policy::Evicts("allkeys-lru".to_owned());
         assert_eq!(read("100", "allkeys-lru"), (evicts, Some(0.5)));
-        assert_eq!(Memory::read("# Memory\r\n").policy, Policy::Unseen);
+        assert_eq!(Memory::read("# Memory\r\n").policy, Policy::Unknown);
     }
 
     #[test]
-    fn room_is_scarce_from_the_high_water_mark_on() {
-        let room = |share| usage(share, 0.9).room;
-        assert_eq!(room(None), Room::Enough);
-        assert_eq!(room(Some(0.89)), Room::Enough);
-        assert_eq!(room(Some(0.9)), Room::Scarce);
-        assert_eq!(room(Some(1.0)), Room::None);
+    fn memory_pressure_is_high_from_the_high_water_mark_on() {
+        let pressure = |share| usage(share, 0.9).pressure;
+        assert_eq!(pressure(None), MemoryPressure::Low);
+        assert_eq!(pressure(Some(0.89)), MemoryPressure::Low);
+        assert_eq!(pressure(Some(0.9)), MemoryPressure::High);
+        assert_eq!(pressure(Some(1.0)), MemoryPressure::Full);
     }
 }

@@ -1,6 +1,6 @@
 -- KEYS[1] meta  [2] due  [3] ended  [4] buckets
 -- ARGV[1] now, ms  [2] limit
--- Gives the mark, and unless there is none the ids.
+-- Returns the checkpoint and, if there is one, the ids.
 local found = mark()
 if found[1] then
   for i, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', ARGV[1], 'LIMIT', 0, ARGV[2])) do

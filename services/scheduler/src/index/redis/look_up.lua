@@ -1,6 +1,6 @@
 -- KEYS[1] meta  [2] due  [3] ended  [4] buckets
--- ARGV[1] prefix of other keys  [2] how many jobs, for each: bucket and id; then hashes of keys
--- Gives the mark, and unless there is none the records of the jobs and the values of the keys.
+-- ARGV[1] prefix of other keys  [2] number of jobs; then bucket and id of each job; then hashes of keys
+-- Returns the checkpoint and, if there is one, the records of the jobs and the values of the keys.
 local found = mark()
 if not found[1] then
   return found

@@ -1,7 +1,7 @@
 -- KEYS[1] meta  [2] due
--- ARGV[1] now, ms  [2] how many minutes
--- Gives nothing for an empty shard, else how many wait, how many are due, when the first one is, and how many in each
--- minute from now on.
+-- ARGV[1] now, ms  [2] number of minutes
+-- Returns nothing for an empty shard. Otherwise: the number of scheduled jobs, of due jobs, the first due time, and the number
+-- of jobs for each minute from now on.
 if redis.call('HEXISTS', KEYS[1], 'offset') == 0 then
   return {}
 end

@@ -1,15 +1,16 @@
-//! What is forgotten: ended jobs after `keep_ended`, idempotency keys after `idempotency_window`.
+//! Ended jobs are forgotten after `keep_ended`, and idempotency keys after `idempotency_window`.
 
 use redeliver_testkit::{LocalRedis, eventually_async};
 use reqwest::Method;
 
 use super::only_record;
-use super::server::{SOON, Server};
+use super::server::Server;
+use crate::env::DEADLINE;
 use crate::index::own_redis::Raw;
 
 const JOB: &str = r#"{"appName":"sms","delay":"0s","idempotencyKey":"k-1","jobData":"first"}"#;
 
-/// Keys of the shards that tell of jobs.
+/// The keys of all shards that contain data of jobs.
 async fn keys_of_jobs(raw: &Raw) -> Vec<String> {
     let keys = raw.call(&["KEYS", "*"]).await.into_array().into_iter();
     let keys = keys.map(|key| String::from_utf8_lossy(key.as_bytes().unwrap()).into_owned());
@@ -22,15 +23,18 @@ async fn keys_of_jobs(raw: &Raw) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_ended_job_and_its_key_are_forgotten_and_nothing_brings_them_back() {
+async fn an_ended_job_and_its_key_are_forgotten_for_good() {
     let redis = LocalRedis::start().unwrap();
-    let server = Server::start_with("  keep_ended: 2s\n  idempotency_window: 2s\n", &redis.url());
+    let server = Server::start_with(|builder| {
+        let builder = builder.redis(redis.url()).set("scheduler.keep_ended", "2s");
+        builder.set("scheduler.idempotency_window", "2s")
+    });
     let raw = Raw::connect(&redis.url()).await;
     let first = server.json(Method::POST, "/v1/jobs", JOB).await.is(201);
     let path = format!("/v1/jobs/{}", first.text_of("id"));
     only_record(&server, "sms").await;
 
-    eventually_async("the job is forgotten", SOON, async || {
+    eventually_async("the job is forgotten", DEADLINE, async || {
         let answer = server.get(&path).await;
         if answer.status.as_u16() == 404 {
             Ok(())
@@ -39,15 +43,15 @@ async fn an_ended_job_and_its_key_are_forgotten_and_nothing_brings_them_back() {
         }
     })
     .await;
-    eventually_async("a tombstone", SOON, async || {
-        let records = tokio::task::block_in_place(|| server.records("state"));
+    eventually_async("a tombstone", DEADLINE, async || {
+        let records = tokio::task::block_in_place(|| server.records("jobs-state"));
         match records.last() {
             Some(last) if last.value.is_none() && last.key == records[0].key => Ok(()),
             last => Err(format!("{last:?}")),
         }
     })
     .await;
-    eventually_async("nothing of it is in the index", SOON, async || {
+    eventually_async("nothing of it is in the index", DEADLINE, async || {
         let keys = keys_of_jobs(&raw).await;
         if keys.is_empty() {
             Ok(())
@@ -56,19 +60,22 @@ async fn an_ended_job_and_its_key_are_forgotten_and_nothing_brings_them_back() {
         }
     })
     .await;
-    server.delete(&path).await.problem(404, "job_unknown", "no job");
+    server
+        .delete(&path)
+        .await
+        .problem(404, "job_unknown", "no such job");
 
-    // The key is free again, for another content too.
+    // The key can be used again, also for other content.
     let other = JOB.replace("first", "second");
     let second = server.json(Method::POST, "/v1/jobs", &other).await.is(201);
     assert_ne!(second.text_of("id"), first.text_of("id"));
 
-    // Built anew from the topic, the index knows of the second alone.
+    // After a rebuild from the topic, the index contains only the second job.
     raw.call(&["FLUSHALL"]).await;
     let far = r#"{"appName":"sms","delay":"1h","jobData":"third"}"#;
     let third = server.json(Method::POST, "/v1/jobs", far).await.is(201);
     let third = format!("/v1/jobs/{}", third.text_of("id"));
-    eventually_async("all shards are there again", SOON, async || {
+    eventually_async("all shards are there again", DEADLINE, async || {
         let stats = server.get("/v1/stats").await;
         let found = server.get(&third).await;
         let is_back = stats.body["scheduled"] == 1 && found.status.as_u16() == 200;

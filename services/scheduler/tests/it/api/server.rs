@@ -1,33 +1,27 @@
-//! A scheduler of the test's own, as a process, with topics, group and Redis keys of its own.
+//! A scheduler process with unique topics, group and Redis keys.
 
-use std::process::ExitStatus;
 use std::sync::Arc;
-use std::time::Duration;
 
 use redeliver_core::Record;
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::reader::TopicReader;
 use redeliver_proto::v1::job_service_client::JobServiceClient;
-use redeliver_testkit::scratch::Scratch;
-use redeliver_testkit::{Process, binary, redis_url, unique};
+use redeliver_testkit::{EnvBuilder, ServiceProcess, TestEnv, http};
 use reqwest::{Method, RequestBuilder, StatusCode};
 use serde_json::Value;
 use tonic::transport::{Channel, Endpoint};
 
-/// How long a process may take to start, and a condition to come true, on a machine that is busy.
-pub(crate) const SOON: Duration = Duration::from_secs(60);
-const PARTITIONS: usize = 3;
+use crate::env::DEADLINE;
 
 pub(crate) struct Server {
-    pub(crate) name: String,
-    process: Process,
+    env: TestEnv,
+    process: ServiceProcess,
     address: String,
     kafka: KafkaSettings,
     http: reqwest::Client,
-    _scratch: Scratch,
 }
 
-/// What REST answered.
+/// A REST response.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: StatusCode,
@@ -38,42 +32,26 @@ pub(crate) struct Answer {
 }
 
 impl Server {
-    /// One that asks for no token.
+    /// A server that requires no token.
     pub(crate) fn start() -> Self {
-        Self::start_with("", &redis_url())
+        Self::start_with(|builder| builder)
     }
 
-    /// One with more settings of the scheduler, on this Redis. `{dir}` stands for a directory of its own.
-    pub(crate) fn start_with(settings: &str, redis: &str) -> Self {
-        let name = unique("api");
-        let scratch = Scratch::new("api").unwrap();
-        let brokers = redeliver_testkit::brokers();
-        let directory = scratch.path().display().to_string();
-        let settings = settings.replace("{dir}", &directory);
-        std::fs::write(scratch.path().join("token"), "s3cret\n").unwrap();
-        let text = format!(
-            "instance: {name}\nadmin: {{ listen: 127.0.0.1:0 }}\n\
-             kafka: {{ brokers: '{brokers}', topics: {{ create: true, partitions: {PARTITIONS} }} }}\n\
-             redis: {{ url: '{redis}', prefix: '{name}' }}\n\
-             scheduler:\n  listen: 127.0.0.1:0\n  group: {name}\n  apps: {{ sms: {{ topic: {name}-sms }} }}\n  \
-             topics: {{ ingest: {name}-ingest, state: {name}-state, dlq: {name}-dlq, answers: {name}-answers }}\n\
-             {settings}"
-        );
-        let file = scratch.path().join("redeliver.yaml");
-        std::fs::write(&file, text).unwrap();
-        let mut command = binary("scheduler");
-        command.env_clear().arg("--config").arg(file);
-        let mut process = Process::spawn(command).unwrap();
-        let output = process.wait_for_output("serving the job API", SOON);
+    /// A server with another configuration.
+    pub(crate) fn start_with(configure: impl FnOnce(EnvBuilder) -> EnvBuilder) -> Self {
+        let builder = EnvBuilder::new("api").partitions(3).creates_topics();
+        let env = configure(builder.scheduler(&[("sms", "{name}-sms")])).build();
+        std::fs::write(env.directory().join("token"), "s3cret\n").unwrap();
+        let mut process = env.spawn("scheduler", "a", &[]);
+        let output = process.wait_for_output("serving the job API", DEADLINE);
         let line = output.lines().find(|line| line.contains("serving the job API"));
         let address = line.and_then(|line| line.split_once("address=")).unwrap().1;
         Self {
-            kafka: KafkaSettings::new(brokers, format!("{name}-test")),
+            kafka: KafkaSettings::new(env.brokers().to_owned(), format!("{}-test", env.name())),
             address: address.trim().to_owned(),
-            http: http_client(),
-            name,
+            http: http::client(),
+            env,
             process,
-            _scratch: scratch,
         }
     }
 
@@ -90,7 +68,7 @@ impl Server {
         send(self.request(Method::DELETE, path)).await
     }
 
-    /// Posts or patches JSON.
+    /// Sends a request with a JSON body.
     pub(crate) async fn json(&self, method: Method, path: &str, body: &str) -> Answer {
         send(with_json(self.request(method, path), body)).await
     }
@@ -104,20 +82,25 @@ impl Server {
         JobServiceClient::new(self.channel().await)
     }
 
-    /// All that stands in a topic of this test.
+    /// The name of a topic of this test.
+    pub(crate) fn topic(&self, topic: &str) -> String {
+        format!("{}-{topic}", self.env.name())
+    }
+
+    /// All records of a topic of this test.
     pub(crate) fn records(&self, topic: &str) -> Vec<Record> {
-        let topic: Arc<str> = format!("{}-{topic}", self.name).into();
+        let topic: Arc<str> = self.topic(topic).into();
         let mut records = Vec::new();
-        // Client and connection are blocking; the test's runtime has threads of its own for requests.
+        // This blocks a thread of the test's runtime, which has others for requests.
         let mut reader = TopicReader::new(&self.kafka, &[topic]).unwrap();
-        reader.read_to_end(SOON, |record| records.push(record)).unwrap();
+        reader
+            .read_to_end(DEADLINE, |record| records.push(record))
+            .unwrap();
         records
     }
 
-    /// Ends it in order.
-    pub(crate) fn end(mut self) -> ExitStatus {
-        self.process.terminate();
-        self.process.wait(SOON)
+    pub(crate) fn shut_down(mut self) {
+        self.process.shut_down();
     }
 }
 
@@ -143,14 +126,14 @@ pub(crate) async fn send(request: RequestBuilder) -> Answer {
 }
 
 impl Answer {
-    /// The answer's status is this.
+    /// Checks the status.
     #[track_caller]
     pub(crate) fn is(self, status: u16) -> Self {
         assert_eq!(self.status.as_u16(), status, "{self:?}");
         self
     }
 
-    /// The answer is a problem with this code, whose text says this.
+    /// Checks that the response is a problem with this code, whose detail contains `says`.
     #[track_caller]
     pub(crate) fn problem(self, status: u16, code: &str, says: &str) {
         let answer = self.is(status);
@@ -168,12 +151,4 @@ impl Answer {
             .as_str()
             .unwrap_or_else(|| panic!("no {field}: {self:?}"))
     }
-}
-
-/// A client for plain HTTP. Built beside packages that bring TLS for theirs, it wants a provider of cryptography all
-/// the same.
-fn http_client() -> reqwest::Client {
-    // It may be there already: tests run side by side.
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    reqwest::Client::new()
 }

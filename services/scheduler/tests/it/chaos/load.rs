@@ -1,4 +1,4 @@
-//! Requests of all kinds that keep coming until the chaos is over, so that whatever is killed is killed at work.
+//! A load of requests of all kinds that lasts as long as the chaos, so that processes are killed while they work.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -11,45 +11,44 @@ use redeliver_core::{JobId, Timestamp};
 use redeliver_kafka::murmur2::shard_of;
 
 use crate::env::{APPS, SchedulerEnv, Watch, id};
-use crate::oracle::{Asked, Verdict, Wanted, When, Wish};
+use crate::oracle::{Intent, JobSpec, Report, Sent, When};
 use crate::requests::{Request, in_millis, now};
 
-/// The most requests of one test; none should need so many.
-const MOST: usize = 60_000;
-/// How often some are written.
-const BEAT: Duration = Duration::from_millis(50);
-/// How far ahead jobs are due at most.
+/// The maximum number of requests of a test, which none should reach.
+const MAX_REQUESTS: usize = 60_000;
+/// The time between two batches.
+const INTERVAL: Duration = Duration::from_millis(50);
+/// The longest delay of a job.
 const AHEAD_MS: u64 = 5_000;
 
-/// What the chaos sees of the load.
+/// The load as the chaos sees it.
 pub(crate) struct Load<'a> {
     watch: RefCell<Watch<'a>>,
 }
 
 impl Load<'_> {
-    /// Waits until so many more jobs than now have ended: schedulers are at work.
+    /// Waits until this many more jobs have ended, which means that schedulers are working.
     #[track_caller]
     pub(crate) fn until_more_ended(&self, more: usize) {
         let mut watch = self.watch.borrow_mut();
         let before = watch.look_at_state();
-        watch.until_so_many_ended(before + more);
+        watch.until_jobs_ended(before + more);
     }
 }
 
-/// All that was asked for.
+/// The requests of a finished load.
 pub(crate) struct Done<'a> {
-    asked: Vec<Asked>,
+    sent: Vec<Sent>,
     watch: Watch<'a>,
 }
 
 impl Done<'_> {
-    /// Waits for the end of it all, on which the oracle's verdict must be clean; there must have been some of each
-    /// kind.
+    /// Waits until all requests have a final outcome. The report must be clean, and contain requests of each kind.
     #[track_caller]
-    pub(crate) fn settle(mut self) -> Verdict {
-        let verdict = self.watch.settle(&mut self.asked);
-        assert!(verdict.dispatched > 100, "{verdict}");
-        let Verdict {
+    pub(crate) fn settle(mut self) -> Report {
+        let report = self.watch.settle(&mut self.sent);
+        assert!(report.dispatched > 100, "{report}");
+        let Report {
             cancelled,
             refused,
             conflicts,
@@ -57,62 +56,48 @@ impl Done<'_> {
             forwarded,
             rescheduled,
             ..
-        } = verdict;
+        } = report;
         let all = [cancelled, refused, conflicts, duplicates, forwarded, rescheduled];
-        assert!(all.iter().all(|count| *count > 0), "{verdict}");
-        verdict
+        assert!(all.iter().all(|count| *count > 0), "{report}");
+        report
     }
 }
 
-/// Asks at this rate from before `chaos` begins until it is over.
+/// Sends requests at this rate from before `chaos` starts until it is over.
 pub(crate) fn under_load<'a>(
     env: &'a SchedulerEnv,
     random: &mut fastrand::Rng,
     per_second: u32,
     chaos: impl FnOnce(&Load<'_>, &mut fastrand::Rng),
 ) -> Done<'a> {
-    let over = AtomicBool::new(false);
     let load = Load {
         watch: RefCell::new(env.watch()),
     };
-    let asking = Asking::new(env, random.fork());
-    let asked = thread::scope(|scope| {
-        let asking = scope.spawn(|| asking.until(&over, per_second));
-        {
-            // Also when the chaos fails, else the failure would wait for the load.
-            let _over = SetOnDrop(&over);
-            load.until_more_ended(1);
-            chaos(&load, random);
-        }
-        asking.join().unwrap()
+    let generator = Generator::new(env, random.fork());
+    let generate = |is_over: &AtomicBool| generator.run(is_over, per_second);
+    let sent = redeliver_testkit::under_load(generate, || {
+        load.until_more_ended(1);
+        chaos(&load, random);
     });
-    assert!(asked.len() < MOST, "the load ended before the chaos did");
+    assert!(sent.len() < MAX_REQUESTS, "the load ended before the chaos did");
     Done {
-        asked,
+        sent,
         watch: load.watch.into_inner(),
     }
 }
 
-struct SetOnDrop<'a>(&'a AtomicBool);
-
-impl Drop for SetOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::SeqCst);
-    }
-}
-
-/// Makes requests, and remembers some to come back to.
-struct Asking<'a> {
+/// Creates requests, and remembers some jobs for later commands.
+struct Generator<'a> {
     env: &'a SchedulerEnv,
     random: fastrand::Rng,
     number: usize,
-    /// Jobs with idempotency keys, to be asked for again.
-    keyed: VecDeque<Wanted>,
-    /// Jobs to be cancelled or moved.
+    /// Jobs with idempotency keys, to be requested again.
+    keyed: VecDeque<JobSpec>,
+    /// Jobs to be cancelled or rescheduled.
     ids: VecDeque<JobId>,
 }
 
-impl<'a> Asking<'a> {
+impl<'a> Generator<'a> {
     fn new(env: &'a SchedulerEnv, random: fastrand::Rng) -> Self {
         Self {
             env,
@@ -123,21 +108,21 @@ impl<'a> Asking<'a> {
         }
     }
 
-    fn until(mut self, over: &AtomicBool, per_second: u32) -> Vec<Asked> {
+    fn run(mut self, is_over: &AtomicBool, per_second: u32) -> Vec<Sent> {
         let mut all = Vec::new();
         let began = Instant::now();
-        while !over.load(Ordering::SeqCst) && all.len() < MOST {
-            // After a pause, such as a broker that is down, what was missed is not made up for.
-            let beat = usize::try_from(u128::from(per_second) * BEAT.as_millis() / 1000).unwrap();
-            let requests = (0..beat.max(1)).map(|_| self.request()).collect();
-            let asked = self.env.ask(requests);
-            for asked in &asked {
-                if matches!(asked.wish, Wish::Job(_)) && self.random.u32(..8) == 0 {
-                    self.ids.push_back(id(asked));
+        while !is_over.load(Ordering::SeqCst) && all.len() < MAX_REQUESTS {
+            // After an interruption, such as a broker that is down, the missed requests are not sent in a burst.
+            let batch = usize::try_from(u128::from(per_second) * INTERVAL.as_millis() / 1000).unwrap();
+            let requests = (0..batch.max(1)).map(|_| self.request()).collect();
+            let sent = self.env.send(requests);
+            for sent in &sent {
+                if matches!(sent.intent, Intent::Job(_)) && self.random.u32(..8) == 0 {
+                    self.ids.push_back(id(sent));
                 }
             }
-            all.extend(asked);
-            thread::sleep(BEAT);
+            all.extend(sent);
+            thread::sleep(INTERVAL);
         }
         println!("{} requests in {:.1} s", all.len(), began.elapsed().as_secs_f64());
         all
@@ -152,14 +137,14 @@ impl<'a> Asking<'a> {
                 None => self.job(),
             },
             12..18 => match self.keyed.pop_front() {
-                Some(wanted) => self.again(wanted),
+                Some(spec) => self.again(spec),
                 None => self.job(),
             },
             _ => self.job(),
         }
     }
 
-    /// One of the latest jobs, or of all.
+    /// The latest or the oldest remembered job.
     fn recent(&mut self) -> Option<JobId> {
         if self.random.u32(..4) == 0 {
             self.ids.pop_front()
@@ -180,65 +165,65 @@ impl<'a> Asking<'a> {
         if n.is_multiple_of(100) && !is_json {
             value.resize(20_000, b'x');
         }
-        let wanted = Wanted::new(app, value);
-        let mut wanted = match random.u32(..10) {
-            0 => wanted,
-            1 => wanted.at(Timestamp::from_millis(now().as_millis() - 1_000)),
-            2..6 => wanted.after(random.u64(..AHEAD_MS)),
-            _ => wanted.at(in_millis(random.u64(..AHEAD_MS))),
+        let spec = JobSpec::new(app, value);
+        let mut spec = match random.u32(..10) {
+            0 => spec,
+            1 => spec.at(Timestamp::from_millis(now().as_millis() - 1_000)),
+            2..6 => spec.after(random.u64(..AHEAD_MS)),
+            _ => spec.at(in_millis(random.u64(..AHEAD_MS))),
         };
-        wanted.priority = [Priority::High, Priority::Normal, Priority::Low][random.usize(..3)];
+        spec.priority = [Priority::High, Priority::Normal, Priority::Low][random.usize(..3)];
         if random.u32(..3) == 0 {
-            wanted = wanted.key(format!("customer {}", n % 17));
+            spec = spec.key(format!("customer {}", n % 17));
         }
         if random.u32(..3) == 0 {
             let number = n.to_string();
-            wanted = wanted
+            spec = spec
                 .header("n", Some(number.as_bytes()))
                 .header("n", None)
                 .header("tenant", Some(b""));
         }
         if random.u32(..20) == 0 {
-            // Some of these expire while nobody is there to dispatch them.
-            wanted = wanted.expire_after([200, 60_000][random.usize(..2)]);
+            // Some of these expire while no scheduler is running.
+            spec = spec.expire_after([200, 60_000][random.usize(..2)]);
         }
         if random.u32(..3) == 0 {
-            wanted = wanted.idempotency_key(format!("key {n}"));
+            spec = spec.idempotency_key(format!("key {n}"));
             if random.u32(..4) == 0 {
-                self.keyed.push_back(wanted.clone());
+                self.keyed.push_back(spec.clone());
             }
         }
         let request = match random.bool() {
-            _ if is_json => Request::json(wanted),
-            true => Request::protobuf(wanted).answer_to(n.to_string()),
-            false => Request::protobuf(wanted),
+            _ if is_json => Request::json(spec),
+            true => Request::protobuf(spec).answer_to(n.to_string()),
+            false => Request::protobuf(spec),
         };
-        self.perhaps_elsewhere(request)
+        self.maybe_misplaced(request)
     }
 
-    /// The same once more, or another with the same key.
-    fn again(&mut self, mut wanted: Wanted) -> Request {
+    /// The same job again, or another one with the same key.
+    fn again(&mut self, mut spec: JobSpec) -> Request {
         if self.random.u32(..4) == 0 {
-            wanted.headers.push("another", None);
+            spec.headers.push("another", None);
         }
         if self.random.bool() {
-            // And again later.
-            self.keyed.push_back(wanted.clone());
+            // And a third time later.
+            self.keyed.push_back(spec.clone());
         }
-        wanted.request_id = Some(format!("again {}", self.number));
-        let request = Request::protobuf(wanted).answer_to(self.number.to_string());
-        self.perhaps_elsewhere(request)
+        spec.request_id = Some(format!("again {}", self.number));
+        let request = Request::protobuf(spec).answer_to(self.number.to_string());
+        self.maybe_misplaced(request)
     }
 
-    /// Some clients do not know where a request belongs.
-    fn perhaps_elsewhere(&mut self, request: Request) -> Request {
+    /// Sends some requests to a wrong partition, as a client with another partitioner would.
+    fn maybe_misplaced(&mut self, request: Request) -> Request {
         let partitions = self.env.topics.partitions;
-        let Wish::Job(wanted) = &request.wish else {
+        let Intent::Job(spec) = &request.intent else {
             return request;
         };
-        match &wanted.idempotency_key {
+        match &spec.idempotency_key {
             Some(key) if self.random.u32(..10) == 0 => {
-                let home = shard_of(&wanted.app, key, partitions);
+                let home = shard_of(&spec.app, key, partitions);
                 request.partition((home + 1) % partitions)
             }
             _ => request,
@@ -247,7 +232,7 @@ impl<'a> Asking<'a> {
 
     fn command(&mut self, id: JobId) -> Request {
         if self.random.u32(..3) == 0 {
-            // And once more, which may be too late.
+            // A second command may be too late.
             self.ids.push_back(id);
         }
         let when = When::At(in_millis(self.random.u64(..AHEAD_MS)));

@@ -1,4 +1,4 @@
-//! What every index has to do.
+//! The behaviour of every index.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -7,15 +7,15 @@ use bytes::Bytes;
 use redeliver_core::Timestamp;
 use redeliver_core::job::JobId;
 use redeliver_scheduler::index::{
-    Applied, Batch, Change, Claimed, Cursor, Effect, Index, IndexError, KeyEntry, LastRecordDigest, Lookup,
-    Owner, ShardStats,
+    Applied, Batch, Change, Checkpoint, Cursor, Effect, Index, IndexError, KeyEntry, LastRecordDigest,
+    Lookup, Owner, ShardStats,
 };
 
 pub(super) const SHARD: i32 = 3;
 pub(super) const ME: Owner = Owner(u64::MAX - 6);
 pub(super) const OTHER: Owner = Owner(7);
 
-/// An instant, in ms from the one at which the tests begin.
+/// An instant, in milliseconds since the start of the tests.
 pub(super) fn at(millis: i64) -> Timestamp {
     Timestamp::from_millis(1_763_722_800_000 + millis)
 }
@@ -71,12 +71,12 @@ pub(super) fn batch(from: i64, to: i64, changes: Vec<Change>) -> Batch {
         from,
         to,
         changes,
-        seal: None,
+        last_record: None,
         force: false,
     }
 }
 
-/// Claims and empties the shard, and applies a first batch, from offset 0 to 10.
+/// Claims and clears the shard, and applies a first batch, from offset 0 to 10.
 pub(super) async fn begin<I: Index>(index: &I, changes: Vec<Change>) {
     index.claim(SHARD, ME).await.unwrap();
     index.clear(SHARD, ME).await.unwrap();
@@ -107,12 +107,12 @@ pub(super) async fn look_up<I: Index>(index: &I, lookup: Lookup, now: i64) -> Op
     Some(String::from_utf8(bytes.to_vec()).unwrap())
 }
 
-/// All jobs that wait, as (due, offset), by pages of this size.
+/// All waiting jobs as (due, offset), read in pages of this size.
 pub(super) async fn all<I: Index>(index: &I, page: usize) -> Vec<(i64, u64)> {
     let (mut found, mut after) = (Vec::new(), None);
     loop {
         let ahead = index
-            .ahead(SHARD, after, at(1 << 40), page, 1 << 20)
+            .due_scan(SHARD, after, at(1 << 40), page, 1 << 20)
             .await
             .unwrap();
         found.extend(ahead.rows.iter().map(|row| {
@@ -137,16 +137,16 @@ pub(super) async fn forgettable<I: Index>(index: &I, now: i64) -> Vec<u64> {
     ids.into_iter().map(JobId::offset).collect()
 }
 
-pub(super) async fn a_claim_says_how_far_the_shard_is<I: Index>(index: I) {
+pub(super) async fn a_claim_returns_the_checkpoint_of_the_shard<I: Index>(index: I) {
     assert_eq!(index.claim(SHARD, ME).await.unwrap(), None);
     begin(&index, vec![]).await;
     let applied = Applied {
         offset: 10,
         at: at(0),
     };
-    let claimed = Claimed {
+    let claimed = Checkpoint {
         applied,
-        seal: None,
+        last_record: None,
         format: 0,
     };
     assert_eq!(index.claim(SHARD, OTHER).await.unwrap(), Some(claimed));
@@ -158,21 +158,21 @@ pub(super) async fn a_claim_says_how_far_the_shard_is<I: Index>(index: I) {
         index.forgettable(SHARD, at(0), 1).await.unwrap(),
         (Some(applied), vec![])
     );
-    let ahead = index.ahead(SHARD, None, at(0), 1, 1).await.unwrap();
+    let ahead = index.due_scan(SHARD, None, at(0), 1, 1).await.unwrap();
     assert_eq!((ahead.applied, ahead.is_complete), (Some(applied), true));
 }
 
-pub(super) async fn a_claim_tells_the_newest_seal<I: Index>(index: I) {
+pub(super) async fn a_claim_returns_the_newest_digest<I: Index>(index: I) {
     begin(&index, vec![]).await;
-    let seal = async || index.claim(SHARD, ME).await.unwrap().unwrap().seal;
+    let seal = async || index.claim(SHARD, ME).await.unwrap().unwrap().last_record;
     let some = |offset: i64| Some(LastRecordDigest::of(offset, Some(b"key"), Some(&[0xff, 0x00])));
     let sealed = |to: i64, seal| Batch {
-        seal,
+        last_record: seal,
         ..batch(to - 1, to, vec![waits(1, to)])
     };
     for (to, given, kept) in [
         (11, some(10), some(10)),
-        // One that is not known leaves the one before.
+        // An unknown digest keeps the one before.
         (12, None, some(10)),
         (13, some(-1), some(-1)),
         (14, some(i64::MAX), some(i64::MAX)),
@@ -180,14 +180,14 @@ pub(super) async fn a_claim_tells_the_newest_seal<I: Index>(index: I) {
         index.apply(SHARD, ME, &sealed(to, given), at(0)).await.unwrap();
         assert_eq!(seal().await, kept);
     }
-    // What was applied before changes nothing.
+    // An applied batch changes nothing.
     index.apply(SHARD, ME, &sealed(14, some(7)), at(0)).await.unwrap();
     assert_eq!(seal().await, some(i64::MAX));
     begin(&index, vec![]).await;
     assert_eq!(seal().await, None);
 }
 
-pub(super) async fn a_batch_behind_a_gap_is_refused<I: Index>(index: I) {
+pub(super) async fn a_batch_after_a_gap_is_rejected<I: Index>(index: I) {
     begin(&index, vec![]).await;
     let refused = apply(&index, 12, 15, vec![waits(1, 5)]).await;
     assert_eq!(refused, Err("Gap { found: Some(10), expected: 12 }".to_owned()));
@@ -196,7 +196,7 @@ pub(super) async fn a_batch_behind_a_gap_is_refused<I: Index>(index: I) {
     assert_eq!(all(&index, 10).await, [(5, 1)]);
 }
 
-pub(super) async fn an_owner_that_was_replaced_is_fenced<I: Index>(index: I) {
+pub(super) async fn a_replaced_owner_is_fenced<I: Index>(index: I) {
     begin(&index, vec![waits(1, 5)]).await;
     index.claim(SHARD, OTHER).await.unwrap();
     assert_eq!(
@@ -214,7 +214,7 @@ pub(super) async fn an_owner_that_was_replaced_is_fenced<I: Index>(index: I) {
     assert_eq!(all(&index, 10).await, [(5, 1), (6, 2)]);
 }
 
-pub(super) async fn a_batch_that_was_applied_changes_nothing<I: Index>(index: I) {
+pub(super) async fn applying_a_batch_twice_changes_nothing<I: Index>(index: I) {
     begin(&index, vec![waits(1, 5)]).await;
     assert_eq!(apply(&index, 10, 20, vec![ended(1, 9)]).await, Ok(()));
     for (from, to) in [(0, 10), (10, 20), (0, 20), (20, 20)] {
@@ -234,7 +234,7 @@ pub(super) async fn a_batch_that_was_applied_changes_nothing<I: Index>(index: I)
     );
 }
 
-pub(super) async fn a_batch_that_was_applied_in_part_is_applied_whole<I: Index>(index: I) {
+pub(super) async fn a_partly_applied_batch_is_applied_completely<I: Index>(index: I) {
     begin(&index, vec![waits(1, 5), waits(2, 6)]).await;
     let changes = vec![waits(1, 5), waits(2, 6), ended(1, 9), waits(3, 7)];
     assert_eq!(apply(&index, 8, 12, changes).await, Ok(()));
@@ -243,7 +243,7 @@ pub(super) async fn a_batch_that_was_applied_in_part_is_applied_whole<I: Index>(
     assert_eq!(index.claim(SHARD, ME).await.unwrap().unwrap().applied.offset, 12);
 }
 
-pub(super) async fn an_empty_shard_takes_a_batch_only_after_a_clear<I: Index>(index: I) {
+pub(super) async fn an_empty_shard_accepts_a_batch_only_after_a_clear<I: Index>(index: I) {
     let gap = Err("Gap { found: None, expected: 0 }".to_owned());
     assert_eq!(apply(&index, 0, 1, vec![waits(1, 5)]).await, gap);
     index.claim(SHARD, ME).await.unwrap();
@@ -269,13 +269,13 @@ pub(super) async fn an_empty_shard_takes_a_batch_only_after_a_clear<I: Index>(in
     assert_eq!(all(&index, 10).await, []);
 }
 
-pub(super) async fn a_cleared_shard_is_empty_and_takes_a_batch_from_any_offset<I: Index>(index: I) {
+pub(super) async fn a_cleared_shard_is_empty_and_accepts_a_batch_at_any_offset<I: Index>(index: I) {
     begin(&index, vec![with_key(waits(1, 5), 1, 1_000_000), ended(2, 9)]).await;
     index.clear(SHARD, ME).await.unwrap();
     let lookups = [Lookup::Job(id(1)), Lookup::Job(id(2)), Lookup::Key([1; 16])];
     let nothing = (None, vec![None; 3]);
     assert_eq!(index.look_up(SHARD, &lookups, at(0)).await.unwrap(), nothing);
-    let ahead = index.ahead(SHARD, None, at(100), 10, 1000).await.unwrap();
+    let ahead = index.due_scan(SHARD, None, at(100), 10, 1000).await.unwrap();
     assert_eq!(
         (ahead.applied, ahead.rows.len(), ahead.is_complete),
         (None, 0, true)
@@ -296,12 +296,12 @@ pub(super) async fn a_cleared_shard_is_empty_and_takes_a_batch_from_any_offset<I
     assert_eq!(all(&index, 10).await, [(6, 3)]);
     let (mark, found) = index.look_up(SHARD, &lookups, at(0)).await.unwrap();
     assert_eq!((mark.unwrap().offset, found), (779, vec![None; 3]));
-    // What was applied first was not empty, so the next has to follow.
+    // The first batch was not empty, so the next one has to follow it.
     let refused = apply(&index, 780, 781, vec![]).await;
     assert_eq!(refused, Err("Gap { found: Some(779), expected: 780 }".to_owned()));
 }
 
-pub(super) async fn calls_that_are_under_way_at_once_take_effect_in_their_order<I: Index>(index: I) {
+pub(super) async fn concurrent_calls_take_effect_in_order<I: Index>(index: I) {
     begin(&index, vec![]).await;
     let batches: Vec<Batch> = (10..110)
         .map(|offset| batch(offset, offset + 1, vec![waits(1, offset)]))
@@ -313,7 +313,7 @@ pub(super) async fn calls_that_are_under_way_at_once_take_effect_in_their_order<
     assert_eq!(all(&index, 10).await, [(109, 1)]);
 }
 
-pub(super) async fn shards_know_nothing_of_each_other<I: Index>(index: I) {
+pub(super) async fn shards_are_independent<I: Index>(index: I) {
     begin(&index, vec![with_key(waits(1, 5), 1, 1_000_000)]).await;
     index.claim(SHARD + 1, OTHER).await.unwrap();
     index.clear(SHARD + 1, OTHER).await.unwrap();
@@ -334,11 +334,11 @@ pub(super) async fn an_idempotency_key_expires<I: Index>(index: I) {
     assert_eq!(look_up(&index, key, 999).await, Some(value));
     assert_eq!(look_up(&index, key, 1000).await, None);
     assert_eq!(look_up(&index, other, 0).await, None);
-    // The job is not touched by that.
+    // The job itself is not changed.
     assert_eq!(all(&index, 10).await, [(50, 1), (50, 2)]);
 }
 
-pub(super) async fn a_key_that_is_taken_again_has_the_new_value<I: Index>(index: I) {
+pub(super) async fn a_reused_key_has_the_new_value<I: Index>(index: I) {
     let key = Lookup::Key([1; 16]);
     begin(&index, vec![with_key(waits(1, 5000), 1, 1000)]).await;
     let (first, second) = (waits(1, 5000), with_key(waits(2, 50), 1, 10_000));
@@ -346,11 +346,11 @@ pub(super) async fn a_key_that_is_taken_again_has_the_new_value<I: Index>(index:
     index.apply(SHARD, ME, &taken, at(2000)).await.unwrap();
     let value = Some(format!("key of {}", id(2)));
     assert_eq!(look_up(&index, key, 2000).await, value);
-    // The first job ends, and brings the key that it had once.
+    // The first job ends, with the key that it once had.
     let end = batch(11, 12, vec![with_key(ended(1, 9000), 1, 1000)]);
     index.apply(SHARD, ME, &end, at(5000)).await.unwrap();
     assert_eq!(look_up(&index, key, 5000).await, value);
-    // The same within a batch, as after a restart.
+    // The same within one batch, as after a restart.
     index.clear(SHARD, ME).await.unwrap();
     let all = batch(
         0,
@@ -375,7 +375,7 @@ pub(super) async fn a_rescheduled_job_has_only_its_new_due_time<I: Index>(index:
     assert_eq!(all(&index, 10).await, [(1, 1), (60, 2)]);
 }
 
-pub(super) async fn an_ended_job_is_not_due_and_is_remembered<I: Index>(index: I) {
+pub(super) async fn an_ended_job_is_not_due_and_is_kept<I: Index>(index: I) {
     let first = vec![waits(1, 50), waits(2, 60), with_key(ended(3, 900), 3, 1000)];
     begin(&index, first).await;
     apply(&index, 10, 11, vec![ended(2, 800), ended(1, 700)])
@@ -388,7 +388,7 @@ pub(super) async fn an_ended_job_is_not_due_and_is_remembered<I: Index>(index: I
     assert_eq!(forgettable(&index, 800).await, [1, 2]);
     let (_, oldest) = index.forgettable(SHARD, at(10_000), 2).await.unwrap();
     assert_eq!(oldest, [id(1), id(2)]);
-    // It may end again, as when a batch is applied a second time.
+    // It may end again, because a batch may be applied twice.
     apply(&index, 11, 12, vec![ended(1, 850)]).await.unwrap();
     assert_eq!(forgettable(&index, 10_000).await, [2, 1, 3]);
 }
@@ -408,7 +408,7 @@ pub(super) async fn a_forgotten_job_leaves_only_its_key<I: Index>(index: I) {
     assert!(look_up(&index, Lookup::Key([1; 16]), 999).await.is_some());
 }
 
-pub(super) async fn the_newest_change_of_a_batch_holds<I: Index>(index: I) {
+pub(super) async fn the_last_change_of_a_job_in_a_batch_counts<I: Index>(index: I) {
     let changes = vec![
         waits(1, 50),
         with_key(waits(2, 50), 2, 1000),
@@ -426,8 +426,8 @@ pub(super) async fn the_newest_change_of_a_batch_holds<I: Index>(index: I) {
     assert!(look_up(&index, Lookup::Key([2; 16]), 0).await.is_some());
 }
 
-pub(super) async fn jobs_are_given_in_the_order_of_due_times_and_ids<I: Index>(index: I) {
-    // Ids whose bytes differ in their highest bits, and neighbours around a bucket's edge.
+pub(super) async fn jobs_are_ordered_by_due_time_and_id<I: Index>(index: I) {
+    // Ids that differ in the highest bit of a byte, and due times next to the boundary of a bucket.
     let offsets = [1 << 39, 255, 256, 1023, 1024, 1025, 128, 127, 0];
     let mut changes: Vec<Change> = offsets.iter().map(|offset| waits(*offset, 5)).collect();
     changes.extend([
@@ -445,7 +445,7 @@ pub(super) async fn jobs_are_given_in_the_order_of_due_times_and_ids<I: Index>(i
     }
     // The last millisecond of the year 9999.
     let last = index
-        .ahead(SHARD, None, at(251_638_577_999_999), 100, 1 << 20)
+        .due_scan(SHARD, None, at(251_638_577_999_999), 100, 1 << 20)
         .await
         .unwrap();
     let last = last.rows.last().unwrap().cursor;
@@ -453,16 +453,16 @@ pub(super) async fn jobs_are_given_in_the_order_of_due_times_and_ids<I: Index>(i
         (last.id, last.due),
         (id(10), Timestamp::from_millis(253_402_300_799_999))
     );
-    let due = index.ahead(SHARD, None, at(5), 3, 1 << 20).await.unwrap();
+    let due = index.due_scan(SHARD, None, at(5), 3, 1 << 20).await.unwrap();
     assert_eq!((due.rows.len(), due.is_complete), (3, false));
     let none = index
-        .ahead(SHARD, None, at(-60_000_000_001), 3, 1 << 20)
+        .due_scan(SHARD, None, at(-60_000_000_001), 3, 1 << 20)
         .await
         .unwrap();
     assert_eq!((none.rows.len(), none.is_complete), (0, true));
 }
 
-pub(super) async fn a_page_goes_on_behind_a_job_that_is_gone<I: Index>(index: I) {
+pub(super) async fn a_page_continues_after_a_removed_job<I: Index>(index: I) {
     let changes = (0..10).map(|job| waits(job, 5)).chain([waits(20, 6)]);
     begin(&index, changes.collect()).await;
     let behind = async |due, job| {
@@ -470,7 +470,10 @@ pub(super) async fn a_page_goes_on_behind_a_job_that_is_gone<I: Index>(index: I)
             due: at(due),
             id: id(job),
         };
-        let ahead = index.ahead(SHARD, Some(after), at(6), 2, 1 << 20).await.unwrap();
+        let ahead = index
+            .due_scan(SHARD, Some(after), at(6), 2, 1 << 20)
+            .await
+            .unwrap();
         let offsets: Vec<u64> = ahead.rows.iter().map(|row| row.cursor.id.offset()).collect();
         (offsets, ahead.is_complete)
     };
@@ -498,7 +501,7 @@ pub(super) async fn pages_are_bounded_by_bytes_and_never_empty<I: Index>(index: 
     });
     begin(&index, changes.collect()).await;
     for (bytes, rows) in [(0, 1), (1000, 1), (1001, 2), (5000, 5), (100_000, 10)] {
-        let page = index.ahead(SHARD, None, at(5), 100, bytes).await.unwrap();
+        let page = index.due_scan(SHARD, None, at(5), 100, bytes).await.unwrap();
         assert_eq!(
             (page.rows.len(), page.is_complete),
             (rows, rows == 10),
@@ -524,8 +527,8 @@ pub(super) async fn jobs_of_one_instant_are_paged_exactly_once<I: Index>(index: 
     assert_eq!(all(&index, 10).await, []);
 }
 
-pub(super) async fn a_long_batch_is_applied_and_cleared_whole<I: Index>(index: I) {
-    // More than two of the pieces in which a script hands values on.
+pub(super) async fn a_long_batch_is_applied_and_cleared_completely<I: Index>(index: I) {
+    // More than two of the chunks in which a script passes values on.
     const JOBS: i64 = 9_000;
     let hash = |job: i64| {
         let mut hash = [0; 16];
@@ -535,7 +538,7 @@ pub(super) async fn a_long_batch_is_applied_and_cleared_whole<I: Index>(index: I
     let key = |job: i64| KeyEntry {
         hash: hash(job),
         value: Bytes::copy_from_slice(&job.to_be_bytes()),
-        // Over many stretches of time.
+        // In many buckets.
         expires: at(1000 + job * 10_000),
     };
     let changes = (0..JOBS).map(|job| {
@@ -579,7 +582,7 @@ pub(super) async fn a_long_batch_is_applied_and_cleared_whole<I: Index>(index: I
     assert!(found.iter().all(Option::is_none));
 }
 
-pub(super) async fn any_bytes_are_kept<I: Index>(index: I) {
+pub(super) async fn arbitrary_bytes_are_kept<I: Index>(index: I) {
     let every: Vec<u8> = (0..=255).collect();
     let records = [
         Bytes::new(),
@@ -610,13 +613,13 @@ pub(super) async fn any_bytes_are_kept<I: Index>(index: I) {
     begin(&index, ids.iter().zip(&records).map(change).collect()).await;
     let jobs = ids.iter().map(|id| Lookup::Job(JobId::from_bytes(*id)));
     let keys = ids.iter().map(|id| Lookup::Key(*id));
-    // In any order, and one of them twice.
+    // In any order, with one of them twice.
     let lookups: Vec<Lookup> = keys.clone().chain(jobs).chain(keys).collect();
     let (_, found) = index.look_up(SHARD, &lookups, at(0)).await.unwrap();
     let expected = records.iter().cycle().take(15).cloned().map(Some);
     assert!(found.into_iter().eq(expected));
 
-    let ahead = index.ahead(SHARD, None, at(5), 10, 1 << 20).await.unwrap();
+    let ahead = index.due_scan(SHARD, None, at(5), 10, 1 << 20).await.unwrap();
     let mut expected: Vec<(JobId, Bytes)> = ids.map(JobId::from_bytes).into_iter().zip(records).collect();
     expected.sort();
     let rows = ahead.rows.into_iter().map(|row| (row.cursor.id, row.record));

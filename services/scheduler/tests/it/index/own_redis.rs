@@ -1,4 +1,4 @@
-//! An index in a real Redis, under a prefix of its own, and that Redis without the index between.
+//! An index in a real Redis with a unique prefix, and a connection to that Redis without the index.
 
 use fred::prelude::{Client, ClientLike as _, Config, Value};
 use fred::types::{ClusterHash, CustomCommand};
@@ -30,7 +30,7 @@ pub(crate) async fn connect(config: &RedisConfig) -> Result<(RedisIndex, Tasks),
 }
 
 impl OwnRedis {
-    /// On the Redis that all tests share.
+    /// On the shared Redis.
     pub(crate) async fn connect() -> Self {
         Self::connect_to(&redis_url()).await
     }
@@ -64,7 +64,7 @@ impl OwnRedis {
         }
     }
 
-    /// The names of the keys of a shard, behind the common prefix, where they are text.
+    /// The names of the keys of a shard, without the common prefix, if they are text.
     pub(crate) async fn names(&self, shard: i32) -> Vec<String> {
         let prefix = format!("{}:{{{shard}}}:", self.config.prefix);
         let names = self.keys().await.into_iter();

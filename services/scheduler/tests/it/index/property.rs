@@ -1,4 +1,4 @@
-//! Random histories: the index in memory, the one in Redis and a naive model must give the same answers.
+//! Random histories: the index in memory, the one in Redis and a naive model must return the same results.
 
 use bytes::Bytes;
 use proptest::prelude::*;
@@ -23,7 +23,7 @@ enum Step {
     Clear(Owner),
     Apply {
         owner: Owner,
-        /// Where the batch begins, from the mark.
+        /// The start of the batch, relative to the checkpoint.
         shift: i64,
         length: i64,
         changes: Vec<Change>,
@@ -37,11 +37,11 @@ enum Step {
     },
     Forgettable(usize),
     Stats(u32),
-    /// The clock goes on, by so many ms.
+    /// The clock advances by this many milliseconds.
     Wait(i64),
 }
 
-/// What can be seen of a step.
+/// The visible result of a step.
 #[derive(Debug, PartialEq)]
 enum Seen {
     Claimed(Option<Applied>),
@@ -59,7 +59,7 @@ fn job() -> impl Strategy<Value = JobId> {
     (0..JOBS).prop_map(|job| id(job * 400))
 }
 
-/// Few instants, so that many jobs share one.
+/// Few instants, so that many jobs have the same due time.
 fn instant() -> impl Strategy<Value = Timestamp> {
     prop_oneof![
         (0..6_i64).prop_map(at),
@@ -129,13 +129,13 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A shard as simple as can be.
+/// A naive model of a shard.
 #[derive(Default)]
 struct Model {
     owner: Option<Owner>,
     cleared: bool,
     mark: Option<Applied>,
-    /// Whether it waits, its time, its record.
+    /// Whether the job waits, its time, and its record.
     jobs: Vec<(JobId, bool, Timestamp, Bytes)>,
     keys: Vec<KeyEntry>,
 }
@@ -296,7 +296,7 @@ async fn take<I: Index>(index: &I, step: &Step, from: i64, now: Timestamp) -> Se
                 from,
                 to: from + length,
                 changes: changes.clone(),
-                seal: None,
+                last_record: None,
                 force: false,
             };
             index.apply(SHARD, *owner, &batch, now).await.map(|()| Seen::Done)
@@ -311,7 +311,7 @@ async fn take<I: Index>(index: &I, step: &Step, from: i64, now: Timestamp) -> Se
             limit,
             bytes,
         } => {
-            let ahead = index.ahead(SHARD, *after, *until, *limit, *bytes).await;
+            let ahead = index.due_scan(SHARD, *after, *until, *limit, *bytes).await;
             ahead.map(Seen::DueScan)
         }
         Step::Forgettable(limit) => {
@@ -332,7 +332,7 @@ async fn take<I: Index>(index: &I, step: &Step, from: i64, now: Timestamp) -> Se
     }
 }
 
-/// Everything that can be asked.
+/// The results of all queries.
 fn questions() -> Vec<Step> {
     let jobs = (0..JOBS).map(|job| Lookup::Job(id(job * 400)));
     let keys = (0..KEYS).map(|hash| Lookup::Key([hash; 16]));
@@ -350,10 +350,10 @@ fn questions() -> Vec<Step> {
 }
 
 #[test]
-fn both_indexes_answer_as_a_naive_model_does() {
+fn both_indexes_agree_with_a_naive_model() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let redis = runtime.block_on(OwnRedis::connect());
-    // Each history begins with a claim and a clear, so that most of its steps do something.
+    // Each history starts with a claim and a clear, so that most of its steps have an effect.
     let beginning = [Step::Claim(Owner(1)), Step::Clear(Owner(1))];
     let history = prop::collection::vec(step(), 1..60);
     let mut runner = TestRunner::new(ProptestConfig {

@@ -1,5 +1,5 @@
-//! A way to Redis on which connections can fall silent: nothing comes through any more and nobody closes them, as
-//! when a firewall forgets them.
+//! A proxy for Redis whose connections can fall silent: they pass nothing on and stay open, as if a firewall dropped their
+//! state.
 
 use std::net::SocketAddr;
 
@@ -38,7 +38,7 @@ impl Proxy {
         format!("redis://{}", self.address)
     }
 
-    /// All connections that there are fall silent; new ones do not.
+    /// Silences all current connections, but not new ones.
     pub(super) fn silence(&self) {
         self.silence.send_replace(CancellationToken::new()).cancel();
     }

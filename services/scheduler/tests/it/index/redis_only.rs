@@ -1,11 +1,11 @@
-//! What only Redis can suffer: restarts, outages, a full memory, an older copy, keys that somebody removed.
+//! Failures of Redis: restarts, outages, a full memory, an older copy, and removed keys.
 
 use std::time::Duration;
 
 use fred::prelude::Value;
 use redeliver_runtime::config::Url;
 use redeliver_scheduler::index::redis::{ConnectError, RedisIndex};
-use redeliver_scheduler::index::{Batch, Change, Effect, Index, IndexError, Lookup, Room};
+use redeliver_scheduler::index::{Batch, Change, Effect, Index, IndexError, Lookup, MemoryPressure};
 use redeliver_testkit::{LocalRedis, eventually_async, redis_url};
 
 use super::cases::{ME, SHARD, all, apply, at, batch, begin, ended, forgotten, id, waits, with_key};
@@ -22,18 +22,18 @@ fn unavailable<T: std::fmt::Debug>(answer: Result<T, IndexError>) -> Result<Stri
     }
 }
 
-async fn until_it_answers(redis: &OwnRedis) {
+async fn until_available(redis: &OwnRedis) {
     let what = "the index answers";
     eventually_async(what, DEADLINE, async || redis.index.ping().await).await;
 }
 
 #[tokio::test]
-async fn scripts_that_were_flushed_are_sent_again() {
+async fn flushed_scripts_are_sent_again() {
     let local = LocalRedis::start().unwrap();
     let redis = OwnRedis::connect_to(&local.url()).await;
     begin(&redis.index, vec![waits(1, 5)]).await;
     redis.raw.call(&["SCRIPT", "FLUSH"]).await;
-    // Several at once find no script; their order is kept all the same.
+    // Several concurrent calls find no script, and still take effect in order.
     let batches: Vec<_> = (10..60)
         .map(|offset| batch(offset, offset + 1, vec![waits(1, offset)]))
         .collect();
@@ -55,7 +55,7 @@ async fn a_flushed_shard_is_a_gap_until_it_is_cleared() {
     redis.remove().await;
     let gap = Err("Gap { found: None, expected: 10 }".to_owned());
     assert_eq!(apply(&redis.index, 10, 11, vec![waits(2, 5)]).await, gap);
-    let ahead = redis.index.ahead(SHARD, None, at(5), 10, 1000).await.unwrap();
+    let ahead = redis.index.due_scan(SHARD, None, at(5), 10, 1000).await.unwrap();
     assert_eq!((ahead.applied, ahead.rows.len()), (None, 0));
     redis.index.clear(SHARD, ME).await.unwrap();
     assert_eq!(
@@ -67,7 +67,7 @@ async fn a_flushed_shard_is_a_gap_until_it_is_cleared() {
 }
 
 #[tokio::test]
-async fn an_older_copy_is_recognised_by_its_mark() {
+async fn an_older_copy_is_recognised_by_its_checkpoint() {
     let redis = OwnRedis::connect().await;
     begin(&redis.index, vec![waits(1, 5), waits(2, 5)]).await;
     let mut copy = Vec::new();
@@ -83,8 +83,8 @@ async fn an_older_copy_is_recognised_by_its_mark() {
             .call_with(vec!["RESTORE".into(), key, 0.into(), dump])
             .await;
     }
-    // The job that has ended is back, but whoever sees it sees the mark.
-    let ahead = redis.index.ahead(SHARD, None, at(5), 10, 1000).await.unwrap();
+    // The copy contains an ended job, but also its old checkpoint.
+    let ahead = redis.index.due_scan(SHARD, None, at(5), 10, 1000).await.unwrap();
     assert_eq!((ahead.applied.unwrap().offset, ahead.rows.len()), (10, 2));
     let gap = Err("Gap { found: Some(10), expected: 20 }".to_owned());
     assert_eq!(apply(&redis.index, 20, 30, vec![ended(2, 9)]).await, gap);
@@ -96,12 +96,12 @@ async fn an_older_copy_is_recognised_by_its_mark() {
 }
 
 #[tokio::test]
-async fn a_shard_that_contradicts_itself_loses_its_mark() {
+async fn an_inconsistent_shard_loses_its_checkpoint() {
     let redis = OwnRedis::connect().await;
     begin(&redis.index, vec![waits(1, 5), waits(2000, 6)]).await;
     let bucket = format!("{}:{{{SHARD}}}:job:1", redis.config.prefix);
     redis.raw.call(&["DEL", &bucket]).await;
-    let ahead = redis.index.ahead(SHARD, None, at(6), 10, 1000).await.unwrap();
+    let ahead = redis.index.due_scan(SHARD, None, at(6), 10, 1000).await.unwrap();
     assert_eq!(
         (ahead.applied, ahead.rows.len(), ahead.is_complete),
         (None, 0, true)
@@ -111,7 +111,7 @@ async fn a_shard_that_contradicts_itself_loses_its_mark() {
     redis.remove().await;
 }
 
-/// What a shard says of itself, once one of its keys is gone.
+/// The checkpoint of a shard after one of its keys was deleted.
 async fn without_the_key(name: &str, ask: impl AsyncFn(&RedisIndex) -> Option<i64>) {
     let redis = OwnRedis::connect().await;
     begin(&redis.index, vec![waits(1, 5), waits(2000, 500), ended(3, 900)]).await;
@@ -119,7 +119,7 @@ async fn without_the_key(name: &str, ask: impl AsyncFn(&RedisIndex) -> Option<i6
     let key = format!("{}:{{{SHARD}}}:{name}", redis.config.prefix);
     assert_eq!(redis.raw.call(&["DEL", &key]).await.as_i64(), Some(1), "{name}");
     assert_eq!(ask(&redis.index).await, None, "without {name}");
-    // Built again, it is as it was.
+    // After a rebuild, it is as before.
     begin(&redis.index, vec![waits(1, 5), waits(2000, 500), ended(3, 900)]).await;
     assert_eq!(ask(&redis.index).await, Some(10), "{name} is there again");
     assert_eq!(all(&redis.index, 10).await, [(5, 1), (500, 2000)]);
@@ -127,7 +127,7 @@ async fn without_the_key(name: &str, ask: impl AsyncFn(&RedisIndex) -> Option<i6
 }
 
 #[tokio::test]
-async fn a_loss_is_seen_by_who_claims() {
+async fn a_claim_detects_lost_keys() {
     for key in ["due", "ended", "buckets", "job:0", "job:1", "meta"] {
         without_the_key(key, async |index| {
             let claimed = index.claim(SHARD, ME).await.unwrap();
@@ -138,11 +138,11 @@ async fn a_loss_is_seen_by_who_claims() {
 }
 
 #[tokio::test]
-async fn a_loss_is_seen_by_who_looks_ahead() {
-    // Bucket 1 holds a job that is not yet asked for.
+async fn a_due_scan_detects_lost_keys() {
+    // Bucket 1 contains a job that is not part of the query.
     for key in ["due", "ended", "buckets", "job:0", "meta"] {
         without_the_key(key, async |index| {
-            let ahead = index.ahead(SHARD, None, at(5), 10, 1000).await.unwrap();
+            let ahead = index.due_scan(SHARD, None, at(5), 10, 1000).await.unwrap();
             ahead.applied.map(|applied| applied.offset)
         })
         .await;
@@ -150,7 +150,7 @@ async fn a_loss_is_seen_by_who_looks_ahead() {
 }
 
 #[tokio::test]
-async fn a_loss_is_seen_by_who_forgets() {
+async fn forgetting_detects_lost_keys() {
     for key in ["due", "ended", "buckets", "meta"] {
         without_the_key(key, async |index| {
             let (applied, _) = index.forgettable(SHARD, at(0), 10).await.unwrap();
@@ -161,7 +161,7 @@ async fn a_loss_is_seen_by_who_forgets() {
 }
 
 #[tokio::test]
-async fn a_loss_is_seen_by_who_looks_for_a_job() {
+async fn a_lookup_detects_lost_keys() {
     for key in ["due", "ended", "buckets", "job:1", "meta"] {
         without_the_key(key, async |index| {
             let lookups = [Lookup::Job(id(1)), Lookup::Job(id(2000)), Lookup::Job(id(7))];
@@ -173,7 +173,7 @@ async fn a_loss_is_seen_by_who_looks_for_a_job() {
 }
 
 #[tokio::test]
-async fn a_loss_is_a_gap_for_who_changes_something() {
+async fn a_change_after_lost_keys_is_a_gap() {
     for key in ["due", "ended", "buckets", "meta"] {
         without_the_key(key, async |index| {
             let nothing_new = batch(9, 10, vec![]);
@@ -188,9 +188,9 @@ async fn a_loss_is_a_gap_for_who_changes_something() {
 }
 
 #[tokio::test]
-async fn only_who_cleared_a_shard_may_begin_it() {
-    // Two connections with one owner: what one of them sent before an outage may arrive after what the other
-    // did, and must not be taken for the beginning.
+async fn only_the_connection_that_cleared_a_shard_may_fill_it() {
+    // Two connections with one owner: a call of one of them from before an outage may arrive after the calls of the other,
+    // and must not start the shard.
     let redis = OwnRedis::connect().await;
     let (late, _tasks) = connect(&redis.config).await.unwrap();
     late.claim(SHARD, ME).await.unwrap();
@@ -199,14 +199,14 @@ async fn only_who_cleared_a_shard_may_begin_it() {
     let gap = Err("Gap { found: None, expected: 100 }".to_owned());
     assert_eq!(apply(&late, 100, 200, vec![waits(1, 5)]).await, gap);
     apply(&redis.index, 0, 100, vec![waits(2, 5)]).await.unwrap();
-    // A clear that arrives late takes everything, which is seen.
+    // A late clear removes everything, which is detected.
     late.clear(SHARD, ME).await.unwrap();
     assert_eq!(apply(&redis.index, 100, 200, vec![waits(1, 5)]).await, gap);
     redis.remove().await;
 }
 
 #[tokio::test]
-async fn what_is_forgotten_or_cleared_leaves_no_keys() {
+async fn forgotten_jobs_and_cleared_shards_leave_no_keys() {
     let redis = OwnRedis::connect().await;
     let jobs = (0..3000).map(|job| with_key(waits(job, 5), u8::try_from(job % 200).unwrap(), 100_000 + job));
     begin(&redis.index, jobs.collect()).await;
@@ -232,12 +232,12 @@ async fn what_is_forgotten_or_cleared_leaves_no_keys() {
 }
 
 #[tokio::test]
-async fn redis_itself_removes_keys_some_time_after_they_expire() {
+async fn redis_removes_expired_keys_itself() {
     let redis = OwnRedis::connect().await;
     begin(&redis.index, vec![with_key(waits(1, 5), b'a', 100_000)]).await;
     let key = |name: &str| format!("{}:{{{SHARD}}}:{name}", redis.config.prefix);
     let life = async |name: &str| redis.raw.call(&["PTTL", &key(name)]).await.as_i64().unwrap();
-    // A log is for keys of about four minutes, and Redis's own clock may be another.
+    // An expiry log covers keys of about four minutes, and the clock of Redis may differ.
     let longest = 100_000 + (1 << 18) + 60_000;
     let log = at(100_000).as_millis() >> 18;
     for name in [format!("idem:{}", "a".repeat(16)), format!("idemlog:{log}")] {
@@ -248,14 +248,14 @@ async fn redis_itself_removes_keys_some_time_after_they_expire() {
 }
 
 #[tokio::test]
-async fn a_stopped_redis_is_told_at_once_and_used_again_when_it_is_back() {
+async fn a_stopped_redis_fails_calls_at_once_and_is_used_again_after_its_restart() {
     let mut local = LocalRedis::start().unwrap();
     let redis = OwnRedis::connect_to(&local.url()).await;
     begin(&redis.index, vec![waits(1, 5)]).await;
     local.kill_9();
     let reason = unavailable(apply_raw(&redis, 10).await).unwrap();
     assert!(!reason.is_empty());
-    // A hundred callers learn it without waiting for each other.
+    // A hundred concurrent calls fail without waiting for each other.
     let calls = (0..100).map(|_| redis.index.stats(SHARD, at(0), 1));
     let all_at_once = futures::future::join_all(calls);
     let answers = tokio::time::timeout(DEADLINE, all_at_once).await.unwrap();
@@ -265,8 +265,8 @@ async fn a_stopped_redis_is_told_at_once_and_used_again_when_it_is_back() {
     unavailable(redis.index.ping().await).unwrap();
 
     local.start_again().unwrap();
-    until_it_answers(&redis).await;
-    // It came back empty.
+    until_available(&redis).await;
+    // Redis restarted empty.
     let gap = Err("Gap { found: None, expected: 10 }".to_owned());
     assert_eq!(apply(&redis.index, 10, 11, vec![waits(2, 5)]).await, gap);
     redis.index.clear(SHARD, ME).await.unwrap();
@@ -282,7 +282,7 @@ async fn apply_raw(redis: &OwnRedis, from: i64) -> Result<(), IndexError> {
 }
 
 #[tokio::test]
-async fn a_frozen_redis_is_given_up_and_what_it_got_late_does_no_harm() {
+async fn calls_to_a_frozen_redis_time_out_and_their_late_effects_do_no_harm() {
     let local = LocalRedis::start().unwrap();
     let redis = OwnRedis::connect_to(&local.url()).await;
     begin(&redis.index, vec![waits(1, 5)]).await;
@@ -290,8 +290,8 @@ async fn a_frozen_redis_is_given_up_and_what_it_got_late_does_no_harm() {
     unavailable(apply_raw(&redis, 10).await).unwrap();
     unavailable(redis.index.clear(SHARD, ME).await).unwrap();
     local.process().cont();
-    until_it_answers(&redis).await;
-    // Both have been executed meanwhile; the caller knows of neither.
+    until_available(&redis).await;
+    // Redis has executed both calls, which the caller does not know.
     let gap = Err("Gap { found: None, expected: 11 }".to_owned());
     assert_eq!(apply(&redis.index, 11, 12, vec![waits(3, 5)]).await, gap);
     redis.index.clear(SHARD, ME).await.unwrap();
@@ -300,13 +300,13 @@ async fn a_frozen_redis_is_given_up_and_what_it_got_late_does_no_harm() {
 }
 
 #[tokio::test]
-async fn a_connection_that_falls_silent_is_given_up_for_a_new_one() {
+async fn a_silent_connection_is_replaced() {
     let proxy = Proxy::to(&redis_url()).await;
     let config = config(&proxy.url());
     let (index, _tasks) = connect(&config).await.unwrap();
     begin(&index, vec![waits(1, 5)]).await;
     proxy.silence();
-    // More than the system takes on the way, so that the client waits to be rid of it.
+    // More than fits into the buffers of the system, so that the client blocks while writing.
     let long = Effect::Waits {
         due: at(5),
         record: vec![0; 1 << 20].into(),
@@ -331,7 +331,7 @@ async fn a_connection_that_falls_silent_is_given_up_for_a_new_one() {
 }
 
 #[tokio::test]
-async fn a_redis_that_does_not_run_yet_is_waited_for() {
+async fn the_index_waits_for_a_redis_that_is_not_running_yet() {
     let mut local = LocalRedis::start().unwrap();
     local.stop().unwrap();
     let config = config(&local.url());
@@ -345,7 +345,7 @@ async fn a_redis_that_does_not_run_yet_is_waited_for() {
 }
 
 #[tokio::test]
-async fn a_redis_that_may_evict_is_refused() {
+async fn a_redis_that_may_evict_keys_is_refused() {
     let local = LocalRedis::start().unwrap();
     let raw = Raw::connect(&local.url()).await;
     raw.call(&["CONFIG", "SET", "maxmemory", "100mb"]).await;
@@ -363,7 +363,7 @@ async fn a_redis_that_may_evict_is_refused() {
     let redis = OwnRedis::connect_to(&local.url()).await;
     begin(&redis.index, vec![]).await;
 
-    // It may be another server after a lost connection.
+    // After a lost connection, it may be another server.
     raw.call(&["CONFIG", "SET", "maxmemory-policy", "volatile-ttl"])
         .await;
     raw.call(&["CLIENT", "KILL", "TYPE", "normal"]).await;
@@ -378,12 +378,12 @@ async fn a_redis_that_may_evict_is_refused() {
     unavailable(apply_raw(&redis, 10).await).unwrap();
     raw.call(&["CONFIG", "SET", "maxmemory-policy", "noeviction"])
         .await;
-    until_it_answers(&redis).await;
+    until_available(&redis).await;
     apply_raw(&redis, 10).await.unwrap();
 }
 
 #[tokio::test]
-async fn a_full_memory_refuses_what_is_not_forced() {
+async fn a_full_redis_rejects_batches_that_are_not_forced() {
     let local = LocalRedis::start().unwrap();
     let redis = OwnRedis::connect_to(&local.url()).await;
     begin(&redis.index, vec![waits(1, 5), waits(2, 5)]).await;
@@ -402,8 +402,8 @@ async fn a_full_memory_refuses_what_is_not_forced() {
             "{refused:?}"
         );
     }
-    // Nothing of it was done.
-    let ahead = redis.index.ahead(SHARD, None, at(5), 10, 1000).await.unwrap();
+    // The batch had no effect.
+    let ahead = redis.index.due_scan(SHARD, None, at(5), 10, 1000).await.unwrap();
     assert_eq!((ahead.applied.unwrap().offset, ahead.rows.len()), (10, 2));
     let forced = Batch {
         force: true,
@@ -418,18 +418,18 @@ async fn a_full_memory_refuses_what_is_not_forced() {
 }
 
 #[tokio::test]
-async fn how_full_the_memory_is_is_seen() {
+async fn the_memory_pressure_is_reported() {
     let local = LocalRedis::start().unwrap();
     let redis = OwnRedis::connect_to(&local.url()).await;
-    let until = async |room: Room| {
+    let until = async |room: MemoryPressure| {
         let what = format!("room is {room:?}");
         eventually_async(&what, DEADLINE, async || match redis.index.usage() {
-            usage if usage.room == room => Ok(usage.share),
+            usage if usage.pressure == room => Ok(usage.share),
             usage => Err(format!("{usage:?}")),
         })
         .await
     };
-    assert_eq!(until(Room::Enough).await, None, "there is no limit");
+    assert_eq!(until(MemoryPressure::Low).await, None, "there is no limit");
     let info = redis.raw.call(&["INFO", "memory"]).await.into_string().unwrap();
     let used = info.lines().find_map(|line| line.strip_prefix("used_memory:"));
     let used: u64 = used.unwrap().trim().parse().unwrap();
@@ -439,7 +439,7 @@ async fn how_full_the_memory_is_is_seen() {
         .call(&["CONFIG", "SET", "maxmemory", &limit(used * 100 / 95)])
         .await;
     assert!(
-        until(Room::Scarce)
+        until(MemoryPressure::High)
             .await
             .is_some_and(|share| (0.9..1.0).contains(&share))
     );
@@ -447,16 +447,16 @@ async fn how_full_the_memory_is_is_seen() {
         .raw
         .call(&["CONFIG", "SET", "maxmemory", &limit(used / 2)])
         .await;
-    assert!(until(Room::None).await.is_some_and(|share| share > 1.0));
+    assert!(until(MemoryPressure::Full).await.is_some_and(|share| share > 1.0));
     redis
         .raw
         .call(&["CONFIG", "SET", "maxmemory", &limit(used * 2)])
         .await;
-    assert!(until(Room::Enough).await.is_some_and(|share| share < 0.9));
+    assert!(until(MemoryPressure::Low).await.is_some_and(|share| share < 0.9));
 }
 
 #[tokio::test]
-async fn a_replica_is_told_as_such() {
+async fn a_replica_is_reported_as_such() {
     let local = LocalRedis::start().unwrap();
     let redis = OwnRedis::connect_to(&local.url()).await;
     begin(&redis.index, vec![]).await;
@@ -465,12 +465,12 @@ async fn a_replica_is_told_as_such() {
     let reason = unavailable(apply_raw(&redis, 10).await).unwrap();
     assert!(reason.starts_with("READONLY"), "{reason}");
     redis.raw.call(&["REPLICAOF", "NO", "ONE"]).await;
-    until_it_answers(&redis).await;
+    until_available(&redis).await;
     apply_raw(&redis, 10).await.unwrap();
 }
 
 #[tokio::test]
-async fn a_password_is_used_and_never_told() {
+async fn a_password_is_used_and_never_shown() {
     let local = LocalRedis::start().unwrap();
     let raw = Raw::connect(&local.url()).await;
     raw.call(&["CONFIG", "SET", "requirepass", "hunter2/@"]).await;
@@ -489,7 +489,7 @@ async fn a_password_is_used_and_never_told() {
 }
 
 #[tokio::test]
-async fn a_user_who_may_not_see_the_policy_goes_on() {
+async fn a_user_without_access_to_the_policy_can_connect() {
     let local = LocalRedis::start().unwrap();
     let raw = Raw::connect(&local.url()).await;
     let rights = ["on", ">pw", "~*", "+@all", "-config", "-info"];

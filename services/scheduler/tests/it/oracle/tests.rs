@@ -1,6 +1,6 @@
-//! The oracle finds what is planted in a world where all else is right.
+//! The oracle finds planted defects, and nothing in topics without a defect.
 
-use redeliver_core::{Failure, Span};
+use redeliver_core::{Failure, HumanDuration};
 use redeliver_proto::convert::{to_headers, to_priority, to_timestamp};
 
 use super::*;
@@ -23,10 +23,10 @@ fn at(millis: i64) -> Timestamp {
     Timestamp::from_millis(START + millis)
 }
 
-fn wanted(name: &str) -> Wanted {
-    Wanted {
+fn spec(name: &str) -> JobSpec {
+    JobSpec {
         app: "app".to_owned(),
-        when: When::After(Span::from_secs(1).duration()),
+        when: When::After(HumanDuration::from_secs(1).duration()),
         priority: Priority::High,
         idempotency_key: None,
         request_id: None,
@@ -39,74 +39,74 @@ fn wanted(name: &str) -> Wanted {
     }
 }
 
-/// All topics, as a scheduler without a fault leaves them.
+/// All topics, as a correct scheduler leaves them.
 struct World {
-    asked: Vec<Asked>,
+    sent: Vec<Sent>,
     seen: Seen,
     next: HashMap<(Arc<str>, i32), i64>,
-    ids: HashMap<String, (JobId, Wanted, Timestamp)>,
+    ids: HashMap<String, (JobId, JobSpec, Timestamp)>,
 }
 
 impl World {
-    /// A job that was dispatched, one that was moved and then cancelled, one that expired, a duplicate, a conflict,
-    /// a request in a wrong partition, one that cannot be accepted; cancellations that came too late or for nobody.
+    /// A dispatched job, one that was rescheduled and then cancelled, an expired one, a duplicate, a conflict, a forwarded
+    /// request, a rejected one, and cancellations that were too late or of an unknown job.
     fn new() -> Self {
         let mut world = Self {
-            asked: Vec::new(),
+            sent: Vec::new(),
             seen: Seen::default(),
             next: HashMap::new(),
             ids: HashMap::new(),
         };
-        world.schedule("sent", wanted("sent"));
+        world.schedule("sent", spec("sent"));
         world.dispatch("sent", 1000, 1003);
-        world.late_cancel("sent");
+        world.cancel_too_late("sent");
 
-        world.schedule("moved", wanted("moved"));
+        world.schedule("moved", spec("moved"));
         world.reschedule("moved", 5000);
         world.cancel("moved", 2000);
         world.cancel_again("moved");
 
-        let short = Wanted {
+        let short = JobSpec {
             expire_after: Some(Duration::from_secs(1)),
-            ..wanted("expired")
+            ..spec("expired")
         };
         world.schedule("expired", short);
         world.expire("expired", 2001);
 
-        let keyed = Wanted {
+        let keyed = JobSpec {
             idempotency_key: Some("k".to_owned()),
-            ..wanted("keyed")
+            ..spec("keyed")
         };
         world.schedule("keyed", keyed.clone());
         world.dispatch("keyed", 1000, 1001);
-        let again = Wanted {
+        let again = JobSpec {
             request_id: Some("another name".to_owned()),
             ..keyed.clone()
         };
         world.already("keyed", again, v1::Outcome::Duplicate);
-        let other = Wanted {
+        let other = JobSpec {
             value: Bytes::from_static(b"other"),
             ..keyed
         };
         world.already("keyed", other, v1::Outcome::Conflict);
 
-        let astray = Wanted {
-            idempotency_key: Some("astray".to_owned()),
-            ..wanted("astray")
+        let misplaced = JobSpec {
+            idempotency_key: Some("misplaced".to_owned()),
+            ..spec("misplaced")
         };
-        world.schedule("astray", astray);
-        world.dispatch("astray", 1000, 1001);
+        world.schedule("misplaced", misplaced);
+        world.dispatch("misplaced", 1000, 1001);
 
         world.refuse();
-        world.cancel_nobody();
+        world.cancel_unknown();
         world
     }
 
-    fn place(&mut self, topic: &str, partition: i32) -> Position {
+    fn position(&mut self, topic: &str, partition: i32) -> Position {
         let topic: Arc<str> = topic.into();
         let next = self.next.entry((topic.clone(), partition)).or_default();
         let offset = *next;
-        // As if each record were followed by the marker of its transaction.
+        // A transaction marker follows each record.
         *next += 2;
         Position {
             topic,
@@ -117,7 +117,7 @@ impl World {
 
     fn record(&mut self, topic: &str, partition: i32, time: Timestamp) -> Record {
         Record {
-            position: self.place(topic, partition),
+            position: self.position(topic, partition),
             timestamp: Some(time),
             key: None,
             value: None,
@@ -126,37 +126,37 @@ impl World {
         }
     }
 
-    /// Writes a request, and again where it belongs if that is another partition; gives its place there.
-    fn ask(&mut self, name: &str, partition: i32, home: i32, wish: Wish) -> Record {
+    /// Writes a request, and forwards it if another partition decides it. Returns the record in that partition.
+    fn send(&mut self, name: &str, partition: i32, home: i32, intent: Intent) -> Record {
         let record = Record {
             key: Some(Bytes::from_static(b"request")),
-            value: Some(Bytes::from(format!("request {name} {}", self.asked.len()))),
+            value: Some(Bytes::from(format!("request {name} {}", self.sent.len()))),
             headers: [(headers::TRACEPARENT, Some(&b"00-trace"[..]))]
                 .into_iter()
                 .collect(),
             ..self.record("ingest", partition, at(0))
         };
-        self.asked.push(Asked {
-            place: record.position.clone(),
+        self.sent.push(Sent {
+            position: record.position.clone(),
             at: at(0),
             key: record.key.clone(),
             value: record.value.clone(),
             headers: record.headers.clone(),
-            wish,
-            answer_to: Some(format!("{name} {}", self.asked.len())),
+            intent,
+            answer_to: Some(format!("{name} {}", self.sent.len())),
         });
         self.seen.ingest.push(record.clone());
         if home == partition {
             return record;
         }
-        let passed_on = Record {
-            position: self.place("ingest", home),
+        let forwarded = Record {
+            position: self.position("ingest", home),
             timestamp: Some(at(7)),
-            headers: passed_on_headers(self.asked.last().unwrap()),
+            headers: forwarded_headers(self.sent.last().unwrap()),
             ..record
         };
-        self.seen.ingest.push(passed_on.clone());
-        passed_on
+        self.seen.ingest.push(forwarded.clone());
+        forwarded
     }
 
     fn answer(&mut self, outcome: v1::Outcome, job: Option<v1::Job>, reason: &str) {
@@ -166,7 +166,7 @@ impl World {
             job,
             reason: reason.to_owned(),
         };
-        let name = self.asked.last().unwrap().answer_to.clone().unwrap();
+        let name = self.sent.last().unwrap().answer_to.clone().unwrap();
         let record = Record {
             key: Some(name.into()),
             value: Some(answer.encode_to_vec().into()),
@@ -175,49 +175,49 @@ impl World {
         self.seen.answers.push(record);
     }
 
-    fn schedule(&mut self, name: &str, wanted: Wanted) {
-        let key = wanted.idempotency_key.as_deref();
+    fn schedule(&mut self, name: &str, spec: JobSpec) {
+        let key = spec.idempotency_key.as_deref();
         let home = key.map_or(1, |key| shard_of("app", key, PARTITIONS));
-        let partition = if name == "astray" {
+        let partition = if name == "misplaced" {
             (home + 1) % PARTITIONS
         } else {
             home
         };
-        let wish = Wish::Job(Box::new(wanted.clone()));
-        let request = self.ask(name, partition, home, wish);
+        let intent = Intent::Job(Box::new(spec.clone()));
+        let request = self.send(name, partition, home, intent);
         let requested = request.timestamp.unwrap();
         let id = JobId::new(requested, home, request.position.offset);
-        let due = wanted.when.due(at(0));
+        let due = spec.when.due(at(0));
         let shown = v1::Job {
             id: id.to_string(),
             scheduled_time: Some(to_timestamp(due)),
             ..v1::Job::default()
         };
         self.answer(v1::Outcome::Scheduled, Some(shown), "");
-        self.ids.insert(name.to_owned(), (id, wanted, due));
+        self.ids.insert(name.to_owned(), (id, spec, due));
         self.state(name, v1::JobState::Scheduled, 1, None);
     }
 
     fn state(&mut self, name: &str, state: v1::JobState, revision: u32, ended: Option<Timestamp>) {
-        let (id, wanted, due) = self.ids[name].clone();
+        let (id, spec, due) = self.ids[name].clone();
         let waits = state == v1::JobState::Scheduled;
-        let mut list = wanted.headers.clone();
+        let mut list = spec.headers.clone();
         list.push_text(headers::TRACEPARENT, "00-trace");
         let job = v1::JobRecord {
-            app: wanted.app.clone(),
+            app: spec.app.clone(),
             state: state.into(),
-            priority: to_priority(wanted.priority).into(),
+            priority: to_priority(spec.priority).into(),
             due_ms: due.as_millis(),
             accepted_ms: at(8).as_millis(),
             revision,
-            idempotency_key: wanted.idempotency_key.clone().unwrap_or_default(),
-            request_id: wanted.request_id.clone().unwrap_or_default(),
-            data: waits.then(|| wanted.value.clone()),
-            key: wanted.key.clone().filter(|_| waits),
+            idempotency_key: spec.idempotency_key.clone().unwrap_or_default(),
+            request_id: spec.request_id.clone().unwrap_or_default(),
+            data: waits.then(|| spec.value.clone()),
+            key: spec.key.clone().filter(|_| waits),
             headers: if waits { to_headers(&list) } else { Vec::new() },
             topic: "jobs".to_owned(),
             ended_ms: ended.map(Timestamp::as_millis),
-            expires_ms: wanted.expire_after.map(|span| due.after(span).as_millis()),
+            expires_ms: spec.expire_after.map(|span| due.after(span).as_millis()),
             ..v1::JobRecord::default()
         };
         let record = Record {
@@ -229,27 +229,27 @@ impl World {
     }
 
     fn dispatch(&mut self, name: &str, due: i64, written: i64) {
-        let (id, wanted, planned) = self.ids[name].clone();
-        assert!(planned >= at(due), "the world is wrong itself");
+        let (id, spec, planned) = self.ids[name].clone();
+        assert!(planned >= at(due), "the test data is wrong");
         let now = planned.after(Duration::from_millis(1));
-        let mut list = wanted.headers.clone();
+        let mut list = spec.headers.clone();
         list.push_text(headers::TRACEPARENT, "00-trace");
         for (name, value) in [
             (headers::JOB_ID, id.to_string()),
-            (headers::JOB_APP, wanted.app.clone()),
+            (headers::JOB_APP, spec.app.clone()),
             (headers::SCHEDULED_TIME, planned.to_string()),
             (headers::DISPATCHED_AT, now.to_string()),
-            (headers::JOB_PRIORITY, wanted.priority.to_string()),
+            (headers::JOB_PRIORITY, spec.priority.to_string()),
         ] {
             list.push_text(name, &value);
         }
-        if let Some(key) = &wanted.idempotency_key {
+        if let Some(key) = &spec.idempotency_key {
             list.push_text(headers::IDEMPOTENCY_KEY, key);
         }
-        let partition = partition_for_key(wanted.key.as_deref().unwrap(), PARTITIONS);
+        let partition = partition_for_key(spec.key.as_deref().unwrap(), PARTITIONS);
         let record = Record {
-            key: wanted.key.clone(),
-            value: Some(wanted.value.clone()),
+            key: spec.key.clone(),
+            value: Some(spec.value.clone()),
             headers: list,
             ..self.record("jobs", partition, at(written + 7))
         };
@@ -257,9 +257,9 @@ impl World {
         self.state(name, v1::JobState::Dispatched, 1, Some(now));
     }
 
-    fn command(&mut self, name: &str, wish: impl FnOnce(JobId) -> Wish) {
+    fn command(&mut self, name: &str, intent: impl FnOnce(JobId) -> Intent) {
         let id = self.ids[name].0;
-        self.ask(name, id.shard(), id.shard(), wish(id));
+        self.send(name, id.shard(), id.shard(), intent(id));
     }
 
     fn ended(&self, name: &str, state: v1::JobState, ended: Timestamp) -> Option<v1::Job> {
@@ -271,15 +271,15 @@ impl World {
         })
     }
 
-    fn late_cancel(&mut self, name: &str) {
-        self.command(name, Wish::Cancel);
+    fn cancel_too_late(&mut self, name: &str) {
+        self.command(name, Intent::Cancel);
         let ended = self.ids[name].2.after(Duration::from_millis(1));
         let shown = self.ended(name, v1::JobState::Dispatched, ended);
         self.answer(v1::Outcome::AlreadyDispatched, shown, "");
     }
 
     fn reschedule(&mut self, name: &str, due: i64) {
-        self.command(name, |id| Wish::Reschedule(id, When::At(at(due))));
+        self.command(name, |id| Intent::Reschedule(id, When::At(at(due))));
         self.ids.get_mut(name).unwrap().2 = at(due);
         let shown = v1::Job {
             id: self.ids[name].0.to_string(),
@@ -291,14 +291,14 @@ impl World {
     }
 
     fn cancel(&mut self, name: &str, now: i64) {
-        self.command(name, Wish::Cancel);
+        self.command(name, Intent::Cancel);
         let shown = self.ended(name, v1::JobState::Cancelled, at(now));
         self.answer(v1::Outcome::Cancelled, shown, "");
         self.state(name, v1::JobState::Cancelled, 2, Some(at(now)));
     }
 
     fn cancel_again(&mut self, name: &str) {
-        self.command(name, Wish::Cancel);
+        self.command(name, Intent::Cancel);
         let shown = self.ended(name, v1::JobState::Cancelled, at(2000));
         self.answer(v1::Outcome::AlreadyCancelled, shown, "");
     }
@@ -307,9 +307,9 @@ impl World {
         self.state(name, v1::JobState::Expired, 1, Some(at(now)));
     }
 
-    fn already(&mut self, name: &str, wanted: Wanted, outcome: v1::Outcome) {
+    fn already(&mut self, name: &str, spec: JobSpec, outcome: v1::Outcome) {
         let home = self.ids[name].0.shard();
-        let request = self.ask(name, home, home, Wish::Job(Box::new(wanted)));
+        let request = self.send(name, home, home, Intent::Job(Box::new(spec)));
         let shown = v1::Job {
             id: self.ids[name].0.to_string(),
             ..v1::Job::default()
@@ -323,11 +323,11 @@ impl World {
 
     fn refuse(&mut self) {
         let failure = Failure::malformed("request.jobData", "`jobData` is missing");
-        let wish = Wish::Refused {
+        let intent = Intent::Refused {
             code: failure.code.to_string(),
             says: "jobData".to_owned(),
         };
-        let request = self.ask("refused", 2, 2, wish);
+        let request = self.send("refused", 2, 2, intent);
         self.answer(v1::Outcome::Rejected, None, &failure.message);
         self.dead_letter(&request, &failure);
     }
@@ -345,14 +345,14 @@ impl World {
         self.seen.dlq.push(record);
     }
 
-    fn cancel_nobody(&mut self) {
-        let nobody = JobId::new(at(0), 0, 999);
-        self.ask("nobody", 0, 0, Wish::Cancel(nobody));
+    fn cancel_unknown(&mut self) {
+        let unknown = JobId::new(at(0), 0, 999);
+        self.send("unknown", 0, 0, Intent::Cancel(unknown));
         self.answer(v1::Outcome::Unknown, None, "");
     }
 
-    fn judged(&self) -> Verdict {
-        judge(&self.asked, &topics(), &self.seen)
+    fn report(&self) -> Report {
+        check(&self.sent, &topics(), &self.seen)
     }
 
     /// The record of a job in its application's topic.
@@ -364,7 +364,7 @@ impl World {
             .unwrap()
     }
 
-    /// The newest record of a job in the state topic, to be changed.
+    /// Changes the newest record of a job in the state topic.
     fn newest(&mut self, name: &str, change: impl FnOnce(&mut v1::JobRecord)) {
         let id = self.ids[name].0.to_string();
         let mut records = self.seen.state.iter_mut().rev();
@@ -385,40 +385,40 @@ impl World {
                 return;
             }
         }
-        panic!("nobody was told {outcome:?}");
+        panic!("no answer is {outcome:?}");
     }
 }
 
-/// Plants something, of which the oracle must find faults of this kind and, unless more is given, of no other.
+/// Plants a defect, for which the oracle must report these kinds and no others.
 #[track_caller]
-fn finds(kinds: &[Kind], plant: impl FnOnce(&mut World)) {
+fn finds(kinds: &[DefectKind], plant: impl FnOnce(&mut World)) {
     let mut world = World::new();
     plant(&mut world);
-    let verdict = world.judged();
-    let mut found: Vec<Kind> = verdict.faults.iter().map(|fault| fault.kind).collect();
+    let report = world.report();
+    let mut found: Vec<DefectKind> = report.defects.iter().map(|defect| defect.kind).collect();
     found.sort_unstable();
     found.dedup();
-    assert_eq!(found, kinds, "{verdict}");
-    assert!(verdict.waiting.is_empty(), "{verdict}");
+    assert_eq!(found, kinds, "{report}");
+    assert!(report.waiting.is_empty(), "{report}");
 }
 
 #[track_caller]
-fn waits_for(words: &str, plant: impl FnOnce(&mut World)) {
+fn is_waiting(reason: &str, plant: impl FnOnce(&mut World)) {
     let mut world = World::new();
     plant(&mut world);
-    let verdict = world.judged();
-    assert!(!verdict.is_clean(), "{verdict}");
+    let report = world.report();
+    assert!(!report.is_clean(), "{report}");
     assert!(
-        verdict.waiting.iter().any(|what| what.contains(words)),
-        "{verdict}"
+        report.waiting.iter().any(|what| what.contains(reason)),
+        "{report}"
     );
 }
 
 #[test]
-fn a_world_without_a_fault_is_clean() {
-    let verdict = World::new().judged();
-    assert!(verdict.is_clean(), "{verdict}");
-    let Verdict {
+fn topics_without_a_defect_are_clean() {
+    let report = World::new().report();
+    assert!(report.is_clean(), "{report}");
+    let Report {
         jobs,
         dispatched,
         cancelled,
@@ -430,20 +430,20 @@ fn a_world_without_a_fault_is_clean() {
         rescheduled,
         answers,
         ..
-    } = verdict;
+    } = report;
     assert_eq!((jobs, dispatched, cancelled, expired), (5, 3, 1, 1));
     assert_eq!((refused, conflicts, duplicates), (1, 1, 1));
     assert_eq!((forwarded, rescheduled, answers), (1, 1, 13));
 }
 
 #[test]
-fn what_is_lost_is_found() {
-    finds(&[Kind::Lost], |world| drop(world.seen.apps.remove(0)));
-    // Nobody knows any more whose the rest is.
-    finds(&[Kind::Lost, Kind::Foreign, Kind::Contradiction], |world| {
+fn missing_records_are_found() {
+    finds(&[Lost], |world| drop(world.seen.apps.remove(0)));
+    // Without the request, its other records belong to nothing.
+    finds(&[Lost, Foreign, Contradiction], |world| {
         world.seen.ingest.remove(0);
     });
-    finds(&[Kind::Lost], |world| {
+    finds(&[Lost], |world| {
         let id = world.ids["keyed"].0;
         let forgotten = Record {
             key: Some(id.to_string().into()),
@@ -451,9 +451,9 @@ fn what_is_lost_is_found() {
         };
         world.seen.state.push(forgotten);
     });
-    waits_for("is not answered", |world| drop(world.seen.answers.remove(1)));
-    waits_for("is not dead yet", |world| drop(world.seen.dlq.pop()));
-    waits_for("is in a wrong partition", |world| {
+    is_waiting("is not answered", |world| drop(world.seen.answers.remove(1)));
+    is_waiting("has no dead letter", |world| drop(world.seen.dlq.pop()));
+    is_waiting("is in a wrong partition", |world| {
         let name = world
             .seen
             .ingest
@@ -461,7 +461,7 @@ fn what_is_lost_is_found() {
             .rposition(|record| record.timestamp == Some(at(7)));
         world.seen.ingest.remove(name.unwrap());
     });
-    waits_for("is not decided", |world| {
+    is_waiting("is not decided", |world| {
         let id = world.ids["sent"].0.to_string();
         world
             .seen
@@ -469,12 +469,12 @@ fn what_is_lost_is_found() {
             .retain(|record| record.key.as_deref() != Some(id.as_bytes()));
         world.seen.apps.remove(0);
     });
-    waits_for(", due ", |world| drop(world.seen.state.remove(1)));
+    is_waiting(", due ", |world| drop(world.seen.state.remove(1)));
 }
 
 #[test]
-fn what_is_double_is_found() {
-    finds(&[Kind::Double], |world| {
+fn duplicate_records_are_found() {
+    finds(&[Double], |world| {
         let again = Record {
             position: Position {
                 offset: 99,
@@ -484,19 +484,19 @@ fn what_is_double_is_found() {
         };
         world.seen.apps.push(again);
     });
-    finds(&[Kind::Double], |world| {
+    finds(&[Double], |world| {
         let again = world.seen.state[1].clone();
         world.seen.state.push(again);
     });
-    finds(&[Kind::Double], |world| {
+    finds(&[Double], |world| {
         let again = world.seen.answers[0].clone();
         world.seen.answers.push(again);
     });
-    finds(&[Kind::Double], |world| {
+    finds(&[Double], |world| {
         let again = world.seen.dlq[0].clone();
         world.seen.dlq.push(again);
     });
-    finds(&[Kind::Double], |world| {
+    finds(&[Double], |world| {
         let mut again = world.seen.ingest.last().unwrap().clone();
         again.position.offset += 1;
         world.seen.ingest.push(again);
@@ -504,12 +504,12 @@ fn what_is_double_is_found() {
 }
 
 #[test]
-fn what_is_early_is_found() {
-    finds(&[Kind::Early], |world| {
+fn early_records_are_found() {
+    finds(&[Early], |world| {
         world.sent("sent").timestamp = Some(at(999));
     });
-    // All agree on a time of dispatch that is too early.
-    finds(&[Kind::Early, Kind::Contradiction], |world| {
+    // All records have the same time of dispatch, which is too early.
+    finds(&[Early, Contradiction], |world| {
         world.newest("keyed", |job| job.ended_ms = Some(at(999).as_millis()));
         let text = at(999).to_string();
         let record = world.sent("keyed");
@@ -528,8 +528,8 @@ fn what_is_early_is_found() {
 }
 
 #[test]
-fn what_is_altered_is_found() {
-    let altered = &[Kind::Altered];
+fn altered_records_are_found() {
+    let altered = &[Altered];
     finds(altered, |world| {
         world.sent("sent").value = Some(Bytes::from_static(b"value of sent "));
     });
@@ -577,10 +577,10 @@ fn what_is_altered_is_found() {
             answer.job.as_mut().unwrap().ended_at = None;
         });
     });
-    // A reason that names another field.
+    // The reason names another field.
     finds(altered, |world| {
-        let refused = world.asked.iter_mut().find_map(|asked| match &mut asked.wish {
-            Wish::Refused { says, .. } => Some(says),
+        let refused = world.sent.iter_mut().find_map(|sent| match &mut sent.intent {
+            Intent::Refused { says, .. } => Some(says),
             _ => None,
         });
         "appName".clone_into(refused.unwrap());
@@ -588,8 +588,8 @@ fn what_is_altered_is_found() {
 }
 
 #[test]
-fn what_nobody_asked_for_is_found() {
-    finds(&[Kind::Foreign], |world| {
+fn records_without_a_request_are_found() {
+    finds(&[Foreign], |world| {
         let id = JobId::new(at(0), 0, 77).to_string();
         let record = world.seen.state[0].clone();
         world.seen.state.push(Record {
@@ -601,16 +601,16 @@ fn what_nobody_asked_for_is_found() {
             ..record
         });
     });
-    finds(&[Kind::Foreign], |world| {
+    finds(&[Foreign], |world| {
         let record = world.record("jobs", 0, at(0));
         world.seen.apps.push(record);
     });
-    finds(&[Kind::Foreign], |world| {
+    finds(&[Foreign], |world| {
         let mut record = world.seen.answers[0].clone();
         record.key = Some("somebody".into());
         world.seen.answers.push(record);
     });
-    finds(&[Kind::Foreign], |world| {
+    finds(&[Foreign], |world| {
         let failure = Failure::malformed("request.json", "no");
         let request = world.seen.ingest[0].clone();
         world.dead_letter(&request, &failure);
@@ -618,9 +618,9 @@ fn what_nobody_asked_for_is_found() {
 }
 
 #[test]
-fn stories_that_differ_are_found() {
-    let contradiction = &[Kind::Contradiction];
-    // Cancelled, and there.
+fn contradictions_are_found() {
+    let contradiction = &[Contradiction];
+    // Cancelled and dispatched.
     finds(contradiction, |world| {
         let id = world.ids["moved"].0.to_string();
         let mut record = world.sent("sent").clone();
@@ -630,7 +630,7 @@ fn stories_that_differ_are_found() {
         record.headers.push_text(headers::JOB_ID, &id);
         world.seen.apps.push(record);
     });
-    // There, and told that it is cancelled.
+    // Dispatched, but answered as cancelled.
     finds(contradiction, |world| {
         world.change_answer(v1::Outcome::AlreadyDispatched, |answer| {
             answer.set_outcome(v1::Outcome::Cancelled);
@@ -641,19 +641,19 @@ fn stories_that_differ_are_found() {
             answer.set_outcome(v1::Outcome::AlreadyDispatched);
         });
     });
-    // Cancelled by nobody.
-    finds(&[Kind::Contradiction], |world| {
+    // Cancelled without a command.
+    finds(&[Contradiction], |world| {
         world.newest("expired", |job| job.set_state(v1::JobState::Cancelled));
     });
-    // Expired although it may be late.
+    // Expired too soon.
     finds(contradiction, |world| {
         world.newest("expired", |job| job.ended_ms = Some(at(2000).as_millis()));
     });
-    // Moved by nobody.
-    finds(&[Kind::Contradiction], |world| {
+    // Rescheduled without a command.
+    finds(&[Contradiction], |world| {
         world.newest("expired", |job| job.revision = 2);
     });
-    // Told of a duplicate, and accepted.
+    // A duplicate that is answered as accepted.
     finds(contradiction, |world| {
         world.change_answer(v1::Outcome::Duplicate, |answer| {
             answer.set_outcome(v1::Outcome::Scheduled);

@@ -1,0 +1,425 @@
+use std::time::Duration;
+
+use bytes::Bytes;
+use proptest::prelude::*;
+
+use super::*;
+use crate::backoff::{Jitter, RetryPolicy};
+use crate::pipeline::Anchor;
+use crate::record::Position;
+
+const NOW: Timestamp = Timestamp::from_millis(1_700_000_000_000);
+
+fn pipeline() -> Pipeline {
+    Pipeline {
+        output: Some("done".into()),
+        ..Pipeline::new("docs")
+    }
+}
+
+fn source_record() -> Record {
+    let headers = [
+        ("tenant", Some(&b"a"[..])),
+        ("tenant", None),
+        (headers::RETRY_COUNT, Some(&b"9"[..])),
+    ];
+    Record {
+        position: Position {
+            topic: "docs".into(),
+            partition: 2,
+            offset: 7,
+        },
+        timestamp: Some(Timestamp::from_millis(NOW.as_millis() - 1_000)),
+        key: Some(Bytes::from_static(b"k")),
+        value: Some(Bytes::from_static(b"{\"at\":1699999000}")),
+        headers: headers.into_iter().collect(),
+        unreadable_headers: 0,
+    }
+}
+
+fn returned(output: &Output, pipeline: &Pipeline) -> Record {
+    Record {
+        position: Position {
+            topic: pipeline.return_topic(),
+            partition: 0,
+            offset: 1,
+        },
+        timestamp: Some(NOW),
+        key: output.key.clone(),
+        value: output.value.clone(),
+        headers: output.headers.clone(),
+        unreadable_headers: 0,
+    }
+}
+
+fn context<'a>(pipeline: &'a Pipeline, arrival: &'a Arrival) -> RouteContext<'a> {
+    RouteContext {
+        pipeline,
+        arrival,
+        trace: None,
+        now: NOW,
+        random: 0.5,
+    }
+}
+
+fn decide(pipeline: &Pipeline, record: &Record, outcome: Outcome) -> Routing {
+    let arrival = Arrival::read(pipeline, record).unwrap();
+    context(pipeline, &arrival).route(record, outcome)
+}
+
+fn text<'a>(output: &'a Output, name: &str) -> &'a str {
+    std::str::from_utf8(output.headers.single(name).unwrap().unwrap().unwrap()).unwrap()
+}
+
+#[test]
+fn a_record_passes_through_all_tiers_and_becomes_a_dead_letter() {
+    for return_to in [ReturnTo::Due, ReturnTo::Source] {
+        let pipeline = Pipeline {
+            return_to,
+            ..pipeline()
+        };
+        let mut record = source_record();
+        if return_to == ReturnTo::Source {
+            record.headers = record.headers.filtered(|name| name == "tenant");
+        }
+        for (attempt, wait) in [(1_u32, 5_u64), (2, 30), (3, 60)] {
+            let routing = decide(
+                &pipeline,
+                &record,
+                Outcome::Failed(Failure::transient("http.503", "busy")),
+            );
+            let due = NOW.after(Duration::from_secs(wait));
+            let tier = HumanDuration::from_secs(wait);
+            assert_eq!(
+                routing.disposition,
+                Disposition::Waiting {
+                    class: ErrorClass::Transient,
+                    due,
+                    queue: DelayQueue::Tier(tier)
+                }
+            );
+            let output = &routing.outputs[0];
+            assert_eq!(output.topic, pipeline.tier_topic(tier));
+            assert_eq!(text(output, headers::PROCESS_AFTER), due.to_string());
+            assert_eq!(text(output, headers::RETRY_COUNT), attempt.to_string());
+            assert_eq!(text(output, headers::ORIGINAL_TOPIC), "docs");
+            assert_eq!(text(output, headers::ORIGINAL_OFFSET), "7");
+            assert_eq!(text(output, headers::RETURN_TOPIC), &*pipeline.return_topic());
+            record = returned(output, &pipeline);
+        }
+        let routing = decide(
+            &pipeline,
+            &record,
+            Outcome::Failed(Failure::transient("http.503", "busy")),
+        );
+        assert_eq!(routing.disposition, Disposition::Dead(ErrorClass::Exhausted));
+        let output = &routing.outputs[0];
+        assert_eq!(&*output.topic, "docs-dlq");
+        assert_eq!(text(output, headers::RETRY_COUNT), "4");
+        assert_eq!(text(output, headers::ERROR_CLASS), "exhausted");
+        assert_eq!(text(output, headers::ERROR_CODE), "http.503");
+        assert_eq!(text(output, headers::ORIGINAL_PARTITION), "2");
+        assert_eq!(output.headers.single(headers::PROCESS_AFTER), Ok(None));
+    }
+}
+
+#[test]
+fn the_dead_letter_of_an_undeliverable_record_has_its_payload_until_it_is_stripped() {
+    let pipeline = pipeline();
+    let record = source_record();
+    let arrival = Arrival::new(&record);
+    let failure = Failure::permanent("output.too-large", "`done` does not take it");
+    let routing = undeliverable(&pipeline, &record, &arrival, &failure, NOW);
+    assert_eq!(routing.disposition, Disposition::Dead(ErrorClass::Permanent));
+    let mut letter = routing.outputs.into_iter().next().unwrap();
+    assert_eq!((&letter.key, &letter.value), (&record.key, &record.value));
+    assert_eq!(text(&letter, headers::ERROR_CODE), "output.too-large");
+    assert_eq!(text(&letter, headers::RETRY_COUNT), "1");
+    assert_eq!(letter.headers.single(headers::PAYLOAD_OMITTED), Ok(None));
+
+    assert!(strip_payload(&mut letter));
+    assert_eq!((&letter.key, &letter.value), (&record.key, &None));
+    assert_eq!(text(&letter, headers::PAYLOAD_OMITTED), "value");
+    assert_eq!(
+        letter
+            .headers
+            .iter()
+            .filter(|(name, _)| *name == "tenant")
+            .count(),
+        2
+    );
+
+    assert!(strip_payload(&mut letter));
+    assert_eq!((&letter.key, &letter.value), (&None, &None));
+    assert_eq!(text(&letter, headers::PAYLOAD_OMITTED), "key, value, headers");
+    assert!(letter.headers.iter().all(|(name, _)| headers::is_reserved(name)));
+    assert_eq!(text(&letter, headers::ORIGINAL_OFFSET), "7");
+    assert_eq!(text(&letter, headers::ERROR_CODE), "output.too-large");
+
+    assert!(!strip_payload(&mut letter));
+}
+
+#[test]
+fn a_record_in_the_source_is_new_even_with_reserved_headers() {
+    let arrival = Arrival::read(&pipeline(), &source_record()).unwrap();
+    assert_eq!(arrival.failed_attempts, 0);
+    assert_eq!(arrival.origin.offset, 7);
+}
+
+#[test]
+fn a_retry_that_returns_to_the_source_is_recognised_with_either_return_to() {
+    let classic = Pipeline {
+        return_to: ReturnTo::Source,
+        ..pipeline()
+    };
+    let failed = Outcome::Failed(Failure::transient("http.503", "busy"));
+    let new = Record {
+        headers: Headers::new(),
+        ..source_record()
+    };
+    let back = returned(&decide(&classic, &new, failed).outputs[0], &classic);
+    assert_eq!(back.position.topic, pipeline().source);
+    for pipeline in [&classic, &pipeline()] {
+        let arrival = Arrival::read_at(pipeline, &back, NOW.after(Duration::from_secs(5))).unwrap();
+        assert_eq!((arrival.failed_attempts, arrival.origin.offset), (1, 7));
+        let before = Timestamp::from_millis(NOW.as_millis() - 300_000);
+        assert!(Arrival::read_at(pipeline, &back, before).is_err());
+    }
+    // A record that names another return topic or pipeline is new.
+    let attempts = |headers: Headers| {
+        let record = Record {
+            headers,
+            ..back.clone()
+        };
+        Arrival::read(&pipeline(), &record).unwrap().failed_attempts
+    };
+    let without = |name: &str| back.headers.filtered(|kept| kept != name);
+    assert_eq!(attempts(without(headers::RETURN_TOPIC)), 0);
+    assert_eq!(attempts(without(headers::PIPELINE)), 0);
+    for (name, value) in [
+        (headers::RETURN_TOPIC, "docs-retry-due"),
+        (headers::PIPELINE, "other"),
+    ] {
+        let mut headers = without(name);
+        headers.push_text(name, value);
+        assert_eq!(attempts(headers), 0, "{name}");
+    }
+    let mut twice = back.headers.clone();
+    twice.push_text(headers::RETRY_COUNT, "1");
+    assert_eq!(attempts(twice), 0);
+}
+
+#[test]
+fn key_value_and_user_headers_are_not_changed() {
+    let outcomes = [
+        Outcome::unchanged(),
+        Outcome::Failed(Failure::transient("x", "y")),
+        Outcome::Failed(Failure::permanent("x", "y")),
+    ];
+    for outcome in outcomes {
+        let record = source_record();
+        let routing = decide(&pipeline(), &record, outcome);
+        let output = &routing.outputs[0];
+        assert_eq!((&output.key, &output.value), (&record.key, &record.value));
+        let users: Vec<_> = output
+            .headers
+            .iter()
+            .filter(|(name, _)| !headers::is_reserved(name))
+            .collect();
+        assert_eq!(users, [("tenant", Some(&b"a"[..])), ("tenant", None)]);
+    }
+}
+
+#[test]
+fn a_throttled_attempt_is_not_counted_and_its_delay_is_limited_to_max_wait() {
+    let routing = decide(
+        &pipeline(),
+        &source_record(),
+        Outcome::Failed(Failure::throttled(Duration::from_secs(7), "http.429", "later")),
+    );
+    assert_eq!(text(&routing.outputs[0], headers::RETRY_COUNT), "0");
+    let Disposition::Waiting { due, queue, .. } = routing.disposition else {
+        panic!("{routing:?}")
+    };
+    assert_eq!(
+        (due, queue),
+        (
+            NOW.after(Duration::from_secs(7)),
+            DelayQueue::Tier(HumanDuration::from_secs(5))
+        )
+    );
+    let years = Failure::throttled(Duration::from_secs(1_000_000_000), "http.429", "later");
+    let Disposition::Waiting { due, .. } =
+        decide(&pipeline(), &source_record(), Outcome::Failed(years)).disposition
+    else {
+        panic!("it waits")
+    };
+    assert_eq!(due, NOW.after(pipeline().max_wait.duration()));
+}
+
+#[test]
+fn a_long_wait_goes_to_the_scheduler_with_the_same_content_as_to_a_tier() {
+    let through_tiers = pipeline();
+    let through_scheduler = Pipeline {
+        long_waits: Some("ingest".into()),
+        ..pipeline()
+    };
+    for (seconds, is_long) in [(60, false), (61, true), (1_000_000_000, true)] {
+        let throttled = || {
+            let wait = Duration::from_secs(seconds);
+            Outcome::Failed(Failure::throttled(wait, "http.503", "later"))
+        };
+        let routing = decide(&through_scheduler, &source_record(), throttled());
+        let Disposition::Waiting { due, queue, .. } = routing.disposition else {
+            panic!("{routing:?}")
+        };
+        let wait = HumanDuration::from_secs(seconds).min(through_scheduler.max_wait);
+        assert_eq!(due, NOW.after(wait.duration()));
+        let output = &routing.outputs[0];
+        let in_tier = &decide(&through_tiers, &source_record(), throttled()).outputs[0];
+        let expected = match is_long {
+            true => (DelayQueue::Scheduler, "ingest"),
+            false => (DelayQueue::Tier(HumanDuration::from_secs(60)), "docs-retry-1m"),
+        };
+        assert_eq!((queue, &*output.topic), expected, "{seconds}");
+        assert_eq!((&output.key, &output.value), (&in_tier.key, &in_tier.value));
+        assert_eq!(output.headers, in_tier.headers);
+        // The record that comes back is accepted as a retry, but not before its due time.
+        let back = returned(output, &through_scheduler);
+        assert!(Arrival::read_at(&through_scheduler, &back, due).is_ok());
+        let before = Timestamp::from_millis(due.as_millis() - 300_001);
+        assert!(Arrival::read_at(&through_scheduler, &back, before).is_err());
+    }
+}
+
+#[test]
+fn a_due_time_that_counts_from_the_payload_can_be_in_the_past() {
+    let pipeline = Pipeline {
+        anchor: Anchor::Payload("/at".into()),
+        ..pipeline()
+    };
+    let routing = decide(
+        &pipeline,
+        &source_record(),
+        Outcome::Failed(Failure::transient("x", "y")),
+    );
+    let Disposition::Waiting { due, queue, .. } = routing.disposition else {
+        panic!("{routing:?}")
+    };
+    assert_eq!(
+        (due, queue),
+        (
+            Timestamp::from_millis(1_699_999_005_000),
+            DelayQueue::Tier(HumanDuration::from_secs(5))
+        )
+    );
+}
+
+#[test]
+fn a_record_that_would_exceed_max_age_expires() {
+    let pipeline = Pipeline {
+        max_age: Some(HumanDuration::from_secs(5)),
+        ..pipeline()
+    };
+    let routing = decide(
+        &pipeline,
+        &source_record(),
+        Outcome::Failed(Failure::transient("x", "y")),
+    );
+    assert_eq!(routing.disposition, Disposition::Dead(ErrorClass::Expired));
+}
+
+#[test]
+fn a_result_can_set_its_topic_key_value_and_headers() {
+    let result = crate::outcome::Produced {
+        topic: Some("elsewhere".into()),
+        key: Some(None),
+        value: Some(Some(Bytes::from_static(b"new"))),
+        headers: [("score", Some(&b"9"[..]))].into_iter().collect(),
+    };
+    let pipeline = || Pipeline {
+        other_outputs: vec!["elsewhere".into()],
+        ..pipeline()
+    };
+    let routing = decide(&pipeline(), &source_record(), Outcome::Success(vec![result]));
+    let output = &routing.outputs[0];
+    assert_eq!((&*output.topic, &output.key), ("elsewhere", &None));
+    assert_eq!(text(output, "score"), "9");
+    assert_eq!(text(output, headers::PIPELINE), "docs");
+    let without_output = Pipeline {
+        output: None,
+        ..pipeline()
+    };
+    assert!(
+        decide(&without_output, &source_record(), Outcome::unchanged())
+            .outputs
+            .is_empty()
+    );
+}
+
+#[test]
+fn a_result_for_an_undeclared_topic_makes_the_record_a_dead_letter() {
+    for topic in ["elsewhere", "nul\0", "", "docs-dlq"] {
+        let result = Produced {
+            topic: Some(topic.into()),
+            ..Produced::unchanged()
+        };
+        let results = vec![Produced::unchanged(), result];
+        let routing = decide(&pipeline(), &source_record(), Outcome::Success(results));
+        assert_eq!(routing.disposition, Disposition::Dead(ErrorClass::Permanent));
+        let [letter] = &routing.outputs[..] else {
+            panic!("{routing:?}")
+        };
+        assert_eq!(&*letter.topic, "docs-dlq");
+        assert_eq!(text(letter, headers::ERROR_CODE), UNKNOWN_OUTPUT);
+    }
+}
+
+#[test]
+fn a_malformed_retry_gets_a_well_formed_dead_letter() {
+    let mut record = source_record();
+    record.position.topic = pipeline().due_topic();
+    let failure = Arrival::read(&pipeline(), &record).unwrap_err();
+    assert_eq!(failure.class, ErrorClass::Malformed);
+    let letter = reject(&pipeline(), &record, &failure, NOW);
+    assert_eq!(text(&letter, headers::ORIGINAL_TOPIC), "docs-retry-due");
+    assert_eq!(text(&letter, headers::RETRY_COUNT), "9");
+    assert_eq!(text(&letter, headers::ERROR_CLASS), "malformed");
+}
+
+#[test]
+fn a_retry_with_a_time_lock_in_the_future_is_rejected() {
+    let failed = Outcome::Failed(Failure::transient("x", "y"));
+    let pipeline = pipeline();
+    let waiting = decide(&pipeline, &source_record(), failed);
+    let mut record = returned(&waiting.outputs[0], &pipeline);
+    let read =
+        |record: &Record, now| Arrival::read_at(&pipeline, record, now).map_err(|failure| failure.code);
+    let due = NOW.after(Duration::from_secs(5));
+    assert_eq!(read(&record, due).unwrap().failed_attempts, 1);
+    // Within the accepted clock skew.
+    assert!(read(&record, NOW).is_ok());
+    let long_before = Timestamp::from_millis(due.as_millis() - 300_001);
+    assert_eq!(read(&record, long_before), Err("header.process-after".into()));
+    record.headers = record.headers.filtered(|name| name != headers::PROCESS_AFTER);
+    assert!(read(&record, long_before).is_ok());
+    assert!(read(&source_record(), long_before).is_ok());
+}
+
+proptest! {
+    #[test]
+    fn no_retry_is_due_early(attempts in 0_u32..6, random in 0.0_f64..1.0, base in 1_u64..100_000) {
+        let policy = RetryPolicy::exponential(HumanDuration::from_millis(base), 2.0, 6, None, Jitter::Equal).unwrap();
+        let pipeline = Pipeline { policy: policy.clone(), ..pipeline() };
+        let record = source_record();
+        let arrival = Arrival { failed_attempts: attempts, ..Arrival::new(&record) };
+        let failed = Outcome::Failed(Failure::transient("x", "y"));
+        let routing = RouteContext { random, ..context(&pipeline, &arrival) }.route(&record, failed);
+        let Disposition::Waiting { due, .. } = routing.disposition else { panic!("{routing:?}") };
+        let expected = policy.wait(attempts + 1, random).unwrap();
+        prop_assert_eq!(due, NOW.after(expected.duration()));
+        let record = returned(&routing.outputs[0], &pipeline);
+        let reserved = ReservedHeaders::read(&record).unwrap();
+        prop_assert_eq!(reserved.process_after(NOW, pipeline.max_wait).unwrap(), due);
+    }
+}

@@ -1,0 +1,113 @@
+//! How to recover from an error of a transactional client.
+
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+
+/// What to do about an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RecoveryAction {
+    /// Repeat the same call.
+    Retry,
+    /// Abort the transaction and continue from the committed offsets.
+    Abort,
+    /// The producer is unusable, or the outcome of its transaction is unknown. Replace it with a new producer with the same
+    /// transactional id, whose initialisation resolves the transaction, then continue from the committed offsets.
+    Rebuild,
+    /// Another process uses this transactional id or member name. Recover as with [`RecoveryAction::Rebuild`]; if it
+    /// happens repeatedly, two processes have the same `instance`.
+    Fenced,
+    /// A permanent error: the client cannot be created from this configuration.
+    Misconfigured,
+}
+
+/// Classifies an error of a transactional call, a send, a flush, or the creation of a client.
+#[must_use]
+pub fn recovery_action(error: &KafkaError) -> RecoveryAction {
+    match error {
+        KafkaError::ClientConfig(..) | KafkaError::ClientCreation(_) | KafkaError::Nul(_) => {
+            RecoveryAction::Misconfigured
+        }
+        KafkaError::Transaction(error) => {
+            if is_fenced(error.code()) {
+                RecoveryAction::Fenced
+            } else if error.is_fatal() {
+                RecoveryAction::Rebuild
+            } else if error.txn_requires_abort() {
+                RecoveryAction::Abort
+            } else if error.is_retriable() {
+                RecoveryAction::Retry
+            } else {
+                // Unclassified errors leave the outcome of the transaction unknown.
+                RecoveryAction::Rebuild
+            }
+        }
+        // `commit_transaction` flushes first. If the flush times out, it has not sent a commit request yet.
+        KafkaError::Flush(_) => RecoveryAction::Retry,
+        KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull) => RecoveryAction::Retry,
+        KafkaError::MessageProduction(code) if is_fenced(*code) => RecoveryAction::Fenced,
+        KafkaError::MessageProduction(RDKafkaErrorCode::Fatal | RDKafkaErrorCode::State) => {
+            RecoveryAction::Rebuild
+        }
+        // A record was not delivered, so the transaction must not be committed.
+        KafkaError::MessageProduction(_) => RecoveryAction::Abort,
+        KafkaError::MessageConsumptionFatal(code) if is_fenced(*code) => RecoveryAction::Fenced,
+        _ => RecoveryAction::Rebuild,
+    }
+}
+
+/// Why a topic refuses a record permanently.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The record is too large.
+    Size,
+    /// The record is invalid for the topic, for example without a key in a compacted topic.
+    Content,
+}
+
+/// The reason if an error of a send or a delivery was caused by the record itself, or by another one of its batch.
+#[must_use]
+pub fn refusal(error: &KafkaError) -> Option<Refusal> {
+    match error {
+        KafkaError::MessageProduction(
+            RDKafkaErrorCode::MessageSizeTooLarge
+            | RDKafkaErrorCode::MessageBatchTooLarge
+            | RDKafkaErrorCode::InvalidMessageSize,
+        ) => Some(Refusal::Size),
+        KafkaError::MessageProduction(RDKafkaErrorCode::InvalidRecord) => Some(Refusal::Content),
+        _ => None,
+    }
+}
+
+/// Whether the client does not know the topic or partition. Its metadata may be outdated.
+pub(crate) fn is_unknown_topic(error: &KafkaError) -> bool {
+    matches!(
+        error,
+        KafkaError::MessageProduction(
+            RDKafkaErrorCode::UnknownTopic
+                | RDKafkaErrorCode::UnknownPartition
+                | RDKafkaErrorCode::UnknownTopicOrPartition
+        )
+    )
+}
+
+/// Whether a delivery failed only because another one did. The client purges what it has not sent. The next transaction may
+/// fail like this too, since the broker lacks the sequence numbers of the records that it refused.
+pub(crate) fn is_secondary(error: &KafkaError) -> bool {
+    matches!(
+        error,
+        KafkaError::MessageProduction(
+            RDKafkaErrorCode::PurgeQueue
+                | RDKafkaErrorCode::PurgeInflight
+                | RDKafkaErrorCode::OutOfOrderSequenceNumber
+        )
+    )
+}
+
+fn is_fenced(code: RDKafkaErrorCode) -> bool {
+    matches!(
+        code,
+        RDKafkaErrorCode::Fenced
+            | RDKafkaErrorCode::ProducerFenced
+            | RDKafkaErrorCode::InvalidProducerEpoch
+            | RDKafkaErrorCode::FencedInstanceId
+    )
+}

@@ -1,0 +1,327 @@
+//! The process that runs lanes: configuration, clock, tasks, readiness, metrics, traces, and the admin port.
+
+use std::any::{Any, TypeId};
+use std::collections::{BTreeSet, HashMap};
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use prometheus_client::registry::Registry;
+use redeliver_core::{Clock, SystemClock};
+use redeliver_kafka::topology::TopologySpec;
+use redeliver_kafka::{
+    IfRecreated, KafkaSettings, Lane, LaneContext, LaneError, LaneSpec, Processor, TopicWatch, Waker,
+};
+use redeliver_runtime::Config;
+use redeliver_runtime::admin::{self, Admin};
+use redeliver_runtime::cli::Start;
+use redeliver_runtime::config::{ConfigError, Problem};
+use redeliver_runtime::health::{Health, Part};
+use redeliver_runtime::listen::Listener;
+use redeliver_runtime::metrics;
+use redeliver_runtime::tasks::{Spawner, TaskError, Tasks};
+use redeliver_runtime::telemetry::Tracer;
+use tokio_util::sync::CancellationToken;
+
+use crate::metrics::LaneFamilies;
+use crate::topics::{self, TopicsError};
+
+/// The part of a lane's grace period in the process's; the rest is for closing clients and flushing telemetry.
+const LANE_GRACE_SHARE: f64 = 0.8;
+
+/// A process that runs lanes.
+///
+/// A service creates a host, checks its topics with [`Host::ensure_topics`], adds its lanes and tasks, and awaits
+/// [`Host::run`].
+pub struct Host {
+    /// The configuration.
+    pub config: Arc<Config>,
+    /// How to connect to Kafka.
+    pub kafka: KafkaSettings,
+    /// The clock of all lanes.
+    pub clock: Arc<dyn Clock>,
+    /// Supervised tasks and threads.
+    pub tasks: Tasks,
+    /// Readiness by part.
+    pub health: Health,
+    /// Metrics of lanes.
+    pub lanes: LaneFamilies,
+    /// Creates spans; disabled without an OTLP endpoint.
+    pub tracer: Tracer,
+    registry: Arc<Mutex<Registry>>,
+    families: HashMap<TypeId, Box<dyn Any + Send>>,
+    /// Taken when the admin port is served.
+    admin: Option<Listener>,
+    existing_topics: BTreeSet<String>,
+    /// Becomes ready in [`Host::run`], so that the process is not ready before its other parts are registered.
+    topics_part: Option<Part>,
+    /// Started on first use.
+    topic_watch: Option<TopicWatch>,
+}
+
+/// A lane that has not been started.
+pub struct NewLane<P> {
+    /// How to connect to Kafka.
+    pub kafka: KafkaSettings,
+    /// What the lane reads, and how much at once.
+    pub spec: LaneSpec,
+    /// Wakes the lane.
+    pub waker: Waker,
+    /// What the service does with the records.
+    pub processor: P,
+}
+
+/// Starts lanes while the process runs. Cheap to clone.
+#[derive(Clone)]
+pub struct LaneStarter {
+    clock: Arc<dyn Clock>,
+    health: Health,
+    lanes: LaneFamilies,
+    spawner: Spawner,
+    topic_watch: TopicWatch,
+}
+
+impl LaneStarter {
+    /// The topics that exist.
+    #[must_use]
+    pub fn topic_watch(&self) -> &TopicWatch {
+        &self.topic_watch
+    }
+
+    /// Runs a lane on its own thread until `stop` is cancelled. `stop` must be cancelled when the process shuts down.
+    ///
+    /// # Errors
+    /// When the operating system cannot create a thread.
+    pub async fn start<P: Processor + Send + 'static>(
+        &self,
+        lane: NewLane<P>,
+        stop: CancellationToken,
+    ) -> io::Result<()> {
+        let name = lane.spec.name.clone();
+        self.spawner.spawn_thread(name, self.runner(lane, stop)).await
+    }
+
+    /// The work of a lane's thread. The lane is a part of the process's readiness until it has ended.
+    fn runner<P: Processor + Send + 'static>(
+        &self,
+        lane: NewLane<P>,
+        stop: CancellationToken,
+    ) -> impl FnOnce() -> Result<(), LaneError> + Send + 'static {
+        let NewLane {
+            kafka,
+            spec,
+            waker,
+            processor,
+        } = lane;
+        // Registered before the thread starts, so that the process cannot be ready without this lane.
+        let part = self.health.part(spec.name.as_str());
+        let observer = self.lanes.observer(&spec.name, part.clone());
+        let context = LaneContext {
+            clock: self.clock.clone(),
+            waker,
+            ..LaneContext::new(kafka, observer, self.topic_watch.clone(), stop)
+        };
+        let lane = Lane::new(context, spec, processor);
+        move || {
+            let result = lane.run();
+            // A failure shuts the process down, which must not look ready until then.
+            if result.is_ok() {
+                part.remove();
+            }
+            result
+        }
+    }
+}
+
+impl Host {
+    /// A host for a service that is starting.
+    #[must_use]
+    pub fn new(service: &str, start: Start) -> Self {
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        let mut registry = metrics::registry(service, &start.config.instance, &*clock);
+        Self {
+            lanes: LaneFamilies::register(&mut registry),
+            tasks: Tasks::new(start.shutdown),
+            health: Health::new(),
+            kafka: kafka_settings(&start.config),
+            config: start.config,
+            tracer: start.tracer,
+            admin: Some(start.admin),
+            topics_part: None,
+            topic_watch: None,
+            existing_topics: BTreeSet::new(),
+            clock,
+            registry: Arc::new(Mutex::new(registry)),
+            families: HashMap::new(),
+        }
+    }
+
+    /// The process's metrics; a service registers its own here.
+    pub fn registry(&self) -> MutexGuard<'_, Registry> {
+        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Metric families that several users in the process share, such as the workers of several pipelines. The first
+    /// call registers them; later calls with the same type return the same families.
+    pub fn metric_families<T: Clone + Send + 'static>(
+        &mut self,
+        register: impl FnOnce(&mut Registry) -> T,
+    ) -> T {
+        let registered = self.families.get(&TypeId::of::<T>());
+        if let Some(families) = registered.and_then(|families| families.downcast_ref::<T>()) {
+            return families.clone();
+        }
+        let families = register(&mut self.registry());
+        self.families
+            .insert(TypeId::of::<T>(), Box::new(families.clone()));
+        families
+    }
+
+    /// Checks these topics and, with `kafka.topics.create`, creates missing ones; see [`topics::ensure`]. While Kafka
+    /// is unavailable, this waits. The admin port is served from here on, so that a waiting process is alive and
+    /// `/readyz` shows the reason.
+    ///
+    /// # Errors
+    /// [`TopicsError::Invalid`] lists every problem.
+    pub async fn ensure_topics(&mut self, spec: &TopologySpec) -> Result<(), TopicsError> {
+        let part = self.health.part("topics");
+        self.topics_part = Some(part.clone());
+        self.serve_admin();
+        self.existing_topics =
+            topics::ensure(&self.config, &self.kafka, spec, self.tasks.shutdown(), &part).await?;
+        Ok(())
+    }
+
+    /// Whether a topic existed at the time of [`Host::ensure_topics`].
+    #[must_use]
+    pub fn has_topic(&self, name: &str) -> bool {
+        self.existing_topics.contains(name)
+    }
+
+    /// The process's watch of the topics that exist.
+    ///
+    /// # Errors
+    /// When its Kafka client or its thread cannot be created.
+    pub fn topic_watch(&mut self) -> io::Result<TopicWatch> {
+        if let Some(watch) = &self.topic_watch {
+            return Ok(watch.clone());
+        }
+        let watch = TopicWatch::start(&self.kafka)?;
+        Ok(self.topic_watch.insert(watch).clone())
+    }
+
+    fn serve_admin(&mut self) {
+        let Some(listener) = self.admin.take() else { return };
+        let admin = Admin {
+            health: self.health.clone(),
+            registry: self.registry.clone(),
+            config: self.config.clone(),
+            shutdown: self.tasks.shutdown().clone(),
+        };
+        self.tasks
+            .spawn_background("admin", admin::serve(listener, admin));
+    }
+
+    /// Runs a lane on its own thread until the process shuts down. The returned token is cancelled when the lane has
+    /// ended, after its last transaction.
+    ///
+    /// # Errors
+    /// When the operating system cannot create a thread.
+    pub fn spawn_lane<P: Processor + Send + 'static>(
+        &mut self,
+        lane: NewLane<P>,
+    ) -> io::Result<CancellationToken> {
+        let name = lane.spec.name.clone();
+        let stop = self.tasks.shutdown().clone();
+        let run = self.starter()?.runner(lane, stop);
+        let ended = CancellationToken::new();
+        // A guard cancels the token even if the lane panics.
+        let guard = ended.clone().drop_guard();
+        self.tasks.spawn_thread(name, move || {
+            let _guard = guard;
+            run()
+        })?;
+        Ok(ended)
+    }
+
+    /// A handle that starts lanes while the process runs.
+    ///
+    /// # Errors
+    /// See [`Host::topic_watch`].
+    pub fn starter(&mut self) -> io::Result<LaneStarter> {
+        let topic_watch = self.topic_watch()?;
+        Ok(LaneStarter {
+            topic_watch,
+            clock: self.clock.clone(),
+            health: self.health.clone(),
+            lanes: self.lanes.clone(),
+            spawner: self.tasks.spawner(),
+        })
+    }
+
+    /// Serves the admin port, if [`Host::ensure_topics`] has not done so, and runs until all tasks have ended or one of
+    /// them has failed.
+    ///
+    /// # Errors
+    /// The first failure of a task, or the names of tasks that did not end within `shutdown.grace`.
+    pub async fn run(mut self) -> Result<(), TaskError> {
+        self.serve_admin();
+        if let Some(topics) = &self.topics_part {
+            topics.ready();
+        }
+        self.tasks
+            .run_until_shutdown(self.config.shutdown.grace.duration())
+            .await
+    }
+}
+
+/// Checks the properties that are passed through to the Kafka client.
+///
+/// # Errors
+/// When the client rejects a property. The error names the field and contains no value.
+pub fn check_kafka(config: &Config) -> Result<(), ConfigError> {
+    kafka_settings(config).check_properties().map_err(|unusable| {
+        ConfigError::Invalid(vec![Problem {
+            field: format!("kafka.properties.{}", unusable.property),
+            problem: unusable.problem,
+            place: None,
+        }])
+    })
+}
+
+/// How to connect to Kafka, from the configuration.
+#[must_use]
+pub fn kafka_settings(config: &Config) -> KafkaSettings {
+    KafkaSettings {
+        properties: config
+            .kafka
+            .properties
+            .iter()
+            .map(|(k, v)| (k.to_owned(), v.to_owned()))
+            .collect(),
+        static_membership: config.static_membership(),
+        session_timeout: config.kafka.session_timeout.duration(),
+        transaction_timeout: config.kafka.transaction_timeout.duration(),
+        ..KafkaSettings::new(&config.kafka.brokers, &config.instance)
+    }
+}
+
+/// A lane of these topics with the configured batch and grace period. `name` is unique within the instance.
+#[must_use]
+pub fn lane_spec(config: &Config, name: String, group: String, topics: Vec<Arc<str>>) -> LaneSpec {
+    LaneSpec {
+        name,
+        group,
+        topics,
+        batch: config.kafka.batch as usize,
+        grace: lane_grace(config),
+        changelog: None,
+        if_recreated: IfRecreated::ReadFromBeginning,
+    }
+}
+
+/// How long a stopping lane may finish records in flight, from `shutdown.grace`.
+#[must_use]
+pub fn lane_grace(config: &Config) -> Duration {
+    config.shutdown.grace.duration().mul_f64(LANE_GRACE_SHARE)
+}

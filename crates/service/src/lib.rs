@@ -1,0 +1,44 @@
+//! The chassis of every service: a process that checks its topics, runs lanes, and serves its metrics and readiness.
+//!
+//! A service passes two functions to [`main_with`]. One checks the configuration. The other creates a [`Host`], checks
+//! the service's topics ([`Host::ensure_topics`]), adds its lanes and tasks, and awaits [`Host::run`].
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`host`] | the process; its lanes, and their settings from the configuration |
+//! | [`topics`] | the topics that a process needs |
+//! | [`leftovers`] | retry topics that the configuration no longer needs |
+//! | [`metrics`] | metrics and readiness of lanes |
+
+pub mod host;
+pub mod leftovers;
+pub mod metrics;
+pub mod topics;
+
+use std::process::ExitCode;
+
+use redeliver_runtime::Config;
+use redeliver_runtime::cli::{self, CommonArgs, Start};
+use redeliver_runtime::config::ConfigError;
+
+pub use host::{Host, LaneStarter, NewLane};
+
+/// Runs a service from its command line to its exit code, as [`cli::main_with`] does. The properties of the Kafka
+/// client are checked before `check` is called.
+pub fn main_with<F, E>(
+    service: &str,
+    args: &CommonArgs,
+    overrides: Vec<(String, String)>,
+    check: impl FnOnce(&Config) -> Result<(), ConfigError>,
+    run: impl FnOnce(Start) -> F,
+) -> ExitCode
+where
+    F: Future<Output = Result<(), E>>,
+    E: Into<anyhow::Error>,
+{
+    let check = |config: &Config| {
+        host::check_kafka(config)?;
+        check(config)
+    };
+    cli::main_with(service, args, overrides, check, run)
+}

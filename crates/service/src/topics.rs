@@ -1,0 +1,248 @@
+//! The topics that a process needs. They are checked before anything is read: a process does not start while a topic's
+//! configuration would lose records.
+
+use std::collections::BTreeSet;
+use std::error::Error as _;
+use std::time::Duration;
+
+use redeliver_core::Pipeline;
+use redeliver_core::pipeline::TopicRole;
+use redeliver_core::scheduler::SchedulerRole;
+use redeliver_core::wait::{Backoff, LogThrottle};
+use redeliver_kafka::KafkaSettings;
+use redeliver_kafka::topology::{self, Finding, Role, Severity, TopicSettings, TopologyError, TopologySpec};
+use redeliver_runtime::Config;
+use redeliver_runtime::config::ResponseMode;
+use redeliver_runtime::error_chain::error_chain;
+use redeliver_runtime::health::Part;
+use tokio_util::sync::CancellationToken;
+
+/// Why the topics cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TopicsError {
+    /// Records would be lost or could not be written.
+    #[error("topics are missing or misconfigured{}", listed(.0))]
+    Invalid(Vec<Finding>),
+    /// The topics could not be checked or created.
+    #[error("cannot check topics")]
+    Topology(#[from] TopologyError),
+}
+
+fn listed(findings: &[Finding]) -> String {
+    findings.iter().map(|finding| format!("\n  {finding}")).collect()
+}
+
+const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
+/// Shorter than [`CHECK_TIMEOUT`], so that a wrong address is soon reported.
+const FIRST_CHECK_TIMEOUT: Duration = Duration::from_secs(3);
+const MIN_DELAY: Duration = Duration::from_millis(200);
+const MAX_DELAY: Duration = Duration::from_secs(5);
+
+/// How missing topics are created, from the configuration.
+#[must_use]
+pub fn topic_settings(config: &Config) -> TopicSettings {
+    let topics = &config.kafka.topics;
+    TopicSettings {
+        partitions: i32::try_from(topics.partitions).unwrap_or(i32::MAX),
+        replication: i32::try_from(topics.replication).unwrap_or(i32::MAX),
+        retention: topics.retention,
+        dead_letter_retention: topics.dead_letter_retention,
+    }
+}
+
+/// The topics of these pipelines, and the scheduler's topics if records of one of them can wait in the scheduler.
+#[must_use]
+pub fn of_pipelines(config: &Config, pipelines: &[Pipeline]) -> TopologySpec {
+    let settings = topic_settings(config);
+    let mut spec = TopologySpec::for_pipelines(pipelines, &settings);
+    for pipeline in pipelines {
+        expect_results(&mut spec, config, &pipeline.name);
+    }
+    if pipelines.iter().all(|pipeline| pipeline.long_waits.is_none()) {
+        return spec;
+    }
+    spec.join(TopologySpec::for_scheduler(
+        &config.scheduler.topics(),
+        pipelines,
+        &settings,
+    ))
+}
+
+/// The topics of the scheduler, and those of pipelines whose records can wait in it, because it writes to their return
+/// topics.
+#[must_use]
+pub fn of_scheduler(config: &Config) -> TopologySpec {
+    let settings = topic_settings(config);
+    let waiting: Vec<Pipeline> = pipelines(config)
+        .into_iter()
+        .filter(|pipeline| pipeline.long_waits.is_some())
+        .collect();
+    let mut spec = TopologySpec::for_scheduler(&config.scheduler.topics(), &waiting, &settings);
+    let apps = config.scheduler.apps.values();
+    spec.expect(apps.map(|app| app.topic.as_str()), config.scheduler.max_data);
+    spec.expect(
+        [config.scheduler.topics.state.as_str()],
+        config.scheduler.max_data,
+    );
+    spec.join(TopologySpec::for_pipelines(&waiting, &settings))
+}
+
+/// Sets the largest result of a pipeline. It is known only if results are responses of an endpoint.
+fn expect_results(spec: &mut TopologySpec, config: &Config, pipeline: &str) {
+    let Some(settings) = config.any_pipeline(pipeline) else {
+        return;
+    };
+    if let (Some(output), Some(http)) = (&settings.output, &settings.http)
+        && http.response == ResponseMode::Replace
+    {
+        spec.expect(output.topics(), http.max_response_bytes);
+    }
+}
+
+/// The topics of all pipelines, and the scheduler's topics if it has applications or waiting records.
+#[must_use]
+pub fn of_all(config: &Config) -> TopologySpec {
+    let spec = of_pipelines(config, &pipelines(config));
+    if config.scheduler.apps.is_empty() {
+        return spec;
+    }
+    spec.join(of_scheduler(config))
+}
+
+/// All configured pipelines, including retired ones.
+#[must_use]
+pub fn pipelines(config: &Config) -> Vec<Pipeline> {
+    config
+        .all_pipelines()
+        .map(|(name, pipeline)| pipeline.pipeline(name, &config.scheduler))
+        .collect()
+}
+
+/// Checks these topics and, with `kafka.topics.create`, creates missing ones. While Kafka is unavailable, this waits
+/// until `shutdown` is cancelled, and `part` shows the reason. `part` is still not ready when this returns: the caller
+/// decides when it is.
+///
+/// Returns the names of all existing topics, or none after `shutdown`.
+///
+/// # Errors
+/// [`TopicsError::Invalid`] lists every problem.
+pub async fn ensure(
+    config: &Config,
+    kafka: &KafkaSettings,
+    spec: &TopologySpec,
+    shutdown: &CancellationToken,
+    part: &Part,
+) -> Result<BTreeSet<String>, TopicsError> {
+    part.not_ready("checking topics");
+    let mut backoff = Backoff::new(MIN_DELAY, MAX_DELAY);
+    let mut log_throttle = LogThrottle::default();
+    loop {
+        let checked = tokio::select! {
+            checked = check(config, kafka, spec, !log_throttle.has_logged()) => checked,
+            () = shutdown.cancelled() => return Ok(BTreeSet::new()),
+        };
+        match checked {
+            Ok((findings, names)) => {
+                reject_errors(findings, |topic| may_be_missing(spec, &names, topic))?;
+                return Ok(names);
+            }
+            Err(ref error @ TopologyError::Unreachable { ref refusal, .. }) => {
+                part.not_ready(format!("Kafka at `{}` is unavailable{refusal}", kafka.brokers));
+                if log_throttle.should_log() {
+                    let cause = error.source().map(ToString::to_string).unwrap_or_default();
+                    tracing::warn!(brokers = kafka.brokers, error = %error, cause, "Kafka unavailable; retrying");
+                }
+                tokio::select! {
+                    () = tokio::time::sleep(backoff.next_delay()) => {}
+                    () = shutdown.cancelled() => return Ok(BTreeSet::new()),
+                }
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Checks topics that a process can work without, and logs what is wrong with them. While Kafka is unavailable, this
+/// waits until `shutdown` is cancelled.
+pub async fn warn_about(kafka: &KafkaSettings, spec: &TopologySpec, shutdown: &CancellationToken) {
+    let client = kafka.client();
+    let mut backoff = Backoff::new(MIN_DELAY, MAX_DELAY);
+    loop {
+        let checked = tokio::select! {
+            checked = topology::check(&client, spec, CHECK_TIMEOUT) => checked,
+            () = shutdown.cancelled() => return,
+        };
+        match checked {
+            Ok(findings) => return findings.iter().for_each(warn),
+            Err(TopologyError::Unreachable { .. }) => {}
+            Err(error) => {
+                tracing::warn!(error = error_chain(&error), "cannot check topics");
+                return;
+            }
+        }
+        tokio::select! {
+            () = tokio::time::sleep(backoff.next_delay()) => {}
+            () = shutdown.cancelled() => return,
+        }
+    }
+}
+
+async fn check(
+    config: &Config,
+    kafka: &KafkaSettings,
+    spec: &TopologySpec,
+    is_first: bool,
+) -> Result<(Vec<Finding>, BTreeSet<String>), TopologyError> {
+    let client = kafka.client();
+    let timeout = if is_first {
+        FIRST_CHECK_TIMEOUT
+    } else {
+        CHECK_TIMEOUT
+    };
+    let findings = if config.kafka.topics.create {
+        let applied = topology::apply(&client, spec, CHECK_TIMEOUT).await?;
+        for topic in applied.iter().filter(|topic| topic.created) {
+            tracing::info!(topic = &*topic.topic, "topic created");
+        }
+        applied.into_iter().flat_map(|topic| topic.findings).collect()
+    } else {
+        topology::check(&client, spec, timeout).await?
+    };
+    Ok((findings, topology::names(&client, CHECK_TIMEOUT).await?))
+}
+
+/// Whether a process can start without this topic. Records for a missing output or application topic wait until it
+/// exists, and delay no others.
+fn may_be_missing(spec: &TopologySpec, existing: &BTreeSet<String>, topic: &str) -> bool {
+    let is_awaited = |role| {
+        matches!(
+            role,
+            Role::Pipeline(TopicRole::Output) | Role::Scheduler(SchedulerRole::App)
+        )
+    };
+    let mut specs = spec.topics.iter().filter(|spec| *spec.name == *topic);
+    !existing.contains(topic) && specs.all(|spec| is_awaited(spec.role))
+}
+
+/// Logs warnings, and fails if there are errors other than missing topics that may be missing.
+fn reject_errors(findings: Vec<Finding>, may_be_missing: impl Fn(&str) -> bool) -> Result<(), TopicsError> {
+    let (errors, warnings): (Vec<_>, Vec<_>) = findings
+        .into_iter()
+        .partition(|finding| finding.severity == Severity::Error);
+    warnings.iter().for_each(warn);
+    if errors.iter().all(|finding| may_be_missing(&finding.topic)) {
+        errors.iter().for_each(warn);
+        Ok(())
+    } else {
+        Err(TopicsError::Invalid(errors))
+    }
+}
+
+fn warn(finding: &Finding) {
+    tracing::warn!(
+        topic = &*finding.topic,
+        problem = finding.problem,
+        remedy = finding.remedy,
+        "topic has a problem"
+    );
+}

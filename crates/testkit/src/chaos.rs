@@ -1,0 +1,120 @@
+//! What chaos tests share: the seed, a limit on how many run at a time, load that lasts as long as the chaos, and
+//! conditions to wait for.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use crate::local_kafka::kafka_tool;
+use crate::unique::random;
+use crate::{LocalKafka, ServiceProcess, eventually};
+
+/// How long a change of group members may take, including a session timeout, on a busy machine.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The random choices of a test. Prints the seed; `REDELIVER_CHAOS_SEED` sets it.
+///
+/// # Panics
+/// If `REDELIVER_CHAOS_SEED` is not a number.
+#[track_caller]
+pub fn chaos_random(test: &str) -> fastrand::Rng {
+    let seed = std::env::var("REDELIVER_CHAOS_SEED").ok();
+    let seed = seed.map_or_else(
+        || random() % 1_000_000_000,
+        |text| text.parse().expect("REDELIVER_CHAOS_SEED is a number"),
+    );
+    println!("{test}: REDELIVER_CHAOS_SEED={seed}");
+    fastrand::Rng::with_seed(seed)
+}
+
+/// Sleeps for a random time.
+pub fn sleep_up_to(random: &mut fastrand::Rng, longest: Duration) {
+    thread::sleep(longest.mul_f64(random.f64()));
+}
+
+/// Permission to run a chaos test, until it is dropped. Only two tests of a process have it at a time, because a
+/// process that gets no CPU time looks like a dead one.
+pub struct ChaosPermit(());
+
+static RUNNING: Mutex<u32> = Mutex::new(0);
+static ENDED: Condvar = Condvar::new();
+
+impl ChaosPermit {
+    /// Waits for permission.
+    #[must_use]
+    pub fn acquire() -> Self {
+        let running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut running = ENDED
+            .wait_while(running, |running| *running >= 2)
+            .unwrap_or_else(PoisonError::into_inner);
+        *running += 1;
+        Self(())
+    }
+}
+
+impl Drop for ChaosPermit {
+    fn drop(&mut self) {
+        *RUNNING.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        ENDED.notify_one();
+    }
+}
+
+struct SetOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Runs `load` in a thread while `chaos` runs, and returns what it returns. `load` ends soon after the flag that it is
+/// given is set.
+///
+/// # Panics
+/// If one of both panics.
+pub fn under_load<T: Send>(load: impl FnOnce(&AtomicBool) -> T + Send, chaos: impl FnOnce()) -> T {
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let load = scope.spawn(|| load(&is_over));
+        {
+            // Set even if the chaos panics: otherwise the scope would wait for the load forever.
+            let _over = SetOnDrop(&is_over);
+            chaos();
+        }
+        load.join().expect("the load does not panic")
+    })
+}
+
+/// Waits until both processes own partitions, together `partitions`.
+#[track_caller]
+pub fn until_shared(pair: &mut [ServiceProcess; 2], partitions: u64) {
+    let condition = format!("{} and {} own partitions", pair[0].name(), pair[1].name());
+    eventually(&condition, TIMEOUT, || {
+        let owned = pair.each_mut().map(ServiceProcess::owned);
+        if owned.iter().all(|owned| *owned > 0) && owned.iter().sum::<u64>() == partitions {
+            Ok(())
+        } else {
+            Err(format!("{owned:?} of {partitions}"))
+        }
+    });
+}
+
+/// Waits until broker 2 leads partitions, as Kafka's own tool sees it.
+///
+/// # Panics
+/// If it does not within a minute, or the tool cannot be run.
+#[track_caller]
+pub fn until_second_broker_leads(first: &LocalKafka) {
+    eventually("the second broker leads partitions", TIMEOUT, || {
+        let mut tool = kafka_tool("org.apache.kafka.tools.TopicCommand").expect("finding the tool");
+        tool.args(["--bootstrap-server", &first.brokers(), "--describe"]);
+        let output = tool.output().expect("running the tool");
+        let described = String::from_utf8_lossy(&output.stdout).into_owned();
+        if described.contains("Leader: 2") {
+            Ok(())
+        } else {
+            Err(described)
+        }
+    });
+}

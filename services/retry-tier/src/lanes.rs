@@ -1,0 +1,73 @@
+//! Builds the lanes of tiers, including leftover ones.
+
+use std::io;
+use std::sync::Arc;
+
+use redeliver_core::{HumanDuration, pipeline};
+use redeliver_kafka::{KafkaSettings, Prefetch, TopicWatch, Waker};
+use redeliver_runtime::Config;
+use redeliver_runtime::telemetry::Tracer;
+use redeliver_service::host::{Host, NewLane, lane_spec};
+
+use crate::metrics::TierFamilies;
+use crate::relay::{LookAhead, Relay, ServedPipeline};
+
+/// What the lanes of all tiers share.
+pub(crate) struct TierLanes {
+    config: Arc<Config>,
+    kafka: KafkaSettings,
+    look_ahead: LookAhead,
+    families: TierFamilies,
+    tracer: Tracer,
+    topic_watch: TopicWatch,
+}
+
+impl TierLanes {
+    /// # Errors
+    /// See [`Host::topic_watch`].
+    pub(crate) fn new(host: &mut Host) -> io::Result<Self> {
+        let config = host.config.clone();
+        let settings = &config.retry_tier;
+        let families = TierFamilies::register(&mut host.registry());
+        Ok(Self {
+            look_ahead: LookAhead {
+                records: settings.look_ahead as usize,
+                bytes: usize::try_from(settings.look_ahead_bytes).unwrap_or(usize::MAX),
+            },
+            kafka: KafkaSettings {
+                prefetch: Prefetch::WAITING,
+                ..host.kafka.clone()
+            },
+            families,
+            tracer: host.tracer.clone(),
+            topic_watch: host.topic_watch()?,
+            config,
+        })
+    }
+
+    /// A lane of a tier's topics of these pipelines, in the consumer group of the tier.
+    pub(crate) fn lane(
+        &self,
+        name: String,
+        tier: HumanDuration,
+        pipelines: &[ServedPipeline],
+    ) -> NewLane<Relay> {
+        let is_missing = Box::new({
+            let watch = self.topic_watch.clone();
+            move |topic: &str| watch.missing_for(topic).is_some()
+        });
+        let metrics = self.families.of(tier, &name);
+        let tracer = self.tracer.clone();
+        let relay = Relay::new(tier, pipelines, self.look_ahead, metrics, tracer, is_missing);
+        let waker = Waker::new();
+        // The lane is woken when one of these topics is deleted or created.
+        self.topic_watch.watch(relay.written_topics(), &waker);
+        let group = pipeline::retry_tier_group(tier);
+        NewLane {
+            kafka: self.kafka.clone(),
+            spec: lane_spec(&self.config, name, group, relay.topics()),
+            waker,
+            processor: relay,
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! Decides which jobs are accepted while the index has little or no free memory.
+//!
+//! A job that is due within the window needs no index. The memory above the high-water mark is reserved for jobs that are
+//! due within a minute. Later jobs are rejected, because only the index could hold them until they are due.
+
+use std::time::Duration;
+
+use redeliver_core::{ErrorClass, Failure, Timestamp};
+
+use crate::index::MemoryPressure;
+
+/// The code of the dead letter and of the outcome.
+pub(crate) const INDEX_FULL: &str = "scheduler.index-full";
+/// When a client should send a rejected request again.
+pub(crate) const RETRY_AFTER: Duration = Duration::from_secs(30);
+/// Jobs that are due within this time are accepted as long as the index has any free memory.
+const NEAR_DUE: Duration = Duration::from_secs(60);
+
+/// Checks whether a job with this due time may be accepted.
+pub(crate) fn check(
+    pressure: MemoryPressure,
+    due: Timestamp,
+    now: Timestamp,
+    window: Duration,
+) -> Result<(), Failure> {
+    let ahead = match pressure {
+        MemoryPressure::Low => return Ok(()),
+        MemoryPressure::High => window.max(NEAR_DUE),
+        MemoryPressure::Full => window,
+    };
+    if due <= now.after(ahead) {
+        return Ok(());
+    }
+    let level = match pressure {
+        MemoryPressure::Full => "full",
+        MemoryPressure::Low | MemoryPressure::High => "nearly full",
+    };
+    let message = format!(
+        "Redis is {level}; until it has free memory, only jobs that are due within {} s are accepted",
+        ahead.as_secs_f64()
+    );
+    Err(Failure {
+        retry_after: Some(RETRY_AFTER),
+        ..Failure::new(ErrorClass::Permanent, INDEX_FULL, message)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_less_memory_is_free_the_sooner_a_job_must_be_due() {
+        let now = Timestamp::from_millis(0);
+        let is_accepted = |pressure, seconds, window| {
+            let due = now.after(Duration::from_secs(seconds));
+            check(pressure, due, now, Duration::from_secs(window)).is_ok()
+        };
+        assert!(is_accepted(MemoryPressure::Low, 1_000_000, 10));
+        assert!(is_accepted(MemoryPressure::High, 60, 10) && !is_accepted(MemoryPressure::High, 61, 10));
+        assert!(is_accepted(MemoryPressure::High, 600, 600));
+        assert!(is_accepted(MemoryPressure::Full, 10, 10) && !is_accepted(MemoryPressure::Full, 11, 10));
+    }
+}

@@ -1,0 +1,322 @@
+//! Errors of requests, and how gRPC and REST report them.
+
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use redeliver_core::{ErrorClass, Failure};
+use redeliver_kafka::producer::ProduceError;
+use redeliver_proto::{error, v1};
+use redeliver_runtime::error_chain::error_chain;
+use tonic::{Code, Status};
+
+use super::problem::Problem;
+use crate::admission::{INDEX_FULL, RETRY_AFTER};
+use crate::answers::TooManyWaiting;
+use crate::index::IndexError;
+use crate::job::JobId;
+use crate::request::{Field, Format};
+
+/// Why a request failed.
+#[derive(Debug)]
+pub(crate) enum RequestError {
+    /// The request is invalid; nothing was written.
+    Invalid(Failure),
+    /// A request with different content used the idempotency key before.
+    Conflict {
+        /// The job of that request.
+        job: Box<v1::Job>,
+        reason: String,
+    },
+    /// The request is valid here, but the scheduler that owns the shard rejected it: its configuration differs.
+    Rejected(String),
+    UnknownJob(JobId),
+    /// The command is in Kafka, and there was no outcome in time.
+    Undecided(JobId, Duration),
+    /// The command is in Kafka, and this process is shutting down.
+    ShuttingDown(JobId),
+    /// Kafka did not confirm the command in time: it may or may not be written.
+    Unconfirmed,
+    /// Kafka refused the command, or was unavailable.
+    NotWritten(String),
+    /// The index has no memory for a job with this due time; nothing was written.
+    IndexFull(String),
+    /// Too many requests wait for outcomes; nothing was written.
+    TooManyWaiting(TooManyWaiting),
+
+    IndexUnavailable(String),
+    /// The index of the shard is being rebuilt.
+    IndexIncomplete,
+}
+
+impl From<Failure> for RequestError {
+    fn from(failure: Failure) -> Self {
+        if failure.code == INDEX_FULL {
+            return Self::IndexFull(failure.message);
+        }
+        Self::Invalid(failure)
+    }
+}
+
+impl From<TooManyWaiting> for RequestError {
+    fn from(error: TooManyWaiting) -> Self {
+        Self::TooManyWaiting(error)
+    }
+}
+
+impl From<ProduceError> for RequestError {
+    fn from(error: ProduceError) -> Self {
+        Self::NotWritten(error_chain(&error))
+    }
+}
+
+impl From<IndexError> for RequestError {
+    fn from(error: IndexError) -> Self {
+        Self::IndexUnavailable(error_chain(&error))
+    }
+}
+
+/// What both protocols report of an error.
+struct ErrorParts {
+    grpc: Code,
+    http: StatusCode,
+    reason: &'static str,
+    message: String,
+    job: Option<JobId>,
+}
+
+impl RequestError {
+    fn parts(self) -> ErrorParts {
+        let parts = |grpc, http, reason, message: String| ErrorParts {
+            grpc,
+            http,
+            reason,
+            message,
+            job: None,
+        };
+        let unavailable = |reason, message| {
+            parts(
+                Code::Unavailable,
+                StatusCode::SERVICE_UNAVAILABLE,
+                reason,
+                message,
+            )
+        };
+        match self {
+            Self::Invalid(failure) => invalid(failure),
+            Self::Conflict { job, reason } => ErrorParts {
+                job: job.id.parse().ok(),
+                ..parts(
+                    Code::AlreadyExists,
+                    StatusCode::CONFLICT,
+                    "IDEMPOTENCY_CONFLICT",
+                    reason,
+                )
+            },
+            Self::Rejected(reason) => parts(
+                Code::InvalidArgument,
+                StatusCode::UNPROCESSABLE_ENTITY,
+                "REJECTED",
+                reason,
+            ),
+            Self::UnknownJob(id) => ErrorParts {
+                job: Some(id),
+                ..parts(
+                    Code::NotFound,
+                    StatusCode::NOT_FOUND,
+                    "JOB_UNKNOWN",
+                    format!("no such job: {id}; jobs are deleted some time after they end"),
+                )
+            },
+            Self::Undecided(id, timeout) => ErrorParts {
+                job: Some(id),
+                ..parts(
+                    Code::DeadlineExceeded,
+                    StatusCode::GATEWAY_TIMEOUT,
+                    "UNDECIDED",
+                    format!(
+                        "no outcome within {} s; the command for job {id} is in Kafka and will take effect; get the job \
+                         later, and repeat the request only with the same idempotency key",
+                        timeout.as_secs()
+                    ),
+                )
+            },
+            Self::ShuttingDown(id) => ErrorParts {
+                job: Some(id),
+                ..unavailable(
+                    "UNDECIDED",
+                    format!(
+                        "this scheduler is shutting down; the command for job {id} is in Kafka and will take effect; get \
+                         the job from another scheduler"
+                    ),
+                )
+            },
+            Self::Unconfirmed => parts(
+                Code::DeadlineExceeded,
+                StatusCode::GATEWAY_TIMEOUT,
+                "UNCONFIRMED",
+                "Kafka did not confirm the command in time, so it may or may not take effect; repeat the request with \
+                 the same idempotency key"
+                    .to_owned(),
+            ),
+            Self::NotWritten(reason) => unavailable(
+                "KAFKA_UNAVAILABLE",
+                format!(
+                    "Kafka did not accept the command, so it may or may not take effect; repeat the request with the \
+                     same idempotency key ({reason})"
+                ),
+            ),
+            Self::IndexFull(message) => parts(
+                Code::ResourceExhausted,
+                StatusCode::SERVICE_UNAVAILABLE,
+                "INDEX_FULL",
+                message,
+            ),
+            Self::TooManyWaiting(error) => parts(
+                Code::ResourceExhausted,
+                StatusCode::TOO_MANY_REQUESTS,
+                "BUSY",
+                format!("{error}; nothing was written; retry later"),
+            ),
+            Self::IndexUnavailable(reason) => unavailable("INDEX_UNAVAILABLE", reason),
+            Self::IndexIncomplete => unavailable(
+                "INDEX_INCOMPLETE",
+                "the index is being rebuilt from Kafka; retry later".to_owned(),
+            ),
+        }
+    }
+
+    /// The error as a gRPC status.
+    pub(crate) fn into_status(self) -> Status {
+        if let Self::IndexFull(message) = self {
+            return error::retry_later(Code::ResourceExhausted, message, "INDEX_FULL", RETRY_AFTER);
+        }
+        if let Self::Invalid(failure) = &self
+            && let Some(field) = Field::of(failure)
+            && !is_unknown_app(failure)
+        {
+            let name = field.protobuf();
+            let problem = failure.message.strip_prefix(&format!("`{name}` "));
+            let code = ("code", failure.code.clone());
+            let problem = problem.unwrap_or(&failure.message);
+            return error::invalid(name, problem, "REQUEST_INVALID", [code]);
+        }
+        let parts = self.parts();
+        let job = parts.job.map(|id| ("job_id", id.to_string()));
+        error::status(parts.grpc, parts.message, parts.reason, job)
+    }
+
+    /// The error as a problem document.
+    pub(crate) fn into_problem(self) -> Problem {
+        let (code, field) = match &self {
+            Self::Invalid(failure) => (Some(failure.code.clone()), Field::of(failure)),
+            _ => (None, None),
+        };
+        let job = match &self {
+            Self::Conflict { job, .. } => Some(job.clone()),
+            _ => None,
+        };
+        let retry_after = matches!(self, Self::IndexFull(_)).then_some(RETRY_AFTER);
+        let parts = self.parts();
+        Problem {
+            status: parts.http,
+            code: code.unwrap_or_else(|| parts.reason.to_lowercase()),
+            detail: parts.message,
+            field: field.map(|field| field.name(Format::Json)),
+            job_id: parts.job.map(|id| id.to_string()),
+            job,
+            outcome: None,
+            retry_after,
+        }
+    }
+}
+
+impl From<RequestError> for Problem {
+    fn from(error: RequestError) -> Self {
+        error.into_problem()
+    }
+}
+
+fn invalid(failure: Failure) -> ErrorParts {
+    let (grpc, reason) = if is_unknown_app(&failure) {
+        (Code::NotFound, "APPLICATION_UNKNOWN")
+    } else {
+        (Code::InvalidArgument, "REQUEST_INVALID")
+    };
+    let http = match failure.code.as_str() {
+        "request.json" => StatusCode::BAD_REQUEST,
+        "request.contentType" => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+        _ => StatusCode::UNPROCESSABLE_ENTITY,
+    };
+    ErrorParts {
+        grpc,
+        http,
+        reason,
+        message: failure.message,
+        job: None,
+    }
+}
+
+fn is_unknown_app(failure: &Failure) -> bool {
+    failure.class == ErrorClass::Permanent && Field::of(failure) == Some(Field::App)
+}
+
+#[cfg(test)]
+mod tests {
+    use redeliver_core::Timestamp;
+
+    use super::*;
+
+    fn id() -> JobId {
+        JobId::new(Timestamp::from_millis(1_763_722_800_000), 1, 2)
+    }
+
+    #[test]
+    fn an_invalid_field_has_the_name_of_its_protocol() {
+        let failure = || Field::IdempotencyKey.malformed(Format::Protobuf, "is empty; omit it instead");
+        let status = RequestError::Invalid(failure()).into_status();
+        assert_eq!(status.code(), Code::InvalidArgument);
+        assert_eq!(status.message(), "idempotency_key: is empty; omit it instead");
+        let problem = RequestError::Invalid(failure()).into_problem();
+        assert_eq!(problem.status, StatusCode::UNPROCESSABLE_ENTITY);
+        assert_eq!(
+            (problem.field, &*problem.code),
+            (Some("idempotencyKey"), "request.idempotencyKey")
+        );
+        let app = Field::App.rejected(Format::Protobuf, "`x` is not an application");
+        assert_eq!(
+            RequestError::Invalid(app.clone()).into_status().code(),
+            Code::NotFound
+        );
+        assert_eq!(
+            RequestError::Invalid(app).into_problem().status,
+            StatusCode::UNPROCESSABLE_ENTITY
+        );
+    }
+
+    #[test]
+    fn a_job_that_does_not_fit_into_the_index_can_be_retried() {
+        let failure = || Failure::permanent(INDEX_FULL, "index full");
+        let status = RequestError::from(failure()).into_status();
+        assert_eq!(
+            (status.code(), status.message()),
+            (Code::ResourceExhausted, "index full")
+        );
+        assert_eq!(error::reason(&status).as_deref(), Some("INDEX_FULL"));
+        let problem = RequestError::from(failure()).into_problem();
+        assert_eq!(
+            (problem.status, &*problem.code, problem.retry_after),
+            (StatusCode::SERVICE_UNAVAILABLE, "index_full", Some(RETRY_AFTER))
+        );
+    }
+
+    #[test]
+    fn an_undecided_command_is_reported_to_take_effect() {
+        let status = RequestError::Undecided(id(), Duration::from_secs(10)).into_status();
+        assert_eq!(status.code(), Code::DeadlineExceeded);
+        assert!(status.message().contains("is in Kafka and will take effect"));
+        assert!(status.message().contains(&id().to_string()));
+        let problem = RequestError::ShuttingDown(id()).into_problem();
+        assert_eq!(problem.status, StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(problem.job_id, Some(id().to_string()));
+    }
+}

@@ -1,0 +1,82 @@
+//! Errors as `application/problem+json` documents (RFC 9457).
+
+use std::time::Duration;
+
+use axum::Json;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use redeliver_proto::v1;
+use serde::Serialize;
+
+use super::view::{JobView, outcome};
+
+/// A problem document.
+#[derive(Debug)]
+pub(crate) struct Problem {
+    pub(crate) status: StatusCode,
+    /// Stable, for programs.
+    pub(crate) code: String,
+    /// For people.
+    pub(crate) detail: String,
+    /// The invalid field of the request.
+    pub(crate) field: Option<&'static str>,
+    pub(crate) job_id: Option<String>,
+    pub(crate) job: Option<Box<v1::Job>>,
+    /// The outcome of a command that had no effect.
+    pub(crate) outcome: Option<v1::Outcome>,
+    pub(crate) retry_after: Option<Duration>,
+}
+
+impl Problem {
+    pub(crate) fn new(status: StatusCode, code: &str, detail: &str) -> Self {
+        Self {
+            status,
+            code: code.to_owned(),
+            detail: detail.to_owned(),
+            field: None,
+            job_id: None,
+            job: None,
+            outcome: None,
+            retry_after: None,
+        }
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        #[derive(Serialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Body {
+            title: &'static str,
+            status: u16,
+            code: String,
+            detail: String,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            field: Option<&'static str>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            outcome: Option<String>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            job_id: Option<String>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            job: Option<JobView>,
+        }
+
+        let body = Body {
+            title: self.status.canonical_reason().unwrap_or("error"),
+            status: self.status.as_u16(),
+            code: self.code,
+            detail: self.detail,
+            field: self.field,
+            outcome: self.outcome.map(outcome),
+            job_id: self.job_id,
+            job: self.job.map(|job| JobView::from(*job)),
+        };
+        let content_type = [(header::CONTENT_TYPE, "application/problem+json")];
+        let retry_after = self.retry_after.map(|after| after.as_secs().to_string());
+        let retry_after = retry_after.map(|seconds| [(header::RETRY_AFTER, seconds)]);
+        match retry_after {
+            Some(retry_after) => (self.status, content_type, retry_after, Json(body)).into_response(),
+            None => (self.status, content_type, Json(body)).into_response(),
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! The messages between a shard and its indexer.
+
+use bytes::Bytes;
+use redeliver_core::Timestamp;
+
+use crate::index::{Batch, Cursor, DueScan, Lookup};
+use crate::job::JobId;
+
+/// What a shard requests of its indexer.
+#[derive(Debug)]
+pub(crate) enum IndexRequest {
+    /// Apply the changes that were committed up to a turn.
+    Apply { turn: u64, batch: Batch },
+    /// Look up jobs and idempotency keys.
+    LookUp(Vec<Lookup>),
+    /// Read the jobs after `after` that are due at or before `until`: at most `limit` jobs and about `bytes` bytes.
+    DueScan {
+        after: Option<Cursor>,
+        until: Timestamp,
+        limit: usize,
+        bytes: usize,
+    },
+    /// The same query as [`IndexRequest::DueScan`], for parked jobs.
+    Sweep {
+        after: Cursor,
+        until: Timestamp,
+        limit: usize,
+        bytes: usize,
+    },
+    /// List ended jobs whose retention is over.
+    Forgettable,
+}
+
+/// What the indexer reports to its shard.
+#[derive(Debug)]
+pub(crate) enum IndexResponse {
+    /// The index is up to date with the state topic, which ends at `end`.
+    Ready { end: i64 },
+    /// The state topic contains a record that this version does not support. The shard must not act until the index
+    /// is ready again.
+    Halted,
+    /// The index contains everything that was committed up to this turn.
+    Applied {
+        turn: u64,
+        /// Whether the batch was forced, so that success does not prove that the index has free memory.
+        forced: bool,
+    },
+    /// The index is full and has applied nothing of this batch.
+    Full { turn: u64, batch: Batch },
+    /// Results in the order of the lookups.
+    LookedUp(Vec<Option<Bytes>>),
+    /// Jobs that are due next.
+    DueScan(DueScan),
+    /// Jobs in the range of a sweep: parked jobs, and others between them.
+    Swept(DueScan),
+    /// Ended jobs whose retention is over.
+    Forgettable(Vec<JobId>),
+}

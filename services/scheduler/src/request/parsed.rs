@@ -1,0 +1,62 @@
+//! Requests as they are parsed, independent of their format.
+
+use redeliver_core::{HumanDuration, Timestamp};
+
+use crate::job::{JobId, Payload, Priority};
+
+/// A parsed request, before it is checked against the rules.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ParsedRequest {
+    /// A job of an application.
+    Schedule(Box<Draft>),
+    /// A cancellation.
+    Cancel(JobId),
+    /// A new due time.
+    Reschedule {
+        /// The job.
+        id: JobId,
+        /// The new due time.
+        when: When,
+    },
+    /// A record of a pipeline that waits longer than its longest tier.
+    LongWait(Box<LongWait>),
+}
+
+/// The description of a new job of an application.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Draft {
+    /// The application.
+    pub app: String,
+    /// When it is due.
+    pub when: When,
+    /// Which of several due jobs is dispatched first.
+    pub priority: Priority,
+    /// The idempotency key.
+    pub idempotency_key: Option<String>,
+    /// The client's identifier of the request.
+    pub request_id: Option<String>,
+    /// The content of the dispatched record. Without a key, it gets the key of the ingest record.
+    pub payload: Payload,
+    /// How long after its due time the job may still be dispatched.
+    pub expire_after: Option<HumanDuration>,
+}
+
+/// The request for a long wait: a failed record of a pipeline.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LongWait {
+    /// The pipeline.
+    pub pipeline: String,
+    /// When it is due.
+    pub due: Timestamp,
+    /// The record, with all of its headers.
+    pub payload: Payload,
+}
+
+/// A due time: an instant, or a delay from the request on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    /// An instant.
+    At(Timestamp),
+    /// A delay from the request on.
+    After(HumanDuration),
+}

@@ -1,0 +1,35 @@
+//! The settings that all shards of a process share.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::codec::RetentionPolicy;
+use crate::request::Rules;
+use crate::spans::Spans;
+use crate::topics::Topics;
+
+/// The settings of the shards.
+pub(crate) struct Settings {
+    pub(crate) rules: Rules,
+    /// The ingest topic.
+    pub(crate) ingest: Arc<str>,
+    /// The state topic.
+    pub(crate) state: Arc<str>,
+    /// The dead-letter topic of the scheduler.
+    pub(crate) dead_letters: Arc<str>,
+    /// The answers topic.
+    pub(crate) answers: Arc<str>,
+    /// The number of partitions of the ingest topic and of the state topic.
+    pub(crate) partitions: i32,
+    pub(crate) retention: RetentionPolicy,
+    /// Jobs that are due within this time are held in memory.
+    pub(crate) window: Duration,
+    /// The maximum number of jobs in the window, for each [`Source`](crate::window::Source).
+    pub(crate) window_jobs: usize,
+    /// The maximum size of the jobs in the window in bytes, for each [`Source`](crate::window::Source).
+    pub(crate) window_bytes: usize,
+    pub(crate) topics: Arc<dyn Topics>,
+    /// How long after its due time a job waits for a missing topic.
+    pub(crate) missing_topic_timeout: Duration,
+    pub(crate) spans: Spans,
+}
