@@ -66,7 +66,10 @@ impl Crawler {
             let wait = slot.saturating_duration_since(Instant::now());
             Failure::throttled(wait, TURN, "the host is busy")
         })?;
-        if host.robots().is_none() {
+        // Another job may have fetched the rules while this one waited.
+        if let Some(robots) = host.robots() {
+            check(&robots, &page)?;
+        } else {
             let (robots, delay) = host.set_robots(self.fetch_robots(&host, &page).await?);
             check(&robots, &page)?;
             // The same turn continues with the page, after the delay.
