@@ -45,7 +45,7 @@ pub(crate) fn life(record: &Record) -> u32 {
     text.and_then(|text| text.parse().ok()).unwrap_or(0)
 }
 
-/// Each hop may change the trace context, and adds or replaces the other headers listed here.
+/// Each hop may change the trace context and the reserved headers. A redrive adds headers of its own.
 fn is_user_header(name: &str) -> bool {
     !headers::is_reserved(name) && ![TRACEPARENT, TRACESTATE, REDRIVE_ID, REDRIVE_COUNT].contains(&name)
 }

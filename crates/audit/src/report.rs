@@ -29,7 +29,7 @@ pub struct Report {
     pub successes_counted: bool,
     /// Source records that are in no topic any more.
     pub lost: Findings,
-    /// Source records with more than one end, or with an end while they still wait.
+    /// Source records that ended more than once, or ended and still wait.
     pub doubled: Findings,
     /// Records that a tier or the scheduler released before their due time.
     pub early: Findings,
@@ -212,7 +212,7 @@ impl fmt::Display for Report {
         writeln!(f)?;
         let meanings = [
             "in no topic any more",
-            "more than one end",
+            "ended more than once",
             "released before their due time",
             "key, value or headers changed",
             "origin not in the source topic",

@@ -27,8 +27,9 @@
 //! includes transactions that are committed but not applied yet. So an unread copy belongs to a second chain, and so
 //! does a job that has not ended in step 3.
 //!
+//! Tiers are read before the source, so that the source contains the origins that they name.
+//!
 //! # Assumptions
-//! - Tiers are read before the source, so that the source must contain the origins that they name.
 //! - The topics still contain the ends of all records in the source. If the retention of the output is shorter than
 //!   that of the source, old records are reported as lost.
 //! - The number of partitions does not change during the audit.
@@ -267,7 +268,7 @@ fn positions_of(
     }
 }
 
-/// How long the broker may return no committed offsets. Transactions are usually applied within milliseconds.
+/// How long the broker may fail to return committed offsets. Transactions are usually applied within milliseconds.
 const OFFSETS_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The committed offsets of the groups of a pipeline.

@@ -98,13 +98,16 @@ impl Endpoint {
                 let mut tls = ClientTlsConfig::new().with_native_roots();
                 if let Some(path) = &self.ca_file {
                     let pem = std::fs::read(path).map_err(|error| {
-                        invalid(format!("cannot use the CA file {}: {error}", path.display()))
+                        invalid(format!(
+                            "cannot be used: cannot read the CA file {}: {error}",
+                            path.display()
+                        ))
                     })?;
                     tls = tls.ca_certificate(Certificate::from_pem(pem));
                 }
                 endpoint = endpoint
                     .tls_config(tls)
-                    .map_err(|error| invalid(format!("cannot use TLS: {error}")))?;
+                    .map_err(|error| invalid(format!("cannot be reached with TLS: {error}")))?;
             }
             Some(_) | None => return Err(invalid("must begin with http:// or https://".to_owned())),
         }
@@ -152,7 +155,7 @@ mod tests {
         let token = Endpoint::new("localhost:1").token("a\nb");
         assert_eq!(problem(token).await, "the token cannot be used");
         let missing = Endpoint::new("https://localhost:1").ca_file("/nowhere/ca.pem");
-        let expected = "`https://localhost:1` cannot use the CA file /nowhere/ca.pem: No such file or directory (os error 2)";
+        let expected = "`https://localhost:1` cannot be used: cannot read the CA file /nowhere/ca.pem: No such file or directory (os error 2)";
         assert_eq!(problem(missing).await, expected);
     }
 

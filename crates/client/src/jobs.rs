@@ -46,7 +46,7 @@ pub struct Job {
     pub key: Option<Bytes>,
     /// The headers of the record to dispatch.
     pub headers: Headers,
-    /// The topic to which the job is dispatched.
+    /// The topic to which the job is dispatched; `None` if the scheduler did not return it.
     pub topic: Option<String>,
     /// When the job was dispatched, cancelled or expired.
     pub ended_at: Option<Timestamp>,

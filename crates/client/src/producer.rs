@@ -63,7 +63,7 @@ pub enum ScheduleError {
         /// The number of its partitions.
         partitions: i32,
     },
-    /// The broker returned no timestamp, so the id of the job is unknown. Kafka always returns one since 0.10.
+    /// The broker returned no timestamp, so the id of the job is unknown. Kafka 0.10 and later always return one.
     #[error("the broker returned no timestamp for the request: {written:?}")]
     NoTimestamp {
         /// The position of the request.

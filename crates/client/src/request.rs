@@ -172,7 +172,7 @@ impl JobRequest {
             return wrong("app", "is empty");
         }
         match self.idempotency() {
-            Some("") => return wrong("idempotency_key", "is empty; leave it out instead"),
+            Some("") => return wrong("idempotency_key", "is empty; omit it instead"),
             Some(key) if key.len() > MAX_KEY => {
                 return wrong("idempotency_key", "is longer than 512 bytes");
             }
@@ -280,7 +280,7 @@ mod tests {
             (soon(""), "app is empty"),
             (
                 soon("a").idempotency_key(""),
-                "idempotency_key is empty; leave it out instead",
+                "idempotency_key is empty; omit it instead",
             ),
             (
                 soon("a").idempotency_key("k".repeat(513)),

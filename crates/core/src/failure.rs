@@ -18,7 +18,7 @@ pub enum ErrorClass {
     Permanent,
     /// The failure was transient, but no retries are left: the record becomes a dead letter.
     Exhausted,
-    /// The record would be older than the pipeline's `max_age`: it becomes a dead letter.
+    /// The record would be older than the pipeline's `max_age` at its next attempt: it becomes a dead letter.
     Expired,
     /// The record or its headers are invalid: it becomes a dead letter without an attempt.
     Malformed,
@@ -121,7 +121,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Truncates a text to at most `limit` bytes at a character boundary, and replaces control characters by spaces.
+/// Truncates a text to at most `limit` bytes at a character boundary, and replaces control characters with spaces.
 #[must_use]
 pub fn bounded_text(text: &str, limit: usize) -> String {
     let mut bounded = String::with_capacity(text.len().min(limit));

@@ -51,7 +51,7 @@ pub const DISPATCHED_AT: &str = "dispatched-at";
 pub const IDEMPOTENCY_KEY: &str = "idempotency-key";
 /// The priority of the job: `high`, `normal` or `low`.
 pub const JOB_PRIORITY: &str = "job-priority";
-/// The trace context of a record or request, by W3C Trace Context.
+/// The trace context of a record or request, as defined by W3C Trace Context.
 pub const TRACEPARENT: &str = "traceparent";
 /// The vendor-specific part of the trace context.
 pub const TRACESTATE: &str = "tracestate";
@@ -297,7 +297,7 @@ fn wrong_value(name: &str, found: Option<Option<&[u8]>>, expected: &str) -> Fail
     )
 }
 
-/// The trace context of an attempt, by W3C Trace Context.
+/// The trace context of an attempt, as defined by W3C Trace Context.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceContext {
     /// The value of the header `traceparent`.

@@ -1,6 +1,6 @@
 //! The domain model of Redeliver: records, headers, failures, retry policies and routing.
 //!
-//! This crate does no IO and does not depend on the Kafka client. Functions take the current time as an argument. So
+//! This crate does no IO and does not depend on the Kafka client. Decisions take the current time as an argument. So
 //! every decision of the services can be tested on its own, with arbitrary input.
 //!
 //! | module | contents |

@@ -212,7 +212,7 @@ impl Headers {
     /// A copy with only those headers for whose name `keep` returns true.
     #[must_use]
     pub fn filtered(&self, keep: impl Fn(&str) -> bool) -> Self {
-        // Callers append reserved headers: lineage, failure and time lock fit without another allocation.
+        // Room for the reserved headers that callers append, so that usually no other allocation is needed.
         let mut kept = Self::with_capacity(self.entries.len() + 12, self.data.len() + 384);
         for (name, value) in self.iter().filter(|(name, _)| keep(name)) {
             kept.push(name, value);

@@ -154,7 +154,7 @@ pub enum Disposition {
     Dead(ErrorClass),
 }
 
-/// Everything except the record and the outcome that decides where a record goes.
+/// Everything that decides where a record goes, except the record and the outcome.
 #[derive(Clone, Copy, Debug)]
 pub struct RouteContext<'a> {
     /// The pipeline of the record.
@@ -180,7 +180,7 @@ impl RouteContext<'_> {
             },
             Outcome::Failed(failure) => failure,
         };
-        // Being throttled says nothing about the record, and a malformed record is never run.
+        // Being throttled says nothing about the record. A malformed record is normally rejected without an attempt.
         let counts = !matches!(failure.class, ErrorClass::Throttled | ErrorClass::Malformed);
         let failed_attempts = self.arrival.failed_attempts.saturating_add(u32::from(counts));
         match self.next_attempt(record, failed_attempts, &failure) {

@@ -68,7 +68,7 @@ pub enum IfRecreated {
     /// Reads the new topic from its beginning and drops the records of the old one that are in flight.
     #[default]
     ReadFromBeginning,
-    /// Stops reading until the process is restarted, because the topic's offsets are used outside of it.
+    /// Stops reading until the process is restarted, because other data refers to the topic's offsets.
     Halt,
 }
 
@@ -151,7 +151,7 @@ pub struct Lane<P> {
     /// Consecutive sessions that ended because the group's assignment was not valid.
     rejoins: u32,
     /// Partitions whose topic was created again while the lane owned them, until the lane commits a position of the new
-    /// topic or loses the partition. Until then, a commit without a topic fingerprint belongs to the old topic.
+    /// topic or loses the partition. Until then, a commit without a topic fingerprint is treated as one of the old topic.
     recreated: BTreeSet<(Arc<str>, i32)>,
 }
 
@@ -384,14 +384,12 @@ impl<'a, P: Processor> Session<'a, P> {
                 RecoveryAction::Fenced => fences.count(lane)?,
                 RecoveryAction::Retry | RecoveryAction::Abort | RecoveryAction::Rebuild => {}
             }
-            lane.observer.waiting(&format!(
-                "cannot initialise the producer: {}",
-                error_chain(&error)
-            ));
+            lane.observer
+                .waiting(&format!("Kafka not ready: {}", error_chain(&error)));
             if log_throttle.should_log() {
                 tracing::warn!(
                     lane = lane.spec.name, brokers = lane.settings.brokers, error = %error_chain(&error),
-                    "cannot initialise the producer; retrying"
+                    "Kafka not ready; retrying"
                 );
             }
             sleep_unless_stopped(backoff.next_delay(), &lane.stop);
@@ -610,7 +608,7 @@ impl<'a, P: Processor> Session<'a, P> {
                 Ok(_) => self.suspect_since = None,
                 Err(error) => {
                     self.suspect_since = Some(Instant::now());
-                    self.waiting(&format!("kafka unavailable: {error}"));
+                    self.waiting(&format!("Kafka unavailable: {error}"));
                 }
             }
             return;
@@ -1021,7 +1019,7 @@ impl<'a, P: Processor> Session<'a, P> {
                 lane = self.lane.spec.name,
                 records = error.refused.len(),
                 reason = first.failure.message,
-                "topic refused records; replacing them"
+                "topic refused records"
             );
         }
         self.lane.observer.transaction_failed(error.action);
@@ -1058,14 +1056,11 @@ impl<'a, P: Processor> Session<'a, P> {
         Ok(())
     }
 
-    /// Recovers from a failed transaction. The order matters: initialising a producer resolves the transaction, and only
-    /// after that do the committed offsets show its outcome.
+    /// Recovers from a failed transaction. The order matters: a producer whose transaction has an unknown outcome must
+    /// be initialised again, which resolves it. Only then do the committed offsets show the outcome.
     fn recover(&mut self) -> Result<(), Ended> {
         if let Err(error) = self.transactions.recover(CALL) {
-            self.waiting(&format!(
-                "cannot initialise the producer: {}",
-                error_chain(&error)
-            ));
+            self.waiting(&format!("Kafka not ready: {}", error_chain(&error)));
             if error.action == RecoveryAction::Fenced {
                 self.fences.count(self.lane)?;
             }

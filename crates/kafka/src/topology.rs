@@ -55,7 +55,7 @@ pub struct TopicSpec {
     pub role: Role,
     /// The number of partitions for creating it.
     pub partitions: i32,
-    /// Another topic with which it must have the number of partitions in common.
+    /// The topic whose number of partitions it must have.
     pub partitions_as: Option<Arc<str>>,
     /// The replication factor for creating it; -1 means the broker's default.
     pub replication: i32,

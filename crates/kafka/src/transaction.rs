@@ -5,7 +5,7 @@
 //! initialisation makes the broker complete or abort the old transaction. The caller then reads the committed offsets, which
 //! show the outcome.
 //!
-//! A transaction that writes to a deleted topic would block until it times out. So while it waits for deliveries, it checks
+//! A transaction that writes to a deleted topic would block until the transaction times out. So while it waits for deliveries, it checks
 //! the [`TopicWatch`], and aborts as soon as the watch is certain that the topic is missing.
 
 mod alternating;
@@ -115,7 +115,7 @@ impl TransactionError {
 }
 
 impl Transactions {
-    /// Creates a closed instance for this transactional id; [`Transactions::recover`] creates and initialises the producer.
+    /// Creates an instance without a producer for this transactional id; [`Transactions::recover`] creates and initialises the producer.
     /// `timeout` limits one transaction.
     #[must_use]
     pub fn new(config: ClientConfig, id: impl Into<String>, timeout: Duration) -> Self {
@@ -303,7 +303,7 @@ impl Transactions {
         producer
             .begin_transaction()
             .map_err(|error| AttemptError::new("beginning", error))?;
-        // A crash at this or a later fault point up to the commit leaves an open transaction. The successor's initialisation
+        // A crash at this or a later fault point up to the commit may leave an open transaction. The successor's initialisation
         // aborts it, and the records are processed again.
         fault::point("begin");
         pace.delivered();
@@ -508,7 +508,7 @@ struct Deliveries {
     reported: AtomicUsize,
     awaited: AtomicUsize,
     failed: AtomicBool,
-    /// The first failure that was not caused by another one, or else the first one.
+    /// The first failure that was not caused by another one; until there is one, the latest failure.
     first_failure: std::sync::Mutex<Option<(usize, KafkaError)>>,
     changelog: Option<Arc<str>>,
     changelog_ends: std::sync::Mutex<Vec<(i32, i64)>>,

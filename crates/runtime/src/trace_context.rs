@@ -69,8 +69,8 @@ fn parse_parent(bytes: &[u8]) -> Option<(TraceId, SpanId, TraceFlags)> {
     valid.then(|| (trace, span, TraceFlags::new(flags) & TraceFlags::SAMPLED))
 }
 
-/// Parses `key=value` members separated by commas. One invalid member invalidates the whole header, as the specification
-/// requires.
+/// Parses `key=value` members separated by commas. One invalid member invalidates the whole header, which the
+/// specification permits.
 fn parse_state(bytes: &[u8]) -> Option<TraceState> {
     let text = std::str::from_utf8(bytes)
         .ok()

@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 use crate::metrics::LaneFamilies;
 use crate::topics::{self, TopicsError};
 
-/// The part of a lane's grace period in the process's; the rest is for closing clients and flushing telemetry.
+/// The share of `shutdown.grace` that a lane gets; the rest is for closing clients and flushing telemetry.
 const LANE_GRACE_SHARE: f64 = 0.8;
 
 /// A process that runs lanes.
@@ -124,7 +124,7 @@ impl LaneStarter {
         let lane = Lane::new(context, spec, processor);
         move || {
             let result = lane.run();
-            // A failure shuts the process down, which must not look ready until then.
+            // After a failure the part keeps its last state until the process has shut down.
             if result.is_ok() {
                 part.remove();
             }

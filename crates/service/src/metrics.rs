@@ -108,7 +108,7 @@ impl LaneFamilies {
         );
         registry.register(
             "lane_window_full",
-            "Times a partition was not read further because its first incomplete record filled the completed set",
+            "Times a partition was not read further because the completed set after its first incomplete record was full",
             families.blocked.clone(),
         );
         registry.register(
@@ -244,9 +244,9 @@ impl LaneObserver for LaneMetrics {
         }
     }
 
-    fn recreated(&self, _topic: &str, _partition: i32, in_hand: usize) {
+    fn recreated(&self, _topic: &str, _partition: i32, in_flight: usize) {
         self.recreated.inc();
-        self.dropped.inc_by(in_hand as u64);
+        self.dropped.inc_by(in_flight as u64);
     }
 
     fn deleted_unread(&self, _topic: &str, _partition: i32, records: u64) {

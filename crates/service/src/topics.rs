@@ -166,7 +166,6 @@ pub async fn ensure(
 /// waits until `shutdown` is cancelled.
 pub async fn warn_about(kafka: &KafkaSettings, spec: &TopologySpec, shutdown: &CancellationToken) {
     let client = kafka.client();
-    let mut backoff = Backoff::new(MIN_DELAY, MAX_DELAY);
     loop {
         let checked = tokio::select! {
             checked = topology::check(&client, spec, CHECK_TIMEOUT) => checked,
@@ -181,7 +180,7 @@ pub async fn warn_about(kafka: &KafkaSettings, spec: &TopologySpec, shutdown: &C
             }
         }
         tokio::select! {
-            () = tokio::time::sleep(backoff.next_delay()) => {}
+            () = tokio::time::sleep(MAX_DELAY) => {}
             () = shutdown.cancelled() => return,
         }
     }

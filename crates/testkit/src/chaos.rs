@@ -11,7 +11,7 @@ use crate::unique::random;
 use crate::{LocalKafka, ServiceProcess, eventually};
 
 /// How long a change of group members may take, including a session timeout, on a busy machine.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(90);
 
 /// The random choices of a test. Prints the seed; `REDELIVER_CHAOS_SEED` sets it.
 ///

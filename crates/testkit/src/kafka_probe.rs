@@ -14,14 +14,14 @@ const METADATA: i16 = 3;
 const VERSION: i16 = 4;
 const CORRELATION: i32 = 7;
 /// An upper bound for the response, in case another server uses the port.
-const LARGEST_ANSWER: usize = 1 << 20;
+const MAX_RESPONSE: usize = 1 << 20;
 
 /// Succeeds if the broker at `address` responds and lists at least one broker.
 pub(crate) fn answers(address: SocketAddr) -> Result<()> {
-    let patience = Duration::from_secs(2);
-    let mut stream = TcpStream::connect_timeout(&address, patience).context("connecting")?;
+    let timeout = Duration::from_secs(2);
+    let mut stream = TcpStream::connect_timeout(&address, timeout).context("connecting")?;
     stream
-        .set_read_timeout(Some(patience))
+        .set_read_timeout(Some(timeout))
         .context("setting a read timeout")?;
     stream
         .write_all(&request())
@@ -32,7 +32,7 @@ pub(crate) fn answers(address: SocketAddr) -> Result<()> {
         .context("reading the answer's size")?;
     let size = usize::try_from(i32::from_be_bytes(size)).context("reading the answer's size")?;
     ensure!(
-        size <= LARGEST_ANSWER,
+        size <= MAX_RESPONSE,
         "not an answer of Kafka's: {size} bytes announced"
     );
     let mut answer = vec![0; size];

@@ -212,10 +212,10 @@ pub fn answers(url: &str) -> Result<()> {
 }
 
 fn ping(address: SocketAddr) -> Result<()> {
-    let patience = Duration::from_secs(2);
-    let mut stream = TcpStream::connect_timeout(&address, patience).context("connecting")?;
+    let timeout = Duration::from_secs(2);
+    let mut stream = TcpStream::connect_timeout(&address, timeout).context("connecting")?;
     stream
-        .set_read_timeout(Some(patience))
+        .set_read_timeout(Some(timeout))
         .context("setting a read timeout")?;
     stream.write_all(b"PING\r\n").context("sending PING")?;
     let mut answer = [0; 7];

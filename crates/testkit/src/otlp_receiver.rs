@@ -35,7 +35,7 @@ type Spans = Arc<Mutex<Vec<ReceivedSpan>>>;
 /// A span with the attributes of the process that sent it.
 #[derive(Clone, Debug)]
 pub struct ReceivedSpan {
-    /// What the process says of itself.
+    /// The resource attributes of the process.
     pub resource: Vec<KeyValue>,
     /// The span.
     pub span: Span,

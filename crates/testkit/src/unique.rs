@@ -1,5 +1,5 @@
-//! Names and delays that no other test uses, in this run or an earlier one on the same broker. So tests run in parallel, and
-//! a broker can be kept up for days.
+//! Names that no other test uses, in this run or an earlier one on the same broker, and delays that other tests rarely use.
+//! So tests run in parallel, and a broker can be kept up for days.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::OnceLock;

@@ -290,7 +290,7 @@ impl Engine {
                 missing_for = ?missing_for.map(|(_, missing_for)| missing_for),
                 in_flight = self.in_flight.records,
                 in_flight_limit = self.limit.records,
-                "output topic is missing; records wait for it"
+                "topic is missing; records wait for it"
             );
         }
     }

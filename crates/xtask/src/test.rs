@@ -116,6 +116,12 @@ fn build_and_test(
     test.args(["--", "--ignored", "--exact"]).args(&names);
     test.env("REDELIVER_CHAOS_SEED", seed.to_string());
     let (sample_status, results) = stream(with_environment(test), interrupt)?;
+    ensure!(
+        !sample_status.success() || results.passed + results.failed >= names.len() as u64,
+        "only {} of {} long tests ran",
+        results.passed + results.failed,
+        names.len()
+    );
     summary.add_sample(&results);
     Ok((if status.success() { sample_status } else { status }, summary))
 }

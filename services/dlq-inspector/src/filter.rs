@@ -63,7 +63,7 @@ pub enum TextTest {
     Equal(String),
     /// It contains this text.
     Has(String),
-    /// It is present. A text field must also not be empty.
+    /// It is present. A text field or a key must also not be empty.
     Present,
 }
 
@@ -104,7 +104,7 @@ pub enum TextField {
     ErrorCode,
     /// The error message.
     ErrorMessage,
-    /// The topic in which processing failed.
+    /// The topic in which the record was first.
     OriginTopic,
     /// The id of a scheduled job.
     JobId,
@@ -129,9 +129,9 @@ pub enum NumberField {
     State,
     /// The dialect of its headers.
     Dialect,
-    /// The partition in which processing failed.
+    /// The partition in which the record was first.
     OriginPartition,
-    /// The offset at which processing failed.
+    /// The offset at which the record was first.
     OriginOffset,
     /// The timestamp of the original record.
     OriginTimestamp,

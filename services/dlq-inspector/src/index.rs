@@ -4,8 +4,8 @@
 //! offsets up to which they were read are written in the same transaction, so that a crash neither repeats nor skips
 //! a record. A file that is damaged, or was written by another version, is deleted.
 //!
-//! The table `letters` is narrow, because filters scan it. The table `bodies` holds what is only displayed, under the
-//! same `row`. Row numbers increase in the order in which records are indexed and are never reused, so that a row
+//! The table `letters` is narrow, because filters scan it. The table `bodies`, with the same `row`, holds
+//! the rest, such as the key and the headers, which few filters need. Row numbers increase in the order in which records are indexed and are never reused, so that a row
 //! number is a resume position. Repeated texts (topics, codes, pipelines) are stored once, in the table `texts`, and
 //! referenced by id.
 

@@ -21,7 +21,7 @@ pub struct QuickRetry {
 }
 
 impl QuickRetry {
-    /// Calls until a call succeeds, `may_retry` returns false, or `retries` or `budget` are used up.
+    /// Calls until a call succeeds, `may_retry` returns false, or `retries` or `budget` is used up.
     ///
     /// # Errors
     /// The error of the last call.

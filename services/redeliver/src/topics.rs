@@ -144,10 +144,16 @@ fn print_findings(findings: &[Finding], topics: usize) -> ExitCode {
         return ExitCode::from(EXIT_FAILURE);
     }
     // Services start despite warnings.
+    let checked = if topics == 1 {
+        "1 topic".to_owned()
+    } else {
+        format!("{topics} topics")
+    };
     match findings.len() {
-        0 => say(format_args!("all {topics} topics OK")),
-        1 => say(format_args!("{topics} topics, 1 warning")),
-        warnings => say(format_args!("{topics} topics, {warnings} warnings")),
+        0 if topics == 1 => say("1 topic OK"),
+        0 => say(format_args!("all {checked} OK")),
+        1 => say(format_args!("{checked}, 1 warning")),
+        warnings => say(format_args!("{checked}, {warnings} warnings")),
     }
     ExitCode::SUCCESS
 }

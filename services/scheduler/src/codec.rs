@@ -65,7 +65,10 @@ pub fn decode(id: JobId, bytes: &Bytes) -> Result<Job, CodecError> {
     let record =
         v1::JobRecord::decode(bytes.clone()).map_err(|error| CodecError::Malformed(error.to_string()))?;
     if record.format > FORMAT {
-        let found = format!("its format is {}, this version supports {FORMAT}", record.format);
+        let found = format!(
+            "its format is {}, but this version supports only formats up to {FORMAT}",
+            record.format
+        );
         return Err(CodecError::Newer(found));
     }
     let newer = |field, value| CodecError::Newer(format!("its {field} is {value}"));

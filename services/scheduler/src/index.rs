@@ -257,14 +257,18 @@ pub struct ShardStats {
     pub per_minute: Vec<u64>,
 }
 
+fn gap(found: Option<i64>, expected: i64) -> String {
+    match found {
+        Some(offset) => format!("the index is complete up to offset {offset}, not {expected}"),
+        None => format!("the index has no checkpoint; expected offset {expected}"),
+    }
+}
+
 /// An error of the index.
 #[derive(Debug, thiserror::Error)]
 pub enum IndexError {
     /// The index lacks records before the changes.
-    #[error(
-        "the index is complete up to offset {}; expected {expected}",
-        found.map_or_else(|| "none".to_owned(), |offset| offset.to_string())
-    )]
+    #[error("{}", gap(*found, *expected))]
     Gap {
         /// The offset up to which the index is complete; `None` if it has no checkpoint.
         found: Option<i64>,

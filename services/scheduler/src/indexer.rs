@@ -57,8 +57,8 @@ const MAX_CHECKPOINT_AGE: Duration = Duration::from_secs(12 * 3600);
 /// command, and Redis limits the number of arguments.
 const MAX_CHUNK: usize = 2_000;
 const MAX_CHUNK_BYTES: usize = 4 << 20;
-/// A backlog of at most this many records is forced into a full index: the previous owner accepted these records before
-/// it knew that the index was full. A longer backlog needs an index with more memory.
+/// A backlog of at most this many records is forced into a full index: the previous owner had accepted these records but
+/// could not apply them, because its index was full. A longer backlog needs an index with more memory.
 const MAX_FORCED_BACKLOG: i64 = 200_000;
 /// The maximum time to read the state topic to its end, before the attempt fails and is repeated.
 const READ_TIMEOUT: Duration = Duration::from_secs(120);

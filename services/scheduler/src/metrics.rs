@@ -89,7 +89,7 @@ impl SchedulerFamilies {
         );
         registry.register(
             "scheduler_window_jobs",
-            "Jobs window_jobs in memory because they are due soon",
+            "Jobs held in memory because they are due soon",
             families.window_jobs.clone(),
         );
         registry.register(

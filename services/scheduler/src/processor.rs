@@ -21,7 +21,7 @@ use crate::settings::Settings;
 use crate::shard::{Shard, Tally, Target, Writes};
 use crate::topics::Presence;
 
-/// At least one request of each kind, since one of each can be in progress.
+/// The capacity of the channel to an indexer: at least one per kind of request, since one of each can be in progress.
 const INDEX_REQUESTS: usize = 8;
 
 /// The scheduler's [`Processor`].
@@ -194,7 +194,7 @@ impl<I: Index> Scheduler<I> {
             notes.push(match self.lane.parked.len() - 1 {
                 0 => format!("jobs of {app} wait for topic {topic}, which does not exist"),
                 others => {
-                    format!("jobs of {app} wait for topic {topic}, which does not exist; and {others} more")
+                    format!("jobs of {app} wait for topic {topic}, which does not exist, and jobs for {others} more missing topics")
                 }
             });
         }

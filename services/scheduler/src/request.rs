@@ -269,7 +269,10 @@ impl Draft {
         let Some((app, topic)) = rules.apps.get_key_value(&self.app) else {
             let known = rules.apps.keys().map(String::as_str);
             let shown = bounded_text(&self.app, 60);
-            let problem = format!("`{shown}` is not an application{}", field::hint(&self.app, known));
+            let problem = format!(
+                "is `{shown}`, which is not an application{}",
+                field::hint(&self.app, known)
+            );
             return Err(Field::App.rejected(format, &problem));
         };
         let due = due(self.when, format, rules, envelope)?;
@@ -316,7 +319,7 @@ impl LongWait {
             let known = rules.pipelines.keys().map(String::as_str);
             let shown = bounded_text(&self.pipeline, 60);
             let problem = format!(
-                "`{shown}` is not a pipeline with long waits{}",
+                "is `{shown}`, which is not a pipeline with long waits{}",
                 field::hint(&self.pipeline, known)
             );
             return Err((Field::Pipeline.rejected(format, &problem), self));

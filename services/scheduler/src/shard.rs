@@ -105,7 +105,7 @@ const MAX_COMMANDS: usize = 10_000;
 const MAX_COMMAND_BYTES: usize = 64 << 20;
 /// The maximum size of the records that a shard writes in one turn.
 const MAX_TURN_BYTES: usize = 8 << 20;
-/// The maximum number of lookups per request, and of lookups of jobs, which can be large.
+/// The maximum number of lookups per request, and how many of them may be for jobs, whose records can be large.
 const MAX_LOOKUPS: usize = 2_000;
 const MAX_JOB_LOOKUPS: usize = 200;
 /// The maximum number and size of jobs per due scan.

@@ -103,6 +103,8 @@ const MAX_TRACKED: usize = 10_000;
 #[derive(Debug, Default)]
 pub(crate) struct UnreadRecords {
     records: HashMap<Option<Bytes>, UnsupportedRecord>,
+    /// The first record beyond [`MAX_TRACKED`]. It counts until the next replay, since nothing tells whether it is replaced.
+    untracked: Option<UnsupportedRecord>,
     is_any: bool,
 }
 
@@ -120,6 +122,8 @@ impl UnreadRecords {
                 self.is_any = true;
                 if self.records.len() < MAX_TRACKED || self.records.contains_key(&record.key) {
                     self.records.insert(record.key.clone(), problem);
+                } else {
+                    self.untracked.get_or_insert(problem);
                 }
             }
             Err(_) => {
@@ -130,13 +134,11 @@ impl UnreadRecords {
         }
     }
 
-    /// The first unsupported record that is not replaced, and the number of others.
+    /// The first unsupported record that is not replaced, and the number of other tracked ones.
     pub(crate) fn first(&self) -> Option<(&UnsupportedRecord, usize)> {
-        let first = self
-            .records
-            .values()
-            .min_by_key(|found| found.position().offset)?;
-        Some((first, self.records.len() - 1))
+        let counted = || self.records.values().chain(&self.untracked);
+        let first = counted().min_by_key(|found| found.position().offset)?;
+        Some((first, counted().count() - 1))
     }
 }
 
@@ -240,5 +242,24 @@ mod tests {
         note(&mut unread, 5, "no id", None);
         note(&mut unread, 6, "schedule:b", None);
         assert!(unread.is_any() && unread.first().is_none());
+    }
+
+    #[test]
+    fn a_record_beyond_the_limit_counts_even_if_all_others_are_replaced() {
+        let mut unread = UnreadRecords::default();
+        let mut note = |offset: i64, key: i64, value| {
+            let record = record(offset, &format!("schedule:{key}"), value);
+            let found = read(&record, RETENTION);
+            unread.note(&record, found);
+        };
+        let limit = i64::try_from(MAX_TRACKED).unwrap();
+        for key in 0..=limit {
+            note(key, key, job(|_| {}));
+        }
+        for key in 0..limit {
+            note(limit + 1 + key, key, None);
+        }
+        let (first, others) = unread.first().unwrap();
+        assert_eq!((first.position().offset, others), (limit, 0));
     }
 }

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use redeliver_kafka::{TopicState, TopicWatch};
 
-/// How long a topic stays unknown before it is treated as existing. The embedded broker does not report topic ids, and all
-/// of its topics exist.
+/// How long a topic stays unknown before it is treated as existing. The embedded broker does not answer this request,
+/// and all of its topics exist.
 const UNKNOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Whether a topic exists.
@@ -61,7 +61,7 @@ impl Topics for WatchedTopics {
             TopicState::Unknown => {
                 let mut unknown = self.unknown.lock().unwrap_or_else(PoisonError::into_inner);
                 let queried = unknown.entry(topic.clone()).or_insert_with(Instant::now);
-                // Brokers that do not report topic ids may still accept records.
+                // Brokers that do not answer this request may still accept records.
                 if queried.elapsed() < self.unknown_timeout {
                     Presence::Unknown
                 } else {
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_unknown_topic_exists_only_in_the_embedded_broker() {
+    fn an_unknown_topic_is_waited_for_except_with_the_embedded_broker() {
         // No broker listens there.
         let settings = KafkaSettings::new("127.0.0.1:1", "test");
         for (is_embedded, expected) in [(true, Presence::Exists), (false, Presence::Unknown)] {

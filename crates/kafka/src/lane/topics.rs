@@ -113,7 +113,7 @@ impl<P: Processor> Session<'_, P> {
 
     /// Compares the ids under which the client fetches topics with the ids of the assigned topics. The watch may detect a new
     /// topic up to [`INTERVAL`](crate::topic_watch::INTERVAL) later than the client, which continues in the new topic at the
-    /// old offset. Returns false while the ids differ and the broker has not confirmed either of them.
+    /// old offset. Returns false while the ids differ and the broker does not report a changed id yet.
     pub(super) fn verify_topic_ids(&mut self) -> Result<bool, Ended> {
         if !self.must_compare_ids || self.lane.settings.takes_all_partitions {
             return Ok(true);
@@ -215,7 +215,7 @@ impl<P: Processor> Session<'_, P> {
                 Ended::Restart(format!("topic `{topic}` was deleted and created again"))
             }
             IfRecreated::Halt => Ended::Halted(format!(
-                "topic `{topic}` was deleted and created again, but its offsets are used outside of it; to continue with \
+                "topic `{topic}` was deleted and created again, but other data refers to the offsets of the old topic; to continue with \
                  the new topic from its beginning, stop all processes of group `{group}`, delete the group's offsets of \
                  the topic (kafka-consumer-groups.sh --delete-offsets --group {group} --topic {topic}), and start them again",
                 group = lane.spec.group

@@ -27,7 +27,7 @@ pub enum TopologyError {
     #[error("creating an admin client")]
     Client(#[source] KafkaError),
     /// Kafka did not answer in time.
-    #[error("requesting the topics of kafka at `{brokers}`{refusal}")]
+    #[error("requesting the topics of Kafka at `{brokers}`{refusal}")]
     Unreachable {
         /// The configured addresses.
         brokers: String,

@@ -13,7 +13,7 @@ use super::secret::Settings;
 pub struct KafkaConfig {
     /// Bootstrap brokers, `host:port`, separated by commas.
     pub brokers: String,
-    /// Lanes per pipeline or tier of a process.
+    /// Lanes per pipeline, per tier and of the scheduler, in each process.
     pub lanes: u32,
     /// Maximum records per transaction.
     pub batch: u32,

@@ -107,7 +107,19 @@ impl<'de> Visitor<'de> for OutputVisitor {
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<OutputConfig, E> {
-        Ok(OutputConfig::Topic(text.to_owned()))
+        // The text of a flag or variable may denote a list: names of topics contain no comma and no bracket.
+        let listed = text
+            .trim()
+            .strip_prefix('[')
+            .and_then(|text| text.strip_suffix(']'));
+        if listed.is_none() && !text.contains(',') {
+            return Ok(OutputConfig::Topic(text.to_owned()));
+        }
+        let topics = listed
+            .unwrap_or(text)
+            .split(',')
+            .map(|topic| topic.trim().to_owned());
+        Ok(OutputConfig::AnyOf(topics.collect()))
     }
 
     fn visit_seq<S: SeqAccess<'de>>(self, list: S) -> Result<OutputConfig, S::Error> {

@@ -265,7 +265,7 @@ impl PipelineConfig {
             findings.report(
                 name,
                 format!(
-                    "is {excess} characters too long: the name of the topic `{topic}` may have at most 249"
+                    "is too long by {excess}: the name of the topic `{topic}` may have at most 249 characters"
                 ),
             );
         }

@@ -56,7 +56,7 @@ fn parse_at(text: &str, place: &dyn Fn(usize) -> Origin) -> Result<Node, SyntaxE
         nodes: 0,
         root: None,
     };
-    // The parser would read a byte order mark as part of the first key.
+    // A file may begin with byte order marks.
     for event in Parser::new_from_str(text.trim_start_matches('\u{feff}')) {
         let (event, span) = event?;
         builder.accept(event, &span, place)?;

@@ -620,7 +620,7 @@ fn pipeline_names_that_collide_are_rejected() {
     accepts(&["pipelines: { scheduler: {} }\nscheduler: { group: jobs }"]);
     let too_long = load(&format!("pipelines: {{ {}: {{}} }}", "p".repeat(240)), &[], &[]).unwrap_err();
     assert!(
-        too_long.contains(" is 1 characters too long: the name of the topic `ppp"),
+        too_long.contains(" is too long by 1: the name of the topic `ppp"),
         "{too_long}"
     );
 }

@@ -23,7 +23,7 @@ struct Args {
     common: CommonArgs,
     /// Behavior of the service: wait, fail, panic, ignore
     #[arg(long, default_value = "wait")]
-    behavior: String,
+    behaviour: String,
 }
 
 #[test]
@@ -33,9 +33,9 @@ fn child() {
     };
     let arguments = arguments.split('\n').filter(|argument| !argument.is_empty());
     let args = Args::parse_from(std::iter::once("child").chain(arguments));
-    let behavior = args.behavior.clone();
+    let behaviour = args.behaviour.clone();
     let code = main_with("child", &args.common, Vec::new(), check, |start| {
-        run(start, behavior)
+        run(start, behaviour)
     });
     let known = [
         (ExitCode::SUCCESS, 0),
@@ -62,7 +62,7 @@ fn check(config: &Config) -> Result<(), ConfigError> {
     }]))
 }
 
-async fn run(start: Start, behavior: String) -> Result<(), TaskError> {
+async fn run(start: Start, behaviour: String) -> Result<(), TaskError> {
     let grace = start.config.shutdown.grace.duration();
     let mut tasks = Tasks::new(start.shutdown.clone());
     let registry = metrics::registry("child", &start.config.instance, &SystemClock);
@@ -76,7 +76,7 @@ async fn run(start: Start, behavior: String) -> Result<(), TaskError> {
     let shutdown = admin.shutdown.clone();
     tasks.spawn_background("admin", admin::serve(start.admin, admin));
     tasks.spawn("work", async move {
-        match behavior.as_str() {
+        match behaviour.as_str() {
             "fail" => return Err(std::io::Error::other("no more disk")),
             "panic" => panic!("at the disco"),
             "ignore" => std::future::pending().await,
@@ -193,7 +193,7 @@ fn flags_validate_and_print_the_configuration() {
     let (code, stdout, stderr) = output(&["--check"]);
     assert_eq!((code, stderr.as_str()), (Some(0), ""));
     assert!(stdout.contains("the configuration is valid\n"));
-    for flag in ["--check", "--behavior=wait"] {
+    for flag in ["--check", "--behaviour=wait"] {
         let rejected = (
             Some(2),
             "error: redis.prefix: is rejected by the service\n".to_owned(),
@@ -228,11 +228,11 @@ fn help_describes_the_service() {
 
 #[test]
 fn a_failure_exits_with_1_and_prints_its_causes() {
-    for (behavior, expected) in [
+    for (behaviour, expected) in [
         ("fail", "error: work failed\ncaused by: no more disk\n"),
         ("panic", "error: work panicked: at the disco\n"),
     ] {
-        let (code, stderr) = Running::start(&["--behavior", behavior]).end();
+        let (code, stderr) = Running::start(&["--behaviour", behaviour]).end();
         assert_eq!(code, Some(1), "{stderr}");
         assert!(stderr.ends_with(expected), "{stderr}");
     }
@@ -240,12 +240,12 @@ fn a_failure_exits_with_1_and_prints_its_causes() {
 
 #[test]
 fn a_json_log_contains_only_json_objects() {
-    let json = ["--set", "telemetry.log=json", "--behavior"];
-    for (behavior, error) in [
+    let json = ["--set", "telemetry.log=json", "--behaviour"];
+    for (behaviour, error) in [
         ("fail", "work failed: no more disk"),
         ("panic", "work panicked: at the disco"),
     ] {
-        let (code, stderr) = Running::start(&[&json[..], &[behavior]].concat()).end();
+        let (code, stderr) = Running::start(&[&json[..], &[behaviour]].concat()).end();
         assert_eq!(code, Some(1), "{stderr}");
         let lines: Vec<serde_json::Value> = stderr
             .lines()
@@ -261,7 +261,7 @@ fn a_json_log_contains_only_json_objects() {
 
 #[test]
 fn the_location_of_a_panic_is_logged_without_its_message() {
-    let (_, stderr) = Running::start(&["--behavior", "panic"]).end();
+    let (_, stderr) = Running::start(&["--behaviour", "panic"]).end();
     let lines: Vec<&str> = stderr
         .lines()
         .filter(|line| line.contains("process.rs"))
@@ -311,7 +311,7 @@ fn the_first_signal_shuts_down_gracefully() {
 #[test]
 fn a_second_signal_exits_immediately() {
     for (signal, expected) in [("INT", 130), ("TERM", 143)] {
-        let mut child = Running::start(&["--behavior", "ignore"]);
+        let mut child = Running::start(&["--behaviour", "ignore"]);
         child.signal("TERM");
         child.line_with("shutting down");
         child.signal(signal);
@@ -321,7 +321,7 @@ fn a_second_signal_exits_immediately() {
 
 #[test]
 fn a_task_that_does_not_finish_is_named() {
-    let child = Running::start(&["--behavior", "ignore", "--set", "shutdown.grace=100ms"]);
+    let child = Running::start(&["--behaviour", "ignore", "--set", "shutdown.grace=100ms"]);
     child.signal("TERM");
     let (code, stderr) = child.end();
     assert_eq!(code, Some(1));

@@ -10,7 +10,7 @@ use crate::index::{self, Direction, IndexedLetter, Page};
 
 const DEFAULT_PAGE_SIZE: usize = 50;
 const MAX_PAGE_SIZE: usize = 1000;
-/// A page ends early once it exceeds this many bytes, because gRPC clients reject messages over 4 MiB by default.
+/// A page ends before it exceeds this many bytes, unless a single dead letter does, because gRPC clients reject messages over 4 MiB by default.
 const PAGE_BYTES: usize = 3 << 20;
 /// Number of values that are read from Kafka at once.
 const LOOKUP_BATCH: usize = 32;

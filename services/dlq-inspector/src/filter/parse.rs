@@ -143,7 +143,7 @@ impl Parser {
         let start = self.at;
         self.restrictions += 1;
         if self.restrictions > MAX_RESTRICTIONS {
-            return Err(self.error(format!("filter has more than {MAX_RESTRICTIONS} conditions")));
+            return Err(self.error(format!("filter has more than {MAX_RESTRICTIONS} restrictions")));
         }
         let path = self.path()?;
         let name = path.join(".");

@@ -139,7 +139,10 @@ impl InspectorEnv {
         let error = transactions
             .write(&outputs, &Default::default(), || None)
             .unwrap_err();
-        assert!(error.to_string().contains("asking for the group"), "{error}");
+        assert!(
+            error.to_string().contains("requesting the group metadata"),
+            "{error}"
+        );
     }
 
     /// Writes a ledger entry.

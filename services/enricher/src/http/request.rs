@@ -89,7 +89,7 @@ fn is_traceparent(value: &[u8]) -> bool {
         && !zero(parent)
 }
 
-/// Vendors must propagate at least 512 characters (W3C Trace Context, section 3.3.1.1); longer values are dropped.
+/// Vendors should propagate at least 512 characters (W3C Trace Context, section 3.3.1.5); longer values are dropped.
 fn is_tracestate(value: &[u8]) -> bool {
     (1..=512).contains(&value.len()) && value.iter().all(|byte| matches!(byte, b' '..=b'~'))
 }

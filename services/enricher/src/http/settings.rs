@@ -16,7 +16,7 @@ use crate::output_choice::OutputChoice;
 pub struct HttpSettings {
     /// The URL of the endpoint, `http://` or `https://`.
     pub url: String,
-    /// The request method in capitals, such as `POST`.
+    /// The request method in upper case, such as `POST`.
     pub method: String,
     /// Maximum time from the start of a call to the end of its response.
     pub timeout: Duration,

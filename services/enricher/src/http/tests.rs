@@ -735,12 +735,12 @@ fn invalid_settings_are_rejected_by_field_without_secrets() {
     check(
         &|s| s.tls.cert_file = Some(certificate.clone()),
         "tls.cert_file",
-        "needs key_file",
+        "requires key_file",
     );
     check(
         &|s| s.tls.key_file = Some(key.clone()),
         "tls.key_file",
-        "needs cert_file",
+        "requires cert_file",
     );
     check(
         &|s| (s.tls.cert_file, s.tls.key_file) = (Some(certificate.clone()), Some(other_key.clone())),

@@ -121,7 +121,7 @@ fn is_as_requested(job: &Job, id: JobId, record: &Record) {
 fn two_thousand_jobs_end_once_as_planned_and_never_early() {
     let calls: Arc<Mutex<BTreeMap<Bytes, Timestamp>>> = Arc::default();
     let seen = calls.clone();
-    let setup = PipeBuilder::new("house")
+    let setup = PipeBuilder::new("all-services")
         .tiers(&[1_000, 2_000])
         .behave(move |request| {
             let mut seen = seen.lock().unwrap();

@@ -196,7 +196,7 @@ fn data_is_read_from_a_file_byte_for_byte_and_errors_are_specific() {
 fn dead_letters_are_listed_shown_counted_and_watched() {
     let services = Services::new("cli-dead");
     let (_enricher, mut inspector) = (services.pipe.enricher("a"), services.inspect());
-    let letters = services.let_die(&["hopeless 1", "hopeless 2\u{1b}[31m"]);
+    let letters = services.produce_dead_letters(&["hopeless 1", "hopeless 2\u{1b}[31m"]);
     let (first, second) = (id(&letters[0]), id(&letters[1]));
     let ids = |flags: &[&str]| -> Vec<String> {
         let listed = services.json(&[&["dlq", "ls"], flags].concat());
@@ -272,11 +272,11 @@ fn dead_letters_are_listed_shown_counted_and_watched() {
     )
     .unwrap();
     watch.wait_for_output("caught up; waiting for new dead letters", DEADLINE);
-    let third = id(&services.let_die(&["hopeless 3"])[0]);
+    let third = id(&services.produce_dead_letters(&["hopeless 3"])[0]);
     watch.wait_for_output(&third, DEADLINE);
     inspector.kill_9();
     watch.wait_for_output("connection lost; reconnecting", DEADLINE);
-    let fourth = id(&services.let_die(&["hopeless 4"])[0]);
+    let fourth = id(&services.produce_dead_letters(&["hopeless 4"])[0]);
     let _inspector = services.inspect();
     let output = watch.wait_for_output(&fourth, DEADLINE);
     for letter in [&first, &second, &third, &fourth] {

@@ -105,7 +105,7 @@ fn the_demonstration_shows_the_work_of_all_services_and_ends_with_totals() {
         "answered 422 Unprocessable Entity; see docs-dlq",
         " released, ",
         "enriched on attempt 2",
-        "rejected by the scheduler: `appName` `dogs` is not an application",
+        "rejected by the scheduler: `appName` is `dogs`, which is not an application",
         "see scheduler.jobs.dlq",
         "--------  ",
     ] {

@@ -70,7 +70,7 @@ fn the_docs_list_exactly_the_exported_metrics() {
     services.cli(&["jobs", "schedule", "--app", APP, "--in", "0s", "--data", "job"]);
     let drafts = ["fine", "busy", "later"].map(|body| Draft::new(body.to_owned(), body.to_owned()));
     pipe.produce(drafts.to_vec());
-    services.let_die(&["hopeless"]);
+    services.produce_dead_letters(&["hopeless"]);
     services.cli(&["dlq", "stats"]);
 
     let documented = documented();

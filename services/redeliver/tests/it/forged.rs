@@ -366,7 +366,7 @@ fn a_record_with_a_header_name_that_is_not_utf_8_becomes_a_dead_letter() {
         assert_eq!(service.get("/readyz").0, 200);
         let output = service.output();
         assert!(!output.contains("panicked"), "{output}");
-        // The warning names the position.
+        // The panic is logged with its location.
         assert!(
             output.contains(" WARN ") && output.contains("location="),
             "{output}"

@@ -200,7 +200,7 @@ fn a_check_reports_the_same_problems_as_a_start() {
         (
             "scheduler",
             "redis: { url: 'rediss://localhost:6379', ca_file: /nowhere/ca }\n",
-            "error: redis.ca_file: /nowhere/ca: it cannot be read: I/O error: No such file or directory (os error \
+            "error: redis.ca_file: /nowhere/ca: cannot read it: I/O error: No such file or directory (os error \
              2)\n",
         ),
         (

@@ -133,8 +133,8 @@ fn a_python_client_generated_from_the_schemas_schedules_and_cancels_a_job() {
     let jobs = |arguments: &[&str]| {
         let common = [services.scheduler.as_str(), APP];
         let printed = the_python().run("jobs.py", &[&common, arguments].concat());
-        let (id, said) = printed.trim_end().split_once(' ').unwrap();
-        (id.to_owned(), said.to_owned())
+        let (id, response) = printed.trim_end().split_once(' ').unwrap();
+        (id.to_owned(), response.to_owned())
     };
     let (kept, state) = jobs(&["schedule", "kept", "1"]);
     assert_eq!(state, "JOB_STATE_SCHEDULED");
@@ -160,7 +160,7 @@ fn a_python_client_generated_from_the_schemas_schedules_and_cancels_a_job() {
 fn a_python_client_generated_from_the_schemas_lists_reads_and_watches_dead_letters() {
     let services = Services::new("python-dead");
     let (_enricher, _inspector) = (services.pipe.enricher("a"), services.inspect());
-    let letters = services.let_die(&["hopeless 1", "hopeless ä"]);
+    let letters = services.produce_dead_letters(&["hopeless 1", "hopeless ä"]);
     let [first, second] = &letters[..] else {
         panic!("{letters:?}")
     };
@@ -207,7 +207,7 @@ fn a_python_client_generated_from_the_schemas_lists_reads_and_watches_dead_lette
         so_far.contains(&line(first)) && so_far.contains(&line(second)),
         "{so_far}"
     );
-    let third = services.let_die(&["hopeless 3"]);
+    let third = services.produce_dead_letters(&["hopeless 3"]);
     watching.wait_for_output(&format!("-- caught up\n{}\n", line(&third[0])), DEADLINE);
 }
 

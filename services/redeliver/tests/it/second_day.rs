@@ -406,7 +406,7 @@ fn reach(produced: &mut Produced<'_>, state: State) {
         }
         State::InFlight => {
             produced.add(&pipe.pipeline.source, BEFORE);
-            eventually("calls are under way", DEADLINE, || match pipe.endpoint.calls() {
+            eventually("calls are in flight", DEADLINE, || match pipe.endpoint.calls() {
                 calls if calls >= 40 => Ok(()),
                 calls => Err(calls),
             });
@@ -626,13 +626,13 @@ fn a_process_for_single_tiers_does_not_serve_leftover_tiers() {
     let mut single = after.env.start("retry-tier", "single", &["--tier", &tier]);
     let output = single.wait_for_output("not served by this process", DEADLINE);
     assert!(output.contains("holds 20 records"), "{output}");
-    let (code, said) = checked(pipe, after);
+    let (code, output) = checked(pipe, after);
     let warning = format!(
         "warning: topic `{former}` is a leftover tier ({former_tier}) of pipeline `{}` and holds 20 records; \
          run a retry-tier with retry_tier.leftovers: true until it is empty",
         pipe.name()
     );
-    assert_eq!((code, said), (Some(0), vec![warning]));
+    assert_eq!((code, output), (Some(0), vec![warning]));
     assert!(!single.get("/readyz").1.contains("leftover-"));
     // A process for this leftover tier only.
     let arguments = ["--tier", &former_tier, "--set", "retry_tier.leftovers=true"];
@@ -647,8 +647,8 @@ fn a_process_for_single_tiers_does_not_serve_leftover_tiers() {
          delete it once no process runs with the former configuration",
         pipe.name()
     );
-    let (code, said) = checked(pipe, after);
-    assert_eq!((code, said), (Some(0), vec![warning]));
+    let (code, output) = checked(pipe, after);
+    assert_eq!((code, output), (Some(0), vec![warning]));
 }
 
 #[test]
@@ -665,8 +665,8 @@ fn topics_check_lists_removed_pipelines_with_waiting_records() {
         pipe.name()
     );
     let own = |line: &&str| line.contains(&format!("topic `{}", pipe.name()));
-    let said: Vec<&str> = forgotten.stdout.lines().filter(own).collect();
-    assert_eq!((forgotten.code, said), (Some(0), vec![warning.as_str()]));
+    let output: Vec<&str> = forgotten.stdout.lines().filter(own).collect();
+    assert_eq!((forgotten.code, output), (Some(0), vec![warning.as_str()]));
 
     // As a retired pipeline it finishes its records, and then it can be removed.
     let retired = pipe.variant(retired, &[]);
@@ -681,8 +681,8 @@ fn topics_check_lists_removed_pipelines_with_waiting_records() {
         pipe.name()
     );
     eventually("it is done", DEADLINE, || match checked(&pipe, &retired) {
-        (Some(0), said) if said == [done.clone()] => Ok(()),
-        said => Err(format!("{said:?}")),
+        (Some(0), output) if output == [done.clone()] => Ok(()),
+        output => Err(format!("{output:?}")),
     });
     let audited = retired.env.run("redeliver", &["audit"]);
     assert_eq!(audited.code, Some(0), "{audited:?}");

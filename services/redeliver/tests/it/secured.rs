@@ -138,7 +138,7 @@ fn the_cli_reports_a_wrong_password_and_an_untrusted_certificate() {
         assert!(
             checked
                 .stderr
-                .starts_with("error: requesting the topics of kafka at ")
+                .starts_with("error: requesting the topics of Kafka at ")
                 && checked.stderr.contains(reason),
             "{checked:?}"
         );

@@ -72,7 +72,7 @@ impl Services {
     }
 
     /// Produces bodies that become dead letters, one after the other, and returns the dead letters in this order.
-    pub(crate) fn let_die(&self, bodies: &[&str]) -> Vec<Record> {
+    pub(crate) fn produce_dead_letters(&self, bodies: &[&str]) -> Vec<Record> {
         let before = self.pipe.read(&[self.pipe.pipeline.dead_letter_topic()]).len();
         for (index, body) in bodies.iter().enumerate() {
             let draft = Draft::new(format!("key-{body}"), body.to_string()).header("tenant", b"x");

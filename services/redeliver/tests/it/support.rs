@@ -778,7 +778,7 @@ pub(crate) fn text(record: &Record, name: &str) -> Result<Option<String>, String
             let value = std::str::from_utf8(value).map_err(|_| format!("{name} is not text"))?;
             Ok(Some(value.to_owned()))
         }
-        Err(_) => Err(format!("{name} stands more than once")),
+        Err(_) => Err(format!("{name} occurs more than once")),
     }
 }
 

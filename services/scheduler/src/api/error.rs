@@ -37,8 +37,8 @@ pub(crate) enum RequestError {
     /// Kafka did not confirm the command in time: it may or may not be written.
     Unconfirmed,
     /// Kafka refused the command, or was unavailable.
-    NotWritten(String),
-    /// The index has no memory for a job with this due time; nothing was written.
+    KafkaUnavailable(String),
+    /// The index has no memory for a job with this due time. The request was not written, or the shard rejected it.
     IndexFull(String),
     /// Too many requests wait for outcomes; nothing was written.
     TooManyWaiting(TooManyWaiting),
@@ -65,7 +65,7 @@ impl From<TooManyWaiting> for RequestError {
 
 impl From<ProduceError> for RequestError {
     fn from(error: ProduceError) -> Self {
-        Self::NotWritten(error_chain(&error))
+        Self::KafkaUnavailable(error_chain(&error))
     }
 }
 
@@ -158,7 +158,7 @@ impl RequestError {
                  the same idempotency key"
                     .to_owned(),
             ),
-            Self::NotWritten(reason) => unavailable(
+            Self::KafkaUnavailable(reason) => unavailable(
                 "KAFKA_UNAVAILABLE",
                 format!(
                     "Kafka did not accept the command, so it may or may not take effect; repeat the request with the \
@@ -282,7 +282,7 @@ mod tests {
             (problem.field, &*problem.code),
             (Some("idempotencyKey"), "request.idempotencyKey")
         );
-        let app = Field::App.rejected(Format::Protobuf, "`x` is not an application");
+        let app = Field::App.rejected(Format::Protobuf, "is `x`, which is not an application");
         assert_eq!(
             RequestError::Invalid(app.clone()).into_status().code(),
             Code::NotFound

@@ -7,7 +7,7 @@
 //! | `meta` | hash: the checkpoint (`offset`, `at`, the digest of the last record in `seal`, `counts`), `owner`, `cleared` or `clearing` with the token of a clear, and `format`, the record format that a scheduler must support to use the index, unless it is 0 |
 //! | `due` | sorted set: the ids of scheduled jobs by due time |
 //! | `ended` | sorted set: the ids of ended jobs by the time at which they are forgotten |
-//! | `job:<n>` | hash: id to record, for the jobs whose requests have 1024 offsets from `n * 1024` on |
+//! | `job:<n>` | hash: id to record, for the jobs whose requests have the offsets `n * 1024` to `n * 1024 + 1023` |
 //! | `buckets` | set of all `n` of `job:<n>` |
 //! | `idem:<hash>` | expiry (8 bytes) and value of an idempotency key |
 //! | `idemlog:<n>` | string: the hashes of the keys that expire in time slice `n` |
@@ -56,7 +56,7 @@ const LOG_BITS: u32 = 18;
 const EXPIRY_MARGIN_MS: i64 = 60_000;
 /// Scores of sorted sets are exact up to 53 bits.
 const LAST_MILLIS: i64 = 1 << 53;
-/// Redis accepts at most 1,048,576 arguments per command.
+/// Before version 7, Redis accepts at most 1,048,576 arguments per command.
 const MAX_ARGUMENTS: usize = 1_000_000;
 
 /// An index in Redis; clones share its connection.

@@ -238,7 +238,7 @@ impl<'a> Fields<'a> {
                 if !names.insert(name) {
                     let shown = bounded_text(name, SHOWN);
                     return Err(problem(&format!(
-                        "contains `{shown}` twice, which requires an array"
+                        "contains `{shown}` more than once, which only the array form allows"
                     )));
                 }
                 push(name, Some(value))?;

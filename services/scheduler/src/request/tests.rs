@@ -249,12 +249,12 @@ fn unknown_repeated_and_missing_fields_are_named() {
     rejected(
         &with(r#""delay":"1s","cron":"* * * * *""#),
         "request.cron",
-        "not there yet",
+        "not available yet",
     );
     rejected(
         &with(r#""delay":"1s","timeZone":"UTC""#),
         "request.timeZone",
-        "not there yet",
+        "not available yet",
     );
     // Many JSON serializers write null for fields that are not set.
     let nulls = r#""delay":"1s","cron":null,"priority":null,"headers":null,"key":null,"requestId":null"#;
@@ -305,7 +305,7 @@ fn an_unknown_application_is_rejected_with_a_suggestion() {
     rejected(
         &text("SMS"),
         "request.appName",
-        "`SMS` is not an application, did you mean `sms`?",
+        "is `SMS`, which is not an application, did you mean `sms`?",
     );
     rejected(&text("fax"), "request.appName", "expected one of mail, sms");
     assert_eq!(failure_of(&json(&text("fax"))).class, ErrorClass::Permanent);
@@ -353,7 +353,7 @@ fn headers_are_an_object_or_an_array() {
         twice
     );
     for (wrong, says) in [
-        (r#"{"a":"1","a":"2"}"#, "contains `a` twice"),
+        (r#"{"a":"1","a":"2"}"#, "contains `a` more than once"),
         (r#"{"a":1}"#, "not a string"),
         ("7", "neither"),
         (r#"[{"name":"a","value":"1","more":1}]"#, "invalid item"),
@@ -497,7 +497,7 @@ fn an_invalid_protobuf_request_keeps_its_answer_key() {
     check(
         spec(|spec| spec.app.clear()),
         "request.appName",
-        "`app` `` is not an application",
+        "`app` is ``, which is not an application",
     );
     check(
         spec(|spec| spec.when = None),

@@ -91,7 +91,7 @@ impl Parked {
             .or_insert(range);
     }
 
-    /// Counts a job less that may have been parked.
+    /// Removes a job that may be parked from the counts.
     pub(super) fn unpark(&mut self, target: &Target, cursor: Cursor) {
         let sweep = self.sweep.as_mut().map(|sweep| &mut sweep.ranges);
         for ranges in [Some(&mut self.ranges), sweep].into_iter().flatten() {

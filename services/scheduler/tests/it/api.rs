@@ -236,7 +236,7 @@ async fn a_due_job_is_dispatched_once_with_the_callers_trace_and_cannot_be_cance
     );
     let trace = header(&record, "traceparent").unwrap();
     assert_eq!(trace[..35], TRACE[..35], "{trace}");
-    let ingest = only_record(&server, "ingest").await;
+    let ingest = only_record(&server, "jobs-ingest").await;
     assert_eq!(header(&ingest, "traceparent"), Some(TRACE));
 
     let late = server.delete(&path).await;
@@ -312,7 +312,7 @@ async fn invalid_requests_are_rejected_at_once_and_never_reach_kafka() {
     server
         .get("/v1/jobs/7")
         .await
-        .problem(422, "request.id", "not the id of a job");
+        .problem(422, "request.id", "is not a job id");
     // The API serves before all indexes are ready, and must not answer that a job does not exist until then.
     let unknown = eventually_async("all shards have their index", DEADLINE, async || {
         let answer = server.get("/v1/jobs/01KAJQ6Z2B0001G00000000A7X").await;

@@ -46,7 +46,7 @@ fn jobs_due_at_one_instant_are_dispatched_once_while_others_stay_on_time() {
     let accepted = began.elapsed();
     assert!(
         now() < due,
-        "asking took {accepted:?}, which is too long for this test"
+        "sending the requests took {accepted:?}, which is too long for this test"
     );
     // The other jobs are due before, during and after the burst.
     let trickle = (0..400).map(|n| {
@@ -97,12 +97,14 @@ fn jobs_are_dispatched_while_an_emptied_index_is_rebuilt() {
         Request::protobuf(JobSpec::new("crawl", value).at(due)).partition(0)
     });
     let until_rebuilt = || {
-        eventually("the index shows all that wait", DEADLINE, || {
-            match waiting_in(&env, &raw, 0) {
+        eventually(
+            "the index contains all waiting jobs",
+            DEADLINE,
+            || match waiting_in(&env, &raw, 0) {
                 count if count >= i64::try_from(WAITING).unwrap() => Ok(()),
                 count => Err(count),
-            }
-        });
+            },
+        );
         now()
     };
     until_rebuilt();
@@ -116,7 +118,7 @@ fn jobs_are_dispatched_while_an_emptied_index_is_rebuilt() {
         })
     };
     sent.extend(env.send(trickle(500).collect()));
-    eventually("some leave", DEADLINE, || {
+    eventually("some jobs are due", DEADLINE, || {
         match now() >= sent.last().unwrap().at.after(Duration::from_millis(1_000)) {
             true => Ok(()),
             false => Err(now()),

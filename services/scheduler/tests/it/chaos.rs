@@ -94,8 +94,8 @@ fn a_crash_at_any_step_of_a_transaction_loses_and_duplicates_nothing() {
                 }
                 member.start_again_with(&[("REDELIVER_FAULT", &format!("{point}:{time}"))]);
                 member.until_crashed();
-                let said = format!("defect injected: aborting name=\"{point}\" count={time}");
-                assert!(member.output().contains(&said), "{}", member.output());
+                let logged = format!("fault injected: aborting name=\"{point}\" count={time}");
+                assert!(member.output().contains(&logged), "{}", member.output());
             }
         }
         member.start_again();

@@ -157,7 +157,7 @@ fn refused() -> Vec<Request> {
     json(
         r#"{"appName":"fax","delay":"1s","jobData":1}"#,
         "appName",
-        "`appName` `fax` is not an application",
+        "`appName` is `fax`, which is not an application",
     );
     json(
         r#"{"appName":"smss","delay":"1s","jobData":1}"#,
@@ -235,7 +235,7 @@ fn refused() -> Vec<Request> {
         "cron",
         "recurring",
     );
-    json(r#"{"cancel":"7"}"#, "cancel", "not the id of a job");
+    json(r#"{"cancel":"7"}"#, "cancel", "is not a job id");
     json(
         r#"{"reschedule":"01KAJQ6Z2B0003000000000A7X"}"#,
         "scheduledTime",
@@ -291,7 +291,7 @@ fn refused() -> Vec<Request> {
     let unknown = Request::refused_command(
         spec("fax", delay(1, 0)),
         "appName",
-        "`app` `fax` is not an application",
+        "`app` is `fax`, which is not an application",
     );
     requests.push(unknown.answer_to("unknown app"));
     let timeless =

@@ -75,7 +75,10 @@ fn lateness(seen: &[Record], sent: &[Sent]) -> Vec<Duration> {
             (header(record, SCHEDULED_TIME), header(record, DISPATCHED_AT));
         assert!(at >= due, "{at} is before {due}");
         let id: JobId = header(record, JOB_ID);
-        assert!(left.insert(id, at.since(due)).is_none(), "{id} left twice");
+        assert!(
+            left.insert(id, at.since(due)).is_none(),
+            "{id} was dispatched twice"
+        );
     }
     let mut late: Vec<Duration> = sent.iter().map(|sent| left[&id(sent)]).collect();
     late.sort_unstable();
@@ -101,7 +104,7 @@ fn due_jobs_are_dispatched_on_time_while_distant_jobs_of_another_application_fil
         Request::protobuf(JobSpec::new("mail", format!("{n}")).at(due))
     });
     let sent = env.send(jobs.collect());
-    eventually("the index shows the jobs", DEADLINE, || {
+    eventually("the index contains the jobs", DEADLINE, || {
         match redis.waiting(&env) {
             waiting if waiting >= JOBS as u64 => Ok(()),
             waiting => Err(waiting),
@@ -112,7 +115,7 @@ fn due_jobs_are_dispatched_on_time_while_distant_jobs_of_another_application_fil
 
     // Distant jobs are sent until they are rejected, and after that.
     let mut far = Vec::new();
-    eventually("far jobs are refused", DEADLINE, || {
+    eventually("distant jobs are rejected", DEADLINE, || {
         far.extend(flood(&env));
         match commands(&mut scheduler, "no_room") {
             0 => Err(format!(
@@ -125,10 +128,10 @@ fn due_jobs_are_dispatched_on_time_while_distant_jobs_of_another_application_fil
     });
     far.extend(flood(&env));
     assert!(now() < due, "filling Redis took too long for this test");
-    let (status, said) = scheduler.get("/readyz");
+    let (status, body) = scheduler.get("/readyz");
     assert!(
-        status == 200 && said.contains("rejecting jobs that are not due soon"),
-        "{status} {said}"
+        status == 200 && body.contains("rejecting jobs that are not due soon"),
+        "{status} {body}"
     );
     // Even with no memory left.
     let used = redis.used(&env);
@@ -172,17 +175,17 @@ fn due_jobs_are_dispatched_on_time_while_distant_jobs_of_another_application_fil
     // With more memory, distant jobs are accepted again without a restart.
     redis.set_limit(&env, 10 * limit);
     let until_ready = |scheduler: &mut ServiceProcess| {
-        eventually("nothing is refused any more", DEADLINE, || {
+        eventually("no job is rejected any more", DEADLINE, || {
             match scheduler.get("/readyz") {
-                (200, said) if !said.contains("rejecting") => Ok(()),
-                (status, said) => Err(format!("{status} {said}")),
+                (200, body) if !body.contains("rejecting") => Ok(()),
+                (status, body) => Err(format!("{status} {body}")),
             }
         });
     };
     until_ready(&mut scheduler);
     let refused_before = commands(&mut scheduler, "no_room");
     let again = flood(&env);
-    eventually("far jobs are accepted", DEADLINE, || {
+    eventually("distant jobs are accepted", DEADLINE, || {
         match commands(&mut scheduler, "accepted") {
             accepted if accepted >= again.len() as u64 => Ok(()),
             accepted => Err(accepted),
@@ -214,12 +217,14 @@ fn due_jobs_are_dispatched_on_time_while_distant_jobs_of_another_application_fil
         .values()
         .filter(|job| job.state() == v1::JobState::Scheduled)
         .count() as u64;
-    eventually("the index shows what waits", DEADLINE, || {
-        match redis.waiting(&env) {
+    eventually(
+        "the index contains the scheduled jobs",
+        DEADLINE,
+        || match redis.waiting(&env) {
             waiting if waiting == scheduled => Ok(()),
             waiting => Err(format!("{waiting} of {scheduled}")),
-        }
-    });
+        },
+    );
     assert_eq!(watch.seen.apps.len(), expected + overdue.len());
     drop(redis.local);
 }

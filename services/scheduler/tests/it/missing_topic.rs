@@ -114,10 +114,10 @@ fn jobs_of_a_missing_topic_wait_for_it_while_others_stay_on_time() {
         late[late.len() * 99 / 100],
         late[late.len() - 1],
     );
-    let (status, said) = scheduler.get("/readyz");
+    let (status, body) = scheduler.get("/readyz");
     assert!(
-        status == 200 && said.contains(&*env.topics.apps[GONE]),
-        "{status} {said}"
+        status == 200 && body.contains(&*env.topics.apps[GONE]),
+        "{status} {body}"
     );
 
     // One job is cancelled while it waits, and another one is rescheduled.

@@ -195,8 +195,11 @@ fn an_index_of_another_state_topic_is_rebuilt() {
         scheduler.kill_9();
         scheduler.start_again();
         scheduler.until_ready();
-        let said = scheduler.output();
-        assert!(!said.contains("index does not match the state topic"), "{said}");
+        let output = scheduler.output();
+        assert!(
+            !output.contains("index does not match the state topic"),
+            "{output}"
+        );
         scheduler.shut_down();
         sent
     };

@@ -167,7 +167,7 @@ fn a_live_shard_with_a_damaged_state_topic_halts_until_the_topic_is_repaired() {
     redis.call("HDEL", "meta", &["offset"]);
     scheduler.until_not_ready("is damaged or not from a scheduler");
     let (_, said) = scheduler.get("/readyz");
-    assert!(said.contains(&format!("under the key `{key}`")), "{said}");
+    assert!(said.contains(&format!("with the key `{key}`")), "{said}");
     let overdue = env.send(vec![job("overdue", 0, in_millis(0))]);
     let others = env.send(
         (0..50)

@@ -9,8 +9,8 @@ if not found[1] then
   return found
 end
 
--- Each job has a due or end time and a record, so these numbers are equal. Up to this limit, counting takes less than 100 ms. In a
--- larger shard, a lost bucket is detected when one of its jobs is looked up.
+-- Each job has a due or end time and a record, so these numbers are equal. Up to this limit, counting takes less than
+-- 100 ms. In a larger shard, a lost bucket is detected when one of its jobs is looked up.
 if redis.call('SCARD', KEYS[4]) <= 100000 then
   local records = 0
   for _, bucket in ipairs(redis.call('SMEMBERS', KEYS[4])) do

@@ -324,7 +324,7 @@ fn ca_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, ConnectE
     match read {
         Ok(found) if found.is_empty() => Err(invalid("it contains no PEM certificate".to_owned())),
         Ok(found) => Ok(found),
-        Err(error) => Err(invalid(format!("it cannot be read: {error}"))),
+        Err(error) => Err(invalid(format!("cannot read it: {error}"))),
     }
 }
 
@@ -437,12 +437,12 @@ impl ConnectionTask {
             let server = server.map(ToString::to_string);
             tracing::warn!(server, problem, "Redis unavailable; reconnecting");
         }
-        let is_index_full = *error.kind() == ErrorKind::Auth;
+        let is_refused = *error.kind() == ErrorKind::Auth;
         self.availability
             .send_if_modified(|availability| match availability {
                 Availability::Disconnected(_) | Availability::Refused(_) => {
                     let reason = problem.as_str().into();
-                    *availability = if is_index_full {
+                    *availability = if is_refused {
                         Availability::Refused(reason)
                     } else {
                         Availability::Disconnected(reason)
@@ -631,7 +631,7 @@ mod tests {
         std::fs::write(&empty, "nothing\n").unwrap();
         for (path, problem) in [
             (empty, "it contains no PEM certificate"),
-            (directory.path().join("missing.pem"), "it cannot be read: "),
+            (directory.path().join("missing.pem"), "cannot read it: "),
         ] {
             let expected = format!("redis.ca_file ({}): {problem}", path.display());
             let config = RedisConfig {

@@ -538,7 +538,7 @@ pub(super) async fn a_long_batch_is_applied_and_cleared_completely<I: Index>(ind
     let key = |job: i64| KeyEntry {
         hash: hash(job),
         value: Bytes::copy_from_slice(&job.to_be_bytes()),
-        // In many buckets.
+        // In many time slices, and so in many key logs.
         expires: at(1000 + job * 10_000),
     };
     let changes = (0..JOBS).map(|job| {

@@ -316,7 +316,7 @@ impl World {
         };
         self.answer(outcome, Some(shown), "");
         if outcome == v1::Outcome::Conflict {
-            let failure = Failure::permanent("request.conflict", "idempotencyKey is taken");
+            let failure = Failure::permanent("request.conflict", "idempotencyKey is in use");
             self.dead_letter(&request, &failure);
         }
     }
