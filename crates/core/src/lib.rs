@@ -11,7 +11,7 @@
 //! | [`human_duration`] | durations such as `5s` and `2m` |
 //! | [`error_chain`] | an error and its causes in one line |
 //! | [`failure`] | failures, with failure class and error code |
-//! | [`outcome`] | the result of an attempt |
+//! | [`outcome`] | the outcome of an attempt |
 //! | [`classification`] | the failure class of an HTTP status |
 //! | [`backoff`] | retry policies: the delay before each retry |
 //! | [`job`] | ids, priorities and states of scheduled jobs |

@@ -1,4 +1,4 @@
-//! The result of an attempt.
+//! The outcome of an attempt.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use bytes::Bytes;
 use crate::failure::Failure;
 use crate::record::Headers;
 
-/// The result of an attempt, returned by the handler. The handler does not choose tiers or dead-letter topics.
+/// The outcome of an attempt, returned by the handler. The handler does not choose tiers or dead-letter topics.
 #[derive(Clone, Debug)]
 pub enum Outcome {
     /// The record was processed. All results are written in one transaction with the record's offset.

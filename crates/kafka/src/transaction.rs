@@ -5,8 +5,8 @@
 //! initialisation makes the broker complete or abort the old transaction. The caller then reads the committed offsets, which
 //! show the outcome.
 //!
-//! A transaction that writes to a deleted topic would block until the transaction times out. So while it waits for deliveries, it checks
-//! the [`TopicWatch`], and aborts as soon as the watch is certain that the topic is missing.
+//! A transaction that writes to a deleted topic would block until it times out. So while it waits for deliveries, it
+//! checks the [`TopicWatch`], and aborts as soon as the watch is certain that the topic is missing.
 
 mod alternating;
 mod offset_sender;
@@ -115,8 +115,8 @@ impl TransactionError {
 }
 
 impl Transactions {
-    /// Creates an instance without a producer for this transactional id; [`Transactions::recover`] creates and initialises the producer.
-    /// `timeout` limits one transaction.
+    /// Creates an instance without a producer for this transactional id. [`Transactions::recover`] creates and initialises
+    /// the producer. `timeout` limits one transaction.
     #[must_use]
     pub fn new(config: ClientConfig, id: impl Into<String>, timeout: Duration) -> Self {
         Self {

@@ -1,4 +1,5 @@
-//! The chassis of every service: a process that checks its topics, runs lanes, and serves its metrics and readiness.
+//! What services share: a process that runs lanes, checks its topics before it reads anything, and serves its metrics
+//! and readiness.
 //!
 //! A service passes two functions to [`main_with`]. One checks the configuration. The other creates a [`Host`], checks
 //! the service's topics ([`Host::ensure_topics`]), adds its lanes and tasks, and awaits [`Host::run`].

@@ -3,7 +3,7 @@
 const { Kafka, Partitioners } = require("kafkajs");
 
 const [brokers, topic, app] = process.argv.slice(2);
-const request = { appName: app, delay: "2s", idempotencyKey: "node-1", jobData: { text: "hello from Node" } };
+const request = { appName: app, delay: "2s", idempotencyKey: "node-1", jobData: { number: 33 } };
 const kafka = new Kafka({ brokers: brokers.split(",") });
 const producer = kafka.producer({ createPartitioner: Partitioners.DefaultPartitioner });
 producer

@@ -124,14 +124,21 @@ fn leftover_findings(
         let mut own = backlogs.iter().filter(|(topic, _)| own(topic));
         own.all(|(_, backlog)| backlog.is_empty())
     });
-    let of_retired = done.map(|pipeline| Finding {
-        topic: pipeline.due_topic(),
-        severity: Severity::Warning,
-        problem: format!(
-            "and the tiers of the retired pipeline `{}` are empty",
-            pipeline.name
-        ),
-        remedy: "remove the pipeline from `retired` and delete these topics".to_owned(),
+    let of_retired = done.map(|pipeline| {
+        // The backlogs do not include the records that wait in the scheduler.
+        let first = match pipeline.long_waits {
+            Some(_) => "check with `redeliver audit` that no record waits in the scheduler, then ",
+            None => "",
+        };
+        Finding {
+            topic: pipeline.due_topic(),
+            severity: Severity::Warning,
+            problem: format!(
+                "and the tiers of the retired pipeline `{}` are empty",
+                pipeline.name
+            ),
+            remedy: format!("{first}remove the pipeline from `retired` and delete these topics"),
+        }
     });
     of_leftovers.chain(of_retired).collect()
 }

@@ -8,7 +8,7 @@ mod lanes;
 mod leftovers;
 mod metrics;
 mod relay;
-mod window;
+mod waiting;
 
 use std::sync::Arc;
 

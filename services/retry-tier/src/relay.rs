@@ -17,7 +17,7 @@ use redeliver_runtime::telemetry::{SpanKind, Tracer};
 use redeliver_runtime::trace_context::span_context;
 
 use crate::metrics::TierMetrics;
-use crate::window::{Waiting, Window};
+use crate::waiting::{Waiting, WaitingRecords};
 
 /// Limits of the waiting records in memory, per partition.
 #[derive(Clone, Copy, Debug)]
@@ -76,11 +76,11 @@ pub(crate) struct Relay {
 struct Partition {
     topic: Arc<TierTopic>,
     number: i32,
-    window: Window,
+    waiting: WaitingRecords,
     /// Dead letters of malformed records, with the offsets of the records. They do not wait.
     rejected: VecDeque<(i64, Output)>,
     rejected_bytes: usize,
-    /// The last search of a full window for misplaced records.
+    /// The last search of a full look-ahead for misplaced records.
     last_search: Option<Timestamp>,
 }
 
@@ -95,7 +95,7 @@ enum Completion {
     Rejected,
 }
 
-/// A search reads the whole window, so it is not repeated in every round of the lane.
+/// A search reads the whole look-ahead, so it is not repeated in every round of the lane.
 const SEARCH_INTERVAL: HumanDuration = HumanDuration::from_secs(1);
 
 impl Relay {
@@ -151,7 +151,7 @@ impl Relay {
     fn records_in_memory(&self) -> usize {
         self.partitions
             .values()
-            .map(|partition| partition.window.len())
+            .map(|partition| partition.waiting.len())
             .sum()
     }
 }
@@ -167,7 +167,7 @@ impl Processor for Relay {
             Partition {
                 topic,
                 number: partition,
-                window: Window::default(),
+                waiting: WaitingRecords::default(),
                 rejected: VecDeque::new(),
                 rejected_bytes: 0,
                 last_search: None,
@@ -197,7 +197,7 @@ impl Processor for Relay {
         let served = &partition.topic.served;
         // Read once, here: `finish` compares due times only.
         match read_time_lock(served, &mut record, now) {
-            Ok((due, return_topic)) => partition.window.push(Waiting {
+            Ok((due, return_topic)) => partition.waiting.push(Waiting {
                 due,
                 return_topic,
                 record,
@@ -240,7 +240,7 @@ impl Processor for Relay {
             }
             let mut checked: Option<Arc<str>> = None;
             while batch.completed.len() < limit && bytes < TransactionBatch::BYTES {
-                let Some(next) = partition.window.next().filter(|next| next.due <= now) else {
+                let Some(next) = partition.waiting.next().filter(|next| next.due <= now) else {
                     break;
                 };
                 // A record for a missing topic stays, however late it becomes: writing it would block the transaction.
@@ -255,7 +255,7 @@ impl Processor for Relay {
                     }
                     checked = Some(next.return_topic.clone());
                 }
-                let Some(waiting) = partition.window.pop_due(now) else {
+                let Some(waiting) = partition.waiting.pop_due(now) else {
                     break;
                 };
                 self.in_transaction.push(Completion::Released(waiting.due));
@@ -264,7 +264,7 @@ impl Processor for Relay {
                 batch.completed.push((assignment, waiting.record.position.offset));
                 batch.outputs.push(forward(waiting.record, waiting.return_topic));
             }
-            // Only a full window hides records that may be due sooner.
+            // Only a full look-ahead hides records that may be due sooner.
             if partition.capacity(self.look_ahead) == 0 && partition.may_search(now) {
                 for (waiting, topic) in partition.take_misplaced(
                     self.tier,
@@ -337,7 +337,7 @@ impl Processor for Relay {
     fn next_due(&self) -> Option<Timestamp> {
         self.partitions
             .values()
-            .filter_map(|partition| partition.window.next())
+            .filter_map(|partition| partition.waiting.next())
             // The lane is woken when a missing topic is created. Until then, a due time in the past would make it spin.
             .filter(|next| !(self.is_missing)(&next.return_topic))
             .map(|next| next.due)
@@ -353,10 +353,10 @@ impl Processor for Relay {
 impl Partition {
     /// How many more records the partition may hold in memory.
     fn capacity(&self, look_ahead: LookAhead) -> usize {
-        if self.window.bytes() + self.rejected_bytes >= look_ahead.bytes {
+        if self.waiting.bytes() + self.rejected_bytes >= look_ahead.bytes {
             return 0;
         }
-        let held = self.window.len() + self.rejected.len();
+        let held = self.waiting.len() + self.rejected.len();
         look_ahead.records.saturating_sub(held)
     }
 
@@ -371,7 +371,7 @@ impl Partition {
         may_search
     }
 
-    /// Takes records out of a full window that can move to the end of the tier that fits their remaining wait, each
+    /// Takes records out of a full look-ahead that can move to the end of the tier that fits their remaining wait, each
     /// with the topic of that tier. They would still be released in time there, and records behind them are read before
     /// they are late.
     ///
@@ -396,7 +396,7 @@ impl Partition {
             // A tier whose delay exceeds the remaining wait could release the record late.
             fitting <= remaining && may_move && !is_missing(&topic.tier_topics[&fitting])
         };
-        let taken = self.window.take(limit, is_misplaced);
+        let taken = self.waiting.take(limit, is_misplaced);
         let with_topic = |waiting: Waiting| {
             let (_, tier) = fitting(&waiting);
             (waiting, topic.tier_topics[&tier].clone())

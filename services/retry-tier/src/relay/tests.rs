@@ -137,7 +137,7 @@ fn a_long_wait_moves_to_the_end_of_its_own_tier_once_per_delay_of_the_tier() {
 }
 
 #[test]
-fn a_full_window_moves_long_waits_to_the_tier_that_fits() {
+fn a_full_look_ahead_moves_long_waits_to_the_tier_that_fits() {
     let mut bench = Bench::new(3);
     for seconds in [100, 40, 4] {
         bench.accept(waiting_until(in_seconds(seconds)));

@@ -28,7 +28,7 @@ impl Waiting {
 
 /// Waiting records of a partition.
 #[derive(Debug, Default)]
-pub(crate) struct Window {
+pub(crate) struct WaitingRecords {
     in_order: VecDeque<Waiting>,
     stragglers: BinaryHeap<Straggler>,
     bytes: usize,
@@ -64,7 +64,7 @@ impl Ord for Straggler {
     }
 }
 
-impl Window {
+impl WaitingRecords {
     pub(crate) fn push(&mut self, waiting: Waiting) {
         self.bytes += size(&waiting.record);
         if self.in_order.back().is_some_and(|last| waiting.due < last.due) {
@@ -169,48 +169,48 @@ mod tests {
         fn records_are_released_when_due_and_earliest_first(
             dues in proptest::collection::vec(0_i64..1000, 0..200), steps in proptest::collection::vec(0_i64..1000, 1..20),
         ) {
-            let mut window = Window::default();
+            let mut records = WaitingRecords::default();
             let mut left = 0;
             let mut times = steps.clone();
             times.sort_unstable();
             let mut arrivals = dues.iter().enumerate();
             for now in times.into_iter().chain([1000]) {
                 for (offset, due) in arrivals.by_ref().take(dues.len() / steps.len() + 1) {
-                    window.push(waiting(*due, i64::try_from(offset).unwrap()));
+                    records.push(waiting(*due, i64::try_from(offset).unwrap()));
                 }
                 let mut last = None;
-                while let Some(released) = window.pop_due(Timestamp::from_millis(now)) {
+                while let Some(released) = records.pop_due(Timestamp::from_millis(now)) {
                     prop_assert!(released.due.as_millis() <= now, "never early");
                     prop_assert!(last <= Some(released.due), "earliest first");
                     last = Some(released.due);
                     left += 1;
                 }
-                prop_assert!(window.next_due().is_none_or(|due| due.as_millis() > now));
+                prop_assert!(records.next_due().is_none_or(|due| due.as_millis() > now));
             }
-            prop_assert_eq!(left + window.len() + arrivals.len(), dues.len(), "no record is lost");
-            if window.len() == 0 {
-                prop_assert_eq!(window.bytes(), 0);
+            prop_assert_eq!(left + records.len() + arrivals.len(), dues.len(), "no record is lost");
+            if records.len() == 0 {
+                prop_assert_eq!(records.bytes(), 0);
             }
         }
 
         #[test]
         fn taking_records_leaves_the_rest_in_order(dues in proptest::collection::vec(0_i64..100, 0..50), limit in 0_usize..60) {
-            let mut window = Window::default();
+            let mut records = WaitingRecords::default();
             for (offset, due) in dues.iter().enumerate() {
-                window.push(waiting(*due, i64::try_from(offset).unwrap()));
+                records.push(waiting(*due, i64::try_from(offset).unwrap()));
             }
-            let taken = window.take(limit, |waiting| waiting.due.as_millis() >= 50);
+            let taken = records.take(limit, |waiting| waiting.due.as_millis() >= 50);
             let far = dues.iter().filter(|due| **due >= 50).count();
             prop_assert_eq!(taken.len(), far.min(limit));
             let mut last = None;
             let mut popped = 0;
-            while let Some(released) = window.pop_due(Timestamp::from_millis(100)) {
+            while let Some(released) = records.pop_due(Timestamp::from_millis(100)) {
                 prop_assert!(last <= Some(released.due));
                 last = Some(released.due);
                 popped += 1;
             }
             prop_assert_eq!(popped, dues.len() - taken.len());
-            prop_assert_eq!(window.bytes(), 0);
+            prop_assert_eq!(records.bytes(), 0);
         }
     }
 }
