@@ -15,7 +15,7 @@ use redeliver_kafka::{
 use redeliver_runtime::Config;
 use redeliver_runtime::admin::{self, Admin};
 use redeliver_runtime::cli::Start;
-use redeliver_runtime::config::{ConfigError, Problem};
+use redeliver_runtime::config::ConfigError;
 use redeliver_runtime::health::{Health, Part};
 use redeliver_runtime::listen::Listener;
 use redeliver_runtime::metrics;
@@ -281,11 +281,10 @@ impl Host {
 /// When the client rejects a property. The error names the field and contains no value.
 pub fn check_kafka(config: &Config) -> Result<(), ConfigError> {
     kafka_settings(config).check_properties().map_err(|unusable| {
-        ConfigError::Invalid(vec![Problem {
-            field: format!("kafka.properties.{}", unusable.property),
-            problem: unusable.problem,
-            place: None,
-        }])
+        ConfigError::of_field(
+            format!("kafka.properties.{}", unusable.property),
+            unusable.problem,
+        )
     })
 }
 

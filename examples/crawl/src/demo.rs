@@ -1,6 +1,7 @@
-//! The demonstration: an embedded broker, the services and a site in one process.
+//! The demonstration: an embedded broker, the services and sites in one process.
 
 use std::collections::BTreeMap;
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,66 +10,70 @@ use redeliver_core::pipeline::TopicRole;
 use redeliver_core::{Pipeline, Record};
 use redeliver_kafka::embedded::EmbeddedBroker;
 use redeliver_kafka::reader::TopicTail;
-use redeliver_runtime::cli::{CommonArgs, Start};
+use redeliver_runtime::cli::{CommonArgs, Start, report};
 use redeliver_scheduler::index::memory::MemoryIndex;
-use redeliver_service::{Host, topics};
-use serde::Deserialize;
+use redeliver_service::{Host, main_with, topics};
+use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 use crate::crawler::TURN;
-use crate::site::Site;
+use crate::demo_sites::DemoSites;
+use crate::fetch;
 use crate::worker::Crawl;
 
-const CONFIG: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/crawl.yaml");
-const PARTITIONS: i32 = 4;
-/// Shorter than the default because one page does not respond.
-const TIMEOUT: Duration = Duration::from_secs(1);
 /// How long nothing must happen after all pages have ended. A page that is crawled twice would be seen by then.
 const SETTLE: Duration = Duration::from_secs(3);
+/// After this time, a page is considered lost. The demonstration takes about 20 seconds.
+const DEADLINE: Duration = Duration::from_secs(150);
+
+/// Runs the demonstration from its command line to its exit code.
+pub(crate) fn main() -> ExitCode {
+    match prepare() {
+        Ok((_broker, common)) => main_with("crawl-demo", &common, Vec::new(), |_| Ok(()), run),
+        Err(error) => report(&*error),
+    }
+}
 
 /// Starts the broker. The flags lead to it.
-pub(crate) fn prepare() -> anyhow::Result<(EmbeddedBroker, CommonArgs)> {
-    let config = Some(CONFIG.into());
+fn prepare() -> anyhow::Result<(EmbeddedBroker, CommonArgs)> {
     let mut common = CommonArgs {
-        config,
+        config: Some(concat!(env!("CARGO_MANIFEST_DIR"), "/crawl.yaml").into()),
         ..CommonArgs::default()
     };
     let spec = topics::of_all(&common.load()?);
     let names = spec.topics.iter().map(|topic| topic.name.to_string());
-    let broker = EmbeddedBroker::start(&names.map(|name| (name, PARTITIONS)).collect::<Vec<_>>())?;
+    let broker = EmbeddedBroker::start(&names.map(|name| (name, 4)).collect::<Vec<_>>())?;
     let settings = [
         ("kafka.brokers", broker.brokers()),
         ("kafka.static_membership", "false"),
         ("admin.listen", "127.0.0.1:0"),
         ("telemetry.level", "error"),
     ];
-    let owned = |(key, value): (&str, &str)| (key.to_owned(), value.to_owned());
-    common.set = settings.map(owned).to_vec();
+    common.set = settings.map(|(key, value)| (key.into(), value.into())).to_vec();
     Ok((broker, common))
 }
 
-/// Runs the demonstration to its end.
-pub(crate) async fn run(start: Start) -> anyhow::Result<()> {
+async fn run(start: Start) -> anyhow::Result<()> {
     let mut host = Host::new("crawl-demo", start);
     // The embedded broker has no consumer groups.
     host.kafka.takes_all_partitions = true;
     redeliver_retry_tier::mount(&mut host)?;
     redeliver_scheduler::mount(&mut host, MemoryIndex::new()).await?;
     let crawl = Crawl::from_config(&host.config)?;
-    crawl.mount(&mut host, vec!["127.0.0.1".to_owned()], TIMEOUT)?;
+    crawl.mount(&mut host, vec!["127.0.0.1".to_owned()], fetch::client()?)?;
     let stop = host.tasks.shutdown().clone();
-    let (site, serving) = Site::bind(&stop).await?;
-    host.tasks.spawn("site", serving);
+    let (sites, serving) = DemoSites::bind(&stop).await?;
+    host.tasks.spawn("sites", serving);
     println!(
         "The scheduler, the retry tier and the crawler run in this process, on an embedded broker. It is not durable \
          and does not demonstrate the delivery guarantees.\n"
     );
-    let first_page = format!("{}/0", site.0[0].origin).parse()?;
-    crawl.schedule(&host.kafka, &[first_page]).await?;
-    let topics = crawl.pipeline.topics().into_iter();
+    let first_page = format!("{}/0", sites.0[0].origin).parse()?;
+    crawl.schedule(&host, &[first_page]).await?;
+    let topics = crawl.spec.pipeline.topics().into_iter();
     let topics: Vec<Arc<str>> = topics.map(|(topic, _)| topic).collect();
     let tail = TopicTail::new(&host.kafka, &topics)?;
-    let observer = move || observe(tail, &crawl.pipeline, &site, &stop);
+    let observer = move || observe(tail, &crawl.spec.pipeline, &sites, &stop);
     host.tasks.spawn_thread("observer", observer)?;
     Ok(host.run().await?)
 }
@@ -85,33 +90,29 @@ struct Outcomes {
 impl Outcomes {
     /// Adds a record, and describes it if it is worth printing.
     fn add(&mut self, pipeline: &Pipeline, record: &Record) -> Option<String> {
-        #[derive(Deserialize)]
-        struct Page {
-            url: String,
-            status: Option<u16>,
-        }
         let topics = pipeline.topics();
         let (_, role) = topics.iter().find(|(topic, _)| *topic == record.position.topic)?;
+        let content: Value = serde_json::from_slice(record.value.as_deref()?).ok()?;
         // Requests to the scheduler are results as well, but have no `url`.
-        let Page { url, status } = serde_json::from_slice(record.value.as_deref()?).ok()?;
+        let url = content["url"].as_str()?.to_owned();
         let code = String::from_utf8_lossy(record.headers.last(ERROR_CODE).unwrap_or_default());
-        let code = status.map_or(code.into_owned(), |status| status.to_string());
+        let code = content["status"]
+            .as_u64()
+            .map_or(code.into_owned(), |status| status.to_string());
         match role {
-            TopicRole::Source | TopicRole::Due => None,
-            TopicRole::Tier(_) if code == TURN => {
-                self.throttled += 1;
-                None
-            }
+            TopicRole::Tier(_) if code == TURN => self.throttled += 1,
+            TopicRole::Source | TopicRole::Due => (),
             TopicRole::Tier(tier) => {
                 self.retries += 1;
-                Some(format!("{url}  {code}; waiting in tier {tier}"))
+                return Some(format!("{url}  {code}; waiting in tier {tier}"));
             }
             TopicRole::Output | TopicRole::DeadLetter => {
                 let event = format!("{url}  {code}");
                 self.ends.entry(url).or_default().push(code);
-                Some(event)
+                return Some(event);
             }
         }
+        None
     }
 }
 
@@ -119,15 +120,20 @@ impl Outcomes {
 fn observe(
     mut tail: TopicTail,
     pipeline: &Pipeline,
-    site: &Site,
+    sites: &DemoSites,
     stop: &CancellationToken,
 ) -> anyhow::Result<()> {
     let (start, mut last_record) = (Instant::now(), Instant::now());
-    let (mut outcomes, expected) = (Outcomes::default(), site.expected());
+    let (mut outcomes, expected) = (Outcomes::default(), sites.expected());
     while outcomes.ends.len() < expected.len() || last_record.elapsed() < SETTLE {
         if stop.is_cancelled() {
             return Ok(());
         }
+        let ends = &outcomes.ends;
+        anyhow::ensure!(
+            start.elapsed() < DEADLINE,
+            "deadline exceeded: expected {expected:#?}, got {ends:#?}"
+        );
         if let Some(record) = tail.next(Duration::from_millis(100))? {
             last_record = Instant::now();
             if let Some(event) = outcomes.add(pipeline, &record) {
@@ -136,22 +142,18 @@ fn observe(
         }
     }
     stop.cancel();
-    println!("\nhost                    requests  delay    shortest interval");
-    for host in &site.0 {
-        let (requests, interval) = host.visits();
-        let (origin, delay, millis) = (&host.origin, host.delay.as_millis(), interval.as_millis());
+    println!("\nsite                    requests  delay    shortest interval");
+    for site in &sites.0 {
+        let (requests, interval) = site.visits();
+        let (origin, delay, millis) = (&site.origin, site.delay.as_millis(), interval.as_millis());
         println!("{origin:<22}  {requests:<8}  {delay:>4} ms  {millis:>4} ms");
-        anyhow::ensure!(interval >= host.delay, "{} did not get its delay", host.origin);
+        anyhow::ensure!(interval >= site.delay, "{origin} did not get its delay");
     }
-    let Outcomes {
-        ends,
-        retries,
-        throttled,
-    } = outcomes;
-    let pages = expected.len();
-    anyhow::ensure!(ends == expected, "expected {expected:#?}, got {ends:#?}");
+    let (pages, ends) = (expected.len(), &outcomes.ends);
+    anyhow::ensure!(*ends == expected, "expected {expected:#?}, got {ends:#?}");
     println!(
-        "\nAll {pages} pages ended once, after {retries} retries and {throttled} waits for a busy host."
+        "\nAll {pages} pages ended once, after {} retries and {} waits for a busy site.",
+        outcomes.retries, outcomes.throttled
     );
     Ok(())
 }

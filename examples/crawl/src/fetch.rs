@@ -6,23 +6,27 @@ use anyhow::Context as _;
 use redeliver_core::classification::Classification;
 use redeliver_core::{ErrorClass, Failure};
 use reqwest::header::{CONTENT_TYPE, HeaderName, LOCATION, RETRY_AFTER};
-use reqwest::{Client, Response, Url, redirect};
+use reqwest::{Client, Url, redirect};
 
-use crate::robots::PRODUCT;
+use crate::robots::{PRODUCT, Robots};
 
-/// RFC 9309, section 2.5, requires at least 500 KiB for a `/robots.txt`.
-const MAX_BODY: usize = 1 << 20;
+/// Links after this many bytes are not followed.
+const MAX_PAGE: usize = 1 << 20;
+/// RFC 9309, section 2.5: at least 500 KiB must be parsed.
+const MAX_ROBOTS: usize = 500 << 10;
 const MAX_RETRY_AFTER: u64 = 3_600;
+/// How long nothing is requested from a site whose `/robots.txt` could not be fetched.
+const ROBOTS_RETRY: Duration = Duration::from_secs(5);
 
 /// A response with a status of 2xx or 3xx.
-pub(crate) struct Fetched {
+pub(crate) struct Page {
     pub(crate) status: u16,
-    /// Empty if the body is not text.
-    pub(crate) text: String,
+    /// Empty if the body is not HTML.
+    pub(crate) html: String,
     pub(crate) location: Option<Url>,
 }
 
-pub(crate) fn client(timeout: Duration) -> anyhow::Result<Client> {
+pub(crate) fn client() -> anyhow::Result<Client> {
     let mut roots = rustls::RootCertStore::empty();
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     let provider = rustls::crypto::ring::default_provider();
@@ -37,65 +41,98 @@ pub(crate) fn client(timeout: Duration) -> anyhow::Result<Client> {
         .user_agent(format!("{PRODUCT}/{}", env!("CARGO_PKG_VERSION")))
         .redirect(redirect::Policy::none())
         .no_proxy()
-        .timeout(timeout)
+        .timeout(Duration::from_secs(5))
         .build()
         .context("setting up the HTTP client")
 }
 
-pub(crate) async fn get(client: &Client, url: &Url) -> Result<Fetched, Failure> {
-    let response = client.get(url.clone()).send().await;
-    let response = response.map_err(|error| broken(url, &error))?;
+pub(crate) async fn page(client: &Client, url: &Url) -> Result<Page, Failure> {
+    let response = get(client, url).await?;
     let status = response.status();
-    if status.is_redirection() {
-        return Ok(Fetched {
-            status: status.as_u16(),
-            text: String::new(),
-            location: header(&response, LOCATION).and_then(|location| url.join(location).ok()),
-        });
+    let location = header(&response, LOCATION).filter(|_| status.is_redirection());
+    let location = location.and_then(|location| url.join(location).ok());
+    let media_type = header(&response, CONTENT_TYPE).and_then(|value| value.split(';').next());
+    let media_type = media_type.unwrap_or_default().trim().to_ascii_lowercase();
+    let is_html = ["text/html", "application/xhtml+xml"].contains(&media_type.as_str());
+    let mut html = Vec::new();
+    if status.is_success() && is_html {
+        html = body(url, response, MAX_PAGE).await?;
     }
-    let retry_after = header(&response, RETRY_AFTER)
-        .and_then(|text| text.trim().parse().ok())
-        .map(|seconds: u64| Duration::from_secs(seconds.min(MAX_RETRY_AFTER)));
-    let verdict = Classification::default().of_status(status.as_u16(), retry_after.is_some());
-    if let Err(class) = verdict {
-        let code = format!("http.{}", status.as_u16());
-        return Err(Failure {
-            retry_after: retry_after.filter(|_| class == ErrorClass::Throttled),
-            ..Failure::new(class, code, format!("{url} answered {status}"))
-        });
-    }
-    Ok(Fetched {
+    Ok(Page {
         status: status.as_u16(),
-        text: text(url, response).await?,
-        location: None,
+        html: String::from_utf8_lossy(&html).into_owned(),
+        location,
     })
 }
 
-/// The body, if its type is one that can contain links or rules.
-async fn text(url: &Url, mut response: Response) -> Result<String, Failure> {
-    if !header(&response, CONTENT_TYPE).is_some_and(|content_type| content_type.starts_with("text/")) {
-        return Ok(String::new());
+/// The rules of a site (RFC 9309, section 2.3.1). As long as they are unknown, nothing may be requested. That is no
+/// failure of the page that waits for them, so every failure is throttled and uses up no attempt.
+pub(crate) async fn robots(client: &Client, url: &Url) -> Result<Robots, Failure> {
+    let failure = match robots_text(client, url).await {
+        Ok(text) => return Ok(Robots::parse(&text)),
+        Err(failure) => failure,
+    };
+    // A site without the file allows everything.
+    if failure.class == ErrorClass::Permanent && failure.code.starts_with("http.4") {
+        return Ok(Robots::default());
     }
-    let mut body = Vec::new();
-    while let Some(chunk) = response.chunk().await.map_err(|error| broken(url, &error))? {
-        if body.len() + chunk.len() > MAX_BODY {
-            let message = format!("{url} is longer than {MAX_BODY} bytes");
-            return Err(Failure::permanent("http.too-large", message));
-        }
-        body.extend_from_slice(&chunk);
-    }
-    Ok(String::from_utf8_lossy(&body).into_owned())
+    let (wait, code) = (failure.retry_after, failure.code.replacen("http", "robots", 1));
+    let wait = wait.unwrap_or(ROBOTS_RETRY);
+    Err(Failure::throttled(wait, code, failure.message))
 }
 
-fn header(response: &Response, name: HeaderName) -> Option<&str> {
+async fn robots_text(client: &Client, url: &Url) -> Result<String, Failure> {
+    let response = get(client, url).await?;
+    if response.status().is_redirection() {
+        // Redirects are not supported. As the rules are unknown, nothing is allowed.
+        return Ok("User-agent: *\nDisallow: /".to_owned());
+    }
+    // The type is irrelevant: some servers send none, or a wrong one.
+    let text = body(url, response, MAX_ROBOTS).await?;
+    Ok(String::from_utf8_lossy(&text).into_owned())
+}
+
+async fn get(client: &Client, url: &Url) -> Result<reqwest::Response, Failure> {
+    let response = client.get(url.clone()).send().await;
+    let response = response.map_err(|error| no_response(url, &error))?;
+    let status = response.status();
+    // Zero requests no delay. As throttling uses up no attempt, the page could be requested forever.
+    let retry_after = header(&response, RETRY_AFTER)
+        .and_then(|text| text.trim().parse().ok())
+        .filter(|seconds| *seconds > 0)
+        .map(|seconds: u64| Duration::from_secs(seconds.min(MAX_RETRY_AFTER)));
+    let verdict = Classification::default().of_status(status.as_u16(), retry_after.is_some());
+    let Some(class) = verdict.err().filter(|_| !status.is_redirection()) else {
+        return Ok(response);
+    };
+    let code = format!("http.{}", status.as_u16());
+    Err(Failure {
+        retry_after: retry_after.filter(|_| class == ErrorClass::Throttled),
+        ..Failure::new(class, code, format!("{url} answered {status}"))
+    })
+}
+
+/// The first `limit` bytes of the body.
+async fn body(url: &Url, mut response: reqwest::Response, limit: usize) -> Result<Vec<u8>, Failure> {
+    let mut body = Vec::new();
+    while body.len() < limit
+        && let Some(chunk) = response.chunk().await.map_err(|error| no_response(url, &error))?
+    {
+        body.extend_from_slice(&chunk);
+    }
+    body.truncate(limit);
+    Ok(body)
+}
+
+fn header(response: &reqwest::Response, name: HeaderName) -> Option<&str> {
     response.headers().get(name)?.to_str().ok()
 }
 
-fn broken(url: &Url, error: &reqwest::Error) -> Failure {
+fn no_response(url: &Url, error: &reqwest::Error) -> Failure {
     let (code, problem) = match error {
+        error if error.is_connect() => ("http.connect", "cannot be connected to"),
         error if error.is_timeout() => ("http.timeout", "did not answer in time"),
-        error if error.is_connect() => ("http.connect", "refused the connection"),
-        _ => ("http.broken", "closed the connection"),
+        _ => ("http.closed", "closed the connection"),
     };
     Failure::transient(code, format!("{url} {problem}"))
 }

@@ -1,25 +1,23 @@
-//! A web crawler: jobs from the scheduler, a worker that is polite to each host, and retries by the retry tier.
+//! A web crawler: jobs from the scheduler, a worker that is polite to each site, and retries by the retry tier.
 
 mod crawler;
 mod demo;
+mod demo_sites;
 mod fetch;
-mod hosts;
 mod page;
 mod robots;
-mod site;
+mod sites;
 mod worker;
 
 use std::process::ExitCode;
-use std::time::Duration;
 
-use clap::Parser;
-use redeliver_runtime::cli::{CommonArgs, Start, main_with, report};
-use redeliver_service::{Host, host::check_kafka, topics};
+use clap::error::ErrorKind;
+use clap::{CommandFactory as _, Parser};
+use redeliver_runtime::cli::{CommonArgs, Start};
+use redeliver_service::{Host, main_with, topics};
 use reqwest::Url;
 
 use crate::worker::Crawl;
-
-const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A web crawler built with Redeliver
 #[derive(Parser)]
@@ -27,34 +25,37 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 struct Args {
     #[command(flatten)]
     common: CommonArgs,
-    /// Run the demonstration: an embedded broker, the services and a site to crawl in one process
-    #[arg(long, conflicts_with_all = ["config", "set", "pages"])]
+    /// Run the demonstration: an embedded broker, the services and sites to crawl in one process
+    #[arg(long, exclusive = true)]
     demo: bool,
-    /// A host that may be crawled, without port; may be repeated
+    /// A host name that may be crawled, on any port; may be repeated
     #[arg(long, value_name = "NAME", default_value = "127.0.0.1")]
     within: Vec<String>,
     /// Pages to start from
-    #[arg(value_name = "URL")]
+    #[arg(value_name = "URL", value_parser = page::parse)]
     pages: Vec<Url>,
 }
 
 fn main() -> ExitCode {
     let args = Args::parse();
     if args.demo {
-        return match demo::prepare() {
-            Ok((_broker, common)) => main_with("crawl-demo", &common, Vec::new(), check_kafka, demo::run),
-            Err(error) => report(&*error),
-        };
+        return demo::main();
     }
-    let run = |start| run(start, args.within, args.pages);
-    main_with("crawl", &args.common, Vec::new(), check_kafka, run)
+    let mut pages = args.pages.iter();
+    if let Some(page) = pages.find(|page| !page::is_within(page, &args.within)) {
+        let message = format!("{page} is outside of --within {}", args.within.join(", "));
+        Args::command().error(ErrorKind::ValueValidation, message).exit();
+    }
+    let common = args.common.clone();
+    let check = |config: &_| Crawl::from_config(config).map(drop);
+    main_with("crawl", &common, Vec::new(), check, |start| run(start, args))
 }
 
-async fn run(start: Start, within: Vec<String>, pages: Vec<Url>) -> anyhow::Result<()> {
+async fn run(start: Start, args: Args) -> anyhow::Result<()> {
     let mut host = Host::new("crawl", start);
     let crawl = Crawl::from_config(&host.config)?;
     host.ensure_topics(&topics::of_all(&host.config)).await?;
-    crawl.mount(&mut host, within, TIMEOUT)?;
-    crawl.schedule(&host.kafka, &pages).await?;
+    crawl.mount(&mut host, args.within, fetch::client()?)?;
+    crawl.schedule(&host, &args.pages).await?;
     Ok(host.run().await?)
 }

@@ -19,7 +19,7 @@ impl Robots {
         // Each agent with whether the current group applies to it, whether any group has, and its rules.
         let mut agents = [PRODUCT, "*"].map(|name| (name, false, false, Self::default()));
         let mut in_agents = false;
-        for line in text.trim_start_matches('\u{feff}').lines() {
+        for line in text.trim_start_matches('\u{feff}').split(['\r', '\n']) {
             let line = line.split('#').next().unwrap_or_default();
             let (key, value) = line.split_once(':').unwrap_or_default();
             let (key, value) = (key.trim().to_ascii_lowercase(), value.trim());
@@ -39,7 +39,7 @@ impl Robots {
                     robots.crawl_delay =
                         seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
                 } else if *applies && !value.is_empty() {
-                    robots.rules.push((value.to_owned(), key == "allow"));
+                    robots.rules.push((normalize(value), key == "allow"));
                 }
             }
         }
@@ -49,10 +49,32 @@ impl Robots {
 
     /// Whether a path with its query may be fetched. The longest matching rule decides; of equally long ones, `Allow`.
     pub(crate) fn allows(&self, path: &str) -> bool {
-        let matching = self.rules.iter().filter(|(pattern, _)| matches(pattern, path));
+        let path = normalize(path);
+        let matching = self.rules.iter().filter(|(pattern, _)| matches(pattern, &path));
         let rule = matching.max_by_key(|(pattern, allows)| (pattern.len(), *allows));
         rule.is_none_or(|(_, allows)| *allows)
     }
+}
+
+/// Percent-encodes a path or pattern so that equivalent ones are equal (RFC 9309, section 2.2.2): everything but
+/// unreserved characters, which are decoded, and reserved ones, which keep their form.
+fn normalize(text: &str) -> String {
+    let (mut normal, mut at) = (String::new(), 0);
+    while let Some(first) = text.as_bytes().get(at) {
+        let hex = text
+            .get(at + 1..at + 3)
+            .filter(|hex| *first == b'%' && !hex.starts_with('+'));
+        let decoded = hex.and_then(|hex| u8::from_str_radix(hex, 16).ok());
+        at += if decoded.is_some() { 3 } else { 1 };
+        let byte = decoded.unwrap_or(*first);
+        let is_reserved = decoded.is_none() && b"%:/?#[]@!$&'()*+,;=".contains(&byte);
+        if is_reserved || byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            normal.push(char::from(byte));
+        } else {
+            normal += &format!("%{byte:02X}");
+        }
+    }
+    normal
 }
 
 /// Whether a path starts with a pattern, in which `*` is any text and a final `$` is the end of the path.
@@ -107,7 +129,13 @@ mod tests {
         ] {
             assert_eq!(matches(pattern, path), expected, "{pattern} {path}");
         }
-        let robots = Robots::parse("User-agent: *\nAllow: /page\nDisallow: /page\nDisallow: /*.html");
+        let robots = Robots::parse(
+            "User-agent: *\rAllow: /page\rDisallow: /page\r\nDisallow: /*.html\rDisallow: /caf\u{e9}\rDisallow: /%7ejoe/a%2fb",
+        );
         assert!(robots.allows("/page") && !robots.allows("/page.html"));
+        assert!(
+            !robots.allows("/caf%c3%A9/1") && !robots.allows("/~joe/a%2Fb") && robots.allows("/~joe/a/b")
+        );
+        assert_eq!(normalize("/%zz %2a*$%"), "/%zz%20%2A*$%");
     }
 }

@@ -1,97 +1,81 @@
 //! The worker: the handler between its topics.
 
+use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
 use redeliver_core::pipeline::ReturnTo;
-use redeliver_core::{Headers, Output, Pipeline};
-use redeliver_kafka::KafkaSettings;
-use redeliver_kafka::producer::Producer;
-use redeliver_runtime::config::{Config, ConfigError, Problem};
+use redeliver_core::{Headers, Output};
+use redeliver_kafka::producer::{ProduceError, Producer};
+use redeliver_runtime::config::{Config, ConfigError};
 use redeliver_service::Host;
 use redeliver_worker::{WorkerSpec, spawn};
-use reqwest::Url;
+use reqwest::{Client, Url};
 
 use crate::crawler::{Crawler, origin};
-use crate::fetch;
-use crate::hosts::Hosts;
+use crate::sites::Sites;
 
 /// The crawl as configured: a pipeline, and the scheduler's application that feeds it.
 #[derive(Clone, Debug)]
 pub(crate) struct Crawl {
-    pub(crate) pipeline: Arc<Pipeline>,
+    pub(crate) spec: WorkerSpec,
     app: Arc<str>,
     ingest: Arc<str>,
 }
 
-/// Concurrent attempts. Most of them wait, for a response or for their host.
+/// Concurrent attempts. Most of them wait, for a response or for their site.
 const CONCURRENCY: usize = 128;
 
 impl Crawl {
     /// Finds the one pipeline without `http`, and the application whose topic is its source.
     pub(crate) fn from_config(config: &Config) -> Result<Self, ConfigError> {
-        let invalid = |field: String, problem: String| {
-            let place = None;
-            ConfigError::Invalid(vec![Problem {
-                field,
-                problem,
-                place,
-            }])
-        };
         let [(name, settings)] = config.worker_pipelines()[..] else {
             let problem = "must have one pipeline without `http`; if there are more, set worker.pipelines";
-            return Err(invalid("pipelines".to_owned(), problem.to_owned()));
+            return Err(ConfigError::of_field("pipelines", problem));
         };
-        let mut pipeline = settings.pipeline(name, &config.scheduler);
-        // With a separate topic for retries, a host's first attempts and its retries could be on two workers.
+        let mut spec = WorkerSpec::from_config(config, name, settings, CONCURRENCY);
+        let pipeline = Arc::make_mut(&mut spec.pipeline);
+        // With a separate topic for retries, a site's first attempts and its retries could be on two workers.
         if pipeline.return_to != ReturnTo::Source {
-            let field = format!("pipelines.{name}.return_to");
-            let problem = "must be `source`, so that one worker has all jobs of a host";
-            return Err(invalid(field, problem.to_owned()));
+            let problem = "must be `source`, so that one worker has all jobs of a site";
+            return Err(ConfigError::of_field(
+                format!("pipelines.{name}.return_to"),
+                problem,
+            ));
         }
         let mut apps = config.scheduler.apps.iter();
         let Some((app, _)) = apps.find(|(_, app)| *app.topic == *pipeline.source) else {
             let problem = format!("must have an application with the topic {}", pipeline.source);
-            return Err(invalid("scheduler.apps".to_owned(), problem));
+            return Err(ConfigError::of_field("scheduler.apps", problem));
         };
         // Jobs for links are written in the transaction of the page's result.
         let ingest: Arc<str> = config.scheduler.topics.ingest.as_str().into();
         if !pipeline.has_output(&ingest) {
             pipeline.other_outputs.push(ingest.clone());
         }
-        Ok(Self {
-            app: app.as_str().into(),
-            ingest,
-            pipeline: Arc::new(pipeline),
-        })
+        let app = app.as_str().into();
+        Ok(Self { spec, app, ingest })
     }
 
     /// Adds the worker to a process.
-    pub(crate) fn mount(
-        &self,
-        host: &mut Host,
-        allowed: Vec<String>,
-        timeout: Duration,
-    ) -> anyhow::Result<()> {
+    pub(crate) fn mount(&self, host: &mut Host, within: Vec<String>, client: Client) -> io::Result<()> {
         let crawler = Crawler {
             crawl: self.clone(),
-            client: fetch::client(timeout)?,
-            allowed,
-            hosts: Hosts::default(),
+            client,
+            within,
+            sites: Sites::default(),
         };
-        let settings = &host.config.pipelines[&*self.pipeline.name];
-        let spec = WorkerSpec {
-            pipeline: self.pipeline.clone(),
-            ..WorkerSpec::from_config(&host.config, &self.pipeline.name, settings, CONCURRENCY)
-        };
-        Ok(spawn(host, &spec, &crawler.handler())?)
+        spawn(host, &self.spec, &crawler.handler())
     }
 
     /// Schedules pages. Those that were scheduled within `scheduler.idempotency_window` are not scheduled again.
-    pub(crate) async fn schedule(&self, kafka: &KafkaSettings, pages: &[Url]) -> anyhow::Result<()> {
-        let producer = Producer::new(kafka)?;
+    pub(crate) async fn schedule(&self, host: &Host, pages: &[Url]) -> Result<(), ProduceError> {
+        let producer = Producer::new(&host.kafka)?;
         for page in pages {
-            producer.send(&self.request(page)).await?;
+            let request = self.request(page);
+            let sent = producer.send(&request);
+            // A broker that does not respond must not delay the shutdown.
+            let sent = host.tasks.shutdown().run_until_cancelled(sent);
+            sent.await.transpose()?;
         }
         Ok(())
     }
@@ -103,7 +87,7 @@ impl Crawl {
             "appName": &*self.app,
             "delay": "0s",
             "idempotencyKey": page.as_str(),
-            // All jobs of a host are in one partition and thus with one worker, which can limit its requests.
+            // All jobs of a site are in one partition and thus with one worker, which can limit its requests.
             "key": origin(page),
             "jobData": { "url": page.as_str() },
         });

@@ -12,9 +12,7 @@ use std::io;
 use redeliver_core::Pipeline;
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::Start;
-use redeliver_runtime::config::{
-    ConfigError, HttpConfig, OutputConfig, PipelineConfig, Problem, ResponseMode,
-};
+use redeliver_runtime::config::{ConfigError, HttpConfig, OutputConfig, PipelineConfig, ResponseMode};
 use redeliver_service::{Host, topics};
 use redeliver_worker::WorkerSpec;
 
@@ -28,11 +26,8 @@ use crate::output_choice::OutputChoice;
 /// When the settings of an endpoint are invalid, or no endpoint is configured.
 pub fn check(config: &Config) -> Result<(), ConfigError> {
     if http_workers(config)?.is_empty() {
-        return Err(ConfigError::Invalid(vec![Problem {
-            field: "pipelines".to_owned(),
-            problem: "none has `http`; configure an endpoint for at least one".to_owned(),
-            place: None,
-        }]));
+        let problem = "none has `http`; configure an endpoint for at least one";
+        return Err(ConfigError::of_field("pipelines", problem));
     }
     Ok(())
 }
@@ -79,11 +74,7 @@ fn http_workers(config: &Config) -> Result<Vec<HttpWorker>, ConfigError> {
             "pipelines"
         };
         let handler = HttpHandler::new(settings(http, pipeline)).map_err(|error| {
-            ConfigError::Invalid(vec![Problem {
-                field: format!("{section}.{name}.{}", error.field),
-                problem: error.problem,
-                place: None,
-            }])
+            ConfigError::of_field(format!("{section}.{name}.{}", error.field), error.problem)
         })?;
         let spec = WorkerSpec::from_config(config, name, pipeline, http.concurrency as usize);
         workers.push(HttpWorker { spec, handler });

@@ -16,7 +16,7 @@ use redeliver_core::{HumanDuration, Pipeline};
 use redeliver_kafka::topology::TopologySpec;
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::Start;
-use redeliver_runtime::config::{ConfigError, Problem};
+use redeliver_runtime::config::ConfigError;
 use redeliver_service::host::Host;
 use redeliver_service::topics::{self, topic_settings};
 
@@ -31,11 +31,8 @@ use crate::relay::ServedPipeline;
 /// When no pipeline is configured.
 pub fn check(config: &Config) -> Result<(), ConfigError> {
     if topics::pipelines(config).is_empty() {
-        return Err(ConfigError::Invalid(vec![Problem {
-            field: "pipelines".to_owned(),
-            problem: "is empty; configure at least one pipeline".to_owned(),
-            place: None,
-        }]));
+        let problem = "is empty; configure at least one pipeline";
+        return Err(ConfigError::of_field("pipelines", problem));
     }
     Ok(())
 }

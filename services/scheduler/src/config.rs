@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use jiff::tz::TimeZone;
 use redeliver_runtime::Config;
-use redeliver_runtime::config::{ConfigError, Problem};
+use redeliver_runtime::config::ConfigError;
 use redeliver_service::topics;
 
 use crate::request::Rules;
@@ -15,13 +15,8 @@ use crate::request::Rules;
 /// When the time zone is unknown.
 pub fn rules(config: &Config) -> Result<Rules, ConfigError> {
     let scheduler = &config.scheduler;
-    let time_zone = TimeZone::get(&scheduler.default_time_zone).map_err(|error| {
-        ConfigError::Invalid(vec![Problem {
-            field: "scheduler.default_time_zone".to_owned(),
-            problem: error.to_string(),
-            place: None,
-        }])
-    })?;
+    let time_zone = TimeZone::get(&scheduler.default_time_zone)
+        .map_err(|error| ConfigError::of_field("scheduler.default_time_zone", error.to_string()))?;
     let apps = scheduler.apps.iter();
     Ok(Rules {
         apps: apps

@@ -132,6 +132,8 @@ pub async fn names(config: &ClientConfig, timeout: Duration) -> Result<BTreeSet<
 const RETRY_DELAY: Duration = Duration::from_millis(50);
 /// Timeout of one request.
 const REQUEST: Duration = Duration::from_secs(10);
+/// Timeout of the first request, so that a refused connection is soon reported.
+const FIRST_REQUEST: Duration = Duration::from_secs(2);
 /// Timeout of finding out why a connection was refused.
 const REFUSAL: Duration = Duration::from_secs(1);
 /// Maximum number of requests for configurations, if a broker does not know a listed topic yet.
@@ -441,12 +443,14 @@ impl Admin {
         }
     }
 
-    /// Lists all topics.
+    /// Lists all topics. Retries until the timeout, unless the connection is refused: wrong credentials or certificates
+    /// rarely become right within seconds.
     async fn list(&self) -> Result<BTreeMap<String, ListedTopic>, TopologyError> {
+        let mut timeout = FIRST_REQUEST;
         loop {
             let result = self
-                .blocking(|client, left| {
-                    let metadata = client.inner().fetch_metadata(None, left.min(REQUEST))?;
+                .blocking(move |client, left| {
+                    let metadata = client.inner().fetch_metadata(None, left.min(timeout))?;
                     let exists =
                         |error| error != Some(RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART);
                     Ok(metadata
@@ -469,14 +473,18 @@ impl Admin {
                 .await;
             match result {
                 Ok(listed) => return Ok(listed),
-                Err(source) if self.left().is_zero() => {
+                Err(source) if timeout == FIRST_REQUEST || self.left().is_zero() => {
                     let config = self.config.clone();
                     let refusal = tokio::task::spawn_blocking(move || Refusal::find(&config)).await;
-                    return Err(TopologyError::Unreachable {
-                        brokers: self.brokers.clone(),
-                        refusal: refusal.unwrap_or_default(),
-                        source,
-                    });
+                    let refusal = refusal.unwrap_or_default();
+                    if !refusal.is_empty() || self.left().is_zero() {
+                        return Err(TopologyError::Unreachable {
+                            brokers: self.brokers.clone(),
+                            refusal,
+                            source,
+                        });
+                    }
+                    timeout = REQUEST;
                 }
                 Err(_) => tokio::time::sleep(RETRY_DELAY).await,
             }

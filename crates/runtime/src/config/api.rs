@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use super::error::{ConfigError, Findings, Problem};
+use super::error::{ConfigError, Findings};
 use super::secret::Secret;
 
 /// The listener of an API. Each service's section contains these keys directly, because the default address differs.
@@ -23,13 +23,8 @@ impl ApiConfig {
     /// # Errors
     /// When the file cannot be read or does not contain a valid token.
     pub fn token(&self, section: &str) -> Result<Option<Secret>, ConfigError> {
-        self.read_token().map_err(|problem| {
-            ConfigError::Invalid(vec![Problem {
-                field: format!("{section}.token_file"),
-                problem,
-                place: None,
-            }])
-        })
+        let token = self.read_token();
+        token.map_err(|problem| ConfigError::of_field(format!("{section}.token_file"), problem))
     }
 
     fn read_token(&self) -> Result<Option<Secret>, String> {

@@ -30,6 +30,18 @@ pub enum ConfigError {
     Invalid(Vec<Problem>),
 }
 
+impl ConfigError {
+    /// An error of one field, whose value may come from anywhere.
+    #[must_use]
+    pub fn of_field(field: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self::Invalid(vec![Problem {
+            field: field.into(),
+            problem: problem.into(),
+            place: None,
+        }])
+    }
+}
+
 /// One invalid field. `Display` shows field, problem and place in one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {

@@ -81,6 +81,46 @@ impl Default for TopicsConfig {
     }
 }
 
+/// Properties of librdkafka with their aliases, and what to set instead. The client receives properties in no particular
+/// order, so of a name and its alias either one could win.
+const REPLACED_PROPERTIES: &[(&[&str], &str)] = &[
+    (&["bootstrap.servers", "metadata.broker.list"], "kafka.brokers"),
+    (&["client.id", "group.instance.id"], "instance"),
+    (
+        &["session.timeout.ms", "heartbeat.interval.ms"],
+        "kafka.session_timeout",
+    ),
+    (
+        &[
+            "transaction.timeout.ms",
+            "message.timeout.ms",
+            "delivery.timeout.ms",
+        ],
+        "kafka.transaction_timeout",
+    ),
+    (&["queue.buffering.max.ms"], "linger.ms"),
+    (&["max.partition.fetch.bytes"], "fetch.message.max.bytes"),
+];
+
+/// Properties of librdkafka, and their aliases, that lanes and readers set themselves.
+const FIXED_PROPERTIES: &[&str] = &[
+    "acks",
+    "auto.commit.enable",
+    "auto.offset.reset",
+    "check.crcs",
+    "enable.auto.commit",
+    "enable.auto.offset.store",
+    "enable.idempotence",
+    "enable.partition.eof",
+    "group.id",
+    "group.protocol",
+    "isolation.level",
+    "partition.assignment.strategy",
+    "partitioner",
+    "request.required.acks",
+    "transactional.id",
+];
+
 impl KafkaConfig {
     pub(super) fn check(&self, findings: &mut Findings<'_>) {
         if let Some(invalid) = self.brokers.split(',').find(|broker| !is_broker(broker.trim())) {
@@ -103,13 +143,20 @@ impl KafkaConfig {
             self.transaction_timeout,
             HumanDuration::from_secs(1)..=HumanDuration::from_secs(900),
         );
-        for name in ["bootstrap.servers", "metadata.broker.list"] {
-            if self.properties.get(name).is_some() {
-                findings.inside("properties", |at| {
-                    at.report(name, "cannot be set here; set kafka.brokers instead");
-                });
+        findings.inside("properties", |at| {
+            for (names, setting) in REPLACED_PROPERTIES {
+                for name in *names {
+                    if self.properties.get(name).is_some() {
+                        at.report(name, format!("cannot be set here; set {setting} instead"));
+                    }
+                }
             }
-        }
+            for name in FIXED_PROPERTIES {
+                if self.properties.get(name).is_some() {
+                    at.report(name, "cannot be set; exactly-once delivery depends on its value");
+                }
+            }
+        });
         findings.inside("topics", |at| {
             at.range("partitions", self.topics.partitions, 1..=10_000);
             at.range("replication", self.topics.replication, 1..=100);

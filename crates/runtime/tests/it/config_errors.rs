@@ -284,6 +284,16 @@ fn invalid_settings_of_a_process_are_rejected() {
             "kafka.properties.bootstrap.servers: cannot be set here; set kafka.brokers instead",
         ),
         (
+            "kafka: { properties: { delivery.timeout.ms: 1000 } }",
+            1,
+            "kafka.properties.delivery.timeout.ms: cannot be set here; set kafka.transaction_timeout instead",
+        ),
+        (
+            "kafka: { properties: { request.required.acks: 1 } }",
+            1,
+            "kafka.properties.request.required.acks: cannot be set; exactly-once delivery depends on its value",
+        ),
+        (
             "kafka: { topics: { create: true, retention: 1h } }\npipelines: { p: { retry: { tiers: [45m] } } }",
             1,
             "kafka.topics.retention: 1h is too short for the tier 45m: must be at least twice as long as the longest \

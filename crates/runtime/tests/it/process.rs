@@ -9,7 +9,7 @@ use clap::Parser;
 use redeliver_core::SystemClock;
 use redeliver_runtime::admin::{self, Admin};
 use redeliver_runtime::cli::{CommonArgs, EXIT_FAILURE, EXIT_USAGE, Start, main_with};
-use redeliver_runtime::config::{Config, ConfigError, Problem};
+use redeliver_runtime::config::{Config, ConfigError};
 use redeliver_runtime::health::Health;
 use redeliver_runtime::metrics;
 use redeliver_runtime::tasks::{TaskError, Tasks};
@@ -55,11 +55,10 @@ fn check(config: &Config) -> Result<(), ConfigError> {
     if config.redis.prefix != "rejected" {
         return Ok(());
     }
-    Err(ConfigError::Invalid(vec![Problem {
-        field: "redis.prefix".to_owned(),
-        problem: "is rejected by the service".to_owned(),
-        place: None,
-    }]))
+    Err(ConfigError::of_field(
+        "redis.prefix",
+        "is rejected by the service",
+    ))
 }
 
 async fn run(start: Start, behaviour: String) -> Result<(), TaskError> {

@@ -12,37 +12,29 @@ fn the_demonstration_crawls_every_page_once_and_politely() {
     let status = demo.wait(Duration::from_secs(180));
     let output = demo.output();
     assert_eq!(status.code(), Some(0), "{output}");
-    for expected in [
-        "All 28 pages ended once",
-        "http.503; waiting in tier",
-        "http.timeout; waiting in tier",
-        "robots.503; waiting in tier",
-        "  robots.disallowed",
-        "  http.410",
-        "  301",
-    ] {
-        assert!(output.contains(expected), "{expected}: {output}");
-    }
+    assert!(output.contains("All 28 pages ended once"), "{output}");
 }
 
 #[test]
-fn a_configuration_that_cannot_be_polite_is_rejected() {
-    for (setting, field) in [
+fn invalid_configurations_and_flags_are_rejected() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/crawl.yaml");
+    for (arguments, code, message) in [
         (
-            "pipelines.crawl-jobs.return_to=due",
-            "pipelines.crawl-jobs.return_to",
+            "--set pipelines.crawl-jobs.return_to=due",
+            2,
+            "crawl-jobs.return_to",
         ),
-        ("scheduler.apps.crawl.topic=elsewhere", "scheduler.apps"),
+        ("--set scheduler.apps.crawl.topic=elsewhere", 2, "scheduler.apps"),
+        ("ftp://127.0.0.1/", 2, "must be an http or https URL"),
+        ("http://other.test/", 2, "outside of --within"),
+        ("--demo", 2, "cannot be used with"),
+        ("--within Example.org https://example.ORG/#top", 0, ""),
     ] {
-        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/crawl.yaml");
         let mut command = binary("redeliver-example-crawl");
-        command.env_clear().args(["--config", file, "--set", setting]);
-        let output = command
-            .args(["--set", "admin.listen=127.0.0.1:0"])
-            .output()
-            .unwrap();
+        command.env_clear().args(["--check", "--config", file]);
+        let output = command.args(arguments.split(' ')).output().unwrap();
         let printed = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(2), "{printed}");
-        assert!(printed.contains(field), "{printed}");
+        assert_eq!(output.status.code(), Some(code), "{printed}");
+        assert!(printed.contains(message), "{printed}");
     }
 }

@@ -1,9 +1,9 @@
-//! Politeness: one request at a time per host, a delay after each, and the rules of its `/robots.txt`.
+//! Politeness: one request at a time per site, a delay after each, and the rules of its `/robots.txt`.
 //!
-//! A job whose host is busy reserves a *slot*, an instant for its request. The slots of a host are one delay apart, so
+//! A job whose site is busy reserves a *slot*, an instant for its request. The slots of a site are one delay apart, so
 //! jobs that wait return one by one and not all at once. A job waits here if its slot is near. Otherwise it is
 //! throttled until its slot, and waits in a tier: there it uses no memory and occupies none of the concurrent attempts,
-//! which other hosts need.
+//! which other sites need.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,19 +14,19 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::robots::Robots;
 
-/// For hosts that specify no `Crawl-delay`.
+/// For sites that specify no `Crawl-delay`.
 pub(crate) const DEFAULT_DELAY: Duration = Duration::from_millis(500);
 const MAX_DELAY: Duration = Duration::from_secs(60);
 /// The limit of RFC 9309, section 2.4.
-const ROBOTS_TTL: Duration = Duration::from_secs(24 * 60 * 60);
+const RULES_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 /// A tier costs two transactions and three records, so shorter waits are cheaper here.
 const MAX_LOCAL_WAIT: Duration = Duration::from_secs(1);
 
-/// Hosts by origin.
+/// Sites by origin: scheme, name and port, which is the scope of a `/robots.txt`.
 #[derive(Default)]
-pub(crate) struct Hosts(Mutex<HashMap<String, Arc<Host>>>);
+pub(crate) struct Sites(Mutex<HashMap<String, Arc<Site>>>);
 
-pub(crate) struct Host {
+pub(crate) struct Site {
     schedule: Mutex<Schedule>,
     /// Held by the job that may send a request.
     permit: Arc<tokio::sync::Mutex<()>>,
@@ -38,24 +38,24 @@ struct Schedule {
     not_before: Instant,
     /// The earliest slot that is not reserved.
     next_slot: Instant,
-    robots: Option<(Arc<Robots>, Instant)>,
+    rules: Option<(Arc<Robots>, Instant)>,
 }
 
-/// Permission for one request. The delay starts when it is dropped, at the end of the request: then the host, too, sees
+/// Permission for one request. The delay starts when it is dropped, at the end of the request: then the site, too, sees
 /// the whole delay, however long the request took.
 pub(crate) struct Turn {
-    host: Arc<Host>,
+    site: Arc<Site>,
     _permit: OwnedMutexGuard<()>,
 }
 
-impl Hosts {
-    pub(crate) fn get(&self, origin: &str) -> Arc<Host> {
-        let mut hosts = lock(&self.0);
-        hosts.entry(origin.to_owned()).or_insert_with(Host::new).clone()
+impl Sites {
+    pub(crate) fn get(&self, origin: &str) -> Arc<Site> {
+        let mut sites = lock(&self.0);
+        sites.entry(origin.to_owned()).or_insert_with(Site::new).clone()
     }
 }
 
-impl Host {
+impl Site {
     fn new() -> Arc<Self> {
         let now = Instant::now();
         Arc::new(Self {
@@ -63,30 +63,28 @@ impl Host {
                 delay: DEFAULT_DELAY,
                 not_before: now,
                 next_slot: now,
-                robots: None,
+                rules: None,
             }),
             permit: Arc::default(),
         })
     }
 
-    pub(crate) fn robots(&self) -> Option<Arc<Robots>> {
-        let (robots, expiry) = lock(&self.schedule).robots.clone()?;
-        (Instant::now() < expiry).then_some(robots)
+    pub(crate) fn rules(&self) -> Option<Arc<Robots>> {
+        let (rules, expiry) = lock(&self.schedule).rules.clone()?;
+        (Instant::now() < expiry).then_some(rules)
     }
 
-    /// Applies the rules of the host, and returns them with its delay.
-    pub(crate) fn set_robots(&self, robots: Robots) -> (Arc<Robots>, Duration) {
-        let robots = Arc::new(robots);
+    /// Applies the rules of the site, and returns its delay.
+    pub(crate) fn set_rules(&self, rules: Arc<Robots>) -> Duration {
         let mut schedule = lock(&self.schedule);
-        schedule.delay = robots.crawl_delay.unwrap_or(DEFAULT_DELAY).min(MAX_DELAY);
-        schedule.robots = Some((robots.clone(), Instant::now() + ROBOTS_TTL));
-        (robots, schedule.delay)
+        schedule.delay = rules.crawl_delay.unwrap_or(DEFAULT_DELAY).min(MAX_DELAY);
+        schedule.rules = Some((rules, Instant::now() + RULES_TTL));
+        schedule.delay
     }
 
-    /// Stops requests until this instant.
-    pub(crate) fn rest_until(&self, until: Instant) {
+    pub(crate) fn rest_for(&self, wait: Duration) {
         let mut schedule = lock(&self.schedule);
-        schedule.not_before = schedule.not_before.max(until);
+        schedule.not_before = schedule.not_before.max(Instant::now() + wait);
     }
 
     /// Waits for permission to send a request. `has_slot`: the job has waited for the slot it had reserved. The error
@@ -104,12 +102,12 @@ impl Host {
         let permit = permit.map_err(|_| self.reserve())?;
         let not_before = lock(&self.schedule).not_before;
         if not_before > Instant::now() + MAX_LOCAL_WAIT {
-            // The host asked for a rest after this job had reserved its slot.
+            // The site asked for a rest after this job had reserved its slot.
             return Err(self.reserve());
         }
         sleep_until(not_before).await;
         Ok(Turn {
-            host: self.clone(),
+            site: self.clone(),
             _permit: permit,
         })
     }
@@ -125,8 +123,8 @@ impl Host {
 impl Drop for Turn {
     // Runs before the permit is released, so that the next job waits for the delay.
     fn drop(&mut self) {
-        let delay = lock(&self.host.schedule).delay;
-        self.host.rest_until(Instant::now() + delay);
+        let delay = lock(&self.site.schedule).delay;
+        self.site.rest_for(delay);
     }
 }
 
@@ -141,13 +139,13 @@ mod tests {
 
     use super::*;
 
-    /// A job up to the end of its request: when that began and ended, and how often the job was throttled. Tiers release
-    /// it up to 60 ms late.
-    async fn job(host: Arc<Host>, seed: u64) -> (Instant, Instant, u32) {
+    /// A job until its request has ended: the begin and the end of the request, and how often the job was throttled. Tiers
+    /// release it up to 60 ms late.
+    async fn job(site: Arc<Site>, seed: u64) -> (Instant, Instant, u32) {
         let mut random = fastrand::Rng::with_seed(seed);
         let mut throttled = 0;
         let turn = loop {
-            match host.turn(throttled > 0).await {
+            match site.turn(throttled > 0).await {
                 Ok(turn) => break turn,
                 Err(slot) => sleep_until(slot + Duration::from_millis(random.u64(0..60))).await,
             }
@@ -167,28 +165,28 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn many_jobs_of_a_host_run_one_by_one_and_do_not_delay_other_hosts() {
-        let (hosts, start) = (Hosts::default(), Instant::now());
-        let busy = join_all((0..300).map(|seed| job(hosts.get("http://busy.test"), seed)));
-        let (mut requests, other) = tokio::join!(busy, job(hosts.get("http://a.test"), 7));
+    async fn many_jobs_of_a_site_run_one_by_one_and_do_not_delay_other_sites() {
+        let (sites, start) = (Sites::default(), Instant::now());
+        let busy = join_all((0..300).map(|seed| job(sites.get("http://busy.test"), seed)));
+        let (mut requests, other) = tokio::join!(busy, job(sites.get("http://a.test"), 7));
         assert_polite(&mut requests, DEFAULT_DELAY);
         // With one common delay instead of slots, it would be 300 * 299 / 2.
         let throttled: u32 = requests.iter().map(|request| request.2).sum();
         assert!(throttled < 3 * 300, "{throttled}");
-        // The host is rarely idle: each job takes a delay, a request and some lateness.
+        // The site is rarely idle: each job takes a delay, a request and some lateness.
         let limit = 300 * (DEFAULT_DELAY + Duration::from_millis(25 + 60));
         assert!(requests[299].1 - start < limit, "{:?}", requests[299].1 - start);
         assert!(other.0 < start + Duration::from_millis(5) && other.2 == 0);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_host_gets_the_delay_and_the_rest_that_it_asks_for() {
-        let host = Hosts::default().get("http://slow.test");
-        let (turn, rest) = (host.turn(false).await, Instant::now() + Duration::from_secs(30));
-        host.set_robots(Robots::parse("User-agent: *\nCrawl-delay: 3"));
-        host.rest_until(rest);
+    async fn a_site_gets_the_delay_and_the_rest_that_it_asks_for() {
+        let site = Sites::default().get("http://slow.test");
+        let (turn, rest) = (site.turn(false).await, Instant::now() + Duration::from_secs(30));
+        site.set_rules(Robots::parse("User-agent: *\nCrawl-delay: 3").into());
+        site.rest_for(Duration::from_secs(30));
         drop(turn);
-        let mut requests = join_all((0..10).map(|seed| job(host.clone(), seed))).await;
+        let mut requests = join_all((0..10).map(|seed| job(site.clone(), seed))).await;
         assert_polite(&mut requests, Duration::from_secs(3));
         assert!(requests[0].0 >= rest);
     }
