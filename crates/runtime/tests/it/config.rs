@@ -139,6 +139,23 @@ fn underscores_in_variables_match_dashes_and_dots_of_keys() {
 }
 
 #[test]
+fn a_flag_can_list_output_topics() {
+    for (text, expected) in [
+        ("a,b", vec!["a", "b"]),
+        ("[a, b]", vec!["a", "b"]),
+        ("[a]", vec!["a"]),
+    ] {
+        let config = load("pipelines: { p: {} }", &[], &[("pipelines.p.output", text)]).unwrap();
+        let expected = expected.into_iter().map(str::to_owned).collect();
+        assert_eq!(
+            config.pipelines["p"].output,
+            Some(OutputConfig::AnyOf(expected)),
+            "{text}"
+        );
+    }
+}
+
+#[test]
 fn flags_can_name_keys_that_contain_dots() {
     let file = "pipelines: { my.topic: { output: a } }";
     let flags = [
