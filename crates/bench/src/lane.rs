@@ -35,10 +35,10 @@ impl Processor for Copy {
         self.records.push((assignment, record));
     }
 
-    fn finish(&mut self, _now: Timestamp, _limit: usize, turn: &mut TransactionBatch) {
+    fn finish(&mut self, _now: Timestamp, _limit: usize, batch: &mut TransactionBatch) {
         for (assignment, record) in self.records.drain(..) {
-            turn.completed.push((assignment, record.position.offset));
-            turn.outputs.push(Output {
+            batch.completed.push((assignment, record.position.offset));
+            batch.outputs.push(Output {
                 topic: self.to.clone(),
                 partition: None,
                 key: record.key,

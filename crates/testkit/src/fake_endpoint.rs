@@ -100,7 +100,7 @@ struct Counts {
 
 impl FakeEndpoint {
     /// Starts a server on a free port of 127.0.0.1. The behaviour is called on the server's only thread:
-    /// it must not block, and [`Reply::Delay`] is how it takes its time.
+    /// it must not block. To respond late, it returns [`Reply::Delay`].
     ///
     /// # Panics
     /// If no port can be bound or no thread started.
@@ -204,7 +204,7 @@ impl Drop for FakeEndpoint {
     fn drop(&mut self) {
         drop(self.shutdown.take());
         if let Some(thread) = self.thread.take() {
-            // A panic in there was a behaviour's, and it has shown itself to the client.
+            // Only a behaviour can panic there, and the client has noticed: its connection was closed.
             drop(thread.join());
         }
     }
@@ -220,7 +220,7 @@ impl Shared {
         behaviour(request)
     }
 
-    /// Counts a call, and fills in what it is told of earlier ones.
+    /// Counts a call, and sets its numbers of earlier calls.
     fn enter(self: &Arc<Self>, request: &mut Request) -> InFlight {
         let mut counts = self.counts();
         counts.calls += 1;

@@ -7,13 +7,12 @@ use std::sync::atomic::{AtomicU16, Ordering};
 
 use crate::unique::random;
 
-/// Below the range from which Linux picks the ports of outgoing connections. A port of that range could
-/// be taken by any client while its server is restarting; worse, a client that reconnects to it may be
-/// given that very port as its own and connect to itself.
+/// Below the range from which Linux chooses ports for outgoing connections. Any client could get a port of that range while
+/// its server restarts. Even worse, a client that reconnects may get the same port as its own and connect to itself.
 const RANGE: Range<u16> = 15_000..32_000;
 
-/// A port on 127.0.0.1 that nobody listens on, never the same twice in one process. It is not held, but
-/// the walk starts at a random place, so that another process is unlikely to be given the same.
+/// A port on 127.0.0.1 on which no process listens, different for each call in a process. It is not reserved, but the
+/// search starts at a random port, so that other processes are unlikely to get the same one.
 ///
 /// # Panics
 /// If every port of the range is taken.

@@ -34,7 +34,7 @@ pub struct Letter {
 }
 
 impl Letter {
-    /// Reads a record of a dead-letter topic. Every record is accepted, whatever its headers say.
+    /// Reads a record of a dead-letter topic. Every record is accepted, even with invalid headers.
     #[must_use]
     pub fn read(record: &Record) -> Self {
         Self {

@@ -1,6 +1,8 @@
 //! A shard: decides what happens to commands and due jobs. It does no IO. The caller passes the time and the responses
 //! of the index; the shard returns [`IndexRequest`]s and the records to write.
 //!
+//! A *turn* is one call of [`Shard::finish`]: what the shard adds to one transaction of its lane.
+//!
 //! A shard is the only writer of its partition, so its own decisions are newer than the index. It looks for a job in the
 //! [`Overlay`] first, then in the [`Window`], then in the index.
 

@@ -185,11 +185,11 @@ fn data_is_read_from_a_file_byte_for_byte_and_errors_are_specific() {
             .starts_with("error: --data-file: cannot read /nowhere: "),
         "{missing:?}"
     );
-    let nobody = "01KAJQ6Z2B0000000000000A7X";
-    let unknown = services.fails(1, &["jobs", "get", nobody]);
-    assert_eq!(unknown.stderr, format!("error: job {nobody} not found\n"));
-    let unknown = services.fails(1, &["jobs", "cancel", nobody]);
-    assert_eq!(unknown.stdout, format!("job {nobody} not found\n"));
+    let missing = "01KAJQ6Z2B0000000000000A7X";
+    let unknown = services.fails(1, &["jobs", "get", missing]);
+    assert_eq!(unknown.stderr, format!("error: job {missing} not found\n"));
+    let unknown = services.fails(1, &["jobs", "cancel", missing]);
+    assert_eq!(unknown.stdout, format!("job {missing} not found\n"));
 }
 
 #[test]

@@ -83,11 +83,11 @@ fn a_record_without_attempts_left_is_a_dead_letter_of_class_exhausted() {
 }
 
 #[test]
-fn the_value_is_unchanged_if_the_response_is_not_kept() {
+fn http_response_keep_keeps_the_value_of_the_record() {
     let setup = PipeBuilder::new("e2e-keep").behave(|request| match PLAN.reply(request) {
         // The endpoint cannot distinguish records without a body.
         _ if request.body.is_empty() => Reply::ok("an answer to nothing"),
-        Reply::Status(200, headers, _) => Reply::Status(200, headers, "an answer nobody needs".into()),
+        Reply::Status(200, headers, _) => Reply::Status(200, headers, "an unused response".into()),
         other => other,
     });
     let pipe = setup

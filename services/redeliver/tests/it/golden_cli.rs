@@ -217,17 +217,17 @@ fn an_unavailable_service_is_reported_with_its_address() {
         let output = command.output().unwrap();
         assert_eq!(String::from_utf8(output.stderr).unwrap(), expected.stderr);
     }
-    let nobody = output_of(&["jobs", "ls", "--set", &format!("kafka.brokers={address}")]);
+    let unreachable = output_of(&["jobs", "ls", "--set", &format!("kafka.brokers={address}")]);
     let expected = format!("error: cannot read topic `scheduler.jobs.state` from Kafka at {address}\n");
-    let problem = nobody
+    let problem = unreachable
         .stderr
         .lines()
         .find(|line| line.starts_with("error: "))
         .unwrap_or_default();
     assert_eq!(
-        (nobody.code, format!("{problem}\n")),
+        (unreachable.code, format!("{problem}\n")),
         (Some(1), expected),
-        "{nobody:?}"
+        "{unreachable:?}"
     );
 }
 

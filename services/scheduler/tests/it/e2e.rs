@@ -327,9 +327,9 @@ fn commands(env: &SchedulerEnv, far: &[Sent]) -> Vec<Request> {
         Request::reschedule(ids[7], minute),
         Request::cancel(ids[7]).answer_to("moved and cancelled"),
         // Of unknown jobs.
-        Request::cancel(JobId::new(now(), 0, 1_000_000)).answer_to("nobody's"),
+        Request::cancel(JobId::new(now(), 0, 1_000_000)).answer_to("unknown job"),
         Request::cancel(JobId::new(now(), 7_000, 1)).answer_to("of no partition"),
-        Request::reschedule(JobId::new(now(), 1, 1_000_000), minute).answer_to("nobody's new time"),
+        Request::reschedule(JobId::new(now(), 1, 1_000_000), minute).answer_to("unknown job's new time"),
     ]
 }
 

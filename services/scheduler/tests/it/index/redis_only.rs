@@ -460,8 +460,8 @@ async fn a_replica_is_reported_as_such() {
     let local = LocalRedis::start().unwrap();
     let redis = OwnRedis::connect_to(&local.url()).await;
     begin(&redis.index, vec![]).await;
-    let nobody = redeliver_testkit::free_port().to_string();
-    redis.raw.call(&["REPLICAOF", "127.0.0.1", &nobody]).await;
+    let unused = redeliver_testkit::free_port().to_string();
+    redis.raw.call(&["REPLICAOF", "127.0.0.1", &unused]).await;
     let reason = unavailable(apply_raw(&redis, 10).await).unwrap();
     assert!(reason.starts_with("READONLY"), "{reason}");
     redis.raw.call(&["REPLICAOF", "NO", "ONE"]).await;
