@@ -256,8 +256,8 @@ impl Pipeline {
         }
     }
 
-    /// The tier for a wait: the longest tier that is not longer than the wait, so that no record waits behind one that
-    /// is due later; the shortest tier for a wait that is shorter than every tier.
+    /// The tier for a wait: the longest tier that is not longer than the wait, or the shortest tier for a wait that is
+    /// shorter than every tier.
     #[must_use]
     pub fn tier_for(&self, wait: HumanDuration) -> HumanDuration {
         let tiers = self.policy.tiers();

@@ -34,7 +34,7 @@ impl Lookup {
             // The default waits longer for a missing topic, in case it was just created.
             .set("topic.metadata.propagation.max.ms", "1000")
             // Prefetch little. The broker returns a larger record nevertheless.
-            .set("max.partition.fetch.bytes", "262144")
+            .set("fetch.message.max.bytes", "262144")
             .set("queued.min.messages", "1");
         Ok(Self {
             consumer: config.create().map_err(kafka("creating a consumer"))?,

@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep};
 use tower::service_fn;
 
 use crate::robots::Robots;
-use crate::sites::Sites;
+use crate::sites::{MAX_LOCAL_WAIT, Sites};
 use crate::worker::Crawl;
 use crate::{fetch, page};
 
@@ -49,10 +49,11 @@ impl Crawler {
             check(&rules, &url)?;
         }
         let has_slot = attempt.record.headers.last(ERROR_CODE) == Some(TURN.as_bytes());
-        let turn = site.turn(has_slot).await.map_err(|slot| {
+        let busy = |slot: Instant| {
             let wait = slot.saturating_duration_since(Instant::now());
             Failure::throttled(wait, TURN, "the site is busy")
-        })?;
+        };
+        let turn = site.turn(has_slot).await.map_err(busy)?;
         // Another job may have fetched the rules while this one waited.
         if let Some(rules) = site.rules() {
             check(&rules, &url)?;
@@ -64,6 +65,10 @@ impl Crawler {
             let rules = Arc::new(rules);
             let delay = site.set_rules(rules.clone());
             check(&rules, &url)?;
+            if delay > MAX_LOCAL_WAIT {
+                drop(turn);
+                return Err(busy(site.reserve()));
+            }
             // The same turn continues with the page, after the delay.
             sleep(delay).await;
         }
@@ -101,12 +106,8 @@ impl Crawler {
         let value = attempt.record.value.as_deref().unwrap_or_default();
         let job: Value = serde_json::from_slice(value).unwrap_or_default();
         let url = page::parse(job["url"].as_str().unwrap_or_default());
-        let url = url.map_err(|problem| Failure::permanent("crawl.job", format!("`url` {problem}")))?;
-        if page::is_within(&url, &self.within) {
-            return Ok(url);
-        }
-        let message = format!("{} may not be crawled", origin(&url));
-        Err(Failure::permanent("crawl.out-of-bounds", message))
+        let url = url.ok().filter(|url| page::is_within(url, &self.within));
+        url.ok_or_else(|| Failure::permanent("crawl.job", "`url` is not a URL that may be crawled"))
     }
 }
 

@@ -23,10 +23,9 @@ use crate::worker::Crawl;
 
 /// How long nothing must happen after all pages have ended. A page that is crawled twice would be seen by then.
 const SETTLE: Duration = Duration::from_secs(3);
-/// After this time, a page is considered lost. The demonstration takes about 20 seconds.
+/// After this time, a page is considered lost. The demonstration takes about 15 seconds.
 const DEADLINE: Duration = Duration::from_secs(150);
 
-/// Runs the demonstration from its command line to its exit code.
 pub(crate) fn main() -> ExitCode {
     match prepare() {
         Ok((_broker, common)) => main_with("crawl-demo", &common, Vec::new(), |_| Ok(()), run),
@@ -34,7 +33,6 @@ pub(crate) fn main() -> ExitCode {
     }
 }
 
-/// Starts the broker. The flags lead to it.
 fn prepare() -> anyhow::Result<(EmbeddedBroker, CommonArgs)> {
     let mut common = CommonArgs {
         config: Some(concat!(env!("CARGO_MANIFEST_DIR"), "/crawl.yaml").into()),

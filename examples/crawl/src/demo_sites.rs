@@ -107,10 +107,7 @@ impl DemoSite {
 
     /// A page links to the next three of its site, twice each, and to the first page of the next site.
     fn html(&self, page: usize) -> String {
-        let mut html = format!(
-            "<!doctype html><title>Page {page}</title><a href=\"{}/0\">next site</a>",
-            self.next
-        );
+        let mut html = format!("<title>{page}</title><a href=\"{}/0\">next site</a>", self.next);
         for next in (page + 1..self.pages.len()).take(3) {
             html += &format!("\n<a href=\"/{next}\">page {next}</a> <a href=\"{next}#end\">its end</a>");
         }

@@ -35,9 +35,9 @@ impl Robots {
                     *applies |= value.eq_ignore_ascii_case(name);
                     *has_applied |= *applies;
                 } else if *applies && key == "crawl-delay" {
-                    let seconds = value.parse().ok();
-                    robots.crawl_delay =
-                        seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+                    let seconds = value.parse().ok().filter(|seconds: &f64| *seconds >= 0.0);
+                    let delay = seconds.map(|seconds| Duration::from_secs_f64(seconds.min(60.0)));
+                    robots.crawl_delay = robots.crawl_delay.max(delay);
                 } else if *applies && !value.is_empty() {
                     robots.rules.push((normalize(value), key == "allow"));
                 }
@@ -49,7 +49,8 @@ impl Robots {
 
     /// Whether a path with its query may be fetched. The longest matching rule decides; of equally long ones, `Allow`.
     pub(crate) fn allows(&self, path: &str) -> bool {
-        let path = normalize(path);
+        // In a path, these two have no special meaning.
+        let path = normalize(path).replace('*', "%2A").replace('$', "%24");
         let matching = self.rules.iter().filter(|(pattern, _)| matches(pattern, &path));
         let rule = matching.max_by_key(|(pattern, allows)| (pattern.len(), *allows));
         rule.is_none_or(|(_, allows)| *allows)
@@ -57,7 +58,7 @@ impl Robots {
 }
 
 /// Percent-encodes a path or pattern so that equivalent ones are equal (RFC 9309, section 2.2.2): everything but
-/// unreserved characters, which are decoded, and reserved ones, which keep their form.
+/// unreserved characters, which are decoded, and reserved ones, which keep their form, because `/` and `%2F` differ.
 fn normalize(text: &str) -> String {
     let (mut normal, mut at) = (String::new(), 0);
     while let Some(first) = text.as_bytes().get(at) {
@@ -67,8 +68,9 @@ fn normalize(text: &str) -> String {
         let decoded = hex.and_then(|hex| u8::from_str_radix(hex, 16).ok());
         at += if decoded.is_some() { 3 } else { 1 };
         let byte = decoded.unwrap_or(*first);
-        let is_reserved = decoded.is_none() && b"%:/?#[]@!$&'()*+,;=".contains(&byte);
-        if is_reserved || byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+        // In a pattern, `$` is special only at the end.
+        let is_reserved = b"%:/?#[]@!&'()*+,;=".contains(&byte) || (byte == b'$' && at == text.len());
+        if (decoded.is_none() && is_reserved) || byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
             normal.push(char::from(byte));
         } else {
             normal += &format!("%{byte:02X}");
@@ -130,12 +132,14 @@ mod tests {
             assert_eq!(matches(pattern, path), expected, "{pattern} {path}");
         }
         let robots = Robots::parse(
-            "User-agent: *\rAllow: /page\rDisallow: /page\r\nDisallow: /*.html\rDisallow: /caf\u{e9}\rDisallow: /%7ejoe/a%2fb",
+            "User-agent: *\rAllow: /page\rDisallow: /page\r\nDisallow: /*.html\rDisallow: /caf\u{e9}\rDisallow: /%7ejoe/a%2fb\r\
+             Disallow: /with-a-%2A\rDisallow: /a$b",
         );
         assert!(robots.allows("/page") && !robots.allows("/page.html"));
+        assert!(!robots.allows("/with-a-*") && robots.allows("/with-a-b") && !robots.allows("/a$b"));
         assert!(
             !robots.allows("/caf%c3%A9/1") && !robots.allows("/~joe/a%2Fb") && robots.allows("/~joe/a/b")
         );
-        assert_eq!(normalize("/%zz %2a*$%"), "/%zz%20%2A*$%");
+        assert_eq!(normalize("/%zz %2a*$%$"), "/%zz%20%2A*%24%$");
     }
 }

@@ -16,11 +16,10 @@ use crate::robots::Robots;
 
 /// For sites that specify no `Crawl-delay`.
 pub(crate) const DEFAULT_DELAY: Duration = Duration::from_millis(500);
-const MAX_DELAY: Duration = Duration::from_secs(60);
 /// The limit of RFC 9309, section 2.4.
 const RULES_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 /// A tier costs two transactions and three records, so shorter waits are cheaper here.
-const MAX_LOCAL_WAIT: Duration = Duration::from_secs(1);
+pub(crate) const MAX_LOCAL_WAIT: Duration = Duration::from_secs(1);
 
 /// Sites by origin: scheme, name and port, which is the scope of a `/robots.txt`.
 #[derive(Default)]
@@ -77,7 +76,7 @@ impl Site {
     /// Applies the rules of the site, and returns its delay.
     pub(crate) fn set_rules(&self, rules: Arc<Robots>) -> Duration {
         let mut schedule = lock(&self.schedule);
-        schedule.delay = rules.crawl_delay.unwrap_or(DEFAULT_DELAY).min(MAX_DELAY);
+        schedule.delay = rules.crawl_delay.unwrap_or(DEFAULT_DELAY);
         schedule.rules = Some((rules, Instant::now() + RULES_TTL));
         schedule.delay
     }
@@ -112,7 +111,8 @@ impl Site {
         })
     }
 
-    fn reserve(&self) -> Instant {
+    /// Reserves the next slot.
+    pub(crate) fn reserve(&self) -> Instant {
         let mut schedule = lock(&self.schedule);
         let slot = schedule.next_slot.max(schedule.not_before).max(Instant::now());
         schedule.next_slot = slot + schedule.delay;
@@ -139,7 +139,7 @@ mod tests {
 
     use super::*;
 
-    /// A job until its request has ended: the begin and the end of the request, and how often the job was throttled. Tiers
+    /// A job until its request has ended: the beginning and the end of the request, and how often the job was throttled. Tiers
     /// release it up to 60 ms late.
     async fn job(site: Arc<Site>, seed: u64) -> (Instant, Instant, u32) {
         let mut random = fastrand::Rng::with_seed(seed);

@@ -124,23 +124,25 @@ fn leftover_findings(
         let mut own = backlogs.iter().filter(|(topic, _)| own(topic));
         own.all(|(_, backlog)| backlog.is_empty())
     });
-    let of_retired = done.map(|pipeline| {
-        // The backlogs do not include the records that wait in the scheduler.
-        let first = match pipeline.long_waits {
-            Some(_) => "check with `redeliver audit` that no record waits in the scheduler, then ",
-            None => "",
-        };
-        Finding {
-            topic: pipeline.due_topic(),
-            severity: Severity::Warning,
-            problem: format!(
-                "and the tiers of the retired pipeline `{}` are empty",
-                pipeline.name
-            ),
-            remedy: format!("{first}remove the pipeline from `retired` and delete these topics"),
-        }
-    });
-    of_leftovers.chain(of_retired).collect()
+    of_leftovers.chain(done.map(empty_and_retired)).collect()
+}
+
+/// Advice for a retired pipeline whose tiers and due topic are empty.
+fn empty_and_retired(pipeline: &Pipeline) -> Finding {
+    // The backlogs do not include the records that wait in the scheduler.
+    let first = match pipeline.long_waits {
+        Some(_) => "check with `redeliver audit` that no record waits in the scheduler, then ",
+        None => "",
+    };
+    Finding {
+        topic: pipeline.due_topic(),
+        severity: Severity::Warning,
+        problem: format!(
+            "and the tiers of the retired pipeline `{}` are empty",
+            pipeline.name
+        ),
+        remedy: format!("{first}remove the pipeline from `retired` and delete these topics"),
+    }
 }
 
 fn print_findings(findings: &[Finding], topics: usize) -> ExitCode {
@@ -163,4 +165,22 @@ fn print_findings(findings: &[Finding], topics: usize) -> ExitCode {
         warnings => say(format_args!("{checked}, {warnings} warnings")),
     }
     ExitCode::SUCCESS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_retired_pipeline_with_long_waits_is_audited_before_it_is_removed() {
+        let mut pipeline = Pipeline::new("orders");
+        let remove = "remove the pipeline from `retired` and delete these topics";
+        assert_eq!(empty_and_retired(&pipeline).remedy, remove);
+        pipeline.long_waits = Some("ingest".into());
+        let remedy = empty_and_retired(&pipeline).remedy;
+        assert!(
+            remedy.starts_with("check with `redeliver audit`") && remedy.ends_with(remove),
+            "{remedy}"
+        );
+    }
 }

@@ -26,7 +26,7 @@ pub enum TopologyError {
     /// The client cannot be created from its settings.
     #[error("creating an admin client")]
     Client(#[source] KafkaError),
-    /// Kafka did not answer in time.
+    /// Kafka did not answer in time, or the connection was refused.
     #[error("requesting the topics of Kafka at `{brokers}`{refusal}")]
     Unreachable {
         /// The configured addresses.
@@ -78,7 +78,7 @@ pub struct Applied {
 /// Compares the topics with their specification. Changes nothing.
 ///
 /// # Errors
-/// If the settings are invalid or Kafka does not answer within the timeout.
+/// If the settings are invalid, or Kafka does not answer within the timeout or refuses the connection.
 pub async fn check(
     config: &ClientConfig,
     spec: &TopologySpec,
@@ -123,7 +123,7 @@ pub async fn apply(
 /// The names of all topics.
 ///
 /// # Errors
-/// If the settings are invalid or Kafka does not answer within the timeout.
+/// If the settings are invalid, or Kafka does not answer within the timeout or refuses the connection.
 pub async fn names(config: &ClientConfig, timeout: Duration) -> Result<BTreeSet<String>, TopologyError> {
     let listed = Admin::new(config, timeout)?.list().await?;
     Ok(listed.into_keys().collect())
@@ -473,7 +473,7 @@ impl Admin {
                 .await;
             match result {
                 Ok(listed) => return Ok(listed),
-                Err(source) if timeout == FIRST_REQUEST || self.left().is_zero() => {
+                Err(source) => {
                     let config = self.config.clone();
                     let refusal = tokio::task::spawn_blocking(move || Refusal::find(&config)).await;
                     let refusal = refusal.unwrap_or_default();
@@ -485,8 +485,8 @@ impl Admin {
                         });
                     }
                     timeout = REQUEST;
+                    tokio::time::sleep(RETRY_DELAY).await;
                 }
-                Err(_) => tokio::time::sleep(RETRY_DELAY).await,
             }
         }
     }

@@ -42,7 +42,7 @@ pub struct TopicsConfig {
     pub partitions: u32,
     /// Replication factor of a new topic.
     pub replication: u32,
-    /// Retention of a new tier topic or due topic.
+    /// Retention of new due topics and of the ingest topic, and the minimum for new tier topics.
     #[serde(with = "display_from_str")]
     pub retention: HumanDuration,
     /// Retention of a new dead-letter topic.
@@ -98,13 +98,17 @@ const REPLACED_PROPERTIES: &[(&[&str], &str)] = &[
         ],
         "kafka.transaction_timeout",
     ),
-    (&["queue.buffering.max.ms"], "linger.ms"),
-    (&["max.partition.fetch.bytes"], "fetch.message.max.bytes"),
+    (&["queue.buffering.max.ms"], "kafka.properties.linger.ms"),
+    (
+        &["max.partition.fetch.bytes"],
+        "kafka.properties.fetch.message.max.bytes",
+    ),
 ];
 
-/// Properties of librdkafka, and their aliases, that lanes and readers set themselves.
+/// Properties of librdkafka, and their aliases, that Redeliver sets itself or that would change what it relies on.
 const FIXED_PROPERTIES: &[&str] = &[
     "acks",
+    "allow.auto.create.topics",
     "auto.commit.enable",
     "auto.offset.reset",
     "check.crcs",
@@ -144,16 +148,14 @@ impl KafkaConfig {
             HumanDuration::from_secs(1)..=HumanDuration::from_secs(900),
         );
         findings.inside("properties", |at| {
-            for (names, setting) in REPLACED_PROPERTIES {
-                for name in *names {
-                    if self.properties.get(name).is_some() {
-                        at.report(name, format!("cannot be set here; set {setting} instead"));
-                    }
-                }
-            }
-            for name in FIXED_PROPERTIES {
-                if self.properties.get(name).is_some() {
-                    at.report(name, "cannot be set; exactly-once delivery depends on its value");
+            for (name, _) in self.properties.iter() {
+                // librdkafka accepts this prefix for properties of topics.
+                let plain = name.strip_prefix("topic.").unwrap_or(name);
+                let mut replaced = REPLACED_PROPERTIES.iter();
+                if let Some((_, setting)) = replaced.find(|(names, _)| names.contains(&plain)) {
+                    at.report(name, format!("cannot be set here; set {setting} instead"));
+                } else if FIXED_PROPERTIES.contains(&plain) {
+                    at.report(name, "cannot be set; Redeliver relies on its value");
                 }
             }
         });

@@ -139,19 +139,19 @@ fn underscores_in_variables_match_dashes_and_dots_of_keys() {
 }
 
 #[test]
-fn a_flag_can_list_output_topics() {
+fn flags_and_variables_can_list_output_topics() {
     for (text, expected) in [
         ("a,b", vec!["a", "b"]),
         ("[a, b]", vec!["a", "b"]),
         ("[a]", vec!["a"]),
     ] {
-        let config = load("pipelines: { p: {} }", &[], &[("pipelines.p.output", text)]).unwrap();
-        let expected = expected.into_iter().map(str::to_owned).collect();
-        assert_eq!(
-            config.pipelines["p"].output,
-            Some(OutputConfig::AnyOf(expected)),
-            "{text}"
-        );
+        let expected = OutputConfig::AnyOf(expected.into_iter().map(str::to_owned).collect());
+        let flag = ("pipelines.p.output", text);
+        let variable = ("REDELIVER__PIPELINES__P__OUTPUT", text);
+        for (variables, flags) in [(vec![variable], vec![]), (vec![], vec![flag])] {
+            let config = load("pipelines: { p: {} }", &variables, &flags).unwrap();
+            assert_eq!(config.pipelines["p"].output.as_ref(), Some(&expected), "{text}");
+        }
     }
 }
 

@@ -291,7 +291,12 @@ fn invalid_settings_of_a_process_are_rejected() {
         (
             "kafka: { properties: { request.required.acks: 1 } }",
             1,
-            "kafka.properties.request.required.acks: cannot be set; exactly-once delivery depends on its value",
+            "kafka.properties.request.required.acks: cannot be set; Redeliver relies on its value",
+        ),
+        (
+            "kafka: { properties: { topic.auto.offset.reset: latest } }",
+            1,
+            "kafka.properties.topic.auto.offset.reset: cannot be set; Redeliver relies on its value",
         ),
         (
             "kafka: { topics: { create: true, retention: 1h } }\npipelines: { p: { retry: { tiers: [45m] } } }",

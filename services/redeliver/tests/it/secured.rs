@@ -1,7 +1,9 @@
 //! A Kafka that requires TLS and a password, as docs/operations.md configures it.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
+use redeliver_kafka::{KafkaSettings, topology};
 use redeliver_testkit::LocalKafka;
 use redeliver_testkit::certificates::Authority;
 use redeliver_testkit::scratch::Scratch;
@@ -129,7 +131,7 @@ fn a_service_reports_a_wrong_password_and_an_untrusted_certificate_and_keeps_run
 }
 
 #[test]
-fn the_cli_reports_a_wrong_password_and_an_untrusted_certificate_without_waiting_for_kafka() {
+fn the_cli_reports_a_wrong_password_and_an_untrusted_certificate() {
     for_each_refusal(|pipe, reason| {
         let checked = pipe.redeliver(&["topics", "check"]);
         assert_eq!(checked.code, Some(1), "{checked:?}");
@@ -143,4 +145,24 @@ fn the_cli_reports_a_wrong_password_and_an_untrusted_certificate_without_waiting
         has_no_password(&checked.stderr);
         has_no_password(&checked.stdout);
     });
+}
+
+#[tokio::test]
+async fn a_refused_connection_is_reported_without_waiting_for_the_timeout() {
+    let guarded = Guarded::start();
+    let authority = guarded.authority.write(guarded.files.path(), "ca.crt").unwrap();
+    let mut settings = KafkaSettings::new(guarded.kafka.secured_brokers(), "refused");
+    let properties = [
+        ("security.protocol", "SASL_SSL"),
+        ("sasl.mechanism", "SCRAM-SHA-512"),
+        ("sasl.username", USER),
+        ("sasl.password", GUESSED),
+        ("ssl.ca.location", path(&authority)),
+    ];
+    let properties = properties.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    settings.properties.extend(properties);
+    let client = settings.client();
+    let names = topology::names(&client, Duration::from_secs(86_400));
+    let error = tokio::time::timeout(DEADLINE, names).await.unwrap().unwrap_err();
+    assert!(error.to_string().contains("SASL authentication error"), "{error}");
 }
