@@ -85,6 +85,13 @@ pub trait Processor {
         false
     }
 
+    /// Takes back everything of a batch whose transaction was aborted, so that [`Processor::finish`] returns its records
+    /// again, perhaps fewer at a time. Returns false if the processor cannot; the lane then writes the same batch again, or
+    /// drops it.
+    fn take_back(&mut self, _batch: &mut TransactionBatch) -> bool {
+        false
+    }
+
     /// The batch was committed.
     fn committed(&mut self, now: Timestamp);
 

@@ -11,7 +11,7 @@ use rdkafka::consumer::base_consumer::PartitionQueue;
 use rdkafka::consumer::{BaseConsumer, Consumer as _, DefaultConsumerContext};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::Message as _;
-use rdkafka::topic_partition_list::Offset;
+use rdkafka::topic_partition_list::{Offset, TopicPartitionListElem};
 use rdkafka::{ClientConfig, TopicPartitionList};
 use redeliver_core::Record;
 
@@ -518,7 +518,7 @@ pub fn group_positions(
         let stable = committed.and_then(|list| {
             list.elements()
                 .iter()
-                .try_for_each(rdkafka::topic_partition_list::TopicPartitionListElem::error)?;
+                .try_for_each(TopicPartitionListElem::error)?;
             Ok(list)
         });
         match stable {
@@ -533,7 +533,7 @@ pub fn group_positions(
     let mut positions = BTreeMap::new();
     for element in list.elements() {
         let position = match element.offset() {
-            Offset::Offset(offset) => Some(committed(offset, || element.metadata().to_owned())),
+            Offset::Offset(offset) => Some(committed(offset, &metadata(&element))),
             _ => None,
         };
         positions.insert((element.topic().to_owned(), element.partition()), position);
@@ -541,11 +541,16 @@ pub fn group_positions(
     Ok(positions)
 }
 
-/// Decodes a committed position. Metadata of other programs is ignored, with a log line.
-pub(crate) fn committed(offset: i64, metadata: impl Fn() -> String) -> Committed {
+/// The metadata of a committed position.
+pub(crate) fn metadata(element: &TopicPartitionListElem<'_>) -> String {
     // The client library panics on metadata that is not UTF-8.
-    let metadata = catch_unwind(AssertUnwindSafe(metadata)).unwrap_or_else(|_| "not UTF-8".to_owned());
-    Committed::decode(offset, &metadata).unwrap_or_else(|error| {
+    catch_unwind(AssertUnwindSafe(|| element.metadata().to_owned()))
+        .unwrap_or_else(|_| "not UTF-8".to_owned())
+}
+
+/// Decodes a committed position. Metadata of other programs is ignored, with a log line.
+pub(crate) fn committed(offset: i64, metadata: &str) -> Committed {
+    Committed::decode(offset, metadata).unwrap_or_else(|error| {
         tracing::error!(
             offset, %error,
             "cannot decode the metadata of a committed offset; completed records after it may be processed again"

@@ -7,10 +7,10 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 pub enum RecoveryAction {
     /// Repeat the same call.
     Retry,
-    /// Abort the transaction and continue from the committed offsets.
+    /// Abort the transaction. Its content can be written again.
     Abort,
-    /// The producer is unusable, or the outcome of its transaction is unknown. Replace it with a new producer with the same
-    /// transactional id, whose initialisation resolves the transaction, then continue from the committed offsets.
+    /// The producer is unusable, or a request to the broker is unanswered and may still take effect. Replace the producer with
+    /// a new one with the same transactional id, whose initialisation resolves the transaction and fences late requests.
     Rebuild,
     /// Another process uses this transactional id or member name. Recover as with [`RecoveryAction::Rebuild`]; if it
     /// happens repeatedly, two processes have the same `instance`.
@@ -27,9 +27,16 @@ pub fn recovery_action(error: &KafkaError) -> RecoveryAction {
             RecoveryAction::Misconfigured
         }
         KafkaError::Transaction(error) => {
-            if is_fenced(error.code()) {
+            // The member of the group is outdated: a rebalance is in progress, or another process has the member's name. The
+            // consumer reports the latter as a fatal error.
+            if error.code() == RDKafkaErrorCode::FencedInstanceId && error.txn_requires_abort() {
+                RecoveryAction::Abort
+            } else if is_fenced(error.code()) {
                 RecoveryAction::Fenced
             } else if error.is_fatal() {
+                RecoveryAction::Rebuild
+            } else if error.txn_requires_abort() && is_unanswered(error.code()) {
+                // A late request with the same epoch could join the next transaction of the same producer.
                 RecoveryAction::Rebuild
             } else if error.txn_requires_abort() {
                 RecoveryAction::Abort
@@ -47,6 +54,8 @@ pub fn recovery_action(error: &KafkaError) -> RecoveryAction {
         KafkaError::MessageProduction(RDKafkaErrorCode::Fatal | RDKafkaErrorCode::State) => {
             RecoveryAction::Rebuild
         }
+        // The broker may still write the record.
+        KafkaError::MessageProduction(code) if is_unanswered(*code) => RecoveryAction::Rebuild,
         // A record was not delivered, so the transaction must not be committed.
         KafkaError::MessageProduction(_) => RecoveryAction::Abort,
         KafkaError::MessageConsumptionFatal(code) if is_fenced(*code) => RecoveryAction::Fenced,
@@ -99,6 +108,28 @@ pub(crate) fn is_secondary(error: &KafkaError) -> bool {
                 | RDKafkaErrorCode::PurgeInflight
                 | RDKafkaErrorCode::OutOfOrderSequenceNumber
         )
+    )
+}
+
+/// Whether a request remained unanswered for too long.
+pub(crate) fn is_timeout(error: &KafkaError) -> bool {
+    match error {
+        KafkaError::Flush(_) => true,
+        _ => error.rdkafka_error_code().is_some_and(is_unanswered),
+    }
+}
+
+/// Whether the broker has not answered, so that the request may still take effect.
+fn is_unanswered(code: RDKafkaErrorCode) -> bool {
+    matches!(
+        code,
+        RDKafkaErrorCode::OperationTimedOut
+            | RDKafkaErrorCode::TimedOutQueue
+            | RDKafkaErrorCode::MessageTimedOut
+            | RDKafkaErrorCode::RequestTimedOut
+            | RDKafkaErrorCode::BrokerTransportFailure
+            | RDKafkaErrorCode::NetworkException
+            | RDKafkaErrorCode::AllBrokersDown
     )
 }
 

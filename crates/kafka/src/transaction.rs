@@ -1,9 +1,8 @@
 //! Exactly-once writes: outputs and consumed offsets in one transaction.
 //!
-//! [`Transactions`] owns a transactional producer. Unless a commit succeeds, it never assumes the outcome of the
-//! transaction. It aborts the transaction, or replaces the producer with one with the same transactional id, whose
-//! initialisation makes the broker complete or abort the old transaction. The caller then reads the committed offsets, which
-//! show the outcome.
+//! [`Transactions`] owns a transactional producer. Unless a commit succeeds, it aborts the transaction, or replaces the
+//! producer with one with the same transactional id, whose initialisation makes the broker complete or abort the old
+//! transaction. If a commit was requested, only the committed positions then show the outcome.
 //!
 //! A transaction that writes to a deleted topic would block until it times out. So while it waits for deliveries, it
 //! checks the [`TopicWatch`], and aborts as soon as the watch is certain that the topic is missing.
@@ -29,7 +28,9 @@ use crate::client::ClientLog;
 use crate::convert::native_headers;
 use crate::fault;
 use crate::processor::Refused;
-use crate::recovery::{RecoveryAction, Refusal, is_secondary, is_unknown_topic, recovery_action, refusal};
+use crate::recovery::{
+    RecoveryAction, Refusal, is_secondary, is_timeout, is_unknown_topic, recovery_action, refusal,
+};
 use crate::topic_watch::{TopicState, TopicWatch};
 pub(crate) use alternating::Alternating;
 use offset_sender::OffsetSender;
@@ -61,6 +62,7 @@ pub struct Transactions {
     sent: usize,
     /// 0 if no delivery has failed since the last commit, otherwise 1 plus the number of failures that it caused.
     secondary_failures: u32,
+    changelog_ends: Vec<(i32, i64)>,
 }
 
 struct Connection {
@@ -68,20 +70,37 @@ struct Connection {
     offsets: OffsetSender,
 }
 
-/// A transaction was aborted, or its outcome is unknown. The committed offsets show the outcome.
+/// The error of the client, or of the operating system.
+pub type ClientError = Box<dyn std::error::Error + Send + Sync>;
+
+/// A transaction that has not succeeded.
 #[derive(Debug, thiserror::Error)]
 #[error("transaction of `{id}` failed while {step}{}", topic_suffix(topic.as_deref()))]
 pub struct TransactionError {
     /// What to do before the next transaction; [`Transactions::recover`] does it.
     pub action: RecoveryAction,
-    /// The outputs that their topic refused, if that is the cause. The transaction was aborted, and the other outputs can
-    /// be written again at once.
-    pub refused: Vec<Refused>,
+    /// What became of the transaction.
+    pub kind: FailureKind,
     id: String,
     step: &'static str,
     topic: Option<Arc<str>>,
-    // Boxed to keep the common `Ok` small.
-    source: Box<KafkaError>,
+    source: ClientError,
+}
+
+/// What became of a failed transaction. Unless its outcome is unknown, it has no effect once [`Transactions::recover`]
+/// succeeds: the same outputs and offsets can be written again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FailureKind {
+    /// It was aborted because topics refuse these outputs.
+    Refused(Vec<Refused>),
+    /// It was aborted because the topic of an output is missing.
+    MissingTopic,
+    /// It took too long and is aborted.
+    TimedOut,
+    /// It is aborted, for another reason.
+    Aborted,
+    /// It was about to be committed. Only the committed positions show the outcome, after [`Transactions::recover`].
+    Unknown,
 }
 
 fn topic_suffix(topic: Option<&str>) -> String {
@@ -91,26 +110,56 @@ fn topic_suffix(topic: Option<&str>) -> String {
 /// The error of one attempt to write the batch.
 struct AttemptError {
     step: &'static str,
-    error: Box<KafkaError>,
+    error: KafkaError,
     /// The index of the output that failed, and the records of its topic that were in flight together with it.
     output: Option<(usize, InFlight)>,
 }
 
 impl AttemptError {
-    fn new(step: &'static str, error: KafkaError) -> Self {
-        Self {
+    fn new(step: &'static str, error: KafkaError) -> Box<Self> {
+        Box::new(Self {
             step,
-            error: Box::new(error),
+            error,
             output: None,
-        }
+        })
     }
 }
+
+/// What follows from a failed attempt.
+enum Next {
+    /// The transaction was aborted, and the cause is removed.
+    WriteAgain,
+    GiveUp(TransactionError),
+}
+
+const COMMITTING: &str = "committing";
 
 impl TransactionError {
     /// The error of the client.
     #[must_use]
-    pub fn into_source(self) -> KafkaError {
-        *self.source
+    pub fn into_source(self) -> ClientError {
+        self.source
+    }
+
+    /// The outputs that their topic refused; empty if that is not the cause.
+    #[must_use]
+    pub fn refused(&self) -> &[Refused] {
+        match &self.kind {
+            FailureKind::Refused(refused) => refused,
+            _ => &[],
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn for_tests(action: RecoveryAction, kind: FailureKind) -> Self {
+        Self {
+            action,
+            kind,
+            id: "test".to_owned(),
+            step: "testing",
+            topic: None,
+            source: "planned".into(),
+        }
     }
 }
 
@@ -130,6 +179,7 @@ impl Transactions {
             pace: Pace::default(),
             sent: 0,
             secondary_failures: 0,
+            changelog_ends: Vec::new(),
         }
     }
 
@@ -144,11 +194,9 @@ impl Transactions {
     }
 
     /// The partitions of the changelog to which the last transaction wrote, each with the offset after its last record.
-    pub(crate) fn changelog_ends(&self) -> Vec<(i32, i64)> {
-        let connection = self.connection.as_ref();
-        connection.map_or_else(Vec::new, |connection| {
-            std::mem::take(&mut *lock(&connection.producer.client().context().changelog_ends))
-        })
+    /// Complete once everything was delivered, also if the outcome of the transaction is unknown.
+    pub(crate) fn take_changelog_ends(&mut self) -> Vec<(i32, i64)> {
+        std::mem::take(&mut self.changelog_ends)
     }
 
     /// Whether a transaction can begin.
@@ -159,9 +207,19 @@ impl Transactions {
 
     fn connect(&mut self) -> Result<(), TransactionError> {
         if self.connection.is_none() {
-            let connection = Connection::open(&self.config, self.changelog.clone());
-            let connection = connection.map_err(|error| self.error("creating the producer", error))?;
-            self.connection = Some(connection);
+            let producer: ThreadedProducer<Deliveries> = self
+                .config
+                .create_with_context(Deliveries::new(self.changelog.clone()))
+                .map_err(|error| self.error("creating the producer", error))?;
+            let offsets = OffsetSender::start(producer.clone()).map_err(|error| TransactionError {
+                action: RecoveryAction::Retry,
+                kind: FailureKind::Aborted,
+                id: self.id.clone(),
+                step: "starting a thread",
+                topic: None,
+                source: error.into(),
+            })?;
+            self.connection = Some(Connection { producer, offsets });
         }
         Ok(())
     }
@@ -196,72 +254,101 @@ impl Transactions {
 
     /// Writes `outputs` and `offsets` in one transaction. On success both are committed.
     ///
-    /// `group` returns the metadata of the consumer group. It is called just before the metadata is used: with an outdated
-    /// generation, the broker refuses the offsets.
+    /// `member` is the member and generation of the consumer group under which the offsets were read. If it is outdated, the
+    /// broker refuses the offsets.
     ///
     /// # Errors
-    /// After a [`TransactionError`], everything in the transaction has to be read again from the committed offsets, or
-    /// written again without the [`TransactionError::refused`] outputs. After [`RecoveryAction::Abort`] the producer is
+    /// [`TransactionError::kind`] tells what became of the transaction. After [`RecoveryAction::Abort`] the producer is
     /// ready; otherwise call [`Transactions::recover`] first.
     pub fn write(
         &mut self,
         outputs: &[Output],
         offsets: &TopicPartitionList,
-        group: impl Fn() -> Option<ConsumerGroupMetadata>,
+        member: Option<&Arc<ConsumerGroupMetadata>>,
     ) -> Result<(), TransactionError> {
         let mut refreshes = 0;
         let result = loop {
             let deadline = Instant::now() + self.timeout;
-            let Err(failed) = self.attempt(outputs, offsets, &group, deadline) else {
+            let Err(failed) = self.attempt(outputs, offsets, member, deadline) else {
                 self.secondary_failures = 0;
                 break Ok(());
             };
-            let refusal = refusal(&failed.error);
-            let is_unknown_topic = is_unknown_topic(&failed.error);
-            let is_secondary = (1..=MAX_SECONDARY_FAILURES).contains(&self.secondary_failures)
-                && is_secondary(&failed.error);
-            let mut error = self.error(failed.step, *failed.error);
-            error.topic = failed.output.map(|(index, _)| outputs[index].topic.clone());
-            // The producer is unusable, or the outcome is unknown: a request that timed out may still reach the broker, and
-            // a late one could hit the next transaction of this producer. The initialisation of a new producer resolves
-            // this transaction and fences late requests.
-            if error.action != RecoveryAction::Abort {
-                self.discard();
-                break Err(error);
+            match self.after_failure(*failed, outputs, &mut refreshes) {
+                Next::WriteAgain => {}
+                Next::GiveUp(error) => break Err(error),
             }
-            if let Err(abort_error) = self.abort() {
-                if recovery_action(&abort_error) == RecoveryAction::Fenced {
-                    error.action = RecoveryAction::Fenced;
-                } else {
-                    tracing::debug!(id = self.id, error = %abort_error, "abort failed; replacing the producer");
-                    error.action = RecoveryAction::Rebuild;
-                }
-                self.discard();
-                break Err(error);
-            }
-            // The transaction is certainly aborted and the batch is still in memory, so it can be written again without
-            // reading its records again.
-            if is_secondary {
-                self.secondary_failures += 1;
-                continue;
-            }
-            if failed.output.is_some() {
-                self.secondary_failures = 1;
-            }
-            if is_unknown_topic && refreshes < MAX_REFRESHES && self.refresh(error.topic.as_deref()) {
-                refreshes += 1;
-                continue;
-            }
-            if let (Some((index, in_flight)), Some(refusal)) = (failed.output, refusal) {
-                if self.pace.slow_down(&outputs[index].topic, in_flight, refusal) {
-                    continue;
-                }
-                error.refused = self.refused(outputs, index, refusal);
-            }
-            break Err(error);
         };
         self.pace.end();
         result
+    }
+
+    /// Ends the transaction of a failed attempt and decides whether another one may succeed.
+    fn after_failure(&mut self, failed: AttemptError, outputs: &[Output], refreshes: &mut u32) -> Next {
+        let AttemptError {
+            step,
+            error: client_error,
+            output,
+        } = failed;
+        let refusal = refusal(&client_error);
+        let is_unknown_topic = is_unknown_topic(&client_error);
+        let is_secondary =
+            (1..=MAX_SECONDARY_FAILURES).contains(&self.secondary_failures) && is_secondary(&client_error);
+        let mut error = self.error(step, client_error);
+        error.topic = output.map(|(index, _)| outputs[index].topic.clone());
+        if let Err(action) = self.end(error.action) {
+            error.action = action;
+            // A commit request may have reached the broker.
+            if step == COMMITTING {
+                error.kind = FailureKind::Unknown;
+            }
+            self.discard();
+            return Next::GiveUp(error);
+        }
+        // The transaction is certainly aborted and the batch is still in memory, so it can be written again without reading
+        // its records again.
+        if is_secondary {
+            self.secondary_failures += 1;
+            return Next::WriteAgain;
+        }
+        if output.is_some() {
+            self.secondary_failures = 1;
+        }
+        if is_unknown_topic {
+            if *refreshes < MAX_REFRESHES && self.refresh(error.topic.as_deref()) {
+                *refreshes += 1;
+                return Next::WriteAgain;
+            }
+            error.kind = FailureKind::MissingTopic;
+        }
+        if let (Some((index, in_flight)), Some(refusal)) = (output, refusal) {
+            if self.pace.slow_down(&outputs[index].topic, in_flight, refusal) {
+                return Next::WriteAgain;
+            }
+            error.kind = FailureKind::Refused(self.refused(outputs, index, refusal));
+        }
+        Next::GiveUp(error)
+    }
+
+    /// Aborts the transaction.
+    ///
+    /// # Errors
+    /// The action to recover, if the producer has to be replaced: it is unusable, or requests may still be on their way to
+    /// the broker. A late one could hit the next transaction of this producer. The initialisation of a new producer
+    /// resolves this transaction and fences late requests.
+    fn end(&self, action: RecoveryAction) -> Result<(), RecoveryAction> {
+        match action {
+            RecoveryAction::Abort => {}
+            // The deadline passed before a retry succeeded.
+            RecoveryAction::Retry => return Err(RecoveryAction::Rebuild),
+            other => return Err(other),
+        }
+        self.abort().map_err(|error| {
+            if recovery_action(&error) == RecoveryAction::Fenced {
+                return RecoveryAction::Fenced;
+            }
+            tracing::debug!(id = self.id, %error, "abort failed; replacing the producer");
+            RecoveryAction::Rebuild
+        })
     }
 
     /// Makes the client refresh its metadata of a topic that it does not know. Returns false if the topic is missing or
@@ -281,22 +368,24 @@ impl Transactions {
         &mut self,
         outputs: &[Output],
         offsets: &TopicPartitionList,
-        group: impl Fn() -> Option<ConsumerGroupMetadata>,
+        member: Option<&Arc<ConsumerGroupMetadata>>,
         deadline: Instant,
-    ) -> Result<(), AttemptError> {
+    ) -> Result<(), Box<AttemptError>> {
         let Self {
             connection,
             pace,
             sent,
             watch,
+            changelog_ends,
             ..
         } = self;
+        changelog_ends.clear();
         let Connection {
             producer,
             offsets: offset_sender,
         } = connection
             .as_mut()
-            .ok_or(AttemptError::new("beginning", KafkaError::Canceled))?;
+            .ok_or_else(|| AttemptError::new("beginning", KafkaError::Canceled))?;
         let deliveries = producer.client().context();
         let number = deliveries.begin();
         *sent = 0;
@@ -313,12 +402,12 @@ impl Transactions {
             first_missing(watch.as_ref()?, &outputs[..sent], round)
         }) {
             Ok(()) => Ok(()),
-            Err((index, error)) => Err(AttemptError {
+            Err((index, error)) => Err(Box::new(AttemptError {
                 step: "delivering",
-                error: Box::new(error),
+                error,
                 output: index
                     .map(|index| (index, InFlight::of(&outputs[index].topic, &outputs[first..sent]))),
-            }),
+            })),
         };
         for (index, output) in outputs.iter().enumerate() {
             if pace.must_wait(output) {
@@ -331,33 +420,33 @@ impl Transactions {
                 if refusal(&error).is_none() {
                     delivered(first, index)?;
                 }
-                return Err(AttemptError {
+                return Err(Box::new(AttemptError {
                     step: "producing",
-                    error: Box::new(error),
+                    error,
                     output: Some((index, InFlight::of(&output.topic, std::slice::from_ref(output)))),
-                });
+                }));
             }
             pace.sent(output);
             *sent = index + 1;
         }
         delivered(first, outputs.len())?;
+        *changelog_ends = std::mem::take(&mut *lock(&deliveries.changelog_ends));
         fault::point("produce");
         // Everything is delivered, the client only has to notice. Without this, `commit_transaction` would flush in slices
         // of 100 ms. With a longer timeout, this flush would wait in slices of that length too.
         retry_until(deadline, || producer.flush(Duration::from_millis(1)))
             .map_err(|error| AttemptError::new("flushing", error))?;
-        let group = group().ok_or(AttemptError::new(
-            "requesting the group metadata",
-            KafkaError::Canceled,
-        ))?;
+        let member = member
+            .cloned()
+            .ok_or_else(|| AttemptError::new("adding offsets", KafkaError::Canceled))?;
         // The offsets fence zombies: the broker refuses them if the member or its generation is no longer current, so every
         // transaction carries some, also one that completes no record.
         offset_sender
-            .send(offsets.clone(), group, deadline)
+            .send(offsets.clone(), member, deadline)
             .map_err(|error| AttemptError::new("adding offsets", error))?;
         fault::point("offsets");
         retry_until(deadline, || producer.commit_transaction(CALL))
-            .map_err(|error| AttemptError::new("committing", error))?;
+            .map_err(|error| AttemptError::new(COMMITTING, error))?;
         // After a crash here, outputs and offsets are committed, and the successor continues after them.
         fault::point("commit");
         Ok(())
@@ -420,22 +509,16 @@ impl Transactions {
     fn error(&self, step: &'static str, source: KafkaError) -> TransactionError {
         TransactionError {
             action: recovery_action(&source),
-            refused: Vec::new(),
+            kind: if is_timeout(&source) {
+                FailureKind::TimedOut
+            } else {
+                FailureKind::Aborted
+            },
             id: self.id.clone(),
             step,
             topic: None,
-            source: Box::new(source),
+            source: source.into(),
         }
-    }
-}
-
-impl Connection {
-    fn open(config: &ClientConfig, changelog: Option<Arc<str>>) -> Result<Self, KafkaError> {
-        let producer: ThreadedProducer<Deliveries> =
-            config.create_with_context(Deliveries::new(changelog))?;
-        let offsets = OffsetSender::start(producer.clone())
-            .map_err(|error| KafkaError::ClientCreation(format!("cannot start a thread: {error}")))?;
-        Ok(Self { producer, offsets })
     }
 }
 

@@ -133,6 +133,8 @@ struct InTransaction {
     /// How many of the transaction's outputs belong to this record.
     outputs: usize,
     original: Option<(Record, Arrival)>,
+    /// Bytes in flight on account of the record and its results, in case it is taken back.
+    size: usize,
 }
 
 /// The worker's [`Processor`].
@@ -403,6 +405,7 @@ impl Processor for Engine {
                     disposition: routing.disposition,
                     outputs: routing.outputs.len(),
                     original: record.original,
+                    size: record.size,
                 });
                 batch.outputs.extend(routing.outputs);
                 batch.completed.push((record.assignment, record.offset));
@@ -434,6 +437,28 @@ impl Processor for Engine {
             batch.outputs.extend(own);
         }
         self.in_transaction = in_transaction;
+        true
+    }
+
+    fn take_back(&mut self, batch: &mut TransactionBatch) -> bool {
+        let mut outputs = std::mem::take(&mut batch.outputs).into_iter();
+        let completed = std::mem::take(&mut batch.completed);
+        let records = self.in_transaction.drain(..).zip(completed);
+        let records = records.map(|(record, (assignment, offset))| FinishedRecord {
+            assignment,
+            offset,
+            routing: Some(Routing {
+                outputs: outputs.by_ref().take(record.outputs).collect(),
+                disposition: record.disposition,
+            }),
+            original: record.original,
+            size: record.size,
+        });
+        let records: Vec<FinishedRecord> = records.collect();
+        self.in_flight.records += records.len();
+        self.in_flight.bytes += records.iter().map(|record| record.size).sum::<usize>();
+        self.finished.splice(0..0, records);
+        self.update_in_flight_gauge();
         true
     }
 

@@ -46,8 +46,7 @@ impl FailedTransactions {
     }
 
     /// Records a failure and returns whether to log it.
-    pub(super) fn record(&mut self) -> bool {
-        let now = Instant::now();
+    pub(super) fn record(&mut self, now: Instant) -> bool {
         self.count += 1;
         self.last = Some(now);
         // A single abort is normal, for example after a rebalance, so the first retry comes at once.
@@ -55,6 +54,11 @@ impl FailedTransactions {
             self.paused_until = Some(now + self.backoff.next_delay());
         }
         self.log_throttle.should_log()
+    }
+
+    /// Lets the next attempt begin at once, because its cause may have ended.
+    pub(super) fn end_pause(&mut self) {
+        self.paused_until = None;
     }
 
     /// Begins again after a commit. Log lines stay throttled: failures and commits may alternate.
@@ -66,8 +70,8 @@ impl FailedTransactions {
         }
     }
 
-    pub(super) fn is_backing_off(&mut self) -> bool {
-        let is_paused = self.paused_until.is_some_and(|until| Instant::now() < until);
+    pub(super) fn is_backing_off(&mut self, now: Instant) -> bool {
+        let is_paused = self.paused_until.is_some_and(|until| now < until);
         if !is_paused {
             self.paused_until = None;
         }
@@ -75,7 +79,7 @@ impl FailedTransactions {
     }
 
     /// Whether more than one transaction in a row failed, the last one recently.
-    pub(super) fn are_repeated(&self) -> bool {
-        self.count > 1 && self.last.is_some_and(|last| last.elapsed() < SETTLED)
+    pub(super) fn are_repeated(&self, now: Instant) -> bool {
+        self.count > 1 && self.last.is_some_and(|last| now.duration_since(last) < SETTLED)
     }
 }

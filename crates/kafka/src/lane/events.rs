@@ -1,12 +1,12 @@
 //! What the consumer reports to a lane besides records.
 
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
 use rdkafka::config::RDKafkaLogLevel;
-use rdkafka::consumer::{BaseConsumer, Consumer as _, ConsumerContext};
+use rdkafka::consumer::{BaseConsumer, Consumer as _, ConsumerContext, ConsumerGroupMetadata};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::statistics::{Statistics, Topic};
 use rdkafka::types::RDKafkaRespErr;
@@ -21,8 +21,8 @@ use crate::processor::Waker;
 pub(crate) struct Events {
     queue: Mutex<Vec<Event>>,
     served: AtomicU64,
-    /// Assignments are not accepted, because the member is about to leave its group or the consumer is about to close.
-    declining: AtomicBool,
+    /// The member and generation of the last rebalance that was served.
+    member: Mutex<Option<Arc<ConsumerGroupMetadata>>>,
     waker: Waker,
     log: ClientLog,
 }
@@ -83,27 +83,19 @@ impl Events {
         Self {
             queue: Mutex::default(),
             served: 0.into(),
-            declining: false.into(),
+            member: Mutex::default(),
             waker,
             log: ClientLog::default(),
         }
     }
 
     fn push(&self, event: Event) {
-        self.queue
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
-            .push(event);
+        lock(&self.queue).push(event);
         self.waker.wake();
     }
 
     pub(super) fn take(&self) -> Vec<Event> {
-        std::mem::take(
-            &mut *self
-                .queue
-                .lock()
-                .unwrap_or_else(std::sync::PoisonError::into_inner),
-        )
+        std::mem::take(&mut *lock(&self.queue))
     }
 
     /// The number of callbacks so far.
@@ -115,10 +107,21 @@ impl Events {
         self.served.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Declines assignments from now on, or accepts them again.
-    pub(super) fn decline(&self, declining: bool) {
-        self.declining.store(declining, Ordering::SeqCst);
+    /// Remembers the member and the generation under which offsets are committed until the next rebalance.
+    pub(super) fn capture_member(&self, consumer: &BaseConsumer<Self>) {
+        *lock(&self.member) = consumer.group_metadata().map(Arc::new);
     }
+
+    /// The member and the generation that the lane knows. The client learns a new generation before it reports what that
+    /// generation revokes. With the new one, the broker would accept offsets of a partition that the lane has lost; with
+    /// this one, it refuses them.
+    pub(super) fn member(&self) -> Option<Arc<ConsumerGroupMetadata>> {
+        lock(&self.member).clone()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl ClientContext for Events {
@@ -150,27 +153,22 @@ impl ClientContext for Events {
 }
 
 impl ConsumerContext for Events {
-    /// Only records an assignment: the lane starts it after it has read the committed offsets with their metadata.
-    /// Answers a revocation at once: the lane forgets the partition before it writes anything else.
+    /// Answers at once, so that the lane never holds up a rebalance. The lane starts assigned partitions once it has read
+    /// their committed offsets, and forgets revoked ones before it writes anything else.
     fn rebalance(&self, consumer: &BaseConsumer<Self>, error: RDKafkaRespErr, list: &mut TopicPartitionList) {
         self.count();
+        self.capture_member(consumer);
         let partitions: Vec<(String, i32)> = list
             .elements()
             .iter()
             .map(|element| (element.topic().to_owned(), element.partition()))
             .collect();
         let result = if error == RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS {
-            let is_declined = self.declining.load(Ordering::SeqCst) || partitions.is_empty();
             self.push(Event::Assigned(partitions));
-            // Otherwise the lane answers with `incremental_assign`. Until then, the rebalance is in progress.
-            if is_declined {
-                consumer.incremental_assign(&TopicPartitionList::new())
-            } else {
-                Ok(())
-            }
+            consumer.incremental_assign(&TopicPartitionList::new())
         } else {
             self.push(Event::Revoked(partitions));
-            // Partitions that were declined or not started yet are not part of the consumer's assignment, and unassigning
+            // Partitions that were not started yet are not part of the consumer's assignment, and unassigning
             // them would fail.
             consumer.assignment().and_then(|assignment| {
                 let mut revoked = TopicPartitionList::new();

@@ -16,8 +16,10 @@ use std::time::{Duration, Instant};
 use rdkafka::consumer::{BaseConsumer, Consumer as _, ConsumerContext};
 use redeliver_kafka_ffi::GroupDescription;
 
+use super::driver::{Driver, broken};
 use super::events::Events;
-use super::{CALL, Ended, Session};
+use super::state::LaneState;
+use super::{CALL, Ended};
 use crate::processor::Processor;
 use crate::topic_watch::{PendingGroup, TopicState};
 
@@ -146,7 +148,7 @@ pub(super) fn examine<'a>(
 
 pub(super) fn subscribe(consumer: &BaseConsumer<Events>, topics: &[Arc<str>]) -> Result<(), Ended> {
     let topics: Vec<&str> = topics.iter().map(|topic| &**topic).collect();
-    consumer.subscribe(&topics).map_err(Ended::Broken)
+    consumer.subscribe(&topics).map_err(broken)
 }
 
 /// The check of the group after each rebalance, repeated until the group is valid.
@@ -180,9 +182,13 @@ impl GroupCheck {
     }
 }
 
-impl<P: Processor> Session<'_, P> {
+impl Driver<'_> {
     /// Records an assignment, or leaves the group if the assignment belongs to the old subscription.
-    pub(super) fn assigned(&mut self, partitions: Vec<(String, i32)>) -> Result<(), Ended> {
+    pub(super) fn assigned<P: Processor>(
+        &mut self,
+        partitions: Vec<(String, i32)>,
+        state: &mut LaneState<P>,
+    ) -> Result<(), Ended> {
         if self.membership == Membership::Rejoining {
             self.consumer.unsubscribe();
             self.membership = Membership::Leaving;
@@ -192,35 +198,40 @@ impl<P: Processor> Session<'_, P> {
             }
             return Ok(());
         }
-        // The client has declined these partitions too. They are revoked together with the others.
+        // These partitions of the old subscription are not started either, and revoked together with the others.
         if self.membership == Membership::Leaving {
             return Ok(());
         }
         self.membership = Membership::Joined;
-        self.pending.extend(partitions);
+        let topics = &self.lane.spec.topics;
+        let shared = |name: String| {
+            let known = topics.iter().find(|topic| ***topic == *name);
+            known.cloned().unwrap_or_else(|| name.into())
+        };
+        let partitions = partitions.into_iter();
+        state.assigned(partitions.map(|(topic, partition)| (shared(topic), partition)));
         self.group_check = GroupCheck::due_now();
         Ok(())
     }
 
     /// Joins the group with the new subscription, after the member has left it.
     pub(super) fn join(&mut self) -> Result<(), Ended> {
-        self.consumer.context().decline(false);
         subscribe(&self.consumer, &self.lane.spec.topics)?;
         self.membership = Membership::Joining;
         Ok(())
     }
 
     /// Checks the group as its coordinator describes it, until every partition of the lane's topics has an owner.
-    pub(super) fn check_group(&mut self) -> Result<(), Ended> {
+    pub(super) fn check_group<P: Processor>(&mut self, state: &mut LaneState<P>) -> Result<(), Ended> {
         if let Some(result) = self.group_check.pending.as_ref().and_then(PendingGroup::take) {
             self.group_check.pending = None;
             self.group_check.next = Some(Instant::now() + CHECK_INTERVAL);
             match result {
                 Ok(group) => {
-                    let state = self.group_state(&group);
-                    self.apply_group_state(state)?;
+                    let group = self.group_state(&group, state);
+                    self.apply_group_state(group, state)?;
                 }
-                Err(error) => self.waiting(&format!("group coordinator unavailable: {error}")),
+                Err(error) => state.waiting(&format!("group coordinator unavailable: {error}")),
             }
         }
         let is_due = self.group_check.next.is_some_and(|next| Instant::now() >= next);
@@ -235,13 +246,13 @@ impl<P: Processor> Session<'_, P> {
             // The client does not join the group while none of the topics exists.
             if topics.all(|topic| self.lane.watch.state(topic).is_missing()) {
                 let topics = self.lane.spec.topics.join("`, `");
-                self.waiting(&format!("none of its topics exists: `{topics}`"));
+                state.waiting(&format!("none of its topics exists: `{topics}`"));
             }
         }
         Ok(())
     }
 
-    fn group_state(&self, group: &GroupDescription) -> GroupState {
+    fn group_state<P: Processor>(&self, group: &GroupDescription, state: &LaneState<P>) -> GroupState {
         let lane = &self.lane;
         let mut topics: Vec<(Arc<str>, i32)> = Vec::new();
         for topic in &lane.spec.topics {
@@ -251,13 +262,16 @@ impl<P: Processor> Session<'_, P> {
                 TopicState::Unknown => return GroupState::TopicUnknown(topic.to_string()),
             }
         }
-        let pending = self.pending.iter().map(|(topic, _)| topic.as_str());
-        let owned = self.slots.iter().flatten().map(|assigned| &*assigned.topic);
-        examine(group, &topics, &lane.spec.topics, owned.chain(pending))
+        let owned = state.assignments.iter().map(|assigned| &*assigned.topic);
+        examine(group, &topics, &lane.spec.topics, owned)
     }
 
-    fn apply_group_state(&mut self, state: GroupState) -> Result<(), Ended> {
-        let problem = match state {
+    fn apply_group_state<P: Processor>(
+        &mut self,
+        group: GroupState,
+        state: &mut LaneState<P>,
+    ) -> Result<(), Ended> {
+        let problem = match group {
             GroupState::Valid => {
                 self.group_check.next = None;
                 self.group_check.failed = 0;
@@ -270,7 +284,7 @@ impl<P: Processor> Session<'_, P> {
             }
             GroupState::TopicUnknown(topic) => {
                 self.group_check.failed = 0;
-                self.waiting(&format!("checking whether topic `{topic}` exists"));
+                state.waiting(&format!("checking whether topic `{topic}` exists"));
                 return Ok(());
             }
             GroupState::NotSubscribed(topic) => {
@@ -282,7 +296,7 @@ impl<P: Processor> Session<'_, P> {
                 format!("{topic}/{partition} is not assigned to any member of the group")
             }
         };
-        self.waiting(&problem);
+        state.waiting(&problem);
         self.group_check.failed += 1;
         // The leader of the group may not know a new topic or partition yet. A request for all topics tells the client, and
         // it then joins the group again if it is the leader.

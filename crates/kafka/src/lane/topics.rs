@@ -1,21 +1,23 @@
 //! Topics that change while a lane reads them: deleted and created again, or with a log that lacks the next offset.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 use std::thread;
-use std::time::Instant;
 
 use rdkafka::TopicPartitionList;
 use rdkafka::consumer::Consumer as _;
-use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::topic_partition_list::Offset;
-use redeliver_kafka_ffi::{TopicId, describe_topics};
+use redeliver_kafka_ffi::TopicId;
 
+use super::driver::{Driver, broken};
 use super::membership::GroupCheck;
-use super::{CALL, Ended, IfRecreated, ROUND, Session};
+use super::positions::ids_of;
+use super::state::LaneState;
+use super::{CALL, Ended, ROUND};
 use crate::processor::Processor;
 use crate::topic_watch::TopicState;
-use crate::tracker::{Committed, TopicFingerprint};
+use crate::tracker::OffsetTracker;
 
 /// Why the log does not have the next offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,34 +60,37 @@ fn out_of_range(position: i64, log: Range<i64>, read: Option<TopicId>, now: Opti
     }
 }
 
-impl<P: Processor> Session<'_, P> {
+impl Driver<'_> {
     /// Detects topics that were deleted and created again, and makes the client aware of new topics and partitions.
-    pub(super) fn check_topics(&mut self) -> Result<(), Ended> {
+    pub(super) fn check_topics<P: Processor>(&mut self, state: &mut LaneState<P>) -> Result<(), Ended> {
         let lane = &*self.lane;
         let changes = lane.watch.changes();
         if self.seen_changes == Some(changes) {
             return Ok(());
         }
-        for assigned in self.slots.iter().flatten() {
-            let TopicState::Exists { id: Some(id), .. } = lane.watch.state(&assigned.topic) else {
+        let fetched = state.assignments.iter().filter(|assigned| assigned.is_fetched);
+        let assigned: BTreeMap<Arc<str>, Option<TopicId>> = fetched
+            .map(|assigned| (assigned.topic.clone(), assigned.topic_id))
+            .collect();
+        for (topic, known) in assigned {
+            let TopicState::Exists { id: Some(id), .. } = lane.watch.state(&topic) else {
                 continue;
             };
-            let topic = assigned.topic.to_string();
-            match assigned.topic_id {
+            match known {
                 Some(known) if known == id => {}
                 // The watch may have read the id before the topic was deleted and this partition assigned, so its id may be
                 // the older one. The broker's current answer decides.
                 Some(known) => {
                     if self
                         .ids_of(&[&topic])
-                        .is_ok_and(|ids| ids[&topic].is_some_and(|now| now != known))
+                        .is_ok_and(|ids| ids[&*topic].is_some_and(|now| now != known))
                     {
-                        return Err(self.recreated(&topic));
+                        return Err(state.recreated(&topic));
                     }
                     lane.watch.refresh();
                     return Ok(());
                 }
-                None => return Err(self.exists_again(&topic)),
+                None => return Err(state.exists_again(&topic)),
             }
         }
         let partitions = |topic| match lane.watch.state(topic) {
@@ -113,12 +118,12 @@ impl<P: Processor> Session<'_, P> {
 
     /// Compares the ids under which the client fetches topics with the ids of the assigned topics. The watch may detect a new
     /// topic up to [`INTERVAL`](crate::topic_watch::INTERVAL) later than the client, which continues in the new topic at the
-    /// old offset. Returns false while the ids differ and the broker does not report a changed id yet.
-    pub(super) fn verify_topic_ids(&mut self) -> Result<bool, Ended> {
+    /// old offset. While the ids differ and the broker does not report a changed id yet, nothing is processed.
+    pub(super) fn verify_topic_ids<P: Processor>(&mut self, state: &mut LaneState<P>) -> Result<(), Ended> {
         if !self.must_compare_ids || self.lane.settings.takes_all_partitions {
-            return Ok(true);
+            return Ok(());
         }
-        let assigned = self.slots.iter().flatten();
+        let assigned = state.assignments.iter().filter(|assigned| assigned.is_fetched);
         let differing: BTreeMap<&str, Option<TopicId>> = assigned
             .filter(|assigned| {
                 let seen = self.client_ids.get(&*assigned.topic);
@@ -128,7 +133,7 @@ impl<P: Processor> Session<'_, P> {
             .collect();
         if differing.is_empty() {
             self.must_compare_ids = false;
-            return Ok(true);
+            return Ok(());
         }
         let topics: Vec<&str> = differing.keys().copied().collect();
         let problem = match self.ids_of(&topics) {
@@ -136,8 +141,8 @@ impl<P: Processor> Session<'_, P> {
                 let changed = differing.iter().find(|(topic, known)| ids[**topic] != **known);
                 if let Some((topic, known)) = changed.map(|(topic, known)| ((*topic).to_owned(), *known)) {
                     return Err(match known {
-                        Some(_) => self.recreated(&topic),
-                        None => self.exists_again(&topic),
+                        Some(_) => state.recreated(&topic),
+                        None => state.exists_again(&topic),
                     });
                 }
                 // The broker that answered may not have heard of the new topic yet.
@@ -148,139 +153,42 @@ impl<P: Processor> Session<'_, P> {
             }
             Err(problem) => problem,
         };
-        self.waiting(&problem);
+        state.unverified(&problem);
         thread::park_timeout(ROUND);
-        Ok(false)
-    }
-
-    /// Handles a topic that did not exist when it was assigned and exists now. Committed offsets may belong to an older
-    /// topic of the same name.
-    fn exists_again(&mut self, topic: &str) -> Ended {
-        self.remember_recreated(topic);
-        Ended::Restart(format!("topic `{topic}` exists again"))
-    }
-
-    fn remember_recreated(&mut self, topic: &str) {
-        let assigned = self.slots.iter().flatten();
-        let of_topic = assigned.filter(|assigned| *assigned.topic == *topic);
-        let partitions = of_topic.map(|assigned| (assigned.topic.clone(), assigned.partition));
-        self.lane.recreated.extend(partitions);
-    }
-
-    /// Whether a committed position belongs to a topic that was deleted.
-    pub(super) fn is_of_deleted_topic(
-        &self,
-        (topic, partition): (&str, i32),
-        position: &Committed,
-        id: Option<TopicId>,
-    ) -> bool {
-        // A commit without a fingerprint is treated as one of the old topic until this lane has committed a position of the
-        // new one, which removes the partition from `recreated`.
-        let lacks_fingerprint = position.topic.is_none();
-        let recreated = &self.lane.recreated;
-        position.is_of_another(id.map(TopicFingerprint::of))
-            || lacks_fingerprint
-                && recreated
-                    .iter()
-                    .any(|(name, number)| **name == *topic && *number == partition)
-    }
-
-    /// Handles a topic that was created again. The records in flight belong to the old topic, so their offsets must not be
-    /// committed.
-    pub(super) fn recreated(&mut self, topic: &str) -> Ended {
-        for assigned in self
-            .slots
-            .iter()
-            .flatten()
-            .filter(|assigned| *assigned.topic == *topic)
-        {
-            let in_flight = assigned.tracker.in_flight();
-            tracing::error!(
-                topic,
-                partition = assigned.partition,
-                in_flight,
-                position = assigned.tracker.position(),
-                "topic was deleted and created again; dropping records in flight of the old topic"
-            );
-            self.lane.observer.recreated(topic, assigned.partition, in_flight);
-        }
-        self.remember_recreated(topic);
-        self.ended_by_recreation(topic)
-    }
-
-    pub(super) fn ended_by_recreation(&self, topic: &str) -> Ended {
-        let lane = &self.lane;
-        match lane.spec.if_recreated {
-            IfRecreated::ReadFromBeginning => {
-                Ended::Restart(format!("topic `{topic}` was deleted and created again"))
-            }
-            IfRecreated::Halt => Ended::Halted(format!(
-                "topic `{topic}` was deleted and created again, but other data refers to the offsets of the old topic; to continue with \
-                 the new topic from its beginning, stop all processes of group `{group}`, delete the group's offsets of \
-                 the topic (kafka-consumer-groups.sh --delete-offsets --group {group} --topic {topic}), and start them again",
-                group = lane.spec.group
-            )),
-        }
-    }
-
-    /// The ids of the topics of these partitions; `None` while they cannot be read. They are requested from the broker
-    /// because those of the watch may be older than the assignment.
-    pub(super) fn topic_ids(
-        &mut self,
-        partitions: &[(String, i32)],
-    ) -> Option<BTreeMap<String, Option<TopicId>>> {
-        // The embedded broker answers no administrative requests, and its topics are never deleted.
-        if self.lane.settings.takes_all_partitions {
-            return Some(BTreeMap::new());
-        }
-        let topics: BTreeSet<&str> = partitions.iter().map(|(topic, _)| topic.as_str()).collect();
-        let topics: Vec<&str> = topics.into_iter().collect();
-        match self.ids_of(&topics) {
-            Ok(ids) => Some(ids),
-            Err(reason) => {
-                self.waiting(&format!("cannot read topic ids: {reason}"));
-                self.stuck_since.get_or_insert_with(Instant::now);
-                thread::park_timeout(ROUND);
-                None
-            }
-        }
+        Ok(())
     }
 
     fn ids_of(&self, topics: &[&str]) -> Result<BTreeMap<String, Option<TopicId>>, String> {
-        let found =
-            describe_topics(self.consumer.client(), topics, CALL).map_err(|error| error.to_string())?;
-        let id_of = |topic: &&str| match found.get(*topic) {
-            Some(Ok(found)) => Ok(((*topic).to_owned(), found.id)),
-            Some(Err(error)) => Err(format!("topic `{topic}`: {error}")),
-            // A broker that has just started may not know the topic yet. The watch confirms that a topic is missing.
-            None if self.lane.watch.state(topic).is_missing() => Ok(((*topic).to_owned(), None)),
-            None => Err(format!("the broker does not know topic `{topic}`")),
-        };
-        topics.iter().map(id_of).collect()
+        ids_of(&self.consumer, &self.lane.watch, topics)
     }
 
     /// Handles a log that does not have the next offset. No record is skipped without a log line and a count.
-    pub(super) fn out_of_range(&mut self, slot: usize) -> Result<(), Ended> {
-        let Some(assigned) = &self.slots[slot] else {
+    pub(super) fn out_of_range<P: Processor>(
+        &mut self,
+        slot: usize,
+        state: &mut LaneState<P>,
+    ) -> Result<(), Ended> {
+        let Some(assigned) = state.assignments.get(slot) else {
             return Ok(());
         };
         let (topic, partition) = (assigned.topic.clone(), assigned.partition);
-        let (in_flight, position) = (
-            assigned.tracker.in_flight(),
-            assigned.tracker.position().unwrap_or(0),
-        );
+        let in_flight = assigned.in_flight();
+        let position = assigned.tracker().and_then(OffsetTracker::position).unwrap_or(0);
         let topic_id = assigned.topic_id.filter(|_| assigned.is_confirmed);
-        let of_topic = [(topic.to_string(), partition)];
-        let bounds = self.consumer.fetch_watermarks(&topic, partition, CALL);
-        let (Some(ids), Ok((low, high))) = (self.topic_ids(&of_topic), bounds) else {
-            // The client has stopped reading this partition, so only a new session tries again.
-            return Err(Ended::Broken(KafkaError::MessageConsumption(
-                RDKafkaErrorCode::AutoOffsetReset,
-            )));
+        // The client has stopped reading this partition, so after an error only a new session tries again.
+        let id = if self.lane.settings.takes_all_partitions {
+            None
+        } else {
+            let ids = self.ids_of(&[&topic]);
+            let ids = ids.map_err(|reason| Ended::Broken(format!("cannot read topic ids: {reason}")))?;
+            ids.get(&*topic).copied().flatten()
         };
-        let id = ids.get(&*topic).copied().flatten();
+        let (low, high) = self
+            .consumer
+            .fetch_watermarks(&topic, partition, CALL)
+            .map_err(broken)?;
         match out_of_range(position, low..high, topic_id, id) {
-            OutOfRange::Recreated => return Err(self.recreated(&topic)),
+            OutOfRange::Recreated => return Err(state.recreated(&topic)),
             OutOfRange::DeletedUnread { records } => {
                 tracing::error!(
                     topic = &*topic,
@@ -290,7 +198,7 @@ impl<P: Processor> Session<'_, P> {
                     records,
                     "records were deleted before they were read, for example by retention; continuing after them"
                 );
-                self.lane.observer.deleted_unread(&topic, partition, records);
+                state.observer().deleted_unread(&topic, partition, records);
                 self.read_from(&topic, partition, low)?;
             }
             OutOfRange::Truncated => {
@@ -301,10 +209,11 @@ impl<P: Processor> Session<'_, P> {
                     end = high,
                     "log was truncated, for example by an unclean leader election; continuing at its end"
                 );
-                self.begin_at(slot, high)?;
+                state.restart_at(slot, high);
+                self.read_from(&topic, partition, high)?;
             }
             OutOfRange::AssumedRecreated => {
-                if let ended @ Ended::Halted(_) = self.ended_by_recreation(&topic) {
+                if let ended @ Ended::Halted(_) = state.ended_by_recreation(&topic) {
                     return Err(ended);
                 }
                 tracing::error!(
@@ -315,38 +224,27 @@ impl<P: Processor> Session<'_, P> {
                     end = high,
                     "log ends before the committed offset, so the topic was probably created again; reading it from its beginning"
                 );
-                self.lane.observer.recreated(&topic, partition, in_flight);
-                self.begin_at(slot, low)?;
+                state.observer().recreated(&topic, partition, in_flight);
+                state.restart_at(slot, low);
+                self.read_from(&topic, partition, low)?;
             }
             OutOfRange::InRange => self.read_from(&topic, partition, position)?,
         }
         Ok(())
     }
 
-    /// Restarts a partition at an offset and drops its records in flight. The offset is committed with the next transaction:
-    /// after a restart, the previous position would skip records written in the meantime, or be out of range again.
-    fn begin_at(&mut self, slot: usize, offset: i64) -> Result<(), Ended> {
-        let Some(assigned) = &self.slots[slot] else {
-            return Ok(());
-        };
-        let (topic, partition) = (assigned.topic.clone(), assigned.partition);
-        self.reset_assignment(&topic, partition, Some(Committed::at(offset)));
-        self.commit_soon(slot);
-        self.read_from(&topic, partition, offset)
-    }
-
     /// Makes the client fetch a partition again after it has stopped. A seek would not.
     fn read_from(&mut self, topic: &str, partition: i32, offset: i64) -> Result<(), Ended> {
         let mut list = TopicPartitionList::new();
         list.add_partition_offset(topic, partition, Offset::Offset(offset))
-            .map_err(Ended::Broken)?;
+            .map_err(broken)?;
         let result = if self.lane.settings.takes_all_partitions {
             self.consumer.seek_partitions(list, 5 * CALL).map(drop)
         } else {
             let unassigned = self.consumer.incremental_unassign(&list);
             unassigned.and_then(|()| self.consumer.incremental_assign(&list))
         };
-        result.map_err(Ended::Broken)
+        result.map_err(broken)
     }
 }
 

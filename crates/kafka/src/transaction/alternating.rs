@@ -49,11 +49,6 @@ impl Alternating {
         }
     }
 
-    /// See [`Transactions::is_ready`].
-    pub(crate) fn is_ready(&self) -> bool {
-        self.pair.iter().all(Transactions::is_ready)
-    }
-
     /// See [`Transactions::recover`]. On success, neither producer has an open transaction.
     ///
     /// # Errors
@@ -73,16 +68,16 @@ impl Alternating {
         &mut self,
         outputs: &[Output],
         offsets: &TopicPartitionList,
-        group: impl Fn() -> Option<ConsumerGroupMetadata>,
+        member: Option<&Arc<ConsumerGroupMetadata>>,
     ) -> Result<(), TransactionError> {
         self.last = self.next;
         self.next = 1 - self.next;
-        self.pair[self.last].write(outputs, offsets, group)
+        self.pair[self.last].write(outputs, offsets, member)
     }
 
-    /// See [`Transactions::changelog_ends`].
-    pub(crate) fn changelog_ends(&self) -> Vec<(i32, i64)> {
-        self.pair[self.last].changelog_ends()
+    /// See [`Transactions::take_changelog_ends`].
+    pub(crate) fn take_changelog_ends(&mut self) -> Vec<(i32, i64)> {
+        self.pair[self.last].take_changelog_ends()
     }
 
     /// Drops both producers.

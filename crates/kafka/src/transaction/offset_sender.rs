@@ -6,6 +6,7 @@
 //! retries.
 
 use std::io;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
@@ -19,7 +20,7 @@ use super::{CALL, retry_until};
 
 struct Request {
     offsets: TopicPartitionList,
-    group: ConsumerGroupMetadata,
+    member: Arc<ConsumerGroupMetadata>,
     deadline: Instant,
 }
 
@@ -42,10 +43,10 @@ impl OffsetSender {
             for request in received {
                 let Request {
                     offsets,
-                    group,
+                    member,
                     deadline,
                 } = request;
-                let send = || producer.send_offsets_to_transaction(&offsets, &group, CALL);
+                let send = || producer.send_offsets_to_transaction(&offsets, &member, CALL);
                 if sent.send(retry_until(deadline, send)).is_err() {
                     return;
                 }
@@ -65,12 +66,12 @@ impl OffsetSender {
     pub(super) fn send(
         &mut self,
         offsets: TopicPartitionList,
-        group: ConsumerGroupMetadata,
+        member: Arc<ConsumerGroupMetadata>,
         deadline: Instant,
     ) -> Result<(), KafkaError> {
         let request = Request {
             offsets,
-            group,
+            member,
             deadline,
         };
         let requests = self.requests.as_ref().ok_or(KafkaError::Canceled)?;

@@ -1,5 +1,6 @@
 //! Errors injected on librdkafka's mock cluster: the recovery action of each class, and that a later transaction succeeds.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
@@ -69,8 +70,11 @@ impl MockEnv {
             .add_partition_offset("from", 0, Offset::Offset(1))
             .unwrap();
         let consumer = &self.consumer;
-        self.transactions
-            .write(&vec![output; count], &offsets, || consumer.group_metadata())
+        self.transactions.write(
+            &vec![output; count],
+            &offsets,
+            consumer.group_metadata().map(Arc::new).as_ref(),
+        )
     }
 
     fn inject(&self, api: RDKafkaApiKey, error: RDKafkaRespErr, times: usize) {
@@ -148,7 +152,7 @@ fn missing_permissions_abort_the_transaction() {
     env.recover();
     env.inject(Api::Produce, E::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED, 1);
     let error = env.write().unwrap_err();
-    assert_eq!(error.refused, []);
+    assert_eq!(error.refused(), []);
     assert!(error.to_string().contains("delivering to topic `to`"), "{error}");
 }
 
@@ -167,12 +171,12 @@ fn a_record_that_is_refused_on_its_own_is_reported() {
         env.inject(Api::Produce, error, 1);
         let error = env.write().unwrap_err();
         let refused: Vec<_> = error
-            .refused
+            .refused()
             .iter()
             .map(|r| (r.index, &*r.failure.code))
             .collect();
         assert_eq!(refused, [(0, code)]);
-        assert!(error.refused[0].failure.message.contains("`to`"), "{error:?}");
+        assert!(error.refused()[0].failure.message.contains("`to`"), "{error:?}");
         assert!(env.transactions.is_ready(), "{error:?}");
         env.write().unwrap();
     }
@@ -215,13 +219,21 @@ fn a_record_above_the_limit_of_the_client_is_reported_without_a_request() {
     let consumer = &env.consumer;
     let error = env
         .transactions
-        .write(&outputs, &offsets, || consumer.group_metadata())
+        .write(
+            &outputs,
+            &offsets,
+            consumer.group_metadata().map(Arc::new).as_ref(),
+        )
         .unwrap_err();
     // The last output is smaller than the refused one, so it is unknown whether it fits.
-    let refused: Vec<_> = error.refused.iter().map(|refused| refused.index).collect();
+    let refused: Vec<_> = error.refused().iter().map(|refused| refused.index).collect();
     assert_eq!(refused, [0, 2]);
     env.transactions
-        .write(&outputs[1..2], &offsets, || consumer.group_metadata())
+        .write(
+            &outputs[1..2],
+            &offsets,
+            consumer.group_metadata().map(Arc::new).as_ref(),
+        )
         .unwrap();
 }
 

@@ -1,0 +1,220 @@
+//! A model test of [`LaneState`](super::state::LaneState).
+//!
+//! Random histories drive the state of a lane against a model of a broker that knows transactions, generations of a group,
+//! and a peer that processes what the lane does not own. Rebalances, evictions, failed transactions, unknown outcomes, lost
+//! sessions, slow and late results and failed lookups come in any order. After each history everything that was held up
+//! continues, and each record must have been written exactly once. A failing history is reduced to a minimal one.
+
+mod processor;
+mod world;
+
+use std::fmt::Write as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use world::World;
+
+/// Number of partitions of the model topic.
+pub(super) const PARTITIONS: i32 = 3;
+
+/// What happens to the lane between two steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Op {
+    /// The lane takes this many steps.
+    Steps(u8),
+    /// Records are written to a partition, each after a gap of this many offsets.
+    Produce { partition: i32, records: u8, gap: u8 },
+    /// The group assigns exactly these partitions to the lane, as a bit set. The lane learns of it at its next poll.
+    Rebalance(u8),
+    /// The group has moved all partitions to the peer while the lane was frozen.
+    Evict,
+    /// How the next transactions end.
+    Outcomes(Outcome, u8),
+    /// This many attempts of the handler finish, the latest first or the earliest first.
+    Finish { records: u8, latest_first: bool },
+    /// Lookups are answered like this from now on.
+    Lookups(Answer),
+    /// The next initialisation of the producers fails.
+    FailInit,
+    /// The next seek fails.
+    FailStart,
+    /// The peer processes records of its partitions.
+    PeerWork(u8),
+    /// The session ends, and the lane begins another one.
+    Break,
+    /// The handler returns the result of an earlier assignment.
+    LateResult,
+    /// The processor writes something on behalf of a partition without completing a record.
+    Owner(i32),
+    /// Time passes.
+    Wait(u16),
+}
+
+/// The end of a transaction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    Committed,
+    Aborted,
+    TimedOut,
+    /// The broker refuses the first output.
+    Refused,
+    MissingTopic,
+    /// Another process initialised a producer with the same id.
+    Fenced,
+    /// The commit succeeded, but the answer was lost.
+    UnknownCommitted,
+    /// The commit request was lost.
+    UnknownAborted,
+    /// The transaction stays open until the producers are initialised. The flag tells whether it is committed then.
+    UnknownOpen(bool),
+}
+
+/// The answer to a lookup.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Answer {
+    /// At the next poll.
+    AtOnce,
+    /// Not until this changes.
+    Never,
+    /// The broker does not answer.
+    Unanswered,
+    /// The position of this partition is unstable.
+    Unstable(i32),
+}
+
+/// A small generator of random numbers (SplitMix64), so that a history depends on nothing but its seed.
+pub(super) struct Random(u64);
+
+impl Random {
+    pub(super) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut bits = self.0;
+        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        bits ^ (bits >> 31)
+    }
+
+    /// A number below `end`.
+    pub(super) fn below(&mut self, end: u8) -> u8 {
+        u8::try_from(self.next() % u64::from(end)).unwrap()
+    }
+}
+
+fn random_op(random: &mut Random) -> Op {
+    let partition = |random: &mut Random| i32::from(random.below(3));
+    match random.below(32) {
+        0..=9 => Op::Steps(1 + random.below(12)),
+        10..=12 => Op::Produce {
+            partition: partition(random),
+            records: 1 + random.below(6),
+            gap: random.below(3),
+        },
+        13..=17 => Op::Finish {
+            records: 1 + random.below(8),
+            latest_first: random.below(2) == 0,
+        },
+        18..=19 => Op::Rebalance(random.below(8)),
+        20 => Op::Evict,
+        21..=24 => {
+            let outcome = match random.below(10) {
+                0 => Outcome::Committed,
+                1 => Outcome::Aborted,
+                2 => Outcome::TimedOut,
+                3 => Outcome::Refused,
+                4 => Outcome::MissingTopic,
+                5 => Outcome::Fenced,
+                6 => Outcome::UnknownCommitted,
+                7 => Outcome::UnknownAborted,
+                _ => Outcome::UnknownOpen(random.below(2) == 0),
+            };
+            Op::Outcomes(outcome, 1 + random.below(4))
+        }
+        25 => Op::Lookups(match random.below(6) {
+            0 => Answer::Never,
+            1 => Answer::Unanswered,
+            2 => Answer::Unstable(partition(random)),
+            _ => Answer::AtOnce,
+        }),
+        26 => match random.below(2) {
+            0 => Op::FailInit,
+            _ => Op::FailStart,
+        },
+        27 => Op::PeerWork(1 + random.below(6)),
+        28 => Op::LateResult,
+        29 => Op::Owner(partition(random)),
+        30 => Op::Wait(u16::from(random.below(250)) * 20),
+        _ => match random.below(2) {
+            0 => Op::Break,
+            _ => Op::Steps(40),
+        },
+    }
+}
+
+/// Runs a history and then lets everything finish. Returns the number of steps.
+fn run(seed: u64, ops: &[Op]) -> Result<u64, String> {
+    let run = || {
+        let mut world = World::new(Random::new(seed));
+        for op in ops {
+            world.apply(*op)?;
+        }
+        world.settle()?;
+        Ok(world.steps)
+    };
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        Err(text
+            .or_else(|| panic.downcast_ref::<&str>().copied())
+            .unwrap_or("panic")
+            .to_owned())
+    })
+}
+
+/// Removes operations as long as the history still fails.
+fn minimal(seed: u64, mut ops: Vec<Op>) -> Vec<Op> {
+    let mut length = ops.len().div_ceil(2);
+    while length > 0 {
+        let mut start = 0;
+        while start < ops.len() {
+            let mut fewer = ops.clone();
+            fewer.drain(start..(start + length).min(ops.len()));
+            if run(seed, &fewer).is_err() {
+                ops = fewer;
+            } else {
+                start += length;
+            }
+        }
+        length /= 2;
+    }
+    ops
+}
+
+fn check(seed: u64, ops: Vec<Op>) -> u64 {
+    match run(seed, &ops) {
+        Ok(steps) => steps,
+        Err(_) => {
+            let ops = minimal(seed, ops);
+            let problem = run(seed, &ops).expect_err("the reduced history fails");
+            let mut history = String::new();
+            for op in &ops {
+                writeln!(history, "    Op::{op:?},").unwrap();
+            }
+            panic!("{problem}\nseed {seed}, minimal history:\n{history}");
+        }
+    }
+}
+
+#[test]
+fn a_million_steps_of_random_histories_write_each_record_exactly_once() {
+    let mut steps = 0;
+    let mut seed = 0;
+    while steps < 1_000_000 {
+        let mut random = Random::new(seed);
+        let length = 5 + usize::from(random.below(200));
+        let ops = (0..length).map(|_| random_op(&mut random)).collect();
+        steps += check(seed, ops);
+        seed += 1;
+    }
+}
