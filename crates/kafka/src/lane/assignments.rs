@@ -21,9 +21,12 @@ pub(super) struct Lookup {
     /// Identifies the request, so that the answer to an outdated one is ignored.
     pub(super) number: u64,
     pub(super) partitions: Vec<Partition>,
+    /// Whether only the positions of all partitions together are of use.
+    pub(super) is_whole: bool,
 }
 
-/// The answer to a [`Lookup`]: a position per partition, or why it is unknown.
+/// An answer to a [`Lookup`]: the position of each partition, or why it is unknown. Unless the lookup is whole, several
+/// answers may arrive, each about other partitions.
 #[derive(Debug)]
 pub(super) struct Found {
     pub(super) number: u64,
@@ -237,7 +240,11 @@ impl Assignments {
             return None;
         }
         self.last_lookup = number;
-        Some(Lookup { number, partitions })
+        Some(Lookup {
+            number,
+            partitions,
+            is_whole: false,
+        })
     }
 
     /// A lookup of the partitions of a transaction.
@@ -249,6 +256,7 @@ impl Assignments {
                 .iter()
                 .map(|commit| (commit.topic.clone(), commit.partition))
                 .collect(),
+            is_whole: true,
         }
     }
 

@@ -1,14 +1,16 @@
 //! Looks up topic ids and committed positions on a separate thread.
 //!
 //! The client requests stable offsets (`require_stable`), so it returns a position only when no open transaction may still
-//! change it. While a peer's transaction is open, the request takes several hundred milliseconds and returns no position
-//! for the partitions of that transaction. The lane must not wait for it: other partitions would be late.
+//! change it. While a transaction of a peer is open, a request for any of its partitions is repeated until it times out,
+//! and returns no position at all (`rd_kafka_handle_OffsetFetch` in librdkafka 2.12). So after a timeout, the positions are
+//! requested one by one. The lane does not wait for that: its other partitions would be late.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use rdkafka::TopicPartitionList;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
@@ -22,20 +24,28 @@ use crate::processor::Waker;
 use crate::reader;
 use crate::topic_watch::TopicWatch;
 
+/// Timeout of a request for one position.
+const SINGLE_CALL: Duration = Duration::from_millis(250);
+
+enum Answer {
+    Found(Found),
+    /// The lookup has ended.
+    Done,
+}
+
 /// The thread, with channels to it. Dropping it waits for the lookup in progress.
 pub(super) struct Positions {
-    /// `None` only while it is dropped.
+    /// `None` only while this is dropped.
     lookups: Option<SyncSender<Lookup>>,
     /// Lookups that wait for the one in progress.
     waiting: VecDeque<Lookup>,
     is_busy: bool,
-    found: Receiver<Found>,
+    answers: Option<Receiver<Answer>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Positions {
-    /// Starts the thread. Without topic ids, as on the embedded broker, one unknown position hides the others of its lookup:
-    /// all partitions have to be assigned together.
+    /// Starts the thread. The embedded broker has no topic ids.
     pub(super) fn start(
         consumer: Arc<BaseConsumer<Events>>,
         watch: TopicWatch,
@@ -43,7 +53,7 @@ impl Positions {
         has_topic_ids: bool,
     ) -> io::Result<Self> {
         let (lookups, received) = sync_channel::<Lookup>(1);
-        let (sender, found) = sync_channel(1);
+        let (sender, answers) = sync_channel(1);
         let source = Source {
             consumer,
             watch,
@@ -53,17 +63,18 @@ impl Positions {
             .name("positions".to_owned())
             .spawn(move || {
                 for lookup in received {
-                    if sender.send(source.look_up(lookup)).is_err() {
-                        return;
-                    }
-                    waker.wake();
+                    source.look_up(lookup, |found| {
+                        // An error means that the lane has ended.
+                        let _ = sender.send(found);
+                        waker.wake();
+                    });
                 }
             })?;
         Ok(Self {
             lookups: Some(lookups),
             waiting: VecDeque::new(),
             is_busy: false,
-            found,
+            answers: Some(answers),
             thread: Some(thread),
         })
     }
@@ -76,10 +87,15 @@ impl Positions {
 
     /// An answer that has arrived.
     pub(super) fn take(&mut self) -> Option<Found> {
-        let found = self.found.try_recv().ok()?;
-        self.is_busy = false;
-        self.send();
-        Some(found)
+        loop {
+            match self.answers.as_ref()?.try_recv().ok()? {
+                Answer::Found(found) => return Some(found),
+                Answer::Done => {
+                    self.is_busy = false;
+                    self.send();
+                }
+            }
+        }
     }
 
     fn send(&mut self) {
@@ -95,8 +111,9 @@ impl Positions {
 
 impl Drop for Positions {
     fn drop(&mut self) {
-        // Closing the channel ends the thread.
+        // Closing the channels ends the thread, even if it waits for its answer to be read.
         self.lookups = None;
+        self.answers = None;
         if let Some(thread) = self.thread.take() {
             // A panic has already been reported.
             let _ = thread.join();
@@ -111,59 +128,83 @@ struct Source {
 }
 
 impl Source {
-    fn look_up(&self, lookup: Lookup) -> Found {
-        let Lookup { number, partitions } = lookup;
-        match self.find(&partitions) {
-            Ok(positions) => Found {
+    /// Passes the answers to a lookup to `send`, as they arrive.
+    fn look_up(&self, lookup: Lookup, mut send: impl FnMut(Answer)) {
+        let Lookup {
+            number,
+            partitions,
+            is_whole,
+        } = lookup;
+        let mut answer = |partitions: &[Partition], result: Result<Vec<FoundPosition>, String>| {
+            let is_answered = result.is_ok();
+            let positions = match result {
+                Ok(positions) => partitions
+                    .iter()
+                    .cloned()
+                    .zip(positions.into_iter().map(Ok))
+                    .collect(),
+                Err(reason) => partitions
+                    .iter()
+                    .map(|p| (p.clone(), Err(reason.clone())))
+                    .collect(),
+            };
+            send(Answer::Found(Found {
                 number,
                 positions,
-                is_answered: true,
-            },
-            Err(reason) => Found {
-                number,
-                positions: partitions
-                    .into_iter()
-                    .map(|partition| (partition, Err(reason.clone())))
-                    .collect(),
-                is_answered: false,
-            },
-        }
-    }
-
-    #[expect(clippy::type_complexity, reason = "the type of a field of `Found`")]
-    fn find(
-        &self,
-        partitions: &[Partition],
-    ) -> Result<Vec<(Partition, Result<FoundPosition, String>)>, String> {
+                is_answered,
+            }));
+        };
         // The ids are read before the offsets. If the topic is created again in between, an old offset meets the old id, and
         // the next check of the topics detects the change. In the other order, an old offset without a fingerprint would be
         // attributed to the new topic.
-        let ids = self.topic_ids(partitions)?;
+        match self.topic_ids(&partitions) {
+            Err(reason) => answer(&partitions, Err(reason)),
+            Ok(ids) => {
+                let result = self.positions(&partitions, &ids, CALL);
+                // The embedded broker assigns all partitions together.
+                if result.is_ok() || is_whole || !self.has_topic_ids {
+                    answer(&partitions, result);
+                } else {
+                    for partition in partitions.chunks(1) {
+                        answer(partition, self.positions(partition, &ids, SINGLE_CALL));
+                    }
+                }
+            }
+        }
+        send(Answer::Done);
+    }
+
+    fn positions(
+        &self,
+        partitions: &[Partition],
+        ids: &BTreeMap<String, Option<TopicId>>,
+        timeout: Duration,
+    ) -> Result<Vec<FoundPosition>, String> {
         let mut list = TopicPartitionList::new();
         for (topic, partition) in partitions {
             list.add_partition(topic, *partition);
         }
+        let failed = |error: &dyn std::fmt::Display| match partitions {
+            [(topic, partition)] => {
+                format!("cannot read the committed offset of {topic}/{partition}: {error}")
+            }
+            _ => format!("cannot read committed offsets: {error}"),
+        };
         let list = self
             .consumer
-            .committed_offsets(list, CALL)
-            .map_err(|error| format!("cannot read committed offsets: {error}"))?;
-        let found = partitions.iter().map(|(topic, partition)| {
-            let element = list.find_partition(topic, *partition).ok_or_else(|| {
-                format!("the broker did not return the committed offset of {topic}/{partition}")
-            })?;
-            element.error().map_err(|error| {
-                format!("cannot read the committed offset of {topic}/{partition}: {error}")
-            })?;
+            .committed_offsets(list, timeout)
+            .map_err(|error| failed(&error))?;
+        let position = |(topic, partition): &Partition| {
+            let element = list
+                .find_partition(topic, *partition)
+                .ok_or_else(|| failed(&"the broker did not return it"))?;
+            element.error().map_err(|error| failed(&error))?;
             Ok(FoundPosition {
                 topic_id: ids.get(&**topic).copied().flatten(),
                 stored: stored(&element),
             })
-        });
-        let found: Vec<Result<FoundPosition, String>> = found.collect();
-        if let Some(Err(reason)) = found.iter().find(|found| !self.has_topic_ids && found.is_err()) {
-            return Err(reason.clone());
-        }
-        Ok(partitions.iter().cloned().zip(found).collect())
+        };
+        partitions.iter().map(position).collect()
     }
 
     /// The ids of the topics of these partitions. They are requested from the broker because those of the watch may be

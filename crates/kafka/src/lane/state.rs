@@ -28,8 +28,9 @@ use crate::recovery::RecoveryAction;
 use crate::tracker::{Admission, Committed, OffsetTracker, TopicFingerprint};
 use crate::transaction::{FailureKind, TransactionError};
 
-/// How long lookups may remain unanswered before the clients are recreated. After restarts of the broker, some clients
-/// never find their coordinator again. Only a new client does.
+/// How long lookups may remain unanswered before the clients are recreated, in addition to the time that a transaction of a
+/// dead peer may stay open. After restarts of the broker, some clients never find their coordinator again. Only a new client
+/// does. The broker looks for expired transactions every 10 seconds.
 const UNANSWERED: Duration = Duration::from_secs(12);
 /// This many fencings within [`FENCE_WINDOW`] mean that two processes use the same instance name.
 const FENCE_LIMIT: usize = 5;
@@ -261,7 +262,8 @@ impl<P: Processor> LaneState<P> {
         if is_stopping && self.is_finished_stopping(now) {
             return Ok(Some(Step::Stop));
         }
-        let is_unanswered = |since: Instant| now.duration_since(since) > UNANSWERED;
+        let is_unanswered =
+            |since: Instant| now.duration_since(since) > UNANSWERED + self.transaction_timeout;
         if self.unanswered_since.is_some_and(is_unanswered) {
             return Err(Ended::Broken(
                 "lookups of committed offsets remain unanswered".to_owned(),

@@ -12,7 +12,7 @@ use rdkafka::{ClientConfig, TopicPartitionList};
 use redeliver_core::{Headers, Output};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::recovery::RecoveryAction;
-use redeliver_kafka::transaction::{TransactionError, Transactions};
+use redeliver_kafka::transaction::{FailureKind, TransactionError, Transactions};
 use redeliver_testkit::eventually;
 
 struct MockEnv {
@@ -281,6 +281,25 @@ fn a_transaction_with_an_unknown_outcome_is_resolved_by_a_new_producer() {
     env.cluster.broker_up(1).unwrap();
     env.recover();
     env.write().unwrap();
+}
+
+#[test]
+fn a_request_that_remains_unanswered_replaces_the_producer() {
+    // The broker may still carry it out, and with the same epoch it could join the next transaction.
+    for api in [Api::Produce, Api::TxnOffsetCommit] {
+        let mut env = MockEnv::with_timeout(Duration::from_secs(1));
+        env.recover();
+        env.write().unwrap();
+        env.inject(api, E::RD_KAFKA_RESP_ERR_REQUEST_TIMED_OUT, 1000);
+        let error = env.write().unwrap_err();
+        assert_eq!(error.action, RecoveryAction::Rebuild, "{error:?}");
+        assert_eq!(error.kind, FailureKind::TimedOut, "{error:?}");
+        env.cluster.clear_request_errors(api);
+        eventually("a transaction succeeds", Duration::from_secs(20), || {
+            env.recover();
+            env.write().map_err(|error| format!("{error:?}"))
+        });
+    }
 }
 
 #[test]

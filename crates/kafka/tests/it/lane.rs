@@ -1,12 +1,16 @@
 //! The lane on a real Kafka.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use rdkafka::TopicPartitionList;
+use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
+use rdkafka::topic_partition_list::Offset;
 use redeliver_kafka::KafkaSettings;
-use redeliver_kafka::reader::group_positions;
+use redeliver_kafka::reader::{TopicReader, group_positions};
 use redeliver_testkit::unique;
 
 use crate::copy::{CopyEnv, CopyLane, CopyOptions};
@@ -136,4 +140,50 @@ async fn the_lag_at_the_end_of_a_partition_is_zero_despite_transaction_markers()
     write(13..14);
     lane.observed.until_lag(1);
     lane.stop();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_partition_with_an_open_transaction_does_not_hold_up_others() {
+    let settings = KafkaSettings {
+        // Nothing but this test ends the transaction.
+        transaction_timeout: Duration::from_secs(600),
+        ..settings("unstable")
+    };
+    let env = CopyEnv::new(settings, 2, 1).await;
+    env.fill(0..200).await;
+    // A member of the group that has died left the position of partition 0 in a transaction.
+    let id = unique("dead");
+    let producer: BaseProducer = env.settings.transactional_producer(&id).create().unwrap();
+    producer.init_transactions(DEADLINE).unwrap();
+    producer.begin_transaction().unwrap();
+    let member: BaseConsumer = env.settings.consumer(&env.group, &id).create().unwrap();
+    let mut offsets = TopicPartitionList::new();
+    offsets
+        .add_partition_offset(&env.from, 0, Offset::Offset(1))
+        .unwrap();
+    producer
+        .send_offsets_to_transaction(&offsets, &member.group_metadata().unwrap(), DEADLINE)
+        .unwrap();
+    let lane = env.start();
+    let of_partition_1 = {
+        let mut values = BTreeSet::new();
+        let mut reader = TopicReader::new(&env.settings, &[env.from.as_str().into()]).unwrap();
+        reader
+            .read_to_end(DEADLINE, |record| {
+                if record.position.partition == 1 {
+                    values.insert(String::from_utf8(record.value.unwrap().to_vec()).unwrap());
+                }
+            })
+            .unwrap();
+        values
+    };
+    env.until_copied(of_partition_1.len());
+    assert!(env.counts().into_keys().eq(of_partition_1));
+    let reason = lane.observed.waiting().unwrap();
+    assert!(reason.contains(&format!("{}/0", env.from)), "{reason}");
+    producer.abort_transaction(DEADLINE).unwrap();
+    env.until_copied(200);
+    lane.observed.until_lag(0);
+    lane.stop();
+    env.assert_no_duplicates();
 }
