@@ -15,6 +15,7 @@
 //! | `membership` | joining the group, and checking what it assigns |
 //! | `topics` | topics that are deleted, created again, or grow |
 //! | `positions` | lookups of committed positions in the background |
+//! | `writer` | writes transactions in the background |
 //! | `events` | what the consumer reports besides records |
 //! | `backoff` | delays after failures |
 
@@ -28,6 +29,7 @@ mod model;
 mod positions;
 mod state;
 mod topics;
+mod writer;
 
 use std::sync::Arc;
 use std::thread;
@@ -46,6 +48,7 @@ use crate::transaction::{Alternating, ClientError};
 use backoff::sleep_unless_stopped;
 use driver::Driver;
 use state::LaneState;
+use writer::Writer;
 
 /// What a lane reads, and the limits of one transaction.
 #[derive(Clone, Debug)]
@@ -110,6 +113,14 @@ pub enum LaneError {
         lane: String,
         /// The error of the client.
         source: ClientError,
+    },
+    /// The operating system cannot create a thread.
+    #[error("cannot start a thread of lane `{lane}`")]
+    Thread {
+        /// The name of the lane.
+        lane: String,
+        /// The error of the operating system.
+        source: std::io::Error,
     },
     /// Other processes repeatedly fenced the lane.
     #[error(
@@ -219,10 +230,15 @@ impl<P: Processor> Lane<P> {
             .watch
             .watch(spec.topics.iter().cloned(), &self.client.waker);
         let id = format!("redeliver-{}-{}", settings.instance, spec.name);
-        let mut transactions = Alternating::new(settings, &id, spec.changelog.as_ref(), &self.client.watch);
+        let transactions = Alternating::new(settings, &id, spec.changelog.as_ref(), &self.client.watch);
+        let writer =
+            Writer::start(transactions, self.client.waker.clone()).map_err(|error| LaneError::Thread {
+                lane: spec.name.clone(),
+                source: error,
+            })?;
         let mut backoff = backoff::new();
         while !self.client.stop.is_cancelled() {
-            let Err(ended) = self.session(&mut transactions) else {
+            let Err(ended) = self.session(&writer) else {
                 break;
             };
             if self.state.has_committed {
@@ -230,7 +246,7 @@ impl<P: Processor> Lane<P> {
             }
             // The old producer may have left a transaction open. Initialising a new one with the same transactional id
             // resolves it.
-            transactions.discard();
+            writer.transactions().discard();
             let lane = &self.client.spec.name;
             match ended {
                 Ended::Broken(error) => {
@@ -250,16 +266,16 @@ impl<P: Processor> Lane<P> {
     }
 
     /// Runs until the lane is told to stop, or has to begin again with new clients.
-    fn session(&mut self, transactions: &mut Alternating) -> Result<(), Ended> {
+    fn session(&mut self, writer: &Writer) -> Result<(), Ended> {
         // Before joining the group: while a transaction of the previous process is open, the coordinator does not answer
         // with the offsets that it may still commit.
-        if !self.init_producers(transactions)? {
+        if !self.init_producers(writer)? {
             return Ok(());
         }
         let Self { client, state } = self;
         state.begin_session();
         let stop = client.stop.clone();
-        let mut driver = Driver::open(client, transactions, state)?;
+        let mut driver = Driver::open(client, writer, state)?;
         let result = loop {
             let step = state.next(Instant::now(), stop.is_cancelled());
             match step.and_then(|step| driver.execute(step, state)) {
@@ -274,10 +290,14 @@ impl<P: Processor> Lane<P> {
 
     /// Initialises the producers, which resolves transactions that an earlier process with these transactional ids left
     /// open. Returns false if the lane was told to stop meanwhile.
-    fn init_producers(&mut self, transactions: &mut Alternating) -> Result<bool, Ended> {
+    fn init_producers(&mut self, writer: &Writer) -> Result<bool, Ended> {
         let mut backoff = backoff::new();
         let mut log_throttle = LogThrottle::default();
-        while let Err(error) = transactions.recover(CALL) {
+        loop {
+            let recovered = writer.transactions().recover(CALL);
+            let Err(error) = recovered else {
+                return Ok(true);
+            };
             let LaneClient {
                 spec, settings, stop, ..
             } = &self.client;
@@ -299,7 +319,6 @@ impl<P: Processor> Lane<P> {
                 return Ok(false);
             }
         }
-        Ok(true)
     }
 
     /// Reads nothing and repeats the reason in the log until shutdown.

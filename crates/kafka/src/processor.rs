@@ -66,7 +66,8 @@ pub trait Processor {
     /// How many more records of this assignment the processor accepts now.
     fn capacity(&self, assignment: AssignmentId) -> usize;
 
-    /// Accepts a record. It stays in flight until a [`TransactionBatch`] completes it.
+    /// Accepts a record. It stays in flight until a [`TransactionBatch`] completes it. The batch of the last call of
+    /// [`Processor::finish`] may be being written.
     fn accept(&mut self, assignment: AssignmentId, record: Record, now: Timestamp);
 
     /// All records of this round have been accepted.
@@ -95,7 +96,7 @@ pub trait Processor {
     /// The batch was committed.
     fn committed(&mut self, now: Timestamp);
 
-    /// The batch was dropped. Its records will be accepted again.
+    /// The batch was dropped. All assignments are revoked next, and their records accepted again under new ids.
     fn aborted(&mut self) {}
 
     /// When there will be something to finish, even if nothing else happens.

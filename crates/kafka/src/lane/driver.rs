@@ -20,12 +20,13 @@ use super::events::{Event, Events, PartitionLag};
 use super::membership::{self, GroupCheck, Membership, subscribe};
 use super::positions::Positions;
 use super::state::{LaneState, Start, Step};
+use super::writer::Writer;
 use super::{CALL, Ended, LaneClient, ROUND};
 use crate::convert;
 use crate::processor::Processor;
 use crate::recovery::{RecoveryAction, recovery_action};
 use crate::tracker::Committed;
-use crate::transaction::Alternating;
+use crate::transaction::ClientError;
 
 /// Interval of metadata requests that check whether the broker is reachable again.
 const PROBE: Duration = Duration::from_secs(1);
@@ -33,7 +34,7 @@ const PROBE: Duration = Duration::from_secs(1);
 /// The clients of one session. Fields are dropped in this order: nothing may use the consumer while it closes.
 pub(super) struct Driver<'a> {
     pub(super) lane: &'a mut LaneClient,
-    transactions: &'a mut Alternating,
+    writer: &'a Writer,
     positions: Positions,
     /// The queue of each slot.
     queues: Vec<Option<PartitionQueue<Events>>>,
@@ -50,13 +51,15 @@ pub(super) struct Driver<'a> {
     pub(super) seen_partitions: Vec<i32>,
     /// Since when the broker may be unreachable.
     suspect_since: Option<Instant>,
+    /// Slots whose log does not have the next offset.
+    out_of_range: Vec<usize>,
 }
 
 impl<'a> Driver<'a> {
     /// Creates the consumer and joins the group. The producers must be initialised.
     pub(super) fn open<P: Processor>(
         lane: &'a mut LaneClient,
-        transactions: &'a mut Alternating,
+        writer: &'a Writer,
         state: &mut LaneState<P>,
     ) -> Result<Self, Ended> {
         let config: ClientConfig = lane.settings.consumer(&lane.spec.group, &lane.spec.name);
@@ -95,7 +98,8 @@ impl<'a> Driver<'a> {
         .map_err(|error| Ended::Broken(format!("cannot start a thread: {error}")))?;
         Ok(Self {
             lane,
-            transactions,
+            writer,
+            out_of_range: Vec::new(),
             positions,
             queues: Vec::new(),
             consumer,
@@ -124,9 +128,17 @@ impl<'a> Driver<'a> {
                 self.check_topics(state)?;
                 self.check_group(state)?;
             }
-            Step::Admit => self.admit(state)?,
+            Step::Admit => {
+                self.admit(state);
+                if !state.is_writing() {
+                    for slot in std::mem::take(&mut self.out_of_range) {
+                        self.out_of_range(slot, state)?;
+                    }
+                }
+            }
             Step::Verify => self.verify_topic_ids(state)?,
             Step::Write => self.write(state)?,
+            Step::Await => self.await_transaction(state)?,
             Step::Park(wait) => thread::park_timeout(wait),
             Step::Stop => return Ok(false),
         }
@@ -245,7 +257,8 @@ impl<'a> Driver<'a> {
     /// Initialises the producers. A producer whose transaction has an unknown outcome must be initialised before the
     /// committed positions are read: only then do they show the outcome.
     fn init_producers<P: Processor>(&mut self, state: &mut LaneState<P>) -> Result<(), Ended> {
-        match self.transactions.recover(CALL) {
+        let recovered = self.writer.transactions().recover(CALL);
+        match recovered {
             Ok(()) => state.producers_ready(),
             Err(error) => {
                 state.waiting(&format!("Kafka not ready: {}", error_chain(&error)));
@@ -304,8 +317,7 @@ impl<'a> Driver<'a> {
     }
 
     /// Passes records to the processor, partition by partition, as many as it has capacity for.
-    fn admit<P: Processor>(&mut self, state: &mut LaneState<P>) -> Result<(), Ended> {
-        let mut out_of_range = Vec::new();
+    fn admit<P: Processor>(&mut self, state: &mut LaneState<P>) {
         let now = state.clock().now();
         for slot in state.assignments.admission_order() {
             let Some(Some(queue)) = self.queues.get(slot) else {
@@ -324,7 +336,7 @@ impl<'a> Driver<'a> {
                     Some(Err(error))
                         if error.rdkafka_error_code() == Some(RDKafkaErrorCode::AutoOffsetReset) =>
                     {
-                        out_of_range.push(slot);
+                        self.out_of_range.push(slot);
                         break;
                     }
                     Some(Err(error)) => {
@@ -336,13 +348,9 @@ impl<'a> Driver<'a> {
                 }
             }
         }
-        for slot in out_of_range {
-            self.out_of_range(slot, state)?;
-        }
-        Ok(())
     }
 
-    /// Writes one transaction: the outputs of the batch, and the positions that result from its completed records.
+    /// Begins one transaction: the outputs of the batch, and the positions that result from its completed records.
     fn write<P: Processor>(&mut self, state: &mut LaneState<P>) -> Result<(), Ended> {
         let mut offsets = TopicPartitionList::with_capacity(state.commits().len());
         for commit in state.commits() {
@@ -355,12 +363,24 @@ impl<'a> Driver<'a> {
             }
         }
         let member = self.consumer.context().member();
-        let result = self
-            .transactions
-            .write(&state.batch().outputs, &offsets, member.as_ref());
-        let ends = self.transactions.take_changelog_ends();
-        state.written(Instant::now(), result, ends)
+        let outputs = state.take_outputs();
+        self.writer.begin(outputs, offsets, member).map_err(ended)
     }
+
+    /// Ends the transaction that is being written, or waits for its end or for records.
+    fn await_transaction<P: Processor>(&mut self, state: &mut LaneState<P>) -> Result<(), Ended> {
+        let Some(written) = self.writer.take().map_err(ended)? else {
+            thread::park_timeout(ROUND);
+            return Ok(());
+        };
+        state.put_outputs(written.outputs);
+        state.written(Instant::now(), written.result, written.changelog_ends)
+    }
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "used with `map_err`")]
+fn ended(error: ClientError) -> Ended {
+    Ended::Broken(error.to_string())
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "used with `map_err`")]

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use redeliver_core::error_chain::error_chain;
 use redeliver_core::wait::LogThrottle;
-use redeliver_core::{Clock, Record, Timestamp};
+use redeliver_core::{Clock, Output, Record, Timestamp};
 
 use super::assignments::{Assignments, Commit, Found, FoundPosition, Lookup, Partition, Resolution, resolve};
 use super::backoff::FailedTransactions;
@@ -57,8 +57,11 @@ pub(super) enum Step {
     Admit,
     /// Make sure that the admitted records belong to the assigned topics, or call [`LaneState::unverified`].
     Verify,
-    /// Write [`LaneState::outputs`] and [`LaneState::commits`] in one transaction, then [`LaneState::written`].
+    /// Begin a transaction with [`LaneState::take_outputs`] and [`LaneState::commits`].
     Write,
+    /// If the transaction has ended, [`LaneState::put_outputs`] and [`LaneState::written`]; otherwise wait for that, or for
+    /// records.
+    Await,
     /// Wait, at most this long.
     Park(Duration),
     /// All work is finished, or the grace period is over.
@@ -87,6 +90,10 @@ enum Stage {
     PollAgain,
     Verify,
     Finish,
+    /// A transaction is being written. Meanwhile the lane admits records, but serves no events, so that it keeps its
+    /// partitions.
+    Writing,
+    Waiting,
 }
 
 /// A batch whose transaction has not succeeded yet.
@@ -230,7 +237,10 @@ impl<P: Processor> LaneState<P> {
                     Some(step) => return Ok(step),
                     None => (Stage::Work, Step::Check),
                 },
-                Stage::Work if self.unwritten.is_some() => (Stage::Poll, self.write(now)),
+                Stage::Work if self.unwritten.is_some() => (Stage::Writing, self.write(now)),
+                Stage::Writing if is_stopping => (Stage::Writing, Step::Await),
+                Stage::Writing => (Stage::Waiting, Step::Admit),
+                Stage::Waiting => (Stage::Writing, Step::Await),
                 Stage::Work if is_stopping => {
                     self.stage = Stage::Verify;
                     continue;
@@ -359,12 +369,23 @@ impl<P: Processor> LaneState<P> {
             unknown: None,
             timeouts: 0,
         });
+        self.stage = Stage::Writing;
         Some(self.write(now))
     }
 
+    /// Whether a transaction is being written.
+    pub(super) fn is_writing(&self) -> bool {
+        matches!(self.stage, Stage::Writing | Stage::Waiting)
+    }
+
     /// The outputs of the transaction to write.
-    pub(super) fn batch(&self) -> &TransactionBatch {
-        &self.batch
+    pub(super) fn take_outputs(&mut self) -> Vec<Output> {
+        std::mem::take(&mut self.batch.outputs)
+    }
+
+    /// Returns the outputs of the transaction that was written.
+    pub(super) fn put_outputs(&mut self, outputs: Vec<Output>) {
+        self.batch.outputs = outputs;
     }
 
     /// The positions that the transaction commits.
@@ -374,7 +395,7 @@ impl<P: Processor> LaneState<P> {
             .map_or(&[], |unwritten| &unwritten.commits)
     }
 
-    /// The result of [`Step::Write`], with the ends of the changelog if everything was delivered.
+    /// The result of the transaction, with the ends of the changelog if everything was delivered.
     ///
     /// # Errors
     /// If another process uses the same instance name.
@@ -384,6 +405,7 @@ impl<P: Processor> LaneState<P> {
         result: Result<(), TransactionError>,
         changelog_ends: Vec<(i32, i64)>,
     ) -> Result<(), Ended> {
+        self.stage = Stage::Poll;
         let Err(error) = result else {
             self.committed(now, changelog_ends);
             return Ok(());

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use redeliver_core::{Failure, Headers, ManualClock, Position, Record, Timestamp};
+use redeliver_core::{Failure, Headers, ManualClock, Output, Position, Record, Timestamp};
 
 use super::processor::{ModelProcessor, OWNED};
 use super::{Answer, Op, Outcome, PARTITIONS, Random};
@@ -70,6 +70,10 @@ pub(super) struct World {
     fail_init: bool,
     fail_start: bool,
     has_producers: bool,
+    /// The outputs of the transaction that is being written, and its result once the broker has decided it.
+    outputs: Vec<Output>,
+    written_result: Option<Result<(), TransactionError>>,
+    is_writing: bool,
     /// How often each value was written by a committed transaction.
     written: BTreeMap<Vec<u8>, u32>,
     /// Something happened that justifies to call the handler again.
@@ -127,6 +131,9 @@ impl World {
             fail_init: false,
             fail_start: false,
             has_producers: true,
+            outputs: Vec::new(),
+            written_result: None,
+            is_writing: false,
             written: BTreeMap::new(),
             may_call_again: false,
             steps: 0,
@@ -184,6 +191,8 @@ impl World {
             Op::FailInit => self.fail_init = true,
             Op::FailStart => self.fail_start = true,
             Op::PeerWork(records) => self.peer_work(records)?,
+            // A session does not end while a transaction is being written.
+            Op::Break if self.is_writing => {}
             Op::Break => self.restart_session()?,
             Op::LateResult => self.state.processor().return_late_result(),
             Op::Owner(partition) => self.state.processor().write_as_owner(partition),
@@ -283,7 +292,28 @@ impl World {
             }
             Step::Admit => self.admit(),
             Step::Check | Step::Verify => {}
-            Step::Write => return self.write(),
+            Step::Write => {
+                let values = self.state.take_outputs();
+                self.outputs = values;
+                if self.random.below(2) == 0 {
+                    self.written_result = Some(self.write()?);
+                }
+                self.is_writing = true;
+            }
+            Step::Await => {
+                // The transaction takes a while, in which the history goes on.
+                if self.random.below(3) == 0 {
+                    let result = match self.written_result.take() {
+                        Some(result) => result,
+                        None => self.write()?,
+                    };
+                    self.is_writing = false;
+                    let outputs = std::mem::take(&mut self.outputs);
+                    self.state.put_outputs(outputs);
+                    let now = self.now();
+                    return Ok(self.state.written(now, result, Vec::new()));
+                }
+            }
             Step::Park(wait) => self.now += wait,
             Step::Stop => unreachable!("handled by the caller"),
         }
@@ -414,12 +444,12 @@ impl World {
         Ok(())
     }
 
-    fn write(&mut self) -> Result<Result<(), Ended>, String> {
+    /// The broker ends the transaction of the lane.
+    fn write(&mut self) -> Result<Result<(), TransactionError>, String> {
         if !self.has_producers {
             return Err("a transaction began before the producers were initialised".to_owned());
         }
-        let batch = self.state.batch();
-        let values = batch
+        let values = self
             .outputs
             .iter()
             .map(|output| output.value.as_ref().unwrap().to_vec())
@@ -475,8 +505,7 @@ impl World {
         if let Err(error) = &result {
             self.has_producers = error.action == RecoveryAction::Abort;
         }
-        let now = self.now();
-        Ok(self.state.written(now, result, Vec::new()))
+        Ok(result)
     }
 
     fn commit(&mut self, transaction: Transaction) -> Result<(), String> {
