@@ -1,10 +1,10 @@
-//! Calls of librdkafka's admin API that `rdkafka` does not expose: topic ids and the members of a consumer group.
+//! Calls of librdkafka that `rdkafka` does not expose: topic ids, the members of a consumer group, and a consumer's member id.
 //!
 //! This is the only crate of the workspace that contains `unsafe` code. Its public API is safe and returns owned values: no
 //! pointer of librdkafka leaves a function. Each native object has a guard that frees it. Each `unsafe` block contains one
 //! call and states why it is sound.
 //!
-//! Both calls block up to their timeout. Neither creates a topic, even with `auto.create.topics.enable`.
+//! Requests block up to their timeout. None creates a topic, even with `auto.create.topics.enable`.
 
 mod native;
 
@@ -16,7 +16,7 @@ use rdkafka::bindings as rd;
 use rdkafka::client::{Client, ClientContext};
 use rdkafka::error::{IsError as _, RDKafkaErrorCode};
 
-use native::{Options, Queue, TopicNames};
+use native::{Options, OwnedString, Queue, TopicNames};
 
 /// The id of a topic. A topic that is deleted and created again under the same name gets a new id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -155,6 +155,15 @@ pub fn describe_group<C: ClientContext>(
         is_stable: group.is_stable(),
         members: group.members(),
     })
+}
+
+/// The id that the group's coordinator has given to a consumer; `None` before it has joined a group. Waits for the client's
+/// main thread, not for the broker.
+pub fn member_id<C: ClientContext>(client: &Client<C>) -> Option<String> {
+    // SAFETY: the client is live. The result is null or a string that this function owns.
+    let id = unsafe { rd::rd_kafka_memberid(client.native_ptr()) };
+    let id = OwnedString::new(id)?;
+    Some(id.to_string()).filter(|id| !id.is_empty())
 }
 
 fn c_strings(names: &[&str]) -> Result<Vec<CString>, RDKafkaErrorCode> {

@@ -19,6 +19,31 @@ fn millis(duration: Duration) -> i32 {
     i32::try_from(duration.as_millis()).unwrap_or(i32::MAX)
 }
 
+/// A string that librdkafka has allocated.
+pub(crate) struct OwnedString(NonNull<c_char>);
+
+impl OwnedString {
+    /// Takes a string that librdkafka returned; `None` for null.
+    pub(crate) fn new(string: *mut c_char) -> Option<Self> {
+        NonNull::new(string).map(Self)
+    }
+}
+
+impl std::fmt::Display for OwnedString {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // SAFETY: the string is live and ends with NUL.
+        let string = unsafe { CStr::from_ptr(self.0.as_ptr()) };
+        f.write_str(&string.to_string_lossy())
+    }
+}
+
+impl Drop for OwnedString {
+    fn drop(&mut self) {
+        // SAFETY: allocated by librdkafka, freed once. A null client stands for its global allocator.
+        unsafe { rd::rd_kafka_mem_free(ptr::null_mut(), self.0.as_ptr().cast()) }
+    }
+}
+
 /// A queue for the response to one request.
 pub(crate) struct Queue<'c> {
     queue: NonNull<rd::rd_kafka_queue_t>,

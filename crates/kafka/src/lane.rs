@@ -275,15 +275,14 @@ impl<P: Processor> Lane<P> {
         let Self { client, state } = self;
         state.begin_session();
         let stop = client.stop.clone();
-        let mut driver = Driver::open(client, writer, state)?;
-        let result = loop {
-            let step = state.next(Instant::now(), stop.is_cancelled());
-            match step.and_then(|step| driver.execute(step, state)) {
-                Ok(true) => {}
-                Ok(false) => break Ok(()),
-                Err(ended) => break Err(ended),
+        let result = Driver::open(client, writer, state).and_then(|mut driver| {
+            loop {
+                let step = state.next(Instant::now(), stop.is_cancelled())?;
+                if !driver.execute(step, state)? {
+                    return Ok(());
+                }
             }
-        };
+        });
         state.end_session();
         result
     }

@@ -180,6 +180,13 @@ impl<'a> Driver<'a> {
                     state.revoked(&partitions);
                     self.drop_queues(state);
                 }
+                Event::MemberReplaced => {
+                    tracing::warn!(
+                        lane = self.lane.spec.name,
+                        "the coordinator had removed this member from the group; reading again from the committed offsets"
+                    );
+                    state.read_again();
+                }
                 Event::TopicIdChanged(topic, id) => {
                     self.client_ids.insert(topic, id);
                     self.must_compare_ids = true;

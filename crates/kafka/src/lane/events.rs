@@ -11,7 +11,7 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::statistics::{Statistics, Topic};
 use rdkafka::types::RDKafkaRespErr;
 use rdkafka::{ClientContext, TopicPartitionList};
-use redeliver_kafka_ffi::TopicId;
+use redeliver_kafka_ffi::{TopicId, member_id};
 
 use crate::client::ClientLog;
 use crate::processor::Waker;
@@ -23,6 +23,7 @@ pub(crate) struct Events {
     served: AtomicU64,
     /// The member and generation of the last rebalance that was served.
     member: Mutex<Option<Arc<ConsumerGroupMetadata>>>,
+    member_id: Mutex<Option<String>>,
     waker: Waker,
     log: ClientLog,
 }
@@ -30,6 +31,10 @@ pub(crate) struct Events {
 pub(super) enum Event {
     Assigned(Vec<(String, i32)>),
     Revoked(Vec<(String, i32)>),
+    /// The coordinator had removed the member from the group, and it has joined again as another member. Partitions that it
+    /// got back may have had another owner meanwhile, and the client does not report them as revoked (error
+    /// `UNKNOWN_MEMBER_ID` in `rd_kafka_cgrp_handle_JoinGroup`, librdkafka 2.12).
+    MemberReplaced,
     /// The client fetches the topic under this id from now on.
     TopicIdChanged(String, TopicId),
     Unreachable,
@@ -84,6 +89,7 @@ impl Events {
             queue: Mutex::default(),
             served: 0.into(),
             member: Mutex::default(),
+            member_id: Mutex::default(),
             waker,
             log: ClientLog::default(),
         }
@@ -158,6 +164,13 @@ impl ConsumerContext for Events {
     fn rebalance(&self, consumer: &BaseConsumer<Self>, error: RDKafkaRespErr, list: &mut TopicPartitionList) {
         self.count();
         self.capture_member(consumer);
+        let id = member_id(consumer.client());
+        if lock(&self.member_id)
+            .replace(id.clone().unwrap_or_default())
+            .is_some_and(|known| Some(known) != id)
+        {
+            self.push(Event::MemberReplaced);
+        }
         let partitions: Vec<(String, i32)> = list
             .elements()
             .iter()

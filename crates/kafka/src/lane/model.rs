@@ -27,6 +27,9 @@ pub(super) enum Op {
     Rebalance(u8),
     /// The group has moved all partitions to the peer while the lane was frozen.
     Evict,
+    /// The group removes the lane while it rejoins, the peer processes this many records of each partition, and the lane gets
+    /// back what it had. The client reports no revocation.
+    Replace(u8),
     /// How the next transactions end.
     Outcomes(Outcome, u8),
     /// This many attempts of the handler finish, the latest first or the earliest first.
@@ -146,8 +149,9 @@ fn random_op(random: &mut Random) -> Op {
         28 => Op::LateResult,
         29 => Op::Owner(partition(random)),
         30 => Op::Wait(u16::from(random.below(250)) * 20),
-        _ => match random.below(2) {
+        _ => match random.below(3) {
             0 => Op::Break,
+            1 => Op::Replace(random.below(4)),
             _ => Op::Steps(40),
         },
     }

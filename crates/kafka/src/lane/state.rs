@@ -541,7 +541,8 @@ impl<P: Processor> LaneState<P> {
         self.rewind();
     }
 
-    /// A record was not read where it should have been: all partitions are read again from their committed positions.
+    /// Records may have been missed, or another member may have processed them: all partitions are read again from their
+    /// committed positions.
     pub(super) fn read_again(&mut self) {
         if self.unwritten.is_some() {
             self.drop_batch();
@@ -664,9 +665,6 @@ impl<P: Processor> LaneState<P> {
                 }
                 Err(reason) => self.look_up_later(now, &reason),
             }
-        }
-        if self.assignments.are_all_read() {
-            self.unanswered_since = None;
         }
         Ok(())
     }

@@ -37,6 +37,7 @@ struct Partition {
 }
 
 enum GroupEvent {
+    Replaced,
     Assigned(Vec<i32>),
     Revoked(Vec<i32>),
 }
@@ -149,7 +150,7 @@ impl World {
     pub(super) fn apply(&mut self, op: Op) -> Result<(), String> {
         let takes_back = self.state.processor().takes_back;
         self.may_call_again |= match op {
-            Op::Rebalance(_) | Op::Evict | Op::Break | Op::LateResult | Op::Owner(_) => true,
+            Op::Rebalance(_) | Op::Evict | Op::Replace(_) | Op::Break | Op::LateResult | Op::Owner(_) => true,
             Op::Outcomes(Outcome::TimedOut | Outcome::MissingTopic, _) => !takes_back,
             _ => false,
         };
@@ -176,6 +177,7 @@ impl World {
                 self.rebalance(&target.collect());
             }
             Op::Evict => self.evict(),
+            Op::Replace(records) => self.replace(records)?,
             Op::Outcomes(outcome, count) => {
                 self.outcomes
                     .extend(std::iter::repeat_n(outcome, usize::from(count)));
@@ -241,6 +243,30 @@ impl World {
         }
         self.events.clear();
         self.events.push(GroupEvent::Revoked(lost));
+    }
+
+    fn replace(&mut self, records: u8) -> Result<(), String> {
+        if !self.events.is_empty() || !self.is_member {
+            return Ok(());
+        }
+        self.generation += 1;
+        let owned: Vec<bool> = self
+            .partitions
+            .iter()
+            .map(|partition| partition.owner == Owner::Lane)
+            .collect();
+        for partition in &mut self.partitions {
+            partition.owner = Owner::Peer;
+        }
+        self.peer_work(records)?;
+        self.generation += 1;
+        for (partition, is_owned) in self.partitions.iter_mut().zip(owned) {
+            if is_owned {
+                partition.owner = Owner::Lane;
+            }
+        }
+        self.events.push(GroupEvent::Replaced);
+        Ok(())
     }
 
     /// One step of the lane.
@@ -323,6 +349,7 @@ impl World {
     fn poll(&mut self) -> Result<(), Ended> {
         for event in std::mem::take(&mut self.events) {
             match event {
+                GroupEvent::Replaced => self.state.read_again(),
                 GroupEvent::Revoked(partitions) => {
                     for partition in &partitions {
                         self.fetched.remove(partition);
@@ -584,6 +611,7 @@ impl World {
                 match event {
                     GroupEvent::Revoked(partitions) => target.retain(|p| !partitions.contains(p)),
                     GroupEvent::Assigned(partitions) => target.extend(partitions),
+                    GroupEvent::Replaced => {}
                 }
             }
             target
