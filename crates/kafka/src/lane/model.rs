@@ -222,3 +222,74 @@ fn a_million_steps_of_random_histories_write_each_record_exactly_once() {
         seed += 1;
     }
 }
+
+/// A world in which the lane reads all partitions, with the results of aborted transactions taken back or not.
+fn world(takes_back: bool) -> World {
+    let seed = (0..).find(|seed| (Random::new(*seed).below(2) == 0) == takes_back);
+    let mut world = World::new(Random::new(seed.unwrap()));
+    world.apply(Op::Steps(20)).unwrap();
+    world
+}
+
+fn produce_and_finish(world: &mut World, records: u8) {
+    let produce = |partition| Op::Produce {
+        partition,
+        records,
+        gap: 0,
+    };
+    let finish = Op::Finish {
+        records: 255,
+        latest_first: false,
+    };
+    for op in [produce(0), produce(1), Op::Steps(200), finish] {
+        world.apply(op).unwrap();
+    }
+}
+
+#[test]
+fn a_session_waits_for_lookups_as_long_as_a_dead_peers_transaction_may_stay_open() {
+    let mut world = world(true);
+    world.apply(Op::Lookups(Answer::Unanswered)).unwrap();
+    world.apply(Op::Rebalance(0)).unwrap();
+    world.apply(Op::Steps(3)).unwrap();
+    world.apply(Op::Rebalance(1)).unwrap();
+    let began = world.elapsed();
+    while world.ended_sessions == 0 {
+        world.apply(Op::Steps(1)).unwrap();
+    }
+    // The default transaction timeout is 10 seconds.
+    let waited = (world.elapsed() - began).as_secs();
+    assert!((22..24).contains(&waited), "{waited}");
+}
+
+#[test]
+fn a_lane_that_is_fenced_repeatedly_ends() {
+    for (fencings, ended) in [(4, 0), (5, 1)] {
+        let mut world = world(true);
+        world.apply(Op::Outcomes(Outcome::Fenced, fencings)).unwrap();
+        produce_and_finish(&mut world, 5);
+        world.apply(Op::Steps(200)).unwrap();
+        assert_eq!(world.ended_sessions, ended);
+    }
+}
+
+#[test]
+fn a_batch_that_times_out_is_written_in_smaller_parts_without_another_call() {
+    let mut world = world(true);
+    world.apply(Op::Outcomes(Outcome::TimedOut, 2)).unwrap();
+    produce_and_finish(&mut world, 20);
+    world.apply(Op::Steps(250)).unwrap();
+    world.settle().unwrap();
+    assert_eq!(world.sizes[..3], [40, 20, 16]);
+}
+
+#[test]
+fn a_batch_that_is_not_taken_back_is_given_up_after_three_timeouts() {
+    let mut world = world(false);
+    world.apply(Op::Outcomes(Outcome::TimedOut, 3)).unwrap();
+    produce_and_finish(&mut world, 20);
+    world.apply(Op::Steps(250)).unwrap();
+    world.settle().unwrap();
+    assert_eq!(world.sizes[..3], [40, 40, 40]);
+    assert!(world.sizes[3] <= 16, "{:?}", world.sizes);
+}

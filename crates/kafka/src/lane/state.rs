@@ -500,8 +500,8 @@ impl<P: Processor> LaneState<P> {
             }
             FailureKind::TimedOut => {
                 unwritten.timeouts += 1;
-                let is_minimal = self.batch_limit <= MIN_BATCH.min(self.max_batch);
-                let must_shrink = unwritten.timeouts >= MAX_TIMEOUTS && !is_minimal;
+                let size = self.batch.outputs.len().max(self.batch.completed.len());
+                let must_shrink = unwritten.timeouts >= MAX_TIMEOUTS && size > MIN_BATCH;
                 self.batch_limit = (self.batch_limit / 2).max(MIN_BATCH.min(self.max_batch));
                 if !self.give_back() && must_shrink {
                     self.drop_batch();

@@ -101,7 +101,7 @@ impl Processor for ModelProcessor {
 
     fn capacity(&self, assignment: AssignmentId) -> usize {
         assert!(self.live.contains_key(&assignment));
-        20_usize.saturating_sub(self.running.len() + self.finished.len())
+        60_usize.saturating_sub(self.running.len() + self.finished.len())
     }
 
     fn accept(&mut self, assignment: AssignmentId, record: Record, _now: Timestamp) {

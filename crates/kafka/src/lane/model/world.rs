@@ -80,6 +80,10 @@ pub(super) struct World {
     /// Something happened that justifies to call the handler again.
     may_call_again: bool,
     pub(super) steps: u64,
+    /// The number of sessions that the lane has ended.
+    pub(super) ended_sessions: u32,
+    /// The number of outputs of each transaction.
+    pub(super) sizes: Vec<usize>,
 }
 
 fn value(partition: i32, offset: i64) -> Vec<u8> {
@@ -93,7 +97,7 @@ impl World {
             name: "model".to_owned(),
             group: "model".to_owned(),
             topics: vec![topic.clone()],
-            batch: 8,
+            batch: 40,
             grace: Duration::from_secs(10),
             changelog: None,
             if_recreated: IfRecreated::ReadFromBeginning,
@@ -138,9 +142,16 @@ impl World {
             written: BTreeMap::new(),
             may_call_again: false,
             steps: 0,
+            ended_sessions: 0,
+            sizes: Vec::new(),
         };
         world.rebalance(&(0..PARTITIONS).collect());
         world
+    }
+
+    /// The time since the beginning.
+    pub(super) fn elapsed(&self) -> Duration {
+        self.now
     }
 
     fn now(&self) -> Instant {
@@ -283,6 +294,7 @@ impl World {
             Ok(()) => Ok(true),
             // Repeated fencing is fatal in a process; the history then begins another one.
             Err(Ended::Broken(_) | Ended::Fatal(_)) => {
+                self.ended_sessions += 1;
                 self.restart_session()?;
                 Ok(true)
             }
@@ -320,6 +332,7 @@ impl World {
             Step::Check | Step::Verify => {}
             Step::Write => {
                 let values = self.state.take_outputs();
+                self.sizes.push(values.len());
                 self.outputs = values;
                 if self.random.below(2) == 0 {
                     self.written_result = Some(self.write()?);
