@@ -63,11 +63,14 @@ impl Positions {
             .name("positions".to_owned())
             .spawn(move || {
                 for lookup in received {
-                    source.look_up(lookup, |found| {
-                        // An error means that the lane has ended.
-                        let _ = sender.send(found);
+                    let is_read = source.look_up(lookup, |answer| {
+                        let sent = sender.send(answer);
                         waker.wake();
+                        sent.is_ok()
                     });
+                    if !is_read {
+                        return;
+                    }
                 }
             })?;
         Ok(Self {
@@ -128,8 +131,8 @@ struct Source {
 }
 
 impl Source {
-    /// Passes the answers to a lookup to `send`, as they arrive.
-    fn look_up(&self, lookup: Lookup, mut send: impl FnMut(Answer)) {
+    /// Passes the answers to a lookup to `send`, as they arrive. Returns false as soon as `send` does.
+    fn look_up(&self, lookup: Lookup, mut send: impl FnMut(Answer) -> bool) -> bool {
         let Lookup {
             number,
             partitions,
@@ -152,26 +155,26 @@ impl Source {
                 number,
                 positions,
                 is_answered,
-            }));
+            }))
         };
         // The ids are read before the offsets. If the topic is created again in between, an old offset meets the old id, and
         // the next check of the topics detects the change. In the other order, an old offset without a fingerprint would be
         // attributed to the new topic.
-        match self.topic_ids(&partitions) {
+        let is_read = match self.topic_ids(&partitions) {
             Err(reason) => answer(&partitions, Err(reason)),
             Ok(ids) => {
                 let result = self.positions(&partitions, &ids, CALL);
                 // The embedded broker assigns all partitions together.
                 if result.is_ok() || is_whole || !self.has_topic_ids {
-                    answer(&partitions, result);
+                    answer(&partitions, result)
                 } else {
-                    for partition in partitions.chunks(1) {
-                        answer(partition, self.positions(partition, &ids, SINGLE_CALL));
-                    }
+                    partitions
+                        .chunks(1)
+                        .all(|partition| answer(partition, self.positions(partition, &ids, SINGLE_CALL)))
                 }
             }
-        }
-        send(Answer::Done);
+        };
+        is_read && send(Answer::Done)
     }
 
     fn positions(
