@@ -356,7 +356,9 @@ impl Shard {
         }
         requests.extend(self.request_due_scan(now));
         requests.extend(self.request_sweep(now));
-        if !self.is_scanning_forgettable && self.forgettable.is_empty() && now >= self.next_forget {
+        // The clock may have been set back.
+        let may_forget = now >= self.next_forget || self.next_forget > now.after(FORGET_INTERVAL);
+        if !self.is_scanning_forgettable && self.forgettable.is_empty() && may_forget {
             self.is_scanning_forgettable = true;
             requests.push(IndexRequest::Forgettable);
         }
@@ -1065,4 +1067,4 @@ fn rejected_outcome(failure: &Failure) -> v1::CommandOutcome {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

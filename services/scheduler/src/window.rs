@@ -5,7 +5,8 @@
 //! burst of one does not delay the others.
 //!
 //! A job that is cancelled or rescheduled after it was due leaves its old entry in a queue. The revision identifies such
-//! an entry when it is popped.
+//! an entry when it is popped. A job that is not due any more when it is popped, because the clock was set back, is ordered
+//! by due time again.
 //!
 //! Looked-up jobs and jobs from commands are counted separately, so that each kind can have room of its own. In shared
 //! room, a large burst that was scheduled earlier would keep new jobs out until it is over, and many new jobs would keep
@@ -174,11 +175,25 @@ impl Window {
             let Some(Reverse((_, id, revision))) = entry else {
                 continue;
             };
-            if self.is_current(id, revision) {
-                return self.remove(id);
+            if !self.is_current(id, revision) {
+                continue;
             }
+            // The job was queued by a later time: the clock has been set back.
+            if self.get(id).is_some_and(|job| job.due > now) {
+                self.wait_again(id);
+                continue;
+            }
+            return self.remove(id);
         }
         None
+    }
+
+    /// Orders a job that was queued as due by its due time again.
+    fn wait_again(&mut self, id: JobId) {
+        if let Some((job, source)) = self.jobs.get(&id) {
+            let (cursor, source) = (Cursor::of(job), *source);
+            self.jobs_of_mut(source).upcoming.insert(cursor);
+        }
     }
 
     /// Moves jobs that are due by now to the queues of their applications.
@@ -295,7 +310,45 @@ mod tests {
         assert!(pop_all(&mut window, 100).is_empty());
     }
 
+    #[test]
+    fn a_queued_job_waits_again_when_the_clock_is_set_back() {
+        let mut window = Window::default();
+        window.insert(job(1, "a", 90, Priority::Normal), Source::Commanded);
+        window.insert(job(2, "a", 100, Priority::Normal), Source::LookedUp);
+        let first = window.pop_due(Timestamp::from_millis(100)).unwrap();
+        assert_eq!((first.id.offset(), window.has_backlog()), (1, true));
+        assert!(pop_all(&mut window, 99).is_empty());
+        assert_eq!(window.next_due(), Some(Timestamp::from_millis(100)));
+        assert_eq!(pop_all(&mut window, 100), [2]);
+        assert_eq!(window.next_due(), None);
+    }
+
     proptest! {
+        #[test]
+        fn no_job_is_popped_early_or_lost_when_the_clock_is_set_back_and_forth(
+            jobs in proptest::collection::vec((0_i64..1000, 0..3_usize, 0..3_usize), 0..100),
+            turns in proptest::collection::vec((0_i64..1000, 0..20_usize), 0..20),
+        ) {
+            let priorities = [Priority::High, Priority::Normal, Priority::Low];
+            let mut window = Window::default();
+            for (number, (due, app, priority)) in jobs.iter().enumerate() {
+                let job = job(i64::try_from(number).unwrap(), ["a", "b", "c"][*app], *due, priorities[*priority]);
+                window.insert(job, Source::ALL[number % 3]);
+            }
+            let mut popped = Vec::new();
+            for (now, limit) in turns.into_iter().chain([(1000, usize::MAX)]) {
+                for _ in 0..limit {
+                    let Some(job) = window.pop_due(Timestamp::from_millis(now)) else { break };
+                    prop_assert!(job.due.as_millis() <= now, "due {} at {now}", job.due.as_millis());
+                    popped.push(job.id);
+                }
+            }
+            popped.sort_unstable();
+            popped.dedup();
+            prop_assert_eq!(popped.len(), jobs.len());
+            prop_assert_eq!(window.next_due(), None);
+        }
+
         #[test]
         fn each_job_is_popped_once_and_never_early(
             jobs in proptest::collection::vec((0_i64..1000, 0..3_usize, 0..3_usize), 0..100), steps in proptest::collection::vec(0_i64..1000, 0..10),

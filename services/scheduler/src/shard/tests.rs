@@ -54,7 +54,7 @@ impl Topics for FakeTopics {
     }
 }
 
-fn settings() -> Settings {
+pub(crate) fn settings() -> Settings {
     let hour = Duration::from_secs(3600);
     Settings {
         rules: Rules {
@@ -106,6 +106,23 @@ fn an_empty_window_of_any_size_requests_a_due_scan() {
             .any(|request| matches!(request, IndexRequest::DueScan { .. }));
         assert!(has_due_scan, "{window_jobs} jobs, {window_bytes} bytes");
     }
+}
+
+#[test]
+fn ended_jobs_are_looked_for_again_soon_after_the_clock_was_set_back() {
+    let mut shard = Shard::new(Arc::new(settings()), 0);
+    let looks = |shard: &mut Shard, now| {
+        let requests = shard.index_requests(now);
+        requests
+            .iter()
+            .any(|request| matches!(request, IndexRequest::Forgettable))
+    };
+    let now = Timestamp::from_millis(START);
+    shard.handle_response(IndexResponse::Ready { end: 0 }, now);
+    assert!(looks(&mut shard, now));
+    shard.handle_response(IndexResponse::Forgettable(Vec::new()), now);
+    assert!(!looks(&mut shard, now));
+    assert!(looks(&mut shard, Timestamp::from_millis(START - 3_600_000)));
 }
 
 fn at(due: Timestamp) -> v1::job_spec::When {
