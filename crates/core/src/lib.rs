@@ -8,6 +8,7 @@
 //! | [`record`] | a Kafka record with its ordered headers |
 //! | [`headers`] | reserved headers: names, validation, writing |
 //! | [`time`] | timestamps in milliseconds, and clocks |
+//! | [`clock_guard`] | detects steps of the wall clock |
 //! | [`human_duration`] | durations such as `5s` and `2m` |
 //! | [`error_chain`] | an error and its causes in one line |
 //! | [`failure`] | failures, with failure class and error code |
@@ -22,6 +23,7 @@
 
 pub mod backoff;
 pub mod classification;
+pub mod clock_guard;
 pub mod error_chain;
 pub mod failure;
 pub mod headers;
@@ -36,6 +38,7 @@ pub mod time;
 pub mod wait;
 
 pub use backoff::{Jitter, RetryPolicy};
+pub use clock_guard::{ClockLimits, GuardedClock};
 pub use failure::{ErrorClass, Failure};
 pub use human_duration::HumanDuration;
 pub use job::JobId;
@@ -43,4 +46,4 @@ pub use outcome::Outcome;
 pub use pipeline::Pipeline;
 pub use record::{Headers, Output, Position, Record};
 pub use scheduler::SchedulerTopics;
-pub use time::{Clock, ManualClock, SystemClock, Timestamp};
+pub use time::{AdjustableClock, Clock, ManualClock, SystemClock, Timestamp};

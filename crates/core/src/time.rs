@@ -5,8 +5,9 @@
 
 use std::fmt;
 use std::str::FromStr;
-use std::sync::atomic::{AtomicI64, Ordering};
-use std::time::Duration;
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 /// Milliseconds since 1970-01-01T00:00:00Z. Displayed as RFC 3339 in UTC with three decimals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -76,6 +77,16 @@ pub trait Clock: Send + Sync {
     /// The current time, rounded down to the millisecond, so that no record is early.
     fn now(&self) -> Timestamp;
 
+    /// The time since a fixed moment, which is not affected when the wall clock is set.
+    fn monotonic(&self) -> Duration;
+
+    /// The current time, if it is certain enough to release what is due. `None` after a step of the wall clock, until the new
+    /// time is confirmed; see [`GuardedClock`](crate::clock_guard::GuardedClock). [`Clock::now`] then continues the former
+    /// time.
+    fn confirmed(&self) -> Option<Timestamp> {
+        Some(self.now())
+    }
+
     /// The duration until `due`; zero if it has passed.
     fn until(&self, due: Timestamp) -> Duration {
         due.since(self.now())
@@ -97,39 +108,89 @@ impl Clock for SystemClock {
             .unwrap_or(Duration::ZERO);
         Timestamp(i64::try_from(since_epoch.as_millis()).unwrap_or(i64::MAX))
     }
+
+    fn monotonic(&self) -> Duration {
+        static ORIGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
+        // Read before the clock: the first call initialises it.
+        let origin = *ORIGIN;
+        origin.elapsed()
+    }
 }
 
 /// A clock for tests, which only moves when it is set.
 #[derive(Debug)]
-pub struct ManualClock(AtomicI64);
+pub struct ManualClock {
+    wall: AtomicI64,
+    monotonic: AtomicU64,
+}
 
 impl ManualClock {
     /// A clock that shows `start`.
     #[must_use]
     pub const fn new(start: Timestamp) -> Self {
-        Self(AtomicI64::new(start.0))
+        Self {
+            wall: AtomicI64::new(start.0),
+            monotonic: AtomicU64::new(0),
+        }
     }
 
-    /// Sets the time, forwards or backwards.
+    /// Sets the time, forwards or backwards. The monotonic clock does not move.
     pub fn set(&self, now: Timestamp) {
-        self.0.store(now.0, Ordering::SeqCst);
+        self.wall.store(now.0, Ordering::SeqCst);
     }
 
-    /// Advances the clock.
+    /// Lets time pass on both clocks. Rounded up to the next millisecond.
     pub fn advance(&self, by: Duration) {
-        self.set(self.now().after(by));
+        let before = self.now();
+        let after = before.after(by);
+        self.monotonic
+            .fetch_add(u64::try_from(after.0 - before.0).unwrap_or(0), Ordering::SeqCst);
+        self.set(after);
     }
 }
 
 impl Clock for ManualClock {
     fn now(&self) -> Timestamp {
-        Timestamp(self.0.load(Ordering::SeqCst))
+        Timestamp(self.wall.load(Ordering::SeqCst))
+    }
+
+    fn monotonic(&self) -> Duration {
+        Duration::from_millis(self.monotonic.load(Ordering::SeqCst))
+    }
+}
+
+/// The system clock with a wall clock that can be set, for tests with real services.
+#[derive(Debug, Default)]
+pub struct AdjustableClock(AtomicI64);
+
+impl AdjustableClock {
+    /// Sets how far the wall clock is ahead of that of the system, in milliseconds.
+    pub fn set_error(&self, millis: i64) {
+        self.0.store(millis, Ordering::SeqCst);
+    }
+}
+
+impl Clock for AdjustableClock {
+    fn now(&self) -> Timestamp {
+        Timestamp(SystemClock.now().0.saturating_add(self.0.load(Ordering::SeqCst)))
+    }
+
+    fn monotonic(&self) -> Duration {
+        SystemClock.monotonic()
     }
 }
 
 impl<C: Clock + ?Sized> Clock for std::sync::Arc<C> {
     fn now(&self) -> Timestamp {
         (**self).now()
+    }
+
+    fn monotonic(&self) -> Duration {
+        (**self).monotonic()
+    }
+
+    fn confirmed(&self) -> Option<Timestamp> {
+        (**self).confirmed()
     }
 
     fn until(&self, due: Timestamp) -> Duration {
