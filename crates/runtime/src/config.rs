@@ -39,7 +39,7 @@ pub use kafka::{KafkaConfig, TopicsConfig};
 pub use load::Sources;
 pub use output::{ChosenOutput, OutputConfig};
 pub use pipeline::{AnchorConfig, LongWaitsConfig, PipelineConfig, ReturnTarget};
-pub use process::{AdminConfig, LogFormat, OtlpConfig, ShutdownConfig, TelemetryConfig};
+pub use process::{AdminConfig, ClockConfig, LogFormat, OtlpConfig, ShutdownConfig, TelemetryConfig};
 pub use retry::{JitterConfig, RetryConfig};
 pub use scheduler::{AppConfig, JobTopicsConfig, SchedulerConfig};
 pub use secret::{REDACTED, RequestHeaders, Secret, Settings, Url, redact_url};
@@ -73,6 +73,8 @@ pub struct Config {
     pub scheduler: SchedulerConfig,
     /// The inspector.
     pub dlq_inspector: DlqInspectorConfig,
+    /// Steps of the wall clock.
+    pub clock: ClockConfig,
     /// The admin port.
     pub admin: AdminConfig,
     /// Logs and traces.
@@ -97,6 +99,7 @@ impl Default for Config {
             redis: RedisConfig::default(),
             scheduler: SchedulerConfig::default(),
             dlq_inspector: DlqInspectorConfig::default(),
+            clock: ClockConfig::default(),
             admin: AdminConfig::default(),
             telemetry: TelemetryConfig::default(),
             shutdown: ShutdownConfig::default(),

@@ -1,4 +1,4 @@
-//! The sections that every process uses: `admin`, `telemetry`, `shutdown`.
+//! The sections that every process uses: `clock`, `admin`, `telemetry`, `shutdown`.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -10,6 +10,18 @@ use super::display_from_str;
 use super::error::Findings;
 use super::http_request::endpoint_url;
 use super::secret::Url;
+
+/// `clock`: steps of the wall clock.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ClockConfig {
+    /// The greatest step of the wall clock after which releases continue at once.
+    #[serde(with = "display_from_str")]
+    pub max_step: HumanDuration,
+    /// How long the wall clock must run without another step before its new time is used.
+    #[serde(with = "display_from_str")]
+    pub confirm: HumanDuration,
+}
 
 /// `admin`: health, metrics and configuration over HTTP.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -69,6 +81,15 @@ pub struct ShutdownConfig {
     pub grace: HumanDuration,
 }
 
+impl Default for ClockConfig {
+    fn default() -> Self {
+        Self {
+            max_step: HumanDuration::from_secs(2),
+            confirm: HumanDuration::from_secs(10),
+        }
+    }
+}
+
 impl Default for AdminConfig {
     fn default() -> Self {
         Self {
@@ -103,6 +124,15 @@ impl Default for ShutdownConfig {
         Self {
             grace: HumanDuration::from_secs(25),
         }
+    }
+}
+
+impl ClockConfig {
+    pub(super) fn check(&self, findings: &mut Findings<'_>) {
+        let (millis, second) = (HumanDuration::from_millis, HumanDuration::from_secs(1));
+        let hour = HumanDuration::from_secs(3_600);
+        findings.range("max_step", self.max_step, millis(100)..=hour);
+        findings.range("confirm", self.confirm, second..=hour);
     }
 }
 

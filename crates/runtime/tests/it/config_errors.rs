@@ -205,6 +205,15 @@ fn values_out_of_range_are_rejected() {
     range("redis", &[("high_water", "2", "0.1 and 1")]);
     range("shutdown", &[("grace", "2h", "0s and 1h")]);
     range(
+        "clock",
+        &[
+            ("max_step", "99ms", "100ms and 1h"),
+            ("max_step", "2h", "100ms and 1h"),
+            ("confirm", "999ms", "1s and 1h"),
+            ("confirm", "2h", "1s and 1h"),
+        ],
+    );
+    range(
         "scheduler",
         &[
             ("max_ahead", "99999d", "1s and 36500d"),
