@@ -23,6 +23,7 @@ use redeliver_runtime::tasks::{Spawner, TaskError, Tasks};
 use redeliver_runtime::telemetry::Tracer;
 use tokio_util::sync::CancellationToken;
 
+use crate::clock::ClockReports;
 use crate::metrics::LaneFamilies;
 use crate::topics::{self, TopicsError};
 
@@ -38,7 +39,8 @@ pub struct Host {
     pub config: Arc<Config>,
     /// How to connect to Kafka.
     pub kafka: KafkaSettings,
-    /// The clock of all lanes.
+    /// The clock of the process. After a step of the wall clock, it continues the former time until the new one is confirmed;
+    /// see [`redeliver_core::clock_guard`].
     pub clock: Arc<dyn Clock>,
     /// Supervised tasks and threads.
     pub tasks: Tasks,
@@ -50,6 +52,7 @@ pub struct Host {
     pub tracer: Tracer,
     registry: Arc<Mutex<Registry>>,
     families: HashMap<TypeId, Box<dyn Any + Send>>,
+    clock_reports: ClockReports,
     /// Taken when the admin port is served.
     admin: Option<Listener>,
     existing_topics: BTreeSet<String>,
@@ -137,9 +140,11 @@ impl Host {
     /// A host for a service that is starting.
     #[must_use]
     pub fn new(service: &str, start: Start) -> Self {
-        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-        let mut registry = metrics::registry(service, &start.config.instance, &*clock);
+        let mut registry = metrics::registry(service, &start.config.instance, &SystemClock);
+        let clock_reports = ClockReports::register(&mut registry);
         Self {
+            clock: clock_reports.guard(SystemClock, &start.config),
+            clock_reports,
             lanes: LaneFamilies::register(&mut registry),
             tasks: Tasks::new(start.shutdown),
             health: Health::new(),
@@ -150,10 +155,19 @@ impl Host {
             topics_part: None,
             topic_watch: None,
             existing_topics: BTreeSet::new(),
-            clock,
             registry: Arc::new(Mutex::new(registry)),
             families: HashMap::new(),
         }
+    }
+
+    /// Replaces the clock by one that a test can set. Call it before lanes are added.
+    pub fn set_clock(&mut self, clock: impl Clock + 'static) {
+        self.clock = self.clock_reports.guard(clock, &self.config);
+    }
+
+    /// Makes the process not ready while the clock is held. For services that release what is due.
+    pub fn require_steady_clock(&self) {
+        self.clock_reports.add_part(&self.health);
     }
 
     /// The process's metrics; a service registers its own here.

@@ -10,7 +10,9 @@
 //! | [`topics`] | the topics that a process needs |
 //! | [`leftovers`] | retry topics that the configuration no longer needs |
 //! | [`metrics`] | metrics and readiness of lanes |
+//! | `clock` | the guarded clock of the process |
 
+mod clock;
 pub mod host;
 pub mod leftovers;
 pub mod metrics;
