@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use redeliver_core::{HumanDuration, pipeline};
+use redeliver_core::{Clock, HumanDuration, pipeline};
 use redeliver_kafka::{KafkaSettings, Prefetch, TopicWatch, Waker};
 use redeliver_runtime::Config;
 use redeliver_runtime::telemetry::Tracer;
@@ -17,6 +17,7 @@ pub(crate) struct TierLanes {
     config: Arc<Config>,
     kafka: KafkaSettings,
     look_ahead: LookAhead,
+    clock: Arc<dyn Clock>,
     families: TierFamilies,
     tracer: Tracer,
     topic_watch: TopicWatch,
@@ -38,6 +39,7 @@ impl TierLanes {
                 prefetch: Prefetch::WAITING,
                 ..host.kafka.clone()
             },
+            clock: host.clock.clone(),
             families,
             tracer: host.tracer.clone(),
             topic_watch: host.topic_watch()?,
@@ -57,8 +59,15 @@ impl TierLanes {
             move |topic: &str| watch.missing_for(topic).is_some()
         });
         let metrics = self.families.of(tier, &name);
-        let tracer = self.tracer.clone();
-        let relay = Relay::new(tier, pipelines, self.look_ahead, metrics, tracer, is_missing);
+        let relay = Relay::new(
+            tier,
+            pipelines,
+            self.look_ahead,
+            self.clock.clone(),
+            metrics,
+            self.tracer.clone(),
+            is_missing,
+        );
         let waker = Waker::new();
         // The lane is woken when one of these topics is deleted or created.
         self.topic_watch.watch(relay.written_topics(), &waker);

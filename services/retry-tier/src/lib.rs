@@ -66,6 +66,7 @@ fn disable_huge_pages() {
 /// When the operating system cannot create a thread.
 pub fn mount(host: &mut Host) -> anyhow::Result<()> {
     let config = host.config.clone();
+    host.require_steady_clock();
     let lanes = TierLanes::new(host)?;
     let pipelines = served_pipelines(&config);
     for tier in config.served_tiers() {

@@ -2,6 +2,9 @@
 //!
 //! Time passes between transactions, never inside one, and the lane keeps polling while records wait. The look-ahead
 //! limits the records in memory per partition, so a million waiting records use disk space in Kafka, not memory here.
+//!
+//! After a step of the wall clock, nothing is released until the new time is confirmed. Dead letters of malformed records
+//! are written meanwhile.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -11,7 +14,7 @@ use redeliver_core::headers::{self, Origin, ReservedHeaders};
 use redeliver_core::pipeline::ReturnTopics;
 use redeliver_core::route;
 use redeliver_core::wait::LogThrottle;
-use redeliver_core::{Failure, HumanDuration, Output, Pipeline, Record, Timestamp};
+use redeliver_core::{Clock, Failure, HumanDuration, Output, Pipeline, Record, Timestamp};
 use redeliver_kafka::{AssignmentId, Processor, Refused, TransactionBatch};
 use redeliver_runtime::telemetry::{SpanKind, Tracer};
 use redeliver_runtime::trace_context::span_context;
@@ -65,6 +68,9 @@ pub(crate) struct Relay {
     order: Vec<AssignmentId>,
     /// The index in `order` at which the next call starts, modulo its length.
     next: usize,
+    clock: Arc<dyn Clock>,
+    /// The clock was not certain at the last call of `finish`.
+    is_held: bool,
     metrics: TierMetrics,
     tracer: Tracer,
     is_missing: IsMissing,
@@ -104,6 +110,7 @@ impl Relay {
         tier: HumanDuration,
         pipelines: &[ServedPipeline],
         look_ahead: LookAhead,
+        clock: Arc<dyn Clock>,
         metrics: TierMetrics,
         tracer: Tracer,
         is_missing: IsMissing,
@@ -124,6 +131,8 @@ impl Relay {
             partitions: HashMap::new(),
             order: Vec::new(),
             next: 0,
+            clock,
+            is_held: false,
             metrics,
             tracer,
             is_missing,
@@ -211,7 +220,10 @@ impl Processor for Relay {
         }
     }
 
-    fn finish(&mut self, now: Timestamp, limit: usize, batch: &mut TransactionBatch) {
+    fn finish(&mut self, _of_round: Timestamp, limit: usize, batch: &mut TransactionBatch) {
+        // Read again: the time of the round may be from before a step that another lane has seen since.
+        let confirmed = self.clock.confirmed();
+        self.is_held = confirmed.is_none();
         self.in_transaction.clear();
         let mut bytes = 0;
         let is_missing = &self.is_missing;
@@ -238,6 +250,7 @@ impl Processor for Relay {
                 batch.completed.push((assignment, offset));
                 self.in_transaction.push(Completion::Rejected);
             }
+            let Some(now) = confirmed else { continue };
             let mut checked: Option<Arc<str>> = None;
             while batch.completed.len() < limit && bytes < TransactionBatch::BYTES {
                 let Some(next) = partition.waiting.next().filter(|next| next.due <= now) else {
@@ -335,6 +348,10 @@ impl Processor for Relay {
     }
 
     fn next_due(&self) -> Option<Timestamp> {
+        if self.is_held {
+            // The lane looks again after its longest wait. A due time in the past would make it spin.
+            return None;
+        }
         self.partitions
             .values()
             .filter_map(|partition| partition.waiting.next())

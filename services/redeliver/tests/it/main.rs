@@ -4,6 +4,7 @@ mod all_services;
 mod chaos;
 mod cli;
 mod client;
+mod clock;
 mod demo;
 mod docs;
 mod e2e;

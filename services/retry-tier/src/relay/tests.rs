@@ -1,7 +1,9 @@
+use std::time::Duration;
+
 use prometheus_client::registry::Registry;
 use proptest::prelude::*;
 use redeliver_core::headers::{self, Origin};
-use redeliver_core::{Headers, Position};
+use redeliver_core::{ClockLimits, GuardedClock, Headers, ManualClock, Position};
 
 use super::*;
 use crate::metrics::TierFamilies;
@@ -12,9 +14,15 @@ const TIER: HumanDuration = HumanDuration::from_secs(5);
 /// A relay of the 5 s tier with one partition assigned.
 struct Bench {
     relay: Relay,
+    clock: Arc<ManualClock>,
     assignment: AssignmentId,
     offset: i64,
 }
+
+const LIMITS: ClockLimits = ClockLimits {
+    max_step: Duration::from_secs(2),
+    confirm: Duration::from_secs(10),
+};
 
 impl Bench {
     fn new(look_ahead: usize) -> Self {
@@ -29,11 +37,22 @@ impl Bench {
         };
         let served = ServedPipeline::new(Arc::new(pipeline), true);
         let is_missing = Box::new(|_: &str| false);
-        let mut relay = Relay::new(TIER, &[served], look_ahead, metrics, Tracer::off(), is_missing);
+        let clock = Arc::new(ManualClock::new(NOW));
+        let guarded = Arc::new(GuardedClock::new(clock.clone(), LIMITS, Box::new(|_| {})));
+        let mut relay = Relay::new(
+            TIER,
+            &[served],
+            look_ahead,
+            guarded,
+            metrics,
+            Tracer::off(),
+            is_missing,
+        );
         let assignment = AssignmentId::for_tests(0, 1);
         relay.assigned(assignment, &"docs-retry-5s".into(), 0);
         Self {
             relay,
+            clock,
             assignment,
             offset: 0,
         }
@@ -57,7 +76,14 @@ impl Bench {
         self.relay.accept(self.assignment, record, NOW);
     }
 
+    /// Lets time pass until `now`.
     fn finish(&mut self, now: Timestamp) -> Vec<(String, Headers)> {
+        self.clock.advance(now.since(self.clock.now()));
+        self.finish_at_once()
+    }
+
+    fn finish_at_once(&mut self) -> Vec<(String, Headers)> {
+        let now = self.clock.now();
         let mut batch = TransactionBatch::default();
         self.relay.finish(now, usize::MAX, &mut batch);
         assert_eq!(batch.outputs.len(), batch.completed.len());
@@ -329,4 +355,94 @@ fn dead_letters_whose_topic_is_missing_fill_only_their_own_partition() {
         bench.relay.committed(NOW);
     }
     assert_eq!(bench.relay.capacity(bench.assignment), 2);
+}
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+#[test]
+fn after_a_step_of_the_clock_nothing_is_released_or_moved_until_it_is_confirmed() {
+    let mut bench = Bench::new(2);
+    for seconds in [60, 3_000] {
+        bench.accept(waiting_until(in_seconds(seconds)));
+    }
+    bench.clock.set(NOW.after(2 * HOUR));
+    assert!(bench.finish_at_once().is_empty());
+    assert_eq!(bench.relay.next_due(), None, "the lane would spin");
+    bench.clock.advance(LIMITS.confirm - Duration::from_millis(1));
+    assert!(bench.finish_at_once().is_empty());
+    bench.clock.advance(Duration::from_millis(1));
+    assert_eq!(bench.finish_at_once().len(), 2);
+}
+
+#[test]
+fn a_step_that_is_undone_releases_nothing_early() {
+    let mut bench = Bench::new(10);
+    bench.accept(waiting_until(in_seconds(60)));
+    for error in [HOUR, 2 * HOUR] {
+        bench.clock.set(NOW.after(error));
+        assert!(bench.finish_at_once().is_empty());
+        bench.clock.set(NOW);
+        assert!(bench.finish_at_once().is_empty());
+        assert_eq!(bench.relay.next_due(), Some(in_seconds(60)));
+    }
+    assert_eq!(bench.finish(in_seconds(60)).len(), 1);
+}
+
+#[test]
+fn after_a_confirmed_step_backwards_a_record_waits_for_its_due_time_again() {
+    let mut bench = Bench::new(10);
+    bench.clock.advance(HOUR);
+    bench.accept(waiting_until(NOW.after(HOUR + Duration::from_secs(5))));
+    assert!(bench.finish_at_once().is_empty());
+    bench.clock.set(NOW);
+    assert!(bench.finish_at_once().is_empty());
+    bench.clock.advance(LIMITS.confirm);
+    assert!(bench.finish_at_once().is_empty());
+    bench.clock.advance(HOUR - Duration::from_millis(5_001));
+    assert!(bench.finish_at_once().is_empty());
+    assert_eq!(bench.finish(NOW.after(HOUR + Duration::from_secs(5))).len(), 1);
+}
+
+#[test]
+fn malformed_records_become_dead_letters_while_the_clock_is_held() {
+    let mut bench = Bench::new(10);
+    bench.accept(waiting_until(NOW));
+    bench.clock.set(NOW.after(HOUR));
+    bench.accept(Headers::new());
+    let out = bench.finish_at_once();
+    assert_eq!(out.len(), 1);
+    assert_eq!(out[0].0, "docs-dlq");
+}
+
+proptest! {
+    #[test]
+    fn with_wrong_steps_that_are_corrected_no_record_is_released_early_or_lost(
+        dues in proptest::collection::vec(0..120_000_u64, 1..50),
+        errors in proptest::collection::vec((-10_000_000_i64..10_000_000, 1..4_000_u64), 0..40),
+    ) {
+        let mut bench = Bench::new(1_000);
+        let at = |millis| NOW.after(Duration::from_millis(millis));
+        for due in &dues {
+            bench.accept(waiting_until(at(*due)));
+        }
+        let mut elapsed = 0;
+        let mut released = 0;
+        for (error, gap) in errors {
+            for error in [error, 0] {
+                bench.clock.set(Timestamp::from_millis(at(elapsed).as_millis() + error));
+                let first = bench.finish_at_once();
+                bench.clock.advance(Duration::from_millis(gap));
+                elapsed += gap;
+                let second = bench.finish_at_once();
+                for (_, headers) in first.into_iter().chain(second) {
+                    let due: Timestamp = std::str::from_utf8(headers.last(headers::PROCESS_AFTER).unwrap()).unwrap().parse().unwrap();
+                    // The bound, and a tenth of the time between two readings.
+                    prop_assert!(due <= at(elapsed).after(Duration::from_millis(2_400)), "{due} at {elapsed}");
+                    released += 1;
+                }
+            }
+        }
+        released += bench.finish(at(elapsed + 120_000)).len();
+        prop_assert_eq!(released, dues.len());
+    }
 }

@@ -1,0 +1,177 @@
+//! The wall clock of a retry tier in this process steps.
+
+use std::sync::Arc;
+
+use redeliver_core::headers::{
+    ERROR_CLASS, ERROR_CODE, ERROR_MESSAGE, ERROR_TIMESTAMP, Origin, PROCESS_AFTER, RETURN_TOPIC,
+    write_lineage,
+};
+use redeliver_core::{AdjustableClock, Clock as _, Headers, HumanDuration, Record, SystemClock, Timestamp};
+use redeliver_runtime::Config;
+use redeliver_runtime::cli::Start;
+use redeliver_runtime::health::Health;
+use redeliver_runtime::listen::Listener;
+use redeliver_runtime::tasks::TaskError;
+use redeliver_runtime::telemetry::Tracer;
+use redeliver_service::{Host, topics};
+use redeliver_testkit::eventually;
+use tokio::runtime::Runtime;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use crate::support::{DEADLINE, Draft, Pipe, PipeBuilder};
+
+const HOUR: i64 = 3_600_000;
+
+struct Running {
+    runtime: Runtime,
+    clock: Arc<AdjustableClock>,
+    health: Health,
+    stop: CancellationToken,
+    task: JoinHandle<Result<(), TaskError>>,
+}
+
+impl Running {
+    fn start(pipe: &Pipe, confirm: HumanDuration) -> Self {
+        let clock = Arc::new(AdjustableClock::default());
+        let stop = CancellationToken::new();
+        let yaml = format!("instance: {}\n{}", pipe.name(), pipe.env.yaml());
+        let mut config = Config::from_yaml(&yaml).unwrap();
+        config.clock.confirm = confirm;
+        let start = Start {
+            config: Arc::new(config),
+            shutdown: stop.clone(),
+            tracer: Tracer::off(),
+            admin: Listener::bind("admin.listen", ([127, 0, 0, 1], 0).into()).unwrap(),
+        };
+        let runtime = Runtime::new().unwrap();
+        let host = runtime.block_on(async {
+            let mut host = Host::new("retry-tier", start);
+            host.set_clock(clock.clone());
+            let needed = topics::of_pipelines(&host.config, std::slice::from_ref(&pipe.pipeline));
+            host.ensure_topics(&needed).await.unwrap();
+            redeliver_retry_tier::mount(&mut host).unwrap();
+            host
+        });
+        let health = host.health.clone();
+        let task = runtime.spawn(host.run());
+        let running = Self {
+            runtime,
+            clock,
+            health,
+            stop,
+            task,
+        };
+        eventually("the retry tier is ready", DEADLINE, || {
+            let report = running.health.report();
+            if report.ready {
+                Ok(())
+            } else {
+                Err(format!("{report:?}"))
+            }
+        });
+        running
+    }
+
+    #[track_caller]
+    fn until_clock_is(&self, expected: &str) {
+        eventually("the readiness follows the clock", DEADLINE, || {
+            let state = self.health.report().parts["clock"].clone();
+            if state.starts_with(expected) {
+                Ok(())
+            } else {
+                Err(state)
+            }
+        });
+    }
+
+    fn shut_down(self) {
+        self.stop.cancel();
+        self.runtime.block_on(self.task).unwrap().unwrap();
+    }
+}
+
+fn waiting(pipe: &Pipe, due: Timestamp) -> Draft {
+    let mut list = Headers::new();
+    let origin = Origin {
+        topic: "upstream".into(),
+        partition: 0,
+        offset: 7,
+        timestamp: None,
+    };
+    write_lineage(&mut list, pipe.name(), &origin, 1);
+    list.push_text(ERROR_CLASS, "transient");
+    list.push_text(ERROR_CODE, "http.503");
+    list.push_text(ERROR_MESSAGE, "busy");
+    list.push_text(ERROR_TIMESTAMP, &SystemClock.now().to_string());
+    list.push_text(PROCESS_AFTER, &due.to_string());
+    list.push_text(RETURN_TOPIC, &pipe.pipeline.return_topic());
+    Draft {
+        headers: list,
+        ..Draft::new("key", "waits")
+    }
+}
+
+fn in_millis(millis: u64) -> Timestamp {
+    SystemClock.now().after(std::time::Duration::from_millis(millis))
+}
+
+fn released(pipe: &Pipe) -> Vec<Record> {
+    pipe.read(&[pipe.pipeline.due_topic()])
+}
+
+#[track_caller]
+fn until_released(pipe: &Pipe, count: usize) -> Vec<Record> {
+    eventually("records are released", DEADLINE, || match released(pipe) {
+        records if records.len() >= count => Ok(records),
+        records => Err(format!("{} of {count}", records.len())),
+    })
+}
+
+#[test]
+fn a_step_that_is_undone_releases_no_record_early() {
+    let pipe = PipeBuilder::new("clock-undone").partitions(1).create();
+    // Longer than the test: only undoing the step ends the hold.
+    let running = Running::start(&pipe, HumanDuration::from_secs(3_600));
+    running.clock.set_error(HOUR);
+    running.until_clock_is("waiting: the wall clock stepped 3600.0 s forward");
+    let due = in_millis(5_000);
+    // A malformed record after the waiting one, in the same partition: once it is a dead letter, the lane has read both.
+    let malformed = Draft::new("key", "malformed");
+    pipe.produce_to(&pipe.first_tier(), vec![waiting(&pipe, due), malformed]);
+    let dead_letters = [pipe.pipeline.dead_letter_topic()];
+    eventually("the malformed record is a dead letter", DEADLINE, || {
+        match pipe.read(&dead_letters).len() {
+            1 => Ok(()),
+            count => Err(count),
+        }
+    });
+    assert!(released(&pipe).is_empty());
+    running.clock.set_error(0);
+    running.until_clock_is("ready");
+    // The timestamp is from the clock of the system.
+    let records = until_released(&pipe, 1);
+    assert!(records[0].timestamp.unwrap() >= due, "{records:?}");
+    running.shut_down();
+}
+
+#[test]
+fn a_step_that_lasts_is_confirmed_in_both_directions() {
+    let pipe = PipeBuilder::new("clock-lasts").partitions(1).create();
+    let confirm = HumanDuration::from_secs(2);
+    let running = Running::start(&pipe, confirm);
+    let stepped = SystemClock.now();
+    running.clock.set_error(HOUR);
+    pipe.produce_to(&pipe.first_tier(), vec![waiting(&pipe, in_millis(1_800_000))]);
+    let records = until_released(&pipe, 1);
+    // The clocks of the system may run a little differently.
+    let held = records[0].timestamp.unwrap().since(stepped);
+    assert!(held >= confirm.duration().mul_f64(0.9), "{held:?}");
+
+    running.clock.set_error(0);
+    let due = in_millis(100);
+    pipe.produce_to(&pipe.first_tier(), vec![waiting(&pipe, due)]);
+    let records = until_released(&pipe, 2);
+    assert!(records[1].timestamp.unwrap() >= due, "{records:?}");
+    running.shut_down();
+}
