@@ -37,7 +37,7 @@ impl IndexResponses {
         }
     }
 
-    fn push(&self, assignment: AssignmentId, response: IndexResponse) {
+    pub(crate) fn push(&self, assignment: AssignmentId, response: IndexResponse) {
         self.list
             .lock()
             .unwrap_or_else(PoisonError::into_inner)

@@ -1,5 +1,8 @@
 //! The [`Processor`] of a lane of the scheduler: one [`Shard`] per partition of the ingest topic, each with a
 //! [`ShardIndexer`].
+//!
+//! After a step of the wall clock, nothing is dispatched and no command is read until the new time is confirmed: due times
+//! and idempotency keys depend on it. The index is brought up to date meanwhile.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -45,6 +48,8 @@ pub(crate) struct LaneShards {
     order: Vec<AssignmentId>,
     next: usize,
     next_due: Option<Timestamp>,
+    /// The clock was not certain when it was last read.
+    is_held: bool,
     pressure: MemoryPressure,
     /// The number of jobs that wait for missing topics.
     parked: BTreeMap<Target, usize>,
@@ -56,6 +61,8 @@ pub(crate) struct LaneShards {
 struct ShardHandle {
     shard: Shard,
     number: i32,
+    /// Commands that the lane had read when the clock stepped.
+    deferred: Vec<Record>,
     requests: mpsc::Sender<IndexRequest>,
     _cancel_indexer: DropGuard,
 }
@@ -103,6 +110,14 @@ impl<I: Index> Scheduler<I> {
             }
         }
         self.lane.next = self.lane.next.wrapping_add(1);
+    }
+
+    fn accept_deferred(&mut self, now: Timestamp) {
+        for handle in self.lane.shards.values_mut() {
+            for record in std::mem::take(&mut handle.deferred) {
+                handle.shard.accept(record, now);
+            }
+        }
     }
 
     fn send_index_requests(&mut self, now: Timestamp) {
@@ -238,6 +253,7 @@ impl<I: Index> Processor for Scheduler<I> {
         let handle = ShardHandle {
             shard: Shard::new(self.settings.clone(), partition),
             number: partition,
+            deferred: Vec::new(),
             requests,
             _cancel_indexer: cancelled.drop_guard(),
         };
@@ -254,6 +270,9 @@ impl<I: Index> Processor for Scheduler<I> {
     }
 
     fn capacity(&self, assignment: AssignmentId) -> usize {
+        if self.lane.is_held {
+            return 0;
+        }
         let handle = self.lane.shards.get(&assignment);
         handle.map_or(0, |handle| handle.shard.capacity())
     }
@@ -262,7 +281,13 @@ impl<I: Index> Processor for Scheduler<I> {
         if let Some(handle) = self.lane.shards.get_mut(&assignment) {
             self.metrics.received.inc();
             // The round may have begun before the record was written. A delay must not count from then.
-            handle.shard.accept(record, self.clock.now());
+            match self.clock.confirmed() {
+                Some(now) if handle.deferred.is_empty() => handle.shard.accept(record, now),
+                _ => {
+                    handle.deferred.push(record);
+                    self.lane.is_held = true;
+                }
+            }
         }
     }
 
@@ -270,9 +295,13 @@ impl<I: Index> Processor for Scheduler<I> {
         self.send_index_requests(self.clock.now());
     }
 
-    fn finish(&mut self, now: Timestamp, limit: usize, turn: &mut TransactionBatch) {
+    fn finish(&mut self, of_round: Timestamp, limit: usize, turn: &mut TransactionBatch) {
         self.lane.turn_tallies.clear();
         self.lane.changelog_ends.clear();
+        // Read again: the time of the round may be from before a step that another lane has seen since.
+        let confirmed = self.clock.confirmed();
+        self.lane.is_held = confirmed.is_none();
+        let now = confirmed.unwrap_or(of_round);
         let responses = self.responses.drain();
         let has_responses = !responses.is_empty();
         for (id, response) in responses {
@@ -281,14 +310,21 @@ impl<I: Index> Processor for Scheduler<I> {
             }
         }
         self.update_memory_pressure();
-        self.collect(now, limit, turn);
+        if confirmed.is_some() {
+            self.accept_deferred(now);
+            self.collect(now, limit, turn);
+        }
         self.update_parked();
         if has_responses {
             self.update_gauges();
         }
         self.send_index_requests(now);
         let shards = self.lane.shards.values_mut();
-        self.lane.next_due = shards.filter_map(|handle| handle.shard.next_due()).min();
+        // During a hold, the lane looks again after its longest wait. A due time in the past would make it spin.
+        self.lane.next_due = shards
+            .filter_map(|handle| handle.shard.next_due())
+            .min()
+            .filter(|_| confirmed.is_some());
     }
 
     fn refused(&mut self, refused: &[Refused], turn: &mut TransactionBatch, now: Timestamp) -> bool {
@@ -349,3 +385,6 @@ pub(crate) async fn run_indexers<I: Index>(
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

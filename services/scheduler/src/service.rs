@@ -58,6 +58,7 @@ pub async fn run(start: Start) -> anyhow::Result<()> {
 /// When the partitions of the ingest topic cannot be read, or a thread cannot be started.
 pub async fn mount<I: Index>(host: &mut Host, index: I) -> anyhow::Result<()> {
     let config = host.config.clone();
+    host.require_steady_clock();
     let scheduler = &config.scheduler;
     let names = &scheduler.topics;
     let ingest: Arc<str> = names.ingest.as_str().into();

@@ -1,0 +1,159 @@
+use prometheus_client::registry::Registry;
+use redeliver_core::{ClockLimits, GuardedClock, Headers, ManualClock, Position};
+use redeliver_kafka::Waker;
+use redeliver_runtime::health::Health;
+
+use super::*;
+use crate::codec;
+use crate::index::memory::MemoryIndex;
+use crate::index_messages::IndexResponse;
+use crate::metrics::SchedulerFamilies;
+use crate::shard::tests::settings;
+
+const START: Timestamp = Timestamp::from_millis(1_763_722_800_000);
+const HOUR: Duration = Duration::from_secs(3_600);
+const CONFIRM: Duration = Duration::from_secs(10);
+
+/// The processor of a lane with one shard whose index is up to date.
+struct Bench {
+    processor: Scheduler<MemoryIndex>,
+    clock: Arc<ManualClock>,
+    assignment: AssignmentId,
+    offset: i64,
+    _indexer: ShardIndexer<MemoryIndex>,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let clock = Arc::new(ManualClock::new(START));
+        let limits = ClockLimits {
+            max_step: Duration::from_secs(2),
+            confirm: CONFIRM,
+        };
+        let (indexers, mut started) = mpsc::channel(1);
+        let mut processor = Scheduler {
+            settings: Arc::new(Settings {
+                window: CONFIRM,
+                ..settings()
+            }),
+            index: MemoryIndex::new(),
+            kafka: KafkaSettings::new("localhost:1", "test"),
+            clock: Arc::new(GuardedClock::new(clock.clone(), limits, Box::new(|_| {}))),
+            metrics: SchedulerFamilies::register(&mut Registry::default()).of("lane"),
+            indexers,
+            responses: Arc::new(IndexResponses::new(Waker::new())),
+            readiness: Arc::new(ShardReadiness::new(Health::new().part("shards"))),
+            lane: LaneShards::default(),
+        };
+        let assignment = AssignmentId::for_tests(0, 1);
+        processor.assigned(assignment, &"ingest".into(), 0);
+        processor
+            .responses
+            .push(assignment, IndexResponse::Ready { end: 0 });
+        let mut bench = Self {
+            processor,
+            clock,
+            assignment,
+            offset: 0,
+            _indexer: started.try_recv().unwrap(),
+        };
+        assert!(bench.turn().is_empty());
+        assert!(bench.capacity() > 0);
+        bench
+    }
+
+    fn capacity(&self) -> usize {
+        self.processor.capacity(self.assignment)
+    }
+
+    /// A request with a delay, written at this time.
+    fn schedule(&mut self, delay: &str, written: Timestamp) {
+        let request = format!(r#"{{"appName":"app","delay":"{delay}","jobData":{{}}}}"#);
+        let record = Record {
+            position: Position {
+                topic: "ingest".into(),
+                partition: 0,
+                offset: self.offset,
+            },
+            timestamp: Some(written),
+            key: None,
+            value: Some(request.into()),
+            headers: Headers::new(),
+            unreadable_headers: 0,
+        };
+        self.offset += 1;
+        self.processor.accept(self.assignment, record, written);
+        self.processor.accepted_all();
+    }
+
+    /// The topics of a turn and the due times of the jobs whose state it writes.
+    fn turn(&mut self) -> Vec<(String, Option<Timestamp>)> {
+        let now = self.clock.now();
+        let mut turn = TransactionBatch::default();
+        self.processor.finish(now, 100, &mut turn);
+        self.processor.changelog_written(0, self.offset);
+        self.processor.committed(now);
+        let outputs = turn.outputs.iter().map(|output| {
+            let due = (&*output.topic == "state").then(|| {
+                let id = std::str::from_utf8(output.key.as_deref().unwrap()).unwrap();
+                let job = codec::decode(id.parse().unwrap(), output.value.as_ref().unwrap());
+                job.unwrap().due
+            });
+            (output.topic.to_string(), due)
+        });
+        outputs.collect()
+    }
+}
+
+#[test]
+fn after_a_step_of_the_clock_no_job_is_dispatched_until_it_is_confirmed() {
+    for step_is_forward in [true, false] {
+        let mut bench = Bench::new();
+        bench.schedule("5s", START);
+        let due = START.after(Duration::from_secs(5));
+        assert_eq!(bench.turn(), [("state".to_owned(), Some(due))]);
+        assert_eq!(bench.processor.next_due(), Some(due));
+        // Due, but the lane has not got to it.
+        bench.clock.advance(Duration::from_secs(5));
+        bench.clock.set(if step_is_forward {
+            due.after(HOUR)
+        } else {
+            Timestamp::from_millis(due.as_millis() - 3_600_000)
+        });
+        assert!(bench.turn().is_empty());
+        assert_eq!((bench.capacity(), bench.processor.next_due()), (0, None));
+        bench.clock.advance(CONFIRM - Duration::from_millis(1));
+        assert!(bench.turn().is_empty());
+        bench.clock.advance(Duration::from_millis(1));
+        if !step_is_forward {
+            assert!(bench.turn().is_empty(), "the job is due in an hour");
+            assert_eq!(bench.processor.next_due(), Some(due));
+            bench.clock.advance(HOUR - CONFIRM - Duration::from_millis(1));
+            assert!(bench.turn().is_empty());
+            bench.clock.advance(Duration::from_millis(1));
+        }
+        let topics: Vec<String> = bench.turn().into_iter().map(|(topic, _)| topic).collect();
+        assert_eq!(topics, ["jobs", "state"]);
+        assert!(bench.capacity() > 0);
+    }
+}
+
+#[test]
+fn a_delay_never_counts_from_a_time_that_is_not_confirmed() {
+    let mut bench = Bench::new();
+    // The lane has read the commands before it notices that the clock was set back.
+    bench
+        .clock
+        .set(Timestamp::from_millis(START.as_millis() - 3_600_000));
+    bench.schedule("60s", START);
+    assert_eq!(bench.capacity(), 0);
+    bench.schedule("90s", START);
+    assert!(bench.turn().is_empty());
+    bench.clock.set(START);
+    let due = |seconds| Some(START.after(Duration::from_secs(seconds)));
+    assert_eq!(
+        bench.turn(),
+        [("state".to_owned(), due(60)), ("state".to_owned(), due(90))]
+    );
+    assert!(bench.capacity() > 0);
+}

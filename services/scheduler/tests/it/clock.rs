@@ -1,0 +1,149 @@
+//! The wall clock of a scheduler in this process steps.
+
+use std::sync::Arc;
+
+use redeliver_core::headers::DISPATCHED_AT;
+use redeliver_core::{AdjustableClock, HumanDuration, Timestamp};
+use redeliver_runtime::Config;
+use redeliver_runtime::cli::Start;
+use redeliver_runtime::health::Health;
+use redeliver_runtime::listen::Listener;
+use redeliver_runtime::tasks::TaskError;
+use redeliver_runtime::telemetry::Tracer;
+use redeliver_scheduler::index::memory::MemoryIndex;
+use redeliver_service::{Host, topics};
+use redeliver_testkit::eventually;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use crate::env::{DEADLINE, SchedulerEnv, header};
+use crate::oracle::JobSpec;
+use crate::requests::{Request, in_millis, now};
+
+const HOUR: i64 = 3_600_000;
+
+struct Running {
+    clock: Arc<AdjustableClock>,
+    health: Health,
+    stop: CancellationToken,
+    task: JoinHandle<Result<(), TaskError>>,
+}
+
+impl Running {
+    fn start(env: &SchedulerEnv, confirm: HumanDuration) -> Self {
+        let clock = Arc::new(AdjustableClock::default());
+        let stop = CancellationToken::new();
+        let yaml = format!("instance: {}\n{}", env.test.name(), env.test.yaml());
+        let mut config = Config::from_yaml(&yaml).unwrap();
+        config.clock.confirm = confirm;
+        let host = env.block_on(async {
+            let start = Start {
+                config: Arc::new(config),
+                shutdown: stop.clone(),
+                tracer: Tracer::off(),
+                admin: Listener::bind("admin.listen", ([127, 0, 0, 1], 0).into()).unwrap(),
+            };
+            let mut host = Host::new("scheduler", start);
+            host.set_clock(clock.clone());
+            let spec = topics::of_scheduler(&host.config);
+            host.ensure_topics(&spec).await.unwrap();
+            redeliver_scheduler::mount(&mut host, MemoryIndex::new())
+                .await
+                .unwrap();
+            host
+        });
+        let running = Self {
+            clock,
+            health: host.health.clone(),
+            stop,
+            task: env.spawn_task(host.run()),
+        };
+        eventually("the scheduler is ready", DEADLINE, || {
+            let report = running.health.report();
+            if report.ready {
+                Ok(())
+            } else {
+                Err(format!("{report:?}"))
+            }
+        });
+        running
+    }
+
+    #[track_caller]
+    fn until_clock_is(&self, expected: &str) {
+        eventually("the readiness follows the clock", DEADLINE, || {
+            let state = self.health.report().parts["clock"].clone();
+            if state.starts_with(expected) {
+                Ok(())
+            } else {
+                Err(state)
+            }
+        });
+    }
+
+    fn shut_down(self, env: &SchedulerEnv) {
+        self.stop.cancel();
+        env.block_on(self.task).unwrap().unwrap();
+    }
+}
+
+fn job(text: &'static str, due: Timestamp) -> Request {
+    Request::protobuf(JobSpec::new("mail", text).at(due))
+}
+
+#[test]
+fn a_step_that_is_undone_dispatches_no_job_early() {
+    let env = SchedulerEnv::new(SchedulerEnv::builder("clock-undone").partitions(1));
+    // Longer than the test: only undoing the step ends the hold.
+    let running = Running::start(&env, HumanDuration::from_secs(3_600));
+    let due = in_millis(5_000);
+    env.send(vec![job("before", due)]);
+    let mut watch = env.watch();
+    watch.until_known(1);
+    for error in [HOUR, -HOUR] {
+        running.clock.set_error(error);
+        running.until_clock_is("waiting: the wall clock stepped 3600.0 s");
+        assert!(!running.health.report().ready);
+        env.send(vec![job("during", due)]);
+        running.clock.set_error(0);
+        running.until_clock_is("ready");
+    }
+    watch.until_jobs_ended(3);
+    watch.look();
+    assert_eq!(watch.seen.apps.len(), 3);
+    for record in &watch.seen.apps {
+        // The timestamp is from the clock of the system.
+        assert!(record.timestamp.unwrap() >= due, "{record:?}");
+    }
+    running.shut_down(&env);
+}
+
+#[test]
+fn a_step_that_lasts_is_confirmed_in_both_directions() {
+    let env = SchedulerEnv::new(SchedulerEnv::builder("clock-lasts").partitions(1));
+    let confirm = HumanDuration::from_secs(2);
+    let running = Running::start(&env, confirm);
+    let due = in_millis(1_800_000);
+    env.send(vec![job("in half an hour", due)]);
+    let mut watch = env.watch();
+    watch.until_known(1);
+    let stepped = now();
+    running.clock.set_error(HOUR);
+    watch.until_jobs_ended(1);
+    watch.look();
+    let [dispatched] = &watch.seen.apps[..] else {
+        panic!("{:?}", watch.seen.apps)
+    };
+    assert!(header::<Timestamp>(dispatched, DISPATCHED_AT) >= due);
+    // The clocks of the system may run a little differently.
+    let held = dispatched.timestamp.unwrap().since(stepped);
+    assert!(held >= confirm.duration().mul_f64(0.9), "{held:?}");
+
+    running.clock.set_error(0);
+    let due = in_millis(100);
+    env.send(vec![job("after the step backwards", due)]);
+    watch.until_jobs_ended(2);
+    watch.look();
+    assert!(watch.seen.apps[1].timestamp.unwrap() >= due);
+    running.shut_down(&env);
+}
