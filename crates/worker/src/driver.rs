@@ -5,14 +5,14 @@ use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
 use redeliver_core::failure::{MESSAGE_LIMIT, bounded_text};
 use redeliver_core::pipeline::DelayQueue;
 use redeliver_core::route::{Disposition, RouteContext, Routing};
-use redeliver_core::{Clock, Failure, Outcome, Pipeline};
+use redeliver_core::{Clock, Failure, Outcome, Pipeline, Timestamp};
 use redeliver_proto::long_wait;
 use redeliver_runtime::telemetry::Tracer;
 use tokio_util::sync::CancellationToken;
@@ -25,6 +25,8 @@ use crate::spans::AttemptSpan;
 
 /// Maximum number of finished records that are sent to the lane at once.
 const MAX_SENT: usize = 1024;
+/// How often the clock is read again after it has stepped.
+const CLOCK_INTERVAL: Duration = Duration::from_millis(100);
 
 pub(crate) struct Driver<H> {
     pub(crate) handler: H,
@@ -131,11 +133,16 @@ impl AttemptContext {
         };
         // The handler may have kept a reference to the record.
         let record = Arc::try_unwrap(record).unwrap_or_else(|shared| (*shared).clone());
+        let now = match outcome {
+            Outcome::Success(_) => self.clock.now(),
+            // A due time that counts from a wrong time could make the retry early, or late without limit.
+            Outcome::Failed(_) => self.confirmed_time().await,
+        };
         let context = RouteContext {
             pipeline: &self.pipeline,
             arrival: &arrival,
             trace: trace.as_ref(),
-            now: self.clock.now(),
+            now,
             random: fastrand::f64(),
         };
         let routing = context.route(&record, outcome);
@@ -145,6 +152,18 @@ impl AttemptContext {
             routing: Some(wrap_long_wait(&self.pipeline, routing)),
             original: Some((record, arrival)),
             size,
+        }
+    }
+}
+
+impl AttemptContext {
+    /// The current time, as soon as it is certain.
+    async fn confirmed_time(&self) -> Timestamp {
+        loop {
+            if let Some(now) = self.clock.confirmed() {
+                return now;
+            }
+            tokio::time::sleep(CLOCK_INTERVAL).await;
         }
     }
 }
