@@ -8,18 +8,17 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rdkafka::client::ClientContext;
-use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::consumer::base_consumer::PartitionQueue;
-use rdkafka::consumer::{BaseConsumer, Consumer as _, ConsumerContext};
+use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::Message as _;
 use rdkafka::topic_partition_list::Offset;
 use rdkafka::{ClientConfig, TopicPartitionList};
 use redeliver_core::Record;
 
-use crate::client::{ClientLog, KafkaSettings};
+use crate::client::KafkaSettings;
 use crate::convert;
+use crate::partition_end::EndContext;
 use crate::processor::Waker;
 use crate::reader::{ReadError, client, kafka};
 
@@ -28,12 +27,15 @@ use crate::reader::{ReadError, client, kafka};
 pub enum Event {
     /// The next record of its partition.
     Record(Record),
-    /// All committed records of the partition have been returned. More may follow.
+    /// All committed records before an offset have been returned: the end of the partition as far as the broker knows it. A
+    /// broker that has just become the leader, or a follower, may not know the last records yet. They follow.
     End {
         /// The topic.
         topic: Arc<str>,
         /// The partition.
         partition: i32,
+        /// The offset.
+        offset: i64,
     },
     /// The partition cannot be read, because it is missing or access is denied. It stays followed.
     Refused {
@@ -63,36 +65,17 @@ pub struct Follower {
     waker: Waker,
     // Declared before the consumer, so that the queues are dropped before it.
     partitions: Vec<FollowedPartition>,
-    consumer: Arc<BaseConsumer<FollowerContext>>,
+    consumer: Arc<BaseConsumer<EndContext>>,
     /// The index of the partition that the next poll begins with, so that all get their share.
     first: usize,
 }
 
 struct FollowedPartition {
-    queue: PartitionQueue<FollowerContext>,
+    queue: PartitionQueue<EndContext>,
     topic: Arc<str>,
     partition: i32,
     next: Option<i64>,
 }
-
-#[derive(Default)]
-struct FollowerContext(ClientLog);
-
-impl ClientContext for FollowerContext {
-    fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
-        self.0.log(level, facility, message);
-    }
-
-    fn error(&self, error: KafkaError, reason: &str) {
-        // The end of a partition is not an error, and its queue reports it.
-        let is_end = error.rdkafka_error_code() == Some(RDKafkaErrorCode::PartitionEOF);
-        if !is_end && self.0.should_log("error") {
-            tracing::warn!(%error, reason, "consumer error");
-        }
-    }
-}
-
-impl ConsumerContext for FollowerContext {}
 
 /// The maximum number of records of one partition per poll.
 const MAX_RECORDS: usize = 500;
@@ -193,7 +176,7 @@ impl Follower {
         let partitions = self.partitions.len();
         for step in 0..partitions {
             let index = (self.first + step) % partitions;
-            let (count, flow) = self.partitions[index].drain(&mut visit)?;
+            let (count, flow) = self.partitions[index].drain(self.consumer.context(), &mut visit)?;
             is_idle &= count == 0;
             if flow.is_break() {
                 self.first = index + 1;
@@ -253,6 +236,7 @@ impl FollowedPartition {
     /// Visits up to [`MAX_RECORDS`] events. Returns their number, and whether the visitor has stopped.
     fn drain(
         &mut self,
+        context: &EndContext,
         visit: &mut impl FnMut(Event) -> ControlFlow<()>,
     ) -> Result<(usize, ControlFlow<()>), ReadError> {
         for count in 0..MAX_RECORDS {
@@ -262,10 +246,17 @@ impl FollowedPartition {
                     self.next = Some(message.offset() + 1);
                     Event::Record(convert::record(&message, &self.topic))
                 }
-                Some(Err(KafkaError::PartitionEOF(_))) => Event::End {
-                    topic: self.topic.clone(),
-                    partition: self.partition,
-                },
+                Some(Err(KafkaError::PartitionEOF(_))) => {
+                    // An end without an offset says nothing.
+                    let Some(offset) = context.take_end() else {
+                        continue;
+                    };
+                    Event::End {
+                        topic: self.topic.clone(),
+                        partition: self.partition,
+                        offset,
+                    }
+                }
                 Some(Err(error)) => match error.rdkafka_error_code() {
                     Some(code) if is_refusal(code) => Event::Refused {
                         topic: self.topic.clone(),
@@ -286,12 +277,9 @@ impl FollowedPartition {
     }
 }
 
-fn create_consumer(
-    config: &ClientConfig,
-    waker: &Waker,
-) -> Result<Arc<BaseConsumer<FollowerContext>>, ReadError> {
-    let consumer = config.create_with_context(FollowerContext::default());
-    let mut consumer: BaseConsumer<FollowerContext> = consumer.map_err(kafka("creating a consumer"))?;
+fn create_consumer(config: &ClientConfig, waker: &Waker) -> Result<Arc<BaseConsumer<EndContext>>, ReadError> {
+    let consumer = config.create_with_context(EndContext::default());
+    let mut consumer: BaseConsumer<EndContext> = consumer.map_err(kafka("creating a consumer"))?;
     let waker = waker.clone();
     consumer.set_nonempty_callback(move || waker.wake());
     Ok(Arc::new(consumer))

@@ -10,6 +10,7 @@
 //! | [`tracker`] | the completed offsets of a partition, in any order |
 //! | [`convert`] | conversion of records between the client's types and ours |
 //! | [`reader`] | reading topics outside of a group, from the beginning or continuously |
+//! | `partition_end` | where a consumer reached the end of a partition |
 //! | [`follow`] | following partitions from given offsets |
 //! | [`lookup`] | reading single records by offset |
 //! | [`survey`] | listing topics with their offsets and retention |
@@ -30,6 +31,7 @@ pub mod follow;
 pub mod lane;
 pub mod lookup;
 pub mod murmur2;
+mod partition_end;
 pub mod processor;
 pub mod producer;
 pub mod reader;

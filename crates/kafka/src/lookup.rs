@@ -13,11 +13,12 @@ use redeliver_core::{Position, Record};
 
 use crate::client::KafkaSettings;
 use crate::convert;
-use crate::reader::{ReadError, client, kafka};
+use crate::partition_end::{AtEnd, EndContext, at_end};
+use crate::reader::{ReadError, client, is_unknown, kafka, watermarks};
 
 /// Reads records by offset, one lookup at a time.
 pub struct Lookup {
-    consumer: BaseConsumer,
+    consumer: BaseConsumer<EndContext>,
 }
 
 /// For a distance up to this many offsets, reading on is faster than a new assignment.
@@ -37,7 +38,9 @@ impl Lookup {
             .set("fetch.message.max.bytes", "262144")
             .set("queued.min.messages", "1");
         Ok(Self {
-            consumer: config.create().map_err(kafka("creating a consumer"))?,
+            consumer: config
+                .create_with_context(EndContext::default())
+                .map_err(kafka("creating a consumer"))?,
         })
     }
 
@@ -133,6 +136,7 @@ impl Lookup {
                     if message.topic() != &**topic || message.partition() != position.partition => {}
                 Some(Ok(message)) if message.offset() < position.offset => {}
                 Some(Ok(message)) => return Ok(Some(convert::record(&message, topic))),
+                Some(Err(KafkaError::PartitionEOF(_))) if self.has_more(position, deadline)? => {}
                 Some(Err(KafkaError::PartitionEOF(_))) => return Ok(None),
                 Some(Err(error)) => match error.rdkafka_error_code() {
                     Some(
@@ -150,6 +154,21 @@ impl Lookup {
                 },
                 None => {}
             }
+        }
+    }
+
+    /// Whether the record at a position may still arrive after an end of partition.
+    fn has_more(&self, position: &Position, deadline: Instant) -> Result<bool, ReadError> {
+        let after = position.offset.saturating_add(1);
+        let reported = self.consumer.context().take_end();
+        if let AtEnd::Reached { .. } = at_end(None, reported, after) {
+            return Ok(false);
+        }
+        // The broker that served the fetch may not know all records yet. The leader knows the end, and so do later fetches.
+        match watermarks(&self.consumer, &position.topic, position.partition, deadline) {
+            Ok((_, end)) => Ok(end >= after),
+            Err(ReadError::Kafka { source, .. }) if is_unknown(&source) => Ok(false),
+            Err(error) => Err(error),
         }
     }
 }

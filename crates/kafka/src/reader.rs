@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rdkafka::consumer::base_consumer::PartitionQueue;
-use rdkafka::consumer::{BaseConsumer, Consumer as _, DefaultConsumerContext};
+use rdkafka::consumer::{BaseConsumer, Consumer as _, ConsumerContext};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::Message as _;
 use rdkafka::topic_partition_list::{Offset, TopicPartitionListElem};
@@ -17,6 +17,7 @@ use redeliver_core::Record;
 
 use crate::client::KafkaSettings;
 use crate::convert;
+use crate::partition_end::{AtEnd, EndContext, at_end};
 use crate::tracker::Committed;
 
 /// Why topics could not be read.
@@ -70,13 +71,23 @@ pub(crate) fn client(settings: &KafkaSettings, isolation: &str) -> ClientConfig 
     config
 }
 
-fn create_consumer(settings: &KafkaSettings, isolation: &str) -> Result<BaseConsumer, ReadError> {
-    client(settings, isolation)
-        .create()
+type EndConsumer = BaseConsumer<EndContext>;
+
+/// The configuration of a consumer that reads from leaders only.
+fn leader_config(settings: &KafkaSettings, isolation: &str) -> ClientConfig {
+    let mut config = client(settings, isolation);
+    // A follower knows the end of a partition later than the leader. The reader would wait for it.
+    config.remove("client.rack");
+    config
+}
+
+fn create_consumer(settings: &KafkaSettings, isolation: &str) -> Result<EndConsumer, ReadError> {
+    leader_config(settings, isolation)
+        .create_with_context(EndContext::default())
         .map_err(kafka("creating a consumer"))
 }
 
-fn partition_count(consumer: &BaseConsumer, topic: &str) -> Result<i32, ReadError> {
+fn partition_count<C: ConsumerContext>(consumer: &BaseConsumer<C>, topic: &str) -> Result<i32, ReadError> {
     let metadata = consumer
         .fetch_metadata(Some(topic), CALL)
         .map_err(kafka("requesting the partitions of a topic"))?;
@@ -99,8 +110,8 @@ pub fn partitions(settings: &KafkaSettings, topic: &str) -> Result<i32, ReadErro
 /// Reads topics up to their current end, as a read_committed consumer. Each call continues where the previous one ended.
 pub struct TopicReader {
     settings: KafkaSettings,
-    committed: Arc<BaseConsumer>,
-    uncommitted: BaseConsumer,
+    committed: Arc<EndConsumer>,
+    uncommitted: EndConsumer,
     topics: BTreeMap<String, Arc<str>>,
     positions: BTreeMap<(String, i32), Offset>,
 }
@@ -217,21 +228,33 @@ impl TopicReader {
     pub fn read_while(
         &mut self,
         timeout: Duration,
-        mut visit: impl FnMut(Record) -> ControlFlow<()>,
+        visit: impl FnMut(Record) -> ControlFlow<()>,
     ) -> Result<(), ReadError> {
         let deadline = Instant::now() + timeout;
-        let mut unread = Vec::new();
+        let mut ends = BTreeMap::new();
         for ((topic, partition), position) in self.positions.clone() {
             let end = self.stable_end(&topic, partition, deadline)?;
             if let Some(end) = end.filter(|end| position.to_raw().is_none_or(|at| at < *end)) {
-                unread.push(Unread {
-                    topic,
-                    partition,
-                    end,
-                    queue: None,
-                });
+                ends.insert((topic, partition), end);
             }
         }
+        self.read_up_to(ends, deadline, visit)
+    }
+
+    /// Reads partitions up to these ends.
+    fn read_up_to(
+        &mut self,
+        ends: BTreeMap<(String, i32), i64>,
+        deadline: Instant,
+        mut visit: impl FnMut(Record) -> ControlFlow<()>,
+    ) -> Result<(), ReadError> {
+        let unread = ends.into_iter().map(|((topic, partition), end)| Unread {
+            topic,
+            partition,
+            end,
+            queue: None,
+        });
+        let mut unread: Vec<Unread> = unread.collect();
         while !unread.is_empty() {
             if Instant::now() > deadline {
                 let Unread {
@@ -332,12 +355,28 @@ impl TopicReader {
                         break;
                     }
                 }
-                // The end was requested before the first fetch, so this event is at that end or a later one. The last record
-                // may be before it, since transaction markers are not delivered.
                 Some(Err(KafkaError::PartitionEOF(_))) => {
-                    next = Offset::Offset(next.to_raw().unwrap_or(0).max(unread.end));
-                    drained = Drained::ToEnd;
-                    break;
+                    let read = match next {
+                        Offset::Offset(next) => Some(next),
+                        _ => None,
+                    };
+                    match at_end(read, self.committed.context().take_end(), unread.end) {
+                        AtEnd::Reached { next: end } => {
+                            next = Offset::Offset(end);
+                            drained = Drained::ToEnd;
+                            break;
+                        }
+                        AtEnd::ReadOn { next: read } => {
+                            next = read.map_or(next, Offset::Offset);
+                            tracing::debug!(
+                                topic = unread.topic,
+                                partition = unread.partition,
+                                position = read,
+                                end = unread.end,
+                                "broker does not know the end of the partition yet; waiting for more"
+                            );
+                        }
+                    }
                 }
                 Some(Err(source)) => ignore_transient(source)?,
                 None => break,
@@ -374,8 +413,8 @@ impl TopicReader {
 }
 
 /// The first and the end offset of a partition. Retries transient errors, such as a change of the leader, until the deadline.
-fn watermarks(
-    consumer: &BaseConsumer,
+pub(crate) fn watermarks<C: ConsumerContext>(
+    consumer: &BaseConsumer<C>,
     topic: &str,
     partition: i32,
     deadline: Instant,
@@ -408,7 +447,7 @@ struct Unread {
     topic: String,
     partition: i32,
     end: i64,
-    queue: Option<PartitionQueue<DefaultConsumerContext>>,
+    queue: Option<PartitionQueue<EndContext>>,
 }
 
 impl Unread {
@@ -597,4 +636,97 @@ fn is_transient(error: &KafkaError) -> bool {
                 | RDKafkaErrorCode::Resolve
         )
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+
+    use bytes::Bytes;
+    use redeliver_core::{Headers, Output};
+
+    use super::*;
+    use crate::embedded::EmbeddedBroker;
+    use crate::producer::Producer;
+
+    const DEADLINE: Duration = Duration::from_secs(30);
+
+    fn write(settings: &KafkaSettings, topic: &Arc<str>, count: usize) {
+        let producer = Producer::new(settings).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        for _ in 0..count {
+            let output = Output {
+                topic: topic.clone(),
+                partition: Some(0),
+                key: None,
+                value: Some(Bytes::from_static(b"v")),
+                headers: Headers::new(),
+            };
+            runtime.block_on(producer.send(&output)).unwrap();
+        }
+    }
+
+    /// A broker whose high watermark lags behind, as that of a new leader, reports an end of partition below the end that was
+    /// looked up. Here the lookup is replaced: the partition ends at 5, and 10 is to be reached.
+    #[test]
+    fn an_end_of_partition_below_the_end_to_reach_is_not_taken_for_it() {
+        let topic: Arc<str> = "lagging".into();
+        let broker = EmbeddedBroker::start(&[(topic.to_string(), 1)]).unwrap();
+        let settings = KafkaSettings::new(broker.brokers(), "test");
+        write(&settings, &topic, 5);
+        let mut reader = TopicReader::new(&settings, std::slice::from_ref(&topic)).unwrap();
+        let (reported, is_reported) = mpsc::sync_channel(16);
+        reader.committed.context().report_ends_to(reported);
+        let (mut offsets, mut ends) = (Vec::new(), Vec::new());
+        thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                // The other records become visible after the first end of partition.
+                let first = is_reported.recv_timeout(DEADLINE).unwrap();
+                write(&settings, &topic, 5);
+                (first, is_reported)
+            });
+            let end = BTreeMap::from([((topic.to_string(), 0), 10)]);
+            let read = reader.read_up_to(end, Instant::now() + DEADLINE, |record| {
+                offsets.push(record.position.offset);
+                ControlFlow::Continue(())
+            });
+            read.unwrap();
+            let (first, others) = writer.join().unwrap();
+            ends.push(first);
+            ends.extend(others.try_iter());
+        });
+        assert_eq!(offsets, (0..10).collect::<Vec<i64>>());
+        assert_eq!((ends.first(), ends.last()), (Some(&5), Some(&10)), "{ends:?}");
+        assert_eq!(reader.position(&topic, 0), Some(10));
+    }
+
+    #[test]
+    fn a_reader_times_out_if_the_end_is_not_reached() {
+        let topic: Arc<str> = "short".into();
+        let broker = EmbeddedBroker::start(&[(topic.to_string(), 1)]).unwrap();
+        let settings = KafkaSettings::new(broker.brokers(), "test");
+        write(&settings, &topic, 3);
+        let mut reader = TopicReader::new(&settings, std::slice::from_ref(&topic)).unwrap();
+        let end = BTreeMap::from([((topic.to_string(), 0), 4)]);
+        let deadline = Instant::now() + Duration::from_secs(1);
+        let read = reader.read_up_to(end, deadline, |_| ControlFlow::Continue(()));
+        assert!(matches!(read, Err(ReadError::Late { end: 4, .. })), "{read:?}");
+        // It continues where it stopped.
+        assert_eq!(reader.position(&topic, 0), Some(3));
+    }
+
+    #[test]
+    fn readers_fetch_from_leaders_only() {
+        let mut settings = KafkaSettings::new("localhost:9092", "test");
+        settings.properties.insert("client.rack".into(), "a".into());
+        assert_eq!(
+            leader_config(&settings, "read_committed").get("client.rack"),
+            None
+        );
+        assert_eq!(settings.client().get("client.rack"), Some("a"));
+    }
 }

@@ -224,7 +224,11 @@ impl Batch {
                     self.letters.push(letter);
                 }
             }
-            Event::End { topic, partition } => topics.reached_end(&topic, partition),
+            Event::End {
+                topic,
+                partition,
+                offset,
+            } => topics.reached_end(&topic, partition, offset),
             Event::Refused {
                 topic,
                 partition,

@@ -41,22 +41,15 @@ struct Partition {
     /// The next offset to read; `None` if nothing was read yet.
     next: Option<i64>,
     low_watermark: i64,
-    progress: Progress,
+    /// The last end of the partition that the consumer has reported: everything before it is read. Transaction markers and
+    /// aborted records, which the consumer does not return, can make it higher than `next`.
+    reached: Option<i64>,
+    /// The end that has to be reached for the partition to count as caught up. The consumer can report a lower end when a
+    /// broker has just become the leader.
+    target: i64,
+    /// Whether the target was reached since the start of the process, or the partition cannot be read.
+    is_caught_up: bool,
     stall: Stall,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Progress {
-    /// The end was not reached yet since the start of the process.
-    #[default]
-    CatchingUp,
-    /// The end was reached before, or the partition cannot be read.
-    CaughtUp,
-    /// The end is reached: no record has arrived since.
-    AtEnd,
-    /// As `AtEnd`, and a survey found the log to end at this offset. Only transaction markers and aborted records are
-    /// between the last record and this offset, and the consumer does not return those.
-    Settled { end: i64 },
 }
 
 /// Detects that a position does not advance.
@@ -171,35 +164,29 @@ impl Topics {
             return Arrival::Backwards;
         }
         partition.next = Some(offset + 1);
-        if partition.progress != Progress::CatchingUp {
-            partition.progress = Progress::CaughtUp;
-        }
         Arrival::Next
     }
 
-    /// Records that the end of a partition is reached.
-    pub(super) fn reached_end(&mut self, topic: &Arc<str>, partition: i32) {
-        if let Some(partition) = self.partition(topic, partition)
-            && !matches!(partition.progress, Progress::Settled { .. })
-        {
-            partition.progress = Progress::AtEnd;
+    /// Records that everything before an offset is read, which is the end of the partition as far as its broker knows.
+    pub(super) fn reached_end(&mut self, topic: &Arc<str>, partition: i32, offset: i64) {
+        if let Some(partition) = self.partition(topic, partition) {
+            partition.reached = partition.reached.max(Some(offset));
+            partition.update_caught_up();
         }
     }
 
     /// Records that a partition cannot be read. It then counts as caught up, so that it does not keep the other
     /// partitions from being served.
     pub(super) fn refused(&mut self, topic: &Arc<str>, partition: i32) {
-        if let Some(partition) = self.partition(topic, partition)
-            && partition.progress == Progress::CatchingUp
-        {
-            partition.progress = Progress::CaughtUp;
+        if let Some(partition) = self.partition(topic, partition) {
+            partition.is_caught_up = true;
         }
     }
 
     /// Whether the end of each partition was reached since the start of the process.
     pub(super) fn is_caught_up(&self) -> bool {
         let mut partitions = self.topics.values().flat_map(|topic| topic.partitions.values());
-        self.is_surveyed && partitions.all(|partition| partition.progress != Progress::CatchingUp)
+        self.is_surveyed && partitions.all(|partition| partition.is_caught_up)
     }
 
     /// The number of offsets of a topic that are not read yet, as of a survey.
@@ -237,6 +224,7 @@ impl Topic {
             });
             Partition {
                 next,
+                target: i64::MAX,
                 ..Partition::default()
             }
         })
@@ -255,9 +243,9 @@ impl Topic {
                     low: extent.low,
                 });
             }
-            if partition.progress == Progress::AtEnd {
-                partition.progress = Progress::Settled { end: extent.end };
-            }
+            // The topic may have been created again, with fewer records.
+            partition.target = partition.target.min(extent.end);
+            partition.update_caught_up();
             actions.recreate_consumer |= partition.is_stalled(extent.end);
         }
     }
@@ -266,11 +254,12 @@ impl Topic {
 impl Partition {
     /// The offset up to which everything is read.
     fn read_up_to(&self) -> i64 {
-        let next = self.next.unwrap_or(self.low_watermark);
-        match self.progress {
-            Progress::Settled { end } => next.max(end),
-            Progress::CatchingUp | Progress::CaughtUp | Progress::AtEnd => next.max(0),
-        }
+        let next = self.next.unwrap_or(self.low_watermark).max(0);
+        self.reached.map_or(next, |reached| next.max(reached))
+    }
+
+    fn update_caught_up(&mut self) {
+        self.is_caught_up |= self.reached.is_some() && self.read_up_to() >= self.target;
     }
 
     fn lag(&self, end: i64) -> u64 {
@@ -369,15 +358,27 @@ mod tests {
         assert!(!topics.is_caught_up());
         topics.survey(&survey(&[extent(0, 3), extent(0, 0), None]), 1);
         assert!(!topics.is_caught_up());
-        topics.reached_end(&name(), 0);
-        assert!(!topics.is_caught_up());
+        // A broker that has just become the leader does not know the last records yet.
+        topics.reached_end(&name(), 0, 2);
         topics.refused(&name(), 1);
+        assert!(!topics.is_caught_up());
+        topics.reached_end(&name(), 0, 3);
         assert!(topics.is_caught_up());
         topics.arrived(&name(), 0, 3);
         assert!(topics.is_caught_up());
         let mut deleted = Topics::new([(name(), 0, 7)]);
         deleted.survey(&no_topics(), 1);
         assert!(deleted.is_caught_up());
+    }
+
+    #[test]
+    fn a_topic_that_became_shorter_is_caught_up_at_its_new_end() {
+        let mut topics = Topics::default();
+        topics.survey(&survey(&[extent(0, 9)]), 1);
+        topics.reached_end(&name(), 0, 3);
+        assert!(!topics.is_caught_up());
+        topics.survey(&survey(&[extent(0, 3)]), 2);
+        assert!(topics.is_caught_up());
     }
 
     #[test]
@@ -448,7 +449,7 @@ mod tests {
         assert_eq!(topics.lag(&surveyed.topics[0]), 10);
         topics.arrived(&name(), 0, 8);
         assert_eq!(topics.lag(&surveyed.topics[0]), 1);
-        topics.reached_end(&name(), 0);
+        topics.reached_end(&name(), 0, 10);
         for number in 2..20 {
             assert!(!topics.survey(&surveyed, number).recreate_consumer);
             assert_eq!(topics.lag(&surveyed.topics[0]), 0);
@@ -459,6 +460,13 @@ mod tests {
         assert_eq!(topics.lag(&more.topics[0]), 2);
         topics.arrived(&name(), 0, 11);
         assert_eq!(topics.lag(&more.topics[0]), 0);
+        // Only markers follow.
+        let markers = survey(&[extent(0, 14)]);
+        topics.reached_end(&name(), 0, 14);
+        for number in 30..40 {
+            assert!(!topics.survey(&markers, number).recreate_consumer);
+        }
+        assert_eq!(topics.lag(&markers.topics[0]), 0);
     }
 
     #[test]
