@@ -47,7 +47,7 @@ pub struct Record {
     pub value: Option<Bytes>,
     /// The headers in order.
     pub headers: Headers,
-    /// The number of headers that were not read: their names are not UTF-8, or they come after several such headers.
+    /// The number of headers that were not read, because their names are not UTF-8.
     /// If it is not 0, the record is malformed.
     pub unreadable_headers: usize,
 }

@@ -1,4 +1,5 @@
-//! Calls of librdkafka that `rdkafka` does not expose: topic ids, the members of a consumer group, and a consumer's member id.
+//! Parts of librdkafka's API that `rdkafka` does not expose: topic ids, the members of a consumer group, a consumer's member
+//! id, and headers byte for byte.
 //!
 //! This is the only crate of the workspace that contains `unsafe` code. Its public API is safe and returns owned values: no
 //! pointer of librdkafka leaves a function. Each native object has a guard that frees it. Each `unsafe` block contains one
@@ -6,6 +7,7 @@
 //!
 //! Requests block up to their timeout. None creates a topic, even with `auto.create.topics.enable`.
 
+mod headers;
 mod native;
 
 use std::collections::BTreeMap;
@@ -17,6 +19,8 @@ use rdkafka::client::{Client, ClientContext};
 use rdkafka::error::{IsError as _, RDKafkaErrorCode};
 
 use native::{Options, OwnedString, Queue, TopicNames};
+
+pub use headers::{RawHeader, raw_headers};
 
 /// The id of a topic. A topic that is deleted and created again under the same name gets a new id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

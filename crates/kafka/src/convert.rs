@@ -1,12 +1,12 @@
 //! Converts records between the Kafka client's types and ours, byte-exact.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use bytes::Bytes;
 use rdkafka::Timestamp as KafkaTimestamp;
 use rdkafka::message::{BorrowedHeaders, BorrowedMessage, Header, Headers as _, Message as _, OwnedHeaders};
 use redeliver_core::{Headers, Position, Record, Timestamp};
+use redeliver_kafka_ffi::raw_headers;
 
 /// Copies a message out of the client's buffers. `topic` is the shared name of the message's topic.
 #[must_use]
@@ -35,32 +35,45 @@ pub(crate) fn timestamp(timestamp: KafkaTimestamp) -> Option<Timestamp> {
     }
 }
 
-/// After this many unreadable names, the remaining headers of a record are skipped: each costs a panic, and a forged record
-/// may have a hundred thousand.
-const MAX_UNREADABLE: usize = 8;
-
-/// The client library panics on header names that are not UTF-8. Such headers are counted, and the record is malformed.
+/// Headers whose names are not UTF-8 are counted, and the record is malformed.
 fn read_headers(borrowed: &BorrowedHeaders) -> (Headers, usize) {
     let count = borrowed.count();
     let mut headers = Headers::with_capacity(count, 32 * count);
     let mut unreadable = 0;
-    for index in 0..count {
-        if unreadable == MAX_UNREADABLE {
-            return (headers, unreadable + count - index);
-        }
-        match catch_unwind(AssertUnwindSafe(|| borrowed.get(index))) {
-            Ok(header) => headers.push(header.key, header.value),
+    for header in raw_headers(borrowed) {
+        match std::str::from_utf8(header.name) {
+            Ok(name) => headers.push(name, header.value),
             Err(_) => unreadable += 1,
         }
     }
     (headers, unreadable)
 }
 
-/// Converts headers to the client library's type.
+/// Converts headers to the client library's type, which keeps NUL bytes in names.
 #[must_use]
 pub fn native_headers(headers: &Headers) -> OwnedHeaders {
     headers.iter().fold(
         OwnedHeaders::new_with_capacity(headers.len()),
         |native, (key, value)| native.insert(Header { key, value }),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_are_the_same_after_they_were_written_and_read() {
+        let headers: Headers = [
+            ("user\0name", Some(&b"1"[..])),
+            ("\0", Some(b"")),
+            ("", Some(b"\0")),
+            ("twice", None),
+            ("twice", Some(b"\xff")),
+        ]
+        .into_iter()
+        .collect();
+        let native = native_headers(&headers);
+        assert_eq!(read_headers(native.as_borrowed()), (headers, 0));
+    }
 }
