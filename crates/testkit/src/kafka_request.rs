@@ -1,4 +1,5 @@
-//! Requests that delete topics and records (Kafka protocol guide: `DeleteTopics` version 1, `DeleteRecords` version 1).
+//! Requests that delete topics and records, and add partitions (Kafka protocol guide: `DeleteTopics`, `DeleteRecords` and
+//! `CreatePartitions`, all version 1).
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -8,6 +9,7 @@ use anyhow::{Context as _, Result, ensure};
 
 const DELETE_TOPICS: i16 = 20;
 const DELETE_RECORDS: i16 = 21;
+const CREATE_PARTITIONS: i16 = 37;
 const TIMEOUT: i32 = 20_000;
 
 /// Deletes a topic.
@@ -47,13 +49,35 @@ pub fn delete_records(brokers: &str, topic: &str, partition: i32, before: i64) {
     }
 }
 
+/// Increases the number of partitions of a topic to `count`.
+///
+/// # Panics
+/// If the first broker refuses or does not respond.
+#[track_caller]
+pub fn create_partitions(brokers: &str, topic: &str, count: i32) {
+    let mut body = Vec::new();
+    body.extend(1_i32.to_be_bytes());
+    push_text(&mut body, topic);
+    body.extend(count.to_be_bytes());
+    // Without assignments, the broker chooses the replicas.
+    body.extend((-1_i32).to_be_bytes());
+    body.extend(TIMEOUT.to_be_bytes());
+    // Not only a validation.
+    body.push(0);
+    // The throttle time, one topic with its name, its error.
+    let before_error = 4 + 4 + 2 + topic.len();
+    if let Err(error) = ask(brokers, CREATE_PARTITIONS, &body, before_error) {
+        panic!("growing topic {topic}: {error:#}");
+    }
+}
+
 fn push_text(body: &mut Vec<u8>, text: &str) {
     let length = i16::try_from(text.len()).unwrap_or(i16::MAX);
     body.extend(length.to_be_bytes());
     body.extend(text.as_bytes());
 }
 
-/// Sends a request of version 1. The response ends with an error code, which must be 0.
+/// Sends a request of version 1. The error code in the response must be 0.
 fn ask(brokers: &str, api: i16, body: &[u8], before_error: usize) -> Result<()> {
     let broker = brokers.split(',').next().unwrap_or_default();
     let mut stream = TcpStream::connect(broker).context("connecting")?;
@@ -77,7 +101,7 @@ fn ask(brokers: &str, api: i16, body: &[u8], before_error: usize) -> Result<()> 
     let mut answer = vec![0; size];
     stream.read_exact(&mut answer).context("reading the answer")?;
     // After the correlation id.
-    let error = answer.get(4 + before_error..);
+    let error = answer.get(4 + before_error..).and_then(|rest| rest.get(..2));
     ensure!(error == Some(&[0, 0]), "the broker refused: {answer:?}");
     Ok(())
 }

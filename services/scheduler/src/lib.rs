@@ -11,7 +11,8 @@
 //! | `indexer` | brings a shard's index up to date, applies changes and serves queries |
 //! | `state_topic` | checks the records of the state topic |
 //! | `admission` | which jobs are accepted while the index is full |
-//! | `topics` | whether the topics of jobs exist |
+//! | `topics` | whether the topics of jobs exist, and the size of the ingest topic |
+//! | `growth` | detects that the ingest topic has got more partitions |
 //! | `refused` | replaces records that their topic refuses |
 //! | `processor` | the shards of a lane |
 //! | `readiness` | the readiness of the shards |
@@ -25,6 +26,7 @@ mod answers;
 pub mod api;
 pub mod codec;
 mod config;
+mod growth;
 pub mod index;
 mod index_messages;
 mod indexer;

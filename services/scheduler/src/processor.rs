@@ -8,12 +8,14 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
+use redeliver_core::wait::LogThrottle;
 use redeliver_core::{Clock, Record, Timestamp};
 use redeliver_kafka::{AssignmentId, KafkaSettings, Processor, Refused, TransactionBatch};
 use tokio::sync::mpsc;
 use tokio::task::{JoinError, JoinSet};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use crate::growth::IngestSize;
 use crate::index::{Index, MemoryPressure, Usage};
 use crate::index_messages::IndexRequest;
 use crate::indexer::{IndexResponses, ShardIndexer};
@@ -38,6 +40,7 @@ pub(crate) struct Scheduler<I> {
     pub(crate) indexers: mpsc::Sender<ShardIndexer<I>>,
     pub(crate) responses: Arc<IndexResponses>,
     pub(crate) readiness: Arc<ShardReadiness>,
+    pub(crate) ingest_size: IngestSize,
     pub(crate) lane: LaneShards,
 }
 
@@ -56,6 +59,7 @@ pub(crate) struct LaneShards {
     turn_tallies: Vec<(AssignmentId, Tally)>,
     /// The end of the state topic after the current turn, by partition.
     changelog_ends: HashMap<i32, i64>,
+    growth_log: LogThrottle,
 }
 
 struct ShardHandle {
@@ -157,6 +161,21 @@ impl<I: Index> Scheduler<I> {
         self.update_readiness_note();
     }
 
+    /// Stops all shards once the ingest topic has more partitions than at the start of the process: commands would be
+    /// forwarded to shards that do not own them any more.
+    fn check_ingest_size(&mut self, observed: Option<i32>) {
+        if let Some(partitions) = observed {
+            self.ingest_size.observe(partitions);
+        }
+        let Some(problem) = self.ingest_size.problem() else {
+            return;
+        };
+        if self.lane.growth_log.should_log() {
+            tracing::error!(problem, "shards halted");
+            self.readiness.halt(problem);
+        }
+    }
+
     /// Reads which jobs wait for missing topics, and reports a change.
     fn update_parked(&mut self) {
         let mut parked: BTreeMap<Target, usize> = BTreeMap::new();
@@ -222,7 +241,7 @@ impl<I: Index> Scheduler<I> {
         for handle in self.lane.shards.values() {
             window_jobs += handle.shard.window_len();
             index_lag += handle.shard.index_lag();
-            live += usize::from(handle.shard.is_live());
+            live += usize::from(handle.shard.is_live() && !self.ingest_size.has_grown());
         }
         self.metrics.gauges(window_jobs, index_lag, live);
     }
@@ -230,6 +249,8 @@ impl<I: Index> Scheduler<I> {
 
 impl<I: Index> Processor for Scheduler<I> {
     fn assigned(&mut self, assignment: AssignmentId, _topic: &Arc<str>, partition: i32) {
+        // The group can learn of new partitions before the topic watch does.
+        self.check_ingest_size(partition.checked_add(1));
         let (requests, receiver) = mpsc::channel(INDEX_REQUESTS);
         let cancelled = CancellationToken::new();
         let indexer = ShardIndexer {
@@ -270,7 +291,7 @@ impl<I: Index> Processor for Scheduler<I> {
     }
 
     fn capacity(&self, assignment: AssignmentId) -> usize {
-        if self.lane.is_held {
+        if self.lane.is_held || self.ingest_size.has_grown() {
             return 0;
         }
         let handle = self.lane.shards.get(&assignment);
@@ -308,6 +329,14 @@ impl<I: Index> Processor for Scheduler<I> {
             if let Some(handle) = self.lane.shards.get_mut(&id) {
                 handle.shard.handle_response(response, now);
             }
+        }
+        self.check_ingest_size(self.settings.topics.partitions(&self.settings.ingest));
+        if self.ingest_size.has_grown() {
+            // The index still receives what was committed before.
+            self.send_index_requests(now);
+            self.update_gauges();
+            self.lane.next_due = None;
+            return;
         }
         self.update_memory_pressure();
         if confirmed.is_some() {

@@ -20,6 +20,8 @@ struct Reasons {
     waiting: BTreeMap<AssignmentId, Option<String>>,
     /// Reported while all shards are ready.
     note: Option<String>,
+    /// Why all shards have stopped.
+    halted: Option<String>,
 }
 
 impl ShardReadiness {
@@ -64,6 +66,13 @@ impl ShardReadiness {
         self.report(&reasons);
     }
 
+    /// Sets why all shards have stopped. They are not ready any more.
+    pub(crate) fn halt(&self, reason: String) {
+        let mut reasons = self.lock();
+        reasons.halted = Some(reason);
+        self.report(&reasons);
+    }
+
     fn set(&self, id: AssignmentId, reason: Option<String>) {
         let mut reasons = self.lock();
         if let Some(known) = reasons.waiting.get_mut(&id) {
@@ -73,6 +82,9 @@ impl ShardReadiness {
     }
 
     fn report(&self, reasons: &Reasons) {
+        if let Some(halted) = &reasons.halted {
+            return self.part.not_ready(halted.as_str());
+        }
         let mut waiting = reasons.waiting.values().flatten();
         match (waiting.next(), &reasons.note) {
             (None, None) => self.part.ready(),
@@ -119,5 +131,8 @@ mod tests {
         readiness.set_note(None);
         readiness.set_waiting(ids[0], "late".to_owned());
         assert_eq!(reasons(), "ready");
+        readiness.halt("halted".to_owned());
+        readiness.remove(ids[1]);
+        assert_eq!(reasons(), "waiting: halted");
     }
 }

@@ -15,6 +15,7 @@ use tokio::sync::mpsc;
 use crate::api;
 use crate::codec::RetentionPolicy;
 use crate::config::rules;
+use crate::growth::IngestSize;
 use crate::index::Index;
 use crate::index::redis::RedisIndex;
 use crate::indexer::IndexResponses;
@@ -110,6 +111,7 @@ pub async fn mount<I: Index>(host: &mut Host, index: I) -> anyhow::Result<()> {
             indexers,
             responses,
             readiness: Arc::new(ShardReadiness::new(host.health.part(format!("{name}-shards")))),
+            ingest_size: IngestSize::new(ingest.clone(), settings.state.clone(), partitions),
             lane: LaneShards::default(),
         };
         let indexers_name = format!("{name}-indexers");

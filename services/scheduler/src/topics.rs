@@ -1,5 +1,5 @@
-//! Whether the topics of jobs exist. A record for a missing topic would block its transaction, and with it every other job
-//! of the lane.
+//! What is known about topics while the process runs: whether the topics of jobs exist, and how many partitions the ingest
+//! topic has. A record for a missing topic would block its transaction, and with it every other job of the lane.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,10 +23,13 @@ pub(crate) enum Presence {
     },
 }
 
-/// The existence of topics.
+/// What is known about topics.
 pub(crate) trait Topics: Send + Sync {
     /// The last known presence of a topic. Does not block.
     fn presence(&self, topic: &Arc<str>) -> Presence;
+
+    /// The last known number of partitions of a topic; `None` if it is unknown. Does not block.
+    fn partitions(&self, topic: &str) -> Option<i32>;
 }
 
 /// The topics that the process's topic watch observes.
@@ -68,6 +71,13 @@ impl Topics for WatchedTopics {
                     Presence::Exists
                 }
             }
+        }
+    }
+
+    fn partitions(&self, topic: &str) -> Option<i32> {
+        match self.watch.state(topic) {
+            TopicState::Exists { partitions, .. } => Some(partitions),
+            TopicState::Unknown | TopicState::Missing { .. } => None,
         }
     }
 }

@@ -52,6 +52,10 @@ impl Topics for FakeTopics {
             _ => Presence::Exists,
         }
     }
+
+    fn partitions(&self, _topic: &str) -> Option<i32> {
+        None
+    }
 }
 
 pub(crate) fn settings() -> Settings {

@@ -7,6 +7,7 @@ mod clock;
 mod e2e;
 mod env;
 mod full_redis;
+mod growth;
 mod index;
 mod missing_topic;
 mod oracle;
