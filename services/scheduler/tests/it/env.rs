@@ -69,6 +69,13 @@ impl SchedulerEnv {
         }
     }
 
+    /// Takes note that the ingest topic and the state topic have grown. The producer is replaced, because it may not know the new
+    /// partitions yet.
+    pub(crate) fn grown_to(&mut self, partitions: i32) {
+        self.topics.partitions = partitions;
+        self.producer = Producer::new(&self.kafka).unwrap();
+    }
+
     /// A scheduler that has just been started.
     pub(crate) fn spawn(&self, instance: &str) -> ServiceProcess {
         self.test.spawn("scheduler", instance, &[])

@@ -21,7 +21,7 @@ fn schedulers_halt_when_the_ingest_topic_grows_and_forward_no_command_without_en
     for topic in [&env.topics.state, &env.topics.ingest] {
         create_partitions(&env.kafka.brokers, topic, after);
     }
-    env.topics.partitions = after;
+    env.grown_to(after);
     let has = format!("has {after} partitions; it had {before}");
     old.until_not_ready(&has);
     assert!(old.output().contains("shards halted"), "{}", old.output());
