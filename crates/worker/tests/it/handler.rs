@@ -25,6 +25,9 @@ pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 /// Number of records of each kind.
 const EACH: usize = 10;
 
+/// The limit of records in flight, unless a test needs another.
+pub(crate) const IN_FLIGHT: usize = 1_000;
+
 /// Runs a worker with this handler until `shutdown` is cancelled.
 pub(crate) async fn work<H: Handler>(
     config: Arc<Config>,
@@ -33,6 +36,18 @@ pub(crate) async fn work<H: Handler>(
     shutdown: CancellationToken,
 ) {
     let admin = Listener::bind("admin.listen", config.admin.listen).unwrap();
+    work_with(config, name, handler, IN_FLIGHT, admin, shutdown).await;
+}
+
+/// As [`work`], with a limit of records in flight and a listener of the admin port.
+pub(crate) async fn work_with<H: Handler>(
+    config: Arc<Config>,
+    name: String,
+    handler: H,
+    in_flight: usize,
+    admin: Listener,
+    shutdown: CancellationToken,
+) {
     let start = Start {
         config: config.clone(),
         shutdown,
@@ -48,7 +63,7 @@ pub(crate) async fn work<H: Handler>(
         lanes: 1,
         batch: 100,
         concurrency: 8,
-        in_flight: 1_000,
+        in_flight,
         in_flight_bytes: 1 << 20,
         grace: Duration::from_secs(10),
     };

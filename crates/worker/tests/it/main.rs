@@ -3,3 +3,4 @@
 mod clock;
 mod handler;
 mod missing_output;
+mod sharing;

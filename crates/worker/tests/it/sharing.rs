@@ -1,0 +1,446 @@
+//! How the processes of a pipeline share the source and the due topic.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use redeliver_core::{Headers, Outcome, Output, Pipeline, Record, Timestamp};
+use redeliver_kafka::producer::Producer;
+use redeliver_kafka::{
+    AssignmentId, IfRecreated, KafkaSettings, Lane, LaneContext, LaneObserver, LaneSpec, Processor,
+    TopicWatch, TransactionBatch,
+};
+use redeliver_runtime::Config;
+use redeliver_runtime::listen::Listener;
+use redeliver_testkit::{brokers, eventually, http, unique};
+use redeliver_worker::{Attempt, Handler};
+use tokio::runtime::Runtime;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tower::{BoxError, service_fn};
+
+use crate::handler::{DEADLINE, IN_FLIGHT, by_value, work_with};
+
+const PARTITIONS: i32 = 4;
+
+/// The topic and the number of each partition that a process owns.
+type Owned = BTreeSet<(String, i32)>;
+
+/// A pipeline whose topics have four partitions each.
+struct Shared {
+    pipeline: Pipeline,
+    is_static: bool,
+    runtime: Runtime,
+    kafka: KafkaSettings,
+    /// Values of the records of which the handler was called, with the number of calls.
+    calls: Arc<Mutex<BTreeMap<String, u32>>>,
+}
+
+impl Shared {
+    fn new(is_static: bool) -> Self {
+        Self {
+            pipeline: Pipeline::new(&unique("shared")),
+            is_static,
+            runtime: Runtime::new().unwrap(),
+            kafka: KafkaSettings::new(brokers(), "sharing-test"),
+            calls: Arc::default(),
+        }
+    }
+
+    fn config(&self, instance: &str) -> Arc<Config> {
+        let name = &self.pipeline.name;
+        let file = format!(
+            "instance: {name}-{instance}\nadmin: {{ listen: 127.0.0.1:0 }}\n\
+             kafka:\n  brokers: '{}'\n  static_membership: {}\n  session_timeout: 6s\n  \
+             topics: {{ create: true, partitions: {PARTITIONS} }}\n\
+             pipelines: {{ {name}: {{}} }}\n",
+            brokers(),
+            self.is_static,
+        );
+        Arc::new(Config::from_yaml(&file).unwrap())
+    }
+
+    /// Starts a process whose handler succeeds.
+    fn start_default(&self, instance: &str) -> Process {
+        let calls = self.calls.clone();
+        let handler = service_fn(move |attempt: Attempt| {
+            *calls.lock().unwrap().entry(value(&attempt.record)).or_default() += 1;
+            async { Ok::<_, BoxError>(Outcome::unchanged()) }
+        });
+        self.start_with(instance, IN_FLIGHT, handler)
+    }
+
+    /// As [`Shared::start_default`], and waits until the process is ready.
+    #[track_caller]
+    fn start(&self, instance: &str) -> Process {
+        let process = self.start_default(instance);
+        process.until_ready();
+        process
+    }
+
+    fn start_with<H: Handler>(&self, instance: &str, in_flight: usize, handler: H) -> Process {
+        let config = self.config(instance);
+        let guard = self.runtime.enter();
+        let admin = Listener::bind("admin.listen", config.admin.listen).unwrap();
+        drop(guard);
+        let address = admin.local_addr().unwrap();
+        let stop = CancellationToken::new();
+        let name = self.pipeline.name.to_string();
+        let working = work_with(config, name, handler, in_flight, admin, stop.clone());
+        Process {
+            admin: address,
+            stop,
+            working: self.runtime.spawn(working),
+        }
+    }
+
+    fn stop(&self, process: Process) {
+        process.stop.cancel();
+        self.runtime.block_on(process.working).unwrap();
+    }
+
+    fn topics(&self) -> [Arc<str>; 2] {
+        [self.pipeline.source.clone(), self.pipeline.due_topic()]
+    }
+
+    /// Writes one record to each partition of a topic. Its value is the prefix with the number of the partition.
+    fn fill(&self, topic: &Arc<str>, prefix: &str) {
+        let producer = Producer::new(&self.kafka).unwrap();
+        for partition in 0..PARTITIONS {
+            let output = Output {
+                topic: topic.clone(),
+                partition: Some(partition),
+                key: None,
+                value: Some(format!("{prefix} {partition}").into()),
+                headers: Headers::new(),
+            };
+            self.runtime.block_on(producer.send(&output)).unwrap();
+        }
+    }
+
+    /// Waits until these processes own all partitions, each its fair part of each topic, and are ready. Returns what
+    /// each of them owns.
+    #[track_caller]
+    fn until_fair(&self, processes: &[&Process]) -> Vec<Owned> {
+        let count = i32::try_from(processes.len()).unwrap();
+        let fair = PARTITIONS / count..=(PARTITIONS + count - 1) / count;
+        eventually("each process owns its fair part of both topics", DEADLINE, || {
+            let owned: Vec<Owned> = processes.iter().map(|process| process.owned()).collect();
+            let is_fair = self.topics().iter().all(|topic| {
+                let of_topic = |owned: &Owned| owned.iter().filter(|(owned, _)| **owned == **topic).count();
+                let mut parts = owned.iter().map(of_topic);
+                let total: usize = parts.clone().sum();
+                i32::try_from(total) == Ok(PARTITIONS)
+                    && parts.all(|part| i32::try_from(part).is_ok_and(|part| fair.contains(&part)))
+            });
+            let all: Owned = owned.iter().flatten().cloned().collect();
+            let is_complete = i32::try_from(all.len()) == Ok(2 * PARTITIONS);
+            if is_fair && is_complete && processes.iter().all(|process| process.is_ready()) {
+                Ok(owned)
+            } else {
+                Err(format!("{owned:?}"))
+            }
+        })
+    }
+}
+
+/// A running worker.
+struct Process {
+    admin: SocketAddr,
+    stop: CancellationToken,
+    working: JoinHandle<()>,
+}
+
+impl Process {
+    fn is_ready(&self) -> bool {
+        http::get(self.admin, "/readyz").is_ok_and(|(status, _)| status == 200)
+    }
+
+    #[track_caller]
+    fn until_ready(&self) {
+        eventually("the process is ready", DEADLINE, || {
+            match http::get(self.admin, "/readyz") {
+                Ok((200, _)) => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        });
+    }
+
+    /// The partitions of which the process reports the lag.
+    fn owned(&self) -> Owned {
+        let Ok((200, metrics)) = http::get(self.admin, "/metrics") else {
+            return Owned::new();
+        };
+        metrics.lines().filter_map(lag_of).collect()
+    }
+}
+
+/// Parses `redeliver_lane_lag{topic="t",partition="0"} 0`.
+fn lag_of(line: &str) -> Option<(String, i32)> {
+    let labels = line.strip_prefix("redeliver_lane_lag{")?;
+    let label = |name: &str| labels.split(&format!("{name}=\"")).nth(1)?.split('"').next();
+    Some((label("topic")?.to_owned(), label("partition")?.parse().ok()?))
+}
+
+fn value(record: &Record) -> String {
+    String::from_utf8(record.value.clone().unwrap_or_default().into()).unwrap()
+}
+
+#[test]
+fn each_process_owns_its_fair_part_of_both_topics_when_processes_come_and_go() {
+    for is_static in [true, false] {
+        let shared = Shared::new(is_static);
+        let first = shared.start("0");
+        shared.until_fair(&[&first]);
+        let second = shared.start("1");
+        shared.until_fair(&[&first, &second]);
+        let third = shared.start("2");
+        shared.until_fair(&[&first, &second, &third]);
+        // The partitions of a static member move after the session timeout.
+        shared.stop(third);
+        shared.until_fair(&[&first, &second]);
+        shared.stop(second);
+        shared.until_fair(&[&first]);
+        shared.stop(first);
+    }
+}
+
+#[test]
+fn a_restart_of_a_static_member_moves_no_partition() {
+    let shared = Shared::new(true);
+    let (mut first, second) = (shared.start("0"), shared.start("1"));
+    let before = shared.until_fair(&[&first, &second]);
+    for _ in 0..2 {
+        shared.stop(first);
+        first = shared.start_default("0");
+        eventually("the process is ready again", DEADLINE, || {
+            assert_eq!(second.owned(), before[1]);
+            if first.is_ready() {
+                Ok(())
+            } else {
+                Err("not ready")
+            }
+        });
+        assert_eq!(shared.until_fair(&[&first, &second]), before);
+    }
+    shared.stop(first);
+    shared.stop(second);
+}
+
+/// A lane of the former version, whose one member reads both topics. It completes each record without calling a handler.
+struct FormerVersion {
+    owned: Arc<Mutex<Owned>>,
+    completed: Arc<Mutex<BTreeSet<String>>>,
+    stop: CancellationToken,
+    lane: thread::JoinHandle<()>,
+}
+
+impl FormerVersion {
+    fn start(shared: &Shared, instance: &str) -> Self {
+        let config = shared.config(instance);
+        let kafka = redeliver_service::host::kafka_settings(&config);
+        let spec = LaneSpec {
+            name: format!("worker-{}-0", shared.pipeline.name),
+            group: shared.pipeline.worker_group(),
+            topics: shared.topics().to_vec(),
+            batch: 100,
+            grace: Duration::from_secs(5),
+            changelog: None,
+            if_recreated: IfRecreated::ReadFromBeginning,
+        };
+        let observer = Arc::new(FormerObserver::default());
+        let completed: Arc<Mutex<BTreeSet<String>>> = Arc::default();
+        let processor = CompleteAll {
+            accepted: Vec::new(),
+            completed: completed.clone(),
+        };
+        let stop = CancellationToken::new();
+        let watch = TopicWatch::start(&kafka).unwrap();
+        let context = LaneContext::new(kafka, observer.clone(), watch, stop.clone());
+        let lane = Lane::new(context, spec, processor);
+        Self {
+            owned: observer.owned.clone(),
+            completed,
+            stop,
+            lane: thread::spawn(move || lane.run().unwrap()),
+        }
+    }
+
+    fn owned(&self) -> Owned {
+        self.owned.lock().unwrap().clone()
+    }
+
+    fn stop(self) {
+        self.stop.cancel();
+        self.lane.join().unwrap();
+    }
+}
+
+#[derive(Default)]
+struct FormerObserver {
+    owned: Arc<Mutex<Owned>>,
+}
+
+impl LaneObserver for FormerObserver {
+    fn lag(&self, topic: &str, partition: i32, records: Option<u64>) {
+        let mut owned = self.owned.lock().unwrap();
+        let partition = (topic.to_owned(), partition);
+        match records {
+            Some(_) => owned.insert(partition),
+            None => owned.remove(&partition),
+        };
+    }
+}
+
+struct CompleteAll {
+    accepted: Vec<(AssignmentId, i64, String)>,
+    completed: Arc<Mutex<BTreeSet<String>>>,
+}
+
+impl Processor for CompleteAll {
+    fn assigned(&mut self, _assignment: AssignmentId, _topic: &Arc<str>, _partition: i32) {}
+
+    fn revoked(&mut self, assignment: AssignmentId) {
+        self.accepted.retain(|(accepted, ..)| *accepted != assignment);
+    }
+
+    fn capacity(&self, _assignment: AssignmentId) -> usize {
+        100
+    }
+
+    fn accept(&mut self, assignment: AssignmentId, record: Record, _now: Timestamp) {
+        self.accepted
+            .push((assignment, record.position.offset, value(&record)));
+    }
+
+    fn finish(&mut self, _now: Timestamp, _limit: usize, batch: &mut TransactionBatch) {
+        for (assignment, offset, value) in self.accepted.drain(..) {
+            batch.completed.push((assignment, offset));
+            self.completed.lock().unwrap().insert(value);
+        }
+    }
+
+    fn committed(&mut self, _now: Timestamp) {}
+
+    fn next_due(&self) -> Option<Timestamp> {
+        None
+    }
+
+    fn is_busy(&self) -> bool {
+        !self.accepted.is_empty()
+    }
+}
+
+#[test]
+fn a_rolling_upgrade_from_one_member_for_both_topics_loses_and_repeats_nothing() {
+    for is_static in [true, false] {
+        let shared = Shared::new(is_static);
+        // Creates the topics.
+        let process = shared.start("setup");
+        shared.stop(process);
+        let (first, second) = (
+            FormerVersion::start(&shared, "0"),
+            FormerVersion::start(&shared, "1"),
+        );
+        let [source, due] = shared.topics();
+        shared.fill(&source, "former");
+        shared.fill(&due, "former due");
+        eventually("the former version completes the records", DEADLINE, || {
+            let completed: BTreeSet<String> = [&first, &second]
+                .iter()
+                .flat_map(|former| former.completed.lock().unwrap().clone())
+                .collect();
+            if completed.len() == 8 {
+                Ok(())
+            } else {
+                Err(format!("{completed:?}"))
+            }
+        });
+
+        // One after the other, as a deployment that waits for readiness.
+        first.stop();
+        let first = shared.start("0");
+        eventually("every partition has an owner", DEADLINE, || {
+            let owned: Vec<Owned> = vec![first.owned(), second.owned()];
+            let all: Owned = owned.iter().flatten().cloned().collect();
+            if all.len() == 8 {
+                Ok(())
+            } else {
+                Err(format!("{owned:?}"))
+            }
+        });
+        second.stop();
+        let second = shared.start("1");
+        shared.until_fair(&[&first, &second]);
+
+        // The committed offsets are those of the former version. Records without headers in the due topic are malformed, so
+        // they become dead letters.
+        shared.fill(&source, "new");
+        shared.fill(&due, "new due");
+        let expected = |prefix: &str| -> BTreeSet<String> {
+            (0..PARTITIONS)
+                .map(|partition| format!("{prefix} {partition}"))
+                .collect()
+        };
+        eventually("the new records are processed, each once", DEADLINE, || {
+            let calls = shared.calls.lock().unwrap().clone();
+            assert!(calls.values().all(|count| *count == 1), "{calls:?}");
+            let called: BTreeSet<String> = calls.into_keys().collect();
+            let dead = by_value(&shared.kafka, &shared.pipeline.dead_letter_topic());
+            let dead: BTreeSet<String> = dead.into_keys().collect();
+            if called == expected("new") && dead == expected("new due") {
+                Ok(())
+            } else {
+                Err(format!("called {called:?}, dead {dead:?}"))
+            }
+        });
+        shared.stop(first);
+        shared.stop(second);
+    }
+}
+
+#[test]
+fn a_source_whose_attempts_do_not_end_leaves_room_for_the_due_topic() {
+    let shared = Shared::new(false);
+    let released = CancellationToken::new();
+    let handler = service_fn({
+        let (calls, released) = (shared.calls.clone(), released.clone());
+        move |attempt: Attempt| {
+            *calls.lock().unwrap().entry(value(&attempt.record)).or_default() += 1;
+            let released = released.clone();
+            async move {
+                released.cancelled().await;
+                Ok::<_, BoxError>(Outcome::unchanged())
+            }
+        }
+    });
+    let process = shared.start_with("0", 4, handler);
+    process.until_ready();
+    let [source, due] = shared.topics();
+    // More records than may be in flight.
+    for round in 0..4 {
+        shared.fill(&source, &format!("new {round}"));
+    }
+    let called = || shared.calls.lock().unwrap().len();
+    eventually("attempts are running", DEADLINE, || match called() {
+        3 | 4 => Ok(()),
+        calls => Err(calls),
+    });
+    shared.fill(&due, "due");
+    eventually("records of the due topic are processed", DEADLINE, || {
+        let letters = by_value(&shared.kafka, &shared.pipeline.dead_letter_topic());
+        match letters.len() {
+            4 => Ok(()),
+            letters => Err(letters),
+        }
+    });
+    assert!(called() <= 4, "{}", called());
+    released.cancel();
+    eventually("all attempts end", DEADLINE, || match called() {
+        16 => Ok(()),
+        calls => Err(calls),
+    });
+    shared.stop(process);
+}
