@@ -1,12 +1,16 @@
-//! The driver: an async task per lane that runs handlers concurrently and routes each record by its outcome.
+//! The driver: an async task that runs handlers concurrently and routes each record by its outcome.
+//!
+//! The lanes of a source and its due topic share one driver, so that its limit of concurrent attempts and the order of
+//! attempts apply to both.
 
 use std::any::Any;
-use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use futures::future::join_all;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
 use redeliver_core::failure::{MESSAGE_LIMIT, bounded_text};
@@ -15,23 +19,27 @@ use redeliver_core::route::{Disposition, RouteContext, Routing};
 use redeliver_core::{Clock, Failure, Outcome, Pipeline, Timestamp};
 use redeliver_proto::long_wait;
 use redeliver_runtime::telemetry::Tracer;
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tower::{BoxError, ServiceExt};
 
+use crate::attempt_queue::AttemptQueue;
 use crate::engine::{FinishedRecord, LaneChannel, QueuedRecord};
 use crate::handler::{Attempt, Handler};
 use crate::metrics::WorkerMetrics;
 use crate::spans::AttemptSpan;
 
-/// Maximum number of finished records that are sent to the lane at once.
+/// Maximum number of finished records that are sent to the lanes at once.
 const MAX_SENT: usize = 1024;
 /// How often the clock is read again after it has stepped.
 const CLOCK_INTERVAL: Duration = Duration::from_millis(100);
 
 pub(crate) struct Driver<H> {
     pub(crate) handler: H,
-    pub(crate) channel: Arc<LaneChannel>,
-    /// Maximum number of concurrent attempts.
+    pub(crate) lanes: Vec<Arc<LaneChannel>>,
+    /// Notified by the lanes, see [`LaneChannel::new`].
+    pub(crate) changed: Arc<Notify>,
+    /// Maximum number of concurrent attempts for all lanes together.
     pub(crate) concurrency: usize,
     pub(crate) context: Arc<AttemptContext>,
 }
@@ -44,52 +52,59 @@ pub(crate) struct AttemptContext {
     pub(crate) tracer: Tracer,
 }
 
+/// Something of one of the driver's lanes.
+struct OfLane<T> {
+    /// The index of the lane in [`Driver::lanes`].
+    lane: usize,
+    record: T,
+}
+
 impl<H: Handler> Driver<H> {
-    /// Runs attempts until the lane has ended.
-    pub(crate) async fn run(self, lane_ended: CancellationToken) {
+    /// Runs attempts until all lanes have ended.
+    pub(crate) async fn run(self, lanes_ended: Vec<CancellationToken>) {
+        let mut lanes_ended = pin!(join_all(lanes_ended.iter().map(CancellationToken::cancelled)));
         let mut running = FuturesUnordered::new();
-        let mut retries = VecDeque::new();
-        let mut new = VecDeque::new();
-        let mut finished = Vec::new();
+        let mut queue = AttemptQueue::default();
+        // By lane.
+        let mut finished: Vec<Vec<FinishedRecord>> = self.lanes.iter().map(|_| Vec::new()).collect();
         loop {
-            for queued in self.channel.take_queued() {
-                if queued.is_retry {
-                    retries.push_back(queued);
-                } else {
-                    new.push_back(queued);
+            for (lane, channel) in self.lanes.iter().enumerate() {
+                for record in channel.take_queued() {
+                    let is_retry = record.is_retry;
+                    queue.push(OfLane { lane, record }, is_retry);
+                }
+                if channel.is_stopping() {
+                    // Attempts in progress finish. Records without an attempt go back, so that the lane does not wait for
+                    // them; they are read again after the restart.
+                    let unprocessed = queue.remove(|queued| queued.lane == lane).into_iter();
+                    let unprocessed = unprocessed.map(|queued| queued.record.into_unprocessed());
+                    channel.send_finished(&mut unprocessed.collect());
                 }
             }
-            if self.channel.is_stopping() {
-                // Attempts in progress finish. Records without an attempt go back, so that the lane does not wait for
-                // them; they are read again after the restart.
-                let unprocessed = retries.drain(..).chain(new.drain(..));
-                finished.extend(unprocessed.map(QueuedRecord::into_unprocessed));
-                self.channel.send_finished(&mut finished);
-            }
             while running.len() < self.concurrency {
-                // Retries first: they have already waited until their due time, and a backlog of new records must not
-                // delay them further.
-                let Some(queued) = retries.pop_front().or_else(|| new.pop_front()) else {
+                let Some(OfLane { lane, record }) = queue.pop() else {
                     break;
                 };
-                running.push(self.context.clone().attempt(self.handler.clone(), queued));
+                let attempt = self.context.clone().attempt(self.handler.clone(), record);
+                running.push(attempt.map(move |record| OfLane { lane, record }));
             }
             tokio::select! {
                 biased;
-                // Attempts that are still running have exceeded the lane's grace period, or the lane has failed. They
-                // are dropped. Their offsets are not committed, so their records are read again.
-                () = lane_ended.cancelled() => return,
+                // Attempts that are still running have exceeded the lanes' grace period, or a lane has failed. They are
+                // dropped. Their offsets are not committed, so their records are read again.
+                _ = &mut lanes_ended => return,
                 Some(first) = running.next(), if !running.is_empty() => {
-                    finished.push(first);
-                    // Everything that is ready goes to the lane at once: one wake-up, and one transaction if it fits.
-                    while finished.len() < MAX_SENT
-                        && let Some(Some(next)) = running.next().now_or_never()
-                    {
-                        finished.push(next);
+                    finished[first.lane].push(first.record);
+                    // Everything that is ready goes to the lanes at once: one wake-up, and one transaction if it fits.
+                    for _ in 1..MAX_SENT {
+                        let Some(Some(next)) = running.next().now_or_never() else { break };
+                        finished[next.lane].push(next.record);
                     }
-                    self.channel.send_finished(&mut finished);
+                    for (channel, finished) in self.lanes.iter().zip(&mut finished) {
+                        channel.send_finished(finished);
+                    }
                 }
-                () = self.channel.changed.notified() => {}
+                () = self.changed.notified() => {}
             }
         }
     }

@@ -1,7 +1,8 @@
 //! The lane's side of a worker: sends records to the driver as they arrive, and writes their results in any order.
 //!
 //! The lane's thread and the driver, which is an async task, share a [`LaneChannel`]. It needs no limit of its own,
-//! because [`Engine::capacity`] limits the records in flight.
+//! because [`Engine::capacity`] limits the records in flight. The lanes of a source and its due topic share this limit
+//! and the driver, see [`BudgetShare`].
 
 mod waiting;
 
@@ -17,6 +18,7 @@ use redeliver_core::{Failure, Output, Pipeline, Record, Timestamp};
 use redeliver_kafka::{AssignmentId, Processor, Refused, TransactionBatch, Waker};
 use tokio::sync::Notify;
 
+use crate::budget::{BudgetShare, InFlight};
 use crate::metrics::{MissingTopicGauges, WorkerMetrics};
 use waiting::{MissingTopics, WaitingForTopic, missing_topic};
 
@@ -69,16 +71,18 @@ impl FinishedRecord {
 pub(crate) struct LaneChannel {
     queued: Mutex<Vec<QueuedRecord>>,
     finished: Mutex<Vec<FinishedRecord>>,
-    /// Notified when there are queued records, or when the lane is stopping.
-    pub(crate) changed: Notify,
+    /// Wakes the driver when there are queued records, or when the lane is stopping. All lanes of a driver share it.
+    changed: Arc<Notify>,
     stopping: AtomicBool,
     waker: Waker,
 }
 
 impl LaneChannel {
-    pub(crate) fn new(waker: Waker) -> Self {
+    /// A channel between the lane that `waker` wakes and the driver that `changed` wakes.
+    pub(crate) fn new(waker: Waker, changed: Arc<Notify>) -> Self {
         Self {
             waker,
+            changed,
             ..Self::default()
         }
     }
@@ -104,15 +108,6 @@ impl LaneChannel {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Records in flight of one lane, or their limit.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct InFlight {
-    pub(crate) records: usize,
-    /// Bytes of records and of their results. The limit may be exceeded by one record and by results, whose size is
-    /// known only after the attempt.
-    pub(crate) bytes: usize,
 }
 
 /// For how long a topic is known to be missing; `None` if it exists or its state is unknown.
@@ -144,8 +139,7 @@ pub(crate) struct Engine {
     metrics: Arc<WorkerMetrics>,
     in_flight_gauge: Gauge,
     topics: OutputTopics,
-    limit: InFlight,
-    in_flight: InFlight,
+    in_flight: BudgetShare,
     assignments: HashMap<AssignmentId, Arc<AtomicBool>>,
     /// Records for the driver, sent once per round of the lane.
     accepted: Vec<QueuedRecord>,
@@ -164,7 +158,7 @@ impl Engine {
         metrics: Arc<WorkerMetrics>,
         in_flight_gauge: Gauge,
         topics: OutputTopics,
-        limit: InFlight,
+        in_flight: BudgetShare,
     ) -> Self {
         Self {
             pipeline,
@@ -172,8 +166,7 @@ impl Engine {
             metrics,
             in_flight_gauge,
             topics,
-            limit,
-            in_flight: InFlight { records: 0, bytes: 0 },
+            in_flight,
             assignments: HashMap::new(),
             accepted: Vec::new(),
             finished: Vec::new(),
@@ -185,7 +178,7 @@ impl Engine {
 
     fn update_in_flight_gauge(&self) {
         self.in_flight_gauge
-            .set(i64::try_from(self.in_flight.records).unwrap_or(i64::MAX));
+            .set(i64::try_from(self.in_flight.own().records).unwrap_or(i64::MAX));
     }
 
     /// Takes finished records from the driver.
@@ -195,7 +188,10 @@ impl Engine {
         for record in &mut self.finished[from..] {
             let results = record.results_size();
             record.size += results;
-            self.in_flight.bytes += results;
+            self.in_flight.add(InFlight {
+                records: 0,
+                bytes: results,
+            });
         }
     }
 
@@ -275,7 +271,9 @@ impl Engine {
         ));
         let after = finished.results_size();
         finished.size = finished.size - before + after;
-        self.in_flight.bytes = self.in_flight.bytes - before + after;
+        let results = |bytes| InFlight { records: 0, bytes };
+        self.in_flight.remove(results(before));
+        self.in_flight.add(results(after));
         true
     }
 
@@ -290,8 +288,8 @@ impl Engine {
                 topic = &**topic,
                 records,
                 missing_for = ?missing_for.map(|(_, missing_for)| missing_for),
-                in_flight = self.in_flight.records,
-                in_flight_limit = self.limit.records,
+                in_flight = self.in_flight.own().records,
+                in_flight_limit = self.in_flight.limit().records,
                 "topic is missing; records wait for it"
             );
         }
@@ -346,10 +344,7 @@ impl Processor for Engine {
     }
 
     fn capacity(&self, _assignment: AssignmentId) -> usize {
-        if self.in_flight.bytes >= self.limit.bytes {
-            return 0;
-        }
-        self.limit.records.saturating_sub(self.in_flight.records)
+        self.in_flight.capacity()
     }
 
     fn accept(&mut self, assignment: AssignmentId, record: Record, now: Timestamp) {
@@ -357,8 +352,10 @@ impl Processor for Engine {
             return;
         };
         let size = record.size();
-        self.in_flight.records += 1;
-        self.in_flight.bytes += size;
+        self.in_flight.add(InFlight {
+            records: 1,
+            bytes: size,
+        });
         let offset = record.position.offset;
         // Also checks a retry's time lock: a record that reached the due topic early, past the retry tier, is rejected.
         match Arrival::read_at(&self.pipeline, &record, now) {
@@ -396,8 +393,10 @@ impl Processor for Engine {
         self.in_transaction.clear();
         let count = self.batch_len(limit);
         for record in self.finished.drain(..count) {
-            self.in_flight.records -= 1;
-            self.in_flight.bytes -= record.size;
+            self.in_flight.remove(InFlight {
+                records: 1,
+                bytes: record.size,
+            });
             let Some(routing) = record.routing else { continue };
             // The new owner of a revoked partition reads the record again, so a result here would be a duplicate.
             if self.assignments.contains_key(&record.assignment) {
@@ -480,7 +479,7 @@ impl Processor for Engine {
     fn is_busy(&self) -> bool {
         // A stopping lane does not wait for missing topics. The records that wait for one are processed again after the
         // restart.
-        self.in_flight.records > self.waiting.len()
+        self.in_flight.own().records > self.waiting.len()
     }
 
     fn stopping(&mut self) {

@@ -13,6 +13,8 @@
 pub mod handler;
 pub mod metrics;
 
+mod attempt_queue;
+mod budget;
 mod driver;
 mod engine;
 mod spans;

@@ -1,4 +1,9 @@
 //! Starts the lanes and drivers of a pipeline.
+//!
+//! The source and the due topic have separate lanes in one consumer group, because Kafka's assignor balances only the
+//! total number of partitions of members with the same subscription. With one member for both topics, it may give all
+//! partitions of the source to one process and all partitions of the due topic to another. A lane of the source and a
+//! lane of the due topic share a driver and the limits of records in flight.
 
 use std::io;
 use std::sync::Arc;
@@ -9,9 +14,11 @@ use redeliver_kafka::{IfRecreated, LaneSpec, Waker};
 use redeliver_runtime::Config;
 use redeliver_runtime::config::PipelineConfig;
 use redeliver_service::host::{Host, NewLane, lane_grace};
+use tokio::sync::Notify;
 
+use crate::budget::{BudgetShare, InFlight};
 use crate::driver::{AttemptContext, Driver};
-use crate::engine::{Engine, InFlight, LaneChannel, OutputTopics};
+use crate::engine::{Engine, LaneChannel, OutputTopics};
 use crate::handler::Handler;
 use crate::metrics::WorkerFamilies;
 
@@ -20,15 +27,17 @@ use crate::metrics::WorkerFamilies;
 pub struct WorkerSpec {
     /// The pipeline.
     pub pipeline: Arc<Pipeline>,
-    /// Number of lanes; each is a thread with its own consumer and producers. At least 1.
+    /// Number of lanes of each topic; each lane is a thread with its own consumer and producers. At least 1.
     pub lanes: usize,
     /// Approximate maximum number of records in one transaction.
     pub batch: usize,
-    /// Maximum number of concurrent attempts over all lanes; each lane runs at least 1.
+    /// Maximum number of concurrent attempts over all lanes. A lane of the source and the lane of the due topic with the
+    /// same number share at least 1.
     pub concurrency: usize,
-    /// Maximum number of records in flight per lane.
+    /// Maximum number of records in flight of a lane of the source and a lane of the due topic together. Each of them
+    /// may always have 1.
     pub in_flight: usize,
-    /// Approximate maximum number of bytes of the records in flight and their results, per lane.
+    /// Approximate maximum number of bytes of these records and their results.
     pub in_flight_bytes: usize,
     /// How long a stopping lane may finish records in flight.
     pub grace: Duration,
@@ -67,71 +76,99 @@ pub fn spawn<H: Handler>(host: &mut Host, spec: &WorkerSpec, handler: &H) -> io:
         metrics: metrics.clone(),
         tracer: host.tracer.clone(),
     });
-    for lane in 0..lanes {
-        let name = format!("worker-{}-{lane}", spec.pipeline.name);
-        let waker = Waker::new();
-        let channel = Arc::new(LaneChannel::new(waker.clone()));
-        let written = spec.pipeline.written_topics();
-        // The lane is woken when one of these topics is deleted or created.
-        watch.watch(written.iter().cloned(), &waker);
-        let topics = OutputTopics {
-            missing_for: Box::new({
-                let watch = watch.clone();
-                move |topic| watch.missing_for(topic)
-            }),
-            timeout: missing_timeout,
-            gauges: families.missing_topics(&name, &written),
-            written,
-        };
-        let engine = Engine::new(
-            spec.pipeline.clone(),
-            channel.clone(),
-            metrics.clone(),
-            families.in_flight(&name),
-            topics,
-            InFlight {
-                records: spec.in_flight,
-                bytes: spec.in_flight_bytes,
-            },
-        );
+    let topics = spec.pipeline.worker_topics(has_due_topic);
+    let limit = InFlight {
+        records: spec.in_flight,
+        bytes: spec.in_flight_bytes,
+    };
+    for number in 0..lanes {
+        let changed: Arc<Notify> = Arc::default();
+        let mut channels = Vec::new();
+        let mut lanes_ended = Vec::new();
+        for (topic, in_flight) in topics.iter().zip(BudgetShare::split(limit, topics.len())) {
+            let name = lane_name(&spec.pipeline, topic, number);
+            let waker = Waker::new();
+            let channel = Arc::new(LaneChannel::new(waker.clone(), changed.clone()));
+            let written = spec.pipeline.written_topics();
+            // The lane is woken when one of these topics is deleted or created.
+            watch.watch(written.iter().cloned(), &waker);
+            let outputs = OutputTopics {
+                missing_for: Box::new({
+                    let watch = watch.clone();
+                    move |topic| watch.missing_for(topic)
+                }),
+                timeout: missing_timeout,
+                gauges: families.missing_topics(&name, &written),
+                written,
+            };
+            let engine = Engine::new(
+                spec.pipeline.clone(),
+                channel.clone(),
+                metrics.clone(),
+                families.in_flight(&name),
+                outputs,
+                in_flight,
+            );
+            channels.push(channel);
+            lanes_ended.push(host.spawn_lane(NewLane {
+                kafka: host.kafka.clone(),
+                spec: LaneSpec {
+                    name,
+                    group: spec.pipeline.worker_group(),
+                    topics: vec![topic.clone()],
+                    batch: spec.batch,
+                    grace: spec.grace,
+                    changelog: None,
+                    if_recreated: IfRecreated::ReadFromBeginning,
+                },
+                waker,
+                processor: engine,
+            })?);
+        }
         let driver = Driver {
             handler: handler.clone(),
-            channel,
-            concurrency: share(spec.concurrency, lanes, lane),
+            lanes: channels,
+            changed,
+            concurrency: share(spec.concurrency, lanes, number),
             context: context.clone(),
         };
-        let driver_name = format!("{name}-driver");
-        let lane_ended = host.spawn_lane(NewLane {
-            kafka: host.kafka.clone(),
-            spec: LaneSpec {
-                name,
-                group: spec.pipeline.worker_group(),
-                topics: spec.pipeline.worker_topics(has_due_topic),
-                batch: spec.batch,
-                grace: spec.grace,
-                changelog: None,
-                if_recreated: IfRecreated::ReadFromBeginning,
-            },
-            waker,
-            processor: engine,
-        })?;
-        // The driver outlives its lane, because a stopping lane waits for attempts in progress.
+        let driver_name = format!("worker-{}-{number}-driver", spec.pipeline.name);
+        // The driver outlives its lanes, because a stopping lane waits for attempts in progress.
         host.tasks.spawn(driver_name, async move {
-            driver.run(lane_ended).await;
+            driver.run(lanes_ended).await;
             Ok::<(), std::convert::Infallible>(())
         });
     }
     Ok(())
 }
 
-/// One lane's share of a total, at least 1.
+/// The name of a lane, which is part of transactional ids and of the ids of static members. Lanes of the source have the
+/// name that lanes of both topics had, so a new version resolves the transactions that an older one left open.
+fn lane_name(pipeline: &Pipeline, topic: &str, number: usize) -> String {
+    let suffix = if *topic == *pipeline.due_topic() {
+        "-due"
+    } else {
+        ""
+    };
+    format!("worker-{}-{number}{suffix}", pipeline.name)
+}
+
+/// A driver's share of a total, at least 1.
 fn share(total: usize, lanes: usize, lane: usize) -> usize {
     (total / lanes + usize::from(lane < total % lanes)).max(1)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::share;
+    use super::*;
+
+    #[test]
+    fn lanes_of_the_source_keep_their_former_name_and_those_of_the_due_topic_have_another() {
+        let pipeline = Pipeline::new("docs");
+        let names = pipeline.worker_topics(true);
+        let names: Vec<String> = names.iter().map(|topic| lane_name(&pipeline, topic, 3)).collect();
+        assert_eq!(names, ["worker-docs-3", "worker-docs-3-due"]);
+    }
 
     #[test]
     fn shares_add_up() {

@@ -233,6 +233,33 @@ async fn topics_and_partitions_created_while_members_run_are_read() {
     group.stop_all();
 }
 
+/// The leader's client notices only new partitions of its own topics.
+#[tokio::test(flavor = "multi_thread")]
+async fn partitions_added_to_a_topic_that_the_leader_does_not_read_are_read() {
+    for is_static in [true, false] {
+        let mut group = Group::new(4, is_static).await;
+        let (a, b) = (group.topic(2).await, group.topic(2).await);
+        // The first member becomes the leader.
+        group.start(0, &[&a]);
+        group.until_ready();
+        group.start(1, &[&a]);
+        group.start(2, &[&b]);
+        group.start(3, &[&b]);
+        group.until_ready();
+        grow(group.settings(), &b, 6).await;
+        eventually("each member owns its fair part of its topic", DEADLINE, || {
+            let shares: Vec<_> = group.running().map(|lane| lane.observed.partitions()).collect();
+            if shares == [1, 1, 3, 3] {
+                Ok(())
+            } else {
+                Err(format!("{shares:?}"))
+            }
+        });
+        group.until_ready();
+        group.stop_all();
+    }
+}
+
 async fn grow(settings: &KafkaSettings, topic: &str, partitions: usize) {
     let admin: AdminClient<DefaultClientContext> = settings.client().create().unwrap();
     let grown = NewPartitions::new(topic, partitions);

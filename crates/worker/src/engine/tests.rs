@@ -28,7 +28,7 @@ impl Bench {
             other_outputs: vec!["other".into()],
             ..Pipeline::new("docs")
         });
-        let channel = Arc::new(LaneChannel::new(Waker::new()));
+        let channel = Arc::new(LaneChannel::new(Waker::new(), Arc::default()));
         let families = WorkerFamilies::register(&mut Registry::default());
         let metrics = Arc::new(families.of("docs"));
         let missing: Arc<Mutex<HashMap<String, Duration>>> = Arc::default();
@@ -47,7 +47,7 @@ impl Bench {
             metrics,
             Gauge::default(),
             topics,
-            limit,
+            BudgetShare::split(limit, 1).pop().unwrap(),
         );
         let assignment = AssignmentId::for_tests(0, 1);
         engine.assigned(assignment, &pipeline.source, 0);
@@ -203,7 +203,7 @@ fn records_and_their_results_are_bounded_in_bytes() {
     bench.finish();
     bench.engine.committed(NOW);
     assert_eq!(bench.engine.capacity(assignment), 100);
-    assert_eq!(bench.engine.in_flight.bytes, 0);
+    assert_eq!(bench.engine.in_flight.own().bytes, 0);
 }
 
 #[test]
@@ -245,7 +245,7 @@ fn only_records_for_a_missing_topic_wait_for_it() {
     bench.finish();
     bench.engine.committed(NOW);
     assert_eq!(bench.written(), [["done", "key-0", ""], ["done", "key-2", ""]]);
-    assert_eq!(bench.engine.in_flight.records, 2);
+    assert_eq!(bench.engine.in_flight.own().records, 2);
     assert!(!bench.engine.is_busy());
     bench.finish();
     assert!(bench.written().is_empty());
@@ -254,8 +254,8 @@ fn only_records_for_a_missing_topic_wait_for_it() {
     bench.finish();
     bench.engine.committed(NOW);
     assert_eq!(bench.written(), [["other", "key-1", ""], ["other", "key-3", ""]]);
-    assert_eq!(bench.engine.in_flight.records, 0);
-    assert_eq!(bench.engine.in_flight.bytes, 0);
+    assert_eq!(bench.engine.in_flight.own().records, 0);
+    assert_eq!(bench.engine.in_flight.own().bytes, 0);
 }
 
 #[test]
@@ -286,7 +286,7 @@ fn after_the_timeout_results_for_a_missing_topic_become_dead_letters_and_retries
     bench.finish();
     bench.engine.committed(NOW);
     assert_eq!(bench.written()[0][0], "docs-retry-5s");
-    assert_eq!(bench.engine.in_flight.bytes, 0);
+    assert_eq!(bench.engine.in_flight.own().bytes, 0);
 }
 
 #[test]
@@ -301,5 +301,5 @@ fn records_of_a_revoked_partition_no_longer_wait_for_their_topic() {
     bench.finish();
     assert!(bench.batch.completed.is_empty());
     assert_eq!(bench.engine.waiting.len(), 0);
-    assert_eq!(bench.engine.in_flight.records, 0);
+    assert_eq!(bench.engine.in_flight.own().records, 0);
 }

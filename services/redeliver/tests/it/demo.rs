@@ -67,6 +67,7 @@ fn the_demonstration_shows_the_work_of_all_services_and_ends_with_totals() {
     });
     for part in [
         "worker-docs-0",
+        "worker-docs-0-due",
         "retry-5s-0",
         "retry-30s-0",
         "retry-1m-0",

@@ -1,0 +1,110 @@
+//! The order in which records get their attempts.
+//!
+//! Retries go first: they have already waited until their due time, and a backlog of new records must not delay them
+//! further. But a backlog of retries, for example after an outage, must not stop new records either. So after three
+//! retries in a row, one new record goes first.
+
+use std::collections::VecDeque;
+
+/// While both wait, one of this many attempts is that of a new record.
+const NEW_RECORD_EVERY: usize = 4;
+
+/// Records that wait for an attempt: retries, and new records.
+pub(crate) struct AttemptQueue<T> {
+    retries: VecDeque<T>,
+    new: VecDeque<T>,
+    retries_in_a_row: usize,
+}
+
+impl<T> Default for AttemptQueue<T> {
+    fn default() -> Self {
+        Self {
+            retries: VecDeque::new(),
+            new: VecDeque::new(),
+            retries_in_a_row: 0,
+        }
+    }
+}
+
+impl<T> AttemptQueue<T> {
+    pub(crate) fn push(&mut self, record: T, is_retry: bool) {
+        let queue = if is_retry {
+            &mut self.retries
+        } else {
+            &mut self.new
+        };
+        queue.push_back(record);
+    }
+
+    /// The record whose attempt is next.
+    pub(crate) fn pop(&mut self) -> Option<T> {
+        let is_turn_of_new = self.retries_in_a_row + 1 >= NEW_RECORD_EVERY && !self.new.is_empty();
+        if !is_turn_of_new && let Some(retry) = self.retries.pop_front() {
+            self.retries_in_a_row += 1;
+            return Some(retry);
+        }
+        self.retries_in_a_row = 0;
+        self.new.pop_front()
+    }
+
+    /// Removes all records for which `is_removed` returns true, in their order.
+    pub(crate) fn remove(&mut self, is_removed: impl Fn(&T) -> bool) -> Vec<T> {
+        let mut removed = Vec::new();
+        for queue in [&mut self.retries, &mut self.new] {
+            let (gone, kept) = std::mem::take(queue).into_iter().partition(&is_removed);
+            *queue = kept;
+            removed.extend::<VecDeque<T>>(gone);
+        }
+        removed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A queue of retries and new records, numbered in the order of their arrival.
+    fn queue(retries: usize, new: usize) -> AttemptQueue<(&'static str, usize)> {
+        let mut queue = AttemptQueue::default();
+        (0..new).for_each(|number| queue.push(("new", number), false));
+        (0..retries).for_each(|number| queue.push(("retry", number), true));
+        queue
+    }
+
+    #[test]
+    fn retries_go_first_and_every_fourth_attempt_is_that_of_a_new_record() {
+        let mut queue = queue(7, 3);
+        let order: Vec<_> = std::iter::from_fn(|| queue.pop()).collect();
+        let expected = [
+            ("retry", 0),
+            ("retry", 1),
+            ("retry", 2),
+            ("new", 0),
+            ("retry", 3),
+            ("retry", 4),
+            ("retry", 5),
+            ("new", 1),
+            ("retry", 6),
+            ("new", 2),
+        ];
+        assert_eq!(order, expected);
+    }
+
+    #[test]
+    fn a_new_record_that_arrives_after_many_retries_is_next() {
+        let mut queue = queue(100, 0);
+        (0..50).for_each(|number| assert_eq!(queue.pop(), Some(("retry", number))));
+        queue.push(("new", 0), false);
+        assert_eq!(queue.pop(), Some(("new", 0)));
+        assert_eq!(queue.pop(), Some(("retry", 50)));
+    }
+
+    #[test]
+    fn removed_records_keep_their_order_and_so_do_the_others() {
+        let mut queue = queue(3, 3);
+        let removed = queue.remove(|(_, number)| *number == 1);
+        assert_eq!(removed, [("retry", 1), ("new", 1)]);
+        let order: Vec<_> = std::iter::from_fn(|| queue.pop()).collect();
+        assert_eq!(order, [("retry", 0), ("retry", 2), ("new", 0), ("new", 2)]);
+    }
+}
