@@ -312,6 +312,8 @@ enum Step {
     },
     CompleteOne(usize),
     Commit,
+    /// A record completes while the transaction with the position is written.
+    CommitMeanwhile(usize),
     Restart,
     /// Retention or compaction removes an incomplete record, then a restart.
     Remove(usize),
@@ -323,7 +325,8 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (1_000usize..30_000).prop_map(Step::Admit),
         3 => (1usize..9, 0usize..9).prop_map(|(every, from)| Step::Complete { every, from }),
         4 => any::<usize>().prop_map(Step::CompleteOne),
-        4 => Just(Step::Commit),
+        3 => Just(Step::Commit),
+        2 => any::<usize>().prop_map(Step::CommitMeanwhile),
         2 => Just(Step::Restart),
         1 => any::<usize>().prop_map(Step::Remove),
     ]
@@ -376,12 +379,9 @@ impl Model {
                 let chosen: Vec<_> = self.pending.iter().copied().skip(from).step_by(every).collect();
                 chosen.into_iter().for_each(|offset| self.complete(offset));
             }
-            Step::CompleteOne(index) if !self.pending.is_empty() => {
-                let chosen = *self.pending.iter().nth(index % self.pending.len()).unwrap();
-                self.complete(chosen);
-            }
-            Step::CompleteOne(_) => {}
-            Step::Commit => self.commit(),
+            Step::CompleteOne(index) => self.complete_one(index),
+            Step::Commit => self.commit(None),
+            Step::CommitMeanwhile(index) => self.commit(Some(index)),
             Step::Restart => self.restart(),
             Step::Remove(index) => {
                 let index = index % self.log.len();
@@ -415,15 +415,33 @@ impl Model {
         assert!(self.uncommitted.insert(offset));
     }
 
-    fn commit(&mut self) {
-        if let Some(position) = self.tracker.commit_position() {
-            self.tracker.mark_committed(&position);
-            assert_eq!(self.tracker.commit_position(), None);
-            self.stored = Some(position);
-        } else {
-            assert!(self.uncommitted.is_empty(), "completions without a new position");
+    fn complete_one(&mut self, index: usize) {
+        if !self.pending.is_empty() {
+            let chosen = *self.pending.iter().nth(index % self.pending.len()).unwrap();
+            self.complete(chosen);
         }
-        for offset in std::mem::take(&mut self.uncommitted) {
+    }
+
+    /// Commits the position. The record at the index completes too late for this commit.
+    fn commit(&mut self, meanwhile: Option<usize>) {
+        let position = self.tracker.commit_position();
+        let committed = std::mem::take(&mut self.uncommitted);
+        assert!(
+            position.is_some() || committed.is_empty(),
+            "completions without a new position"
+        );
+        if let Some(index) = meanwhile {
+            self.complete_one(index);
+        }
+        if let Some(position) = position {
+            self.tracker.mark_committed(&position);
+            assert_eq!(
+                self.tracker.commit_position().is_none(),
+                self.uncommitted.is_empty()
+            );
+            self.stored = Some(position);
+        }
+        for offset in committed {
             *self.durable.entry(offset).or_default() += 1;
         }
     }

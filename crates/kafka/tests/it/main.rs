@@ -5,6 +5,7 @@ mod copy;
 mod errors;
 mod follow;
 mod gone_output;
+mod isolation;
 mod lane;
 mod late;
 mod membership;

@@ -80,8 +80,13 @@ impl Bench {
 
     /// Runs the driver for all accepted records, with an outcome by offset.
     fn handle(&mut self, outcome: impl Fn(i64) -> Outcome) {
-        let queued = self.channel.take_queued().into_iter();
+        let queued = self.channel.take_queued();
+        self.handle_queued(queued, outcome);
+    }
+
+    fn handle_queued(&mut self, queued: Vec<QueuedRecord>, outcome: impl Fn(i64) -> Outcome) {
         let mut finished = queued
+            .into_iter()
             .map(|queued| {
                 let outcome = outcome(queued.offset);
                 let context = RouteContext {
@@ -302,4 +307,51 @@ fn records_of_a_revoked_partition_no_longer_wait_for_their_topic() {
     assert!(bench.batch.completed.is_empty());
     assert_eq!(bench.engine.waiting.len(), 0);
     assert_eq!(bench.engine.in_flight.own().records, 0);
+}
+
+#[test]
+fn results_for_an_earlier_assignment_of_a_partition_are_dropped() {
+    let mut bench = Bench::new(ROOMY);
+    bench.accept(0, 10);
+    let queued = bench.channel.take_queued();
+    // The lane loses the partition while the handler runs, gets it back, and reads the record again.
+    bench.engine.revoked(bench.assignment);
+    bench.assignment = AssignmentId::for_tests(0, 2);
+    bench.engine.assigned(bench.assignment, &bench.pipeline.source, 0);
+    bench.accept(0, 10);
+    assert!(
+        !queued[0].is_assigned.load(Ordering::SeqCst),
+        "the driver skips it"
+    );
+    bench.handle_queued(queued, |_| Outcome::unchanged());
+    bench.finish();
+    assert_eq!((bench.written().len(), bench.batch.completed.len()), (0, 0));
+    assert_eq!(bench.engine.in_flight.records, 1);
+    bench.handle(|_| Outcome::unchanged());
+    bench.finish();
+    assert_eq!(bench.written(), [["done", "key-0", ""]]);
+    assert_eq!(bench.batch.completed, [(bench.assignment, 0)]);
+    assert_eq!(
+        (bench.engine.in_flight.records, bench.engine.in_flight.bytes),
+        (0, 0)
+    );
+}
+
+#[test]
+fn records_without_an_attempt_are_neither_completed_nor_in_flight() {
+    let mut bench = Bench::new(ROOMY);
+    for offset in 0..3 {
+        bench.accept(offset, 10);
+    }
+    bench.engine.stopping();
+    let queued = bench.channel.take_queued().into_iter();
+    let mut returned = queued.map(QueuedRecord::into_unprocessed).collect();
+    bench.channel.send_finished(&mut returned);
+    bench.finish();
+    assert!(bench.written().is_empty() && bench.batch.completed.is_empty());
+    assert_eq!(
+        (bench.engine.in_flight.records, bench.engine.in_flight.bytes),
+        (0, 0)
+    );
+    assert!(!bench.engine.is_busy());
 }

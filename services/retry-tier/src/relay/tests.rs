@@ -1,3 +1,4 @@
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use prometheus_client::registry::Registry;
@@ -172,10 +173,18 @@ fn a_full_look_ahead_moves_long_waits_to_the_tier_that_fits() {
     let moved: Vec<String> = bench.finish(NOW).into_iter().map(|(topic, _)| topic).collect();
     assert_eq!(moved, ["docs-retry-1m", "docs-retry-30s"]);
     assert_eq!(bench.relay.capacity(bench.assignment), 2);
-    assert!(
-        bench.finish(NOW).is_empty(),
-        "a record that waits less than the delay of its tier stays"
-    );
+}
+
+#[test]
+fn a_record_that_every_tier_would_release_late_does_not_move() {
+    let mut bench = Bench::new(2);
+    for _ in 0..2 {
+        bench.accept(waiting_until(in_seconds(9)));
+    }
+    assert_eq!(bench.relay.capacity(bench.assignment), 0);
+    // The records have waited for the delay of their tier, and are due sooner than after another one.
+    assert!(bench.finish(in_seconds(5)).is_empty());
+    assert_eq!(bench.finish(in_seconds(9)).len(), 2);
 }
 
 #[test]
@@ -414,6 +423,182 @@ fn malformed_records_become_dead_letters_while_the_clock_is_held() {
     assert_eq!(out[0].0, "docs-dlq");
 }
 
+/// A record of the tier's topic.
+#[derive(Clone, Copy)]
+struct Logged {
+    /// Which record it is. A record that moves to the end of the topic keeps its number.
+    number: usize,
+    written: Timestamp,
+    due: Timestamp,
+}
+
+/// An event of the model.
+#[derive(Clone, Debug)]
+enum Step {
+    Write {
+        ahead: u64,
+    },
+    AdvanceClock(u64),
+    Turn {
+        limit: usize,
+        is_committed: bool,
+    },
+    /// The partition is revoked, and assigned again.
+    Reassign,
+}
+
+/// Multiples of 500 ms, and times 1 ms after them. So records are often due 1 ms after a turn.
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        3 => (0_u64..20, 0_u64..2).prop_map(|(half_seconds, more)| Step::Write { ahead: half_seconds * 500 + more }),
+        1 => (0_u64..240).prop_map(|half_seconds| Step::Write { ahead: half_seconds * 500 }),
+        3 => (0_u64..12).prop_map(|half_seconds| Step::AdvanceClock(half_seconds * 500)),
+        5 => (1_usize..8, prop::bool::weighted(0.85)).prop_map(|(limit, is_committed)| Step::Turn { limit, is_committed }),
+        1 => Just(Step::Reassign),
+    ]
+}
+
+/// A tier's topic with one partition, what is committed, and the relay that owns the partition.
+struct World {
+    bench: Bench,
+    generation: u32,
+    now: Timestamp,
+    log: Vec<Logged>,
+    /// The number of records that the relay has read since its partition was assigned.
+    read: usize,
+    /// Completed offsets.
+    completed: BTreeSet<usize>,
+    /// Records that were released, or moved to another tier.
+    left: BTreeSet<usize>,
+    records: usize,
+}
+
+impl World {
+    fn new(look_ahead: usize) -> Self {
+        Self {
+            bench: Bench::new(look_ahead),
+            // That of the first assignment.
+            generation: 1,
+            now: NOW,
+            log: Vec::new(),
+            read: 0,
+            completed: BTreeSet::new(),
+            left: BTreeSet::new(),
+            records: 0,
+        }
+    }
+
+    fn run(&mut self, step: &Step) {
+        match *step {
+            Step::Write { ahead } => {
+                self.log.push(Logged {
+                    number: self.records,
+                    written: self.now,
+                    due: self.now.after(Duration::from_millis(ahead)),
+                });
+                self.records += 1;
+            }
+            Step::AdvanceClock(millis) => {
+                self.bench.clock.advance(Duration::from_millis(millis));
+                self.now = self.bench.clock.now();
+            }
+            Step::Turn { limit, is_committed } => self.turn(limit, is_committed),
+            Step::Reassign => self.reassign(),
+        }
+        self.feed();
+    }
+
+    fn feed(&mut self) {
+        let Bench {
+            relay, assignment, ..
+        } = &mut self.bench;
+        while self.read < self.log.len() && relay.capacity(*assignment) > 0 {
+            let offset = self.read;
+            self.read += 1;
+            if self.completed.contains(&offset) {
+                continue;
+            }
+            let Logged { number, written, due } = self.log[offset];
+            let record = Record {
+                position: Position {
+                    topic: "docs-retry-5s".into(),
+                    partition: 0,
+                    offset: i64::try_from(offset).unwrap(),
+                },
+                timestamp: Some(written),
+                key: Some(number.to_string().into()),
+                value: Some("v".into()),
+                headers: waiting_until(due),
+                unreadable_headers: 0,
+            };
+            relay.accept(*assignment, record, self.now);
+        }
+    }
+
+    /// The lane reads the partition again, without the records whose completion is committed.
+    fn reassign(&mut self) {
+        let Bench {
+            relay, assignment, ..
+        } = &mut self.bench;
+        relay.revoked(*assignment);
+        self.generation += 1;
+        *assignment = AssignmentId::for_tests(0, self.generation);
+        relay.assigned(*assignment, &"docs-retry-5s".into(), 0);
+        self.read = 0;
+    }
+
+    fn turn(&mut self, limit: usize, is_committed: bool) {
+        let mut batch = TransactionBatch::default();
+        self.bench.relay.finish(self.now, limit, &mut batch);
+        assert_eq!(batch.outputs.len(), batch.completed.len());
+        if !is_committed {
+            self.bench.relay.aborted();
+            return self.reassign();
+        }
+        let is_full = batch.outputs.len() >= limit;
+        for (output, (assignment, offset)) in batch.outputs.into_iter().zip(batch.completed) {
+            assert_eq!(assignment, self.bench.assignment);
+            let offset = usize::try_from(offset).unwrap();
+            let number: usize = std::str::from_utf8(&output.key.unwrap())
+                .unwrap()
+                .parse()
+                .unwrap();
+            let logged = self
+                .log
+                .get(offset)
+                .copied()
+                .filter(|logged| logged.number == number);
+            let Logged { due, .. } = logged.expect("a record completes its own offset");
+            assert!(self.completed.insert(offset), "{number} was completed twice");
+            match output.topic.strip_prefix("docs-retry-").unwrap() {
+                "due" => {
+                    assert!(due <= self.now, "{number} was released early");
+                    assert!(self.left.insert(number), "{number} left twice");
+                }
+                delay => {
+                    let tier: HumanDuration = delay.parse().unwrap();
+                    assert!(
+                        self.now.after(tier.duration()) <= due,
+                        "{number} would be late in {tier}"
+                    );
+                    if tier == TIER {
+                        let written = self.now;
+                        self.log.push(Logged { number, written, due });
+                    } else {
+                        assert!(self.left.insert(number), "{number} left twice");
+                    }
+                }
+            }
+        }
+        self.bench.relay.committed(self.now);
+        let mut in_memory = (0..self.read).filter(|offset| !self.completed.contains(offset));
+        assert!(
+            is_full || in_memory.all(|offset| self.log[offset].due > self.now),
+            "a due record was not released"
+        );
+    }
+}
+
 proptest! {
     #[test]
     fn with_wrong_steps_that_are_corrected_no_record_is_released_early_or_lost(
@@ -444,5 +629,19 @@ proptest! {
         }
         released += bench.finish(at(elapsed + 120_000)).len();
         prop_assert_eq!(released, dues.len());
+    }
+
+    #[test]
+    fn each_record_leaves_once_and_never_early(look_ahead in 1_usize..6, steps in proptest::collection::vec(step(), 0..80)) {
+        let mut world = World::new(look_ahead);
+        for step in &steps {
+            world.run(step);
+        }
+        for _ in 0..300 {
+            world.run(&Step::AdvanceClock(1_000));
+            world.run(&Step::Turn { limit: 10, is_committed: true });
+        }
+        prop_assert_eq!(world.completed.len(), world.log.len());
+        prop_assert_eq!(world.left.len(), world.records);
     }
 }
