@@ -19,6 +19,7 @@
 //! | [`pipeline`] | a pipeline: its topics, tiers and settings |
 //! | [`route`] | where a record goes after an attempt, and with which headers |
 //! | [`scheduler`] | the topics of the scheduler |
+//! | [`mutants`] | planted defects that the tests must catch; absent from normal builds |
 //! | [`wait`] | backoff and log throttling while something is unavailable |
 
 pub mod backoff;
@@ -29,6 +30,7 @@ pub mod failure;
 pub mod headers;
 pub mod human_duration;
 pub mod job;
+pub mod mutants;
 pub mod outcome;
 pub mod pipeline;
 pub mod record;

@@ -9,6 +9,7 @@ use bytes::Bytes;
 use crate::failure::{ErrorClass, Failure, MESSAGE_LIMIT, bounded_text};
 use crate::headers::{self, Origin, ReservedHeaders, TraceContext};
 use crate::human_duration::HumanDuration;
+use crate::mutant;
 use crate::outcome::{Outcome, Produced};
 use crate::pipeline::{DelayQueue, Pipeline, ReturnTo};
 use crate::record::{Headers, Output, Record};
@@ -182,6 +183,7 @@ impl RouteContext<'_> {
         };
         // Being throttled says nothing about the record. A malformed record is normally rejected without an attempt.
         let counts = !matches!(failure.class, ErrorClass::Throttled | ErrorClass::Malformed);
+        let counts = counts && !mutant!("route-forgets-the-attempt");
         let failed_attempts = self.arrival.failed_attempts.saturating_add(u32::from(counts));
         match self.next_attempt(record, failed_attempts, &failure) {
             Ok(due) => self.route_retry(record, failed_attempts, &failure, due),
@@ -254,6 +256,11 @@ impl RouteContext<'_> {
         let due = anchor
             .after(delay.duration())
             .min(now.after(pipeline.max_wait.duration()));
+        let due = mutant!(
+            "route-retries-early",
+            due,
+            Timestamp::from_millis(due.as_millis() - 1)
+        );
         let created = self.arrival.origin.timestamp.unwrap_or(now);
         match pipeline.max_age {
             Some(max_age) if due > created.after(max_age.duration()) => Err(Failure {

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use rdkafka::ClientConfig;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::error::KafkaError;
+use redeliver_core::mutant;
 
 /// Settings of all Kafka clients of a process.
 #[derive(Clone, Debug)]
@@ -155,7 +156,10 @@ impl KafkaSettings {
             .set("enable.auto.commit", "false")
             .set("enable.auto.offset.store", "false")
             // Also makes the broker withhold committed offsets while a transaction that changes them is open.
-            .set("isolation.level", "read_committed")
+            .set(
+                "isolation.level",
+                mutant!("lane-reads-uncommitted", "read_committed", "read_uncommitted"),
+            )
             // The lane decides what to do about an offset that is out of range. A reset would silently skip or repeat records.
             .set("auto.offset.reset", "error")
             .set("partition.assignment.strategy", "cooperative-sticky")

@@ -17,6 +17,8 @@ mod metadata;
 
 use std::collections::VecDeque;
 
+use redeliver_core::mutant;
+
 use metadata::Weight;
 pub use metadata::{METADATA_LIMIT, MetadataError, TopicFingerprint};
 
@@ -214,7 +216,8 @@ impl OffsetTracker {
     /// If [`OffsetTracker::may_admit`] returned false and the metadata could become too long. To continue would process
     /// records twice.
     pub fn observe(&mut self, offset: i64) -> Admission {
-        if self.position.is_some_and(|position| offset < position) {
+        if self.position.is_some_and(|position| offset < position) && !mutant!("tracker-admits-stale-records")
+        {
             return Admission::Stale;
         }
         let distance = self.queue.back().map(|last| offset - last.offset);
@@ -234,7 +237,8 @@ impl OffsetTracker {
         while self.restored.front().is_some_and(|range| range.end <= offset) {
             self.restored.pop_front();
         }
-        if self.restored.front().is_some_and(|range| range.contains(offset)) {
+        let is_restored = self.restored.front().is_some_and(|range| range.contains(offset));
+        if is_restored && !mutant!("tracker-admits-completed-records") {
             return Admission::AlreadyCompleted;
         }
         self.weight = weight;
@@ -250,7 +254,9 @@ impl OffsetTracker {
     /// [`METADATA_LIMIT`]. Do not read the partition until completions make it true again.
     #[must_use]
     pub fn may_admit(&self) -> bool {
-        if self.restored.is_empty() {
+        if mutant!("tracker-ignores-its-weight") {
+            true
+        } else if self.restored.is_empty() {
             // Room for two offsets: the next one, and one more, so that after a restart from the resulting commit there is
             // room for an offset beyond the restored set. Without it, records would then be admitted one at a time.
             self.weight.plus(Weight::HEAVIEST).plus(Weight::HEAVIEST).fits()
@@ -265,7 +271,7 @@ impl OffsetTracker {
             return false;
         };
         let record = &mut self.queue[index];
-        if std::mem::replace(&mut record.is_completed, true) {
+        if std::mem::replace(&mut record.is_completed, true) && !mutant!("tracker-completes-twice") {
             return false;
         }
         self.highest_completed = self.highest_completed.max(offset);
@@ -310,7 +316,8 @@ impl OffsetTracker {
     /// What to commit, even if it is committed already; `None` if nothing was read.
     #[must_use]
     pub fn current_position(&self) -> Option<CommitPosition> {
-        let offset = self.lowest_incomplete().or(self.position)?;
+        let lowest = mutant!("tracker-commits-the-position", self.lowest_incomplete(), None);
+        let offset = lowest.or(self.position)?;
         Some(self.position_at(offset))
     }
 
@@ -333,12 +340,20 @@ impl OffsetTracker {
             metadata::encode(offset, &holes, end, self.topic)
                 .expect("the weight of the admitted records bounds the metadata")
         };
-        CommitPosition { offset, metadata }
+        CommitPosition {
+            offset: mutant!("tracker-commits-one-too-many", offset, offset + 1),
+            metadata: mutant!("tracker-loses-metadata", metadata, String::new()),
+        }
     }
 
     /// Records that a position was committed.
     pub fn mark_committed(&mut self, position: &CommitPosition) {
-        self.committed = Some(position.clone());
+        let position = Some(position.clone());
+        self.committed = mutant!(
+            "tracker-marks-the-position-committed",
+            position,
+            self.current_position()
+        );
     }
 
     /// The lowest incomplete offset, if nearly all records after it are complete: then it alone holds up the commit.
@@ -367,14 +382,16 @@ impl OffsetTracker {
             if record.offset > self.highest_completed {
                 break;
             }
-            if !record.is_completed {
+            if !record.is_completed && (record.offset == start || !mutant!("tracker-drops-a-hole")) {
                 push(record.offset, record.offset + 1);
             }
         }
         // Offsets that have not been read yet count as incomplete, except restored ones.
         let mut unread = self.position.unwrap_or(start);
         for range in &self.restored {
-            push(unread, range.start);
+            if !mutant!("tracker-drops-unread-holes") {
+                push(unread, range.start);
+            }
             unread = unread.max(range.end);
         }
         holes

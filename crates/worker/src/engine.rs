@@ -14,7 +14,7 @@ use std::time::Duration;
 use prometheus_client::metrics::gauge::Gauge;
 use redeliver_core::route::{self, Arrival, Disposition, Routing};
 use redeliver_core::wait::LogThrottle;
-use redeliver_core::{Failure, Output, Pipeline, Record, Timestamp};
+use redeliver_core::{Failure, Output, Pipeline, Record, Timestamp, mutant};
 use redeliver_kafka::{AssignmentId, Processor, Refused, TransactionBatch, Waker};
 use tokio::sync::Notify;
 
@@ -215,7 +215,9 @@ impl Engine {
         let released = self
             .waiting
             .release(|topic| !awaited.iter().any(|awaited| **awaited == *topic));
-        self.finished.extend(released);
+        if !mutant!("engine-forgets-waiting-results") {
+            self.finished.extend(released);
+        }
         for record in std::mem::take(&mut self.finished) {
             self.place(record, &missing, now);
         }
@@ -234,7 +236,9 @@ impl Engine {
         // A record of a revoked partition is not written, so its topics do not matter.
         let is_assigned = self.assignments.contains_key(&record.assignment);
         // A loop, because the dead-letter topic may be missing, too.
-        while let Some((topic, missing_for)) = missing_topic(&record, missing).filter(|_| is_assigned) {
+        while let Some((topic, missing_for)) = missing_topic(&record, missing)
+            .filter(|_| is_assigned && !mutant!("engine-writes-to-missing-topics"))
+        {
             if !self.has_timed_out(topic, *missing_for)
                 || !self.replace_by_dead_letter(&mut record, topic, *missing_for, now)
             {
@@ -322,7 +326,15 @@ impl Engine {
         let routing = route::undeliverable(&self.pipeline, original, arrival, failure, now);
         record.disposition = routing.disposition;
         record.outputs = routing.outputs.len();
-        Some(routing.outputs)
+        if mutant!("engine-keeps-other-results-of-refused-records") {
+            outputs.extend(routing.outputs);
+            return Some(outputs);
+        }
+        Some(mutant!(
+            "engine-drops-refused-results",
+            routing.outputs,
+            Vec::new()
+        ))
     }
 }
 
@@ -336,7 +348,10 @@ impl Processor for Engine {
         // The driver skips queued records of the partition. Handlers that already run are not cancelled: their calls
         // may have had effects, and `finish` drops their results because the assignment is gone.
         if let Some(is_assigned) = self.assignments.remove(&assignment) {
-            is_assigned.store(false, Ordering::SeqCst);
+            is_assigned.store(
+                mutant!("engine-keeps-calling-for-revoked-partitions"),
+                Ordering::SeqCst,
+            );
         }
         // All of these records use memory until `finish` has dropped them, so they stay counted as in flight until
         // then.
@@ -394,19 +409,26 @@ impl Processor for Engine {
         let count = self.batch_len(limit);
         for record in self.finished.drain(..count) {
             self.in_flight.remove(InFlight {
-                records: 1,
+                records: mutant!("engine-never-releases-records", 1, 0),
                 bytes: record.size,
             });
-            let Some(routing) = record.routing else { continue };
+            let Some(routing) = record.routing else {
+                if mutant!("engine-completes-unprocessed-records") {
+                    batch.completed.push((record.assignment, record.offset));
+                }
+                continue;
+            };
+            let is_assigned = self.assignments.contains_key(&record.assignment);
             // The new owner of a revoked partition reads the record again, so a result here would be a duplicate.
-            if self.assignments.contains_key(&record.assignment) {
+            if is_assigned || mutant!("engine-accepts-stale-assignments") {
                 self.in_transaction.push(InTransaction {
                     disposition: routing.disposition,
                     outputs: routing.outputs.len(),
                     original: record.original,
                     size: record.size,
                 });
-                batch.outputs.extend(routing.outputs);
+                let outputs = mutant!("engine-completes-before-its-outputs", routing.outputs, Vec::new());
+                batch.outputs.extend(outputs);
                 batch.completed.push((record.assignment, record.offset));
             }
         }

@@ -3,6 +3,7 @@
 mod bench;
 mod compose;
 mod interrupt;
+mod mutants;
 mod packages;
 mod services;
 mod summary;
@@ -27,6 +28,8 @@ enum Verb {
     Services(services::Verb),
     /// Start the services, run the tests, stop the services and print a summary line
     Test(test::Arguments),
+    /// Check that the tests catch each planted defect
+    Mutants(mutants::Arguments),
     /// Run benchmarks on a separate Kafka and Redis
     Bench(bench::Arguments),
 }
@@ -35,6 +38,7 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().verb {
         Verb::Services(verb) => services::run(&verb),
         Verb::Test(arguments) => test::run(&arguments),
+        Verb::Mutants(arguments) => mutants::run(&arguments),
         Verb::Bench(arguments) => bench::run(&arguments),
     };
     result.unwrap_or_else(|error| {

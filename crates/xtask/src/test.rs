@@ -11,13 +11,14 @@ use redeliver_testkit::Addresses;
 use redeliver_testkit::target::target_directory;
 
 use crate::interrupt::Interrupt;
+use crate::mutants;
 use crate::packages;
 use crate::services::{self, Service};
 use crate::summary::Summary;
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Also run tests that take longer than a minute
+    /// Also run tests that take longer than a minute and, if all tests are run, check that they catch each planted defect
     #[arg(long)]
     long: bool,
     /// Also run N of these tests, chosen by REDELIVER_CHAOS_SEED (default: from the current commit)
@@ -39,6 +40,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
         up.addresses.brokers, up.addresses.redis_url
     );
     let result = build_and_test(arguments, &up.addresses, &interrupt);
+    let catches_mutants = match &result {
+        Ok((status, _)) if status.success() && arguments.long && arguments.for_cargo.is_empty() => {
+            mutants::check_all(&up.addresses, &interrupt)
+        }
+        _ => Ok(true),
+    };
     // Stops only the services that this run has started.
     let down = services::down(&up.started);
     if interrupt.is_raised() {
@@ -47,7 +54,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     }
     let (status, summary) = result?;
     down?;
+    let catches_mutants = catches_mutants?;
     let (problem, summary) = check_run(status, summary, selects_tests(&arguments.for_cargo));
+    let problem = problem.or_else(|| {
+        let survivors = "the tests do not catch all planted defects, see above";
+        (!catches_mutants).then(|| survivors.to_owned())
+    });
     if let Some(problem) = &problem {
         eprintln!("error: {problem}");
     }

@@ -8,13 +8,14 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use redeliver_core::backoff::MAX_WAIT;
 use redeliver_core::headers::{self, Origin, ReservedHeaders};
 use redeliver_core::pipeline::ReturnTopics;
 use redeliver_core::route;
 use redeliver_core::wait::LogThrottle;
-use redeliver_core::{Clock, Failure, HumanDuration, Output, Pipeline, Record, Timestamp};
+use redeliver_core::{Clock, Failure, HumanDuration, Output, Pipeline, Record, Timestamp, mutant};
 use redeliver_kafka::{AssignmentId, Processor, Refused, TransactionBatch};
 use redeliver_runtime::telemetry::{SpanKind, Tracer};
 use redeliver_runtime::trace_context::span_context;
@@ -188,6 +189,9 @@ impl Processor for Relay {
     fn revoked(&mut self, assignment: AssignmentId) {
         // Nothing is lost: no offset of these records is committed, so the next owner of the partition reads them
         // again.
+        if mutant!("relay-keeps-revoked-partitions") {
+            return;
+        }
         self.partitions.remove(&assignment);
         self.order.retain(|id| *id != assignment);
     }
@@ -251,6 +255,7 @@ impl Processor for Relay {
                 self.in_transaction.push(Completion::Rejected);
             }
             let Some(now) = confirmed else { continue };
+            let now = mutant!("relay-releases-early", now, now.after(Duration::from_millis(1)));
             let mut checked: Option<Arc<str>> = None;
             while batch.completed.len() < limit && bytes < TransactionBatch::BYTES {
                 let Some(next) = partition.waiting.next().filter(|next| next.due <= now) else {
@@ -262,7 +267,7 @@ impl Processor for Relay {
                     .as_ref()
                     .is_none_or(|checked| !Arc::ptr_eq(checked, &next.return_topic))
                 {
-                    if is_missing(&next.return_topic) {
+                    if is_missing(&next.return_topic) && !mutant!("relay-writes-to-missing-topics") {
                         missing.get_or_insert_with(|| next.return_topic.clone());
                         break;
                     }
@@ -274,7 +279,12 @@ impl Processor for Relay {
                 self.in_transaction.push(Completion::Released(waiting.due));
                 bytes += waiting.record.size();
                 trace_wait(&self.tracer, self.tier, &waiting, now);
-                batch.completed.push((assignment, waiting.record.position.offset));
+                let offset = waiting.record.position.offset;
+                let offset = mutant!("relay-completes-the-next-record", offset, offset + 1);
+                batch.completed.push((assignment, offset));
+                if mutant!("relay-forgets-completions") {
+                    batch.completed.pop();
+                }
                 batch.outputs.push(forward(waiting.record, waiting.return_topic));
             }
             // Only a full look-ahead hides records that may be due sooner.
@@ -288,6 +298,9 @@ impl Processor for Relay {
                     self.in_transaction.push(Completion::Moved);
                     batch.completed.push((assignment, waiting.record.position.offset));
                     batch.outputs.push(forward(waiting.record, topic));
+                    if mutant!("relay-loses-moved-records") {
+                        batch.outputs.pop();
+                    }
                 }
             }
         }
@@ -306,7 +319,8 @@ impl Processor for Relay {
     fn refused(&mut self, refused: &[Refused], batch: &mut TransactionBatch, now: Timestamp) -> bool {
         refused.iter().all(|Refused { index, failure }| {
             let output = &mut batch.outputs[*index];
-            if matches!(self.in_transaction[*index], Completion::Rejected) {
+            let is_letter = matches!(self.in_transaction[*index], Completion::Rejected);
+            if is_letter || mutant!("relay-strips-refused-records") {
                 return route::strip_payload(output);
             }
             let (assignment, offset) = batch.completed[*index];
@@ -411,7 +425,9 @@ impl Partition {
             let (remaining, fitting) = fitting(waiting);
             let may_move = fitting != tier || waiting.has_waited(tier, now);
             // A tier whose delay exceeds the remaining wait could release the record late.
-            fitting <= remaining && may_move && !is_missing(&topic.tier_topics[&fitting])
+            (fitting <= remaining || mutant!("relay-moves-to-longer-tiers"))
+                && may_move
+                && !is_missing(&topic.tier_topics[&fitting])
         };
         let taken = self.waiting.take(limit, is_misplaced);
         let with_topic = |waiting: Waiting| {

@@ -7,7 +7,7 @@ use std::cmp::Ordering;
 use std::collections::{BinaryHeap, VecDeque};
 use std::sync::Arc;
 
-use redeliver_core::{HumanDuration, Record, Timestamp};
+use redeliver_core::{HumanDuration, Record, Timestamp, mutant};
 
 /// A record that waits for its due time.
 #[derive(Debug)]
@@ -67,7 +67,8 @@ impl Ord for Straggler {
 impl WaitingRecords {
     pub(crate) fn push(&mut self, waiting: Waiting) {
         self.bytes += size(&waiting.record);
-        if self.in_order.back().is_some_and(|last| waiting.due < last.due) {
+        let is_straggler = self.in_order.back().is_some_and(|last| waiting.due < last.due);
+        if is_straggler && !mutant!("relay-ignores-the-order-of-due-times") {
             self.stragglers.push(Straggler(waiting));
         } else {
             self.in_order.push_back(waiting);

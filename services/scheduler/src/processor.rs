@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redeliver_core::wait::LogThrottle;
-use redeliver_core::{Clock, Record, Timestamp};
+use redeliver_core::{Clock, Record, Timestamp, mutant};
 use redeliver_kafka::{AssignmentId, KafkaSettings, Processor, Refused, TransactionBatch};
 use tokio::sync::mpsc;
 use tokio::task::{JoinError, JoinSet};
@@ -104,7 +104,7 @@ impl<I: Index> Scheduler<I> {
                 if outputs.is_empty() && completed.is_empty() {
                     continue;
                 }
-                if !turn.owners.contains(&id) {
+                if !turn.owners.contains(&id) && !mutant!("scheduler-forgets-the-owner") {
                     turn.owners.push(id);
                 }
                 turn.outputs.extend(outputs);

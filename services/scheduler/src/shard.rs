@@ -13,7 +13,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use redeliver_core::headers::{self, Origin};
 use redeliver_core::route::{self, Arrival, DeadLetter};
-use redeliver_core::{Failure, Headers, Output, Record, Timestamp};
+use redeliver_core::{Failure, Headers, Output, Record, Timestamp, mutant};
 use redeliver_proto::{Message as _, v1};
 
 use crate::codec::{self, KeyValue};
@@ -473,7 +473,7 @@ impl Shard {
         let Some(LookAhead { after, until }) = self.look_ahead.take() else {
             return;
         };
-        if self.look_ahead_cursor != after {
+        if self.look_ahead_cursor != after && !mutant!("shard-skips-jobs-during-a-due-scan") {
             // The cursor was moved back during the scan, because a job before its position did not fit. The next scan
             // starts there. Advancing the cursor now would skip that job.
             return;
@@ -574,7 +574,7 @@ impl Shard {
 
     /// Moves the look-ahead cursor back to before a job that is not in the window, so that the due scan finds it.
     fn rewind_look_ahead(&mut self, cursor: Cursor) {
-        if Some(cursor) <= self.look_ahead_cursor {
+        if Some(cursor) <= self.look_ahead_cursor && !mutant!("shard-forgets-evicted-jobs") {
             self.look_ahead_cursor = Some(cursor.before());
         }
     }
@@ -582,7 +582,7 @@ impl Shard {
     /// Decides commands and dispatches due jobs, until about `limit` records are to be written.
     pub(crate) fn finish(&mut self, now: Timestamp, limit: usize) -> Writes {
         let mut writes = Writes::default();
-        if !self.is_live {
+        if !self.is_live && !mutant!("shard-acts-before-its-index-is-ready") {
             return writes;
         }
         self.turn += 1;
@@ -602,6 +602,9 @@ impl Shard {
                 Some(ReadyItem::Command(command, found)) => {
                     self.command_bytes -= command.size();
                     writes.completed.push(command.record.position.offset);
+                    if mutant!("shard-forgets-completions") {
+                        writes.completed.pop();
+                    }
                     self.decide(*command, found.as_ref(), now, &mut writes);
                 }
                 Some(ReadyItem::IndexApplied(turn)) => self.overlay.remove_applied(turn),
@@ -609,13 +612,15 @@ impl Shard {
             }
         }
         while writes.has_room(limit) {
-            let Some(job) = self.window.pop_due(now) else {
+            let until = mutant!("shard-dispatches-early", now, now.after(Duration::from_millis(1)));
+            let Some(job) = self.window.pop_due(until) else {
                 break;
             };
             let target = self.settings.target(&job);
             let presence = self.settings.topics.presence(&target.0);
             match self.settings.due_action(presence, &job, now) {
                 DueAction::Dispatch => self.dispatch(&job, target.0, now, &mut writes),
+                DueAction::Park if mutant!("shard-forgets-parked-jobs") => {}
                 DueAction::Park => self.parked.park(target, Cursor::of(&job)),
                 DueAction::DeadLetter => self.dead_letter(&job, target, now, &mut writes),
             }
@@ -650,7 +655,9 @@ impl Shard {
             writes.tally.forwarded += 1;
             let mut headers = headers::user_headers(&pending.record.headers, None);
             // The lineage contains the timestamp of the first record, from which a `delay` counts.
-            headers::write_lineage(&mut headers, NAME, &first_origin(&pending.record), 0);
+            if !mutant!("shard-forwards-without-the-first-time") {
+                headers::write_lineage(&mut headers, NAME, &first_origin(&pending.record), 0);
+            }
             writes.push(Output {
                 topic: self.settings.ingest.clone(),
                 partition: Some(owner),
@@ -739,7 +746,7 @@ impl Shard {
         };
         writes.tally.accepted += 1;
         self.settings.spans.accepted(&mut job, record);
-        if let Some(hash) = hash {
+        if let Some(hash) = mutant!("shard-forgets-idempotency-keys", hash, None) {
             self.overlay.set_key(self.turn, hash, KeyValue::of(&job));
         }
         let proto_job = codec::to_proto(&job, false);
@@ -830,7 +837,11 @@ impl Shard {
         };
         writes.tally.cancelled += 1;
         self.unpark(&job);
-        let job = self.end_job(&job, JobState::Cancelled, now, writes);
+        let job = mutant!(
+            "shard-ignores-cancellations",
+            self.end_job(&job, JobState::Cancelled, now, writes),
+            job
+        );
         outcome(v1::Outcome::Cancelled, Some(&job), String::new())
     }
 
@@ -873,7 +884,8 @@ impl Shard {
         found: Option<&Bytes>,
         writes: &mut Writes,
     ) -> Result<Arc<Job>, Box<v1::CommandOutcome>> {
-        let job = match self.overlay.job(id) {
+        let newest = mutant!("shard-trusts-the-index-too-early", self.overlay.job(id), None);
+        let job = match newest {
             Some(job) => job.cloned(),
             None => self.window.get(id).cloned().or_else(|| {
                 let decoded = codec::decode(id, found?);
@@ -899,8 +911,8 @@ impl Shard {
     }
 
     fn dispatch(&mut self, job: &Arc<Job>, topic: Arc<str>, now: Timestamp, writes: &mut Writes) {
-        debug_assert!(job.due <= now, "never early");
-        if job.expires.is_some_and(|expires| expires < now) {
+        debug_assert!(job.due <= now || mutant!("shard-dispatches-early"), "never early");
+        if job.expires.is_some_and(|expires| expires < now) && !mutant!("shard-dispatches-expired-jobs") {
             writes.tally.expired += 1;
             self.end_job(job, JobState::Expired, now, writes);
             return;
@@ -989,6 +1001,9 @@ impl Shard {
             value: Some(record.clone()),
             headers: Headers::new(),
         });
+        if job.state == JobState::Dispatched && mutant!("shard-dispatches-without-a-state-record") {
+            writes.outputs.pop();
+        }
         self.changes
             .push(codec::change(job, record, self.settings.retention));
         self.overlay.set(self.turn, job.id, Some(job.clone()));

@@ -26,6 +26,7 @@
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
+use redeliver_core::mutant;
 use redeliver_kafka_ffi::TopicId;
 
 use super::OffsetRange;
@@ -164,7 +165,9 @@ pub(super) fn encode(
     let mut runs = encode_runs(commit, holes, end);
     let bitmap = encode_bitmap(commit, holes, end);
     let with_topic = match (&mut runs, topic) {
-        (Some(runs), Some(TopicFingerprint(fingerprint))) if runs.len() <= PREFERRED_RUNS => {
+        (Some(runs), Some(TopicFingerprint(fingerprint)))
+            if runs.len() <= PREFERRED_RUNS && !mutant!("metadata-omits-the-fingerprint") =>
+        {
             push_varint(runs, fingerprint);
             true
         }
@@ -226,7 +229,8 @@ fn encode_bitmap(commit: i64, holes: &[OffsetRange], end: i64) -> Option<Vec<u8>
         for hole in segment {
             for offset in hole.start..hole.end {
                 let bit = usize::try_from(offset - first.start).ok()?;
-                bytes[bitmap + bit / 8] |= 1 << (bit % 8);
+                let is_dropped = bit % 8 == 7 && mutant!("metadata-drops-a-bit");
+                bytes[bitmap + bit / 8] |= u8::from(!is_dropped) << (bit % 8);
             }
         }
         at = segment_end;

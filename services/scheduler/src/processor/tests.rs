@@ -157,3 +157,17 @@ fn a_delay_never_counts_from_a_time_that_is_not_confirmed() {
     );
     assert!(bench.capacity() > 0);
 }
+
+#[test]
+fn a_dispatch_without_a_command_proves_that_the_lane_owns_its_shard() {
+    let mut bench = Bench::new();
+    bench.schedule("5s", START);
+    assert_eq!(bench.turn().len(), 1);
+    bench.clock.advance(Duration::from_secs(5));
+    // Nothing is completed, so only the position that is committed again proves to the broker who owns the partition.
+    let mut turn = TransactionBatch::default();
+    bench.processor.finish(bench.clock.now(), 100, &mut turn);
+    let topics: Vec<&str> = turn.outputs.iter().map(|output| &*output.topic).collect();
+    assert_eq!(topics, ["jobs", "state"]);
+    assert_eq!((turn.completed, turn.owners), (vec![], vec![bench.assignment]));
+}

@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use redeliver_core::Timestamp;
+use redeliver_core::{Timestamp, mutant};
 
 use crate::index::{Batch, Change, Effect};
 use crate::index_messages::IndexRequest;
@@ -82,7 +82,8 @@ impl Outbox {
                 force: false,
             };
             // The last part completes the turn. Until it is applied, the overlay entries of the turn are still needed.
-            let pending = PendingBatch::new(if is_last { turn } else { turn - 1 }, batch);
+            let is_complete = is_last || mutant!("outbox-confirms-half-a-turn");
+            let pending = PendingBatch::new(if is_complete { turn } else { turn - 1 }, batch);
             self.freeing += pending.freeing;
             self.queue.push_back(pending);
             if is_last {
@@ -144,7 +145,9 @@ impl Outbox {
         self.next_probe = Some(now.after(PROBE_INTERVAL));
         let refused = PendingBatch::new(turn, batch);
         self.freeing += refused.freeing;
-        self.queue.push_front(refused);
+        if !mutant!("outbox-drops-refused-batches") {
+            self.queue.push_front(refused);
+        }
     }
 }
 
@@ -225,6 +228,31 @@ mod tests {
         outbox.applied(false);
         assert!(!outbox.is_index_full());
         assert_eq!((outbox.freeing, outbox.queue.len()), (0, 0));
+    }
+
+    #[test]
+    fn a_turn_is_confirmed_with_its_last_batch() {
+        let large = |number| {
+            let effect = Effect::Waits {
+                due: Timestamp::from_millis(0),
+                record: vec![0; MAX_BATCH_BYTES / 2 + 1].into(),
+                key: None,
+            };
+            Change {
+                effect,
+                ..waits(number)
+            }
+        };
+        let mut outbox = Outbox::default();
+        outbox.push(7, 10, 12, vec![large(1), large(2)]);
+        // The index confirms the turn before: the shard still needs what this turn decided.
+        let (turn, batch) = next(&mut outbox, 0).unwrap();
+        assert_eq!((turn, batch.from, batch.to), (6, 10, 11));
+        assert!(batch.last_record.is_none());
+        outbox.applied(false);
+        let (turn, batch) = next(&mut outbox, 0).unwrap();
+        assert_eq!((turn, batch.from, batch.to), (7, 11, 12));
+        assert!(batch.last_record.is_some());
     }
 
     #[test]

@@ -1,0 +1,554 @@
+//! The planted defects, and the tests that catch them. The product plants each with `redeliver_core::mutant!`.
+
+use std::fmt::Write as _;
+
+/// A planted defect.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mutant {
+    /// The name in `mutant!`, and the value of the environment variable.
+    pub(crate) name: &'static str,
+    /// What the defective build does, and what that means for users.
+    pub(crate) defect: &'static str,
+    /// The tests that must fail, each on its own.
+    pub(crate) caught_by: &'static [Test],
+    /// Whether a test that does not end within its time limit counts as one that fails.
+    pub(crate) may_hang: bool,
+}
+
+/// A test of the workspace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Test {
+    pub(crate) binary: Binary,
+    pub(crate) name: &'static str,
+}
+
+/// A test binary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Binary {
+    /// The directory of the package.
+    pub(crate) package: &'static str,
+    pub(crate) target: Target,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Target {
+    /// The unit and model tests in the library.
+    Lib,
+    /// The integration tests, `tests/it`. They need Kafka and Redis.
+    It,
+}
+
+const fn unit(package: &'static str, name: &'static str) -> Test {
+    let binary = Binary {
+        package,
+        target: Target::Lib,
+    };
+    Test { binary, name }
+}
+
+const fn integration(package: &'static str, name: &'static str) -> Test {
+    let binary = Binary {
+        package,
+        target: Target::It,
+    };
+    Test { binary, name }
+}
+
+const fn mutant(name: &'static str, defect: &'static str, caught_by: &'static [Test]) -> Mutant {
+    Mutant {
+        name,
+        defect,
+        caught_by,
+        may_hang: false,
+    }
+}
+
+const CORE: &str = "crates/core";
+const KAFKA: &str = "crates/kafka";
+const WORKER: &str = "crates/worker";
+const RELAY: &str = "services/retry-tier";
+const SCHEDULER: &str = "services/scheduler";
+
+const TRACKER_MODEL: Test = unit(
+    KAFKA,
+    "tracker::tests::each_offset_is_completed_exactly_once_in_any_order_and_with_restarts",
+);
+const RELAY_MODEL: Test = unit(RELAY, "relay::tests::each_record_leaves_once_and_never_early");
+const SHARD_MODEL: Test = unit(
+    SCHEDULER,
+    "shard::tests::each_job_is_dispatched_once_and_never_early",
+);
+
+pub(crate) const MUTANTS: &[Mutant] = &[
+    mutant(
+        "lane-reads-uncommitted",
+        "A lane also reads records of open and aborted transactions. Records that were never accepted are processed.",
+        &[integration(
+            KAFKA,
+            "isolation::a_lane_does_not_read_records_of_aborted_transactions",
+        )],
+    ),
+    mutant(
+        "tracker-commits-one-too-many",
+        "The committed offset is one too high. The first incomplete record is lost after a restart.",
+        &[TRACKER_MODEL],
+    ),
+    mutant(
+        "tracker-commits-the-position",
+        "The next offset to read is committed, not the lowest incomplete one. Records in flight are lost after a restart.",
+        &[TRACKER_MODEL],
+    ),
+    mutant(
+        "tracker-marks-the-position-committed",
+        "Completions during a transaction count as committed with it. They are processed again after a restart.",
+        &[
+            TRACKER_MODEL,
+            unit(
+                KAFKA,
+                "tracker::tests::a_position_is_returned_until_it_is_committed",
+            ),
+        ],
+    ),
+    mutant(
+        "tracker-loses-metadata",
+        "The commit lacks the completed set. Records after an incomplete one are processed again after a restart.",
+        &[
+            TRACKER_MODEL,
+            integration(
+                KAFKA,
+                "lane::completed_records_after_an_incomplete_one_are_not_processed_again_after_a_restart",
+            ),
+        ],
+    ),
+    mutant(
+        "tracker-drops-a-hole",
+        "Only the first incomplete record is missing from the completed set. The others are lost after a restart.",
+        &[TRACKER_MODEL],
+    ),
+    mutant(
+        "tracker-drops-unread-holes",
+        "Records that were incomplete before a restart and are not read again yet count as completed. They are lost.",
+        &[
+            TRACKER_MODEL,
+            unit(
+                KAFKA,
+                "tracker::tests::restored_offsets_survive_a_commit_before_they_are_read_again",
+            ),
+        ],
+    ),
+    mutant(
+        "tracker-admits-completed-records",
+        "Records of the completed set are processed again.",
+        &[TRACKER_MODEL],
+    ),
+    mutant(
+        "tracker-admits-stale-records",
+        "Records from a fetch before a rewind are processed again.",
+        &[unit(
+            KAFKA,
+            "tracker::tests::offsets_below_the_position_are_stale",
+        )],
+    ),
+    mutant(
+        "tracker-completes-twice",
+        "A second completion of a record is accepted. Its results are written twice.",
+        &[unit(
+            KAFKA,
+            "tracker::tests::a_record_in_flight_can_be_completed_once",
+        )],
+    ),
+    mutant(
+        "tracker-ignores-its-weight",
+        "Records are admitted although the completed set may not fit into the metadata. The process fails.",
+        &[unit(
+            KAFKA,
+            "tracker::tests::a_full_tracker_admits_nothing_until_enough_records_complete",
+        )],
+    ),
+    mutant(
+        "metadata-drops-a-bit",
+        "Some incomplete records of a bitmap are encoded as completed. They are lost after a restart.",
+        &[
+            TRACKER_MODEL,
+            unit(
+                KAFKA,
+                "tracker::metadata::tests::each_form_fits_its_weight_and_decodes_to_the_same_set",
+            ),
+        ],
+    ),
+    mutant(
+        "metadata-omits-the-fingerprint",
+        "A commit does not identify its topic. Records of a topic that was created again are skipped.",
+        &[unit(
+            KAFKA,
+            "tracker::tests::a_commit_of_an_earlier_topic_of_the_same_name_is_recognised",
+        )],
+    ),
+    mutant(
+        "route-forgets-the-attempt",
+        "A failed attempt is not counted. A record that always fails is tried for ever.",
+        &[unit(
+            CORE,
+            "route::tests::a_record_passes_through_all_tiers_and_becomes_a_dead_letter",
+        )],
+    ),
+    mutant(
+        "route-retries-early",
+        "The due time of a retry is one millisecond early.",
+        &[unit(CORE, "route::tests::no_retry_is_due_early")],
+    ),
+    mutant(
+        "engine-accepts-stale-assignments",
+        "Results for a revoked partition are written. Its new owner writes them again.",
+        &[unit(
+            WORKER,
+            "engine::tests::results_for_an_earlier_assignment_of_a_partition_are_dropped",
+        )],
+    ),
+    mutant(
+        "engine-keeps-calling-for-revoked-partitions",
+        "Queued records of a revoked partition are still processed. Their new owner calls the handler again.",
+        &[unit(
+            WORKER,
+            "engine::tests::results_for_an_earlier_assignment_of_a_partition_are_dropped",
+        )],
+    ),
+    mutant(
+        "engine-completes-unprocessed-records",
+        "Records that a stopping worker returns without an attempt are completed. They are lost.",
+        &[unit(
+            WORKER,
+            "engine::tests::records_without_an_attempt_are_neither_completed_nor_in_flight",
+        )],
+    ),
+    mutant(
+        "engine-completes-before-its-outputs",
+        "A record is completed in a transaction without its results. They are lost.",
+        &[unit(
+            WORKER,
+            "engine::tests::only_records_for_a_missing_topic_wait_for_it",
+        )],
+    ),
+    mutant(
+        "engine-never-releases-records",
+        "Finished records stay in flight. The worker accepts no more records.",
+        &[unit(
+            WORKER,
+            "engine::tests::only_records_for_a_missing_topic_wait_for_it",
+        )],
+    ),
+    mutant(
+        "engine-drops-refused-results",
+        "A record whose result is refused gets no dead letter. It is lost.",
+        &[unit(
+            WORKER,
+            "engine::tests::a_record_with_a_refused_result_becomes_a_dead_letter_without_any_results",
+        )],
+    ),
+    mutant(
+        "engine-keeps-other-results-of-refused-records",
+        "A record gets a dead letter and some of its results. A redrive writes these again.",
+        &[unit(
+            WORKER,
+            "engine::tests::a_record_with_a_refused_result_becomes_a_dead_letter_without_any_results",
+        )],
+    ),
+    mutant(
+        "engine-writes-to-missing-topics",
+        "Results for a missing topic are not held back. They block the transactions of all records.",
+        &[unit(
+            WORKER,
+            "engine::tests::only_records_for_a_missing_topic_wait_for_it",
+        )],
+    ),
+    mutant(
+        "engine-forgets-waiting-results",
+        "Results that waited for a missing topic are dropped when it exists again. The partition is stuck.",
+        &[unit(
+            WORKER,
+            "engine::tests::only_records_for_a_missing_topic_wait_for_it",
+        )],
+    ),
+    mutant(
+        "relay-releases-early",
+        "Records are released one millisecond early.",
+        &[
+            RELAY_MODEL,
+            unit(
+                RELAY,
+                "relay::tests::a_record_is_released_when_it_is_due_and_not_a_millisecond_before",
+            ),
+        ],
+    ),
+    mutant(
+        "relay-ignores-the-order-of-due-times",
+        "Records are released in the order of their offsets. A long wait delays shorter ones after it.",
+        &[
+            RELAY_MODEL,
+            unit(
+                RELAY,
+                "relay::tests::a_long_wait_does_not_delay_a_shorter_one_after_it",
+            ),
+        ],
+    ),
+    mutant(
+        "relay-forgets-completions",
+        "A record is released and its offset is not completed. It is released again after a restart.",
+        &[RELAY_MODEL],
+    ),
+    mutant(
+        "relay-completes-the-next-record",
+        "A release completes the offset of the next record. That record is lost after a restart.",
+        &[RELAY_MODEL],
+    ),
+    mutant(
+        "relay-keeps-revoked-partitions",
+        "Records of a revoked partition are released. Its new owner releases them again.",
+        &[
+            RELAY_MODEL,
+            unit(RELAY, "relay::tests::a_revoked_partition_is_forgotten"),
+        ],
+    ),
+    mutant(
+        "relay-loses-moved-records",
+        "A record that moves to the end of a tier is completed, but not written. It is lost.",
+        &[
+            RELAY_MODEL,
+            unit(
+                RELAY,
+                "relay::tests::a_full_look_ahead_moves_long_waits_to_the_tier_that_fits",
+            ),
+        ],
+    ),
+    mutant(
+        "relay-moves-to-longer-tiers",
+        "A record moves to a tier whose delay exceeds the remaining wait. It is released late.",
+        &[
+            RELAY_MODEL,
+            unit(
+                RELAY,
+                "relay::tests::a_record_that_every_tier_would_release_late_does_not_move",
+            ),
+        ],
+    ),
+    mutant(
+        "relay-strips-refused-records",
+        "A record that its return topic refuses loses its payload. It gets no dead letter.",
+        &[unit(
+            RELAY,
+            "relay::tests::a_record_that_its_return_topic_refuses_becomes_a_dead_letter",
+        )],
+    ),
+    mutant(
+        "relay-writes-to-missing-topics",
+        "Records for a missing return topic are released. They block the transactions of all records.",
+        &[unit(
+            RELAY,
+            "relay::tests::a_record_whose_return_topic_is_missing_stays_and_dead_letters_are_written",
+        )],
+    ),
+    mutant(
+        "shard-acts-before-its-index-is-ready",
+        "A shard dispatches jobs while its index may miss changes. Jobs are dispatched twice.",
+        &[SHARD_MODEL],
+    ),
+    mutant(
+        "shard-dispatches-early",
+        "Jobs are dispatched one millisecond early.",
+        &[SHARD_MODEL],
+    ),
+    mutant(
+        "shard-dispatches-expired-jobs",
+        "Jobs are dispatched after they have expired.",
+        &[unit(SCHEDULER, "shard::tests::an_expired_job_is_not_dispatched")],
+    ),
+    mutant(
+        "shard-dispatches-without-a-state-record",
+        "A dispatch is not written to the state topic. The job is dispatched again after a takeover.",
+        &[SHARD_MODEL],
+    ),
+    mutant(
+        "shard-forgets-completions",
+        "A command is decided and its offset is not completed. It is decided again after a restart.",
+        &[SHARD_MODEL],
+    ),
+    mutant(
+        "shard-forgets-idempotency-keys",
+        "A shard does not remember new idempotency keys. A repeated request makes a second job.",
+        &[SHARD_MODEL],
+    ),
+    mutant(
+        "shard-ignores-cancellations",
+        "A cancellation is confirmed, and the job is dispatched.",
+        &[SHARD_MODEL],
+    ),
+    mutant(
+        "shard-trusts-the-index-too-early",
+        "A command sees the state in the index, which may be older than the shard's own decisions. A dispatched job is cancelled.",
+        &[SHARD_MODEL],
+    ),
+    mutant(
+        "shard-forgets-evicted-jobs",
+        "A job that leaves a full window is not looked up again. It is dispatched only after a takeover.",
+        &[unit(
+            SCHEDULER,
+            "shard::tests::a_new_job_evicts_later_jobs_from_a_full_window",
+        )],
+    ),
+    mutant(
+        "shard-skips-jobs-during-a-due-scan",
+        "A job that arrives during a due scan and does not fit into the window is skipped. It is dispatched only after a takeover.",
+        &[unit(
+            SCHEDULER,
+            "shard::tests::a_due_scan_in_progress_delays_no_new_job",
+        )],
+    ),
+    mutant(
+        "shard-forgets-parked-jobs",
+        "A due job whose topic is missing is not parked. It is dispatched only after a takeover.",
+        &[SHARD_MODEL],
+    ),
+    mutant(
+        "shard-forwards-without-the-first-time",
+        "A forwarded request loses the time of its first record. Its delay counts from a later time.",
+        &[unit(
+            SCHEDULER,
+            "shard::tests::the_delay_of_a_forwarded_request_counts_from_its_first_record",
+        )],
+    ),
+    mutant(
+        "outbox-drops-refused-batches",
+        "Changes that a full index refuses are not sent again. The index never learns of them.",
+        &[SHARD_MODEL],
+    ),
+    mutant(
+        "outbox-confirms-half-a-turn",
+        "A turn counts as applied when the index has only its first part. Jobs are dispatched twice.",
+        &[unit(
+            SCHEDULER,
+            "shard::outbox::tests::a_turn_is_confirmed_with_its_last_batch",
+        )],
+    ),
+    mutant(
+        "scheduler-forgets-the-owner",
+        "A dispatch without a command does not prove that its lane still owns the shard. A former owner dispatches jobs again.",
+        &[unit(
+            SCHEDULER,
+            "processor::tests::a_dispatch_without_a_command_proves_that_the_lane_owns_its_shard",
+        )],
+    ),
+];
+
+/// The table in `docs/mutants.md`.
+pub(crate) fn markdown() -> String {
+    let mut table = "| defect | what happens | caught by |\n|---|---|---|\n".to_owned();
+    for mutant in MUTANTS {
+        let tests: Vec<String> = mutant
+            .caught_by
+            .iter()
+            .map(|test| format!("`{}`: `{}`", test.binary, test.name))
+            .collect();
+        writeln!(
+            table,
+            "| `{}` | {} | {} |",
+            mutant.name,
+            mutant.defect,
+            tests.join("; ")
+        )
+        .expect("writing to a string cannot fail");
+    }
+    table
+}
+
+impl std::fmt::Display for Binary {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.package)?;
+        match self.target {
+            Target::Lib => Ok(()),
+            Target::It => f.write_str("/tests/it"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::path::{Path, PathBuf};
+
+    use super::*;
+
+    fn workspace() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+    }
+
+    /// The contents of all Rust files in a directory.
+    fn sources(directory: &Path) -> Vec<String> {
+        let mut sources = Vec::new();
+        for entry in std::fs::read_dir(directory).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                sources.extend(self::sources(&path));
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                sources.push(std::fs::read_to_string(path).unwrap());
+            }
+        }
+        sources
+    }
+
+    #[test]
+    fn the_table_lists_the_planted_defects() {
+        let mut planted = BTreeSet::new();
+        for parent in ["crates", "services"] {
+            for package in std::fs::read_dir(workspace().join(parent)).unwrap() {
+                let package = package.unwrap().path();
+                if package.ends_with("xtask") {
+                    continue;
+                }
+                for source in sources(&package.join("src")) {
+                    // Without comments, which contain examples.
+                    let code = source.lines().filter(|line| !line.trim_start().starts_with("//"));
+                    // Without spaces, because a long call is split into lines.
+                    let code: String = code.flat_map(str::split_whitespace).collect();
+                    let names = code.split("mutant!(\"").skip(1);
+                    planted.extend(names.map(|rest| rest.split('"').next().unwrap().to_owned()));
+                }
+            }
+        }
+        let listed: BTreeSet<String> = MUTANTS.iter().map(|mutant| mutant.name.to_owned()).collect();
+        assert_eq!(listed.len(), MUTANTS.len(), "a name is listed twice");
+        assert_eq!(listed, planted);
+    }
+
+    #[test]
+    fn the_tests_that_catch_defects_exist() {
+        for mutant in MUTANTS {
+            assert!(!mutant.caught_by.is_empty(), "{}", mutant.name);
+            for test in mutant.caught_by {
+                let directory = match test.binary.target {
+                    Target::Lib => "src",
+                    Target::It => "tests/it",
+                };
+                let directory = workspace().join(test.binary.package).join(directory);
+                let name = test.name.rsplit("::").next().unwrap();
+                let function = format!("fn {name}(");
+                assert!(
+                    sources(&directory)
+                        .iter()
+                        .any(|source| source.contains(&function)),
+                    "{}: no test {}",
+                    mutant.name,
+                    test.name
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn the_docs_contain_the_table() {
+        let page = std::fs::read_to_string(workspace().join("docs/mutants.md")).unwrap();
+        assert!(
+            page.contains(&markdown()),
+            "copy the output of `cargo xtask mutants --list` into docs/mutants.md"
+        );
+    }
+}
