@@ -288,14 +288,17 @@ impl Processor for Relay {
                 batch.outputs.push(forward(waiting.record, waiting.return_topic));
             }
             // Only a full look-ahead hides records that may be due sooner.
-            if partition.capacity(self.look_ahead) == 0 && partition.may_search(now) {
+            let has_room = batch.completed.len() < limit && bytes < TransactionBatch::BYTES;
+            if has_room && partition.capacity(self.look_ahead) == 0 && partition.may_search(now) {
                 for (waiting, topic) in partition.take_misplaced(
                     self.tier,
                     now,
-                    limit.saturating_sub(batch.completed.len()),
+                    limit - batch.completed.len(),
+                    TransactionBatch::BYTES - bytes,
                     is_missing,
                 ) {
                     self.in_transaction.push(Completion::Moved);
+                    bytes += waiting.record.size();
                     batch.completed.push((assignment, waiting.record.position.offset));
                     batch.outputs.push(forward(waiting.record, topic));
                     if mutant!("relay-loses-moved-records") {
@@ -414,6 +417,7 @@ impl Partition {
         tier: HumanDuration,
         now: Timestamp,
         limit: usize,
+        bytes: usize,
         is_missing: &IsMissing,
     ) -> Vec<(Waiting, Arc<str>)> {
         let topic = self.topic.clone();
@@ -429,7 +433,7 @@ impl Partition {
                 && may_move
                 && !is_missing(&topic.tier_topics[&fitting])
         };
-        let taken = self.waiting.take(limit, is_misplaced);
+        let taken = self.waiting.take(limit, bytes, is_misplaced);
         let with_topic = |waiting: Waiting| {
             let (_, tier) = fitting(&waiting);
             (waiting, topic.tier_topics[&tier].clone())

@@ -102,16 +102,23 @@ impl WaitingRecords {
         Some(waiting)
     }
 
-    /// Removes at most `limit` records for which `is_taken` returns true.
-    pub(crate) fn take(&mut self, limit: usize, is_taken: impl Fn(&Waiting) -> bool) -> Vec<Waiting> {
+    /// Removes at most `limit` records for which `is_taken` returns true. Their size exceeds `bytes` by one record at most.
+    pub(crate) fn take(
+        &mut self,
+        limit: usize,
+        bytes: usize,
+        is_taken: impl Fn(&Waiting) -> bool,
+    ) -> Vec<Waiting> {
         let mut taken = Vec::new();
+        let mut taken_bytes = 0;
         let mut kept = Vec::with_capacity(self.len());
         let all = self
             .in_order
             .drain(..)
             .chain(self.stragglers.drain().map(|straggler| straggler.0));
         for waiting in all {
-            if taken.len() < limit && is_taken(&waiting) {
+            if taken.len() < limit && taken_bytes < bytes && is_taken(&waiting) {
+                taken_bytes += size(&waiting.record);
                 taken.push(waiting);
             } else {
                 kept.push(waiting);
@@ -119,7 +126,7 @@ impl WaitingRecords {
         }
         kept.sort_by_key(|waiting| (waiting.due, waiting.record.position.offset));
         self.in_order = kept.into();
-        self.bytes -= taken.iter().map(|waiting| size(&waiting.record)).sum::<usize>();
+        self.bytes -= taken_bytes;
         taken
     }
 
@@ -195,14 +202,17 @@ mod tests {
         }
 
         #[test]
-        fn taking_records_leaves_the_rest_in_order(dues in proptest::collection::vec(0_i64..100, 0..50), limit in 0_usize..60) {
+        fn taking_records_leaves_the_rest_in_order(
+            dues in proptest::collection::vec(0_i64..100, 0..50), limit in 0_usize..60, fitting in 0_usize..60,
+        ) {
             let mut records = WaitingRecords::default();
             for (offset, due) in dues.iter().enumerate() {
                 records.push(waiting(*due, i64::try_from(offset).unwrap()));
             }
-            let taken = records.take(limit, |waiting| waiting.due.as_millis() >= 50);
+            let bytes = fitting * size(&waiting(0, 0).record);
+            let taken = records.take(limit, bytes, |waiting| waiting.due.as_millis() >= 50);
             let far = dues.iter().filter(|due| **due >= 50).count();
-            prop_assert_eq!(taken.len(), far.min(limit));
+            prop_assert_eq!(taken.len(), far.min(limit).min(fitting));
             let mut last = None;
             let mut popped = 0;
             while let Some(released) = records.pop_due(Timestamp::from_millis(100)) {

@@ -23,7 +23,7 @@ use crate::metrics::SchedulerMetrics;
 use crate::readiness::ShardReadiness;
 use crate::refused;
 use crate::settings::Settings;
-use crate::shard::{Shard, Tally, Target, Writes};
+use crate::shard::{Room, Shard, Tally, Target, Writes};
 use crate::topics::Presence;
 
 /// The capacity of the channel to an indexer: at least one per kind of request, since one of each can be in progress.
@@ -83,24 +83,31 @@ impl ShardHandle {
     }
 }
 
-impl<I: Index> Scheduler<I> {
-    /// Collects the writes of the shards: each shard up to its share first, then each up to the remaining room.
+impl LaneShards {
+    /// Collects the writes of the shards: each shard up to its share first, then each up to the remaining room. All writes
+    /// together, including dead letters, are one transaction, so they share its maximum size.
     fn collect(&mut self, now: Timestamp, limit: usize, turn: &mut TransactionBatch) {
-        let count = self.lane.order.len().max(1);
+        let count = self.order.len().max(1);
         let share = (limit / count).max(limit.min(64));
+        let mut bytes = 0_usize;
         for max_per_shard in [share, limit] {
-            for step in 0..self.lane.order.len() {
-                let id = self.lane.order[(self.lane.next + step) % count];
-                let room = limit.saturating_sub(turn.outputs.len()).min(max_per_shard);
-                let Some(handle) = self.lane.shards.get_mut(&id).filter(|_| room > 0) else {
+            for step in 0..self.order.len() {
+                let id = self.order[(self.next + step) % count];
+                let room = Room {
+                    records: limit.saturating_sub(turn.outputs.len()).min(max_per_shard),
+                    bytes: TransactionBatch::BYTES.saturating_sub(bytes),
+                };
+                let Some(handle) = self.shards.get_mut(&id).filter(|_| !room.is_empty()) else {
                     continue;
                 };
+                let writes = handle.shard.finish(now, room);
+                bytes += writes.bytes();
                 let Writes {
                     outputs,
                     completed,
                     tally,
                     ..
-                } = handle.shard.finish(now, room);
+                } = writes;
                 if outputs.is_empty() && completed.is_empty() {
                     continue;
                 }
@@ -110,12 +117,14 @@ impl<I: Index> Scheduler<I> {
                 turn.outputs.extend(outputs);
                 turn.completed
                     .extend(completed.into_iter().map(|offset| (id, offset)));
-                self.lane.turn_tallies.push((id, tally));
+                self.turn_tallies.push((id, tally));
             }
         }
-        self.lane.next = self.lane.next.wrapping_add(1);
+        self.next = self.next.wrapping_add(1);
     }
+}
 
+impl<I: Index> Scheduler<I> {
     fn accept_deferred(&mut self, now: Timestamp) {
         for handle in self.lane.shards.values_mut() {
             for record in std::mem::take(&mut handle.deferred) {
@@ -341,7 +350,7 @@ impl<I: Index> Processor for Scheduler<I> {
         self.update_memory_pressure();
         if confirmed.is_some() {
             self.accept_deferred(now);
-            self.collect(now, limit, turn);
+            self.lane.collect(now, limit, turn);
         }
         self.update_parked();
         if has_responses {

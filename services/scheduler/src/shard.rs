@@ -47,13 +47,41 @@ pub(crate) struct Writes {
 
 impl Writes {
     fn push(&mut self, output: Output) {
-        self.bytes += output.value.as_ref().map_or(0, Bytes::len);
+        // Rejected and forwarded commands keep their keys and headers, which can be larger than their values.
+        self.bytes += output.size();
         self.outputs.push(output);
     }
 
-    /// Whether another output fits, given a maximum number of outputs.
-    fn has_room(&self, limit: usize) -> bool {
-        self.outputs.len() < limit && self.bytes < MAX_TURN_BYTES
+    /// Whether another output fits.
+    fn fits_into(&self, room: Room) -> bool {
+        self.outputs.len() < room.records && self.bytes < room.bytes
+    }
+
+    /// The approximate size of the outputs.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+/// How much a turn may write. One command or one job may exceed it, so that each makes progress however large it is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Room {
+    pub(crate) records: usize,
+    pub(crate) bytes: usize,
+}
+
+impl Room {
+    /// This many quarters of the room.
+    fn quarters(self, count: usize) -> Self {
+        let part = |whole: usize| whole / 4 * count + whole % 4 * count / 4;
+        Self {
+            records: part(self.records),
+            bytes: part(self.bytes),
+        }
+    }
+
+    pub(crate) fn is_empty(self) -> bool {
+        self.records == 0 || self.bytes == 0
     }
 }
 
@@ -579,25 +607,29 @@ impl Shard {
         }
     }
 
-    /// Decides commands and dispatches due jobs, until about `limit` records are to be written.
-    pub(crate) fn finish(&mut self, now: Timestamp, limit: usize) -> Writes {
+    /// Decides commands and dispatches due jobs, until what is to be written fills the room.
+    pub(crate) fn finish(&mut self, now: Timestamp, room: Room) -> Writes {
+        let room = Room {
+            bytes: room.bytes.min(MAX_TURN_BYTES),
+            ..room
+        };
         let mut writes = Writes::default();
         if !self.is_live && !mutant!("shard-acts-before-its-index-is-ready") {
             return writes;
         }
         self.turn += 1;
         let is_due = self.window.next_due().is_some_and(|due| due <= now);
-        let half = if is_due { limit / 2 } else { limit };
-        self.is_crowded = self.window.has_backlog() || self.ready.len() > half / 2;
+        let half = if is_due { room.quarters(2) } else { room };
+        self.is_crowded = self.window.has_backlog() || self.ready.len() > half.records / 2;
         // Commands and due jobs get half of a turn each, so that neither delays the other for long. The priority of a new
         // job is unknown until its command is decided. So while more is ready than fits into a turn and the window has room,
         // commands get three quarters: a job of high priority is found sooner behind many others in the ingest topic.
         let for_commands = if is_due && self.is_crowded && self.has_room(Source::Commanded) {
-            limit - limit / 4
+            room.quarters(3)
         } else {
             half
         };
-        while writes.has_room(for_commands) && writes.completed.len() < limit {
+        while writes.fits_into(for_commands) && writes.completed.len() < room.records {
             match self.ready.pop_front() {
                 Some(ReadyItem::Command(command, found)) => {
                     self.command_bytes -= command.size();
@@ -611,7 +643,7 @@ impl Shard {
                 None => break,
             }
         }
-        while writes.has_room(limit) {
+        while writes.fits_into(room) {
             let until = mutant!("shard-dispatches-early", now, now.after(Duration::from_millis(1)));
             let Some(job) = self.window.pop_due(until) else {
                 break;
@@ -625,7 +657,7 @@ impl Shard {
                 DueAction::DeadLetter => self.dead_letter(&job, target, now, &mut writes),
             }
         }
-        while writes.has_room(limit) {
+        while writes.fits_into(room) {
             let Some(id) = self.forgettable.pop_front() else {
                 break;
             };

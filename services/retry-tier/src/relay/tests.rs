@@ -60,21 +60,31 @@ impl Bench {
     }
 
     fn accept(&mut self, headers: Headers) {
+        self.accept_in(0, headers, "v".into());
+    }
+
+    /// Accepts a record of this partition, which is assigned if it was not before.
+    fn accept_in(&mut self, partition: u32, headers: Headers, value: bytes::Bytes) {
+        let assignment = AssignmentId::for_tests(partition, 1);
+        let number = i32::try_from(partition).unwrap();
+        if !self.relay.partitions.contains_key(&assignment) {
+            self.relay.assigned(assignment, &"docs-retry-5s".into(), number);
+        }
         let position = Position {
             topic: "docs-retry-5s".into(),
-            partition: 0,
+            partition: number,
             offset: self.offset,
         };
         let record = Record {
             position,
             timestamp: Some(NOW),
             key: Some("k".into()),
-            value: Some("v".into()),
+            value: Some(value),
             headers,
             unreadable_headers: 0,
         };
         self.offset += 1;
-        self.relay.accept(self.assignment, record, NOW);
+        self.relay.accept(assignment, record, NOW);
     }
 
     /// Lets time pass until `now`.
@@ -314,6 +324,49 @@ fn a_record_that_its_return_topic_refuses_becomes_a_dead_letter() {
         ),
         (2, 1)
     );
+}
+
+/// Finishes at least this many records of 1 MB each, in several transactions, and checks the size of each.
+fn check_transactions(mut bench: Bench, records: usize) {
+    let mut written = 0;
+    let mut transactions = 0;
+    while written < records {
+        let mut batch = TransactionBatch::default();
+        // Each partition is searched for misplaced records once per second.
+        let now = in_seconds(2 * transactions);
+        bench.relay.finish(now, usize::MAX, &mut batch);
+        bench.relay.committed(now);
+        let bytes: usize = batch.outputs.iter().map(Output::size).sum();
+        // The last record may exceed the maximum.
+        assert!(
+            bytes <= TransactionBatch::BYTES + 2_000_000,
+            "{bytes} bytes in one transaction"
+        );
+        assert!(!batch.outputs.is_empty(), "{written} of {records}");
+        written += batch.outputs.len();
+        transactions += 1;
+    }
+    assert!(transactions > 1);
+}
+
+#[test]
+fn rejected_records_of_all_partitions_share_the_maximum_size_of_a_transaction() {
+    let mut bench = Bench::new(100);
+    for number in 0..80 {
+        bench.accept_in(number % 4, Headers::new(), vec![b'x'; 1_000_000].into());
+    }
+    check_transactions(bench, 80);
+}
+
+#[test]
+fn misplaced_records_of_all_partitions_share_the_maximum_size_of_a_transaction() {
+    let mut bench = Bench::new(20);
+    for number in 0..80 {
+        let headers = waiting_until(in_seconds(50));
+        bench.accept_in(number % 4, headers, vec![b'x'; 1_000_000].into());
+    }
+    // A look-ahead that has room is not searched again, so some records of the second partition stay.
+    check_transactions(bench, 60);
 }
 
 #[test]

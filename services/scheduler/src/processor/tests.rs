@@ -1,3 +1,4 @@
+use bytes::Bytes;
 use prometheus_client::registry::Registry;
 use redeliver_core::{ClockLimits, GuardedClock, Headers, ManualClock, Position};
 use redeliver_kafka::Waker;
@@ -170,4 +171,82 @@ fn a_dispatch_without_a_command_proves_that_the_lane_owns_its_shard() {
     let topics: Vec<&str> = turn.outputs.iter().map(|output| &*output.topic).collect();
     assert_eq!(topics, ["jobs", "state"]);
     assert_eq!((turn.completed, turn.owners), (vec![], vec![bench.assignment]));
+}
+
+const MEGABYTE: usize = 1_000_000;
+
+/// A lane of live shards, each with this many invalid commands with this content.
+fn lane(shards: u32, commands: i64, value: &Bytes, headers: &Headers) -> LaneShards {
+    let settings = Arc::new(settings());
+    let mut lane = LaneShards::default();
+    for slot in 0..shards {
+        let number = i32::try_from(slot).unwrap();
+        let mut shard = Shard::new(settings.clone(), number);
+        shard.handle_response(IndexResponse::Ready { end: 0 }, START);
+        for offset in 0..commands {
+            let position = Position {
+                topic: settings.ingest.clone(),
+                partition: number,
+                offset,
+            };
+            let record = Record {
+                position,
+                timestamp: Some(START),
+                key: None,
+                value: Some(value.clone()),
+                headers: headers.clone(),
+                unreadable_headers: 0,
+            };
+            shard.accept(record, START);
+        }
+        let handle = ShardHandle {
+            shard,
+            number,
+            requests: mpsc::channel(INDEX_REQUESTS).0,
+            deferred: Vec::new(),
+            _cancel_indexer: CancellationToken::new().drop_guard(),
+        };
+        let id = AssignmentId::for_tests(slot, 1);
+        lane.shards.insert(id, handle);
+        lane.order.push(id);
+    }
+    lane
+}
+
+/// Checks that transactions of a limited size write a dead letter for each command of each shard.
+fn check_transactions(mut lane: LaneShards, dead_letters: usize) {
+    let mut written = 0;
+    let mut transactions = 0;
+    while written < dead_letters {
+        let mut turn = TransactionBatch::default();
+        lane.collect(START, 5_000, &mut turn);
+        let bytes: usize = turn.outputs.iter().map(redeliver_core::Output::size).sum();
+        // The last record may exceed the maximum.
+        let max = TransactionBatch::BYTES + 2 * MEGABYTE;
+        assert!(bytes <= max, "{bytes} bytes in one transaction");
+        assert!(
+            turn.outputs
+                .iter()
+                .all(|output| *output.topic == *settings().dead_letters)
+        );
+        assert!(!turn.outputs.is_empty(), "{written} of {dead_letters}");
+        assert_eq!(turn.outputs.len(), turn.completed.len());
+        written += turn.outputs.len();
+        transactions += 1;
+    }
+    assert_eq!(written, dead_letters);
+    assert!(transactions > 1);
+}
+
+#[test]
+fn rejected_commands_of_all_shards_share_the_maximum_size_of_a_transaction() {
+    let value = Bytes::from(vec![b'x'; MEGABYTE]);
+    check_transactions(lane(8, 10, &value, &Headers::new()), 80);
+}
+
+#[test]
+fn headers_count_towards_the_maximum_size_of_a_transaction() {
+    let mut headers = Headers::new();
+    headers.push("user", Some(&[b'x'; MEGABYTE]));
+    check_transactions(lane(2, 40, &Bytes::from_static(b"x"), &headers), 80);
 }

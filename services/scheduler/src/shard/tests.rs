@@ -88,6 +88,14 @@ pub(crate) fn settings() -> Settings {
     }
 }
 
+/// Room for this many records of any size.
+fn records(records: usize) -> Room {
+    Room {
+        records,
+        bytes: usize::MAX,
+    }
+}
+
 #[test]
 fn an_empty_window_of_any_size_requests_a_due_scan() {
     for (window_jobs, window_bytes) in [
@@ -321,7 +329,7 @@ impl World {
     }
 
     fn turn(&mut self, limit: usize, is_lost: bool) {
-        let writes = self.shard.finish(self.now, limit);
+        let writes = self.shard.finish(self.now, records(limit));
         let is_idle = writes.outputs.is_empty() && writes.completed.is_empty();
         assert!(is_idle || !self.is_halted, "a halted shard wrote something");
         if is_lost {
@@ -973,6 +981,26 @@ fn commands_in_memory_and_turns_are_limited_in_size() {
 }
 
 #[test]
+fn large_commands_leave_half_of_a_turn_to_due_jobs() {
+    let mut world = World::with(Settings {
+        window_jobs: 1000,
+        window_bytes: 64 << 20,
+        ..settings()
+    });
+    let due = world.send_job(spec("app", after(HumanDuration::from_millis(100))));
+    world.turn(5000, false);
+    world.run(&Step::AdvanceClock(119));
+    for _ in 0..40 {
+        world.send_job(v1::JobSpec {
+            data: vec![b'x'; 900_000].into(),
+            ..spec("app", after(HumanDuration::from_millis(100)))
+        });
+    }
+    world.turn(5000, false);
+    assert!(world.was_dispatched(due), "commands filled the turn");
+}
+
+#[test]
 fn the_delay_of_a_forwarded_request_counts_from_its_first_record() {
     let mut first = World::with(Settings {
         partitions: 2,
@@ -988,7 +1016,7 @@ fn the_delay_of_a_forwarded_request_counts_from_its_first_record() {
     }
     let written = first.now;
     first.run(&Step::AdvanceClock(30_000));
-    let writes = first.shard.finish(first.now, 100);
+    let writes = first.shard.finish(first.now, records(100));
     let forwarded: Vec<Output> = writes
         .outputs
         .into_iter()
@@ -1021,7 +1049,7 @@ fn the_delay_of_a_forwarded_request_counts_from_its_first_record() {
     });
     shard.handle_response(IndexResponse::LookedUp(vec![None; keys.unwrap()]), now);
     let due: HashSet<i64> = shard
-        .finish(now, 100)
+        .finish(now, records(100))
         .outputs
         .into_iter()
         .filter(|output| &*output.topic == "state")
@@ -1216,7 +1244,7 @@ fn a_long_wait_ends_in_the_named_topic_if_it_belongs_to_its_pipeline() {
             expires: None,
         };
         world.shard.window.insert(Arc::new(job), Source::LookedUp);
-        let writes = world.shard.finish(world.now, 10);
+        let writes = world.shard.finish(world.now, records(10));
         let output = writes.outputs.first().unwrap_or_else(|| panic!("{named}"));
         assert_eq!(&*output.topic, expected, "{named}");
         assert_eq!(
