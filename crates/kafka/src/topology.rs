@@ -12,6 +12,7 @@
 mod admin;
 mod examine;
 mod needed;
+mod offsets;
 #[cfg(test)]
 mod tests;
 

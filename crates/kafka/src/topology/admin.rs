@@ -13,10 +13,12 @@ use rdkafka::admin::{
 };
 use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::metadata::MetadataBroker;
 use rdkafka::producer::{BaseProducer, DeliveryResult, Producer as _, ProducerContext};
 use rdkafka::types::RDKafkaRespErr;
 
 use super::needed::{creation_config, largest_source};
+use super::offsets::{OFFSETS_RETENTION, examine_offsets};
 use super::{ActualTopic, Finding, Severity, TopicSpec, TopologySpec, examine_all};
 use crate::client::ClientLog;
 
@@ -241,6 +243,11 @@ impl Admin {
     async fn findings(&self, spec: &TopologySpec) -> Result<Vec<Finding>, TopologyError> {
         let existing = self.read_existing(spec).await?;
         let mut findings = examine_all(spec, &existing.topics);
+        if spec.has_groups()
+            && let Some(minutes) = self.offsets_retention().await
+        {
+            findings.extend(examine_offsets(spec, &existing.topics, minutes));
+        }
         for topic in spec.topics.iter().filter(|topic| topic.is_managed()) {
             if let Some(reason) = existing.unreadable.get(&*topic.name) {
                 findings.push(topic.finding(
@@ -251,6 +258,36 @@ impl Admin {
             }
         }
         Ok(findings)
+    }
+
+    /// `offsets.retention.minutes` of a broker; all brokers of a cluster should have the same. `None` if it cannot be read:
+    /// that needs a permission on the whole cluster, which nothing else needs.
+    async fn offsets_retention(&self) -> Option<u64> {
+        let brokers = self.blocking(|client, left| {
+            let metadata = client.inner().fetch_metadata(None, left.min(REQUEST))?;
+            Ok(metadata.brokers().iter().map(MetadataBroker::id).min())
+        });
+        let result = match brokers.await {
+            Ok(Some(broker)) => {
+                let resource = ResourceSpecifier::Broker(broker);
+                self.client.describe_configs([&resource], &self.options()).await
+            }
+            Ok(None) => return None,
+            Err(error) => Err(error),
+        };
+        let unreadable = match result {
+            Ok(results) => match results.into_iter().next()? {
+                Ok(resource) => {
+                    let mut entries = resource.entries.into_iter();
+                    let entry = entries.find(|entry| entry.name == OFFSETS_RETENTION)?;
+                    return entry.value?.trim().parse().ok();
+                }
+                Err(code) => KafkaError::AdminOp(code),
+            },
+            Err(error) => error,
+        };
+        tracing::debug!(error = %unreadable, "cannot read {OFFSETS_RETENTION} of the brokers");
+        None
     }
 
     /// Creates those of `topics` that are missing.

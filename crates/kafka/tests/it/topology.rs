@@ -147,6 +147,30 @@ async fn a_check_reports_missing_topics_and_creates_none() {
 }
 
 #[tokio::test]
+async fn a_topic_that_keeps_records_longer_than_brokers_keep_offsets_is_reported() {
+    let pipeline = pipeline();
+    create(&pipeline.source, &[("retention.ms", "-1")]).await;
+    // A dead-letter topic is not read by a group.
+    create(&pipeline.dead_letter_topic(), &[("retention.ms", "-1")]).await;
+    let applied = apply(&client(), &spec(&pipeline), TIMEOUT).await.unwrap();
+    let findings: Vec<String> = applied
+        .iter()
+        .flat_map(|topic| &topic.findings)
+        .map(ToString::to_string)
+        .filter(|finding| finding.contains("offsets.retention.minutes"))
+        .collect();
+    let [finding] = findings.as_slice() else {
+        panic!("{findings:?}");
+    };
+    let begin = format!(
+        "warning: topic `{}` keeps records forever, but the brokers delete the committed offsets of a consumer group \
+         that has had no members for 7d (offsets.retention.minutes=10080)",
+        pipeline.source
+    );
+    assert!(finding.starts_with(&begin), "{finding}");
+}
+
+#[tokio::test]
 async fn existing_topics_are_checked_and_not_changed() {
     let pipeline = pipeline();
     let spec = spec(&pipeline);
