@@ -284,8 +284,8 @@ impl Positions {
         let mut topics_of: BTreeMap<String, Vec<Arc<str>>> = BTreeMap::new();
         for (topic, role) in roles {
             let group = match role {
-                TopicRole::Source | TopicRole::Due => pipeline.worker_group(),
-                TopicRole::Tier(tier) => retry_tier_group(*tier),
+                TopicRole::Source | TopicRole::Due => pipeline.worker_group(&settings.id_prefix),
+                TopicRole::Tier(tier) => retry_tier_group(&settings.id_prefix, *tier),
                 TopicRole::Output | TopicRole::DeadLetter => continue,
             };
             topics_of.entry(group).or_default().push(topic.clone());

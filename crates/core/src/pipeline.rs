@@ -199,10 +199,11 @@ impl Pipeline {
         source.into_iter().chain(due).collect()
     }
 
-    /// The consumer group of the pipeline's workers: `redeliver-<pipeline>`.
+    /// The consumer group of the pipeline's workers: `<prefix>redeliver-<pipeline>`. The prefix is that of all ids of this
+    /// installation.
     #[must_use]
-    pub fn worker_group(&self) -> String {
-        format!("redeliver-{}", self.name)
+    pub fn worker_group(&self, prefix: &str) -> String {
+        format!("{prefix}redeliver-{}", self.name)
     }
 
     /// Every topic that the pipeline needs, with its role. A retired pipeline does not need its source.
@@ -321,10 +322,11 @@ fn payload_time(payload: &[u8], pointer: &str) -> Option<Timestamp> {
     }
 }
 
-/// The consumer group of a tier: `redeliver-retry-<tier>`. All pipelines with this tier share it.
+/// The consumer group of a tier: `<prefix>redeliver-retry-<tier>`. All pipelines with this tier share it. The prefix is that
+/// of all ids of this installation.
 #[must_use]
-pub fn retry_tier_group(tier: HumanDuration) -> String {
-    format!("redeliver-retry-{tier}")
+pub fn retry_tier_group(prefix: &str, tier: HumanDuration) -> String {
+    format!("{prefix}redeliver-retry-{tier}")
 }
 
 /// Parses the name of a tier's topic or of a due topic into the pipeline and the tier; the due topic has no tier.

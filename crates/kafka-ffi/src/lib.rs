@@ -1,5 +1,5 @@
-//! Parts of librdkafka's API that `rdkafka` does not expose: topic ids, the members of a consumer group, a consumer's member
-//! id, and headers byte for byte.
+//! Parts of librdkafka's API that `rdkafka` does not expose: topic ids, the consumer groups of a cluster, the members of a
+//! group, a consumer's member id, and headers byte for byte.
 //!
 //! This is the only crate of the workspace that contains `unsafe` code. Its public API is safe and returns owned values: no
 //! pointer of librdkafka leaves a function. Each native object has a guard that frees it. Each `unsafe` block contains one
@@ -56,6 +56,24 @@ pub struct GroupDescription {
     pub is_stable: bool,
     /// The members of the group.
     pub members: Vec<MemberDescription>,
+}
+
+/// The consumer groups of a cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupList {
+    /// The groups of the brokers that have answered and that this client may describe.
+    pub groups: Vec<ListedGroup>,
+    /// The error of a broker that did not list its groups; `None` if the list is complete.
+    pub error: Option<RDKafkaErrorCode>,
+}
+
+/// A consumer group in a list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedGroup {
+    /// The name of the group.
+    pub name: String,
+    /// Whether the group certainly has no members.
+    pub is_empty: bool,
 }
 
 /// A member of a consumer group.
@@ -168,6 +186,26 @@ pub fn member_id<C: ClientContext>(client: &Client<C>) -> Option<String> {
     let id = unsafe { rd::rd_kafka_memberid(client.native_ptr()) };
     let id = OwnedString::new(id)?;
     Some(id.to_string()).filter(|id| !id.is_empty())
+}
+
+/// Lists the consumer groups of all brokers.
+///
+/// # Errors
+/// As [`describe_topics`]. An error of one of several brokers is in [`GroupList::error`].
+pub fn list_groups<C: ClientContext>(
+    client: &Client<C>,
+    timeout: Duration,
+) -> Result<GroupList, RDKafkaErrorCode> {
+    let queue = Queue::new(client);
+    let operation = rd::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_LISTCONSUMERGROUPS;
+    let options = Options::new(client, operation, timeout)?;
+    // SAFETY: the client outlives the call; options and queue are guards of live objects.
+    unsafe { rd::rd_kafka_ListConsumerGroups(client.native_ptr(), options.as_ptr(), queue.as_ptr()) };
+    let event = queue.wait(timeout)?;
+    Ok(GroupList {
+        groups: event.listed_groups(),
+        error: event.list_error().map(Into::into),
+    })
 }
 
 fn c_strings(names: &[&str]) -> Result<Vec<CString>, RDKafkaErrorCode> {

@@ -10,7 +10,7 @@ use rdkafka::bindings as rd;
 use rdkafka::client::{Client, ClientContext};
 use rdkafka::error::{IsError as _, RDKafkaErrorCode};
 
-use crate::{MemberDescription, TopicId};
+use crate::{ListedGroup, MemberDescription, TopicId};
 
 /// Added to the timeout of a request, so that the client's own timeout error arrives first.
 const SLACK: Duration = Duration::from_millis(500);
@@ -194,6 +194,44 @@ impl Event {
             group: *group,
             event: PhantomData,
         })
+    }
+}
+
+impl Event {
+    /// The response to a request for a list of groups; null for other responses.
+    fn group_list(&self) -> *const rd::rd_kafka_ListConsumerGroups_result_t {
+        // SAFETY: the event is live.
+        unsafe { rd::rd_kafka_event_ListConsumerGroups_result(self.as_ptr()) }
+    }
+
+    /// The groups of a response to a request for a list; empty for other responses.
+    pub(crate) fn listed_groups(&self) -> Vec<ListedGroup> {
+        let groups = elements(self.group_list(), |result, count| {
+            // SAFETY: the result is not null and lives as long as the event.
+            unsafe { rd::rd_kafka_ListConsumerGroups_result_valid(result, count) }
+        });
+        let groups = groups.iter().filter_map(|group| {
+            // SAFETY: the listing lives as long as the event, which is borrowed.
+            let name = text(unsafe { rd::rd_kafka_ConsumerGroupListing_group_id(*group) })?;
+            // SAFETY: as above.
+            let state = unsafe { rd::rd_kafka_ConsumerGroupListing_state(*group) };
+            let is_empty = matches!(
+                state,
+                rd::rd_kafka_consumer_group_state_t::RD_KAFKA_CONSUMER_GROUP_STATE_EMPTY
+                    | rd::rd_kafka_consumer_group_state_t::RD_KAFKA_CONSUMER_GROUP_STATE_DEAD
+            );
+            Some(ListedGroup { name, is_empty })
+        });
+        groups.collect()
+    }
+
+    /// The error of one of the brokers of a response to a request for a list.
+    pub(crate) fn list_error(&self) -> Option<rd::rd_kafka_resp_err_t> {
+        let errors = elements(self.group_list(), |result, count| {
+            // SAFETY: the result is not null and lives as long as the event.
+            unsafe { rd::rd_kafka_ListConsumerGroups_result_errors(result, count) }
+        });
+        errors.first().map(|error| code(*error))
     }
 }
 

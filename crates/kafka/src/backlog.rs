@@ -15,7 +15,7 @@ use std::time::Duration;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 
 use crate::client::KafkaSettings;
-use crate::reader::{ReadError, TopicReader, client, group_positions, is_unknown, kafka};
+use crate::reader::{ReadError, TopicReader, group_positions, is_unknown, kafka};
 use crate::tracker::Committed;
 
 /// Timeout of one request.
@@ -66,7 +66,8 @@ pub fn backlogs(
     for (group, topic) in topics {
         by_group.entry(group).or_default().push(topic.clone());
     }
-    let consumer: BaseConsumer = client(settings, "read_committed")
+    let consumer: BaseConsumer = settings
+        .reader("read_committed")
         .create()
         .map_err(kafka("creating a client"))?;
     let mut counted: BTreeMap<Arc<str>, Backlog> = BTreeMap::new();

@@ -19,6 +19,9 @@ pub struct KafkaSettings {
     pub properties: BTreeMap<String, String>,
     /// The stable name of this process. It is part of transactional ids, which have to survive a restart.
     pub instance: String,
+    /// The prefix of all ids by which this process is known to Kafka. Installations that share a cluster need different
+    /// ones. The names of topics do not have it.
+    pub id_prefix: String,
     /// Whether lanes are static members of their group, so that a restart within the session timeout moves no partitions.
     pub static_membership: bool,
     /// Whether a lane reads all partitions of its topics without joining a group. Only for the embedded broker, where each
@@ -77,12 +80,19 @@ impl KafkaSettings {
             brokers: brokers.into(),
             properties: BTreeMap::new(),
             instance: instance.into(),
+            id_prefix: String::new(),
             static_membership: false,
             takes_all_partitions: false,
             session_timeout: Duration::from_secs(10),
             transaction_timeout: Duration::from_secs(10),
             prefetch: Prefetch::STREAM,
         }
+    }
+
+    /// An id with the prefix of this installation.
+    #[must_use]
+    pub fn id(&self, name: &str) -> String {
+        format!("{}{name}", self.id_prefix)
     }
 
     /// Checks each passed-through property separately, without creating a client.
@@ -122,12 +132,34 @@ impl KafkaSettings {
             config.set(name, value);
         }
         config.set("bootstrap.servers", &self.brokers);
-        config.set("client.id", format!("redeliver-{}", self.instance));
+        config.set("client.id", self.id(&format!("redeliver-{}", self.instance)));
         config.set_log_level(RDKafkaLogLevel::Warning);
         config
     }
 
-    /// The configuration of a lane's consumer. `member` makes the name of a static member unique within the instance.
+    /// The configuration of a consumer that reads outside of any group.
+    #[must_use]
+    pub fn reader(&self, isolation: &str) -> ClientConfig {
+        let mut config = self.client();
+        for (name, value) in [("fetch.wait.max.ms", "10"), ("fetch.queue.backoff.ms", "1")] {
+            if !self.properties.contains_key(name) {
+                config.set(name, value);
+            }
+        }
+        config
+            .set("group.id", self.id("redeliver-reader"))
+            .set("enable.auto.commit", "false")
+            .set("enable.auto.offset.store", "false")
+            .set("isolation.level", isolation)
+            // An offset that is out of range must be an error, never a silent reset.
+            .set("auto.offset.reset", "error")
+            .set("enable.partition.eof", "true")
+            .set("allow.auto.create.topics", "false");
+        config
+    }
+
+    /// The configuration of a lane's consumer. `group` is the id of the group, with the prefix. `member` makes the name of a
+    /// static member unique within the instance.
     #[must_use]
     pub fn consumer(&self, group: &str, member: &str) -> ClientConfig {
         let mut config = self.client();
@@ -179,16 +211,16 @@ impl KafkaSettings {
     #[must_use]
     pub fn group_instance_id(&self, member: &str) -> Option<String> {
         self.static_membership
-            .then(|| format!("{}-{member}", self.instance))
+            .then(|| self.id(&format!("{}-{member}", self.instance)))
     }
 
-    /// The configuration of a lane's producer.
+    /// The configuration of a lane's producer. The prefix is added to the transactional id.
     #[must_use]
     pub fn transactional_producer(&self, transactional_id: &str) -> ClientConfig {
         let mut config = self.producer();
         let timeout = self.transaction_timeout.as_millis();
         config
-            .set("transactional.id", transactional_id)
+            .set("transactional.id", self.id(transactional_id))
             .set("transaction.timeout.ms", timeout.to_string())
             .set("message.timeout.ms", timeout.to_string());
         config
@@ -269,6 +301,37 @@ impl ClientLog {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_id_has_the_prefix_and_without_one_is_as_before() {
+        let ids = |prefix: &str| {
+            let settings = KafkaSettings {
+                id_prefix: prefix.to_owned(),
+                static_membership: true,
+                ..KafkaSettings::new("localhost:9092", "pod-0")
+            };
+            let consumer = settings.consumer(&settings.id("redeliver-docs"), "worker-docs-0");
+            let producer = settings.transactional_producer("redeliver-pod-0-worker-docs-0");
+            let reader = settings.reader("read_committed");
+            [
+                (&consumer, "client.id"),
+                (&consumer, "group.id"),
+                (&consumer, "group.instance.id"),
+                (&producer, "transactional.id"),
+                (&reader, "group.id"),
+            ]
+            .map(|(config, name)| config.get(name).unwrap().to_owned())
+        };
+        let before = [
+            "redeliver-pod-0",
+            "redeliver-docs",
+            "pod-0-worker-docs-0",
+            "redeliver-pod-0-worker-docs-0",
+            "redeliver-reader",
+        ];
+        assert_eq!(ids(""), before);
+        assert_eq!(ids("staging-"), before.map(|id| format!("staging-{id}")));
+    }
 
     #[test]
     fn a_rejected_property_is_reported_without_its_value() {

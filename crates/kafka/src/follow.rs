@@ -20,7 +20,7 @@ use crate::client::KafkaSettings;
 use crate::convert;
 use crate::partition_end::EndContext;
 use crate::processor::Waker;
-use crate::reader::{ReadError, client, kafka};
+use crate::reader::{ReadError, kafka};
 
 /// An event of a followed partition.
 #[derive(Debug)]
@@ -86,13 +86,12 @@ impl Follower {
     /// # Errors
     /// If the client cannot be created from its configuration.
     pub fn new(settings: &KafkaSettings, waker: Waker) -> Result<Self, ReadError> {
-        let mut config = client(settings, "read_committed");
-        config
-            // For offsets that retention has deleted. If the topic was created again, the caller notices it by the offsets.
-            .set("auto.offset.reset", "earliest")
-            // The broker answers at once when there are records; without any, longer waits save requests.
-            .set("fetch.wait.max.ms", "500");
+        let mut config = settings.reader("read_committed");
+        // For offsets that retention has deleted. If the topic was created again, the caller notices it by the offsets.
+        config.set("auto.offset.reset", "earliest");
         for (name, value) in [
+            // The broker answers at once when there are records; without any, longer waits save requests.
+            ("fetch.wait.max.ms", "500"),
             ("queued.min.messages", "5000"),
             ("queued.max.messages.kbytes", "1024"),
         ] {

@@ -11,6 +11,7 @@
 //! | [`convert`] | conversion of records between the client's types and ours |
 //! | [`reader`] | reading topics outside of a group, from the beginning or continuously |
 //! | `partition_end` | where a consumer reached the end of a partition |
+//! | [`groups`] | the consumer groups of the cluster, and copying their committed offsets |
 //! | [`follow`] | following partitions from given offsets |
 //! | [`lookup`] | reading single records by offset |
 //! | [`survey`] | listing topics with their offsets and retention |
@@ -28,6 +29,7 @@ pub mod convert;
 pub mod embedded;
 pub mod fault;
 pub mod follow;
+pub mod groups;
 pub mod lane;
 pub mod lookup;
 pub mod murmur2;

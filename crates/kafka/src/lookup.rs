@@ -14,7 +14,7 @@ use redeliver_core::{Position, Record};
 use crate::client::KafkaSettings;
 use crate::convert;
 use crate::partition_end::{AtEnd, EndContext, at_end};
-use crate::reader::{ReadError, client, is_unknown, kafka, watermarks};
+use crate::reader::{ReadError, is_unknown, kafka, watermarks};
 
 /// Reads records by offset, one lookup at a time.
 pub struct Lookup {
@@ -30,7 +30,7 @@ impl Lookup {
     /// # Errors
     /// If the client cannot be created from its configuration.
     pub fn new(settings: &KafkaSettings) -> Result<Self, ReadError> {
-        let mut config = client(settings, "read_committed");
+        let mut config = settings.reader("read_committed");
         config
             // The default waits longer for a missing topic, in case it was just created.
             .set("topic.metadata.propagation.max.ms", "1000")

@@ -34,6 +34,14 @@ pub enum ReadError {
         /// The cause.
         source: KafkaError,
     },
+    /// The metadata of a committed offset is not text.
+    #[error("the metadata of the committed offset of {topic}/{partition} is not UTF-8")]
+    Metadata {
+        /// The topic.
+        topic: String,
+        /// The partition.
+        partition: i32,
+    },
     /// The timeout passed before the end of a partition was reached.
     #[error("timed out before reaching {topic}/{partition}/{end}")]
     Late {
@@ -55,27 +63,11 @@ pub(crate) fn kafka(step: &'static str) -> impl Fn(KafkaError) -> ReadError {
     move |source| ReadError::Kafka { step, source }
 }
 
-pub(crate) fn client(settings: &KafkaSettings, isolation: &str) -> ClientConfig {
-    let mut config = settings.client();
-    config
-        .set("group.id", "redeliver-reader")
-        .set("enable.auto.commit", "false")
-        .set("enable.auto.offset.store", "false")
-        .set("isolation.level", isolation)
-        // An offset that is out of range must be an error, never a silent reset.
-        .set("auto.offset.reset", "error")
-        .set("enable.partition.eof", "true")
-        .set("allow.auto.create.topics", "false")
-        .set("fetch.wait.max.ms", "10")
-        .set("fetch.queue.backoff.ms", "1");
-    config
-}
-
 type EndConsumer = BaseConsumer<EndContext>;
 
 /// The configuration of a consumer that reads from leaders only.
 fn leader_config(settings: &KafkaSettings, isolation: &str) -> ClientConfig {
-    let mut config = client(settings, isolation);
+    let mut config = settings.reader(isolation);
     // A follower knows the end of a partition later than the leader. The reader would wait for it.
     config.remove("client.rack");
     config
@@ -490,7 +482,7 @@ impl TopicTail {
     }
 
     fn config(settings: &KafkaSettings) -> ClientConfig {
-        let mut config = client(settings, "read_committed");
+        let mut config = settings.reader("read_committed");
         config.set("enable.partition.eof", "false");
         config
     }
@@ -534,24 +526,24 @@ impl TopicTail {
     }
 }
 
-/// The committed positions of a consumer group by topic and partition; `None` where it has committed nothing.
-///
-/// # Errors
-/// If the broker does not answer or a topic is missing.
-pub fn group_positions(
-    settings: &KafkaSettings,
-    group: &str,
-    topics: &[Arc<str>],
-) -> Result<BTreeMap<(String, i32), Option<Committed>>, ReadError> {
-    let mut config = client(settings, "read_committed");
+/// A consumer that reads and writes the committed offsets of a group without joining it.
+pub(crate) fn group_consumer(settings: &KafkaSettings, group: &str) -> Result<BaseConsumer, ReadError> {
+    let mut config = settings.reader("read_committed");
     config.set("group.id", group);
-    let consumer: BaseConsumer = config.create().map_err(kafka("creating a consumer"))?;
+    config.create().map_err(kafka("creating a consumer"))
+}
+
+/// The committed offsets of the consumer's group.
+pub(crate) fn committed_offsets(
+    consumer: &BaseConsumer,
+    topics: &[Arc<str>],
+) -> Result<TopicPartitionList, ReadError> {
     let mut list = TopicPartitionList::new();
     for topic in topics {
-        list.add_partition_range(topic, 0, partition_count(&consumer, topic)? - 1);
+        list.add_partition_range(topic, 0, partition_count(consumer, topic)? - 1);
     }
     let deadline = Instant::now() + 3 * CALL;
-    let list = loop {
+    loop {
         // While a transaction that commits an offset is open, the request for it fails.
         let committed = consumer.committed_offsets(list.clone(), CALL);
         let stable = committed.and_then(|list| {
@@ -561,14 +553,27 @@ pub fn group_positions(
             Ok(list)
         });
         match stable {
-            Ok(list) => break list,
+            Ok(list) => return Ok(list),
             Err(error) if Instant::now() > deadline => {
                 return Err(kafka("requesting committed offsets")(error));
             }
             Err(error) => tracing::debug!(%error, "cannot read committed offsets; retrying"),
         }
         std::thread::park_timeout(Duration::from_millis(50));
-    };
+    }
+}
+
+/// The committed positions of a consumer group by topic and partition; `None` where it has committed nothing.
+///
+/// # Errors
+/// If the broker does not answer or a topic is missing.
+pub fn group_positions(
+    settings: &KafkaSettings,
+    group: &str,
+    topics: &[Arc<str>],
+) -> Result<BTreeMap<(String, i32), Option<Committed>>, ReadError> {
+    let consumer = group_consumer(settings, group)?;
+    let list = committed_offsets(&consumer, topics)?;
     let mut positions = BTreeMap::new();
     for element in list.elements() {
         let position = match element.offset() {

@@ -11,7 +11,7 @@ use rdkafka::types::RDKafkaRespErr;
 use redeliver_core::HumanDuration;
 
 use crate::client::KafkaSettings;
-use crate::reader::{ReadError, client, kafka};
+use crate::reader::{ReadError, kafka};
 
 /// Timeout of one request.
 const CALL: Duration = Duration::from_secs(10);
@@ -58,7 +58,7 @@ impl Surveyor {
     pub fn new(settings: &KafkaSettings) -> Result<Self, ReadError> {
         let error = kafka("creating a client");
         Ok(Self {
-            consumer: Arc::new(client(settings, "read_committed").create().map_err(&error)?),
+            consumer: Arc::new(settings.reader("read_committed").create().map_err(&error)?),
             admin: Arc::new(settings.client().create().map_err(&error)?),
         })
     }

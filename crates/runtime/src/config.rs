@@ -35,7 +35,7 @@ pub use api::ApiConfig;
 pub use error::{ConfigError, Problem};
 pub use http::{HttpConfig, Meaning, ResponseMode, Status, TlsConfig};
 pub use http_request::{endpoint_url, header_name, header_value, request_method};
-pub use kafka::{KafkaConfig, TopicsConfig};
+pub use kafka::{KafkaConfig, TopicsConfig, check_id_prefix};
 pub use load::Sources;
 pub use output::{ChosenOutput, OutputConfig};
 pub use pipeline::{AnchorConfig, LongWaitsConfig, PipelineConfig, ReturnTarget};

@@ -191,19 +191,23 @@ impl Host {
         families
     }
 
-    /// Checks these topics and, with `kafka.topics.create`, creates missing ones; see [`topics::ensure`]. While Kafka
-    /// is unavailable, this waits. The admin port is served from here on, so that a waiting process is alive and
+    /// Checks these topics and, with `kafka.topics.create`, creates missing ones; see [`topics::ensure`]. Then checks that
+    /// the groups that read them have not had another `kafka.id_prefix`. While Kafka is unavailable, this waits. The admin port is served from here on, so that a waiting process is alive and
     /// `/readyz` shows the reason.
     ///
     /// # Errors
-    /// [`TopicsError::Invalid`] lists every problem.
+    /// [`TopicsError::Invalid`] lists every problem of the topics.
     pub async fn ensure_topics(&mut self, spec: &TopologySpec) -> Result<(), TopicsError> {
         let part = self.health.part("topics");
         self.topics_part = Some(part.clone());
         self.serve_admin();
         self.existing_topics =
             topics::ensure(&self.config, &self.kafka, spec, self.tasks.shutdown(), &part).await?;
-        Ok(())
+        part.not_ready("checking consumer groups");
+        tokio::select! {
+            checked = topics::check_prefix(&self.config, &self.kafka, spec, &self.existing_topics) => checked,
+            () = self.tasks.shutdown().cancelled() => Ok(()),
+        }
     }
 
     /// Whether a topic existed at the time of [`Host::ensure_topics`].
@@ -312,6 +316,7 @@ pub fn kafka_settings(config: &Config) -> KafkaSettings {
             .iter()
             .map(|(k, v)| (k.to_owned(), v.to_owned()))
             .collect(),
+        id_prefix: config.kafka.id_prefix.clone(),
         static_membership: config.static_membership(),
         session_timeout: config.kafka.session_timeout.duration(),
         transaction_timeout: config.kafka.transaction_timeout.duration(),

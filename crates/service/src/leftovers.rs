@@ -51,12 +51,12 @@ pub fn leftovers(
 }
 
 impl Leftover {
-    /// The consumer group that reads the topic.
+    /// The consumer group that reads the topic. `prefix`: that of all ids of this installation.
     #[must_use]
-    pub fn group(&self) -> String {
+    pub fn group(&self, prefix: &str) -> String {
         match self.tier {
-            Some(tier) => retry_tier_group(tier),
-            None => Pipeline::new(&self.pipeline).worker_group(),
+            Some(tier) => retry_tier_group(prefix, tier),
+            None => Pipeline::new(&self.pipeline).worker_group(prefix),
         }
     }
 
@@ -124,7 +124,7 @@ mod tests {
         let existing = existing.iter().map(ToString::to_string).collect();
         leftovers(pipelines, &needed, &existing)
             .iter()
-            .map(|found| format!("{} {} {}", found.topic, found.is_known, found.group()))
+            .map(|found| format!("{} {} {}", found.topic, found.is_known, found.group("")))
             .collect()
     }
 

@@ -8,11 +8,13 @@
 //! |---|---|
 //! | [`host`] | the process; its lanes, and their settings from the configuration |
 //! | [`topics`] | the topics that a process needs |
+//! | [`groups`] | the consumer groups of the configuration |
 //! | [`leftovers`] | retry topics that the configuration no longer needs |
 //! | [`metrics`] | metrics and readiness of lanes |
 //! | `clock` | the guarded clock of the process |
 
 mod clock;
+pub mod groups;
 pub mod host;
 pub mod leftovers;
 pub mod metrics;

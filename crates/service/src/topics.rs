@@ -17,6 +17,8 @@ use redeliver_runtime::error_chain::error_chain;
 use redeliver_runtime::health::Part;
 use tokio_util::sync::CancellationToken;
 
+use crate::groups::{self, PrefixChanged};
+
 /// Why the topics cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TopicsError {
@@ -26,6 +28,9 @@ pub enum TopicsError {
     /// The topics could not be checked or created.
     #[error("cannot check topics")]
     Topology(#[from] TopologyError),
+    /// The process would repeat what it did under another prefix.
+    #[error(transparent)]
+    Prefix(#[from] PrefixChanged),
 }
 
 fn listed(findings: &[Finding]) -> String {
@@ -159,6 +164,43 @@ pub async fn ensure(
             }
             Err(error) => return Err(error.into()),
         }
+    }
+}
+
+/// Checks that the groups that read these topics have not had another `kafka.id_prefix`. `existing` are the names of all
+/// topics.
+///
+/// # Errors
+/// [`TopicsError::Prefix`]. If the groups cannot be read, this logs a warning: it is a precaution against a mistake, and must
+/// not keep a process from starting while one of several brokers is down.
+pub(crate) async fn check_prefix(
+    config: &Config,
+    kafka: &KafkaSettings,
+    spec: &TopologySpec,
+    existing: &BTreeSet<String>,
+) -> Result<(), TopicsError> {
+    if kafka.takes_all_partitions {
+        // The embedded broker has no groups.
+        return Ok(());
+    }
+    let mut configured = groups::of_config(config, existing);
+    let is_used = |topic: &str| spec.topics.iter().any(|spec| *spec.name == *topic);
+    configured.retain(|group| group.topics.iter().any(|topic| is_used(topic)));
+    let kafka = kafka.clone();
+    let found = tokio::task::spawn_blocking(move || groups::find_former(&kafka, &configured)).await;
+    match found {
+        Ok(Ok(None)) => Ok(()),
+        Ok(Ok(Some(changed))) => Err(changed.into()),
+        Ok(Err(error)) => {
+            tracing::warn!(
+                error = error_chain(&error),
+                "cannot check whether consumer groups have offsets under another kafka.id_prefix"
+            );
+            Ok(())
+        }
+        Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+        // The runtime is shutting down.
+        Err(_) => Ok(()),
     }
 }
 

@@ -114,7 +114,7 @@ pub fn spawn<H: Handler>(host: &mut Host, spec: &WorkerSpec, handler: &H) -> io:
                 kafka: host.kafka.clone(),
                 spec: LaneSpec {
                     name,
-                    group: spec.pipeline.worker_group(),
+                    group: spec.pipeline.worker_group(&host.kafka.id_prefix),
                     topics: vec![topic.clone()],
                     batch: spec.batch,
                     grace: spec.grace,

@@ -54,7 +54,8 @@ pub(crate) fn main(args: &AuditArgs) -> ExitCode {
         let scheduler = &config.scheduler;
         let options = AuditOptions {
             output: check,
-            scheduler: (pipeline.long_waits.is_some()).then(|| (scheduler.group.clone(), scheduler.topics())),
+            scheduler: (pipeline.long_waits.is_some())
+                .then(|| (settings.id(&scheduler.group), scheduler.topics())),
             timeout: Duration::from(args.timeout),
         };
         let result = match audit(&settings, &pipeline, &options) {

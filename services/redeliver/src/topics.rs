@@ -1,4 +1,6 @@
-//! `redeliver topics`: creates missing topics and reports misconfigured ones.
+//! `redeliver topics`: creates missing topics, reports misconfigured ones, and copies committed offsets.
+
+mod migrate;
 
 use std::collections::BTreeSet;
 use std::process::ExitCode;
@@ -7,6 +9,7 @@ use std::time::Duration;
 
 use crate::say;
 use clap::{Args, Subcommand};
+use migrate::MigrateArgs;
 use redeliver_core::Pipeline;
 use redeliver_core::error_chain::error_chain;
 use redeliver_core::pipeline::{TopicRole, parse_retry_topic, retry_tier_group};
@@ -32,12 +35,17 @@ enum Verb {
     Apply(CommonArgs),
     /// Report missing and misconfigured topics; exits with status 1 on errors, 0 on warnings
     Check(CommonArgs),
+    /// Copy committed offsets to groups with another kafka.id_prefix; all processes must be stopped
+    MigrateOffsets(MigrateArgs),
 }
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(crate) fn main(args: &TopicsArgs) -> ExitCode {
-    let (Verb::Apply(common) | Verb::Check(common)) = &args.verb;
+    let common = match &args.verb {
+        Verb::Apply(common) | Verb::Check(common) => common,
+        Verb::MigrateOffsets(args) => return migrate::main(args),
+    };
     let config = match common.load() {
         Ok(config) => config,
         Err(error) => return report(&error),
@@ -57,8 +65,8 @@ pub(crate) fn main(args: &TopicsArgs) -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return report(&error),
     };
-    let result = match &args.verb {
-        Verb::Apply(_) => runtime
+    let result = if matches!(args.verb, Verb::Apply(_)) {
+        runtime
             .block_on(topology::apply(&client, &spec, TIMEOUT))
             .map(|applied| {
                 for topic in &applied {
@@ -66,13 +74,14 @@ pub(crate) fn main(args: &TopicsArgs) -> ExitCode {
                     say(format_args!("{status:<8} {}", topic.topic));
                 }
                 applied.into_iter().flat_map(|topic| topic.findings).collect()
-            }),
-        Verb::Check(_) => runtime.block_on(async {
+            })
+    } else {
+        runtime.block_on(async {
             let mut findings = topology::check(&client, &spec, TIMEOUT).await?;
             let existing = topology::names(&client, TIMEOUT).await?;
             findings.extend(leftover_findings(&config, &kafka, &spec, &existing));
             Ok(findings)
-        }),
+        })
     };
     match result {
         Ok(findings) => print_findings(&findings, spec.topics.len()),
@@ -93,14 +102,14 @@ fn leftover_findings(
     let of_retired = retired.iter().flat_map(|pipeline| {
         let topics = pipeline.topics().into_iter();
         topics.filter_map(|(topic, role)| match role {
-            TopicRole::Tier(tier) => Some((retry_tier_group(tier), topic)),
-            TopicRole::Due => Some((pipeline.worker_group(), topic)),
+            TopicRole::Tier(tier) => Some((retry_tier_group(&kafka.id_prefix, tier), topic)),
+            TopicRole::Due => Some((pipeline.worker_group(&kafka.id_prefix), topic)),
             TopicRole::Source | TopicRole::Output | TopicRole::DeadLetter => None,
         })
     });
     let groups_and_topics: Vec<(String, Arc<str>)> = leftovers
         .iter()
-        .map(|leftover| (leftover.group(), leftover.topic.clone()))
+        .map(|leftover| (leftover.group(&kafka.id_prefix), leftover.topic.clone()))
         .chain(of_retired.filter(|(_, topic)| existing.contains(&**topic)))
         .collect();
     if groups_and_topics.is_empty() {

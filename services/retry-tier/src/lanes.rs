@@ -71,7 +71,7 @@ impl TierLanes {
         let waker = Waker::new();
         // The lane is woken when one of these topics is deleted or created.
         self.topic_watch.watch(relay.written_topics(), &waker);
-        let group = pipeline::retry_tier_group(tier);
+        let group = pipeline::retry_tier_group(&self.kafka.id_prefix, tier);
         NewLane {
             kafka: self.kafka.clone(),
             spec: lane_spec(&self.config, name, group, relay.topics()),

@@ -157,7 +157,7 @@ impl LeftoverWatch {
             Ok(()) => {
                 tracing::info!(
                     topic = &*leftover.topic,
-                    group = leftover.group(),
+                    group = leftover.group(&self.kafka.id_prefix),
                     "serving a leftover tier"
                 );
                 self.running.insert(leftover.topic.clone(), stop);
@@ -205,7 +205,7 @@ impl LeftoverWatch {
         let kafka = self.kafka.clone();
         let topics: Vec<_> = leftovers
             .iter()
-            .map(|leftover| (leftover.group(), leftover.topic.clone()))
+            .map(|leftover| (leftover.group(&self.kafka.id_prefix), leftover.topic.clone()))
             .collect();
         let counted = tokio::task::spawn_blocking(move || backlogs(&kafka, &topics, COUNT_TIMEOUT)).await;
         match counted {

@@ -63,6 +63,7 @@ pub async fn mount<I: Index>(host: &mut Host, index: I) -> anyhow::Result<()> {
     let scheduler = &config.scheduler;
     let names = &scheduler.topics;
     let ingest: Arc<str> = names.ingest.as_str().into();
+    let group = host.kafka.id(&scheduler.group);
     let (kafka, topic) = (host.kafka.clone(), ingest.clone());
     let partitions = tokio::task::spawn_blocking(move || reader::partitions(&kafka, &topic))
         .await
@@ -119,7 +120,7 @@ pub async fn mount<I: Index>(host: &mut Host, index: I) -> anyhow::Result<()> {
             changelog: Some(settings.state.clone()),
             // Offsets of the ingest topic are part of job ids. In a topic that was created again, they would repeat.
             if_recreated: IfRecreated::Halt,
-            ..lane_spec(&config, name, scheduler.group.clone(), vec![ingest.clone()])
+            ..lane_spec(&config, name, group.clone(), vec![ingest.clone()])
         };
         let lane_ended = host.spawn_lane(NewLane {
             kafka: host.kafka.clone(),

@@ -148,10 +148,10 @@ impl Plant {
     pub(crate) fn start(&mut self, stage: Stage, plant_defect: PlantDefect) {
         let pipeline = &self.pipeline;
         let (name, group, topics) = match stage {
-            Stage::Worker => ("worker", pipeline.worker_group(), pipeline.worker_topics(false)),
+            Stage::Worker => ("worker", pipeline.worker_group(""), pipeline.worker_topics(false)),
             Stage::Relay => (
                 "relay",
-                retry_tier_group(self.tier),
+                retry_tier_group("", self.tier),
                 vec![pipeline.tier_topic(self.tier)],
             ),
         };

@@ -5,6 +5,7 @@ mod copy;
 mod errors;
 mod follow;
 mod gone_output;
+mod groups;
 mod isolation;
 mod lane;
 mod late;

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::display_from_str;
 use super::error::Findings;
+use super::load::is_instance_char;
 use super::secret::Settings;
 
 /// `kafka`.
@@ -13,6 +14,9 @@ use super::secret::Settings;
 pub struct KafkaConfig {
     /// Bootstrap brokers, `host:port`, separated by commas.
     pub brokers: String,
+    /// The prefix of the names of consumer groups, of transactional ids and of client ids. Installations that share a
+    /// cluster need different ones.
+    pub id_prefix: String,
     /// Lanes per pipeline, per tier and of the scheduler, in each process.
     pub lanes: u32,
     /// Maximum records per transaction.
@@ -57,6 +61,7 @@ impl Default for KafkaConfig {
     fn default() -> Self {
         Self {
             brokers: "localhost:9092".to_owned(),
+            id_prefix: String::new(),
             lanes: 1,
             batch: 5_000,
             static_membership: None,
@@ -125,13 +130,39 @@ const FIXED_PROPERTIES: &[&str] = &[
     "transactional.id",
 ];
 
+/// The maximum length of `id_prefix`. Kafka allows 249 characters in the longest of the ids, `group.instance.id`.
+const MAX_ID_PREFIX: usize = 64;
+
+/// Checks a value of `kafka.id_prefix`.
+///
+/// # Errors
+/// What is valid instead.
+pub fn check_id_prefix(prefix: &str) -> Result<(), String> {
+    // The same characters as in a topic's name, which Kafka also requires of group.instance.id.
+    if prefix.len() > MAX_ID_PREFIX || !prefix.chars().all(is_instance_char) {
+        return Err(format!(
+            "`{prefix}` is not a valid prefix of ids: use up to {MAX_ID_PREFIX} of the characters a-z, A-Z, 0-9, `.`, `_` and `-`"
+        ));
+    }
+    Ok(())
+}
+
 impl KafkaConfig {
+    /// An id with the prefix of this installation.
+    #[must_use]
+    pub fn id(&self, name: &str) -> String {
+        format!("{}{name}", self.id_prefix)
+    }
+
     pub(super) fn check(&self, findings: &mut Findings<'_>) {
         if let Some(invalid) = self.brokers.split(',').find(|broker| !is_broker(broker.trim())) {
             findings.report(
                 "brokers",
                 format!("`{invalid}` is not a broker address: write host:port, such as localhost:9092"),
             );
+        }
+        if let Err(problem) = check_id_prefix(&self.id_prefix) {
+            findings.report("id_prefix", problem);
         }
         findings.range("lanes", self.lanes, 1..=64);
         findings.range("batch", self.batch, 1..=100_000);

@@ -275,7 +275,7 @@ impl PipelineConfig {
 /// Why a pipeline of this name would collide: its consumer group with that of a tier or the scheduler, or its topics
 /// with those of another pipeline.
 fn name_problem(name: &str, scheduler: &SchedulerConfig) -> Option<String> {
-    let group = Pipeline::new(name).worker_group();
+    let group = Pipeline::new(name).worker_group("");
     if let Some(tier) = name
         .strip_prefix("retry-")
         .and_then(|tier| tier.parse::<HumanDuration>().ok())

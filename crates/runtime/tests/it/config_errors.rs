@@ -288,6 +288,11 @@ fn invalid_settings_of_a_process_are_rejected() {
             "kafka.brokers: `b` is not a broker address: write host:port, such as localhost:9092",
         ),
         (
+            "kafka: { id_prefix: 'my staging/' }",
+            1,
+            "kafka.id_prefix: `my staging/` is not a valid prefix of ids: use up to 64 of the characters a-z, A-Z, 0-9, `.`, `_` and `-`",
+        ),
+        (
             "kafka: { properties: { bootstrap.servers: x } }",
             1,
             "kafka.properties.bootstrap.servers: cannot be set here; set kafka.brokers instead",

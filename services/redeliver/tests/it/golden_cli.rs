@@ -55,7 +55,21 @@ Commands:
 Options:
   -h, --help  Print help
 ";
-    for (command, expected) in [("jobs", jobs), ("dlq", dlq)] {
+    let topics = "\
+Create or check the topics that the configuration needs
+
+Usage: redeliver topics <COMMAND>
+
+Commands:
+  apply            Create missing topics and report misconfigured ones; existing topics are never changed
+  check            Report missing and misconfigured topics; exits with status 1 on errors, 0 on warnings
+  migrate-offsets  Copy committed offsets to groups with another kafka.id_prefix; all processes must be stopped
+  help             Print this message or the help of the given subcommand(s)
+
+Options:
+  -h, --help  Print help
+";
+    for (command, expected) in [("jobs", jobs), ("dlq", dlq), ("topics", topics)] {
         let printed = output_of(&[command, "--help"]);
         assert_eq!((printed.code, printed.stdout.as_str()), (Some(0), expected));
         // Without a subcommand.
@@ -87,6 +101,24 @@ Options:
   -h, --help                Print help
 ";
     assert_eq!(output_of(&["dlq", "ls", "--help"]).stdout, expected);
+    let expected = "\
+Copy committed offsets to groups with another kafka.id_prefix; all processes must be stopped
+
+Usage: redeliver topics migrate-offsets [OPTIONS] --from-prefix <PREFIX>
+
+Options:
+      --from-prefix <PREFIX>  Prefix of the groups whose offsets are copied; \"\" for none
+      --to-prefix <PREFIX>    Prefix of the groups that get the offsets [default: kafka.id_prefix]
+      --config <FILE>         Configuration file; overrides REDELIVER_CONFIG
+      --set <KEY=VALUE>       Override a setting, such as kafka.brokers=kafka:9092; may be repeated
+      --print-config          Print the effective configuration without secrets and exit
+      --check                 Validate the configuration and exit
+  -h, --help                  Print help
+";
+    assert_eq!(
+        output_of(&["topics", "migrate-offsets", "--help"]).stdout,
+        expected
+    );
 }
 
 #[test]

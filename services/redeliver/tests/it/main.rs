@@ -12,6 +12,7 @@ mod forged;
 mod golden;
 mod golden_cli;
 mod hang;
+mod id_prefix;
 mod long_wait;
 mod polyglot;
 mod raw;

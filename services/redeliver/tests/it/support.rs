@@ -175,7 +175,7 @@ impl PipeBuilder {
         let scheduler = &config.scheduler;
         Pipe {
             jobs: (pipeline.long_waits == LongWaitsConfig::Scheduler)
-                .then(|| (scheduler.group.clone(), scheduler.topics())),
+                .then(|| (config.kafka.id(&scheduler.group), scheduler.topics())),
             check: if pipeline.http.as_ref().is_some_and(keeps_value) {
                 OutputCheck::Unchanged
             } else {

@@ -1,0 +1,180 @@
+//! `kafka.id_prefix`: installations that share a cluster, and what happens when the prefix of one changes.
+
+use redeliver_testkit::{
+    CommandOutput, Fate, Reply, Request, ServiceProcess, Trouble, eventually, run, unique_delays,
+};
+
+use crate::support::{DEADLINE, Draft, Pipe, PipeBuilder, Sent, Variant};
+
+fn drafts(word: &str, count: usize) -> Vec<Draft> {
+    let draft = |n| Draft::new(format!("{word}-{n}"), format!("{word} {n}"));
+    (0..count).map(draft).collect()
+}
+
+/// Each record fails once.
+fn fails_once(request: &Request) -> Reply {
+    match request.earlier_calls_of_key {
+        0 => Reply::status(503),
+        _ => Reply::ok(request.body.clone()),
+    }
+}
+
+const FAILS_ONCE: Fate = Fate::Recovers {
+    failures: 1,
+    trouble: Trouble::Unavailable,
+};
+
+/// The same configuration with this prefix.
+fn with_prefix(pipe: &Pipe, prefix: &str) -> Variant {
+    pipe.variant(
+        str::to_owned,
+        &[("kafka.id_prefix".to_owned(), prefix.to_owned())],
+    )
+}
+
+fn migrate(variant: &Variant) -> CommandOutput {
+    variant
+        .env
+        .run("redeliver", &["topics", "migrate-offsets", "--from-prefix", ""])
+}
+
+/// A process whose instance has the same name as that of another installation.
+fn start_as(pipe: &Pipe, service: &'static str, instance: &str) -> ServiceProcess {
+    let (env, instance) = (pipe.env.clone(), format!("instance={instance}"));
+    let name = format!("{service} of {}", pipe.name());
+    let mut process = ServiceProcess::spawn(name, move || {
+        let mut command = env.command(service, &[]);
+        command.args(["--set", &instance]);
+        command
+    });
+    process.until_ready();
+    process
+}
+
+#[test]
+fn two_installations_with_the_same_tiers_and_instances_do_not_disturb_each_other() {
+    let tiers = unique_delays(&[1_500]);
+    let pipes = ["prefix-one", "prefix-two"].map(|name| {
+        let builder = PipeBuilder::new(name).shared_tiers(&tiers).behave(fails_once);
+        let prefix = format!("{}-", builder.name());
+        let mut pipe = builder.set("kafka.id_prefix", &prefix).create();
+        pipe.kafka.id_prefix = prefix;
+        pipe
+    });
+    let instance = format!("{}-shared", pipes[0].name());
+    let mut processes: Vec<ServiceProcess> = Vec::new();
+    for service in ["enricher", "retry-tier"] {
+        processes.extend(pipes.iter().map(|pipe| start_as(pipe, service, &instance)));
+    }
+    let sent: Vec<Vec<Sent>> = pipes
+        .iter()
+        .map(|pipe| pipe.produce(drafts("record", 40)))
+        .collect();
+    for (pipe, sent) in pipes.iter().zip(&sent) {
+        pipe.settle(sent, DEADLINE).meets_with(sent, |_| FAILS_ONCE);
+        assert_eq!(pipe.endpoint.calls(), 2 * sent.len() as u64);
+    }
+    for process in &mut processes {
+        // Of two processes with the same ids, one would be fenced and exit.
+        assert!(process.has_never_ended());
+    }
+}
+
+#[test]
+fn a_changed_prefix_is_refused_until_the_offsets_are_migrated() {
+    const DONE: usize = 30;
+    const WAITING: usize = 20;
+    let reply = |request: &Request| match request.earlier_calls_of_key {
+        0 if request.body.starts_with(b"waits") => {
+            Reply::Status(503, vec![("retry-after".to_owned(), "20".to_owned())], "".into())
+        }
+        0 => Reply::status(503),
+        _ => Reply::ok(request.body.clone()),
+    };
+    let mut pipe = PipeBuilder::new("prefix-changed")
+        .tiers(&[2_000])
+        .set("kafka.session_timeout", "6s")
+        .behave(reply)
+        .create();
+    let prefix = format!("{}-", pipe.name());
+    let worker_group = format!("redeliver-{}", pipe.name());
+    let changed = with_prefix(&pipe, &prefix);
+
+    let former = [pipe.enricher("a"), pipe.retry_tier("a")];
+    let mut sent = pipe.produce(drafts("done", DONE));
+    pipe.settle(&sent, DEADLINE);
+    sent.extend(pipe.produce(drafts("waits", WAITING)));
+    pipe.until_waiting(DONE + WAITING);
+
+    // Nothing is copied while there are members.
+    let refused = migrate(&changed);
+    assert_eq!(
+        (refused.code, refused.stdout.as_str()),
+        (Some(1), ""),
+        "{refused:?}"
+    );
+    assert!(
+        refused.stderr.contains("has members; stop all processes"),
+        "{refused:?}"
+    );
+
+    // Both services refuse the prefix: they would read their topics from the beginning.
+    for service in ["enricher", "retry-tier"] {
+        let printed = run(changed.env.command(service, &[]));
+        assert_eq!(printed.code, Some(1), "{printed:?}");
+        let expected = format!(
+            "kafka.id_prefix: is `{prefix}`, but the consumer group `{worker_group}` has committed offsets of topic \
+             `{}`, and `{prefix}{worker_group}` has none",
+            pipe.name()
+        );
+        assert!(printed.stderr.contains(&expected), "{printed:?}");
+        let command = "run `redeliver topics migrate-offsets --from-prefix=`";
+        assert!(printed.stderr.contains(command), "{printed:?}");
+    }
+    for mut process in former {
+        process.shut_down();
+    }
+
+    // Static members stay in the group until the session timeout.
+    let copied = eventually("the offsets are copied", DEADLINE, || match migrate(&changed) {
+        copied if copied.code == Some(0) => Ok(copied),
+        refused if refused.stderr.contains("has members") => Err(refused.stderr),
+        other => panic!("{other:?}"),
+    });
+    let line = format!("copied   {worker_group} -> {prefix}{worker_group}: ");
+    assert!(copied.stdout.contains(&line), "{copied:?}");
+    assert_eq!(copied.stdout.lines().count(), 2, "{copied:?}");
+    let again = migrate(&changed);
+    assert_eq!(again.code, Some(0), "{again:?}");
+    assert_eq!(again.stdout, copied.stdout.replace("copied ", "exists "));
+
+    // Processes with the new prefix continue: no record is lost, and none is processed again.
+    let processes = changed.start("a");
+    pipe.kafka.id_prefix.clone_from(&prefix);
+    sent.extend(pipe.produce(drafts("done", DONE)));
+    // A wait that the endpoint requests does not count as a failed attempt.
+    let fate = |sent: &Sent| match sent.body() {
+        body if body.starts_with(b"waits") => Fate::Succeeds,
+        _ => FAILS_ONCE,
+    };
+    pipe.settle(&sent, DEADLINE).meets_with(&sent, fate);
+    assert_eq!(pipe.endpoint.calls(), 2 * sent.len() as u64);
+
+    // Offsets of processes that have moved on are not replaced.
+    for mut process in processes {
+        process.shut_down();
+    }
+    eventually("a second copy is refused", DEADLINE, || {
+        let refused = migrate(&changed);
+        assert_eq!(
+            (refused.code, refused.stdout.as_str()),
+            (Some(1), ""),
+            "{refused:?}"
+        );
+        if refused.stderr.contains("has committed other offsets than") {
+            Ok(())
+        } else {
+            Err(refused.stderr)
+        }
+    });
+}
