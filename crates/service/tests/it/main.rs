@@ -1,0 +1,3 @@
+//! Tests of the settings of Kafka clients against the configuration.
+
+mod properties;
