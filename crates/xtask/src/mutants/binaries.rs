@@ -96,7 +96,7 @@ mod tests {
         let message = |kind: &str, name: &str, is_test: bool| {
             serde_json::json!({
                 "reason": "compiler-artifact",
-                "manifest_path": "/work/crates/kafka/Cargo.toml",
+                "manifest_path": "/redeliver/crates/kafka/Cargo.toml",
                 "target": { "kind": [kind], "name": name },
                 "profile": { "test": is_test },
                 "executable": is_test.then_some("/target/debug/deps/redeliver_kafka-1"),
