@@ -476,8 +476,10 @@ impl Processor for Engine {
             size: record.size,
         });
         let records: Vec<FinishedRecord> = records.collect();
-        self.in_flight.records += records.len();
-        self.in_flight.bytes += records.iter().map(|record| record.size).sum::<usize>();
+        self.in_flight.add(InFlight {
+            records: records.len(),
+            bytes: records.iter().map(|record| record.size).sum(),
+        });
         self.finished.splice(0..0, records);
         self.update_in_flight_gauge();
         true

@@ -326,13 +326,16 @@ fn results_for_an_earlier_assignment_of_a_partition_are_dropped() {
     bench.handle_queued(queued, |_| Outcome::unchanged());
     bench.finish();
     assert_eq!((bench.written().len(), bench.batch.completed.len()), (0, 0));
-    assert_eq!(bench.engine.in_flight.records, 1);
+    assert_eq!(bench.engine.in_flight.own().records, 1);
     bench.handle(|_| Outcome::unchanged());
     bench.finish();
     assert_eq!(bench.written(), [["done", "key-0", ""]]);
     assert_eq!(bench.batch.completed, [(bench.assignment, 0)]);
     assert_eq!(
-        (bench.engine.in_flight.records, bench.engine.in_flight.bytes),
+        (
+            bench.engine.in_flight.own().records,
+            bench.engine.in_flight.own().bytes
+        ),
         (0, 0)
     );
 }
@@ -350,7 +353,10 @@ fn records_without_an_attempt_are_neither_completed_nor_in_flight() {
     bench.finish();
     assert!(bench.written().is_empty() && bench.batch.completed.is_empty());
     assert_eq!(
-        (bench.engine.in_flight.records, bench.engine.in_flight.bytes),
+        (
+            bench.engine.in_flight.own().records,
+            bench.engine.in_flight.own().bytes
+        ),
         (0, 0)
     );
     assert!(!bench.engine.is_busy());

@@ -243,7 +243,7 @@ impl FormerVersion {
         let kafka = redeliver_service::host::kafka_settings(&config);
         let spec = LaneSpec {
             name: format!("worker-{}-0", shared.pipeline.name),
-            group: shared.pipeline.worker_group(),
+            group: shared.pipeline.worker_group(""),
             topics: shared.topics().to_vec(),
             batch: 100,
             grace: Duration::from_secs(5),

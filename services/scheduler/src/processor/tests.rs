@@ -44,6 +44,7 @@ impl Bench {
             indexers,
             responses: Arc::new(IndexResponses::new(Waker::new())),
             readiness: Arc::new(ShardReadiness::new(Health::new().part("shards"))),
+            ingest_size: IngestSize::new("ingest".into(), "state".into(), settings().partitions),
             lane: LaneShards::default(),
         };
         let assignment = AssignmentId::for_tests(0, 1);
