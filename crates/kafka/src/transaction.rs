@@ -22,7 +22,7 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{DeliveryResult, Message as _};
 use rdkafka::producer::{BaseRecord, Producer as _, ProducerContext, ThreadedProducer};
 use rdkafka::{ClientConfig, ClientContext, TopicPartitionList};
-use redeliver_core::{Failure, Output};
+use redeliver_core::{Failure, Output, mutant};
 
 use crate::client::ClientLog;
 use crate::convert::native_headers;
@@ -429,7 +429,9 @@ impl Transactions {
             pace.sent(output);
             *sent = index + 1;
         }
-        delivered(first, outputs.len())?;
+        if !mutant!("transaction-commits-undelivered-records") {
+            delivered(first, outputs.len())?;
+        }
         *changelog_ends = std::mem::take(&mut *lock(&deliveries.changelog_ends));
         fault::point("produce");
         // Everything is delivered, the client only has to notice. Without this, `commit_transaction` would flush in slices

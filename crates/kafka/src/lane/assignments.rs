@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use redeliver_core::mutant;
 use redeliver_kafka_ffi::TopicId;
 
 use crate::processor::{AssignmentId, TransactionBatch};
@@ -149,9 +150,21 @@ pub(super) fn resolve<'a>(
     let is_attempted = all(Commit::attempted);
     let is_as_before = all(|commit| commit.before.clone());
     match (is_attempted, is_as_before) {
-        (true, false) => Resolution::Committed,
-        (false, true) => Resolution::Aborted,
-        (true, true) | (false, false) => Resolution::Undecided,
+        (true, false) => mutant!(
+            "lane-takes-committed-for-aborted",
+            Resolution::Committed,
+            Resolution::Aborted
+        ),
+        (false, true) => mutant!(
+            "lane-takes-aborted-for-committed",
+            Resolution::Aborted,
+            Resolution::Committed
+        ),
+        (true, true) | (false, false) => mutant!(
+            "lane-takes-undecided-for-aborted",
+            Resolution::Undecided,
+            Resolution::Aborted
+        ),
     }
 }
 
@@ -281,7 +294,7 @@ impl Assignments {
         stored: StoredCommit,
     ) -> Option<AssignmentId> {
         let assigned = self.slots.get_mut(slot)?.as_mut()?;
-        self.generation += 1;
+        self.generation += mutant!("lane-repeats-assignment-ids", 1, 0);
         let id = AssignmentId {
             slot: u32::try_from(slot).unwrap_or(u32::MAX),
             generation: self.generation,
@@ -387,7 +400,7 @@ impl Assignments {
             };
             // Without offsets the broker would not check the group's generation, and a lane that has lost the partition
             // could still write.
-            self.touch(*id).ok_or(unmatched)?.must_commit = true;
+            self.touch(*id).ok_or(unmatched)?.must_commit = !mutant!("lane-forgets-the-owner");
         }
         Ok(())
     }
@@ -400,7 +413,7 @@ impl Assignments {
     fn touch(&mut self, id: AssignmentId) -> Option<&mut Reading> {
         let slot = id.slot as usize;
         let reading = self.slots.get_mut(slot)?.as_mut()?.reading.as_mut()?;
-        if reading.id != id {
+        if reading.id != id && !mutant!("lane-accepts-stale-assignments") {
             return None;
         }
         if !std::mem::replace(&mut reading.is_touched, true) {
@@ -428,7 +441,10 @@ impl Assignments {
             } else {
                 reading.tracker.commit_position()
             };
-            if let Some(position) = position {
+            if let Some(mut position) = position {
+                if mutant!("lane-drops-the-completed-set") {
+                    position.metadata.clear();
+                }
                 commits.push(Commit {
                     id: reading.id,
                     topic: assigned.topic.clone(),

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use redeliver_core::error_chain::error_chain;
 use redeliver_core::wait::LogThrottle;
-use redeliver_core::{Clock, Output, Record, Timestamp};
+use redeliver_core::{Clock, Output, Record, Timestamp, mutant};
 
 use super::assignments::{Assignments, Commit, Found, FoundPosition, Lookup, Partition, Resolution, resolve};
 use super::backoff::FailedTransactions;
@@ -286,7 +286,7 @@ impl<P: Processor> LaneState<P> {
             return Ok(Some(Step::InitProducers));
         }
         // A transaction of unknown outcome may still change the positions until the producers are initialised.
-        if self.has_producers {
+        if self.has_producers || mutant!("lane-reads-positions-of-open-transactions") {
             if !self.starting.is_empty() {
                 return Ok(Some(Step::Start(std::mem::take(&mut self.starting))));
             }
@@ -527,6 +527,9 @@ impl<P: Processor> LaneState<P> {
             return false;
         }
         if let Some(unwritten) = self.unwritten.take() {
+            if mutant!("lane-keeps-aborted-completions") {
+                self.assignments.end_batch();
+            }
             self.assignments.roll_back(&unwritten.commits);
         }
         self.batch.clear();
@@ -544,6 +547,9 @@ impl<P: Processor> LaneState<P> {
     /// Records may have been missed, or another member may have processed them: all partitions are read again from their
     /// committed positions.
     pub(super) fn read_again(&mut self) {
+        if mutant!("lane-trusts-a-former-membership") {
+            return;
+        }
         if self.unwritten.is_some() {
             self.drop_batch();
         } else {
@@ -569,7 +575,7 @@ impl<P: Processor> LaneState<P> {
         self.fences
             .retain(|then| now.duration_since(*then) < FENCE_WINDOW);
         self.fences.push(now);
-        if self.fences.len() < FENCE_LIMIT {
+        if self.fences.len() < FENCE_LIMIT || mutant!("lane-ignores-fencing") {
             return Ok(());
         }
         Err(Ended::Fatal(LaneError::InstanceInUse {
@@ -605,7 +611,8 @@ impl<P: Processor> LaneState<P> {
             .into_iter()
             .any(|commit| is_revoked(&commit.topic, commit.partition));
         // After an unknown outcome, the records may have been completed, so the processor must not finish them again.
-        let must_drop = is_in_batch && (self.is_unknown() || !self.give_back());
+        let is_unknown = self.is_unknown() && !mutant!("lane-finishes-unknown-results-again");
+        let must_drop = is_in_batch && (is_unknown || !self.give_back());
         self.starting
             .retain(|start| !is_revoked(&start.topic, start.partition));
         for (topic, partition) in partitions {
@@ -617,7 +624,7 @@ impl<P: Processor> LaneState<P> {
                 }
             }
         }
-        if must_drop {
+        if must_drop && !mutant!("lane-writes-after-a-revocation") {
             self.drop_batch();
         }
         self.report_assigned();

@@ -73,6 +73,10 @@ const TRACKER_MODEL: Test = unit(
     KAFKA,
     "tracker::tests::each_offset_is_completed_exactly_once_in_any_order_and_with_restarts",
 );
+const LANE_MODEL: Test = unit(
+    KAFKA,
+    "lane::model::a_million_steps_of_random_histories_write_each_record_exactly_once",
+);
 const RELAY_MODEL: Test = unit(RELAY, "relay::tests::each_record_leaves_once_and_never_early");
 const SHARD_MODEL: Test = unit(
     SCHEDULER,
@@ -80,6 +84,79 @@ const SHARD_MODEL: Test = unit(
 );
 
 pub(crate) const MUTANTS: &[Mutant] = &[
+    mutant(
+        "lane-accepts-stale-assignments",
+        "Results of a former assignment complete records that were read again. They are written twice.",
+        &[LANE_MODEL],
+    ),
+    mutant(
+        "lane-repeats-assignment-ids",
+        "A new assignment has the id of a former one, so late results match its records. They are written twice.",
+        &[LANE_MODEL],
+    ),
+    mutant(
+        "lane-drops-the-completed-set",
+        "A lane commits positions without the completed set. Records after an incomplete one are processed again by the next owner.",
+        &[LANE_MODEL],
+    ),
+    mutant(
+        "lane-forgets-the-owner",
+        "A transaction that completes no record carries no offsets, so the broker cannot refuse it. A former owner can still write.",
+        &[LANE_MODEL],
+    ),
+    mutant(
+        "lane-writes-after-a-revocation",
+        "A batch is written again although one of its partitions was revoked. The next owner writes its results too.",
+        &[LANE_MODEL],
+    ),
+    mutant(
+        "lane-finishes-unknown-results-again",
+        "After a revocation, results of a transaction of unknown outcome go back to the processor. If it was committed, they are written twice.",
+        &[LANE_MODEL],
+    ),
+    mutant(
+        "lane-takes-committed-for-aborted",
+        "A committed transaction of unknown outcome is written again.",
+        &[LANE_MODEL],
+    ),
+    mutant(
+        "lane-takes-aborted-for-committed",
+        "The results of an aborted transaction of unknown outcome are lost.",
+        &[LANE_MODEL],
+    ),
+    mutant(
+        "lane-takes-undecided-for-aborted",
+        "A transaction is written again although it may have been committed.",
+        &[LANE_MODEL],
+    ),
+    mutant(
+        "lane-reads-positions-of-open-transactions",
+        "Positions are looked up before a transaction of unknown outcome is resolved. Its records are processed again.",
+        &[LANE_MODEL],
+    ),
+    mutant(
+        "lane-keeps-aborted-completions",
+        "After an abort, records stay completed while the processor finishes them again. Their handlers are called again.",
+        &[LANE_MODEL],
+    ),
+    mutant(
+        "lane-trusts-a-former-membership",
+        "A lane that the coordinator had removed continues where it was. Another member may have processed the records.",
+        &[LANE_MODEL],
+    ),
+    mutant(
+        "lane-ignores-fencing",
+        "Two processes with the same instance name fence each other for ever.",
+        &[unit(KAFKA, "lane::model::a_lane_that_is_fenced_repeatedly_ends")],
+    ),
+    mutant(
+        "transaction-commits-undelivered-records",
+        "A transaction does not wait for its deliveries. A refused record is not reported, and its transaction fails for ever.",
+        &[integration(
+            KAFKA,
+            "errors::a_record_that_is_refused_on_its_own_is_reported",
+        )],
+    ),
     mutant(
         "lane-reads-uncommitted",
         "A lane also reads records of open and aborted transactions. Records that were never accepted are processed.",
