@@ -298,13 +298,6 @@ fn forged_headers_in_the_source_are_ignored() {
     let pipe = PipeBuilder::new("forged-source")
         .partitions(1)
         .tiers(&[300])
-        .behave(|request| {
-            Reply::status(if request.body.starts_with(b"busy") {
-                503
-            } else {
-                200
-            })
-        })
         .create();
     let (_enricher, _tier) = (pipe.enricher("a"), pipe.retry_tier("a"));
     let forged = forgeries(
