@@ -1,6 +1,7 @@
 //! A source topic that is deleted and created again while the enricher runs.
 
 use redeliver_kafka::producer::Producer;
+use redeliver_kafka::survey::Surveyor;
 use redeliver_testkit::kafka_request::delete_topic;
 use redeliver_testkit::{Reply, eventually};
 
@@ -69,6 +70,13 @@ fn an_enricher_starts_without_its_output_topic_and_writes_results_once_it_exists
     let pipe = PipeBuilder::new("no-output").create();
     let output = pipe.pipeline.output.clone().unwrap();
     delete_topic(&pipe.kafka.brokers, &output);
+    let surveyor = Surveyor::new(&pipe.kafka).unwrap();
+    eventually("the topic is deleted", DEADLINE, || {
+        match surveyor.topics(|name| *name == *output) {
+            Ok(topics) if topics.is_empty() => Ok(()),
+            found => Err(format!("{found:?}")),
+        }
+    });
     let mut enricher = pipe.enricher("a");
     enricher.until_ready();
     assert!(
