@@ -52,6 +52,21 @@ pub(super) enum Op {
     Wait(u16),
 }
 
+impl Op {
+    /// Whether records may be processed again although their transactions were only aborted.
+    pub(super) fn may_repeat_calls(self) -> bool {
+        matches!(
+            self,
+            Self::Rebalance(_)
+                | Self::Evict
+                | Self::Replace(_)
+                | Self::Break
+                | Self::LateResult
+                | Self::Owner(_)
+        )
+    }
+}
+
 /// The end of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
@@ -217,7 +232,11 @@ fn a_million_steps_of_random_histories_write_each_record_exactly_once() {
     while steps < 1_000_000 {
         let mut random = Random::new(seed);
         let length = 5 + usize::from(random.below(200));
-        let ops = (0..length).map(|_| random_op(&mut random)).collect();
+        let mut ops: Vec<Op> = (0..length).map(|_| random_op(&mut random)).collect();
+        // In every fourth history nothing justifies to call the handler again.
+        if seed % 4 == 0 {
+            ops.retain(|op| !op.may_repeat_calls());
+        }
         steps += check(seed, ops);
         seed += 1;
     }

@@ -160,11 +160,10 @@ impl World {
 
     pub(super) fn apply(&mut self, op: Op) -> Result<(), String> {
         let takes_back = self.state.processor().takes_back;
-        self.may_call_again |= match op {
-            Op::Rebalance(_) | Op::Evict | Op::Replace(_) | Op::Break | Op::LateResult | Op::Owner(_) => true,
-            Op::Outcomes(Outcome::TimedOut | Outcome::MissingTopic, _) => !takes_back,
-            _ => false,
-        };
+        // A processor that takes nothing back gives up a batch that cannot be written as it is.
+        let gives_up =
+            matches!(op, Op::Outcomes(Outcome::TimedOut | Outcome::MissingTopic, _)) && !takes_back;
+        self.may_call_again |= op.may_repeat_calls() || gives_up;
         match op {
             Op::Steps(count) => {
                 for _ in 0..count {
