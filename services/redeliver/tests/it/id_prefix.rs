@@ -1,5 +1,10 @@
 //! `kafka.id_prefix`: installations that share a cluster, and what happens when the prefix of one changes.
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use redeliver_core::pipeline::retry_tier_group;
+use redeliver_kafka::groups;
 use redeliver_testkit::{
     CommandOutput, Fate, Reply, Request, ServiceProcess, Trouble, eventually, run, unique_delays,
 };
@@ -74,10 +79,15 @@ fn two_installations_with_the_same_tiers_and_instances_do_not_disturb_each_other
         pipe.settle(sent, DEADLINE).meets_with(sent, |_| FAILS_ONCE);
         assert_eq!(pipe.endpoint.calls(), 2 * sent.len() as u64);
     }
-    for process in &mut processes {
-        // Of two processes with the same ids, one would be fenced and exit.
-        assert!(process.has_never_ended());
+    // Processes with the same ids would take the group from each other.
+    let tier_topics: Vec<Arc<str>> = pipes.iter().map(Pipe::first_tier).collect();
+    for pipe in &pipes {
+        let group = retry_tier_group(&pipe.kafka.id_prefix, pipe.pipeline.policy.tiers()[0]);
+        let offsets = groups::offsets(&pipe.kafka, &group, &tier_topics).unwrap();
+        let read: BTreeSet<&str> = offsets.keys().map(|(topic, _)| topic.as_str()).collect();
+        assert_eq!(read, BTreeSet::from([&*pipe.first_tier()]), "{group}");
     }
+    assert!(processes.iter().all(ServiceProcess::has_never_ended));
 }
 
 #[test]
