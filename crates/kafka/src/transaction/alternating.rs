@@ -28,7 +28,7 @@ pub(crate) struct Alternating {
 }
 
 impl Alternating {
-    /// Creates producers with the transactional ids `id` and `id-b`.
+    /// Creates producers with the transactional ids `id` and `id-b`, with the prefix of the installation.
     pub(crate) fn new(
         settings: &KafkaSettings,
         id: &str,
@@ -37,7 +37,7 @@ impl Alternating {
     ) -> Self {
         let create = |id: String| {
             let config = settings.transactional_producer(&id);
-            let mut transactions = Transactions::new(config, id, settings.transaction_timeout);
+            let mut transactions = Transactions::new(config, settings.id(&id), settings.transaction_timeout);
             transactions.set_changelog(changelog.cloned());
             transactions.set_watch(watch.clone());
             transactions
