@@ -118,3 +118,66 @@ pub fn until_second_broker_leads(first: &LocalKafka) {
         }
     });
 }
+
+/// Waits until all partitions have this many replicas in sync and this broker leads some of them, as Kafka's own tool sees
+/// it. Until then, killing the broker could make partitions unavailable, or would hit no leader.
+///
+/// # Panics
+/// If that takes too long, or the tool cannot be run.
+#[track_caller]
+pub fn until_in_sync(any: &LocalKafka, replicas: usize, leader: u32) {
+    let condition = format!("all replicas are in sync, and broker {leader} leads partitions");
+    eventually(&condition, TIMEOUT, || {
+        let mut tool = kafka_tool("org.apache.kafka.tools.TopicCommand").expect("finding the tool");
+        tool.args(["--bootstrap-server", &any.brokers(), "--describe"]);
+        let output = tool.output().expect("running the tool");
+        let described = String::from_utf8_lossy(&output.stdout).into_owned();
+        match check_replicas(&described, replicas, leader) {
+            Ok(()) => Ok(()),
+            Err(problem) => Err(format!("{problem}\n{}", String::from_utf8_lossy(&output.stderr))),
+        }
+    });
+}
+
+/// Checks the lines about partitions, such as `Topic: a  Partition: 0  Leader: 1  Replicas: 1,2  Isr: 2,1  Elr:`.
+fn check_replicas(described: &str, replicas: usize, leader: u32) -> Result<(), String> {
+    let value = |line: &str, name: &str| -> Option<String> {
+        let mut words = line.split_whitespace().skip_while(|word| *word != name);
+        words.nth(1).map(str::to_owned)
+    };
+    let mut leads = false;
+    for line in described.lines() {
+        let Some(isr) = value(line, "Isr:") else {
+            continue;
+        };
+        if isr.split(',').count() < replicas {
+            return Err(line.to_owned());
+        }
+        leads |= value(line, "Leader:") == Some(leader.to_string());
+    }
+    if leads {
+        Ok(())
+    } else {
+        Err(format!("broker {leader} leads no partition:\n{described}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::check_replicas;
+
+    #[test]
+    fn a_missing_replica_and_a_broker_without_partitions_are_found() {
+        let described = "Topic: a\tTopicId: x\tPartitionCount: 2\tReplicationFactor: 3\tConfigs: min.insync.replicas=2\n\
+            \tTopic: a\tPartition: 0\tLeader: 1\tReplicas: 1,2,3\tIsr: 3,2,1\tElr: \tLastKnownElr: \n\
+            \tTopic: a\tPartition: 1\tLeader: 2\tReplicas: 2,3,1\tIsr: 2,3\tElr: \tLastKnownElr: \n";
+        assert_eq!(check_replicas(described, 2, 2), Ok(()));
+        assert!(
+            check_replicas(described, 3, 2)
+                .unwrap_err()
+                .contains("Partition: 1")
+        );
+        assert!(check_replicas(described, 2, 3).unwrap_err().contains("leads no"));
+        assert!(check_replicas("", 3, 1).is_err());
+    }
+}

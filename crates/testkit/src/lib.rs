@@ -61,7 +61,8 @@ pub mod unique;
 pub use addresses::{Addresses, addresses, brokers, redis_url};
 #[cfg(feature = "services")]
 pub use chaos::{
-    ChaosPermit, chaos_random, sleep_up_to, under_load, until_second_broker_leads, until_shared,
+    ChaosPermit, chaos_random, sleep_up_to, under_load, until_in_sync, until_second_broker_leads,
+    until_shared,
 };
 #[cfg(feature = "services")]
 pub use env::{EnvBuilder, TestEnv};

@@ -1,7 +1,8 @@
 //! A Kafka broker that belongs to one test: Apache Kafka in KRaft mode with one node on 127.0.0.1, and without the delays
-//! that only make sense in production. A second broker can join, so that one of two can be stopped or killed.
+//! that only make sense in production. A second broker can join, so that one of two can be stopped or killed. Of a cluster of
+//! three, any one can.
 //!
-//! A test that stops or kills a broker needs two. When the only broker stops or starts, all partitions have no leader for a
+//! A test that stops or kills a broker needs at least two. When the only broker stops or starts, all partitions have no leader for a
 //! while. Then the transaction coordinator of Kafka 4.3.1 treats the partitions as deleted and writes no markers to them
 //! ("Couldn't find leader endpoint for partitions"): a transaction that it was completing stays open in some of them forever,
 //! and is not atomic any more.
@@ -15,6 +16,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -91,30 +93,78 @@ impl LocalKafka {
     /// # Errors
     /// As [`LocalKafka::start`].
     pub fn start_pair() -> Result<[Self; 2]> {
-        let first = Self::start_with(REPLICATED)?;
+        let settings = replicated("2", "1");
+        let first = Self::start_with(&settings)?;
+        let node = Node {
+            id: 2,
+            role: Role::Broker,
+            port: free_port(),
+            controller: first.controller,
+        };
+        let mut second = Self::format(node, &first.cluster, &settings)?;
+        second.start_again()?;
+        Ok([first, second])
+    }
+
+    /// Starts a new, empty cluster of three brokers with three replicas of everything, two of which must be in sync. Each
+    /// broker is also one of three controllers, so any one of them may be stopped or killed, and leads its share of the
+    /// partitions again soon after its restart.
+    ///
+    /// # Errors
+    /// As [`LocalKafka::start`].
+    pub fn start_three() -> Result<[Self; 3]> {
+        let ids = [1, 2, 3];
+        let controllers = ids.map(|_| free_port());
+        let voters: Vec<String> = ids
+            .iter()
+            .zip(controllers)
+            .map(|(id, controller)| format!("{id}@127.0.0.1:{controller}"))
+            .collect();
+        let voters = voters.join(",");
+        let mut settings = replicated("3", "2");
+        settings.push(("controller.quorum.voters", &voters));
+        let cluster = cluster_id();
+        let create = &|index: usize| {
+            let node = Node {
+                id: ids[index],
+                role: Role::Voter,
+                port: free_port(),
+                controller: controllers[index],
+            };
+            Self::format(node, &cluster, &settings)
+        };
+        let [first, second, third] = thread::scope(|scope| {
+            let creating = [0, 1, 2].map(|index| scope.spawn(move || create(index)));
+            creating.map(|thread| thread.join().expect("formatting a node does not panic"))
+        });
+        let mut brokers = [first?, second?, third?];
+        // None of them is ready before a majority of the controllers runs.
+        for broker in &mut brokers {
+            broker.process = Some(broker.spawn()?);
+        }
+        for broker in &mut brokers {
+            broker.until_ready()?;
+        }
+        Ok(brokers)
+    }
+
+    /// One node of a cluster of several, not started yet.
+    fn format(node: Node, cluster: &str, settings: &[(&str, &str)]) -> Result<Self> {
         let scratch = Scratch::new("kafka")?;
         let installation = Installation {
             directory: scratch.path().to_owned(),
             own_group: false,
             secured: None,
         };
-        let port = free_port();
-        let node = Node {
-            role: Role::Broker,
-            port,
-            controller: first.controller,
-        };
-        installation.format(node, &first.cluster, REPLICATED)?;
-        let mut second = Self {
-            port,
-            controller: first.controller,
-            cluster: first.cluster.clone(),
+        installation.format(node, cluster, settings)?;
+        Ok(Self {
+            port: node.port,
+            controller: node.controller,
+            cluster: cluster.to_owned(),
             installation,
             process: None,
             scratch: Some(scratch),
-        };
-        second.start_again()?;
-        Ok([first, second])
+        })
     }
 
     /// As [`LocalKafka::start`], with a second listener for `SASL_SSL` with this certificate; see
@@ -171,6 +221,7 @@ impl LocalKafka {
     ) -> Result<Self> {
         let (port, controller, cluster) = (free_port(), free_port(), cluster_id());
         let node = Node {
+            id: 1,
             role: Role::BrokerAndController,
             port,
             controller,
@@ -244,14 +295,25 @@ impl LocalKafka {
     /// If it is running, or does not come up; the error contains the end of its log.
     pub fn start_again(&mut self) -> Result<()> {
         ensure!(self.process.is_none(), "starting Kafka: it is running already");
-        let mut process = self.installation.spawn()?;
+        self.process = Some(self.spawn()?);
+        self.until_ready().inspect_err(|_| self.process = None)
+    }
+
+    fn spawn(&self) -> Result<Process> {
+        let process = self.installation.spawn()?;
         if let Some(scratch) = &self.scratch {
             scratch.set_user(process.id())?;
         }
+        Ok(process)
+    }
+
+    fn until_ready(&mut self) -> Result<()> {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
-        process.wait_until_ready("Kafka", START_DEADLINE, || kafka_probe::answers(address))?;
-        self.process = Some(process);
-        Ok(())
+        let process = self
+            .process
+            .as_mut()
+            .context("waiting for Kafka: it is stopped")?;
+        process.wait_until_ready("Kafka", START_DEADLINE, || kafka_probe::answers(address))
     }
 
     /// [`LocalKafka::stop`], then [`LocalKafka::start_again`].
@@ -270,7 +332,8 @@ impl LocalKafka {
 /// If Kafka's jars cannot be fetched.
 pub fn kafka_tool(class: &str) -> Result<Command> {
     let mut command = java(&kafka_jars::resolved()?);
-    command.arg(class);
+    // A tool ends before slower, more thorough compilation would pay off.
+    command.args(["-XX:TieredStopAtLevel=1", class]);
     Ok(command)
 }
 
@@ -383,44 +446,54 @@ fn cluster_id() -> String {
 
 #[derive(Clone, Copy, Debug)]
 struct Node {
+    id: u32,
     role: Role,
     port: u16,
+    /// The port of its own controller, or of the only one.
     controller: u16,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
+    /// A broker and the only controller.
     BrokerAndController,
     Broker,
+    /// A broker and one of several controllers, which the settings name.
+    Voter,
 }
 
-/// Two replicas of everything, and leadership returns to a broker that was restarted.
-const REPLICATED: &[(&str, &str)] = &[
-    ("default.replication.factor", "2"),
-    ("offsets.topic.replication.factor", "2"),
-    ("transaction.state.log.replication.factor", "2"),
-    ("share.coordinator.state.topic.replication.factor", "2"),
-    ("leader.imbalance.check.interval.seconds", "1"),
-    ("leader.imbalance.per.broker.percentage", "0"),
-];
+/// So many replicas of everything, of which so many must be in sync, and leadership returns to a broker that was restarted.
+fn replicated(replicas: &'static str, in_sync: &'static str) -> Vec<(&'static str, &'static str)> {
+    vec![
+        ("default.replication.factor", replicas),
+        ("min.insync.replicas", in_sync),
+        ("offsets.topic.replication.factor", replicas),
+        ("transaction.state.log.replication.factor", replicas),
+        ("transaction.state.log.min.isr", in_sync),
+        ("share.coordinator.state.topic.replication.factor", replicas),
+        ("share.coordinator.state.topic.min.isr", in_sync),
+        ("leader.imbalance.check.interval.seconds", "1"),
+        ("leader.imbalance.per.broker.percentage", "0"),
+    ]
+}
 
 /// The configuration of the broker. Settings of the caller override ours.
 fn properties(directory: &Path, node: Node, settings: &[(&str, &str)]) -> String {
     let broker = format!("PLAINTEXT://127.0.0.1:{}", node.port);
     let controller = format!("127.0.0.1:{}", node.controller);
-    let (id, roles, listeners) = match node.role {
-        Role::BrokerAndController => (
-            "1",
-            "broker,controller",
-            format!("{broker},CONTROLLER://{controller}"),
-        ),
-        Role::Broker => ("2", "broker", broker.clone()),
+    let (roles, listeners) = match node.role {
+        Role::BrokerAndController | Role::Voter => {
+            ("broker,controller", format!("{broker},CONTROLLER://{controller}"))
+        }
+        Role::Broker => ("broker", broker.clone()),
     };
+    let id = node.id.to_string();
+    // The settings of a voter name all controllers.
+    let quorum = (node.role != Role::Voter).then_some(("controller.quorum.bootstrap.servers", &*controller));
     let data = directory.join("data").display().to_string();
     let ours: &[(&str, &str)] = &[
         ("process.roles", roles),
-        ("node.id", id),
-        ("controller.quorum.bootstrap.servers", &controller),
+        ("node.id", &id),
         ("controller.listener.names", "CONTROLLER"),
         ("listeners", &listeners),
         ("advertised.listeners", &broker),
@@ -460,7 +533,8 @@ fn properties(directory: &Path, node: Node, settings: &[(&str, &str)]) -> String
     let kept = ours
         .iter()
         .filter(|(name, _)| !settings.iter().any(|(other, _)| other == name));
-    kept.chain(settings)
+    kept.chain(&quorum)
+        .chain(settings)
         .fold(String::new(), |mut text, (name, value)| {
             writeln!(text, "{name}={value}").expect("writing to a string cannot fail");
             text
@@ -474,6 +548,7 @@ mod tests {
     #[test]
     fn a_setting_of_the_caller_overrides_ours() {
         let node = Node {
+            id: 1,
             role: Role::BrokerAndController,
             port: 1,
             controller: 2,
@@ -487,6 +562,25 @@ mod tests {
         assert!(!text.contains("min.insync.replicas=1\n"));
         assert!(text.contains("listeners=PLAINTEXT://127.0.0.1:1,CONTROLLER://127.0.0.1:2\n"));
         assert!(text.contains("log.dirs=/d/data\n"));
+        assert!(text.contains("controller.quorum.bootstrap.servers=127.0.0.1:2\n"));
+    }
+
+    #[test]
+    fn a_voter_finds_the_other_controllers_by_the_settings_only() {
+        let node = Node {
+            id: 3,
+            role: Role::Voter,
+            port: 1,
+            controller: 2,
+        };
+        let text = properties(
+            Path::new("/d"),
+            node,
+            &[("controller.quorum.voters", "1@a:1,3@b:2")],
+        );
+        assert!(text.contains("node.id=3\n") && text.contains("process.roles=broker,controller\n"));
+        assert!(text.contains("controller.quorum.voters=1@a:1,3@b:2\n"));
+        assert!(!text.contains("controller.quorum.bootstrap.servers"));
     }
 
     #[test]
