@@ -4,6 +4,7 @@
 //!
 //! Random choices follow a seed, which is printed; `REDELIVER_CHAOS_SEED` sets it.
 
+mod calls_in_hand;
 mod load;
 
 use std::thread;
