@@ -6,6 +6,7 @@
 
 mod calls_in_hand;
 mod load;
+mod open_transaction;
 
 use std::thread;
 use std::time::Duration;
