@@ -7,6 +7,7 @@
 mod calls_in_hand;
 mod load;
 mod open_transaction;
+mod three_brokers;
 
 use std::thread;
 use std::time::Duration;
