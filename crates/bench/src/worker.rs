@@ -10,7 +10,7 @@ use anyhow::Context as _;
 use axum::Router;
 use axum::body::Bytes;
 use axum::routing::post;
-use redeliver_core::{Headers, Outcome, Output, Pipeline};
+use redeliver_core::{Headers, Outcome, Output, Pipeline, SystemClock};
 use redeliver_enricher::http::{HttpHandler, HttpSettings};
 use redeliver_worker::{Attempt, Handler, WorkerSpec};
 
@@ -57,7 +57,10 @@ pub(crate) async fn run(broker: &Broker, figures: &mut Figures) -> anyhow::Resul
             .iter()
             .position(|other| other.name == workload.name)
             .unwrap_or_default();
-        let http = HttpHandler::new(HttpSettings::new(format!("http://{endpoint}/{index}")))?;
+        let http = HttpHandler::new(
+            HttpSettings::new(format!("http://{endpoint}/{index}")),
+            Arc::new(SystemClock),
+        )?;
         measure(broker, workload, "HTTP", http, figures).await?;
     }
     Ok(())

@@ -353,6 +353,16 @@ impl<C: Clock> Clock for GuardedClock<C> {
             ClockState::Held { .. } => None,
         }
     }
+
+    fn possible(&self) -> (Timestamp, Timestamp) {
+        match self.read() {
+            ClockState::Steady { now } => (now, now),
+            ClockState::Held { now, .. } => {
+                let wall = self.clock.now();
+                (now.min(wall), now.max(wall))
+            }
+        }
+    }
 }
 
 #[cfg(test)]

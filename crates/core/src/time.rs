@@ -87,6 +87,13 @@ pub trait Clock: Send + Sync {
         Some(self.now())
     }
 
+    /// The earliest and the latest time that may be the current one. They differ after a step of the wall clock, until the new
+    /// time is confirmed.
+    fn possible(&self) -> (Timestamp, Timestamp) {
+        let now = self.now();
+        (now, now)
+    }
+
     /// The duration until `due`; zero if it has passed.
     fn until(&self, due: Timestamp) -> Duration {
         due.since(self.now())
@@ -191,6 +198,10 @@ impl<C: Clock + ?Sized> Clock for std::sync::Arc<C> {
 
     fn confirmed(&self) -> Option<Timestamp> {
         (**self).confirmed()
+    }
+
+    fn possible(&self) -> (Timestamp, Timestamp) {
+        (**self).possible()
     }
 
     fn until(&self, due: Timestamp) -> Duration {

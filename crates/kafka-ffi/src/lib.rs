@@ -1,8 +1,8 @@
 //! Parts of librdkafka's API that `rdkafka` does not expose: topic ids, the consumer groups of a cluster, the members of a
 //! group, a consumer's member id, and headers byte for byte.
 //!
-//! This is the only crate of the workspace that contains `unsafe` code. Its public API is safe and returns owned values: no
-//! pointer of librdkafka leaves a function. Each native object has a guard that frees it. Each `unsafe` block contains one
+//! This is the only crate of the workspace that contains `unsafe` code. Its public API is safe. It returns owned values, except
+//! for raw headers, which borrow from their message: no pointer of librdkafka outlives what it belongs to. Each native object has a guard that frees it. Each `unsafe` block contains one
 //! call and states why it is sound.
 //!
 //! Requests block up to their timeout. None creates a topic, even with `auto.create.topics.enable`.

@@ -20,6 +20,8 @@ use crate::tracker::Committed;
 
 /// Timeout of one request.
 const CALL: Duration = Duration::from_secs(10);
+/// How often the records are counted if topics are deleted meanwhile.
+const MAX_COUNTS: u32 = 3;
 /// Maximum number of groups whose positions are requested at the same time.
 const MAX_PARALLEL: usize = 16;
 /// Maximum number of offsets up to the end that are read and counted.
@@ -58,6 +60,24 @@ impl fmt::Display for Backlog {
 /// # Errors
 /// If the broker does not answer, or records near an end are not read within `timeout`.
 pub fn backlogs(
+    settings: &KafkaSettings,
+    topics: &[(String, Arc<str>)],
+    timeout: Duration,
+) -> Result<BTreeMap<Arc<str>, Backlog>, ReadError> {
+    let mut counted = count(settings, topics, timeout);
+    // A topic was deleted after its bounds were read. The next count leaves it out.
+    for _ in 1..MAX_COUNTS {
+        match &counted {
+            Err(ReadError::Kafka { source, .. }) if is_unknown(source) => {
+                counted = count(settings, topics, timeout);
+            }
+            _ => break,
+        }
+    }
+    counted
+}
+
+fn count(
     settings: &KafkaSettings,
     topics: &[(String, Arc<str>)],
     timeout: Duration,

@@ -59,8 +59,23 @@ pub fn offsets(
     group: &str,
     topics: &[Arc<str>],
 ) -> Result<GroupOffsets, ReadError> {
-    let consumer = group_consumer(settings, group)?;
-    let list = committed_offsets(&consumer, topics)?;
+    read(&group_consumer(settings, group, "read_committed")?, topics)
+}
+
+/// As [`offsets`], without waiting for open transactions. Enough to know what a group has read.
+///
+/// # Errors
+/// As [`offsets`].
+pub fn former_offsets(
+    settings: &KafkaSettings,
+    group: &str,
+    topics: &[Arc<str>],
+) -> Result<GroupOffsets, ReadError> {
+    read(&group_consumer(settings, group, "read_uncommitted")?, topics)
+}
+
+fn read(consumer: &BaseConsumer, topics: &[Arc<str>]) -> Result<GroupOffsets, ReadError> {
+    let list = committed_offsets(consumer, topics)?;
     let mut offsets = GroupOffsets::new();
     for element in list.elements() {
         if let Offset::Offset(offset) = element.offset() {
@@ -86,7 +101,7 @@ pub fn commit(settings: &KafkaSettings, group: &str, offsets: &GroupOffsets) -> 
             .map_err(&failed)?;
         element.set_metadata(&committed.metadata);
     }
-    let consumer = group_consumer(settings, group)?;
+    let consumer = group_consumer(settings, group, "read_committed")?;
     consumer.commit(&list, CommitMode::Sync).map_err(&failed)
 }
 

@@ -122,6 +122,14 @@ pub enum LaneError {
         /// The error of the operating system.
         source: std::io::Error,
     },
+    /// A thread of the lane has ended, after a panic that was reported.
+    #[error("a thread of lane `{lane}` has ended: {thread}")]
+    ThreadEnded {
+        /// The name of the lane.
+        lane: String,
+        /// What the thread did.
+        thread: &'static str,
+    },
     /// Other processes repeatedly fenced the lane.
     #[error(
         "instance: another process runs lane `{lane}` under the same name `{instance}`; give each process its own `instance`"
@@ -334,6 +342,13 @@ impl<P: Processor> Lane<P> {
 }
 
 impl LaneClient {
+    fn thread_ended(&self, thread: &'static str) -> Ended {
+        Ended::Fatal(LaneError::ThreadEnded {
+            lane: self.spec.name.clone(),
+            thread,
+        })
+    }
+
     fn misconfigured(&self, source: ClientError) -> Ended {
         Ended::Fatal(LaneError::Misconfigured {
             lane: self.spec.name.clone(),

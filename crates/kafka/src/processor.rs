@@ -67,7 +67,8 @@ pub trait Processor {
     fn capacity(&self, assignment: AssignmentId) -> usize;
 
     /// Accepts a record. It stays in flight until a [`TransactionBatch`] completes it. The batch of the last call of
-    /// [`Processor::finish`] may be being written.
+    /// [`Processor::finish`] may be being written. `now` is the latest time that may be the current one, see
+    /// [`Clock::possible`](redeliver_core::Clock::possible).
     fn accept(&mut self, assignment: AssignmentId, record: Record, now: Timestamp);
 
     /// All records of this round have been accepted.
@@ -96,7 +97,7 @@ pub trait Processor {
     /// The batch was committed.
     fn committed(&mut self, now: Timestamp);
 
-    /// The batch was dropped. All assignments are revoked next, and their records accepted again under new ids.
+    /// The batch was dropped. All assignments are or will be revoked, and their records accepted again under new ids.
     fn aborted(&mut self) {}
 
     /// When there will be something to finish, even if nothing else happens.

@@ -526,9 +526,14 @@ impl TopicTail {
     }
 }
 
-/// A consumer that reads and writes the committed offsets of a group without joining it.
-pub(crate) fn group_consumer(settings: &KafkaSettings, group: &str) -> Result<BaseConsumer, ReadError> {
-    let mut config = settings.reader("read_committed");
+/// A consumer that reads and writes the committed offsets of a group without joining it. With the isolation `read_committed`,
+/// it waits for open transactions that commit offsets of the group.
+pub(crate) fn group_consumer(
+    settings: &KafkaSettings,
+    group: &str,
+    isolation: &str,
+) -> Result<BaseConsumer, ReadError> {
+    let mut config = settings.reader(isolation);
     config.set("group.id", group);
     config.create().map_err(kafka("creating a consumer"))
 }
@@ -572,7 +577,7 @@ pub fn group_positions(
     group: &str,
     topics: &[Arc<str>],
 ) -> Result<BTreeMap<(String, i32), Option<Committed>>, ReadError> {
-    let consumer = group_consumer(settings, group)?;
+    let consumer = group_consumer(settings, group, "read_committed")?;
     let list = committed_offsets(&consumer, topics)?;
     let mut positions = BTreeMap::new();
     for element in list.elements() {

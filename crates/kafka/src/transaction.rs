@@ -295,12 +295,18 @@ impl Transactions {
             (1..=MAX_SECONDARY_FAILURES).contains(&self.secondary_failures) && is_secondary(&client_error);
         let mut error = self.error(step, client_error);
         error.topic = output.map(|(index, _)| outputs[index].topic.clone());
-        if let Err(action) = self.end(error.action) {
+        // A commit request may have reached the broker, and aborting would not show that.
+        let ended = if step == COMMITTING {
+            error.kind = FailureKind::Unknown;
+            Err(match error.action {
+                RecoveryAction::Abort | RecoveryAction::Retry => RecoveryAction::Rebuild,
+                other => other,
+            })
+        } else {
+            self.end(error.action)
+        };
+        if let Err(action) = ended {
             error.action = action;
-            // A commit request may have reached the broker.
-            if step == COMMITTING {
-                error.kind = FailureKind::Unknown;
-            }
             self.discard();
             return Next::GiveUp(error);
         }
@@ -584,7 +590,7 @@ fn send(
     }
 }
 
-/// Counts delivery reports, which arrive on the producer's own thread, and wakes the lane's thread. The opaque value of a
+/// Counts delivery reports, which arrive on the producer's own thread, and wakes the thread that writes. The opaque value of a
 /// record is the number of its transaction in the upper half, since reports of an aborted transaction may arrive during the
 /// next one, and its index in the batch in the lower half.
 struct Deliveries {

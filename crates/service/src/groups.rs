@@ -106,10 +106,10 @@ pub(crate) fn find_former(
         if formers.is_empty() {
             continue;
         }
-        let own_offsets = groups::offsets(kafka, &own, &group.topics)?;
+        let own_offsets = groups::former_offsets(kafka, &own, &group.topics)?;
         for former_prefix in formers {
             let former = format!("{former_prefix}{}", group.name);
-            let offsets = groups::offsets(kafka, &former, &group.topics)?;
+            let offsets = groups::former_offsets(kafka, &former, &group.topics)?;
             if let Some(topic) = only_read_by(&offsets, &own_offsets) {
                 return Ok(Some(PrefixChanged {
                     prefix: kafka.id_prefix.clone(),

@@ -10,6 +10,7 @@ use redeliver_core::pipeline::TopicRole;
 use redeliver_core::scheduler::SchedulerRole;
 use redeliver_core::wait::{Backoff, LogThrottle};
 use redeliver_kafka::KafkaSettings;
+use redeliver_kafka::reader::ReadError;
 use redeliver_kafka::topology::{self, Finding, Role, Severity, TopicSettings, TopologyError, TopologySpec};
 use redeliver_runtime::Config;
 use redeliver_runtime::config::ResponseMode;
@@ -17,7 +18,7 @@ use redeliver_runtime::error_chain::error_chain;
 use redeliver_runtime::health::Part;
 use tokio_util::sync::CancellationToken;
 
-use crate::groups::{self, PrefixChanged};
+use crate::groups::{self, FindError, PrefixChanged};
 
 /// Why the topics cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -171,8 +172,9 @@ pub async fn ensure(
 /// topics.
 ///
 /// # Errors
-/// [`TopicsError::Prefix`]. If the groups cannot be read, this logs a warning: it is a precaution against a mistake, and must
-/// not keep a process from starting while one of several brokers is down.
+/// [`TopicsError::Prefix`]. While Kafka does not answer, this waits. If only some brokers do not list their groups, it logs a
+/// warning: it is a precaution against a mistake, and must not keep a process from starting while one of several brokers is
+/// down.
 pub(crate) async fn check_prefix(
     config: &Config,
     kafka: &KafkaSettings,
@@ -186,21 +188,34 @@ pub(crate) async fn check_prefix(
     let mut configured = groups::of_config(config, existing);
     let is_used = |topic: &str| spec.topics.iter().any(|spec| *spec.name == *topic);
     configured.retain(|group| group.topics.iter().any(|topic| is_used(topic)));
-    let kafka = kafka.clone();
-    let found = tokio::task::spawn_blocking(move || groups::find_former(&kafka, &configured)).await;
-    match found {
-        Ok(Ok(None)) => Ok(()),
-        Ok(Ok(Some(changed))) => Err(changed.into()),
-        Ok(Err(error)) => {
+    let mut backoff = Backoff::new(MIN_DELAY, MAX_DELAY);
+    let mut log_throttle = LogThrottle::default();
+    loop {
+        let (kafka, configured) = (kafka.clone(), configured.clone());
+        let found = tokio::task::spawn_blocking(move || groups::find_former(&kafka, &configured)).await;
+        let error = match found {
+            Ok(Ok(None)) => return Ok(()),
+            Ok(Ok(Some(changed))) => return Err(changed.into()),
+            // Kafka does not answer now.
+            Ok(Err(FindError::Read(error @ ReadError::Kafka { .. }))) => error,
+            Ok(Err(error)) => {
+                tracing::warn!(
+                    error = error_chain(&error),
+                    "cannot check all consumer groups for offsets under another kafka.id_prefix"
+                );
+                return Ok(());
+            }
+            Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+            // The runtime is shutting down.
+            Err(_) => return Ok(()),
+        };
+        if log_throttle.should_log() {
             tracing::warn!(
                 error = error_chain(&error),
-                "cannot check whether consumer groups have offsets under another kafka.id_prefix"
+                "cannot check whether consumer groups have offsets under another kafka.id_prefix; retrying"
             );
-            Ok(())
         }
-        Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
-        // The runtime is shutting down.
-        Err(_) => Ok(()),
+        tokio::time::sleep(backoff.next_delay()).await;
     }
 }
 

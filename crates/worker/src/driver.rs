@@ -85,7 +85,10 @@ impl<H: Handler> Driver<H> {
                 let Some(OfLane { lane, record }) = queue.pop() else {
                     break;
                 };
-                let attempt = self.context.clone().attempt(self.handler.clone(), record);
+                let attempt =
+                    self.context
+                        .clone()
+                        .attempt(self.handler.clone(), record, self.lanes[lane].clone());
                 running.push(attempt.map(move |record| OfLane { lane, record }));
             }
             tokio::select! {
@@ -111,7 +114,12 @@ impl<H: Handler> Driver<H> {
 }
 
 impl AttemptContext {
-    async fn attempt<H: Handler>(self: Arc<Self>, handler: H, queued: QueuedRecord) -> FinishedRecord {
+    async fn attempt<H: Handler>(
+        self: Arc<Self>,
+        handler: H,
+        queued: QueuedRecord,
+        channel: Arc<LaneChannel>,
+    ) -> FinishedRecord {
         let QueuedRecord {
             assignment,
             offset,
@@ -149,9 +157,18 @@ impl AttemptContext {
         // The handler may have kept a reference to the record.
         let record = Arc::try_unwrap(record).unwrap_or_else(|shared| (*shared).clone());
         let now = match outcome {
-            Outcome::Success(_) => self.clock.now(),
+            Outcome::Success(_) => Some(self.clock.now()),
             // A due time that counts from a wrong time could make the retry early, or late without limit.
-            Outcome::Failed(_) => self.confirmed_time().await,
+            Outcome::Failed(_) => self.confirmed_time(&channel).await,
+        };
+        let Some(now) = now else {
+            return FinishedRecord {
+                assignment,
+                offset,
+                routing: None,
+                original: None,
+                size,
+            };
         };
         let context = RouteContext {
             pipeline: &self.pipeline,
@@ -172,11 +189,14 @@ impl AttemptContext {
 }
 
 impl AttemptContext {
-    /// The current time, as soon as it is certain.
-    async fn confirmed_time(&self) -> Timestamp {
+    /// The current time, as soon as it is certain. `None` if the lane stops before: it must not use up its grace period.
+    async fn confirmed_time(&self, channel: &LaneChannel) -> Option<Timestamp> {
         loop {
             if let Some(now) = self.clock.confirmed() {
-                return now;
+                return Some(now);
+            }
+            if channel.is_stopping() {
+                return None;
             }
             tokio::time::sleep(CLOCK_INTERVAL).await;
         }

@@ -37,7 +37,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use redeliver_core::classification::Classification;
 use redeliver_core::outcome::Produced;
-use redeliver_core::{Clock as _, ErrorClass, Failure, HumanDuration, Outcome, SystemClock};
+use redeliver_core::{Clock, ErrorClass, Failure, HumanDuration, Outcome};
 use redeliver_worker::Attempt;
 use reqwest::header::{CONTENT_LENGTH, HeaderMap, HeaderValue};
 use reqwest::{Client, Method, Request, Response, StatusCode, Url, redirect};
@@ -69,6 +69,7 @@ struct Endpoint {
     max_retry_after: Duration,
     classification: Classification,
     output: OutputChoice,
+    clock: Arc<dyn Clock>,
 }
 
 struct CallFailure {
@@ -82,11 +83,12 @@ const DRAIN_BYTES: usize = 64 * 1024;
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(100);
 
 impl HttpHandler {
-    /// Reads the files that the settings name and creates the client. Does not connect.
+    /// Reads the files that the settings name and creates the client. Does not connect. Dates of `Retry-After` are compared
+    /// with `clock`.
     ///
     /// # Errors
     /// When a setting is invalid or a file cannot be read. The error names the field.
-    pub fn new(settings: HttpSettings) -> Result<Self, HttpSetupError> {
+    pub fn new(settings: HttpSettings, clock: Arc<dyn Clock>) -> Result<Self, HttpSetupError> {
         let url = settings.parsed_url()?;
         let method = settings.parsed_method()?;
         let headers = settings.read_headers()?;
@@ -123,6 +125,7 @@ impl HttpHandler {
             max_retry_after: settings.max_retry_after,
             classification: settings.classification,
             output: settings.output,
+            clock,
         };
         Ok(Self {
             endpoint: Arc::new(endpoint),
@@ -193,7 +196,9 @@ impl Endpoint {
             Err(_) => return Err(self.timed_out()),
         };
         let status = response.status();
-        let retry_after = retry_after::read(response.headers(), SystemClock.now(), self.max_retry_after);
+        // The earliest time that may be the current one gives the longest delay, so a step of the clock makes no retry early.
+        let retry_after =
+            retry_after::read(response.headers(), self.clock.possible().0, self.max_retry_after);
         match self
             .classification
             .of_status(status.as_u16(), retry_after.is_some())

@@ -8,8 +8,9 @@ pub mod output_choice;
 pub mod quick_retry;
 
 use std::io;
+use std::sync::Arc;
 
-use redeliver_core::Pipeline;
+use redeliver_core::{Clock, Pipeline, SystemClock};
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::Start;
 use redeliver_runtime::config::{ConfigError, HttpConfig, OutputConfig, PipelineConfig, ResponseMode};
@@ -25,7 +26,8 @@ use crate::output_choice::OutputChoice;
 /// # Errors
 /// When the settings of an endpoint are invalid, or no endpoint is configured.
 pub fn check(config: &Config) -> Result<(), ConfigError> {
-    if http_workers(config)?.is_empty() {
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+    if http_workers(config, &clock)?.is_empty() {
         let problem = "none has `http`; configure an endpoint for at least one";
         return Err(ConfigError::of_field("pipelines", problem));
     }
@@ -38,7 +40,7 @@ pub fn check(config: &Config) -> Result<(), ConfigError> {
 /// When a file of an endpoint cannot be read, topics are missing or misconfigured, or a lane fails.
 pub async fn run(start: Start) -> anyhow::Result<()> {
     let mut host = Host::new("enricher", start);
-    let workers = http_workers(&host.config)?;
+    let workers = http_workers(&host.config, &host.clock)?;
     let pipelines: Vec<Pipeline> = workers
         .iter()
         .map(|worker| (*worker.spec.pipeline).clone())
@@ -54,7 +56,7 @@ pub async fn run(start: Start) -> anyhow::Result<()> {
 /// # Errors
 /// When the settings of an endpoint are invalid, or the operating system cannot create a thread.
 pub fn mount(host: &mut Host) -> anyhow::Result<()> {
-    let workers = http_workers(&host.config)?;
+    let workers = http_workers(&host.config, &host.clock)?;
     Ok(spawn(host, &workers)?)
 }
 
@@ -64,7 +66,7 @@ struct HttpWorker {
 }
 
 /// The workers of all served pipelines. Reads the files that their settings name.
-fn http_workers(config: &Config) -> Result<Vec<HttpWorker>, ConfigError> {
+fn http_workers(config: &Config, clock: &Arc<dyn Clock>) -> Result<Vec<HttpWorker>, ConfigError> {
     let mut workers = Vec::new();
     for (name, pipeline) in config.enricher_pipelines() {
         let Some(http) = &pipeline.http else { continue };
@@ -73,7 +75,7 @@ fn http_workers(config: &Config) -> Result<Vec<HttpWorker>, ConfigError> {
         } else {
             "pipelines"
         };
-        let handler = HttpHandler::new(settings(http, pipeline)).map_err(|error| {
+        let handler = HttpHandler::new(settings(http, pipeline), clock.clone()).map_err(|error| {
             ConfigError::of_field(format!("{section}.{name}.{}", error.field), error.problem)
         })?;
         let spec = WorkerSpec::from_config(config, name, pipeline, http.concurrency as usize);

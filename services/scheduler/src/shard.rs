@@ -71,9 +71,9 @@ pub(crate) struct Room {
 }
 
 impl Room {
-    /// This many quarters of the room.
+    /// This many quarters of the room, rounded up: at least one record of a room that is not empty.
     fn quarters(self, count: usize) -> Self {
-        let part = |whole: usize| whole / 4 * count + whole % 4 * count / 4;
+        let part = |whole: usize| whole / 4 * count + (whole % 4 * count).div_ceil(4);
         Self {
             records: part(self.records),
             bytes: part(self.bytes),

@@ -279,6 +279,7 @@ fn a_guarded_clock_continues_the_time_and_reports_changes_once() {
     assert_eq!((clock.now(), clock.confirmed()), (at(1_000), None));
     manual.advance(second);
     assert_eq!((clock.now(), clock.confirmed()), (at(2_000), None));
+    assert_eq!(clock.possible(), (at(2_000), at(3_602_000)));
     assert_eq!(clock.until(at(5_000)), 3 * second);
     let step = ClockStep {
         direction: StepDirection::Forward,

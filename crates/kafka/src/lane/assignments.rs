@@ -84,8 +84,8 @@ struct Reading {
     is_touched: bool,
     /// The next transaction commits the position even if it has not changed.
     must_commit: bool,
-    /// The tracker before the records of the batch were completed, and the offsets observed since.
-    before_batch: Option<(OffsetTracker, Vec<i64>)>,
+    /// The tracker without the completions of the batch. It observes the same offsets as the other one.
+    before_batch: Option<OffsetTracker>,
 }
 
 impl Assigned {
@@ -338,6 +338,15 @@ impl Assignments {
         Some((reading.id, &reading.tracker))
     }
 
+    /// Whether one more record may be observed, also if the completions of the batch are undone.
+    pub(super) fn may_admit(&self, slot: usize) -> bool {
+        let reading = self.get(slot).and_then(|assigned| assigned.reading.as_ref());
+        reading.is_some_and(|reading| {
+            let before = reading.before_batch.as_ref();
+            reading.tracker.may_admit() && before.is_none_or(OffsetTracker::may_admit)
+        })
+    }
+
     /// Observes the offset of a record that was read.
     pub(super) fn observe(
         &mut self,
@@ -349,8 +358,8 @@ impl Assignments {
         // A record was read at the position, so the position belongs to the assigned topic.
         assigned.is_confirmed = true;
         let admission = reading.tracker.observe(offset);
-        if let Some((_, observed)) = &mut reading.before_batch {
-            observed.push(offset);
+        if let Some(before) = &mut reading.before_batch {
+            before.observe(offset);
         }
         // The position may advance without any work, and that is worth a commit.
         if admission == Admission::AlreadyCompleted && !std::mem::replace(&mut reading.is_touched, true) {
@@ -420,7 +429,7 @@ impl Assignments {
             self.touched.push(slot);
         }
         if reading.before_batch.is_none() {
-            reading.before_batch = Some((reading.tracker.clone(), Vec::new()));
+            reading.before_batch = Some(reading.tracker.clone());
         }
         Some(reading)
     }
@@ -488,11 +497,8 @@ impl Assignments {
             .flatten()
             .filter_map(|slot| slot.reading.as_mut())
         {
-            if let Some((tracker, observed)) = reading.before_batch.take() {
-                reading.tracker = tracker;
-                for offset in observed {
-                    reading.tracker.observe(offset);
-                }
+            if let Some(before) = reading.before_batch.take() {
+                reading.tracker = before;
             }
         }
         // Positions that were to be committed for another reason than a completed record.

@@ -1,4 +1,4 @@
-//! Carries out the steps of a lane: the only user of its consumer and its producers.
+//! Carries out the steps of a lane with its consumer and, through the writer and the positions thread, everything that blocks.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use rdkafka::consumer::base_consumer::PartitionQueue;
 use rdkafka::consumer::{BaseConsumer, Consumer as _, RebalanceProtocol};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::Message as _;
-use rdkafka::topic_partition_list::{Offset, TopicPartitionListElem};
+use rdkafka::topic_partition_list::Offset;
 use redeliver_core::error_chain::error_chain;
 use redeliver_kafka_ffi::TopicId;
 
@@ -23,10 +23,9 @@ use super::state::{LaneState, Start, Step};
 use super::writer::Writer;
 use super::{CALL, Ended, LaneClient, ROUND};
 use crate::convert;
-use crate::processor::Processor;
+use crate::processor::{AssignmentId, Processor};
 use crate::recovery::{RecoveryAction, recovery_action};
 use crate::tracker::Committed;
-use crate::transaction::ClientError;
 
 /// Interval of metadata requests that check whether the broker is reachable again.
 const PROBE: Duration = Duration::from_secs(1);
@@ -51,8 +50,8 @@ pub(super) struct Driver<'a> {
     pub(super) seen_partitions: Vec<i32>,
     /// Since when the broker may be unreachable.
     suspect_since: Option<Instant>,
-    /// Slots whose log does not have the next offset.
-    out_of_range: Vec<usize>,
+    /// Partitions whose log does not have the next offset.
+    out_of_range: Vec<(usize, AssignmentId)>,
 }
 
 impl<'a> Driver<'a> {
@@ -131,8 +130,11 @@ impl<'a> Driver<'a> {
             Step::Admit => {
                 self.admit(state);
                 if !state.is_writing() {
-                    for slot in std::mem::take(&mut self.out_of_range) {
-                        self.out_of_range(slot, state)?;
+                    for (slot, id) in std::mem::take(&mut self.out_of_range) {
+                        // Otherwise the partition was revoked, or is started again from its committed position.
+                        if state.assignments.reading(slot).is_some_and(|(now, _)| now == id) {
+                            self.out_of_range(slot, state)?;
+                        }
                     }
                 }
             }
@@ -197,7 +199,11 @@ impl<'a> Driver<'a> {
                 Event::Lag(partitions) => report_lag(partitions, state),
             }
         }
-        while let Some(found) = self.positions.take() {
+        while let Some(found) = self
+            .positions
+            .take()
+            .map_err(|_| self.lane.thread_ended("lookups of positions"))?
+        {
             state.found(Instant::now(), found)?;
         }
         self.update_readiness(state);
@@ -283,12 +289,22 @@ impl<'a> Driver<'a> {
     fn start<P: Processor>(&mut self, starts: Vec<Start>, state: &mut LaneState<P>) -> Result<(), Ended> {
         let (fetched, new): (Vec<Start>, Vec<Start>) = starts.into_iter().partition(|start| start.is_fetched);
         if !fetched.is_empty() {
-            let seek = self.consumer.seek_partitions(list_of(&fetched)?, 5 * CALL);
-            let result =
-                seek.and_then(|list| list.elements().iter().try_for_each(TopicPartitionListElem::error));
-            match result {
-                Ok(()) => state.started(fetched),
-                // A partition that was assigned a moment ago may not have started fetching.
+            match self.consumer.seek_partitions(list_of(&fetched)?, 5 * CALL) {
+                Ok(results) => {
+                    let has_failed = |start: &Start| {
+                        let result = results.find_partition(&start.topic, start.partition);
+                        result.is_none_or(|result| result.error().is_err())
+                    };
+                    // The client may have stopped fetching a partition, or not begun yet.
+                    for start in fetched.iter().filter(|start| has_failed(start)) {
+                        self.read_from(
+                            &start.topic,
+                            start.partition,
+                            start_offset(start.position.as_ref()),
+                        )?;
+                    }
+                    state.started(fetched);
+                }
                 Err(error) => state.start_failed(Instant::now(), &error.to_string())?,
             }
         }
@@ -325,7 +341,8 @@ impl<'a> Driver<'a> {
 
     /// Passes records to the processor, partition by partition, as many as it has capacity for.
     fn admit<P: Processor>(&mut self, state: &mut LaneState<P>) {
-        let now = state.clock().now();
+        // After a step of the clock, a time lock must not be taken for one that is too far ahead.
+        let (_, now) = state.clock().possible();
         for slot in state.assignments.admission_order() {
             let Some(Some(queue)) = self.queues.get(slot) else {
                 continue;
@@ -343,7 +360,8 @@ impl<'a> Driver<'a> {
                     Some(Err(error))
                         if error.rdkafka_error_code() == Some(RDKafkaErrorCode::AutoOffsetReset) =>
                     {
-                        self.out_of_range.push(slot);
+                        let reading = state.assignments.reading(slot);
+                        self.out_of_range.extend(reading.map(|(id, _)| (slot, id)));
                         break;
                     }
                     Some(Err(error)) => {
@@ -371,23 +389,21 @@ impl<'a> Driver<'a> {
         }
         let member = self.consumer.context().member();
         let outputs = state.take_outputs();
-        self.writer.begin(outputs, offsets, member).map_err(ended)
+        self.writer
+            .begin(outputs, offsets, member)
+            .map_err(|_| self.lane.thread_ended("transactions"))
     }
 
     /// Ends the transaction that is being written, or waits for its end or for records.
     fn await_transaction<P: Processor>(&mut self, state: &mut LaneState<P>) -> Result<(), Ended> {
-        let Some(written) = self.writer.take().map_err(ended)? else {
+        let written = self.writer.take();
+        let Some(written) = written.map_err(|_| self.lane.thread_ended("transactions"))? else {
             thread::park_timeout(ROUND);
             return Ok(());
         };
         state.put_outputs(written.outputs);
         state.written(Instant::now(), written.result, written.changelog_ends)
     }
-}
-
-#[expect(clippy::needless_pass_by_value, reason = "used with `map_err`")]
-fn ended(error: ClientError) -> Ended {
-    Ended::Broken(error.to_string())
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "used with `map_err`")]

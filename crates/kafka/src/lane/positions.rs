@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -20,6 +20,7 @@ use redeliver_kafka_ffi::{TopicId, describe_topics};
 use super::CALL;
 use super::assignments::{Found, FoundPosition, Lookup, Partition, StoredCommit};
 use super::events::Events;
+use super::writer::Disconnected;
 use crate::processor::Waker;
 use crate::reader;
 use crate::topic_watch::TopicWatch;
@@ -82,22 +83,29 @@ impl Positions {
         })
     }
 
-    /// Begins a lookup. [`Positions::take`] returns the answer once the lane has been woken.
+    /// Begins a lookup. [`Positions::take`] returns the answers once the lane has been woken.
     pub(super) fn look_up(&mut self, lookup: Lookup) {
         self.waiting.push_back(lookup);
         self.send();
     }
 
     /// An answer that has arrived.
-    pub(super) fn take(&mut self) -> Option<Found> {
-        loop {
-            match self.answers.as_ref()?.try_recv().ok()? {
-                Answer::Found(found) => return Some(found),
-                Answer::Done => {
-                    self.is_busy = false;
-                    self.send();
-                }
+    ///
+    /// # Errors
+    /// If the thread has panicked.
+    pub(super) fn take(&mut self) -> Result<Option<Found>, Disconnected> {
+        let Some(answers) = &self.answers else {
+            return Ok(None);
+        };
+        match answers.try_recv() {
+            Ok(Answer::Found(found)) => Ok(Some(found)),
+            Ok(Answer::Done) => {
+                self.is_busy = false;
+                self.send();
+                Ok(None)
             }
+            Err(TryRecvError::Empty) => Ok(None),
+            Err(TryRecvError::Disconnected) => Err(Disconnected),
         }
     }
 
@@ -106,7 +114,7 @@ impl Positions {
             return;
         }
         if let (Some(lookups), Some(lookup)) = (&self.lookups, self.waiting.pop_front()) {
-            // The thread ends only when this is dropped.
+            // If the thread has panicked, `take` reports it.
             self.is_busy = lookups.send(lookup).is_ok();
         }
     }

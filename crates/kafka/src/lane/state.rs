@@ -101,7 +101,7 @@ struct Unwritten {
     commits: Vec<Commit>,
     /// The outcome of the last attempt is unknown until the positions have been looked up.
     unknown: Option<Unknown>,
-    /// How often the batch timed out in a row.
+    /// How often the batch timed out.
     timeouts: u32,
 }
 
@@ -230,6 +230,10 @@ impl<P: Processor> LaneState<P> {
     /// # Errors
     /// If the session has to end.
     pub(super) fn next(&mut self, now: Instant, is_stopping: bool) -> Result<Step, Ended> {
+        if is_stopping && self.stopping_since.is_none() {
+            self.stopping_since = Some(now);
+            self.processor.stopping();
+        }
         loop {
             let (stage, step) = match self.stage {
                 Stage::Poll => (Stage::Repair, Step::Poll),
@@ -271,6 +275,9 @@ impl<P: Processor> LaneState<P> {
     fn repair(&mut self, now: Instant, is_stopping: bool) -> Result<Option<Step>, Ended> {
         if is_stopping && self.is_finished_stopping(now) {
             return Ok(Some(Step::Stop));
+        }
+        if self.assignments.are_all_read() && !self.is_unknown() {
+            self.unanswered_since = None;
         }
         let is_unanswered =
             |since: Instant| now.duration_since(since) > UNANSWERED + self.transaction_timeout;
@@ -458,9 +465,12 @@ impl<P: Processor> LaneState<P> {
                 "topic refused records"
             );
         }
-        self.observer.transaction_failed(action);
         let now = self.clock.now();
-        self.processor.refused(refused, &mut self.batch, now)
+        let is_replaced = self.processor.refused(refused, &mut self.batch, now);
+        if is_replaced {
+            self.observer.transaction_failed(action);
+        }
+        is_replaced
     }
 
     fn failed(
@@ -879,7 +889,7 @@ impl<P: Processor> LaneState<P> {
         }
         // Beyond this limit, the completed set might not fit into the metadata of the commit, and the records in it would be
         // processed again after a restart.
-        if tracker.may_admit() {
+        if self.assignments.may_admit(slot) {
             return true;
         }
         if let (Some(offset), Some(assigned)) = (tracker.blocked_by(), self.assignments.get(slot)) {
@@ -934,12 +944,11 @@ impl<P: Processor> LaneState<P> {
         tracing::info!(lane = self.name, group = self.group, "lane is ready");
     }
 
-    /// Whether all work is finished or the grace period is over. The first call tells the processor to stop.
-    fn is_finished_stopping(&mut self, now: Instant) -> bool {
-        if self.stopping_since.is_none() {
-            self.processor.stopping();
-        }
-        let since = *self.stopping_since.get_or_insert(now);
+    /// Whether all work is finished or the grace period is over.
+    fn is_finished_stopping(&self, now: Instant) -> bool {
+        let Some(since) = self.stopping_since else {
+            return false;
+        };
         if !self.processor.is_busy() && self.unwritten.is_none() {
             return true;
         }

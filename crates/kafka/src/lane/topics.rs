@@ -199,7 +199,7 @@ impl Driver<'_> {
                     "records were deleted before they were read, for example by retention; continuing after them"
                 );
                 state.observer().deleted_unread(&topic, partition, records);
-                self.read_from(&topic, partition, low)?;
+                self.read_from(&topic, partition, Offset::Offset(low))?;
             }
             OutOfRange::Truncated => {
                 tracing::error!(
@@ -210,7 +210,7 @@ impl Driver<'_> {
                     "log was truncated, for example by an unclean leader election; continuing at its end"
                 );
                 state.restart_at(slot, high);
-                self.read_from(&topic, partition, high)?;
+                self.read_from(&topic, partition, Offset::Offset(high))?;
             }
             OutOfRange::AssumedRecreated => {
                 if let ended @ Ended::Halted(_) = state.ended_by_recreation(&topic) {
@@ -226,17 +226,17 @@ impl Driver<'_> {
                 );
                 state.observer().recreated(&topic, partition, in_flight);
                 state.restart_at(slot, low);
-                self.read_from(&topic, partition, low)?;
+                self.read_from(&topic, partition, Offset::Offset(low))?;
             }
-            OutOfRange::InRange => self.read_from(&topic, partition, position)?,
+            OutOfRange::InRange => self.read_from(&topic, partition, Offset::Offset(position))?,
         }
         Ok(())
     }
 
     /// Makes the client fetch a partition again after it has stopped. A seek would not.
-    fn read_from(&mut self, topic: &str, partition: i32, offset: i64) -> Result<(), Ended> {
+    pub(super) fn read_from(&mut self, topic: &str, partition: i32, offset: Offset) -> Result<(), Ended> {
         let mut list = TopicPartitionList::new();
-        list.add_partition_offset(topic, partition, Offset::Offset(offset))
+        list.add_partition_offset(topic, partition, offset)
             .map_err(broken)?;
         let result = if self.lane.settings.takes_all_partitions {
             self.consumer.seek_partitions(list, 5 * CALL).map(drop)

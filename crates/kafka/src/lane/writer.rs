@@ -13,13 +13,17 @@ use rdkafka::consumer::ConsumerGroupMetadata;
 use redeliver_core::Output;
 
 use crate::processor::Waker;
-use crate::transaction::{Alternating, ClientError, TransactionError};
+use crate::transaction::{Alternating, TransactionError};
 
 struct Write {
     outputs: Vec<Output>,
     offsets: TopicPartitionList,
     member: Option<Arc<ConsumerGroupMetadata>>,
 }
+
+/// The thread has panicked.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Disconnected;
 
 /// A transaction that has ended.
 pub(super) struct Written {
@@ -90,25 +94,25 @@ impl Writer {
         outputs: Vec<Output>,
         offsets: TopicPartitionList,
         member: Option<Arc<ConsumerGroupMetadata>>,
-    ) -> Result<(), ClientError> {
+    ) -> Result<(), Disconnected> {
         let write = Write {
             outputs,
             offsets,
             member,
         };
-        let writes = self.writes.as_ref().ok_or("the writer has ended")?;
-        writes.send(write).map_err(|_| "the writer has ended".into())
+        let writes = self.writes.as_ref().ok_or(Disconnected)?;
+        writes.send(write).map_err(|_| Disconnected)
     }
 
     /// The transaction that has ended, if it has.
     ///
     /// # Errors
     /// If the thread has panicked.
-    pub(super) fn take(&self) -> Result<Option<Written>, ClientError> {
+    pub(super) fn take(&self) -> Result<Option<Written>, Disconnected> {
         match self.written.try_recv() {
             Ok(written) => Ok(Some(written)),
             Err(TryRecvError::Empty) => Ok(None),
-            Err(TryRecvError::Disconnected) => Err("the writer has ended".into()),
+            Err(TryRecvError::Disconnected) => Err(Disconnected),
         }
     }
 }

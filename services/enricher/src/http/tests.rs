@@ -9,7 +9,7 @@ use std::sync::Mutex;
 
 use redeliver_core::classification::Verdict;
 use redeliver_core::headers::{Origin, TraceContext};
-use redeliver_core::{Headers, Position, Record, Timestamp};
+use redeliver_core::{Headers, Position, Record, SystemClock, Timestamp};
 use redeliver_testkit::scratch::Scratch;
 use redeliver_testkit::{FakeEndpoint, Reply};
 use tower::ServiceExt as _;
@@ -70,7 +70,11 @@ async fn run(handler: &HttpHandler, attempt: Attempt) -> Result<Produced, Failur
 }
 
 async fn call(settings: HttpSettings) -> Result<Produced, Failure> {
-    run(&HttpHandler::new(settings).unwrap(), attempt(Some(b"doc"), &[])).await
+    run(
+        &HttpHandler::new(settings, Arc::new(SystemClock)).unwrap(),
+        attempt(Some(b"doc"), &[]),
+    )
+    .await
 }
 
 async fn failure(settings: HttpSettings) -> Failure {
@@ -97,7 +101,7 @@ async fn request_and_response_bodies_are_byte_exact() {
         assert_eq!(request.body, sent);
         Reply::ok(reversed.clone())
     });
-    let handler = HttpHandler::new(settings(endpoint.url())).unwrap();
+    let handler = HttpHandler::new(settings(endpoint.url()), Arc::new(SystemClock)).unwrap();
     let produced = run(&handler, attempt(Some(&bytes), &[])).await.unwrap();
     assert!(value(&produced).iter().eq(bytes.iter().rev()));
     assert_eq!(
@@ -138,7 +142,12 @@ async fn the_method_path_and_configured_headers_are_sent_without_headers_of_the_
             ("idempotency-key", "mine"),
         ],
     );
-    let produced = run(&HttpHandler::new(settings).unwrap(), attempt).await.unwrap();
+    let produced = run(
+        &HttpHandler::new(settings, Arc::new(SystemClock)).unwrap(),
+        attempt,
+    )
+    .await
+    .unwrap();
     assert_eq!(value(&produced), b"fine");
 }
 
@@ -158,12 +167,12 @@ async fn valid_content_types_and_trace_contexts_are_taken_from_the_record() {
             shown("tracestate")
         ))
     });
-    let plain = HttpHandler::new(settings(endpoint.url())).unwrap();
+    let plain = HttpHandler::new(settings(endpoint.url()), Arc::new(SystemClock)).unwrap();
     let typed = HttpSettings {
         headers: header("content-type", "text/csv"),
         ..settings(endpoint.url())
     };
-    let typed = HttpHandler::new(typed).unwrap();
+    let typed = HttpHandler::new(typed, Arc::new(SystemClock)).unwrap();
     let given = TraceContext {
         traceparent: TRACE.replace("80319c", "000001"),
         tracestate: Some("v=2".into()),
@@ -207,7 +216,7 @@ async fn a_null_value_is_an_empty_body_and_an_empty_response_is_an_empty_value()
         assert_eq!(request.headers["content-length"], "0");
         Reply::status(204)
     });
-    let handler = HttpHandler::new(settings(endpoint.url())).unwrap();
+    let handler = HttpHandler::new(settings(endpoint.url()), Arc::new(SystemClock)).unwrap();
     for value in [None, Some(&b""[..])] {
         let produced = run(&handler, attempt(value, &[])).await.unwrap();
         assert_eq!(produced.value, Some(Some(Bytes::new())));
@@ -523,7 +532,11 @@ async fn connections_are_reused_after_successes_and_failures() {
     });
     let next = Arc::new(Mutex::new(answers.into_iter().cycle()));
     let server = Server::start(move |_| Answer::Open(next.lock().unwrap().next().unwrap()));
-    let handler = HttpHandler::new(settings(format!("http://{}", server.address))).unwrap();
+    let handler = HttpHandler::new(
+        settings(format!("http://{}", server.address)),
+        Arc::new(SystemClock),
+    )
+    .unwrap();
     let mut successes = 0;
     for _ in 0..20 {
         successes += usize::from(run(&handler, attempt(Some(b"doc"), &[])).await.is_ok());
@@ -534,7 +547,11 @@ async fn connections_are_reused_after_successes_and_failures() {
 #[tokio::test]
 async fn calls_are_concurrent_and_clones_share_connections() {
     let server = Server::start(|_| Answer::Open(OK.to_vec()));
-    let handler = HttpHandler::new(settings(format!("http://{}", server.address))).unwrap();
+    let handler = HttpHandler::new(
+        settings(format!("http://{}", server.address)),
+        Arc::new(SystemClock),
+    )
+    .unwrap();
     for _ in 0..10 {
         let calls = [(); 8].map(|()| run(&handler, attempt(Some(b"doc"), &[])));
         assert!(futures::future::join_all(calls).await.iter().all(Result::is_ok));
@@ -546,7 +563,7 @@ async fn calls_are_concurrent_and_clones_share_connections() {
     );
     let endpoint =
         FakeEndpoint::start(|_| Reply::Delay(Duration::from_millis(50), Box::new(Reply::ok("late"))));
-    let handler = HttpHandler::new(settings(endpoint.url())).unwrap();
+    let handler = HttpHandler::new(settings(endpoint.url()), Arc::new(SystemClock)).unwrap();
     let (a, b, c) = tokio::join!(
         run(&handler, attempt(Some(b"a"), &[])),
         run(&handler, attempt(Some(b"b"), &[])),
@@ -614,7 +631,7 @@ async fn secrets_from_files_are_sent_and_never_printed() {
         header_files: vec![("authorization".into(), file)],
         ..settings(endpoint.url() + "?key=hunter2")
     };
-    let handler = HttpHandler::new(settings.clone()).unwrap();
+    let handler = HttpHandler::new(settings.clone(), Arc::new(SystemClock)).unwrap();
     let failure = run(&handler, attempt(None, &[])).await.unwrap_err();
     assert_eq!(failure.code, "http.401");
     let shown = format!(
@@ -636,7 +653,7 @@ async fn a_field_of_the_record_determines_the_topic_and_without_one_there_is_no_
         },
         ..settings(endpoint.url())
     };
-    let handler = HttpHandler::new(settings).unwrap();
+    let handler = HttpHandler::new(settings, Arc::new(SystemClock)).unwrap();
     let produced = run(&handler, attempt(Some(br#"{"queue":"done"}"#), &[]))
         .await
         .unwrap();
@@ -665,7 +682,9 @@ fn invalid_settings_are_rejected_by_field_without_secrets() {
     let check = |change: &dyn Fn(&mut HttpSettings), field: &str, problem: &str| {
         let mut settings = settings("https://localhost");
         change(&mut settings);
-        let error = HttpHandler::new(settings).unwrap_err().to_string();
+        let error = HttpHandler::new(settings, Arc::new(SystemClock))
+            .unwrap_err()
+            .to_string();
         assert!(
             error.starts_with(&format!("http.{field}: ")) && error.contains(problem),
             "{error}"
