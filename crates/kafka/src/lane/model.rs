@@ -282,6 +282,27 @@ fn a_session_waits_for_lookups_as_long_as_a_dead_peers_transaction_may_stay_open
 }
 
 #[test]
+fn a_lookup_whose_partition_was_revoked_does_not_end_the_session() {
+    let mut world = world(true);
+    for op in [
+        Op::Rebalance(1),
+        Op::Steps(3),
+        Op::Lookups(Answer::Unanswered),
+        Op::Rebalance(3),
+        Op::Steps(5),
+        Op::Rebalance(1),
+        Op::Steps(5),
+    ] {
+        world.apply(op).unwrap();
+    }
+    for _ in 0..60 {
+        world.apply(Op::Wait(1_000)).unwrap();
+        world.apply(Op::Steps(10)).unwrap();
+    }
+    assert_eq!(world.ended_sessions, 0);
+}
+
+#[test]
 fn a_lane_that_is_fenced_repeatedly_ends() {
     for (fencings, ended) in [(4, 0), (5, 1)] {
         let mut world = world(true);

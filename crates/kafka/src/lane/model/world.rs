@@ -292,11 +292,6 @@ impl World {
         match result {
             Ok(()) => Ok(true),
             // Repeated fencing is fatal in a process; the history then begins another one.
-            Err(Ended::Broken(reason)) if self.answer == Answer::AtOnce && reason.contains("unanswered") => {
-                Err(format!(
-                    "the session ended although lookups are answered: {reason}"
-                ))
-            }
             Err(Ended::Broken(_) | Ended::Fatal(_)) => {
                 self.ended_sessions += 1;
                 self.restart_session()?;
