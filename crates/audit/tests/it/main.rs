@@ -110,17 +110,20 @@ fn assert_clean_at_every_moment(name: &str, return_to: ReturnTo) {
     const ROUNDS: u64 = 300;
     let mut plant = Plant::new(name, return_to);
     let no_defect = |_: Stage, _: &str, _: &mut Vec<Output>| {};
-    let mut audits = 0;
     let mut was_audited_in_progress = false;
-    for part in 0..2 {
+    let mut parts = 0;
+    // At least one restart. On a slow machine, more parts until an audit has seen records in progress.
+    while parts < 2 || !was_audited_in_progress {
+        assert!(parts < 20, "no audit has seen records in progress");
         plant.start(Stage::Worker, no_defect);
         plant.start(Stage::Relay, no_defect);
         let producing = plant.produce_in_background(ROUNDS, &["fine", "retried", "dead", "fine", "retried"]);
-        if part == 0 {
+        if parts == 0 {
             // These records stay incomplete, so that commits contain the offsets after them in their completed sets.
             plant.produce(&["stay", "due", "tier"]);
         }
-        let expected = (part + 1) * ROUNDS * 5;
+        parts += 1;
+        let expected = parts * ROUNDS * 5;
         eventually("all records have ended", DEADLINE, || {
             let report = report_of(&plant);
             assert!(report.is_clean(), "{report}");
@@ -129,7 +132,6 @@ fn assert_clean_at_every_moment(name: &str, return_to: ReturnTo) {
                 report.output + report.dead + report.waiting.total(),
                 "{report}"
             );
-            audits += 1;
             was_audited_in_progress |= report.waiting.total() > 3 && report.output > 0;
             if report.output + report.dead == expected {
                 Ok(())
@@ -141,15 +143,18 @@ fn assert_clean_at_every_moment(name: &str, return_to: ReturnTo) {
         plant.stop();
     }
     let report = report_of(&plant);
-    assert_eq!((report.output, report.dead), (8 * ROUNDS, 2 * ROUNDS), "{report}");
+    assert_eq!(
+        (report.output, report.dead),
+        (4 * parts * ROUNDS, parts * ROUNDS),
+        "{report}"
+    );
     assert_eq!(report.waiting.total(), 3, "{report}");
-    assert_eq!(report.retries, [(0, 4 * ROUNDS), (1, 6 * ROUNDS)].into());
+    assert_eq!(
+        report.retries,
+        [(0, 2 * parts * ROUNDS), (1, 3 * parts * ROUNDS)].into()
+    );
     assert!(report.min_margin_ms.unwrap() >= 0, "{report}");
     assert!(report.foreign.is_empty(), "{report}");
-    assert!(
-        audits > 4 && was_audited_in_progress,
-        "{audits} audits, none of them while records were in progress"
-    );
 }
 
 #[test]
