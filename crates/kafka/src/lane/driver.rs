@@ -284,8 +284,12 @@ impl<'a> Driver<'a> {
         Ok(())
     }
 
-    /// Makes the client fetch partitions. A new assignment of a partition that is fetched already would be taken for the
-    /// answer to a rebalance in progress, so such a partition is moved by a seek, which discards what was fetched before.
+    /// Makes the client fetch partitions. A partition that is fetched already is moved by a seek, which discards what was
+    /// fetched before.
+    ///
+    /// If a rebalance was reported since the last poll, the client takes a change of the assignment for the answer to it,
+    /// and may join the next generation before the lane has served the event. That is safe: offsets are committed under the
+    /// captured generation, and the broker refuses an outdated one.
     fn start<P: Processor>(&mut self, starts: Vec<Start>, state: &mut LaneState<P>) -> Result<(), Ended> {
         let (fetched, new): (Vec<Start>, Vec<Start>) = starts.into_iter().partition(|start| start.is_fetched);
         if !fetched.is_empty() {

@@ -37,7 +37,7 @@ const FENCE_LIMIT: usize = 5;
 const FENCE_WINDOW: Duration = Duration::from_secs(60);
 /// Minimum batch size after repeated failures.
 const MIN_BATCH: usize = 16;
-/// A batch that times out this often in a row is too large to be written as it is.
+/// A batch that times out this often is too large to be written as it is.
 const MAX_TIMEOUTS: u32 = 3;
 
 /// What to do next.
