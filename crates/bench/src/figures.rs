@@ -1,5 +1,6 @@
 //! Figures: a JSON line for each one as it is measured, and a Markdown table at the end.
 
+use std::fmt;
 use std::time::Duration;
 
 use redeliver_core::{Clock, SystemClock, Timestamp};
@@ -10,8 +11,8 @@ pub(crate) struct Figures(Vec<(String, String)>);
 
 impl Figures {
     /// Adds a figure. The value includes its unit.
-    pub(crate) fn add(&mut self, name: impl Into<String>, value: impl Into<String>) {
-        let (name, value) = (name.into(), value.into());
+    pub(crate) fn add(&mut self, name: impl fmt::Display, value: impl fmt::Display) {
+        let (name, value) = (name.to_string(), value.to_string());
         println!("{}", serde_json::json!({ "figure": name, "value": value }));
         self.0.push((name, value));
     }
@@ -40,22 +41,52 @@ pub(crate) fn median(values: &[f64]) -> f64 {
     sorted[sorted.len() / 2]
 }
 
-/// Minimum, percentiles and maximum of values in milliseconds.
-pub(crate) fn distribution(mut millis: Vec<f64>) -> String {
-    if millis.is_empty() {
-        return "nothing measured".to_owned();
+/// Minimum, percentiles and maximum in milliseconds.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Distribution {
+    values: [f64; 5],
+    count: usize,
+}
+
+impl Distribution {
+    /// The distribution of values in milliseconds.
+    pub(crate) fn of(mut millis: Vec<f64>) -> Self {
+        if millis.is_empty() {
+            return Self::default();
+        }
+        millis.sort_by(f64::total_cmp);
+        let at = |quantile: f64| millis[((millis.len() - 1) as f64 * quantile) as usize];
+        Self {
+            values: [0.0, 0.5, 0.99, 0.999, 1.0].map(at),
+            count: millis.len(),
+        }
     }
-    millis.sort_by(f64::total_cmp);
-    let at = |quantile: f64| millis[((millis.len() - 1) as f64 * quantile) as usize];
-    format!(
-        "min {:.1}, p50 {:.1}, p99 {:.1}, p99.9 {:.1}, max {:.1} ms ({} records)",
-        at(0.0),
-        at(0.5),
-        at(0.99),
-        at(0.999),
-        at(1.0),
-        millis.len()
-    )
+
+    /// The median of each figure.
+    pub(crate) fn median(rounds: &[Self]) -> Self {
+        if rounds.is_empty() {
+            return Self::default();
+        }
+        let of = |index: usize| median(&rounds.iter().map(|round| round.values[index]).collect::<Vec<_>>());
+        Self {
+            values: std::array::from_fn(of),
+            count: rounds.iter().map(|round| round.count).sum(),
+        }
+    }
+}
+
+impl fmt::Display for Distribution {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.count == 0 {
+            return f.write_str("nothing measured");
+        }
+        let [min, p50, p99, p999, max] = self.values;
+        write!(
+            f,
+            "min {min:.1}, p50 {p50:.1}, p99 {p99:.1}, p99.9 {p999:.1}, max {max:.1} ms ({} records)",
+            self.count
+        )
+    }
 }
 
 /// Processor time of this process so far: user and system, all threads.

@@ -18,6 +18,7 @@ mod redis;
 mod relay;
 mod scheduler;
 mod service;
+mod transactions;
 mod worker;
 
 use clap::{Parser, Subcommand};
@@ -52,8 +53,18 @@ enum Bench {
         #[arg(long, value_enum, value_delimiter = ',', default_values_t = relay::Part::ALL)]
         only: Vec<relay::Part>,
     },
-    /// Wall time of a worker compared to the lower bound of work / concurrency
-    Worker,
+    /// Wall time of a worker compared to the lower bound of work / concurrency, and to a bare HTTP client
+    Worker {
+        /// Number of rounds; each round measures everything once
+        #[arg(long, default_value_t = 3)]
+        rounds: usize,
+    },
+    /// Ways to write consecutive transactions with the client library alone
+    Transactions {
+        /// Number of rounds; each round measures everything once
+        #[arg(long, default_value_t = 5)]
+        rounds: usize,
+    },
     /// Memory of a retry-tier process while records wait
     Memory {
         /// Waiting records
@@ -73,7 +84,8 @@ async fn main() -> anyhow::Result<()> {
         Bench::Relay { count, rounds, only } => {
             relay::run(&broker, count, rounds, &only, &mut figures).await?;
         }
-        Bench::Worker => worker::run(&broker, &mut figures).await?,
+        Bench::Worker { rounds } => worker::run(&broker, rounds, &mut figures).await?,
+        Bench::Transactions { rounds } => transactions::run(&broker, rounds, &mut figures).await?,
         Bench::Memory { count } => memory::run(&broker, count, &mut figures).await?,
         Bench::Scheduler(options) => scheduler::run(&broker, &options, &mut figures).await?,
     }

@@ -32,7 +32,7 @@ pub(crate) struct Options {
     /// Jobs per measurement
     #[arg(long, default_value_t = 200_000)]
     count: usize,
-    /// Number of rounds of throughput measurements, which alternate with the polling scheduler
+    /// Number of rounds of throughput measurements, which alternate with the polling scheduler, and of lateness measurements
     #[arg(long, default_value_t = 3)]
     rounds: usize,
     /// Waiting jobs when Redis is emptied
@@ -98,7 +98,8 @@ pub(crate) async fn run(broker: &Broker, options: &Options, figures: &mut Figure
         let dispatch = rate(dispatched.iter().map(|round| round.rate).collect(), 20_000.0);
         // The sustainable rate if each job is both accepted and dispatched during the measurement.
         let both = 1.0 / (1.0 / accept + 1.0 / dispatch);
-        lateness::run(broker, &mut redis, options.seconds, dispatch, both, figures).await?;
+        let sustained = lateness::Sustained { dispatch, both };
+        lateness::run(broker, &mut redis, options, sustained, figures).await?;
     }
     if let Some(polling) = &polling {
         polling.lateness(&mut redis, options.seconds, figures).await?;

@@ -1,8 +1,9 @@
-//! `bench worker`: wall time of a worker with transactional output, compared to the lower bound `work / concurrency`.
+//! `bench worker`: wall time of a worker with transactional output, compared to the lower bound `work / concurrency`, and
+//! over HTTP also to a bare client that makes the same calls of the same endpoint.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -13,8 +14,9 @@ use axum::routing::post;
 use redeliver_core::{Headers, Outcome, Output, Pipeline, SystemClock};
 use redeliver_enricher::http::{HttpHandler, HttpSettings};
 use redeliver_worker::{Attempt, Handler, WorkerSpec};
+use tokio::task::JoinSet;
 
-use crate::figures::Figures;
+use crate::figures::{Figures, median};
 use crate::kafka::Broker;
 use crate::service::Service;
 
@@ -43,27 +45,104 @@ const WORKLOADS: [Workload; 2] = [
     },
 ];
 
-pub(crate) async fn run(broker: &Broker, figures: &mut Figures) -> anyhow::Result<()> {
+/// The wall time of one measurement, from the first call to the last result, and its lower bound.
+#[derive(Clone, Copy)]
+struct Measured {
+    wall: Duration,
+    bound: Duration,
+}
+
+/// The measurements of one workload, one of each kind per round.
+#[derive(Default)]
+struct Rounds {
+    in_process: Vec<Measured>,
+    bare_client: Vec<Measured>,
+    http: Vec<Measured>,
+}
+
+pub(crate) async fn run(broker: &Broker, rounds: usize, figures: &mut Figures) -> anyhow::Result<()> {
     let endpoint = endpoint().await?;
-    for workload in &WORKLOADS {
-        let work = workload.work;
-        let in_process = tower::service_fn(move |attempt: Attempt| async move {
-            let value = attempt.record.value.as_deref().unwrap_or_default();
-            perform(work(number(value))).await;
-            Ok::<_, Infallible>(Outcome::unchanged())
-        });
-        measure(broker, workload, "in process", in_process, figures).await?;
-        let index = WORKLOADS
-            .iter()
-            .position(|other| other.name == workload.name)
-            .unwrap_or_default();
-        let http = HttpHandler::new(
-            HttpSettings::new(format!("http://{endpoint}/{index}")),
-            Arc::new(SystemClock),
-        )?;
-        measure(broker, workload, "HTTP", http, figures).await?;
+    for (index, workload) in WORKLOADS.iter().enumerate() {
+        let url = format!("http://{endpoint}/{index}");
+        let mut measured = Rounds::default();
+        for round in 0..rounds {
+            let work = workload.work;
+            let in_process = tower::service_fn(move |attempt: Attempt| async move {
+                let value = attempt.record.value.as_deref().unwrap_or_default();
+                perform(work(number(value))).await;
+                Ok::<_, Infallible>(Outcome::unchanged())
+            });
+            let name = |kind: &str| format!("worker-{index}-{kind}-{round}");
+            let result = measure(broker, workload, &name("in-process"), in_process).await?;
+            measured.in_process.push(result);
+            measured.bare_client.push(bare_client(workload, &url).await?);
+            let http = HttpHandler::new(HttpSettings::new(&url), Arc::new(SystemClock))?;
+            let result = measure(broker, workload, &name("http"), http).await?;
+            measured.http.push(result);
+        }
+        measured.report(workload.name, figures);
     }
     Ok(())
+}
+
+impl Rounds {
+    fn report(&self, workload: &str, figures: &mut Figures) {
+        let mut add = |kind: &str, measured: &[Measured], note: String| {
+            let of = |value: fn(&Measured) -> f64| median(&measured.iter().map(value).collect::<Vec<_>>());
+            figures.add(
+                format!("{workload}, {kind}, median of {}", measured.len()),
+                format!(
+                    "wall {:.2} s, bound {:.2} s: {:.3}{note}",
+                    of(|one| one.wall.as_secs_f64()),
+                    of(|one| one.bound.as_secs_f64()),
+                    of(|one| one.wall.as_secs_f64() / one.bound.as_secs_f64()),
+                ),
+            );
+        };
+        add("in process", &self.in_process, " (goal 1.05)".to_owned());
+        add("bare HTTP client", &self.bare_client, String::new());
+        let ratios = self.http.iter().zip(&self.bare_client);
+        let ratios: Vec<f64> = ratios
+            .map(|(worker, bare)| worker.wall.as_secs_f64() / bare.wall.as_secs_f64())
+            .collect();
+        let note = format!("; {:.3} of the bare client (goal 1.05)", median(&ratios));
+        add("HTTP", &self.http, note);
+    }
+}
+
+/// Makes the calls of a workload with the HTTP client alone.
+async fn bare_client(workload: &Workload, url: &str) -> anyhow::Result<Measured> {
+    let client = reqwest::Client::builder().http1_only().no_proxy().build()?;
+    let next = Arc::new(AtomicUsize::new(0));
+    let count = workload.count;
+    WORK_NANOS.store(0, Ordering::Relaxed);
+    let started = Instant::now();
+    let mut callers = JoinSet::new();
+    for _ in 0..workload.concurrency {
+        let (client, next, url) = (client.clone(), next.clone(), url.to_owned());
+        callers.spawn(async move {
+            loop {
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                if index >= count {
+                    return anyhow::Ok(());
+                }
+                let response = client.post(&url).body(index.to_string()).send().await?;
+                response.error_for_status()?.bytes().await?;
+            }
+        });
+    }
+    while let Some(ended) = callers.join_next().await {
+        ended??;
+    }
+    Ok(Measured {
+        wall: started.elapsed(),
+        bound: bound(workload)?,
+    })
+}
+
+/// The duration of all calls, divided by the concurrency.
+fn bound(workload: &Workload) -> anyhow::Result<Duration> {
+    Ok(Duration::from_nanos(WORK_NANOS.load(Ordering::Relaxed)) / u32::try_from(workload.concurrency)?)
 }
 
 fn number(value: &[u8]) -> usize {
@@ -103,15 +182,10 @@ async fn endpoint() -> anyhow::Result<SocketAddr> {
 async fn measure<H: Handler>(
     broker: &Broker,
     workload: &Workload,
-    variant: &str,
+    name: &str,
     handler: H,
-    figures: &mut Figures,
-) -> anyhow::Result<()> {
-    let name = broker.name(&format!(
-        "worker-{}-{}",
-        workload.concurrency,
-        variant.replace(' ', "-")
-    ));
+) -> anyhow::Result<Measured> {
+    let name = broker.name(name);
     let pipeline = Pipeline {
         output: Some(format!("{name}-out").into()),
         ..Pipeline::new(&name)
@@ -157,20 +231,16 @@ async fn measure<H: Handler>(
         .map_err(|_| anyhow::anyhow!("the reader panicked"))??;
     service.stop().await?;
     broker.delete_of(&pipeline).await?;
-    let bound =
-        Duration::from_nanos(WORK_NANOS.load(Ordering::Relaxed)) / u32::try_from(workload.concurrency)?;
-    let wall = last - *first_call.get().context("no call was made")?;
-    figures.add(
-        format!("{}, {variant}", workload.name),
-        format!(
-            "wall {:.2} s, bound {:.2} s: {:.3} (goal 1.05); {results} results of {}",
-            wall.as_secs_f64(),
-            bound.as_secs_f64(),
-            wall.as_secs_f64() / bound.as_secs_f64(),
-            workload.count,
-        ),
+    let measured = Measured {
+        wall: last - *first_call.get().context("no call was made")?,
+        bound: bound(workload)?,
+    };
+    anyhow::ensure!(
+        results == workload.count,
+        "{results} results of {}",
+        workload.count
     );
-    Ok(())
+    Ok(measured)
 }
 
 /// Reads all results, and returns when the last one arrived and how many there were. Continues to read for 500 ms, so that

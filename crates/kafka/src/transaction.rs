@@ -8,23 +8,20 @@
 //! checks the [`TopicWatch`], and aborts as soon as the watch is certain that the topic is missing.
 
 mod alternating;
+mod deliveries;
 mod offset_sender;
 mod pace;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::thread::{self, Thread};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::consumer::ConsumerGroupMetadata;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
-use rdkafka::message::{DeliveryResult, Message as _};
-use rdkafka::producer::{BaseRecord, Producer as _, ProducerContext, ThreadedProducer};
-use rdkafka::{ClientConfig, ClientContext, TopicPartitionList};
+use rdkafka::producer::{BaseRecord, Producer as _, ThreadedProducer};
+use rdkafka::{ClientConfig, TopicPartitionList};
 use redeliver_core::{Failure, Output, mutant};
 
-use crate::client::ClientLog;
 use crate::convert::native_headers;
 use crate::fault;
 use crate::processor::Refused;
@@ -33,6 +30,7 @@ use crate::recovery::{
 };
 use crate::topic_watch::{TopicState, TopicWatch};
 pub(crate) use alternating::Alternating;
+use deliveries::Deliveries;
 use offset_sender::OffsetSender;
 use pace::{InFlight, Pace};
 
@@ -41,8 +39,6 @@ const CALL: Duration = Duration::from_secs(2);
 /// How many transactions may fail because of an earlier failed delivery.
 const MAX_SECONDARY_FAILURES: u32 = 3;
 const RETRY_DELAY: Duration = Duration::from_millis(5);
-/// How often the topics of unconfirmed deliveries are checked.
-const TOPIC_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// Timeout of finding out whether a topic exists that the client does not know.
 const CONFIRM_TIMEOUT: Duration = Duration::from_secs(3);
 /// How often a transaction is repeated because the client did not know an existing topic.
@@ -404,27 +400,30 @@ impl Transactions {
         pace.delivered();
         // The first output that may not be delivered yet.
         let mut first = 0;
-        let delivered = |first: usize, sent: usize| match deliveries.wait_for(sent, deadline, |round| {
-            first_missing(watch.as_ref()?, &outputs[..sent], round)
-        }) {
-            Ok(()) => Ok(()),
-            Err((index, error)) => Err(Box::new(AttemptError {
-                step: "delivering",
-                error,
-                output: index
-                    .map(|index| (index, InFlight::of(&outputs[index].topic, &outputs[first..sent]))),
-            })),
+        // Waits until `count` of the sent outputs are delivered. Those before `first` are.
+        let delivered = |first: usize, sent: usize, count: usize| {
+            let waited = deliveries.wait_for(count, deadline, |round| {
+                first_missing(watch.as_ref()?, &outputs[..sent], round)
+            });
+            waited.map_err(|(index, error)| {
+                let in_flight = |index: usize| InFlight::of(&outputs[index].topic, &outputs[first..sent]);
+                Box::new(AttemptError {
+                    step: "delivering",
+                    error,
+                    output: index.map(|index| (index, in_flight(index))),
+                })
+            })
         };
         for (index, output) in outputs.iter().enumerate() {
             if pace.must_wait(output) {
-                delivered(first, index)?;
+                delivered(first, index, index)?;
                 pace.delivered();
                 first = index;
             }
             if let Err(error) = send(producer, output, (number, index), deadline) {
                 // After a failed delivery the client accepts no more records. The error of that delivery is the cause.
                 if refusal(&error).is_none() {
-                    delivered(first, index)?;
+                    delivered(first, index, index)?;
                 }
                 return Err(Box::new(AttemptError {
                     step: "producing",
@@ -435,23 +434,36 @@ impl Transactions {
             pace.sent(output);
             *sent = index + 1;
         }
-        if !mutant!("transaction-commits-undelivered-records") {
-            delivered(first, outputs.len())?;
+        let member = member
+            .cloned()
+            .ok_or_else(|| AttemptError::new("adding offsets", KafkaError::Canceled))?;
+        // Adding the offsets takes two more round trips, which begin while records are still in flight. They do not begin
+        // before the first delivery: the client has then added the partitions to the transaction. While that is being done,
+        // the broker answers `CONCURRENT_TRANSACTIONS`, which costs 20 ms (see `alternating`).
+        let sent = outputs.len();
+        delivered(first, sent, sent.min(first + 1))?;
+        // The offsets fence zombies: the broker refuses them if the member or its generation is no longer current, so every
+        // transaction carries some, also one that completes no record.
+        offset_sender
+            .begin(offsets.clone(), member, deadline)
+            .map_err(|error| AttemptError::new("adding offsets", error))?;
+        let all_delivered = if mutant!("transaction-commits-undelivered-records") {
+            Ok(())
+        } else {
+            delivered(first, sent, sent)
+        };
+        if all_delivered.is_ok() {
+            fault::point("produce");
         }
-        *changelog_ends = std::mem::take(&mut *lock(&deliveries.changelog_ends));
-        fault::point("produce");
+        // Whatever happened, the transaction can be ended only after this call has returned.
+        let offsets_added = offset_sender.finish(deadline);
+        all_delivered?;
+        offsets_added.map_err(|error| AttemptError::new("adding offsets", error))?;
+        *changelog_ends = deliveries.take_changelog_ends();
         // Everything is delivered, the client only has to notice. Without this, `commit_transaction` would flush in slices
         // of 100 ms. With a longer timeout, this flush would wait in slices of that length too.
         retry_until(deadline, || producer.flush(Duration::from_millis(1)))
             .map_err(|error| AttemptError::new("flushing", error))?;
-        let member = member
-            .cloned()
-            .ok_or_else(|| AttemptError::new("adding offsets", KafkaError::Canceled))?;
-        // The offsets fence zombies: the broker refuses them if the member or its generation is no longer current, so every
-        // transaction carries some, also one that completes no record.
-        offset_sender
-            .send(offsets.clone(), member, deadline)
-            .map_err(|error| AttemptError::new("adding offsets", error))?;
         fault::point("offsets");
         retry_until(deadline, || producer.commit_transaction(CALL))
             .map_err(|error| AttemptError::new(COMMITTING, error))?;
@@ -568,7 +580,7 @@ fn send(
     (transaction, index): (u32, usize),
     deadline: Instant,
 ) -> Result<(), KafkaError> {
-    let opaque = ((transaction as usize) << 32) | index;
+    let opaque = Deliveries::opaque(transaction, index);
     let mut record = BaseRecord::<[u8], [u8], usize>::with_opaque_to(&output.topic, opaque);
     record.partition = output.partition;
     record.key = output.key.as_deref();
@@ -588,156 +600,4 @@ fn send(
             }
         }
     }
-}
-
-/// Counts delivery reports, which arrive on the producer's own thread, and wakes the thread that writes. The opaque value of a
-/// record is the number of its transaction in the upper half, since reports of an aborted transaction may arrive during the
-/// next one, and its index in the batch in the lower half.
-struct Deliveries {
-    transaction: AtomicU32,
-    waiting: std::sync::Mutex<Option<Thread>>,
-    reported: AtomicUsize,
-    awaited: AtomicUsize,
-    failed: AtomicBool,
-    /// The first failure that was not caused by another one; until there is one, the latest failure.
-    first_failure: std::sync::Mutex<Option<(usize, KafkaError)>>,
-    changelog: Option<Arc<str>>,
-    changelog_ends: std::sync::Mutex<Vec<(i32, i64)>>,
-    log: ClientLog,
-}
-
-const _: () = assert!(usize::BITS == 64, "an opaque value holds two 32-bit numbers");
-
-impl Deliveries {
-    fn new(changelog: Option<Arc<str>>) -> Self {
-        Self {
-            changelog,
-            changelog_ends: std::sync::Mutex::default(),
-            transaction: AtomicU32::new(0),
-            waiting: std::sync::Mutex::new(None),
-            reported: AtomicUsize::new(0),
-            awaited: AtomicUsize::new(usize::MAX),
-            failed: AtomicBool::new(false),
-            first_failure: std::sync::Mutex::new(None),
-            log: ClientLog::default(),
-        }
-    }
-
-    fn begin(&self) -> u32 {
-        let number = self.transaction.fetch_add(1, Ordering::SeqCst).wrapping_add(1);
-        self.reported.store(0, Ordering::SeqCst);
-        self.awaited.store(usize::MAX, Ordering::SeqCst);
-        self.failed.store(false, Ordering::SeqCst);
-        *lock(&self.first_failure) = None;
-        lock(&self.changelog_ends).clear();
-        number
-    }
-
-    /// Waits for `count` delivery reports. Every [`TOPIC_CHECK_INTERVAL`] it calls `first_missing`, with the number of the
-    /// call, for the index of an output whose topic is missing.
-    ///
-    /// # Errors
-    /// If a delivery failed or a topic is missing, with the index of the output, or if the deadline passes.
-    fn wait_for(
-        &self,
-        count: usize,
-        deadline: Instant,
-        first_missing: impl Fn(u32) -> Option<usize>,
-    ) -> Result<(), (Option<usize>, KafkaError)> {
-        *lock(&self.waiting) = Some(thread::current());
-        self.awaited.store(count, Ordering::SeqCst);
-        let mut has_timed_out = false;
-        let mut missing = None;
-        let mut round = 0;
-        let mut next_check = Instant::now() + TOPIC_CHECK_INTERVAL;
-        while self.reported.load(Ordering::SeqCst) < count && !self.failed.load(Ordering::SeqCst) {
-            let now = Instant::now();
-            if now >= deadline {
-                has_timed_out = true;
-                break;
-            }
-            if now >= next_check {
-                round += 1;
-                next_check = now + TOPIC_CHECK_INTERVAL;
-                missing = first_missing(round);
-                if missing.is_some() {
-                    break;
-                }
-            }
-            thread::park_timeout(deadline.min(next_check) - now);
-        }
-        self.awaited.store(usize::MAX, Ordering::SeqCst);
-        match lock(&self.first_failure).clone() {
-            Some((index, error)) => Err((Some(index), error)),
-            None if missing.is_some() => {
-                let error = KafkaError::MessageProduction(RDKafkaErrorCode::UnknownTopicOrPartition);
-                Err((missing, error))
-            }
-            None if has_timed_out => {
-                let error = KafkaError::Flush(RDKafkaErrorCode::OperationTimedOut);
-                Err((None, error))
-            }
-            None => Ok(()),
-        }
-    }
-
-    /// Waits for one delivery report.
-    fn wait_for_any(&self, deadline: Instant) {
-        // An abort follows, so the result does not matter.
-        let _ = self.wait_for(1, deadline, |_| None);
-    }
-}
-
-impl ClientContext for Deliveries {
-    fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
-        self.log.log(level, facility, message);
-    }
-
-    fn error(&self, error: KafkaError, reason: &str) {
-        if self.log.should_log("error") {
-            tracing::warn!(%error, reason, "producer error");
-        }
-    }
-}
-
-impl ProducerContext for Deliveries {
-    type DeliveryOpaque = usize;
-
-    fn delivery(&self, result: &DeliveryResult<'_>, opaque: usize) {
-        let (transaction, index) = (opaque >> 32, opaque & u32::MAX as usize);
-        if transaction != self.transaction.load(Ordering::SeqCst) as usize {
-            return;
-        }
-        match result {
-            Ok(message) if self.changelog.as_deref() == Some(message.topic()) => {
-                let (partition, end) = (message.partition(), message.offset() + 1);
-                let mut ends = lock(&self.changelog_ends);
-                match ends.iter_mut().find(|(known, _)| *known == partition) {
-                    Some((_, known)) => *known = end.max(*known),
-                    None => ends.push((partition, end)),
-                }
-            }
-            Ok(_) => {}
-            Err((error, _)) => {
-                let mut first = lock(&self.first_failure);
-                // The failure that caused the others may be reported after them.
-                if first.as_ref().is_none_or(|(_, first)| is_secondary(first)) {
-                    *first = Some((index, error.clone()));
-                }
-                if !is_secondary(error) {
-                    self.failed.store(true, Ordering::SeqCst);
-                }
-            }
-        }
-        let reported = self.reported.fetch_add(1, Ordering::SeqCst) + 1;
-        if (reported >= self.awaited.load(Ordering::SeqCst) || self.failed.load(Ordering::SeqCst))
-            && let Some(thread) = &*lock(&self.waiting)
-        {
-            thread.unpark();
-        }
-    }
-}
-
-fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }

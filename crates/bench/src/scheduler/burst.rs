@@ -8,7 +8,7 @@ use redeliver_core::{Clock, SystemClock};
 use super::arrivals::{Arrivals, lateness, max_lateness};
 use super::env::{BULK, SchedulerEnv, TRICKLE, wait_accepted, wait_indexed};
 use super::trickle::Trickle;
-use crate::figures::{Figures, distribution, median, per_second};
+use crate::figures::{Distribution, Figures, median, per_second};
 use crate::kafka::Broker;
 use crate::redis::Redis;
 
@@ -59,7 +59,7 @@ pub(super) async fn dispatch(
     let rate = count as f64 / (max_lateness(&bulk) / 1000.0);
     println!(
         "round {round}: {rate:.0}/s of {count} jobs due at once, {micros:.1} us of processor time each; others: {}",
-        distribution(trickle.clone())
+        Distribution::of(trickle.clone())
     );
     Ok(Burst {
         rate,
@@ -88,6 +88,6 @@ pub(super) fn report(rounds: &[Burst], figures: &mut Figures) {
     );
     figures.add(
         "lateness of 100/s of another application meanwhile, in the best round",
-        distribution(best.trickle.clone()),
+        Distribution::of(best.trickle.clone()),
     );
 }

@@ -10,7 +10,7 @@ use redeliver_core::{Clock, SystemClock, Timestamp};
 
 use super::arrivals::{Arrivals, lateness, max_lateness};
 use super::{DATA, PARTITIONS};
-use crate::figures::{Figures, distribution, median, per_second};
+use crate::figures::{Distribution, Figures, median, per_second};
 use crate::kafka::Broker;
 use crate::redis::Redis;
 
@@ -191,7 +191,7 @@ impl Polling {
             let worker = self.work(&topic, count, VARIANTS[1])?;
             figures.add(
                 format!("polling every second: lateness at {rate:.0}/s"),
-                distribution(lateness(&arrivals.all(count)?)),
+                Distribution::of(lateness(&arrivals.all(count)?)),
             );
             drop(worker);
             self.broker.delete(&[&topic]).await?;

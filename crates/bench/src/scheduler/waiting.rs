@@ -9,7 +9,7 @@ use super::PARTITIONS;
 use super::arrivals::{Arrivals, lateness};
 use super::env::{BULK, JobSpec, SchedulerEnv, TRICKLE, wait_accepted, wait_indexed};
 use super::trickle::Trickle;
-use crate::figures::{Figures, distribution, per_second, rate};
+use crate::figures::{Distribution, Figures, per_second, rate};
 use crate::kafka::Broker;
 use crate::process::wait_until;
 use crate::redis::Redis;
@@ -84,11 +84,11 @@ pub(super) async fn run(
     let [affected_sent, unaffected_sent] = sent;
     figures.add(
         "lateness meanwhile, 100/s in a partition without them",
-        distribution(lateness(&unaffected.all(unaffected_sent?)?)),
+        Distribution::of(lateness(&unaffected.all(unaffected_sent?)?)),
     );
     figures.add(
         "lateness meanwhile, 100/s in the partitions of the waiting jobs",
-        distribution(lateness(&affected.all(affected_sent?)?)),
+        Distribution::of(lateness(&affected.all(affected_sent?)?)),
     );
     process.stop()?;
     env.tear_down().await

@@ -50,6 +50,9 @@ pub(super) enum Op {
     Owner(i32),
     /// Time passes.
     Wait(u16),
+    /// The lane is told to stop, and does so. If the broker is frozen, a transaction that is being written does not end before
+    /// the grace period. Another process continues.
+    Stop { is_frozen: bool },
 }
 
 impl Op {
@@ -61,6 +64,7 @@ impl Op {
                 | Self::Evict
                 | Self::Replace(_)
                 | Self::Break
+                | Self::Stop { .. }
                 | Self::LateResult
                 | Self::Owner(_)
         )
@@ -164,9 +168,12 @@ fn random_op(random: &mut Random) -> Op {
         28 => Op::LateResult,
         29 => Op::Owner(partition(random)),
         30 => Op::Wait(u16::from(random.below(250)) * 20),
-        _ => match random.below(3) {
+        _ => match random.below(4) {
             0 => Op::Break,
             1 => Op::Replace(random.below(4)),
+            2 => Op::Stop {
+                is_frozen: random.below(2) == 0,
+            },
             _ => Op::Steps(40),
         },
     }
@@ -332,4 +339,18 @@ fn a_batch_that_is_not_taken_back_is_given_up_after_three_timeouts() {
     world.settle().unwrap();
     assert_eq!(world.sizes[..3], [40, 40, 40]);
     assert!(world.sizes[3] <= 16, "{:?}", world.sizes);
+}
+
+#[test]
+fn a_lane_stops_at_the_end_of_its_grace_period_although_a_transaction_does_not_end() {
+    let mut world = world(true);
+    produce_and_finish(&mut world, 5);
+    while !world.is_writing() {
+        world.apply(Op::Steps(1)).unwrap();
+    }
+    let began = world.elapsed();
+    world.apply(Op::Stop { is_frozen: true }).unwrap();
+    let waited = (world.elapsed() - began).as_secs_f64();
+    assert!((10.0..10.5).contains(&waited), "{waited}");
+    world.settle().unwrap();
 }

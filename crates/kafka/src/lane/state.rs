@@ -242,6 +242,8 @@ impl<P: Processor> LaneState<P> {
                     None => (Stage::Work, Step::Check),
                 },
                 Stage::Work if self.unwritten.is_some() => (Stage::Writing, self.write(now)),
+                // The next process resolves the transaction when it initialises the producers.
+                Stage::Writing if is_stopping && self.is_grace_over(now) => return Ok(Step::Stop),
                 Stage::Writing if is_stopping => (Stage::Writing, Step::Await),
                 Stage::Writing => (Stage::Waiting, Step::Admit),
                 Stage::Waiting => (Stage::Writing, Step::Await),
@@ -946,16 +948,18 @@ impl<P: Processor> LaneState<P> {
 
     /// Whether all work is finished or the grace period is over.
     fn is_finished_stopping(&self, now: Instant) -> bool {
-        let Some(since) = self.stopping_since else {
-            return false;
-        };
-        if !self.processor.is_busy() && self.unwritten.is_none() {
-            return true;
-        }
-        let is_over = now.duration_since(since) >= self.grace;
+        self.stopping_since.is_some() && !self.processor.is_busy() && self.unwritten.is_none()
+            || self.is_grace_over(now)
+    }
+
+    fn is_grace_over(&self, now: Instant) -> bool {
+        let is_over = self
+            .stopping_since
+            .is_some_and(|since| now.duration_since(since) >= self.grace);
         if is_over {
             tracing::warn!(
                 lane = self.name,
+                is_writing = self.is_writing(),
                 "grace period over with records in flight; they will be processed again after a restart"
             );
         }

@@ -3,6 +3,7 @@
 //! A transaction waits for several round trips to the broker. Copying and parsing the next records in that time costs no
 //! throughput. The lane serves no events until the transaction has ended, so it keeps its partitions.
 
+use std::cell::Cell;
 use std::io;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -41,6 +42,7 @@ pub(super) struct Writer {
     writes: Option<SyncSender<Write>>,
     written: Receiver<Written>,
     thread: Option<JoinHandle<()>>,
+    is_writing: Cell<bool>,
 }
 
 impl Writer {
@@ -77,6 +79,7 @@ impl Writer {
             writes: Some(writes),
             written,
             thread: Some(thread),
+            is_writing: Cell::new(false),
         })
     }
 
@@ -101,7 +104,9 @@ impl Writer {
             member,
         };
         let writes = self.writes.as_ref().ok_or(Disconnected)?;
-        writes.send(write).map_err(|_| Disconnected)
+        writes.send(write).map_err(|_| Disconnected)?;
+        self.is_writing.set(true);
+        Ok(())
     }
 
     /// The transaction that has ended, if it has.
@@ -110,7 +115,10 @@ impl Writer {
     /// If the thread has panicked.
     pub(super) fn take(&self) -> Result<Option<Written>, Disconnected> {
         match self.written.try_recv() {
-            Ok(written) => Ok(Some(written)),
+            Ok(written) => {
+                self.is_writing.set(false);
+                Ok(Some(written))
+            }
             Err(TryRecvError::Empty) => Ok(None),
             Err(TryRecvError::Disconnected) => Err(Disconnected),
         }
@@ -121,7 +129,8 @@ impl Drop for Writer {
     fn drop(&mut self) {
         // Closing the channel ends the thread.
         self.writes = None;
-        if let Some(thread) = self.thread.take() {
+        // A lane stops within a transaction only at the end of its grace period, so nothing waits for the transaction.
+        if let Some(thread) = self.thread.take().filter(|_| !self.is_writing.get()) {
             // A panic has already been reported.
             let _ = thread.join();
         }

@@ -59,12 +59,13 @@ impl OffsetSender {
         })
     }
 
-    /// Adds offsets to the open transaction.
+    /// Begins to add offsets to the open transaction. [`OffsetSender::finish`] must be called before anything else is done
+    /// with the transaction.
     ///
     /// # Errors
-    /// The error of the client, or `OperationTimedOut` if the call does not return soon after the deadline.
-    pub(super) fn send(
-        &mut self,
+    /// If the thread has ended.
+    pub(super) fn begin(
+        &self,
         offsets: TopicPartitionList,
         member: Arc<ConsumerGroupMetadata>,
         deadline: Instant,
@@ -75,7 +76,14 @@ impl OffsetSender {
             deadline,
         };
         let requests = self.requests.as_ref().ok_or(KafkaError::Canceled)?;
-        requests.send(request).map_err(|_| KafkaError::Canceled)?;
+        requests.send(request).map_err(|_| KafkaError::Canceled)
+    }
+
+    /// Waits until the offsets are added.
+    ///
+    /// # Errors
+    /// The error of the client, or `OperationTimedOut` if the call does not return soon after the deadline.
+    pub(super) fn finish(&mut self, deadline: Instant) -> Result<(), KafkaError> {
         // The thread stops retrying at the deadline, and its last call may take `CALL`.
         let timeout = deadline.saturating_duration_since(Instant::now()) + CALL;
         self.results.recv_timeout(timeout).unwrap_or_else(|_| {

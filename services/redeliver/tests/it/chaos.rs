@@ -4,7 +4,10 @@
 //!
 //! Random choices follow a seed, which is printed; `REDELIVER_CHAOS_SEED` sets it.
 
+mod calls_in_hand;
 mod load;
+mod open_transaction;
+mod three_brokers;
 
 use std::thread;
 use std::time::Duration;

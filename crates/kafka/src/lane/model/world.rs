@@ -75,6 +75,8 @@ pub(super) struct World {
     outputs: Vec<Output>,
     written_result: Option<Result<(), TransactionError>>,
     is_writing: bool,
+    /// Transactions that are being written do not end.
+    is_frozen: bool,
     /// How often each value was written by a committed transaction.
     written: BTreeMap<Vec<u8>, u32>,
     /// Something happened that justifies to call the handler again.
@@ -139,6 +141,7 @@ impl World {
             outputs: Vec::new(),
             written_result: None,
             is_writing: false,
+            is_frozen: false,
             written: BTreeMap::new(),
             may_call_again: false,
             steps: 0,
@@ -208,9 +211,44 @@ impl World {
             Op::Break => self.restart_session()?,
             Op::LateResult => self.state.processor().return_late_result(),
             Op::Owner(partition) => self.state.processor().write_as_owner(partition),
+            Op::Stop { is_frozen } => self.stop(is_frozen)?,
             Op::Wait(milliseconds) => self.now += Duration::from_millis(milliseconds.into()),
         }
         Ok(())
+    }
+
+    pub(super) fn is_writing(&self) -> bool {
+        self.is_writing
+    }
+
+    /// The lane stops, and another process with the same name begins.
+    fn stop(&mut self, is_frozen: bool) -> Result<(), String> {
+        self.is_frozen = is_frozen;
+        self.until_stopped()?;
+        self.is_frozen = false;
+        let is_undecided = self.is_writing && self.written_result.take().is_none();
+        self.is_writing = false;
+        if is_undecided && self.is_current() {
+            let is_committed = self.random.below(2) == 0;
+            self.open = Some((self.transaction(), is_committed));
+        }
+        self.restart_session()
+    }
+
+    fn until_stopped(&mut self) -> Result<(), String> {
+        let mut rounds = 0;
+        while self.step(true)? {
+            rounds += 1;
+            if rounds > 1_000 {
+                return Err("the lane does not stop".to_owned());
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the broker accepts offsets of the lane.
+    fn is_current(&self) -> bool {
+        self.is_member && self.known_generation == self.generation
     }
 
     fn partition(&mut self, number: i32) -> &mut Partition {
@@ -340,7 +378,9 @@ impl World {
             }
             Step::Await => {
                 // The transaction takes a while, in which the history goes on.
-                if self.random.below(3) == 0 {
+                if self.is_frozen {
+                    self.now += Duration::from_millis(100);
+                } else if self.random.below(3) == 0 {
                     let result = match self.written_result.take() {
                         Some(result) => result,
                         None => self.write()?,
@@ -483,11 +523,8 @@ impl World {
         Ok(())
     }
 
-    /// The broker ends the transaction of the lane.
-    fn write(&mut self) -> Result<Result<(), TransactionError>, String> {
-        if !self.has_producers {
-            return Err("a transaction began before the producers were initialised".to_owned());
-        }
+    /// The transaction that is being written.
+    fn transaction(&self) -> Transaction {
         let values = self
             .outputs
             .iter()
@@ -500,18 +537,25 @@ impl World {
             };
             (commit.partition, stored)
         });
-        let transaction = Transaction {
+        Transaction {
             values,
             commits: commits.collect(),
-        };
+        }
+    }
+
+    /// The broker ends the transaction of the lane.
+    fn write(&mut self) -> Result<Result<(), TransactionError>, String> {
+        if !self.has_producers {
+            return Err("a transaction began before the producers were initialised".to_owned());
+        }
+        let transaction = self.transaction();
         if transaction.commits.is_empty() {
             return Err("a transaction without offsets does not fence".to_owned());
         }
         let fail = |action, kind| Err(TransactionError::for_tests(action, kind));
-        let is_current = self.is_member && self.known_generation == self.generation;
         let outcome = self.outcomes.pop().unwrap_or(Outcome::Committed);
         // The broker refuses offsets of an outdated generation before anything else can happen to the transaction.
-        let result = if is_current {
+        let result = if self.is_current() {
             match outcome {
                 Outcome::Committed => {
                     self.commit(transaction)?;
@@ -676,13 +720,6 @@ impl World {
                 "the handler was called {calls} times for {total} records"
             ));
         }
-        let mut rounds = 0;
-        while self.step(true)? {
-            rounds += 1;
-            if rounds > 1_000 {
-                return Err("the lane does not stop".to_owned());
-            }
-        }
-        Ok(())
+        self.until_stopped()
     }
 }

@@ -1,0 +1,181 @@
+//! Waits for the delivery reports of a transaction.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
+
+use rdkafka::ClientContext;
+use rdkafka::config::RDKafkaLogLevel;
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::message::{DeliveryResult, Message as _};
+use rdkafka::producer::ProducerContext;
+
+use crate::client::ClientLog;
+use crate::recovery::is_secondary;
+
+/// How often the topics of unconfirmed deliveries are checked.
+const TOPIC_CHECK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Counts delivery reports, which arrive on the producer's own thread, and wakes the thread that writes. The opaque value of a
+/// record is the number of its transaction in the upper half, since reports of an aborted transaction may arrive during the
+/// next one, and its index in the batch in the lower half.
+pub(super) struct Deliveries {
+    transaction: AtomicU32,
+    waiting: Mutex<Option<Thread>>,
+    reported: AtomicUsize,
+    awaited: AtomicUsize,
+    failed: AtomicBool,
+    /// The first failure that was not caused by another one; until there is one, the latest failure.
+    first_failure: Mutex<Option<(usize, KafkaError)>>,
+    changelog: Option<Arc<str>>,
+    changelog_ends: Mutex<Vec<(i32, i64)>>,
+    log: ClientLog,
+}
+
+const _: () = assert!(usize::BITS == 64, "an opaque value holds two 32-bit numbers");
+
+impl Deliveries {
+    pub(super) fn new(changelog: Option<Arc<str>>) -> Self {
+        Self {
+            changelog,
+            changelog_ends: Mutex::default(),
+            transaction: AtomicU32::new(0),
+            waiting: Mutex::new(None),
+            reported: AtomicUsize::new(0),
+            awaited: AtomicUsize::new(usize::MAX),
+            failed: AtomicBool::new(false),
+            first_failure: Mutex::new(None),
+            log: ClientLog::default(),
+        }
+    }
+
+    /// Begins a transaction and returns its number.
+    pub(super) fn begin(&self) -> u32 {
+        let number = self.transaction.fetch_add(1, Ordering::SeqCst).wrapping_add(1);
+        self.reported.store(0, Ordering::SeqCst);
+        self.awaited.store(usize::MAX, Ordering::SeqCst);
+        self.failed.store(false, Ordering::SeqCst);
+        *lock(&self.first_failure) = None;
+        lock(&self.changelog_ends).clear();
+        number
+    }
+
+    /// Waits for `count` delivery reports. Every [`TOPIC_CHECK_INTERVAL`] it calls `first_missing`, with the number of the
+    /// call, for the index of an output whose topic is missing.
+    ///
+    /// # Errors
+    /// If a delivery failed or a topic is missing, with the index of the output, or if the deadline passes.
+    pub(super) fn wait_for(
+        &self,
+        count: usize,
+        deadline: Instant,
+        first_missing: impl Fn(u32) -> Option<usize>,
+    ) -> Result<(), (Option<usize>, KafkaError)> {
+        *lock(&self.waiting) = Some(thread::current());
+        self.awaited.store(count, Ordering::SeqCst);
+        let mut has_timed_out = false;
+        let mut missing = None;
+        let mut round = 0;
+        let mut next_check = Instant::now() + TOPIC_CHECK_INTERVAL;
+        while self.reported.load(Ordering::SeqCst) < count && !self.failed.load(Ordering::SeqCst) {
+            let now = Instant::now();
+            if now >= deadline {
+                has_timed_out = true;
+                break;
+            }
+            if now >= next_check {
+                round += 1;
+                next_check = now + TOPIC_CHECK_INTERVAL;
+                missing = first_missing(round);
+                if missing.is_some() {
+                    break;
+                }
+            }
+            thread::park_timeout(deadline.min(next_check) - now);
+        }
+        self.awaited.store(usize::MAX, Ordering::SeqCst);
+        match lock(&self.first_failure).clone() {
+            Some((index, error)) => Err((Some(index), error)),
+            None if missing.is_some() => {
+                let error = KafkaError::MessageProduction(RDKafkaErrorCode::UnknownTopicOrPartition);
+                Err((missing, error))
+            }
+            None if has_timed_out => {
+                let error = KafkaError::Flush(RDKafkaErrorCode::OperationTimedOut);
+                Err((None, error))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The partitions of the changelog that the transaction has written to, each with the offset after its last record there.
+    pub(super) fn take_changelog_ends(&self) -> Vec<(i32, i64)> {
+        std::mem::take(&mut *lock(&self.changelog_ends))
+    }
+
+    /// The opaque value of an output.
+    pub(super) const fn opaque(transaction: u32, index: usize) -> usize {
+        ((transaction as usize) << 32) | index
+    }
+
+    /// Waits for one delivery report.
+    pub(super) fn wait_for_any(&self, deadline: Instant) {
+        // An abort follows, so the result does not matter.
+        let _ = self.wait_for(1, deadline, |_| None);
+    }
+}
+
+impl ClientContext for Deliveries {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
+        self.log.log(level, facility, message);
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        if self.log.should_log("error") {
+            tracing::warn!(%error, reason, "producer error");
+        }
+    }
+}
+
+impl ProducerContext for Deliveries {
+    type DeliveryOpaque = usize;
+
+    fn delivery(&self, result: &DeliveryResult<'_>, opaque: usize) {
+        let (transaction, index) = (opaque >> 32, opaque & u32::MAX as usize);
+        if transaction != self.transaction.load(Ordering::SeqCst) as usize {
+            return;
+        }
+        match result {
+            Ok(message) if self.changelog.as_deref() == Some(message.topic()) => {
+                let (partition, end) = (message.partition(), message.offset() + 1);
+                let mut ends = lock(&self.changelog_ends);
+                match ends.iter_mut().find(|(known, _)| *known == partition) {
+                    Some((_, known)) => *known = end.max(*known),
+                    None => ends.push((partition, end)),
+                }
+            }
+            Ok(_) => {}
+            Err((error, _)) => {
+                let mut first = lock(&self.first_failure);
+                // The failure that caused the others may be reported after them.
+                if first.as_ref().is_none_or(|(_, first)| is_secondary(first)) {
+                    *first = Some((index, error.clone()));
+                }
+                if !is_secondary(error) {
+                    self.failed.store(true, Ordering::SeqCst);
+                }
+            }
+        }
+        let reported = self.reported.fetch_add(1, Ordering::SeqCst) + 1;
+        if (reported >= self.awaited.load(Ordering::SeqCst) || self.failed.load(Ordering::SeqCst))
+            && let Some(thread) = &*lock(&self.waiting)
+        {
+            thread.unpark();
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
