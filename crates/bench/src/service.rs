@@ -2,7 +2,9 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use anyhow::ensure;
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::Start;
 use redeliver_runtime::listen::Listener;
@@ -12,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 /// A running host.
 pub(crate) struct Service {
+    admin: SocketAddr,
     stop: CancellationToken,
     running: tokio::task::JoinHandle<anyhow::Result<()>>,
 }
@@ -23,11 +26,13 @@ impl Service {
         mount: impl FnOnce(&mut Host) -> anyhow::Result<()>,
     ) -> anyhow::Result<Self> {
         let stop = CancellationToken::new();
+        let admin = Listener::bind("admin.listen", SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
+        let address = admin.local_addr()?;
         let start = Start {
             config: Arc::new(Config::from_yaml(config)?),
             shutdown: stop.clone(),
             tracer: Tracer::off(),
-            admin: Listener::bind("admin.listen", SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?,
+            admin,
         };
         let mut host = Host::new("bench", start);
         mount(&mut host)?;
@@ -36,7 +41,26 @@ impl Service {
             reason = "joined below; the host supervises its own tasks"
         )]
         let running = tokio::spawn(async move { Ok(host.run().await?) });
-        Ok(Self { stop, running })
+        Ok(Self {
+            admin: address,
+            stop,
+            running,
+        })
+    }
+
+    /// Waits until all parts of the host are ready.
+    pub(crate) async fn until_ready(&self, timeout: Duration) -> anyhow::Result<()> {
+        let url = format!("http://{}/readyz", self.admin);
+        let client = reqwest::Client::builder().no_proxy().build()?;
+        let started = Instant::now();
+        loop {
+            let answer = client.get(&url).send().await;
+            if answer.is_ok_and(|answer| answer.status().is_success()) {
+                return Ok(());
+            }
+            ensure!(started.elapsed() < timeout, "the service is not ready");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
     }
 
     pub(crate) async fn stop(self) -> anyhow::Result<()> {

@@ -92,7 +92,8 @@ impl KafkaSettings {
     /// An id with the prefix of this installation.
     #[must_use]
     pub fn id(&self, name: &str) -> String {
-        format!("{}{name}", self.id_prefix)
+        let prefix = mutant!("kafka-forgets-the-prefix", &*self.id_prefix, "");
+        format!("{prefix}{name}")
     }
 
     /// Checks each passed-through property separately, without creating a client.

@@ -8,12 +8,15 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use redeliver_core::mutant;
+
 /// Records in flight, or their limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct InFlight {
     pub(crate) records: usize,
-    /// Bytes of records and of their results. The limit may be exceeded by one record of each lane and by results, whose
-    /// size is known only after the attempt.
+    /// Bytes of records and of their results. The limit may be exceeded by one record of each lane, by results, whose size is
+    /// known only after the attempt, and by the records of an aborted transaction: while it was being written, others took
+    /// their place.
     pub(crate) bytes: usize,
 }
 
@@ -103,7 +106,14 @@ impl BudgetShare {
 fn room(limit: usize, lanes: usize, own: usize, others: impl Iterator<Item = usize>) -> usize {
     let fair = limit / lanes;
     let reserve = (fair / RESERVES_PER_PART).max(1);
-    let kept: usize = others.map(|other| other.max(fair.min(other + reserve))).sum();
+    let keep = |other: usize| {
+        mutant!(
+            "budget-keeps-no-reserve",
+            other.max(fair.min(other + reserve)),
+            other
+        )
+    };
+    let kept: usize = others.map(keep).sum();
     // The reserve may exceed the limit, if others hold results that are larger than expected or if the limit is less than
     // a record per lane.
     limit.saturating_sub(own + kept).max(reserve.saturating_sub(own))

@@ -61,9 +61,14 @@ pub(crate) struct FinishedRecord {
 
 impl FinishedRecord {
     fn results_size(&self) -> usize {
-        let outputs = self.routing.iter().flat_map(|routing| &routing.outputs);
-        outputs.map(Output::size).sum()
+        self.routing
+            .as_ref()
+            .map_or(0, |routing| size_of_all(&routing.outputs))
     }
+}
+
+fn size_of_all(outputs: &[Output]) -> usize {
+    outputs.iter().map(Output::size).sum()
 }
 
 /// Passes records between the lane and its driver.
@@ -450,10 +455,12 @@ impl Processor for Engine {
             let first = refused.next_if(|refused| refused.index < end);
             while refused.next_if(|refused| refused.index < end).is_some() {}
             if let Some(Refused { failure, .. }) = first {
+                let before = size_of_all(&own);
                 match self.replacement(record, own, failure, now) {
                     Some(replacement) => own = replacement,
                     None => return false,
                 }
+                record.size = record.size - before + size_of_all(&own);
             }
             batch.outputs.extend(own);
         }

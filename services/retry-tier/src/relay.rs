@@ -227,6 +227,11 @@ impl Processor for Relay {
     fn finish(&mut self, _of_round: Timestamp, limit: usize, batch: &mut TransactionBatch) {
         // Read again: the time of the round may be from before a step that another lane has seen since.
         let confirmed = self.clock.confirmed();
+        let confirmed = mutant!(
+            "relay-ignores-holds",
+            confirmed,
+            confirmed.or(Some(self.clock.possible().1))
+        );
         self.is_held = confirmed.is_none();
         self.in_transaction.clear();
         let mut bytes = 0;

@@ -330,6 +330,11 @@ impl<I: Index> Processor for Scheduler<I> {
         self.lane.changelog_ends.clear();
         // Read again: the time of the round may be from before a step that another lane has seen since.
         let confirmed = self.clock.confirmed();
+        let confirmed = mutant!(
+            "scheduler-ignores-holds",
+            confirmed,
+            confirmed.or(Some(self.clock.possible().1))
+        );
         self.lane.is_held = confirmed.is_none();
         let now = confirmed.unwrap_or(of_round);
         let responses = self.responses.drain();

@@ -194,6 +194,23 @@ fn a_refused_retry_becomes_a_dead_letter_and_a_refused_dead_letter_keeps_its_rea
 }
 
 #[test]
+fn a_replaced_result_that_is_taken_back_counts_with_its_own_size() {
+    let mut bench = Bench::new(ROOMY);
+    bench.accept(0, 1_000);
+    bench.handle(|_| Outcome::unchanged());
+    bench.finish();
+    // A dead letter of which nothing but the headers is left.
+    assert!((0..3).all(|_| bench.refuse(&[0])));
+    let replaced = bench.batch.outputs[0].size();
+    assert!(bench.engine.take_back(&mut bench.batch));
+    let original = bench.engine.finished[0].size - replaced;
+    assert_eq!(bench.engine.in_flight.own().bytes, original + replaced);
+    assert!((1_000..1_200).contains(&original), "{original}");
+    bench.finish();
+    assert_eq!(bench.engine.in_flight.own().bytes, 0);
+}
+
+#[test]
 fn records_and_their_results_are_bounded_in_bytes() {
     let mut bench = Bench::new(InFlight {
         records: 100,

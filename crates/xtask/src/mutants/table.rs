@@ -78,6 +78,14 @@ const LANE_MODEL: Test = unit(
     "lane::model::a_million_steps_of_random_histories_write_each_record_exactly_once",
 );
 const RELAY_MODEL: Test = unit(RELAY, "relay::tests::each_record_leaves_once_and_never_early");
+const RELAY_HOLD: Test = unit(
+    RELAY,
+    "relay::tests::after_a_step_of_the_clock_nothing_is_released_or_moved_until_it_is_confirmed",
+);
+const SCHEDULER_HOLD: Test = unit(
+    SCHEDULER,
+    "processor::tests::after_a_step_of_the_clock_no_job_is_dispatched_until_it_is_confirmed",
+);
 const SHARD_MODEL: Test = unit(
     SCHEDULER,
     "shard::tests::each_job_is_dispatched_once_and_never_early",
@@ -512,6 +520,60 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &[unit(
             SCHEDULER,
             "processor::tests::a_dispatch_without_a_command_proves_that_the_lane_owns_its_shard",
+        )],
+    ),
+    mutant(
+        "clock-trusts-each-step",
+        "A step of the wall clock is confirmed at once. What is due by the wrong time is released early.",
+        &[
+            unit(
+                CORE,
+                "clock_guard::tests::a_step_is_held_until_the_new_offset_has_lasted",
+            ),
+            RELAY_HOLD,
+            SCHEDULER_HOLD,
+        ],
+    ),
+    mutant(
+        "relay-ignores-holds",
+        "Records are released by a time that is not confirmed. They may be early.",
+        &[RELAY_HOLD],
+    ),
+    mutant(
+        "scheduler-ignores-holds",
+        "Jobs are dispatched by a time that is not confirmed. They may be early.",
+        &[SCHEDULER_HOLD],
+    ),
+    mutant(
+        "scheduler-ignores-growth",
+        "Shards go on after their topic has grown. Processes with different numbers of shards forward jobs to each other for ever.",
+        &[unit(
+            SCHEDULER,
+            "growth::tests::only_a_higher_number_of_partitions_is_a_growth",
+        )],
+    ),
+    mutant(
+        "reader-takes-any-end",
+        "A reader takes any end of partition for the one that it has to reach. Records before it are skipped.",
+        &[unit(
+            KAFKA,
+            "partition_end::tests::an_end_is_reached_only_if_everything_before_it_was_read",
+        )],
+    ),
+    mutant(
+        "budget-keeps-no-reserve",
+        "A lane leaves the other one no room. Retries wait until calls of new records end.",
+        &[unit(
+            WORKER,
+            "budget::tests::a_lane_uses_what_an_idle_one_does_not_need_and_leaves_its_reserve",
+        )],
+    ),
+    mutant(
+        "kafka-forgets-the-prefix",
+        "Ids have no prefix. Two installations on one cluster take records from each other.",
+        &[unit(
+            KAFKA,
+            "client::tests::every_id_has_the_prefix_and_without_one_is_as_before",
         )],
     ),
 ];
