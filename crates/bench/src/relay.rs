@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use crate::figures::{Distribution, Figures, cpu_time, median, millis_since, per_second, rate};
 use crate::kafka::Broker;
 use crate::service::Service;
-use crate::{bare, lane};
+use crate::{bare, lane, transactions};
 
 const PARTITIONS: i32 = 4;
 const VALUE: usize = 200;
@@ -111,16 +111,19 @@ pub(crate) async fn run(
     if parts.contains(&Part::Lateness) {
         let (slow, fast) = (HumanDuration::from_secs(5), HumanDuration::from_secs(2));
         for (per_sec, tier, duration) in [(500, slow, 20), (20_000, fast, 10)] {
-            let mut distributions = Vec::new();
+            let (mut bares, mut tiers) = (Vec::new(), Vec::new());
             for round in 0..rounds {
                 let name = format!("late-{per_sec}-{round}");
-                let duration = Duration::from_secs(duration);
-                distributions.push(lateness(broker, &name, per_sec, tier, duration).await?);
+                bares
+                    .push(bare_lateness(broker, &format!("{name}-bare"), per_sec, duration * per_sec).await?);
+                tiers.push(lateness(broker, &name, per_sec, tier, duration * per_sec).await?);
             }
-            figures.add(
-                format!("lateness at the consumer, {tier} tier, {per_sec}/s, medians of {rounds}"),
-                Distribution::median(&distributions),
-            );
+            for (name, distributions) in [("bare transactions", bares), ("the tier", tiers)] {
+                figures.add(
+                    format!("lateness at the consumer, {per_sec}/s, {name}, medians of {rounds}"),
+                    Distribution::median(&distributions),
+                );
+            }
         }
     }
     Ok(())
@@ -264,13 +267,40 @@ async fn path(broker: &Broker, count: usize, round: usize) -> anyhow::Result<f64
     Ok(rate(count, net))
 }
 
+/// Writes records when they are due, without a tier, and measures their lateness at a read_committed consumer.
+async fn bare_lateness(
+    broker: &Broker,
+    name: &str,
+    per_sec: u64,
+    total: u64,
+) -> anyhow::Result<Distribution> {
+    let tier = HumanDuration::from_secs(1);
+    let pipeline = pipeline(&broker.name(name), tier);
+    let topic = broker.name(name);
+    broker.create(&[&topic], PARTITIONS).await?;
+    let done = Arc::new(AtomicBool::new(false));
+    let reader = std::thread::spawn({
+        let (broker, topic, done) = (broker.clone(), topic.clone(), done.clone());
+        move || arrivals(&broker, &topic, total, &done)
+    });
+    let waiting = |index, due| waiting(&pipeline, tier, index, due);
+    transactions::release(broker, &topic, per_sec, usize::try_from(total)?, waiting)?;
+    let lateness = reader
+        .join()
+        .map_err(|_| anyhow::anyhow!("the reader panicked"))??;
+    broker.delete(&[&topic]).await?;
+    let distribution = Distribution::of(lateness);
+    println!("{name}: {distribution}");
+    Ok(distribution)
+}
+
 /// Writes records to a tier at a fixed rate, and measures their lateness at a read_committed consumer.
 async fn lateness(
     broker: &Broker,
     name: &str,
     per_sec: u64,
     tier: HumanDuration,
-    duration: Duration,
+    total: u64,
 ) -> anyhow::Result<Distribution> {
     let pipeline = pipeline(&broker.name(name), tier);
     broker.create_for(&pipeline, PARTITIONS).await?;
@@ -278,7 +308,6 @@ async fn lateness(
         &config(broker, name, &pipeline, tier),
         redeliver_retry_tier::mount,
     )?;
-    let total = per_sec * duration.as_secs();
     let done = Arc::new(AtomicBool::new(false));
     let reader = std::thread::spawn({
         let (broker, topic, done) = (broker.clone(), pipeline.due_topic(), done.clone());

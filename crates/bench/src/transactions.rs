@@ -15,7 +15,7 @@ use rdkafka::consumer::{BaseConsumer, Consumer as _, ConsumerGroupMetadata};
 use rdkafka::message::DeliveryResult;
 use rdkafka::producer::{BaseRecord, Producer as _, ProducerContext, ThreadedProducer};
 use rdkafka::{ClientContext, Offset, TopicPartitionList};
-use redeliver_core::{HumanDuration, Output, Pipeline, Timestamp};
+use redeliver_core::{Clock, HumanDuration, Output, Pipeline, SystemClock, Timestamp};
 use redeliver_kafka::convert::native_headers;
 
 use crate::figures::{Figures, median, per_second, rate};
@@ -51,6 +51,14 @@ struct Variant {
     linger: &'static str,
 }
 
+/// As lanes write their transactions.
+const AS_LANES: Variant = Variant {
+    name: "in turn, offsets after the first delivery",
+    order: Order::InTurn,
+    offsets: Offsets::AfterFirstDelivery,
+    linger: "1",
+};
+
 const VARIANTS: [Variant; 6] = [
     Variant {
         name: "one producer",
@@ -70,12 +78,7 @@ const VARIANTS: [Variant; 6] = [
         offsets: Offsets::AfterDelivery,
         linger: "0",
     },
-    Variant {
-        name: "in turn, offsets after the first delivery",
-        order: Order::InTurn,
-        offsets: Offsets::AfterFirstDelivery,
-        linger: "1",
-    },
+    AS_LANES,
     Variant {
         name: "in turn, both",
         order: Order::InTurn,
@@ -144,9 +147,9 @@ impl ProducerContext for Deliveries {
 
 type Producer = Arc<ThreadedProducer<Deliveries>>;
 
+/// Writes transactions with one or two producers.
 struct Writer {
     producers: Vec<Producer>,
-    outputs: Vec<Output>,
     offsets: Offsets,
     group: Arc<ConsumerGroupMetadata>,
     topic: String,
@@ -159,25 +162,6 @@ fn measure(
     size: usize,
     count: usize,
 ) -> anyhow::Result<Duration> {
-    let consumer: BaseConsumer = ClientConfig::new()
-        .set("bootstrap.servers", &broker.address)
-        .set("group.id", topic)
-        .create()?;
-    let mut assignment = TopicPartitionList::new();
-    assignment.add_partition_offset(topic, 0, Offset::Beginning)?;
-    consumer.assign(&assignment)?;
-    let number = if variant.order == Order::One { 1 } else { 2 };
-    let producers = (0..number).map(|number| {
-        let producer: ThreadedProducer<Deliveries> = ClientConfig::new()
-            .set("bootstrap.servers", &broker.address)
-            .set("transactional.id", format!("{topic}-{number}"))
-            .set("linger.ms", variant.linger)
-            .set("batch.num.messages", "10000")
-            .set("partitioner", "murmur2_random")
-            .create_with_context(Deliveries::default())?;
-        producer.init_transactions(CALL)?;
-        anyhow::Ok(Arc::new(producer))
-    });
     let pipeline = Pipeline::new(topic);
     let outputs = (0..size).map(|index| Output {
         topic: topic.into(),
@@ -188,34 +172,90 @@ fn measure(
             Timestamp::from_millis(0),
         )
     });
-    let writer = Writer {
-        producers: producers.collect::<anyhow::Result<_>>()?,
-        outputs: outputs.collect(),
-        offsets: variant.offsets,
-        group: Arc::new(consumer.group_metadata().context("group metadata")?),
-        topic: topic.to_owned(),
-    };
-    // The first transactions look up coordinators.
-    writer.in_sequence(4)?;
+    let outputs: Vec<Output> = outputs.collect();
+    let writer = Writer::new(broker, variant, topic)?;
     let started = Instant::now();
     match variant.order {
-        Order::One | Order::InTurn => writer.in_sequence(count)?,
-        Order::Overlapping => writer.overlapping(count)?,
+        Order::One | Order::InTurn => (0..count).try_for_each(|number| writer.write(number, &outputs))?,
+        Order::Overlapping => writer.overlapping(count, &outputs)?,
     }
     Ok(started.elapsed())
 }
 
-impl Writer {
-    fn in_sequence(&self, count: usize) -> anyhow::Result<()> {
-        for number in 0..count {
-            let producer = &self.producers[number % self.producers.len()];
-            let is_sent = self.produce(producer)?;
-            self.end(producer, number, is_sent)?;
+/// Writes records when they are due, in one transaction after the other: what the fastest tier could do that did not have to
+/// read them.
+pub(crate) fn release(
+    broker: &Broker,
+    topic: &str,
+    per_sec: u64,
+    count: usize,
+    output: impl Fn(usize, Timestamp) -> Output,
+) -> anyhow::Result<()> {
+    let writer = Writer::new(broker, &AS_LANES, topic)?;
+    let first = SystemClock.now().after(Duration::from_secs(1));
+    let due =
+        |index: usize| first.after(Duration::from_secs(index as u64) / u32::try_from(per_sec).unwrap_or(1));
+    let (mut next, mut number) = (0, 0);
+    while next < count {
+        let now = SystemClock.now();
+        let from = next;
+        while next < count && next - from < 5_000 && due(next) <= now {
+            next += 1;
         }
-        Ok(())
+        if from == next {
+            thread::park_timeout(SystemClock.until(due(next)));
+            continue;
+        }
+        let outputs = (from..next).map(|index| Output {
+            topic: topic.into(),
+            ..output(index, due(index))
+        });
+        writer.write(number, &outputs.collect::<Vec<_>>())?;
+        number += 1;
+    }
+    Ok(())
+}
+
+impl Writer {
+    fn new(broker: &Broker, variant: &Variant, topic: &str) -> anyhow::Result<Self> {
+        let consumer: BaseConsumer = ClientConfig::new()
+            .set("bootstrap.servers", &broker.address)
+            .set("group.id", topic)
+            .create()?;
+        let mut assignment = TopicPartitionList::new();
+        assignment.add_partition_offset(topic, 0, Offset::Beginning)?;
+        consumer.assign(&assignment)?;
+        let count = if variant.order == Order::One { 1 } else { 2 };
+        let producers = (0..count).map(|number| {
+            let producer: ThreadedProducer<Deliveries> = ClientConfig::new()
+                .set("bootstrap.servers", &broker.address)
+                .set("transactional.id", format!("{topic}-{number}"))
+                .set("linger.ms", variant.linger)
+                .set("batch.num.messages", "10000")
+                .set("partitioner", "murmur2_random")
+                .create_with_context(Deliveries::default())?;
+            producer.init_transactions(CALL)?;
+            anyhow::Ok(Arc::new(producer))
+        });
+        let writer = Self {
+            producers: producers.collect::<anyhow::Result<_>>()?,
+            offsets: variant.offsets,
+            group: Arc::new(consumer.group_metadata().context("group metadata")?),
+            topic: topic.to_owned(),
+        };
+        // The first transactions look up coordinators.
+        (0..4).try_for_each(|number| writer.write(number, &[]))?;
+        Ok(writer)
     }
 
-    fn overlapping(&self, count: usize) -> anyhow::Result<()> {
+    /// Writes one transaction.
+    fn write(&self, number: usize, outputs: &[Output]) -> anyhow::Result<()> {
+        let producer = &self.producers[number % self.producers.len()];
+        let is_offset_sent = self.produce(producer, outputs)?;
+        self.end(producer, number, is_offset_sent)
+    }
+
+    fn overlapping(&self, count: usize, outputs: &[Output]) -> anyhow::Result<()> {
         let (delivered, to_end) = sync_channel::<usize>(1);
         let (ended, free): (Sender<()>, Receiver<()>) = channel();
         // As many transactions as there are producers may be open.
@@ -233,7 +273,7 @@ impl Writer {
             });
             for number in 0..count {
                 free.recv()?;
-                self.produce(&self.producers[number % self.producers.len()])?;
+                self.produce(&self.producers[number % self.producers.len()], outputs)?;
                 delivered.send(number)?;
             }
             drop(delivered);
@@ -242,11 +282,11 @@ impl Writer {
     }
 
     /// Writes the records. Returns whether the offset was sent, too.
-    fn produce(&self, producer: &Producer) -> anyhow::Result<bool> {
+    fn produce(&self, producer: &Producer, outputs: &[Output]) -> anyhow::Result<bool> {
         let delivered = &producer.context().0;
         delivered.store(0, Ordering::SeqCst);
         producer.begin_transaction()?;
-        for output in &self.outputs {
+        for output in outputs {
             let mut record = BaseRecord::with_opaque_to(&output.topic, Box::new(thread::current()));
             record.key = output.key.as_deref();
             record.payload = output.value.as_deref();
@@ -258,12 +298,12 @@ impl Writer {
         }
         let is_early = self.offsets == Offsets::AfterFirstDelivery;
         if is_early {
-            while delivered.load(Ordering::SeqCst) == 0 {
+            while delivered.load(Ordering::SeqCst) < outputs.len().min(1) {
                 thread::park();
             }
             self.send_offset(producer, 0)?;
         }
-        while delivered.load(Ordering::SeqCst) < self.outputs.len() {
+        while delivered.load(Ordering::SeqCst) < outputs.len() {
             thread::park();
         }
         Ok(is_early)

@@ -311,7 +311,13 @@ impl<I: Index> Processor for Scheduler<I> {
         if let Some(handle) = self.lane.shards.get_mut(&assignment) {
             self.metrics.received.inc();
             // The round may have begun before the record was written. A delay must not count from then.
-            match self.clock.confirmed() {
+            let confirmed = self.clock.confirmed();
+            let confirmed = mutant!(
+                "scheduler-accepts-during-holds",
+                confirmed,
+                confirmed.or(Some(self.clock.now()))
+            );
+            match confirmed {
                 Some(now) if handle.deferred.is_empty() => handle.shard.accept(record, now),
                 _ => {
                     handle.deferred.push(record);

@@ -545,6 +545,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &[SCHEDULER_HOLD],
     ),
     mutant(
+        "scheduler-accepts-during-holds",
+        "Delays of commands count from a time that is not confirmed. Their jobs may be early.",
+        &[unit(
+            SCHEDULER,
+            "processor::tests::a_delay_never_counts_from_a_time_that_is_not_confirmed",
+        )],
+    ),
+    mutant(
         "scheduler-ignores-growth",
         "Shards go on after their topic has grown. Processes with different numbers of shards forward jobs to each other for ever.",
         &[unit(
