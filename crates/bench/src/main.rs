@@ -77,6 +77,9 @@ enum Bench {
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
+    rustls::crypto::ring::default_provider()
+        .install_default()
+        .map_err(|_| anyhow::anyhow!("a provider of cryptography is installed already"))?;
     let args = Args::parse();
     let broker = Broker::new(args.brokers);
     let mut figures = Figures::default();

@@ -151,7 +151,7 @@ fn a_delay_never_counts_from_a_time_that_is_not_confirmed() {
         bench.clock.set(stepped);
         bench.schedule("60s", stepped);
         assert_eq!(bench.capacity(), 0);
-        bench.schedule("90s", START);
+        bench.schedule("2h", START);
         assert!(bench.turn().is_empty());
         if is_confirmed {
             bench.clock.advance(CONFIRM);
@@ -159,10 +159,7 @@ fn a_delay_never_counts_from_a_time_that_is_not_confirmed() {
             bench.clock.set(START);
         }
         let counts_from = if is_confirmed { stepped } else { START };
-        let due = [
-            counts_from.after(Duration::from_secs(60)),
-            START.after(Duration::from_secs(90)),
-        ];
+        let due = [counts_from.after(Duration::from_secs(60)), START.after(2 * HOUR)];
         assert_eq!(bench.turn(), due.map(|due| ("state".to_owned(), Some(due))));
         assert!(bench.capacity() > 0);
     }
