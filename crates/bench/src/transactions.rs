@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
+use std::sync::mpsc::sync_channel;
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
@@ -257,7 +257,7 @@ impl Writer {
 
     fn overlapping(&self, count: usize, outputs: &[Output]) -> anyhow::Result<()> {
         let (delivered, to_end) = sync_channel::<usize>(1);
-        let (ended, free): (Sender<()>, Receiver<()>) = channel();
+        let (ended, free) = sync_channel(self.producers.len());
         // As many transactions as there are producers may be open.
         for _ in &self.producers {
             ended.send(())?;
