@@ -133,6 +133,18 @@ fn is_unanswered(code: RDKafkaErrorCode) -> bool {
     )
 }
 
+/// Whether the broker refused offsets because the member of the group or its generation is no longer current.
+pub(crate) fn is_outdated_member(error: &KafkaError) -> bool {
+    error.rdkafka_error_code().is_some_and(|code| {
+        matches!(
+            code,
+            RDKafkaErrorCode::IllegalGeneration
+                | RDKafkaErrorCode::UnknownMemberId
+                | RDKafkaErrorCode::FencedInstanceId
+        )
+    })
+}
+
 fn is_fenced(code: RDKafkaErrorCode) -> bool {
     matches!(
         code,

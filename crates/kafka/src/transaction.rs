@@ -5,7 +5,7 @@
 //! transaction. If a commit was requested, only the committed positions then show the outcome.
 //!
 //! A transaction that writes to a deleted topic would block until it times out. So while it waits for deliveries, it
-//! checks the [`TopicWatch`], and aborts as soon as the watch is certain that the topic is missing.
+//! checks the [`TopicWatch`], and gives up as soon as the watch is certain that the topic is missing.
 
 mod alternating;
 mod deliveries;
@@ -26,7 +26,8 @@ use crate::convert::native_headers;
 use crate::fault;
 use crate::processor::Refused;
 use crate::recovery::{
-    RecoveryAction, Refusal, is_secondary, is_timeout, is_unknown_topic, recovery_action, refusal,
+    RecoveryAction, Refusal, is_outdated_member, is_secondary, is_timeout, is_unknown_topic, recovery_action,
+    refusal,
 };
 use crate::topic_watch::{TopicState, TopicWatch};
 pub(crate) use alternating::Alternating;
@@ -437,28 +438,39 @@ impl Transactions {
         let member = member
             .cloned()
             .ok_or_else(|| AttemptError::new("adding offsets", KafkaError::Canceled))?;
-        // Adding the offsets takes two more round trips, which begin while records are still in flight. They do not begin
-        // before the first delivery: the client has then added the partitions to the transaction. While that is being done,
-        // the broker answers `CONCURRENT_TRANSACTIONS`, which costs 20 ms (see `alternating`).
+        // Adding the offsets takes two more round trips. They begin with the first delivery, while other records are in flight.
+        // Before that, the client is still adding partitions to the transaction. The broker then answers
+        // `CONCURRENT_TRANSACTIONS`, and the client waits before it asks again.
         let sent = outputs.len();
-        delivered(first, sent, sent.min(first + 1))?;
+        let waits = !mutant!("transaction-commits-undelivered-records");
+        if waits && let Err(failed) = delivered(first, sent, sent.min(first + 1)) {
+            // The cause may be reported after its consequences.
+            return if is_secondary(&failed.error) {
+                delivered(first, sent, sent)
+            } else {
+                Err(failed)
+            };
+        }
         // The offsets fence zombies: the broker refuses them if the member or its generation is no longer current, so every
         // transaction carries some, also one that completes no record.
         offset_sender
             .begin(offsets.clone(), member, deadline)
             .map_err(|error| AttemptError::new("adding offsets", error))?;
-        let all_delivered = if mutant!("transaction-commits-undelivered-records") {
-            Ok(())
-        } else {
+        let all_delivered = if waits {
             delivered(first, sent, sent)
+        } else {
+            Ok(())
         };
         if all_delivered.is_ok() {
             fault::point("produce");
         }
-        // Whatever happened, the transaction can be ended only after this call has returned.
-        let offsets_added = offset_sender.finish(deadline);
-        all_delivered?;
-        offsets_added.map_err(|error| AttemptError::new("adding offsets", error))?;
+        // Nothing else may be done with the transaction before this call has returned. After a failed delivery, it returns
+        // soon, or the producer is replaced.
+        let offsets_added = offset_sender.finish(match &all_delivered {
+            Ok(()) => deadline,
+            Err(_) => Instant::now(),
+        });
+        deliveries_and_offsets(all_delivered, offsets_added)?;
         *changelog_ends = deliveries.take_changelog_ends();
         // Everything is delivered, the client only has to notice. Without this, `commit_transaction` would flush in slices
         // of 100 ms. With a longer timeout, this flush would wait in slices of that length too.
@@ -542,6 +554,27 @@ impl Transactions {
     }
 }
 
+/// The result of the deliveries and of adding the offsets, which happen at the same time.
+fn deliveries_and_offsets(
+    deliveries: Result<(), Box<AttemptError>>,
+    offsets: Result<(), KafkaError>,
+) -> Result<(), Box<AttemptError>> {
+    let Err(error) = offsets else {
+        return deliveries;
+    };
+    match deliveries {
+        // If the offsets were not answered, they may still arrive, and only a new producer fences them. If they were refused
+        // because the member is outdated, the client purged the records for that reason.
+        Err(failed)
+            if recovery_action(&error) == RecoveryAction::Abort
+                && !(is_secondary(&failed.error) && is_outdated_member(&error)) =>
+        {
+            Err(failed)
+        }
+        _ => Err(AttemptError::new("adding offsets", error)),
+    }
+}
+
 /// Repeats a call until it succeeds, fails with an error that is not retriable, or the deadline passes.
 fn retry_until(
     deadline: Instant,
@@ -599,5 +632,43 @@ fn send(
                 thread::park_timeout(Duration::from_millis(1));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rdkafka::error::RDKafkaErrorCode;
+
+    use super::*;
+
+    #[test]
+    fn an_unanswered_request_for_offsets_replaces_the_producer_although_a_delivery_failed() {
+        let refused = KafkaError::MessageProduction(RDKafkaErrorCode::MessageSizeTooLarge);
+        let purged = KafkaError::MessageProduction(RDKafkaErrorCode::PurgeQueue);
+        let unanswered = KafkaError::ConsumerCommit(RDKafkaErrorCode::OperationTimedOut);
+        let result = |delivery: Option<&KafkaError>, offsets: Option<&KafkaError>| {
+            let delivery = delivery.map_or(Ok(()), |error| {
+                Err(AttemptError::new("delivering", error.clone()))
+            });
+            let result = deliveries_and_offsets(delivery, offsets.map_or(Ok(()), |error| Err(error.clone())));
+            result.map_err(|failed| (failed.step, recovery_action(&failed.error)))
+        };
+        assert_eq!(result(None, None), Ok(()));
+        assert_eq!(
+            result(Some(&refused), None),
+            Err(("delivering", RecoveryAction::Abort))
+        );
+        for delivery in [None, Some(&refused), Some(&purged)] {
+            assert_eq!(
+                result(delivery, Some(&unanswered)),
+                Err(("adding offsets", RecoveryAction::Rebuild))
+            );
+        }
+        // The request failed because of the delivery.
+        assert_eq!(recovery_action(&refused), RecoveryAction::Abort);
+        assert_eq!(
+            result(Some(&refused), Some(&refused)),
+            Err(("delivering", RecoveryAction::Abort))
+        );
     }
 }

@@ -140,9 +140,19 @@ impl<'a> Driver<'a> {
             }
             Step::Verify => self.verify_topic_ids(state)?,
             Step::Write => self.write(state)?,
-            Step::Await => self.await_transaction(state)?,
+            Step::Await => {
+                if !self.end_transaction(state)? {
+                    thread::park_timeout(ROUND);
+                }
+            }
             Step::Park(wait) => thread::park_timeout(wait),
-            Step::Stop => return Ok(false),
+            Step::Stop => {
+                if state.is_writing() {
+                    // It may have ended in the last moment.
+                    self.end_transaction(state)?;
+                }
+                return Ok(false);
+            }
         }
         Ok(true)
     }
@@ -398,15 +408,15 @@ impl<'a> Driver<'a> {
             .map_err(|_| self.lane.thread_ended("transactions"))
     }
 
-    /// Ends the transaction that is being written, or waits for its end or for records.
-    fn await_transaction<P: Processor>(&mut self, state: &mut LaneState<P>) -> Result<(), Ended> {
+    /// Reports the result of the transaction that is being written. Returns false if it has not ended yet.
+    fn end_transaction<P: Processor>(&mut self, state: &mut LaneState<P>) -> Result<bool, Ended> {
         let written = self.writer.take();
         let Some(written) = written.map_err(|_| self.lane.thread_ended("transactions"))? else {
-            thread::park_timeout(ROUND);
-            return Ok(());
+            return Ok(false);
         };
         state.put_outputs(written.outputs);
-        state.written(Instant::now(), written.result, written.changelog_ends)
+        state.written(Instant::now(), written.result, written.changelog_ends)?;
+        Ok(true)
     }
 }
 

@@ -957,11 +957,17 @@ impl<P: Processor> LaneState<P> {
             .stopping_since
             .is_some_and(|since| now.duration_since(since) >= self.grace);
         if is_over {
-            tracing::warn!(
-                lane = self.name,
-                is_writing = self.is_writing(),
-                "grace period over with records in flight; they will be processed again after a restart"
-            );
+            if self.is_writing() {
+                tracing::warn!(
+                    lane = self.name,
+                    "grace period over with a transaction being written; the next process resolves it"
+                );
+            } else {
+                tracing::warn!(
+                    lane = self.name,
+                    "grace period over with records in flight; they will be processed again after a restart"
+                );
+            }
         }
         is_over
     }

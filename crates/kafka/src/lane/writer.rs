@@ -1,7 +1,9 @@
 //! Writes transactions on a separate thread, so that the lane admits records meanwhile.
 //!
 //! A transaction waits for several round trips to the broker. Copying and parsing the next records in that time costs no
-//! throughput. The lane serves no events until the transaction has ended, so it keeps its partitions.
+//! throughput. The lane serves no events until the transaction has ended, so it keeps its partitions. Only at the end of the
+//! grace period does it leave the group without waiting. The broker then refuses the offsets of a transaction that has not
+//! sent them, and holds back those of one that has, until its outcome is certain.
 
 use std::cell::Cell;
 use std::io;

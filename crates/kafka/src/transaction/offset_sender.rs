@@ -63,7 +63,7 @@ impl OffsetSender {
     /// with the transaction.
     ///
     /// # Errors
-    /// If the thread has ended.
+    /// If the thread has ended, or a call has not returned in time.
     pub(super) fn begin(
         &self,
         offsets: TopicPartitionList,
@@ -87,9 +87,10 @@ impl OffsetSender {
         // The thread stops retrying at the deadline, and its last call may take `CALL`.
         let timeout = deadline.saturating_duration_since(Instant::now()) + CALL;
         self.results.recv_timeout(timeout).unwrap_or_else(|_| {
-            // Detaches the thread, so that `drop` does not wait for a call that may never return. This error makes the
-            // caller replace the producer.
+            // Detaches the thread, so that `drop` does not wait for a call that may never return, and refuses further
+            // requests. This error makes the caller replace the producer.
             self.thread = None;
+            self.requests = None;
             Err(KafkaError::ConsumerCommit(RDKafkaErrorCode::OperationTimedOut))
         })
     }
