@@ -445,11 +445,8 @@ impl Transactions {
         let waits = !mutant!("transaction-commits-undelivered-records");
         if waits && let Err(failed) = delivered(first, sent, sent.min(first + 1)) {
             // The cause may be reported after its consequences.
-            return if is_secondary(&failed.error) {
-                delivered(first, sent, sent)
-            } else {
-                Err(failed)
-            };
+            let all = is_secondary(&failed.error).then(|| delivered(first, sent, sent));
+            return Err(all.and_then(Result::err).unwrap_or(failed));
         }
         // The offsets fence zombies: the broker refuses them if the member or its generation is no longer current, so every
         // transaction carries some, also one that completes no record.
