@@ -1,7 +1,7 @@
 //! A Kafka record in memory. Key, value and user headers are never changed.
 //!
 //! As in Kafka, headers are an ordered list in which names can repeat and values can be null. All headers of a record
-//! are stored in two buffers instead of one allocation each, because a retry tier holds many thousands of records in
+//! are stored in three buffers instead of one allocation each, because a retry tier holds many thousands of records in
 //! memory.
 
 use std::fmt;
@@ -104,15 +104,19 @@ fn varint_size(length: usize) -> usize {
 /// An ordered list of headers. Names can repeat, and values can be null.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Headers {
-    data: Vec<u8>,
-    entries: Vec<HeaderRange>,
+    /// All names, one after the other. A `String`, so that reading a name does not validate it again.
+    names: String,
+    /// All values, one after the other.
+    values: Vec<u8>,
+    /// Where each header ends in `names` and `values`. It starts where the one before it ends.
+    ends: Vec<HeaderEnd>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct HeaderRange {
-    start: u32,
-    name_len: u32,
-    value_len: Option<u32>,
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+struct HeaderEnd {
+    name: u32,
+    value: u32,
+    is_null: bool,
 }
 
 /// A header that is allowed once occurs more than once.
@@ -126,29 +130,30 @@ impl Headers {
         Self::default()
     }
 
-    /// An empty list with capacity for `count` headers of `bytes` bytes in total.
+    /// An empty list with capacity for `count` headers, whose names have `names` and whose values have `values` bytes in
+    /// total.
     #[must_use]
-    pub fn with_capacity(count: usize, bytes: usize) -> Self {
+    pub fn with_capacity(count: usize, names: usize, values: usize) -> Self {
         Self {
-            data: Vec::with_capacity(bytes),
-            entries: Vec::with_capacity(count),
+            names: String::with_capacity(names),
+            values: Vec::with_capacity(values),
+            ends: Vec::with_capacity(count),
         }
     }
 
     /// Appends a header. A value of `None` is a null value.
     ///
     /// # Panics
-    /// If all headers together exceed 4 GiB. A Kafka record is smaller, because its size is an int32.
+    /// If the names or the values together exceed 4 GiB. A Kafka record is smaller, because its size is an int32.
     pub fn push(&mut self, name: &str, value: Option<&[u8]>) {
-        let size = |len: usize| u32::try_from(len).expect("a Kafka record is smaller than 2 GiB");
-        let entry = HeaderRange {
-            start: size(self.data.len()),
-            name_len: size(name.len()),
-            value_len: value.map(|value| size(value.len())),
-        };
-        self.data.extend_from_slice(name.as_bytes());
-        self.data.extend_from_slice(value.unwrap_or_default());
-        self.entries.push(entry);
+        let end = |len: usize| u32::try_from(len).expect("a Kafka record is smaller than 2 GiB");
+        self.names.push_str(name);
+        self.values.extend_from_slice(value.unwrap_or_default());
+        self.ends.push(HeaderEnd {
+            name: end(self.names.len()),
+            value: end(self.values.len()),
+            is_null: value.is_none(),
+        });
     }
 
     /// Appends a header with a text value.
@@ -159,26 +164,32 @@ impl Headers {
     /// The number of headers.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.entries.len()
+        self.ends.len()
     }
 
     /// Whether the list is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.entries.is_empty()
+        self.ends.is_empty()
     }
 
     /// The size of the list in memory, in bytes.
     #[must_use]
     pub fn byte_len(&self) -> usize {
-        self.data.len() + self.entries.len() * size_of::<HeaderRange>()
+        self.names.len() + self.values.len() + self.ends.len() * size_of::<HeaderEnd>()
     }
 
     /// All headers in order.
-    pub fn iter(&self) -> impl Iterator<Item = (&str, Option<&[u8]>)> {
-        self.entries
-            .iter()
-            .map(|entry| (self.name(entry), self.value(entry)))
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = (&str, Option<&[u8]>)> {
+        (0..self.ends.len()).map(|index| {
+            let start = index
+                .checked_sub(1)
+                .map_or_else(HeaderEnd::default, |before| self.ends[before]);
+            let end = self.ends[index];
+            let value = &self.values[start.value as usize..end.value as usize];
+            let name = &self.names[start.name as usize..end.name as usize];
+            (name, (!end.is_null).then_some(value))
+        })
     }
 
     /// The value of the header with this name; `None` if there is no such header.
@@ -186,52 +197,37 @@ impl Headers {
     /// # Errors
     /// [`Duplicate`] if the name occurs more than once.
     pub fn single(&self, name: &str) -> Result<Option<Option<&[u8]>>, Duplicate> {
-        let mut found = None;
-        for entry in &self.entries {
-            if self.name_bytes(entry) == name.as_bytes() {
-                if found.is_some() {
-                    return Err(Duplicate);
-                }
-                found = Some(self.value(entry));
-            }
+        let mut found = self
+            .iter()
+            .filter(|(other, _)| *other == name)
+            .map(|(_, value)| value);
+        let first = found.next();
+        if found.next().is_some() {
+            Err(Duplicate)
+        } else {
+            Ok(first)
         }
-        Ok(found)
     }
 
     /// The value of the last header with this name; `None` if there is no such header, or its value is null.
     #[must_use]
     pub fn last(&self, name: &str) -> Option<&[u8]> {
-        let entry = self
-            .entries
-            .iter()
-            .rev()
-            .find(|entry| self.name_bytes(entry) == name.as_bytes())?;
-        self.value(entry)
+        self.iter().rfind(|(other, _)| *other == name)?.1
     }
 
     /// A copy with only those headers for whose name `keep` returns true.
     #[must_use]
     pub fn filtered(&self, keep: impl Fn(&str) -> bool) -> Self {
         // Room for the reserved headers that callers append, so that usually no other allocation is needed.
-        let mut kept = Self::with_capacity(self.entries.len() + 12, self.data.len() + 384);
+        let mut kept = Self::with_capacity(
+            self.ends.len() + 12,
+            self.names.len() + 192,
+            self.values.len() + 192,
+        );
         for (name, value) in self.iter().filter(|(name, _)| keep(name)) {
             kept.push(name, value);
         }
         kept
-    }
-
-    fn name_bytes(&self, entry: &HeaderRange) -> &[u8] {
-        let start = entry.start as usize;
-        &self.data[start..start + entry.name_len as usize]
-    }
-
-    fn name(&self, entry: &HeaderRange) -> &str {
-        std::str::from_utf8(self.name_bytes(entry)).expect("names enter as str")
-    }
-
-    fn value(&self, entry: &HeaderRange) -> Option<&[u8]> {
-        let start = (entry.start + entry.name_len) as usize;
-        entry.value_len.map(|len| &self.data[start..start + len as usize])
     }
 }
 

@@ -38,7 +38,7 @@ pub(crate) fn timestamp(timestamp: KafkaTimestamp) -> Option<Timestamp> {
 /// Headers whose names are not UTF-8 are counted, and the record is malformed.
 fn read_headers(borrowed: &BorrowedHeaders) -> (Headers, usize) {
     let count = borrowed.count();
-    let mut headers = Headers::with_capacity(count, 32 * count);
+    let mut headers = Headers::with_capacity(count, 16 * count, 16 * count);
     let mut unreadable = 0;
     for header in raw_headers(borrowed) {
         match std::str::from_utf8(header.name) {
