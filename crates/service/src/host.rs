@@ -24,7 +24,7 @@ use redeliver_runtime::telemetry::Tracer;
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::ClockReports;
-use crate::metrics::LaneFamilies;
+use crate::metrics::{LaneFamilies, Serves};
 use crate::topics::{self, TopicsError};
 
 /// The share of `shutdown.grace` that a lane gets; the rest is for closing clients and flushing telemetry.
@@ -68,6 +68,8 @@ pub struct NewLane<P> {
     pub kafka: KafkaSettings,
     /// What the lane reads, and how much at once.
     pub spec: LaneSpec,
+    /// What its topics belong to, for the labels of its metrics.
+    pub serves: Serves,
     /// Wakes the lane.
     pub waker: Waker,
     /// What the service does with the records.
@@ -113,12 +115,15 @@ impl LaneStarter {
         let NewLane {
             kafka,
             spec,
+            serves,
             waker,
             processor,
         } = lane;
         // Registered before the thread starts, so that the process cannot be ready without this lane.
         let part = self.health.part(spec.name.as_str());
-        let observer = self.lanes.observer(&spec.name, part.clone());
+        let observer = self
+            .lanes
+            .observer(&spec.name, &spec.group, &serves, part.clone());
         let context = LaneContext {
             clock: self.clock.clone(),
             waker,

@@ -11,9 +11,11 @@
 //! | [`groups`] | the consumer groups of the configuration |
 //! | [`leftovers`] | retry topics that the configuration no longer needs |
 //! | [`metrics`] | metrics and readiness of lanes |
+//! | [`due`] | what is due: the metrics by which services are scaled |
 //! | `clock` | the guarded clock of the process |
 
 mod clock;
+pub mod due;
 pub mod groups;
 pub mod host;
 pub mod leftovers;

@@ -1,5 +1,6 @@
 //! Metrics and readiness of lanes.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,6 +10,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
+use redeliver_core::HumanDuration;
 use redeliver_kafka::LaneObserver;
 use redeliver_kafka::recovery::RecoveryAction;
 use redeliver_runtime::health::Part;
@@ -18,23 +20,74 @@ pub const SECONDS: [f64; 16] = [
     0.0005, 0.001, 0.002, 0.005, 0.008, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0,
 ];
 
-/// The label of metrics that each lane of a process sets for itself.
+/// What the topics of a lane belong to.
+#[derive(Clone, Debug, Default)]
+pub struct Serves {
+    /// The tier whose records the lane releases.
+    pub tier: Option<HumanDuration>,
+    /// The pipeline of each topic. Empty for the scheduler.
+    pub pipelines: HashMap<Arc<str>, Arc<str>>,
+}
+
+/// The labels of what a lane serves. A label that does not apply is empty.
+#[derive(Clone, Debug, Default, Hash, PartialEq, Eq, PartialOrd, Ord, EncodeLabelSet)]
+pub struct ServesLabels {
+    /// The pipeline; empty for the scheduler, and for a lane with the topics of several pipelines.
+    pub pipeline: String,
+    /// The tier, such as 30s; empty for lanes that serve no tier.
+    pub tier: String,
+    /// The consumer group, with the prefix of the installation.
+    pub group: String,
+}
+
+impl Serves {
+    /// The labels of the lane. `group` is its consumer group.
+    #[must_use]
+    pub fn labels(&self, group: &str) -> ServesLabels {
+        let mut pipelines = self.pipelines.values();
+        let first = pipelines.next();
+        let pipeline = first.filter(|first| pipelines.all(|other| other == *first));
+        self.labels_with(pipeline, group)
+    }
+
+    /// The labels of one topic of the lane.
+    #[must_use]
+    pub fn labels_of(&self, topic: &str, group: &str) -> ServesLabels {
+        self.labels_with(self.pipelines.get(topic), group)
+    }
+
+    fn labels_with(&self, pipeline: Option<&Arc<str>>, group: &str) -> ServesLabels {
+        ServesLabels {
+            pipeline: pipeline.map(ToString::to_string).unwrap_or_default(),
+            tier: self.tier.map(|tier| tier.to_string()).unwrap_or_default(),
+            group: group.to_owned(),
+        }
+    }
+}
+
+/// The labels of metrics that each lane of a process sets for itself.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-pub struct LaneLabel {
+pub struct LaneLabels {
     /// The name of the lane.
     pub lane: String,
+    /// What the lane serves.
+    #[prometheus(flatten)]
+    pub serves: ServesLabels,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct SetbackLabel {
-    lane: String,
+struct SetbackLabels {
+    #[prometheus(flatten)]
+    lane: LaneLabels,
     remedy: &'static str,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct PartitionLabel {
+struct PartitionLabels {
     topic: String,
     partition: i32,
+    #[prometheus(flatten)]
+    serves: ServesLabels,
 }
 
 /// A histogram of durations in seconds.
@@ -46,17 +99,17 @@ pub fn seconds() -> Histogram {
 /// Metric families of all lanes of a process.
 #[derive(Clone)]
 pub struct LaneFamilies {
-    transactions: Family<LaneLabel, Counter>,
-    outputs: Family<LaneLabel, Counter>,
-    completed: Family<LaneLabel, Counter>,
-    duration: Family<LaneLabel, Histogram, fn() -> Histogram>,
-    setbacks: Family<SetbackLabel, Counter>,
-    partitions: Family<LaneLabel, Gauge>,
-    blocked: Family<LaneLabel, Counter>,
-    lag: Family<PartitionLabel, Gauge>,
-    recreated: Family<LaneLabel, Counter>,
-    dropped: Family<LaneLabel, Counter>,
-    deleted_unread: Family<LaneLabel, Counter>,
+    transactions: Family<LaneLabels, Counter>,
+    outputs: Family<LaneLabels, Counter>,
+    completed: Family<LaneLabels, Counter>,
+    duration: Family<LaneLabels, Histogram, fn() -> Histogram>,
+    setbacks: Family<SetbackLabels, Counter>,
+    partitions: Family<LaneLabels, Gauge>,
+    blocked: Family<LaneLabels, Counter>,
+    lag: Family<PartitionLabels, Gauge>,
+    recreated: Family<LaneLabels, Counter>,
+    dropped: Family<LaneLabels, Counter>,
+    deleted_unread: Family<LaneLabels, Counter>,
 }
 
 impl LaneFamilies {
@@ -137,9 +190,10 @@ impl LaneFamilies {
 
     /// The observer of one lane. It sets the lane's metrics and its part of the process's readiness.
     #[must_use]
-    pub fn observer(&self, lane: &str, part: Part) -> Arc<dyn LaneObserver> {
-        let label = LaneLabel {
+    pub fn observer(&self, lane: &str, group: &str, serves: &Serves, part: Part) -> Arc<dyn LaneObserver> {
+        let label = LaneLabels {
             lane: lane.to_owned(),
+            serves: serves.labels(group),
         };
         // These exist from the start: an alert on the rate would miss the first increment of a counter that did not
         // exist before.
@@ -148,13 +202,15 @@ impl LaneFamilies {
             RecoveryAction::Rebuild,
             RecoveryAction::Fenced,
         ] {
-            let _ = self.setbacks.get_or_create(&SetbackLabel {
-                lane: lane.to_owned(),
+            let _ = self.setbacks.get_or_create(&SetbackLabels {
+                lane: label.clone(),
                 remedy: remedy_label(remedy),
             });
         }
         Arc::new(LaneMetrics {
-            lane: lane.to_owned(),
+            lane: label.clone(),
+            group: group.to_owned(),
+            serves: serves.clone(),
             transactions: self.transactions.get_or_create(&label).clone(),
             outputs: self.outputs.get_or_create(&label).clone(),
             completed: self.completed.get_or_create(&label).clone(),
@@ -182,15 +238,17 @@ fn remedy_label(action: RecoveryAction) -> &'static str {
 }
 
 struct LaneMetrics {
-    lane: String,
+    lane: LaneLabels,
+    group: String,
+    serves: Serves,
     transactions: Counter,
     outputs: Counter,
     completed: Counter,
     duration: Histogram,
-    setbacks: Family<SetbackLabel, Counter>,
+    setbacks: Family<SetbackLabels, Counter>,
     partitions: Gauge,
     blocked: Counter,
-    lag: Family<PartitionLabel, Gauge>,
+    lag: Family<PartitionLabels, Gauge>,
     recreated: Counter,
     dropped: Counter,
     deleted_unread: Counter,
@@ -216,7 +274,7 @@ impl LaneObserver for LaneMetrics {
     fn transaction_failed(&self, action: RecoveryAction) {
         let remedy = remedy_label(action);
         self.setbacks
-            .get_or_create(&SetbackLabel {
+            .get_or_create(&SetbackLabels {
                 lane: self.lane.clone(),
                 remedy,
             })
@@ -232,9 +290,10 @@ impl LaneObserver for LaneMetrics {
     }
 
     fn lag(&self, topic: &str, partition: i32, records: Option<u64>) {
-        let label = PartitionLabel {
+        let label = PartitionLabels {
             topic: topic.to_owned(),
             partition,
+            serves: self.serves.labels_of(topic, &self.group),
         };
         if let Some(records) = records {
             let records = i64::try_from(records).unwrap_or(i64::MAX);

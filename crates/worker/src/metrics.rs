@@ -11,7 +11,7 @@ use prometheus_client::registry::Registry;
 use redeliver_core::ErrorClass;
 use redeliver_core::pipeline::DelayQueue;
 use redeliver_core::route::Disposition;
-use redeliver_service::metrics::{LaneLabel, seconds};
+use redeliver_service::metrics::seconds;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct PipelineClass {
@@ -25,9 +25,25 @@ struct PipelineLabel {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct LaneTopic {
+struct PipelineLane {
+    pipeline: String,
     lane: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct LaneTopic {
+    #[prometheus(flatten)]
+    lane: PipelineLane,
     topic: String,
+}
+
+impl PipelineLane {
+    fn new(pipeline: &str, lane: &str) -> Self {
+        Self {
+            pipeline: pipeline.to_owned(),
+            lane: lane.to_owned(),
+        }
+    }
 }
 
 /// Metric families of all workers of a process.
@@ -38,7 +54,7 @@ pub struct WorkerFamilies {
     dead: Family<PipelineClass, Counter>,
     long_waits: Family<PipelineLabel, Counter>,
     handling: Family<PipelineLabel, Histogram, fn() -> Histogram>,
-    in_flight: Family<LaneLabel, Gauge>,
+    in_flight: Family<PipelineLane, Gauge>,
     missing_topics: Family<LaneTopic, Gauge>,
 }
 
@@ -93,19 +109,22 @@ impl WorkerFamilies {
         families
     }
 
-    pub(crate) fn in_flight(&self, lane: &str) -> Gauge {
+    pub(crate) fn in_flight(&self, pipeline: &str, lane: &str) -> Gauge {
         self.in_flight
-            .get_or_create(&LaneLabel {
-                lane: lane.to_owned(),
-            })
+            .get_or_create(&PipelineLane::new(pipeline, lane))
             .clone()
     }
 
     /// The gauges of one lane, one for each topic that it writes.
-    pub(crate) fn missing_topics(&self, lane: &str, topics: &[Arc<str>]) -> MissingTopicGauges {
+    pub(crate) fn missing_topics(
+        &self,
+        pipeline: &str,
+        lane: &str,
+        topics: &[Arc<str>],
+    ) -> MissingTopicGauges {
         let gauges = topics.iter().map(|topic| {
             let label = LaneTopic {
-                lane: lane.to_owned(),
+                lane: PipelineLane::new(pipeline, lane),
                 topic: topic.to_string(),
             };
             (topic.clone(), self.missing_topics.get_or_create(&label).clone())

@@ -5,6 +5,7 @@
 //! partitions of the source to one process and all partitions of the due topic to another. A lane of the source and a
 //! lane of the due topic share a driver and the limits of records in flight.
 
+use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,6 +15,7 @@ use redeliver_kafka::{IfRecreated, LaneSpec, Waker};
 use redeliver_runtime::Config;
 use redeliver_runtime::config::PipelineConfig;
 use redeliver_service::host::{Host, NewLane, lane_grace};
+use redeliver_service::metrics::Serves;
 use tokio::sync::Notify;
 
 use crate::budget::{BudgetShare, InFlight};
@@ -98,14 +100,14 @@ pub fn spawn<H: Handler>(host: &mut Host, spec: &WorkerSpec, handler: &H) -> io:
                     move |topic| watch.missing_for(topic)
                 }),
                 timeout: missing_timeout,
-                gauges: families.missing_topics(&name, &written),
+                gauges: families.missing_topics(&spec.pipeline.name, &name, &written),
                 written,
             };
             let engine = Engine::new(
                 spec.pipeline.clone(),
                 channel.clone(),
                 metrics.clone(),
-                families.in_flight(&name),
+                families.in_flight(&spec.pipeline.name, &name),
                 outputs,
                 in_flight,
             );
@@ -120,6 +122,10 @@ pub fn spawn<H: Handler>(host: &mut Host, spec: &WorkerSpec, handler: &H) -> io:
                     grace: spec.grace,
                     changelog: None,
                     if_recreated: IfRecreated::ReadFromBeginning,
+                },
+                serves: Serves {
+                    tier: None,
+                    pipelines: HashMap::from([(topic.clone(), spec.pipeline.name.clone())]),
                 },
                 waker,
                 processor: engine,

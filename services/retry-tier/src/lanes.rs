@@ -8,6 +8,7 @@ use redeliver_kafka::{KafkaSettings, Prefetch, TopicWatch, Waker};
 use redeliver_runtime::Config;
 use redeliver_runtime::telemetry::Tracer;
 use redeliver_service::host::{Host, NewLane, lane_spec};
+use redeliver_service::metrics::Serves;
 
 use crate::metrics::TierFamilies;
 use crate::relay::{LookAhead, Relay, ServedPipeline};
@@ -29,7 +30,7 @@ impl TierLanes {
     pub(crate) fn new(host: &mut Host) -> io::Result<Self> {
         let config = host.config.clone();
         let settings = &config.retry_tier;
-        let families = TierFamilies::register(&mut host.registry());
+        let families = TierFamilies::register(&mut host.registry(), host.clock.clone());
         Ok(Self {
             look_ahead: LookAhead {
                 records: settings.look_ahead as usize,
@@ -58,23 +59,30 @@ impl TierLanes {
             let watch = self.topic_watch.clone();
             move |topic: &str| watch.missing_for(topic).is_some()
         });
-        let metrics = self.families.of(tier, &name);
+        let group = pipeline::retry_tier_group(&self.kafka.id_prefix, tier);
+        let serves = Serves {
+            tier: Some(tier),
+            pipelines: pipelines
+                .iter()
+                .map(|served| (served.topic(tier), served.name()))
+                .collect(),
+        };
         let relay = Relay::new(
             tier,
             pipelines,
             self.look_ahead,
             self.clock.clone(),
-            metrics,
+            |topic| self.families.of(&name, serves.labels_of(topic, &group)),
             self.tracer.clone(),
             is_missing,
         );
         let waker = Waker::new();
         // The lane is woken when one of these topics is deleted or created.
         self.topic_watch.watch(relay.written_topics(), &waker);
-        let group = pipeline::retry_tier_group(&self.kafka.id_prefix, tier);
         NewLane {
             kafka: self.kafka.clone(),
             spec: lane_spec(&self.config, name, group, relay.topics()),
+            serves,
             waker,
             processor: relay,
         }

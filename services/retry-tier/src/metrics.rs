@@ -1,37 +1,36 @@
 //! Metrics of retry tiers.
 
-use prometheus_client::encoding::EncodeLabelSet;
+use std::sync::Arc;
+
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
-use redeliver_core::HumanDuration;
-use redeliver_service::metrics::{LaneLabel, seconds};
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct TierLabel {
-    tier: String,
-}
+use redeliver_core::Clock;
+use redeliver_service::due::{DueFamilies, DueSignal};
+use redeliver_service::metrics::{LaneLabels, ServesLabels, seconds};
 
 /// Metric families of all tiers of a process.
 #[derive(Clone)]
 pub(crate) struct TierFamilies {
-    released: Family<TierLabel, Counter>,
-    rejected: Family<TierLabel, Counter>,
-    moved: Family<TierLabel, Counter>,
-    held: Family<LaneLabel, Gauge>,
-    lateness: Family<TierLabel, Histogram, fn() -> Histogram>,
+    released: Family<ServesLabels, Counter>,
+    rejected: Family<ServesLabels, Counter>,
+    moved: Family<ServesLabels, Counter>,
+    held: Family<LaneLabels, Gauge>,
+    lateness: Family<ServesLabels, Histogram, fn() -> Histogram>,
+    due: DueFamilies<ServesLabels>,
 }
 
 impl TierFamilies {
-    pub(crate) fn register(registry: &mut Registry) -> Self {
+    pub(crate) fn register(registry: &mut Registry, clock: Arc<dyn Clock>) -> Self {
         let families = Self {
             released: Family::default(),
             rejected: Family::default(),
             moved: Family::default(),
             held: Family::default(),
             lateness: Family::new_with_constructor(seconds),
+            due: DueFamilies::register(registry, "tier", clock),
         };
         registry.register(
             "tier_released",
@@ -61,31 +60,33 @@ impl TierFamilies {
         families
     }
 
-    /// The metrics of one lane. The gauge has the label `lane`, because each lane sets its own; counters are shared.
-    pub(crate) fn of(&self, tier: HumanDuration, lane: &str) -> TierMetrics {
-        let label = TierLabel {
-            tier: tier.to_string(),
-        };
+    /// The metrics of one topic of a lane. The gauge has the label `lane`, because each lane sets its own; counters are
+    /// shared.
+    pub(crate) fn of(&self, lane: &str, label: ServesLabels) -> TierMetrics {
         TierMetrics {
             released: self.released.get_or_create(&label).clone(),
             rejected: self.rejected.get_or_create(&label).clone(),
             moved: self.moved.get_or_create(&label).clone(),
             held: self
                 .held
-                .get_or_create(&LaneLabel {
+                .get_or_create(&LaneLabels {
                     lane: lane.to_owned(),
+                    serves: label.clone(),
                 })
                 .clone(),
             lateness: self.lateness.get_or_create(&label).clone(),
+            due: self.due.signal(label),
         }
     }
 }
 
-/// The metrics of one lane of a tier.
+/// The metrics of one topic of a tier's lane.
+#[derive(Debug)]
 pub(crate) struct TierMetrics {
     pub(crate) released: Counter,
     pub(crate) rejected: Counter,
     pub(crate) moved: Counter,
     pub(crate) held: Gauge,
     pub(crate) lateness: Histogram,
+    pub(crate) due: DueSignal,
 }

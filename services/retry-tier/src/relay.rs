@@ -19,6 +19,7 @@ use redeliver_core::{Clock, Failure, HumanDuration, Output, Pipeline, Record, Ti
 use redeliver_kafka::{AssignmentId, Processor, Refused, TransactionBatch};
 use redeliver_runtime::telemetry::{SpanKind, Tracer};
 use redeliver_runtime::trace_context::span_context;
+use redeliver_service::due;
 
 use crate::metrics::TierMetrics;
 use crate::waiting::{Waiting, WaitingRecords};
@@ -46,12 +47,22 @@ impl ServedPipeline {
             pipeline,
         }
     }
+
+    pub(crate) fn name(&self) -> Arc<str> {
+        self.pipeline.name.clone()
+    }
+
+    /// The topic in which the pipeline's records wait for this tier.
+    pub(crate) fn topic(&self, tier: HumanDuration) -> Arc<str> {
+        self.pipeline.tier_topic(tier)
+    }
 }
 
 /// A topic of the tier.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct TierTopic {
     served: ServedPipeline,
+    metrics: TierMetrics,
     /// The topics of all tiers of the pipeline, to which misplaced records move.
     tier_topics: HashMap<HumanDuration, Arc<str>>,
 }
@@ -72,12 +83,13 @@ pub(crate) struct Relay {
     clock: Arc<dyn Clock>,
     /// The clock was not certain at the last call of `finish`.
     is_held: bool,
-    metrics: TierMetrics,
+    /// When the due records were last counted.
+    last_count: Option<Timestamp>,
     tracer: Tracer,
     is_missing: IsMissing,
     log_throttle: LogThrottle,
     /// In the order of the transaction's outputs; each record has exactly one.
-    in_transaction: Vec<Completion>,
+    in_transaction: Vec<(Arc<TierTopic>, Completion)>,
 }
 
 struct Partition {
@@ -103,7 +115,18 @@ enum Completion {
 }
 
 /// A search reads the whole look-ahead, so it is not repeated in every round of the lane.
-const SEARCH_INTERVAL: HumanDuration = HumanDuration::from_secs(1);
+const SEARCH_INTERVAL: Duration = Duration::from_secs(1);
+/// Counting due records reads all stragglers, so it is not repeated in every round either.
+const COUNT_INTERVAL: Duration = Duration::from_millis(250);
+
+/// Whether an interval has passed since `last`, which then becomes `now`. The clock may have been set back.
+fn has_passed(last: &mut Option<Timestamp>, interval: Duration, now: Timestamp) -> bool {
+    let has_passed = last.is_none_or(|last| now.since(last) >= interval || now < last);
+    if has_passed {
+        *last = Some(now);
+    }
+    has_passed
+}
 
 impl Relay {
     /// A relay of this tier's topics of these pipelines. A pipeline need not have the tier any more.
@@ -112,18 +135,20 @@ impl Relay {
         pipelines: &[ServedPipeline],
         look_ahead: LookAhead,
         clock: Arc<dyn Clock>,
-        metrics: TierMetrics,
+        metrics: impl Fn(&str) -> TierMetrics,
         tracer: Tracer,
         is_missing: IsMissing,
     ) -> Self {
         let topics = pipelines.iter().map(|served| {
             let pipeline = &served.pipeline;
             let tiers = pipeline.policy.tiers().into_iter();
+            let name = served.topic(tier);
             let topic = TierTopic {
                 served: served.clone(),
+                metrics: metrics(&name),
                 tier_topics: tiers.map(|tier| (tier, pipeline.tier_topic(tier))).collect(),
             };
-            (pipeline.tier_topic(tier), Arc::new(topic))
+            (name, Arc::new(topic))
         });
         Self {
             tier,
@@ -134,7 +159,7 @@ impl Relay {
             next: 0,
             clock,
             is_held: false,
-            metrics,
+            last_count: None,
             tracer,
             is_missing,
             log_throttle: LogThrottle::default(),
@@ -158,11 +183,30 @@ impl Relay {
         self.topics.keys().cloned().collect()
     }
 
-    fn records_in_memory(&self) -> usize {
-        self.partitions
-            .values()
-            .map(|partition| partition.waiting.len())
-            .sum()
+    /// Reports what waits.
+    fn report_waiting(&mut self, now: Timestamp) {
+        let has_to_count = has_passed(&mut self.last_count, COUNT_INTERVAL, now);
+        for topic in self.topics.values() {
+            let partitions = || {
+                let all = self.partitions.values();
+                all.filter(|partition| Arc::ptr_eq(&partition.topic, topic))
+            };
+            let signal = &topic.metrics.due;
+            signal.set(due::Waiting {
+                earliest: partitions()
+                    .filter_map(|partition| partition.waiting.next_due())
+                    .min(),
+                due: if has_to_count {
+                    partitions()
+                        .map(|partition| partition.waiting.count_due(now))
+                        .sum()
+                } else {
+                    signal.get().due
+                },
+            });
+            let held: usize = partitions().map(|partition| partition.waiting.len()).sum();
+            topic.metrics.held.set(i64::try_from(held).unwrap_or(i64::MAX));
+        }
     }
 }
 
@@ -194,6 +238,7 @@ impl Processor for Relay {
         }
         self.partitions.remove(&assignment);
         self.order.retain(|id| *id != assignment);
+        self.report_waiting(self.clock.now());
     }
 
     fn capacity(&self, assignment: AssignmentId) -> usize {
@@ -224,7 +269,9 @@ impl Processor for Relay {
         }
     }
 
-    fn finish(&mut self, _of_round: Timestamp, limit: usize, batch: &mut TransactionBatch) {
+    fn finish(&mut self, of_round: Timestamp, limit: usize, batch: &mut TransactionBatch) {
+        // Before records are taken out: they are not released until the transaction is committed.
+        self.report_waiting(of_round);
         // Read again: the time of the round may be from before a step that another lane has seen since.
         let confirmed = self.clock.confirmed();
         let confirmed = mutant!(
@@ -257,7 +304,8 @@ impl Processor for Relay {
                 partition.rejected_bytes -= size;
                 batch.outputs.push(letter);
                 batch.completed.push((assignment, offset));
-                self.in_transaction.push(Completion::Rejected);
+                self.in_transaction
+                    .push((partition.topic.clone(), Completion::Rejected));
             }
             let Some(now) = confirmed else { continue };
             let now = mutant!("relay-releases-early", now, now.after(Duration::from_millis(1)));
@@ -281,7 +329,8 @@ impl Processor for Relay {
                 let Some(waiting) = partition.waiting.pop_due(now) else {
                     break;
                 };
-                self.in_transaction.push(Completion::Released(waiting.due));
+                self.in_transaction
+                    .push((partition.topic.clone(), Completion::Released(waiting.due)));
                 bytes += waiting.record.size();
                 trace_wait(&self.tracer, self.tier, &waiting, now);
                 let offset = waiting.record.position.offset;
@@ -302,7 +351,8 @@ impl Processor for Relay {
                     TransactionBatch::BYTES - bytes,
                     is_missing,
                 ) {
-                    self.in_transaction.push(Completion::Moved);
+                    self.in_transaction
+                        .push((partition.topic.clone(), Completion::Moved));
                     bytes += waiting.record.size();
                     batch.completed.push((assignment, waiting.record.position.offset));
                     batch.outputs.push(forward(waiting.record, topic));
@@ -327,7 +377,7 @@ impl Processor for Relay {
     fn refused(&mut self, refused: &[Refused], batch: &mut TransactionBatch, now: Timestamp) -> bool {
         refused.iter().all(|Refused { index, failure }| {
             let output = &mut batch.outputs[*index];
-            let is_letter = matches!(self.in_transaction[*index], Completion::Rejected);
+            let is_letter = matches!(self.in_transaction[*index].1, Completion::Rejected);
             if is_letter || mutant!("relay-strips-refused-records") {
                 return route::strip_payload(output);
             }
@@ -343,30 +393,29 @@ impl Processor for Relay {
                 timestamp: None,
             };
             route::replace_refused(pipeline, output, read_at, failure, now);
-            self.in_transaction[*index] = Completion::Rejected;
+            self.in_transaction[*index].1 = Completion::Rejected;
             true
         })
     }
 
     fn committed(&mut self, now: Timestamp) {
         // Counted here, not in `finish`: records of an aborted transaction are released again.
-        for completion in self.in_transaction.drain(..) {
+        for (topic, completion) in self.in_transaction.drain(..) {
+            let metrics = &topic.metrics;
             match completion {
                 Completion::Released(due) => {
-                    self.metrics.lateness.observe(now.since(due).as_secs_f64());
-                    self.metrics.released.inc();
+                    metrics.lateness.observe(now.since(due).as_secs_f64());
+                    metrics.released.inc();
                 }
                 Completion::Moved => {
-                    self.metrics.moved.inc();
+                    metrics.moved.inc();
                 }
                 Completion::Rejected => {
-                    self.metrics.rejected.inc();
+                    metrics.rejected.inc();
                 }
             }
         }
-        self.metrics
-            .held
-            .set(i64::try_from(self.records_in_memory()).unwrap_or(i64::MAX));
+        self.report_waiting(now);
     }
 
     fn next_due(&self) -> Option<Timestamp> {
@@ -400,14 +449,7 @@ impl Partition {
     }
 
     fn may_search(&mut self, now: Timestamp) -> bool {
-        // The clock may have been set back.
-        let may_search = self
-            .last_search
-            .is_none_or(|last| now.since(last) >= SEARCH_INTERVAL.duration() || now < last);
-        if may_search {
-            self.last_search = Some(now);
-        }
-        may_search
+        has_passed(&mut self.last_search, SEARCH_INTERVAL, now)
     }
 
     /// Takes records out of a full look-ahead that can move to the end of the tier that fits their remaining wait, each

@@ -89,6 +89,13 @@ impl WaitingRecords {
         self.next().map(|waiting| waiting.due)
     }
 
+    /// How many records are due at `now`.
+    pub(crate) fn count_due(&self, now: Timestamp) -> usize {
+        let in_order = self.in_order.partition_point(|waiting| waiting.due <= now);
+        let stragglers = self.stragglers.iter();
+        in_order + stragglers.filter(|straggler| straggler.0.due <= now).count()
+    }
+
     /// Removes the record that is due first, if it is due at `now`.
     pub(crate) fn pop_due(&mut self, now: Timestamp) -> Option<Waiting> {
         let due = self.next_due().filter(|due| *due <= now)?;

@@ -1,5 +1,6 @@
 //! Metrics of the scheduler: names, units and help in one place.
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
@@ -9,7 +10,8 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
-use redeliver_core::Timestamp;
+use redeliver_core::{Clock, Timestamp};
+use redeliver_service::due::{DueFamilies, DueSignal};
 use redeliver_service::metrics::SECONDS;
 
 use crate::shard::Tally;
@@ -31,6 +33,11 @@ struct LaneLabel {
     lane: String,
 }
 
+#[derive(Clone, Debug, Hash, PartialEq, Eq, PartialOrd, Ord, EncodeLabelSet)]
+struct GroupLabel {
+    group: String,
+}
+
 /// The metric families, which all lanes of a process share.
 #[derive(Clone)]
 pub(crate) struct SchedulerFamilies {
@@ -45,10 +52,11 @@ pub(crate) struct SchedulerFamilies {
     index_memory: Gauge<f64, AtomicU64>,
     parked_jobs: Family<ParkedLabel, Gauge>,
     missing_seconds: Family<ParkedLabel, Gauge<f64, AtomicU64>>,
+    due: DueFamilies<GroupLabel>,
 }
 
 impl SchedulerFamilies {
-    pub(crate) fn register(registry: &mut Registry) -> Self {
+    pub(crate) fn register(registry: &mut Registry, clock: Arc<dyn Clock>) -> Self {
         let families = Self {
             received: Counter::default(),
             commands: Family::default(),
@@ -61,6 +69,7 @@ impl SchedulerFamilies {
             index_memory: Gauge::default(),
             parked_jobs: Family::default(),
             missing_seconds: Family::default(),
+            due: DueFamilies::register(registry, "scheduler", clock),
         };
         registry.register(
             "scheduler_received",
@@ -120,7 +129,7 @@ impl SchedulerFamilies {
         families
     }
 
-    pub(crate) fn of(&self, lane: &str) -> SchedulerMetrics {
+    pub(crate) fn of(&self, lane: &str, group: &str) -> SchedulerMetrics {
         let command = |outcome| self.commands.get_or_create(&OutcomeLabel { outcome }).clone();
         let ended = |outcome| self.ended.get_or_create(&OutcomeLabel { outcome }).clone();
         let label = LaneLabel {
@@ -149,6 +158,9 @@ impl SchedulerFamilies {
             lane: lane.to_owned(),
             parked_jobs: self.parked_jobs.clone(),
             missing_seconds: self.missing_seconds.clone(),
+            due: self.due.signal(GroupLabel {
+                group: group.to_owned(),
+            }),
         }
     }
 }
@@ -177,6 +189,7 @@ pub(crate) struct SchedulerMetrics {
     lane: String,
     parked_jobs: Family<ParkedLabel, Gauge>,
     missing_seconds: Family<ParkedLabel, Gauge<f64, AtomicU64>>,
+    pub(crate) due: DueSignal,
 }
 
 impl SchedulerMetrics {

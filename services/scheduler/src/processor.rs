@@ -11,6 +11,7 @@ use std::time::Duration;
 use redeliver_core::wait::LogThrottle;
 use redeliver_core::{Clock, Record, Timestamp, mutant};
 use redeliver_kafka::{AssignmentId, KafkaSettings, Processor, Refused, TransactionBatch};
+use redeliver_service::due::Waiting;
 use tokio::sync::mpsc;
 use tokio::task::{JoinError, JoinSet};
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -245,6 +246,14 @@ impl<I: Index> Scheduler<I> {
         self.readiness.set_note(is_any.then(|| notes.join("; ")));
     }
 
+    fn report_waiting(&self, now: Timestamp) {
+        let shards = self.lane.shards.values();
+        let waiting = shards.map(|handle| handle.shard.waiting(now));
+        self.metrics
+            .due
+            .set(waiting.fold(Waiting::default(), Waiting::and));
+    }
+
     fn update_gauges(&self) {
         let (mut window_jobs, mut index_lag, mut live) = (0, 0, 0);
         for handle in self.lane.shards.values() {
@@ -297,6 +306,7 @@ impl<I: Index> Processor for Scheduler<I> {
         self.lane.order.retain(|id| *id != assignment);
         self.lane.turn_tallies.retain(|(id, _)| *id != assignment);
         self.update_gauges();
+        self.report_waiting(self.clock.now());
     }
 
     fn capacity(&self, assignment: AssignmentId) -> usize {
@@ -359,6 +369,8 @@ impl<I: Index> Processor for Scheduler<I> {
             return;
         }
         self.update_memory_pressure();
+        // Before jobs are taken out: they are not dispatched until the transaction is committed.
+        self.report_waiting(now);
         if confirmed.is_some() {
             self.accept_deferred(now);
             self.lane.collect(now, limit, turn);
@@ -397,6 +409,7 @@ impl<I: Index> Processor for Scheduler<I> {
         }
         self.send_index_requests(now);
         self.update_gauges();
+        self.report_waiting(now);
     }
 
     fn aborted(&mut self) {

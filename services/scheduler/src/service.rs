@@ -9,6 +9,7 @@ use redeliver_runtime::cli::Start;
 use redeliver_runtime::config::ConfigError;
 use redeliver_runtime::listen::Listener;
 use redeliver_service::host::{Host, NewLane, lane_spec};
+use redeliver_service::metrics::Serves;
 use redeliver_service::topics;
 use tokio::sync::mpsc;
 
@@ -93,13 +94,13 @@ pub async fn mount<I: Index>(host: &mut Host, index: I) -> anyhow::Result<()> {
         missing_topic_timeout: config.kafka.topics.missing_timeout.duration(),
         spans: Spans::new(host.tracer.clone()),
     });
-    let families = SchedulerFamilies::register(&mut host.registry());
+    let families = SchedulerFamilies::register(&mut host.registry(), host.clock.clone());
     for lane in 0..config.kafka.lanes {
         let name = format!("scheduler-{lane}");
         let waker = Waker::new();
         let responses = Arc::new(IndexResponses::new(waker.clone()));
         let (indexers, starting_indexers) = mpsc::channel(INDEXER_QUEUE);
-        let metrics = families.of(&name);
+        let metrics = families.of(&name, &group);
         for (app, topic) in &settings.rules.apps {
             metrics.clear_parked(app, topic);
         }
@@ -125,6 +126,7 @@ pub async fn mount<I: Index>(host: &mut Host, index: I) -> anyhow::Result<()> {
         let lane_ended = host.spawn_lane(NewLane {
             kafka: host.kafka.clone(),
             spec,
+            serves: Serves::default(),
             waker,
             processor,
         })?;

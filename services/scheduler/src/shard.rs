@@ -15,6 +15,7 @@ use redeliver_core::headers::{self, Origin};
 use redeliver_core::route::{self, Arrival, DeadLetter};
 use redeliver_core::{Failure, Headers, Output, Record, Timestamp, mutant};
 use redeliver_proto::{Message as _, v1};
+use redeliver_service::due::Waiting;
 
 use crate::codec::{self, KeyValue};
 use crate::index::{Change, Cursor, DueScan, Effect, Lookup, MemoryPressure, Row};
@@ -327,6 +328,15 @@ impl Shard {
             return Some(Timestamp::from_millis(0));
         }
         self.window.next_due()
+    }
+
+    /// The jobs that wait for their due time; none until the shard dispatches jobs.
+    pub(crate) fn waiting(&self, now: Timestamp) -> Waiting {
+        if self.is_live {
+            self.window.waiting(now)
+        } else {
+            Waiting::default()
+        }
     }
 
     /// Accepts a record of the ingest topic.

@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redeliver_core::Timestamp;
+use redeliver_service::due::Waiting;
 
 use crate::index::Cursor;
 use crate::job::{Job, JobId, Priority};
@@ -155,6 +156,27 @@ impl Window {
         first.map(|cursor| cursor.due)
     }
 
+    /// What waits. Of the due jobs of an application, the one that is dispatched next counts as the earliest, although one of
+    /// lower priority may have been due for up to 10 s longer.
+    pub(crate) fn waiting(&self, now: Timestamp) -> Waiting {
+        let queues = self.due.values();
+        let heads = queues.clone().filter_map(|queue| {
+            let Reverse((_, id, revision)) = queue.peek()?;
+            let job = self.get(*id).filter(|job| job.revision == *revision);
+            job.map(|job| job.due)
+        });
+        let sources = Source::ALL.map(|source| &self.jobs_of(source).upcoming);
+        let upcoming = sources
+            .iter()
+            .filter_map(|jobs| jobs.first().map(|cursor| cursor.due));
+        let is_due = |cursor: &&Cursor| cursor.due <= now;
+        let due_now = sources.iter().map(|jobs| jobs.iter().take_while(is_due).count());
+        Waiting {
+            earliest: heads.chain(upcoming).min(),
+            due: queues.map(BinaryHeap::len).sum::<usize>() + due_now.sum::<usize>(),
+        }
+    }
+
     fn is_current(&self, id: JobId, revision: u32) -> bool {
         self.get(id).is_some_and(|job| job.revision == revision)
     }
@@ -271,6 +293,27 @@ mod tests {
             (window.len(), window.load(Source::Commanded)),
             (0, Load::default())
         );
+    }
+
+    #[test]
+    fn jobs_that_are_due_are_counted_whether_they_are_queued_or_not() {
+        let mut window = Window::default();
+        for (number, app, due) in [(1, "a", 100), (2, "a", 200), (3, "b", 300), (4, "b", 900)] {
+            window.insert(job(number, app, due, Priority::Normal), Source::Commanded);
+        }
+        let at = Timestamp::from_millis;
+        let waiting = |earliest, due| Waiting {
+            earliest: Some(at(earliest)),
+            due,
+        };
+        assert_eq!(window.waiting(at(99)), waiting(100, 0));
+        assert_eq!(window.waiting(at(500)), waiting(100, 3));
+        assert_eq!(window.pop_due(at(500)).map(|job| job.id.offset()), Some(1));
+        assert_eq!(window.waiting(at(500)), waiting(200, 2));
+        pop_all(&mut window, 500);
+        assert_eq!(window.waiting(at(500)), waiting(900, 0));
+        pop_all(&mut window, 900);
+        assert_eq!(window.waiting(at(900)), Waiting::default());
     }
 
     #[test]

@@ -39,7 +39,7 @@ impl Bench {
             }),
             written: pipeline.written_topics(),
             timeout: TIMEOUT,
-            gauges: families.missing_topics("lane", &pipeline.written_topics()),
+            gauges: families.missing_topics(&pipeline.name, "lane", &pipeline.written_topics()),
         };
         let mut engine = Engine::new(
             pipeline.clone(),

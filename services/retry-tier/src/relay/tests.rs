@@ -5,9 +5,10 @@ use prometheus_client::registry::Registry;
 use proptest::prelude::*;
 use redeliver_core::headers::{self, Origin};
 use redeliver_core::{ClockLimits, GuardedClock, Headers, ManualClock, Position};
+use redeliver_service::metrics::ServesLabels;
 
 use super::*;
-use crate::metrics::TierFamilies;
+use crate::metrics::{TierFamilies, TierMetrics};
 
 const NOW: Timestamp = Timestamp::from_millis(1_700_000_000_000);
 const TIER: HumanDuration = HumanDuration::from_secs(5);
@@ -27,7 +28,6 @@ const LIMITS: ClockLimits = ClockLimits {
 
 impl Bench {
     fn new(look_ahead: usize) -> Self {
-        let metrics = TierFamilies::register(&mut Registry::default()).of(TIER, "lane");
         let look_ahead = LookAhead {
             records: look_ahead,
             bytes: usize::MAX,
@@ -40,12 +40,13 @@ impl Bench {
         let is_missing = Box::new(|_: &str| false);
         let clock = Arc::new(ManualClock::new(NOW));
         let guarded = Arc::new(GuardedClock::new(clock.clone(), LIMITS, Box::new(|_| {})));
+        let families = TierFamilies::register(&mut Registry::default(), guarded.clone());
         let mut relay = Relay::new(
             TIER,
             &[served],
             look_ahead,
             guarded,
-            metrics,
+            |_| families.of("lane", ServesLabels::default()),
             Tracer::off(),
             is_missing,
         );
@@ -57,6 +58,10 @@ impl Bench {
             assignment,
             offset: 0,
         }
+    }
+
+    fn metrics(&self) -> &TierMetrics {
+        &self.relay.topics["docs-retry-5s"].metrics
     }
 
     fn accept(&mut self, headers: Headers) {
@@ -124,6 +129,51 @@ fn waiting_until(due: Timestamp) -> Headers {
 
 fn in_seconds(seconds: u64) -> Timestamp {
     NOW.after(std::time::Duration::from_secs(seconds))
+}
+
+#[test]
+fn a_record_is_overdue_until_the_transaction_that_releases_it_is_committed() {
+    let mut bench = Bench::new(10);
+    let waiting = |bench: &Bench| bench.metrics().due.get();
+    bench.accept(waiting_until(in_seconds(5)));
+    bench.accept_in(1, waiting_until(in_seconds(4)), "v".into());
+    bench.finish(in_seconds(1));
+    let first = Some(in_seconds(4));
+    assert_eq!(
+        waiting(&bench),
+        due::Waiting {
+            earliest: first,
+            due: 0
+        }
+    );
+
+    bench.clock.advance(Duration::from_secs(5));
+    let mut batch = TransactionBatch::default();
+    bench.relay.finish(in_seconds(6), 1, &mut batch);
+    assert_eq!(batch.outputs.len(), 1);
+    assert_eq!(
+        waiting(&bench),
+        due::Waiting {
+            earliest: first,
+            due: 2
+        }
+    );
+    bench.relay.committed(in_seconds(7));
+    let left = if batch.completed[0].0 == bench.assignment {
+        4
+    } else {
+        5
+    };
+    let expected = due::Waiting {
+        earliest: Some(in_seconds(left)),
+        due: 1,
+    };
+    assert_eq!(waiting(&bench), expected);
+
+    for partition in 0..2 {
+        bench.relay.revoked(AssignmentId::for_tests(partition, 1));
+    }
+    assert_eq!(waiting(&bench).earliest, None);
 }
 
 #[test]
@@ -317,13 +367,8 @@ fn a_record_that_its_return_topic_refuses_becomes_a_dead_letter() {
     assert!(bench.relay.refused(&refused, &mut batch, NOW));
     assert_eq!(batch.outputs[1].value, None);
     bench.relay.committed(NOW);
-    assert_eq!(
-        (
-            bench.relay.metrics.released.get(),
-            bench.relay.metrics.rejected.get()
-        ),
-        (2, 1)
-    );
+    let metrics = bench.metrics();
+    assert_eq!((metrics.released.get(), metrics.rejected.get()), (2, 1));
 }
 
 /// Finishes at least this many records of 1 MB each, in several transactions, and checks the size of each.
@@ -381,7 +426,7 @@ fn a_record_whose_return_topic_is_missing_stays_and_dead_letters_are_written() {
     assert!(bench.finish(NOW).is_empty());
     // The lane does not wake up for a record that it cannot release.
     assert_eq!(bench.relay.next_due(), None);
-    assert_eq!(bench.relay.records_in_memory(), 1);
+    assert_eq!(bench.metrics().held.get(), 1);
     // A dead letter of the same partition is written.
     bench.accept(Headers::new());
     assert_eq!(bench.finish(NOW)[0].0, "docs-dlq");

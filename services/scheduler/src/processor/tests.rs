@@ -40,7 +40,7 @@ impl Bench {
             index: MemoryIndex::new(),
             kafka: KafkaSettings::new("localhost:1", "test"),
             clock: Arc::new(GuardedClock::new(clock.clone(), limits, Box::new(|_| {}))),
-            metrics: SchedulerFamilies::register(&mut Registry::default()).of("lane"),
+            metrics: SchedulerFamilies::register(&mut Registry::default(), clock.clone()).of("lane", "group"),
             indexers,
             responses: Arc::new(IndexResponses::new(Waker::new())),
             readiness: Arc::new(ShardReadiness::new(Health::new().part("shards"))),

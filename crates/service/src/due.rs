@@ -1,0 +1,248 @@
+//! What is due and not released yet: the signals by which retry tiers and the scheduler are scaled.
+//!
+//! Waiting is not load. The lag of a consumer group includes records that wait for their due time, and transaction
+//! markers, so it says nothing about whether more processes are needed. These metrics do:
+//!
+//! | name | |
+//! |---|---|
+//! | `<prefix>_due` | what is due and not released |
+//! | `<prefix>_overdue_seconds` | the time since the earliest due time of that; 0 if nothing is due |
+//! | `<prefix>_next_due_seconds` | the time until something is due; 0 if something is, +Inf if nothing waits |
+//!
+//! They are computed at each scrape, so they also rise while a lane makes no progress.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::Registry;
+use redeliver_core::{Clock, Timestamp};
+
+/// The due metrics of a process, with one series for each set of labels. Cheap to clone.
+#[derive(Clone)]
+pub struct DueFamilies<L>(Arc<Inner<L>>);
+
+struct Inner<L> {
+    prefix: &'static str,
+    clock: Arc<dyn Clock>,
+    /// Removed when the last [`DueSignal`] of the lane is dropped.
+    lanes: Mutex<Vec<(L, Weak<Mutex<Waiting>>)>>,
+}
+
+/// What one lane reports for one set of labels.
+#[derive(Debug)]
+pub struct DueSignal(Arc<Mutex<Waiting>>);
+
+/// What waits, as far as a lane has read it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Waiting {
+    /// The earliest due time of what is not released yet; `None` if nothing waits.
+    pub earliest: Option<Timestamp>,
+    /// How much of it was due when the lane last looked.
+    pub due: usize,
+}
+
+impl Waiting {
+    /// What waits in two parts.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            earliest: self.earliest.into_iter().chain(other.earliest).min(),
+            due: self.due + other.due,
+        }
+    }
+
+    /// The values of the three metrics.
+    fn values(self, now: Timestamp) -> [f64; 3] {
+        let Some(earliest) = self.earliest else {
+            return [0.0, 0.0, f64::INFINITY];
+        };
+        let overdue = now.since(earliest).as_secs_f64();
+        let until = earliest.since(now).as_secs_f64();
+        // The lane may have looked before anything was due.
+        let due = if earliest > now { 0 } else { self.due.max(1) };
+        #[expect(clippy::cast_precision_loss, reason = "fewer than 2^52 records fit in memory")]
+        [due as f64, overdue, until]
+    }
+}
+
+impl DueSignal {
+    /// Reports what waits. What is in a transaction has not been released until the transaction is committed.
+    pub fn set(&self, waiting: Waiting) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = waiting;
+    }
+
+    /// What was reported last.
+    #[must_use]
+    pub fn get(&self) -> Waiting {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<L: EncodeLabelSet + Clone + fmt::Debug + Ord + Send + Sync + 'static> DueFamilies<L> {
+    /// Registers the metrics with this prefix.
+    #[must_use]
+    pub fn register(registry: &mut Registry, prefix: &'static str, clock: Arc<dyn Clock>) -> Self {
+        let families = Self(Arc::new(Inner {
+            prefix,
+            clock,
+            lanes: Mutex::default(),
+        }));
+        registry.register_collector(Box::new(families.0.clone()));
+        families
+    }
+
+    /// The signal of one lane. The metrics of all lanes with the same labels are one series.
+    #[must_use]
+    pub fn signal(&self, labels: L) -> DueSignal {
+        let signal = DueSignal(Arc::default());
+        let mut lanes = self.0.lanes.lock().unwrap_or_else(PoisonError::into_inner);
+        lanes.retain(|(_, lane)| lane.strong_count() > 0);
+        lanes.push((labels, Arc::downgrade(&signal.0)));
+        signal
+    }
+}
+
+impl<L: Clone + Ord> Inner<L> {
+    fn waiting(&self) -> BTreeMap<L, Waiting> {
+        let lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all: BTreeMap<L, Waiting> = BTreeMap::new();
+        for (labels, lane) in lanes.iter() {
+            if let Some(lane) = lane.upgrade() {
+                let waiting = *lane.lock().unwrap_or_else(PoisonError::into_inner);
+                let sum = all.entry(labels.clone()).or_default();
+                *sum = sum.and(waiting);
+            }
+        }
+        all
+    }
+}
+
+impl<L> fmt::Debug for Inner<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DueFamilies")
+            .field("prefix", &self.prefix)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<L: EncodeLabelSet + Clone + Ord + Send + Sync + 'static> Collector for Inner<L> {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let waiting = self.waiting();
+        let now = self.clock.now();
+        let metrics = [
+            ("due", "Due and not released, as far as read: a lower bound"),
+            (
+                "overdue_seconds",
+                "Time since the earliest due time that is not released; 0 if nothing is due",
+            ),
+            (
+                "next_due_seconds",
+                "Time until something is due; 0 if something is due, +Inf if nothing waits",
+            ),
+        ];
+        for (index, (name, help)) in metrics.into_iter().enumerate() {
+            let name = format!("{}_{name}", self.prefix);
+            let mut metric = encoder.encode_descriptor(&name, help, None, MetricType::Gauge)?;
+            for (labels, waiting) in &waiting {
+                metric
+                    .encode_family(labels)?
+                    .encode_gauge(&waiting.values(now)[index])?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use prometheus_client::encoding::text::encode;
+    use redeliver_core::ManualClock;
+
+    use super::*;
+
+    fn series(registry: &Registry) -> Vec<String> {
+        let mut text = String::new();
+        encode(&mut text, registry).unwrap();
+        let lines = text.lines().filter(|line| !line.starts_with('#'));
+        lines.map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn the_signals_of_lanes_with_the_same_labels_are_one_series_that_rises_between_reports() {
+        let clock = Arc::new(ManualClock::new(Timestamp::from_millis(10_000)));
+        let mut registry = Registry::default();
+        let families = DueFamilies::register(&mut registry, "tier", clock.clone());
+        let labels = |tier: &str| vec![("tier".to_owned(), tier.to_owned())];
+        let lanes = [families.signal(labels("5s")), families.signal(labels("5s"))];
+        let other = families.signal(labels("30s"));
+        let nothing = [
+            "tier_due 0.0",
+            "tier_overdue_seconds 0.0",
+            "tier_next_due_seconds inf",
+        ];
+        let expected = |tier: &str, values: [&str; 3]| {
+            values.map(|value| {
+                let (name, value) = value.split_once(' ').unwrap();
+                format!("{name}{{tier=\"{tier}\"}} {value}")
+            })
+        };
+        let sorted = |parts: [[String; 3]; 2]| {
+            let mut all = parts.concat();
+            all.sort();
+            all
+        };
+        let read = || {
+            let mut read = series(&registry);
+            read.sort();
+            read
+        };
+        assert_eq!(
+            read(),
+            sorted([expected("5s", nothing), expected("30s", nothing)])
+        );
+
+        let waiting = |earliest, due| Waiting {
+            earliest: Some(Timestamp::from_millis(earliest)),
+            due,
+        };
+        lanes[0].set(waiting(12_000, 0));
+        lanes[1].set(waiting(11_500, 0));
+        other.set(waiting(9_000, 7));
+        let soon = [
+            "tier_due 0.0",
+            "tier_overdue_seconds 0.0",
+            "tier_next_due_seconds 1.5",
+        ];
+        let late = [
+            "tier_due 7.0",
+            "tier_overdue_seconds 1.0",
+            "tier_next_due_seconds 0.0",
+        ];
+        assert_eq!(read(), sorted([expected("5s", soon), expected("30s", late)]));
+
+        clock.advance(Duration::from_secs(3));
+        let due = [
+            "tier_due 1.0",
+            "tier_overdue_seconds 1.5",
+            "tier_next_due_seconds 0.0",
+        ];
+        let later = [
+            "tier_due 7.0",
+            "tier_overdue_seconds 4.0",
+            "tier_next_due_seconds 0.0",
+        ];
+        assert_eq!(read(), sorted([expected("5s", due), expected("30s", later)]));
+
+        // The lane has ended.
+        drop(other);
+        let mut remaining = expected("5s", due);
+        remaining.sort();
+        assert_eq!(read(), remaining);
+    }
+}
