@@ -13,6 +13,7 @@ mod admin;
 mod examine;
 mod needed;
 mod offsets;
+mod plan;
 #[cfg(test)]
 mod tests;
 
@@ -26,6 +27,7 @@ use redeliver_core::scheduler::SchedulerRole;
 
 pub use admin::{Applied, TopologyError, apply, check, names};
 pub use examine::{examine, examine_all};
+pub use plan::{PlannedTopic, plan};
 
 /// Settings for creating topics.
 #[derive(Clone, Debug, PartialEq, Eq)]

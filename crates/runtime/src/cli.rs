@@ -13,21 +13,39 @@ use crate::error_chain::{causes, error_chain};
 use crate::listen::Listener;
 use crate::metrics::build_info;
 use crate::telemetry::{Identity, TelemetryError, Tracer};
-use crate::{shutdown, telemetry};
+use crate::{health_check, shutdown, telemetry};
 
 /// The exit code if the command line or the configuration is invalid. The process has not done anything then.
 pub const EXIT_USAGE: u8 = 2;
 /// The exit code if a process failed while it was running.
 pub const EXIT_FAILURE: u8 = 1;
 
-/// The flags of every service. Use with `#[command(flatten)]`.
+/// The command line of a service without other commands or positional arguments. Use with `#[command(flatten)]`.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct ServiceArgs {
+    /// The flags.
+    #[command(flatten)]
+    pub common: CommonArgs,
+    /// What to do instead of running the service.
+    #[command(subcommand)]
+    pub command: Option<ServiceCommand>,
+}
+
+/// What the binary of a service does instead of running the service.
+#[derive(Clone, Copy, Debug, clap::Subcommand)]
+pub enum ServiceCommand {
+    /// Print whether the process that runs with this configuration is ready; exits with status 0 if it is, else 1
+    Health,
+}
+
+/// The flags of every service, and of commands that read the configuration. Use with `#[command(flatten)]`.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct CommonArgs {
     /// Configuration file; overrides REDELIVER_CONFIG
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", global = true)]
     pub config: Option<PathBuf>,
     /// Override a setting, such as kafka.brokers=kafka:9092; may be repeated
-    #[arg(long = "set", value_name = "KEY=VALUE", value_parser = key_and_value)]
+    #[arg(long = "set", value_name = "KEY=VALUE", value_parser = key_and_value, global = true)]
     pub set: Vec<(String, String)>,
     /// Print the effective configuration without secrets and exit
     #[arg(long)]
@@ -35,6 +53,18 @@ pub struct CommonArgs {
     /// Validate the configuration and exit
     #[arg(long)]
     pub check: bool,
+}
+
+impl ServiceArgs {
+    /// Runs the command, if there is one, and returns its exit code.
+    #[must_use]
+    pub fn run_command(&self) -> Option<ExitCode> {
+        let ServiceCommand::Health = self.command?;
+        Some(match self.common.load() {
+            Ok(config) => health_check::main(&config),
+            Err(error) => report(&error),
+        })
+    }
 }
 
 impl CommonArgs {

@@ -19,6 +19,7 @@ pub mod admin;
 pub mod cli;
 pub mod config;
 pub mod health;
+mod health_check;
 pub mod listen;
 pub mod metrics;
 pub mod panics;

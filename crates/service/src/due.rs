@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet};
 use prometheus_client::metrics::MetricType;
-use prometheus_client::registry::Registry;
+use prometheus_client::registry::{Registry, Unit};
 use redeliver_core::{Clock, Timestamp};
 
 /// The due metrics of a process, with one series for each set of labels. Cheap to clone.
@@ -55,17 +55,22 @@ impl Waiting {
         }
     }
 
-    /// The values of the three metrics.
-    fn values(self, now: Timestamp) -> [f64; 3] {
-        let Some(earliest) = self.earliest else {
-            return [0.0, 0.0, f64::INFINITY];
-        };
-        let overdue = now.since(earliest).as_secs_f64();
-        let until = earliest.since(now).as_secs_f64();
-        // The lane may have looked before anything was due.
-        let due = if earliest > now { 0 } else { self.due.max(1) };
-        #[expect(clippy::cast_precision_loss, reason = "fewer than 2^52 records fit in memory")]
-        [due as f64, overdue, until]
+    fn due_at(self, now: Timestamp) -> i64 {
+        match self.earliest {
+            // The lane may have looked before anything was due.
+            Some(earliest) if earliest <= now => i64::try_from(self.due.max(1)).unwrap_or(i64::MAX),
+            Some(_) | None => 0,
+        }
+    }
+
+    fn overdue_seconds(self, now: Timestamp) -> f64 {
+        self.earliest
+            .map_or(0.0, |earliest| now.since(earliest).as_secs_f64())
+    }
+
+    fn next_due_seconds(self, now: Timestamp) -> f64 {
+        self.earliest
+            .map_or(f64::INFINITY, |earliest| earliest.since(now).as_secs_f64())
     }
 }
 
@@ -133,25 +138,25 @@ impl<L: EncodeLabelSet + Clone + Ord + Send + Sync + 'static> Collector for Inne
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let waiting = self.waiting();
         let now = self.clock.now();
-        let metrics = [
-            ("due", "Due and not released, as far as read: a lower bound"),
-            (
-                "overdue_seconds",
-                "Time since the earliest due time that is not released; 0 if nothing is due",
-            ),
-            (
-                "next_due_seconds",
-                "Time until something is due; 0 if something is due, +Inf if nothing waits",
-            ),
-        ];
-        for (index, (name, help)) in metrics.into_iter().enumerate() {
-            let name = format!("{}_{name}", self.prefix);
-            let mut metric = encoder.encode_descriptor(&name, help, None, MetricType::Gauge)?;
-            for (labels, waiting) in &waiting {
-                metric
-                    .encode_family(labels)?
-                    .encode_gauge(&waiting.values(now)[index])?;
-            }
+        let name = format!("{}_due", self.prefix);
+        let help = "Due and not released, as far as read: a lower bound";
+        let mut metric = encoder.encode_descriptor(&name, help, None, MetricType::Gauge)?;
+        for (labels, waiting) in &waiting {
+            metric.encode_family(labels)?.encode_gauge(&waiting.due_at(now))?;
+        }
+        let name = format!("{}_overdue", self.prefix);
+        let help = "Time since the earliest due time that is not released; 0 if nothing is due";
+        let mut metric = encoder.encode_descriptor(&name, help, Some(&Unit::Seconds), MetricType::Gauge)?;
+        for (labels, waiting) in &waiting {
+            let seconds = waiting.overdue_seconds(now);
+            metric.encode_family(labels)?.encode_gauge(&seconds)?;
+        }
+        let name = format!("{}_next_due", self.prefix);
+        let help = "Time until something is due; 0 if something is, +Inf if nothing waits";
+        let mut metric = encoder.encode_descriptor(&name, help, Some(&Unit::Seconds), MetricType::Gauge)?;
+        for (labels, waiting) in &waiting {
+            let seconds = waiting.next_due_seconds(now);
+            metric.encode_family(labels)?.encode_gauge(&seconds)?;
         }
         Ok(())
     }
@@ -182,7 +187,7 @@ mod tests {
         let lanes = [families.signal(labels("5s")), families.signal(labels("5s"))];
         let other = families.signal(labels("30s"));
         let nothing = [
-            "tier_due 0.0",
+            "tier_due 0",
             "tier_overdue_seconds 0.0",
             "tier_next_due_seconds inf",
         ];
@@ -215,12 +220,12 @@ mod tests {
         lanes[1].set(waiting(11_500, 0));
         other.set(waiting(9_000, 7));
         let soon = [
-            "tier_due 0.0",
+            "tier_due 0",
             "tier_overdue_seconds 0.0",
             "tier_next_due_seconds 1.5",
         ];
         let late = [
-            "tier_due 7.0",
+            "tier_due 7",
             "tier_overdue_seconds 1.0",
             "tier_next_due_seconds 0.0",
         ];
@@ -228,12 +233,12 @@ mod tests {
 
         clock.advance(Duration::from_secs(3));
         let due = [
-            "tier_due 1.0",
+            "tier_due 1",
             "tier_overdue_seconds 1.5",
             "tier_next_due_seconds 0.0",
         ];
         let later = [
-            "tier_due 7.0",
+            "tier_due 7",
             "tier_overdue_seconds 4.0",
             "tier_next_due_seconds 0.0",
         ];

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use redeliver_runtime::cli::CommonArgs;
+use redeliver_runtime::cli::ServiceArgs;
 use redeliver_runtime::metrics;
 use redeliver_service::main_with;
 
@@ -15,14 +15,17 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 #[command(version = metrics::version())]
 struct Args {
     #[command(flatten)]
-    common: CommonArgs,
+    service: ServiceArgs,
 }
 
 fn main() -> ExitCode {
     let args = Args::parse();
+    if let Some(code) = args.service.run_command() {
+        return code;
+    }
     main_with(
         "dlq-inspector",
-        &args.common,
+        &args.service.common,
         Vec::new(),
         |_| Ok(()),
         redeliver_dlq_inspector::run,

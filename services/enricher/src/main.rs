@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use redeliver_runtime::cli::CommonArgs;
+use redeliver_runtime::cli::ServiceArgs;
 use redeliver_runtime::metrics;
 use redeliver_service::main_with;
 
@@ -16,14 +16,17 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 #[command(version = metrics::version())]
 struct Args {
     #[command(flatten)]
-    common: CommonArgs,
+    service: ServiceArgs,
 }
 
 fn main() -> ExitCode {
     let args = Args::parse();
+    if let Some(code) = args.service.run_command() {
+        return code;
+    }
     main_with(
         "enricher",
-        &args.common,
+        &args.service.common,
         Vec::new(),
         redeliver_enricher::check,
         redeliver_enricher::run,

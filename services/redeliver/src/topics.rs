@@ -1,6 +1,7 @@
-//! `redeliver topics`: creates missing topics, reports misconfigured ones, and copies committed offsets.
+//! `redeliver topics`: creates missing topics or prints them, reports misconfigured ones, and copies committed offsets.
 
 mod migrate;
+mod render;
 
 use std::collections::BTreeSet;
 use std::process::ExitCode;
@@ -10,6 +11,7 @@ use std::time::Duration;
 use crate::say;
 use clap::{Args, Subcommand};
 use migrate::MigrateArgs;
+use render::RenderArgs;
 use redeliver_core::Pipeline;
 use redeliver_core::error_chain::error_chain;
 use redeliver_core::pipeline::{TopicRole, parse_retry_topic, retry_tier_group};
@@ -35,6 +37,8 @@ enum Verb {
     Apply(CommonArgs),
     /// Report missing and misconfigured topics; exits with status 1 on errors, 0 on warnings
     Check(CommonArgs),
+    /// Print the topics, for clusters on which Redeliver may not create them
+    Render(RenderArgs),
     /// Copy committed offsets to groups with another kafka.id_prefix; all processes must be stopped
     MigrateOffsets(MigrateArgs),
 }
@@ -45,6 +49,7 @@ pub(crate) fn main(args: &TopicsArgs) -> ExitCode {
     let common = match &args.verb {
         Verb::Apply(common) | Verb::Check(common) => common,
         Verb::MigrateOffsets(args) => return migrate::main(args),
+        Verb::Render(args) => return render::main(args),
     };
     let config = match common.load() {
         Ok(config) => config,

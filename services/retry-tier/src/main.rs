@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use redeliver_runtime::cli::CommonArgs;
+use redeliver_runtime::cli::ServiceArgs;
 use redeliver_runtime::metrics;
 use redeliver_service::main_with;
 
@@ -15,7 +15,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 #[command(version = metrics::version())]
 struct Args {
     #[command(flatten)]
-    common: CommonArgs,
+    service: ServiceArgs,
     /// Serve only this tier, such as 30s; may be repeated. Default: retry_tier.tiers, else all
     #[arg(long, value_name = "DELAY")]
     tier: Vec<String>,
@@ -23,10 +23,13 @@ struct Args {
 
 fn main() -> ExitCode {
     let args = Args::parse();
+    if let Some(code) = args.service.run_command() {
+        return code;
+    }
     let tiers = (!args.tier.is_empty()).then(|| ("retry_tier.tiers".to_owned(), args.tier.join(",")));
     main_with(
         "retry-tier",
-        &args.common,
+        &args.service.common,
         tiers.into_iter().collect(),
         redeliver_retry_tier::check,
         redeliver_retry_tier::run,

@@ -577,15 +577,15 @@ fn is_transient(code: RDKafkaErrorCode) -> bool {
 }
 
 /// A topic to create.
-struct MissingTopic<'s> {
+pub(super) struct MissingTopic<'s> {
     spec: &'s TopicSpec,
-    partitions: i32,
-    config: Vec<(&'static str, String)>,
+    pub(super) partitions: i32,
+    pub(super) config: Vec<(&'static str, String)>,
 }
 
 impl<'s> MissingTopic<'s> {
     /// Derives its partitions and its size limit from other topics, where the specification says so.
-    fn of(spec: &'s TopicSpec, actual: &BTreeMap<String, ActualTopic>) -> Self {
+    pub(super) fn of(spec: &'s TopicSpec, actual: &BTreeMap<String, ActualTopic>) -> Self {
         let model = spec.partitions_as.as_deref().and_then(|name| actual.get(name));
         let limit = largest_source(spec, actual).map(|(_, limit)| limit);
         Self {

@@ -310,6 +310,9 @@ fn every_binary_prints_help_and_version() {
     let end = "  -h, --help             Print help
   -V, --version          Print version
 ";
+    let commands = "  health  Print whether the process that runs with this configuration is ready; exits with status 0 if it is, else 1
+  help    Print this message or the help of the given subcommand(s)
+";
     let tier = "      --tier <DELAY>     Serve only this tier, such as 30s; may be repeated. Default: retry_tier.tiers, else all
 ";
     let cases = [
@@ -326,7 +329,9 @@ fn every_binary_prints_help_and_version() {
         ),
     ];
     for (name, about, own) in cases {
-        let expected = format!("{about}\n\nUsage: {name} [OPTIONS]\n\nOptions:\n{common}{own}{end}");
+        let expected = format!(
+            "{about}\n\nUsage: {name} [OPTIONS] [COMMAND]\n\nCommands:\n{commands}\nOptions:\n{common}{own}{end}"
+        );
         let printed = output_of(name, &["--help"]);
         assert_eq!((printed.code, printed.stdout), (Some(0), expected));
     }

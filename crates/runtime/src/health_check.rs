@@ -1,0 +1,113 @@
+//! The command `health` of a service: asks the running process whether it is ready. For the health checks of containers,
+//! whose images contain neither a shell nor an HTTP client.
+
+use std::io::Write as _;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use axum::body::Bytes;
+use axum::http::{Request, StatusCode, header};
+use futures::future;
+use http_body_util::{BodyExt as _, Empty, Limited};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+
+use crate::cli::{EXIT_FAILURE, report};
+use crate::config::Config;
+
+/// Shorter than the time that container engines allow by default, so that the reason is shown.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// A report has a line per part of the process.
+const MAX_REPORT_BYTES: usize = 1 << 20;
+
+/// Why the state of a process is unknown.
+#[derive(Debug, thiserror::Error)]
+enum HealthError {
+    #[error("admin.listen: the port is 0, so the process listens on an unknown port; set a port")]
+    AnyPort,
+    #[error("no answer from the admin port {0} within {}s", TIMEOUT.as_secs())]
+    Timeout(SocketAddr),
+    #[error("cannot read {path} from the admin port {address}")]
+    Read {
+        path: &'static str,
+        address: SocketAddr,
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+}
+
+/// Prints the readiness report of the process that runs with this configuration. The exit code is 0 if the process is ready,
+/// and [`EXIT_FAILURE`] if it is not, or does not answer.
+pub(crate) fn main(config: &Config) -> ExitCode {
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return report(&error),
+    };
+    match runtime.block_on(readiness(config.admin.listen)) {
+        Ok((status, body)) => {
+            let _ = writeln!(std::io::stdout(), "{}", body.trim_end());
+            ExitCode::from(if status.is_success() { 0 } else { EXIT_FAILURE })
+        }
+        Err(error) => report(&error),
+    }
+}
+
+async fn readiness(listen: SocketAddr) -> Result<(StatusCode, String), HealthError> {
+    const PATH: &str = "/readyz";
+    if listen.port() == 0 {
+        return Err(HealthError::AnyPort);
+    }
+    let address = SocketAddr::new(local(listen.ip()), listen.port());
+    match tokio::time::timeout(TIMEOUT, get(address, PATH)).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(source)) => Err(HealthError::Read {
+            path: PATH,
+            address,
+            source,
+        }),
+        Err(_) => Err(HealthError::Timeout(address)),
+    }
+}
+
+/// The address at which a process on this host can be reached if it listens on `ip`.
+fn local(ip: IpAddr) -> IpAddr {
+    match ip {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    }
+}
+
+async fn get(
+    address: SocketAddr,
+    path: &str,
+) -> Result<(StatusCode, String), Box<dyn std::error::Error + Send + Sync>> {
+    let stream = TcpStream::connect(address).await?;
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    let request = Request::get(path)
+        .header(header::HOST, address.to_string())
+        .body(Empty::<Bytes>::new())?;
+    // Takes the sender, so that the connection ends after the answer.
+    let exchange = async move {
+        let response = sender.send_request(request).await?;
+        let status = response.status();
+        let body = Limited::new(response.into_body(), MAX_REPORT_BYTES).collect().await?;
+        Ok((status, String::from_utf8_lossy(&body.to_bytes()).into_owned()))
+    };
+    // An error of the connection is also one of the exchange.
+    let (_, answer) = future::join(connection, exchange).await;
+    answer
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_listens_on_all_interfaces_is_reached_on_the_loopback_interface() {
+        for (listen, address) in [("0.0.0.0", "127.0.0.1"), ("::", "::1"), ("10.0.0.7", "10.0.0.7")] {
+            assert_eq!(local(listen.parse().unwrap()), address.parse::<IpAddr>().unwrap());
+        }
+    }
+}

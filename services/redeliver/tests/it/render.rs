@@ -1,0 +1,141 @@
+//! Topics that are created with what `redeliver topics render` prints.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt as _;
+use std::process::Command;
+
+use redeliver_testkit::{CommandOutput, EnvBuilder, TestEnv, local_kafka::kafka_tool, run};
+
+const PIPELINES: &str = "pipelines:
+  '{name}':
+    output: '{name}-Out_put'
+    retry: { tiers: [5s, 30s] }
+    max_wait: 20d
+    long_waits: scheduler
+";
+
+fn env(test: &str) -> TestEnv {
+    EnvBuilder::new(test)
+        .partitions(3)
+        .scheduler(&[("app", "{name}-jobs")])
+        .yaml(PIPELINES)
+        .build()
+}
+
+fn printed(env: &TestEnv, arguments: &[&str]) -> String {
+    let CommandOutput { code, stdout, stderr } = env.run("redeliver", arguments);
+    assert_eq!((code, stderr.as_str()), (Some(0), ""), "{arguments:?}: {stdout}");
+    stdout
+}
+
+/// Runs a script in which `kafka-topics.sh` is Kafka's own tool.
+fn run_script(env: &TestEnv, script: &str) -> CommandOutput {
+    let tool = kafka_tool("org.apache.kafka.tools.TopicCommand").unwrap();
+    let quoted = |part: &std::ffi::OsStr| format!("'{}'", part.to_str().unwrap());
+    let parts: Vec<String> = std::iter::once(tool.get_program())
+        .chain(tool.get_args())
+        .map(quoted)
+        .collect();
+    let path = env.directory().join("kafka-topics.sh");
+    std::fs::write(&path, format!("#!/bin/sh\nexec {} \"$@\"\n", parts.join(" "))).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let file = env.directory().join("topics.sh");
+    std::fs::write(&file, script).unwrap();
+    let mut command = Command::new("env");
+    let search = std::env::var("PATH").unwrap();
+    command
+        .arg(format!("PATH={}:{search}", env.directory().display()))
+        .arg(format!("BOOTSTRAP_SERVER={}", env.brokers()))
+        .args(["sh".as_ref(), file.as_os_str()]);
+    run(command)
+}
+
+#[test]
+fn the_script_creates_the_topics_that_check_accepts_and_changes_existing_ones_as_little_as_apply() {
+    let env = env("render-script");
+    let script = printed(&env, &["topics", "render", "--format", "script"]);
+    let created = run_script(&env, &script);
+    assert_eq!(created.code, Some(0), "{created:?}");
+    let checked = printed(&env, &["topics", "check"]);
+    assert!(checked.contains("OK") && !checked.contains("warning"), "{checked}");
+    let applied = printed(&env, &["topics", "apply"]);
+    assert!(!applied.contains("created"), "{applied}");
+    // Topics that exist are left as they are.
+    let again = run_script(&env, &script);
+    assert_eq!(again.code, Some(0), "{again:?}");
+    assert_eq!(printed(&env, &["topics", "check"]), checked);
+}
+
+/// The settings of each topic, from either format.
+type Topics = BTreeMap<String, BTreeMap<String, String>>;
+
+fn of_script(script: &str) -> Topics {
+    let lines = script.lines().filter_map(|line| line.strip_prefix("create --topic "));
+    lines
+        .map(|line| {
+            let (name, flags) = line.split_once(' ').unwrap();
+            let flags: Vec<&str> = flags.split(' ').collect();
+            let settings = flags.chunks(2).map(|pair| match pair {
+                ["--config", config] => {
+                    let (name, value) = config.split_once('=').unwrap();
+                    (name.to_owned(), value.to_owned())
+                }
+                [flag, value] => (flag.trim_start_matches('-').to_owned(), (*value).to_owned()),
+                _ => panic!("{line}"),
+            });
+            (name.to_owned(), settings.collect())
+        })
+        .collect()
+}
+
+fn of_objects(yaml: &str) -> Topics {
+    let text = |value: &serde_json::Value| match value {
+        serde_json::Value::String(text) => text.clone(),
+        other => other.to_string(),
+    };
+    let objects = yaml.split("---\n").filter(|object| !object.trim().is_empty());
+    objects
+        .map(|object| {
+            let object: serde_json::Value = serde_saphyr::from_str(object).unwrap();
+            assert_eq!(object["kind"], "KafkaTopic");
+            assert_eq!(object["metadata"]["labels"]["strimzi.io/cluster"], "my-cluster");
+            let spec = &object["spec"];
+            let mut settings: BTreeMap<String, String> = BTreeMap::new();
+            if let Some(config) = spec["config"].as_object() {
+                settings.extend(config.iter().map(|(name, value)| (name.clone(), text(value))));
+            }
+            settings.insert("partitions".to_owned(), text(&spec["partitions"]));
+            settings.insert("replication-factor".to_owned(), text(&spec["replicas"]));
+            (text(&spec["topicName"]), settings)
+        })
+        .collect()
+}
+
+#[test]
+fn both_formats_have_the_same_topics_and_names_of_objects_are_valid() {
+    let env = env("render-formats");
+    let script = of_script(&printed(&env, &["topics", "render", "--format", "script"]));
+    let yaml = printed(
+        &env,
+        &["topics", "render", "--format", "strimzi", "--cluster", "my-cluster"],
+    );
+    assert_eq!(of_objects(&yaml), script);
+    let tier = &script[&format!("{}-retry-30s", env.name())];
+    assert_eq!(tier["cleanup.policy"], "delete");
+    assert_eq!(tier["partitions"], "3");
+    // The letters and the underscore are not allowed in names of objects.
+    let output = format!("{}-Out_put", env.name());
+    assert!(yaml.contains(&format!("topicName: \"{output}\"")) && !yaml.contains(&format!("name: \"{output}\"")));
+}
+
+#[test]
+fn the_name_of_the_cluster_is_required_and_checked() {
+    let env = env("render-cluster");
+    let strimzi = ["topics", "render", "--format", "strimzi"];
+    let missing = env.run("redeliver", &strimzi);
+    assert_eq!(missing.code, Some(2));
+    assert!(missing.stderr.contains("--cluster <NAME>"), "{missing:?}");
+    let wrong = env.run("redeliver", &[&strimzi[..], &["--cluster", "My\"Cluster"]].concat());
+    assert_eq!(wrong.code, Some(2));
+    assert!(wrong.stderr.contains("write the name of a Kubernetes object"), "{wrong:?}");
+}
