@@ -3,16 +3,18 @@
 //! The difference between the committed offset and the end of a partition is too high, because transaction markers have
 //! offsets too: a topic whose records are all complete would never show zero. So if the committed offset is near the end,
 //! the remaining records are read and counted. Otherwise the partition is certainly not empty, and the difference is used as
-//! an upper bound.
+//! an upper bound. [`heads`] also reads the first incomplete records of such partitions.
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::ControlFlow;
 use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use redeliver_core::Record;
 
 use crate::client::KafkaSettings;
 use crate::reader::{ReadError, TopicReader, group_positions, is_unknown, kafka};
@@ -54,6 +56,15 @@ impl fmt::Display for Backlog {
     }
 }
 
+/// A backlog, and its first records.
+#[derive(Clone, Debug)]
+pub struct Head<T> {
+    /// The number of records that the group has not completed.
+    pub backlog: Backlog,
+    /// What was read of the first of these records of each partition.
+    pub first: Vec<T>,
+}
+
 /// The backlogs of these pairs of a group and a topic; each topic may occur once. Does not join the groups. Leaves out
 /// topics that are deleted meanwhile. Blocks.
 ///
@@ -64,24 +75,59 @@ pub fn backlogs(
     topics: &[(String, Arc<str>)],
     timeout: Duration,
 ) -> Result<BTreeMap<Arc<str>, Backlog>, ReadError> {
-    let mut counted = count(settings, topics, timeout);
-    // A topic was deleted after its bounds were read. The next count leaves it out.
+    let heads = count_again_if_deleted(|| count(settings, topics, NEAR, false, timeout, |_| ()))?;
+    let heads = heads.into_iter();
+    Ok(heads.map(|(topic, head)| (topic, head.backlog)).collect())
+}
+
+/// As [`backlogs`], with what `read` returns for the first incomplete records of each partition: those among the first
+/// `offsets` offsets.
+///
+/// # Errors
+/// As [`backlogs`].
+pub fn heads<T>(
+    settings: &KafkaSettings,
+    topics: &[(String, Arc<str>)],
+    offsets: i64,
+    timeout: Duration,
+    read: impl Fn(Record) -> T,
+) -> Result<BTreeMap<Arc<str>, Head<T>>, ReadError> {
+    count_again_if_deleted(|| count(settings, topics, offsets, true, timeout, &read))
+}
+
+/// A topic may be deleted after its bounds were read. The next count leaves it out.
+fn count_again_if_deleted<T>(
+    count: impl Fn() -> Result<BTreeMap<Arc<str>, Head<T>>, ReadError>,
+) -> Result<BTreeMap<Arc<str>, Head<T>>, ReadError> {
+    let mut counted = count();
     for _ in 1..MAX_COUNTS {
         match &counted {
-            Err(ReadError::Kafka { source, .. }) if is_unknown(source) => {
-                counted = count(settings, topics, timeout);
-            }
+            Err(ReadError::Kafka { source, .. }) if is_unknown(source) => counted = count(),
             _ => break,
         }
     }
     counted
 }
 
-fn count(
+/// The part of a partition to read.
+struct Part {
+    committed: Committed,
+    end: i64,
+    /// The part ends at the end of the partition, so that its records are counted.
+    is_all: bool,
+}
+
+/// Reads partitions with up to `near` offsets after the committed one, and with `reads_heads` the first `near` offsets of
+/// the others.
+fn count<T>(
     settings: &KafkaSettings,
     topics: &[(String, Arc<str>)],
+    near: i64,
+    reads_heads: bool,
     timeout: Duration,
-) -> Result<BTreeMap<Arc<str>, Backlog>, ReadError> {
+    read: impl Fn(Record) -> T,
+) -> Result<BTreeMap<Arc<str>, Head<T>>, ReadError> {
+    let deadline = Instant::now() + timeout;
     let mut by_group: BTreeMap<&str, Vec<Arc<str>>> = BTreeMap::new();
     for (group, topic) in topics {
         by_group.entry(group).or_default().push(topic.clone());
@@ -90,8 +136,8 @@ fn count(
         .reader("read_committed")
         .create()
         .map_err(kafka("creating a client"))?;
-    let mut counted: BTreeMap<Arc<str>, Backlog> = BTreeMap::new();
-    let mut near: BTreeMap<(String, i32), Committed> = BTreeMap::new();
+    let mut counted: BTreeMap<Arc<str>, Head<T>> = BTreeMap::new();
+    let mut parts: BTreeMap<(String, i32), Part> = BTreeMap::new();
     for positions in positions_of(settings, &by_group)? {
         for ((topic, partition), committed) in positions {
             // For a read_committed client, the broker returns the last stable offset instead of the high watermark.
@@ -100,43 +146,63 @@ fn count(
                 Err(error) if is_unknown(&error) => continue,
                 Err(error) => return Err(kafka("requesting the end of a partition")(error)),
             };
-            let empty = Backlog {
-                records: 0,
-                is_exact: true,
-            };
-            let backlog = counted.entry(topic.as_str().into()).or_insert(empty);
+            let head = counted.entry(topic.as_str().into()).or_insert_with(Head::empty);
             let committed = match committed {
                 Some(committed) if committed.offset >= low => committed,
                 _ => Committed::at(low),
             };
             let distance = end - committed.offset;
-            if (1..=NEAR).contains(&distance) {
-                near.insert((topic, partition), committed);
-            } else {
-                let records = u64::try_from(distance).unwrap_or(0);
-                backlog.records += records;
-                backlog.is_exact &= records == 0;
+            let is_all = distance <= near;
+            if !is_all {
+                head.backlog.records += u64::try_from(distance).unwrap_or(0);
+                head.backlog.is_exact = false;
+            }
+            if distance > 0 && (is_all || reads_heads) {
+                let part = Part {
+                    end: end.min(committed.offset + near),
+                    committed,
+                    is_all,
+                };
+                parts.insert((topic, partition), part);
             }
         }
     }
-    if near.is_empty() {
+    if parts.is_empty() {
         return Ok(counted);
     }
-    let from = near
+    let from = parts
         .iter()
-        .map(|(partition, committed)| (partition.clone(), committed.offset));
+        .map(|(partition, part)| (partition.clone(), part.committed.offset));
     let mut reader = TopicReader::from_offsets(settings, from)?;
-    reader.read_to_end(timeout, |record| {
+    let ends = parts
+        .iter()
+        .map(|(partition, part)| (partition.clone(), part.end));
+    reader.read_up_to(ends.collect(), deadline, |record| {
         let position = &record.position;
         let partition = (position.topic.to_string(), position.partition);
-        let is_completed = near
-            .get(&partition)
-            .is_some_and(|committed| committed.completed.contains(position.offset));
-        if let Some(backlog) = counted.get_mut(&position.topic).filter(|_| !is_completed) {
-            backlog.records += 1;
+        let part = parts.get(&partition);
+        let Some(part) = part.filter(|part| !part.committed.completed.contains(position.offset)) else {
+            return ControlFlow::Continue(());
+        };
+        if let Some(head) = counted.get_mut(&position.topic) {
+            head.backlog.records += u64::from(part.is_all);
+            head.first.push(read(record));
         }
+        ControlFlow::Continue(())
     })?;
     Ok(counted)
+}
+
+impl<T> Head<T> {
+    fn empty() -> Self {
+        Self {
+            backlog: Backlog {
+                records: 0,
+                is_exact: true,
+            },
+            first: Vec::new(),
+        }
+    }
 }
 
 type Positions = BTreeMap<(String, i32), Option<Committed>>;

@@ -50,6 +50,25 @@ pub fn list(settings: &KafkaSettings, timeout: Duration) -> Result<GroupList, Re
         .map_err(|code| kafka("listing consumer groups")(KafkaError::AdminOp(code)))
 }
 
+/// The number of members of each group that has any, as far as brokers answer. Blocks.
+///
+/// # Errors
+/// If the client cannot be created or no broker answers within `timeout`.
+pub fn members(settings: &KafkaSettings, timeout: Duration) -> Result<BTreeMap<String, usize>, ReadError> {
+    let consumer: BaseConsumer = settings
+        .reader("read_committed")
+        .create()
+        .map_err(kafka("creating a client"))?;
+    let groups = consumer
+        .fetch_group_list(None, timeout)
+        .map_err(kafka("describing consumer groups"))?;
+    let counted = groups
+        .groups()
+        .iter()
+        .map(|group| (group.name().to_owned(), group.members().len()));
+    Ok(counted.filter(|(_, members)| *members > 0).collect())
+}
+
 /// The committed offsets of a group in these topics. Does not join the group. Blocks.
 ///
 /// # Errors

@@ -233,8 +233,8 @@ impl TopicReader {
         self.read_up_to(ends, deadline, visit)
     }
 
-    /// Reads partitions up to these ends.
-    fn read_up_to(
+    /// Reads partitions up to these ends. Of each, one more record may be visited.
+    pub(crate) fn read_up_to(
         &mut self,
         ends: BTreeMap<(String, i32), i64>,
         deadline: Instant,
@@ -344,6 +344,10 @@ impl TopicReader {
                     next = Offset::Offset(message.offset() + 1);
                     if visit(convert::record(&message, &shared)).is_break() {
                         drained = Drained::Stopped;
+                        break;
+                    }
+                    if message.offset() + 1 >= unread.end {
+                        drained = Drained::ToEnd;
                         break;
                     }
                 }

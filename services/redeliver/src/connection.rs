@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use redeliver_client::{ClientError, Endpoint};
 use redeliver_core::HumanDuration;
@@ -32,6 +33,10 @@ pub(crate) struct Service {
 }
 
 impl ConnectionArgs {
+    pub(crate) fn timeout(&self) -> Duration {
+        self.timeout.duration()
+    }
+
     /// The endpoint at `server`, or else at the configured listen address.
     pub(crate) fn endpoint(&self, server: Option<&str>, service: &Service) -> Result<Endpoint, CliError> {
         let url = server.map_or_else(
@@ -87,6 +92,11 @@ pub(crate) enum CliError {
     #[error("cannot read topic `{topic}` from Kafka at {brokers}")]
     Read {
         topic: String,
+        brokers: String,
+        source: Box<redeliver_kafka::reader::ReadError>,
+    },
+    #[error("cannot read from Kafka at {brokers}")]
+    Kafka {
         brokers: String,
         source: Box<redeliver_kafka::reader::ReadError>,
     },

@@ -254,7 +254,7 @@ fn rounded(duration: std::time::Duration) -> String {
     HumanDuration::from_secs(seconds / unit * unit).to_string()
 }
 
-fn stats_json(stats: &TopicStats) -> Value {
+pub(crate) fn stats_json(stats: &TopicStats) -> Value {
     json!({
         "topic": stats.topic,
         "open": stats.open,

@@ -6,6 +6,7 @@ mod dev;
 mod dlq;
 mod jobs;
 mod output;
+mod status;
 mod topics;
 
 use std::fmt::Display;
@@ -31,6 +32,8 @@ struct Args {
 enum Command {
     /// Run all services in one process on an embedded broker, with demonstration data (default)
     Dev(dev::DevArgs),
+    /// Show what waits, is due, late and dead, on one screen
+    Status(status::StatusArgs),
     /// Create or check the topics that the configuration needs
     Topics(topics::TopicsArgs),
     /// Verify that every record is once in the output, in the dead letters or waiting
@@ -48,6 +51,7 @@ fn main() -> ExitCode {
         .unwrap_or_else(|| Command::Dev(dev::DevArgs::default()))
     {
         Command::Dev(args) => dev::main(args),
+        Command::Status(args) => status::main(&args),
         Command::Topics(args) => topics::main(&args),
         Command::Audit(args) => audit::main(&args),
         Command::Jobs(args) => jobs::main(&args),

@@ -25,6 +25,7 @@ mod second_day;
 mod secured;
 mod services;
 mod shutdown;
+mod status;
 mod support;
 mod too_large;
 mod traces;

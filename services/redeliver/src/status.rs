@@ -1,0 +1,305 @@
+//! `redeliver status`: the whole system on one screen. Kafka knows what waits; the inspector and the scheduler, if they can
+//! be reached, know dead letters and jobs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Args;
+use redeliver_client::{ClientError, DeadLetterClient, JobClient, JobStats, Timestamp, TopicStats};
+use redeliver_core::backoff::MAX_WAIT;
+use redeliver_core::error_chain::error_chain;
+use redeliver_core::headers::ReservedHeaders;
+use redeliver_core::pipeline::{parse_retry_topic, retry_tier_group};
+use redeliver_core::{Clock as _, HumanDuration, Record, SystemClock};
+use redeliver_kafka::KafkaSettings;
+use redeliver_kafka::backlog::{Backlog, Head, heads};
+use redeliver_kafka::groups::members;
+use redeliver_kafka::reader::ReadError;
+use redeliver_kafka::survey::Surveyor;
+use redeliver_runtime::Config;
+use redeliver_runtime::cli::{CommonArgs, report};
+use redeliver_service::host::{check_kafka, kafka_settings};
+use redeliver_service::leftovers::leftovers;
+use redeliver_service::topics;
+use serde_json::{Value, json};
+
+use crate::connection::{CliError, ConnectionArgs, conclude, inspector, scheduler};
+use crate::output::{OutputArgs, fields, print_item, table};
+
+#[derive(Args)]
+pub(crate) struct StatusArgs {
+    #[command(flatten)]
+    output: OutputArgs,
+    #[command(flatten)]
+    common: CommonArgs,
+    /// URL of the inspector; overrides REDELIVER_DLQ (default: dlq_inspector.listen)
+    #[arg(long, value_name = "URL", env = "REDELIVER_DLQ", hide_env = true)]
+    inspector: Option<String>,
+    /// URL of the scheduler; overrides REDELIVER_SCHEDULER (default: scheduler.listen)
+    #[arg(long, value_name = "URL", env = "REDELIVER_SCHEDULER", hide_env = true)]
+    scheduler: Option<String>,
+    #[command(flatten)]
+    connection: ConnectionArgs,
+}
+
+/// Maximum number of offsets of a partition that are read. Records of a tier are nearly in the order of their due times.
+const HEAD: i64 = 100;
+
+pub(crate) fn main(args: &StatusArgs) -> ExitCode {
+    let config = match args.common.load() {
+        Ok(config) => config,
+        Err(error) => return report(&error),
+    };
+    if let Some(code) = args.common.handle_config_flags(&config, check_kafka) {
+        return code;
+    }
+    conclude(async {
+        let queues = queues(&config, args.connection.timeout()).map_err(|source| CliError::Kafka {
+            brokers: config.kafka.brokers.clone(),
+            source: Box::new(source),
+        })?;
+        let status = Status {
+            queues,
+            dead: dead_letters(&config, args).await,
+            jobs: jobs(&config, args).await,
+        };
+        let now = SystemClock.now();
+        print_item(args.output.format, || status.text(now), || status.json(now));
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+struct Status {
+    queues: Vec<Queue>,
+    dead: Result<Vec<TopicStats>, CliError>,
+    /// `None` if the configuration needs no scheduler.
+    jobs: Option<Result<JobStats, CliError>>,
+}
+
+/// A topic that a service reads.
+struct Queue {
+    /// The pipeline; `None` for the scheduler.
+    pipeline: Option<Arc<str>>,
+    topic: Arc<str>,
+    group: String,
+    /// The number of consumers in the group.
+    members: usize,
+    backlog: Backlog,
+    /// The due times of its first records, if they wait for them.
+    due: Option<Vec<Timestamp>>,
+}
+
+impl Queue {
+    fn due_at(&self, now: Timestamp) -> Option<usize> {
+        let due = self.due.as_ref()?;
+        Some(due.iter().filter(|due| **due <= now).count())
+    }
+
+    fn earliest(&self) -> Option<Timestamp> {
+        self.due.as_ref()?.iter().min().copied()
+    }
+
+    fn row(&self, now: Timestamp) -> Vec<String> {
+        let bound = if self.backlog.is_exact { "" } else { "≤ " };
+        let due = self.due_at(now).map(|due| {
+            // Only the first records were read.
+            let bound = if self.backlog.is_exact || due == 0 { "" } else { "≥ " };
+            format!("{bound}{due}")
+        });
+        let next = self.earliest().map(|earliest| {
+            if earliest > now {
+                format!("in {}", in_seconds(earliest.since(now)))
+            } else {
+                format!("{} late", in_seconds(now.since(earliest)))
+            }
+        });
+        vec![
+            self.pipeline.as_deref().unwrap_or("(scheduler)").to_owned(),
+            self.topic.to_string(),
+            format!("{bound}{}", self.backlog.records),
+            due.unwrap_or_default(),
+            next.unwrap_or_default(),
+            match self.members {
+                0 => "none".to_owned(),
+                members => members.to_string(),
+            },
+        ]
+    }
+
+    fn json(&self, now: Timestamp) -> Value {
+        json!({
+            "pipeline": self.pipeline.as_deref(),
+            "topic": &*self.topic,
+            "group": self.group,
+            "consumers": self.members,
+            "records": self.backlog.records,
+            "records_is_exact": self.backlog.is_exact,
+            "due": self.due_at(now),
+            "next_due": self.earliest().map(|earliest| earliest.to_string()),
+        })
+    }
+}
+
+impl Status {
+    fn text(&self, now: Timestamp) -> String {
+        let columns = ["pipeline", "topic", "records", "due", "next", "consumers"];
+        let mut text = table(&columns, self.queues.iter().map(|queue| queue.row(now)));
+        text += "\n\n";
+        match &self.dead {
+            Ok(topics) => {
+                let columns = ["dead letters", "open", "last hour", "oldest", "removed in"];
+                let rows = topics.iter().map(|topic| {
+                    let oldest = topic.oldest.map(|oldest| in_seconds(now.since(oldest)));
+                    vec![
+                        topic.topic.clone(),
+                        topic.open.to_string(),
+                        topic.last_hour.to_string(),
+                        oldest.unwrap_or_default(),
+                        topic.until_removal.map(in_seconds).unwrap_or_default(),
+                    ]
+                });
+                text += &table(&columns, rows);
+            }
+            Err(error) => {
+                let _ = write!(text, "dead letters: {}", error_chain(error));
+            }
+        }
+        match &self.jobs {
+            None => {}
+            Some(Ok(jobs)) => {
+                let next = jobs.next_due.map(|next| next.to_string());
+                text += "\n\n";
+                text += &fields(&[
+                    ("jobs scheduled", Some(jobs.scheduled.to_string())),
+                    ("due", Some(jobs.due.to_string())),
+                    ("next due", next),
+                ]);
+            }
+            Some(Err(error)) => {
+                let _ = write!(text, "\n\njobs: {}", error_chain(error));
+            }
+        }
+        text
+    }
+
+    fn json(&self, now: Timestamp) -> Value {
+        let dead = match &self.dead {
+            Ok(topics) => topics.iter().map(crate::dlq::stats_json).collect(),
+            Err(error) => json!({ "error": error_chain(error) }),
+        };
+        let jobs = self.jobs.as_ref().map(|jobs| match jobs {
+            Ok(jobs) => json!({
+                "scheduled": jobs.scheduled,
+                "due": jobs.due,
+                "next_due": jobs.next_due.map(|next| next.to_string()),
+            }),
+            Err(error) => json!({ "error": error_chain(error) }),
+        });
+        json!({
+            "time": now.to_string(),
+            "queues": self.queues.iter().map(|queue| queue.json(now)).collect::<Vec<_>>(),
+            "dead_letters": dead,
+            "jobs": jobs,
+        })
+    }
+}
+
+/// A duration in whole seconds, such as `2m`.
+fn in_seconds(duration: Duration) -> String {
+    HumanDuration::from_secs(duration.as_secs()).to_string()
+}
+
+/// What the services read, from Kafka.
+fn queues(config: &Config, timeout: Duration) -> Result<Vec<Queue>, ReadError> {
+    let kafka = kafka_settings(config);
+    let surveyed = Surveyor::new(&kafka)?.topics(|_| true)?;
+    let existing: BTreeSet<String> = surveyed.iter().map(|topic| topic.name.to_string()).collect();
+    let read = read_topics(config, &kafka, &existing);
+    let pairs: Vec<(String, Arc<str>)> = read
+        .iter()
+        .map(|(_, group, topic)| (group.clone(), topic.clone()))
+        .collect();
+    let due_time = |record: Record| {
+        let headers = ReservedHeaders::read(&record).ok()?;
+        // A malformed record becomes a dead letter at once.
+        headers.process_after(SystemClock.now(), MAX_WAIT).ok()
+    };
+    let mut heads: BTreeMap<Arc<str>, Head<Option<Timestamp>>> =
+        heads(&kafka, &pairs, HEAD, timeout, due_time)?;
+    let members = members(&kafka, timeout)?;
+    let queues = read.into_iter().filter_map(|(pipeline, group, topic)| {
+        let Head { backlog, first } = heads.remove(&topic)?;
+        let is_tier = matches!(parse_retry_topic(&topic), Some((_, Some(_))));
+        Some(Queue {
+            pipeline,
+            members: members.get(&group).copied().unwrap_or(0),
+            backlog,
+            due: is_tier.then(|| first.into_iter().flatten().collect()),
+            topic,
+            group,
+        })
+    });
+    Ok(queues.collect())
+}
+
+/// The existing topics that services read, each with its pipeline and its group.
+fn read_topics(
+    config: &Config,
+    kafka: &KafkaSettings,
+    existing: &BTreeSet<String>,
+) -> Vec<(Option<Arc<str>>, String, Arc<str>)> {
+    let pipelines = topics::pipelines(config);
+    let mut read = Vec::new();
+    for pipeline in &pipelines {
+        let name = || Some(pipeline.name.clone());
+        let worker = pipeline.worker_group(&kafka.id_prefix);
+        let mut own = pipeline.worker_topics(existing.contains(&*pipeline.due_topic()));
+        let due = own.split_off(usize::from(!pipeline.retired));
+        read.extend(own.into_iter().map(|topic| (name(), worker.clone(), topic)));
+        for tier in pipeline.policy.tiers() {
+            let group = retry_tier_group(&kafka.id_prefix, tier);
+            read.push((name(), group, pipeline.tier_topic(tier)));
+        }
+        read.extend(due.into_iter().map(|topic| (name(), worker.clone(), topic)));
+    }
+    let needed = topics::of_all(config);
+    for leftover in leftovers(&pipelines, &needed, existing) {
+        let group = leftover.group(&kafka.id_prefix);
+        read.push((Some(leftover.pipeline.clone()), group, leftover.topic.clone()));
+    }
+    if needs_scheduler(config) {
+        let group = kafka.id(&config.scheduler.group);
+        read.push((None, group, config.scheduler.topics().ingest));
+    }
+    let mut seen = BTreeSet::new();
+    read.retain(|(_, _, topic)| existing.contains(&**topic) && seen.insert(topic.clone()));
+    read
+}
+
+fn needs_scheduler(config: &Config) -> bool {
+    let pipelines = topics::pipelines(config);
+    !config.scheduler.apps.is_empty() || pipelines.iter().any(|pipeline| pipeline.long_waits.is_some())
+}
+
+async fn dead_letters(config: &Config, args: &StatusArgs) -> Result<Vec<TopicStats>, CliError> {
+    let service = inspector(config);
+    let endpoint = args.connection.endpoint(args.inspector.as_deref(), &service)?;
+    let stats = async { DeadLetterClient::connect(&endpoint).await?.stats("").await };
+    stats.await.map_err(|error: ClientError| service.failure(error))
+}
+
+async fn jobs(config: &Config, args: &StatusArgs) -> Option<Result<JobStats, CliError>> {
+    if !needs_scheduler(config) {
+        return None;
+    }
+    let service = scheduler(config);
+    let endpoint = match args.connection.endpoint(args.scheduler.as_deref(), &service) {
+        Ok(endpoint) => endpoint,
+        Err(error) => return Some(Err(error)),
+    };
+    let stats = async { JobClient::connect(&endpoint).await?.stats(1).await };
+    Some(stats.await.map_err(|error: ClientError| service.failure(error)))
+}
