@@ -27,8 +27,8 @@ const MAX_REPORT_BYTES: usize = 1 << 20;
 enum HealthError {
     #[error("admin.listen: the port is 0, so the process listens on an unknown port; set a port")]
     AnyPort,
-    #[error("no answer from the admin port {0} within {}s", TIMEOUT.as_secs())]
-    Timeout(SocketAddr),
+    #[error("no answer from the admin port {address} within {}s", TIMEOUT.as_secs())]
+    Timeout { address: SocketAddr },
     #[error("cannot read {path} from the admin port {address}")]
     Read {
         path: &'static str,
@@ -66,7 +66,7 @@ async fn readiness(listen: SocketAddr) -> Result<(StatusCode, String), HealthErr
             address,
             source,
         }),
-        Err(_) => Err(HealthError::Timeout(address)),
+        Err(_) => Err(HealthError::Timeout { address }),
     }
 }
 
