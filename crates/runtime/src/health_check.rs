@@ -92,7 +92,9 @@ async fn get(
     let exchange = async move {
         let response = sender.send_request(request).await?;
         let status = response.status();
-        let body = Limited::new(response.into_body(), MAX_REPORT_BYTES).collect().await?;
+        let body = Limited::new(response.into_body(), MAX_REPORT_BYTES)
+            .collect()
+            .await?;
         Ok((status, String::from_utf8_lossy(&body.to_bytes()).into_owned()))
     };
     // An error of the connection is also one of the exchange.

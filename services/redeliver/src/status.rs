@@ -106,7 +106,11 @@ impl Queue {
         let bound = if self.backlog.is_exact { "" } else { "≤ " };
         let due = self.due_at(now).map(|due| {
             // Only the first records were read.
-            let bound = if self.backlog.is_exact || due == 0 { "" } else { "≥ " };
+            let bound = if self.backlog.is_exact || due == 0 {
+                ""
+            } else {
+                "≥ "
+            };
             format!("{bound}{due}")
         });
         let next = self.earliest().map(|earliest| {

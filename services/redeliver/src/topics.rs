@@ -11,7 +11,6 @@ use std::time::Duration;
 use crate::say;
 use clap::{Args, Subcommand};
 use migrate::MigrateArgs;
-use render::RenderArgs;
 use redeliver_core::Pipeline;
 use redeliver_core::error_chain::error_chain;
 use redeliver_core::pipeline::{TopicRole, parse_retry_topic, retry_tier_group};
@@ -24,6 +23,7 @@ use redeliver_runtime::cli::{CommonArgs, EXIT_FAILURE, report};
 use redeliver_service::host::{check_kafka, kafka_settings};
 use redeliver_service::leftovers::leftovers;
 use redeliver_service::topics;
+use render::RenderArgs;
 
 #[derive(Args)]
 pub(crate) struct TopicsArgs {

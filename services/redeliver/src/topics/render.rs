@@ -84,7 +84,10 @@ fn object_name_of(topic: &str) -> String {
     }
     let hash = Sha256::digest(topic);
     let separator = if name.is_empty() { "topic-" } else { "-" };
-    format!("{name}{separator}{:02x}{:02x}{:02x}{:02x}", hash[0], hash[1], hash[2], hash[3])
+    format!(
+        "{name}{separator}{:02x}{:02x}{:02x}{:02x}",
+        hash[0], hash[1], hash[2], hash[3]
+    )
 }
 
 struct Strimzi<'a> {
@@ -147,7 +150,11 @@ impl fmt::Display for Script<'_> {
              }",
         )?;
         for topic in self.0 {
-            write!(f, "\ncreate --topic {} --partitions {}", topic.name, topic.partitions)?;
+            write!(
+                f,
+                "\ncreate --topic {} --partitions {}",
+                topic.name, topic.partitions
+            )?;
             if topic.replication > 0 {
                 write!(f, " --replication-factor {}", topic.replication)?;
             }
@@ -169,11 +176,19 @@ mod tests {
             assert_eq!(object_name_of(name), name);
         }
         assert_eq!(object_name_of("Crawl_Jobs"), "crawl-jobs-e52dd44b");
-        for topic in ["Crawl_Jobs", "crawl_jobs", "crawl-Jobs", "_", "...", "-a.-b-", "redeliver_"] {
+        for topic in [
+            "Crawl_Jobs",
+            "crawl_jobs",
+            "crawl-Jobs",
+            "_",
+            "...",
+            "-a.-b-",
+            "redeliver_",
+        ] {
             let name = object_name_of(topic);
-            let is_valid = name.split('.').all(|part| {
-                !part.is_empty() && !part.starts_with('-') && !part.ends_with('-')
-            });
+            let is_valid = name
+                .split('.')
+                .all(|part| !part.is_empty() && !part.starts_with('-') && !part.ends_with('-'));
             assert!(is_valid && !name.contains('_'), "{topic}: {name}");
             assert_ne!(name, topic);
         }

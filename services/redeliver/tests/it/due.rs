@@ -23,11 +23,7 @@ fn reported(pipe: &Pipe, relay: &mut ServiceProcess) -> (f64, f64, f64) {
         let value = values.next().unwrap_or_else(|| panic!("{series} in {metrics}"));
         value.parse::<f64>().unwrap()
     };
-    (
-        value("due"),
-        value("overdue_seconds"),
-        value("next_due_seconds"),
-    )
+    (value("due"), value("overdue_seconds"), value("next_due_seconds"))
 }
 
 #[test]

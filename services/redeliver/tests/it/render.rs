@@ -57,7 +57,10 @@ fn the_script_creates_the_topics_that_check_accepts_and_changes_existing_ones_as
     let created = run_script(&env, &script);
     assert_eq!(created.code, Some(0), "{created:?}");
     let checked = printed(&env, &["topics", "check"]);
-    assert!(checked.contains("OK") && !checked.contains("warning"), "{checked}");
+    assert!(
+        checked.contains("OK") && !checked.contains("warning"),
+        "{checked}"
+    );
     let applied = printed(&env, &["topics", "apply"]);
     assert!(!applied.contains("created"), "{applied}");
     // Topics that exist are left as they are.
@@ -70,7 +73,9 @@ fn the_script_creates_the_topics_that_check_accepts_and_changes_existing_ones_as
 type Topics = BTreeMap<String, BTreeMap<String, String>>;
 
 fn of_script(script: &str) -> Topics {
-    let lines = script.lines().filter_map(|line| line.strip_prefix("create --topic "));
+    let lines = script
+        .lines()
+        .filter_map(|line| line.strip_prefix("create --topic "));
     lines
         .map(|line| {
             let (name, flags) = line.split_once(' ').unwrap();
@@ -117,7 +122,14 @@ fn both_formats_have_the_same_topics_and_names_of_objects_are_valid() {
     let script = of_script(&printed(&env, &["topics", "render", "--format", "script"]));
     let yaml = printed(
         &env,
-        &["topics", "render", "--format", "strimzi", "--cluster", "my-cluster"],
+        &[
+            "topics",
+            "render",
+            "--format",
+            "strimzi",
+            "--cluster",
+            "my-cluster",
+        ],
     );
     assert_eq!(of_objects(&yaml), script);
     let tier = &script[&format!("{}-retry-30s", env.name())];
@@ -125,7 +137,9 @@ fn both_formats_have_the_same_topics_and_names_of_objects_are_valid() {
     assert_eq!(tier["partitions"], "3");
     // The letters and the underscore are not allowed in names of objects.
     let output = format!("{}-Out_put", env.name());
-    assert!(yaml.contains(&format!("topicName: \"{output}\"")) && !yaml.contains(&format!("name: \"{output}\"")));
+    assert!(
+        yaml.contains(&format!("topicName: \"{output}\"")) && !yaml.contains(&format!("name: \"{output}\""))
+    );
 }
 
 #[test]
@@ -135,7 +149,13 @@ fn the_name_of_the_cluster_is_required_and_checked() {
     let missing = env.run("redeliver", &strimzi);
     assert_eq!(missing.code, Some(2));
     assert!(missing.stderr.contains("--cluster <NAME>"), "{missing:?}");
-    let wrong = env.run("redeliver", &[&strimzi[..], &["--cluster", "My\"Cluster"]].concat());
+    let wrong = env.run(
+        "redeliver",
+        &[&strimzi[..], &["--cluster", "My\"Cluster"]].concat(),
+    );
     assert_eq!(wrong.code, Some(2));
-    assert!(wrong.stderr.contains("write the name of a Kubernetes object"), "{wrong:?}");
+    assert!(
+        wrong.stderr.contains("write the name of a Kubernetes object"),
+        "{wrong:?}"
+    );
 }

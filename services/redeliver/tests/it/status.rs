@@ -47,7 +47,11 @@ fn status_shows_what_waits_what_is_late_and_which_groups_have_no_consumers() {
     // A lane of the source and one of the due topic.
     let shown = status(&pipe, &NO_SERVICES);
     let source = queue(&shown, &pipe.pipeline.source);
-    assert_eq!((&source["records"], &source["consumers"]), (&json!(0), &json!(2)), "{shown}");
+    assert_eq!(
+        (&source["records"], &source["consumers"]),
+        (&json!(0), &json!(2)),
+        "{shown}"
+    );
     let waiting = queue(&shown, &tier);
     for (name, value) in [
         ("records", json!(RECORDS)),
@@ -72,11 +76,19 @@ fn status_shows_what_waits_what_is_late_and_which_groups_have_no_consumers() {
     let printed = pipe.redeliver(&[&["status"][..], &NO_SERVICES].concat());
     let line = printed.stdout.lines().find(|line| line.contains(&*tier)).unwrap();
     assert!(line.contains(" late ") && line.ends_with("none"), "{line}");
-    assert!(printed.stdout.contains("dead letters: cannot connect to the inspector"), "{printed:?}");
+    assert!(
+        printed
+            .stdout
+            .contains("dead letters: cannot connect to the inspector"),
+        "{printed:?}"
+    );
 
     let _relay = pipe.retry_tier("a");
     pipe.settle(&sent, DEADLINE);
     let released = queue(&status(&pipe, &NO_SERVICES), &tier);
-    assert_eq!((&released["records"], &released["next_due"]), (&json!(0), &Value::Null));
+    assert_eq!(
+        (&released["records"], &released["next_due"]),
+        (&json!(0), &Value::Null)
+    );
     assert_eq!(released["consumers"], json!(1));
 }
