@@ -11,7 +11,7 @@ use std::ops::ControlFlow;
 use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use redeliver_core::Record;
@@ -81,7 +81,7 @@ pub fn backlogs(
 }
 
 /// As [`backlogs`], with what `read` returns for the first incomplete records of each partition: those among the first
-/// `offsets` offsets.
+/// `offsets` offsets. Does not wait for open transactions.
 ///
 /// # Errors
 /// As [`backlogs`].
@@ -127,7 +127,6 @@ fn count<T>(
     timeout: Duration,
     read: impl Fn(Record) -> T,
 ) -> Result<BTreeMap<Arc<str>, Head<T>>, ReadError> {
-    let deadline = Instant::now() + timeout;
     let mut by_group: BTreeMap<&str, Vec<Arc<str>>> = BTreeMap::new();
     for (group, topic) in topics {
         by_group.entry(group).or_default().push(topic.clone());
@@ -174,10 +173,7 @@ fn count<T>(
         .iter()
         .map(|(partition, part)| (partition.clone(), part.committed.offset));
     let mut reader = TopicReader::from_offsets(settings, from)?;
-    let ends = parts
-        .iter()
-        .map(|(partition, part)| (partition.clone(), part.end));
-    reader.read_up_to(ends.collect(), deadline, |record| {
+    let visit = |record: Record| {
         let position = &record.position;
         let partition = (position.topic.to_string(), position.partition);
         let part = parts.get(&partition);
@@ -189,7 +185,16 @@ fn count<T>(
             head.first.push(read(record));
         }
         ControlFlow::Continue(())
-    })?;
+    };
+    if reads_heads {
+        let ends = parts
+            .iter()
+            .map(|(partition, part)| (partition.clone(), part.end));
+        reader.read_parts(ends.collect(), timeout, visit)?;
+    } else {
+        // Waits for open transactions: a topic is not empty while one of them may add records.
+        reader.read_while(timeout, visit)?;
+    }
     Ok(counted)
 }
 

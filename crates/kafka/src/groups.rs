@@ -50,10 +50,10 @@ pub fn list(settings: &KafkaSettings, timeout: Duration) -> Result<GroupList, Re
         .map_err(|code| kafka("listing consumer groups")(KafkaError::AdminOp(code)))
 }
 
-/// The number of members of each group that has any, as far as brokers answer. Blocks.
+/// The number of members of each group that has any. Blocks.
 ///
 /// # Errors
-/// If the client cannot be created or no broker answers within `timeout`.
+/// If the client cannot be created or a broker does not answer within `timeout`.
 pub fn members(settings: &KafkaSettings, timeout: Duration) -> Result<BTreeMap<String, usize>, ReadError> {
     let consumer: BaseConsumer = settings
         .reader("read_committed")

@@ -230,13 +230,28 @@ impl TopicReader {
                 ends.insert((topic, partition), end);
             }
         }
-        self.read_up_to(ends, deadline, visit)
+        self.read_up_to(ends, false, deadline, visit)
     }
 
-    /// Reads partitions up to these ends. Of each, one more record may be visited.
-    pub(crate) fn read_up_to(
+    /// Reads a part of each partition, up to these ends, which are at most the ends of the partitions. One record after the
+    /// part may be visited. Does not wait for open transactions.
+    ///
+    /// # Errors
+    /// If the broker returns an error or the ends are not reached within `timeout`.
+    pub(crate) fn read_parts(
         &mut self,
         ends: BTreeMap<(String, i32), i64>,
+        timeout: Duration,
+        visit: impl FnMut(Record) -> ControlFlow<()>,
+    ) -> Result<(), ReadError> {
+        self.read_up_to(ends, true, Instant::now() + timeout, visit)
+    }
+
+    /// Reads partitions up to these ends. `are_parts`: the ends may be before those of the partitions.
+    fn read_up_to(
+        &mut self,
+        ends: BTreeMap<(String, i32), i64>,
+        are_parts: bool,
         deadline: Instant,
         mut visit: impl FnMut(Record) -> ControlFlow<()>,
     ) -> Result<(), ReadError> {
@@ -244,6 +259,7 @@ impl TopicReader {
             topic,
             partition,
             end,
+            is_part: are_parts,
             queue: None,
         });
         let mut unread: Vec<Unread> = unread.collect();
@@ -346,7 +362,11 @@ impl TopicReader {
                         drained = Drained::Stopped;
                         break;
                     }
-                    if message.offset() + 1 >= unread.end {
+                    if unread.is_part && message.offset() + 1 >= unread.end {
+                        // The partition remains assigned, so the client would fetch more of it.
+                        let mut read = TopicPartitionList::new();
+                        read.add_partition(&unread.topic, unread.partition);
+                        self.committed.pause(&read).map_err(kafka("pausing"))?;
                         drained = Drained::ToEnd;
                         break;
                     }
@@ -443,6 +463,8 @@ struct Unread {
     topic: String,
     partition: i32,
     end: i64,
+    /// The end may be before that of the partition.
+    is_part: bool,
     queue: Option<PartitionQueue<EndContext>>,
 }
 
@@ -704,7 +726,7 @@ mod tests {
                 (first, is_reported)
             });
             let end = BTreeMap::from([((topic.to_string(), 0), 10)]);
-            let read = reader.read_up_to(end, Instant::now() + DEADLINE, |record| {
+            let read = reader.read_up_to(end, false, Instant::now() + DEADLINE, |record| {
                 offsets.push(record.position.offset);
                 ControlFlow::Continue(())
             });
@@ -727,7 +749,7 @@ mod tests {
         let mut reader = TopicReader::new(&settings, std::slice::from_ref(&topic)).unwrap();
         let end = BTreeMap::from([((topic.to_string(), 0), 4)]);
         let deadline = Instant::now() + Duration::from_secs(1);
-        let read = reader.read_up_to(end, deadline, |_| ControlFlow::Continue(()));
+        let read = reader.read_up_to(end, false, deadline, |_| ControlFlow::Continue(()));
         assert!(matches!(read, Err(ReadError::Late { end: 4, .. })), "{read:?}");
         // It continues where it stopped.
         assert_eq!(reader.position(&topic, 0), Some(3));

@@ -62,7 +62,11 @@ impl ServiceArgs {
         let ServiceCommand::Health = self.command?;
         Some(match self.common.load() {
             Ok(config) => health_check::main(&config),
-            Err(error) => report(&error),
+            Err(error) => {
+                let _ = report(&error);
+                // Container engines reserve status 2 of a health check.
+                ExitCode::from(EXIT_FAILURE)
+            }
         })
     }
 }

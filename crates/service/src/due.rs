@@ -9,7 +9,8 @@
 //! | `<prefix>_overdue_seconds` | the time since the earliest due time of that; 0 if nothing is due |
 //! | `<prefix>_next_due_seconds` | the time until something is due; 0 if something is, +Inf if nothing waits |
 //!
-//! They are computed at each scrape, so they also rise while a lane makes no progress.
+//! They are computed at each scrape, so they also rise while a lane makes no progress. A lane without partitions has no series:
+//! it does not know what waits, and a value of 0 would make an autoscaler stop processes during an outage of Kafka.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -29,12 +30,15 @@ struct Inner<L> {
     prefix: &'static str,
     clock: Arc<dyn Clock>,
     /// Removed when the last [`DueSignal`] of the lane is dropped.
-    lanes: Mutex<Vec<(L, Weak<Mutex<Waiting>>)>>,
+    lanes: Mutex<Vec<(L, Weak<State>)>>,
 }
 
 /// What one lane reports for one set of labels.
 #[derive(Debug)]
-pub struct DueSignal(Arc<Mutex<Waiting>>);
+pub struct DueSignal(Arc<State>);
+
+/// `None`: the lane has no partitions.
+type State = Mutex<Option<Waiting>>;
 
 /// What waits, as far as a lane has read it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -75,14 +79,15 @@ impl Waiting {
 }
 
 impl DueSignal {
-    /// Reports what waits. What is in a transaction has not been released until the transaction is committed.
-    pub fn set(&self, waiting: Waiting) {
+    /// Reports what waits; `None` if the lane has no partitions. What is in a transaction has not been released until the
+    /// transaction is committed.
+    pub fn set(&self, waiting: Option<Waiting>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = waiting;
     }
 
     /// What was reported last.
     #[must_use]
-    pub fn get(&self) -> Waiting {
+    pub fn get(&self) -> Option<Waiting> {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -117,7 +122,9 @@ impl<L: Clone + Ord> Inner<L> {
         let mut all: BTreeMap<L, Waiting> = BTreeMap::new();
         for (labels, lane) in lanes.iter() {
             if let Some(lane) = lane.upgrade() {
-                let waiting = *lane.lock().unwrap_or_else(PoisonError::into_inner);
+                let Some(waiting) = *lane.lock().unwrap_or_else(PoisonError::into_inner) else {
+                    continue;
+                };
                 let sum = all.entry(labels.clone()).or_default();
                 *sum = sum.and(waiting);
             }
@@ -207,14 +214,19 @@ mod tests {
             read.sort();
             read
         };
+        assert_eq!(read(), Vec::<String>::new(), "no lane has partitions");
+        lanes[1].set(Some(Waiting::default()));
+        other.set(Some(Waiting::default()));
         assert_eq!(
             read(),
             sorted([expected("5s", nothing), expected("30s", nothing)])
         );
 
-        let waiting = |earliest, due| Waiting {
-            earliest: Some(Timestamp::from_millis(earliest)),
-            due,
+        let waiting = |earliest, due| {
+            Some(Waiting {
+                earliest: Some(Timestamp::from_millis(earliest)),
+                due,
+            })
         };
         lanes[0].set(waiting(12_000, 0));
         lanes[1].set(waiting(11_500, 0));

@@ -29,6 +29,8 @@ pub(crate) struct Service {
     name: &'static str,
     /// The section of the configuration.
     section: &'static str,
+    /// The flag with its address.
+    flag: &'static str,
     api: ApiConfig,
 }
 
@@ -77,13 +79,16 @@ pub(crate) enum CliError {
     /// Invalid flags.
     #[error("{0}")]
     Usage(String),
-    #[error("cannot connect to the {service} at {url}; set its address with --server or {section}.listen")]
+    #[error("cannot connect to the {service} at {url}; set its address with {flag} or {section}.listen")]
     Unreachable {
         service: &'static str,
         url: String,
         section: &'static str,
+        flag: &'static str,
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    #[error(transparent)]
+    Topology(#[from] redeliver_kafka::topology::TopologyError),
     #[error(transparent)]
     Client(#[from] ClientError),
     /// Not found, or not possible.
@@ -105,6 +110,11 @@ pub(crate) enum CliError {
 }
 
 impl Service {
+    /// For a command in which another flag has the address.
+    pub(crate) fn with_flag(self, flag: &'static str) -> Self {
+        Self { flag, ..self }
+    }
+
     /// Adds the service to an error.
     pub(crate) fn failure(&self, error: ClientError) -> CliError {
         match error {
@@ -112,6 +122,7 @@ impl Service {
                 service: self.name,
                 url,
                 section: self.section,
+                flag: self.flag,
                 source,
             },
             error => CliError::Client(error),
@@ -152,6 +163,7 @@ pub(crate) fn inspector(config: &Config) -> Service {
     Service {
         name: "inspector",
         section: "dlq_inspector",
+        flag: "--server",
         api: config.dlq_inspector.api(),
     }
 }
@@ -160,6 +172,7 @@ pub(crate) fn scheduler(config: &Config) -> Service {
     Service {
         name: "scheduler",
         section: "scheduler",
+        flag: "--server",
         api: config.scheduler.api(),
     }
 }

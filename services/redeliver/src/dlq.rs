@@ -245,7 +245,7 @@ fn stats_row(stats: &TopicStats) -> Vec<String> {
 }
 
 /// A duration in its largest unit, rounded down.
-fn rounded(duration: std::time::Duration) -> String {
+pub(crate) fn rounded(duration: std::time::Duration) -> String {
     let seconds = duration.as_secs();
     let unit = [86_400, 3_600, 60]
         .into_iter()

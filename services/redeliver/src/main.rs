@@ -34,7 +34,7 @@ enum Command {
     Dev(dev::DevArgs),
     /// Show what waits, is due, late and dead, on one screen
     Status(status::StatusArgs),
-    /// Create or check the topics that the configuration needs
+    /// Create, check or print the topics that the configuration needs
     Topics(topics::TopicsArgs),
     /// Verify that every record is once in the output, in the dead letters or waiting
     Audit(audit::AuditArgs),

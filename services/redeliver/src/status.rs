@@ -13,21 +13,22 @@ use redeliver_core::backoff::MAX_WAIT;
 use redeliver_core::error_chain::error_chain;
 use redeliver_core::headers::ReservedHeaders;
 use redeliver_core::pipeline::{parse_retry_topic, retry_tier_group};
-use redeliver_core::{Clock as _, HumanDuration, Record, SystemClock};
+use redeliver_core::{Clock as _, Record, SystemClock};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::backlog::{Backlog, Head, heads};
 use redeliver_kafka::groups::members;
 use redeliver_kafka::reader::ReadError;
-use redeliver_kafka::survey::Surveyor;
+use redeliver_kafka::topology;
 use redeliver_runtime::Config;
-use redeliver_runtime::cli::{CommonArgs, report};
+use redeliver_runtime::cli::{CommonArgs, EXIT_FAILURE, report};
 use redeliver_service::host::{check_kafka, kafka_settings};
 use redeliver_service::leftovers::leftovers;
 use redeliver_service::topics;
 use serde_json::{Value, json};
 
 use crate::connection::{CliError, ConnectionArgs, conclude, inspector, scheduler};
-use crate::output::{OutputArgs, fields, print_item, table};
+use crate::dlq::rounded;
+use crate::output::{OutputArgs, fields, in_one_line, print_item, table};
 
 #[derive(Args)]
 pub(crate) struct StatusArgs {
@@ -57,23 +58,23 @@ pub(crate) fn main(args: &StatusArgs) -> ExitCode {
         return code;
     }
     conclude(async {
-        let queues = queues(&config, args.connection.timeout()).map_err(|source| CliError::Kafka {
-            brokers: config.kafka.brokers.clone(),
-            source: Box::new(source),
-        })?;
         let status = Status {
-            queues,
+            queues: queues(&config, args.connection.timeout()).await,
             dead: dead_letters(&config, args).await,
             jobs: jobs(&config, args).await,
         };
         let now = SystemClock.now();
         print_item(args.output.format, || status.text(now), || status.json(now));
-        Ok(ExitCode::SUCCESS)
+        Ok(ExitCode::from(if status.queues.is_ok() {
+            0
+        } else {
+            EXIT_FAILURE
+        }))
     })
 }
 
 struct Status {
-    queues: Vec<Queue>,
+    queues: Result<Vec<Queue>, CliError>,
     dead: Result<Vec<TopicStats>, CliError>,
     /// `None` if the configuration needs no scheduler.
     jobs: Option<Result<JobStats, CliError>>,
@@ -85,8 +86,8 @@ struct Queue {
     pipeline: Option<Arc<str>>,
     topic: Arc<str>,
     group: String,
-    /// The number of consumers in the group.
-    members: usize,
+    /// The number of consumers in the group; `None` if a broker does not tell.
+    members: Option<usize>,
     backlog: Backlog,
     /// The due times of its first records, if they wait for them.
     due: Option<Vec<Timestamp>>,
@@ -106,18 +107,14 @@ impl Queue {
         let bound = if self.backlog.is_exact { "" } else { "≤ " };
         let due = self.due_at(now).map(|due| {
             // Only the first records were read.
-            let bound = if self.backlog.is_exact || due == 0 {
-                ""
-            } else {
-                "≥ "
-            };
+            let bound = if self.backlog.is_exact { "" } else { "≥ " };
             format!("{bound}{due}")
         });
         let next = self.earliest().map(|earliest| {
             if earliest > now {
-                format!("in {}", in_seconds(earliest.since(now)))
+                format!("in {}", rounded(earliest.since(now)))
             } else {
-                format!("{} late", in_seconds(now.since(earliest)))
+                format!("{} late", rounded(now.since(earliest)))
             }
         });
         vec![
@@ -127,8 +124,9 @@ impl Queue {
             due.unwrap_or_default(),
             next.unwrap_or_default(),
             match self.members {
-                0 => "none".to_owned(),
-                members => members.to_string(),
+                None => "unknown".to_owned(),
+                Some(0) => "none".to_owned(),
+                Some(members) => members.to_string(),
             },
         ]
     }
@@ -150,25 +148,28 @@ impl Queue {
 impl Status {
     fn text(&self, now: Timestamp) -> String {
         let columns = ["pipeline", "topic", "records", "due", "next", "consumers"];
-        let mut text = table(&columns, self.queues.iter().map(|queue| queue.row(now)));
+        let mut text = match &self.queues {
+            Ok(queues) => table(&columns, queues.iter().map(|queue| queue.row(now))),
+            Err(error) => format!("topics: {}", in_one_line(&error_chain(error))),
+        };
         text += "\n\n";
         match &self.dead {
             Ok(topics) => {
                 let columns = ["dead letters", "open", "last hour", "oldest", "removed in"];
                 let rows = topics.iter().map(|topic| {
-                    let oldest = topic.oldest.map(|oldest| in_seconds(now.since(oldest)));
+                    let oldest = topic.oldest.map(|oldest| rounded(now.since(oldest)));
                     vec![
                         topic.topic.clone(),
                         topic.open.to_string(),
                         topic.last_hour.to_string(),
                         oldest.unwrap_or_default(),
-                        topic.until_removal.map(in_seconds).unwrap_or_default(),
+                        topic.until_removal.map(rounded).unwrap_or_default(),
                     ]
                 });
                 text += &table(&columns, rows);
             }
             Err(error) => {
-                let _ = write!(text, "dead letters: {}", error_chain(error));
+                let _ = write!(text, "dead letters: {}", in_one_line(&error_chain(error)));
             }
         }
         match &self.jobs {
@@ -183,7 +184,7 @@ impl Status {
                 ]);
             }
             Some(Err(error)) => {
-                let _ = write!(text, "\n\njobs: {}", error_chain(error));
+                let _ = write!(text, "\n\njobs: {}", in_one_line(&error_chain(error)));
             }
         }
         text
@@ -202,26 +203,36 @@ impl Status {
             }),
             Err(error) => json!({ "error": error_chain(error) }),
         });
+        let queues = match &self.queues {
+            Ok(queues) => queues.iter().map(|queue| queue.json(now)).collect(),
+            Err(error) => json!({ "error": error_chain(error) }),
+        };
         json!({
             "time": now.to_string(),
-            "queues": self.queues.iter().map(|queue| queue.json(now)).collect::<Vec<_>>(),
+            "queues": queues,
             "dead_letters": dead,
             "jobs": jobs,
         })
     }
 }
 
-/// A duration in whole seconds, such as `2m`.
-fn in_seconds(duration: Duration) -> String {
-    HumanDuration::from_secs(duration.as_secs()).to_string()
+/// What the services read, from Kafka.
+async fn queues(config: &Config, timeout: Duration) -> Result<Vec<Queue>, CliError> {
+    let kafka = kafka_settings(config);
+    let existing = topology::names(&kafka.client(), timeout).await?;
+    read_queues(config, &kafka, &existing, timeout).map_err(|source| CliError::Kafka {
+        brokers: config.kafka.brokers.clone(),
+        source: Box::new(source),
+    })
 }
 
-/// What the services read, from Kafka.
-fn queues(config: &Config, timeout: Duration) -> Result<Vec<Queue>, ReadError> {
-    let kafka = kafka_settings(config);
-    let surveyed = Surveyor::new(&kafka)?.topics(|_| true)?;
-    let existing: BTreeSet<String> = surveyed.iter().map(|topic| topic.name.to_string()).collect();
-    let read = read_topics(config, &kafka, &existing);
+fn read_queues(
+    config: &Config,
+    kafka: &KafkaSettings,
+    existing: &BTreeSet<String>,
+    timeout: Duration,
+) -> Result<Vec<Queue>, ReadError> {
+    let read = read_topics(config, kafka, existing);
     let pairs: Vec<(String, Arc<str>)> = read
         .iter()
         .map(|(_, group, topic)| (group.clone(), topic.clone()))
@@ -232,14 +243,16 @@ fn queues(config: &Config, timeout: Duration) -> Result<Vec<Queue>, ReadError> {
         headers.process_after(SystemClock.now(), MAX_WAIT).ok()
     };
     let mut heads: BTreeMap<Arc<str>, Head<Option<Timestamp>>> =
-        heads(&kafka, &pairs, HEAD, timeout, due_time)?;
-    let members = members(&kafka, timeout)?;
+        heads(kafka, &pairs, HEAD, timeout, due_time)?;
+    let members = members(kafka, timeout).ok();
     let queues = read.into_iter().filter_map(|(pipeline, group, topic)| {
         let Head { backlog, first } = heads.remove(&topic)?;
         let is_tier = matches!(parse_retry_topic(&topic), Some((_, Some(_))));
         Some(Queue {
             pipeline,
-            members: members.get(&group).copied().unwrap_or(0),
+            members: members
+                .as_ref()
+                .map(|members| members.get(&group).copied().unwrap_or(0)),
             backlog,
             due: is_tier.then(|| first.into_iter().flatten().collect()),
             topic,
@@ -289,7 +302,7 @@ fn needs_scheduler(config: &Config) -> bool {
 }
 
 async fn dead_letters(config: &Config, args: &StatusArgs) -> Result<Vec<TopicStats>, CliError> {
-    let service = inspector(config);
+    let service = inspector(config).with_flag("--inspector");
     let endpoint = args.connection.endpoint(args.inspector.as_deref(), &service)?;
     let stats = async { DeadLetterClient::connect(&endpoint).await?.stats("").await };
     stats.await.map_err(|error: ClientError| service.failure(error))
@@ -299,7 +312,7 @@ async fn jobs(config: &Config, args: &StatusArgs) -> Option<Result<JobStats, Cli
     if !needs_scheduler(config) {
         return None;
     }
-    let service = scheduler(config);
+    let service = scheduler(config).with_flag("--scheduler");
     let endpoint = match args.connection.endpoint(args.scheduler.as_deref(), &service) {
         Ok(endpoint) => endpoint,
         Err(error) => return Some(Err(error)),

@@ -37,7 +37,7 @@ enum Verb {
     Apply(CommonArgs),
     /// Report missing and misconfigured topics; exits with status 1 on errors, 0 on warnings
     Check(CommonArgs),
-    /// Print the topics, for clusters on which Redeliver may not create them
+    /// Print what creates the topics, for clusters on which Redeliver may not
     Render(RenderArgs),
     /// Copy committed offsets to groups with another kafka.id_prefix; all processes must be stopped
     MigrateOffsets(MigrateArgs),

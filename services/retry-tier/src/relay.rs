@@ -61,6 +61,8 @@ impl ServedPipeline {
 /// A topic of the tier.
 #[derive(Debug)]
 struct TierTopic {
+    /// Its number among the topics of the relay, from 0.
+    number: usize,
     served: ServedPipeline,
     metrics: TierMetrics,
     /// The topics of all tiers of the pipeline, to which misplaced records move.
@@ -139,11 +141,12 @@ impl Relay {
         tracer: Tracer,
         is_missing: IsMissing,
     ) -> Self {
-        let topics = pipelines.iter().map(|served| {
+        let topics = pipelines.iter().enumerate().map(|(number, served)| {
             let pipeline = &served.pipeline;
             let tiers = pipeline.policy.tiers().into_iter();
             let name = served.topic(tier);
             let topic = TierTopic {
+                number,
                 served: served.clone(),
                 metrics: metrics(&name),
                 tier_topics: tiers.map(|tier| (tier, pipeline.tier_topic(tier))).collect(),
@@ -183,28 +186,34 @@ impl Relay {
         self.topics.keys().cloned().collect()
     }
 
-    /// Reports what waits.
-    fn report_waiting(&mut self, now: Timestamp) {
+    /// Reports what waits. `released`: how many due records each topic has released since the last call, by the number of the
+    /// topic.
+    fn report_waiting(&mut self, now: Timestamp, released: &[usize]) {
         let has_to_count = has_passed(&mut self.last_count, COUNT_INTERVAL, now);
-        for topic in self.topics.values() {
-            let partitions = || {
-                let all = self.partitions.values();
-                all.filter(|partition| Arc::ptr_eq(&partition.topic, topic))
-            };
-            let signal = &topic.metrics.due;
-            signal.set(due::Waiting {
-                earliest: partitions()
-                    .filter_map(|partition| partition.waiting.next_due())
-                    .min(),
+        let mut sums = vec![(None, 0); self.topics.len()];
+        for partition in self.partitions.values() {
+            let (waiting, held): &mut (Option<due::Waiting>, usize) = &mut sums[partition.topic.number];
+            let of_partition = due::Waiting {
+                earliest: partition.waiting.next_due(),
                 due: if has_to_count {
-                    partitions()
-                        .map(|partition| partition.waiting.count_due(now))
-                        .sum()
+                    partition.waiting.count_due(now)
                 } else {
-                    signal.get().due
+                    0
                 },
-            });
-            let held: usize = partitions().map(|partition| partition.waiting.len()).sum();
+            };
+            *waiting = Some(waiting.unwrap_or_default().and(of_partition));
+            *held += partition.waiting.len();
+        }
+        for topic in self.topics.values() {
+            let (mut waiting, held) = sums[topic.number];
+            let signal = &topic.metrics.due;
+            if let Some(waiting) = waiting.as_mut().filter(|_| !has_to_count) {
+                let released = released.get(topic.number).copied().unwrap_or(0);
+                waiting.due = signal
+                    .get()
+                    .map_or(0, |before| before.due.saturating_sub(released));
+            }
+            signal.set(waiting);
             topic.metrics.held.set(i64::try_from(held).unwrap_or(i64::MAX));
         }
     }
@@ -236,9 +245,16 @@ impl Processor for Relay {
         if mutant!("relay-keeps-revoked-partitions") {
             return;
         }
-        self.partitions.remove(&assignment);
         self.order.retain(|id| *id != assignment);
-        self.report_waiting(self.clock.now());
+        let Some(Partition { topic, .. }) = self.partitions.remove(&assignment) else {
+            return;
+        };
+        // No round follows if the session has ended.
+        let mut others = self.partitions.values();
+        if !others.any(|other| Arc::ptr_eq(&other.topic, &topic)) {
+            topic.metrics.due.set(None);
+            topic.metrics.held.set(0);
+        }
     }
 
     fn capacity(&self, assignment: AssignmentId) -> usize {
@@ -271,7 +287,7 @@ impl Processor for Relay {
 
     fn finish(&mut self, of_round: Timestamp, limit: usize, batch: &mut TransactionBatch) {
         // Before records are taken out: they are not released until the transaction is committed.
-        self.report_waiting(of_round);
+        self.report_waiting(of_round, &[]);
         // Read again: the time of the round may be from before a step that another lane has seen since.
         let confirmed = self.clock.confirmed();
         let confirmed = mutant!(
@@ -400,12 +416,14 @@ impl Processor for Relay {
 
     fn committed(&mut self, now: Timestamp) {
         // Counted here, not in `finish`: records of an aborted transaction are released again.
+        let mut released = vec![0; self.topics.len()];
         for (topic, completion) in self.in_transaction.drain(..) {
             let metrics = &topic.metrics;
             match completion {
                 Completion::Released(due) => {
                     metrics.lateness.observe(now.since(due).as_secs_f64());
                     metrics.released.inc();
+                    released[topic.number] += 1;
                 }
                 Completion::Moved => {
                     metrics.moved.inc();
@@ -415,7 +433,7 @@ impl Processor for Relay {
                 }
             }
         }
-        self.report_waiting(now);
+        self.report_waiting(now, &released);
     }
 
     fn next_due(&self) -> Option<Timestamp> {

@@ -249,9 +249,7 @@ impl<I: Index> Scheduler<I> {
     fn report_waiting(&self, now: Timestamp) {
         let shards = self.lane.shards.values();
         let waiting = shards.map(|handle| handle.shard.waiting(now));
-        self.metrics
-            .due
-            .set(waiting.fold(Waiting::default(), Waiting::and));
+        self.metrics.due.set(waiting.reduce(Waiting::and));
     }
 
     fn update_gauges(&self) {

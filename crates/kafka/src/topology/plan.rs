@@ -16,6 +16,8 @@ pub struct PlannedTopic {
     pub name: Arc<str>,
     /// What the topic is used for.
     pub role: Role,
+    /// Whether Redeliver relies on its configuration. Other topics belong to users.
+    pub is_managed: bool,
     /// The number of partitions.
     pub partitions: i32,
     /// The replication factor; -1 means the broker's default.
@@ -48,6 +50,7 @@ pub fn plan(spec: &TopologySpec) -> Vec<PlannedTopic> {
         planned.push(PlannedTopic {
             name: topic.name.clone(),
             role: topic.role,
+            is_managed: topic.is_managed(),
             partitions: missing.partitions,
             replication: topic.replication,
             config: missing.config,

@@ -16,10 +16,10 @@ use crate::say;
 pub(crate) struct RenderArgs {
     #[command(flatten)]
     common: CommonArgs,
-    /// The format
-    #[arg(long, value_enum)]
+    /// strimzi: objects of Strimzi's topic operator, as YAML; script: `kafka-topics.sh` commands
+    #[arg(long, value_enum, hide_possible_values = true)]
     format: Format,
-    /// The name of the Kafka object of Strimzi that runs the brokers; for --format strimzi
+    /// Name of Strimzi's Kafka object; for --format strimzi
     #[arg(
         long,
         value_name = "NAME",
@@ -31,9 +31,7 @@ pub(crate) struct RenderArgs {
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Format {
-    /// `KafkaTopic` objects of Strimzi's topic operator, as YAML
     Strimzi,
-    /// A shell script of `kafka-topics.sh` commands
     Script,
 }
 
@@ -42,6 +40,9 @@ pub(super) fn main(args: &RenderArgs) -> ExitCode {
         Ok(config) => config,
         Err(error) => return report(&error),
     };
+    if let Some(code) = args.common.handle_config_flags(&config, |_| Ok(())) {
+        return code;
+    }
     let settings = topics::topic_settings(&config);
     let spec = topics::of_all(&config).join(TopologySpec::for_ledger(ledger::TOPIC, &settings));
     let planned = plan(&spec);
@@ -97,8 +98,20 @@ struct Strimzi<'a> {
 
 impl fmt::Display for Strimzi<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut text = String::new();
-        for topic in self.topics {
+        let mut text = "# Settings that depend on other topics assume that those have Kafka's defaults. Check the result with\n\
+                        # `redeliver topics check`.\n"
+            .to_owned();
+        let (managed, of_users): (Vec<_>, Vec<_>) = self.topics.iter().partition(|topic| topic.is_managed);
+        // Strimzi would change topics that exist.
+        if !of_users.is_empty() {
+            let names: Vec<&str> = of_users.iter().map(|topic| &*topic.name).collect();
+            writeln!(
+                text,
+                "# Not included, because they belong to users: {}",
+                names.join(" ")
+            )?;
+        }
+        for topic in managed {
             write!(
                 text,
                 "---\n\
@@ -141,7 +154,8 @@ impl fmt::Display for Script<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(
             "#!/bin/sh\n\
-             # Creates missing topics; existing ones are not changed. Usage:\n\
+             # Creates missing topics; existing ones are not changed. Settings that depend on other topics assume that those have\n\
+             # Kafka's defaults or were created by this script. Check the result with `redeliver topics check`. Usage:\n\
              #   BOOTSTRAP_SERVER=kafka:9092 [COMMAND_CONFIG=client.properties] sh FILE\n\
              set -eu\n\
              create() {\n    \

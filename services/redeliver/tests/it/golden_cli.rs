@@ -56,14 +56,14 @@ Options:
   -h, --help  Print help
 ";
     let topics = "\
-Create or check the topics that the configuration needs
+Create, check or print the topics that the configuration needs
 
 Usage: redeliver topics <COMMAND>
 
 Commands:
   apply            Create missing topics and report misconfigured ones; existing topics are never changed
   check            Report missing and misconfigured topics; exits with status 1 on errors, 0 on warnings
-  render           Print the topics, for clusters on which Redeliver may not create them
+  render           Print what creates the topics, for clusters on which Redeliver may not
   migrate-offsets  Copy committed offsets to groups with another kafka.id_prefix; all processes must be stopped
   help             Print this message or the help of the given subcommand(s)
 
