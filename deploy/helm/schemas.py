@@ -17,6 +17,9 @@ import yaml
 
 KUBERNETES = "1.34"
 
+# `=` is a text in CRDs of the Prometheus operator, and a special value in YAML 1.1.
+yaml.SafeLoader.add_constructor("tag:yaml.org,2002:value", lambda _, node: node.value)
+
 
 def main():
     if len(sys.argv) < 2:
@@ -46,13 +49,11 @@ def write_builtin(out):
     found = sorted(folder.rglob(f"v{KUBERNETES}*/_definitions.json"))
     if not found:
         sys.exit(f"no schemas for Kubernetes {KUBERNETES} below {folder}")
-    definitions = json.loads(found[0].read_text())["definitions"]
+    definitions = json.loads(found[0].read_text())["$defs"]
     kinds = 0
     for name, definition in definitions.items():
         for gvk in definition.get("x-kubernetes-group-version-kind", []):
-            schema = expand(definition, definitions)
-            schema["properties"]["apiVersion"] = {"type": "string"}
-            write(out, gvk["kind"], gvk["group"], gvk["version"], schema)
+            write(out, gvk["kind"], gvk["group"], gvk["version"], expand(definition, definitions))
             kinds += 1
     return kinds
 
@@ -63,7 +64,7 @@ def expand(node, definitions, seen=()):
         return [expand(item, definitions, seen) for item in node]
     if not isinstance(node, dict):
         return node
-    if "$ref" in node:
+    if isinstance(node.get("$ref"), str):
         name = node["$ref"].rsplit("/", 1)[1]
         if name in seen:
             # Only the schemas of CRDs contain themselves.

@@ -8,6 +8,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 locations=(-schema-location default -schema-location
     'https://raw.githubusercontent.com/datreeio/CRDs-catalog/main/{{.Group}}/{{.ResourceKind}}_{{.ResourceAPIVersion}}.json')
 if [ -n "${SCHEMAS:-}" ]; then
+    [ -e "$SCHEMAS/statefulset-apps-v1.json" ] || { echo "error: no schemas in $SCHEMAS; run schemas.py" >&2; exit 1; }
     locations=(-schema-location "$SCHEMAS/{{.ResourceKind}}{{.KindSuffix}}.json")
 fi
 work=$(mktemp -d)
