@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Tests the chart without a cluster: lint, the table of values, strict validation of everything it renders, and the errors that
-# it must report. Needs helm 3, kubeconform and python3. SCHEMAS is a folder written by schemas.py; without it, kubeconform
+# it must report. Needs helm 3, kubeconform and python3. With BINARIES, the folder of the programs, it also checks flags, environment
+# and configuration of each container (check-pods.py, needs pyyaml). SCHEMAS is a folder written by schemas.py; without it, kubeconform
 # downloads schemas.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
@@ -33,6 +34,8 @@ valid() {
         fail "$name: cannot be rendered" "$work/err"
     elif ! kubeconform -strict -kubernetes-version 1.34.0 "${locations[@]}" "$work/out.yaml" >"$work/err" 2>&1; then
         fail "$name: invalid objects" "$work/err"
+    elif [ -n "${BINARIES:-}" ] && ! ./check-pods.py "$BINARIES" <"$work/out.yaml" >"$work/err" 2>&1; then
+        fail "$name: the programs refuse flags, environment or configuration" "$work/err"
     else
         pass
     fi

@@ -1,5 +1,5 @@
 {{/*
-A Job that runs the command line, as a hook: { root, suffix, component, annotations, configMap, serviceAccountName, deadline,
+A Job that runs the command line, as a hook: { root, suffix, component, annotations, configMap, serviceAccountName, retries,
 containers }. A container is { name, args, env, secrets }.
 */}}
 {{- define "redeliver.job" -}}
@@ -20,8 +20,9 @@ metadata:
   annotations:
     {{- toYaml .annotations | nindent 4 }}
 spec:
-  backoffLimit: 3
-  activeDeadlineSeconds: {{ .deadline }}
+  backoffLimit: {{ .retries }}
+  # Less than the default timeout of Helm, so that the reason is still there when Helm gives up.
+  activeDeadlineSeconds: 240
   template:
     metadata:
       labels:

@@ -54,7 +54,7 @@ replaces the former one as a whole.
 {{- define "redeliver.podSpec" -}}
 serviceAccountName: {{ .serviceAccountName }}
 automountServiceAccountToken: false
-# The variables of Services would be mistaken for the configuration.
+# Variables named after Services could be mistaken for the configuration.
 enableServiceLinks: false
 {{- with .root.Values.image.pullSecrets }}
 imagePullSecrets:
