@@ -23,6 +23,8 @@ spec:
   backoffLimit: {{ .retries }}
   # Less than the default timeout of Helm, so that the reason is still there when Helm gives up.
   activeDeadlineSeconds: 240
+  # Helm does not delete Jobs of hooks when it uninstalls the release.
+  ttlSecondsAfterFinished: 86400
   template:
     metadata:
       labels:
