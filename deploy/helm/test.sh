@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Tests the chart without a cluster: lint, the table of values, strict validation of everything it renders, and the errors that
-# it must report. Needs helm 3, kubeconform and python3. With BINARIES, the folder of the programs, it also checks flags, environment
-# and configuration of each container (check-pods.py, needs pyyaml). SCHEMAS is a folder written by schemas.py; without it, kubeconform
-# downloads schemas.
+# it must report. Needs helm 3, kubeconform and python3.
+#
+#   SCHEMAS=FOLDER    schemas written by schemas.py. Without it, kubeconform downloads them.
+#   BINARIES=FOLDER   the programs. With it, check-pods.py runs each container with --check. Needs pyyaml.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 

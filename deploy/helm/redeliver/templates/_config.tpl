@@ -1,6 +1,8 @@
 {{/* The configuration file, and what the chart derives from it. */}}
 
-{{/* Merges the second map over the first one, as JSON. Unlike mergeOverwrite, it keeps false, 0 and empty values. null removes a key. */}}
+{{/*
+Merges the second map over the first one, as JSON. Unlike mergeOverwrite, it keeps false, 0 and empty values. null removes a key.
+*/}}
 {{- define "redeliver.merge" -}}
 {{- $result := deepCopy (index . 0) -}}
 {{- range $key, $value := index . 1 -}}
