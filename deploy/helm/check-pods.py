@@ -1,0 +1,100 @@
+#!/usr/bin/env python3
+"""Runs every container of rendered manifests with the real binaries and --check, which validates flags, environment and files.
+
+    helm template test redeliver --values VALUES | check-pods.py BINARIES
+
+BINARIES is the folder with redeliver, retry-tier, enricher, scheduler and dlq-inspector. Needs pyyaml (pip install pyyaml).
+Secrets get placeholders: files contain `placeholder`, or a certificate if their name ends in .crt or .key.
+"""
+
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+import yaml
+
+# Of the Secret of a KafkaAccess.
+VALUES = {"securityProtocol": "SASL_SSL", "saslMechanism": "SCRAM-SHA-512"}
+
+
+def main():
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    binaries = pathlib.Path(sys.argv[1])
+    objects = [document for document in yaml.safe_load_all(sys.stdin) if document]
+    configs = {o["metadata"]["name"]: o["data"] for o in objects if o["kind"] == "ConfigMap" and "data" in o}
+    checked = 0
+    failures = []
+    with tempfile.TemporaryDirectory() as folder:
+        root = pathlib.Path(folder)
+        certificate = root / "certificate"
+        subprocess.run(
+            ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=x", "-days", "1"]
+            + ["-keyout", f"{certificate}.key", "-out", f"{certificate}.crt"],
+            check=True,
+            capture_output=True,
+        )
+        for workload in objects:
+            if workload["kind"] not in ("StatefulSet", "Job"):
+                continue
+            name = workload["metadata"]["name"]
+            spec = workload["spec"]["template"]["spec"]
+            for container in spec["containers"]:
+                files = root / name / container["name"]
+                write_volumes(files, spec["volumes"], container["volumeMounts"], configs, certificate)
+                problem = check(binaries, name, container, files)
+                checked += 1
+                if problem:
+                    failures.append(f"{name}, container {container['name']}: {problem}")
+    for failure in failures:
+        print(failure)
+    print(f"{checked} containers, {len(failures)} failed")
+    sys.exit(bool(failures))
+
+
+def write_volumes(files, volumes, mounts, configs, certificate):
+    """Writes what the container would see below `files`."""
+    volumes = {volume["name"]: volume for volume in volumes}
+    for mount in mounts:
+        volume = volumes.get(mount["name"], {})
+        folder = files / mount["mountPath"].lstrip("/")
+        folder.mkdir(parents=True)
+        if "configMap" in volume:
+            for key, text in configs[volume["configMap"]["name"]].items():
+                (folder / key).write_text(in_folder(text, files))
+        for item in volume.get("secret", {}).get("items", []):
+            path = pathlib.Path(item["path"])
+            is_pem = path.suffix in (".crt", ".key")
+            text = pathlib.Path(f"{certificate}{path.suffix}").read_text() if is_pem else VALUES.get(path.name, "placeholder")
+            (folder / path).write_text(text)
+
+
+def in_folder(text, files):
+    return re.sub(r"(/run/secrets|/etc/redeliver|/var/lib/redeliver)", rf"{files}\1", text)
+
+
+def check(binaries, name, container, files):
+    environment = {"PATH": "/usr/bin:/bin"}
+    for variable in container["env"]:
+        source = variable.get("valueFrom")
+        if source is None:
+            value = re.sub(r"\$\((\w+)\)", lambda match: environment[match[1]], variable["value"])
+            environment[variable["name"]] = in_folder(value, files)
+        elif "fieldRef" in source:
+            environment[variable["name"]] = f"{name}-0"
+        else:
+            is_url = variable["name"].endswith("URL")
+            environment[variable["name"]] = "redis://placeholder:6379" if is_url else "placeholder:1"
+    binary = re.sub(r"^(.*/)?(redeliver-)?([a-z-]+)[:@].*", r"\3", container["image"])
+    result = subprocess.run(
+        [binaries / binary, *container.get("args", []), "--check"],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    return result.stderr.strip() if result.returncode else None
+
+
+main()

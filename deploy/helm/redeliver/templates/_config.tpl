@@ -1,0 +1,238 @@
+{{/* The configuration file, and what the chart derives from it. */}}
+
+{{/*
+Merges the second map over the first one, as JSON. Unlike mergeOverwrite, it keeps false, 0 and empty values. null removes a key.
+*/}}
+{{- define "redeliver.merge" -}}
+{{- $result := deepCopy (index . 0) -}}
+{{- range $key, $value := index . 1 -}}
+{{- if and (kindIs "map" $value) (kindIs "map" (get $result $key)) -}}
+{{- $_ := set $result $key (include "redeliver.merge" (list (get $result $key) $value) | fromJson) -}}
+{{- else if kindIs "invalid" $value -}}
+{{- $_ := unset $result $key -}}
+{{- else -}}
+{{- $_ := set $result $key $value -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $result -}}
+{{- end -}}
+
+{{/*
+The login to Kafka as JSON: `properties` of the client, `secrets` to mount below /run/secrets (the keys of each Secret), and
+`env`.
+*/}}
+{{- define "redeliver.kafka" -}}
+{{- $kafka := .Values.kafka -}}
+{{- $properties := dict -}}
+{{- $secrets := dict -}}
+{{- $env := list -}}
+{{- if $kafka.access.secret -}}
+{{- if or $kafka.tls.enabled $kafka.sasl.mechanism -}}
+{{- fail "kafka.access.secret: cannot be combined with kafka.tls.enabled or kafka.sasl.mechanism; the Secret of a KafkaAccess contains the whole login" -}}
+{{- end -}}
+{{- $secret := $kafka.access.secret -}}
+{{- $keys := list "securityProtocol" -}}
+{{- $_ := set $properties "security.protocol" (dict "file" "/run/secrets/kafka/securityProtocol") -}}
+{{- if $kafka.access.tls -}}
+{{- $keys = append $keys "ssl.truststore.crt" -}}
+{{- $_ := set $properties "ssl.ca.location" "/run/secrets/kafka/ssl.truststore.crt" -}}
+{{- end -}}
+{{- if eq $kafka.access.authentication "scram-sha-512" -}}
+{{- $keys = concat $keys (list "saslMechanism" "username" "password") -}}
+{{- $_ := set $properties "sasl.mechanism" (dict "file" "/run/secrets/kafka/saslMechanism") -}}
+{{- $_ := set $properties "sasl.username" (dict "file" "/run/secrets/kafka/username") -}}
+{{- $_ := set $properties "sasl.password" (dict "file" "/run/secrets/kafka/password") -}}
+{{- else if eq $kafka.access.authentication "tls" -}}
+{{- $keys = concat $keys (list "ssl.keystore.crt" "ssl.keystore.key") -}}
+{{- $_ := set $properties "ssl.certificate.location" "/run/secrets/kafka/ssl.keystore.crt" -}}
+{{- $_ := set $properties "ssl.key.location" "/run/secrets/kafka/ssl.keystore.key" -}}
+{{- end -}}
+{{- $_ := set $secrets "kafka" (dict "secret" $secret "keys" $keys) -}}
+{{- $source := dict "secretKeyRef" (dict "name" $secret "key" "bootstrapServers") -}}
+{{- $env = append $env (dict "name" "REDELIVER__KAFKA__BROKERS" "valueFrom" $source) -}}
+{{- else -}}
+{{- $tls := $kafka.tls -}}
+{{- $sasl := $kafka.sasl -}}
+{{- if not $tls.enabled -}}
+{{- if $tls.caSecret.name -}}
+{{- fail "kafka.tls.caSecret.name: is set, but kafka.tls.enabled is not" -}}
+{{- else if $tls.clientSecret.name -}}
+{{- fail "kafka.tls.clientSecret.name: is set, but kafka.tls.enabled is not" -}}
+{{- end -}}
+{{- end -}}
+{{- if $sasl.mechanism -}}
+{{- if not $sasl.secret.name -}}
+{{- fail "kafka.sasl.secret.name: is missing; name the Secret with the password" -}}
+{{- else if not (or $sasl.username $sasl.secret.usernameKey) -}}
+{{- fail "kafka.sasl.username: is missing; set it, or kafka.sasl.secret.usernameKey" -}}
+{{- end -}}
+{{- else if or $sasl.username $sasl.secret.name -}}
+{{- fail "kafka.sasl.mechanism: is missing; set it, such as SCRAM-SHA-512" -}}
+{{- end -}}
+{{- if or $tls.enabled $sasl.mechanism -}}
+{{- $protocol := ternary (ternary "SASL_SSL" "SSL" (ne $sasl.mechanism "")) "SASL_PLAINTEXT" $tls.enabled -}}
+{{- $_ := set $properties "security.protocol" $protocol -}}
+{{- end -}}
+{{- if $tls.caSecret.name -}}
+{{- $_ := set $secrets "kafka-ca" (dict "secret" $tls.caSecret.name "keys" (list $tls.caSecret.key)) -}}
+{{- $_ := set $properties "ssl.ca.location" (printf "/run/secrets/kafka-ca/%s" $tls.caSecret.key) -}}
+{{- end -}}
+{{- with $tls.clientSecret -}}
+{{- if .name -}}
+{{- $_ := set $secrets "kafka-client" (dict "secret" .name "keys" (list .certKey .keyKey)) -}}
+{{- $_ := set $properties "ssl.certificate.location" (printf "/run/secrets/kafka-client/%s" .certKey) -}}
+{{- $_ := set $properties "ssl.key.location" (printf "/run/secrets/kafka-client/%s" .keyKey) -}}
+{{- end -}}
+{{- end -}}
+{{- if $sasl.mechanism -}}
+{{- $keys := list $sasl.secret.passwordKey -}}
+{{- $_ := set $properties "sasl.mechanism" $sasl.mechanism -}}
+{{- $_ := set $properties "sasl.password" (dict "file" (printf "/run/secrets/kafka-sasl/%s" $sasl.secret.passwordKey)) -}}
+{{- if $sasl.secret.usernameKey -}}
+{{- $keys = append $keys $sasl.secret.usernameKey -}}
+{{- $_ := set $properties "sasl.username" (dict "file" (printf "/run/secrets/kafka-sasl/%s" $sasl.secret.usernameKey)) -}}
+{{- else -}}
+{{- $_ := set $properties "sasl.username" $sasl.username -}}
+{{- end -}}
+{{- $_ := set $secrets "kafka-sasl" (dict "secret" $sasl.secret.name "keys" $keys) -}}
+{{- end -}}
+{{- end -}}
+{{- toJson (dict "properties" $properties "secrets" $secrets "env" $env) -}}
+{{- end -}}
+
+{{/* redeliver.yaml as JSON. */}}
+{{- define "redeliver.config" -}}
+{{- $properties := get (include "redeliver.kafka" . | fromJson) "properties" -}}
+{{- $config := .Values.config -}}
+{{- if $properties -}}
+{{- /* Properties that the user has set directly win. */ -}}
+{{- $config = include "redeliver.merge" (list (dict "kafka" (dict "properties" $properties)) $config) | fromJson -}}
+{{- end -}}
+{{- toJson $config -}}
+{{- end -}}
+
+{{/*
+What the templates need to know of the configuration, as JSON:
+`pipelines`: all of them with their settings, `retired` and `delays` (milliseconds);
+`tiers`: their names in ascending order;
+`host` and `adminPort` of the admin port;
+`partitions` of topics; `prefix` of consumer groups; `grace`: terminationGracePeriodSeconds;
+`jobs`: whether there is work for the scheduler.
+*/}}
+{{- define "redeliver.facts" -}}
+{{- $config := .Values.config -}}
+{{- $pipelines := dict -}}
+{{- $padded := list -}}
+{{- $jobs := not (empty (dig "scheduler" "apps" dict $config)) -}}
+{{- range $section := list "retired" "pipelines" -}}
+{{- range $name, $settings := default dict (get $config $section) -}}
+{{- $settings = default dict $settings -}}
+{{- $path := printf "config.%s.%s.retry" $section $name -}}
+{{- $delays := include "redeliver.delays" (dict "retry" $settings.retry "path" $path) | fromJsonArray -}}
+{{- range $delays -}}
+{{- $padded = append $padded (printf "%020d" (int64 .)) -}}
+{{- end -}}
+{{- if eq (toString $settings.long_waits) "scheduler" -}}
+{{- $jobs = true -}}
+{{- end -}}
+{{- $_ := set $pipelines $name (dict "settings" $settings "retired" (eq $section "retired") "delays" $delays) -}}
+{{- end -}}
+{{- end -}}
+{{- $tiers := list -}}
+{{- range $padded | uniq | sortAlpha -}}
+{{- $tiers = append $tiers (include "redeliver.duration" (regexReplaceAll "^0+" . "" | int64)) -}}
+{{- end -}}
+{{- $listen := dig "admin" "listen" "" $config | toString -}}
+{{- $port := regexFind "[0-9]+$" $listen -}}
+{{- if not (regexMatch "^.+:[1-9][0-9]*$" $listen) -}}
+{{- fail (printf "config.admin.listen: `%s` is not an address with a port, such as 0.0.0.0:9464" $listen) -}}
+{{- end -}}
+{{- $grace := dig "shutdown" "grace" "25s" $config -}}
+{{- $grace = include "redeliver.millis" (dict "text" $grace "path" "config.shutdown.grace") | int64 -}}
+{{- $facts := dict "pipelines" $pipelines "tiers" $tiers "jobs" $jobs -}}
+{{- $_ := set $facts "host" (trimSuffix (printf ":%s" $port) $listen) -}}
+{{- $_ := set $facts "adminPort" (int $port) -}}
+{{- $_ := set $facts "partitions" (int64 (dig "kafka" "topics" "partitions" 12 $config)) -}}
+{{- $_ := set $facts "prefix" (dig "kafka" "id_prefix" "" $config) -}}
+{{- /* The process needs a moment beyond its own grace, before it is killed. */ -}}
+{{- $_ := set $facts "grace" (add 10 (div (add $grace 999) 1000)) -}}
+{{- toJson $facts -}}
+{{- end -}}
+
+{{/* Refuses values that contradict each other. values.schema.json checks each value by itself. */}}
+{{- define "redeliver.validate" -}}
+{{- $config := .Values.config -}}
+{{- $facts := include "redeliver.facts" . | fromJson -}}
+{{- $own := dict -}}
+{{- $_ := set $own "instance" "the name of the pod is the instance" -}}
+{{- $_ := set $own "retry_tier.tiers" "each tier has its own StatefulSet; see retryTiers" -}}
+{{- $_ := set $own "retry_tier.leftovers" "see leftovers.tiers" -}}
+{{- $_ := set $own "enricher.pipelines" "each pipeline has its own StatefulSet; see enrichers" -}}
+{{- range $section, $value := dict "scheduler" "scheduler" "dlq_inspector" "dlqInspector" -}}
+{{- $_ := set $own (printf "%s.listen" $section) (printf "set %s.api.port" $value) -}}
+{{- $_ := set $own (printf "%s.token_file" $section) (printf "set %s.api.tokenSecret" $value) -}}
+{{- $_ := set $own (printf "%s.allow_remote" $section) (printf "set %s.api.allowUnauthenticated" $value) -}}
+{{- end -}}
+{{- $_ := set $own "dlq_inspector.data_dir" "set dlqInspector.persistence" -}}
+{{- range $key, $remedy := $own -}}
+{{- $keys := splitList "." $key -}}
+{{- $parent := ternary $config (default dict (get $config (first $keys))) (eq (len $keys) 1) -}}
+{{- if hasKey $parent (last $keys) -}}
+{{- fail (printf "config.%s: the chart sets it for each pod; %s" $key $remedy) -}}
+{{- end -}}
+{{- end -}}
+{{- range $name, $_ := $.Values.retryTiers -}}
+{{- $tier := include "redeliver.duration" (include "redeliver.millis" (dict "text" $name "path" "retryTiers") | int64) -}}
+{{- if ne $tier $name -}}
+{{- fail (printf "retryTiers.%s: write it as %s" $name $tier) -}}
+{{- else if not (has $name $facts.tiers) -}}
+{{- fail (printf "retryTiers.%s: no pipeline has this tier; config.pipelines has %s" $name (default "no tiers" (join ", " $facts.tiers))) -}}
+{{- end -}}
+{{- end -}}
+{{- range $index, $name := $.Values.leftovers.tiers -}}
+{{- $tier := include "redeliver.duration" (include "redeliver.millis" (dict "text" $name "path" "leftovers.tiers") | int64) -}}
+{{- if ne $tier $name -}}
+{{- fail (printf "leftovers.tiers: write %s as %s" $name $tier) -}}
+{{- else if has $name $facts.tiers -}}
+{{- fail (printf "leftovers.tiers: a pipeline has the tier %s, whose own pods release its records; remove it here" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- if and $.Values.leftovers.tiers (not $facts.pipelines) -}}
+{{- fail "leftovers.tiers: there is no pipeline; list the former ones under config.retired" -}}
+{{- end -}}
+{{- range $name, $_ := $.Values.enrichers -}}
+{{- $pipeline := get $facts.pipelines $name -}}
+{{- if not $pipeline -}}
+{{- fail (printf "enrichers.%s: there is no pipeline with this name; config.pipelines has %s" $name (keys $facts.pipelines | sortAlpha | join ", " | default "none")) -}}
+{{- else if not $pipeline.settings.http -}}
+{{- fail (printf "enrichers.%s: the pipeline has no `http`, so the enricher does not serve it" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- $url := dig "redis" "url" "" $config | toString -}}
+{{- with $.Values.redis -}}
+{{- if and .secret (not (or .urlKey .passwordKey)) -}}
+{{- fail "redis.secret: set redis.urlKey or redis.passwordKey too" -}}
+{{- else if and (or .urlKey .passwordKey) (not .secret) -}}
+{{- fail "redis.secret: is missing; name the Secret" -}}
+{{- else if and .urlKey .passwordKey -}}
+{{- fail "redis.passwordKey: cannot be combined with redis.urlKey; the URL contains the password" -}}
+{{- else if and .passwordKey (not (contains "$(REDIS_PASSWORD)" $url)) -}}
+{{- fail "redis.passwordKey: config.redis.url does not contain $(REDIS_PASSWORD), such as rediss://:$(REDIS_PASSWORD)@redis:6379" -}}
+{{- else if and (contains "$(REDIS_PASSWORD)" $url) (not .passwordKey) -}}
+{{- fail "redis.passwordKey: is missing, and config.redis.url contains $(REDIS_PASSWORD)" -}}
+{{- end -}}
+{{- end -}}
+{{- if and (eq $.Values.topics.provisioner "strimzi") (not $.Values.topics.strimzi.cluster) -}}
+{{- fail "topics.strimzi.cluster: is missing; name the Kafka object" -}}
+{{- end -}}
+{{- /* Only a real upgrade can see these. */ -}}
+{{- range (lookup "apps/v1" "StatefulSet" $.Release.Namespace "").items -}}
+{{- $labels := default dict .metadata.labels -}}
+{{- if and (eq (get $labels "app.kubernetes.io/instance") $.Release.Name) (eq (get $labels "app.kubernetes.io/component") "retry-tier") -}}
+{{- $tier := get $labels "redeliver/tier" -}}
+{{- if not (or (has $tier $facts.tiers) (has $tier $.Values.leftovers.tiers)) -}}
+{{- fail (printf "leftovers.tiers: no pipeline has the tier %s any more, and records may wait in it; add it here until `redeliver topics check` says that its topics are empty" $tier) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}

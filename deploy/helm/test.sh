@@ -1,0 +1,242 @@
+#!/usr/bin/env bash
+# Tests the chart without a cluster: lint, the table of values, strict validation of everything it renders, and the errors that
+# it must report. Needs helm 3, kubeconform and python3.
+#
+#   SCHEMAS=FOLDER    schemas written by schemas.py. Without it, kubeconform downloads them.
+#   BINARIES=FOLDER   the programs. With it, check-pods.py runs each container with --check. Needs pyyaml.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+
+locations=(-schema-location default -schema-location
+    'https://raw.githubusercontent.com/datreeio/CRDs-catalog/main/{{.Group}}/{{.ResourceKind}}_{{.ResourceAPIVersion}}.json')
+if [ -n "${SCHEMAS:-}" ]; then
+    [ -e "$SCHEMAS/statefulset-apps-v1.json" ] || { echo "error: no schemas in $SCHEMAS; run schemas.py" >&2; exit 1; }
+    locations=(-schema-location "$SCHEMAS/{{.ResourceKind}}{{.KindSuffix}}.json")
+fi
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+passed=0
+failed=0
+
+pass() { passed=$((passed + 1)); }
+fail() {
+    failed=$((failed + 1))
+    echo "FAILED: $1"
+    sed 's/^/    /' "${2:-/dev/null}"
+}
+
+render() { helm template test redeliver --namespace apps --kube-version 1.34.0 "$@"; }
+
+# valid NAME [FLAGS]: renders, and every object is valid.
+valid() {
+    local name=$1
+    shift
+    if ! render "$@" >"$work/out.yaml" 2>"$work/err"; then
+        fail "$name: cannot be rendered" "$work/err"
+    elif ! kubeconform -strict -kubernetes-version 1.34.0 "${locations[@]}" "$work/out.yaml" >"$work/err" 2>&1; then
+        fail "$name: invalid objects" "$work/err"
+    elif [ -n "${BINARIES:-}" ] && ! ./check-pods.py "$BINARIES" <"$work/out.yaml" >"$work/err" 2>&1; then
+        fail "$name: the programs refuse flags, environment or configuration" "$work/err"
+    else
+        pass
+    fi
+}
+
+# contains NAME TEXT [FLAGS]: what is rendered contains the text.
+contains() {
+    local name=$1 text=$2
+    shift 2
+    if ! render "$@" >"$work/out.yaml" 2>"$work/err"; then
+        fail "$name: cannot be rendered" "$work/err"
+    elif ! grep --quiet --fixed-strings -- "$text" "$work/out.yaml"; then
+        fail "$name: does not contain: $text"
+    else
+        pass
+    fi
+}
+
+# refused TEXT [FLAGS]: is not rendered, and the error contains the text.
+refused() {
+    local text=$1
+    shift
+    if render "$@" >/dev/null 2>"$work/err"; then
+        fail "accepted, but must be refused: $text"
+    elif ! grep --quiet --fixed-strings -- "$text" "$work/err"; then
+        fail "the error does not contain: $text" "$work/err"
+    else
+        pass
+    fi
+}
+
+if ./values-table.py --check 2>"$work/err"; then pass; else fail "the table of values" "$work/err"; fi
+
+# The chart contains copies, because Helm reads no files outside of it.
+for file in ../observe/rules.yml ../observe/dashboards/*.json; do
+    [ -e "$file" ] || continue
+    copy=redeliver/files/${file#../observe/}
+    if cmp --quiet "$file" "$copy"; then pass; else fail "$copy differs from $file; copy it"; fi
+done
+
+if helm lint --strict redeliver >"$work/err" 2>&1; then pass; else fail "lint: default values" "$work/err"; fi
+valid "default values"
+for example in redeliver/examples/*.yaml; do
+    case $example in
+        *-servers.yaml)
+            if kubeconform -strict -kubernetes-version 1.34.0 "${locations[@]}" "$example" >"$work/err" 2>&1; then
+                pass
+            else
+                fail "$example" "$work/err"
+            fi
+            continue
+            ;;
+    esac
+    if helm lint --strict redeliver --values "$example" >"$work/err" 2>&1; then pass; else fail "lint: $example" "$work/err"; fi
+    valid "$example" --values "$example"
+done
+
+# A pipeline and a job application, with everything else left at its default.
+cat >"$work/base.yaml" <<'YAML'
+config:
+  pipelines:
+    docs: { output: enriched, retry: { tiers: [5s, 30s, 1m] }, http: { url: "http://endpoint/" } }
+    custom: { retry: { base: 2m, factor: 2, max_retries: 5, cap: 10m } }
+  scheduler: { apps: { docs: { topic: docs } } }
+YAML
+base=(--values "$work/base.yaml")
+keda='enabled: true, kind: keda, minReplicas: 1, maxReplicas: 12'
+
+# Every option.
+cat >"$work/all.yaml" <<'YAML'
+commonLabels: { team: data }
+image: { registry: registry.example.com/team, tag: 1.2.3, pullSecrets: [{ name: registry }] }
+config:
+  kafka: { id_prefix: staging- }
+  pipelines:
+    Docs_V2.x: { retry: {}, http: { url: "http://endpoint/" }, long_waits: scheduler }
+  retired:
+    former: { retry: { tiers: [2m] }, http: { url: "http://endpoint/" } }
+  redis: { url: "rediss://:$(REDIS_PASSWORD)@redis:6379" }
+  admin: { listen: "[::]:9999" }
+  shutdown: { grace: 90s }
+kafka:
+  tls: { enabled: true, caSecret: { name: ca }, clientSecret: { name: client } }
+  sasl: { mechanism: SCRAM-SHA-256, secret: { name: sasl, usernameKey: user } }
+redis: { secret: redis, passwordKey: password, caSecret: { name: redis-ca } }
+retryTier:
+  podAnnotations: { a: b }
+  autoscaling: { enabled: true, kind: hpa, minReplicas: 2, maxReplicas: 12, threshold: 0.5 }
+retryTiers:
+  5s: { replicas: 0, nodeSelector: { disk: fast }, autoscaling: { enabled: false } }
+  30s: { autoscaling: { enabled: true, kind: keda, minReplicas: 1, maxReplicas: 24, partitions: 24 } }
+leftovers: { tiers: [15s, 1h], resources: { limits: { memory: 64Mi } } }
+scheduler:
+  autoscaling: { enabled: true, kind: keda, minReplicas: 1, maxReplicas: 3 }
+  api: { port: 8443, tokenSecret: { name: token }, service: { type: LoadBalancer, annotations: { a: b } } }
+enricher:
+  autoscaling: { enabled: true, kind: keda, minReplicas: 1, maxReplicas: 12 }
+enrichers:
+  former: { autoscaling: { enabled: true, kind: hpa, minReplicas: 1, maxReplicas: 2 } }
+dlqInspector:
+  persistence: { enabled: true, storageClass: fast }
+  api: { tokenSecret: { name: token } }
+autoscaling:
+  prometheus: { serverAddress: "http://prometheus", authModes: bearer, authenticationRef: { name: prometheus } }
+podAnnotations: { c: d }
+podLabels: { e: f }
+nodeSelector: { kubernetes.io/os: linux }
+tolerations: [{ key: dedicated, operator: Exists }]
+affinity: { nodeAffinity: { preferredDuringSchedulingIgnoredDuringExecution: [] } }
+topologySpreadConstraints:
+  - { maxSkew: 2, topologyKey: zone, whenUnsatisfiable: DoNotSchedule, labelSelector: { matchLabels: { own: selector } } }
+priorityClassName: high
+extraEnv: [{ name: RUST_LOG, value: debug }]
+extraVolumes: [{ name: extra, emptyDir: {} }]
+extraVolumeMounts: [{ name: extra, mountPath: /extra }]
+serviceAccount: { annotations: { eks.amazonaws.com/role-arn: "arn:aws:iam::1:role/x" } }
+networkPolicy: { enabled: true, egress: [{ to: [{ podSelector: {} }] }] }
+podMonitor: { enabled: true, labels: { release: prometheus }, metricRelabelings: [{ action: labeldrop, regex: x }] }
+prometheusRule: { enabled: true, alertLabels: { team: data } }
+dashboards: { enabled: true, annotations: { folder: Redeliver } }
+extraObjects:
+  - { apiVersion: v1, kind: ConfigMap, metadata: { name: "{{ .Release.Name }}-extra" } }
+  - |
+    apiVersion: v1
+    kind: ConfigMap
+    metadata: { name: {{ .Release.Name }}-text }
+YAML
+for provisioner in job none strimzi; do
+    valid "every option, topics by $provisioner" --values "$work/all.yaml" --set topics.provisioner=$provisioner \
+        --set topics.strimzi.cluster=main --set topics.strimzi.userTopics=true
+    valid "few options, topics by $provisioner" "${base[@]}" --set topics.provisioner=$provisioner \
+        --set topics.strimzi.cluster=main
+done
+for kind in keda hpa; do
+    for workload in retryTier scheduler enricher; do
+        valid "$workload scaled by $kind" "${base[@]}" --set autoscaling.prometheus.serverAddress=http://prometheus \
+            --set-json "$workload.autoscaling={\"enabled\":true,\"kind\":\"$kind\",\"minReplicas\":1,\"maxReplicas\":12}"
+    done
+done
+for login in scram-sha-512 tls none; do
+    valid "KafkaAccess with $login" "${base[@]}" --set kafka.access.secret=binding --set kafka.access.authentication=$login
+done
+
+contains "tiers of exponential backoff, capped" "name: test-redeliver-retry-10m" "${base[@]}"
+contains "sizes are written as whole numbers" "in_flight_bytes: 268435456" "${base[@]}" \
+    --set-json 'config.pipelines.docs.in_flight_bytes=268435456'
+contains "grace is longer than the shutdown's" "terminationGracePeriodSeconds: 100" --values "$work/all.yaml"
+
+# Scaling a tier changes no other object.
+render "${base[@]}" >"$work/before.yaml"
+render "${base[@]}" --set retryTiers.5s.replicas=7 --set retryTiers.5s.resources.limits.memory=1Gi >"$work/after.yaml"
+diff --unified=0 "$work/before.yaml" "$work/after.yaml" >"$work/diff" || true
+if [ "$(grep --count '^[-+] ' "$work/diff")" -eq 4 ] && grep --quiet '^+  replicas: 7' "$work/diff"; then
+    pass
+else
+    fail "scaling a tier changes only its own StatefulSet" "$work/diff"
+fi
+
+# Typos.
+refused "retryTier" --set retryTier.replica=2
+refused "replica" --set retryTier.replica=2
+refused "autoscalling" "${base[@]}" --set retryTiers.5s.autoscalling.enabled=true
+refused "tokenSecrets" --set scheduler.api.tokenSecrets.name=x
+refused "provisioner" --set topics.provisioner=jobs
+refused "retryTiers.15s: no pipeline has this tier; config.pipelines has 5s, 30s, 1m, 2m, 4m, 8m, 10m" "${base[@]}" --set retryTiers.15s.replicas=2
+refused "retryTiers.60s: write it as 1m" "${base[@]}" --set retryTiers.60s.replicas=2
+refused "enrichers.dosc: there is no pipeline with this name; config.pipelines has custom, docs" "${base[@]}" --set enrichers.dosc.replicas=2
+refused "enrichers.custom: the pipeline has no \`http\`" "${base[@]}" --set enrichers.custom.replicas=2
+refused "config.pipelines.docs.retry.tiers: \`5\` is not a duration" "${base[@]}" --set-json 'config.pipelines.docs.retry.tiers=["5"]'
+refused "config.shutdown.grace: \`soon\` is not a duration" --set config.shutdown.grace=soon
+refused "config.admin.listen: \`9464\` is not an address" --set-string config.admin.listen=9464
+# Settings that the chart makes itself.
+refused "config.scheduler.token_file: the chart sets it for each pod; set scheduler.api.tokenSecret" --set config.scheduler.token_file=/x
+refused "config.retry_tier.tiers: the chart sets it" --set 'config.retry_tier.tiers={5s}'
+refused "config.instance: the chart sets it" --set config.instance=x
+# Half-set values.
+for missing in kind minReplicas maxReplicas; do
+    flags=()
+    for field in kind=keda minReplicas=1 maxReplicas=2; do
+        [ "${field%%=*}" = "$missing" ] || flags+=(--set "retryTier.autoscaling.$field")
+    done
+    refused "$missing" "${base[@]}" --set retryTier.autoscaling.enabled=true "${flags[@]}"
+done
+refused "enabled" "${base[@]}" --set retryTiers.5s.autoscaling.maxReplicas=2
+refused "minReplicas" "${base[@]}" --set-json 'scheduler.autoscaling={"enabled":true,"kind":"hpa","minReplicas":0,"maxReplicas":2}'
+refused "autoscaling.prometheus.serverAddress: is missing" "${base[@]}" --set-json "scheduler.autoscaling={\"enabled\":true,\"kind\":\"keda\",\"minReplicas\":1,\"maxReplicas\":2}"
+refused "retryTiers.5s.autoscaling.maxReplicas: 13 is more than the partitions of its topics (12)" "${base[@]}" \
+    --set-json 'retryTiers={"5s":{"autoscaling":{"enabled":true,"kind":"hpa","minReplicas":1,"maxReplicas":13}}}'
+refused "scheduler.autoscaling.minReplicas: 3 is more than maxReplicas (2)" "${base[@]}" \
+    --set-json 'scheduler.autoscaling={"enabled":true,"kind":"hpa","minReplicas":3,"maxReplicas":2}'
+refused "topics.strimzi.cluster: is missing" --set topics.provisioner=strimzi
+refused "kafka.sasl.secret.name: is missing" --set kafka.sasl.mechanism=PLAIN
+refused "kafka.sasl.username: is missing" --set kafka.sasl.mechanism=PLAIN --set kafka.sasl.secret.name=x
+refused "kafka.sasl.mechanism: is missing" --set kafka.sasl.username=x
+refused "kafka.tls.caSecret.name: is set, but kafka.tls.enabled is not" --set kafka.tls.caSecret.name=x
+refused "kafka.access.secret: cannot be combined" --set kafka.access.secret=x --set kafka.tls.enabled=true
+refused "redis.secret: set redis.urlKey or redis.passwordKey too" --set redis.secret=x
+refused "config.redis.url does not contain \$(REDIS_PASSWORD)" --set redis.secret=x --set redis.passwordKey=y
+refused "redis.passwordKey: is missing" --set 'config.redis.url=redis://:$(REDIS_PASSWORD)@redis:6379'
+refused "leftovers.tiers: a pipeline has the tier 5s" "${base[@]}" --set 'leftovers.tiers={5s}'
+
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]

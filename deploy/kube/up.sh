@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# Runs the control plane of main.go with two fake nodes by kwok until it is interrupted. All ports are on the loopback interface.
+#
+#   up.sh FOLDER     state, logs and `kubeconfig`; the file `ready` exists when the nodes are ready
+#
+# Needs `kube` (go build) and `kwok` (go install sigs.k8s.io/kwok/cmd/kwok@v0.7.0) in the PATH, and openssl. Pods run nothing: there
+# are no probes, no traffic and no metrics, and Jobs succeed.
+set -euo pipefail
+
+dir=$(mkdir -p "$1" && cd "$1" && pwd)
+cd "$dir"
+rm -f ready
+port() { python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
+etcd=$(port) peer=$(port) api=$(port)
+token=$(openssl rand -hex 16)
+
+certificate() { # NAME SUBJECT EXTENSION: a key and a certificate of the CA
+    openssl req -newkey rsa:2048 -nodes -keyout "$1.key" -out "$1.csr" -subj "$2" 2>/dev/null
+    openssl x509 -req -in "$1.csr" -CA ca.crt -CAkey ca.key -CAcreateserial -days 7 -out "$1.crt" -extfile <(echo "$3") 2>/dev/null
+}
+openssl req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.crt -days 7 -subj /CN=ca 2>/dev/null
+certificate server /CN=kube-apiserver "subjectAltName=IP:127.0.0.1,DNS:localhost,DNS:kubernetes.default"
+openssl genrsa -out service-accounts.key 2048 2>/dev/null
+echo "$token,admin,admin,system:masters" >tokens
+cat >kubeconfig <<YAML
+apiVersion: v1
+kind: Config
+clusters: [{ name: kube, cluster: { server: "https://127.0.0.1:$api", certificate-authority: $dir/ca.crt } }]
+users: [{ name: admin, user: { token: $token } }]
+contexts: [{ name: kube, context: { cluster: kube, user: admin } }]
+current-context: kube
+YAML
+
+trap 'trap - EXIT; kill $(jobs -p) 2>/dev/null; wait' EXIT
+trap 'exit 0' INT TERM
+kube etcd --data-dir etcd --listen-client-urls "http://127.0.0.1:$etcd" --advertise-client-urls "http://127.0.0.1:$etcd" \
+    --listen-peer-urls "http://127.0.0.1:$peer" --initial-advertise-peer-urls "http://127.0.0.1:$peer" \
+    --initial-cluster "default=http://127.0.0.1:$peer" --unsafe-no-fsync >etcd.log 2>&1 &
+kube kube-apiserver --etcd-servers "http://127.0.0.1:$etcd" --bind-address 127.0.0.1 --secure-port "$api" \
+    --tls-cert-file server.crt --tls-private-key-file server.key --token-auth-file tokens --authorization-mode RBAC \
+    --service-account-issuer https://kubernetes.default --service-account-key-file service-accounts.key \
+    --service-account-signing-key-file service-accounts.key --service-cluster-ip-range 10.96.0.0/16 >apiserver.log 2>&1 &
+until kube kubectl --kubeconfig kubeconfig get --raw /readyz >/dev/null 2>&1; do
+    kill -0 $! || { tail apiserver.log >&2; exit 1; }
+    sleep 0.5
+done
+kube kube-controller-manager --kubeconfig kubeconfig --leader-elect=false --bind-address 127.0.0.1 --secure-port "$(port)" \
+    --cert-dir certificates --use-service-account-credentials --service-account-private-key-file service-accounts.key \
+    --root-ca-file ca.crt >controllers.log 2>&1 &
+kube kube-scheduler --kubeconfig kubeconfig --leader-elect=false --bind-address 127.0.0.1 --secure-port "$(port)" \
+    --cert-dir certificates >scheduler.log 2>&1 &
+# Without leases, nodes become NotReady after about 50 s.
+kwok --kubeconfig kubeconfig --manage-all-nodes --node-lease-duration-seconds 40 --server-address "127.0.0.1:$(port)" >kwok.log 2>&1 &
+for zone in a b; do
+    kube kubectl --kubeconfig kubeconfig apply --filename - >/dev/null <<YAML
+apiVersion: v1
+kind: Node
+metadata:
+  name: node-$zone
+  labels: { kubernetes.io/hostname: node-$zone, kubernetes.io/os: linux, topology.kubernetes.io/zone: $zone }
+  annotations: { kwok.x-k8s.io/node: fake }
+status:
+  allocatable: { cpu: "32", memory: 256Gi, pods: "110" }
+  capacity: { cpu: "32", memory: 256Gi, pods: "110" }
+YAML
+done
+kube kubectl --kubeconfig kubeconfig wait --for=condition=Ready --timeout=60s node --all >/dev/null
+touch ready
+echo "KUBECONFIG=$dir/kubeconfig"
+wait -n
+echo "a process of the control plane ended; see the logs in $dir" >&2
+exit 1
