@@ -29,6 +29,13 @@ fn printed(env: &TestEnv, arguments: &[&str]) -> String {
     stdout
 }
 
+/// What `topics check` finds in the topics of this test. The broker has topics of other tests too.
+fn findings(env: &TestEnv) -> Vec<String> {
+    let checked = printed(env, &["topics", "check"]);
+    let own = checked.lines().filter(|line| line.contains(env.name()));
+    own.map(str::to_owned).collect()
+}
+
 /// Runs a script in which `kafka-topics.sh` is Kafka's own tool.
 fn run_script(env: &TestEnv, script: &str) -> CommandOutput {
     let tool = kafka_tool("org.apache.kafka.tools.TopicCommand").unwrap();
@@ -57,17 +64,13 @@ fn the_script_creates_the_topics_that_check_accepts_and_changes_existing_ones_as
     let script = printed(&env, &["topics", "render", "--format", "script"]);
     let created = run_script(&env, &script);
     assert_eq!(created.code, Some(0), "{created:?}");
-    let checked = printed(&env, &["topics", "check"]);
-    assert!(
-        checked.contains("OK") && !checked.contains("warning"),
-        "{checked}"
-    );
+    assert_eq!(findings(&env), Vec::<String>::new());
     let applied = printed(&env, &["topics", "apply"]);
     assert!(!applied.contains("created"), "{applied}");
     // Topics that exist are left as they are.
     let again = run_script(&env, &script);
     assert_eq!(again.code, Some(0), "{again:?}");
-    assert_eq!(printed(&env, &["topics", "check"]), checked);
+    assert_eq!(findings(&env), Vec::<String>::new());
 }
 
 /// The settings of each topic, from either format.
@@ -99,7 +102,8 @@ fn of_objects(yaml: &str) -> Topics {
         serde_json::Value::String(text) => text.clone(),
         other => other.to_string(),
     };
-    let objects = yaml.split("---\n").filter(|object| !object.trim().is_empty());
+    // A comment comes before the first object.
+    let objects = yaml.split("---\n").skip(1);
     objects
         .map(|object| {
             let object: serde_json::Value = serde_saphyr::from_str(object).unwrap();
