@@ -182,6 +182,19 @@ impl LocalKafka {
     /// # Errors
     /// As [`LocalKafka::start`].
     pub fn start_secured(signed: &Signed, user: &str, password: &str) -> Result<Self> {
+        Self::start_secured_with(signed, user, password, &[])
+    }
+
+    /// As [`LocalKafka::start_secured`], with broker settings added or replaced.
+    ///
+    /// # Errors
+    /// As [`LocalKafka::start`].
+    pub fn start_secured_with(
+        signed: &Signed,
+        user: &str,
+        password: &str,
+        settings: &[(&str, &str)],
+    ) -> Result<Self> {
         let scratch = Scratch::new("kafka")?;
         let both = format!("{}{}", signed.key, signed.certificate);
         let secured = Secured {
@@ -195,7 +208,7 @@ impl LocalKafka {
             own_group: false,
             secured: Some(secured),
         };
-        Self::create(installation, Some(scratch), &[])
+        Self::create(installation, Some(scratch), settings)
     }
 
     /// Starts a broker that keeps running after this program, with its data in `directory`.

@@ -1,11 +1,13 @@
 //! The command line of Redeliver.
 
+mod acls;
 mod audit;
 mod connection;
 mod dev;
 mod dlq;
 mod jobs;
 mod output;
+mod render;
 mod status;
 mod topics;
 
@@ -36,6 +38,8 @@ enum Command {
     Status(status::StatusArgs),
     /// Create, check or print the topics that the configuration needs
     Topics(topics::TopicsArgs),
+    /// Print the permissions that the configuration needs in Kafka
+    Acls(acls::AclsArgs),
     /// Verify that every record is once in the output, in the dead letters or waiting
     Audit(audit::AuditArgs),
     /// Schedule, show and cancel jobs
@@ -53,6 +57,7 @@ fn main() -> ExitCode {
         Command::Dev(args) => dev::main(args),
         Command::Status(args) => status::main(&args),
         Command::Topics(args) => topics::main(&args),
+        Command::Acls(args) => acls::main(&args),
         Command::Audit(args) => audit::main(&args),
         Command::Jobs(args) => jobs::main(&args),
         Command::Dlq(args) => dlq::main(&args),

@@ -8,13 +8,13 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::acls::all_topics;
 use crate::say;
 use clap::{Args, Subcommand};
 use migrate::MigrateArgs;
 use redeliver_core::Pipeline;
 use redeliver_core::error_chain::error_chain;
 use redeliver_core::pipeline::{TopicRole, parse_retry_topic, retry_tier_group};
-use redeliver_dlq_inspector::ledger;
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::backlog::backlogs;
 use redeliver_kafka::topology::{self, Finding, Severity, TopologySpec};
@@ -58,12 +58,10 @@ pub(crate) fn main(args: &TopicsArgs) -> ExitCode {
     if let Some(code) = common.handle_config_flags(&config, check_kafka) {
         return code;
     }
-    let spec = topics::of_all(&config);
-    if spec.topics.is_empty() {
+    if topics::of_all(&config).topics.is_empty() {
         say("no pipelines or applications configured; checking only the ledger");
     }
-    let settings = topics::topic_settings(&config);
-    let spec = spec.join(TopologySpec::for_ledger(ledger::TOPIC, &settings));
+    let spec = all_topics(&config);
     let kafka = kafka_settings(&config);
     let client = kafka.client();
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {

@@ -84,7 +84,8 @@ pub fn mount(host: &mut Host) -> anyhow::Result<()> {
 }
 
 /// The pipelines that have at least one of the served tiers, or may have a leftover one.
-fn served_pipelines(config: &Config) -> Vec<Arc<Pipeline>> {
+#[must_use]
+pub fn served_pipelines(config: &Config) -> Vec<Arc<Pipeline>> {
     let tiers = config.served_tiers();
     let has_served_tier =
         |pipeline: &Pipeline| pipeline.policy.tiers().iter().any(|tier| tiers.contains(tier));

@@ -3,13 +3,12 @@
 use std::fmt::{self, Write as _};
 use std::process::ExitCode;
 
-use clap::{Args, ValueEnum};
-use redeliver_dlq_inspector::ledger;
-use redeliver_kafka::topology::{PlannedTopic, TopologySpec, plan};
+use clap::Args;
+use redeliver_kafka::topology::{PlannedTopic, plan};
 use redeliver_runtime::cli::{CommonArgs, report};
-use redeliver_service::topics;
-use sha2::{Digest as _, Sha256};
 
+use crate::acls::all_topics;
+use crate::render::{Format, object_name, object_name_of, quoted};
 use crate::say;
 
 #[derive(Args)]
@@ -29,12 +28,6 @@ pub(crate) struct RenderArgs {
     cluster: Option<String>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Format {
-    Strimzi,
-    Script,
-}
-
 pub(super) fn main(args: &RenderArgs) -> ExitCode {
     let config = match args.common.load() {
         Ok(config) => config,
@@ -43,9 +36,7 @@ pub(super) fn main(args: &RenderArgs) -> ExitCode {
     if let Some(code) = args.common.handle_config_flags(&config, |_| Ok(())) {
         return code;
     }
-    let settings = topics::topic_settings(&config);
-    let spec = topics::of_all(&config).join(TopologySpec::for_ledger(ledger::TOPIC, &settings));
-    let planned = plan(&spec);
+    let planned = plan(&all_topics(&config));
     match (args.format, &args.cluster) {
         (Format::Script, _) => say(Script(&planned)),
         (Format::Strimzi, cluster) => say(Strimzi {
@@ -54,41 +45,6 @@ pub(super) fn main(args: &RenderArgs) -> ExitCode {
         }),
     }
     ExitCode::SUCCESS
-}
-
-/// The name of a Kubernetes object.
-fn object_name(text: &str) -> Result<String, String> {
-    if text.len() <= 63 && object_name_of(text) == text {
-        Ok(text.to_owned())
-    } else {
-        Err("write the name of a Kubernetes object: up to 63 of a-z 0-9 -".to_owned())
-    }
-}
-
-/// A name for the object of a topic. Names of objects allow fewer characters than names of topics; a hash keeps them unique.
-fn object_name_of(topic: &str) -> String {
-    let is_allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
-    let replaced: String = topic
-        .to_ascii_lowercase()
-        .chars()
-        .map(|c| if is_allowed(c) { c } else { '-' })
-        .collect();
-    // Each part between dots begins and ends with a letter or a digit.
-    let parts: Vec<&str> = replaced
-        .split('.')
-        .map(|part| part.trim_matches('-'))
-        .filter(|part| !part.is_empty())
-        .collect();
-    let name = parts.join(".");
-    if name == topic {
-        return name;
-    }
-    let hash = Sha256::digest(topic);
-    let separator = if name.is_empty() { "topic-" } else { "-" };
-    format!(
-        "{name}{separator}{:02x}{:02x}{:02x}{:02x}",
-        hash[0], hash[1], hash[2], hash[3]
-    )
 }
 
 struct Strimzi<'a> {
@@ -143,11 +99,6 @@ impl fmt::Display for Strimzi<'_> {
     }
 }
 
-/// A YAML string. A plain `1` or `on` would not be one. None of the values contains a quote or a backslash.
-fn quoted(text: &str) -> String {
-    format!("\"{text}\"")
-}
-
 struct Script<'a>(&'a [PlannedTopic]);
 
 impl fmt::Display for Script<'_> {
@@ -177,35 +128,5 @@ impl fmt::Display for Script<'_> {
             }
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_of_topics_that_are_no_names_of_objects_get_a_hash() {
-        for name in ["crawl-jobs-retry-5s", "a.b-c.1"] {
-            assert_eq!(object_name_of(name), name);
-        }
-        assert_eq!(object_name_of("Crawl_Jobs"), "crawl-jobs-e52dd44b");
-        for topic in [
-            "Crawl_Jobs",
-            "crawl_jobs",
-            "crawl-Jobs",
-            "_",
-            "...",
-            "-a.-b-",
-            "redeliver_",
-        ] {
-            let name = object_name_of(topic);
-            let is_valid = name
-                .split('.')
-                .all(|part| !part.is_empty() && !part.starts_with('-') && !part.ends_with('-'));
-            assert!(is_valid && !name.contains('_'), "{topic}: {name}");
-            assert_ne!(name, topic);
-        }
-        assert_ne!(object_name_of("Crawl_Jobs"), object_name_of("crawl_jobs"));
     }
 }

@@ -1,5 +1,6 @@
 //! The real binaries as processes on a real broker.
 
+mod acls;
 mod all_services;
 mod chaos;
 mod cli;
@@ -15,6 +16,7 @@ mod golden_cli;
 mod hang;
 mod health;
 mod id_prefix;
+mod kafka_tools;
 mod long_wait;
 mod polyglot;
 mod raw;

@@ -1,10 +1,10 @@
 //! Topics that are created with what `redeliver topics render` prints.
 
 use std::collections::BTreeMap;
-use std::os::unix::fs::PermissionsExt as _;
-use std::process::Command;
 
-use redeliver_testkit::{CommandOutput, EnvBuilder, TestEnv, local_kafka::kafka_tool, run};
+use redeliver_testkit::{CommandOutput, EnvBuilder, TestEnv};
+
+use crate::kafka_tools::{KAFKA_TOPICS, run_script};
 
 const PIPELINES: &str = "pipelines:
   '{name}_A':
@@ -36,39 +36,17 @@ fn findings(env: &TestEnv) -> Vec<String> {
     own.map(str::to_owned).collect()
 }
 
-/// Runs a script in which `kafka-topics.sh` is Kafka's own tool.
-fn run_script(env: &TestEnv, script: &str) -> CommandOutput {
-    let tool = kafka_tool("org.apache.kafka.tools.TopicCommand").unwrap();
-    let quoted = |part: &std::ffi::OsStr| format!("'{}'", part.to_str().unwrap());
-    let parts: Vec<String> = std::iter::once(tool.get_program())
-        .chain(tool.get_args())
-        .map(quoted)
-        .collect();
-    let path = env.directory().join("kafka-topics.sh");
-    std::fs::write(&path, format!("#!/bin/sh\nexec {} \"$@\"\n", parts.join(" "))).unwrap();
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
-    let file = env.directory().join("topics.sh");
-    std::fs::write(&file, script).unwrap();
-    let mut command = Command::new("env");
-    let search = std::env::var("PATH").unwrap();
-    command
-        .arg(format!("PATH={}:{search}", env.directory().display()))
-        .arg(format!("BOOTSTRAP_SERVER={}", env.brokers()))
-        .args(["sh".as_ref(), file.as_os_str()]);
-    run(command)
-}
-
 #[test]
 fn the_script_creates_the_topics_that_check_accepts_and_changes_existing_ones_as_little_as_apply() {
     let env = env("render-script");
     let script = printed(&env, &["topics", "render", "--format", "script"]);
-    let created = run_script(&env, &script);
+    let created = run_script(&env, KAFKA_TOPICS, &script);
     assert_eq!(created.code, Some(0), "{created:?}");
     assert_eq!(findings(&env), Vec::<String>::new());
     let applied = printed(&env, &["topics", "apply"]);
     assert!(!applied.contains("created"), "{applied}");
     // Topics that exist are left as they are.
-    let again = run_script(&env, &script);
+    let again = run_script(&env, KAFKA_TOPICS, &script);
     assert_eq!(again.code, Some(0), "{again:?}");
     assert_eq!(findings(&env), Vec::<String>::new());
 }

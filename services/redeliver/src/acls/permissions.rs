@@ -1,0 +1,279 @@
+//! What the programs of an installation may do in Kafka. The topics come from the specification that the programs check when
+//! they start, see [`redeliver_service::topics`].
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use clap::ValueEnum;
+use redeliver_core::Pipeline;
+use redeliver_core::pipeline::{TopicRole, retry_tier_group};
+use redeliver_core::scheduler::SchedulerRole;
+use redeliver_dlq_inspector::ledger;
+use redeliver_dlq_inspector::pattern::Patterns;
+use redeliver_kafka::topology::{Role, TopologySpec};
+use redeliver_runtime::Config;
+use redeliver_runtime::config::PipelineConfig;
+use redeliver_service::topics;
+
+/// The prefix of the groups of tiers, of workers and of readers, and of all transactional ids, after `kafka.id_prefix`.
+const OWN: &str = "redeliver-";
+/// The prefix of the groups of tiers.
+const OF_TIERS: &str = "redeliver-retry-";
+/// The group id of clients that read outside of any group. librdkafka looks up its coordinator all the same.
+const READER: &str = "redeliver-reader";
+
+/// A program with the configuration of this installation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub(crate) enum Program {
+    Scheduler,
+    RetryTier,
+    Enricher,
+    /// A worker with a handler of its own.
+    Worker,
+    DlqInspector,
+    /// This command line.
+    Redeliver,
+}
+
+/// What permissions are granted on.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Resource {
+    Cluster,
+    Topic(Name),
+    Group(Name),
+    TransactionalId(Name),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Name {
+    Literal(String),
+    Prefix(String),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Operation {
+    Create,
+    Describe,
+    DescribeConfigs,
+    Read,
+    Write,
+}
+
+/// Permissions of one user.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Permissions {
+    granted: BTreeMap<Resource, BTreeSet<Operation>>,
+    /// Patterns of dead-letter topics that no rule of Kafka can express.
+    pub(crate) patterns: BTreeSet<String>,
+}
+
+impl Permissions {
+    /// The permissions that these programs need together.
+    pub(crate) fn of(programs: &[Program], config: &Config) -> Self {
+        let mut permissions = Self::default();
+        for program in programs {
+            match program {
+                Program::Scheduler => permissions.scheduler(config),
+                Program::RetryTier => permissions.retry_tier(config),
+                Program::Enricher => permissions.worker(config, &config.enricher_pipelines()),
+                Program::Worker => permissions.worker(config, &config.worker_pipelines()),
+                Program::DlqInspector => permissions.dlq_inspector(config),
+                Program::Redeliver => permissions.redeliver(config),
+            }
+        }
+        permissions
+    }
+
+    /// The resources, each with its operations. Operations that others imply are left out.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&Resource, Vec<Operation>)> {
+        self.granted.iter().map(|(resource, operations)| {
+            // Kafka: Read, Write, Delete and Alter imply Describe.
+            let implies = operations.contains(&Operation::Read) || operations.contains(&Operation::Write);
+            let needed = operations
+                .iter()
+                .copied()
+                .filter(|operation| !(implies && *operation == Operation::Describe));
+            (resource, needed.collect())
+        })
+    }
+
+    fn scheduler(&mut self, config: &Config) {
+        let waiting: Vec<Pipeline> = topics::pipelines(config)
+            .into_iter()
+            .filter(|pipeline| pipeline.long_waits.is_some())
+            .collect();
+        if config.scheduler.apps.is_empty() && waiting.is_empty() {
+            return;
+        }
+        self.checked(config, &topics::of_scheduler(config));
+        for (topic, role) in config.scheduler.topics().topics() {
+            let operations: &[Operation] = match role {
+                SchedulerRole::Ingest | SchedulerRole::State | SchedulerRole::Answers => {
+                    &[Operation::Read, Operation::Write]
+                }
+                SchedulerRole::DeadLetter | SchedulerRole::App => &[Operation::Write],
+            };
+            self.topic(&topic, operations);
+        }
+        for pipeline in &waiting {
+            self.topic(&pipeline.return_topic(), &[Operation::Write]);
+        }
+        self.group(config, &config.scheduler.group);
+        self.transactions(config);
+    }
+
+    fn retry_tier(&mut self, config: &Config) {
+        let pipelines: Vec<Pipeline> = redeliver_retry_tier::served_pipelines(config)
+            .iter()
+            .map(|pipeline| (**pipeline).clone())
+            .collect();
+        if pipelines.is_empty() {
+            return;
+        }
+        self.checked(config, &topics::of_pipelines(config, &pipelines));
+        let tiers = config.served_tiers();
+        for pipeline in &pipelines {
+            // Records that wait in the wrong tier move to another one.
+            for tier in pipeline.policy.tiers() {
+                self.topic(&pipeline.tier_topic(tier), &[Operation::Write]);
+                if tiers.contains(&tier) {
+                    self.topic(&pipeline.tier_topic(tier), &[Operation::Read]);
+                }
+            }
+            // The header of a record names the topic, which may be that of a former `return_to`.
+            self.topic(&pipeline.due_topic(), &[Operation::Write]);
+            if !pipeline.retired {
+                self.topic(&pipeline.source, &[Operation::Write]);
+            }
+            self.topic(&pipeline.dead_letter_topic(), &[Operation::Write]);
+            if config.retry_tier.serves_leftovers() {
+                let tiers = Name::Prefix(format!("{}-retry-", pipeline.name));
+                self.allow(Resource::Topic(tiers), &[Operation::Read]);
+            }
+        }
+        for tier in tiers {
+            self.group(config, &retry_tier_group("", tier));
+        }
+        if config.retry_tier.serves_leftovers() {
+            let groups = Name::Prefix(config.kafka.id(OF_TIERS));
+            self.allow(Resource::Group(groups), &[Operation::Read]);
+        }
+        self.transactions(config);
+    }
+
+    fn worker(&mut self, config: &Config, served: &[(&str, &PipelineConfig)]) {
+        if served.is_empty() {
+            return;
+        }
+        let is_served = |pipeline: &Pipeline| served.iter().any(|(name, _)| **name == *pipeline.name);
+        let pipelines: Vec<Pipeline> = topics::pipelines(config).into_iter().filter(is_served).collect();
+        self.checked(config, &topics::of_pipelines(config, &pipelines));
+        for pipeline in &pipelines {
+            for topic in pipeline.worker_topics(true) {
+                self.topic(&topic, &[Operation::Read]);
+            }
+            for topic in pipeline.written_topics() {
+                self.topic(&topic, &[Operation::Write]);
+            }
+            self.group(config, &pipeline.worker_group(""));
+        }
+        self.transactions(config);
+    }
+
+    fn dlq_inspector(&mut self, config: &Config) {
+        self.checked(config, &ledger_spec(config));
+        self.topic(ledger::TOPIC, &[Operation::Read, Operation::Write]);
+        let patterns = &config.dlq_inspector.topics;
+        let selected = Patterns::new(patterns);
+        for topic in dead_letter_topics(config) {
+            if selected.matches(&topic) {
+                self.topic(&topic, &[Operation::Read]);
+            }
+        }
+        for pattern in patterns {
+            match pattern.split_once('*') {
+                None => self.topic(pattern, &[Operation::Read]),
+                Some((prefix, "")) if !prefix.is_empty() => {
+                    self.allow(
+                        Resource::Topic(Name::Prefix(prefix.to_owned())),
+                        &[Operation::Read],
+                    );
+                }
+                Some(_) => {
+                    self.patterns.insert(pattern.clone());
+                }
+            }
+        }
+        self.reader(config);
+    }
+
+    /// `topics check`, `topics apply`, `topics migrate-offsets`, `status` and `audit`.
+    fn redeliver(&mut self, config: &Config) {
+        let spec = all_topics(config);
+        self.checked(config, &spec);
+        for topic in &spec.topics {
+            self.topic(&topic.name, &[Operation::Create, Operation::Read]);
+        }
+        self.allow(
+            Resource::Group(Name::Prefix(config.kafka.id(OWN))),
+            &[Operation::Read],
+        );
+        self.group(config, &config.scheduler.group);
+    }
+
+    /// Topics that a program checks, and creates if `kafka.topics.create` is set.
+    fn checked(&mut self, config: &Config, spec: &TopologySpec) {
+        for topic in &spec.topics {
+            self.topic(&topic.name, &[Operation::Describe, Operation::DescribeConfigs]);
+            if config.kafka.topics.create {
+                self.topic(&topic.name, &[Operation::Create]);
+            }
+        }
+        // For `offsets.retention.minutes`.
+        self.allow(Resource::Cluster, &[Operation::DescribeConfigs]);
+        self.reader(config);
+    }
+
+    fn reader(&mut self, config: &Config) {
+        let name = Name::Literal(config.kafka.id(READER));
+        self.allow(Resource::Group(name), &[Operation::Describe]);
+    }
+
+    fn transactions(&mut self, config: &Config) {
+        let ids = Name::Prefix(config.kafka.id(OWN));
+        self.allow(Resource::TransactionalId(ids), &[Operation::Write]);
+    }
+
+    fn group(&mut self, config: &Config, name: &str) {
+        let name = Name::Literal(config.kafka.id(name));
+        self.allow(Resource::Group(name), &[Operation::Read]);
+    }
+
+    fn topic(&mut self, name: &str, operations: &[Operation]) {
+        self.allow(Resource::Topic(Name::Literal(name.to_owned())), operations);
+    }
+
+    fn allow(&mut self, resource: Resource, operations: &[Operation]) {
+        self.granted.entry(resource).or_default().extend(operations);
+    }
+}
+
+/// The topics that the installation needs.
+pub(crate) fn all_topics(config: &Config) -> TopologySpec {
+    topics::of_all(config).join(ledger_spec(config))
+}
+
+fn ledger_spec(config: &Config) -> TopologySpec {
+    TopologySpec::for_ledger(ledger::TOPIC, &topics::topic_settings(config))
+}
+
+/// The dead-letter topics of the configuration.
+fn dead_letter_topics(config: &Config) -> Vec<String> {
+    let topics = topics::of_all(config).topics.into_iter();
+    let dead = topics.filter(|topic| {
+        matches!(
+            topic.role,
+            Role::Pipeline(TopicRole::DeadLetter) | Role::Scheduler(SchedulerRole::DeadLetter)
+        )
+    });
+    dead.map(|topic| topic.name.to_string()).collect()
+}

@@ -1,0 +1,128 @@
+//! A Kafka that denies everything but what `redeliver acls render` grants. Each program has a user of its own.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+
+use redeliver_testkit::LocalKafka;
+use redeliver_testkit::certificates::Authority;
+use redeliver_testkit::scratch::Scratch;
+
+use crate::kafka_tools::{KAFKA_ACLS, KAFKA_CONFIGS, run_script};
+use crate::services::path;
+use crate::support::{DEADLINE, PLAN, PipeBuilder, records};
+
+const PASSWORD: &str = "hunter2";
+const SERVICES: [&str; 4] = ["enricher", "retry-tier", "scheduler", "dlq-inspector"];
+/// The broker itself and the test use another listener, without a password.
+const AUTHORIZER: [(&str, &str); 2] = [
+    (
+        "authorizer.class.name",
+        "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    ),
+    ("super.users", "User:ANONYMOUS"),
+];
+
+/// What the broker has denied: user, operation and resource.
+fn denied(log: &str) -> BTreeSet<String> {
+    let lines = log.lines().filter(|line| line.contains(" is Denied "));
+    lines
+        .map(|line| {
+            let from = line.find("Principal = ").unwrap();
+            let line = &line[from..];
+            let word = |after: &str| {
+                let rest = line.split_once(after).unwrap().1;
+                rest.split_once([' ', ','])
+                    .map_or(rest, |(word, _)| word)
+                    .to_owned()
+            };
+            format!(
+                "{} {} {}",
+                word("Principal = User:"),
+                word("operation = "),
+                word("on resource = ")
+            )
+        })
+        .collect()
+}
+
+#[test]
+fn every_program_works_with_the_permissions_that_are_rendered_for_it_and_asks_for_no_others() {
+    let authority = Authority::new().unwrap();
+    let kafka =
+        LocalKafka::start_secured_with(&authority.sign().unwrap(), "first", PASSWORD, &AUTHORIZER).unwrap();
+    let files = Scratch::new("acls").unwrap();
+    let setup = PipeBuilder::new("acls")
+        .brokers(&kafka.brokers())
+        .set("kafka.id_prefix", "staging-")
+        .set("kafka.properties.security.protocol", "SASL_SSL")
+        .set("kafka.properties.sasl.mechanism", "SCRAM-SHA-512")
+        .set("kafka.properties.sasl.username", "redeliver")
+        .set("kafka.properties.sasl.password", PASSWORD)
+        .set(
+            "kafka.properties.ssl.ca.location",
+            path(&authority.write(files.path(), "ca.crt").unwrap()),
+        );
+    let dead = format!("[{}-dlq]", setup.name());
+    let jobs = format!("{}-jobs", setup.name());
+    let pipe = setup
+        .through_scheduler()
+        .set("scheduler.apps.billing.topic", &jobs)
+        .set("kafka.brokers", &kafka.secured_brokers())
+        .set("dlq_inspector.listen", "127.0.0.1:0")
+        .set("dlq_inspector.topics", &dead)
+        .set("dlq_inspector.data_dir", path(&files.path().join("index")))
+        .plan(PLAN)
+        .without_topics();
+    let programs = SERVICES.into_iter().chain(["redeliver"]);
+    let mut users = String::from("set -eu\n");
+    for program in programs.clone() {
+        writeln!(
+            users,
+            "kafka-configs.sh --bootstrap-server \"$BOOTSTRAP_SERVER\" --alter --entity-type users --entity-name {program} \
+             --add-config SCRAM-SHA-512=[password={PASSWORD}]"
+        )
+        .unwrap();
+    }
+    let created = run_script(&pipe.env, KAFKA_CONFIGS, &users);
+    assert_eq!(created.code, Some(0), "{created:?}");
+
+    let refused = pipe.redeliver(&["topics", "apply"]);
+    assert_eq!(refused.code, Some(1), "{refused:?}");
+    for program in programs {
+        let render = [
+            "acls",
+            "render",
+            "--format",
+            "script",
+            "--user",
+            program,
+            "--programs",
+            program,
+        ];
+        let script = pipe.redeliver(&render);
+        assert_eq!((script.code, &*script.stderr), (Some(0), ""), "{script:?}");
+        let granted = run_script(&pipe.env, KAFKA_ACLS, &script.stdout);
+        assert_eq!(granted.code, Some(0), "{script:?} {granted:?}");
+    }
+    let before = denied(&kafka.process().output());
+    assert!(!before.is_empty(), "nothing was denied without permissions");
+
+    let applied = pipe.redeliver(&["topics", "apply"]);
+    assert_eq!(applied.code, Some(0), "{applied:?}");
+    let mut services = SERVICES.map(|name| {
+        let user = format!("kafka.properties.sasl.username={name}");
+        pipe.start(name, "a", &["--set", &user])
+    });
+    let sent = pipe.produce(records(200));
+    pipe.settle(&sent, DEADLINE).meets(&PLAN, &sent);
+    for command in ["audit", "status"] {
+        let output = pipe.redeliver(&[command]);
+        assert_eq!(output.code, Some(0), "{output:?}");
+    }
+    for service in &mut services {
+        service.shut_down();
+    }
+    let after = denied(&kafka.process().output());
+    let denied: Vec<&String> = after.difference(&before).collect();
+    assert!(denied.is_empty(), "{denied:#?}");
+}
