@@ -196,13 +196,10 @@ async fn update_gauges(
 ) -> Result<(), index::ReadError> {
     loop {
         let open = pool.read(index::open_by_topic).await?;
-        let topics: Vec<String> = shared.topics().keys().cloned().collect();
-        for topic in topics {
-            let count = open
-                .iter()
-                .find(|(name, _)| *name == topic)
-                .map_or(0, |(_, count)| *count);
-            metrics.set_open(&topic, count);
+        for (topic, status) in &*shared.topics() {
+            let open = open.get(topic);
+            metrics.set_open(topic, open.map_or(0, |open| open.count));
+            metrics.set_removal(topic, open.and_then(|open| status.removes_at(open.oldest)));
         }
         metrics.set_size(index::size(&directory));
         tokio::select! {

@@ -8,6 +8,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
+use redeliver_core::Timestamp;
 use tonic::Code;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -32,6 +33,7 @@ pub(crate) struct Metrics {
     indexed: Family<TopicLabel, Counter>,
     lag: Family<TopicLabel, Gauge>,
     open: Family<TopicLabel, Gauge>,
+    removal: Family<TopicLabel, Gauge>,
     size: Gauge,
     watchers: Gauge,
     calls: Family<CallLabels, Histogram, fn() -> Histogram>,
@@ -43,6 +45,7 @@ impl Metrics {
             indexed: Family::default(),
             lag: Family::default(),
             open: Family::default(),
+            removal: Family::default(),
             size: Gauge::default(),
             watchers: Gauge::default(),
             calls: Family::new_with_constructor(|| Histogram::new(CALL_SECONDS)),
@@ -61,6 +64,11 @@ impl Metrics {
             "dlq_open",
             "Open dead letters: neither redriven nor discarded",
             metrics.open.clone(),
+        );
+        registry.register(
+            "dlq_removal_timestamp_seconds",
+            "Unix time from which on Kafka may delete the oldest open dead letter",
+            metrics.removal.clone(),
         );
         registry.register_with_unit(
             "dlq_index_size",
@@ -94,11 +102,24 @@ impl Metrics {
         self.open.get_or_create(&label(topic)).set(count);
     }
 
+    /// Sets when the oldest open dead letter of a topic may be deleted. `None` if there is none, or never.
+    pub(crate) fn set_removal(&self, topic: &str, at: Option<Timestamp>) {
+        let label = label(topic);
+        match at {
+            Some(at) => {
+                let seconds = at.as_millis().div_euclid(1_000);
+                self.removal.get_or_create(&label).set(seconds);
+            }
+            None => drop(self.removal.remove(&label)),
+        }
+    }
+
     /// Removes the gauges of a topic that was deleted or created again.
     pub(crate) fn forget(&self, topic: &str) {
         let label = label(topic);
         self.lag.remove(&label);
         self.open.remove(&label);
+        self.removal.remove(&label);
     }
 
     pub(crate) fn set_size(&self, bytes: u64) {

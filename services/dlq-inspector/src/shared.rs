@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use redeliver_core::Timestamp;
 use redeliver_kafka::survey::Retention;
 use tokio::sync::watch;
 
@@ -14,6 +15,16 @@ pub(crate) struct TopicStatus {
     pub(crate) retention: Option<Retention>,
     /// Number of records that are not indexed yet, as of the last survey.
     pub(crate) lag: u64,
+}
+
+impl TopicStatus {
+    /// From when on Kafka may delete a dead letter of this time; `None` if never, or if the retention is unknown.
+    pub(crate) fn removes_at(&self, dead_at: Timestamp) -> Option<Timestamp> {
+        match self.retention? {
+            Retention::For(retention) => Some(dead_at.after(retention.duration())),
+            Retention::Unlimited => None,
+        }
+    }
 }
 
 /// State that the parts of the inspector share.

@@ -48,6 +48,7 @@ pub async fn run(start: Start) -> anyhow::Result<()> {
     if !host.tasks.shutdown().is_cancelled() {
         let config = host.config.clone();
         let index = RedisIndex::connect(&config.redis, &mut host.tasks).await?;
+        index.register(&mut host.registry());
         mount(&mut host, index.clone()).await?;
         api::mount(&mut host, index, listener).await?;
     }

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use redeliver_core::{HumanDuration, Timestamp};
-use redeliver_kafka::survey::Retention;
 use redeliver_proto::convert::{to_duration, to_timestamp};
 use redeliver_proto::v1;
 use tonic::Status;
@@ -35,8 +34,8 @@ impl Api {
             }
         }
         let topics = counts.into_iter().map(|(topic, counts)| {
-            let retention = statuses.get(&topic).and_then(|status| status.retention);
-            stats(topic, counts, retention, now)
+            let status = statuses.get(&topic).copied().unwrap_or_default();
+            stats(topic, counts, status, now)
         });
         Ok(v1::DeadLetterStats {
             topics: topics.collect(),
@@ -45,15 +44,10 @@ impl Api {
     }
 }
 
-fn stats(topic: String, counts: TopicCounts, retention: Option<Retention>, now: Timestamp) -> v1::TopicStats {
+fn stats(topic: String, counts: TopicCounts, status: TopicStatus, now: Timestamp) -> v1::TopicStats {
     let [last_minute, last_hour, last_day] = counts.since;
-    let until_removal = match (retention, counts.oldest) {
-        (Some(Retention::For(retention)), Some(oldest)) => {
-            let removed = oldest.after(retention.duration());
-            Some(to_duration(HumanDuration::from(removed.since(now))))
-        }
-        _ => None,
-    };
+    let removed = counts.oldest.and_then(|oldest| status.removes_at(oldest));
+    let until_removal = removed.map(|removed| to_duration(HumanDuration::from(removed.since(now))));
     v1::TopicStats {
         topic,
         open: counts.open,
@@ -75,6 +69,8 @@ fn before(now: Timestamp, duration: Duration) -> Timestamp {
 
 #[cfg(test)]
 mod tests {
+    use redeliver_kafka::survey::Retention;
+
     use super::*;
 
     #[test]
@@ -86,7 +82,8 @@ mod tests {
                 oldest: oldest.map(Timestamp::from_millis),
                 ..TopicCounts::default()
             };
-            let stats = stats("t".into(), counts, retention, now);
+            let status = TopicStatus { retention, lag: 0 };
+            let stats = stats("t".into(), counts, status, now);
             stats.until_removal.map(|duration| duration.seconds)
         };
         assert_eq!(until(Some(900_000), Some(day)), Some(86_300));

@@ -392,15 +392,27 @@ pub(crate) fn count_by_topic(
     Ok(topics)
 }
 
-/// The number of open dead letters of each topic.
-pub(crate) fn open_by_topic(connection: &Connection) -> rusqlite::Result<Vec<(String, i64)>> {
+/// The open dead letters of a topic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct OpenLetters {
+    pub(crate) count: i64,
+    /// `dead_at` of the oldest one.
+    pub(crate) oldest: Timestamp,
+}
+
+/// The open dead letters of each topic that has any.
+pub(crate) fn open_by_topic(connection: &Connection) -> rusqlite::Result<BTreeMap<String, OpenLetters>> {
     connection
         .prepare_cached(
-            "SELECT (SELECT text FROM texts WHERE id = l.topic) AS topic, sum(l.state = ?) AS open \
-             FROM letters l GROUP BY l.topic",
+            "SELECT (SELECT text FROM texts WHERE id = l.topic) AS topic, count(*) AS open, min(l.dead_at) AS oldest \
+             FROM letters l WHERE l.state = ? GROUP BY l.topic",
         )?
         .query_map([State::Open as i64], |row| {
-            Ok((row.get("topic")?, row.get("open")?))
+            let open = OpenLetters {
+                count: row.get("open")?,
+                oldest: Timestamp::from_millis(row.get("oldest")?),
+            };
+            Ok((row.get("topic")?, open))
         })?
         .collect()
 }

@@ -499,7 +499,14 @@ fn counts_are_by_topic_class_and_time() {
         (1, 1, 2)
     );
     let open = fixture.index.pool.read_blocking(open_by_topic).unwrap();
-    assert_eq!(open, [("a-dlq".to_owned(), 2), ("b-dlq".to_owned(), 1)]);
+    let of = |count, oldest| super::query::OpenLetters {
+        count,
+        oldest: Timestamp::from_millis(oldest),
+    };
+    assert_eq!(
+        open,
+        [("a-dlq".to_owned(), of(2, 10)), ("b-dlq".to_owned(), of(1, 40))].into()
+    );
 }
 
 #[test]

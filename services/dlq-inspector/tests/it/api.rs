@@ -540,11 +540,13 @@ async fn counts_are_grouped_by_topic() {
         (1, 2, 2)
     );
 
+    let removed = millis(&topic.oldest).as_millis() / 1_000 + 604_800;
     let expected = [
         format!("redeliver_dlq_indexed_total{{topic=\"{first}\"}} 5\n"),
         format!("redeliver_dlq_index_lag{{topic=\"{first}\"}} 0\n"),
         format!("redeliver_dlq_open{{topic=\"{first}\"}} 4\n"),
         format!("redeliver_dlq_open{{topic=\"{second}\"}} 0\n"),
+        format!("redeliver_dlq_removal_timestamp_seconds{{topic=\"{first}\"}} {removed}\n"),
         "redeliver_dlq_index_size_bytes ".to_owned(),
         "redeliver_dlq_call_seconds_count{method=\"GetDeadLetterStats\",code=\"OK\"} ".to_owned(),
     ];
@@ -555,4 +557,6 @@ async fn counts_are_grouped_by_topic() {
             Some(missing) => Err(format!("{missing}\n{metrics}")),
         }
     });
+    let of_empty = format!("redeliver_dlq_removal_timestamp_seconds{{topic=\"{second}\"}}");
+    assert!(!inspector.metrics().contains(&of_empty));
 }

@@ -56,7 +56,6 @@ fn every_program_works_with_the_permissions_that_are_rendered_for_it_and_asks_fo
         .set("kafka.id_prefix", "staging-")
         .set("kafka.properties.security.protocol", "SASL_SSL")
         .set("kafka.properties.sasl.mechanism", "SCRAM-SHA-512")
-        .set("kafka.properties.sasl.username", "redeliver")
         .set("kafka.properties.sasl.password", PASSWORD)
         .set(
             "kafka.properties.ssl.ca.location",
@@ -86,7 +85,9 @@ fn every_program_works_with_the_permissions_that_are_rendered_for_it_and_asks_fo
     let created = run_script(&pipe.env, KAFKA_CONFIGS, &users);
     assert_eq!(created.code, Some(0), "{created:?}");
 
-    let refused = pipe.redeliver(&["topics", "apply"]);
+    let as_user = |name: &str| format!("kafka.properties.sasl.username={name}");
+    let redeliver = |command: &[&str]| pipe.redeliver(&[command, &["--set", &as_user("redeliver")]].concat());
+    let refused = redeliver(&["topics", "apply"]);
     assert_eq!(refused.code, Some(1), "{refused:?}");
     for program in programs {
         let render = [
@@ -107,16 +108,13 @@ fn every_program_works_with_the_permissions_that_are_rendered_for_it_and_asks_fo
     let before = denied(&kafka.process().output());
     assert!(!before.is_empty(), "nothing was denied without permissions");
 
-    let applied = pipe.redeliver(&["topics", "apply"]);
+    let applied = redeliver(&["topics", "apply"]);
     assert_eq!(applied.code, Some(0), "{applied:?}");
-    let mut services = SERVICES.map(|name| {
-        let user = format!("kafka.properties.sasl.username={name}");
-        pipe.start(name, "a", &["--set", &user])
-    });
+    let mut services = SERVICES.map(|name| pipe.start(name, "a", &["--set", &as_user(name)]));
     let sent = pipe.produce(records(200));
     pipe.settle(&sent, DEADLINE).meets(&PLAN, &sent);
     for command in ["audit", "status"] {
-        let output = pipe.redeliver(&[command]);
+        let output = redeliver(&[command]);
         assert_eq!(output.code, Some(0), "{output:?}");
     }
     for service in &mut services {

@@ -9,7 +9,7 @@ use redeliver_testkit::{CommandOutput, TestEnv, local_kafka::kafka_tool, run};
 pub(crate) struct Tool(&'static str, &'static str);
 
 pub(crate) const KAFKA_TOPICS: Tool = Tool("kafka-topics.sh", "org.apache.kafka.tools.TopicCommand");
-pub(crate) const KAFKA_ACLS: Tool = Tool("kafka-acls.sh", "kafka.admin.AclCommand");
+pub(crate) const KAFKA_ACLS: Tool = Tool("kafka-acls.sh", "org.apache.kafka.tools.AclCommand");
 pub(crate) const KAFKA_CONFIGS: Tool = Tool("kafka-configs.sh", "kafka.admin.ConfigCommand");
 
 /// Runs a script that calls this tool, with the broker of the test's environment.

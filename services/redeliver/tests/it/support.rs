@@ -169,7 +169,10 @@ impl PipeBuilder {
         );
         let env = self.env.yaml(&yaml).build();
         let config = load(&env);
-        let kafka = KafkaSettings::new(env.brokers().to_owned(), format!("{}-test", env.name()));
+        let kafka = KafkaSettings {
+            id_prefix: config.kafka.id_prefix.clone(),
+            ..KafkaSettings::new(env.brokers().to_owned(), format!("{}-test", env.name()))
+        };
         let pipeline = &config.pipelines[env.name()];
         let keeps_value = |http: &redeliver_runtime::config::HttpConfig| http.response == ResponseMode::Keep;
         let scheduler = &config.scheduler;

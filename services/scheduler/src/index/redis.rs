@@ -33,6 +33,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::{Buf as _, Bytes};
 use fred::prelude::Value;
+use prometheus_client::registry::Registry;
 use redeliver_core::Timestamp;
 use redeliver_runtime::config::RedisConfig;
 use redeliver_runtime::tasks::Tasks;
@@ -121,6 +122,15 @@ impl RedisIndex {
             scripts: Arc::new(Scripts::new()),
             cleared: Arc::default(),
         })
+    }
+
+    /// Registers the metric of the connection.
+    pub fn register(&self, registry: &mut Registry) {
+        registry.register(
+            "scheduler_redis_up",
+            "1 while Redis replies, otherwise 0",
+            self.connection.up(),
+        );
     }
 
     /// Checks that Redis replies and can be used.

@@ -1,6 +1,6 @@
 //! Redis at startup: a policy that may evict keys is refused, and an unavailable Redis is waited for.
 
-use redeliver_testkit::LocalRedis;
+use redeliver_testkit::{LocalRedis, ServiceProcess, eventually};
 
 use crate::env::{DEADLINE, SchedulerEnv};
 use crate::index::own_redis::Raw;
@@ -42,6 +42,13 @@ fn a_scheduler_waits_for_redis_and_readiness_names_the_reason() {
     let env = SchedulerEnv::new(SchedulerEnv::builder("patient").redis(redis.url()));
     let mut scheduler = env.spawn("a");
     scheduler.until_not_ready("index not up to date");
+    let until_redis_is = |scheduler: &mut ServiceProcess, up: u64| {
+        eventually("the metric is updated", DEADLINE, || {
+            let value = scheduler.metric("redeliver_scheduler_redis_up");
+            if value == up { Ok(()) } else { Err(value) }
+        });
+    };
+    until_redis_is(&mut scheduler, 0);
     let request = |n: u32| {
         let spec = JobSpec::new("mail", n.to_string()).idempotency_key(format!("{n}"));
         Request::protobuf(spec).answer_to(n.to_string())
@@ -50,12 +57,14 @@ fn a_scheduler_waits_for_redis_and_readiness_names_the_reason() {
     let sent = env.send((0..20).map(request).collect());
     redis.start_again().unwrap();
     scheduler.until_ready();
+    until_redis_is(&mut scheduler, 1);
     assert!(scheduler.has_never_ended());
     env.settle(sent);
     // A Redis that stops while the scheduler runs is waited for too.
     redis.stop().unwrap();
     let again = env.send(vec![request(20)]);
     scheduler.until_not_ready("index unavailable");
+    until_redis_is(&mut scheduler, 0);
     redis.start_again().unwrap();
     scheduler.until_ready();
     let mut watch = env.watch();

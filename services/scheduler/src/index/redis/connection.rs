@@ -16,6 +16,7 @@ use fred::prelude::{
 use fred::types::config::{TlsConfig, TlsHostMapping};
 use fred::types::{ConnectHandle, CustomCommand, InfoKind};
 use fred::util::{redis_keyslot, sha1_hash};
+use prometheus_client::metrics::gauge::Gauge;
 use redeliver_runtime::config::{Problem, RedisConfig, redact_url};
 use redeliver_runtime::error_chain::error_chain;
 use redeliver_runtime::tasks::Tasks;
@@ -115,6 +116,7 @@ pub(super) struct Connection {
     client: WithOptions<Client>,
     availability: watch::Receiver<Availability>,
     usage: watch::Receiver<Usage>,
+    up: Gauge,
 }
 
 impl Connection {
@@ -125,6 +127,7 @@ impl Connection {
         let (sender, mut availability) =
             watch::channel(Availability::Disconnected("no connection yet".into()));
         let (usage_sender, usage) = watch::channel(Usage::default());
+        let up = Gauge::default();
         let connection = Self {
             client: client.with_options(&Options {
                 timeout: Some(COMMAND_TIMEOUT),
@@ -134,8 +137,9 @@ impl Connection {
             }),
             availability: availability.clone(),
             usage,
+            up: up.clone(),
         };
-        let task = ConnectionTask::new(client, sender, usage_sender, config.high_water);
+        let task = ConnectionTask::new(client, sender, usage_sender, config.high_water, up);
         tasks.spawn_background("redis", task.run());
         let connected =
             availability.wait_for(|availability| !matches!(availability, Availability::Disconnected(_)));
@@ -160,6 +164,11 @@ impl Connection {
         self.check_availability()?;
         self.client.ping::<Value>(None).await.map_err(unavailable)?;
         Ok(())
+    }
+
+    /// 1 while Redis replies, otherwise 0.
+    pub(super) fn up(&self) -> Gauge {
+        self.up.clone()
     }
 
     /// The memory usage of the fullest server.
@@ -335,6 +344,8 @@ struct ConnectionTask {
     usage: watch::Sender<Usage>,
     /// The share of the memory from which on the memory pressure is high.
     high_water: f64,
+    /// See [`Connection::up`].
+    up: Gauge,
     /// The last problem that was logged.
     logged: Option<String>,
 
@@ -356,12 +367,14 @@ impl ConnectionTask {
         availability: watch::Sender<Availability>,
         usage: watch::Sender<Usage>,
         high_water: f64,
+        up: Gauge,
     ) -> Self {
         Self {
             client,
             availability,
             usage,
             high_water,
+            up,
             logged: None,
             logged_unknown_policy: false,
         }
@@ -413,6 +426,7 @@ impl ConnectionTask {
     /// server accepts no data.
     async fn is_silent(&mut self, last_reply: &mut Instant) -> bool {
         if !self.client.is_connected() {
+            self.up.set(0);
             *last_reply = Instant::now();
             return false;
         }
@@ -423,7 +437,10 @@ impl ConnectionTask {
             ..Options::default()
         };
         match self.client.with_options(&options).ping::<Value>(None).await {
-            Err(error) if *error.kind() == ErrorKind::Timeout => last_reply.elapsed() > SILENCE_TIMEOUT,
+            Err(error) if *error.kind() == ErrorKind::Timeout => {
+                self.up.set(0);
+                last_reply.elapsed() > SILENCE_TIMEOUT
+            }
             _ => {
                 *last_reply = Instant::now();
                 false
@@ -432,6 +449,7 @@ impl ConnectionTask {
     }
 
     fn record_error(&mut self, error: &Error, server: Option<&Server>) {
+        self.up.set(0);
         let problem = describe(error);
         if self.logged.as_ref() != Some(&problem) {
             let server = server.map(ToString::to_string);
@@ -483,6 +501,7 @@ impl ConnectionTask {
                 Err(error) => return self.record_error(&error, Some(&server)),
             }
         }
+        self.up.set(1);
         self.usage.send_replace(usage(fullest, self.high_water));
         match evicts {
             Some(evicts) => {
