@@ -125,7 +125,7 @@ fn write_patterns(f: &mut fmt::Formatter<'_>, permissions: &Permissions) -> fmt:
     writeln!(
         f,
         "# Kafka has no rules for the patterns of dlq_inspector.topics: {}\n\
-         # Dead-letter topics of the configuration are included. If others match, add Read on them.",
+         # Dead-letter topics of the configuration are included. If others match, add Read and DescribeConfigs on them.",
         patterns.join(" ")
     )
 }

@@ -21,6 +21,9 @@ const OF_TIERS: &str = "redeliver-retry-";
 /// The group id of clients that read outside of any group. librdkafka looks up its coordinator all the same.
 const READER: &str = "redeliver-reader";
 
+/// What the inspector does with dead-letter topics: it also reads their retention.
+const OF_DEAD_LETTERS: [Operation; 2] = [Operation::Read, Operation::DescribeConfigs];
+
 /// A program with the configuration of this installation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Program {
@@ -186,17 +189,14 @@ impl Permissions {
         let selected = Patterns::new(patterns);
         for topic in dead_letter_topics(config) {
             if selected.matches(&topic) {
-                self.topic(&topic, &[Operation::Read]);
+                self.topic(&topic, &OF_DEAD_LETTERS);
             }
         }
         for pattern in patterns {
             match pattern.split_once('*') {
-                None => self.topic(pattern, &[Operation::Read]),
+                None => self.topic(pattern, &OF_DEAD_LETTERS),
                 Some((prefix, "")) if !prefix.is_empty() => {
-                    self.allow(
-                        Resource::Topic(Name::Prefix(prefix.to_owned())),
-                        &[Operation::Read],
-                    );
+                    self.allow(Resource::Topic(Name::Prefix(prefix.to_owned())), &OF_DEAD_LETTERS);
                 }
                 Some(_) => {
                     self.patterns.insert(pattern.clone());

@@ -8,6 +8,7 @@ mod calls_in_hand;
 mod load;
 mod open_transaction;
 mod three_brokers;
+mod upgrade;
 
 use std::thread;
 use std::time::Duration;

@@ -1,0 +1,143 @@
+//! An upgrade under load: `helm upgrade` with a changed configuration restarts all StatefulSets at the same time. In each of
+//! them, one Pod after the other restarts, from the highest ordinal down, once the one before is ready.
+
+use std::collections::HashMap;
+use std::thread;
+use std::time::Duration;
+
+use redeliver_client::{JobProducer, JobRequest, When};
+use redeliver_core::headers::{DISPATCHED_AT, JOB_ID, ReservedHeaders, SCHEDULED_TIME};
+use redeliver_core::{Clock as _, HumanDuration, Record, SystemClock, Timestamp};
+use redeliver_testkit::scratch::Scratch;
+use redeliver_testkit::{ChaosPermit, ServiceProcess};
+
+use super::load::under_load;
+use super::{settle, setup};
+use crate::services::path;
+use crate::support::{PLAN, text};
+
+const APP: &str = "billing";
+const JOBS: u64 = 1_000;
+/// The jobs are due at equal intervals within this time, which is longer than the upgrade takes.
+const DUE_WITHIN: Duration = Duration::from_secs(40);
+
+/// Restarts the Pods of a StatefulSet.
+fn roll(set: &mut [ServiceProcess]) {
+    for pod in set.iter_mut().rev() {
+        pod.shut_down();
+        pod.start_again();
+        pod.until_ready();
+    }
+}
+
+/// The time of a header in which the services write text.
+fn time(record: &Record, header: &str) -> Timestamp {
+    text(record, header).unwrap().unwrap().parse().unwrap()
+}
+
+/// Percentiles of how late something was. Nothing may be early.
+#[track_caller]
+fn report(what: &str, due_and_done: impl Iterator<Item = (Timestamp, Timestamp)>) {
+    let mut late: Vec<i64> = due_and_done
+        .map(|(due, done)| done.as_millis() - due.as_millis())
+        .collect();
+    late.sort_unstable();
+    assert!(
+        late.first().is_some_and(|earliest| *earliest >= 0),
+        "{what}: {late:?}"
+    );
+    let at = |percent: usize| late[(late.len() - 1) * percent / 100];
+    println!(
+        "{what}: {} late by p50 {} ms, p99 {} ms, at most {} ms",
+        late.len(),
+        at(50),
+        at(99),
+        at(100)
+    );
+}
+
+#[test]
+fn an_upgrade_that_restarts_everything_loses_and_doubles_nothing_and_nothing_is_early() {
+    let _permit = ChaosPermit::acquire();
+    let data = Scratch::new("inspectors").unwrap();
+    let setup = setup("upgrade");
+    let topic = format!("{}-{APP}", setup.name());
+    let dead = format!("[{}-dlq]", setup.name());
+    let pipe = setup
+        .through_scheduler()
+        .set(&format!("scheduler.apps.{APP}.topic"), &topic)
+        .set("dlq_inspector.listen", "127.0.0.1:0")
+        .set("dlq_inspector.topics", &dead)
+        .create();
+    let pair = |service: &str, set: &str, arguments: &[&str]| {
+        [0, 1].map(|ordinal| {
+            let instance = format!("{set}-{ordinal}");
+            let data = format!("dlq_inspector.data_dir={}", path(&data.path().join(&instance)));
+            pipe.start(service, &instance, &[arguments, &["--set", &data]].concat())
+        })
+    };
+    let mut sets = vec![
+        pair("scheduler", "scheduler", &[]),
+        pair("dlq-inspector", "inspector", &[]),
+        pair("enricher", "enricher", &[]),
+    ];
+    for tier in pipe.pipeline.policy.tiers() {
+        let tier = tier.to_string();
+        sets.push(pair("retry-tier", &format!("tier-{tier}"), &["--tier", &tier]));
+    }
+
+    let (_, topics) = pipe.jobs.as_ref().unwrap();
+    let client = JobProducer::new(&pipe.kafka, topics.ingest.clone()).unwrap();
+    let first = SystemClock.now().after(Duration::from_secs(1));
+    let requests: Vec<JobRequest> = (0..JOBS)
+        .map(|n| {
+            let wait = DUE_WITHIN.mul_f64(n as f64 / JOBS as f64);
+            JobRequest::new(APP, When::At(first.after(wait))).data(n.to_string())
+        })
+        .collect();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let scheduling = futures::future::try_join_all(requests.iter().map(|job| client.schedule(job)));
+    let ids = runtime.block_on(scheduling).unwrap();
+
+    let sent = under_load(&pipe, 100, |load| {
+        thread::scope(|scope| {
+            for set in &mut sets {
+                scope.spawn(|| roll(set));
+            }
+        });
+        load.until_ended(50);
+    });
+    settle(&pipe, &sent, &PLAN);
+    let dispatched = redeliver_testkit::eventually("all jobs are dispatched", 2 * DUE_WITHIN, || {
+        let records = pipe.read(&[topic.as_str().into()]);
+        if records.len() >= ids.len() {
+            Ok(records)
+        } else {
+            Err(records.len())
+        }
+    });
+    let by_id: HashMap<String, &Record> = dispatched
+        .iter()
+        .map(|record| (text(record, JOB_ID).unwrap().unwrap(), record))
+        .collect();
+    assert_eq!((dispatched.len(), by_id.len()), (ids.len(), ids.len()));
+    for id in &ids {
+        assert!(by_id.contains_key(&id.to_string()), "{id}");
+    }
+    let times = |record: &Record| (time(record, SCHEDULED_TIME), time(record, DISPATCHED_AT));
+    report("jobs", dispatched.iter().map(times));
+    let released = pipe.read(&[pipe.pipeline.due_topic()]);
+    let longest = HumanDuration::from_secs(86_400);
+    let retries = released.iter().map(|record| {
+        let written = record.timestamp.unwrap();
+        let due = ReservedHeaders::read(record)
+            .unwrap()
+            .process_after(written, longest);
+        (due.unwrap(), written)
+    });
+    report("retries", retries);
+    for pod in sets.as_flattened() {
+        println!("{pod}");
+        assert_eq!(pod.shutdowns(), 1);
+    }
+}
