@@ -32,7 +32,7 @@ const KUBERNETES: &str = "v1.34.1";
 
 /// Go modules with custom resource definitions, and the folder in each.
 const CUSTOM_RESOURCES: [(&str, &str); 3] = [
-    ("github.com/cert-manager/cert-manager@v1.18.2", "deploy/crds"),
+    ("github.com/cert-manager/cert-manager@v1.19.1", "deploy/crds"),
     ("github.com/kedacore/keda/v2@v2.17.2", "config/crd/bases"),
     (
         "github.com/prometheus-operator/prometheus-operator@v0.85.0",

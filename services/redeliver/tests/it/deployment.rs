@@ -5,13 +5,20 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use redeliver_testkit::languages::run;
-use redeliver_testkit::{binary, kube_tools};
+use redeliver_testkit::scratch::Scratch;
+use redeliver_testkit::{binary, eventually, kube_tools};
 use serde_json::Value;
+
+use crate::docs::all_services_at_work;
+use crate::support::DEADLINE;
 
 mod cluster;
 
 pub(crate) fn deploy() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy")
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../deploy")
+        .canonicalize()
+        .unwrap()
 }
 
 fn yaml(path: &str) -> Value {
@@ -61,6 +68,23 @@ fn alerts_fire_and_stay_silent_as_their_tests_say() {
 fn alerts_have_runbooks_and_tests_and_the_dashboards_are_generated() {
     let checked = run(&mut Command::new(deploy().join("observe/check.py"))).unwrap();
     assert!(checked.ends_with(": OK\n"), "{checked}");
+}
+
+#[test]
+fn the_processes_expose_every_metric_and_label_that_alerts_and_dashboards_name() {
+    let (_services, mut running) = all_services_at_work("observe");
+    let files = Scratch::new("scrapes").unwrap();
+    eventually("check.py accepts the metrics", DEADLINE, || {
+        let mut check = Command::new(deploy().join("observe/check.py"));
+        for (number, service) in running.iter_mut().enumerate() {
+            let (status, text) = service.get("/metrics");
+            assert_eq!(status, 200);
+            let file = files.path().join(number.to_string());
+            std::fs::write(&file, text).unwrap();
+            check.arg(file);
+        }
+        run(&mut check)
+    });
 }
 
 /// The compose file runs one container per tier of its configuration, and its Prometheus scrapes every service.
