@@ -3,8 +3,8 @@
 #
 #   up.sh FOLDER     state, logs and `kubeconfig`; the file `ready` exists when the nodes are ready
 #
-# Needs `kube` (go build) and `kwok` (go install sigs.k8s.io/kwok/cmd/kwok@v0.7.0) in the PATH, and openssl. Pods run nothing: there
-# are no probes, no traffic and no metrics, and Jobs succeed.
+# `cargo xtask kube up` and the tests of the Helm chart run it, with `kube` (main.go) and `kwok` in the PATH. Needs openssl and python3.
+# Pods run nothing: there are no probes, no traffic and no metrics, and Jobs succeed.
 set -euo pipefail
 
 dir=$(mkdir -p "$1" && cd "$1" && pwd)
@@ -33,10 +33,12 @@ YAML
 
 trap 'trap - EXIT; kill $(jobs -p) 2>/dev/null; wait' EXIT
 trap 'exit 0' INT TERM
-kube etcd --data-dir etcd --listen-client-urls "http://127.0.0.1:$etcd" --advertise-client-urls "http://127.0.0.1:$etcd" \
+# A program ends with this script, even if it is killed.
+run() { exec setpriv --pdeathsig KILL "$@"; }
+run kube etcd --data-dir etcd --listen-client-urls "http://127.0.0.1:$etcd" --advertise-client-urls "http://127.0.0.1:$etcd" \
     --listen-peer-urls "http://127.0.0.1:$peer" --initial-advertise-peer-urls "http://127.0.0.1:$peer" \
     --initial-cluster "default=http://127.0.0.1:$peer" --unsafe-no-fsync >etcd.log 2>&1 &
-kube kube-apiserver --etcd-servers "http://127.0.0.1:$etcd" --bind-address 127.0.0.1 --secure-port "$api" \
+run kube kube-apiserver --etcd-servers "http://127.0.0.1:$etcd" --bind-address 127.0.0.1 --secure-port "$api" \
     --tls-cert-file server.crt --tls-private-key-file server.key --token-auth-file tokens --authorization-mode RBAC \
     --service-account-issuer https://kubernetes.default --service-account-key-file service-accounts.key \
     --service-account-signing-key-file service-accounts.key --service-cluster-ip-range 10.96.0.0/16 >apiserver.log 2>&1 &
@@ -44,13 +46,13 @@ until kube kubectl --kubeconfig kubeconfig get --raw /readyz >/dev/null 2>&1; do
     kill -0 $! || { tail apiserver.log >&2; exit 1; }
     sleep 0.5
 done
-kube kube-controller-manager --kubeconfig kubeconfig --leader-elect=false --bind-address 127.0.0.1 --secure-port "$(port)" \
+run kube kube-controller-manager --kubeconfig kubeconfig --leader-elect=false --bind-address 127.0.0.1 --secure-port "$(port)" \
     --cert-dir certificates --use-service-account-credentials --service-account-private-key-file service-accounts.key \
     --root-ca-file ca.crt >controllers.log 2>&1 &
-kube kube-scheduler --kubeconfig kubeconfig --leader-elect=false --bind-address 127.0.0.1 --secure-port "$(port)" \
+run kube kube-scheduler --kubeconfig kubeconfig --leader-elect=false --bind-address 127.0.0.1 --secure-port "$(port)" \
     --cert-dir certificates >scheduler.log 2>&1 &
 # Without leases, nodes become NotReady after about 50 s.
-kwok --kubeconfig kubeconfig --manage-all-nodes --node-lease-duration-seconds 40 --server-address "127.0.0.1:$(port)" >kwok.log 2>&1 &
+run kwok --kubeconfig kubeconfig --manage-all-nodes --node-lease-duration-seconds 40 --server-address "127.0.0.1:$(port)" >kwok.log 2>&1 &
 for zone in a b; do
     kube kubectl --kubeconfig kubeconfig apply --filename - >/dev/null <<YAML
 apiVersion: v1

@@ -18,13 +18,15 @@ fn kept_in(cache: &Path, name: &str, what: &str, fetch: impl FnOnce(&Path) -> Re
     }
     std::fs::create_dir_all(cache).with_context(|| format!("making {}", cache.display()))?;
     // Several test processes may need it at the same time: one fetches it, and the others wait.
-    let lock = place.with_extension("lock");
+    // Versions contain dots, so these are no extensions.
+    let beside = |suffix: &str| cache.join(format!("{name}.{suffix}"));
+    let lock = beside("lock");
     let lock = File::create(&lock).with_context(|| format!("making {}", lock.display()))?;
     lock.lock()
         .with_context(|| format!("waiting for another process that fetches {what}"))?;
     if !place.is_dir() {
         // Renamed when it is complete, so a directory with the final name is never partial.
-        let partial = place.with_extension("partial");
+        let partial = beside("partial");
         drop(std::fs::remove_dir_all(&partial));
         std::fs::create_dir_all(&partial).with_context(|| format!("making {}", partial.display()))?;
         fetch(&partial)?;

@@ -16,6 +16,8 @@
 //! | `http` | the HTTP client of the tests; feature `services` |
 //! | `chaos_random`, `under_load`, ... | what chaos tests share; feature `services` |
 //! | [`local_kafka`], [`local_redis`] | a server that belongs to one test, which can stop and restart it |
+//! | [`local_kube`] | a Kubernetes API server with fake nodes that belongs to one test |
+//! | [`kube_tools`] | the programs with which the Helm chart is tested |
 //! | [`kafka_request`] | deletes topics and records |
 //! | [`certificates`] | certificates of servers; with the feature `tls` also an authority that belongs to one test |
 //! | [`fake_endpoint`] | an HTTP server that answers, hangs or hangs up as it is told |
@@ -43,8 +45,10 @@ mod kafka_jars;
 mod kafka_probe;
 pub mod kafka_request;
 mod kept;
+pub mod kube_tools;
 pub mod languages;
 pub mod local_kafka;
+pub mod local_kube;
 pub mod local_redis;
 #[cfg(feature = "otlp")]
 pub mod otlp_receiver;
@@ -69,6 +73,7 @@ pub use env::{EnvBuilder, TestEnv};
 pub use eventually::{eventually, eventually_async};
 pub use fake_endpoint::{FakeEndpoint, Reply, Request};
 pub use local_kafka::LocalKafka;
+pub use local_kube::LocalKube;
 pub use local_redis::LocalRedis;
 #[cfg(feature = "otlp")]
 pub use otlp_receiver::{OtlpReceiver, ReceivedSpan};

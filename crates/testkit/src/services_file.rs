@@ -17,6 +17,9 @@ pub struct ServicesFile {
     pub kafka: Option<Server>,
     /// Redis; its address is a URL.
     pub redis: Option<Server>,
+    /// Kubernetes, by `cargo xtask kube up`; its address is the path of the kubeconfig.
+    #[serde(default)]
+    pub kube: Option<Daemon>,
 }
 
 /// One server and who runs it.
@@ -102,7 +105,10 @@ mod tests {
         let redis = Some(Server::Compose {
             address: "redis://127.0.0.1:6379".into(),
         });
-        let file = ServicesFile { kafka: None, redis };
+        let file = ServicesFile {
+            redis,
+            ..ServicesFile::default()
+        };
         file.save_to(scratch.path()).unwrap();
         assert_eq!(ServicesFile::load_from(scratch.path()).unwrap(), file);
     }

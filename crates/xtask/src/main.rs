@@ -3,6 +3,7 @@
 mod bench;
 mod compose;
 mod interrupt;
+mod kube;
 mod mutants;
 mod packages;
 mod services;
@@ -26,6 +27,9 @@ enum Verb {
     /// Start, stop or show the Kafka and the Redis that the tests use
     #[command(subcommand)]
     Services(services::Verb),
+    /// Start or stop a Kubernetes API server with fake nodes, to try the Helm chart on
+    #[command(subcommand)]
+    Kube(kube::Verb),
     /// Start the services, run the tests, stop the services and print a summary line
     Test(test::Arguments),
     /// Check that the tests catch each planted defect
@@ -37,6 +41,7 @@ enum Verb {
 fn main() -> ExitCode {
     let result = match Arguments::parse().verb {
         Verb::Services(verb) => services::run(&verb),
+        Verb::Kube(verb) => kube::run(verb),
         Verb::Test(arguments) => test::run(&arguments),
         Verb::Mutants(arguments) => mutants::run(&arguments),
         Verb::Bench(arguments) => bench::run(&arguments),

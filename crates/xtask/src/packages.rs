@@ -25,6 +25,13 @@ pub(crate) const LANGUAGES: &[Program] = &[
     ("npm", &["--version"], "npm"),
 ];
 
+/// For the tests of the Helm chart and of the alerts.
+pub(crate) const DEPLOYMENT: &[Program] = &[
+    VENV,
+    ("openssl", &["version"], "openssl"),
+    ("promtool", &["--version"], "prometheus"),
+];
+
 /// Installs missing packages.
 pub(crate) fn ensure_installed(needed: &[Program]) -> Result<()> {
     let missing: BTreeSet<&str> = needed

@@ -265,7 +265,7 @@ fn host_and_port(address: &str) -> String {
 }
 
 /// Prevents concurrent `up` and `down` in a target directory.
-fn lock() -> Result<File> {
+pub(crate) fn lock() -> Result<File> {
     let directory = ServicesFile::directory()?;
     std::fs::create_dir_all(&directory).with_context(|| format!("creating {}", directory.display()))?;
     let path = directory.join("services.lock");

@@ -34,6 +34,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     // Even if the environment provides servers: tests that restart a server start their own.
     packages::ensure_installed(packages::SERVERS)?;
     packages::ensure_installed(packages::LANGUAGES)?;
+    packages::ensure_installed(packages::DEPLOYMENT)?;
     let up = services::up()?;
     println!(
         "Kafka at {}, Redis at {}",

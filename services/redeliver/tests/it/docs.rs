@@ -57,11 +57,11 @@ fn scraped(service: &mut ServiceProcess, series: &mut BTreeMap<String, BTreeSet<
     }
 }
 
-#[test]
-fn the_docs_list_exactly_the_exported_metrics() {
-    let services = Services::new("docs-metrics");
+/// All services, after a job and records with every outcome.
+pub(crate) fn all_services_at_work(name: &str) -> (Services, [ServiceProcess; 4]) {
+    let services = Services::new(name);
     let pipe = &services.pipe;
-    let mut running = [
+    let running = [
         pipe.scheduler("a"),
         pipe.enricher("a"),
         pipe.retry_tier("a"),
@@ -72,7 +72,12 @@ fn the_docs_list_exactly_the_exported_metrics() {
     pipe.produce(drafts.to_vec());
     services.produce_dead_letters(&["hopeless"]);
     services.cli(&["dlq", "stats"]);
+    (services, running)
+}
 
+#[test]
+fn the_docs_list_exactly_the_exported_metrics() {
+    let (_services, mut running) = all_services_at_work("docs-metrics");
     let documented = documented();
     assert!(documented.len() > 30, "{documented:?}");
     let series = eventually("all metrics are there", DEADLINE, || {

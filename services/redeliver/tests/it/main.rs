@@ -7,6 +7,7 @@ mod cli;
 mod client;
 mod clock;
 mod demo;
+mod deployment;
 mod docs;
 mod due;
 mod e2e;

@@ -1,0 +1,141 @@
+//! What `deploy/` contains: the Helm chart, the compose file, the alerts and the dashboards.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use redeliver_testkit::languages::run;
+use redeliver_testkit::scratch::Scratch;
+use redeliver_testkit::{binary, eventually, kube_tools};
+use serde_json::Value;
+
+use crate::docs::all_services_at_work;
+use crate::support::DEADLINE;
+
+mod cluster;
+
+pub(crate) fn deploy() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../deploy")
+        .canonicalize()
+        .unwrap()
+}
+
+fn yaml(path: &str) -> Value {
+    let path = deploy().join(path);
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    serde_saphyr::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+#[test]
+fn the_chart_renders_valid_objects_that_the_programs_accept_and_refuses_mistakes() {
+    let python = kube_tools::kube_python().unwrap();
+    let programs = [
+        kube_tools::helm().unwrap(),
+        kube_tools::kubeconform().unwrap(),
+        python,
+    ];
+    let path = std::env::var_os("PATH").unwrap();
+    let folders = programs
+        .iter()
+        .map(|program| program.parent().unwrap().to_owned());
+    let path = std::env::join_paths(folders.chain(std::env::split_paths(&path))).unwrap();
+    let mut test = Command::new(deploy().join("helm/test.sh"));
+    test.env("PATH", path)
+        .env("SCHEMAS", kube_tools::schemas().unwrap())
+        .env(
+            "BINARIES",
+            Path::new(binary("redeliver").get_program()).parent().unwrap(),
+        );
+    let printed = run(&mut test).unwrap();
+    assert!(printed.trim_end().ends_with(" passed, 0 failed"), "{printed}");
+}
+
+#[test]
+fn alerts_fire_and_stay_silent_as_their_tests_say() {
+    let promtool = |arguments: &[&str]| {
+        run(Command::new("promtool")
+            .args(arguments)
+            .current_dir(deploy().join("observe")))
+        .unwrap()
+    };
+    promtool(&["check", "rules", "rules.yml"]);
+    let printed = promtool(&["test", "rules", "rules_test.yml"]);
+    assert!(printed.contains("SUCCESS"), "{printed}");
+}
+
+#[test]
+fn alerts_have_runbooks_and_tests_and_the_dashboards_are_generated() {
+    let checked = run(&mut Command::new(deploy().join("observe/check.py"))).unwrap();
+    assert!(checked.ends_with(": OK\n"), "{checked}");
+}
+
+#[test]
+fn the_processes_expose_every_metric_and_label_that_alerts_and_dashboards_name() {
+    let (_services, mut running) = all_services_at_work("observe");
+    let files = Scratch::new("scrapes").unwrap();
+    eventually("check.py accepts the metrics", DEADLINE, || {
+        let mut check = Command::new(deploy().join("observe/check.py"));
+        for (number, service) in running.iter_mut().enumerate() {
+            let (status, text) = service.get("/metrics");
+            assert_eq!(status, 200);
+            let file = files.path().join(number.to_string());
+            std::fs::write(&file, text).unwrap();
+            check.arg(file);
+        }
+        run(&mut check)
+    });
+}
+
+/// The compose file runs one container per tier of its configuration, and its Prometheus scrapes every service.
+#[test]
+fn the_compose_file_its_configuration_and_its_prometheus_name_the_same_processes() {
+    let compose = yaml("../docker-compose.yml");
+    let services = compose["services"].as_object().unwrap();
+    let is_ours = |name: &str| {
+        let image = services[name]["image"].as_str().unwrap_or_default();
+        image.starts_with("redeliver-")
+    };
+    let running: BTreeSet<String> = services.keys().filter(|name| is_ours(name)).cloned().collect();
+
+    let config = yaml("compose/redeliver.yaml");
+    let pipelines = config["pipelines"].as_object().unwrap();
+    let delays: BTreeSet<&str> = pipelines
+        .values()
+        .flat_map(|pipeline| pipeline["retry"]["tiers"].as_array().unwrap())
+        .map(|delay| delay.as_str().unwrap())
+        .collect();
+    let mut expected: BTreeMap<String, Value> = delays
+        .iter()
+        .map(|delay| {
+            (
+                format!("retry-tier-{delay}"),
+                serde_json::json!(["--tier", delay]),
+            )
+        })
+        .collect();
+    for name in ["dlq-inspector", "enricher", "scheduler"] {
+        expected.insert(name.to_owned(), Value::Null);
+    }
+    assert_eq!(running, expected.keys().cloned().collect());
+    for (name, command) in &expected {
+        assert_eq!(services[name]["command"], *command, "{name}");
+    }
+
+    let prometheus = yaml("observe/prometheus.yml");
+    let targets = prometheus["scrape_configs"][0]["static_configs"][0]["targets"].as_array();
+    let scraped: BTreeSet<String> = targets
+        .unwrap()
+        .iter()
+        .map(|target| target.as_str().unwrap().to_owned())
+        .collect();
+    let (_, port) = config["admin"]["listen"]
+        .as_str()
+        .unwrap()
+        .split_once(':')
+        .unwrap();
+    assert_eq!(
+        scraped,
+        running.iter().map(|name| format!("{name}:{port}")).collect()
+    );
+}

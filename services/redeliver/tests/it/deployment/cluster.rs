@@ -1,0 +1,401 @@
+//! The Helm chart on a real API server whose nodes are fake: the objects, their admission and their controllers are real, but
+//! no container runs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::Command;
+
+use redeliver_testkit::languages::run;
+use redeliver_testkit::scratch::Scratch;
+use redeliver_testkit::{LocalKube, eventually, kube_tools};
+use serde_json::Value;
+
+use super::deploy;
+use crate::services::path;
+use crate::support::DEADLINE;
+
+const NAMESPACE: &str = "apps";
+const RELEASE: &str = "test";
+
+/// Two pipelines that share a tier, a scheduler, autoscaled enrichers, and all optional objects.
+const VALUES: &str = r#"
+config:
+  pipelines:
+    docs: { output: enriched, retry: { tiers: [5s, 30s] }, http: { url: "http://endpoint/" } }
+    mails: { retry: { tiers: [30s, 1m] }, http: { url: "http://endpoint/" } }
+  scheduler: { apps: { docs: { topic: docs } } }
+retryTiers:
+  5s: { replicas: 2 }
+scheduler:
+  api: { tokenSecret: { name: token } }
+enricher:
+  autoscaling: { enabled: true, kind: keda, minReplicas: 1, maxReplicas: 12 }
+dlqInspector:
+  replicas: 2
+  api: { allowUnauthenticated: true }
+autoscaling: { prometheus: { serverAddress: "http://prometheus" } }
+networkPolicy: { enabled: true }
+podMonitor: { enabled: true }
+prometheusRule: { enabled: true }
+dashboards: { enabled: true }
+"#;
+
+/// A cluster with the namespace of the release, which admits only pods that meet the Pod Security Standard `restricted`.
+struct Cluster {
+    kube: LocalKube,
+    files: Scratch,
+}
+
+/// What identifies a state of an object: its resource version and its uid.
+type Versions = BTreeMap<String, (String, String)>;
+
+impl Cluster {
+    fn start() -> Self {
+        let cluster = Self {
+            kube: LocalKube::start().unwrap(),
+            files: Scratch::new("cluster").unwrap(),
+        };
+        std::fs::write(cluster.files.path().join("values.yaml"), VALUES).unwrap();
+        let definitions = kube_tools::custom_resources().unwrap();
+        cluster.kubectl(&["apply", "--server-side", "--filename", path(&definitions)]);
+        cluster.kubectl(&[
+            "wait",
+            "--for=condition=Established",
+            "--timeout=60s",
+            "crd",
+            "--all",
+        ]);
+        cluster.kubectl(&["create", "namespace", NAMESPACE]);
+        cluster.kubectl(&[
+            "label",
+            "namespace",
+            NAMESPACE,
+            "pod-security.kubernetes.io/enforce=restricted",
+            "pod-security.kubernetes.io/enforce-version=latest",
+        ]);
+        cluster.kubectl(&[
+            "create",
+            "secret",
+            "generic",
+            "token",
+            "--from-literal=token=secret",
+        ]);
+        cluster
+    }
+
+    fn kubectl_command(&self, arguments: &[&str]) -> Command {
+        let mut kubectl = self.kube.kubectl().unwrap();
+        kubectl.args(["--namespace", NAMESPACE]).args(arguments);
+        kubectl
+    }
+
+    /// Runs kubectl, which must succeed, and returns what it printed.
+    #[track_caller]
+    fn kubectl(&self, arguments: &[&str]) -> String {
+        run(&mut self.kubectl_command(arguments)).unwrap()
+    }
+
+    fn objects(&self, kinds: &str) -> Vec<Value> {
+        let selector = format!("app.kubernetes.io/instance={RELEASE}");
+        let listed = self.kubectl(&["get", kinds, "--selector", &selector, "--output", "json"]);
+        let mut listed: Value = serde_json::from_str(&listed).unwrap();
+        std::mem::take(listed["items"].as_array_mut().unwrap())
+    }
+
+    fn helm_command(&self, verb: &str, arguments: &[&str]) -> Command {
+        let mut helm = self.kube.helm().unwrap();
+        helm.args(["--namespace", NAMESPACE, verb, RELEASE]);
+        if ["install", "upgrade"].contains(&verb) {
+            helm.arg(deploy().join("helm/redeliver"));
+            helm.arg("--values").arg(self.files.path().join("values.yaml"));
+        }
+        helm.args(arguments);
+        helm
+    }
+
+    /// Runs helm on the release, which must succeed.
+    #[track_caller]
+    fn helm(&self, verb: &str, arguments: &[&str]) -> String {
+        run(&mut self.helm_command(verb, arguments)).unwrap()
+    }
+
+    /// Upgrades the release with mistaken values, which must fail with this text in the error and change nothing.
+    #[track_caller]
+    fn refuses(&self, expected: &str, arguments: &[&str]) {
+        let before = (self.versions(), self.revision());
+        let output = self.helm_command("upgrade", arguments).output().unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success(), "accepted: {arguments:?}");
+        assert!(error.contains(expected), "{arguments:?}: {error}");
+        assert_eq!((self.versions(), self.revision()), before, "{arguments:?}");
+    }
+
+    fn revision(&self) -> u64 {
+        let status: Value = serde_json::from_str(&self.helm("status", &["--output", "json"])).unwrap();
+        assert_eq!(status["info"]["status"], "deployed");
+        status["version"].as_u64().unwrap()
+    }
+
+    /// All objects of the release with their versions, once their controllers have nothing left to do.
+    fn versions(&self) -> Versions {
+        let mut previous = Versions::new();
+        eventually("the objects do not change any more", DEADLINE, || {
+            let found = self.objects(KINDS);
+            let is_going = |object: &&Value| {
+                let component = &object["metadata"]["labels"]["app.kubernetes.io/component"];
+                // The job that applies topics is deleted when it has succeeded.
+                object["kind"] == "Pod" && component == "topics"
+                    || !object["metadata"]["deletionTimestamp"].is_null()
+            };
+            if let Some(going) = found.iter().find(is_going) {
+                return Err(format!("{} is still there", name(going)));
+            }
+            let current: Versions = found.iter().map(versioned).collect();
+            if current == previous {
+                return Ok(current);
+            }
+            let changing: Vec<_> = current
+                .iter()
+                .filter(|(name, version)| previous.get(*name) != Some(*version))
+                .map(|(name, _)| name.clone())
+                .collect();
+            previous = current;
+            Err(format!("changing: {changing:?}"))
+        })
+    }
+
+    /// What the chart has set in each object, without what the API server and controllers keep in it.
+    fn desired(&self) -> BTreeMap<String, Value> {
+        let kinds = KINDS.replace("pods,", "");
+        let objects = self.objects(&kinds).into_iter();
+        objects
+            .map(|mut object| {
+                let (name, _) = versioned(&object);
+                object["status"] = Value::Null;
+                let metadata = &mut object["metadata"];
+                *metadata = serde_json::json!([metadata["labels"], metadata["annotations"]]);
+                (name, object)
+            })
+            .collect()
+    }
+
+    /// The StatefulSets with the number of their ready pods, which must be all.
+    fn ready(&self) -> BTreeMap<String, u64> {
+        eventually("all pods are ready", DEADLINE, || {
+            let mut ready = BTreeMap::new();
+            for set in self.objects("statefulsets") {
+                let wanted = set["spec"]["replicas"].as_u64();
+                let current = set["status"]["readyReplicas"].as_u64();
+                let observed = set["status"]["observedGeneration"] == set["metadata"]["generation"];
+                if wanted != current || !observed {
+                    return Err(format!("{}: {}", name(&set), set["status"]));
+                }
+                ready.insert(name(&set), current.unwrap_or(0));
+            }
+            Ok(ready)
+        })
+    }
+}
+
+/// So that the API server sees autoscalers of this kind, too.
+const HPA: &str = r#"retryTier.autoscaling={"enabled":true,"kind":"hpa","minReplicas":1,"maxReplicas":3}"#;
+
+/// Everything that the chart creates, and what controllers create from it.
+const KINDS: &str = "statefulsets,pods,services,configmaps,serviceaccounts,poddisruptionbudgets,networkpolicies,\
+                     scaledobjects,podmonitors,prometheusrules,kafkatopics";
+
+fn name(object: &Value) -> String {
+    object["metadata"]["name"].as_str().unwrap().to_owned()
+}
+
+fn versioned(object: &Value) -> (String, (String, String)) {
+    let metadata = |key: &str| object["metadata"][key].as_str().unwrap().to_owned();
+    let name = format!("{}/{}", object["kind"].as_str().unwrap(), metadata("name"));
+    (name, (metadata("resourceVersion"), metadata("uid")))
+}
+
+#[test]
+#[ignore = "long"]
+fn a_release_is_installed_scaled_changed_and_rolled_back() {
+    let cluster = Cluster::start();
+
+    // The namespace refuses pods that could be root, so a release that starts proves that its pods cannot.
+    let refused = cluster
+        .kubectl_command(&["run", "root", "--image=x"])
+        .output()
+        .unwrap();
+    let error = String::from_utf8(refused.stderr).unwrap();
+    assert!(
+        error.contains("violates PodSecurity \"restricted:latest\""),
+        "{error}"
+    );
+
+    cluster.helm("install", &["--wait", "--timeout", "2m"]);
+    let set = |suffix: &str| format!("{RELEASE}-redeliver-{suffix}");
+    let pods = |replicas: &[(&str, u64)]| -> BTreeMap<String, u64> {
+        let named = replicas.iter().map(|(suffix, count)| (set(suffix), *count));
+        named.collect()
+    };
+    let installed = [
+        ("dlq-inspector", 2),
+        ("enricher-docs", 1),
+        ("enricher-mails", 1),
+        ("retry-1m", 1),
+        ("retry-30s", 1),
+        ("retry-5s", 2),
+        ("scheduler", 1),
+    ];
+    assert_eq!(cluster.ready(), pods(&installed));
+    let kinds: BTreeSet<String> = cluster
+        .objects(KINDS)
+        .iter()
+        .map(|object| object["kind"].as_str().unwrap().to_owned())
+        .collect();
+    for kind in ["ScaledObject", "PodMonitor", "PrometheusRule", "NetworkPolicy"] {
+        assert!(kinds.contains(kind), "{kinds:?}");
+    }
+    let desired = cluster.desired();
+    cluster.helm("test", &["--timeout", "2m"]);
+
+    // Scaling a tier changes nothing else.
+    let before = cluster.versions();
+    let scale = ["--wait", "--timeout", "2m", "--set", "retryTiers.5s.replicas=5"];
+    cluster.helm("upgrade", &scale);
+    let mut scaled = installed;
+    scaled[5].1 = 5;
+    assert_eq!(cluster.ready(), pods(&scaled));
+    let after = cluster.versions();
+    let changed: BTreeSet<&str> = after
+        .iter()
+        .filter(|(name, version)| before.get(*name) != Some(*version))
+        .map(|(name, _)| name.as_str())
+        .collect();
+    let tier = set("retry-5s");
+    let added = [2, 3, 4].map(|number| format!("Pod/{tier}-{number}"));
+    let expected = [
+        format!("StatefulSet/{tier}"),
+        format!("PodDisruptionBudget/{tier}"),
+    ];
+    let expected: BTreeSet<&str> = expected.iter().chain(&added).map(String::as_str).collect();
+    assert_eq!(changed, expected);
+    assert!(before.keys().all(|name| after.contains_key(name)));
+
+    // A mistake names the value.
+    cluster.refuses("replica", &["--set", "retryTier.replica=2"]);
+    cluster.refuses(
+        "autoscalling",
+        &["--set", "retryTiers.5s.autoscalling.enabled=true"],
+    );
+    cluster.refuses(
+        "retryTiers.15s: no pipeline has this tier",
+        &["--set", "retryTiers.15s.replicas=2"],
+    );
+    cluster.refuses(
+        "maxReplicas",
+        &[
+            "--set-json",
+            r#"retryTiers.30s.autoscaling={"enabled":true,"kind":"keda","minReplicas":1}"#,
+        ],
+    );
+
+    // Records may wait in a tier that no pipeline has any more.
+    let without = r#"config.pipelines.docs.retry.tiers=["30s"]"#;
+    cluster.refuses(
+        "leftovers.tiers: no pipeline has the tier 5s any more",
+        &["--set-json", without, "--set-json", "retryTiers.5s=null"],
+    );
+    cluster.helm(
+        "upgrade",
+        &[
+            "--wait",
+            "--timeout",
+            "2m",
+            "--set-json",
+            without,
+            "--set-json",
+            "retryTiers.5s=null",
+            "--set",
+            "leftovers.tiers={5s}",
+        ],
+    );
+    let mut leftover = installed;
+    leftover[5] = ("leftovers", 1);
+    assert_eq!(cluster.ready(), pods(&leftover));
+    // The configuration has changed, so all pods were replaced.
+    let replaced = cluster.versions();
+    let pods_of = |versions: &Versions| -> BTreeSet<String> {
+        let test = format!("Pod/{}", set("test"));
+        let pods = versions
+            .iter()
+            .filter(|(name, _)| name.starts_with("Pod/") && !name.starts_with(&test));
+        pods.map(|(_, (_, uid))| uid.clone()).collect()
+    };
+    assert!(pods_of(&after).is_disjoint(&pods_of(&replaced)));
+
+    cluster.helm("rollback", &["1", "--wait", "--timeout", "2m"]);
+    assert_eq!(cluster.ready(), pods(&installed));
+    assert_eq!(cluster.desired(), desired);
+
+    cluster.helm("uninstall", &["--wait", "--timeout", "2m"]);
+    let left = cluster.objects("statefulsets,services,poddisruptionbudgets,scaledobjects");
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+#[ignore = "long"]
+fn the_api_server_accepts_every_example_and_keeps_topics_of_a_removed_release() {
+    let cluster = Cluster::start();
+    for example in std::fs::read_dir(deploy().join("helm/redeliver/examples")).unwrap() {
+        let example = example.unwrap().path();
+        let manifest = cluster.files.path().join("manifest.yaml");
+        if example.ends_with("kind-servers.yaml") {
+            std::fs::copy(&example, &manifest).unwrap();
+        } else {
+            let rendered = run(cluster
+                .kube
+                .helm()
+                .unwrap()
+                .args([
+                    "template",
+                    RELEASE,
+                    "--namespace",
+                    NAMESPACE,
+                    "--validate",
+                    "--no-hooks",
+                ])
+                .arg(deploy().join("helm/redeliver"))
+                .arg("--values")
+                .arg(&example)
+                .args(["--set-json", HPA]))
+            .unwrap();
+            std::fs::write(&manifest, rendered).unwrap();
+        }
+        cluster.kubectl(&[
+            "apply",
+            "--dry-run=server",
+            "--validate=strict",
+            "--filename",
+            path(&manifest),
+        ]);
+    }
+
+    let strimzi = [
+        "--wait",
+        "--timeout",
+        "2m",
+        "--set",
+        "topics.provisioner=strimzi",
+        "--set",
+        "topics.strimzi.cluster=main",
+        "--set",
+        "config.kafka.topics.replication=3",
+    ];
+    cluster.helm("install", &strimzi);
+    let topics: BTreeSet<String> = cluster.objects("kafkatopics").iter().map(name).collect();
+    assert!(
+        topics.contains("docs-retry-5s") && topics.contains("mails-dlq"),
+        "{topics:?}"
+    );
+    cluster.helm("uninstall", &["--wait", "--timeout", "2m"]);
+    let kept: BTreeSet<String> = cluster.objects("kafkatopics").iter().map(name).collect();
+    assert_eq!(kept, topics);
+}
