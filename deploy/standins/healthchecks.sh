@@ -9,5 +9,5 @@ while :; do
         # The result is in the state of the container.
         podman healthcheck run "$container" >/dev/null || true
     done
-    sleep 2
+    sleep 5
 done
