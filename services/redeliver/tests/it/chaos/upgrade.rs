@@ -57,6 +57,7 @@ fn report(what: &str, due_and_done: impl Iterator<Item = (Timestamp, Timestamp)>
 }
 
 #[test]
+#[ignore = "long"]
 fn an_upgrade_that_restarts_everything_loses_and_doubles_nothing_and_nothing_is_early() {
     let _permit = ChaosPermit::acquire();
     let data = Scratch::new("inspectors").unwrap();
