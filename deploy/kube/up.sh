@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
 # Runs the control plane of main.go with two fake nodes by kwok until it is interrupted. All ports are on the loopback interface.
 #
-#   up.sh FOLDER     state, logs and `kubeconfig`; the file `ready` exists when the nodes are ready
+#   up.sh FOLDER ETCD PEER API CONTROLLERS SCHEDULER KWOK
 #
-# `cargo xtask kube up` and the tests of the Helm chart run it, with `kube` (main.go) and `kwok` in the PATH. Needs openssl and python3.
+# FOLDER gets state, logs and `kubeconfig`; the file `ready` exists when the nodes are ready. The others are free ports.
+#
+# `cargo xtask kube up` and the tests of the Helm chart run it, with `kube` (main.go) and `kwok` in the PATH. Needs openssl.
 # Pods run nothing: there are no probes, no traffic and no metrics, and Jobs succeed.
 set -euo pipefail
 
 dir=$(mkdir -p "$1" && cd "$1" && pwd)
 cd "$dir"
 rm -f ready
-port() { python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
-etcd=$(port) peer=$(port) api=$(port)
+etcd=$2 peer=$3 api=$4 controllers=$5 scheduler=$6 kwok=$7
 token=$(openssl rand -hex 16)
 
 certificate() { # NAME SUBJECT EXTENSION: a key and a certificate of the CA
@@ -46,13 +47,13 @@ until kube kubectl --kubeconfig kubeconfig get --raw /readyz >/dev/null 2>&1; do
     kill -0 $! || { tail apiserver.log >&2; exit 1; }
     sleep 0.5
 done
-run kube kube-controller-manager --kubeconfig kubeconfig --leader-elect=false --bind-address 127.0.0.1 --secure-port "$(port)" \
+run kube kube-controller-manager --kubeconfig kubeconfig --leader-elect=false --bind-address 127.0.0.1 --secure-port "$controllers" \
     --cert-dir certificates --use-service-account-credentials --service-account-private-key-file service-accounts.key \
     --root-ca-file ca.crt >controllers.log 2>&1 &
-run kube kube-scheduler --kubeconfig kubeconfig --leader-elect=false --bind-address 127.0.0.1 --secure-port "$(port)" \
+run kube kube-scheduler --kubeconfig kubeconfig --leader-elect=false --bind-address 127.0.0.1 --secure-port "$scheduler" \
     --cert-dir certificates >scheduler.log 2>&1 &
 # Without leases, nodes become NotReady after about 50 s.
-run kwok --kubeconfig kubeconfig --manage-all-nodes --node-lease-duration-seconds 40 --server-address "127.0.0.1:$(port)" >kwok.log 2>&1 &
+run kwok --kubeconfig kubeconfig --manage-all-nodes --node-lease-duration-seconds 40 --server-address "127.0.0.1:$kwok" >kwok.log 2>&1 &
 for zone in a b; do
     kube kubectl --kubeconfig kubeconfig apply --filename - >/dev/null <<YAML
 apiVersion: v1

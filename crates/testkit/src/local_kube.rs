@@ -9,9 +9,9 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 
 use crate::daemon::Daemon;
-use crate::kube_tools;
 use crate::process::Process;
 use crate::scratch::Scratch;
+use crate::{free_port, kube_tools};
 
 /// It normally takes 10 s, but may have to start while the machine is compiling.
 const START_DEADLINE: Duration = Duration::from_secs(180);
@@ -98,6 +98,7 @@ fn spawn(directory: &Path, own_group: bool) -> Result<Process> {
     command
         .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/kube/up.sh"))
         .arg(directory)
+        .args([(); 6].map(|()| free_port().to_string()))
         .env("PATH", path);
     if own_group {
         command.process_group(0);
