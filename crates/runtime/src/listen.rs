@@ -68,8 +68,17 @@ pub struct Listener {
 struct Handshakes {
     server: ServerTls,
     /// Handshakes in progress, and at most one check of the files.
-    running: JoinSet<Option<(Connection, SocketAddr)>>,
+    running: JoinSet<Ended>,
+    is_checking: bool,
     file_checks: Interval,
+}
+
+/// How a task of a listener with TLS ended.
+enum Ended {
+    Accepted(Connection, SocketAddr),
+    /// The handshake failed, which is reported.
+    Failed,
+    Checked,
 }
 
 /// An accepted connection, after its TLS handshake if it has one.
@@ -125,6 +134,7 @@ impl Listener {
         self.tls = Some(Handshakes {
             server,
             running: JoinSet::new(),
+            is_checking: false,
             file_checks,
         });
         self
@@ -173,21 +183,27 @@ impl axum::serve::Listener for Listener {
                 (stream, address) = accept_tcp(&mut self.tcp), if tls.running.len() < MAX_HANDSHAKES => {
                     let server = tls.server.clone();
                     tls.running.spawn(async move {
-                        let stream = server.handshake(stream, address).await?;
-                        Some((Connection::of_tls(stream), address))
+                        match server.handshake(stream, address).await {
+                            Some(stream) => Ended::Accepted(Connection::of_tls(stream), address),
+                            None => Ended::Failed,
+                        }
                     });
                 }
                 Some(ended) = tls.running.join_next() => match ended {
-                    Ok(Some(accepted)) => return accepted,
-                    // `handshake` has reported the failure.
-                    Ok(None) => {}
-                    Err(error) => tracing::error!(%error, "a TLS handshake or a check of certificate files panicked"),
+                    Ok(Ended::Accepted(connection, address)) => return (connection, address),
+                    Ok(Ended::Failed) => {}
+                    Ok(Ended::Checked) => tls.is_checking = false,
+                    Err(error) => {
+                        tls.is_checking = false;
+                        tracing::error!(%error, "a TLS handshake or a check of certificate files panicked");
+                    }
                 },
-                _ = tls.file_checks.tick() => {
+                _ = tls.file_checks.tick(), if !tls.is_checking => {
                     let server = tls.server.clone();
+                    tls.is_checking = true;
                     tls.running.spawn_blocking(move || {
                         server.check_files();
-                        None
+                        Ended::Checked
                     });
                 }
             }

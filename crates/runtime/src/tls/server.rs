@@ -100,6 +100,8 @@ struct State {
     contents: Contents,
     /// The last files that could not be used, if there were none that could since.
     unusable: Option<UnusableFiles>,
+    /// Whether unusable files were reported, and there were no usable ones since.
+    is_outdated: bool,
 }
 
 struct UnusableFiles {
@@ -185,6 +187,7 @@ impl ServerTls {
                 served,
                 contents,
                 unusable: None,
+                is_outdated: false,
             }),
             metrics: OnceLock::new(),
         }));
@@ -235,17 +238,12 @@ impl ServerTls {
 
     /// Reads the files, and serves what they contain if it has changed and can be used. Blocks.
     pub(crate) fn check_files(&self) {
-        let Shared {
-            files,
-            protocols,
-            clients,
-            section,
-            ..
-        } = &*self.0;
-        let read = files.read();
+        let section = self.0.section;
+        let read = self.0.files.read();
         let mut state = self.state();
         if read.as_ref() == Ok(&state.contents) {
             state.unusable = None;
+            state.is_outdated = false;
         } else if let Some(known) = state.unusable.as_mut().filter(|known| known.read == read) {
             if !known.is_reported {
                 known.is_reported = true;
@@ -257,30 +255,16 @@ impl ServerTls {
                     "cannot use changed certificate files; serving the former ones"
                 );
             }
+            state.is_outdated = true;
         } else {
-            let loaded = read
-                .as_ref()
-                .map_err(Clone::clone)
-                .and_then(|contents| load(files, contents, *protocols, *clients));
-            match (loaded, read) {
-                (Ok(served), Ok(contents)) => {
-                    *state = State {
-                        served,
-                        contents,
-                        unusable: None,
-                    };
+            match self.0.load(read) {
+                Ok(changed) => {
+                    *state = changed;
                     let expires = state.served.validity.until;
                     tracing::info!(listener = section, %expires, "serving the changed certificate files");
                     self.warn_if_not_valid(&state);
                 }
-                (Err(reason), read) => {
-                    state.unusable = Some(UnusableFiles {
-                        read,
-                        reason,
-                        is_reported: false,
-                    });
-                }
-                (Ok(_), Err(_)) => unreachable!("nothing can be loaded from unreadable files"),
+                Err(unusable) => state.unusable = Some(unusable),
             }
         }
         if let Some(metrics) = self.0.metrics.get() {
@@ -313,12 +297,31 @@ impl fmt::Debug for ServerTls {
     }
 }
 
+impl Shared {
+    /// The state after these files were read.
+    fn load(&self, read: Result<Contents, Unusable>) -> Result<State, UnusableFiles> {
+        let unusable = |read, reason| UnusableFiles {
+            read,
+            reason,
+            is_reported: false,
+        };
+        let contents = read.map_err(|reason| unusable(Err(reason.clone()), reason))?;
+        match load(&self.files, &contents, self.protocols, self.clients) {
+            Ok(served) => Ok(State {
+                served,
+                contents,
+                unusable: None,
+                is_outdated: false,
+            }),
+            Err(reason) => Err(unusable(Ok(contents), reason)),
+        }
+    }
+}
+
 impl ListenerMetrics {
     fn update(&self, state: &State) {
         self.expiry.set(state.served.validity.until.as_millis() / 1_000);
-        let is_reported = |files: &UnusableFiles| files.is_reported;
-        self.unusable
-            .set(state.unusable.as_ref().is_some_and(is_reported).into());
+        self.unusable.set(state.is_outdated.into());
     }
 }
 
@@ -418,5 +421,55 @@ impl Validity {
             });
         }
         all.ok_or_else(|| format!("{} contains no PEM certificate", path.display()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use redeliver_testkit::certificates::Authority;
+    use redeliver_testkit::scratch::Scratch;
+
+    use super::*;
+
+    #[test]
+    fn files_that_are_replaced_one_after_the_other_are_reported_only_if_they_stay_unusable() {
+        let scratch = Scratch::new("tls-files").unwrap();
+        let authority = Authority::new().unwrap();
+        let (first, second) = (authority.sign().unwrap(), authority.sign_expired().unwrap());
+        let (certificate, key) = first.write(scratch.path(), "tls").unwrap();
+        let config = ServerTlsConfig {
+            cert_file: Some(certificate.clone()),
+            key_file: Some(key.clone()),
+            client_ca_file: None,
+        };
+        let server = ServerTls::of_admin(&config).unwrap().unwrap();
+        let metrics = TlsMetrics::default();
+        server.observe(&metrics);
+        let labels = ListenerLabels { listener: "admin" };
+        // Whether the unusable files are reported, and when the served certificate expires.
+        let check = || {
+            server.check_files();
+            let (unusable, expiry) = (
+                metrics.unusable.get_or_create(&labels).get(),
+                metrics.expiry.get_or_create(&labels).get(),
+            );
+            (unusable == 1, expiry)
+        };
+        let (reported, former) = check();
+        assert!(!reported);
+        let expired = 1_580_428_800;
+
+        std::fs::write(&key, &second.key).unwrap();
+        assert_eq!(check(), (false, former));
+        std::fs::write(&certificate, &second.certificate).unwrap();
+        assert_eq!(check(), (false, expired));
+
+        std::fs::write(&key, &first.key).unwrap();
+        assert_eq!(check(), (false, expired));
+        assert_eq!(check(), (true, expired));
+        std::fs::remove_file(&key).unwrap();
+        assert_eq!(check(), (true, expired));
+        std::fs::write(&key, &second.key).unwrap();
+        assert_eq!(check(), (false, expired));
     }
 }

@@ -29,5 +29,6 @@ mod services;
 mod shutdown;
 mod status;
 mod support;
+mod tls;
 mod too_large;
 mod traces;
