@@ -122,16 +122,22 @@ retryTiers:
   5s: { replicas: 0, nodeSelector: { disk: fast }, autoscaling: { enabled: false } }
   30s: { autoscaling: { enabled: true, kind: keda, minReplicas: 1, maxReplicas: 24, partitions: 24 } }
 leftovers: { tiers: [15s, 1h], resources: { limits: { memory: 64Mi } } }
+admin: { tls: { secret: { name: admin }, clientCaSecret: { name: clients } } }
+certManager: { issuerRef: { kind: ClusterIssuer, name: internal }, spec: { duration: 720h, renewBefore: 240h } }
 scheduler:
   autoscaling: { enabled: true, kind: keda, minReplicas: 1, maxReplicas: 3 }
-  api: { port: 8443, tokenSecret: { name: token }, service: { type: LoadBalancer, annotations: { a: b } } }
+  api:
+    port: 8443
+    tokenSecret: { name: token }
+    tls: { secret: { name: scheduler } }
+    service: { type: LoadBalancer, annotations: { a: b } }
 enricher:
   autoscaling: { enabled: true, kind: keda, minReplicas: 1, maxReplicas: 12 }
 enrichers:
   former: { autoscaling: { enabled: true, kind: hpa, minReplicas: 1, maxReplicas: 2 } }
 dlqInspector:
   persistence: { enabled: true, storageClass: fast }
-  api: { tokenSecret: { name: token } }
+  api: { tls: { secret: { name: inspector, certKey: own.crt, keyKey: own.key }, clientCaSecret: { name: inspector } } }
 autoscaling:
   prometheus: { serverAddress: "http://prometheus", authModes: bearer, authenticationRef: { name: prometheus } }
 podAnnotations: { c: d }
@@ -147,7 +153,11 @@ extraVolumes: [{ name: extra, emptyDir: {} }]
 extraVolumeMounts: [{ name: extra, mountPath: /extra }]
 serviceAccount: { annotations: { eks.amazonaws.com/role-arn: "arn:aws:iam::1:role/x" } }
 networkPolicy: { enabled: true, egress: [{ to: [{ podSelector: {} }] }] }
-podMonitor: { enabled: true, labels: { release: prometheus }, metricRelabelings: [{ action: labeldrop, regex: x }] }
+podMonitor:
+  enabled: true
+  labels: { release: prometheus }
+  tlsConfig: { serverName: redeliver, ca: { secret: { name: admin, key: ca.crt } } }
+  metricRelabelings: [{ action: labeldrop, regex: x }]
 prometheusRule: { enabled: true, alertLabels: { team: data } }
 dashboards: { enabled: true, annotations: { folder: Redeliver } }
 extraObjects:
@@ -176,6 +186,16 @@ done
 contains "tiers of exponential backoff, capped" "name: test-redeliver-retry-10m" "${base[@]}"
 contains "sizes are written as whole numbers" "in_flight_bytes: 268435456" "${base[@]}" \
     --set-json 'config.pipelines.docs.in_flight_bytes=268435456'
+contains "probes of admin ports with TLS" "path: /livez, port: admin, scheme: HTTPS" --values "$work/all.yaml"
+contains "scrapes of admin ports with TLS" "scheme: https" --values "$work/all.yaml"
+contains "names in the certificate of an API" "test-redeliver-scheduler.apps.svc" --values "$work/all.yaml"
+contains "tests of an API with TLS" "https://test-redeliver-scheduler:8443" --values "$work/all.yaml"
+contains "probes of an API without TLS" "grpc:" --set dlqInspector.api.tokenSecret.name=token
+if render --set dlqInspector.api.tokenSecret.name=token --set dlqInspector.api.tls.secret.name=tls | grep --quiet 'grpc:'; then
+    fail "gRPC probes cannot use TLS"
+else
+    pass
+fi
 contains "grace is longer than the shutdown's" "terminationGracePeriodSeconds: 100" --values "$work/all.yaml"
 
 # Scaling a tier changes no other object.
@@ -204,6 +224,8 @@ refused "config.admin.listen: \`9464\` is not an address" --set-string config.ad
 # Settings that the chart makes itself.
 refused "config.scheduler.token_file: the chart sets it for each pod; set scheduler.api.tokenSecret" --set config.scheduler.token_file=/x
 refused "config.retry_tier.tiers: the chart sets it" --set 'config.retry_tier.tiers={5s}'
+refused "config.scheduler.tls: the chart sets it for each pod; set scheduler.api.tls" --set config.scheduler.tls.cert_file=/x
+refused "config.admin.tls: the chart sets it for each pod; set admin.tls" --set config.admin.tls.cert_file=/x
 refused "config.instance: the chart sets it" --set config.instance=x
 # Half-set values.
 for missing in kind minReplicas maxReplicas; do
@@ -229,6 +251,10 @@ refused "kafka.access.secret: cannot be combined" --set kafka.access.secret=x --
 refused "redis.secret: set redis.urlKey or redis.passwordKey too" --set redis.secret=x
 refused "config.redis.url does not contain \$(REDIS_PASSWORD)" --set redis.secret=x --set redis.passwordKey=y
 refused "redis.passwordKey: is missing" --set 'config.redis.url=redis://:$(REDIS_PASSWORD)@redis:6379'
+refused "admin.tls.secret.name: is missing, and admin.tls.clientCaSecret.name is set" --set admin.tls.clientCaSecret.name=x
+refused "dlqInspector.api.tls.secret.name: is missing" --set dlqInspector.api.tls.clientCaSecret.name=x
+refused "podMonitor.tlsConfig: is missing" --set podMonitor.enabled=true --set admin.tls.secret.name=x
+refused "caKeys" --set scheduler.api.tls.secret.caKeys=x
 refused "leftovers.tiers: a pipeline has the tier 5s" "${base[@]}" --set 'leftovers.tiers={5s}'
 
 echo "$passed passed, $failed failed"

@@ -1,11 +1,11 @@
 //! The address of a service, and how to connect to it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use redeliver_proto::auth::SendToken;
 use tonic::service::interceptor::InterceptedService;
-use tonic::transport::{Certificate, Channel, ClientTlsConfig};
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Identity};
 
 use crate::error::ClientError;
 
@@ -21,6 +21,8 @@ pub struct Endpoint {
     url: String,
     token: Option<String>,
     ca_file: Option<PathBuf>,
+    /// The files of the certificate and of its key.
+    client_certificate: Option<(PathBuf, PathBuf)>,
     connect_timeout: Duration,
     timeout: Duration,
 }
@@ -38,6 +40,7 @@ impl Endpoint {
             },
             token: None,
             ca_file: None,
+            client_certificate: None,
             connect_timeout: Duration::from_secs(5),
             timeout: Duration::from_secs(30),
         }
@@ -54,6 +57,18 @@ impl Endpoint {
     #[must_use]
     pub fn ca_file(mut self, path: impl Into<PathBuf>) -> Self {
         self.ca_file = Some(path.into());
+        self
+    }
+
+    /// PEM files with the client certificate, followed by intermediate certificates, and with its private key. Only used with
+    /// `https`. They are read for each connection.
+    #[must_use]
+    pub fn client_certificate(
+        mut self,
+        certificate: impl Into<PathBuf>,
+        private_key: impl Into<PathBuf>,
+    ) -> Self {
+        self.client_certificate = Some((certificate.into(), private_key.into()));
         self
     }
 
@@ -92,18 +107,22 @@ impl Endpoint {
             .timeout(self.timeout)
             .http2_keep_alive_interval(Duration::from_secs(20))
             .keep_alive_while_idle(true);
+        let read = |kind: &str, path: &Path| {
+            std::fs::read(path).map_err(|error| {
+                let path = path.display();
+                invalid(format!("cannot be used: cannot read the {kind} {path}: {error}"))
+            })
+        };
         match endpoint.uri().scheme_str() {
             Some("http") => {}
             Some("https") => {
                 let mut tls = ClientTlsConfig::new().with_native_roots();
                 if let Some(path) = &self.ca_file {
-                    let pem = std::fs::read(path).map_err(|error| {
-                        invalid(format!(
-                            "cannot be used: cannot read the CA file {}: {error}",
-                            path.display()
-                        ))
-                    })?;
-                    tls = tls.ca_certificate(Certificate::from_pem(pem));
+                    tls = tls.ca_certificate(Certificate::from_pem(read("CA file", path)?));
+                }
+                if let Some((certificate, key)) = &self.client_certificate {
+                    let certificate = read("certificate file", certificate)?;
+                    tls = tls.identity(Identity::from_pem(certificate, read("key file", key)?));
                 }
                 endpoint = endpoint
                     .tls_config(tls)
@@ -156,6 +175,10 @@ mod tests {
         assert_eq!(problem(token).await, "the token cannot be used");
         let missing = Endpoint::new("https://localhost:1").ca_file("/nowhere/ca.pem");
         let expected = "`https://localhost:1` cannot be used: cannot read the CA file /nowhere/ca.pem: No such file or directory (os error 2)";
+        assert_eq!(problem(missing).await, expected);
+        let missing =
+            Endpoint::new("https://localhost:1").client_certificate("/nowhere/tls.crt", "/nowhere/tls.key");
+        let expected = "`https://localhost:1` cannot be used: cannot read the certificate file /nowhere/tls.crt: No such file or directory (os error 2)";
         assert_eq!(problem(missing).await, expected);
     }
 

@@ -1,10 +1,14 @@
 //! The admin port: liveness, readiness, metrics and configuration of a process.
+//!
+//! With `admin.tls.client_ca_file`, all paths but `/livez` and `/readyz` require a client certificate. These two do not,
+//! because the kubelet has none.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use axum::extract::State;
+use axum::extract::{Extension, Request, State};
 use axum::http::{StatusCode, header};
+use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
@@ -13,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
 use crate::health::Health;
-use crate::listen::Listener;
+use crate::listen::{self, Listener, PeerCertificates};
 use crate::metrics::build_info;
 
 /// Why the admin port cannot be served.
@@ -44,14 +48,34 @@ pub struct Admin {
 /// # Errors
 /// When connections can no longer be accepted.
 pub async fn serve(listener: Listener, admin: Admin) -> Result<(), AdminError> {
-    let routes = Router::new()
+    let mut protected = Router::new()
         .route("/", get(index))
+        .route("/metrics", get(metrics))
+        .route("/config", get(config));
+    if admin.config.admin.tls.requires_client_certificate() {
+        protected = protected.layer(middleware::from_fn(require_certificate));
+    }
+    let routes = Router::new()
         .route("/livez", get(async || "alive\n"))
         .route("/readyz", get(ready))
-        .route("/metrics", get(metrics))
-        .route("/config", get(config))
+        .merge(protected)
         .with_state(admin);
-    axum::serve(listener, routes).await.map_err(AdminError::Serve)
+    let serving = listen::serve(listener, routes, std::future::pending());
+    serving.await.map_err(AdminError::Serve)
+}
+
+/// Rejects requests on connections without a client certificate.
+async fn require_certificate(
+    Extension(PeerCertificates(peer)): Extension<PeerCertificates>,
+    request: Request,
+    next: Next,
+) -> Response {
+    if peer.is_empty() {
+        let problem =
+            "this path requires a client certificate that a CA in admin.tls.client_ca_file has signed\n";
+        return (StatusCode::FORBIDDEN, problem).into_response();
+    }
+    next.run(request).await
 }
 
 async fn index(State(admin): State<Admin>) -> String {

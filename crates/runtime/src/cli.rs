@@ -13,6 +13,7 @@ use crate::error_chain::{causes, error_chain};
 use crate::listen::Listener;
 use crate::metrics::build_info;
 use crate::telemetry::{Identity, TelemetryError, Tracer};
+use crate::tls::ServerTls;
 use crate::{health_check, shutdown, telemetry};
 
 /// The exit code if the command line or the configuration is invalid. The process has not done anything then.
@@ -130,7 +131,8 @@ pub struct Start {
 /// Runs a service and returns its exit code.
 ///
 /// `overrides` are dotted keys and values from service-specific flags such as `--tier 30s`. They override `--set`.
-/// `check` validates what only the service can check, such as files. It also runs for `--check`.
+/// `check` validates what only the service can check, such as files. It also runs for `--check`, after the certificates of
+/// the admin port have been checked.
 ///
 /// Errors are reported once, with their causes: on stderr, or in the log if its format is JSON. The exit code is 0 on
 /// success, [`EXIT_USAGE`] if the configuration is invalid (also if `run` returns a [`ConfigError`]), and
@@ -149,6 +151,10 @@ where
     let config = match args.load_with(overrides) {
         Ok(config) => config,
         Err(error) => return report(&error),
+    };
+    let check = |config: &Config| {
+        ServerTls::of_admin(&config.admin.tls)?;
+        check(config)
     };
     if let Some(code) = args.handle_config_flags(&config, check) {
         return code;
@@ -211,7 +217,10 @@ where
     F: Future<Output = Result<(), E>>,
     E: Into<anyhow::Error>,
 {
-    let admin = Listener::bind("admin.listen", config.admin.listen)?;
+    let mut admin = Listener::bind("admin.listen", config.admin.listen)?;
+    if let Some(tls) = ServerTls::of_admin(&config.admin.tls)? {
+        admin = admin.with_tls(tls);
+    }
     let build = build_info();
     tracing::info!(
         service,

@@ -27,6 +27,7 @@ mod retry;
 mod scheduler;
 mod secret;
 mod services;
+mod tls;
 mod topology;
 mod tree;
 mod yaml;
@@ -44,6 +45,7 @@ pub use retry::{JitterConfig, RetryConfig};
 pub use scheduler::{AppConfig, JobTopicsConfig, SchedulerConfig};
 pub use secret::{REDACTED, RequestHeaders, Secret, Settings, Url, redact_url};
 pub use services::{DlqInspectorConfig, RedisConfig, RetryTierConfig, ServedPipelines};
+pub use tls::ServerTlsConfig;
 
 /// The default configuration, which documents every key in comments.
 pub const DEFAULT_FILE: &str = include_str!("../config/default.yaml");

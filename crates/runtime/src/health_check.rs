@@ -2,7 +2,7 @@
 //! whose images contain neither a shell nor an HTTP client.
 
 use std::io::Write as _;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -12,10 +12,14 @@ use futures::future;
 use http_body_util::{BodyExt as _, Empty, Limited};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 
 use crate::cli::{EXIT_FAILURE, report};
-use crate::config::Config;
+use crate::config::{AdminConfig, Config};
+use crate::listen::reachable;
+use crate::tls::connector_to_own_process;
 
 /// Shorter than the time that container engines allow by default, so that the reason is shown.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -44,7 +48,7 @@ pub(crate) fn main(config: &Config) -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return report(&error),
     };
-    match runtime.block_on(readiness(config.admin.listen)) {
+    match runtime.block_on(readiness(&config.admin)) {
         Ok((status, body)) => {
             let _ = writeln!(std::io::stdout(), "{}", body.trim_end());
             ExitCode::from(if status.is_success() { 0 } else { EXIT_FAILURE })
@@ -53,13 +57,23 @@ pub(crate) fn main(config: &Config) -> ExitCode {
     }
 }
 
-async fn readiness(listen: SocketAddr) -> Result<(StatusCode, String), HealthError> {
+async fn readiness(admin: &AdminConfig) -> Result<(StatusCode, String), HealthError> {
     const PATH: &str = "/readyz";
-    if listen.port() == 0 {
+    if admin.listen.port() == 0 {
         return Err(HealthError::AnyPort);
     }
-    let address = SocketAddr::new(local(listen.ip()), listen.port());
-    match tokio::time::timeout(TIMEOUT, get(address, PATH)).await {
+    let address = reachable(admin.listen);
+    let answer = async {
+        let stream = TcpStream::connect(address).await?;
+        if admin.tls.is_enabled() {
+            let name = ServerName::from(address.ip());
+            let stream = connector_to_own_process()?.connect(name, stream).await?;
+            get(stream, address, PATH).await
+        } else {
+            get(stream, address, PATH).await
+        }
+    };
+    match tokio::time::timeout(TIMEOUT, answer).await {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(source)) => Err(HealthError::Read {
             path: PATH,
@@ -70,20 +84,11 @@ async fn readiness(listen: SocketAddr) -> Result<(StatusCode, String), HealthErr
     }
 }
 
-/// The address at which a process on this host can be reached if it listens on `ip`.
-fn local(ip: IpAddr) -> IpAddr {
-    match ip {
-        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
-        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
-        ip => ip,
-    }
-}
-
 async fn get(
+    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     address: SocketAddr,
     path: &str,
 ) -> Result<(StatusCode, String), Box<dyn std::error::Error + Send + Sync>> {
-    let stream = TcpStream::connect(address).await?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     let request = Request::get(path)
         .header(header::HOST, address.to_string())
@@ -100,16 +105,4 @@ async fn get(
     // An error of the connection is also one of the exchange.
     let (_, answer) = future::join(connection, exchange).await;
     answer
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_process_that_listens_on_all_interfaces_is_reached_on_the_loopback_interface() {
-        for (listen, address) in [("0.0.0.0", "127.0.0.1"), ("::", "::1"), ("10.0.0.7", "10.0.0.7")] {
-            assert_eq!(local(listen.parse().unwrap()), address.parse::<IpAddr>().unwrap());
-        }
-    }
 }

@@ -9,6 +9,7 @@
 //! | [`shutdown`] | signals that shut down the process |
 //! | [`admin`] | `/livez`, `/readyz`, `/metrics`, `/config` |
 //! | [`listen`] | listeners of all ports |
+//! | [`tls`] | certificates, for servers and clients |
 //! | [`health`] | readiness of the process and its parts |
 //! | [`panics`] | locations of panics in the log |
 //! | [`metrics`] | the metrics registry |
@@ -26,6 +27,7 @@ pub mod panics;
 pub mod shutdown;
 pub mod tasks;
 pub mod telemetry;
+pub mod tls;
 pub mod trace_context;
 
 pub use config::Config;

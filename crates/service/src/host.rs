@@ -15,12 +15,13 @@ use redeliver_kafka::{
 use redeliver_runtime::Config;
 use redeliver_runtime::admin::{self, Admin};
 use redeliver_runtime::cli::Start;
-use redeliver_runtime::config::ConfigError;
+use redeliver_runtime::config::{ApiConfig, ConfigError};
 use redeliver_runtime::health::{Health, Part};
 use redeliver_runtime::listen::Listener;
 use redeliver_runtime::metrics;
 use redeliver_runtime::tasks::{Spawner, TaskError, Tasks};
 use redeliver_runtime::telemetry::Tracer;
+use redeliver_runtime::tls::{ClientCertificates, Protocols, ServerTls, TlsMetrics};
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::ClockReports;
@@ -53,6 +54,7 @@ pub struct Host {
     registry: Arc<Mutex<Registry>>,
     families: HashMap<TypeId, Box<dyn Any + Send>>,
     clock_reports: ClockReports,
+    tls: TlsMetrics,
     /// Taken when the admin port is served.
     admin: Option<Listener>,
     existing_topics: BTreeSet<String>,
@@ -147,9 +149,12 @@ impl Host {
     pub fn new(service: &str, start: Start) -> Self {
         let mut registry = metrics::registry(service, &start.config.instance, &SystemClock);
         let clock_reports = ClockReports::register(&mut registry);
+        let tls = TlsMetrics::register(&mut registry);
+        start.admin.observe(&tls);
         Self {
             clock: clock_reports.guard(SystemClock, &start.config),
             clock_reports,
+            tls,
             lanes: LaneFamilies::register(&mut registry),
             tasks: Tasks::new(start.shutdown),
             health: Health::new(),
@@ -163,6 +168,30 @@ impl Host {
             registry: Arc::new(Mutex::new(registry)),
             families: HashMap::new(),
         }
+    }
+
+    /// Binds the listener of an API, with TLS if it is configured. `section` is the API's section of the configuration. Warns if
+    /// tokens would be sent unencrypted to another machine. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// When the address cannot be bound, or a certificate file cannot be used.
+    pub fn listen(
+        &self,
+        section: &'static str,
+        api: &ApiConfig,
+        protocols: Protocols,
+    ) -> anyhow::Result<Listener> {
+        let field = format!("{section}.listen");
+        if api.exposes_token() {
+            let address = api.listen;
+            tracing::warn!(field, %address, "clients send their tokens unencrypted; set {section}.tls");
+        }
+        let mut listener = Listener::bind(field, api.listen)?;
+        if let Some(tls) = api_tls(section, api, protocols)? {
+            listener = listener.with_tls(tls);
+            listener.observe(&self.tls);
+        }
+        Ok(listener)
     }
 
     /// Replaces the clock by one that a test can set. Call it before lanes are added.
@@ -309,6 +338,18 @@ pub fn check_kafka(config: &Config) -> Result<(), ConfigError> {
             unusable.problem,
         )
     })
+}
+
+/// The certificates of an API, which its clients must match if `tls.client_ca_file` is set. `None` without TLS.
+///
+/// # Errors
+/// When a file cannot be used. The error names the field and the file.
+pub fn api_tls(
+    section: &'static str,
+    api: &ApiConfig,
+    protocols: Protocols,
+) -> Result<Option<ServerTls>, ConfigError> {
+    ServerTls::load(section, &api.tls, protocols, ClientCertificates::Required)
 }
 
 /// How to connect to Kafka, from the configuration.

@@ -1,6 +1,6 @@
 //! Certificates for servers on 127.0.0.1, and with the feature `tls` an authority that signs them.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 
@@ -14,6 +14,19 @@ pub struct Signed {
     pub certificate: String,
     /// Its key, PKCS #8, not encrypted.
     pub key: String,
+}
+
+impl Signed {
+    /// Writes `NAME.crt` and `NAME.key`, and returns their paths.
+    ///
+    /// # Errors
+    /// If they cannot be written.
+    pub fn write(&self, directory: &Path, name: &str) -> Result<(PathBuf, PathBuf)> {
+        Ok((
+            write(directory.join(format!("{name}.crt")), &self.certificate)?,
+            write(directory.join(format!("{name}.key")), &self.key)?,
+        ))
+    }
 }
 
 /// Writes a file and returns its path.
@@ -60,9 +73,22 @@ mod authority {
         /// # Errors
         /// If no key can be made.
         pub fn sign(&self) -> Result<Signed> {
+            self.sign_with(|_| {})
+        }
+
+        /// As [`Authority::sign`], but it expired in 2020.
+        ///
+        /// # Errors
+        /// If no key can be made.
+        pub fn sign_expired(&self) -> Result<Signed> {
+            self.sign_with(|params| params.not_after = rcgen::date_time_ymd(2020, 1, 31))
+        }
+
+        fn sign_with(&self, change: impl FnOnce(&mut CertificateParams)) -> Result<Signed> {
             let key = KeyPair::generate().context("making the key of a server")?;
             let name = "127.0.0.1".to_owned();
-            let params = CertificateParams::new(vec![name]).context("describing a server")?;
+            let mut params = CertificateParams::new(vec![name]).context("describing a server")?;
+            change(&mut params);
             let certificate = params
                 .signed_by(&key, &self.issuer)
                 .context("signing the certificate of a server")?;

@@ -41,10 +41,12 @@ use redeliver_kafka::Waker;
 use redeliver_kafka::survey::Surveyor;
 use redeliver_kafka::topology::TopologySpec;
 use redeliver_proto::auth::RequireToken;
+use redeliver_runtime::Config;
 use redeliver_runtime::cli::Start;
-use redeliver_runtime::config::Secret;
-use redeliver_runtime::listen::Listener;
+use redeliver_runtime::config::{ConfigError, Secret};
+use redeliver_runtime::tls::Protocols;
 use redeliver_service::Host;
+use redeliver_service::host::api_tls;
 use redeliver_service::topics::{topic_settings, warn_about};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -63,6 +65,17 @@ use crate::shared::SharedState;
 const QUEUED_BATCHES: usize = 4;
 /// Time between two updates of the gauges that need a query.
 const GAUGE_INTERVAL: Duration = Duration::from_secs(10);
+
+/// The section of the configuration.
+const SECTION: &str = "dlq_inspector";
+
+/// Checks a configuration without connecting to anything.
+///
+/// # Errors
+/// When the certificate files of the API cannot be used.
+pub fn check(config: &Config) -> Result<(), ConfigError> {
+    api_tls(SECTION, &config.dlq_inspector.api(), Protocols::Grpc).map(drop)
+}
 
 /// Runs the service until shutdown.
 ///
@@ -93,8 +106,8 @@ pub async fn run(start: Start) -> anyhow::Result<()> {
 pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
     let config = host.config.dlq_inspector.clone();
     let api = config.api();
-    let token = api.token("dlq_inspector")?;
-    let listener = Listener::bind("dlq_inspector.listen", api.listen)?;
+    let token = api.token(SECTION)?;
+    let listener = host.listen(SECTION, &api, Protocols::Grpc)?;
     let address = listener.local_addr().context("reading the address of the API")?;
 
     let metrics = Metrics::register(&mut host.registry());

@@ -27,7 +27,7 @@ fn main() -> ExitCode {
         "dlq-inspector",
         &args.service.common,
         Vec::new(),
-        |_| Ok(()),
+        redeliver_dlq_inspector::check,
         redeliver_dlq_inspector::run,
     )
 }

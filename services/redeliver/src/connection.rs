@@ -1,7 +1,6 @@
 //! Connections to services: address and token from flags, the environment or the configuration.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -11,15 +10,34 @@ use redeliver_core::HumanDuration;
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::{EXIT_FAILURE, EXIT_USAGE, report};
 use redeliver_runtime::config::{ApiConfig, ConfigError, Secret};
+use redeliver_runtime::listen::reachable;
 
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ConnectionArgs {
     /// File with the bearer token; overrides REDELIVER_TOKEN_FILE (default: from the configuration)
     #[arg(long, value_name = "FILE", env = "REDELIVER_TOKEN_FILE", hide_env = true)]
     token_file: Option<PathBuf>,
-    /// Additional CA certificates (PEM) for https
-    #[arg(long, value_name = "FILE")]
+    /// Additional CA certificates (PEM) for https; overrides REDELIVER_CA_FILE
+    #[arg(long, value_name = "FILE", env = "REDELIVER_CA_FILE", hide_env = true)]
     ca_file: Option<PathBuf>,
+    /// Client certificate (PEM) for https; overrides REDELIVER_CERT_FILE
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "REDELIVER_CERT_FILE",
+        hide_env = true,
+        requires = "key_file"
+    )]
+    cert_file: Option<PathBuf>,
+    /// Private key of the client certificate (PEM); overrides REDELIVER_KEY_FILE
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "REDELIVER_KEY_FILE",
+        hide_env = true,
+        requires = "cert_file"
+    )]
+    key_file: Option<PathBuf>,
     /// Timeout of a request
     #[arg(long, value_name = "DURATION", default_value = "30s")]
     timeout: HumanDuration,
@@ -41,10 +59,15 @@ impl ConnectionArgs {
 
     /// The endpoint at `server`, or else at the configured listen address.
     pub(crate) fn endpoint(&self, server: Option<&str>, service: &Service) -> Result<Endpoint, CliError> {
-        let url = server.map_or_else(
-            || format!("http://{}", reachable(service.api.listen)),
-            str::to_owned,
-        );
+        let configured = || {
+            let scheme = if service.api.tls.is_enabled() {
+                "https"
+            } else {
+                "http"
+            };
+            format!("{scheme}://{}", reachable(service.api.listen))
+        };
+        let url = server.map_or_else(configured, str::to_owned);
         let mut endpoint = Endpoint::new(url).timeout(self.timeout.duration());
         let token = match &self.token_file {
             Some(path) => Some(Secret::from_file(path).map_err(CliError::TokenFile)?),
@@ -56,18 +79,11 @@ impl ConnectionArgs {
         if let Some(path) = &self.ca_file {
             endpoint = endpoint.ca_file(path);
         }
+        if let (Some(certificate), Some(key)) = (&self.cert_file, &self.key_file) {
+            endpoint = endpoint.client_certificate(certificate, key);
+        }
         Ok(endpoint)
     }
-}
-
-/// A service that listens on all addresses is reached on the loopback interface.
-fn reachable(listen: SocketAddr) -> SocketAddr {
-    let loopback = match listen.ip() {
-        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
-        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
-        ip => ip,
-    };
-    SocketAddr::new(loopback, listen.port())
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -174,21 +190,5 @@ pub(crate) fn scheduler(config: &Config) -> Service {
         section: "scheduler",
         flag: "--server",
         api: config.scheduler.api(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_listener_on_all_addresses_is_reached_by_loopback() {
-        for (listen, expected) in [
-            ("0.0.0.0:5", "127.0.0.1:5"),
-            ("[::]:5", "[::1]:5"),
-            ("10.1.2.3:5", "10.1.2.3:5"),
-        ] {
-            assert_eq!(reachable(listen.parse().unwrap()), expected.parse().unwrap());
-        }
     }
 }

@@ -21,9 +21,10 @@ use redeliver_kafka::producer::Producer;
 use redeliver_kafka::reader;
 use redeliver_proto::auth::RequireToken;
 use redeliver_proto::v1::job_service_server::JobServiceServer;
-use redeliver_runtime::config::Secret;
-use redeliver_runtime::listen::Listener;
-use redeliver_service::host::Host;
+use redeliver_runtime::config::{ConfigError, SchedulerConfig, Secret};
+use redeliver_runtime::listen::{self, Listener};
+use redeliver_runtime::tls::Protocols;
+use redeliver_service::host::{Host, api_tls};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
@@ -44,6 +45,8 @@ use jobs::Jobs;
 
 /// How long requests in progress may take once the process shuts down.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
+/// The section of the configuration.
+const SECTION: &str = "scheduler";
 
 /// A failure of the API server.
 #[derive(Debug, thiserror::Error)]
@@ -54,6 +57,16 @@ pub enum ApiError {
     /// The descriptors for gRPC reflection are invalid.
     #[error("setting up gRPC reflection")]
     Reflection(#[from] tonic_reflection::server::Error),
+}
+
+/// Checks the certificate files of the API.
+pub(crate) fn check(config: &SchedulerConfig) -> Result<(), ConfigError> {
+    api_tls(SECTION, &config.api(), Protocols::Http).map(drop)
+}
+
+/// Binds the listener of the API.
+pub(crate) fn listen(host: &Host) -> anyhow::Result<Listener> {
+    host.listen(SECTION, &host.config.scheduler.api(), Protocols::Http)
 }
 
 /// Adds the API to a host. The lanes of [`crate::mount`] can run in this process or in others. The API serves requests once
@@ -69,7 +82,7 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
     let partitions = tokio::task::spawn_blocking(move || reader::partitions(&kafka, &topic))
         .await
         .context("reading the partitions of the ingest topic")??;
-    let token = scheduler.api().token("scheduler")?;
+    let token = scheduler.api().token(SECTION)?;
     let require = RequireToken::new(token.as_ref().map(Secret::expose));
     let outcomes = PendingOutcomes::new();
     let address = listener.local_addr().context("reading the address of the API")?;
@@ -115,9 +128,9 @@ async fn serve<I: Index>(
     shutdown: CancellationToken,
 ) -> Result<(), ApiError> {
     let router = router(jobs, require).await?;
-    let serving = axum::serve(listener, router).with_graceful_shutdown(shutdown.clone().cancelled_owned());
+    let serving = listen::serve(listener, router, shutdown.clone().cancelled_owned());
     tokio::select! {
-        result = serving.into_future() => result.map_err(ApiError::Serve),
+        result = serving => result.map_err(ApiError::Serve),
         () = async { shutdown.cancelled().await; tokio::time::sleep(SHUTDOWN_GRACE).await; } => {
             tracing::warn!("closing connections with requests in progress");
             Ok(())

@@ -7,7 +7,6 @@ use redeliver_kafka::{IfRecreated, LaneSpec, Waker, reader};
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::Start;
 use redeliver_runtime::config::ConfigError;
-use redeliver_runtime::listen::Listener;
 use redeliver_service::host::{Host, NewLane, lane_spec};
 use redeliver_service::metrics::Serves;
 use redeliver_service::topics;
@@ -33,6 +32,7 @@ use crate::topics::{Topics, WatchedTopics};
 /// When the time zone is unknown or the settings of Redis are invalid.
 pub fn check(config: &Config) -> Result<(), ConfigError> {
     RedisIndex::check(&config.redis).map_err(|error| ConfigError::Invalid(vec![error.into()]))?;
+    api::check(&config.scheduler)?;
     rules(config).map(drop)
 }
 
@@ -42,7 +42,7 @@ pub fn check(config: &Config) -> Result<(), ConfigError> {
 /// When the topics are not as required, Redis may evict keys, or a lane fails.
 pub async fn run(start: Start) -> anyhow::Result<()> {
     let mut host = Host::new("scheduler", start);
-    let listener = Listener::bind("scheduler.listen", host.config.scheduler.listen)?;
+    let listener = api::listen(&host)?;
     let spec = topics::of_scheduler(&host.config);
     host.ensure_topics(&spec).await?;
     if !host.tasks.shutdown().is_cancelled() {

@@ -10,6 +10,7 @@ use super::display_from_str;
 use super::error::Findings;
 use super::http_request::endpoint_url;
 use super::secret::Url;
+use super::tls::ServerTlsConfig;
 
 /// `clock`: steps of the wall clock.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,8 +34,10 @@ pub struct AdminConfig {
         deserialize_with = "display_from_str::listen"
     )]
     pub listen: SocketAddr,
-    /// Whether it may listen on other interfaces than loopback.
+    /// Whether it may listen on other interfaces than loopback without client certificates.
     pub allow_remote: bool,
+    /// Certificates of the listener. `/livez` and `/readyz` require no client certificate.
+    pub tls: ServerTlsConfig,
 }
 
 /// `telemetry`: logs and traces.
@@ -95,6 +98,7 @@ impl Default for AdminConfig {
         Self {
             listen: (Ipv4Addr::LOCALHOST, 9_464).into(),
             allow_remote: false,
+            tls: ServerTlsConfig::default(),
         }
     }
 }
@@ -138,14 +142,16 @@ impl ClockConfig {
 
 impl AdminConfig {
     pub(super) fn check(&self, findings: &mut Findings<'_>) {
-        if !self.listen.ip().is_loopback() && !self.allow_remote {
+        let is_authenticated = self.tls.requires_client_certificate();
+        if !self.listen.ip().is_loopback() && !is_authenticated && !self.allow_remote {
             let problem = format!(
-                "{} is reachable from other machines without authentication: listen on 127.0.0.1, or set \
-                 allow_remote: true",
+                "{} is reachable from other machines without authentication: listen on 127.0.0.1, set \
+                 tls.client_ca_file, or set allow_remote: true",
                 self.listen
             );
             findings.report("listen", problem);
         }
+        self.tls.check(findings);
     }
 }
 

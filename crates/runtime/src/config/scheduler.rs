@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::api::ApiConfig;
 use super::display_from_str;
 use super::error::Findings;
+use super::tls::ServerTlsConfig;
 
 /// `scheduler`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,6 +28,8 @@ pub struct SchedulerConfig {
     pub token_file: Option<PathBuf>,
     /// See [`ApiConfig::allow_remote`].
     pub allow_remote: bool,
+    /// See [`ApiConfig::tls`].
+    pub tls: ServerTlsConfig,
     /// The scheduler's own topics.
     pub topics: JobTopicsConfig,
     /// The consumer group of all schedulers.
@@ -82,6 +85,7 @@ impl Default for SchedulerConfig {
             listen: (Ipv4Addr::LOCALHOST, 50_052).into(),
             token_file: None,
             allow_remote: false,
+            tls: ServerTlsConfig::default(),
             topics: JobTopicsConfig::default(),
             group: "redeliver-scheduler".to_owned(),
             default_time_zone: "UTC".to_owned(),
@@ -134,6 +138,7 @@ impl SchedulerConfig {
             listen: self.listen,
             token_file: self.token_file.clone(),
             allow_remote: self.allow_remote,
+            tls: self.tls.clone(),
         }
     }
 

@@ -11,6 +11,7 @@ use super::api::ApiConfig;
 use super::display_from_str;
 use super::error::Findings;
 use super::secret::Url;
+use super::tls::ServerTlsConfig;
 
 /// `enricher` and `worker`: the pipelines that the process serves.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,6 +64,8 @@ pub struct DlqInspectorConfig {
     pub token_file: Option<PathBuf>,
     /// See [`ApiConfig::allow_remote`].
     pub allow_remote: bool,
+    /// See [`ApiConfig::tls`].
+    pub tls: ServerTlsConfig,
     /// Names of dead-letter topics. `*` matches any text.
     pub topics: Vec<String>,
     /// The directory of the index, which can be rebuilt at any time.
@@ -97,6 +100,7 @@ impl Default for DlqInspectorConfig {
             listen: (Ipv4Addr::LOCALHOST, 50_051).into(),
             token_file: None,
             allow_remote: false,
+            tls: ServerTlsConfig::default(),
             topics: vec!["*-dlq".to_owned(), "scheduler.jobs.dlq".to_owned()],
             data_dir: "./data".into(),
         }
@@ -191,6 +195,7 @@ impl DlqInspectorConfig {
             listen: self.listen,
             token_file: self.token_file.clone(),
             allow_remote: self.allow_remote,
+            tls: self.tls.clone(),
         }
     }
 

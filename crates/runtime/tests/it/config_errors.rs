@@ -328,10 +328,34 @@ fn invalid_settings_of_a_process_are_rejected() {
             "admin: { listen: '0.0.0.0:9464' }",
             1,
             "admin.listen: 0.0.0.0:9464 is reachable from other machines without authentication: listen on 127.0.0.1, \
-             or set allow_remote: true",
+             set tls.client_ca_file, or set allow_remote: true",
         ),
     ]);
-    accepts(&["admin: { listen: '0.0.0.0:9464', allow_remote: true }"]);
+    accepts(&[
+        "admin: { listen: '0.0.0.0:9464', allow_remote: true }",
+        // Whoever has no certificate sees only whether the process is alive and ready.
+        "admin: { listen: '0.0.0.0:9464', tls: { cert_file: a, key_file: b, client_ca_file: c } }",
+    ]);
+}
+
+#[test]
+fn half_set_tls_of_a_listener_is_rejected() {
+    for section in ["admin", "scheduler", "dlq_inspector"] {
+        check_section(
+            section,
+            &[
+                ("tls: { cert_file: a }", "tls.cert_file: requires key_file"),
+                ("tls: { key_file: a }", "tls.key_file: requires cert_file"),
+                (
+                    "tls: { client_ca_file: a }",
+                    "tls.client_ca_file: requires cert_file and key_file",
+                ),
+            ],
+        );
+    }
+    accepts(&[
+        "scheduler: { listen: '0.0.0.0:50052', tls: { cert_file: a, key_file: b, client_ca_file: c } }",
+    ]);
 }
 
 #[test]
@@ -453,7 +477,7 @@ fn a_remote_api_requires_a_token_or_allow_remote() {
             (
                 "listen: '0.0.0.0:50051'",
                 "listen: 0.0.0.0:50051 is reachable from other machines without authentication: listen on 127.0.0.1, \
-                 set token_file, or set allow_remote: true",
+                 set token_file or tls.client_ca_file, or set allow_remote: true",
             ),
             (
                 "token_file: /nowhere/token",
@@ -574,7 +598,7 @@ fn invalid_settings_of_the_scheduler_are_rejected() {
             (
                 "listen: 0.0.0.0:50052",
                 "listen: 0.0.0.0:50052 is reachable from other machines without authentication: listen on 127.0.0.1, \
-                 set token_file, or set allow_remote: true",
+                 set token_file or tls.client_ca_file, or set allow_remote: true",
             ),
         ],
     );

@@ -16,12 +16,12 @@ async fn accepted_connections_have_nodelay_set() {
     let mut for_axum = Listener::bind("admin.listen", any_port()).unwrap();
     let _client = TcpStream::connect(for_axum.local_addr().unwrap()).await.unwrap();
     let (accepted, _) = axum::serve::Listener::accept(&mut for_axum).await;
-    assert!(accepted.nodelay().unwrap());
+    assert!(accepted.tcp().nodelay().unwrap());
 
     let for_tonic = Listener::bind("dlq_inspector.listen", any_port()).unwrap();
     let _client = TcpStream::connect(for_tonic.local_addr().unwrap()).await.unwrap();
     let accepted = pin!(for_tonic.incoming()).next().await.unwrap().unwrap();
-    assert!(accepted.nodelay().unwrap());
+    assert!(accepted.tcp().nodelay().unwrap());
 }
 
 #[tokio::test]

@@ -7,3 +7,4 @@ mod default_file;
 mod listen;
 mod otlp;
 mod process;
+mod tls;

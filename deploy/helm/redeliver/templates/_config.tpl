@@ -172,7 +172,9 @@ What the templates need to know of the configuration, as JSON:
 {{- $_ := set $own (printf "%s.listen" $section) (printf "set %s.api.port" $value) -}}
 {{- $_ := set $own (printf "%s.token_file" $section) (printf "set %s.api.tokenSecret" $value) -}}
 {{- $_ := set $own (printf "%s.allow_remote" $section) (printf "set %s.api.allowUnauthenticated" $value) -}}
+{{- $_ := set $own (printf "%s.tls" $section) (printf "set %s.api.tls" $value) -}}
 {{- end -}}
+{{- $_ := set $own "admin.tls" "set admin.tls" -}}
 {{- $_ := set $own "dlq_inspector.data_dir" "set dlqInspector.persistence" -}}
 {{- range $key, $remedy := $own -}}
 {{- $keys := splitList "." $key -}}
@@ -221,6 +223,16 @@ What the templates need to know of the configuration, as JSON:
 {{- else if and (contains "$(REDIS_PASSWORD)" $url) (not .passwordKey) -}}
 {{- fail "redis.passwordKey: is missing, and config.redis.url contains $(REDIS_PASSWORD)" -}}
 {{- end -}}
+{{- end -}}
+{{- $listeners := dict "admin.tls" $.Values.admin.tls "scheduler.api.tls" $.Values.scheduler.api.tls -}}
+{{- $_ := set $listeners "dlqInspector.api.tls" $.Values.dlqInspector.api.tls -}}
+{{- range $path, $tls := $listeners -}}
+{{- if and $tls.clientCaSecret.name (not $tls.secret.name) -}}
+{{- fail (printf "%s.secret.name: is missing, and %s.clientCaSecret.name is set; name the Secret with the certificate" $path $path) -}}
+{{- end -}}
+{{- end -}}
+{{- if and $.Values.podMonitor.enabled $.Values.admin.tls.secret.name (not $.Values.podMonitor.tlsConfig) -}}
+{{- fail "podMonitor.tlsConfig: is missing, and admin.tls.secret.name is set; set `ca`, `serverName` and, for admin.tls.clientCaSecret, `cert` and `keySecret`" -}}
 {{- end -}}
 {{- if and (eq $.Values.topics.provisioner "strimzi") (not $.Values.topics.strimzi.cluster) -}}
 {{- fail "topics.strimzi.cluster: is missing; name the Kafka object" -}}

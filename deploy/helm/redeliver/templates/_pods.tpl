@@ -97,7 +97,11 @@ signal: what it is scaled by, see redeliver.autoscaler.
 {{- $name := include "redeliver.objectName" (dict "root" $root "suffix" .suffix) -}}
 {{- $selector := include "redeliver.selectorLabels" . -}}
 {{- $kafka := include "redeliver.kafka" $root | fromJson -}}
-{{- $secrets := merge dict $kafka.secrets (default dict .secrets) -}}
+{{- $admin := include "redeliver.tls" (dict "tls" $values.admin.tls "section" "admin" "volume" "admin-tls") | fromJson -}}
+{{- $secrets := merge dict $kafka.secrets $admin.secrets (default dict .secrets) -}}
+{{- /* The kubelet does not verify the certificate, and needs none. */ -}}
+{{- $scheme := ternary "HTTPS" "HTTP" (ne $values.admin.tls.secret.name "") -}}
+{{- $readyz := dict "httpGet" (dict "path" "/readyz" "port" "admin" "scheme" $scheme) -}}
 {{- $autoscaling := default dict $settings.autoscaling -}}
 apiVersion: apps/v1
 kind: StatefulSet
@@ -172,7 +176,7 @@ spec:
               valueFrom:
                 fieldRef:
                   fieldPath: metadata.name
-            {{- with concat $kafka.env (default list .env) $settings.extraEnv }}
+            {{- with concat $kafka.env $admin.env (default list .env) $settings.extraEnv }}
             {{- toYaml . | nindent 12 }}
             {{- end }}
           ports:
@@ -182,13 +186,13 @@ spec:
             {{- toYaml . | nindent 12 }}
             {{- end }}
           startupProbe:
-            httpGet: { path: /livez, port: admin }
+            httpGet: { path: /livez, port: admin, scheme: {{ $scheme }} }
             {{- toYaml $values.probes.startup | nindent 12 }}
           livenessProbe:
-            httpGet: { path: /livez, port: admin }
+            httpGet: { path: /livez, port: admin, scheme: {{ $scheme }} }
             {{- toYaml $values.probes.liveness | nindent 12 }}
           readinessProbe:
-            {{- toYaml (default (dict "httpGet" (dict "path" "/readyz" "port" "admin")) .readiness) | nindent 12 }}
+            {{- toYaml (default $readyz .readiness) | nindent 12 }}
             {{- toYaml $values.probes.readiness | nindent 12 }}
           resources:
             {{- toYaml $settings.resources | nindent 12 }}

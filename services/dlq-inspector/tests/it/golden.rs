@@ -22,8 +22,8 @@ fn an_invalid_configuration_is_rejected_with_its_field() {
         (
             "dlq_inspector.listen=0.0.0.0:50051",
             "error: dlq_inspector.listen: 0.0.0.0:50051 is reachable from other machines without \
-             authentication: listen on 127.0.0.1, set token_file, or set allow_remote: true (--set \
-             dlq_inspector.listen)\n",
+             authentication: listen on 127.0.0.1, set token_file or tls.client_ca_file, or set allow_remote: \
+             true (--set dlq_inspector.listen)\n",
         ),
         (
             "dlq_inspector.token_file=/nowhere/token",

@@ -19,7 +19,7 @@ fn producer(services: &Services) -> JobProducer {
     JobProducer::new(&kafka, topics.ingest.clone()).unwrap()
 }
 
-fn block_on<T>(future: impl Future<Output = T>) -> T {
+pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()

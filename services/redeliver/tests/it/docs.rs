@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+use redeliver_testkit::certificates::Authority;
 use redeliver_testkit::{ServiceProcess, eventually};
 
-use crate::services::{APP, Services};
+use crate::services::{APP, Services, path};
 use crate::support::{DEADLINE, Draft};
 
 const OPERATIONS: &str = include_str!("../../../../docs/operations.md");
@@ -61,17 +62,24 @@ fn scraped(service: &mut ServiceProcess, series: &mut BTreeMap<String, BTreeSet<
 pub(crate) fn all_services_at_work(name: &str) -> (Services, [ServiceProcess; 4]) {
     let services = Services::new(name);
     let pipe = &services.pipe;
+    // Some metrics exist only with TLS.
+    let (authority, directory) = (Authority::new().unwrap(), pipe.env.directory());
+    let (certificate, key) = authority.sign().unwrap().write(directory, "tls").unwrap();
+    let ca = authority.write(directory, "ca.crt").unwrap();
+    let certificate = format!("dlq_inspector.tls.cert_file={}", path(&certificate));
+    let key = format!("dlq_inspector.tls.key_file={}", path(&key));
+    let tls = ["--set", &certificate, "--set", &key];
     let running = [
         pipe.scheduler("a"),
         pipe.enricher("a"),
         pipe.retry_tier("a"),
-        services.inspect(),
+        pipe.start("dlq-inspector", "a", &tls),
     ];
     services.cli(&["jobs", "schedule", "--app", APP, "--in", "0s", "--data", "job"]);
     let drafts = ["fine", "busy", "later"].map(|body| Draft::new(body.to_owned(), body.to_owned()));
     pipe.produce(drafts.to_vec());
     services.produce_dead_letters(&["hopeless"]);
-    services.cli(&["dlq", "stats"]);
+    services.cli(&[&["dlq", "stats", "--ca-file", path(&ca)], &tls[..]].concat());
     (services, running)
 }
 

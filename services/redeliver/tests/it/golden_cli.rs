@@ -97,7 +97,9 @@ Options:
       --check               Validate the configuration and exit
       --server <URL>        URL of the inspector, such as http://inspector:50051; overrides REDELIVER_DLQ (default: dlq_inspector.listen)
       --token-file <FILE>   File with the bearer token; overrides REDELIVER_TOKEN_FILE (default: from the configuration)
-      --ca-file <FILE>      Additional CA certificates (PEM) for https
+      --ca-file <FILE>      Additional CA certificates (PEM) for https; overrides REDELIVER_CA_FILE
+      --cert-file <FILE>    Client certificate (PEM) for https; overrides REDELIVER_CERT_FILE
+      --key-file <FILE>     Private key of the client certificate (PEM); overrides REDELIVER_KEY_FILE
       --timeout <DURATION>  Timeout of a request [default: 30s]
   -h, --help                Print help
 ";

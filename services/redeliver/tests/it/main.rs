@@ -30,5 +30,6 @@ mod services;
 mod shutdown;
 mod status;
 mod support;
+mod tls;
 mod too_large;
 mod traces;

@@ -20,8 +20,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use redeliver_runtime::config::{Problem, RedisConfig, redact_url};
 use redeliver_runtime::error_chain::error_chain;
 use redeliver_runtime::tasks::Tasks;
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject as _;
+use redeliver_runtime::tls::{client_builder, trusted_roots};
 use tokio::sync::{broadcast, watch};
 use tokio::time::{Instant, MissedTickBehavior};
 
@@ -55,13 +54,8 @@ pub enum ConnectError {
     #[error("setting up TLS for Redis")]
     Tls(#[from] rustls::Error),
     /// The CA certificates cannot be read.
-    #[error("redis.ca_file ({path}): {problem}")]
-    CaCertificates {
-        /// The file.
-        path: String,
-        /// Why it is invalid.
-        problem: String,
-    },
+    #[error("redis.ca_file: {0}")]
+    CaCertificates(String),
     /// Redis refuses the credentials or the connection.
     #[error("Redis refuses the connection: {0}")]
     Refused(String),
@@ -239,7 +233,7 @@ impl From<ConnectError> for Problem {
     fn from(error: ConnectError) -> Self {
         let (field, problem) = match error {
             ConnectError::Url { url, problem } => ("redis.url", format!("{url} cannot be used: {problem}")),
-            ConnectError::CaCertificates { path, problem } => ("redis.ca_file", format!("{path}: {problem}")),
+            ConnectError::CaCertificates(problem) => ("redis.ca_file", problem),
             error => ("redis", error_chain(&error)),
         };
         Self {
@@ -306,35 +300,11 @@ fn client(config: &RedisConfig) -> Result<Client, ConnectError> {
         .map_err(|error| invalid(describe(&error)))
 }
 
-/// Passes the crypto provider explicitly instead of installing it for the process.
 fn tls(ca_file: Option<&Path>) -> Result<rustls::ClientConfig, ConnectError> {
-    let mut roots = rustls::RootCertStore::empty();
-    // Invalid certificates of the system are skipped, as in other programs.
-    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-    if let Some(path) = ca_file {
-        for certificate in ca_certificates(path)? {
-            roots.add(certificate)?;
-        }
-    }
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    Ok(rustls::ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()?
+    let roots = trusted_roots(ca_file).map_err(ConnectError::CaCertificates)?;
+    Ok(client_builder()?
         .with_root_certificates(roots)
         .with_no_client_auth())
-}
-
-/// The certificates of a PEM file.
-fn ca_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, ConnectError> {
-    let invalid = |problem: String| ConnectError::CaCertificates {
-        path: path.display().to_string(),
-        problem,
-    };
-    let read: Result<Vec<_>, _> = CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
-    match read {
-        Ok(found) if found.is_empty() => Err(invalid("it contains no PEM certificate".to_owned())),
-        Ok(found) => Ok(found),
-        Err(error) => Err(invalid(format!("cannot read it: {error}"))),
-    }
 }
 
 /// Maintains the connection while it is in use.
@@ -648,11 +618,17 @@ mod tests {
         let directory = redeliver_testkit::scratch::Scratch::new("ca-certificates").unwrap();
         let empty = directory.path().join("empty.pem");
         std::fs::write(&empty, "nothing\n").unwrap();
-        for (path, problem) in [
-            (empty, "it contains no PEM certificate"),
-            (directory.path().join("missing.pem"), "cannot read it: "),
+        let missing = directory.path().join("missing.pem");
+        for (expected, path) in [
+            (
+                format!("redis.ca_file: {} contains no PEM certificate", empty.display()),
+                empty,
+            ),
+            (
+                format!("redis.ca_file: cannot read {}: ", missing.display()),
+                missing,
+            ),
         ] {
-            let expected = format!("redis.ca_file ({}): {problem}", path.display());
             let config = RedisConfig {
                 ca_file: Some(path),
                 ..config("rediss://localhost:6379")

@@ -1,0 +1,115 @@
+//! TLS: certificate files, and the configurations of servers and clients.
+//!
+//! The crypto provider is passed explicitly everywhere, so that nothing depends on a default of the process.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{ClientConfig, ConfigBuilder, RootCertStore, WantsVerifier};
+
+mod own_process;
+mod server;
+
+pub(crate) use own_process::connector_to_own_process;
+pub use server::{ClientCertificates, Protocols, ServerTls, TlsMetrics};
+
+/// Certificate files are read again and again, so they are bounded. A bundle of all public CAs has 0.2 MB.
+const MAX_FILE_BYTES: u64 = 4 << 20;
+
+pub(crate) fn provider() -> Arc<CryptoProvider> {
+    Arc::new(rustls::crypto::ring::default_provider())
+}
+
+/// The first step of a client's configuration.
+///
+/// # Errors
+/// When the crypto provider supports no version of TLS.
+pub fn client_builder() -> Result<ConfigBuilder<ClientConfig, WantsVerifier>, rustls::Error> {
+    ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions()
+}
+
+/// The CA certificates of the system, and those of `ca_file`. Invalid certificates of the system are skipped, as in
+/// other programs.
+///
+/// # Errors
+/// What is wrong with `ca_file`. The message contains the path.
+pub fn trusted_roots(ca_file: Option<&Path>) -> Result<RootCertStore, String> {
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    if let Some(path) = ca_file {
+        add_roots(&mut roots, path, &read(path)?)?;
+    }
+    Ok(roots)
+}
+
+/// Adds the certificates of a PEM file, which was read from `path`.
+fn add_roots(roots: &mut RootCertStore, path: &Path, pem: &[u8]) -> Result<(), String> {
+    for certificate in certificates_in(path, pem)? {
+        roots
+            .add(certificate)
+            .map_err(|error| format!("{} contains an invalid certificate: {error}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// The certificates of a PEM file, at least one.
+///
+/// # Errors
+/// What is wrong with the file. The message contains the path.
+pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
+    certificates_in(path, &read(path)?)
+}
+
+/// The private key of a PEM file.
+///
+/// # Errors
+/// What is wrong with the file. The message contains the path.
+pub fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, String> {
+    private_key_in(path, &read(path)?)
+}
+
+fn certificates_in(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+    let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    match read {
+        Ok(certificates) if certificates.is_empty() => {
+            Err(format!("{} contains no PEM certificate", path.display()))
+        }
+        Ok(certificates) => Ok(certificates),
+        Err(error) => Err(format!("{} is not valid PEM: {error}", path.display())),
+    }
+}
+
+fn private_key_in(path: &Path, pem: &[u8]) -> Result<PrivateKeyDer<'static>, String> {
+    PrivateKeyDer::from_pem_slice(pem).map_err(|error| match error {
+        rustls::pki_types::pem::Error::NoItemsFound => {
+            format!(
+                "{} contains no PEM private key without a password",
+                path.display()
+            )
+        }
+        error => format!("{} is not valid PEM: {error}", path.display()),
+    })
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, String> {
+    let read = || {
+        use std::io::Read as _;
+        let mut bytes = Vec::new();
+        let file = std::fs::File::open(path)?;
+        file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    let bytes: Vec<u8> =
+        read().map_err(|error: std::io::Error| format!("cannot read {}: {error}", path.display()))?;
+    if bytes.len() as u64 > MAX_FILE_BYTES {
+        return Err(format!(
+            "{} is larger than {} MiB",
+            path.display(),
+            MAX_FILE_BYTES >> 20
+        ));
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,197 @@
+//! TLS with client certificates on the ports of the services, the CLI, and the client crate.
+
+use redeliver_client::{ClientError, DeadLetterClient, Endpoint, JobClient};
+use redeliver_testkit::certificates::Authority;
+use redeliver_testkit::{CommandOutput, eventually, free_port, run};
+
+use crate::client::block_on;
+use crate::services::{Services, path};
+use crate::support::{DEADLINE, Pipe, PipeBuilder};
+
+/// Certificates of servers and clients, each kind with its own authority.
+struct Certificates {
+    servers: Authority,
+    clients: Authority,
+}
+
+impl Certificates {
+    /// Writes `tls.crt`, `tls.key`, `clients.crt`, `servers.crt`, `client.crt` and `client.key`.
+    fn write(pipe: &Pipe) -> Self {
+        let directory = pipe.env.directory();
+        let certificates = Self {
+            servers: Authority::new().unwrap(),
+            clients: Authority::new().unwrap(),
+        };
+        certificates.renew(pipe);
+        certificates.servers.write(directory, "servers.crt").unwrap();
+        certificates.clients.write(directory, "clients.crt").unwrap();
+        let client = certificates.clients.sign().unwrap();
+        client.write(directory, "client").unwrap();
+        certificates
+    }
+
+    /// Replaces the certificate of the servers by one of the same authority.
+    fn renew(&self, pipe: &Pipe) {
+        let server = self.servers.sign().unwrap();
+        server.write(pipe.env.directory(), "tls").unwrap();
+    }
+}
+
+fn file(pipe: &Pipe, name: &str) -> String {
+    path(&pipe.env.directory().join(name)).to_owned()
+}
+
+/// The settings of a section.
+fn settings(pipe: &Pipe, section: &str) -> Vec<String> {
+    let files = [
+        ("cert_file", "tls.crt"),
+        ("key_file", "tls.key"),
+        ("client_ca_file", "clients.crt"),
+    ];
+    let set = |(key, name)| format!("{section}.tls.{key}={}", file(pipe, name));
+    let settings = files.map(set).into_iter();
+    settings.flat_map(|set| ["--set".to_owned(), set]).collect()
+}
+
+fn borrowed(texts: &[String]) -> Vec<&str> {
+    texts.iter().map(String::as_str).collect()
+}
+
+#[test]
+fn the_apis_serve_clients_with_a_certificate_and_renew_their_own_while_clients_are_connected() {
+    let services = Services::new("tls");
+    let pipe = &services.pipe;
+    let certificates = Certificates::write(pipe);
+    let set = [settings(pipe, "scheduler"), settings(pipe, "dlq_inspector")].concat();
+    let mut scheduler = pipe.start("scheduler", "a", &borrowed(&set));
+    let _inspector = pipe.start("dlq-inspector", "a", &borrowed(&set));
+    let [ca, certificate, key] = ["servers.crt", "client.crt", "client.key"].map(|name| file(pipe, name));
+    let flags = ["--ca-file", &ca, "--cert-file", &certificate, "--key-file", &key];
+
+    // The configuration has TLS, so the addresses are https.
+    for command in [&["jobs", "stats"][..], &["dlq", "ls"], &["status"]] {
+        let flags: Vec<&str> = [command, &borrowed(&set), &flags].concat();
+        let printed = services.cli(&flags);
+        assert!(!printed.contains("cannot connect"), "{printed}");
+    }
+    let without = [&["jobs", "stats"][..], &borrowed(&set), &flags[..2]].concat();
+    // With TLS 1.3, the server may close the connection before the client has read the reason.
+    let refused = services.fails(1, &without);
+    assert!(refused.stderr.starts_with("error: "), "{refused:?}");
+    let half = [&["jobs", "stats"][..], &borrowed(&set), &flags[..4]].concat();
+    let refused = services.fails(2, &half);
+    assert!(refused.stderr.contains("--key-file <FILE>"), "{refused:?}");
+
+    let endpoint = |address: &str| {
+        Endpoint::new(format!("https://{address}"))
+            .ca_file(&ca)
+            .client_certificate(&certificate, &key)
+    };
+    block_on(async {
+        let connected = JobClient::connect(&endpoint(&services.scheduler)).await.unwrap();
+        assert_eq!(connected.stats(1).await.unwrap().scheduled, 0);
+        let inspected = DeadLetterClient::connect(&endpoint(&services.inspector))
+            .await
+            .unwrap();
+        assert!(inspected.stats("").await.is_ok());
+
+        let other = Authority::new().unwrap();
+        let (wrong, wrong_key) = other
+            .sign()
+            .unwrap()
+            .write(pipe.env.directory(), "wrong")
+            .unwrap();
+        for address in [&services.scheduler, &services.inspector] {
+            let wrong = endpoint(address).client_certificate(&wrong, &wrong_key);
+            let refused = async { JobClient::connect(&wrong).await?.stats(1).await };
+            let refused = refused.await.unwrap_err();
+            assert!(
+                matches!(refused, ClientError::Unreachable { .. }) || refused.is_transient(),
+                "{refused:?}"
+            );
+        }
+
+        certificates.renew(pipe);
+        eventually("the new certificate is served", DEADLINE, || {
+            let output = scheduler.output();
+            let is_served = output.contains("serving the changed certificate files");
+            if is_served { Ok(()) } else { Err(output) }
+        });
+        // The former connection, and a new one.
+        assert_eq!(connected.stats(1).await.unwrap().scheduled, 0);
+        let renewed = JobClient::connect(&endpoint(&services.scheduler)).await.unwrap();
+        assert_eq!(renewed.stats(1).await.unwrap().scheduled, 0);
+    });
+    assert_eq!(
+        scheduler.metric(r#"redeliver_tls_files_unusable{listener="scheduler"}"#),
+        0
+    );
+    assert!(
+        scheduler.metric(r#"redeliver_tls_certificate_expiry_timestamp_seconds{listener="scheduler"}"#) > 0
+    );
+}
+
+#[test]
+fn health_works_with_tls_and_each_service_checks_its_certificates() {
+    let pipe = PipeBuilder::new("tls-health").tiers(&[5_000]).create();
+    Certificates::write(&pipe);
+    let listen = format!("admin.listen=127.0.0.1:{}", free_port());
+    let set = [vec!["--set".to_owned(), listen], settings(&pipe, "admin")].concat();
+    let mut tier = pipe.env.spawn("retry-tier", "a", &borrowed(&set));
+    let health = || -> CommandOutput {
+        let arguments = [&["health"][..], &borrowed(&set)].concat();
+        run(pipe.command("retry-tier", &arguments))
+    };
+    tier.admin();
+    let printed = eventually("the process is ready", DEADLINE, || {
+        let printed = health();
+        if printed.code == Some(0) {
+            Ok(printed)
+        } else {
+            Err(format!("{printed:?}"))
+        }
+    });
+    assert!(printed.stdout.contains(r#""ready":true"#), "{printed:?}");
+    drop(tier);
+    assert_eq!(health().code, Some(1));
+
+    let none = file(&pipe, "none");
+    for (service, section) in [
+        ("retry-tier", "admin"),
+        ("enricher", "admin"),
+        ("scheduler", "admin"),
+        ("dlq-inspector", "admin"),
+        ("scheduler", "scheduler"),
+        ("dlq-inspector", "dlq_inspector"),
+    ] {
+        let wrong = format!("{section}.tls.key_file={none}");
+        let set = [settings(&pipe, section), vec!["--set".to_owned(), wrong]].concat();
+        let arguments = [&["--check"][..], &borrowed(&set)].concat();
+        let printed = run(pipe.command(service, &arguments));
+        let expected = format!("error: {section}.tls.key_file: cannot read {none}: ");
+        assert_eq!(printed.code, Some(2), "{service}: {printed:?}");
+        assert!(printed.stderr.starts_with(&expected), "{service}: {printed:?}");
+    }
+}
+
+#[test]
+fn tokens_without_tls_on_another_address_than_loopback_are_a_warning() {
+    let pipe = PipeBuilder::new("tls-token")
+        .set("dlq_inspector.data_dir", "{dir}/data")
+        .without_topics();
+    Certificates::write(&pipe);
+    let token = pipe.env.directory().join("token");
+    std::fs::write(&token, "s3cret\n").unwrap();
+    let token = format!("dlq_inspector.token_file={}", path(&token));
+    let set = ["--set", "dlq_inspector.listen=0.0.0.0:0", "--set", &token];
+    let warning = "clients send their tokens unencrypted; set dlq_inspector.tls";
+    let mut inspector = pipe.env.spawn("dlq-inspector", "a", &set);
+    let output = inspector.wait_for_output(" api=", DEADLINE);
+    assert!(output.contains(warning), "{output}");
+
+    let tls = settings(&pipe, "dlq_inspector");
+    let set = [&set[..], &borrowed(&tls)].concat();
+    let mut inspector = pipe.env.spawn("dlq-inspector", "b", &set);
+    let output = inspector.wait_for_output(" api=", DEADLINE);
+    assert!(!output.contains(warning), "{output}");
+}
