@@ -19,6 +19,7 @@ mod http;
 mod http_request;
 mod kafka;
 mod load;
+mod login;
 mod output;
 mod overrides;
 mod pipeline;
@@ -37,12 +38,13 @@ pub use http::{HttpConfig, Meaning, ResponseMode, Status, TlsConfig};
 pub use http_request::{endpoint_url, header_name, header_value, request_method};
 pub use kafka::{KafkaConfig, TopicsConfig, check_id_prefix};
 pub use load::Sources;
+pub use login::{ClientAuth, LoginConfig, OidcConfig};
 pub use output::{ChosenOutput, OutputConfig};
 pub use pipeline::{AnchorConfig, LongWaitsConfig, PipelineConfig, ReturnTarget};
 pub use process::{AdminConfig, ClockConfig, LogFormat, OtlpConfig, ShutdownConfig, TelemetryConfig};
 pub use retry::{JitterConfig, RetryConfig};
 pub use scheduler::{AppConfig, JobTopicsConfig, SchedulerConfig};
-pub use secret::{REDACTED, RequestHeaders, Secret, Settings, Url, redact_url};
+pub use secret::{REDACTED, RequestHeaders, Secret, SecretSetting, Settings, Url, redact_url};
 pub use services::{DlqInspectorConfig, RedisConfig, RetryTierConfig, ServedPipelines};
 
 /// The default configuration, which documents every key in comments.

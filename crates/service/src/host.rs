@@ -24,6 +24,7 @@ use redeliver_runtime::telemetry::Tracer;
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::ClockReports;
+use crate::login::{self, LoginMetrics};
 use crate::metrics::{LaneFamilies, Serves};
 use crate::topics::{self, TopicsError};
 
@@ -147,13 +148,20 @@ impl Host {
     pub fn new(service: &str, start: Start) -> Self {
         let mut registry = metrics::registry(service, &start.config.instance, &SystemClock);
         let clock_reports = ClockReports::register(&mut registry);
+        let mut tasks = Tasks::new(start.shutdown);
+        let mut kafka = kafka_settings(&start.config);
+        match login::start(&start.config, || LoginMetrics::register(&mut registry)) {
+            Ok(login) => kafka.login = login,
+            // Ends the process.
+            Err(error) => tasks.spawn("kafka-login", async { Err(error) }),
+        }
         Self {
             clock: clock_reports.guard(SystemClock, &start.config),
             clock_reports,
             lanes: LaneFamilies::register(&mut registry),
-            tasks: Tasks::new(start.shutdown),
+            tasks,
             health: Health::new(),
-            kafka: kafka_settings(&start.config),
+            kafka,
             config: start.config,
             tracer: start.tracer,
             admin: Some(start.admin),
@@ -197,7 +205,8 @@ impl Host {
     }
 
     /// Checks these topics and, with `kafka.topics.create`, creates missing ones; see [`topics::ensure`]. Then checks that
-    /// the groups that read them have not had another `kafka.id_prefix`. While Kafka is unavailable, this waits. The admin port is served from here on, so that a waiting process is alive and
+    /// the groups that read them have not had another `kafka.id_prefix`. While Kafka is unavailable, or there is no token for
+    /// it, this waits. The admin port is served from here on, so that a waiting process is alive and
     /// `/readyz` shows the reason.
     ///
     /// # Errors
@@ -206,6 +215,9 @@ impl Host {
         let part = self.health.part("topics");
         self.topics_part = Some(part.clone());
         self.serve_admin();
+        if let Some(login) = &self.kafka.login {
+            login::wait(login, self.tasks.shutdown(), &part).await;
+        }
         self.existing_topics =
             topics::ensure(&self.config, &self.kafka, spec, self.tasks.shutdown(), &part).await?;
         part.not_ready("checking consumer groups");
@@ -311,9 +323,9 @@ pub fn check_kafka(config: &Config) -> Result<(), ConfigError> {
     })
 }
 
-/// How to connect to Kafka, from the configuration.
+/// How to connect to Kafka, from the configuration, without a login by tokens; see [`login`](crate::login).
 #[must_use]
-pub fn kafka_settings(config: &Config) -> KafkaSettings {
+pub(crate) fn kafka_settings(config: &Config) -> KafkaSettings {
     KafkaSettings {
         properties: config
             .kafka

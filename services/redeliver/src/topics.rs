@@ -20,8 +20,9 @@ use redeliver_kafka::backlog::backlogs;
 use redeliver_kafka::topology::{self, Finding, Severity, TopologySpec};
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::{CommonArgs, EXIT_FAILURE, report};
-use redeliver_service::host::{check_kafka, kafka_settings};
+use redeliver_service::host::check_kafka;
 use redeliver_service::leftovers::leftovers;
+use redeliver_service::login::kafka_of_command;
 use redeliver_service::topics;
 use render::RenderArgs;
 
@@ -64,7 +65,10 @@ pub(crate) fn main(args: &TopicsArgs) -> ExitCode {
     }
     let settings = topics::topic_settings(&config);
     let spec = spec.join(TopologySpec::for_ledger(ledger::TOPIC, &settings));
-    let kafka = kafka_settings(&config);
+    let kafka = match kafka_of_command(&config) {
+        Ok(kafka) => kafka,
+        Err(error) => return report(&error),
+    };
     let client = kafka.client();
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,

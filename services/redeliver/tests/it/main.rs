@@ -27,5 +27,6 @@ mod services;
 mod shutdown;
 mod status;
 mod support;
+mod tokens;
 mod too_large;
 mod traces;
