@@ -1,5 +1,5 @@
 //! Parts of librdkafka's API that `rdkafka` does not expose: topic ids, the consumer groups of a cluster, the members of a
-//! group, a consumer's member id, and headers byte for byte.
+//! group, a consumer's member id, headers byte for byte, and login tokens for clients that are not polled.
 //!
 //! This is the only crate of the workspace that contains `unsafe` code. Its public API is safe. It returns owned values, except
 //! for raw headers, which borrow from their message: no pointer of librdkafka outlives what it belongs to. Each native object has a guard that frees it. Each `unsafe` block contains one
@@ -9,6 +9,7 @@
 
 mod headers;
 mod native;
+mod token;
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -21,6 +22,9 @@ use rdkafka::error::{IsError as _, RDKafkaErrorCode};
 use native::{Options, OwnedString, Queue, TopicNames};
 
 pub use headers::{RawHeader, raw_headers};
+pub use token::{
+    InvalidToken, KafkaClient, RdClient, Token, TokenPort, is_extension_name, is_extension_value,
+};
 
 /// The id of a topic. A topic that is deleted and created again under the same name gets a new id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

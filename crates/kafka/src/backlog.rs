@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use redeliver_core::Record;
+use redeliver_kafka_ffi::KafkaClient;
 
 use crate::client::KafkaSettings;
 use crate::reader::{ReadError, TopicReader, group_positions, is_unknown, kafka};
@@ -131,7 +132,7 @@ fn count<T>(
     for (group, topic) in topics {
         by_group.entry(group).or_default().push(topic.clone());
     }
-    let consumer: BaseConsumer = settings
+    let consumer: KafkaClient<BaseConsumer> = settings
         .reader("read_committed")
         .create()
         .map_err(kafka("creating a client"))?;

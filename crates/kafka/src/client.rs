@@ -2,13 +2,17 @@
 //! Java's partitioning depend are set last, so that they cannot be overridden.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use rdkafka::ClientConfig;
-use rdkafka::config::RDKafkaLogLevel;
+use rdkafka::config::{FromClientConfig, FromClientConfigAndContext, RDKafkaLogLevel};
+use rdkafka::consumer::{BaseConsumer, ConsumerContext};
 use rdkafka::error::KafkaError;
+use rdkafka::{ClientConfig, ClientContext};
 use redeliver_core::mutant;
+use redeliver_kafka_ffi::{KafkaClient, RdClient};
+
+use crate::login::Login;
 
 /// Settings of all Kafka clients of a process.
 #[derive(Clone, Debug)]
@@ -33,6 +37,86 @@ pub struct KafkaSettings {
     pub transaction_timeout: Duration,
     /// How far a lane's consumer reads ahead. [`KafkaSettings::properties`] override it.
     pub prefetch: Prefetch,
+    /// Logs clients in with tokens (SASL/OAUTHBEARER). `None`: [`KafkaSettings::properties`] say how, if at all.
+    pub login: Option<Login>,
+}
+
+/// The configuration of a client. All clients are created by it, so that all of them are logged in.
+#[derive(Clone, Debug)]
+pub struct ClientSettings {
+    config: ClientConfig,
+    login: Option<Login>,
+}
+
+impl ClientSettings {
+    /// The properties. A client that is created from them directly is not logged in.
+    #[must_use]
+    pub fn properties(&self) -> &ClientConfig {
+        &self.config
+    }
+
+    /// The value of a property.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.config.get(name)
+    }
+
+    /// Sets a property.
+    pub fn set(&mut self, name: impl Into<String>, value: impl Into<String>) -> &mut Self {
+        self.config.set(name, value);
+        self
+    }
+
+    /// Removes a property.
+    pub(crate) fn remove(&mut self, name: &str) {
+        self.config.remove(name);
+    }
+
+    /// Creates a client without connecting to the broker.
+    ///
+    /// # Errors
+    /// If the client rejects its configuration.
+    pub fn create<T: FromClientConfig + RdClient>(&self) -> Result<KafkaClient<T>, KafkaError> {
+        Ok(self.logged_in(self.config.create()?))
+    }
+
+    /// As [`ClientSettings::create`], with a context.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn create_with_context<C, T>(&self, context: C) -> Result<KafkaClient<T>, KafkaError>
+    where
+        C: ClientContext,
+        T: FromClientConfigAndContext<C> + RdClient,
+    {
+        Ok(self.logged_in(self.config.create_with_context(context)?))
+    }
+
+    /// Creates a consumer that can be shared. `prepare` is called before that.
+    pub(crate) fn create_shared<C: ConsumerContext>(
+        &self,
+        context: C,
+        prepare: impl FnOnce(&mut BaseConsumer<C>),
+    ) -> Result<KafkaClient<Arc<BaseConsumer<C>>>, KafkaError> {
+        let mut consumer = self.config.create_with_context(context)?;
+        prepare(&mut consumer);
+        Ok(self.logged_in(Arc::new(consumer)))
+    }
+
+    fn logged_in<T: RdClient>(&self, client: T) -> KafkaClient<T> {
+        let client = KafkaClient::new(client);
+        if let Some(login) = &self.login {
+            login.register(client.port());
+        }
+        client
+    }
+}
+
+/// Without a login.
+impl From<ClientConfig> for ClientSettings {
+    fn from(config: ClientConfig) -> Self {
+        Self { config, login: None }
+    }
 }
 
 /// How much of a partition the client fetches in advance.
@@ -86,6 +170,7 @@ impl KafkaSettings {
             session_timeout: Duration::from_secs(10),
             transaction_timeout: Duration::from_secs(10),
             prefetch: Prefetch::STREAM,
+            login: None,
         }
     }
 
@@ -122,7 +207,7 @@ impl KafkaSettings {
 
     /// The configuration of a client for metadata and administration, and the base of all others.
     #[must_use]
-    pub fn client(&self) -> ClientConfig {
+    pub fn client(&self) -> ClientSettings {
         let mut config = ClientConfig::new();
         // Reconnect quickly after a restart of the broker. The default delay grows up to ten seconds.
         config
@@ -134,13 +219,22 @@ impl KafkaSettings {
         }
         config.set("bootstrap.servers", &self.brokers);
         config.set("client.id", self.id(&format!("redeliver-{}", self.instance)));
+        if self.login.is_some() {
+            config.set("sasl.mechanism", "OAUTHBEARER");
+            if !self.properties.contains_key("security.protocol") {
+                config.set("security.protocol", "SASL_SSL");
+            }
+        }
         config.set_log_level(RDKafkaLogLevel::Warning);
-        config
+        ClientSettings {
+            config,
+            login: self.login.clone(),
+        }
     }
 
     /// The configuration of a consumer that reads outside of any group.
     #[must_use]
-    pub fn reader(&self, isolation: &str) -> ClientConfig {
+    pub fn reader(&self, isolation: &str) -> ClientSettings {
         let mut config = self.client();
         for (name, value) in [("fetch.wait.max.ms", "10"), ("fetch.queue.backoff.ms", "1")] {
             if !self.properties.contains_key(name) {
@@ -162,7 +256,7 @@ impl KafkaSettings {
     /// The configuration of a lane's consumer. `group` is the id of the group, with the prefix. `member` makes the name of a
     /// static member unique within the instance.
     #[must_use]
-    pub fn consumer(&self, group: &str, member: &str) -> ClientConfig {
+    pub fn consumer(&self, group: &str, member: &str) -> ClientSettings {
         let mut config = self.client();
         let session = self.session_timeout.as_millis();
         let prefetch = self.prefetch;
@@ -204,7 +298,7 @@ impl KafkaSettings {
         // The lane parses these log lines to detect topics that were created again.
         let debug = config.get("debug").map(|debug| format!("{debug},metadata"));
         config.set("debug", debug.unwrap_or_else(|| "metadata".to_owned()));
-        config.set_log_level(RDKafkaLogLevel::Debug);
+        config.config.set_log_level(RDKafkaLogLevel::Debug);
         config
     }
 
@@ -217,7 +311,7 @@ impl KafkaSettings {
 
     /// The configuration of a lane's producer. The prefix is added to the transactional id.
     #[must_use]
-    pub fn transactional_producer(&self, transactional_id: &str) -> ClientConfig {
+    pub fn transactional_producer(&self, transactional_id: &str) -> ClientSettings {
         let mut config = self.producer();
         let timeout = self.transaction_timeout.as_millis();
         config
@@ -229,7 +323,7 @@ impl KafkaSettings {
 
     /// The configuration of an idempotent producer without transactions.
     #[must_use]
-    pub fn producer(&self) -> ClientConfig {
+    pub fn producer(&self) -> ClientSettings {
         let mut config = self.client();
         let tuning = [
             ("linger.ms", "1"),

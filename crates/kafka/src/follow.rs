@@ -8,15 +8,16 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rdkafka::TopicPartitionList;
 use rdkafka::consumer::base_consumer::PartitionQueue;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::Message as _;
 use rdkafka::topic_partition_list::Offset;
-use rdkafka::{ClientConfig, TopicPartitionList};
 use redeliver_core::Record;
+use redeliver_kafka_ffi::KafkaClient;
 
-use crate::client::KafkaSettings;
+use crate::client::{ClientSettings, KafkaSettings};
 use crate::convert;
 use crate::partition_end::EndContext;
 use crate::processor::Waker;
@@ -61,11 +62,11 @@ pub struct Start {
 
 /// Reads partitions from given offsets. All calls must come from one thread.
 pub struct Follower {
-    config: ClientConfig,
+    config: ClientSettings,
     waker: Waker,
     // Declared before the consumer, so that the queues are dropped before it.
     partitions: Vec<FollowedPartition>,
-    consumer: Arc<BaseConsumer<EndContext>>,
+    consumer: KafkaClient<Arc<BaseConsumer<EndContext>>>,
     /// The index of the partition that the next poll begins with, so that all get their share.
     first: usize,
 }
@@ -276,12 +277,16 @@ impl FollowedPartition {
     }
 }
 
-fn create_consumer(config: &ClientConfig, waker: &Waker) -> Result<Arc<BaseConsumer<EndContext>>, ReadError> {
-    let consumer = config.create_with_context(EndContext::default());
-    let mut consumer: BaseConsumer<EndContext> = consumer.map_err(kafka("creating a consumer"))?;
+fn create_consumer(
+    config: &ClientSettings,
+    waker: &Waker,
+) -> Result<KafkaClient<Arc<BaseConsumer<EndContext>>>, ReadError> {
     let waker = waker.clone();
-    consumer.set_nonempty_callback(move || waker.wake());
-    Ok(Arc::new(consumer))
+    config
+        .create_shared(EndContext::default(), |consumer| {
+            consumer.set_nonempty_callback(move || waker.wake());
+        })
+        .map_err(kafka("creating a consumer"))
 }
 
 /// Whether an error concerns only one partition.

@@ -11,6 +11,7 @@ use rdkafka::TopicPartitionList;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _};
 use rdkafka::error::KafkaError;
 use rdkafka::topic_partition_list::{Offset, TopicPartitionListElem};
+use redeliver_kafka_ffi::KafkaClient;
 pub use redeliver_kafka_ffi::{GroupList, ListedGroup};
 
 use crate::client::KafkaSettings;
@@ -42,7 +43,7 @@ pub type GroupOffsets = BTreeMap<(String, i32), CommittedOffset>;
 /// # Errors
 /// If the client cannot be created or no broker answers within `timeout`.
 pub fn list(settings: &KafkaSettings, timeout: Duration) -> Result<GroupList, ReadError> {
-    let consumer: BaseConsumer = settings
+    let consumer: KafkaClient<BaseConsumer> = settings
         .reader("read_committed")
         .create()
         .map_err(kafka("creating a client"))?;
@@ -55,7 +56,7 @@ pub fn list(settings: &KafkaSettings, timeout: Duration) -> Result<GroupList, Re
 /// # Errors
 /// If the client cannot be created or a broker does not answer within `timeout`.
 pub fn members(settings: &KafkaSettings, timeout: Duration) -> Result<BTreeMap<String, usize>, ReadError> {
-    let consumer: BaseConsumer = settings
+    let consumer: KafkaClient<BaseConsumer> = settings
         .reader("read_committed")
         .create()
         .map_err(kafka("creating a client"))?;
@@ -78,7 +79,8 @@ pub fn offsets(
     group: &str,
     topics: &[Arc<str>],
 ) -> Result<GroupOffsets, ReadError> {
-    read(&group_consumer(settings, group, "read_committed")?, topics)
+    let consumer = group_consumer(settings, group, "read_committed")?;
+    read(&consumer, topics)
 }
 
 /// As [`offsets`], without waiting for open transactions. Enough to know what a group has read.
@@ -90,7 +92,8 @@ pub fn former_offsets(
     group: &str,
     topics: &[Arc<str>],
 ) -> Result<GroupOffsets, ReadError> {
-    read(&group_consumer(settings, group, "read_uncommitted")?, topics)
+    let consumer = group_consumer(settings, group, "read_uncommitted")?;
+    read(&consumer, topics)
 }
 
 fn read(consumer: &BaseConsumer, topics: &[Arc<str>]) -> Result<GroupOffsets, ReadError> {

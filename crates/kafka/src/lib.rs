@@ -3,6 +3,7 @@
 //! | module | content |
 //! |---|---|
 //! | [`client`] | settings of all clients |
+//! | [`login`] | tokens with which all clients log in |
 //! | [`lane`] | the loop of every service: consume, process, write in transactions |
 //! | [`processor`] | the interface between a lane and a service |
 //! | [`transaction`] | exactly-once writes of outputs and offsets |
@@ -31,6 +32,7 @@ pub mod fault;
 pub mod follow;
 pub mod groups;
 pub mod lane;
+pub mod login;
 pub mod lookup;
 pub mod murmur2;
 mod partition_end;
@@ -44,9 +46,10 @@ pub mod topology;
 pub mod tracker;
 pub mod transaction;
 
-pub use client::{KafkaSettings, Prefetch};
+pub use client::{ClientSettings, KafkaSettings, Prefetch};
 pub use lane::{IfRecreated, Lane, LaneContext, LaneError, LaneObserver, LaneSpec};
 
+pub use login::{Login, LoginObserver, TokenError, TokenSource};
 pub use processor::{AssignmentId, Processor, Refused, TransactionBatch, Waker};
-pub use redeliver_kafka_ffi::TopicId;
+pub use redeliver_kafka_ffi::{InvalidToken, KafkaClient, Token, TopicId};
 pub use topic_watch::{TopicState, TopicWatch};

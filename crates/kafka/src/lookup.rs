@@ -10,6 +10,7 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::Message as _;
 use rdkafka::topic_partition_list::Offset;
 use redeliver_core::{Position, Record};
+use redeliver_kafka_ffi::KafkaClient;
 
 use crate::client::KafkaSettings;
 use crate::convert;
@@ -18,7 +19,7 @@ use crate::reader::{ReadError, is_unknown, kafka, watermarks};
 
 /// Reads records by offset, one lookup at a time.
 pub struct Lookup {
-    consumer: BaseConsumer<EndContext>,
+    consumer: KafkaClient<BaseConsumer<EndContext>>,
 }
 
 /// For a distance up to this many offsets, reading on is faster than a new assignment.

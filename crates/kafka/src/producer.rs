@@ -1,17 +1,19 @@
 //! An idempotent producer without transactions, for tools, demonstrations and tests. Services write through lanes.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use rdkafka::error::KafkaError;
 use rdkafka::producer::{FutureProducer, FutureRecord, Producer as _};
 use redeliver_core::{Output, Position, Timestamp};
+use redeliver_kafka_ffi::KafkaClient;
 
 use crate::client::KafkaSettings;
 use crate::convert::{self, native_headers};
 
 /// An idempotent producer with Java's partitioning.
 #[derive(Clone)]
-pub struct Producer(FutureProducer);
+pub struct Producer(Arc<KafkaClient<FutureProducer>>);
 
 /// A record that was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,7 +49,7 @@ impl Producer {
         settings
             .producer()
             .create()
-            .map(Self)
+            .map(|client| Self(Arc::new(client)))
             .map_err(ProduceError::Configuration)
     }
 

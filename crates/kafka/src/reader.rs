@@ -7,15 +7,16 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rdkafka::TopicPartitionList;
 use rdkafka::consumer::base_consumer::PartitionQueue;
 use rdkafka::consumer::{BaseConsumer, Consumer as _, ConsumerContext};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::Message as _;
 use rdkafka::topic_partition_list::{Offset, TopicPartitionListElem};
-use rdkafka::{ClientConfig, TopicPartitionList};
 use redeliver_core::Record;
+use redeliver_kafka_ffi::KafkaClient;
 
-use crate::client::KafkaSettings;
+use crate::client::{ClientSettings, KafkaSettings};
 use crate::convert;
 use crate::partition_end::{AtEnd, EndContext, at_end};
 use crate::tracker::Committed;
@@ -63,10 +64,10 @@ pub(crate) fn kafka(step: &'static str) -> impl Fn(KafkaError) -> ReadError {
     move |source| ReadError::Kafka { step, source }
 }
 
-type EndConsumer = BaseConsumer<EndContext>;
+type EndConsumer = KafkaClient<Arc<BaseConsumer<EndContext>>>;
 
 /// The configuration of a consumer that reads from leaders only.
-fn leader_config(settings: &KafkaSettings, isolation: &str) -> ClientConfig {
+fn leader_config(settings: &KafkaSettings, isolation: &str) -> ClientSettings {
     let mut config = settings.reader(isolation);
     // A follower knows the end of a partition later than the leader. The reader would wait for it.
     config.remove("client.rack");
@@ -75,7 +76,7 @@ fn leader_config(settings: &KafkaSettings, isolation: &str) -> ClientConfig {
 
 fn create_consumer(settings: &KafkaSettings, isolation: &str) -> Result<EndConsumer, ReadError> {
     leader_config(settings, isolation)
-        .create_with_context(EndContext::default())
+        .create_shared(EndContext::default(), |_| ())
         .map_err(kafka("creating a consumer"))
 }
 
@@ -96,13 +97,14 @@ fn partition_count<C: ConsumerContext>(consumer: &BaseConsumer<C>, topic: &str) 
 /// # Errors
 /// If the broker does not answer or the topic is missing.
 pub fn partitions(settings: &KafkaSettings, topic: &str) -> Result<i32, ReadError> {
-    partition_count(&create_consumer(settings, "read_committed")?, topic)
+    let consumer = create_consumer(settings, "read_committed")?;
+    partition_count(&consumer, topic)
 }
 
 /// Reads topics up to their current end, as a read_committed consumer. Each call continues where the previous one ended.
 pub struct TopicReader {
     settings: KafkaSettings,
-    committed: Arc<EndConsumer>,
+    committed: EndConsumer,
     uncommitted: EndConsumer,
     topics: BTreeMap<String, Arc<str>>,
     positions: BTreeMap<(String, i32), Offset>,
@@ -123,7 +125,7 @@ impl TopicReader {
         }
         Ok(Self {
             settings: settings.clone(),
-            committed: Arc::new(committed),
+            committed,
             uncommitted: create_consumer(settings, "read_uncommitted")?,
             topics: topics
                 .iter()
@@ -150,7 +152,7 @@ impl TopicReader {
         let from = from.map_or(Offset::Beginning, Offset::Offset);
         Ok(Self {
             settings: settings.clone(),
-            committed: Arc::new(committed),
+            committed,
             uncommitted: create_consumer(settings, "read_uncommitted")?,
             topics: [(topic.to_string(), topic.clone())].into(),
             positions: [((topic.to_string(), partition), from)].into(),
@@ -174,7 +176,7 @@ impl TopicReader {
             .map(|(topic, _)| (topic.clone(), topic.as_str().into()));
         Ok(Self {
             settings: settings.clone(),
-            committed: Arc::new(create_consumer(settings, "read_committed")?),
+            committed: create_consumer(settings, "read_committed")?,
             uncommitted: create_consumer(settings, "read_uncommitted")?,
             topics: topics.collect(),
             positions,
@@ -336,7 +338,7 @@ impl TopicReader {
             partition.queue = None;
         }
         if last_progress.elapsed() >= STALL {
-            self.committed = Arc::new(create_consumer(&self.settings, "read_committed")?);
+            self.committed = create_consumer(&self.settings, "read_committed")?;
         }
         Ok(flow)
     }
@@ -476,7 +478,7 @@ impl Unread {
 
 /// Reads topics continuously, in order of arrival.
 pub struct TopicTail {
-    consumer: BaseConsumer,
+    consumer: KafkaClient<BaseConsumer>,
     topics: BTreeMap<String, Arc<str>>,
 }
 
@@ -507,18 +509,18 @@ impl TopicTail {
         })
     }
 
-    fn config(settings: &KafkaSettings) -> ClientConfig {
+    fn config(settings: &KafkaSettings) -> ClientSettings {
         let mut config = settings.reader("read_committed");
         config.set("enable.partition.eof", "false");
         config
     }
 
     fn follow(
-        config: &ClientConfig,
+        config: &ClientSettings,
         topics: &[Arc<str>],
         start: impl Fn(&BaseConsumer, &str, i32) -> Result<Offset, ReadError>,
     ) -> Result<Self, ReadError> {
-        let consumer: BaseConsumer = config.create().map_err(kafka("creating a consumer"))?;
+        let consumer: KafkaClient<BaseConsumer> = config.create().map_err(kafka("creating a consumer"))?;
         let mut list = TopicPartitionList::new();
         for topic in topics {
             for partition in 0..partition_count(&consumer, topic)? {
@@ -558,7 +560,7 @@ pub(crate) fn group_consumer(
     settings: &KafkaSettings,
     group: &str,
     isolation: &str,
-) -> Result<BaseConsumer, ReadError> {
+) -> Result<KafkaClient<BaseConsumer>, ReadError> {
     let mut config = settings.reader(isolation);
     config.set("group.id", group);
     config.create().map_err(kafka("creating a consumer"))

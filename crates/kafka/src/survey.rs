@@ -9,6 +9,7 @@ use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::types::RDKafkaRespErr;
 use redeliver_core::HumanDuration;
+use redeliver_kafka_ffi::KafkaClient;
 
 use crate::client::KafkaSettings;
 use crate::reader::{ReadError, kafka};
@@ -46,8 +47,8 @@ pub enum Retention {
 /// A client that lists topics. Cheap to clone.
 #[derive(Clone)]
 pub struct Surveyor {
-    consumer: Arc<BaseConsumer>,
-    admin: Arc<AdminClient<DefaultClientContext>>,
+    consumer: Arc<KafkaClient<BaseConsumer>>,
+    admin: Arc<KafkaClient<AdminClient<DefaultClientContext>>>,
 }
 
 impl Surveyor {

@@ -18,7 +18,9 @@ use rdkafka::consumer::{BaseConsumer, Consumer as _, ConsumerContext};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::metadata::MetadataBroker;
 use redeliver_core::pipeline::is_topic_name;
-use redeliver_kafka_ffi::{GroupDescription, TopicDescription, TopicId, describe_group, describe_topics};
+use redeliver_kafka_ffi::{
+    GroupDescription, KafkaClient, TopicDescription, TopicId, describe_group, describe_topics,
+};
 
 use crate::client::{ClientLog, KafkaSettings};
 use crate::processor::Waker;
@@ -134,7 +136,7 @@ impl TopicWatch {
     /// If the client cannot be created from the settings, or the thread cannot be started.
     pub fn start(settings: &KafkaSettings) -> io::Result<Self> {
         let client = settings.client().create_with_context(WatchContext::default());
-        let client: BaseConsumer<WatchContext> = client.map_err(io::Error::other)?;
+        let client: KafkaClient<BaseConsumer<WatchContext>> = client.map_err(io::Error::other)?;
         let shared = Arc::new(Shared::default());
         let weak = Arc::downgrade(&shared);
         thread::Builder::new()

@@ -16,12 +16,14 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rdkafka::TopicPartitionList;
 use rdkafka::consumer::ConsumerGroupMetadata;
 use rdkafka::error::KafkaError;
 use rdkafka::producer::{BaseRecord, Producer as _, ThreadedProducer};
-use rdkafka::{ClientConfig, TopicPartitionList};
 use redeliver_core::{Failure, Output, mutant};
+use redeliver_kafka_ffi::KafkaClient;
 
+use crate::client::ClientSettings;
 use crate::convert::native_headers;
 use crate::fault;
 use crate::processor::Refused;
@@ -47,7 +49,7 @@ const MAX_REFRESHES: u32 = 3;
 
 /// A transactional producer that is replaced when it becomes unusable.
 pub struct Transactions {
-    config: ClientConfig,
+    config: ClientSettings,
     id: String,
     timeout: Duration,
     connection: Option<Connection>,
@@ -63,7 +65,7 @@ pub struct Transactions {
 }
 
 struct Connection {
-    producer: ThreadedProducer<Deliveries>,
+    producer: KafkaClient<ThreadedProducer<Deliveries>>,
     offsets: OffsetSender,
 }
 
@@ -164,7 +166,7 @@ impl Transactions {
     /// Creates an instance without a producer for this transactional id. [`Transactions::recover`] creates and initialises
     /// the producer. `timeout` limits one transaction.
     #[must_use]
-    pub fn new(config: ClientConfig, id: impl Into<String>, timeout: Duration) -> Self {
+    pub fn new(config: ClientSettings, id: impl Into<String>, timeout: Duration) -> Self {
         Self {
             config,
             id: id.into(),
@@ -204,7 +206,7 @@ impl Transactions {
 
     fn connect(&mut self) -> Result<(), TransactionError> {
         if self.connection.is_none() {
-            let producer: ThreadedProducer<Deliveries> = self
+            let producer: KafkaClient<ThreadedProducer<Deliveries>> = self
                 .config
                 .create_with_context(Deliveries::new(self.changelog.clone()))
                 .map_err(|error| self.error("creating the producer", error))?;

@@ -25,6 +25,7 @@ use redeliver_runtime::tls::{ClientCertificates, Protocols, ServerTls, TlsMetric
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::ClockReports;
+use crate::login::{self, LoginMetrics};
 use crate::metrics::{LaneFamilies, Serves};
 use crate::topics::{self, TopicsError};
 
@@ -151,14 +152,21 @@ impl Host {
         let clock_reports = ClockReports::register(&mut registry);
         let tls = TlsMetrics::register(&mut registry);
         start.admin.observe(&tls);
+        let mut tasks = Tasks::new(start.shutdown);
+        let mut kafka = kafka_settings(&start.config);
+        match login::start(&start.config, || LoginMetrics::register(&mut registry)) {
+            Ok(login) => kafka.login = login,
+            // Ends the process.
+            Err(error) => tasks.spawn("kafka-login", async { Err(error) }),
+        }
         Self {
             clock: clock_reports.guard(SystemClock, &start.config),
             clock_reports,
             tls,
             lanes: LaneFamilies::register(&mut registry),
-            tasks: Tasks::new(start.shutdown),
+            tasks,
             health: Health::new(),
-            kafka: kafka_settings(&start.config),
+            kafka,
             config: start.config,
             tracer: start.tracer,
             admin: Some(start.admin),
@@ -226,7 +234,8 @@ impl Host {
     }
 
     /// Checks these topics and, with `kafka.topics.create`, creates missing ones; see [`topics::ensure`]. Then checks that
-    /// the groups that read them have not had another `kafka.id_prefix`. While Kafka is unavailable, this waits. The admin port is served from here on, so that a waiting process is alive and
+    /// the groups that read them have not had another `kafka.id_prefix`. While Kafka is unavailable, or there is no token for
+    /// it, this waits. The admin port is served from here on, so that a waiting process is alive and
     /// `/readyz` shows the reason.
     ///
     /// # Errors
@@ -235,6 +244,9 @@ impl Host {
         let part = self.health.part("topics");
         self.topics_part = Some(part.clone());
         self.serve_admin();
+        if let Some(login) = &self.kafka.login {
+            login::wait(login, self.tasks.shutdown(), &part).await;
+        }
         self.existing_topics =
             topics::ensure(&self.config, &self.kafka, spec, self.tasks.shutdown(), &part).await?;
         part.not_ready("checking consumer groups");
@@ -352,9 +364,9 @@ pub fn api_tls(
     ServerTls::load(section, &api.tls, protocols, ClientCertificates::Required)
 }
 
-/// How to connect to Kafka, from the configuration.
+/// How to connect to Kafka, from the configuration, without a login by tokens; see [`login`](crate::login).
 #[must_use]
-pub fn kafka_settings(config: &Config) -> KafkaSettings {
+pub(crate) fn kafka_settings(config: &Config) -> KafkaSettings {
     KafkaSettings {
         properties: config
             .kafka

@@ -10,6 +10,7 @@
 //! | [`topics`] | the topics that a process needs |
 //! | [`groups`] | the consumer groups of the configuration |
 //! | [`leftovers`] | retry topics that the configuration no longer needs |
+//! | [`login`] | tokens with which Kafka clients log in |
 //! | [`metrics`] | metrics and readiness of lanes |
 //! | [`due`] | what is due: the metrics by which services are scaled |
 //! | `clock` | the guarded clock of the process |
@@ -19,6 +20,7 @@ pub mod due;
 pub mod groups;
 pub mod host;
 pub mod leftovers;
+pub mod login;
 pub mod metrics;
 pub mod topics;
 

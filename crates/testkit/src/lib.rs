@@ -20,6 +20,7 @@
 //! | [`kube_tools`] | the programs with which the Helm chart is tested |
 //! | [`kafka_request`] | deletes topics and records |
 //! | [`certificates`] | certificates of servers; with the feature `tls` also an authority that belongs to one test |
+//! | `issuer` | issues tokens with which clients log in to Kafka; feature `tls` |
 //! | [`fake_endpoint`] | an HTTP server that answers, hangs or hangs up as it is told |
 //! | `otlp_receiver` | a collector that keeps the spans it receives; feature `otlp` |
 //! | [`languages`] | packages of programs in Python and Node.js |
@@ -41,6 +42,8 @@ pub mod fake_endpoint;
 mod hash;
 #[cfg(feature = "services")]
 pub mod http;
+#[cfg(feature = "tls")]
+pub mod issuer;
 mod kafka_jars;
 mod kafka_probe;
 pub mod kafka_request;

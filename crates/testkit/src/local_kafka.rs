@@ -54,14 +54,28 @@ struct Installation {
     secured: Option<Secured>,
 }
 
-/// A second listener, with TLS and a password.
+/// A second listener, which requires a login.
 #[derive(Debug)]
 struct Secured {
     port: u16,
-    /// The certificate and its key, as PEM.
-    keystore: PathBuf,
-    user: String,
-    password: String,
+    login: Login,
+}
+
+#[derive(Debug)]
+enum Login {
+    /// Over TLS.
+    Password {
+        /// The certificate and its key, as PEM.
+        keystore: PathBuf,
+        user: String,
+        password: String,
+    },
+    /// Without TLS.
+    Token {
+        /// The public keys of the issuer, as a JSON Web Key Set.
+        keys: PathBuf,
+        audience: String,
+    },
 }
 
 /// The defaults of Kafka's own start script (`KAFKA_JVM_PERFORMANCE_OPTS` in `kafka-run-class.sh`). Without them, a collection
@@ -197,16 +211,36 @@ impl LocalKafka {
     ) -> Result<Self> {
         let scratch = Scratch::new("kafka")?;
         let both = format!("{}{}", signed.key, signed.certificate);
-        let secured = Secured {
-            port: free_port(),
+        let login = Login::Password {
             keystore: certificates::write(scratch.path().join("keystore.pem"), &both)?,
             user: user.to_owned(),
             password: password.to_owned(),
         };
+        Self::start_with_login(scratch, login)
+    }
+
+    /// As [`LocalKafka::start`], with a second listener for `SASL_PLAINTEXT` and the mechanism `OAUTHBEARER`; see
+    /// [`LocalKafka::secured_brokers`]. Tokens must be for this audience and signed by a key of this JSON Web Key Set. A
+    /// connection ends when its token expires, unless the client logs in again.
+    ///
+    /// # Errors
+    /// As [`LocalKafka::start`].
+    pub fn start_with_tokens(keys: &Path, audience: &str) -> Result<Self> {
+        let login = Login::Token {
+            keys: keys.to_owned(),
+            audience: audience.to_owned(),
+        };
+        Self::start_with_login(Scratch::new("kafka")?, login)
+    }
+
+    fn start_with_login(scratch: Scratch, login: Login) -> Result<Self> {
         let installation = Installation {
             directory: scratch.path().to_owned(),
             own_group: false,
-            secured: Some(secured),
+            secured: Some(Secured {
+                port: free_port(),
+                login,
+            }),
         };
         Self::create(installation, Some(scratch), settings)
     }
@@ -266,10 +300,10 @@ impl LocalKafka {
         format!("127.0.0.1:{}", self.port)
     }
 
-    /// The value for `bootstrap.servers` of clients with `SASL_SSL`, which does not change over restarts.
+    /// The value for `bootstrap.servers` of clients that log in, which does not change over restarts.
     ///
     /// # Panics
-    /// If it was not started with [`LocalKafka::start_secured`].
+    /// If it was not started with [`LocalKafka::start_secured`] or [`LocalKafka::start_with_tokens`].
     #[track_caller]
     pub fn secured_brokers(&self) -> String {
         let secured = self.installation.secured.as_ref();
@@ -396,7 +430,11 @@ impl Installation {
         if node.role == Role::BrokerAndController {
             tool.arg("--standalone");
         }
-        if let Some(Secured { user, password, .. }) = &self.secured {
+        if let Some(Secured {
+            login: Login::Password { user, password, .. },
+            ..
+        }) = &self.secured
+        {
             tool.arg("--add-scram")
                 .arg(format!("SCRAM-SHA-512=[name={user},password={password}]"));
         }
@@ -417,6 +455,15 @@ impl Installation {
         let mut command = java(&kafka_jars::resolved()?);
         command.args(["-Xms256m", "-Xmx1g", "-XX:+ExitOnOutOfMemoryError"]);
         command.args(GARBAGE_COLLECTION);
+        if let Some(Secured {
+            login: Login::Token { keys, .. },
+            ..
+        }) = &self.secured
+        {
+            // The broker reads keys only from addresses that are allowed on its command line.
+            let allowed = "org.apache.kafka.sasl.oauthbearer.allowed.urls";
+            command.arg(format!("-D{allowed}=file://{}", keys.display()));
+        }
         command.arg("kafka.Kafka");
         command.arg(self.properties_file());
         if self.own_group {
@@ -433,30 +480,51 @@ impl Installation {
 impl Secured {
     /// The settings of the second listener. They override earlier ones, because the last value of a setting counts.
     fn properties(&self, node: Node) -> String {
-        let Self {
-            port,
-            keystore,
-            user,
-            password,
-        } = self;
         let Node {
             port: plain,
             controller,
             ..
         } = node;
-        let jaas = "org.apache.kafka.common.security";
-        format!(
+        let port = self.port;
+        let protocol = match &self.login {
+            Login::Password { .. } => "SASL_SSL",
+            Login::Token { .. } => "SASL_PLAINTEXT",
+        };
+        let listeners = format!(
             "listeners=PLAINTEXT://127.0.0.1:{plain},CONTROLLER://127.0.0.1:{controller},SECURED://127.0.0.1:{port}\n\
              advertised.listeners=PLAINTEXT://127.0.0.1:{plain},SECURED://127.0.0.1:{port}\n\
-             listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SECURED:SASL_SSL\n\
-             listener.name.secured.ssl.keystore.type=PEM\n\
-             listener.name.secured.ssl.keystore.location={}\n\
-             listener.name.secured.sasl.enabled.mechanisms=SCRAM-SHA-512,PLAIN\n\
-             listener.name.secured.scram-sha-512.sasl.jaas.config={jaas}.scram.ScramLoginModule required;\n\
-             listener.name.secured.plain.sasl.jaas.config={jaas}.plain.PlainLoginModule required \
-             user_{user}=\"{password}\";\n",
-            keystore.display()
-        )
+             listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SECURED:{protocol}\n"
+        );
+        let jaas = "org.apache.kafka.common.security";
+        let login = match &self.login {
+            Login::Password {
+                keystore,
+                user,
+                password,
+            } => format!(
+                "listener.name.secured.ssl.keystore.type=PEM\n\
+                 listener.name.secured.ssl.keystore.location={}\n\
+                 listener.name.secured.sasl.enabled.mechanisms=SCRAM-SHA-512,PLAIN\n\
+                 listener.name.secured.scram-sha-512.sasl.jaas.config={jaas}.scram.ScramLoginModule required;\n\
+                 listener.name.secured.plain.sasl.jaas.config={jaas}.plain.PlainLoginModule required \
+                 user_{user}=\"{password}\";\n",
+                keystore.display()
+            ),
+            Login::Token { keys, audience } => {
+                let oauth = format!("{jaas}.oauthbearer");
+                format!(
+                    "listener.name.secured.sasl.enabled.mechanisms=OAUTHBEARER\n\
+                     listener.name.secured.oauthbearer.sasl.jaas.config={oauth}.OAuthBearerLoginModule required;\n\
+                     listener.name.secured.oauthbearer.sasl.server.callback.handler.class=\
+                     {oauth}.OAuthBearerValidatorCallbackHandler\n\
+                     sasl.oauthbearer.jwks.endpoint.url=file://{}\n\
+                     sasl.oauthbearer.expected.audience={audience}\n\
+                     connections.max.reauth.ms=3600000\n",
+                    keys.display()
+                )
+            }
+        };
+        listeners + &login
     }
 }
 

@@ -11,7 +11,8 @@ use redeliver_core::Pipeline;
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::{CommonArgs, EXIT_FAILURE, EXIT_USAGE, report};
 use redeliver_runtime::config::ResponseMode;
-use redeliver_service::host::{check_kafka, kafka_settings};
+use redeliver_service::host::check_kafka;
+use redeliver_service::login::kafka_of_command;
 
 #[derive(Args)]
 pub(crate) struct AuditArgs {
@@ -48,7 +49,10 @@ pub(crate) fn main(args: &AuditArgs) -> ExitCode {
         );
         return ExitCode::from(EXIT_USAGE);
     }
-    let settings = kafka_settings(&config);
+    let settings = match kafka_of_command(&config) {
+        Ok(settings) => settings,
+        Err(error) => return report(&error),
+    };
     let mut clean = true;
     for (pipeline, check) in selected(&config, &args.pipeline) {
         let scheduler = &config.scheduler;

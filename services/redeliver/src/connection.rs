@@ -11,6 +11,7 @@ use redeliver_runtime::Config;
 use redeliver_runtime::cli::{EXIT_FAILURE, EXIT_USAGE, report};
 use redeliver_runtime::config::{ApiConfig, ConfigError, Secret};
 use redeliver_runtime::listen::reachable;
+use redeliver_service::login::LoginError;
 
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ConnectionArgs {
@@ -105,6 +106,8 @@ pub(crate) enum CliError {
     },
     #[error(transparent)]
     Topology(#[from] redeliver_kafka::topology::TopologyError),
+    #[error(transparent)]
+    Login(#[from] LoginError),
     #[error(transparent)]
     Client(#[from] ClientError),
     /// Not found, or not possible.

@@ -21,8 +21,9 @@ use redeliver_kafka::reader::ReadError;
 use redeliver_kafka::topology;
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::{CommonArgs, EXIT_FAILURE, report};
-use redeliver_service::host::{check_kafka, kafka_settings};
+use redeliver_service::host::check_kafka;
 use redeliver_service::leftovers::leftovers;
+use redeliver_service::login::kafka_of_command;
 use redeliver_service::topics;
 use serde_json::{Value, json};
 
@@ -218,7 +219,7 @@ impl Status {
 
 /// What the services read, from Kafka.
 async fn queues(config: &Config, timeout: Duration) -> Result<Vec<Queue>, CliError> {
-    let kafka = kafka_settings(config);
+    let kafka = kafka_of_command(config)?;
     let existing = topology::names(&kafka.client(), timeout).await?;
     read_queues(config, &kafka, &existing, timeout).map_err(|source| CliError::Kafka {
         brokers: config.kafka.brokers.clone(),

@@ -20,8 +20,9 @@ use redeliver_kafka::backlog::backlogs;
 use redeliver_kafka::topology::{self, Finding, Severity, TopologySpec};
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::{CommonArgs, EXIT_FAILURE, report};
-use redeliver_service::host::{check_kafka, kafka_settings};
+use redeliver_service::host::check_kafka;
 use redeliver_service::leftovers::leftovers;
+use redeliver_service::login::kafka_of_command;
 use redeliver_service::topics;
 use render::RenderArgs;
 
@@ -62,7 +63,10 @@ pub(crate) fn main(args: &TopicsArgs) -> ExitCode {
         say("no pipelines or applications configured; checking only the ledger");
     }
     let spec = all_topics(&config);
-    let kafka = kafka_settings(&config);
+    let kafka = match kafka_of_command(&config) {
+        Ok(kafka) => kafka,
+        Err(error) => return report(&error),
+    };
     let client = kafka.client();
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,

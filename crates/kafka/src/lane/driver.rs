@@ -6,14 +6,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rdkafka::TopicPartitionList;
-use rdkafka::config::ClientConfig;
 use rdkafka::consumer::base_consumer::PartitionQueue;
 use rdkafka::consumer::{BaseConsumer, Consumer as _, RebalanceProtocol};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::Message as _;
 use rdkafka::topic_partition_list::Offset;
 use redeliver_core::error_chain::error_chain;
-use redeliver_kafka_ffi::TopicId;
+use redeliver_kafka_ffi::{KafkaClient, TopicId};
 
 use super::assignments::Partition;
 use super::events::{Event, Events, PartitionLag};
@@ -37,7 +36,7 @@ pub(super) struct Driver<'a> {
     positions: Positions,
     /// The queue of each slot.
     queues: Vec<Option<PartitionQueue<Events>>>,
-    pub(super) consumer: Arc<BaseConsumer<Events>>,
+    pub(super) consumer: KafkaClient<Arc<BaseConsumer<Events>>>,
     pub(super) membership: Membership,
     pub(super) group_check: GroupCheck,
     /// The ids under which the client fetches topics, as far as its log has reported them.
@@ -61,13 +60,14 @@ impl<'a> Driver<'a> {
         writer: &'a Writer,
         state: &mut LaneState<P>,
     ) -> Result<Self, Ended> {
-        let config: ClientConfig = lane.settings.consumer(&lane.spec.group, &lane.spec.name);
+        let config = lane.settings.consumer(&lane.spec.group, &lane.spec.name);
         let events = Events::new(lane.waker.clone());
-        let mut consumer: BaseConsumer<Events> = config
-            .create_with_context(events)
-            .map_err(|error| lane.misconfigured(error.into()))?;
         let waker = lane.waker.clone();
-        consumer.set_nonempty_callback(move || waker.wake());
+        let consumer = config
+            .create_shared(events, |consumer| {
+                consumer.set_nonempty_callback(move || waker.wake());
+            })
+            .map_err(|error| lane.misconfigured(error.into()))?;
         let mut membership = Membership::Joining;
         let mut group_check = GroupCheck::due_now();
         if lane.settings.takes_all_partitions {
@@ -86,7 +86,6 @@ impl<'a> Driver<'a> {
             }
             subscribe(&consumer, &lane.spec.topics)?;
         }
-        let consumer = Arc::new(consumer);
         let has_topic_ids = !lane.settings.takes_all_partitions;
         let positions = Positions::start(
             consumer.clone(),

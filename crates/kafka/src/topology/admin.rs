@@ -11,16 +11,17 @@ use rdkafka::ClientContext;
 use rdkafka::admin::{
     AdminClient, AdminOptions, NewTopic, OwnedResourceSpecifier, ResourceSpecifier, TopicReplication,
 };
-use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
+use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::metadata::MetadataBroker;
 use rdkafka::producer::{BaseProducer, DeliveryResult, Producer as _, ProducerContext};
 use rdkafka::types::RDKafkaRespErr;
+use redeliver_kafka_ffi::KafkaClient;
 
 use super::needed::{creation_config, largest_source};
 use super::offsets::{OFFSETS_RETENTION, examine_offsets};
 use super::{ActualTopic, Finding, Severity, TopicSpec, TopologySpec, examine_all};
-use crate::client::ClientLog;
+use crate::client::{ClientLog, ClientSettings};
 
 /// Why topics could not be checked or created.
 #[derive(Debug, thiserror::Error)]
@@ -82,7 +83,7 @@ pub struct Applied {
 /// # Errors
 /// If the settings are invalid, or Kafka does not answer within the timeout or refuses the connection.
 pub async fn check(
-    config: &ClientConfig,
+    config: &ClientSettings,
     spec: &TopologySpec,
     timeout: Duration,
 ) -> Result<Vec<Finding>, TopologyError> {
@@ -96,7 +97,7 @@ pub async fn check(
 /// If the settings are invalid, or Kafka does not answer within the timeout, refuses to create a topic, or elects no leaders
 /// for it. Topics created before that remain, and the next call continues from there.
 pub async fn apply(
-    config: &ClientConfig,
+    config: &ClientSettings,
     spec: &TopologySpec,
     timeout: Duration,
 ) -> Result<Vec<Applied>, TopologyError> {
@@ -126,7 +127,7 @@ pub async fn apply(
 ///
 /// # Errors
 /// If the settings are invalid, or Kafka does not answer within the timeout or refuses the connection.
-pub async fn names(config: &ClientConfig, timeout: Duration) -> Result<BTreeSet<String>, TopologyError> {
+pub async fn names(config: &ClientSettings, timeout: Duration) -> Result<BTreeSet<String>, TopologyError> {
     let listed = Admin::new(config, timeout)?.list().await?;
     Ok(listed.into_keys().collect())
 }
@@ -142,8 +143,8 @@ const REFUSAL: Duration = Duration::from_secs(1);
 const DESCRIBE_ATTEMPTS: usize = 10;
 
 struct Admin {
-    config: ClientConfig,
-    client: Arc<AdminClient<Context>>,
+    config: ClientSettings,
+    client: Arc<KafkaClient<AdminClient<Context>>>,
     brokers: String,
     began: Instant,
     timeout: Duration,
@@ -189,8 +190,8 @@ impl ProducerContext for Refusal {
 
 impl Refusal {
     /// Connects with a client that reports errors, and returns the reason after a colon, or an empty text. Blocks.
-    fn find(config: &ClientConfig) -> Box<str> {
-        let client: BaseProducer<Self> = match config.create_with_context(Self::default()) {
+    fn find(config: &ClientSettings) -> Box<str> {
+        let client: KafkaClient<BaseProducer<Self>> = match config.create_with_context(Self::default()) {
             Ok(client) => client,
             Err(error) => {
                 tracing::debug!(%error, "cannot find out why kafka is unavailable");
@@ -226,7 +227,7 @@ struct ExistingTopics {
 }
 
 impl Admin {
-    fn new(config: &ClientConfig, timeout: Duration) -> Result<Self, TopologyError> {
+    fn new(config: &ClientSettings, timeout: Duration) -> Result<Self, TopologyError> {
         Ok(Self {
             client: Arc::new(
                 config

@@ -10,6 +10,7 @@ use rdkafka::topic_partition_list::Offset;
 use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
 use rdkafka::{ClientConfig, TopicPartitionList};
 use redeliver_core::{Headers, Output};
+use redeliver_kafka::KafkaClient;
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::recovery::RecoveryAction;
 use redeliver_kafka::transaction::{FailureKind, TransactionError, Transactions};
@@ -18,7 +19,7 @@ use redeliver_testkit::eventually;
 struct MockEnv {
     cluster: MockCluster<'static, DefaultProducerContext>,
     transactions: Transactions,
-    consumer: BaseConsumer,
+    consumer: KafkaClient<BaseConsumer>,
 }
 
 impl MockEnv {
@@ -35,7 +36,7 @@ impl MockEnv {
             ..KafkaSettings::new(cluster.bootstrap_servers(), "errors")
         };
         let transactions = Transactions::new(settings.transactional_producer("errors"), "errors", timeout);
-        let consumer: BaseConsumer = settings.consumer("group", "member").create().unwrap();
+        let consumer: KafkaClient<BaseConsumer> = settings.consumer("group", "member").create().unwrap();
         Self {
             cluster,
             transactions,
@@ -341,7 +342,7 @@ fn an_unknown_property_is_reported_at_once() {
     config
         .set("bootstrap.servers", "127.0.0.1:1")
         .set("no.such.property", "1");
-    let mut transactions = Transactions::new(config, "wrong", Duration::from_secs(1));
+    let mut transactions = Transactions::new(config.into(), "wrong", Duration::from_secs(1));
     let error = transactions.recover(Duration::from_secs(1)).unwrap_err();
     assert_eq!(error.action, RecoveryAction::Misconfigured);
     assert!(error.into_source().to_string().contains("no.such.property"));

@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use rdkafka::producer::{BaseRecord, DefaultProducerContext, Producer as _, ThreadedProducer};
+use redeliver_kafka::KafkaClient;
 use redeliver_testkit::unique;
 
 use crate::copy::CopyEnv;
@@ -12,7 +13,7 @@ use crate::support::DEADLINE;
 async fn a_lane_does_not_read_records_of_aborted_transactions() {
     let env = CopyEnv::with_one_partition("isolation").await;
     let writer = env.settings.transactional_producer(&unique("writer"));
-    let writer: ThreadedProducer<DefaultProducerContext> = writer.create().unwrap();
+    let writer: KafkaClient<ThreadedProducer<DefaultProducerContext>> = writer.create().unwrap();
     writer.init_transactions(DEADLINE).unwrap();
     writer.begin_transaction().unwrap();
     for value in ["1000", "1001"] {

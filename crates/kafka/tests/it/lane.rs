@@ -9,6 +9,7 @@ use rdkafka::TopicPartitionList;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
 use rdkafka::topic_partition_list::Offset;
+use redeliver_kafka::KafkaClient;
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::reader::{TopicReader, group_positions};
 use redeliver_testkit::unique;
@@ -92,7 +93,7 @@ async fn transactions_that_a_killed_process_left_open_are_resolved_before_the_la
     // A lane uses two producers alternately.
     let left_open = ["", "-b"].map(|suffix| {
         let id = format!("redeliver-{}-copy-{}{suffix}", env.settings.instance, env.group);
-        let producer: BaseProducer = env.settings.transactional_producer(&id).create().unwrap();
+        let producer: KafkaClient<BaseProducer> = env.settings.transactional_producer(&id).create().unwrap();
         producer.init_transactions(DEADLINE).unwrap();
         producer.begin_transaction().unwrap();
         let record = BaseRecord::<(), str>::to(&env.to).payload("left");
@@ -113,7 +114,7 @@ async fn transactions_that_a_killed_process_left_open_are_resolved_before_the_la
 async fn the_lag_at_the_end_of_a_partition_is_zero_despite_transaction_markers() {
     let env = CopyEnv::with_one_partition("markers").await;
     let write = |values: Range<u32>| {
-        let producer: BaseProducer = env
+        let producer: KafkaClient<BaseProducer> = env
             .settings
             .transactional_producer(&unique("writer"))
             .create()
@@ -153,10 +154,10 @@ async fn a_partition_with_an_open_transaction_does_not_hold_up_others() {
     env.fill(0..200).await;
     // A member of the group that has died left the position of partition 0 in a transaction.
     let id = unique("dead");
-    let producer: BaseProducer = env.settings.transactional_producer(&id).create().unwrap();
+    let producer: KafkaClient<BaseProducer> = env.settings.transactional_producer(&id).create().unwrap();
     producer.init_transactions(DEADLINE).unwrap();
     producer.begin_transaction().unwrap();
-    let member: BaseConsumer = env.settings.consumer(&env.group, &id).create().unwrap();
+    let member: KafkaClient<BaseConsumer> = env.settings.consumer(&env.group, &id).create().unwrap();
     let mut offsets = TopicPartitionList::new();
     offsets
         .add_partition_offset(&env.from, 0, Offset::Offset(1))

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use redeliver_core::{Headers, Output, Record, Timestamp};
-use redeliver_kafka::{AssignmentId, KafkaSettings, Processor, TransactionBatch};
+use redeliver_kafka::{AssignmentId, KafkaClient, KafkaSettings, Processor, TransactionBatch};
 use redeliver_testkit::eventually;
 
 use crate::copy::{CopyEnv, Observed};
@@ -116,7 +116,7 @@ async fn a_result_of_an_earlier_session_is_never_written() {
         }
     });
     // Another consumer with the same instance id fences the consumer of the lane, which ends its session.
-    let other: BaseConsumer = env.settings.consumer(&env.group, "late").create().unwrap();
+    let other: KafkaClient<BaseConsumer> = env.settings.consumer(&env.group, "late").create().unwrap();
     other.subscribe(&[env.from.as_str()]).unwrap();
     eventually("the lane has a new session", DEADLINE, || {
         drop(other.poll(Duration::from_millis(10)));

@@ -2,6 +2,7 @@
 
 use rdkafka::admin::{AdminClient, AdminOptions, NewPartitions};
 use rdkafka::client::DefaultClientContext;
+use redeliver_kafka::KafkaClient;
 use redeliver_kafka::KafkaSettings;
 use redeliver_testkit::{eventually, unique};
 
@@ -261,7 +262,7 @@ async fn partitions_added_to_a_topic_that_the_leader_does_not_read_are_read() {
 }
 
 async fn grow(settings: &KafkaSettings, topic: &str, partitions: usize) {
-    let admin: AdminClient<DefaultClientContext> = settings.client().create().unwrap();
+    let admin: KafkaClient<AdminClient<DefaultClientContext>> = settings.client().create().unwrap();
     let grown = NewPartitions::new(topic, partitions);
     for result in admin
         .create_partitions([&grown], &AdminOptions::new())

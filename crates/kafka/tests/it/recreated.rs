@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use rdkafka::TopicPartitionList;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _};
 use rdkafka::topic_partition_list::Offset;
-use redeliver_kafka::{IfRecreated, KafkaSettings, TopicState, TopicWatch, Waker, topic_watch};
+use redeliver_kafka::{IfRecreated, KafkaClient, KafkaSettings, TopicState, TopicWatch, Waker, topic_watch};
 use redeliver_testkit::{eventually, kafka_request, unique};
 
 use crate::copy::{CopyEnv, CopyOptions};
@@ -84,7 +84,7 @@ async fn a_topic_that_was_missing_for_a_while_is_read_from_its_beginning() {
 /// Commits an offset without a topic fingerprint, as older versions did.
 fn commit_without_fingerprint(env: &CopyEnv, offset: i64) {
     let mut config = env.settings.client();
-    let consumer: BaseConsumer = config.set("group.id", &env.group).create().unwrap();
+    let consumer: KafkaClient<BaseConsumer> = config.set("group.id", &env.group).create().unwrap();
     let mut offsets = TopicPartitionList::new();
     offsets
         .add_partition_offset(&env.from, 0, Offset::Offset(offset))

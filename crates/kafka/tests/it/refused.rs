@@ -10,7 +10,7 @@ use rdkafka::client::DefaultClientContext;
 use redeliver_core::{Headers, Output, Record, Timestamp};
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::reader::TopicReader;
-use redeliver_kafka::{AssignmentId, KafkaSettings, Processor, Refused, TransactionBatch};
+use redeliver_kafka::{AssignmentId, KafkaClient, KafkaSettings, Processor, Refused, TransactionBatch};
 use redeliver_testkit::{eventually, unique};
 
 use crate::copy::Observed;
@@ -88,7 +88,7 @@ impl Env {
         let settings = settings("refused");
         let (from, to, group) = (unique("from"), unique("to"), unique("group"));
         create_topic(&settings, &from, 2).await;
-        let admin: AdminClient<DefaultClientContext> = settings.client().create().unwrap();
+        let admin: KafkaClient<AdminClient<DefaultClientContext>> = settings.client().create().unwrap();
         let narrow = NewTopic::new(&to, 2, TopicReplication::Fixed(1)).set("max.message.bytes", "2000");
         for result in admin
             .create_topics([&narrow], &AdminOptions::new())
@@ -222,7 +222,7 @@ async fn a_lane_with_failing_transactions_reports_the_reason_and_recovers() {
         }
     });
     assert!(env.observed.waiting().is_some());
-    let admin: AdminClient<DefaultClientContext> = env.settings.client().create().unwrap();
+    let admin: KafkaClient<AdminClient<DefaultClientContext>> = env.settings.client().create().unwrap();
     let wide = AlterConfig::new(ResourceSpecifier::Topic(&env.to)).set("max.message.bytes", "10000");
     for result in admin.alter_configs([&wide], &AdminOptions::new()).await.unwrap() {
         result.unwrap();

@@ -8,7 +8,8 @@ use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use redeliver_kafka::survey::Surveyor;
 use redeliver_kafka::{
-    IfRecreated, KafkaSettings, Lane, LaneContext, LaneError, LaneObserver, LaneSpec, Processor, TopicWatch,
+    IfRecreated, KafkaClient, KafkaSettings, Lane, LaneContext, LaneError, LaneObserver, LaneSpec, Processor,
+    TopicWatch,
 };
 use redeliver_testkit::{eventually, kafka_request, unique};
 use tokio_util::sync::CancellationToken;
@@ -22,7 +23,7 @@ pub(crate) fn settings(instance: &str) -> KafkaSettings {
 
 /// Creates a topic and waits until all its partitions have leaders.
 pub(crate) async fn create_topic(settings: &KafkaSettings, topic: &str, partitions: i32) {
-    let admin: AdminClient<DefaultClientContext> = settings.client().create().unwrap();
+    let admin: KafkaClient<AdminClient<DefaultClientContext>> = settings.client().create().unwrap();
     let new = NewTopic::new(topic, partitions, TopicReplication::Fixed(1));
     for result in admin.create_topics([&new], &AdminOptions::new()).await.unwrap() {
         result.unwrap();

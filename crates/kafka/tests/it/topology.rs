@@ -12,15 +12,15 @@ use redeliver_core::{HumanDuration, Pipeline, SchedulerTopics};
 use redeliver_kafka::topology::{
     Applied, Severity, TopicSettings, TopologyError, TopologySpec, apply, check,
 };
-use redeliver_kafka::{KafkaSettings, reader};
+use redeliver_kafka::{ClientSettings, KafkaClient, KafkaSettings, reader};
 use redeliver_testkit::{brokers, unique};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-fn client() -> ClientConfig {
+fn client() -> ClientSettings {
     let mut config = ClientConfig::new();
     config.set("bootstrap.servers", brokers());
-    config
+    config.into()
 }
 
 fn settings() -> TopicSettings {
@@ -50,7 +50,7 @@ fn created(applied: &[Applied]) -> usize {
 }
 
 async fn create(name: &str, config: &[(&str, &str)]) {
-    let admin: AdminClient<DefaultClientContext> = client().create().unwrap();
+    let admin: KafkaClient<AdminClient<DefaultClientContext>> = client().create().unwrap();
     let topic = NewTopic::new(name, 2, TopicReplication::Fixed(1));
     let topic = config
         .iter()
@@ -61,7 +61,7 @@ async fn create(name: &str, config: &[(&str, &str)]) {
 }
 
 async fn configured(topic: &str, name: &str) -> String {
-    let admin: AdminClient<DefaultClientContext> = client().create().unwrap();
+    let admin: KafkaClient<AdminClient<DefaultClientContext>> = client().create().unwrap();
     let resource = ResourceSpecifier::Topic(topic);
     let described = admin
         .describe_configs([&resource], &AdminOptions::new())
@@ -116,7 +116,7 @@ async fn a_new_topic_loses_no_records() {
     };
     let spec = TopologySpec::for_pipelines(std::slice::from_ref(&pipeline), &settings);
     apply(&client(), &spec, TIMEOUT).await.unwrap();
-    let producer: FutureProducer = client().set("enable.idempotence", "true").create().unwrap();
+    let producer: KafkaClient<FutureProducer> = client().set("enable.idempotence", "true").create().unwrap();
     let mut deliveries = Vec::new();
     for topic in &spec.topics {
         for partition in 0..12 {
@@ -246,7 +246,7 @@ async fn an_unreachable_kafka_is_an_error_within_the_timeout() {
     let mut config = ClientConfig::new();
     config.set("bootstrap.servers", "127.0.0.1:1");
     let began = Instant::now();
-    let error = check(&config, &spec(&pipeline()), Duration::from_secs(1))
+    let error = check(&config.into(), &spec(&pipeline()), Duration::from_secs(1))
         .await
         .unwrap_err();
     assert!(error.to_string().contains("127.0.0.1:1"), "{error}");
@@ -364,7 +364,7 @@ async fn a_state_topic_that_would_lose_jobs_is_an_error() {
     assert_eq!(findings_of(&applied, &scheduler.apps[0]), []);
 
     // More partitions than the state topic: there would be no place for the states of jobs of the new ones.
-    let admin: AdminClient<DefaultClientContext> = client().create().unwrap();
+    let admin: KafkaClient<AdminClient<DefaultClientContext>> = client().create().unwrap();
     let grown = NewPartitions::new(&scheduler.ingest, 5);
     admin
         .create_partitions([&grown], &AdminOptions::new())

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::display_from_str;
 use super::error::Findings;
 use super::load::is_instance_char;
+use super::login::LoginConfig;
 use super::secret::Settings;
 
 /// `kafka`.
@@ -30,6 +31,8 @@ pub struct KafkaConfig {
     /// Time after which the broker aborts an open transaction.
     #[serde(with = "display_from_str")]
     pub transaction_timeout: HumanDuration,
+    /// Tokens with which clients log in. Default: none.
+    pub login: Option<LoginConfig>,
     /// Properties of librdkafka.
     pub properties: Settings,
     /// Topics that services create.
@@ -67,6 +70,7 @@ impl Default for KafkaConfig {
             static_membership: None,
             session_timeout: HumanDuration::from_secs(10),
             transaction_timeout: HumanDuration::from_secs(10),
+            login: None,
             properties: Settings::default(),
             topics: TopicsConfig::default(),
         }
@@ -190,6 +194,12 @@ impl KafkaConfig {
                 }
             }
         });
+        if let Some(login) = &self.login {
+            findings.inside("login", |at| login.check(at));
+            findings.inside("properties", |at| {
+                LoginConfig::check_properties(&self.properties, at)
+            });
+        }
         findings.inside("topics", |at| {
             at.range("partitions", self.topics.partitions, 1..=10_000);
             at.range("replication", self.topics.replication, 1..=100);

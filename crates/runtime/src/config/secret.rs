@@ -120,6 +120,44 @@ impl Settings {
     }
 }
 
+/// A secret, or the file that contains it: `{ file: PATH }`. `Debug` and serde show no secret.
+#[derive(Clone, PartialEq, Eq, Deserialize)]
+#[serde(transparent)]
+pub struct SecretSetting(Setting);
+
+impl SecretSetting {
+    /// A secret that is not in a file.
+    pub fn new(text: impl Into<String>) -> Self {
+        Self(Setting::Text(text.into()))
+    }
+
+    /// The secret. A file is read again.
+    ///
+    /// # Errors
+    /// As [`Secret::from_file`].
+    pub fn read(&self) -> Result<Secret, String> {
+        match &self.0 {
+            Setting::Text(text) => Ok(Secret::new(text)),
+            Setting::File { path, .. } => Secret::from_file(path),
+        }
+    }
+}
+
+impl fmt::Debug for SecretSetting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(REDACTED)
+    }
+}
+
+impl Serialize for SecretSetting {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match &self.0 {
+            Setting::Text(_) => serializer.serialize_str(REDACTED),
+            Setting::File { path, .. } => BTreeMap::from([("file", path)]).serialize(serializer),
+        }
+    }
+}
+
 impl Setting {
     fn expose(&self) -> &str {
         match self {
@@ -330,6 +368,26 @@ mod tests {
             ("no url: at all", "no url: at all"),
         ] {
             assert_eq!(redact_url(url), redacted);
+        }
+    }
+
+    #[test]
+    fn a_secret_in_a_file_is_read_again_and_never_shown() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("secret");
+        std::fs::write(&path, "hunter2\n").unwrap();
+        let setting: SecretSetting = serde_json::from_value(serde_json::json!({ "file": path })).unwrap();
+        assert_eq!(setting.read().unwrap().expose(), "hunter2");
+        std::fs::write(&path, "swordfish\n").unwrap();
+        assert_eq!(setting.read().unwrap().expose(), "swordfish");
+        std::fs::remove_file(&path).unwrap();
+        assert!(setting.read().unwrap_err().starts_with("cannot read "));
+        for setting in [setting, SecretSetting::new("hunter2")] {
+            let shown = format!("{setting:?} {}", serde_json::to_string(&setting).unwrap());
+            assert!(
+                !shown.contains("hunter2") && !shown.contains("swordfish"),
+                "{shown}"
+            );
         }
     }
 

@@ -298,6 +298,42 @@ fn invalid_settings_of_a_process_are_rejected() {
             "kafka.properties.bootstrap.servers: cannot be set here; set kafka.brokers instead",
         ),
         (
+            "kafka: { login: {} }",
+            1,
+            "kafka.login.oidc: is missing; kafka.login needs it to know where tokens come from",
+        ),
+        (
+            "kafka: { login: { oidc: { token_url: issuer, client_id: a, client_secret: b } } }",
+            1,
+            "kafka.login.oidc.token_url: is not a URL (relative URL without a base): write http:// or https:// and a host, such \
+             as http://localhost:8080/path",
+        ),
+        (
+            "kafka: { login: { oidc: { token_url: 'https://i', client_id: '', client_secret: b } } }",
+            1,
+            "kafka.login.oidc.client_id: is empty",
+        ),
+        (
+            "kafka: { login: { oidc: { token_url: 'https://i', client_id: a, client_secret: b, parameters: { scope: c } } } }",
+            1,
+            "kafka.login.oidc.parameters.scope: cannot be set here: set kafka.login.oidc.scope instead",
+        ),
+        (
+            "kafka: { login: { oidc: { token_url: 'https://i', client_id: a, client_secret: b, extensions: { auth: c } } } }",
+            1,
+            "kafka.login.oidc.extensions.auth: is not the name of a SASL extension: use the letters a-z and A-Z, and not `auth`",
+        ),
+        (
+            "kafka:\n  login: { oidc: { token_url: 'https://i', client_id: a, client_secret: b } }\n  properties: { sasl.username: c }",
+            3,
+            "kafka.properties.sasl.username: cannot be set together with kafka.login, which logs in by itself",
+        ),
+        (
+            "kafka:\n  login: { oidc: { token_url: 'https://i', client_id: a, client_secret: b } }\n  properties: { security.protocol: SSL }",
+            3,
+            "kafka.properties.security.protocol: must be SASL_SSL or SASL_PLAINTEXT, or be omitted, with kafka.login",
+        ),
+        (
             "kafka: { properties: { delivery.timeout.ms: 1000 } }",
             1,
             "kafka.properties.delivery.timeout.ms: cannot be set here; set kafka.transaction_timeout instead",

@@ -8,10 +8,12 @@ use serde_json::Value;
 use crate::config::load;
 
 /// Mappings whose keys the user chooses.
-const USER_KEYED: [&str; 8] = [
+const USER_KEYED: [&str; 10] = [
     "pipelines",
     "retired",
     "apps",
+    "extensions",
+    "parameters",
     "properties",
     "headers",
     "header_files",
@@ -39,9 +41,26 @@ fn collect(value: &Value, pointer: String, found: &mut Vec<String>) {
     }
 }
 
-/// The default file with the commented example pipelines uncommented.
+/// The default file with the commented example login and pipelines uncommented.
 fn with_example() -> String {
-    let (before, rest) = DEFAULT_FILE.split_once("# example>\n").unwrap();
+    with_pipelines(&with_login())
+}
+
+fn with_login() -> String {
+    let (before, rest) = DEFAULT_FILE.split_once("  # login>\n").unwrap();
+    let (example, after) = rest.split_once("  # <login\n").unwrap();
+    let lines = example
+        .lines()
+        .map(|line| line.strip_prefix("  # ").unwrap_or_else(|| panic!("{line}")));
+    let example: String = lines.map(|line| format!("  {line}\n")).collect();
+    format!(
+        "{before}  login:\n{example}{}",
+        after.strip_prefix("  login: null\n").unwrap()
+    )
+}
+
+fn with_pipelines(text: &str) -> String {
+    let (before, rest) = text.split_once("# example>\n").unwrap();
     let (example, after) = rest.split_once("# <example\n").unwrap();
     let lines = example
         .lines()
@@ -72,6 +91,14 @@ fn the_values_of_the_example_pipeline_are_the_defaults() {
         example.pipelines["documents"].retry,
         documents.pipelines["d"].retry
     );
+}
+
+#[test]
+fn the_values_of_the_example_login_are_the_defaults() {
+    let example = load(&with_example(), &[], &[]).unwrap();
+    let minimal = "kafka: { login: { oidc: { token_url: 'https://issuer.example/oauth2/token', client_id: redeliver, \
+                   client_secret: change-me } } }";
+    assert_eq!(example.kafka.login, load(minimal, &[], &[]).unwrap().kafka.login);
 }
 
 #[test]

@@ -44,7 +44,7 @@ fn clients(settings: &KafkaSettings) -> Vec<BTreeMap<String, String>> {
     let owned = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
     clients
         .iter()
-        .map(|client| client.config_map().into_iter().map(owned).collect())
+        .map(|client| client.properties().config_map().into_iter().map(owned).collect())
         .collect()
 }
 
@@ -116,7 +116,10 @@ fn librdkafka_treats_the_aliases_as_such() {
         if alias == "enable.auto.commit" || alias.starts_with("sasl.oauthbearer.") {
             continue;
         }
-        let mut client = KafkaSettings::new("localhost:9092", "test").client();
+        let mut client = KafkaSettings::new("localhost:9092", "test")
+            .client()
+            .properties()
+            .clone();
         client.remove("bootstrap.servers");
         client.set(alias, value);
         let native = client.create_native_config().unwrap();

@@ -240,7 +240,7 @@ struct FormerVersion {
 impl FormerVersion {
     fn start(shared: &Shared, instance: &str) -> Self {
         let config = shared.config(instance);
-        let kafka = redeliver_service::host::kafka_settings(&config);
+        let kafka = redeliver_service::login::kafka_of_command(&config).unwrap();
         let spec = LaneSpec {
             name: format!("worker-{}-0", shared.pipeline.name),
             group: shared.pipeline.worker_group(""),

@@ -18,14 +18,25 @@ Merges the second map over the first one, as JSON. Unlike mergeOverwrite, it kee
 {{- end -}}
 
 {{/*
-The login to Kafka as JSON: `properties` of the client, `secrets` to mount below /run/secrets (the keys of each Secret), and
-`env`.
+The login to Kafka as JSON: `properties` of the client, `login` by tokens, `secrets` to mount below /run/secrets (the keys of
+each Secret), and `env`.
 */}}
 {{- define "redeliver.kafka" -}}
 {{- $kafka := .Values.kafka -}}
 {{- $properties := dict -}}
+{{- $login := dict -}}
 {{- $secrets := dict -}}
 {{- $env := list -}}
+{{- $oidc := $kafka.oidc -}}
+{{- if $oidc.secret.name -}}
+{{- if or $kafka.access.secret $kafka.sasl.mechanism -}}
+{{- fail "kafka.oidc.secret.name: cannot be combined with kafka.access.secret or kafka.sasl.mechanism" -}}
+{{- else if not (dig "kafka" "login" "oidc" "token_url" "" .Values.config) -}}
+{{- fail "config.kafka.login.oidc.token_url: is missing; kafka.oidc.secret contains only the client secret" -}}
+{{- end -}}
+{{- else if $oidc.caSecret.name -}}
+{{- fail "kafka.oidc.caSecret.name: is set, but kafka.oidc.secret.name is not" -}}
+{{- end -}}
 {{- if $kafka.access.secret -}}
 {{- if or $kafka.tls.enabled $kafka.sasl.mechanism -}}
 {{- fail "kafka.access.secret: cannot be combined with kafka.tls.enabled or kafka.sasl.mechanism; the Secret of a KafkaAccess contains the whole login" -}}
@@ -69,8 +80,9 @@ The login to Kafka as JSON: `properties` of the client, `secrets` to mount below
 {{- else if or $sasl.username $sasl.secret.name -}}
 {{- fail "kafka.sasl.mechanism: is missing; set it, such as SCRAM-SHA-512" -}}
 {{- end -}}
-{{- if or $tls.enabled $sasl.mechanism -}}
-{{- $protocol := ternary (ternary "SASL_SSL" "SSL" (ne $sasl.mechanism "")) "SASL_PLAINTEXT" $tls.enabled -}}
+{{- $logsIn := or (ne $sasl.mechanism "") (ne $oidc.secret.name "") -}}
+{{- if or $tls.enabled $logsIn -}}
+{{- $protocol := ternary (ternary "SASL_SSL" "SSL" $logsIn) "SASL_PLAINTEXT" $tls.enabled -}}
 {{- $_ := set $properties "security.protocol" $protocol -}}
 {{- end -}}
 {{- if $tls.caSecret.name -}}
@@ -96,17 +108,30 @@ The login to Kafka as JSON: `properties` of the client, `secrets` to mount below
 {{- end -}}
 {{- $_ := set $secrets "kafka-sasl" (dict "secret" $sasl.secret.name "keys" $keys) -}}
 {{- end -}}
+{{- if $oidc.secret.name -}}
+{{- $_ := set $secrets "kafka-oidc" (dict "secret" $oidc.secret.name "keys" (list $oidc.secret.key)) -}}
+{{- $client := dict "client_secret" (dict "file" (printf "/run/secrets/kafka-oidc/%s" $oidc.secret.key)) -}}
+{{- if $oidc.caSecret.name -}}
+{{- $_ := set $secrets "kafka-oidc-ca" (dict "secret" $oidc.caSecret.name "keys" (list $oidc.caSecret.key)) -}}
+{{- $_ := set $client "ca_file" (printf "/run/secrets/kafka-oidc-ca/%s" $oidc.caSecret.key) -}}
 {{- end -}}
-{{- toJson (dict "properties" $properties "secrets" $secrets "env" $env) -}}
+{{- $_ := set $login "login" (dict "oidc" $client) -}}
+{{- end -}}
+{{- end -}}
+{{- toJson (dict "properties" $properties "login" $login "secrets" $secrets "env" $env) -}}
 {{- end -}}
 
 {{/* redeliver.yaml as JSON. */}}
 {{- define "redeliver.config" -}}
-{{- $properties := get (include "redeliver.kafka" . | fromJson) "properties" -}}
+{{- $kafka := include "redeliver.kafka" . | fromJson -}}
 {{- $config := .Values.config -}}
-{{- if $properties -}}
-{{- /* Properties that the user has set directly win. */ -}}
-{{- $config = include "redeliver.merge" (list (dict "kafka" (dict "properties" $properties)) $config) | fromJson -}}
+{{- $settings := $kafka.login -}}
+{{- if $kafka.properties -}}
+{{- $settings = merge (dict "properties" $kafka.properties) $settings -}}
+{{- end -}}
+{{- if $settings -}}
+{{- /* What the user has set directly wins. */ -}}
+{{- $config = include "redeliver.merge" (list (dict "kafka" $settings) $config) | fromJson -}}
 {{- end -}}
 {{- toJson $config -}}
 {{- end -}}

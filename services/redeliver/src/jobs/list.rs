@@ -11,7 +11,7 @@ use redeliver_proto::convert::{from_priority, from_state};
 use redeliver_proto::{Message as _, v1};
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::CommonArgs;
-use redeliver_service::host::kafka_settings;
+use redeliver_service::login::kafka_of_command;
 use serde_json::{Value, json};
 
 use crate::connection::CliError;
@@ -58,7 +58,7 @@ struct Row {
 pub(super) fn run(config: &Config, args: &ListArgs) -> Result<ExitCode, CliError> {
     let topic = config.scheduler.topics().state;
     let mut jobs = Jobs::new(args.app.clone(), args.state);
-    let read = TopicReader::new(&kafka_settings(config), std::slice::from_ref(&topic))
+    let read = TopicReader::new(&kafka_of_command(config)?, std::slice::from_ref(&topic))
         .and_then(|mut reader| reader.read_to_end(args.timeout.duration(), |record| jobs.note(&record)));
     read.map_err(|source| CliError::Read {
         topic: topic.to_string(),

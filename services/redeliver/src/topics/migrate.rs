@@ -16,7 +16,8 @@ use redeliver_kafka::topology::{self, TopologyError};
 use redeliver_runtime::cli::{CommonArgs, report};
 use redeliver_runtime::config::check_id_prefix;
 use redeliver_service::groups::{ConfiguredGroup, of_config};
-use redeliver_service::host::{check_kafka, kafka_settings};
+use redeliver_service::host::check_kafka;
+use redeliver_service::login::kafka_of_command;
 
 use crate::say;
 
@@ -91,7 +92,10 @@ pub(super) fn main(args: &MigrateArgs) -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return report(&error),
     };
-    let kafka = kafka_settings(&config);
+    let kafka = match kafka_of_command(&config) {
+        Ok(kafka) => kafka,
+        Err(error) => return report(&error),
+    };
     let existing = match runtime.block_on(topology::names(&kafka.client(), TIMEOUT)) {
         Ok(existing) => existing,
         Err(error) => return report(&MigrateError::from(error)),

@@ -31,5 +31,6 @@ mod shutdown;
 mod status;
 mod support;
 mod tls;
+mod tokens;
 mod too_large;
 mod traces;

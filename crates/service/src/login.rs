@@ -1,0 +1,119 @@
+//! Logs the Kafka clients of a process in, if `kafka.login` is set.
+//!
+//! `oidc` requests tokens; [`redeliver_kafka::login`] decides when, and hands them to all clients.
+
+mod oidc;
+
+use std::io;
+use std::time::Duration;
+
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+use redeliver_core::Timestamp;
+use redeliver_kafka::{KafkaSettings, Login, LoginObserver, TokenError};
+use redeliver_runtime::Config;
+use redeliver_runtime::health::Part;
+use tokio_util::sync::CancellationToken;
+
+use crate::host::kafka_settings;
+use oidc::Oidc;
+
+/// Interval at which a waiting process updates the reason.
+const ROUND: Duration = Duration::from_millis(500);
+/// How long a command waits for an issuer that does not answer.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Why Kafka clients cannot log in.
+#[derive(Debug, thiserror::Error)]
+pub enum LoginError {
+    /// There is no token.
+    #[error("cannot get a token for kafka: {0}")]
+    Token(TokenError),
+    /// The thread that requests tokens cannot be started.
+    #[error("cannot start the thread that requests tokens for kafka")]
+    Thread(#[source] io::Error),
+}
+
+/// Starts to request tokens, if `kafka.login` is set. Does not wait for the first one.
+pub(crate) fn start<O: LoginObserver>(
+    config: &Config,
+    observer: impl FnOnce() -> O,
+) -> Result<Option<Login>, LoginError> {
+    let Some(oidc) = config.kafka.login.as_ref().and_then(|login| login.oidc.clone()) else {
+        return Ok(None);
+    };
+    Login::start(Oidc::new(oidc), observer())
+        .map(Some)
+        .map_err(LoginError::Thread)
+}
+
+/// How a command connects to Kafka, from the configuration. Waits for the first token, if `kafka.login` is set. Blocks.
+///
+/// # Errors
+/// If there is no token, because it is refused or the issuer does not answer.
+pub fn kafka_of_command(config: &Config) -> Result<KafkaSettings, LoginError> {
+    let login = start(config, || ())?;
+    if let Some(login) = &login {
+        login.wait(COMMAND_TIMEOUT).map_err(LoginError::Token)?;
+    }
+    Ok(KafkaSettings {
+        login,
+        ..kafka_settings(config)
+    })
+}
+
+/// Waits for the first token until `shutdown` is cancelled. `part` shows why there is none yet.
+pub(crate) async fn wait(login: &Login, shutdown: &CancellationToken, part: &Part) {
+    part.not_ready("waiting for a token for kafka");
+    while !shutdown.is_cancelled() {
+        let login = login.clone();
+        let waited = tokio::task::spawn_blocking(move || login.wait(ROUND)).await;
+        match waited {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => part.not_ready(format!("no token for kafka: {error}")),
+            Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+            // The runtime is shutting down.
+            Err(_) => return,
+        }
+        tokio::select! {
+            () = tokio::time::sleep(ROUND) => {}
+            () = shutdown.cancelled() => {}
+        }
+    }
+}
+
+/// Metrics of the login. Cheap to clone.
+#[derive(Clone, Default)]
+pub(crate) struct LoginMetrics {
+    expiry: Gauge,
+    failures: Counter,
+}
+
+impl LoginMetrics {
+    /// Registers the metrics; call it only if clients log in by tokens.
+    pub(crate) fn register(registry: &mut Registry) -> Self {
+        let metrics = Self::default();
+        registry.register(
+            "kafka_token_expiry_timestamp_seconds",
+            "When the token with which Kafka clients log in expires; 0 before the first one",
+            metrics.expiry.clone(),
+        );
+        registry.register(
+            "kafka_token_failures",
+            "Failed requests for a token with which Kafka clients log in",
+            metrics.failures.clone(),
+        );
+        metrics
+    }
+}
+
+impl LoginObserver for LoginMetrics {
+    fn renewed(&self, expires: Timestamp) {
+        self.expiry.set(expires.as_millis() / 1_000);
+    }
+
+    fn failed(&self) {
+        self.failures.inc();
+    }
+}
