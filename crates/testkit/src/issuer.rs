@@ -141,7 +141,8 @@ impl Shared {
         let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
         let claims = serde_json::json!({
             "sub": self.client, "aud": AUDIENCE, "scope": "kafka",
-            "iat": now, "exp": now + self.lifetime.as_secs(),
+            // Whole seconds, rounded up: the token must not expire before the time that the response promises.
+            "iat": now, "exp": now + self.lifetime.as_secs() + 1,
         });
         let header = serde_json::json!({ "alg": "ES256", "typ": "JWT", "kid": "test" });
         let encoded = |value: &serde_json::Value| URL_SAFE_NO_PAD.encode(value.to_string());

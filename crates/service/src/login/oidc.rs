@@ -1,7 +1,6 @@
 //! Requests tokens for client credentials (RFC 6749, section 4.4).
 
 use std::error::Error;
-use std::sync::Arc;
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -10,10 +9,9 @@ use redeliver_core::failure::bounded_text;
 use redeliver_core::{Clock as _, SystemClock, Timestamp};
 use redeliver_kafka::{Token, TokenError, TokenSource};
 use redeliver_runtime::config::{ClientAuth, OidcConfig, Secret};
+use redeliver_runtime::tls;
 use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderValue};
 use reqwest::{Client, Response, StatusCode, redirect};
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject as _;
 use serde::Deserialize;
 use url::form_urlencoded::{Serializer, byte_serialize};
 
@@ -116,25 +114,8 @@ fn client(config: &OidcConfig) -> Result<Client, TokenError> {
 }
 
 fn tls(config: &OidcConfig) -> Result<rustls::ClientConfig, String> {
-    let mut roots = rustls::RootCertStore::empty();
-    // Invalid certificates of the system are skipped, as in other programs.
-    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-    if let Some(path) = &config.ca_file {
-        let shown = path.display();
-        let read: Result<Vec<_>, _> = CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
-        let found = read.map_err(|error| format!("cannot read {shown}: {error}"))?;
-        if found.is_empty() {
-            return Err(format!("{shown} contains no PEM certificate"));
-        }
-        for certificate in found {
-            roots
-                .add(certificate)
-                .map_err(|error| format!("{shown} contains an invalid certificate: {error}"))?;
-        }
-    }
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let mut tls = rustls::ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
+    let roots = tls::trusted_roots(config.ca_file.as_deref())?;
+    let mut tls = tls::client_builder()
         .map_err(|error| format!("cannot set up TLS: {error}"))?
         .with_root_certificates(roots)
         .with_no_client_auth();

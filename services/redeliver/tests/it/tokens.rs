@@ -16,6 +16,8 @@ const SECRET: &str = "hunter2";
 const GUESSED: &str = "swordfish";
 /// Short, so that tokens are renewed often. The broker closes connections whose token has expired.
 const LIFETIME: Duration = Duration::from_secs(6);
+/// Enough for any machine; the endpoint tells records apart by their values, so each occurs once.
+const RECORDS: usize = 20_000;
 const EXPIRY: &str = "redeliver_kafka_token_expiry_timestamp_seconds";
 
 /// An issuer, and a broker that accepts its tokens. The tests themselves use another listener.
@@ -65,7 +67,8 @@ fn has_no_secret(text: &str) {
 
 fn token_has_expired(service: &mut ServiceProcess) -> bool {
     let expiry = service.metric(EXPIRY);
-    expiry > 0 && i64::try_from(expiry).unwrap() * 1_000 < SystemClock.now().as_millis()
+    // The issuer rounds up.
+    expiry > 0 && i64::try_from(expiry + 2).unwrap() * 1_000 < SystemClock.now().as_millis()
 }
 
 #[test]
@@ -83,11 +86,12 @@ fn all_services_log_in_and_renew_their_tokens_while_records_flow() {
         .create();
     let names = ["enricher", "retry-tier", "scheduler", "dlq-inspector"];
     let mut services = names.map(|name| pipe.start(name, "a", &[]));
-    let mut sent = pipe.produce(records(50));
+    let mut unsent = records(RECORDS).into_iter();
+    let mut sent = pipe.produce(unsent.by_ref().take(50).collect());
     // Each process has used at least three tokens by then.
     let first = services.each_mut().map(|service| service.metric(EXPIRY));
     eventually("every process has renewed its token twice", DEADLINE, || {
-        sent.extend(pipe.produce(records(10)));
+        sent.extend(pipe.produce(unsent.by_ref().take(10).collect()));
         let now = services.each_mut().map(|service| service.metric(EXPIRY));
         let is_renewed = |(first, now): (&u64, &u64)| now - first >= LIFETIME.as_secs();
         if first.iter().zip(&now).all(is_renewed) {
@@ -108,7 +112,7 @@ fn all_services_log_in_and_renew_their_tokens_while_records_flow() {
         service.shut_down();
         let output = service.output();
         // No connection was ever without a valid token.
-        assert!(!output.contains("SASL authentication error"), "{output}");
+        assert!(!output.contains("Authentication"), "{output}");
         has_no_secret(&output);
     }
 }
@@ -118,9 +122,11 @@ fn an_outage_of_the_issuer_that_outlasts_the_token_loses_nothing() {
     let guarded = Guarded::start();
     let pipe = guarded.setup("issuer-down", SECRET).plan(PLAN).create();
     let mut services = ["enricher", "retry-tier"].map(|name| pipe.start(name, "a", &[]));
-    let mut sent = pipe.produce(records(100));
+    let mut unsent = records(300).into_iter();
+    let mut produce = || pipe.produce(unsent.by_ref().take(100).collect());
+    let mut sent = produce();
     guarded.issuer.interrupt();
-    sent.extend(pipe.produce(records(100)));
+    sent.extend(produce());
     eventually("the tokens of all processes have expired", DEADLINE, || {
         let expired = services.each_mut().map(token_has_expired);
         if expired == [true; 2] {
@@ -129,7 +135,7 @@ fn an_outage_of_the_issuer_that_outlasts_the_token_loses_nothing() {
             Err(format!("{expired:?}"))
         }
     });
-    sent.extend(pipe.produce(records(100)));
+    sent.extend(produce());
     for service in &mut services {
         let output = service.wait_for_output("cannot get a token for kafka; retrying", DEADLINE);
         assert!(output.contains("does not answer"), "{output}");
