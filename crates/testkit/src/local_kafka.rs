@@ -216,7 +216,7 @@ impl LocalKafka {
             user: user.to_owned(),
             password: password.to_owned(),
         };
-        Self::start_with_login(scratch, login)
+        Self::start_with_login(scratch, login, settings)
     }
 
     /// As [`LocalKafka::start`], with a second listener for `SASL_PLAINTEXT` and the mechanism `OAUTHBEARER`; see
@@ -230,10 +230,10 @@ impl LocalKafka {
             keys: keys.to_owned(),
             audience: audience.to_owned(),
         };
-        Self::start_with_login(Scratch::new("kafka")?, login)
+        Self::start_with_login(Scratch::new("kafka")?, login, &[])
     }
 
-    fn start_with_login(scratch: Scratch, login: Login) -> Result<Self> {
+    fn start_with_login(scratch: Scratch, login: Login, settings: &[(&str, &str)]) -> Result<Self> {
         let installation = Installation {
             directory: scratch.path().to_owned(),
             own_group: false,
