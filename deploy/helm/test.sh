@@ -129,6 +129,8 @@ scheduler:
   api:
     port: 8443
     tokenSecret: { name: token }
+    tokensSecret: { name: tokens }
+    jwt: { issuer: "https://login.example.org", audience: redeliver, jwks_url: "https://login.example.org/keys", roles: { admin: ["jobs:*"] } }
     tls: { secret: { name: scheduler } }
     service: { type: LoadBalancer, annotations: { a: b } }
 enricher:
@@ -137,7 +139,9 @@ enrichers:
   former: { autoscaling: { enabled: true, kind: hpa, minReplicas: 1, maxReplicas: 2 } }
 dlqInspector:
   persistence: { enabled: true, storageClass: fast }
-  api: { tls: { secret: { name: inspector, certKey: own.crt, keyKey: own.key }, clientCaSecret: { name: inspector } } }
+  api:
+    tls: { secret: { name: inspector, certKey: own.crt, keyKey: own.key }, clientCaSecret: { name: inspector } }
+    clientCertificates: [{ uri: "spiffe://example.org/*", scopes: ["dead-letters:read"] }]
 autoscaling:
   prometheus: { serverAddress: "http://prometheus", authModes: bearer, authenticationRef: { name: prometheus } }
 podAnnotations: { c: d }
@@ -224,6 +228,15 @@ refused "config.admin.listen: \`9464\` is not an address" --set-string config.ad
 # Settings that the chart makes itself.
 refused "config.scheduler.token_file: the chart sets it for each pod; set scheduler.api.tokenSecret" --set config.scheduler.token_file=/x
 refused "config.retry_tier.tiers: the chart sets it" --set 'config.retry_tier.tiers={5s}'
+refused "config.scheduler.auth: the chart sets it for each pod; set scheduler.api.tokensSecret, jwt or clientCertificates" --set config.scheduler.auth.tokens_file=/x
+refused "jwt" --set scheduler.api.jwt.isuer=x
+contains "an API with a tokens file is reachable" "AUTH__TOKENS_FILE" --set dlqInspector.api.tokensSecret.name=tokens
+if render --show-only templates/tests/test.yaml --set dlqInspector.api.tokensSecret.name=tokens | grep --quiet 'redeliver-dlq-inspector:50051'; then
+    fail "helm test has no token of a tokens file"
+else
+    pass
+fi
+contains "the tokens file of an API" "/run/secrets/api-tokens/tokens.yaml" --set dlqInspector.api.tokensSecret.name=tokens
 refused "config.scheduler.tls: the chart sets it for each pod; set scheduler.api.tls" --set config.scheduler.tls.cert_file=/x
 refused "config.admin.tls: the chart sets it for each pod; set admin.tls" --set config.admin.tls.cert_file=/x
 refused "config.instance: the chart sets it" --set config.instance=x

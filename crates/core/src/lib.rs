@@ -16,6 +16,7 @@
 //! | [`classification`] | the failure class of an HTTP status |
 //! | [`backoff`] | retry policies: the delay before each retry |
 //! | [`job`] | ids, priorities and states of scheduled jobs |
+//! | [`pattern`] | patterns of names, with `*` |
 //! | [`pipeline`] | a pipeline: its topics, tiers and settings |
 //! | [`route`] | where a record goes after an attempt, and with which headers |
 //! | [`scheduler`] | the topics of the scheduler |
@@ -32,6 +33,7 @@ pub mod human_duration;
 pub mod job;
 pub mod mutants;
 pub mod outcome;
+pub mod pattern;
 pub mod pipeline;
 pub mod record;
 pub mod route;

@@ -12,6 +12,7 @@ use redeliver_core::HumanDuration;
 use serde::{Deserialize, Deserializer, Serialize};
 
 mod api;
+mod auth;
 mod deserialize;
 mod display_from_str;
 mod error;
@@ -26,14 +27,17 @@ mod pipeline;
 mod process;
 mod retry;
 mod scheduler;
+mod scope;
 mod secret;
 mod services;
 mod tls;
+mod tokens;
 mod topology;
 mod tree;
 mod yaml;
 
-pub use api::ApiConfig;
+pub use api::{ApiConfig, token_in};
+pub use auth::{AuthConfig, ClientCertificateConfig, JwtConfig, MAX_SCOPES};
 pub use error::{ConfigError, Problem};
 pub use http::{HttpConfig, Meaning, ResponseMode, Status, TlsConfig};
 pub use http_request::{endpoint_url, header_name, header_value, request_method};
@@ -45,9 +49,11 @@ pub use pipeline::{AnchorConfig, LongWaitsConfig, PipelineConfig, ReturnTarget};
 pub use process::{AdminConfig, ClockConfig, LogFormat, OtlpConfig, ShutdownConfig, TelemetryConfig};
 pub use retry::{JitterConfig, RetryConfig};
 pub use scheduler::{AppConfig, JobTopicsConfig, SchedulerConfig};
+pub use scope::{Area, Scope, Verb};
 pub use secret::{REDACTED, RequestHeaders, Secret, SecretSetting, Settings, Url, redact_url};
 pub use services::{DlqInspectorConfig, RedisConfig, RetryTierConfig, ServedPipelines};
 pub use tls::ServerTlsConfig;
+pub use tokens::{Sha256, TokenConfig, TokensFile, token_name};
 
 /// The default configuration, which documents every key in comments.
 pub const DEFAULT_FILE: &str = include_str!("../config/default.yaml");

@@ -352,7 +352,7 @@ pub fn check_kafka(config: &Config) -> Result<(), ConfigError> {
     })
 }
 
-/// The certificates of an API, which its clients must match if `tls.client_ca_file` is set. `None` without TLS.
+/// The TLS of an API; `None` without certificates. Whether clients need one says [`ApiConfig::requires_client_certificate`].
 ///
 /// # Errors
 /// When a file cannot be used. The error names the field and the file.
@@ -361,7 +361,12 @@ pub fn api_tls(
     api: &ApiConfig,
     protocols: Protocols,
 ) -> Result<Option<ServerTls>, ConfigError> {
-    ServerTls::load(section, &api.tls, protocols, ClientCertificates::Required)
+    let clients = if api.requires_client_certificate() {
+        ClientCertificates::Required
+    } else {
+        ClientCertificates::Optional
+    };
+    ServerTls::load(section, &api.tls, protocols, clients)
 }
 
 /// How to connect to Kafka, from the configuration, without a login by tokens; see [`login`](crate::login).

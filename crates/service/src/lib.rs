@@ -9,6 +9,7 @@
 //! | [`host`] | the process; its lanes, and their settings from the configuration |
 //! | [`topics`] | the topics that a process needs |
 //! | [`groups`] | the consumer groups of the configuration |
+//! | [`identity`] | who calls an API, and what the caller may do |
 //! | [`leftovers`] | retry topics that the configuration no longer needs |
 //! | [`login`] | tokens with which Kafka clients log in |
 //! | [`metrics`] | metrics and readiness of lanes |
@@ -19,6 +20,7 @@ mod clock;
 pub mod due;
 pub mod groups;
 pub mod host;
+pub mod identity;
 pub mod leftovers;
 pub mod login;
 pub mod metrics;

@@ -40,7 +40,7 @@ mod authority {
     use std::path::{Path, PathBuf};
 
     use anyhow::{Context as _, Result};
-    use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
+    use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, SanType};
 
     use super::{Signed, write};
     use crate::unique;
@@ -104,6 +104,27 @@ mod authority {
         /// If it cannot be written.
         pub fn write(&self, directory: &Path, name: &str) -> Result<PathBuf> {
             write(directory.join(name), &self.issuer.pem())
+        }
+    }
+
+    impl Authority {
+        /// A certificate for a client with this common name and this URI as alternative name.
+        ///
+        /// # Errors
+        /// If no key can be made, or the URI is not ASCII.
+        pub fn sign_client(&self, common_name: &str, uri: &str) -> Result<Signed> {
+            let key = KeyPair::generate().context("making the key of a client")?;
+            let mut params = CertificateParams::new(Vec::new()).context("describing a client")?;
+            params.distinguished_name.push(DnType::CommonName, common_name);
+            let uri = uri.try_into().context("describing the URI of a client")?;
+            params.subject_alt_names.push(SanType::URI(uri));
+            let certificate = params
+                .signed_by(&key, &self.issuer)
+                .context("signing the certificate of a client")?;
+            Ok(Signed {
+                certificate: certificate.pem(),
+                key: key.serialize_pem(),
+            })
         }
     }
 }

@@ -23,6 +23,7 @@
 //! | `issuer` | issues tokens with which clients log in to Kafka; feature `tls` |
 //! | [`fake_endpoint`] | an HTTP server that answers, hangs or hangs up as it is told |
 //! | `otlp_receiver` | a collector that keeps the spans it receives; feature `otlp` |
+//! | `jwt` | an issuer of JSON Web Tokens; feature `jwt` |
 //! | [`languages`] | packages of programs in Python and Node.js |
 //! | [`plan`] | which record fails how at that endpoint, as a pure function |
 //! | [`port`] | TCP ports that stay free |
@@ -44,6 +45,8 @@ mod hash;
 pub mod http;
 #[cfg(feature = "tls")]
 pub mod issuer;
+#[cfg(feature = "jwt")]
+pub mod jwt;
 mod kafka_jars;
 mod kafka_probe;
 pub mod kafka_request;

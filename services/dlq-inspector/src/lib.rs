@@ -11,7 +11,7 @@
 //! | `ingest` | reads topics into the index |
 //! | [`ledger`] | the ledger topic |
 //! | `api` | the gRPC service |
-//! | [`server`] | the gRPC server: health, reflection, tokens, graceful shutdown |
+//! | [`server`] | the gRPC server: health, reflection, identities, graceful shutdown |
 
 pub mod dialect;
 pub mod filter;
@@ -40,13 +40,13 @@ use anyhow::Context as _;
 use redeliver_kafka::Waker;
 use redeliver_kafka::survey::Surveyor;
 use redeliver_kafka::topology::TopologySpec;
-use redeliver_proto::auth::RequireToken;
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::Start;
-use redeliver_runtime::config::{ConfigError, Secret};
+use redeliver_runtime::config::ConfigError;
 use redeliver_runtime::tls::Protocols;
 use redeliver_service::Host;
 use redeliver_service::host::api_tls;
+use redeliver_service::identity::Authenticator;
 use redeliver_service::topics::{topic_settings, warn_about};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -72,9 +72,11 @@ const SECTION: &str = "dlq_inspector";
 /// Checks a configuration without connecting to anything.
 ///
 /// # Errors
-/// When the certificate files of the API cannot be used.
+/// When the certificates, tokens or keys of the API cannot be used.
 pub fn check(config: &Config) -> Result<(), ConfigError> {
-    api_tls(SECTION, &config.dlq_inspector.api(), Protocols::Grpc).map(drop)
+    let api = config.dlq_inspector.api();
+    api_tls(SECTION, &api, Protocols::Grpc)?;
+    Authenticator::check(SECTION, &api)
 }
 
 /// Runs the service until shutdown.
@@ -106,7 +108,7 @@ pub async fn run(start: Start) -> anyhow::Result<()> {
 pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
     let config = host.config.dlq_inspector.clone();
     let api = config.api();
-    let token = api.token(SECTION)?;
+    let authenticator = Authenticator::start(host, SECTION, &api)?;
     let listener = host.listen(SECTION, &api, Protocols::Grpc)?;
     let address = listener.local_addr().context("reading the address of the API")?;
 
@@ -184,7 +186,6 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
         stop,
         TaskTracker::new(),
     );
-    let token = RequireToken::new(token.as_ref().map(Secret::expose));
     // Less than the grace period of the process, after which a task that is still running is an error.
     let grace = host.config.shutdown.grace.duration() / 2;
 
@@ -195,7 +196,7 @@ pub fn mount(host: &mut Host) -> anyhow::Result<SocketAddr> {
     host.tasks.spawn("dlq-retention", retention);
     host.tasks.spawn("dlq-measures", gauges);
     host.tasks
-        .spawn("dlq-api", server::serve(listener, service, token, grace));
+        .spawn("dlq-api", server::serve(listener, service, authenticator, grace));
     Ok(address)
 }
 

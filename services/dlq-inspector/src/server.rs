@@ -2,14 +2,15 @@
 
 use std::time::Duration;
 
-use redeliver_proto::auth::RequireToken;
 use redeliver_proto::v1::dead_letter_service_server::{DeadLetterServiceServer, SERVICE_NAME};
+use redeliver_runtime::config::{Area, Verb};
 use redeliver_runtime::listen::Listener;
+use redeliver_service::identity::{self, AuthenticateLayer, Authenticator};
 use tokio_util::sync::CancellationToken;
-use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Server;
 use tonic_health::ServingStatus;
 use tonic_health::server::{HealthReporter, health_reporter};
+use tower::Layer as _;
 
 use crate::api::Api;
 use crate::shared::SharedState;
@@ -33,11 +34,11 @@ pub enum ServerError {
 }
 
 /// Serves until `api.stop` is cancelled, then waits up to `grace` for calls in progress. Health and reflection require no
-/// token.
+/// identity.
 pub(crate) async fn serve(
     listener: Listener,
     api: Api,
-    token: RequireToken,
+    authenticator: Authenticator,
     grace: Duration,
 ) -> Result<(), ServerError> {
     let (health, health_service) = health_reporter();
@@ -54,12 +55,17 @@ pub(crate) async fn serve(
             .fold(builder, tonic_reflection::server::Builder::with_service_name)
     };
     let (shared, stop, watchers) = (api.shared.clone(), api.stop.clone(), api.watchers.clone());
+    // Calls show the dead letters of all topics.
+    let authenticate = AuthenticateLayer::new(authenticator, |refusal: &identity::Refusal| {
+        identity::grpc::status(refusal).into_http()
+    });
+    let authenticate = authenticate.requiring(Area::DeadLetters, Verb::Read);
     let server = Server::builder()
         .http2_keepalive_interval(Some(KEEP_ALIVE))
         .add_service(health_service)
         .add_service(reflection(REFLECTION).build_v1()?)
         .add_service(reflection(REFLECTION_V1ALPHA).build_v1alpha()?)
-        .add_service(InterceptedService::new(DeadLetterServiceServer::new(api), token))
+        .add_service(authenticate.layer(DeadLetterServiceServer::new(api)))
         .serve_with_incoming_shutdown(listener.incoming(), stop.clone().cancelled_owned());
     let server = async {
         let (served, ()) = tokio::join!(server, report_health(&health, &shared, &stop));

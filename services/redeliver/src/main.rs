@@ -9,6 +9,7 @@ mod jobs;
 mod output;
 mod render;
 mod status;
+mod tokens;
 mod topics;
 
 use std::fmt::Display;
@@ -46,6 +47,8 @@ enum Command {
     Jobs(jobs::JobsArgs),
     /// List, show and watch dead letters
     Dlq(dlq::DlqArgs),
+    /// Create tokens for the APIs of the scheduler and the inspector
+    Tokens(tokens::TokensArgs),
 }
 
 fn main() -> ExitCode {
@@ -61,6 +64,7 @@ fn main() -> ExitCode {
         Command::Audit(args) => audit::main(&args),
         Command::Jobs(args) => jobs::main(&args),
         Command::Dlq(args) => dlq::main(&args),
+        Command::Tokens(args) => tokens::main(&args),
     }
 }
 

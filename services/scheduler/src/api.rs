@@ -19,16 +19,15 @@ use axum::http::{Request, header};
 use axum::response::{IntoResponse as _, Response};
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::reader;
-use redeliver_proto::auth::RequireToken;
 use redeliver_proto::v1::job_service_server::JobServiceServer;
-use redeliver_runtime::config::{ConfigError, SchedulerConfig, Secret};
+use redeliver_runtime::config::{ConfigError, SchedulerConfig};
 use redeliver_runtime::listen::{self, Listener};
 use redeliver_runtime::tls::Protocols;
 use redeliver_service::host::{Host, api_tls};
+use redeliver_service::identity::{self, AuthenticateLayer, Authenticator};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
-use tonic::service::interceptor::InterceptedService;
 
 use crate::answers::PendingOutcomes;
 use crate::config::rules;
@@ -59,9 +58,11 @@ pub enum ApiError {
     Reflection(#[from] tonic_reflection::server::Error),
 }
 
-/// Checks the certificate files of the API.
+/// Checks the files of the API: certificates, tokens, keys.
 pub(crate) fn check(config: &SchedulerConfig) -> Result<(), ConfigError> {
-    api_tls(SECTION, &config.api(), Protocols::Http).map(drop)
+    let api = config.api();
+    api_tls(SECTION, &api, Protocols::Http)?;
+    Authenticator::check(SECTION, &api)
 }
 
 /// Binds the listener of the API.
@@ -82,8 +83,7 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
     let partitions = tokio::task::spawn_blocking(move || reader::partitions(&kafka, &topic))
         .await
         .context("reading the partitions of the ingest topic")??;
-    let token = scheduler.api().token(SECTION)?;
-    let require = RequireToken::new(token.as_ref().map(Secret::expose));
+    let authenticator = Authenticator::start(host, SECTION, &scheduler.api())?;
     let outcomes = PendingOutcomes::new();
     let address = listener.local_addr().context("reading the address of the API")?;
     let shutdown = host.tasks.shutdown().clone();
@@ -97,6 +97,7 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
         outcomes: outcomes.clone(),
         clock: host.clock.clone(),
         shutdown: shutdown.clone(),
+        authenticator: authenticator.clone(),
     });
 
     let part = host.health.part("scheduler-answers");
@@ -115,7 +116,7 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
             return Ok(());
         }
         tracing::info!(%address, "serving the job API (gRPC and REST)");
-        serve(listener, jobs, require, shutdown).await
+        serve(listener, jobs, authenticator, shutdown).await
     });
     Ok(())
 }
@@ -124,10 +125,10 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
 async fn serve<I: Index>(
     listener: Listener,
     jobs: Arc<Jobs<I>>,
-    require: RequireToken,
+    authenticator: Authenticator,
     shutdown: CancellationToken,
 ) -> Result<(), ApiError> {
-    let router = router(jobs, require).await?;
+    let router = router(jobs, authenticator).await?;
     let serving = listen::serve(listener, router, shutdown.clone().cancelled_owned());
     tokio::select! {
         result = serving => result.map_err(ApiError::Serve),
@@ -138,21 +139,26 @@ async fn serve<I: Index>(
     }
 }
 
-async fn router<I: Index>(jobs: Arc<Jobs<I>>, require: RequireToken) -> Result<Router, ApiError> {
+async fn router<I: Index>(jobs: Arc<Jobs<I>>, authenticator: Authenticator) -> Result<Router, ApiError> {
     type Served<I> = JobServiceServer<grpc::Service<I>>;
 
     let (health, health_service) = tonic_health::server::health_reporter();
     health.set_serving::<Served<I>>().await;
     let service =
         JobServiceServer::new(grpc::Service::new(jobs.clone())).max_decoding_message_size(jobs.max_request());
-    let mut routes = Routes::builder();
-    routes
-        .add_service(InterceptedService::new(service, require.clone()))
-        .add_service(health_service)
+    let refuse = |refusal: &identity::Refusal| identity::grpc::status(refusal).into_http();
+    let authenticated = Routes::new(service)
+        .into_axum_router()
+        .reset_fallback()
+        .route_layer(AuthenticateLayer::new(authenticator.clone(), refuse));
+    // Health and reflection require no identity, so that probes and tools work.
+    let mut open = Routes::builder();
+    open.add_service(health_service)
         .add_service(reflection().build_v1()?)
         .add_service(reflection().build_v1alpha()?);
-    let grpc = routes.routes().into_axum_router().reset_fallback();
-    Ok(rest::router(jobs, require).merge(grpc).fallback(not_found))
+    let open = open.routes().into_axum_router().reset_fallback();
+    let rest = rest::router(jobs, authenticator);
+    Ok(rest.merge(authenticated).merge(open).fallback(not_found))
 }
 
 fn reflection() -> tonic_reflection::server::Builder<'static> {

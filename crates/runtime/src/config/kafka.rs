@@ -197,7 +197,7 @@ impl KafkaConfig {
         if let Some(login) = &self.login {
             findings.inside("login", |at| login.check(at));
             findings.inside("properties", |at| {
-                LoginConfig::check_properties(&self.properties, at)
+                LoginConfig::check_properties(&self.properties, at);
             });
         }
         findings.inside("topics", |at| {

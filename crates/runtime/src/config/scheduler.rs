@@ -8,6 +8,7 @@ use redeliver_core::{HumanDuration, SchedulerTopics};
 use serde::{Deserialize, Serialize};
 
 use super::api::ApiConfig;
+use super::auth::AuthConfig;
 use super::display_from_str;
 use super::error::Findings;
 use super::tls::ServerTlsConfig;
@@ -30,6 +31,8 @@ pub struct SchedulerConfig {
     pub allow_remote: bool,
     /// See [`ApiConfig::tls`].
     pub tls: ServerTlsConfig,
+    /// See [`ApiConfig::auth`].
+    pub auth: AuthConfig,
     /// The scheduler's own topics.
     pub topics: JobTopicsConfig,
     /// The consumer group of all schedulers.
@@ -86,6 +89,7 @@ impl Default for SchedulerConfig {
             token_file: None,
             allow_remote: false,
             tls: ServerTlsConfig::default(),
+            auth: AuthConfig::default(),
             topics: JobTopicsConfig::default(),
             group: "redeliver-scheduler".to_owned(),
             default_time_zone: "UTC".to_owned(),
@@ -139,6 +143,7 @@ impl SchedulerConfig {
             token_file: self.token_file.clone(),
             allow_remote: self.allow_remote,
             tls: self.tls.clone(),
+            auth: self.auth.clone(),
         }
     }
 

@@ -8,6 +8,7 @@ use redeliver_core::HumanDuration;
 use serde::{Deserialize, Serialize};
 
 use super::api::ApiConfig;
+use super::auth::AuthConfig;
 use super::display_from_str;
 use super::error::Findings;
 use super::secret::Url;
@@ -66,6 +67,8 @@ pub struct DlqInspectorConfig {
     pub allow_remote: bool,
     /// See [`ApiConfig::tls`].
     pub tls: ServerTlsConfig,
+    /// See [`ApiConfig::auth`].
+    pub auth: AuthConfig,
     /// Names of dead-letter topics. `*` matches any text.
     pub topics: Vec<String>,
     /// The directory of the index, which can be rebuilt at any time.
@@ -101,6 +104,7 @@ impl Default for DlqInspectorConfig {
             token_file: None,
             allow_remote: false,
             tls: ServerTlsConfig::default(),
+            auth: AuthConfig::default(),
             topics: vec!["*-dlq".to_owned(), "scheduler.jobs.dlq".to_owned()],
             data_dir: "./data".into(),
         }
@@ -196,6 +200,7 @@ impl DlqInspectorConfig {
             token_file: self.token_file.clone(),
             allow_remote: self.allow_remote,
             tls: self.tls.clone(),
+            auth: self.auth.clone(),
         }
     }
 

@@ -513,7 +513,7 @@ fn a_remote_api_requires_a_token_or_allow_remote() {
             (
                 "listen: '0.0.0.0:50051'",
                 "listen: 0.0.0.0:50051 is reachable from other machines without authentication: listen on 127.0.0.1, \
-                 set token_file or tls.client_ca_file, or set allow_remote: true",
+                 set token_file, auth or tls.client_ca_file, or set allow_remote: true",
             ),
             (
                 "token_file: /nowhere/token",
@@ -547,6 +547,90 @@ fn a_remote_api_requires_a_token_or_allow_remote() {
     let without_token = "dlq_inspector: { listen: '0.0.0.0:50051', allow_remote: true }";
     let api = load(without_token, &[], &[]).unwrap().dlq_inspector.api();
     assert_eq!(api.token("x").unwrap(), None);
+}
+
+#[test]
+fn the_callers_of_an_api_are_checked() {
+    let directory = tempfile::tempdir().unwrap();
+    let tokens = directory.path().join("tokens");
+    std::fs::write(
+        &tokens,
+        "tokens: [{ name: a, sha256: s3cret, scopes: [jobs:read] }]",
+    )
+    .unwrap();
+    let tokens_file = format!("auth: {{ tokens_file: {} }}", tokens.display());
+    let invalid = format!(
+        "auth.tokens_file: {path} is not valid: tokens[0].sha256: is not the SHA-256 of a token: write 64 hexadecimal digits, as \
+         `redeliver tokens new` prints them ({path} line 1)",
+        path = tokens.display()
+    );
+    let jwt = |keys: &str| format!("auth: {{ jwt: {{ issuer: i, audience: a, {keys} }} }}");
+    let plain = jwt("jwks_url: 'http://issuer/keys'");
+    let both = jwt("jwks_url: 'https://issuer/keys', jwks_file: /nowhere");
+    let missing = jwt("jwks_file: /nowhere/keys");
+    let neither = jwt("");
+    let roles = jwt("jwks_url: 'https://issuer/keys', roles: { admin: [] }");
+    let certificates = |entry: &str| {
+        format!(
+            "tls: {{ cert_file: a, key_file: b, client_ca_file: c }}, auth: {{ client_certificates: [{entry}] }}"
+        )
+    };
+    let (two, scope) = (
+        certificates("{ cn: a, dns: b, scopes: [jobs:read] }"),
+        certificates("{ cn: a, scopes: [job:read] }"),
+    );
+    check_section(
+        "scheduler",
+        &[
+            (&tokens_file, &invalid),
+            (
+                "auth: { tokens_file: /nowhere/tokens }",
+                "auth.tokens_file: cannot read /nowhere/tokens: No such file or directory (os error 2)",
+            ),
+            (&neither, "auth.jwt.jwks_url: is missing; set it, or jwks_file"),
+            (
+                &both,
+                "auth.jwt.jwks_url: cannot be combined with jwks_file; set one of the two",
+            ),
+            (
+                &plain,
+                "auth.jwt.jwks_url: must begin with https://, because whoever can change the keys can issue tokens",
+            ),
+            (
+                &missing,
+                "auth.jwt.jwks_file: cannot read /nowhere/keys: No such file or directory (os error 2)",
+            ),
+            (
+                &roles,
+                "auth.jwt.roles.admin: scopes is empty; list at least one, such as jobs:read",
+            ),
+            (
+                "auth: { client_certificates: [{ cn: a, scopes: [jobs:read] }] }",
+                "auth.client_certificates: requires tls.client_ca_file of the same section",
+            ),
+            (
+                &two,
+                "auth.client_certificates: entry 1: set exactly one of cn, dns and uri",
+            ),
+            (
+                &scope,
+                "auth.client_certificates[0].scopes[0]: `job:read` is not a scope: `job` is not jobs or dead-letters; write \
+                 AREA:VERB or AREA:VERB:PATTERN, such as jobs:read or jobs:write:billing-*, or * for everything",
+            ),
+        ],
+    );
+    std::fs::write(&tokens, "tokens: []").unwrap();
+    let remote = format!("scheduler: {{ listen: '0.0.0.0:1', {tokens_file} }}");
+    let jwt = jwt("jwks_url: 'https://issuer/keys'");
+    let remote_jwt = format!("scheduler: {{ listen: '0.0.0.0:1', {jwt} }}");
+    accepts(&[
+        &remote,
+        &remote_jwt,
+        &format!(
+            "scheduler: {{ {} }}",
+            certificates("{ cn: a, scopes: [jobs:read] }")
+        ),
+    ]);
 }
 
 #[test]
@@ -634,7 +718,7 @@ fn invalid_settings_of_the_scheduler_are_rejected() {
             (
                 "listen: 0.0.0.0:50052",
                 "listen: 0.0.0.0:50052 is reachable from other machines without authentication: listen on 127.0.0.1, \
-                 set token_file or tls.client_ca_file, or set allow_remote: true",
+                 set token_file, auth or tls.client_ca_file, or set allow_remote: true",
             ),
         ],
     );

@@ -24,9 +24,14 @@ mounted as folders, so that the process sees it when a Secret changes.
 {{- toJson (dict "env" $env "secrets" $secrets) -}}
 {{- end -}}
 
+{{/* Whether callers of an API must prove who they are: "true" or "". */}}
+{{- define "redeliver.isAuthenticated" -}}
+{{- if or .tokenSecret.name .tokensSecret.name .jwt .tls.clientCaSecret.name -}}true{{- end -}}
+{{- end -}}
+
 {{/* Whether other pods can reach an API: "true" or "". */}}
 {{- define "redeliver.isExposed" -}}
-{{- if or .tokenSecret.name .tls.clientCaSecret.name .allowUnauthenticated -}}true{{- end -}}
+{{- if or (include "redeliver.isAuthenticated" .) .allowUnauthenticated -}}true{{- end -}}
 {{- end -}}
 
 {{/*
@@ -46,7 +51,21 @@ The listener of the API of a workload as JSON: { section, suffix, api, facts }. 
 {{- $file := printf "/run/secrets/api-token/%s" $token.key -}}
 {{- $env = append $env (dict "name" (printf "%s__TOKEN_FILE" $prefix) "value" $file) -}}
 {{- $_ := set $secrets "api-token" (dict "secret" $token.name "keys" (list $token.key)) -}}
-{{- else if .api.allowUnauthenticated -}}
+{{- end -}}
+{{- with .api.tokensSecret -}}
+{{- if .name -}}
+{{- $file := printf "/run/secrets/api-tokens/%s" .key -}}
+{{- $env = append $env (dict "name" (printf "%s__AUTH__TOKENS_FILE" $prefix) "value" $file) -}}
+{{- $_ := set $secrets "api-tokens" (dict "secret" .name "keys" (list .key)) -}}
+{{- end -}}
+{{- end -}}
+{{- with .api.jwt -}}
+{{- $env = append $env (dict "name" (printf "%s__AUTH__JWT" $prefix) "value" (toJson .)) -}}
+{{- end -}}
+{{- with .api.clientCertificates -}}
+{{- $env = append $env (dict "name" (printf "%s__AUTH__CLIENT_CERTIFICATES" $prefix) "value" (toJson .)) -}}
+{{- end -}}
+{{- if and .api.allowUnauthenticated (not (include "redeliver.isAuthenticated" .api)) -}}
 {{- $env = append $env (dict "name" (printf "%s__ALLOW_REMOTE" $prefix) "value" "true") -}}
 {{- end -}}
 {{- $ports := list (dict "name" "api" "containerPort" (int .api.port)) -}}

@@ -196,6 +196,7 @@ What the templates need to know of the configuration, as JSON:
 {{- range $section, $value := dict "scheduler" "scheduler" "dlq_inspector" "dlqInspector" -}}
 {{- $_ := set $own (printf "%s.listen" $section) (printf "set %s.api.port" $value) -}}
 {{- $_ := set $own (printf "%s.token_file" $section) (printf "set %s.api.tokenSecret" $value) -}}
+{{- $_ := set $own (printf "%s.auth" $section) (printf "set %s.api.tokensSecret, jwt or clientCertificates" $value) -}}
 {{- $_ := set $own (printf "%s.allow_remote" $section) (printf "set %s.api.allowUnauthenticated" $value) -}}
 {{- $_ := set $own (printf "%s.tls" $section) (printf "set %s.api.tls" $value) -}}
 {{- end -}}

@@ -22,7 +22,7 @@ fn an_invalid_configuration_is_rejected_with_its_field() {
         (
             "dlq_inspector.listen=0.0.0.0:50051",
             "error: dlq_inspector.listen: 0.0.0.0:50051 is reachable from other machines without \
-             authentication: listen on 127.0.0.1, set token_file or tls.client_ca_file, or set allow_remote: \
+             authentication: listen on 127.0.0.1, set token_file, auth or tls.client_ca_file, or set allow_remote: \
              true (--set dlq_inspector.listen)\n",
         ),
         (
@@ -37,8 +37,8 @@ fn an_invalid_configuration_is_rejected_with_its_field() {
         ),
         (
             "dlq_inspector.token=x",
-            "error: dlq_inspector.token: unknown key; expected one of listen, token_file, allow_remote, topics, \
-             data_dir (--set dlq_inspector.token)\n",
+            "error: dlq_inspector.token: unknown key; expected one of listen, token_file, allow_remote, tls, auth, \
+             topics, data_dir (--set dlq_inspector.token)\n",
         ),
     ] {
         assert_eq!(

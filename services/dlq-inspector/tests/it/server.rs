@@ -5,6 +5,7 @@ use redeliver_proto::auth::SendToken;
 use redeliver_proto::error::reason;
 use redeliver_proto::v1;
 use redeliver_proto::v1::dead_letter_service_client::DeadLetterServiceClient;
+use redeliver_service::identity::new_token;
 use tonic::Code;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_reflection::pb::{v1 as reflection_v1, v1alpha as reflection_v1alpha};
@@ -69,12 +70,22 @@ async fn both_versions_of_reflection_list_the_services() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_call_but_health_and_reflection_requires_the_token() {
+async fn every_call_but_health_and_reflection_requires_a_token_with_the_scope() {
     let mut env = InspectorEnv::new("token");
     let file = env.base.directory().join("token");
     std::fs::write(&file, "s3cret\n").unwrap();
     env.base
         .set("dlq_inspector.token_file", &file.display().to_string());
+    let tokens = env.base.directory().join("tokens");
+    let (reader, other) = (new_token().unwrap(), new_token().unwrap());
+    let text = format!(
+        "tokens:\n  - {{ name: reader, sha256: {}, scopes: ['dead-letters:read'] }}\n  - {{ name: other, sha256: {}, \
+         scopes: ['dead-letters:read:x-*', 'jobs:*'] }}\n",
+        reader.sha256, other.sha256
+    );
+    std::fs::write(&tokens, text).unwrap();
+    env.base
+        .set("dlq_inspector.auth.tokens_file", &tokens.display().to_string());
     let topic = env.create_topic("a", 1).await;
     env.put(&topic, 0, vec![dead("k", "v", &[])]).await;
     let mut inspector = env.start().await;
@@ -85,8 +96,14 @@ async fn every_call_but_health_and_reflection_requires_the_token() {
     let services = reflected!(inspector.channel().await, reflection_v1);
     assert!(services.contains(&"redeliver.v1.DeadLetterService".to_owned()));
     for (token, expected) in [
-        (None, Some("TOKEN_MISSING")),
-        (Some("wrong"), Some("TOKEN_WRONG")),
+        (None, Some((Code::Unauthenticated, "TOKEN_MISSING"))),
+        (Some("wrong"), Some((Code::Unauthenticated, "TOKEN_WRONG"))),
+        // Calls show the dead letters of all topics.
+        (
+            Some(&other.token),
+            Some((Code::PermissionDenied, "PERMISSION_DENIED")),
+        ),
+        (Some(&reader.token), None),
         (Some("s3cret"), None),
     ] {
         let interceptor = SendToken::new(token).unwrap();
@@ -102,12 +119,9 @@ async fn every_call_but_health_and_reflection_requires_the_token() {
                 assert_eq!(listed.unwrap().into_inner().dead_letters.len(), 1);
                 assert!(watched.is_ok());
             }
-            Some(why) => {
+            Some((code, why)) => {
                 for refused in [listed.unwrap_err(), watched.unwrap_err()] {
-                    assert_eq!(
-                        (refused.code(), reason(&refused).as_deref()),
-                        (Code::Unauthenticated, Some(why))
-                    );
+                    assert_eq!((refused.code(), reason(&refused).as_deref()), (code, Some(why)));
                 }
             }
         }

@@ -112,6 +112,66 @@ fn a_scheduler_with_a_token_rejects_requests_without_it() {
     );
 }
 
+#[test]
+fn a_token_that_the_cli_creates_is_accepted_and_a_missing_scope_is_reported() {
+    let services = Services::new("client-scopes");
+    let directory = services.pipe.env.directory();
+    let scope = format!("jobs:write:{APP}");
+    let printed = services
+        .pipe
+        .redeliver(&["tokens", "new", "--name", "writer", "--scope", &scope]);
+    assert_eq!(
+        (printed.code, printed.stderr.as_str()),
+        (Some(0), ""),
+        "{printed:?}"
+    );
+    let line = |start: &str| {
+        printed
+            .stdout
+            .lines()
+            .find(|line| line.starts_with(start))
+            .unwrap()
+    };
+    let (token, entry) = (line("redeliver_"), line("  - {"));
+    assert!(!entry.contains(token));
+    let (token_file, tokens_file) = (directory.join("token"), directory.join("tokens.yaml"));
+    std::fs::write(&token_file, token).unwrap();
+    std::fs::write(&tokens_file, format!("tokens:\n{entry}\n")).unwrap();
+    let setting = format!("scheduler.auth.tokens_file={}", tokens_file.display());
+    let _scheduler = services.pipe.start("scheduler", "a", &["--set", &setting]);
+
+    block_on(async {
+        let endpoint = Endpoint::new(&services.scheduler).token(token);
+        let jobs = JobClient::connect(&endpoint).await.unwrap();
+        jobs.schedule(&JobRequest::after(APP, HOUR)).await.unwrap();
+        let denied = jobs
+            .schedule(&JobRequest::after("nobody", HOUR))
+            .await
+            .unwrap_err();
+        assert_eq!(denied.code(), Some(Code::PermissionDenied), "{denied}");
+        assert!(!denied.is_transient());
+        assert!(
+            matches!(&denied, ClientError::Refused { reason: Some(reason), .. } if reason == "PERMISSION_DENIED"),
+            "{denied:?}"
+        );
+    });
+    let refused = services.fails(
+        1,
+        &["jobs", "stats", "--token-file", token_file.to_str().unwrap()],
+    );
+    let says =
+        "`writer` may not read jobs of all applications; it needs the scope jobs:read (PERMISSION_DENIED)\n";
+    assert!(refused.stderr.ends_with(says), "{refused:?}");
+    let unknown = services
+        .pipe
+        .redeliver(&["tokens", "new", "--name", "x", "--scope", "jobs:rite"]);
+    assert_eq!(unknown.code, Some(2));
+    assert!(
+        unknown.stderr.contains("the verbs of jobs are read, write and *"),
+        "{unknown:?}"
+    );
+}
+
 async fn only_with_the_token(endpoint: Endpoint) {
     for wrong in [endpoint.clone(), endpoint.clone().token("guess")] {
         let refused = JobClient::connect(&wrong)

@@ -349,6 +349,7 @@ Commands:
   audit   Verify that every record is once in the output, in the dead letters or waiting
   jobs    Schedule, show and cancel jobs
   dlq     List, show and watch dead letters
+  tokens  Create tokens for the APIs of the scheduler and the inspector
   help    Print this message or the help of the given subcommand(s)
 
 Options:

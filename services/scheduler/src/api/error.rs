@@ -7,6 +7,7 @@ use redeliver_core::{ErrorClass, Failure};
 use redeliver_kafka::producer::ProduceError;
 use redeliver_proto::{error, v1};
 use redeliver_runtime::error_chain::error_chain;
+use redeliver_service::identity::{self, Refusal};
 use tonic::{Code, Status};
 
 use super::problem::Problem;
@@ -19,6 +20,8 @@ use crate::request::{Field, Format};
 /// Why a request failed.
 #[derive(Debug)]
 pub(crate) enum RequestError {
+    /// The caller is unknown, or may not do this.
+    Refused(Refusal),
     /// The request is invalid; nothing was written.
     Invalid(Failure),
     /// A request with different content used the idempotency key before.
@@ -46,6 +49,12 @@ pub(crate) enum RequestError {
     IndexUnavailable(String),
     /// The index of the shard is being rebuilt.
     IndexIncomplete,
+}
+
+impl From<Refusal> for RequestError {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
+    }
 }
 
 impl From<Failure> for RequestError {
@@ -102,6 +111,7 @@ impl RequestError {
             )
         };
         match self {
+            Self::Refused(refusal) => refused(&refusal),
             Self::Invalid(failure) => invalid(failure),
             Self::Conflict { job, reason } => ErrorParts {
                 job: job.id.parse().ok(),
@@ -187,6 +197,9 @@ impl RequestError {
 
     /// The error as a gRPC status.
     pub(crate) fn into_status(self) -> Status {
+        if let Self::Refused(refusal) = &self {
+            return identity::grpc::status(refusal);
+        }
         if let Self::IndexFull(message) = self {
             return error::retry_later(Code::ResourceExhausted, message, "INDEX_FULL", RETRY_AFTER);
         }
@@ -216,6 +229,10 @@ impl RequestError {
             _ => None,
         };
         let retry_after = matches!(self, Self::IndexFull(_)).then_some(RETRY_AFTER);
+        let challenge = match &self {
+            Self::Refused(refusal) => refusal.challenge(),
+            _ => None,
+        };
         let parts = self.parts();
         Problem {
             status: parts.http,
@@ -226,6 +243,7 @@ impl RequestError {
             job,
             outcome: None,
             retry_after,
+            challenge,
         }
     }
 }
@@ -233,6 +251,21 @@ impl RequestError {
 impl From<RequestError> for Problem {
     fn from(error: RequestError) -> Self {
         error.into_problem()
+    }
+}
+
+fn refused(refusal: &Refusal) -> ErrorParts {
+    let status = identity::grpc::status(refusal);
+    ErrorParts {
+        grpc: status.code(),
+        http: match status.code() {
+            Code::PermissionDenied => StatusCode::FORBIDDEN,
+            Code::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+            _ => StatusCode::UNAUTHORIZED,
+        },
+        reason: refusal.reason().as_str(),
+        message: refusal.message().to_owned(),
+        job: None,
     }
 }
 

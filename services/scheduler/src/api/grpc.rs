@@ -5,6 +5,7 @@ use std::sync::Arc;
 use redeliver_core::Headers;
 use redeliver_proto::v1;
 use redeliver_proto::v1::job_service_server::JobService;
+use redeliver_service::identity::Identity;
 use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::{Request, Response, Status};
 
@@ -27,6 +28,12 @@ fn trace(metadata: &MetadataMap) -> Headers {
     trace_headers(|name| metadata.get(name).map(MetadataValue::as_bytes))
 }
 
+/// The caller. The layer that authenticates requests has added it.
+fn caller<T>(request: &Request<T>) -> Result<Identity, Status> {
+    let caller = request.extensions().get::<Identity>().cloned();
+    caller.ok_or_else(|| Status::internal("the request was not authenticated"))
+}
+
 fn parse_id(text: &str) -> Result<JobId, Status> {
     read_id(Field::Id, Format::Protobuf, text).map_err(|failure| RequestError::from(failure).into_status())
 }
@@ -37,11 +44,14 @@ impl<I: Index> JobService for Service<I> {
         &self,
         request: Request<v1::ScheduleJobRequest>,
     ) -> Result<Response<v1::ScheduleJobResponse>, Status> {
-        let trace = trace(request.metadata());
+        let (caller, trace) = (caller(&request)?, trace(request.metadata()));
         let v1::ScheduleJobRequest { job, no_wait } = request.into_inner();
         let draft =
             draft(job.unwrap_or_default()).map_err(|failure| RequestError::from(failure).into_status())?;
-        let scheduled = self.0.schedule(draft, Format::Protobuf, !no_wait, trace).await;
+        let scheduled = self
+            .0
+            .schedule(&caller, draft, Format::Protobuf, !no_wait, trace)
+            .await;
         let accepted = scheduled.map_err(RequestError::into_status)?;
         let (outcome, job) = match accepted.result {
             Some((outcome, job)) => (outcome, Some(job)),
@@ -56,8 +66,8 @@ impl<I: Index> JobService for Service<I> {
 
     async fn get_job(&self, request: Request<v1::GetJobRequest>) -> Result<Response<v1::Job>, Status> {
         let id = parse_id(&request.get_ref().id)?;
-        let job = self.0.get(id).await.map_err(RequestError::into_status)?;
-        Ok(Response::new(job))
+        let job = self.0.get(&caller(&request)?, id).await;
+        job.map(Response::new).map_err(RequestError::into_status)
     }
 
     async fn cancel_job(
@@ -65,7 +75,10 @@ impl<I: Index> JobService for Service<I> {
         request: Request<v1::CancelJobRequest>,
     ) -> Result<Response<v1::CancelJobResponse>, Status> {
         let id = parse_id(&request.get_ref().id)?;
-        let cancelled = self.0.cancel(id, trace(request.metadata())).await;
+        let cancelled = self
+            .0
+            .cancel(&caller(&request)?, id, trace(request.metadata()))
+            .await;
         let v1::CommandOutcome { outcome, job, .. } = cancelled.map_err(RequestError::into_status)?;
         Ok(Response::new(v1::CancelJobResponse { outcome, job }))
     }
@@ -74,7 +87,7 @@ impl<I: Index> JobService for Service<I> {
         &self,
         request: Request<v1::RescheduleJobRequest>,
     ) -> Result<Response<v1::RescheduleJobResponse>, Status> {
-        let trace = trace(request.metadata());
+        let (caller, trace) = (caller(&request)?, trace(request.metadata()));
         let v1::RescheduleJobRequest { id, when } = request.into_inner();
         let id = parse_id(&id)?;
         let when = when.map(|when| match when {
@@ -84,13 +97,17 @@ impl<I: Index> JobService for Service<I> {
             v1::reschedule_job_request::When::Delay(delay) => v1::reschedule_job::When::Delay(delay),
         });
         let when = read_when(when.as_ref()).map_err(|failure| RequestError::from(failure).into_status())?;
-        let rescheduled = self.0.reschedule(id, when, Format::Protobuf, trace).await;
+        let rescheduled = self
+            .0
+            .reschedule(&caller, id, when, Format::Protobuf, trace)
+            .await;
         let v1::CommandOutcome { outcome, job, .. } = rescheduled.map_err(RequestError::into_status)?;
         Ok(Response::new(v1::RescheduleJobResponse { outcome, job }))
     }
 
     async fn get_stats(&self, request: Request<v1::GetStatsRequest>) -> Result<Response<v1::Stats>, Status> {
-        let stats = self.0.stats(request.get_ref().minutes, Format::Protobuf).await;
+        let (caller, minutes) = (caller(&request)?, request.get_ref().minutes);
+        let stats = self.0.stats(&caller, minutes, Format::Protobuf).await;
         stats.map(Response::new).map_err(RequestError::into_status)
     }
 }

@@ -2,6 +2,18 @@
 //!
 //! A command is checked and written to the ingest topic, and its outcome comes back through the answers topic. Jobs and
 //! statistics are read from the index, which contains committed changes after some milliseconds.
+//!
+//! Each operation requires a scope of its caller, as soon as it knows the application:
+//!
+//! | operation | scope |
+//! |---|---|
+//! | schedule | `jobs:write` for the application of the request |
+//! | get | `jobs:read` for the application of the job |
+//! | cancel, reschedule | `jobs:write` for the application of the job |
+//! | stats | `jobs:read` for all applications, because it counts all jobs |
+//!
+//! A job of an application that the caller may neither read nor write is unknown to the caller, so that nobody can find out
+//! which ids exist.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +24,8 @@ use redeliver_kafka::murmur2::shard_of;
 use redeliver_kafka::producer::Producer;
 use redeliver_proto::convert::to_timestamp;
 use redeliver_proto::v1;
+use redeliver_runtime::config::{Area, Verb};
+use redeliver_service::identity::{Authenticator, Identity};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -49,6 +63,7 @@ pub(crate) struct Jobs<I> {
     pub(crate) outcomes: PendingOutcomes,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) shutdown: CancellationToken,
+    pub(crate) authenticator: Authenticator,
 }
 
 /// A request that was accepted.
@@ -71,11 +86,14 @@ impl<I: Index> Jobs<I> {
     /// Schedules a job. Without `wait`, returns as soon as the request is in Kafka.
     pub(crate) async fn schedule(
         &self,
+        caller: &Identity,
         draft: Draft,
         format: Format,
         wait: bool,
         trace: Headers,
     ) -> Result<Accepted, RequestError> {
+        // Before the application is looked up, so that the answer does not reveal which applications exist.
+        self.require(caller, Verb::Write, Some(&draft.app), "schedule")?;
         let partition = match &draft.idempotency_key {
             Some(key) => shard_of(&draft.app, key, self.partitions),
             None => fastrand::i32(0..self.partitions),
@@ -121,13 +139,22 @@ impl<I: Index> Jobs<I> {
     }
 
     /// Cancels a job. The outcome says if it was too late.
-    pub(crate) async fn cancel(&self, id: JobId, trace: Headers) -> Result<v1::CommandOutcome, RequestError> {
+    pub(crate) async fn cancel(
+        &self,
+        caller: &Identity,
+        id: JobId,
+        trace: Headers,
+    ) -> Result<v1::CommandOutcome, RequestError> {
+        if !self.may_change(caller, id, "cancel").await? {
+            return Ok(unknown_job());
+        }
         self.command(id, &ParsedRequest::Cancel(id), trace).await
     }
 
     /// Reschedules a job. The outcome says if it was too late.
     pub(crate) async fn reschedule(
         &self,
+        caller: &Identity,
         id: JobId,
         when: When,
         format: Format,
@@ -135,11 +162,22 @@ impl<I: Index> Jobs<I> {
     ) -> Result<v1::CommandOutcome, RequestError> {
         let request = ParsedRequest::Reschedule { id, when };
         self.check(&request, format)?;
+        if !self.may_change(caller, id, "reschedule").await? {
+            return Ok(unknown_job());
+        }
         self.command(id, &request, trace).await
     }
 
     /// A job with its payload.
-    pub(crate) async fn get(&self, id: JobId) -> Result<v1::Job, RequestError> {
+    pub(crate) async fn get(&self, caller: &Identity, id: JobId) -> Result<v1::Job, RequestError> {
+        self.require_some(caller, Verb::Read, "get")?;
+        let job = self.find(id).await?;
+        self.require_job(caller, Verb::Read, &job, id, "get")?;
+        Ok(job)
+    }
+
+    /// A job that exists, or that was requested so recently that the index may not contain it yet.
+    async fn find(&self, id: JobId) -> Result<v1::Job, RequestError> {
         let started = Instant::now();
         let now = self.clock.now();
         let is_recent = id.requested_at().after(RECENT) > now;
@@ -160,7 +198,13 @@ impl<I: Index> Jobs<I> {
     }
 
     /// The number of scheduled jobs, in all and by minute. 0 `minutes` means the default.
-    pub(crate) async fn stats(&self, minutes: u32, format: Format) -> Result<v1::Stats, RequestError> {
+    pub(crate) async fn stats(
+        &self,
+        caller: &Identity,
+        minutes: u32,
+        format: Format,
+    ) -> Result<v1::Stats, RequestError> {
+        self.require(caller, Verb::Read, None, "stats")?;
         let minutes = match minutes {
             0 => DEFAULT_MINUTES,
             1..=MAX_MINUTES => minutes,
@@ -193,6 +237,63 @@ impl<I: Index> Jobs<I> {
         Ok(total)
     }
 
+    /// Requires a scope for an application, or for all of them. Refusals are counted and logged.
+    fn require(
+        &self,
+        caller: &Identity,
+        verb: Verb,
+        app: Option<&str>,
+        operation: &str,
+    ) -> Result<(), RequestError> {
+        caller.require(Area::Jobs, verb, app).map_err(|refusal| {
+            self.authenticator.refused(&refusal, operation);
+            refusal.into()
+        })
+    }
+
+    /// Refuses a caller that may do this with no application, before anything is looked up.
+    fn require_some(&self, caller: &Identity, verb: Verb, operation: &str) -> Result<(), RequestError> {
+        if caller.may_some(Area::Jobs, verb) {
+            return Ok(());
+        }
+        self.require(caller, verb, None, operation)
+    }
+
+    /// Requires a scope for the application of a job.
+    fn require_job(
+        &self,
+        caller: &Identity,
+        verb: Verb,
+        job: &v1::Job,
+        id: JobId,
+        operation: &str,
+    ) -> Result<(), RequestError> {
+        let may = |verb| caller.may(Area::Jobs, verb, Some(&job.app));
+        let required = self.require(caller, verb, Some(&job.app), operation);
+        if required.is_err() && !may(Verb::Read) && !may(Verb::Write) {
+            return Err(RequestError::UnknownJob(id));
+        }
+        required
+    }
+
+    /// Requires that the caller may change a job; `false` if the caller knows no such job. The id does not tell the
+    /// application, so the job is looked up unless the caller may change all jobs.
+    async fn may_change(&self, caller: &Identity, id: JobId, operation: &str) -> Result<bool, RequestError> {
+        self.require_some(caller, Verb::Write, operation)?;
+        if caller.may(Area::Jobs, Verb::Write, None) {
+            return Ok(true);
+        }
+        let checked = match self.find(id).await {
+            Ok(job) => self.require_job(caller, Verb::Write, &job, id, operation),
+            Err(error) => Err(error),
+        };
+        match checked {
+            Ok(()) => Ok(true),
+            Err(RequestError::UnknownJob(_)) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Checks a request with the rules of the shard that will read it, so that no invalid request is written.
     fn check(&self, request: &ParsedRequest, format: Format) -> Result<Command, RequestError> {
         let now = self.clock.now();
@@ -212,10 +313,7 @@ impl<I: Index> Jobs<I> {
         trace: Headers,
     ) -> Result<v1::CommandOutcome, RequestError> {
         if id.shard() >= self.partitions {
-            return Ok(v1::CommandOutcome {
-                outcome: v1::Outcome::Unknown.into(),
-                ..v1::CommandOutcome::default()
-            });
+            return Ok(unknown_job());
         }
         let deadline = Instant::now() + OUTCOME_TIMEOUT;
         let mut pending = self.outcomes.register()?;
@@ -308,6 +406,13 @@ impl<I: Index> Jobs<I> {
             // The outcome is final even if the job cannot be read.
             _ => job,
         }
+    }
+}
+
+fn unknown_job() -> v1::CommandOutcome {
+    v1::CommandOutcome {
+        outcome: v1::Outcome::Unknown.into(),
+        ..v1::CommandOutcome::default()
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use axum::Json;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use redeliver_proto::v1;
 use serde::Serialize;
@@ -25,6 +25,8 @@ pub(crate) struct Problem {
     /// The outcome of a command that had no effect.
     pub(crate) outcome: Option<v1::Outcome>,
     pub(crate) retry_after: Option<Duration>,
+    /// The value of `WWW-Authenticate`.
+    pub(crate) challenge: Option<String>,
 }
 
 impl Problem {
@@ -38,6 +40,7 @@ impl Problem {
             job: None,
             outcome: None,
             retry_after: None,
+            challenge: None,
         }
     }
 }
@@ -71,12 +74,18 @@ impl IntoResponse for Problem {
             job_id: self.job_id,
             job: self.job.map(|job| JobView::from(*job)),
         };
-        let content_type = [(header::CONTENT_TYPE, "application/problem+json")];
-        let retry_after = self.retry_after.map(|after| after.as_secs().to_string());
-        let retry_after = retry_after.map(|seconds| [(header::RETRY_AFTER, seconds)]);
-        match retry_after {
-            Some(retry_after) => (self.status, content_type, retry_after, Json(body)).into_response(),
-            None => (self.status, content_type, Json(body)).into_response(),
+        let mut response = (self.status, Json(body)).into_response();
+        let headers = response.headers_mut();
+        headers.insert(
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("application/problem+json"),
+        );
+        if let Some(after) = self.retry_after {
+            headers.insert(header::RETRY_AFTER, after.as_secs().into());
         }
+        if let Some(challenge) = self.challenge.and_then(|challenge| challenge.try_into().ok()) {
+            headers.insert(header::WWW_AUTHENTICATE, challenge);
+        }
+        response
     }
 }

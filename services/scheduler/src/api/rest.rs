@@ -7,21 +7,20 @@
 //! | `DELETE /v1/jobs/{id}` | 200 cancelled, cancelled before, or expired; 409 dispatched before; 404 |
 //! | `PATCH /v1/jobs/{id}` | 200 rescheduled, 409 ended before, 404 |
 //! | `GET /v1/stats?minutes=60` | 200 |
+//! | any | 401 without a valid token or certificate, 403 without the scope; see [`Jobs`] |
 
 use std::sync::Arc;
 
-use axum::Json;
-use axum::Router;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, QueryRejection};
-use axum::extract::{DefaultBodyLimit, Path, Query, Request, State};
+use axum::extract::{DefaultBodyLimit, Path, Query, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
-use axum::middleware::{self, Next};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
+use axum::{Extension, Json, Router};
 use redeliver_core::{Failure, Headers};
-use redeliver_proto::auth::RequireToken;
-use redeliver_proto::{error, v1};
+use redeliver_proto::v1;
+use redeliver_service::identity::{AuthenticateLayer, Authenticator, Identity, Refusal};
 use serde::{Deserialize, Serialize};
 
 use super::error::RequestError;
@@ -32,7 +31,7 @@ use crate::index::Index;
 use crate::job::JobId;
 use crate::request::{Draft, Field, Format, ParsedRequest, read_id, read_json, read_json_time};
 
-pub(crate) fn router<I: Index>(jobs: Arc<Jobs<I>>, require: RequireToken) -> Router {
+pub(crate) fn router<I: Index>(jobs: Arc<Jobs<I>>, authenticator: Authenticator) -> Router {
     let limit = jobs.max_request();
     Router::new()
         .route("/v1/jobs", post(schedule::<I>))
@@ -48,7 +47,9 @@ pub(crate) fn router<I: Index>(jobs: Arc<Jobs<I>>, require: RequireToken) -> Rou
                 "this path does not support the method",
             )
         })
-        .route_layer(middleware::from_fn_with_state(require, check_token))
+        .route_layer(AuthenticateLayer::new(authenticator, |refusal: &Refusal| {
+            Problem::from(RequestError::Refused(refusal.clone())).into_response()
+        }))
         .layer(DefaultBodyLimit::max(limit))
         .with_state(jobs)
 }
@@ -57,20 +58,6 @@ pub(crate) fn router<I: Index>(jobs: Arc<Jobs<I>>, require: RequireToken) -> Rou
 pub(crate) fn not_found() -> Problem {
     let detail = "no such path; use /v1/jobs, /v1/jobs/{id} or /v1/stats";
     Problem::new(StatusCode::NOT_FOUND, "path", detail)
-}
-
-async fn check_token(State(require): State<RequireToken>, request: Request, next: Next) -> Response {
-    let given = request.headers().get(header::AUTHORIZATION);
-    match require.check(given.map(HeaderValue::as_bytes)) {
-        Ok(()) => next.run(request).await,
-        Err(status) => {
-            let code = error::reason(&status).unwrap_or_default().to_lowercase();
-            let detail = "a valid token is required; set the header `authorization: Bearer <token>`";
-            let unauthorized = Problem::new(StatusCode::UNAUTHORIZED, &code, detail);
-            let challenge = [(header::WWW_AUTHENTICATE, "Bearer")];
-            (challenge, unauthorized).into_response()
-        }
-    }
 }
 
 /// The response to a command.
@@ -91,6 +78,7 @@ struct ScheduleQuery {
 
 async fn schedule<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
+    Extension(caller): Extension<Identity>,
     query: Result<Query<ScheduleQuery>, QueryRejection>,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
@@ -98,7 +86,9 @@ async fn schedule<I: Index>(
     let wait = query.map_err(|error| invalid_query(&error))?.wait.unwrap_or(true);
     let mut draft = read_draft(&json_body(&headers, body)?, &jobs)?;
     read_key_header(&mut draft, &headers)?;
-    let accepted = jobs.schedule(draft, Format::Json, wait, trace(&headers)).await?;
+    let accepted = jobs
+        .schedule(&caller, draft, Format::Json, wait, trace(&headers))
+        .await?;
     let status = match &accepted.result {
         None => StatusCode::ACCEPTED,
         Some((v1::Outcome::Duplicate, _)) => StatusCode::OK,
@@ -116,19 +106,21 @@ async fn schedule<I: Index>(
 
 async fn show<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
+    Extension(caller): Extension<Identity>,
     Path(id): Path<String>,
 ) -> Result<Json<JobView>, Problem> {
-    let job = jobs.get(parse_id(&id)?).await?;
+    let job = jobs.get(&caller, parse_id(&id)?).await?;
     Ok(Json(job.into()))
 }
 
 async fn cancel<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
+    Extension(caller): Extension<Identity>,
     Path(id): Path<String>,
     headers: HeaderMap,
 ) -> Result<Json<CommandResponse>, Problem> {
     let id = parse_id(&id)?;
-    let cancelled = jobs.cancel(id, trace(&headers)).await?;
+    let cancelled = jobs.cancel(&caller, id, trace(&headers)).await?;
     let has_effect = matches!(
         cancelled.outcome(),
         v1::Outcome::Cancelled | v1::Outcome::AlreadyCancelled | v1::Outcome::Expired
@@ -138,6 +130,7 @@ async fn cancel<I: Index>(
 
 async fn reschedule<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
+    Extension(caller): Extension<Identity>,
     Path(id): Path<String>,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
@@ -145,7 +138,9 @@ async fn reschedule<I: Index>(
     let id = parse_id(&id)?;
     let body = json_body(&headers, body)?;
     let when = read_json_time(&body, &jobs.rules.time_zone).map_err(RequestError::from)?;
-    let rescheduled = jobs.reschedule(id, when, Format::Json, trace(&headers)).await?;
+    let rescheduled = jobs
+        .reschedule(&caller, id, when, Format::Json, trace(&headers))
+        .await?;
     let has_effect = rescheduled.outcome() == v1::Outcome::Rescheduled;
     command_response(id, rescheduled, has_effect)
 }
@@ -158,10 +153,11 @@ struct StatsQuery {
 
 async fn stats<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
+    Extension(caller): Extension<Identity>,
     query: Result<Query<StatsQuery>, QueryRejection>,
 ) -> Result<Json<StatsView>, Problem> {
     let minutes = query.map_err(|error| invalid_query(&error))?.minutes.unwrap_or(0);
-    let stats = jobs.stats(minutes, Format::Json).await?;
+    let stats = jobs.stats(&caller, minutes, Format::Json).await?;
     Ok(Json(stats.into()))
 }
 
@@ -184,6 +180,7 @@ fn command_response(
     }
     Err(Problem {
         retry_after: None,
+        challenge: None,
         status: StatusCode::CONFLICT,
         code: name.clone(),
         detail: format!("job {id} ended before the request: {name}"),

@@ -1,6 +1,7 @@
 //! The gRPC and REST APIs of the real binary, with real Kafka and Redis.
 
 mod forgetting;
+mod identity;
 mod server;
 
 use redeliver_core::Record;
@@ -374,7 +375,7 @@ async fn without_the_token_only_probes_work() {
     let wrong = server.request(Method::GET, "/v1/stats").bearer_auth("s3cre");
     send(wrong)
         .await
-        .problem(401, "token_wrong", "authorization: Bearer");
+        .problem(401, "token_wrong", "the token is wrong");
     let body = r#"{"appName":"sms","delay":"1h","jobData":1}"#;
     server.json(Method::POST, "/v1/jobs", body).await.is(401);
     send(server.request(Method::GET, "/v1/stats").bearer_auth("s3cret"))

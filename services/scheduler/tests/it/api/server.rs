@@ -1,5 +1,6 @@
 //! A scheduler process with unique topics, group and Redis keys.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use redeliver_core::Record;
@@ -39,9 +40,18 @@ impl Server {
 
     /// A server with another configuration.
     pub(crate) fn start_with(configure: impl FnOnce(EnvBuilder) -> EnvBuilder) -> Self {
+        Self::start_prepared(configure, |_| {})
+    }
+
+    /// A server with another configuration, and with files that exist before it starts.
+    pub(crate) fn start_prepared(
+        configure: impl FnOnce(EnvBuilder) -> EnvBuilder,
+        prepare: impl FnOnce(&Path),
+    ) -> Self {
         let builder = EnvBuilder::new("api").partitions(3).creates_topics();
         let env = configure(builder.scheduler(&[("sms", "{name}-sms")])).build();
         std::fs::write(env.directory().join("token"), "s3cret\n").unwrap();
+        prepare(env.directory());
         let mut process = env.spawn("scheduler", "a", &[]);
         let output = process.wait_for_output("serving the job API", DEADLINE);
         let line = output.lines().find(|line| line.contains("serving the job API"));
@@ -97,6 +107,26 @@ impl Server {
             .read_to_end(DEADLINE, |record| records.push(record))
             .unwrap();
         records
+    }
+
+    /// The URL of a path over TLS.
+    pub(crate) fn https(&self, path: &str) -> String {
+        format!("https://{}{path}", self.address)
+    }
+
+    /// The path of a file of this test.
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.env.directory().join(name)
+    }
+
+    /// The value of a metric.
+    pub(crate) fn metric(&mut self, series: &str) -> u64 {
+        tokio::task::block_in_place(|| self.process.metric(series))
+    }
+
+    /// What the process has written so far.
+    pub(crate) fn output(&self) -> String {
+        self.process.output()
     }
 
     pub(crate) fn shut_down(mut self) {

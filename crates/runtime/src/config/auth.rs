@@ -1,0 +1,194 @@
+//! `auth` of an API: who may call it, and what for.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::error::Findings;
+use super::http_request::endpoint_url;
+use super::scope::Scope;
+use super::secret::Url;
+use super::tokens::TokensFile;
+
+/// The maximum number of scopes of one caller.
+pub const MAX_SCOPES: usize = 100;
+
+/// `auth` of an API: the ways in which callers prove who they are, besides `token_file`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct AuthConfig {
+    /// The file with the SHA-256 hashes of tokens and their scopes; see [`TokensFile`]. Changes take effect within seconds.
+    pub tokens_file: Option<PathBuf>,
+    /// The scopes of clients that present a certificate. The first entry that matches applies.
+    pub client_certificates: Vec<ClientCertificateConfig>,
+    /// Tokens of an issuer such as Keycloak, Entra ID or Kubernetes.
+    pub jwt: Option<JwtConfig>,
+}
+
+/// `auth.client_certificates`: exactly one of `cn`, `dns` and `uri`, in which `*` matches any text.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClientCertificateConfig {
+    /// The common name of the subject.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cn: Option<String>,
+    /// A DNS name among the alternative names of the subject.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dns: Option<String>,
+    /// A URI among the alternative names of the subject, such as a SPIFFE id.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uri: Option<String>,
+    /// What these clients may do.
+    pub scopes: Vec<Scope>,
+}
+
+/// `auth.jwt`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct JwtConfig {
+    /// The claim `iss` of accepted tokens.
+    pub issuer: String,
+    /// The claim `aud` of accepted tokens, or one of its values.
+    pub audience: String,
+    /// The file with the issuer's public keys (JWKS). Changes take effect within seconds.
+    #[serde(default)]
+    pub jwks_file: Option<PathBuf>,
+    /// The URL of the issuer's public keys (JWKS).
+    #[serde(default)]
+    pub jwks_url: Option<Url>,
+    /// Additional CA certificates for `jwks_url`.
+    #[serde(default)]
+    pub ca_file: Option<PathBuf>,
+    /// The claim with the name of the caller, for messages and logs.
+    #[serde(default = "defaults::name_claim")]
+    pub name_claim: String,
+    /// The claim with the scopes: a text of words separated by spaces, or a list. A name, or a JSON pointer such as
+    /// `/realm_access/roles`.
+    #[serde(default = "defaults::scopes_claim")]
+    pub scopes_claim: String,
+    /// The scopes of values of that claim that are not scopes themselves, such as the roles of the issuer.
+    #[serde(default)]
+    pub roles: BTreeMap<String, Vec<Scope>>,
+}
+
+impl AuthConfig {
+    /// Whether callers that present no client certificate can prove who they are.
+    #[must_use]
+    pub fn accepts_tokens(&self) -> bool {
+        self.tokens_file.is_some() || self.jwt.is_some()
+    }
+
+    /// Reports problems in the current section of `findings`. `verifies_clients`: whether the listener verifies the
+    /// certificates of clients.
+    pub(super) fn check(&self, verifies_clients: bool, findings: &mut Findings<'_>) {
+        findings.inside("auth", |at| {
+            if let Some(path) = &self.tokens_file
+                && let Err(problem) = TokensFile::read(path)
+            {
+                at.report("tokens_file", problem);
+            }
+            if !self.client_certificates.is_empty() && !verifies_clients {
+                at.report(
+                    "client_certificates",
+                    "requires tls.client_ca_file of the same section",
+                );
+            }
+            for (index, entry) in self.client_certificates.iter().enumerate() {
+                if let Err(problem) = entry.check() {
+                    at.report("client_certificates", format!("entry {}: {problem}", index + 1));
+                }
+            }
+            if let Some(jwt) = &self.jwt {
+                at.inside("jwt", |at| jwt.check(at));
+            }
+        });
+    }
+}
+
+impl ClientCertificateConfig {
+    fn check(&self) -> Result<(), String> {
+        let names: Vec<&String> = [&self.cn, &self.dns, &self.uri].into_iter().flatten().collect();
+        match names[..] {
+            [name] if name.is_empty() => Err("the pattern is empty; write * for any name".to_owned()),
+            [_] => check_scopes(&self.scopes),
+            _ => Err("set exactly one of cn, dns and uri".to_owned()),
+        }
+    }
+}
+
+impl JwtConfig {
+    fn check(&self, findings: &mut Findings<'_>) {
+        for (key, value) in [
+            ("issuer", &self.issuer),
+            ("audience", &self.audience),
+            ("name_claim", &self.name_claim),
+            ("scopes_claim", &self.scopes_claim),
+        ] {
+            if value.is_empty() {
+                findings.report(key, "is empty");
+            }
+        }
+        match (&self.jwks_file, &self.jwks_url) {
+            (None, None) => findings.report("jwks_url", "is missing; set it, or jwks_file"),
+            (Some(_), Some(_)) => findings.report(
+                "jwks_url",
+                "cannot be combined with jwks_file; set one of the two",
+            ),
+            (Some(path), None) => {
+                if let Err(error) = std::fs::metadata(path) {
+                    findings.report("jwks_file", format!("cannot read {}: {error}", path.display()));
+                }
+                if self.ca_file.is_some() {
+                    findings.report("ca_file", "requires jwks_url");
+                }
+            }
+            (None, Some(url)) => {
+                if let Err(problem) = jwks_url(url.expose()) {
+                    findings.report("jwks_url", problem);
+                }
+            }
+        }
+        findings.inside("roles", |at| {
+            for (role, scopes) in &self.roles {
+                if let Err(problem) = check_scopes(scopes) {
+                    at.report(role, problem);
+                }
+            }
+        });
+    }
+}
+
+/// Whoever can change the keys on their way can issue tokens, so only loopback needs no TLS.
+fn jwks_url(text: &str) -> Result<(), String> {
+    let url = endpoint_url(text)?;
+    let is_loopback = match url.host() {
+        Some(url::Host::Ipv4(ip)) => ip.is_loopback(),
+        Some(url::Host::Ipv6(ip)) => ip.is_loopback(),
+        Some(url::Host::Domain(name)) => name == "localhost",
+        None => false,
+    };
+    if url.scheme() == "https" || is_loopback {
+        Ok(())
+    } else {
+        Err("must begin with https://, because whoever can change the keys can issue tokens".to_owned())
+    }
+}
+
+pub(super) fn check_scopes(scopes: &[Scope]) -> Result<(), String> {
+    match scopes.len() {
+        0 => Err("scopes is empty; list at least one, such as jobs:read".to_owned()),
+        1..=MAX_SCOPES => Ok(()),
+        count => Err(format!("has {count} scopes; the maximum is {MAX_SCOPES}")),
+    }
+}
+
+mod defaults {
+    pub(super) fn name_claim() -> String {
+        "sub".to_owned()
+    }
+
+    pub(super) fn scopes_claim() -> String {
+        "scope".to_owned()
+    }
+}

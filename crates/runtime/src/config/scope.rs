@@ -1,0 +1,269 @@
+//! Scopes: what a caller of an API may do. Token files, certificates and JWTs use the same notation.
+//!
+//! | scope | permits |
+//! |---|---|
+//! | `jobs:read` | to read the jobs of all applications |
+//! | `jobs:write:billing-*` | to schedule, cancel and reschedule jobs of the applications whose name matches |
+//! | `jobs:*` | to do everything with all jobs |
+//! | `dead-letters:read` | to read the dead letters of all topics |
+//! | `*` | everything |
+
+use std::fmt;
+use std::str::FromStr;
+
+use redeliver_core::pattern;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::display_from_str;
+
+/// The maximum length of a scope, in bytes. Names of topics have at most 249.
+const MAX_LENGTH: usize = 300;
+const ANY: &str = "*";
+
+/// What a scope is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Area {
+    /// Jobs, by the name of their application.
+    Jobs,
+    /// Dead letters, by the name of their topic.
+    DeadLetters,
+}
+
+/// What a scope permits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    /// To see it.
+    Read,
+    /// To create or change it. Does not include [`Verb::Read`].
+    Write,
+}
+
+/// A permission: a verb, in an area, for the names that match a pattern.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Scope {
+    /// `None`: all areas.
+    area: Option<Area>,
+    /// `None`: all verbs.
+    verb: Option<Verb>,
+    /// The application or the topic. `*` matches any text.
+    pattern: String,
+}
+
+impl Area {
+    const ALL: [Self; 2] = [Self::Jobs, Self::DeadLetters];
+
+    /// As it is written in scopes.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Jobs => "jobs",
+            Self::DeadLetters => "dead-letters",
+        }
+    }
+
+    /// The verbs that have a meaning in this area.
+    const fn verbs(self) -> &'static [Verb] {
+        match self {
+            Self::Jobs => &[Verb::Read, Verb::Write],
+            Self::DeadLetters => &[Verb::Read],
+        }
+    }
+}
+
+impl Verb {
+    /// As it is written in scopes.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Write => "write",
+        }
+    }
+}
+
+impl Scope {
+    /// Permits everything.
+    #[must_use]
+    pub fn everything() -> Self {
+        Self {
+            area: None,
+            verb: None,
+            pattern: ANY.to_owned(),
+        }
+    }
+
+    /// Whether it permits this for the application or topic `name`; `None` means for all of them.
+    #[must_use]
+    pub fn permits(&self, area: Area, verb: Verb, name: Option<&str>) -> bool {
+        let matches = match name {
+            Some(name) => pattern::matches(&self.pattern, name),
+            None => self.pattern == ANY,
+        };
+        self.is_about(area, verb) && matches
+    }
+
+    /// Whether it permits this for some applications or topics.
+    #[must_use]
+    pub fn is_about(&self, area: Area, verb: Verb) -> bool {
+        self.area.is_none_or(|of| of == area) && self.verb.is_none_or(|of| of == verb)
+    }
+
+    /// The scope that permits exactly this. `None` means all names.
+    #[must_use]
+    pub fn needed(area: Area, verb: Verb, name: Option<&str>) -> Self {
+        Self {
+            area: Some(area),
+            verb: Some(verb),
+            pattern: name.unwrap_or(ANY).to_owned(),
+        }
+    }
+}
+
+impl FromStr for Scope {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        const VALID: &str = "write AREA:VERB or AREA:VERB:PATTERN, such as jobs:read or jobs:write:billing-*, or * for everything";
+        if text.len() > MAX_LENGTH || text.contains(char::is_control) {
+            return Err(format!(
+                "is not a scope: it is longer than {MAX_LENGTH} bytes or contains control characters; {VALID}"
+            ));
+        }
+        if text == ANY {
+            return Ok(Self::everything());
+        }
+        // Names of applications may contain colons.
+        let mut parts = text.splitn(3, ':');
+        let (area, verb) = (parts.next().unwrap_or_default(), parts.next());
+        let pattern = parts.next().unwrap_or(ANY);
+        let Some(area) = Area::ALL.into_iter().find(|known| known.as_str() == area) else {
+            return Err(format!(
+                "`{text}` is not a scope: `{area}` is not jobs or dead-letters; {VALID}"
+            ));
+        };
+        let known: Vec<&str> = area.verbs().iter().map(|verb| verb.as_str()).collect();
+        let verb = match verb {
+            Some(ANY) => None,
+            Some(verb) if known.contains(&verb) => {
+                area.verbs().iter().find(|known| known.as_str() == verb).copied()
+            }
+            _ => {
+                let verbs = known.join(", ");
+                let area = area.as_str();
+                return Err(format!(
+                    "`{text}` is not a scope: the verbs of {area} are {verbs} and *; {VALID}"
+                ));
+            }
+        };
+        if pattern.is_empty() {
+            return Err(format!("`{text}` is not a scope: the pattern is empty; {VALID}"));
+        }
+        Ok(Self {
+            area: Some(area),
+            verb,
+            pattern: pattern.to_owned(),
+        })
+    }
+}
+
+impl fmt::Display for Scope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(area) = self.area else {
+            return f.write_str(ANY);
+        };
+        write!(f, "{}:{}", area.as_str(), self.verb.map_or(ANY, Verb::as_str))?;
+        if self.pattern == ANY {
+            return Ok(());
+        }
+        write!(f, ":{}", self.pattern)
+    }
+}
+
+impl Serialize for Scope {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        display_from_str::serialize(self, serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Scope {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        display_from_str::deserialize(deserializer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scope(text: &str) -> Scope {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn a_scope_permits_its_verb_for_the_names_that_match() {
+        use Area::{DeadLetters, Jobs};
+        use Verb::{Read, Write};
+        for (text, area, verb, name, expected) in [
+            ("jobs:read", Jobs, Read, Some("mail"), true),
+            ("jobs:read", Jobs, Read, None, true),
+            ("jobs:read", Jobs, Write, Some("mail"), false),
+            ("jobs:read", DeadLetters, Read, Some("mail"), false),
+            ("jobs:write", Jobs, Read, Some("mail"), false),
+            ("jobs:write:billing-*", Jobs, Write, Some("billing-eu"), true),
+            ("jobs:write:billing-*", Jobs, Write, Some("mail"), false),
+            ("jobs:write:billing-*", Jobs, Write, None, false),
+            ("jobs:*:a:b", Jobs, Write, Some("a:b"), true),
+            ("jobs:*:a:b", Jobs, Write, Some("a"), false),
+            (
+                "dead-letters:read:*-dlq",
+                DeadLetters,
+                Read,
+                Some("docs-dlq"),
+                true,
+            ),
+            ("*", DeadLetters, Read, None, true),
+            ("*", Jobs, Write, Some("mail"), true),
+        ] {
+            assert_eq!(
+                scope(text).permits(area, verb, name),
+                expected,
+                "{text} {verb:?} {name:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_scope_is_written_as_it_is_read() {
+        for text in [
+            "jobs:read",
+            "jobs:*",
+            "jobs:write:a-*",
+            "dead-letters:read:x",
+            "*",
+        ] {
+            assert_eq!(scope(text).to_string(), text);
+        }
+        assert_eq!(scope("jobs:read:*").to_string(), "jobs:read");
+        assert_eq!(
+            Scope::needed(Area::Jobs, Verb::Write, Some("mail")),
+            scope("jobs:write:mail")
+        );
+        assert_eq!(Scope::needed(Area::Jobs, Verb::Read, None), scope("jobs:read"));
+    }
+
+    #[test]
+    fn what_is_not_a_scope_is_refused_with_the_part_at_fault() {
+        for (text, says) in [
+            ("", "`` is not jobs or dead-letters"),
+            ("job:read", "`job` is not jobs or dead-letters"),
+            ("jobs", "the verbs of jobs are read, write and *"),
+            ("jobs:rite", "the verbs of jobs are read, write and *"),
+            ("dead-letters:write", "the verbs of dead-letters are read and *"),
+            ("jobs:read:", "the pattern is empty"),
+            ("jobs:read:a\n", "control characters"),
+        ] {
+            let error = text.parse::<Scope>().unwrap_err();
+            assert!(error.contains(says), "{text}: {error}");
+        }
+    }
+}

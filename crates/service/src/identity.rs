@@ -1,0 +1,277 @@
+//! Who calls an API, and what the caller may do. All APIs use this module, so that one configuration, one set of errors
+//! and one metric describe them.
+//!
+//! An [`Authenticator`] turns the bearer token or the client certificate of a request into an [`Identity`] with scopes.
+//! The operation then requires what it needs of the identity, at the place where the application or the topic is known.
+//! Both can end in a [`Refusal`]. No refusal contains a token.
+//!
+//! A caller proves who it is in one of these ways. A bearer token takes precedence over a certificate.
+//!
+//! | module | way |
+//! |---|---|
+//! | `tokens` | a token whose SHA-256 is in `auth.tokens_file`, or the token of `token_file`, which permits everything |
+//! | `jwt` | a signed token of an issuer, whose keys (`jwks`) are in a file or at a URL |
+//! | `certificates` | a client certificate with a name of `auth.client_certificates` |
+//!
+//! Without any of them, callers are anonymous and may do everything. If the listener verifies client certificates and
+//! nothing else is configured, each client with a certificate may do everything.
+
+use std::fmt;
+use std::io;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use redeliver_runtime::config::{ApiConfig, Area, ConfigError, Scope, Verb};
+use rustls::pki_types::CertificateDer;
+use tokio_util::sync::CancellationToken;
+
+mod audit;
+mod certificates;
+pub mod grpc;
+mod jwks;
+mod jwt;
+mod layer;
+mod refusal;
+mod tokens;
+mod watched_file;
+
+pub use audit::RefusalMetrics;
+pub use layer::{Authenticate, AuthenticateLayer};
+pub use refusal::{Reason, Refusal};
+pub use tokens::{NewToken, new_token};
+
+use audit::Audit;
+use certificates::Certificates;
+use jwt::Jwt;
+use tokens::Tokens;
+
+use crate::host::Host;
+
+/// How often the files are compared with what is in use.
+const FILE_CHECK_INTERVAL: Duration = Duration::from_secs(2);
+/// The maximum size of a bearer token in bytes. Larger ones are not even hashed.
+const MAX_TOKEN: usize = 16 << 10;
+
+/// A caller and what it may do. Cloning is cheap.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    name: Arc<str>,
+    scopes: Arc<[Scope]>,
+}
+
+impl Identity {
+    fn new(name: &str, scopes: impl Into<Arc<[Scope]>>) -> Self {
+        Self {
+            name: name.into(),
+            scopes: scopes.into(),
+        }
+    }
+
+    fn with_full_access(name: &str) -> Self {
+        Self::new(name, [Scope::everything()])
+    }
+
+    /// The name, for messages and logs.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether the caller may do this with the application or topic `name`; `None` means with all of them.
+    #[must_use]
+    pub fn may(&self, area: Area, verb: Verb, name: Option<&str>) -> bool {
+        self.scopes.iter().any(|scope| scope.permits(area, verb, name))
+    }
+
+    /// Whether the caller may do this with any application or topic.
+    #[must_use]
+    pub fn may_some(&self, area: Area, verb: Verb) -> bool {
+        self.scopes.iter().any(|scope| scope.is_about(area, verb))
+    }
+
+    /// Requires that the caller may do this with the application or topic `name`; `None` means with all of them.
+    ///
+    /// # Errors
+    /// A refusal that names the missing scope.
+    pub fn require(&self, area: Area, verb: Verb, name: Option<&str>) -> Result<(), Refusal> {
+        if self.may(area, verb, name) {
+            return Ok(());
+        }
+        Err(Refusal::denied(self, area, verb, name))
+    }
+}
+
+/// Decides who calls. Cloning is cheap.
+#[derive(Clone)]
+pub struct Authenticator(Arc<Inner>);
+
+struct Inner {
+    tokens: Option<Tokens>,
+    jwt: Option<Jwt>,
+    certificates: Certificates,
+    audit: Audit,
+}
+
+impl fmt::Debug for Authenticator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Authenticator(<redacted>)")
+    }
+}
+
+impl Authenticator {
+    /// The authenticator of the API that the section `section` configures. Adds a task to the host that follows the files
+    /// and URLs of the configuration.
+    ///
+    /// # Errors
+    /// When a file cannot be used. The error names the field.
+    pub fn start(host: &mut Host, section: &str, config: &ApiConfig) -> Result<Self, ConfigError> {
+        let metrics = host.metric_families(RefusalMetrics::register);
+        let authenticator = Self::new(section, config, metrics)?;
+        let shutdown = host.tasks.shutdown().clone();
+        host.tasks.spawn_background(
+            format!("{section}-credentials"),
+            authenticator.clone().follow(shutdown),
+        );
+        Ok(authenticator)
+    }
+
+    /// Checks the files of a configuration.
+    ///
+    /// # Errors
+    /// When a file cannot be used. The error names the field.
+    pub fn check(section: &str, config: &ApiConfig) -> Result<(), ConfigError> {
+        Self::new(section, config, RefusalMetrics::default()).map(drop)
+    }
+
+    fn new(section: &str, config: &ApiConfig, metrics: RefusalMetrics) -> Result<Self, ConfigError> {
+        let at = |field: &str, problem: String| ConfigError::of_field(format!("{section}.{field}"), problem);
+        let stale = |field: &str| metrics.stale(format!("{section}.{field}"));
+        Ok(Self(Arc::new(Inner {
+            tokens: Tokens::load(config, stale, at)?,
+            jwt: match &config.auth.jwt {
+                Some(jwt) => Some(Jwt::new(jwt, stale, at)?),
+                None => None,
+            },
+            certificates: Certificates::new(&config.auth.client_certificates),
+            audit: Audit::new(metrics),
+        })))
+    }
+
+    /// Who sent a request with this header `authorization` over a connection with these verified certificates.
+    ///
+    /// # Errors
+    /// Why the request is refused.
+    pub async fn authenticate(
+        &self,
+        authorization: Option<&[u8]>,
+        certificates: &[CertificateDer<'_>],
+    ) -> Result<Identity, Refusal> {
+        let Inner {
+            tokens,
+            jwt,
+            certificates: entries,
+            ..
+        } = &*self.0;
+        let takes_tokens = tokens.is_some() || jwt.is_some();
+        match (authorization, certificates.first()) {
+            (Some(given), _) if takes_tokens => self.of_token(given).await,
+            (_, Some(leaf)) if !entries.is_empty() => entries.identify(leaf),
+            (_, None) if !entries.is_empty() && !takes_tokens => Err(Refusal::of(
+                Reason::CertificateMissing,
+                "a client certificate is required",
+            )),
+            _ if takes_tokens => Err(Refusal::of(
+                Reason::TokenMissing,
+                "a token is required: send `authorization: Bearer <token>`",
+            )),
+            (_, Some(leaf)) => Ok(Identity::with_full_access(&certificates::name(leaf))),
+            (_, None) => Ok(Identity::with_full_access("anonymous")),
+        }
+    }
+
+    async fn of_token(&self, authorization: &[u8]) -> Result<Identity, Refusal> {
+        let Some(token) = bearer(authorization) else {
+            return Err(Refusal::of(
+                Reason::TokenMalformed,
+                "the header `authorization` is not `Bearer <token>`",
+            ));
+        };
+        if let Some(identity) = self.0.tokens.as_ref().and_then(|tokens| tokens.identify(token)) {
+            return Ok(identity);
+        }
+        match &self.0.jwt {
+            Some(jwt) if jwt::looks_like_one(token) => jwt.identify(token).await,
+            _ => Err(Refusal::of(
+                Reason::TokenWrong,
+                "the token is wrong, or it was revoked; send `authorization: Bearer <token>`",
+            )),
+        }
+    }
+
+    /// Counts a refused request and writes it to the log. `operation` is the name of the call.
+    pub fn refused(&self, refusal: &Refusal, operation: &str) {
+        self.0.audit.refused(refusal, operation);
+    }
+
+    /// Follows the files and the URL until shutdown.
+    async fn follow(self, shutdown: CancellationToken) -> Result<(), io::Error> {
+        let fetches = async {
+            if let Some(jwt) = &self.0.jwt {
+                jwt.fetch_keys().await;
+            }
+        };
+        let checks = async {
+            let mut checks = tokio::time::interval(FILE_CHECK_INTERVAL);
+            checks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+            loop {
+                checks.tick().await;
+                let files = self.clone();
+                tokio::task::spawn_blocking(move || files.check_files())
+                    .await
+                    .map_err(io::Error::other)?;
+            }
+        };
+        tokio::select! {
+            ((), checked) = async { tokio::join!(fetches, checks) } => checked,
+            () = shutdown.cancelled() => Ok(()),
+        }
+    }
+
+    fn check_files(&self) {
+        if let Some(tokens) = &self.0.tokens {
+            tokens.check_files();
+        }
+        if let Some(jwt) = &self.0.jwt {
+            jwt.check_file();
+        }
+    }
+}
+
+/// The token of a header `authorization: Bearer <token>`.
+fn bearer(authorization: &[u8]) -> Option<&[u8]> {
+    const SCHEME: &str = "bearer";
+    let (scheme, rest) = authorization.split_at_checked(SCHEME.len())?;
+    let token = rest.strip_prefix(b" ")?;
+    (scheme.eq_ignore_ascii_case(SCHEME.as_bytes()) && token.len() <= MAX_TOKEN).then_some(token)
+}
+
+/// A value that requests read and a task replaces.
+#[derive(Debug)]
+struct Shared<T>(RwLock<Arc<T>>);
+
+impl<T> Shared<T> {
+    fn new(value: T) -> Self {
+        Self(RwLock::new(Arc::new(value)))
+    }
+
+    fn get(&self) -> Arc<T> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set(&self, value: T) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(value);
+    }
+}
+
+#[cfg(test)]
+mod tests;

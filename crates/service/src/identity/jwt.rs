@@ -1,0 +1,204 @@
+//! JSON Web Tokens of an issuer.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use jsonwebtoken::errors::ErrorKind;
+use jsonwebtoken::{Algorithm, Header, Validation, decode, decode_header};
+use prometheus_client::metrics::gauge::Gauge;
+use redeliver_runtime::config::{ConfigError, JwtConfig, MAX_SCOPES, Scope, endpoint_url};
+use serde_json::{Map, Value};
+
+use super::Identity;
+use super::jwks::{KeySet, RemoteKeys};
+use super::refusal::{Reason, Refusal};
+use super::watched_file::WatchedFile;
+
+mod signatures;
+
+/// How much the clocks of the issuer and of this host may differ.
+const LEEWAY: Duration = Duration::from_secs(30);
+
+/// `auth.jwt`.
+#[derive(Debug)]
+pub(super) struct Jwt {
+    config: JwtConfig,
+    keys: Keys,
+}
+
+#[derive(Debug)]
+enum Keys {
+    File(WatchedFile<KeySet>),
+    Url(Box<RemoteKeys>),
+}
+
+/// What the keys of the issuer say about a token.
+enum Checked {
+    Valid(Map<String, Value>),
+    UnknownKey,
+    NoKeys,
+    Invalid(Refusal),
+}
+
+/// Whether a token has the form of a JWT: three parts.
+pub(super) fn looks_like_one(token: &[u8]) -> bool {
+    token.iter().filter(|byte| **byte == b'.').count() == 2
+}
+
+impl Jwt {
+    pub(super) fn new(
+        config: &JwtConfig,
+        stale: impl Fn(&str) -> Gauge,
+        at: impl Fn(&str, String) -> ConfigError,
+    ) -> Result<Self, ConfigError> {
+        const FILE: &str = "auth.jwt.jwks_file";
+        const URL: &str = "auth.jwt.jwks_url";
+        signatures::install();
+        let keys = match (&config.jwks_file, &config.jwks_url) {
+            (Some(path), _) => {
+                let file = WatchedFile::load(path.clone(), KeySet::of_file, stale(FILE));
+                Keys::File(file.map_err(|problem| at(FILE, problem))?)
+            }
+            (None, Some(url)) => {
+                let url = endpoint_url(url.expose()).map_err(|problem| at(URL, problem))?;
+                let remote = RemoteKeys::new(&url, config.ca_file.as_deref(), stale(URL));
+                Keys::Url(Box::new(
+                    remote.map_err(|problem| at("auth.jwt.ca_file", problem))?,
+                ))
+            }
+            (None, None) => return Err(at(URL, "is missing; set it, or jwks_file".to_owned())),
+        };
+        Ok(Self {
+            config: config.clone(),
+            keys,
+        })
+    }
+
+    /// The caller that a token describes.
+    pub(super) async fn identify(&self, token: &[u8]) -> Result<Identity, Refusal> {
+        let header = decode_header(token).map_err(|_| {
+            Refusal::of(
+                Reason::TokenMalformed,
+                "the token is not a JWT with a supported algorithm: RS256, RS384, RS512, PS256, PS384, PS512, ES256, \
+                 ES384 or EdDSA",
+            )
+        })?;
+        if header.crit.is_some() {
+            return Err(wrong("has critical extensions, which are not supported"));
+        }
+        let mut checked = self.check(token, &header);
+        if let (Checked::UnknownKey | Checked::NoKeys, Keys::Url(remote)) = (&checked, &self.keys) {
+            remote.refresh().await;
+            checked = self.check(token, &header);
+        }
+        match checked {
+            Checked::Valid(claims) => identity(&self.config, &claims),
+            Checked::Invalid(refusal) => Err(refusal),
+            Checked::UnknownKey => Err(wrong(
+                "is signed with a key that its issuer does not publish for this algorithm",
+            )),
+            Checked::NoKeys => Err(Refusal::of(
+                Reason::KeysUnavailable,
+                "the keys of the issuer cannot be fetched, so the token cannot be checked; retry later",
+            )),
+        }
+    }
+
+    fn check(&self, token: &[u8], header: &Header) -> Checked {
+        match &self.keys {
+            Keys::File(file) => check(&self.config, &file.value(), token, header),
+            Keys::Url(remote) => match &*remote.keys() {
+                Some(keys) => check(&self.config, keys, token, header),
+                None => Checked::NoKeys,
+            },
+        }
+    }
+
+    /// Fetches the keys again and again, if they are at a URL.
+    pub(super) async fn fetch_keys(&self) {
+        if let Keys::Url(remote) = &self.keys {
+            remote.run().await;
+        }
+    }
+
+    pub(super) fn check_file(&self) {
+        if let Keys::File(file) = &self.keys {
+            file.check();
+        }
+    }
+}
+
+/// Checks signature, issuer, audience and times.
+fn check(config: &JwtConfig, keys: &KeySet, token: &[u8], header: &Header) -> Checked {
+    // Only public keys are in the set, so no algorithm with a shared secret has a key.
+    let algorithm: Algorithm = header.alg;
+    let Some(key) = keys.find(header.kid.as_deref(), algorithm) else {
+        return Checked::UnknownKey;
+    };
+    let mut validation = Validation::new(algorithm);
+    validation.leeway = LEEWAY.as_secs();
+    validation.validate_nbf = true;
+    validation.set_issuer(&[&config.issuer]);
+    validation.set_audience(&[&config.audience]);
+    validation.set_required_spec_claims(&["exp", "iss", "aud"]);
+    match decode::<Map<String, Value>>(token, &key.key, &validation) {
+        Ok(token) => Checked::Valid(token.claims),
+        Err(error) => Checked::Invalid(match error.kind() {
+            ErrorKind::ExpiredSignature => {
+                Refusal::of(Reason::TokenExpired, "the token has expired; request a new one")
+            }
+            ErrorKind::ImmatureSignature => wrong("is not valid yet (claim `nbf`)"),
+            ErrorKind::InvalidIssuer => wrong(&format!("has another issuer; expected `{}`", config.issuer)),
+            ErrorKind::InvalidAudience => {
+                wrong(&format!("has another audience; expected `{}`", config.audience))
+            }
+            ErrorKind::MissingRequiredClaim(claim) => {
+                wrong(&format!("has no claim `{claim}`, or one of another type"))
+            }
+            ErrorKind::InvalidClaimFormat(claim) => wrong(&format!("has an invalid claim `{claim}`")),
+            ErrorKind::InvalidSignature => wrong("has an invalid signature"),
+            _ => wrong("is not a valid JWT"),
+        }),
+    }
+}
+
+fn wrong(problem: &str) -> Refusal {
+    Refusal::of(Reason::TokenWrong, format!("the token {problem}"))
+}
+
+/// The caller, from the claims of a valid token. Scopes of other systems are ignored.
+fn identity(config: &JwtConfig, claims: &Map<String, Value>) -> Result<Identity, Refusal> {
+    let claim = |name: &str| match name.strip_prefix('/') {
+        None => claims.get(name),
+        Some(pointer) => {
+            let (first, rest) = pointer.split_once('/').unwrap_or((pointer, ""));
+            let value = claims.get(&first.replace("~1", "/").replace("~0", "~"))?;
+            if rest.is_empty() {
+                Some(value)
+            } else {
+                value.pointer(&format!("/{rest}"))
+            }
+        }
+    };
+    let Some(name) = claim(&config.name_claim).and_then(Value::as_str) else {
+        return Err(wrong(&format!("has no claim `{}`", config.name_claim)));
+    };
+    let words: Vec<&str> = match claim(&config.scopes_claim) {
+        Some(Value::String(text)) => text.split_whitespace().collect(),
+        Some(Value::Array(list)) => list.iter().filter_map(Value::as_str).collect(),
+        _ => Vec::new(),
+    };
+    Ok(Identity::new(name, scopes(&config.roles, &words)))
+}
+
+fn scopes(roles: &BTreeMap<String, Vec<Scope>>, words: &[&str]) -> Vec<Scope> {
+    let mut scopes = Vec::new();
+    for word in words {
+        match roles.get(*word) {
+            Some(of_role) => scopes.extend_from_slice(of_role),
+            None => scopes.extend(word.parse::<Scope>().ok()),
+        }
+    }
+    scopes.truncate(MAX_SCOPES);
+    scopes
+}

@@ -1,0 +1,116 @@
+//! A `tower` layer that authenticates requests.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use http::header::AUTHORIZATION;
+use http::{HeaderValue, Request, Response};
+use redeliver_runtime::config::{Area, Verb};
+use redeliver_runtime::listen::PeerCertificates;
+use tonic::server::NamedService;
+use tower::{Layer, Service};
+
+use super::{Authenticator, Refusal};
+
+/// Adds the [`Identity`](super::Identity) of the caller to the extensions of each request. Answers refused requests with
+/// `refuse`, and counts and logs them.
+#[derive(Clone, Debug)]
+pub struct AuthenticateLayer<R> {
+    authenticator: Authenticator,
+    required: Option<(Area, Verb)>,
+    refuse: R,
+}
+
+impl<R> AuthenticateLayer<R> {
+    /// `refuse` makes the response to a refused request.
+    pub fn new(authenticator: Authenticator, refuse: R) -> Self {
+        Self {
+            authenticator,
+            required: None,
+            refuse,
+        }
+    }
+
+    /// Also refuses callers that may not do this with all applications or topics. For APIs whose operations do not require
+    /// scopes themselves.
+    #[must_use]
+    pub fn requiring(self, area: Area, verb: Verb) -> Self {
+        Self {
+            required: Some((area, verb)),
+            ..self
+        }
+    }
+}
+
+impl<S, R: Clone> Layer<S> for AuthenticateLayer<R> {
+    type Service = Authenticate<S, R>;
+
+    fn layer(&self, inner: S) -> Authenticate<S, R> {
+        Authenticate {
+            inner,
+            layer: self.clone(),
+        }
+    }
+}
+
+/// The service of [`AuthenticateLayer`].
+#[derive(Clone, Debug)]
+pub struct Authenticate<S, R> {
+    inner: S,
+    layer: AuthenticateLayer<R>,
+}
+
+impl<S, R, B, A> Service<Request<B>> for Authenticate<S, R>
+where
+    S: Service<Request<B>, Response = Response<A>> + Clone + Send + 'static,
+    S::Future: Send,
+    S::Error: Send,
+    R: Fn(&Refusal) -> Response<A> + Clone + Send + Sync + 'static,
+    B: Send + 'static,
+    A: Send + 'static,
+{
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<S::Response, S::Error>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, mut request: Request<B>) -> Self::Future {
+        let clone = self.inner.clone();
+        // The original is the one that is ready.
+        let mut inner = std::mem::replace(&mut self.inner, clone);
+        let AuthenticateLayer {
+            authenticator,
+            required,
+            refuse,
+        } = self.layer.clone();
+        Box::pin(async move {
+            let authorization = request.headers().get(AUTHORIZATION).map(HeaderValue::as_bytes);
+            let peer = request.extensions().get::<PeerCertificates>();
+            let certificates = peer.map_or(&[][..], |peer| &peer.0);
+            let identified = authenticator.authenticate(authorization, certificates).await;
+            let permitted = identified.and_then(|identity| {
+                if let Some((area, verb)) = required {
+                    identity.require(area, verb, None)?;
+                }
+                Ok(identity)
+            });
+            match permitted {
+                Ok(identity) => {
+                    request.extensions_mut().insert(identity);
+                    inner.call(request).await
+                }
+                Err(refusal) => {
+                    authenticator.refused(&refusal, request.uri().path());
+                    Ok(refuse(&refusal))
+                }
+            }
+        })
+    }
+}
+
+impl<S: NamedService, R> NamedService for Authenticate<S, R> {
+    const NAME: &'static str = S::NAME;
+}

@@ -1,0 +1,356 @@
+//! Who may call the API: tokens with scopes, JWTs, and what refused callers see.
+
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use redeliver_proto::auth::SendToken;
+use redeliver_proto::v1;
+use redeliver_proto::v1::job_service_client::JobServiceClient;
+use redeliver_runtime::tls;
+use redeliver_service::identity::{NewToken, new_token};
+use redeliver_testkit::certificates::Authority;
+use redeliver_testkit::jwt::{Issuer, jwks};
+use redeliver_testkit::{FakeEndpoint, Reply, eventually_async};
+use reqwest::Method;
+use serde_json::{Value, json};
+use tonic::Code;
+use tonic_types::StatusExt as _;
+
+use super::server::{Answer, Server, send, with_json};
+use crate::env::DEADLINE;
+
+const JOB: &str = r#"{"appName":"sms","delay":"1h","jobData":1}"#;
+
+async fn request(server: &Server, token: &str, method: Method, path: &str, body: &str) -> Answer {
+    send(with_json(server.request(method, path), body).bearer_auth(token)).await
+}
+
+async fn schedule(server: &Server, token: &str) -> Answer {
+    request(server, token, Method::POST, "/v1/jobs", JOB).await
+}
+
+async fn read(server: &Server, token: &str, path: &str) -> Answer {
+    request(server, token, Method::GET, path, "").await
+}
+
+/// Writes a tokens file as Kubernetes does: the new file replaces the old one at once.
+fn write_tokens(path: &Path, entries: &[(&str, &NewToken, &[&str])]) {
+    let entries = entries.iter().map(
+        |(name, token, scopes)| json!({"name": name, "sha256": token.sha256.to_string(), "scopes": scopes}),
+    );
+    let text = json!({"tokens": entries.collect::<Vec<_>>()}).to_string();
+    std::fs::write(path.with_extension("new"), text).unwrap();
+    std::fs::rename(path.with_extension("new"), path).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_permits_what_its_scopes_say_until_it_is_revoked() {
+    let tokens: [NewToken; 5] = std::array::from_fn(|_| new_token().unwrap());
+    let [all, sms, reader, billing, nothing] = &tokens;
+    let entries: [(&str, &NewToken, &[&str]); 5] = [
+        ("all", all, &["jobs:*"]),
+        ("sms", sms, &["jobs:write:sms*", "jobs:read:sms*"]),
+        ("reader", reader, &["jobs:read"]),
+        ("billing", billing, &["jobs:*:billing-*"]),
+        ("nothing", nothing, &["dead-letters:read"]),
+    ];
+    let mut server = Server::start_prepared(
+        |builder| builder.set("scheduler.auth.tokens_file", "{dir}/tokens"),
+        |directory| write_tokens(&directory.join("tokens"), &entries),
+    );
+    let [all, sms, reader, billing, nothing] = tokens.each_ref().map(|token| token.token.as_str());
+
+    let scheduled = schedule(&server, sms).await.is(201);
+    let path = format!("/v1/jobs/{}", scheduled.text_of("id"));
+    let job = eventually_async("the job", DEADLINE, async || {
+        let job = read(&server, reader, &path).await;
+        if job.status == 200 { Ok(job) } else { Err(job.text) }
+    })
+    .await;
+    assert_eq!(job.text_of("appName"), "sms");
+
+    // Too small a scope: the answer names the verb and the application.
+    schedule(&server, reader).await.problem(
+        403,
+        "permission_denied",
+        "`reader` may not write jobs of the application `sms`; it needs the scope jobs:write:sms",
+    );
+    schedule(&server, billing).await.problem(
+        403,
+        "permission_denied",
+        "`billing` may not write jobs of the application `sms`",
+    );
+    request(&server, reader, Method::DELETE, &path, "").await.problem(
+        403,
+        "permission_denied",
+        "it needs the scope jobs:write",
+    );
+    read(&server, nothing, &path).await.problem(
+        403,
+        "permission_denied",
+        "`nothing` may not read jobs of all applications",
+    );
+    let refused = send(server.request(Method::POST, "/v1/jobs").bearer_auth(reader)).await;
+    assert_eq!(refused.status, 415, "an unreadable request has no application");
+
+    // A job of an application that the caller may not see is unknown to it.
+    for (method, body) in [
+        (Method::GET, ""),
+        (Method::DELETE, ""),
+        (Method::PATCH, r#"{"delay":"2h"}"#),
+    ] {
+        request(&server, billing, method, &path, body)
+            .await
+            .problem(404, "job_unknown", "no such job");
+    }
+    assert_eq!(read(&server, reader, &path).await.text_of("state"), "scheduled");
+    let mut client =
+        JobServiceClient::with_interceptor(server.channel().await, SendToken::new(Some(billing)).unwrap());
+    let id = scheduled.text_of("id").to_owned();
+    let unknown = client
+        .cancel_job(v1::CancelJobRequest { id })
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(unknown.outcome(), v1::Outcome::Unknown);
+    let denied = client
+        .get_stats(v1::GetStatsRequest { minutes: 0 })
+        .await
+        .unwrap_err();
+    assert_eq!(denied.code(), Code::PermissionDenied);
+    let info = denied.get_details_error_info().unwrap();
+    assert_eq!(
+        (info.reason.as_str(), info.metadata["scope"].as_str()),
+        ("PERMISSION_DENIED", "jobs:read")
+    );
+
+    // Statistics count the jobs of all applications.
+    read(&server, sms, "/v1/stats").await.problem(
+        403,
+        "permission_denied",
+        "`sms` may not read jobs of all applications; it needs the scope jobs:read",
+    );
+    read(&server, reader, "/v1/stats").await.is(200);
+
+    let moved = request(&server, sms, Method::PATCH, &path, r#"{"delay":"2h"}"#)
+        .await
+        .is(200);
+    assert_eq!(moved.text_of("outcome"), "rescheduled");
+    assert!(server.metric("redeliver_api_requests_refused_total{reason=\"permission_denied\"}") >= 9);
+    assert_eq!(
+        server.metric("redeliver_api_requests_refused_total{reason=\"token_wrong\"}"),
+        0
+    );
+
+    // A file that cannot be read changes nothing; a token that is no longer listed is refused.
+    let file = server.file("tokens");
+    std::fs::write(&file, "tokens: [").unwrap();
+    eventually_async("the metric", DEADLINE, async || {
+        match server.metric("redeliver_api_credentials_stale{setting=\"scheduler.auth.tokens_file\"}") {
+            1 => Ok(()),
+            other => Err(other),
+        }
+    })
+    .await;
+    read(&server, sms, &path).await.is(200);
+    write_tokens(&file, &entries[..1]);
+    eventually_async("the revocation", DEADLINE, async || {
+        let answer = read(&server, sms, &path).await;
+        if answer.status == 401 {
+            Ok(())
+        } else {
+            Err(answer.text)
+        }
+    })
+    .await;
+    schedule(&server, sms)
+        .await
+        .problem(401, "token_wrong", "it was revoked");
+    let cancelled = request(&server, all, Method::DELETE, &path, "").await.is(200);
+    assert_eq!(cancelled.text_of("outcome"), "cancelled");
+
+    let output = server.output();
+    assert!(
+        output.contains("request refused") && output.contains("jobs:write:sms"),
+        "{output}"
+    );
+    for token in [all, sms, reader, billing, nothing] {
+        assert!(!output.contains(token), "{output}");
+    }
+    server.shut_down();
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the times in tokens are compared with the clock of the system"
+)]
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs()
+}
+
+fn claims(audience: &str, expires: u64) -> Value {
+    json!({"iss": "https://login.test", "aud": audience, "sub": "sms-team", "exp": expires,
+           "scope": "openid jobs:read jobs:write:sms"})
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_jwt_of_the_issuer_is_accepted_also_after_its_keys_have_changed() {
+    let (old, new) = (Issuer::new("k1").unwrap(), Issuer::new("k2").unwrap());
+    let published = std::sync::Arc::new(Mutex::new(Some(jwks(&[&old]))));
+    let endpoint = FakeEndpoint::start({
+        let published = published.clone();
+        move |_| match &*published.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(keys) => Reply::ok(keys.clone()),
+            None => Reply::Close,
+        }
+    });
+    let publish = |keys| *published.lock().unwrap_or_else(PoisonError::into_inner) = keys;
+    let url = format!("http://{}/keys", endpoint.address());
+    let server = Server::start_with(|builder| {
+        builder
+            .set("scheduler.auth.jwt.issuer", "https://login.test")
+            .set("scheduler.auth.jwt.audience", "redeliver")
+            .set("scheduler.auth.jwt.jwks_url", &url)
+    });
+    let valid = old.sign(&claims("redeliver", now() + 600)).unwrap();
+    let scheduled = schedule(&server, &valid).await.is(201);
+    assert_eq!(scheduled.text_of("outcome"), "scheduled");
+    read(&server, &valid, "/v1/stats").await.is(200);
+    let other_app = JOB.replace("sms", "other");
+    request(&server, &valid, Method::POST, "/v1/jobs", &other_app)
+        .await
+        .problem(
+            403,
+            "permission_denied",
+            "`sms-team` may not write jobs of the application `other`",
+        );
+
+    for (token, code, says) in [
+        (
+            old.sign(&claims("redeliver", now() - 600)).unwrap(),
+            "token_expired",
+            "has expired",
+        ),
+        (
+            old.sign(&claims("elsewhere", now() + 600)).unwrap(),
+            "token_wrong",
+            "another audience; expected `redeliver`",
+        ),
+        (
+            old.unsigned(&claims("redeliver", now() + 600)),
+            "token_malformed",
+            "not a JWT with a supported algorithm",
+        ),
+        (
+            old.signed_with_public_key(&claims("redeliver", now() + 600)),
+            "token_wrong",
+            "does not publish",
+        ),
+    ] {
+        schedule(&server, &token).await.problem(401, code, says);
+    }
+
+    // The issuer is down: its keys are still known.
+    publish(None);
+    let rotated = new.sign(&claims("redeliver", now() + 600)).unwrap();
+    schedule(&server, &rotated)
+        .await
+        .problem(401, "token_wrong", "does not publish");
+    schedule(&server, &valid).await.is(201);
+    // The issuer signs with another key.
+    publish(Some(jwks(&[&new])));
+    eventually_async("the new key", DEADLINE, async || {
+        let answer = schedule(&server, &rotated).await;
+        if answer.status == 201 {
+            Ok(())
+        } else {
+            Err(answer.text)
+        }
+    })
+    .await;
+    schedule(&server, &valid)
+        .await
+        .problem(401, "token_wrong", "does not publish");
+    let output = server.output();
+    assert!(!output.contains(&valid) && !output.contains(&rotated), "{output}");
+    server.shut_down();
+}
+
+/// A client that trusts the authority of the file `ca`, with the certificate `name` or without one.
+fn https(directory: &Path, name: Option<&str>) -> reqwest::Client {
+    let at = |file: String| directory.join(file);
+    let roots = tls::trusted_roots(Some(&at("ca".to_owned()))).unwrap();
+    let builder = tls::client_builder().unwrap().with_root_certificates(roots);
+    let config = match name {
+        Some(name) => {
+            let certificates = tls::certificates(&at(format!("{name}.crt"))).unwrap();
+            let key = tls::private_key(&at(format!("{name}.key"))).unwrap();
+            builder.with_client_auth_cert(certificates, key).unwrap()
+        }
+        None => builder.with_no_client_auth(),
+    };
+    let client = reqwest::Client::builder()
+        .tls_backend_preconfigured(config)
+        .no_proxy();
+    client.build().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_certificate_permits_what_the_configuration_says_about_its_names() {
+    let authority = Authority::new().unwrap();
+    let server = Server::start_prepared(
+        |builder| {
+            builder
+                .set("scheduler.tls.cert_file", "{dir}/server.crt")
+                .set("scheduler.tls.key_file", "{dir}/server.key")
+                .set("scheduler.tls.client_ca_file", "{dir}/ca")
+                .set("scheduler.token_file", "{dir}/token")
+                .set(
+                    "scheduler.auth.client_certificates",
+                    "[{ uri: 'spiffe://prod/ns/sms/*', scopes: ['jobs:*:sms'] }]",
+                )
+        },
+        |directory| {
+            authority.write(directory, "ca").unwrap();
+            for (name, signed) in [
+                ("server", authority.sign().unwrap()),
+                (
+                    "sms",
+                    authority.sign_client("x", "spiffe://prod/ns/sms/api").unwrap(),
+                ),
+                (
+                    "other",
+                    authority
+                        .sign_client("sms", "spiffe://prod/ns/other/api")
+                        .unwrap(),
+                ),
+            ] {
+                std::fs::write(directory.join(format!("{name}.crt")), signed.certificate).unwrap();
+                std::fs::write(directory.join(format!("{name}.key")), signed.key).unwrap();
+            }
+        },
+    );
+    let directory = server.file("");
+    let (jobs, stats) = (server.https("/v1/jobs"), server.https("/v1/stats"));
+    let sms = https(&directory, Some("sms"));
+    let scheduled = send(with_json(sms.post(&jobs), JOB)).await.is(201);
+    assert_eq!(scheduled.text_of("outcome"), "scheduled");
+    send(sms.get(&stats)).await.problem(
+        403,
+        "permission_denied",
+        "`spiffe://prod/ns/sms/api` may not read jobs of all applications",
+    );
+    send(https(&directory, Some("other")).get(&stats)).await.problem(
+        401,
+        "certificate_unknown",
+        "URI=spiffe://prod/ns/other/api",
+    );
+    // A client without a certificate needs a token.
+    let none = https(&directory, None);
+    send(none.get(&stats))
+        .await
+        .problem(401, "token_missing", "authorization: Bearer");
+    send(none.get(&stats).bearer_auth("s3cret")).await.is(200);
+    server.shut_down();
+}
