@@ -82,7 +82,7 @@ fn every_program_works_with_the_permissions_that_are_rendered_for_it_and_asks_fo
         )
         .unwrap();
     }
-    let created = run_script(&pipe.env, KAFKA_CONFIGS, &users);
+    let created = run_script(&pipe.env, &KAFKA_CONFIGS, &users);
     assert_eq!(created.code, Some(0), "{created:?}");
 
     let as_user = |name: &str| format!("kafka.properties.sasl.username={name}");
@@ -102,7 +102,7 @@ fn every_program_works_with_the_permissions_that_are_rendered_for_it_and_asks_fo
         ];
         let script = pipe.redeliver(&render);
         assert_eq!((script.code, &*script.stderr), (Some(0), ""), "{script:?}");
-        let granted = run_script(&pipe.env, KAFKA_ACLS, &script.stdout);
+        let granted = run_script(&pipe.env, &KAFKA_ACLS, &script.stdout);
         assert_eq!(granted.code, Some(0), "{script:?} {granted:?}");
     }
     let before = denied(&kafka.process().output());

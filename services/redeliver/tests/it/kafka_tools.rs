@@ -13,7 +13,7 @@ pub(crate) const KAFKA_ACLS: Tool = Tool("kafka-acls.sh", "org.apache.kafka.tool
 pub(crate) const KAFKA_CONFIGS: Tool = Tool("kafka-configs.sh", "kafka.admin.ConfigCommand");
 
 /// Runs a script that calls this tool, with the broker of the test's environment.
-pub(crate) fn run_script(env: &TestEnv, tool: Tool, script: &str) -> CommandOutput {
+pub(crate) fn run_script(env: &TestEnv, tool: &Tool, script: &str) -> CommandOutput {
     let Tool(name, class) = tool;
     let java = kafka_tool(class).unwrap();
     let quoted = |part: &std::ffi::OsStr| format!("'{}'", part.to_str().unwrap());

@@ -40,13 +40,13 @@ fn findings(env: &TestEnv) -> Vec<String> {
 fn the_script_creates_the_topics_that_check_accepts_and_changes_existing_ones_as_little_as_apply() {
     let env = env("render-script");
     let script = printed(&env, &["topics", "render", "--format", "script"]);
-    let created = run_script(&env, KAFKA_TOPICS, &script);
+    let created = run_script(&env, &KAFKA_TOPICS, &script);
     assert_eq!(created.code, Some(0), "{created:?}");
     assert_eq!(findings(&env), Vec::<String>::new());
     let applied = printed(&env, &["topics", "apply"]);
     assert!(!applied.contains("created"), "{applied}");
     // Topics that exist are left as they are.
-    let again = run_script(&env, KAFKA_TOPICS, &script);
+    let again = run_script(&env, &KAFKA_TOPICS, &script);
     assert_eq!(again.code, Some(0), "{again:?}");
     assert_eq!(findings(&env), Vec::<String>::new());
 }
