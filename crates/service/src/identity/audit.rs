@@ -37,6 +37,11 @@ impl RefusalMetrics {
     #[must_use]
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
+        // All series exist from the start, so that the first refusal is an increase.
+        for reason in Reason::ALL {
+            let reason = reason.as_str();
+            drop(metrics.refused.get_or_create(&ReasonLabel { reason }));
+        }
         registry.register(
             "api_requests_refused",
             "Requests to an API that were refused because of who sent them, by reason",

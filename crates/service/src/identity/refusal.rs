@@ -44,6 +44,18 @@ pub(super) struct Denied {
 }
 
 impl Reason {
+    /// All kinds.
+    pub const ALL: [Self; 8] = [
+        Self::TokenMissing,
+        Self::TokenMalformed,
+        Self::TokenWrong,
+        Self::TokenExpired,
+        Self::CertificateMissing,
+        Self::CertificateUnknown,
+        Self::KeysUnavailable,
+        Self::PermissionDenied,
+    ];
+
     /// The name in metrics and in the `code` of REST errors.
     #[must_use]
     pub const fn as_str(self) -> &'static str {

@@ -6,7 +6,7 @@ use redeliver_client::{
     ClientError, Code, Endpoint, Job, JobClient, JobOutcome, JobProducer, JobRequest, JobState,
     KafkaSettings, When,
 };
-use redeliver_testkit::{brokers, eventually_async, unique};
+use redeliver_testkit::{binary, brokers, eventually_async, run, unique};
 
 use crate::services::{APP, Services};
 use crate::support::DEADLINE;
@@ -117,9 +117,12 @@ fn a_token_that_the_cli_creates_is_accepted_and_a_missing_scope_is_reported() {
     let services = Services::new("client-scopes");
     let directory = services.pipe.env.directory();
     let scope = format!("jobs:write:{APP}");
-    let printed = services
-        .pipe
-        .redeliver(&["tokens", "new", "--name", "writer", "--scope", &scope]);
+    let new_token = |name: &str, scope: &str| {
+        let mut command = binary("redeliver");
+        command.args(["tokens", "new", "--name", name, "--scope", scope]);
+        run(command)
+    };
+    let printed = new_token("writer", &scope);
     assert_eq!(
         (printed.code, printed.stderr.as_str()),
         (Some(0), ""),
@@ -162,9 +165,7 @@ fn a_token_that_the_cli_creates_is_accepted_and_a_missing_scope_is_reported() {
     let says =
         "`writer` may not read jobs of all applications; it needs the scope jobs:read (PERMISSION_DENIED)\n";
     assert!(refused.stderr.ends_with(says), "{refused:?}");
-    let unknown = services
-        .pipe
-        .redeliver(&["tokens", "new", "--name", "x", "--scope", "jobs:rite"]);
+    let unknown = new_token("x", "jobs:rite");
     assert_eq!(unknown.code, Some(2));
     assert!(
         unknown.stderr.contains("the verbs of jobs are read, write and *"),

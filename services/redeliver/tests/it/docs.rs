@@ -62,13 +62,15 @@ fn scraped(service: &mut ServiceProcess, series: &mut BTreeMap<String, BTreeSet<
 pub(crate) fn all_services_at_work(name: &str) -> (Services, [ServiceProcess; 4]) {
     let services = Services::new(name);
     let pipe = &services.pipe;
-    // Some metrics exist only with TLS.
+    // Some metrics exist only with TLS, and others with tokens.
     let (authority, directory) = (Authority::new().unwrap(), pipe.env.directory());
     let (certificate, key) = authority.sign().unwrap().write(directory, "tls").unwrap();
     let ca = authority.write(directory, "ca.crt").unwrap();
     let certificate = format!("dlq_inspector.tls.cert_file={}", path(&certificate));
     let key = format!("dlq_inspector.tls.key_file={}", path(&key));
-    let tls = ["--set", &certificate, "--set", &key];
+    std::fs::write(directory.join("token"), "s3cret").unwrap();
+    let token = format!("dlq_inspector.token_file={}", path(&directory.join("token")));
+    let tls = ["--set", &certificate, "--set", &key, "--set", &token];
     let running = [
         pipe.scheduler("a"),
         pipe.enricher("a"),

@@ -172,7 +172,7 @@ fn a_check_reports_the_same_problems_as_a_start() {
         ),
         (
             "{ url: 'https://localhost/', tls: { ca_file: /nowhere/ca } }",
-            "tls.ca_file: cannot read /nowhere/ca: I/O error: No such file or directory (os error 2)",
+            "tls.ca_file: cannot read /nowhere/ca: No such file or directory (os error 2)",
         ),
     ];
     for (http, problem) in cases {
@@ -200,8 +200,7 @@ fn a_check_reports_the_same_problems_as_a_start() {
         (
             "scheduler",
             "redis: { url: 'rediss://localhost:6379', ca_file: /nowhere/ca }\n",
-            "error: redis.ca_file: /nowhere/ca: cannot read it: I/O error: No such file or directory (os error \
-             2)\n",
+            "error: redis.ca_file: cannot read /nowhere/ca: No such file or directory (os error 2)\n",
         ),
         (
             "scheduler",

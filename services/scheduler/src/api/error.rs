@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use axum::http::StatusCode;
+use axum::http::{StatusCode, header};
 use redeliver_core::{ErrorClass, Failure};
 use redeliver_kafka::producer::ProduceError;
 use redeliver_proto::{error, v1};
@@ -228,9 +228,14 @@ impl RequestError {
             Self::Conflict { job, .. } => Some(job.clone()),
             _ => None,
         };
-        let retry_after = matches!(self, Self::IndexFull(_)).then_some(RETRY_AFTER);
-        let challenge = match &self {
-            Self::Refused(refusal) => refusal.challenge(),
+        let header = match &self {
+            Self::IndexFull(_) => Some((header::RETRY_AFTER, RETRY_AFTER.as_secs().into())),
+            Self::Refused(refusal) => {
+                let challenge = refusal
+                    .challenge()
+                    .and_then(|challenge| challenge.try_into().ok());
+                challenge.map(|challenge| (header::WWW_AUTHENTICATE, challenge))
+            }
             _ => None,
         };
         let parts = self.parts();
@@ -242,8 +247,7 @@ impl RequestError {
             job_id: parts.job.map(|id| id.to_string()),
             job,
             outcome: None,
-            retry_after,
-            challenge,
+            header: header.map(Box::new),
         }
     }
 }
@@ -337,8 +341,8 @@ mod tests {
         assert_eq!(error::reason(&status).as_deref(), Some("INDEX_FULL"));
         let problem = RequestError::from(failure()).into_problem();
         assert_eq!(
-            (problem.status, &*problem.code, problem.retry_after),
-            (StatusCode::SERVICE_UNAVAILABLE, "index_full", Some(RETRY_AFTER))
+            (problem.status, &*problem.code),
+            (StatusCode::SERVICE_UNAVAILABLE, "index_full")
         );
     }
 

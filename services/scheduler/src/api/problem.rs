@@ -1,9 +1,7 @@
 //! Errors as `application/problem+json` documents (RFC 9457).
 
-use std::time::Duration;
-
 use axum::Json;
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use redeliver_proto::v1;
 use serde::Serialize;
@@ -24,9 +22,8 @@ pub(crate) struct Problem {
     pub(crate) job: Option<Box<v1::Job>>,
     /// The outcome of a command that had no effect.
     pub(crate) outcome: Option<v1::Outcome>,
-    pub(crate) retry_after: Option<Duration>,
-    /// The value of `WWW-Authenticate`.
-    pub(crate) challenge: Option<String>,
+    /// A header of the response, such as `Retry-After`.
+    pub(crate) header: Option<Box<(HeaderName, HeaderValue)>>,
 }
 
 impl Problem {
@@ -39,8 +36,7 @@ impl Problem {
             job_id: None,
             job: None,
             outcome: None,
-            retry_after: None,
-            challenge: None,
+            header: None,
         }
     }
 }
@@ -80,11 +76,9 @@ impl IntoResponse for Problem {
             header::CONTENT_TYPE,
             HeaderValue::from_static("application/problem+json"),
         );
-        if let Some(after) = self.retry_after {
-            headers.insert(header::RETRY_AFTER, after.as_secs().into());
-        }
-        if let Some(challenge) = self.challenge.and_then(|challenge| challenge.try_into().ok()) {
-            headers.insert(header::WWW_AUTHENTICATE, challenge);
+        if let Some(header) = self.header {
+            let (name, value) = *header;
+            headers.insert(name, value);
         }
         response
     }

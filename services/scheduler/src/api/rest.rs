@@ -179,8 +179,7 @@ fn command_response(
         }));
     }
     Err(Problem {
-        retry_after: None,
-        challenge: None,
+        header: None,
         status: StatusCode::CONFLICT,
         code: name.clone(),
         detail: format!("job {id} ended before the request: {name}"),
