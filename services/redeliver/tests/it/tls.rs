@@ -188,6 +188,7 @@ fn tokens_without_tls_on_another_address_than_loopback_are_a_warning() {
     let mut inspector = pipe.env.spawn("dlq-inspector", "a", &set);
     let output = inspector.wait_for_output(" api=", DEADLINE);
     assert!(output.contains(warning), "{output}");
+    inspector.shut_down();
 
     let tls = settings(&pipe, "dlq_inspector");
     let set = [&set[..], &borrowed(&tls)].concat();
