@@ -4,7 +4,7 @@
     helm template test redeliver --values VALUES | check-pods.py BINARIES
 
 BINARIES is the folder with redeliver, retry-tier, enricher, scheduler and dlq-inspector. Needs pyyaml (pip install pyyaml).
-Secrets get placeholders: files contain `placeholder`, or a certificate if their name ends in .crt or .key.
+Secrets get placeholders: files contain VALUES, a certificate if their name ends in .crt or .key, or `placeholder`.
 """
 
 import pathlib
@@ -15,8 +15,12 @@ import tempfile
 
 import yaml
 
-# Of the Secret of a KafkaAccess.
-VALUES = {"securityProtocol": "SASL_SSL", "saslMechanism": "SCRAM-SHA-512"}
+# By the name of the file: of the Secret of a KafkaAccess, and of one with tokens.
+VALUES = {
+    "securityProtocol": "SASL_SSL",
+    "saslMechanism": "SCRAM-SHA-512",
+    "tokens.yaml": f'tokens: [{{ name: test, sha256: {"0f" * 32}, scopes: ["jobs:read"] }}]',
+}
 
 
 def main():
