@@ -1,4 +1,4 @@
-//! The programs with which the Helm chart is tested, in pinned versions, built once per machine; see `kept`. The Go toolchain that
+//! The programs with which the Helm chart and the gRPC API are tested, in pinned versions, built once per machine; see `kept`. The Go toolchain that
 //! builds them comes from PyPI, so that tests do not depend on the one of the machine.
 
 use std::path::{Path, PathBuf};
@@ -148,6 +148,18 @@ pub fn schemas() -> Result<PathBuf> {
 /// If they cannot be installed.
 pub fn kube_python() -> Result<PathBuf> {
     python(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/requirements.txt"))
+}
+
+/// A gRPC client for the command line. Takes a minute to build.
+///
+/// # Errors
+/// If it cannot be built.
+pub fn grpcurl() -> Result<PathBuf> {
+    installed(&GoProgram {
+        name: "grpcurl",
+        package: "github.com/fullstorydev/grpcurl/cmd/grpcurl",
+        version: "v1.9.3",
+    })
 }
 
 fn installed(program: &GoProgram) -> Result<PathBuf> {

@@ -17,7 +17,7 @@
 //! | `chaos_random`, `under_load`, ... | what chaos tests share; feature `services` |
 //! | [`local_kafka`], [`local_redis`] | a server that belongs to one test, which can stop and restart it |
 //! | [`local_kube`] | a Kubernetes API server with fake nodes that belongs to one test |
-//! | [`kube_tools`] | the programs with which the Helm chart is tested |
+//! | [`kube_tools`] | the programs with which the Helm chart and the gRPC API are tested |
 //! | [`kafka_request`] | deletes topics and records |
 //! | [`certificates`] | certificates of servers; with the feature `tls` also an authority that belongs to one test |
 //! | `issuer` | issues tokens with which clients log in to Kafka; feature `tls` |

@@ -1,8 +1,10 @@
 //! TLS with client certificates on the ports of the services, the CLI, and the client crate.
 
+use std::process::Command;
+
 use redeliver_client::{ClientError, DeadLetterClient, Endpoint, JobClient};
 use redeliver_testkit::certificates::Authority;
-use redeliver_testkit::{CommandOutput, eventually, free_port, run};
+use redeliver_testkit::{CommandOutput, eventually, free_port, kube_tools, run};
 
 use crate::client::block_on;
 use crate::services::{Services, path};
@@ -129,6 +131,32 @@ fn the_apis_serve_clients_with_a_certificate_and_renew_their_own_while_clients_a
     assert!(
         scheduler.metric(r#"redeliver_tls_certificate_expiry_timestamp_seconds{listener="scheduler"}"#) > 0
     );
+}
+
+#[test]
+#[ignore = "long"]
+fn grpcurl_lists_services_and_calls_them_with_a_certificate() {
+    let services = Services::new("tls-grpcurl");
+    let pipe = &services.pipe;
+    Certificates::write(pipe);
+    let _inspector = pipe.start("dlq-inspector", "a", &borrowed(&settings(pipe, "dlq_inspector")));
+    let [ca, certificate, key] = ["servers.crt", "client.crt", "client.key"].map(|name| file(pipe, name));
+    let flags = ["-cacert", &ca, "-cert", &certificate, "-key", &key];
+    let program = kube_tools::grpcurl().unwrap();
+    let grpcurl = |flags: &[&str], method: &str| -> CommandOutput {
+        let mut command = Command::new(&program);
+        command.args(flags).args([&services.inspector, method]);
+        run(command)
+    };
+    let listed = grpcurl(&flags, "list");
+    assert!(
+        listed.stdout.contains("redeliver.v1.DeadLetterService\n"),
+        "{listed:?}"
+    );
+    let called = grpcurl(&flags, "redeliver.v1.DeadLetterService/GetDeadLetterStats");
+    assert_eq!((called.code, &*called.stderr), (Some(0), ""), "{called:?}");
+    let without = grpcurl(&flags[..2], "list");
+    assert_ne!(without.code, Some(0), "{without:?}");
 }
 
 #[test]
