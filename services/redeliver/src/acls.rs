@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand, ValueEnum};
 use redeliver_runtime::cli::{CommonArgs, EXIT_USAGE, report};
 
-use crate::render::{Format, object_name, quoted};
+use crate::render::{Format, object_name, quoted, shell_word};
 use crate::say;
 pub(crate) use permissions::all_topics;
 use permissions::{Name, Permissions, Program, Resource};
@@ -229,7 +229,7 @@ impl fmt::Display for Script<'_> {
             let resources = calls.entry(format!("{flag}{call}")).or_insert_with(|| call);
             write!(resources, " {flag}")?;
             if let Some(name) = name {
-                write!(resources, " {name}")?;
+                write!(resources, " {}", shell_word(name))?;
             }
         }
         for call in calls.values() {

@@ -44,14 +44,35 @@ pub(crate) fn object_name_of(topic: &str) -> String {
     )
 }
 
-/// A YAML string. A plain `1` or `on` would not be one. None of the values contains a quote or a backslash.
+/// A YAML string. A plain `1` or `on` would not be one. JSON strings are YAML strings.
 pub(crate) fn quoted(text: &str) -> String {
-    format!("\"{text}\"")
+    serde_json::Value::from(text).to_string()
+}
+
+/// A word of a shell.
+pub(crate) fn shell_word(text: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    if !text.is_empty() && text.chars().all(is_plain) {
+        return text.to_owned();
+    }
+    format!("'{}'", text.replace('\'', "'\\''"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_with_special_characters_stays_one_word_and_one_string() {
+        for (name, word, string) in [
+            ("jobs.group-1", "jobs.group-1", r#""jobs.group-1""#),
+            ("$(id) x", "'$(id) x'", r#""$(id) x""#),
+            ("it's", r"'it'\''s'", r#""it's""#),
+            (r#"a"b\"#, r#"'a"b\'"#, r#""a\"b\\""#),
+        ] {
+            assert_eq!((shell_word(name).as_str(), quoted(name).as_str()), (word, string));
+        }
+    }
 
     #[test]
     fn names_of_topics_that_are_no_names_of_objects_get_a_hash() {

@@ -22,7 +22,7 @@ const MAX_NAME: usize = 100;
 /// ```yaml
 /// tokens:
 ///   - name: billing
-///     sha256: 2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae
+///     sha256: 1b81868015cb8a7bd5aa5b997d3f3c7d231b7f50c0e84316a8143687361f5f1a
 ///     scopes: [jobs:read, "jobs:write:billing-*"]
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

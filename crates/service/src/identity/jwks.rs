@@ -9,6 +9,7 @@ use jsonwebtoken::{Algorithm, AlgorithmFamily, DecodingKey};
 use prometheus_client::metrics::gauge::Gauge;
 use redeliver_core::error_chain::error_chain;
 use redeliver_core::wait::{Backoff, LogThrottle};
+use redeliver_runtime::config::redact_url;
 use redeliver_runtime::tls::{client_builder, trusted_roots};
 use reqwest::{Client, redirect};
 use tokio::sync::watch;
@@ -223,7 +224,10 @@ impl RemoteKeys {
                     self.keys.set(Some(keys));
                     self.stale.set(0);
                     if throttle.has_logged() {
-                        tracing::info!(url = %self.url, "fetched the keys of the issuer");
+                        tracing::info!(
+                            url = redact_url(self.url.as_str()),
+                            "fetched the keys of the issuer"
+                        );
                     }
                     throttle.reset();
                     backoff.reset();
@@ -233,7 +237,12 @@ impl RemoteKeys {
                     self.stale.set(1);
                     if throttle.should_log() {
                         let has_keys = self.keys().is_some();
-                        tracing::warn!(url = %self.url, problem, has_keys, "cannot fetch the keys of the issuer; retrying");
+                        tracing::warn!(
+                            url = redact_url(self.url.as_str()),
+                            problem,
+                            has_keys,
+                            "cannot fetch the keys of the issuer; retrying"
+                        );
                     }
                     backoff.next_delay()
                 }

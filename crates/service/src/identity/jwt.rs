@@ -196,7 +196,8 @@ fn scopes(roles: &BTreeMap<String, Vec<Scope>>, words: &[&str]) -> Vec<Scope> {
     for word in words {
         match roles.get(*word) {
             Some(of_role) => scopes.extend_from_slice(of_role),
-            None => scopes.extend(word.parse::<Scope>().ok()),
+            // Other systems have a scope `*` too. Only a role of the configuration gives access to everything.
+            None => scopes.extend(word.parse().ok().filter(|scope| *scope != Scope::everything())),
         }
     }
     scopes.truncate(MAX_SCOPES);

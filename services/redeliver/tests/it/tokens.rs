@@ -15,7 +15,7 @@ const CLIENT: &str = "redeliver";
 const SECRET: &str = "hunter2";
 const GUESSED: &str = "swordfish";
 /// Short, so that tokens are renewed often. The broker closes connections whose token has expired.
-const LIFETIME: Duration = Duration::from_secs(6);
+const LIFETIME: Duration = Duration::from_secs(15);
 /// Enough for any machine; the endpoint tells records apart by their values, so each occurs once.
 const RECORDS: usize = 20_000;
 const EXPIRY: &str = "redeliver_kafka_token_expiry_timestamp_seconds";
