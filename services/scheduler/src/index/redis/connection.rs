@@ -318,7 +318,6 @@ struct ConnectionTask {
     up: Gauge,
     /// The last problem that was logged.
     logged: Option<String>,
-
     logged_unknown_policy: bool,
 }
 
@@ -382,6 +381,8 @@ impl ConnectionTask {
                     let reason = match ended {
                         Ok(Ok(())) => "closed".to_owned(),
                         Ok(Err(error)) => describe(&error),
+                        // Only the runtime cancels it, when the process ends.
+                        Err(error) if error.is_cancelled() => return Ok(()),
                         Err(error) => error.to_string(),
                     };
                     tracing::warn!(reason, "connection to Redis ended; reconnecting");
