@@ -1,5 +1,6 @@
 //! Retry policies: the delay before each retry.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::human_duration::HumanDuration;
@@ -10,6 +11,8 @@ pub struct RetryPolicy {
     schedule: Schedule,
     max_retries: u32,
     jitter: Jitter,
+    /// See [`RetryPolicy::tiers`]. Computed once, because every retry looks for its tier.
+    tiers: Arc<[HumanDuration]>,
 }
 
 /// The delays before jitter.
@@ -139,16 +142,18 @@ impl RetryPolicy {
                 problem,
             });
         }
-        let policy = Self {
-            schedule,
-            max_retries,
-            jitter,
-        };
-        let tiers = policy.tiers().len();
+        let mut waits: Vec<HumanDuration> = (1..=max_retries).map(|retry| schedule.wait(retry)).collect();
+        waits.dedup();
+        let tiers = waits.len();
         if tiers <= MAX_TIERS {
-            return Ok(policy);
+            return Ok(Self {
+                schedule,
+                max_retries,
+                jitter,
+                tiers: waits.into(),
+            });
         }
-        Err(match policy.schedule {
+        Err(match schedule {
             Schedule::Listed(_) => InvalidPolicy {
                 field: "retry.tiers",
                 problem: format!("has {tiers} delays, and each is a topic; list at most {MAX_TIERS}"),
@@ -181,18 +186,7 @@ impl RetryPolicy {
         if retry == 0 || retry > self.max_retries {
             return None;
         }
-        Some(match &self.schedule {
-            Schedule::Listed(waits) => waits[(retry as usize - 1).min(waits.len() - 1)],
-            Schedule::Exponential { base, factor, cap } => {
-                let limit = cap.unwrap_or(MAX_WAIT).duration();
-                let exponent = i32::try_from(retry - 1).unwrap_or(i32::MAX);
-                let seconds = base.duration().as_secs_f64() * factor.powi(exponent);
-                let wait = Duration::try_from_secs_f64(seconds).map_or(limit, |wait| wait.min(limit));
-                HumanDuration::from(Duration::from_millis(
-                    u64::try_from(wait.as_micros().div_ceil(1000)).unwrap_or(u64::MAX),
-                ))
-            }
-        })
+        Some(self.schedule.wait(retry))
     }
 
     /// The delay before retry number `retry` with jitter. `random` is a number from 0 to 1. `None` if no retries are
@@ -209,14 +203,28 @@ impl RetryPolicy {
         })
     }
 
-    /// The distinct delays without jitter, in ascending order. Each is a tier.
+    /// The distinct delays without jitter, in ascending order. Each is a tier. There is at least one.
     #[must_use]
-    pub fn tiers(&self) -> Vec<HumanDuration> {
-        let mut tiers: Vec<HumanDuration> = (1..=self.max_retries)
-            .filter_map(|n| self.nominal_wait(n))
-            .collect();
-        tiers.dedup();
-        tiers
+    pub fn tiers(&self) -> &[HumanDuration] {
+        &self.tiers
+    }
+}
+
+impl Schedule {
+    /// The delay before retry number `retry`; the first retry is 1.
+    fn wait(&self, retry: u32) -> HumanDuration {
+        match self {
+            Self::Listed(waits) => waits[(retry as usize - 1).min(waits.len() - 1)],
+            Self::Exponential { base, factor, cap } => {
+                let limit = cap.unwrap_or(MAX_WAIT).duration();
+                let exponent = i32::try_from(retry - 1).unwrap_or(i32::MAX);
+                let seconds = base.duration().as_secs_f64() * factor.powi(exponent);
+                let wait = Duration::try_from_secs_f64(seconds).map_or(limit, |wait| wait.min(limit));
+                HumanDuration::from(Duration::from_millis(
+                    u64::try_from(wait.as_micros().div_ceil(1000)).unwrap_or(u64::MAX),
+                ))
+            }
+        }
     }
 }
 
@@ -230,6 +238,7 @@ impl Default for RetryPolicy {
         ];
         Self {
             max_retries: 3,
+            tiers: waits.as_slice().into(),
             schedule: Schedule::Listed(waits),
             jitter: Jitter::None,
         }

@@ -6,8 +6,9 @@ use crate::failure::ErrorClass;
 
 /// Maps HTTP statuses to failure classes.
 ///
-/// By default, 2xx is success; 408, 425, 429, 500, 502, 503 and 504 are transient; 429 and 503 with a `Retry-After`
-/// header are throttled; every other status is permanent. A pipeline can override single statuses. Timeouts and broken
+/// By default, 2xx is success; 429 is throttled, and so is 503 with a `Retry-After` header; 408, 425 and the other 5xx are
+/// transient, except 501 and 505; every other status is permanent. An unknown 5xx is treated like a 500 (RFC 9110, section
+/// 15): proxies and content delivery networks use many. A pipeline can override single statuses. Timeouts and broken
 /// connections have no status and are always transient.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Classification {
@@ -44,7 +45,7 @@ impl Classification {
             .unwrap_or_else(|| default_verdict(status))
         {
             Verdict::Success => Ok(()),
-            Verdict::Transient if has_retry_after && matches!(status, 429 | 503) => {
+            Verdict::Transient if status == 429 || (status == 503 && has_retry_after) => {
                 Err(ErrorClass::Throttled)
             }
             Verdict::Transient => Err(ErrorClass::Transient),
@@ -56,7 +57,8 @@ impl Classification {
 fn default_verdict(status: u16) -> Verdict {
     match status {
         200..=299 => Verdict::Success,
-        408 | 425 | 429 | 500 | 502 | 503 | 504 => Verdict::Transient,
+        501 | 505 => Verdict::Permanent,
+        408 | 425 | 429 | 500..=599 => Verdict::Transient,
         _ => Verdict::Permanent,
     }
 }
@@ -71,7 +73,9 @@ mod tests {
         for status in 100..=599_u16 {
             let expected = match status {
                 200..=299 => Ok(()),
-                408 | 425 | 429 | 500 | 502 | 503 | 504 => Err(ErrorClass::Transient),
+                429 => Err(ErrorClass::Throttled),
+                501 | 505 => Err(ErrorClass::Permanent),
+                408 | 425 | 500..=599 => Err(ErrorClass::Transient),
                 _ => Err(ErrorClass::Permanent),
             };
             assert_eq!(table.of_status(status, false), expected, "{status}");

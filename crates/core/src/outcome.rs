@@ -26,7 +26,8 @@ pub struct Produced {
     pub key: Option<Option<Bytes>>,
     /// The value: `None` keeps the record's value, `Some(None)` is a null value.
     pub value: Option<Option<Bytes>>,
-    /// Headers that are appended to the user headers of the record.
+    /// Headers of the result. They replace user headers of the record with the same name, regardless of case; all others are
+    /// kept.
     pub headers: Headers,
 }
 

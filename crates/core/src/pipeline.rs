@@ -218,8 +218,8 @@ impl Pipeline {
         topics.extend(
             self.policy
                 .tiers()
-                .into_iter()
-                .map(|tier| (self.tier_topic(tier), TopicRole::Tier(tier))),
+                .iter()
+                .map(|tier| (self.tier_topic(*tier), TopicRole::Tier(*tier))),
         );
         if self.needs_due_topic() {
             topics.push((self.due_topic(), TopicRole::Due));

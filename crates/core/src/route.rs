@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use crate::backoff::MAX_WAIT;
 use crate::failure::{ErrorClass, Failure, MESSAGE_LIMIT, bounded_text};
 use crate::headers::{self, Origin, ReservedHeaders, TraceContext};
 use crate::human_duration::HumanDuration;
@@ -19,6 +20,9 @@ use crate::time::Timestamp;
 pub const UNKNOWN_OUTPUT: &str = "output.unknown";
 /// The error code of a record whose output topic was missing for too long.
 pub const MISSING_OUTPUT: &str = "output.missing";
+/// By how much a requested delay is prolonged at random, at most, as a share of it. Many records are throttled at the same
+/// moment, often until the same one, and must not come back all at once.
+const THROTTLED_SPREAD: f64 = 0.2;
 
 /// The history of a record when it arrives at a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -209,6 +213,9 @@ impl RouteContext<'_> {
         let outputs = results.into_iter().filter_map(|result| {
             let topic = result.topic.or_else(|| self.pipeline.output.clone())?;
             let mut headers = headers::user_headers(&record.headers, self.trace);
+            if !result.headers.is_empty() {
+                headers = headers.filtered(|name| !replaces(&result.headers, name));
+            }
             for (name, value) in result.headers.iter() {
                 headers.push(name, value);
             }
@@ -235,10 +242,16 @@ impl RouteContext<'_> {
         failure: &Failure,
     ) -> Result<Timestamp, Failure> {
         let Self { pipeline, now, .. } = *self;
-        // The delay that the other side requests counts from now, a delay of the policy from the configured anchor.
+        // The anchor applies to the first retry only. An old anchor would put all later due times into the past, and a short
+        // outage would use up all retries at once.
+        let is_first = self.arrival.failed_attempts == 0 || mutant!("route-keeps-the-anchor");
         let (delay, anchor) = match failure.class {
             ErrorClass::Transient => {
-                let anchor = pipeline.anchor_of(record, self.arrival.origin.timestamp, now);
+                let anchor = if is_first {
+                    pipeline.anchor_of(record, self.arrival.origin.timestamp, now)
+                } else {
+                    now
+                };
                 (pipeline.policy.wait(failed_attempts, self.random), anchor)
             }
             ErrorClass::Throttled => (self.throttled_delay(failure), now),
@@ -276,8 +289,12 @@ impl RouteContext<'_> {
     }
 
     fn throttled_delay(&self, failure: &Failure) -> Option<HumanDuration> {
-        let requested = failure.retry_after.map(HumanDuration::from);
+        let spread = THROTTLED_SPREAD * self.random.clamp(0.0, 1.0);
+        let requested = failure
+            .retry_after
+            .map(|after| after.min(MAX_WAIT.duration()).mul_f64(1.0 + spread));
         requested
+            .map(HumanDuration::from)
             .or_else(|| self.pipeline.policy.wait(1, self.random))
             .map(|delay| delay.min(self.pipeline.max_wait))
     }
@@ -333,6 +350,10 @@ impl RouteContext<'_> {
         }
         .with_content_of(record)
     }
+}
+
+fn replaces(headers: &Headers, name: &str) -> bool {
+    headers.iter().any(|(own, _)| own.eq_ignore_ascii_case(name))
 }
 
 /// A dead letter without the key, value and headers of the record.

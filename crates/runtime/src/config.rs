@@ -180,7 +180,7 @@ impl Config {
         let policies = self
             .all_pipelines()
             .filter_map(|(_, pipeline)| pipeline.retry.policy().ok());
-        let mut tiers: Vec<HumanDuration> = policies.flat_map(|policy| policy.tiers()).collect();
+        let mut tiers: Vec<HumanDuration> = policies.flat_map(|policy| policy.tiers().to_vec()).collect();
         tiers.sort_unstable();
         tiers.dedup();
         tiers

@@ -43,7 +43,7 @@ pub fn of_config(config: &Config, existing: &BTreeSet<String>) -> Vec<Configured
         for topic in pipeline.worker_topics(true) {
             add(pipeline.worker_group(""), topic);
         }
-        for tier in pipeline.policy.tiers() {
+        for &tier in pipeline.policy.tiers() {
             add(retry_tier_group("", tier), pipeline.tier_topic(tier));
         }
         if let Some(ingest) = &pipeline.long_waits {

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use futures::future::join_all;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
+use redeliver_core::error_chain::error_chain;
 use redeliver_core::failure::{MESSAGE_LIMIT, bounded_text};
 use redeliver_core::pipeline::DelayQueue;
 use redeliver_core::route::{Disposition, RouteContext, Routing};
@@ -220,7 +221,8 @@ fn wrap_long_wait(pipeline: &Pipeline, mut routing: Routing) -> Routing {
 }
 
 fn error_failure(error: &BoxError) -> Failure {
-    Failure::transient("handler.error", bounded_text(&error.to_string(), MESSAGE_LIMIT))
+    let message = error_chain(error.as_ref());
+    Failure::transient("handler.error", bounded_text(&message, MESSAGE_LIMIT))
 }
 
 fn panic_failure(panic: &(dyn Any + Send)) -> Failure {
@@ -230,4 +232,21 @@ fn panic_failure(panic: &(dyn Any + Send)) -> Failure {
         .or_else(|| panic.downcast_ref::<String>().cloned())
         .unwrap_or_else(|| "without a message".to_owned());
     Failure::transient("handler.panic", bounded_text(&text, MESSAGE_LIMIT))
+}
+
+#[cfg(test)]
+mod tests {
+    use redeliver_runtime::tasks::TaskError;
+
+    use super::*;
+
+    #[test]
+    fn the_message_of_a_failed_attempt_contains_the_causes_of_the_error() {
+        let error = TaskError::Failed {
+            name: "the upload".to_owned(),
+            source: "no space left".into(),
+        };
+        let failure = error_failure(&error.into());
+        assert_eq!(failure.message, "the upload failed: no space left");
+    }
 }

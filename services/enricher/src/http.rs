@@ -1,6 +1,7 @@
 //! The handler that calls an HTTP endpoint for each record.
 //!
-//! The request body is the record's value, byte for byte. The response body becomes the new value or is discarded. The
+//! The request body is the record's value, byte for byte. The response body becomes the new value, with the content type
+//! of the response, or is discarded. The
 //! pipeline's classification table decides what a status means. A call never follows a redirect, exceeds its timeout,
 //! keeps more of a response than `max_response_bytes`, or puts a payload or a secret into a message.
 //!
@@ -37,9 +38,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use redeliver_core::classification::Classification;
 use redeliver_core::outcome::Produced;
-use redeliver_core::{Clock, ErrorClass, Failure, HumanDuration, Outcome};
+use redeliver_core::{Clock, ErrorClass, Failure, Headers, HumanDuration, Outcome};
 use redeliver_worker::Attempt;
-use reqwest::header::{CONTENT_LENGTH, HeaderMap, HeaderValue};
+use reqwest::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderValue};
 use reqwest::{Client, Method, Request, Response, StatusCode, Url, redirect};
 use tokio::time::{Instant, timeout, timeout_at};
 use tower::Service;
@@ -70,6 +71,12 @@ struct Endpoint {
     classification: Classification,
     output: OutputChoice,
     clock: Arc<dyn Clock>,
+}
+
+struct CallResult {
+    /// Empty if it is discarded.
+    body: Bytes,
+    content_type: Option<HeaderValue>,
 }
 
 struct CallFailure {
@@ -159,26 +166,30 @@ impl Endpoint {
         let topic = self.output.topic_for(attempt.record.value.as_deref())?;
         let headers = request::headers_for(attempt, &self.headers)?;
         let call = || self.call(&headers, attempt.record.value.as_ref());
-        let body = match self
+        let result = match self
             .quick_retry
             .run(call, |failed: &CallFailure| failed.may_retry_quickly)
             .await
         {
-            Ok(body) => body,
+            Ok(result) => result,
             Err(failed) => return Err(failed.failure),
         };
-        Ok(Produced {
-            topic,
-            value: match self.response {
-                ResponseUse::Replace => Some(Some(body)),
-                ResponseUse::Keep => None,
+        Ok(match self.response {
+            ResponseUse::Replace => Produced {
+                topic,
+                value: Some(Some(result.body)),
+                headers: content_type_of(result.content_type.as_ref()),
+                ..Produced::unchanged()
             },
-            ..Produced::unchanged()
+            ResponseUse::Keep => Produced {
+                topic,
+                ..Produced::unchanged()
+            },
         })
     }
 
     /// Sends one request and reads its response.
-    async fn call(&self, headers: &HeaderMap, value: Option<&Bytes>) -> Result<Bytes, CallFailure> {
+    async fn call(&self, headers: &HeaderMap, value: Option<&Bytes>) -> Result<CallResult, CallFailure> {
         let mut request = Request::new(self.method.clone(), self.url.clone());
         *request.headers_mut() = headers.clone();
         let body = value.cloned().unwrap_or_default();
@@ -203,9 +214,12 @@ impl Endpoint {
             .classification
             .of_status(status.as_u16(), retry_after.is_some())
         {
-            Ok(()) => timeout_at(deadline, self.read_body(response))
-                .await
-                .unwrap_or_else(|_| Err(self.timed_out())),
+            Ok(()) => {
+                let content_type = response.headers().get(CONTENT_TYPE).cloned();
+                let body = timeout_at(deadline, self.read_body(response)).await;
+                let body = body.unwrap_or_else(|_| Err(self.timed_out()))?;
+                Ok(CallResult { body, content_type })
+            }
             Err(class) => {
                 drain(response).await;
                 Err(self.error_status(status, class, retry_after))
@@ -267,7 +281,9 @@ impl Endpoint {
             _ => Failure::new(class, code, message),
         };
         CallFailure {
-            may_retry_quickly: failure.class == ErrorClass::Transient,
+            // More calls would not help an endpoint that is overloaded.
+            may_retry_quickly: failure.class == ErrorClass::Transient
+                && status != StatusCode::SERVICE_UNAVAILABLE,
             failure,
         }
     }
@@ -335,6 +351,15 @@ impl Endpoint {
             may_retry_quickly: false,
         }
     }
+}
+
+/// The headers of a result whose value is a response with this content type.
+fn content_type_of(content_type: Option<&HeaderValue>) -> Headers {
+    let mut headers = Headers::new();
+    if let Some(content_type) = content_type {
+        headers.push(CONTENT_TYPE.as_str(), Some(content_type.as_bytes()));
+    }
+    headers
 }
 
 /// Reads a short body to its end and discards it. A connection with an unread body cannot be reused, and new

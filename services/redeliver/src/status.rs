@@ -277,7 +277,7 @@ fn read_topics(
         let mut own = pipeline.worker_topics(existing.contains(&*pipeline.due_topic()));
         let due = own.split_off(usize::from(!pipeline.retired));
         read.extend(own.into_iter().map(|topic| (name(), worker.clone(), topic)));
-        for tier in pipeline.policy.tiers() {
+        for &tier in pipeline.policy.tiers() {
             let group = retry_tier_group(&kafka.id_prefix, tier);
             read.push((name(), group, pipeline.tier_topic(tier)));
         }

@@ -101,7 +101,7 @@ struct Partition {
     /// Dead letters of malformed records, with the offsets of the records. They do not wait.
     rejected: VecDeque<(i64, Output)>,
     rejected_bytes: usize,
-    /// The last search of a full look-ahead for misplaced records.
+    /// The last search of a full look-ahead for misplaced records, if it found none.
     last_search: Option<Timestamp>,
 }
 
@@ -143,13 +143,13 @@ impl Relay {
     ) -> Self {
         let topics = pipelines.iter().enumerate().map(|(number, served)| {
             let pipeline = &served.pipeline;
-            let tiers = pipeline.policy.tiers().into_iter();
+            let tiers = pipeline.policy.tiers().iter();
             let name = served.topic(tier);
             let topic = TierTopic {
                 number,
                 served: served.clone(),
                 metrics: metrics(&name),
-                tier_topics: tiers.map(|tier| (tier, pipeline.tier_topic(tier))).collect(),
+                tier_topics: tiers.map(|tier| (*tier, pipeline.tier_topic(*tier))).collect(),
             };
             (name, Arc::new(topic))
         });
@@ -360,13 +360,18 @@ impl Processor for Relay {
             // Only a full look-ahead hides records that may be due sooner.
             let has_room = batch.completed.len() < limit && bytes < TransactionBatch::BYTES;
             if has_room && partition.capacity(self.look_ahead) == 0 && partition.may_search(now) {
-                for (waiting, topic) in partition.take_misplaced(
+                let misplaced = partition.take_misplaced(
                     self.tier,
                     now,
                     limit - batch.completed.len(),
                     TransactionBatch::BYTES - bytes,
                     is_missing,
-                ) {
+                );
+                // The records behind those that move may have to move as well.
+                if !misplaced.is_empty() && !mutant!("relay-searches-once-per-interval") {
+                    partition.last_search = None;
+                }
+                for (waiting, topic) in misplaced {
                     self.in_transaction
                         .push((partition.topic.clone(), Completion::Moved));
                     bytes += waiting.record.size();

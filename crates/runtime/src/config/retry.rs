@@ -115,5 +115,5 @@ impl RetryConfig {
 }
 
 fn default_tiers() -> Vec<HumanDuration> {
-    RetryPolicy::default().tiers()
+    RetryPolicy::default().tiers().to_vec()
 }

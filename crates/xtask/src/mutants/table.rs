@@ -278,6 +278,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         )],
     ),
     mutant(
+        "route-keeps-the-anchor",
+        "All retries count from an old anchor. An outage of seconds uses up all of them at once.",
+        &[unit(
+            CORE,
+            "route::tests::an_old_anchor_makes_only_the_first_retry_due_at_once",
+        )],
+    ),
+    mutant(
         "route-retries-early",
         "The due time of a retry is one millisecond early.",
         &[unit(CORE, "route::tests::no_retry_is_due_early")],
@@ -404,6 +412,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
                 "relay::tests::a_full_look_ahead_moves_long_waits_to_the_tier_that_fits",
             ),
         ],
+    ),
+    mutant(
+        "relay-searches-once-per-interval",
+        "Long waits in a short tier move one look-ahead per second. Records behind them are late.",
+        &[unit(
+            RELAY,
+            "relay::tests::long_waits_move_as_fast_as_they_are_read",
+        )],
     ),
     mutant(
         "relay-moves-to-longer-tiers",

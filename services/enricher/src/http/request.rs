@@ -15,10 +15,9 @@ pub(super) const TRACESTATE: HeaderName = HeaderName::from_static(headers::TRACE
 pub(super) fn headers_for(attempt: &Attempt, configured: &HeaderMap) -> Result<HeaderMap, Failure> {
     let mut headers = configured.clone();
     let own = &attempt.record.headers;
-    if let Some(content_type) = content_type(own) {
-        headers.insert(CONTENT_TYPE, content_type);
-    } else if !headers.contains_key(CONTENT_TYPE) {
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
+    if !headers.contains_key(CONTENT_TYPE) {
+        let octets = || HeaderValue::from_static("application/octet-stream");
+        headers.insert(CONTENT_TYPE, content_type(own).unwrap_or_else(octets));
     }
     headers.insert(IDEMPOTENCY_KEY, idempotency_key(&attempt.origin)?);
     let (parent, state) = match &attempt.trace {

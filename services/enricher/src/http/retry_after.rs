@@ -1,24 +1,35 @@
 //! The header `Retry-After` (RFC 9110, section 10.2.3): a number of seconds or a date.
+//!
+//! A date is compared with the header `Date` of the same response, so a difference between the clocks of both sides does
+//! not matter. Our own clock replaces a `Date` that is missing or invalid.
 
 use std::time::{Duration, UNIX_EPOCH};
 
 use redeliver_core::Timestamp;
-use reqwest::header::{HeaderMap, RETRY_AFTER};
+use reqwest::header::{DATE, HeaderMap, HeaderName, RETRY_AFTER};
 
 /// The requested delay, at most `max`. Zero for a date in the past; `None` if there is no such header or it is invalid.
 pub(super) fn read(headers: &HeaderMap, now: Timestamp, max: Duration) -> Option<Duration> {
-    parse(headers.get(RETRY_AFTER)?.to_str().ok()?.trim(), now).map(|wait| wait.min(max))
+    let requested = text(headers, &RETRY_AFTER)?;
+    let wait = if !requested.is_empty() && requested.bytes().all(|byte| byte.is_ascii_digit()) {
+        // Parsing fails only if the number exceeds 64 bits.
+        Duration::from_secs(requested.parse().unwrap_or(u64::MAX))
+    } else {
+        let sent = text(headers, &DATE).and_then(parse_date).unwrap_or(now);
+        parse_date(requested)?.since(sent)
+    };
+    Some(wait.min(max))
 }
 
-fn parse(text: &str, now: Timestamp) -> Option<Duration> {
-    if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
-        // Parsing fails only if the number exceeds 64 bits.
-        return Some(Duration::from_secs(text.parse().unwrap_or(u64::MAX)));
-    }
+fn text<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Option<&'h str> {
+    headers.get(name)?.to_str().ok().map(str::trim)
+}
+
+fn parse_date(text: &str) -> Option<Timestamp> {
     let date = httpdate::parse_http_date(text).ok()?;
     let since_epoch = date.duration_since(UNIX_EPOCH).unwrap_or_default();
     let millis = i64::try_from(since_epoch.as_millis()).unwrap_or(i64::MAX);
-    Some(Timestamp::from_millis(millis).since(now))
+    Some(Timestamp::from_millis(millis))
 }
 
 #[cfg(test)]
@@ -63,6 +74,19 @@ mod tests {
         ] {
             assert_eq!(seconds(value), Some(wait), "{value}");
         }
+    }
+
+    #[test]
+    fn a_date_counts_from_the_date_of_the_response() {
+        let wait = |date: &'static str| {
+            let until = "Sun, 06 Nov 1994 08:50:37 GMT";
+            let headers = [(RETRY_AFTER, until), (DATE, date)];
+            let headers = headers.map(|(name, value)| (name, HeaderValue::from_static(value)));
+            read(&headers.into_iter().collect(), NOW, HOUR).map(|wait| wait.as_secs())
+        };
+        assert_eq!(wait("Sun, 06 Nov 1994 08:40:37 GMT"), Some(600));
+        assert_eq!(wait("Sun, 06 Nov 1994 09:00:00 GMT"), Some(0));
+        assert_eq!(wait("yesterday"), Some(60));
     }
 
     #[test]

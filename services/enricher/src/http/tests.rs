@@ -152,7 +152,7 @@ async fn the_method_path_and_configured_headers_are_sent_without_headers_of_the_
 }
 
 #[tokio::test]
-async fn valid_content_types_and_trace_contexts_are_taken_from_the_record() {
+async fn a_valid_content_type_is_taken_from_the_record_if_none_is_configured_and_so_is_the_trace_context() {
     let endpoint = FakeEndpoint::start(|request| {
         let shown = |name| {
             request
@@ -191,7 +191,7 @@ async fn valid_content_types_and_trace_contexts_are_taken_from_the_record() {
         assert_eq!(std::str::from_utf8(value(&produced)).unwrap(), expected);
     };
     check(&plain, own, None, &format!("application/json {TRACE} v=1")).await;
-    check(&typed, own, None, &format!("application/json {TRACE} v=1")).await;
+    check(&typed, own, None, &format!("text/csv {TRACE} v=1")).await;
     check(&typed, &[], None, "text/csv - -").await;
     check(
         &plain,
@@ -224,6 +224,25 @@ async fn a_null_value_is_an_empty_body_and_an_empty_response_is_an_empty_value()
 }
 
 #[tokio::test]
+async fn the_content_type_of_a_response_is_that_of_the_result() {
+    let endpoint = FakeEndpoint::start(|_| {
+        Reply::Status(
+            200,
+            header("content-type", "text/csv"),
+            Bytes::from_static(b"a,b"),
+        )
+    });
+    let produced = call(settings(endpoint.url())).await.unwrap();
+    let headers: Vec<_> = produced.headers.iter().collect();
+    assert_eq!(headers, [("content-type", Some(&b"text/csv"[..]))]);
+    let kept = HttpSettings {
+        response: ResponseUse::Keep,
+        ..settings(endpoint.url())
+    };
+    assert!(call(kept).await.unwrap().headers.is_empty());
+}
+
+#[tokio::test]
 async fn kept_values_do_not_depend_on_the_response_or_its_size() {
     for answer in ["", "short", &"long ".repeat(100_000)] {
         let answer = answer.to_owned();
@@ -239,15 +258,16 @@ async fn kept_values_do_not_depend_on_the_response_or_its_size() {
 
 #[tokio::test]
 async fn statuses_are_classified_and_only_transient_failures_are_retried_quickly() {
-    use ErrorClass::{Permanent, Transient};
+    use ErrorClass::{Permanent, Throttled, Transient};
     for (status, class, calls) in [
         (408, Transient, 3),
         (425, Transient, 3),
-        (429, Transient, 3),
+        (429, Throttled, 1),
         (500, Transient, 3),
         (502, Transient, 3),
-        (503, Transient, 3),
+        (503, Transient, 1),
         (504, Transient, 3),
+        (520, Transient, 3),
         (302, Permanent, 1),
         (400, Permanent, 1),
         (404, Permanent, 1),
@@ -265,7 +285,7 @@ async fn statuses_are_classified_and_only_transient_failures_are_retried_quickly
         assert!(
             failure
                 .message
-                .starts_with(&format!("POST {}/in answered {status} ", endpoint.url())),
+                .starts_with(&format!("POST {}/in answered {status}", endpoint.url())),
             "{}",
             failure.message
         );
@@ -287,7 +307,7 @@ async fn a_pipeline_can_override_the_classification() {
 #[tokio::test]
 async fn a_successful_quick_retry_is_a_success_and_has_the_same_idempotency_key() {
     let endpoint = FakeEndpoint::start(|request| match request.earlier_calls_of_key {
-        0 => Reply::status(503),
+        0 => Reply::status(500),
         1 => Reply::Close,
         _ => Reply::ok("at last"),
     });

@@ -136,7 +136,7 @@ impl Permissions {
         let tiers = config.served_tiers();
         for pipeline in &pipelines {
             // Records that wait in the wrong tier move to another one.
-            for tier in pipeline.policy.tiers() {
+            for &tier in pipeline.policy.tiers() {
                 self.topic(&pipeline.tier_topic(tier), &[Operation::Write]);
                 if tiers.contains(&tier) {
                     self.topic(&pipeline.tier_topic(tier), &[Operation::Read]);

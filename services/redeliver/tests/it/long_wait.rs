@@ -80,8 +80,8 @@ fn came_back_as_they_were(pipe: &Pipe, sent: &[Sent]) {
         let due: Timestamp = text(back, PROCESS_AFTER).unwrap().unwrap().parse().unwrap();
         assert!(back.timestamp >= Some(due), "{origin} is early: {back:?}");
     }
-    let tiers = pipe.pipeline.policy.tiers().into_iter();
-    let tiers: Vec<Arc<str>> = tiers.map(|tier| pipe.pipeline.tier_topic(tier)).collect();
+    let tiers = pipe.pipeline.policy.tiers().iter();
+    let tiers: Vec<Arc<str>> = tiers.map(|tier| pipe.pipeline.tier_topic(*tier)).collect();
     assert!(pipe.read(&tiers).is_empty(), "nothing went through a tier");
 }
 

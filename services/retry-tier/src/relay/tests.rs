@@ -226,6 +226,27 @@ fn a_full_look_ahead_moves_long_waits_to_the_tier_that_fits() {
 }
 
 #[test]
+fn long_waits_move_as_fast_as_they_are_read() {
+    let mut bench = Bench::new(3);
+    for round in 0..5 {
+        for _ in 0..3 {
+            bench.accept(waiting_until(in_seconds(40)));
+        }
+        assert_eq!(bench.finish(NOW).len(), 3, "in round {round}");
+    }
+    // Records that cannot move are searched again only after the interval.
+    for _ in 0..3 {
+        bench.accept(waiting_until(in_seconds(4)));
+    }
+    assert!(bench.finish(NOW).is_empty());
+    let searched = |bench: &Bench| bench.relay.partitions[&bench.assignment].last_search;
+    assert_eq!(searched(&bench), Some(NOW));
+    let later = NOW.after(SEARCH_INTERVAL / 2);
+    assert!(bench.finish(later).is_empty());
+    assert_eq!(searched(&bench), Some(NOW));
+}
+
+#[test]
 fn a_record_that_every_tier_would_release_late_does_not_move() {
     let mut bench = Bench::new(2);
     for _ in 0..2 {

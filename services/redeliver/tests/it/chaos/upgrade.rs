@@ -82,7 +82,7 @@ fn an_upgrade_that_restarts_everything_loses_and_doubles_nothing_and_nothing_is_
         pair("dlq-inspector", "inspector", &[]),
         pair("enricher", "enricher", &[]),
     ];
-    for tier in pipe.pipeline.policy.tiers() {
+    for &tier in pipe.pipeline.policy.tiers() {
         let tier = tier.to_string();
         sets.push(pair("retry-tier", &format!("tier-{tier}"), &["--tier", &tier]));
     }
