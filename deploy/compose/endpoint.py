@@ -1,6 +1,6 @@
 """A demo endpoint that greets numbers.
 
-Multiples of 7 fail permanently (422). Other multiples of 5 fail transiently (503) on the first call. The endpoint prints
+Multiples of 7 fail permanently (422). Other multiples of 5 fail transiently (500) on the first call. The endpoint prints
 the status and the Idempotency-Key of each call. Usage: endpoint.py [ADDRESS], by default 127.0.0.1; port 8080.
 """
 
@@ -25,7 +25,7 @@ class Endpoint(BaseHTTPRequestHandler):
         if number % 7 == 0:
             return self.respond(422, key, {"problem": "no greetings for sevens"})
         if number % 5 == 0 and calls[key] == 1:
-            return self.respond(503, key, {"problem": "busy"})
+            return self.respond(500, key, {"problem": "busy"})
         return self.respond(200, key, {"number": number, "greeting": f"hello {number}"})
 
     def respond(self, status, key, document):

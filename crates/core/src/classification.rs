@@ -2,14 +2,21 @@
 
 use std::collections::BTreeMap;
 
-use crate::failure::ErrorClass;
+use crate::failure::{ErrorClass, FailureScope};
 
-/// Maps HTTP statuses to failure classes.
+/// Maps HTTP statuses to failure classes and scopes.
 ///
-/// By default, 2xx is success; 429 is throttled, and so is 503 with a `Retry-After` header; 408, 425 and the other 5xx are
-/// transient, except 501 and 505; every other status is permanent. An unknown 5xx is treated like a 500 (RFC 9110, section
-/// 15): proxies and content delivery networks use many. A pipeline can override single statuses. Timeouts and broken
-/// connections have no status and are always transient.
+/// | status | default meaning |
+/// |---|---|
+/// | 2xx | success |
+/// | 429 | throttled |
+/// | 401, 403, 407, and 5xx except 500, 501 and 505 | the endpoint fails |
+/// | 408, 425, 500 | transient; the record or the endpoint may be the cause |
+/// | every other status | permanent |
+///
+/// An unknown 5xx is not permanent (RFC 9110, section 15): proxies and content delivery networks use many. A 503 with a
+/// `Retry-After` header is throttled. A pipeline can override single statuses. Timeouts and broken connections have no
+/// status; the endpoint fails.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Classification {
     overrides: BTreeMap<u16, Verdict>,
@@ -20,8 +27,12 @@ pub struct Classification {
 pub enum Verdict {
     /// The attempt succeeded.
     Success,
-    /// The attempt failed, but a later one may succeed.
+    /// The attempt failed because of the record or the endpoint, and a later one may succeed.
     Transient,
+    /// The endpoint asks for a delay.
+    Throttled,
+    /// The endpoint may fail for every record: it is down, overloaded, or refuses the credentials.
+    Endpoint,
     /// The attempt failed, and every later one would fail too.
     Permanent,
 }
@@ -36,29 +47,31 @@ impl Classification {
     /// Classifies a status.
     ///
     /// # Errors
-    /// The failure class, unless the status means success: transient, throttled or permanent.
-    pub fn of_status(&self, status: u16, has_retry_after: bool) -> Result<(), ErrorClass> {
-        match self
-            .overrides
-            .get(&status)
-            .copied()
-            .unwrap_or_else(|| default_verdict(status))
-        {
-            Verdict::Success => Ok(()),
-            Verdict::Transient if status == 429 || (status == 503 && has_retry_after) => {
-                Err(ErrorClass::Throttled)
+    /// The class and the scope of the failure, unless the status means success. The class is transient, throttled or
+    /// permanent.
+    pub fn of_status(&self, status: u16, has_retry_after: bool) -> Result<(), (ErrorClass, FailureScope)> {
+        let own = self.overrides.get(&status).copied();
+        let failure = match own.unwrap_or_else(|| default_verdict(status)) {
+            Verdict::Success => return Ok(()),
+            Verdict::Endpoint if status == 503 && has_retry_after => {
+                (ErrorClass::Throttled, FailureScope::Record)
             }
-            Verdict::Transient => Err(ErrorClass::Transient),
-            Verdict::Permanent => Err(ErrorClass::Permanent),
-        }
+            Verdict::Endpoint => (ErrorClass::Transient, FailureScope::Endpoint),
+            Verdict::Transient => (ErrorClass::Transient, FailureScope::Unknown),
+            Verdict::Throttled => (ErrorClass::Throttled, FailureScope::Record),
+            Verdict::Permanent => (ErrorClass::Permanent, FailureScope::Record),
+        };
+        Err(failure)
     }
 }
 
 fn default_verdict(status: u16) -> Verdict {
     match status {
         200..=299 => Verdict::Success,
+        408 | 425 | 500 => Verdict::Transient,
+        429 => Verdict::Throttled,
         501 | 505 => Verdict::Permanent,
-        408 | 425 | 429 | 500..=599 => Verdict::Transient,
+        401 | 403 | 407 | 502..=599 => Verdict::Endpoint,
         _ => Verdict::Permanent,
     }
 }
@@ -67,23 +80,33 @@ fn default_verdict(status: u16) -> Verdict {
 mod tests {
     use super::*;
 
+    const ENDPOINT: Result<(), (ErrorClass, FailureScope)> =
+        Err((ErrorClass::Transient, FailureScope::Endpoint));
+    const TRANSIENT: Result<(), (ErrorClass, FailureScope)> =
+        Err((ErrorClass::Transient, FailureScope::Unknown));
+    const THROTTLED: Result<(), (ErrorClass, FailureScope)> =
+        Err((ErrorClass::Throttled, FailureScope::Record));
+    const PERMANENT: Result<(), (ErrorClass, FailureScope)> =
+        Err((ErrorClass::Permanent, FailureScope::Record));
+
     #[test]
     fn the_default_classification_is_the_documented_one() {
         let table = Classification::default();
         for status in 100..=599_u16 {
             let expected = match status {
                 200..=299 => Ok(()),
-                429 => Err(ErrorClass::Throttled),
-                501 | 505 => Err(ErrorClass::Permanent),
-                408 | 425 | 500..=599 => Err(ErrorClass::Transient),
-                _ => Err(ErrorClass::Permanent),
+                429 => THROTTLED,
+                408 | 425 | 500 => TRANSIENT,
+                501 | 505 => PERMANENT,
+                401 | 403 | 407 | 502..=599 => ENDPOINT,
+                _ => PERMANENT,
             };
             assert_eq!(table.of_status(status, false), expected, "{status}");
         }
-        assert_eq!(table.of_status(429, true), Err(ErrorClass::Throttled));
-        assert_eq!(table.of_status(503, true), Err(ErrorClass::Throttled));
-        assert_eq!(table.of_status(500, true), Err(ErrorClass::Transient));
-        assert_eq!(table.of_status(404, true), Err(ErrorClass::Permanent));
+        assert_eq!(table.of_status(429, true), THROTTLED);
+        assert_eq!(table.of_status(503, true), THROTTLED);
+        assert_eq!(table.of_status(502, true), ENDPOINT);
+        assert_eq!(table.of_status(404, true), PERMANENT);
     }
 
     #[test]
@@ -93,12 +116,16 @@ mod tests {
                 (404, Verdict::Transient),
                 (503, Verdict::Permanent),
                 (409, Verdict::Success),
+                (418, Verdict::Endpoint),
+                (500, Verdict::Throttled),
             ]
             .into(),
         );
-        assert_eq!(table.of_status(404, false), Err(ErrorClass::Transient));
-        assert_eq!(table.of_status(503, true), Err(ErrorClass::Permanent));
+        assert_eq!(table.of_status(404, false), TRANSIENT);
+        assert_eq!(table.of_status(503, true), PERMANENT);
         assert_eq!(table.of_status(409, false), Ok(()));
-        assert_eq!(table.of_status(500, false), Err(ErrorClass::Transient));
+        assert_eq!(table.of_status(418, false), ENDPOINT);
+        assert_eq!(table.of_status(500, false), THROTTLED);
+        assert_eq!(table.of_status(502, false), ENDPOINT);
     }
 }

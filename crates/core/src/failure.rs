@@ -66,6 +66,19 @@ impl FromStr for ErrorClass {
     }
 }
 
+/// Whether a failure says something about the endpoint that a handler calls, for the circuit breaker.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum FailureScope {
+    /// The failure is the record's own: the endpoint works.
+    #[default]
+    Record,
+    /// The endpoint may fail for every record: it is down, overloaded, or refuses the credentials. If it fails for others
+    /// too, the attempt does not count.
+    Endpoint,
+    /// The failure says nothing about the endpoint: it was not called, or either of both may be the cause.
+    Unknown,
+}
+
 /// A failed attempt, or why a record was rejected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
@@ -78,6 +91,8 @@ pub struct Failure {
     pub message: String,
     /// The delay that the other side requests, such as HTTP's `Retry-After`.
     pub retry_after: Option<Duration>,
+    /// What the failure says about the endpoint of the handler.
+    pub scope: FailureScope,
 }
 
 impl Failure {
@@ -88,7 +103,20 @@ impl Failure {
             code: code.into(),
             message: message.into(),
             retry_after: None,
+            scope: FailureScope::Record,
         }
+    }
+
+    /// The same failure with this scope.
+    #[must_use]
+    pub fn with_scope(self, scope: FailureScope) -> Self {
+        Self { scope, ..self }
+    }
+
+    /// Whether the other side asked for a delay.
+    #[must_use]
+    pub fn is_throttled(&self) -> bool {
+        self.class == ErrorClass::Throttled
     }
 
     /// A failure after which a later attempt may succeed.

@@ -13,6 +13,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 mod api;
 mod auth;
+mod breaker;
 mod deserialize;
 mod display_from_str;
 mod error;
@@ -38,6 +39,7 @@ mod yaml;
 
 pub use api::{ApiConfig, token_in};
 pub use auth::{AuthConfig, ClientCertificateConfig, JwtConfig, MAX_SCOPES};
+pub use breaker::BreakerConfig;
 pub use error::{ConfigError, Problem};
 pub use http::{HttpConfig, Meaning, ResponseMode, Status, TlsConfig};
 pub use http_request::{endpoint_url, header_name, header_value, request_method};

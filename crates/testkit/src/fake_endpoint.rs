@@ -21,7 +21,7 @@ use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
 
 use crate::hash::stable_hash;
@@ -85,6 +85,7 @@ pub struct FakeEndpoint {
 
 struct Shared {
     behaviour: RwLock<Behaviour>,
+    is_down: watch::Sender<bool>,
     counts: Mutex<Counts>,
 }
 
@@ -118,6 +119,7 @@ impl FakeEndpoint {
             .context("reading the fake endpoint's address")?;
         let shared = Arc::new(Shared {
             behaviour: RwLock::new(behaviour),
+            is_down: watch::Sender::new(false),
             counts: Mutex::new(Counts::default()),
         });
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -162,6 +164,11 @@ impl FakeEndpoint {
             .behaviour
             .write()
             .unwrap_or_else(PoisonError::into_inner) = Arc::new(behaviour);
+    }
+
+    /// Stops listening and ends all connections, so that the next ones are refused, until it is called with `false`.
+    pub fn down(&self, is_down: bool) {
+        self.shared.is_down.send_replace(is_down);
     }
 
     /// How many calls have come in all.
@@ -248,10 +255,28 @@ impl Drop for InFlight {
 }
 
 async fn serve(listener: TcpListener, shared: Arc<Shared>) {
-    let listener = match tokio::net::TcpListener::from_std(listener) {
-        Ok(listener) => listener,
-        Err(error) => panic!("listening as the fake endpoint: {error}"),
-    };
+    let mut is_down = shared.is_down.subscribe();
+    let mut listener = tokio::net::TcpListener::from_std(listener)
+        .unwrap_or_else(|error| panic!("listening as the fake endpoint: {error}"));
+    let address = listener.local_addr();
+    loop {
+        tokio::select! {
+            () = accept(&listener, &shared) => {}
+            _ = is_down.wait_for(|is_down| *is_down) => {}
+        }
+        drop(listener);
+        // The sender is in `shared`, so the channel is never closed.
+        let _ = is_down.wait_for(|is_down| !is_down).await;
+        listener = match &address {
+            Ok(address) => tokio::net::TcpListener::bind(address)
+                .await
+                .unwrap_or_else(|error| panic!("listening again as the fake endpoint: {error}")),
+            Err(error) => panic!("reading the fake endpoint's address: {error}"),
+        };
+    }
+}
+
+async fn accept(listener: &tokio::net::TcpListener, shared: &Arc<Shared>) {
     // Dropping the set ends every connection, so that nothing outlives the endpoint.
     let mut connections = JoinSet::new();
     loop {
@@ -260,7 +285,7 @@ async fn serve(listener: TcpListener, shared: Arc<Shared>) {
             Err(error) => panic!("accepting a connection as the fake endpoint: {error}"),
         };
         while connections.try_join_next().is_some() {}
-        let shared = Arc::clone(&shared);
+        let shared = Arc::clone(shared);
         connections.spawn(async move {
             let service = service_fn(|request| respond(&shared, request));
             // An error here is either our own hanging up or the client's.

@@ -190,6 +190,13 @@ impl ServiceProcess {
         self.note(&format!("not ready: {report}"));
     }
 
+    /// Waits until `/readyz` reports that the process is ready, with `note` in the report.
+    #[track_caller]
+    pub fn until_ready_but(&mut self, note: &str) {
+        let condition = format!("it is ready, but {note:?}");
+        self.until_readyz(&condition, |status, body| status == 200 && body.contains(note));
+    }
+
     #[track_caller]
     fn until_readyz(&mut self, condition: &str, holds: impl Fn(u16, &str) -> bool) -> String {
         let condition = format!("{}: {condition}", self.name);

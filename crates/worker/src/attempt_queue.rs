@@ -9,10 +9,12 @@ use std::collections::VecDeque;
 /// While both wait, one of this many attempts is that of a new record.
 const NEW_RECORD_EVERY: usize = 4;
 
-/// Records that wait for an attempt: retries, and new records.
+/// Records that wait for an attempt: retries, new records, and those whose attempt was forgotten.
 pub(crate) struct AttemptQueue<T> {
     retries: VecDeque<T>,
     new: VecDeque<T>,
+    /// They wait behind all others until [`AttemptQueue::recall`], so that each probe is another record.
+    forgotten: VecDeque<(T, bool)>,
     retries_in_a_row: usize,
 }
 
@@ -21,6 +23,7 @@ impl<T> Default for AttemptQueue<T> {
         Self {
             retries: VecDeque::new(),
             new: VecDeque::new(),
+            forgotten: VecDeque::new(),
             retries_in_a_row: 0,
         }
     }
@@ -36,6 +39,31 @@ impl<T> AttemptQueue<T> {
         queue.push_back(record);
     }
 
+    /// Adds a record whose attempt does not count.
+    pub(crate) fn push_forgotten(&mut self, record: T, is_retry: bool) {
+        self.forgotten.push_back((record, is_retry));
+    }
+
+    /// Moves forgotten records to the front, where they were.
+    pub(crate) fn recall(&mut self) {
+        while let Some((record, is_retry)) = self.forgotten.pop_back() {
+            let queue = if is_retry {
+                &mut self.retries
+            } else {
+                &mut self.new
+            };
+            queue.push_front(record);
+        }
+    }
+
+    pub(crate) fn has_forgotten(&self) -> bool {
+        !self.forgotten.is_empty()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.retries.is_empty() && self.new.is_empty() && self.forgotten.is_empty()
+    }
+
     /// The record whose attempt is next.
     pub(crate) fn pop(&mut self) -> Option<T> {
         let is_turn_of_new = self.retries_in_a_row + 1 >= NEW_RECORD_EVERY && !self.new.is_empty();
@@ -44,7 +72,8 @@ impl<T> AttemptQueue<T> {
             return Some(retry);
         }
         self.retries_in_a_row = 0;
-        self.new.pop_front()
+        let next = self.new.pop_front();
+        next.or_else(|| self.forgotten.pop_front().map(|(record, _)| record))
     }
 
     /// Removes all records for which `is_removed` returns true, in their order.
@@ -55,6 +84,10 @@ impl<T> AttemptQueue<T> {
             *queue = kept;
             removed.extend::<VecDeque<T>>(gone);
         }
+        let is_gone = |(record, _): &(T, bool)| is_removed(record);
+        let (gone, kept) = std::mem::take(&mut self.forgotten).into_iter().partition(is_gone);
+        self.forgotten = kept;
+        removed.extend::<Vec<T>>(VecDeque::into_iter(gone).map(|(record, _)| record).collect());
         removed
     }
 }
@@ -97,6 +130,22 @@ mod tests {
         queue.push(("new", 0), false);
         assert_eq!(queue.pop(), Some(("new", 0)));
         assert_eq!(queue.pop(), Some(("retry", 50)));
+    }
+
+    #[test]
+    fn forgotten_records_wait_behind_all_others_until_they_are_recalled() {
+        let mut queue = queue(0, 3);
+        let first = queue.pop().unwrap();
+        queue.push_forgotten(first, false);
+        assert_eq!(queue.pop(), Some(("new", 1)));
+        queue.recall();
+        queue.push_forgotten(("new", 1), false);
+        assert_eq!((queue.pop(), queue.pop()), (Some(("new", 0)), Some(("new", 2))));
+        assert!(!queue.is_empty());
+        assert_eq!((queue.pop(), queue.pop()), (Some(("new", 1)), None));
+        queue.push_forgotten(("new", 1), false);
+        assert_eq!(queue.remove(|_| true), [("new", 1)]);
+        assert!(queue.is_empty());
     }
 
     #[test]

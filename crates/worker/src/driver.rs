@@ -8,23 +8,26 @@ use std::panic::AssertUnwindSafe;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use futures::future::join_all;
+use futures::future::{BoxFuture, join_all};
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
 use redeliver_core::error_chain::error_chain;
 use redeliver_core::failure::{MESSAGE_LIMIT, bounded_text};
+use redeliver_core::headers::TraceContext;
 use redeliver_core::pipeline::DelayQueue;
 use redeliver_core::route::{Disposition, RouteContext, Routing};
 use redeliver_core::{Clock, Failure, Outcome, Pipeline, Timestamp};
 use redeliver_proto::long_wait;
 use redeliver_runtime::telemetry::Tracer;
 use tokio::sync::Notify;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tower::{BoxError, ServiceExt};
 
 use crate::attempt_queue::AttemptQueue;
+use crate::breaker::{Gate, Permit, Provisional, Verdict};
 use crate::engine::{FinishedRecord, LaneChannel, QueuedRecord};
 use crate::handler::{Attempt, Handler};
 use crate::metrics::WorkerMetrics;
@@ -43,6 +46,7 @@ pub(crate) struct Driver<H> {
     /// Maximum number of concurrent attempts for all lanes together.
     pub(crate) concurrency: usize,
     pub(crate) context: Arc<AttemptContext>,
+    pub(crate) gate: Gate,
 }
 
 /// What all attempts of a pipeline share.
@@ -60,136 +64,278 @@ struct OfLane<T> {
     record: T,
 }
 
+/// A record after its attempt.
+struct Called {
+    queued: QueuedRecord,
+    outcome: Outcome,
+    /// The trace context of the attempt.
+    trace: Option<TraceContext>,
+}
+
+/// A failed attempt that counts only if later calls show that the endpoint works.
+struct Held {
+    called: OfLane<Called>,
+    failure: Provisional,
+}
+
+/// What a future of the driver ends with.
+enum Ended {
+    Called(OfLane<Called>, Permit),
+    Routed(OfLane<FinishedRecord>),
+}
+
+/// The records of a driver.
+#[derive(Default)]
+struct Work {
+    running: FuturesUnordered<BoxFuture<'static, Ended>>,
+    /// How many of the futures call the handler.
+    calls: usize,
+    queue: AttemptQueue<OfLane<QueuedRecord>>,
+    /// Oldest first.
+    held: Vec<Held>,
+    /// By lane.
+    finished: Vec<Vec<FinishedRecord>>,
+}
+
 impl<H: Handler> Driver<H> {
     /// Runs attempts until all lanes have ended.
     pub(crate) async fn run(self, lanes_ended: Vec<CancellationToken>) {
         let mut lanes_ended = pin!(join_all(lanes_ended.iter().map(CancellationToken::cancelled)));
-        let mut running = FuturesUnordered::new();
-        let mut queue = AttemptQueue::default();
-        // By lane.
-        let mut finished: Vec<Vec<FinishedRecord>> = self.lanes.iter().map(|_| Vec::new()).collect();
+        let mut view = self.gate.watch();
+        let mut work = Work {
+            finished: self.lanes.iter().map(|_| Vec::new()).collect(),
+            ..Work::default()
+        };
         loop {
             for (lane, channel) in self.lanes.iter().enumerate() {
                 for record in channel.take_queued() {
                     let is_retry = record.is_retry;
-                    queue.push(OfLane { lane, record }, is_retry);
+                    work.queue.push(OfLane { lane, record }, is_retry);
                 }
                 if channel.is_stopping() {
-                    // Attempts in progress finish. Records without an attempt go back, so that the lane does not wait for
-                    // them; they are read again after the restart.
-                    let unprocessed = queue.remove(|queued| queued.lane == lane).into_iter();
-                    let unprocessed = unprocessed.map(|queued| queued.record.into_unprocessed());
-                    channel.send_finished(&mut unprocessed.collect());
+                    // Attempts in progress finish. Records without an attempt that counts go back, so that the lane does
+                    // not wait for them; they are read again after the restart.
+                    let queued = work.queue.remove(|queued| queued.lane == lane).into_iter();
+                    let held = work.held.extract_if(.., |held| held.called.lane == lane);
+                    let unprocessed = queued
+                        .map(|queued| queued.record)
+                        .chain(held.map(|held| held.called.record.queued));
+                    work.finished[lane].extend(unprocessed.map(QueuedRecord::into_unprocessed));
                 }
             }
-            while running.len() < self.concurrency {
-                let Some(OfLane { lane, record }) = queue.pop() else {
-                    break;
-                };
-                let attempt =
-                    self.context
-                        .clone()
-                        .attempt(self.handler.clone(), record, self.lanes[lane].clone());
-                running.push(attempt.map(move |record| OfLane { lane, record }));
+            self.decide(&mut work);
+            let wake_at = self.start(&mut work);
+            for (channel, finished) in self.lanes.iter().zip(&mut work.finished) {
+                channel.send_finished(finished);
             }
             tokio::select! {
                 biased;
                 // Attempts that are still running have exceeded the lanes' grace period, or a lane has failed. They are
                 // dropped. Their offsets are not committed, so their records are read again.
                 _ = &mut lanes_ended => return,
-                Some(first) = running.next(), if !running.is_empty() => {
-                    finished[first.lane].push(first.record);
+                Some(first) = work.running.next(), if !work.running.is_empty() => {
+                    self.ended(first, &mut work);
                     // Everything that is ready goes to the lanes at once: one wake-up, and one transaction if it fits.
                     for _ in 1..MAX_SENT {
-                        let Some(Some(next)) = running.next().now_or_never() else { break };
-                        finished[next.lane].push(next.record);
-                    }
-                    for (channel, finished) in self.lanes.iter().zip(&mut finished) {
-                        channel.send_finished(finished);
+                        let Some(Some(next)) = work.running.next().now_or_never() else { break };
+                        self.ended(next, &mut work);
                     }
                 }
                 () = self.changed.notified() => {}
+                // The driver has a sender of its own, so the channel is never closed.
+                _ = view.changed() => {}
+                () = sleep_until(wake_at) => {}
             }
+        }
+    }
+
+    /// Decides about held failures, if the results of other attempts allow it.
+    fn decide(&self, work: &mut Work) {
+        if work.held.is_empty() && !work.queue.has_forgotten() {
+            return;
+        }
+        let view = self.gate.view();
+        for held in std::mem::take(&mut work.held) {
+            let is_assigned = held.called.record.queued.is_assigned.load(Ordering::SeqCst);
+            match view.decide(held.failure) {
+                Verdict::Held(_) if is_assigned => work.held.push(held),
+                Verdict::Forgotten => self.forget(held.called, work),
+                // The lane drops the result of a revoked partition.
+                Verdict::Own | Verdict::Held(_) => self.route(held.called, work),
+            }
+        }
+        if !view.is_open {
+            work.queue.recall();
+        }
+    }
+
+    /// Starts attempts. Returns when to look again, if nothing else happens.
+    fn start(&self, work: &mut Work) -> Option<Instant> {
+        if work.queue.is_empty() && work.calls == 0 && !work.held.is_empty() {
+            // No other record can show whether the endpoint works.
+            let at = self.gate.repeat_at().filter(|at| *at > Instant::now());
+            if at.is_some() {
+                return at;
+            }
+            let called = work.held.remove(0).called;
+            let is_retry = called.record.queued.is_retry;
+            work.queue.push(called.map(|called| called.queued), is_retry);
+        }
+        while work.calls < self.concurrency && !work.queue.is_empty() {
+            let permit = match self.gate.start() {
+                Ok(permit) => permit,
+                Err(wait_until) => return wait_until,
+            };
+            let Some(OfLane { lane, record }) = work.next_assigned() else {
+                break;
+            };
+            let call = self.context.clone().call(self.handler.clone(), record);
+            work.calls += 1;
+            let ended = call.map(move |record| Ended::Called(OfLane { lane, record }, permit));
+            work.running.push(ended.boxed());
+        }
+        None
+    }
+
+    fn ended(&self, ended: Ended, work: &mut Work) {
+        match ended {
+            Ended::Routed(OfLane { lane, record }) => work.finished[lane].push(record),
+            Ended::Called(called, permit) => {
+                work.calls -= 1;
+                let Called { queued, outcome, .. } = &called.record;
+                match permit.ended((queued.assignment, queued.offset), outcome) {
+                    Verdict::Own => self.route(called, work),
+                    Verdict::Held(failure) => work.held.push(Held { called, failure }),
+                    Verdict::Forgotten => self.forget(called, work),
+                }
+            }
+        }
+    }
+
+    fn forget(&self, called: OfLane<Called>, work: &mut Work) {
+        self.context.metrics.forgotten.inc();
+        let is_retry = called.record.queued.is_retry;
+        work.queue
+            .push_forgotten(called.map(|called| called.queued), is_retry);
+    }
+
+    /// Decides where a record goes next.
+    fn route(&self, called: OfLane<Called>, work: &mut Work) {
+        let OfLane { lane, record: called } = called;
+        let now = match called.outcome {
+            Outcome::Success(_) => Some(self.context.clock.now()),
+            // A due time that counts from a wrong time could make the retry early, or late without limit.
+            Outcome::Failed(_) => self.context.clock.confirmed(),
+        };
+        if let Some(now) = now {
+            work.finished[lane].push(self.context.routed(called, now));
+            return;
+        }
+        let (context, channel) = (self.context.clone(), self.lanes[lane].clone());
+        let routed = async move {
+            let record = match context.confirmed_time(&channel).await {
+                Some(now) => context.routed(called, now),
+                None => called.queued.into_unprocessed(),
+            };
+            Ended::Routed(OfLane { lane, record })
+        };
+        work.running.push(routed.boxed());
+    }
+}
+
+impl Work {
+    /// The record whose attempt is next. Records of revoked partitions are returned to the lane, which drops them: they
+    /// still count as in flight.
+    fn next_assigned(&mut self) -> Option<OfLane<QueuedRecord>> {
+        loop {
+            let next = self.queue.pop()?;
+            if next.record.is_assigned.load(Ordering::SeqCst) {
+                return Some(next);
+            }
+            self.finished[next.lane].push(next.record.into_unprocessed());
+        }
+    }
+}
+
+impl<T> OfLane<T> {
+    fn map<U>(self, map: impl FnOnce(T) -> U) -> OfLane<U> {
+        OfLane {
+            lane: self.lane,
+            record: map(self.record),
         }
     }
 }
 
 impl AttemptContext {
-    async fn attempt<H: Handler>(
-        self: Arc<Self>,
-        handler: H,
-        queued: QueuedRecord,
-        channel: Arc<LaneChannel>,
-    ) -> FinishedRecord {
+    /// Runs the handler.
+    async fn call<H: Handler>(self: Arc<Self>, handler: H, queued: QueuedRecord) -> Called {
         let QueuedRecord {
             assignment,
             offset,
             record,
             arrival,
             is_assigned,
+            is_retry,
             size,
-            ..
         } = queued;
         let record = Arc::new(record);
-        let (outcome, trace) = if is_assigned.load(Ordering::SeqCst) {
-            let span = AttemptSpan::start(&self.tracer, &self.pipeline, &record, &arrival);
-            let trace = span.trace();
-            let attempt = Attempt {
-                record: record.clone(),
-                origin: arrival.origin.clone(),
-                failed_attempts: arrival.failed_attempts,
-                trace: trace.clone(),
-            };
-            let began = Instant::now();
-            let call = AssertUnwindSafe(handler.oneshot(attempt)).catch_unwind();
-            let outcome = match call.await {
-                Ok(Ok(outcome)) => outcome,
-                Ok(Err(error)) => Outcome::Failed(error_failure(&error.into())),
-                Err(panic) => Outcome::Failed(panic_failure(&*panic)),
-            };
-            self.metrics.handling.observe(began.elapsed().as_secs_f64());
-            span.end(&outcome);
-            (outcome, trace)
-        } else {
-            // The partition was revoked while the record was queued. The lane drops any result, so the handler is not
-            // called. The record still has to be returned, because it counts as in flight.
-            (Outcome::Success(Vec::new()), None)
+        let span = AttemptSpan::start(&self.tracer, &self.pipeline, &record, &arrival);
+        let trace = span.trace();
+        let attempt = Attempt {
+            record: record.clone(),
+            origin: arrival.origin.clone(),
+            failed_attempts: arrival.failed_attempts,
+            trace: trace.clone(),
         };
-        // The handler may have kept a reference to the record.
-        let record = Arc::try_unwrap(record).unwrap_or_else(|shared| (*shared).clone());
-        let now = match outcome {
-            Outcome::Success(_) => Some(self.clock.now()),
-            // A due time that counts from a wrong time could make the retry early, or late without limit.
-            Outcome::Failed(_) => self.confirmed_time(&channel).await,
+        let began = Instant::now();
+        let call = AssertUnwindSafe(handler.oneshot(attempt)).catch_unwind();
+        let outcome = match call.await {
+            Ok(Ok(outcome)) => outcome,
+            Ok(Err(error)) => Outcome::Failed(error_failure(&error.into())),
+            Err(panic) => Outcome::Failed(panic_failure(&*panic)),
         };
-        let Some(now) = now else {
-            return FinishedRecord {
+        self.metrics.handling.observe(began.elapsed().as_secs_f64());
+        span.end(&outcome);
+        Called {
+            queued: QueuedRecord {
                 assignment,
                 offset,
-                routing: None,
-                original: None,
+                // The handler may have kept a reference to the record.
+                record: Arc::try_unwrap(record).unwrap_or_else(|shared| (*shared).clone()),
+                arrival,
+                is_assigned,
+                is_retry,
                 size,
-            };
-        };
+            },
+            outcome,
+            trace,
+        }
+    }
+
+    /// Decides at `now` where a record goes after its attempt.
+    fn routed(&self, called: Called, now: Timestamp) -> FinishedRecord {
+        let Called {
+            queued,
+            outcome,
+            trace,
+        } = called;
         let context = RouteContext {
             pipeline: &self.pipeline,
-            arrival: &arrival,
+            arrival: &queued.arrival,
             trace: trace.as_ref(),
             now,
             random: fastrand::f64(),
         };
-        let routing = context.route(&record, outcome);
+        let routing = context.route(&queued.record, outcome);
         FinishedRecord {
-            assignment,
-            offset,
+            assignment: queued.assignment,
+            offset: queued.offset,
             routing: Some(wrap_long_wait(&self.pipeline, routing)),
-            original: Some((record, arrival)),
-            size,
+            original: Some((queued.record, queued.arrival)),
+            size: queued.size,
         }
     }
-}
 
-impl AttemptContext {
     /// The current time, as soon as it is certain. `None` if the lane stops before: it must not use up its grace period.
     async fn confirmed_time(&self, channel: &LaneChannel) -> Option<Timestamp> {
         loop {
@@ -201,6 +347,14 @@ impl AttemptContext {
             }
             tokio::time::sleep(CLOCK_INTERVAL).await;
         }
+    }
+}
+
+/// Never ends without a time.
+async fn sleep_until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
     }
 }
 

@@ -14,12 +14,14 @@ pub mod handler;
 pub mod metrics;
 
 mod attempt_queue;
+mod breaker;
 mod budget;
 mod driver;
 mod engine;
 mod spans;
 mod worker;
 
+pub use breaker::BreakerSettings;
 pub use handler::{Attempt, Handler};
 pub use worker::{WorkerSpec, spawn};
 

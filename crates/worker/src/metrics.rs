@@ -54,6 +54,9 @@ pub struct WorkerFamilies {
     dead: Family<PipelineClass, Counter>,
     long_waits: Family<PipelineLabel, Counter>,
     handling: Family<PipelineLabel, Histogram, fn() -> Histogram>,
+    breaker_open: Family<PipelineLabel, Gauge>,
+    breaker_openings: Family<PipelineLabel, Counter>,
+    forgotten: Family<PipelineLabel, Counter>,
     in_flight: Family<PipelineLane, Gauge>,
     missing_topics: Family<LaneTopic, Gauge>,
 }
@@ -68,6 +71,9 @@ impl WorkerFamilies {
             dead: Family::default(),
             long_waits: Family::default(),
             handling: Family::new_with_constructor(seconds),
+            breaker_open: Family::default(),
+            breaker_openings: Family::default(),
+            forgotten: Family::default(),
             in_flight: Family::default(),
             missing_topics: Family::default(),
         };
@@ -95,6 +101,21 @@ impl WorkerFamilies {
             "worker_handling_seconds",
             "Duration of an attempt",
             families.handling.clone(),
+        );
+        registry.register(
+            "worker_breaker_open",
+            "1 while the circuit breaker is open because the endpoint fails, else 0",
+            families.breaker_open.clone(),
+        );
+        registry.register(
+            "worker_breaker_openings",
+            "How often the circuit breaker has opened",
+            families.breaker_openings.clone(),
+        );
+        registry.register(
+            "worker_forgotten",
+            "Attempts that do not count because the endpoint failed for others too",
+            families.forgotten.clone(),
         );
         registry.register(
             "worker_in_flight",
@@ -151,6 +172,9 @@ impl WorkerFamilies {
             dead: by_class(&self.dead),
             long_waits: self.long_waits.get_or_create(&label).clone(),
             handling: self.handling.get_or_create(&label).clone(),
+            breaker_open: self.breaker_open.get_or_create(&label).clone(),
+            breaker_openings: self.breaker_openings.get_or_create(&label).clone(),
+            forgotten: self.forgotten.get_or_create(&label).clone(),
         }
     }
 }
@@ -177,6 +201,9 @@ pub(crate) struct WorkerMetrics {
     dead: [Counter; ErrorClass::ALL.len()],
     long_waits: Counter,
     pub(crate) handling: Histogram,
+    pub(crate) breaker_open: Gauge,
+    pub(crate) breaker_openings: Counter,
+    pub(crate) forgotten: Counter,
 }
 
 impl WorkerMetrics {

@@ -10,19 +10,21 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redeliver_core::Pipeline;
+use redeliver_core::{Failure, Pipeline};
 use redeliver_kafka::{IfRecreated, LaneSpec, Waker};
 use redeliver_runtime::Config;
 use redeliver_runtime::config::PipelineConfig;
+use redeliver_runtime::health::Part;
 use redeliver_service::host::{Host, NewLane, lane_grace};
 use redeliver_service::metrics::Serves;
 use tokio::sync::Notify;
 
+use crate::breaker::{BreakerObserver, BreakerSettings, Gate};
 use crate::budget::{BudgetShare, InFlight};
 use crate::driver::{AttemptContext, Driver};
 use crate::engine::{Engine, LaneChannel, OutputTopics};
 use crate::handler::Handler;
-use crate::metrics::WorkerFamilies;
+use crate::metrics::{WorkerFamilies, WorkerMetrics};
 
 /// How a pipeline is processed.
 #[derive(Clone, Debug)]
@@ -43,6 +45,8 @@ pub struct WorkerSpec {
     pub in_flight_bytes: usize,
     /// How long a stopping lane may finish records in flight.
     pub grace: Duration,
+    /// When the worker stops calling an endpoint that fails.
+    pub breaker: BreakerSettings,
 }
 
 impl WorkerSpec {
@@ -57,6 +61,11 @@ impl WorkerSpec {
             in_flight: pipeline.in_flight as usize,
             in_flight_bytes: usize::try_from(pipeline.in_flight_bytes).unwrap_or(usize::MAX),
             grace: lane_grace(config),
+            breaker: BreakerSettings {
+                failures: pipeline.breaker.failures as usize,
+                open_max: pipeline.breaker.open_max.duration(),
+                poison_after: pipeline.breaker.poison_after.duration(),
+            },
         }
     }
 }
@@ -78,6 +87,16 @@ pub fn spawn<H: Handler>(host: &mut Host, spec: &WorkerSpec, handler: &H) -> io:
         metrics: metrics.clone(),
         tracer: host.tracer.clone(),
     });
+    let part = host.health.part(format!("endpoint-{}", spec.pipeline.name));
+    part.ready();
+    let gate = Gate::new(
+        spec.breaker.clone(),
+        Arc::new(Report {
+            pipeline: spec.pipeline.name.clone(),
+            metrics: metrics.clone(),
+            part,
+        }),
+    );
     let topics = spec.pipeline.worker_topics(has_due_topic);
     let limit = InFlight {
         records: spec.in_flight,
@@ -137,6 +156,7 @@ pub fn spawn<H: Handler>(host: &mut Host, spec: &WorkerSpec, handler: &H) -> io:
             changed,
             concurrency: share(spec.concurrency, lanes, number),
             context: context.clone(),
+            gate: gate.clone(),
         };
         let driver_name = format!("worker-{}-{number}-driver", spec.pipeline.name);
         // The driver outlives its lanes, because a stopping lane waits for attempts in progress.
@@ -146,6 +166,38 @@ pub fn spawn<H: Handler>(host: &mut Host, spec: &WorkerSpec, handler: &H) -> io:
         });
     }
     Ok(())
+}
+
+/// Tells operators when the breaker opens and closes.
+struct Report {
+    pipeline: Arc<str>,
+    metrics: Arc<WorkerMetrics>,
+    part: Part,
+}
+
+impl BreakerObserver for Report {
+    fn opened(&self, failure: &Failure) {
+        tracing::warn!(
+            pipeline = &*self.pipeline,
+            code = failure.code,
+            error = failure.message,
+            "endpoint fails; circuit breaker opened, records wait"
+        );
+        self.metrics.breaker_open.set(1);
+        self.metrics.breaker_openings.inc();
+        self.part
+            .ready_but(format!("the circuit breaker is open: {}", failure.message));
+    }
+
+    fn closed(&self, after: Duration) {
+        tracing::info!(
+            pipeline = &*self.pipeline,
+            after_seconds = after.as_secs(),
+            "circuit breaker closed"
+        );
+        self.metrics.breaker_open.set(0);
+        self.part.ready();
+    }
 }
 
 /// The name of a lane, which is part of transactional ids and of the ids of static members. Lanes of the source have the

@@ -102,8 +102,14 @@ async fn get(client: &Client, url: &Url) -> Result<reqwest::Response, Failure> {
         .filter(|seconds| *seconds > 0)
         .map(|seconds: u64| Duration::from_secs(seconds.min(MAX_RETRY_AFTER)));
     let verdict = Classification::default().of_status(status.as_u16(), retry_after.is_some());
-    let Some(class) = verdict.err().filter(|_| !status.is_redirection()) else {
+    let Some((class, _)) = verdict.err().filter(|_| !status.is_redirection()) else {
         return Ok(response);
+    };
+    let class = match class {
+        ErrorClass::Throttled if retry_after.is_none() => ErrorClass::Transient,
+        // A site that refuses one page may serve another.
+        ErrorClass::Transient if matches!(status.as_u16(), 401 | 403 | 407) => ErrorClass::Permanent,
+        class => class,
     };
     let code = format!("http.{}", status.as_u16());
     Err(Failure {

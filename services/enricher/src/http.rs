@@ -5,16 +5,16 @@
 //! pipeline's classification table decides what a status means. A call never follows a redirect, exceeds its timeout,
 //! keeps more of a response than `max_response_bytes`, or puts a payload or a secret into a message.
 //!
-//! | code | class | cause |
-//! |---|---|---|
-//! | `http.<status>` | by the table | the status of the response |
-//! | `http.timeout` | transient | no complete response in time; no quick retry |
-//! | `http.connect` | transient | no connection: refused, unknown host, or a failed TLS handshake |
-//! | `http.closed` | transient | the connection was closed before the response was complete |
-//! | `http.invalid-response` | transient | the response is not HTTP; the network path is at fault, not the record |
-//! | `http.response-too-large` | permanent | the response exceeds `max_response_bytes` |
-//! | `http.invalid-request` | permanent | the request cannot be built |
-//! | `output.unknown` | permanent | no topic for the result; the endpoint is not called |
+//! | code | class | scope | cause |
+//! |---|---|---|---|
+//! | `http.<status>` | by the table | by the table | the status of the response |
+//! | `http.timeout` | transient | endpoint | no complete response in time; no quick retry |
+//! | `http.connect` | transient | endpoint | no connection: refused, unknown host, or a failed TLS handshake |
+//! | `http.closed` | transient | endpoint | the connection was closed before the response was complete |
+//! | `http.invalid-response` | transient | endpoint | the response is not HTTP; the network path is at fault, not the record |
+//! | `http.response-too-large` | permanent | record | the response exceeds `max_response_bytes` |
+//! | `http.invalid-request` | permanent | unknown | the request cannot be built |
+//! | `output.unknown` | permanent | unknown | no topic for the result; the endpoint is not called |
 //!
 //! The client uses HTTP/1.1 and a connection pool. Proxies come from the environment (`HTTPS_PROXY`, `NO_PROXY`),
 //! except for an endpoint on this machine.
@@ -37,6 +37,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use redeliver_core::classification::Classification;
+use redeliver_core::failure::FailureScope;
 use redeliver_core::outcome::Produced;
 use redeliver_core::{Clock, ErrorClass, Failure, Headers, HumanDuration, Outcome};
 use redeliver_worker::Attempt;
@@ -163,8 +164,10 @@ impl Service<Attempt> for HttpHandler {
 impl Endpoint {
     async fn handle(&self, attempt: &Attempt) -> Result<Produced, Failure> {
         // Before the call, so that a record without an output topic has no effects at the endpoint.
-        let topic = self.output.topic_for(attempt.record.value.as_deref())?;
-        let headers = request::headers_for(attempt, &self.headers)?;
+        let not_called = |failure: Failure| failure.with_scope(FailureScope::Unknown);
+        let topic = self.output.topic_for(attempt.record.value.as_deref());
+        let topic = topic.map_err(not_called)?;
+        let headers = request::headers_for(attempt, &self.headers).map_err(not_called)?;
         let call = || self.call(&headers, attempt.record.value.as_ref());
         let result = match self
             .quick_retry
@@ -220,9 +223,9 @@ impl Endpoint {
                 let body = body.unwrap_or_else(|_| Err(self.timed_out()))?;
                 Ok(CallResult { body, content_type })
             }
-            Err(class) => {
+            Err((class, scope)) => {
                 drain(response).await;
-                Err(self.error_status(status, class, retry_after))
+                Err(self.error_status(status, class, scope, retry_after))
             }
         }
     }
@@ -259,6 +262,7 @@ impl Endpoint {
         &self,
         status: StatusCode,
         class: ErrorClass,
+        scope: FailureScope,
         retry_after: Option<Duration>,
     ) -> CallFailure {
         let code = format!("http.{}", status.as_u16());
@@ -281,10 +285,10 @@ impl Endpoint {
             _ => Failure::new(class, code, message),
         };
         CallFailure {
-            // More calls would not help an endpoint that is overloaded.
+            // More calls would not help an endpoint that is overloaded or refuses the credentials.
             may_retry_quickly: failure.class == ErrorClass::Transient
-                && status != StatusCode::SERVICE_UNAVAILABLE,
-            failure,
+                && !matches!(status.as_u16(), 401 | 403 | 407 | 503),
+            failure: failure.with_scope(scope),
         }
     }
 
@@ -317,14 +321,15 @@ impl Endpoint {
             ),
             CallError::InvalidRequest => {
                 let message = format!("{self}: cannot build the request: {cause}");
+                let failure = Failure::permanent("http.invalid-request", message);
                 return CallFailure {
-                    failure: Failure::permanent("http.invalid-request", message),
+                    failure: failure.with_scope(FailureScope::Unknown),
                     may_retry_quickly: false,
                 };
             }
         };
         CallFailure {
-            failure: Failure::transient(code, message),
+            failure: Failure::transient(code, message).with_scope(FailureScope::Endpoint),
             may_retry_quickly,
         }
     }
@@ -335,7 +340,7 @@ impl Endpoint {
             HumanDuration::from(self.timeout)
         );
         CallFailure {
-            failure: Failure::transient("http.timeout", message),
+            failure: Failure::transient("http.timeout", message).with_scope(FailureScope::Endpoint),
             // The call has already taken long. In a tier, the record does not occupy a slot of `concurrency`.
             may_retry_quickly: false,
         }

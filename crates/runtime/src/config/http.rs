@@ -94,8 +94,12 @@ pub struct Status(pub u16);
 pub enum Meaning {
     /// The call succeeded.
     Success,
-    /// The call failed and is retried.
+    /// The call failed because of the record or the endpoint, and is retried.
     Transient,
+    /// The endpoint asks for a delay: the call is retried, and does not count as a failed attempt.
+    Throttled,
+    /// The endpoint may fail for every record: the circuit breaker decides whether the attempt counts.
+    Endpoint,
     /// The call failed and is not retried.
     Permanent,
 }
@@ -128,6 +132,8 @@ impl HttpConfig {
         let verdict = |meaning| match meaning {
             Meaning::Success => Verdict::Success,
             Meaning::Transient => Verdict::Transient,
+            Meaning::Throttled => Verdict::Throttled,
+            Meaning::Endpoint => Verdict::Endpoint,
             Meaning::Permanent => Verdict::Permanent,
         };
         let overrides = self

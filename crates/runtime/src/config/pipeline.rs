@@ -4,6 +4,7 @@ use redeliver_core::pipeline::{Anchor, Pipeline, ReturnTo, is_topic_name};
 use redeliver_core::{HumanDuration, RetryPolicy};
 use serde::{Deserialize, Serialize};
 
+use super::breaker::BreakerConfig;
 use super::display_from_str;
 use super::error::{Findings, TOPIC_RULE};
 use super::http::HttpConfig;
@@ -35,6 +36,8 @@ pub struct PipelineConfig {
     pub max_age: Option<HumanDuration>,
     /// The endpoint that the enricher calls for each record. `None`: a worker with a custom handler serves the pipeline.
     pub http: Option<HttpConfig>,
+    /// When the pipeline stops calling an endpoint that fails.
+    pub breaker: BreakerConfig,
     /// Maximum records in flight per lane.
     pub in_flight: u32,
     /// Approximate maximum size of records in flight and their results per lane, in bytes.
@@ -90,6 +93,7 @@ impl Default for PipelineConfig {
             long_waits: LongWaitsConfig::default(),
             max_age: None,
             http: None,
+            breaker: BreakerConfig::default(),
             in_flight: 4_096,
             in_flight_bytes: 256 << 20,
             is_retired: false,
@@ -218,6 +222,7 @@ impl PipelineConfig {
                 ),
             );
         }
+        findings.inside("breaker", |at| self.breaker.check(at));
         findings.range("in_flight", self.in_flight, 1..=20_000);
         findings.range("in_flight_bytes", self.in_flight_bytes, 1 << 20..=1 << 36);
         if let Some(http) = &self.http {

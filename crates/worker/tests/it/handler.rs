@@ -16,7 +16,7 @@ use redeliver_runtime::listen::Listener;
 use redeliver_runtime::telemetry::Tracer;
 use redeliver_service::{Host, topics};
 use redeliver_testkit::{EnvBuilder, eventually, unique_delays};
-use redeliver_worker::{Attempt, Handler, WorkerSpec, spawn};
+use redeliver_worker::{Attempt, BreakerSettings, Handler, WorkerSpec, spawn};
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 use tower::{BoxError, service_fn};
@@ -66,6 +66,7 @@ pub(crate) async fn work_with<H: Handler>(
         in_flight,
         in_flight_bytes: 1 << 20,
         grace: Duration::from_secs(10),
+        breaker: BreakerSettings::default(),
     };
     spawn(&mut host, &spec, &handler).unwrap();
     host.run().await.unwrap();

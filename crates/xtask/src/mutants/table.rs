@@ -286,6 +286,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         )],
     ),
     mutant(
+        "breaker-burns-attempts",
+        "Each failure of the endpoint counts. An outage uses up all retries of the records that arrive meanwhile.",
+        &[unit(
+            WORKER,
+            "breaker::tests::consecutive_failures_open_the_breaker_and_none_of_them_counts",
+        )],
+    ),
+    mutant(
         "route-retries-early",
         "The due time of a retry is one millisecond early.",
         &[unit(CORE, "route::tests::no_retry_is_due_early")],

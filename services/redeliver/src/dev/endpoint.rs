@@ -16,9 +16,9 @@ use tokio_util::sync::CancellationToken;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Behaviour {
     Fine,
-    /// 503 to so many requests, then 200.
-    Unavailable(u32),
-    /// 503 to every request.
+    /// 500 to so many requests, then 200.
+    Fails(u32),
+    /// 500 to every request.
     Broken,
     /// 422.
     Rejected,
@@ -26,8 +26,8 @@ enum Behaviour {
 
 fn behaviour(number: u64) -> Behaviour {
     match number % 12 {
-        3 | 7 => Behaviour::Unavailable(1),
-        5 => Behaviour::Unavailable(2),
+        3 | 7 => Behaviour::Fails(1),
+        5 => Behaviour::Fails(2),
         9 => Behaviour::Rejected,
         11 => Behaviour::Broken,
         _ => Behaviour::Fine,
@@ -58,14 +58,14 @@ async fn enrich(
         .and_then(|key| key.to_str().ok())
         .unwrap_or_default()
         .to_owned();
-    let is_unavailable = match behaviour(number) {
-        Behaviour::Unavailable(times) => lock(&calls).is_among_first(times, key),
+    let fails = match behaviour(number) {
+        Behaviour::Fails(times) => lock(&calls).is_among_first(times, key),
         Behaviour::Broken => true,
         Behaviour::Rejected => return (StatusCode::UNPROCESSABLE_ENTITY, "rejected".to_owned()),
         Behaviour::Fine => false,
     };
-    if is_unavailable {
-        (StatusCode::SERVICE_UNAVAILABLE, "busy".to_owned())
+    if fails {
+        (StatusCode::INTERNAL_SERVER_ERROR, "busy".to_owned())
     } else {
         let answer = serde_json::json!({ "number": number, "enriched": true });
         (StatusCode::OK, answer.to_string())
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_document_is_unavailable_for_its_first_requests_and_then_forgotten() {
+    fn a_document_fails_for_its_first_requests_and_then_forgotten() {
         let mut calls = Calls::default();
         let mut call = |times, key: &str| calls.is_among_first(times, key.to_owned());
         assert_eq!([1, 2, 3].map(|_| call(2, "a")), [true, true, false]);
@@ -122,7 +122,7 @@ mod tests {
         assert_eq!(
             (call(11).await, call(9).await, call(1).await),
             (
-                StatusCode::SERVICE_UNAVAILABLE,
+                StatusCode::INTERNAL_SERVER_ERROR,
                 StatusCode::UNPROCESSABLE_ENTITY,
                 StatusCode::OK
             )

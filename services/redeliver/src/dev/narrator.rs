@@ -305,7 +305,7 @@ mod tests {
     #[test]
     fn a_long_wait_in_the_scheduler_is_printed_once() {
         let headers = [
-            (headers::ERROR_CODE, Some(&b"http.503"[..])),
+            (headers::ERROR_CODE, Some(&b"http.500"[..])),
             (headers::RETRY_COUNT, Some(&b"1"[..])),
         ];
         let mut job = v1::JobRecord {
@@ -318,7 +318,7 @@ mod tests {
             ..v1::JobRecord::default()
         };
         let event = long_wait(&job).unwrap();
-        let sentence = "failed with http.503 (attempt 1); waiting 2h (scheduler)";
+        let sentence = "failed with http.500 (attempt 1); waiting 2h (scheduler)";
         assert_eq!(event, ("doc-7".to_owned(), sentence.to_owned()));
         job.state = v1::JobState::Dispatched.into();
         assert_eq!(long_wait(&job), None);

@@ -5,7 +5,7 @@
 //! Random choices follow a seed, which is printed; `REDELIVER_CHAOS_SEED` sets it.
 
 mod calls_in_hand;
-mod load;
+pub(crate) mod load;
 mod open_transaction;
 mod three_brokers;
 mod upgrade;

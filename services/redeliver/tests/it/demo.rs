@@ -101,7 +101,7 @@ fn the_demonstration_shows_the_work_of_all_services_and_ends_with_totals() {
         " scheduled, due in ",
         " dispatched, ",
         " enriched",
-        "failed with http.503 (attempt 1); waiting 5s in docs-retry-5s",
+        "failed with http.500 (attempt 1); waiting 5s in docs-retry-5s",
         "dead letter (permanent): POST http://",
         "answered 422 Unprocessable Entity; see docs-dlq",
         " released, ",

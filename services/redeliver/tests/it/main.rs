@@ -2,6 +2,7 @@
 
 mod acls;
 mod all_services;
+mod breaker;
 mod chaos;
 mod cli;
 mod client;

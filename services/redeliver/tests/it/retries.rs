@@ -212,7 +212,7 @@ fn quick_retries_come_before_a_wait() {
             u32::MAX
         };
         if request.earlier_calls_of_key < failures {
-            Reply::status(503)
+            Reply::status(502)
         } else {
             Reply::ok(request.body.clone())
         }

@@ -48,6 +48,7 @@ pub(crate) struct PipeBuilder {
     env: EnvBuilder,
     tiers: Vec<u64>,
     output: String,
+    breaker: String,
     behaviour: Option<Behaviour>,
 }
 
@@ -69,12 +70,13 @@ pub(crate) struct Pipe {
 
 impl PipeBuilder {
     /// A pipeline with a unique name that starts with `name`: four partitions, tiers of about 1, 2 and 4 seconds, an
-    /// endpoint that echoes, and no quick retries.
+    /// endpoint that echoes, no quick retries, and no circuit breaker, so that each failed call is a failed attempt.
     pub(crate) fn new(name: &str) -> Self {
         Self {
             env: EnvBuilder::new(name),
             tiers: unique_delays(&[1_000, 2_000, 4_000]),
             output: "{name}-out".to_owned(),
+            breaker: "{ failures: 0 }".to_owned(),
             behaviour: None,
         }
     }
@@ -133,6 +135,12 @@ impl PipeBuilder {
         self
     }
 
+    /// The YAML of the circuit breaker.
+    pub(crate) fn breaker(mut self, yaml: &str) -> Self {
+        yaml.clone_into(&mut self.breaker);
+        self
+    }
+
     /// The endpoint follows this plan.
     pub(crate) fn plan(self, plan: Plan) -> Self {
         self.behave(move |request| plan.reply(request))
@@ -161,10 +169,11 @@ impl PipeBuilder {
         });
         let tiers: Vec<String> = self.tiers.iter().map(|tier| format!("{tier}ms")).collect();
         let yaml = format!(
-            "pipelines:\n  {{name}}:\n    output: {}\n    retry: {{ tiers: [{}] }}\n    http:\n      url: {}/records\n      \
+            "pipelines:\n  {{name}}:\n    output: {}\n    retry: {{ tiers: [{}] }}\n    breaker: {}\n    http:\n      url: {}/records\n      \
              timeout: 2s\n      concurrency: 64\n      quick_retries: 0\n",
             self.output,
             tiers.join(", "),
+            self.breaker,
             endpoint.url()
         );
         let env = self.env.yaml(&yaml).build();

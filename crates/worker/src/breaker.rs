@@ -1,0 +1,411 @@
+//! The circuit breaker of a pipeline: an outage of the endpoint burns no attempts.
+//!
+//! A failure whose scope is the endpoint is provisional, and its record stays in hand. A call that starts later and that
+//! the endpoint answers shows that the failure was the record's own: it counts as a failed attempt. If more failures
+//! follow instead, the breaker opens and the failure is forgotten. While the breaker is open, records wait, and one at a
+//! time is a probe. The first probe that is answered closes the breaker.
+//!
+//! Records that always fail must not wait for ever if no others arrive. So a record that is probed again
+//! [`BreakerSettings::poison_after`] after its first probe fails on its own. While new records arrive, each probe is another
+//! record, so that a long outage burns no attempts.
+//!
+//! [`Breaker`] decides and has no clock. [`Gate`] shares it between the drivers of a process.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use redeliver_core::failure::FailureScope;
+use redeliver_core::{Failure, Outcome, mutant};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+/// The delay before the first probe. It doubles with each probe that fails.
+const FIRST_DELAY: Duration = Duration::from_secs(1);
+/// By how much the delay before a probe is prolonged at random, at most, as a share of it: processes do not probe at the
+/// same moment.
+const JITTER: f64 = 0.2;
+
+/// When a breaker opens and closes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BreakerSettings {
+    /// Consecutive failures of the endpoint after which the breaker opens. With 0 it never opens, and every failure is the
+    /// record's own.
+    pub failures: usize,
+    /// Maximum delay between two probes, without jitter.
+    pub open_max: Duration,
+    /// When no other records arrive: how long a record is probed before its failure counts as a failed attempt.
+    pub poison_after: Duration,
+}
+
+impl Default for BreakerSettings {
+    /// Opens after 5 failures, probes at least once per minute, and gives up on a lone record after 15 minutes.
+    fn default() -> Self {
+        Self {
+            failures: 5,
+            open_max: Duration::from_secs(60),
+            poison_after: Duration::from_secs(900),
+        }
+    }
+}
+
+/// Identifies a record among those in hand: assignment and offset.
+pub(crate) type RecordId = (redeliver_kafka::AssignmentId, i64);
+
+/// What the result of an attempt shows about the endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Evidence {
+    /// It answered.
+    Answered,
+    /// It failed.
+    Failed,
+    /// It was not called, asked for a delay, or the record may be the cause as well.
+    None,
+}
+
+impl Evidence {
+    pub(crate) fn of(outcome: &Outcome) -> Self {
+        match outcome {
+            Outcome::Success(_) => Self::Answered,
+            Outcome::Failed(failure) if failure.is_throttled() => Self::None,
+            Outcome::Failed(failure) => match failure.scope {
+                FailureScope::Record => Self::Answered,
+                FailureScope::Endpoint => Self::Failed,
+                FailureScope::Unknown => Self::None,
+            },
+        }
+    }
+}
+
+/// An attempt that the breaker has admitted. Attempts are numbered in the order in which they start, from 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Admitted {
+    number: u64,
+    is_probe: bool,
+}
+
+/// A failure of the endpoint that is not decided yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Provisional {
+    /// How many attempts had started when it ended.
+    after: u64,
+    /// How often the breaker had opened.
+    openings: u64,
+}
+
+/// What becomes of a failed attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// The result is final.
+    Own,
+    /// The record waits for the results of others, see [`View::decide`].
+    Held(Provisional),
+    /// The attempt does not count; the record waits until the breaker closes or it is probed.
+    Forgotten,
+}
+
+/// What decides about provisional failures. Changes are announced to all drivers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct View {
+    /// The highest number of an attempt that the endpoint answered.
+    answered: u64,
+    openings: u64,
+    pub(crate) is_open: bool,
+}
+
+impl View {
+    /// What becomes of a held failure.
+    pub(crate) fn decide(&self, failure: Provisional) -> Verdict {
+        if self.openings > failure.openings {
+            Verdict::Forgotten
+        } else if self.answered > failure.after {
+            Verdict::Own
+        } else {
+            Verdict::Held(failure)
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Breaker {
+    settings: BreakerSettings,
+    started: u64,
+    view: View,
+    /// Failures since the last answer that are not decided, oldest first.
+    undecided: VecDeque<Provisional>,
+    last_failure: Option<Instant>,
+    open: Option<Open>,
+}
+
+#[derive(Debug)]
+struct Open {
+    since: Instant,
+    next_probe: Instant,
+    is_probing: bool,
+    failed_probes: u32,
+    /// The records whose probes failed, with the time of the first one.
+    probed: HashMap<RecordId, Instant>,
+}
+
+/// A change that operators should know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    Opened,
+    Closed { after: Duration },
+}
+
+impl Breaker {
+    pub(crate) fn new(settings: BreakerSettings) -> Self {
+        Self {
+            settings,
+            started: 0,
+            view: View::default(),
+            undecided: VecDeque::new(),
+            last_failure: None,
+            open: None,
+        }
+    }
+
+    pub(crate) fn view(&self) -> View {
+        self.view
+    }
+
+    /// Admits an attempt.
+    ///
+    /// # Errors
+    /// The time of the next probe, or `None` while one is in progress.
+    pub(crate) fn start(&mut self, now: Instant) -> Result<Admitted, Option<Instant>> {
+        let is_probe = match &mut self.open {
+            None => false,
+            Some(open) if open.is_probing => return Err(None),
+            Some(open) if now < open.next_probe => return Err(Some(open.next_probe)),
+            Some(open) => {
+                open.is_probing = true;
+                true
+            }
+        };
+        self.started += 1;
+        Ok(Admitted {
+            number: self.started,
+            is_probe,
+        })
+    }
+
+    /// When a driver that has nothing but held records should try one of them again: only a later result can decide.
+    pub(crate) fn repeat_at(&self) -> Option<Instant> {
+        let failures = u32::try_from(self.undecided.len()).unwrap_or(u32::MAX);
+        Some(self.last_failure? + self.delay(failures.saturating_sub(1)))
+    }
+
+    fn delay(&self, doublings: u32) -> Duration {
+        FIRST_DELAY
+            .saturating_mul(2_u32.saturating_pow(doublings))
+            .min(self.settings.open_max)
+    }
+
+    /// Takes note of the result of an attempt. `random` is a number from 0 to 1.
+    pub(crate) fn ended(
+        &mut self,
+        admitted: Admitted,
+        record: RecordId,
+        evidence: Evidence,
+        now: Instant,
+        random: f64,
+    ) -> (Verdict, Option<Change>) {
+        if admitted.is_probe {
+            return self.probed(admitted, record, evidence, now, random);
+        }
+        match evidence {
+            Evidence::Answered => {
+                self.answered(admitted.number);
+                (Verdict::Own, None)
+            }
+            Evidence::None => (Verdict::Own, None),
+            Evidence::Failed if self.settings.failures == 0 || mutant!("breaker-burns-attempts") => {
+                (Verdict::Own, None)
+            }
+            Evidence::Failed if self.open.is_some() => (Verdict::Forgotten, None),
+            Evidence::Failed => {
+                let failure = Provisional {
+                    after: self.started,
+                    openings: self.view.openings,
+                };
+                self.undecided.push_back(failure);
+                self.last_failure = Some(now);
+                if self.undecided.len() < self.settings.failures {
+                    return (Verdict::Held(failure), None);
+                }
+                self.undecided.clear();
+                self.view.openings += 1;
+                self.view.is_open = true;
+                self.open = Some(Open {
+                    since: now,
+                    next_probe: now + self.delay(0).mul_f64(1.0 + JITTER * random),
+                    is_probing: false,
+                    failed_probes: 0,
+                    probed: HashMap::new(),
+                });
+                (Verdict::Forgotten, Some(Change::Opened))
+            }
+        }
+    }
+
+    fn answered(&mut self, number: u64) {
+        self.view.answered = self.view.answered.max(number);
+        let answered = self.view.answered;
+        self.undecided.retain(|failure| failure.after >= answered);
+    }
+
+    fn probed(
+        &mut self,
+        admitted: Admitted,
+        record: RecordId,
+        evidence: Evidence,
+        now: Instant,
+        random: f64,
+    ) -> (Verdict, Option<Change>) {
+        let delay = self.open.as_ref().map(|open| self.delay(open.failed_probes + 1));
+        let poison_after = self.settings.poison_after;
+        let (Some(open), Some(delay)) = (&mut self.open, delay) else {
+            return (Verdict::Own, None);
+        };
+        open.is_probing = false;
+        let after = now - open.since;
+        if evidence == Evidence::Answered {
+            self.answered(admitted.number);
+            return (Verdict::Own, Some(self.close(after)));
+        }
+        open.failed_probes += 1;
+        open.next_probe = now + delay.mul_f64(1.0 + JITTER * random);
+        if evidence == Evidence::None {
+            return (Verdict::Own, None);
+        }
+        let first = *open.probed.entry(record).or_insert(now);
+        if now - first >= poison_after {
+            open.probed.remove(&record);
+            open.failed_probes = 0;
+            return (Verdict::Own, None);
+        }
+        (Verdict::Forgotten, None)
+    }
+
+    fn close(&mut self, after: Duration) -> Change {
+        self.open = None;
+        self.view.is_open = false;
+        self.last_failure = None;
+        Change::Closed { after }
+    }
+
+    /// An admitted attempt ended without a result.
+    pub(crate) fn abandoned(&mut self, admitted: Admitted) {
+        if let Some(open) = &mut self.open
+            && admitted.is_probe
+        {
+            open.is_probing = false;
+        }
+    }
+}
+
+/// Reports changes of a breaker to operators.
+pub(crate) trait BreakerObserver: Send + Sync {
+    /// The breaker has opened because of this failure.
+    fn opened(&self, failure: &Failure);
+    /// The breaker has closed.
+    fn closed(&self, after: Duration);
+}
+
+/// The breaker of a pipeline, which all drivers of the process share. Clones are handles.
+#[derive(Clone)]
+pub(crate) struct Gate {
+    breaker: Arc<Mutex<Breaker>>,
+    view: watch::Sender<View>,
+    observer: Arc<dyn BreakerObserver>,
+}
+
+/// An attempt in progress. If it is dropped without a result, the breaker admits another one in its place.
+pub(crate) struct Permit {
+    admitted: Option<Admitted>,
+    gate: Gate,
+}
+
+impl Gate {
+    pub(crate) fn new(settings: BreakerSettings, observer: Arc<dyn BreakerObserver>) -> Self {
+        Self {
+            breaker: Arc::new(Mutex::new(Breaker::new(settings))),
+            view: watch::Sender::new(View::default()),
+            observer,
+        }
+    }
+
+    /// Changes that may decide about held records, or open or close the breaker.
+    pub(crate) fn watch(&self) -> watch::Receiver<View> {
+        self.view.subscribe()
+    }
+
+    pub(crate) fn view(&self) -> View {
+        self.lock().view()
+    }
+
+    /// See [`Breaker::start`].
+    pub(crate) fn start(&self) -> Result<Permit, Option<Instant>> {
+        let admitted = self.lock().start(Instant::now())?;
+        Ok(Permit {
+            admitted: Some(admitted),
+            gate: self.clone(),
+        })
+    }
+
+    /// See [`Breaker::repeat_at`].
+    pub(crate) fn repeat_at(&self) -> Option<Instant> {
+        self.lock().repeat_at()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Breaker> {
+        self.breaker.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells the drivers. The view changes with every answer, but it matters to others only while failures are undecided
+    /// or the breaker changes.
+    fn announce(&self, view: View) {
+        self.view.send_replace(view);
+    }
+}
+
+impl Permit {
+    /// Takes note of the outcome of the attempt.
+    pub(crate) fn ended(mut self, record: RecordId, outcome: &Outcome) -> Verdict {
+        let Some(admitted) = self.admitted.take() else {
+            return Verdict::Own;
+        };
+        let evidence = Evidence::of(outcome);
+        let mut breaker = self.gate.lock();
+        let were_undecided = !breaker.undecided.is_empty();
+        let (verdict, change) = breaker.ended(admitted, record, evidence, Instant::now(), fastrand::f64());
+        let view = breaker.view();
+        drop(breaker);
+        if were_undecided || change.is_some() || admitted.is_probe {
+            self.gate.announce(view);
+        }
+        match (change, outcome) {
+            (Some(Change::Opened), Outcome::Failed(failure)) => self.gate.observer.opened(failure),
+            (Some(Change::Closed { after }), _) => self.gate.observer.closed(after),
+            _ => {}
+        }
+        verdict
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        if let Some(admitted) = self.admitted.take() {
+            let mut breaker = self.gate.lock();
+            breaker.abandoned(admitted);
+            let view = breaker.view();
+            drop(breaker);
+            self.gate.announce(view);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

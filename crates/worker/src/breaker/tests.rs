@@ -1,0 +1,209 @@
+use redeliver_kafka::AssignmentId;
+
+use super::*;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A breaker at a time that only the test moves.
+struct Bench {
+    breaker: Breaker,
+    now: Instant,
+}
+
+impl Bench {
+    fn new(failures: usize) -> Self {
+        let settings = BreakerSettings {
+            failures,
+            open_max: 8 * SECOND,
+            poison_after: 60 * SECOND,
+        };
+        Self {
+            breaker: Breaker::new(settings),
+            now: Instant::now(),
+        }
+    }
+
+    fn start(&mut self) -> Admitted {
+        self.breaker.start(self.now).unwrap()
+    }
+
+    fn end(&mut self, admitted: Admitted, record: i64, evidence: Evidence) -> (Verdict, Option<Change>) {
+        let record = (AssignmentId::for_tests(0, 1), record);
+        self.breaker.ended(admitted, record, evidence, self.now, 0.0)
+    }
+
+    fn run(&mut self, record: i64, evidence: Evidence) -> (Verdict, Option<Change>) {
+        let admitted = self.start();
+        self.end(admitted, record, evidence)
+    }
+
+    fn held(&mut self, record: i64) -> Provisional {
+        match self.run(record, Evidence::Failed) {
+            (Verdict::Held(failure), None) => failure,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Opens the breaker.
+    fn open(&mut self) {
+        let failures = self.breaker.settings.failures;
+        for record in 1..failures {
+            self.held(i64::try_from(record).unwrap());
+        }
+        assert_eq!(
+            self.run(0, Evidence::Failed),
+            (Verdict::Forgotten, Some(Change::Opened))
+        );
+    }
+
+    /// The time until the next probe.
+    fn next_probe(&mut self) -> Duration {
+        self.breaker.start(self.now).unwrap_err().unwrap() - self.now
+    }
+}
+
+#[test]
+fn an_answer_to_a_later_attempt_makes_a_failure_the_records_own() {
+    let mut bench = Bench::new(5);
+    let failure = bench.held(1);
+    assert_eq!(bench.breaker.view().decide(failure), Verdict::Held(failure));
+    assert_eq!(bench.run(2, Evidence::Answered), (Verdict::Own, None));
+    assert_eq!(bench.breaker.view().decide(failure), Verdict::Own);
+}
+
+#[test]
+fn an_answer_to_an_attempt_that_started_before_the_failure_decides_nothing() {
+    let mut bench = Bench::new(5);
+    let slow = bench.start();
+    let failure = bench.held(1);
+    assert_eq!(bench.end(slow, 2, Evidence::Answered), (Verdict::Own, None));
+    assert_eq!(bench.breaker.view().decide(failure), Verdict::Held(failure));
+}
+
+#[test]
+fn consecutive_failures_open_the_breaker_and_none_of_them_counts() {
+    let mut bench = Bench::new(3);
+    let running = [bench.start(), bench.start()];
+    let held = [bench.held(1), bench.held(2)];
+    assert_eq!(
+        bench.run(3, Evidence::Failed),
+        (Verdict::Forgotten, Some(Change::Opened))
+    );
+    for failure in held {
+        assert_eq!(bench.breaker.view().decide(failure), Verdict::Forgotten);
+    }
+    // Attempts that were in progress neither count nor close the breaker.
+    assert_eq!(
+        bench.end(running[0], 4, Evidence::Failed),
+        (Verdict::Forgotten, None)
+    );
+    assert_eq!(bench.end(running[1], 5, Evidence::Answered), (Verdict::Own, None));
+    assert!(bench.breaker.view().is_open);
+}
+
+#[test]
+fn an_answer_between_failures_keeps_the_breaker_closed() {
+    let mut bench = Bench::new(3);
+    for round in 0..10 {
+        bench.held(2 * round);
+        bench.held(2 * round + 1);
+        bench.run(-1, Evidence::Answered);
+    }
+    // A request for a delay is no answer.
+    bench.held(1);
+    bench.held(2);
+    assert_eq!(bench.run(3, Evidence::None), (Verdict::Own, None));
+    assert_eq!(
+        bench.run(4, Evidence::Failed),
+        (Verdict::Forgotten, Some(Change::Opened))
+    );
+}
+
+#[test]
+fn an_open_breaker_admits_one_probe_at_a_time_after_growing_delays() {
+    let mut bench = Bench::new(2);
+    bench.open();
+    for (record, seconds) in [(1, 1), (2, 2), (3, 4), (4, 8), (5, 8)] {
+        assert_eq!(bench.next_probe(), seconds * SECOND);
+        bench.now += seconds * SECOND;
+        let probe = bench.start();
+        assert_eq!(bench.breaker.start(bench.now), Err(None), "one at a time");
+        assert_eq!(
+            bench.end(probe, record, Evidence::Failed),
+            (Verdict::Forgotten, None)
+        );
+    }
+    bench.now += 8 * SECOND;
+    let after = 31 * SECOND;
+    assert_eq!(
+        bench.run(6, Evidence::Answered),
+        (Verdict::Own, Some(Change::Closed { after }))
+    );
+    bench.start();
+    bench.start();
+}
+
+#[test]
+fn a_probe_without_a_result_makes_room_for_another_one() {
+    let mut bench = Bench::new(1);
+    bench.open();
+    bench.now += SECOND;
+    let probe = bench.start();
+    bench.breaker.abandoned(probe);
+    bench.start();
+}
+
+#[test]
+fn records_that_are_probed_again_and_again_fail_on_their_own_in_the_end() {
+    let mut bench = Bench::new(2);
+    bench.open();
+    let mut first = [None; 2];
+    let mut own = [None; 2];
+    for record in (0..40).map(|probe| probe % 2) {
+        let delay = bench.next_probe();
+        bench.now += delay;
+        let now = bench.now;
+        let ended = bench.run(i64::try_from(record).unwrap(), Evidence::Failed);
+        let since = now - *first[record].get_or_insert(now);
+        if own[record].is_none() && since >= bench.breaker.settings.poison_after {
+            assert_eq!(ended, (Verdict::Own, None));
+            own[record] = Some(now);
+        } else if own[record].is_none() {
+            assert_eq!(ended, (Verdict::Forgotten, None));
+        }
+    }
+    assert!(own.iter().all(Option::is_some));
+}
+
+#[test]
+fn an_outage_during_which_each_probe_is_another_record_burns_no_attempts() {
+    let mut bench = Bench::new(2);
+    bench.open();
+    for record in 0..1_000 {
+        let delay = bench.next_probe();
+        bench.now += delay;
+        assert_eq!(bench.run(record, Evidence::Failed), (Verdict::Forgotten, None));
+    }
+}
+
+#[test]
+fn a_driver_with_nothing_else_repeats_a_held_record_after_growing_delays() {
+    let mut bench = Bench::new(5);
+    for seconds in [1, 2, 4, 8] {
+        bench.held(1);
+        assert_eq!(bench.breaker.repeat_at(), Some(bench.now + seconds * SECOND));
+        bench.now += seconds * SECOND;
+    }
+    assert_eq!(
+        bench.run(1, Evidence::Failed),
+        (Verdict::Forgotten, Some(Change::Opened))
+    );
+}
+
+#[test]
+fn without_a_limit_of_failures_every_failure_is_the_records_own() {
+    let mut bench = Bench::new(0);
+    for record in 0..100 {
+        assert_eq!(bench.run(record, Evidence::Failed), (Verdict::Own, None));
+    }
+}

@@ -1,0 +1,184 @@
+//! The circuit breaker: an outage of the endpoint burns no attempts, and a record that fails on its own does.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use redeliver_testkit::{ChaosPermit, Fate, Reply, Request, ServiceProcess, Trouble, eventually};
+
+use crate::chaos::load::under_load;
+use crate::support::{DEADLINE, Draft, Pipe, PipeBuilder, Sent, records};
+
+/// Enough for several probes.
+const PROBES: u64 = 3;
+
+#[track_caller]
+fn until_breaker_is_open(enricher: &mut ServiceProcess, expected: u64) {
+    eventually("the breaker changes", DEADLINE, || {
+        match enricher.metric("redeliver_worker_breaker_open") {
+            open if open == expected => Ok(()),
+            open => Err(open),
+        }
+    });
+}
+
+/// Waits until this many more attempts have failed.
+#[track_caller]
+fn until_probed(enricher: &mut ServiceProcess, probes: u64) {
+    const FORGOTTEN: &str = "redeliver_worker_forgotten_total";
+    let goal = enricher.metric(FORGOTTEN) + probes;
+    eventually("the endpoint is probed", DEADLINE, || {
+        match enricher.metric(FORGOTTEN) {
+            forgotten if forgotten >= goal => Ok(()),
+            forgotten => Err(format!("{forgotten} of {goal}")),
+        }
+    });
+}
+
+/// How an endpoint fails.
+#[derive(Clone, Copy, Debug)]
+enum Outage {
+    Status(u16),
+    /// Connections are closed without a response.
+    Closes,
+    /// Connections are refused.
+    Down,
+}
+
+const OUTAGES: [Outage; 4] = [
+    Outage::Status(503),
+    Outage::Closes,
+    Outage::Down,
+    Outage::Status(401),
+];
+
+fn begin(pipe: &Pipe, outage: Outage) {
+    match outage {
+        Outage::Status(status) => pipe.endpoint.behave(move |_| Reply::status(status)),
+        Outage::Closes => pipe.endpoint.behave(|_| Reply::Close),
+        Outage::Down => pipe.endpoint.down(true),
+    }
+}
+
+fn end(pipe: &Pipe) {
+    pipe.endpoint.behave(echo);
+    pipe.endpoint.down(false);
+}
+
+fn echo(request: &Request) -> Reply {
+    Reply::ok(request.body.clone())
+}
+
+#[test]
+fn an_outage_of_the_endpoint_burns_no_attempts_and_kills_no_record() {
+    let pipe = PipeBuilder::new("outage")
+        .breaker("{ failures: 5, open_max: 1s }")
+        .behave(echo)
+        .create();
+    let (mut enricher, _tier) = (pipe.enricher("a"), pipe.retry_tier("a"));
+    let mut sent: Vec<Sent> = Vec::new();
+    for (number, outage) in OUTAGES.into_iter().enumerate() {
+        let batch = || {
+            let bodies = records(200).into_iter();
+            bodies.map(|draft| Draft {
+                key: Some(format!("{number}").into()),
+                ..draft
+            })
+        };
+        sent.extend(pipe.produce(batch().collect()));
+        pipe.watch().until_ended(sent.len(), DEADLINE);
+        begin(&pipe, outage);
+        sent.extend(pipe.produce(batch().collect()));
+        until_breaker_is_open(&mut enricher, 1);
+        enricher.until_ready_but("ready, but the circuit breaker is open: POST ");
+        until_probed(&mut enricher, PROBES);
+        sent.extend(pipe.produce(batch().collect()));
+        end(&pipe);
+        until_breaker_is_open(&mut enricher, 0);
+    }
+    settle(&pipe, &sent);
+    assert!(enricher.metric("redeliver_worker_breaker_openings_total") >= OUTAGES.len() as u64);
+}
+
+/// No record may be lost, doubled or dead, and none may have used up an attempt.
+#[track_caller]
+fn settle(pipe: &Pipe, sent: &[Sent]) {
+    let ends = pipe.settle(sent, DEADLINE);
+    ends.meets_with(sent, |_| Fate::Succeeds);
+    println!("{}", ends.report);
+}
+
+/// An endpoint that fails for 20 s in each way, under load.
+#[test]
+#[ignore = "long"]
+fn a_minute_of_outages_under_load_burns_no_attempts_and_kills_no_record() {
+    let _permit = ChaosPermit::acquire();
+    let pipe = PipeBuilder::new("long-outage")
+        .breaker("{ failures: 5, open_max: 4s }")
+        .behave(echo)
+        .create();
+    let (mut enricher, _tier) = (pipe.enricher("a"), pipe.retry_tier("a"));
+    let sent = under_load(&pipe, 200, |load| {
+        for outage in [Outage::Status(503), Outage::Down, Outage::Status(401)] {
+            load.until_ended(1_000);
+            begin(&pipe, outage);
+            // The time is the fault itself, not a wait for a condition.
+            thread::sleep(Duration::from_secs(20));
+            end(&pipe);
+            let ended = Instant::now();
+            until_breaker_is_open(&mut enricher, 0);
+            println!("{outage:?}: the breaker closed after {:?}", ended.elapsed());
+        }
+        load.until_ended(1_000);
+    });
+    settle(&pipe, &sent);
+}
+
+#[test]
+#[ignore = "long"]
+fn a_hundred_flaps_of_the_breaker_under_load_lose_and_double_nothing() {
+    let _permit = ChaosPermit::acquire();
+    let pipe = PipeBuilder::new("flaps")
+        .breaker("{ failures: 5, open_max: 1s }")
+        .behave(echo)
+        .create();
+    let (mut enricher, _tier) = (pipe.enricher("a"), pipe.retry_tier("a"));
+    let sent = under_load(&pipe, 50, |load| {
+        for flap in 0..100 {
+            begin(&pipe, OUTAGES[flap % OUTAGES.len()]);
+            until_breaker_is_open(&mut enricher, 1);
+            end(&pipe);
+            until_breaker_is_open(&mut enricher, 0);
+        }
+        load.until_ended(100);
+    });
+    settle(&pipe, &sent);
+    assert!(enricher.metric("redeliver_worker_breaker_openings_total") >= 100);
+}
+
+#[test]
+fn records_that_fail_on_their_own_use_up_their_attempts_while_others_succeed_and_when_they_are_alone() {
+    let is_bad = |body: &[u8]| body.starts_with(b"bad");
+    let pipe = PipeBuilder::new("poison")
+        .tiers(&[500, 1_000, 2_000])
+        .breaker("{ failures: 5, open_max: 1s, poison_after: 2s }")
+        .behave(move |request| match is_bad(&request.body) {
+            true => Reply::status(503),
+            false => echo(request),
+        })
+        .create();
+    let (mut enricher, _tier) = (pipe.enricher("a"), pipe.retry_tier("a"));
+    let draft = |word: &str, n: usize| Draft::new(format!("{word}-{n}"), format!("{word} {n}"));
+    let bad = pipe.produce((0..3).map(|n| draft("bad", n)).collect());
+    let good = pipe.produce((0..300).map(|n| draft("good", n)).collect());
+    let all = [&bad[..], &good].concat();
+    let ends = pipe.settle(&all, DEADLINE);
+    ends.meets_with(&all, |sent| match is_bad(sent.body()) {
+        true => Fate::Recovers {
+            failures: u32::MAX,
+            trouble: Trouble::Unavailable,
+        },
+        false => Fate::Succeeds,
+    });
+    assert_eq!(ends.report.dead, 3, "{}", ends.report);
+    assert!(enricher.metric("redeliver_worker_forgotten_total") > 0);
+}
