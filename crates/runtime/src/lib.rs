@@ -15,6 +15,7 @@
 //! | [`metrics`] | the metrics registry |
 //! | [`telemetry`] | logs to stderr, spans to an OTLP collector |
 //! | [`trace_context`] | W3C trace context in record headers |
+//! | [`watched_files`] | files whose contents are replaced while the process runs |
 
 pub mod admin;
 pub mod cli;
@@ -29,6 +30,7 @@ pub mod tasks;
 pub mod telemetry;
 pub mod tls;
 pub mod trace_context;
+pub mod watched_files;
 
 pub use config::Config;
 pub use redeliver_core::error_chain;

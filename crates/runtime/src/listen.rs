@@ -12,7 +12,6 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use axum::serve::IncomingStream;
 use axum::{Extension, Router};
@@ -28,11 +27,10 @@ use tonic::transport::server::Connected;
 use tower::Layer as _;
 
 use crate::tls::{ServerTls, TlsMetrics};
+use crate::watched_files::CHECK_INTERVAL;
 
 /// Maximum number of handshakes in progress on a listener. Further connections wait in the queue of the operating system.
 const MAX_HANDSHAKES: usize = 1_024;
-/// The time between two comparisons of the certificate files with what is served.
-const FILE_CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Why a listener cannot be created.
 #[derive(Debug, thiserror::Error)]
@@ -129,7 +127,7 @@ impl Listener {
     /// Accepts only TLS. Changed certificate files are used within seconds. Connections that exist stay open.
     #[must_use]
     pub fn with_tls(mut self, server: ServerTls) -> Self {
-        let mut file_checks = tokio::time::interval(FILE_CHECK_INTERVAL);
+        let mut file_checks = tokio::time::interval(CHECK_INTERVAL);
         file_checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         self.tls = Some(Handshakes {
             server,

@@ -16,8 +16,7 @@ mod server;
 pub(crate) use own_process::connector_to_own_process;
 pub use server::{ClientCertificates, Protocols, ServerTls, TlsMetrics};
 
-/// Certificate files are read again and again, so they are bounded. A bundle of all public CAs has 0.2 MB.
-const MAX_FILE_BYTES: u64 = 4 << 20;
+use crate::watched_files::read;
 
 pub(crate) fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
@@ -92,24 +91,4 @@ fn private_key_in(path: &Path, pem: &[u8]) -> Result<PrivateKeyDer<'static>, Str
         }
         error => format!("{} is not valid PEM: {error}", path.display()),
     })
-}
-
-fn read(path: &Path) -> Result<Vec<u8>, String> {
-    let read = || {
-        use std::io::Read as _;
-        let mut bytes = Vec::new();
-        let file = std::fs::File::open(path)?;
-        file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes)?;
-        Ok(bytes)
-    };
-    let bytes: Vec<u8> =
-        read().map_err(|error: std::io::Error| format!("cannot read {}: {error}", path.display()))?;
-    if bytes.len() as u64 > MAX_FILE_BYTES {
-        return Err(format!(
-            "{} is larger than {} MiB",
-            path.display(),
-            MAX_FILE_BYTES >> 20
-        ));
-    }
-    Ok(bytes)
 }

@@ -18,10 +18,12 @@
 
 use std::fmt;
 use std::io;
-use std::sync::{Arc, PoisonError, RwLock};
-use std::time::Duration;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use prometheus_client::metrics::gauge::Gauge;
 use redeliver_runtime::config::{ApiConfig, Area, ConfigError, Scope, Verb};
+use redeliver_runtime::watched_files::{CHECK_INTERVAL, ConfiguredFile, WatchedFiles};
 use rustls::pki_types::CertificateDer;
 use tokio_util::sync::CancellationToken;
 
@@ -33,7 +35,6 @@ mod jwt;
 mod layer;
 mod refusal;
 mod tokens;
-mod watched_file;
 
 pub use audit::RefusalMetrics;
 pub use layer::{Authenticate, AuthenticateLayer};
@@ -47,8 +48,6 @@ use tokens::Tokens;
 
 use crate::host::Host;
 
-/// How often the files are compared with what is in use.
-const FILE_CHECK_INTERVAL: Duration = Duration::from_secs(2);
 /// The maximum size of a bearer token in bytes. Larger ones are not even hashed.
 const MAX_TOKEN: usize = 16 << 10;
 
@@ -144,12 +143,14 @@ impl Authenticator {
     }
 
     fn new(section: &str, config: &ApiConfig, metrics: RefusalMetrics) -> Result<Self, ConfigError> {
-        let at = |field: &str, problem: String| ConfigError::of_field(format!("{section}.{field}"), problem);
-        let stale = |field: &str| metrics.stale(format!("{section}.{field}"));
+        let section = Section {
+            name: section,
+            metrics: &metrics,
+        };
         Ok(Self(Arc::new(Inner {
-            tokens: Tokens::load(config, stale, at)?,
+            tokens: Tokens::load(config, &section)?,
             jwt: match &config.auth.jwt {
-                Some(jwt) => Some(Jwt::new(jwt, stale, at)?),
+                Some(jwt) => Some(Jwt::new(jwt, &section)?),
                 None => None,
             },
             certificates: Certificates::new(&config.auth.client_certificates),
@@ -221,7 +222,7 @@ impl Authenticator {
             }
         };
         let checks = async {
-            let mut checks = tokio::time::interval(FILE_CHECK_INTERVAL);
+            let mut checks = tokio::time::interval(CHECK_INTERVAL);
             checks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
             loop {
                 checks.tick().await;
@@ -255,21 +256,43 @@ fn bearer(authorization: &[u8]) -> Option<&[u8]> {
     (scheme.eq_ignore_ascii_case(SCHEME.as_bytes()) && token.len() <= MAX_TOKEN).then_some(token)
 }
 
-/// A value that requests read and a task replaces.
-#[derive(Debug)]
-struct Shared<T>(RwLock<Arc<T>>);
+/// The section of the configuration that the credentials belong to.
+struct Section<'a> {
+    name: &'a str,
+    metrics: &'a RefusalMetrics,
+}
 
-impl<T> Shared<T> {
-    fn new(value: T) -> Self {
-        Self(RwLock::new(Arc::new(value)))
+impl Section<'_> {
+    fn field(&self, field: &str) -> String {
+        format!("{}.{field}", self.name)
     }
 
-    fn get(&self) -> Arc<T> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    /// An error of a field of this section.
+    fn error(&self, field: &str, problem: String) -> ConfigError {
+        ConfigError::of_field(self.field(field), problem)
     }
 
-    fn set(&self, value: T) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(value);
+    /// The gauge that says whether changed contents of a field cannot be used.
+    fn stale(&self, field: &str) -> Gauge {
+        self.metrics.stale(self.field(field))
+    }
+
+    /// The file that a field of this section names.
+    fn file<T: 'static>(
+        &self,
+        field: &str,
+        path: &Path,
+        parse: fn(&[u8], &Path) -> Result<T, String>,
+    ) -> Result<WatchedFiles<T>, ConfigError> {
+        let file = ConfiguredFile {
+            field: self.field(field),
+            path: PathBuf::from(path),
+        };
+        let file = WatchedFiles::load(vec![file], move |files| {
+            parse(files[0].bytes, files[0].path()).map_err(|problem| files[0].problem(problem))
+        })?;
+        file.observe(self.stale(field));
+        Ok(file)
     }
 }
 

@@ -7,6 +7,7 @@ use super::auth::AuthConfig;
 use super::error::{ConfigError, Findings};
 use super::secret::Secret;
 use super::tls::ServerTlsConfig;
+use crate::watched_files::read;
 
 /// The listener of an API. Each service's section contains these keys directly, because the default address differs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,9 +38,7 @@ impl ApiConfig {
         let Some(path) = &self.token_file else {
             return Ok(None);
         };
-        let bytes =
-            std::fs::read(path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
-        token_in(&bytes, path).map(Some)
+        token_in(&read(path)?, path).map(Some)
     }
 
     /// Whether other machines can read the tokens that clients send.

@@ -42,6 +42,12 @@ impl ConfigError {
     }
 }
 
+impl From<Problem> for ConfigError {
+    fn from(problem: Problem) -> Self {
+        Self::Invalid(vec![problem])
+    }
+}
+
 /// One invalid field. `Display` shows field, problem and place in one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {

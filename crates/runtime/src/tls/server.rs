@@ -1,13 +1,9 @@
 //! The TLS configuration of a listener, which follows its files.
-//!
-//! The contents of the files are compared, not their times: Kubernetes replaces a Secret by changing a symbolic link to the
-//! directory of its files. A certificate and its key cannot be read at the same instant, so files that do not fit together
-//! are reported only if they are still the same at the next check.
 
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use prometheus_client::encoding::EncodeLabelSet;
@@ -23,8 +19,9 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use super::{add_roots, certificates_in, private_key_in, provider, read};
-use crate::config::{ConfigError, ServerTlsConfig};
+use super::{add_roots, certificates_in, private_key_in, provider};
+use crate::config::{ConfigError, Problem, ServerTlsConfig};
+use crate::watched_files::{ConfiguredFile, FileContents, WatchedFiles};
 
 /// Maximum time from the start of a connection to the end of its handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -54,33 +51,8 @@ pub struct ServerTls(Arc<Shared>);
 
 struct Shared {
     section: &'static str,
-    files: Files,
-    protocols: Protocols,
-    clients: ClientCertificates,
-    state: Mutex<State>,
+    files: WatchedFiles<Loaded>,
     metrics: OnceLock<ListenerMetrics>,
-}
-
-struct Files {
-    certificate: PathBuf,
-    key: PathBuf,
-    client_ca: Option<PathBuf>,
-}
-
-/// What the files contain. Has no `Debug`, because it contains the private key.
-#[derive(PartialEq, Eq)]
-struct Contents {
-    certificate: Vec<u8>,
-    key: Vec<u8>,
-    client_ca: Option<Vec<u8>>,
-}
-
-/// Why files cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Unusable {
-    /// The key of the section `tls`.
-    key: &'static str,
-    problem: String,
 }
 
 struct Loaded {
@@ -93,21 +65,6 @@ struct Loaded {
 struct Validity {
     from: Timestamp,
     until: Timestamp,
-}
-
-struct State {
-    served: Loaded,
-    contents: Contents,
-    /// The last files that could not be used, if there were none that could since.
-    unusable: Option<UnusableFiles>,
-    /// Whether unusable files were reported, and there were no usable ones since.
-    is_outdated: bool,
-}
-
-struct UnusableFiles {
-    read: Result<Contents, Unusable>,
-    reason: Unusable,
-    is_reported: bool,
 }
 
 /// Metrics of all listeners with TLS.
@@ -125,7 +82,6 @@ struct ListenerLabels {
 
 struct ListenerMetrics {
     expiry: Gauge,
-    unusable: Gauge,
     failures: Counter,
 }
 
@@ -168,31 +124,27 @@ impl ServerTls {
         let (Some(certificate), Some(key)) = (&config.cert_file, &config.key_file) else {
             return Ok(None);
         };
-        let files = Files {
-            certificate: certificate.clone(),
-            key: key.clone(),
-            client_ca: config.client_ca_file.clone(),
+        let file = |key: &str, path: &PathBuf| ConfiguredFile {
+            field: format!("{section}.tls.{key}"),
+            path: path.clone(),
         };
-        let read = files.read();
-        let loaded = read.and_then(|contents| Ok((load(&files, &contents, protocols, clients)?, contents)));
-        let (served, contents) = loaded.map_err(|Unusable { key, problem }| {
-            ConfigError::of_field(format!("{section}.tls.{key}"), problem)
+        let mut files = vec![file("cert_file", certificate), file("key_file", key)];
+        files.extend(
+            config
+                .client_ca_file
+                .iter()
+                .map(|path| file("client_ca_file", path)),
+        );
+        let files = WatchedFiles::load(files, move |files| {
+            let loaded = load(files[0], files[1], files.get(2).copied(), protocols, clients)?;
+            warn_if_not_valid(section, files[0].path(), loaded.validity);
+            Ok(loaded)
         })?;
-        let server = Self(Arc::new(Shared {
+        Ok(Some(Self(Arc::new(Shared {
             section,
             files,
-            protocols,
-            clients,
-            state: Mutex::new(State {
-                served,
-                contents,
-                unusable: None,
-                is_outdated: false,
-            }),
             metrics: OnceLock::new(),
-        }));
-        server.warn_if_not_valid(&server.state());
-        Ok(Some(server))
+        }))))
     }
 
     /// The TLS of the admin port. Probes reach it without a certificate; see [`crate::admin`].
@@ -207,13 +159,14 @@ impl ServerTls {
         let labels = ListenerLabels {
             listener: self.0.section,
         };
-        let state = self.state();
+        self.0
+            .files
+            .observe(metrics.unusable.get_or_create(&labels).clone());
         let of_listener = self.0.metrics.get_or_init(|| ListenerMetrics {
             expiry: metrics.expiry.get_or_create(&labels).clone(),
-            unusable: metrics.unusable.get_or_create(&labels).clone(),
             failures: metrics.failures.get_or_create(&labels).clone(),
         });
-        of_listener.update(&state);
+        of_listener.update(&self.0.files.value());
     }
 
     /// Does the handshake. Failures are counted, and logged at debug level, because anybody can cause them.
@@ -222,7 +175,7 @@ impl ServerTls {
         stream: TcpStream,
         peer: SocketAddr,
     ) -> Option<TlsStream<TcpStream>> {
-        let acceptor = TlsAcceptor::from(self.state().served.config.clone());
+        let acceptor = TlsAcceptor::from(self.0.files.value().config.clone());
         let listener = self.0.section;
         let error = match tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await {
             Ok(Ok(stream)) => return Some(stream),
@@ -238,53 +191,11 @@ impl ServerTls {
 
     /// Reads the files, and serves what they contain if it has changed and can be used. Blocks.
     pub(crate) fn check_files(&self) {
-        let section = self.0.section;
-        let read = self.0.files.read();
-        let mut state = self.state();
-        if read.as_ref() == Ok(&state.contents) {
-            state.unusable = None;
-            state.is_outdated = false;
-        } else if let Some(known) = state.unusable.as_mut().filter(|known| known.read == read) {
-            if !known.is_reported {
-                known.is_reported = true;
-                let Unusable { key, problem } = &known.reason;
-                let field = format!("{section}.tls.{key}");
-                tracing::warn!(
-                    field,
-                    problem,
-                    "cannot use changed certificate files; serving the former ones"
-                );
-            }
-            state.is_outdated = true;
-        } else {
-            match self.0.load(read) {
-                Ok(changed) => {
-                    *state = changed;
-                    let expires = state.served.validity.until;
-                    tracing::info!(listener = section, %expires, "serving the changed certificate files");
-                    self.warn_if_not_valid(&state);
-                }
-                Err(unusable) => state.unusable = Some(unusable),
-            }
+        if self.0.files.check()
+            && let Some(metrics) = self.0.metrics.get()
+        {
+            metrics.update(&self.0.files.value());
         }
-        if let Some(metrics) = self.0.metrics.get() {
-            metrics.update(&state);
-        }
-    }
-
-    fn warn_if_not_valid(&self, state: &State) {
-        let Validity { from, until } = state.served.validity;
-        let (now, file) = (SystemClock.now(), self.0.files.certificate.display());
-        let listener = self.0.section;
-        if until <= now {
-            tracing::warn!(listener, %file, expired = %until, "the certificate has expired");
-        } else if from > now {
-            tracing::warn!(listener, %file, valid_from = %from, "the certificate is not valid yet");
-        }
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -292,91 +203,60 @@ impl fmt::Debug for ServerTls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ServerTls")
             .field("section", &self.0.section)
-            .field("certificate", &self.0.files.certificate)
+            .field("files", &self.0.files)
             .finish_non_exhaustive()
     }
 }
 
-impl Shared {
-    /// The state after these files were read.
-    fn load(&self, read: Result<Contents, Unusable>) -> Result<State, UnusableFiles> {
-        let unusable = |read, reason| UnusableFiles {
-            read,
-            reason,
-            is_reported: false,
-        };
-        let contents = read.map_err(|reason| unusable(Err(reason.clone()), reason))?;
-        match load(&self.files, &contents, self.protocols, self.clients) {
-            Ok(served) => Ok(State {
-                served,
-                contents,
-                unusable: None,
-                is_outdated: false,
-            }),
-            Err(reason) => Err(unusable(Ok(contents), reason)),
-        }
-    }
-}
-
 impl ListenerMetrics {
-    fn update(&self, state: &State) {
-        self.expiry.set(state.served.validity.until.as_millis() / 1_000);
-        self.unusable.set(state.is_outdated.into());
+    fn update(&self, loaded: &Loaded) {
+        self.expiry.set(loaded.validity.until.as_millis() / 1_000);
     }
 }
 
-impl Files {
-    fn read(&self) -> Result<Contents, Unusable> {
-        Ok(Contents {
-            certificate: read(&self.certificate).map_err(Unusable::of("cert_file"))?,
-            key: read(&self.key).map_err(Unusable::of("key_file"))?,
-            client_ca: match &self.client_ca {
-                Some(path) => Some(read(path).map_err(Unusable::of("client_ca_file"))?),
-                None => None,
-            },
-        })
-    }
-}
-
-impl Unusable {
-    fn of(key: &'static str) -> impl Fn(String) -> Self {
-        move |problem| Self { key, problem }
+fn warn_if_not_valid(listener: &str, file: &Path, validity: Validity) {
+    let Validity { from, until } = validity;
+    let (now, file) = (SystemClock.now(), file.display());
+    if until <= now {
+        tracing::warn!(listener, %file, expired = %until, "the certificate has expired");
+    } else if from > now {
+        tracing::warn!(listener, %file, valid_from = %from, "the certificate is not valid yet");
     }
 }
 
 fn load(
-    files: &Files,
-    contents: &Contents,
+    certificate: FileContents<'_>,
+    key: FileContents<'_>,
+    client_ca: Option<FileContents<'_>>,
     protocols: Protocols,
     clients: ClientCertificates,
-) -> Result<Loaded, Unusable> {
-    let chain =
-        certificates_in(&files.certificate, &contents.certificate).map_err(Unusable::of("cert_file"))?;
-    let validity = Validity::of(&files.certificate, &chain).map_err(Unusable::of("cert_file"))?;
-    let key = private_key_in(&files.key, &contents.key).map_err(Unusable::of("key_file"))?;
+) -> Result<Loaded, Problem> {
+    let of_certificate = |problem| certificate.problem(problem);
+    let chain = certificates_in(certificate.path(), certificate.bytes).map_err(of_certificate)?;
+    let validity = Validity::of(certificate.path(), &chain).map_err(of_certificate)?;
+    let private_key = private_key_in(key.path(), key.bytes).map_err(|problem| key.problem(problem))?;
     let builder = ServerConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()
-        .map_err(|error| Unusable::of("cert_file")(format!("cannot set up TLS: {error}")))?;
-    let builder = match files.client_ca.as_deref().zip(contents.client_ca.as_deref()) {
+        .map_err(|error| certificate.problem(format!("cannot set up TLS: {error}")))?;
+    let builder = match client_ca {
         None => builder.with_no_client_auth(),
-        Some((path, pem)) => {
-            let unusable = Unusable::of("client_ca_file");
+        Some(file) => {
             let mut roots = RootCertStore::empty();
-            add_roots(&mut roots, path, pem).map_err(&unusable)?;
+            add_roots(&mut roots, file.path(), file.bytes).map_err(|problem| file.problem(problem))?;
             let verifier = WebPkiClientVerifier::builder_with_provider(roots.into(), provider());
             let verifier = match clients {
                 ClientCertificates::Required => verifier,
                 ClientCertificates::Optional => verifier.allow_unauthenticated(),
             };
-            let verifier = verifier
-                .build()
-                .map_err(|error| unusable(format!("{} cannot be used: {error}", path.display())))?;
+            let verifier = verifier.build().map_err(|error| {
+                file.problem(format!("{} cannot be used: {error}", file.path().display()))
+            })?;
             builder.with_client_cert_verifier(verifier)
         }
     };
     let mut config = builder
-        .with_single_cert(chain, key)
-        .map_err(|error| unusable_pair(files, &error))?;
+        .with_single_cert(chain, private_key)
+        .map_err(|error| unusable_pair(certificate, key, &error))?;
     let (h2, http1) = (b"h2".to_vec(), b"http/1.1".to_vec());
     config.alpn_protocols = match protocols {
         Protocols::Http => vec![h2, http1],
@@ -388,16 +268,16 @@ fn load(
     })
 }
 
-fn unusable_pair(files: &Files, error: &rustls::Error) -> Unusable {
-    let (certificate, key) = (files.certificate.display(), files.key.display());
+fn unusable_pair(certificate: FileContents<'_>, key: FileContents<'_>, error: &rustls::Error) -> Problem {
+    let (of_certificate, of_key) = (certificate.path().display(), key.path().display());
     match error {
-        rustls::Error::InconsistentKeys(_) => Unusable::of("key_file")(format!(
-            "{key} does not contain the private key of the certificate in {certificate}"
+        rustls::Error::InconsistentKeys(_) => key.problem(format!(
+            "{of_key} does not contain the private key of the certificate in {of_certificate}"
         )),
-        rustls::Error::InvalidCertificate(_) => {
-            Unusable::of("cert_file")(format!("{certificate} contains an invalid certificate: {error}"))
-        }
-        error => Unusable::of("key_file")(format!("{key} cannot be used: {error}")),
+        rustls::Error::InvalidCertificate(_) => certificate.problem(format!(
+            "{of_certificate} contains an invalid certificate: {error}"
+        )),
+        error => key.problem(format!("{of_key} cannot be used: {error}")),
     }
 }
 
@@ -432,7 +312,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_that_are_replaced_one_after_the_other_are_reported_only_if_they_stay_unusable() {
+    fn a_certificate_and_its_key_that_are_replaced_one_after_the_other_are_served_together() {
         let scratch = Scratch::new("tls-files").unwrap();
         let authority = Authority::new().unwrap();
         let (first, second) = (authority.sign().unwrap(), authority.sign_expired().unwrap());
@@ -462,6 +342,7 @@ mod tests {
         std::fs::write(&key, &second.key).unwrap();
         assert_eq!(check(), (false, former));
         std::fs::write(&certificate, &second.certificate).unwrap();
+        assert_eq!(check(), (false, former));
         assert_eq!(check(), (false, expired));
 
         std::fs::write(&key, &first.key).unwrap();

@@ -16,8 +16,6 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use url::{Host, Url};
 
-use super::Shared;
-
 /// The maximum size of a key set in bytes, and the maximum number of its keys.
 const MAX_BYTES: usize = 256 << 10;
 const MAX_KEYS: usize = 100;
@@ -131,7 +129,7 @@ impl Key {
 pub(super) struct RemoteKeys {
     url: Url,
     client: Client,
-    keys: Shared<Option<KeySet>>,
+    keys: watch::Sender<Arc<Option<KeySet>>>,
     /// The number of fetches that have begun and ended.
     fetches: watch::Sender<Fetches>,
     unknown: Mutex<Unknown>,
@@ -178,7 +176,7 @@ impl RemoteKeys {
         Ok(Self {
             url: url.clone(),
             client,
-            keys: Shared::new(None),
+            keys: watch::Sender::new(Arc::new(None)),
             fetches: watch::Sender::new(Fetches::default()),
             unknown: Mutex::default(),
             stale,
@@ -187,7 +185,7 @@ impl RemoteKeys {
 
     /// The keys that were fetched last; `None` before the first fetch has succeeded.
     pub(super) fn keys(&self) -> Arc<Option<KeySet>> {
-        self.keys.get()
+        self.keys.borrow().clone()
     }
 
     /// Fetches the keys again because a token names an unknown one, and waits for the result. Returns at once if that
@@ -221,7 +219,7 @@ impl RemoteKeys {
             let fetched = self.fetch().await;
             let delay = match fetched {
                 Ok(keys) => {
-                    self.keys.set(Some(keys));
+                    self.keys.send_replace(Arc::new(Some(keys)));
                     self.stale.set(0);
                     if throttle.has_logged() {
                         tracing::info!(

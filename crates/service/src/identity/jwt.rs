@@ -5,14 +5,13 @@ use std::time::Duration;
 
 use jsonwebtoken::errors::ErrorKind;
 use jsonwebtoken::{Algorithm, Header, Validation, decode, decode_header};
-use prometheus_client::metrics::gauge::Gauge;
 use redeliver_runtime::config::{ConfigError, JwtConfig, MAX_SCOPES, Scope, endpoint_url};
+use redeliver_runtime::watched_files::WatchedFiles;
 use serde_json::{Map, Value};
 
-use super::Identity;
 use super::jwks::{KeySet, RemoteKeys};
 use super::refusal::{Reason, Refusal};
-use super::watched_file::WatchedFile;
+use super::{Identity, Section};
 
 mod signatures;
 
@@ -28,7 +27,7 @@ pub(super) struct Jwt {
 
 #[derive(Debug)]
 enum Keys {
-    File(WatchedFile<KeySet>),
+    File(WatchedFiles<KeySet>),
     Url(Box<RemoteKeys>),
 }
 
@@ -46,27 +45,19 @@ pub(super) fn looks_like_one(token: &[u8]) -> bool {
 }
 
 impl Jwt {
-    pub(super) fn new(
-        config: &JwtConfig,
-        stale: impl Fn(&str) -> Gauge,
-        at: impl Fn(&str, String) -> ConfigError,
-    ) -> Result<Self, ConfigError> {
-        const FILE: &str = "auth.jwt.jwks_file";
+    pub(super) fn new(config: &JwtConfig, section: &Section<'_>) -> Result<Self, ConfigError> {
         const URL: &str = "auth.jwt.jwks_url";
         signatures::install();
         let keys = match (&config.jwks_file, &config.jwks_url) {
-            (Some(path), _) => {
-                let file = WatchedFile::load(path.clone(), KeySet::of_file, stale(FILE));
-                Keys::File(file.map_err(|problem| at(FILE, problem))?)
-            }
+            (Some(path), _) => Keys::File(section.file("auth.jwt.jwks_file", path, KeySet::of_file)?),
             (None, Some(url)) => {
-                let url = endpoint_url(url.expose()).map_err(|problem| at(URL, problem))?;
-                let remote = RemoteKeys::new(&url, config.ca_file.as_deref(), stale(URL));
+                let url = endpoint_url(url.expose()).map_err(|problem| section.error(URL, problem))?;
+                let remote = RemoteKeys::new(&url, config.ca_file.as_deref(), section.stale(URL));
                 Keys::Url(Box::new(
-                    remote.map_err(|problem| at("auth.jwt.ca_file", problem))?,
+                    remote.map_err(|problem| section.error("auth.jwt.ca_file", problem))?,
                 ))
             }
-            (None, None) => return Err(at(URL, "is missing; set it, or jwks_file".to_owned())),
+            (None, None) => return Err(section.error(URL, "is missing; set it, or jwks_file".to_owned())),
         };
         Ok(Self {
             config: config.clone(),

@@ -1,7 +1,7 @@
 //! Who is identified, with what is refused.
 
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rcgen::{CertificateParams, DnType, KeyPair, SanType};
 use redeliver_runtime::Config;
@@ -35,6 +35,12 @@ impl Files {
 async fn with_token(authenticator: &Authenticator, token: &str) -> Result<Identity, Refusal> {
     let header = format!("Bearer {token}");
     authenticator.authenticate(Some(header.as_bytes()), &[]).await
+}
+
+/// Lets two checks read the changed files.
+fn follow_files(authenticator: &Authenticator) {
+    authenticator.check_files();
+    authenticator.check_files();
 }
 
 async fn reason(authenticator: &Authenticator, token: &str) -> Reason {
@@ -104,6 +110,21 @@ async fn the_single_token_permits_everything_and_others_nothing() {
 }
 
 #[tokio::test]
+async fn a_token_file_that_is_read_while_it_is_written_is_not_used() {
+    let files = Files::new();
+    files.write("token", "former");
+    let authenticator = files.authenticator(SINGLE);
+    files.write("token", "half");
+    authenticator.check_files();
+    assert_eq!(reason(&authenticator, "half").await, Reason::TokenWrong);
+    files.write("token", "half-and-half");
+    follow_files(&authenticator);
+    assert_eq!(reason(&authenticator, "half").await, Reason::TokenWrong);
+    assert!(with_token(&authenticator, "half-and-half").await.is_ok());
+    assert_eq!(reason(&authenticator, "former").await, Reason::TokenWrong);
+}
+
+#[tokio::test]
 async fn a_listed_token_has_its_scopes_until_it_is_revoked() {
     let files = Files::new();
     let (billing, mail) = (new_token().unwrap(), new_token().unwrap());
@@ -138,10 +159,10 @@ async fn a_listed_token_has_its_scopes_until_it_is_revoked() {
 
     // An invalid file revokes nothing.
     files.write("tokens", "tokens: [");
-    authenticator.check_files();
+    follow_files(&authenticator);
     assert!(with_token(&authenticator, &mail.token).await.is_ok());
     files.write("tokens", &tokens_file(&both[1..]));
-    authenticator.check_files();
+    follow_files(&authenticator);
     assert_eq!(reason(&authenticator, &billing.token).await, Reason::TokenWrong);
     assert!(with_token(&authenticator, &mail.token).await.is_ok());
 }
@@ -347,7 +368,7 @@ async fn a_jwt_is_accepted_only_if_signature_issuer_audience_and_times_are_right
     // The file is followed.
     let next = Issuer::new("k2").unwrap();
     files.write("jwks", &jwks(&[&next]));
-    authenticator.check_files();
+    follow_files(&authenticator);
     assert!(
         with_token(&authenticator, &next.sign(&claims()).unwrap())
             .await

@@ -4,22 +4,21 @@ use std::path::Path;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use prometheus_client::metrics::gauge::Gauge;
 use redeliver_runtime::config::{ApiConfig, ConfigError, Sha256, TokensFile, token_in};
+use redeliver_runtime::watched_files::WatchedFiles;
 use ring::digest::{SHA256, digest};
 use ring::rand::{SecureRandom as _, SystemRandom};
 use subtle::ConstantTimeEq as _;
 
-use super::Identity;
-use super::watched_file::WatchedFile;
+use super::{Identity, Section};
 
 /// The tokens of one API.
 #[derive(Debug)]
 pub(super) struct Tokens {
     /// `token_file`, whose token permits everything.
-    single: Option<WatchedFile<Entry>>,
+    single: Option<WatchedFiles<Entry>>,
     /// `auth.tokens_file`.
-    listed: Option<WatchedFile<Vec<Entry>>>,
+    listed: Option<WatchedFiles<Vec<Entry>>>,
 }
 
 #[derive(Debug)]
@@ -29,26 +28,15 @@ struct Entry {
 }
 
 impl Tokens {
-    /// The tokens of the configuration; `None` if it has none. `stale` is the gauge of a setting.
-    pub(super) fn load(
-        config: &ApiConfig,
-        stale: impl Fn(&str) -> Gauge,
-        at: impl Fn(&str, String) -> ConfigError,
-    ) -> Result<Option<Self>, ConfigError> {
-        const SINGLE: &str = "token_file";
-        const LISTED: &str = "auth.tokens_file";
-        let single = config
-            .token_file
-            .clone()
-            .map(|path| WatchedFile::load(path, single, stale(SINGLE)));
-        let listed = config
-            .auth
-            .tokens_file
-            .clone()
-            .map(|path| WatchedFile::load(path, listed, stale(LISTED)));
+    /// The tokens of the configuration; `None` if it has none.
+    pub(super) fn load(config: &ApiConfig, section: &Section<'_>) -> Result<Option<Self>, ConfigError> {
+        let single_path = config.token_file.as_deref();
+        let single = single_path.map(|path| section.file("token_file", path, single));
+        let listed_path = config.auth.tokens_file.as_deref();
+        let listed = listed_path.map(|path| section.file("auth.tokens_file", path, listed));
         let tokens = Self {
-            single: single.transpose().map_err(|problem| at(SINGLE, problem))?,
-            listed: listed.transpose().map_err(|problem| at(LISTED, problem))?,
+            single: single.transpose()?,
+            listed: listed.transpose()?,
         };
         Ok((tokens.single.is_some() || tokens.listed.is_some()).then_some(tokens))
     }
@@ -56,8 +44,8 @@ impl Tokens {
     /// The holder of a token.
     pub(super) fn identify(&self, token: &[u8]) -> Option<Identity> {
         let hash = sha256(token);
-        let listed = self.listed.as_ref().map(WatchedFile::value);
-        let single = self.single.as_ref().map(WatchedFile::value);
+        let listed = self.listed.as_ref().map(WatchedFiles::value);
+        let single = self.single.as_ref().map(WatchedFiles::value);
         let all = listed
             .iter()
             .flat_map(|entries| entries.iter())

@@ -116,7 +116,7 @@ fn the_apis_serve_clients_with_a_certificate_and_renew_their_own_while_clients_a
         certificates.renew(pipe);
         eventually("the new certificate is served", DEADLINE, || {
             let output = scheduler.output();
-            let is_served = output.contains("serving the changed certificate files");
+            let is_served = output.contains("using the changed files");
             if is_served { Ok(()) } else { Err(output) }
         });
         // The former connection, and a new one.
