@@ -27,6 +27,7 @@ use redeliver_runtime::watched_files::{CHECK_INTERVAL, ConfiguredFile, WatchedFi
 use rustls::pki_types::CertificateDer;
 use tokio_util::sync::CancellationToken;
 
+mod access;
 mod audit;
 mod certificates;
 pub mod grpc;
@@ -36,6 +37,7 @@ mod layer;
 mod refusal;
 mod tokens;
 
+pub use access::Access;
 pub use audit::RefusalMetrics;
 pub use layer::{Authenticate, AuthenticateLayer};
 pub use refusal::{Reason, Refusal};

@@ -17,6 +17,7 @@ use redeliver_kafka::reader::ReadError as KafkaReadError;
 use redeliver_proto::error::{invalid, status};
 use redeliver_proto::v1;
 use redeliver_proto::v1::dead_letter_service_server::DeadLetterService;
+use redeliver_service::identity::Access;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -196,8 +197,13 @@ impl DeadLetterService for Api {
         &self,
         request: Request<v1::WatchDeadLettersRequest>,
     ) -> Result<Response<Self::WatchDeadLettersStream>, Status> {
-        self.call("WatchDeadLetters", async { self.watch(request.get_ref()) })
-            .await
+        // The layer that authenticates requests has added it.
+        let access = request.extensions().get::<Access>().cloned();
+        let access = access.ok_or_else(|| Status::internal("the request was not authenticated"))?;
+        self.call("WatchDeadLetters", async {
+            self.watch(request.get_ref(), access)
+        })
+        .await
     }
 }
 

@@ -3,17 +3,15 @@
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use http::header::AUTHORIZATION;
-use http::{HeaderValue, Request, Response};
+use http::{Request, Response};
 use redeliver_runtime::config::{Area, Verb};
-use redeliver_runtime::listen::PeerCertificates;
 use tonic::server::NamedService;
 use tower::{Layer, Service};
 
-use super::{Authenticator, Refusal};
+use super::{Access, Authenticator, Refusal};
 
-/// Adds the [`Identity`](super::Identity) of the caller to the extensions of each request. Answers refused requests with
-/// `refuse`, and counts and logs them.
+/// Adds the [`Identity`](super::Identity) of the caller and its [`Access`] to the extensions of each request. Answers
+/// refused requests with `refuse`, and counts and logs them.
 #[derive(Clone, Debug)]
 pub struct AuthenticateLayer<R> {
     authenticator: Authenticator,
@@ -87,25 +85,14 @@ where
             refuse,
         } = self.layer.clone();
         Box::pin(async move {
-            let authorization = request.headers().get(AUTHORIZATION).map(HeaderValue::as_bytes);
-            let peer = request.extensions().get::<PeerCertificates>();
-            let certificates = peer.map_or(&[][..], |peer| &peer.0);
-            let identified = authenticator.authenticate(authorization, certificates).await;
-            let permitted = identified.and_then(|identity| {
-                if let Some((area, verb)) = required {
-                    identity.require(area, verb, None)?;
-                }
-                Ok(identity)
-            });
-            match permitted {
+            let access = Access::of(&request, authenticator, required);
+            match access.check().await {
                 Ok(identity) => {
                     request.extensions_mut().insert(identity);
+                    request.extensions_mut().insert(access);
                     inner.call(request).await
                 }
-                Err(refusal) => {
-                    authenticator.refused(&refusal, request.uri().path());
-                    Ok(refuse(&refusal))
-                }
+                Err(refusal) => Ok(refuse(&refusal)),
             }
         })
     }

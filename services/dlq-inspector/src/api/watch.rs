@@ -2,7 +2,7 @@
 //!
 //! A watcher reads the rows of the index in order, so that a single row number is its resume token, and the index itself
 //! buffers bursts for slow clients. The number of bytes sent ahead of a client is bounded. A watch ends if its client
-//! accepts no message for [`SEND_TIMEOUT`].
+//! accepts no message for [`SEND_TIMEOUT`], or when the client may no longer read dead letters.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +12,7 @@ use redeliver_proto::convert::to_timestamp;
 use redeliver_proto::error::status;
 use redeliver_proto::v1::watch_dead_letters_response::Event;
 use redeliver_proto::{Message as _, v1};
+use redeliver_service::identity::{self, Access};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
 use tonic::{Code, Status};
@@ -63,6 +64,7 @@ impl Api {
     pub(super) fn watch(
         &self,
         request: &v1::WatchDeadLettersRequest,
+        access: Access,
     ) -> Result<ResponseStream<v1::WatchDeadLettersResponse>, Status> {
         let filter = parse_filter(&request.filter)?;
         let query = query_hash(&["watch", &request.filter]);
@@ -90,7 +92,7 @@ impl Api {
             _count: self.metrics.count_watcher(),
             _permit: permit,
         };
-        self.watchers.spawn(watcher.run(rows));
+        self.watchers.spawn(watcher.run(rows, access));
         let messages = stream::unfold(receiver, |mut receiver| async move {
             let next: Result<Buffered, Status> = receiver.recv().await?;
             Some((next.map(|(message, _share)| message), receiver))
@@ -100,7 +102,7 @@ impl Api {
 }
 
 impl Watcher {
-    async fn run(mut self, mut rows: watch::Receiver<i64>) {
+    async fn run(mut self, mut rows: watch::Receiver<i64>, access: Access) {
         let stop = self.api.stop.clone();
         let sender = self.sender.clone();
         let end = tokio::select! {
@@ -109,6 +111,7 @@ impl Watcher {
                 Ok(never) => match never {},
             },
             () = stop.cancelled() => WatchEnd::Status(shutting_down()),
+            refusal = access.withdrawn() => WatchEnd::Status(identity::grpc::status(&refusal)),
             () = sender.closed() => WatchEnd::ClientGone,
         };
         if let WatchEnd::Status(status) = end {

@@ -1,11 +1,17 @@
-//! Watching dead letters: existing and new ones, resuming, slow clients, shutdown.
+//! Watching dead letters: existing and new ones, resuming, slow clients, revoked tokens, shutdown.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use redeliver_core::{Clock as _, SystemClock};
+use redeliver_proto::auth::SendToken;
 use redeliver_proto::error::reason;
 use redeliver_proto::v1;
+use redeliver_proto::v1::dead_letter_service_client::DeadLetterServiceClient;
 use redeliver_proto::v1::watch_dead_letters_response::Event;
+use redeliver_service::identity::{NewToken, new_token};
+use redeliver_testkit::jwt::{Issuer, jwks};
+use serde_json::json;
 use tokio::time::timeout;
 use tonic::{Code, Status, Streaming};
 
@@ -224,4 +230,97 @@ async fn a_graceful_shutdown_ends_watches_with_a_status() {
         (Code::Unavailable, Some("SHUTTING_DOWN"))
     );
     assert_eq!(inspector.process.wait(DEADLINE).code(), Some(0));
+}
+
+fn tokens_file(entries: &[(&str, &NewToken, &str)]) -> String {
+    let entries = entries.iter().map(
+        |(name, token, scope)| json!({"name": name, "sha256": token.sha256.to_string(), "scopes": [scope]}),
+    );
+    json!({"tokens": entries.collect::<Vec<_>>()}).to_string()
+}
+
+/// The status with which a stream ends; heartbeats may come first.
+async fn end_of(stream: &mut Streaming<v1::WatchDeadLettersResponse>) -> (Code, Option<String>) {
+    loop {
+        match timeout(DEADLINE, stream.message()).await.expect("the end") {
+            Ok(Some(message)) => assert!(!matches!(message.event, Some(Event::DeadLetter(_)))),
+            Ok(None) => panic!("the stream ended without a status"),
+            Err(status) => return (status.code(), reason(&status)),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watch_ends_when_its_token_is_revoked_loses_its_scope_or_expires() {
+    let mut env = InspectorEnv::new("withdrawn");
+    let directory = env.base.directory().to_owned();
+    let write = |name: &str, text: &str| {
+        // In one step, as an editor or Kubernetes does.
+        std::fs::write(directory.join("new"), text).unwrap();
+        std::fs::rename(directory.join("new"), directory.join(name)).unwrap();
+    };
+    let [revoked, limited, kept] = [0; 3].map(|_| new_token().unwrap());
+    let read = "dead-letters:read";
+    write(
+        "tokens",
+        &tokens_file(&[
+            ("revoked", &revoked, read),
+            ("limited", &limited, read),
+            ("kept", &kept, read),
+        ]),
+    );
+    let issuer = Issuer::new("k1").unwrap();
+    write("jwks", &jwks(&[&issuer]));
+    let path = |name: &str| directory.join(name).display().to_string();
+    env.base.set("dlq_inspector.auth.tokens_file", &path("tokens"));
+    env.base
+        .set("dlq_inspector.auth.jwt.issuer", "https://login.test");
+    env.base.set("dlq_inspector.auth.jwt.audience", "redeliver");
+    env.base.set("dlq_inspector.auth.jwt.jwks_file", &path("jwks"));
+    let topic = env.create_topic("a", 1).await;
+    let mut inspector = env.start().await;
+    // Tokens are accepted for 30 seconds after they have expired.
+    let expires = SystemClock.now().as_millis() / 1_000 - 20;
+    let jwt =
+        json!({"iss": "https://login.test", "aud": "redeliver", "sub": "x", "exp": expires, "scope": read});
+    let jwt = issuer.sign(&jwt).unwrap();
+    let mut streams = Vec::new();
+    for token in [&revoked.token, &limited.token, &kept.token, &jwt] {
+        let interceptor = SendToken::new(Some(token)).unwrap();
+        let mut client = DeadLetterServiceClient::with_interceptor(inspector.channel().await, interceptor);
+        let watched = client.watch_dead_letters(v1::WatchDeadLettersRequest::default());
+        streams.push(watched.await.unwrap().into_inner());
+    }
+    let [revoked_stream, limited_stream, kept_stream, jwt_stream] = &mut streams[..] else {
+        panic!("four streams");
+    };
+    let why = |reason: &str| Some(reason.to_owned());
+    assert_eq!(
+        end_of(jwt_stream).await,
+        (Code::Unauthenticated, why("TOKEN_EXPIRED"))
+    );
+    write(
+        "tokens",
+        &tokens_file(&[("limited", &limited, "jobs:read"), ("kept", &kept, read)]),
+    );
+    assert_eq!(
+        end_of(revoked_stream).await,
+        (Code::Unauthenticated, why("TOKEN_WRONG"))
+    );
+    assert_eq!(
+        end_of(limited_stream).await,
+        (Code::PermissionDenied, why("PERMISSION_DENIED"))
+    );
+    // The others go on.
+    env.put(&topic, 0, vec![dead("k", "v", &[])]).await;
+    loop {
+        let message = timeout(DEADLINE, kept_stream.message()).await.expect("an event");
+        if let Some(Event::DeadLetter(_)) = message.unwrap().expect("no end").event {
+            break;
+        }
+    }
+    let refused = |reason: &str| format!(r#"redeliver_api_requests_refused_total{{reason="{reason}"}}"#);
+    for reason in ["token_expired", "token_wrong", "permission_denied"] {
+        assert_eq!(inspector.process.metric(&refused(reason)), 1, "{reason}");
+    }
 }

@@ -1,0 +1,75 @@
+//! What entitles a request to be answered, for calls that last.
+
+use std::fmt;
+
+use http::header::AUTHORIZATION;
+use http::{HeaderValue, Request, Uri};
+use redeliver_runtime::config::{Area, Verb};
+use redeliver_runtime::listen::PeerCertificates;
+use redeliver_runtime::watched_files::CHECK_INTERVAL;
+use tokio::time::{Instant, MissedTickBehavior, interval_at};
+
+use super::{Authenticator, Identity, Refusal};
+
+/// The credentials of a request, and what the request requires of them. [`AuthenticateLayer`](super::AuthenticateLayer)
+/// adds it to the extensions of each request. A call that lasts ends when [`withdrawn`](Self::withdrawn) does.
+#[derive(Clone)]
+pub struct Access {
+    authenticator: Authenticator,
+    authorization: Option<HeaderValue>,
+    peer: Option<PeerCertificates>,
+    required: Option<(Area, Verb)>,
+    uri: Uri,
+}
+
+impl Access {
+    pub(super) fn of<B>(
+        request: &Request<B>,
+        authenticator: Authenticator,
+        required: Option<(Area, Verb)>,
+    ) -> Self {
+        Self {
+            authenticator,
+            authorization: request.headers().get(AUTHORIZATION).cloned(),
+            peer: request.extensions().get().cloned(),
+            required,
+            uri: request.uri().clone(),
+        }
+    }
+
+    /// Who sends the request. A refusal is counted and logged.
+    pub(super) async fn check(&self) -> Result<Identity, Refusal> {
+        let authorization = self.authorization.as_ref().map(HeaderValue::as_bytes);
+        let certificates = self.peer.as_ref().map_or(&[][..], |peer| &peer.0);
+        let identified = self.authenticator.authenticate(authorization, certificates).await;
+        let permitted = identified.and_then(|identity| {
+            if let Some((area, verb)) = self.required {
+                identity.require(area, verb, None)?;
+            }
+            Ok(identity)
+        });
+        permitted.inspect_err(|refusal| self.authenticator.refused(refusal, self.uri.path()))
+    }
+
+    /// Completes when the same request would be refused: its token was revoked or has expired, or lost a scope. It is
+    /// checked as often as the files of tokens and keys. The refusal is counted and logged.
+    pub async fn withdrawn(&self) -> Refusal {
+        let mut checks = interval_at(Instant::now() + CHECK_INTERVAL, CHECK_INTERVAL);
+        checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            checks.tick().await;
+            if let Err(refusal) = self.check().await {
+                return refusal;
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Access")
+            .field("uri", &self.uri)
+            .field("required", &self.required)
+            .finish_non_exhaustive()
+    }
+}
