@@ -3,8 +3,10 @@
 //! Responses are often one small packet. Nagle's algorithm would delay it until the peer has acknowledged the previous
 //! packet, which takes 40 ms with delayed acknowledgements. So [`Listener`] sets `TCP_NODELAY` on every connection.
 //!
-//! With TLS, a handshake is a task of its own. A client that sends nothing delays no other client.
+//! With TLS, a handshake is a task of its own, and the oldest one makes room for a new one. So clients that send nothing
+//! delay no other client.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::future::ready;
 use std::io::{self, IoSlice};
@@ -19,7 +21,7 @@ use futures::{Stream, stream};
 use rustls::pki_types::CertificateDer;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Interval, MissedTickBehavior};
 use tokio_rustls::server::TlsStream;
 use tokio_util::either::Either;
@@ -29,7 +31,7 @@ use tower::Layer as _;
 use crate::tls::{ServerTls, TlsMetrics};
 use crate::watched_files::CHECK_INTERVAL;
 
-/// Maximum number of handshakes in progress on a listener. Further connections wait in the queue of the operating system.
+/// Number of handshakes in progress on a listener at which the oldest one is aborted.
 const MAX_HANDSHAKES: usize = 1_024;
 
 /// Why a listener cannot be created.
@@ -67,15 +69,18 @@ struct Handshakes {
     server: ServerTls,
     /// Handshakes in progress, and at most one check of the files.
     running: JoinSet<Ended>,
+    /// The handshakes that are not known to have ended, by the order in which they began.
+    pending: BTreeMap<u64, AbortHandle>,
+    begun: u64,
+    max_pending: usize,
     is_checking: bool,
     file_checks: Interval,
 }
 
 /// How a task of a listener with TLS ended.
 enum Ended {
-    Accepted(Connection, SocketAddr),
-    /// The handshake failed, which is reported.
-    Failed,
+    /// The handshake with this number. `None` if it failed, which is reported.
+    Handshake(u64, Option<(Connection, SocketAddr)>),
     Checked,
 }
 
@@ -132,6 +137,9 @@ impl Listener {
         self.tls = Some(Handshakes {
             server,
             running: JoinSet::new(),
+            pending: BTreeMap::new(),
+            begun: 0,
+            max_pending: MAX_HANDSHAKES,
             is_checking: false,
             file_checks,
         });
@@ -178,21 +186,22 @@ impl axum::serve::Listener for Listener {
         // Handshakes are tasks, so those in progress continue when this future is dropped.
         loop {
             tokio::select! {
-                (stream, address) = accept_tcp(&mut self.tcp), if tls.running.len() < MAX_HANDSHAKES => {
-                    let server = tls.server.clone();
-                    tls.running.spawn(async move {
-                        match server.handshake(stream, address).await {
-                            Some(stream) => Ended::Accepted(Connection::of_tls(stream), address),
-                            None => Ended::Failed,
-                        }
-                    });
+                // Waits at most until a task has ended that was aborted.
+                (stream, address) = accept_tcp(&mut self.tcp), if tls.running.len() <= tls.max_pending => {
+                    tls.begin(stream, address);
                 }
                 Some(ended) = tls.running.join_next() => match ended {
-                    Ok(Ended::Accepted(connection, address)) => return (connection, address),
-                    Ok(Ended::Failed) => {}
+                    Ok(Ended::Handshake(number, accepted)) => {
+                        tls.pending.remove(&number);
+                        if let Some(accepted) = accepted {
+                            return accepted;
+                        }
+                    }
                     Ok(Ended::Checked) => tls.is_checking = false,
+                    Err(error) if error.is_cancelled() => tls.server.handshake_aborted(),
                     Err(error) => {
                         tls.is_checking = false;
+                        tls.pending.retain(|_, handshake| !handshake.is_finished());
                         tracing::error!(%error, "a TLS handshake or a check of certificate files panicked");
                     }
                 },
@@ -210,6 +219,25 @@ impl axum::serve::Listener for Listener {
 
     fn local_addr(&self) -> io::Result<SocketAddr> {
         self.tcp.local_addr()
+    }
+}
+
+impl Handshakes {
+    /// Begins a handshake, and aborts the oldest one if that makes too many.
+    fn begin(&mut self, stream: TcpStream, address: SocketAddr) {
+        let (server, number) = (self.server.clone(), self.begun);
+        self.begun += 1;
+        let handshake = self.running.spawn(async move {
+            let accepted = server.handshake(stream, address).await;
+            let connection = accepted.map(|stream| (Connection::of_tls(stream), address));
+            Ended::Handshake(number, connection)
+        });
+        self.pending.insert(number, handshake);
+        if self.pending.len() >= self.max_pending
+            && let Some((_, oldest)) = self.pending.pop_first()
+        {
+            oldest.abort();
+        }
     }
 }
 
@@ -324,7 +352,90 @@ pub fn reachable(listen: SocketAddr) -> SocketAddr {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use prometheus_client::registry::Registry;
+    use redeliver_testkit::certificates::Authority;
+    use redeliver_testkit::scratch::Scratch;
+    use rustls::pki_types::ServerName;
+    use tokio::io::AsyncReadExt as _;
+    use tokio_rustls::TlsConnector;
+
     use super::*;
+    use crate::config::ServerTlsConfig;
+    use crate::tls::{ClientCertificates, Protocols, client_builder, trusted_roots};
+
+    #[tokio::test]
+    async fn a_new_connection_replaces_the_oldest_handshake_when_there_are_too_many() {
+        let scratch = Scratch::new("handshakes").unwrap();
+        let authority = Authority::new().unwrap();
+        let (certificate, key) = authority.sign().unwrap().write(scratch.path(), "tls").unwrap();
+        let config = ServerTlsConfig {
+            cert_file: Some(certificate),
+            key_file: Some(key),
+            client_ca_file: None,
+        };
+        let tls = ServerTls::load(
+            "scheduler",
+            &config,
+            Protocols::Http,
+            ClientCertificates::Required,
+        );
+        let listener = Listener::bind("scheduler.listen", "127.0.0.1:0".parse().unwrap());
+        let mut listener = listener.unwrap().with_tls(tls.unwrap().unwrap());
+        let address = listener.local_addr().unwrap();
+        let mut registry = Registry::default();
+        listener.observe(&TlsMetrics::register(&mut registry));
+        listener.tls.as_mut().unwrap().max_pending = 4;
+        let mut accepting = JoinSet::new();
+        accepting.spawn(async move {
+            let first = axum::serve::Listener::accept(&mut listener).await;
+            (first, listener)
+        });
+
+        let mut silent = Vec::new();
+        for _ in 0..3 {
+            silent.push(TcpStream::connect(address).await.unwrap());
+        }
+        let ca = authority.write(scratch.path(), "ca.crt").unwrap();
+        let roots = trusted_roots(Some(&ca)).unwrap();
+        let client = client_builder()
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let stream = TcpStream::connect(address).await.unwrap();
+        let name = ServerName::try_from("127.0.0.1").unwrap();
+        let connected = TlsConnector::from(Arc::new(client)).connect(name, stream).await;
+        let ((connection, _), mut listener) = accepting.join_next().await.unwrap().unwrap();
+        assert_eq!(
+            connection.tcp().peer_addr().unwrap(),
+            connected.unwrap().get_ref().0.local_addr().unwrap()
+        );
+
+        // Only the oldest one was closed.
+        let mut oldest = silent.remove(0);
+        assert_eq!(oldest.read(&mut [0]).await.unwrap(), 0);
+        for stream in &silent {
+            let read = stream.try_read(&mut [0]);
+            assert_eq!(read.unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        }
+        let aborted = tokio::time::timeout(Duration::from_secs(60), async {
+            tokio::select! {
+                (_, peer) = axum::serve::Listener::accept(&mut listener) => panic!("accepted {peer}"),
+                () = async {
+                    loop {
+                        let mut text = String::new();
+                        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+                        if text.contains("tls_handshake_failures_total{listener=\"scheduler\"} 1\n") {
+                            break;
+                        }
+                        tokio::task::yield_now().await;
+                    }
+                } => {}
+            }
+        });
+        aborted.await.expect("the aborted handshake is counted");
+    }
 
     #[test]
     fn a_process_that_listens_on_all_interfaces_is_reached_on_the_loopback_interface() {

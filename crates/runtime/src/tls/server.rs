@@ -183,10 +183,23 @@ impl ServerTls {
             Err(_) => format!("not complete within {} s", HANDSHAKE_TIMEOUT.as_secs()),
         };
         tracing::debug!(listener, %peer, error, "TLS handshake failed");
+        self.count_failure();
+        None
+    }
+
+    /// Counts a handshake that was aborted because too many were in progress.
+    pub(crate) fn handshake_aborted(&self) {
+        tracing::debug!(
+            listener = self.0.section,
+            "TLS handshake aborted; too many are in progress"
+        );
+        self.count_failure();
+    }
+
+    fn count_failure(&self) {
         if let Some(metrics) = self.0.metrics.get() {
             metrics.failures.inc();
         }
-        None
     }
 
     /// Reads the files, and serves what they contain if it has changed and can be used. Blocks.
