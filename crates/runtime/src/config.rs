@@ -42,7 +42,7 @@ pub use auth::{AuthConfig, ClientCertificateConfig, JwtConfig, MAX_SCOPES};
 pub use breaker::BreakerConfig;
 pub use error::{ConfigError, Problem};
 pub use http::{HttpConfig, Meaning, ResponseMode, Status, TlsConfig};
-pub use http_request::{endpoint_url, header_name, header_value, request_method};
+pub use http_request::{endpoint_url, header_name, header_value, is_loopback, request_method};
 pub use kafka::{KafkaConfig, TopicsConfig, check_id_prefix};
 pub use load::Sources;
 pub use login::{ClientAuth, LoginConfig, OidcConfig};

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::error::Findings;
-use super::http_request::endpoint_url;
+use super::http_request::issuer_url;
 use super::scope::Scope;
 use super::secret::Url;
 use super::tokens::TokensFile;
@@ -144,7 +144,8 @@ impl JwtConfig {
                 }
             }
             (None, Some(url)) => {
-                if let Err(problem) = jwks_url(url.expose()) {
+                if let Err(problem) = issuer_url(url.expose(), "whoever can change the keys can issue tokens")
+                {
                     findings.report("jwks_url", problem);
                 }
             }
@@ -156,22 +157,6 @@ impl JwtConfig {
                 }
             }
         });
-    }
-}
-
-/// Whoever can change the keys on their way can issue tokens, so only loopback needs no TLS.
-fn jwks_url(text: &str) -> Result<(), String> {
-    let url = endpoint_url(text)?;
-    let is_loopback = match url.host() {
-        Some(url::Host::Ipv4(ip)) => ip.is_loopback(),
-        Some(url::Host::Ipv6(ip)) => ip.is_loopback(),
-        Some(url::Host::Domain(name)) => name == "localhost",
-        None => false,
-    };
-    if url.scheme() == "https" || is_loopback {
-        Ok(())
-    } else {
-        Err("must begin with https://, because whoever can change the keys can issue tokens".to_owned())
     }
 }
 

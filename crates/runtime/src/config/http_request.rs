@@ -2,7 +2,7 @@
 //! it cannot reject a valid configuration later.
 
 use axum::http::{HeaderName, HeaderValue, Method, Uri};
-use url::Url;
+use url::{Host, Url};
 
 /// Headers that cannot be configured: they frame the request or differ for each record.
 const RESERVED: [&str; 6] = [
@@ -35,6 +35,31 @@ pub fn endpoint_url(text: &str) -> Result<Url, String> {
     match Uri::try_from(url.as_str()) {
         Ok(_) => Ok(url),
         Err(error) => Err(format!("is not a URL for a request ({error}): {valid}")),
+    }
+}
+
+/// Parses the URL of an issuer. What is exchanged with it must be neither read nor changed on its way, so only loopback
+/// needs no TLS. `because` completes the error.
+///
+/// # Errors
+/// What is wrong and what is valid.
+pub(super) fn issuer_url(text: &str, because: &str) -> Result<Url, String> {
+    let url = endpoint_url(text)?;
+    if url.scheme() == "https" || is_loopback(&url) {
+        Ok(url)
+    } else {
+        Err(format!("must begin with https://, because {because}"))
+    }
+}
+
+/// Whether the host of a URL is this machine.
+#[must_use]
+pub fn is_loopback(url: &Url) -> bool {
+    match url.host() {
+        Some(Host::Ipv4(ip)) => ip.is_loopback(),
+        Some(Host::Ipv6(ip)) => ip.is_loopback(),
+        Some(Host::Domain(name)) => name == "localhost",
+        None => false,
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::error::Findings;
-use super::http_request::endpoint_url;
+use super::http_request::issuer_url;
 use super::secret::{SecretSetting, Settings, Url};
 
 /// `kafka.login`. Exactly one of its keys is set.
@@ -21,7 +21,7 @@ pub struct LoginConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OidcConfig {
-    /// The token endpoint of the issuer.
+    /// The token endpoint of the issuer: https, or http on loopback.
     pub token_url: Url,
     /// The id of the client.
     pub client_id: String,
@@ -104,7 +104,8 @@ impl LoginConfig {
 
 impl OidcConfig {
     fn check(&self, findings: &mut Findings<'_>) {
-        if let Err(problem) = endpoint_url(self.token_url.expose()) {
+        let because = "the client secret and the tokens are sent over this connection";
+        if let Err(problem) = issuer_url(self.token_url.expose(), because) {
             findings.report("token_url", problem);
         }
         if self.client_id.is_empty() {

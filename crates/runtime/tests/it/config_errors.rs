@@ -309,6 +309,12 @@ fn invalid_settings_of_a_process_are_rejected() {
              as http://localhost:8080/path",
         ),
         (
+            "kafka: { login: { oidc: { token_url: 'http://issuer/token', client_id: a, client_secret: b } } }",
+            1,
+            "kafka.login.oidc.token_url: must begin with https://, because the client secret and the tokens are sent over this \
+             connection",
+        ),
+        (
             "kafka: { login: { oidc: { token_url: 'https://i', client_id: '', client_secret: b } } }",
             1,
             "kafka.login.oidc.client_id: is empty",
