@@ -9,16 +9,19 @@ use jsonwebtoken::{Algorithm, AlgorithmFamily, DecodingKey};
 use prometheus_client::metrics::gauge::Gauge;
 use redeliver_core::error_chain::error_chain;
 use redeliver_core::wait::{Backoff, LogThrottle};
-use redeliver_runtime::config::redact_url;
+use redeliver_runtime::config::{is_loopback, redact_url};
 use redeliver_runtime::tls::{client_builder, trusted_roots};
 use reqwest::{Client, redirect};
 use tokio::sync::watch;
 use tokio::time::Instant;
-use url::{Host, Url};
+use url::Url;
 
 /// The maximum size of a key set in bytes, and the maximum number of its keys.
 const MAX_BYTES: usize = 256 << 10;
 const MAX_KEYS: usize = 100;
+/// How long keys are used that can no longer be fetched. Longer than most outages, and short enough that nobody who can
+/// interrupt the connection keeps a withdrawn key valid for ever.
+const MAX_AGE: Duration = Duration::from_secs(24 * 3_600);
 /// Maximum time of a fetch.
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// The time between two fetches.
@@ -43,10 +46,10 @@ pub(super) struct Key {
 
 impl KeySet {
     /// Parses a key set. Keys that cannot verify tokens are left out: symmetric ones, those for encryption, and those of
-    /// other algorithms.
+    /// other algorithms. An empty list withdraws all keys.
     ///
     /// # Errors
-    /// What is wrong.
+    /// What is wrong. A list in which no key can verify tokens is more likely a mistake than a withdrawal.
     pub(super) fn parse(bytes: &[u8]) -> Result<Self, String> {
         if bytes.len() > MAX_BYTES {
             return Err(format!("is larger than {MAX_BYTES} bytes"));
@@ -59,8 +62,9 @@ impl KeySet {
         if keys.len() > MAX_KEYS {
             return Err(format!("has {} keys; the maximum is {MAX_KEYS}", keys.len()));
         }
+        let is_withdrawn = keys.is_empty();
         let keys: Vec<Key> = keys.iter().filter_map(Key::read).collect();
-        if keys.is_empty() {
+        if keys.is_empty() && !is_withdrawn {
             return Err(
                 "contains no key that can verify tokens with RS, PS, ES or EdDSA algorithms".to_owned(),
             );
@@ -124,7 +128,7 @@ impl Key {
     }
 }
 
-/// The keys at a URL. A task fetches them; an outage keeps the former ones.
+/// The keys at a URL. A task fetches them; during an outage, the former ones are kept for [`MAX_AGE`].
 #[derive(Debug)]
 pub(super) struct RemoteKeys {
     url: Url,
@@ -183,7 +187,7 @@ impl RemoteKeys {
         })
     }
 
-    /// The keys that were fetched last; `None` before the first fetch has succeeded.
+    /// The keys that were fetched last; `None` before the first fetch has succeeded, and if they are too old.
     pub(super) fn keys(&self) -> Arc<Option<KeySet>> {
         self.keys.borrow().clone()
     }
@@ -214,6 +218,7 @@ impl RemoteKeys {
     pub(super) async fn run(&self) {
         let (mut backoff, mut throttle) = (Backoff::new(RETRY.0, RETRY.1), LogThrottle::default());
         let mut wanted = self.fetches.subscribe();
+        let mut fetched_at = Instant::now();
         loop {
             self.fetches.send_modify(|fetches| fetches.begun += 1);
             let fetched = self.fetch().await;
@@ -221,6 +226,7 @@ impl RemoteKeys {
                 Ok(keys) => {
                     self.keys.send_replace(Arc::new(Some(keys)));
                     self.stale.set(0);
+                    fetched_at = Instant::now();
                     if throttle.has_logged() {
                         tracing::info!(
                             url = redact_url(self.url.as_str()),
@@ -233,6 +239,9 @@ impl RemoteKeys {
                 }
                 Err(problem) => {
                     self.stale.set(1);
+                    if fetched_at.elapsed() >= MAX_AGE && self.keys.send_replace(Arc::new(None)).is_some() {
+                        throttle.reset();
+                    }
                     if throttle.should_log() {
                         let has_keys = self.keys().is_some();
                         tracing::warn!(
@@ -270,14 +279,5 @@ impl RemoteKeys {
 
     fn unknown(&self) -> MutexGuard<'_, Unknown> {
         self.unknown.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-fn is_loopback(url: &Url) -> bool {
-    match url.host() {
-        Some(Host::Ipv4(ip)) => ip.is_loopback(),
-        Some(Host::Ipv6(ip)) => ip.is_loopback(),
-        Some(Host::Domain(name)) => name == "localhost",
-        None => false,
     }
 }

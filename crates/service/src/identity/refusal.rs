@@ -22,7 +22,7 @@ pub enum Reason {
     CertificateMissing,
     /// The names of the certificate match no entry of the configuration.
     CertificateUnknown,
-    /// The keys of the issuer have not been fetched yet. The same request may succeed later.
+    /// The keys of the issuer have not been fetched yet, or for too long. The same request may succeed later.
     KeysUnavailable,
     /// The scopes of the caller do not permit the request.
     PermissionDenied,

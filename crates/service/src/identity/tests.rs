@@ -375,6 +375,10 @@ async fn a_jwt_is_accepted_only_if_signature_issuer_audience_and_times_are_right
             .is_ok()
     );
     assert_eq!(reason(&authenticator, &valid).await, Reason::TokenWrong);
+    let last = next.sign(&claims()).unwrap();
+    files.write("jwks", &jwks(&[]));
+    follow_files(&authenticator);
+    assert_eq!(reason(&authenticator, &last).await, Reason::TokenWrong);
 }
 
 #[tokio::test]
@@ -422,9 +426,11 @@ fn a_key_set_has_only_public_keys_for_signatures() {
         let error = with(unusable.clone()).unwrap_err();
         assert!(error.contains("no key that can verify"), "{unusable}: {error}");
     }
-    for invalid in ["", "[]", "{\"keys\": 1}", "{\"keys\": []}"] {
+    for invalid in ["", "[]", "{}", "{\"keys\": 1}"] {
         assert!(jwks::KeySet::parse(invalid.as_bytes()).is_err(), "{invalid}");
     }
+    // An issuer can withdraw its last key.
+    assert!(jwks::KeySet::parse(br#"{"keys": []}"#).is_ok());
     // Without the id of a key, exactly one must fit.
     let two = [&issuer, &Issuer::new("k2").unwrap()];
     let set = jwks::KeySet::parse(jwks(&two).as_bytes()).unwrap();
@@ -477,6 +483,58 @@ async fn keys_at_a_url_are_fetched_again_for_an_unknown_key_and_kept_during_an_o
         })
         .await;
         assert_eq!(reason(&authenticator, &valid).await, Reason::TokenWrong);
+        stop.cancel();
+    };
+    let (followed, ()) = tokio::join!(authenticator.clone().follow(stop.clone()), checks);
+    followed.unwrap();
+}
+
+#[tokio::test]
+async fn keys_that_cannot_be_fetched_for_a_day_are_no_longer_used() {
+    let files = Files::new();
+    let issuer = Issuer::new("k1").unwrap();
+    let keys = jwks(&[&issuer]);
+    let endpoint = FakeEndpoint::start(move |_| Reply::ok(keys.clone()));
+    let url = format!("http://{}/jwks", endpoint.address());
+    let authenticator = files.authenticator(&format!("auth: {{ jwt: {{ {JWT}, jwks_url: '{url}' }} }}"));
+    let stop = CancellationToken::new();
+    let token = issuer.sign(&claims()).unwrap();
+    let becomes = async |expected: Option<Reason>| {
+        redeliver_testkit::eventually_async("the answer", Duration::from_secs(60), async || {
+            let refused = with_token(&authenticator, &token).await.err();
+            let reason = refused.map(|refusal| refusal.reason());
+            if reason == expected {
+                Ok(())
+            } else {
+                Err(format!("{reason:?}"))
+            }
+        })
+        .await;
+    };
+    let pass = async |hours: u64| {
+        tokio::time::pause();
+        tokio::time::advance(Duration::from_secs(hours * 3_600)).await;
+        tokio::time::resume();
+    };
+    let checks = async {
+        becomes(None).await;
+        endpoint.behave(|_| Reply::status(503));
+        let calls = endpoint.calls();
+        pass(23).await;
+        redeliver_testkit::eventually_async("a failed fetch", Duration::from_secs(60), async || {
+            if endpoint.calls() > calls {
+                Ok(())
+            } else {
+                Err(calls)
+            }
+        })
+        .await;
+        becomes(None).await;
+        pass(1).await;
+        becomes(Some(Reason::KeysUnavailable)).await;
+        let keys = jwks(&[&issuer]);
+        endpoint.behave(move |_| Reply::ok(keys.clone()));
+        becomes(None).await;
         stop.cancel();
     };
     let (followed, ()) = tokio::join!(authenticator.clone().follow(stop.clone()), checks);
