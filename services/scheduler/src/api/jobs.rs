@@ -12,8 +12,8 @@
 //! | cancel, reschedule | `jobs:write` for the application of the job |
 //! | stats | `jobs:read` for all applications, because it counts all jobs |
 //!
-//! A job of an application that the caller may neither read nor write is unknown to the caller, so that nobody can find out
-//! which ids exist.
+//! A job of an application that the caller may neither read nor write is unknown to the caller: it is looked up as often as
+//! one that does not exist. So neither an answer nor the time that it takes tells which ids exist.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -171,30 +171,19 @@ impl<I: Index> Jobs<I> {
     /// A job with its payload.
     pub(crate) async fn get(&self, caller: &Identity, id: JobId) -> Result<v1::Job, RequestError> {
         self.require_some(caller, Verb::Read, "get")?;
-        let job = self.find(id).await?;
-        self.require_job(caller, Verb::Read, &job, id, "get")?;
+        let job = self.find(caller, id).await?;
+        self.require(caller, Verb::Read, Some(&job.app), "get")?;
         Ok(job)
     }
 
-    /// A job that exists, or that was requested so recently that the index may not contain it yet.
-    async fn find(&self, id: JobId) -> Result<v1::Job, RequestError> {
-        let started = Instant::now();
-        let now = self.clock.now();
-        let is_recent = id.requested_at().after(RECENT) > now;
-        loop {
-            let error = match self.look_up(id).await {
-                Ok(Some(job)) => return Ok(job),
-                Ok(None) if is_recent => RequestError::UnknownJob(id),
-                Ok(None) => return Err(RequestError::UnknownJob(id)),
-                // The shard may be moving to another scheduler.
-                Err(RequestError::IndexIncomplete) => RequestError::IndexIncomplete,
-                Err(error) => return Err(error),
-            };
-            if started.elapsed() >= LOOKUP_TIMEOUT {
-                return Err(error);
-            }
-            tokio::time::sleep(LOOKUP_INTERVAL).await;
-        }
+    /// A job that the caller may read or write.
+    async fn find(&self, caller: &Identity, id: JobId) -> Result<v1::Job, RequestError> {
+        let is_recent = id.requested_at().after(RECENT) > self.clock.now();
+        let is_known = |job: &v1::Job| {
+            let may = |verb| caller.may(Area::Jobs, verb, Some(&job.app));
+            may(Verb::Read) || may(Verb::Write)
+        };
+        look_up_until_known(id, is_recent, is_known, || self.look_up(id)).await
     }
 
     /// The number of scheduled jobs, in all and by minute. 0 `minutes` means the default.
@@ -259,23 +248,6 @@ impl<I: Index> Jobs<I> {
         self.require(caller, verb, None, operation)
     }
 
-    /// Requires a scope for the application of a job.
-    fn require_job(
-        &self,
-        caller: &Identity,
-        verb: Verb,
-        job: &v1::Job,
-        id: JobId,
-        operation: &str,
-    ) -> Result<(), RequestError> {
-        let may = |verb| caller.may(Area::Jobs, verb, Some(&job.app));
-        let required = self.require(caller, verb, Some(&job.app), operation);
-        if required.is_err() && !may(Verb::Read) && !may(Verb::Write) {
-            return Err(RequestError::UnknownJob(id));
-        }
-        required
-    }
-
     /// Requires that the caller may change a job; `false` if the caller knows no such job. The id does not tell the
     /// application, so the job is looked up unless the caller may change all jobs.
     async fn may_change(&self, caller: &Identity, id: JobId, operation: &str) -> Result<bool, RequestError> {
@@ -283,12 +255,10 @@ impl<I: Index> Jobs<I> {
         if caller.may(Area::Jobs, Verb::Write, None) {
             return Ok(true);
         }
-        let checked = match self.find(id).await {
-            Ok(job) => self.require_job(caller, Verb::Write, &job, id, operation),
-            Err(error) => Err(error),
-        };
-        match checked {
-            Ok(()) => Ok(true),
+        match self.find(caller, id).await {
+            Ok(job) => self
+                .require(caller, Verb::Write, Some(&job.app), operation)
+                .map(|()| true),
             Err(RequestError::UnknownJob(_)) => Ok(false),
             Err(error) => Err(error),
         }
@@ -409,6 +379,34 @@ impl<I: Index> Jobs<I> {
     }
 }
 
+/// Looks up a job that exists, or that was requested so recently that the index may not contain it yet.
+async fn look_up_until_known<F>(
+    id: JobId,
+    is_recent: bool,
+    is_known: impl Fn(&v1::Job) -> bool,
+    look_up: impl Fn() -> F,
+) -> Result<v1::Job, RequestError>
+where
+    F: Future<Output = Result<Option<v1::Job>, RequestError>>,
+{
+    let started = Instant::now();
+    loop {
+        let found = look_up().await.map(|job| job.filter(&is_known));
+        let error = match found {
+            Ok(Some(job)) => return Ok(job),
+            Ok(None) if is_recent => RequestError::UnknownJob(id),
+            Ok(None) => return Err(RequestError::UnknownJob(id)),
+            // The shard may be moving to another scheduler.
+            Err(RequestError::IndexIncomplete) => RequestError::IndexIncomplete,
+            Err(error) => return Err(error),
+        };
+        if started.elapsed() >= LOOKUP_TIMEOUT {
+            return Err(error);
+        }
+        tokio::time::sleep(LOOKUP_INTERVAL).await;
+    }
+}
+
 fn unknown_job() -> v1::CommandOutcome {
     v1::CommandOutcome {
         outcome: v1::Outcome::Unknown.into(),
@@ -426,4 +424,38 @@ pub(crate) fn trace_headers<'a>(header: impl Fn(&str) -> Option<&'a [u8]>) -> He
         }
     }
     headers
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::future::ready;
+
+    use super::*;
+
+    /// The number of lookups of a job, and whether it was found.
+    async fn lookups(is_recent: bool, job: Option<&str>) -> (u32, bool) {
+        let (id, count) = (JobId::new(Timestamp::from_millis(1), 0, 0), Cell::new(0));
+        let is_known = |job: &v1::Job| job.app == "own";
+        let found = look_up_until_known(id, is_recent, is_known, || {
+            count.set(count.get() + 1);
+            let job = job.map(|app| v1::Job {
+                app: app.to_owned(),
+                ..v1::Job::default()
+            });
+            ready(Ok(job))
+        })
+        .await;
+        (count.get(), found.is_ok())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_job_of_another_application_is_looked_up_as_often_as_one_that_does_not_exist() {
+        for is_recent in [true, false] {
+            let unknown = lookups(is_recent, None).await;
+            assert_eq!(lookups(is_recent, Some("other")).await, unknown);
+            assert_eq!((unknown.0 > 1, unknown.1), (is_recent, false));
+            assert_eq!(lookups(is_recent, Some("own")).await, (1, true));
+        }
+    }
 }
