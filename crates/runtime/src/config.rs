@@ -44,7 +44,7 @@ pub use error::{ConfigError, Problem};
 pub use http::{HttpConfig, Meaning, ResponseMode, Status, TlsConfig};
 pub use http_request::{endpoint_url, header_name, header_value, is_loopback, request_method};
 pub use kafka::{KafkaConfig, TopicsConfig, check_id_prefix};
-pub use load::Sources;
+pub use load::{Sources, is_instance_char};
 pub use login::{ClientAuth, LoginConfig, OidcConfig};
 pub use output::{ChosenOutput, OutputConfig};
 pub use pipeline::{AnchorConfig, LongWaitsConfig, PipelineConfig, ReturnTarget};
@@ -213,7 +213,7 @@ fn host_name() -> String {
     let replaced = name
         .chars()
         .take(100)
-        .map(|c| if load::is_instance_char(c) { c } else { '-' });
+        .map(|c| if is_instance_char(c) { c } else { '-' });
     let name: String = replaced.collect();
     if name.is_empty() {
         "redeliver".to_owned()

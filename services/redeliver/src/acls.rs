@@ -8,6 +8,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand, ValueEnum};
 use redeliver_runtime::cli::{CommonArgs, EXIT_USAGE, report};
+use redeliver_runtime::config::is_instance_char;
 
 use crate::render::{Format, object_name, quoted, shell_word};
 use crate::say;
@@ -46,6 +47,10 @@ struct RenderArgs {
         hide_possible_values = true
     )]
     programs: Vec<Program>,
+    /// Beginnings of the names of these programs' instances (`instance` of the configuration; in Kubernetes, the names of the
+    /// pods), to permit no other transactional ids than theirs [default: any]
+    #[arg(long, value_name = "PREFIX", value_delimiter = ',', value_parser = instance_prefix)]
+    instances: Vec<String>,
     /// Name of Strimzi's Kafka object; for --format strimzi
     #[arg(
         long,
@@ -82,6 +87,17 @@ fn user_name(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
+/// The beginning of an instance's name.
+fn instance_prefix(text: &str) -> Result<String, String> {
+    if text.is_empty() || !text.chars().all(is_instance_char) {
+        return Err(
+            "use one or more of the characters a-z, A-Z, 0-9, `.`, `_` and `-`, without a wildcard"
+                .to_owned(),
+        );
+    }
+    Ok(text.to_owned())
+}
+
 pub(crate) fn main(args: &AclsArgs) -> ExitCode {
     let Verb::Render(args) = &args.verb;
     let config = match args.common.load() {
@@ -96,7 +112,7 @@ pub(crate) fn main(args: &AclsArgs) -> ExitCode {
     } else {
         &args.programs
     };
-    let permissions = Permissions::of(programs, &config);
+    let permissions = Permissions::of(programs, &config, &args.instances);
     let user = args.user.as_str();
     match (args.format, &args.cluster) {
         (Format::Script, _) => say(Script { permissions, user }),

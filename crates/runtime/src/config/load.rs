@@ -181,6 +181,7 @@ impl Config {
 }
 
 /// Whether an instance name may contain this character.
-pub(super) fn is_instance_char(c: char) -> bool {
+#[must_use]
+pub fn is_instance_char(c: char) -> bool {
     c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-')
 }

@@ -65,14 +65,20 @@ pub(crate) enum Operation {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Permissions {
     granted: BTreeMap<Resource, BTreeSet<Operation>>,
+    /// The beginnings of the names of instances; empty if they are not known.
+    instances: Vec<String>,
     /// Patterns of dead-letter topics that no rule of Kafka can express.
     pub(crate) patterns: BTreeSet<String>,
 }
 
 impl Permissions {
-    /// The permissions that these programs need together.
-    pub(crate) fn of(programs: &[Program], config: &Config) -> Self {
-        let mut permissions = Self::default();
+    /// The permissions that these programs need together. `instances` are the beginnings of the names of their instances;
+    /// empty if they are not known.
+    pub(crate) fn of(programs: &[Program], config: &Config, instances: &[String]) -> Self {
+        let mut permissions = Self {
+            instances: instances.to_vec(),
+            ..Self::default()
+        };
         for program in programs {
             match program {
                 Program::Scheduler => permissions.scheduler(config),
@@ -238,9 +244,17 @@ impl Permissions {
         self.allow(Resource::Group(name), &[Operation::Describe]);
     }
 
+    /// A transactional id begins with the name of the instance, not with that of the program. It cannot change: during an
+    /// upgrade, a new process must resolve the transactions of the old one and fence it.
     fn transactions(&mut self, config: &Config) {
-        let ids = Name::Prefix(config.kafka.id(OWN));
-        self.allow(Resource::TransactionalId(ids), &[Operation::Write]);
+        let mut prefixes: Vec<String> = self.instances.iter().map(|name| format!("{OWN}{name}")).collect();
+        if prefixes.is_empty() {
+            prefixes.push(OWN.to_owned());
+        }
+        for prefix in prefixes {
+            let ids = Name::Prefix(config.kafka.id(&prefix));
+            self.allow(Resource::TransactionalId(ids), &[Operation::Write]);
+        }
     }
 
     fn group(&mut self, config: &Config, name: &str) {

@@ -3,16 +3,15 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use redeliver_testkit::LocalKafka;
 use redeliver_testkit::certificates::Authority;
 use redeliver_testkit::scratch::Scratch;
+use redeliver_testkit::{LocalKafka, eventually};
 
 use crate::kafka_tools::{KAFKA_ACLS, KAFKA_CONFIGS, run_script};
 use crate::services::path;
-use crate::support::{DEADLINE, PLAN, PipeBuilder, records};
+use crate::support::{DEADLINE, PLAN, PipeBuilder, SERVICES, records};
 
 const PASSWORD: &str = "hunter2";
-const SERVICES: [&str; 4] = ["enricher", "retry-tier", "scheduler", "dlq-inspector"];
 /// The broker itself and the test use another listener, without a password.
 const AUTHORIZER: [(&str, &str); 2] = [
     (
@@ -23,7 +22,7 @@ const AUTHORIZER: [(&str, &str); 2] = [
 ];
 
 /// What the broker has denied: user, operation and resource.
-fn denied(log: &str) -> BTreeSet<String> {
+fn denied_to(log: &str) -> BTreeSet<String> {
     let lines = log.lines().filter(|line| line.contains(" is Denied "));
     lines
         .map(|line| {
@@ -61,15 +60,12 @@ fn every_program_works_with_the_permissions_that_are_rendered_for_it_and_asks_fo
             "kafka.properties.ssl.ca.location",
             path(&authority.write(files.path(), "ca.crt").unwrap()),
         );
-    let dead = format!("[{}-dlq]", setup.name());
     let jobs = format!("{}-jobs", setup.name());
     let pipe = setup
         .through_scheduler()
         .set("scheduler.apps.billing.topic", &jobs)
         .set("kafka.brokers", &kafka.secured_brokers())
-        .set("dlq_inspector.listen", "127.0.0.1:0")
-        .set("dlq_inspector.topics", &dead)
-        .set("dlq_inspector.data_dir", path(&files.path().join("index")))
+        .with_inspector()
         .plan(PLAN)
         .without_topics();
     let programs = SERVICES.into_iter().chain(["redeliver"]);
@@ -86,6 +82,7 @@ fn every_program_works_with_the_permissions_that_are_rendered_for_it_and_asks_fo
     assert_eq!(created.code, Some(0), "{created:?}");
 
     let as_user = |name: &str| format!("kafka.properties.sasl.username={name}");
+    let instance = |name: &str| format!("{}-{name}-1", pipe.env.name());
     let redeliver = |command: &[&str]| pipe.redeliver(&[command, &["--set", &as_user("redeliver")]].concat());
     let refused = redeliver(&["topics", "apply"]);
     assert_eq!(refused.code, Some(1), "{refused:?}");
@@ -99,18 +96,21 @@ fn every_program_works_with_the_permissions_that_are_rendered_for_it_and_asks_fo
             program,
             "--programs",
             program,
+            "--instances",
+            &instance(program),
         ];
         let script = pipe.redeliver(&render);
         assert_eq!((script.code, &*script.stderr), (Some(0), ""), "{script:?}");
         let granted = run_script(&pipe.env, &KAFKA_ACLS, &script.stdout);
         assert_eq!(granted.code, Some(0), "{script:?} {granted:?}");
     }
-    let before = denied(&kafka.process().output());
+    let before = denied_to(&kafka.process().output());
     assert!(!before.is_empty(), "nothing was denied without permissions");
 
     let applied = redeliver(&["topics", "apply"]);
     assert_eq!(applied.code, Some(0), "{applied:?}");
-    let mut services = SERVICES.map(|name| pipe.start(name, "a", &["--set", &as_user(name)]));
+    let start = |name: &str, own: &str| pipe.spawn(name, &format!("{own}-1"), &["--set", &as_user(name)]);
+    let mut services = SERVICES.map(|name| start(name, name));
     let sent = pipe.produce(records(200));
     pipe.settle(&sent, DEADLINE).meets(&PLAN, &sent);
     for command in ["audit", "status"] {
@@ -120,7 +120,23 @@ fn every_program_works_with_the_permissions_that_are_rendered_for_it_and_asks_fo
     for service in &mut services {
         service.shut_down();
     }
-    let after = denied(&kafka.process().output());
+    let after = denied_to(&kafka.process().output());
     let denied: Vec<&String> = after.difference(&before).collect();
     assert!(denied.is_empty(), "{denied:#?}");
+
+    // A program cannot use the transactional ids of another one, and so cannot fence it.
+    let _stranger = start("enricher", "retry-tier");
+    let expected = format!(
+        "TransactionalId:LITERAL:staging-redeliver-{}",
+        instance("retry-tier")
+    );
+    eventually("the id of another program is denied", DEADLINE, || {
+        let all = denied_to(&kafka.process().output());
+        let is_denied = |line: &String| line.starts_with("enricher ") && line.contains(&expected);
+        if all.iter().any(is_denied) {
+            Ok(())
+        } else {
+            Err(format!("{all:#?}"))
+        }
+    });
 }

@@ -9,7 +9,7 @@ use redeliver_testkit::scratch::Scratch;
 use redeliver_testkit::{Fate, Plan, Reply, eventually};
 
 use crate::services::path;
-use crate::support::{DEADLINE, Draft, PipeBuilder, records, text};
+use crate::support::{DEADLINE, Draft, PipeBuilder, SERVICES, records, text};
 
 const PLAN: Plan = Plan {
     transient_percent: 30,
@@ -200,20 +200,17 @@ fn no_process_logs_payloads_or_secrets() {
         };
         Reply::Status(status, Vec::new(), request.body.clone())
     });
-    let (app, dead) = (format!("{}-app", setup.name()), format!("[{}-dlq]", setup.name()));
+    let app = format!("{}-app", setup.name());
     let pipe = setup
         .through_scheduler()
+        .with_inspector()
         .pipeline("http.header_files", &format!("{{ authorization: {http} }}"))
         .set("kafka.properties.sasl.password", "hunter-kafka")
         .set("scheduler.apps.demo.topic", &app)
         .set("scheduler.token_file", &jobs)
-        .set("dlq_inspector.listen", "127.0.0.1:0")
-        .set("dlq_inspector.topics", &dead)
-        .set("dlq_inspector.data_dir", path(files.path()))
         .set("dlq_inspector.token_file", &dlq)
         .create();
-    let names = ["enricher", "retry-tier", "scheduler", "dlq-inspector"];
-    let mut services = names.map(|name| pipe.start(name, "a", &[]));
+    let mut services = SERVICES.map(|name| pipe.start(name, "a", &[]));
 
     let draft = |end: &str| {
         let key = format!("{} {end}", HELD[2]);
@@ -248,7 +245,7 @@ fn no_process_logs_payloads_or_secrets() {
         });
     }
 
-    for (service, name) in services.iter_mut().zip(names) {
+    for (service, name) in services.iter_mut().zip(SERVICES) {
         let pages = ["/config", "/metrics", "/readyz"].map(|page| service.get(page).1);
         service.shut_down();
         let output = service.output();

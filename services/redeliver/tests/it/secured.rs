@@ -9,7 +9,7 @@ use redeliver_testkit::certificates::Authority;
 use redeliver_testkit::scratch::Scratch;
 
 use crate::services::path;
-use crate::support::{DEADLINE, PLAN, Pipe, PipeBuilder, records};
+use crate::support::{DEADLINE, PLAN, Pipe, PipeBuilder, SERVICES, records};
 
 const USER: &str = "redeliver";
 const PASSWORD: &str = "hunter2";
@@ -63,18 +63,13 @@ impl Guarded {
 #[test]
 fn all_services_work_with_tls_and_a_password() {
     let guarded = Guarded::start();
-    let data = Scratch::new("inspector").unwrap();
-    let setup = guarded.setup("secured", PASSWORD, &guarded.authority);
-    let dead = format!("[{}-dlq]", setup.name());
-    let pipe = setup
+    let pipe = guarded
+        .setup("secured", PASSWORD, &guarded.authority)
         .through_scheduler()
         .plan(PLAN)
-        .set("dlq_inspector.listen", "127.0.0.1:0")
-        .set("dlq_inspector.topics", &dead)
-        .set("dlq_inspector.data_dir", path(data.path()))
+        .with_inspector()
         .create();
-    let names = ["enricher", "retry-tier", "scheduler", "dlq-inspector"];
-    let mut services = names.map(|name| pipe.start(name, "a", &[]));
+    let mut services = SERVICES.map(|name| pipe.start(name, "a", &[]));
     let sent = pipe.produce(records(200));
     pipe.settle(&sent, DEADLINE).meets(&PLAN, &sent);
     let audited = pipe.redeliver(&["audit"]);

@@ -68,6 +68,9 @@ pub(crate) struct Pipe {
     runtime: tokio::runtime::Runtime,
 }
 
+/// The names of all services.
+pub(crate) const SERVICES: [&str; 4] = ["enricher", "retry-tier", "scheduler", "dlq-inspector"];
+
 impl PipeBuilder {
     /// A pipeline with a unique name that starts with `name`: four partitions, tiers of about 1, 2 and 4 seconds, an
     /// endpoint that echoes, no quick retries, and no circuit breaker, so that each failed call is a failed attempt.
@@ -115,6 +118,13 @@ impl PipeBuilder {
     pub(crate) fn through_scheduler(mut self) -> Self {
         self.env = self.env.scheduler(&[]);
         self.pipeline("long_waits", "scheduler")
+    }
+
+    /// An inspector of the pipeline's dead letters.
+    pub(crate) fn with_inspector(self) -> Self {
+        self.set("dlq_inspector.listen", "127.0.0.1:0")
+            .set("dlq_inspector.topics", "[{name}-dlq]")
+            .set("dlq_inspector.data_dir", "{dir}/index")
     }
 
     /// A setting of the pipeline, such as `http.timeout` or `return_to`.

@@ -8,8 +8,7 @@ use redeliver_testkit::issuer::{AUDIENCE, Issuer};
 use redeliver_testkit::scratch::Scratch;
 use redeliver_testkit::{LocalKafka, ServiceProcess, eventually};
 
-use crate::services::path;
-use crate::support::{DEADLINE, PLAN, PipeBuilder, records};
+use crate::support::{DEADLINE, PLAN, PipeBuilder, SERVICES, records};
 
 const CLIENT: &str = "redeliver";
 const SECRET: &str = "hunter2";
@@ -74,18 +73,13 @@ fn token_has_expired(service: &mut ServiceProcess) -> bool {
 #[test]
 fn all_services_log_in_and_renew_their_tokens_while_records_flow() {
     let guarded = Guarded::start();
-    let data = Scratch::new("inspector").unwrap();
-    let setup = guarded.setup("tokens", SECRET);
-    let dead = format!("[{}-dlq]", setup.name());
-    let pipe = setup
+    let pipe = guarded
+        .setup("tokens", SECRET)
         .through_scheduler()
         .plan(PLAN)
-        .set("dlq_inspector.listen", "127.0.0.1:0")
-        .set("dlq_inspector.topics", &dead)
-        .set("dlq_inspector.data_dir", path(data.path()))
+        .with_inspector()
         .create();
-    let names = ["enricher", "retry-tier", "scheduler", "dlq-inspector"];
-    let mut services = names.map(|name| pipe.start(name, "a", &[]));
+    let mut services = SERVICES.map(|name| pipe.start(name, "a", &[]));
     let mut unsent = records(RECORDS).into_iter();
     let mut sent = pipe.produce(unsent.by_ref().take(50).collect());
     // Each process has used at least three tokens by then.
