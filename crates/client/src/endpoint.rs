@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use redeliver_proto::auth::SendToken;
+use rustls::RootCertStore;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Identity};
 
@@ -116,7 +117,7 @@ impl Endpoint {
         match endpoint.uri().scheme_str() {
             Some("http") => {}
             Some("https") => {
-                let mut tls = ClientTlsConfig::new().with_native_roots();
+                let mut tls = ClientTlsConfig::new().trust_anchors(system_roots().roots);
                 if let Some(path) = &self.ca_file {
                     tls = tls.ca_certificate(Certificate::from_pem(read("CA file", path)?));
                 }
@@ -136,6 +137,13 @@ impl Endpoint {
             .map_err(|error| ClientError::unreachable(&self.url, &error))?;
         Ok(InterceptedService::new(channel, token))
     }
+}
+
+/// The CA certificates of the system. There may be none, as in small images. Then only those of the CA file are trusted.
+fn system_roots() -> RootCertStore {
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    roots
 }
 
 impl std::fmt::Debug for Endpoint {

@@ -1,10 +1,14 @@
 //! TLS with client certificates on the ports of the services, the CLI, and the client crate.
 
+use std::net::TcpStream;
 use std::process::Command;
+use std::sync::Arc;
 
 use redeliver_client::{ClientError, DeadLetterClient, Endpoint, JobClient};
+use redeliver_runtime::tls::{certificates, client_builder, private_key, trusted_roots};
 use redeliver_testkit::certificates::Authority;
-use redeliver_testkit::{CommandOutput, eventually, free_port, kube_tools, run};
+use redeliver_testkit::{CommandOutput, ServiceProcess, eventually, free_port, kube_tools, run};
+use rustls::pki_types::{CertificateDer, ServerName};
 
 use crate::client::block_on;
 use crate::services::{Services, path};
@@ -59,14 +63,50 @@ fn borrowed(texts: &[String]) -> Vec<&str> {
     texts.iter().map(String::as_str).collect()
 }
 
+/// The certificate that a new connection to this address gets.
+fn served_certificate(pipe: &Pipe, address: &str) -> CertificateDer<'static> {
+    let at = |name: &str| pipe.env.directory().join(name);
+    let config = client_builder()
+        .unwrap()
+        .with_root_certificates(trusted_roots(Some(&at("servers.crt"))).unwrap())
+        .with_client_auth_cert(
+            certificates(&at("client.crt")).unwrap(),
+            private_key(&at("client.key")).unwrap(),
+        )
+        .unwrap();
+    let name = ServerName::try_from("127.0.0.1").unwrap();
+    let mut connection = rustls::ClientConnection::new(Arc::new(config), name).unwrap();
+    connection
+        .complete_io(&mut TcpStream::connect(address).unwrap())
+        .unwrap();
+    connection.peer_certificates().unwrap()[0].clone().into_owned()
+}
+
+/// The number of clients that a listener has refused.
+fn refused(service: &mut ServiceProcess, section: &str) -> u64 {
+    service.metric(&format!(
+        r#"redeliver_tls_handshake_failures_total{{listener="{section}"}}"#
+    ))
+}
+
+/// Waits until a listener has refused more clients than before.
+fn until_refused(service: &mut ServiceProcess, section: &str, before: u64) {
+    eventually("the listener refuses the client", DEADLINE, || {
+        match refused(service, section) {
+            count if count > before => Ok(()),
+            count => Err(count),
+        }
+    });
+}
+
 #[test]
 fn the_apis_serve_clients_with_a_certificate_and_renew_their_own_while_clients_are_connected() {
     let services = Services::new("tls");
     let pipe = &services.pipe;
-    let certificates = Certificates::write(pipe);
+    let issued = Certificates::write(pipe);
     let set = [settings(pipe, "scheduler"), settings(pipe, "dlq_inspector")].concat();
     let mut scheduler = pipe.start("scheduler", "a", &borrowed(&set));
-    let _inspector = pipe.start("dlq-inspector", "a", &borrowed(&set));
+    let mut inspector = pipe.start("dlq-inspector", "a", &borrowed(&set));
     let [ca, certificate, key] = ["servers.crt", "client.crt", "client.key"].map(|name| file(pipe, name));
     let flags = ["--ca-file", &ca, "--cert-file", &certificate, "--key-file", &key];
 
@@ -76,13 +116,25 @@ fn the_apis_serve_clients_with_a_certificate_and_renew_their_own_while_clients_a
         let printed = services.cli(&flags);
         assert!(!printed.contains("cannot connect"), "{printed}");
     }
+    // A machine without CA certificates of its own.
+    let stats = [&["jobs", "stats"][..], &borrowed(&set), &flags].concat();
+    let stats = pipe.command("redeliver", &stats);
+    let mut bare = Command::new("/usr/bin/env");
+    bare.args(["SSL_CERT_FILE=/nowhere", "SSL_CERT_DIR=/nowhere"])
+        .arg(stats.get_program())
+        .args(stats.get_args());
+    let printed = run(bare);
+    assert_eq!((printed.code, &*printed.stderr), (Some(0), ""), "{printed:?}");
+
+    assert_eq!(refused(&mut scheduler, "scheduler"), 0);
     let without = [&["jobs", "stats"][..], &borrowed(&set), &flags[..2]].concat();
     // With TLS 1.3, the server may close the connection before the client has read the reason.
-    let refused = services.fails(1, &without);
-    assert!(refused.stderr.starts_with("error: "), "{refused:?}");
+    let printed = services.fails(1, &without);
+    assert!(printed.stderr.starts_with("error: "), "{printed:?}");
+    until_refused(&mut scheduler, "scheduler", 0);
     let half = [&["jobs", "stats"][..], &borrowed(&set), &flags[..4]].concat();
-    let refused = services.fails(2, &half);
-    assert!(refused.stderr.contains("--key-file <FILE>"), "{refused:?}");
+    let printed = services.fails(2, &half);
+    assert!(printed.stderr.contains("--key-file <FILE>"), "{printed:?}");
 
     let endpoint = |address: &str| {
         Endpoint::new(format!("https://{address}"))
@@ -103,22 +155,39 @@ fn the_apis_serve_clients_with_a_certificate_and_renew_their_own_while_clients_a
             .unwrap()
             .write(pipe.env.directory(), "wrong")
             .unwrap();
-        for address in [&services.scheduler, &services.inspector] {
-            let wrong = endpoint(address).client_certificate(&wrong, &wrong_key);
-            let refused = async { JobClient::connect(&wrong).await?.stats(1).await };
-            let refused = refused.await.unwrap_err();
-            assert!(
-                matches!(refused, ClientError::Unreachable { .. }) || refused.is_transient(),
-                "{refused:?}"
-            );
-        }
+        let with_wrong = |address: &str| endpoint(address).client_certificate(&wrong, &wrong_key);
+        let before = refused(&mut scheduler, "scheduler");
+        let strange = with_wrong(&services.scheduler);
+        let called = async { JobClient::connect(&strange).await?.stats(1).await };
+        let error = called.await.unwrap_err();
+        assert!(
+            matches!(error, ClientError::Unreachable { .. }) || error.is_transient(),
+            "{error:?}"
+        );
+        until_refused(&mut scheduler, "scheduler", before);
+        let before = refused(&mut inspector, "dlq_inspector");
+        let strange = with_wrong(&services.inspector);
+        let called = async { DeadLetterClient::connect(&strange).await?.stats("").await };
+        let error = called.await.unwrap_err();
+        assert!(
+            matches!(error, ClientError::Unreachable { .. }) || error.is_transient(),
+            "{error:?}"
+        );
+        until_refused(&mut inspector, "dlq_inspector", before);
 
-        certificates.renew(pipe);
-        eventually("the new certificate is served", DEADLINE, || {
-            let output = scheduler.output();
-            let is_served = output.contains("using the changed files");
-            if is_served { Ok(()) } else { Err(output) }
-        });
+        let former = served_certificate(pipe, &services.scheduler);
+        issued.renew(pipe);
+        for address in [&services.scheduler, &services.inspector] {
+            eventually("the new certificate is served", DEADLINE, || {
+                let served = served_certificate(pipe, address);
+                let renewed = certificates(&pipe.env.directory().join("tls.crt"));
+                if served == renewed.unwrap()[0] {
+                    Ok(())
+                } else {
+                    Err(format!("still the former one: {}", served == former))
+                }
+            });
+        }
         // The former connection, and a new one.
         assert_eq!(connected.stats(1).await.unwrap().scheduled, 0);
         let renewed = JobClient::connect(&endpoint(&services.scheduler)).await.unwrap();
