@@ -44,7 +44,7 @@ impl RefusalMetrics {
         }
         registry.register(
             "api_requests_refused",
-            "Requests to an API that were refused because of who sent them, by reason",
+            "Requests to an API, and watches in progress, that were refused because of who sent them, by reason",
             metrics.refused.clone(),
         );
         registry.register(
