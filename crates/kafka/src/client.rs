@@ -1,6 +1,7 @@
 //! Settings of Kafka clients. Users can pass any librdkafka property through. Properties on which exactly-once delivery and
 //! Java's partitioning depend are set last, so that they cannot be overridden.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -12,6 +13,7 @@ use rdkafka::{ClientConfig, ClientContext};
 use redeliver_core::mutant;
 use redeliver_kafka_ffi::{KafkaClient, RdClient};
 
+use crate::credentials::Credentials;
 use crate::login::Login;
 
 /// Settings of all Kafka clients of a process.
@@ -39,17 +41,21 @@ pub struct KafkaSettings {
     pub prefetch: Prefetch,
     /// Logs clients in with tokens (SASL/OAUTHBEARER). `None`: [`KafkaSettings::properties`] say how, if at all.
     pub login: Option<Login>,
+    /// Properties that come from files, which may change. `None`: [`KafkaSettings::properties`] contains them.
+    pub credentials: Option<Credentials>,
 }
 
-/// The configuration of a client. All clients are created by it, so that all of them are logged in.
+/// The configuration of a client. All clients are created by it, so that all of them are logged in, and use the current
+/// credentials.
 #[derive(Clone, Debug)]
 pub struct ClientSettings {
     config: ClientConfig,
     login: Option<Login>,
+    credentials: Option<Credentials>,
 }
 
 impl ClientSettings {
-    /// The properties. A client that is created from them directly is not logged in.
+    /// The properties, without those that come from files. A client that is created from them directly is not logged in.
     #[must_use]
     pub fn properties(&self) -> &ClientConfig {
         &self.config
@@ -77,7 +83,7 @@ impl ClientSettings {
     /// # Errors
     /// If the client rejects its configuration.
     pub fn create<T: FromClientConfig + RdClient>(&self) -> Result<KafkaClient<T>, KafkaError> {
-        Ok(self.logged_in(self.config.create()?))
+        Ok(self.logged_in(self.current().create()?))
     }
 
     /// As [`ClientSettings::create`], with a context.
@@ -89,7 +95,7 @@ impl ClientSettings {
         C: ClientContext,
         T: FromClientConfigAndContext<C> + RdClient,
     {
-        Ok(self.logged_in(self.config.create_with_context(context)?))
+        Ok(self.logged_in(self.current().create_with_context(context)?))
     }
 
     /// Creates a consumer that can be shared. `prepare` is called before that.
@@ -98,9 +104,21 @@ impl ClientSettings {
         context: C,
         prepare: impl FnOnce(&mut BaseConsumer<C>),
     ) -> Result<KafkaClient<Arc<BaseConsumer<C>>>, KafkaError> {
-        let mut consumer = self.config.create_with_context(context)?;
+        let mut consumer = self.current().create_with_context(context)?;
         prepare(&mut consumer);
         Ok(self.logged_in(Arc::new(consumer)))
+    }
+
+    /// The properties with the current credentials.
+    pub(crate) fn current(&self) -> Cow<'_, ClientConfig> {
+        let Some(credentials) = &self.credentials else {
+            return Cow::Borrowed(&self.config);
+        };
+        let mut config = self.config.clone();
+        for (name, value) in credentials.properties().iter() {
+            config.set(name, value);
+        }
+        Cow::Owned(config)
     }
 
     fn logged_in<T: RdClient>(&self, client: T) -> KafkaClient<T> {
@@ -112,10 +130,14 @@ impl ClientSettings {
     }
 }
 
-/// Without a login.
+/// Without a login and without credentials from files.
 impl From<ClientConfig> for ClientSettings {
     fn from(config: ClientConfig) -> Self {
-        Self { config, login: None }
+        Self {
+            config,
+            login: None,
+            credentials: None,
+        }
     }
 }
 
@@ -171,6 +193,7 @@ impl KafkaSettings {
             transaction_timeout: Duration::from_secs(10),
             prefetch: Prefetch::STREAM,
             login: None,
+            credentials: None,
         }
     }
 
@@ -229,6 +252,7 @@ impl KafkaSettings {
         ClientSettings {
             config,
             login: self.login.clone(),
+            credentials: self.credentials.clone(),
         }
     }
 

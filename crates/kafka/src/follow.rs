@@ -19,6 +19,7 @@ use redeliver_kafka_ffi::KafkaClient;
 
 use crate::client::{ClientSettings, KafkaSettings};
 use crate::convert;
+use crate::credentials::Renewal;
 use crate::partition_end::EndContext;
 use crate::processor::Waker;
 use crate::reader::{ReadError, kafka};
@@ -64,6 +65,7 @@ pub struct Start {
 pub struct Follower {
     config: ClientSettings,
     waker: Waker,
+    renewal: Renewal,
     // Declared before the consumer, so that the queues are dropped before it.
     partitions: Vec<FollowedPartition>,
     consumer: KafkaClient<Arc<BaseConsumer<EndContext>>>,
@@ -87,6 +89,7 @@ impl Follower {
     /// # Errors
     /// If the client cannot be created from its configuration.
     pub fn new(settings: &KafkaSettings, waker: Waker) -> Result<Self, ReadError> {
+        let renewal = Renewal::new(settings, "follower");
         let mut config = settings.reader("read_committed");
         // For offsets that retention has deleted. If the topic was created again, the caller notices it by the offsets.
         config.set("auto.offset.reset", "earliest");
@@ -104,6 +107,7 @@ impl Follower {
             consumer: create_consumer(&config, &waker)?,
             config,
             waker,
+            renewal,
             partitions: Vec::new(),
             first: 0,
         })
@@ -144,6 +148,7 @@ impl Follower {
     /// # Errors
     /// If the client fails.
     pub fn renew(&mut self) -> Result<(), ReadError> {
+        self.renewal.begin();
         let starts: Vec<Start> = self
             .partitions
             .drain(..)
@@ -168,6 +173,10 @@ impl Follower {
         mut visit: impl FnMut(Event) -> ControlFlow<()>,
     ) -> Result<(), ReadError> {
         self.waker.attach_current_thread();
+        if self.renewal.is_due() {
+            self.renew()?;
+            self.renewal.end();
+        }
         // The main queue contains only callbacks and errors of the whole client.
         if let Some(Err(error)) = self.consumer.poll(Duration::ZERO) {
             fatal(error)?;

@@ -41,6 +41,7 @@ use redeliver_core::{Clock, SystemClock};
 use tokio_util::sync::CancellationToken;
 
 use crate::client::KafkaSettings;
+use crate::credentials::Renewal;
 use crate::processor::{Processor, Waker};
 use crate::recovery::RecoveryAction;
 use crate::topic_watch::TopicWatch;
@@ -160,6 +161,8 @@ struct LaneClient {
     waker: Waker,
     stop: CancellationToken,
     watch: TopicWatch,
+    /// When to replace the clients because of changed credentials.
+    renewal: Renewal,
     /// The group did not assign what the lane subscribed to, so the next session leaves the group before it joins.
     must_leave: bool,
     /// Consecutive sessions that ended because the group's assignment was not valid.
@@ -216,6 +219,7 @@ impl<P: Processor> Lane<P> {
         } = context;
         let state = LaneState::new(&spec, &settings, clock, observer, processor);
         let client = LaneClient {
+            renewal: Renewal::new(&settings, &*spec.name),
             settings,
             spec,
             waker,
@@ -252,6 +256,11 @@ impl<P: Processor> Lane<P> {
             if self.state.has_committed {
                 backoff.reset();
             }
+            // Its result does not matter: the next session begins at the committed positions.
+            writer.finish().map_err(|_| LaneError::ThreadEnded {
+                lane: self.client.spec.name.clone(),
+                thread: TRANSACTIONS,
+            })?;
             // The old producer may have left a transaction open. Initialising a new one with the same transactional id
             // resolves it.
             writer.transactions().discard();
@@ -275,6 +284,7 @@ impl<P: Processor> Lane<P> {
 
     /// Runs until the lane is told to stop, or has to begin again with new clients.
     fn session(&mut self, writer: &Writer) -> Result<(), Ended> {
+        self.client.renewal.begin();
         // Before joining the group: while a transaction of the previous process is open, the coordinator does not answer
         // with the offsets that it may still commit.
         if !self.init_producers(writer)? {
@@ -285,14 +295,19 @@ impl<P: Processor> Lane<P> {
         let stop = client.stop.clone();
         let result = Driver::open(client, writer, state).and_then(|mut driver| {
             loop {
-                let step = state.next(Instant::now(), stop.is_cancelled())?;
+                // A lane that replaces its clients first finishes what it has begun, as one that stops.
+                let is_stopping = stop.is_cancelled() || driver.lane.renewal.is_due();
+                let step = state.next(Instant::now(), is_stopping)?;
                 if !driver.execute(step, state)? {
                     return Ok(());
                 }
             }
         });
         state.end_session();
-        result
+        if stop.is_cancelled() {
+            return result;
+        }
+        result.and(Err(replaced()))
     }
 
     /// Initialises the producers, which resolves transactions that an earlier process with these transactional ids left
@@ -325,12 +340,18 @@ impl<P: Processor> Lane<P> {
             if stop.is_cancelled() {
                 return Ok(false);
             }
+            // The former credentials may be the reason.
+            if self.client.renewal.is_due() {
+                return Err(replaced());
+            }
         }
     }
 
     /// Reads nothing and repeats the reason in the log until shutdown.
     fn halt(&mut self, reason: &str) {
         self.state.waiting(reason);
+        // It has no clients.
+        self.client.renewal = Renewal::default();
         let mut log_throttle = LogThrottle::default();
         while !self.client.stop.is_cancelled() {
             if log_throttle.should_log() {
@@ -340,6 +361,14 @@ impl<P: Processor> Lane<P> {
         }
     }
 }
+
+/// The lane ended its session to replace its clients.
+fn replaced() -> Ended {
+    Ended::Restart("replacing its clients, because credentials have changed".to_owned())
+}
+
+/// What the thread of the [`Writer`] does.
+const TRANSACTIONS: &str = "transactions";
 
 impl LaneClient {
     fn thread_ended(&self, thread: &'static str) -> Ended {

@@ -4,6 +4,8 @@
 //! |---|---|
 //! | [`client`] | settings of all clients |
 //! | [`login`] | tokens with which all clients log in |
+//! | [`credentials`] | certificates and passwords in files, and replacing all clients when they change |
+//! | `probe` | whether Kafka accepts a client, and if not, why |
 //! | [`lane`] | the loop of every service: consume, process, write in transactions |
 //! | [`processor`] | the interface between a lane and a service |
 //! | [`transaction`] | exactly-once writes of outputs and offsets |
@@ -27,6 +29,7 @@
 pub mod backlog;
 pub mod client;
 pub mod convert;
+pub mod credentials;
 pub mod embedded;
 pub mod fault;
 pub mod follow;
@@ -36,6 +39,7 @@ pub mod login;
 pub mod lookup;
 pub mod murmur2;
 mod partition_end;
+mod probe;
 pub mod processor;
 pub mod producer;
 pub mod reader;
@@ -45,6 +49,8 @@ pub mod topic_watch;
 pub mod topology;
 pub mod tracker;
 pub mod transaction;
+
+pub use credentials::{CredentialObserver, CredentialSource, Credentials, SecretProperties};
 
 pub use client::{ClientSettings, KafkaSettings, Prefetch};
 pub use lane::{IfRecreated, Lane, LaneContext, LaneError, LaneObserver, LaneSpec};

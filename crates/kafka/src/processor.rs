@@ -106,8 +106,12 @@ pub trait Processor {
     /// Whether there is work that should be finished before the lane stops.
     fn is_busy(&self) -> bool;
 
-    /// The lane is about to stop and will not call [`Processor::accept`] again.
+    /// The lane is about to stop, or to replace its clients, and will not call [`Processor::accept`] before
+    /// [`Processor::starting`].
     fn stopping(&mut self) {}
+
+    /// The lane begins, or begins again after [`Processor::stopping`].
+    fn starting(&mut self) {}
 }
 
 /// Wakes a lane's thread from any other thread.

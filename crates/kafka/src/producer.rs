@@ -10,10 +10,14 @@ use redeliver_kafka_ffi::KafkaClient;
 
 use crate::client::KafkaSettings;
 use crate::convert::{self, native_headers};
+use crate::credentials::Replaceable;
 
 /// An idempotent producer with Java's partitioning.
 #[derive(Clone)]
-pub struct Producer(Arc<KafkaClient<FutureProducer>>);
+pub struct Producer(Arc<Replaceable<KafkaClient<FutureProducer>>>);
+
+/// How long a replaced client may take to deliver records whose callers no longer wait for them.
+const CLOSING: Duration = Duration::from_secs(10);
 
 /// A record that was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,11 +50,15 @@ impl Producer {
     /// # Errors
     /// If the client cannot be created from its configuration.
     pub fn new(settings: &KafkaSettings) -> Result<Self, ProduceError> {
-        settings
-            .producer()
-            .create()
-            .map(|client| Self(Arc::new(client)))
-            .map_err(ProduceError::Configuration)
+        let config = settings.producer();
+        // A producer drops what it has not delivered when it is dropped itself.
+        let deliver = |client: &KafkaClient<FutureProducer>| {
+            if let Err(error) = client.flush(CLOSING) {
+                tracing::debug!(%error, "a replaced producer has not delivered all records");
+            }
+        };
+        let clients = Replaceable::with_closing(settings, "producer", move || config.create(), deliver);
+        clients.map(Self).map_err(ProduceError::Configuration)
     }
 
     /// Writes one record and waits for the broker's acknowledgement.
@@ -65,7 +73,9 @@ impl Producer {
         if !output.headers.is_empty() {
             record.headers = Some(native_headers(&output.headers));
         }
-        let delivered = self.0.send(record, Duration::from_secs(30)).await;
+        // Replaced clients are dropped only after this.
+        let client = self.0.get();
+        let delivered = client.send(record, Duration::from_secs(30)).await;
         let delivery = delivered.map_err(|(source, _)| ProduceError::Delivery {
             topic: output.topic.to_string(),
             source,
@@ -80,14 +90,17 @@ impl Producer {
         })
     }
 
-    /// Waits until all records sent so far are acknowledged.
+    /// Waits until all records sent so far are acknowledged, except those that a replaced client still delivers.
     ///
     /// # Errors
     /// If that takes longer than `timeout`.
     pub fn flush(&self, timeout: Duration) -> Result<(), ProduceError> {
-        self.0.flush(timeout).map_err(|source| ProduceError::Delivery {
-            topic: "(all)".into(),
-            source,
-        })
+        self.0
+            .get()
+            .flush(timeout)
+            .map_err(|source| ProduceError::Delivery {
+                topic: "(all)".into(),
+                source,
+            })
     }
 }

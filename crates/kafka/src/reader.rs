@@ -18,6 +18,7 @@ use redeliver_kafka_ffi::KafkaClient;
 
 use crate::client::{ClientSettings, KafkaSettings};
 use crate::convert;
+use crate::credentials::Renewal;
 use crate::partition_end::{AtEnd, EndContext, at_end};
 use crate::tracker::Committed;
 
@@ -478,8 +479,12 @@ impl Unread {
 
 /// Reads topics continuously, in order of arrival.
 pub struct TopicTail {
+    config: ClientSettings,
+    renewal: Renewal,
     consumer: KafkaClient<BaseConsumer>,
     topics: BTreeMap<String, Arc<str>>,
+    /// The next offset to return of each partition.
+    positions: BTreeMap<(String, i32), Offset>,
 }
 
 impl TopicTail {
@@ -489,7 +494,7 @@ impl TopicTail {
     /// If the broker does not answer or a topic is missing.
     pub fn new(settings: &KafkaSettings, topics: &[Arc<str>]) -> Result<Self, ReadError> {
         let config = Self::config(settings);
-        Self::follow(&config, topics, |_, _, _| Ok(Offset::Beginning))
+        Self::follow(settings, config, topics, |_, _, _| Ok(Offset::Beginning))
     }
 
     /// Begins at the current end of these topics. Returns all records written after this call returns, and possibly a few
@@ -502,7 +507,7 @@ impl TopicTail {
         // A tail is idle most of the time, so longer waits save requests. The broker answers at once when there are records.
         config.set("fetch.wait.max.ms", "500");
         // The end is requested here: the client would look it up after this call has returned, and miss records.
-        Self::follow(&config, topics, |consumer, topic, partition| {
+        Self::follow(settings, config, topics, |consumer, topic, partition| {
             let watermarks = consumer.fetch_watermarks(topic, partition, CALL);
             let (_, end) = watermarks.map_err(kafka("requesting the end of a partition"))?;
             Ok(Offset::Offset(end))
@@ -516,25 +521,51 @@ impl TopicTail {
     }
 
     fn follow(
-        config: &ClientSettings,
+        settings: &KafkaSettings,
+        config: ClientSettings,
         topics: &[Arc<str>],
         start: impl Fn(&BaseConsumer, &str, i32) -> Result<Offset, ReadError>,
     ) -> Result<Self, ReadError> {
+        let renewal = Renewal::new(settings, "tail");
         let consumer: KafkaClient<BaseConsumer> = config.create().map_err(kafka("creating a consumer"))?;
-        let mut list = TopicPartitionList::new();
+        let mut positions = BTreeMap::new();
         for topic in topics {
             for partition in 0..partition_count(&consumer, topic)? {
                 let start = start(&consumer, topic, partition)?;
-                list.add_partition_offset(topic, partition, start)
-                    .map_err(kafka("assigning"))?;
+                positions.insert((topic.to_string(), partition), start);
             }
         }
-        consumer.assign(&list).map_err(kafka("assigning"))?;
         let topics = topics
             .iter()
             .map(|topic| (topic.to_string(), topic.clone()))
             .collect();
-        Ok(Self { consumer, topics })
+        let tail = Self {
+            config,
+            renewal,
+            consumer,
+            topics,
+            positions,
+        };
+        tail.assign()?;
+        Ok(tail)
+    }
+
+    fn assign(&self) -> Result<(), ReadError> {
+        let mut list = TopicPartitionList::new();
+        for ((topic, partition), position) in &self.positions {
+            list.add_partition_offset(topic, *partition, *position)
+                .map_err(kafka("assigning"))?;
+        }
+        self.consumer.assign(&list).map_err(kafka("assigning"))
+    }
+
+    /// Continues with a new client where the former one was.
+    fn renew(&mut self) -> Result<(), ReadError> {
+        self.renewal.begin();
+        self.consumer = self.config.create().map_err(kafka("creating a consumer"))?;
+        self.assign()?;
+        self.renewal.end();
+        Ok(())
     }
 
     /// The next record; `None` if none arrives within `wait`.
@@ -542,9 +573,15 @@ impl TopicTail {
     /// # Errors
     /// If the broker returns a permanent error.
     pub fn next(&mut self, wait: Duration) -> Result<Option<Record>, ReadError> {
+        if self.renewal.is_due() {
+            self.renew()?;
+        }
         match self.consumer.poll(wait) {
             Some(Ok(message)) => {
                 let topic = rdkafka::Message::topic(&message);
+                if let Some(position) = self.positions.get_mut(&(topic.to_owned(), message.partition())) {
+                    *position = Offset::Offset(message.offset() + 1);
+                }
                 let topic = self.topics.get(topic).cloned().unwrap_or_else(|| topic.into());
                 Ok(Some(convert::record(&message, &topic)))
             }

@@ -12,6 +12,7 @@ use redeliver_core::HumanDuration;
 use redeliver_kafka_ffi::KafkaClient;
 
 use crate::client::KafkaSettings;
+use crate::credentials::Replaceable;
 use crate::reader::{ReadError, kafka};
 
 /// Timeout of one request.
@@ -46,9 +47,11 @@ pub enum Retention {
 
 /// A client that lists topics. Cheap to clone.
 #[derive(Clone)]
-pub struct Surveyor {
-    consumer: Arc<KafkaClient<BaseConsumer>>,
-    admin: Arc<KafkaClient<AdminClient<DefaultClientContext>>>,
+pub struct Surveyor(Arc<Replaceable<Clients>>);
+
+struct Clients {
+    consumer: KafkaClient<BaseConsumer>,
+    admin: KafkaClient<AdminClient<DefaultClientContext>>,
 }
 
 impl Surveyor {
@@ -57,11 +60,15 @@ impl Surveyor {
     /// # Errors
     /// If a client cannot be created from its configuration.
     pub fn new(settings: &KafkaSettings) -> Result<Self, ReadError> {
-        let error = kafka("creating a client");
-        Ok(Self {
-            consumer: Arc::new(settings.reader("read_committed").create().map_err(&error)?),
-            admin: Arc::new(settings.client().create().map_err(&error)?),
-        })
+        let (consumer, admin) = (settings.reader("read_committed"), settings.client());
+        let create = move || {
+            Ok(Clients {
+                consumer: consumer.create()?,
+                admin: admin.create()?,
+            })
+        };
+        let clients = Replaceable::new(settings, "surveyor", create);
+        clients.map(Self).map_err(kafka("creating a client"))
     }
 
     /// The topics whose names match `filter`, sorted by name. Blocks.
@@ -69,7 +76,8 @@ impl Surveyor {
     /// # Errors
     /// If the broker does not answer.
     pub fn topics(&self, filter: impl Fn(&str) -> bool) -> Result<Vec<SurveyedTopic>, ReadError> {
-        let metadata = self
+        let clients = self.0.get();
+        let metadata = clients
             .consumer
             .fetch_metadata(None, CALL)
             .map_err(kafka("requesting the list of topics"))?;
@@ -82,24 +90,12 @@ impl Surveyor {
             .map(|topic| SurveyedTopic {
                 name: topic.name().into(),
                 partitions: (0..topic.partitions().len())
-                    .map(|partition| self.extent(topic.name(), partition))
+                    .map(|partition| clients.extent(topic.name(), partition))
                     .collect(),
             })
             .collect();
         topics.sort_unstable_by(|one, other| one.name.cmp(&other.name));
         Ok(topics)
-    }
-
-    fn extent(&self, topic: &str, partition: usize) -> Option<Extent> {
-        let partition = i32::try_from(partition).ok()?;
-        // For a read_committed client, the broker returns the last stable offset instead of the high watermark.
-        match self.consumer.fetch_watermarks(topic, partition, CALL) {
-            Ok((low, end)) => Some(Extent { low, end }),
-            Err(error) => {
-                tracing::debug!(topic, partition, %error, "cannot read the bounds of a partition");
-                None
-            }
-        }
     }
 
     /// The retention of these topics. Leaves out topics whose configuration cannot be read.
@@ -117,7 +113,8 @@ impl Surveyor {
         let options = AdminOptions::new()
             .request_timeout(Some(CALL))
             .operation_timeout(Some(CALL));
-        let results = self
+        let clients = self.0.get();
+        let results = clients
             .admin
             .describe_configs(&resources, &options)
             .await
@@ -139,6 +136,20 @@ impl Surveyor {
             }
         }
         Ok(known)
+    }
+}
+
+impl Clients {
+    fn extent(&self, topic: &str, partition: usize) -> Option<Extent> {
+        let partition = i32::try_from(partition).ok()?;
+        // For a read_committed client, the broker returns the last stable offset instead of the high watermark.
+        match self.consumer.fetch_watermarks(topic, partition, CALL) {
+            Ok((low, end)) => Some(Extent { low, end }),
+            Err(error) => {
+                tracing::debug!(topic, partition, %error, "cannot read the bounds of a partition");
+                None
+            }
+        }
     }
 }
 

@@ -22,7 +22,8 @@ use redeliver_kafka_ffi::{
     GroupDescription, KafkaClient, TopicDescription, TopicId, describe_group, describe_topics,
 };
 
-use crate::client::{ClientLog, KafkaSettings};
+use crate::client::{ClientLog, ClientSettings, KafkaSettings};
+use crate::credentials::Renewal;
 use crate::processor::Waker;
 
 /// Interval of the requests.
@@ -135,13 +136,14 @@ impl TopicWatch {
     /// # Errors
     /// If the client cannot be created from the settings, or the thread cannot be started.
     pub fn start(settings: &KafkaSettings) -> io::Result<Self> {
-        let client = settings.client().create_with_context(WatchContext::default());
-        let client: KafkaClient<BaseConsumer<WatchContext>> = client.map_err(io::Error::other)?;
+        let renewal = Renewal::new(settings, "topic-watch");
+        let settings = settings.client();
+        let client = create_client(&settings).map_err(io::Error::other)?;
         let shared = Arc::new(Shared::default());
         let weak = Arc::downgrade(&shared);
         thread::Builder::new()
             .name("topic-watch".to_owned())
-            .spawn(move || watch(&client, &weak))?;
+            .spawn(move || watch(client, &settings, &renewal, &weak))?;
         Ok(Self(shared))
     }
 
@@ -353,10 +355,24 @@ impl Coordinators {
     }
 }
 
+fn create_client(settings: &ClientSettings) -> Result<WatchClient, KafkaError> {
+    settings.create_with_context(WatchContext::default())
+}
+
 /// Runs until the last handle is dropped.
-fn watch(client: &BaseConsumer<WatchContext>, shared: &Weak<Shared>) {
+fn watch(mut client: WatchClient, settings: &ClientSettings, renewal: &Renewal, shared: &Weak<Shared>) {
     let mut coordinators = Coordinators::default();
     while let Some(shared) = shared.upgrade() {
+        if renewal.is_due() {
+            renewal.begin();
+            match create_client(settings) {
+                Ok(new) => {
+                    client = new;
+                    renewal.end();
+                }
+                Err(error) => tracing::warn!(%error, "cannot create the kafka client that watches topics"),
+            }
+        }
         let names: Vec<Arc<str>> = lock(&shared.topics).keys().cloned().collect();
         let borrowed: Vec<&str> = names.iter().map(|name| &**name).collect();
         let sent = Instant::now();
@@ -368,7 +384,7 @@ fn watch(client: &BaseConsumer<WatchContext>, shared: &Weak<Shared>) {
         // Topics are requested again after each group: they must not wait for several groups whose broker is down.
         let group = lock(&shared.groups).first().map(|request| request.group.clone());
         if let Some(group) = group {
-            let described = coordinators.describe(client, &group, borrowed.first().copied());
+            let described = coordinators.describe(&client, &group, borrowed.first().copied());
             let is_same = |request: &mut GroupRequest| request.group == group;
             for GroupRequest { result, waker, .. } in lock(&shared.groups).extract_if(.., is_same) {
                 *lock(&result) = Some(described.clone());
@@ -386,6 +402,8 @@ fn watch(client: &BaseConsumer<WatchContext>, shared: &Weak<Shared>) {
         }
     }
 }
+
+type WatchClient = KafkaClient<BaseConsumer<WatchContext>>;
 
 #[derive(Debug, Default)]
 struct WatchContext(ClientLog);

@@ -25,6 +25,7 @@ use redeliver_runtime::tls::{ClientCertificates, Protocols, ServerTls, TlsMetric
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::ClockReports;
+use crate::credentials::{self, StaleCredentials};
 use crate::login::{self, LoginMetrics};
 use crate::metrics::{LaneFamilies, Serves};
 use crate::topics::{self, TopicsError};
@@ -56,6 +57,7 @@ pub struct Host {
     families: HashMap<TypeId, Box<dyn Any + Send>>,
     clock_reports: ClockReports,
     tls: TlsMetrics,
+    pub(crate) stale_credentials: StaleCredentials,
     /// Taken when the admin port is served.
     admin: Option<Listener>,
     existing_topics: BTreeSet<String>,
@@ -159,10 +161,16 @@ impl Host {
             // Ends the process.
             Err(error) => tasks.spawn("kafka-login", async { Err(error) }),
         }
+        let stale_credentials = StaleCredentials::register(&mut registry);
+        // After the login, because a client that tries changed credentials needs it too.
+        if let Err(error) = credentials::start(&start.config, &mut kafka, &stale_credentials, &mut registry) {
+            tasks.spawn("kafka-credentials", async { Err(error) });
+        }
         Self {
             clock: clock_reports.guard(SystemClock, &start.config),
             clock_reports,
             tls,
+            stale_credentials,
             lanes: LaneFamilies::register(&mut registry),
             tasks,
             health: Health::new(),
@@ -339,11 +347,12 @@ impl Host {
     }
 }
 
-/// Checks the properties that are passed through to the Kafka client.
+/// Checks the properties that are passed through to the Kafka client, and the files that they name.
 ///
 /// # Errors
-/// When the client rejects a property. The error names the field and contains no value.
+/// When the client rejects a property, or a file cannot be used. The error names the field and contains no value.
 pub fn check_kafka(config: &Config) -> Result<(), ConfigError> {
+    credentials::check(config)?;
     kafka_settings(config).check_properties().map_err(|unusable| {
         ConfigError::of_field(
             format!("kafka.properties.{}", unusable.property),

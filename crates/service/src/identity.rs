@@ -126,7 +126,8 @@ impl Authenticator {
     /// # Errors
     /// When a file cannot be used. The error names the field.
     pub fn start(host: &mut Host, section: &str, config: &ApiConfig) -> Result<Self, ConfigError> {
-        let metrics = host.metric_families(RefusalMetrics::register);
+        let stale = host.stale_credentials.clone();
+        let metrics = host.metric_families(|registry| RefusalMetrics::register(registry, stale));
         let authenticator = Self::new(section, config, metrics)?;
         let shutdown = host.tasks.shutdown().clone();
         host.tasks.spawn_background(

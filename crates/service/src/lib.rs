@@ -12,11 +12,13 @@
 //! | [`identity`] | who calls an API, and what the caller may do |
 //! | [`leftovers`] | retry topics that the configuration no longer needs |
 //! | [`login`] | tokens with which Kafka clients log in |
+//! | `credentials` | certificates and passwords in files with which Kafka clients authenticate |
 //! | [`metrics`] | metrics and readiness of lanes |
 //! | [`due`] | what is due: the metrics by which services are scaled |
 //! | `clock` | the guarded clock of the process |
 
 mod clock;
+pub(crate) mod credentials;
 pub mod due;
 pub mod groups;
 pub mod host;

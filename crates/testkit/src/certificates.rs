@@ -98,6 +98,11 @@ mod authority {
             })
         }
 
+        /// Its certificate, as PEM.
+        pub fn pem(&self) -> String {
+            self.issuer.pem()
+        }
+
         /// Writes its certificate to a file for clients, and returns the path.
         ///
         /// # Errors

@@ -19,7 +19,7 @@ use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::certificates::Signed;
 use crate::daemon::Daemon;
@@ -70,12 +70,31 @@ enum Login {
         user: String,
         password: String,
     },
+    /// By a client certificate.
+    Certificate {
+        /// The certificate of the broker and its key, as PEM.
+        keystore: PathBuf,
+        /// The CAs of clients.
+        truststore: PathBuf,
+    },
     /// Without TLS.
     Token {
         /// The public keys of the issuer, as a JSON Web Key Set.
         keys: PathBuf,
         audience: String,
     },
+}
+
+impl Login {
+    fn write_certificates(&self, signed: &Signed, clients: &str) -> Result<()> {
+        let Self::Certificate { keystore, truststore } = self else {
+            bail!("its clients log in without certificates");
+        };
+        let both = format!("{}{}", signed.key, signed.certificate);
+        certificates::write(keystore.clone(), &both)?;
+        certificates::write(truststore.clone(), clients)?;
+        Ok(())
+    }
 }
 
 /// The defaults of Kafka's own start script (`KAFKA_JVM_PERFORMANCE_OPTS` in `kafka-run-class.sh`). Without them, a collection
@@ -233,6 +252,31 @@ impl LocalKafka {
         Self::start_with_login(Scratch::new("kafka")?, login, &[])
     }
 
+    /// As [`LocalKafka::start`], with a second listener for `SSL` with this certificate, whose clients need a certificate that
+    /// one of these CAs has signed (PEM); see [`LocalKafka::secured_brokers`].
+    ///
+    /// # Errors
+    /// As [`LocalKafka::start`].
+    pub fn start_with_client_certificates(signed: &Signed, clients: &str) -> Result<Self> {
+        let scratch = Scratch::new("kafka")?;
+        let login = Login::Certificate {
+            keystore: scratch.path().join("keystore.pem"),
+            truststore: scratch.path().join("truststore.pem"),
+        };
+        login.write_certificates(signed, clients)?;
+        Self::start_with_login(scratch, login, &[])
+    }
+
+    /// Replaces its certificate and the CAs of its clients. It uses them after a restart.
+    ///
+    /// # Errors
+    /// If they cannot be written, or it was not started with [`LocalKafka::start_with_client_certificates`].
+    pub fn set_certificates(&self, signed: &Signed, clients: &str) -> Result<()> {
+        let secured = self.installation.secured.as_ref();
+        let secured = secured.context("it was started without client certificates")?;
+        secured.login.write_certificates(signed, clients)
+    }
+
     fn start_with_login(scratch: Scratch, login: Login, settings: &[(&str, &str)]) -> Result<Self> {
         let installation = Installation {
             directory: scratch.path().to_owned(),
@@ -303,7 +347,7 @@ impl LocalKafka {
     /// The value for `bootstrap.servers` of clients that log in, which does not change over restarts.
     ///
     /// # Panics
-    /// If it was not started with [`LocalKafka::start_secured`] or [`LocalKafka::start_with_tokens`].
+    /// If it was started without such a listener.
     #[track_caller]
     pub fn secured_brokers(&self) -> String {
         let secured = self.installation.secured.as_ref();
@@ -488,6 +532,7 @@ impl Secured {
         let port = self.port;
         let protocol = match &self.login {
             Login::Password { .. } => "SASL_SSL",
+            Login::Certificate { .. } => "SSL",
             Login::Token { .. } => "SASL_PLAINTEXT",
         };
         let listeners = format!(
@@ -509,6 +554,15 @@ impl Secured {
                  listener.name.secured.plain.sasl.jaas.config={jaas}.plain.PlainLoginModule required \
                  user_{user}=\"{password}\";\n",
                 keystore.display()
+            ),
+            Login::Certificate { keystore, truststore } => format!(
+                "listener.name.secured.ssl.keystore.type=PEM\n\
+                 listener.name.secured.ssl.keystore.location={}\n\
+                 listener.name.secured.ssl.truststore.type=PEM\n\
+                 listener.name.secured.ssl.truststore.location={}\n\
+                 listener.name.secured.ssl.client.auth=required\n",
+                keystore.display(),
+                truststore.display()
             ),
             Login::Token { keys, audience } => {
                 let oauth = format!("{jaas}.oauthbearer");

@@ -518,6 +518,10 @@ impl Processor for Engine {
         self.channel.stopping.store(true, Ordering::SeqCst);
         self.channel.changed.notify_one();
     }
+
+    fn starting(&mut self) {
+        self.channel.stopping.store(false, Ordering::SeqCst);
+    }
 }
 
 #[cfg(test)]

@@ -1,10 +1,12 @@
 //! Reads records from Kafka by position, such as the values of dead letters, which the index does not store.
 
+use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use redeliver_core::{Position, Record};
 use redeliver_kafka::KafkaSettings;
+use redeliver_kafka::credentials::Replaceable;
 use redeliver_kafka::lookup::Lookup;
 use redeliver_kafka::reader::ReadError;
 use tokio::sync::Semaphore;
@@ -19,15 +21,17 @@ pub(crate) struct LookupPool(Arc<Inner>);
 
 struct Inner {
     settings: KafkaSettings,
-    idle: Mutex<Vec<Lookup>>,
+    /// A client returns to the pool from which it was taken. So replaced clients are dropped after their last lookup.
+    idle: Arc<Replaceable<Mutex<Vec<Lookup>>>>,
     permits: Semaphore,
 }
 
 impl LookupPool {
     pub(crate) fn new(settings: KafkaSettings) -> Self {
+        let Ok(idle) = Replaceable::new(&settings, "lookups", || Ok::<_, Infallible>(Mutex::default()));
         Self(Arc::new(Inner {
+            idle,
             settings,
-            idle: Mutex::new(Vec::new()),
             permits: Semaphore::new(CONNECTIONS),
         }))
     }
@@ -52,7 +56,8 @@ impl LookupPool {
 
 impl Inner {
     fn get(&self, positions: &[Position]) -> Result<Vec<Option<Record>>, ReadError> {
-        let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let pool = self.idle.get();
+        let idle = || pool.lock().unwrap_or_else(PoisonError::into_inner);
         // Taken in a statement of its own, so that the lock is not held while a client is created.
         let lookup = idle().pop();
         let lookup = match lookup {

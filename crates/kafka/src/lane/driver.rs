@@ -20,7 +20,7 @@ use super::membership::{self, GroupCheck, Membership, subscribe};
 use super::positions::Positions;
 use super::state::{LaneState, Start, Step};
 use super::writer::Writer;
-use super::{CALL, Ended, LaneClient, ROUND};
+use super::{CALL, Ended, LaneClient, ROUND, TRANSACTIONS};
 use crate::convert;
 use crate::processor::{AssignmentId, Processor};
 use crate::recovery::{RecoveryAction, recovery_action};
@@ -273,6 +273,7 @@ impl<'a> Driver<'a> {
         let is_member = self.membership == Membership::Joined && self.group_check.has_passed();
         if has_joined && is_member && state.is_healthy(Instant::now()) {
             state.ready();
+            self.lane.renewal.end();
         }
     }
 
@@ -404,13 +405,13 @@ impl<'a> Driver<'a> {
         let outputs = state.take_outputs();
         self.writer
             .begin(outputs, offsets, member)
-            .map_err(|_| self.lane.thread_ended("transactions"))
+            .map_err(|_| self.lane.thread_ended(TRANSACTIONS))
     }
 
     /// Reports the result of the transaction that is being written. Returns false if it has not ended yet.
     fn end_transaction<P: Processor>(&mut self, state: &mut LaneState<P>) -> Result<bool, Ended> {
         let written = self.writer.take();
-        let Some(written) = written.map_err(|_| self.lane.thread_ended("transactions"))? else {
+        let Some(written) = written.map_err(|_| self.lane.thread_ended(TRANSACTIONS))? else {
             return Ok(false);
         };
         state.put_outputs(written.outputs);

@@ -210,6 +210,7 @@ impl<P: Processor> LaneState<P> {
         self.has_committed = false;
         self.batch_limit = self.max_batch;
         self.failures = FailedTransactions::new();
+        self.processor.starting();
     }
 
     /// Drops everything in flight. The group assigns the partitions again, to this lane or another one.

@@ -111,6 +111,18 @@ impl Writer {
         Ok(())
     }
 
+    /// Waits for the end of the transaction that is being written, and forgets its result.
+    ///
+    /// # Errors
+    /// If the thread has panicked.
+    pub(super) fn finish(&self) -> Result<(), Disconnected> {
+        if self.is_writing.get() {
+            self.written.recv().map_err(|_| Disconnected)?;
+            self.is_writing.set(false);
+        }
+        Ok(())
+    }
+
     /// The transaction that has ended, if it has.
     ///
     /// # Errors

@@ -4,7 +4,7 @@
 //! automatically.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rdkafka::ClientContext;
@@ -14,7 +14,6 @@ use rdkafka::admin::{
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::metadata::MetadataBroker;
-use rdkafka::producer::{BaseProducer, DeliveryResult, Producer as _, ProducerContext};
 use rdkafka::types::RDKafkaRespErr;
 use redeliver_kafka_ffi::KafkaClient;
 
@@ -22,6 +21,7 @@ use super::needed::{creation_config, largest_source};
 use super::offsets::{OFFSETS_RETENTION, examine_offsets};
 use super::{ActualTopic, Finding, Severity, TopicSpec, TopologySpec, examine_all};
 use crate::client::{ClientLog, ClientSettings};
+use crate::probe::{Probed, probe};
 
 /// Why topics could not be checked or created.
 #[derive(Debug, thiserror::Error)]
@@ -163,52 +163,14 @@ impl ClientContext for Context {
     }
 }
 
-/// Why the last connection was refused. Requests only report that no broker is available, and an admin client's callback
-/// reports nothing else, so this is the context of a producer.
-#[derive(Debug, Default)]
-struct Refusal(Mutex<Option<String>>);
-
-impl ClientContext for Refusal {
-    /// Does nothing: the admin client has logged the same.
-    fn log(&self, _level: RDKafkaLogLevel, _facility: &str, _message: &str) {}
-
-    fn error(&self, error: KafkaError, reason: &str) {
-        if matches!(
-            error.rdkafka_error_code(),
-            Some(RDKafkaErrorCode::Authentication | RDKafkaErrorCode::SSL)
-        ) {
-            *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason.to_owned());
-        }
-    }
-}
-
-impl ProducerContext for Refusal {
-    type DeliveryOpaque = ();
-
-    fn delivery(&self, _result: &DeliveryResult<'_>, _opaque: ()) {}
-}
-
-impl Refusal {
-    /// Connects with a client that reports errors, and returns the reason after a colon, or an empty text. Blocks.
-    fn find(config: &ClientSettings) -> Box<str> {
-        let client: KafkaClient<BaseProducer<Self>> = match config.create_with_context(Self::default()) {
-            Ok(client) => client,
-            Err(error) => {
-                tracing::debug!(%error, "cannot find out why kafka is unavailable");
-                return Box::default();
-            }
-        };
-        let end = Instant::now() + REFUSAL;
-        loop {
-            // The request makes the client connect. Errors are reported to the callback.
-            drop(client.client().fetch_metadata(None, RETRY_DELAY));
-            client.poll(RETRY_DELAY);
-            let refusal = client.context().0.lock().unwrap_or_else(PoisonError::into_inner);
-            match &*refusal {
-                Some(reason) => return format!(": {reason}").into(),
-                None if Instant::now() >= end => return Box::default(),
-                None => {}
-            }
+/// Why the connection is refused, after a colon, or an empty text. Blocks.
+fn refusal(config: &ClientSettings) -> Box<str> {
+    match probe(config, REFUSAL) {
+        Ok(Probed::Refused(reason)) => format!(": {reason}").into(),
+        Ok(Probed::Connected | Probed::Unanswered(_)) => Box::default(),
+        Err(error) => {
+            tracing::debug!(%error, "cannot find out why kafka is unavailable");
+            Box::default()
         }
     }
 }
@@ -513,7 +475,7 @@ impl Admin {
                 Ok(listed) => return Ok(listed),
                 Err(source) => {
                     let config = self.config.clone();
-                    let refusal = tokio::task::spawn_blocking(move || Refusal::find(&config)).await;
+                    let refusal = tokio::task::spawn_blocking(move || refusal(&config)).await;
                     let refusal = refusal.unwrap_or_default();
                     if !refusal.is_empty() || self.left().is_zero() {
                         return Err(TopologyError::Unreachable {

@@ -35,6 +35,9 @@ pub struct KafkaConfig {
     pub login: Option<LoginConfig>,
     /// Properties of librdkafka.
     pub properties: Settings,
+    /// The time over which a process replaces its clients when credentials in files have changed.
+    #[serde(with = "display_from_str")]
+    pub credentials_spread: HumanDuration,
     /// Topics that services create.
     pub topics: TopicsConfig,
 }
@@ -72,6 +75,7 @@ impl Default for KafkaConfig {
             transaction_timeout: HumanDuration::from_secs(10),
             login: None,
             properties: Settings::default(),
+            credentials_spread: HumanDuration::from_secs(30),
             topics: TopicsConfig::default(),
         }
     }
@@ -181,6 +185,11 @@ impl KafkaConfig {
             "transaction_timeout",
             self.transaction_timeout,
             HumanDuration::from_secs(1)..=HumanDuration::from_secs(900),
+        );
+        findings.range(
+            "credentials_spread",
+            self.credentials_spread,
+            HumanDuration::from_secs(0)..=HumanDuration::from_secs(3_600),
         );
         findings.inside("properties", |at| {
             for (name, _) in self.properties.iter() {

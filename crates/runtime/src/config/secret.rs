@@ -32,11 +32,21 @@ impl Secret {
     /// # Errors
     /// When the file cannot be read, is not UTF-8, or is empty.
     pub fn from_file(path: &Path) -> Result<Self, String> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+        let bytes =
+            std::fs::read(path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+        Self::in_file(&bytes, path)
+    }
+
+    /// As [`Secret::from_file`], for a file that was read from `path`.
+    ///
+    /// # Errors
+    /// When it is not UTF-8, or is empty.
+    pub fn in_file(bytes: &[u8], path: &Path) -> Result<Self, String> {
+        let path = path.display();
+        let text = std::str::from_utf8(bytes).map_err(|_| format!("the file {path} is not UTF-8"))?;
         let text = text.trim_end_matches(['\n', '\r']);
         if text.is_empty() {
-            return Err(format!("the file {} is empty", path.display()));
+            return Err(format!("the file {path} is empty"));
         }
         Ok(Self::new(text))
     }
@@ -106,6 +116,14 @@ impl Settings {
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&str> {
         self.0.get(name).map(Setting::expose)
+    }
+
+    /// The names whose values come from a file, with its path.
+    pub fn files(&self) -> impl Iterator<Item = (&str, &Path)> {
+        self.0.iter().filter_map(|(name, setting)| match setting {
+            Setting::Text(_) => None,
+            Setting::File { path, .. } => Some((name.as_str(), path.as_path())),
+        })
     }
 
     /// Adds or replaces a value.

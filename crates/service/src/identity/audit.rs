@@ -9,6 +9,8 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
+use crate::credentials::StaleCredentials;
+
 use super::refusal::{Reason, Refusal, shown};
 
 /// The maximum number of log lines in [`WINDOW`]: anybody can cause refusals.
@@ -20,23 +22,21 @@ struct ReasonLabel {
     reason: &'static str,
 }
 
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct SettingLabel {
-    setting: String,
-}
-
 /// Metrics of the authentication of all APIs in a process.
 #[derive(Clone, Debug, Default)]
 pub struct RefusalMetrics {
     refused: Family<ReasonLabel, Counter>,
-    stale: Family<SettingLabel, Gauge>,
+    stale: StaleCredentials,
 }
 
 impl RefusalMetrics {
-    /// Registers the metrics.
+    /// Registers the metrics, except `stale`.
     #[must_use]
-    pub fn register(registry: &mut Registry) -> Self {
-        let metrics = Self::default();
+    pub fn register(registry: &mut Registry, stale: StaleCredentials) -> Self {
+        let metrics = Self {
+            refused: Family::default(),
+            stale,
+        };
         // All series exist from the start, so that the first refusal is an increase.
         for reason in Reason::ALL {
             let reason = reason.as_str();
@@ -47,11 +47,6 @@ impl RefusalMetrics {
             "Requests to an API, and watches in progress, that were refused because of who sent them, by reason",
             metrics.refused.clone(),
         );
-        registry.register(
-            "api_credentials_stale",
-            "1 while changed tokens or keys cannot be read and the former ones are used, else 0",
-            metrics.stale.clone(),
-        );
         metrics
     }
 
@@ -61,7 +56,7 @@ impl RefusalMetrics {
     }
 
     pub(super) fn stale(&self, setting: String) -> Gauge {
-        self.stale.get_or_create(&SettingLabel { setting }).clone()
+        self.stale.of(setting)
     }
 }
 

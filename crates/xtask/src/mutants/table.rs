@@ -608,6 +608,22 @@ pub(crate) const MUTANTS: &[Mutant] = &[
             "client::tests::every_id_has_the_prefix_and_without_one_is_as_before",
         )],
     ),
+    mutant(
+        "credentials-are-not-used",
+        "New clients get the former certificate. Once it has expired, no client can connect any more.",
+        &[unit(
+            KAFKA,
+            "credentials::tests::owners_replace_their_clients_one_at_a_time",
+        )],
+    ),
+    mutant(
+        "credentials-are-not-tried",
+        "Changed certificates are used although Kafka refuses them. All lanes stop.",
+        &[unit(
+            KAFKA,
+            "credentials::tests::contents_with_which_no_connection_is_possible_are_not_used",
+        )],
+    ),
 ];
 
 /// The table in `docs/mutants.md`.

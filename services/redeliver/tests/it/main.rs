@@ -18,6 +18,7 @@ mod golden_cli;
 mod hang;
 mod health;
 mod id_prefix;
+mod kafka_credentials;
 mod kafka_tools;
 mod long_wait;
 mod polyglot;

@@ -147,7 +147,7 @@ async fn a_token_permits_what_its_scopes_say_until_it_is_revoked() {
     let file = server.file("tokens");
     std::fs::write(&file, "tokens: [").unwrap();
     eventually_async("the metric", DEADLINE, async || {
-        match server.metric("redeliver_api_credentials_stale{setting=\"scheduler.auth.tokens_file\"}") {
+        match server.metric("redeliver_credentials_stale{setting=\"scheduler.auth.tokens_file\"}") {
             1 => Ok(()),
             other => Err(other),
         }

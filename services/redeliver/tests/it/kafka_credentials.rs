@@ -1,0 +1,365 @@
+//! Certificates and passwords for Kafka that are replaced while the services run, as Kubernetes replaces a Secret.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use redeliver_client::{Endpoint, JobClient, JobRequest};
+use redeliver_testkit::certificates::{Authority, Signed};
+use redeliver_testkit::local_kafka::kafka_tool;
+use redeliver_testkit::scratch::Scratch;
+use redeliver_testkit::{LocalKafka, ServiceProcess, eventually, free_port};
+
+use crate::client::block_on;
+use crate::services::path;
+use crate::support::{DEADLINE, Ends, PLAN, Pipe, PipeBuilder, Sent, records};
+
+/// The application of the scheduler.
+const APP: &str = "demo";
+const ALL_REPLACED: &str = "all kafka clients use the changed credentials";
+const STALE: &str = r#"redeliver_credentials_stale{setting="kafka.properties"}"#;
+const OUTDATED: &str = "redeliver_kafka_clients_outdated";
+
+/// A folder of files that Kubernetes mounts from a Secret: links to a link to the folder with the files.
+struct Secret {
+    scratch: Scratch,
+    versions: u32,
+}
+
+impl Secret {
+    fn new() -> Self {
+        Self {
+            scratch: Scratch::new("secret").unwrap(),
+            versions: 0,
+        }
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.scratch.path().join(name)
+    }
+
+    /// Replaces all files at once.
+    fn set(&mut self, files: &[(&str, &str)]) {
+        use std::os::unix::fs::symlink;
+        let is_first = self.versions == 0;
+        self.versions += 1;
+        let version = format!("..{}", self.versions);
+        std::fs::create_dir(self.at(&version)).unwrap();
+        for (name, content) in files {
+            std::fs::write(self.at(&version).join(name), content).unwrap();
+            if is_first {
+                symlink(Path::new("..data").join(name), self.at(name)).unwrap();
+            }
+        }
+        symlink(version, self.at("..new")).unwrap();
+        std::fs::rename(self.at("..new"), self.at("..data")).unwrap();
+    }
+
+    fn set_certificate(&mut self, signed: &Signed, brokers: &str) {
+        self.set(&[
+            ("tls.crt", &signed.certificate),
+            ("tls.key", &signed.key),
+            ("ca.crt", brokers),
+        ]);
+    }
+}
+
+/// A client certificate that expires in the far future.
+fn client(authority: &Authority) -> Signed {
+    authority.sign_client("redeliver", "urn:redeliver").unwrap()
+}
+
+/// A pipeline whose processes authenticate with the certificate of the secret.
+fn with_certificate(name: &str, kafka: &LocalKafka, secret: &Secret) -> PipeBuilder {
+    let file = |name: &str| secret.at(name).display().to_string();
+    PipeBuilder::new(name)
+        .brokers(&kafka.brokers())
+        .set("kafka.brokers", &kafka.secured_brokers())
+        .set("kafka.properties.security.protocol", "SSL")
+        .set("kafka.properties.ssl.certificate.location", &file("tls.crt"))
+        .set("kafka.properties.ssl.key.location", &file("tls.key"))
+        .set("kafka.properties.ssl.ca.location", &file("ca.crt"))
+        .set("kafka.credentials_spread", "3s")
+        .plan(PLAN)
+}
+
+/// Waits until each service has replaced all of its clients, for the `count`th time.
+fn until_replaced(services: &mut [ServiceProcess], count: usize) {
+    for service in services {
+        eventually("all clients are replaced", DEADLINE, || {
+            let output = service.output();
+            let times = output.matches(ALL_REPLACED).count();
+            if times >= count { Ok(()) } else { Err(output) }
+        });
+        assert_eq!(service.metric(OUTDATED), 0);
+        assert_eq!(service.metric(STALE), 0);
+    }
+}
+
+/// How many records and jobs are written at once.
+const RECORDS: usize = 20;
+const JOBS: usize = 5;
+
+/// Writes records and jobs, each with another value, until it is finished.
+struct Load {
+    stop: Arc<AtomicBool>,
+    thread: Option<thread::JoinHandle<usize>>,
+}
+
+impl Load {
+    /// `first`: the number of the first job, which also tells which records were written before.
+    fn start(pipe: Arc<Pipe>, scheduler: String, first: usize) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let is_stopped = stop.clone();
+        let thread = thread::spawn(move || {
+            let mut jobs = first;
+            while !is_stopped.load(Ordering::Relaxed) {
+                let written = jobs / JOBS * RECORDS;
+                pipe.produce(records(written + RECORDS).split_off(written));
+                block_on(async {
+                    let endpoint = Endpoint::new(format!("http://{scheduler}"));
+                    let client = JobClient::connect(&endpoint).await.unwrap();
+                    for job in jobs..jobs + JOBS {
+                        let request =
+                            JobRequest::after(APP, Duration::from_millis(700)).data(format!("job {job}"));
+                        client.schedule(&request).await.unwrap();
+                    }
+                });
+                jobs += JOBS;
+                // The rate of the load.
+                thread::park_timeout(Duration::from_millis(100));
+            }
+            jobs
+        });
+        Self {
+            stop,
+            thread: Some(thread),
+        }
+    }
+
+    /// The number after that of the last job.
+    fn finish(mut self) -> usize {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().unwrap().join().unwrap()
+    }
+}
+
+/// Waits until `jobs` are dispatched, and everything that was written to the source has ended once.
+fn settle(pipe: &Pipe, jobs: usize) -> (Ends, Vec<Sent>) {
+    let of_jobs = |sent: &Sent| {
+        let body = String::from_utf8_lossy(sent.body()).into_owned();
+        body.starts_with("job ").then_some(body)
+    };
+    let sent = eventually("all jobs are dispatched", DEADLINE, || {
+        let read = pipe.read(std::slice::from_ref(&pipe.pipeline.source));
+        let sent: Vec<Sent> = read.into_iter().map(Sent::from).collect();
+        let dispatched: Vec<String> = sent.iter().filter_map(of_jobs).collect();
+        let distinct: BTreeSet<&String> = dispatched.iter().collect();
+        assert_eq!(distinct.len(), dispatched.len(), "dispatched twice");
+        if dispatched.len() == jobs {
+            Ok(sent)
+        } else {
+            Err(format!("{} of {jobs}", dispatched.len()))
+        }
+    });
+    let ends = pipe.settle(&sent, DEADLINE);
+    ends.meets(&PLAN, &sent);
+    (ends, sent)
+}
+
+#[test]
+fn changed_certificates_are_used_without_a_restart_and_the_former_ones_are_not_used_any_more() {
+    let (brokers, next_brokers) = (Authority::new().unwrap(), Authority::new().unwrap());
+    let (clients, next_clients) = (Authority::new().unwrap(), Authority::new().unwrap());
+    let both = |one: &Authority, other: &Authority| format!("{}{}", one.pem(), other.pem());
+    let trusted = both(&clients, &next_clients);
+    let mut kafka = LocalKafka::start_with_client_certificates(&brokers.sign().unwrap(), &trusted).unwrap();
+    let mut secret = Secret::new();
+    secret.set_certificate(&client(&clients), &brokers.pem());
+    let data = Scratch::new("inspector").unwrap();
+    let [scheduler, inspector] = [(), ()].map(|()| format!("127.0.0.1:{}", free_port()));
+    let setup = with_certificate("certificates", &kafka, &secret);
+    let (source, dead) = (setup.name().to_owned(), format!("[{}-dlq]", setup.name()));
+    let pipe = setup
+        .through_scheduler()
+        .set("scheduler.listen", &scheduler)
+        .set(&format!("scheduler.apps.{APP}.topic"), &source)
+        .set("dlq_inspector.listen", &inspector)
+        .set("dlq_inspector.topics", &dead)
+        .set("dlq_inspector.data_dir", path(data.path()))
+        .create();
+    let pipe = Arc::new(pipe);
+    let names = ["enricher", "retry-tier", "scheduler", "dlq-inspector"];
+    let mut services = names.map(|name| pipe.start(name, "a", &[]));
+
+    let load = Load::start(pipe.clone(), scheduler.clone(), 0);
+    // Clients exist that look up values of dead letters.
+    let show = || {
+        let listed = pipe.redeliver(&["dlq", "ls", "-o", "jsonl", "--limit", "1"]);
+        let letter: serde_json::Value = serde_json::from_str(listed.stdout.lines().next()?).ok()?;
+        let id = letter["id"].as_str()?.to_owned();
+        let shown = pipe.redeliver(&["dlq", "show", &id, "--payload"]);
+        (shown.code == Some(0)).then_some(())
+    };
+    eventually("a dead letter is shown", DEADLINE, || show().ok_or("none"));
+    secret.set_certificate(&client(&next_clients), &both(&brokers, &next_brokers));
+    until_replaced(&mut services, 1);
+    let jobs = load.finish();
+    let (ends, sent) = settle(&pipe, jobs);
+    // No lane has dropped an attempt when it replaced its clients.
+    ends.were_called(&PLAN, &sent, &pipe.endpoint);
+
+    // From here on, clients with the former certificate are refused, and so is the former CA of the broker.
+    kafka
+        .set_certificates(&next_brokers.sign().unwrap(), &next_clients.pem())
+        .unwrap();
+    kafka.restart().unwrap();
+    services.iter_mut().for_each(ServiceProcess::until_ready);
+    let load = Load::start(pipe.clone(), scheduler, jobs);
+    show().unwrap();
+    let ended = pipe.watch().look().len();
+    pipe.watch().until_ended(ended + 200, DEADLINE);
+    let jobs = load.finish();
+    assert!(settle(&pipe, jobs).0.dead().count() > 0);
+    let audited = pipe.redeliver(&["audit"]);
+    assert_eq!(audited.code, Some(0), "{audited:?}");
+    for service in &mut services {
+        assert!(service.has_never_ended(), "{}", service.output());
+        service.shut_down();
+        let output = service.output();
+        assert!(!output.contains("PRIVATE KEY"), "{output}");
+    }
+}
+
+#[test]
+fn certificates_that_cannot_be_used_are_reported_and_the_former_ones_stay_in_use() {
+    let (brokers, clients) = (Authority::new().unwrap(), Authority::new().unwrap());
+    let kafka = LocalKafka::start_with_client_certificates(&brokers.sign().unwrap(), &clients.pem()).unwrap();
+    let mut secret = Secret::new();
+    let first = client(&clients);
+    secret.set_certificate(&first, &brokers.pem());
+    let pipe = with_certificate("bad-certificates", &kafka, &secret).create();
+    let mut services = [pipe.enricher("a"), pipe.retry_tier("a")];
+    let mut sent = pipe.produce(records(50));
+
+    let second = client(&clients);
+    let mismatched = Signed {
+        certificate: second.certificate.clone(),
+        key: first.key.clone(),
+    };
+    let unparsable = Signed {
+        certificate: "x".to_owned(),
+        key: second.key.clone(),
+    };
+    let stranger = client(&Authority::new().unwrap());
+    let bad = [
+        (&mismatched, "no kafka client can be created with them: "),
+        (&unparsable, "no kafka client can be created with them: "),
+        (
+            &clients.sign_expired().unwrap(),
+            "the client certificate has expired at 2020-01-31",
+        ),
+        (&stranger, " kafka "),
+    ];
+    for (signed, problem) in bad {
+        let before = services.each_ref().map(|service| service.output().len());
+        secret.set_certificate(signed, &brokers.pem());
+        for (service, before) in services.iter_mut().zip(before) {
+            eventually("the problem is reported", DEADLINE, || {
+                let stale = service.metric(STALE);
+                let output = service.output()[before..].to_owned();
+                let reported = output.lines().any(|line| {
+                    line.contains("cannot use the credentials for kafka") && line.contains(problem)
+                });
+                if stale == 1 && reported {
+                    Ok(())
+                } else {
+                    Err(format!("{stale} {problem} {output}"))
+                }
+            });
+        }
+        sent.extend(pipe.produce(records(50)));
+        pipe.settle(&sent, DEADLINE);
+    }
+    std::fs::remove_file(secret.at("tls.key")).unwrap();
+    let unreadable = "kafka.properties.ssl.key.location";
+    services
+        .iter_mut()
+        .for_each(|service| drop(service.wait_for_output(unreadable, DEADLINE)));
+    for service in &mut services {
+        service.until_ready();
+        assert!(!service.output().contains(ALL_REPLACED));
+    }
+    std::os::unix::fs::symlink("..data/tls.key", secret.at("tls.key")).unwrap();
+    secret.set_certificate(&second, &brokers.pem());
+    until_replaced(&mut services, 1);
+    sent.extend(pipe.produce(records(50)));
+    pipe.settle(&sent, DEADLINE);
+    for service in &mut services {
+        assert!(service.has_never_ended(), "{}", service.output());
+        service.shut_down();
+        let output = service.output();
+        assert!(!output.contains("PRIVATE KEY"), "{output}");
+    }
+}
+
+#[test]
+fn a_changed_password_is_used_without_a_restart() {
+    const USER: &str = "redeliver";
+    let authority = Authority::new().unwrap();
+    let mut kafka = LocalKafka::start_secured(&authority.sign().unwrap(), USER, "first-password").unwrap();
+    let mut secret = Secret::new();
+    secret.set(&[("password", "first-password\n"), ("ca.crt", &authority.pem())]);
+    let password = format!("{{ file: {} }}", secret.at("password").display());
+    let pipe = PipeBuilder::new("password")
+        .brokers(&kafka.brokers())
+        .set("kafka.brokers", &kafka.secured_brokers())
+        .set("kafka.properties.security.protocol", "SASL_SSL")
+        .set("kafka.properties.sasl.mechanism", "SCRAM-SHA-512")
+        .set("kafka.properties.sasl.username", USER)
+        .set("kafka.properties.sasl.password", &password)
+        .set("kafka.properties.ssl.ca.location", path(&secret.at("ca.crt")))
+        .set("kafka.credentials_spread", "1s")
+        .plan(PLAN)
+        .create();
+    let mut services = [pipe.enricher("a"), pipe.retry_tier("a")];
+    let mut sent = pipe.produce(records(50));
+    let set_password = |password: &str| {
+        let mut tool: Command = kafka_tool("kafka.admin.ConfigCommand").unwrap();
+        let brokers = kafka.brokers();
+        let login = format!("SCRAM-SHA-512=[password={password}]");
+        let arguments = ["--bootstrap-server", &brokers, "--alter", "--add-config", &login];
+        tool.args(arguments)
+            .args(["--entity-type", "users", "--entity-name", USER]);
+        let output = tool.output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+    };
+    // Kafka does not accept the new password yet.
+    secret.set(&[("password", "second-password\n"), ("ca.crt", &authority.pem())]);
+    for service in &mut services {
+        let output = service.wait_for_output("kafka refuses them: ", DEADLINE);
+        assert!(output.contains("SASL authentication error"), "{output}");
+        assert_eq!(service.metric(STALE), 1);
+    }
+    set_password("second-password");
+    until_replaced(&mut services, 1);
+    pipe.settle(&sent, DEADLINE);
+    // All clients have to log in again.
+    kafka.restart().unwrap();
+    services.iter_mut().for_each(ServiceProcess::until_ready);
+    sent.extend(pipe.produce(records(50)));
+    pipe.settle(&sent, DEADLINE);
+    for service in &mut services {
+        assert!(service.has_never_ended(), "{}", service.output());
+        service.shut_down();
+        let output = service.output();
+        assert!(
+            !output.contains("first-password") && !output.contains("second-password"),
+            "{output}"
+        );
+    }
+}
