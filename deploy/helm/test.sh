@@ -140,7 +140,7 @@ enrichers:
 dlqInspector:
   persistence: { enabled: true, storageClass: fast }
   api:
-    tls: { secret: { name: inspector, certKey: own.crt, keyKey: own.key }, clientCaSecret: { name: inspector } }
+    tls: { secret: { name: inspector }, clientCaSecret: { name: inspector } }
     clientCertificates: [{ uri: "spiffe://example.org/*", scopes: ["dead-letters:read"] }]
 autoscaling:
   prometheus: { serverAddress: "http://prometheus", authModes: bearer, authenticationRef: { name: prometheus } }
@@ -307,6 +307,10 @@ refused "config.redis.url does not contain \$(REDIS_PASSWORD)" --set redis.secre
 refused "redis.passwordKey: is missing" --set 'config.redis.url=redis://:$(REDIS_PASSWORD)@redis:6379'
 refused "admin.tls.secret.name: is missing, and admin.tls.clientCaSecret.name is set" --set admin.tls.clientCaSecret.name=x
 refused "dlqInspector.api.tls.secret.name: is missing" --set dlqInspector.api.tls.clientCaSecret.name=x
+refused "admin.tls.secret.certKey: is own.crt, but certManager.issuerRef is set" --set admin.tls.secret.name=x \
+    --set admin.tls.secret.certKey=own.crt --set certManager.issuerRef.name=x
+valid "a certificate under other keys" "${base[@]}" --set admin.tls.secret.name=x --set admin.tls.secret.certKey=own.crt \
+    --set admin.tls.secret.keyKey=own.key
 refused "podMonitor.tlsConfig: is missing" --set podMonitor.enabled=true --set admin.tls.secret.name=x
 refused "caKeys" --set scheduler.api.tls.secret.caKeys=x
 refused "leftovers.tiers: a pipeline has the tier 5s" "${base[@]}" --set 'leftovers.tiers={5s}'

@@ -260,6 +260,16 @@ What the templates need to know of the configuration, as JSON:
 {{- fail (printf "%s.secret.name: is missing, and %s.clientCaSecret.name is set; name the Secret with the certificate" $path $path) -}}
 {{- end -}}
 {{- end -}}
+{{- if $.Values.certManager.issuerRef -}}
+{{- range $path, $tls := $listeners -}}
+{{- range $field, $issued := dict "certKey" "tls.crt" "keyKey" "tls.key" -}}
+{{- $key := get $tls.secret $field -}}
+{{- if and $tls.secret.name (ne $key $issued) -}}
+{{- fail (printf "%s.secret.%s: is %s, but certManager.issuerRef is set, and Secrets of cert-manager contain %s" $path $field $key $issued) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- if and $.Values.podMonitor.enabled $.Values.admin.tls.secret.name (not $.Values.podMonitor.tlsConfig) -}}
 {{- fail "podMonitor.tlsConfig: is missing, and admin.tls.secret.name is set; set `ca`, `serverName` and, for admin.tls.clientCaSecret, `cert` and `keySecret`" -}}
 {{- end -}}
