@@ -140,7 +140,7 @@ enrichers:
 dlqInspector:
   persistence: { enabled: true, storageClass: fast }
   api:
-    tls: { secret: { name: inspector, certKey: own.crt, keyKey: own.key }, clientCaSecret: { name: inspector } }
+    tls: { secret: { name: inspector }, clientCaSecret: { name: inspector } }
     clientCertificates: [{ uri: "spiffe://example.org/*", scopes: ["dead-letters:read"] }]
 autoscaling:
   prometheus: { serverAddress: "http://prometheus", authModes: bearer, authenticationRef: { name: prometheus } }
@@ -212,6 +212,44 @@ else
     fail "scaling a tier changes only its own StatefulSet" "$work/diff"
 fi
 
+# null removes what another values file has set.
+cat >"$work/tiers.yaml" <<'YAML'
+retryTiers: { 5s: { replicas: 7, autoscaling: { enabled: true, kind: hpa, minReplicas: 1, maxReplicas: 2 } } }
+enrichers: { docs: { replicas: 7 } }
+YAML
+# same NAME [FLAGS]: what is rendered with other values and these flags is what the base renders.
+same() {
+    local name=$1
+    shift
+    if ! render "${base[@]}" --values "$work/tiers.yaml" "$@" >"$work/after.yaml" 2>"$work/err"; then
+        fail "$name: cannot be rendered" "$work/err"
+    elif ! diff "$work/before.yaml" "$work/after.yaml" >"$work/diff"; then
+        fail "$name" "$work/diff"
+    else
+        pass
+    fi
+}
+same "null removes the settings of a tier and of an enricher" --set-json 'retryTiers.5s=null' --set-json 'enrichers.docs=null'
+same "null removes all settings of tiers and enrichers" --set-json 'retryTiers=null' --set-json 'enrichers=null'
+same "null removes an autoscaler" --set-json 'retryTiers.5s.autoscaling=null' --set retryTiers.5s.replicas=1 --set enrichers.docs.replicas=1
+same "null is no login and no TLS" --set-json 'retryTiers=null' --set-json 'enrichers=null' --set-json 'kafka.sasl.mechanism=null' \
+    --set-json 'kafka.oidc.secret.name=null' --set-json 'kafka.tls.enabled=null' --set-json 'admin.tls.secret.name=null' \
+    --set-json 'dlqInspector.api.tls.secret.name=null'
+# A tier that is now a leftover, and whose settings another values file still contains.
+removed=("${base[@]}" --values "$work/tiers.yaml" --set-json 'retryTiers.5s=null' --set-json 'enrichers.other=null' \
+    --set-json 'config.pipelines.docs.retry.tiers=["30s"]' --set 'leftovers.tiers={5s}')
+valid "a tier that null has removed is a leftover" "${removed[@]}"
+contains "the StatefulSet of leftovers" "name: test-redeliver-leftovers" "${removed[@]}"
+if render "${removed[@]}" | grep --quiet 'name: test-redeliver-retry-5s$'; then
+    fail "a leftover has no StatefulSet of its own"
+else
+    pass
+fi
+# Values that the chart cannot do without.
+refused "missing property 'retryTier'" --set-json 'retryTier=null'
+refused "missing property 'replicas'" --set-json 'enricher.replicas=null'
+refused "missing property 'api'" --set-json 'scheduler.api=null'
+
 # Typos.
 refused "retryTier" --set retryTier.replica=2
 refused "replica" --set retryTier.replica=2
@@ -269,6 +307,10 @@ refused "config.redis.url does not contain \$(REDIS_PASSWORD)" --set redis.secre
 refused "redis.passwordKey: is missing" --set 'config.redis.url=redis://:$(REDIS_PASSWORD)@redis:6379'
 refused "admin.tls.secret.name: is missing, and admin.tls.clientCaSecret.name is set" --set admin.tls.clientCaSecret.name=x
 refused "dlqInspector.api.tls.secret.name: is missing" --set dlqInspector.api.tls.clientCaSecret.name=x
+refused "admin.tls.secret.certKey: is own.crt, but certManager.issuerRef is set" --set admin.tls.secret.name=x \
+    --set admin.tls.secret.certKey=own.crt --set certManager.issuerRef.name=x
+valid "a certificate under other keys" "${base[@]}" --set admin.tls.secret.name=x --set admin.tls.secret.certKey=own.crt \
+    --set admin.tls.secret.keyKey=own.key
 refused "podMonitor.tlsConfig: is missing" --set podMonitor.enabled=true --set admin.tls.secret.name=x
 refused "caKeys" --set scheduler.api.tls.secret.caKeys=x
 refused "leftovers.tiers: a pipeline has the tier 5s" "${base[@]}" --set 'leftovers.tiers={5s}'

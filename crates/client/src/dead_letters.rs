@@ -9,10 +9,10 @@ use redeliver_proto::convert::{from_duration, from_headers};
 use redeliver_proto::v1;
 use redeliver_proto::v1::dead_letter_service_client::DeadLetterServiceClient;
 use redeliver_proto::v1::watch_dead_letters_response::Event;
-use tonic::{Code, Status, Streaming};
+use tonic::{Code, Response, Status, Streaming};
 
 use crate::endpoint::{Connection, Endpoint, MAX_RESPONSE};
-use crate::error::ClientError;
+use crate::error::{self, ClientError};
 use crate::jobs::{text, time};
 
 /// A watch fails if it receives nothing for this long. The inspector sends a heartbeat every 15 seconds.
@@ -229,7 +229,7 @@ impl DeadLetterClient {
             view: view(list.full).into(),
         };
         let answer = self.service.clone().list_dead_letters(request).await;
-        let answer = answer.map_err(|status| self.error(&status))?.into_inner();
+        let answer = self.answer(answer).await?;
         let dead_letters = answer.dead_letters.into_iter().map(DeadLetter::try_from);
         Ok(Page {
             dead_letters: dead_letters.collect::<Result<_, _>>()?,
@@ -245,9 +245,8 @@ impl DeadLetterClient {
     pub async fn get(&self, id: &str) -> Result<Option<DeadLetter>, ClientError> {
         let request = v1::GetDeadLetterRequest { id: id.to_owned() };
         match self.service.clone().get_dead_letter(request).await {
-            Ok(answer) => DeadLetter::try_from(answer.into_inner()).map(Some),
             Err(status) if status.code() == Code::NotFound => Ok(None),
-            Err(status) => Err(self.error(&status)),
+            answer => DeadLetter::try_from(self.answer(answer).await?).map(Some),
         }
     }
 
@@ -259,7 +258,7 @@ impl DeadLetterClient {
         let request = v1::ReadPayloadRequest { id: id.to_owned() };
         let answer = self.service.clone().read_payload(request).await;
         Ok(Payload {
-            stream: answer.map_err(|status| self.error(&status))?.into_inner(),
+            stream: self.answer(answer).await?,
             url: self.url.clone(),
         })
     }
@@ -273,7 +272,7 @@ impl DeadLetterClient {
             filter: filter.to_owned(),
         };
         let answer = self.service.clone().get_dead_letter_stats(request).await;
-        let answer = answer.map_err(|status| self.error(&status))?.into_inner();
+        let answer = self.answer(answer).await?;
         answer.topics.into_iter().map(TopicStats::try_from).collect()
     }
 
@@ -290,14 +289,14 @@ impl DeadLetterClient {
         };
         let answer = self.service.clone().watch_dead_letters(request).await;
         Ok(Watch {
-            stream: answer.map_err(|status| self.error(&status))?.into_inner(),
+            stream: self.answer(answer).await?,
             resume_token: watch.resume_token.clone(),
             url: self.url.clone(),
         })
     }
 
-    fn error(&self, status: &Status) -> ClientError {
-        ClientError::from_status(&self.url, status)
+    async fn answer<T>(&self, answer: Result<Response<T>, Status>) -> Result<T, ClientError> {
+        error::answer(&self.url, answer).await
     }
 }
 

@@ -131,11 +131,10 @@ impl Endpoint {
             }
             Some(_) | None => return Err(invalid("must begin with http:// or https://".to_owned())),
         }
-        let channel = endpoint
-            .connect()
-            .await
-            .map_err(|error| ClientError::unreachable(&self.url, &error))?;
-        Ok(InterceptedService::new(channel, token))
+        match endpoint.connect().await {
+            Ok(channel) => Ok(InterceptedService::new(channel, token)),
+            Err(error) => Err(ClientError::unreachable(&self.url, &error).explained().await),
+        }
     }
 }
 

@@ -3,9 +3,10 @@
 use std::error::Error;
 
 use redeliver_proto::auth::UnusableToken;
-use tonic::{Code, Status};
+use tonic::{Code, Response, Status};
 
 use crate::request::InvalidRequest;
+use crate::scheme;
 
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
@@ -26,7 +27,8 @@ pub enum ClientError {
     Unreachable {
         /// The address.
         url: String,
-        /// The innermost cause: the errors that wrap it contain no further information.
+        /// The scheme of the address, if it is wrong. Otherwise the innermost cause: the errors that wrap it contain no further
+        /// information.
         source: Box<dyn Error + Send + Sync>,
     },
     /// The request is invalid and was not sent.
@@ -78,6 +80,20 @@ impl ClientError {
         }
     }
 
+    /// Replaces the cause of a failed connection if it is the scheme of the address; see [`scheme`].
+    pub(crate) async fn explained(self) -> Self {
+        match self {
+            Self::Unreachable { url, source } => Self::Unreachable {
+                source: match scheme::check(&url).await {
+                    Some(wrong) => wrong.into(),
+                    None => source,
+                },
+                url,
+            },
+            error => error,
+        }
+    }
+
     /// The gRPC status code, if the service rejected the call.
     #[must_use]
     pub fn code(&self) -> Option<Code> {
@@ -98,6 +114,14 @@ impl ClientError {
             ),
             Self::Endpoint { .. } | Self::Token(_) | Self::Invalid(_) | Self::InvalidResponse(_) => false,
         }
+    }
+}
+
+/// What the service at this address answered to a call.
+pub(crate) async fn answer<T>(url: &str, answer: Result<Response<T>, Status>) -> Result<T, ClientError> {
+    match answer {
+        Ok(answer) => Ok(answer.into_inner()),
+        Err(status) => Err(ClientError::from_status(url, &status).explained().await),
     }
 }
 

@@ -6,10 +6,10 @@ use redeliver_core::{Headers, Timestamp};
 use redeliver_proto::convert::{from_headers, from_priority, from_state, from_timestamp};
 use redeliver_proto::v1;
 use redeliver_proto::v1::job_service_client::JobServiceClient;
-use tonic::{Code, Request};
+use tonic::{Code, Request, Response, Status};
 
 use crate::endpoint::{Connection, Endpoint, MAX_RESPONSE};
-use crate::error::ClientError;
+use crate::error::{self, ClientError};
 use crate::request::{JobRequest, When};
 
 /// Schedules, looks up, cancels and reschedules jobs. Clones share one connection.
@@ -174,10 +174,8 @@ impl JobClient {
                 }
             }
         }
-        let answer = self.service.clone().schedule_job(request).await;
-        answer
-            .map(tonic::Response::into_inner)
-            .map_err(|status| self.error(&status))
+        self.answer(self.service.clone().schedule_job(request).await)
+            .await
     }
 
     /// Gets a job; `None` if it is unknown.
@@ -187,9 +185,8 @@ impl JobClient {
     pub async fn get(&self, id: JobId) -> Result<Option<Job>, ClientError> {
         let request = v1::GetJobRequest { id: id.to_string() };
         match self.service.clone().get_job(request).await {
-            Ok(answer) => Job::try_from(answer.into_inner()).map(Some),
             Err(status) if status.code() == Code::NotFound => Ok(None),
-            Err(status) => Err(self.error(&status)),
+            answer => Job::try_from(self.answer(answer).await?).map(Some),
         }
     }
 
@@ -200,7 +197,7 @@ impl JobClient {
     pub async fn cancel(&self, id: JobId) -> Result<Answer, ClientError> {
         let request = v1::CancelJobRequest { id: id.to_string() };
         let answer = self.service.clone().cancel_job(request).await;
-        let answer = answer.map_err(|status| self.error(&status))?.into_inner();
+        let answer = self.answer(answer).await?;
         answer_of(answer.outcome(), answer.job)
     }
 
@@ -214,7 +211,7 @@ impl JobClient {
             when: Some(when.to_request()?),
         };
         let answer = self.service.clone().reschedule_job(request).await;
-        let answer = answer.map_err(|status| self.error(&status))?.into_inner();
+        let answer = self.answer(answer).await?;
         answer_of(answer.outcome(), answer.job)
     }
 
@@ -225,7 +222,7 @@ impl JobClient {
     pub async fn stats(&self, minutes: u32) -> Result<JobStats, ClientError> {
         let request = v1::GetStatsRequest { minutes };
         let answer = self.service.clone().get_stats(request).await;
-        let stats = answer.map_err(|status| self.error(&status))?.into_inner();
+        let stats = self.answer(answer).await?;
         Ok(JobStats {
             scheduled: stats.scheduled,
             due: stats.due,
@@ -235,8 +232,8 @@ impl JobClient {
         })
     }
 
-    fn error(&self, status: &tonic::Status) -> ClientError {
-        ClientError::from_status(&self.url, status)
+    async fn answer<T>(&self, answer: Result<Response<T>, Status>) -> Result<T, ClientError> {
+        error::answer(&self.url, answer).await
     }
 }
 

@@ -40,6 +40,7 @@ mod error;
 mod jobs;
 mod producer;
 mod request;
+mod scheme;
 
 pub use dead_letters::{
     DeadLetter, DeadLetterClient, DeadLetterState, Dialect, ListDeadLetters, Page, Payload, TopicStats,

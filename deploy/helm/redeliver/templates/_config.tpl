@@ -80,9 +80,9 @@ each Secret), and `env`.
 {{- else if or $sasl.username $sasl.secret.name -}}
 {{- fail "kafka.sasl.mechanism: is missing; set it, such as SCRAM-SHA-512" -}}
 {{- end -}}
-{{- $logsIn := or (ne $sasl.mechanism "") (ne $oidc.secret.name "") -}}
+{{- $logsIn := or $sasl.mechanism $oidc.secret.name | empty | not -}}
 {{- if or $tls.enabled $logsIn -}}
-{{- $protocol := ternary (ternary "SASL_SSL" "SSL" $logsIn) "SASL_PLAINTEXT" $tls.enabled -}}
+{{- $protocol := ternary (ternary "SASL_SSL" "SSL" $logsIn) "SASL_PLAINTEXT" (not (empty $tls.enabled)) -}}
 {{- $_ := set $properties "security.protocol" $protocol -}}
 {{- end -}}
 {{- if $tls.caSecret.name -}}
@@ -209,11 +209,12 @@ What the templates need to know of the configuration, as JSON:
 {{- fail (printf "config.%s: the chart sets it for each pod; %s" $key $remedy) -}}
 {{- end -}}
 {{- end -}}
-{{- range $name, $_ := $.Values.retryTiers -}}
+{{- /* null removes what another values file has set for a tier or an enricher. */ -}}
+{{- range $name, $own := $.Values.retryTiers -}}
 {{- $tier := include "redeliver.duration" (include "redeliver.millis" (dict "text" $name "path" "retryTiers") | int64) -}}
 {{- if ne $tier $name -}}
 {{- fail (printf "retryTiers.%s: write it as %s" $name $tier) -}}
-{{- else if not (has $name $facts.tiers) -}}
+{{- else if and (kindIs "map" $own) (not (has $name $facts.tiers)) -}}
 {{- fail (printf "retryTiers.%s: no pipeline has this tier; config.pipelines has %s" $name (default "no tiers" (join ", " $facts.tiers))) -}}
 {{- end -}}
 {{- end -}}
@@ -228,12 +229,14 @@ What the templates need to know of the configuration, as JSON:
 {{- if and $.Values.leftovers.tiers (not $facts.pipelines) -}}
 {{- fail "leftovers.tiers: there is no pipeline; list the former ones under config.retired" -}}
 {{- end -}}
-{{- range $name, $_ := $.Values.enrichers -}}
+{{- range $name, $own := $.Values.enrichers -}}
+{{- if kindIs "map" $own -}}
 {{- $pipeline := get $facts.pipelines $name -}}
 {{- if not $pipeline -}}
 {{- fail (printf "enrichers.%s: there is no pipeline with this name; config.pipelines has %s" $name (keys $facts.pipelines | sortAlpha | join ", " | default "none")) -}}
 {{- else if not $pipeline.settings.http -}}
 {{- fail (printf "enrichers.%s: the pipeline has no `http`, so the enricher does not serve it" $name) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- $url := dig "redis" "url" "" $config | toString -}}
@@ -255,6 +258,16 @@ What the templates need to know of the configuration, as JSON:
 {{- range $path, $tls := $listeners -}}
 {{- if and $tls.clientCaSecret.name (not $tls.secret.name) -}}
 {{- fail (printf "%s.secret.name: is missing, and %s.clientCaSecret.name is set; name the Secret with the certificate" $path $path) -}}
+{{- end -}}
+{{- end -}}
+{{- if $.Values.certManager.issuerRef -}}
+{{- range $path, $tls := $listeners -}}
+{{- range $field, $issued := dict "certKey" "tls.crt" "keyKey" "tls.key" -}}
+{{- $key := get $tls.secret $field -}}
+{{- if and $tls.secret.name (ne $key $issued) -}}
+{{- fail (printf "%s.secret.%s: is %s, but certManager.issuerRef is set, and Secrets of cert-manager contain %s" $path $field $key $issued) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- if and $.Values.podMonitor.enabled $.Values.admin.tls.secret.name (not $.Values.podMonitor.tlsConfig) -}}

@@ -100,7 +100,7 @@ signal: what it is scaled by, see redeliver.autoscaler.
 {{- $admin := include "redeliver.tls" (dict "tls" $values.admin.tls "section" "admin" "volume" "admin-tls") | fromJson -}}
 {{- $secrets := merge dict $kafka.secrets $admin.secrets (default dict .secrets) -}}
 {{- /* The kubelet does not verify the certificate, and needs none. */ -}}
-{{- $scheme := ternary "HTTPS" "HTTP" (ne $values.admin.tls.secret.name "") -}}
+{{- $scheme := ternary "HTTPS" "HTTP" (not (empty $values.admin.tls.secret.name)) -}}
 {{- $readyz := dict "httpGet" (dict "path" "/readyz" "port" "admin" "scheme" $scheme) -}}
 {{- $autoscaling := default dict $settings.autoscaling -}}
 apiVersion: apps/v1

@@ -27,6 +27,7 @@ pub(super) async fn run(client: &DeadLetterClient, args: &WatchArgs) -> Result<E
         only_new: args.new,
     };
     let mut failures = 0;
+    let mut reported = String::new();
     loop {
         let Err(error) = follow(client, args, &mut request, &mut failures).await else {
             return Ok(ExitCode::SUCCESS);
@@ -34,8 +35,11 @@ pub(super) async fn run(client: &DeadLetterClient, args: &WatchArgs) -> Result<E
         if !error.is_transient() {
             return Err(error.into());
         }
-        if failures == 0 {
-            eprintln!("connection lost; reconnecting: {}", error_chain(&error));
+        // An inspector that comes back may be a different one, for example with TLS.
+        let problem = error_chain(&error);
+        if failures == 0 || problem != reported {
+            eprintln!("connection lost; reconnecting: {problem}");
+            reported = problem;
         }
         tokio::time::sleep(WAITS[failures.min(WAITS.len() - 1)]).await;
         failures += 1;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use redeliver_client::{ClientError, DeadLetterClient, Endpoint, JobClient};
 use redeliver_runtime::tls::{certificates, client_builder, private_key, trusted_roots};
 use redeliver_testkit::certificates::Authority;
-use redeliver_testkit::{CommandOutput, ServiceProcess, eventually, free_port, kube_tools, run};
+use redeliver_testkit::{CommandOutput, Process, ServiceProcess, eventually, free_port, kube_tools, run};
 use rustls::pki_types::{CertificateDer, ServerName};
 
 use crate::client::block_on;
@@ -200,6 +200,69 @@ fn the_apis_serve_clients_with_a_certificate_and_renew_their_own_while_clients_a
     assert!(
         scheduler.metric(r#"redeliver_tls_certificate_expiry_timestamp_seconds{listener="scheduler"}"#) > 0
     );
+}
+
+#[test]
+fn an_address_with_the_wrong_scheme_is_named_by_the_cli_and_the_client_crate() {
+    let services = Services::new("tls-scheme");
+    let pipe = &services.pipe;
+    Certificates::write(pipe);
+    let ca = file(pipe, "servers.crt");
+    let set = [settings(pipe, "scheduler"), settings(pipe, "dlq_inspector")].concat();
+    let addresses = [
+        ("jobs", &services.scheduler, "scheduler"),
+        ("dlq", &services.inspector, "dlq-inspector"),
+    ];
+    let clients = |url: &str| {
+        let endpoint = Endpoint::new(url).ca_file(&ca);
+        block_on(async {
+            let scheduler = async { JobClient::connect(&endpoint).await?.stats(1).await.map(drop) };
+            let inspector = async {
+                DeadLetterClient::connect(&endpoint)
+                    .await?
+                    .stats("")
+                    .await
+                    .map(drop)
+            };
+            [scheduler.await.unwrap_err(), inspector.await.unwrap_err()]
+        })
+    };
+    let check = |command: &str, url: &str, problem: &str| {
+        let flags = [command, "stats", "--server", url, "--ca-file", &ca];
+        let printed = services.fails(1, &flags);
+        let cause = format!("\ncaused by: {problem}\n");
+        assert!(printed.stderr.ends_with(&cause), "{printed:?}");
+        for error in clients(url) {
+            assert!(error.is_transient(), "{error:?}");
+            let ClientError::Unreachable { source, .. } = error else {
+                panic!("{error:?}");
+            };
+            assert_eq!(source.to_string(), problem);
+        }
+    };
+    // A watch names the reason too, also if it began before the inspector had TLS.
+    let mut inspector = services.inspect();
+    let mut watch = Process::spawn(pipe.command("redeliver", &["dlq", "watch"])).unwrap();
+    watch.wait_for_output("caught up", DEADLINE);
+    inspector.shut_down();
+    // The servers have TLS, and the clients do not know it yet.
+    for (command, address, service) in addresses {
+        let _server = pipe.start(service, "a", &borrowed(&set));
+        let problem = format!("the server speaks TLS; use https://{address}");
+        if service == "dlq-inspector" {
+            watch.wait_for_output(&problem, DEADLINE);
+        }
+        check(command, &format!("http://{address}"), &problem);
+        let status = services.cli(&["status", "--inspector", address, "--scheduler", address]);
+        assert_eq!(status.matches(&problem).count(), 2, "{status}");
+    }
+    // And the other way round.
+    for (command, address, service) in addresses {
+        let _server = pipe.start(service, "a", &[]);
+        let problem =
+            format!("the server does not speak TLS; use http://{address}, or configure TLS on the server");
+        check(command, &format!("https://{address}"), &problem);
+    }
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! An upgrade under load: `helm upgrade` with a changed configuration restarts all StatefulSets at the same time. In each of
-//! them, one Pod after the other restarts, from the highest ordinal down, once the one before is ready.
+//! them, one Pod after the other restarts, from the highest ordinal down, once the one before is ready. Meanwhile, Pods with the former
+//! and with the changed configuration share the work.
 
 use std::collections::HashMap;
 use std::thread;
@@ -8,25 +9,34 @@ use std::time::Duration;
 use redeliver_client::{JobProducer, JobRequest, When};
 use redeliver_core::headers::{DISPATCHED_AT, JOB_ID, ReservedHeaders, SCHEDULED_TIME};
 use redeliver_core::{Clock as _, HumanDuration, Record, SystemClock, Timestamp};
+use redeliver_testkit::certificates::Authority;
 use redeliver_testkit::scratch::Scratch;
-use redeliver_testkit::{ChaosPermit, ServiceProcess};
+use redeliver_testkit::{ChaosPermit, LocalKafka, ServiceProcess};
 
 use super::load::under_load;
 use super::{settle, setup};
 use crate::services::path;
-use crate::support::{PLAN, text};
+use crate::support::{PLAN, PipeBuilder, text};
 
 const APP: &str = "billing";
 const JOBS: u64 = 1_000;
 /// The jobs are due at equal intervals within this time, which is longer than the upgrade takes.
 const DUE_WITHIN: Duration = Duration::from_secs(40);
 
+/// Environment variables, which override the configuration.
+type Environment<'a> = &'a [(&'a str, &'a str)];
+
 /// Restarts the Pods of a StatefulSet.
-fn roll(set: &mut [ServiceProcess]) {
+fn roll(set: &mut [ServiceProcess], environment: Environment<'_>) {
     for pod in set.iter_mut().rev() {
         pod.shut_down();
-        pod.start_again();
+        pod.start_again_with(environment);
         pod.until_ready();
+        let (_, config) = pod.get("/config");
+        let overridden = environment
+            .first()
+            .is_none_or(|(_, value)| config.contains(value));
+        assert!(overridden, "{environment:?} is not in {config}");
     }
 }
 
@@ -56,12 +66,9 @@ fn report(what: &str, due_and_done: impl Iterator<Item = (Timestamp, Timestamp)>
     );
 }
 
-#[test]
-#[ignore = "long"]
-fn an_upgrade_that_restarts_everything_loses_and_doubles_nothing_and_nothing_is_early() {
-    let _permit = ChaosPermit::acquire();
+/// Restarts all services under load, once with each of these environments.
+fn upgrade(setup: PipeBuilder, environments: &[Environment<'_>]) {
     let data = Scratch::new("inspectors").unwrap();
-    let setup = setup("upgrade");
     let topic = format!("{}-{APP}", setup.name());
     let dead = format!("[{}-dlq]", setup.name());
     let pipe = setup
@@ -101,12 +108,14 @@ fn an_upgrade_that_restarts_everything_loses_and_doubles_nothing_and_nothing_is_
     let ids = runtime.block_on(scheduling).unwrap();
 
     let sent = under_load(&pipe, 100, |load| {
-        thread::scope(|scope| {
-            for set in &mut sets {
-                scope.spawn(|| roll(set));
-            }
-        });
-        load.until_ended(50);
+        for environment in environments {
+            thread::scope(|scope| {
+                for set in &mut sets {
+                    scope.spawn(|| roll(set, environment));
+                }
+            });
+            load.until_ended(50);
+        }
     });
     settle(&pipe, &sent, &PLAN);
     let dispatched = redeliver_testkit::eventually("all jobs are dispatched", 2 * DUE_WITHIN, || {
@@ -139,6 +148,40 @@ fn an_upgrade_that_restarts_everything_loses_and_doubles_nothing_and_nothing_is_
     report("retries", retries);
     for pod in sets.as_flattened() {
         println!("{pod}");
-        assert_eq!(pod.shutdowns(), 1);
+        assert_eq!(usize::try_from(pod.shutdowns()).unwrap(), environments.len());
     }
+}
+
+#[test]
+#[ignore = "long"]
+fn an_upgrade_that_restarts_everything_loses_and_doubles_nothing_and_nothing_is_early() {
+    let _permit = ChaosPermit::acquire();
+    upgrade(setup("upgrade"), &[&[]]);
+}
+
+/// A Kafka has a listener with TLS and passwords beside the one without. The services move to it one after the other, and back.
+#[test]
+#[ignore = "long"]
+fn services_that_move_to_tls_and_a_login_one_by_one_lose_and_double_nothing_and_nothing_is_early() {
+    let _permit = ChaosPermit::acquire();
+    let files = Scratch::new("login").unwrap();
+    let authority = Authority::new().unwrap();
+    let signed = authority.sign().unwrap();
+    let kafka = LocalKafka::start_secured(&signed, "redeliver", "hunter2").unwrap();
+    let password = files.path().join("password");
+    std::fs::write(&password, "hunter2").unwrap();
+    let properties = serde_json::json!({
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "SCRAM-SHA-512",
+        "sasl.username": "redeliver",
+        "sasl.password": { "file": password },
+        "ssl.ca.location": authority.write(files.path(), "ca.crt").unwrap(),
+    });
+    let (brokers, properties) = (kafka.secured_brokers(), properties.to_string());
+    let secured = [
+        ("REDELIVER__KAFKA__BROKERS", &*brokers),
+        ("REDELIVER__KAFKA__PROPERTIES", &properties),
+    ];
+    let setup = setup("login").brokers(&kafka.brokers());
+    upgrade(setup, &[&secured, &[]]);
 }

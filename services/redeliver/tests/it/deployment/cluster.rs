@@ -2,6 +2,7 @@
 //! no container runs.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::process::Command;
 
 use redeliver_testkit::languages::run;
@@ -37,6 +38,56 @@ prometheusRule: { enabled: true }
 dashboards: { enabled: true }
 "#;
 
+/// What a second day adds to these values: TLS and logins on everything.
+const SECURED: &str = r#"
+config:
+  kafka:
+    brokers: kafka:9093
+    login: { oidc: { token_url: "https://login.example.org/token", client_id: redeliver } }
+  redis: { url: "rediss://:$(REDIS_PASSWORD)@redis:6379" }
+kafka:
+  tls: { enabled: true, caSecret: { name: kafka-ca }, clientSecret: { name: kafka-client } }
+  oidc: { secret: { name: kafka-login }, caSecret: { name: login-ca } }
+redis: { secret: redis, passwordKey: password, caSecret: { name: redis-ca } }
+admin: { tls: { secret: { name: internal }, clientCaSecret: { name: clients } } }
+certManager:
+  issuerRef: { kind: ClusterIssuer, name: internal }
+  spec: { duration: 720h, renewBefore: 240h, privateKey: { algorithm: ECDSA, size: 256 } }
+scheduler:
+  api:
+    tokensSecret: { name: tokens }
+    jwt:
+      issuer: https://login.example.org
+      audience: redeliver
+      jwks_url: https://login.example.org/keys
+      roles: { admin: ["jobs:*"] }
+    tls: { secret: { name: scheduler } }
+dlqInspector:
+  api:
+    allowUnauthenticated: false
+    clientCertificates: [{ uri: "spiffe://example.org/*", scopes: ["dead-letters:read"] }]
+    tls: { secret: { name: internal }, clientCaSecret: { name: clients } }
+podMonitor:
+  tlsConfig:
+    serverName: test-redeliver.apps.svc
+    ca: { secret: { name: internal, key: ca.crt } }
+    cert: { secret: { name: prometheus, key: tls.crt } }
+    keySecret: { name: prometheus, key: tls.key }
+"#;
+
+/// The Secrets that [`VALUES`] and [`SECURED`] name, except those that cert-manager writes.
+const SECRETS: [(&str, &[&str]); 9] = [
+    ("token", &["token"]),
+    ("tokens", &["tokens.yaml"]),
+    ("kafka-ca", &["ca.crt"]),
+    ("kafka-client", &["tls.crt", "tls.key"]),
+    ("kafka-login", &["client-secret"]),
+    ("login-ca", &["ca.crt"]),
+    ("redis", &["password"]),
+    ("redis-ca", &["ca.crt"]),
+    ("clients", &["ca.crt"]),
+];
+
 /// A cluster with the namespace of the release, which admits only pods that meet the Pod Security Standard `restricted`.
 struct Cluster {
     kube: LocalKube,
@@ -52,7 +103,8 @@ impl Cluster {
             kube: LocalKube::start().unwrap(),
             files: Scratch::new("cluster").unwrap(),
         };
-        std::fs::write(cluster.files.path().join("values.yaml"), VALUES).unwrap();
+        std::fs::write(cluster.file("values.yaml"), VALUES).unwrap();
+        std::fs::write(cluster.file("secured.yaml"), SECURED).unwrap();
         let definitions = kube_tools::custom_resources().unwrap();
         cluster.kubectl(&["apply", "--server-side", "--filename", path(&definitions)]);
         cluster.kubectl(&[
@@ -70,14 +122,20 @@ impl Cluster {
             "pod-security.kubernetes.io/enforce=restricted",
             "pod-security.kubernetes.io/enforce-version=latest",
         ]);
-        cluster.kubectl(&[
-            "create",
-            "secret",
-            "generic",
-            "token",
-            "--from-literal=token=secret",
-        ]);
+        for (secret, keys) in SECRETS {
+            let keys: Vec<String> = keys
+                .iter()
+                .map(|key| format!("--from-literal={key}=secret"))
+                .collect();
+            let create = ["create", "secret", "generic", secret].into_iter();
+            let create: Vec<&str> = create.chain(keys.iter().map(String::as_str)).collect();
+            cluster.kubectl(&create);
+        }
         cluster
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.files.path().join(name)
     }
 
     fn kubectl_command(&self, arguments: &[&str]) -> Command {
@@ -104,7 +162,7 @@ impl Cluster {
         helm.args(["--namespace", NAMESPACE, verb, RELEASE]);
         if ["install", "upgrade"].contains(&verb) {
             helm.arg(deploy().join("helm/redeliver"));
-            helm.arg("--values").arg(self.files.path().join("values.yaml"));
+            helm.arg("--values").arg(self.file("values.yaml"));
         }
         helm.args(arguments);
         helm
@@ -176,6 +234,55 @@ impl Cluster {
             .collect()
     }
 
+    /// The Secrets with their keys, as they are once cert-manager, which does not run here, has issued the certificates.
+    fn secrets(&self) -> BTreeMap<String, BTreeSet<String>> {
+        let mut secrets: BTreeMap<String, BTreeSet<String>> = SECRETS
+            .iter()
+            .map(|(name, keys)| ((*name).to_owned(), texts(keys)))
+            .collect();
+        for certificate in self.objects("certificates") {
+            let secret = certificate["spec"]["secretName"].as_str().unwrap();
+            let issued = texts(&["ca.crt", "tls.crt", "tls.key"]);
+            assert_eq!(secrets.insert(secret.to_owned(), issued), None, "{secret}");
+        }
+        secrets
+    }
+
+    /// The schemes by which the kubelet probes the pods. Each Secret that a StatefulSet or a Job names must exist, with the keys
+    /// that it names, or the pods would wait for it forever.
+    fn probes_and_mounts(&self) -> BTreeSet<String> {
+        let secrets = self.secrets();
+        let mut schemes = BTreeSet::new();
+        for workload in self.objects("statefulsets,jobs") {
+            let template = &workload["spec"]["template"]["spec"];
+            for volume in each(&template["volumes"]) {
+                if let Some(secret) = volume["secret"]["secretName"].as_str() {
+                    for item in each(&volume["secret"]["items"]) {
+                        let key = item["key"].as_str().unwrap();
+                        let has_key = secrets.get(secret).is_some_and(|keys| keys.contains(key));
+                        assert!(has_key, "{}: {secret} {key}", name(&workload));
+                    }
+                }
+            }
+            for container in each(&template["containers"]) {
+                for variable in each(&container["env"]) {
+                    let from = &variable["valueFrom"]["secretKeyRef"];
+                    if let (Some(secret), Some(key)) = (from["name"].as_str(), from["key"].as_str()) {
+                        let has_key = secrets.get(secret).is_some_and(|keys| keys.contains(key));
+                        assert!(has_key, "{}: {secret} {key}", name(&workload));
+                    }
+                }
+                for probe in ["startupProbe", "livenessProbe", "readinessProbe"] {
+                    let probe = &container[probe];
+                    let scheme = &probe["httpGet"]["scheme"];
+                    let grpc = (!probe["grpc"].is_null()).then_some("gRPC");
+                    schemes.extend(scheme.as_str().or(grpc).map(str::to_owned));
+                }
+            }
+        }
+        schemes
+    }
+
     /// The StatefulSets with the number of their ready pods, which must be all.
     fn ready(&self) -> BTreeMap<String, u64> {
         eventually("all pods are ready", DEADLINE, || {
@@ -199,7 +306,15 @@ const HPA: &str = r#"retryTier.autoscaling={"enabled":true,"kind":"hpa","minRepl
 
 /// Everything that the chart creates, and what controllers create from it.
 const KINDS: &str = "statefulsets,pods,services,configmaps,serviceaccounts,poddisruptionbudgets,networkpolicies,\
-                     scaledobjects,podmonitors,prometheusrules,kafkatopics";
+                     scaledobjects,podmonitors,prometheusrules,kafkatopics,certificates";
+
+fn each(list: &Value) -> impl Iterator<Item = &Value> {
+    list.as_array().into_iter().flatten()
+}
+
+fn texts(texts: &[&str]) -> BTreeSet<String> {
+    texts.iter().map(|text| (*text).to_owned()).collect()
+}
 
 fn name(object: &Value) -> String {
     object["metadata"]["name"].as_str().unwrap().to_owned()
@@ -338,11 +453,87 @@ fn a_release_is_installed_scaled_changed_and_rolled_back() {
 
 #[test]
 #[ignore = "long"]
+fn tls_and_logins_are_switched_on_by_an_upgrade_and_off_by_a_rollback() {
+    let cluster = Cluster::start();
+    cluster.helm("install", &["--wait", "--timeout", "2m"]);
+    let plain = (cluster.ready(), cluster.desired());
+    assert_eq!(cluster.probes_and_mounts(), texts(&["HTTP", "gRPC"]));
+    let pods = |cluster: &Cluster| -> BTreeMap<String, String> {
+        let versions = cluster.versions().into_iter();
+        let pods = versions.filter(|(name, _)| name.starts_with("Pod/"));
+        pods.map(|(name, (_, uid))| (name, uid)).collect()
+    };
+    let before = pods(&cluster);
+
+    // A listener whose clients need certificates, but that has none itself, is refused before anything changes.
+    cluster.refuses(
+        "admin.tls.secret.name: is missing",
+        &["--set", "admin.tls.clientCaSecret.name=clients"],
+    );
+
+    let secured = cluster.file("secured.yaml");
+    let upgrade = ["--wait", "--timeout", "2m", "--values", path(&secured)];
+    cluster.helm("upgrade", &upgrade);
+    assert_eq!(cluster.ready(), plain.0);
+    let after = pods(&cluster);
+    assert!(before.keys().eq(after.keys()));
+    for (name, uid) in &after {
+        assert_ne!(before[name], *uid, "{name} has not been replaced");
+    }
+    // The kubelet probes by HTTPS only: its gRPC probes cannot.
+    assert_eq!(cluster.probes_and_mounts(), texts(&["HTTPS"]));
+    let certificates: BTreeMap<String, Value> = cluster
+        .objects("certificates")
+        .iter()
+        .map(|certificate| (name(certificate), certificate["spec"]["dnsNames"].clone()))
+        .collect();
+    let hosts = |service: &str| {
+        let name = format!("{RELEASE}-redeliver{service}");
+        ["", ".apps", ".apps.svc", ".apps.svc.cluster.local"].map(|domain| format!("{name}{domain}"))
+    };
+    let has = |certificate: &str, hosts: &[String]| {
+        let names: BTreeSet<String> = each(&certificates[certificate])
+            .map(|host| host.as_str().unwrap().to_owned())
+            .collect();
+        assert!(hosts.iter().all(|host| names.contains(host)), "{names:?}");
+    };
+    assert!(
+        certificates.keys().eq(["internal", "scheduler"]),
+        "{certificates:?}"
+    );
+    has("scheduler", &hosts("-scheduler"));
+    // The admin ports and the inspector share one.
+    has("internal", &hosts(""));
+    has("internal", &hosts("-dlq-inspector"));
+    let [monitor] = <[Value; 1]>::try_from(cluster.objects("podmonitors")).unwrap();
+    let [endpoint] =
+        <[Value; 1]>::try_from(monitor["spec"]["podMetricsEndpoints"].as_array().unwrap().clone()).unwrap();
+    assert_eq!(endpoint["scheme"], "https");
+    assert_eq!(endpoint["tlsConfig"]["keySecret"]["name"], "prometheus");
+    cluster.helm("test", &["--timeout", "2m"]);
+    // The Job of `helm test` mounts Secrets too.
+    assert_eq!(cluster.probes_and_mounts(), texts(&["HTTPS"]));
+
+    // An upgrade without a change replaces nothing.
+    let unchanged = cluster.versions();
+    cluster.helm("upgrade", &upgrade);
+    assert_eq!(cluster.versions(), unchanged);
+
+    cluster.helm("rollback", &["1", "--wait", "--timeout", "2m"]);
+    assert_eq!((cluster.ready(), cluster.desired()), plain);
+    assert_eq!(cluster.objects("certificates"), Vec::<Value>::new());
+    // Replaces the Job of the former revision.
+    cluster.helm("test", &["--timeout", "2m"]);
+    assert_eq!(cluster.probes_and_mounts(), texts(&["HTTP", "gRPC"]));
+}
+
+#[test]
+#[ignore = "long"]
 fn the_api_server_accepts_every_example_and_keeps_topics_of_a_removed_release() {
     let cluster = Cluster::start();
     for example in std::fs::read_dir(deploy().join("helm/redeliver/examples")).unwrap() {
         let example = example.unwrap().path();
-        let manifest = cluster.files.path().join("manifest.yaml");
+        let manifest = cluster.file("manifest.yaml");
         if example.ends_with("kind-servers.yaml") {
             std::fs::copy(&example, &manifest).unwrap();
         } else {

@@ -1,0 +1,89 @@
+//! Whether a server that cannot be reached speaks TLS although its address begins with `http://`, or the other way round. The
+//! error of the connection does not tell: it depends on who notices first, and is something like `frame with invalid size` or
+//! `broken pipe`.
+
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tonic::transport::Uri;
+
+/// The server has just been reached, or could not be. Either does not take long to find out.
+const TIMEOUT: Duration = Duration::from_secs(2);
+
+/// What begins a connection of HTTP/2; see RFC 9113, section 3.4.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// The address has the wrong scheme.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum WrongScheme {
+    #[error("the server speaks TLS; use https://{0}")]
+    ServerHasTls(String),
+    #[error("the server does not speak TLS; use http://{0}, or configure TLS on the server")]
+    ServerHasNoTls(String),
+}
+
+/// Connects to the server of a URL once more, and reads which protocol it answers with. `None` if the scheme is right, or the
+/// answer proves nothing.
+pub(crate) async fn check(url: &str) -> Option<WrongScheme> {
+    let uri: Uri = url.parse().ok()?;
+    let address = uri.authority()?.as_str();
+    let uses_tls = match uri.scheme_str()? {
+        "http" => false,
+        "https" => true,
+        _ => return None,
+    };
+    let port = uri.port_u16().unwrap_or(if uses_tls { 443 } else { 80 });
+    let host = format!("{}:{port}", uri.host()?);
+    let answer = tokio::time::timeout(TIMEOUT, answer(&host)).await.ok()?.ok()?;
+    match (uses_tls, speaks_tls(answer)?) {
+        (false, true) => Some(WrongScheme::ServerHasTls(address.to_owned())),
+        (true, false) => Some(WrongScheme::ServerHasNoTls(address.to_owned())),
+        _ => None,
+    }
+}
+
+/// The first bytes of the answer to a client without TLS.
+async fn answer(host: &str) -> std::io::Result<[u8; 4]> {
+    let mut stream = TcpStream::connect(host).await?;
+    stream.write_all(PREFACE).await?;
+    let mut answer = [0; 4];
+    stream.read_exact(&mut answer).await?;
+    Ok(answer)
+}
+
+/// `None` for something other than the two protocols, such as the HTTP/1 answer of a proxy, which may come from either.
+fn speaks_tls(answer: [u8; 4]) -> Option<bool> {
+    match answer {
+        // A TLS alert: its content type, and the major version.
+        [21, 3, ..] => Some(true),
+        // A SETTINGS frame of HTTP/2: the first byte of its length, and its type.
+        [0, _, _, 4] => Some(false),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_of_another_protocol_proves_nothing() {
+        assert_eq!(speaks_tls([21, 3, 3, 0]), Some(true));
+        assert_eq!(speaks_tls([0, 0, 24, 4]), Some(false));
+        assert_eq!(speaks_tls(*b"HTTP"), None);
+        assert_eq!(speaks_tls([0, 0, 8, 7]), None);
+    }
+
+    #[tokio::test]
+    async fn a_server_that_cannot_be_reached_proves_nothing() {
+        for url in [
+            "http://127.0.0.1:1",
+            "https://127.0.0.1:1",
+            "ftp://127.0.0.1",
+            "/",
+        ] {
+            assert_eq!(check(url).await, None, "{url}");
+        }
+    }
+}
