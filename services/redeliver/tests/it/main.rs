@@ -20,6 +20,7 @@ mod health;
 mod id_prefix;
 mod kafka_tools;
 mod long_wait;
+mod msk_iam;
 mod polyglot;
 mod raw;
 mod recreated;
