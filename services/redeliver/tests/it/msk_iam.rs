@@ -82,7 +82,7 @@ impl Tap {
                     && credential.ends_with(&format!("/{region}/kafka-cluster/aws4_request"))
                     && token["base"] == format!("https://kafka.{region}.amazonaws.com")
             });
-            found.cloned().ok_or(tokens)
+            found.cloned().ok_or_else(|| format!("{tokens:?}"))
         })
     }
 }
