@@ -300,6 +300,8 @@ refused "kafka.sasl.mechanism: is missing" --set kafka.sasl.username=x
 refused "config.kafka.login.oidc.token_url: is missing" --set kafka.oidc.secret.name=x
 refused "kafka.oidc.secret.name: cannot be combined" --set kafka.oidc.secret.name=x --set kafka.sasl.mechanism=PLAIN
 refused "kafka.oidc.caSecret.name: is set, but" --set kafka.oidc.caSecret.name=x
+refused "config.kafka.login.msk_iam: cannot be combined" --set kafka.sasl.mechanism=PLAIN --set-json 'config.kafka.login.msk_iam={}'
+contains "IAM over TLS" "SASL_SSL" --set kafka.tls.enabled=true --set-json 'config.kafka.login.msk_iam={}'
 refused "kafka.tls.caSecret.name: is set, but kafka.tls.enabled is not" --set kafka.tls.caSecret.name=x
 refused "kafka.access.secret: cannot be combined" --set kafka.access.secret=x --set kafka.tls.enabled=true
 refused "redis.secret: set redis.urlKey or redis.passwordKey too" --set redis.secret=x

@@ -45,7 +45,7 @@ pub use http::{HttpConfig, Meaning, ResponseMode, Status, TlsConfig};
 pub use http_request::{endpoint_url, header_name, header_value, is_loopback, request_method};
 pub use kafka::{KafkaConfig, TopicsConfig, check_id_prefix};
 pub use load::{Sources, is_instance_char};
-pub use login::{ClientAuth, LoginConfig, OidcConfig};
+pub use login::{ClientAuth, LoginConfig, MskIamConfig, OidcConfig};
 pub use output::{ChosenOutput, OutputConfig};
 pub use pipeline::{AnchorConfig, LongWaitsConfig, PipelineConfig, ReturnTarget};
 pub use process::{AdminConfig, ClockConfig, LogFormat, OtlpConfig, ShutdownConfig, TelemetryConfig};

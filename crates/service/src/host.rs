@@ -241,6 +241,24 @@ impl Host {
         families
     }
 
+    /// Waits for the first token, if clients of Kafka log in by tokens. The admin port is served from here on, as in
+    /// [`Host::ensure_topics`], which includes this.
+    pub async fn log_in(&mut self) {
+        if let Some(login) = self.kafka.login.clone() {
+            let part = self.topics_part();
+            self.serve_admin();
+            login::wait(&login, self.tasks.shutdown(), &part).await;
+        }
+    }
+
+    /// The part that is not ready until [`Host::run`].
+    fn topics_part(&mut self) -> Part {
+        let health = &self.health;
+        self.topics_part
+            .get_or_insert_with(|| health.part("topics"))
+            .clone()
+    }
+
     /// Checks these topics and, with `kafka.topics.create`, creates missing ones; see [`topics::ensure`]. Then checks that
     /// the groups that read them have not had another `kafka.id_prefix`. While Kafka is unavailable, or there is no token for
     /// it, this waits. The admin port is served from here on, so that a waiting process is alive and
@@ -249,12 +267,9 @@ impl Host {
     /// # Errors
     /// [`TopicsError::Invalid`] lists every problem of the topics.
     pub async fn ensure_topics(&mut self, spec: &TopologySpec) -> Result<(), TopicsError> {
-        let part = self.health.part("topics");
-        self.topics_part = Some(part.clone());
+        let part = self.topics_part();
+        self.log_in().await;
         self.serve_admin();
-        if let Some(login) = &self.kafka.login {
-            login::wait(login, self.tasks.shutdown(), &part).await;
-        }
         self.existing_topics =
             topics::ensure(&self.config, &self.kafka, spec, self.tasks.shutdown(), &part).await?;
         part.not_ready("checking consumer groups");
@@ -347,11 +362,14 @@ impl Host {
     }
 }
 
-/// Checks the properties that are passed through to the Kafka client, and the files that they name.
+/// Checks the properties that are passed through to the Kafka client, the files that they name, and that this program can log
+/// in as configured.
 ///
 /// # Errors
-/// When the client rejects a property, or a file cannot be used. The error names the field and contains no value.
+/// When the client rejects a property, a file cannot be used, or the program was built without the login. The error names the
+/// field and contains no value.
 pub fn check_kafka(config: &Config) -> Result<(), ConfigError> {
+    login::check(config).map_err(|error| ConfigError::of_field("kafka.login.msk_iam", error.to_string()))?;
     credentials::check(config)?;
     kafka_settings(config).check_properties().map_err(|unusable| {
         ConfigError::of_field(

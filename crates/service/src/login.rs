@@ -1,7 +1,9 @@
 //! Logs the Kafka clients of a process in, if `kafka.login` is set.
 //!
-//! `oidc` requests tokens; [`redeliver_kafka::login`] decides when, and hands them to all clients.
+//! `oidc` and `msk_iam` request tokens; [`redeliver_kafka::login`] decides when, and hands them to all clients.
 
+#[cfg(feature = "msk-iam")]
+mod msk_iam;
 mod oidc;
 
 use std::io;
@@ -30,6 +32,9 @@ pub enum LoginError {
     /// There is no token.
     #[error("cannot get a token for kafka: {0}")]
     Token(TokenError),
+    /// The program cannot sign tokens for Amazon MSK.
+    #[error("this program was built without the feature msk-iam")]
+    WithoutMskIam,
     /// The thread that requests tokens cannot be started.
     #[error("cannot start the thread that requests tokens for kafka")]
     Thread(#[source] io::Error),
@@ -40,12 +45,46 @@ pub(crate) fn start<O: LoginObserver>(
     config: &Config,
     observer: impl FnOnce() -> O,
 ) -> Result<Option<Login>, LoginError> {
-    let Some(oidc) = config.kafka.login.as_ref().and_then(|login| login.oidc.clone()) else {
+    let Some(login) = &config.kafka.login else {
         return Ok(None);
     };
-    Login::start(Oidc::new(oidc), observer())
+    check(config)?;
+    #[cfg(feature = "msk-iam")]
+    if let Some(msk_iam) = &login.msk_iam {
+        let source = msk_iam::MskIam::new(msk_iam.clone(), config.kafka.brokers.clone());
+        return Login::start(source, observer())
+            .map(Some)
+            .map_err(LoginError::Thread);
+    }
+    let Some(oidc) = &login.oidc else {
+        return Ok(None);
+    };
+    Login::start(Oidc::new(oidc.clone()), observer())
         .map(Some)
         .map_err(LoginError::Thread)
+}
+
+/// Checks that this program can log in as configured.
+pub(crate) fn check(config: &Config) -> Result<(), LoginError> {
+    let login = config.kafka.login.as_ref();
+    if cfg!(not(feature = "msk-iam")) && login.is_some_and(|login| login.msk_iam.is_some()) {
+        return Err(LoginError::WithoutMskIam);
+    }
+    Ok(())
+}
+
+fn unavailable(problem: String) -> TokenError {
+    TokenError {
+        problem,
+        is_refusal: false,
+    }
+}
+
+fn refused(problem: String) -> TokenError {
+    TokenError {
+        problem,
+        is_refusal: true,
+    }
 }
 
 /// How a command connects to Kafka, from the configuration. Waits for the first token, if `kafka.login` is set. Blocks.
@@ -115,5 +154,19 @@ impl LoginObserver for LoginMetrics {
 
     fn failed(&self) {
         self.failures.inc();
+    }
+}
+
+#[cfg(all(test, not(feature = "msk-iam")))]
+mod tests {
+    use super::*;
+    use crate::host::check_kafka;
+
+    #[test]
+    fn a_program_without_the_feature_refuses_the_login() {
+        let config = Config::from_yaml("kafka: { login: { msk_iam: {} } }").unwrap();
+        let error = check_kafka(&config).unwrap_err().to_string();
+        let expected = "kafka.login.msk_iam: this program was built without the feature msk-iam";
+        assert!(error.contains(expected), "{error}");
     }
 }

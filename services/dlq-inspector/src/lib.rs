@@ -91,6 +91,7 @@ pub async fn run(start: Start) -> anyhow::Result<()> {
     if host.config.kafka.topics.create {
         host.ensure_topics(&ledger).await?;
     } else {
+        host.log_in().await;
         let (kafka, stop) = (host.kafka.clone(), host.tasks.shutdown().clone());
         host.tasks.spawn("ledger-topic", async move {
             warn_about(&kafka, &ledger, &stop).await;

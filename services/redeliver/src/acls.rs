@@ -1,5 +1,6 @@
 //! `redeliver acls`: prints the permissions that the configuration needs in Kafka.
 
+mod iam;
 mod permissions;
 
 use std::collections::BTreeMap;
@@ -10,8 +11,9 @@ use clap::{Args, Subcommand, ValueEnum};
 use redeliver_runtime::cli::{CommonArgs, EXIT_USAGE, report};
 use redeliver_runtime::config::is_instance_char;
 
-use crate::render::{Format, object_name, quoted, shell_word};
+use crate::render::{object_name, quoted, shell_word};
 use crate::say;
+use iam::{ClusterArn, Policy};
 pub(crate) use permissions::all_topics;
 use permissions::{Name, Permissions, Program, Resource};
 
@@ -31,7 +33,8 @@ enum Verb {
 struct RenderArgs {
     #[command(flatten)]
     common: CommonArgs,
-    /// strimzi: an object of Strimzi's user operator, as YAML; script: `kafka-acls.sh` commands
+    /// strimzi: an object of Strimzi's user operator, as YAML; script: `kafka-acls.sh` commands; iam-policy: a policy of AWS IAM
+    /// for Amazon MSK, as JSON
     #[arg(long, value_enum, hide_possible_values = true)]
     format: Format,
     /// Name of the Kafka user, without `User:`
@@ -59,6 +62,14 @@ struct RenderArgs {
         value_parser = object_name
     )]
     cluster: Option<String>,
+    /// ARN of the cluster; for --format iam-policy
+    #[arg(
+        long,
+        value_name = "ARN",
+        required_if_eq("format", "iam-policy"),
+        value_parser = ClusterArn::parse
+    )]
+    cluster_arn: Option<ClusterArn>,
     /// How the user logs in, for --format strimzi: scram-sha-512, tls or none
     #[arg(
         long,
@@ -68,6 +79,13 @@ struct RenderArgs {
         hide_default_value = true
     )]
     authentication: Authentication,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    Strimzi,
+    Script,
+    IamPolicy,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -114,9 +132,21 @@ pub(crate) fn main(args: &AclsArgs) -> ExitCode {
     };
     let permissions = Permissions::of(programs, &config, &args.instances);
     let user = args.user.as_str();
-    match (args.format, &args.cluster) {
-        (Format::Script, _) => say(Script { permissions, user }),
-        (Format::Strimzi, cluster) => {
+    match args.format {
+        Format::Script => say(Script { permissions, user }),
+        Format::IamPolicy => {
+            // JSON has no comments.
+            eprint!("{}", Patterns(&permissions));
+            let Some(cluster) = &args.cluster_arn else {
+                eprintln!("error: --cluster-arn: is missing");
+                return ExitCode::from(EXIT_USAGE);
+            };
+            say(Policy {
+                permissions: &permissions,
+                cluster,
+            });
+        }
+        Format::Strimzi => {
             if let Err(problem) = object_name(user) {
                 eprintln!("error: --user: {problem}, for --format strimzi");
                 return ExitCode::from(EXIT_USAGE);
@@ -124,7 +154,7 @@ pub(crate) fn main(args: &AclsArgs) -> ExitCode {
             say(Strimzi {
                 permissions,
                 user,
-                cluster: cluster.as_deref().unwrap_or_default(),
+                cluster: args.cluster.as_deref().unwrap_or_default(),
                 authentication: args.authentication,
             });
         }
@@ -133,17 +163,22 @@ pub(crate) fn main(args: &AclsArgs) -> ExitCode {
 }
 
 /// A comment about patterns for which the administrator must grant permissions.
-fn write_patterns(f: &mut fmt::Formatter<'_>, permissions: &Permissions) -> fmt::Result {
-    if permissions.patterns.is_empty() {
-        return Ok(());
+struct Patterns<'a>(&'a Permissions);
+
+impl fmt::Display for Patterns<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let patterns = &self.0.patterns;
+        if patterns.is_empty() {
+            return Ok(());
+        }
+        let patterns: Vec<&str> = patterns.iter().map(String::as_str).collect();
+        writeln!(
+            f,
+            "# Kafka has no rules for the patterns of dlq_inspector.topics: {}\n\
+             # Dead-letter topics of the configuration are included. If others match, add Read and DescribeConfigs on them.",
+            patterns.join(" ")
+        )
     }
-    let patterns: Vec<&str> = permissions.patterns.iter().map(String::as_str).collect();
-    writeln!(
-        f,
-        "# Kafka has no rules for the patterns of dlq_inspector.topics: {}\n\
-         # Dead-letter topics of the configuration are included. If others match, add Read and DescribeConfigs on them.",
-        patterns.join(" ")
-    )
 }
 
 struct Strimzi<'a> {
@@ -155,16 +190,16 @@ struct Strimzi<'a> {
 
 impl fmt::Display for Strimzi<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write_patterns(f, &self.permissions)?;
         write!(
             f,
-            "apiVersion: kafka.strimzi.io/v1beta2\n\
+            "{}apiVersion: kafka.strimzi.io/v1beta2\n\
              kind: KafkaUser\n\
              metadata:\n  \
                name: {}\n  \
                labels:\n    \
                  strimzi.io/cluster: {}\n\
              spec:\n",
+            Patterns(&self.permissions),
             quoted(self.user),
             quoted(self.cluster)
         )?;
@@ -212,7 +247,7 @@ impl fmt::Display for Script<'_> {
              # Grants permissions, and revokes none. Usage:\n\
              #   BOOTSTRAP_SERVER=kafka:9092 [COMMAND_CONFIG=client.properties] sh FILE\n",
         )?;
-        write_patterns(f, &self.permissions)?;
+        write!(f, "{}", Patterns(&self.permissions))?;
         write!(
             f,
             "set -eu\n\

@@ -204,7 +204,7 @@ impl KafkaConfig {
             }
         });
         if let Some(login) = &self.login {
-            findings.inside("login", |at| login.check(at));
+            findings.inside("login", |at| login.check(&self.brokers, at));
             findings.inside("properties", |at| {
                 LoginConfig::check_properties(&self.properties, at);
             });

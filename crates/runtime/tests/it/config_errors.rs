@@ -300,7 +300,43 @@ fn invalid_settings_of_a_process_are_rejected() {
         (
             "kafka: { login: {} }",
             1,
-            "kafka.login.oidc: is missing; kafka.login needs it to know where tokens come from",
+            "kafka.login.oidc: is missing, and so is msk_iam; kafka.login needs one of them to know where tokens come from",
+        ),
+        (
+            "kafka: { login: { msk_iam: {}, oidc: { token_url: 'https://i', client_id: a, client_secret: b } } }",
+            1,
+            "kafka.login.msk_iam: cannot be set together with kafka.login.oidc; remove one of them",
+        ),
+        (
+            "kafka: { login: { msk_iam: { region: Frankfurt } } }",
+            1,
+            "kafka.login.msk_iam.region: is not the name of an AWS region, such as eu-central-1",
+        ),
+        (
+            "kafka: { brokers: 'b-1.a.b.c2.kafka.eu-central-1.amazonaws.com:9098', login: { msk_iam: { region: eu-west-1 } } }",
+            1,
+            "kafka.login.msk_iam.region: is eu-west-1, but kafka.brokers are in eu-central-1; correct or omit it",
+        ),
+        (
+            "kafka: { login: { msk_iam: { profile: '' } } }",
+            1,
+            "kafka.login.msk_iam.profile: is empty; omit it to use AWS's default credentials",
+        ),
+        (
+            "kafka: { login: { msk_iam: { role_arn: redeliver } } }",
+            1,
+            "kafka.login.msk_iam.role_arn: is not the ARN of a role, such as arn:aws:iam::123456789012:role/redeliver",
+        ),
+        (
+            "kafka: { login: { msk_iam: { external_id: abc } } }",
+            1,
+            "kafka.login.msk_iam.external_id: needs kafka.login.msk_iam.role_arn, the role that is assumed",
+        ),
+        (
+            "kafka: { login: { msk_iam: { role_session_name: 'a b' } } }",
+            1,
+            "kafka.login.msk_iam.role_session_name: must have 2 to 64 of the characters a-z, A-Z, 0-9, `_`, `+`, `=`, `,`, `.`, \
+             `@` and `-`",
         ),
         (
             "kafka: { login: { oidc: { token_url: issuer, client_id: a, client_secret: b } } }",

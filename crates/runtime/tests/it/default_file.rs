@@ -43,19 +43,19 @@ fn collect(value: &Value, pointer: String, found: &mut Vec<String>) {
 
 /// The default file with the commented example login and pipelines uncommented.
 fn with_example() -> String {
-    with_pipelines(&with_login())
+    with_pipelines(&with_login("login"))
 }
 
-fn with_login() -> String {
-    let (before, rest) = DEFAULT_FILE.split_once("  # login>\n").unwrap();
-    let (example, after) = rest.split_once("  # <login\n").unwrap();
+fn with_login(name: &str) -> String {
+    let (before, rest) = DEFAULT_FILE.split_once(&format!("  # {name}>\n")).unwrap();
+    let (example, after) = rest.split_once(&format!("  # <{name}\n")).unwrap();
     let lines = example
         .lines()
         .map(|line| line.strip_prefix("  # ").unwrap_or_else(|| panic!("{line}")));
     let example: String = lines.map(|line| format!("  {line}\n")).collect();
     format!(
         "{before}  login:\n{example}{}",
-        after.strip_prefix("  login: null\n").unwrap()
+        after.replacen("  login: null\n", "", 1)
     )
 }
 
@@ -99,31 +99,39 @@ fn the_values_of_the_example_login_are_the_defaults() {
     let minimal = "kafka: { login: { oidc: { token_url: 'https://issuer.example/oauth2/token', client_id: redeliver, \
                    client_secret: change-me } } }";
     assert_eq!(example.kafka.login, load(minimal, &[], &[]).unwrap().kafka.login);
+    let example = load(&with_login("login-msk"), &[], &[]).unwrap();
+    let minimal = load("kafka: { login: { msk_iam: {} } }", &[], &[]).unwrap();
+    assert_eq!(example.kafka.login, minimal.kafka.login);
 }
 
 #[test]
 fn the_default_file_has_every_key() {
-    let text = with_example();
-    let document = load(&text, &[], &[]).unwrap().to_json();
+    let texts = [with_example(), with_login("login-msk")];
     let mut keys = 0;
-    for pointer in mappings(&document) {
-        let mut changed = document.clone();
-        changed
-            .pointer_mut(&pointer)
-            .unwrap()
-            .as_object_mut()
-            .unwrap()
-            .insert("zzqqxx".to_owned(), 1.into());
-        let error = load(&changed.to_string(), &[], &[]).unwrap_err();
-        let (_, known) = error
-            .split_once("unknown key; expected one of ")
-            .unwrap_or_else(|| panic!("{error}"));
-        let known: BTreeSet<&str> = known.rsplit_once(" (").unwrap().0.split(", ").collect();
-        for key in known {
-            let line = format!("{}{key}:", "  ".repeat(pointer.matches('/').count()));
-            let written = text.lines().any(|written| written.starts_with(&line));
-            assert!(written, "{pointer}: {key} is not in the default file");
-            keys += 1;
+    for text in &texts {
+        let document = load(text, &[], &[]).unwrap().to_json();
+        for pointer in mappings(&document) {
+            let mut changed = document.clone();
+            changed
+                .pointer_mut(&pointer)
+                .unwrap()
+                .as_object_mut()
+                .unwrap()
+                .insert("zzqqxx".to_owned(), 1.into());
+            let error = load(&changed.to_string(), &[], &[]).unwrap_err();
+            let (_, known) = error
+                .split_once("unknown key; expected one of ")
+                .unwrap_or_else(|| panic!("{error}"));
+            let known: BTreeSet<&str> = known.rsplit_once(" (").unwrap().0.split(", ").collect();
+            for key in known {
+                let line = format!("{}{key}:", "  ".repeat(pointer.matches('/').count()));
+                let mut lines = texts.iter().flat_map(|text| text.lines());
+                assert!(
+                    lines.any(|written| written.starts_with(&line)),
+                    "{pointer}: {key} is not in the default file"
+                );
+                keys += 1;
+            }
         }
     }
     assert!(keys >= 80, "only {keys} keys");

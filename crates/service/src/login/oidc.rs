@@ -15,6 +15,8 @@ use reqwest::{Client, Response, StatusCode, redirect};
 use serde::Deserialize;
 use url::form_urlencoded::{Serializer, byte_serialize};
 
+use super::{refused, unavailable};
+
 /// Maximum duration of a request.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// A token has a few kilobytes.
@@ -37,20 +39,6 @@ impl TokenSource for Oidc {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| unavailable(format!("cannot send requests: {error}")))?;
         runtime.block_on(request(&self.config))
-    }
-}
-
-fn unavailable(problem: String) -> TokenError {
-    TokenError {
-        problem,
-        is_refusal: false,
-    }
-}
-
-fn refused(problem: String) -> TokenError {
-    TokenError {
-        problem,
-        is_refusal: true,
     }
 }
 

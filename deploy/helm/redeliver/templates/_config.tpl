@@ -28,6 +28,11 @@ each Secret), and `env`.
 {{- $secrets := dict -}}
 {{- $env := list -}}
 {{- $oidc := $kafka.oidc -}}
+{{- /* Its map may be empty. */ -}}
+{{- $iam := kindIs "map" (dig "kafka" "login" "msk_iam" "" .Values.config) -}}
+{{- if and $iam (or $oidc.secret.name $kafka.access.secret $kafka.sasl.mechanism) -}}
+{{- fail "config.kafka.login.msk_iam: cannot be combined with kafka.oidc.secret.name, kafka.access.secret or kafka.sasl.mechanism" -}}
+{{- end -}}
 {{- if $oidc.secret.name -}}
 {{- if or $kafka.access.secret $kafka.sasl.mechanism -}}
 {{- fail "kafka.oidc.secret.name: cannot be combined with kafka.access.secret or kafka.sasl.mechanism" -}}
@@ -80,7 +85,7 @@ each Secret), and `env`.
 {{- else if or $sasl.username $sasl.secret.name -}}
 {{- fail "kafka.sasl.mechanism: is missing; set it, such as SCRAM-SHA-512" -}}
 {{- end -}}
-{{- $logsIn := or $sasl.mechanism $oidc.secret.name | empty | not -}}
+{{- $logsIn := or (or $sasl.mechanism $oidc.secret.name | empty | not) $iam -}}
 {{- if or $tls.enabled $logsIn -}}
 {{- $protocol := ternary (ternary "SASL_SSL" "SSL" $logsIn) "SASL_PLAINTEXT" (not (empty $tls.enabled)) -}}
 {{- $_ := set $properties "security.protocol" $protocol -}}

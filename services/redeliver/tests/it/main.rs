@@ -21,6 +21,7 @@ mod id_prefix;
 mod kafka_credentials;
 mod kafka_tools;
 mod long_wait;
+mod msk_iam;
 mod polyglot;
 mod raw;
 mod recreated;

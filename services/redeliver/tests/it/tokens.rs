@@ -145,22 +145,30 @@ fn an_outage_of_the_issuer_that_outlasts_the_token_loses_nothing() {
 #[test]
 fn a_service_with_a_wrong_secret_says_so_and_starts_once_the_file_has_the_right_one() {
     let guarded = Guarded::start();
-    let pipe = guarded.setup("wrong-secret", SECRET).create();
+    let data = Scratch::new("inspector").unwrap();
+    let pipe = guarded
+        .setup("wrong-secret", SECRET)
+        .set("dlq_inspector.listen", "127.0.0.1:0")
+        .set("dlq_inspector.data_dir", path(data.path()))
+        .create();
     std::fs::write(guarded.secret_file(), GUESSED).unwrap();
     let reason = "kafka.login.oidc: check client_id and client_secret: ";
     let refusal = "answered 401 Unauthorized: invalid_client (Invalid client credentials)";
-    let mut service = pipe.spawn("enricher", "a", &[]);
-    let output = service.wait_for_output("cannot get a token for kafka; retrying", DEADLINE);
-    assert!(output.contains(reason) && output.contains(refusal), "{output}");
-    eventually("/readyz shows the reason", DEADLINE, || {
-        let (status, body) = service.get("/readyz");
-        if status == 503 && body.contains(refusal) {
-            Ok(())
-        } else {
-            Err(format!("{status} {body}"))
-        }
-    });
-    assert_eq!(service.get("/livez").0, 200);
+    // An inspector that does not create its topic waits too.
+    let mut services = ["enricher", "dlq-inspector"].map(|name| pipe.spawn(name, "a", &[]));
+    for service in &mut services {
+        let output = service.wait_for_output("cannot get a token for kafka; retrying", DEADLINE);
+        assert!(output.contains(reason) && output.contains(refusal), "{output}");
+        eventually("/readyz shows the reason", DEADLINE, || {
+            let (status, body) = service.get("/readyz");
+            if status == 503 && body.contains(refusal) {
+                Ok(())
+            } else {
+                Err(format!("{status} {body}"))
+            }
+        });
+        assert_eq!(service.get("/livez").0, 200);
+    }
     for command in [&["topics", "check"] as &[_], &["audit"], &["status"]] {
         let output = pipe.redeliver(command);
         assert_eq!(output.code, Some(1), "{output:?}");
@@ -169,7 +177,7 @@ fn a_service_with_a_wrong_secret_says_so_and_starts_once_the_file_has_the_right_
         has_no_secret(&shown);
     }
     std::fs::write(guarded.secret_file(), SECRET).unwrap();
-    service.until_ready();
+    services.each_mut().map(ServiceProcess::until_ready);
     // A secret that is rotated later is used for the next token.
     guarded.issuer.rotate(GUESSED);
     std::fs::write(guarded.secret_file(), GUESSED).unwrap();
@@ -178,6 +186,8 @@ fn a_service_with_a_wrong_secret_says_so_and_starts_once_the_file_has_the_right_
         let now = guarded.issuer.issued();
         if now > issued { Ok(()) } else { Err(now) }
     });
-    service.shut_down();
-    has_no_secret(&service.output());
+    for service in &mut services {
+        service.shut_down();
+        has_no_secret(&service.output());
+    }
 }
