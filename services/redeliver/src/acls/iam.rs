@@ -150,7 +150,7 @@ mod tests {
                       pipelines: { a: { output: b, retry: { tiers: [5s] }, http: { url: 'http://e/' } } }\n\
                       retry_tier: { leftovers: false }";
         let config = Config::from_yaml(config).unwrap();
-        let permissions = Permissions::of(&[Program::Enricher], &config);
+        let permissions = Permissions::of(&[Program::Enricher], &config, &[]);
         let policy = Policy {
             permissions: &permissions,
             cluster: &ClusterArn::parse(ARN).unwrap(),

@@ -8,6 +8,7 @@ use redeliver_testkit::issuer::{AUDIENCE, Issuer};
 use redeliver_testkit::scratch::Scratch;
 use redeliver_testkit::{LocalKafka, ServiceProcess, eventually};
 
+use crate::services::path;
 use crate::support::{DEADLINE, PLAN, PipeBuilder, SERVICES, records};
 
 const CLIENT: &str = "redeliver";
@@ -177,7 +178,7 @@ fn a_service_with_a_wrong_secret_says_so_and_starts_once_the_file_has_the_right_
         has_no_secret(&shown);
     }
     std::fs::write(guarded.secret_file(), SECRET).unwrap();
-    services.each_mut().map(ServiceProcess::until_ready);
+    services.iter_mut().for_each(ServiceProcess::until_ready);
     // A secret that is rotated later is used for the next token.
     guarded.issuer.rotate(GUESSED);
     std::fs::write(guarded.secret_file(), GUESSED).unwrap();
