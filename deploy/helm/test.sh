@@ -160,7 +160,11 @@ networkPolicy: { enabled: true, egress: [{ to: [{ podSelector: {} }] }] }
 podMonitor:
   enabled: true
   labels: { release: prometheus }
-  tlsConfig: { serverName: redeliver, ca: { secret: { name: admin, key: ca.crt } } }
+  tlsConfig:
+    serverName: redeliver
+    ca: { secret: { name: admin, key: ca.crt } }
+    cert: { secret: { name: prometheus, key: tls.crt } }
+    keySecret: { name: prometheus, key: tls.key }
   metricRelabelings: [{ action: labeldrop, regex: x }]
 prometheusRule: { enabled: true, alertLabels: { team: data } }
 dashboards: { enabled: true, annotations: { folder: Redeliver } }
@@ -314,6 +318,10 @@ refused "admin.tls.secret.certKey: is own.crt, but certManager.issuerRef is set"
 valid "a certificate under other keys" "${base[@]}" --set admin.tls.secret.name=x --set admin.tls.secret.certKey=own.crt \
     --set admin.tls.secret.keyKey=own.key
 refused "podMonitor.tlsConfig: is missing" --set podMonitor.enabled=true --set admin.tls.secret.name=x
+for missing in cert keySecret; do
+    refused "podMonitor.tlsConfig.$missing: is missing, and admin.tls.clientCaSecret.name is set" --values "$work/all.yaml" \
+        --set-json "podMonitor.tlsConfig.$missing=null"
+done
 refused "caKeys" --set scheduler.api.tls.secret.caKeys=x
 refused "leftovers.tiers: a pipeline has the tier 5s" "${base[@]}" --set 'leftovers.tiers={5s}'
 

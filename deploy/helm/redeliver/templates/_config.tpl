@@ -277,6 +277,12 @@ What the templates need to know of the configuration, as JSON:
 {{- end -}}
 {{- if and $.Values.podMonitor.enabled $.Values.admin.tls.secret.name (not $.Values.podMonitor.tlsConfig) -}}
 {{- fail "podMonitor.tlsConfig: is missing, and admin.tls.secret.name is set; set `ca`, `serverName` and, for admin.tls.clientCaSecret, `cert` and `keySecret`" -}}
+{{- else if and $.Values.podMonitor.enabled $.Values.admin.tls.clientCaSecret.name -}}
+{{- range $key := list "cert" "keySecret" -}}
+{{- if not (get $.Values.podMonitor.tlsConfig $key) -}}
+{{- fail (printf "podMonitor.tlsConfig.%s: is missing, and admin.tls.clientCaSecret.name is set; without a client certificate, /metrics does not answer" $key) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- if and (eq $.Values.topics.provisioner "strimzi") (not $.Values.topics.strimzi.cluster) -}}
 {{- fail "topics.strimzi.cluster: is missing; name the Kafka object" -}}
