@@ -101,21 +101,27 @@ impl MskIam {
         let credentials = match &self.config.profile {
             // A profile that was chosen takes precedence over the environment, which is first in the default chain.
             Some(profile) => {
-                ProfileFileCredentialsProvider::builder()
+                let of_profile = ProfileFileCredentialsProvider::builder()
                     .configure(&provider)
                     .profile_name(profile)
                     .build()
                     .provide_credentials()
-                    .await
+                    .await;
+                of_profile.map_err(|error| match error {
+                    CredentialsError::CredentialsNotLoaded(_) => refused(format!(
+                        "{SECTION}.profile: AWS's shared files contain no profile `{profile}` with credentials"
+                    )),
+                    error => problem(SECTION, &error),
+                })?
             }
             None => {
                 let chain = DefaultCredentialsChain::builder()
                     .configure(provider)
                     .region(region.clone());
-                chain.build().await.provide_credentials().await
+                let of_chain = chain.build().await.provide_credentials().await;
+                of_chain.map_err(|error| problem(SECTION, &error))?
             }
         };
-        let credentials = credentials.map_err(|error| problem(SECTION, &error))?;
         let Some(role) = &self.config.role_arn else {
             return Ok(credentials);
         };

@@ -359,7 +359,7 @@ fn a_command_without_usable_credentials_says_why() {
     fails(
         &pipe("profile", "{ region: eu-central-1, profile: streams }"),
         &[no_metadata],
-        "kafka.login.msk_iam: the AWS credentials are not configured correctly: profile `streams` was not defined",
+        "kafka.login.msk_iam.profile: AWS's shared files contain no profile `streams` with credentials",
     );
     let files = Scratch::new("credentials").unwrap();
     let file = |name: &str, text: &str| {
