@@ -171,19 +171,32 @@ impl<I: Index> Jobs<I> {
     /// A job with its payload.
     pub(crate) async fn get(&self, caller: &Identity, id: JobId) -> Result<v1::Job, RequestError> {
         self.require_some(caller, Verb::Read, "get")?;
-        let job = self.find(caller, id).await?;
+        let job = self.find(caller, Verb::Read, id, "get").await?;
         self.require(caller, Verb::Read, Some(&job.app), "get")?;
         Ok(job)
     }
 
-    /// A job that the caller may read or write.
-    async fn find(&self, caller: &Identity, id: JobId) -> Result<v1::Job, RequestError> {
+    /// A job that the caller may read or write. `verb` is what `operation` needs.
+    async fn find(
+        &self,
+        caller: &Identity,
+        verb: Verb,
+        id: JobId,
+        operation: &str,
+    ) -> Result<v1::Job, RequestError> {
         let is_recent = id.requested_at().after(RECENT) > self.clock.now();
         let is_known = |job: &v1::Job| {
             let may = |verb| caller.may(Area::Jobs, verb, Some(&job.app));
             may(Verb::Read) || may(Verb::Write)
         };
-        look_up_until_known(id, is_recent, is_known, || self.look_up(id)).await
+        let found = look_up_until_known(id, is_recent, is_known, || self.look_up(id)).await;
+        found.map_err(|(error, hidden)| {
+            if let Some(app) = hidden {
+                // Only operators learn that this was a refusal, from the log and the metric.
+                drop(self.require(caller, verb, Some(&app), operation));
+            }
+            error
+        })
     }
 
     /// The number of scheduled jobs, in all and by minute. 0 `minutes` means the default.
@@ -255,7 +268,7 @@ impl<I: Index> Jobs<I> {
         if caller.may(Area::Jobs, Verb::Write, None) {
             return Ok(true);
         }
-        match self.find(caller, id).await {
+        match self.find(caller, Verb::Write, id, operation).await {
             Ok(job) => self
                 .require(caller, Verb::Write, Some(&job.app), operation)
                 .map(|()| true),
@@ -379,29 +392,28 @@ impl<I: Index> Jobs<I> {
     }
 }
 
-/// Looks up a job that exists, or that was requested so recently that the index may not contain it yet.
+/// Looks up a job that exists, or that was requested so recently that the index may not contain it yet. With the error comes
+/// the application of a job that is not known to the caller.
 async fn look_up_until_known<F>(
     id: JobId,
     is_recent: bool,
     is_known: impl Fn(&v1::Job) -> bool,
     look_up: impl Fn() -> F,
-) -> Result<v1::Job, RequestError>
+) -> Result<v1::Job, (RequestError, Option<String>)>
 where
     F: Future<Output = Result<Option<v1::Job>, RequestError>>,
 {
     let started = Instant::now();
     loop {
-        let found = look_up().await.map(|job| job.filter(&is_known));
-        let error = match found {
-            Ok(Some(job)) => return Ok(job),
-            Ok(None) if is_recent => RequestError::UnknownJob(id),
-            Ok(None) => return Err(RequestError::UnknownJob(id)),
+        let (error, may_appear, hidden) = match look_up().await {
+            Ok(Some(job)) if is_known(&job) => return Ok(job),
+            Ok(other) => (RequestError::UnknownJob(id), is_recent, other.map(|job| job.app)),
             // The shard may be moving to another scheduler.
-            Err(RequestError::IndexIncomplete) => RequestError::IndexIncomplete,
-            Err(error) => return Err(error),
+            Err(RequestError::IndexIncomplete) => (RequestError::IndexIncomplete, true, None),
+            Err(error) => (error, false, None),
         };
-        if started.elapsed() >= LOOKUP_TIMEOUT {
-            return Err(error);
+        if !may_appear || started.elapsed() >= LOOKUP_TIMEOUT {
+            return Err((error, hidden));
         }
         tokio::time::sleep(LOOKUP_INTERVAL).await;
     }
