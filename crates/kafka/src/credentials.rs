@@ -75,7 +75,7 @@ impl fmt::Debug for SecretProperties {
 
 /// The files with which clients authenticate. All calls come from one thread.
 pub trait CredentialSource: Send + 'static {
-    /// Reads the files, and rerenewals the properties that result from the last contents that are complete. Called every
+    /// Reads the files, and returns the properties that result from the last contents that are complete. Called every
     /// [`CredentialSource::INTERVAL`]. Blocks.
     ///
     /// # Errors
