@@ -229,6 +229,7 @@ async fn path(broker: &Broker, count: usize, round: usize) -> anyhow::Result<f64
         in_flight_bytes: 256 << 20,
         grace: Duration::from_secs(10),
         breaker: BreakerSettings::default(),
+        timeout: None,
     };
     // The first calls wait until all lanes have joined their groups, which takes up to two seconds.
     let gate = CancellationToken::new();

@@ -209,6 +209,7 @@ async fn measure<H: Handler>(
         in_flight_bytes: 256 << 20,
         grace: Duration::from_secs(10),
         breaker: BreakerSettings::default(),
+        timeout: None,
     };
     let config = format!(
         "instance: {name}\nkafka: {{ brokers: '{}', static_membership: false }}",

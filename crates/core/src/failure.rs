@@ -69,14 +69,16 @@ impl FromStr for ErrorClass {
 /// Whether a failure says something about the endpoint that a handler calls, for the circuit breaker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum FailureScope {
-    /// The failure is the record's own: the endpoint works.
+    /// The failure is the record's own: the endpoint answered.
     #[default]
     Record,
     /// The endpoint may fail for every record: it is down, overloaded, or refuses the credentials. If it fails for others
     /// too, the attempt does not count.
     Endpoint,
-    /// The failure says nothing about the endpoint: it was not called, or either of both may be the cause.
+    /// Either of both may be the cause.
     Unknown,
+    /// The endpoint was not called.
+    NotCalled,
 }
 
 /// A failed attempt, or why a record was rejected.

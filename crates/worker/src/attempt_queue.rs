@@ -39,6 +39,16 @@ impl<T> AttemptQueue<T> {
         queue.push_back(record);
     }
 
+    /// Adds a record that is next among its kind.
+    pub(crate) fn push_first(&mut self, record: T, is_retry: bool) {
+        let queue = if is_retry {
+            &mut self.retries
+        } else {
+            &mut self.new
+        };
+        queue.push_front(record);
+    }
+
     /// Adds a record whose attempt does not count.
     pub(crate) fn push_forgotten(&mut self, record: T, is_retry: bool) {
         self.forgotten.push_back((record, is_retry));
@@ -47,12 +57,7 @@ impl<T> AttemptQueue<T> {
     /// Moves forgotten records to the front, where they were.
     pub(crate) fn recall(&mut self) {
         while let Some((record, is_retry)) = self.forgotten.pop_back() {
-            let queue = if is_retry {
-                &mut self.retries
-            } else {
-                &mut self.new
-            };
-            queue.push_front(record);
+            self.push_first(record, is_retry);
         }
     }
 
@@ -60,8 +65,12 @@ impl<T> AttemptQueue<T> {
         !self.forgotten.is_empty()
     }
 
+    pub(crate) fn has_only_forgotten(&self) -> bool {
+        self.retries.is_empty() && self.new.is_empty()
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
-        self.retries.is_empty() && self.new.is_empty() && self.forgotten.is_empty()
+        self.has_only_forgotten() && self.forgotten.is_empty()
     }
 
     /// The record whose attempt is next.

@@ -5,9 +5,9 @@
 //! follow instead, the breaker opens and the failure is forgotten. While the breaker is open, records wait, and one at a
 //! time is a probe. The first probe that is answered closes the breaker.
 //!
-//! Records that always fail must not wait for ever if no others arrive. So a record that is probed again
-//! [`BreakerSettings::poison_after`] after its first probe fails on its own. While new records arrive, each probe is another
-//! record, so that a long outage burns no attempts.
+//! Records that always fail must not wait for ever if no others arrive. So once no other record has been probed for
+//! [`BreakerSettings::poison_after`], a record that has been probed for as long fails on its own. While new records arrive,
+//! each probe is another record, so that a long outage burns no attempts.
 //!
 //! [`Breaker`] decides and has no clock. [`Gate`] shares it between the drivers of a process.
 
@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use redeliver_core::failure::FailureScope;
+use redeliver_core::headers::Origin;
 use redeliver_core::{Failure, Outcome, mutant};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -25,6 +26,8 @@ const FIRST_DELAY: Duration = Duration::from_secs(1);
 /// By how much the delay before a probe is prolonged at random, at most, as a share of it: processes do not probe at the
 /// same moment.
 const JITTER: f64 = 0.2;
+/// For how long drivers that have only records whose probes failed leave the next probe to drivers that have others.
+const PRECEDENCE: Duration = Duration::from_millis(200);
 
 /// When a breaker opens and closes.
 #[derive(Clone, Debug, PartialEq)]
@@ -34,7 +37,8 @@ pub struct BreakerSettings {
     pub failures: usize,
     /// Maximum delay between two probes, without jitter.
     pub open_max: Duration,
-    /// When no other records arrive: how long a record is probed before its failure counts as a failed attempt.
+    /// For how long no other record may have been probed, and how long a record is probed, before its failure counts as a
+    /// failed attempt.
     pub poison_after: Duration,
 }
 
@@ -49,8 +53,8 @@ impl Default for BreakerSettings {
     }
 }
 
-/// Identifies a record among those in hand: assignment and offset.
-pub(crate) type RecordId = (redeliver_kafka::AssignmentId, i64);
+/// Identifies a record and its retries: topic, partition and offset of the origin.
+pub(crate) type RecordId = (Arc<str>, i32, i64);
 
 /// What the result of an attempt shows about the endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,8 +63,10 @@ pub(crate) enum Evidence {
     Answered,
     /// It failed.
     Failed,
-    /// It was not called, asked for a delay, or the record may be the cause as well.
+    /// It asked for a delay, or the record may be the cause as well.
     None,
+    /// It was not called.
+    NotCalled,
 }
 
 impl Evidence {
@@ -72,6 +78,7 @@ impl Evidence {
                 FailureScope::Record => Self::Answered,
                 FailureScope::Endpoint => Self::Failed,
                 FailureScope::Unknown => Self::None,
+                FailureScope::NotCalled => Self::NotCalled,
             },
         }
     }
@@ -131,6 +138,8 @@ pub(crate) struct Breaker {
     settings: BreakerSettings,
     started: u64,
     view: View,
+    /// How many attempts had started when the breaker last opened.
+    started_before_opening: u64,
     /// Failures since the last answer that are not decided, oldest first.
     undecided: VecDeque<Provisional>,
     last_failure: Option<Instant>,
@@ -143,8 +152,10 @@ struct Open {
     next_probe: Instant,
     is_probing: bool,
     failed_probes: u32,
-    /// The records whose probes failed, with the time of the first one.
+    /// The records whose probes failed, with the time of the first one that is not part of a failed attempt.
     probed: HashMap<RecordId, Instant>,
+    /// When a record was probed that had not been probed before.
+    last_other: Instant,
 }
 
 /// A change that operators should know.
@@ -159,6 +170,7 @@ impl Breaker {
         Self {
             settings,
             started: 0,
+            started_before_opening: 0,
             view: View::default(),
             undecided: VecDeque::new(),
             last_failure: None,
@@ -170,20 +182,22 @@ impl Breaker {
         self.view
     }
 
-    /// Admits an attempt.
+    /// Admits an attempt of a record. `is_forgotten`: an attempt of it was forgotten since the breaker opened.
     ///
     /// # Errors
     /// The time of the next probe, or `None` while one is in progress.
-    pub(crate) fn start(&mut self, now: Instant) -> Result<Admitted, Option<Instant>> {
-        let is_probe = match &mut self.open {
-            None => false,
-            Some(open) if open.is_probing => return Err(None),
-            Some(open) if now < open.next_probe => return Err(Some(open.next_probe)),
-            Some(open) => {
-                open.is_probing = true;
-                true
+    pub(crate) fn start(&mut self, is_forgotten: bool, now: Instant) -> Result<Admitted, Option<Instant>> {
+        let is_probe = self.open.is_some();
+        if let Some(open) = &mut self.open {
+            let at = open.next_probe + if is_forgotten { PRECEDENCE } else { Duration::ZERO };
+            if open.is_probing {
+                return Err(None);
             }
-        };
+            if now < at {
+                return Err(Some(at));
+            }
+            open.is_probing = true;
+        }
         self.started += 1;
         Ok(Admitted {
             number: self.started,
@@ -191,10 +205,15 @@ impl Breaker {
         })
     }
 
-    /// When a driver that has nothing but held records should try one of them again: only a later result can decide.
-    pub(crate) fn repeat_at(&self) -> Option<Instant> {
+    /// When a driver should call a held record again. If it has nothing else to call, only that can decide about the
+    /// record. Otherwise, it does so in case the results of its other calls decide nothing for a long time.
+    pub(crate) fn repeat_at(&self, is_alone: bool) -> Option<Instant> {
         let failures = u32::try_from(self.undecided.len()).unwrap_or(u32::MAX);
-        Some(self.last_failure? + self.delay(failures.saturating_sub(1)))
+        let delay = match is_alone {
+            true => self.delay(failures.saturating_sub(1)),
+            false => self.settings.open_max,
+        };
+        Some(self.last_failure? + delay)
     }
 
     fn delay(&self, doublings: u32) -> Duration {
@@ -220,11 +239,12 @@ impl Breaker {
                 self.answered(admitted.number);
                 (Verdict::Own, None)
             }
-            Evidence::None => (Verdict::Own, None),
+            Evidence::None | Evidence::NotCalled => (Verdict::Own, None),
             Evidence::Failed if self.settings.failures == 0 || mutant!("breaker-burns-attempts") => {
                 (Verdict::Own, None)
             }
-            Evidence::Failed if self.open.is_some() => (Verdict::Forgotten, None),
+            // The breaker has opened since the attempt started. It may have closed, too.
+            Evidence::Failed if admitted.number <= self.started_before_opening => (Verdict::Forgotten, None),
             Evidence::Failed => {
                 let failure = Provisional {
                     after: self.started,
@@ -238,12 +258,14 @@ impl Breaker {
                 self.undecided.clear();
                 self.view.openings += 1;
                 self.view.is_open = true;
+                self.started_before_opening = self.started;
                 self.open = Some(Open {
                     since: now,
                     next_probe: now + self.delay(0).mul_f64(1.0 + JITTER * random),
                     is_probing: false,
                     failed_probes: 0,
                     probed: HashMap::new(),
+                    last_other: now,
                 });
                 (Verdict::Forgotten, Some(Change::Opened))
             }
@@ -264,7 +286,10 @@ impl Breaker {
         now: Instant,
         random: f64,
     ) -> (Verdict, Option<Change>) {
-        let delay = self.open.as_ref().map(|open| self.delay(open.failed_probes + 1));
+        let delay = self
+            .open
+            .as_ref()
+            .map(|open| self.delay(open.failed_probes.saturating_add(1)));
         let poison_after = self.settings.poison_after;
         let (Some(open), Some(delay)) = (&mut self.open, delay) else {
             return (Verdict::Own, None);
@@ -275,15 +300,21 @@ impl Breaker {
             self.answered(admitted.number);
             return (Verdict::Own, Some(self.close(after)));
         }
-        open.failed_probes += 1;
+        if evidence == Evidence::NotCalled {
+            return (Verdict::Own, None);
+        }
+        open.failed_probes = open.failed_probes.saturating_add(1);
         open.next_probe = now + delay.mul_f64(1.0 + JITTER * random);
         if evidence == Evidence::None {
             return (Verdict::Own, None);
         }
-        let first = *open.probed.entry(record).or_insert(now);
-        if now - first >= poison_after {
-            open.probed.remove(&record);
-            open.failed_probes = 0;
+        let first = open.probed.entry(record).or_insert_with(|| {
+            open.last_other = now;
+            now
+        });
+        if now - (*first).max(open.last_other) >= poison_after {
+            // A retry of this record is not another one.
+            *first = now;
             return (Verdict::Own, None);
         }
         (Verdict::Forgotten, None)
@@ -347,8 +378,8 @@ impl Gate {
     }
 
     /// See [`Breaker::start`].
-    pub(crate) fn start(&self) -> Result<Permit, Option<Instant>> {
-        let admitted = self.lock().start(Instant::now())?;
+    pub(crate) fn start(&self, is_forgotten: bool) -> Result<Permit, Option<Instant>> {
+        let admitted = self.lock().start(is_forgotten, Instant::now())?;
         Ok(Permit {
             admitted: Some(admitted),
             gate: self.clone(),
@@ -356,16 +387,15 @@ impl Gate {
     }
 
     /// See [`Breaker::repeat_at`].
-    pub(crate) fn repeat_at(&self) -> Option<Instant> {
-        self.lock().repeat_at()
+    pub(crate) fn repeat_at(&self, is_alone: bool) -> Option<Instant> {
+        self.lock().repeat_at(is_alone)
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Breaker> {
         self.breaker.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells the drivers. The view changes with every answer, but it matters to others only while failures are undecided
-    /// or the breaker changes.
+    /// Tells the drivers.
     fn announce(&self, view: View) {
         self.view.send_replace(view);
     }
@@ -373,23 +403,24 @@ impl Gate {
 
 impl Permit {
     /// Takes note of the outcome of the attempt.
-    pub(crate) fn ended(mut self, record: RecordId, outcome: &Outcome) -> Verdict {
+    pub(crate) fn ended(mut self, origin: &Origin, outcome: &Outcome) -> Verdict {
         let Some(admitted) = self.admitted.take() else {
             return Verdict::Own;
         };
         let evidence = Evidence::of(outcome);
+        let record = (origin.topic.clone(), origin.partition, origin.offset);
         let mut breaker = self.gate.lock();
         let were_undecided = !breaker.undecided.is_empty();
         let (verdict, change) = breaker.ended(admitted, record, evidence, Instant::now(), fastrand::f64());
-        let view = breaker.view();
-        drop(breaker);
-        if were_undecided || change.is_some() || admitted.is_probe {
-            self.gate.announce(view);
-        }
+        // With the lock, so that the observer sees changes in their order.
         match (change, outcome) {
             (Some(Change::Opened), Outcome::Failed(failure)) => self.gate.observer.opened(failure),
             (Some(Change::Closed { after }), _) => self.gate.observer.closed(after),
             _ => {}
+        }
+        // The view changes with every answer, but that matters only while failures are undecided or the breaker is open.
+        if were_undecided || change.is_some() || admitted.is_probe {
+            self.gate.announce(breaker.view());
         }
         verdict
     }

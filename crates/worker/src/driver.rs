@@ -1,27 +1,27 @@
-//! The driver: an async task that runs handlers concurrently and routes each record by its outcome.
+//! The driver: an async task that runs handlers concurrently, each in a task of its own, and routes each record by its
+//! outcome.
 //!
 //! The lanes of a source and its due topic share one driver, so that its limit of concurrent attempts and the order of
 //! attempts apply to both.
 
 use std::any::Any;
-use std::panic::AssertUnwindSafe;
+use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use futures::future::{BoxFuture, join_all};
-use futures::stream::FuturesUnordered;
-use futures::{FutureExt, StreamExt};
+use futures::FutureExt;
+use futures::future::join_all;
 use redeliver_core::error_chain::error_chain;
-use redeliver_core::failure::{MESSAGE_LIMIT, bounded_text};
+use redeliver_core::failure::{FailureScope, MESSAGE_LIMIT, bounded_text};
 use redeliver_core::headers::TraceContext;
 use redeliver_core::pipeline::DelayQueue;
 use redeliver_core::route::{Disposition, RouteContext, Routing};
-use redeliver_core::{Clock, Failure, Outcome, Pipeline, Timestamp};
+use redeliver_core::{Clock, Failure, HumanDuration, Outcome, Pipeline, Timestamp};
 use redeliver_proto::long_wait;
 use redeliver_runtime::telemetry::Tracer;
 use tokio::sync::Notify;
+use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tower::{BoxError, ServiceExt};
@@ -55,6 +55,8 @@ pub(crate) struct AttemptContext {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) metrics: Arc<WorkerMetrics>,
     pub(crate) tracer: Tracer,
+    /// Maximum duration of an attempt.
+    pub(crate) timeout: Option<Duration>,
 }
 
 /// Something of one of the driver's lanes.
@@ -78,7 +80,7 @@ struct Held {
     failure: Provisional,
 }
 
-/// What a future of the driver ends with.
+/// What a task of the driver ends with.
 enum Ended {
     Called(OfLane<Called>, Permit),
     Routed(OfLane<FinishedRecord>),
@@ -87,8 +89,8 @@ enum Ended {
 /// The records of a driver.
 #[derive(Default)]
 struct Work {
-    running: FuturesUnordered<BoxFuture<'static, Ended>>,
-    /// How many of the futures call the handler.
+    running: JoinSet<Ended>,
+    /// How many of the tasks call the handler.
     calls: usize,
     queue: AttemptQueue<OfLane<QueuedRecord>>,
     /// Oldest first.
@@ -121,6 +123,12 @@ impl<H: Handler> Driver<H> {
                         .map(|queued| queued.record)
                         .chain(held.map(|held| held.called.record.queued));
                     work.finished[lane].extend(unprocessed.map(QueuedRecord::into_unprocessed));
+                } else if channel.take_revoked() {
+                    let revoked = work
+                        .queue
+                        .remove(|queued| queued.lane == lane && !queued.record.is_assigned());
+                    let revoked = revoked.into_iter().map(|queued| queued.record);
+                    work.finished[lane].extend(revoked.map(QueuedRecord::into_unprocessed));
                 }
             }
             self.decide(&mut work);
@@ -131,13 +139,13 @@ impl<H: Handler> Driver<H> {
             tokio::select! {
                 biased;
                 // Attempts that are still running have exceeded the lanes' grace period, or a lane has failed. They are
-                // dropped. Their offsets are not committed, so their records are read again.
+                // cancelled. Their offsets are not committed, so their records are read again.
                 _ = &mut lanes_ended => return,
-                Some(first) = work.running.next(), if !work.running.is_empty() => {
+                Some(first) = work.running.join_next() => {
                     self.ended(first, &mut work);
                     // Everything that is ready goes to the lanes at once: one wake-up, and one transaction if it fits.
                     for _ in 1..MAX_SENT {
-                        let Some(Some(next)) = work.running.next().now_or_never() else { break };
+                        let Some(next) = work.running.try_join_next() else { break };
                         self.ended(next, &mut work);
                     }
                 }
@@ -156,7 +164,7 @@ impl<H: Handler> Driver<H> {
         }
         let view = self.gate.view();
         for held in std::mem::take(&mut work.held) {
-            let is_assigned = held.called.record.queued.is_assigned.load(Ordering::SeqCst);
+            let is_assigned = held.called.record.queued.is_assigned();
             match view.decide(held.failure) {
                 Verdict::Held(_) if is_assigned => work.held.push(held),
                 Verdict::Forgotten => self.forget(held.called, work),
@@ -171,42 +179,57 @@ impl<H: Handler> Driver<H> {
 
     /// Starts attempts. Returns when to look again, if nothing else happens.
     fn start(&self, work: &mut Work) -> Option<Instant> {
-        if work.queue.is_empty() && work.calls == 0 && !work.held.is_empty() {
-            // No other record can show whether the endpoint works.
-            let at = self.gate.repeat_at().filter(|at| *at > Instant::now());
-            if at.is_some() {
-                return at;
-            }
-            let called = work.held.remove(0).called;
-            let is_retry = called.record.queued.is_retry;
-            work.queue.push(called.map(|called| called.queued), is_retry);
-        }
+        let repeat_at = self.repeat_held(work);
         while work.calls < self.concurrency && !work.queue.is_empty() {
-            let permit = match self.gate.start() {
+            let permit = match self.gate.start(work.queue.has_only_forgotten()) {
                 Ok(permit) => permit,
                 Err(wait_until) => return wait_until,
             };
             let Some(OfLane { lane, record }) = work.next_assigned() else {
                 break;
             };
-            let call = self.context.clone().call(self.handler.clone(), record);
             work.calls += 1;
-            let ended = call.map(move |record| Ended::Called(OfLane { lane, record }, permit));
-            work.running.push(ended.boxed());
+            let called = self.context.clone().call(self.handler.clone(), record);
+            let ended = called.map(move |record| Ended::Called(OfLane { lane, record }, permit));
+            work.running.spawn(ended);
         }
-        None
+        repeat_at
     }
 
-    fn ended(&self, ended: Ended, work: &mut Work) {
+    /// Puts the oldest held record first in the queue if the results of other attempts have not decided about it for too
+    /// long. Returns when that will be.
+    fn repeat_held(&self, work: &mut Work) -> Option<Instant> {
+        if work.held.is_empty() || work.calls >= self.concurrency {
+            return None;
+        }
+        let is_alone = work.queue.is_empty() && work.calls == 0;
+        let at = self.gate.repeat_at(is_alone);
+        let wait_until = at.filter(|at| *at > Instant::now());
+        if wait_until.is_none() {
+            let called = work.held.remove(0).called;
+            let is_retry = called.record.queued.is_retry;
+            work.queue
+                .push_first(called.map(|called| called.queued), is_retry);
+        }
+        wait_until
+    }
+
+    fn ended(&self, ended: Result<Ended, JoinError>, work: &mut Work) {
         match ended {
-            Ended::Routed(OfLane { lane, record }) => work.finished[lane].push(record),
-            Ended::Called(called, permit) => {
+            Ok(Ended::Routed(OfLane { lane, record })) => work.finished[lane].push(record),
+            Ok(Ended::Called(called, permit)) => {
                 work.calls -= 1;
                 let Called { queued, outcome, .. } = &called.record;
-                match permit.ended((queued.assignment, queued.offset), outcome) {
+                match permit.ended(&queued.arrival.origin, outcome) {
                     Verdict::Own => self.route(called, work),
                     Verdict::Held(failure) => work.held.push(Held { called, failure }),
                     Verdict::Forgotten => self.forget(called, work),
+                }
+            }
+            // Panics of handlers are outcomes. The driver cancels no task, but a runtime that shuts down does.
+            Err(error) => {
+                if let Ok(panic) = error.try_into_panic() {
+                    resume_unwind(panic)
                 }
             }
         }
@@ -239,7 +262,7 @@ impl<H: Handler> Driver<H> {
             };
             Ended::Routed(OfLane { lane, record })
         };
-        work.running.push(routed.boxed());
+        work.running.spawn(routed);
     }
 }
 
@@ -249,7 +272,7 @@ impl Work {
     fn next_assigned(&mut self) -> Option<OfLane<QueuedRecord>> {
         loop {
             let next = self.queue.pop()?;
-            if next.record.is_assigned.load(Ordering::SeqCst) {
+            if next.record.is_assigned() {
                 return Some(next);
             }
             self.finished[next.lane].push(next.record.into_unprocessed());
@@ -289,10 +312,11 @@ impl AttemptContext {
         };
         let began = Instant::now();
         let call = AssertUnwindSafe(handler.oneshot(attempt)).catch_unwind();
-        let outcome = match call.await {
-            Ok(Ok(outcome)) => outcome,
-            Ok(Err(error)) => Outcome::Failed(error_failure(&error.into())),
-            Err(panic) => Outcome::Failed(panic_failure(&*panic)),
+        let outcome = match within(self.timeout, call).await {
+            Ok(Ok(Ok(outcome))) => outcome,
+            Ok(Ok(Err(error))) => Outcome::Failed(error_failure(&error.into())),
+            Ok(Err(panic)) => Outcome::Failed(panic_failure(&*panic)),
+            Err(TimedOut(timeout)) => Outcome::Failed(timeout_failure(timeout)),
         };
         self.metrics.handling.observe(began.elapsed().as_secs_f64());
         span.end(&outcome);
@@ -350,6 +374,18 @@ impl AttemptContext {
     }
 }
 
+struct TimedOut(Duration);
+
+/// Drops the future after the time-out, if there is one.
+async fn within<F: Future>(timeout: Option<Duration>, future: F) -> Result<F::Output, TimedOut> {
+    match timeout {
+        Some(timeout) => tokio::time::timeout(timeout, future)
+            .await
+            .map_err(|_| TimedOut(timeout)),
+        None => Ok(future.await),
+    }
+}
+
 /// Never ends without a time.
 async fn sleep_until(at: Option<Instant>) {
     match at {
@@ -374,9 +410,12 @@ fn wrap_long_wait(pipeline: &Pipeline, mut routing: Routing) -> Routing {
     routing
 }
 
+// None of these three shows whether the record or a system that the handler calls is the cause.
+
 fn error_failure(error: &BoxError) -> Failure {
     let message = error_chain(error.as_ref());
     Failure::transient("handler.error", bounded_text(&message, MESSAGE_LIMIT))
+        .with_scope(FailureScope::Unknown)
 }
 
 fn panic_failure(panic: &(dyn Any + Send)) -> Failure {
@@ -385,7 +424,12 @@ fn panic_failure(panic: &(dyn Any + Send)) -> Failure {
         .map(|text| (*text).to_owned())
         .or_else(|| panic.downcast_ref::<String>().cloned())
         .unwrap_or_else(|| "without a message".to_owned());
-    Failure::transient("handler.panic", bounded_text(&text, MESSAGE_LIMIT))
+    Failure::transient("handler.panic", bounded_text(&text, MESSAGE_LIMIT)).with_scope(FailureScope::Unknown)
+}
+
+fn timeout_failure(timeout: Duration) -> Failure {
+    let message = format!("the attempt took longer than {}", HumanDuration::from(timeout));
+    Failure::transient("handler.timeout", message).with_scope(FailureScope::Unknown)
 }
 
 #[cfg(test)]

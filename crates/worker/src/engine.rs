@@ -36,6 +36,10 @@ pub(crate) struct QueuedRecord {
 }
 
 impl QueuedRecord {
+    pub(crate) fn is_assigned(&self) -> bool {
+        self.is_assigned.load(Ordering::SeqCst)
+    }
+
     pub(crate) fn into_unprocessed(self) -> FinishedRecord {
         FinishedRecord {
             assignment: self.assignment,
@@ -76,9 +80,11 @@ fn size_of_all(outputs: &[Output]) -> usize {
 pub(crate) struct LaneChannel {
     queued: Mutex<Vec<QueuedRecord>>,
     finished: Mutex<Vec<FinishedRecord>>,
-    /// Wakes the driver when there are queued records, or when the lane is stopping. All lanes of a driver share it.
+    /// Wakes the driver when there are queued records, a partition was revoked, or the lane is stopping. All lanes of a driver share it.
     changed: Arc<Notify>,
     stopping: AtomicBool,
+    /// Set when a partition is revoked.
+    revoked: AtomicBool,
     waker: Waker,
 }
 
@@ -99,6 +105,11 @@ impl LaneChannel {
     /// Whether no attempt may start any more.
     pub(crate) fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::SeqCst)
+    }
+
+    /// Whether partitions were revoked since the last call.
+    pub(crate) fn take_revoked(&self) -> bool {
+        self.revoked.swap(false, Ordering::SeqCst)
     }
 
     /// Moves finished records to the lane and wakes it.
@@ -350,13 +361,15 @@ impl Processor for Engine {
     }
 
     fn revoked(&mut self, assignment: AssignmentId) {
-        // The driver skips queued records of the partition. Handlers that already run are not cancelled: their calls
+        // The driver returns queued records of the partition. Handlers that already run are not cancelled: their calls
         // may have had effects, and `finish` drops their results because the assignment is gone.
         if let Some(is_assigned) = self.assignments.remove(&assignment) {
             is_assigned.store(
                 mutant!("engine-keeps-calling-for-revoked-partitions"),
                 Ordering::SeqCst,
             );
+            self.channel.revoked.store(true, Ordering::SeqCst);
+            self.channel.changed.notify_one();
         }
         // All of these records use memory until `finish` has dropped them, so they stay counted as in flight until
         // then.

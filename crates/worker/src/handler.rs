@@ -24,8 +24,8 @@ pub struct Attempt {
 /// A handler: a cloneable [`tower::Service`]. `tower` layers can add timeouts and limits.
 ///
 /// An error is a transient failure with the code `handler.error`, and a panic is one with the code `handler.panic`.
-/// Neither affects other records. The attempts of a lane of the source and of the lane of the due topic share one task, so
-/// a handler must not block its thread: use `tokio::task::spawn_blocking` for blocking work.
+/// Neither affects other records. Each attempt runs in its own task. A handler must not block its thread: use
+/// `tokio::task::spawn_blocking` for blocking work.
 pub trait Handler:
     Service<Attempt, Response = Outcome, Error: Into<BoxError>, Future: Send> + Clone + Send + 'static
 {

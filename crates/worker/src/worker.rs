@@ -10,7 +10,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redeliver_core::{Failure, Pipeline};
+use redeliver_core::{Failure, HumanDuration, Pipeline};
 use redeliver_kafka::{IfRecreated, LaneSpec, Waker};
 use redeliver_runtime::Config;
 use redeliver_runtime::config::PipelineConfig;
@@ -47,6 +47,9 @@ pub struct WorkerSpec {
     pub grace: Duration,
     /// When the worker stops calling an endpoint that fails.
     pub breaker: BreakerSettings,
+    /// Maximum duration of an attempt. A longer one is cancelled at its next `.await` and fails with the code
+    /// `handler.timeout`. `None` if the handler limits the duration itself.
+    pub timeout: Option<Duration>,
 }
 
 impl WorkerSpec {
@@ -66,6 +69,7 @@ impl WorkerSpec {
                 open_max: pipeline.breaker.open_max.duration(),
                 poison_after: pipeline.breaker.poison_after.duration(),
             },
+            timeout: pipeline.attempt_timeout.map(HumanDuration::duration),
         }
     }
 }
@@ -86,6 +90,7 @@ pub fn spawn<H: Handler>(host: &mut Host, spec: &WorkerSpec, handler: &H) -> io:
         clock: host.clock.clone(),
         metrics: metrics.clone(),
         tracer: host.tracer.clone(),
+        timeout: spec.timeout,
     });
     let part = host.health.part(format!("endpoint-{}", spec.pipeline.name));
     part.ready();

@@ -13,8 +13,8 @@
 //! | `http.closed` | transient | endpoint | the connection was closed before the response was complete |
 //! | `http.invalid-response` | transient | endpoint | the response is not HTTP; the network path is at fault, not the record |
 //! | `http.response-too-large` | permanent | record | the response exceeds `max_response_bytes` |
-//! | `http.invalid-request` | permanent | unknown | the request cannot be built |
-//! | `output.unknown` | permanent | unknown | no topic for the result; the endpoint is not called |
+//! | `http.invalid-request` | permanent | not called | the request cannot be built |
+//! | `output.unknown` | permanent | not called | no topic for the result |
 //!
 //! The client uses HTTP/1.1 and a connection pool. Proxies come from the environment (`HTTPS_PROXY`, `NO_PROXY`),
 //! except for an endpoint on this machine.
@@ -164,7 +164,7 @@ impl Service<Attempt> for HttpHandler {
 impl Endpoint {
     async fn handle(&self, attempt: &Attempt) -> Result<Produced, Failure> {
         // Before the call, so that a record without an output topic has no effects at the endpoint.
-        let not_called = |failure: Failure| failure.with_scope(FailureScope::Unknown);
+        let not_called = |failure: Failure| failure.with_scope(FailureScope::NotCalled);
         let topic = self.output.topic_for(attempt.record.value.as_deref());
         let topic = topic.map_err(not_called)?;
         let headers = request::headers_for(attempt, &self.headers).map_err(not_called)?;
@@ -323,7 +323,7 @@ impl Endpoint {
                 let message = format!("{self}: cannot build the request: {cause}");
                 let failure = Failure::permanent("http.invalid-request", message);
                 return CallFailure {
-                    failure: failure.with_scope(FailureScope::Unknown),
+                    failure: failure.with_scope(FailureScope::NotCalled),
                     may_retry_quickly: false,
                 };
             }

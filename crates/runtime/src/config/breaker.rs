@@ -16,7 +16,8 @@ pub struct BreakerConfig {
     /// Maximum delay between two probes while the breaker is open. Delays start at 1 s and double.
     #[serde(with = "display_from_str")]
     pub open_max: HumanDuration,
-    /// When no other records arrive: how long a record is probed before its failure counts as a failed attempt.
+    /// For how long no other record may have been probed, and how long a record is probed, before its failure counts as a
+    /// failed attempt.
     #[serde(with = "display_from_str")]
     pub poison_after: HumanDuration,
 }

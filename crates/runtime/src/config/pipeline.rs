@@ -12,6 +12,9 @@ use super::output::{OutputConfig, is_pointer, pointer_problem};
 use super::retry::RetryConfig;
 use super::scheduler::SchedulerConfig;
 
+/// Longer than the calls of most handlers. A pipeline must not wait for a handler that hangs without limit.
+const DEFAULT_ATTEMPT_TIMEOUT: HumanDuration = HumanDuration::from_secs(300);
+
 /// `pipelines.<name>`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -36,6 +39,9 @@ pub struct PipelineConfig {
     pub max_age: Option<HumanDuration>,
     /// The endpoint that the enricher calls for each record. `None`: a worker with a custom handler serves the pipeline.
     pub http: Option<HttpConfig>,
+    /// Maximum duration of an attempt of a custom handler. Always set after loading, unless `http` is.
+    #[serde(with = "display_from_str::optional")]
+    pub attempt_timeout: Option<HumanDuration>,
     /// When the pipeline stops calling an endpoint that fails.
     pub breaker: BreakerConfig,
     /// Maximum records in flight per lane.
@@ -93,6 +99,7 @@ impl Default for PipelineConfig {
             long_waits: LongWaitsConfig::default(),
             max_age: None,
             http: None,
+            attempt_timeout: None,
             breaker: BreakerConfig::default(),
             in_flight: 4_096,
             in_flight_bytes: 256 << 20,
@@ -168,6 +175,9 @@ impl PipelineConfig {
     pub(super) fn resolve(&mut self, name: &str) {
         self.source.get_or_insert_with(|| name.to_owned());
         self.retry.resolve();
+        if self.http.is_none() {
+            self.attempt_timeout.get_or_insert(DEFAULT_ATTEMPT_TIMEOUT);
+        }
     }
 
     pub(super) fn check(&self, name: &str, scheduler: &SchedulerConfig, findings: &mut Findings<'_>) {
@@ -225,7 +235,17 @@ impl PipelineConfig {
         findings.inside("breaker", |at| self.breaker.check(at));
         findings.range("in_flight", self.in_flight, 1..=20_000);
         findings.range("in_flight_bytes", self.in_flight_bytes, 1 << 20..=1 << 36);
+        if let Some(timeout) = self.attempt_timeout {
+            let (milli, day) = (HumanDuration::from_millis(1), HumanDuration::from_secs(86_400));
+            findings.range("attempt_timeout", timeout, milli..=day);
+        }
         if let Some(http) = &self.http {
+            if self.attempt_timeout.is_some() {
+                findings.report(
+                    "attempt_timeout",
+                    "applies to custom handlers only; with `http`, write `http.timeout`",
+                );
+            }
             if let Some(OutputConfig::AnyOf(_)) = &self.output {
                 findings.report(
                     "output",

@@ -1,5 +1,3 @@
-use redeliver_kafka::AssignmentId;
-
 use super::*;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -24,11 +22,11 @@ impl Bench {
     }
 
     fn start(&mut self) -> Admitted {
-        self.breaker.start(self.now).unwrap()
+        self.breaker.start(false, self.now).unwrap()
     }
 
     fn end(&mut self, admitted: Admitted, record: i64, evidence: Evidence) -> (Verdict, Option<Change>) {
-        let record = (AssignmentId::for_tests(0, 1), record);
+        let record = ("docs".into(), 0, record);
         self.breaker.ended(admitted, record, evidence, self.now, 0.0)
     }
 
@@ -58,7 +56,12 @@ impl Bench {
 
     /// The time until the next probe.
     fn next_probe(&mut self) -> Duration {
-        self.breaker.start(self.now).unwrap_err().unwrap() - self.now
+        self.breaker.start(false, self.now).unwrap_err().unwrap() - self.now
+    }
+
+    fn to_next_probe(&mut self) {
+        let delay = self.next_probe();
+        self.now += delay;
     }
 }
 
@@ -127,7 +130,7 @@ fn an_open_breaker_admits_one_probe_at_a_time_after_growing_delays() {
         assert_eq!(bench.next_probe(), seconds * SECOND);
         bench.now += seconds * SECOND;
         let probe = bench.start();
-        assert_eq!(bench.breaker.start(bench.now), Err(None), "one at a time");
+        assert_eq!(bench.breaker.start(false, bench.now), Err(None), "one at a time");
         assert_eq!(
             bench.end(probe, record, Evidence::Failed),
             (Verdict::Forgotten, None)
@@ -144,6 +147,44 @@ fn an_open_breaker_admits_one_probe_at_a_time_after_growing_delays() {
 }
 
 #[test]
+fn drivers_with_other_records_probe_first() {
+    let mut bench = Bench::new(1);
+    bench.open();
+    bench.to_next_probe();
+    let at = bench.breaker.start(true, bench.now).unwrap_err().unwrap();
+    assert!(at > bench.now);
+    bench.now = at;
+    assert!(bench.breaker.start(true, bench.now).is_ok());
+}
+
+#[test]
+fn an_attempt_that_started_before_the_breaker_opened_and_fails_after_it_has_closed_does_not_count() {
+    let mut bench = Bench::new(2);
+    let slow = [bench.start(), bench.start()];
+    bench.open();
+    bench.to_next_probe();
+    let (_, change) = bench.run(1, Evidence::Answered);
+    assert!(matches!(change, Some(Change::Closed { .. })));
+    for (record, attempt) in (2..).zip(slow) {
+        assert_eq!(
+            bench.end(attempt, record, Evidence::Failed),
+            (Verdict::Forgotten, None)
+        );
+    }
+    assert!(!bench.breaker.view().is_open);
+}
+
+#[test]
+fn a_probe_that_does_not_call_the_endpoint_makes_room_for_another_one_at_once() {
+    let mut bench = Bench::new(1);
+    bench.open();
+    bench.to_next_probe();
+    assert_eq!(bench.run(1, Evidence::NotCalled), (Verdict::Own, None));
+    bench.run(2, Evidence::Failed);
+    assert_eq!(bench.next_probe(), 2 * SECOND);
+}
+
+#[test]
 fn a_probe_without_a_result_makes_room_for_another_one() {
     let mut bench = Bench::new(1);
     bench.open();
@@ -154,25 +195,41 @@ fn a_probe_without_a_result_makes_room_for_another_one() {
 }
 
 #[test]
-fn records_that_are_probed_again_and_again_fail_on_their_own_in_the_end() {
+fn records_that_are_probed_again_and_again_fail_on_their_own_once_there_is_no_other_record() {
     let mut bench = Bench::new(2);
     bench.open();
-    let mut first = [None; 2];
-    let mut own = [None; 2];
-    for record in (0..40).map(|probe| probe % 2) {
-        let delay = bench.next_probe();
-        bench.now += delay;
-        let now = bench.now;
+    let poison_after = bench.breaker.settings.poison_after;
+    // The time from which each record has been alone with the other one.
+    let mut since: [Option<Instant>; 2] = [None; 2];
+    let mut failures = [0; 2];
+    for record in (0..60).map(|probe| probe % 2) {
+        bench.to_next_probe();
+        let is_own = since[record].is_some_and(|since| bench.now - since >= poison_after);
         let ended = bench.run(i64::try_from(record).unwrap(), Evidence::Failed);
-        let since = now - *first[record].get_or_insert(now);
-        if own[record].is_none() && since >= bench.breaker.settings.poison_after {
-            assert_eq!(ended, (Verdict::Own, None));
-            own[record] = Some(now);
-        } else if own[record].is_none() {
-            assert_eq!(ended, (Verdict::Forgotten, None));
+        assert_eq!(ended.0, if is_own { Verdict::Own } else { Verdict::Forgotten });
+        failures[record] += u32::from(is_own);
+        if is_own || since[record].is_none() {
+            since[record] = Some(bench.now);
+        }
+        // The second record is another one for the first.
+        if since[1] == Some(bench.now) && failures == [0; 2] {
+            since[0] = since[1];
         }
     }
-    assert!(own.iter().all(Option::is_some));
+    // A retry of a record is not another one, so that both go on to use up their attempts.
+    assert!(failures.iter().all(|failures| *failures >= 3), "{failures:?}");
+}
+
+#[test]
+fn while_other_records_arrive_records_that_are_probed_again_do_not_fail() {
+    let mut bench = Bench::new(2);
+    bench.open();
+    for probe in 0..1_000 {
+        bench.to_next_probe();
+        // Every fifth probe is that of a new record, and the others are those of the same one.
+        let record = if probe % 5 == 0 { probe } else { -1 };
+        assert_eq!(bench.run(record, Evidence::Failed), (Verdict::Forgotten, None));
+    }
 }
 
 #[test]
@@ -180,8 +237,7 @@ fn an_outage_during_which_each_probe_is_another_record_burns_no_attempts() {
     let mut bench = Bench::new(2);
     bench.open();
     for record in 0..1_000 {
-        let delay = bench.next_probe();
-        bench.now += delay;
+        bench.to_next_probe();
         assert_eq!(bench.run(record, Evidence::Failed), (Verdict::Forgotten, None));
     }
 }
@@ -191,13 +247,20 @@ fn a_driver_with_nothing_else_repeats_a_held_record_after_growing_delays() {
     let mut bench = Bench::new(5);
     for seconds in [1, 2, 4, 8] {
         bench.held(1);
-        assert_eq!(bench.breaker.repeat_at(), Some(bench.now + seconds * SECOND));
+        assert_eq!(bench.breaker.repeat_at(true), Some(bench.now + seconds * SECOND));
         bench.now += seconds * SECOND;
     }
     assert_eq!(
         bench.run(1, Evidence::Failed),
         (Verdict::Forgotten, Some(Change::Opened))
     );
+}
+
+#[test]
+fn a_driver_with_other_calls_repeats_a_held_record_after_the_longest_delay() {
+    let mut bench = Bench::new(5);
+    bench.held(1);
+    assert_eq!(bench.breaker.repeat_at(false), Some(bench.now + 8 * SECOND));
 }
 
 #[test]

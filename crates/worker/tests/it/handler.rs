@@ -1,12 +1,13 @@
-//! Errors and panics of handlers.
+//! Errors, panics and time-outs of handlers.
 
 use std::collections::BTreeMap;
+use std::future::pending;
 use std::panic::panic_any;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use redeliver_core::headers::{ERROR_CLASS, ERROR_CODE, ERROR_MESSAGE, RETRY_COUNT};
-use redeliver_core::{Headers, Outcome, Output, Pipeline, Record};
+use redeliver_core::{Headers, HumanDuration, Outcome, Output, Pipeline, Record};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::reader::TopicReader;
@@ -67,6 +68,9 @@ pub(crate) async fn work_with<H: Handler>(
         in_flight_bytes: 1 << 20,
         grace: Duration::from_secs(10),
         breaker: BreakerSettings::default(),
+        timeout: config.pipelines[&name]
+            .attempt_timeout
+            .map(HumanDuration::duration),
     };
     spawn(&mut host, &spec, &handler).unwrap();
     host.run().await.unwrap();
@@ -93,13 +97,13 @@ pub(crate) fn by_value(kafka: &KafkaSettings, topic: &Arc<str>) -> BTreeMap<Stri
 }
 
 #[test]
-fn errors_and_panics_of_a_handler_affect_only_their_own_records() {
+fn errors_panics_and_time_outs_of_a_handler_affect_only_their_own_records() {
     let tier = unique_delays(&[300])[0];
     let env = EnvBuilder::new("handlers")
         .partitions(1)
         .creates_topics()
         .yaml(&format!(
-            "pipelines: {{ {{name}}: {{ output: {{name}}-out, retry: {{ tiers: [{tier}ms] }} }} }}\n"
+            "pipelines: {{ {{name}}: {{ output: {{name}}-out, attempt_timeout: 500ms, retry: {{ tiers: [{tier}ms] }} }} }}\n"
         ))
         .build();
     let name = env.name().to_owned();
@@ -126,6 +130,7 @@ fn errors_and_panics_of_a_handler_affect_only_their_own_records() {
                     panic!("{word}, sorry")
                 }
                 "panics without a message" => panic_any(7_u8),
+                "hangs" => pending().await,
                 _ => Ok(Outcome::value(word)),
             }
         }
@@ -145,6 +150,7 @@ fn errors_and_panics_of_a_handler_affect_only_their_own_records() {
         "panics at once",
         "panics later",
         "panics without a message",
+        "hangs",
     ];
     let outputs = (0..EACH).flat_map(|n| kinds.map(|kind| format!("{kind} {n}")));
     runtime.block_on(async {
@@ -187,6 +193,11 @@ fn errors_and_panics_of_a_handler_affect_only_their_own_records() {
                 "handler.panic",
                 "without a message".to_owned(),
             ),
+            (
+                "hangs",
+                "handler.timeout",
+                "the attempt took longer than 500ms".to_owned(),
+            ),
         ] {
             let value = format!("{kind} {n}");
             let record = &dead[&value];
@@ -205,7 +216,7 @@ fn errors_and_panics_of_a_handler_affect_only_their_own_records() {
             assert_eq!(calls[&value], [0, 1], "{value}");
         }
     }
-    assert_eq!((done.len(), dead.len()), (EACH, 4 * EACH));
+    assert_eq!((done.len(), dead.len()), (EACH, 5 * EACH));
 
     shutdown.cancel();
     runtime.block_on(working).unwrap();

@@ -1,5 +1,7 @@
 //! The circuit breaker: an outage of the endpoint burns no attempts, and a record that fails on its own does.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -181,4 +183,97 @@ fn records_that_fail_on_their_own_use_up_their_attempts_while_others_succeed_and
     });
     assert_eq!(ends.report.dead, 3, "{}", ends.report);
     assert!(enricher.metric("redeliver_worker_forgotten_total") > 0);
+}
+
+const SLOW: &[u8] = b"slow";
+
+/// The first call of the slow record is never answered.
+fn hangs(request: &Request) -> bool {
+    *request.body == *SLOW && request.earlier_calls_of_body == 0
+}
+
+#[track_caller]
+fn until_slow_is_called(pipe: &Pipe) -> Vec<Sent> {
+    let sent = pipe.produce(vec![Draft::new("slow", SLOW)]);
+    eventually("the slow call is in progress", DEADLINE, || {
+        match pipe.endpoint.calls_of_body(SLOW) {
+            0 => Err("not called"),
+            _ => Ok(()),
+        }
+    });
+    sent
+}
+
+#[test]
+fn a_call_from_before_an_outage_that_fails_after_it_burns_no_attempt() {
+    let pipe = PipeBuilder::new("straggler")
+        .breaker("{ failures: 5, open_max: 1s }")
+        .pipeline("http.timeout", "6s")
+        .create();
+    let is_down = Arc::new(AtomicBool::new(true));
+    let down = is_down.clone();
+    pipe.endpoint.behave(move |request| match request {
+        request if hangs(request) => Reply::Hang,
+        _ if down.load(Ordering::SeqCst) => Reply::status(503),
+        request => echo(request),
+    });
+    let (mut enricher, _tier) = (pipe.enricher("a"), pipe.retry_tier("a"));
+    let mut sent = until_slow_is_called(&pipe);
+    sent.extend(pipe.produce(records(50)));
+    until_breaker_is_open(&mut enricher, 1);
+    is_down.store(false, Ordering::SeqCst);
+    // The answers to these show that the endpoint works.
+    eventually("the slow record is called again", DEADLINE, || {
+        sent.extend(pipe.produce(records(10)));
+        match pipe.endpoint.calls_of_body(SLOW) {
+            0 | 1 => Err("one call"),
+            _ => Ok(()),
+        }
+    });
+    settle(&pipe, &sent);
+}
+
+#[test]
+fn a_call_that_is_never_answered_does_not_keep_a_failed_record_in_memory() {
+    let pipe = PipeBuilder::new("undecided")
+        .breaker("{ failures: 5, open_max: 1s }")
+        .pipeline("http.timeout", "10m")
+        .behave(|request| match request {
+            request if hangs(request) => Reply::Hang,
+            request if request.earlier_calls_of_body == 0 => Reply::status(503),
+            request => echo(request),
+        })
+        .create();
+    let _services = (pipe.enricher("a"), pipe.retry_tier("a"));
+    until_slow_is_called(&pipe);
+    pipe.produce(records(1));
+    pipe.watch().until_ended(1, DEADLINE);
+}
+
+#[test]
+fn records_of_revoked_partitions_leave_memory_while_the_breaker_is_open() {
+    let pipe = PipeBuilder::new("revoked-open")
+        .partitions(4)
+        .breaker("{ failures: 5, open_max: 1m }")
+        .behave(|_| Reply::status(503))
+        .create();
+    let mut first = pipe.enricher("a");
+    let sent = pipe.produce(records(400));
+    let in_flight = |enricher: &mut ServiceProcess| enricher.metric("redeliver_worker_in_flight");
+    eventually("all records are in memory", DEADLINE, || {
+        match in_flight(&mut first) {
+            400 => Ok(()),
+            other => Err(other),
+        }
+    });
+    let mut second = pipe.enricher("b");
+    eventually("each record is in memory once", DEADLINE, || {
+        match (in_flight(&mut first), in_flight(&mut second)) {
+            (first, second) if second > 0 && first + second == 400 => Ok(()),
+            (first, second) => Err(format!("{first} and {second}")),
+        }
+    });
+    end(&pipe);
+    // No retry tier runs: none of the records needs one.
+    settle(&pipe, &sent);
 }
