@@ -13,7 +13,7 @@ use redeliver_core::{
     Clock, Failure, Headers, HumanDuration, Jitter, Outcome, Output, Pipeline, RetryPolicy, SystemClock,
     Timestamp,
 };
-use redeliver_worker::{Attempt, BreakerSettings, WorkerSpec};
+use redeliver_worker::{Attempt, BreakerSettings, Grouping, WorkerSpec};
 use tokio_util::sync::CancellationToken;
 
 use crate::figures::{Distribution, Figures, cpu_time, median, millis_since, per_second, rate};
@@ -228,6 +228,7 @@ async fn path(broker: &Broker, count: usize, round: usize) -> anyhow::Result<f64
         in_flight: 20_000,
         in_flight_bytes: 256 << 20,
         grace: Duration::from_secs(10),
+        grouping: Grouping::default(),
         breaker: BreakerSettings::default(),
         timeout: None,
     };

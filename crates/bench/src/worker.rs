@@ -13,7 +13,7 @@ use axum::body::Bytes;
 use axum::routing::post;
 use redeliver_core::{Headers, Outcome, Output, Pipeline, SystemClock};
 use redeliver_enricher::http::{HttpHandler, HttpSettings};
-use redeliver_worker::{Attempt, BreakerSettings, Handler, WorkerSpec};
+use redeliver_worker::{Attempt, BreakerSettings, Grouping, Handler, WorkerSpec};
 use tokio::task::JoinSet;
 
 use crate::figures::{Figures, median};
@@ -208,6 +208,7 @@ async fn measure<H: Handler>(
         in_flight: 4096,
         in_flight_bytes: 256 << 20,
         grace: Duration::from_secs(10),
+        grouping: Grouping::default(),
         breaker: BreakerSettings::default(),
         timeout: None,
     };

@@ -244,7 +244,11 @@ impl Breaker {
                 (Verdict::Own, None)
             }
             // The breaker has opened since the attempt started. It may have closed, too.
-            Evidence::Failed if admitted.number <= self.started_before_opening => (Verdict::Forgotten, None),
+            Evidence::Failed
+                if admitted.number <= self.started_before_opening && !mutant!("breaker-burns-stragglers") =>
+            {
+                (Verdict::Forgotten, None)
+            }
             Evidence::Failed => {
                 let failure = Provisional {
                     after: self.started,

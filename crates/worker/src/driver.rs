@@ -17,7 +17,7 @@ use redeliver_core::failure::{FailureScope, MESSAGE_LIMIT, bounded_text};
 use redeliver_core::headers::TraceContext;
 use redeliver_core::pipeline::DelayQueue;
 use redeliver_core::route::{Disposition, RouteContext, Routing};
-use redeliver_core::{Clock, Failure, HumanDuration, Outcome, Pipeline, Timestamp};
+use redeliver_core::{Clock, ErrorClass, Failure, HumanDuration, Outcome, Pipeline, Timestamp};
 use redeliver_proto::long_wait;
 use redeliver_runtime::telemetry::Tracer;
 use tokio::sync::Notify;
@@ -29,12 +29,16 @@ use tower::{BoxError, ServiceExt};
 use crate::attempt_queue::AttemptQueue;
 use crate::breaker::{Gate, Permit, Provisional, Verdict};
 use crate::engine::{FinishedRecord, LaneChannel, QueuedRecord};
+use crate::groups::{Grouping, Groups, GroupsOf};
 use crate::handler::{Attempt, Handler};
 use crate::metrics::WorkerMetrics;
 use crate::spans::AttemptSpan;
 
 /// Maximum number of finished records that are sent to the lanes at once.
 const MAX_SENT: usize = 1024;
+/// Bounds of the delay between attempts of a record that blocks its followers.
+const BLOCKING_DELAY: Duration = Duration::from_millis(100);
+const BLOCKING_DELAY_MAX: Duration = Duration::from_secs(5);
 /// How often the clock is read again after it has stepped.
 const CLOCK_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -57,6 +61,7 @@ pub(crate) struct AttemptContext {
     pub(crate) tracer: Tracer,
     /// Maximum duration of an attempt.
     pub(crate) timeout: Option<Duration>,
+    pub(crate) grouping: Arc<Grouping>,
 }
 
 /// Something of one of the driver's lanes.
@@ -81,20 +86,27 @@ struct Held {
 }
 
 /// What a task of the driver ends with.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "nearly all are calls, and a box would be one more allocation for each of them"
+)]
 enum Ended {
     Called(OfLane<Called>, Permit),
     Routed(OfLane<FinishedRecord>),
 }
 
 /// The records of a driver.
-#[derive(Default)]
 struct Work {
     running: JoinSet<Ended>,
     /// How many of the tasks call the handler.
     calls: usize,
+    /// Records that wait until others of their groups have left.
+    groups: Groups<OfLane<QueuedRecord>>,
     queue: AttemptQueue<OfLane<QueuedRecord>>,
     /// Oldest first.
     held: Vec<Held>,
+    /// Records whose followers wait for them, and when their next attempts start.
+    blocking: Vec<(Instant, OfLane<QueuedRecord>)>,
     /// By lane.
     finished: Vec<Vec<FinishedRecord>>,
 }
@@ -105,30 +117,26 @@ impl<H: Handler> Driver<H> {
         let mut lanes_ended = pin!(join_all(lanes_ended.iter().map(CancellationToken::cancelled)));
         let mut view = self.gate.watch();
         let mut work = Work {
+            running: JoinSet::new(),
+            calls: 0,
+            groups: Groups::new(&self.context.grouping),
+            queue: AttemptQueue::default(),
+            held: Vec::new(),
+            blocking: Vec::new(),
             finished: self.lanes.iter().map(|_| Vec::new()).collect(),
-            ..Work::default()
         };
         loop {
             for (lane, channel) in self.lanes.iter().enumerate() {
                 for record in channel.take_queued() {
-                    let is_retry = record.is_retry;
-                    work.queue.push(OfLane { lane, record }, is_retry);
+                    work.arrive(OfLane { lane, record });
                 }
                 if channel.is_stopping() {
                     // Attempts in progress finish. Records without an attempt that counts go back, so that the lane does
                     // not wait for them; they are read again after the restart.
-                    let queued = work.queue.remove(|queued| queued.lane == lane).into_iter();
-                    let held = work.held.extract_if(.., |held| held.called.lane == lane);
-                    let unprocessed = queued
-                        .map(|queued| queued.record)
-                        .chain(held.map(|held| held.called.record.queued));
-                    work.finished[lane].extend(unprocessed.map(QueuedRecord::into_unprocessed));
+                    work.give_back(|queued| queued.lane == lane);
                 } else if channel.take_revoked() {
-                    let revoked = work
-                        .queue
-                        .remove(|queued| queued.lane == lane && !queued.record.is_assigned());
-                    let revoked = revoked.into_iter().map(|queued| queued.record);
-                    work.finished[lane].extend(revoked.map(QueuedRecord::into_unprocessed));
+                    // The lane drops them. They count as in flight until then.
+                    work.give_back(|queued| queued.lane == lane && !queued.record.is_assigned());
                 }
             }
             self.decide(&mut work);
@@ -164,12 +172,10 @@ impl<H: Handler> Driver<H> {
         }
         let view = self.gate.view();
         for held in std::mem::take(&mut work.held) {
-            let is_assigned = held.called.record.queued.is_assigned();
             match view.decide(held.failure) {
-                Verdict::Held(_) if is_assigned => work.held.push(held),
+                Verdict::Held(_) => work.held.push(held),
                 Verdict::Forgotten => self.forget(held.called, work),
-                // The lane drops the result of a revoked partition.
-                Verdict::Own | Verdict::Held(_) => self.route(held.called, work),
+                Verdict::Own => self.conclude(held.called, work),
             }
         }
         if !view.is_open {
@@ -179,11 +185,11 @@ impl<H: Handler> Driver<H> {
 
     /// Starts attempts. Returns when to look again, if nothing else happens.
     fn start(&self, work: &mut Work) -> Option<Instant> {
-        let repeat_at = self.repeat_held(work);
+        let wake_at = [self.repeat_held(work), work.unblock(Instant::now())];
         while work.calls < self.concurrency && !work.queue.is_empty() {
             let permit = match self.gate.start(work.queue.has_only_forgotten()) {
                 Ok(permit) => permit,
-                Err(wait_until) => return wait_until,
+                Err(wait_until) => return wait_until.into_iter().chain(wake_at.into_iter().flatten()).min(),
             };
             let Some(OfLane { lane, record }) = work.next_assigned() else {
                 break;
@@ -193,7 +199,7 @@ impl<H: Handler> Driver<H> {
             let ended = called.map(move |record| Ended::Called(OfLane { lane, record }, permit));
             work.running.spawn(ended);
         }
-        repeat_at
+        wake_at.into_iter().flatten().min()
     }
 
     /// Puts the oldest held record first in the queue if the results of other attempts have not decided about it for too
@@ -207,9 +213,7 @@ impl<H: Handler> Driver<H> {
         let wait_until = at.filter(|at| *at > Instant::now());
         if wait_until.is_none() {
             let called = work.held.remove(0).called;
-            let is_retry = called.record.queued.is_retry;
-            work.queue
-                .push_first(called.map(|called| called.queued), is_retry);
+            work.repeat(called.map(|called| called.queued));
         }
         wait_until
     }
@@ -221,7 +225,7 @@ impl<H: Handler> Driver<H> {
                 work.calls -= 1;
                 let Called { queued, outcome, .. } = &called.record;
                 match permit.ended(&queued.arrival.origin, outcome) {
-                    Verdict::Own => self.route(called, work),
+                    Verdict::Own => self.conclude(called, work),
                     Verdict::Held(failure) => work.held.push(Held { called, failure }),
                     Verdict::Forgotten => self.forget(called, work),
                 }
@@ -242,8 +246,17 @@ impl<H: Handler> Driver<H> {
             .push_forgotten(called.map(|called| called.queued), is_retry);
     }
 
+    /// Ends an attempt that counts, unless the record blocks its followers.
+    fn conclude(&self, mut called: OfLane<Called>, work: &mut Work) {
+        match self.context.blocks_until(&mut called.record, Instant::now()) {
+            Some(at) => work.blocking.push((at, called.map(|called| called.queued))),
+            None => self.route(called, work),
+        }
+    }
+
     /// Decides where a record goes next.
     fn route(&self, called: OfLane<Called>, work: &mut Work) {
+        work.leave(&called.record.queued.groups);
         let OfLane { lane, record: called } = called;
         let now = match called.outcome {
             Outcome::Success(_) => Some(self.context.clock.now()),
@@ -267,17 +280,89 @@ impl<H: Handler> Driver<H> {
 }
 
 impl Work {
-    /// The record whose attempt is next. Records of revoked partitions are returned to the lane, which drops them: they
-    /// still count as in flight.
+    fn arrive(&mut self, queued: OfLane<QueuedRecord>) {
+        if let Some(ready) = self.groups.enter(queued, groups_of) {
+            let is_retry = ready.record.is_retry;
+            self.queue.push(ready, is_retry);
+        }
+    }
+
+    /// Takes note that a record of these groups has ended.
+    fn leave(&mut self, groups: &GroupsOf) {
+        for next in self.groups.leave(groups, groups_of) {
+            let is_retry = next.record.is_retry;
+            self.queue.push(next, is_retry);
+        }
+    }
+
+    /// Puts a record that has had an attempt first in the queue.
+    fn repeat(&mut self, queued: OfLane<QueuedRecord>) {
+        let is_retry = queued.record.is_retry;
+        self.queue.push_first(queued, is_retry);
+    }
+
+    /// Puts blocking records in the queue whose next attempts are due. Returns the time of the next one.
+    fn unblock(&mut self, now: Instant) -> Option<Instant> {
+        let due: Vec<_> = self.blocking.extract_if(.., |(at, _)| *at <= now).collect();
+        for (_, queued) in due {
+            self.repeat(queued);
+        }
+        self.blocking.iter().map(|(at, _)| *at).min()
+    }
+
+    /// Returns records that have no attempt in progress to the lanes.
+    fn give_back(&mut self, is_given_back: impl Fn(&OfLane<QueuedRecord>) -> bool) {
+        // First those that have not entered their groups, so that none of them takes the place of another one.
+        let waiting = self.groups.remove(&is_given_back, groups_of);
+        let mut entered = self.queue.remove(&is_given_back);
+        let blocking = self.blocking.extract_if(.., |(_, queued)| is_given_back(queued));
+        entered.extend(blocking.map(|(_, queued)| queued));
+        for held in std::mem::take(&mut self.held) {
+            let failure = held.failure;
+            let OfLane { lane, record } = held.called;
+            let Called {
+                queued,
+                outcome,
+                trace,
+            } = record;
+            let queued = OfLane { lane, record: queued };
+            if is_given_back(&queued) {
+                entered.push(queued);
+            } else {
+                let called = queued.map(|queued| Called {
+                    queued,
+                    outcome,
+                    trace,
+                });
+                self.held.push(Held { called, failure });
+            }
+        }
+        for queued in &entered {
+            self.leave(&queued.record.groups);
+        }
+        for left in &waiting.left {
+            self.leave(left);
+        }
+        for queued in waiting.records.into_iter().chain(entered) {
+            self.finished[queued.lane].push(queued.record.into_unprocessed());
+        }
+    }
+
+    /// The record whose attempt is next. The lane drops those of partitions that have just been revoked.
     fn next_assigned(&mut self) -> Option<OfLane<QueuedRecord>> {
         loop {
             let next = self.queue.pop()?;
             if next.record.is_assigned() {
                 return Some(next);
             }
+            self.leave(&next.record.groups);
             self.finished[next.lane].push(next.record.into_unprocessed());
         }
     }
+}
+
+fn groups_of(queued: &OfLane<QueuedRecord>) -> &GroupsOf {
+    &queued.record.groups
 }
 
 impl<T> OfLane<T> {
@@ -299,6 +384,8 @@ impl AttemptContext {
             arrival,
             is_assigned,
             is_retry,
+            groups,
+            blocks_since,
             size,
         } = queued;
         let record = Arc::new(record);
@@ -329,11 +416,30 @@ impl AttemptContext {
                 arrival,
                 is_assigned,
                 is_retry,
+                groups,
+                blocks_since,
                 size,
             },
             outcome,
             trace,
         }
+    }
+
+    /// When the next attempt of a record starts that blocks its followers. `None` if it does not, or no longer.
+    fn blocks_until(&self, called: &mut Called, now: Instant) -> Option<Instant> {
+        let limit = self.grouping.key_blocking?;
+        let Outcome::Failed(failure) = &called.outcome else {
+            return None;
+        };
+        let may_succeed = matches!(failure.class, ErrorClass::Transient | ErrorClass::Throttled);
+        if !may_succeed || !called.queued.groups.is_ordered() {
+            return None;
+        }
+        let since = *called.queued.blocks_since.get_or_insert(now);
+        // The delay doubles, because it is as long as the time that has passed.
+        let delay = (now - since).clamp(BLOCKING_DELAY, BLOCKING_DELAY_MAX);
+        let at = now + delay.max(failure.retry_after.unwrap_or_default());
+        (at - since <= limit).then_some(at)
     }
 
     /// Decides at `now` where a record goes after its attempt.

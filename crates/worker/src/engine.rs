@@ -17,8 +17,10 @@ use redeliver_core::wait::LogThrottle;
 use redeliver_core::{Failure, Output, Pipeline, Record, Timestamp, mutant};
 use redeliver_kafka::{AssignmentId, Processor, Refused, TransactionBatch, Waker};
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use crate::budget::{BudgetShare, InFlight};
+use crate::groups::{Grouping, GroupsOf};
 use crate::metrics::{MissingTopicGauges, WorkerMetrics};
 use waiting::{MissingTopics, WaitingForTopic, missing_topic};
 
@@ -31,6 +33,9 @@ pub(crate) struct QueuedRecord {
     /// False after the partition was revoked.
     pub(crate) is_assigned: Arc<AtomicBool>,
     pub(crate) is_retry: bool,
+    pub(crate) groups: GroupsOf,
+    /// When its attempts began to fail, if its followers wait for it.
+    pub(crate) blocks_since: Option<Instant>,
     /// Bytes in flight on account of this record.
     pub(crate) size: usize,
 }
@@ -151,6 +156,7 @@ struct InTransaction {
 /// The worker's [`Processor`].
 pub(crate) struct Engine {
     pipeline: Arc<Pipeline>,
+    grouping: Arc<Grouping>,
     channel: Arc<LaneChannel>,
     metrics: Arc<WorkerMetrics>,
     in_flight_gauge: Gauge,
@@ -170,6 +176,7 @@ pub(crate) struct Engine {
 impl Engine {
     pub(crate) fn new(
         pipeline: Arc<Pipeline>,
+        grouping: Arc<Grouping>,
         channel: Arc<LaneChannel>,
         metrics: Arc<WorkerMetrics>,
         in_flight_gauge: Gauge,
@@ -178,6 +185,7 @@ impl Engine {
     ) -> Self {
         Self {
             pipeline,
+            grouping,
             channel,
             metrics,
             in_flight_gauge,
@@ -395,6 +403,8 @@ impl Processor for Engine {
             Ok(arrival) => self.accepted.push(QueuedRecord {
                 assignment,
                 offset,
+                groups: self.grouping.of(&record),
+                blocks_since: None,
                 is_retry: arrival.failed_attempts > 0 || record.position.topic != self.pipeline.source,
                 record,
                 arrival,

@@ -18,10 +18,12 @@ mod breaker;
 mod budget;
 mod driver;
 mod engine;
+mod groups;
 mod spans;
 mod worker;
 
 pub use breaker::BreakerSettings;
+pub use groups::{GroupBy, GroupLimit, Grouping, Ordering};
 pub use handler::{Attempt, Handler};
 pub use worker::{WorkerSpec, spawn};
 

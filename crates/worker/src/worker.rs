@@ -13,7 +13,7 @@ use std::time::Duration;
 use redeliver_core::{Failure, HumanDuration, Pipeline};
 use redeliver_kafka::{IfRecreated, LaneSpec, Waker};
 use redeliver_runtime::Config;
-use redeliver_runtime::config::PipelineConfig;
+use redeliver_runtime::config::{OrderingConfig, PipelineConfig};
 use redeliver_runtime::health::Part;
 use redeliver_service::host::{Host, NewLane, lane_grace};
 use redeliver_service::metrics::Serves;
@@ -23,6 +23,7 @@ use crate::breaker::{BreakerObserver, BreakerSettings, Gate};
 use crate::budget::{BudgetShare, InFlight};
 use crate::driver::{AttemptContext, Driver};
 use crate::engine::{Engine, LaneChannel, OutputTopics};
+use crate::groups::{GroupBy, GroupLimit, Grouping, Ordering};
 use crate::handler::Handler;
 use crate::metrics::{WorkerFamilies, WorkerMetrics};
 
@@ -45,6 +46,8 @@ pub struct WorkerSpec {
     pub in_flight_bytes: usize,
     /// How long a stopping lane may finish records in flight.
     pub grace: Duration,
+    /// Which records wait for each other.
+    pub grouping: Grouping,
     /// When the worker stops calling an endpoint that fails.
     pub breaker: BreakerSettings,
     /// Maximum duration of an attempt. A longer one is cancelled at its next `.await` and fails with the code
@@ -64,6 +67,7 @@ impl WorkerSpec {
             in_flight: pipeline.in_flight as usize,
             in_flight_bytes: usize::try_from(pipeline.in_flight_bytes).unwrap_or(usize::MAX),
             grace: lane_grace(config),
+            grouping: grouping_of(pipeline),
             breaker: BreakerSettings {
                 failures: pipeline.breaker.failures as usize,
                 open_max: pipeline.breaker.open_max.duration(),
@@ -71,6 +75,25 @@ impl WorkerSpec {
             },
             timeout: pipeline.attempt_timeout.map(HumanDuration::duration),
         }
+    }
+}
+
+fn grouping_of(pipeline: &PipelineConfig) -> Grouping {
+    Grouping {
+        ordering: match pipeline.ordering {
+            OrderingConfig::None => Ordering::None,
+            OrderingConfig::Key => Ordering::Key,
+            OrderingConfig::Partition => Ordering::Partition,
+        },
+        key_blocking: pipeline.key_blocking.map(HumanDuration::duration),
+        limit: pipeline.limit_by.as_ref().map(|limit| GroupLimit {
+            by: match (&limit.header, &limit.pointer) {
+                (Some(header), _) => GroupBy::Header(header.clone()),
+                (None, Some(pointer)) => GroupBy::Pointer(pointer.clone()),
+                (None, None) => GroupBy::Key,
+            },
+            concurrency: limit.concurrency as usize,
+        }),
     }
 }
 
@@ -85,12 +108,14 @@ pub fn spawn<H: Handler>(host: &mut Host, spec: &WorkerSpec, handler: &H) -> io:
     let metrics = Arc::new(families.of(&spec.pipeline.name));
     let watch = host.topic_watch()?;
     let missing_timeout = host.config.kafka.topics.missing_timeout.duration();
+    let grouping = Arc::new(spec.grouping.clone());
     let context = Arc::new(AttemptContext {
         pipeline: spec.pipeline.clone(),
         clock: host.clock.clone(),
         metrics: metrics.clone(),
         tracer: host.tracer.clone(),
         timeout: spec.timeout,
+        grouping: grouping.clone(),
     });
     let part = host.health.part(format!("endpoint-{}", spec.pipeline.name));
     part.ready();
@@ -129,6 +154,7 @@ pub fn spawn<H: Handler>(host: &mut Host, spec: &WorkerSpec, handler: &H) -> io:
             };
             let engine = Engine::new(
                 spec.pipeline.clone(),
+                grouping.clone(),
                 channel.clone(),
                 metrics.clone(),
                 families.in_flight(&spec.pipeline.name, &name),

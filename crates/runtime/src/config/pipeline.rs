@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::breaker::BreakerConfig;
 use super::display_from_str;
 use super::error::{Findings, TOPIC_RULE};
+use super::grouping::{LimitByConfig, OrderingConfig};
 use super::http::HttpConfig;
 use super::output::{OutputConfig, is_pointer, pointer_problem};
 use super::retry::RetryConfig;
@@ -39,6 +40,14 @@ pub struct PipelineConfig {
     pub max_age: Option<HumanDuration>,
     /// The endpoint that the enricher calls for each record. `None`: a worker with a custom handler serves the pipeline.
     pub http: Option<HttpConfig>,
+    /// Records that are processed one after the other.
+    pub ordering: OrderingConfig,
+    /// With an ordering: for how long a record whose attempts fail blocks its followers before it waits in a tier. `None`: it
+    /// does not.
+    #[serde(with = "display_from_str::optional")]
+    pub key_blocking: Option<HumanDuration>,
+    /// A limit of concurrent attempts for records with the same property.
+    pub limit_by: Option<LimitByConfig>,
     /// Maximum duration of an attempt of a custom handler. Always set after loading, unless `http` is.
     #[serde(with = "display_from_str::optional")]
     pub attempt_timeout: Option<HumanDuration>,
@@ -99,6 +108,9 @@ impl Default for PipelineConfig {
             long_waits: LongWaitsConfig::default(),
             max_age: None,
             http: None,
+            ordering: OrderingConfig::default(),
+            key_blocking: None,
+            limit_by: None,
             attempt_timeout: None,
             breaker: BreakerConfig::default(),
             in_flight: 4_096,
@@ -235,6 +247,19 @@ impl PipelineConfig {
         findings.inside("breaker", |at| self.breaker.check(at));
         findings.range("in_flight", self.in_flight, 1..=20_000);
         findings.range("in_flight_bytes", self.in_flight_bytes, 1 << 20..=1 << 36);
+        if let Some(blocking) = self.key_blocking {
+            let limits = HumanDuration::from_millis(100)..=HumanDuration::from_secs(3_600);
+            findings.range("key_blocking", blocking, limits);
+            if self.ordering == OrderingConfig::None {
+                findings.report(
+                    "key_blocking",
+                    "has no effect without an order: write `ordering: key` or `ordering: partition`",
+                );
+            }
+        }
+        if let Some(limit) = &self.limit_by {
+            findings.inside("limit_by", |at| limit.check(at));
+        }
         if let Some(timeout) = self.attempt_timeout {
             let (milli, day) = (HumanDuration::from_millis(1), HumanDuration::from_secs(86_400));
             findings.range("attempt_timeout", timeout, milli..=day);

@@ -461,6 +461,31 @@ fn invalid_settings_of_a_pipeline_are_rejected() {
             "pipelines.p.max_wait: 1d is shorter than the longest retry delay: must be at least 2d",
         ),
         (
+            "pipelines: { p: { key_blocking: 1s } }",
+            1,
+            "pipelines.p.key_blocking: has no effect without an order: write `ordering: key` or `ordering: partition`",
+        ),
+        (
+            "pipelines: { p: { ordering: key, key_blocking: 2h } }",
+            1,
+            "pipelines.p.key_blocking: 2h is out of range: must be between 100ms and 1h",
+        ),
+        (
+            "pipelines: { p: { limit_by: { pointer: tenant, concurrency: 1 } } }",
+            1,
+            "pipelines.p.limit_by.pointer: `tenant` is not a JSON pointer: write the path of a field, such as /meta/queue",
+        ),
+        (
+            "pipelines: { p: { limit_by: { header: a, pointer: /b, concurrency: 1 } } }",
+            1,
+            "pipelines.p.limit_by.pointer: cannot be combined with `header`: write one of them",
+        ),
+        (
+            "pipelines: { p: { attempt_timeout: 1s, http: { url: 'http://h' } } }",
+            1,
+            "pipelines.p.attempt_timeout: applies to custom handlers only; with `http`, write `http.timeout`",
+        ),
+        (
             "pipelines: { p: { long_waits: scheduler, max_wait: 30d } }\nscheduler: { max_ahead: 7d }",
             1,
             "pipelines.p.max_wait: 30d is longer than scheduler.max_ahead: must be at most 7d",

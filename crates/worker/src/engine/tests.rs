@@ -43,6 +43,7 @@ impl Bench {
         };
         let mut engine = Engine::new(
             pipeline.clone(),
+            Arc::default(),
             channel.clone(),
             metrics,
             Gauge::default(),

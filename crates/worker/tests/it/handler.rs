@@ -17,7 +17,7 @@ use redeliver_runtime::listen::Listener;
 use redeliver_runtime::telemetry::Tracer;
 use redeliver_service::{Host, topics};
 use redeliver_testkit::{EnvBuilder, eventually, unique_delays};
-use redeliver_worker::{Attempt, BreakerSettings, Handler, WorkerSpec, spawn};
+use redeliver_worker::{Attempt, BreakerSettings, Grouping, Handler, WorkerSpec, spawn};
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 use tower::{BoxError, service_fn};
@@ -67,6 +67,7 @@ pub(crate) async fn work_with<H: Handler>(
         in_flight,
         in_flight_bytes: 1 << 20,
         grace: Duration::from_secs(10),
+        grouping: Grouping::default(),
         breaker: BreakerSettings::default(),
         timeout: config.pipelines[&name]
             .attempt_timeout

@@ -294,6 +294,22 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         )],
     ),
     mutant(
+        "breaker-burns-stragglers",
+        "A call that began before an outage and fails after it counts. The outage uses up an attempt.",
+        &[unit(
+            WORKER,
+            "breaker::tests::an_attempt_that_started_before_the_breaker_opened_and_fails_after_it_has_closed_does_not_count",
+        )],
+    ),
+    mutant(
+        "groups-have-no-limit",
+        "Records of a key are processed at the same time. Their results are written in any order.",
+        &[unit(
+            WORKER,
+            "groups::tests::the_next_record_of_a_key_starts_when_the_one_before_has_ended",
+        )],
+    ),
+    mutant(
         "route-retries-early",
         "The due time of a retry is one millisecond early.",
         &[unit(CORE, "route::tests::no_retry_is_due_early")],

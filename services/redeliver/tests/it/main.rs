@@ -22,6 +22,7 @@ mod kafka_credentials;
 mod kafka_tools;
 mod long_wait;
 mod msk_iam;
+mod ordering;
 mod polyglot;
 mod raw;
 mod recreated;

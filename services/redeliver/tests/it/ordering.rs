@@ -1,0 +1,261 @@
+//! Order by key and partition, records that block their followers, and limits for noisy tenants.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use redeliver_core::Record;
+use redeliver_testkit::{
+    ChaosPermit, Fate, Reply, Request, Trouble, chaos_random, eventually, sleep_up_to, until_shared,
+};
+
+use crate::chaos::load::under_load;
+use crate::support::{DEADLINE, Draft, Pipe, PipeBuilder, Sent, origin, records};
+
+/// Enough records of a key to overlap if they could.
+const OF_A_KEY: usize = 25;
+
+/// A record of this key; the endpoint sees only the body.
+fn draft(key: &str, number: usize) -> Draft {
+    Draft::new(key.to_owned(), format!("{key} {number}"))
+}
+
+/// Answers after 0 to 7 ms and remembers each call that begins before the previous one of its key has ended.
+#[derive(Clone, Default)]
+struct Overlaps {
+    ends: Arc<Mutex<HashMap<String, Instant>>>,
+    found: Arc<Mutex<Vec<String>>>,
+}
+
+impl Overlaps {
+    fn reply(&self, request: &Request) -> Reply {
+        let body = String::from_utf8_lossy(&request.body).into_owned();
+        let key = body.split(' ').next().unwrap_or_default().to_owned();
+        let delay = Duration::from_millis(body.bytes().map(u64::from).sum::<u64>() % 8);
+        let (now, mut ends) = (
+            Instant::now(),
+            self.ends.lock().unwrap_or_else(PoisonError::into_inner),
+        );
+        if ends.insert(key, now + delay).is_some_and(|end| now < end) {
+            let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+            found.push(body);
+        }
+        Reply::Delay(delay, Box::new(Reply::ok(request.body.clone())))
+    }
+
+    #[track_caller]
+    fn are_none(&self) {
+        let found = self.found.lock().unwrap();
+        assert!(
+            found.is_empty(),
+            "called before the one before had ended: {found:?}"
+        );
+    }
+}
+
+/// The results of each key must be in the order of its records.
+#[track_caller]
+fn are_in_key_order(results: &[Record]) {
+    let mut last: HashMap<_, i64> = HashMap::new();
+    for result in results {
+        let Some(key) = &result.key else { continue };
+        let origin = origin(result);
+        let before = last.insert((key.clone(), origin.partition), origin.offset);
+        assert!(
+            before < Some(origin.offset),
+            "after offset {before:?}: {result:?}"
+        );
+    }
+}
+
+fn of_keys(keys: usize) -> Vec<Draft> {
+    let each = |number| (0..keys).map(move |key| draft(&format!("key-{key}"), number));
+    (0..OF_A_KEY).flat_map(each).collect()
+}
+
+#[track_caller]
+fn settle(pipe: &Pipe, sent: &[Sent]) {
+    let ends = pipe.settle(sent, DEADLINE);
+    ends.meets_with(sent, |_| Fate::Succeeds);
+    are_in_key_order(&pipe.read(&pipe.end_topics()));
+}
+
+#[test]
+fn records_of_a_key_are_processed_one_after_the_other_and_those_of_different_keys_concurrently() {
+    let overlaps = Overlaps::default();
+    let pipe = PipeBuilder::new("key-order")
+        .pipeline("ordering", "key")
+        .behave({
+            let overlaps = overlaps.clone();
+            move |request| overlaps.reply(request)
+        })
+        .create();
+    let sent = pipe.produce(of_keys(20));
+    let _services = (pipe.enricher("a"), pipe.retry_tier("a"));
+    settle(&pipe, &sent);
+    overlaps.are_none();
+    assert!(pipe.endpoint.max_concurrency() > 1);
+}
+
+#[test]
+fn without_an_order_records_of_a_key_overlap() {
+    let overlaps = Overlaps::default();
+    let pipe = PipeBuilder::new("no-order")
+        .behave({
+            let overlaps = overlaps.clone();
+            move |request| overlaps.reply(request)
+        })
+        .create();
+    let sent = pipe.produce(of_keys(3));
+    let _services = (pipe.enricher("a"), pipe.retry_tier("a"));
+    pipe.watch().until_ended(sent.len(), DEADLINE);
+    assert!(!overlaps.found.lock().unwrap().is_empty());
+}
+
+#[test]
+fn records_of_a_partition_are_processed_one_after_the_other() {
+    let pipe = PipeBuilder::new("partition-order")
+        .partitions(1)
+        .pipeline("ordering", "partition")
+        .behave(|request| {
+            Reply::Delay(
+                Duration::from_millis(2),
+                Box::new(Reply::ok(request.body.clone())),
+            )
+        })
+        .create();
+    let sent = pipe.produce(of_keys(8));
+    let _services = (pipe.enricher("a"), pipe.retry_tier("a"));
+    settle(&pipe, &sent);
+    assert_eq!(pipe.endpoint.max_concurrency(), 1);
+}
+
+#[test]
+fn a_record_that_fails_for_a_while_blocks_its_followers_and_no_others() {
+    let pipe = PipeBuilder::new("blocking")
+        .pipeline("ordering", "key")
+        .pipeline("key_blocking", "20s")
+        .behave(
+            |request| match request.body.starts_with(b"flaky 0") && request.earlier_calls_of_body < 5 {
+                true => Reply::status(500),
+                false => Reply::ok(request.body.clone()),
+            },
+        )
+        .create();
+    let sent = pipe.produce(
+        (0..20)
+            .flat_map(|n| [draft("flaky", n), draft("fine", n)])
+            .collect(),
+    );
+    let _services = (pipe.enricher("a"), pipe.retry_tier("a"));
+    // No attempt counts, and the order holds although one record failed.
+    settle(&pipe, &sent);
+    assert_eq!(pipe.endpoint.calls_of_body(b"flaky 0"), 6);
+}
+
+#[test]
+fn a_record_that_fails_for_longer_than_key_blocking_waits_in_a_tier_and_its_followers_go_on() {
+    let is_bad = |body: &[u8]| body == b"bad 0";
+    let pipe = PipeBuilder::new("blocking-ends")
+        .pipeline("ordering", "key")
+        .pipeline("key_blocking", "1s")
+        .behave(move |request| match is_bad(&request.body) {
+            true => Reply::status(500),
+            false => Reply::ok(request.body.clone()),
+        })
+        .create();
+    let sent = pipe.produce((0..20).map(|n| draft("bad", n)).collect());
+    let _services = (pipe.enricher("a"), pipe.retry_tier("a"));
+    let ends = pipe.settle(&sent, DEADLINE);
+    ends.meets_with(&sent, |sent| match is_bad(sent.body()) {
+        true => Fate::Recovers {
+            failures: u32::MAX,
+            trouble: Trouble::Unavailable,
+        },
+        false => Fate::Succeeds,
+    });
+    assert_eq!(ends.report.dead, 1, "{}", ends.report);
+}
+
+#[test]
+fn a_noisy_tenant_uses_no_more_than_its_share_of_the_concurrent_calls() {
+    const NOISY: &[u8] = b"noisy";
+    let pipe = PipeBuilder::new("tenants")
+        .pipeline("limit_by", "{ header: tenant, concurrency: 2 }")
+        .pipeline("http.concurrency", "8")
+        .pipeline("http.timeout", "10m")
+        .behave(|request| match request.body.starts_with(NOISY) {
+            true => Reply::Hang,
+            false => Reply::ok(request.body.clone()),
+        })
+        .create();
+    let of_tenant = |tenant: &str, number: usize| draft(tenant, number).header("tenant", tenant.as_bytes());
+    let _services = (pipe.enricher("a"), pipe.retry_tier("a"));
+    pipe.produce((0..50).map(|n| of_tenant("noisy", n)).collect());
+    eventually("the noisy tenant has its share", DEADLINE, || {
+        match pipe.endpoint.in_flight() {
+            2 => Ok(()),
+            other => Err(other),
+        }
+    });
+    pipe.produce((0..50).map(|n| of_tenant("quiet", n)).collect());
+    pipe.watch().until_ended(50, DEADLINE);
+    assert_eq!(pipe.endpoint.in_flight(), 2);
+}
+
+/// Kills, freezes and rebalances do not change the order of results.
+#[test]
+#[ignore = "long"]
+fn the_order_of_keys_holds_under_kills_freezes_and_rebalances() {
+    const ROUNDS: usize = 4;
+    let _permit = ChaosPermit::acquire();
+    let mut random = chaos_random("key-order");
+    let pipe = PipeBuilder::new("chaos-order")
+        .pipeline("ordering", "key")
+        .pipeline("http.timeout", "60s")
+        .set("kafka.session_timeout", "6s")
+        .behave(|request| {
+            let millis = request.body.iter().map(|byte| u64::from(*byte)).sum::<u64>() % 20;
+            Reply::Delay(
+                Duration::from_millis(millis),
+                Box::new(Reply::ok(request.body.clone())),
+            )
+        })
+        .create();
+    let mut pair = ["a", "b"].map(|instance| pipe.enricher(instance));
+    let _tier = pipe.retry_tier("a");
+    // The source and the due topic.
+    let owned = 8;
+    let sent = under_load(&pipe, 200, |load| {
+        for round in 0..ROUNDS {
+            until_shared(&mut pair, owned);
+            sleep_up_to(&mut random, Duration::from_millis(1_000));
+            let (one, other) = (round % 2, (round + 1) % 2);
+            pair[one].kill_9();
+            load.until_ended(100);
+            pair[one].start_again();
+            until_shared(&mut pair, owned);
+            pair[other].freeze();
+            pair[one].until_owning(owned);
+            load.until_ended(100);
+            pair[other].thaw();
+        }
+        until_shared(&mut pair, owned);
+    });
+    settle(&pipe, &sent);
+    for member in &pair {
+        println!("{member}");
+        assert!(member.kills() > 0 && member.freezes() > 0, "{member}");
+    }
+}
+
+/// Keys of all sorts, with an order that nothing disturbs.
+#[test]
+fn records_without_a_key_are_not_ordered_and_none_is_lost() {
+    let pipe = PipeBuilder::new("mixed-keys")
+        .pipeline("ordering", "key")
+        .create();
+    let sent = pipe.produce(records(500));
+    let _services = (pipe.enricher("a"), pipe.retry_tier("a"));
+    settle(&pipe, &sent);
+}
