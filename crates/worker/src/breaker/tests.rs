@@ -59,7 +59,7 @@ impl Bench {
         self.breaker.start(false, self.now).unwrap_err().unwrap() - self.now
     }
 
-    fn to_next_probe(&mut self) {
+    fn advance_to_probe(&mut self) {
         let delay = self.next_probe();
         self.now += delay;
     }
@@ -150,7 +150,7 @@ fn an_open_breaker_admits_one_probe_at_a_time_after_growing_delays() {
 fn drivers_with_other_records_probe_first() {
     let mut bench = Bench::new(1);
     bench.open();
-    bench.to_next_probe();
+    bench.advance_to_probe();
     let at = bench.breaker.start(true, bench.now).unwrap_err().unwrap();
     assert!(at > bench.now);
     bench.now = at;
@@ -162,7 +162,7 @@ fn an_attempt_that_started_before_the_breaker_opened_and_fails_after_it_has_clos
     let mut bench = Bench::new(2);
     let slow = [bench.start(), bench.start()];
     bench.open();
-    bench.to_next_probe();
+    bench.advance_to_probe();
     let (_, change) = bench.run(1, Evidence::Answered);
     assert!(matches!(change, Some(Change::Closed { .. })));
     for (record, attempt) in (2..).zip(slow) {
@@ -178,7 +178,7 @@ fn an_attempt_that_started_before_the_breaker_opened_and_fails_after_it_has_clos
 fn a_probe_that_does_not_call_the_endpoint_makes_room_for_another_one_at_once() {
     let mut bench = Bench::new(1);
     bench.open();
-    bench.to_next_probe();
+    bench.advance_to_probe();
     assert_eq!(bench.run(1, Evidence::NotCalled), (Verdict::Own, None));
     bench.run(2, Evidence::Failed);
     assert_eq!(bench.next_probe(), 2 * SECOND);
@@ -203,7 +203,7 @@ fn records_that_are_probed_again_and_again_fail_on_their_own_once_there_is_no_ot
     let mut since: [Option<Instant>; 2] = [None; 2];
     let mut failures = [0; 2];
     for record in (0..60).map(|probe| probe % 2) {
-        bench.to_next_probe();
+        bench.advance_to_probe();
         let is_own = since[record].is_some_and(|since| bench.now - since >= poison_after);
         let ended = bench.run(i64::try_from(record).unwrap(), Evidence::Failed);
         assert_eq!(ended.0, if is_own { Verdict::Own } else { Verdict::Forgotten });
@@ -225,7 +225,7 @@ fn while_other_records_arrive_records_that_are_probed_again_do_not_fail() {
     let mut bench = Bench::new(2);
     bench.open();
     for probe in 0..1_000 {
-        bench.to_next_probe();
+        bench.advance_to_probe();
         // Every fifth probe is that of a new record, and the others are those of the same one.
         let record = if probe % 5 == 0 { probe } else { -1 };
         assert_eq!(bench.run(record, Evidence::Failed), (Verdict::Forgotten, None));
@@ -237,7 +237,7 @@ fn an_outage_during_which_each_probe_is_another_record_burns_no_attempts() {
     let mut bench = Bench::new(2);
     bench.open();
     for record in 0..1_000 {
-        bench.to_next_probe();
+        bench.advance_to_probe();
         assert_eq!(bench.run(record, Evidence::Failed), (Verdict::Forgotten, None));
     }
 }
