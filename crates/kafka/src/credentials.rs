@@ -7,7 +7,8 @@
 //!
 //! 1. connects to Kafka with a client that uses the new contents; while that fails, clients keep the former ones,
 //! 2. lets the owners of clients replace them, one after the other, with random pauses, so that at most one lane of the
-//!    process reads nothing, and the processes of an installation do not all do it at the same time.
+//!    process reads nothing, and the processes of an installation do not all do it at the same time. Owners that fail are
+//!    asked again. A change in the meantime is used at once, and begins the round again.
 //!
 //! Clients get the contents of the files and not their paths
 //! ([`ClientSettings`](crate::client::ClientSettings)). So a client that is created for another reason, while the files are
@@ -20,6 +21,7 @@ mod renewal;
 mod replaceable;
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::fmt;
 use std::io;
 use std::ops::ControlFlow;
@@ -128,6 +130,9 @@ trait Owner: Send + Sync {
     /// Replaces the clients, or asks for it, so that they have at least this version.
     fn replace(&self, version: u64);
 
+    /// Whether it still does what [`Owner::replace`] has asked for.
+    fn is_replacing(&self) -> bool;
+
     /// Whether the clients have this version or a later one, and work.
     fn has(&self, version: u64) -> bool;
 }
@@ -143,9 +148,15 @@ impl Shared {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The owners that do not have this version yet.
-    fn outdated(&self, version: u64) -> Vec<Weak<dyn Owner>> {
+    /// The number of changes.
+    fn version(&self) -> u64 {
+        self.lock().version
+    }
+
+    /// The owners that do not have the current version yet.
+    fn outdated(&self) -> Vec<Weak<dyn Owner>> {
         let mut state = self.lock();
+        let version = state.version;
         state.owners.retain(|owner| owner.strong_count() > 0);
         let owners = state.owners.iter();
         let outdated = owners.filter(|owner| owner.upgrade().is_some_and(|owner| !owner.has(version)));
@@ -182,6 +193,8 @@ impl Credentials {
             backoff: Backoff::new(MIN_DELAY, MAX_DELAY),
             next_probe: None,
             log_throttle: LogThrottle::default(),
+            next_check: Instant::now(),
+            outdated: 0,
         };
         thread::Builder::new()
             .name("kafka-credentials".to_owned())
@@ -196,7 +209,7 @@ impl Credentials {
 
     /// Clients that are created after this call have at least this version.
     fn version(&self) -> u64 {
-        self.0.shared.lock().version
+        self.0.shared.version()
     }
 
     fn add(&self, owner: Weak<dyn Owner>) {
@@ -218,6 +231,10 @@ struct Keeper<S, O> {
     /// No connection is tried with them before this time.
     next_probe: Option<Instant>,
     log_throttle: LogThrottle,
+    /// When the files are read again.
+    next_check: Instant,
+    /// The number of outdated owners that was last reported.
+    outdated: usize,
 }
 
 impl<S: CredentialSource, O: CredentialObserver> Keeper<S, O> {
@@ -226,25 +243,72 @@ impl<S: CredentialSource, O: CredentialObserver> Keeper<S, O> {
         self.observer.outdated(0);
         let initial = self.shared.lock().properties.clone();
         self.observer.using(&initial);
-        while self.pause(S::INTERVAL).is_continue() {
-            if let Some(version) = self.check()
-                && self.replace_all(version).is_break()
+        // Breaks when the process stops.
+        let ControlFlow::Break(()) = self.replace_outdated();
+    }
+
+    /// Replaces outdated clients until the process stops: after a change, and again where that has failed.
+    fn replace_outdated(&mut self) -> ControlFlow<(), Infallible> {
+        // The version of the last round, and when owners that it has left behind are asked again.
+        let mut last_round = (self.shared.version(), Instant::now());
+        let mut backoff = Backoff::new(MIN_DELAY, MAX_DELAY);
+        loop {
+            self.pause(S::INTERVAL)?;
+            if self.outdated == 0 {
+                continue;
+            }
+            let version = self.shared.version();
+            let spread = if version > last_round.0 {
+                backoff.reset();
+                self.spread
+            } else if Instant::now() >= last_round.1 {
+                Duration::ZERO
+            } else {
+                continue;
+            };
+            self.replace_all(spread)?;
+            last_round = (version, Instant::now() + backoff.next_delay());
+        }
+    }
+
+    /// Reads the files meanwhile. Breaks when the process stops.
+    fn pause(&mut self, time: Duration) -> ControlFlow<()> {
+        let end = Instant::now() + time;
+        loop {
+            let until = end.min(self.next_check);
+            match self
+                .stopped
+                .recv_timeout(until.saturating_duration_since(Instant::now()))
             {
-                break;
+                Err(RecvTimeoutError::Timeout) => {}
+                Ok(()) | Err(RecvTimeoutError::Disconnected) => return ControlFlow::Break(()),
+            }
+            if Instant::now() >= self.next_check {
+                self.check();
+                self.report();
+                self.next_check = Instant::now() + S::INTERVAL;
+            }
+            if Instant::now() >= end {
+                return ControlFlow::Continue(());
             }
         }
     }
 
-    /// Breaks when the process stops.
-    fn pause(&self, time: Duration) -> ControlFlow<()> {
-        match self.stopped.recv_timeout(time) {
-            Err(RecvTimeoutError::Timeout) => ControlFlow::Continue(()),
-            Ok(()) | Err(RecvTimeoutError::Disconnected) => ControlFlow::Break(()),
+    /// Reports how many owners have clients with former contents.
+    fn report(&mut self) {
+        let outdated = self.shared.outdated().len();
+        if outdated == self.outdated {
+            return;
+        }
+        self.outdated = outdated;
+        self.observer.outdated(outdated);
+        if outdated == 0 {
+            tracing::info!("all kafka clients use the changed credentials");
         }
     }
 
-    /// Reads the files, and uses what they contain if it has changed and works. Rerenewals the new version in that case.
-    fn check(&mut self) -> Option<u64> {
+    /// Reads the files, and uses what they contain if it has changed and works.
+    fn check(&mut self) {
         let used = self.shared.lock().properties.clone();
         let tried = match self.source.check() {
             Ok(properties) if properties == used => Ok(None),
@@ -256,7 +320,9 @@ impl<S: CredentialSource, O: CredentialObserver> Keeper<S, O> {
                 self.refused = None;
                 self.log_throttle.reset();
                 self.observer.stale(false);
-                changed.map(|properties| self.install(properties))
+                if let Some(properties) = changed {
+                    self.install(properties);
+                }
             }
             Err(problem) => {
                 self.observer.stale(true);
@@ -266,7 +332,6 @@ impl<S: CredentialSource, O: CredentialObserver> Keeper<S, O> {
                         "cannot use the credentials for kafka that the files contain; clients keep what they have"
                     );
                 }
-                None
             }
         }
     }
@@ -313,37 +378,32 @@ impl<S: CredentialSource, O: CredentialObserver> Keeper<S, O> {
         }
     }
 
-    fn install(&mut self, properties: SecretProperties) -> u64 {
+    fn install(&mut self, properties: SecretProperties) {
         self.observer.using(&properties);
+        tracing::info!("credentials for kafka have changed; replacing clients one after the other");
         let mut state = self.shared.lock();
         if !mutant!("credentials-are-not-used") {
             state.properties = properties;
         }
         state.version += 1;
-        state.version
     }
 
-    /// Lets all owners replace their clients, one after the other.
-    fn replace_all(&self, version: u64) -> ControlFlow<()> {
-        let mut owners = self.shared.outdated(version);
-        let longest_pause = self.spread.mul_f64(2.0) / u32::try_from(owners.len() + 1).unwrap_or(u32::MAX);
-        tracing::info!(
-            owners = owners.len(),
-            "credentials for kafka have changed; replacing clients one after the other"
-        );
+    /// Lets all outdated owners replace their clients, one after the other. The contents may change again meanwhile: the
+    /// owners that follow then get the latest ones, and the former ones are outdated again.
+    fn replace_all(&mut self, spread: Duration) -> ControlFlow<()> {
+        let mut owners = self.shared.outdated();
+        let longest_pause = spread.mul_f64(2.0) / u32::try_from(owners.len() + 1).unwrap_or(u32::MAX);
         // Otherwise, the lanes of a pipeline would do it in the same order in all processes.
         fastrand::shuffle(&mut owners);
-        for (index, owner) in owners.iter().enumerate() {
-            self.observer.outdated(owners.len() - index);
+        for owner in owners {
             self.pause(longest_pause.mul_f64(fastrand::f64()))?;
-            if let Some(owner) = owner.upgrade()
-                && !owner.has(version)
-            {
+            let version = self.shared.version();
+            if let Some(owner) = owner.upgrade().filter(|owner| !owner.has(version)) {
                 owner.replace(version);
             }
             let began = Instant::now();
             // An owner that is gone has no clients.
-            while let Some(owner) = owner.upgrade().filter(|owner| !owner.has(version)) {
+            while let Some(owner) = owner.upgrade().filter(|owner| owner.is_replacing()) {
                 if began.elapsed() >= MAX_RENEWAL {
                     tracing::warn!(
                         owner = owner.name(),
@@ -354,11 +414,7 @@ impl<S: CredentialSource, O: CredentialObserver> Keeper<S, O> {
                 drop(owner);
                 self.pause(ROUND)?;
             }
-        }
-        let late = self.shared.outdated(version).len();
-        self.observer.outdated(late);
-        if late == 0 {
-            tracing::info!("all kafka clients use the changed credentials");
+            self.report();
         }
         ControlFlow::Continue(())
     }
@@ -367,6 +423,7 @@ impl<S: CredentialSource, O: CredentialObserver> Keeper<S, O> {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     use redeliver_testkit::eventually;
 
@@ -541,6 +598,86 @@ mod tests {
             if renewal.is_due() { Ok(()) } else { Err("not yet") }
         });
         assert_eq!(used(&client).as_deref(), Some("second"));
+    }
+
+    #[test]
+    fn an_owner_whose_clients_cannot_be_created_is_asked_again() {
+        let Process { plan, settings, .. } = &process();
+        let client = settings.client();
+        let (created, is_created) = sync_channel(9);
+        let attempts = AtomicUsize::new(0);
+        let shared = Replaceable::new(settings, "shared", move || {
+            if attempts.fetch_add(1, Ordering::Relaxed) == 1 {
+                return Err("no thread".to_owned());
+            }
+            let _ = created.send(used(&client));
+            Ok(used(&client))
+        });
+        let shared = shared.unwrap();
+        assert_eq!(is_created.recv().unwrap().as_deref(), Some("first"));
+
+        plan.set(Ok(contents("second")));
+        let second = is_created.recv_timeout(DEADLINE);
+        assert_eq!(second.unwrap().as_deref(), Some("second"));
+        plan.until("all are replaced", |planned| planned.outdated.ends_with(&[1, 0]));
+        assert_eq!(shared.get().as_deref(), Some("second"));
+    }
+
+    #[test]
+    fn an_owner_that_begins_during_a_change_is_replaced() {
+        let Process { plan, settings, .. } = &process();
+        let client = settings.client();
+        let changing = plan.clone();
+        let (created, is_created) = sync_channel(9);
+        let shared = Replaceable::new(settings, "shared", move || {
+            // What a client that is created here uses.
+            let contents_used = used(&client);
+            changing.set(Ok(contents("second")));
+            eventually("the contents are used", DEADLINE, || {
+                let is_used = used(&client).as_deref() == Some("second");
+                if is_used { Ok(()) } else { Err("not yet") }
+            });
+            let _ = created.send(contents_used.clone());
+            Ok::<_, String>(contents_used)
+        });
+        let shared = shared.unwrap();
+        assert_eq!(is_created.recv().unwrap().as_deref(), Some("first"));
+        let second = is_created.recv_timeout(DEADLINE);
+        assert_eq!(second.unwrap().as_deref(), Some("second"));
+        plan.until("all are replaced", |planned| planned.outdated.ends_with(&[0]));
+        assert_eq!(shared.get().as_deref(), Some("second"));
+    }
+
+    #[test]
+    fn a_change_is_used_while_owners_replace_their_clients() {
+        let Process { plan, settings, .. } = &process();
+        let client = settings.client();
+        // Each may take a minute, which is longer than the test waits for all.
+        let renewals = [1, 2, 3].map(|number| Renewal::new(settings, format!("owner {number}")));
+        plan.set(Ok(contents("second")));
+        let due = || {
+            let due = renewals.iter().position(Renewal::is_due);
+            due.ok_or("none")
+        };
+        let first = eventually("some owner renews", DEADLINE, due);
+        renewals[first].begin();
+        plan.set(Ok(contents("third")));
+        eventually("the contents are used", DEADLINE, || {
+            let is_used = used(&client).as_deref() == Some("third");
+            if is_used { Ok(()) } else { Err("not yet") }
+        });
+        // It has the second contents only, so its turn comes again.
+        renewals[first].end();
+        let mut turns = Vec::new();
+        while turns.len() < renewals.len() {
+            let due = eventually("some owner renews", DEADLINE, due);
+            turns.push(due);
+            renewals[due].begin();
+            renewals[due].end();
+        }
+        assert_eq!(BTreeSet::from_iter(&turns).len(), renewals.len());
+        assert_eq!(turns.last(), Some(&first));
+        plan.until("all are replaced", |planned| planned.outdated.ends_with(&[1, 0]));
     }
 
     #[test]

@@ -83,6 +83,10 @@ impl Owner for Versions {
         self.required.fetch_max(version, Ordering::AcqRel);
     }
 
+    fn is_replacing(&self) -> bool {
+        !self.has(self.required.load(Ordering::Acquire))
+    }
+
     fn has(&self, version: u64) -> bool {
         self.working.load(Ordering::Acquire) >= version
     }

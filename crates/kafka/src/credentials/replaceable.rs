@@ -46,6 +46,7 @@ impl<T: Send + Sync + 'static> Replaceable<T> {
         create: impl Fn() -> Result<T, E> + Send + Sync + 'static,
         close: fn(&T),
     ) -> Result<Arc<Self>, E> {
+        // Before the clients are created. If the credentials change meanwhile, the clients count as outdated.
         let version = settings.credentials.as_ref().map_or(0, Credentials::version);
         let shared = Arc::new(Self {
             current: RwLock::new(Arc::new(create()?)),
@@ -82,7 +83,11 @@ impl<T: Send + Sync> Owner for Replaceable<T> {
         let new = match (self.create)() {
             Ok(new) => Arc::new(new),
             Err(error) => {
-                tracing::warn!(owner = self.name, error, "cannot create kafka clients");
+                tracing::warn!(
+                    owner = self.name,
+                    error,
+                    "cannot create kafka clients; trying again later"
+                );
                 return;
             }
         };
@@ -101,6 +106,11 @@ impl<T: Send + Sync> Owner for Replaceable<T> {
             former = used;
             thread::park_timeout(ROUND);
         }
+    }
+
+    /// Never, as [`Owner::replace`] returns when it has finished or failed.
+    fn is_replacing(&self) -> bool {
+        false
     }
 
     fn has(&self, version: u64) -> bool {
