@@ -624,6 +624,23 @@ mod tests {
     }
 
     #[test]
+    fn an_owner_that_keeps_its_former_clients_is_asked_again() {
+        let Process { plan, settings, .. } = &process();
+        let renewal = Renewal::new(settings, "owner");
+        plan.set(Ok(contents("second")));
+        let is_due = || if renewal.is_due() { Ok(()) } else { Err("not yet") };
+        eventually("it renews", DEADLINE, is_due);
+        renewal.begin();
+        renewal.failed();
+        assert!(!renewal.is_due());
+        assert_eq!(plan.lock().outdated.last(), Some(&1));
+        eventually("it renews again", DEADLINE, is_due);
+        renewal.begin();
+        renewal.end();
+        plan.until("all are replaced", |planned| planned.outdated.ends_with(&[1, 0]));
+    }
+
+    #[test]
     fn an_owner_that_begins_during_a_change_is_replaced() {
         let Process { plan, settings, .. } = &process();
         let client = settings.client();

@@ -15,6 +15,7 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::Message as _;
 use rdkafka::topic_partition_list::Offset;
 use redeliver_core::Record;
+use redeliver_core::error_chain::error_chain;
 use redeliver_kafka_ffi::KafkaClient;
 
 use crate::client::{ClientSettings, KafkaSettings};
@@ -148,7 +149,33 @@ impl Follower {
     /// # Errors
     /// If the client fails.
     pub fn renew(&mut self) -> Result<(), ReadError> {
+        let consumer = create_consumer(&self.config, &self.waker)?;
+        self.continue_with(consumer)
+    }
+
+    /// Replaces the client because credentials have changed. If there can be no new one, the former one stays in use.
+    fn renew_credentials(&mut self) -> Result<(), ReadError> {
         self.renewal.begin();
+        match create_consumer(&self.config, &self.waker) {
+            Ok(consumer) => {
+                self.continue_with(consumer)?;
+                self.renewal.end();
+            }
+            Err(error) => {
+                self.renewal.failed();
+                tracing::warn!(
+                    error = %error_chain(&error),
+                    "cannot replace the consumer of a follower; trying again later"
+                );
+            }
+        }
+        Ok(())
+    }
+
+    fn continue_with(
+        &mut self,
+        consumer: KafkaClient<Arc<BaseConsumer<EndContext>>>,
+    ) -> Result<(), ReadError> {
         let starts: Vec<Start> = self
             .partitions
             .drain(..)
@@ -158,7 +185,7 @@ impl Follower {
                 from: followed.next,
             })
             .collect();
-        self.consumer = create_consumer(&self.config, &self.waker)?;
+        self.consumer = consumer;
         self.assign(&starts)
     }
 
@@ -174,8 +201,7 @@ impl Follower {
     ) -> Result<(), ReadError> {
         self.waker.attach_current_thread();
         if self.renewal.is_due() {
-            self.renew()?;
-            self.renewal.end();
+            self.renew_credentials()?;
         }
         // The main queue contains only callbacks and errors of the whole client.
         if let Some(Err(error)) = self.consumer.poll(Duration::ZERO) {

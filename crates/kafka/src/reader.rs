@@ -14,6 +14,7 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::Message as _;
 use rdkafka::topic_partition_list::{Offset, TopicPartitionListElem};
 use redeliver_core::Record;
+use redeliver_core::error_chain::error_chain;
 use redeliver_kafka_ffi::KafkaClient;
 
 use crate::client::{ClientSettings, KafkaSettings};
@@ -546,26 +547,38 @@ impl TopicTail {
             topics,
             positions,
         };
-        tail.assign()?;
+        tail.assign(&tail.consumer)?;
         Ok(tail)
     }
 
-    fn assign(&self) -> Result<(), ReadError> {
+    fn assign(&self, consumer: &BaseConsumer) -> Result<(), ReadError> {
         let mut list = TopicPartitionList::new();
         for ((topic, partition), position) in &self.positions {
             list.add_partition_offset(topic, *partition, *position)
                 .map_err(kafka("assigning"))?;
         }
-        self.consumer.assign(&list).map_err(kafka("assigning"))
+        consumer.assign(&list).map_err(kafka("assigning"))
     }
 
-    /// Continues with a new client where the former one was.
-    fn renew(&mut self) -> Result<(), ReadError> {
+    /// Continues with a new client where the former one was, or with the former one if there can be no new one.
+    fn renew(&mut self) {
         self.renewal.begin();
-        self.consumer = self.config.create().map_err(kafka("creating a consumer"))?;
-        self.assign()?;
-        self.renewal.end();
-        Ok(())
+        match self.new_consumer() {
+            Ok(consumer) => {
+                self.consumer = consumer;
+                self.renewal.end();
+            }
+            Err(error) => {
+                self.renewal.failed();
+                tracing::warn!(error = %error_chain(&error), "cannot replace the consumer of a tail; trying again later");
+            }
+        }
+    }
+
+    fn new_consumer(&self) -> Result<KafkaClient<BaseConsumer>, ReadError> {
+        let consumer = self.config.create().map_err(kafka("creating a consumer"))?;
+        self.assign(&consumer)?;
+        Ok(consumer)
     }
 
     /// The next record; `None` if none arrives within `wait`.
@@ -574,7 +587,7 @@ impl TopicTail {
     /// If the broker returns a permanent error.
     pub fn next(&mut self, wait: Duration) -> Result<Option<Record>, ReadError> {
         if self.renewal.is_due() {
-            self.renew()?;
+            self.renew();
         }
         match self.consumer.poll(wait) {
             Some(Ok(message)) => {

@@ -370,7 +370,13 @@ fn watch(mut client: WatchClient, settings: &ClientSettings, renewal: &Renewal, 
                     client = new;
                     renewal.end();
                 }
-                Err(error) => tracing::warn!(%error, "cannot create the kafka client that watches topics"),
+                Err(error) => {
+                    renewal.failed();
+                    tracing::warn!(
+                        %error,
+                        "cannot create the kafka client that watches topics; trying again later"
+                    );
+                }
             }
         }
         let names: Vec<Arc<str>> = lock(&shared.topics).keys().cloned().collect();

@@ -65,6 +65,15 @@ impl Renewal {
         }
     }
 
+    /// New clients could not be created, so the former ones stay in use. The owner is asked again after a while.
+    pub(crate) fn failed(&self) {
+        if let Some(Member { versions, .. }) = &self.0 {
+            let working = versions.working.load(Ordering::Acquire);
+            versions.used.store(working, Ordering::Release);
+            versions.required.store(working, Ordering::Release);
+        }
+    }
+
     /// The new clients work, so the next owner may begin.
     pub(crate) fn end(&self) {
         if let Some(Member { versions, .. }) = &self.0 {
