@@ -6,6 +6,7 @@
 //! The credentials come from AWS's SDK, and so from the same sources as in all programs that use it.
 
 use std::error::Error;
+use std::io;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use aws_config::default_provider::credentials::DefaultCredentialsChain;
@@ -144,18 +145,30 @@ impl MskIam {
 
 impl TokenSource for MskIam {
     fn request(&mut self) -> Result<Token, TokenError> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.map_err(|error| unavailable(format!("cannot send requests: {error}")))?;
-        let token = async { tokio::time::timeout(TIMEOUT, self.token()).await };
-        // The SDK logs secrets, some of them as warnings. Everything worth knowing is in the error.
-        let token = tracing::subscriber::with_default(NoSubscriber::new(), || runtime.block_on(token));
-        token.unwrap_or_else(|_| {
+        let token = run_silently(TIMEOUT, self.token());
+        let token = token.map_err(|error| unavailable(format!("cannot send requests: {error}")))?;
+        token.unwrap_or_else(|| {
             Err(unavailable(format!(
                 "{SECTION}: no source of AWS credentials has answered within {} s",
                 TIMEOUT.as_secs()
             )))
         })
     }
+}
+
+/// Runs a future on a runtime of its own, for `timeout` at most: `None` if it takes longer. Nothing it does is logged: the SDK
+/// logs secrets, some of them as warnings. Everything worth knowing is in its errors.
+fn run_silently<T>(timeout: Duration, future: impl Future<Output = T>) -> io::Result<Option<T>> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        // The threads for blocking calls, which look up names and read files. Each keeps its subscriber until it ends.
+        .on_thread_start(|| std::mem::forget(tracing::subscriber::set_default(NoSubscriber::new())))
+        .build()?;
+    let limited = async { tokio::time::timeout(timeout, future).await.ok() };
+    let result = tracing::subscriber::with_default(NoSubscriber::new(), || runtime.block_on(limited));
+    // Dropping it would wait for blocking calls, and a lookup of a name may take longer than the timeout.
+    runtime.shutdown_background();
+    Ok(result)
 }
 
 /// When a token that is signed now expires. It does not outlive the credentials that sign it.
@@ -285,6 +298,8 @@ impl StsAnswer {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+
     use serde::Deserialize;
 
     use super::*;
@@ -343,6 +358,55 @@ mod tests {
                 vector.expires_at_ms
             );
         }
+    }
+
+    #[test]
+    fn a_blocking_call_does_not_prolong_the_timeout_and_logs_nothing() {
+        let (end, ended) = mpsc::channel::<()>();
+        let (report, reports) = mpsc::channel();
+        // What other threads use; with `NoSubscriber`, nothing could be told apart.
+        tracing::subscriber::set_global_default(Loud).unwrap();
+        let blocking = async {
+            let call = tokio::task::spawn_blocking(move || {
+                let is_silent = tracing::dispatcher::get_default(|current| current.is::<NoSubscriber>());
+                report.send(is_silent).unwrap();
+                // A defect fails the test instead of blocking it.
+                let was_ended = ended.recv_timeout(Duration::from_secs(60)).is_ok();
+                report.send(was_ended).unwrap();
+            });
+            call.await.unwrap();
+        };
+        assert!(
+            run_silently(Duration::from_millis(50), blocking)
+                .unwrap()
+                .is_none()
+        );
+        end.send(()).expect("the call still runs");
+        assert_eq!(reports.iter().collect::<Vec<_>>(), [true, true]);
+        assert_eq!(run_silently(TIMEOUT, async { 1 }).unwrap(), Some(1));
+    }
+
+    /// A subscriber that sees everything.
+    struct Loud;
+
+    impl tracing::Subscriber for Loud {
+        fn enabled(&self, _metadata: &tracing::Metadata<'_>) -> bool {
+            true
+        }
+
+        fn new_span(&self, _span: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+            tracing::span::Id::from_u64(1)
+        }
+
+        fn record(&self, _span: &tracing::span::Id, _values: &tracing::span::Record<'_>) {}
+
+        fn record_follows_from(&self, _span: &tracing::span::Id, _follows: &tracing::span::Id) {}
+
+        fn event(&self, _event: &tracing::Event<'_>) {}
+
+        fn enter(&self, _span: &tracing::span::Id) {}
+
+        fn exit(&self, _span: &tracing::span::Id) {}
     }
 
     #[test]
