@@ -257,10 +257,18 @@ impl<P: Processor> Lane<P> {
                 backoff.reset();
             }
             // Its result does not matter: the next session begins at the committed positions.
-            writer.finish().map_err(|_| LaneError::ThreadEnded {
+            let finished = writer.finish(&self.client.stop);
+            let has_finished = finished.map_err(|_| LaneError::ThreadEnded {
                 lane: self.client.spec.name.clone(),
                 thread: TRANSACTIONS,
             })?;
+            if !has_finished {
+                // The next process resolves the transaction.
+                return match ended {
+                    Ended::Fatal(error) => Err(error),
+                    Ended::Broken(_) | Ended::Restart(_) | Ended::Halted(_) => Ok(()),
+                };
+            }
             // The old producer may have left a transaction open. Initialising a new one with the same transactional id
             // resolves it.
             writer.transactions().discard();

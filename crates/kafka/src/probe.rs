@@ -11,9 +11,8 @@ use redeliver_kafka_ffi::KafkaClient;
 
 use crate::client::ClientSettings;
 
-/// Timeouts of requests: a short one first, so that a refusal is soon reported.
+/// The timeout of the first request: a short one, so that a refusal is soon reported.
 const FIRST_REQUEST: Duration = Duration::from_millis(50);
-const MAX_REQUEST: Duration = Duration::from_secs(2);
 /// How long callbacks are waited for after a request.
 const CALLBACKS: Duration = Duration::from_millis(50);
 
@@ -37,7 +36,7 @@ pub(crate) enum Probed {
 pub(crate) fn probe(config: &ClientSettings, timeout: Duration) -> Result<Probed, KafkaError> {
     let client: KafkaClient<BaseProducer<Refusal>> = config.create_with_context(Refusal::default())?;
     let end = Instant::now() + timeout;
-    let mut request = FIRST_REQUEST;
+    let mut request = FIRST_REQUEST.min(timeout);
     loop {
         // The request makes the client connect. Errors are reported to the callback.
         let answered = client.client().fetch_metadata(None, request);
@@ -49,12 +48,20 @@ pub(crate) fn probe(config: &ClientSettings, timeout: Duration) -> Result<Probed
         if answered.is_ok() {
             return Ok(Probed::Connected);
         }
-        if Instant::now() >= end {
+        let remaining = end.saturating_duration_since(Instant::now());
+        if remaining.is_zero() {
             return Ok(Probed::Unanswered(errors.other.take()));
         }
         drop(errors);
-        request = (2 * request).min(MAX_REQUEST).min(timeout);
+        request = next_request(request, remaining);
     }
+}
+
+/// The timeout of the request that follows one with the timeout `former`. The last one gets all the time that remains, which is
+/// about half of the time of the probe or more, so that a slow broker can answer it.
+fn next_request(former: Duration, remaining: Duration) -> Duration {
+    let next = 2 * former;
+    if remaining < 4 * next { remaining } else { next }
 }
 
 /// The last errors of connections.
@@ -92,4 +99,26 @@ impl ProducerContext for Refusal {
     type DeliveryOpaque = ();
 
     fn delivery(&self, _result: &DeliveryResult<'_>, _opaque: ()) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_request_takes_about_half_of_the_time() {
+        for timeout in [1, 2, 5, 10, 30].map(Duration::from_secs) {
+            let mut requests = vec![FIRST_REQUEST];
+            let mut remaining = timeout - FIRST_REQUEST - CALLBACKS;
+            while !remaining.is_zero() {
+                let next = next_request(requests[requests.len() - 1], remaining);
+                assert!(next <= remaining);
+                requests.push(next);
+                remaining = remaining.saturating_sub(next + CALLBACKS);
+            }
+            let last = requests[requests.len() - 1];
+            assert!(last >= timeout.mul_f64(0.45), "{timeout:?} {requests:?}");
+            assert!(requests.len() > 2, "{timeout:?} {requests:?}");
+        }
+    }
 }

@@ -7,14 +7,16 @@
 
 use std::cell::Cell;
 use std::io;
-use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use rdkafka::TopicPartitionList;
 use rdkafka::consumer::ConsumerGroupMetadata;
 use redeliver_core::Output;
+use tokio_util::sync::CancellationToken;
 
+use super::ROUND;
 use crate::processor::Waker;
 use crate::transaction::{Alternating, TransactionError};
 
@@ -111,16 +113,21 @@ impl Writer {
         Ok(())
     }
 
-    /// Waits for the end of the transaction that is being written, and forgets its result.
+    /// Waits for the end of the transaction that is being written, and forgets its result. Returns false if the lane was told
+    /// to stop before it has ended.
     ///
     /// # Errors
     /// If the thread has panicked.
-    pub(super) fn finish(&self) -> Result<(), Disconnected> {
-        if self.is_writing.get() {
-            self.written.recv().map_err(|_| Disconnected)?;
-            self.is_writing.set(false);
+    pub(super) fn finish(&self, stop: &CancellationToken) -> Result<bool, Disconnected> {
+        while self.is_writing.get() {
+            match self.written.recv_timeout(ROUND) {
+                Ok(_) => self.is_writing.set(false),
+                Err(RecvTimeoutError::Timeout) if stop.is_cancelled() => return Ok(false),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return Err(Disconnected),
+            }
         }
-        Ok(())
+        Ok(true)
     }
 
     /// The transaction that has ended, if it has.
@@ -143,7 +150,8 @@ impl Drop for Writer {
     fn drop(&mut self) {
         // Closing the channel ends the thread.
         self.writes = None;
-        // A lane stops within a transaction only at the end of its grace period, so nothing waits for the transaction.
+        // A lane stops within a transaction only at the end of its grace period, or if its session has failed, so nothing
+        // waits for the transaction.
         if let Some(thread) = self.thread.take().filter(|_| !self.is_writing.get()) {
             // A panic has already been reported.
             let _ = thread.join();
@@ -153,4 +161,38 @@ impl Drop for Writer {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client::KafkaSettings;
+    use crate::topic_watch::TopicWatch;
+
+    #[test]
+    fn a_lane_that_stops_does_not_wait_for_the_end_of_a_transaction() {
+        let settings = KafkaSettings::new("127.0.0.1:1", "test");
+        let watch = TopicWatch::start(&settings).unwrap();
+        let (sender, written) = sync_channel(1);
+        // A transaction that has begun, as after `begin`.
+        let writer = Writer {
+            transactions: Arc::new(Mutex::new(Alternating::new(&settings, "test", None, &watch))),
+            writes: None,
+            written,
+            thread: None,
+            is_writing: Cell::new(true),
+        };
+        let stop = CancellationToken::new();
+        stop.cancel();
+        assert!(!writer.finish(&stop).unwrap());
+        // The end is noticed, also if the lane stops.
+        let ended = Written {
+            outputs: Vec::new(),
+            result: Ok(()),
+            changelog_ends: Vec::new(),
+        };
+        sender.try_send(ended).ok().unwrap();
+        assert!(writer.finish(&stop).unwrap());
+        assert!(writer.finish(&stop).unwrap());
+    }
 }
