@@ -27,18 +27,20 @@ pub(crate) enum WrongScheme {
 /// answer proves nothing.
 pub(crate) async fn check(url: &str) -> Option<WrongScheme> {
     let uri: Uri = url.parse().ok()?;
-    let address = uri.authority()?.as_str();
     let uses_tls = match uri.scheme_str()? {
         "http" => false,
         "https" => true,
         _ => return None,
     };
-    let port = uri.port_u16().unwrap_or(if uses_tls { 443 } else { 80 });
-    let host = format!("{}:{port}", uri.host()?);
-    let answer = tokio::time::timeout(TIMEOUT, answer(&host)).await.ok()?.ok()?;
+    // Not the authority, which may contain a password.
+    let host = uri.host()?;
+    let port = uri.port_u16();
+    let server = format!("{host}:{}", port.unwrap_or(if uses_tls { 443 } else { 80 }));
+    let answer = tokio::time::timeout(TIMEOUT, answer(&server)).await.ok()?.ok()?;
+    let address = port.map_or_else(|| host.to_owned(), |_| server.clone());
     match (uses_tls, speaks_tls(answer)?) {
-        (false, true) => Some(WrongScheme::ServerHasTls(address.to_owned())),
-        (true, false) => Some(WrongScheme::ServerHasNoTls(address.to_owned())),
+        (false, true) => Some(WrongScheme::ServerHasTls(address)),
+        (true, false) => Some(WrongScheme::ServerHasNoTls(address)),
         _ => None,
     }
 }
@@ -65,6 +67,8 @@ fn speaks_tls(answer: [u8; 4]) -> Option<bool> {
 
 #[cfg(test)]
 mod tests {
+    use tokio::net::TcpListener;
+
     use super::*;
 
     #[test]
@@ -73,6 +77,21 @@ mod tests {
         assert_eq!(speaks_tls([0, 0, 24, 4]), Some(false));
         assert_eq!(speaks_tls(*b"HTTP"), None);
         assert_eq!(speaks_tls([0, 0, 8, 7]), None);
+    }
+
+    #[tokio::test]
+    async fn a_password_in_the_address_is_not_shown() {
+        let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = server.local_addr().unwrap().to_string();
+        let alert = async {
+            let (mut stream, _) = server.accept().await.unwrap();
+            let mut preface = vec![0; PREFACE.len()];
+            stream.read_exact(&mut preface).await.unwrap();
+            stream.write_all(&[21, 3, 3, 0]).await.unwrap();
+        };
+        let url = format!("http://user:hunter2@{address}");
+        let (found, ()) = tokio::join!(check(&url), alert);
+        assert_eq!(found, Some(WrongScheme::ServerHasTls(address)));
     }
 
     #[tokio::test]

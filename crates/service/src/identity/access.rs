@@ -52,7 +52,8 @@ impl Access {
     }
 
     /// Completes when the same request would be refused: its token was revoked or has expired, or lost a scope. It is
-    /// checked as often as the files of tokens and keys. The refusal is counted and logged.
+    /// checked as often as the files of tokens and keys. The refusal is counted and logged. A client certificate was verified
+    /// when the connection began, and stays valid as long as the connection, also after it has expired.
     pub async fn withdrawn(&self) -> Refusal {
         let mut checks = interval_at(Instant::now() + CHECK_INTERVAL, CHECK_INTERVAL);
         checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
