@@ -362,13 +362,13 @@ mod tests {
 
     #[test]
     fn a_blocking_call_does_not_prolong_the_timeout_and_logs_nothing() {
-        let (end, ended) = mpsc::channel::<()>();
-        let (report, reports) = mpsc::channel();
+        let (end, ended) = mpsc::sync_channel::<()>(1);
+        let (report, reports) = mpsc::sync_channel(2);
         // What other threads use; with `NoSubscriber`, nothing could be told apart.
         tracing::subscriber::set_global_default(Loud).unwrap();
         let blocking = async {
             let call = tokio::task::spawn_blocking(move || {
-                let is_silent = tracing::dispatcher::get_default(|current| current.is::<NoSubscriber>());
+                let is_silent = tracing::dispatcher::get_default(tracing::Dispatch::is::<NoSubscriber>);
                 report.send(is_silent).unwrap();
                 // A defect fails the test instead of blocking it.
                 let was_ended = ended.recv_timeout(Duration::from_secs(60)).is_ok();
