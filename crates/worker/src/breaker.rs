@@ -105,6 +105,9 @@ pub(crate) struct Provisional {
 pub(crate) enum Verdict {
     /// The result is final.
     Own,
+    /// The result is final although the endpoint fails: no other record has been probed for too long. The record must not
+    /// block others any longer.
+    Poison,
     /// The record waits for the results of others, see [`View::decide`].
     Held(Provisional),
     /// The attempt does not count; the record waits until the breaker closes or it is probed.
@@ -319,7 +322,7 @@ impl Breaker {
         if now - (*first).max(open.last_other) >= poison_after {
             // A retry of this record is not another one.
             *first = now;
-            return (Verdict::Own, None);
+            return (Verdict::Poison, None);
         }
         (Verdict::Forgotten, None)
     }
@@ -331,10 +334,10 @@ impl Breaker {
         Change::Closed { after }
     }
 
-    /// An admitted attempt ended without a result.
-    pub(crate) fn abandoned(&mut self, admitted: Admitted) {
+    /// A probe ended without a result.
+    pub(crate) fn abandoned(&mut self, probe: Admitted) {
         if let Some(open) = &mut self.open
-            && admitted.is_probe
+            && probe.is_probe
         {
             open.is_probing = false;
         }
@@ -432,12 +435,10 @@ impl Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        if let Some(admitted) = self.admitted.take() {
+        if let Some(probe) = self.admitted.take().filter(|admitted| admitted.is_probe) {
             let mut breaker = self.gate.lock();
-            breaker.abandoned(admitted);
-            let view = breaker.view();
-            drop(breaker);
-            self.gate.announce(view);
+            breaker.abandoned(probe);
+            self.gate.announce(breaker.view());
         }
     }
 }

@@ -21,15 +21,14 @@ use redeliver_core::{Clock, ErrorClass, Failure, HumanDuration, Outcome, Pipelin
 use redeliver_proto::long_wait;
 use redeliver_runtime::telemetry::Tracer;
 use tokio::sync::Notify;
-use tokio::task::{JoinError, JoinSet};
+use tokio::task::JoinError;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tower::{BoxError, ServiceExt};
 
-use crate::attempt_queue::AttemptQueue;
-use crate::breaker::{Gate, Permit, Provisional, Verdict};
+use crate::breaker::{Gate, Permit, Verdict};
 use crate::engine::{FinishedRecord, LaneChannel, QueuedRecord};
-use crate::groups::{Grouping, Groups, GroupsOf};
+use crate::groups::Grouping;
 use crate::handler::{Attempt, Handler};
 use crate::metrics::WorkerMetrics;
 use crate::spans::AttemptSpan;
@@ -41,6 +40,10 @@ const BLOCKING_DELAY: Duration = Duration::from_millis(100);
 const BLOCKING_DELAY_MAX: Duration = Duration::from_secs(5);
 /// How often the clock is read again after it has stepped.
 const CLOCK_INTERVAL: Duration = Duration::from_millis(100);
+
+mod work;
+
+use work::{Held, OfLane, Work};
 
 pub(crate) struct Driver<H> {
     pub(crate) handler: H,
@@ -64,25 +67,12 @@ pub(crate) struct AttemptContext {
     pub(crate) grouping: Arc<Grouping>,
 }
 
-/// Something of one of the driver's lanes.
-struct OfLane<T> {
-    /// The index of the lane in [`Driver::lanes`].
-    lane: usize,
-    record: T,
-}
-
 /// A record after its attempt.
 struct Called {
     queued: QueuedRecord,
     outcome: Outcome,
     /// The trace context of the attempt.
     trace: Option<TraceContext>,
-}
-
-/// A failed attempt that counts only if later calls show that the endpoint works.
-struct Held {
-    called: OfLane<Called>,
-    failure: Provisional,
 }
 
 /// What a task of the driver ends with.
@@ -95,48 +85,26 @@ enum Ended {
     Routed(OfLane<FinishedRecord>),
 }
 
-/// The records of a driver.
-struct Work {
-    running: JoinSet<Ended>,
-    /// How many of the tasks call the handler.
-    calls: usize,
-    /// Records that wait until others of their groups have left.
-    groups: Groups<OfLane<QueuedRecord>>,
-    queue: AttemptQueue<OfLane<QueuedRecord>>,
-    /// Oldest first.
-    held: Vec<Held>,
-    /// Records whose followers wait for them, and when their next attempts start.
-    blocking: Vec<(Instant, OfLane<QueuedRecord>)>,
-    /// By lane.
-    finished: Vec<Vec<FinishedRecord>>,
-}
-
 impl<H: Handler> Driver<H> {
     /// Runs attempts until all lanes have ended.
     pub(crate) async fn run(self, lanes_ended: Vec<CancellationToken>) {
         let mut lanes_ended = pin!(join_all(lanes_ended.iter().map(CancellationToken::cancelled)));
         let mut view = self.gate.watch();
-        let mut work = Work {
-            running: JoinSet::new(),
-            calls: 0,
-            groups: Groups::new(&self.context.grouping),
-            queue: AttemptQueue::default(),
-            held: Vec::new(),
-            blocking: Vec::new(),
-            finished: self.lanes.iter().map(|_| Vec::new()).collect(),
-        };
+        let mut work = Work::new(self.lanes.len(), &self.context.grouping);
         loop {
             for (lane, channel) in self.lanes.iter().enumerate() {
+                // Looked at before the records, so that it covers those that come later.
+                let has_revoked = channel.take_revoked();
                 for record in channel.take_queued() {
                     work.arrive(OfLane { lane, record });
                 }
                 if channel.is_stopping() {
                     // Attempts in progress finish. Records without an attempt that counts go back, so that the lane does
                     // not wait for them; they are read again after the restart.
-                    work.give_back(|queued| queued.lane == lane);
-                } else if channel.take_revoked() {
+                    work.give_back(|of, _| of == lane);
+                } else if has_revoked {
                     // The lane drops them. They count as in flight until then.
-                    work.give_back(|queued| queued.lane == lane && !queued.record.is_assigned());
+                    work.give_back(|of, queued| of == lane && !queued.is_assigned());
                 }
             }
             self.decide(&mut work);
@@ -176,6 +144,7 @@ impl<H: Handler> Driver<H> {
                 Verdict::Held(_) => work.held.push(held),
                 Verdict::Forgotten => self.forget(held.called, work),
                 Verdict::Own => self.conclude(held.called, work),
+                Verdict::Poison => self.route(held.called, work),
             }
         }
         if !view.is_open {
@@ -185,16 +154,15 @@ impl<H: Handler> Driver<H> {
 
     /// Starts attempts. Returns when to look again, if nothing else happens.
     fn start(&self, work: &mut Work) -> Option<Instant> {
-        let wake_at = [self.repeat_held(work), work.unblock(Instant::now())];
+        let wake_at = [self.repeat_held(work), self.unblock(work)];
         while work.calls < self.concurrency && !work.queue.is_empty() {
             let permit = match self.gate.start(work.queue.has_only_forgotten()) {
                 Ok(permit) => permit,
                 Err(wait_until) => return wait_until.into_iter().chain(wake_at.into_iter().flatten()).min(),
             };
-            let Some(OfLane { lane, record }) = work.next_assigned() else {
+            let Some(OfLane { lane, record }) = work.next() else {
                 break;
             };
-            work.calls += 1;
             let called = self.context.clone().call(self.handler.clone(), record);
             let ended = called.map(move |record| Ended::Called(OfLane { lane, record }, permit));
             work.running.spawn(ended);
@@ -218,14 +186,34 @@ impl<H: Handler> Driver<H> {
         wait_until
     }
 
+    /// Puts blocking records in the queue whose next attempts are due. Returns the time of the next one.
+    fn unblock(&self, work: &mut Work) -> Option<Instant> {
+        let now = Instant::now();
+        let due: Vec<_> = work.blocking.extract_if(.., |(at, _)| *at <= now).collect();
+        if !due.is_empty() {
+            let is_open = self.gate.view().is_open;
+            for (_, queued) in due {
+                match is_open {
+                    // Records that have not been probed go first.
+                    true => work.push(queued),
+                    false => work.repeat(queued),
+                }
+            }
+        }
+        work.blocking.iter().map(|(at, _)| *at).min()
+    }
+
     fn ended(&self, ended: Result<Ended, JoinError>, work: &mut Work) {
         match ended {
             Ok(Ended::Routed(OfLane { lane, record })) => work.finished[lane].push(record),
             Ok(Ended::Called(called, permit)) => {
-                work.calls -= 1;
                 let Called { queued, outcome, .. } = &called.record;
+                work.end_attempt(&queued.groups);
                 match permit.ended(&queued.arrival.origin, outcome) {
+                    // The lane drops it. It must not wait here for others.
+                    _ if !queued.is_assigned() => work.return_unprocessed(called.map(|called| called.queued)),
                     Verdict::Own => self.conclude(called, work),
+                    Verdict::Poison => self.route(called, work),
                     Verdict::Held(failure) => work.held.push(Held { called, failure }),
                     Verdict::Forgotten => self.forget(called, work),
                 }
@@ -241,9 +229,11 @@ impl<H: Handler> Driver<H> {
 
     fn forget(&self, called: OfLane<Called>, work: &mut Work) {
         self.context.metrics.forgotten.inc();
-        let is_retry = called.record.queued.is_retry;
-        work.queue
-            .push_forgotten(called.map(|called| called.queued), is_retry);
+        let mut queued = called.map(|called| called.queued);
+        // The time of an outage does not use up `key_blocking`.
+        queued.record.blocks_since = None;
+        let is_retry = queued.record.is_retry;
+        work.queue.push_forgotten(queued, is_retry);
     }
 
     /// Ends an attempt that counts, unless the record blocks its followers.
@@ -256,7 +246,7 @@ impl<H: Handler> Driver<H> {
 
     /// Decides where a record goes next.
     fn route(&self, called: OfLane<Called>, work: &mut Work) {
-        work.leave(&called.record.queued.groups);
+        work.leave_order(&called.record.queued.groups);
         let OfLane { lane, record: called } = called;
         let now = match called.outcome {
             Outcome::Success(_) => Some(self.context.clock.now()),
@@ -276,101 +266,6 @@ impl<H: Handler> Driver<H> {
             Ended::Routed(OfLane { lane, record })
         };
         work.running.spawn(routed);
-    }
-}
-
-impl Work {
-    fn arrive(&mut self, queued: OfLane<QueuedRecord>) {
-        if let Some(ready) = self.groups.enter(queued, groups_of) {
-            let is_retry = ready.record.is_retry;
-            self.queue.push(ready, is_retry);
-        }
-    }
-
-    /// Takes note that a record of these groups has ended.
-    fn leave(&mut self, groups: &GroupsOf) {
-        for next in self.groups.leave(groups, groups_of) {
-            let is_retry = next.record.is_retry;
-            self.queue.push(next, is_retry);
-        }
-    }
-
-    /// Puts a record that has had an attempt first in the queue.
-    fn repeat(&mut self, queued: OfLane<QueuedRecord>) {
-        let is_retry = queued.record.is_retry;
-        self.queue.push_first(queued, is_retry);
-    }
-
-    /// Puts blocking records in the queue whose next attempts are due. Returns the time of the next one.
-    fn unblock(&mut self, now: Instant) -> Option<Instant> {
-        let due: Vec<_> = self.blocking.extract_if(.., |(at, _)| *at <= now).collect();
-        for (_, queued) in due {
-            self.repeat(queued);
-        }
-        self.blocking.iter().map(|(at, _)| *at).min()
-    }
-
-    /// Returns records that have no attempt in progress to the lanes.
-    fn give_back(&mut self, is_given_back: impl Fn(&OfLane<QueuedRecord>) -> bool) {
-        // First those that have not entered their groups, so that none of them takes the place of another one.
-        let waiting = self.groups.remove(&is_given_back, groups_of);
-        let mut entered = self.queue.remove(&is_given_back);
-        let blocking = self.blocking.extract_if(.., |(_, queued)| is_given_back(queued));
-        entered.extend(blocking.map(|(_, queued)| queued));
-        for held in std::mem::take(&mut self.held) {
-            let failure = held.failure;
-            let OfLane { lane, record } = held.called;
-            let Called {
-                queued,
-                outcome,
-                trace,
-            } = record;
-            let queued = OfLane { lane, record: queued };
-            if is_given_back(&queued) {
-                entered.push(queued);
-            } else {
-                let called = queued.map(|queued| Called {
-                    queued,
-                    outcome,
-                    trace,
-                });
-                self.held.push(Held { called, failure });
-            }
-        }
-        for queued in &entered {
-            self.leave(&queued.record.groups);
-        }
-        for left in &waiting.left {
-            self.leave(left);
-        }
-        for queued in waiting.records.into_iter().chain(entered) {
-            self.finished[queued.lane].push(queued.record.into_unprocessed());
-        }
-    }
-
-    /// The record whose attempt is next. The lane drops those of partitions that have just been revoked.
-    fn next_assigned(&mut self) -> Option<OfLane<QueuedRecord>> {
-        loop {
-            let next = self.queue.pop()?;
-            if next.record.is_assigned() {
-                return Some(next);
-            }
-            self.leave(&next.record.groups);
-            self.finished[next.lane].push(next.record.into_unprocessed());
-        }
-    }
-}
-
-fn groups_of(queued: &OfLane<QueuedRecord>) -> &GroupsOf {
-    &queued.record.groups
-}
-
-impl<T> OfLane<T> {
-    fn map<U>(self, map: impl FnOnce(T) -> U) -> OfLane<U> {
-        OfLane {
-            lane: self.lane,
-            record: map(self.record),
-        }
     }
 }
 
@@ -398,12 +293,13 @@ impl AttemptContext {
             trace: trace.clone(),
         };
         let began = Instant::now();
-        let call = AssertUnwindSafe(handler.oneshot(attempt)).catch_unwind();
-        let outcome = match within(self.timeout, call).await {
+        // Outside of the time-out, because the destructor of a cancelled future can panic, too.
+        let call = AssertUnwindSafe(within(self.timeout, handler.oneshot(attempt))).catch_unwind();
+        let outcome = match call.await {
             Ok(Ok(Ok(outcome))) => outcome,
             Ok(Ok(Err(error))) => Outcome::Failed(error_failure(&error.into())),
-            Ok(Err(panic)) => Outcome::Failed(panic_failure(&*panic)),
-            Err(TimedOut(timeout)) => Outcome::Failed(timeout_failure(timeout)),
+            Ok(Err(TimedOut(timeout))) => Outcome::Failed(timeout_failure(timeout)),
+            Err(panic) => Outcome::Failed(panic_failure(&*panic)),
         };
         self.metrics.handling.observe(began.elapsed().as_secs_f64());
         span.end(&outcome);
@@ -438,8 +334,12 @@ impl AttemptContext {
         let since = *called.queued.blocks_since.get_or_insert(now);
         // The delay doubles, because it is as long as the time that has passed.
         let delay = (now - since).clamp(BLOCKING_DELAY, BLOCKING_DELAY_MAX);
-        let at = now + delay.max(failure.retry_after.unwrap_or_default());
-        (at - since <= limit).then_some(at)
+        let delay = delay.max(failure.retry_after.unwrap_or_default());
+        let blocked = (now - since).checked_add(delay)?;
+        if blocked > limit {
+            return None;
+        }
+        now.checked_add(delay)
     }
 
     /// Decides at `now` where a record goes after its attempt.
@@ -539,18 +439,4 @@ fn timeout_failure(timeout: Duration) -> Failure {
 }
 
 #[cfg(test)]
-mod tests {
-    use redeliver_runtime::tasks::TaskError;
-
-    use super::*;
-
-    #[test]
-    fn the_message_of_a_failed_attempt_contains_the_causes_of_the_error() {
-        let error = TaskError::Failed {
-            name: "the upload".to_owned(),
-            source: "no space left".into(),
-        };
-        let failure = error_failure(&error.into());
-        assert_eq!(failure.message, "the upload failed: no space left");
-    }
-}
+mod tests;

@@ -232,20 +232,15 @@ impl Engine {
         if missing.is_empty() && self.waiting.is_empty() {
             return;
         }
-        let awaited = missing
-            .iter()
-            .filter(|(topic, missing_for)| !self.has_timed_out(topic, *missing_for));
-        let awaited: Vec<Arc<str>> = awaited.map(|(topic, _)| topic.clone()).collect();
-        let released = self
-            .waiting
-            .release(|topic| !awaited.iter().any(|awaited| **awaited == *topic));
+        // All of them are looked at again, before those that have been collected since, so that they keep their order.
+        let waiting = self.waiting.take_all();
         if !mutant!("engine-forgets-waiting-results") {
-            self.finished.extend(released);
+            self.finished.splice(0..0, waiting);
         }
         for record in std::mem::take(&mut self.finished) {
             self.place(record, &missing, now);
         }
-        self.topics.gauges.set(self.waiting.counts());
+        self.topics.gauges.set(&self.waiting.counts());
         self.log_waiting(&missing);
     }
 
@@ -266,7 +261,7 @@ impl Engine {
             if !self.has_timed_out(topic, *missing_for)
                 || !self.replace_by_dead_letter(&mut record, topic, *missing_for, now)
             {
-                self.waiting.insert(topic.clone(), record);
+                self.waiting.push(topic.clone(), record);
                 return;
             }
         }
@@ -369,6 +364,8 @@ impl Processor for Engine {
     }
 
     fn revoked(&mut self, assignment: AssignmentId) {
+        // Also the records of this round of the lane, so that the driver has all of them when it looks for revoked ones.
+        self.accepted_all();
         // The driver returns queued records of the partition. Handlers that already run are not cancelled: their calls
         // may have had effects, and `finish` drops their results because the assignment is gone.
         if let Some(is_assigned) = self.assignments.remove(&assignment) {
@@ -548,4 +545,4 @@ impl Processor for Engine {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -1,8 +1,8 @@
 //! Limits of concurrent attempts per group of records: order by key or partition, and fairness between tenants.
 //!
-//! A record belongs to at most two groups, see [`Grouping`]: one whose records are processed one after the other, in their
-//! order, and one with a limit of its own. A record enters both before its attempt and leaves them when its result is
-//! final, so that a record whose attempt is repeated keeps its place.
+//! A record belongs to at most two groups, see [`Grouping`]. It enters the one whose records are processed one after the
+//! other when it arrives, and leaves it when its result is final, so that a record whose attempt is repeated keeps its
+//! place. It is in the other one, which limits concurrent attempts, only during an attempt.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -68,8 +68,10 @@ pub(crate) enum Group {
 /// The groups of a record.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct GroupsOf {
-    ordered: Option<Group>,
-    limited: Option<Group>,
+    /// Whose records are processed one after the other.
+    pub(crate) ordered: Option<Group>,
+    /// With a limit of concurrent attempts.
+    pub(crate) limited: Option<Group>,
 }
 
 impl Grouping {
@@ -126,69 +128,10 @@ impl GroupsOf {
     }
 }
 
-/// Records that wait until others of their groups have left. `T` is a record with its groups.
+/// Groups with the same limit, and the records that wait until there is room in theirs.
 pub(crate) struct Groups<T> {
-    ordered: Limited<T>,
-    limited: Limited<T>,
-}
-
-impl<T> Groups<T> {
-    pub(crate) fn new(grouping: &Grouping) -> Self {
-        let limit = grouping.limit.as_ref();
-        Self {
-            ordered: Limited::new(1),
-            limited: Limited::new(limit.map_or(usize::MAX, |limit| limit.concurrency.max(1))),
-        }
-    }
-
-    /// Returns the record if its attempt may start.
-    pub(crate) fn enter(&mut self, record: T, groups: impl Fn(&T) -> &GroupsOf) -> Option<T> {
-        let ordered = groups(&record).ordered.clone();
-        let record = self.ordered.enter(ordered, record)?;
-        let limited = groups(&record).limited.clone();
-        self.limited.enter(limited, record)
-    }
-
-    /// Takes note that a record that has entered these groups has ended. Returns those whose attempts may start now.
-    pub(crate) fn leave(&mut self, left: &GroupsOf, groups: impl Fn(&T) -> &GroupsOf) -> Vec<T> {
-        let next_limited = left.limited.as_ref().and_then(|group| self.limited.leave(group));
-        let next_ordered = left.ordered.as_ref().and_then(|group| self.ordered.leave(group));
-        let next_ordered = next_ordered.and_then(|next| {
-            let limited = groups(&next).limited.clone();
-            self.limited.enter(limited, next)
-        });
-        next_limited.into_iter().chain(next_ordered).collect()
-    }
-
-    /// Removes waiting records for which `is_removed` returns true. A record that waits for its limit has already entered its
-    /// order, so the caller must let it leave.
-    pub(crate) fn remove(
-        &mut self,
-        is_removed: impl Fn(&T) -> bool,
-        groups: impl Fn(&T) -> &GroupsOf,
-    ) -> Removed<T> {
-        let mut records = self.ordered.remove(&is_removed);
-        let after_order = self.limited.remove(&is_removed);
-        let left = after_order.iter().map(|record| GroupsOf {
-            ordered: groups(record).ordered.clone(),
-            limited: None,
-        });
-        let left = left.collect();
-        records.extend(after_order);
-        Removed { records, left }
-    }
-}
-
-/// Records that were removed, and the groups that they leave.
-pub(crate) struct Removed<T> {
-    pub(crate) records: Vec<T>,
-    pub(crate) left: Vec<GroupsOf>,
-}
-
-/// Groups with the same limit.
-struct Limited<T> {
     limit: usize,
-    groups: HashMap<Group, Members<T>>,
+    members: HashMap<Group, Members<T>>,
 }
 
 struct Members<T> {
@@ -196,17 +139,19 @@ struct Members<T> {
     waiting: VecDeque<T>,
 }
 
-impl<T> Limited<T> {
-    fn new(limit: usize) -> Self {
+impl<T> Groups<T> {
+    /// At most `limit` records are in each group. 0 counts as 1.
+    pub(crate) fn new(limit: usize) -> Self {
         Self {
-            limit,
-            groups: HashMap::new(),
+            limit: limit.max(1),
+            members: HashMap::new(),
         }
     }
 
-    fn enter(&mut self, group: Option<Group>, record: T) -> Option<T> {
+    /// Returns the record if there is room in its group. Otherwise it waits. A record without a group never waits.
+    pub(crate) fn enter(&mut self, group: Option<Group>, record: T) -> Option<T> {
         let Some(group) = group else { return Some(record) };
-        let members = self.groups.entry(group).or_insert_with(|| Members {
+        let members = self.members.entry(group).or_insert_with(|| Members {
             entered: 0,
             waiting: VecDeque::new(),
         });
@@ -218,28 +163,42 @@ impl<T> Limited<T> {
         None
     }
 
-    fn leave(&mut self, group: &Group) -> Option<T> {
-        let members = self.groups.get_mut(group)?;
-        if let Some(next) = members.waiting.pop_front() {
-            return Some(next);
-        }
-        members.entered -= 1;
-        if members.entered == 0 {
-            self.groups.remove(group);
-        }
-        None
+    /// Takes note that a record that had entered the group has left it. Returns the next one, see [`Groups::next`].
+    pub(crate) fn leave(&mut self, group: Option<&Group>) -> Option<T> {
+        let group = group?;
+        self.members.get_mut(group)?.entered -= 1;
+        self.next(Some(group))
     }
 
-    /// A group with waiting records has entered ones, so none of the groups becomes empty.
-    fn remove(&mut self, is_removed: impl Fn(&T) -> bool) -> Vec<T> {
+    /// Removes the record that has waited longest, if there is room in the group. The caller lets it enter, or asks for the
+    /// next one.
+    pub(crate) fn next(&mut self, group: Option<&Group>) -> Option<T> {
+        let group = group?;
+        let members = self.members.get_mut(group)?;
+        let has_room = members.entered < self.limit;
+        let next = has_room.then(|| members.waiting.pop_front()).flatten();
+        if members.entered == 0 && members.waiting.is_empty() {
+            self.members.remove(group);
+        }
+        next
+    }
+
+    /// Removes waiting records for which `is_removed` returns true.
+    pub(crate) fn remove(&mut self, is_removed: impl Fn(&T) -> bool) -> Vec<T> {
         let mut removed = Vec::new();
-        for members in self.groups.values_mut() {
+        self.members.retain(|_, members| {
             let waiting = std::mem::take(&mut members.waiting).into_iter();
             let (gone, kept): (Vec<T>, Vec<T>) = waiting.partition(&is_removed);
             members.waiting = kept.into();
             removed.extend(gone);
-        }
+            members.entered > 0 || !members.waiting.is_empty()
+        });
         removed
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.members.is_empty()
     }
 }
 

@@ -1,5 +1,6 @@
 //! Metrics of workers.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use prometheus_client::encoding::EncodeLabelSet;
@@ -184,11 +185,9 @@ pub(crate) struct MissingTopicGauges(Vec<(Arc<str>, Gauge)>);
 
 impl MissingTopicGauges {
     /// Sets all gauges. Those of topics that are not in `counts` become 0.
-    pub(crate) fn set<'t>(&self, counts: impl Iterator<Item = (&'t Arc<str>, usize)>) {
-        let counts: Vec<_> = counts.collect();
+    pub(crate) fn set(&self, counts: &BTreeMap<&Arc<str>, usize>) {
         for (topic, gauge) in &self.0 {
-            let count = counts.iter().find(|(counted, _)| *counted == topic);
-            let records = count.map_or(0, |(_, records)| *records);
+            let records = counts.get(topic).copied().unwrap_or_default();
             gauge.set(i64::try_from(records).unwrap_or(i64::MAX));
         }
     }

@@ -206,7 +206,14 @@ fn records_that_are_probed_again_and_again_fail_on_their_own_once_there_is_no_ot
         bench.advance_to_probe();
         let is_own = since[record].is_some_and(|since| bench.now - since >= poison_after);
         let ended = bench.run(i64::try_from(record).unwrap(), Evidence::Failed);
-        assert_eq!(ended.0, if is_own { Verdict::Own } else { Verdict::Forgotten });
+        assert_eq!(
+            ended.0,
+            if is_own {
+                Verdict::Poison
+            } else {
+                Verdict::Forgotten
+            }
+        );
         failures[record] += u32::from(is_own);
         if is_own || since[record].is_none() {
             since[record] = Some(bench.now);

@@ -11,11 +11,13 @@ const NOW: Timestamp = Timestamp::from_millis(1_700_000_000_000);
 const TIMEOUT: Duration = Duration::from_secs(900);
 
 /// An engine that owns one partition of its source, and a substitute for its driver.
-struct Bench {
-    engine: Engine,
-    channel: Arc<LaneChannel>,
-    pipeline: Arc<Pipeline>,
-    assignment: AssignmentId,
+pub(crate) struct Bench {
+    pub(crate) engine: Engine,
+    pub(crate) channel: Arc<LaneChannel>,
+    pub(crate) changed: Arc<Notify>,
+    pub(crate) pipeline: Arc<Pipeline>,
+    pub(crate) metrics: Arc<WorkerMetrics>,
+    pub(crate) assignment: AssignmentId,
     batch: TransactionBatch,
     /// Missing topics, and for how long they have been missing.
     missing: Arc<Mutex<HashMap<String, Duration>>>,
@@ -23,12 +25,17 @@ struct Bench {
 
 impl Bench {
     fn new(limit: InFlight) -> Self {
+        Self::with_grouping(limit, Arc::default())
+    }
+
+    pub(crate) fn with_grouping(limit: InFlight, grouping: Arc<Grouping>) -> Self {
         let pipeline = Arc::new(Pipeline {
             output: Some("done".into()),
             other_outputs: vec!["other".into()],
             ..Pipeline::new("docs")
         });
-        let channel = Arc::new(LaneChannel::new(Waker::new(), Arc::default()));
+        let changed: Arc<Notify> = Arc::default();
+        let channel = Arc::new(LaneChannel::new(Waker::new(), changed.clone()));
         let families = WorkerFamilies::register(&mut Registry::default());
         let metrics = Arc::new(families.of("docs"));
         let missing: Arc<Mutex<HashMap<String, Duration>>> = Arc::default();
@@ -43,9 +50,9 @@ impl Bench {
         };
         let mut engine = Engine::new(
             pipeline.clone(),
-            Arc::default(),
+            grouping,
             channel.clone(),
-            metrics,
+            metrics.clone(),
             Gauge::default(),
             topics,
             BudgetShare::split(limit, 1).pop().unwrap(),
@@ -55,14 +62,16 @@ impl Bench {
         Self {
             engine,
             channel,
+            changed,
             pipeline,
+            metrics,
             assignment,
             batch: TransactionBatch::default(),
             missing,
         }
     }
 
-    fn accept(&mut self, offset: i64, size: usize) {
+    pub(crate) fn accept(&mut self, offset: i64, size: usize) {
         let record = Record {
             position: Position {
                 topic: self.pipeline.source.clone(),
@@ -77,6 +86,10 @@ impl Bench {
         };
         self.engine.accept(self.assignment, record, NOW);
         self.engine.accepted_all();
+    }
+
+    pub(crate) fn in_flight(&self) -> usize {
+        self.engine.in_flight.own().records
     }
 
     /// Runs the driver for all accepted records, with an outcome by offset.
@@ -110,7 +123,7 @@ impl Bench {
         self.channel.send_finished(&mut finished);
     }
 
-    fn finish(&mut self) {
+    pub(crate) fn finish(&mut self) {
         self.batch = TransactionBatch::default();
         self.engine.finish(NOW, 100, &mut self.batch);
     }
@@ -127,7 +140,7 @@ impl Bench {
     }
 
     /// Topic, key and error code of all outputs in the transaction. A missing key or code is empty.
-    fn written(&self) -> Vec<[&str; 3]> {
+    pub(crate) fn written(&self) -> Vec<[&str; 3]> {
         fn text(bytes: Option<&[u8]>) -> &str {
             std::str::from_utf8(bytes.unwrap_or_default()).unwrap()
         }
@@ -140,7 +153,7 @@ impl Bench {
     }
 }
 
-const ROOMY: InFlight = InFlight {
+pub(crate) const ROOMY: InFlight = InFlight {
     records: 100,
     bytes: usize::MAX,
 };
@@ -279,6 +292,58 @@ fn only_records_for_a_missing_topic_wait_for_it() {
     assert_eq!(bench.written(), [["other", "key-1", ""], ["other", "key-3", ""]]);
     assert_eq!(bench.engine.in_flight.own().records, 0);
     assert_eq!(bench.engine.in_flight.own().bytes, 0);
+}
+
+#[test]
+fn results_that_have_waited_for_a_topic_are_written_before_later_ones() {
+    let mut bench = Bench::new(ROOMY);
+    bench.missing.lock().unwrap().insert("done".into(), TIMEOUT / 2);
+    bench.accept(0, 10);
+    bench.accept(1, 10);
+    // The second one waits for another topic, too.
+    bench.handle(|offset| match offset {
+        0 => Outcome::unchanged(),
+        _ => Outcome::Success(vec![
+            Produced {
+                topic: Some("other".into()),
+                ..Produced::unchanged()
+            },
+            Produced::unchanged(),
+        ]),
+    });
+    bench.missing.lock().unwrap().insert("other".into(), TIMEOUT / 2);
+    bench.finish();
+    assert!(bench.written().is_empty());
+    bench.missing.lock().unwrap().remove("other");
+    bench.finish();
+    bench.missing.lock().unwrap().clear();
+    bench.accept(2, 10);
+    bench.handle(|_| Outcome::unchanged());
+    bench.finish();
+    let keys = bench.written().into_iter().map(|[topic, key, _]| (topic, key));
+    let done: Vec<_> = keys.filter(|(topic, _)| *topic == "done").collect();
+    assert_eq!(done, [("done", "key-0"), ("done", "key-1"), ("done", "key-2")]);
+}
+
+#[test]
+fn records_that_are_accepted_in_the_round_of_a_revocation_reach_the_driver_before_it() {
+    let mut bench = Bench::new(ROOMY);
+    let record = Record {
+        position: Position {
+            topic: bench.pipeline.source.clone(),
+            partition: 0,
+            offset: 0,
+        },
+        timestamp: None,
+        key: None,
+        value: None,
+        headers: Headers::new(),
+        unreadable_headers: 0,
+    };
+    bench.engine.accept(bench.assignment, record, NOW);
+    bench.engine.revoked(bench.assignment);
+    assert!(bench.channel.take_revoked());
+    assert_eq!(bench.channel.take_queued().len(), 1);
 }
 
 #[test]

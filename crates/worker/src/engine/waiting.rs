@@ -13,9 +13,9 @@ use super::FinishedRecord;
 /// Topics that are missing, and for how long that has been known.
 pub(super) type MissingTopics = [(Arc<str>, Duration)];
 
-/// Finished records by the missing topic.
+/// Finished records and the first of their topics that is missing, oldest first.
 #[derive(Default)]
-pub(super) struct WaitingForTopic(BTreeMap<Arc<str>, Vec<FinishedRecord>>);
+pub(super) struct WaitingForTopic(Vec<(Arc<str>, FinishedRecord)>);
 
 impl WaitingForTopic {
     pub(super) fn is_empty(&self) -> bool {
@@ -23,41 +23,32 @@ impl WaitingForTopic {
     }
 
     pub(super) fn len(&self) -> usize {
-        self.0.values().map(Vec::len).sum()
+        self.0.len()
     }
 
-    pub(super) fn insert(&mut self, topic: Arc<str>, record: FinishedRecord) {
-        self.0.entry(topic).or_default().push(record);
+    pub(super) fn push(&mut self, topic: Arc<str>, record: FinishedRecord) {
+        self.0.push((topic, record));
     }
 
-    /// Removes the records of topics for which `is_released` returns true.
-    pub(super) fn release(&mut self, is_released: impl Fn(&str) -> bool) -> Vec<FinishedRecord> {
-        let mut released = Vec::new();
-        self.0.retain(|topic, records| {
-            let is_released = is_released(topic);
-            if is_released {
-                released.append(records);
-            }
-            !is_released
-        });
-        released
+    pub(super) fn take_all(&mut self) -> impl Iterator<Item = FinishedRecord> + use<> {
+        std::mem::take(&mut self.0).into_iter().map(|(_, record)| record)
     }
 
     /// Removes the records of an assignment.
-    pub(super) fn take(&mut self, assignment: AssignmentId) -> Vec<FinishedRecord> {
-        let is_own = |record: &mut FinishedRecord| record.assignment == assignment;
+    pub(super) fn take(&mut self, assignment: AssignmentId) -> impl Iterator<Item = FinishedRecord> {
         let taken = self
             .0
-            .values_mut()
-            .flat_map(|records| records.extract_if(.., is_own));
-        let taken = taken.collect();
-        self.0.retain(|_, records| !records.is_empty());
-        taken
+            .extract_if(.., move |(_, record)| record.assignment == assignment);
+        taken.map(|(_, record)| record)
     }
 
     /// Number of records by topic.
-    pub(super) fn counts(&self) -> impl Iterator<Item = (&Arc<str>, usize)> {
-        self.0.iter().map(|(topic, records)| (topic, records.len()))
+    pub(super) fn counts(&self) -> BTreeMap<&Arc<str>, usize> {
+        let mut counts = BTreeMap::new();
+        for (topic, _) in &self.0 {
+            *counts.entry(topic).or_default() += 1;
+        }
+        counts
     }
 }
 

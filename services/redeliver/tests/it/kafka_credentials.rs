@@ -202,7 +202,7 @@ fn changed_certificates_are_used_without_a_restart_and_the_former_ones_are_not_u
         let listed = pipe.redeliver(&["dlq", "ls", "-o", "jsonl", "--limit", "1"]);
         let letter: serde_json::Value = serde_json::from_str(listed.stdout.lines().next()?).ok()?;
         let id = letter["id"].as_str()?.to_owned();
-        let shown = pipe.redeliver(&["dlq", "show", &id, "--payload"]);
+        let shown = pipe.redeliver(&["dlq", "show", &id, "-o", "json"]);
         (shown.code == Some(0)).then_some(())
     };
     eventually("a dead letter is shown", DEADLINE, || show().ok_or("none"));

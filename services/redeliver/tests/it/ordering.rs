@@ -1,6 +1,7 @@
 //! Order by key and partition, records that block their followers, and limits for noisy tenants.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -132,36 +133,57 @@ fn records_of_a_partition_are_processed_one_after_the_other() {
 
 #[test]
 fn a_record_that_fails_for_a_while_blocks_its_followers_and_no_others() {
+    const OF_EACH: usize = 20;
+    let is_broken = Arc::new(AtomicBool::new(true));
     let pipe = PipeBuilder::new("blocking")
         .pipeline("ordering", "key")
-        .pipeline("key_blocking", "20s")
-        .behave(
-            |request| match request.body.starts_with(b"flaky 0") && request.earlier_calls_of_body < 5 {
+        .pipeline("key_blocking", "10m")
+        .behave({
+            let is_broken = is_broken.clone();
+            move |request| match request.body == "flaky 0" && is_broken.load(Relaxed) {
                 true => Reply::status(500),
                 false => Reply::ok(request.body.clone()),
-            },
-        )
+            }
+        })
         .create();
-    let sent = pipe.produce(
-        (0..20)
-            .flat_map(|n| [draft("flaky", n), draft("fine", n)])
-            .collect(),
-    );
+    let both = |n| [draft("flaky", n), draft("fine", n)];
+    let sent = pipe.produce((0..OF_EACH).flat_map(both).collect());
     let _services = (pipe.enricher("a"), pipe.retry_tier("a"));
+    pipe.watch().until_ended(OF_EACH, DEADLINE);
+    eventually("the record is repeated", DEADLINE, || {
+        match pipe.endpoint.calls_of_body(b"flaky 0") {
+            3.. => Ok(()),
+            calls => Err(calls),
+        }
+    });
+    for follower in 1..OF_EACH {
+        let body = format!("flaky {follower}");
+        assert_eq!(pipe.endpoint.calls_of_body(body.as_bytes()), 0, "{body}");
+    }
+    is_broken.store(false, Relaxed);
     // No attempt counts, and the order holds although one record failed.
     settle(&pipe, &sent);
-    assert_eq!(pipe.endpoint.calls_of_body(b"flaky 0"), 6);
 }
 
 #[test]
 fn a_record_that_fails_for_longer_than_key_blocking_waits_in_a_tier_and_its_followers_go_on() {
     let is_bad = |body: &[u8]| body == b"bad 0";
+    let calls_before_follower = Arc::new(AtomicUsize::new(0));
     let pipe = PipeBuilder::new("blocking-ends")
         .pipeline("ordering", "key")
         .pipeline("key_blocking", "1s")
-        .behave(move |request| match is_bad(&request.body) {
-            true => Reply::status(500),
-            false => Reply::ok(request.body.clone()),
+        .behave({
+            let (calls, before) = (AtomicUsize::new(0), calls_before_follower.clone());
+            move |request| {
+                if is_bad(&request.body) {
+                    calls.fetch_add(1, Relaxed);
+                    return Reply::status(500);
+                }
+                if request.body == "bad 1" {
+                    before.store(calls.load(Relaxed), Relaxed);
+                }
+                Reply::ok(request.body.clone())
+            }
         })
         .create();
     let sent = pipe.produce((0..20).map(|n| draft("bad", n)).collect());
@@ -175,6 +197,9 @@ fn a_record_that_fails_for_longer_than_key_blocking_waits_in_a_tier_and_its_foll
         false => Fate::Succeeds,
     });
     assert_eq!(ends.report.dead, 1, "{}", ends.report);
+    // After 0, 100 and 200 ms at least.
+    let calls = calls_before_follower.load(Relaxed);
+    assert!(calls >= 3, "{calls} calls before that of the follower");
 }
 
 #[test]

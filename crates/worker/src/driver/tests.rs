@@ -1,0 +1,271 @@
+use std::collections::BTreeSet;
+use std::future::pending;
+use std::sync::Mutex;
+
+use redeliver_core::SystemClock;
+use redeliver_kafka::Processor;
+use redeliver_runtime::tasks::TaskError;
+use tower::service_fn;
+
+use super::*;
+use crate::breaker::{BreakerObserver, BreakerSettings};
+use crate::engine::tests::{Bench, ROOMY};
+use crate::groups::{GroupBy, GroupLimit, Ordering};
+
+const SECOND: Duration = Duration::from_secs(1);
+/// Longer than a test.
+const NEVER: Duration = Duration::from_secs(86_400);
+
+#[test]
+fn the_message_of_a_failed_attempt_contains_the_causes_of_the_error() {
+    let error = TaskError::Failed {
+        name: "the upload".to_owned(),
+        source: "no space left".into(),
+    };
+    let failure = error_failure(&error.into());
+    assert_eq!(failure.message, "the upload failed: no space left");
+}
+
+struct Silent;
+
+impl BreakerObserver for Silent {
+    fn opened(&self, _: &Failure) {}
+    fn closed(&self, _: Duration) {}
+}
+
+/// A driver with a handler, and the engine of its only lane. Time is that of the test's runtime, which does not wait.
+struct Rig {
+    bench: Bench,
+    /// Offsets of the records, one for each call of the handler.
+    calls: Arc<Mutex<Vec<i64>>>,
+    written: Vec<[String; 3]>,
+}
+
+impl Rig {
+    /// `handle` decides how the attempt ends with this number, from 0, of the record with this offset.
+    fn start<F>(grouping: Grouping, breaker: BreakerSettings, handle: F) -> Self
+    where
+        F: Fn(i64, usize) -> Outcome + Send + Sync + 'static,
+    {
+        let calls: Arc<Mutex<Vec<i64>>> = Arc::default();
+        let handle = Arc::new(handle);
+        let handler = service_fn({
+            let calls = calls.clone();
+            move |attempt: Attempt| {
+                let offset = attempt.record.position.offset;
+                let mut calls = calls.lock().unwrap();
+                let number = calls.iter().filter(|called| **called == offset).count();
+                calls.push(offset);
+                let outcome = handle(offset, number);
+                async move { Ok::<_, BoxError>(outcome) }
+            }
+        });
+        Self {
+            calls,
+            ..Self::with_handler(grouping, breaker, None, handler)
+        }
+    }
+
+    fn with_handler(
+        grouping: Grouping,
+        breaker: BreakerSettings,
+        timeout: Option<Duration>,
+        handler: impl Handler,
+    ) -> Self {
+        let grouping = Arc::new(grouping);
+        let bench = Bench::with_grouping(ROOMY, grouping.clone());
+        let driver = Driver {
+            handler,
+            lanes: vec![bench.channel.clone()],
+            changed: bench.changed.clone(),
+            concurrency: 16,
+            context: Arc::new(AttemptContext {
+                pipeline: bench.pipeline.clone(),
+                clock: Arc::new(SystemClock),
+                metrics: bench.metrics.clone(),
+                tracer: Tracer::off(),
+                timeout,
+                grouping,
+            }),
+            gate: Gate::new(breaker, Arc::new(Silent)),
+        };
+        tokio::spawn(driver.run(vec![CancellationToken::new()]));
+        Self {
+            bench,
+            calls: Arc::default(),
+            written: Vec::new(),
+        }
+    }
+
+    fn accept(&mut self, offsets: std::ops::Range<i64>) {
+        offsets.for_each(|offset| self.bench.accept(offset, 10));
+    }
+
+    /// Lets time pass. Returns the topic, key and error code of everything that was written so far.
+    async fn after(&mut self, time: Duration) -> &[[String; 3]] {
+        tokio::time::sleep(time).await;
+        self.bench.finish();
+        let written = self.bench.written().into_iter();
+        self.written
+            .extend(written.map(|fields| fields.map(str::to_owned)));
+        &self.written
+    }
+
+    fn calls(&self) -> Vec<i64> {
+        self.calls.lock().unwrap().clone()
+    }
+}
+
+fn in_order(key_blocking: Option<Duration>) -> Grouping {
+    Grouping {
+        ordering: Ordering::Partition,
+        key_blocking,
+        limit: None,
+    }
+}
+
+fn breaker(poison_after: Duration) -> BreakerSettings {
+    BreakerSettings {
+        failures: 1,
+        open_max: SECOND,
+        poison_after,
+    }
+}
+
+fn unavailable() -> Outcome {
+    Outcome::Failed(Failure::transient("http.503", "down").with_scope(FailureScope::Endpoint))
+}
+
+fn broken() -> Outcome {
+    Outcome::Failed(Failure::transient("http.500", "broken").with_scope(FailureScope::Unknown))
+}
+
+#[tokio::test(start_paused = true)]
+async fn while_the_breaker_is_open_records_that_wait_for_their_limit_are_probed_too() {
+    const RECORDS: i64 = 40;
+    let is_down = Arc::new(std::sync::atomic::AtomicBool::new(true));
+    let limit = Grouping {
+        limit: Some(GroupLimit {
+            by: GroupBy::Header("tenant".to_owned()),
+            concurrency: 1,
+        }),
+        ..Grouping::default()
+    };
+    let mut rig = Rig::start(limit, breaker(5 * SECOND), {
+        let is_down = is_down.clone();
+        move |_, _| match is_down.load(std::sync::atomic::Ordering::SeqCst) {
+            true => unavailable(),
+            false => Outcome::unchanged(),
+        }
+    });
+    rig.accept(0..RECORDS);
+    let written = rig.after(25 * SECOND).await;
+    assert!(written.is_empty(), "{written:?}");
+    let calls = rig.calls();
+    assert!(calls.len() >= 20, "{calls:?}");
+    assert_eq!(
+        calls.iter().collect::<BTreeSet<_>>().len(),
+        calls.len(),
+        "{calls:?}"
+    );
+    is_down.store(false, std::sync::atomic::Ordering::SeqCst);
+    let written = rig.after(5 * SECOND).await;
+    assert!(written.iter().all(|[topic, ..]| topic == "done"), "{written:?}");
+    assert_eq!(written.len(), usize::try_from(RECORDS).unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_outage_does_not_use_up_the_time_for_which_a_record_blocks() {
+    let mut rig = Rig::start(
+        in_order(Some(10 * SECOND)),
+        breaker(NEVER),
+        |offset, number| match (offset, number) {
+            (0, 0) => broken(),
+            (0, ..60) => unavailable(),
+            (0, ..63) => broken(),
+            _ => Outcome::unchanged(),
+        },
+    );
+    rig.accept(0..3);
+    assert!(rig.after(50 * SECOND).await.is_empty());
+    let written = rig.after(60 * SECOND).await;
+    let done = ["key-0", "key-1", "key-2"].map(|key| ["done", key, ""].map(str::to_owned));
+    assert_eq!(written, done);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_record_that_alone_keeps_the_breaker_open_does_not_block_its_followers() {
+    let mut rig = Rig::start(
+        in_order(Some(NEVER)),
+        breaker(5 * SECOND),
+        |offset, _| match offset {
+            0 => unavailable(),
+            _ => Outcome::unchanged(),
+        },
+    );
+    rig.accept(0..3);
+    let written = rig.after(20 * SECOND).await;
+    let written: Vec<_> = written.iter().map(|[topic, key, _]| (&**topic, &**key)).collect();
+    assert_eq!(
+        written,
+        [("docs-retry-5s", "key-0"), ("done", "key-1"), ("done", "key-2")]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_delay_without_end_does_not_block_followers() {
+    let mut rig = Rig::start(in_order(Some(NEVER)), breaker(NEVER), |offset, _| match offset {
+        0 => Outcome::Failed(Failure {
+            retry_after: Some(Duration::MAX),
+            ..Failure::transient("busy", "later")
+        }),
+        _ => Outcome::unchanged(),
+    });
+    rig.accept(0..2);
+    let written = rig.after(SECOND).await;
+    assert_eq!(written.len(), 2, "{written:?}");
+    assert_eq!(written[1][0], "done");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_of_a_cancelled_attempt_affects_no_other_record() {
+    struct Bomb;
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            panic!("in a destructor");
+        }
+    }
+    let handler = service_fn(|attempt: Attempt| async move {
+        if attempt.record.position.offset == 0 {
+            let _bomb = Bomb;
+            pending::<()>().await;
+        }
+        Ok::<_, BoxError>(Outcome::unchanged())
+    });
+    let mut rig = Rig::with_handler(in_order(None), breaker(NEVER), Some(SECOND), handler);
+    rig.accept(0..2);
+    let written = rig.after(5 * SECOND).await;
+    let codes: Vec<_> = written
+        .iter()
+        .map(|[topic, _, code]| (&**topic, &**code))
+        .collect();
+    assert_eq!(codes, [("docs-retry-5s", "handler.panic"), ("done", "")]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_record_whose_attempt_ends_after_its_partition_was_revoked_does_not_wait_for_the_endpoint() {
+    let handler = service_fn(|_: Attempt| async {
+        tokio::time::sleep(10 * SECOND).await;
+        Ok::<_, BoxError>(unavailable())
+    });
+    let mut rig = Rig::with_handler(Grouping::default(), breaker(NEVER), None, handler);
+    rig.accept(0..2);
+    rig.after(5 * SECOND).await;
+    rig.bench.engine.revoked(rig.bench.assignment);
+    rig.after(SECOND).await;
+    assert_eq!(rig.bench.in_flight(), 2);
+    // The attempts have ended, and the first probe has not begun.
+    let written = rig.after(4_500 * SECOND / 1_000).await;
+    assert!(written.is_empty(), "{written:?}");
+    assert_eq!(rig.bench.in_flight(), 0);
+}
