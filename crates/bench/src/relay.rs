@@ -231,6 +231,8 @@ async fn path(broker: &Broker, count: usize, round: usize) -> anyhow::Result<f64
         grouping: Grouping::default(),
         breaker: BreakerSettings::default(),
         timeout: None,
+        schema: None,
+        on_dead: None,
     };
     // The first calls wait until all lanes have joined their groups, which takes up to two seconds.
     let gate = CancellationToken::new();

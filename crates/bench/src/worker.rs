@@ -211,6 +211,8 @@ async fn measure<H: Handler>(
         grouping: Grouping::default(),
         breaker: BreakerSettings::default(),
         timeout: None,
+        schema: None,
+        on_dead: None,
     };
     let config = format!(
         "instance: {name}\nkafka: {{ brokers: '{}', static_membership: false }}",

@@ -151,6 +151,8 @@ impl fmt::Display for Failure {
     }
 }
 
+impl std::error::Error for Failure {}
+
 /// Truncates a text to at most `limit` bytes at a character boundary, and replaces control characters with spaces.
 #[must_use]
 pub fn bounded_text(text: &str, limit: usize) -> String {

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use crate::failure::{Failure, MESSAGE_LIMIT, bounded_text};
+use crate::failure::{ErrorClass, Failure, MESSAGE_LIMIT, bounded_text};
 use crate::human_duration::HumanDuration;
 use crate::pipeline::is_topic_name;
 use crate::record::{Headers, Record};
@@ -109,6 +109,30 @@ pub struct Origin {
     pub offset: i64,
     /// The timestamp of the record, if it has one.
     pub timestamp: Option<Timestamp>,
+}
+
+/// The failure that the headers of a waiting record, a retry or a dead letter describe.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecordedFailure {
+    /// The class of the failure.
+    pub class: ErrorClass,
+    /// The error code.
+    pub code: String,
+    /// The message, of at most [`MESSAGE_LIMIT`] bytes.
+    pub message: String,
+}
+
+impl RecordedFailure {
+    /// `None` if the headers describe no failure.
+    #[must_use]
+    pub fn read(headers: &Headers) -> Option<Self> {
+        let text = |name| headers.last(name).map(String::from_utf8_lossy);
+        Some(Self {
+            class: text(ERROR_CLASS)?.parse().ok()?,
+            code: text(ERROR_CODE)?.into_owned(),
+            message: text(ERROR_MESSAGE).unwrap_or_default().into_owned(),
+        })
+    }
 }
 
 impl Origin {

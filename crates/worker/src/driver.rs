@@ -4,34 +4,30 @@
 //! The lanes of a source and its due topic share one driver, so that its limit of concurrent attempts and the order of
 //! attempts apply to both.
 
-use std::any::Any;
-use std::panic::{AssertUnwindSafe, resume_unwind};
+use std::panic::resume_unwind;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::join_all;
-use redeliver_core::error_chain::error_chain;
-use redeliver_core::failure::{FailureScope, MESSAGE_LIMIT, bounded_text};
 use redeliver_core::headers::TraceContext;
 use redeliver_core::pipeline::DelayQueue;
 use redeliver_core::route::{Disposition, RouteContext, Routing};
-use redeliver_core::{Clock, ErrorClass, Failure, HumanDuration, Outcome, Pipeline, Timestamp};
+use redeliver_core::{Clock, ErrorClass, Outcome, Pipeline, Timestamp};
 use redeliver_proto::long_wait;
-use redeliver_runtime::telemetry::Tracer;
 use tokio::sync::Notify;
 use tokio::task::JoinError;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tower::{BoxError, ServiceExt};
 
+use crate::attempt::AttemptRunner;
 use crate::breaker::{Gate, Permit, Verdict};
 use crate::engine::{FinishedRecord, LaneChannel, QueuedRecord};
+use crate::failure_log::FailureLog;
 use crate::groups::Grouping;
-use crate::handler::{Attempt, Handler};
+use crate::handler::Handler;
 use crate::metrics::WorkerMetrics;
-use crate::spans::AttemptSpan;
 
 /// Maximum number of finished records that are sent to the lanes at once.
 const MAX_SENT: usize = 1024;
@@ -61,9 +57,8 @@ pub(crate) struct AttemptContext {
     pub(crate) pipeline: Arc<Pipeline>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) metrics: Arc<WorkerMetrics>,
-    pub(crate) tracer: Tracer,
-    /// Maximum duration of an attempt.
-    pub(crate) timeout: Option<Duration>,
+    pub(crate) runner: AttemptRunner,
+    pub(crate) failures: Arc<FailureLog>,
     pub(crate) grouping: Arc<Grouping>,
 }
 
@@ -284,25 +279,7 @@ impl AttemptContext {
             size,
         } = queued;
         let record = Arc::new(record);
-        let span = AttemptSpan::start(&self.tracer, &self.pipeline, &record, &arrival);
-        let trace = span.trace();
-        let attempt = Attempt {
-            record: record.clone(),
-            origin: arrival.origin.clone(),
-            failed_attempts: arrival.failed_attempts,
-            trace: trace.clone(),
-        };
-        let began = Instant::now();
-        // Outside of the time-out, because the destructor of a cancelled future can panic, too.
-        let call = AssertUnwindSafe(within(self.timeout, handler.oneshot(attempt))).catch_unwind();
-        let outcome = match call.await {
-            Ok(Ok(Ok(outcome))) => outcome,
-            Ok(Ok(Err(error))) => Outcome::Failed(error_failure(&error.into())),
-            Ok(Err(TimedOut(timeout))) => Outcome::Failed(timeout_failure(timeout)),
-            Err(panic) => Outcome::Failed(panic_failure(&*panic)),
-        };
-        self.metrics.handling.observe(began.elapsed().as_secs_f64());
-        span.end(&outcome);
+        let (outcome, trace) = self.runner.run(handler, record.clone(), &arrival).await;
         Called {
             queued: QueuedRecord {
                 assignment,
@@ -356,7 +333,15 @@ impl AttemptContext {
             now,
             random: fastrand::f64(),
         };
+        let failure = match &outcome {
+            Outcome::Failed(failure) => Some(failure.clone()),
+            Outcome::Success(_) => None,
+        };
         let routing = context.route(&queued.record, outcome);
+        if let Some(failure) = failure {
+            let origin = &queued.arrival.origin;
+            self.failures.failed(origin, &failure, routing.disposition);
+        }
         FinishedRecord {
             assignment: queued.assignment,
             offset: queued.offset,
@@ -377,18 +362,6 @@ impl AttemptContext {
             }
             tokio::time::sleep(CLOCK_INTERVAL).await;
         }
-    }
-}
-
-struct TimedOut(Duration);
-
-/// Drops the future after the time-out, if there is one.
-async fn within<F: Future>(timeout: Option<Duration>, future: F) -> Result<F::Output, TimedOut> {
-    match timeout {
-        Some(timeout) => tokio::time::timeout(timeout, future)
-            .await
-            .map_err(|_| TimedOut(timeout)),
-        None => Ok(future.await),
     }
 }
 
@@ -414,28 +387,6 @@ fn wrap_long_wait(pipeline: &Pipeline, mut routing: Routing) -> Routing {
             .collect();
     }
     routing
-}
-
-// None of these three shows whether the record or a system that the handler calls is the cause.
-
-fn error_failure(error: &BoxError) -> Failure {
-    let message = error_chain(error.as_ref());
-    Failure::transient("handler.error", bounded_text(&message, MESSAGE_LIMIT))
-        .with_scope(FailureScope::Unknown)
-}
-
-fn panic_failure(panic: &(dyn Any + Send)) -> Failure {
-    let text = panic
-        .downcast_ref::<&str>()
-        .map(|text| (*text).to_owned())
-        .or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "without a message".to_owned());
-    Failure::transient("handler.panic", bounded_text(&text, MESSAGE_LIMIT)).with_scope(FailureScope::Unknown)
-}
-
-fn timeout_failure(timeout: Duration) -> Failure {
-    let message = format!("the attempt took longer than {}", HumanDuration::from(timeout));
-    Failure::transient("handler.timeout", message).with_scope(FailureScope::Unknown)
 }
 
 #[cfg(test)]

@@ -20,6 +20,8 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::budget::{BudgetShare, InFlight};
+use crate::dead_letter::{DeadLetter, OnDead};
+use crate::failure_log::FailureLog;
 use crate::groups::{Grouping, GroupsOf};
 use crate::metrics::{MissingTopicGauges, WorkerMetrics};
 use waiting::{MissingTopics, WaitingForTopic, missing_topic};
@@ -153,12 +155,20 @@ struct InTransaction {
     size: usize,
 }
 
+/// What all lanes of a pipeline share.
+#[derive(Clone)]
+pub(crate) struct EngineContext {
+    pub(crate) pipeline: Arc<Pipeline>,
+    pub(crate) grouping: Arc<Grouping>,
+    pub(crate) metrics: Arc<WorkerMetrics>,
+    pub(crate) failures: Arc<FailureLog>,
+    pub(crate) on_dead: Option<OnDead>,
+}
+
 /// The worker's [`Processor`].
 pub(crate) struct Engine {
-    pipeline: Arc<Pipeline>,
-    grouping: Arc<Grouping>,
+    context: EngineContext,
     channel: Arc<LaneChannel>,
-    metrics: Arc<WorkerMetrics>,
     in_flight_gauge: Gauge,
     topics: OutputTopics,
     in_flight: BudgetShare,
@@ -171,23 +181,21 @@ pub(crate) struct Engine {
     log_throttle: LogThrottle,
     /// In the order of the transaction's outputs.
     in_transaction: Vec<InTransaction>,
+    /// The dead letters of the transaction, if someone wants to learn of them.
+    letters: Vec<Output>,
 }
 
 impl Engine {
     pub(crate) fn new(
-        pipeline: Arc<Pipeline>,
-        grouping: Arc<Grouping>,
+        context: EngineContext,
         channel: Arc<LaneChannel>,
-        metrics: Arc<WorkerMetrics>,
         in_flight_gauge: Gauge,
         topics: OutputTopics,
         in_flight: BudgetShare,
     ) -> Self {
         Self {
-            pipeline,
-            grouping,
+            context,
             channel,
-            metrics,
             in_flight_gauge,
             topics,
             in_flight,
@@ -197,6 +205,23 @@ impl Engine {
             waiting: WaitingForTopic::default(),
             log_throttle: LogThrottle::default(),
             in_transaction: Vec::new(),
+            letters: Vec::new(),
+        }
+    }
+
+    /// Keeps the dead letters of the transaction for [`OnDead`].
+    fn keep_letters(&mut self, outputs: &[Output]) {
+        self.letters.clear();
+        if self.context.on_dead.is_none() {
+            return;
+        }
+        let mut outputs = outputs.iter();
+        for record in &self.in_transaction {
+            let own = outputs.by_ref().take(record.outputs);
+            match record.disposition {
+                Disposition::Dead(_) => self.letters.extend(own.cloned()),
+                _ => own.for_each(drop),
+            }
         }
     }
 
@@ -247,7 +272,7 @@ impl Engine {
     /// Whether results for this topic become dead letters. Records for a tier or the dead-letter topic wait without
     /// limit, because there is no other topic for them.
     fn has_timed_out(&self, topic: &str, missing_for: Duration) -> bool {
-        missing_for >= self.topics.timeout && self.pipeline.has_output(topic)
+        missing_for >= self.topics.timeout && self.context.pipeline.has_output(topic)
     }
 
     /// Adds a record to the next transaction, or to the records that wait for a topic.
@@ -286,7 +311,7 @@ impl Engine {
         let failure = Failure::permanent(route::MISSING_OUTPUT, message);
         let before = finished.results_size();
         finished.routing = Some(route::undeliverable(
-            &self.pipeline,
+            &self.context.pipeline,
             record,
             arrival,
             &failure,
@@ -307,7 +332,7 @@ impl Engine {
         for (topic, records) in self.waiting.counts() {
             let missing_for = missing.iter().find(|(missing, _)| missing == topic);
             tracing::warn!(
-                pipeline = &*self.pipeline.name,
+                pipeline = &*self.context.pipeline.name,
                 topic = &**topic,
                 records,
                 missing_for = ?missing_for.map(|(_, missing_for)| missing_for),
@@ -342,7 +367,7 @@ impl Engine {
             return outputs.iter_mut().all(route::strip_payload).then_some(outputs);
         }
         let (original, arrival) = record.original.as_ref()?;
-        let routing = route::undeliverable(&self.pipeline, original, arrival, failure, now);
+        let routing = route::undeliverable(&self.context.pipeline, original, arrival, failure, now);
         record.disposition = routing.disposition;
         record.outputs = routing.outputs.len();
         if mutant!("engine-keeps-other-results-of-refused-records") {
@@ -396,24 +421,30 @@ impl Processor for Engine {
         });
         let offset = record.position.offset;
         // Also checks a retry's time lock: a record that reached the due topic early, past the retry tier, is rejected.
-        match Arrival::read_at(&self.pipeline, &record, now) {
+        match Arrival::read_at(&self.context.pipeline, &record, now) {
             Ok(arrival) => self.accepted.push(QueuedRecord {
                 assignment,
                 offset,
-                groups: self.grouping.of(&record),
+                groups: self.context.grouping.of(&record),
                 blocks_since: None,
-                is_retry: arrival.failed_attempts > 0 || record.position.topic != self.pipeline.source,
+                is_retry: arrival.failed_attempts > 0
+                    || record.position.topic != self.context.pipeline.source,
                 record,
                 arrival,
                 is_assigned: is_assigned.clone(),
                 size,
             }),
             Err(failure) => {
-                let letter = route::reject(&self.pipeline, &record, &failure, now);
+                let letter = route::reject(&self.context.pipeline, &record, &failure, now);
+                let routing = Routing::dead(letter, failure.class);
+                let origin = Arrival::salvaged(&record).origin;
+                self.context
+                    .failures
+                    .failed(&origin, &failure, routing.disposition);
                 self.finished.push(FinishedRecord {
                     assignment,
                     offset,
-                    routing: Some(Routing::dead(letter, failure.class)),
+                    routing: Some(routing),
                     original: None,
                     size,
                 });
@@ -460,6 +491,7 @@ impl Processor for Engine {
         if count > 0 {
             self.update_in_flight_gauge();
         }
+        self.keep_letters(&batch.outputs);
     }
 
     fn refused(&mut self, refused: &[Refused], batch: &mut TransactionBatch, now: Timestamp) -> bool {
@@ -485,6 +517,7 @@ impl Processor for Engine {
             batch.outputs.extend(own);
         }
         self.in_transaction = in_transaction;
+        self.keep_letters(&batch.outputs);
         true
     }
 
@@ -515,7 +548,15 @@ impl Processor for Engine {
     fn committed(&mut self, _now: Timestamp) {
         // Counted here, not in `finish`: an aborted transaction is processed again.
         for record in self.in_transaction.drain(..) {
-            self.metrics.count(record.disposition);
+            self.context.metrics.count(record.disposition);
+        }
+        let Some(on_dead) = &self.context.on_dead else {
+            return;
+        };
+        for letter in self.letters.drain(..) {
+            if let Some(letter) = DeadLetter::new(&self.context.pipeline, letter) {
+                on_dead.call(letter);
+            }
         }
     }
 

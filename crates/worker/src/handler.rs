@@ -2,9 +2,16 @@
 
 use std::sync::Arc;
 
-use redeliver_core::headers::{Origin, TraceContext};
-use redeliver_core::{Outcome, Record};
+use redeliver_core::failure::{MESSAGE_LIMIT, bounded_text};
+use redeliver_core::headers::{Origin, RecordedFailure, TraceContext};
+use redeliver_core::{Failure, Outcome, Record};
+use serde::de::DeserializeOwned;
 use tower::{BoxError, Service};
+
+/// The error code of a value that is not text.
+const VALUE_TEXT: &str = "value.text";
+/// The error code of a value that is not the expected JSON document.
+const VALUE_JSON: &str = "value.json";
 
 /// One run of the handler for a record.
 #[derive(Clone, Debug)]
@@ -17,13 +24,67 @@ pub struct Attempt {
     pub origin: Origin,
     /// Number of failed attempts before this one.
     pub failed_attempts: u32,
+    /// Whether the record becomes a dead letter if this attempt fails transiently, because no retries are left. A record can
+    /// also become one earlier, because of `max_age`.
+    pub is_last: bool,
     /// The trace context of this attempt, to pass on to other services. `None` when tracing is disabled.
     pub trace: Option<TraceContext>,
 }
 
+impl Attempt {
+    /// The value as text.
+    ///
+    /// # Errors
+    /// A permanent failure with the code `value.text` if there is no value, or it is not UTF-8.
+    pub fn text(&self) -> Result<&str, Failure> {
+        let value = self.value(VALUE_TEXT)?;
+        let text = std::str::from_utf8(value);
+        text.map_err(|error| Failure::permanent(VALUE_TEXT, format!("the value is not UTF-8: {error}")))
+    }
+
+    /// The value, parsed as JSON.
+    ///
+    /// # Errors
+    /// A permanent failure with the code `value.json` if there is no value, it is not JSON, or it is not a `T`. The message
+    /// contains no part of the value, except for names of fields and variants.
+    pub fn json<T: DeserializeOwned>(&self) -> Result<T, Failure> {
+        let value = self.value(VALUE_JSON)?;
+        serde_json::from_slice(value).map_err(|error| Failure::permanent(VALUE_JSON, json_problem(&error)))
+    }
+
+    fn value(&self, code: &str) -> Result<&[u8], Failure> {
+        let value = self.record.value.as_deref();
+        value.ok_or_else(|| Failure::permanent(code, "the record has no value"))
+    }
+
+    /// Why the previous attempt failed. `None` for a new record.
+    #[must_use]
+    pub fn previous_failure(&self) -> Option<RecordedFailure> {
+        // Reserved headers of a new record belong to another pipeline.
+        if Origin::of(&self.record) == self.origin {
+            return None;
+        }
+        RecordedFailure::read(&self.record.headers)
+    }
+}
+
+/// What is wrong with a JSON document. Serde's messages quote values that have a wrong type; this does not.
+fn json_problem(error: &serde_json::Error) -> String {
+    let message = error.to_string();
+    let problem = match message.rsplit_once(", expected ") {
+        Some((_, expected)) => format!("expected {expected}"),
+        None => message,
+    };
+    let subject = match error.is_data() {
+        true => "the value does not match its type",
+        false => "the value is not JSON",
+    };
+    bounded_text(&format!("{subject}: {problem}"), MESSAGE_LIMIT)
+}
+
 /// A handler: a cloneable [`tower::Service`]. `tower` layers can add timeouts and limits.
 ///
-/// An error is a transient failure with the code `handler.error`, and a panic is one with the code `handler.panic`.
+/// An error that is a [`Failure`] is that failure. Any other error is a transient failure with the code `handler.error`, and a panic is one with the code `handler.panic`.
 /// Neither affects other records. Each attempt runs in its own task. A handler must not block its thread: use
 /// `tokio::task::spawn_blocking` for blocking work.
 pub trait Handler:
@@ -34,4 +95,82 @@ pub trait Handler:
 impl<S> Handler for S where
     S: Service<Attempt, Response = Outcome, Error: Into<BoxError>, Future: Send> + Clone + Send + 'static
 {
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use redeliver_core::ErrorClass;
+    use serde::Deserialize;
+
+    use super::*;
+    use crate::test_kit::{End, TestKit, TestRecord};
+
+    #[derive(Debug, Deserialize)]
+    struct Order {
+        #[expect(dead_code, reason = "only its type matters")]
+        quantity: u32,
+    }
+
+    fn kit() -> TestKit {
+        TestKit::from_yaml("pipelines: { p: { retry: { tiers: [1s, 2s] } } }", "p").unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_value_of_another_form_is_a_permanent_failure_that_does_not_quote_it() {
+        let json = async |attempt: Attempt| attempt.json::<Order>().map(drop);
+        for (value, expected) in [
+            (
+                r#"{"quantity": "4711"}"#,
+                "the value does not match its type: expected u32 at line 1 column 19",
+            ),
+            (
+                "{}",
+                "the value does not match its type: missing field `quantity` at line 1 column 2",
+            ),
+            (
+                "{",
+                "the value is not JSON: EOF while parsing an object at line 1 column 1",
+            ),
+        ] {
+            let End::Dead(letter) = kit().run(json, TestRecord::value(value)).await.end else {
+                panic!("{value}")
+            };
+            let expected = RecordedFailure {
+                class: ErrorClass::Permanent,
+                code: VALUE_JSON.to_owned(),
+                message: expected.to_owned(),
+            };
+            assert_eq!(letter.failure, expected);
+        }
+        let text = async |attempt: Attempt| attempt.text().map(ToOwned::to_owned);
+        for record in [TestRecord::value(&b"\xff"[..]), TestRecord::default()] {
+            let run = kit().run(text, record).await;
+            assert!(matches!(run.end, End::Dead(letter) if letter.failure.code == VALUE_TEXT));
+        }
+    }
+
+    #[tokio::test]
+    async fn an_attempt_knows_the_failure_before_it_and_whether_it_is_the_last() {
+        let seen: Arc<Mutex<Vec<_>>> = Arc::default();
+        let handler = {
+            let seen = seen.clone();
+            move |attempt: Attempt| {
+                let code = attempt.previous_failure().map(|failure| failure.code);
+                seen.lock().unwrap().push((code, attempt.is_last));
+                let failure = Failure::transient(format!("try-{}", attempt.failed_attempts), "");
+                async move { Err::<(), _>(failure) }
+            }
+        };
+        // Of another pipeline.
+        let record = TestRecord::value("x")
+            .header("error-code", b"older")
+            .header("error-class", b"transient");
+        let run = kit().run(handler, record).await;
+        let code = |code: &str| Some(code.to_owned());
+        let expected = [(None, false), (code("try-0"), false), (code("try-1"), true)];
+        assert_eq!(*seen.lock().unwrap(), expected);
+        assert!(matches!(run.end, End::Dead(letter) if letter.failure.class == ErrorClass::Exhausted));
+    }
 }

@@ -1,6 +1,7 @@
 //! Runs handlers: consumes the records of a pipeline, calls the handler for each, and writes each outcome exactly once.
 //!
-//! A handler is a [`tower::Service`], see [`handler`]. [`spawn`] starts it in a [`Host`](redeliver_service::Host).
+//! A handler is a function, or a [`tower::Service`], see [`handler`]. [`Worker`] is a whole program; [`spawn`] starts a handler in
+//! a [`Host`](redeliver_service::Host) with other parts.
 //! Records of the source topic and of the due topic are processed concurrently and may finish in any order. Each
 //! result, retry or dead letter is written in the same transaction as the offset of its record.
 //!
@@ -12,19 +13,33 @@
 
 pub mod handler;
 pub mod metrics;
+pub mod test_kit;
 
+mod app;
+mod attempt;
 mod attempt_queue;
 mod breaker;
 mod budget;
+mod dead_letter;
 mod driver;
 mod engine;
+mod failure_log;
 mod groups;
+mod schema;
 mod spans;
 mod worker;
 
+pub use redeliver_core::failure::FailureScope;
+pub use redeliver_core::headers::RecordedFailure;
+pub use redeliver_core::outcome::Produced;
+pub use redeliver_core::{ErrorClass, Failure, Headers, Outcome, Record};
+
+pub use app::Worker;
 pub use breaker::BreakerSettings;
+pub use dead_letter::{DeadLetter, OnDead};
 pub use groups::{GroupBy, GroupLimit, Grouping, Ordering};
 pub use handler::{Attempt, Handler};
+pub use schema::Schema;
 pub use worker::{WorkerSpec, spawn};
 
 #[cfg(test)]

@@ -13,19 +13,23 @@ use std::time::Duration;
 use redeliver_core::{Failure, HumanDuration, Pipeline};
 use redeliver_kafka::{IfRecreated, LaneSpec, Waker};
 use redeliver_runtime::Config;
-use redeliver_runtime::config::{OrderingConfig, PipelineConfig};
+use redeliver_runtime::config::{ConfigError, OrderingConfig, PipelineConfig};
 use redeliver_runtime::health::Part;
 use redeliver_service::host::{Host, NewLane, lane_grace};
 use redeliver_service::metrics::Serves;
 use tokio::sync::Notify;
 
+use crate::attempt::AttemptRunner;
 use crate::breaker::{BreakerObserver, BreakerSettings, Gate};
 use crate::budget::{BudgetShare, InFlight};
+use crate::dead_letter::OnDead;
 use crate::driver::{AttemptContext, Driver};
-use crate::engine::{Engine, LaneChannel, OutputTopics};
+use crate::engine::{Engine, EngineContext, LaneChannel, OutputTopics};
+use crate::failure_log::FailureLog;
 use crate::groups::{GroupBy, GroupLimit, Grouping, Ordering};
 use crate::handler::Handler;
 use crate::metrics::{WorkerFamilies, WorkerMetrics};
+use crate::schema::Schema;
 
 /// How a pipeline is processed.
 #[derive(Clone, Debug)]
@@ -53,17 +57,32 @@ pub struct WorkerSpec {
     /// Maximum duration of an attempt. A longer one is cancelled at its next `.await` and fails with the code
     /// `handler.timeout`. `None` if the handler limits the duration itself.
     pub timeout: Option<Duration>,
+    /// What the values of records must look like. Others become dead letters without an attempt.
+    pub schema: Option<Schema>,
+    /// Learns of dead letters.
+    pub on_dead: Option<OnDead>,
 }
 
 impl WorkerSpec {
-    /// The settings of a configured pipeline. `concurrency` is the maximum number of concurrent attempts.
-    #[must_use]
-    pub fn from_config(config: &Config, name: &str, pipeline: &PipelineConfig, concurrency: usize) -> Self {
-        Self {
+    /// The settings of a configured pipeline. Reads the file of its schema, if there is one.
+    ///
+    /// # Errors
+    /// If the schema cannot be used.
+    pub fn from_config(config: &Config, name: &str, pipeline: &PipelineConfig) -> Result<Self, ConfigError> {
+        let schema = pipeline.schema.as_ref().map(Schema::from_config).transpose();
+        let schema = schema.map_err(|problem| {
+            let section = if pipeline.is_retired() {
+                "retired"
+            } else {
+                "pipelines"
+            };
+            ConfigError::of_field(format!("{section}.{name}.schema"), problem)
+        })?;
+        Ok(Self {
             pipeline: Arc::new(pipeline.pipeline(name, &config.scheduler)),
             lanes: config.kafka.lanes as usize,
             batch: config.kafka.batch as usize,
-            concurrency,
+            concurrency: pipeline.concurrency() as usize,
             in_flight: pipeline.in_flight as usize,
             in_flight_bytes: usize::try_from(pipeline.in_flight_bytes).unwrap_or(usize::MAX),
             grace: lane_grace(config),
@@ -74,7 +93,9 @@ impl WorkerSpec {
                 poison_after: pipeline.breaker.poison_after.duration(),
             },
             timeout: pipeline.attempt_timeout.map(HumanDuration::duration),
-        }
+            schema,
+            on_dead: None,
+        })
     }
 }
 
@@ -109,13 +130,27 @@ pub fn spawn<H: Handler>(host: &mut Host, spec: &WorkerSpec, handler: &H) -> io:
     let watch = host.topic_watch()?;
     let missing_timeout = host.config.kafka.topics.missing_timeout.duration();
     let grouping = Arc::new(spec.grouping.clone());
+    let failures = Arc::new(FailureLog::new(spec.pipeline.name.clone()));
+    let engine_context = EngineContext {
+        pipeline: spec.pipeline.clone(),
+        grouping: grouping.clone(),
+        metrics: metrics.clone(),
+        failures: failures.clone(),
+        on_dead: spec.on_dead.clone(),
+    };
     let context = Arc::new(AttemptContext {
         pipeline: spec.pipeline.clone(),
         clock: host.clock.clone(),
         metrics: metrics.clone(),
-        tracer: host.tracer.clone(),
-        timeout: spec.timeout,
-        grouping: grouping.clone(),
+        runner: AttemptRunner {
+            pipeline: spec.pipeline.clone(),
+            metrics: metrics.clone(),
+            tracer: host.tracer.clone(),
+            timeout: spec.timeout,
+            schema: spec.schema.clone(),
+        },
+        failures,
+        grouping,
     });
     let part = host.health.part(format!("endpoint-{}", spec.pipeline.name));
     part.ready();
@@ -153,10 +188,8 @@ pub fn spawn<H: Handler>(host: &mut Host, spec: &WorkerSpec, handler: &H) -> io:
                 written,
             };
             let engine = Engine::new(
-                spec.pipeline.clone(),
-                grouping.clone(),
+                engine_context.clone(),
                 channel.clone(),
-                metrics.clone(),
                 families.in_flight(&spec.pipeline.name, &name),
                 outputs,
                 in_flight,

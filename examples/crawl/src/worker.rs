@@ -22,9 +22,6 @@ pub(crate) struct Crawl {
     ingest: Arc<str>,
 }
 
-/// Concurrent attempts. Most of them wait, for a response or for their site.
-const CONCURRENCY: usize = 128;
-
 impl Crawl {
     /// Finds the one pipeline without `http`, and the application whose topic is its source.
     pub(crate) fn from_config(config: &Config) -> Result<Self, ConfigError> {
@@ -32,7 +29,7 @@ impl Crawl {
             let problem = "must have one pipeline without `http`; if there are more, set worker.pipelines";
             return Err(ConfigError::of_field("pipelines", problem));
         };
-        let mut spec = WorkerSpec::from_config(config, name, settings, CONCURRENCY);
+        let mut spec = WorkerSpec::from_config(config, name, settings)?;
         let pipeline = Arc::make_mut(&mut spec.pipeline);
         // With a separate topic for retries, a site's first attempts and its retries could be on two workers.
         if pipeline.return_to != ReturnTo::Source {

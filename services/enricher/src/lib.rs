@@ -78,7 +78,7 @@ fn http_workers(config: &Config, clock: &Arc<dyn Clock>) -> Result<Vec<HttpWorke
         let handler = HttpHandler::new(settings(http, pipeline), clock.clone()).map_err(|error| {
             ConfigError::of_field(format!("{section}.{name}.{}", error.field), error.problem)
         })?;
-        let spec = WorkerSpec::from_config(config, name, pipeline, http.concurrency as usize);
+        let spec = WorkerSpec::from_config(config, name, pipeline)?;
         workers.push(HttpWorker { spec, handler });
     }
     Ok(workers)

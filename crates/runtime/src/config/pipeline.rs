@@ -12,9 +12,12 @@ use super::http::HttpConfig;
 use super::output::{OutputConfig, is_pointer, pointer_problem};
 use super::retry::RetryConfig;
 use super::scheduler::SchedulerConfig;
+use super::schema::SchemaConfig;
 
 /// Longer than the calls of most handlers. A pipeline must not wait for a handler that hangs without limit.
 const DEFAULT_ATTEMPT_TIMEOUT: HumanDuration = HumanDuration::from_secs(300);
+/// Concurrent attempts of a custom handler.
+const DEFAULT_CONCURRENCY: u32 = 16;
 
 /// `pipelines.<name>`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -40,6 +43,10 @@ pub struct PipelineConfig {
     pub max_age: Option<HumanDuration>,
     /// The endpoint that the enricher calls for each record. `None`: a worker with a custom handler serves the pipeline.
     pub http: Option<HttpConfig>,
+    /// What the values of records must look like. Others become dead letters without an attempt.
+    pub schema: Option<SchemaConfig>,
+    /// Maximum number of concurrent attempts of a custom handler. Always set after loading, unless `http` is.
+    pub concurrency: Option<u32>,
     /// Records that are processed one after the other.
     pub ordering: OrderingConfig,
     /// With an ordering: for how long a record whose attempts fail blocks its followers before it waits in a tier. `None`: it
@@ -108,6 +115,8 @@ impl Default for PipelineConfig {
             long_waits: LongWaitsConfig::default(),
             max_age: None,
             http: None,
+            schema: None,
+            concurrency: None,
             ordering: OrderingConfig::default(),
             key_blocking: None,
             limit_by: None,
@@ -189,6 +198,27 @@ impl PipelineConfig {
         self.retry.resolve();
         if self.http.is_none() {
             self.attempt_timeout.get_or_insert(DEFAULT_ATTEMPT_TIMEOUT);
+            self.concurrency
+                .get_or_insert(DEFAULT_CONCURRENCY.min(self.in_flight));
+        }
+    }
+
+    /// Maximum number of concurrent attempts in a process.
+    #[must_use]
+    pub fn concurrency(&self) -> u32 {
+        let of_http = self.http.as_ref().map(|http| http.concurrency);
+        of_http.or(self.concurrency).unwrap_or(DEFAULT_CONCURRENCY)
+    }
+
+    /// A limit of attempts makes sense only up to `in_flight`. `findings` must be where `concurrency` is.
+    fn check_concurrency(&self, findings: &mut Findings<'_>) {
+        if self.concurrency() > self.in_flight && self.in_flight > 0 {
+            let problem = format!(
+                "{} is more than in_flight: must be at most {}",
+                self.concurrency(),
+                self.in_flight
+            );
+            findings.report("concurrency", problem);
         }
     }
 
@@ -265,6 +295,12 @@ impl PipelineConfig {
             findings.range("attempt_timeout", timeout, milli..=day);
         }
         if let Some(http) = &self.http {
+            if self.concurrency.is_some() {
+                findings.report(
+                    "concurrency",
+                    "applies to custom handlers only; with `http`, write `http.concurrency`",
+                );
+            }
             if self.attempt_timeout.is_some() {
                 findings.report(
                     "attempt_timeout",
@@ -280,16 +316,11 @@ impl PipelineConfig {
             }
             findings.inside("http", |at| {
                 http.check(at);
-                if http.concurrency > self.in_flight && self.in_flight > 0 {
-                    at.report(
-                        "concurrency",
-                        format!(
-                            "{} is more than in_flight: must be at most {}",
-                            http.concurrency, self.in_flight
-                        ),
-                    );
-                }
+                self.check_concurrency(at);
             });
+        } else {
+            findings.range("concurrency", self.concurrency(), 1..=10_000);
+            self.check_concurrency(findings);
         }
     }
 

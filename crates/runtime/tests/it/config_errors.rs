@@ -486,6 +486,21 @@ fn invalid_settings_of_a_pipeline_are_rejected() {
             "pipelines.p.attempt_timeout: applies to custom handlers only; with `http`, write `http.timeout`",
         ),
         (
+            "pipelines: { p: { concurrency: 2, http: { url: 'http://h' } } }",
+            1,
+            "pipelines.p.concurrency: applies to custom handlers only; with `http`, write `http.concurrency`",
+        ),
+        (
+            "pipelines: { p: { concurrency: 20, in_flight: 10 } }",
+            1,
+            "pipelines.p.concurrency: 20 is more than in_flight: must be at most 10",
+        ),
+        (
+            "pipelines: { p: { schema: [1] } }",
+            1,
+            "pipelines.p.schema: must be the path of a file, or a JSON Schema: an object",
+        ),
+        (
             "pipelines: { p: { long_waits: scheduler, max_wait: 30d } }\nscheduler: { max_ahead: 7d }",
             1,
             "pipelines.p.max_wait: 30d is longer than scheduler.max_ahead: must be at most 7d",

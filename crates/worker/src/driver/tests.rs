@@ -2,29 +2,21 @@ use std::collections::BTreeSet;
 use std::future::pending;
 use std::sync::Mutex;
 
-use redeliver_core::SystemClock;
+use redeliver_core::failure::FailureScope;
+use redeliver_core::{Failure, SystemClock};
 use redeliver_kafka::Processor;
-use redeliver_runtime::tasks::TaskError;
-use tower::service_fn;
+use redeliver_runtime::telemetry::Tracer;
+use tower::{BoxError, service_fn};
 
 use super::*;
 use crate::breaker::{BreakerObserver, BreakerSettings};
 use crate::engine::tests::{Bench, ROOMY};
 use crate::groups::{GroupBy, GroupLimit, Ordering};
+use crate::handler::Attempt;
 
 const SECOND: Duration = Duration::from_secs(1);
 /// Longer than a test.
 const NEVER: Duration = Duration::from_secs(86_400);
-
-#[test]
-fn the_message_of_a_failed_attempt_contains_the_causes_of_the_error() {
-    let error = TaskError::Failed {
-        name: "the upload".to_owned(),
-        source: "no space left".into(),
-    };
-    let failure = error_failure(&error.into());
-    assert_eq!(failure.message, "the upload failed: no space left");
-}
 
 struct Silent;
 
@@ -83,8 +75,14 @@ impl Rig {
                 pipeline: bench.pipeline.clone(),
                 clock: Arc::new(SystemClock),
                 metrics: bench.metrics.clone(),
-                tracer: Tracer::off(),
-                timeout,
+                runner: AttemptRunner {
+                    pipeline: bench.pipeline.clone(),
+                    metrics: bench.metrics.clone(),
+                    tracer: Tracer::off(),
+                    timeout,
+                    schema: None,
+                },
+                failures: Arc::new(FailureLog::new(bench.pipeline.name.clone())),
                 grouping,
             }),
             gate: Gate::new(breaker, Arc::new(Silent)),

@@ -48,11 +48,16 @@ impl Bench {
             timeout: TIMEOUT,
             gauges: families.missing_topics(&pipeline.name, "lane", &pipeline.written_topics()),
         };
-        let mut engine = Engine::new(
-            pipeline.clone(),
+        let context = EngineContext {
+            pipeline: pipeline.clone(),
             grouping,
+            metrics: metrics.clone(),
+            failures: Arc::new(FailureLog::new(pipeline.name.clone())),
+            on_dead: None,
+        };
+        let mut engine = Engine::new(
+            context,
             channel.clone(),
-            metrics.clone(),
             Gauge::default(),
             topics,
             BudgetShare::split(limit, 1).pop().unwrap(),
@@ -186,6 +191,44 @@ fn a_record_with_a_refused_result_becomes_a_dead_letter_without_any_results() {
     assert!(bench.refuse(&[1]));
     assert_eq!(bench.written()[1], ["docs-dlq", "", "output.too-large"]);
     assert!(!bench.refuse(&[1]));
+}
+
+#[test]
+fn dead_letters_are_reported_once_they_are_committed() {
+    let mut bench = Bench::new(ROOMY);
+    let reported: Arc<Mutex<Vec<(String, usize)>>> = Arc::default();
+    bench.engine.context.on_dead = Some(OnDead::new({
+        let reported = reported.clone();
+        move |letter| {
+            let size = letter.record.value.map_or(0, |value| value.len());
+            reported.lock().unwrap().push((letter.failure.code, size));
+            panic!("does not matter");
+        }
+    }));
+    (0..3).for_each(|offset| bench.accept(offset, 10));
+    bench.handle(|offset| match offset {
+        1 => Outcome::Failed(Failure::permanent("bad", "no")),
+        _ => Outcome::unchanged(),
+    });
+    bench.finish();
+    bench.engine.aborted();
+    assert!(reported.lock().unwrap().is_empty());
+
+    (0..3).for_each(|offset| bench.accept(offset, 10));
+    bench.handle(|offset| match offset {
+        1 => Outcome::Failed(Failure::permanent("bad", "no")),
+        _ => Outcome::unchanged(),
+    });
+    bench.finish();
+    assert!(bench.refuse(&[1, 2]));
+    bench.engine.committed(NOW);
+    let expected = [("bad", 0), ("output.too-large", 10)];
+    assert_eq!(
+        *reported.lock().unwrap(),
+        expected.map(|(code, size)| (code.to_owned(), size))
+    );
+    bench.engine.committed(NOW);
+    assert_eq!(reported.lock().unwrap().len(), 2);
 }
 
 #[test]

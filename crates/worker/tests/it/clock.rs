@@ -67,7 +67,7 @@ fn a_retry_never_waits_from_a_time_that_is_not_confirmed() {
         let needed = topics::of_pipelines(&host.config, std::slice::from_ref(&pipeline));
         host.ensure_topics(&needed).await.unwrap();
         let section = host.config.pipelines[&name].clone();
-        let spec = WorkerSpec::from_config(&host.config, &name, &section, 8);
+        let spec = WorkerSpec::from_config(&host.config, &name, &section).unwrap();
         spawn(&mut host, &spec, &handler).unwrap();
         host
     });

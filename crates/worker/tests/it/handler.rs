@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use redeliver_core::headers::{ERROR_CLASS, ERROR_CODE, ERROR_MESSAGE, RETRY_COUNT};
-use redeliver_core::{Headers, HumanDuration, Outcome, Output, Pipeline, Record};
+use redeliver_core::{Headers, Outcome, Output, Pipeline, Record};
 use redeliver_kafka::KafkaSettings;
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::reader::TopicReader;
@@ -17,7 +17,7 @@ use redeliver_runtime::listen::Listener;
 use redeliver_runtime::telemetry::Tracer;
 use redeliver_service::{Host, topics};
 use redeliver_testkit::{EnvBuilder, eventually, unique_delays};
-use redeliver_worker::{Attempt, BreakerSettings, Grouping, Handler, WorkerSpec, spawn};
+use redeliver_worker::{Attempt, Handler, WorkerSpec, spawn};
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 use tower::{BoxError, service_fn};
@@ -60,18 +60,13 @@ pub(crate) async fn work_with<H: Handler>(
     let needed = topics::of_pipelines(&config, std::slice::from_ref(&pipeline));
     host.ensure_topics(&needed).await.unwrap();
     let spec = WorkerSpec {
-        pipeline: Arc::new(pipeline),
         lanes: 1,
         batch: 100,
         concurrency: 8,
         in_flight,
         in_flight_bytes: 1 << 20,
         grace: Duration::from_secs(10),
-        grouping: Grouping::default(),
-        breaker: BreakerSettings::default(),
-        timeout: config.pipelines[&name]
-            .attempt_timeout
-            .map(HumanDuration::duration),
+        ..WorkerSpec::from_config(&config, &name, &config.pipelines[&name]).unwrap()
     };
     spawn(&mut host, &spec, &handler).unwrap();
     host.run().await.unwrap();

@@ -1,0 +1,142 @@
+//! One run of a handler: what happens before, around and after it.
+
+use std::any::Any;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::FutureExt;
+use redeliver_core::error_chain::error_chain;
+use redeliver_core::failure::{FailureScope, MESSAGE_LIMIT, bounded_text};
+use redeliver_core::headers::TraceContext;
+use redeliver_core::route::Arrival;
+use redeliver_core::{Failure, HumanDuration, Outcome, Pipeline, Record};
+use redeliver_runtime::telemetry::Tracer;
+use tokio::time::Instant;
+use tower::{BoxError, ServiceExt};
+
+use crate::handler::{Attempt, Handler};
+use crate::metrics::WorkerMetrics;
+use crate::schema::Schema;
+use crate::spans::AttemptSpan;
+
+/// Runs attempts of a pipeline.
+pub(crate) struct AttemptRunner {
+    pub(crate) pipeline: Arc<Pipeline>,
+    pub(crate) metrics: Arc<WorkerMetrics>,
+    pub(crate) tracer: Tracer,
+    /// Maximum duration of an attempt.
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) schema: Option<Schema>,
+}
+
+impl AttemptRunner {
+    /// The outcome, and the trace context of the attempt. Errors, panics and time-outs of the handler are failures.
+    pub(crate) async fn run<H: Handler>(
+        &self,
+        handler: H,
+        record: Arc<Record>,
+        arrival: &Arrival,
+    ) -> (Outcome, Option<TraceContext>) {
+        let span = AttemptSpan::start(&self.tracer, &self.pipeline, &record, arrival);
+        let trace = span.trace();
+        let began = Instant::now();
+        let outcome = match self.check(&record) {
+            Ok(()) => {
+                let attempt = Attempt {
+                    record,
+                    origin: arrival.origin.clone(),
+                    failed_attempts: arrival.failed_attempts,
+                    is_last: self
+                        .pipeline
+                        .policy
+                        .wait(arrival.failed_attempts.saturating_add(1), 0.0)
+                        .is_none(),
+                    trace: trace.clone(),
+                };
+                self.handle(handler, attempt).await
+            }
+            Err(failure) => Outcome::Failed(failure),
+        };
+        self.metrics.handling.observe(began.elapsed().as_secs_f64());
+        span.end(&outcome);
+        (outcome, trace)
+    }
+
+    fn check(&self, record: &Record) -> Result<(), Failure> {
+        let schema = self.schema.as_ref();
+        schema.map_or(Ok(()), |schema| schema.check(record.value.as_deref()))
+    }
+
+    async fn handle<H: Handler>(&self, handler: H, attempt: Attempt) -> Outcome {
+        // Outside of the time-out, because the destructor of a cancelled future can panic, too.
+        let call = AssertUnwindSafe(within(self.timeout, handler.oneshot(attempt))).catch_unwind();
+        match call.await {
+            Ok(Ok(Ok(outcome))) => outcome,
+            Ok(Ok(Err(error))) => Outcome::Failed(error_failure(error.into())),
+            Ok(Err(TimedOut(timeout))) => Outcome::Failed(timeout_failure(timeout)),
+            Err(panic) => Outcome::Failed(panic_failure(&*panic)),
+        }
+    }
+}
+
+struct TimedOut(Duration);
+
+/// Drops the future after the time-out, if there is one.
+async fn within<F: Future>(timeout: Option<Duration>, future: F) -> Result<F::Output, TimedOut> {
+    match timeout {
+        Some(timeout) => tokio::time::timeout(timeout, future)
+            .await
+            .map_err(|_| TimedOut(timeout)),
+        None => Ok(future.await),
+    }
+}
+
+// None of these three shows whether the record or a system that the handler calls is the cause.
+
+fn error_failure(error: BoxError) -> Failure {
+    let error = match error.downcast::<Failure>() {
+        Ok(failure) => return *failure,
+        Err(error) => error,
+    };
+    let message = error_chain(error.as_ref());
+    Failure::transient("handler.error", bounded_text(&message, MESSAGE_LIMIT))
+        .with_scope(FailureScope::Unknown)
+}
+
+fn panic_failure(panic: &(dyn Any + Send)) -> Failure {
+    let text = panic
+        .downcast_ref::<&str>()
+        .map(|text| (*text).to_owned())
+        .or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "without a message".to_owned());
+    Failure::transient("handler.panic", bounded_text(&text, MESSAGE_LIMIT)).with_scope(FailureScope::Unknown)
+}
+
+fn timeout_failure(timeout: Duration) -> Failure {
+    let message = format!("the attempt took longer than {}", HumanDuration::from(timeout));
+    Failure::transient("handler.timeout", message).with_scope(FailureScope::Unknown)
+}
+
+#[cfg(test)]
+mod tests {
+    use redeliver_runtime::tasks::TaskError;
+
+    use super::*;
+
+    #[test]
+    fn the_message_of_a_failed_attempt_contains_the_causes_of_the_error() {
+        let error = TaskError::Failed {
+            name: "the upload".to_owned(),
+            source: "no space left".into(),
+        };
+        let failure = error_failure(error.into());
+        assert_eq!(failure.message, "the upload failed: no space left");
+    }
+
+    #[test]
+    fn an_error_that_is_a_failure_is_that_failure() {
+        let failure = Failure::permanent("order.unknown", "no such item");
+        assert_eq!(error_failure(failure.clone().into()), failure);
+    }
+}

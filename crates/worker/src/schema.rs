@@ -1,0 +1,174 @@
+//! JSON Schema: what the values of a pipeline's records must look like.
+
+use std::fs;
+use std::sync::Arc;
+
+use jsonschema::{PatternOptions, ValidationError, Validator};
+use redeliver_core::Failure;
+use redeliver_core::failure::{FailureScope, MESSAGE_LIMIT, bounded_text};
+use redeliver_runtime::config::SchemaConfig;
+use serde_json::Value;
+
+/// The error code of a record whose value is not valid.
+const SCHEMA_INVALID: &str = "schema.invalid";
+
+/// A compiled JSON Schema: of the draft that its `$schema` names, by default 2020-12. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Schema(Arc<Validator>);
+
+impl Schema {
+    /// Compiles a schema. Regular expressions must be ones that match in linear time, so without look-around and
+    /// back-references. `$ref` can name only parts of the same schema.
+    ///
+    /// # Errors
+    /// What is wrong with the schema.
+    pub fn new(schema: &Value) -> Result<Self, String> {
+        let options = jsonschema::options()
+            .with_pattern_options(PatternOptions::regex())
+            .should_validate_formats(true);
+        let validator = options.build(schema);
+        let validator = validator.map_err(|error| {
+            let at = match error.instance_path().as_str() {
+                "" => String::new(),
+                at => format!(" at {at}"),
+            };
+            format!("is not a valid JSON Schema{at}: {error}")
+        })?;
+        Ok(Self(Arc::new(validator)))
+    }
+
+    /// The schema of a pipeline. Reads the file that the configuration names.
+    ///
+    /// # Errors
+    /// If the file cannot be read, or [`Schema::new`] fails.
+    pub fn from_config(config: &SchemaConfig) -> Result<Self, String> {
+        match config {
+            SchemaConfig::Inline(schema) => Self::new(&Value::Object(schema.clone())),
+            SchemaConfig::File(path) => {
+                let problem = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
+                let text = fs::read(path).map_err(|error| problem(&error))?;
+                let schema = serde_json::from_slice(&text);
+                let schema = schema.map_err(|error| problem(&format!("is not JSON: {error}")))?;
+                Self::new(&schema).map_err(|error| problem(&error))
+            }
+        }
+    }
+
+    /// Checks a value.
+    ///
+    /// # Errors
+    /// A permanent failure with the code `schema.invalid` that names the field and the rule. The message contains no part of
+    /// the value, except for names of fields.
+    pub(crate) fn check(&self, value: Option<&[u8]>) -> Result<(), Failure> {
+        let Some(value) = value else {
+            return Err(invalid("the record has no value"));
+        };
+        let document: Value = serde_json::from_slice(value)
+            .map_err(|error| invalid(&format!("the value is not JSON: {error}")))?;
+        self.0
+            .validate(&document)
+            .map_err(|error| invalid(&problem(&error)))
+    }
+}
+
+fn problem(error: &ValidationError<'_>) -> String {
+    let field = match error.instance_path().as_str() {
+        "" => "the value",
+        pointer => pointer,
+    };
+    let message = error.masked_with(field);
+    format!("{field} violates {}: {message}", error.schema_path())
+}
+
+fn invalid(problem: &str) -> Failure {
+    Failure::permanent(SCHEMA_INVALID, bounded_text(problem, MESSAGE_LIMIT))
+        .with_scope(FailureScope::NotCalled)
+}
+
+#[cfg(test)]
+mod tests {
+    use redeliver_core::ErrorClass;
+    use serde_json::json;
+
+    use super::*;
+
+    fn schema() -> Schema {
+        Schema::new(&json!({
+            "type": "object",
+            "required": ["id", "items"],
+            "properties": {
+                "id": { "type": "string", "format": "uuid" },
+                "code": { "type": "string", "pattern": "^[a-z]+$" },
+                "items": { "type": "array", "items": { "type": "integer", "maximum": 10 } },
+            },
+            "additionalProperties": false,
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn an_invalid_value_is_refused_with_the_field_and_the_rule_and_without_its_content() {
+        const ID: &str = "936da01f-9abd-4d9d-80c7-02af85c822a8";
+        let schema = schema();
+        let valid = json!({ "id": ID, "items": [1, 10] }).to_string();
+        assert_eq!(schema.check(Some(valid.as_bytes())), Ok(()));
+        for (value, expected) in [
+            (
+                json!({ "id": ID, "items": [1, 4711] }),
+                "/items/1 violates /properties/items/items/maximum: /items/1 is greater than the maximum of 10",
+            ),
+            (
+                json!({ "id": "4711", "items": [] }),
+                "/id violates /properties/id/format: /id is not a \"uuid\"",
+            ),
+            (
+                json!({ "id": ID, "items": [], "code": "4711" }),
+                "/code violates /properties/code/pattern: /code does not match \"^[a-z]+$\"",
+            ),
+            (
+                json!({ "id": ID }),
+                "the value violates /required: \"items\" is a required property",
+            ),
+        ] {
+            let failure = schema.check(Some(value.to_string().as_bytes())).unwrap_err();
+            assert_eq!(failure.message, expected);
+            assert_eq!(
+                (failure.class, &*failure.code),
+                (ErrorClass::Permanent, SCHEMA_INVALID)
+            );
+        }
+        for (value, expected) in [
+            (None, "the record has no value"),
+            (
+                Some(&b"{"[..]),
+                "the value is not JSON: EOF while parsing an object at line 1 column 1",
+            ),
+        ] {
+            assert_eq!(schema.check(value).unwrap_err().message, expected);
+        }
+    }
+
+    #[test]
+    fn a_schema_that_cannot_be_used_is_refused() {
+        for (schema, expected) in [
+            (json!({ "type": "text" }), "is not a valid JSON Schema at /type: "),
+            (
+                json!({ "pattern": "(?=a)b" }),
+                "is not a valid JSON Schema at /pattern: ",
+            ),
+            (
+                json!({ "$ref": "https://example.com/order.json" }),
+                "is not a valid JSON Schema",
+            ),
+            (
+                json!({ "$ref": "file:///etc/passwd" }),
+                "is not a valid JSON Schema",
+            ),
+        ] {
+            let error = Schema::new(&schema).unwrap_err();
+            assert!(error.starts_with(expected), "{error}");
+        }
+        let missing = Schema::from_config(&SchemaConfig::File("/no/such.json".into())).unwrap_err();
+        assert_eq!(missing, "/no/such.json: No such file or directory (os error 2)");
+    }
+}
