@@ -1,4 +1,4 @@
-//! The pinned packages of programs in other languages, which are downloaded once per machine; see `kept`.
+//! Programs in other languages: their pinned packages and compiled classes, which are made once per machine; see `kept`.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -7,6 +7,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 
 use crate::hash::stable_hash;
+use crate::kafka_jars;
 use crate::kept::kept;
 
 /// The Python of a virtual environment with the packages of a `requirements.txt`.
@@ -60,6 +61,40 @@ pub fn node_modules(package: &Path) -> Result<PathBuf> {
         Ok(())
     })?;
     Ok(installed.join("node_modules"))
+}
+
+/// A command that runs a Java program in one file, whose class has the name of the file, with Kafka's libraries.
+///
+/// # Errors
+/// If there is no JDK, the program does not compile, or Kafka's jars cannot be fetched.
+pub fn java(program: &Path) -> Result<Command> {
+    let (source, jars) = (read(program)?, kafka_jars::resolved()?);
+    let jars = jars.join("*");
+    let version = run(Command::new("javac").arg("--version"))?;
+    let name = format!(
+        "java-{:016x}",
+        stable_hash(format!("{version}{}{source}", jars.display()).as_bytes())
+    );
+    let classes = kept(&name, "classes of Java", |place| {
+        run(Command::new("javac")
+            .args(["-Werror", "-Xlint:all,-path", "-d"])
+            .arg(place)
+            .arg("-cp")
+            .arg(&jars)
+            .arg(program))?;
+        Ok(())
+    })?;
+    let class = program.file_stem().context("the program has no file name")?;
+    let mut path = classes.into_os_string();
+    path.push(":");
+    path.push(&jars);
+    let mut command = Command::new("java");
+    // Starts faster, as for Kafka's own tools.
+    command
+        .args(["-XX:TieredStopAtLevel=1", "-cp"])
+        .arg(path)
+        .arg(class);
+    Ok(command)
 }
 
 /// Runs a command to its end and returns its output.

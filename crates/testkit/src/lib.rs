@@ -24,7 +24,7 @@
 //! | [`fake_endpoint`] | an HTTP server that answers, hangs or hangs up as it is told |
 //! | `otlp_receiver` | a collector that keeps the spans it receives; feature `otlp` |
 //! | `jwt` | an issuer of JSON Web Tokens; feature `jwt` |
-//! | [`languages`] | packages of programs in Python and Node.js |
+//! | [`languages`] | programs in Python, Node.js and Java |
 //! | [`plan`] | which record fails how at that endpoint, as a pure function |
 //! | [`port`] | TCP ports that stay free |
 //! | [`daemon`] | a server that outlives the program that started it |

@@ -21,6 +21,7 @@ pub(crate) const PYTHON: &[Program] = &[VENV];
 /// For the tests of clients in other languages.
 pub(crate) const LANGUAGES: &[Program] = &[
     VENV,
+    ("javac", &["-version"], "openjdk-17-jdk-headless"),
     ("node", &["--version"], "nodejs"),
     ("npm", &["--version"], "npm"),
 ];

@@ -58,6 +58,7 @@ impl Rig {
         }
     }
 
+    #[expect(clippy::disallowed_methods, reason = "the task ends with the runtime of the test")]
     fn with_handler(
         grouping: Grouping,
         breaker: BreakerSettings,

@@ -52,7 +52,7 @@ fn delayed(request: &Request, reply: Reply) -> Reply {
 
 /// Waits until nothing is waiting. Every record must be where its fate says, none twice, early or altered.
 #[track_caller]
-fn settle(pipe: &Pipe, sent: &[Sent], plan: &Plan) -> Box<Report> {
+pub(crate) fn settle(pipe: &Pipe, sent: &[Sent], plan: &Plan) -> Box<Report> {
     let count = sent.len() as u64;
     let report = pipe.settle(sent, DEADLINE).report;
     assert!(report.foreign.is_empty(), "{report}");

@@ -12,6 +12,7 @@ mod deployment;
 mod docs;
 mod due;
 mod e2e;
+mod foreign;
 mod forged;
 mod golden;
 mod golden_cli;

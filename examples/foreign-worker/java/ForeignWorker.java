@@ -1,0 +1,467 @@
+import java.io.IOException;
+import java.net.URI;
+import java.net.http.HttpClient;
+import java.net.http.HttpRequest;
+import java.net.http.HttpRequest.BodyPublishers;
+import java.net.http.HttpResponse;
+import java.net.http.HttpResponse.BodyHandlers;
+import java.nio.ByteBuffer;
+import java.nio.charset.CharacterCodingException;
+import java.nio.charset.StandardCharsets;
+import java.time.Duration;
+import java.time.Instant;
+import java.time.format.DateTimeFormatter;
+import java.time.format.DateTimeFormatterBuilder;
+import java.util.ArrayList;
+import java.util.Base64;
+import java.util.Collection;
+import java.util.Collections;
+import java.util.HashMap;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import java.util.concurrent.Callable;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import java.util.concurrent.Future;
+import java.util.function.Predicate;
+import org.apache.kafka.clients.consumer.ConsumerGroupMetadata;
+import org.apache.kafka.clients.consumer.ConsumerRebalanceListener;
+import org.apache.kafka.clients.consumer.ConsumerRecord;
+import org.apache.kafka.clients.consumer.ConsumerRecords;
+import org.apache.kafka.clients.consumer.KafkaConsumer;
+import org.apache.kafka.clients.consumer.OffsetAndMetadata;
+import org.apache.kafka.clients.producer.KafkaProducer;
+import org.apache.kafka.clients.producer.ProducerRecord;
+import org.apache.kafka.common.KafkaException;
+import org.apache.kafka.common.TopicPartition;
+import org.apache.kafka.common.errors.RecordTooLargeException;
+import org.apache.kafka.common.header.Header;
+import org.apache.kafka.common.header.internals.RecordHeader;
+import org.apache.kafka.common.record.TimestampType;
+import org.apache.kafka.common.serialization.ByteArrayDeserializer;
+import org.apache.kafka.common.serialization.ByteArraySerializer;
+
+/**
+ * A worker for a pipeline of Redeliver. It uses the protocol only: see "Foreign workers" in docs/protocol.md.
+ *
+ * <pre>java -cp 'kafka/libs/*' ForeignWorker.java BROKERS PIPELINE OUTPUT URL INSTANCE TIER...</pre>
+ *
+ * {@link #handle} is the work itself: replace it by your own. The rest turns its results and failures into the records
+ * of the protocol, and writes them in one transaction with the offsets of the records that it has processed.
+ *
+ * <p>If a transaction fails, except for the size of a record, the program ends. Let a supervisor start it again: it
+ * then continues after the last complete transaction.
+ */
+public class ForeignWorker {
+    /** Records per transaction. */
+    static final int MAX_BATCH = 200;
+    static final int CONCURRENCY = 16;
+    /** In seconds. */
+    static final long MAX_RETRY_AFTER = 3_600;
+    /** By how much the clock of the retry tier can be ahead. */
+    static final long CLOCK_SKEW_MS = 300_000;
+    static final DateTimeFormatter MILLISECONDS = new DateTimeFormatterBuilder().appendInstant(3).toFormatter();
+
+    static final Set<String> RESERVED = Set.of(
+            "process-after", "retry-count", "return-topic", "pipeline", "payload-omitted",
+            "original-topic", "original-partition", "original-offset", "original-timestamp",
+            "error-class", "error-code", "error-message", "error-timestamp");
+
+    final String brokers;
+    final String pipeline;
+    final String output;
+    final URI url;
+    final String instance;
+    final String due;
+    final String dead;
+    /** The delay before each retry in milliseconds, by the name of its tier. Ascending, as in the configuration. */
+    final Map<String, Long> tiers = new LinkedHashMap<>();
+    final HttpClient http = HttpClient.newBuilder().version(HttpClient.Version.HTTP_1_1).build();
+
+    ForeignWorker(String[] arguments) {
+        brokers = arguments[0];
+        pipeline = arguments[1];
+        output = arguments[2];
+        url = URI.create(arguments[3]);
+        instance = arguments[4];
+        due = pipeline + "-retry-due";
+        dead = pipeline + "-dlq";
+        Map<String, Long> units = Map.of("ms", 1L, "s", 1_000L, "m", 60_000L, "h", 3_600_000L, "d", 86_400_000L);
+        for (String tier : List.of(arguments).subList(5, arguments.length)) {
+            String unit = tier.replaceFirst("[0-9]+", "");
+            tiers.put(tier, Long.parseLong(tier.replace(unit, "")) * units.get(unit));
+        }
+    }
+
+    /** A failed attempt. The class is transient, throttled, permanent or malformed. */
+    static class Failure extends Exception {
+        static final long serialVersionUID = 1;
+        final String errorClass;
+        final String code;
+        /** In seconds, if the other side has asked for a delay; otherwise 0. */
+        final long retryAfter;
+
+        Failure(String errorClass, String code, String message, long retryAfter) {
+            super(message);
+            this.errorClass = errorClass;
+            this.code = code;
+            this.retryAfter = retryAfter;
+        }
+
+        static Failure malformed(String header, String problem) {
+            return new Failure("malformed", "header." + header, "header `" + header + "` " + problem, 0);
+        }
+    }
+
+    /** Returns the value of the result. It can run more than once for a record, always with the same key. */
+    byte[] handle(byte[] value, String idempotencyKey) throws Failure, InterruptedException {
+        HttpRequest request = HttpRequest.newBuilder(url)
+                .timeout(Duration.ofSeconds(10))
+                .header("Idempotency-Key", idempotencyKey)
+                .header("Content-Type", "application/octet-stream")
+                .POST(BodyPublishers.ofByteArray(value == null ? new byte[0] : value))
+                .build();
+        HttpResponse<byte[]> response;
+        try {
+            response = http.send(request, BodyHandlers.ofByteArray());
+        } catch (IOException error) {
+            throw new Failure("transient", "http.connect", "POST " + url + ": " + error, 0);
+        }
+        int status = response.statusCode();
+        if (status >= 200 && status < 300) {
+            return response.body();
+        }
+        String asked = response.headers().firstValue("Retry-After").orElse("");
+        long retryAfter = asked.matches("[0-9]{1,9}") ? Math.min(Long.parseLong(asked), MAX_RETRY_AFTER) : 0;
+        boolean isTransient = status == 408 || status == 425 || (status >= 500 && status != 501 && status != 505);
+        String errorClass = isTransient ? "transient" : "permanent";
+        if (status == 429 || (status == 503 && retryAfter > 0)) {
+            errorClass = "throttled";
+        }
+        String message = "POST " + url + " answered " + status;
+        throw new Failure(errorClass, "http." + status, message, errorClass.equals("throttled") ? retryAfter : 0);
+    }
+
+    /** A record, where it has entered the pipeline, and how many attempts have failed before this one. */
+    class Attempt implements Callable<ProducerRecord<byte[], byte[]>> {
+        final ConsumerRecord<byte[], byte[]> record;
+        Map<String, String> origin = new LinkedHashMap<>();
+        int failed = 0;
+
+        Attempt(ConsumerRecord<byte[], byte[]> record) {
+            this.record = record;
+            origin.put("original-topic", record.topic());
+            origin.put("original-partition", Integer.toString(record.partition()));
+            origin.put("original-offset", Long.toString(record.offset()));
+            if (record.timestampType() != TimestampType.NO_TIMESTAMP_TYPE) {
+                origin.put("original-timestamp", text(record.timestamp()));
+            }
+        }
+
+        /** Reads the headers of a retry. They are checked, because other programs can write to the due topic too. */
+        void readRetry() throws Failure {
+            Map<String, byte[]> reserved = new HashMap<>();
+            for (Header header : record.headers()) {
+                if (RESERVED.contains(header.key()) && reserved.containsKey(header.key())) {
+                    throw Failure.malformed(header.key(), "occurs more than once");
+                }
+                if (RESERVED.contains(header.key())) {
+                    reserved.put(header.key(), header.value());
+                }
+            }
+            Map<String, String> named = new LinkedHashMap<>();
+            named.put("original-topic", checked(reserved, "original-topic", topic -> topic.matches("[\\w.-]{1,249}")));
+            named.put("original-partition", checked(reserved, "original-partition", text -> number(text) < 1L << 31));
+            named.put("original-offset", checked(reserved, "original-offset", text -> number(text) >= 0));
+            if (reserved.containsKey("original-timestamp")) {
+                named.put("original-timestamp", checked(reserved, "original-timestamp", text -> millis(text) != 0));
+            }
+            origin = named;
+            failed = (int) number(checked(reserved, "retry-count", text -> number(text) <= 100_000));
+            if (reserved.containsKey("process-after")) {
+                // No tier releases a record early, so no tier has released one that is not due.
+                checked(reserved, "process-after", text -> millis(text) <= System.currentTimeMillis() + CLOCK_SKEW_MS);
+            }
+        }
+
+        /** Processes the record, and returns what to write for it. */
+        @Override
+        public ProducerRecord<byte[], byte[]> call() throws InterruptedException {
+            try {
+                for (Header header : record.headers()) {
+                    if (header.key().contains("\uFFFD")) { // by which Java replaces what is not UTF-8
+                        throw new Failure("malformed", "header.name", "the name of a header is not UTF-8", 0);
+                    }
+                }
+                if (record.topic().equals(due)) {
+                    readRetry();
+                }
+                String key = String.join("-",
+                        origin.get("original-topic"), origin.get("original-partition"), origin.get("original-offset"));
+                return output(output, handle(record.value(), key), failed, Map.of());
+            } catch (Failure failure) {
+                return route(failure);
+            } catch (RuntimeException error) { // a defect of `handle` must not stop the partition
+                String message = "the handler failed: " + error.getClass().getSimpleName();
+                return route(new Failure("transient", "handler.error", message, 0));
+            }
+        }
+
+        ProducerRecord<byte[], byte[]> route(Failure failure) {
+            boolean isTransient = failure.errorClass.equals("transient");
+            boolean isThrottled = failure.errorClass.equals("throttled");
+            int failedNow = failed + (isTransient || failure.errorClass.equals("permanent") ? 1 : 0);
+            boolean isExhausted = isTransient && failedNow > tiers.size();
+            String message = (isExhausted ? "gave up after " + failedNow + " attempts: " : "") + failure.getMessage();
+            long now = System.currentTimeMillis();
+            Map<String, String> headers = new LinkedHashMap<>();
+            headers.put("error-class", isExhausted ? "exhausted" : failure.errorClass);
+            headers.put("error-code", failure.code);
+            headers.put("error-message", bounded(message));
+            headers.put("error-timestamp", text(now));
+            if (isExhausted || !(isTransient || isThrottled)) {
+                return output(dead, record.value(), failedNow, headers);
+            }
+            List<Long> delays = List.copyOf(tiers.values());
+            long wait = isTransient ? delays.get(failedNow - 1) : delays.get(0);
+            if (failure.retryAfter > 0) {
+                wait = failure.retryAfter * 1000;
+            }
+            // The longest tier that is not longer than the wait, or else the shortest one.
+            String fitting = tiers.keySet().iterator().next();
+            for (Map.Entry<String, Long> tier : tiers.entrySet()) {
+                fitting = tier.getValue() <= wait ? tier.getKey() : fitting;
+            }
+            headers.put("process-after", text(now + wait));
+            headers.put("return-topic", due);
+            return output(pipeline + "-retry-" + fitting, record.value(), failedNow, headers);
+        }
+
+        /** User headers come first, as they are. Then come ours. */
+        ProducerRecord<byte[], byte[]> output(String topic, byte[] value, int failed, Map<String, String> more) {
+            Map<String, String> ours = new LinkedHashMap<>();
+            ours.put("pipeline", pipeline);
+            ours.putAll(origin);
+            ours.put("retry-count", Integer.toString(failed));
+            ours.putAll(more);
+            List<Header> headers = new ArrayList<>();
+            for (Header header : record.headers()) {
+                if (!RESERVED.contains(header.key())) {
+                    headers.add(header);
+                }
+            }
+            ours.forEach((name, text) -> headers.add(new RecordHeader(name, text.getBytes(StandardCharsets.UTF_8))));
+            return new ProducerRecord<>(topic, null, record.key(), value, headers);
+        }
+
+        /** What to write instead of an output that is too large for its topic. */
+        ProducerRecord<byte[], byte[]> tooLarge(ProducerRecord<byte[], byte[]> refused) {
+            if (!refused.topic().equals(dead)) {
+                String message = "topic `" + refused.topic() + "` refuses the record: its max.message.bytes is lower";
+                return route(new Failure("permanent", "output.too-large", message, 0));
+            }
+            boolean hasValue = refused.value() != null;
+            List<Header> headers = new ArrayList<>();
+            for (Header header : refused.headers()) {
+                if (!header.key().equals("payload-omitted") && (hasValue || RESERVED.contains(header.key()))) {
+                    headers.add(header);
+                }
+            }
+            String omitted = hasValue ? "value" : "key, value, headers";
+            headers.add(new RecordHeader("payload-omitted", omitted.getBytes(StandardCharsets.UTF_8)));
+            return new ProducerRecord<>(dead, null, hasValue ? refused.key() : null, null, headers);
+        }
+    }
+
+    static String text(long millis) {
+        return MILLISECONDS.format(Instant.ofEpochMilli(millis));
+    }
+
+    static long millis(String text) {
+        if (!text.matches("[0-9]{4}-.*T.*[.][0-9]{3}Z")) {
+            throw new IllegalArgumentException(text);
+        }
+        return Instant.parse(text).toEpochMilli();
+    }
+
+    static long number(String text) {
+        if (!text.matches("[0-9]{1,19}")) {
+            throw new IllegalArgumentException(text);
+        }
+        return Long.parseLong(text);
+    }
+
+    /** The text of a header, if it is valid. */
+    static String checked(Map<String, byte[]> headers, String name, Predicate<String> isValid) throws Failure {
+        byte[] value = headers.get(name);
+        try {
+            String text = StandardCharsets.UTF_8.newDecoder().decode(ByteBuffer.wrap(value)).toString();
+            if (isValid.test(text)) {
+                return text;
+            }
+        } catch (CharacterCodingException | RuntimeException invalid) {
+            throw Failure.malformed(name, "is missing or cannot be read");
+        }
+        throw Failure.malformed(name, "is out of range");
+    }
+
+    /** At most 1024 bytes, without control characters. */
+    static String bounded(String message) {
+        String text = message.replaceAll("\\p{Cntrl}", " ");
+        while (text.getBytes(StandardCharsets.UTF_8).length > 1024) {
+            text = text.substring(0, text.length() - 1);
+        }
+        return text;
+    }
+
+    /** Whether records after a committed offset are complete: workers of Redeliver complete records out of order. */
+    static boolean hasCompletedRecords(String metadata) {
+        if (!metadata.startsWith("r1:")) {
+            return metadata.startsWith("b1:") && !metadata.equals("b1:AA");
+        }
+        // Alternating runs of incomplete and completed records, as LEB128 numbers.
+        boolean isCompleted = false;
+        long run = 0;
+        for (byte part : Base64.getUrlDecoder().decode(metadata.substring(3))) {
+            run |= part & 0x7f; // whether it is 0 is all that matters
+            if (part >= 0) {
+                if (isCompleted && run > 0) {
+                    return true;
+                }
+                isCompleted = !isCompleted;
+                run = 0;
+            }
+        }
+        return false;
+    }
+
+    Map<String, Object> consumerSettings() {
+        return Map.of(
+                "bootstrap.servers", brokers,
+                "group.id", "redeliver-" + pipeline, // the audit reads the offsets of this group
+                "group.instance.id", instance, // after a restart, the process keeps its partitions
+                "session.timeout.ms", 10_000,
+                "isolation.level", "read_committed",
+                "enable.auto.commit", false, // offsets are committed by transactions only
+                "auto.offset.reset", "earliest",
+                "max.poll.records", MAX_BATCH,
+                "partition.assignment.strategy", "org.apache.kafka.clients.consumer.RangeAssignor");
+    }
+
+    Map<String, Object> producerSettings() {
+        return Map.of(
+                "bootstrap.servers", brokers,
+                "transactional.id", instance, // a new process with this id ends the transaction of a former one
+                "transaction.timeout.ms", 15_000,
+                "max.request.size", 100_000_000, // topics limit the size of records
+                "buffer.memory", 200_000_000L);
+    }
+
+    void run() throws Exception {
+        ExecutorService pool = Executors.newFixedThreadPool(CONCURRENCY);
+        var deserializer = new ByteArrayDeserializer();
+        var serializer = new ByteArraySerializer();
+        try (var consumer = new KafkaConsumer<byte[], byte[]>(consumerSettings(), deserializer, deserializer);
+                var producer = new KafkaProducer<byte[], byte[]>(producerSettings(), serializer, serializer)) {
+            producer.initTransactions();
+            consumer.subscribe(List.of(pipeline, due), new ConsumerRebalanceListener() {
+                @Override
+                public void onPartitionsAssigned(Collection<TopicPartition> partitions) {
+                    consumer.committed(Set.copyOf(partitions)).forEach((partition, committed) -> {
+                        if (committed != null && hasCompletedRecords(committed.metadata())) {
+                            throw new IllegalStateException(partition
+                                    + ": a worker of Redeliver has processed records after the committed offset");
+                        }
+                    });
+                    System.out.println("assigned " + partitions.size() + " partitions");
+                }
+
+                @Override
+                public void onPartitionsRevoked(Collection<TopicPartition> partitions) {}
+            });
+            while (true) {
+                ConsumerRecords<byte[], byte[]> records = consumer.poll(Duration.ofSeconds(1));
+                // The generation in which these records were read. If the group has given the partitions to another
+                // member since, Kafka rejects offsets of this generation, and with them the transaction.
+                ConsumerGroupMetadata group = consumer.groupMetadata();
+                if (records.isEmpty()) {
+                    continue;
+                }
+                List<Attempt> attempts = new ArrayList<>();
+                Map<TopicPartition, OffsetAndMetadata> offsets = new HashMap<>();
+                for (ConsumerRecord<byte[], byte[]> record : records) {
+                    attempts.add(new Attempt(record));
+                    offsets.put(
+                            new TopicPartition(record.topic(), record.partition()),
+                            new OffsetAndMetadata(record.offset() + 1));
+                }
+                List<ProducerRecord<byte[], byte[]>> outputs = new ArrayList<>();
+                for (Future<ProducerRecord<byte[], byte[]>> output : pool.invokeAll(attempts)) {
+                    outputs.add(output.get());
+                }
+                // No transaction is open while records are processed.
+                List<Integer> refused = write(producer, outputs, offsets, group, false);
+                while (!refused.isEmpty()) {
+                    // A broker refuses batches as a whole: find out which records it refuses.
+                    refused = write(producer, outputs, offsets, group, true);
+                    for (int index : refused) {
+                        outputs.set(index, attempts.get(index).tooLarge(outputs.get(index)));
+                    }
+                }
+            }
+        }
+    }
+
+    /** Writes outputs and offsets in one transaction. Returns the indexes of records that are too large, if any. */
+    static List<Integer> write(
+            KafkaProducer<byte[], byte[]> producer,
+            List<ProducerRecord<byte[], byte[]>> outputs,
+            Map<TopicPartition, OffsetAndMetadata> offsets,
+            ConsumerGroupMetadata group,
+            boolean oneByOne) {
+        List<Integer> refused = Collections.synchronizedList(new ArrayList<>());
+        KafkaException problem = null;
+        producer.beginTransaction();
+        try {
+            for (int i = 0; i < outputs.size(); i++) {
+                int index = i;
+                producer.send(outputs.get(index), (metadata, error) -> {
+                    if (error instanceof RecordTooLargeException) {
+                        refused.add(index);
+                    }
+                });
+                if (oneByOne) {
+                    producer.flush();
+                }
+                if (!refused.isEmpty()) {
+                    break; // the following ones would fail with the same error
+                }
+            }
+        } catch (KafkaException error) { // a transaction takes no more records after one that is refused
+            problem = error;
+        }
+        producer.flush();
+        if (!refused.isEmpty()) {
+            producer.abortTransaction();
+            return refused;
+        }
+        if (problem != null) {
+            throw problem;
+        }
+        producer.sendOffsetsToTransaction(offsets, group);
+        producer.commitTransaction();
+        return refused;
+    }
+
+    public static void main(String[] arguments) throws Exception {
+        // Not the end of `main` alone: other threads must not keep a failed worker running.
+        try {
+            new ForeignWorker(arguments).run();
+        } catch (Exception error) {
+            error.printStackTrace();
+            System.exit(1);
+        }
+    }
+}
