@@ -9,9 +9,10 @@ use anyhow::Context as _;
 use rdkafka::consumer::BaseConsumer;
 use rdkafka::message::{Headers as _, Message as _};
 use redeliver_core::headers::{self, Origin};
+use redeliver_core::route::{Arrival, RouteContext};
 use redeliver_core::{
-    Clock, Failure, Headers, HumanDuration, Jitter, Outcome, Output, Pipeline, RetryPolicy, SystemClock,
-    Timestamp,
+    Clock, Failure, Headers, HumanDuration, Jitter, Outcome, Output, Pipeline, Position, Record, RetryPolicy,
+    SystemClock, Timestamp,
 };
 use redeliver_worker::{Attempt, BreakerSettings, Grouping, WorkerSpec};
 use tokio_util::sync::CancellationToken;
@@ -27,7 +28,11 @@ const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A pipeline with one tier.
 fn pipeline(name: &str, tier: HumanDuration) -> Pipeline {
-    let policy = RetryPolicy::listed(vec![tier], None, Jitter::None).expect("one tier is a policy");
+    with_jitter(name, tier, Jitter::None)
+}
+
+fn with_jitter(name: &str, tier: HumanDuration, jitter: Jitter) -> Pipeline {
+    let policy = RetryPolicy::listed(vec![tier], None, jitter).expect("one tier is a policy");
     Pipeline {
         policy,
         output: Some(format!("{name}-out").into()),
@@ -73,6 +78,34 @@ pub(crate) fn waiting(pipeline: &Pipeline, tier: HumanDuration, index: usize, du
     }
 }
 
+/// The same, with the due time and the partition that a worker chooses.
+fn failed(pipeline: &Pipeline, index: usize) -> anyhow::Result<Output> {
+    let now = SystemClock.now();
+    let record = Record {
+        position: Position {
+            topic: pipeline.source.clone(),
+            partition: 0,
+            offset: i64::try_from(index)?,
+        },
+        timestamp: Some(now),
+        key: Some(format!("key-{index}").into()),
+        value: Some(vec![b'x'; VALUE].into()),
+        headers: [("tenant", Some(&b"a"[..]))].into_iter().collect(),
+        unreadable_headers: 0,
+    };
+    let context = RouteContext {
+        pipeline,
+        arrival: &Arrival::new(&record),
+        trace: None,
+        now,
+        random: fastrand::f64(),
+        partitions: &|_| u32::try_from(PARTITIONS).ok(),
+    };
+    let failure = Failure::transient("http.503", "busy");
+    let routing = context.route(&record, Outcome::Failed(failure));
+    routing.outputs.into_iter().next().context("the record waits")
+}
+
 /// The parts of the benchmark.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Part {
@@ -116,7 +149,13 @@ pub(crate) async fn run(
                 let name = format!("late-{per_sec}-{round}");
                 bares
                     .push(bare_lateness(broker, &format!("{name}-bare"), per_sec, duration * per_sec).await?);
-                tiers.push(lateness(broker, &name, per_sec, tier, duration * per_sec).await?);
+                let pipeline = pipeline(&broker.name(&name), tier);
+                let write = |index| {
+                    let due = SystemClock.now().after(tier.duration());
+                    Ok(waiting(&pipeline, tier, index, due))
+                };
+                let total = duration * per_sec;
+                tiers.push(lateness(broker, &name, &pipeline, tier, per_sec, total, write).await?);
             }
             for (name, distributions) in [("bare transactions", bares), ("the tier", tiers)] {
                 figures.add(
@@ -125,6 +164,19 @@ pub(crate) async fn run(
                 );
             }
         }
+        let (per_sec, tier, duration) = (5_000, HumanDuration::from_secs(30), 20);
+        let mut jittered = Vec::new();
+        for round in 0..rounds {
+            let name = format!("late-jitter-{round}");
+            let pipeline = with_jitter(&broker.name(&name), tier, Jitter::Full);
+            let write = |index| failed(&pipeline, index);
+            let total = duration * per_sec;
+            jittered.push(lateness(broker, &name, &pipeline, tier, per_sec, total, write).await?);
+        }
+        figures.add(
+            format!("lateness at the consumer, {per_sec}/s in a tier of {tier} with full jitter, medians of {rounds}"),
+            Distribution::median(&jittered),
+        );
     }
     Ok(())
 }
@@ -303,16 +355,14 @@ async fn bare_lateness(
 async fn lateness(
     broker: &Broker,
     name: &str,
-    per_sec: u64,
+    pipeline: &Pipeline,
     tier: HumanDuration,
+    per_sec: u64,
     total: u64,
+    waiting: impl Fn(usize) -> anyhow::Result<Output>,
 ) -> anyhow::Result<Distribution> {
-    let pipeline = pipeline(&broker.name(name), tier);
-    broker.create_for(&pipeline, PARTITIONS).await?;
-    let service = Service::start(
-        &config(broker, name, &pipeline, tier),
-        redeliver_retry_tier::mount,
-    )?;
+    broker.create_for(pipeline, PARTITIONS).await?;
+    let service = Service::start(&config(broker, name, pipeline, tier), redeliver_retry_tier::mount)?;
     let done = Arc::new(AtomicBool::new(false));
     let reader = std::thread::spawn({
         let (broker, topic, done) = (broker.clone(), pipeline.due_topic(), done.clone());
@@ -324,8 +374,7 @@ async fn lateness(
     while sent < total {
         let target = u64::try_from(started.elapsed().as_millis())? * per_sec / 1000;
         while sent < target.min(total) {
-            let due = SystemClock.now().after(tier.duration());
-            filler.send(&waiting(&pipeline, tier, usize::try_from(sent)?, due))?;
+            filler.send(&waiting(usize::try_from(sent)?)?)?;
             sent += 1;
         }
         std::thread::park_timeout(Duration::from_millis(1));
@@ -336,7 +385,7 @@ async fn lateness(
         .map_err(|_| anyhow::anyhow!("the reader panicked"))??;
     done.store(true, Ordering::SeqCst);
     service.stop().await?;
-    broker.delete_of(&pipeline).await?;
+    broker.delete_of(pipeline).await?;
     let distribution = Distribution::of(lateness);
     println!("{name}: {distribution}");
     Ok(distribution)

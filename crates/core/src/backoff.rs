@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::delay::DelayRange;
 use crate::human_duration::HumanDuration;
 
 /// The number of retries and the delay before each of them.
@@ -29,7 +30,7 @@ enum Schedule {
 }
 
 /// Randomizes a delay `d`, so that records that failed together are not tried again together. The names are those of
-/// "Exponential Backoff And Jitter" (AWS Architecture Blog, 2015).
+/// "Exponential Backoff And Jitter" (AWS Architecture Blog, 2015). [`DelayRange::in_tier`] chooses the delay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Jitter {
     /// Exactly `d`.
@@ -189,17 +190,18 @@ impl RetryPolicy {
         Some(self.schedule.wait(retry))
     }
 
-    /// The delay before retry number `retry` with jitter. `random` is a number from 0 to 1. `None` if no retries are
-    /// left.
+    /// The delays before retry number `retry` that its jitter allows. `None` if no retries are left.
     #[must_use]
-    pub fn wait(&self, retry: u32, random: f64) -> Option<HumanDuration> {
+    pub fn delays(&self, retry: u32) -> Option<DelayRange> {
         let nominal = self.nominal_wait(retry)?;
-        let random = random.clamp(0.0, 1.0);
-        let spread = |share: f64| HumanDuration::from(nominal.duration().mul_f64(share)).min(nominal);
-        Some(match self.jitter {
+        let min = match self.jitter {
             Jitter::None => nominal,
-            Jitter::Equal => spread(0.5 + random / 2.0),
-            Jitter::Full => spread(random),
+            Jitter::Equal => HumanDuration::from(nominal.duration() / 2),
+            Jitter::Full => HumanDuration::default(),
+        };
+        Some(DelayRange {
+            min,
+            ..DelayRange::exactly(nominal)
         })
     }
 
@@ -349,11 +351,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn jitter_stays_within_its_bounds(base in 1_u64..1_000_000, retry in 1_u32..=20, random in 0.0_f64..1.0) {
+        fn jitter_stays_within_its_bounds(
+            base in 1_u64..1_000_000, retry in 1_u32..=20, partitions in 1_u32..50, random in 0.0_f64..1.0,
+        ) {
             for (jitter, low) in [(Jitter::None, 1.0), (Jitter::Equal, 0.5), (Jitter::Full, 0.0)] {
                 let policy = RetryPolicy::exponential(HumanDuration::from_millis(base), 2.0, 20, None, jitter).unwrap();
                 let nominal = policy.nominal_wait(retry).unwrap();
-                let wait = policy.wait(retry, random).unwrap();
+                let delays = policy.delays(retry).unwrap();
+                prop_assert_eq!(delays.nominal, nominal);
+                let (wait, _) = delays.in_tier(partitions, random);
                 prop_assert!(wait <= nominal && nominal <= MAX_WAIT);
                 prop_assert!(wait.duration().as_secs_f64() >= nominal.duration().as_secs_f64() * low - 1e-6);
             }

@@ -26,6 +26,7 @@
 pub mod backoff;
 pub mod classification;
 pub mod clock_guard;
+pub mod delay;
 pub mod error_chain;
 pub mod failure;
 pub mod headers;

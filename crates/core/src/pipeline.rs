@@ -244,21 +244,22 @@ impl Pipeline {
             .collect()
     }
 
-    /// Where a record waits for this duration, and the topic to write it to: the scheduler for a long wait, if
-    /// `long_waits` is set; otherwise a tier, see [`Pipeline::tier_for`].
+    /// Where a record waits, and the topic to write it to: the scheduler if the wait may be longer than every tier and
+    /// `long_waits` is set; otherwise a tier, see [`Pipeline::tier_for`]. `nominal` is the wait without randomness, and `max`
+    /// the longest possible one.
     #[must_use]
-    pub fn delay_queue(&self, wait: HumanDuration) -> (DelayQueue, Arc<str>) {
+    pub fn delay_queue(&self, nominal: HumanDuration, max: HumanDuration) -> (DelayQueue, Arc<str>) {
         match &self.long_waits {
-            Some(ingest) if wait > self.longest_tier() => (DelayQueue::Scheduler, ingest.clone()),
+            Some(ingest) if max > self.longest_tier() => (DelayQueue::Scheduler, ingest.clone()),
             _ => {
-                let tier = self.tier_for(wait);
+                let tier = self.tier_for(nominal);
                 (DelayQueue::Tier(tier), self.tier_topic(tier))
             }
         }
     }
 
-    /// The tier for a wait: the longest tier that is not longer than the wait, or the shortest tier for a wait that is
-    /// shorter than every tier.
+    /// The tier for a wait without randomness: the longest tier that is not longer than the wait, or the shortest tier for
+    /// a wait that is shorter than every tier.
     #[must_use]
     pub fn tier_for(&self, wait: HumanDuration) -> HumanDuration {
         let tiers = self.policy.tiers();
@@ -455,10 +456,12 @@ mod tests {
 
     #[test]
     fn a_long_wait_goes_to_the_scheduler_if_long_waits_is_set() {
-        let queue = |pipeline: &Pipeline, millis| {
-            let (queue, topic) = pipeline.delay_queue(HumanDuration::from_millis(millis));
+        let between = |pipeline: &Pipeline, nominal, max| {
+            let millis = HumanDuration::from_millis;
+            let (queue, topic) = pipeline.delay_queue(millis(nominal), millis(max));
             format!("{queue} {topic}")
         };
+        let queue = |pipeline: &Pipeline, millis| between(pipeline, millis, millis);
         let mut pipeline = Pipeline::new("p");
         assert_eq!(queue(&pipeline, 60_001), "1m p-retry-1m");
         assert_eq!(pipeline.longest_wait_in_tiers(), pipeline.max_wait);
@@ -466,6 +469,8 @@ mod tests {
         assert_eq!(queue(&pipeline, 60_001), "scheduler ingest");
         assert_eq!(queue(&pipeline, 60_000), "1m p-retry-1m");
         assert_eq!(queue(&pipeline, 1), "5s p-retry-5s");
+        assert_eq!(between(&pipeline, 29_000, 31_000), "5s p-retry-5s");
+        assert_eq!(between(&pipeline, 59_000, 61_000), "scheduler ingest");
         assert_eq!(pipeline.longest_wait_in_tiers(), HumanDuration::from_secs(60));
     }
 

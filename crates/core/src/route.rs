@@ -7,6 +7,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::backoff::MAX_WAIT;
+use crate::delay::DelayRange;
 use crate::failure::{ErrorClass, Failure, MESSAGE_LIMIT, bounded_text};
 use crate::headers::{self, Origin, ReservedHeaders, TraceContext};
 use crate::human_duration::HumanDuration;
@@ -160,7 +161,7 @@ pub enum Disposition {
 }
 
 /// Everything that decides where a record goes, except the record and the outcome.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct RouteContext<'a> {
     /// The pipeline of the record.
     pub pipeline: &'a Pipeline,
@@ -170,8 +171,19 @@ pub struct RouteContext<'a> {
     pub trace: Option<&'a TraceContext>,
     /// The time at which the attempt ended.
     pub now: Timestamp,
-    /// A number from 0 to 1, for jitter.
+    /// A number from 0 to 1, for random delays.
     pub random: f64,
+    /// The number of partitions of a tier's topic, for random delays; `None` if it is not known.
+    pub partitions: &'a dyn Fn(&str) -> Option<u32>,
+}
+
+/// How long a record waits for its next attempt, and where.
+struct Wait {
+    due: Timestamp,
+    queue: DelayQueue,
+    topic: Arc<str>,
+    /// `None` chooses it by the key.
+    partition: Option<i32>,
 }
 
 impl RouteContext<'_> {
@@ -190,7 +202,7 @@ impl RouteContext<'_> {
         let counts = counts && !mutant!("route-forgets-the-attempt");
         let failed_attempts = self.arrival.failed_attempts.saturating_add(u32::from(counts));
         match self.next_attempt(record, failed_attempts, &failure) {
-            Ok(due) => self.route_retry(record, failed_attempts, &failure, due),
+            Ok(wait) => self.route_retry(record, failed_attempts, &failure, wait),
             Err(last) => Routing::dead(self.dead_letter(record, failed_attempts, &last), last.class),
         }
     }
@@ -234,49 +246,42 @@ impl RouteContext<'_> {
         }
     }
 
-    /// The due time of the next attempt, or why there is none.
+    /// The wait for the next attempt, or why there is none.
     fn next_attempt(
         &self,
         record: &Record,
         failed_attempts: u32,
         failure: &Failure,
-    ) -> Result<Timestamp, Failure> {
+    ) -> Result<Wait, Failure> {
         let Self { pipeline, now, .. } = *self;
         // The anchor applies to the first retry only. An old anchor would put all later due times into the past, and a short
         // outage would use up all retries at once.
         let is_first = self.arrival.failed_attempts == 0 || mutant!("route-keeps-the-anchor");
-        let (delay, anchor) = match failure.class {
+        let (delays, anchor) = match failure.class {
             ErrorClass::Transient => {
                 let anchor = if is_first {
                     pipeline.anchor_of(record, self.arrival.origin.timestamp, now)
                 } else {
                     now
                 };
-                (pipeline.policy.wait(failed_attempts, self.random), anchor)
+                (pipeline.policy.delays(failed_attempts), anchor)
             }
-            ErrorClass::Throttled => (self.throttled_delay(failure), now),
+            ErrorClass::Throttled => (self.throttled_delays(failure), now),
             ErrorClass::Permanent | ErrorClass::Exhausted | ErrorClass::Expired | ErrorClass::Malformed => {
                 return Err(failure.clone());
             }
         };
-        let Some(delay) = delay else {
+        let Some(delays) = delays else {
             return Err(Failure {
                 class: ErrorClass::Exhausted,
                 message: format!("gave up after {failed_attempts} attempts: {}", failure.message),
                 ..failure.clone()
             });
         };
-        let due = anchor
-            .after(delay.duration())
-            .min(now.after(pipeline.max_wait.duration()));
-        let due = mutant!(
-            "route-retries-early",
-            due,
-            Timestamp::from_millis(due.as_millis() - 1)
-        );
+        let wait = self.wait(delays, anchor);
         let created = self.arrival.origin.timestamp.unwrap_or(now);
         match pipeline.max_age {
-            Some(max_age) if due > created.after(max_age.duration()) => Err(Failure {
+            Some(max_age) if wait.due > created.after(max_age.duration()) => Err(Failure {
                 class: ErrorClass::Expired,
                 message: format!(
                     "would be older than {max_age} at its next attempt: {}",
@@ -284,30 +289,67 @@ impl RouteContext<'_> {
                 ),
                 ..failure.clone()
             }),
-            _ => Ok(due),
+            _ => Ok(wait),
         }
     }
 
-    fn throttled_delay(&self, failure: &Failure) -> Option<HumanDuration> {
-        let spread = THROTTLED_SPREAD * self.random.clamp(0.0, 1.0);
-        let requested = failure
-            .retry_after
-            .map(|after| after.min(MAX_WAIT.duration()).mul_f64(1.0 + spread));
-        requested
-            .map(HumanDuration::from)
-            .or_else(|| self.pipeline.policy.wait(1, self.random))
-            .map(|delay| delay.min(self.pipeline.max_wait))
+    /// Chooses one of the delays, which count from `anchor`.
+    fn wait(&self, delays: DelayRange, anchor: Timestamp) -> Wait {
+        let Self {
+            pipeline,
+            now,
+            random,
+            ..
+        } = *self;
+        let latest = now.after(pipeline.max_wait.duration());
+        let due = |delay: HumanDuration| anchor.after(delay.duration()).min(latest);
+        let remaining = |delay| HumanDuration::from(due(delay).since(now));
+        let (queue, topic) = pipeline.delay_queue(remaining(delays.nominal), remaining(delays.max));
+        let (delay, partition) = match queue {
+            DelayQueue::Tier(_) if delays.is_random() => match (self.partitions)(&topic) {
+                Some(partitions) => {
+                    let (delay, partition) = delays.in_tier(partitions, random);
+                    (delay, Some(partition))
+                }
+                None => (delays.in_tier(1, random).0, None),
+            },
+            DelayQueue::Tier(_) => (delays.nominal, None),
+            DelayQueue::Scheduler => (delays.anywhere(random), None),
+        };
+        let due = due(delay);
+        let due = mutant!(
+            "route-retries-early",
+            due,
+            Timestamp::from_millis(due.as_millis() - 1)
+        );
+        Wait {
+            due,
+            queue,
+            topic,
+            partition,
+        }
     }
 
-    fn route_retry(
-        &self,
-        record: &Record,
-        failed_attempts: u32,
-        failure: &Failure,
-        due: Timestamp,
-    ) -> Routing {
-        let wait = HumanDuration::from(due.since(self.now));
-        let (queue, topic) = self.pipeline.delay_queue(wait);
+    fn throttled_delays(&self, failure: &Failure) -> Option<DelayRange> {
+        let requested = failure.retry_after.map(|after| {
+            let after = after.min(MAX_WAIT.duration());
+            DelayRange {
+                max: HumanDuration::from(after.mul_f64(1.0 + THROTTLED_SPREAD)),
+                ..DelayRange::exactly(HumanDuration::from(after))
+            }
+        });
+        requested
+            .or_else(|| self.pipeline.policy.delays(1))
+            .map(|delays| delays.at_most(self.pipeline.max_wait))
+    }
+
+    fn route_retry(&self, record: &Record, failed_attempts: u32, failure: &Failure, wait: Wait) -> Routing {
+        let Wait {
+            due,
+            queue,
+            topic,
+            partition,
+        } = wait;
         let mut headers = headers::user_headers(&record.headers, self.trace);
         self.write_lineage(&mut headers, failed_attempts);
         headers::write_failure(&mut headers, failure, self.now);
@@ -315,7 +357,7 @@ impl RouteContext<'_> {
         headers.push_text(headers::RETURN_TOPIC, &self.pipeline.return_topic());
         let waiting = Output {
             topic,
-            partition: None,
+            partition,
             key: record.key.clone(),
             value: record.value.clone(),
             headers,

@@ -50,7 +50,7 @@ impl AttemptRunner {
                     is_last: self
                         .pipeline
                         .policy
-                        .wait(arrival.failed_attempts.saturating_add(1), 0.0)
+                        .delays(arrival.failed_attempts.saturating_add(1))
                         .is_none(),
                     trace: trace.clone(),
                 };

@@ -60,7 +60,11 @@ pub(crate) struct AttemptContext {
     pub(crate) runner: AttemptRunner,
     pub(crate) failures: Arc<FailureLog>,
     pub(crate) grouping: Arc<Grouping>,
+    pub(crate) partitions: PartitionsOf,
 }
+
+/// The number of partitions of a topic; `None` if it is not known.
+pub(crate) type PartitionsOf = Box<dyn Fn(&str) -> Option<u32> + Send + Sync>;
 
 /// A record after its attempt.
 struct Called {
@@ -332,6 +336,7 @@ impl AttemptContext {
             trace: trace.as_ref(),
             now,
             random: fastrand::f64(),
+            partitions: &self.partitions,
         };
         let failure = match &outcome {
             Outcome::Failed(failure) => Some(failure.clone()),

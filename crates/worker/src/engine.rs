@@ -382,6 +382,14 @@ impl Engine {
     }
 }
 
+/// The topic may have been created again with fewer partitions, which is a reason why the transaction failed.
+fn any_partition(output: Output) -> Output {
+    Output {
+        partition: None,
+        ..output
+    }
+}
+
 impl Processor for Engine {
     fn assigned(&mut self, assignment: AssignmentId, _topic: &Arc<str>, _partition: i32) {
         self.assignments
@@ -529,7 +537,7 @@ impl Processor for Engine {
             assignment,
             offset,
             routing: Some(Routing {
-                outputs: outputs.by_ref().take(record.outputs).collect(),
+                outputs: outputs.by_ref().take(record.outputs).map(any_partition).collect(),
                 disposition: record.disposition,
             }),
             original: record.original,

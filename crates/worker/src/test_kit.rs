@@ -247,6 +247,7 @@ impl TestKit {
             trace: trace.as_ref(),
             now,
             random: 0.5,
+            partitions: &|_| None,
         };
         let routing = context.route(&record, outcome);
         (routing.outputs, routing.disposition)

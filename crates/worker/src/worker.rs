@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redeliver_core::{Failure, HumanDuration, Pipeline};
-use redeliver_kafka::{IfRecreated, LaneSpec, Waker};
+use redeliver_kafka::{IfRecreated, LaneSpec, TopicState, Waker};
 use redeliver_runtime::Config;
 use redeliver_runtime::config::{ConfigError, OrderingConfig, PipelineConfig};
 use redeliver_runtime::health::Part;
@@ -151,6 +151,13 @@ pub fn spawn<H: Handler>(host: &mut Host, spec: &WorkerSpec, handler: &H) -> io:
         },
         failures,
         grouping,
+        partitions: Box::new({
+            let watch = watch.clone();
+            move |topic| match watch.state(topic) {
+                TopicState::Exists { partitions, .. } => u32::try_from(partitions).ok(),
+                TopicState::Unknown | TopicState::Missing { .. } => None,
+            }
+        }),
     });
     let part = host.health.part(format!("endpoint-{}", spec.pipeline.name));
     part.ready();

@@ -6,7 +6,10 @@ use std::time::SystemTime;
 use orders::Catalogue;
 use redeliver_worker::{Attempt, Worker};
 
-#[expect(clippy::disallowed_methods, reason = "a program outside of this workspace has no such rule")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a program outside of this workspace has no such rule"
+)]
 fn main() -> ExitCode {
     let catalogue = Catalogue::default();
     let confirm = move |attempt: Attempt| {

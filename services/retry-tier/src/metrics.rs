@@ -90,3 +90,10 @@ pub(crate) struct TierMetrics {
     pub(crate) lateness: Histogram,
     pub(crate) due: DueSignal,
 }
+
+impl TierMetrics {
+    /// Reports how many records of the topic are in memory.
+    pub(crate) fn report_held(&self, held: usize) {
+        self.held.set(i64::try_from(held).unwrap_or(i64::MAX));
+    }
+}

@@ -214,7 +214,7 @@ impl Relay {
                     .map_or(0, |before| before.due.saturating_sub(released));
             }
             signal.set(waiting);
-            topic.metrics.held.set(i64::try_from(held).unwrap_or(i64::MAX));
+            topic.metrics.report_held(held);
         }
     }
 }
@@ -250,10 +250,12 @@ impl Processor for Relay {
             return;
         };
         // No round follows if the session has ended.
-        let mut others = self.partitions.values();
-        if !others.any(|other| Arc::ptr_eq(&other.topic, &topic)) {
+        let others = self.partitions.values();
+        let others = others.filter(|other| Arc::ptr_eq(&other.topic, &topic));
+        let held: Vec<usize> = others.map(|other| other.waiting.len()).collect();
+        topic.metrics.report_held(held.iter().sum());
+        if held.is_empty() {
             topic.metrics.due.set(None);
-            topic.metrics.held.set(0);
         }
     }
 
@@ -479,9 +481,10 @@ impl Partition {
     /// with the topic of that tier. They would still be released in time there, and records behind them are read before
     /// they are late.
     ///
-    /// A record moves to the end of the same tier only after it has waited there for the tier's delay. So a long wait
-    /// in a short tier is not written over and over. Records behind it are due that delay or more after they were
-    /// written, so they are still read in time.
+    /// A record that needs a longer tier moves at once. Any other moves only after it has waited in this tier for the
+    /// tier's delay. So one that is in the right place never moves, and a long wait in a short tier is not written over and
+    /// over. Records behind it are normally due that delay or more after they were written, so they are still read in time.
+    /// Jitter makes some of them due sooner; these may be late, but not by more than their nominal delay.
     fn take_misplaced(
         &mut self,
         tier: HumanDuration,
@@ -497,7 +500,9 @@ impl Partition {
         };
         let is_misplaced = |waiting: &Waiting| {
             let (remaining, fitting) = fitting(waiting);
-            let may_move = fitting != tier || waiting.has_waited(tier, now);
+            let may_move = fitting > tier
+                || waiting.has_waited(tier, now)
+                || mutant!("relay-moves-records-that-are-in-place");
             // A tier whose delay exceeds the remaining wait could release the record late.
             (fitting <= remaining || mutant!("relay-moves-to-longer-tiers"))
                 && may_move

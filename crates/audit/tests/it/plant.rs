@@ -241,6 +241,7 @@ impl StageProcessor {
             trace: None,
             now,
             random: 0.5,
+            partitions: &|_| Some(4),
         };
         let routed = |outcome| context.route(record, outcome).outputs;
         Some(match word {

@@ -59,6 +59,7 @@ fn context<'a>(pipeline: &'a Pipeline, arrival: &'a Arrival) -> RouteContext<'a>
         trace: None,
         now: NOW,
         random: 0.5,
+        partitions: &|_| Some(4),
     }
 }
 
@@ -244,11 +245,12 @@ fn a_throttled_attempt_is_not_counted_and_its_delay_is_limited_to_max_wait() {
     assert_eq!(
         (due, queue),
         (
-            // With the half of the random addition.
-            NOW.after(Duration::from_millis(7_700)),
+            // The third of four partitions has three quarters of the random addition.
+            NOW.after(Duration::from_millis(8_050)),
             DelayQueue::Tier(HumanDuration::from_secs(5))
         )
     );
+    assert_eq!(routing.outputs[0].partition, Some(2));
     let years = Failure::throttled(Duration::from_secs(1_000_000_000), "http.429", "later");
     let Disposition::Waiting { due, .. } =
         decide(&pipeline(), &source_record(), Outcome::Failed(years)).disposition
@@ -265,7 +267,8 @@ fn a_long_wait_goes_to_the_scheduler_with_the_same_content_as_to_a_tier() {
         long_waits: Some("ingest".into()),
         ..pipeline()
     };
-    for (seconds, is_long) in [(54, false), (55, true), (1_000_000_000, true)] {
+    // Up to a fifth is added, and a wait that may become longer than every tier is long.
+    for (seconds, is_long) in [(50, false), (51, true), (1_000_000_000, true)] {
         let throttled = || {
             let wait = Duration::from_secs(seconds);
             Outcome::Failed(Failure::throttled(wait, "http.503", "later"))
@@ -274,23 +277,77 @@ fn a_long_wait_goes_to_the_scheduler_with_the_same_content_as_to_a_tier() {
         let Disposition::Waiting { due, queue, .. } = routing.disposition else {
             panic!("{routing:?}")
         };
-        let wait = HumanDuration::from_millis(seconds.saturating_mul(1_100)).min(through_scheduler.max_wait);
+        let wait = seconds.saturating_mul(if is_long { 1_100 } else { 1_150 });
+        let wait = HumanDuration::from_millis(wait).min(through_scheduler.max_wait);
         assert_eq!(due, NOW.after(wait.duration()));
         let output = &routing.outputs[0];
         let in_tier = &decide(&through_tiers, &source_record(), throttled()).outputs[0];
         let expected = match is_long {
-            true => (DelayQueue::Scheduler, "ingest"),
-            false => (DelayQueue::Tier(HumanDuration::from_secs(30)), "docs-retry-30s"),
+            true => (DelayQueue::Scheduler, "ingest", None),
+            false => (
+                DelayQueue::Tier(HumanDuration::from_secs(30)),
+                "docs-retry-30s",
+                Some(2),
+            ),
         };
-        assert_eq!((queue, &*output.topic), expected, "{seconds}");
+        assert_eq!((queue, &*output.topic, output.partition), expected, "{seconds}");
         assert_eq!((&output.key, &output.value), (&in_tier.key, &in_tier.value));
-        assert_eq!(output.headers, in_tier.headers);
+        let others = |output: &Output| output.headers.filtered(|name| name != headers::PROCESS_AFTER);
+        assert_eq!(others(output), others(in_tier));
         // The record that comes back is accepted as a retry, but not before its due time.
         let back = returned(output, &through_scheduler);
         assert!(Arrival::read_at(&through_scheduler, &back, due).is_ok());
         let before = Timestamp::from_millis(due.as_millis() - 300_001);
         assert!(Arrival::read_at(&through_scheduler, &back, before).is_err());
     }
+}
+
+#[test]
+fn a_random_delay_needs_no_particular_partition_if_their_number_is_not_known() {
+    let policy = RetryPolicy::listed(vec![HumanDuration::from_secs(30)], None, Jitter::Full).unwrap();
+    let pipeline = Pipeline { policy, ..pipeline() };
+    let record = source_record();
+    let arrival = Arrival::new(&record);
+    for (random, millis) in [(0.0, 30_000), (0.25, 29_750), (1.0, 29_000)] {
+        let context = RouteContext {
+            random,
+            partitions: &|_| None,
+            ..context(&pipeline, &arrival)
+        };
+        let routing = context.route(&record, Outcome::Failed(Failure::transient("x", "y")));
+        let Disposition::Waiting { due, .. } = routing.disposition else {
+            panic!("{routing:?}")
+        };
+        assert_eq!(due, NOW.after(Duration::from_millis(millis)));
+        assert_eq!(routing.outputs[0].partition, None);
+    }
+}
+
+#[test]
+fn a_random_delay_counts_from_the_anchor_and_is_limited_to_max_wait() {
+    let policy = RetryPolicy::listed(vec![HumanDuration::from_secs(30)], None, Jitter::Full).unwrap();
+    let pipeline = Pipeline {
+        policy,
+        anchor: Anchor::Payload("/at".into()),
+        max_wait: HumanDuration::from_secs(60),
+        ..pipeline()
+    };
+    let wait = |seconds_ahead: i64| {
+        let at = NOW.as_millis() / 1_000 + seconds_ahead;
+        let record = Record {
+            value: Some(format!("{{\"at\":{at}}}").into()),
+            ..source_record()
+        };
+        let failed = Outcome::Failed(Failure::transient("x", "y"));
+        let Disposition::Waiting { due, .. } = decide(&pipeline, &record, failed).disposition else {
+            panic!("it waits")
+        };
+        due.as_millis() - NOW.as_millis()
+    };
+    // The third of four partitions has three quarters of the delay.
+    assert_eq!(wait(10), 32_500);
+    assert_eq!(wait(-25), -2_500);
+    assert_eq!(wait(50), 60_000);
 }
 
 #[test]
@@ -455,9 +512,14 @@ proptest! {
         let arrival = Arrival { failed_attempts: attempts, ..Arrival::new(&record) };
         let failed = Outcome::Failed(Failure::transient("x", "y"));
         let routing = RouteContext { random, ..context(&pipeline, &arrival) }.route(&record, failed);
-        let Disposition::Waiting { due, .. } = routing.disposition else { panic!("{routing:?}") };
-        let expected = policy.wait(attempts + 1, random).unwrap();
+        let Disposition::Waiting { due, queue, .. } = routing.disposition else { panic!("{routing:?}") };
+        let (expected, partition) = policy.delays(attempts + 1).unwrap().in_tier(4, random);
         prop_assert_eq!(due, NOW.after(expected.duration()));
+        // Jitter does not change the tier.
+        let tier = policy.nominal_wait(attempts + 1).unwrap();
+        prop_assert_eq!(queue, DelayQueue::Tier(tier));
+        let output = &routing.outputs[0];
+        prop_assert_eq!((&output.topic, output.partition), (&pipeline.tier_topic(tier), Some(partition)));
         let record = returned(&routing.outputs[0], &pipeline);
         let reserved = ReservedHeaders::read(&record).unwrap();
         prop_assert_eq!(reserved.process_after(NOW, pipeline.max_wait).unwrap(), due);

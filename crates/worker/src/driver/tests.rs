@@ -58,7 +58,10 @@ impl Rig {
         }
     }
 
-    #[expect(clippy::disallowed_methods, reason = "the task ends with the runtime of the test")]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the task ends with the runtime of the test"
+    )]
     fn with_handler(
         grouping: Grouping,
         breaker: BreakerSettings,
@@ -85,6 +88,7 @@ impl Rig {
                 },
                 failures: Arc::new(FailureLog::new(bench.pipeline.name.clone())),
                 grouping,
+                partitions: Box::new(|_| None),
             }),
             gate: Gate::new(breaker, Arc::new(Silent)),
         };

@@ -114,6 +114,7 @@ impl Bench {
                     trace: None,
                     now: NOW,
                     random: 0.5,
+                    partitions: &|_| Some(4),
                 };
                 let routing = context.route(&queued.record, outcome);
                 FinishedRecord {
@@ -265,6 +266,24 @@ fn a_replaced_result_that_is_taken_back_counts_with_its_own_size() {
     assert!((1_000..1_200).contains(&original), "{original}");
     bench.finish();
     assert_eq!(bench.engine.in_flight.own().bytes, 0);
+}
+
+#[test]
+fn after_a_failed_transaction_a_wait_needs_no_particular_partition_of_its_tier() {
+    let mut bench = Bench::new(ROOMY);
+    bench.accept(0, 10);
+    let later = || Outcome::Failed(Failure::throttled(Duration::from_secs(5), "http.429", "later"));
+    bench.handle(|_| later());
+    bench.finish();
+    let partitions = |bench: &Bench| {
+        let outputs = bench.batch.outputs.iter();
+        outputs.map(|output| output.partition).collect::<Vec<_>>()
+    };
+    assert_eq!(partitions(&bench), [Some(2)]);
+    assert!(bench.engine.take_back(&mut bench.batch));
+    bench.finish();
+    assert_eq!(partitions(&bench), [None]);
+    assert_eq!(bench.written()[0][0], "docs-retry-5s");
 }
 
 #[test]

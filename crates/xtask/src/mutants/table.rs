@@ -306,7 +306,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "Records of a key are processed at the same time. Their results are written in any order.",
         &[unit(
             WORKER,
-            "groups::tests::the_next_record_of_a_key_starts_when_the_one_before_has_ended",
+            "groups::tests::a_record_waits_until_there_is_room_in_its_group_and_the_one_that_has_waited_longest_is_next",
         )],
     ),
     mutant(
@@ -455,6 +455,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
                 "relay::tests::a_record_that_every_tier_would_release_late_does_not_move",
             ),
         ],
+    ),
+    mutant(
+        "relay-moves-records-that-are-in-place",
+        "Records of a full look-ahead move to shorter tiers, although they are in the right one. Each wait is written many times.",
+        &[unit(
+            RELAY,
+            "relay::tests::records_of_a_full_look_ahead_that_are_in_the_right_tier_do_not_move",
+        )],
     ),
     mutant(
         "relay-strips-refused-records",

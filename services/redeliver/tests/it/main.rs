@@ -39,3 +39,4 @@ mod tls;
 mod tokens;
 mod too_large;
 mod traces;
+mod waits;

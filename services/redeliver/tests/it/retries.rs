@@ -11,18 +11,18 @@ use redeliver_testkit::{Fate, Reply, Request, Trouble};
 use crate::support::{DEADLINE, Draft, Ends, PipeBuilder, Sent, text};
 
 /// Records whose bodies start with this word.
-fn drafts(word: &str, count: usize) -> Vec<Draft> {
+pub(crate) fn drafts(word: &str, count: usize) -> Vec<Draft> {
     let draft = |n| Draft::new(format!("{word}-{n}"), format!("{word} {n}"));
     (0..count).map(draft).collect()
 }
 
-fn begins_with(body: &[u8], word: &str) -> bool {
+pub(crate) fn begins_with(body: &[u8], word: &str) -> bool {
     body.starts_with(word.as_bytes())
 }
 
 /// A header that the record must have, parsed.
 #[track_caller]
-fn header<T: std::str::FromStr>(record: &Record, name: &str) -> T {
+pub(crate) fn header<T: std::str::FromStr>(record: &Record, name: &str) -> T {
     let value = text(record, name).unwrap();
     let parsed = value.as_deref().and_then(|value| value.parse().ok());
     parsed.unwrap_or_else(|| panic!("{name} is {value:?} in {record:?}"))

@@ -13,8 +13,9 @@ use crate::metrics::{TierFamilies, TierMetrics};
 const NOW: Timestamp = Timestamp::from_millis(1_700_000_000_000);
 const TIER: HumanDuration = HumanDuration::from_secs(5);
 
-/// A relay of the 5 s tier with one partition assigned.
+/// A relay with one partition assigned.
 struct Bench {
+    topic: Arc<str>,
     relay: Relay,
     clock: Arc<ManualClock>,
     assignment: AssignmentId,
@@ -27,7 +28,12 @@ const LIMITS: ClockLimits = ClockLimits {
 };
 
 impl Bench {
+    /// A relay of the 5 s tier.
     fn new(look_ahead: usize) -> Self {
+        Self::of_tier(TIER, look_ahead)
+    }
+
+    fn of_tier(tier: HumanDuration, look_ahead: usize) -> Self {
         let look_ahead = LookAhead {
             records: look_ahead,
             bytes: usize::MAX,
@@ -36,13 +42,14 @@ impl Bench {
             max_wait: HumanDuration::from_secs(60),
             ..Pipeline::new("docs")
         };
+        let topic = pipeline.tier_topic(tier);
         let served = ServedPipeline::new(Arc::new(pipeline), true);
         let is_missing = Box::new(|_: &str| false);
         let clock = Arc::new(ManualClock::new(NOW));
         let guarded = Arc::new(GuardedClock::new(clock.clone(), LIMITS, Box::new(|_| {})));
         let families = TierFamilies::register(&mut Registry::default(), guarded.clone());
         let mut relay = Relay::new(
-            TIER,
+            tier,
             &[served],
             look_ahead,
             guarded,
@@ -51,8 +58,9 @@ impl Bench {
             is_missing,
         );
         let assignment = AssignmentId::for_tests(0, 1);
-        relay.assigned(assignment, &"docs-retry-5s".into(), 0);
+        relay.assigned(assignment, &topic, 0);
         Self {
+            topic,
             relay,
             clock,
             assignment,
@@ -61,7 +69,7 @@ impl Bench {
     }
 
     fn metrics(&self) -> &TierMetrics {
-        &self.relay.topics["docs-retry-5s"].metrics
+        &self.relay.topics[&self.topic].metrics
     }
 
     fn accept(&mut self, headers: Headers) {
@@ -73,10 +81,10 @@ impl Bench {
         let assignment = AssignmentId::for_tests(partition, 1);
         let number = i32::try_from(partition).unwrap();
         if !self.relay.partitions.contains_key(&assignment) {
-            self.relay.assigned(assignment, &"docs-retry-5s".into(), number);
+            self.relay.assigned(assignment, &self.topic, number);
         }
         let position = Position {
-            topic: "docs-retry-5s".into(),
+            topic: self.topic.clone(),
             partition: number,
             offset: self.offset,
         };
@@ -226,6 +234,23 @@ fn a_full_look_ahead_moves_long_waits_to_the_tier_that_fits() {
 }
 
 #[test]
+fn records_of_a_full_look_ahead_that_are_in_the_right_tier_do_not_move() {
+    let mut bench = Bench::of_tier(HumanDuration::from_secs(60), 2);
+    // The second one has jitter.
+    for seconds in [60, 40] {
+        bench.accept(waiting_until(in_seconds(seconds)));
+    }
+    for seconds in [0, 1, 20, 39] {
+        assert!(bench.finish(in_seconds(seconds)).is_empty(), "after {seconds} s");
+    }
+    for seconds in [40, 60] {
+        let released = bench.finish(in_seconds(seconds));
+        let topics: Vec<_> = released.iter().map(|(topic, _)| &**topic).collect();
+        assert_eq!(topics, ["docs-retry-due"], "after {seconds} s");
+    }
+}
+
+#[test]
 fn long_waits_move_as_fast_as_they_are_read() {
     let mut bench = Bench::new(3);
     for round in 0..5 {
@@ -319,6 +344,20 @@ fn a_time_lock_from_before_max_wait_was_lowered_is_kept() {
     assert_eq!(bench.relay.next_due(), Some(long_after));
     assert!(bench.finish(in_seconds(3_599)).is_empty());
     assert_eq!(bench.finish(long_after)[0].0, "docs-retry-due");
+}
+
+#[test]
+fn records_of_a_revoked_partition_are_not_reported_any_more() {
+    let mut bench = Bench::new(10);
+    for partition in [0, 0, 1] {
+        bench.accept_in(partition, waiting_until(in_seconds(5)), "v".into());
+    }
+    bench.finish(NOW);
+    assert_eq!(bench.metrics().held.get(), 3);
+    for (partition, left) in [(0, 1), (1, 0)] {
+        bench.relay.revoked(AssignmentId::for_tests(partition, 1));
+        assert_eq!(bench.metrics().held.get(), left);
+    }
 }
 
 #[test]

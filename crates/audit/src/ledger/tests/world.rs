@@ -138,6 +138,7 @@ impl World {
             }),
             now,
             random: 0.5,
+            partitions: &|_| Some(4),
         }
         .route(record, outcome)
     }
