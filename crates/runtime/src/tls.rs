@@ -36,16 +36,26 @@ pub fn client_builder() -> Result<ConfigBuilder<ClientConfig, WantsVerifier>, ru
 /// # Errors
 /// What is wrong with `ca_file`. The message contains the path.
 pub fn trusted_roots(ca_file: Option<&Path>) -> Result<RootCertStore, String> {
-    let mut roots = RootCertStore::empty();
-    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    let mut roots = system_roots();
     if let Some(path) = ca_file {
         add_roots(&mut roots, path, &read(path)?)?;
     }
     Ok(roots)
 }
 
+/// The CA certificates of the system, without invalid ones.
+#[must_use]
+pub fn system_roots() -> RootCertStore {
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    roots
+}
+
 /// Adds the certificates of a PEM file, which was read from `path`.
-fn add_roots(roots: &mut RootCertStore, path: &Path, pem: &[u8]) -> Result<(), String> {
+///
+/// # Errors
+/// What is wrong with the file. The message contains the path.
+pub fn add_roots(roots: &mut RootCertStore, path: &Path, pem: &[u8]) -> Result<(), String> {
     for certificate in certificates_in(path, pem)? {
         roots
             .add(certificate)
@@ -70,7 +80,11 @@ pub fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, String> {
     private_key_in(path, &read(path)?)
 }
 
-fn certificates_in(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+/// As [`certificates`], for a file that was read from `path`.
+///
+/// # Errors
+/// As for [`certificates`].
+pub fn certificates_in(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
     let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     match read {
         Ok(certificates) if certificates.is_empty() => {
@@ -81,7 +95,11 @@ fn certificates_in(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static
     }
 }
 
-fn private_key_in(path: &Path, pem: &[u8]) -> Result<PrivateKeyDer<'static>, String> {
+/// As [`private_key`], for a file that was read from `path`.
+///
+/// # Errors
+/// As for [`private_key`].
+pub fn private_key_in(path: &Path, pem: &[u8]) -> Result<PrivateKeyDer<'static>, String> {
     PrivateKeyDer::from_pem_slice(pem).map_err(|error| match error {
         rustls::pki_types::pem::Error::NoItemsFound => {
             format!(

@@ -15,11 +15,14 @@ use std::time::Duration;
 use prometheus_client::metrics::gauge::Gauge;
 use ring::digest::{SHA256, digest};
 use tokio::sync::watch;
+use tokio::time::MissedTickBehavior;
 
 use crate::config::Problem;
 
 /// The time between two checks, for callers of [`WatchedFiles::check`].
 pub const CHECK_INTERVAL: Duration = Duration::from_secs(2);
+/// The time between the two reads of [`WatchedFiles::check_now`].
+const SETTLE_TIME: Duration = Duration::from_millis(50);
 /// The maximum size of a file, because files are read again and again. A bundle of all public CAs has 0.2 MB.
 const MAX_FILE_BYTES: u64 = 4 << 20;
 
@@ -58,6 +61,23 @@ impl fmt::Debug for FileContents<'_> {
         f.debug_struct("FileContents")
             .field("file", &self.file)
             .finish_non_exhaustive()
+    }
+}
+
+/// Calls `check` every [`CHECK_INTERVAL`] on a thread for blocking work. Ends only with an error.
+///
+/// # Errors
+/// When `check` panics, or the runtime shuts down.
+pub async fn follow(check: impl Fn() + Send + Sync + 'static) -> io::Result<()> {
+    let check = Arc::new(check);
+    let mut checks = tokio::time::interval(CHECK_INTERVAL);
+    checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        checks.tick().await;
+        let check = check.clone();
+        tokio::task::spawn_blocking(move || check())
+            .await
+            .map_err(io::Error::other)?;
     }
 }
 
@@ -118,6 +138,12 @@ impl<T> WatchedFiles<T> {
         self.value.borrow().clone()
     }
 
+    /// Whether the set has no files, so that its value never changes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.files.is_empty()
+    }
+
     /// Keeps `stale` at 1 while changed files cannot be used, else at 0.
     pub fn observe(&self, stale: Gauge) {
         let mut state = self.state();
@@ -175,6 +201,21 @@ impl<T> WatchedFiles<T> {
                 false
             }
         }
+    }
+
+    /// As [`check`](Self::check), for a caller with a reason to expect other contents, such as credentials that were
+    /// refused. If the files have changed, reads them a second time after 50 ms, not at the next check. Blocks.
+    pub fn check_now(&self) -> bool {
+        if self.check() {
+            return true;
+        }
+        let is_new = |changed: &Changed| !changed.is_reported;
+        if !self.state().changed.as_ref().is_some_and(is_new) {
+            return false;
+        }
+        // A file may have been read while it was written.
+        std::thread::sleep(SETTLE_TIME);
+        self.check()
     }
 
     fn fields(&self) -> String {
@@ -333,6 +374,29 @@ mod tests {
         assert_eq!(pair.check(), (false, 2, 0));
         pair.write("first", "2");
         assert_eq!(pair.check(), (false, 2, 0));
+    }
+
+    #[test]
+    fn an_expected_change_is_used_at_once_and_reported_once_if_it_cannot_be_used() {
+        let pair = Pair::new();
+        assert!(!pair.files.check_now());
+        pair.write("first", "2");
+        pair.write("second", "2");
+        assert!(pair.files.check_now());
+        assert_eq!(pair.check(), (false, 2, 0));
+        // The first of the two reads was that of an ordinary check.
+        pair.write("first", "3");
+        pair.write("second", "3");
+        assert_eq!(pair.check(), (false, 2, 0));
+        assert!(pair.files.check_now());
+        assert_eq!(pair.check(), (false, 3, 0));
+        let parsed = pair.parsed.load(Ordering::Relaxed);
+        pair.write("first", "x");
+        for _ in 0..2 {
+            assert!(!pair.files.check_now());
+            assert_eq!((*pair.files.value(), pair.stale.get()), (3, 1));
+        }
+        assert_eq!(pair.parsed.load(Ordering::Relaxed), parsed + 1);
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use redeliver_core::{Clock, SystemClock};
 use redeliver_kafka::topology::TopologySpec;
@@ -239,6 +240,12 @@ impl Host {
         self.families
             .insert(TypeId::of::<T>(), Box::new(families.clone()));
         families
+    }
+
+    /// The gauge that must be 1 while changed credentials in the files of this field of the configuration cannot be used.
+    #[must_use]
+    pub fn stale_credentials(&self, field: impl Into<String>) -> Gauge {
+        self.stale_credentials.of(field)
     }
 
     /// Waits for the first token, if clients of Kafka log in by tokens. The admin port is served from here on, as in

@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 use prometheus_client::metrics::gauge::Gauge;
 use redeliver_runtime::config::{ApiConfig, Area, ConfigError, Scope, Verb};
-use redeliver_runtime::watched_files::{CHECK_INTERVAL, ConfiguredFile, WatchedFiles};
+use redeliver_runtime::watched_files::{self, ConfiguredFile, WatchedFiles};
 use rustls::pki_types::CertificateDer;
 use tokio_util::sync::CancellationToken;
 
@@ -224,17 +224,8 @@ impl Authenticator {
                 jwt.fetch_keys().await;
             }
         };
-        let checks = async {
-            let mut checks = tokio::time::interval(CHECK_INTERVAL);
-            checks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-            loop {
-                checks.tick().await;
-                let files = self.clone();
-                tokio::task::spawn_blocking(move || files.check_files())
-                    .await
-                    .map_err(io::Error::other)?;
-            }
-        };
+        let files = self.clone();
+        let checks = watched_files::follow(move || files.check_files());
         tokio::select! {
             ((), checked) = async { tokio::join!(fetches, checks) } => checked,
             () = shutdown.cancelled() => Ok(()),

@@ -20,16 +20,17 @@
 //! except for an endpoint on this machine.
 
 mod call_error;
+mod client;
+mod credentials;
+mod headers;
 mod request;
 mod retry_after;
 mod settings;
 #[cfg(test)]
 mod tests;
-mod tls;
 
 use std::convert::Infallible;
 use std::fmt;
-use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -40,13 +41,15 @@ use redeliver_core::classification::Classification;
 use redeliver_core::failure::FailureScope;
 use redeliver_core::outcome::Produced;
 use redeliver_core::{Clock, ErrorClass, Failure, Headers, HumanDuration, Outcome};
+use redeliver_service::Host;
 use redeliver_worker::Attempt;
 use reqwest::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderValue};
-use reqwest::{Client, Method, Request, Response, StatusCode, Url, redirect};
+use reqwest::{Client, Method, Request, Response, StatusCode, Url};
 use tokio::time::{Instant, timeout, timeout_at};
 use tower::Service;
 
 use self::call_error::CallError;
+use self::credentials::{Credentials, InUse};
 pub use self::settings::{HttpSettings, HttpSetupError, ResponseUse, TlsFiles};
 use crate::output_choice::OutputChoice;
 use crate::quick_retry::QuickRetry;
@@ -58,11 +61,11 @@ pub struct HttpHandler {
 }
 
 struct Endpoint {
-    client: Client,
+    section: String,
+    credentials: Arc<Credentials>,
     method: Method,
     url: Url,
     shown_url: String,
-    headers: HeaderMap,
     timeout: Duration,
     connect_timeout: Duration,
     quick_retry: QuickRetry,
@@ -82,8 +85,17 @@ struct CallResult {
 
 struct CallFailure {
     failure: Failure,
-    /// Whether a quick retry is useful: the call failed fast, and the cause may be gone in a moment.
-    may_retry_quickly: bool,
+    repetition: Repetition,
+}
+
+/// Whether another call in the same attempt is useful.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Repetition {
+    Useless,
+    /// The call failed fast, and the cause may be gone in a moment.
+    Soon,
+    /// The credentials were refused.
+    WithOtherCredentials,
 }
 
 /// Limits for reading the body of an error response; see [`drain`].
@@ -99,28 +111,13 @@ impl HttpHandler {
     pub fn new(settings: HttpSettings, clock: Arc<dyn Clock>) -> Result<Self, HttpSetupError> {
         let url = settings.parsed_url()?;
         let method = settings.parsed_method()?;
-        let headers = settings.read_headers()?;
-        let tls = tls::client_config(&settings.tls, url.scheme() == "https")?;
-        let mut client = Client::builder()
-            .tls_backend_preconfigured(tls)
-            .http1_only()
-            .redirect(redirect::Policy::none())
-            .connect_timeout(settings.connect_timeout);
-        if is_this_machine(&url) {
-            client = client.no_proxy();
-        }
-        let client = client.build().map_err(|error| {
-            HttpSetupError::new(
-                "url",
-                format!("cannot create the HTTP client: {}", call_error::cause(&error)),
-            )
-        })?;
+        let credentials = Credentials::load(&settings, &url)?;
         let endpoint = Endpoint {
-            client,
+            section: settings.section,
+            credentials: Arc::new(credentials),
             method,
             shown_url: settings::shown_url(&url),
             url,
-            headers,
             timeout: settings.timeout,
             connect_timeout: settings.connect_timeout,
             quick_retry: QuickRetry {
@@ -138,6 +135,19 @@ impl HttpHandler {
         Ok(Self {
             endpoint: Arc::new(endpoint),
         })
+    }
+
+    /// Adds a task to the host that follows the files of the settings, if there are any: changed headers and certificates
+    /// are used within seconds. Without it, the files are read again only after a status 401, 403 or 407.
+    pub fn follow_files(&self, host: &mut Host) {
+        let Endpoint {
+            section, credentials, ..
+        } = &*self.endpoint;
+        if credentials.has_files() {
+            credentials.observe(|field| host.stale_credentials(format!("{section}.{field}")));
+            host.tasks
+                .spawn_background(format!("{section}-files"), credentials.clone().follow());
+        }
     }
 }
 
@@ -164,19 +174,17 @@ impl Service<Attempt> for HttpHandler {
 impl Endpoint {
     async fn handle(&self, attempt: &Attempt) -> Result<Produced, Failure> {
         // Before the call, so that a record without an output topic has no effects at the endpoint.
-        let not_called = |failure: Failure| failure.with_scope(FailureScope::NotCalled);
         let topic = self.output.topic_for(attempt.record.value.as_deref());
-        let topic = topic.map_err(not_called)?;
-        let headers = request::headers_for(attempt, &self.headers).map_err(not_called)?;
-        let call = || self.call(&headers, attempt.record.value.as_ref());
-        let result = match self
-            .quick_retry
-            .run(call, |failed: &CallFailure| failed.may_retry_quickly)
-            .await
+        let topic = topic.map_err(|failure| failure.with_scope(FailureScope::NotCalled))?;
+        let in_use = self.credentials.in_use();
+        let mut result = self.calls(attempt, &in_use).await;
+        if let Err(failed) = &result
+            && failed.repetition == Repetition::WithOtherCredentials
+            && let Some(other) = self.credentials.other_than(&in_use).await
         {
-            Ok(result) => result,
-            Err(failed) => return Err(failed.failure),
-        };
+            result = self.calls(attempt, &other).await;
+        }
+        let result = result.map_err(|failed| failed.failure)?;
         Ok(match self.response {
             ResponseUse::Replace => Produced {
                 topic,
@@ -191,8 +199,24 @@ impl Endpoint {
         })
     }
 
+    /// A call and its quick retries.
+    async fn calls(&self, attempt: &Attempt, with: &InUse) -> Result<CallResult, CallFailure> {
+        let headers = request::headers_for(attempt, &with.headers).map_err(|failure| CallFailure {
+            failure: failure.with_scope(FailureScope::NotCalled),
+            repetition: Repetition::Useless,
+        })?;
+        let call = || self.call(&with.client, &headers, attempt.record.value.as_ref());
+        let is_useful = |failed: &CallFailure| failed.repetition == Repetition::Soon;
+        self.quick_retry.run(call, is_useful).await
+    }
+
     /// Sends one request and reads its response.
-    async fn call(&self, headers: &HeaderMap, value: Option<&Bytes>) -> Result<CallResult, CallFailure> {
+    async fn call(
+        &self,
+        client: &Client,
+        headers: &HeaderMap,
+        value: Option<&Bytes>,
+    ) -> Result<CallResult, CallFailure> {
         let mut request = Request::new(self.method.clone(), self.url.clone());
         *request.headers_mut() = headers.clone();
         let body = value.cloned().unwrap_or_default();
@@ -204,7 +228,7 @@ impl Endpoint {
         }
         *request.body_mut() = Some(body.into());
         let deadline = Instant::now() + self.timeout;
-        let response = match timeout_at(deadline, self.client.execute(request)).await {
+        let response = match timeout_at(deadline, client.execute(request)).await {
             Ok(Ok(response)) => response,
             Ok(Err(error)) => return Err(self.call_error(&error)),
             Err(_) => return Err(self.timed_out()),
@@ -284,53 +308,62 @@ impl Endpoint {
             // does not count as a failed attempt, so retrying at once could loop forever.
             _ => Failure::new(class, code, message),
         };
+        let repetition = match status.as_u16() {
+            401 | 403 | 407 => Repetition::WithOtherCredentials,
+            // More calls would not help an endpoint that is overloaded.
+            503 => Repetition::Useless,
+            _ if failure.class == ErrorClass::Transient => Repetition::Soon,
+            _ => Repetition::Useless,
+        };
         CallFailure {
-            // More calls would not help an endpoint that is overloaded or refuses the credentials.
-            may_retry_quickly: failure.class == ErrorClass::Transient
-                && !matches!(status.as_u16(), 401 | 403 | 407 | 503),
             failure: failure.with_scope(scope),
+            repetition,
         }
     }
 
     fn call_error(&self, error: &reqwest::Error) -> CallFailure {
         let cause = call_error::cause(error);
-        let (code, message, may_retry_quickly) = match CallError::of(error) {
-            CallError::Connect => ("http.connect", format!("{self}: cannot connect: {cause}"), true),
+        let (code, message, repetition) = match CallError::of(error) {
+            CallError::Connect => (
+                "http.connect",
+                format!("{self}: cannot connect: {cause}"),
+                Repetition::Soon,
+            ),
             CallError::ConnectTimeout => {
                 let within = HumanDuration::from(self.connect_timeout);
                 (
                     "http.connect",
                     format!("{self}: cannot connect within {within}"),
-                    false,
+                    Repetition::Useless,
                 )
             }
             CallError::Timeout => (
                 "http.timeout",
                 format!("{self}: the connection timed out: {cause}"),
-                false,
+                Repetition::Useless,
             ),
             CallError::Closed => {
                 let message =
                     format!("{self}: the connection was closed before the response was complete: {cause}");
-                ("http.closed", message, true)
+                ("http.closed", message, Repetition::Soon)
             }
             CallError::InvalidResponse => (
                 "http.invalid-response",
                 format!("{self}: the response is not HTTP: {cause}"),
-                true,
+                Repetition::Soon,
             ),
             CallError::InvalidRequest => {
                 let message = format!("{self}: cannot build the request: {cause}");
                 let failure = Failure::permanent("http.invalid-request", message);
                 return CallFailure {
                     failure: failure.with_scope(FailureScope::NotCalled),
-                    may_retry_quickly: false,
+                    repetition: Repetition::Useless,
                 };
             }
         };
         CallFailure {
             failure: Failure::transient(code, message).with_scope(FailureScope::Endpoint),
-            may_retry_quickly,
+            repetition,
         }
     }
 
@@ -342,7 +375,7 @@ impl Endpoint {
         CallFailure {
             failure: Failure::transient("http.timeout", message).with_scope(FailureScope::Endpoint),
             // The call has already taken long. In a tier, the record does not occupy a slot of `concurrency`.
-            may_retry_quickly: false,
+            repetition: Repetition::Useless,
         }
     }
 
@@ -353,7 +386,7 @@ impl Endpoint {
         );
         CallFailure {
             failure: Failure::permanent("http.response-too-large", message),
-            may_retry_quickly: false,
+            repetition: Repetition::Useless,
         }
     }
 }
@@ -381,15 +414,6 @@ async fn drain(mut response: Response) {
     };
     // A failure does not matter: the status alone decides what happens to the record.
     drop(timeout(DRAIN_TIMEOUT, read).await);
-}
-
-fn is_this_machine(url: &Url) -> bool {
-    let host = url.host_str().unwrap_or_default();
-    let address = host
-        .trim_start_matches('[')
-        .trim_end_matches(']')
-        .parse::<IpAddr>();
-    host == "localhost" || address.is_ok_and(|address| address.is_loopback())
 }
 
 impl fmt::Display for Endpoint {

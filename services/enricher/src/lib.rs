@@ -75,9 +75,9 @@ fn http_workers(config: &Config, clock: &Arc<dyn Clock>) -> Result<Vec<HttpWorke
         } else {
             "pipelines"
         };
-        let handler = HttpHandler::new(settings(http, pipeline), clock.clone()).map_err(|error| {
-            ConfigError::of_field(format!("{section}.{name}.{}", error.field), error.problem)
-        })?;
+        let settings = settings(format!("{section}.{name}.http"), http, pipeline);
+        let handler = HttpHandler::new(settings, clock.clone())
+            .map_err(|error| ConfigError::of_field(error.field, error.problem))?;
         let spec = WorkerSpec::from_config(config, name, pipeline)?;
         workers.push(HttpWorker { spec, handler });
     }
@@ -86,13 +86,15 @@ fn http_workers(config: &Config, clock: &Arc<dyn Clock>) -> Result<Vec<HttpWorke
 
 fn spawn(host: &mut Host, workers: &[HttpWorker]) -> io::Result<()> {
     for HttpWorker { spec, handler } in workers {
+        handler.follow_files(host);
         redeliver_worker::spawn(host, spec, handler)?;
     }
     Ok(())
 }
 
-fn settings(http: &HttpConfig, pipeline: &PipelineConfig) -> HttpSettings {
+fn settings(section: String, http: &HttpConfig, pipeline: &PipelineConfig) -> HttpSettings {
     HttpSettings {
+        section,
         method: http.method.clone(),
         timeout: http.timeout.duration(),
         connect_timeout: http.connect_timeout.duration(),

@@ -1,12 +1,12 @@
 //! Settings of the HTTP handler.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use redeliver_core::classification::Classification;
-use redeliver_runtime::config::{Secret, endpoint_url, header_name, header_value, request_method};
-use reqwest::header::{HeaderMap, HeaderValue, USER_AGENT};
+use redeliver_runtime::config::{Problem, endpoint_url, request_method};
+use redeliver_runtime::watched_files::ConfiguredFile;
 use reqwest::{Method, Url};
 
 use crate::output_choice::OutputChoice;
@@ -14,6 +14,8 @@ use crate::output_choice::OutputChoice;
 /// An endpoint and how to call it. `Debug` redacts header values and the query.
 #[derive(Clone)]
 pub struct HttpSettings {
+    /// The section of the configuration that contains these settings, such as `pipelines.greetings.http`, for messages.
+    pub section: String,
     /// The URL of the endpoint, `http://` or `https://`.
     pub url: String,
     /// The request method in upper case, such as `POST`.
@@ -34,7 +36,7 @@ pub struct HttpSettings {
     pub max_retry_after: Duration,
     /// Names and values of additional request headers.
     pub headers: Vec<(String, String)>,
-    /// Names of additional request headers, with the files that contain their values. Read once at start.
+    /// Names of additional request headers, with the files that contain their values. See [`HttpHandler::follow_files`](super::HttpHandler::follow_files).
     pub header_files: Vec<(String, PathBuf)>,
     /// The meaning of response statuses.
     pub classification: Classification,
@@ -54,7 +56,7 @@ pub enum ResponseUse {
     Keep,
 }
 
-/// Files with certificates, in PEM.
+/// Files with certificates, in PEM. See [`HttpHandler::follow_files`](super::HttpHandler::follow_files).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TlsFiles {
     /// Additional CA certificates.
@@ -69,7 +71,7 @@ pub struct TlsFiles {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {problem}")]
 pub struct HttpSetupError {
-    /// The field of the configuration, such as `http.header_files.authorization`.
+    /// The field of the configuration, such as `pipelines.greetings.http.header_files.authorization`.
     pub field: String,
     /// What is wrong, and what would be valid.
     pub problem: String,
@@ -82,6 +84,7 @@ impl HttpSettings {
     #[must_use]
     pub fn new(url: impl Into<String>) -> Self {
         Self {
+            section: "http".to_owned(),
             url: url.into(),
             method: "POST".to_owned(),
             timeout: Duration::from_secs(5),
@@ -100,51 +103,33 @@ impl HttpSettings {
     }
 
     pub(super) fn parsed_url(&self) -> Result<Url, HttpSetupError> {
-        endpoint_url(&self.url).map_err(|problem| HttpSetupError::new("url", problem))
+        endpoint_url(&self.url).map_err(|problem| self.wrong("url", problem))
     }
 
     pub(super) fn parsed_method(&self) -> Result<Method, HttpSetupError> {
-        request_method(&self.method).map_err(|problem| HttpSetupError::new("method", problem))
+        request_method(&self.method).map_err(|problem| self.wrong("method", problem))
     }
 
-    /// The headers of every request, including those in files.
-    pub(super) fn read_headers(&self) -> Result<HeaderMap, HttpSetupError> {
-        let mut headers = HeaderMap::new();
-        headers.insert(
-            USER_AGENT,
-            HeaderValue::from_static(concat!("redeliver-enricher/", env!("CARGO_PKG_VERSION"))),
-        );
-        let mut named = Vec::new();
-        for (name, value) in &self.headers {
-            named.push((format!("headers.{name}"), name, value.clone()));
+    /// An error of the field `field` of the section.
+    pub(super) fn wrong(&self, field: &str, problem: impl Into<String>) -> HttpSetupError {
+        HttpSetupError {
+            field: format!("{}.{field}", self.section),
+            problem: problem.into(),
         }
-        for (name, path) in &self.header_files {
-            let field = format!("header_files.{name}");
-            let secret = Secret::from_file(path).map_err(|problem| HttpSetupError::new(&field, problem))?;
-            named.push((field, name, secret.expose().to_owned()));
+    }
+
+    /// The file that the field `field` of the section names.
+    pub(super) fn file(&self, field: &str, path: &Path) -> ConfiguredFile {
+        ConfiguredFile {
+            field: format!("{}.{field}", self.section),
+            path: path.to_owned(),
         }
-        for (field, name, value) in named {
-            let wrong = |problem: &str| HttpSetupError::new(&field, problem);
-            let name = header_name(name).map_err(wrong)?;
-            let mut value = header_value(&value).map_err(wrong)?;
-            // Any of them may be an API key.
-            value.set_sensitive(true);
-            if name == USER_AGENT {
-                headers.insert(name, value);
-            } else {
-                headers.append(name, value);
-            }
-        }
-        Ok(headers)
     }
 }
 
-impl HttpSetupError {
-    pub(super) fn new(field: &str, problem: impl Into<String>) -> Self {
-        Self {
-            field: format!("http.{field}"),
-            problem: problem.into(),
-        }
+impl From<Problem> for HttpSetupError {
+    fn from(Problem { field, problem, .. }: Problem) -> Self {
+        Self { field, problem }
     }
 }
 
@@ -158,6 +143,7 @@ impl fmt::Debug for HttpSettings {
         let names: Vec<_> = self.headers.iter().map(|(name, _)| name).collect();
         let url = Url::parse(&self.url).map_or_else(|_| "(not a URL)".to_owned(), |url| shown_url(&url));
         f.debug_struct("HttpSettings")
+            .field("section", &self.section)
             .field("url", &url)
             .field("method", &self.method)
             .field("timeout", &self.timeout)

@@ -7,9 +7,11 @@ use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::sync::Mutex;
 
+use prometheus_client::metrics::gauge::Gauge;
 use redeliver_core::classification::Verdict;
 use redeliver_core::headers::{Origin, TraceContext};
 use redeliver_core::{Headers, Position, Record, SystemClock, Timestamp};
+use redeliver_testkit::eventually::eventually_async;
 use redeliver_testkit::scratch::Scratch;
 use redeliver_testkit::{FakeEndpoint, Reply};
 use tower::ServiceExt as _;
@@ -660,10 +662,188 @@ async fn secrets_from_files_are_sent_and_never_printed() {
     assert_eq!(failure.code, "http.401");
     let shown = format!(
         "{settings:?} {handler:?} {failure:?} {:?}",
-        handler.endpoint.headers
+        handler.endpoint.credentials.in_use().headers
     );
     assert!(!shown.contains("hunter2"), "{shown}");
     assert!(shown.contains("authorization"), "{shown}");
+}
+
+/// A handler with the header `authorization` from a file that contains `old`, and an endpoint that accepts only the header
+/// in `accepted`.
+struct Rotation {
+    scratch: Scratch,
+    endpoint: FakeEndpoint,
+    accepted: Arc<Mutex<&'static str>>,
+    handler: HttpHandler,
+    stale: Gauge,
+}
+
+impl Rotation {
+    fn refusing_with(status: u16) -> Self {
+        let scratch = Scratch::new("http").unwrap();
+        let file = scratch.path().join("token");
+        std::fs::write(&file, "old").unwrap();
+        let accepted = Arc::new(Mutex::new("old"));
+        let endpoint = FakeEndpoint::start({
+            let accepted = accepted.clone();
+            move |request| {
+                let header = &request.headers["authorization"];
+                if header == *accepted.lock().unwrap() {
+                    Reply::ok(Bytes::copy_from_slice(header.as_bytes()))
+                } else {
+                    Reply::status(status)
+                }
+            }
+        });
+        let settings = HttpSettings {
+            header_files: vec![("authorization".into(), file)],
+            ..settings(endpoint.url())
+        };
+        let handler = HttpHandler::new(settings, Arc::new(SystemClock)).unwrap();
+        let stale = Gauge::default();
+        handler.endpoint.credentials.observe(|field| {
+            assert_eq!(field, "header_files");
+            stale.clone()
+        });
+        Self {
+            scratch,
+            endpoint,
+            accepted,
+            handler,
+            stale,
+        }
+    }
+
+    fn write(&self, text: &str) {
+        std::fs::write(self.scratch.path().join("token"), text).unwrap();
+    }
+
+    fn accept(&self, header: &'static str) {
+        *self.accepted.lock().unwrap() = header;
+    }
+
+    /// The header that the endpoint has accepted, or the error code of the failure.
+    async fn call(&self) -> String {
+        match run(&self.handler, attempt(Some(b"doc"), &[])).await {
+            Ok(produced) => String::from_utf8_lossy(value(&produced)).into_owned(),
+            Err(failure) => failure.code,
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_changed_header_file_is_used_in_the_attempt_that_was_refused() {
+    for status in [401, 403, 407] {
+        let rotation = Rotation::refusing_with(status);
+        assert_eq!(rotation.call().await, "old");
+        rotation.write("new\n");
+        rotation.accept("new");
+        assert_eq!(rotation.call().await, "new", "{status}");
+        // The refused call and its repetition.
+        assert_eq!(rotation.endpoint.calls(), 3, "{status}");
+        assert_eq!(rotation.call().await, "new");
+        assert_eq!(rotation.endpoint.calls(), 4, "{status}");
+    }
+}
+
+#[tokio::test]
+async fn concurrent_calls_that_are_refused_all_use_the_changed_header_file() {
+    let rotation = Rotation::refusing_with(401);
+    rotation.write("new");
+    rotation.accept("new");
+    let calls = futures::future::join_all((0..20).map(|_| rotation.call())).await;
+    assert!(calls.iter().all(|call| call == "new"), "{calls:?}");
+}
+
+#[tokio::test]
+async fn a_refused_call_is_repeated_once_at_most_and_only_with_other_headers() {
+    let rotation = Rotation::refusing_with(401);
+    rotation.accept("other");
+    assert_eq!(rotation.call().await, "http.401");
+    assert_eq!(rotation.endpoint.calls(), 1);
+    rotation.write("new");
+    assert_eq!(rotation.call().await, "http.401");
+    assert_eq!(rotation.endpoint.calls(), 3);
+    assert_eq!(rotation.call().await, "http.401");
+    assert_eq!(rotation.endpoint.calls(), 4);
+}
+
+#[tokio::test]
+async fn while_a_changed_header_file_cannot_be_used_the_former_header_is() {
+    let rotation = Rotation::refusing_with(401);
+    for unusable in ["", "two\nlines"] {
+        rotation.accept("new");
+        rotation.write(unusable);
+        let calls = rotation.endpoint.calls();
+        assert_eq!(rotation.call().await, "http.401");
+        assert_eq!((rotation.endpoint.calls(), rotation.stale.get()), (calls + 1, 1));
+        rotation.accept("old");
+        assert_eq!(rotation.call().await, "old");
+    }
+    std::fs::remove_file(rotation.scratch.path().join("token")).unwrap();
+    assert_eq!(rotation.call().await, "old");
+    rotation.write("new");
+    rotation.accept("new");
+    assert_eq!(rotation.call().await, "new");
+    assert_eq!(rotation.stale.get(), 0);
+}
+
+#[tokio::test]
+async fn followed_files_are_used_without_a_refusal() {
+    let rotation = Rotation::refusing_with(401);
+    let credentials = rotation.handler.endpoint.credentials.clone();
+    rotation.write("new");
+    let used = || credentials.in_use().headers["authorization"].clone();
+    for expected in ["old", "new"] {
+        credentials.check();
+        assert_eq!(used(), expected);
+    }
+    rotation.write("newest");
+    let following = tokio::spawn(credentials.clone().follow());
+    eventually_async("the file is used", Duration::from_secs(60), async || {
+        if used() == "newest" {
+            Ok(())
+        } else {
+            Err("the former header is used")
+        }
+    })
+    .await;
+    following.abort();
+}
+
+#[tokio::test]
+async fn changed_certificates_replace_the_client_if_they_can_be_used() {
+    let (scratch, servers, clients) = (Scratch::new("http").unwrap(), Authority::new(), Authority::new());
+    let server = Server::start_tls(servers.server(Some(&clients)), |_| Answer::Open(OK.to_vec()));
+    let mut settings = settings(format!("https://{}", server.address));
+    let other = Authority::new();
+    let ca = other.write(scratch.path().join("ca.crt"));
+    let (certificate, key) = other.sign("enricher").write(scratch.path(), "enricher");
+    settings.tls = TlsFiles {
+        ca_file: Some(ca.clone()),
+        cert_file: Some(certificate),
+        key_file: Some(key.clone()),
+    };
+    let handler = HttpHandler::new(settings, Arc::new(SystemClock)).unwrap();
+    let call = async || {
+        run(&handler, attempt(None, &[]))
+            .await
+            .map_err(|failure| failure.code)
+    };
+    let check = || [(); 2].map(|()| handler.endpoint.credentials.check());
+    let refused = Err("http.connect".to_owned());
+    assert_eq!(call().await.map(drop), refused);
+    servers.write(ca);
+    check();
+    // The server is trusted, but does not accept the client.
+    assert_eq!(call().await.map(drop), refused);
+    clients.sign("enricher").write(scratch.path(), "enricher");
+    check();
+    assert_eq!(value(&call().await.unwrap()), b"ok");
+    // The former client stays in use.
+    std::fs::write(&key, "not a key").unwrap();
+    check();
+    assert_eq!(value(&call().await.unwrap()), b"ok");
 }
 
 #[tokio::test]

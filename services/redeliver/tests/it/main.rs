@@ -18,6 +18,7 @@ mod golden;
 mod golden_cli;
 mod hang;
 mod health;
+mod http_credentials;
 mod id_prefix;
 mod kafka_credentials;
 mod kafka_tools;

@@ -1,0 +1,98 @@
+//! The headers and the client of calls, which follow the files of the configuration.
+//!
+//! Changed files are used within seconds. After a call was refused, they are read at once, so that a change of
+//! credentials costs no record an attempt.
+
+use std::io;
+use std::sync::Arc;
+
+use prometheus_client::metrics::gauge::Gauge;
+use redeliver_runtime::watched_files::{self, WatchedFiles};
+use reqwest::header::HeaderMap;
+use reqwest::{Client, Url};
+use tokio::sync::Mutex;
+use tokio::time::Instant;
+
+use super::settings::{HttpSettings, HttpSetupError};
+use super::{client, headers};
+
+pub(super) struct Credentials {
+    headers: WatchedFiles<HeaderMap>,
+    client: WatchedFiles<Client>,
+    /// When the last check because of a refusal began. Locked during the check, so that there is one at a time.
+    last_check: Mutex<Option<Instant>>,
+}
+
+/// What one call uses.
+pub(super) struct InUse {
+    pub(super) headers: Arc<HeaderMap>,
+    pub(super) client: Arc<Client>,
+}
+
+impl InUse {
+    fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.headers, &other.headers) && Arc::ptr_eq(&self.client, &other.client)
+    }
+}
+
+impl Credentials {
+    pub(super) fn load(settings: &HttpSettings, url: &Url) -> Result<Self, HttpSetupError> {
+        Ok(Self {
+            headers: headers::load(settings)?,
+            client: client::load(settings, url)?,
+            last_check: Mutex::default(),
+        })
+    }
+
+    pub(super) fn in_use(&self) -> InUse {
+        InUse {
+            headers: self.headers.value(),
+            client: self.client.value(),
+        }
+    }
+
+    /// Credentials other than `refused`, if the files contain some that can be used. Calls that were refused before a check
+    /// began share it.
+    pub(super) async fn other_than(self: &Arc<Self>, refused: &InUse) -> Option<InUse> {
+        let refused_at = Instant::now();
+        let mut last_check = self.last_check.lock().await;
+        let is_checked = last_check.is_some_and(|began| began >= refused_at);
+        if self.in_use().is(refused) && !is_checked && self.has_files() {
+            let (began, files) = (Instant::now(), self.clone());
+            let checked = tokio::task::spawn_blocking(move || {
+                files.headers.check_now();
+                files.client.check_now();
+            });
+            if let Err(error) = checked.await {
+                tracing::error!(%error, "cannot check the files of an endpoint");
+            }
+            *last_check = Some(began);
+        }
+        Some(self.in_use()).filter(|in_use| !in_use.is(refused))
+    }
+
+    /// Keeps the gauges at 1 while changed files cannot be used, else at 0. `gauge` returns the gauge of a field.
+    pub(super) fn observe(&self, gauge: impl Fn(&str) -> Gauge) {
+        if !self.headers.is_empty() {
+            self.headers.observe(gauge("header_files"));
+        }
+        if !self.client.is_empty() {
+            self.client.observe(gauge("tls"));
+        }
+    }
+
+    pub(super) fn has_files(&self) -> bool {
+        !self.headers.is_empty() || !self.client.is_empty()
+    }
+
+    /// Follows the files. Ends only with an error.
+    pub(super) async fn follow(self: Arc<Self>) -> io::Result<()> {
+        watched_files::follow(move || self.check()).await
+    }
+
+    /// Blocks.
+    pub(super) fn check(&self) {
+        self.headers.check();
+        self.client.check();
+    }
+}

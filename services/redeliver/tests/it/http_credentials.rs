@@ -1,0 +1,90 @@
+//! Secret headers of an endpoint are replaced without a restart.
+
+use std::fs;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use redeliver_testkit::scratch::Scratch;
+use redeliver_testkit::{Fate, Reply, ServiceProcess, eventually};
+
+use crate::support::{DEADLINE, Pipe, PipeBuilder, Sent, records};
+
+/// Replaces a file as Kubernetes does: no reader sees a part of it.
+fn write(file: &Path, contents: &str) {
+    let next = file.with_extension("next");
+    fs::write(&next, contents).unwrap();
+    fs::rename(next, file).unwrap();
+}
+
+#[track_caller]
+fn until_stale(enricher: &mut ServiceProcess, pipe: &Pipe, expected: u64) {
+    let setting = format!("pipelines.{}.http.header_files", pipe.pipeline.name);
+    let series = format!("redeliver_credentials_stale{{setting=\"{setting}\"}}");
+    eventually("the metric changes", DEADLINE, || {
+        match enricher.metric(&series) {
+            stale if stale == expected => Ok(()),
+            stale => Err(stale),
+        }
+    });
+}
+
+#[test]
+fn a_changed_header_file_is_used_without_a_restart_and_costs_no_record_an_attempt() {
+    let scratch = Scratch::new("header").unwrap();
+    let file = scratch.path().join("token");
+    write(&file, "Bearer secret-0\n");
+    let accepted = Arc::new(Mutex::new("Bearer secret-0".to_owned()));
+    let pipe = PipeBuilder::new("rotation")
+        .pipeline(
+            "http.header_files",
+            &format!("{{ authorization: {} }}", file.display()),
+        )
+        .breaker("{ failures: 3, open_max: 1s }")
+        .behave({
+            let accepted = accepted.clone();
+            move |request| {
+                let sent = request.headers.get("authorization").map(|value| value.as_bytes());
+                match sent == Some(accepted.lock().unwrap().as_bytes()) {
+                    true => Reply::ok(request.body.clone()),
+                    false => Reply::status(401),
+                }
+            }
+        })
+        .create();
+    let (mut enricher, _tier) = (pipe.enricher("a"), pipe.retry_tier("a"));
+    let mut sent: Vec<Sent> = Vec::new();
+    let mut process = |count: usize| {
+        sent.extend(pipe.produce(records(count)));
+        sent.len()
+    };
+    // The file changes before the endpoint does, and the endpoint before the file.
+    for round in 1..=4 {
+        let ended = process(100);
+        let token = format!("Bearer secret-{round}");
+        if round % 2 == 0 {
+            write(&file, &format!("{token}\n"));
+            (*accepted.lock().unwrap()).clone_from(&token);
+        } else {
+            (*accepted.lock().unwrap()).clone_from(&token);
+            let more = process(50);
+            write(&file, &format!("{token}\n"));
+            pipe.watch().until_ended(more, DEADLINE);
+        }
+        pipe.watch().until_ended(ended, DEADLINE);
+    }
+    // A file that cannot be used leaves the former contents in use.
+    write(&file, "two\nlines\n");
+    until_stale(&mut enricher, &pipe, 1);
+    let ended = process(50);
+    pipe.watch().until_ended(ended, DEADLINE);
+    write(&file, "Bearer secret-4\n");
+    until_stale(&mut enricher, &pipe, 0);
+
+    let ends = pipe.settle(&sent, DEADLINE);
+    ends.meets_with(&sent, |_| Fate::Succeeds);
+    assert!(enricher.has_never_ended());
+    enricher.shut_down();
+    let output = enricher.output();
+    assert!(output.contains("header_files.authorization"), "{output}");
+    assert!(!output.contains("secret-"), "{output}");
+}
