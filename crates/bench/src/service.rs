@@ -28,12 +28,12 @@ impl Service {
         let stop = CancellationToken::new();
         let admin = Listener::bind("admin.listen", SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
         let address = admin.local_addr()?;
-        let start = Start {
-            config: Arc::new(Config::from_yaml(config)?),
-            shutdown: stop.clone(),
-            tracer: Tracer::off(),
+        let start = Start::new(
+            Arc::new(Config::from_yaml(config)?),
+            stop.clone(),
+            Tracer::off(),
             admin,
-        };
+        );
         let mut host = Host::new("bench", start);
         mount(&mut host)?;
         #[expect(

@@ -4,14 +4,14 @@ use std::error::Error;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{Config, ConfigError, LogFormat, Sources};
 use crate::error_chain::{causes, error_chain};
 use crate::listen::Listener;
-use crate::metrics::build_info;
+use crate::metrics::{SharedRegistry, build_info, empty_registry};
 use crate::telemetry::{Identity, TelemetryError, Tracer};
 use crate::tls::ServerTls;
 use crate::{health_check, shutdown, telemetry};
@@ -126,6 +126,22 @@ pub struct Start {
     pub tracer: Tracer,
     /// The listener of the admin port, which nothing serves yet.
     pub admin: Listener,
+    /// The metrics of the process. They outlive the service, so that its totals can be read after it has ended.
+    pub registry: SharedRegistry,
+}
+
+impl Start {
+    /// What a service needs to run, with no metrics yet.
+    #[must_use]
+    pub fn new(config: Arc<Config>, shutdown: CancellationToken, tracer: Tracer, admin: Listener) -> Self {
+        Self {
+            config,
+            shutdown,
+            tracer,
+            admin,
+            registry: Arc::new(Mutex::new(empty_registry())),
+        }
+    }
 }
 
 /// Runs a service and returns its exit code.
@@ -230,12 +246,7 @@ where
         admin = %admin.local_addr()?,
         "started"
     );
-    let start = Start {
-        config: Arc::new(config),
-        shutdown,
-        tracer,
-        admin,
-    };
+    let start = Start::new(Arc::new(config), shutdown, tracer, admin);
     run(start).await.map_err(Into::into)
 }
 

@@ -1,6 +1,6 @@
 //! The metrics registry of a process, with the metrics of every process.
 
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock, Mutex};
 
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -44,10 +44,25 @@ fn version_of(build: BuildInfo) -> String {
     }
 }
 
+/// The metrics of a process.
+pub type SharedRegistry = Arc<Mutex<Registry>>;
+
+/// A registry with the prefix `redeliver_`, which contains nothing yet.
+#[must_use]
+pub fn empty_registry() -> Registry {
+    Registry::with_prefix("redeliver")
+}
+
 /// A registry with the prefix `redeliver_`, which contains the build and the start time of the process.
 #[must_use]
 pub fn registry(service: &str, instance: &str, clock: &dyn Clock) -> Registry {
-    let mut registry = Registry::with_prefix("redeliver");
+    let mut registry = empty_registry();
+    register_process(&mut registry, service, instance, clock);
+    registry
+}
+
+/// Adds the build and the start time of the process.
+pub fn register_process(registry: &mut Registry, service: &str, instance: &str, clock: &dyn Clock) {
     let build = build_info();
     let labels = [
         ("service", service.to_owned()),
@@ -66,7 +81,6 @@ pub fn registry(service: &str, instance: &str, clock: &dyn Clock) -> Registry {
         Unit::Seconds,
         start,
     );
-    registry
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::any::{Any, TypeId};
 use std::collections::{BTreeSet, HashMap};
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use prometheus_client::metrics::gauge::Gauge;
@@ -19,7 +19,7 @@ use redeliver_runtime::cli::Start;
 use redeliver_runtime::config::{ApiConfig, ConfigError};
 use redeliver_runtime::health::{Health, Part};
 use redeliver_runtime::listen::Listener;
-use redeliver_runtime::metrics;
+use redeliver_runtime::metrics::{self, SharedRegistry};
 use redeliver_runtime::tasks::{Spawner, TaskError, Tasks};
 use redeliver_runtime::telemetry::Tracer;
 use redeliver_runtime::tls::{ClientCertificates, Protocols, ServerTls, TlsMetrics};
@@ -54,7 +54,7 @@ pub struct Host {
     pub lanes: LaneFamilies,
     /// Creates spans; disabled without an OTLP endpoint.
     pub tracer: Tracer,
-    registry: Arc<Mutex<Registry>>,
+    registry: SharedRegistry,
     families: HashMap<TypeId, Box<dyn Any + Send>>,
     clock_reports: ClockReports,
     tls: TlsMetrics,
@@ -151,7 +151,9 @@ impl Host {
     /// A host for a service that is starting.
     #[must_use]
     pub fn new(service: &str, start: Start) -> Self {
-        let mut registry = metrics::registry(service, &start.config.instance, &SystemClock);
+        let shared_registry = start.registry;
+        let mut registry = shared_registry.lock().unwrap_or_else(PoisonError::into_inner);
+        metrics::register_process(&mut registry, service, &start.config.instance, &SystemClock);
         let clock_reports = ClockReports::register(&mut registry);
         let tls = TlsMetrics::register(&mut registry);
         start.admin.observe(&tls);
@@ -182,7 +184,7 @@ impl Host {
             topics_part: None,
             topic_watch: None,
             existing_topics: BTreeSet::new(),
-            registry: Arc::new(Mutex::new(registry)),
+            registry: shared_registry.clone(),
             families: HashMap::new(),
         }
     }

@@ -16,6 +16,7 @@
 //! | [`metrics`] | metrics and readiness of lanes |
 //! | [`due`] | what is due: the metrics by which services are scaled |
 //! | `clock` | the guarded clock of the process |
+//! | `totals` | what a process has done, in one log line at its end |
 
 mod clock;
 pub(crate) mod credentials;
@@ -27,8 +28,10 @@ pub mod leftovers;
 pub mod login;
 pub mod metrics;
 pub mod topics;
+mod totals;
 
 use std::process::ExitCode;
+use std::time::Instant;
 
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::{self, CommonArgs, Start};
@@ -37,7 +40,8 @@ use redeliver_runtime::config::ConfigError;
 pub use host::{Host, LaneStarter, NewLane};
 
 /// Runs a service from its command line to its exit code, as [`cli::main_with`] does. The properties of the Kafka
-/// client are checked before `check` is called.
+/// client are checked before `check` is called. When `run` has ended, also with an error, one line of the log says what the
+/// process has done.
 pub fn main_with<F, E>(
     service: &str,
     args: &CommonArgs,
@@ -52,6 +56,15 @@ where
     let check = |config: &Config| {
         host::check_kafka(config)?;
         check(config)
+    };
+    let run = |start: Start| {
+        let (began, registry) = (Instant::now(), start.registry.clone());
+        let running = run(start);
+        async move {
+            let result = running.await;
+            totals::log(service, began.elapsed(), &registry);
+            result
+        }
     };
     cli::main_with(service, args, overrides, check, run)
 }

@@ -56,12 +56,12 @@ fn a_retry_never_waits_from_a_time_that_is_not_confirmed() {
     let shutdown = CancellationToken::new();
     let runtime = Runtime::new().unwrap();
     let host = runtime.block_on(async {
-        let start = Start {
-            admin: Listener::bind("admin.listen", ([127, 0, 0, 1], 0).into()).unwrap(),
-            config: Arc::new(config),
-            shutdown: shutdown.clone(),
-            tracer: Tracer::off(),
-        };
+        let start = Start::new(
+            Arc::new(config),
+            shutdown.clone(),
+            Tracer::off(),
+            Listener::bind("admin.listen", ([127, 0, 0, 1], 0).into()).unwrap(),
+        );
         let mut host = Host::new("worker-clock", start);
         host.set_clock(clock.clone());
         let needed = topics::of_pipelines(&host.config, std::slice::from_ref(&pipeline));

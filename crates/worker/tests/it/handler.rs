@@ -49,12 +49,7 @@ pub(crate) async fn work_with<H: Handler>(
     admin: Listener,
     shutdown: CancellationToken,
 ) {
-    let start = Start {
-        config: config.clone(),
-        shutdown,
-        tracer: Tracer::off(),
-        admin,
-    };
+    let start = Start::new(config.clone(), shutdown, Tracer::off(), admin);
     let mut host = Host::new("handlers", start);
     let pipeline = config.pipelines[&name].pipeline(&name, &config.scheduler);
     let needed = topics::of_pipelines(&config, std::slice::from_ref(&pipeline));

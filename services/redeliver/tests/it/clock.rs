@@ -40,12 +40,12 @@ impl Running {
         config.clock.confirm = confirm;
         let runtime = Runtime::new().unwrap();
         let host = runtime.block_on(async {
-            let start = Start {
-                config: Arc::new(config),
-                shutdown: stop.clone(),
-                tracer: Tracer::off(),
-                admin: Listener::bind("admin.listen", ([127, 0, 0, 1], 0).into()).unwrap(),
-            };
+            let start = Start::new(
+                Arc::new(config),
+                stop.clone(),
+                Tracer::off(),
+                Listener::bind("admin.listen", ([127, 0, 0, 1], 0).into()).unwrap(),
+            );
             let mut host = Host::new("retry-tier", start);
             host.set_clock(clock.clone());
             let needed = topics::of_pipelines(&host.config, std::slice::from_ref(&pipe.pipeline));

@@ -39,5 +39,6 @@ mod support;
 mod tls;
 mod tokens;
 mod too_large;
+mod totals;
 mod traces;
 mod waits;

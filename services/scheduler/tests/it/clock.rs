@@ -37,12 +37,12 @@ impl Running {
         let mut config = Config::from_yaml(&yaml).unwrap();
         config.clock.confirm = confirm;
         let host = env.block_on(async {
-            let start = Start {
-                config: Arc::new(config),
-                shutdown: stop.clone(),
-                tracer: Tracer::off(),
-                admin: Listener::bind("admin.listen", ([127, 0, 0, 1], 0).into()).unwrap(),
-            };
+            let start = Start::new(
+                Arc::new(config),
+                stop.clone(),
+                Tracer::off(),
+                Listener::bind("admin.listen", ([127, 0, 0, 1], 0).into()).unwrap(),
+            );
             let mut host = Host::new("scheduler", start);
             host.set_clock(clock.clone());
             let spec = topics::of_scheduler(&host.config);

@@ -25,12 +25,12 @@ const GONE: &str = "sms";
 /// Creates the missing topics.
 fn create_topics(env: &SchedulerEnv) {
     env.block_on(async {
-        let start = Start {
-            config: Arc::new(Config::from_yaml(&env.test.yaml()).unwrap()),
-            shutdown: CancellationToken::new(),
-            tracer: Tracer::off(),
-            admin: Listener::bind("admin.listen", ([127, 0, 0, 1], 0).into()).unwrap(),
-        };
+        let start = Start::new(
+            Arc::new(Config::from_yaml(&env.test.yaml()).unwrap()),
+            CancellationToken::new(),
+            Tracer::off(),
+            Listener::bind("admin.listen", ([127, 0, 0, 1], 0).into()).unwrap(),
+        );
         let mut host = Host::new("scheduler", start);
         let spec = topics::of_scheduler(&host.config);
         host.ensure_topics(&spec).await.unwrap();

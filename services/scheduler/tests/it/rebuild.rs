@@ -118,12 +118,12 @@ fn rebuilds_despite(name: &str, fails: (u32, fn() -> IndexError)) {
     let stop = CancellationToken::new();
     let config = format!("instance: {name}\n{}", env.test.yaml());
     let mut host = env.block_on(async {
-        let start = Start {
-            config: Arc::new(Config::from_yaml(&config).unwrap()),
-            shutdown: stop.clone(),
-            tracer: Tracer::off(),
-            admin: Listener::bind("admin.listen", ([127, 0, 0, 1], 0).into()).unwrap(),
-        };
+        let start = Start::new(
+            Arc::new(Config::from_yaml(&config).unwrap()),
+            stop.clone(),
+            Tracer::off(),
+            Listener::bind("admin.listen", ([127, 0, 0, 1], 0).into()).unwrap(),
+        );
         let mut host = Host::new("scheduler", start);
         let spec = topics::of_scheduler(&host.config);
         host.ensure_topics(&spec).await.unwrap();
