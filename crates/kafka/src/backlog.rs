@@ -96,6 +96,45 @@ pub fn heads<T>(
     count_again_if_deleted(|| count(settings, topics, offsets, true, timeout, &read))
 }
 
+/// The ends of all partitions of these topics, by topic and partition. Leaves out topics that do not exist. `None` while a
+/// transaction is open in one of them, so that records may be added before its end. Blocks.
+///
+/// # Errors
+/// If the broker does not answer.
+pub fn settled_ends(
+    settings: &KafkaSettings,
+    topics: &[Arc<str>],
+) -> Result<Option<BTreeMap<(Arc<str>, i32), i64>>, ReadError> {
+    let client = |isolation| -> Result<KafkaClient<BaseConsumer>, ReadError> {
+        let client = settings.reader(isolation).create();
+        client.map_err(kafka("creating a client"))
+    };
+    // The broker returns the last stable offset to the first one, and the high watermark to the second one.
+    let (committed, uncommitted) = (client("read_committed")?, client("read_uncommitted")?);
+    let metadata = committed
+        .fetch_metadata(None, CALL)
+        .map_err(kafka("requesting the list of topics"))?;
+    let mut ends = BTreeMap::new();
+    for topic in topics {
+        let found = metadata.topics().iter().find(|found| found.name() == &**topic);
+        let partitions = found.map_or(0, |found| found.partitions().len());
+        for partition in (0..partitions).filter_map(|partition| i32::try_from(partition).ok()) {
+            let end = |client: &BaseConsumer| {
+                let bounds = client.fetch_watermarks(topic, partition, CALL);
+                bounds
+                    .map(|(_, end)| end)
+                    .map_err(kafka("requesting the end of a partition"))
+            };
+            let stable = end(&committed)?;
+            if end(&uncommitted)? != stable {
+                return Ok(None);
+            }
+            ends.insert((topic.clone(), partition), stable);
+        }
+    }
+    Ok(Some(ends))
+}
+
 /// A topic may be deleted after its bounds were read. The next count leaves it out.
 fn count_again_if_deleted<T>(
     count: impl Fn() -> Result<BTreeMap<Arc<str>, Head<T>>, ReadError>,
@@ -159,7 +198,7 @@ fn count<T>(
             }
             if distance > 0 && (is_all || reads_heads) {
                 let part = Part {
-                    end: end.min(committed.offset + near),
+                    end: end.min(committed.offset.saturating_add(near)),
                     committed,
                     is_all,
                 };

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 
+use redeliver_core::HumanDuration;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{Config, ConfigError, LogFormat, Sources};
@@ -30,6 +31,14 @@ pub struct ServiceArgs {
     /// What to do instead of running the service.
     #[command(subcommand)]
     pub command: Option<ServiceCommand>,
+}
+
+/// The flag of workers. Use with `#[command(flatten)]`, and pass its value on in [`Start::until_idle`].
+#[derive(Clone, Copy, Debug, Default, clap::Args)]
+pub struct UntilIdleArgs {
+    /// End with status 0 when nothing is left to process, nor due within DURATION, such as 5m (default: 0s)
+    #[arg(long, value_name = "DURATION", num_args = 0..=1, require_equals = true, default_missing_value = "0s")]
+    pub until_idle: Option<HumanDuration>,
 }
 
 /// What the binary of a service does instead of running the service.
@@ -128,6 +137,9 @@ pub struct Start {
     pub admin: Listener,
     /// The metrics of the process. They outlive the service, so that its totals can be read after it has ended.
     pub registry: SharedRegistry,
+    /// One-shot mode: the process ends when nothing is left to process, nor due within this time. See [`UntilIdleArgs`]. Its
+    /// consumers are not static members.
+    pub until_idle: Option<HumanDuration>,
 }
 
 impl Start {
@@ -140,6 +152,7 @@ impl Start {
             tracer,
             admin,
             registry: Arc::new(Mutex::new(empty_registry())),
+            until_idle: None,
         }
     }
 }

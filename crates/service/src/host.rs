@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
-use redeliver_core::{Clock, SystemClock};
+use redeliver_core::{Clock, HumanDuration, Pipeline, SystemClock};
 use redeliver_kafka::topology::TopologySpec;
 use redeliver_kafka::{
     IfRecreated, KafkaSettings, Lane, LaneContext, LaneError, LaneSpec, Processor, TopicWatch, Waker,
@@ -27,6 +27,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::clock::ClockReports;
 use crate::credentials::{self, StaleCredentials};
+use crate::idle::{IdleWatch, Worked};
 use crate::login::{self, LoginMetrics};
 use crate::metrics::{LaneFamilies, Serves};
 use crate::topics::{self, TopicsError};
@@ -61,11 +62,14 @@ pub struct Host {
     pub(crate) stale_credentials: StaleCredentials,
     /// Taken when the admin port is served.
     admin: Option<Listener>,
-    existing_topics: BTreeSet<String>,
+    pub(crate) existing_topics: BTreeSet<String>,
     /// Becomes ready in [`Host::run`], so that the process is not ready before its other parts are registered.
     topics_part: Option<Part>,
     /// Started on first use.
     topic_watch: Option<TopicWatch>,
+    /// In one-shot mode: records that are due within this time are waited for.
+    until_idle: Option<HumanDuration>,
+    worked: Vec<Worked>,
 }
 
 /// A lane that has not been started.
@@ -159,6 +163,10 @@ impl Host {
         start.admin.observe(&tls);
         let mut tasks = Tasks::new(start.shutdown);
         let mut kafka = kafka_settings(&start.config);
+        if start.until_idle.is_some() {
+            // The process does not come back for its partitions, so others must get them at once.
+            kafka.static_membership = false;
+        }
         match login::start(&start.config, || LoginMetrics::register(&mut registry)) {
             Ok(login) => kafka.login = login,
             // Ends the process.
@@ -183,6 +191,8 @@ impl Host {
             admin: Some(start.admin),
             topics_part: None,
             topic_watch: None,
+            until_idle: start.until_idle,
+            worked: Vec::new(),
             existing_topics: BTreeSet::new(),
             registry: shared_registry.clone(),
             families: HashMap::new(),
@@ -355,6 +365,15 @@ impl Host {
         })
     }
 
+    /// Adds a pipeline that must be idle before the process ends in one-shot mode; see [`Start::until_idle`]. `is_open`: whether
+    /// its circuit breaker is open.
+    pub fn works_on(&mut self, pipeline: Arc<Pipeline>, is_open: impl Fn() -> bool + Send + Sync + 'static) {
+        self.worked.push(Worked {
+            pipeline,
+            is_open: Box::new(is_open),
+        });
+    }
+
     /// Serves the admin port, if [`Host::ensure_topics`] has not done so, and runs until all tasks have ended or one of
     /// them has failed.
     ///
@@ -364,6 +383,11 @@ impl Host {
         self.serve_admin();
         if let Some(topics) = &self.topics_part {
             topics.ready();
+        }
+        if let Some(within) = self.until_idle {
+            let worked = std::mem::take(&mut self.worked);
+            let watch = IdleWatch::new(&self, worked, within);
+            self.tasks.spawn("until-idle", watch.run());
         }
         self.tasks
             .run_until_shutdown(self.config.shutdown.grace.duration())

@@ -10,6 +10,7 @@
 //! | [`topics`] | the topics that a process needs |
 //! | [`groups`] | the consumer groups of the configuration |
 //! | [`identity`] | who calls an API, and what the caller may do |
+//! | `idle` | the one-shot mode: the process ends when nothing is left to do |
 //! | [`leftovers`] | retry topics that the configuration no longer needs |
 //! | [`login`] | tokens with which Kafka clients log in |
 //! | `credentials` | certificates and passwords in files with which Kafka clients authenticate |
@@ -24,6 +25,7 @@ pub mod due;
 pub mod groups;
 pub mod host;
 pub mod identity;
+mod idle;
 pub mod leftovers;
 pub mod login;
 pub mod metrics;

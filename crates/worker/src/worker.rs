@@ -169,6 +169,10 @@ pub fn spawn<H: Handler>(host: &mut Host, spec: &WorkerSpec, handler: &H) -> io:
             part,
         }),
     );
+    host.works_on(spec.pipeline.clone(), {
+        let breaker_open = metrics.breaker_open.clone();
+        move || breaker_open.get() != 0
+    });
     let topics = spec.pipeline.worker_topics(has_due_topic);
     let limit = InFlight {
         records: spec.in_flight,

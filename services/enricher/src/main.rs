@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use redeliver_runtime::cli::ServiceArgs;
+use redeliver_runtime::cli::{ServiceArgs, Start, UntilIdleArgs};
 use redeliver_runtime::metrics;
 use redeliver_service::main_with;
 
@@ -17,6 +17,8 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 struct Args {
     #[command(flatten)]
     service: ServiceArgs,
+    #[command(flatten)]
+    one_shot: UntilIdleArgs,
 }
 
 fn main() -> ExitCode {
@@ -29,6 +31,11 @@ fn main() -> ExitCode {
         &args.service.common,
         Vec::new(),
         redeliver_enricher::check,
-        redeliver_enricher::run,
+        |start| {
+            redeliver_enricher::run(Start {
+                until_idle: args.one_shot.until_idle,
+                ..start
+            })
+        },
     )
 }

@@ -43,8 +43,8 @@ fn a_changed_header_file_is_used_without_a_restart_and_costs_no_record_an_attemp
         .behave({
             let accepted = accepted.clone();
             move |request| {
-                let sent = request.headers.get("authorization").map(|value| value.as_bytes());
-                match sent == Some(accepted.lock().unwrap().as_bytes()) {
+                let sent = request.headers.get("authorization");
+                match sent.is_some_and(|sent| *sent == **accepted.lock().unwrap()) {
                     true => Reply::ok(request.body.clone()),
                     false => Reply::status(401),
                 }

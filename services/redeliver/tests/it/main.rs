@@ -41,4 +41,5 @@ mod tokens;
 mod too_large;
 mod totals;
 mod traces;
+mod until_idle;
 mod waits;

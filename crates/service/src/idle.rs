@@ -1,0 +1,391 @@
+//! The one-shot mode of workers, `--until-idle`: the process ends when nothing is left to do.
+//!
+//! [`left`] decides, without IO, from what Kafka tells about the pipelines: the source, the due topic and the tiers, for the
+//! whole consumer groups and not only for this process. So several processes of a group end together, and a record that
+//! another one has in hand is not done.
+//!
+//! A record that moves from one of these topics to another while they are read could be missed in both. So the ends of the
+//! topics are read before and after: if they are equal, and no transaction was open in the topics, no record was added in
+//! between, and what was empty then was empty at the same time.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use redeliver_core::backoff::MAX_WAIT;
+use redeliver_core::headers::ReservedHeaders;
+use redeliver_core::pipeline::retry_tier_group;
+use redeliver_core::wait::LogThrottle;
+use redeliver_core::{Clock, HumanDuration, Pipeline, Record, Timestamp};
+use redeliver_kafka::KafkaSettings;
+use redeliver_kafka::backlog::{Head, heads, settled_ends};
+use redeliver_kafka::reader::ReadError;
+use redeliver_runtime::error_chain::error_chain;
+use tokio_util::sync::CancellationToken;
+
+use crate::host::Host;
+use crate::leftovers::{Leftover, leftovers};
+use crate::topics;
+
+/// Maximum number of offsets of a partition that are read at first. Most times they show that records are left.
+const HEAD: i64 = 100;
+/// Everything is read, before the process ends.
+const ALL: i64 = i64::MAX;
+/// How long reading the first records may take.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long reading all waiting records may take.
+const ALL_TIMEOUT: Duration = Duration::from_secs(600);
+/// Minimum time between two looks. A look that takes long is followed by a longer pause.
+const MIN_PAUSE: Duration = Duration::from_secs(1);
+/// A pause is this many times as long as the look before it, so that looks do not load the brokers.
+const PAUSE_FACTOR: u32 = 10;
+
+/// A topic that must be empty, or in which no record may be due soon.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Queue {
+    topic: Arc<str>,
+    group: String,
+    /// Its records wait until they are due.
+    is_tier: bool,
+}
+
+/// What keeps a process from being idle.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Left {
+    /// A circuit breaker is open.
+    OpenBreaker(Arc<str>),
+    /// The topic does not exist.
+    MissingTopic(Arc<str>),
+    /// Records that nobody has completed.
+    Unprocessed(Arc<str>),
+    /// A record that is due soon, or was due.
+    Due(Arc<str>),
+    /// Records may have moved while the topics were read.
+    Moving,
+}
+
+impl fmt::Display for Left {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OpenBreaker(pipeline) => write!(f, "the circuit breaker of pipeline `{pipeline}` is open"),
+            Self::MissingTopic(topic) => write!(f, "topic `{topic}` is missing"),
+            Self::Unprocessed(topic) => write!(f, "records of topic `{topic}` are not processed"),
+            Self::Due(topic) => write!(
+                f,
+                "records of topic `{topic}` are due, or will be within the duration"
+            ),
+            Self::Moving => f.write_str("records were being added to the topics"),
+        }
+    }
+}
+
+/// What is known about a topic.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Seen {
+    /// The due times of its first incomplete records. `None`: the record has none, and is processed at once.
+    first: Vec<Option<Timestamp>>,
+    /// There are no other incomplete records.
+    is_all: bool,
+}
+
+/// What a look at the topics shows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Verdict {
+    Left(Left),
+    /// Nothing, among the records that were read. There may be others.
+    Unknown,
+    Nothing,
+}
+
+/// Decides whether something is left to do until `until`.
+fn left(queues: &[Queue], seen: &BTreeMap<Arc<str>, Seen>, until: Timestamp) -> Verdict {
+    let mut is_all = true;
+    for queue in queues {
+        let Some(seen) = seen.get(&queue.topic) else {
+            return Verdict::Left(Left::MissingTopic(queue.topic.clone()));
+        };
+        let is_due = |due: &Option<Timestamp>| due.is_none_or(|due| due <= until);
+        if queue.is_tier && seen.first.iter().any(is_due) {
+            return Verdict::Left(Left::Due(queue.topic.clone()));
+        }
+        if !queue.is_tier && !seen.first.is_empty() {
+            return Verdict::Left(Left::Unprocessed(queue.topic.clone()));
+        }
+        is_all &= seen.is_all;
+    }
+    if is_all {
+        Verdict::Nothing
+    } else {
+        Verdict::Unknown
+    }
+}
+
+/// The topics of a pipeline in which its records can be, except for those that wait in the scheduler. `leftovers` are those of
+/// the configuration.
+fn queues(
+    pipeline: &Pipeline,
+    leftovers: &[Leftover],
+    kafka: &KafkaSettings,
+    existing: &BTreeSet<String>,
+) -> Vec<Queue> {
+    let group = pipeline.worker_group(&kafka.id_prefix);
+    let read = pipeline.worker_topics(existing.contains(&*pipeline.due_topic()));
+    let read = read.into_iter().map(|topic| Queue {
+        topic,
+        group: group.clone(),
+        is_tier: false,
+    });
+    let tiers = pipeline.policy.tiers().iter().map(|&tier| Queue {
+        topic: pipeline.tier_topic(tier),
+        group: retry_tier_group(&kafka.id_prefix, tier),
+        is_tier: true,
+    });
+    let own = leftovers
+        .iter()
+        .filter(|leftover| leftover.pipeline == pipeline.name && leftover.tier.is_some());
+    let leftovers = own.map(|leftover| Queue {
+        topic: leftover.topic.clone(),
+        group: leftover.group(&kafka.id_prefix),
+        is_tier: true,
+    });
+    read.chain(tiers).chain(leftovers).collect()
+}
+
+/// A pipeline that the process works on.
+pub(crate) struct Worked {
+    pub(crate) pipeline: Arc<Pipeline>,
+    /// Whether its circuit breaker is open.
+    pub(crate) is_open: Box<dyn Fn() -> bool + Send + Sync>,
+}
+
+/// Ends the process when it is idle.
+pub(crate) struct IdleWatch {
+    kafka: KafkaSettings,
+    clock: Arc<dyn Clock>,
+    worked: Vec<Worked>,
+    queues: Arc<[Queue]>,
+    /// Records that are due within this time are waited for.
+    within: HumanDuration,
+    shutdown: CancellationToken,
+}
+
+impl IdleWatch {
+    /// A watch of the pipelines that this process works on.
+    pub(crate) fn new(host: &Host, worked: Vec<Worked>, within: HumanDuration) -> Self {
+        let (config, existing) = (&host.config, &host.existing_topics);
+        let leftovers = leftovers(&topics::pipelines(config), &topics::of_all(config), existing);
+        let queues = worked
+            .iter()
+            .flat_map(|worked| queues(&worked.pipeline, &leftovers, &host.kafka, existing));
+        Self {
+            kafka: host.kafka.clone(),
+            clock: host.clock.clone(),
+            queues: queues.collect(),
+            worked,
+            within,
+            shutdown: host.tasks.shutdown().clone(),
+        }
+    }
+
+    /// Runs until the process is idle, and then cancels `shutdown`; or until something else has cancelled it.
+    ///
+    /// # Errors
+    /// If Kafka denies access, so that nobody would find out when the process is idle.
+    pub(crate) async fn run(self) -> Result<(), ReadError> {
+        let mut throttle = LogThrottle::default();
+        let mut logged = None;
+        loop {
+            let began = Instant::now();
+            let looked = tokio::select! {
+                looked = self.look() => looked,
+                () = self.shutdown.cancelled() => return Ok(()),
+            };
+            match looked {
+                Ok(None) => {
+                    tracing::info!(within = %self.within, "nothing is left to do; shutting down");
+                    self.shutdown.cancel();
+                    return Ok(());
+                }
+                Ok(Some(left)) => {
+                    let is_new = logged.as_ref() != Some(&left);
+                    if throttle.should_log() || is_new {
+                        tracing::info!(reason = %left, "not idle yet");
+                        logged = Some(left);
+                    }
+                }
+                Err(error) if error.is_denied() => return Err(error),
+                Err(error) => {
+                    if throttle.should_log() {
+                        tracing::warn!(
+                            error = error_chain(&error),
+                            "cannot find out whether something is left to do; retrying"
+                        );
+                    }
+                }
+            }
+            let pause = MIN_PAUSE.max(began.elapsed() * PAUSE_FACTOR);
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = self.shutdown.cancelled() => return Ok(()),
+            }
+        }
+    }
+
+    /// What is left to do.
+    async fn look(&self) -> Result<Option<Left>, ReadError> {
+        let open = self.worked.iter().find(|worked| (worked.is_open)());
+        if let Some(worked) = open {
+            return Ok(Some(Left::OpenBreaker(worked.pipeline.name.clone())));
+        }
+        let (kafka, clock, queues) = (self.kafka.clone(), self.clock.clone(), self.queues.clone());
+        let within = self.within.duration();
+        let looking = tokio::task::spawn_blocking(move || look(&kafka, &*clock, &queues, within));
+        match looking.await {
+            Ok(looked) => looked,
+            Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+            // The runtime is shutting down.
+            Err(_) => Ok(Some(Left::Moving)),
+        }
+    }
+}
+
+/// Looks at the topics. Blocks.
+fn look(
+    kafka: &KafkaSettings,
+    clock: &dyn Clock,
+    queues: &[Queue],
+    within: Duration,
+) -> Result<Option<Left>, ReadError> {
+    let topics: Vec<Arc<str>> = queues.iter().map(|queue| queue.topic.clone()).collect();
+    for (offsets, timeout) in [(HEAD, HEAD_TIMEOUT), (ALL, ALL_TIMEOUT)] {
+        let Some(before) = settled_ends(kafka, &topics)? else {
+            return Ok(Some(Left::Moving));
+        };
+        let seen = read(kafka, clock, queues, offsets, timeout)?;
+        match left(queues, &seen, clock.now().after(within)) {
+            Verdict::Left(left) => return Ok(Some(left)),
+            Verdict::Unknown => {}
+            Verdict::Nothing if settled_ends(kafka, &topics)?.as_ref() == Some(&before) => return Ok(None),
+            Verdict::Nothing => return Ok(Some(Left::Moving)),
+        }
+    }
+    // Records were added while the topics were read.
+    Ok(Some(Left::Moving))
+}
+
+/// Reads the first incomplete records of each topic.
+fn read(
+    kafka: &KafkaSettings,
+    clock: &dyn Clock,
+    queues: &[Queue],
+    offsets: i64,
+    timeout: Duration,
+) -> Result<BTreeMap<Arc<str>, Seen>, ReadError> {
+    let pairs: Vec<(String, Arc<str>)> = queues
+        .iter()
+        .map(|queue| (queue.group.clone(), queue.topic.clone()))
+        .collect();
+    let now = clock.now();
+    let due_time = |record: Record| {
+        let headers = ReservedHeaders::read(&record).ok()?;
+        // A malformed record becomes a dead letter at once.
+        headers.process_after(now, MAX_WAIT).ok()
+    };
+    let heads: BTreeMap<Arc<str>, Head<Option<Timestamp>>> =
+        heads(kafka, &pairs, offsets, timeout, due_time)?;
+    let seen = heads.into_iter().map(|(topic, head)| {
+        let seen = Seen {
+            is_all: head.backlog.is_exact,
+            first: head.first,
+        };
+        (topic, seen)
+    });
+    Ok(seen.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Timestamp = Timestamp::from_millis(1_000_000);
+
+    fn queue(topic: &str) -> Queue {
+        Queue {
+            topic: topic.into(),
+            group: "g".to_owned(),
+            is_tier: topic.contains("tier"),
+        }
+    }
+
+    fn verdict(seen: &[(&str, &[Option<i64>], bool)]) -> Verdict {
+        let queues = ["docs", "docs-due", "docs-tier"].map(queue);
+        let seen = seen.iter().map(|(topic, dues, is_all)| {
+            let first = dues.iter().map(|due| due.map(Timestamp::from_millis)).collect();
+            (
+                (*topic).into(),
+                Seen {
+                    first,
+                    is_all: *is_all,
+                },
+            )
+        });
+        left(&queues, &seen.collect(), NOW)
+    }
+
+    #[test]
+    fn a_pipeline_without_records_is_idle() {
+        let seen: [(&str, &[_], bool); 3] = [
+            ("docs", &[], true),
+            ("docs-due", &[], true),
+            ("docs-tier", &[], true),
+        ];
+        assert_eq!(verdict(&seen), Verdict::Nothing);
+    }
+
+    #[test]
+    fn a_record_to_process_is_left_whenever_it_was_due() {
+        for topic in ["docs", "docs-due"] {
+            let seen = ["docs", "docs-due", "docs-tier"].map(|name| {
+                let first: &[Option<i64>] = if name == topic { &[Some(2_000_000)] } else { &[] };
+                (name, first, true)
+            });
+            assert_eq!(verdict(&seen), Verdict::Left(Left::Unprocessed(topic.into())));
+        }
+    }
+
+    #[test]
+    fn a_waiting_record_is_left_if_it_is_due_in_time_or_malformed() {
+        let of = |dues: &[Option<i64>], is_all| {
+            verdict(&[
+                ("docs", &[], true),
+                ("docs-due", &[], true),
+                ("docs-tier", dues, is_all),
+            ])
+        };
+        let due = Verdict::Left(Left::Due("docs-tier".into()));
+        assert_eq!(of(&[Some(1_000_001), Some(1_000_000)], true), due);
+        assert_eq!(of(&[Some(1_000_001), None], false), due);
+        assert_eq!(of(&[Some(1_000_001)], true), Verdict::Nothing);
+        assert_eq!(of(&[Some(1_000_001)], false), Verdict::Unknown);
+    }
+
+    #[test]
+    fn a_topic_whose_markers_hide_its_records_is_read_further() {
+        let seen: [(&str, &[_], bool); 3] = [
+            ("docs", &[], false),
+            ("docs-due", &[], true),
+            ("docs-tier", &[], true),
+        ];
+        assert_eq!(verdict(&seen), Verdict::Unknown);
+    }
+
+    #[test]
+    fn a_missing_topic_is_not_idle() {
+        let seen: [(&str, &[_], bool); 2] = [("docs", &[], true), ("docs-tier", &[], true)];
+        assert_eq!(
+            verdict(&seen),
+            Verdict::Left(Left::MissingTopic("docs-due".into()))
+        );
+    }
+}

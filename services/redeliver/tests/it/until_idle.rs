@@ -1,0 +1,116 @@
+//! The one-shot mode: a process ends with status 0 when nothing is left to do, and not before.
+
+use redeliver_kafka::groups::members;
+use redeliver_testkit::{Reply, ServiceProcess};
+
+use crate::support::{DEADLINE, PLAN, Pipe, PipeBuilder, records};
+use crate::totals::totals;
+
+const IDLE: &str = "nothing is left to do; shutting down";
+
+#[track_caller]
+fn until_ended(enricher: &mut ServiceProcess) {
+    let status = enricher.wait(DEADLINE);
+    assert_eq!(status.code(), Some(0), "{}", enricher.output());
+    assert!(enricher.output().contains(IDLE), "{}", enricher.output());
+}
+
+/// How many records of the pipeline have ended, and how many wait.
+#[track_caller]
+fn ended_and_waiting(pipe: &Pipe) -> (u64, u64) {
+    let report = pipe.audit();
+    assert!(report.is_clean(), "{report}");
+    (report.output + report.dead, report.waiting.total())
+}
+
+#[test]
+fn a_process_without_records_ends_at_once() {
+    let pipe = PipeBuilder::new("idle-empty").create();
+    let mut enricher = pipe.spawn("enricher", "a", &["--until-idle"]);
+    until_ended(&mut enricher);
+    assert_eq!(pipe.endpoint.calls(), 0);
+    assert_eq!(totals(&enricher)["completed"], "0");
+}
+
+#[test]
+fn processes_end_when_all_records_have_ended_including_retries_that_are_due_in_time() {
+    let pipe = PipeBuilder::new("idle-retries").plan(PLAN).create();
+    let sent = pipe.produce(records(400));
+    let _tier = pipe.retry_tier("a");
+    // Each of the two ends when the whole group is idle.
+    let mut enrichers = ["a", "b"].map(|instance| pipe.spawn("enricher", instance, &["--until-idle=1m"]));
+    enrichers.iter_mut().for_each(until_ended);
+    assert_eq!(ended_and_waiting(&pipe), (400, 0));
+    let members = members(&pipe.kafka, DEADLINE).unwrap();
+    let group = pipe.pipeline.worker_group(&pipe.kafka.id_prefix);
+    assert_eq!(members.get(&group), None, "they have left the group for good");
+    let ends = pipe.settle(&sent, DEADLINE);
+    ends.meets(&PLAN, &sent);
+    let total = |name: &str| -> u64 {
+        let values = enrichers
+            .iter()
+            .map(|enricher| totals(enricher)[name].parse::<u64>().unwrap());
+        values.sum()
+    };
+    assert_eq!(total("succeeded"), ends.report.output);
+    assert_eq!(total("dead"), ends.report.dead);
+    assert!(total("retried") > 0, "records have waited");
+}
+
+#[test]
+fn retries_that_are_due_later_are_left_for_another_run() {
+    let pipe = PipeBuilder::new("idle-later")
+        .tiers(&[600_000])
+        .behave(|_| Reply::status(503))
+        .create();
+    pipe.produce(records(150));
+    let mut enricher = pipe.spawn("enricher", "a", &["--until-idle"]);
+    until_ended(&mut enricher);
+    assert_eq!(ended_and_waiting(&pipe), (0, 150));
+    assert_eq!(totals(&enricher)["retried"], "150");
+
+    let mut patient = pipe.spawn("enricher", "b", &["--until-idle=1h"]);
+    patient.wait_for_output(
+        &format!("records of topic `{}` are due", pipe.first_tier()),
+        DEADLINE,
+    );
+    // It waits, and a signal ends it as any other process.
+    patient.shut_down();
+    assert!(!patient.output().contains(IDLE), "{}", patient.output());
+    assert_eq!(totals(&patient)["completed"], "0");
+}
+
+#[test]
+fn a_process_does_not_end_while_its_endpoint_is_down() {
+    let pipe = PipeBuilder::new("idle-down")
+        .breaker("{ failures: 3, open_max: 1s }")
+        .create();
+    pipe.endpoint.down(true);
+    let sent = pipe.produce(records(20));
+    let mut enricher = pipe.spawn("enricher", "a", &["--until-idle"]);
+    enricher.wait_for_output("not idle yet reason=the circuit breaker of pipeline", DEADLINE);
+    assert!(!enricher.output().contains(IDLE), "{}", enricher.output());
+    pipe.endpoint.down(false);
+    until_ended(&mut enricher);
+    assert_eq!(ended_and_waiting(&pipe), (20, 0));
+    pipe.settle(&sent, DEADLINE);
+    assert_eq!(totals(&enricher)["succeeded"], "20");
+    assert_eq!(totals(&enricher)["retried"], "0");
+}
+
+#[test]
+fn a_record_that_arrives_at_the_end_is_processed_once_by_this_run_or_the_next() {
+    let pipe = PipeBuilder::new("idle-late").create();
+    let mut sent = pipe.produce(records(50));
+    let mut enricher = pipe.spawn("enricher", "a", &["--until-idle"]);
+    for run in 1..=3 {
+        enricher.wait_for_output(IDLE, DEADLINE);
+        sent.extend(pipe.produce(records(50)));
+        until_ended(&mut enricher);
+        println!("run {run} completed {}", totals(&enricher)["completed"]);
+        enricher.start_again();
+    }
+    until_ended(&mut enricher);
+    assert_eq!(ended_and_waiting(&pipe), (200, 0));
+    pipe.settle(&sent, DEADLINE);
+}
