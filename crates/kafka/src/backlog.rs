@@ -96,15 +96,15 @@ pub fn heads<T>(
     count_again_if_deleted(|| count(settings, topics, offsets, true, timeout, &read))
 }
 
-/// The ends of all partitions of these topics, by topic and partition. Leaves out topics that do not exist. `None` while a
+/// The ends of partitions, by topic and partition.
+pub type Ends = BTreeMap<(Arc<str>, i32), i64>;
+
+/// The ends of all partitions of these topics. Leaves out topics that do not exist. `None` while a
 /// transaction is open in one of them, so that records may be added before its end. Blocks.
 ///
 /// # Errors
 /// If the broker does not answer.
-pub fn settled_ends(
-    settings: &KafkaSettings,
-    topics: &[Arc<str>],
-) -> Result<Option<BTreeMap<(Arc<str>, i32), i64>>, ReadError> {
+pub fn settled_ends(settings: &KafkaSettings, topics: &[Arc<str>]) -> Result<Option<Ends>, ReadError> {
     let client = |isolation| -> Result<KafkaClient<BaseConsumer>, ReadError> {
         let client = settings.reader(isolation).create();
         client.map_err(kafka("creating a client"))

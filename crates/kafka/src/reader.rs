@@ -57,24 +57,6 @@ pub enum ReadError {
     },
 }
 
-impl ReadError {
-    /// Whether Kafka denies access, which does not change by trying again.
-    #[must_use]
-    pub fn is_denied(&self) -> bool {
-        let Self::Kafka { source, .. } = self else {
-            return false;
-        };
-        matches!(
-            source.rdkafka_error_code(),
-            Some(
-                RDKafkaErrorCode::TopicAuthorizationFailed
-                    | RDKafkaErrorCode::GroupAuthorizationFailed
-                    | RDKafkaErrorCode::ClusterAuthorizationFailed
-            )
-        )
-    }
-}
-
 /// Timeout of one request.
 const CALL: Duration = Duration::from_secs(10);
 /// After this time without records, the consumer is replaced.

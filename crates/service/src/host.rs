@@ -2,6 +2,7 @@
 
 use std::any::{Any, TypeId};
 use std::collections::{BTreeSet, HashMap};
+use std::convert::Infallible;
 use std::io;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -387,7 +388,10 @@ impl Host {
         if let Some(within) = self.until_idle {
             let worked = std::mem::take(&mut self.worked);
             let watch = IdleWatch::new(&self, worked, within);
-            self.tasks.spawn("until-idle", watch.run());
+            self.tasks.spawn("until-idle", async move {
+                watch.run().await;
+                Ok::<(), Infallible>(())
+            });
         }
         self.tasks
             .run_until_shutdown(self.config.shutdown.grace.duration())

@@ -189,23 +189,20 @@ impl IdleWatch {
     }
 
     /// Runs until the process is idle, and then cancels `shutdown`; or until something else has cancelled it.
-    ///
-    /// # Errors
-    /// If Kafka denies access, so that nobody would find out when the process is idle.
-    pub(crate) async fn run(self) -> Result<(), ReadError> {
+    pub(crate) async fn run(self) {
         let mut throttle = LogThrottle::default();
         let mut logged = None;
         loop {
             let began = Instant::now();
             let looked = tokio::select! {
                 looked = self.look() => looked,
-                () = self.shutdown.cancelled() => return Ok(()),
+                () = self.shutdown.cancelled() => return,
             };
             match looked {
                 Ok(None) => {
                     tracing::info!(within = %self.within, "nothing is left to do; shutting down");
                     self.shutdown.cancel();
-                    return Ok(());
+                    return;
                 }
                 Ok(Some(left)) => {
                     let is_new = logged.as_ref() != Some(&left);
@@ -214,7 +211,6 @@ impl IdleWatch {
                         logged = Some(left);
                     }
                 }
-                Err(error) if error.is_denied() => return Err(error),
                 Err(error) => {
                     if throttle.should_log() {
                         tracing::warn!(
@@ -227,7 +223,7 @@ impl IdleWatch {
             let pause = MIN_PAUSE.max(began.elapsed() * PAUSE_FACTOR);
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
-                () = self.shutdown.cancelled() => return Ok(()),
+                () = self.shutdown.cancelled() => return,
             }
         }
     }

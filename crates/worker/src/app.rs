@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{Args as _, FromArgMatches as _};
 use redeliver_core::{Outcome, Pipeline};
 use redeliver_runtime::Config;
-use redeliver_runtime::cli::{ServiceArgs, Start};
+use redeliver_runtime::cli::{ServiceArgs, Start, UntilIdleArgs};
 use redeliver_runtime::config::ConfigError;
 use redeliver_runtime::metrics;
 use redeliver_service::{Host, main_with, topics};
@@ -16,6 +16,15 @@ use tower::{BoxError, ServiceExt as _, service_fn};
 use crate::dead_letter::{DeadLetter, OnDead};
 use crate::handler::{Attempt, Handler};
 use crate::worker::{WorkerSpec, spawn};
+
+/// The command line of a worker.
+#[derive(clap::Args)]
+struct WorkerArgs {
+    #[command(flatten)]
+    service: ServiceArgs,
+    #[command(flatten)]
+    one_shot: UntilIdleArgs,
+}
 
 type AnyHandler = BoxCloneService<Attempt, Outcome, BoxError>;
 
@@ -84,22 +93,26 @@ impl Worker {
         self
     }
 
-    /// Runs the program: reads its command line and the configuration, and processes records until a signal ends it. The flags
+    /// Runs the program: reads its command line and the configuration, and processes records until a signal ends it, or until nothing is left to
+    /// do with `--until-idle`. The other flags
     /// and exit codes are those of every service of Redeliver.
     #[must_use]
     pub fn main(self) -> ExitCode {
         let command = clap::Command::new(self.name).version(metrics::version());
-        let matches = ServiceArgs::augment_args(command).get_matches();
-        let args = match ServiceArgs::from_arg_matches(&matches) {
+        let matches = WorkerArgs::augment_args(command).get_matches();
+        let args = match WorkerArgs::from_arg_matches(&matches) {
             Ok(args) => args,
             Err(error) => error.exit(),
         };
-        if let Some(code) = args.run_command() {
+        if let Some(code) = args.service.run_command() {
             return code;
         }
         let check = |config: &Config| self.specs(config).map(drop);
-        main_with(self.name, &args.common, Vec::new(), check, |start| {
-            self.run(start)
+        main_with(self.name, &args.service.common, Vec::new(), check, |start| {
+            self.run(Start {
+                until_idle: args.one_shot.until_idle,
+                ..start
+            })
         })
     }
 

@@ -4,3 +4,4 @@ mod clock;
 mod handler;
 mod missing_output;
 mod sharing;
+mod until_idle;

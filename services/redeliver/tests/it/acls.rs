@@ -86,23 +86,26 @@ fn every_program_works_with_the_permissions_that_are_rendered_for_it_and_asks_fo
     let redeliver = |command: &[&str]| pipe.redeliver(&[command, &["--set", &as_user("redeliver")]].concat());
     let refused = redeliver(&["topics", "apply"]);
     assert_eq!(refused.code, Some(1), "{refused:?}");
-    for program in programs {
+    let grant = |user: &str, programs: &str| {
         let render = [
             "acls",
             "render",
             "--format",
             "script",
             "--user",
-            program,
+            user,
             "--programs",
-            program,
+            programs,
             "--instances",
-            &instance(program),
+            &instance(user),
         ];
         let script = pipe.redeliver(&render);
         assert_eq!((script.code, &*script.stderr), (Some(0), ""), "{script:?}");
         let granted = run_script(&pipe.env, &KAFKA_ACLS, &script.stdout);
         assert_eq!(granted.code, Some(0), "{script:?} {granted:?}");
+    };
+    for program in programs {
+        grant(program, program);
     }
     let before = denied_to(&kafka.process().output());
     assert!(!before.is_empty(), "nothing was denied without permissions");
@@ -123,6 +126,17 @@ fn every_program_works_with_the_permissions_that_are_rendered_for_it_and_asks_fo
     let after = denied_to(&kafka.process().output());
     let denied: Vec<&String> = after.difference(&before).collect();
     assert!(denied.is_empty(), "{denied:#?}");
+
+    // A one-shot run also needs to see the tiers. It does not take what it cannot see for empty.
+    let one_shot = || {
+        let user = as_user("enricher");
+        pipe.spawn("enricher", "enricher-1", &["--until-idle", "--set", &user])
+    };
+    let mut blind = one_shot();
+    blind.wait_for_output("cannot find out whether something is left to do", DEADLINE);
+    blind.shut_down();
+    grant("enricher", "enricher,retry-tier");
+    assert_eq!(one_shot().wait(DEADLINE).code(), Some(0));
 
     // A program cannot use the transactional ids of another one, and so cannot fence it.
     let _stranger = start("enricher", "retry-tier");
