@@ -799,16 +799,17 @@ async fn followed_files_are_used_without_a_refusal() {
         assert_eq!(used(), expected);
     }
     rotation.write("newest");
-    let following = tokio::spawn(credentials.clone().follow());
-    eventually_async("the file is used", Duration::from_secs(60), async || {
+    let used_newest = eventually_async("the file is used", Duration::from_secs(60), async || {
         if used() == "newest" {
             Ok(())
         } else {
             Err("the former header is used")
         }
-    })
-    .await;
-    following.abort();
+    });
+    tokio::select! {
+        () = used_newest => {}
+        ended = credentials.clone().follow() => panic!("{ended:?}"),
+    }
 }
 
 #[tokio::test]
