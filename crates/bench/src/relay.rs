@@ -283,6 +283,7 @@ async fn path(broker: &Broker, count: usize, round: usize) -> anyhow::Result<f64
         grouping: Grouping::default(),
         breaker: BreakerSettings::default(),
         timeout: None,
+        rate_limit: None,
         schema: None,
         on_dead: None,
     };

@@ -211,6 +211,7 @@ async fn measure<H: Handler>(
         grouping: Grouping::default(),
         breaker: BreakerSettings::default(),
         timeout: None,
+        rate_limit: None,
         schema: None,
         on_dead: None,
     };

@@ -9,7 +9,11 @@
 //! [`BreakerSettings::poison_after`], a record that has been probed for as long fails on its own. While new records arrive,
 //! each probe is another record, so that a long outage burns no attempts.
 //!
+//! An endpoint that fails for a part of the calls opens the breaker as well if [`BreakerSettings::rate`] says so.
+//!
 //! [`Breaker`] decides and has no clock. [`Gate`] shares it between the drivers of a process.
+
+mod window;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,6 +24,8 @@ use redeliver_core::headers::Origin;
 use redeliver_core::{Failure, Outcome, mutant};
 use tokio::sync::watch;
 use tokio::time::Instant;
+
+use window::CallWindow;
 
 /// The delay before the first probe. It doubles with each probe that fails.
 const FIRST_DELAY: Duration = Duration::from_secs(1);
@@ -35,6 +41,8 @@ pub struct BreakerSettings {
     /// Consecutive failures of the endpoint after which the breaker opens. With 0 it never opens, and every failure is the
     /// record's own.
     pub failures: usize,
+    /// The breaker also opens if this share of the calls of a window fails.
+    pub rate: Option<FailureRate>,
     /// Maximum delay between two probes, without jitter.
     pub open_max: Duration,
     /// For how long no other record may have been probed, and how long a record is probed, before its failure counts as a
@@ -42,11 +50,23 @@ pub struct BreakerSettings {
     pub poison_after: Duration,
 }
 
+/// The share of calls at whose failure the breaker opens.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct FailureRate {
+    /// The share, from 0 to 1.
+    pub share: f64,
+    /// The time whose calls count.
+    pub window: Duration,
+    /// How many calls there must have been.
+    pub calls: usize,
+}
+
 impl Default for BreakerSettings {
     /// Opens after 5 failures, probes at least once per minute, and gives up on a lone record after 15 minutes.
     fn default() -> Self {
         Self {
             failures: 5,
+            rate: None,
             open_max: Duration::from_secs(60),
             poison_after: Duration::from_secs(900),
         }
@@ -146,6 +166,8 @@ pub(crate) struct Breaker {
     /// Failures since the last answer that are not decided, oldest first.
     undecided: VecDeque<Provisional>,
     last_failure: Option<Instant>,
+    /// The calls that decide by [`BreakerSettings::rate`].
+    window: CallWindow,
     open: Option<Open>,
 }
 
@@ -170,8 +192,10 @@ pub(crate) enum Change {
 
 impl Breaker {
     pub(crate) fn new(settings: BreakerSettings) -> Self {
+        let window = settings.rate.map_or(Duration::ZERO, |rate| rate.window);
         Self {
             settings,
+            window: CallWindow::new(window),
             started: 0,
             started_before_opening: 0,
             view: View::default(),
@@ -239,6 +263,7 @@ impl Breaker {
         }
         match evidence {
             Evidence::Answered => {
+                self.count(false, now);
                 self.answered(admitted.number);
                 (Verdict::Own, None)
             }
@@ -259,24 +284,38 @@ impl Breaker {
                 };
                 self.undecided.push_back(failure);
                 self.last_failure = Some(now);
-                if self.undecided.len() < self.settings.failures {
+                self.count(true, now);
+                let rate = self.settings.rate;
+                let is_exceeded = rate.is_some_and(|rate| self.window.exceeds(rate.share, rate.calls));
+                if self.undecided.len() < self.settings.failures && !is_exceeded {
                     return (Verdict::Held(failure), None);
                 }
-                self.undecided.clear();
-                self.view.openings += 1;
-                self.view.is_open = true;
-                self.started_before_opening = self.started;
-                self.open = Some(Open {
-                    since: now,
-                    next_probe: now + self.delay(0).mul_f64(1.0 + JITTER * random),
-                    is_probing: false,
-                    failed_probes: 0,
-                    probed: HashMap::new(),
-                    last_other: now,
-                });
+                self.open(now, random);
                 (Verdict::Forgotten, Some(Change::Opened))
             }
         }
+    }
+
+    fn count(&mut self, is_failure: bool, now: Instant) {
+        if self.settings.rate.is_some() {
+            self.window.add(is_failure, now);
+        }
+    }
+
+    fn open(&mut self, now: Instant, random: f64) {
+        self.undecided.clear();
+        self.window.clear();
+        self.view.openings += 1;
+        self.view.is_open = true;
+        self.started_before_opening = self.started;
+        self.open = Some(Open {
+            since: now,
+            next_probe: now + self.delay(0).mul_f64(1.0 + JITTER * random),
+            is_probing: false,
+            failed_probes: 0,
+            probed: HashMap::new(),
+            last_other: now,
+        });
     }
 
     fn answered(&mut self, number: u64) {
@@ -332,6 +371,14 @@ impl Breaker {
         self.view.is_open = false;
         self.last_failure = None;
         Change::Closed { after }
+    }
+
+    /// A probe must not start before this time, and has not.
+    pub(crate) fn postponed(&mut self, probe: Admitted, until: Instant) {
+        self.abandoned(probe);
+        if let Some(open) = &mut self.open {
+            open.next_probe = open.next_probe.max(until);
+        }
     }
 
     /// A probe ended without a result.
@@ -433,13 +480,24 @@ impl Permit {
     }
 }
 
-impl Drop for Permit {
-    fn drop(&mut self) {
+impl Permit {
+    /// The attempt must not start before this time.
+    pub(crate) fn postpone(mut self, until: Instant) {
+        self.give_back(|breaker, probe| breaker.postponed(probe, until));
+    }
+
+    fn give_back(&mut self, give_back: impl FnOnce(&mut Breaker, Admitted)) {
         if let Some(probe) = self.admitted.take().filter(|admitted| admitted.is_probe) {
             let mut breaker = self.gate.lock();
-            breaker.abandoned(probe);
+            give_back(&mut breaker, probe);
             self.gate.announce(breaker.view());
         }
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.give_back(Breaker::abandoned);
     }
 }
 

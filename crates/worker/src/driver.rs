@@ -28,6 +28,7 @@ use crate::failure_log::FailureLog;
 use crate::groups::Grouping;
 use crate::handler::Handler;
 use crate::metrics::WorkerMetrics;
+use crate::rate_limit::Limiter;
 
 /// Maximum number of finished records that are sent to the lanes at once.
 const MAX_SENT: usize = 1024;
@@ -58,6 +59,7 @@ pub(crate) struct AttemptContext {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) metrics: Arc<WorkerMetrics>,
     pub(crate) runner: AttemptRunner,
+    pub(crate) limiter: Limiter,
     pub(crate) failures: Arc<FailureLog>,
     pub(crate) grouping: Arc<Grouping>,
     pub(crate) partitions: PartitionsOf,
@@ -159,6 +161,11 @@ impl<H: Handler> Driver<H> {
                 Ok(permit) => permit,
                 Err(wait_until) => return wait_until.into_iter().chain(wake_at.into_iter().flatten()).min(),
             };
+            if let Err(wait) = self.context.limiter.start() {
+                let at = Instant::now() + wait;
+                permit.postpone(at);
+                return wake_at.into_iter().flatten().chain([at]).min();
+            }
             let Some(OfLane { lane, record }) = work.next() else {
                 break;
             };

@@ -25,6 +25,7 @@ mod driver;
 mod engine;
 mod failure_log;
 mod groups;
+mod rate_limit;
 mod schema;
 mod spans;
 mod worker;
@@ -35,10 +36,11 @@ pub use redeliver_core::outcome::Produced;
 pub use redeliver_core::{ErrorClass, Failure, Headers, Outcome, Record};
 
 pub use app::Worker;
-pub use breaker::BreakerSettings;
+pub use breaker::{BreakerSettings, FailureRate};
 pub use dead_letter::{DeadLetter, OnDead};
 pub use groups::{GroupBy, GroupLimit, Grouping, Ordering};
 pub use handler::{Attempt, Handler};
+pub use rate_limit::RateLimit;
 pub use schema::Schema;
 pub use worker::{WorkerSpec, spawn};
 

@@ -20,7 +20,7 @@ use redeliver_service::metrics::Serves;
 use tokio::sync::Notify;
 
 use crate::attempt::AttemptRunner;
-use crate::breaker::{BreakerObserver, BreakerSettings, Gate};
+use crate::breaker::{BreakerObserver, BreakerSettings, FailureRate, Gate};
 use crate::budget::{BudgetShare, InFlight};
 use crate::dead_letter::OnDead;
 use crate::driver::{AttemptContext, Driver};
@@ -29,6 +29,7 @@ use crate::failure_log::FailureLog;
 use crate::groups::{GroupBy, GroupLimit, Grouping, Ordering};
 use crate::handler::Handler;
 use crate::metrics::{WorkerFamilies, WorkerMetrics};
+use crate::rate_limit::{Limiter, RateLimit};
 use crate::schema::Schema;
 
 /// How a pipeline is processed.
@@ -52,6 +53,8 @@ pub struct WorkerSpec {
     pub grace: Duration,
     /// Which records wait for each other.
     pub grouping: Grouping,
+    /// How many attempts of the process may start in a time.
+    pub rate_limit: Option<RateLimit>,
     /// When the worker stops calling an endpoint that fails.
     pub breaker: BreakerSettings,
     /// Maximum duration of an attempt. A longer one is cancelled at its next `.await` and fails with the code
@@ -87,8 +90,18 @@ impl WorkerSpec {
             in_flight_bytes: usize::try_from(pipeline.in_flight_bytes).unwrap_or(usize::MAX),
             grace: lane_grace(config),
             grouping: grouping_of(pipeline),
+            rate_limit: pipeline.rate_limit.map(|limit| RateLimit {
+                attempts: limit.attempts,
+                per: limit.per.duration(),
+                burst: limit.burst,
+            }),
             breaker: BreakerSettings {
                 failures: pipeline.breaker.failures as usize,
+                rate: pipeline.breaker.rate.map(|rate| FailureRate {
+                    share: rate.share,
+                    window: rate.window.duration(),
+                    calls: rate.calls as usize,
+                }),
                 open_max: pipeline.breaker.open_max.duration(),
                 poison_after: pipeline.breaker.poison_after.duration(),
             },
@@ -149,6 +162,7 @@ pub fn spawn<H: Handler>(host: &mut Host, spec: &WorkerSpec, handler: &H) -> io:
             timeout: spec.timeout,
             schema: spec.schema.clone(),
         },
+        limiter: Limiter::new(spec.rate_limit),
         failures,
         grouping,
         partitions: Box::new({

@@ -7,12 +7,14 @@ use super::display_from_str;
 use super::error::Findings;
 
 /// `pipelines.<name>.breaker`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct BreakerConfig {
     /// Consecutive failures of the endpoint after which the breaker opens. 0: it never opens, and each failure counts as a
     /// failed attempt.
     pub failures: u32,
+    /// The breaker also opens if this share of the calls of a window fails. `None`: only because of consecutive failures.
+    pub rate: Option<FailureRateConfig>,
     /// Maximum delay between two probes while the breaker is open. Delays start at 1 s and double.
     #[serde(with = "display_from_str")]
     pub open_max: HumanDuration,
@@ -22,10 +24,33 @@ pub struct BreakerConfig {
     pub poison_after: HumanDuration,
 }
 
+/// `pipelines.<name>.breaker.rate`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FailureRateConfig {
+    /// The share of failed calls.
+    pub share: f64,
+    /// The time whose calls count.
+    #[serde(with = "display_from_str", default = "default_window")]
+    pub window: HumanDuration,
+    /// How many calls there must have been in the window.
+    #[serde(default = "default_calls")]
+    pub calls: u32,
+}
+
+const fn default_window() -> HumanDuration {
+    HumanDuration::from_secs(10)
+}
+
+const fn default_calls() -> u32 {
+    20
+}
+
 impl Default for BreakerConfig {
     fn default() -> Self {
         Self {
             failures: 5,
+            rate: None,
             open_max: HumanDuration::from_secs(60),
             poison_after: HumanDuration::from_secs(900),
         }
@@ -42,5 +67,17 @@ impl BreakerConfig {
             second..=HumanDuration::from_secs(3_600),
         );
         findings.range("poison_after", self.poison_after, second..=day);
+        let Some(rate) = &self.rate else { return };
+        findings.inside("rate", |at| {
+            at.range("share", rate.share, 0.01..=1.0);
+            at.range("window", rate.window, second..=HumanDuration::from_secs(600));
+            at.range("calls", rate.calls, 1..=100_000);
+        });
+        if self.failures == 0 {
+            findings.report(
+                "rate",
+                "has no effect with `failures: 0`, which turns the breaker off",
+            );
+        }
     }
 }

@@ -10,6 +10,7 @@ use super::error::{Findings, TOPIC_RULE};
 use super::grouping::{LimitByConfig, OrderingConfig};
 use super::http::HttpConfig;
 use super::output::{OutputConfig, is_pointer, pointer_problem};
+use super::rate_limit::RateLimitConfig;
 use super::retry::RetryConfig;
 use super::scheduler::SchedulerConfig;
 use super::schema::SchemaConfig;
@@ -53,6 +54,8 @@ pub struct PipelineConfig {
     /// does not.
     #[serde(with = "display_from_str::optional")]
     pub key_blocking: Option<HumanDuration>,
+    /// How many attempts may start in a time.
+    pub rate_limit: Option<RateLimitConfig>,
     /// A limit of concurrent attempts for records with the same property.
     pub limit_by: Option<LimitByConfig>,
     /// Maximum duration of an attempt of a custom handler. Always set after loading, unless `http` is.
@@ -119,6 +122,7 @@ impl Default for PipelineConfig {
             concurrency: None,
             ordering: OrderingConfig::default(),
             key_blocking: None,
+            rate_limit: None,
             limit_by: None,
             attempt_timeout: None,
             breaker: BreakerConfig::default(),
@@ -286,6 +290,9 @@ impl PipelineConfig {
                     "has no effect without an order: write `ordering: key` or `ordering: partition`",
                 );
             }
+        }
+        if let Some(limit) = &self.rate_limit {
+            findings.inside("rate_limit", |at| limit.check(at));
         }
         if let Some(limit) = &self.limit_by {
             findings.inside("limit_by", |at| limit.check(at));

@@ -491,6 +491,16 @@ fn invalid_settings_of_a_pipeline_are_rejected() {
             "pipelines.p.concurrency: applies to custom handlers only; with `http`, write `http.concurrency`",
         ),
         (
+            "pipelines: { p: { rate_limit: { attempts: 0 } } }",
+            1,
+            "pipelines.p.rate_limit.attempts: 0 is out of range: must be between 1 and 1000000",
+        ),
+        (
+            "pipelines: { p: { breaker: { failures: 0, rate: { share: 0.5 } } } }",
+            1,
+            "pipelines.p.breaker.rate: has no effect with `failures: 0`, which turns the breaker off",
+        ),
+        (
             "pipelines: { p: { concurrency: 20, in_flight: 10 } }",
             1,
             "pipelines.p.concurrency: 20 is more than in_flight: must be at most 10",

@@ -12,6 +12,7 @@ impl Bench {
     fn new(failures: usize) -> Self {
         let settings = BreakerSettings {
             failures,
+            rate: None,
             open_max: 8 * SECOND,
             poison_after: 60 * SECOND,
         };
@@ -120,6 +121,58 @@ fn an_answer_between_failures_keeps_the_breaker_closed() {
         bench.run(4, Evidence::Failed),
         (Verdict::Forgotten, Some(Change::Opened))
     );
+}
+
+#[test]
+fn the_breaker_opens_if_too_many_of_the_calls_of_a_window_fail_although_others_are_answered() {
+    let mut bench = Bench::new(5);
+    let rate = FailureRate {
+        share: 0.5,
+        window: 10 * SECOND,
+        calls: 20,
+    };
+    bench.breaker = Breaker::new(BreakerSettings {
+        rate: Some(rate),
+        ..bench.breaker.settings.clone()
+    });
+    // A third of the calls fails.
+    for record in 0..100 {
+        bench.now += SECOND / 10;
+        let evidence = if record % 3 == 0 {
+            Evidence::Failed
+        } else {
+            Evidence::Answered
+        };
+        assert_eq!(bench.run(record, evidence).1, None);
+    }
+    // From now on, two thirds do. The breaker opens when half of the calls of the last 10 s have failed.
+    let opened = (100..200).find(|record| {
+        bench.now += SECOND / 10;
+        let evidence = if record % 3 == 0 {
+            Evidence::Answered
+        } else {
+            Evidence::Failed
+        };
+        bench.run(*record, evidence).1 == Some(Change::Opened)
+    });
+    assert!((140..160).contains(&opened.unwrap()), "{opened:?}");
+    // The calls from before do not open it again.
+    bench.advance_to_probe();
+    bench.run(200, Evidence::Answered);
+    assert!(matches!(
+        bench.run(201, Evidence::Failed),
+        (Verdict::Held(_), None)
+    ));
+}
+
+#[test]
+fn a_postponed_probe_makes_room_for_another_one_at_that_time() {
+    let mut bench = Bench::new(1);
+    bench.open();
+    bench.advance_to_probe();
+    let probe = bench.start();
+    bench.breaker.postponed(probe, bench.now + 3 * SECOND);
+    assert_eq!(bench.next_probe(), 3 * SECOND);
 }
 
 #[test]

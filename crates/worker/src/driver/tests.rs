@@ -86,6 +86,7 @@ impl Rig {
                     timeout,
                     schema: None,
                 },
+                limiter: Limiter::new(None),
                 failures: Arc::new(FailureLog::new(bench.pipeline.name.clone())),
                 grouping,
                 partitions: Box::new(|_| None),
@@ -130,6 +131,7 @@ fn in_order(key_blocking: Option<Duration>) -> Grouping {
 fn breaker(poison_after: Duration) -> BreakerSettings {
     BreakerSettings {
         failures: 1,
+        rate: None,
         open_max: SECOND,
         poison_after,
     }

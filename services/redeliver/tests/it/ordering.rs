@@ -228,6 +228,36 @@ fn a_noisy_tenant_uses_no_more_than_its_share_of_the_concurrent_calls() {
     assert_eq!(pipe.endpoint.in_flight(), 2);
 }
 
+#[test]
+fn no_more_attempts_start_than_the_rate_limit_allows() {
+    const PER_SECOND: f64 = 50.0;
+    const BURST: f64 = 5.0;
+    let calls: Arc<Mutex<Vec<Instant>>> = Arc::default();
+    let pipe = PipeBuilder::new("rate")
+        .pipeline("rate_limit", "{ attempts: 50, per: 1s, burst: 5 }")
+        .behave({
+            let calls = calls.clone();
+            move |request| {
+                calls.lock().unwrap().push(Instant::now());
+                Reply::ok(request.body.clone())
+            }
+        })
+        .create();
+    let sent = pipe.produce(of_keys(8));
+    let _services = (pipe.enricher("a"), pipe.retry_tier("a"));
+    settle(&pipe, &sent);
+    let calls = calls.lock().unwrap();
+    assert_eq!(calls.len(), sent.len());
+    // From the first call on. A call may arrive later than it started, so the first ones say nothing.
+    let elapsed = calls[calls.len() - 1] - calls[0];
+    let allowed = elapsed.as_secs_f64() * PER_SECOND + 2.0 * BURST;
+    assert!(
+        calls.len() as f64 <= allowed,
+        "{} calls in {elapsed:?}",
+        calls.len()
+    );
+}
+
 /// Kills, freezes and rebalances do not change the order of results.
 #[test]
 #[ignore = "long"]

@@ -1,0 +1,86 @@
+//! How many of the last calls have failed.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// The window moves in steps of this part of its length.
+const STEPS: u32 = 10;
+
+/// Counts the calls of a time that ends now.
+#[derive(Debug)]
+pub(super) struct CallWindow {
+    length: Duration,
+    /// Oldest first.
+    steps: VecDeque<Step>,
+}
+
+#[derive(Debug)]
+struct Step {
+    since: Instant,
+    calls: usize,
+    failures: usize,
+}
+
+impl CallWindow {
+    pub(super) fn new(length: Duration) -> Self {
+        Self {
+            length,
+            steps: VecDeque::new(),
+        }
+    }
+
+    /// Counts a call that ends now.
+    pub(super) fn add(&mut self, is_failure: bool, now: Instant) {
+        self.steps.retain(|step| now - step.since < self.length);
+        let is_current = |step: &&mut Step| now - step.since < self.length / STEPS;
+        let failures = usize::from(is_failure);
+        match self.steps.back_mut().filter(is_current) {
+            Some(step) => {
+                step.calls += 1;
+                step.failures += failures;
+            }
+            None => self.steps.push_back(Step {
+                since: now,
+                calls: 1,
+                failures,
+            }),
+        }
+    }
+
+    /// Whether the window has at least this many calls, and at least this share of them failed.
+    pub(super) fn exceeds(&self, share: f64, calls: usize) -> bool {
+        let all: usize = self.steps.iter().map(|step| step.calls).sum();
+        let failed: usize = self.steps.iter().map(|step| step.failures).sum();
+        #[expect(clippy::cast_precision_loss, reason = "numbers of calls in seconds")]
+        let is_exceeded = failed as f64 >= share * all as f64;
+        all >= calls.max(1) && is_exceeded
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.steps.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_before_the_window_do_not_count() {
+        let mut window = CallWindow::new(Duration::from_secs(10));
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        assert!(!window.exceeds(0.5, 0), "no call");
+        (0..6).for_each(|second| window.add(true, at(second)));
+        assert!(window.exceeds(1.0, 6) && !window.exceeds(1.0, 7));
+        (6..12).for_each(|second| window.add(false, at(second)));
+        // Those of seconds 2 to 11, of which 4 failed.
+        assert!(window.exceeds(0.4, 10) && !window.exceeds(0.41, 10) && !window.exceeds(0.4, 11));
+        for call in 0..10_000 {
+            window.add(call % 2 == 0, at(12) + Duration::from_millis(call));
+        }
+        assert!(window.steps.len() <= 1 + STEPS as usize);
+    }
+}
