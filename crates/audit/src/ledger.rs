@@ -248,7 +248,7 @@ impl Ledger {
     pub fn report(&self) -> Report {
         let mut report = Report {
             pipeline: self.pipeline.name.to_string(),
-            successes_counted: self.has_output(),
+            successes_counted: self.has_output() && !self.pipeline.drops_results,
             early: self.early.clone(),
             altered: self.altered.clone(),
             foreign: self.foreign.clone(),

@@ -23,9 +23,10 @@ pub struct Report {
     pub dead_by_class: BTreeMap<String, u64>,
     /// Source records that are waiting, because a group has not processed them yet.
     pub waiting: Waiting,
-    /// Source records that are completed in a pipeline without an output topic: they succeeded or are lost.
+    /// Source records that are completed without a result in a pipeline that has no output topic or drops results: they
+    /// succeeded or are lost.
     pub uncounted: u64,
-    /// Whether the pipeline has an output topic, so that successes can be counted.
+    /// Whether every success has a result, so that successes can be counted.
     pub successes_counted: bool,
     /// Source records that are in no topic any more.
     pub lost: Findings,
@@ -189,14 +190,15 @@ impl fmt::Display for Report {
             writeln!(f, "{}", text.trim_end())
         };
         line(f, "source", self.source, "records in the source topic")?;
-        if self.successes_counted {
+        if self.successes_counted || self.output > 0 {
             line(f, "output", self.output, "succeeded")?;
-        } else {
+        }
+        if !self.successes_counted {
             line(
                 f,
                 "done",
                 self.uncounted,
-                "succeeded or lost; without an output topic, successes cannot be counted",
+                "succeeded or lost; successes without a result cannot be counted",
             )?;
         }
         line(f, "dead", self.dead, &listed(&self.dead_by_class))?;
@@ -271,7 +273,7 @@ impl fmt::Display for Report {
         } else if wrong.is_empty() {
             write!(
                 f,
-                "  clean, except that successes cannot be checked without an output topic"
+                "  clean, except that successes without a result cannot be checked"
             )
         } else {
             write!(f, "  NOT CLEAN: {}", wrong.join(", "))

@@ -31,6 +31,8 @@ pub struct Pipeline {
     pub max_age: Option<HumanDuration>,
     /// The scheduler's ingest topic, if long waits go to the scheduler; `None`: they go to the longest tier.
     pub long_waits: Option<Arc<str>>,
+    /// Whether results can be dropped, so that a record can succeed without a trace.
+    pub drops_results: bool,
     /// Whether the pipeline is retired: it does not read its source, and all waits end in its due topic.
     pub retired: bool,
 }
@@ -134,6 +136,7 @@ impl Pipeline {
             max_wait: HumanDuration::from_secs(86_400),
             max_age: None,
             long_waits: None,
+            drops_results: false,
             retired: false,
         }
     }

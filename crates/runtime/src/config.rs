@@ -50,7 +50,7 @@ pub use http_request::{endpoint_url, header_name, header_value, is_loopback, req
 pub use kafka::{KafkaConfig, TopicsConfig, check_id_prefix};
 pub use load::{Sources, is_instance_char};
 pub use login::{ClientAuth, LoginConfig, MskIamConfig, OidcConfig};
-pub use output::{ChosenOutput, OutputConfig};
+pub use output::{ChosenBy, ChosenOutput, OutputConfig};
 pub use pipeline::{AnchorConfig, LongWaitsConfig, PipelineConfig, ReturnTarget};
 pub use process::{AdminConfig, ClockConfig, LogFormat, OtlpConfig, ShutdownConfig, TelemetryConfig};
 pub use rate_limit::RateLimitConfig;

@@ -99,7 +99,7 @@ fn expect_results(spec: &mut TopologySpec, config: &Config, pipeline: &str) {
         return;
     };
     if let (Some(output), Some(http)) = (&settings.output, &settings.http)
-        && http.response == ResponseMode::Replace
+        && http.response != ResponseMode::Keep
     {
         spec.expect(output.topics(), http.max_response_bytes);
     }

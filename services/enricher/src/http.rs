@@ -51,7 +51,8 @@ use tower::Service;
 use self::call_error::CallError;
 use self::credentials::{Credentials, InUse};
 pub use self::settings::{HttpSettings, HttpSetupError, ResponseUse, TlsFiles};
-use crate::output_choice::OutputChoice;
+use crate::merge;
+use crate::output_choice::{Destination, OutputChoice};
 use crate::quick_retry::QuickRetry;
 
 /// Calls an endpoint for each record. Clones share a connection pool.
@@ -78,6 +79,7 @@ struct Endpoint {
 }
 
 struct CallResult {
+    status: u16,
     /// Empty if it is discarded.
     body: Bytes,
     content_type: Option<HeaderValue>,
@@ -97,6 +99,9 @@ enum Repetition {
     /// The credentials were refused.
     WithOtherCredentials,
 }
+
+/// The error code of a response that cannot be inserted into the value of its record.
+const MERGE: &str = "http.merge";
 
 /// Limits for reading the body of an error response; see [`drain`].
 const DRAIN_BYTES: usize = 64 * 1024;
@@ -164,7 +169,7 @@ impl Service<Attempt> for HttpHandler {
         let endpoint = self.endpoint.clone();
         Box::pin(async move {
             Ok(match endpoint.handle(&attempt).await {
-                Ok(produced) => Outcome::Success(vec![produced]),
+                Ok(produced) => Outcome::Success(produced.into_iter().collect()),
                 Err(failure) => Outcome::Failed(failure),
             })
         })
@@ -172,10 +177,8 @@ impl Service<Attempt> for HttpHandler {
 }
 
 impl Endpoint {
-    async fn handle(&self, attempt: &Attempt) -> Result<Produced, Failure> {
-        // Before the call, so that a record without an output topic has no effects at the endpoint.
-        let topic = self.output.topic_for(attempt.record.value.as_deref());
-        let topic = topic.map_err(|failure| failure.with_scope(FailureScope::NotCalled))?;
+    /// The result, unless it is dropped.
+    async fn handle(&self, attempt: &Attempt) -> Result<Option<Produced>, Failure> {
         let in_use = self.credentials.in_use();
         let mut result = self.calls(attempt, &in_use).await;
         if let Err(failed) = &result
@@ -185,18 +188,26 @@ impl Endpoint {
             result = self.calls(attempt, &other).await;
         }
         let result = result.map_err(|failed| failed.failure)?;
-        Ok(match self.response {
+        let value = attempt.record.value.as_deref();
+        let topic = match self.output.destination(value, result.status, &result.body) {
+            Destination::Output => None,
+            Destination::Topic(topic) => Some(topic),
+            Destination::Nowhere => return Ok(None),
+        };
+        let produced = match &self.response {
             ResponseUse::Replace => Produced {
-                topic,
                 value: Some(Some(result.body)),
                 headers: content_type_of(result.content_type.as_ref()),
                 ..Produced::unchanged()
             },
-            ResponseUse::Keep => Produced {
-                topic,
-                ..Produced::unchanged()
-            },
-        })
+            ResponseUse::Keep => Produced::unchanged(),
+            ResponseUse::Merge(pointer) => {
+                let merged = merge::insert(value.unwrap_or_default(), pointer, &result.body);
+                let merged = merged.map_err(|problem| Failure::permanent(MERGE, problem))?;
+                Produced::value(Some(merged.into()))
+            }
+        };
+        Ok(Some(Produced { topic, ..produced }))
     }
 
     /// A call and its quick retries.
@@ -245,7 +256,11 @@ impl Endpoint {
                 let content_type = response.headers().get(CONTENT_TYPE).cloned();
                 let body = timeout_at(deadline, self.read_body(response)).await;
                 let body = body.unwrap_or_else(|_| Err(self.timed_out()))?;
-                Ok(CallResult { body, content_type })
+                Ok(CallResult {
+                    status: status.as_u16(),
+                    body,
+                    content_type,
+                })
             }
             Err((class, scope)) => {
                 drain(response).await;
@@ -257,7 +272,8 @@ impl Endpoint {
     /// Reads the body of a successful response. If it is discarded, a body that is too large is no failure, and the
     /// rest of it is not read.
     async fn read_body(&self, mut response: Response) -> Result<Bytes, CallFailure> {
-        let (limit, is_kept) = (self.max_response_bytes, self.response == ResponseUse::Replace);
+        let is_kept = self.response != ResponseUse::Keep || self.output.needs_body();
+        let limit = self.max_response_bytes;
         let announced = response
             .content_length()
             .map_or(0, |length| usize::try_from(length).unwrap_or(usize::MAX));

@@ -4,6 +4,7 @@
 //! record waits in a tier and is tried again; after a permanent one it becomes a dead letter.
 
 pub mod http;
+mod merge;
 pub mod output_choice;
 pub mod quick_retry;
 
@@ -13,12 +14,14 @@ use std::sync::Arc;
 use redeliver_core::{Clock, Pipeline, SystemClock};
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::Start;
-use redeliver_runtime::config::{ConfigError, HttpConfig, OutputConfig, PipelineConfig, ResponseMode};
+use redeliver_runtime::config::{
+    ChosenBy, ChosenOutput, ConfigError, HttpConfig, OutputConfig, PipelineConfig, ResponseMode,
+};
 use redeliver_service::{Host, topics};
 use redeliver_worker::WorkerSpec;
 
 use crate::http::{HttpHandler, HttpSettings, ResponseUse, TlsFiles};
-use crate::output_choice::OutputChoice;
+use crate::output_choice::{OutputChoice, Subject};
 
 /// Checks what only this service needs of a configuration, including the files that it names. Does not connect to Kafka
 /// or to an endpoint.
@@ -100,9 +103,10 @@ fn settings(section: String, http: &HttpConfig, pipeline: &PipelineConfig) -> Ht
         connect_timeout: http.connect_timeout.duration(),
         quick_retries: http.quick_retries,
         quick_retry_delay: http.quick_retry_delay.duration(),
-        response: match http.response {
+        response: match &http.response {
             ResponseMode::Replace => ResponseUse::Replace,
             ResponseMode::Keep => ResponseUse::Keep,
+            ResponseMode::Merge(pointer) => ResponseUse::Merge(pointer.clone()),
         },
         max_response_bytes: usize::try_from(http.max_response_bytes).unwrap_or(usize::MAX),
         max_retry_after: http.max_retry_after.duration(),
@@ -123,17 +127,27 @@ fn settings(section: String, http: &HttpConfig, pipeline: &PipelineConfig) -> Ht
             key_file: http.tls.key_file.clone(),
         },
         output: match &pipeline.output {
-            Some(OutputConfig::Chosen(chosen)) => OutputChoice::ByField {
-                pointer: chosen.pointer.clone(),
+            Some(OutputConfig::Chosen(chosen)) => OutputChoice::By {
+                subject: subject(chosen),
                 topics: chosen
                     .topics
                     .iter()
-                    .map(|(value, topic)| (value.clone(), topic.as_str().into()))
+                    .map(|(value, topic)| (value.clone(), topic.as_deref().map(Into::into)))
                     .collect(),
-                otherwise: Some(chosen.default.as_str().into()),
+                otherwise: chosen.default.as_deref().map(Into::into),
             },
             Some(OutputConfig::Topic(_) | OutputConfig::AnyOf(_)) | None => OutputChoice::Default,
         },
         ..HttpSettings::new(http.url.expose())
+    }
+}
+
+fn subject(chosen: &ChosenOutput) -> Subject {
+    // Loading has rejected a missing pointer.
+    let pointer = chosen.pointer.clone().unwrap_or_default();
+    match chosen.by {
+        ChosenBy::Payload => Subject::Payload(pointer),
+        ChosenBy::Response => Subject::Response(pointer),
+        ChosenBy::Status => Subject::Status,
     }
 }

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use redeliver_core::Failure;
 use serde_json::Value;
 
 /// How to choose the topic of a result.
@@ -12,64 +11,80 @@ pub enum OutputChoice {
     /// The pipeline's output.
     #[default]
     Default,
-    /// By a field of the record's value, which is a JSON document. The value of the record decides, not the response,
-    /// so that the topic is known before the call: a record without a topic has no effects at the endpoint.
-    ByField {
-        /// The field, as a JSON pointer (RFC 6901) such as `/meta/queue`.
-        pointer: String,
-        /// Topics by the field's value. A number or a boolean is compared by its JSON text.
-        topics: BTreeMap<String, Arc<str>>,
-        /// The topic if the field is missing or has another value, or if the record's value is not JSON. Without it,
-        /// such a record becomes a dead letter.
+    /// By a value of the record or of the response.
+    By {
+        /// What has the value.
+        subject: Subject,
+        /// Topics by the value. A number or a boolean is compared by its JSON text. `None`: the result is dropped.
+        topics: BTreeMap<String, Option<Arc<str>>>,
+        /// The topic if there is no such value, or the document is not JSON. `None`: the result is dropped.
         otherwise: Option<Arc<str>>,
     },
 }
 
-/// The error code of a record without a topic for its result.
-pub const UNKNOWN: &str = "output.unknown";
+/// What chooses a topic.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Subject {
+    /// A field of the record's value, as a JSON pointer (RFC 6901) such as `/meta/queue`.
+    Payload(String),
+    /// A field of the body of the response, as a JSON pointer.
+    Response(String),
+    /// The status of the response.
+    Status,
+}
+
+/// Where a result goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Destination {
+    /// To the output of the pipeline.
+    Output,
+    /// To this topic.
+    Topic(Arc<str>),
+    /// There is no result.
+    Nowhere,
+}
 
 impl OutputChoice {
-    /// The topic for the result of a record with this value. `None` means the pipeline's output.
-    ///
-    /// # Errors
-    /// A permanent failure that names the field, when there is no topic for this value.
-    pub fn topic_for(&self, value: Option<&[u8]>) -> Result<Option<Arc<str>>, Failure> {
-        let Self::ByField {
-            pointer,
+    /// Whether the body of the response must be read.
+    #[must_use]
+    pub fn needs_body(&self) -> bool {
+        matches!(
+            self,
+            Self::By {
+                subject: Subject::Response(_),
+                ..
+            }
+        )
+    }
+
+    /// Where the result of a record with this value goes.
+    #[must_use]
+    pub fn destination(&self, value: Option<&[u8]>, status: u16, body: &[u8]) -> Destination {
+        let Self::By {
+            subject,
             topics,
             otherwise,
         } = self
         else {
-            return Ok(None);
+            return Destination::Output;
         };
-        match topic_by_field(value.unwrap_or_default(), pointer, topics) {
-            Ok(topic) => Ok(Some(topic)),
-            Err(problem) => match otherwise {
-                Some(topic) => Ok(Some(topic.clone())),
-                None => Err(Failure::permanent(
-                    UNKNOWN,
-                    format!("cannot choose an output by the field `{pointer}`: {problem}"),
-                )),
-            },
-        }
+        let chosen = match subject {
+            Subject::Payload(pointer) => text_at(value.unwrap_or_default(), pointer),
+            Subject::Response(pointer) => text_at(body, pointer),
+            Subject::Status => Some(status.to_string()),
+        };
+        let topic = chosen.and_then(|chosen| topics.get(&chosen)).unwrap_or(otherwise);
+        topic.clone().map_or(Destination::Nowhere, Destination::Topic)
     }
 }
 
-fn topic_by_field(
-    value: &[u8],
-    pointer: &str,
-    topics: &BTreeMap<String, Arc<str>>,
-) -> Result<Arc<str>, &'static str> {
-    let document: Value = serde_json::from_slice(value).map_err(|_| "the value is not JSON")?;
-    let topic = match document.pointer(pointer).ok_or("it is missing")? {
-        Value::String(text) => topics.get(text),
-        scalar @ (Value::Number(_) | Value::Bool(_)) => topics.get(&scalar.to_string()),
-        Value::Null | Value::Array(_) | Value::Object(_) => {
-            return Err("it is not a string, a number or a boolean");
-        }
-    };
-    // The message must not contain the field's value, which is payload.
-    topic.cloned().ok_or("no topic is configured for its value")
+fn text_at(document: &[u8], pointer: &str) -> Option<String> {
+    let document: Value = serde_json::from_slice(document).ok()?;
+    match document.pointer(pointer)? {
+        Value::String(text) => Some(text.clone()),
+        scalar @ (Value::Number(_) | Value::Bool(_)) => Some(scalar.to_string()),
+        Value::Null | Value::Array(_) | Value::Object(_) => None,
+    }
 }
 
 #[cfg(test)]
@@ -78,64 +93,79 @@ mod tests {
 
     use super::*;
 
-    fn by_queue(otherwise: Option<&str>) -> OutputChoice {
-        let topics = [("retry", "retry-queue"), ("7", "seven"), ("true", "yes")];
-        OutputChoice::ByField {
-            pointer: "/meta/queue".to_owned(),
+    fn choice(subject: Subject, otherwise: Option<&str>) -> OutputChoice {
+        let topics = [
+            ("retry", Some("retry-queue")),
+            ("7", Some("seven")),
+            ("true", Some("yes")),
+            ("202", Some("accepted")),
+            ("none", None),
+        ];
+        OutputChoice::By {
+            subject,
             topics: topics
                 .into_iter()
-                .map(|(text, topic)| (text.to_owned(), topic.into()))
+                .map(|(text, topic)| (text.to_owned(), topic.map(Into::into)))
                 .collect(),
             otherwise: otherwise.map(Into::into),
         }
     }
 
-    #[test]
-    fn a_field_of_the_value_determines_the_topic() {
-        for (value, topic) in [
-            (r#"{"meta":{"queue":"retry"}}"#, "retry-queue"),
-            (r#"{"meta":{"queue":7}}"#, "seven"),
-            (r#"{"meta":{"queue":true}}"#, "yes"),
-            (r#"{"meta":{"queue":"other"}}"#, "enriched-queue"),
-            (r#"{"meta":{"queue":["retry"]}}"#, "enriched-queue"),
-            (r#"{"meta":{}}"#, "enriched-queue"),
-            ("not json", "enriched-queue"),
-        ] {
-            let chosen = by_queue(Some("enriched-queue")).topic_for(Some(value.as_bytes()));
-            assert_eq!(chosen, Ok(Some(topic.into())), "{value}");
-        }
-        assert_eq!(
-            by_queue(Some("enriched-queue")).topic_for(None),
-            Ok(Some("enriched-queue".into()))
-        );
-        assert_eq!(OutputChoice::Default.topic_for(None), Ok(None));
+    fn by_queue(otherwise: Option<&str>) -> OutputChoice {
+        choice(Subject::Payload("/meta/queue".to_owned()), otherwise)
     }
 
     #[test]
-    fn without_a_default_topic_the_failure_names_the_field_and_contains_no_payload() {
-        for (value, problem) in [
-            (r#"{"meta":{"queue":"hunter2"}}"#, "no topic is configured"),
-            (r#"{"meta":{"queue":null}}"#, "not a string"),
-            (r#"{"meta":"hunter2"}"#, "it is missing"),
-            ("hunter2", "not JSON"),
+    fn a_field_of_the_value_determines_the_topic() {
+        for (value, topic) in [
+            (r#"{"meta":{"queue":"retry"}}"#, Some("retry-queue")),
+            (r#"{"meta":{"queue":7}}"#, Some("seven")),
+            (r#"{"meta":{"queue":true}}"#, Some("yes")),
+            (r#"{"meta":{"queue":"none"}}"#, None),
+            (r#"{"meta":{"queue":"other"}}"#, Some("enriched-queue")),
+            (r#"{"meta":{"queue":["retry"]}}"#, Some("enriched-queue")),
+            (r#"{"meta":{}}"#, Some("enriched-queue")),
+            ("not json", Some("enriched-queue")),
         ] {
-            let failure = by_queue(None).topic_for(Some(value.as_bytes())).unwrap_err();
+            let expected = topic.map_or(Destination::Nowhere, |topic| Destination::Topic(topic.into()));
+            let by_payload = by_queue(Some("enriched-queue"));
             assert_eq!(
-                (failure.class, failure.code.as_str()),
-                (redeliver_core::ErrorClass::Permanent, UNKNOWN)
+                by_payload.destination(Some(value.as_bytes()), 200, b"{}"),
+                expected,
+                "{value}"
             );
-            assert!(
-                failure.message.contains("`/meta/queue`") && failure.message.contains(problem),
-                "{failure}"
+            let by_response = choice(
+                Subject::Response("/meta/queue".to_owned()),
+                Some("enriched-queue"),
             );
-            assert!(!failure.message.contains("hunter2"), "{failure}");
+            assert_eq!(
+                by_response.destination(None, 200, value.as_bytes()),
+                expected,
+                "{value}"
+            );
+        }
+        assert_eq!(by_queue(None).destination(None, 200, b""), Destination::Nowhere);
+        assert_eq!(
+            OutputChoice::Default.destination(None, 200, b""),
+            Destination::Output
+        );
+    }
+
+    #[test]
+    fn the_status_determines_the_topic() {
+        let by_status = choice(Subject::Status, Some("done"));
+        for (status, topic) in [(202, "accepted"), (200, "done")] {
+            assert_eq!(
+                by_status.destination(None, status, b""),
+                Destination::Topic(topic.into())
+            );
         }
     }
 
     proptest! {
         #[test]
         fn with_a_default_topic_every_value_has_a_topic(value in proptest::collection::vec(any::<u8>(), 0..60)) {
-            prop_assert!(matches!(by_queue(Some("rest")).topic_for(Some(&value)), Ok(Some(_))));
+            prop_assert!(matches!(by_queue(Some("rest")).destination(Some(&value), 200, b""), Destination::Topic(_)));
         }
     }
 }

@@ -89,9 +89,9 @@ fn selected(config: &Config, names: &[String]) -> Vec<(Pipeline, OutputCheck)> {
         .all_pipelines()
         .filter(|(name, _)| names.is_empty() || names.iter().any(|selected| selected == name));
     let with_check = selected.map(|(name, pipeline)| {
-        let check = match pipeline.http.as_ref().map(|http| http.response) {
+        let check = match pipeline.http.as_ref().map(|http| &http.response) {
             Some(ResponseMode::Keep) => OutputCheck::Unchanged,
-            Some(ResponseMode::Replace) => OutputCheck::ValueReplaced,
+            Some(ResponseMode::Replace | ResponseMode::Merge(_)) => OutputCheck::ValueReplaced,
             None => OutputCheck::Free,
         };
         (pipeline.pipeline(name, &config.scheduler), check)

@@ -322,7 +322,9 @@ fn without_an_output_topic_successes_cannot_be_counted() {
     let report = check(&world, &[]);
     assert_eq!((report.uncounted, report.successes_counted), (1, false));
     assert!(
-        report.to_string().contains("successes cannot be counted"),
+        report
+            .to_string()
+            .contains("successes without a result cannot be counted"),
         "{report}"
     );
     world.seen.push(world.second_copy(Role::Dead));

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::display_from_str;
 use super::error::Findings;
 use super::http_request::{endpoint_url, header_name, header_value, request_method};
+use super::output::{is_pointer, pointer_problem};
 use super::secret::{RequestHeaders, Url};
 
 /// `pipelines.<name>.http`.
@@ -62,7 +63,7 @@ pub struct HttpConfig {
 }
 
 /// How the body of a successful response is used.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ResponseMode {
     /// The body replaces the record's value.
@@ -70,6 +71,8 @@ pub enum ResponseMode {
     Replace,
     /// The body is discarded and the record keeps its value.
     Keep,
+    /// The body, which is JSON, is inserted into the record's value, a JSON object, at this JSON pointer.
+    Merge(String),
 }
 
 /// `tls`: PEM files for a connection.
@@ -157,6 +160,11 @@ impl HttpConfig {
             self.connect_timeout,
             HumanDuration::from_millis(1)..=hour,
         );
+        if let ResponseMode::Merge(pointer) = &self.response
+            && !is_pointer(pointer)
+        {
+            findings.inside("response", |at| at.report("merge", pointer_problem(pointer)));
+        }
         findings.range("concurrency", self.concurrency, 1..=10_000);
         findings.range("quick_retries", self.quick_retries, 0..=5);
         findings.range(

@@ -1,4 +1,4 @@
-//! `output`: the topic of a result, which can be fixed, or chosen by a field of the payload or by a worker.
+//! `output`: the topic of a result, which can be fixed, or chosen by the record, by the response or by a worker.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,45 +17,73 @@ pub enum OutputConfig {
     Topic(String),
     /// Topics from which the handler of a worker chooses. The first one is the default.
     AnyOf(Vec<String>),
-    /// A field of the payload chooses the topic.
+    /// The record or the response of the endpoint chooses the topic.
     Chosen(ChosenOutput),
 }
 
-/// A topic chosen by the value of a field of the JSON payload.
+/// A topic chosen by the value of a field of a JSON document, or by the status of the response.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ChosenOutput {
-    /// The field, as a JSON pointer (RFC 6901).
-    pub pointer: String,
-    /// The topic for each value of the field. Numbers and booleans are compared as text.
-    pub topics: BTreeMap<String, String>,
-    /// The topic for payloads that are not JSON, lack the field, or have another value.
-    pub default: String,
+    /// What chooses.
+    #[serde(default)]
+    pub by: ChosenBy,
+    /// The field, as a JSON pointer (RFC 6901). Not with [`ChosenBy::Status`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pointer: Option<String>,
+    /// The topic for each value of the field. Numbers and booleans are compared as text. `None`: the result is dropped.
+    pub topics: BTreeMap<String, Option<String>>,
+    /// The topic for documents that are not JSON, lack the field, or have another value. `None`: the result is dropped.
+    // A missing key would otherwise mean the same as null, and drop results by mistake.
+    #[serde(deserialize_with = "Option::deserialize")]
+    pub default: Option<String>,
+}
+
+/// What chooses the topic of a result.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ChosenBy {
+    /// A field of the record's value.
+    #[default]
+    Payload,
+    /// A field of the body of the endpoint's response.
+    Response,
+    /// The status of the response.
+    Status,
 }
 
 impl OutputConfig {
-    /// The topic of a result for which neither payload nor handler choose one.
+    /// The topic of a result for which nothing else is chosen. `None`: such a result is dropped.
     #[must_use]
-    pub fn default_topic(&self) -> &str {
+    pub fn default_topic(&self) -> Option<&str> {
         match self {
-            Self::Topic(topic) => topic,
-            Self::AnyOf(topics) => topics.first().map_or("", String::as_str),
-            Self::Chosen(chosen) => &chosen.default,
+            Self::Topic(topic) => Some(topic),
+            Self::AnyOf(topics) => topics.first().map(String::as_str),
+            Self::Chosen(chosen) => chosen.default.as_deref(),
         }
     }
 
     /// All topics that results may go to, sorted and without duplicates.
     #[must_use]
     pub fn topics(&self) -> Vec<&str> {
-        let mut topics = vec![self.default_topic()];
+        let mut topics: Vec<&str> = self.default_topic().into_iter().collect();
         match self {
             Self::Topic(_) => {}
             Self::AnyOf(listed) => topics.extend(listed.iter().map(String::as_str)),
-            Self::Chosen(chosen) => topics.extend(chosen.topics.values().map(String::as_str)),
+            Self::Chosen(chosen) => topics.extend(chosen.topics.values().flatten().map(String::as_str)),
         }
         topics.sort_unstable();
         topics.dedup();
         topics
+    }
+
+    /// Whether some results are dropped.
+    #[must_use]
+    pub fn drops_results(&self) -> bool {
+        match self {
+            Self::Topic(_) | Self::AnyOf(_) => false,
+            Self::Chosen(chosen) => chosen.default.is_none() || chosen.topics.values().any(Option::is_none),
+        }
     }
 
     pub(super) fn check(&self, key: &str, findings: &mut Findings<'_>) {
@@ -66,19 +94,56 @@ impl OutputConfig {
             }
             Self::AnyOf(topics) => topics.iter().for_each(|topic| findings.topic(key, topic)),
             Self::Chosen(chosen) => findings.inside(key, |at| {
-                if !is_pointer(&chosen.pointer) {
-                    at.report("pointer", pointer_problem(&chosen.pointer));
+                chosen.check_values(at);
+                if let Some(default) = &chosen.default {
+                    at.topic("default", default);
                 }
-                at.topic("default", &chosen.default);
                 if chosen.topics.is_empty() {
                     at.report("topics", "is empty; list at least one value with its topic");
+                } else if self.topics().is_empty() {
+                    at.report("topics", "names no topic; to drop all results, omit `output`");
                 }
                 for (value, topic) in &chosen.topics {
-                    at.inside("topics", |at| at.topic(value, topic));
+                    if let Some(topic) = topic {
+                        at.inside("topics", |at| at.topic(value, topic));
+                    }
                 }
             }),
         }
     }
+}
+
+impl ChosenOutput {
+    fn check_values(&self, at: &mut Findings<'_>) {
+        match (self.by, &self.pointer) {
+            (ChosenBy::Status, None) => {
+                for status in self.topics.keys().filter(|status| !is_status(status)) {
+                    at.inside("topics", |at| {
+                        at.report(status, "is not a status: write a number from 100 to 599");
+                    });
+                }
+            }
+            (ChosenBy::Status, Some(_)) => {
+                at.report("pointer", "has no effect with `by: status`: omit it");
+            }
+            (ChosenBy::Payload | ChosenBy::Response, Some(pointer)) => {
+                if !is_pointer(pointer) {
+                    at.report("pointer", pointer_problem(pointer));
+                }
+            }
+            (ChosenBy::Payload | ChosenBy::Response, None) => {
+                at.report(
+                    "pointer",
+                    "is missing: write the path of a field, such as /meta/queue",
+                );
+            }
+        }
+    }
+}
+
+fn is_status(text: &str) -> bool {
+    text.parse::<u16>()
+        .is_ok_and(|status| (100..600).contains(&status) && status.to_string() == text)
 }
 
 /// Whether a text is a JSON pointer (RFC 6901), except for the empty one, which is the whole document.

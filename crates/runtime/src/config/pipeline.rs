@@ -137,7 +137,7 @@ fn other_topics(output: &OutputConfig) -> impl Iterator<Item = &str> {
     output
         .topics()
         .into_iter()
-        .filter(|topic| *topic != output.default_topic())
+        .filter(|topic| Some(*topic) != output.default_topic())
 }
 
 impl PipelineConfig {
@@ -147,7 +147,11 @@ impl PipelineConfig {
     pub fn pipeline(&self, name: &str, scheduler: &SchedulerConfig) -> Pipeline {
         Pipeline {
             source: self.source(name).into(),
-            output: self.output.as_ref().map(|output| output.default_topic().into()),
+            output: self
+                .output
+                .as_ref()
+                .and_then(|output| output.default_topic())
+                .map(Into::into),
             other_outputs: self
                 .output
                 .iter()
@@ -171,6 +175,7 @@ impl PipelineConfig {
                 LongWaitsConfig::Tiers => None,
                 LongWaitsConfig::Scheduler => Some(scheduler.topics.ingest.as_str().into()),
             },
+            drops_results: self.output.as_ref().is_some_and(OutputConfig::drops_results),
             retired: self.is_retired,
             ..Pipeline::new(name)
         }

@@ -61,8 +61,8 @@ fn the_example_of_the_protocol_is_valid() {
     assert_eq!(config.scheduler.apps["crawl"].topic, "crawl-jobs");
     let http = config.pipelines["crawl-jobs"].http.as_ref().unwrap();
     assert_eq!(
-        (http.method.as_str(), http.response),
-        ("POST", ResponseMode::Replace)
+        (http.method.as_str(), &http.response),
+        ("POST", &ResponseMode::Replace)
     );
 }
 

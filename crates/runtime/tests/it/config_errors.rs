@@ -501,6 +501,26 @@ fn invalid_settings_of_a_pipeline_are_rejected() {
             "pipelines.p.breaker.rate: has no effect with `failures: 0`, which turns the breaker off",
         ),
         (
+            "pipelines: { p: { output: { by: status, topics: { 20x: a, 204: null }, default: b }, http: { url: 'http://h' } } }",
+            1,
+            "pipelines.p.output.topics.20x: is not a status: write a number from 100 to 599",
+        ),
+        (
+            "pipelines: { p: { output: { by: response, topics: { a: b }, default: null } } }",
+            1,
+            "pipelines.p.output.pointer: is missing: write the path of a field, such as /meta/queue",
+        ),
+        (
+            "pipelines: { p: { output: { pointer: /a, topics: { a: null }, default: null } } }",
+            1,
+            "pipelines.p.output.topics: names no topic; to drop all results, omit `output`",
+        ),
+        (
+            "pipelines: { p: { http: { url: 'http://h', response: { merge: a } } } }",
+            1,
+            "pipelines.p.http.response.merge: `a` is not a JSON pointer: write the path of a field, such as /meta/queue",
+        ),
+        (
             "pipelines: { p: { concurrency: 20, in_flight: 10 } }",
             1,
             "pipelines.p.concurrency: 20 is more than in_flight: must be at most 10",

@@ -47,13 +47,15 @@ pub struct HttpSettings {
 }
 
 /// How the body of a successful response is used.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ResponseUse {
     /// It becomes the value of the result.
     #[default]
     Replace,
     /// It is discarded, and the result has the value of the record.
     Keep,
+    /// It is JSON, and is inserted into the value of the record at this JSON pointer.
+    Merge(String),
 }
 
 /// Files with certificates, in PEM. See [`HttpHandler::follow_files`](super::HttpHandler::follow_files).

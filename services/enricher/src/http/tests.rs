@@ -19,6 +19,7 @@ use tower::ServiceExt as _;
 use self::certificates::Authority;
 use self::server::{Answer, Server};
 use super::*;
+use crate::output_choice::Subject;
 
 const OK: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
 const TRACE: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
@@ -848,29 +849,82 @@ async fn changed_certificates_replace_the_client_if_they_can_be_used() {
 }
 
 #[tokio::test]
-async fn a_field_of_the_record_determines_the_topic_and_without_one_there_is_no_call() {
-    let endpoint = FakeEndpoint::start(|_| Reply::ok(r#"{"queue":"retry"}"#));
+async fn the_record_and_the_response_determine_the_topic_and_a_result_can_be_dropped() {
+    let endpoint = FakeEndpoint::start(|request| match &*request.body {
+        br#"{"queue":"later"}"# => Reply::Status(202, Vec::new(), r#"{"queue":"done"}"#.into()),
+        _ => Reply::ok(r#"{"queue":"none"}"#),
+    });
+    let topics = [("done", Some("done")), ("none", None), ("202", Some("accepted"))];
+    let topics = topics.map(|(value, topic)| (value.to_owned(), topic.map(Into::into)));
+    for (subject, value, expected) in [
+        (
+            Subject::Payload("/queue".into()),
+            r#"{"queue":"done"}"#,
+            Some("done"),
+        ),
+        (
+            Subject::Payload("/queue".into()),
+            r#"{"queue":"later"}"#,
+            Some("rest"),
+        ),
+        (Subject::Payload("/queue".into()), r#"{"queue":"none"}"#, None),
+        (
+            Subject::Response("/queue".into()),
+            r#"{"queue":"later"}"#,
+            Some("done"),
+        ),
+        (Subject::Response("/queue".into()), "x", None),
+        (Subject::Status, r#"{"queue":"later"}"#, Some("accepted")),
+        (Subject::Status, "x", Some("rest")),
+    ] {
+        for response in [ResponseUse::Replace, ResponseUse::Keep] {
+            let settings = HttpSettings {
+                response,
+                output: OutputChoice::By {
+                    subject: subject.clone(),
+                    topics: topics.clone().into(),
+                    otherwise: Some("rest".into()),
+                },
+                ..settings(endpoint.url())
+            };
+            let handler = HttpHandler::new(settings, Arc::new(SystemClock)).unwrap();
+            let outcome = handler
+                .oneshot(attempt(Some(value.as_bytes()), &[]))
+                .await
+                .unwrap();
+            let Outcome::Success(results) = outcome else {
+                panic!("{outcome:?}")
+            };
+            let topics: Vec<_> = results
+                .iter()
+                .filter_map(|result| result.topic.as_deref())
+                .collect();
+            assert_eq!(topics, Vec::from_iter(expected), "{subject:?} {value}");
+            assert_eq!(results.len(), topics.len());
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_response_is_inserted_into_the_record() {
+    let endpoint = FakeEndpoint::start(|request| match &*request.body {
+        b"{}" => Reply::ok("<html>"),
+        _ => Reply::ok(r#"{"score": 0.50}"#),
+    });
     let settings = HttpSettings {
-        output: OutputChoice::ByField {
-            pointer: "/queue".into(),
-            topics: BTreeMap::from([("done".into(), "enriched-queue".into())]),
-            otherwise: None,
-        },
+        response: ResponseUse::Merge("/meta/scored".into()),
         ..settings(endpoint.url())
     };
     let handler = HttpHandler::new(settings, Arc::new(SystemClock)).unwrap();
-    let produced = run(&handler, attempt(Some(br#"{"queue":"done"}"#), &[]))
+    let produced = run(&handler, attempt(Some(br#"{"id": 7, "meta": {}}"#), &[]))
         .await
         .unwrap();
-    assert_eq!(produced.topic.as_deref(), Some("enriched-queue"));
-    let failure = run(&handler, attempt(Some(br#"{"queue":"retry"}"#), &[]))
-        .await
-        .unwrap_err();
+    assert_eq!(value(&produced), br#"{"id":7,"meta":{"scored":{"score": 0.50}}}"#);
+    let failure = run(&handler, attempt(Some(b"{}"), &[])).await.unwrap_err();
     assert_eq!(
-        (failure.class, failure.code.as_str()),
-        (ErrorClass::Permanent, "output.unknown")
+        (&*failure.code, failure.class),
+        ("http.merge", ErrorClass::Permanent)
     );
-    assert_eq!(endpoint.calls(), 1);
 }
 
 #[test]

@@ -146,6 +146,78 @@ fn a_field_of_the_payload_chooses_the_output() {
 }
 
 #[test]
+fn the_response_chooses_the_output_or_drops_the_result_and_is_inserted_into_the_record() {
+    const OF_EACH: usize = 20;
+    let verdict = |n: usize| ["fraud", "fine", "ignore", "unknown"][n % 4];
+    for (by, choice) in [
+        (
+            "response",
+            "{ by: response, pointer: /verdict, topics: { fraud: '{name}-a', ignore: null }, default: '{name}-b' }",
+        ),
+        (
+            "status",
+            "{ by: status, topics: { 202: '{name}-a', 204: null }, default: '{name}-b' }",
+        ),
+    ] {
+        let pipe = PipeBuilder::new(&format!("e2e-by-{by}"))
+            .output(choice)
+            .pipeline("http.response", "{ merge: /meta/checked }")
+            .behave(move |request| {
+                let document: serde_json::Value = serde_json::from_slice(&request.body).unwrap();
+                let verdict = document["verdict"].as_str().unwrap();
+                let status = match verdict {
+                    "fraud" => 202,
+                    "ignore" => 204,
+                    _ => 200,
+                };
+                // A 204 has no body, which is no JSON. Its result is dropped, so that does not matter.
+                let body = if status == 204 && by == "status" {
+                    String::new()
+                } else {
+                    format!(r#"{{"verdict":"{verdict}"}}"#)
+                };
+                let status = if by == "status" { status } else { 200 };
+                Reply::Status(status, Vec::new(), body.into())
+            })
+            .create();
+        let draft = |n: usize| {
+            Draft::new(
+                format!("k{n}"),
+                format!(r#"{{"n":{n}.0,"verdict":"{}"}}"#, verdict(n)),
+            )
+        };
+        let _services = (pipe.enricher("a"), pipe.retry_tier("a"));
+        pipe.produce((0..4 * OF_EACH).map(draft).collect());
+        pipe.watch().until_ended(3 * OF_EACH, DEADLINE);
+        let audited = eventually("the audit agrees", DEADLINE, || {
+            let audited = pipe.redeliver(&["audit"]);
+            match audited.code {
+                Some(0) => Ok(audited),
+                _ => Err(format!("{audited:?}")),
+            }
+        });
+        let line = "clean, except that successes without a result cannot be checked";
+        assert!(audited.stdout.contains(line), "{audited:?}");
+        for (topic, of) in [("a", &["fraud"][..]), ("b", &["fine", "unknown"])] {
+            let topic = format!("{}-{topic}", pipe.name()).as_str().into();
+            let values: Vec<String> = pipe
+                .read(&[topic])
+                .iter()
+                .map(|record| String::from_utf8(record.value.clone().unwrap().into()).unwrap())
+                .collect();
+            assert_eq!(values.len(), of.len() * OF_EACH);
+            for n in (0..4 * OF_EACH).filter(|n| of.contains(&verdict(*n))) {
+                let verdict = verdict(n);
+                let merged = format!(
+                    r#"{{"n":{n}.0,"verdict":"{verdict}","meta":{{"checked":{{"verdict":"{verdict}"}}}}}}"#
+                );
+                assert!(values.contains(&merged), "{merged} {values:?}");
+            }
+        }
+    }
+}
+
+#[test]
 fn two_pipelines_with_separate_processes_share_a_tier() {
     // All pipelines of a broker share the consumer group of a tier, also across processes.
     let setup = |name: &str| PipeBuilder::new(name).plan(PLAN).shared_tiers(&[431, 862]);

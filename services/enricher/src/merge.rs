@@ -1,0 +1,182 @@
+//! Inserts the response into the record's JSON document, and leaves the rest of it as it is.
+//!
+//! Numbers keep their digits and fields their order, because the other fields are copied as text.
+
+use std::fmt;
+
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+use serde_json::value::RawValue;
+
+/// Objects in objects to the place of the response. A JSON pointer in a configuration needs no more.
+const MAX_DEPTH: usize = 32;
+
+/// Inserts `inserted`, a JSON document, at a JSON pointer (RFC 6901). A field that exists is replaced. Objects on the path that
+/// do not exist are created.
+///
+/// # Errors
+/// What is wrong: one of the documents is not JSON, or something on the path is not an object. The message contains no part of
+/// the documents.
+pub(crate) fn insert(document: &[u8], pointer: &str, inserted: &[u8]) -> Result<Vec<u8>, String> {
+    let path: Vec<String> = pointer.split('/').skip(1).take(MAX_DEPTH).map(unescape).collect();
+    let inserted: &RawValue =
+        serde_json::from_slice(inserted).map_err(|error| format!("the response is not JSON: {error}"))?;
+    let document: &RawValue =
+        serde_json::from_slice(document).map_err(|error| format!("the value is not JSON: {error}"))?;
+    let mut merged = String::with_capacity(document.get().len() + inserted.get().len() + pointer.len() + 8);
+    write(&mut merged, Some(document), &path, inserted)?;
+    Ok(merged.into_bytes())
+}
+
+fn unescape(part: &str) -> String {
+    part.replace("~1", "/").replace("~0", "~")
+}
+
+/// Writes `object` with the inserted document at `path`.
+fn write(
+    text: &mut String,
+    object: Option<&RawValue>,
+    path: &[String],
+    inserted: &RawValue,
+) -> Result<(), String> {
+    let Some((field, rest)) = path.split_first() else {
+        text.push_str(inserted.get());
+        return Ok(());
+    };
+    let fields = match object {
+        Some(object) => serde_json::from_str::<Fields<'_>>(object.get())
+            .map_err(|_| format!("the value has no object that could contain `{field}`"))?,
+        None => Fields(Vec::new()),
+    };
+    text.push('{');
+    let mut is_inserted = false;
+    for (name, value) in fields.0 {
+        begin_field(text, &name);
+        // Of fields with the same name, the last one counts for most readers. All of them are replaced.
+        if name == *field {
+            write(text, Some(value), rest, inserted)?;
+            is_inserted = true;
+        } else {
+            text.push_str(value.get());
+        }
+    }
+    if !is_inserted {
+        begin_field(text, field);
+        write(text, None, rest, inserted)?;
+    }
+    text.push('}');
+    Ok(())
+}
+
+fn begin_field(text: &mut String, name: &str) {
+    if !text.ends_with('{') {
+        text.push(',');
+    }
+    text.push_str(&serde_json::Value::from(name).to_string());
+    text.push(':');
+}
+
+/// The fields of an object in their order.
+struct Fields<'a>(Vec<(String, &'a RawValue)>);
+
+impl<'de> Deserialize<'de> for Fields<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct FieldsVisitor;
+
+        impl<'de> Visitor<'de> for FieldsVisitor {
+            type Value = Fields<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Fields<'de>, M::Error> {
+                let mut fields = Vec::new();
+                while let Some(field) = map.next_entry()? {
+                    fields.push(field);
+                }
+                Ok(Fields(fields))
+            }
+        }
+
+        deserializer.deserialize_map(FieldsVisitor)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn the_response_is_inserted_and_everything_else_stays_as_it_is() {
+        for (document, pointer, expected) in [
+            (r#"{"b":1.00,"a":1e400}"#, "/r", r#"{"b":1.00,"a":1e400,"r":[1]}"#),
+            ("{}", "/r", r#"{"r":[1]}"#),
+            (
+                r#"{"r":{"old":1},"z":"\u00e9"}"#,
+                "/r",
+                r#"{"r":[1],"z":"\u00e9"}"#,
+            ),
+            (r#"{"meta":{"x":1}}"#, "/meta/r", r#"{"meta":{"x":1,"r":[1]}}"#),
+            (
+                r#"{"x":1}"#,
+                "/meta/deep/r",
+                r#"{"x":1,"meta":{"deep":{"r":[1]}}}"#,
+            ),
+            ("{}", "/a~1b~0c", r#"{"a/b~c":[1]}"#),
+            (r#"{"r":1,"r":2}"#, "/r", r#"{"r":[1],"r":[1]}"#),
+        ] {
+            let merged = insert(document.as_bytes(), pointer, b" [1] ").unwrap();
+            assert_eq!(String::from_utf8(merged).unwrap(), expected, "{document}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_merged_is_named_without_its_content() {
+        for (document, inserted, expected) in [
+            (
+                "hunter2",
+                "1",
+                "the value is not JSON: expected value at line 1 column 1",
+            ),
+            ("[1]", "1", "the value has no object that could contain `meta`"),
+            (
+                r#"{"meta":"hunter2"}"#,
+                "1",
+                "the value has no object that could contain `r`",
+            ),
+            (
+                "{}",
+                "<html>",
+                "the response is not JSON: expected value at line 1 column 1",
+            ),
+        ] {
+            let problem = insert(document.as_bytes(), "/meta/r", inserted.as_bytes()).unwrap_err();
+            assert_eq!(problem, expected);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn the_merged_document_has_the_response_where_the_pointer_says(
+            fields in proptest::collection::btree_map("[a-z~/\"]{0,3}", any::<i64>(), 0..6),
+            path in proptest::collection::vec("[a-z~/\"]{1,3}", 1..4),
+        ) {
+            let escaped: String =
+                path.iter().map(|part| format!("/{}", part.replace('~', "~0").replace('/', "~1"))).collect();
+            prop_assume!(!fields.contains_key(&path[0]));
+            let mut expected = json!(fields);
+            let document = expected.to_string();
+            let merged = insert(document.as_bytes(), &escaped, br#"{"ok":true}"#).unwrap();
+            let mut inserted = json!({ "ok": true });
+            for part in path.iter().rev() {
+                inserted = json!({ part: inserted });
+            }
+            let Value::Object(inserted) = inserted else { unreachable!() };
+            expected.as_object_mut().unwrap().extend(inserted);
+            prop_assert_eq!(serde_json::from_slice::<Value>(&merged).unwrap(), expected);
+        }
+    }
+}
