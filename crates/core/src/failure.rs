@@ -95,6 +95,9 @@ pub struct Failure {
     pub retry_after: Option<Duration>,
     /// What the failure says about the endpoint of the handler.
     pub scope: FailureScope,
+    /// The call that failed, if it was for several records: a number that the handler uses once. The failures of a call count
+    /// once for the circuit breaker.
+    pub shared_call: Option<u64>,
 }
 
 impl Failure {
@@ -106,6 +109,7 @@ impl Failure {
             message: message.into(),
             retry_after: None,
             scope: FailureScope::Record,
+            shared_call: None,
         }
     }
 

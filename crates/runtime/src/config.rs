@@ -13,7 +13,9 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 mod api;
 mod auth;
+mod batch;
 mod breaker;
+mod connections;
 mod deserialize;
 mod display_from_str;
 mod error;
@@ -42,11 +44,13 @@ mod yaml;
 
 pub use api::{ApiConfig, token_in};
 pub use auth::{AuthConfig, ClientCertificateConfig, JwtConfig, MAX_SCOPES};
+pub use batch::{BatchConfig, BatchValues};
 pub use breaker::{BreakerConfig, FailureRateConfig};
+pub use connections::{ConnectionsConfig, HttpVersion};
 pub use error::{ConfigError, Problem};
 pub use grouping::{LimitByConfig, OrderingConfig};
 pub use http::{HttpConfig, Meaning, ResponseMode, Status, TlsConfig};
-pub use http_request::{endpoint_url, header_name, header_value, is_loopback, request_method};
+pub use http_request::{ProxyChoice, endpoint_url, header_name, header_value, is_loopback, request_method};
 pub use kafka::{KafkaConfig, TopicsConfig, check_id_prefix};
 pub use load::{Sources, is_instance_char};
 pub use login::{ClientAuth, LoginConfig, MskIamConfig, OidcConfig};

@@ -3,7 +3,7 @@
 //! The reply is a function of the request and of how often the same key and the same body were received before, so a failing
 //! run can be repeated. The server runs on its own thread, so that synchronous tests can use it too, and ends with the value.
 //!
-//! It uses hyper instead of axum, because a handler of axum cannot fail, and a failing handler is how a connection is closed
+//! It speaks HTTP/1.1 and HTTP/2. It uses hyper instead of axum, because a handler of axum cannot fail, and a failing handler is how a connection is closed
 //! without a response.
 
 use std::collections::HashMap;
@@ -18,9 +18,11 @@ use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
-use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
 
@@ -36,6 +38,8 @@ pub struct Request {
     pub method: String,
     /// With the query, if there is one.
     pub path: String,
+    /// The version of HTTP.
+    pub version: hyper::Version,
     /// As received.
     pub headers: HeaderMap,
     /// The whole body.
@@ -85,12 +89,14 @@ pub struct FakeEndpoint {
 
 struct Shared {
     behaviour: RwLock<Behaviour>,
+    tls: Tls,
     is_down: watch::Sender<bool>,
     counts: Mutex<Counts>,
 }
 
 #[derive(Default)]
 struct Counts {
+    connections: u64,
     calls: u64,
     by_key: HashMap<String, u32>,
     // By hash, because a benchmark sends millions of bodies.
@@ -106,10 +112,23 @@ impl FakeEndpoint {
     /// # Panics
     /// If no port can be bound or no thread started.
     pub fn start(behaviour: impl Fn(&Request) -> Reply + Send + Sync + 'static) -> Self {
-        Self::try_start(Arc::new(behaviour)).unwrap_or_else(|error| panic!("{error:#}"))
+        Self::try_start(Tls::default(), Arc::new(behaviour)).unwrap_or_else(|error| panic!("{error:#}"))
     }
 
-    fn try_start(behaviour: Behaviour) -> Result<Self> {
+    /// As [`FakeEndpoint::start`], with TLS.
+    ///
+    /// # Panics
+    /// If no port can be bound or no thread started.
+    #[cfg(feature = "https")]
+    pub fn start_tls(
+        tls: rustls::ServerConfig,
+        behaviour: impl Fn(&Request) -> Reply + Send + Sync + 'static,
+    ) -> Self {
+        let tls = Tls(Some(Arc::new(tls).into()));
+        Self::try_start(tls, Arc::new(behaviour)).unwrap_or_else(|error| panic!("{error:#}"))
+    }
+
+    fn try_start(tls: Tls, behaviour: Behaviour) -> Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("binding the fake endpoint")?;
         listener
             .set_nonblocking(true)
@@ -119,6 +138,7 @@ impl FakeEndpoint {
             .context("reading the fake endpoint's address")?;
         let shared = Arc::new(Shared {
             behaviour: RwLock::new(behaviour),
+            tls,
             is_down: watch::Sender::new(false),
             counts: Mutex::new(Counts::default()),
         });
@@ -152,9 +172,15 @@ impl FakeEndpoint {
         self.address
     }
 
-    /// `http://127.0.0.1:port`, without a slash at the end.
+    /// `http://127.0.0.1:port`, or `https://127.0.0.1:port` with TLS, without a slash at the end.
     pub fn url(&self) -> String {
-        format!("http://{}", self.address)
+        let scheme = if self.shared.tls.is_on() { "https" } else { "http" };
+        format!("{scheme}://{}", self.address)
+    }
+
+    /// How many connections have been opened in all.
+    pub fn connections(&self) -> u64 {
+        self.shared.counts().connections
     }
 
     /// Changes the behaviour from the next call on, for example for an outage.
@@ -287,19 +313,56 @@ async fn accept(listener: &tokio::net::TcpListener, shared: &Arc<Shared>) {
         while connections.try_join_next().is_some() {}
         let shared = Arc::clone(shared);
         connections.spawn(async move {
-            let service = service_fn(|request| respond(&shared, request));
-            // An error here is either our own hanging up or the client's.
-            drop(
-                http1::Builder::new()
-                    .serve_connection(TokioIo::new(stream), service)
-                    .await,
-            );
+            shared.counts().connections += 1;
+            shared.tls.clone().converse(stream, &shared).await;
         });
     }
 }
 
+/// Whether and how connections are encrypted.
+#[derive(Clone, Default)]
+#[cfg(feature = "https")]
+struct Tls(Option<tokio_rustls::TlsAcceptor>);
+
+#[derive(Clone, Default)]
+#[cfg(not(feature = "https"))]
+struct Tls;
+
+impl Tls {
+    #[cfg(feature = "https")]
+    fn is_on(&self) -> bool {
+        self.0.is_some()
+    }
+
+    #[cfg(not(feature = "https"))]
+    #[expect(clippy::unused_self, reason = "as with TLS")]
+    fn is_on(&self) -> bool {
+        false
+    }
+
+    async fn converse(self, stream: TcpStream, shared: &Arc<Shared>) {
+        #[cfg(feature = "https")]
+        if let Some(acceptor) = self.0 {
+            // The client may reject the certificate.
+            if let Ok(stream) = acceptor.accept(stream).await {
+                converse(stream, shared).await;
+            }
+            return;
+        }
+        converse(stream, shared).await;
+    }
+}
+
+async fn converse(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, shared: &Arc<Shared>) {
+    let shared = Arc::clone(shared);
+    let service = service_fn(move |request| respond(Arc::clone(&shared), request));
+    let server = auto::Builder::new(TokioExecutor::new());
+    // An error here is either our own hanging up or the client's.
+    drop(server.serve_connection(TokioIo::new(stream), service).await);
+}
+
 async fn respond(
-    shared: &Arc<Shared>,
+    shared: Arc<Shared>,
     request: hyper::Request<Incoming>,
 ) -> io::Result<hyper::Response<Full<Bytes>>> {
     let (head, body) = request.into_parts();
@@ -310,7 +373,11 @@ async fn respond(
         .map(|key| String::from_utf8_lossy(key.as_bytes()).into_owned());
     let mut request = Request {
         method: head.method.to_string(),
-        path: head.uri.to_string(),
+        path: head
+            .uri
+            .path_and_query()
+            .map_or_else(|| "/".to_owned(), ToString::to_string),
+        version: head.version,
         headers: head.headers,
         body,
         key,
@@ -355,6 +422,7 @@ impl Request {
         Self {
             method: "POST".into(),
             path: "/".into(),
+            version: hyper::Version::HTTP_11,
             headers: HeaderMap::new(),
             body: Bytes::from_static(body),
             key: None,

@@ -81,8 +81,8 @@ pub(crate) type RecordId = (Arc<str>, i32, i64);
 pub(crate) enum Evidence {
     /// It answered.
     Answered,
-    /// It failed.
-    Failed,
+    /// It failed. With the number of the call if it was for several records.
+    Failed { shared_call: Option<u64> },
     /// It asked for a delay, or the record may be the cause as well.
     None,
     /// It was not called.
@@ -96,7 +96,9 @@ impl Evidence {
             Outcome::Failed(failure) if failure.is_throttled() => Self::None,
             Outcome::Failed(failure) => match failure.scope {
                 FailureScope::Record => Self::Answered,
-                FailureScope::Endpoint => Self::Failed,
+                FailureScope::Endpoint => Self::Failed {
+                    shared_call: failure.shared_call,
+                },
                 FailureScope::Unknown => Self::None,
                 FailureScope::NotCalled => Self::NotCalled,
             },
@@ -118,6 +120,14 @@ pub(crate) struct Provisional {
     after: u64,
     /// How often the breaker had opened.
     openings: u64,
+}
+
+/// A call that failed.
+#[derive(Debug)]
+struct Undecided {
+    /// The first failure of the call.
+    failure: Provisional,
+    shared_call: Option<u64>,
 }
 
 /// What becomes of a failed attempt.
@@ -163,8 +173,8 @@ pub(crate) struct Breaker {
     view: View,
     /// How many attempts had started when the breaker last opened.
     started_before_opening: u64,
-    /// Failures since the last answer that are not decided, oldest first.
-    undecided: VecDeque<Provisional>,
+    /// Failed calls since the last answer that are not decided, oldest first.
+    undecided: VecDeque<Undecided>,
     last_failure: Option<Instant>,
     /// The calls that decide by [`BreakerSettings::rate`].
     window: CallWindow,
@@ -268,21 +278,24 @@ impl Breaker {
                 (Verdict::Own, None)
             }
             Evidence::None | Evidence::NotCalled => (Verdict::Own, None),
-            Evidence::Failed if self.settings.failures == 0 || mutant!("breaker-burns-attempts") => {
+            Evidence::Failed { .. } if self.settings.failures == 0 || mutant!("breaker-burns-attempts") => {
                 (Verdict::Own, None)
             }
             // The breaker has opened since the attempt started. It may have closed, too.
-            Evidence::Failed
+            Evidence::Failed { .. }
                 if admitted.number <= self.started_before_opening && !mutant!("breaker-burns-stragglers") =>
             {
                 (Verdict::Forgotten, None)
             }
-            Evidence::Failed => {
+            Evidence::Failed { shared_call } => {
                 let failure = Provisional {
                     after: self.started,
                     openings: self.view.openings,
                 };
-                self.undecided.push_back(failure);
+                let mut calls = self.undecided.iter().map(|undecided| undecided.shared_call);
+                if shared_call.is_none() || calls.all(|call| call != shared_call) {
+                    self.undecided.push_back(Undecided { failure, shared_call });
+                }
                 self.last_failure = Some(now);
                 self.count(true, now);
                 let rate = self.settings.rate;
@@ -321,7 +334,8 @@ impl Breaker {
     fn answered(&mut self, number: u64) {
         self.view.answered = self.view.answered.max(number);
         let answered = self.view.answered;
-        self.undecided.retain(|failure| failure.after >= answered);
+        self.undecided
+            .retain(|undecided| undecided.failure.after >= answered);
     }
 
     fn probed(

@@ -12,13 +12,15 @@
 //! | `http.connect` | transient | endpoint | no connection: refused, unknown host, or a failed TLS handshake |
 //! | `http.closed` | transient | endpoint | the connection was closed before the response was complete |
 //! | `http.invalid-response` | transient | endpoint | the response is not HTTP; the network path is at fault, not the record |
+//! | `http.missing-result` | transient | unknown | the response to a call for several records has no result for the record |
 //! | `http.response-too-large` | permanent | record | the response exceeds `max_response_bytes` |
 //! | `http.invalid-request` | permanent | not called | the request cannot be built |
 //! | `output.unknown` | permanent | not called | no topic for the result |
 //!
-//! The client uses HTTP/1.1 and a connection pool. Proxies come from the environment (`HTTPS_PROXY`, `NO_PROXY`),
-//! except for an endpoint on this machine.
+//! The scope of a failure is that of the whole call if it was for several records.
 
+mod batch;
+mod batcher;
 mod call_error;
 mod client;
 mod credentials;
@@ -33,14 +35,18 @@ use std::convert::Infallible;
 use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
 use redeliver_core::classification::Classification;
 use redeliver_core::failure::FailureScope;
 use redeliver_core::outcome::Produced;
 use redeliver_core::{Clock, ErrorClass, Failure, Headers, HumanDuration, Outcome};
+use redeliver_runtime::config::BatchValues;
 use redeliver_service::Host;
 use redeliver_worker::Attempt;
 use reqwest::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderValue};
@@ -48,17 +54,26 @@ use reqwest::{Client, Method, Request, Response, StatusCode, Url};
 use tokio::time::{Instant, timeout, timeout_at};
 use tower::Service;
 
+use self::batch::RecordResult;
+use self::batcher::{Batcher, Limits};
 use self::call_error::CallError;
 use self::credentials::{Credentials, InUse};
 pub use self::settings::{HttpSettings, HttpSetupError, ResponseUse, TlsFiles};
 use crate::merge;
 use crate::output_choice::{Destination, OutputChoice};
-use crate::quick_retry::QuickRetry;
+use crate::quick_retry::{QuickRetry, retry_budget};
 
 /// Calls an endpoint for each record. Clones share a connection pool.
 #[derive(Clone)]
 pub struct HttpHandler {
     endpoint: Arc<Endpoint>,
+    batches: Option<Arc<Batches>>,
+}
+
+/// Calls for several records.
+struct Batches {
+    values: BatchValues,
+    batcher: Batcher<Attempt, Result<CallResult, Failure>>,
 }
 
 struct Endpoint {
@@ -71,13 +86,18 @@ struct Endpoint {
     connect_timeout: Duration,
     quick_retry: QuickRetry,
     response: ResponseUse,
+    /// Whether the body of a successful response matters.
+    needs_body: bool,
     max_response_bytes: usize,
     max_retry_after: Duration,
     classification: Classification,
     output: OutputChoice,
     clock: Arc<dyn Clock>,
+    /// How many calls for several records there have been.
+    shared_calls: AtomicU64,
 }
 
+#[derive(Clone)]
 struct CallResult {
     status: u16,
     /// Empty if it is discarded.
@@ -102,6 +122,10 @@ enum Repetition {
 
 /// The error code of a response that cannot be inserted into the value of its record.
 const MERGE: &str = "http.merge";
+const INVALID_REQUEST: &str = "http.invalid-request";
+const INVALID_RESPONSE: &str = "http.invalid-response";
+/// The error code of a record without a result in the response to a call for several records.
+const MISSING_RESULT: &str = "http.missing-result";
 
 /// Limits for reading the body of an error response; see [`drain`].
 const DRAIN_BYTES: usize = 64 * 1024;
@@ -128,18 +152,36 @@ impl HttpHandler {
             quick_retry: QuickRetry {
                 retries: settings.quick_retries,
                 delay: settings.quick_retry_delay,
-                budget: settings.timeout,
+                within: settings.timeout,
+                budget: retry_budget(settings.quick_retry_budget),
             },
+            needs_body: settings.batch.is_some()
+                || settings.response != ResponseUse::Keep
+                || settings.output.needs_body(),
             response: settings.response,
             max_response_bytes: settings.max_response_bytes,
             max_retry_after: settings.max_retry_after,
             classification: settings.classification,
             output: settings.output,
             clock,
+            shared_calls: AtomicU64::new(0),
         };
-        Ok(Self {
-            endpoint: Arc::new(endpoint),
-        })
+        let endpoint = Arc::new(endpoint);
+        let batches = settings.batch.map(|batch| {
+            let limits = Limits {
+                items: batch.records as usize,
+                bytes: usize::try_from(batch.bytes).unwrap_or(usize::MAX),
+                wait: batch.wait.duration(),
+                calls: settings.concurrency,
+            };
+            let endpoint = endpoint.clone();
+            let call = move |attempts| endpoint.clone().call_for_all(attempts, batch.values);
+            Arc::new(Batches {
+                values: batch.values,
+                batcher: Batcher::new(limits, call),
+            })
+        });
+        Ok(Self { endpoint, batches })
     }
 
     /// Adds a task to the host that follows the files of the settings, if there are any: changed headers and certificates
@@ -166,28 +208,125 @@ impl Service<Attempt> for HttpHandler {
     }
 
     fn call(&mut self, attempt: Attempt) -> Self::Future {
-        let endpoint = self.endpoint.clone();
+        let Self { endpoint, batches } = self.clone();
         Box::pin(async move {
-            Ok(match endpoint.handle(&attempt).await {
-                Ok(produced) => Outcome::Success(produced.into_iter().collect()),
-                Err(failure) => Outcome::Failed(failure),
-            })
+            let result = match &batches {
+                Some(batches) => batches.call(&attempt).await,
+                None => endpoint.call_for(&attempt).await,
+            };
+            Ok(
+                match result.and_then(|result| endpoint.produced(&attempt, result)) {
+                    Ok(produced) => Outcome::Success(produced.into_iter().collect()),
+                    Err(failure) => Outcome::Failed(failure),
+                },
+            )
         })
     }
 }
 
-impl Endpoint {
-    /// The result, unless it is dropped.
-    async fn handle(&self, attempt: &Attempt) -> Result<Option<Produced>, Failure> {
-        let in_use = self.credentials.in_use();
-        let mut result = self.calls(attempt, &in_use).await;
-        if let Err(failed) = &result
-            && failed.repetition == Repetition::WithOtherCredentials
-            && let Some(other) = self.credentials.other_than(&in_use).await
-        {
-            result = self.calls(attempt, &other).await;
+impl Batches {
+    /// Calls the endpoint for a record, and for others at the same time. A record that has failed before is called alone, so
+    /// that it does not use up the attempts of others if it makes the whole call fail.
+    async fn call(&self, attempt: &Attempt) -> Result<CallResult, Failure> {
+        let value = attempt.record.value.as_deref();
+        if let Err(problem) = batch::check(value, self.values) {
+            return Err(Failure::permanent(INVALID_REQUEST, problem).with_scope(FailureScope::NotCalled));
         }
-        let result = result.map_err(|failed| failed.failure)?;
+        let (item, bytes) = (attempt.clone(), value.map_or(0, <[u8]>::len));
+        match attempt.failed_attempts {
+            0 => self.batcher.process(item, bytes).await,
+            _ => self.batcher.process_alone(item).await,
+        }
+    }
+}
+
+impl Endpoint {
+    /// Calls the endpoint for one record.
+    async fn call_for(&self, attempt: &Attempt) -> Result<CallResult, Failure> {
+        let headers = |configured: &HeaderMap| request::headers_for(attempt, configured);
+        self.calls(headers, attempt.record.value.clone()).await
+    }
+
+    /// Calls the endpoint for several records. Returns their results in their order.
+    fn call_for_all(
+        self: Arc<Self>,
+        mut attempts: Vec<Attempt>,
+        values: BatchValues,
+    ) -> BoxFuture<'static, Vec<Result<CallResult, Failure>>> {
+        let called = async move {
+            let failure = match self.call_for_batch(&attempts, values).await {
+                Ok(results) => return results,
+                Err(failure) => failure,
+            };
+            let is_of_a_record =
+                failure.class == ErrorClass::Permanent && failure.scope == FailureScope::Record;
+            if attempts.len() == 1 || !is_of_a_record {
+                return vec![Err(failure); attempts.len()];
+            }
+            // One of the records is the cause. Halves find out which one with the fewest calls.
+            let second = attempts.split_off(attempts.len() / 2);
+            let mut results = Vec::with_capacity(attempts.len() + second.len());
+            for half in [attempts, second] {
+                results.extend(self.clone().call_for_all(half, values).await);
+            }
+            results
+        };
+        called.boxed()
+    }
+
+    async fn call_for_batch(
+        &self,
+        attempts: &[Attempt],
+        values: BatchValues,
+    ) -> Result<Vec<Result<CallResult, Failure>>, Failure> {
+        let call = self.shared_calls.fetch_add(1, Ordering::Relaxed);
+        let of_this_call = |failure: Failure| Failure {
+            shared_call: Some(call),
+            ..failure
+        };
+        let body = batch::body(attempts, values).map_err(|error| {
+            let message = format!("{self}: cannot build the request: {error}");
+            Failure::permanent(INVALID_REQUEST, message).with_scope(FailureScope::NotCalled)
+        })?;
+        let headers = |configured: &HeaderMap| Ok(request::headers_for_batch(configured));
+        let response = self.calls(headers, Some(body)).await.map_err(of_this_call)?;
+        let origins = attempts.iter().map(|attempt| &attempt.origin);
+        let results = batch::results(&response.body, origins, values, self.max_retry_after);
+        let results = results.map_err(|problem| {
+            let message = format!("{self}: the response {problem}");
+            let failure = Failure::transient(INVALID_RESPONSE, message);
+            of_this_call(failure.with_scope(FailureScope::Endpoint))
+        })?;
+        let results = results.into_iter().map(|result| match result {
+            Some(result) => self.result_of_record(result).map_err(of_this_call),
+            None => {
+                let message = format!("{self}: the response has no result for the record");
+                Err(Failure::transient(MISSING_RESULT, message).with_scope(FailureScope::Unknown))
+            }
+        });
+        Ok(results.collect())
+    }
+
+    fn result_of_record(&self, result: RecordResult) -> Result<CallResult, Failure> {
+        let RecordResult {
+            status,
+            retry_after,
+            value,
+            content_type,
+        } = result;
+        match self.classification.of_status(status, retry_after.is_some()) {
+            Ok(()) if value.len() > self.max_response_bytes => Err(self.too_large().failure),
+            Ok(()) => Ok(CallResult {
+                status,
+                body: value,
+                content_type,
+            }),
+            Err((class, scope)) => Err(self.error_status(status, class, scope, retry_after).failure),
+        }
+    }
+
+    /// The result of a record, unless it is dropped.
+    fn produced(&self, attempt: &Attempt, result: CallResult) -> Result<Option<Produced>, Failure> {
         let value = attempt.record.value.as_deref();
         let topic = match self.output.destination(value, result.status, &result.body) {
             Destination::Output => None,
@@ -210,13 +349,36 @@ impl Endpoint {
         Ok(Some(Produced { topic, ..produced }))
     }
 
+    /// A call, its quick retries, and if the credentials are refused and the files contain others, the same with those.
+    /// `headers` completes the configured headers.
+    async fn calls(
+        &self,
+        headers: impl Fn(&HeaderMap) -> Result<HeaderMap, Failure>,
+        body: Option<Bytes>,
+    ) -> Result<CallResult, Failure> {
+        let in_use = self.credentials.in_use();
+        let mut result = self.calls_with(&in_use, &headers, &body).await;
+        if let Err(failed) = &result
+            && failed.repetition == Repetition::WithOtherCredentials
+            && let Some(other) = self.credentials.other_than(&in_use).await
+        {
+            result = self.calls_with(&other, &headers, &body).await;
+        }
+        result.map_err(|failed| failed.failure)
+    }
+
     /// A call and its quick retries.
-    async fn calls(&self, attempt: &Attempt, with: &InUse) -> Result<CallResult, CallFailure> {
-        let headers = request::headers_for(attempt, &with.headers).map_err(|failure| CallFailure {
+    async fn calls_with(
+        &self,
+        with: &InUse,
+        headers: impl Fn(&HeaderMap) -> Result<HeaderMap, Failure>,
+        body: &Option<Bytes>,
+    ) -> Result<CallResult, CallFailure> {
+        let headers = headers(&with.headers).map_err(|failure| CallFailure {
             failure: failure.with_scope(FailureScope::NotCalled),
             repetition: Repetition::Useless,
         })?;
-        let call = || self.call(&with.client, &headers, attempt.record.value.as_ref());
+        let call = || self.call(with.clients.client(), &headers, body.as_ref());
         let is_useful = |failed: &CallFailure| failed.repetition == Repetition::Soon;
         self.quick_retry.run(call, is_useful).await
     }
@@ -224,13 +386,13 @@ impl Endpoint {
     /// Sends one request and reads its response.
     async fn call(
         &self,
-        client: &Client,
+        client: Client,
         headers: &HeaderMap,
-        value: Option<&Bytes>,
+        body: Option<&Bytes>,
     ) -> Result<CallResult, CallFailure> {
         let mut request = Request::new(self.method.clone(), self.url.clone());
         *request.headers_mut() = headers.clone();
-        let body = value.cloned().unwrap_or_default();
+        let body = body.cloned().unwrap_or_default();
         if body.is_empty() && matches!(self.method, Method::POST | Method::PUT | Method::PATCH) {
             // hyper omits `content-length: 0`, and some servers reject a POST without it (RFC 9110, section 8.6).
             request
@@ -264,7 +426,7 @@ impl Endpoint {
             }
             Err((class, scope)) => {
                 drain(response).await;
-                Err(self.error_status(status, class, scope, retry_after))
+                Err(self.error_status(status.as_u16(), class, scope, retry_after))
             }
         }
     }
@@ -272,7 +434,7 @@ impl Endpoint {
     /// Reads the body of a successful response. If it is discarded, a body that is too large is no failure, and the
     /// rest of it is not read.
     async fn read_body(&self, mut response: Response) -> Result<Bytes, CallFailure> {
-        let is_kept = self.response != ResponseUse::Keep || self.output.needs_body();
+        let is_kept = self.needs_body;
         let limit = self.max_response_bytes;
         let announced = response
             .content_length()
@@ -300,22 +462,23 @@ impl Endpoint {
 
     fn error_status(
         &self,
-        status: StatusCode,
+        status: u16,
         class: ErrorClass,
         scope: FailureScope,
         retry_after: Option<Duration>,
     ) -> CallFailure {
-        let code = format!("http.{}", status.as_u16());
-        let reason = status
-            .canonical_reason()
+        let code = format!("http.{status}");
+        let known = StatusCode::from_u16(status).ok();
+        let reason = known
+            .and_then(|known| known.canonical_reason())
             .map(|reason| format!(" {reason}"))
             .unwrap_or_default();
-        let note = if status.is_redirection() {
+        let note = if (300..400).contains(&status) {
             "; redirects are not followed"
         } else {
             ""
         };
-        let message = format!("{self} answered {}{reason}{note}", status.as_u16());
+        let message = format!("{self} answered {status}{reason}{note}");
         let failure = match (class, retry_after) {
             (ErrorClass::Throttled, Some(after)) if after > Duration::ZERO => {
                 Failure::throttled(after, code, message)
@@ -324,7 +487,7 @@ impl Endpoint {
             // does not count as a failed attempt, so retrying at once could loop forever.
             _ => Failure::new(class, code, message),
         };
-        let repetition = match status.as_u16() {
+        let repetition = match status {
             401 | 403 | 407 => Repetition::WithOtherCredentials,
             // More calls would not help an endpoint that is overloaded.
             503 => Repetition::Useless,
@@ -364,13 +527,13 @@ impl Endpoint {
                 ("http.closed", message, Repetition::Soon)
             }
             CallError::InvalidResponse => (
-                "http.invalid-response",
+                INVALID_RESPONSE,
                 format!("{self}: the response is not HTTP: {cause}"),
                 Repetition::Soon,
             ),
             CallError::InvalidRequest => {
                 let message = format!("{self}: cannot build the request: {cause}");
-                let failure = Failure::permanent("http.invalid-request", message);
+                let failure = Failure::permanent(INVALID_REQUEST, message);
                 return CallFailure {
                     failure: failure.with_scope(FailureScope::NotCalled),
                     repetition: Repetition::Useless,

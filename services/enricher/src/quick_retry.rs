@@ -1,15 +1,23 @@
 //! Quick retries within an attempt, before the record waits in a tier.
 //!
 //! They are for short failures, such as a broken connection or a restart of one process behind a load balancer. Delays
-//! double and have full jitter, so that records that failed together are not retried together.
+//! double and have full jitter, so that records that failed together are not retried together. In the long run, only a share
+//! of the calls is repeated, so that an endpoint that fails does not get several times the load.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use backon::{BackoffBuilder as _, ExponentialBuilder, Retryable as _};
 use tokio::time::Instant;
+use tower::retry::budget::{Budget as _, TpsBudget};
+
+/// The time whose calls determine how many retries there may be.
+const WINDOW: Duration = Duration::from_secs(10);
+/// This many retries per second are always possible.
+const MIN_PER_SECOND: u32 = 10;
 
 /// How often, after which delays, and for how long a call is repeated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct QuickRetry {
     /// Maximum number of retries; 0 means a single call.
     pub retries: u32,
@@ -17,11 +25,21 @@ pub struct QuickRetry {
     pub delay: Duration,
     /// No retry starts later than this after the start of the first call, so that a slow endpoint does not occupy a
     /// slot of `concurrency` for `retries` times as long.
-    pub budget: Duration,
+    pub within: Duration,
+    /// Limits how many calls are repeated. Clones share it.
+    pub budget: Arc<TpsBudget>,
+}
+
+/// A budget of `share` retries per call, from 0 to 5. At least 10 retries per second are possible.
+#[must_use]
+pub fn retry_budget(share: f64) -> Arc<TpsBudget> {
+    #[expect(clippy::cast_possible_truncation, reason = "the precision does not matter")]
+    let share = share.clamp(0.0, 5.0) as f32;
+    Arc::new(TpsBudget::new(WINDOW, MIN_PER_SECOND, share))
 }
 
 impl QuickRetry {
-    /// Calls until a call succeeds, `may_retry` returns false, or `retries` or `budget` is used up.
+    /// Calls until a call succeeds, `may_retry` returns false, or `retries`, `within` or `budget` is used up.
     ///
     /// # Errors
     /// The error of the last call.
@@ -31,11 +49,12 @@ impl QuickRetry {
         Fut: Future<Output = Result<T, E>>,
     {
         let started = Instant::now();
+        self.budget.deposit();
         // Evaluated after each failure, so the elapsed time includes the calls.
         let delays = self
             .max_delays()
             .map(|max| max.mul_f64(fastrand::f64()))
-            .take_while(|delay| started.elapsed() + *delay <= self.budget);
+            .take_while(|delay| started.elapsed() + *delay <= self.within && self.budget.withdraw());
         call.retry(delays).when(may_retry).await
     }
 
@@ -58,7 +77,7 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     /// Runs calls that take `each` and fail. Returns their number and the total time.
-    async fn failing(quick: QuickRetry, each: Duration) -> (u32, Duration) {
+    async fn failing(quick: &QuickRetry, each: Duration) -> (u32, Duration) {
         let (calls, started) = (Cell::new(0), Instant::now());
         let call = || async {
             calls.set(calls.get() + 1);
@@ -74,7 +93,8 @@ mod tests {
         let quick = QuickRetry {
             retries: 4,
             delay: 100 * MS,
-            budget: Duration::MAX,
+            within: Duration::MAX,
+            budget: retry_budget(0.2),
         };
         let delays: Vec<_> = quick.max_delays().map(|delay| delay.as_millis()).collect();
         assert_eq!(delays, [100, 200, 400, 800]);
@@ -85,11 +105,12 @@ mod tests {
         let quick = QuickRetry {
             retries: 3,
             delay: 100 * MS,
-            budget: 60_000 * MS,
+            within: 60_000 * MS,
+            budget: retry_budget(0.2),
         };
         let mut totals = Vec::new();
         for _ in 0..20 {
-            let (calls, took) = failing(quick, MS).await;
+            let (calls, took) = failing(&quick, MS).await;
             assert_eq!(calls, 4);
             // tokio's clock rounds each delay up to a millisecond.
             assert!(took <= (100 + 200 + 400 + 4 + 4) * MS, "{took:?}");
@@ -103,11 +124,12 @@ mod tests {
         let quick = QuickRetry {
             retries: 5,
             delay: MS,
-            budget: 1_000 * MS,
+            within: 1_000 * MS,
+            budget: retry_budget(0.2),
         };
-        let (calls, took) = failing(quick, 600 * MS).await;
+        let (calls, took) = failing(&quick, 600 * MS).await;
         assert_eq!(calls, 2, "{took:?}");
-        let (calls, _) = failing(quick, 1_001 * MS).await;
+        let (calls, _) = failing(&quick, 1_001 * MS).await;
         assert_eq!(calls, 1);
     }
 
@@ -116,7 +138,8 @@ mod tests {
         let quick = QuickRetry {
             retries: 5,
             delay: MS,
-            budget: 1_000 * MS,
+            within: 1_000 * MS,
+            budget: retry_budget(0.2),
         };
         let calls = Cell::new(0);
         let call = || async {
@@ -126,6 +149,26 @@ mod tests {
         assert_eq!(quick.run(call, |_| false).await, Err("permanent"));
         assert_eq!(calls.get(), 1);
         let none = QuickRetry { retries: 0, ..quick };
-        assert_eq!(failing(none, MS).await.0, 1);
+        assert_eq!(failing(&none, MS).await.0, 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_a_share_of_the_calls_is_repeated() {
+        let quick = QuickRetry {
+            retries: 2,
+            delay: MS,
+            within: 1_000 * MS,
+            budget: retry_budget(0.5),
+        };
+        let mut calls = 0;
+        for _ in 0..1_000 {
+            calls += failing(&quick, MS).await.0;
+        }
+        // All 1,000 calls take less time than the window. 10 per second of it are always possible.
+        let (share, always) = (1_000 / 2, 10 * 10);
+        assert_eq!(calls, 1_000 + share + always);
+        // The time without calls makes new retries possible.
+        tokio::time::advance(2 * WINDOW).await;
+        assert_eq!(failing(&quick, MS).await.0, 3);
     }
 }

@@ -9,6 +9,8 @@ use redeliver_core::HumanDuration;
 use redeliver_core::classification::{Classification, Verdict};
 use serde::{Deserialize, Serialize};
 
+use super::batch::BatchConfig;
+use super::connections::ConnectionsConfig;
 use super::display_from_str;
 use super::error::Findings;
 use super::http_request::{endpoint_url, header_name, header_value, request_method};
@@ -30,6 +32,9 @@ pub struct HttpConfig {
     /// Maximum time to establish a connection.
     #[serde(default = "defaults::connect_timeout", with = "display_from_str")]
     pub connect_timeout: HumanDuration,
+    /// Connections to the endpoint.
+    #[serde(default)]
+    pub connections: ConnectionsConfig,
     /// Maximum number of concurrent requests.
     #[serde(default = "defaults::concurrency")]
     pub concurrency: u32,
@@ -39,6 +44,12 @@ pub struct HttpConfig {
     /// The delay before the first quick retry. It doubles each time.
     #[serde(default = "defaults::quick_retry_delay", with = "display_from_str")]
     pub quick_retry_delay: HumanDuration,
+    /// How many quick retries there may be in the long run, as a share of the calls.
+    #[serde(default = "defaults::quick_retry_budget")]
+    pub quick_retry_budget: f64,
+    /// Calls for several records. `None`: each call is for one record.
+    #[serde(default)]
+    pub batch: Option<BatchConfig>,
     /// How the body of a response is used.
     #[serde(default)]
     pub response: ResponseMode,
@@ -116,9 +127,12 @@ impl HttpConfig {
             method: defaults::method(),
             timeout: defaults::timeout(),
             connect_timeout: defaults::connect_timeout(),
+            connections: ConnectionsConfig::default(),
             concurrency: defaults::concurrency(),
             quick_retries: defaults::quick_retries(),
             quick_retry_delay: defaults::quick_retry_delay(),
+            quick_retry_budget: defaults::quick_retry_budget(),
+            batch: None,
             response: ResponseMode::default(),
             max_response_bytes: defaults::max_response_bytes(),
             max_retry_after: defaults::max_retry_after(),
@@ -127,6 +141,13 @@ impl HttpConfig {
             classification: BTreeMap::new(),
             tls: TlsConfig::default(),
         }
+    }
+
+    /// Maximum number of records whose calls are in progress.
+    #[must_use]
+    pub fn records_in_calls(&self) -> u32 {
+        let records = self.batch.map_or(1, |batch| batch.records);
+        self.concurrency.saturating_mul(records)
     }
 
     /// How responses are classified.
@@ -160,6 +181,19 @@ impl HttpConfig {
             self.connect_timeout,
             HumanDuration::from_millis(1)..=hour,
         );
+        findings.inside("connections", |at| self.connections.check(at));
+        if let Some(batch) = &self.batch {
+            findings.inside("batch", |at| batch.check(at));
+            if ["GET", "HEAD", "DELETE", "OPTIONS", "TRACE"].contains(&&*self.method) {
+                findings.report(
+                    "batch",
+                    format!(
+                        "needs a method with a body, such as POST; method is {}",
+                        self.method
+                    ),
+                );
+            }
+        }
         if let ResponseMode::Merge(pointer) = &self.response
             && !is_pointer(pointer)
         {
@@ -172,6 +206,7 @@ impl HttpConfig {
             self.quick_retry_delay,
             HumanDuration::from_millis(1)..=HumanDuration::from_secs(60),
         );
+        findings.range("quick_retry_budget", self.quick_retry_budget, 0.0..=5.0);
         findings.range("max_response_bytes", self.max_response_bytes, 1..=1 << 30);
         findings.range(
             "max_retry_after",
@@ -259,6 +294,10 @@ mod defaults {
 
     pub(super) fn quick_retry_delay() -> HumanDuration {
         HumanDuration::from_millis(100)
+    }
+
+    pub(super) fn quick_retry_budget() -> f64 {
+        0.2
     }
 
     pub(super) fn max_response_bytes() -> u64 {

@@ -1,8 +1,12 @@
 //! Validation of the configured parts of an HTTP request. The code that sends requests uses the same functions, so that
 //! it cannot reject a valid configuration later.
 
+use std::fmt;
+
 use axum::http::{HeaderName, HeaderValue, Method, Uri};
 use url::{Host, Url};
+
+use super::secret::redact_url;
 
 /// Headers that cannot be configured: they frame the request or differ for each record.
 const RESERVED: [&str; 6] = [
@@ -35,6 +39,46 @@ pub fn endpoint_url(text: &str) -> Result<Url, String> {
     match Uri::try_from(url.as_str()) {
         Ok(_) => Ok(url),
         Err(error) => Err(format!("is not a URL for a request ({error}): {valid}")),
+    }
+}
+
+/// Which proxy the connections to an endpoint use.
+#[derive(Clone, PartialEq, Eq)]
+pub enum ProxyChoice {
+    /// That of the environment variables `HTTP_PROXY`, `HTTPS_PROXY` and `NO_PROXY`; for an endpoint on this machine none.
+    Environment,
+    /// None.
+    Direct,
+    /// The one with this URL, which can contain a user name and a password.
+    Url(Url),
+}
+
+impl fmt::Debug for ProxyChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Environment => f.write_str("Environment"),
+            Self::Direct => f.write_str("Direct"),
+            Self::Url(url) => write!(f, "Url({})", redact_url(url.as_str())),
+        }
+    }
+}
+
+/// Parses the choice of a proxy: its URL, or `none`.
+///
+/// # Errors
+/// What is wrong and what is valid. The URL is not repeated, because it may contain a password.
+pub(super) fn proxy_choice(text: &str) -> Result<ProxyChoice, String> {
+    if text == "none" {
+        return Ok(ProxyChoice::Direct);
+    }
+    let valid = "write none, or the URL of an HTTP proxy, such as http://proxy.example:3128";
+    let url: Url = text
+        .parse()
+        .map_err(|error| format!("is not a URL ({error}): {valid}"))?;
+    let is_http = ["http", "https"].contains(&url.scheme()) && text.contains("://");
+    match is_http {
+        true => Ok(ProxyChoice::Url(url)),
+        false => Err(format!("is not the URL of an HTTP proxy: {valid}")),
     }
 }
 
@@ -123,6 +167,16 @@ mod tests {
         ] {
             let error = endpoint_url(invalid).unwrap_err();
             assert!(error.starts_with(problem), "{invalid}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_proxy_is_a_url_or_none() {
+        assert_eq!(proxy_choice("none"), Ok(ProxyChoice::Direct));
+        let proxy = proxy_choice("http://me:hunter2@proxy:3128").unwrap();
+        assert_eq!(format!("{proxy:?}"), "Url(http://me:<redacted>@proxy:3128/)");
+        for invalid in ["", "proxy:3128", "socks5://proxy", "None"] {
+            assert!(proxy_choice(invalid).is_err(), "{invalid}");
         }
     }
 

@@ -215,18 +215,26 @@ impl PipelineConfig {
     /// Maximum number of concurrent attempts in a process.
     #[must_use]
     pub fn concurrency(&self) -> u32 {
-        let of_http = self.http.as_ref().map(|http| http.concurrency);
+        let of_http = self.http.as_ref().map(HttpConfig::records_in_calls);
         of_http.or(self.concurrency).unwrap_or(DEFAULT_CONCURRENCY)
     }
 
     /// A limit of attempts makes sense only up to `in_flight`. `findings` must be where `concurrency` is.
     fn check_concurrency(&self, findings: &mut Findings<'_>) {
         if self.concurrency() > self.in_flight && self.in_flight > 0 {
-            let problem = format!(
-                "{} is more than in_flight: must be at most {}",
-                self.concurrency(),
-                self.in_flight
-            );
+            let (records, limit) = (self.concurrency(), self.in_flight);
+            let batch = self.http.as_ref().and_then(|http| http.batch);
+            let problem = match batch {
+                Some(batch) => {
+                    let calls = (limit / batch.records.max(1)).max(1);
+                    format!(
+                        "{records} records in calls, with batches of {}, are more than in_flight ({limit}): must be at most \
+                         {calls}, with smaller batches or a larger in_flight",
+                        batch.records
+                    )
+                }
+                None => format!("{records} is more than in_flight: must be at most {limit}"),
+            };
             findings.report("concurrency", problem);
         }
     }

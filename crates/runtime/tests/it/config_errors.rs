@@ -269,6 +269,7 @@ fn values_out_of_range_are_rejected() {
             ("quick_retry_delay", "2m", "1ms and 1m"),
             ("max_response_bytes", "0", "1 and 1073741824"),
             ("max_retry_after", "1ms", "1s and 366d"),
+            ("quick_retry_budget", "5.1", "0 and 5"),
         ],
     );
 }
@@ -602,6 +603,36 @@ fn requests_that_cannot_be_sent_are_rejected() {
         (
             "url: 'http://h', concurrency: 4097",
             "concurrency: 4097 is more than in_flight: must be at most 4096",
+        ),
+        (
+            "url: 'http://h', batch: { records: 10, wait: 2m }",
+            "batch.wait: 2m is out of range: must be between 0s and 1m",
+        ),
+        (
+            "url: 'http://h', batch: { records: 0 }",
+            "batch.records: 0 is out of range: must be between 1 and 10000",
+        ),
+        (
+            "url: 'http://h', method: DELETE, batch: { records: 10 }",
+            "batch: needs a method with a body, such as POST; method is DELETE",
+        ),
+        (
+            "url: 'http://h', connections: { max_age: 999ms }",
+            "connections.max_age: 999ms is out of range: must be between 1s and 1d",
+        ),
+        (
+            "url: 'http://h', connections: { idle_timeout: 2d }",
+            "connections.idle_timeout: 2d is out of range: must be between 1ms and 1d",
+        ),
+        (
+            "url: 'http://h', connections: { proxy: 'socks5://me:pw@h' }",
+            "connections.proxy: is not the URL of an HTTP proxy: write none, or the URL of an HTTP proxy, such as \
+             http://proxy.example:3128",
+        ),
+        (
+            "url: 'http://h', batch: { records: 1000 }, concurrency: 5",
+            "concurrency: 5000 records in calls, with batches of 1000, are more than in_flight (4096): must be at most 4, with \
+             smaller batches or a larger in_flight",
         ),
         (
             "url: 'http://h', tls: { cert_file: a }",

@@ -1,6 +1,7 @@
 use super::*;
 
 const SECOND: Duration = Duration::from_secs(1);
+const FAILED: Evidence = Evidence::Failed { shared_call: None };
 
 /// A breaker at a time that only the test moves.
 struct Bench {
@@ -37,7 +38,7 @@ impl Bench {
     }
 
     fn held(&mut self, record: i64) -> Provisional {
-        match self.run(record, Evidence::Failed) {
+        match self.run(record, FAILED) {
             (Verdict::Held(failure), None) => failure,
             other => panic!("{other:?}"),
         }
@@ -49,10 +50,7 @@ impl Bench {
         for record in 1..failures {
             self.held(i64::try_from(record).unwrap());
         }
-        assert_eq!(
-            self.run(0, Evidence::Failed),
-            (Verdict::Forgotten, Some(Change::Opened))
-        );
+        assert_eq!(self.run(0, FAILED), (Verdict::Forgotten, Some(Change::Opened)));
     }
 
     /// The time until the next probe.
@@ -89,20 +87,33 @@ fn consecutive_failures_open_the_breaker_and_none_of_them_counts() {
     let mut bench = Bench::new(3);
     let running = [bench.start(), bench.start()];
     let held = [bench.held(1), bench.held(2)];
-    assert_eq!(
-        bench.run(3, Evidence::Failed),
-        (Verdict::Forgotten, Some(Change::Opened))
-    );
+    assert_eq!(bench.run(3, FAILED), (Verdict::Forgotten, Some(Change::Opened)));
     for failure in held {
         assert_eq!(bench.breaker.view().decide(failure), Verdict::Forgotten);
     }
     // Attempts that were in progress neither count nor close the breaker.
-    assert_eq!(
-        bench.end(running[0], 4, Evidence::Failed),
-        (Verdict::Forgotten, None)
-    );
+    assert_eq!(bench.end(running[0], 4, FAILED), (Verdict::Forgotten, None));
     assert_eq!(bench.end(running[1], 5, Evidence::Answered), (Verdict::Own, None));
     assert!(bench.breaker.view().is_open);
+}
+
+#[test]
+fn the_failures_of_a_call_for_several_records_count_once() {
+    let mut bench = Bench::new(3);
+    let of_call = |call| Evidence::Failed {
+        shared_call: Some(call),
+    };
+    let mut record = 0;
+    for call in [1, 2] {
+        for _ in 0..100 {
+            record += 1;
+            let (verdict, change) = bench.run(record, of_call(call));
+            assert!(matches!(verdict, Verdict::Held(_)), "{verdict:?}");
+            assert_eq!(change, None);
+        }
+    }
+    let opened = (Verdict::Forgotten, Some(Change::Opened));
+    assert_eq!(bench.run(-1, of_call(3)), opened);
 }
 
 #[test]
@@ -117,10 +128,7 @@ fn an_answer_between_failures_keeps_the_breaker_closed() {
     bench.held(1);
     bench.held(2);
     assert_eq!(bench.run(3, Evidence::None), (Verdict::Own, None));
-    assert_eq!(
-        bench.run(4, Evidence::Failed),
-        (Verdict::Forgotten, Some(Change::Opened))
-    );
+    assert_eq!(bench.run(4, FAILED), (Verdict::Forgotten, Some(Change::Opened)));
 }
 
 #[test]
@@ -139,7 +147,7 @@ fn the_breaker_opens_if_too_many_of_the_calls_of_a_window_fail_although_others_a
     for record in 0..100 {
         bench.now += SECOND / 10;
         let evidence = if record % 3 == 0 {
-            Evidence::Failed
+            FAILED
         } else {
             Evidence::Answered
         };
@@ -151,7 +159,7 @@ fn the_breaker_opens_if_too_many_of_the_calls_of_a_window_fail_although_others_a
         let evidence = if record % 3 == 0 {
             Evidence::Answered
         } else {
-            Evidence::Failed
+            FAILED
         };
         bench.run(*record, evidence).1 == Some(Change::Opened)
     });
@@ -159,10 +167,7 @@ fn the_breaker_opens_if_too_many_of_the_calls_of_a_window_fail_although_others_a
     // The calls from before do not open it again.
     bench.advance_to_probe();
     bench.run(200, Evidence::Answered);
-    assert!(matches!(
-        bench.run(201, Evidence::Failed),
-        (Verdict::Held(_), None)
-    ));
+    assert!(matches!(bench.run(201, FAILED), (Verdict::Held(_), None)));
 }
 
 #[test]
@@ -184,10 +189,7 @@ fn an_open_breaker_admits_one_probe_at_a_time_after_growing_delays() {
         bench.now += seconds * SECOND;
         let probe = bench.start();
         assert_eq!(bench.breaker.start(false, bench.now), Err(None), "one at a time");
-        assert_eq!(
-            bench.end(probe, record, Evidence::Failed),
-            (Verdict::Forgotten, None)
-        );
+        assert_eq!(bench.end(probe, record, FAILED), (Verdict::Forgotten, None));
     }
     bench.now += 8 * SECOND;
     let after = 31 * SECOND;
@@ -219,10 +221,7 @@ fn an_attempt_that_started_before_the_breaker_opened_and_fails_after_it_has_clos
     let (_, change) = bench.run(1, Evidence::Answered);
     assert!(matches!(change, Some(Change::Closed { .. })));
     for (record, attempt) in (2..).zip(slow) {
-        assert_eq!(
-            bench.end(attempt, record, Evidence::Failed),
-            (Verdict::Forgotten, None)
-        );
+        assert_eq!(bench.end(attempt, record, FAILED), (Verdict::Forgotten, None));
     }
     assert!(!bench.breaker.view().is_open);
 }
@@ -233,7 +232,7 @@ fn a_probe_that_does_not_call_the_endpoint_makes_room_for_another_one_at_once() 
     bench.open();
     bench.advance_to_probe();
     assert_eq!(bench.run(1, Evidence::NotCalled), (Verdict::Own, None));
-    bench.run(2, Evidence::Failed);
+    bench.run(2, FAILED);
     assert_eq!(bench.next_probe(), 2 * SECOND);
 }
 
@@ -258,7 +257,7 @@ fn records_that_are_probed_again_and_again_fail_on_their_own_once_there_is_no_ot
     for record in (0..60).map(|probe| probe % 2) {
         bench.advance_to_probe();
         let is_own = since[record].is_some_and(|since| bench.now - since >= poison_after);
-        let ended = bench.run(i64::try_from(record).unwrap(), Evidence::Failed);
+        let ended = bench.run(i64::try_from(record).unwrap(), FAILED);
         assert_eq!(
             ended.0,
             if is_own {
@@ -288,7 +287,7 @@ fn while_other_records_arrive_records_that_are_probed_again_do_not_fail() {
         bench.advance_to_probe();
         // Every fifth probe is that of a new record, and the others are those of the same one.
         let record = if probe % 5 == 0 { probe } else { -1 };
-        assert_eq!(bench.run(record, Evidence::Failed), (Verdict::Forgotten, None));
+        assert_eq!(bench.run(record, FAILED), (Verdict::Forgotten, None));
     }
 }
 
@@ -298,7 +297,7 @@ fn an_outage_during_which_each_probe_is_another_record_burns_no_attempts() {
     bench.open();
     for record in 0..1_000 {
         bench.advance_to_probe();
-        assert_eq!(bench.run(record, Evidence::Failed), (Verdict::Forgotten, None));
+        assert_eq!(bench.run(record, FAILED), (Verdict::Forgotten, None));
     }
 }
 
@@ -310,10 +309,7 @@ fn a_driver_with_nothing_else_repeats_a_held_record_after_growing_delays() {
         assert_eq!(bench.breaker.repeat_at(true), Some(bench.now + seconds * SECOND));
         bench.now += seconds * SECOND;
     }
-    assert_eq!(
-        bench.run(1, Evidence::Failed),
-        (Verdict::Forgotten, Some(Change::Opened))
-    );
+    assert_eq!(bench.run(1, FAILED), (Verdict::Forgotten, Some(Change::Opened)));
 }
 
 #[test]
@@ -327,6 +323,6 @@ fn a_driver_with_other_calls_repeats_a_held_record_after_the_longest_delay() {
 fn without_a_limit_of_failures_every_failure_is_the_records_own() {
     let mut bench = Bench::new(0);
     for record in 0..100 {
-        assert_eq!(bench.run(record, Evidence::Failed), (Verdict::Own, None));
+        assert_eq!(bench.run(record, FAILED), (Verdict::Own, None));
     }
 }

@@ -1,4 +1,4 @@
-//! The headers and the client of calls, which follow the files of the configuration.
+//! The headers and the connections of calls, which follow the files of the configuration.
 //!
 //! Changed files are used within seconds. After a call was refused, they are read at once, so that a change of
 //! credentials costs no record an attempt.
@@ -8,17 +8,18 @@ use std::sync::Arc;
 
 use prometheus_client::metrics::gauge::Gauge;
 use redeliver_runtime::watched_files::{self, WatchedFiles};
+use reqwest::Url;
 use reqwest::header::HeaderMap;
-use reqwest::{Client, Url};
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
+use super::client::{self, Clients};
+use super::headers;
 use super::settings::{HttpSettings, HttpSetupError};
-use super::{client, headers};
 
 pub(super) struct Credentials {
     headers: WatchedFiles<HeaderMap>,
-    client: WatchedFiles<Client>,
+    clients: WatchedFiles<Clients>,
     /// When the last check because of a refusal began. Locked during the check, so that there is one at a time.
     last_check: Mutex<Option<Instant>>,
 }
@@ -26,12 +27,12 @@ pub(super) struct Credentials {
 /// What one call uses.
 pub(super) struct InUse {
     pub(super) headers: Arc<HeaderMap>,
-    pub(super) client: Arc<Client>,
+    pub(super) clients: Arc<Clients>,
 }
 
 impl InUse {
     fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.headers, &other.headers) && Arc::ptr_eq(&self.client, &other.client)
+        Arc::ptr_eq(&self.headers, &other.headers) && Arc::ptr_eq(&self.clients, &other.clients)
     }
 }
 
@@ -39,7 +40,7 @@ impl Credentials {
     pub(super) fn load(settings: &HttpSettings, url: &Url) -> Result<Self, HttpSetupError> {
         Ok(Self {
             headers: headers::load(settings)?,
-            client: client::load(settings, url)?,
+            clients: client::load(settings, url)?,
             last_check: Mutex::default(),
         })
     }
@@ -47,7 +48,7 @@ impl Credentials {
     pub(super) fn in_use(&self) -> InUse {
         InUse {
             headers: self.headers.value(),
-            client: self.client.value(),
+            clients: self.clients.value(),
         }
     }
 
@@ -61,7 +62,7 @@ impl Credentials {
             let (began, files) = (Instant::now(), self.clone());
             let checked = tokio::task::spawn_blocking(move || {
                 files.headers.check_now();
-                files.client.check_now();
+                files.clients.check_now();
             });
             if let Err(error) = checked.await {
                 tracing::error!(%error, "cannot check the files of an endpoint");
@@ -76,13 +77,13 @@ impl Credentials {
         if !self.headers.is_empty() {
             self.headers.observe(gauge("header_files"));
         }
-        if !self.client.is_empty() {
-            self.client.observe(gauge("tls"));
+        if !self.clients.is_empty() {
+            self.clients.observe(gauge("tls"));
         }
     }
 
     pub(super) fn has_files(&self) -> bool {
-        !self.headers.is_empty() || !self.client.is_empty()
+        !self.headers.is_empty() || !self.clients.is_empty()
     }
 
     /// Follows the files. Ends only with an error.
@@ -93,6 +94,6 @@ impl Credentials {
     /// Blocks.
     pub(super) fn check(&self) {
         self.headers.check();
-        self.client.check();
+        self.clients.check();
     }
 }

@@ -14,16 +14,15 @@ pub(super) const TRACESTATE: HeaderName = HeaderName::from_static(headers::TRACE
 /// secrets into them.
 pub(super) fn headers_for(attempt: &Attempt, configured: &HeaderMap) -> Result<HeaderMap, Failure> {
     let mut headers = configured.clone();
-    let own = &attempt.record.headers;
     if !headers.contains_key(CONTENT_TYPE) {
         let octets = || HeaderValue::from_static("application/octet-stream");
-        headers.insert(CONTENT_TYPE, content_type(own).unwrap_or_else(octets));
+        headers.insert(
+            CONTENT_TYPE,
+            content_type(&attempt.record.headers).unwrap_or_else(octets),
+        );
     }
     headers.insert(IDEMPOTENCY_KEY, idempotency_key(&attempt.origin)?);
-    let (parent, state) = match &attempt.trace {
-        Some(trace) => attempt_trace(trace),
-        None => producer_trace(own),
-    };
+    let (parent, state) = trace(attempt);
     if let Some(parent) = parent {
         headers.insert(TRACEPARENT, parent);
         if let Some(state) = state {
@@ -31,6 +30,14 @@ pub(super) fn headers_for(attempt: &Attempt, configured: &HeaderMap) -> Result<H
         }
     }
     Ok(headers)
+}
+
+/// The headers of a request for several records. What differs between them is part of the body.
+pub(super) fn headers_for_batch(configured: &HeaderMap) -> HeaderMap {
+    let mut headers = configured.clone();
+    let json = HeaderValue::from_static("application/json");
+    headers.entry(CONTENT_TYPE).or_insert(json);
+    headers
 }
 
 fn idempotency_key(origin: &Origin) -> Result<HeaderValue, Failure> {
@@ -41,7 +48,7 @@ fn idempotency_key(origin: &Origin) -> Result<HeaderValue, Failure> {
 }
 
 /// The record's content type, if the record has exactly one and it is valid.
-fn content_type(own: &Headers) -> Option<HeaderValue> {
+pub(super) fn content_type(own: &Headers) -> Option<HeaderValue> {
     let value = HeaderValue::from_bytes(only(own, CONTENT_TYPE.as_str())?.trim_ascii()).ok()?;
     let (kind, rest) = value.to_str().ok()?.split_once('/')?;
     let is_type = !kind.is_empty()
@@ -52,6 +59,14 @@ fn content_type(own: &Headers) -> Option<HeaderValue> {
 }
 
 type Trace = (Option<HeaderValue>, Option<HeaderValue>);
+
+/// The `traceparent` and the `tracestate` of an attempt.
+pub(super) fn trace(attempt: &Attempt) -> Trace {
+    match &attempt.trace {
+        Some(trace) => attempt_trace(trace),
+        None => producer_trace(&attempt.record.headers),
+    }
+}
 
 fn attempt_trace(trace: &TraceContext) -> Trace {
     let state = trace.tracestate.as_deref().map(HeaderValue::from_str);

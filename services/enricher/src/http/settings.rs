@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use redeliver_core::classification::Classification;
-use redeliver_runtime::config::{Problem, endpoint_url, request_method};
+use redeliver_runtime::config::{BatchConfig, ConnectionsConfig, Problem, endpoint_url, request_method};
 use redeliver_runtime::watched_files::ConfiguredFile;
 use reqwest::{Method, Url};
 
@@ -24,10 +24,18 @@ pub struct HttpSettings {
     pub timeout: Duration,
     /// Maximum time to establish a connection, including TLS.
     pub connect_timeout: Duration,
+    /// The connections.
+    pub connections: ConnectionsConfig,
+    /// Maximum number of concurrent calls for several records, see `batch`. Without `batch`, the caller limits them.
+    pub concurrency: usize,
+    /// Calls for several records. `None`: each call is for one record.
+    pub batch: Option<BatchConfig>,
     /// Maximum number of retries within an attempt.
     pub quick_retries: u32,
     /// Upper bound of the delay before the first quick retry; doubles with each further one.
     pub quick_retry_delay: Duration,
+    /// How many quick retries there may be in the long run, as a share of the calls, from 0 to 5.
+    pub quick_retry_budget: f64,
     /// How the body of a successful response is used.
     pub response: ResponseUse,
     /// Maximum size in bytes of a response that becomes the value; a larger one is a permanent failure.
@@ -81,7 +89,7 @@ pub struct HttpSetupError {
 
 impl HttpSettings {
     /// `POST` to this endpoint, with the defaults of the configuration: a timeout of 5 s, 2 s to connect, 2 quick
-    /// retries after up to 100 ms, a response of at most 1 MB that becomes the value, and at most one hour for
+    /// retries after up to 100 ms and for a fifth of the calls, a response of at most 1 MB that becomes the value, and at most one hour for
     /// `Retry-After`.
     #[must_use]
     pub fn new(url: impl Into<String>) -> Self {
@@ -91,8 +99,12 @@ impl HttpSettings {
             method: "POST".to_owned(),
             timeout: Duration::from_secs(5),
             connect_timeout: Duration::from_secs(2),
+            connections: ConnectionsConfig::default(),
+            concurrency: 16,
+            batch: None,
             quick_retries: 2,
             quick_retry_delay: Duration::from_millis(100),
+            quick_retry_budget: 0.2,
             response: ResponseUse::default(),
             max_response_bytes: 1_000_000,
             max_retry_after: Duration::from_secs(3_600),
@@ -150,8 +162,12 @@ impl fmt::Debug for HttpSettings {
             .field("method", &self.method)
             .field("timeout", &self.timeout)
             .field("connect_timeout", &self.connect_timeout)
+            .field("connections", &self.connections)
+            .field("concurrency", &self.concurrency)
+            .field("batch", &self.batch)
             .field("quick_retries", &self.quick_retries)
             .field("quick_retry_delay", &self.quick_retry_delay)
+            .field("quick_retry_budget", &self.quick_retry_budget)
             .field("response", &self.response)
             .field("max_response_bytes", &self.max_response_bytes)
             .field("max_retry_after", &self.max_retry_after)

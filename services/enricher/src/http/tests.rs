@@ -1,6 +1,8 @@
 //! The handler with local servers.
 
+mod batches;
 mod certificates;
+mod connections;
 mod server;
 
 use std::collections::BTreeMap;

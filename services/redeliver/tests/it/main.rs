@@ -2,6 +2,7 @@
 
 mod acls;
 mod all_services;
+mod batches;
 mod breaker;
 mod chaos;
 mod cli;

@@ -1,0 +1,124 @@
+//! Versions of HTTP, proxies, and how long connections are used.
+
+use hyper::Version;
+use redeliver_runtime::config::{ConnectionsConfig, HttpVersion, Url};
+
+use super::*;
+
+fn with(url: impl Into<String>, change: impl FnOnce(&mut ConnectionsConfig)) -> HttpSettings {
+    let mut settings = settings(url);
+    change(&mut settings.connections);
+    settings
+}
+
+/// The body is the version of HTTP.
+fn version_of_request(request: &redeliver_testkit::Request) -> Reply {
+    Reply::ok(format!("{:?}", request.version))
+}
+
+#[tokio::test]
+async fn without_tls_http2_must_be_configured() {
+    let endpoint = FakeEndpoint::start(version_of_request);
+    for (version, expected) in [
+        (HttpVersion::Auto, Version::HTTP_11),
+        (HttpVersion::Http1, Version::HTTP_11),
+        (HttpVersion::Http2, Version::HTTP_2),
+    ] {
+        let settings = with(endpoint.url(), |connections| connections.version = version);
+        let produced = call(settings).await.unwrap();
+        assert_eq!(value(&produced), format!("{expected:?}").as_bytes());
+    }
+}
+
+#[tokio::test]
+async fn with_tls_the_endpoint_offers_http2() {
+    let (scratch, ours) = (Scratch::new("http").unwrap(), Authority::new());
+    let ca_file = ours.write(scratch.path().join("ours.crt"));
+    for (offered, version, expected) in [
+        (&["h2", "http/1.1"][..], HttpVersion::Auto, Some(Version::HTTP_2)),
+        (&["http/1.1"], HttpVersion::Auto, Some(Version::HTTP_11)),
+        (&[], HttpVersion::Auto, Some(Version::HTTP_11)),
+        (&["h2", "http/1.1"], HttpVersion::Http1, Some(Version::HTTP_11)),
+        (&["h2", "http/1.1"], HttpVersion::Http2, Some(Version::HTTP_2)),
+        (&["http/1.1"], HttpVersion::Http2, None),
+    ] {
+        let mut tls = ours.server(None);
+        tls.alpn_protocols = offered.iter().map(|name| name.as_bytes().to_vec()).collect();
+        let endpoint = FakeEndpoint::start_tls(tls, version_of_request);
+        let mut settings = with(endpoint.url(), |connections| connections.version = version);
+        settings.tls.ca_file = Some(ca_file.clone());
+        let ended = call(settings).await;
+        let code = ended.as_ref().map_err(|failure| failure.code.as_str());
+        let text = expected.map(|version| format!("{version:?}"));
+        match &text {
+            Some(text) => assert_eq!(code.map(value), Ok(text.as_bytes()), "{offered:?} {version:?}"),
+            None => assert_eq!(code.map(value), Err("http.connect"), "{offered:?} {version:?}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn concurrent_calls_share_a_connection_with_http2() {
+    let endpoint =
+        FakeEndpoint::start(|_| Reply::Delay(Duration::from_millis(20), Box::new(Reply::ok("late"))));
+    let settings = with(endpoint.url(), |connections| {
+        connections.version = HttpVersion::Http2
+    });
+    let handler = HttpHandler::new(settings, Arc::new(SystemClock)).unwrap();
+    assert!(run(&handler, attempt(Some(b"doc"), &[])).await.is_ok());
+    let calls = [(); 20].map(|()| run(&handler, attempt(Some(b"doc"), &[])));
+    assert!(futures::future::join_all(calls).await.iter().all(Result::is_ok));
+    assert_eq!((endpoint.connections(), endpoint.max_concurrency()), (1, 20));
+}
+
+#[tokio::test]
+async fn an_http2_stream_that_is_reset_is_a_closed_connection() {
+    let endpoint = FakeEndpoint::start(|_| Reply::Close);
+    let settings = with(endpoint.url(), |connections| {
+        connections.version = HttpVersion::Http2
+    });
+    let failure = failure(settings).await;
+    assert_eq!(
+        (failure.code.as_str(), failure.scope),
+        ("http.closed", FailureScope::Endpoint)
+    );
+}
+
+/// Calls until a new connection is opened.
+async fn until_another_connection(handler: &HttpHandler, endpoint: &FakeEndpoint) {
+    eventually_async("another connection", Duration::from_secs(30), async || {
+        assert!(run(handler, attempt(Some(b"doc"), &[])).await.is_ok());
+        (endpoint.connections() > 1).then_some(()).ok_or("one connection")
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_connection_is_replaced_at_its_maximum_age_although_it_is_in_use() {
+    let endpoint = FakeEndpoint::start(|_| Reply::ok("ok"));
+    let settings = with(endpoint.url(), |connections| {
+        connections.max_age = HumanDuration::from_secs(1);
+        connections.idle_timeout = HumanDuration::from_secs(3_600);
+    });
+    let handler = HttpHandler::new(settings, Arc::new(SystemClock)).unwrap();
+    until_another_connection(&handler, &endpoint).await;
+}
+
+#[tokio::test]
+async fn calls_go_through_the_configured_proxy_with_its_password() {
+    // A proxy that answers by itself.
+    let proxy = FakeEndpoint::start(|request| {
+        // "me:secret" in base64.
+        assert_eq!(request.headers["proxy-authorization"], "Basic bWU6c2VjcmV0");
+        assert_eq!(request.headers["host"], "endpoint.example");
+        Reply::ok("proxied")
+    });
+    let url = format!("http://me:secret@{}", proxy.address());
+    let settings = with("http://endpoint.example/call", |connections| {
+        connections.proxy = Some(Url::new(url));
+    });
+    let shown = format!("{settings:?}");
+    assert!(!shown.contains("secret"), "{shown}");
+    assert_eq!(value(&call(settings).await.unwrap()), b"proxied");
+    assert_eq!(proxy.calls(), 1);
+}
