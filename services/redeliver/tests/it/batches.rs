@@ -110,8 +110,8 @@ fn a_record_that_makes_whole_calls_fail_is_a_dead_letter_and_all_others_succeed(
     let sent = pipe.produce(records(1_000));
     let _services = (pipe.enricher("a"), pipe.retry_tier("a"));
     let ends = pipe.settle(&sent, DEADLINE);
-    ends.meets_with(&sent, |body| {
-        if is_bad(body) {
+    ends.meets_with(&sent, |sent| {
+        if is_bad(sent.body()) {
             Fate::Refused
         } else {
             Fate::Succeeds
