@@ -357,8 +357,9 @@ pub fn write_lineage(headers: &mut Headers, pipeline: &str, origin: &Origin, ret
     headers.push_text(ORIGINAL_TOPIC, &origin.topic);
     headers.push_text(ORIGINAL_PARTITION, &origin.partition.to_string());
     headers.push_text(ORIGINAL_OFFSET, &origin.offset.to_string());
-    if let Some(timestamp) = origin.timestamp {
-        headers.push_text(ORIGINAL_TIMESTAMP, &timestamp.to_string());
+    // A text that cannot be read again would make every retry malformed.
+    if let Some(timestamp) = origin.timestamp.and_then(Timestamp::to_rfc3339) {
+        headers.push_text(ORIGINAL_TIMESTAMP, &timestamp);
     }
     headers.push_text(RETRY_COUNT, &retry_count.to_string());
 }
@@ -400,6 +401,27 @@ mod tests {
             partition: 3,
             offset: 44,
             timestamp: Some(Timestamp::from_millis(5)),
+        }
+    }
+
+    #[test]
+    fn a_timestamp_that_no_text_can_contain_is_omitted_and_the_rest_is_read_back() {
+        // Microseconds, written as milliseconds.
+        for millis in [1_700_000_000_000_000, -62_135_596_800_001, i64::MAX] {
+            let origin = Origin {
+                timestamp: Some(Timestamp::from_millis(millis)),
+                ..lineage()
+            };
+            let mut headers = Headers::new();
+            write_lineage(&mut headers, "p", &origin, 2);
+            let expected = Origin {
+                timestamp: None,
+                ..origin
+            };
+            assert_eq!(
+                ReservedHeaders::read(&record(headers)).unwrap().origin(),
+                Ok(expected)
+            );
         }
     }
 

@@ -45,12 +45,24 @@ impl Timestamp {
     }
 }
 
+impl Timestamp {
+    /// The text that a header contains: RFC 3339 with milliseconds. `None` if the year is not from 1 to 9999, which only the
+    /// timestamps of untrusted records can be.
+    #[must_use]
+    pub fn to_rfc3339(self) -> Option<String> {
+        /// 0001-01-01T00:00:00Z.
+        const YEAR_1: i64 = -62_135_596_800_000;
+        let instant = jiff::Timestamp::from_millisecond(self.0).ok();
+        let instant = instant.filter(|_| self.0 >= YEAR_1)?;
+        Some(format!("{instant:.3}"))
+    }
+}
+
 impl fmt::Display for Timestamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match jiff::Timestamp::from_millisecond(self.0) {
-            Ok(instant) => write!(f, "{instant:.3}"),
-            // The year is out of range for RFC 3339. Only the timestamps of untrusted records can be.
-            Err(_) => write!(f, "{}ms", self.0),
+        match self.to_rfc3339() {
+            Some(text) => f.write_str(&text),
+            None => write!(f, "{}ms", self.0),
         }
     }
 }

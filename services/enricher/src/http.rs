@@ -15,7 +15,7 @@
 //! | `http.missing-result` | transient | unknown | the response to a call for several records has no result for the record |
 //! | `http.response-too-large` | permanent | record | the response exceeds `max_response_bytes` |
 //! | `http.invalid-request` | permanent | not called | the request cannot be built |
-//! | `output.unknown` | permanent | not called | no topic for the result |
+//! | `http.merge` | permanent | record | the response cannot be inserted into the value |
 //!
 //! The scope of a failure is that of the whole call if it was for several records.
 

@@ -1,23 +1,21 @@
 //! Inserts the response into the record's JSON document, and leaves the rest of it as it is.
 //!
-//! Numbers keep their digits and fields their order, because the other fields are copied as text.
+//! Numbers keep their digits and fields their order, because the values of the other fields are copied as text.
 
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-/// Objects in objects to the place of the response. A JSON pointer in a configuration needs no more.
-const MAX_DEPTH: usize = 32;
-
 /// Inserts `inserted`, a JSON document, at a JSON pointer (RFC 6901). A field that exists is replaced. Objects on the path that
-/// do not exist are created.
+/// do not exist are created. The result is not longer than both documents and the pointer together, but for escapes and
+/// punctuation.
 ///
 /// # Errors
 /// What is wrong: one of the documents is not JSON, or something on the path is not an object. The message contains no part of
 /// the documents.
 pub(crate) fn insert(document: &[u8], pointer: &str, inserted: &[u8]) -> Result<Vec<u8>, String> {
-    let path: Vec<String> = pointer.split('/').skip(1).take(MAX_DEPTH).map(unescape).collect();
+    let path: Vec<String> = pointer.split('/').skip(1).map(unescape).collect();
     let inserted: &RawValue =
         serde_json::from_slice(inserted).map_err(|error| format!("the response is not JSON: {error}"))?;
     let document: &RawValue =
@@ -48,18 +46,19 @@ fn write(
         None => Fields(Vec::new()),
     };
     text.push('{');
-    let mut is_inserted = false;
-    for (name, value) in fields.0 {
-        begin_field(text, &name);
-        // Of fields with the same name, the last one counts for most readers. All of them are replaced.
-        if name == *field {
-            write(text, Some(value), rest, inserted)?;
-            is_inserted = true;
-        } else {
+    // Of fields with the same name, the last one counts for most readers. Only that one is kept, so that the response is written
+    // once.
+    let last = fields.0.iter().rposition(|(name, _)| name == field);
+    for (place, (name, value)) in fields.0.iter().enumerate() {
+        if name != field {
+            begin_field(text, name);
             text.push_str(value.get());
+        } else if last == Some(place) {
+            begin_field(text, name);
+            write(text, Some(value), rest, inserted)?;
         }
     }
-    if !is_inserted {
+    if last.is_none() {
         begin_field(text, field);
         write(text, None, rest, inserted)?;
     }
@@ -126,11 +125,20 @@ mod tests {
                 r#"{"x":1,"meta":{"deep":{"r":[1]}}}"#,
             ),
             ("{}", "/a~1b~0c", r#"{"a/b~c":[1]}"#),
-            (r#"{"r":1,"r":2}"#, "/r", r#"{"r":[1],"r":[1]}"#),
+            (r#"{"r":1,"a":3,"r":2}"#, "/r", r#"{"a":3,"r":[1]}"#),
+            (r#"{"m":1,"m":{"a":1}}"#, "/m/r", r#"{"m":{"a":1,"r":[1]}}"#),
         ] {
             let merged = insert(document.as_bytes(), pointer, b" [1] ").unwrap();
             assert_eq!(String::from_utf8(merged).unwrap(), expected, "{document}");
         }
+    }
+
+    #[test]
+    fn duplicates_of_the_field_do_not_multiply_the_response() {
+        let document = format!("{{{}\"r\":0}}", "\"r\":0,".repeat(10_000));
+        let response = format!("\"{}\"", "x".repeat(10_000));
+        let merged = insert(document.as_bytes(), "/r", response.as_bytes()).unwrap();
+        assert_eq!(merged.len(), response.len() + "{\"r\":}".len());
     }
 
     #[test]

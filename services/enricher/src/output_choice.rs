@@ -15,7 +15,7 @@ pub enum OutputChoice {
     By {
         /// What has the value.
         subject: Subject,
-        /// Topics by the value. A number or a boolean is compared by its JSON text. `None`: the result is dropped.
+        /// Topics by the value. A boolean is compared by its JSON text, a number by its shortest one, such as `1.5` for `1.50`. `None`: the result is dropped.
         topics: BTreeMap<String, Option<Arc<str>>>,
         /// The topic if there is no such value, or the document is not JSON. `None`: the result is dropped.
         otherwise: Option<Arc<str>>,

@@ -44,6 +44,9 @@ pub(super) fn from_tree<T: DeserializeOwned>(mut tree: Node) -> Result<T, Vec<Pr
     }
 }
 
+/// The name of a newtype struct whose scalars have the types that they have in YAML.
+pub(super) const TYPED: &str = "$typed";
+
 fn path_of(path: &serde_path_to_error::Path) -> Path {
     path.iter().fold(Path::default(), |path, segment| match segment {
         Segment::Map { key } | Segment::Enum { variant: key } => path.key(key),
@@ -139,7 +142,9 @@ impl<'t> NodeDeserializer<'t> {
     fn mismatch(self, expected: &str) -> FieldError {
         de::Error::custom(match &self.0.value {
             Value::Null => format!("has no value; expected {expected}"),
-            Value::Scalar(text) | Value::Raw(text) => format!("`{}` is not {expected}", shortened(text)),
+            Value::Scalar(text) | Value::Plain(text) | Value::Raw(text) => {
+                format!("`{}` is not {expected}", shortened(text))
+            }
             Value::List(_) => format!("is a list; expected {expected}"),
             Value::Map(_) => format!("is a mapping; expected {expected}"),
         })
@@ -147,7 +152,7 @@ impl<'t> NodeDeserializer<'t> {
 
     fn text(self, expected: &str) -> Result<&'t str, FieldError> {
         match &self.0.value {
-            Value::Scalar(text) | Value::Raw(text) => Ok(text),
+            Value::Scalar(text) | Value::Plain(text) | Value::Raw(text) => Ok(text),
             _ => Err(self.mismatch(expected)),
         }
     }
@@ -207,7 +212,7 @@ impl<'de> de::Deserializer<'de> for NodeDeserializer<'_> {
         }
         match &self.0.value {
             Value::Null => visitor.visit_unit(),
-            Value::Scalar(text) | Value::Raw(text) => visitor.visit_str(text),
+            Value::Scalar(text) | Value::Plain(text) | Value::Raw(text) => visitor.visit_str(text),
             Value::List(items) => visitor.visit_seq(list(items)),
             Value::Map(entries) => visitor.visit_map(map(entries)),
         }
@@ -274,7 +279,7 @@ impl<'de> de::Deserializer<'de> for NodeDeserializer<'_> {
             // A section whose lines are all commented out.
             Value::Null => visitor.visit_map(map(&[])),
             // The text is not shown: it may be a mapping of secrets with a syntax error.
-            Value::Scalar(_) | Value::Raw(_) => {
+            Value::Scalar(_) | Value::Plain(_) | Value::Raw(_) => {
                 Err(de::Error::custom(format!("is a string; expected {EXPECTED}")))
             }
             Value::List(_) => Err(self.mismatch(EXPECTED)),
@@ -298,7 +303,9 @@ impl<'de> de::Deserializer<'de> for NodeDeserializer<'_> {
     ) -> Result<V::Value, FieldError> {
         let node = self.expanded('{')?;
         match &node.value {
-            Value::Scalar(text) | Value::Raw(text) => visitor.visit_enum(text.as_str().into_deserializer()),
+            Value::Scalar(text) | Value::Plain(text) | Value::Raw(text) => {
+                visitor.visit_enum(text.as_str().into_deserializer())
+            }
             // A variant with a value, such as `{ pointer: /meta/created_at }`.
             Value::Map(entries) if entries.len() == 1 => {
                 visitor.visit_enum(MapAccessDeserializer::new(map(entries)))
@@ -313,13 +320,65 @@ impl<'de> de::Deserializer<'de> for NodeDeserializer<'_> {
 
     fn deserialize_newtype_struct<V: Visitor<'de>>(
         self,
-        _: &'static str,
+        name: &'static str,
         visitor: V,
     ) -> Result<V::Value, FieldError> {
-        visitor.visit_newtype_struct(self)
+        match name {
+            TYPED => visitor.visit_newtype_struct(TypedDeserializer(self.0)),
+            _ => visitor.visit_newtype_struct(self),
+        }
     }
 
     forward_to_deserialize_any! {
         i8 i16 i32 i64 u8 u16 f32 char bytes byte_buf unit_struct tuple tuple_struct identifier ignored_any
+    }
+}
+
+/// Reads plain scalars as the JSON schema of YAML 1.2 (section 10.2) does: numbers and booleans are not text.
+struct TypedDeserializer<'t>(&'t Node);
+
+impl<'t> IntoDeserializer<'_, FieldError> for TypedDeserializer<'t> {
+    type Deserializer = Self;
+
+    fn into_deserializer(self) -> Self {
+        self
+    }
+}
+
+impl<'de> de::Deserializer<'de> for TypedDeserializer<'_> {
+    type Error = FieldError;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, FieldError> {
+        let node = NodeDeserializer(self.0).expanded('{')?;
+        match &node.value {
+            Value::Null => visitor.visit_unit(),
+            Value::Scalar(text) | Value::Raw(text) => visitor.visit_str(text),
+            Value::Plain(text) => match text.as_str() {
+                "true" => visitor.visit_bool(true),
+                "false" => visitor.visit_bool(false),
+                number if number.starts_with(|first: char| first == '-' || first.is_ascii_digit()) => {
+                    // The syntax of JSON, so `1.10.0` and `2020-12` are text.
+                    match serde_json::from_str::<serde_json::Number>(number) {
+                        Ok(number) => number.deserialize_any(visitor).map_err(de::Error::custom),
+                        Err(_) => visitor.visit_str(text),
+                    }
+                }
+                _ => visitor.visit_str(text),
+            },
+            Value::List(items) => {
+                visitor.visit_seq(SeqDeserializer::new(items.iter().map(TypedDeserializer)))
+            }
+            Value::Map(entries) => {
+                let entries = entries
+                    .iter()
+                    .map(|(key, node)| (key.as_str(), TypedDeserializer(node)));
+                visitor.visit_map(MapDeserializer::new(entries))
+            }
+        }
+    }
+
+    forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 u8 u16 u32 u64 f32 f64 char str string bytes byte_buf option unit unit_struct newtype_struct
+        seq tuple tuple_struct map struct enum identifier ignored_any
     }
 }

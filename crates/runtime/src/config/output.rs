@@ -31,7 +31,7 @@ pub struct ChosenOutput {
     /// The field, as a JSON pointer (RFC 6901). Not with [`ChosenBy::Status`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pointer: Option<String>,
-    /// The topic for each value of the field. Numbers and booleans are compared as text. `None`: the result is dropped.
+    /// The topic for each value of the field. Numbers and booleans are compared as text, numbers by the shortest one. `None`: the result is dropped.
     pub topics: BTreeMap<String, Option<String>>,
     /// The topic for documents that are not JSON, lack the field, or have another value. `None`: the result is dropped.
     // A missing key would otherwise mean the same as null, and drop results by mistake.
@@ -168,7 +168,7 @@ impl<'de> Visitor<'de> for OutputVisitor {
     type Value = OutputConfig;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a topic, a list of topics, or { pointer, topics, default }")
+        f.write_str("a topic, a list of topics, or { by, pointer, topics, default }")
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<OutputConfig, E> {

@@ -331,7 +331,7 @@ impl PipelineConfig {
                 findings.report(
                     "output",
                     "is a list, from which only a custom handler can choose; with `http`, write one topic or \
-                     { pointer, topics, default }",
+                     { by, pointer, topics, default }",
                 );
             }
             findings.inside("http", |at| {
@@ -341,6 +341,13 @@ impl PipelineConfig {
         } else {
             findings.range("concurrency", self.concurrency(), 1..=10_000);
             self.check_concurrency(findings);
+            if let Some(OutputConfig::Chosen(_)) = &self.output {
+                findings.report(
+                    "output",
+                    "is chosen by a document or a status, which needs `http`; without it, the handler chooses: write one topic or a \
+                     list of topics",
+                );
+            }
         }
     }
 

@@ -31,6 +31,13 @@ impl RateLimitConfig {
         findings.range("per", self.per, HumanDuration::from_millis(10)..=longest);
         if let Some(burst) = self.burst {
             findings.range("burst", burst, 1..=1_000_000);
+            let year = 365 * 86_400_000;
+            if u128::from(self.per.as_millis()) * u128::from(burst) > year * u128::from(self.attempts) {
+                findings.report(
+                    "burst",
+                    "has as many attempts as the limit allows in over 365d: write fewer",
+                );
+            }
         }
     }
 }

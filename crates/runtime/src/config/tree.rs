@@ -18,6 +18,8 @@ pub(super) enum Value {
     Null,
     /// A scalar of a YAML file. A quoted scalar is text even if it looks like null.
     Scalar(String),
+    /// A scalar of a YAML file without quotes, which may be a number or a boolean.
+    Plain(String),
     /// The text of an environment variable or a flag. The type of the field decides whether it is a scalar, a list
     /// `a,b`, or YAML in brackets.
     Raw(String),

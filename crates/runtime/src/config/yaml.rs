@@ -97,6 +97,8 @@ impl Builder {
                 let tagged_text = has_tag(tag.as_deref(), "str").map_err(|problem| error(&problem))?;
                 let value = if is_null && !tagged_text {
                     Value::Null
+                } else if style == ScalarStyle::Plain && !tagged_text {
+                    Value::Plain(text.into_owned())
                 } else {
                     Value::Scalar(text.into_owned())
                 };
@@ -170,7 +172,7 @@ impl Builder {
             (Value::Map(entries), Some(key)) => entries.push((key, node)),
             (Value::Map(entries), None) => {
                 let key = match node.value {
-                    Value::Scalar(text) => text,
+                    Value::Scalar(text) | Value::Plain(text) => text,
                     Value::Null => "null".to_owned(),
                     _ => {
                         return Err(SyntaxError {
@@ -224,7 +226,7 @@ mod tests {
     fn scalars_keep_their_text_and_their_line() {
         let tree = parse("a: 1.10\nb:\n  c: \"null\"\n  d: ~\n", "f.yaml").unwrap();
         let text = |path: &[&str]| match &tree.at(&super::super::tree::Path::of(path)).unwrap().value {
-            Value::Scalar(text) => Some(text.clone()),
+            Value::Scalar(text) | Value::Plain(text) => Some(text.clone()),
             _ => None,
         };
         assert_eq!(text(&["a"]).as_deref(), Some("1.10"));

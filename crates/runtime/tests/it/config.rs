@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use redeliver_core::pipeline::{Anchor, ReturnTo};
 use redeliver_core::{ErrorClass, HumanDuration};
-use redeliver_runtime::config::{Config, OutputConfig, ResponseMode, Sources};
+use redeliver_runtime::config::{Config, OutputConfig, ResponseMode, SchemaConfig, Sources};
 
 /// The example of the protocol's description.
 pub(crate) const EXAMPLE: &str = r#"
@@ -242,6 +242,8 @@ fn a_printed_configuration_can_be_loaded_again() {
         EXAMPLE,
         "",
         "instance: i-0\npipelines: { p: { retry: { base: 2m, cap: 1h }, anchor: { pointer: /a } } }",
+        "pipelines: { p: { schema: { const: '5', enum: [5, 'true', true, null, '~'], maximum: 1.5e3 } } }",
+        "pipelines: { p: { http: { url: 'http://h', batch: { records: 10 }, connections: { proxy: none } } } }",
     ] {
         let config = load(file, &[], &[]).unwrap();
         let printed = config.to_yaml();
@@ -251,6 +253,38 @@ fn a_printed_configuration_can_be_loaded_again() {
         let json = load(&config.to_json().to_string(), &[], &[]).unwrap();
         assert_eq!(json.to_json(), config.to_json());
     }
+}
+
+#[test]
+fn the_scalars_of_an_inline_schema_have_the_types_of_json() {
+    let block = "
+pipelines:
+  p:
+    schema:
+      type: object
+      properties:
+        quantity: { type: integer, minimum: -1, maximum: 10000 }
+        size: { multipleOf: 0.01, const: 5, enum: ['5', \"true\", true, null] }
+        version: { pattern: 1.10.0, default: 2026-11-24, const: !!str 7 }
+      additionalProperties: false
+";
+    let expected = serde_json::json!({
+        "type": "object",
+        "properties": {
+            "quantity": { "type": "integer", "minimum": -1, "maximum": 10_000 },
+            "size": { "multipleOf": 0.01, "const": 5, "enum": ["5", "true", true, null] },
+            "version": { "pattern": "1.10.0", "default": "2026-11-24", "const": "7" },
+        },
+        "additionalProperties": false,
+    });
+    let schema = |config: &Config| config.pipelines["p"].schema.clone();
+    let inline = Some(SchemaConfig::Inline(expected.as_object().unwrap().clone()));
+    assert_eq!(schema(&load(block, &[], &[]).unwrap()), inline);
+    let text = expected.to_string();
+    let flag = ("pipelines.p.schema", text.as_str());
+    assert_eq!(schema(&load("", &[], &[flag]).unwrap()), inline);
+    let file = load("pipelines: { p: { schema: /etc/order.json } }", &[], &[]).unwrap();
+    assert_eq!(schema(&file), Some(SchemaConfig::File("/etc/order.json".into())));
 }
 
 #[test]

@@ -492,6 +492,11 @@ fn invalid_settings_of_a_pipeline_are_rejected() {
             "pipelines.p.concurrency: applies to custom handlers only; with `http`, write `http.concurrency`",
         ),
         (
+            "pipelines: { p: { rate_limit: { attempts: 1, per: 1d, burst: 366 } } }",
+            1,
+            "pipelines.p.rate_limit.burst: has as many attempts as the limit allows in over 365d: write fewer",
+        ),
+        (
             "pipelines: { p: { rate_limit: { attempts: 0 } } }",
             1,
             "pipelines.p.rate_limit.attempts: 0 is out of range: must be between 1 and 1000000",
@@ -507,12 +512,12 @@ fn invalid_settings_of_a_pipeline_are_rejected() {
             "pipelines.p.output.topics.20x: is not a status: write a number from 100 to 599",
         ),
         (
-            "pipelines: { p: { output: { by: response, topics: { a: b }, default: null } } }",
+            "pipelines: { p: { output: { by: response, topics: { a: b }, default: null }, http: { url: 'http://h' } } }",
             1,
             "pipelines.p.output.pointer: is missing: write the path of a field, such as /meta/queue",
         ),
         (
-            "pipelines: { p: { output: { pointer: /a, topics: { a: null }, default: null } } }",
+            "pipelines: { p: { output: { pointer: /a, topics: { a: null }, default: null }, http: { url: 'http://h' } } }",
             1,
             "pipelines.p.output.topics: names no topic; to drop all results, omit `output`",
         ),
@@ -547,15 +552,21 @@ fn invalid_settings_of_a_pipeline_are_rejected() {
             "pipelines.p.output: is empty; list at least one topic",
         ),
         (
-            "pipelines: { p: { output: { pointer: /a, topics: {}, default: d } } }",
+            "pipelines: { p: { output: { pointer: /a, topics: {}, default: d }, http: { url: 'http://h' } } }",
             1,
             "pipelines.p.output.topics: is empty; list at least one value with its topic",
+        ),
+        (
+            "pipelines: { p: { output: { pointer: /a, topics: { a: b }, default: null } } }",
+            1,
+            "pipelines.p.output: is chosen by a document or a status, which needs `http`; without it, the handler chooses: write \
+             one topic or a list of topics",
         ),
         (
             "pipelines: { p: { output: [a, b], http: { url: 'http://h' } } }",
             1,
             "pipelines.p.output: is a list, from which only a custom handler can choose; with `http`, write one topic \
-             or { pointer, topics, default }",
+             or { by, pointer, topics, default }",
         ),
     ]);
 }

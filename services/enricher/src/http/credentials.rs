@@ -5,6 +5,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use prometheus_client::metrics::gauge::Gauge;
 use redeliver_runtime::watched_files::{self, WatchedFiles};
@@ -16,6 +17,9 @@ use tokio::time::Instant;
 use super::client::{self, Clients};
 use super::headers;
 use super::settings::{HttpSettings, HttpSetupError};
+
+/// How long a refused call waits for the check of the files.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(super) struct Credentials {
     headers: WatchedFiles<HeaderMap>,
@@ -64,8 +68,14 @@ impl Credentials {
                 files.headers.check_now();
                 files.clients.check_now();
             });
-            if let Err(error) = checked.await {
-                tracing::error!(%error, "cannot check the files of an endpoint");
+            // A file on a server that does not answer must not keep the attempts.
+            match tokio::time::timeout(CHECK_TIMEOUT, checked).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::error!(%error, "cannot check the files of an endpoint"),
+                Err(_) => tracing::warn!(
+                    "checking the files of an endpoint takes longer than {} s",
+                    CHECK_TIMEOUT.as_secs()
+                ),
             }
             *last_check = Some(began);
         }

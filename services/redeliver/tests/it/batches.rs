@@ -101,7 +101,7 @@ fn a_record_that_makes_whole_calls_fail_is_a_dead_letter_and_all_others_succeed(
                     .iter()
                     .filter_map(|record| STANDARD.decode(record["value"].as_str()?).ok());
                 match values.any(|value| is_bad(&value)) {
-                    true => Reply::status(400),
+                    true => Reply::status(422),
                     false => echo(request),
                 }
             }

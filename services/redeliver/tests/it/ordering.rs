@@ -245,7 +245,7 @@ fn no_more_attempts_start_than_the_rate_limit_allows() {
         .create();
     let sent = pipe.produce(of_keys(8));
     let _services = (pipe.enricher("a"), pipe.retry_tier("a"));
-    settle(&pipe, &sent);
+    pipe.settle(&sent, DEADLINE).meets_with(&sent, |_| Fate::Succeeds);
     let calls = calls.lock().unwrap();
     assert_eq!(calls.len(), sent.len());
     // A call may arrive later than it started, the first one above all. So the limit is that of half of the time. Without a limit,

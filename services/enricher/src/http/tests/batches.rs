@@ -46,20 +46,16 @@ fn records(request: &redeliver_testkit::Request) -> Vec<Value> {
 /// Answers each record with what `result` adds to its id.
 fn per_record(result: impl Fn(&Value) -> Value + Send + Sync + 'static) -> FakeEndpoint {
     FakeEndpoint::start(move |request| {
-        results(
-            records(request)
-                .iter()
-                .map(|record| {
-                    let mut object = result(record);
-                    object["id"] = record["id"].clone();
-                    object
-                })
-                .collect(),
-        )
+        results(records(request).iter().map(|record| {
+            let mut object = result(record);
+            object["id"] = record["id"].clone();
+            object
+        }))
     })
 }
 
-fn results(results: Vec<Value>) -> Reply {
+fn results(results: impl IntoIterator<Item = Value>) -> Reply {
+    let results: Vec<Value> = results.into_iter().collect();
     Reply::ok(json!({ "results": results }).to_string())
 }
 
@@ -97,7 +93,7 @@ async fn the_request_contains_the_origin_the_value_as_it_is_and_the_trace() {
              \"content_type\":\"application/json\",\"traceparent\":\"{TRACE}\"}},{{\"id\":\"docs-3-8\",\"value\":null}}]}}"
         );
         assert_eq!(request.body, expected);
-        results(vec![
+        results([
             json!({ "id": "docs-3-7" }),
             json!({ "id": "docs-3-8", "value": null }),
         ])
@@ -181,8 +177,7 @@ async fn a_record_that_makes_the_whole_call_fail_is_found() {
         results(
             records
                 .iter()
-                .map(|record| json!({ "id": record["id"], "value": 1 }))
-                .collect(),
+                .map(|record| json!({ "id": record["id"], "value": 1 })),
         )
     });
     let values: Vec<String> = (0..64).map(|n| n.to_string()).collect();
@@ -262,7 +257,7 @@ async fn a_response_that_does_not_fit_the_request_is_invalid_and_a_missing_resul
             assert!(!failure.message.contains(secret), "{failure}");
         }
     }
-    let endpoint = FakeEndpoint::start(|_| results(vec![json!({ "id": "docs-3-1" })]));
+    let endpoint = FakeEndpoint::start(|_| results([json!({ "id": "docs-3-1" })]));
     let ended = run_all(&handler(batches(endpoint.url(), 2)), &[b"0", b"1"]).await;
     let failure = ended[0].as_ref().unwrap_err();
     assert_eq!(
@@ -289,7 +284,7 @@ async fn a_response_that_is_too_large_for_a_call_is_not_for_smaller_ones() {
 async fn no_more_calls_are_in_progress_than_configured() {
     let endpoint = FakeEndpoint::start(|request| {
         let ids = records(request);
-        let reply = results(ids.iter().map(|record| json!({ "id": record["id"] })).collect());
+        let reply = results(ids.iter().map(|record| json!({ "id": record["id"] })));
         Reply::Delay(Duration::from_millis(20), Box::new(reply))
     });
     let limited = HttpSettings {

@@ -62,7 +62,7 @@ async fn concurrent_calls_share_a_connection_with_http2() {
     let endpoint =
         FakeEndpoint::start(|_| Reply::Delay(Duration::from_millis(20), Box::new(Reply::ok("late"))));
     let settings = with(endpoint.url(), |connections| {
-        connections.version = HttpVersion::Http2
+        connections.version = HttpVersion::Http2;
     });
     let handler = HttpHandler::new(settings, Arc::new(SystemClock)).unwrap();
     assert!(run(&handler, attempt(Some(b"doc"), &[])).await.is_ok());
@@ -75,7 +75,7 @@ async fn concurrent_calls_share_a_connection_with_http2() {
 async fn an_http2_stream_that_is_reset_is_a_closed_connection() {
     let endpoint = FakeEndpoint::start(|_| Reply::Close);
     let settings = with(endpoint.url(), |connections| {
-        connections.version = HttpVersion::Http2
+        connections.version = HttpVersion::Http2;
     });
     let failure = failure(settings).await;
     assert_eq!(
