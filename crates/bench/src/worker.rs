@@ -1,5 +1,6 @@
 //! `bench worker`: wall time of a worker with transactional output, compared to the lower bound `work / concurrency`, and
-//! over HTTP also to a bare client that makes the same calls of the same endpoint.
+//! over HTTP also to a bare client that makes the same calls of the same endpoint. In process also with the order of keys. With calls
+//! for several records, the rate compared to that of calls for one.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -10,10 +11,14 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use axum::Router;
 use axum::body::Bytes;
+use axum::http::StatusCode;
 use axum::routing::post;
-use redeliver_core::{Headers, Outcome, Output, Pipeline, SystemClock};
+use redeliver_core::{Headers, HumanDuration, Outcome, Output, Pipeline, SystemClock};
 use redeliver_enricher::http::{HttpHandler, HttpSettings};
+use redeliver_runtime::config::{BatchConfig, BatchValues};
 use redeliver_worker::{Attempt, BreakerSettings, Grouping, Handler, WorkerSpec};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 use tokio::task::JoinSet;
 
 use crate::figures::{Figures, median};
@@ -21,6 +26,7 @@ use crate::kafka::Broker;
 use crate::service::Service;
 
 const PARTITIONS: i32 = 4;
+const KEYS: usize = 10_000;
 
 /// A workload: the duration of calls, and how many run concurrently.
 struct Workload {
@@ -56,6 +62,7 @@ struct Measured {
 #[derive(Default)]
 struct Rounds {
     in_process: Vec<Measured>,
+    key_order: Vec<Measured>,
     bare_client: Vec<Measured>,
     http: Vec<Measured>,
 }
@@ -73,15 +80,72 @@ pub(crate) async fn run(broker: &Broker, rounds: usize, figures: &mut Figures) -
                 Ok::<_, Infallible>(Outcome::unchanged())
             });
             let name = |kind: &str| format!("worker-{index}-{kind}-{round}");
-            let result = measure(broker, workload, &name("in-process"), in_process).await?;
+            let as_it_is = |_: &mut WorkerSpec| {};
+            let result = measure(broker, workload, &name("in-process"), in_process, as_it_is).await?;
             measured.in_process.push(result);
+            let by_key = |spec: &mut WorkerSpec| spec.grouping.ordering = redeliver_worker::Ordering::Key;
+            let result = measure(broker, workload, &name("key-order"), in_process, by_key).await?;
+            measured.key_order.push(result);
             measured.bare_client.push(bare_client(workload, &url).await?);
             let http = HttpHandler::new(HttpSettings::new(&url), Arc::new(SystemClock))?;
-            let result = measure(broker, workload, &name("http"), http).await?;
+            let result = measure(broker, workload, &name("http"), http, as_it_is).await?;
             measured.http.push(result);
         }
         measured.report(workload.name, figures);
     }
+    batches(broker, &endpoint.to_string(), rounds, figures).await
+}
+
+/// Calls that take 5 ms, for one record and for up to 100.
+async fn batches(
+    broker: &Broker,
+    endpoint: &str,
+    rounds: usize,
+    figures: &mut Figures,
+) -> anyhow::Result<()> {
+    const RECORDS: u32 = 100;
+    let of_calls = |count| Workload {
+        name: "5 ms, 16 at once",
+        concurrency: 16,
+        count,
+        work: |_| CALL_FOR_SEVERAL,
+    };
+    let (one, several) = (of_calls(20_000), of_calls(400_000));
+    let (mut singly, mut together, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+    for round in 0..rounds {
+        let http = |path: &str, batch| {
+            let settings = HttpSettings {
+                batch,
+                ..HttpSettings::new(format!("http://{endpoint}/{path}"))
+            };
+            HttpHandler::new(settings, Arc::new(SystemClock))
+        };
+        let name = format!("worker-single-{round}");
+        let measured = measure(broker, &one, &name, http("single", None)?, |_| {}).await?;
+        singly.push(one.count as f64 / measured.wall.as_secs_f64());
+        let batch = BatchConfig {
+            records: RECORDS,
+            bytes: 1_000_000,
+            wait: HumanDuration::from_millis(5),
+            values: BatchValues::Json,
+        };
+        let name = format!("worker-batch-{round}");
+        let handler = http("batch", Some(batch))?;
+        let measured = measure(broker, &several, &name, handler, |spec| {
+            spec.concurrency *= RECORDS as usize;
+        });
+        together.push(several.count as f64 / measured.await?.wall.as_secs_f64());
+        ratios.push(together[round] / singly[round]);
+    }
+    figures.add(
+        format!("{}, HTTP, batches of {RECORDS}, median of {rounds}", one.name),
+        format!(
+            "{:.0} records/s; {:.0}/s with a call for each: {:.1} times as many",
+            median(&together),
+            median(&singly),
+            median(&ratios),
+        ),
+    );
     Ok(())
 }
 
@@ -100,6 +164,16 @@ impl Rounds {
             );
         };
         add("in process", &self.in_process, " (goal 1.05)".to_owned());
+        let pairs = self.key_order.iter().zip(&self.in_process);
+        let ratios: Vec<f64> = pairs
+            .map(|(ordered, not)| ordered.wall.as_secs_f64() / not.wall.as_secs_f64())
+            .collect();
+        let note = format!("; {:.3} of that without an order", median(&ratios));
+        add(
+            &format!("in process, order of {KEYS} keys"),
+            &self.key_order,
+            note,
+        );
         add("bare HTTP client", &self.bare_client, String::new());
         let ratios = self.http.iter().zip(&self.bare_client);
         let ratios: Vec<f64> = ratios
@@ -164,6 +238,37 @@ async fn perform(work: Duration) {
     );
 }
 
+/// The duration of a call for several records.
+const CALL_FOR_SEVERAL: Duration = Duration::from_millis(5);
+
+#[derive(Deserialize)]
+struct Batch<'a> {
+    #[serde(borrow)]
+    records: Vec<BatchRecord<'a>>,
+}
+
+#[derive(Deserialize, Serialize)]
+struct BatchRecord<'a> {
+    id: &'a str,
+    #[serde(borrow)]
+    value: &'a RawValue,
+}
+
+#[derive(Serialize)]
+struct BatchResults<'a> {
+    results: Vec<BatchRecord<'a>>,
+}
+
+/// Returns the records as results.
+async fn call_for_several(body: Bytes) -> Result<Vec<u8>, StatusCode> {
+    perform(CALL_FOR_SEVERAL).await;
+    let batch: Batch<'_> = serde_json::from_slice(&body).map_err(|_| StatusCode::BAD_REQUEST)?;
+    let results = BatchResults {
+        results: batch.records,
+    };
+    serde_json::to_vec(&results).map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)
+}
+
 async fn endpoint() -> anyhow::Result<SocketAddr> {
     let handler = |index: usize| {
         post(move |body: Bytes| async move {
@@ -171,7 +276,15 @@ async fn endpoint() -> anyhow::Result<SocketAddr> {
             body
         })
     };
-    let app = Router::new().route("/0", handler(0)).route("/1", handler(1));
+    let single = |body: Bytes| async move {
+        perform(CALL_FOR_SEVERAL).await;
+        body
+    };
+    let app = Router::new()
+        .route("/0", handler(0))
+        .route("/1", handler(1))
+        .route("/single", post(single))
+        .route("/batch", post(call_for_several));
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?;
     #[expect(clippy::disallowed_methods, reason = "ends with the process")]
@@ -184,6 +297,7 @@ async fn measure<H: Handler>(
     workload: &Workload,
     name: &str,
     handler: H,
+    change: impl FnOnce(&mut WorkerSpec),
 ) -> anyhow::Result<Measured> {
     let name = broker.name(name);
     let pipeline = Pipeline {
@@ -195,12 +309,12 @@ async fn measure<H: Handler>(
     broker.fill(workload.count, |index| Output {
         topic: topic.clone(),
         partition: None,
-        key: Some(format!("key-{index}").into()),
+        key: Some(format!("key-{}", index % KEYS).into()),
         value: Some(index.to_string().into()),
         headers: Headers::new(),
     })?;
     let output = pipeline.output.clone().context("the pipeline has an output")?;
-    let spec = WorkerSpec {
+    let mut spec = WorkerSpec {
         pipeline: Arc::new(pipeline.clone()),
         lanes: 1,
         batch: 5000,
@@ -215,6 +329,7 @@ async fn measure<H: Handler>(
         schema: None,
         on_dead: None,
     };
+    change(&mut spec);
     let config = format!(
         "instance: {name}\nkafka: {{ brokers: '{}', static_membership: false }}",
         broker.address
