@@ -32,6 +32,7 @@ pub mod failure;
 pub mod headers;
 pub mod human_duration;
 pub mod job;
+pub mod json;
 pub mod mutants;
 pub mod outcome;
 pub mod pattern;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::backoff::RetryPolicy;
 use crate::human_duration::HumanDuration;
+use crate::json;
 use crate::record::Record;
 use crate::time::Timestamp;
 
@@ -310,7 +311,7 @@ impl Pipeline {
 
 fn payload_time(payload: &[u8], pointer: &str) -> Option<Timestamp> {
     const FIRST_MILLISECONDS: i64 = 100_000_000_000;
-    let document: serde_json::Value = serde_json::from_slice(payload).ok()?;
+    let document = json::parse(payload).ok()?;
     match document.pointer(pointer)? {
         serde_json::Value::String(text) => text.parse().ok(),
         serde_json::Value::Number(number) => {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use redeliver_core::{Record, mutant};
+use redeliver_core::{Record, json, mutant};
 
 /// Which records wait for each other.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -111,7 +111,7 @@ impl GroupBy {
 }
 
 fn scalar_at(value: &[u8], pointer: &str) -> Option<Bytes> {
-    let document: serde_json::Value = serde_json::from_slice(value).ok()?;
+    let document = json::parse(value).ok()?;
     match document.pointer(pointer)? {
         serde_json::Value::String(text) => Some(text.clone().into()),
         scalar @ (serde_json::Value::Number(_) | serde_json::Value::Bool(_)) => {

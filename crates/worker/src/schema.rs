@@ -4,8 +4,8 @@ use std::fs;
 use std::sync::Arc;
 
 use jsonschema::{PatternOptions, ValidationError, Validator};
-use redeliver_core::Failure;
 use redeliver_core::failure::{FailureScope, MESSAGE_LIMIT, bounded_text};
+use redeliver_core::{Failure, json};
 use redeliver_runtime::config::SchemaConfig;
 use serde_json::Value;
 
@@ -63,8 +63,8 @@ impl Schema {
         let Some(value) = value else {
             return Err(invalid("the record has no value"));
         };
-        let document: Value = serde_json::from_slice(value)
-            .map_err(|error| invalid(&format!("the value is not JSON: {error}")))?;
+        let document =
+            json::parse(value).map_err(|error| invalid(&format!("the value is not JSON: {error}")))?;
         self.0
             .validate(&document)
             .map_err(|error| invalid(&problem(&error)))
@@ -104,6 +104,12 @@ mod tests {
             "additionalProperties": false,
         }))
         .unwrap()
+    }
+
+    #[test]
+    fn no_field_name_makes_a_value_another_one() {
+        let hidden = br#"{"$serde_json::private::RawValue": "{\"id\": 1, \"items\": []}"}"#;
+        assert!(schema().check(Some(hidden)).is_err());
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use redeliver_core::json;
 use serde_json::Value;
 
 /// How to choose the topic of a result.
@@ -79,7 +80,7 @@ impl OutputChoice {
 }
 
 fn text_at(document: &[u8], pointer: &str) -> Option<String> {
-    let document: Value = serde_json::from_slice(document).ok()?;
+    let document = json::parse(document).ok()?;
     match document.pointer(pointer)? {
         Value::String(text) => Some(text.clone()),
         scalar @ (Value::Number(_) | Value::Bool(_)) => Some(scalar.to_string()),
