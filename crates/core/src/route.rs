@@ -132,6 +132,16 @@ pub struct Routing {
 }
 
 impl Routing {
+    /// Why the record becomes a dead letter, if it does.
+    #[must_use]
+    pub fn failure(&self) -> Option<Failure> {
+        let Disposition::Dead(_) = self.disposition else {
+            return None;
+        };
+        let recorded = headers::RecordedFailure::read(&self.outputs.first()?.headers)?;
+        Some(Failure::new(recorded.class, recorded.code, recorded.message))
+    }
+
     /// The routing of a record that becomes a dead letter.
     #[must_use]
     pub fn dead(letter: Output, class: ErrorClass) -> Self {

@@ -13,6 +13,7 @@ use redeliver_service::{Host, main_with, topics};
 use tower::util::BoxCloneService;
 use tower::{BoxError, ServiceExt as _, service_fn};
 
+use crate::attempt::error_failure;
 use crate::dead_letter::{DeadLetter, OnDead};
 use crate::handler::{Attempt, Handler};
 use crate::worker::{WorkerSpec, spawn};
@@ -167,5 +168,5 @@ impl Worker {
 }
 
 fn boxed(handler: impl Handler) -> AnyHandler {
-    BoxCloneService::new(handler.map_err(Into::into))
+    BoxCloneService::new(handler.map_err(|error| error_failure(error).into()))
 }

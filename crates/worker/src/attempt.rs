@@ -1,6 +1,7 @@
 //! One run of a handler: what happens before, around and after it.
 
 use std::any::Any;
+use std::error::Error;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,27 +38,24 @@ impl AttemptRunner {
         handler: H,
         record: Arc<Record>,
         arrival: &Arrival,
+        is_repeated: bool,
     ) -> (Outcome, Option<TraceContext>) {
         let span = AttemptSpan::start(&self.tracer, &self.pipeline, &record, arrival);
         let trace = span.trace();
         let began = Instant::now();
-        let outcome = match self.check(&record) {
-            Ok(()) => {
-                let attempt = Attempt {
-                    record,
-                    origin: arrival.origin.clone(),
-                    failed_attempts: arrival.failed_attempts,
-                    is_last: self
-                        .pipeline
-                        .policy
-                        .delays(arrival.failed_attempts.saturating_add(1))
-                        .is_none(),
-                    trace: trace.clone(),
-                };
-                self.handle(handler, attempt).await
-            }
-            Err(failure) => Outcome::Failed(failure),
+        let attempt = Attempt {
+            origin: arrival.origin.clone(),
+            failed_attempts: arrival.failed_attempts,
+            is_repeated,
+            is_last: self
+                .pipeline
+                .policy
+                .delays(arrival.failed_attempts.saturating_add(1))
+                .is_none(),
+            trace: trace.clone(),
+            record,
         };
+        let outcome = self.handle(handler, attempt).await;
         self.metrics.handling.observe(began.elapsed().as_secs_f64());
         span.end(&outcome);
         (outcome, trace)
@@ -69,11 +67,18 @@ impl AttemptRunner {
     }
 
     async fn handle<H: Handler>(&self, handler: H, attempt: Attempt) -> Outcome {
+        let checked_call = async {
+            match self.check(&attempt.record) {
+                Ok(()) => within(self.timeout, handler.oneshot(attempt)).await.map(Ok),
+                Err(failure) => Ok(Err(failure)),
+            }
+        };
         // Outside of the time-out, because the destructor of a cancelled future can panic, too.
-        let call = AssertUnwindSafe(within(self.timeout, handler.oneshot(attempt))).catch_unwind();
+        let call = AssertUnwindSafe(checked_call).catch_unwind();
         match call.await {
-            Ok(Ok(Ok(outcome))) => outcome,
-            Ok(Ok(Err(error))) => Outcome::Failed(error_failure(error.into())),
+            Ok(Ok(Ok(Ok(outcome)))) => outcome,
+            Ok(Ok(Ok(Err(error)))) => Outcome::Failed(error_failure(error)),
+            Ok(Ok(Err(invalid))) => Outcome::Failed(invalid),
             Ok(Err(TimedOut(timeout))) => Outcome::Failed(timeout_failure(timeout)),
             Err(panic) => Outcome::Failed(panic_failure(&*panic)),
         }
@@ -94,14 +99,28 @@ async fn within<F: Future>(timeout: Option<Duration>, future: F) -> Result<F::Ou
 
 // None of these three shows whether the record or a system that the handler calls is the cause.
 
-fn error_failure(error: BoxError) -> Failure {
-    let error = match error.downcast::<Failure>() {
-        Ok(failure) => return *failure,
-        Err(error) => error,
-    };
+/// The failure that an error is or that caused it, otherwise one with the messages of all causes.
+pub(crate) fn error_failure<E: Into<BoxError> + 'static>(error: E) -> Failure {
+    // As a `BoxError`, an `anyhow::Error` no longer tells what it contains.
+    let opaque = (&error as &dyn Any).downcast_ref::<anyhow::Error>();
+    if let Some(failure) = opaque.and_then(|error| error.chain().find_map(failure_in)) {
+        return failure;
+    }
+    let error: BoxError = error.into();
+    let mut cause: Option<&(dyn Error + 'static)> = Some(&*error);
+    while let Some(error) = cause {
+        if let Some(failure) = failure_in(error) {
+            return failure;
+        }
+        cause = error.source();
+    }
     let message = error_chain(error.as_ref());
     Failure::transient("handler.error", bounded_text(&message, MESSAGE_LIMIT))
         .with_scope(FailureScope::Unknown)
+}
+
+fn failure_in(error: &(dyn Error + 'static)) -> Option<Failure> {
+    error.downcast_ref::<Failure>().cloned()
 }
 
 fn panic_failure(panic: &(dyn Any + Send)) -> Failure {
@@ -130,13 +149,24 @@ mod tests {
             name: "the upload".to_owned(),
             source: "no space left".into(),
         };
-        let failure = error_failure(error.into());
+        let failure = error_failure(error);
         assert_eq!(failure.message, "the upload failed: no space left");
     }
 
     #[test]
     fn an_error_that_is_a_failure_is_that_failure() {
         let failure = Failure::permanent("order.unknown", "no such item");
-        assert_eq!(error_failure(failure.clone().into()), failure);
+        assert_eq!(error_failure(failure.clone()), failure);
+        assert_eq!(error_failure(BoxError::from(failure.clone())), failure);
+        assert_eq!(error_failure(anyhow::Error::new(failure.clone())), failure);
+        assert_eq!(
+            error_failure(anyhow::Error::new(failure.clone()).context("while ordering")),
+            failure
+        );
+        let wrapped = std::io::Error::other(TaskError::Failed {
+            name: "the order".to_owned(),
+            source: failure.clone().into(),
+        });
+        assert_eq!(error_failure(wrapped), failure);
     }
 }

@@ -154,6 +154,11 @@ pub(crate) struct View {
 }
 
 impl View {
+    /// How often the breaker has opened or closed.
+    pub(crate) fn changes(&self) -> u64 {
+        2 * self.openings - u64::from(self.is_open)
+    }
+
     /// What becomes of a held failure.
     pub(crate) fn decide(&self, failure: Provisional) -> Verdict {
         if self.openings > failure.openings {

@@ -22,8 +22,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::attempt::AttemptRunner;
-use crate::breaker::{Gate, Permit, Verdict};
-use crate::engine::{FinishedRecord, LaneChannel, QueuedRecord};
+use crate::breaker::{Gate, Permit, Verdict, View};
+use crate::engine::{Blocks, FinishedRecord, LaneChannel, QueuedRecord};
 use crate::failure_log::FailureLog;
 use crate::groups::Grouping;
 use crate::handler::Handler;
@@ -161,14 +161,16 @@ impl<H: Handler> Driver<H> {
                 Ok(permit) => permit,
                 Err(wait_until) => return wait_until.into_iter().chain(wake_at.into_iter().flatten()).min(),
             };
+            let Some(next) = work.next() else {
+                break;
+            };
             if let Err(wait) = self.context.limiter.start() {
                 let at = Instant::now() + wait;
                 permit.postpone(at);
+                work.not_yet(next);
                 return wake_at.into_iter().flatten().chain([at]).min();
             }
-            let Some(OfLane { lane, record }) = work.next() else {
-                break;
-            };
+            let OfLane { lane, record } = next;
             let called = self.context.clone().call(self.handler.clone(), record);
             let ended = called.map(move |record| Ended::Called(OfLane { lane, record }, permit));
             work.running.spawn(ended);
@@ -236,15 +238,19 @@ impl<H: Handler> Driver<H> {
     fn forget(&self, called: OfLane<Called>, work: &mut Work) {
         self.context.metrics.forgotten.inc();
         let mut queued = called.map(|called| called.queued);
-        // The time of an outage does not use up `key_blocking`.
-        queued.record.blocks_since = None;
+        // The attempt was that of an outage. The next one is the first.
+        queued.record.blocks = None;
         let is_retry = queued.record.is_retry;
         work.queue.push_forgotten(queued, is_retry);
     }
 
     /// Ends an attempt that counts, unless the record blocks its followers.
     fn conclude(&self, mut called: OfLane<Called>, work: &mut Work) {
-        match self.context.blocks_until(&mut called.record, Instant::now()) {
+        let view = self.gate.view();
+        match self
+            .context
+            .blocks_until(&mut called.record, view, Instant::now())
+        {
             Some(at) => work.blocking.push((at, called.map(|called| called.queued))),
             None => self.route(called, work),
         }
@@ -286,11 +292,14 @@ impl AttemptContext {
             is_assigned,
             is_retry,
             groups,
-            blocks_since,
+            blocks,
             size,
         } = queued;
         let record = Arc::new(record);
-        let (outcome, trace) = self.runner.run(handler, record.clone(), &arrival).await;
+        let (outcome, trace) = self
+            .runner
+            .run(handler, record.clone(), &arrival, blocks.is_some())
+            .await;
         Called {
             queued: QueuedRecord {
                 assignment,
@@ -301,7 +310,7 @@ impl AttemptContext {
                 is_assigned,
                 is_retry,
                 groups,
-                blocks_since,
+                blocks,
                 size,
             },
             outcome,
@@ -310,7 +319,7 @@ impl AttemptContext {
     }
 
     /// When the next attempt of a record starts that blocks its followers. `None` if it does not, or no longer.
-    fn blocks_until(&self, called: &mut Called, now: Instant) -> Option<Instant> {
+    fn blocks_until(&self, called: &mut Called, breaker: View, now: Instant) -> Option<Instant> {
         let limit = self.grouping.key_blocking?;
         let Outcome::Failed(failure) = &called.outcome else {
             return None;
@@ -319,7 +328,15 @@ impl AttemptContext {
         if !may_succeed || !called.queued.groups.is_ordered() {
             return None;
         }
-        let since = *called.queued.blocks_since.get_or_insert(now);
+        let first = Blocks {
+            since: now,
+            breaker_changes: breaker.changes(),
+        };
+        let blocks = called
+            .queued
+            .blocks
+            .filter(|blocks| !breaker.is_open && blocks.breaker_changes == breaker.changes());
+        let Blocks { since, .. } = *called.queued.blocks.insert(blocks.unwrap_or(first));
         // The delay doubles, because it is as long as the time that has passed.
         let delay = (now - since).clamp(BLOCKING_DELAY, BLOCKING_DELAY_MAX);
         let delay = delay.max(failure.retry_after.unwrap_or_default());
@@ -350,7 +367,8 @@ impl AttemptContext {
             Outcome::Success(_) => None,
         };
         let routing = context.route(&queued.record, outcome);
-        if let Some(failure) = failure {
+        // A handler can name a topic that the pipeline does not declare.
+        if let Some(failure) = failure.or_else(|| routing.failure()) {
             let origin = &queued.arrival.origin;
             self.failures.failed(origin, &failure, routing.disposition);
         }

@@ -26,6 +26,14 @@ use crate::groups::{Grouping, GroupsOf};
 use crate::metrics::{MissingTopicGauges, WorkerMetrics};
 use waiting::{MissingTopics, WaitingForTopic, missing_topic};
 
+/// A time in which a record blocks its followers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Blocks {
+    pub(crate) since: Instant,
+    /// See [`View::changes`](crate::breaker::View::changes). The time of an outage does not use up `key_blocking`.
+    pub(crate) breaker_changes: u64,
+}
+
 /// A record on its way to the handler.
 pub(crate) struct QueuedRecord {
     pub(crate) assignment: AssignmentId,
@@ -36,8 +44,8 @@ pub(crate) struct QueuedRecord {
     pub(crate) is_assigned: Arc<AtomicBool>,
     pub(crate) is_retry: bool,
     pub(crate) groups: GroupsOf,
-    /// When its attempts began to fail, if its followers wait for it.
-    pub(crate) blocks_since: Option<Instant>,
+    /// Since when its followers wait for it, because its attempts fail.
+    pub(crate) blocks: Option<Blocks>,
     /// Bytes in flight on account of this record.
     pub(crate) size: usize,
 }
@@ -317,6 +325,11 @@ impl Engine {
             &failure,
             now,
         ));
+        if let Some(routing) = &finished.routing {
+            self.context
+                .failures
+                .failed(&arrival.origin, &failure, routing.disposition);
+        }
         let after = finished.results_size();
         finished.size = finished.size - before + after;
         let results = |bytes| InFlight { records: 0, bytes };
@@ -370,6 +383,8 @@ impl Engine {
         let routing = route::undeliverable(&self.context.pipeline, original, arrival, failure, now);
         record.disposition = routing.disposition;
         record.outputs = routing.outputs.len();
+        let failures = &self.context.failures;
+        failures.failed(&arrival.origin, failure, routing.disposition);
         if mutant!("engine-keeps-other-results-of-refused-records") {
             outputs.extend(routing.outputs);
             return Some(outputs);
@@ -434,7 +449,7 @@ impl Processor for Engine {
                 assignment,
                 offset,
                 groups: self.context.grouping.of(&record),
-                blocks_since: None,
+                blocks: None,
                 is_retry: arrival.failed_attempts > 0
                     || record.position.topic != self.context.pipeline.source,
                 record,

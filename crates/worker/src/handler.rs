@@ -24,8 +24,10 @@ pub struct Attempt {
     pub origin: Origin,
     /// Number of failed attempts before this one.
     pub failed_attempts: u32,
-    /// Whether the record becomes a dead letter if this attempt fails transiently, because no retries are left. A record can
-    /// also become one earlier, because of `max_age`.
+    /// Whether the record blocks its followers (`key_blocking`), and this attempt repeats one that failed and did not count.
+    pub is_repeated: bool,
+    /// Whether the record becomes a dead letter if this attempt fails transiently and counts, because no retries are left. A
+    /// record can also become one earlier, because of `max_age`.
     pub is_last: bool,
     /// The trace context of this attempt, to pass on to other services. `None` when tracing is disabled.
     pub trace: Option<TraceContext>,
@@ -84,16 +86,19 @@ fn json_problem(error: &serde_json::Error) -> String {
 
 /// A handler: a cloneable [`tower::Service`]. `tower` layers can add timeouts and limits.
 ///
-/// An error that is a [`Failure`] is that failure. Any other error is a transient failure with the code `handler.error`, and a panic is one with the code `handler.panic`.
+/// An error that is a [`Failure`], or was caused by one, is that failure. Any other error is a transient failure with the code `handler.error`, and a panic is one with the code `handler.panic`.
 /// Neither affects other records. Each attempt runs in its own task. A handler must not block its thread: use
 /// `tokio::task::spawn_blocking` for blocking work.
 pub trait Handler:
-    Service<Attempt, Response = Outcome, Error: Into<BoxError>, Future: Send> + Clone + Send + 'static
+    Service<Attempt, Response = Outcome, Error: Into<BoxError> + 'static, Future: Send> + Clone + Send + 'static
 {
 }
 
 impl<S> Handler for S where
-    S: Service<Attempt, Response = Outcome, Error: Into<BoxError>, Future: Send> + Clone + Send + 'static
+    S: Service<Attempt, Response = Outcome, Error: Into<BoxError> + 'static, Future: Send>
+        + Clone
+        + Send
+        + 'static
 {
 }
 

@@ -240,7 +240,7 @@ impl TestKit {
             }
         };
         let record = Arc::new(record);
-        let (outcome, trace) = self.runner.run(handler, record.clone(), &arrival).await;
+        let (outcome, trace) = self.runner.run(handler, record.clone(), &arrival, false).await;
         let context = RouteContext {
             pipeline: self.pipeline(),
             arrival: &arrival,

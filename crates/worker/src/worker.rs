@@ -100,7 +100,8 @@ impl WorkerSpec {
                 rate: pipeline.breaker.rate.map(|rate| FailureRate {
                     share: rate.share,
                     window: rate.window.duration(),
-                    calls: rate.calls as usize,
+                    // The window counts records.
+                    calls: rate.calls as usize * records_per_call(pipeline),
                 }),
                 open_max: pipeline.breaker.open_max.duration(),
                 poison_after: pipeline.breaker.poison_after.duration(),
@@ -110,6 +111,12 @@ impl WorkerSpec {
             on_dead: None,
         })
     }
+}
+
+/// Maximum number of records in a call.
+fn records_per_call(pipeline: &PipelineConfig) -> usize {
+    let batch = pipeline.http.as_ref().and_then(|http| http.batch);
+    batch.map_or(1, |batch| batch.records as usize)
 }
 
 fn grouping_of(pipeline: &PipelineConfig) -> Grouping {

@@ -233,9 +233,9 @@ impl Batches {
             return Err(Failure::permanent(INVALID_REQUEST, problem).with_scope(FailureScope::NotCalled));
         }
         let (item, bytes) = (attempt.clone(), value.map_or(0, <[u8]>::len));
-        match attempt.failed_attempts {
-            0 => self.batcher.process(item, bytes).await,
-            _ => self.batcher.process_alone(item).await,
+        match attempt.failed_attempts > 0 || attempt.is_repeated {
+            true => self.batcher.process_alone(item).await,
+            false => self.batcher.process(item, bytes).await,
         }
     }
 }

@@ -60,6 +60,7 @@ fn attempt(value: Option<&[u8]>, headers: &[(&str, &str)]) -> Attempt {
             timestamp: Some(Timestamp::from_millis(5)),
         },
         failed_attempts: 0,
+        is_repeated: false,
         is_last: false,
         trace: None,
     }
