@@ -63,8 +63,10 @@ def quantiles(histogram, labels, by="", of=(0.5, 0.99)):
         yield query(expr, f"{legend_of(by)} {name}" if by else name)
 
 
-def mean(histogram, labels, over=RATE):
-    return f"sum (rate({histogram}_sum{{{labels}}}{over})) / sum (rate({histogram}_count{{{labels}}}{over}))"
+def mean(histogram, labels, over=RATE, by=""):
+    def added(part):
+        return f"sum{by_clause(by)} (rate({histogram}_{part}{{{labels}}}{over}))"
+    return f"{added('sum')} / {added('count')}"
 
 
 def success_rate(labels, by="", over=RATE):
@@ -359,6 +361,12 @@ def pipeline():
         graph("Processing time", "Duration of an attempt.",
               *quantiles("redeliver_worker_handling_seconds", PIPELINE, "pipeline", of=(0.5, 0.9, 0.99)), unit="s"),
         heatmap("Processing time", "Attempts by duration.", "redeliver_worker_handling_seconds", PIPELINE),
+        graph("Processing time by outcome", "Duration of an attempt that succeeded, or failed with this class.",
+              *quantiles("redeliver_worker_handling_seconds", PIPELINE, "outcome", of=(0.99,)), unit="s"),
+        graph("Attempts per record", "How many attempts records took, on average, until they succeeded or became dead letters.",
+              query(mean("redeliver_worker_attempts", PIPELINE, by="outcome"), "{{outcome}}")),
+        graph("Records without an attempt in progress", "Records in flight by what they wait for.",
+              total("redeliver_worker_waiting_records", PIPELINE, "reason"), stacked=True),
         graph("In flight", "Records that are read and not yet committed, by lane. in_flight limits the sum of the two lanes "
               "with the same number.", total("redeliver_worker_in_flight", PIPELINE, "instance, lane")),
         graph("Circuit breaker", "1 while the breaker of a process is open, because the endpoint fails. Records wait meanwhile.",

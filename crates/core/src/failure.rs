@@ -47,6 +47,13 @@ impl ErrorClass {
             Self::Malformed => "malformed",
         }
     }
+
+    /// Whether an attempt that fails with this class counts as failed. Being throttled says nothing about the record. A
+    /// malformed record is normally rejected without an attempt.
+    #[must_use]
+    pub const fn counts(self) -> bool {
+        !matches!(self, Self::Throttled | Self::Malformed)
+    }
 }
 
 impl fmt::Display for ErrorClass {

@@ -207,9 +207,7 @@ impl RouteContext<'_> {
             },
             Outcome::Failed(failure) => failure,
         };
-        // Being throttled says nothing about the record. A malformed record is normally rejected without an attempt.
-        let counts = !matches!(failure.class, ErrorClass::Throttled | ErrorClass::Malformed);
-        let counts = counts && !mutant!("route-forgets-the-attempt");
+        let counts = failure.class.counts() && !mutant!("route-forgets-the-attempt");
         let failed_attempts = self.arrival.failed_attempts.saturating_add(u32::from(counts));
         match self.next_attempt(record, failed_attempts, &failure) {
             Ok(wait) => self.route_retry(record, failed_attempts, &failure, wait),

@@ -56,7 +56,7 @@ impl AttemptRunner {
             record,
         };
         let outcome = self.handle(handler, attempt).await;
-        self.metrics.handling.observe(began.elapsed().as_secs_f64());
+        self.metrics.attempted(&outcome, began.elapsed());
         span.end(&outcome);
         (outcome, trace)
     }

@@ -61,6 +61,16 @@ impl<T> AttemptQueue<T> {
         }
     }
 
+    /// How many records wait, without those whose attempt was forgotten.
+    pub(crate) fn waiting(&self) -> usize {
+        self.retries.len() + self.new.len()
+    }
+
+    /// How many records wait whose attempt was forgotten.
+    pub(crate) fn forgotten(&self) -> usize {
+        self.forgotten.len()
+    }
+
     pub(crate) fn has_forgotten(&self) -> bool {
         !self.forgotten.is_empty()
     }

@@ -92,6 +92,7 @@ impl<H: Handler> Driver<H> {
         let mut lanes_ended = pin!(join_all(lanes_ended.iter().map(CancellationToken::cancelled)));
         let mut view = self.gate.watch();
         let mut work = Work::new(self.lanes.len(), &self.context.grouping);
+        let mut waiting = self.context.metrics.waiting();
         loop {
             for (lane, channel) in self.lanes.iter().enumerate() {
                 // Looked at before the records, so that it covers those that come later.
@@ -110,6 +111,7 @@ impl<H: Handler> Driver<H> {
             }
             self.decide(&mut work);
             let wake_at = self.start(&mut work);
+            waiting.report(work.waiting());
             for (channel, finished) in self.lanes.iter().zip(&mut work.finished) {
                 channel.send_finished(finished);
             }
@@ -366,6 +368,7 @@ impl AttemptContext {
             Outcome::Failed(failure) => Some(failure.clone()),
             Outcome::Success(_) => None,
         };
+        let counts = failure.as_ref().is_none_or(|failure| failure.class.counts());
         let routing = context.route(&queued.record, outcome);
         // A handler can name a topic that the pipeline does not declare.
         if let Some(failure) = failure.or_else(|| routing.failure()) {
@@ -376,6 +379,7 @@ impl AttemptContext {
             assignment: queued.assignment,
             offset: queued.offset,
             routing: Some(wrap_long_wait(&self.pipeline, routing)),
+            attempts: queued.arrival.failed_attempts.saturating_add(u32::from(counts)),
             original: Some((queued.record, queued.arrival)),
             size: queued.size,
         }

@@ -60,6 +60,7 @@ impl QueuedRecord {
             assignment: self.assignment,
             offset: self.offset,
             routing: None,
+            attempts: 0,
             original: None,
             size: self.size,
         }
@@ -72,6 +73,8 @@ pub(crate) struct FinishedRecord {
     pub(crate) offset: i64,
     /// `None` if there was no attempt. Its offset is not committed, so it is read again after a restart.
     pub(crate) routing: Option<Routing>,
+    /// The number of its attempts that count, including the last one; 0 if it was rejected without an attempt.
+    pub(crate) attempts: u32,
     /// Kept until the results are written, for a dead letter in their place.
     pub(crate) original: Option<(Record, Arrival)>,
     /// Bytes in flight on account of this record and, once collected, its results.
@@ -156,6 +159,7 @@ pub(crate) struct OutputTopics {
 /// A record in the transaction that is being written.
 struct InTransaction {
     disposition: Disposition,
+    attempts: u32,
     /// How many of the transaction's outputs belong to this record.
     outputs: usize,
     original: Option<(Record, Arrival)>,
@@ -468,6 +472,7 @@ impl Processor for Engine {
                     assignment,
                     offset,
                     routing: Some(routing),
+                    attempts: 0,
                     original: None,
                     size,
                 });
@@ -502,6 +507,7 @@ impl Processor for Engine {
             if is_assigned || mutant!("engine-accepts-stale-assignments") {
                 self.in_transaction.push(InTransaction {
                     disposition: routing.disposition,
+                    attempts: record.attempts,
                     outputs: routing.outputs.len(),
                     original: record.original,
                     size: record.size,
@@ -555,6 +561,7 @@ impl Processor for Engine {
                 outputs: outputs.by_ref().take(record.outputs).map(any_partition).collect(),
                 disposition: record.disposition,
             }),
+            attempts: record.attempts,
             original: record.original,
             size: record.size,
         });
@@ -571,7 +578,7 @@ impl Processor for Engine {
     fn committed(&mut self, _now: Timestamp) {
         // Counted here, not in `finish`: an aborted transaction is processed again.
         for record in self.in_transaction.drain(..) {
-            self.context.metrics.count(record.disposition);
+            self.context.metrics.written(record.disposition, record.attempts);
         }
         let Some(on_dead) = &self.context.on_dead else {
             return;

@@ -132,6 +132,8 @@ impl GroupsOf {
 pub(crate) struct Groups<T> {
     limit: usize,
     members: HashMap<Group, Members<T>>,
+    /// The number of records that wait, in all groups.
+    waiting: usize,
 }
 
 struct Members<T> {
@@ -145,7 +147,13 @@ impl<T> Groups<T> {
         Self {
             limit: limit.max(1),
             members: HashMap::new(),
+            waiting: 0,
         }
+    }
+
+    /// How many records wait until there is room in their groups.
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting
     }
 
     /// Returns the record if there is room in its group. Otherwise it waits. A record without a group never waits.
@@ -160,6 +168,7 @@ impl<T> Groups<T> {
             return Some(record);
         }
         members.waiting.push_back(record);
+        self.waiting += 1;
         None
     }
 
@@ -177,6 +186,7 @@ impl<T> Groups<T> {
         let members = self.members.get_mut(group)?;
         let has_room = members.entered < self.limit;
         let next = has_room.then(|| members.waiting.pop_front()).flatten();
+        self.waiting -= usize::from(next.is_some());
         if members.entered == 0 && members.waiting.is_empty() {
             self.members.remove(group);
         }
@@ -193,6 +203,7 @@ impl<T> Groups<T> {
             removed.extend(gone);
             members.entered > 0 || !members.waiting.is_empty()
         });
+        self.waiting -= removed.len();
         removed
     }
 

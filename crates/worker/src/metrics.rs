@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -9,10 +10,19 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
-use redeliver_core::ErrorClass;
 use redeliver_core::pipeline::DelayQueue;
 use redeliver_core::route::Disposition;
+use redeliver_core::{ErrorClass, Outcome};
 use redeliver_service::metrics::seconds;
+
+/// Upper bounds of a histogram of attempts. A record that was rejected without an attempt is in the first bucket.
+const ATTEMPTS: [f64; 15] = [
+    0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0, 20.0, 30.0, 50.0, 100.0, 1000.0,
+];
+/// The label `outcome` of attempts and records that succeeded.
+const SUCCEEDED: &str = "succeeded";
+/// The label `outcome` of records that became dead letters.
+const DEAD: &str = "dead";
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct PipelineClass {
@@ -23,6 +33,18 @@ struct PipelineClass {
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct PipelineLabel {
     pipeline: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct PipelineOutcome {
+    pipeline: String,
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct PipelineReason {
+    pipeline: String,
+    reason: &'static str,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -54,10 +76,12 @@ pub struct WorkerFamilies {
     retried: Family<PipelineClass, Counter>,
     dead: Family<PipelineClass, Counter>,
     long_waits: Family<PipelineLabel, Counter>,
-    handling: Family<PipelineLabel, Histogram, fn() -> Histogram>,
+    attempts: Family<PipelineOutcome, Histogram, fn() -> Histogram>,
+    handling: Family<PipelineOutcome, Histogram, fn() -> Histogram>,
     breaker_open: Family<PipelineLabel, Gauge>,
     breaker_openings: Family<PipelineLabel, Counter>,
     forgotten: Family<PipelineLabel, Counter>,
+    waiting: Family<PipelineReason, Gauge>,
     in_flight: Family<PipelineLane, Gauge>,
     missing_topics: Family<LaneTopic, Gauge>,
 }
@@ -71,10 +95,12 @@ impl WorkerFamilies {
             retried: Family::default(),
             dead: Family::default(),
             long_waits: Family::default(),
+            attempts: Family::new_with_constructor(|| Histogram::new(ATTEMPTS)),
             handling: Family::new_with_constructor(seconds),
             breaker_open: Family::default(),
             breaker_openings: Family::default(),
             forgotten: Family::default(),
+            waiting: Family::default(),
             in_flight: Family::default(),
             missing_topics: Family::default(),
         };
@@ -99,8 +125,13 @@ impl WorkerFamilies {
             families.long_waits.clone(),
         );
         registry.register(
+            "worker_attempts",
+            "Attempts that a record took until it succeeded or became a dead letter, without those that do not count",
+            families.attempts.clone(),
+        );
+        registry.register(
             "worker_handling_seconds",
-            "Duration of an attempt",
+            "Duration of an attempt, by its outcome: succeeded, or the failure class",
             families.handling.clone(),
         );
         registry.register(
@@ -117,6 +148,11 @@ impl WorkerFamilies {
             "worker_forgotten",
             "Attempts that do not count because the endpoint failed for others too",
             families.forgotten.clone(),
+        );
+        registry.register(
+            "worker_waiting_records",
+            "Records in flight that have no attempt in progress, by what they wait for",
+            families.waiting.clone(),
         );
         registry.register(
             "worker_in_flight",
@@ -167,16 +203,99 @@ impl WorkerFamilies {
                 family.get_or_create(&label).clone()
             })
         };
+        let outcome = |outcome| PipelineOutcome {
+            pipeline: pipeline.to_owned(),
+            outcome,
+        };
+        let attempts = |of| self.attempts.get_or_create(&outcome(of)).clone();
+        let handling = |of| self.handling.get_or_create(&outcome(of)).clone();
+        let waiting = WaitingCounts::default().by_reason().map(|(reason, _)| {
+            let label = PipelineReason {
+                pipeline: pipeline.to_owned(),
+                reason,
+            };
+            self.waiting.get_or_create(&label).clone()
+        });
         WorkerMetrics {
             succeeded: self.succeeded.get_or_create(&label).clone(),
             retried: by_class(&self.retried),
             dead: by_class(&self.dead),
             long_waits: self.long_waits.get_or_create(&label).clone(),
-            handling: self.handling.get_or_create(&label).clone(),
+            attempts_of_succeeded: attempts(SUCCEEDED),
+            attempts_of_dead: attempts(DEAD),
+            handling_of_succeeded: handling(SUCCEEDED),
+            handling_of_failed: ErrorClass::ALL.map(|class| handling(of_attempt(class).as_str())),
             breaker_open: self.breaker_open.get_or_create(&label).clone(),
             breaker_openings: self.breaker_openings.get_or_create(&label).clone(),
             forgotten: self.forgotten.get_or_create(&label).clone(),
+            waiting,
         }
+    }
+}
+
+/// The class of a failed attempt. Only the worker knows that a record has no retries left or is too old, so such a failure
+/// of a handler is a permanent one, as in [`redeliver_core::route`].
+fn of_attempt(class: ErrorClass) -> ErrorClass {
+    match class {
+        ErrorClass::Exhausted | ErrorClass::Expired => ErrorClass::Permanent,
+        ErrorClass::Transient | ErrorClass::Throttled | ErrorClass::Permanent | ErrorClass::Malformed => {
+            class
+        }
+    }
+}
+
+/// How many records of a driver wait, by what they wait for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct WaitingCounts {
+    /// Their turn: a slot of `concurrency`, `rate_limit`, or a probe while the breaker is open.
+    pub(crate) attempt: usize,
+    /// A record before them in their order.
+    pub(crate) order: usize,
+    /// Room in their limited group.
+    pub(crate) limit: usize,
+    /// The results of other calls, which decide whether their failed attempt counts.
+    pub(crate) held: usize,
+    /// The breaker to close, after an attempt that does not count.
+    pub(crate) forgotten: usize,
+    /// Their next attempt, while their followers wait for them.
+    pub(crate) blocking: usize,
+}
+
+impl WaitingCounts {
+    fn by_reason(self) -> [(&'static str, usize); 6] {
+        [
+            ("attempt", self.attempt),
+            ("order", self.order),
+            ("limit", self.limit),
+            ("held", self.held),
+            ("forgotten", self.forgotten),
+            ("blocking", self.blocking),
+        ]
+    }
+}
+
+/// One driver's part of the gauges of waiting records, which all drivers of a pipeline share. Dropping it removes the part.
+pub(crate) struct WaitingRecords {
+    gauges: [Gauge; 6],
+    reported: WaitingCounts,
+}
+
+impl WaitingRecords {
+    pub(crate) fn report(&mut self, counts: WaitingCounts) {
+        let as_number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+        let reported = self.reported.by_reason().into_iter();
+        for ((gauge, (_, new)), (_, old)) in self.gauges.iter().zip(counts.by_reason()).zip(reported) {
+            if new != old {
+                gauge.inc_by(as_number(new) - as_number(old));
+            }
+        }
+        self.reported = counts;
+    }
+}
+
+impl Drop for WaitingRecords {
+    fn drop(&mut self) {
+        self.report(WaitingCounts::default());
     }
 }
 
@@ -199,23 +318,54 @@ pub(crate) struct WorkerMetrics {
     retried: [Counter; ErrorClass::ALL.len()],
     dead: [Counter; ErrorClass::ALL.len()],
     long_waits: Counter,
-    pub(crate) handling: Histogram,
+    attempts_of_succeeded: Histogram,
+    attempts_of_dead: Histogram,
+    handling_of_succeeded: Histogram,
+    handling_of_failed: [Histogram; ErrorClass::ALL.len()],
     pub(crate) breaker_open: Gauge,
     pub(crate) breaker_openings: Counter,
     pub(crate) forgotten: Counter,
+    waiting: [Gauge; 6],
 }
 
 impl WorkerMetrics {
-    pub(crate) fn count(&self, disposition: Disposition) {
+    /// Counts an attempt that took this long.
+    pub(crate) fn attempted(&self, outcome: &Outcome, took: Duration) {
+        let histogram = match outcome {
+            Outcome::Success(_) => &self.handling_of_succeeded,
+            Outcome::Failed(failure) => &self.handling_of_failed[failure.class as usize],
+        };
+        histogram.observe(took.as_secs_f64());
+    }
+
+    /// Counts what was written for a record. `attempts` is the number of its attempts that count, this one included.
+    pub(crate) fn written(&self, disposition: Disposition, attempts: u32) {
         match disposition {
-            Disposition::Succeeded => self.succeeded.inc(),
+            Disposition::Succeeded => {
+                self.succeeded.inc();
+                self.attempts_of_succeeded.observe(f64::from(attempts));
+            }
             Disposition::Waiting { class, queue, .. } => {
                 if queue == DelayQueue::Scheduler {
                     self.long_waits.inc();
                 }
-                self.retried[class as usize].inc()
+                self.retried[class as usize].inc();
             }
-            Disposition::Dead(class) => self.dead[class as usize].inc(),
-        };
+            Disposition::Dead(class) => {
+                self.dead[class as usize].inc();
+                self.attempts_of_dead.observe(f64::from(attempts));
+            }
+        }
+    }
+
+    /// The waiting records of another driver.
+    pub(crate) fn waiting(&self) -> WaitingRecords {
+        WaitingRecords {
+            gauges: self.waiting.clone(),
+            reported: WaitingCounts::default(),
+        }
     }
 }
+
+#[cfg(test)]
+mod tests;

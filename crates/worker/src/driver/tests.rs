@@ -117,6 +117,12 @@ impl Rig {
         &self.written
     }
 
+    /// How many records wait for this reason.
+    fn waiting(&self, reason: &str) -> String {
+        self.bench
+            .metric(&format!("worker_waiting_records{{reason={reason:?}}}"))
+    }
+
     fn calls(&self) -> Vec<i64> {
         self.calls.lock().unwrap().clone()
     }
@@ -335,4 +341,52 @@ async fn a_record_whose_attempt_ends_after_its_partition_was_revoked_does_not_wa
     let written = rig.after(4_500 * SECOND / 1_000).await;
     assert!(written.is_empty(), "{written:?}");
     assert_eq!(rig.bench.in_flight(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn records_are_counted_by_what_they_wait_for() {
+    const RECORDS: i64 = 20;
+    let by_tenant = Grouping {
+        limit: Some(GroupLimit {
+            by: GroupBy::Header("tenant".to_owned()),
+            concurrency: 3,
+        }),
+        ..Grouping::default()
+    };
+    let hanging = || service_fn(|_: Attempt| pending::<Result<Outcome, BoxError>>());
+    let mut limited = Rig::with_handler(by_tenant, breaker(NEVER), None, hanging());
+    limited.accept(0..RECORDS);
+    limited.after(SECOND).await;
+    assert_eq!(
+        ["attempt", "order", "limit"].map(|reason| limited.waiting(reason)),
+        ["0", "0", "17"]
+    );
+
+    let mut unlimited = Rig::with_handler(Grouping::default(), breaker(NEVER), None, hanging());
+    unlimited.accept(0..RECORDS);
+    unlimited.after(SECOND).await;
+    assert_eq!(unlimited.waiting("attempt"), "4");
+
+    let mut blocked = Rig::start(in_order(Some(NEVER)), breaker(NEVER), |_, _| broken());
+    blocked.accept(0..RECORDS);
+    blocked.after(50 * SECOND).await;
+    assert_eq!(
+        ["order", "blocking"].map(|reason| blocked.waiting(reason)),
+        ["19", "1"]
+    );
+
+    // The breaker is open: one record is probed at a time, and fails.
+    let mut forgotten = Rig::start(Grouping::default(), breaker(NEVER), |_, _| unavailable());
+    forgotten.accept(0..RECORDS);
+    forgotten.after(50 * SECOND).await;
+    assert_eq!(forgotten.waiting("forgotten"), "20");
+
+    let two_failures = BreakerSettings {
+        failures: 2,
+        ..breaker(NEVER)
+    };
+    let mut held = Rig::start(Grouping::default(), two_failures, |_, _| unavailable());
+    held.accept(0..1);
+    held.after(Duration::from_millis(1)).await;
+    assert_eq!(held.waiting("held"), "1");
 }

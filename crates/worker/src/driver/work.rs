@@ -13,6 +13,7 @@ use crate::attempt_queue::AttemptQueue;
 use crate::breaker::Provisional;
 use crate::engine::{FinishedRecord, QueuedRecord};
 use crate::groups::{Grouping, Groups, GroupsOf};
+use crate::metrics::WaitingCounts;
 
 /// Something of one of the driver's lanes.
 pub(super) struct OfLane<T> {
@@ -54,6 +55,18 @@ impl Work {
             held: Vec::new(),
             blocking: Vec::new(),
             finished: std::iter::repeat_with(Vec::new).take(lanes).collect(),
+        }
+    }
+
+    /// How many records have no attempt in progress, by what they wait for.
+    pub(super) fn waiting(&self) -> WaitingCounts {
+        WaitingCounts {
+            attempt: self.queue.waiting(),
+            order: self.ordered.waiting(),
+            limit: self.limited.waiting(),
+            held: self.held.len(),
+            forgotten: self.queue.forgotten(),
+            blocking: self.blocking.len(),
         }
     }
 

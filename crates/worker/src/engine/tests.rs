@@ -1,3 +1,4 @@
+use prometheus_client::encoding::text;
 use prometheus_client::registry::Registry;
 use redeliver_core::outcome::Produced;
 use redeliver_core::route::RouteContext;
@@ -17,6 +18,7 @@ pub(crate) struct Bench {
     pub(crate) changed: Arc<Notify>,
     pub(crate) pipeline: Arc<Pipeline>,
     pub(crate) metrics: Arc<WorkerMetrics>,
+    registry: Registry,
     pub(crate) assignment: AssignmentId,
     batch: TransactionBatch,
     /// Missing topics, and for how long they have been missing.
@@ -36,7 +38,8 @@ impl Bench {
         });
         let changed: Arc<Notify> = Arc::default();
         let channel = Arc::new(LaneChannel::new(Waker::new(), changed.clone()));
-        let families = WorkerFamilies::register(&mut Registry::default());
+        let mut registry = Registry::default();
+        let families = WorkerFamilies::register(&mut registry);
         let metrics = Arc::new(families.of("docs"));
         let missing: Arc<Mutex<HashMap<String, Duration>>> = Arc::default();
         let topics = OutputTopics {
@@ -70,6 +73,7 @@ impl Bench {
             changed,
             pipeline,
             metrics,
+            registry,
             assignment,
             batch: TransactionBatch::default(),
             missing,
@@ -97,6 +101,15 @@ impl Bench {
         self.engine.in_flight.own().records
     }
 
+    /// The value of a series of the pipeline, such as `worker_dead_total{class="permanent"}`.
+    pub(crate) fn metric(&self, series: &str) -> String {
+        let mut page = String::new();
+        text::encode(&mut page, &self.registry).unwrap();
+        let series = series.replacen('{', "{pipeline=\"docs\",", 1) + " ";
+        let value = page.lines().find_map(|line| line.strip_prefix(&*series));
+        value.unwrap_or_else(|| panic!("no {series}in {page}")).to_owned()
+    }
+
     /// Runs the driver for all accepted records, with an outcome by offset.
     fn handle(&mut self, outcome: impl Fn(i64) -> Outcome) {
         let queued = self.channel.take_queued();
@@ -121,6 +134,7 @@ impl Bench {
                     assignment: queued.assignment,
                     offset: queued.offset,
                     routing: Some(routing),
+                    attempts: queued.arrival.failed_attempts + 1,
                     original: Some((queued.record, queued.arrival)),
                     size: queued.size,
                 }
@@ -192,6 +206,34 @@ fn a_record_with_a_refused_result_becomes_a_dead_letter_without_any_results() {
     assert!(bench.refuse(&[1]));
     assert_eq!(bench.written()[1], ["docs-dlq", "", "output.too-large"]);
     assert!(!bench.refuse(&[1]));
+}
+
+#[test]
+fn a_record_and_its_attempts_are_counted_once_they_are_committed() {
+    let mut bench = Bench::new(ROOMY);
+    (0..4).for_each(|offset| bench.accept(offset, 10));
+    bench.handle(|offset| match offset {
+        1 => Outcome::Failed(Failure::permanent("bad", "no")),
+        2 => Outcome::Failed(Failure::transient("busy", "later")),
+        _ => Outcome::unchanged(),
+    });
+    bench.finish();
+    assert!(bench.refuse(&[3]));
+    // The attempts stay with a batch that is written again.
+    let mut batch = std::mem::take(&mut bench.batch);
+    assert!(bench.engine.take_back(&mut batch));
+    assert_eq!(bench.metric(r#"worker_attempts_sum{outcome="succeeded"}"#), "0.0");
+    bench.finish();
+    bench.engine.committed(NOW);
+    for (series, expected) in [
+        (r#"worker_attempts_sum{outcome="succeeded"}"#, "1.0"),
+        (r#"worker_attempts_sum{outcome="dead"}"#, "2.0"),
+        (r#"worker_attempts_count{outcome="dead"}"#, "2"),
+        (r#"worker_dead_total{class="permanent"}"#, "2"),
+        (r#"worker_retried_total{class="transient"}"#, "1"),
+    ] {
+        assert_eq!(bench.metric(series), expected, "{series}");
+    }
 }
 
 #[test]

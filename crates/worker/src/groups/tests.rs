@@ -19,6 +19,7 @@ fn a_record_waits_until_there_is_room_in_its_group_and_the_one_that_has_waited_l
     assert_eq!(groups.enter(None, 5), Some(5));
     let noisy = group("noisy");
     assert_eq!(groups.next(Some(&noisy)), None, "no room");
+    assert_eq!(groups.waiting(), 2);
     assert_eq!(groups.leave(Some(&noisy)), Some(2));
     // The room is that of the next one, if the one before does not want it.
     assert_eq!(groups.next(Some(&noisy)), Some(3));
@@ -29,6 +30,7 @@ fn a_record_waits_until_there_is_room_in_its_group_and_the_one_that_has_waited_l
         assert_eq!(groups.leave(Some(group)), None);
     }
     assert!(groups.is_empty());
+    assert_eq!(groups.waiting(), 0);
 }
 
 #[test]

@@ -142,6 +142,26 @@ impl Model {
         }
     }
 
+    /// Every record is running, waits for something, or has ended.
+    fn assert_waiting(&self) {
+        let WaitingCounts {
+            attempt,
+            order,
+            limit,
+            held,
+            forgotten,
+            blocking,
+        } = self.work.waiting();
+        let waiting = attempt + order + limit + held + forgotten + blocking;
+        let returned: usize = self.work.finished.iter().map(Vec::len).sum();
+        assert_eq!(
+            waiting + self.running.len() + self.ended + returned,
+            self.records.len(),
+            "{:?}",
+            self.work.waiting()
+        );
+    }
+
     fn unblock(&mut self) {
         for (_, queued) in std::mem::take(&mut self.work.blocking) {
             self.work.repeat(queued);
@@ -193,6 +213,7 @@ proptest! {
                     model.bench.engine.assigned(model.bench.assignment, &source, 0);
                 }
             }
+            model.assert_waiting();
         }
         for _ in 0..model.records.len() {
             model.work.queue.recall();
@@ -207,6 +228,7 @@ proptest! {
         let returned: usize = model.work.finished.iter().map(Vec::len).sum();
         prop_assert_eq!(model.ended + returned, model.records.len());
         prop_assert!(model.work.ordered.is_empty() && model.work.limited.is_empty());
+        prop_assert_eq!(model.work.waiting(), WaitingCounts::default());
         prop_assert_eq!(model.work.calls, 0);
     }
 }
