@@ -376,6 +376,14 @@ def pipeline():
         graph("Results that wait for a missing topic", "They become dead letters after kafka.topics.missing_timeout.",
               total("redeliver_worker_missing_topic_records", PIPELINE, "topic")),
     ]
+    calls = [
+        graph("Calls", "Calls of the endpoint per second, by the status of the response or the error.",
+              rate("redeliver_http_calls_total", PIPELINE, "status"), unit="cps", stacked=True),
+        graph("Call duration", "From the start of a call to the end of its response.",
+              *quantiles("redeliver_http_call_seconds", PIPELINE, "pipeline"), unit="s"),
+        graph("Quick retries", "Calls per second that repeated a failed call of the same attempt.",
+              rate("redeliver_http_quick_retries_total", PIPELINE, "pipeline"), unit="cps"),
+    ]
     backlog = [
         graph("Backlog by topic", "Records that can be processed now.", total("redeliver_lane_lag", WORKER_LANE, "topic"),
               width=12, stacked=True),
@@ -427,8 +435,8 @@ def pipeline():
 
     return dashboard(
         "pipeline", "Pipeline", "Attempts, retries and dead letters of pipelines.", ["pipeline", "tier", "instance"],
-        [("Now", now), ("Attempts", attempts), ("Backlog", backlog), ("Tiers", tiers), ("Lanes of workers", lanes(WORKER_LANE)),
-         ("Lanes of tiers", lanes(TIER_LANE))])
+        [("Now", now), ("Attempts", attempts), ("Calls of endpoints", calls), ("Backlog", backlog), ("Tiers", tiers),
+         ("Lanes of workers", lanes(WORKER_LANE)), ("Lanes of tiers", lanes(TIER_LANE))])
 
 
 def scheduler():

@@ -25,17 +25,19 @@ mod call_error;
 mod client;
 mod credentials;
 mod headers;
+mod metrics;
 mod request;
 mod retry_after;
 mod settings;
+mod telemetry;
 #[cfg(test)]
 mod tests;
 
 use std::convert::Infallible;
 use std::fmt;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -59,6 +61,7 @@ use self::batcher::{Batcher, Limits};
 use self::call_error::CallError;
 use self::credentials::{Credentials, InUse};
 pub use self::settings::{HttpSettings, HttpSetupError, ResponseUse, TlsFiles};
+use self::telemetry::CallTelemetry;
 use crate::merge;
 use crate::output_choice::{Destination, OutputChoice};
 use crate::quick_retry::{QuickRetry, retry_budget};
@@ -95,6 +98,8 @@ struct Endpoint {
     clock: Arc<dyn Clock>,
     /// How many calls for several records there have been.
     shared_calls: AtomicU64,
+    /// Set by [`HttpHandler::observe`].
+    telemetry: OnceLock<CallTelemetry>,
 }
 
 #[derive(Clone)]
@@ -165,6 +170,7 @@ impl HttpHandler {
             output: settings.output,
             clock,
             shared_calls: AtomicU64::new(0),
+            telemetry: OnceLock::new(),
         };
         let endpoint = Arc::new(endpoint);
         let batches = settings.batch.map(|batch| {
@@ -182,6 +188,13 @@ impl HttpHandler {
             })
         });
         Ok(Self { endpoint, batches })
+    }
+
+    /// Counts the calls in the metrics of the host, as those of this pipeline. Only the first call has an effect.
+    pub fn observe(&self, host: &mut Host, pipeline: &str) {
+        self.endpoint
+            .telemetry
+            .get_or_init(|| CallTelemetry::of(host, pipeline));
     }
 
     /// Adds a task to the host that follows the files of the settings, if there are any: changed headers and certificates
@@ -378,7 +391,11 @@ impl Endpoint {
             failure: failure.with_scope(FailureScope::NotCalled),
             repetition: Repetition::Useless,
         })?;
-        let call = || self.call(with.clients.client(), &headers, body.as_ref());
+        let telemetry = self.telemetry.get_or_init(CallTelemetry::default);
+        let call = |retries| {
+            let call = self.call(with.clients.client(), &headers, body.as_ref());
+            telemetry.observe(retries, call)
+        };
         let is_useful = |failed: &CallFailure| failed.repetition == Repetition::Soon;
         self.quick_retry.run(call, is_useful).await
     }

@@ -90,6 +90,7 @@ fn http_workers(config: &Config, clock: &Arc<dyn Clock>) -> Result<Vec<HttpWorke
 fn spawn(host: &mut Host, workers: &[HttpWorker]) -> io::Result<()> {
     for HttpWorker { spec, handler } in workers {
         handler.follow_files(host);
+        handler.observe(host, &spec.pipeline.name);
         redeliver_worker::spawn(host, spec, handler)?;
     }
     Ok(())

@@ -39,13 +39,14 @@ pub fn retry_budget(share: f64) -> Arc<TpsBudget> {
 }
 
 impl QuickRetry {
-    /// Calls until a call succeeds, `may_retry` returns false, or `retries`, `within` or `budget` is used up.
+    /// Calls until a call succeeds, `may_retry` returns false, or `retries`, `within` or `budget` is used up. Each call gets
+    /// the number of retries, itself included.
     ///
     /// # Errors
     /// The error of the last call.
-    pub async fn run<T, E, F, Fut>(&self, call: F, may_retry: impl FnMut(&E) -> bool) -> Result<T, E>
+    pub async fn run<T, E, F, Fut>(&self, mut call: F, may_retry: impl FnMut(&E) -> bool) -> Result<T, E>
     where
-        F: FnMut() -> Fut,
+        F: FnMut(u32) -> Fut,
         Fut: Future<Output = Result<T, E>>,
     {
         let started = Instant::now();
@@ -55,7 +56,9 @@ impl QuickRetry {
             .max_delays()
             .map(|max| max.mul_f64(fastrand::f64()))
             .take_while(|delay| started.elapsed() + *delay <= self.within && self.budget.withdraw());
-        call.retry(delays).when(may_retry).await
+        let mut calls = 0..;
+        let numbered = || call(calls.next().unwrap_or(u32::MAX));
+        numbered.retry(delays).when(may_retry).await
     }
 
     fn max_delays(&self) -> impl Iterator<Item = Duration> + Send + Sync + Unpin + 'static {
@@ -79,7 +82,9 @@ mod tests {
     /// Runs calls that take `each` and fail. Returns their number and the total time.
     async fn failing(quick: &QuickRetry, each: Duration) -> (u32, Duration) {
         let (calls, started) = (Cell::new(0), Instant::now());
-        let call = || async {
+        let calls = &calls;
+        let call = |retries| async move {
+            assert_eq!(retries, calls.get());
             calls.set(calls.get() + 1);
             tokio::time::sleep(each).await;
             Err::<(), _>(calls.get())
@@ -142,7 +147,7 @@ mod tests {
             budget: retry_budget(0.2),
         };
         let calls = Cell::new(0);
-        let call = || async {
+        let call = |_| async {
             calls.set(calls.get() + 1);
             Err::<(), _>("permanent")
         };

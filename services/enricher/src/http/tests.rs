@@ -27,7 +27,7 @@ const OK: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
 const TRACE: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 
 /// Fast quick retries, and a timeout that no test reaches.
-fn settings(url: impl Into<String>) -> HttpSettings {
+pub(super) fn settings(url: impl Into<String>) -> HttpSettings {
     HttpSettings {
         timeout: Duration::from_secs(20),
         quick_retry_delay: Duration::from_millis(1),
@@ -35,7 +35,7 @@ fn settings(url: impl Into<String>) -> HttpSettings {
     }
 }
 
-fn attempt(value: Option<&[u8]>, headers: &[(&str, &str)]) -> Attempt {
+pub(super) fn attempt(value: Option<&[u8]>, headers: &[(&str, &str)]) -> Attempt {
     let record = Record {
         position: Position {
             topic: "docs-retry-due".into(),
