@@ -26,7 +26,7 @@ TESTS = HERE / "rules_test.yml"
 DASHBOARDS = sorted((HERE / "dashboards").glob("*.json"))
 RUNBOOKS = HERE.parent.parent / "docs" / "alerts.md"
 
-METRIC = re.compile(r"\b(redeliver[_:][a-zA-Z0-9_:]+)\s*(\{[^}]*\})?")
+METRIC = re.compile(r"\b((?:redeliver[_:]|process_)[a-zA-Z0-9_:]+)\s*(\{[^}]*\})?")
 GROUPING = re.compile(r"\b(?:by|on|ignoring|without|group_left|group_right)\s*\(([^)]*)\)")
 # Prometheus adds these labels.
 TARGET_LABELS = {"job", "instance"}

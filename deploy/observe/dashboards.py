@@ -25,6 +25,8 @@ TIER = f'{PIPELINE}, tier=~"$tier"'
 WORKER_LANE = f'{PIPELINE}, pipeline!="", tier=""'
 TIER_LANE = f'{INSTANCE}, pipeline=~"($pipeline)?", tier=~"$tier", tier!=""'
 SCHEDULER_LANE = f'{INSTANCE}, lane=~"scheduler-.+"'
+# The standard metrics of a process do not say which program it is.
+OURS = "and on (job, instance) redeliver_build_info"
 # The lag of what can be processed at once, and of what waits in tiers.
 READY = f'{INSTANCE}, tier=""'
 WAITING = f'{INSTANCE}, tier!=""'
@@ -318,6 +320,13 @@ def overview():
               *quantiles("redeliver_lane_transaction_seconds", INSTANCE, "group", of=(0.99,)), unit="s"),
         graph("Uptime", "Time since the start of the process.",
               query(f"time() - redeliver_process_start_time_seconds{{{INSTANCE}}}", "{{instance}}"), unit="s"),
+        graph("CPU", "CPU seconds per second.",
+              query(f"rate(process_cpu_seconds_total{{{INSTANCE}}}{RATE}) {OURS}", "{{instance}}")),
+        graph("Memory", "Resident memory.",
+              query(f"process_resident_memory_bytes{{{INSTANCE}}} {OURS}", "{{instance}}"), unit="bytes"),
+        graph("File descriptors", "Open files and connections, as a share of what the process may have.",
+              query(f"process_open_fds{{{INSTANCE}}} / process_max_fds {OURS}", "{{instance}}"), unit="percentunit"),
+        graph("Threads", "Threads of the operating system.", query(f"process_threads{{{INSTANCE}}} {OURS}", "{{instance}}")),
         graph("Clock steps", "Steps of the wall clock that exceeded clock.max_step.",
               query(f"sum by (instance, direction) (increase(redeliver_clock_steps_total{{{INSTANCE}}}{RATE}))",
                     "{{instance}} {{direction}}")),

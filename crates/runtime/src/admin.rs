@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use crate::config::Config;
 use crate::health::Health;
 use crate::listen::{self, Listener, PeerCertificates};
-use crate::metrics::build_info;
+use crate::metrics::{self, build_info};
 
 /// Why the admin port cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -50,7 +50,7 @@ pub struct Admin {
 pub async fn serve(listener: Listener, admin: Admin) -> Result<(), AdminError> {
     let mut protected = Router::new()
         .route("/", get(index))
-        .route("/metrics", get(metrics))
+        .route("/metrics", get(scrape))
         .route("/config", get(config));
     if admin.config.admin.tls.requires_client_certificate() {
         protected = protected.layer(middleware::from_fn(require_certificate));
@@ -106,12 +106,11 @@ async fn ready(State(admin): State<Admin>) -> Response {
     (status, Json(report)).into_response()
 }
 
-async fn metrics(State(admin): State<Admin>) -> Response {
+async fn scrape(State(admin): State<Admin>) -> Response {
     const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    let mut text = String::with_capacity(16 * 1024);
     let registry = admin.registry.lock().unwrap_or_else(PoisonError::into_inner);
-    match prometheus_client::encoding::text::encode(&mut text, &registry) {
-        Ok(()) => ([(header::CONTENT_TYPE, OPEN_METRICS)], text).into_response(),
+    match metrics::page(&registry) {
+        Ok(page) => ([(header::CONTENT_TYPE, OPEN_METRICS)], page).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }
 }

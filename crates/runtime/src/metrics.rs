@@ -1,7 +1,12 @@
 //! The metrics registry of a process, with the metrics of every process.
 
+#[cfg(target_os = "linux")]
+mod process;
+
+use std::fmt;
 use std::sync::{Arc, LazyLock, Mutex};
 
+use prometheus_client::encoding::text;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
@@ -83,6 +88,26 @@ pub fn register_process(registry: &mut Registry, service: &str, instance: &str, 
     );
 }
 
+/// What a scrape of these metrics returns, in the OpenMetrics format, with the standard metrics of the process.
+///
+/// # Errors
+/// When a metric cannot be encoded.
+pub fn page(registry: &Registry) -> Result<String, fmt::Error> {
+    let mut page = String::with_capacity(16 * 1024);
+    text::encode_registry(&mut page, registry)?;
+    text::encode_registry(&mut page, &standard_registry())?;
+    text::encode_eof(&mut page)?;
+    Ok(page)
+}
+
+/// The metrics without the prefix `redeliver_`. Empty on other systems than Linux.
+fn standard_registry() -> Registry {
+    let mut registry = Registry::default();
+    #[cfg(target_os = "linux")]
+    registry.register_collector(Box::new(process::ProcessCollector));
+    registry
+}
+
 #[cfg(test)]
 mod tests {
     use redeliver_core::{ManualClock, Timestamp};
@@ -116,5 +141,26 @@ mod tests {
             text.contains("redeliver_process_start_time_seconds 1800000000\n"),
             "{text}"
         );
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_scrape_has_the_standard_metrics_of_the_process_under_their_standard_names() {
+        let clock = ManualClock::new(Timestamp::from_millis(1_800_000_000_123));
+        let page = page(&registry("enricher", "enricher-0", &clock)).unwrap();
+        for name in [
+            "process_cpu_seconds_total",
+            "process_resident_memory_bytes",
+            "process_virtual_memory_bytes",
+            "process_threads",
+            "process_open_fds",
+            "process_max_fds",
+            "process_start_time_seconds",
+            "redeliver_process_start_time_seconds",
+        ] {
+            let series = format!("\n{name} ");
+            assert_eq!(page.matches(&series).count(), 1, "{name}: {page}");
+        }
+        assert_eq!(page.matches("# EOF").count(), 1);
     }
 }
