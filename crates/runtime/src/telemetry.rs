@@ -7,11 +7,12 @@ use std::borrow::Cow;
 use std::io::{self, IsTerminal};
 use std::time::{Duration, SystemTime};
 
+pub use opentelemetry::Context;
+use opentelemetry::KeyValue;
 pub use opentelemetry::trace::SpanKind;
 use opentelemetry::trace::{
-    Span as _, SpanBuilder, Status, TraceContextExt, Tracer as _, TracerProvider as _,
+    Link, Span as _, SpanBuilder, Status, TraceContextExt, Tracer as _, TracerProvider as _,
 };
-use opentelemetry::{Context, KeyValue};
 use opentelemetry_otlp::{ExporterBuildError, SpanExporter, WithExportConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{
@@ -234,6 +235,31 @@ impl Tracer {
         let root = Context::new();
         RecordSpan(Some(Box::new(
             tracer.build_with_context(builder, parent.unwrap_or(&root)),
+        )))
+    }
+}
+
+impl Tracer {
+    /// Starts the root span of a new trace, with links to the spans that are the parents in these contexts. For work that
+    /// several records have in common.
+    #[must_use]
+    pub fn start_linked(
+        &self,
+        name: impl Into<Cow<'static, str>>,
+        kind: SpanKind,
+        linked: &[Context],
+    ) -> RecordSpan {
+        let Some(tracer) = &self.0 else {
+            return RecordSpan(None);
+        };
+        let links = linked
+            .iter()
+            .map(|context| Link::with_context(context.span().span_context().clone()));
+        let builder = SpanBuilder::from_name(name)
+            .with_kind(kind)
+            .with_links(links.collect());
+        RecordSpan(Some(Box::new(
+            tracer.build_with_context(builder, &Context::new()),
         )))
     }
 }

@@ -15,14 +15,20 @@ const MAX_STATE: usize = 512;
 #[must_use]
 pub fn span_context(headers: &Headers) -> Option<Context> {
     let parent = headers.single(TRACEPARENT).ok()???;
+    let state = headers.single(TRACESTATE).ok().flatten().flatten();
+    context(parent, state)
+}
+
+/// A context in which the span that this trace context propagates is the parent. `None` if it is invalid.
+#[must_use]
+pub fn context_of(trace: &TraceContext) -> Option<Context> {
+    let state = trace.tracestate.as_deref().map(str::as_bytes);
+    context(trace.traceparent.as_bytes(), state)
+}
+
+fn context(parent: &[u8], state: Option<&[u8]>) -> Option<Context> {
     let (trace, span, flags) = parse_parent(parent)?;
-    let state = headers
-        .single(TRACESTATE)
-        .ok()
-        .flatten()
-        .flatten()
-        .and_then(parse_state)
-        .unwrap_or_default();
+    let state = state.and_then(parse_state).unwrap_or_default();
     let remote = SpanContext::new(trace, span, flags, true, state);
     Some(Context::new().with_remote_span_context(remote))
 }
@@ -114,6 +120,8 @@ mod tests {
         let trace = propagated(&headers(PARENT.as_bytes(), Some(b"vendor=1,other=2"))).unwrap();
         assert_eq!(trace.traceparent, PARENT);
         assert_eq!(trace.tracestate.as_deref(), Some("vendor=1,other=2"));
+        let again = trace_of(context_of(&trace).unwrap().span().span_context());
+        assert_eq!(again, Some(trace));
         let unsampled = PARENT.replace("-01", "-00");
         assert_eq!(
             propagated(&headers(unsampled.as_bytes(), None))

@@ -24,6 +24,8 @@ use crate::spans::AttemptSpan;
 /// Runs attempts of a pipeline.
 pub(crate) struct AttemptRunner {
     pub(crate) pipeline: Arc<Pipeline>,
+    /// The consumer group of the pipeline's workers, for spans.
+    pub(crate) group: String,
     pub(crate) metrics: Arc<WorkerMetrics>,
     pub(crate) tracer: Tracer,
     /// Maximum duration of an attempt.
@@ -40,7 +42,7 @@ impl AttemptRunner {
         arrival: &Arrival,
         is_repeated: bool,
     ) -> (Outcome, Option<TraceContext>) {
-        let span = AttemptSpan::start(&self.tracer, &self.pipeline, &record, arrival);
+        let span = AttemptSpan::start(&self.tracer, &self.group, &record, arrival);
         let trace = span.trace();
         let began = Instant::now();
         let attempt = Attempt {

@@ -130,6 +130,7 @@ impl TestKit {
         let metrics = WorkerFamilies::register(&mut Registry::default()).of(&pipeline.name);
         Self {
             runner: AttemptRunner {
+                group: pipeline.worker_group(""),
                 pipeline,
                 metrics: Arc::new(metrics),
                 tracer: Tracer::off(),

@@ -164,6 +164,7 @@ pub fn spawn<H: Handler>(host: &mut Host, spec: &WorkerSpec, handler: &H) -> io:
         metrics: metrics.clone(),
         runner: AttemptRunner {
             pipeline: spec.pipeline.clone(),
+            group: spec.pipeline.worker_group(&host.kafka.id_prefix),
             metrics: metrics.clone(),
             tracer: host.tracer.clone(),
             timeout: spec.timeout,

@@ -61,7 +61,7 @@ use self::batcher::{Batcher, Limits};
 use self::call_error::CallError;
 use self::credentials::{Credentials, InUse};
 pub use self::settings::{HttpSettings, HttpSetupError, ResponseUse, TlsFiles};
-use self::telemetry::CallTelemetry;
+use self::telemetry::{CallTelemetry, ObservedCalls};
 use crate::merge;
 use crate::output_choice::{Destination, OutputChoice};
 use crate::quick_retry::{QuickRetry, retry_budget};
@@ -190,11 +190,12 @@ impl HttpHandler {
         Ok(Self { endpoint, batches })
     }
 
-    /// Counts the calls in the metrics of the host, as those of this pipeline. Only the first call has an effect.
+    /// Adds the calls to the metrics and traces of the host, as those of this pipeline. Only the first call has an effect.
     pub fn observe(&self, host: &mut Host, pipeline: &str) {
+        let Endpoint { method, url, .. } = &*self.endpoint;
         self.endpoint
             .telemetry
-            .get_or_init(|| CallTelemetry::of(host, pipeline));
+            .get_or_init(|| CallTelemetry::of(host, pipeline, method, url));
     }
 
     /// Adds a task to the host that follows the files of the settings, if there are any: changed headers and certificates
@@ -257,7 +258,8 @@ impl Endpoint {
     /// Calls the endpoint for one record.
     async fn call_for(&self, attempt: &Attempt) -> Result<CallResult, Failure> {
         let headers = |configured: &HeaderMap| request::headers_for(attempt, configured);
-        self.calls(headers, attempt.record.value.clone()).await
+        let body = attempt.record.value.clone();
+        self.calls(headers, body, &self.observed([attempt])).await
     }
 
     /// Calls the endpoint for several records. Returns their results in their order.
@@ -302,7 +304,9 @@ impl Endpoint {
             Failure::permanent(INVALID_REQUEST, message).with_scope(FailureScope::NotCalled)
         })?;
         let headers = |configured: &HeaderMap| Ok(request::headers_for_batch(configured));
-        let response = self.calls(headers, Some(body)).await.map_err(of_this_call)?;
+        let observer = self.observed(attempts);
+        let response = self.calls(headers, Some(body), &observer).await;
+        let response = response.map_err(of_this_call)?;
         let origins = attempts.iter().map(|attempt| &attempt.origin);
         let results = batch::results(&response.body, origins, values, self.max_retry_after);
         let results = results.map_err(|problem| {
@@ -368,14 +372,15 @@ impl Endpoint {
         &self,
         headers: impl Fn(&HeaderMap) -> Result<HeaderMap, Failure>,
         body: Option<Bytes>,
+        observer: &ObservedCalls<'_>,
     ) -> Result<CallResult, Failure> {
         let in_use = self.credentials.in_use();
-        let mut result = self.calls_with(&in_use, &headers, &body).await;
+        let mut result = self.calls_with(&in_use, &headers, &body, observer).await;
         if let Err(failed) = &result
             && failed.repetition == Repetition::WithOtherCredentials
             && let Some(other) = self.credentials.other_than(&in_use).await
         {
-            result = self.calls_with(&other, &headers, &body).await;
+            result = self.calls_with(&other, &headers, &body, observer).await;
         }
         result.map_err(|failed| failed.failure)
     }
@@ -386,29 +391,34 @@ impl Endpoint {
         with: &InUse,
         headers: impl Fn(&HeaderMap) -> Result<HeaderMap, Failure>,
         body: &Option<Bytes>,
+        observer: &ObservedCalls<'_>,
     ) -> Result<CallResult, CallFailure> {
         let headers = headers(&with.headers).map_err(|failure| CallFailure {
             failure: failure.with_scope(FailureScope::NotCalled),
             repetition: Repetition::Useless,
         })?;
-        let telemetry = self.telemetry.get_or_init(CallTelemetry::default);
-        let call = |retries| {
-            let call = self.call(with.clients.client(), &headers, body.as_ref());
-            telemetry.observe(retries, call)
-        };
+        let send = |headers| self.call(with.clients.client(), headers, body.as_ref());
+        let call = |retries| observer.observe(retries, headers.clone(), send);
         let is_useful = |failed: &CallFailure| failed.repetition == Repetition::Soon;
         self.quick_retry.run(call, is_useful).await
+    }
+
+    /// Observes the calls for these attempts.
+    fn observed<'a>(&self, attempts: impl IntoIterator<Item = &'a Attempt>) -> ObservedCalls<'_> {
+        let off = || CallTelemetry::off(&self.method, &self.url);
+        let traces = attempts.into_iter().filter_map(|attempt| attempt.trace.as_ref());
+        self.telemetry.get_or_init(off).calls(traces)
     }
 
     /// Sends one request and reads its response.
     async fn call(
         &self,
         client: Client,
-        headers: &HeaderMap,
+        headers: HeaderMap,
         body: Option<&Bytes>,
     ) -> Result<CallResult, CallFailure> {
         let mut request = Request::new(self.method.clone(), self.url.clone());
-        *request.headers_mut() = headers.clone();
+        *request.headers_mut() = headers;
         let body = body.cloned().unwrap_or_default();
         if body.is_empty() && matches!(self.method, Method::POST | Method::PUT | Method::PATCH) {
             // hyper omits `content-length: 0`, and some servers reject a POST without it (RFC 9110, section 8.6).

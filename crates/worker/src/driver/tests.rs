@@ -83,6 +83,7 @@ impl Rig {
                 metrics: bench.metrics.clone(),
                 runner: AttemptRunner {
                     pipeline: bench.pipeline.clone(),
+                    group: bench.pipeline.worker_group(""),
                     metrics: bench.metrics.clone(),
                     tracer: Tracer::off(),
                     timeout,

@@ -22,14 +22,24 @@ pub(super) fn headers_for(attempt: &Attempt, configured: &HeaderMap) -> Result<H
         );
     }
     headers.insert(IDEMPOTENCY_KEY, idempotency_key(&attempt.origin)?);
-    let (parent, state) = trace(attempt);
+    insert_trace(&mut headers, trace(attempt));
+    Ok(headers)
+}
+
+/// Replaces the trace context of a request.
+pub(super) fn set_trace(headers: &mut HeaderMap, trace: &TraceContext) {
+    headers.remove(TRACEPARENT);
+    headers.remove(TRACESTATE);
+    insert_trace(headers, attempt_trace(trace));
+}
+
+fn insert_trace(headers: &mut HeaderMap, (parent, state): Trace) {
     if let Some(parent) = parent {
         headers.insert(TRACEPARENT, parent);
         if let Some(state) = state {
             headers.insert(TRACESTATE, state);
         }
     }
-    Ok(headers)
 }
 
 /// The headers of a request for several records. What differs between them is part of the body.

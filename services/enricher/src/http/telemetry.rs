@@ -1,47 +1,187 @@
-//! What calls leave in metrics.
+//! What calls leave in metrics and traces.
+//!
+//! Each call is a span, and the endpoint gets the context of that span. It is a child of the attempt's span or, if the call is
+//! for several records, the root of a trace, with links to the attempts. Names follow the semantic
+//! conventions of OpenTelemetry for HTTP (<https://opentelemetry.io/docs/specs/semconv/http/http-spans/>). The URL lacks
+//! credentials, query and fragment, which may be secrets.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
+use redeliver_core::headers::TraceContext;
+use redeliver_runtime::telemetry::{Context, RecordSpan, SpanKind, Tracer};
+use redeliver_runtime::trace_context::context_of;
 use redeliver_service::Host;
+use reqwest::header::HeaderMap;
+use reqwest::{Method, Url};
 use tokio::time::Instant;
 
 use super::metrics::{CallMetrics, HttpFamilies};
-use super::{CallFailure, CallResult};
+use super::settings::shown_url;
+use super::{CallFailure, CallResult, request};
 
 /// Observes the calls of a pipeline's endpoint. Cheap to clone.
 #[derive(Clone)]
-pub(super) struct CallTelemetry(Arc<CallMetrics>);
+pub(super) struct CallTelemetry(Arc<Observed>);
 
-impl CallTelemetry {
-    /// Counts calls in the metrics of this process.
-    pub(super) fn of(host: &mut Host, pipeline: &str) -> Self {
-        Self::with(&host.metric_families(HttpFamilies::register), pipeline)
-    }
+struct Observed {
+    metrics: CallMetrics,
+    tracer: Tracer,
+    endpoint: EndpointAttributes,
+}
 
-    pub(super) fn with(families: &HttpFamilies, pipeline: &str) -> Self {
-        Self(Arc::new(families.of(pipeline)))
-    }
+/// What all spans of an endpoint have in common.
+struct EndpointAttributes {
+    method: Method,
+    /// Without secrets.
+    url: String,
+    address: String,
+    port: u16,
+}
 
-    /// Observes a call that comes after this many quick retries of the same request.
-    pub(super) async fn observe(
-        &self,
-        quick_retries: u32,
-        call: impl Future<Output = Result<CallResult, CallFailure>>,
-    ) -> Result<CallResult, CallFailure> {
-        if quick_retries > 0 {
-            self.0.quick_retries.inc();
+impl EndpointAttributes {
+    fn new(method: &Method, url: &Url) -> Self {
+        let host = url.host_str().unwrap_or_default();
+        Self {
+            method: method.clone(),
+            url: shown_url(url),
+            address: host.trim_matches(['[', ']']).to_owned(),
+            port: url.port_or_known_default().unwrap_or_default(),
         }
-        let began = Instant::now();
-        let result = call.await;
-        self.0.called(&status_of(&result), began.elapsed());
-        result
+    }
+
+    /// The name of a span. A method that the conventions do not know would be one of unlimited names.
+    fn name(&self) -> &'static str {
+        match self.method {
+            Method::GET => "GET",
+            Method::HEAD => "HEAD",
+            Method::POST => "POST",
+            Method::PUT => "PUT",
+            Method::DELETE => "DELETE",
+            Method::OPTIONS => "OPTIONS",
+            Method::TRACE => "TRACE",
+            Method::PATCH => "PATCH",
+            _ => "HTTP",
+        }
+    }
+
+    fn describe(&self, span: &mut RecordSpan) {
+        match self.name() {
+            "HTTP" => {
+                span.set("http.request.method", "_OTHER");
+                span.set("http.request.method_original", self.method.to_string());
+            }
+            known => span.set("http.request.method", known),
+        }
+        span.set("url.full", self.url.clone());
+        span.set("server.address", self.address.clone());
+        span.set("server.port", i64::from(self.port));
     }
 }
 
-impl Default for CallTelemetry {
+/// The calls of one attempt, or of several together.
+pub(super) struct ObservedCalls<'a> {
+    observed: &'a Observed,
+    /// The spans of the attempts.
+    attempts: Vec<Context>,
+    /// How many there have been.
+    sent: AtomicU32,
+}
+
+impl CallTelemetry {
+    /// Counts calls in the metrics of this process, and records them with its tracer.
+    pub(super) fn of(host: &mut Host, pipeline: &str, method: &Method, url: &Url) -> Self {
+        let families = host.metric_families(HttpFamilies::register);
+        Self::with(&families, host.tracer.clone(), pipeline, method, url)
+    }
+
+    pub(super) fn with(
+        families: &HttpFamilies,
+        tracer: Tracer,
+        pipeline: &str,
+        method: &Method,
+        url: &Url,
+    ) -> Self {
+        Self(Arc::new(Observed {
+            metrics: families.of(pipeline),
+            tracer,
+            endpoint: EndpointAttributes::new(method, url),
+        }))
+    }
+
     /// Nobody sees what it observes.
-    fn default() -> Self {
-        Self::with(&HttpFamilies::default(), "")
+    pub(super) fn off(method: &Method, url: &Url) -> Self {
+        Self::with(&HttpFamilies::default(), Tracer::off(), "", method, url)
+    }
+
+    /// Observes the calls of attempts with these trace contexts.
+    pub(super) fn calls<'t>(&self, traces: impl Iterator<Item = &'t TraceContext>) -> ObservedCalls<'_> {
+        let attempts = match self.0.tracer.is_on() {
+            true => traces.filter_map(context_of).collect(),
+            false => Vec::new(),
+        };
+        ObservedCalls {
+            observed: &self.0,
+            attempts,
+            sent: AtomicU32::new(0),
+        }
+    }
+}
+
+impl ObservedCalls<'_> {
+    /// Observes a call that comes after this many quick retries of the same request, and gives the context of its span to
+    /// the endpoint.
+    pub(super) async fn observe<F>(
+        &self,
+        quick_retries: u32,
+        mut headers: HeaderMap,
+        call: impl FnOnce(HeaderMap) -> F,
+    ) -> Result<CallResult, CallFailure>
+    where
+        F: Future<Output = Result<CallResult, CallFailure>>,
+    {
+        if quick_retries > 0 {
+            self.observed.metrics.quick_retries.inc();
+        }
+        let span = self.start_span();
+        if let Some(trace) = span.trace() {
+            request::set_trace(&mut headers, &trace);
+        }
+        let began = Instant::now();
+        let result = call(headers).await;
+        let status = status_of(&result);
+        self.observed.metrics.called(&status, began.elapsed());
+        end_span(span, status, result.is_err());
+        result
+    }
+
+    fn start_span(&self) -> RecordSpan {
+        let resent = self.sent.fetch_add(1, Ordering::Relaxed);
+        let Observed { tracer, endpoint, .. } = self.observed;
+        let mut span = match &self.attempts[..] {
+            [] => tracer.start(endpoint.name(), SpanKind::Client, None, None),
+            [attempt] => tracer.start(endpoint.name(), SpanKind::Client, Some(attempt), None),
+            attempts => tracer.start_linked(endpoint.name(), SpanKind::Client, attempts),
+        };
+        if tracer.is_on() {
+            endpoint.describe(&mut span);
+            if resent > 0 {
+                span.set("http.request.resend_count", i64::from(resent));
+            }
+        }
+        span
+    }
+}
+
+/// Whether a status is an error is decided by the pipeline's classification, so a 404 may be none.
+fn end_span(mut span: RecordSpan, status: String, has_failed: bool) {
+    if let Ok(code) = status.parse::<i64>() {
+        span.set("http.response.status_code", code);
+    }
+    if has_failed {
+        span.set("error.type", status);
+        // The reason is in the attributes.
+        span.fail("");
     }
 }
 

@@ -101,7 +101,9 @@ fn a_trace_covers_a_record_through_all_attempts_and_waits() {
     enricher.shut_down();
     tier.shut_down();
 
-    let attempt = format!("{} attempt", pipe.name());
+    let group = pipe.pipeline.worker_group(&pipe.kafka.id_prefix);
+    let due_topic = pipe.pipeline.due_topic();
+    let [attempt, retry] = [pipe.name(), &due_topic].map(|topic| format!("process {topic}"));
     let wait = format!("wait {}", pipe.pipeline.policy.tiers()[0]);
     let own_traces = [2, 3].map(|n| traceparent(ends.of(&sent[n]))[3..35].to_owned());
     assert_ne!(own_traces[0], own_traces[1]);
@@ -113,12 +115,14 @@ fn a_trace_covers_a_record_through_all_attempts_and_waits() {
     ];
     for (sent, (trace, parent)) in sent.iter().zip(cases) {
         let word = String::from_utf8_lossy(sent.body()).into_owned();
-        let trace = Trace::of(&receiver, trace, 3);
-        assert_eq!(trace.names(), [&attempt, &wait, &attempt], "{word}");
-        let [first, waiting, second] = &trace.spans[..] else {
+        let trace = Trace::of(&receiver, trace, 5);
+        assert_eq!(trace.names(), ["POST", &attempt, &wait, "POST", &retry], "{word}");
+        let [first_call, first, waiting, second_call, second] = &trace.spans[..] else {
             unreachable!()
         };
         assert_eq!(first.parent_id(), parent, "{word}");
+        assert_eq!(first_call.parent_id(), first.span_id(), "{word}");
+        assert_eq!(second_call.parent_id(), second.span_id(), "{word}");
         assert_eq!(waiting.parent_id(), first.span_id(), "{word}");
         assert_eq!(second.parent_id(), first.span_id(), "{word}");
         assert_eq!(
@@ -128,7 +132,45 @@ fn a_trace_covers_a_record_through_all_attempts_and_waits() {
             ),
             (Some(1), Some(2))
         );
-        assert_eq!(first.attribute("redeliver.error_code"), Some("http.503"));
+        let destination = "messaging.destination.name";
+        for (span, expected) in [
+            (first, ("messaging.system", "kafka")),
+            (first, ("messaging.operation.type", "process")),
+            (first, ("messaging.operation.name", "process")),
+            (first, ("messaging.consumer.group.name", group.as_str())),
+            (first, (destination, pipe.name())),
+            (first, ("messaging.destination.partition.id", "0")),
+            (first, ("error.type", "http.503")),
+            (first, ("redeliver.error_class", "transient")),
+            (second, (destination, &due_topic)),
+            (first_call, ("http.request.method", "POST")),
+            (
+                first_call,
+                ("url.full", &format!("{}/records", pipe.endpoint.url())),
+            ),
+            (first_call, ("server.address", "127.0.0.1")),
+            (first_call, ("error.type", "503")),
+        ] {
+            assert_eq!(
+                span.attribute(expected.0),
+                Some(expected.1),
+                "{} of {word}",
+                expected.0
+            );
+        }
+        assert_eq!(first.number("messaging.kafka.offset"), Some(sent.position.offset));
+        let port = i64::from(pipe.endpoint.address().port());
+        let status = [first_call, second_call].map(|call| call.number("http.response.status_code"));
+        assert_eq!(
+            (first_call.number("server.port"), status),
+            (
+                Some(port),
+                [Some(503), Some(if word == "dies" { 422 } else { 200 })]
+            )
+        );
+        let fails = word == "dies";
+        let has_failed = [second, second_call].map(|span| span.attribute("error.type").is_some());
+        assert_eq!(has_failed, [fails, fails], "{word}");
         assert_eq!(
             first.attribute("redeliver.origin"),
             Some(sent.idempotency_key().as_str())
@@ -142,7 +184,7 @@ fn a_trace_covers_a_record_through_all_attempts_and_waits() {
             "the wait lies between the attempts: {:#?}",
             trace.spans
         );
-        // The endpoint and the consumer of the result see the attempt as the parent.
+        // The endpoint sees the call as the parent, and the consumer of the result the attempt.
         let parents: Vec<String> = calls
             .lock()
             .unwrap()
@@ -150,9 +192,9 @@ fn a_trace_covers_a_record_through_all_attempts_and_waits() {
             .filter(|(body, _)| *body == word)
             .map(|(_, parent)| parent.clone())
             .collect();
-        assert_eq!(parents, [trace.handed_on(0), trace.handed_on(2)], "{word}");
+        assert_eq!(parents, [trace.handed_on(0), trace.handed_on(3)], "{word}");
         let end = ends.of(sent);
-        assert_eq!(traceparent(end), trace.handed_on(2), "{word}");
+        assert_eq!(traceparent(end), trace.handed_on(4), "{word}");
         let state = text(end, "tracestate").unwrap();
         assert_eq!(
             state.as_deref(),
@@ -221,22 +263,100 @@ fn a_trace_covers_a_job_from_its_request_to_the_dead_letter() {
     for service in &mut services {
         service.shut_down();
     }
-    let trace = Trace::of(&receiver, TRACE, 5);
-    let attempt = format!("{} attempt", pipe.name());
+    let trace = Trace::of(&receiver, TRACE, 7);
+    let due_topic = pipe.pipeline.due_topic();
+    let [attempt, retry] = [pipe.name(), &due_topic].map(|topic| format!("process {topic}"));
     let wait = format!("wait {}", pipe.pipeline.policy.tiers()[0]);
     assert_eq!(
         trace.names(),
-        ["demo accept", "demo wait", &attempt, &wait, &attempt]
+        [
+            "demo accept",
+            "demo wait",
+            "POST",
+            &attempt,
+            &wait,
+            "POST",
+            &retry
+        ]
     );
     let parents: Vec<String> = trace.spans.iter().map(ReceivedSpan::parent_id).collect();
     let ids: Vec<String> = trace.spans.iter().map(ReceivedSpan::span_id).collect();
-    assert_eq!(parents, [PRODUCER, &ids[0], &ids[1], &ids[2], &ids[2]]);
+    assert_eq!(
+        parents,
+        [PRODUCER, &ids[0], &ids[3], &ids[1], &ids[3], &ids[6], &ids[3]]
+    );
     let services: Vec<_> = trace
         .spans
         .iter()
         .map(|span| span.resource("service.name"))
         .collect();
-    let names = ["scheduler", "scheduler", "enricher", "retry-tier", "enricher"];
+    let names = [
+        "scheduler",
+        "scheduler",
+        "enricher",
+        "enricher",
+        "retry-tier",
+        "enricher",
+        "enricher",
+    ];
     assert_eq!(services, names.map(Some));
-    assert_eq!(traceparent(&dead), trace.handed_on(4));
+    assert_eq!(traceparent(&dead), trace.handed_on(6));
+}
+
+#[test]
+fn each_call_of_an_attempt_is_a_span() {
+    let receiver = OtlpReceiver::start();
+    let calls: Arc<Mutex<Vec<String>>> = Arc::default();
+    let seen = calls.clone();
+    let setup = PipeBuilder::new("traces-calls")
+        .partitions(1)
+        .tiers(&[300])
+        .pipeline("http.quick_retries", "2")
+        .pipeline("http.quick_retry_delay", "1ms")
+        .behave(move |request| {
+            let parent = request.headers.get(TRACEPARENT).unwrap().to_str().unwrap();
+            seen.lock().unwrap().push(parent.to_owned());
+            match request.earlier_calls_of_body {
+                0 => Reply::Close,
+                1 => Reply::status(500),
+                _ => Reply::ok("fine"),
+            }
+        });
+    let pipe = setup
+        .set("telemetry.otlp.endpoint", &receiver.endpoint())
+        .create();
+    let mut enricher = pipe.enricher("a");
+    let parent = format!("00-{TRACE}-{PRODUCER}-01");
+    let sent = pipe.produce(vec![
+        Draft::new("k", "word").header(TRACEPARENT, parent.as_bytes()),
+    ]);
+    pipe.settle(&sent, DEADLINE);
+    enricher.shut_down();
+    let trace = Trace::of(&receiver, TRACE, 4);
+    let (attempt, spans) = trace.spans.split_last().unwrap();
+    let described: Vec<_> = spans
+        .iter()
+        .map(|span| {
+            assert_eq!(
+                (span.span.name.as_str(), span.parent_id()),
+                ("POST", attempt.span_id())
+            );
+            (
+                span.attribute("error.type"),
+                span.number("http.response.status_code"),
+                span.number("http.request.resend_count"),
+            )
+        })
+        .collect();
+    assert_eq!(
+        described,
+        [
+            (Some("closed"), None, None),
+            (Some("500"), Some(500), Some(1)),
+            (None, Some(200), Some(2)),
+        ]
+    );
+    let handed_on = [0, 1, 2].map(|index| trace.handed_on(index));
+    assert_eq!(*calls.lock().unwrap(), handed_on);
+    assert_eq!(attempt.attribute("error.type"), None);
 }

@@ -6,14 +6,15 @@ use tower::ServiceExt as _;
 
 use super::*;
 use crate::http::tests::{attempt, settings};
-use crate::http::{HttpHandler, HttpSettings};
+use crate::http::{Endpoint, HttpHandler, HttpSettings};
 
 /// The series of calls after an attempt for each of these bodies.
 async fn series_after(bodies: &[&[u8]], settings: HttpSettings) -> Vec<String> {
     let mut registry = Registry::default();
     let handler = HttpHandler::new(settings, Arc::new(SystemClock)).unwrap();
     let families = HttpFamilies::register(&mut registry);
-    let telemetry = CallTelemetry::with(&families, "docs");
+    let Endpoint { method, url, .. } = &*handler.endpoint;
+    let telemetry = CallTelemetry::with(&families, Tracer::off(), "docs", method, url);
     assert!(handler.endpoint.telemetry.set(telemetry).is_ok());
     for body in bodies {
         let attempt = attempt(Some(body), &[]);
@@ -72,4 +73,21 @@ async fn calls_are_counted_by_status_or_error_and_quick_retries_also_on_their_ow
         ]
     );
     assert_eq!(endpoint.calls(), 10);
+}
+
+#[test]
+fn an_endpoint_is_described_without_its_secrets() {
+    let url = Url::parse("https://user:secret@[2001:db8::1]/docs?token=secret#secret").unwrap();
+    let endpoint = EndpointAttributes::new(&Method::PUT, &url);
+    let EndpointAttributes {
+        url, address, port, ..
+    } = &endpoint;
+    assert_eq!(
+        (url.as_str(), address.as_str(), *port, endpoint.name()),
+        ("https://[2001:db8::1]/docs", "2001:db8::1", 443, "PUT")
+    );
+    let purge = Method::from_bytes(b"PURGE").unwrap();
+    let url = Url::parse("http://localhost:8080").unwrap();
+    let endpoint = EndpointAttributes::new(&purge, &url);
+    assert_eq!((endpoint.port, endpoint.name()), (8080, "HTTP"));
 }
