@@ -24,6 +24,7 @@ mod id_prefix;
 mod kafka_credentials;
 mod kafka_tools;
 mod long_wait;
+mod metrics;
 mod msk_iam;
 mod ordering;
 mod polyglot;

@@ -1,0 +1,231 @@
+//! The values of metrics: which series count how many records, attempts and calls.
+
+use std::collections::BTreeMap;
+
+use redeliver_core::HumanDuration;
+use redeliver_core::pipeline::retry_tier_group;
+use redeliver_testkit::{Reply, Request, ServiceProcess, eventually};
+
+use crate::retries::{begins_with, drafts};
+use crate::support::{DEADLINE, Draft, PipeBuilder};
+
+/// Series and their values.
+type Series = BTreeMap<String, f64>;
+
+/// The metrics of workers and endpoints that are compared.
+const OF_ENRICHER: [&str; 14] = [
+    "worker_succeeded_total",
+    "worker_retried_total",
+    "worker_dead_total",
+    "worker_long_waits_total",
+    "worker_forgotten_total",
+    "worker_breaker_openings_total",
+    "worker_attempts_sum",
+    "worker_attempts_count",
+    "worker_handling_seconds_count",
+    "worker_waiting_records",
+    "worker_in_flight",
+    "http_calls_total",
+    "http_call_seconds_count",
+    "http_quick_retries_total",
+];
+/// The metrics of tiers that are compared.
+const OF_TIER: [&str; 5] = [
+    "tier_released_total",
+    "tier_rejected_total",
+    "tier_moved_total",
+    "tier_lateness_seconds_count",
+    "tier_held",
+];
+
+/// The series of a process that are not 0, without the prefix `redeliver_`.
+#[track_caller]
+fn series(process: &mut ServiceProcess, metrics: &[&str]) -> Series {
+    let (status, page) = process.get("/metrics");
+    assert_eq!(status, 200, "{page}");
+    let lines = page.lines().filter(|line| !line.starts_with('#'));
+    let series = lines.filter_map(|line| {
+        let (series, value) = line.rsplit_once(' ')?;
+        let series = series.strip_prefix("redeliver_")?;
+        let name = series.split('{').next()?;
+        let value: f64 = value.parse().ok()?;
+        (metrics.contains(&name) && value != 0.0).then(|| (series.to_owned(), value))
+    });
+    series.collect()
+}
+
+/// Waits until these series, and no other ones of these metrics, have these values. They are counted after the commit that a
+/// reader of the output sees.
+#[track_caller]
+fn until_equal(process: &mut ServiceProcess, metrics: &[&str], expected: &[(String, f64)]) {
+    let expected: Series = expected.iter().cloned().collect();
+    eventually("the metrics have their values", DEADLINE, || {
+        let found = series(process, metrics);
+        if found == expected {
+            return Ok(());
+        }
+        let only = |these: &Series, others: &Series| {
+            let differ = these
+                .iter()
+                .filter(|(series, value)| others.get(*series) != Some(value));
+            differ
+                .map(|(series, value)| format!("{series} {value}\n"))
+                .collect::<String>()
+        };
+        Err(format!(
+            "found\n{}expected\n{}",
+            only(&found, &expected),
+            only(&expected, &found)
+        ))
+    });
+}
+
+#[test]
+fn records_attempts_and_calls_are_counted_by_what_became_of_them() {
+    let throttled = |seconds: Option<u32>| {
+        let retry_after = seconds.map(|seconds| ("retry-after".to_owned(), seconds.to_string()));
+        Reply::Status(429, Vec::from_iter(retry_after), "busy".into())
+    };
+    let reply = move |request: &Request| {
+        let word = |word| begins_with(&request.body, word);
+        match request.earlier_calls_of_body {
+            0 if word("recovers") => Reply::status(503),
+            0 if word("restarts") => Reply::Close,
+            0 if word("hangs") => Reply::Hang,
+            0 if word("busy") => throttled(None),
+            _ if word("late") => throttled(Some(3_600)),
+            _ if word("broken") => Reply::status(500),
+            _ if word("hopeless") => Reply::status(422),
+            _ => Reply::ok("fine"),
+        }
+    };
+    let pipe = PipeBuilder::new("metrics")
+        .tiers(&[300, 600])
+        .pipeline("max_age", "30m")
+        .pipeline("http.timeout", "4s")
+        .pipeline("http.quick_retries", "1")
+        .pipeline("http.quick_retry_delay", "1ms")
+        .behave(reply)
+        .create();
+    let (mut enricher, mut tier) = (pipe.enricher("a"), pipe.retry_tier("a"));
+    let kinds = [
+        ("fine", 5),
+        ("recovers", 3),
+        ("restarts", 4),
+        ("hangs", 1),
+        ("busy", 2),
+        ("late", 2),
+        ("broken", 2),
+        ("hopeless", 3),
+    ];
+    let sent: Vec<Draft> = kinds
+        .iter()
+        .flat_map(|(word, count)| drafts(word, *count))
+        .collect();
+    let sent = pipe.produce(sent).len();
+    // Without the headers of a retry, they are malformed.
+    let forged = pipe
+        .produce_to(&pipe.pipeline.due_topic(), drafts("forged", 2))
+        .len();
+    let forged = forged + pipe.produce_to(&pipe.first_tier(), drafts("forged", 1)).len();
+    pipe.watch().until_ended(sent + forged, DEADLINE);
+
+    let name = pipe.name();
+    let of = |metric: &str, label: &str, value: &str, count: u32| {
+        let series = format!("{metric}{{pipeline={name:?},{label}={value:?}}}");
+        (series, f64::from(count))
+    };
+    let total = |metric: &str, count: u32| (format!("{metric}{{pipeline={name:?}}}"), f64::from(count));
+    until_equal(
+        &mut enricher,
+        &OF_ENRICHER,
+        &[
+            total("worker_succeeded_total", 15),
+            // Each broken one waits twice.
+            of("worker_retried_total", "class", "transient", 3 + 1 + 2 * 2),
+            of("worker_retried_total", "class", "throttled", 2),
+            of("worker_dead_total", "class", "permanent", 3),
+            of("worker_dead_total", "class", "exhausted", 2),
+            of("worker_dead_total", "class", "expired", 2),
+            of("worker_dead_total", "class", "malformed", 2),
+            of("worker_attempts_count", "outcome", "succeeded", 15),
+            // Being throttled does not count as an attempt.
+            of(
+                "worker_attempts_sum",
+                "outcome",
+                "succeeded",
+                5 + 3 * 2 + 4 + 2 + 2,
+            ),
+            of("worker_attempts_count", "outcome", "dead", 3 + 2 + 2 + 2),
+            of("worker_attempts_sum", "outcome", "dead", 3 + 2 * 3),
+            of("worker_handling_seconds_count", "outcome", "succeeded", 15),
+            of(
+                "worker_handling_seconds_count",
+                "outcome",
+                "transient",
+                3 + 1 + 2 * 3,
+            ),
+            of("worker_handling_seconds_count", "outcome", "throttled", 2 + 2),
+            of("worker_handling_seconds_count", "outcome", "permanent", 3),
+            of("http_calls_total", "status", "200", 15),
+            of("http_calls_total", "status", "422", 3),
+            of("http_calls_total", "status", "429", 4),
+            // Each attempt of a broken one consists of two calls.
+            of("http_calls_total", "status", "500", 2 * 3 * 2),
+            of("http_calls_total", "status", "503", 3),
+            of("http_calls_total", "status", "closed", 4),
+            of("http_calls_total", "status", "timeout", 1),
+            total("http_call_seconds_count", 42),
+            total("http_quick_retries_total", 2 * 3 + 4),
+        ],
+    );
+    assert_eq!(pipe.endpoint.calls(), 42);
+
+    let of = |metric: &str, tier: HumanDuration, count: u32| {
+        let group = retry_tier_group(&pipe.kafka.id_prefix, tier);
+        let labels = format!("pipeline={name:?},tier=\"{tier}\",group={group:?}");
+        (format!("{metric}{{{labels}}}"), f64::from(count))
+    };
+    let [first, second] = pipe.pipeline.policy.tiers()[..] else {
+        panic!("two tiers")
+    };
+    until_equal(
+        &mut tier,
+        &OF_TIER,
+        &[
+            of("tier_released_total", first, 3 + 1 + 2 + 2),
+            of("tier_lateness_seconds_count", first, 8),
+            of("tier_rejected_total", first, 1),
+            of("tier_released_total", second, 2),
+            of("tier_lateness_seconds_count", second, 2),
+        ],
+    );
+}
+
+#[test]
+fn services_have_the_standard_metrics_of_their_process() {
+    let pipe = PipeBuilder::new("metrics-process").partitions(1).create();
+    for process in [&mut pipe.enricher("a"), &mut pipe.retry_tier("a")] {
+        let (_, page) = process.get("/metrics");
+        let value = |name: &str| -> f64 {
+            let mut lines = page.lines().filter_map(|line| line.strip_prefix(name));
+            let value = lines.find_map(|rest| rest.strip_prefix(' ')?.parse().ok());
+            value.unwrap_or_else(|| panic!("no {name} in {page}"))
+        };
+        let resident = value("process_resident_memory_bytes") / 1024.0;
+        #[expect(clippy::cast_precision_loss, reason = "a size of memory")]
+        let expected = process.process().rss_kib() as f64;
+        assert!(
+            (0.5..2.0).contains(&(resident / expected)),
+            "{resident} KiB, but {expected}"
+        );
+        assert!(value("process_virtual_memory_bytes") > value("process_resident_memory_bytes"));
+        assert!(value("process_cpu_seconds_total") > 0.0);
+        // Each lane has threads of its own and connections to the broker.
+        assert!(value("process_threads") > 10.0 && value("process_open_fds") > 10.0);
+        assert!(value("process_max_fds") > value("process_open_fds"));
+        let start = value("process_start_time_seconds");
+        let same = value("redeliver_process_start_time_seconds");
+        assert!((start - same).abs() < 60.0, "{start}, but {same}");
+    }
+}
