@@ -6,6 +6,7 @@ use redeliver_core::Record;
 use redeliver_core::headers::TRACEPARENT;
 use redeliver_testkit::{OtlpReceiver, ReceivedSpan, Reply, eventually};
 
+use crate::batches::each_record;
 use crate::support::{DEADLINE, Draft, PipeBuilder, text};
 
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
@@ -359,4 +360,50 @@ fn each_call_of_an_attempt_is_a_span() {
     let handed_on = [0, 1, 2].map(|index| trace.handed_on(index));
     assert_eq!(*calls.lock().unwrap(), handed_on);
     assert_eq!(attempt.attribute("error.type"), None);
+}
+
+#[test]
+fn a_call_for_several_records_is_a_trace_of_its_own_with_links_to_their_attempts() {
+    let receiver = OtlpReceiver::start();
+    let parents: Arc<Mutex<Vec<String>>> = Arc::default();
+    let seen = parents.clone();
+    let reply = each_record(|_| Reply::ok("fine"));
+    let setup = PipeBuilder::new("traces-batch")
+        .partitions(1)
+        .pipeline("http.batch", "{ records: 3, wait: 1s, values: base64 }")
+        .behave(move |request| {
+            let parent = request.headers.get(TRACEPARENT).unwrap().to_str().unwrap();
+            seen.lock().unwrap().push(parent.to_owned());
+            reply(request)
+        });
+    let pipe = setup
+        .set("telemetry.otlp.endpoint", &receiver.endpoint())
+        .create();
+    let sent = pipe.produce(["a", "b", "c"].map(|word| Draft::new("k", word)).to_vec());
+    let mut enricher = pipe.enricher("a");
+    pipe.settle(&sent, DEADLINE);
+    enricher.shut_down();
+    let parents = parents.lock().unwrap();
+    let spans = eventually("all spans have come", DEADLINE, || {
+        let spans = receiver.spans();
+        match spans.len() == parents.len() + sent.len() {
+            true => Ok(spans),
+            false => Err(format!("{spans:#?}")),
+        }
+    });
+    let (calls, attempts): (Vec<_>, Vec<_>) = spans.iter().partition(|span| span.span.name == "POST");
+    let is_shared = |call: &&&ReceivedSpan| !call.span.links.is_empty();
+    let shared: Vec<_> = calls.iter().filter(is_shared).collect();
+    assert!(!shared.is_empty(), "{spans:#?}");
+    for call in shared {
+        assert_eq!(call.parent_id(), "");
+        for link in &call.span.links {
+            let linked = attempts
+                .iter()
+                .filter(|attempt| attempt.span.span_id == link.span_id);
+            assert_eq!(linked.count(), 1, "{spans:#?}");
+        }
+        let context = format!("00-{}-{}-01", call.trace_id(), call.span_id());
+        assert!(parents.contains(&context), "{context}: {parents:?}");
+    }
 }
