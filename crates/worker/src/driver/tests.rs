@@ -355,7 +355,7 @@ async fn records_are_counted_by_what_they_wait_for() {
         ..Grouping::default()
     };
     let hanging = || service_fn(|_: Attempt| pending::<Result<Outcome, BoxError>>());
-    let mut limited = Rig::with_handler(by_tenant, breaker(NEVER), None, hanging());
+    let mut limited = Rig::with_handler(by_tenant, breaker(NEVER), None, None, hanging());
     limited.accept(0..RECORDS);
     limited.after(SECOND).await;
     assert_eq!(
@@ -363,7 +363,7 @@ async fn records_are_counted_by_what_they_wait_for() {
         ["0", "0", "17"]
     );
 
-    let mut unlimited = Rig::with_handler(Grouping::default(), breaker(NEVER), None, hanging());
+    let mut unlimited = Rig::with_handler(Grouping::default(), breaker(NEVER), None, None, hanging());
     unlimited.accept(0..RECORDS);
     unlimited.after(SECOND).await;
     assert_eq!(unlimited.waiting("attempt"), "4");
