@@ -1,4 +1,4 @@
-//! What chaos tests share: the seed, a limit on how many run at a time, load that lasts as long as the chaos, and
+//! What chaos tests share: a limit on how many run at a time, load that lasts as long as the chaos, and
 //! conditions to wait for.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,26 +7,10 @@ use std::thread;
 use std::time::Duration;
 
 use crate::local_kafka::kafka_tool;
-use crate::unique::random;
 use crate::{LocalKafka, ServiceProcess, eventually};
 
 /// How long a change of group members may take, including a session timeout, on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(90);
-
-/// The random choices of a test. Prints the seed; `REDELIVER_CHAOS_SEED` sets it.
-///
-/// # Panics
-/// If `REDELIVER_CHAOS_SEED` is not a number.
-#[track_caller]
-pub fn chaos_random(test: &str) -> fastrand::Rng {
-    let seed = std::env::var("REDELIVER_CHAOS_SEED").ok();
-    let seed = seed.map_or_else(
-        || random() % 1_000_000_000,
-        |text| text.parse().expect("REDELIVER_CHAOS_SEED is a number"),
-    );
-    println!("{test}: REDELIVER_CHAOS_SEED={seed}");
-    fastrand::Rng::with_seed(seed)
-}
 
 /// Sleeps for a random time.
 pub fn sleep_up_to(random: &mut fastrand::Rng, longest: Duration) {

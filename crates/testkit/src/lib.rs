@@ -14,7 +14,9 @@
 //! | `EnvBuilder`, `TestEnv` | the configuration of a test and the processes that run with it; feature `services` |
 //! | `ServiceProcess` | one of our services, which can be killed and started again; feature `services` |
 //! | `http` | the HTTP client of the tests; feature `services` |
-//! | `chaos_random`, `under_load`, ... | what chaos tests share; feature `services` |
+//! | [`chaos_random`] | random choices that follow a seed |
+//! | [`fuzz`](mod@fuzz) | damaged inputs for decoders |
+//! | `under_load`, `until_shared`, ... | what chaos tests share; feature `services` |
 //! | [`local_kafka`], [`local_redis`] | a server that belongs to one test, which can stop and restart it |
 //! | [`local_kube`] | a Kubernetes API server with fake nodes that belongs to one test |
 //! | [`kube_tools`] | the programs with which the Helm chart and the gRPC API are tested |
@@ -40,6 +42,7 @@ pub mod daemon;
 mod env;
 pub mod eventually;
 pub mod fake_endpoint;
+pub mod fuzz;
 mod hash;
 #[cfg(feature = "services")]
 pub mod http;
@@ -62,6 +65,7 @@ pub mod plan;
 pub mod port;
 pub mod process;
 pub mod scratch;
+mod seed;
 #[cfg(feature = "services")]
 mod service_process;
 pub mod services_file;
@@ -71,8 +75,7 @@ pub mod unique;
 pub use addresses::{Addresses, addresses, brokers, redis_url};
 #[cfg(feature = "services")]
 pub use chaos::{
-    ChaosPermit, chaos_random, sleep_up_to, under_load, until_in_sync, until_second_broker_leads,
-    until_shared,
+    ChaosPermit, sleep_up_to, under_load, until_in_sync, until_second_broker_leads, until_shared,
 };
 #[cfg(feature = "services")]
 pub use env::{EnvBuilder, TestEnv};
@@ -86,6 +89,7 @@ pub use otlp_receiver::{OtlpReceiver, ReceivedSpan};
 pub use plan::{Fate, Plan, Trouble};
 pub use port::free_port;
 pub use process::{CommandOutput, Process, binary, run};
+pub use seed::chaos_random;
 #[cfg(feature = "services")]
 pub use service_process::ServiceProcess;
 pub use unique::{unique, unique_delays};

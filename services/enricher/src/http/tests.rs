@@ -3,6 +3,7 @@
 mod batches;
 mod certificates;
 mod connections;
+mod fuzz;
 mod server;
 
 use std::collections::BTreeMap;

@@ -15,6 +15,7 @@ mod due;
 mod e2e;
 mod foreign;
 mod forged;
+mod fuzz;
 mod golden;
 mod golden_cli;
 mod hang;

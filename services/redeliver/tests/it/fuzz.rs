@@ -1,0 +1,413 @@
+//! What decoders make of damaged inputs: they never panic, and what they accept keeps its promises. The long test has a
+//! million inputs together with the one of the enricher.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use redeliver_core::headers::{self, ReservedHeaders};
+use redeliver_core::pipeline::{Anchor, ReturnTo};
+use redeliver_core::route::{Arrival, RouteContext, reject};
+use redeliver_core::{
+    Failure, Headers, HumanDuration, JobId, Outcome, Output, Pipeline, Position, Record, Timestamp,
+};
+use redeliver_dlq_inspector::dialect::Facts;
+use redeliver_dlq_inspector::id::LetterId;
+use redeliver_dlq_inspector::ledger::Update;
+use redeliver_dlq_inspector::{filter, header_list};
+use redeliver_kafka::TopicId;
+use redeliver_kafka::tracker::{Admission, Committed, OffsetTracker, TopicFingerprint};
+use redeliver_proto::convert::to_timestamp;
+use redeliver_proto::{Message as _, long_wait, v1};
+use redeliver_runtime::Config;
+use redeliver_runtime::config::Sources;
+use redeliver_runtime::trace_context::span_context;
+use redeliver_scheduler::codec;
+use redeliver_scheduler::request::{Command, Rules, read};
+use redeliver_testkit::fuzz::{FEW, fuzz};
+
+const NOW: Timestamp = Timestamp::from_millis(1_763_722_800_000); // 2025-11-21T11:00:00Z
+const TRACE: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+
+fn record(topic: &str, value: impl Into<Bytes>, headers: Headers) -> Record {
+    Record {
+        position: Position {
+            topic: topic.into(),
+            partition: 1,
+            offset: 2,
+        },
+        timestamp: Some(NOW),
+        key: Some(Bytes::from_static(b"key")),
+        value: Some(value.into()),
+        headers,
+        unreadable_headers: 0,
+    }
+}
+
+/// A header per line: name, colon, value. A line without a colon is a header without a value.
+fn headers_of(input: &[u8]) -> Headers {
+    let mut headers = Headers::new();
+    for line in input.split(|byte| *byte == b'\n') {
+        let colon = line.iter().position(|byte| *byte == b':');
+        let (name, value) = match colon {
+            Some(at) => (&line[..at], Some(&line[at + 1..])),
+            None => (line, None),
+        };
+        headers.push(&String::from_utf8_lossy(name), value);
+    }
+    headers
+}
+
+fn pipelines() -> [Pipeline; 2] {
+    [ReturnTo::Due, ReturnTo::Source].map(|return_to| Pipeline {
+        output: Some("results".into()),
+        return_to,
+        anchor: Anchor::Payload("/meta/created_at".to_owned()),
+        ..Pipeline::new("docs")
+    })
+}
+
+/// A record is read only if its time lock has ended, wherever it goes next can be read again, and other services can
+/// read its headers.
+fn check_headers(input: &[u8]) {
+    let found = headers_of(input);
+    let _ = (Facts::read(&found), span_context(&found));
+    assert_eq!(header_list::decode(&header_list::encode(&found)), found);
+    for pipeline in &pipelines() {
+        for topic in [pipeline.source.clone(), pipeline.due_topic()] {
+            let record = record(&topic, "{}", found.clone());
+            let arrival = Arrival::read_at(pipeline, &record, NOW);
+            let failure = Failure::transient("test", "test");
+            let Ok(arrival) = arrival else {
+                let letter = reject(pipeline, &record, &failure, NOW);
+                assert_eq!(letter.topic, pipeline.dead_letter_topic());
+                assert!(is_readable(&letter), "{letter:?}");
+                continue;
+            };
+            assert!(arrival.origin.partition >= 0 && arrival.origin.offset >= 0);
+            let has_lock = found.iter().any(|(name, _)| name == headers::PROCESS_AFTER);
+            if topic == pipeline.due_topic() && has_lock {
+                let reserved = ReservedHeaders::read(&record).unwrap();
+                let due = reserved.process_after(NOW, HumanDuration::from_secs(0));
+                assert!(due.is_ok(), "{due:?}");
+            }
+            let context = RouteContext {
+                pipeline,
+                arrival: &arrival,
+                trace: None,
+                now: NOW,
+                random: 0.5,
+                partitions: &|_| Some(4),
+            };
+            let routing = context.route(&record, Outcome::Failed(failure));
+            assert_eq!(routing.outputs.len(), 1);
+            assert!(routing.outputs.iter().all(is_readable), "{:?}", routing.outputs);
+        }
+    }
+}
+
+/// Whether the origin and the attempts of a record that we have written can be read.
+fn is_readable(output: &Output) -> bool {
+    let reserved = ReservedHeaders::from_headers(&output.headers);
+    reserved.is_ok_and(|reserved| reserved.origin().is_ok() && reserved.retry_count().is_ok())
+}
+
+fn headers_of_retries() -> Vec<Vec<u8>> {
+    let retry = format!(
+        "tenant:a\nprocess-after:2025-11-21T10:59:00.000Z\nretry-count:2\nreturn-topic:docs\noriginal-topic:docs\n\
+         original-partition:3\noriginal-offset:44\noriginal-timestamp:2025-11-21T10:00:00.000Z\nerror-class:transient\n\
+         error-code:http.503\nerror-message:busy\nerror-timestamp:2025-11-21T10:58:00.000Z\npipeline:docs\n\
+         traceparent:{TRACE}\ntracestate:a=b,c=d"
+    );
+    let later = retry.replace("10:59:00.000Z", "23:59:59.999+14:00");
+    let spring = "kafka_dlt-original-topic:docs\nkafka_dlt-exception-message:no\n__connect.errors.topic:docs\n\
+                  dead-letter-topic:docs\ndead-letter-reason:no\njob-id:x\n\nnull";
+    vec![retry.into(), later.into(), spring.into()]
+}
+
+/// The anchor is the field, or the time of the failure.
+fn check_payload(input: &[u8]) {
+    let [pipeline, _] = pipelines();
+    let record = record("docs", input.to_vec(), Headers::new());
+    let anchor = pipeline.anchor_of(&record, Some(NOW), NOW);
+    if serde_json::from_slice::<serde_json::Value>(input).is_err() {
+        assert_eq!(anchor, NOW);
+    }
+    // Computes with any anchor without an overflow.
+    assert!(anchor.after(Duration::MAX) >= anchor);
+    let _ = anchor.to_string();
+}
+
+fn payloads() -> Vec<Vec<u8>> {
+    [
+        r#"{"meta":{"created_at":"2025-11-21T11:00:00.123+01:00","x":[1,2.5e10,null,true]}}"#,
+        r#"{"meta":{"created_at":1763722800}}"#,
+        r#"{"meta":{"created_at":1763722800123},"meta":{}}"#,
+        r#"{"meta":{"created_at":-9223372036854775808,"u":"\ud83d\ude00\u0000"}}"#,
+    ]
+    .map(Vec::from)
+    .into()
+}
+
+/// The rules of a scheduler with an application and a pipeline.
+fn rules() -> Rules {
+    let overrides = [
+        ("scheduler.apps", "{ sms: { topic: sms-jobs } }"),
+        ("pipelines", "{ docs: { long_waits: scheduler } }"),
+        ("scheduler.default_time_zone", "Europe/Vienna"),
+    ];
+    let sources = Sources {
+        file: None,
+        environment: BTreeMap::new(),
+        overrides: overrides
+            .map(|(key, value)| (key.to_owned(), value.to_owned()))
+            .into(),
+    };
+    redeliver_scheduler::rules(&Config::load(&sources).unwrap()).unwrap()
+}
+
+/// An accepted job has a known topic, is due within the limit, and survives the encoding of the state topic.
+fn check_request(rules: &Rules, content_type: &str, input: &[u8]) {
+    let mut headers = Headers::new();
+    headers.push_text("content-type", content_type);
+    let record = record("scheduler.jobs.ingest", input.to_vec(), headers);
+    let _ = long_wait::unwrap("docs", &record);
+    let latest = NOW.after(rules.max_ahead.duration());
+    match read(&record, rules, NOW).command {
+        Ok(Command::Schedule(request)) => {
+            assert!(request.due <= latest, "{}", request.due);
+            let of_pipelines = rules.pipelines.values().map(|pipeline| pipeline.return_topic());
+            let known: Vec<Arc<str>> = rules.apps.values().cloned().chain(of_pipelines).collect();
+            assert!(known.contains(&request.topic), "{}", request.topic);
+        }
+        Ok(Command::Reschedule { due, .. }) => assert!(due <= latest, "{due}"),
+        Ok(Command::Cancel(_)) => {}
+        Err(failure) => assert!(!failure.code.is_empty() && !failure.message.is_empty()),
+    }
+}
+
+fn json_requests() -> Vec<Vec<u8>> {
+    [
+        r#"{"requestId":"r-1","appName":"sms","scheduledTime":"2025-11-22T10:00:00","priority":"high","idempotencyKey":"k","jobData":{"to":"x","n":1.0}}"#,
+        r#"{"appName":"sms","delay":"90s","key":"customer","headers":{"a":"b","c":null},"expireAfter":"1h","jobData":[[[1]]]}"#,
+        r#"{"appName":"sms","scheduledTime":"2025-11-22T10:00:00+01:00","headers":[["a","b"],["a","c"]],"jobData":"text"}"#,
+        r#"{"cancel":"01JD7J5W00-3-4"}"#,
+        r#"{"reschedule":"01JD7J5W00-3-4","scheduledTime":"2026-03-29T02:30:00"}"#,
+    ]
+    .map(Vec::from)
+    .into()
+}
+
+fn id() -> JobId {
+    JobId::new(NOW, 3, 4)
+}
+
+fn protobuf_requests() -> Vec<Vec<u8>> {
+    let header = v1::Header {
+        name: "a".to_owned(),
+        value: Some(Bytes::from_static(b"\xff")),
+    };
+    let spec = v1::JobSpec {
+        app: "sms".to_owned(),
+        when: Some(v1::job_spec::When::ScheduledTime(to_timestamp(NOW))),
+        data: Bytes::from_static(b"data"),
+        key: Some(Bytes::from_static(b"key")),
+        headers: vec![header.clone()],
+        idempotency_key: "k".to_owned(),
+        ..v1::JobSpec::default()
+    };
+    let wait = v1::LongWait {
+        pipeline: "docs".to_owned(),
+        due: Some(to_timestamp(NOW)),
+        headers: vec![header],
+        key: None,
+        value: Some(Bytes::from_static(b"value")),
+    };
+    let cancel = v1::CancelJob {
+        id: id().to_string(),
+        ..v1::CancelJob::default()
+    };
+    let commands = [
+        v1::job_command::Command::Schedule(spec),
+        v1::job_command::Command::LongWait(wait),
+        v1::job_command::Command::Cancel(cancel),
+    ];
+    commands
+        .map(|command| {
+            let command = v1::JobCommand {
+                command: Some(command),
+                answer_to: "answers-1".to_owned(),
+            };
+            command.encode_to_vec()
+        })
+        .into()
+}
+
+/// A record of the state topic that can be decoded is the same job after it is encoded again.
+fn check_job(input: &[u8]) {
+    let value = Bytes::copy_from_slice(input);
+    if let Ok(job) = codec::decode(id(), &value) {
+        let again = codec::encode(&job);
+        let decoded = codec::decode(id(), &again).unwrap();
+        assert_eq!(codec::encode(&decoded), again);
+    }
+    if let Some(key) = codec::KeyValue::decode(input) {
+        assert_eq!(key.encode(), value);
+    }
+    let state = record("scheduler.jobs.state", value.clone(), Headers::new());
+    let _ = long_wait::unwrap_state("docs", &state);
+    // The ledger of dead letters is compacted as well, with tombstones.
+    let text = String::from_utf8_lossy(input);
+    let entry = Record {
+        key: Some(Bytes::copy_from_slice(text.as_bytes())),
+        value: None,
+        ..state.clone()
+    };
+    if let Ok(update) = Update::read(&entry) {
+        assert!(update.entry.is_none() && update.id.to_string().parse() == Ok(update.id));
+    }
+    let entry = Record {
+        key: Some(Bytes::from_static(b"docs-dlq/0/1")),
+        ..state
+    };
+    let _ = Update::read(&entry);
+}
+
+fn jobs() -> Vec<Vec<u8>> {
+    let job = v1::JobRecord {
+        app: "sms".to_owned(),
+        state: v1::JobState::Scheduled.into(),
+        due_ms: NOW.as_millis(),
+        accepted_ms: NOW.as_millis(),
+        revision: 2,
+        idempotency_key: "k".to_owned(),
+        request_hash: Bytes::from_static(&[7; 16]),
+        data: Some(Bytes::from_static(b"data")),
+        topic: "sms-jobs".to_owned(),
+        expires_ms: Some(NOW.as_millis()),
+        ..v1::JobRecord::default()
+    };
+    let ended = v1::JobRecord {
+        state: v1::JobState::Dispatched.into(),
+        ended_ms: Some(NOW.as_millis()),
+        data: None,
+        ..job.clone()
+    };
+    let wait = v1::JobRecord {
+        long_wait: true,
+        app: "docs".to_owned(),
+        ..job.clone()
+    };
+    let entry = v1::LedgerEntry {
+        state: 1,
+        time: Some(to_timestamp(NOW)),
+        by: "me".to_owned(),
+        ..v1::LedgerEntry::default()
+    };
+    let messages = [job, ended, wait].map(|job| job.encode_to_vec());
+    let others = [vec![7; 40], entry.encode_to_vec(), b"docs-dlq/0/1".to_vec()];
+    messages.into_iter().chain(others).collect()
+}
+
+/// Texts that people or clients write.
+fn check_text(input: &[u8]) {
+    let text = String::from_utf8_lossy(input);
+    if let Ok(time) = text.parse::<Timestamp>() {
+        assert_eq!(time.to_string().parse(), Ok(time));
+    }
+    if let Ok(duration) = text.parse::<HumanDuration>() {
+        assert_eq!(duration.to_string().parse(), Ok(duration));
+    }
+    if let Ok(id) = text.parse::<JobId>() {
+        assert_eq!(id.to_string().parse(), Ok(id));
+    }
+    if let Ok(id) = text.parse::<LetterId>() {
+        assert_eq!(id.to_string().parse(), Ok(id));
+    }
+    let _ = filter::parse(&text);
+    let decoded = header_list::decode(input);
+    assert_eq!(header_list::decode(&header_list::encode(&decoded)), decoded);
+}
+
+fn texts() -> Vec<Vec<u8>> {
+    let headers = headers_of(b"a:1\nb\nlonger:value");
+    let mut all: Vec<Vec<u8>> = [
+        "2025-11-21T11:00:00.123456789+01:00",
+        "1d",
+        "250ms",
+        "docs-dlq/3/44",
+        r#"topic = "docs" AND NOT (error_class:"permanent" OR retry_count >= 3) AND error_message:"a*b""#,
+    ]
+    .map(Vec::from)
+    .into();
+    all.push(id().to_string().into());
+    all.push(header_list::encode(&headers));
+    all
+}
+
+/// What a commit's metadata says about completed records is never more than it can say, and survives.
+fn check_commit(input: &[u8]) {
+    let text = String::from_utf8_lossy(input);
+    for offset in [0, 1_000_000, i64::MAX] {
+        let Ok(committed) = Committed::decode(offset, &text) else {
+            continue;
+        };
+        let ranges = committed.completed.ranges().to_vec();
+        assert!(
+            ranges
+                .iter()
+                .all(|range| range.start >= offset && range.start < range.end)
+        );
+        let mut tracker = OffsetTracker::new(committed, None);
+        if offset < i64::MAX {
+            let is_completed = ranges.iter().any(|range| range.start == offset);
+            let expected = if is_completed {
+                Admission::AlreadyCompleted
+            } else {
+                Admission::New
+            };
+            assert_eq!(tracker.observe(offset), expected);
+        }
+    }
+}
+
+fn commits() -> Vec<Vec<u8>> {
+    let topic = Some(TopicFingerprint::of(TopicId::from_bits(1 << 100)));
+    let commit = |holes: i64| {
+        let mut tracker = OffsetTracker::new(Committed::at(0), topic);
+        for offset in 0..300 {
+            tracker.observe(offset);
+        }
+        for offset in (0..300).filter(|offset| offset % holes != 0) {
+            tracker.complete(offset);
+        }
+        tracker.current_position().unwrap().metadata.into_bytes()
+    };
+    vec![commit(2), commit(7), commit(100)]
+}
+
+fn all_decoders(count: u32) {
+    let rules = rules();
+    let json = |input: &[u8]| check_request(&rules, "application/json", input);
+    let protobuf = |input: &[u8]| check_request(&rules, redeliver_proto::CONTENT_TYPE, input);
+    fuzz("headers", count, &headers_of_retries(), check_headers);
+    fuzz("payload", count, &payloads(), check_payload);
+    fuzz("requests in JSON", count, &json_requests(), json);
+    fuzz("requests in protobuf", count, &protobuf_requests(), protobuf);
+    fuzz("jobs", count, &jobs(), check_job);
+    fuzz("texts", count, &texts(), check_text);
+    fuzz("commits", count, &commits(), check_commit);
+}
+
+#[test]
+fn no_decoder_fails_on_a_damaged_input() {
+    all_decoders(FEW);
+}
+
+/// Seven times 120,000 inputs, and 160,000 in the enricher.
+#[test]
+#[ignore = "long"]
+fn no_decoder_fails_on_any_of_840_000_damaged_inputs() {
+    all_decoders(120_000);
+}
