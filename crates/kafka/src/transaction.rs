@@ -238,6 +238,8 @@ impl Transactions {
             connection.ok_or_else(|| self.error("creating the producer", KafkaError::Canceled))?;
         match connection.producer.init_transactions(wait) {
             Ok(()) => {
+                // The transaction that a predecessor left open is resolved.
+                fault::point("initialise");
                 self.initialised = true;
                 Ok(())
             }
@@ -394,6 +396,8 @@ impl Transactions {
         let deliveries = producer.client().context();
         let number = deliveries.begin();
         *sent = 0;
+        // A crash here loses results that nothing has seen yet, so the records are processed again.
+        fault::point("batch");
         producer
             .begin_transaction()
             .map_err(|error| AttemptError::new("beginning", error))?;
@@ -436,6 +440,7 @@ impl Transactions {
             }
             pace.sent(output);
             *sent = index + 1;
+            fault::point("send");
         }
         let member = member
             .cloned()

@@ -152,6 +152,73 @@ fn kills_without_static_membership_lose_and_duplicate_nothing() {
     kill_both(&pipe, 4, 120, &mut random);
 }
 
+/// The fault points of a transaction, in their order: the producer is initialised, a batch is complete, the transaction has
+/// begun, a record was passed to the client, all records are delivered, the offsets are added, the transaction is committed.
+const STEPS_OF_A_TRANSACTION: [&str; 7] = [
+    "initialise",
+    "batch",
+    "begin",
+    "send",
+    "produce",
+    "offsets",
+    "commit",
+];
+
+/// Crashes a process at each step of a transaction, when it reaches the step for the Nth time, for each N of
+/// `times`, and starts it again. Returns the number of crashes.
+fn crash_at_each_step(member: &mut ServiceProcess, times: &[u32]) -> u32 {
+    // The process has two lanes with two producers each, which are initialised once.
+    let is_reached = |step: &str, time: u32| step != "initialise" || time <= 4;
+    let mut crashes = 0;
+    member.kill_9();
+    for time in times {
+        for step in STEPS_OF_A_TRANSACTION {
+            if !is_reached(step, *time) {
+                continue;
+            }
+            member.start_again_with(&[("REDELIVER_FAULT", &format!("{step}:{time}"))]);
+            member.until_crashed();
+            let logged = format!("fault injected: aborting name=\"{step}\" count={time}");
+            assert!(member.output().contains(&logged), "{}", member.output());
+            crashes += 1;
+        }
+    }
+    member.start_again();
+    member.until_ready();
+    crashes
+}
+
+/// Crashes both services at each step, at the same time.
+fn crash_both_at_each_step(name: &str, times: &[u32], expected: u32) {
+    let _permit = ChaosPermit::acquire();
+    let pipe = setup(name).create();
+    let mut members = SERVICES.map(|service| pipe.start(service, "a", &[]));
+    let sent = under_load(&pipe, 200, |load| {
+        thread::scope(|scope| {
+            for member in &mut members {
+                scope.spawn(move || assert_eq!(crash_at_each_step(member, times), expected));
+            }
+        });
+        load.until_ended(100);
+    });
+    settle(&pipe, &sent, &PLAN);
+    for member in &members {
+        println!("{member}");
+        assert_eq!((member.crashes(), member.kills()), (expected, 1), "{member}");
+    }
+}
+
+#[test]
+fn a_crash_at_any_step_of_a_transaction_loses_and_duplicates_nothing() {
+    crash_both_at_each_step("steps", &[2], 7);
+}
+
+#[test]
+#[ignore = "long"]
+fn crashes_at_the_steps_of_early_and_late_transactions_lose_and_duplicate_nothing() {
+    crash_both_at_each_step("all-steps", &[1, 3, 10, 40], 26);
+}
+
 /// One of two processes of each service is frozen for longer than its session, and the other one takes over.
 fn frozen_processes_resume(name: &str, static_membership: &str) {
     const ROUNDS: usize = 2;
