@@ -5,6 +5,7 @@ mod all_services;
 mod batches;
 mod breaker;
 mod chaos;
+mod classification;
 mod cli;
 mod client;
 mod clock;
