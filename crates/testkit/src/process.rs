@@ -4,6 +4,7 @@
 //! panics. The process is killed when the value is dropped. It stays in the process group of the test, so an interrupted
 //! test run ends it too.
 
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -63,14 +64,17 @@ pub struct CommandOutput {
     pub stderr: String,
 }
 
-/// Runs a command to its end, without the environment of this process.
+/// Runs a command to its end, without the environment of this process: it has only the variables that were set for it.
 ///
 /// # Panics
 /// If it cannot be started, or its output is not UTF-8.
 #[track_caller]
 pub fn run(mut command: Command) -> CommandOutput {
+    let set = |(name, value): (&OsStr, Option<&OsStr>)| Some((name.to_owned(), value?.to_owned()));
+    let own: Vec<(OsString, OsString)> = command.get_envs().filter_map(set).collect();
     let output = command
         .env_clear()
+        .envs(own)
         .output()
         .unwrap_or_else(|error| panic!("running {command:?}: {error}"));
     let text = |bytes| String::from_utf8(bytes).unwrap_or_else(|error| panic!("{command:?}: {error}"));

@@ -138,6 +138,10 @@ const FIXED_PROPERTIES: &[&str] = &[
     "transactional.id",
 ];
 
+/// Properties of the producer with an upper limit, and the limit. A transaction waits until all of its records are delivered, so
+/// each one takes at least as long as the client collects records.
+const LIMITED_PROPERTIES: &[(&str, f64)] = &[("linger.ms", 1_000.0)];
+
 /// The maximum length of `id_prefix`. Kafka allows 249 characters in the longest of the ids, `group.instance.id`.
 const MAX_ID_PREFIX: usize = 64;
 
@@ -192,7 +196,7 @@ impl KafkaConfig {
             HumanDuration::from_secs(0)..=HumanDuration::from_secs(3_600),
         );
         findings.inside("properties", |at| {
-            for (name, _) in self.properties.iter() {
+            for (name, value) in self.properties.iter() {
                 // librdkafka accepts this prefix for properties of topics.
                 let plain = name.strip_prefix("topic.").unwrap_or(name);
                 let mut replaced = REPLACED_PROPERTIES.iter();
@@ -200,6 +204,13 @@ impl KafkaConfig {
                     at.report(name, format!("cannot be set here; set {setting} instead"));
                 } else if FIXED_PROPERTIES.contains(&plain) {
                     at.report(name, "cannot be set; Redeliver relies on its value");
+                }
+                // The client reports what is not a number.
+                let mut limited = LIMITED_PROPERTIES.iter();
+                if let Some((_, limit)) = limited.find(|(limited, _)| *limited == plain)
+                    && let Ok(number) = value.trim().parse::<f64>()
+                {
+                    at.range(name, number, 0.0..=*limit);
                 }
             }
         });

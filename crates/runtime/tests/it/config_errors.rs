@@ -382,6 +382,16 @@ fn invalid_settings_of_a_process_are_rejected() {
             "kafka.properties.delivery.timeout.ms: cannot be set here; set kafka.transaction_timeout instead",
         ),
         (
+            "kafka: { properties: { linger.ms: 5000 } }",
+            1,
+            "kafka.properties.linger.ms: 5000 is out of range: must be between 0 and 1000",
+        ),
+        (
+            "kafka: { properties: { topic.linger.ms: -1 } }",
+            1,
+            "kafka.properties.topic.linger.ms: -1 is out of range: must be between 0 and 1000",
+        ),
+        (
             "kafka: { properties: { request.required.acks: 1 } }",
             1,
             "kafka.properties.request.required.acks: cannot be set; Redeliver relies on its value",

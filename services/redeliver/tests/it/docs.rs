@@ -122,7 +122,7 @@ fn the_docs_list_exactly_the_exported_metrics() {
     assert_eq!(unwritten, [""; 0]);
 }
 
-fn repository() -> PathBuf {
+pub(crate) fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../..")
         .canonicalize()

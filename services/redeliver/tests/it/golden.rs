@@ -263,6 +263,37 @@ fn a_property_that_librdkafka_rejects_is_reported_without_its_value() {
     assert!(!format!("{printed:?}").contains("hunter2"), "{printed:?}");
 }
 
+/// Neither settings nor variables can weaken what exactly-once delivery depends on, or make transactions time out.
+#[test]
+fn properties_that_redeliver_relies_on_are_refused_by_every_program() {
+    let relies = "cannot be set; Redeliver relies on its value";
+    for (property, value, problem) in [
+        ("acks", "1", relies),
+        ("enable.idempotence", "false", relies),
+        ("isolation.level", "read_uncommitted", relies),
+        (
+            "session.timeout.ms",
+            "1000",
+            "cannot be set here; set kafka.session_timeout instead",
+        ),
+        (
+            "linger.ms",
+            "60000",
+            "60000 is out of range: must be between 0 and 1000",
+        ),
+    ] {
+        let flag = format!("kafka.properties.{property}={value}");
+        let expected =
+            format!("error: kafka.properties.{property}: {problem} (--set kafka.properties.{property})\n");
+        for name in ["enricher", "retry-tier", "scheduler", "dlq-inspector"] {
+            rejects_with(name, "", &["--set", &flag], &expected);
+        }
+        rejects_with("redeliver", "", &["topics", "apply", "--set", &flag], &expected);
+    }
+    let short = "error: kafka.session_timeout: 5s is out of range: must be between 6s and 30m (--set kafka.session_timeout)\n";
+    rejects_with("enricher", "", &["--set", "kafka.session_timeout=5s"], short);
+}
+
 #[test]
 fn the_printed_configuration_can_be_read_back() {
     for name in ["enricher", "retry-tier"] {
