@@ -9,6 +9,7 @@ pub(crate) mod load;
 mod open_transaction;
 mod three_brokers;
 mod upgrade;
+mod whole_house;
 
 use std::thread;
 use std::time::Duration;

@@ -188,15 +188,20 @@ fn check_request(rules: &Rules, content_type: &str, input: &[u8]) {
 }
 
 fn json_requests() -> Vec<Vec<u8>> {
-    [
+    let jobs = [
         r#"{"requestId":"r-1","appName":"sms","scheduledTime":"2025-11-22T10:00:00","priority":"high","idempotencyKey":"k","jobData":{"to":"x","n":1.0}}"#,
         r#"{"appName":"sms","delay":"90s","key":"customer","headers":{"a":"b","c":null},"expireAfter":"1h","jobData":[[[1]]]}"#,
-        r#"{"appName":"sms","scheduledTime":"2025-11-22T10:00:00+01:00","headers":[["a","b"],["a","c"]],"jobData":"text"}"#,
-        r#"{"cancel":"01JD7J5W00-3-4"}"#,
-        r#"{"reschedule":"01JD7J5W00-3-4","scheduledTime":"2026-03-29T02:30:00"}"#,
-    ]
-    .map(Vec::from)
-    .into()
+        r#"{"appName":"sms","scheduledTime":"2025-11-22T10:00:00+01:00","jobData":"text"}"#,
+    ];
+    let id = id();
+    let commands = [
+        format!(r#"{{"cancel":"{id}"}}"#),
+        format!(r#"{{"reschedule":"{id}","scheduledTime":"2026-03-29T02:30:00"}}"#),
+    ];
+    jobs.map(Vec::from)
+        .into_iter()
+        .chain(commands.map(Vec::from))
+        .collect()
 }
 
 fn id() -> JobId {
@@ -224,10 +229,7 @@ fn protobuf_requests() -> Vec<Vec<u8>> {
         key: None,
         value: Some(Bytes::from_static(b"value")),
     };
-    let cancel = v1::CancelJob {
-        id: id().to_string(),
-        ..v1::CancelJob::default()
-    };
+    let cancel = v1::CancelJob { id: id().to_string() };
     let commands = [
         v1::job_command::Command::Schedule(spec),
         v1::job_command::Command::LongWait(wait),
@@ -385,6 +387,46 @@ fn commits() -> Vec<Vec<u8>> {
         tracker.current_position().unwrap().metadata.into_bytes()
     };
     vec![commit(2), commit(7), commit(100)]
+}
+
+/// Otherwise, damaged inputs would test little.
+#[test]
+fn undamaged_inputs_are_accepted() {
+    let [pipeline, _] = pipelines();
+    for headers in &headers_of_retries()[..2] {
+        let record = record(&pipeline.due_topic(), "{}", headers_of(headers));
+        let arrival = Arrival::read_at(&pipeline, &record, NOW).unwrap();
+        assert_eq!((arrival.failed_attempts, arrival.origin.offset), (2, 44));
+    }
+    for payload in payloads() {
+        let record = record("docs", payload, Headers::new());
+        // The last one is out of range, and the one before has the field twice.
+        let is_anchor =
+            pipeline.anchor_of(&record, None, Timestamp::from_millis(0)) > Timestamp::from_millis(0);
+        let value = record.value.unwrap();
+        let is_valid = !value.ends_with(b"\"meta\":{}}") && !value.windows(5).any(|bytes| bytes == b":-922");
+        assert_eq!(is_anchor, is_valid, "{}", value.escape_ascii());
+    }
+    let rules = rules();
+    for (content_type, requests) in [
+        ("application/json", json_requests()),
+        (redeliver_proto::CONTENT_TYPE, protobuf_requests()),
+    ] {
+        for request in requests {
+            let shown = request.escape_ascii().to_string();
+            let mut headers = Headers::new();
+            headers.push_text("content-type", content_type);
+            let incoming = read(&record("scheduler.jobs.ingest", request, headers), &rules, NOW);
+            assert!(incoming.command.is_ok(), "{:?} {shown}", incoming.command);
+        }
+    }
+    for job in &jobs()[..3] {
+        codec::decode(id(), &Bytes::copy_from_slice(job)).unwrap();
+    }
+    for commit in commits() {
+        let committed = Committed::decode(0, std::str::from_utf8(&commit).unwrap()).unwrap();
+        assert!(!committed.completed.is_empty());
+    }
 }
 
 fn all_decoders(count: u32) {

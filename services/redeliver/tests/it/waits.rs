@@ -10,7 +10,7 @@ use redeliver_testkit::{ChaosPermit, Fate, Reply, Request, Trouble, eventually};
 
 use crate::chaos::load::under_load;
 use crate::retries::{begins_with, drafts, header};
-use crate::support::{DEADLINE, Draft, Pipe, PipeBuilder, distinct, text};
+use crate::support::{DEADLINE, Draft, Pipe, PipeBuilder, distinct, text, without_other_tests};
 
 /// Fails this many times, then succeeds.
 fn recovers_after(failures: u32) -> impl Fn(&Request) -> Reply + Send + Sync {
@@ -370,6 +370,46 @@ fn a_base_of_2m_makes_five_retries_after_2_4_8_16_and_32_minutes() {
         assert_eq!(text(end, ERROR_CLASS).unwrap().as_deref(), Some("exhausted"));
         assert_eq!(header::<u32>(end, RETRY_COUNT), 6);
     }
+}
+
+/// The configuration of the services says nothing about retries.
+#[test]
+fn without_retry_settings_there_are_the_tiers_5s_30s_and_1m_and_the_first_retry_comes_after_5s() {
+    let pipe = PipeBuilder::new("waits-unset")
+        .shared_tiers(&[5_000, 30_000, 60_000])
+        .behave(recovers_after(1))
+        .without_topics();
+    let has_no_retry = |line: &&str| !line.trim_start().starts_with("retry:");
+    let unset = |yaml: &str| {
+        let lines: Vec<&str> = yaml.lines().filter(has_no_retry).collect();
+        assert_eq!(lines.len() + 1, yaml.lines().count(), "{yaml}");
+        lines.join("\n")
+    };
+    let services = pipe.variant(unset, &[]);
+    services.apply_topics();
+    let listed = services.env.run("redeliver", &["topics", "check"]);
+    // Source, output, three tiers, due topic, dead letters, and the ledger of the inspector.
+    assert_eq!(
+        without_other_tests(&listed.stdout),
+        "all 8 topics OK\n",
+        "{listed:?}"
+    );
+    let _running = services.start("a");
+    let sent = pipe.produce(drafts("unset", 10));
+    let ends = pipe.settle(&sent, DEADLINE);
+    ends.meets_with(&sent, |_| recovered_after(1));
+    none_was_early(&pipe, sent.len());
+    let mut counts = Vec::new();
+    for tier in ["5s", "30s", "1m"] {
+        let topic = format!("{}-retry-{tier}", pipe.name());
+        let records = pipe.read(&[topic.as_str().into()]);
+        assert!(
+            records.iter().all(|record| wait_of(record) == 5_000),
+            "{records:?}"
+        );
+        counts.push(records.len());
+    }
+    assert_eq!(counts, [sent.len(), 0, 0]);
 }
 
 #[test]

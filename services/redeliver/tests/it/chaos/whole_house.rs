@@ -1,0 +1,68 @@
+//! All processes of an installation are killed at the same moment, as by a power failure, and start again together.
+
+use std::time::Duration;
+
+use redeliver_testkit::{ChaosPermit, Reply, Request, chaos_random, sleep_up_to};
+
+use super::load::under_load;
+use super::{PLAN, SESSION, delayed, settle, setup};
+
+/// Longer than each tier, so that the scheduler holds the record.
+const LONG_WAIT_SECS: u64 = 3;
+
+/// One of ten records must wait for long, before anything else happens to it.
+fn asks_for_a_long_wait(request: &Request) -> bool {
+    let sum: u64 = request.body.iter().map(|byte| u64::from(*byte)).sum();
+    request.earlier_calls_of_key == 0 && sum % 10 == 3
+}
+
+#[test]
+fn kills_of_all_processes_at_once_lose_and_duplicate_nothing() {
+    const KILLS: u32 = 3;
+    let _permit = ChaosPermit::acquire();
+    let mut random = chaos_random("house");
+    let pipe = setup("house")
+        .through_scheduler()
+        .behave(|request| {
+            if asks_for_a_long_wait(request) {
+                let retry_after = ("retry-after".to_owned(), LONG_WAIT_SECS.to_string());
+                return Reply::Status(503, vec![retry_after], "later".into());
+            }
+            delayed(request, PLAN.reply(request))
+        })
+        .create();
+    let mut members = ["enricher", "retry-tier", "scheduler"].map(|service| pipe.start(service, "a", &[]));
+    let sent = under_load(&pipe, 150, |load| {
+        for _ in 0..KILLS {
+            load.until_ended(50);
+            sleep_up_to(&mut random, Duration::from_millis(1_000));
+            for member in &mut members {
+                member.kill_9();
+            }
+            for member in &mut members {
+                member.start_again();
+            }
+            for member in &mut members {
+                member.until_ready();
+            }
+        }
+        load.until_ended(100);
+    });
+    settle(&pipe, &sent, &PLAN);
+    for member in &members {
+        println!("{member}");
+        assert_eq!(
+            (member.kills(), member.kills_when_ready()),
+            (KILLS, KILLS),
+            "{member}"
+        );
+        assert!(member.median_restart() < SESSION / 2, "{member}");
+    }
+    let (_, topics) = pipe.jobs.as_ref().unwrap();
+    let waited = pipe.read(std::slice::from_ref(&topics.ingest)).len();
+    assert!(
+        waited > sent.len() / 20,
+        "{waited} of {} went through the scheduler",
+        sent.len()
+    );
+}
