@@ -181,6 +181,20 @@ for provisioner in job none strimzi; do
     valid "few options, topics by $provisioner" "${base[@]}" --set topics.provisioner=$provisioner \
         --set topics.strimzi.cluster=main
 done
+# Results of an output choice that are dropped, which have no topic.
+cat >"$work/dropped.yaml" <<'YAML'
+config:
+  pipelines:
+    docs:
+      output: { by: status, topics: { "200": ready, "204": null }, default: null }
+      retry: { tiers: [5s] }
+      http: { url: "http://endpoint/" }
+topics: { strimzi: { cluster: main, userTopics: true } }
+YAML
+for provisioner in job none strimzi; do
+    valid "dropped results, topics by $provisioner" --values "$work/dropped.yaml" --set topics.provisioner=$provisioner
+done
+contains "the topics of a choice with dropped results" 'topicName: "ready"' --values "$work/dropped.yaml" --set topics.provisioner=strimzi
 for kind in keda hpa; do
     for workload in retryTier scheduler enricher; do
         valid "$workload scaled by $kind" "${base[@]}" --set autoscaling.prometheus.serverAddress=http://prometheus \

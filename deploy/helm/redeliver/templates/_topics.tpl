@@ -64,7 +64,8 @@ Redeliver manages the topic, `config` and the topics whose records must fit into
 {{- end -}}
 {{- $_ := set $managed "redeliver.dlq.ledger" (dict "sources" list "config" (deepCopy $compacted)) -}}
 {{- $topics := dict -}}
-{{- range $users -}}
+{{- /* An output choice contains null for results that are dropped. */ -}}
+{{- range compact $users -}}
 {{- $_ := set $topics . (dict "partitions" $partitions) -}}
 {{- end -}}
 {{- range $name, $topic := $managed -}}
