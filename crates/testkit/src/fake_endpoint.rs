@@ -7,16 +7,19 @@
 //! without a response.
 
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::task::{Context, Poll};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
-use http_body_util::{BodyExt as _, Full};
-use hyper::body::Incoming;
+use http_body_util::BodyExt as _;
+use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -57,6 +60,8 @@ pub struct Request {
 pub enum Reply {
     /// A response: status, headers, body.
     Status(u16, Vec<(String, String)>, Bytes),
+    /// 200 with the beginning of a body whose end never comes.
+    Endless(Bytes),
     /// Nothing, for as long as the client waits.
     Hang,
     /// The end of the connection, without a response.
@@ -364,7 +369,7 @@ async fn converse(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, 
 async fn respond(
     shared: Arc<Shared>,
     request: hyper::Request<Incoming>,
-) -> io::Result<hyper::Response<Full<Bytes>>> {
+) -> io::Result<hyper::Response<ReplyBody>> {
     let (head, body) = request.into_parts();
     let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
     let key = head
@@ -388,7 +393,8 @@ async fn respond(
     let mut reply = shared.reply(&request);
     loop {
         match reply {
-            Reply::Status(status, headers, body) => return response(status, &headers, body),
+            Reply::Status(status, headers, body) => return response(status, &headers, ReplyBody::all(body)),
+            Reply::Endless(beginning) => return response(200, &[], ReplyBody::endless(beginning)),
             Reply::Hang => std::future::pending().await,
             Reply::Close => return Err(io::Error::other("hanging up, as told")),
             Reply::Delay(pause, later) => {
@@ -399,12 +405,62 @@ async fn respond(
     }
 }
 
+/// The body of a response.
+struct ReplyBody {
+    rest: Option<Bytes>,
+    ends: bool,
+}
+
+impl ReplyBody {
+    fn all(body: Bytes) -> Self {
+        Self {
+            rest: Some(body).filter(|body| !body.is_empty()),
+            ends: true,
+        }
+    }
+
+    fn endless(beginning: Bytes) -> Self {
+        Self {
+            rest: Some(beginning),
+            ends: false,
+        }
+    }
+}
+
+impl Body for ReplyBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        match self.rest.take() {
+            Some(data) => Poll::Ready(Some(Ok(Frame::data(data)))),
+            None if self.ends => Poll::Ready(None),
+            None => Poll::Pending,
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.ends && self.rest.is_none()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        if self.ends {
+            SizeHint::with_exact(self.rest.as_ref().map_or(0, |rest| rest.len() as u64))
+        } else {
+            SizeHint::default()
+        }
+    }
+}
+
 fn response(
     status: u16,
     headers: &[(String, String)],
-    body: Bytes,
-) -> io::Result<hyper::Response<Full<Bytes>>> {
-    let mut response = hyper::Response::new(Full::new(body));
+    body: ReplyBody,
+) -> io::Result<hyper::Response<ReplyBody>> {
+    let mut response = hyper::Response::new(body);
     *response.status_mut() = hyper::StatusCode::from_u16(status).map_err(io::Error::other)?;
     for (name, value) in headers {
         let name = HeaderName::try_from(name).map_err(io::Error::other)?;
@@ -461,6 +517,22 @@ mod tests {
         let mut answer = String::new();
         send(endpoint, key, body).read_to_string(&mut answer).unwrap();
         answer
+    }
+
+    #[test]
+    fn an_endless_body_begins_and_does_not_end() {
+        let endpoint = FakeEndpoint::start(|_| Reply::Endless("the beginning".into()));
+        let mut stream = send(&endpoint, "a", "body");
+        let mut answer = Vec::new();
+        while !answer.ends_with(b"the beginning\r\n") {
+            let mut part = [0; 1024];
+            let read = stream.read(&mut part).unwrap();
+            assert_ne!(read, 0, "{}", String::from_utf8_lossy(&answer));
+            answer.extend(&part[..read]);
+        }
+        stream.set_nonblocking(true).unwrap();
+        let error = stream.read(&mut [0]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
     }
 
     #[test]

@@ -1,4 +1,3 @@
-import java.io.IOException;
 import java.net.URI;
 import java.net.http.HttpClient;
 import java.net.http.HttpRequest;
@@ -15,16 +14,20 @@ import java.time.format.DateTimeFormatterBuilder;
 import java.util.ArrayList;
 import java.util.Base64;
 import java.util.Collection;
-import java.util.Collections;
 import java.util.HashMap;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.Callable;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.ExecutionException;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.Future;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
 import java.util.function.Predicate;
 import org.apache.kafka.clients.consumer.ConsumerGroupMetadata;
 import org.apache.kafka.clients.consumer.ConsumerRebalanceListener;
@@ -34,6 +37,7 @@ import org.apache.kafka.clients.consumer.KafkaConsumer;
 import org.apache.kafka.clients.consumer.OffsetAndMetadata;
 import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerRecord;
+import org.apache.kafka.common.InvalidRecordException;
 import org.apache.kafka.common.KafkaException;
 import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.errors.RecordTooLargeException;
@@ -51,15 +55,20 @@ import org.apache.kafka.common.serialization.ByteArraySerializer;
  * {@link #handle} is the work itself: replace it by your own. The rest turns its results and failures into the records
  * of the protocol, and writes them in one transaction with the offsets of the records that it has processed.
  *
- * <p>If a transaction fails, except for the size of a record, the program ends. Let a supervisor start it again: it
- * then continues after the last complete transaction.
+ * <p>If a transaction fails, except because a topic refuses a record, the program ends. Let a supervisor start it again:
+ * it then continues after the last complete transaction.
  */
 public class ForeignWorker {
     /** Records per transaction. */
     static final int MAX_BATCH = 200;
     static final int CONCURRENCY = 16;
+    /** Of a call, in seconds. */
+    static final long TIMEOUT = 10;
     /** In seconds. */
     static final long MAX_RETRY_AFTER = 3_600;
+    /** The times that {@code original-timestamp} can name: from the year 1 to 9999-12-30T22:00:00.000Z. */
+    static final long EARLIEST = -62_135_596_800_000L;
+    static final long LATEST = 253_402_207_200_000L;
     /** By how much the clock of the retry tier can be ahead. */
     static final long CLOCK_SKEW_MS = 300_000;
     static final DateTimeFormatter MILLISECONDS = new DateTimeFormatterBuilder().appendInstant(3).toFormatter();
@@ -118,16 +127,21 @@ public class ForeignWorker {
     /** Returns the value of the result. It can run more than once for a record, always with the same key. */
     byte[] handle(byte[] value, String idempotencyKey) throws Failure, InterruptedException {
         HttpRequest request = HttpRequest.newBuilder(url)
-                .timeout(Duration.ofSeconds(10))
                 .header("Idempotency-Key", idempotencyKey)
                 .header("Content-Type", "application/octet-stream")
                 .POST(BodyPublishers.ofByteArray(value == null ? new byte[0] : value))
                 .build();
         HttpResponse<byte[]> response;
+        // The timeout of a request would end with the headers of the response; this one includes the body.
+        CompletableFuture<HttpResponse<byte[]>> call = http.sendAsync(request, BodyHandlers.ofByteArray());
         try {
-            response = http.send(request, BodyHandlers.ofByteArray());
-        } catch (IOException error) {
-            throw new Failure("transient", "http.connect", "POST " + url + ": " + error, 0);
+            response = call.get(TIMEOUT, TimeUnit.SECONDS);
+        } catch (TimeoutException error) {
+            call.cancel(true);
+            String message = "POST " + url + ": no complete response within " + TIMEOUT + "s";
+            throw new Failure("transient", "http.timeout", message, 0);
+        } catch (ExecutionException error) {
+            throw new Failure("transient", "http.connect", "POST " + url + ": " + error.getCause(), 0);
         }
         int status = response.statusCode();
         if (status >= 200 && status < 300) {
@@ -155,8 +169,11 @@ public class ForeignWorker {
             origin.put("original-topic", record.topic());
             origin.put("original-partition", Integer.toString(record.partition()));
             origin.put("original-offset", Long.toString(record.offset()));
-            if (record.timestampType() != TimestampType.NO_TIMESTAMP_TYPE) {
-                origin.put("original-timestamp", text(record.timestamp()));
+            // Producers can write any time. One that has no text is omitted; -1 is none.
+            long timestamp = record.timestamp();
+            boolean hasTimestamp = record.timestampType() != TimestampType.NO_TIMESTAMP_TYPE && timestamp != -1;
+            if (hasTimestamp && timestamp >= EARLIEST && timestamp <= LATEST) {
+                origin.put("original-timestamp", text(timestamp));
             }
         }
 
@@ -176,7 +193,7 @@ public class ForeignWorker {
             named.put("original-partition", checked(reserved, "original-partition", text -> number(text) < 1L << 31));
             named.put("original-offset", checked(reserved, "original-offset", text -> number(text) >= 0));
             if (reserved.containsKey("original-timestamp")) {
-                named.put("original-timestamp", checked(reserved, "original-timestamp", text -> millis(text) != 0));
+                named.put("original-timestamp", checked(reserved, "original-timestamp", text -> millis(text) <= LATEST));
             }
             origin = named;
             failed = (int) number(checked(reserved, "retry-count", text -> number(text) <= 100_000));
@@ -256,22 +273,35 @@ public class ForeignWorker {
             return new ProducerRecord<>(topic, null, record.key(), value, headers);
         }
 
-        /** What to write instead of an output that is too large for its topic. */
-        ProducerRecord<byte[], byte[]> tooLarge(ProducerRecord<byte[], byte[]> refused) {
+        /** What to write instead of an output that its topic refuses. */
+        ProducerRecord<byte[], byte[]> replacement(ProducerRecord<byte[], byte[]> refused, Exception reason) {
+            String topic = "topic `" + refused.topic() + "` refuses ";
             if (!refused.topic().equals(dead)) {
-                String message = "topic `" + refused.topic() + "` refuses the record: its max.message.bytes is lower";
-                return route(new Failure("permanent", "output.too-large", message, 0));
+                return route(reason instanceof RecordTooLargeException
+                        ? new Failure("permanent", "output.too-large",
+                                topic + "the record: its max.message.bytes is lower", 0)
+                        : new Failure("permanent", "output.refused", topic + "the record as invalid", 0));
             }
-            boolean hasValue = refused.value() != null;
             List<Header> headers = new ArrayList<>();
+            List<Header> reserved = new ArrayList<>();
             for (Header header : refused.headers()) {
-                if (!header.key().equals("payload-omitted") && (hasValue || RESERVED.contains(header.key()))) {
+                if (!header.key().equals("payload-omitted")) {
                     headers.add(header);
+                    if (RESERVED.contains(header.key())) {
+                        reserved.add(header);
+                    }
                 }
             }
-            String omitted = hasValue ? "value" : "key, value, headers";
-            headers.add(new RecordHeader("payload-omitted", omitted.getBytes(StandardCharsets.UTF_8)));
-            return new ProducerRecord<>(dead, null, hasValue ? refused.key() : null, null, headers);
+            if (refused.value() != null) {
+                headers.add(new RecordHeader("payload-omitted", "value".getBytes(StandardCharsets.UTF_8)));
+                return new ProducerRecord<>(dead, null, refused.key(), null, headers);
+            }
+            if (refused.key() == null && reserved.equals(headers)) {
+                // The record must not be lost. Only a change of the topic helps.
+                throw new IllegalStateException(topic + "every dead letter, even without key, value and headers");
+            }
+            reserved.add(new RecordHeader("payload-omitted", "key, value, headers".getBytes(StandardCharsets.UTF_8)));
+            return new ProducerRecord<>(dead, null, (byte[]) null, null, reserved);
         }
     }
 
@@ -402,34 +432,33 @@ public class ForeignWorker {
                     outputs.add(output.get());
                 }
                 // No transaction is open while records are processed.
-                List<Integer> refused = write(producer, outputs, offsets, group, false);
+                Map<Integer, Exception> refused = write(producer, outputs, offsets, group, false);
                 while (!refused.isEmpty()) {
                     // A broker refuses batches as a whole: find out which records it refuses.
                     refused = write(producer, outputs, offsets, group, true);
-                    for (int index : refused) {
-                        outputs.set(index, attempts.get(index).tooLarge(outputs.get(index)));
-                    }
+                    refused.forEach((index, reason) ->
+                            outputs.set(index, attempts.get(index).replacement(outputs.get(index), reason)));
                 }
             }
         }
     }
 
-    /** Writes outputs and offsets in one transaction. Returns the indexes of records that are too large, if any. */
-    static List<Integer> write(
+    /** Writes outputs and offsets in one transaction. Returns why topics refuse outputs, by index, if they do. */
+    static Map<Integer, Exception> write(
             KafkaProducer<byte[], byte[]> producer,
             List<ProducerRecord<byte[], byte[]>> outputs,
             Map<TopicPartition, OffsetAndMetadata> offsets,
             ConsumerGroupMetadata group,
             boolean oneByOne) {
-        List<Integer> refused = Collections.synchronizedList(new ArrayList<>());
+        Map<Integer, Exception> refused = new ConcurrentHashMap<>();
         KafkaException problem = null;
         producer.beginTransaction();
         try {
             for (int i = 0; i < outputs.size(); i++) {
                 int index = i;
                 producer.send(outputs.get(index), (metadata, error) -> {
-                    if (error instanceof RecordTooLargeException) {
-                        refused.add(index);
+                    if (error instanceof RecordTooLargeException || error instanceof InvalidRecordException) {
+                        refused.put(index, error);
                     }
                 });
                 if (oneByOne) {

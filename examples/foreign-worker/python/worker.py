@@ -5,19 +5,20 @@
 `handle` is the work itself: replace it by your own. The rest turns its results and failures into the records of the
 protocol, and writes them in one transaction with the offsets of the records that it has processed.
 
-If a transaction fails, except for the size of a record, the program ends. Let a supervisor start it again: it then
-continues after the last complete transaction.
+If a transaction fails, except because a topic refuses a record, the program ends. Let a supervisor start it again: it
+then continues after the last complete transaction.
 """
 
 import base64
 import http.client
 import re
+import socket
 import sys
+import threading
 import time
-import urllib.error
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
+from urllib.parse import urlsplit
 
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
@@ -30,8 +31,15 @@ TIERS = {name: int(number) * UNITS[unit] for name in TIER_NAMES for number, unit
 
 MAX_BATCH = 200  # records per transaction
 CONCURRENCY = 16
+TIMEOUT = 10  # of a call, in seconds
+MAX_RESPONSE = 1_048_576  # in bytes
 MAX_RETRY_AFTER = 3_600  # in seconds
 CLOCK_SKEW_MS = 300_000  # by how much the clock of the retry tier can be ahead
+
+# The times that `original-timestamp` can name: from the year 1 to 9999-12-30T22:00:00.000Z.
+EARLIEST, LATEST = -62_135_596_800_000, 253_402_207_200_000
+# By which a topic refuses a record: for its size, and as invalid, for example a compacted topic a record without a key.
+TOO_LARGE, INVALID = KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD
 
 RESERVED = {
     "process-after", "retry-count", "return-topic", "pipeline", "payload-omitted",
@@ -52,20 +60,53 @@ class Failure(Exception):
 def handle(value, idempotency_key):
     """Returns the value of the result, or raises a Failure. It can run more than once, always with the same key."""
     headers = {"Idempotency-Key": idempotency_key, "Content-Type": "application/octet-stream"}
+    deadline = time.monotonic() + TIMEOUT
     try:
-        request = urllib.request.Request(URL, data=value or b"", headers=headers)
-        with urllib.request.urlopen(request, timeout=10) as response:
-            return response.read()
-    except urllib.error.HTTPError as error:
-        code, message = f"http.{error.code}", f"POST {URL} answered {error.code}"
-        asked = error.headers.get("Retry-After", "")
-        retry_after = min(int(asked), MAX_RETRY_AFTER) if re.fullmatch("[0-9]{1,9}", asked) else 0
-        if error.code == 429 or (error.code == 503 and retry_after > 0):
-            raise Failure("throttled", code, message, retry_after or None)
-        is_transient = error.code in (408, 425) or (error.code >= 500 and error.code not in (501, 505))
-        raise Failure("transient" if is_transient else "permanent", code, message)
+        status, asked, body = post(value or b"", headers)
     except (OSError, http.client.HTTPException) as error:
-        raise Failure("transient", "http.connect", f"POST {URL}: {error}")
+        if time.monotonic() < deadline:
+            raise Failure("transient", "http.connect", f"POST {URL}: {error}")
+    # The end of the connection can look like the end of the response.
+    if time.monotonic() >= deadline:
+        raise Failure("transient", "http.timeout", f"POST {URL}: no complete response within {TIMEOUT}s")
+    if 200 <= status < 300:
+        if len(body) > MAX_RESPONSE:
+            raise Failure("permanent", "http.response-too-large", f"POST {URL}: more than {MAX_RESPONSE} bytes")
+        return body
+    code, message = f"http.{status}", f"POST {URL} answered {status}"
+    retry_after = min(int(asked), MAX_RETRY_AFTER) if re.fullmatch("[0-9]{1,9}", asked) else 0
+    if status == 429 or (status == 503 and retry_after > 0):
+        raise Failure("throttled", code, message, retry_after or None)
+    is_transient = status in (408, 425) or (status >= 500 and status not in (501, 505))
+    raise Failure("transient" if is_transient else "permanent", code, message)
+
+
+def post(body, headers):
+    """Calls the endpoint. Returns the status, Retry-After and the body of the response. Follows no redirect."""
+    url = urlsplit(URL)
+    scheme = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
+    connection = scheme(url.hostname, url.port, timeout=TIMEOUT)
+    connection.connect()
+    # The timeout of the connection begins again with each byte, this one does not.
+    timer = threading.Timer(TIMEOUT, disconnect, [connection.sock])
+    timer.start()
+    try:
+        connection.request("POST", (url.path or "/") + (f"?{url.query}" if url.query else ""), body, headers)
+        response = connection.getresponse()
+        read = response.read(MAX_RESPONSE + 1)
+        if response.length and len(read) <= MAX_RESPONSE:  # the client does not report it
+            raise http.client.IncompleteRead(read, response.length)
+        return response.status, response.getheader("Retry-After", ""), read
+    finally:
+        timer.cancel()
+        connection.close()
+
+
+def disconnect(connected):
+    try:
+        socket.socket.shutdown(connected, socket.SHUT_RDWR)  # also of TLS, without its own shutdown
+    except OSError:
+        pass  # the other side was faster
 
 
 class Attempt:
@@ -83,7 +124,8 @@ class Attempt:
             "original-offset": str(record.offset()),
         }
         kind, timestamp = record.timestamp()
-        if kind != TIMESTAMP_NOT_AVAILABLE:
+        # Producers can write any time. One that has no text is omitted; -1 is none.
+        if kind != TIMESTAMP_NOT_AVAILABLE and timestamp != -1 and EARLIEST <= timestamp <= LATEST:
             self.origin["original-timestamp"] = to_text(timestamp)
 
     def read_retry(self):
@@ -150,16 +192,22 @@ class Attempt:
         headers += [(name, header.encode()) for name, header in ours.items()]
         return {"topic": topic, "key": self.record.key(), "value": value, "headers": headers}
 
-    def too_large(self, refused):
-        """What to write instead of an output that is too large for its topic."""
-        headers = [(name, value) for name, value in refused["headers"] if name != "payload-omitted"]
-        if refused["topic"] != DEAD:
-            message = f"topic `{refused['topic']}` refuses the record: its max.message.bytes is lower"
+    def replacement(self, refused, reason):
+        """What to write instead of an output that its topic refuses."""
+        topic = refused["topic"]
+        if topic != DEAD and reason == TOO_LARGE:
+            message = f"topic `{topic}` refuses the record: its max.message.bytes is lower"
             return self.route(Failure("permanent", "output.too-large", message))
+        if topic != DEAD:
+            return self.route(Failure("permanent", "output.refused", f"topic `{topic}` refuses the record as invalid"))
+        headers = [(name, value) for name, value in refused["headers"] if name != "payload-omitted"]
         if refused["value"] is not None:
             return {**refused, "value": None, "headers": headers + [("payload-omitted", b"value")]}
-        headers = [(name, value) for name, value in headers if name in RESERVED]
-        return {**refused, "key": None, "headers": headers + [("payload-omitted", b"key, value, headers")]}
+        reserved = [(name, value) for name, value in headers if name in RESERVED]
+        if refused["key"] is None and reserved == headers:
+            # The record must not be lost. Only a change of the topic helps.
+            sys.exit(f"topic `{DEAD}` refuses every dead letter, even without key, value and headers")
+        return {**refused, "key": None, "headers": reserved + [("payload-omitted", b"key, value, headers")]}
 
 
 def now():
@@ -220,6 +268,7 @@ class Worker:
         self.consumer = Consumer({
             "bootstrap.servers": BROKERS,
             "group.id": f"redeliver-{PIPELINE}",  # the audit reads the offsets of this group
+            "partition.assignment.strategy": "range",  # keeps workers of Redeliver out of the group
             "group.instance.id": INSTANCE,  # after a restart, the process keeps its partitions
             "session.timeout.ms": 10_000,
             "isolation.level": "read_committed",
@@ -255,8 +304,8 @@ class Worker:
                 while refused:
                     # A broker refuses batches as a whole: find out which records it refuses.
                     refused = self.write(outputs, one_by_one=True)
-                    for index in refused:
-                        outputs[index] = attempts[index].too_large(outputs[index])
+                    for index, reason in refused.items():
+                        outputs[index] = attempts[index].replacement(outputs[index], reason)
                 self.batch.clear()
 
     def read_batch(self):
@@ -272,13 +321,13 @@ class Worker:
                 self.batch.append(record)
 
     def write(self, outputs, one_by_one):
-        """Writes outputs and offsets in one transaction. Returns the indexes of records that are too large, if any."""
-        refused = []
+        """Writes outputs and offsets in one transaction. Returns why topics refuse outputs, by index, if they do."""
+        refused = {}
 
         def delivered(index):
             def on_delivery(error, _record):
-                if error and error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
-                    refused.append(index)
+                if error and error.code() in (TOO_LARGE, INVALID):
+                    refused[index] = error.code()
 
             return on_delivery
 
@@ -286,11 +335,17 @@ class Worker:
         self.producer.begin_transaction()
         try:
             for index, output in enumerate(outputs):
-                self.producer.produce(**output, on_delivery=delivered(index))
+                try:
+                    self.producer.produce(**output, on_delivery=delivered(index))
+                except BufferError:  # the queue of the producer is full
+                    self.producer.flush()
+                    self.producer.produce(**output, on_delivery=delivered(index))
                 if one_by_one:
                     self.producer.flush()
         except KafkaException as error:  # a transaction takes no more records after one that is refused
             problem = error
+            if error.args[0].code() == TOO_LARGE:  # for `message.max.bytes` of the producer
+                refused[index] = TOO_LARGE
         self.producer.flush()
         if refused:
             self.producer.abort_transaction()
@@ -303,7 +358,7 @@ class Worker:
         positions = [TopicPartition(*partition, offset) for partition, offset in next_offsets.items()]
         self.producer.send_offsets_to_transaction(positions, self.group)
         self.producer.commit_transaction()
-        return []
+        return {}
 
 
 def has_completed_records(metadata):

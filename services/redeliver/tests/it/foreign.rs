@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -53,8 +54,6 @@ impl Language {
                 let mut command = Command::new(python(&file("python/requirements.txt")).unwrap());
                 command.arg(file("python/worker.py"));
                 command.env("PYTHONDONTWRITEBYTECODE", "1");
-                // The endpoint is on this machine.
-                command.env("no_proxy", "*");
                 command
             }
             Java => java(&file("java/ForeignWorker.java")).unwrap(),
@@ -165,6 +164,12 @@ fn golden(request: &Request) -> Reply {
         b"twice" if earlier < 2 => Reply::status(500),
         b"always" => Reply::status(503),
         b"refused" => Reply::status(422),
+        // A client that followed it would get a success.
+        b"moved" => {
+            let headers = vec![("location".to_owned(), "/elsewhere".to_owned())];
+            Reply::Status(302, headers, "moved".into())
+        }
+        b"endless" if earlier == 0 => Reply::Endless("the beginning".into()),
         b"busy" if earlier == 0 => Reply::status(429),
         b"later" if earlier == 0 => {
             let headers = vec![("retry-after".to_owned(), REQUESTED.as_secs().to_string())];
@@ -175,7 +180,9 @@ fn golden(request: &Request) -> Reply {
 }
 
 fn golden_records() -> Vec<Draft> {
-    let words = ["fine", "once", "twice", "always", "refused", "busy", "later"];
+    let words = [
+        "fine", "once", "twice", "always", "refused", "moved", "busy", "later",
+    ];
     let mut drafts: Vec<Draft> = Vec::new();
     for word in words {
         drafts.push(Draft::new(format!("key of {word}"), word));
@@ -212,6 +219,7 @@ fn golden_records() -> Vec<Draft> {
         value: None,
         headers: Headers::new(),
     });
+    drafts.push(Draft::new("endless", "endless"));
     // Larger than the output accepts; than the dead-letter topic accepts; and with headers that are.
     let large = |word: &str, size: usize| format!("{word} {}", "x".repeat(size));
     drafts.push(Draft::new("large", large("fine", 5_000)));
@@ -220,6 +228,43 @@ fn golden_records() -> Vec<Draft> {
     let headers = Draft::new("headers", "fine with large headers");
     drafts.push(headers.header("large", &[b'x'; 20_000]));
     drafts
+}
+
+/// Timestamps of which `original-timestamp` can name the third to the fifth. -1 is none.
+const TIMESTAMPS: [i64; 7] = [
+    -1,
+    -62_135_596_800_001,
+    -62_135_596_800_000,
+    0,
+    253_402_207_200_000,
+    253_402_207_200_001,
+    // Microseconds instead of milliseconds.
+    1_790_000_000_000_000,
+];
+
+/// Writes records that fail once, with [`TIMESTAMPS`].
+#[track_caller]
+fn produce_with_timestamps(pipe: &Pipe) -> Vec<Sent> {
+    let source = &pipe.pipeline.source;
+    let any = i64::MAX.to_string();
+    let config = [("message.timestamp.after.max.ms", &*any), ("retention.ms", "-1")];
+    raw::configure_topic(&brokers(), source, &config);
+    let produced = TIMESTAMPS.map(|timestamp| {
+        let value = format!("once at {timestamp}");
+        let at = Timestamp::from_millis(timestamp);
+        Sent {
+            position: Position {
+                topic: source.clone(),
+                partition: 0,
+                offset: raw::produce_at(&brokers(), source, at, value.as_bytes(), &[]),
+            },
+            draft: Draft {
+                value: Some(value.into()),
+                ..Draft::default()
+            },
+        }
+    });
+    produced.into()
 }
 
 /// Records of the due topic that no tier has released.
@@ -388,6 +433,7 @@ fn process(pipe: &Pipe) -> Vec<Sent> {
     let dead_letters = pipe.pipeline.dead_letter_topic();
     raw::configure_topic(&brokers(), &dead_letters, &[("max.message.bytes", "10000")]);
     let mut sent = pipe.produce(golden_records());
+    sent.extend(produce_with_timestamps(pipe));
     let of_source = sent.len();
     sent.extend(pipe.produce_to(&pipe.pipeline.due_topic(), forged()));
     let mut watch = pipe.watch();
@@ -407,7 +453,11 @@ fn writes_what_the_enricher_writes(language: Language) {
         theirs.retry_tier("a"),
         Foreign::start(language, &theirs, "a"),
     );
-    let (ours_sent, theirs_sent) = (process(&ours), process(&theirs));
+    let (ours_sent, theirs_sent) = thread::scope(|scope| {
+        let ours = scope.spawn(|| process(&ours));
+        let theirs = process(&theirs);
+        (ours.join().unwrap(), theirs)
+    });
     let (ours, theirs) = (written(&ours, &ours_sent), written(&theirs, &theirs_sent));
     let missing: Vec<_> = ours.keys().filter(|one| !theirs.contains_key(*one)).collect();
     let others: Vec<_> = theirs.keys().filter(|one| !ours.contains_key(*one)).collect();
@@ -415,11 +465,12 @@ fn writes_what_the_enricher_writes(language: Language) {
         missing.is_empty() && others.is_empty(),
         "only the enricher wrote {missing:#?}\nonly {language:?} wrote {others:#?}"
     );
-    // Messages are for humans. Those about the endpoint are the same, except that the enricher names the status.
+    // Messages are for humans. Those about a status are the same, except that the enricher names it.
     let mut compared = 0;
     for (one, message) in &ours {
+        let is_status = |code: &str| code.starts_with("http.") && code != "http.timeout";
         let is_code = |(name, value): &(String, Option<String>)| {
-            name == ERROR_CODE && value.as_deref().is_some_and(|code| code.starts_with("http."))
+            name == ERROR_CODE && value.as_deref().is_some_and(is_status)
         };
         if one.headers.iter().any(is_code) && !message.is_empty() {
             let theirs = &theirs[one];
@@ -470,7 +521,7 @@ fn until_writing(pipe: &Pipe) {
 
 fn is_killed_under_load(language: Language) {
     const KILLS: usize = 10;
-    let _permit = ChaosPermit::acquire();
+    let permit = ChaosPermit::acquire();
     let mut random = chaos_random("foreign-kill");
     let pipe = chaos_pipe(language, "kill", 1, Duration::from_millis(5));
     let _tier = pipe.retry_tier("a");
@@ -487,6 +538,7 @@ fn is_killed_under_load(language: Language) {
         }
         load.until_ended(100);
     });
+    drop(permit);
     settle(&pipe, &sent, &PLAN);
     waited_long_enough(&pipe);
     let audited = pipe.redeliver(&["audit"]);
@@ -505,7 +557,7 @@ fn a_java_worker_that_is_killed_under_load_writes_every_record_once() {
 
 /// One of two workers is frozen with records in hand for longer than its session. The other one takes over.
 fn is_frozen_under_load(language: Language) {
-    let _permit = ChaosPermit::acquire();
+    let permit = ChaosPermit::acquire();
     let pipe = chaos_pipe(language, "freeze", 4, Duration::from_millis(100));
     let _tier = pipe.retry_tier("a");
     let mut frozen = Foreign::start(language, &pipe, "a");
@@ -522,6 +574,7 @@ fn is_frozen_under_load(language: Language) {
         frozen.until_printed(HALF);
         load.until_ended(200);
     });
+    drop(permit);
     settle(&pipe, &sent, &PLAN);
     waited_long_enough(&pipe);
 }
@@ -595,6 +648,8 @@ fn takes_over_from_the_enricher(language: Language) {
             _ => Reply::ok(request.body.clone()),
         })
         .pipeline("http.timeout", "5m")
+        // A program can join the group once the session of a killed enricher has ended.
+        .set("kafka.session_timeout", "6s")
         .create();
     let drafts = |word: &str| -> Vec<Draft> {
         (0..EACH)
@@ -660,4 +715,54 @@ fn a_python_worker_rejects_header_names_that_are_not_utf_8() {
 #[test]
 fn a_java_worker_rejects_header_names_that_are_not_utf_8() {
     rejects_unreadable_headers(Java);
+}
+
+/// A compacted output refuses records without a key. The dead-letter topic refuses any record at first.
+fn ends_refused_records(language: Language) {
+    let pipe = PipeBuilder::new(&format!("foreign-refused-{}", language.name()))
+        .partitions(1)
+        .create();
+    let (output, dead_letters) = (
+        pipe.pipeline.output.clone().unwrap(),
+        pipe.pipeline.dead_letter_topic(),
+    );
+    raw::configure_topic(&brokers(), &output, &[("cleanup.policy", "compact")]);
+    raw::configure_topic(&brokers(), &dead_letters, &[("max.message.bytes", "100")]);
+    let value = |word: &str| Some(Bytes::from(word.to_owned()));
+    let keyless = Draft {
+        value: value("keyless"),
+        ..Draft::default()
+    };
+    let drafts = vec![Draft::new("key", "first"), keyless, Draft::new("key", "last")];
+    let sent = pipe.produce(drafts);
+    let mut worker = Foreign::spawn(language, &pipe, "a");
+    worker.until_printed("refuses every dead letter");
+    let status = worker.process.wait(DEADLINE);
+    assert_eq!(status.code(), Some(1), "{}", worker.process.output());
+
+    raw::configure_topic(&brokers(), &dead_letters, &[("max.message.bytes", "10000")]);
+    worker.start_again();
+    worker.until_alone();
+    let ends = pipe.settle(&sent, DEADLINE);
+    let codes = sent.iter().map(|sent| {
+        let end = ends.of(sent);
+        (end.value.clone(), text(end, ERROR_CODE).unwrap())
+    });
+    let refused = Some("output.refused".to_owned());
+    let expected = [
+        (value("first"), None),
+        (value("keyless"), refused),
+        (value("last"), None),
+    ];
+    assert_eq!(codes.collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn a_python_worker_replaces_records_that_a_topic_refuses_as_invalid() {
+    ends_refused_records(Python);
+}
+
+#[test]
+fn a_java_worker_replaces_records_that_a_topic_refuses_as_invalid() {
+    ends_refused_records(Java);
 }

@@ -1,12 +1,12 @@
 //! Requests to the broker that our own client cannot send: creating a topic with any configuration, changing the
-//! configuration of a topic, and a record with header names that are not UTF-8. Versions and layouts follow
+//! configuration of a topic, and a record with any timestamp or with header names that are not UTF-8. Versions and layouts follow
 //! <https://kafka.apache.org/protocol>. The broker must be the only one, so that it leads every partition.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use redeliver_core::{Clock as _, SystemClock};
+use redeliver_core::{Clock as _, SystemClock, Timestamp};
 
 const PRODUCE: (i16, i16) = (0, 3);
 const CREATE_TOPICS: (i16, i16) = (19, 2);
@@ -57,7 +57,19 @@ pub(crate) fn configure_topic(brokers: &str, topic: &str, config: &[(&str, &str)
 /// Writes one record with these headers to partition 0, and returns its offset.
 #[track_caller]
 pub(crate) fn produce(brokers: &str, topic: &str, value: &[u8], headers: &[(&[u8], &[u8])]) -> i64 {
-    let batch = batch(value, headers);
+    produce_at(brokers, topic, SystemClock.now(), value, headers)
+}
+
+/// As [`produce`], with any timestamp.
+#[track_caller]
+pub(crate) fn produce_at(
+    brokers: &str,
+    topic: &str,
+    timestamp: Timestamp,
+    value: &[u8],
+    headers: &[(&[u8], &[u8])],
+) -> i64 {
+    let batch = batch(timestamp, value, headers);
     let mut body = Vec::new();
     body.extend((-1_i16).to_be_bytes());
     body.extend((-1_i16).to_be_bytes());
@@ -97,7 +109,7 @@ fn call(brokers: &str, (api, version): (i16, i16), body: &[u8]) -> Vec<u8> {
 }
 
 /// A record batch of format 2 with one record without a key.
-fn batch(value: &[u8], headers: &[(&[u8], &[u8])]) -> Vec<u8> {
+fn batch(timestamp: Timestamp, value: &[u8], headers: &[(&[u8], &[u8])]) -> Vec<u8> {
     let mut record = vec![0, 0, 0];
     varint(&mut record, -1);
     bytes(&mut record, value);
@@ -106,11 +118,11 @@ fn batch(value: &[u8], headers: &[(&[u8], &[u8])]) -> Vec<u8> {
         bytes(&mut record, name);
         bytes(&mut record, value);
     }
-    let now = SystemClock.now().as_millis();
+    let timestamp = timestamp.as_millis();
     let mut checked = Vec::new();
     checked.extend([0_u8; 2 + 4]);
-    checked.extend(now.to_be_bytes());
-    checked.extend(now.to_be_bytes());
+    checked.extend(timestamp.to_be_bytes());
+    checked.extend(timestamp.to_be_bytes());
     checked.extend((-1_i64).to_be_bytes());
     checked.extend((-1_i16).to_be_bytes());
     checked.extend((-1_i32).to_be_bytes());
