@@ -48,6 +48,8 @@ struct Queue {
     group: String,
     /// Its records wait until they are due.
     is_tier: bool,
+    /// It is no longer part of the configuration. An operator deletes it once it is empty.
+    is_leftover: bool,
 }
 
 /// What keeps a process from being idle.
@@ -103,6 +105,9 @@ fn left(queues: &[Queue], seen: &BTreeMap<Arc<str>, Seen>, until: Timestamp) -> 
     let mut is_all = true;
     for queue in queues {
         let Some(seen) = seen.get(&queue.topic) else {
+            if queue.is_leftover {
+                continue;
+            }
             return Verdict::Left(Left::MissingTopic(queue.topic.clone()));
         };
         let is_due = |due: &Option<Timestamp>| due.is_none_or(|due| due <= until);
@@ -135,11 +140,13 @@ fn queues(
         topic,
         group: group.clone(),
         is_tier: false,
+        is_leftover: false,
     });
     let tiers = pipeline.policy.tiers().iter().map(|&tier| Queue {
         topic: pipeline.tier_topic(tier),
         group: retry_tier_group(&kafka.id_prefix, tier),
         is_tier: true,
+        is_leftover: false,
     });
     let own = leftovers
         .iter()
@@ -148,6 +155,7 @@ fn queues(
         topic: leftover.topic.clone(),
         group: leftover.group(&kafka.id_prefix),
         is_tier: true,
+        is_leftover: true,
     });
     read.chain(tiers).chain(leftovers).collect()
 }
@@ -311,6 +319,7 @@ mod tests {
             topic: topic.into(),
             group: "g".to_owned(),
             is_tier: topic.contains("tier"),
+            is_leftover: false,
         }
     }
 
@@ -383,5 +392,14 @@ mod tests {
             verdict(&seen),
             Verdict::Left(Left::MissingTopic("docs-due".into()))
         );
+    }
+
+    #[test]
+    fn a_leftover_tier_that_was_deleted_is_empty() {
+        let leftover = Queue {
+            is_leftover: true,
+            ..queue("docs-tier")
+        };
+        assert_eq!(left(&[leftover], &BTreeMap::new(), NOW), Verdict::Nothing);
     }
 }
