@@ -47,7 +47,7 @@ use futures::future::BoxFuture;
 use redeliver_core::classification::Classification;
 use redeliver_core::failure::FailureScope;
 use redeliver_core::outcome::Produced;
-use redeliver_core::{Clock, ErrorClass, Failure, Headers, HumanDuration, Outcome};
+use redeliver_core::{Clock, ErrorClass, Failure, Headers, HumanDuration, Outcome, mutant};
 use redeliver_runtime::config::BatchValues;
 use redeliver_service::Host;
 use redeliver_worker::Attempt;
@@ -247,7 +247,8 @@ impl Batches {
             return Err(Failure::permanent(INVALID_REQUEST, problem).with_scope(FailureScope::NotCalled));
         }
         let (item, bytes) = (attempt.clone(), value.map_or(0, <[u8]>::len));
-        match attempt.failed_attempts > 0 || attempt.is_repeated {
+        let has_failed = attempt.failed_attempts > 0 || attempt.is_repeated;
+        match has_failed && !mutant!("batch-repeats-failed-records-together") {
             true => self.batcher.process_alone(item).await,
             false => self.batcher.process(item, bytes).await,
         }

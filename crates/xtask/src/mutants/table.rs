@@ -66,6 +66,7 @@ const fn mutant(name: &'static str, defect: &'static str, caught_by: &'static [T
 const CORE: &str = "crates/core";
 const KAFKA: &str = "crates/kafka";
 const WORKER: &str = "crates/worker";
+const ENRICHER: &str = "services/enricher";
 const RELAY: &str = "services/retry-tier";
 const SCHEDULER: &str = "services/scheduler";
 
@@ -299,6 +300,22 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &[unit(
             WORKER,
             "breaker::tests::an_attempt_that_started_before_the_breaker_opened_and_fails_after_it_has_closed_does_not_count",
+        )],
+    ),
+    mutant(
+        "batch-results-by-place",
+        "The results of a batch call are those of the records at the same place, not of those with the same id.",
+        &[unit(
+            ENRICHER,
+            "http::tests::batches::records_share_a_call_and_each_has_its_own_result",
+        )],
+    ),
+    mutant(
+        "batch-repeats-failed-records-together",
+        "Records that failed are in batch calls again. One that makes whole calls fail uses up all attempts of the others.",
+        &[unit(
+            ENRICHER,
+            "http::tests::batches::a_record_that_has_failed_before_is_called_alone",
         )],
     ),
     mutant(
