@@ -60,6 +60,8 @@ pub struct Request {
 pub enum Reply {
     /// A response: status, headers, body.
     Status(u16, Vec<(String, String)>, Bytes),
+    /// 200 with this body, whose length the response does not announce.
+    Streamed(Bytes),
     /// 200 with the beginning of a body whose end never comes.
     Endless(Bytes),
     /// Nothing, for as long as the client waits.
@@ -393,8 +395,11 @@ async fn respond(
     let mut reply = shared.reply(&request);
     loop {
         match reply {
-            Reply::Status(status, headers, body) => return response(status, &headers, ReplyBody::all(body)),
-            Reply::Endless(beginning) => return response(200, &[], ReplyBody::endless(beginning)),
+            Reply::Status(status, headers, body) => {
+                return response(status, &headers, ReplyBody::new(body, End::Announced));
+            }
+            Reply::Streamed(body) => return response(200, &[], ReplyBody::new(body, End::Unannounced)),
+            Reply::Endless(beginning) => return response(200, &[], ReplyBody::new(beginning, End::Never)),
             Reply::Hang => std::future::pending().await,
             Reply::Close => return Err(io::Error::other("hanging up, as told")),
             Reply::Delay(pause, later) => {
@@ -408,21 +413,22 @@ async fn respond(
 /// The body of a response.
 struct ReplyBody {
     rest: Option<Bytes>,
-    ends: bool,
+    end: End,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// The length is known from the beginning.
+    Announced,
+    Unannounced,
+    Never,
 }
 
 impl ReplyBody {
-    fn all(body: Bytes) -> Self {
+    fn new(body: Bytes, end: End) -> Self {
         Self {
             rest: Some(body).filter(|body| !body.is_empty()),
-            ends: true,
-        }
-    }
-
-    fn endless(beginning: Bytes) -> Self {
-        Self {
-            rest: Some(beginning),
-            ends: false,
+            end,
         }
     }
 }
@@ -437,17 +443,17 @@ impl Body for ReplyBody {
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         match self.rest.take() {
             Some(data) => Poll::Ready(Some(Ok(Frame::data(data)))),
-            None if self.ends => Poll::Ready(None),
-            None => Poll::Pending,
+            None if self.end == End::Never => Poll::Pending,
+            None => Poll::Ready(None),
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.ends && self.rest.is_none()
+        self.end == End::Announced && self.rest.is_none()
     }
 
     fn size_hint(&self) -> SizeHint {
-        if self.ends {
+        if self.end == End::Announced {
             SizeHint::with_exact(self.rest.as_ref().map_or(0, |rest| rest.len() as u64))
         } else {
             SizeHint::default()

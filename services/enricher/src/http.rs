@@ -44,6 +44,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
+use http_body_util::BodyExt as _;
+use hyper::body::Body as _;
 use redeliver_core::classification::Classification;
 use redeliver_core::failure::FailureScope;
 use redeliver_core::outcome::Produced;
@@ -52,7 +54,7 @@ use redeliver_runtime::config::BatchValues;
 use redeliver_service::Host;
 use redeliver_worker::Attempt;
 use reqwest::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderValue};
-use reqwest::{Client, Method, Request, Response, StatusCode, Url};
+use reqwest::{Client, Method, Request, Response, StatusCode, Url, Version};
 use tokio::time::{Instant, timeout, timeout_at};
 use tower::Service;
 
@@ -461,31 +463,38 @@ impl Endpoint {
 
     /// Reads the body of a successful response. If it is discarded, a body that is too large is no failure, and the
     /// rest of it is not read.
-    async fn read_body(&self, mut response: Response) -> Result<Bytes, CallFailure> {
+    async fn read_body(&self, response: Response) -> Result<Bytes, CallFailure> {
         let is_kept = self.needs_body;
         let limit = self.max_response_bytes;
+        let is_http2 = response.version() == Version::HTTP_2;
         let announced = response
             .content_length()
-            .map_or(0, |length| usize::try_from(length).unwrap_or(usize::MAX));
-        if is_kept && announced > limit {
+            .map(|length| usize::try_from(length).unwrap_or(usize::MAX));
+        if is_kept && announced.is_some_and(|announced| announced > limit) {
             return Err(self.too_large());
         }
+        let mut rest = reqwest::Body::from(response);
         let (mut body, mut length) = (Vec::new(), 0_usize);
-        loop {
-            let chunk = match response.chunk().await {
-                Ok(Some(chunk)) => chunk,
-                Ok(None) => return Ok(body.into()),
-                Err(error) => return Err(self.call_error(&error)),
-            };
+        while let Some(frame) = rest.frame().await {
+            let frame = frame.map_err(|error| self.call_error(&error))?;
+            let Ok(chunk) = frame.into_data() else { continue };
             length = length.saturating_add(chunk.len());
             match (is_kept, length > limit) {
                 (true, true) => return Err(self.too_large()),
-                (true, false) if chunk.len() == announced => return Ok(chunk),
+                // The whole body, which needs no copy.
+                (true, false) if announced == Some(chunk.len()) => return Ok(chunk),
                 (true, false) => body.extend_from_slice(&chunk),
                 (false, true) => return Ok(Bytes::new()),
                 (false, false) => {}
             }
         }
+        // A server or a proxy can end a stream of HTTP/2 in the middle of a body as if it were complete (RST_STREAM with
+        // NO_ERROR).
+        let is_cut_off = is_http2 && !rest.is_end_stream();
+        if is_cut_off || announced.is_some_and(|announced| announced != length) {
+            return Err(self.closed("the response ends too early"));
+        }
+        Ok(body.into())
     }
 
     fn error_status(
@@ -549,11 +558,7 @@ impl Endpoint {
                 format!("{self}: the connection timed out: {cause}"),
                 Repetition::Useless,
             ),
-            CallError::Closed => {
-                let message =
-                    format!("{self}: the connection was closed before the response was complete: {cause}");
-                ("http.closed", message, Repetition::Soon)
-            }
+            CallError::Closed => return self.closed(&cause),
             CallError::InvalidResponse => (
                 INVALID_RESPONSE,
                 format!("{self}: the response is not HTTP: {cause}"),
@@ -571,6 +576,14 @@ impl Endpoint {
         CallFailure {
             failure: Failure::transient(code, message).with_scope(FailureScope::Endpoint),
             repetition,
+        }
+    }
+
+    fn closed(&self, cause: &str) -> CallFailure {
+        let message = format!("{self}: the connection was closed before the response was complete: {cause}");
+        CallFailure {
+            failure: Failure::transient("http.closed", message).with_scope(FailureScope::Endpoint),
+            repetition: Repetition::Soon,
         }
     }
 

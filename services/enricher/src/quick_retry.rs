@@ -33,8 +33,13 @@ pub struct QuickRetry {
 /// A budget of `share` retries per call, from 0 to 5. At least 10 retries per second are possible.
 #[must_use]
 pub fn retry_budget(share: f64) -> Arc<TpsBudget> {
+    // The budget takes a whole number of calls for each retry, or of retries for each call, and rounds to more retries.
+    let share = match share.clamp(0.0, 5.0) {
+        share if share > 0.0 && share < 1.0 => 1.0 / ((1.0 / share).ceil() + 0.001),
+        share => share,
+    };
     #[expect(clippy::cast_possible_truncation, reason = "the precision does not matter")]
-    let share = share.clamp(0.0, 5.0) as f32;
+    let share = share as f32;
     Arc::new(TpsBudget::new(WINDOW, MIN_PER_SECOND, share))
 }
 

@@ -30,9 +30,10 @@ pub struct ConnectionsConfig {
 #[serde(rename_all = "snake_case")]
 pub enum HttpVersion {
     /// HTTP/2 if the endpoint offers it when a TLS connection is established, otherwise HTTP/1.1.
-    #[default]
     Auto,
-    /// HTTP/1.1.
+    /// HTTP/1.1. The default, because each call in progress has a connection of its own: they are not limited by the number of
+    /// streams that the endpoint permits, and a load balancer can distribute them.
+    #[default]
     Http1,
     /// HTTP/2, without TLS too.
     Http2,

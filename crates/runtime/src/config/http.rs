@@ -10,7 +10,7 @@ use redeliver_core::classification::{Classification, Verdict};
 use serde::{Deserialize, Serialize};
 
 use super::batch::BatchConfig;
-use super::connections::ConnectionsConfig;
+use super::connections::{ConnectionsConfig, HttpVersion};
 use super::display_from_str;
 use super::error::Findings;
 use super::http_request::{endpoint_url, header_name, header_value, request_method};
@@ -217,6 +217,18 @@ impl HttpConfig {
             if let Err(problem) = header_name(name).and_then(|_| header_value(value)) {
                 findings.inside("headers", |at| at.report(name, problem));
             }
+        }
+        let names = self.headers.iter().map(|(name, _)| name);
+        let mut names = names.chain(self.header_files.keys().map(String::as_str));
+        if self.connections.version != HttpVersion::Http1
+            && names.any(|name| name.eq_ignore_ascii_case("host"))
+        {
+            findings.inside("connections", |at| {
+                at.report(
+                    "version",
+                    "must be http1, because the header `host` is configured",
+                );
+            });
         }
         for name in self.header_files.keys() {
             if let Err(problem) = header_name(name) {

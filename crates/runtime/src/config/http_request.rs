@@ -76,10 +76,14 @@ pub(super) fn proxy_choice(text: &str) -> Result<ProxyChoice, String> {
         .parse()
         .map_err(|error| format!("is not a URL ({error}): {valid}"))?;
     let is_http = ["http", "https"].contains(&url.scheme()) && text.contains("://");
-    match is_http {
-        true => Ok(ProxyChoice::Url(url)),
-        false => Err(format!("is not the URL of an HTTP proxy: {valid}")),
+    if !is_http {
+        return Err(format!("is not the URL of an HTTP proxy: {valid}"));
     }
+    // Only passwords are kept out of logs.
+    if !url.username().is_empty() && url.password().is_none() {
+        return Err("has a user name without a password: write http://USER:PASSWORD@HOST:PORT".to_owned());
+    }
+    Ok(ProxyChoice::Url(url))
 }
 
 /// Parses the URL of an issuer. What is exchanged with it must be neither read nor changed on its way, so only loopback
@@ -175,7 +179,7 @@ mod tests {
         assert_eq!(proxy_choice("none"), Ok(ProxyChoice::Direct));
         let proxy = proxy_choice("http://me:hunter2@proxy:3128").unwrap();
         assert_eq!(format!("{proxy:?}"), "Url(http://me:redacted@proxy:3128/)");
-        for invalid in ["", "proxy:3128", "socks5://proxy", "None"] {
+        for invalid in ["", "proxy:3128", "socks5://proxy", "None", "http://token@proxy"] {
             assert!(proxy_choice(invalid).is_err(), "{invalid}");
         }
     }

@@ -642,6 +642,10 @@ fn requests_that_cannot_be_sent_are_rejected() {
             "connections.max_age: 999ms is out of range: must be between 1s and 1d",
         ),
         (
+            "url: 'http://h', headers: { Host: a }, connections: { version: auto }",
+            "connections.version: must be http1, because the header `host` is configured",
+        ),
+        (
             "url: 'http://h', connections: { idle_timeout: 2d }",
             "connections.idle_timeout: 2d is out of range: must be between 1ms and 1d",
         ),

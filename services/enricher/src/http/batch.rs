@@ -6,7 +6,7 @@
 //! ```
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -102,7 +102,13 @@ pub(super) fn check(value: Option<&[u8]>, values: BatchValues) -> Result<(), &'s
 pub(super) fn body(attempts: &[Attempt], values: BatchValues) -> Result<Bytes, serde_json::Error> {
     let text = |value: Option<HeaderValue>| Some(value?.to_str().ok()?.to_owned());
     let mut records = Vec::with_capacity(attempts.len());
+    let mut ids = HashSet::with_capacity(attempts.len());
     for attempt in attempts {
+        let id = attempt.origin.id();
+        // A partition that moves between lanes is read again while the former attempts are still in progress.
+        if !ids.insert(id.clone()) {
+            continue;
+        }
         let value = match (attempt.record.value.as_deref(), values) {
             (None, _) => None,
             (Some(value), BatchValues::Json) => Some(Value::Json(serde_json::from_slice(value)?)),
@@ -110,7 +116,7 @@ pub(super) fn body(attempts: &[Attempt], values: BatchValues) -> Result<Bytes, s
         };
         let (traceparent, tracestate) = request::trace(attempt);
         records.push(RequestRecord {
-            id: attempt.origin.id(),
+            id,
             value,
             content_type: text(request::content_type(&attempt.record.headers)),
             traceparent: text(traceparent),
@@ -148,10 +154,26 @@ pub(super) fn results<'a>(
             return Err("has two results with the same id".to_owned());
         }
     }
-    let of_records: Vec<_> = origins.map(|origin| by_id.remove(origin.id().as_str())).collect();
-    match by_id.is_empty() {
+    let mut known = HashSet::with_capacity(by_id.len());
+    let of_records: Vec<_> = origins
+        .map(|origin| {
+            let id = origin.id();
+            let result = by_id.get(id.as_str()).cloned();
+            known.insert(id);
+            result
+        })
+        .collect();
+    match by_id.keys().all(|id| known.contains(&**id)) {
         true => Ok(of_records),
         false => Err("has a result whose id is not that of a record of the request".to_owned()),
+    }
+}
+
+/// A part of the response. A small one must not keep the whole response in memory.
+fn part(body: &Bytes, part: &[u8]) -> Bytes {
+    match part.len() > body.len() / 2 {
+        true => body.slice_ref(part),
+        false => Bytes::copy_from_slice(part),
     }
 }
 
@@ -169,7 +191,8 @@ fn parse(
     }
     let value = match (result.value, values) {
         (None, _) => Bytes::new(),
-        (Some(json), BatchValues::Json) => body.slice_ref(json.get().as_bytes()),
+        (Some(json), BatchValues::Json) => part(body, json.get().as_bytes()),
+        (Some(json), BatchValues::Base64) if json.get() == "null" => Bytes::new(),
         (Some(json), BatchValues::Base64) => {
             let text: Option<Cow<'_, str>> = serde_json::from_str(json.get()).unwrap_or_default();
             let bytes = text.and_then(|text| STANDARD.decode(&*text).ok());

@@ -89,7 +89,7 @@ impl<T: Send + 'static, R: Clone + Send + Sync + 'static> Batcher<T, R> {
             if is_fitting {
                 open.bytes += bytes;
                 let place = open.items.add(item);
-                if place + 1 >= limits.items {
+                if place + 1 >= limits.items || open.bytes >= limits.bytes {
                     open.items.is_full.notify_one();
                     *slot = None;
                 }

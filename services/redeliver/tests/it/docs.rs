@@ -14,11 +14,11 @@ const OPERATIONS: &str = include_str!("../../../../docs/operations.md");
 /// In the description of a metric of which the tests in `tokens` take care.
 const ONLY_WITH_LOGIN: &str = "only with `kafka.login`";
 
-/// The metrics of the table with their labels, for a Kafka without a login.
+/// The metrics of the section with their labels, for a Kafka without a login.
 fn documented() -> BTreeMap<String, BTreeSet<String>> {
-    let table = OPERATIONS.split("## Metrics").nth(1).unwrap();
-    let rows = table.lines().skip_while(|line| !line.starts_with("| `"));
-    let rows = rows.take_while(|line| line.starts_with("| `"));
+    let from = OPERATIONS.split_once("\n## Metrics\n").unwrap().1;
+    let section = from.split("\n## ").next().unwrap();
+    let rows = section.lines().filter(|line| line.starts_with("| `"));
     let row = |line: &'static str| {
         let mut cells = line.trim_matches('|').split('|');
         let (names, labels) = (cells.next().unwrap(), cells.next().unwrap());

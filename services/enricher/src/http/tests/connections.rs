@@ -72,6 +72,19 @@ async fn concurrent_calls_share_a_connection_with_http2() {
 }
 
 #[tokio::test]
+async fn a_body_whose_length_is_not_announced_is_complete() {
+    let endpoint = FakeEndpoint::start(|_| Reply::Streamed("the whole body".into()));
+    for version in [HttpVersion::Http1, HttpVersion::Http2] {
+        let settings = with(endpoint.url(), |connections| connections.version = version);
+        assert_eq!(
+            value(&call(settings).await.unwrap()),
+            b"the whole body",
+            "{version:?}"
+        );
+    }
+}
+
+#[tokio::test]
 async fn an_http2_stream_that_is_reset_is_a_closed_connection() {
     let endpoint = FakeEndpoint::start(|_| Reply::Close);
     let settings = with(endpoint.url(), |connections| {
