@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::error::Error;
+use std::io;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
@@ -122,7 +123,10 @@ pub(crate) fn error_failure<E: Into<BoxError> + 'static>(error: E) -> Failure {
 }
 
 fn failure_in(error: &(dyn Error + 'static)) -> Option<Failure> {
-    error.downcast_ref::<Failure>().cloned()
+    // The source of an `io::Error` is not the error that it contains, but the source of that one.
+    let inner = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+    let failure = error.downcast_ref::<Failure>();
+    failure.or_else(|| inner?.downcast_ref()).cloned()
 }
 
 fn panic_failure(panic: &(dyn Any + Send)) -> Failure {
@@ -165,7 +169,8 @@ mod tests {
             error_failure(anyhow::Error::new(failure.clone()).context("while ordering")),
             failure
         );
-        let wrapped = std::io::Error::other(TaskError::Failed {
+        assert_eq!(error_failure(io::Error::other(failure.clone())), failure);
+        let wrapped = io::Error::other(TaskError::Failed {
             name: "the order".to_owned(),
             source: failure.clone().into(),
         });

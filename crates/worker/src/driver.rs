@@ -163,16 +163,14 @@ impl<H: Handler> Driver<H> {
                 Ok(permit) => permit,
                 Err(wait_until) => return wait_until.into_iter().chain(wake_at.into_iter().flatten()).min(),
             };
-            let Some(next) = work.next() else {
-                break;
-            };
             if let Err(wait) = self.context.limiter.start() {
                 let at = Instant::now() + wait;
                 permit.postpone(at);
-                work.not_yet(next);
                 return wake_at.into_iter().flatten().chain([at]).min();
             }
-            let OfLane { lane, record } = next;
+            let Some(OfLane { lane, record }) = work.next() else {
+                break;
+            };
             let called = self.context.clone().call(self.handler.clone(), record);
             let ended = called.map(move |record| Ended::Called(OfLane { lane, record }, permit));
             work.running.spawn(ended);
@@ -253,6 +251,8 @@ impl<H: Handler> Driver<H> {
             .context
             .blocks_until(&mut called.record, view, Instant::now())
         {
+            // Others are probed first: its failures may never say anything about the endpoint.
+            Some(_) if view.is_open && !work.queue.is_empty() => self.forget(called, work),
             Some(at) => work.blocking.push((at, called.map(|called| called.queued))),
             None => self.route(called, work),
         }
@@ -337,7 +337,7 @@ impl AttemptContext {
         let blocks = called
             .queued
             .blocks
-            .filter(|blocks| !breaker.is_open && blocks.breaker_changes == breaker.changes());
+            .filter(|blocks| blocks.breaker_changes == breaker.changes());
         let Blocks { since, .. } = *called.queued.blocks.insert(blocks.unwrap_or(first));
         // The delay doubles, because it is as long as the time that has passed.
         let delay = (now - since).clamp(BLOCKING_DELAY, BLOCKING_DELAY_MAX);

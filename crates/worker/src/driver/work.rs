@@ -106,12 +106,6 @@ impl Work {
         }
     }
 
-    /// Puts a record back that [`Work::next`] has returned and whose attempt has not started.
-    pub(super) fn not_yet(&mut self, next: OfLane<QueuedRecord>) {
-        self.end_attempt(&next.record.groups);
-        self.repeat(next);
-    }
-
     /// Takes note that an attempt of a record has ended.
     pub(super) fn end_attempt(&mut self, groups: &GroupsOf) {
         self.calls -= 1;
