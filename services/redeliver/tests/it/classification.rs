@@ -1,7 +1,7 @@
 //! What the answers of an endpoint mean for a record: it ends in an output, waits in a tier, or is a dead letter.
 
 use redeliver_core::headers::{ERROR_CLASS, ERROR_CODE, PROCESS_AFTER, RETRY_COUNT};
-use redeliver_testkit::{FakeEndpoint, Reply, Request};
+use redeliver_testkit::{Reply, Request};
 
 use crate::retries::{begins_with, drafts, header};
 use crate::support::{DEADLINE, Draft, Ends, Pipe, PipeBuilder, Sent, text};
@@ -143,12 +143,9 @@ fn the_failure_of_each_record_chooses_where_it_goes() {
 #[test]
 fn a_refused_connection_is_transient() {
     const RECORDS: usize = 20;
-    let closed = FakeEndpoint::start(|request| Reply::ok(request.body.clone()));
-    let url = format!("{}/records", closed.url());
-    drop(closed);
     let pipe = PipeBuilder::new("classes-refused")
         .tiers(&[300])
-        .pipeline("http.url", &url)
+        .pipeline("http.url", "http://127.0.0.1:1/records")
         .create();
     let _running = (pipe.enricher("a"), pipe.retry_tier("a"));
     let sent = pipe.produce(drafts("refused", RECORDS));

@@ -27,7 +27,7 @@ fn variables_override_the_file_in_every_service() {
         .through_scheduler()
         .with_inspector()
         .plan(PLAN)
-        .pipeline("http.timeout", "1s")
+        .pipeline("http.timeout", "10s")
         .create();
     let (brokers, redis, url) = (pipe.env.brokers(), redis_url(), pipe.endpoint.url());
     let nowhere = pipe.env.yaml().replace(brokers, "127.0.0.1:1");
