@@ -119,7 +119,7 @@ impl FakeEndpoint {
     /// # Panics
     /// If no port can be bound or no thread started.
     pub fn start(behaviour: impl Fn(&Request) -> Reply + Send + Sync + 'static) -> Self {
-        Self::try_start(Tls::default(), Arc::new(behaviour)).unwrap_or_else(|error| panic!("{error:#}"))
+        Self::try_start(Tls::off(), Arc::new(behaviour)).unwrap_or_else(|error| panic!("{error:#}"))
     }
 
     /// As [`FakeEndpoint::start`], with TLS.
@@ -327,15 +327,25 @@ async fn accept(listener: &tokio::net::TcpListener, shared: &Arc<Shared>) {
 }
 
 /// Whether and how connections are encrypted.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 #[cfg(feature = "https")]
 struct Tls(Option<tokio_rustls::TlsAcceptor>);
 
-#[derive(Clone, Default)]
+#[derive(Clone)]
 #[cfg(not(feature = "https"))]
 struct Tls;
 
 impl Tls {
+    #[cfg(feature = "https")]
+    fn off() -> Self {
+        Self(None)
+    }
+
+    #[cfg(not(feature = "https"))]
+    fn off() -> Self {
+        Self
+    }
+
     #[cfg(feature = "https")]
     fn is_on(&self) -> bool {
         self.0.is_some()

@@ -163,14 +163,19 @@ impl<H: Handler> Driver<H> {
                 Ok(permit) => permit,
                 Err(wait_until) => return wait_until.into_iter().chain(wake_at.into_iter().flatten()).min(),
             };
-            if let Err(wait) = self.context.limiter.start() {
+            if !work.may_start
+                && let Err(wait) = self.context.limiter.start()
+            {
                 let at = Instant::now() + wait;
                 permit.postpone(at);
                 return wake_at.into_iter().flatten().chain([at]).min();
             }
+            // Kept if all records wait for others of their limited group.
+            work.may_start = true;
             let Some(OfLane { lane, record }) = work.next() else {
                 break;
             };
+            work.may_start = false;
             let called = self.context.clone().call(self.handler.clone(), record);
             let ended = called.map(move |record| Ended::Called(OfLane { lane, record }, permit));
             work.running.spawn(ended);

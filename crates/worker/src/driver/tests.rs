@@ -13,6 +13,7 @@ use crate::breaker::{BreakerObserver, BreakerSettings};
 use crate::engine::tests::{Bench, ROOMY};
 use crate::groups::{GroupBy, GroupLimit, Ordering};
 use crate::handler::Attempt;
+use crate::rate_limit::RateLimit;
 
 const SECOND: Duration = Duration::from_secs(1);
 /// Longer than a test.
@@ -54,7 +55,7 @@ impl Rig {
         });
         Self {
             calls,
-            ..Self::with_handler(grouping, breaker, None, handler)
+            ..Self::with_handler(grouping, breaker, None, None, handler)
         }
     }
 
@@ -66,6 +67,7 @@ impl Rig {
         grouping: Grouping,
         breaker: BreakerSettings,
         timeout: Option<Duration>,
+        rate_limit: Option<RateLimit>,
         handler: impl Handler,
     ) -> Self {
         let grouping = Arc::new(grouping);
@@ -87,7 +89,7 @@ impl Rig {
                     timeout,
                     schema: None,
                 },
-                limiter: Limiter::new(None),
+                limiter: Limiter::new(rate_limit),
                 failures: Arc::new(FailureLog::new(bench.pipeline.name.clone())),
                 grouping,
                 partitions: Box::new(|_| None),
@@ -226,6 +228,46 @@ async fn an_outage_that_others_notice_does_not_use_up_the_time_for_which_a_recor
 }
 
 #[tokio::test(start_paused = true)]
+async fn records_that_wait_for_their_limit_use_up_no_part_of_the_rate_limit() {
+    let limit = Grouping {
+        limit: Some(GroupLimit {
+            by: GroupBy::Header("tenant".to_owned()),
+            concurrency: 1,
+        }),
+        ..Grouping::default()
+    };
+    let two = RateLimit {
+        attempts: 1,
+        per: NEVER,
+        burst: Some(2),
+    };
+    let first_may_end = Arc::new(Notify::new());
+    let calls: Arc<Mutex<Vec<i64>>> = Arc::default();
+    let handler = service_fn({
+        let (first_may_end, calls) = (first_may_end.clone(), calls.clone());
+        move |attempt: Attempt| {
+            let offset = attempt.record.position.offset;
+            calls.lock().unwrap().push(offset);
+            let first_may_end = first_may_end.clone();
+            async move {
+                if offset == 0 {
+                    first_may_end.notified().await;
+                }
+                Ok::<_, BoxError>(Outcome::unchanged())
+            }
+        }
+    });
+    let mut rig = Rig::with_handler(limit, breaker(NEVER), None, Some(two), handler);
+    for offset in 0..3 {
+        rig.accept(offset..offset + 1);
+        rig.after(SECOND).await;
+    }
+    first_may_end.notify_one();
+    rig.after(SECOND).await;
+    assert_eq!(*calls.lock().unwrap(), [0, 1]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_record_that_blocks_leaves_the_probes_to_others() {
     let grouping = Grouping {
         ordering: Ordering::Key,
@@ -302,7 +344,7 @@ async fn a_panic_of_a_cancelled_attempt_affects_no_other_record() {
         }
         Ok::<_, BoxError>(Outcome::unchanged())
     });
-    let mut rig = Rig::with_handler(in_order(None), breaker(NEVER), Some(SECOND), handler);
+    let mut rig = Rig::with_handler(in_order(None), breaker(NEVER), Some(SECOND), None, handler);
     rig.accept(0..2);
     let written = rig.after(5 * SECOND).await;
     let codes: Vec<_> = written
@@ -318,7 +360,7 @@ async fn a_record_whose_attempt_ends_after_its_partition_was_revoked_does_not_wa
         tokio::time::sleep(10 * SECOND).await;
         Ok::<_, BoxError>(unavailable())
     });
-    let mut rig = Rig::with_handler(Grouping::default(), breaker(NEVER), None, handler);
+    let mut rig = Rig::with_handler(Grouping::default(), breaker(NEVER), None, None, handler);
     rig.accept(0..2);
     rig.after(5 * SECOND).await;
     rig.bench.engine.revoked(rig.bench.assignment);
@@ -341,7 +383,7 @@ async fn records_are_counted_by_what_they_wait_for() {
         ..Grouping::default()
     };
     let hanging = || service_fn(|_: Attempt| pending::<Result<Outcome, BoxError>>());
-    let mut limited = Rig::with_handler(by_tenant, breaker(NEVER), None, hanging());
+    let mut limited = Rig::with_handler(by_tenant, breaker(NEVER), None, None, hanging());
     limited.accept(0..RECORDS);
     limited.after(SECOND).await;
     assert_eq!(
@@ -349,7 +391,7 @@ async fn records_are_counted_by_what_they_wait_for() {
         ["0", "0", "17"]
     );
 
-    let mut unlimited = Rig::with_handler(Grouping::default(), breaker(NEVER), None, hanging());
+    let mut unlimited = Rig::with_handler(Grouping::default(), breaker(NEVER), None, None, hanging());
     unlimited.accept(0..RECORDS);
     unlimited.after(SECOND).await;
     assert_eq!(unlimited.waiting("attempt"), "4");

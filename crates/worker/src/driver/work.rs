@@ -32,6 +32,8 @@ pub(super) struct Work {
     pub(super) running: JoinSet<Ended>,
     /// How many of the tasks call the handler.
     pub(super) calls: usize,
+    /// Whether the rate limit permits the next attempt already.
+    pub(super) may_start: bool,
     ordered: Groups<OfLane<QueuedRecord>>,
     limited: Groups<OfLane<QueuedRecord>>,
     pub(super) queue: AttemptQueue<OfLane<QueuedRecord>>,
@@ -49,6 +51,7 @@ impl Work {
         Self {
             running: JoinSet::new(),
             calls: 0,
+            may_start: false,
             ordered: Groups::new(1),
             limited: Groups::new(limit.map_or(usize::MAX, |limit| limit.concurrency)),
             queue: AttemptQueue::default(),
