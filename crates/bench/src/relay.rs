@@ -277,6 +277,7 @@ async fn path(broker: &Broker, count: usize, round: usize) -> anyhow::Result<f64
         lanes: 1,
         batch: 5000,
         concurrency: 5000,
+        repeated_slots: 1,
         in_flight: 20_000,
         in_flight_bytes: 256 << 20,
         grace: Duration::from_secs(10),

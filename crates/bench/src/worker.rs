@@ -133,6 +133,7 @@ async fn batches(
         let handler = http("batch", Some(batch))?;
         let measured = measure(broker, &several, &name, handler, |spec| {
             spec.concurrency *= RECORDS as usize;
+            spec.repeated_slots = RECORDS as usize;
         });
         together.push(several.count as f64 / measured.await?.wall.as_secs_f64());
         ratios.push(together[round] / singly[round]);
@@ -319,6 +320,7 @@ async fn measure<H: Handler>(
         lanes: 1,
         batch: 5000,
         concurrency: workload.concurrency,
+        repeated_slots: 1,
         in_flight: 4096,
         in_flight_bytes: 256 << 20,
         grace: Duration::from_secs(10),

@@ -49,6 +49,8 @@ pub(crate) struct Driver<H> {
     pub(crate) changed: Arc<Notify>,
     /// Maximum number of concurrent attempts for all lanes together.
     pub(crate) concurrency: usize,
+    /// See [`WorkerSpec::repeated_slots`](crate::WorkerSpec::repeated_slots).
+    pub(crate) repeated_slots: usize,
     pub(crate) context: Arc<AttemptContext>,
     pub(crate) gate: Gate,
 }
@@ -91,7 +93,7 @@ impl<H: Handler> Driver<H> {
     pub(crate) async fn run(self, lanes_ended: Vec<CancellationToken>) {
         let mut lanes_ended = pin!(join_all(lanes_ended.iter().map(CancellationToken::cancelled)));
         let mut view = self.gate.watch();
-        let mut work = Work::new(self.lanes.len(), &self.context.grouping);
+        let mut work = Work::new(self.lanes.len(), &self.context.grouping, self.repeated_slots);
         let mut waiting = self.context.metrics.waiting();
         loop {
             for (lane, channel) in self.lanes.iter().enumerate() {
@@ -158,7 +160,7 @@ impl<H: Handler> Driver<H> {
     /// Starts attempts. Returns when to look again, if nothing else happens.
     fn start(&self, work: &mut Work) -> Option<Instant> {
         let wake_at = [self.repeat_held(work), self.unblock(work)];
-        while work.calls < self.concurrency && !work.queue.is_empty() {
+        while work.slots < self.concurrency && !work.queue.is_empty() {
             let permit = match self.gate.start(work.queue.has_only_forgotten()) {
                 Ok(permit) => permit,
                 Err(wait_until) => return wait_until.into_iter().chain(wake_at.into_iter().flatten()).min(),
@@ -186,10 +188,10 @@ impl<H: Handler> Driver<H> {
     /// Puts the oldest held record first in the queue if the results of other attempts have not decided about it for too
     /// long. Returns when that will be.
     fn repeat_held(&self, work: &mut Work) -> Option<Instant> {
-        if work.held.is_empty() || work.calls >= self.concurrency {
+        if work.held.is_empty() || work.slots >= self.concurrency {
             return None;
         }
-        let is_alone = work.queue.is_empty() && work.calls == 0;
+        let is_alone = work.queue.is_empty() && work.slots == 0;
         let at = self.gate.repeat_at(is_alone);
         let wait_until = at.filter(|at| *at > Instant::now());
         if wait_until.is_none() {
@@ -221,7 +223,7 @@ impl<H: Handler> Driver<H> {
             Ok(Ended::Routed(OfLane { lane, record })) => work.finished[lane].push(record),
             Ok(Ended::Called(called, permit)) => {
                 let Called { queued, outcome, .. } = &called.record;
-                work.end_attempt(&queued.groups);
+                work.end_attempt(queued);
                 match permit.ended(&queued.arrival.origin, outcome) {
                     // The lane drops it. It must not wait here for others.
                     _ if !queued.is_assigned() => work.return_unprocessed(called.map(|called| called.queued)),

@@ -55,6 +55,11 @@ impl QueuedRecord {
         self.is_assigned.load(Ordering::SeqCst)
     }
 
+    /// Whether an attempt has failed before. A handler learns it with the next one.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.arrival.failed_attempts > 0 || self.blocks.is_some()
+    }
+
     pub(crate) fn into_unprocessed(self) -> FinishedRecord {
         FinishedRecord {
             assignment: self.assignment,

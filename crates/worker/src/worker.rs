@@ -44,6 +44,9 @@ pub struct WorkerSpec {
     /// Maximum number of concurrent attempts over all lanes. A lane of the source and the lane of the due topic with the
     /// same number share at least 1.
     pub concurrency: usize,
+    /// How many of `concurrency` the attempt of a record counts for whose attempts have failed before. More than 1 for a handler
+    /// that processes several records together, but such a record alone.
+    pub repeated_slots: usize,
     /// Maximum number of records in flight of a lane of the source and a lane of the due topic together. Each of them
     /// may always have 1.
     pub in_flight: usize,
@@ -86,6 +89,7 @@ impl WorkerSpec {
             lanes: config.kafka.lanes as usize,
             batch: config.kafka.batch as usize,
             concurrency: pipeline.concurrency() as usize,
+            repeated_slots: records_per_call(pipeline),
             in_flight: pipeline.in_flight as usize,
             in_flight_bytes: usize::try_from(pipeline.in_flight_bytes).unwrap_or(usize::MAX),
             grace: lane_grace(config),
@@ -252,6 +256,7 @@ pub fn spawn<H: Handler>(host: &mut Host, spec: &WorkerSpec, handler: &H) -> io:
             lanes: channels,
             changed,
             concurrency: share(spec.concurrency, lanes, number),
+            repeated_slots: spec.repeated_slots,
             context: context.clone(),
             gate: gate.clone(),
         };

@@ -19,6 +19,14 @@ const SECOND: Duration = Duration::from_secs(1);
 /// Longer than a test.
 const NEVER: Duration = Duration::from_secs(86_400);
 
+/// Limits of a driver, by default none.
+#[derive(Clone, Copy, Default)]
+struct Limits {
+    timeout: Option<Duration>,
+    rate_limit: Option<RateLimit>,
+    repeated_slots: usize,
+}
+
 struct Silent;
 
 impl BreakerObserver for Silent {
@@ -55,7 +63,7 @@ impl Rig {
         });
         Self {
             calls,
-            ..Self::with_handler(grouping, breaker, None, None, handler)
+            ..Self::with_handler(grouping, breaker, Limits::default(), handler)
         }
     }
 
@@ -66,8 +74,7 @@ impl Rig {
     fn with_handler(
         grouping: Grouping,
         breaker: BreakerSettings,
-        timeout: Option<Duration>,
-        rate_limit: Option<RateLimit>,
+        limits: Limits,
         handler: impl Handler,
     ) -> Self {
         let grouping = Arc::new(grouping);
@@ -77,6 +84,7 @@ impl Rig {
             lanes: vec![bench.channel.clone()],
             changed: bench.changed.clone(),
             concurrency: 16,
+            repeated_slots: limits.repeated_slots,
             context: Arc::new(AttemptContext {
                 pipeline: bench.pipeline.clone(),
                 clock: Arc::new(SystemClock),
@@ -86,10 +94,10 @@ impl Rig {
                     group: bench.pipeline.worker_group(""),
                     metrics: bench.metrics.clone(),
                     tracer: Tracer::off(),
-                    timeout,
+                    timeout: limits.timeout,
                     schema: None,
                 },
-                limiter: Limiter::new(rate_limit),
+                limiter: Limiter::new(limits.rate_limit),
                 failures: Arc::new(FailureLog::new(bench.pipeline.name.clone())),
                 grouping,
                 partitions: Box::new(|_| None),
@@ -257,7 +265,15 @@ async fn records_that_wait_for_their_limit_use_up_no_part_of_the_rate_limit() {
             }
         }
     });
-    let mut rig = Rig::with_handler(limit, breaker(NEVER), None, Some(two), handler);
+    let mut rig = Rig::with_handler(
+        limit,
+        breaker(NEVER),
+        Limits {
+            rate_limit: Some(two),
+            ..Limits::default()
+        },
+        handler,
+    );
     for offset in 0..3 {
         rig.accept(offset..offset + 1);
         rig.after(SECOND).await;
@@ -265,6 +281,36 @@ async fn records_that_wait_for_their_limit_use_up_no_part_of_the_rate_limit() {
     first_may_end.notify_one();
     rig.after(SECOND).await;
     assert_eq!(*calls.lock().unwrap(), [0, 1]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_attempt_after_a_failed_one_can_use_several_slots() {
+    let grouping = Grouping {
+        ordering: Ordering::Key,
+        ..in_order(Some(NEVER))
+    };
+    let calls: Arc<Mutex<Vec<i64>>> = Arc::default();
+    let handler = service_fn({
+        let calls = calls.clone();
+        move |attempt: Attempt| {
+            calls.lock().unwrap().push(attempt.record.position.offset);
+            async move {
+                match attempt.is_repeated {
+                    true => pending().await,
+                    false => Ok::<_, BoxError>(broken()),
+                }
+            }
+        }
+    });
+    let limits = Limits {
+        repeated_slots: 8,
+        ..Limits::default()
+    };
+    let mut rig = Rig::with_handler(grouping, breaker(NEVER), limits, handler);
+    rig.accept(0..10);
+    rig.after(60 * SECOND).await;
+    // The first attempt of each, and two that use all 16 slots.
+    assert_eq!(calls.lock().unwrap().len(), 10 + 2);
 }
 
 #[tokio::test(start_paused = true)]
@@ -344,7 +390,15 @@ async fn a_panic_of_a_cancelled_attempt_affects_no_other_record() {
         }
         Ok::<_, BoxError>(Outcome::unchanged())
     });
-    let mut rig = Rig::with_handler(in_order(None), breaker(NEVER), Some(SECOND), None, handler);
+    let mut rig = Rig::with_handler(
+        in_order(None),
+        breaker(NEVER),
+        Limits {
+            timeout: Some(SECOND),
+            ..Limits::default()
+        },
+        handler,
+    );
     rig.accept(0..2);
     let written = rig.after(5 * SECOND).await;
     let codes: Vec<_> = written
@@ -360,7 +414,7 @@ async fn a_record_whose_attempt_ends_after_its_partition_was_revoked_does_not_wa
         tokio::time::sleep(10 * SECOND).await;
         Ok::<_, BoxError>(unavailable())
     });
-    let mut rig = Rig::with_handler(Grouping::default(), breaker(NEVER), None, None, handler);
+    let mut rig = Rig::with_handler(Grouping::default(), breaker(NEVER), Limits::default(), handler);
     rig.accept(0..2);
     rig.after(5 * SECOND).await;
     rig.bench.engine.revoked(rig.bench.assignment);
@@ -383,7 +437,7 @@ async fn records_are_counted_by_what_they_wait_for() {
         ..Grouping::default()
     };
     let hanging = || service_fn(|_: Attempt| pending::<Result<Outcome, BoxError>>());
-    let mut limited = Rig::with_handler(by_tenant, breaker(NEVER), None, None, hanging());
+    let mut limited = Rig::with_handler(by_tenant, breaker(NEVER), Limits::default(), hanging());
     limited.accept(0..RECORDS);
     limited.after(SECOND).await;
     assert_eq!(
@@ -391,7 +445,7 @@ async fn records_are_counted_by_what_they_wait_for() {
         ["0", "0", "17"]
     );
 
-    let mut unlimited = Rig::with_handler(Grouping::default(), breaker(NEVER), None, None, hanging());
+    let mut unlimited = Rig::with_handler(Grouping::default(), breaker(NEVER), Limits::default(), hanging());
     unlimited.accept(0..RECORDS);
     unlimited.after(SECOND).await;
     assert_eq!(unlimited.waiting("attempt"), "4");

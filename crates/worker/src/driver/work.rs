@@ -30,8 +30,9 @@ pub(super) struct Held {
 
 pub(super) struct Work {
     pub(super) running: JoinSet<Ended>,
-    /// How many of the tasks call the handler.
-    pub(super) calls: usize,
+    /// How many of the driver's slots the running attempts use.
+    pub(super) slots: usize,
+    repeated_slots: usize,
     /// Whether the rate limit permits the next attempt already.
     pub(super) may_start: bool,
     ordered: Groups<OfLane<QueuedRecord>>,
@@ -46,11 +47,12 @@ pub(super) struct Work {
 }
 
 impl Work {
-    pub(super) fn new(lanes: usize, grouping: &Grouping) -> Self {
+    pub(super) fn new(lanes: usize, grouping: &Grouping, repeated_slots: usize) -> Self {
         let limit = grouping.limit.as_ref();
         Self {
             running: JoinSet::new(),
-            calls: 0,
+            slots: 0,
+            repeated_slots,
             may_start: false,
             ordered: Groups::new(1),
             limited: Groups::new(limit.map_or(usize::MAX, |limit| limit.concurrency)),
@@ -103,16 +105,24 @@ impl Work {
             }
             let limited = next.record.groups.limited.clone();
             if let Some(next) = self.limited.enter(limited, next) {
-                self.calls += 1;
+                self.slots += self.slots_of(&next.record);
                 return Some(next);
             }
         }
     }
 
+    /// The same before and after an attempt.
+    fn slots_of(&self, queued: &QueuedRecord) -> usize {
+        match queued.has_failed() {
+            true => self.repeated_slots.max(1),
+            false => 1,
+        }
+    }
+
     /// Takes note that an attempt of a record has ended.
-    pub(super) fn end_attempt(&mut self, groups: &GroupsOf) {
-        self.calls -= 1;
-        if let Some(next) = self.limited.leave(groups.limited.as_ref()) {
+    pub(super) fn end_attempt(&mut self, queued: &QueuedRecord) {
+        self.slots -= self.slots_of(queued);
+        if let Some(next) = self.limited.leave(queued.groups.limited.as_ref()) {
             self.repeat(next);
         }
     }

@@ -58,6 +58,7 @@ pub(crate) async fn work_with<H: Handler>(
         lanes: 1,
         batch: 100,
         concurrency: 8,
+        repeated_slots: 1,
         in_flight,
         in_flight_bytes: 1 << 20,
         grace: Duration::from_secs(10),

@@ -78,7 +78,7 @@ impl Model {
         };
         Self {
             bench: Bench::with_grouping(ROOMY, Arc::default()),
-            work: Work::new(LANES, &grouping),
+            work: Work::new(LANES, &grouping, 3),
             running: Vec::new(),
             records: Vec::new(),
             ended: 0,
@@ -128,7 +128,7 @@ impl Model {
             return;
         }
         let queued = self.running.remove(which % self.running.len());
-        self.work.end_attempt(&queued.record.groups);
+        self.work.end_attempt(&queued.record);
         match after {
             After::Final => {
                 self.work.leave_order(&queued.record.groups);
@@ -229,6 +229,6 @@ proptest! {
         prop_assert_eq!(model.ended + returned, model.records.len());
         prop_assert!(model.work.ordered.is_empty() && model.work.limited.is_empty());
         prop_assert_eq!(model.work.waiting(), WaitingCounts::default());
-        prop_assert_eq!(model.work.calls, 0);
+        prop_assert_eq!(model.work.slots, 0);
     }
 }
