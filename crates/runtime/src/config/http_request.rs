@@ -24,14 +24,7 @@ const RESERVED: [&str; 6] = [
 /// What is wrong and what is valid. The URL is not repeated, because it may contain a secret.
 pub fn endpoint_url(text: &str) -> Result<Url, String> {
     let valid = "write http:// or https:// and a host, such as http://localhost:8080/path";
-    let url: Url = text
-        .parse()
-        .map_err(|error| format!("is not a URL ({error}): {valid}"))?;
-    // The parser accepts `http:/host` too, which is a typing error.
-    let is_http = ["http", "https"].contains(&url.scheme()) && text.contains("://");
-    if !is_http {
-        return Err(format!("is not an HTTP URL: {valid}"));
-    }
+    let url = http_url(text, valid)?;
     if !url.username().is_empty() || url.password().is_some() {
         return Err("contains a user name or password; set the header `authorization` instead".to_owned());
     }
@@ -39,6 +32,18 @@ pub fn endpoint_url(text: &str) -> Result<Url, String> {
     match Uri::try_from(url.as_str()) {
         Ok(_) => Ok(url),
         Err(error) => Err(format!("is not a URL for a request ({error}): {valid}")),
+    }
+}
+
+/// `valid` says what is valid, and ends the errors.
+fn http_url(text: &str, valid: &str) -> Result<Url, String> {
+    let url: Url = text
+        .parse()
+        .map_err(|error| format!("is not a URL ({error}): {valid}"))?;
+    // The parser accepts `http:/host` too, which is a typing error.
+    match ["http", "https"].contains(&url.scheme()) && text.contains("://") {
+        true => Ok(url),
+        false => Err(format!("is not an HTTP URL: {valid}")),
     }
 }
 
@@ -72,13 +77,7 @@ pub(super) fn proxy_choice(text: &str) -> Result<ProxyChoice, String> {
         return Ok(ProxyChoice::Direct);
     }
     let valid = "write none, or the URL of an HTTP proxy, such as http://proxy.example:3128";
-    let url: Url = text
-        .parse()
-        .map_err(|error| format!("is not a URL ({error}): {valid}"))?;
-    let is_http = ["http", "https"].contains(&url.scheme()) && text.contains("://");
-    if !is_http {
-        return Err(format!("is not the URL of an HTTP proxy: {valid}"));
-    }
+    let url = http_url(text, valid)?;
     // Only passwords are kept out of logs.
     if !url.username().is_empty() && url.password().is_none() {
         return Err("has a user name without a password: write http://USER:PASSWORD@HOST:PORT".to_owned());

@@ -651,7 +651,7 @@ fn requests_that_cannot_be_sent_are_rejected() {
         ),
         (
             "url: 'http://h', connections: { proxy: 'socks5://me:pw@h' }",
-            "connections.proxy: is not the URL of an HTTP proxy: write none, or the URL of an HTTP proxy, such as \
+            "connections.proxy: is not an HTTP URL: write none, or the URL of an HTTP proxy, such as \
              http://proxy.example:3128",
         ),
         (
