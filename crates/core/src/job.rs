@@ -83,7 +83,7 @@ impl FromStr for JobId {
 }
 
 /// The order in which due jobs are dispatched.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Priority {
     /// Dispatched first.
     High,

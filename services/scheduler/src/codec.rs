@@ -10,7 +10,7 @@ use redeliver_proto::convert::{
 use redeliver_proto::{Message as _, v1};
 
 use crate::index::{Change, Effect, KeyEntry};
-use crate::job::{FORMAT, Job, JobId, JobState, Kind, Payload, RequestHash};
+use crate::job::{FORMAT, Flow, Job, JobId, JobState, Kind, Payload, RequestHash};
 use crate::request::key_hash;
 
 /// Why a record cannot be decoded as a job.
@@ -144,11 +144,13 @@ pub fn change(job: &Job, record: Bytes, retention: RetentionPolicy) -> Change {
     });
     let effect = match job.ended {
         Some(ended) => Effect::Ended {
+            flow: Flow::of(job),
             forget: retention.forget(job, ended),
             record,
             key,
         },
         None => Effect::Waits {
+            flow: Flow::of(job),
             due: job.due,
             record,
             key,

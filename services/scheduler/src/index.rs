@@ -11,7 +11,7 @@ use bytes::Bytes;
 use redeliver_core::{Record, Timestamp};
 use sha2::{Digest as _, Sha256};
 
-use crate::job::{Job, JobId, KeyHash};
+use crate::job::{Flow, Job, JobId, KeyHash};
 
 pub mod memory;
 pub mod redis;
@@ -113,6 +113,8 @@ impl Change {
 pub enum Effect {
     /// Scheduled. This replaces any earlier state.
     Waits {
+        /// The flow of the job.
+        flow: Flow,
         /// The due time.
         due: Timestamp,
         /// The value of the state record.
@@ -122,6 +124,8 @@ pub enum Effect {
     },
     /// Ended.
     Ended {
+        /// The flow of the job.
+        flow: Flow,
         /// When to forget the job.
         forget: Timestamp,
         /// The value of the state record.
@@ -241,6 +245,70 @@ pub struct DueScan {
     /// The jobs in the order of their cursors.
     pub rows: Vec<Row>,
     /// Whether the rows are all jobs up to the requested time. Otherwise, continue with a scan after the last row.
+    pub is_complete: bool,
+}
+
+/// Which jobs to read in a scan of all flows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ScanRequest {
+    /// Only jobs that are due at or before this time.
+    pub until: Timestamp,
+    /// The current time, up to which due jobs are counted.
+    pub now: Timestamp,
+    /// Flows that are not in `positions` are read after this position; `None`: from their first job.
+    pub after: Option<Cursor>,
+    /// The maximum number of jobs of each flow that is not in `positions`.
+    pub jobs_per_flow: usize,
+    /// Flows that are read differently; each at most once.
+    pub positions: Vec<(Flow, FlowPosition)>,
+    /// The maximum number of jobs in all.
+    pub jobs: usize,
+    /// About the maximum number of bytes of records in all. One job is read even if it is larger.
+    pub bytes: usize,
+    /// The flow with which the scan begins, as a number that is taken modulo the number of flows. If the limits cut scans off, other
+    /// numbers reach other flows.
+    pub rotation: usize,
+}
+
+/// What a scan reads of a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FlowPosition {
+    /// At most `jobs` jobs after this position (`None`: from the first) that are due at or before `until`.
+    After {
+        /// The position.
+        cursor: Option<Cursor>,
+        /// The latest due time; at most that of the request.
+        until: Timestamp,
+        /// The maximum number of jobs.
+        jobs: usize,
+    },
+    /// Nothing: its due jobs are only counted.
+    CountOnly,
+}
+
+/// The result of a scan.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Scan {
+    /// How far the index contains the state topic.
+    pub applied: Option<Applied>,
+    /// All flows with a job that is due at or before `until` of the request, in any order. A flow that the limits have cut off has no
+    /// rows.
+    pub flows: Vec<FlowScan>,
+}
+
+/// What a scan has found in a flow.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FlowScan {
+    /// The flow.
+    pub flow: Flow,
+    /// The due time of its first job in the index.
+    pub first: Timestamp,
+    /// The number of its jobs in the index that are due at or before `now` of the request.
+    pub due: u64,
+    /// Its jobs after the position, in the order of their cursors.
+    pub rows: Vec<Row>,
+    /// Whether the rows are all of its jobs after the position, up to the latest due time. Otherwise, continue with a scan after the
+    /// last row. False for [`FlowPosition::CountOnly`].
     pub is_complete: bool,
 }
 

@@ -58,6 +58,30 @@ pub struct Job {
     pub expires: Option<Timestamp>,
 }
 
+/// The jobs that are dispatched in the order of their due times: those of one application for one topic with one priority.
+/// A burst in one flow does not delay another flow. The flow of a job never changes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Flow {
+    /// The application, or the pipeline of long waits.
+    pub app: Arc<str>,
+    /// The topic that was configured when the job was accepted.
+    pub topic: Arc<str>,
+    /// The priority.
+    pub priority: Priority,
+}
+
+impl Flow {
+    /// The flow of a job.
+    #[must_use]
+    pub fn of(job: &Job) -> Self {
+        Self {
+            app: job.app.clone(),
+            topic: job.topic.clone(),
+            priority: job.priority,
+        }
+    }
+}
+
 /// The content of the record that is dispatched.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Payload {
