@@ -1,10 +1,8 @@
 //! The messages between a shard and its indexer.
 
-use bytes::Bytes;
-use redeliver_core::Timestamp;
-
-use crate::index::{Batch, Cursor, DueScan, Lookup};
+use crate::index::{Batch, Lookup, Scan, ScanRequest};
 use crate::job::JobId;
+use bytes::Bytes;
 
 /// What a shard requests of its indexer.
 #[derive(Debug)]
@@ -13,20 +11,8 @@ pub(crate) enum IndexRequest {
     Apply { turn: u64, batch: Batch },
     /// Look up jobs and idempotency keys.
     LookUp(Vec<Lookup>),
-    /// Read the jobs after `after` that are due at or before `until`: at most `limit` jobs and about `bytes` bytes.
-    DueScan {
-        after: Option<Cursor>,
-        until: Timestamp,
-        limit: usize,
-        bytes: usize,
-    },
-    /// The same query as [`IndexRequest::DueScan`], for parked jobs.
-    Sweep {
-        after: Cursor,
-        until: Timestamp,
-        limit: usize,
-        bytes: usize,
-    },
+    /// Read the jobs that are due next.
+    Scan(ScanRequest),
     /// List ended jobs whose retention is over.
     Forgettable,
 }
@@ -50,9 +36,7 @@ pub(crate) enum IndexResponse {
     /// Results in the order of the lookups.
     LookedUp(Vec<Option<Bytes>>),
     /// Jobs that are due next.
-    DueScan(DueScan),
-    /// Jobs in the range of a sweep: parked jobs, and others between them.
-    Swept(DueScan),
+    Scanned(Scan),
     /// Ended jobs whose retention is over.
     Forgettable(Vec<JobId>),
 }

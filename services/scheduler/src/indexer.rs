@@ -208,28 +208,10 @@ impl<I: Index> ShardIndexer<I> {
                 is_current(applied)?;
                 Ok(IndexResponse::LookedUp(found))
             }
-            IndexRequest::DueScan {
-                after,
-                until,
-                limit,
-                bytes,
-            } => {
-                let scan = self.index.due_scan(shard, *after, *until, *limit, *bytes).await?;
+            IndexRequest::Scan(request) => {
+                let scan = self.index.scan(shard, request).await?;
                 is_current(scan.applied)?;
-                Ok(IndexResponse::DueScan(scan))
-            }
-            IndexRequest::Sweep {
-                after,
-                until,
-                limit,
-                bytes,
-            } => {
-                let scan = self
-                    .index
-                    .due_scan(shard, Some(*after), *until, *limit, *bytes)
-                    .await?;
-                is_current(scan.applied)?;
-                Ok(IndexResponse::Swept(scan))
+                Ok(IndexResponse::Scanned(scan))
             }
             IndexRequest::Forgettable => {
                 let (applied, ids) = self.index.forgettable(shard, now, MAX_FORGETTABLE).await?;

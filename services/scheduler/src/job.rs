@@ -64,7 +64,7 @@ pub struct Job {
 pub struct Flow {
     /// The application, or the pipeline of long waits.
     pub app: Arc<str>,
-    /// The topic that was configured when the job was accepted.
+    /// The topic of the jobs. Empty for long waits, which end in the current return topic of their pipeline.
     pub topic: Arc<str>,
     /// The priority.
     pub priority: Priority,
@@ -76,7 +76,10 @@ impl Flow {
     pub fn of(job: &Job) -> Self {
         Self {
             app: job.app.clone(),
-            topic: job.topic.clone(),
+            topic: match job.kind {
+                Kind::App => job.topic.clone(),
+                Kind::LongWait => Arc::default(),
+            },
             priority: job.priority,
         }
     }

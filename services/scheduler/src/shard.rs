@@ -6,7 +6,7 @@
 //! A shard is the only writer of its partition, so its own decisions are newer than the index. It looks for a job in the
 //! [`Overlay`] first, then in the [`Window`], then in the index.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,22 +18,22 @@ use redeliver_proto::{Message as _, v1};
 use redeliver_service::due::Waiting;
 
 use crate::codec::{self, KeyValue};
-use crate::index::{Change, Cursor, DueScan, Effect, Lookup, MemoryPressure, Row};
+use crate::index::{Change, Cursor, Effect, Lookup, MemoryPressure, Row, Scan};
 use crate::index_messages::{IndexRequest, IndexResponse};
-use crate::job::{Job, JobId, JobState, Kind};
+use crate::job::{Flow, Job, JobId, JobState, Kind};
 use crate::overlay::Overlay;
 use crate::request::{Command, Incoming, NAME, RejectedWait, Request, first_origin, key_hash, shard_of};
 use crate::settings::Settings;
 use crate::topics::Presence;
-use crate::window::{Source, Window};
+use crate::window::{Inserted, Window};
 use crate::{admission, refused};
 
+use self::look_ahead::{LookAhead, Release};
+pub(crate) use self::look_ahead::{Target, WindowRoom};
 use self::outbox::Outbox;
-pub(crate) use self::parked::Target;
-use self::parked::{Parked, SweepScope};
 
+mod look_ahead;
 mod outbox;
-mod parked;
 
 /// The records that a shard writes in one turn.
 #[derive(Debug, Default)]
@@ -139,17 +139,12 @@ const MAX_TURN_BYTES: usize = 8 << 20;
 /// The maximum number of lookups per request, and how many of them may be for jobs, whose records can be large.
 const MAX_LOOKUPS: usize = 2_000;
 const MAX_JOB_LOOKUPS: usize = 200;
-/// The maximum number and size of jobs per due scan.
-const MAX_SCAN_JOBS: usize = 5_000;
-const MAX_SCAN_BYTES: usize = 4 << 20;
 /// The overlay size from which on a shard accepts no commands.
 const MAX_OVERLAY: usize = 100_000;
 const MAX_OVERLAY_BYTES: usize = 64 << 20;
-/// At this multiple of the maximum overlay size, due scans stop as well: dispatching adds to the overlay while no change
+/// At this multiple of the maximum overlay size, scans stop as well: dispatching adds to the overlay while no change
 /// reaches the index.
 const SCAN_OVERLAY_FACTOR: usize = 3;
-/// The maximum number of jobs in the window that waited for a missing topic.
-const MAX_UNPARKED: usize = 2_000;
 /// How long a topic must be missing before a job that was due long ago becomes a dead letter.
 const CONFIRMED_MISSING: Duration = Duration::from_secs(30);
 /// The code of a dead letter for a job whose topic does not exist.
@@ -158,10 +153,6 @@ pub(crate) const TOPIC_MISSING: &str = "topic.missing";
 const FORGET_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Settings {
-    fn max_unparked(&self) -> usize {
-        MAX_UNPARKED.min(self.window_jobs)
-    }
-
     /// Whether a topic has been missing for so long that it is not expected to exist a moment later.
     fn is_confirmed_missing(&self, lasting: Duration) -> bool {
         lasting >= CONFIRMED_MISSING.min(self.missing_topic_timeout)
@@ -214,22 +205,13 @@ enum DueAction {
     DeadLetter,
 }
 
-/// A due scan in progress.
-struct LookAhead {
-    after: Option<Cursor>,
-    until: Timestamp,
-}
-
 /// The state of a shard.
 pub(crate) struct Shard {
     settings: Arc<Settings>,
     number: i32,
     is_live: bool,
     window: Window,
-    parked: Parked,
-    /// The look-ahead cursor. Every scheduled job up to it is in the window, or parked.
-    look_ahead_cursor: Option<Cursor>,
-    look_ahead: Option<LookAhead>,
+    look_ahead: LookAhead,
     overlay: Overlay,
     /// Commands that need a lookup in the index, commands whose lookup is in progress, and items that can be decided. A
     /// command that needs a lookup passes through all three queues.
@@ -256,13 +238,11 @@ pub(crate) struct Shard {
 impl Shard {
     pub(crate) fn new(settings: Arc<Settings>, number: i32) -> Self {
         Self {
+            window: Window::new(settings.window_jobs, settings.window_bytes),
             settings,
             number,
             is_live: false,
-            window: Window::default(),
-            parked: Parked::default(),
-            look_ahead_cursor: None,
-            look_ahead: None,
+            look_ahead: LookAhead::default(),
             overlay: Overlay::default(),
             needs_lookup: VecDeque::new(),
             looking_up: VecDeque::new(),
@@ -297,7 +277,7 @@ impl Shard {
 
     /// The approximate number of jobs that wait for a missing topic.
     pub(crate) fn parked(&self) -> BTreeMap<Target, usize> {
-        self.parked.counts()
+        self.look_ahead.parked()
     }
 
     /// Whether the index has refused changes and has not proven since that it has free memory.
@@ -392,8 +372,7 @@ impl Shard {
                 self.looking_up.iter().filter_map(lookup_for).collect(),
             ));
         }
-        requests.extend(self.request_due_scan(now));
-        requests.extend(self.request_sweep(now));
+        requests.extend(self.request_scan(now));
         // The clock may have been set back.
         let may_forget = now >= self.next_forget || self.next_forget > now.after(FORGET_INTERVAL);
         if !self.is_scanning_forgettable && self.forgettable.is_empty() && may_forget {
@@ -403,76 +382,25 @@ impl Shard {
         requests
     }
 
-    fn request_due_scan(&mut self, now: Timestamp) -> Option<IndexRequest> {
-        let horizon = now.after(self.settings.window * 3 / 4);
+    fn request_scan(&mut self, now: Timestamp) -> Option<IndexRequest> {
         if self.overlay.len() >= SCAN_OVERLAY_FACTOR * MAX_OVERLAY
             || self.overlay.bytes() >= SCAN_OVERLAY_FACTOR * MAX_OVERLAY_BYTES
         {
             return None;
         }
-        if self.look_ahead.is_some() || self.look_ahead_cursor.is_some_and(|cursor| cursor.due > horizon) {
-            return None;
-        }
-        if !self.has_room(Source::LookedUp) {
-            // A job that the next scan finds can be due sooner than looked-up jobs after the cursor, so those make room. A
-            // later scan finds them again.
-            self.window.evict_looked_up_after(self.look_ahead_cursor);
-        }
-        let load = self.window.load(Source::LookedUp);
-        let limit = self
-            .settings
-            .window_jobs
-            .saturating_sub(load.jobs)
-            .min(MAX_SCAN_JOBS);
-        let bytes = self
-            .settings
-            .window_bytes
-            .saturating_sub(load.bytes)
-            .min(MAX_SCAN_BYTES);
-        // A nearly full window waits until there is room for a scan of reasonable size.
-        if limit < MAX_SCAN_JOBS.min(self.settings.window_jobs / 4)
-            || bytes < MAX_SCAN_BYTES.min(self.settings.window_bytes / 8)
-        {
-            return None;
-        }
-        let (after, until) = (self.look_ahead_cursor, now.after(self.settings.window));
-        self.look_ahead = Some(LookAhead { after, until });
-        Some(IndexRequest::DueScan {
-            after,
-            until,
-            limit,
-            bytes,
-        })
-    }
-
-    fn request_sweep(&mut self, now: Timestamp) -> Option<IndexRequest> {
         let settings = &self.settings;
-        self.parked.begin_sweep(now, self.look_ahead_cursor, |topic| {
-            match settings.topics.presence(topic) {
-                Presence::Exists => SweepScope::All,
-                Presence::Missing { lasting } if settings.is_confirmed_missing(lasting) => {
-                    let timeout =
-                        i64::try_from(settings.missing_topic_timeout.as_millis()).unwrap_or(i64::MAX);
-                    SweepScope::Until(Timestamp::from_millis(now.as_millis().saturating_sub(timeout)))
-                }
-                Presence::Missing { .. } | Presence::Unknown => SweepScope::Nothing,
+        let release = |(topic, _): &Target| match settings.topics.presence(topic) {
+            Presence::Exists => Release::All,
+            Presence::Missing { lasting } if settings.is_confirmed_missing(lasting) => {
+                let timeout = i64::try_from(settings.missing_topic_timeout.as_millis()).unwrap_or(i64::MAX);
+                Release::Until(Timestamp::from_millis(now.as_millis().saturating_sub(timeout)))
             }
-        });
-        let load = self.window.load(Source::Unparked);
-        let limit = self.settings.max_unparked().saturating_sub(load.jobs);
-        let bytes = MAX_SCAN_BYTES
-            .min(self.settings.window_bytes)
-            .saturating_sub(load.bytes);
-        if limit == 0 || bytes == 0 {
-            return None;
-        }
-        let (after, until) = self.parked.next_range()?;
-        Some(IndexRequest::Sweep {
-            after,
-            until,
-            limit,
-            bytes,
-        })
+            Presence::Missing { .. } | Presence::Unknown => Release::Nothing,
+        };
+        let request = self
+            .look_ahead
+            .request(now, settings.window, &self.window, release);
+        request.map(IndexRequest::Scan)
     }
 
     /// Handles a response of the indexer.
@@ -494,8 +422,7 @@ impl Shard {
                 self.ready
                     .extend(commands.map(|(command, found)| ReadyItem::Command(command, found)));
             }
-            IndexResponse::DueScan(scan) => self.load(scan, now),
-            IndexResponse::Swept(scan) => self.sweep(scan, now),
+            IndexResponse::Scanned(scan) => self.load(scan, now),
             IndexResponse::Forgettable(ids) => {
                 self.is_scanning_forgettable = false;
                 if ids.is_empty() {
@@ -507,114 +434,63 @@ impl Shard {
         }
     }
 
-    fn load(&mut self, scan: DueScan, now: Timestamp) {
-        let Some(LookAhead { after, until }) = self.look_ahead.take() else {
+    /// Moves the jobs that a scan has found to the window, as far as there is room. The overlay takes precedence over the index.
+    fn load(&mut self, scan: Scan, now: Timestamp) {
+        let Some(parts) = self.look_ahead.begin_load(&scan, now) else {
             return;
         };
-        if self.look_ahead_cursor != after && !mutant!("shard-skips-jobs-during-a-due-scan") {
-            // The cursor was moved back during the scan, because a job before its position did not fit. The next scan
-            // starts there. Advancing the cursor now would skip that job.
-            return;
+        let mut found: HashMap<Flow, BTreeMap<Cursor, Arc<Job>>> = HashMap::new();
+        for job in self.overlay.scheduled() {
+            let (flow, cursor) = (Flow::of(job), Cursor::of(job));
+            let part = self.look_ahead.part_of(&parts, &flow);
+            let is_in_part = part.is_some_and(|part| part.contains(cursor));
+            if is_in_part && self.window.get(job.id).is_none() {
+                found.entry(flow).or_default().insert(cursor, job.clone());
+            }
         }
-        let last = scan.rows.last().map(|row| row.cursor);
-        let complete = Cursor {
-            due: until,
-            id: JobId::from_bytes([0xff; 16]),
-        };
-        let cursor = if scan.is_complete { Some(complete) } else { last };
-        if cursor <= after {
-            return;
-        }
-        let found = self.scheduled_in(scan.rows, |found| Some(found) > after && Some(found) <= cursor);
-        self.look_ahead_cursor = cursor;
-        for (cursor, job) in found {
-            let target = self.settings.target(&job);
-            let presence = self.settings.topics.presence(&target.0);
-            if matches!(presence, Presence::Missing { .. })
-                && self.settings.due_action(presence, &job, now) == DueAction::Park
-            {
-                // It need not become due first: jobs of missing topics would only take up the window.
-                self.parked.park(target, cursor);
+        for scanned in scan.flows {
+            let Some(part) = parts.flows.get(&scanned.flow) else {
                 continue;
-            }
-            if !self.has_room(Source::LookedUp) {
-                self.look_ahead_cursor = Some(cursor.before());
-                break;
-            }
-            self.window.insert(job, Source::LookedUp);
-        }
-    }
-
-    /// The scheduled jobs in a range that are not in the window. The overlay takes precedence over the index.
-    fn scheduled_in(&self, rows: Vec<Row>, is_within: impl Fn(Cursor) -> bool) -> BTreeMap<Cursor, Arc<Job>> {
-        let scheduled = self.overlay.scheduled();
-        let mut found: BTreeMap<Cursor, Arc<Job>> = scheduled
-            .map(|job| (Cursor::of(job), job.clone()))
-            .filter(|(cursor, _)| is_within(*cursor) && self.window.get(cursor.id).is_none())
-            .collect();
-        for row in rows {
-            let id = row.cursor.id;
-            if self.overlay.job(id).is_some() || self.window.get(id).is_some() || !is_within(row.cursor) {
-                continue;
-            }
-            match codec::decode(id, &row.record) {
-                Ok(job) => drop(found.insert(row.cursor, Arc::new(job))),
-                Err(error) => tracing::error!(job = %id, %error, "index contains an invalid job record"),
-            }
-        }
-        found
-    }
-
-    /// Moves parked jobs that need not wait any longer to the window, as far as there is room.
-    fn sweep(&mut self, scan: DueScan, now: Timestamp) {
-        let last = scan
-            .rows
-            .last()
-            .map(|row| row.cursor)
-            .filter(|_| !scan.is_complete);
-        let Some((after, end)) = self.parked.swept_range(last) else {
-            return;
-        };
-        for (cursor, job) in self.scheduled_in(scan.rows, |cursor| cursor > after && cursor <= end) {
-            let target = self.settings.target(&job);
-            let presence = self.settings.topics.presence(&target.0);
-            let waits = self.settings.due_action(presence, &job, now) == DueAction::Park;
-            if !waits && self.window.load(Source::Unparked).jobs >= self.settings.max_unparked() {
-                return self.parked.advance(cursor.before());
-            }
-            self.parked.unpark(&target, cursor);
-            if waits {
-                self.parked.park(target, cursor);
-            } else {
-                self.window.insert(job, Source::Unparked);
-            }
-        }
-        self.parked.advance(end);
-    }
-
-    fn has_room(&self, source: Source) -> bool {
-        let load = self.window.load(source);
-        load.jobs < self.settings.window_jobs && load.bytes < self.settings.window_bytes
-    }
-
-    /// Evicts jobs of this source that are due later until there is room for a job. Returns false if there is none. The
-    /// due scan finds the evicted jobs again.
-    fn make_room(&mut self, source: Source, cursor: Cursor) -> bool {
-        while !self.has_room(source) {
-            let Some(latest) = self.window.latest(source).filter(|latest| *latest > cursor) else {
-                return false;
             };
-            self.window.remove(latest.id);
-            self.rewind_look_ahead(latest);
+            for Row { cursor, record } in scanned.rows {
+                let id = cursor.id;
+                if !part.contains(cursor) || self.overlay.job(id).is_some() || self.window.get(id).is_some() {
+                    continue;
+                }
+                match codec::decode(id, &record) {
+                    Ok(job) => {
+                        let jobs = found.entry(scanned.flow.clone()).or_default();
+                        jobs.insert(cursor, Arc::new(job));
+                    }
+                    Err(error) => tracing::error!(job = %id, %error, "index contains an invalid job record"),
+                }
+            }
         }
-        true
+        for (flow, part) in &parts.flows {
+            let jobs = found.remove(flow).unwrap_or_default();
+            let to = self.load_flow(jobs).map_or(part.to, Cursor::before);
+            self.look_ahead.loaded(flow, to);
+        }
+        for (flow, jobs) in found {
+            if let Some(left) = self.load_flow(jobs) {
+                self.look_ahead.rewind(&flow, left);
+            }
+        }
     }
 
-    /// Moves the look-ahead cursor back to before a job that is not in the window, so that the due scan finds it.
-    fn rewind_look_ahead(&mut self, cursor: Cursor) {
-        if Some(cursor) <= self.look_ahead_cursor && !mutant!("shard-forgets-evicted-jobs") {
-            self.look_ahead_cursor = Some(cursor.before());
+    /// Moves jobs of one flow to the window, and returns the position of the first one for which there is no room.
+    fn load_flow(&mut self, jobs: BTreeMap<Cursor, Arc<Job>>) -> Option<Cursor> {
+        jobs.into_iter()
+            .find_map(|(cursor, job)| (!self.keep_in_window(job)).then_some(cursor))
+    }
+
+    /// Adds a job to the window if there is room. Jobs that made room are read again.
+    fn keep_in_window(&mut self, job: Arc<Job>) -> bool {
+        let Inserted { fits, evicted } = self.window.insert(job);
+        for job in evicted {
+            self.look_ahead.rewind(&Flow::of(&job), Cursor::of(&job));
         }
+        fits
     }
 
     /// Decides commands and dispatches due jobs, until what is to be written fills the room.
@@ -634,7 +510,7 @@ impl Shard {
         // Commands and due jobs get half of a turn each, so that neither delays the other for long. The priority of a new
         // job is unknown until its command is decided. So while more is ready than fits into a turn and the window has room,
         // commands get three quarters: a job of high priority is found sooner behind many others in the ingest topic.
-        let for_commands = if is_due && self.is_crowded && self.has_room(Source::Commanded) {
+        let for_commands = if is_due && self.is_crowded && self.window.of_new_flow() > 0 {
             room.quarters(3)
         } else {
             half
@@ -663,7 +539,7 @@ impl Shard {
             match self.settings.due_action(presence, &job, now) {
                 DueAction::Dispatch => self.dispatch(&job, target.0, now, &mut writes),
                 DueAction::Park if mutant!("shard-forgets-parked-jobs") => {}
-                DueAction::Park => self.parked.park(target, Cursor::of(&job)),
+                DueAction::Park => self.park(&job, target, now),
                 DueAction::DeadLetter => self.dead_letter(&job, target, now, &mut writes),
             }
         }
@@ -793,12 +669,11 @@ impl Shard {
         }
         let proto_job = codec::to_proto(&job, false);
         let job = Arc::new(job);
-        // While more jobs are due than can leave, a due job queues with the others, by priority.
+        // While more jobs are due than can leave, a due job queues with the others.
         let topic = self.settings.destination(&job);
         let presence = self.settings.topics.presence(&topic);
         let is_due = job.due <= now && self.settings.due_action(presence, &job, now) == DueAction::Dispatch;
-        let must_queue = is_due && self.is_crowded && self.make_room(Source::Commanded, Cursor::of(&job));
-        if is_due && !must_queue {
+        if is_due && !self.is_crowded {
             self.dispatch(&job, topic, now, writes);
         } else {
             self.save(job, now, writes);
@@ -878,7 +753,6 @@ impl Shard {
             Err(outcome) => return *outcome,
         };
         writes.tally.cancelled += 1;
-        self.unpark(&job);
         let job = mutant!(
             "shard-ignores-cancellations",
             self.end_job(&job, JobState::Cancelled, now, writes),
@@ -900,7 +774,6 @@ impl Shard {
             Err(outcome) => return *outcome,
         };
         writes.tally.rescheduled += 1;
-        self.unpark(&job);
         let job = Arc::new(Job {
             due,
             revision: job.revision + 1,
@@ -909,14 +782,6 @@ impl Shard {
         });
         self.save(job.clone(), now, writes);
         outcome(v1::Outcome::Rescheduled, Some(&job), String::new())
-    }
-
-    /// Takes a job out of the parked jobs, if it is one: every scheduled job up to the look-ahead cursor is in the window or
-    /// parked.
-    fn unpark(&mut self, job: &Job) {
-        if Some(Cursor::of(job)) <= self.look_ahead_cursor && self.window.get(job.id).is_none() {
-            self.parked.unpark(&self.settings.target(job), Cursor::of(job));
-        }
     }
 
     /// The job, if it is scheduled; otherwise the outcome to answer with.
@@ -987,12 +852,19 @@ impl Shard {
         };
         let failure = Failure::permanent(TOPIC_MISSING, message);
         if !refused::replace(&self.settings, &mut output, &failure, now) {
-            tracing::error!(job = %job.id, topic = &**topic, "cannot write a dead letter for the job; it stays parked");
-            return self.parked.park(target, Cursor::of(job));
+            tracing::error!(job = %job.id, topic = &**topic, "cannot write a dead letter for the job; it is kept");
+            return self.park(job, target, now);
         }
         writes.tally.dead += 1;
         writes.push(output);
         self.end_job(job, JobState::Expired, now, writes);
+    }
+
+    /// Keeps a due job out of the window, and all jobs of its flow with it, until its topic exists.
+    fn park(&mut self, job: &Job, target: Target, now: Timestamp) {
+        let flow = Flow::of(job);
+        self.window.remove_flow(&flow);
+        self.look_ahead.park(&flow, target, Cursor::of(job), now);
     }
 
     fn dispatch_headers(&self, job: &Job, now: Timestamp) -> Headers {
@@ -1015,14 +887,15 @@ impl Shard {
     /// Writes the state of a scheduled job, and keeps the job in the window if it is due soon.
     fn save(&mut self, job: Arc<Job>, now: Timestamp, writes: &mut Writes) {
         self.write_state(&job, writes);
-        let cursor = Cursor::of(&job);
+        let (flow, cursor) = (Flow::of(&job), Cursor::of(&job));
         let is_due_soon =
-            job.due <= now.after(self.settings.window) || Some(cursor) <= self.look_ahead_cursor;
-        if is_due_soon && self.make_room(Source::Commanded, cursor) {
-            self.window.insert(job, Source::Commanded);
-        } else {
-            self.window.remove(job.id);
-            self.rewind_look_ahead(cursor);
+            job.due <= now.after(self.settings.window) || self.look_ahead.has_passed(&flow, cursor);
+        // While earlier jobs of the flow are still to be read, this one is read after them.
+        let is_next = self.look_ahead.is_next(&flow, cursor) && !self.look_ahead.is_parked(&flow);
+        let id = job.id;
+        if !(is_due_soon && is_next && self.keep_in_window(job)) {
+            self.window.remove(id);
+            self.look_ahead.rewind(&flow, cursor);
         }
     }
 

@@ -1,19 +1,15 @@
 //! The window of a shard: the jobs that are due soon, in memory, in the order in which they are dispatched.
 //!
-//! Until a job is due, it is ordered by due time. Once it is due, it is in the queue of its application. There, a lower
-//! priority counts like a later due time, so no job is overtaken for longer than that. Applications take turns, so that a
-//! burst of one does not delay the others.
+//! The jobs of a [`Flow`] are dispatched in the order of their due times. Between the flows of an application, a lower priority
+//! counts like a later due time, so no job is overtaken for longer than that. Applications take turns. So a burst of one does
+//! not delay the others.
 //!
-//! A job that is cancelled or rescheduled after it was due leaves its old entry in a queue. The revision identifies such
-//! an entry when it is popped. A job that is not due any more when it is popped, because the clock was set back, is ordered
-//! by due time again.
-//!
-//! Looked-up jobs and jobs from commands are counted separately, so that each kind can have room of its own. In shared
-//! room, a large burst that was scheduled earlier would keep new jobs out until it is over, and many new jobs would keep
-//! out those that were scheduled before them.
+//! All flows share the memory of the window. As long as there is room, a flow can use all of it. In a full window, a flow that
+//! uses less than its share makes those that use more give up their latest jobs; within a flow, an earlier job replaces a later
+//! one. The look-ahead reads the evicted jobs again in time.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeSet, BinaryHeap, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::ops::Bound;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,7 +17,8 @@ use redeliver_core::Timestamp;
 use redeliver_service::due::Waiting;
 
 use crate::index::Cursor;
-use crate::job::{Job, JobId, Priority};
+use crate::job::{Flow, Job, JobId, Priority};
+use crate::shard::WindowRoom;
 
 /// How long jobs of high priority may overtake a due job of this priority.
 fn priority_delay(priority: Priority) -> Duration {
@@ -32,61 +29,158 @@ fn priority_delay(priority: Priority) -> Duration {
     }
 }
 
-/// The due time including the delay of the priority, the id and the revision of a due job.
-type QueuedJob = Reverse<(Timestamp, JobId, u32)>;
-
-/// How a job came into the window.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Source {
-    /// From the index.
-    LookedUp,
-    /// From a command that scheduled or rescheduled it when it was due soon.
-    Commanded,
-    /// Parked before.
-    Unparked,
+/// The memory of a window.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    /// In bytes.
+    all: usize,
+    /// Each job counts at least as many bytes, which limits the number of jobs.
+    per_job: usize,
 }
 
-impl Source {
-    const ALL: [Self; 3] = [Self::LookedUp, Self::Commanded, Self::Unparked];
-}
-
-/// The number and the size in bytes of the jobs of one source.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Load {
-    pub(crate) jobs: usize,
-    pub(crate) bytes: usize,
-}
-
-/// The jobs of one source.
-#[derive(Debug, Default)]
-struct SourceJobs {
-    load: Load,
-    /// Jobs that are not queued as due.
-    upcoming: BTreeSet<Cursor>,
+impl Limits {
+    fn cost_of(self, job: &Job) -> usize {
+        job.size().max(self.per_job)
+    }
 }
 
 /// The window of a shard.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Window {
-    jobs: HashMap<JobId, (Arc<Job>, Source)>,
-    looked_up: SourceJobs,
-    commanded: SourceJobs,
-    unparked: SourceJobs,
-    /// The queues of due jobs by application. No queue is empty.
-    due: HashMap<Arc<str>, BinaryHeap<QueuedJob>>,
-    /// The applications in `due`, each once, in the order of their turns.
-    rotation: VecDeque<Arc<str>>,
+    limits: Limits,
+    jobs: HashMap<JobId, (Arc<Job>, FlowIndex)>,
+    /// What all jobs cost, in bytes.
+    cost: usize,
+    /// All flows that have ever had a job here. Their number is bounded by the configuration.
+    flows: Vec<FlowJobs>,
+    indexes: HashMap<Flow, FlowIndex>,
+    /// The number of flows with jobs.
+    active: usize,
+    apps: Vec<App>,
+    app_indexes: HashMap<Arc<str>, usize>,
+    /// Flows whose first job was not due yet, by its due time.
+    upcoming: BTreeSet<(Timestamp, FlowIndex)>,
+    /// The applications with due flows, each once, in the order of their turns.
+    rotation: VecDeque<usize>,
+}
+
+type FlowIndex = usize;
+
+/// The jobs of a flow.
+#[derive(Debug)]
+struct FlowJobs {
+    priority: Priority,
+    app: usize,
+    jobs: BTreeSet<Cursor>,
+    cost: usize,
+    /// The number of jobs that are due at or before `counted`.
+    due: usize,
+    counted: Timestamp,
+    place: Place,
+}
+
+/// The last position with this due time.
+fn end_of(due: Timestamp) -> Cursor {
+    Cursor {
+        due,
+        id: JobId::from_bytes([0xff; 16]),
+    }
+}
+
+impl FlowJobs {
+    fn insert(&mut self, cursor: Cursor, cost: usize) {
+        self.cost += cost;
+        self.due += usize::from(self.jobs.insert(cursor) && cursor.due <= self.counted);
+    }
+
+    fn remove(&mut self, cursor: Cursor, cost: usize) {
+        self.cost -= cost;
+        self.due -= usize::from(self.jobs.remove(&cursor) && cursor.due <= self.counted);
+    }
+
+    /// The number of jobs that are due at `now`. Counts each job once while the clock advances.
+    fn count_due(&self, now: Timestamp) -> usize {
+        if now == self.counted {
+            self.due
+        } else if now > self.counted {
+            let more = (
+                Bound::Excluded(end_of(self.counted)),
+                Bound::Included(end_of(now)),
+            );
+            self.due + self.jobs.range(more).count()
+        } else {
+            self.jobs.range(..=end_of(now)).count()
+        }
+    }
+
+    fn is_due(&self, now: Timestamp) -> bool {
+        self.jobs.first().is_some_and(|first| first.due <= now)
+    }
+}
+
+/// Where a flow is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// Nowhere: it has no jobs.
+    None,
+    /// In [`Window::upcoming`], with this due time.
+    Upcoming(Timestamp),
+    /// In [`App::due`]. Its first job was due when it was put there.
+    Due,
+}
+
+#[derive(Debug, Default)]
+struct App {
+    /// Its flows that are due.
+    due: Vec<FlowIndex>,
+}
+
+/// The result of [`Window::insert`].
+#[derive(Debug, Default)]
+pub(crate) struct Inserted {
+    /// Whether the job is in the window.
+    pub(crate) fits: bool,
+    /// The jobs that made room, latest first.
+    pub(crate) evicted: Vec<Arc<Job>>,
 }
 
 impl Window {
-    /// Inserts a job, and replaces an older revision of it.
-    pub(crate) fn insert(&mut self, job: Arc<Job>, source: Source) {
+    /// A window for at most `jobs` jobs with at most `bytes` bytes, except that a single job can be larger.
+    pub(crate) fn new(jobs: usize, bytes: usize) -> Self {
+        let limits = Limits {
+            all: bytes.max(1),
+            per_job: bytes.div_ceil(jobs.max(1)).max(1),
+        };
+        Self {
+            limits,
+            jobs: HashMap::new(),
+            cost: 0,
+            flows: Vec::new(),
+            indexes: HashMap::new(),
+            active: 0,
+            apps: Vec::new(),
+            app_indexes: HashMap::new(),
+            upcoming: BTreeSet::new(),
+            rotation: VecDeque::new(),
+        }
+    }
+
+    /// Inserts a job, and replaces an older revision of it, also if there is no room for the new one.
+    pub(crate) fn insert(&mut self, job: Arc<Job>) -> Inserted {
         self.remove(job.id);
-        let jobs_of = self.jobs_of_mut(source);
-        jobs_of.load.jobs += 1;
-        jobs_of.load.bytes += job.size();
-        jobs_of.upcoming.insert(Cursor::of(&job));
-        self.jobs.insert(job.id, (job, source));
+        let index = self.index_of(&job);
+        let (cursor, cost) = (Cursor::of(&job), self.limits.cost_of(&job));
+        let mut evicted = Vec::new();
+        if !self.make_room(index, cursor, cost, &mut evicted) {
+            return Inserted { fits: false, evicted };
+        }
+        self.cost += cost;
+        let flow = &mut self.flows[index];
+        self.active += usize::from(flow.jobs.is_empty());
+        flow.insert(cursor, cost);
+        self.jobs.insert(job.id, (job, index));
+        self.keep_upcoming(index);
+        Inserted { fits: true, evicted }
     }
 
     pub(crate) fn get(&self, id: JobId) -> Option<&Arc<Job>> {
@@ -94,42 +188,23 @@ impl Window {
     }
 
     pub(crate) fn remove(&mut self, id: JobId) -> Option<Arc<Job>> {
-        let (job, source) = self.jobs.remove(&id)?;
-        let jobs_of = self.jobs_of_mut(source);
-        jobs_of.load.jobs -= 1;
-        jobs_of.load.bytes -= job.size();
-        jobs_of.upcoming.remove(&Cursor::of(&job));
+        let (job, index) = self.jobs.remove(&id)?;
+        let cost = self.limits.cost_of(&job);
+        self.cost -= cost;
+        let flow = &mut self.flows[index];
+        flow.remove(Cursor::of(&job), cost);
+        self.active -= usize::from(flow.jobs.is_empty());
+        self.keep_upcoming(index);
         Some(job)
     }
 
-    /// The latest job of a source that is not queued as due.
-    pub(crate) fn latest(&self, source: Source) -> Option<Cursor> {
-        self.jobs_of(source).upcoming.last().copied()
-    }
-
-    /// Removes looked-up jobs after a cursor.
-    pub(crate) fn evict_looked_up_after(&mut self, cursor: Option<Cursor>) {
-        while let Some(latest) = self
-            .latest(Source::LookedUp)
-            .filter(|latest| Some(*latest) > cursor)
-        {
-            self.remove(latest.id);
-        }
-    }
-
-    fn jobs_of(&self, source: Source) -> &SourceJobs {
-        match source {
-            Source::LookedUp => &self.looked_up,
-            Source::Commanded => &self.commanded,
-            Source::Unparked => &self.unparked,
-        }
-    }
-
-    fn jobs_of_mut(&mut self, source: Source) -> &mut SourceJobs {
-        match source {
-            Source::LookedUp => &mut self.looked_up,
-            Source::Commanded => &mut self.commanded,
-            Source::Unparked => &mut self.unparked,
+    /// Removes all jobs of a flow.
+    pub(crate) fn remove_flow(&mut self, flow: &Flow) {
+        let Some(&index) = self.indexes.get(flow) else {
+            return;
+        };
+        while let Some(cursor) = self.flows[index].jobs.last().copied() {
+            self.remove(cursor.id);
         }
     }
 
@@ -137,8 +212,109 @@ impl Window {
         self.jobs.len()
     }
 
-    pub(crate) fn load(&self, source: Source) -> Load {
-        self.jobs_of(source).load
+    fn room(&self, own: usize, is_new: bool) -> usize {
+        let free = self.limits.all.saturating_sub(self.cost);
+        let unused = self.share(is_new).saturating_sub(own);
+        free.max(unused) / self.limits.per_job
+    }
+
+    /// What each flow may cost in a full window.
+    fn share(&self, is_new: bool) -> usize {
+        self.limits.all / (self.active + usize::from(is_new)).max(1)
+    }
+
+    /// Evicts jobs until there is room for one of this flow. Returns false if there is none.
+    fn make_room(
+        &mut self,
+        index: FlowIndex,
+        cursor: Cursor,
+        cost: usize,
+        evicted: &mut Vec<Arc<Job>>,
+    ) -> bool {
+        while self.cost + cost > self.limits.all && !self.jobs.is_empty() {
+            let own = &self.flows[index];
+            let share = self.share(own.jobs.is_empty());
+            let may_replace = own.jobs.last().is_some_and(|latest| *latest > cursor);
+            let largest = self
+                .largest_flow()
+                .filter(|largest| *largest != index && self.flows[index].cost + cost <= share);
+            match largest {
+                Some(largest) => self.shrink(largest, share, cost, evicted),
+                None if may_replace => evicted.extend(self.remove_latest(index)),
+                None => return false,
+            }
+        }
+        true
+    }
+
+    /// Evicts the latest jobs of a flow: at least one, and enough for a job of this cost or, if the flow exceeds its share by more, for
+    /// several, because looking for the largest flow takes a while.
+    fn shrink(&mut self, index: FlowIndex, share: usize, cost: usize, evicted: &mut Vec<Arc<Job>>) {
+        let room = cost.max(self.limits.all / 16);
+        loop {
+            evicted.extend(self.remove_latest(index));
+            if self.flows[index].cost <= share || self.cost + room <= self.limits.all {
+                return;
+            }
+        }
+    }
+
+    fn largest_flow(&self) -> Option<FlowIndex> {
+        let flows = self.flows.iter().enumerate().filter(|(_, flow)| flow.cost > 0);
+        flows.max_by_key(|(_, flow)| flow.cost).map(|(index, _)| index)
+    }
+
+    fn remove_latest(&mut self, index: FlowIndex) -> Option<Arc<Job>> {
+        let latest = *self.flows[index].jobs.last()?;
+        self.remove(latest.id)
+    }
+
+    fn index_of(&mut self, job: &Job) -> FlowIndex {
+        let flow = Flow::of(job);
+        if let Some(index) = self.indexes.get(&flow) {
+            return *index;
+        }
+        let app = match self.app_indexes.get(&flow.app) {
+            Some(app) => *app,
+            None => {
+                self.apps.push(App::default());
+                self.app_indexes.insert(flow.app.clone(), self.apps.len() - 1);
+                self.apps.len() - 1
+            }
+        };
+        self.flows.push(FlowJobs {
+            priority: flow.priority,
+            app,
+            jobs: BTreeSet::new(),
+            cost: 0,
+            due: 0,
+            counted: Timestamp::from_millis(0),
+            place: Place::None,
+        });
+        let index = self.flows.len() - 1;
+        self.indexes.insert(flow, index);
+        index
+    }
+
+    /// Keeps a flow that is not due in the order of the due times of first jobs.
+    fn keep_upcoming(&mut self, index: FlowIndex) {
+        let flow = &mut self.flows[index];
+        let place = match (flow.place, flow.jobs.first()) {
+            // The next turn of its application moves it, if it is empty or not due any more.
+            (Place::Due, _) => return,
+            (_, Some(first)) => Place::Upcoming(first.due),
+            (_, None) => Place::None,
+        };
+        let before = std::mem::replace(&mut flow.place, place);
+        if before == place {
+            return;
+        }
+        if let Place::Upcoming(due) = before {
+            self.upcoming.remove(&(due, index));
+        }
+        if let Place::Upcoming(due) = place {
+            self.upcoming.insert((due, index));
+        }
     }
 
     /// Whether due jobs were left at the last [`Window::pop_due`].
@@ -148,101 +324,89 @@ impl Window {
 
     /// When the next job is due; in the past if due jobs are queued.
     pub(crate) fn next_due(&self) -> Option<Timestamp> {
-        if !self.rotation.is_empty() {
+        if self.has_backlog() {
             return Some(Timestamp::from_millis(0));
         }
-        let sources = Source::ALL.into_iter().map(|source| self.jobs_of(source));
-        let first = sources.filter_map(|jobs_of| jobs_of.upcoming.first()).min();
-        first.map(|cursor| cursor.due)
+        self.upcoming.first().map(|(due, _)| *due)
     }
 
     /// What waits. Of the due jobs of an application, the one that is dispatched next counts as the earliest, although one of
     /// lower priority may have been due for up to 10 s longer.
     pub(crate) fn waiting(&self, now: Timestamp) -> Waiting {
-        let queues = self.due.values();
-        let heads = queues.clone().filter_map(|queue| {
-            let Reverse((_, id, revision)) = queue.peek()?;
-            let job = self.get(*id).filter(|job| job.revision == *revision);
-            job.map(|job| job.due)
-        });
-        let sources = Source::ALL.map(|source| &self.jobs_of(source).upcoming);
-        let upcoming = sources
-            .iter()
-            .filter_map(|jobs| jobs.first().map(|cursor| cursor.due));
-        let is_due = |cursor: &&Cursor| cursor.due <= now;
-        let due_now = sources.iter().map(|jobs| jobs.iter().take_while(is_due).count());
+        let flows = self.flows.iter().filter(|flow| !flow.jobs.is_empty());
+        let firsts = flows.clone().filter_map(|flow| flow.jobs.first());
         Waiting {
-            earliest: heads.chain(upcoming).min(),
-            due: queues.map(BinaryHeap::len).sum::<usize>() + due_now.sum::<usize>(),
+            earliest: firsts.map(|cursor| cursor.due).min(),
+            due: flows.map(|flow| flow.count_due(now)).sum(),
         }
-    }
-
-    fn is_current(&self, id: JobId, revision: u32) -> bool {
-        self.get(id).is_some_and(|job| job.revision == revision)
     }
 
     /// Removes and returns the next due job.
     pub(crate) fn pop_due(&mut self, now: Timestamp) -> Option<Arc<Job>> {
-        self.queue_due(now);
+        while let Some((_, index)) = self.upcoming.first().copied().filter(|(due, _)| *due <= now) {
+            self.upcoming.pop_first();
+            let flow = &mut self.flows[index];
+            flow.place = Place::Due;
+            let due = &mut self.apps[flow.app].due;
+            if due.is_empty() {
+                self.rotation.push_back(flow.app);
+            }
+            due.push(index);
+        }
         while let Some(app) = self.rotation.pop_front() {
-            let Some(queue) = self.due.get_mut(&app) else {
-                continue;
-            };
-            let entry = queue.pop();
-            if queue.is_empty() {
-                self.due.remove(&app);
-            } else {
+            let next = self.next_of(app, now);
+            if !self.apps[app].due.is_empty() {
                 self.rotation.push_back(app);
             }
-            let Some(Reverse((_, id, revision))) = entry else {
-                continue;
-            };
-            if !self.is_current(id, revision) {
-                continue;
+            if next.is_some() {
+                return next;
             }
-            // The job was queued by a later time: the clock has been set back.
-            if self.get(id).is_some_and(|job| job.due > now) {
-                self.wait_again(id);
-                continue;
-            }
-            return self.remove(id);
         }
         None
     }
 
-    /// Orders a job that was queued as due by its due time again.
-    fn wait_again(&mut self, id: JobId) {
-        if let Some((job, source)) = self.jobs.get(&id) {
-            let (cursor, source) = (Cursor::of(job), *source);
-            self.jobs_of_mut(source).upcoming.insert(cursor);
+    /// Removes and returns the next due job of an application. Flows that are not due any more, because they are empty or the
+    /// clock was set back, leave [`App::due`].
+    fn next_of(&mut self, app: usize, now: Timestamp) -> Option<Arc<Job>> {
+        let mut due = std::mem::take(&mut self.apps[app].due);
+        let mut others = Vec::new();
+        due.retain(|index| {
+            let flow = &mut self.flows[*index];
+            (flow.due, flow.counted) = (flow.count_due(now), now);
+            let is_due = flow.is_due(now);
+            if !is_due {
+                others.push(*index);
+            }
+            is_due
+        });
+        for index in others {
+            self.flows[index].place = Place::None;
+            self.keep_upcoming(index);
         }
+        let firsts = due.iter().filter_map(|index| {
+            let flow = &self.flows[*index];
+            let first = flow.jobs.first()?;
+            Some((first.due.after(priority_delay(flow.priority)), first.id))
+        });
+        let next = firsts.min();
+        self.apps[app].due = due;
+        self.remove(next?.1)
+    }
+}
+
+impl WindowRoom for Window {
+    fn of(&self, flow: &Flow) -> usize {
+        let own = self.indexes.get(flow).map(|index| &self.flows[*index]);
+        let is_new = own.is_none_or(|own| own.jobs.is_empty());
+        self.room(own.map_or(0, |own| own.cost), is_new)
     }
 
-    /// Moves jobs that are due by now to the queues of their applications.
-    fn queue_due(&mut self, now: Timestamp) {
-        for source in Source::ALL {
-            while let Some(cursor) = self.jobs_of(source).upcoming.first().copied() {
-                if cursor.due > now {
-                    break;
-                }
-                self.jobs_of_mut(source).upcoming.pop_first();
-                let Some((job, _)) = self.jobs.get(&cursor.id) else {
-                    continue;
-                };
-                let entry = Reverse((
-                    cursor.due.after(priority_delay(job.priority)),
-                    job.id,
-                    job.revision,
-                ));
-                match self.due.get_mut(&job.app) {
-                    Some(queue) => queue.push(entry),
-                    None => {
-                        self.rotation.push_back(job.app.clone());
-                        self.due.entry(job.app.clone()).or_default().push(entry);
-                    }
-                }
-            }
-        }
+    fn of_new_flow(&self) -> usize {
+        self.room(0, true)
+    }
+
+    fn worthwhile(&self) -> usize {
+        (self.share(true) / self.limits.per_job / 4).max(1)
     }
 }
 
@@ -273,6 +437,10 @@ mod tests {
         })
     }
 
+    fn window() -> Window {
+        Window::new(10_000, 64 << 20)
+    }
+
     fn pop_all(window: &mut Window, now: i64) -> Vec<u64> {
         std::iter::from_fn(|| window.pop_due(Timestamp::from_millis(now)))
             .map(|job| job.id.offset())
@@ -281,25 +449,22 @@ mod tests {
 
     #[test]
     fn high_priority_is_dispatched_first_and_low_priority_is_not_starved() {
-        let mut window = Window::default();
-        window.insert(job(1, "a", 0, Priority::Low), Source::Commanded);
-        window.insert(job(2, "a", 50, Priority::Normal), Source::Commanded);
-        window.insert(job(3, "a", 100, Priority::High), Source::Commanded);
+        let mut window = window();
+        window.insert(job(1, "a", 0, Priority::Low));
+        window.insert(job(2, "a", 50, Priority::Normal));
+        window.insert(job(3, "a", 100, Priority::High));
         assert_eq!(pop_all(&mut window, 100), [3, 2, 1]);
-        window.insert(job(1, "a", 0, Priority::Low), Source::Commanded);
-        window.insert(job(2, "a", 10_001, Priority::High), Source::Commanded);
+        window.insert(job(1, "a", 0, Priority::Low));
+        window.insert(job(2, "a", 10_001, Priority::High));
         assert_eq!(pop_all(&mut window, 10_001), [1, 2]);
-        assert_eq!(
-            (window.len(), window.load(Source::Commanded)),
-            (0, Load::default())
-        );
+        assert_eq!((window.len(), window.cost), (0, 0));
     }
 
     #[test]
     fn jobs_that_are_due_are_counted_whether_they_are_queued_or_not() {
-        let mut window = Window::default();
+        let mut window = window();
         for (number, app, due) in [(1, "a", 100), (2, "a", 200), (3, "b", 300), (4, "b", 900)] {
-            window.insert(job(number, app, due, Priority::Normal), Source::Commanded);
+            window.insert(job(number, app, due, Priority::Normal));
         }
         let at = Timestamp::from_millis;
         let waiting = |earliest, due| Waiting {
@@ -318,11 +483,11 @@ mod tests {
 
     #[test]
     fn a_burst_of_one_application_does_not_delay_another() {
-        let mut window = Window::default();
+        let mut window = window();
         for number in 0..1000 {
-            window.insert(job(number, "burst", 0, Priority::Normal), Source::Commanded);
+            window.insert(job(number, "burst", 0, Priority::Normal));
         }
-        window.insert(job(2000, "trickle", 500, Priority::Normal), Source::Commanded);
+        window.insert(job(2000, "trickle", 500, Priority::Normal));
         let first: Vec<u64> = (0..2)
             .filter_map(|_| window.pop_due(Timestamp::from_millis(500)))
             .map(|job| job.id.offset())
@@ -332,18 +497,18 @@ mod tests {
 
     #[test]
     fn an_older_revision_is_never_popped() {
-        let mut window = Window::default();
-        window.insert(job(1, "a", 10, Priority::Normal), Source::Commanded);
+        let mut window = window();
+        window.insert(job(1, "a", 10, Priority::Normal));
         let later = Job {
             revision: 2,
             due: Timestamp::from_millis(50),
             ..(*job(1, "a", 0, Priority::Normal)).clone()
         };
-        window.insert(Arc::new(later), Source::LookedUp);
+        window.insert(Arc::new(later));
         assert!(pop_all(&mut window, 49).is_empty());
         assert_eq!(window.next_due(), Some(Timestamp::from_millis(50)));
         assert_eq!(pop_all(&mut window, 50), [1]);
-        window.insert(job(2, "a", 60, Priority::Normal), Source::Commanded);
+        window.insert(job(2, "a", 60, Priority::Normal));
         assert!(
             window
                 .remove(JobId::new(Timestamp::from_millis(0), 0, 2))
@@ -355,9 +520,9 @@ mod tests {
 
     #[test]
     fn a_queued_job_waits_again_when_the_clock_is_set_back() {
-        let mut window = Window::default();
-        window.insert(job(1, "a", 90, Priority::Normal), Source::Commanded);
-        window.insert(job(2, "a", 100, Priority::Normal), Source::LookedUp);
+        let mut window = window();
+        window.insert(job(1, "a", 90, Priority::Normal));
+        window.insert(job(2, "a", 100, Priority::Normal));
         let first = window.pop_due(Timestamp::from_millis(100)).unwrap();
         assert_eq!((first.id.offset(), window.has_backlog()), (1, true));
         assert!(pop_all(&mut window, 99).is_empty());
@@ -366,17 +531,99 @@ mod tests {
         assert_eq!(window.next_due(), None);
     }
 
+    fn insert(window: &mut Window, number: i64, app: &str, due: i64) -> (bool, Vec<u64>) {
+        let Inserted { fits, evicted } = window.insert(job(number, app, due, Priority::Normal));
+        (fits, evicted.iter().map(|job| job.id.offset()).collect())
+    }
+
+    #[test]
+    fn a_full_window_keeps_the_earliest_jobs_of_a_flow() {
+        let mut window = Window::new(3, 3 << 20);
+        for number in 0..3 {
+            assert_eq!(insert(&mut window, number, "a", 100 * number), (true, vec![]));
+        }
+        assert_eq!(insert(&mut window, 3, "a", 300), (false, vec![]));
+        assert_eq!(insert(&mut window, 4, "a", 150), (true, vec![2]));
+        // A later revision that does not fit replaces the older one all the same.
+        assert_eq!(insert(&mut window, 0, "a", 400), (true, vec![]));
+        assert_eq!(insert(&mut window, 5, "a", 50), (true, vec![0]));
+        assert_eq!(pop_all(&mut window, 1_000), [5, 1, 4]);
+    }
+
+    #[test]
+    fn a_flow_below_its_share_makes_larger_ones_give_up_their_latest_jobs() {
+        let mut window = Window::new(8, 8 << 20);
+        for number in 0..8 {
+            insert(&mut window, number, "burst", number);
+        }
+        // Also while the burst is due.
+        assert_eq!(
+            window
+                .pop_due(Timestamp::from_millis(100))
+                .map(|job| job.id.offset()),
+            Some(0)
+        );
+        assert_eq!(window.of_new_flow(), 4);
+        let evicted: Vec<u64> = (10..14)
+            .flat_map(|number| {
+                let (fits, evicted) = insert(&mut window, number, "late", 1_000 + number);
+                assert!(fits, "{number}");
+                evicted
+            })
+            .collect();
+        assert_eq!(evicted, [7, 6, 5]);
+        assert_eq!(insert(&mut window, 14, "late", 2_000), (false, vec![]));
+        assert_eq!(insert(&mut window, 8, "burst", 8), (false, vec![]));
+        assert_eq!((window.len(), window.of_new_flow()), (8, 2));
+        assert_eq!(pop_all(&mut window, 5_000).len(), 8);
+    }
+
     proptest! {
+        #[test]
+        fn a_window_never_exceeds_its_limits_and_loses_no_job_silently(
+            steps in proptest::collection::vec((0_i64..40, 0_i64..200, 0..6_usize, 0..3_usize), 0..300),
+        ) {
+            let mut window = Window::new(16, 16 << 10);
+            let mut expected = BTreeSet::new();
+            let mut now = 0;
+            for (number, due, app, action) in steps {
+                if action == 0 {
+                    now = due;
+                    if let Some(job) = window.pop_due(Timestamp::from_millis(now)) {
+                        expected.remove(&job.id.offset());
+                    }
+                    continue;
+                }
+                // A job never changes its flow.
+                let app = ["a", "b", "c", "d", "e", "f"][(app + usize::try_from(number).unwrap()) % 2 + usize::try_from(number % 5).unwrap()];
+                let number = number * 10 + i64::from(app.as_bytes()[0] - b'a');
+                let (fits, evicted) = insert(&mut window, number, app, due);
+                for evicted in evicted {
+                    prop_assert!(expected.remove(&evicted), "evicted {evicted}");
+                }
+                let number = u64::try_from(number).unwrap();
+                if fits { expected.insert(number); } else { expected.remove(&number); }
+                prop_assert!(window.len() <= 16 && window.cost <= 16 << 10);
+                prop_assert_eq!(window.len(), expected.len());
+                let waiting = window.waiting(Timestamp::from_millis(now));
+                let due = window.jobs.values().filter(|(job, _)| job.due.as_millis() <= now).count();
+                prop_assert_eq!(waiting.due, due);
+            }
+            let mut popped = pop_all(&mut window, 1_000);
+            popped.sort_unstable();
+            prop_assert_eq!(popped, expected.into_iter().collect::<Vec<_>>());
+        }
+
         #[test]
         fn no_job_is_popped_early_or_lost_when_the_clock_is_set_back_and_forth(
             jobs in proptest::collection::vec((0_i64..1000, 0..3_usize, 0..3_usize), 0..100),
             turns in proptest::collection::vec((0_i64..1000, 0..20_usize), 0..20),
         ) {
             let priorities = [Priority::High, Priority::Normal, Priority::Low];
-            let mut window = Window::default();
+            let mut window = window();
             for (number, (due, app, priority)) in jobs.iter().enumerate() {
                 let job = job(i64::try_from(number).unwrap(), ["a", "b", "c"][*app], *due, priorities[*priority]);
-                window.insert(job, Source::ALL[number % 3]);
+                window.insert(job);
             }
             let mut popped = Vec::new();
             for (now, limit) in turns.into_iter().chain([(1000, usize::MAX)]) {
@@ -397,9 +644,9 @@ mod tests {
             jobs in proptest::collection::vec((0_i64..1000, 0..3_usize, 0..3_usize), 0..100), steps in proptest::collection::vec(0_i64..1000, 0..10),
         ) {
             let priorities = [Priority::High, Priority::Normal, Priority::Low];
-            let mut window = Window::default();
+            let mut window = window();
             for (number, (due, app, priority)) in jobs.iter().enumerate() {
-                window.insert(job(i64::try_from(number).unwrap(), ["a", "b", "c"][*app], *due, priorities[*priority]), Source::Commanded);
+                window.insert(job(i64::try_from(number).unwrap(), ["a", "b", "c"][*app], *due, priorities[*priority]));
             }
             let mut popped = Vec::new();
             let mut steps = steps.clone();
@@ -414,7 +661,7 @@ mod tests {
             popped.sort_unstable();
             popped.dedup();
             prop_assert_eq!(popped.len(), jobs.len());
-            prop_assert_eq!((window.len(), window.load(Source::Commanded)), (0, Load::default()));
+            prop_assert_eq!((window.len(), window.cost), (0, 0));
         }
     }
 }

@@ -11,7 +11,7 @@ use v1::job_command::Command as ProtoCommand;
 use super::*;
 use crate::admission::INDEX_FULL;
 use crate::codec::RetentionPolicy;
-use crate::index::Row;
+use crate::index::{FlowPosition, FlowScan, Row, ScanRequest};
 use crate::job::{Payload, Priority};
 use crate::request::Rules;
 use crate::shard::outbox::MAX_BATCH_BYTES;
@@ -97,7 +97,7 @@ fn records(records: usize) -> Room {
 }
 
 #[test]
-fn an_empty_window_of_any_size_requests_a_due_scan() {
+fn an_empty_window_of_any_size_requests_a_scan() {
     for (window_jobs, window_bytes) in [
         (8, 1 << 20),
         (100, 1 << 20),
@@ -112,11 +112,11 @@ fn an_empty_window_of_any_size_requests_a_due_scan() {
         let mut shard = Shard::new(Arc::new(settings), 0);
         let now = Timestamp::from_millis(START);
         shard.handle_response(IndexResponse::Ready { end: 0 }, now);
-        let has_due_scan = shard
+        let has_scan = shard
             .index_requests(now)
             .iter()
-            .any(|request| matches!(request, IndexRequest::DueScan { .. }));
-        assert!(has_due_scan, "{window_jobs} jobs, {window_bytes} bytes");
+            .any(|request| matches!(request, IndexRequest::Scan(_)));
+        assert!(has_scan, "{window_jobs} jobs, {window_bytes} bytes");
     }
 }
 
@@ -466,12 +466,7 @@ impl World {
                 };
                 IndexResponse::LookedUp(keys.into_iter().map(find).collect())
             }
-            IndexRequest::Sweep {
-                after, until, limit, ..
-            } => IndexResponse::Swept(self.due_scan(Some(after), until, limit)),
-            IndexRequest::DueScan {
-                after, until, limit, ..
-            } => IndexResponse::DueScan(self.due_scan(after, until, limit)),
+            IndexRequest::Scan(request) => IndexResponse::Scanned(self.scan(&request)),
             IndexRequest::Forgettable => {
                 let jobs = self.index.values();
                 let over = jobs.filter(|(job, _)| {
@@ -485,24 +480,64 @@ impl World {
         self.requests.extend(self.shard.index_requests(self.now));
     }
 
-    fn due_scan(&self, after: Option<Cursor>, until: Timestamp, limit: usize) -> DueScan {
-        let mut rows: Vec<Row> = self
-            .index
-            .values()
-            .filter(|(job, _)| job.state == JobState::Scheduled && job.due <= until)
-            .map(|(job, record)| Row {
-                cursor: Cursor::of(job),
-                record: record.clone(),
-            })
-            .filter(|row| Some(row.cursor) > after)
+    fn scan(&self, request: &ScanRequest) -> Scan {
+        let mut flows: BTreeMap<Flow, BTreeMap<Cursor, Bytes>> = BTreeMap::new();
+        for (job, record) in self.index.values() {
+            if job.state == JobState::Scheduled {
+                let jobs = flows.entry(Flow::of(job)).or_default();
+                jobs.insert(Cursor::of(job), record.clone());
+            }
+        }
+        flows.retain(|_, jobs| jobs.keys().next().is_some_and(|first| first.due <= request.until));
+        let positions: HashMap<&Flow, FlowPosition> = request
+            .positions
+            .iter()
+            .map(|(flow, position)| (flow, *position))
             .collect();
-        rows.sort_by_key(|row| row.cursor);
-        let is_complete = rows.len() <= limit;
-        rows.truncate(limit);
-        DueScan {
+        let mut room = request.jobs;
+        let first = request.rotation % flows.len().max(1);
+        let mut order: Vec<_> = flows.iter().collect();
+        order.rotate_left(first);
+        let scanned = order.into_iter().map(|(flow, jobs)| {
+            let position = positions.get(flow).copied().unwrap_or(FlowPosition::After {
+                cursor: request.after,
+                until: request.until,
+                jobs: request.jobs_per_flow,
+            });
+            let (rows, is_complete) = match position {
+                FlowPosition::CountOnly => (Vec::new(), false),
+                FlowPosition::After {
+                    cursor,
+                    until,
+                    jobs: limit,
+                } => {
+                    let rows = jobs
+                        .iter()
+                        .filter(|(at, _)| Some(**at) > cursor && at.due <= until);
+                    let rows: Vec<Row> = rows
+                        .map(|(cursor, record)| Row {
+                            cursor: *cursor,
+                            record: record.clone(),
+                        })
+                        .collect();
+                    let limit = limit.min(room);
+                    let is_complete = rows.len() <= limit;
+                    let rows: Vec<Row> = rows.into_iter().take(limit).collect();
+                    room -= rows.len();
+                    (rows, is_complete)
+                }
+            };
+            FlowScan {
+                flow: flow.clone(),
+                first: jobs.keys().next().map_or(request.until, |first| first.due),
+                due: jobs.keys().filter(|cursor| cursor.due <= request.now).count() as u64,
+                rows,
+                is_complete,
+            }
+        });
+        Scan {
             applied: None,
-            rows,
-            is_complete,
+            flows: scanned.collect(),
         }
     }
 
@@ -545,7 +580,7 @@ impl World {
     fn run(&mut self, step: &Step) {
         self.run_unchecked(step);
         assert!(
-            self.shard.window_len() <= 3 * self.settings.window_jobs,
+            self.shard.window_len() <= self.settings.window_jobs,
             "the window is too large"
         );
     }
@@ -719,7 +754,6 @@ fn jobs_that_do_not_fit_into_the_window_are_dispatched_in_time() {
     let limit = world.settings.window_jobs;
     // From here on, all jobs that are due within the window are in memory.
     world.run(&Step::ServeIndex(5));
-    assert!(world.shard.look_ahead_cursor.is_some());
     let jobs: Vec<JobId> = (0..10 * limit)
         .map(|_| world.schedule("app", 120, None))
         .collect();
@@ -727,8 +761,7 @@ fn jobs_that_do_not_fit_into_the_window_are_dispatched_in_time() {
     assert_eq!(world.shard.window_len(), limit);
     world.advance(110);
     assert_eq!(count_dispatched(&world, &jobs), 0);
-    assert_eq!(world.shard.window_len(), 2 * limit);
-    // In each step, jobs enter the window from the index and from commands.
+    assert_eq!(world.shard.window_len(), limit);
     world.advance(200);
     assert_eq!(count_dispatched(&world, &jobs), jobs.len());
     world.check();
@@ -747,7 +780,7 @@ fn a_new_job_evicts_later_jobs_from_a_full_window() {
     assert_eq!(world.shard.window_len(), limit);
     let commanded = schedule(&mut world, 150);
     world.advance(10);
-    assert_eq!(world.shard.window_len(), 2 * limit);
+    assert_eq!(world.shard.window_len(), limit);
     let new_jobs: Vec<JobId> = (0..limit).map(|_| world.schedule("app", 30, None)).collect();
     world.advance(40);
     assert_eq!(count_dispatched(&world, &new_jobs), limit);
@@ -761,15 +794,15 @@ fn a_new_job_evicts_later_jobs_from_a_full_window() {
 }
 
 #[test]
-fn a_due_scan_in_progress_delays_no_new_job() {
+fn a_scan_in_progress_delays_no_new_job() {
     let mut world = World::new();
     let limit = world.settings.window_jobs;
     world.run(&Step::ServeIndex(5));
     // A due scan is in progress when the window fills up, and its result does not contain the new jobs.
     world.run(&Step::AdvanceClock(60));
     world.turn(50, false);
-    let is_due_scan = |request: &IndexRequest| matches!(request, IndexRequest::DueScan { .. });
-    assert!(world.requests.iter().any(is_due_scan), "{:?}", world.requests);
+    let is_scan = |request: &IndexRequest| matches!(request, IndexRequest::Scan(_));
+    assert!(world.requests.iter().any(is_scan), "{:?}", world.requests);
     let jobs: Vec<JobId> = (0..5 * limit).map(|_| world.schedule("app", 100, None)).collect();
     world.turn(1000, false);
     world.advance(200);
@@ -1243,7 +1276,7 @@ fn a_long_wait_ends_in_the_named_topic_if_it_belongs_to_its_pipeline() {
             ended: None,
             expires: None,
         };
-        world.shard.window.insert(Arc::new(job), Source::LookedUp);
+        world.shard.window.insert(Arc::new(job));
         let writes = world.shard.finish(world.now, records(10));
         let output = writes.outputs.first().unwrap_or_else(|| panic!("{named}"));
         assert_eq!(&*output.topic, expected, "{named}");

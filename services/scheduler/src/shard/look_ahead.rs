@@ -1,0 +1,360 @@
+//! The look-ahead: which jobs of the index are in the window.
+//!
+//! A scan reads all flows at once, each from its own position. So jobs that are due next are found however many jobs of another
+//! flow are due before them. A flow from which everything up to [`LookAhead::base`] is in the window has no entry here: flows
+//! without jobs cost nothing.
+//!
+//! # Parked flows
+//! If the topic of a due job does not exist, its flow is *parked*: its jobs leave the window and stay in the state topic and in the
+//! index, whose number of due jobs is all that is known of them. So any number of them takes no memory, and a takeover finds them
+//! again as all other jobs. When the topic exists, the flow is read again. While it does not, only jobs that have waited for too long
+//! are read, which become dead letters.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use redeliver_core::{Timestamp, mutant};
+
+use crate::index::{Cursor, FlowPosition, FlowScan, Scan, ScanRequest};
+use crate::job::{Flow, JobId};
+
+/// The maximum number and size of jobs per scan.
+const MAX_JOBS: usize = 5_000;
+const MAX_BYTES: usize = 4 << 20;
+/// The time between two checks whether the topic of a parked flow exists.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The topic and the application of a job.
+pub(crate) type Target = (Arc<str>, Arc<str>);
+
+/// Which jobs of a parked flow can be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Release {
+    /// None.
+    Nothing,
+    /// All: the topic exists.
+    All,
+    /// The jobs that were due at or before this time: they have waited for too long.
+    Until(Timestamp),
+}
+
+/// How many jobs fit into the window.
+pub(crate) trait WindowRoom {
+    /// More jobs of this flow.
+    fn of(&self, flow: &Flow) -> usize;
+    /// Jobs of a flow that has none there.
+    fn of_new_flow(&self) -> usize;
+    /// A scan reads a flow only if there is room for so many jobs.
+    fn worthwhile(&self) -> usize;
+}
+
+/// The position of the look-ahead in each flow.
+#[derive(Debug, Default)]
+pub(super) struct LookAhead {
+    /// Every scheduled job up to this position is in the window, except for those of flows with an entry. `None`: nothing was read.
+    base: Option<Cursor>,
+    flows: HashMap<Flow, Entry>,
+    /// The scan in progress.
+    scan: Option<InProgress>,
+    rotation: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct InProgress {
+    base: Option<Cursor>,
+    until: Timestamp,
+}
+
+/// A flow with scheduled jobs up to the base that may not be in the window.
+#[derive(Debug)]
+struct Entry {
+    /// Every scheduled job of the flow up to this position is in the window. `None`: nothing was read.
+    cursor: Option<Cursor>,
+    /// How far the scan in progress reads the flow. `None`: it does not, or the position has moved since.
+    scanned_until: Option<Timestamp>,
+    /// The first job that has been found missing in the window since the last load began. What is being loaded ends before it.
+    missing: Option<Cursor>,
+    parked: Option<Parked>,
+}
+
+#[derive(Debug)]
+struct Parked {
+    target: Target,
+    /// When to check the topic again.
+    next_check: Timestamp,
+    /// The due time of the first job, as far as it is known.
+    first: Timestamp,
+    /// The number of due jobs at the last scan.
+    due: u64,
+}
+
+/// The last position with this due time.
+fn end_of(due: Timestamp) -> Cursor {
+    Cursor {
+        due,
+        id: JobId::from_bytes([0xff; 16]),
+    }
+}
+
+/// What a scan has read.
+#[derive(Debug)]
+pub(super) struct Parts {
+    pub(super) flows: HashMap<Flow, Part>,
+    /// Of all flows without an entry.
+    others: Part,
+}
+
+/// A part of a flow that a scan has read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Part {
+    /// The jobs after this position ...
+    pub(super) after: Option<Cursor>,
+    /// ... up to this one.
+    pub(super) to: Cursor,
+}
+
+impl Part {
+    pub(super) fn contains(&self, cursor: Cursor) -> bool {
+        Some(cursor) > self.after && cursor <= self.to
+    }
+}
+
+impl LookAhead {
+    fn cursor_of(&self, flow: &Flow) -> Option<Cursor> {
+        self.flows.get(flow).map_or(self.base, |entry| entry.cursor)
+    }
+
+    /// Whether the flow has been read up to this position, so that a job there must be in the window.
+    pub(super) fn has_passed(&self, flow: &Flow, cursor: Cursor) -> bool {
+        Some(cursor) <= self.cursor_of(flow)
+    }
+
+    /// Whether nothing of the flow before this position is still to be read.
+    pub(super) fn is_next(&self, flow: &Flow, cursor: Cursor) -> bool {
+        self.flows
+            .get(flow)
+            .is_none_or(|entry| Some(cursor) <= entry.cursor)
+    }
+
+    pub(super) fn is_parked(&self, flow: &Flow) -> bool {
+        self.flows.get(flow).is_some_and(|entry| entry.parked.is_some())
+    }
+
+    /// Takes note that a job at this position is not in the window. It is read again.
+    pub(super) fn rewind(&mut self, flow: &Flow, cursor: Cursor) {
+        if let Some(parked) = self.flows.get_mut(flow).and_then(|entry| entry.parked.as_mut()) {
+            parked.first = parked.first.min(cursor.due);
+        }
+        if mutant!("shard-forgets-evicted-jobs") {
+            return;
+        }
+        let has_passed = self.has_passed(flow, cursor);
+        if has_passed {
+            let entry = self.entry(flow);
+            entry.cursor = Some(cursor.before());
+            entry.scanned_until = None;
+        }
+        if let Some(entry) = self.flows.get_mut(flow) {
+            entry.missing = Some(entry.missing.map_or(cursor, |missing| missing.min(cursor)));
+        }
+    }
+
+    fn entry(&mut self, flow: &Flow) -> &mut Entry {
+        let cursor = self.base;
+        self.flows.entry(flow.clone()).or_insert(Entry {
+            cursor,
+            scanned_until: None,
+            missing: None,
+            parked: None,
+        })
+    }
+
+    /// Parks a flow whose first job is at this position.
+    pub(super) fn park(&mut self, flow: &Flow, target: Target, first: Cursor, now: Timestamp) {
+        self.rewind(flow, first);
+        let entry = self.entry(flow);
+        let due = entry.parked.as_ref().map_or(0, |parked| parked.due).max(1);
+        entry.parked = Some(Parked {
+            target,
+            next_check: now.after(CHECK_INTERVAL),
+            first: first.due,
+            due,
+        });
+    }
+
+    /// The approximate number of due jobs of parked flows, by topic and application.
+    pub(super) fn parked(&self) -> BTreeMap<Target, usize> {
+        let mut counts = BTreeMap::new();
+        for parked in self.flows.values().filter_map(|entry| entry.parked.as_ref()) {
+            *counts.entry(parked.target.clone()).or_default() +=
+                usize::try_from(parked.due).unwrap_or(usize::MAX);
+        }
+        counts
+    }
+
+    /// The next scan: of the jobs that are due within `window`, as far as there is room for them.
+    pub(super) fn request(
+        &mut self,
+        now: Timestamp,
+        window: Duration,
+        room: &impl WindowRoom,
+        release: impl Fn(&Target) -> Release,
+    ) -> Option<ScanRequest> {
+        if self.scan.is_some() {
+            return None;
+        }
+        let (until, horizon) = (now.after(window), now.after(window * 3 / 4));
+        let worthwhile = room.worthwhile();
+        let is_behind =
+            |cursor: Option<Cursor>, due: Timestamp| cursor.is_none_or(|cursor| cursor.due <= due);
+        let mut is_needed = is_behind(self.base, horizon);
+        for (flow, entry) in &mut self.flows {
+            let released = match entry.release(now, &release) {
+                Release::All => Some(until),
+                Release::Until(due) => Some(due.min(until)),
+                Release::Nothing => None,
+            };
+            entry.scanned_until =
+                released.filter(|until| Some(end_of(*until)) > entry.cursor && room.of(flow) >= worthwhile);
+            is_needed |= entry
+                .scanned_until
+                .is_some_and(|until| is_behind(entry.cursor, until.min(horizon)));
+        }
+        if !is_needed {
+            return None;
+        }
+        let positions = self.flows.iter().map(|(flow, entry)| {
+            let position = match entry.scanned_until {
+                Some(until) => FlowPosition::After {
+                    cursor: entry.cursor,
+                    until,
+                    jobs: room.of(flow).min(MAX_JOBS),
+                },
+                None => FlowPosition::CountOnly,
+            };
+            (flow.clone(), position)
+        });
+        let request = ScanRequest {
+            until,
+            now,
+            after: self.base,
+            jobs_per_flow: room.of_new_flow().min(MAX_JOBS),
+            positions: positions.collect(),
+            jobs: MAX_JOBS,
+            bytes: MAX_BYTES,
+            rotation: self.rotation,
+        };
+        // Another flow is the first one in the next scan, in case this one is cut off.
+        self.rotation = self.rotation.wrapping_add(1 + self.flows.len() / 2);
+        self.scan = Some(InProgress {
+            base: self.base,
+            until,
+        });
+        Some(request)
+    }
+
+    /// Begins to load the result of the scan in progress. From here on, a part of a flow is loaded with [`LookAhead::loaded`], and a
+    /// job of another flow that is not in the window must be passed to [`LookAhead::rewind`].
+    pub(super) fn begin_load(&mut self, scan: &Scan, now: Timestamp) -> Option<Parts> {
+        let InProgress { base, until } = self.scan.take()?;
+        for entry in self.flows.values_mut() {
+            entry.missing = None;
+        }
+        let mut flows = HashMap::new();
+        for FlowScan {
+            flow,
+            first,
+            due,
+            rows,
+            is_complete,
+        } in &scan.flows
+        {
+            let is_new = !self.flows.contains_key(flow);
+            let entry = self.entry(flow);
+            if is_new {
+                entry.scanned_until = Some(until);
+            }
+            if let Some(parked) = &mut entry.parked {
+                (parked.first, parked.due) = (*first, *due);
+                if *is_complete {
+                    parked.next_check = now.after(CHECK_INTERVAL);
+                }
+            }
+            // The position of a flow may have moved during the scan.
+            let scanned_until = entry.scanned_until.take();
+            let to = match rows.last() {
+                _ if *is_complete => scanned_until.map(end_of),
+                last => last.map(|row| row.cursor).filter(|_| scanned_until.is_some()),
+            };
+            if let Some(to) = to.filter(|to| Some(*to) > entry.cursor) {
+                let after = entry.cursor;
+                flows.insert(flow.clone(), Part { after, to });
+            }
+        }
+        for (flow, entry) in &mut self.flows {
+            // The index has no jobs of the flow up to here.
+            if let Some(until) = entry.scanned_until.take() {
+                let (after, to) = (entry.cursor, end_of(until));
+                flows.insert(flow.clone(), Part { after, to });
+                if let Some(parked) = &mut entry.parked {
+                    parked.due = 0;
+                    parked.next_check = now.after(CHECK_INTERVAL);
+                }
+            }
+        }
+        let others = Part {
+            after: base,
+            to: end_of(until),
+        };
+        self.base = self.base.max(Some(others.to));
+        Some(Parts { flows, others })
+    }
+
+    /// The part that a scan has read of this flow, if any.
+    pub(super) fn part_of<'p>(&self, parts: &'p Parts, flow: &Flow) -> Option<&'p Part> {
+        match parts.flows.get(flow) {
+            None if !self.flows.contains_key(flow) => Some(&parts.others),
+            part => part,
+        }
+    }
+
+    /// Every scheduled job of the flow up to this position is in the window now.
+    pub(super) fn loaded(&mut self, flow: &Flow, to: Cursor) {
+        let Some(entry) = self.flows.get_mut(flow) else {
+            return;
+        };
+        let to = entry
+            .missing
+            .take()
+            .map_or(to, |missing| to.min(missing.before()));
+        entry.cursor = entry.cursor.max(Some(to));
+        if entry.parked.is_none() && entry.cursor >= self.base {
+            self.flows.remove(flow);
+        }
+    }
+}
+
+impl Entry {
+    /// Which jobs can be read now. Checks the topic of a parked flow from time to time.
+    fn release(&mut self, now: Timestamp, release: &impl Fn(&Target) -> Release) -> Release {
+        let Some(parked) = &mut self.parked else {
+            return Release::All;
+        };
+        // The clock may have been set back.
+        if now < parked.next_check && parked.next_check <= now.after(CHECK_INTERVAL) {
+            return Release::Nothing;
+        }
+        match release(&parked.target) {
+            Release::All => {
+                self.parked = None;
+                Release::All
+            }
+            Release::Until(due) if parked.first <= due => Release::Until(due),
+            Release::Until(_) | Release::Nothing => {
+                parked.next_check = now.after(CHECK_INTERVAL);
+                Release::Nothing
+            }
+        }
+    }
+}
