@@ -38,7 +38,12 @@ mod tests {
     #[test]
     fn a_flow_survives_encoding() {
         for priority in [Priority::High, Priority::Normal, Priority::Low] {
-            for (topic, app) in [("sms-jobs", "sms"), ("", ""), ("a.b_c", "a:b:"), ("t", ":\n\0\u{e9}")] {
+            for (topic, app) in [
+                ("sms-jobs", "sms"),
+                ("", ""),
+                ("a.b_c", "a:b:"),
+                ("t", ":\n\0\u{e9}"),
+            ] {
                 let flow = Flow {
                     app: app.into(),
                     topic: topic.into(),

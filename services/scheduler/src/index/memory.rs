@@ -267,11 +267,7 @@ impl Shard {
 }
 
 /// The jobs after the cursor that are due at or before `until`.
-fn up_to(
-    set: &DueSet,
-    after: Option<Cursor>,
-    until: Timestamp,
-) -> impl Iterator<Item = (&Cursor, &Bytes)> {
+fn up_to(set: &DueSet, after: Option<Cursor>, until: Timestamp) -> impl Iterator<Item = (&Cursor, &Bytes)> {
     let start = after.map_or(Bound::Unbounded, Bound::Excluded);
     let behind = set.range((start, Bound::Unbounded));
     behind.take_while(move |(cursor, _)| cursor.due <= until)

@@ -59,12 +59,7 @@ impl<'a> Merge<'a> {
         (merge, scan)
     }
 
-    fn scan(
-        &self,
-        jobs_per_flow: usize,
-        jobs: usize,
-        positions: Vec<(Flow, FlowPosition)>,
-    ) -> ScanRequest {
+    fn scan(&self, jobs_per_flow: usize, jobs: usize, positions: Vec<(Flow, FlowPosition)>) -> ScanRequest {
         ScanRequest {
             until: self.request.until,
             // No jobs need to be counted.

@@ -172,10 +172,19 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
-    use crate::job::JobId;
+    use crate::job::{Flow, JobId, Priority};
+
+    fn flow() -> Flow {
+        Flow {
+            app: "sms".into(),
+            topic: "sms-jobs".into(),
+            priority: Priority::Normal,
+        }
+    }
 
     fn waits(number: i64) -> Change {
         let effect = Effect::Waits {
+            flow: flow(),
             due: Timestamp::from_millis(0),
             record: Bytes::from_static(b"record"),
             key: None,
@@ -234,6 +243,7 @@ mod tests {
     fn a_turn_is_confirmed_with_its_last_batch() {
         let large = |number| {
             let effect = Effect::Waits {
+                flow: flow(),
                 due: Timestamp::from_millis(0),
                 record: vec![0; MAX_BATCH_BYTES / 2 + 1].into(),
                 key: None,
