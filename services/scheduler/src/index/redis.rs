@@ -18,9 +18,12 @@
 //! With `buckets` and the logs, a shard can be cleared without a scan of all keys. A log takes 16 bytes per idempotency key;
 //! a set would take more than the key itself.
 //!
-//! Each method is one Lua script, so it reads a snapshot and changes all or nothing. The exceptions are [`Index::clear`], which
-//! runs many small scripts, [`Index::stats`] and [`Index::list`]. The first script of a clear removes the checkpoint, and without
-//! it the rest of the shard is not visible.
+//! Each method is one Lua script, so it reads a snapshot and changes all or nothing. The exceptions are [`Index::clear`],
+//! [`Index::stats`] and [`Index::list`], which run several small scripts, so that none blocks Redis for long. The first script of
+//! a clear removes the checkpoint, and without it the rest of the shard is not visible.
+//!
+//! A change names the flow of its job, except [`Forgotten`](super::Effect::Forgotten). A job that is forgotten has usually ended. If it has not,
+//! because an operator has deleted its state record, small scripts search for it in all flows before the batch is applied.
 //!
 //! A command whose reply was lost can be executed much later, after the client has reconnected. That is harmless: a batch is
 //! applied only if it continues the checkpoint, and to a cleared shard only with the token of the latest clear.
@@ -47,7 +50,7 @@ use redeliver_core::Timestamp;
 use redeliver_runtime::config::RedisConfig;
 use redeliver_runtime::tasks::Tasks;
 
-use self::batch::BatchArguments;
+use self::batch::{BatchArguments, LocatedJobs};
 pub use self::connection::{ConnectError, Evicts};
 use self::connection::{Connection, Script};
 use self::reply::{Reply, unexpected};
@@ -69,6 +72,8 @@ const LAST_MILLIS: i64 = 1 << 53;
 const MAX_ARGUMENTS: usize = 1_000_000;
 /// The maximum number of flows that one script counts, and of flows times minutes, so that Redis is not blocked for long.
 const MAX_COUNTED: (usize, usize) = (100, 20_000);
+/// The maximum number of flows times jobs that one script searches.
+const MAX_SEARCHED: usize = 50_000;
 
 /// An index in Redis; clones share its connection.
 #[derive(Clone, Debug)]
@@ -89,6 +94,7 @@ struct Scripts {
     scan: Script,
     forgettable: Script,
     flows: Script,
+    locate: Script,
     stats: Script,
 }
 
@@ -108,6 +114,7 @@ impl Scripts {
             scan: with_checkpoint!("redis/scan.lua"),
             forgettable: with_checkpoint!("redis/forgettable.lua"),
             flows: with_checkpoint!("redis/flows.lua"),
+            locate: with_checkpoint!("redis/locate.lua"),
             stats: with_checkpoint!("redis/stats.lua"),
         }
     }
@@ -187,6 +194,86 @@ impl RedisIndex {
         }
     }
 
+    /// Applies a batch, unless it forgets scheduled jobs whose flow is unknown.
+    async fn try_apply(
+        &self,
+        (shard, owner, batch, now): (i32, Owner, &Batch, Timestamp),
+        located: &LocatedJobs,
+    ) -> Result<Outcome, IndexError> {
+        let keys = self.shard(shard);
+        let token = self.token(shard, owner);
+        let mut arguments = vec![
+            text(owner.0),
+            batch.from.into(),
+            batch.to.into(),
+            now.as_millis().into(),
+            token.map_or_else(|| "".into(), text),
+            keys.prefix(),
+            batch.last_record.map_or_else(|| "".into(), digest_value),
+            i64::from(batch.force).into(),
+        ];
+        BatchArguments::of(batch, now, located).write(&mut arguments);
+        check_arguments(&arguments)?;
+        let reply = self
+            .connection
+            .run(&self.scripts.apply, keys.keys(&ALL), arguments);
+        let mut reply = Reply::from(reply.await?);
+        match reply.word()?.as_str() {
+            "OK" => {
+                if token.is_some() {
+                    self.forget_token(shard, owner);
+                }
+                Ok(Outcome::Applied)
+            }
+            "LOCATE" => reply.ids().map(Outcome::Unlocated),
+            "FENCED" => Err(IndexError::Fenced),
+            "GAP" => Err(IndexError::Gap {
+                found: reply.optional_number()?,
+                expected: batch.from,
+            }),
+            other => Err(unexpected(other)),
+        }
+    }
+
+    /// Searches for jobs in all flows, in small steps.
+    async fn locate(&self, keys: &ShardKeys, mut ids: Vec<JobId>) -> Result<LocatedJobs, IndexError> {
+        let mut located = LocatedJobs::new();
+        let mut flows = self.flows(keys).await?;
+        while !ids.is_empty() && !flows.is_empty() {
+            let some = (MAX_SEARCHED / ids.len()).clamp(1, flows.len());
+            let some: Vec<Flow> = flows.drain(..some).collect();
+            let mut arguments = vec![keys.prefix(), number(ids.len())];
+            arguments.extend(ids.iter().map(|id| id_value(*id)));
+            arguments.extend(some.iter().map(flow_value));
+            let reply = self
+                .connection
+                .run(&self.scripts.locate, keys.keys(&COUNTED), arguments);
+            let mut reply = Reply::from(reply.await?);
+            reply.applied()?;
+            while !reply.is_empty() {
+                let (id, flow) = (reply.item_of(&ids)?, reply.item_of(&some)?);
+                located.insert(*id, Some(flow.clone()));
+            }
+            ids.retain(|id| !located.contains_key(id));
+        }
+        located.extend(ids.into_iter().map(|id| (id, None)));
+        Ok(located)
+    }
+
+    /// All flows; none without a checkpoint.
+    async fn flows(&self, keys: &ShardKeys) -> Result<Vec<Flow>, IndexError> {
+        let reply = self
+            .connection
+            .run(&self.scripts.flows, keys.keys(&COUNTED), Vec::new());
+        let mut reply = Reply::from(reply.await?);
+        reply.applied()?;
+        let mut flows = Vec::new();
+        while !reply.is_empty() {
+            flows.push(reply.flow()?);
+        }
+        Ok(flows)
+    }
+
     /// Adds the counts of these flows, and returns whether the shard has a checkpoint.
     async fn add_stats(
         &self,
@@ -255,6 +342,13 @@ const ALL: [&str; 6] = ["meta", "flows", "sizes", "ended", "buckets", "idemlogs"
 /// Including the key of the former layout.
 const CLEARED: [&str; 7] = ["meta", "flows", "sizes", "ended", "buckets", "idemlogs", "due"];
 
+/// What a batch has done.
+enum Outcome {
+    Applied,
+    /// Nothing, because it forgets these scheduled jobs, whose flows are unknown.
+    Unlocated(Vec<JobId>),
+}
+
 /// How a clear ended.
 enum Cleared {
     Completely,
@@ -306,37 +400,18 @@ impl Index for RedisIndex {
     }
 
     async fn apply(&self, shard: i32, owner: Owner, batch: &Batch, now: Timestamp) -> Result<(), IndexError> {
-        let keys = self.shard(shard);
-        let token = self.token(shard, owner);
-        let mut arguments = vec![
-            text(owner.0),
-            batch.from.into(),
-            batch.to.into(),
-            now.as_millis().into(),
-            token.map_or_else(|| "".into(), text),
-            keys.prefix(),
-            batch.last_record.map_or_else(|| "".into(), digest_value),
-            i64::from(batch.force).into(),
-        ];
-        BatchArguments::of(batch, now).write(&mut arguments);
-        check_arguments(&arguments)?;
-        let reply = self
-            .connection
-            .run(&self.scripts.apply, keys.keys(&ALL), arguments);
-        let mut reply = Reply::from(reply.await?);
-        match reply.word()?.as_str() {
-            "OK" => {
-                if token.is_some() {
-                    self.forget_token(shard, owner);
-                }
-                Ok(())
+        let call = (shard, owner, batch, now);
+        let forgotten = match self.try_apply(call, &LocatedJobs::new()).await? {
+            Outcome::Applied => return Ok(()),
+            Outcome::Unlocated(forgotten) => forgotten,
+        };
+        let located = self.locate(&self.shard(shard), forgotten).await?;
+        match self.try_apply(call, &located).await? {
+            Outcome::Applied => Ok(()),
+            Outcome::Unlocated(_) => {
+                let reason = "the index has changed during a search for jobs without an end";
+                Err(IndexError::Unavailable(reason.to_owned()))
             }
-            "FENCED" => Err(IndexError::Fenced),
-            "GAP" => Err(IndexError::Gap {
-                found: reply.optional_number()?,
-                expected: batch.from,
-            }),
-            other => Err(unexpected(other)),
         }
     }
 
@@ -452,12 +527,7 @@ impl Index for RedisIndex {
         let arguments = vec![score(now), number(limit)];
         let reply = self.connection.run(&self.scripts.forgettable, keys, arguments);
         let mut reply = Reply::from(reply.await?);
-        let applied = reply.applied()?;
-        let mut ids = Vec::new();
-        while !reply.is_empty() {
-            ids.push(reply.id()?);
-        }
-        Ok((applied, ids))
+        Ok((reply.applied()?, reply.ids()?))
     }
 
     async fn stats(
@@ -473,19 +543,10 @@ impl Index for RedisIndex {
             per_minute: vec![0; minutes_len],
             ..ShardStats::default()
         };
-        let reply = self
-            .connection
-            .run(&self.scripts.flows, keys.keys(&COUNTED), Vec::new());
-        let mut reply = Reply::from(reply.await?);
         let mut stats = empty.clone();
-        reply.applied()?;
-        let mut flows = Vec::new();
-        while !reply.is_empty() {
-            let flow = reply.flow()?;
-            if app.is_none_or(|app| *app == *flow.app) {
-                flows.push(flow_value(&flow));
-            }
-        }
+        let mut flows = self.flows(&keys).await?;
+        flows.retain(|flow| app.is_none_or(|app| *app == *flow.app));
+        let flows: Vec<Value> = flows.iter().map(flow_value).collect();
         let (max_flows, max_counts) = MAX_COUNTED;
         let chunk = (max_counts / minutes_len.max(1)).clamp(1, max_flows);
         for flows in flows.chunks(chunk) {

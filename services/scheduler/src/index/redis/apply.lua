@@ -4,9 +4,11 @@
 -- then lists, each preceded by its length:
 --   names of flows
 --   buckets, for each its name and three lists: number of the flow, due time, id and record of scheduled jobs; number of the
---     flow, time to forget, id and record of ended jobs; ids of forgotten jobs
+--     flow, time to forget, id and record of ended jobs; number of the flow and id of forgotten jobs. That number is 0 if
+--     the flow is unknown, or -1 if no flow has the job
 --   logs of idempotency keys, for each its name, its time to live in ms, and a list: hash and value of each key
--- Returns 'OK', 'FENCED', or 'GAP' with the offset of the checkpoint.
+-- Returns 'OK', 'FENCED', 'GAP' with the offset of the checkpoint, or 'LOCATE' with the ids of forgotten jobs that may be in
+-- any flow. Then nothing has changed.
 local meta = redis.call('HMGET', KEYS[1], 'owner', 'offset', 'cleared', 'counts')
 local owner, offset, cleared = meta[1], meta[2], meta[3]
 if owner ~= ARGV[1] and (owner or offset) then
@@ -59,7 +61,7 @@ for i, size in ipairs(sizes_of(names, 1, 1)) do
   flows[i] = {name = names[i], set = set, due = {}, not_due = {}}
 end
 
-local ended, forgotten, filled, buckets = {}, {}, {}, {}
+local ended, forgotten, filled, buckets, lost = {}, {}, {}, {}, {'LOCATE'}
 for i = 1, tonumber(next_value()) do
   local bucket = {name = next_value(), waiting = {}, ended = {}, forgotten = {}}
   local last = at + tonumber(ARGV[at]) * 4
@@ -80,14 +82,30 @@ for i = 1, tonumber(next_value()) do
   end
   at = last + 1
   for _ = 1, tonumber(next_value()) do
-    local id = next_value()
+    local number, id = tonumber(next_value()), next_value()
     bucket.forgotten[#bucket.forgotten + 1] = id
     forgotten[#forgotten + 1] = id
+    if number > 0 then
+      local not_due = flows[number].not_due
+      not_due[#not_due + 1] = id
+    elseif not redis.call('ZSCORE', KEYS[4], id)
+      and redis.call('HEXISTS', prefix .. 'job:' .. bucket.name, id) == 1 then
+      -- It was forgotten without having ended: its state record was deleted from outside.
+      if number < 0 then
+        without_mark()
+        return {'GAP', false}
+      end
+      lost[#lost + 1] = id
+    end
   end
   if #bucket.waiting + #bucket.ended > 0 then
     filled[#filled + 1] = bucket.name
   end
   buckets[i] = bucket
+end
+
+if #lost > 1 then
+  return lost
 end
 
 -- A full Redis refuses no write of a script that has already written. So the first command decides about the whole batch:
@@ -104,7 +122,7 @@ for _, flow in ipairs(flows) do
   call('ZREM', flow.set, flow.not_due)
   call('ZADD', flow.set, flow.due)
 end
-local unfound = -call('ZREM', KEYS[4], forgotten)
+call('ZREM', KEYS[4], forgotten)
 call('ZADD', KEYS[4], ended)
 call('SADD', KEYS[5], filled)
 for _, bucket in ipairs(buckets) do
@@ -118,42 +136,8 @@ for _, bucket in ipairs(buckets) do
     call('ZREM', KEYS[4], ids)
   end
   call('HSET', key, bucket.ended)
-  local removed = call('HDEL', key, bucket.forgotten)
-  unfound = unfound + removed
-  if removed > 0 and redis.call('EXISTS', key) == 0 then
+  if call('HDEL', key, bucket.forgotten) > 0 and redis.call('EXISTS', key) == 0 then
     redis.call('SREM', KEYS[5], bucket.name)
-  end
-end
-
--- Forgotten jobs with a record that had not ended are in the due set of a flow. These are rare: they were deleted from outside,
--- or ended in this batch, too.
-if unfound > 0 then
-  local others = redis.call('ZRANGE', KEYS[2], 0, -1)
-  local changed = {}
-  for _, flow in ipairs(flows) do
-    changed[flow.name] = true
-    unfound = unfound - call('ZREM', flow.set, forgotten)
-  end
-  local i = 1
-  while unfound > 0 and i <= #others do
-    local name = others[i]
-    local set = prefix .. 'due:' .. name
-    if not changed[name] then
-      local jobs = redis.call('ZCARD', set)
-      local found = call('ZREM', set, forgotten)
-      if found > 0 then
-        if jobs ~= tonumber(redis.call('HGET', KEYS[3], name)) then
-          break
-        end
-        unfound = unfound - found
-        flows[#flows + 1] = {name = name, set = set}
-      end
-    end
-    i = i + 1
-  end
-  if unfound > 0 then
-    without_mark()
-    return {'GAP', false}
   end
 end
 

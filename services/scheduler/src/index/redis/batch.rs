@@ -33,7 +33,16 @@ struct Bucket {
     waiting: Vec<Value>,
     /// The number of the flow, time to forget it, id and record of each job.
     ended: Vec<Value>,
+    /// The number of the flow and id of each job. See the script for the numbers of unknown flows.
     forgotten: Vec<Value>,
+}
+
+/// The flow of each scheduled job that a batch forgets, as far as they were searched for; `None` if no flow has the job.
+pub(super) type LocatedJobs = HashMap<JobId, Option<Flow>>;
+
+enum Kind {
+    Waiting,
+    Ended,
 }
 
 struct KeyLog {
@@ -44,47 +53,61 @@ struct KeyLog {
 
 impl BatchArguments {
     /// Only the last change of each job and of each key is sent.
-    pub(super) fn of(batch: &Batch, now: Timestamp) -> Self {
-        let mut changes = Self::default();
+    pub(super) fn of(batch: &Batch, now: Timestamp, located: &LocatedJobs) -> Self {
+        let mut arguments = Self::default();
         let (mut jobs, mut keys) = (HashSet::<JobId>::new(), HashSet::<KeyHash>::new());
+        // With the flow that an earlier change of the batch names.
+        let mut forgotten: BTreeMap<JobId, Option<&Flow>> = BTreeMap::new();
         for change in batch.changes.iter().rev() {
-            let key = match &change.effect {
-                Effect::Waits { key, .. } | Effect::Ended { key, .. } => key.as_ref(),
-                Effect::Forgotten => None,
+            let is_last = jobs.insert(change.id);
+            let (flow, kind, time, record, key) = match &change.effect {
+                Effect::Waits {
+                    flow,
+                    due,
+                    record,
+                    key,
+                } => (flow, Kind::Waiting, due, record, key),
+                Effect::Ended {
+                    flow,
+                    forget,
+                    record,
+                    key,
+                } => (flow, Kind::Ended, forget, record, key),
+                Effect::Forgotten => {
+                    if is_last {
+                        forgotten.insert(change.id, None);
+                    }
+                    continue;
+                }
             };
-            if jobs.insert(change.id) {
-                changes.add(change.id, &change.effect);
+            if is_last {
+                let flow = number(arguments.number_of(flow));
+                let bucket = arguments.buckets.entry(bucket(change.id)).or_default();
+                let list = match kind {
+                    Kind::Waiting => &mut bucket.waiting,
+                    Kind::Ended => &mut bucket.ended,
+                };
+                list.extend([flow, score(*time), id_value(change.id), record.clone().into()]);
+            } else if let Some(of_forgotten) = forgotten.get_mut(&change.id) {
+                *of_forgotten = Some(flow);
             }
             if let Some(key) = key
                 && key.expires > now
                 && keys.insert(key.hash)
             {
-                changes.add_key(key, now);
+                arguments.add_key(key, now);
             }
         }
-        changes
-    }
-
-    fn add(&mut self, id: JobId, effect: &Effect) {
-        let flow = match effect {
-            Effect::Waits { flow, .. } | Effect::Ended { flow, .. } => number(self.number_of(flow)),
-            Effect::Forgotten => Value::Null,
-        };
-        let bucket = self.buckets.entry(bucket(id)).or_default();
-        let id = id_value(id);
-        match effect {
-            Effect::Waits { due, record, .. } => {
-                bucket
-                    .waiting
-                    .extend([flow, score(*due), id, record.clone().into()]);
-            }
-            Effect::Ended { forget, record, .. } => {
-                bucket
-                    .ended
-                    .extend([flow, score(*forget), id, record.clone().into()]);
-            }
-            Effect::Forgotten => bucket.forgotten.push(id),
+        for (id, flow) in forgotten {
+            let number = match (flow, located.get(&id)) {
+                (Some(flow), _) | (None, Some(Some(flow))) => number(arguments.number_of(flow)),
+                (None, Some(None)) => (-1).into(),
+                (None, None) => 0.into(),
+            };
+            let bucket = arguments.buckets.entry(bucket(id)).or_default();
+            bucket.forgotten.extend([number, id_value(id)]);
         }
+        arguments
     }
 
     fn number_of(&mut self, flow: &Flow) -> usize {
@@ -126,7 +149,7 @@ impl BatchArguments {
             arguments.push(text(name));
             list(arguments, bucket.waiting, 4);
             list(arguments, bucket.ended, 4);
-            list(arguments, bucket.forgotten, 1);
+            list(arguments, bucket.forgotten, 2);
         }
         arguments.push(number(self.key_logs.len()));
         for (name, log) in self.key_logs {

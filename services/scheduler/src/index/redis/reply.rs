@@ -68,6 +68,22 @@ impl Reply {
             .map_err(|_| unexpected("not a job id"))
     }
 
+    /// The remaining values, which are ids.
+    pub(super) fn ids(&mut self) -> Result<Vec<JobId>, IndexError> {
+        let mut ids = Vec::new();
+        while !self.is_empty() {
+            ids.push(self.id()?);
+        }
+        Ok(ids)
+    }
+
+    /// The item whose number, from 1 on, is the value.
+    pub(super) fn item_of<'a, T>(&mut self, items: &'a [T]) -> Result<&'a T, IndexError> {
+        let number = usize::try_from(self.number()?).unwrap_or_default();
+        let item = number.checked_sub(1).and_then(|index| items.get(index));
+        item.ok_or_else(|| unexpected("a number out of range"))
+    }
+
     pub(super) fn flow(&mut self) -> Result<Flow, IndexError> {
         let bytes = self.bytes()?;
         let flow = std::str::from_utf8(&bytes).ok().and_then(flow_key::decode);

@@ -980,14 +980,14 @@ pub(super) async fn many_flows_are_indexed_and_removed<I: Index>(index: I) {
     assert_eq!((page.rows.len(), page.is_complete), (1, true));
     assert_eq!(page.rows[0].cursor.id, id(8_000));
 
-    let half = (0..FLOWS).map(|job| match job % 3 {
-        0 => ended_in(&flow_number(job), job, 5),
-        1 => forgotten(job),
+    let changes = (0..FLOWS).map(|job| match job % 300 {
+        0..100 => ended_in(&flow_number(job), job, 5),
+        100 => forgotten(job),
         _ => waits_in(&flow_number(job), job, 9),
     });
-    apply(&index, 10, 20, half.collect()).await.unwrap();
+    apply(&index, 10, 20, changes.collect()).await.unwrap();
     let seen = scanned(&index, &everything(FLOWS)).await;
-    assert_eq!(seen.len(), 3_000);
+    assert_eq!(seen.len(), 9_000 - 3_000 - 30);
     assert!(seen.iter().all(|flow| flow.1 == 9 && flow.3.len() == 1));
     assert!(index.claim(SHARD, ME).await.unwrap().is_some());
     index.clear(SHARD, ME).await.unwrap();

@@ -136,7 +136,7 @@ fn scan() -> impl Strategy<Value = Step> {
     let limits = (0..4_usize, 0..12_usize, 0..150_usize, 0..9_usize);
     let positions = prop::collection::vec(prop::option::of(position()), FLOWS);
     (instant(), instant(), cursor(), limits, positions).prop_map(|(until, now, after, limits, positions)| {
-        let positions = (0..).map(flow_number).zip(positions);
+        let positions = (0..FLOWS).map(flow_number).zip(positions);
         let (jobs_per_flow, jobs, bytes, rotation) = limits;
         Step::Scan(ScanRequest {
             until,
