@@ -3,6 +3,7 @@
 //! `cargo run --package redeliver-scheduler --example index_cost` starts a Redis of its own. All figures are reported by
 //! Redis, so they do not depend on the build profile of this program.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -13,8 +14,10 @@ use redeliver_runtime::config::{RedisConfig, Url};
 use redeliver_runtime::tasks::Tasks;
 use redeliver_scheduler::codec::{self, RetentionPolicy};
 use redeliver_scheduler::index::redis::RedisIndex;
-use redeliver_scheduler::index::{Batch, Change, Effect, Index, Lookup, Owner};
-use redeliver_scheduler::job::{Job, JobId, JobState, Kind, Payload, Priority};
+use redeliver_scheduler::index::{
+    Batch, Change, Cursor, Effect, FlowPosition, Index, ListRequest, Lookup, Owner, ScanRequest,
+};
+use redeliver_scheduler::job::{Flow, Job, JobId, JobState, Kind, Payload, Priority};
 use redeliver_testkit::LocalRedis;
 
 const JOBS: u32 = 100_000;
@@ -25,12 +28,14 @@ const RETENTION: RetentionPolicy = RetentionPolicy {
 };
 const NOW: Timestamp = Timestamp::from_millis(1_763_722_800_000);
 
-fn job(shard: i32, number: u32, has_key: bool) -> Job {
+/// A job of one of `flows` flows.
+fn job(shard: i32, number: u32, flows: u32, has_key: bool) -> Job {
     // Due times are independent of the order of requests.
     let ahead = fastrand::Rng::with_seed(number.into()).u64(..86_400_000);
+    let app = format!("app-{:03}", number % flows);
     Job {
         id: JobId::new(NOW, shard, i64::from(number)),
-        app: "sms".into(),
+        app: app.as_str().into(),
         kind: Kind::App,
         state: JobState::Scheduled,
         priority: Priority::Normal,
@@ -40,7 +45,7 @@ fn job(shard: i32, number: u32, has_key: bool) -> Job {
         idempotency_key: has_key.then(|| format!("order-{number:08}").into()),
         request_hash: [7; 16],
         request_id: None,
-        topic: "sms-jobs".into(),
+        topic: format!("{app}-jobs").into(),
         payload: Payload {
             value: Some(Bytes::from(vec![b'x'; 200])),
             ..Payload::default()
@@ -102,12 +107,14 @@ impl Bench {
     }
 
     /// Schedules, scans, looks up, ends and forgets jobs, and measures their memory.
-    async fn lifecycle(&mut self, shard: i32, has_key: bool, size: usize) {
+    async fn lifecycle(&mut self, shard: i32, flows: u32, has_key: bool, size: usize) {
         let keys = if has_key { "with" } else { "without" };
-        println!("\n{JOBS} jobs of 200 bytes {keys} idempotency keys, {size} in a batch");
+        println!("\n{JOBS} jobs of 200 bytes in {flows} flows {keys} idempotency keys, {size} in a batch");
         self.index.claim(shard, OWNER).await.expect("claim");
         self.index.clear(shard, OWNER).await.expect("clear");
-        let jobs: Vec<Job> = (0..JOBS).map(|number| job(shard, number, has_key)).collect();
+        let jobs: Vec<Job> = (0..JOBS)
+            .map(|number| job(shard, number, flows, has_key))
+            .collect();
         let memory = self.used_memory().await;
         self.begin().await;
         let offset = self
@@ -119,18 +126,58 @@ impl Bench {
 
         self.begin().await;
         let (mut after, mut rows) = (None, 0);
+        let until = NOW.after(Duration::from_secs(100_000));
         loop {
-            let until = NOW.after(Duration::from_secs(100_000));
-            let scan = self.index.due_scan(shard, after, until, 1_000, 1 << 20);
-            let scan = scan.await.expect("due_scan");
-            rows += scan.rows.len();
-            after = scan.rows.last().map(|row| row.cursor);
-            if scan.is_complete {
+            let request = ListRequest {
+                app: None,
+                after,
+                from: None,
+                until,
+                limit: 1_000,
+                bytes: 1 << 20,
+            };
+            let page = self.index.list(shard, &request).await.expect("list");
+            rows += page.rows.len();
+            after = page.rows.last().map(|row| row.cursor);
+            if page.is_complete {
                 break;
             }
         }
         assert_eq!(rows, jobs.len());
-        self.end("due_scan, pages of 1000", JOBS).await;
+        self.end("list, pages of up to 1000", JOBS).await;
+
+        self.begin().await;
+        let mut positions: HashMap<Flow, Cursor> = HashMap::new();
+        let (mut scans, mut rows) = (0, 0);
+        while rows < jobs.len() {
+            let after = positions.iter().map(|(flow, cursor)| {
+                let position = FlowPosition::After {
+                    cursor: Some(*cursor),
+                    until,
+                    jobs: 1_000,
+                };
+                (flow.clone(), position)
+            });
+            let request = ScanRequest {
+                until,
+                now: NOW,
+                after: None,
+                jobs_per_flow: 1_000,
+                positions: after.collect(),
+                jobs: 1_000,
+                bytes: 1 << 20,
+                rotation: scans,
+            };
+            let scan = self.index.scan(shard, &request).await.expect("scan");
+            scans += 1;
+            for found in scan.flows {
+                rows += found.rows.len();
+                if let Some(last) = found.rows.last() {
+                    positions.insert(found.flow, last.cursor);
+                }
+            }
+        }
+        self.end("scan, 1000 jobs each", JOBS).await;
 
         let lookups: Vec<Lookup> = jobs
             .iter()
@@ -168,7 +215,7 @@ impl Bench {
 
     async fn clear(&mut self, shard: i32) {
         let changes = (0..JOBS)
-            .map(|number| change(&job(shard, number, true)))
+            .map(|number| change(&job(shard, number, 1, true)))
             .collect();
         self.index.clear(shard, OWNER).await.expect("clear");
         self.apply(shard, 0, 5_000, changes).await;
@@ -219,8 +266,9 @@ async fn main() {
         raw,
         before: 0.0,
     };
-    bench.lifecycle(0, false, 500).await;
-    bench.lifecycle(1, true, 500).await;
-    bench.lifecycle(2, false, 20).await;
-    bench.clear(3).await;
+    bench.lifecycle(0, 1, false, 500).await;
+    bench.lifecycle(1, 1, true, 500).await;
+    bench.lifecycle(2, 1, false, 20).await;
+    bench.lifecycle(3, 100, false, 500).await;
+    bench.clear(4).await;
 }

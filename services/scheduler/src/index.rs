@@ -1,5 +1,8 @@
-//! The index: the scheduled jobs by due time, and the jobs that ended recently. It is a copy of the state topic that can be
-//! queried, and can be deleted at any time.
+//! The index: the scheduled jobs by flow and due time, and the jobs that ended recently. It is a copy of the state topic that
+//! can be queried, and can be deleted at any time.
+//!
+//! Each [`Flow`] has a due set of its own. A scan reads from all flows that are due, so a burst in one flow hides no job of
+//! another flow. A flow without scheduled jobs does not exist in the index and costs nothing.
 //!
 //! A shard of the index contains the jobs of one partition and a [`Checkpoint`]. A change and the checkpoint are applied in
 //! one step. Every query returns the checkpoint's offset ([`Applied`]) with its result. So a caller detects an index that
@@ -13,7 +16,9 @@ use sha2::{Digest as _, Sha256};
 
 use crate::job::{Flow, Job, JobId, KeyHash};
 
+mod flow_key;
 pub mod memory;
+mod paging;
 pub mod redis;
 
 /// How far the index contains the state topic.
@@ -113,7 +118,7 @@ impl Change {
 pub enum Effect {
     /// Scheduled. This replaces any earlier state.
     Waits {
-        /// The flow of the job.
+        /// The flow of the job, the same in all changes of the job.
         flow: Flow,
         /// The due time.
         due: Timestamp,
@@ -124,7 +129,7 @@ pub enum Effect {
     },
     /// Ended.
     Ended {
-        /// The flow of the job.
+        /// The flow of the job, the same in all changes of the job.
         flow: Flow,
         /// When to forget the job.
         forget: Timestamp,
@@ -249,6 +254,10 @@ pub struct DueScan {
 }
 
 /// Which jobs to read in a scan of all flows.
+///
+/// The scan takes one flow after the other, and reads of each flow all jobs that its position allows, until a limit of the
+/// whole scan is reached. The flows are in the order of the due times of their first jobs, and `rotation` chooses the flow
+/// with which the scan begins.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScanRequest {
     /// Only jobs that are due at or before this time.
@@ -257,16 +266,18 @@ pub struct ScanRequest {
     pub now: Timestamp,
     /// Flows that are not in `positions` are read after this position; `None`: from their first job.
     pub after: Option<Cursor>,
-    /// The maximum number of jobs of each flow that is not in `positions`.
+    /// The maximum number of jobs of each flow that is not in `positions`. With 0, these flows are only counted.
     pub jobs_per_flow: usize,
-    /// Flows that are read differently; each at most once.
+    /// Flows that are read differently; each at most once. A flow that has no due job is ignored.
     pub positions: Vec<(Flow, FlowPosition)>,
     /// The maximum number of jobs in all.
     pub jobs: usize,
-    /// About the maximum number of bytes of records in all. One job is read even if it is larger.
+    /// About the maximum number of bytes of records in all: once the records have this many bytes, no further one is read.
+    /// One job is read even if it is larger, or if this is 0.
     pub bytes: usize,
-    /// The flow with which the scan begins, as a number that is taken modulo the number of flows. If the limits cut scans off, other
-    /// numbers reach other flows.
+    /// The number of the flow with which the scan begins, modulo the number of flows of the result. After the last flow, the
+    /// scan continues with the first one. If the limits cut scans off, other numbers reach other flows: of one snapshot with
+    /// `n` flows, `n` consecutive numbers begin with each of them.
     pub rotation: usize,
 }
 
@@ -275,9 +286,9 @@ pub struct ScanRequest {
 pub enum FlowPosition {
     /// At most `jobs` jobs after this position (`None`: from the first) that are due at or before `until`.
     After {
-        /// The position.
+        /// The position. No job needs to be there.
         cursor: Option<Cursor>,
-        /// The latest due time; at most that of the request.
+        /// The latest due time. A later one than that of the request has no effect.
         until: Timestamp,
         /// The maximum number of jobs.
         jobs: usize,
@@ -291,8 +302,8 @@ pub enum FlowPosition {
 pub struct Scan {
     /// How far the index contains the state topic.
     pub applied: Option<Applied>,
-    /// All flows with a job that is due at or before `until` of the request, in any order. A flow that the limits have cut off has no
-    /// rows.
+    /// All flows with a job that is due at or before `until` of the request, in the order in which they were read. That
+    /// includes flows of which no job is read, because of their position or of the limits.
     pub flows: Vec<FlowScan>,
 }
 
@@ -301,18 +312,48 @@ pub struct Scan {
 pub struct FlowScan {
     /// The flow.
     pub flow: Flow,
-    /// The due time of its first job in the index.
+    /// The due time of its first job in the index, whether or not that job is after the position.
     pub first: Timestamp,
-    /// The number of its jobs in the index that are due at or before `now` of the request.
+    /// The number of its jobs in the index that are due at or before `now` of the request, whether or not they are after the
+    /// position.
     pub due: u64,
     /// Its jobs after the position, in the order of their cursors.
     pub rows: Vec<Row>,
     /// Whether the rows are all of its jobs after the position, up to the latest due time. Otherwise, continue with a scan after the
-    /// last row. False for [`FlowPosition::CountOnly`].
+    /// last row, or from the same position if there is no row. False for [`FlowPosition::CountOnly`].
     pub is_complete: bool,
 }
 
-/// The number of scheduled jobs of a shard, by due time.
+/// Which scheduled jobs to list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ListRequest<'a> {
+    /// Only jobs of this application, or long waits of this pipeline; `None`: all jobs.
+    pub app: Option<&'a str>,
+    /// Only jobs after this position; `None`: from the first. No job needs to be there.
+    pub after: Option<Cursor>,
+    /// Only jobs that are due at or after this time; `None`: from the first.
+    pub from: Option<Timestamp>,
+    /// Only jobs that are due at or before this time.
+    pub until: Timestamp,
+    /// The maximum number of jobs.
+    pub limit: usize,
+    /// About the maximum number of bytes of records. One job is read even if it is larger.
+    pub bytes: usize,
+}
+
+/// A page of the scheduled jobs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Page {
+    /// How far the index contains the state topic; `None`: it has no checkpoint, and the page is empty.
+    pub applied: Option<Applied>,
+    /// The jobs in the order of their cursors. At least one, unless there is none or the limit is 0.
+    pub rows: Vec<Row>,
+    /// Whether the rows are all requested jobs. Otherwise, continue after the last row. The page can have fewer rows than the
+    /// limit even if it is not complete.
+    pub is_complete: bool,
+}
+
+/// The number of scheduled jobs of a shard, of one or all applications, by due time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ShardStats {
     /// All scheduled jobs.
@@ -394,8 +435,19 @@ pub trait Index: Clone + Send + Sync + 'static {
         now: Timestamp,
     ) -> impl Future<Output = Result<(Option<Applied>, Vec<Option<Bytes>>), IndexError>> + Send;
 
-    /// Reads the jobs after `after` (`None`: from the first) that are due at or before `until`, in one snapshot: at most
-    /// `limit` jobs, and about `bytes` bytes of records.
+    /// Reads the next jobs of all flows, and counts their due jobs, in one snapshot.
+    fn scan(
+        &self,
+        shard: i32,
+        request: &ScanRequest,
+    ) -> impl Future<Output = Result<Scan, IndexError>> + Send;
+
+    /// Reads the jobs after `after` (`None`: from the first) that are due at or before `until`, of all flows in one order: at
+    /// most `limit` jobs, and about `bytes` bytes of records. There can be fewer even if the result is not complete, but at
+    /// least one.
+    ///
+    /// This is the old way to look ahead, in which a burst of one flow hides other flows. It goes when the shard uses
+    /// [`Index::scan`].
     fn due_scan(
         &self,
         shard: i32,
@@ -403,7 +455,36 @@ pub trait Index: Clone + Send + Sync + 'static {
         until: Timestamp,
         limit: usize,
         bytes: usize,
-    ) -> impl Future<Output = Result<DueScan, IndexError>> + Send;
+    ) -> impl Future<Output = Result<DueScan, IndexError>> + Send {
+        async move {
+            let request = ListRequest {
+                app: None,
+                after,
+                from: None,
+                until,
+                limit,
+                bytes,
+            };
+            let page = self.list(shard, &request).await?;
+            Ok(DueScan {
+                applied: page.applied,
+                rows: page.rows,
+                is_complete: page.is_complete,
+            })
+        }
+    }
+
+    /// Lists scheduled jobs of one application or of all in the order of their cursors, for example for the pages of an API.
+    ///
+    /// This takes one or more scans: usually two for an application, and one or two for all. So it is no snapshot: of the jobs
+    /// that change during the call, it returns some states from before and some from after it.
+    fn list(
+        &self,
+        shard: i32,
+        request: &ListRequest<'_>,
+    ) -> impl Future<Output = Result<Page, IndexError>> + Send {
+        paging::list(self, shard, request)
+    }
 
     /// Ended jobs whose retention is over at `now`, oldest first.
     fn forgettable(
@@ -418,10 +499,13 @@ pub trait Index: Clone + Send + Sync + 'static {
         Usage::default()
     }
 
-    /// The number of scheduled jobs: in total, and for each of `minutes` minutes from `now` on.
+    /// The number of scheduled jobs of one application or of all: in total, and for each of `minutes` minutes from `now` on.
+    ///
+    /// The counts are those of one snapshot only for each flow.
     fn stats(
         &self,
         shard: i32,
+        app: Option<&str>,
         now: Timestamp,
         minutes: u32,
     ) -> impl Future<Output = Result<ShardStats, IndexError>> + Send;

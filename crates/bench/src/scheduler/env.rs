@@ -58,9 +58,13 @@ impl SchedulerEnv {
         self.topic(app)
     }
 
-    /// The key of the sorted set with the waiting jobs of a shard.
+    /// The key of the sorted set with the waiting jobs of [`BULK`] in a shard.
     pub(super) fn due_set(&self, shard: i32) -> String {
-        format!("{}:{{{shard}}}:due", self.name)
+        format!(
+            "{}:v2:{{{shard}}}:due:1:{}:{BULK}",
+            self.name,
+            self.app_topic(BULK)
+        )
     }
 
     /// Starts a scheduler process. All processes of an environment share its shards.

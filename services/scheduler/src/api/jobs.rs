@@ -222,7 +222,7 @@ impl<I: Index> Jobs<I> {
         };
         let mut next_due: Option<Timestamp> = None;
         for shard in 0..self.partitions {
-            let stats = self.index.stats(shard, now, minutes).await?;
+            let stats = self.index.stats(shard, None, now, minutes).await?;
             total.scheduled += stats.scheduled;
             total.due += stats.due;
             for (sum, count) in total.per_minute.iter_mut().zip(&stats.per_minute) {

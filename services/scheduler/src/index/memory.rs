@@ -8,10 +8,10 @@ use bytes::Bytes;
 use redeliver_core::Timestamp;
 
 use super::{
-    Applied, Batch, Change, Checkpoint, Cursor, DueScan, Effect, Index, IndexError, KeyEntry,
-    LastRecordDigest, Lookup, Owner, Row, ShardStats,
+    Applied, Batch, Change, Checkpoint, Cursor, Effect, FlowPosition, FlowScan, Index, IndexError, KeyEntry,
+    LastRecordDigest, Lookup, Owner, Row, Scan, ScanRequest, ShardStats, flow_key,
 };
-use crate::job::{FORMAT, JobId, KeyHash};
+use crate::job::{FORMAT, Flow, JobId, KeyHash};
 
 /// An index in memory; clones share it.
 #[derive(Clone, Debug, Default)]
@@ -47,16 +47,19 @@ struct Shard {
     applied: Option<Applied>,
     last_record: Option<LastRecordDigest>,
     jobs: HashMap<JobId, RecordKey>,
-    due: BTreeMap<Cursor, Bytes>,
+    /// The scheduled jobs of each flow that has any.
+    due: HashMap<Flow, DueSet>,
     ended: BTreeMap<(Timestamp, JobId), Bytes>,
     keys: HashMap<KeyHash, (Timestamp, Bytes)>,
     key_expiries: BTreeSet<(Timestamp, KeyHash)>,
 }
 
+type DueSet = BTreeMap<Cursor, Bytes>;
+
 /// Which map contains a job's record, and under which key.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 enum RecordKey {
-    Due(Cursor),
+    Due(Flow, Cursor),
     Ended((Timestamp, JobId)),
 }
 
@@ -105,18 +108,26 @@ impl Shard {
     fn change(&mut self, change: &Change, now: Timestamp) {
         let id = change.id;
         match self.jobs.remove(&id) {
-            Some(RecordKey::Due(cursor)) => self.due.remove(&cursor),
-            Some(RecordKey::Ended(place)) => self.ended.remove(&place),
-            None => None,
-        };
+            Some(RecordKey::Due(flow, cursor)) => self.remove_due(&flow, &cursor),
+            Some(RecordKey::Ended(place)) => drop(self.ended.remove(&place)),
+            None => {}
+        }
         let key = match &change.effect {
-            Effect::Waits { due, record, key } => {
+            Effect::Waits {
+                flow,
+                due,
+                record,
+                key,
+            } => {
                 let cursor = Cursor { due: *due, id };
-                self.due.insert(cursor, record.clone());
-                self.jobs.insert(id, RecordKey::Due(cursor));
+                let set = self.due.entry(flow.clone()).or_default();
+                set.insert(cursor, record.clone());
+                self.jobs.insert(id, RecordKey::Due(flow.clone(), cursor));
                 key
             }
-            Effect::Ended { forget, record, key } => {
+            Effect::Ended {
+                forget, record, key, ..
+            } => {
                 let place = (*forget, id);
                 self.ended.insert(place, record.clone());
                 self.jobs.insert(id, RecordKey::Ended(place));
@@ -126,6 +137,15 @@ impl Shard {
         };
         if let Some(key) = key {
             self.remember(key, now);
+        }
+    }
+
+    fn remove_due(&mut self, flow: &Flow, cursor: &Cursor) {
+        if let Some(set) = self.due.get_mut(flow) {
+            set.remove(cursor);
+            if set.is_empty() {
+                self.due.remove(flow);
+            }
         }
     }
 
@@ -151,7 +171,7 @@ impl Shard {
     fn look_up(&self, lookup: &Lookup, now: Timestamp) -> Option<Bytes> {
         match lookup {
             Lookup::Job(id) => match self.jobs.get(id)? {
-                RecordKey::Due(cursor) => self.due.get(cursor).cloned(),
+                RecordKey::Due(flow, cursor) => self.due.get(flow)?.get(cursor).cloned(),
                 RecordKey::Ended(place) => self.ended.get(place).cloned(),
             },
             Lookup::Key(hash) => {
@@ -161,49 +181,96 @@ impl Shard {
         }
     }
 
-    fn due_scan(&self, after: Option<Cursor>, until: Timestamp, limit: usize, bytes: usize) -> DueScan {
-        let start = after.map_or(Bound::Unbounded, Bound::Excluded);
-        let mut due = self.due.range((start, Bound::Unbounded));
-        let mut due = std::iter::from_fn(|| due.next().filter(|(cursor, _)| cursor.due <= until)).peekable();
-        let (mut rows, mut size) = (Vec::new(), 0);
-        while rows.len() < limit
-            && (rows.is_empty() || size < bytes)
-            && let Some((cursor, record)) = due.next()
-        {
-            size += record.len();
-            rows.push(Row {
-                cursor: *cursor,
-                record: record.clone(),
-            });
+    fn scan(&self, request: &ScanRequest) -> Scan {
+        let first = |set: &DueSet| set.first_key_value().map(|(cursor, _)| cursor.due);
+        let flows = self.due.iter().filter_map(|(flow, set)| {
+            let first = first(set).filter(|first| *first <= request.until)?;
+            Some((first, flow_key::encode(flow), flow, set))
+        });
+        let mut flows: Vec<_> = flows.collect();
+        // The order of a sorted set in Redis.
+        flows.sort_unstable_by(|one, other| (one.0, &one.1).cmp(&(other.0, &other.1)));
+        if !flows.is_empty() {
+            let begin = request.rotation % flows.len();
+            flows.rotate_left(begin);
         }
-        DueScan {
+        let positions: HashMap<&Flow, FlowPosition> = request
+            .positions
+            .iter()
+            .map(|(flow, position)| (flow, *position))
+            .collect();
+        let default = FlowPosition::After {
+            cursor: request.after,
+            until: request.until,
+            jobs: request.jobs_per_flow,
+        };
+        let (mut jobs, mut bytes) = (0, 0);
+        let flows = flows.into_iter().map(|(first, _, flow, set)| {
+            let (mut rows, mut is_complete) = (Vec::new(), false);
+            if let FlowPosition::After {
+                cursor,
+                until,
+                jobs: limit,
+            } = *positions.get(flow).unwrap_or(&default)
+            {
+                let mut due = up_to(set, cursor, until.min(request.until)).peekable();
+                while rows.len() < limit
+                    && jobs < request.jobs
+                    && (jobs == 0 || bytes < request.bytes)
+                    && let Some((cursor, record)) = due.next()
+                {
+                    (jobs, bytes) = (jobs + 1, bytes + record.len());
+                    rows.push(Row {
+                        cursor: *cursor,
+                        record: record.clone(),
+                    });
+                }
+                is_complete = due.peek().is_none();
+            }
+            FlowScan {
+                flow: flow.clone(),
+                first,
+                due: up_to(set, None, request.now).count() as u64,
+                rows,
+                is_complete,
+            }
+        });
+        Scan {
             applied: self.applied,
-            rows,
-            is_complete: due.peek().is_none(),
+            flows: flows.collect(),
         }
     }
 
-    fn stats(&self, now: Timestamp, minutes: u32) -> ShardStats {
-        let minute = |minutes: u32| now.after(std::time::Duration::from_secs(60) * minutes);
-        let mut per_minute = vec![0; usize::try_from(minutes).unwrap_or(usize::MAX)];
-        let mut of = 0;
-        for cursor in self.due.keys().skip_while(|cursor| cursor.due <= now) {
-            while of < minutes && cursor.due > minute(of + 1) {
-                of += 1;
+    fn stats(&self, app: Option<&str>, now: Timestamp, minutes: u32) -> ShardStats {
+        let mut stats = ShardStats {
+            per_minute: vec![0; usize::try_from(minutes).unwrap_or(usize::MAX)],
+            ..ShardStats::default()
+        };
+        let requested = |flow: &Flow| app.is_none_or(|app| *app == *flow.app);
+        let sets = self.due.iter().filter(|(flow, _)| requested(flow));
+        for cursor in sets.flat_map(|(_, set)| set.keys()) {
+            stats.scheduled += 1;
+            stats.next_due = Some(stats.next_due.map_or(cursor.due, |next| next.min(cursor.due)));
+            let ahead = cursor.due.as_millis().saturating_sub(now.as_millis());
+            // The first minute ends with its last millisecond, which is 60,000 ms ahead.
+            match usize::try_from(ahead.saturating_sub(1).div_euclid(60_000)) {
+                Ok(minute) => {
+                    if let Some(count) = stats.per_minute.get_mut(minute) {
+                        *count += 1;
+                    }
+                }
+                Err(_) => stats.due += 1,
             }
-            let Some(count) = per_minute.get_mut(usize::try_from(of).unwrap_or(usize::MAX)) else {
-                break;
-            };
-            *count += 1;
         }
-        let due = self.due.keys().take_while(|cursor| cursor.due <= now).count();
-        ShardStats {
-            scheduled: self.due.len() as u64,
-            due: due as u64,
-            next_due: self.due.keys().next().map(|cursor| cursor.due),
-            per_minute,
-        }
+        stats
     }
+}
+
+/// The jobs after the cursor that are due at or before `until`.
+fn up_to(set: &DueSet, after: Option<Cursor>, until: Timestamp) -> impl Iterator<Item = (&Cursor, &Bytes)> {
+    let start = after.map_or(Bound::Unbounded, Bound::Excluded);
+    let behind = set.range((start, Bound::Unbounded));
+    behind.take_while(move |(cursor, _)| cursor.due <= until)
 }
 
 impl Index for MemoryIndex {
@@ -240,15 +307,8 @@ impl Index for MemoryIndex {
         }))
     }
 
-    async fn due_scan(
-        &self,
-        shard: i32,
-        after: Option<Cursor>,
-        until: Timestamp,
-        limit: usize,
-        bytes: usize,
-    ) -> Result<DueScan, IndexError> {
-        Ok(self.read(shard, |shard| shard.due_scan(after, until, limit, bytes)))
+    async fn scan(&self, shard: i32, request: &ScanRequest) -> Result<Scan, IndexError> {
+        Ok(self.read(shard, |shard| shard.scan(request)))
     }
 
     async fn forgettable(
@@ -263,7 +323,13 @@ impl Index for MemoryIndex {
         }))
     }
 
-    async fn stats(&self, shard: i32, now: Timestamp, minutes: u32) -> Result<ShardStats, IndexError> {
-        Ok(self.read(shard, |shard| shard.stats(now, minutes)))
+    async fn stats(
+        &self,
+        shard: i32,
+        app: Option<&str>,
+        now: Timestamp,
+        minutes: u32,
+    ) -> Result<ShardStats, IndexError> {
+        Ok(self.read(shard, |shard| shard.stats(app, now, minutes)))
     }
 }

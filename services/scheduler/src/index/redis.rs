@@ -1,11 +1,13 @@
 //! The index in Redis.
 //!
-//! The keys of shard `p` have the prefix `PREFIX:{p}:`. They share the hash tag `{p}`, and so a node of a cluster.
+//! The keys of shard `p` have the prefix `PREFIX:v2:{p}:`. They share the hash tag `{p}`, and so a node of a cluster.
 //!
 //! | key | content |
 //! |---|---|
 //! | `meta` | hash: the checkpoint (`offset`, `at`, the digest of the last record in `seal`, `counts`), `owner`, `cleared` or `clearing` with the token of a clear, and `format`, the record format that a scheduler must support to use the index, unless it is 0 |
-//! | `due` | sorted set: the ids of scheduled jobs by due time |
+//! | `due:<flow>` | sorted set: the ids of the scheduled jobs of a flow by due time. `<flow>` is priority (0 is high), topic and application, such as `1:sms-jobs:sms` |
+//! | `flows` | sorted set: the flows that have scheduled jobs, by the due time of their first job |
+//! | `sizes` | hash: flow to the number of its scheduled jobs, for the same flows |
 //! | `ended` | sorted set: the ids of ended jobs by the time at which they are forgotten |
 //! | `job:<n>` | hash: id to record, for the jobs whose requests have the offsets `n * 1024` to `n * 1024 + 1023` |
 //! | `buckets` | set of all `n` of `job:<n>` |
@@ -16,19 +18,29 @@
 //! With `buckets` and the logs, a shard can be cleared without a scan of all keys. A log takes 16 bytes per idempotency key;
 //! a set would take more than the key itself.
 //!
-//! Each method is one Lua script, so it reads a snapshot and changes all or nothing. The exception is [`Index::clear`], which
-//! runs many small scripts. The first one removes the checkpoint, and without it the rest of the shard is not visible.
+//! Each method is one Lua script, so it reads a snapshot and changes all or nothing. The exceptions are [`Index::clear`],
+//! [`Index::stats`] and [`Index::list`], which run several small scripts, so that none blocks Redis for long. The first script of
+//! a clear removes the checkpoint, and without it the rest of the shard is not visible.
+//!
+//! A change names the flow of its job, except [`Forgotten`](super::Effect::Forgotten). A job that is forgotten has usually ended. If it has not,
+//! because an operator has deleted its state record, small scripts search for it in all flows before the batch is applied.
 //!
 //! A command whose reply was lost can be executed much later, after the client has reconnected. That is harmless: a batch is
 //! applied only if it continues the checkpoint, and to a cleared shard only with the token of the latest clear.
 //!
-//! Single keys can get lost, by eviction or by hand. `counts` stores the number of members of `due`, `ended` and `buckets`
-//! after each change. A script that finds other numbers, or no record of a scheduled job, removes the checkpoint, and the
-//! shard is rebuilt.
+//! Single keys can get lost, by eviction or by hand. `counts` stores the number of members of `flows`, `sizes`, `ended` and
+//! `buckets` after each change, and `sizes` that of each due set. A script that finds other numbers, or no record of a scheduled
+//! job, removes the checkpoint, and the shard is rebuilt. A script compares the sizes only of the flows that it uses, and a claim
+//! those of all flows. So the time of a script depends on the number of flows that it uses, but not on the number of all flows.
 //!
-//! The scripts derive the names of buckets and idempotency keys. All of them have the shard's hash tag.
+//! The scripts derive the names of due sets, buckets and idempotency keys. All of them have the shard's hash tag.
+//!
+//! # The former layout
+//! Until version 0.1, the prefix was `PREFIX:{p}:`, and there was one sorted set `due` instead of the due sets, `flows` and
+//! `sizes`. A claim deletes the keys of the former layout, and reads nothing from them. A former scheduler to which the shard
+//! returns finds no checkpoint and rebuilds its own layout.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::{Buf as _, Bytes};
@@ -38,27 +50,30 @@ use redeliver_core::Timestamp;
 use redeliver_runtime::config::RedisConfig;
 use redeliver_runtime::tasks::Tasks;
 
+use self::batch::{BatchArguments, LocatedJobs};
 pub use self::connection::{ConnectError, Evicts};
 use self::connection::{Connection, Script};
+use self::reply::{Reply, unexpected};
 use super::{
-    Applied, Batch, Checkpoint, Cursor, DueScan, Effect, Index, IndexError, KeyEntry, LastRecordDigest,
-    Lookup, Owner, Row, ShardStats, Usage,
+    Applied, Batch, Checkpoint, Cursor, FlowPosition, FlowScan, Index, IndexError, LastRecordDigest, Lookup,
+    Owner, Row, Scan, ScanRequest, ShardStats, Usage, flow_key,
 };
-use crate::job::{JobId, KeyHash};
+use crate::job::{Flow, JobId};
 
+mod batch;
 mod connection;
+mod reply;
 
 /// The number of offsets per bucket is 2 to the power of this.
 const BUCKET_BITS: u32 = 10;
-/// The length of the time slice of one log is 2 to the power of this in ms, about four minutes.
-const LOG_BITS: u32 = 18;
-/// How long Redis keeps a log and its keys after the end of the time slice. A lookup compares the stored expiry with the
-/// clock of the caller, which may be behind the clock of Redis.
-const EXPIRY_MARGIN_MS: i64 = 60_000;
 /// Scores of sorted sets are exact up to 53 bits.
 const LAST_MILLIS: i64 = 1 << 53;
 /// Before version 7, Redis accepts at most 1,048,576 arguments per command.
 const MAX_ARGUMENTS: usize = 1_000_000;
+/// The maximum number of flows that one script counts, and of flows times minutes, so that Redis is not blocked for long.
+const MAX_COUNTED: (usize, usize) = (100, 20_000);
+/// The maximum number of flows times jobs that one script searches.
+const MAX_SEARCHED: usize = 50_000;
 
 /// An index in Redis; clones share its connection.
 #[derive(Clone, Debug)]
@@ -76,8 +91,10 @@ struct Scripts {
     clear: Script,
     apply: Script,
     look_up: Script,
-    due_scan: Script,
+    scan: Script,
     forgettable: Script,
+    flows: Script,
+    locate: Script,
     stats: Script,
 }
 
@@ -94,9 +111,11 @@ impl Scripts {
             clear: Script::new(include_str!("redis/clear.lua")),
             apply: with_checkpoint!("redis/apply.lua"),
             look_up: with_checkpoint!("redis/look_up.lua"),
-            due_scan: with_checkpoint!("redis/ahead.lua"),
+            scan: with_checkpoint!("redis/scan.lua"),
             forgettable: with_checkpoint!("redis/forgettable.lua"),
-            stats: Script::new(include_str!("redis/stats.lua")),
+            flows: with_checkpoint!("redis/flows.lua"),
+            locate: with_checkpoint!("redis/locate.lua"),
+            stats: with_checkpoint!("redis/stats.lua"),
         }
     }
 }
@@ -142,7 +161,144 @@ impl RedisIndex {
     }
 
     fn shard(&self, shard: i32) -> ShardKeys {
+        ShardKeys(format!("{}:v2:{{{shard}}}:", self.prefix))
+    }
+
+    fn former_shard(&self, shard: i32) -> ShardKeys {
         ShardKeys(format!("{}:{{{shard}}}:", self.prefix))
+    }
+
+    /// Runs the steps of the script that clears a shard.
+    async fn run_clear(&self, keys: &ShardKeys, owner: Value, token: Value) -> Result<Cleared, IndexError> {
+        let (mut step, mut log, mut position) = ("first", Value::from(""), Value::from("0"));
+        loop {
+            let arguments = vec![
+                owner.clone(),
+                token.clone(),
+                keys.prefix(),
+                step.into(),
+                log,
+                position,
+            ];
+            let reply = self
+                .connection
+                .run(&self.scripts.clear, keys.keys(&CLEARED), arguments);
+            let mut reply = Reply::from(reply.await?);
+            match reply.word()?.as_str() {
+                "DONE" => return Ok(Cleared::Completely),
+                "MORE" => (step, log, position) = ("next", reply.value()?, reply.value()?),
+                "FENCED" => return Err(IndexError::Fenced),
+                "SUPERSEDED" => return Ok(Cleared::Superseded),
+                other => return Err(unexpected(other)),
+            }
+        }
+    }
+
+    /// Applies a batch, unless it forgets scheduled jobs whose flow is unknown.
+    async fn try_apply(
+        &self,
+        (shard, owner, batch, now): (i32, Owner, &Batch, Timestamp),
+        located: &LocatedJobs,
+    ) -> Result<Outcome, IndexError> {
+        let keys = self.shard(shard);
+        let token = self.token(shard, owner);
+        let mut arguments = vec![
+            text(owner.0),
+            batch.from.into(),
+            batch.to.into(),
+            now.as_millis().into(),
+            token.map_or_else(|| "".into(), text),
+            keys.prefix(),
+            batch.last_record.map_or_else(|| "".into(), digest_value),
+            i64::from(batch.force).into(),
+        ];
+        BatchArguments::of(batch, now, located).write(&mut arguments);
+        check_arguments(&arguments)?;
+        let reply = self
+            .connection
+            .run(&self.scripts.apply, keys.keys(&ALL), arguments);
+        let mut reply = Reply::from(reply.await?);
+        match reply.word()?.as_str() {
+            "OK" => {
+                if token.is_some() {
+                    self.forget_token(shard, owner);
+                }
+                Ok(Outcome::Applied)
+            }
+            "LOCATE" => reply.ids().map(Outcome::Unlocated),
+            "FENCED" => Err(IndexError::Fenced),
+            "GAP" => Err(IndexError::Gap {
+                found: reply.optional_number()?,
+                expected: batch.from,
+            }),
+            other => Err(unexpected(other)),
+        }
+    }
+
+    /// Searches for jobs in all flows, in small steps.
+    async fn locate(&self, keys: &ShardKeys, mut ids: Vec<JobId>) -> Result<LocatedJobs, IndexError> {
+        let mut located = LocatedJobs::new();
+        let mut flows = self.flows(keys).await?;
+        while !ids.is_empty() && !flows.is_empty() {
+            let some = (MAX_SEARCHED / ids.len()).clamp(1, flows.len());
+            let some: Vec<Flow> = flows.drain(..some).collect();
+            let mut arguments = vec![keys.prefix(), number(ids.len())];
+            arguments.extend(ids.iter().map(|id| id_value(*id)));
+            arguments.extend(some.iter().map(flow_value));
+            let reply = self
+                .connection
+                .run(&self.scripts.locate, keys.keys(&COUNTED), arguments);
+            let mut reply = Reply::from(reply.await?);
+            reply.applied()?;
+            while !reply.is_empty() {
+                let (id, flow) = (reply.item_of(&ids)?, reply.item_of(&some)?);
+                located.insert(*id, Some(flow.clone()));
+            }
+            ids.retain(|id| !located.contains_key(id));
+        }
+        located.extend(ids.into_iter().map(|id| (id, None)));
+        Ok(located)
+    }
+
+    /// All flows; none without a checkpoint.
+    async fn flows(&self, keys: &ShardKeys) -> Result<Vec<Flow>, IndexError> {
+        let reply = self
+            .connection
+            .run(&self.scripts.flows, keys.keys(&COUNTED), Vec::new());
+        let mut reply = Reply::from(reply.await?);
+        reply.applied()?;
+        let mut flows = Vec::new();
+        while !reply.is_empty() {
+            flows.push(reply.flow()?);
+        }
+        Ok(flows)
+    }
+
+    /// Adds the counts of these flows, and returns whether the shard has a checkpoint.
+    async fn add_stats(
+        &self,
+        keys: &ShardKeys,
+        flows: &[Value],
+        (now, minutes): (Timestamp, u32),
+        stats: &mut ShardStats,
+    ) -> Result<bool, IndexError> {
+        let mut arguments = vec![keys.prefix(), score(now), minutes.into()];
+        arguments.extend_from_slice(flows);
+        let reply = self
+            .connection
+            .run(&self.scripts.stats, keys.keys(&COUNTED), arguments);
+        let mut reply = Reply::from(reply.await?);
+        if reply.applied()?.is_none() {
+            return Ok(false);
+        }
+        stats.scheduled += reply.count()?;
+        stats.due += reply.count()?;
+        let next_due = reply.optional_number()?.map(Timestamp::from_millis);
+        stats.next_due = [stats.next_due, next_due].into_iter().flatten().min();
+        for sum in &mut stats.per_minute {
+            *sum += reply.count()?;
+        }
+        Ok(true)
     }
 
     fn token(&self, shard: i32, owner: Owner) -> Option<u64> {
@@ -180,12 +336,31 @@ impl ShardKeys {
     }
 }
 
-const ALL: [&str; 5] = ["meta", "due", "ended", "buckets", "idemlogs"];
 /// The keys whose members are counted, after the key with the stored counts.
-const COUNTED: [&str; 4] = ["meta", "due", "ended", "buckets"];
+const COUNTED: [&str; 5] = ["meta", "flows", "sizes", "ended", "buckets"];
+const ALL: [&str; 6] = ["meta", "flows", "sizes", "ended", "buckets", "idemlogs"];
+/// Including the key of the former layout.
+const CLEARED: [&str; 7] = ["meta", "flows", "sizes", "ended", "buckets", "idemlogs", "due"];
+
+/// What a batch has done.
+enum Outcome {
+    Applied,
+    /// Nothing, because it forgets these scheduled jobs, whose flows are unknown.
+    Unlocated(Vec<JobId>),
+}
+
+/// How a clear ended.
+enum Cleared {
+    Completely,
+    /// Another clear has started.
+    Superseded,
+}
 
 impl Index for RedisIndex {
     async fn claim(&self, shard: i32, owner: Owner) -> Result<Option<Checkpoint>, IndexError> {
+        // Before a rebuild needs their memory. A former scheduler that uses the shard again deletes or continues the rest.
+        self.run_clear(&self.former_shard(shard), "".into(), "".into())
+            .await?;
         let keys = self.shard(shard);
         let arguments = vec![text(owner.0), keys.prefix()];
         let reply = self
@@ -210,30 +385,14 @@ impl Index for RedisIndex {
     async fn clear(&self, shard: i32, owner: Owner) -> Result<(), IndexError> {
         self.forget_token(shard, owner);
         let token = fastrand::u64(..);
-        let keys = self.shard(shard);
-        let (mut step, mut log, mut position) = ("first", Value::from(""), Value::from("0"));
-        loop {
-            let arguments = vec![
-                text(owner.0),
-                text(token),
-                keys.prefix(),
-                step.into(),
-                log,
-                position,
-            ];
-            let reply = self
-                .connection
-                .run(&self.scripts.clear, keys.keys(&ALL), arguments);
-            let mut reply = Reply::from(reply.await?);
-            match reply.word()?.as_str() {
-                "DONE" => break,
-                "MORE" => (step, log, position) = ("next", reply.value()?, reply.value()?),
-                "FENCED" => return Err(IndexError::Fenced),
-                "SUPERSEDED" => {
-                    let reason = "another clear of the shard has started";
-                    return Err(IndexError::Unavailable(reason.to_owned()));
-                }
-                other => return Err(unexpected(other)),
+        match self
+            .run_clear(&self.shard(shard), text(owner.0), text(token))
+            .await?
+        {
+            Cleared::Completely => {}
+            Cleared::Superseded => {
+                let reason = "another clear of the shard has started";
+                return Err(IndexError::Unavailable(reason.to_owned()));
             }
         }
         self.set_token(shard, owner, token);
@@ -241,43 +400,18 @@ impl Index for RedisIndex {
     }
 
     async fn apply(&self, shard: i32, owner: Owner, batch: &Batch, now: Timestamp) -> Result<(), IndexError> {
-        let keys = self.shard(shard);
-        let token = self.token(shard, owner);
-        let mut arguments = vec![
-            text(owner.0),
-            batch.from.into(),
-            batch.to.into(),
-            now.as_millis().into(),
-            token.map_or_else(|| "".into(), text),
-            keys.prefix(),
-            batch.last_record.map_or_else(|| "".into(), digest_value),
-            i64::from(batch.force).into(),
-        ];
-        BatchArguments::of(batch, now).write(&mut arguments);
-        if arguments.len() > MAX_ARGUMENTS {
-            let reason = format!(
-                "a batch of {} changes has too many arguments",
-                batch.changes.len()
-            );
-            return Err(IndexError::Unavailable(reason));
-        }
-        let reply = self
-            .connection
-            .run(&self.scripts.apply, keys.keys(&ALL), arguments);
-        let mut reply = Reply::from(reply.await?);
-        match reply.word()?.as_str() {
-            "OK" => {
-                if token.is_some() {
-                    self.forget_token(shard, owner);
-                }
-                Ok(())
+        let call = (shard, owner, batch, now);
+        let forgotten = match self.try_apply(call, &LocatedJobs::new()).await? {
+            Outcome::Applied => return Ok(()),
+            Outcome::Unlocated(forgotten) => forgotten,
+        };
+        let located = self.locate(&self.shard(shard), forgotten).await?;
+        match self.try_apply(call, &located).await? {
+            Outcome::Applied => Ok(()),
+            Outcome::Unlocated(_) => {
+                let reason = "the index has changed during a search for jobs without an end";
+                Err(IndexError::Unavailable(reason.to_owned()))
             }
-            "FENCED" => Err(IndexError::Fenced),
-            "GAP" => Err(IndexError::Gap {
-                found: reply.optional_number()?,
-                expected: batch.from,
-            }),
-            other => Err(unexpected(other)),
         }
     }
 
@@ -324,52 +458,62 @@ impl Index for RedisIndex {
         Ok((Some(applied), found))
     }
 
-    async fn due_scan(
-        &self,
-        shard: i32,
-        after: Option<Cursor>,
-        until: Timestamp,
-        limit: usize,
-        bytes: usize,
-    ) -> Result<DueScan, IndexError> {
+    async fn scan(&self, shard: i32, request: &ScanRequest) -> Result<Scan, IndexError> {
         let keys = self.shard(shard);
-        let (after_due, after_id) = match after {
-            Some(cursor) => (score(cursor.due), id_value(cursor.id)),
-            None => ("".into(), "".into()),
-        };
-        let arguments = vec![
+        let mut arguments = vec![
             keys.prefix(),
-            score(until),
-            number(limit),
-            number(bytes),
-            after_due,
-            after_id,
+            score(request.until),
+            score(request.now),
+            number(request.jobs),
+            number(request.bytes),
+            number(request.rotation),
         ];
+        arguments.extend(cursor_values(request.after));
+        arguments.push(number(request.jobs_per_flow));
+        for (flow, position) in &request.positions {
+            let (cursor, until, limit) = match *position {
+                FlowPosition::After { cursor, until, jobs } => {
+                    (cursor, until.min(request.until), number(jobs))
+                }
+                FlowPosition::CountOnly => (None, request.until, (-1).into()),
+            };
+            arguments.push(flow_value(flow));
+            arguments.extend(cursor_values(cursor));
+            arguments.extend([score(until), limit]);
+        }
+        check_arguments(&arguments)?;
         let reply = self
             .connection
-            .run(&self.scripts.due_scan, keys.keys(&COUNTED), arguments);
+            .run(&self.scripts.scan, keys.keys(&COUNTED), arguments);
         let mut reply = Reply::from(reply.await?);
         let Some(applied) = reply.applied()? else {
-            return Ok(DueScan {
-                applied: None,
-                rows: Vec::new(),
-                is_complete: true,
-            });
+            return Ok(Scan::default());
         };
-        let is_complete = reply.number()? == 1;
-        let mut rows = Vec::new();
-        while !reply.is_empty() {
-            let id = reply.id()?;
-            let due = Timestamp::from_millis(reply.number()?);
-            rows.push(Row {
-                cursor: Cursor { due, id },
-                record: reply.bytes()?,
+        let mut flows = Vec::new();
+        for _ in 0..reply.count()? {
+            let flow = reply.flow()?;
+            let first = Timestamp::from_millis(reply.number()?);
+            let (due, is_complete) = (reply.count()?, reply.number()? == 1);
+            let mut rows = Vec::new();
+            for _ in 0..reply.count()? {
+                let id = reply.id()?;
+                let due = Timestamp::from_millis(reply.number()?);
+                rows.push(Row {
+                    cursor: Cursor { due, id },
+                    record: reply.bytes()?,
+                });
+            }
+            flows.push(FlowScan {
+                flow,
+                first,
+                due,
+                rows,
+                is_complete,
             });
         }
-        Ok(DueScan {
+        Ok(Scan {
             applied: Some(applied),
-            rows,
-            is_complete,
+            flows,
         })
     }
 
@@ -383,133 +527,57 @@ impl Index for RedisIndex {
         let arguments = vec![score(now), number(limit)];
         let reply = self.connection.run(&self.scripts.forgettable, keys, arguments);
         let mut reply = Reply::from(reply.await?);
-        let applied = reply.applied()?;
-        let mut ids = Vec::new();
-        while !reply.is_empty() {
-            ids.push(reply.id()?);
-        }
-        Ok((applied, ids))
+        Ok((reply.applied()?, reply.ids()?))
     }
 
-    async fn stats(&self, shard: i32, now: Timestamp, minutes: u32) -> Result<ShardStats, IndexError> {
-        let keys = self.shard(shard).keys(&["meta", "due"]);
-        let arguments = vec![score(now), minutes.into()];
-        let reply = self.connection.run(&self.scripts.stats, keys, arguments);
-        let mut reply = Reply::from(reply.await?);
-        if reply.is_empty() {
-            return Ok(ShardStats {
-                per_minute: vec![0; usize::try_from(minutes).unwrap_or(usize::MAX)],
-                ..ShardStats::default()
-            });
-        }
-        let mut stats = ShardStats {
-            scheduled: reply.count()?,
-            due: reply.count()?,
-            next_due: reply.optional_number()?.map(Timestamp::from_millis),
-            per_minute: Vec::new(),
+    async fn stats(
+        &self,
+        shard: i32,
+        app: Option<&str>,
+        now: Timestamp,
+        minutes: u32,
+    ) -> Result<ShardStats, IndexError> {
+        let keys = self.shard(shard);
+        let minutes_len = usize::try_from(minutes).unwrap_or(usize::MAX);
+        let empty = ShardStats {
+            per_minute: vec![0; minutes_len],
+            ..ShardStats::default()
         };
-        while !reply.is_empty() {
-            stats.per_minute.push(reply.count()?);
+        let mut stats = empty.clone();
+        let mut flows = self.flows(&keys).await?;
+        flows.retain(|flow| app.is_none_or(|app| *app == *flow.app));
+        let flows: Vec<Value> = flows.iter().map(flow_value).collect();
+        let (max_flows, max_counts) = MAX_COUNTED;
+        let chunk = (max_counts / minutes_len.max(1)).clamp(1, max_flows);
+        for flows in flows.chunks(chunk) {
+            if !self.add_stats(&keys, flows, (now, minutes), &mut stats).await? {
+                return Ok(empty);
+            }
         }
         Ok(stats)
     }
 }
 
-/// The arguments of a batch, in the order of the script.
-#[derive(Default)]
-struct BatchArguments {
-    buckets: BTreeMap<u64, Bucket>,
-    key_logs: BTreeMap<i64, KeyLog>,
+fn check_arguments(arguments: &[Value]) -> Result<(), IndexError> {
+    if arguments.len() > MAX_ARGUMENTS {
+        let reason = format!(
+            "a command with {} arguments; Redis supports up to {MAX_ARGUMENTS}",
+            arguments.len()
+        );
+        return Err(IndexError::Unavailable(reason));
+    }
+    Ok(())
 }
 
-#[derive(Default)]
-struct Bucket {
-    /// Due time, id and record of each job.
-    waiting: Vec<Value>,
-    /// Time to forget it, id and record of each job.
-    ended: Vec<Value>,
-    forgotten: Vec<Value>,
+fn flow_value(flow: &Flow) -> Value {
+    flow_key::encode(flow).into()
 }
 
-struct KeyLog {
-    life: i64,
-    /// Hash and value of each key.
-    keys: Vec<Value>,
-}
-
-impl BatchArguments {
-    /// Only the last change of each job and of each key is sent.
-    fn of(batch: &Batch, now: Timestamp) -> Self {
-        let mut changes = Self::default();
-        let (mut jobs, mut keys) = (HashSet::<JobId>::new(), HashSet::<KeyHash>::new());
-        for change in batch.changes.iter().rev() {
-            let key = match &change.effect {
-                Effect::Waits { key, .. } | Effect::Ended { key, .. } => key.as_ref(),
-                Effect::Forgotten => None,
-            };
-            if jobs.insert(change.id) {
-                changes.add(change.id, &change.effect);
-            }
-            if let Some(key) = key
-                && key.expires > now
-                && keys.insert(key.hash)
-            {
-                changes.add_key(key, now);
-            }
-        }
-        changes
-    }
-
-    fn add(&mut self, id: JobId, effect: &Effect) {
-        let bucket = self.buckets.entry(bucket(id)).or_default();
-        let id = id_value(id);
-        match effect {
-            Effect::Waits { due, record, .. } => {
-                bucket.waiting.extend([score(*due), id, record.clone().into()]);
-            }
-            Effect::Ended { forget, record, .. } => {
-                bucket.ended.extend([score(*forget), id, record.clone().into()]);
-            }
-            Effect::Forgotten => bucket.forgotten.push(id),
-        }
-    }
-
-    fn add_key(&mut self, key: &KeyEntry, now: Timestamp) {
-        let expires = key.expires.as_millis();
-        let log = self.key_logs.entry(expires >> LOG_BITS).or_insert_with(|| {
-            let end = (expires >> LOG_BITS)
-                .saturating_add(1)
-                .saturating_mul(1 << LOG_BITS);
-            let life = end
-                .saturating_sub(now.as_millis())
-                .saturating_add(EXPIRY_MARGIN_MS);
-            KeyLog {
-                life: life.clamp(1, LAST_MILLIS / 4),
-                keys: Vec::new(),
-            }
-        });
-        let value = [&expires.to_be_bytes()[..], &key.value].concat();
-        log.keys
-            .extend([Value::from(&key.hash[..]), Bytes::from(value).into()]);
-    }
-
-    fn write(self, arguments: &mut Vec<Value>) {
-        fn list(arguments: &mut Vec<Value>, values: Vec<Value>, width: usize) {
-            arguments.push(number(values.len() / width));
-            arguments.extend(values);
-        }
-        arguments.push(number(self.buckets.len()));
-        for (name, bucket) in self.buckets {
-            arguments.push(text(name));
-            list(arguments, bucket.waiting, 3);
-            list(arguments, bucket.ended, 3);
-            list(arguments, bucket.forgotten, 1);
-        }
-        arguments.push(number(self.key_logs.len()));
-        for (name, log) in self.key_logs {
-            arguments.extend([name.into(), log.life.into()]);
-            list(arguments, log.keys, 2);
-        }
+/// Due time and id; both empty without a cursor.
+fn cursor_values(cursor: Option<Cursor>) -> [Value; 2] {
+    match cursor {
+        Some(cursor) => [score(cursor.due), id_value(cursor.id)],
+        None => ["".into(), "".into()],
     }
 }
 
@@ -550,79 +618,4 @@ fn bucket(id: JobId) -> u64 {
 fn key_value(mut stored: Bytes, now: Timestamp) -> Option<Bytes> {
     let expires = stored.try_get_i64().ok()?;
     (Timestamp::from_millis(expires) > now).then_some(stored)
-}
-
-/// The reply of a script, read value by value.
-struct Reply(std::vec::IntoIter<Value>);
-
-impl From<Vec<Value>> for Reply {
-    fn from(values: Vec<Value>) -> Self {
-        Self(values.into_iter())
-    }
-}
-
-impl Reply {
-    fn is_empty(&self) -> bool {
-        self.0.as_slice().is_empty()
-    }
-
-    fn value(&mut self) -> Result<Value, IndexError> {
-        self.0.next().ok_or_else(|| unexpected("too few values"))
-    }
-
-    fn word(&mut self) -> Result<String, IndexError> {
-        let value = self.value()?;
-        value.into_string().ok_or_else(|| unexpected("not a string"))
-    }
-
-    fn number(&mut self) -> Result<i64, IndexError> {
-        let value = self.value()?;
-        value.as_i64().ok_or_else(|| unexpected("not a number"))
-    }
-
-    fn count(&mut self) -> Result<u64, IndexError> {
-        u64::try_from(self.number()?).map_err(|_| unexpected("a negative number"))
-    }
-
-    fn optional_number(&mut self) -> Result<Option<i64>, IndexError> {
-        if self.0.as_slice().first().is_some_and(Value::is_null) {
-            self.value()?;
-            return Ok(None);
-        }
-        self.number().map(Some)
-    }
-
-    fn bytes(&mut self) -> Result<Bytes, IndexError> {
-        self.optional_bytes()?.ok_or_else(|| unexpected("not bytes"))
-    }
-
-    fn optional_bytes(&mut self) -> Result<Option<Bytes>, IndexError> {
-        match self.value()? {
-            Value::Null => Ok(None),
-            value => match value.into_bytes() {
-                Some(bytes) => Ok(Some(bytes)),
-                None => Err(unexpected("not bytes")),
-            },
-        }
-    }
-
-    fn id(&mut self) -> Result<JobId, IndexError> {
-        let bytes: Result<[u8; 16], _> = self.bytes()?.as_ref().try_into();
-        bytes
-            .map(JobId::from_bytes)
-            .map_err(|_| unexpected("not a job id"))
-    }
-
-    /// The offset of the checkpoint and its time, with which the reply of each query begins.
-    fn applied(&mut self) -> Result<Option<Applied>, IndexError> {
-        let (offset, at) = (self.optional_number()?, self.optional_number()?);
-        Ok(offset.zip(at).map(|(offset, at)| Applied {
-            offset,
-            at: Timestamp::from_millis(at),
-        }))
-    }
-}
-
-fn unexpected(found: &str) -> IndexError {
-    IndexError::Unavailable(format!("unexpected reply of a script: {found}"))
 }

@@ -16,7 +16,7 @@ use redeliver_testkit::{
 };
 
 use crate::env::SchedulerEnv;
-use crate::index::own_redis::Raw;
+use crate::index::own_redis::{self, Raw};
 use load::{Load, under_load};
 
 /// The shortest session timeout that the configuration allows.
@@ -200,9 +200,9 @@ fn an_emptied_redis_loses_and_duplicates_nothing() {
         }
         // Delete single keys only.
         for shard in 0..PARTITIONS {
-            for part in ["meta", "due", "ended", "buckets", "job:"] {
+            for part in ["meta", "flows", "sizes", "due:", "ended", "buckets", "job:"] {
                 until_progress(load, random);
-                let keys = format!("{}:{{{shard}}}:{part}*", env.test.name());
+                let keys = own_redis::key(env.test.name(), shard, &format!("{part}*"));
                 let keys = call(&redis, &env, &["KEYS", &keys]).into_array();
                 let keys: Vec<_> = keys.into_iter().filter_map(Value::into_string).collect();
                 if let Some(key) = random.choice(&keys) {

@@ -44,11 +44,7 @@ impl Redis {
 
     fn waiting(&self, env: &SchedulerEnv) -> u64 {
         let shards = 0..env.topics.partitions;
-        let counts = shards.map(|shard| {
-            let key = format!("{}:{{{shard}}}:due", env.test.name());
-            let count = env.block_on(self.raw.call(&["ZCARD", &key]));
-            count.as_u64().unwrap()
-        });
+        let counts = shards.map(|shard| env.block_on(self.raw.scheduled(env.test.name(), shard)));
         counts.sum()
     }
 }

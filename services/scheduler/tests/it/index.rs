@@ -59,4 +59,13 @@ suite![
     a_long_batch_is_applied_and_cleared_completely,
     arbitrary_bytes_are_kept,
     jobs_are_counted_by_minute,
+    jobs_are_counted_by_application,
+    a_scan_reads_all_flows_that_are_due,
+    flows_of_one_application_are_separate,
+    a_scan_reads_a_flow_from_its_position,
+    the_limits_cut_a_scan_off,
+    a_burst_hides_no_other_flow,
+    many_flows_are_indexed_and_removed,
+    a_flow_without_jobs_is_gone,
+    jobs_are_listed_in_order_by_application_and_due_time,
 ];

@@ -13,7 +13,7 @@ use redeliver_runtime::telemetry::Tracer;
 use redeliver_scheduler::codec;
 use redeliver_scheduler::index::memory::MemoryIndex;
 use redeliver_scheduler::index::{
-    Applied, Batch, Checkpoint, Cursor, DueScan, Index, IndexError, Lookup, Owner, ShardStats,
+    Applied, Batch, Checkpoint, Index, IndexError, Lookup, Owner, Scan, ScanRequest, ShardStats,
 };
 use redeliver_scheduler::job::{Job, JobState, Kind, Payload, Priority};
 use redeliver_service::{Host, topics};
@@ -59,15 +59,8 @@ impl Index for Flaky {
         self.index.look_up(shard, keys, now).await
     }
 
-    async fn due_scan(
-        &self,
-        shard: i32,
-        after: Option<Cursor>,
-        until: Timestamp,
-        limit: usize,
-        bytes: usize,
-    ) -> Result<DueScan, IndexError> {
-        self.index.due_scan(shard, after, until, limit, bytes).await
+    async fn scan(&self, shard: i32, request: &ScanRequest) -> Result<Scan, IndexError> {
+        self.index.scan(shard, request).await
     }
 
     async fn forgettable(
@@ -79,8 +72,14 @@ impl Index for Flaky {
         self.index.forgettable(shard, now, limit).await
     }
 
-    async fn stats(&self, shard: i32, now: Timestamp, minutes: u32) -> Result<ShardStats, IndexError> {
-        self.index.stats(shard, now, minutes).await
+    async fn stats(
+        &self,
+        shard: i32,
+        app: Option<&str>,
+        now: Timestamp,
+        minutes: u32,
+    ) -> Result<ShardStats, IndexError> {
+        self.index.stats(shard, app, now, minutes).await
     }
 }
 
@@ -147,7 +146,7 @@ fn rebuilds_despite(name: &str, fails: (u32, fn() -> IndexError)) {
     let sent = env.send(vec![Request::protobuf(JobSpec::new("mail", "now"))]);
     let mut watch = env.watch();
     watch.until_jobs_ended(sent.len());
-    let waiting = env.block_on(index.stats(0, now(), 0)).unwrap().scheduled;
+    let waiting = env.block_on(index.stats(0, None, now(), 0)).unwrap().scheduled;
     assert_eq!(waiting, u64::try_from(JOBS).unwrap());
     assert!(
         index.writes.load(Ordering::SeqCst) > fails.0,

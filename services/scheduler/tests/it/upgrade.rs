@@ -7,7 +7,7 @@ use redeliver_scheduler::codec;
 use redeliver_testkit::{eventually, redis_url};
 
 use crate::env::{DEADLINE, SchedulerEnv, id};
-use crate::index::own_redis::Raw;
+use crate::index::own_redis::{Raw, key as index_key};
 use crate::oracle::{JobSpec, Sent};
 use crate::rebuild::far;
 use crate::requests::{Request, in_millis};
@@ -66,7 +66,7 @@ impl<'a> Redis<'a> {
     }
 
     fn call(&self, command: &str, key: &str, rest: &[&str]) -> Option<i64> {
-        let key = format!("{}:{{0}}:{key}", self.env.test.name());
+        let key = index_key(self.env.test.name(), 0, key);
         let mut words = vec![command, &key];
         words.extend(rest);
         self.env.block_on(self.raw.call(&words)).as_i64()
@@ -130,7 +130,8 @@ fn a_newer_scheduler_left(name: &str, index_has_a_format: bool) {
     );
     until_dispatched(&env, others.iter().map(id));
     assert_eq!(scheduler.metric("redeliver_scheduler_live_shards"), 1);
-    assert_eq!(redis.call("ZCARD", "due", &[]), Some(20));
+    let scheduled = env.block_on(redis.raw.scheduled(env.test.name(), 0));
+    assert_eq!(scheduled, 20);
     assert_eq!(redis.call("HGET", "meta", &["offset"]), Some(shown));
 
     // The newer scheduler returns and removes its schedule.

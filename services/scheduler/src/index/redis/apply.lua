@@ -1,11 +1,14 @@
--- KEYS[1] meta  [2] due  [3] ended  [4] buckets  [5] key logs
+-- KEYS[1] meta  [2] flows  [3] sizes  [4] ended  [5] buckets  [6] key logs
 -- ARGV[1] owner  [2] from  [3] to  [4] now, ms  [5] token of the preceding clear, or ''  [6] prefix of other keys
 --     [7] seal, or '' to keep the current one  [8] 1 to apply even if the memory is full
 -- then lists, each preceded by its length:
---   buckets, for each its name and three lists: due time, id and record of scheduled jobs; time to forget, id and record of
---     ended jobs; ids of forgotten jobs
+--   names of flows
+--   buckets, for each its name and three lists: number of the flow, due time, id and record of scheduled jobs; number of the
+--     flow, time to forget, id and record of ended jobs; number of the flow and id of forgotten jobs. That number is 0 if
+--     the flow is unknown, or -1 if no flow has the job
 --   logs of idempotency keys, for each its name, its time to live in ms, and a list: hash and value of each key
--- Returns 'OK', 'FENCED', or 'GAP' with the offset of the checkpoint.
+-- Returns 'OK', 'FENCED', 'GAP' with the offset of the checkpoint, or 'LOCATE' with the ids of forgotten jobs that may be in
+-- any flow. Then nothing has changed.
 local meta = redis.call('HMGET', KEYS[1], 'owner', 'offset', 'cleared', 'counts')
 local owner, offset, cleared = meta[1], meta[2], meta[3]
 if owner ~= ARGV[1] and (owner or offset) then
@@ -40,35 +43,60 @@ local function call(command, key, values)
   return sum
 end
 
--- Reads a list of time, id and record into the values for ZADD and HSET.
-local function take(times, records)
-  local time, record = #times, 0
-  local last = at + tonumber(ARGV[at]) * 3
-  for i = at + 1, last, 3 do
-    local id = ARGV[i + 1]
-    times[time + 1], times[time + 2] = ARGV[i], id
-    records[record + 1], records[record + 2] = id, ARGV[i + 2]
-    time, record = time + 2, record + 2
+-- The flows that this batch changes, by their numbers.
+local names, flows, leftovers = {}, {}, {}
+for i = 1, tonumber(next_value()) do
+  names[i] = next_value()
+end
+for i, size in ipairs(sizes_of(names, 1, 1)) do
+  local set = prefix .. 'due:' .. names[i]
+  local jobs = redis.call('ZCARD', set)
+  if not size and jobs > 0 and not redis.call('ZSCORE', KEYS[2], names[i]) then
+    -- Nothing refers to this set. It was left over when the shard lost both keys that list the flows, and was rebuilt.
+    leftovers[#leftovers + 1] = set
+  elseif jobs ~= (tonumber(size) or 0) then
+    without_mark()
+    return {'GAP', false}
   end
-  at = last + 1
+  flows[i] = {name = names[i], set = set, due = {}, not_due = {}}
 end
 
--- Appends values of a list, starting at index `first`.
-local function add(to, values, first, step)
-  for i = first, #values, step do
-    to[#to + 1] = values[i]
-  end
-end
-
-local due, ended, forgotten, filled, buckets = {}, {}, {}, {}, {}
+local ended, forgotten, filled, buckets, lost = {}, {}, {}, {}, {'LOCATE'}
 for i = 1, tonumber(next_value()) do
   local bucket = {name = next_value(), waiting = {}, ended = {}, forgotten = {}}
-  take(due, bucket.waiting)
-  take(ended, bucket.ended)
+  local last = at + tonumber(ARGV[at]) * 4
+  for j = at + 1, last, 4 do
+    local due, id = flows[tonumber(ARGV[j])].due, ARGV[j + 2]
+    local time, record = #due, #bucket.waiting
+    due[time + 1], due[time + 2] = ARGV[j + 1], id
+    bucket.waiting[record + 1], bucket.waiting[record + 2] = id, ARGV[j + 3]
+  end
+  at = last + 1
+  last = at + tonumber(ARGV[at]) * 4
+  for j = at + 1, last, 4 do
+    local not_due, id = flows[tonumber(ARGV[j])].not_due, ARGV[j + 2]
+    local time, record = #ended, #bucket.ended
+    not_due[#not_due + 1] = id
+    ended[time + 1], ended[time + 2] = ARGV[j + 1], id
+    bucket.ended[record + 1], bucket.ended[record + 2] = id, ARGV[j + 3]
+  end
+  at = last + 1
   for _ = 1, tonumber(next_value()) do
-    local id = next_value()
+    local number, id = tonumber(next_value()), next_value()
     bucket.forgotten[#bucket.forgotten + 1] = id
     forgotten[#forgotten + 1] = id
+    if number > 0 then
+      local not_due = flows[number].not_due
+      not_due[#not_due + 1] = id
+    elseif not redis.call('ZSCORE', KEYS[4], id)
+      and redis.call('HEXISTS', prefix .. 'job:' .. bucket.name, id) == 1 then
+      -- It was forgotten without having ended: its state record was deleted from outside.
+      if number < 0 then
+        without_mark()
+        return {'GAP', false}
+      end
+      lost[#lost + 1] = id
+    end
   end
   if #bucket.waiting + #bucket.ended > 0 then
     filled[#filled + 1] = bucket.name
@@ -76,34 +104,59 @@ for i = 1, tonumber(next_value()) do
   buckets[i] = bucket
 end
 
+if #lost > 1 then
+  return lost
+end
+
 -- A full Redis refuses no write of a script that has already written. So the first command decides about the whole batch:
 -- HSET is refused before anything has changed, and ZREM is never refused.
 if ARGV[8] == '1' then
-  redis.call('ZREM', KEYS[2], '')
+  redis.call('ZREM', KEYS[4], '')
 else
   redis.call('HSET', KEYS[1], 'at', ARGV[4])
 end
-local not_due = {}
-add(not_due, ended, 2, 2)
-add(not_due, forgotten, 1, 1)
-call('ZREM', KEYS[2], not_due)
-call('ZREM', KEYS[3], forgotten)
-call('ZADD', KEYS[2], due)
-call('ZADD', KEYS[3], ended)
-call('SADD', KEYS[4], filled)
+for _, set in ipairs(leftovers) do
+  redis.call('UNLINK', set)
+end
+for _, flow in ipairs(flows) do
+  call('ZREM', flow.set, flow.not_due)
+  call('ZADD', flow.set, flow.due)
+end
+call('ZREM', KEYS[4], forgotten)
+call('ZADD', KEYS[4], ended)
+call('SADD', KEYS[5], filled)
 for _, bucket in ipairs(buckets) do
   local key = prefix .. 'job:' .. bucket.name
   if call('HSET', key, bucket.waiting) < #bucket.waiting / 2 then
     -- Some of these jobs existed before, and may have ended.
     local ids = {}
-    add(ids, bucket.waiting, 1, 2)
-    call('ZREM', KEYS[3], ids)
+    for i = 1, #bucket.waiting, 2 do
+      ids[#ids + 1] = bucket.waiting[i]
+    end
+    call('ZREM', KEYS[4], ids)
   end
   call('HSET', key, bucket.ended)
   if call('HDEL', key, bucket.forgotten) > 0 and redis.call('EXISTS', key) == 0 then
-    redis.call('SREM', KEYS[4], bucket.name)
+    redis.call('SREM', KEYS[5], bucket.name)
   end
 end
+
+local empty, firsts, sizes = {}, {}, {}
+for _, flow in ipairs(flows) do
+  local first = redis.call('ZRANGE', flow.set, 0, 0, 'WITHSCORES')
+  if first[2] then
+    firsts[#firsts + 1] = first[2]
+    firsts[#firsts + 1] = flow.name
+    sizes[#sizes + 1] = flow.name
+    sizes[#sizes + 1] = redis.call('ZCARD', flow.set)
+  else
+    empty[#empty + 1] = flow.name
+  end
+end
+call('ZREM', KEYS[2], empty)
+call('HDEL', KEYS[3], empty)
+call('ZADD', KEYS[2], firsts)
+call('HSET', KEYS[3], sizes)
 
 for _ = 1, tonumber(next_value()) do
   local log, life = next_value(), next_value()
@@ -127,11 +180,11 @@ for _ = 1, tonumber(next_value()) do
     local key = prefix .. 'idemlog:' .. log
     redis.call('APPEND', key, table.concat(new))
     redis.call('PEXPIRE', key, life)
-    if redis.call('SADD', KEYS[5], log) == 1 then
+    if redis.call('SADD', KEYS[6], log) == 1 then
       -- Logs are rarely created, so this is where logs that have expired are removed from the set.
-      for _, other in ipairs(redis.call('SMEMBERS', KEYS[5])) do
+      for _, other in ipairs(redis.call('SMEMBERS', KEYS[6])) do
         if redis.call('EXISTS', prefix .. 'idemlog:' .. other) == 0 then
-          redis.call('SREM', KEYS[5], other)
+          redis.call('SREM', KEYS[6], other)
         end
       end
     end

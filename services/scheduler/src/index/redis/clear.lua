@@ -1,22 +1,56 @@
--- KEYS[1] meta  [2] due  [3] ended  [4] buckets  [5] key logs
--- ARGV[1] owner  [2] token of this clear  [3] prefix of other keys  [4] step: 'first' or 'next'
---     [5] log to continue with, or ''  [6] offset in it
+-- KEYS[1] meta  [2] flows  [3] sizes  [4] ended  [5] buckets  [6] key logs  [7] due, only in the former layout
+-- ARGV[1] owner, or '' to delete a shard of the former layout  [2] token of this clear  [3] prefix of other keys
+--     [4] step: 'first' or 'next'  [5] log to continue with, or ''  [6] offset in it
 -- Runs one small step. The first step removes the checkpoint, so that the rest is not visible. The last step stores the token,
 -- without which no batch is applied.
 -- Returns 'DONE', 'FENCED', 'SUPERSEDED', or 'MORE' with the log and the offset to continue with.
-local owner = redis.call('HGET', KEYS[1], 'owner')
-if owner and owner ~= ARGV[1] then
-  return {'FENCED'}
-end
 local prefix = ARGV[3]
-if ARGV[4] == 'first' then
-  redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[3])
-  redis.call('HSET', KEYS[1], 'owner', ARGV[1], 'clearing', ARGV[2])
-elseif redis.call('HGET', KEYS[1], 'clearing') ~= ARGV[2] then
-  return {'SUPERSEDED'}
+if ARGV[1] == '' then
+  if ARGV[4] == 'first' then
+    if redis.call('EXISTS', unpack(KEYS)) == 0 then
+      return {'DONE'}
+    end
+    redis.call('UNLINK', KEYS[1], KEYS[4], KEYS[7])
+  elseif redis.call('EXISTS', KEYS[1]) == 1 then
+    -- A scheduler with the former layout uses the shard again.
+    return {'SUPERSEDED'}
+  end
+else
+  local owner = redis.call('HGET', KEYS[1], 'owner')
+  if owner and owner ~= ARGV[1] then
+    return {'FENCED'}
+  end
+  if ARGV[4] == 'first' then
+    redis.call('UNLINK', KEYS[1], KEYS[4])
+    redis.call('HSET', KEYS[1], 'owner', ARGV[1], 'clearing', ARGV[2])
+  elseif redis.call('HGET', KEYS[1], 'clearing') ~= ARGV[2] then
+    return {'SUPERSEDED'}
+  end
 end
 
-local buckets = redis.call('SPOP', KEYS[4], 1000)
+local flows = redis.call('ZRANGE', KEYS[2], 0, 999)
+if #flows == 0 and redis.call('EXISTS', KEYS[3]) == 1 then
+  -- The set of flows was lost.
+  local cursor = '0'
+  repeat
+    local page = redis.call('HSCAN', KEYS[3], cursor, 'COUNT', 1000)
+    cursor = page[1]
+    for i = 1, #page[2], 2 do
+      flows[#flows + 1] = page[2][i]
+    end
+  until #flows > 0 or cursor == '0'
+end
+if #flows > 0 then
+  redis.call('ZREM', KEYS[2], unpack(flows))
+  redis.call('HDEL', KEYS[3], unpack(flows))
+  for i, flow in ipairs(flows) do
+    flows[i] = prefix .. 'due:' .. flow
+  end
+  redis.call('UNLINK', unpack(flows))
+  return {'MORE', '', '0'}
+end
+
+local buckets = redis.call('SPOP', KEYS[5], 1000)
 if #buckets > 0 then
   for i, bucket in ipairs(buckets) do
     buckets[i] = prefix .. 'job:' .. bucket
@@ -27,14 +61,14 @@ end
 
 local log, start = ARGV[5], tonumber(ARGV[6])
 if log == '' then
-  log, start = redis.call('SRANDMEMBER', KEYS[5]), 0
+  log, start = redis.call('SRANDMEMBER', KEYS[6]), 0
 end
 if log then
   local key = prefix .. 'idemlog:' .. log
   local hashes = redis.call('GETRANGE', key, start, start + 16 * 1000 - 1)
   if hashes == '' then
     redis.call('UNLINK', key)
-    redis.call('SREM', KEYS[5], log)
+    redis.call('SREM', KEYS[6], log)
     return {'MORE', '', '0'}
   end
   local keys = {}
@@ -45,6 +79,8 @@ if log then
   return {'MORE', log, string.format('%.0f', start + #hashes)}
 end
 
-redis.call('HDEL', KEYS[1], 'clearing')
-redis.call('HSET', KEYS[1], 'cleared', ARGV[2])
+if ARGV[1] ~= '' then
+  redis.call('HDEL', KEYS[1], 'clearing')
+  redis.call('HSET', KEYS[1], 'cleared', ARGV[2])
+end
 return {'DONE'}

@@ -1,4 +1,4 @@
--- KEYS[1] meta  [2] due  [3] ended  [4] buckets
+-- KEYS[1] meta  [2] flows  [3] sizes  [4] ended  [5] buckets
 -- ARGV[1] prefix of other keys  [2] number of jobs; then bucket and id of each job; then hashes of keys
 -- Returns the checkpoint and, if there is one, the records of the jobs and the values of the keys.
 local found = mark()
@@ -8,10 +8,16 @@ end
 local prefix = ARGV[1]
 local jobs = tonumber(ARGV[2])
 for i = 3, 2 + 2 * jobs, 2 do
-  local id = ARGV[i + 1]
-  local record = redis.call('HGET', prefix .. 'job:' .. ARGV[i], id)
-  if not record and (redis.call('ZSCORE', KEYS[2], id) or redis.call('ZSCORE', KEYS[3], id)) then
-    return without_mark()
+  local bucket, id = ARGV[i], ARGV[i + 1]
+  local key = prefix .. 'job:' .. bucket
+  local record = redis.call('HGET', key, id)
+  if not record then
+    -- The job is unknown, or its record is lost. The flow of a lost record is unknown, and a search in all flows could take
+    -- long.
+    local is_known = redis.call('SISMEMBER', KEYS[5], bucket) == 1
+    if is_known and (redis.call('EXISTS', key) == 0 or redis.call('ZSCORE', KEYS[4], id)) then
+      return without_mark()
+    end
   end
   found[#found + 1] = record
 end

@@ -1,8 +1,10 @@
--- Precedes each script that checks the checkpoint ("mark"). KEYS[1] meta  [2] due  [3] ended  [4] buckets
+-- Precedes each script that checks the checkpoint ("mark").
+-- KEYS[1] meta  [2] flows  [3] sizes  [4] ended  [5] buckets
 
--- The numbers of scheduled jobs, of ended jobs, and of buckets.
+-- The numbers of flows (twice), of ended jobs, and of buckets.
 local function counts()
-  return redis.call('ZCARD', KEYS[2]) .. ' ' .. redis.call('ZCARD', KEYS[3]) .. ' ' .. redis.call('SCARD', KEYS[4])
+  return redis.call('ZCARD', KEYS[2]) .. ' ' .. redis.call('HLEN', KEYS[3]) .. ' ' .. redis.call('ZCARD', KEYS[4])
+    .. ' ' .. redis.call('SCARD', KEYS[5])
 end
 
 -- Removes the checkpoint of an inconsistent shard: a key was lost or changed from outside. The shard is then rebuilt.
@@ -18,5 +20,20 @@ local function mark()
     return without_mark()
   end
   return {found[1], found[2]}
+end
+
+-- The stored numbers of jobs of the flows values[first], values[first + step], and so on; false for a flow without jobs.
+local function sizes_of(values, first, step)
+  local sizes = {}
+  for start = first, #values, 4000 * step do
+    local flows = {}
+    for i = start, math.min(start + 3999 * step, #values), step do
+      flows[#flows + 1] = values[i]
+    end
+    for _, size in ipairs(redis.call('HMGET', KEYS[3], unpack(flows))) do
+      sizes[#sizes + 1] = size
+    end
+  end
+  return sizes
 end
 

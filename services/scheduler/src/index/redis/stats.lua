@@ -1,19 +1,43 @@
--- KEYS[1] meta  [2] due
--- ARGV[1] now, ms  [2] number of minutes
--- Returns nothing for an empty shard. Otherwise: the number of scheduled jobs, of due jobs, the first due time, and the number
--- of jobs for each minute from now on.
-if redis.call('HEXISTS', KEYS[1], 'offset') == 0 then
-  return {}
+-- KEYS[1] meta  [2] flows  [3] sizes  [4] ended  [5] buckets
+-- ARGV[1] prefix of other keys  [2] now, ms  [3] number of minutes; then flows, which may have no jobs any more
+-- Returns the checkpoint and, if there is one: the number of scheduled jobs of these flows, of due jobs, the first due time, and
+-- the number of jobs for each minute from now on.
+local found = mark()
+if not found[1] then
+  return found
 end
-local first = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
-local found = {
-  redis.call('ZCARD', KEYS[2]),
-  redis.call('ZCOUNT', KEYS[2], '-inf', ARGV[1]),
-  first[2] or false,
-}
-for minute = 1, tonumber(ARGV[2]) do
-  local start = tonumber(ARGV[1]) + (minute - 1) * 60000
-  found[3 + minute] =
-    redis.call('ZCOUNT', KEYS[2], string.format('(%.0f', start), string.format('%.0f', start + 60000))
+local now, minutes = tonumber(ARGV[2]), tonumber(ARGV[3])
+
+local function ms(time)
+  return string.format('%.0f', time)
+end
+
+local scheduled, due, next_due, per_minute = 0, 0, nil, {}
+for minute = 1, minutes do
+  per_minute[minute] = 0
+end
+for i, size in ipairs(sizes_of(ARGV, 4, 1)) do
+  local set = ARGV[1] .. 'due:' .. ARGV[3 + i]
+  if redis.call('ZCARD', set) ~= (tonumber(size) or 0) then
+    return without_mark()
+  end
+  local first = tonumber(redis.call('ZRANGE', set, 0, 0, 'WITHSCORES')[2])
+  if first then
+    scheduled = scheduled + size
+    next_due = math.min(first, next_due or first)
+    due = due + redis.call('ZCOUNT', set, '-inf', ARGV[2])
+    local ahead = redis.call('ZCOUNT', set, '(' .. ARGV[2], ms(now + minutes * 60000))
+    local minute = 1
+    while ahead > 0 do
+      local start = now + (minute - 1) * 60000
+      local count = redis.call('ZCOUNT', set, '(' .. ms(start), ms(start + 60000))
+      per_minute[minute] = per_minute[minute] + count
+      ahead, minute = ahead - count, minute + 1
+    end
+  end
+end
+found[3], found[4], found[5] = scheduled, due, next_due and ms(next_due) or false
+for minute = 1, minutes do
+  found[5 + minute] = per_minute[minute]
 end
 return found

@@ -15,7 +15,7 @@ async fn keys_of_jobs(raw: &Raw) -> Vec<String> {
     let keys = raw.call(&["KEYS", "*"]).await.into_array().into_iter();
     let keys = keys.map(|key| String::from_utf8_lossy(key.as_bytes().unwrap()).into_owned());
     keys.filter(|key| {
-        ["due", "ended", "buckets", "job:"]
+        ["flows", "sizes", "due:", "ended", "buckets", "job:"]
             .iter()
             .any(|kind| key.contains(&format!("}}:{kind}")))
     })

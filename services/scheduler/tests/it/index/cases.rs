@@ -7,9 +7,10 @@ use bytes::Bytes;
 use redeliver_core::Timestamp;
 use redeliver_core::job::JobId;
 use redeliver_scheduler::index::{
-    Applied, Batch, Change, Checkpoint, Cursor, Effect, Index, IndexError, KeyEntry, LastRecordDigest,
-    Lookup, Owner, ShardStats,
+    Applied, Batch, Change, Checkpoint, Cursor, Effect, FlowPosition, Index, IndexError, KeyEntry,
+    LastRecordDigest, ListRequest, Lookup, Owner, Scan, ScanRequest, ShardStats,
 };
+use redeliver_scheduler::job::{Flow, Priority};
 
 pub(super) const SHARD: i32 = 3;
 pub(super) const ME: Owner = Owner(u64::MAX - 6);
@@ -25,9 +26,28 @@ pub(super) fn id(offset: i64) -> JobId {
     JobId::new(at(0), SHARD, offset)
 }
 
+/// A flow of an application with its own topic.
+pub(super) fn flow(app: &str) -> Flow {
+    Flow {
+        app: app.into(),
+        topic: format!("{app}-jobs").into(),
+        priority: Priority::Normal,
+    }
+}
+
+/// The flow of a job of which a case names none: one of two.
+pub(super) fn flow_of(job: i64) -> Flow {
+    flow(if job % 2 == 1 { "mail" } else { "sms" })
+}
+
 pub(super) fn waits(job: i64, due: i64) -> Change {
+    waits_in(&flow_of(job), job, due)
+}
+
+pub(super) fn waits_in(flow: &Flow, job: i64, due: i64) -> Change {
     let record = Bytes::from(format!("job {job} due {due}"));
     let effect = Effect::Waits {
+        flow: flow.clone(),
         due: at(due),
         record,
         key: None,
@@ -36,8 +56,13 @@ pub(super) fn waits(job: i64, due: i64) -> Change {
 }
 
 pub(super) fn ended(job: i64, forget: i64) -> Change {
+    ended_in(&flow_of(job), job, forget)
+}
+
+pub(super) fn ended_in(flow: &Flow, job: i64, forget: i64) -> Change {
     let record = Bytes::from(format!("job {job} ended"));
     let effect = Effect::Ended {
+        flow: flow.clone(),
         forget: at(forget),
         record,
         key: None,
@@ -284,7 +309,7 @@ pub(super) async fn a_cleared_shard_is_empty_and_accepts_a_batch_at_any_offset<I
         index.forgettable(SHARD, at(100), 10).await.unwrap(),
         (None, vec![])
     );
-    let stats = index.stats(SHARD, at(0), 2).await.unwrap();
+    let stats = index.stats(SHARD, None, at(0), 2).await.unwrap();
     assert_eq!(
         stats,
         ShardStats {
@@ -493,6 +518,7 @@ pub(super) async fn a_page_continues_after_a_removed_job<I: Index>(index: I) {
 pub(super) async fn pages_are_bounded_by_bytes_and_never_empty<I: Index>(index: I) {
     let changes = (0..10).map(|job| {
         let effect = Effect::Waits {
+            flow: flow_of(job),
             due: at(5),
             record: vec![b'x'; 1000].into(),
             key: None,
@@ -521,7 +547,7 @@ pub(super) async fn jobs_of_one_instant_are_paged_exactly_once<I: Index>(index: 
     let different: BTreeSet<u64> = found.iter().map(|(_, offset)| *offset).collect();
     assert_eq!((found.len(), different.len()), (200_001, 200_001));
     assert!(found.is_sorted());
-    let stats = index.stats(SHARD, at(5), 1).await.unwrap();
+    let stats = index.stats(SHARD, None, at(5), 1).await.unwrap();
     assert_eq!((stats.scheduled, stats.due), (200_001, 200_001));
     index.clear(SHARD, ME).await.unwrap();
     assert_eq!(all(&index, 10).await, []);
@@ -543,6 +569,7 @@ pub(super) async fn a_long_batch_is_applied_and_cleared_completely<I: Index>(ind
     };
     let changes = (0..JOBS).map(|job| {
         let effect = Effect::Waits {
+            flow: flow_of(job * 7),
             due: at(job),
             record: Bytes::copy_from_slice(&job.to_be_bytes()),
             key: Some(key(job)),
@@ -601,6 +628,7 @@ pub(super) async fn arbitrary_bytes_are_kept<I: Index>(index: I) {
     let change = |(id, record): (&[u8; 16], &Bytes)| Change {
         id: JobId::from_bytes(*id),
         effect: Effect::Waits {
+            flow: flow(&String::from_utf8_lossy(id)),
             due: at(5),
             record: record.clone(),
             key: Some(KeyEntry {
@@ -641,7 +669,7 @@ pub(super) async fn jobs_are_counted_by_minute<I: Index>(index: I) {
     let mut changes: Vec<Change> = (0..).zip(dues).map(|(job, due)| waits(job, due)).collect();
     changes.push(ended(100, 5));
     begin(&index, changes).await;
-    let stats = index.stats(SHARD, at(0), 4).await.unwrap();
+    let stats = index.stats(SHARD, None, at(0), 4).await.unwrap();
     let expected = ShardStats {
         scheduled: 8,
         due: 2,
@@ -649,8 +677,440 @@ pub(super) async fn jobs_are_counted_by_minute<I: Index>(index: I) {
         per_minute: vec![2, 1, 1, 1],
     };
     assert_eq!(stats, expected);
-    assert!(index.stats(SHARD, at(0), 0).await.unwrap().per_minute.is_empty());
+    assert!(
+        index
+            .stats(SHARD, None, at(0), 0)
+            .await
+            .unwrap()
+            .per_minute
+            .is_empty()
+    );
     let day = at(0).after(Duration::from_secs(86_400));
-    let stats = index.stats(SHARD, day, 1_440).await.unwrap();
+    let stats = index.stats(SHARD, None, day, 1_440).await.unwrap();
     assert_eq!((stats.due, stats.per_minute.iter().sum::<u64>()), (8, 0));
+}
+
+/// A scan of all jobs that are due up to a time, without limits.
+fn everything(until: i64) -> ScanRequest {
+    ScanRequest {
+        until: at(until),
+        now: at(0),
+        after: None,
+        jobs_per_flow: usize::MAX,
+        positions: Vec::new(),
+        jobs: usize::MAX,
+        bytes: usize::MAX,
+        rotation: 0,
+    }
+}
+
+/// What a scan has found in a flow: application, first due time, number of due jobs, offsets of the rows, whether they are
+/// complete.
+type Found = (String, i64, u64, Vec<u64>, bool);
+
+fn found(scan: &Scan) -> Vec<Found> {
+    let flows = scan.flows.iter().map(|found| {
+        let first = found.first.as_millis() - at(0).as_millis();
+        let rows = found.rows.iter().map(|row| row.cursor.id.offset()).collect();
+        (
+            found.flow.app.to_string(),
+            first,
+            found.due,
+            rows,
+            found.is_complete,
+        )
+    });
+    flows.collect()
+}
+
+async fn scanned<I: Index>(index: &I, request: &ScanRequest) -> Vec<Found> {
+    found(&index.scan(SHARD, request).await.unwrap())
+}
+
+fn of(app: &str, first: i64, due: u64, rows: &[u64], is_complete: bool) -> Found {
+    (app.to_owned(), first, due, rows.to_vec(), is_complete)
+}
+
+/// Three flows: `a` has the jobs 1 to 3, `b` 11 and 12, `c` 21, which is due later.
+async fn three_flows<I: Index>(index: &I) -> [Flow; 3] {
+    let [a, b, c] = ["a", "b", "c"].map(flow);
+    let changes = vec![
+        waits_in(&a, 1, -5),
+        waits_in(&a, 2, 0),
+        waits_in(&a, 3, 10),
+        waits_in(&b, 11, -4),
+        waits_in(&b, 12, 20),
+        waits_in(&c, 21, 100),
+    ];
+    begin(index, changes).await;
+    [a, b, c]
+}
+
+pub(super) async fn a_scan_reads_all_flows_that_are_due<I: Index>(index: I) {
+    assert_eq!(index.scan(SHARD, &everything(5)).await.unwrap(), Scan::default());
+    three_flows(&index).await;
+    let scan = index.scan(SHARD, &everything(20)).await.unwrap();
+    assert_eq!(scan.applied.unwrap().offset, 10);
+    let both = [of("a", -5, 2, &[1, 2, 3], true), of("b", -4, 1, &[11, 12], true)];
+    assert_eq!(found(&scan), both);
+    assert_eq!(scan.flows[0].rows[1].record, "job 2 due 0");
+    assert_eq!(scan.flows[0].flow, flow("a"));
+    assert_eq!(scanned(&index, &everything(-6)).await, []);
+    assert_eq!(
+        scanned(&index, &everything(-5)).await,
+        [of("a", -5, 2, &[1], true)],
+        "due jobs are counted up to now"
+    );
+}
+
+pub(super) async fn flows_of_one_application_are_separate<I: Index>(index: I) {
+    let flow = |topic: &str, priority| Flow {
+        app: "a:b".into(),
+        topic: topic.into(),
+        priority,
+    };
+    let flows = [
+        flow("t", Priority::High),
+        flow("t-2", Priority::High),
+        flow("t", Priority::Normal),
+        flow("t", Priority::Low),
+    ];
+    let changes = (1..).zip(&flows).map(|(job, flow)| waits_in(flow, job, 5));
+    begin(&index, changes.collect()).await;
+    let scan = index.scan(SHARD, &everything(5)).await.unwrap();
+    let seen = scan
+        .flows
+        .iter()
+        .map(|found| (&found.flow, found.rows[0].cursor.id.offset()));
+    let seen: BTreeSet<_> = seen.collect();
+    assert_eq!(seen, flows.iter().zip(1..).collect());
+    let ends = (1..).zip(&flows).map(|(job, flow)| ended_in(flow, job, 5));
+    apply(&index, 10, 11, ends.collect()).await.unwrap();
+    assert_eq!(scanned(&index, &everything(5)).await, []);
+}
+
+pub(super) async fn a_scan_reads_a_flow_from_its_position<I: Index>(index: I) {
+    let [a, b, _] = three_flows(&index).await;
+    let cursor = |due, job| {
+        Some(Cursor {
+            due: at(due),
+            id: id(job),
+        })
+    };
+    let position = |cursor, until, jobs| FlowPosition::After {
+        cursor,
+        until: at(until),
+        jobs,
+    };
+    let request = ScanRequest {
+        positions: vec![
+            (a.clone(), position(cursor(-5, 1), 20, 1)),
+            (flow("unknown"), position(None, 20, 1)),
+        ],
+        ..everything(20)
+    };
+    let seen = scanned(&index, &request).await;
+    let all_of_b = of("b", -4, 1, &[11, 12], true);
+    assert_eq!(seen, [of("a", -5, 2, &[2], false), all_of_b.clone()]);
+    for (position, rows, is_complete) in [
+        (position(None, 20, 3), &[1, 2, 3][..], true),
+        (position(None, 5, 3), &[1, 2], true),
+        (position(None, 5, 2), &[1, 2], true),
+        (position(None, 1_000, 9), &[1, 2, 3], true),
+        (position(None, 20, 0), &[], false),
+        (position(cursor(10, 3), 20, 0), &[], true),
+        (position(cursor(0, 1), 20, 9), &[2, 3], true),
+        (position(cursor(0, 2), 20, 9), &[3], true),
+        (position(cursor(0, 2), -5, 9), &[], true),
+        (position(cursor(1_000, 2), 20, 9), &[], true),
+        (FlowPosition::CountOnly, &[], false),
+    ] {
+        let request = ScanRequest {
+            positions: vec![(a.clone(), position)],
+            ..everything(20)
+        };
+        let seen = scanned(&index, &request).await;
+        assert_eq!(
+            seen,
+            [of("a", -5, 2, rows, is_complete), all_of_b.clone()],
+            "{position:?}"
+        );
+    }
+    // Without positions.
+    let request = ScanRequest {
+        after: cursor(-4, 11),
+        jobs_per_flow: 1,
+        positions: vec![(b, FlowPosition::CountOnly)],
+        ..everything(200)
+    };
+    let rest = [
+        of("a", -5, 2, &[2], false),
+        of("b", -4, 1, &[], false),
+        of("c", 100, 0, &[21], true),
+    ];
+    assert_eq!(scanned(&index, &request).await, rest);
+}
+
+pub(super) async fn the_limits_cut_a_scan_off<I: Index>(index: I) {
+    three_flows(&index).await;
+    let record = "job 1 due -5".len();
+    for (jobs, bytes, rotation, rows) in [
+        (4, usize::MAX, 0, [&[1, 2, 3][..], &[11], &[]]),
+        (3, usize::MAX, 0, [&[1, 2, 3], &[], &[]]),
+        (2, usize::MAX, 0, [&[1, 2], &[], &[]]),
+        (0, usize::MAX, 0, [&[], &[], &[]]),
+        (3, usize::MAX, 1, [&[], &[11, 12], &[21]]),
+        (4, usize::MAX, 4, [&[1], &[11, 12], &[21]]),
+        (4, usize::MAX, 2, [&[1, 2, 3], &[], &[21]]),
+        (9, 0, 0, [&[1], &[], &[]]),
+        (9, record, 0, [&[1], &[], &[]]),
+        (9, record + 1, 0, [&[1, 2], &[], &[]]),
+        (9, 1, 5, [&[], &[], &[21]]),
+    ] {
+        let request = ScanRequest {
+            jobs,
+            bytes,
+            rotation,
+            ..everything(100)
+        };
+        let mut seen = scanned(&index, &request).await;
+        let start = rotation % 3;
+        assert_eq!(seen[0].0, ["a", "b", "c"][start]);
+        seen.sort();
+        for (flow, (rows, all)) in seen.iter().zip(rows.into_iter().zip([3, 2, 1])) {
+            assert_eq!((&flow.3[..], flow.4), (rows, rows.len() == all), "{request:?}");
+        }
+    }
+}
+
+pub(super) async fn a_burst_hides_no_other_flow<I: Index>(index: I) {
+    const JOBS: i64 = 200_000;
+    let (burst, others) = (flow("burst"), ["x", "y", "z"].map(flow));
+    let other_jobs = (1..)
+        .zip(&others)
+        .map(|(job, flow)| waits_in(flow, JOBS + job, 5));
+    begin(&index, other_jobs.collect()).await;
+    for start in (0..JOBS).step_by(10_000) {
+        let changes = (start..start + 10_000).map(|job| waits_in(&burst, job, 0));
+        apply(&index, 10 + start, 20_010 + start, changes.collect())
+            .await
+            .unwrap();
+    }
+    let request = ScanRequest {
+        now: at(5),
+        jobs_per_flow: 100,
+        ..everything(5)
+    };
+    let seen = scanned(&index, &request).await;
+    let first: Vec<u64> = (0..100).collect();
+    let expected = [
+        of("burst", 0, 200_000, &first, false),
+        of("x", 5, 1, &[200_001], true),
+        of("y", 5, 1, &[200_002], true),
+        of("z", 5, 1, &[200_003], true),
+    ];
+    assert_eq!(seen, expected);
+
+    // Scans that are too small for all flows.
+    let mut reached = BTreeSet::new();
+    for rotation in 7..11 {
+        let request = ScanRequest {
+            jobs: 2,
+            rotation,
+            ..request.clone()
+        };
+        let seen = scanned(&index, &request).await;
+        assert_eq!(seen.len(), 4);
+        assert_eq!(seen.iter().map(|flow| flow.3.len()).sum::<usize>(), 2);
+        reached.extend(
+            seen.into_iter()
+                .filter(|flow| !flow.3.is_empty())
+                .map(|flow| flow.0),
+        );
+    }
+    assert!(reached.iter().eq(["burst", "x", "y", "z"]), "{reached:?}");
+
+    // In the middle of the burst.
+    let cursor = Cursor {
+        due: at(0),
+        id: id(123_456),
+    };
+    let request = ScanRequest {
+        after: Some(cursor),
+        jobs_per_flow: 2,
+        ..request
+    };
+    let seen = scanned(&index, &request).await;
+    assert_eq!(seen[0], of("burst", 0, 200_000, &[123_457, 123_458], false));
+    index.clear(SHARD, ME).await.unwrap();
+    assert_eq!(scanned(&index, &request).await, []);
+}
+
+pub(super) async fn many_flows_are_indexed_and_removed<I: Index>(index: I) {
+    // More than two of the chunks in which a script passes values on.
+    const FLOWS: i64 = 9_000;
+    let flow_number = |job: i64| flow(&format!("app {job}"));
+    let changes = (0..FLOWS).map(|job| waits_in(&flow_number(job), job, job));
+    begin(&index, changes.collect()).await;
+    let scan = index.scan(SHARD, &everything(FLOWS)).await.unwrap();
+    let expected = (0..FLOWS).map(|job| (flow_number(job), at(job), 1));
+    let seen = scan.flows.iter();
+    let seen = seen.map(|found| (found.flow.clone(), found.first, found.rows.len()));
+    assert!(seen.eq(expected));
+    let stats = index.stats(SHARD, None, at(4_499), 1).await.unwrap();
+    assert_eq!(
+        (stats.scheduled, stats.due, stats.per_minute),
+        (9_000, 4_500, vec![4_500])
+    );
+
+    let positions = (0..FLOWS).map(|job| (flow_number(job), FlowPosition::CountOnly));
+    let request = ScanRequest {
+        positions: positions.collect(),
+        ..everything(FLOWS)
+    };
+    let seen = scanned(&index, &request).await;
+    assert_eq!(seen.len(), 9_000);
+    assert!(seen.iter().all(|flow| flow.3.is_empty() && !flow.4));
+
+    let page = ListRequest {
+        app: Some("app 8000"),
+        ..list_all()
+    };
+    let page = index.list(SHARD, &page).await.unwrap();
+    assert_eq!((page.rows.len(), page.is_complete), (1, true));
+    assert_eq!(page.rows[0].cursor.id, id(8_000));
+
+    let changes = (0..FLOWS).map(|job| match job % 300 {
+        0..100 => ended_in(&flow_number(job), job, 5),
+        100 => forgotten(job),
+        _ => waits_in(&flow_number(job), job, 9),
+    });
+    apply(&index, 10, 20, changes.collect()).await.unwrap();
+    let seen = scanned(&index, &everything(FLOWS)).await;
+    assert_eq!(seen.len(), 9_000 - 3_000 - 30);
+    assert!(seen.iter().all(|flow| flow.1 == 9 && flow.3.len() == 1));
+    assert!(index.claim(SHARD, ME).await.unwrap().is_some());
+    index.clear(SHARD, ME).await.unwrap();
+    apply(&index, 0, 1, vec![]).await.unwrap();
+    assert_eq!(scanned(&index, &everything(FLOWS)).await, []);
+}
+
+pub(super) async fn a_flow_without_jobs_is_gone<I: Index>(index: I) {
+    let [a, b, _] = three_flows(&index).await;
+    let changes = vec![ended_in(&a, 1, 5), ended_in(&a, 2, 5), waits_in(&b, 11, 15)];
+    apply(&index, 10, 11, changes).await.unwrap();
+    let rest = [of("a", 10, 0, &[3], true), of("b", 15, 0, &[11, 12], true)];
+    assert_eq!(scanned(&index, &everything(20)).await, rest);
+    // Scheduled jobs that are forgotten, in any flow, next to others that are unknown or have ended.
+    let changes = [1, 3, 12, 77, 11].map(forgotten).to_vec();
+    apply(&index, 11, 12, changes).await.unwrap();
+    assert_eq!(
+        scanned(&index, &everything(100)).await,
+        [of("c", 100, 0, &[21], true)]
+    );
+    assert_eq!(forgettable(&index, 5).await, [2]);
+    assert_eq!(index.claim(SHARD, ME).await.unwrap().unwrap().applied.offset, 12);
+    // Ended and forgotten in one batch.
+    let changes = vec![ended_in(&flow("c"), 21, 5), forgotten(21)];
+    apply(&index, 12, 13, changes).await.unwrap();
+    assert_eq!(scanned(&index, &everything(1 << 40)).await, []);
+    assert_eq!(index.claim(SHARD, ME).await.unwrap().unwrap().applied.offset, 13);
+}
+
+fn list_all() -> ListRequest<'static> {
+    ListRequest {
+        app: None,
+        after: None,
+        from: None,
+        until: at(1 << 40),
+        limit: 100,
+        bytes: 1 << 20,
+    }
+}
+
+/// The offsets of the jobs of each page.
+async fn pages<I: Index>(index: &I, request: ListRequest<'_>) -> Vec<Vec<u64>> {
+    let (mut pages, mut request) = (Vec::new(), request);
+    loop {
+        let page = index.list(SHARD, &request).await.unwrap();
+        pages.push(page.rows.iter().map(|row| row.cursor.id.offset()).collect());
+        if page.is_complete {
+            return pages;
+        }
+        let last = page.rows.last().expect("a page that is not the last has rows");
+        request.after = Some(last.cursor);
+    }
+}
+
+pub(super) async fn jobs_are_listed_in_order_by_application_and_due_time<I: Index>(index: I) {
+    let page = index.list(SHARD, &list_all()).await.unwrap();
+    assert_eq!((page.applied, page.rows.len(), page.is_complete), (None, 0, true));
+    let high = Flow {
+        priority: Priority::High,
+        ..flow("a")
+    };
+    let [a, _, _] = three_flows(&index).await;
+    apply(&index, 10, 11, vec![waits_in(&high, 4, 5), waits_in(&a, 5, 10)])
+        .await
+        .unwrap();
+    let page = index.list(SHARD, &list_all()).await.unwrap();
+    assert_eq!(page.applied.unwrap().offset, 11);
+    let all = [1, 11, 2, 4, 3, 5, 12, 21];
+    let all_of_a = [1, 2, 4, 3, 5];
+    for limit in [1, 2, 3, 100] {
+        for bytes in [0, 25, 1 << 20] {
+            let request = ListRequest {
+                limit,
+                bytes,
+                ..list_all()
+            };
+            let seen = pages(&index, request).await;
+            assert_eq!(seen.concat(), all, "{request:?}");
+            assert!(seen.iter().all(|page| page.len() <= limit), "{seen:?}");
+            let request = ListRequest {
+                app: Some("a"),
+                ..request
+            };
+            assert_eq!(pages(&index, request).await.concat(), all_of_a, "{request:?}");
+        }
+    }
+    for (app, from, until, jobs) in [
+        (None, Some(0), 20, &[2, 4, 3, 5, 12][..]),
+        (Some("a"), Some(0), 9, &[2, 4]),
+        (Some("a"), Some(1), 10, &[4, 3, 5]),
+        (Some("b"), None, 19, &[11]),
+        (Some("b"), Some(21), 100, &[]),
+        (Some("d"), None, 100, &[]),
+    ] {
+        let request = ListRequest {
+            app,
+            from: from.map(at),
+            until: at(until),
+            limit: 2,
+            ..list_all()
+        };
+        assert_eq!(pages(&index, request).await.concat(), jobs, "{request:?}");
+    }
+    let nothing = ListRequest {
+        limit: 0,
+        ..list_all()
+    };
+    let page = index.list(SHARD, &nothing).await.unwrap();
+    assert_eq!((page.rows.len(), page.is_complete), (0, false));
+}
+
+pub(super) async fn jobs_are_counted_by_application<I: Index>(index: I) {
+    three_flows(&index).await;
+    let stats = async |app| index.stats(SHARD, app, at(0), 1).await.unwrap();
+    let counts = |scheduled, due, next_due, minute| ShardStats {
+        scheduled,
+        due,
+        next_due,
+        per_minute: vec![minute],
+    };
+    assert_eq!(stats(None).await, counts(6, 3, Some(at(-5)), 3));
+    assert_eq!(stats(Some("a")).await, counts(3, 2, Some(at(-5)), 1));
+    assert_eq!(stats(Some("b")).await, counts(2, 1, Some(at(-4)), 1));
+    assert_eq!(stats(Some("c")).await, counts(1, 0, Some(at(100)), 1));
+    assert_eq!(stats(Some("d")).await, counts(0, 0, None, 0));
 }

@@ -1,5 +1,7 @@
 //! An index in a real Redis with a unique prefix, and a connection to that Redis without the index.
 
+use std::fmt::Display;
+
 use fred::prelude::{Client, ClientLike as _, Config, Value};
 use fred::types::{ClusterHash, CustomCommand};
 use redeliver_runtime::config::{RedisConfig, Url};
@@ -21,6 +23,11 @@ pub(crate) fn config(url: &str) -> RedisConfig {
         prefix: unique("index"),
         ..RedisConfig::default()
     }
+}
+
+/// A key of a shard of an index with this prefix.
+pub(crate) fn key(prefix: &str, shard: impl Display, name: &str) -> String {
+    format!("{prefix}:v2:{{{shard}}}:{name}")
 }
 
 pub(crate) async fn connect(config: &RedisConfig) -> Result<(RedisIndex, Tasks), ConnectError> {
@@ -46,9 +53,19 @@ impl OwnRedis {
         }
     }
 
+    /// A key of a shard.
+    pub(crate) fn key(&self, shard: i32, name: &str) -> String {
+        key(&self.config.prefix, shard, name)
+    }
+
     /// All keys of the prefix.
     pub(crate) async fn keys(&self) -> Vec<Value> {
-        let pattern = format!("{}:*", self.config.prefix);
+        self.keys_of(&format!("{}:", self.config.prefix)).await
+    }
+
+    /// All keys that begin with this text.
+    pub(crate) async fn keys_of(&self, prefix: &str) -> Vec<Value> {
+        let pattern = format!("{prefix}*");
         let (mut keys, mut cursor) = (Vec::new(), "0".to_owned());
         loop {
             let page = self
@@ -66,7 +83,7 @@ impl OwnRedis {
 
     /// The names of the keys of a shard, without the common prefix, if they are text.
     pub(crate) async fn names(&self, shard: i32) -> Vec<String> {
-        let prefix = format!("{}:{{{shard}}}:", self.config.prefix);
+        let prefix = self.key(shard, "");
         let names = self.keys().await.into_iter();
         let mut names: Vec<String> = names
             .map(|key| String::from_utf8_lossy(key.as_bytes().unwrap()).into_owned())
@@ -99,6 +116,12 @@ impl Raw {
     pub(crate) async fn call(&self, command: &[&str]) -> Value {
         self.call_with(command.iter().map(|word| Value::from(*word)).collect())
             .await
+    }
+
+    /// The number of scheduled jobs in a shard of an index with this prefix.
+    pub(crate) async fn scheduled(&self, prefix: &str, shard: i32) -> u64 {
+        let sizes = self.call(&["HVALS", &key(prefix, shard, "sizes")]).await;
+        sizes.into_array().iter().map(|size| size.as_u64().unwrap()).sum()
     }
 
     pub(crate) async fn call_with(&self, mut command: Vec<Value>) -> Value {

@@ -7,15 +7,17 @@ use redeliver_core::Timestamp;
 use redeliver_core::job::JobId;
 use redeliver_scheduler::index::memory::MemoryIndex;
 use redeliver_scheduler::index::{
-    Applied, Batch, Change, Cursor, DueScan, Effect, Index, IndexError, KeyEntry, Lookup, Owner, Row,
-    ShardStats,
+    Applied, Batch, Change, Cursor, DueScan, Effect, FlowPosition, FlowScan, Index, IndexError, KeyEntry,
+    ListRequest, Lookup, Owner, Page, Row, Scan, ScanRequest, ShardStats,
 };
+use redeliver_scheduler::job::{Flow, Priority};
 
 use super::cases::{SHARD, at, id};
 use super::own_redis::OwnRedis;
 
 const JOBS: i64 = 12;
 const KEYS: u8 = 4;
+const FLOWS: usize = 5;
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -35,14 +37,23 @@ enum Step {
         limit: usize,
         bytes: usize,
     },
+    Scan(ScanRequest),
+    List {
+        app: Option<String>,
+        after: Option<Cursor>,
+        from: Option<Timestamp>,
+        until: Timestamp,
+        limit: usize,
+        bytes: usize,
+    },
     Forgettable(usize),
-    Stats(u32),
+    Stats(Option<String>, u32),
     /// The clock advances by this many milliseconds.
     Wait(i64),
 }
 
 /// The visible result of a step.
-#[derive(Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 enum Seen {
     Claimed(Option<Applied>),
     Done,
@@ -50,13 +61,110 @@ enum Seen {
     Gap(Option<i64>),
     Found(Option<Applied>, Vec<Option<Bytes>>),
     DueScan(DueScan),
+    Scan(Scan),
+    List(Page),
     Forgettable(Option<Applied>, Vec<JobId>),
     Stats(ShardStats),
+}
+
+impl Seen {
+    /// The same, if these are fewer rows of the same page than expected, but at least one. Pages can be shorter than their
+    /// limits.
+    fn shortened(expected: Self, seen: &Self) -> Self {
+        let shorten = |rows: &mut Vec<Row>, is_complete: &mut bool, seen: usize| {
+            if (1..rows.len()).contains(&seen) {
+                rows.truncate(seen);
+                *is_complete = false;
+            }
+        };
+        match (expected, seen) {
+            (Self::DueScan(mut expected), Self::DueScan(seen)) => {
+                shorten(&mut expected.rows, &mut expected.is_complete, seen.rows.len());
+                Self::DueScan(expected)
+            }
+            (Self::List(mut expected), Self::List(seen)) => {
+                shorten(&mut expected.rows, &mut expected.is_complete, seen.rows.len());
+                Self::List(expected)
+            }
+            (expected, _) => expected,
+        }
+    }
 }
 
 fn job() -> impl Strategy<Value = JobId> {
     // Some share a bucket.
     (0..JOBS).prop_map(|job| id(job * 400))
+}
+
+/// Flows whose texts sort differently than their parts, and one that has no jobs.
+fn flow_number(number: usize) -> Flow {
+    let (topic, app, priority) = [
+        ("t", "a", Priority::Normal),
+        ("t-2", "a", Priority::Normal),
+        ("t", "b:c", Priority::High),
+        ("t", "b:c", Priority::Low),
+        ("t", "none", Priority::Low),
+    ][number];
+    Flow {
+        app: app.into(),
+        topic: topic.into(),
+        priority,
+    }
+}
+
+fn flow_of(id: JobId) -> Flow {
+    flow_number(usize::try_from(id.offset()).unwrap() / 400 % (FLOWS - 1))
+}
+
+fn app() -> impl Strategy<Value = Option<String>> {
+    prop::option::of(prop::sample::select(vec!["a", "b:c", "none"]).prop_map(String::from))
+}
+
+fn cursor() -> impl Strategy<Value = Option<Cursor>> {
+    prop::option::of((instant(), job()).prop_map(|(due, id)| Cursor { due, id }))
+}
+
+fn position() -> impl Strategy<Value = FlowPosition> {
+    let after = (cursor(), instant(), 0..5_usize);
+    prop_oneof![
+        3 => after.prop_map(|(cursor, until, jobs)| FlowPosition::After { cursor, until, jobs }),
+        1 => Just(FlowPosition::CountOnly),
+    ]
+}
+
+fn scan() -> impl Strategy<Value = Step> {
+    let limits = (0..4_usize, 0..12_usize, 0..150_usize, 0..9_usize);
+    let positions = prop::collection::vec(prop::option::of(position()), FLOWS);
+    (instant(), instant(), cursor(), limits, positions).prop_map(|(until, now, after, limits, positions)| {
+        let positions = (0..FLOWS).map(flow_number).zip(positions);
+        let (jobs_per_flow, jobs, bytes, rotation) = limits;
+        Step::Scan(ScanRequest {
+            until,
+            now,
+            after,
+            jobs_per_flow,
+            positions: positions
+                .filter_map(|(flow, position)| Some((flow, position?)))
+                .collect(),
+            jobs,
+            bytes,
+            rotation,
+        })
+    })
+}
+
+fn list() -> impl Strategy<Value = Step> {
+    let range = (cursor(), prop::option::of(instant()), instant());
+    (app(), range, 0..8_usize, 0..100_usize).prop_map(|(app, (after, from, until), limit, bytes)| {
+        Step::List {
+            app,
+            after,
+            from,
+            until,
+            limit,
+            bytes,
+        }
+    })
 }
 
 /// Few instants, so that many jobs have the same due time.
@@ -85,11 +193,26 @@ fn key() -> impl Strategy<Value = Option<KeyEntry>> {
 }
 
 fn change() -> impl Strategy<Value = Change> {
-    let waits = (instant(), bytes(), key()).prop_map(|(due, record, key)| Effect::Waits { due, record, key });
-    let ended =
-        (instant(), bytes(), key()).prop_map(|(forget, record, key)| Effect::Ended { forget, record, key });
-    let effect = prop_oneof![4 => waits, 3 => ended, 1 => Just(Effect::Forgotten)];
-    (job(), effect).prop_map(|(id, effect)| Change { id, effect })
+    let parts = (job(), instant(), bytes(), key());
+    (0..8, parts).prop_map(|(kind, (id, time, record, key))| {
+        let flow = flow_of(id);
+        let effect = match kind {
+            0..4 => Effect::Waits {
+                flow,
+                due: time,
+                record,
+                key,
+            },
+            4..7 => Effect::Ended {
+                flow,
+                forget: time,
+                record,
+                key,
+            },
+            _ => Effect::Forgotten,
+        };
+        Change { id, effect }
+    })
 }
 
 fn lookup() -> impl Strategy<Value = Lookup> {
@@ -108,23 +231,24 @@ fn step() -> impl Strategy<Value = Step> {
             length,
             changes,
         });
-    let after = (instant(), job()).prop_map(|(due, id)| Cursor { due, id });
-    let ahead = (prop::option::of(after), instant(), 0..8_usize, 0..100_usize).prop_map(
-        |(after, until, limit, bytes)| Step::DueScan {
+    let ahead = (cursor(), instant(), 0..8_usize, 0..100_usize).prop_map(|(after, until, limit, bytes)| {
+        Step::DueScan {
             after,
             until,
             limit,
             bytes,
-        },
-    );
+        }
+    });
     prop_oneof![
         1 => owner().prop_map(Step::Claim),
         1 => owner().prop_map(Step::Clear),
         8 => apply,
         3 => prop::collection::vec(lookup(), 0..20).prop_map(Step::LookUp),
-        4 => ahead,
+        2 => ahead,
+        4 => scan(),
+        2 => list(),
         2 => (0..6_usize).prop_map(Step::Forgettable),
-        1 => (0..7_u32).prop_map(Step::Stats),
+        1 => (app(), 0..7_u32).prop_map(|(app, minutes)| Step::Stats(app, minutes)),
         1 => (0..60_000_i64).prop_map(Step::Wait),
     ]
 }
@@ -167,7 +291,32 @@ impl Model {
                 until,
                 limit,
                 bytes,
-            } => self.ahead(*after, *until, *limit, *bytes),
+            } => {
+                let page = self.page(None, *after, *until, *limit, *bytes);
+                Seen::DueScan(DueScan {
+                    applied: page.applied,
+                    rows: page.rows,
+                    is_complete: page.is_complete,
+                })
+            }
+            Step::Scan(request) => self.scan(request),
+            Step::List {
+                app,
+                after,
+                from,
+                until,
+                limit,
+                bytes,
+            } => {
+                let first = from.map(|due| {
+                    Cursor {
+                        due,
+                        id: JobId::from_bytes([0; 16]),
+                    }
+                    .before()
+                });
+                Seen::List(self.page(app.as_deref(), (*after).max(first), *until, *limit, *bytes))
+            }
             Step::Forgettable(limit) => {
                 let over = self
                     .ordered(false)
@@ -175,7 +324,7 @@ impl Model {
                     .filter(|row| row.cursor.due <= now);
                 Seen::Forgettable(self.mark, over.take(*limit).map(|row| row.cursor.id).collect())
             }
-            Step::Stats(minutes) => self.stats(now, *minutes),
+            Step::Stats(app, minutes) => self.stats(app.as_deref(), now, *minutes),
             Step::Wait(_) => Seen::Done,
         }
     }
@@ -191,11 +340,13 @@ impl Model {
         for Change { id, effect } in changes {
             self.jobs.retain(|job| job.0 != *id);
             let key = match effect.clone() {
-                Effect::Waits { due, record, key } => {
+                Effect::Waits { due, record, key, .. } => {
                     self.jobs.push((*id, true, due, record));
                     key
                 }
-                Effect::Ended { forget, record, key } => {
+                Effect::Ended {
+                    forget, record, key, ..
+                } => {
                     self.jobs.push((*id, false, forget, record));
                     key
                 }
@@ -240,26 +391,96 @@ impl Model {
         rows
     }
 
-    fn ahead(&self, after: Option<Cursor>, until: Timestamp, limit: usize, bytes: usize) -> Seen {
-        let mut all = self.ordered(true);
+    fn page(
+        &self,
+        app: Option<&str>,
+        after: Option<Cursor>,
+        until: Timestamp,
+        limit: usize,
+        bytes: usize,
+    ) -> Page {
+        let mut all = self.of_app(app);
         all.retain(|row| row.cursor.due <= until && after.is_none_or(|after| row.cursor > after));
-        let (mut rows, mut size) = (Vec::new(), 0);
-        for row in &all {
-            if rows.len() == limit || (size >= bytes && !rows.is_empty()) {
-                break;
-            }
-            size += row.record.len();
-            rows.push(row.clone());
-        }
-        Seen::DueScan(DueScan {
+        let mut room = (limit, bytes);
+        let mut rows = all.clone();
+        let is_complete = fill(&mut rows, &mut room, true);
+        Page {
             applied: self.mark,
-            is_complete: rows.len() == all.len(),
             rows,
+            is_complete,
+        }
+    }
+
+    fn of_app(&self, app: Option<&str>) -> Vec<Row> {
+        let mut rows = self.ordered(true);
+        rows.retain(|row| app.is_none_or(|app| *flow_of(row.cursor.id).app == *app));
+        rows
+    }
+
+    fn scan(&self, request: &ScanRequest) -> Seen {
+        let waiting = self.ordered(true);
+        let of = |flow: &Flow| {
+            let rows = waiting.iter().filter(|row| flow_of(row.cursor.id) == *flow);
+            rows.cloned().collect::<Vec<_>>()
+        };
+        let mut flows: Vec<(Timestamp, String, Flow)> = Vec::new();
+        for flow in (0..FLOWS).map(flow_number) {
+            if let Some(first) = of(&flow).first()
+                && first.cursor.due <= request.until
+            {
+                let priority = match flow.priority {
+                    Priority::High => 0,
+                    Priority::Normal => 1,
+                    Priority::Low => 2,
+                };
+                let text = format!("{priority}:{}:{}", flow.topic, flow.app);
+                flows.push((first.cursor.due, text, flow));
+            }
+        }
+        flows.sort();
+        let (mut room, mut is_first) = ((request.jobs, request.bytes), true);
+        let begin = request.rotation.checked_rem(flows.len()).unwrap_or(0);
+        let flows = (0..flows.len()).map(|n| {
+            let (first, _, flow) = &flows[(begin + n) % flows.len()];
+            let due = of(flow)
+                .iter()
+                .filter(|row| row.cursor.due <= request.now)
+                .count() as u64;
+            let position = request.positions.iter().find(|(other, _)| other == flow);
+            let (mut rows, mut is_complete) = (of(flow), false);
+            match position.map(|(_, position)| *position) {
+                Some(FlowPosition::CountOnly) => rows.clear(),
+                position => {
+                    let (cursor, until, jobs) = match position {
+                        Some(FlowPosition::After { cursor, until, jobs }) => (cursor, until, jobs),
+                        _ => (request.after, request.until, request.jobs_per_flow),
+                    };
+                    rows.retain(|row| {
+                        row.cursor.due <= until.min(request.until)
+                            && cursor.is_none_or(|cursor| row.cursor > cursor)
+                    });
+                    let all = rows.len();
+                    rows.truncate(jobs);
+                    is_complete = fill(&mut rows, &mut room, is_first) && rows.len() == all;
+                    is_first = is_first && rows.is_empty();
+                }
+            }
+            FlowScan {
+                flow: flow.clone(),
+                first: *first,
+                due,
+                rows,
+                is_complete,
+            }
+        });
+        Seen::Scan(Scan {
+            flows: flows.collect(),
+            applied: self.mark,
         })
     }
 
-    fn stats(&self, now: Timestamp, minutes: u32) -> Seen {
-        let waiting = self.ordered(true);
+    fn stats(&self, app: Option<&str>, now: Timestamp, minutes: u32) -> Seen {
+        let waiting = self.of_app(app);
         let count = |from: i64, to: i64| {
             let within = waiting.iter().filter(|row| {
                 let ahead = row.cursor.due.as_millis() - now.as_millis();
@@ -277,6 +498,21 @@ impl Model {
                 .collect(),
         })
     }
+}
+
+/// Truncates the rows to this room of rows and bytes, which they then occupy. The first row always has enough bytes. Returns
+/// whether these are all rows.
+fn fill(rows: &mut Vec<Row>, room: &mut (usize, usize), mut is_first: bool) -> bool {
+    let mut count = 0;
+    while count < rows.len() && room.0 > 0 && (is_first || room.1 > 0) {
+        room.0 -= 1;
+        room.1 = room.1.saturating_sub(rows[count].record.len());
+        is_first = false;
+        count += 1;
+    }
+    let is_complete = count == rows.len();
+    rows.truncate(count);
+    is_complete
 }
 
 async fn take<I: Index>(index: &I, step: &Step, from: i64, now: Timestamp) -> Seen {
@@ -314,11 +550,33 @@ async fn take<I: Index>(index: &I, step: &Step, from: i64, now: Timestamp) -> Se
             let ahead = index.due_scan(SHARD, *after, *until, *limit, *bytes).await;
             ahead.map(Seen::DueScan)
         }
+        Step::Scan(request) => index.scan(SHARD, request).await.map(Seen::Scan),
+        Step::List {
+            app,
+            after,
+            from,
+            until,
+            limit,
+            bytes,
+        } => {
+            let request = ListRequest {
+                app: app.as_deref(),
+                after: *after,
+                from: *from,
+                until: *until,
+                limit: *limit,
+                bytes: *bytes,
+            };
+            index.list(SHARD, &request).await.map(Seen::List)
+        }
         Step::Forgettable(limit) => {
             let over = index.forgettable(SHARD, now, *limit).await;
             over.map(|(mark, ids)| Seen::Forgettable(mark, ids))
         }
-        Step::Stats(minutes) => index.stats(SHARD, now, *minutes).await.map(Seen::Stats),
+        Step::Stats(app, minutes) => index
+            .stats(SHARD, app.as_deref(), now, *minutes)
+            .await
+            .map(Seen::Stats),
         Step::Wait(_) => Ok(Seen::Done),
     };
     match seen {
@@ -344,8 +602,18 @@ fn questions() -> Vec<Step> {
             limit: 100,
             bytes: 1 << 20,
         },
+        Step::Scan(ScanRequest {
+            until: at(1 << 40),
+            now: at(5),
+            after: None,
+            jobs_per_flow: 100,
+            positions: Vec::new(),
+            jobs: 100,
+            bytes: 1 << 20,
+            rotation: 0,
+        }),
         Step::Forgettable(100),
-        Step::Stats(10),
+        Step::Stats(None, 10),
     ]
 }
 
@@ -379,11 +647,16 @@ fn both_indexes_agree_with_a_naive_model() {
                     Step::Apply { shift, .. } => model.mark.map_or(5, |mark| mark.offset) + shift,
                     _ => 0,
                 };
-                let expected = model.take(&step, from, now);
                 let in_memory = take(&memory, &step, from, now).await;
+                let expected = Seen::shortened(model.take(&step, from, now), &in_memory);
                 prop_assert_eq!(&in_memory, &expected, "memory, {:?}", step);
                 let in_redis = take(&redis.index, &step, from, now).await;
                 prop_assert_eq!(&in_redis, &expected, "redis, {:?}", step);
+                if let (Step::Apply { .. }, Some(owner), Some(mark)) = (&step, model.owner, model.mark) {
+                    // A claim compares the sizes of all flows.
+                    let claimed = take(&redis.index, &Step::Claim(owner), from, now).await;
+                    prop_assert_eq!(claimed, Seen::Claimed(Some(mark)), "after {:?}", step);
+                }
             }
             Ok(())
         })

@@ -1,14 +1,20 @@
 //! Failures of Redis: restarts, outages, a full memory, an older copy, and removed keys.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use fred::prelude::Value;
 use redeliver_runtime::config::Url;
 use redeliver_scheduler::index::redis::{ConnectError, RedisIndex};
-use redeliver_scheduler::index::{Batch, Change, Effect, Index, IndexError, Lookup, MemoryPressure};
+use redeliver_scheduler::index::{
+    Batch, Change, Effect, Index, IndexError, Lookup, MemoryPressure, ShardStats,
+};
+use redeliver_scheduler::job::Flow;
 use redeliver_testkit::{LocalRedis, eventually_async, redis_url};
 
-use super::cases::{ME, SHARD, all, apply, at, batch, begin, ended, forgotten, id, waits, with_key};
+use super::cases::{
+    ME, SHARD, all, apply, at, batch, begin, ended, flow, flow_of, forgotten, id, waits, waits_in, with_key,
+};
 use super::own_redis::{OwnRedis, Raw, config, connect};
 use super::proxy::Proxy;
 
@@ -99,7 +105,7 @@ async fn an_older_copy_is_recognised_by_its_checkpoint() {
 async fn an_inconsistent_shard_loses_its_checkpoint() {
     let redis = OwnRedis::connect().await;
     begin(&redis.index, vec![waits(1, 5), waits(2000, 6)]).await;
-    let bucket = format!("{}:{{{SHARD}}}:job:1", redis.config.prefix);
+    let bucket = redis.key(SHARD, "job:1");
     redis.raw.call(&["DEL", &bucket]).await;
     let ahead = redis.index.due_scan(SHARD, None, at(6), 10, 1000).await.unwrap();
     assert_eq!(
@@ -116,7 +122,7 @@ async fn without_the_key(name: &str, ask: impl AsyncFn(&RedisIndex) -> Option<i6
     let redis = OwnRedis::connect().await;
     begin(&redis.index, vec![waits(1, 5), waits(2000, 500), ended(3, 900)]).await;
     assert_eq!(ask(&redis.index).await, Some(10), "all is there");
-    let key = format!("{}:{{{SHARD}}}:{name}", redis.config.prefix);
+    let key = redis.key(SHARD, name);
     assert_eq!(redis.raw.call(&["DEL", &key]).await.as_i64(), Some(1), "{name}");
     assert_eq!(ask(&redis.index).await, None, "without {name}");
     // After a rebuild, it is as before.
@@ -126,9 +132,15 @@ async fn without_the_key(name: &str, ask: impl AsyncFn(&RedisIndex) -> Option<i6
     redis.remove().await;
 }
 
+/// The due sets of jobs 1 and 2000.
+const DUE_SETS: [&str; 2] = ["due:1:mail-jobs:mail", "due:1:sms-jobs:sms"];
+
 #[tokio::test]
 async fn a_claim_detects_lost_keys() {
-    for key in ["due", "ended", "buckets", "job:0", "job:1", "meta"] {
+    let [first, second] = DUE_SETS;
+    for key in [
+        "flows", "sizes", first, second, "ended", "buckets", "job:0", "job:1", "meta",
+    ] {
         without_the_key(key, async |index| {
             let claimed = index.claim(SHARD, ME).await.unwrap();
             claimed.map(|claimed| claimed.applied.offset)
@@ -138,12 +150,12 @@ async fn a_claim_detects_lost_keys() {
 }
 
 #[tokio::test]
-async fn a_due_scan_detects_lost_keys() {
-    // Bucket 1 contains a job that is not part of the query.
-    for key in ["due", "ended", "buckets", "job:0", "meta"] {
+async fn a_scan_detects_lost_keys() {
+    // Job 2000 is not part of the query.
+    for key in ["flows", "sizes", DUE_SETS[0], "ended", "buckets", "job:0", "meta"] {
         without_the_key(key, async |index| {
-            let ahead = index.due_scan(SHARD, None, at(5), 10, 1000).await.unwrap();
-            ahead.applied.map(|applied| applied.offset)
+            let scan = index.due_scan(SHARD, None, at(5), 10, 1000).await.unwrap();
+            scan.applied.map(|applied| applied.offset)
         })
         .await;
     }
@@ -151,7 +163,7 @@ async fn a_due_scan_detects_lost_keys() {
 
 #[tokio::test]
 async fn forgetting_detects_lost_keys() {
-    for key in ["due", "ended", "buckets", "meta"] {
+    for key in ["flows", "sizes", "ended", "buckets", "meta"] {
         without_the_key(key, async |index| {
             let (applied, _) = index.forgettable(SHARD, at(0), 10).await.unwrap();
             applied.map(|applied| applied.offset)
@@ -162,7 +174,7 @@ async fn forgetting_detects_lost_keys() {
 
 #[tokio::test]
 async fn a_lookup_detects_lost_keys() {
-    for key in ["due", "ended", "buckets", "job:1", "meta"] {
+    for key in ["flows", "sizes", "ended", "buckets", "job:1", "meta"] {
         without_the_key(key, async |index| {
             let lookups = [Lookup::Job(id(1)), Lookup::Job(id(2000)), Lookup::Job(id(7))];
             let (applied, _) = index.look_up(SHARD, &lookups, at(0)).await.unwrap();
@@ -173,8 +185,27 @@ async fn a_lookup_detects_lost_keys() {
 }
 
 #[tokio::test]
+async fn counting_detects_lost_keys() {
+    let [first, second] = DUE_SETS;
+    for key in ["flows", "sizes", first, second, "ended", "buckets", "meta"] {
+        without_the_key(key, async |index| {
+            let stats = index.stats(SHARD, None, at(0), 1).await.unwrap();
+            (stats != empty_stats(1)).then_some(10)
+        })
+        .await;
+    }
+}
+
+fn empty_stats(minutes: usize) -> ShardStats {
+    ShardStats {
+        per_minute: vec![0; minutes],
+        ..ShardStats::default()
+    }
+}
+
+#[tokio::test]
 async fn a_change_after_lost_keys_is_a_gap() {
-    for key in ["due", "ended", "buckets", "meta"] {
+    for key in ["flows", "sizes", "ended", "buckets", "meta"] {
         without_the_key(key, async |index| {
             let nothing_new = batch(9, 10, vec![]);
             match index.apply(SHARD, ME, &nothing_new, at(0)).await {
@@ -185,6 +216,186 @@ async fn a_change_after_lost_keys_is_a_gap() {
         })
         .await;
     }
+}
+
+#[tokio::test]
+async fn a_change_in_a_flow_whose_due_set_is_lost_is_a_gap() {
+    let [mail, sms] = DUE_SETS;
+    // The last job is forgotten although it has not ended.
+    for (key, change) in [(mail, waits(3, 5)), (mail, ended(1, 5)), (sms, forgotten(4000))] {
+        let redis = OwnRedis::connect().await;
+        let jobs = vec![waits(1, 5), waits(2000, 500), waits(4000, 600)];
+        begin(&redis.index, jobs).await;
+        redis.raw.call(&["DEL", &redis.key(SHARD, key)]).await;
+        let refused = apply(&redis.index, 10, 11, vec![change]).await;
+        assert_eq!(
+            refused,
+            Err("Gap { found: None, expected: 10 }".to_owned()),
+            "{key}"
+        );
+        assert_eq!(redis.index.claim(SHARD, ME).await.unwrap(), None);
+        redis.remove().await;
+    }
+}
+
+#[tokio::test]
+async fn changed_keys_are_detected() {
+    let [mail, _] = DUE_SETS;
+    let id_1 = || Value::from(&id(1).to_bytes()[..]);
+    let ghost = || Value::from(&id(77).to_bytes()[..]);
+    let changes: [(&str, Vec<Value>); 6] = [
+        ("ZADD", vec![mail.into(), 3.into(), ghost()]),
+        ("ZADD", vec!["due:1:t:other".into(), 3.into(), ghost()]),
+        ("ZADD", vec!["flows".into(), 700.into(), DUE_SETS[0][4..].into()]),
+        ("HSET", vec!["sizes".into(), DUE_SETS[0][4..].into(), 2.into()]),
+        ("HDEL", vec!["job:0".into(), id_1()]),
+        ("ZADD", vec!["ended".into(), 3.into(), ghost()]),
+    ];
+    for (number, (command, mut words)) in changes.into_iter().enumerate() {
+        let redis = OwnRedis::connect().await;
+        begin(&redis.index, vec![waits(1, 5), waits(2000, 500), ended(3, 900)]).await;
+        words[0] = redis.key(SHARD, words[0].as_str().unwrap().as_ref()).into();
+        words.insert(0, command.into());
+        redis.raw.call_with(words).await;
+        let claimed = redis.index.claim(SHARD, ME).await.unwrap();
+        // A due set that is not listed is never read.
+        assert_eq!(claimed.is_some(), number == 1, "change {number}");
+        begin(&redis.index, vec![waits(1, 5)]).await;
+        let flow = Flow {
+            topic: "t".into(),
+            ..flow("other")
+        };
+        apply(&redis.index, 10, 11, vec![waits_in(&flow, 5, 6)])
+            .await
+            .unwrap();
+        assert_eq!(all(&redis.index, 10).await, [(5, 1), (6, 5)]);
+        assert!(redis.index.claim(SHARD, ME).await.unwrap().is_some());
+        redis.remove().await;
+    }
+}
+
+#[tokio::test]
+async fn a_due_set_without_its_lists_does_not_survive_a_rebuild() {
+    let redis = OwnRedis::connect().await;
+    for lost in [&["flows"][..], &["sizes"], &["flows", "sizes"]] {
+        begin(&redis.index, vec![waits(1, 5), waits(2000, 500)]).await;
+        for name in lost {
+            redis.raw.call(&["DEL", &redis.key(SHARD, name)]).await;
+        }
+        begin(&redis.index, vec![]).await;
+        // In a later batch than the first one.
+        apply(&redis.index, 10, 11, vec![waits(3, 7)]).await.unwrap();
+        assert_eq!(all(&redis.index, 10).await, [(7, 3)], "without {lost:?}");
+        assert!(redis.index.claim(SHARD, ME).await.unwrap().is_some());
+    }
+    redis.remove().await;
+}
+
+/// Writes a shard in the former layout: a job per bucket, every third ended, each with an idempotency key.
+async fn write_former(redis: &OwnRedis, prefix: &str, shard: i32, jobs: u32) {
+    let key = |name: &str| Value::from(format!("{prefix}:{{{shard}}}:{name}"));
+    let text = |number: u32| Value::from(number.to_string());
+    let run = async |words: Vec<Value>| drop(redis.raw.call_with(words).await);
+    for job in 0..jobs {
+        let id = || Value::from(&id(i64::from(job) * 1024).to_bytes()[..]);
+        let hash = format!("{job:016}");
+        let log = text(job % 3);
+        let set = if job % 3 == 0 { "ended" } else { "due" };
+        run(vec!["ZADD".into(), key(set), text(job), id()]).await;
+        run(vec!["SADD".into(), key("buckets"), text(job)]).await;
+        run(vec![
+            "HSET".into(),
+            key(&format!("job:{job}")),
+            id(),
+            "record".into(),
+        ])
+        .await;
+        run(vec!["SET".into(), key(&format!("idem:{hash}")), "value".into()]).await;
+        let name = format!("idemlog:{}", job % 3);
+        run(vec!["APPEND".into(), key(&name), hash.into()]).await;
+        run(vec!["SADD".into(), key("idemlogs"), log]).await;
+    }
+    let ended = jobs.div_ceil(3);
+    let counts = format!("{} {ended} {jobs}", jobs - ended);
+    let mut meta = vec!["HSET".into(), key("meta")];
+    let fields = ["owner", "77", "offset", "10", "at", "5", "counts", &counts];
+    meta.extend(fields.map(Value::from));
+    run(meta).await;
+}
+
+/// All keys that begin with this text, with their content.
+async fn dump(redis: &OwnRedis, prefix: &str) -> BTreeMap<Vec<u8>, Value> {
+    let mut found = BTreeMap::new();
+    for key in redis.keys_of(prefix).await {
+        let dump = redis.raw.call_with(vec!["DUMP".into(), key.clone()]).await;
+        found.insert(key.as_bytes().unwrap().to_vec(), dump);
+    }
+    found
+}
+
+#[tokio::test]
+async fn a_claim_deletes_a_shard_of_the_former_layout_and_nothing_else() {
+    let redis = OwnRedis::connect().await;
+    let own = redis.config.prefix.clone();
+    let other = format!("{own}-other");
+    let former = format!("{own}:{{{SHARD}}}:");
+    // More buckets than one step deletes.
+    write_former(&redis, &own, SHARD, 1_500).await;
+    write_former(&redis, &own, SHARD + 1, 4).await;
+    write_former(&redis, &other, SHARD, 4).await;
+    let untouched = async || {
+        let mut all = dump(&redis, &format!("{own}:{{{}}}:", SHARD + 1)).await;
+        all.extend(dump(&redis, &other).await);
+        all
+    };
+    let before = untouched().await;
+    assert_eq!(before.len(), 2 * (4 + 4 + 3 + 5));
+    assert_eq!(dump(&redis, &former).await.len(), 1_500 + 1_500 + 3 + 5);
+
+    assert_eq!(redis.index.claim(SHARD, ME).await.unwrap(), None);
+    assert_eq!(dump(&redis, &former).await, BTreeMap::new());
+    let jobs = || vec![with_key(waits(1, 5), 1, 1000), waits(2, 6), ended(3, 900)];
+    begin(&redis.index, jobs()).await;
+    assert_eq!(all(&redis.index, 10).await, [(5, 1), (6, 2)]);
+    assert_eq!(untouched().await, before);
+
+    // A former scheduler had the shard meanwhile.
+    let current = dump(&redis, &redis.key(SHARD, "")).await;
+    write_former(&redis, &own, SHARD, 20).await;
+    let claimed = redis.index.claim(SHARD, ME).await.unwrap().unwrap();
+    assert_eq!(claimed.applied.offset, 10);
+    assert_eq!(dump(&redis, &former).await, BTreeMap::new());
+    assert_eq!(dump(&redis, &redis.key(SHARD, "")).await, current);
+    assert_eq!(untouched().await, before);
+
+    // Without a checkpoint, as after an interrupted claim.
+    write_former(&redis, &own, SHARD, 20).await;
+    redis.raw.call(&["DEL", &format!("{former}meta")]).await;
+    redis.index.claim(SHARD, ME).await.unwrap().unwrap();
+    assert_eq!(dump(&redis, &former).await, BTreeMap::new());
+    redis.remove().await;
+    for key in redis.keys_of(&other).await {
+        redis.raw.call_with(vec!["DEL".into(), key]).await;
+    }
+}
+
+#[tokio::test]
+async fn the_deletion_of_the_former_layout_stops_when_a_former_scheduler_uses_it() {
+    let redis = OwnRedis::connect().await;
+    let own = redis.config.prefix.clone();
+    let former = format!("{own}:{{{SHARD}}}:");
+    write_former(&redis, &own, SHARD, 20).await;
+    let before = dump(&redis, &former).await;
+    // The second step finds the checkpoint that a former scheduler has written since the first one.
+    let script = include_str!("../../../src/index/redis/clear.lua");
+    let names = ["meta", "flows", "sizes", "ended", "buckets", "idemlogs", "due"];
+    let mut command = vec![Value::from("EVAL"), script.into(), 7.into()];
+    command.extend(names.map(|name| Value::from(format!("{former}{name}"))));
+    command.extend(["", "", &former, "next", "", "0"].map(Value::from));
+    let reply = redis.raw.call_with(command).await.into_array();
+    assert_eq!(reply, [Value::from("SUPERSEDED")]);
+    assert_eq!(dump(&redis, &former).await, before);
+    redis.remove().await;
 }
 
 #[tokio::test]
@@ -235,7 +446,7 @@ async fn forgotten_jobs_and_cleared_shards_leave_no_keys() {
 async fn redis_removes_expired_keys_itself() {
     let redis = OwnRedis::connect().await;
     begin(&redis.index, vec![with_key(waits(1, 5), b'a', 100_000)]).await;
-    let key = |name: &str| format!("{}:{{{SHARD}}}:{name}", redis.config.prefix);
+    let key = |name: &str| redis.key(SHARD, name);
     let life = async |name: &str| redis.raw.call(&["PTTL", &key(name)]).await.as_i64().unwrap();
     // An expiry log covers keys of about four minutes, and the clock of Redis may differ.
     let longest = 100_000 + (1 << 18) + 60_000;
@@ -256,7 +467,7 @@ async fn a_stopped_redis_fails_calls_at_once_and_is_used_again_after_its_restart
     let reason = unavailable(apply_raw(&redis, 10).await).unwrap();
     assert!(!reason.is_empty());
     // A hundred concurrent calls fail without waiting for each other.
-    let calls = (0..100).map(|_| redis.index.stats(SHARD, at(0), 1));
+    let calls = (0..100).map(|_| redis.index.stats(SHARD, None, at(0), 1));
     let all_at_once = futures::future::join_all(calls);
     let answers = tokio::time::timeout(DEADLINE, all_at_once).await.unwrap();
     for answer in answers {
@@ -308,6 +519,7 @@ async fn a_silent_connection_is_replaced() {
     proxy.silence();
     // More than fits into the buffers of the system, so that the client blocks while writing.
     let long = Effect::Waits {
+        flow: flow_of(2),
         due: at(5),
         record: vec![0; 1 << 20].into(),
         key: None,
@@ -392,7 +604,13 @@ async fn a_full_redis_rejects_batches_that_are_not_forced() {
         .call(&["CONFIG", "SET", "maxmemory-policy", "noeviction"])
         .await;
     redis.raw.call(&["CONFIG", "SET", "maxmemory", "1"]).await;
-    for change in [waits(2, 5), ended(1, 9)] {
+    let before = dump(&redis, &redis.config.prefix).await;
+    for change in [
+        waits(2, 5),
+        ended(1, 9),
+        waits_in(&flow("new"), 3, 5),
+        forgotten(1),
+    ] {
         let refused = redis
             .index
             .apply(SHARD, ME, &batch(10, 11, vec![change]), at(0))
@@ -402,12 +620,17 @@ async fn a_full_redis_rejects_batches_that_are_not_forced() {
             "{refused:?}"
         );
     }
-    // The batch had no effect.
+    // The batches had no effect.
+    assert_eq!(dump(&redis, &redis.config.prefix).await, before);
     let ahead = redis.index.due_scan(SHARD, None, at(5), 10, 1000).await.unwrap();
     assert_eq!((ahead.applied.unwrap().offset, ahead.rows.len()), (10, 2));
     let forced = Batch {
         force: true,
-        ..batch(10, 11, vec![ended(1, 9), forgotten(2), waits(3, 5)])
+        ..batch(
+            10,
+            11,
+            vec![ended(1, 9), forgotten(2), waits_in(&flow("new"), 3, 5)],
+        )
     };
     redis.index.apply(SHARD, ME, &forced, at(0)).await.unwrap();
     redis.index.claim(SHARD, ME).await.unwrap();

@@ -1,0 +1,9 @@
+-- KEYS[1] meta  [2] flows  [3] sizes  [4] ended  [5] buckets
+-- Returns the checkpoint and, if there is one, the names of all flows.
+local found = mark()
+if found[1] then
+  for i, flow in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
+    found[2 + i] = flow
+  end
+end
+return found
