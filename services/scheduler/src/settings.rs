@@ -24,9 +24,9 @@ pub(crate) struct Settings {
     pub(crate) retention: RetentionPolicy,
     /// Jobs that are due within this time are held in memory.
     pub(crate) window: Duration,
-    /// The maximum number of jobs in the window, for each [`Source`](crate::window::Source).
+    /// The maximum number of jobs in the window.
     pub(crate) window_jobs: usize,
-    /// The maximum size of the jobs in the window in bytes, for each [`Source`](crate::window::Source).
+    /// The maximum size of the jobs in the window in bytes.
     pub(crate) window_bytes: usize,
     pub(crate) topics: Arc<dyn Topics>,
     /// How long after its due time a job waits for a missing topic.

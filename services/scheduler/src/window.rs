@@ -13,7 +13,7 @@ use std::ops::Bound;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redeliver_core::Timestamp;
+use redeliver_core::{Timestamp, mutant};
 use redeliver_service::due::Waiting;
 
 use crate::index::Cursor;
@@ -237,7 +237,8 @@ impl Window {
             let may_replace = own.jobs.last().is_some_and(|latest| *latest > cursor);
             let largest = self
                 .largest_flow()
-                .filter(|largest| *largest != index && self.flows[index].cost + cost <= share);
+                .filter(|largest| *largest != index && self.flows[index].cost + cost <= share)
+                .filter(|_| !mutant!("window-has-no-shares"));
             match largest {
                 Some(largest) => self.shrink(largest, share, cost, evicted),
                 None if may_replace => evicted.extend(self.remove_latest(index)),

@@ -53,7 +53,7 @@ pub struct SchedulerConfig {
     /// How long before its due time a job is loaded into memory.
     #[serde(with = "display_from_str")]
     pub window: HumanDuration,
-    /// Maximum jobs in memory per partition.
+    /// Maximum jobs in memory per partition. Applications share them.
     pub window_jobs: u32,
     /// Maximum size of jobs in memory per partition, in bytes.
     pub window_bytes: u64,

@@ -281,8 +281,14 @@ impl LookAhead {
                     parked.next_check = now.after(CHECK_INTERVAL);
                 }
             }
-            // The position of a flow may have moved during the scan.
+            // `None` if the position of the flow has moved during the scan, because a job before it did not fit. The next scan
+            // starts there. Advancing now would skip that job.
             let scanned_until = entry.scanned_until.take();
+            let scanned_until = mutant!(
+                "shard-skips-jobs-during-a-scan",
+                scanned_until,
+                scanned_until.or(Some(until))
+            );
             let to = match rows.last() {
                 _ if *is_complete => scanned_until.map(end_of),
                 last => last.map(|row| row.cursor).filter(|_| scanned_until.is_some()),

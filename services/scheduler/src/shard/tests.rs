@@ -1111,6 +1111,33 @@ fn a_burst_that_fills_the_window_does_not_keep_out_new_jobs() {
 }
 
 #[test]
+fn a_burst_that_exceeds_the_window_hides_no_jobs_that_were_scheduled_for_other_flows() {
+    let mut world = World::new();
+    let burst: Vec<JobId> = (0..1_000).map(|_| world.schedule("app", 10_000, None)).collect();
+    let due = at(world.now.after(Duration::from_millis(10_300)));
+    let others = ["other", "app"].map(|app| {
+        world.send_job(v1::JobSpec {
+            priority: v1::Priority::High.into(),
+            ..spec(app, due.clone())
+        })
+    });
+    // All of them are in the index only.
+    world.turn(2_000, false);
+    world.restart();
+    world.run(&Step::AdvanceClock(9_900));
+    for _ in 0..42 {
+        world.run(&Step::AdvanceClock(10));
+        world.turn(12, false);
+        world.run(&Step::ServeIndex(3));
+    }
+    assert_eq!(count_dispatched(&world, &others), others.len());
+    let dispatched = count_dispatched(&world, &burst);
+    assert!((1..500).contains(&dispatched), "{dispatched} of the burst");
+    world.settle();
+    world.check();
+}
+
+#[test]
 fn new_jobs_that_fill_the_window_do_not_keep_out_earlier_jobs() {
     let mut world = World::new();
     let first = world.schedule("app", 2000, None);

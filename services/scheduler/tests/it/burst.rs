@@ -35,7 +35,8 @@ fn shard(record: &Record) -> i32 {
 fn jobs_due_at_one_instant_are_dispatched_once_while_others_stay_on_time() {
     const TRICKLE: u64 = 20;
     let _permit = ChaosPermit::acquire();
-    let env = SchedulerEnv::new(SchedulerEnv::builder("burst"));
+    // The burst is several times as large as the windows of all shards.
+    let env = SchedulerEnv::new(SchedulerEnv::builder("burst").set("scheduler.window_jobs", "2000"));
     let _scheduler = env.start("a");
     let began = Instant::now();
     // Late enough for all jobs to be accepted first.
