@@ -486,7 +486,8 @@ pub fn replace_refused(
     DeadLetter::of_pipeline(pipeline, arrival, failure, now).replace(output);
 }
 
-/// The dead letter of a record that a handler has processed but whose outputs cannot be written.
+/// The dead letter of a record that a handler has processed but whose outputs cannot be written. That is a failed attempt, as any
+/// permanent failure, also if the endpoint had asked for a delay.
 #[must_use]
 pub fn undeliverable(
     pipeline: &Pipeline,

@@ -4,22 +4,26 @@
 //! offsets too: a topic whose records are all complete would never show zero. So if the committed offset is near the end,
 //! the remaining records are read and counted. Otherwise the partition is certainly not empty, and the difference is used as
 //! an upper bound. [`heads`] also reads the first incomplete records of such partitions.
+//!
+//! A committed offset can be that of a deleted topic of the same name. A lane then reads the new topic from its beginning, so
+//! all of its records count.
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use rdkafka::error::KafkaError;
 use redeliver_core::Record;
-use redeliver_kafka_ffi::KafkaClient;
+use redeliver_kafka_ffi::{KafkaClient, TopicId, describe_topics};
 
 use crate::client::KafkaSettings;
 use crate::reader::{ReadError, TopicReader, group_positions, is_unknown, kafka};
-use crate::tracker::Committed;
+use crate::tracker::{Committed, TopicFingerprint};
 
 /// Timeout of one request.
 const CALL: Duration = Duration::from_secs(10);
@@ -177,7 +181,10 @@ fn count<T>(
         .map_err(kafka("creating a client"))?;
     let mut counted: BTreeMap<Arc<str>, Head<T>> = BTreeMap::new();
     let mut parts: BTreeMap<(String, i32), Part> = BTreeMap::new();
-    for positions in positions_of(settings, &by_group)? {
+    let positions = positions_of(settings, &by_group)?;
+    // Requested after the positions: a lane can commit for a new topic only after it was created.
+    let ids = ids_of(&consumer, topics)?;
+    for positions in positions {
         for ((topic, partition), committed) in positions {
             // For a read_committed client, the broker returns the last stable offset instead of the high watermark.
             let (low, end) = match consumer.fetch_watermarks(&topic, partition, CALL) {
@@ -186,10 +193,7 @@ fn count<T>(
                 Err(error) => return Err(kafka("requesting the end of a partition")(error)),
             };
             let head = counted.entry(topic.as_str().into()).or_insert_with(Head::empty);
-            let committed = match committed {
-                Some(committed) if committed.offset >= low => committed,
-                _ => Committed::at(low),
-            };
+            let committed = first_unread(committed, low..end, ids.get(&*topic).copied());
             let distance = end - committed.offset;
             let is_all = distance <= near;
             if !is_all {
@@ -236,6 +240,34 @@ fn count<T>(
         reader.read_while(timeout, visit)?;
     }
     Ok(counted)
+}
+
+/// The current ids of topics. Leaves out topics that do not exist, and all if the broker does not support ids.
+fn ids_of(
+    consumer: &BaseConsumer,
+    topics: &[(String, Arc<str>)],
+) -> Result<BTreeMap<String, TopicId>, ReadError> {
+    let failed = |code| kafka("requesting the ids of topics")(KafkaError::AdminOp(code));
+    let names: Vec<&str> = topics.iter().map(|(_, topic)| &**topic).collect();
+    let mut ids = BTreeMap::new();
+    for (topic, description) in describe_topics(consumer.client(), &names, CALL).map_err(failed)? {
+        if let Some(id) = description.map_err(failed)?.id {
+            ids.insert(topic, id);
+        }
+    }
+    Ok(ids)
+}
+
+/// Where a lane of the group continues in this log: `lane/topics.rs` decides the same.
+fn first_unread(committed: Option<Committed>, log: Range<i64>, id: Option<TopicId>) -> Committed {
+    let continues = |committed: &Committed| match (committed.topic, id) {
+        // Beyond the end, the log was truncated. The lane continues at its end.
+        (Some(topic), Some(id)) => topic == TopicFingerprint::of(id) && committed.offset >= log.start,
+        _ => (log.start..=log.end).contains(&committed.offset),
+    };
+    committed
+        .filter(continues)
+        .unwrap_or_else(|| Committed::at(log.start))
 }
 
 impl<T> Head<T> {
@@ -288,7 +320,30 @@ fn positions_of(
 
 #[cfg(test)]
 mod tests {
-    use super::Backlog;
+    use super::*;
+
+    #[test]
+    fn a_commit_counts_only_for_the_topic_to_which_it_belongs() {
+        let (id, other) = (TopicId::from_bits(1 << 100), TopicId::from_bits(2 << 100));
+        let first = |offset, topic: Option<TopicId>, id| {
+            let committed = Committed {
+                topic: topic.map(TopicFingerprint::of),
+                ..Committed::at(offset)
+            };
+            first_unread(Some(committed), 10..20, id).offset
+        };
+        for topic in [Some(id), None] {
+            assert_eq!(first(15, topic, Some(id)), 15);
+            assert_eq!(first(20, topic, Some(id)), 20);
+            assert_eq!(first(5, topic, Some(id)), 10);
+        }
+        assert_eq!(first(15, Some(other), Some(id)), 10);
+        assert_eq!(first(25, None, Some(id)), 10);
+        assert_eq!(first(25, Some(id), None), 10);
+        // Truncated.
+        assert_eq!(first(25, Some(id), Some(id)), 25);
+        assert_eq!(first_unread(None, 10..20, Some(id)).offset, 10);
+    }
 
     #[test]
     fn an_upper_bound_is_displayed_as_such() {

@@ -388,6 +388,7 @@ impl AttemptContext {
             routing: Some(wrap_long_wait(&self.pipeline, routing)),
             attempts: queued.arrival.failed_attempts.saturating_add(u32::from(counts)),
             original: Some((queued.record, queued.arrival)),
+            ordered: queued.groups.ordered,
             size: queued.size,
         }
     }

@@ -22,7 +22,7 @@ use tokio::time::Instant;
 use crate::budget::{BudgetShare, InFlight};
 use crate::dead_letter::{DeadLetter, OnDead};
 use crate::failure_log::FailureLog;
-use crate::groups::{Grouping, GroupsOf};
+use crate::groups::{Group, Grouping, GroupsOf};
 use crate::metrics::{MissingTopicGauges, WorkerMetrics};
 use waiting::{MissingTopics, WaitingForTopic, missing_topic};
 
@@ -67,6 +67,7 @@ impl QueuedRecord {
             routing: None,
             attempts: 0,
             original: None,
+            ordered: self.groups.ordered,
             size: self.size,
         }
     }
@@ -82,6 +83,8 @@ pub(crate) struct FinishedRecord {
     pub(crate) attempts: u32,
     /// Kept until the results are written, for a dead letter in their place.
     pub(crate) original: Option<(Record, Arrival)>,
+    /// The group in which results keep the order of their records.
+    pub(crate) ordered: Option<Group>,
     /// Bytes in flight on account of this record and, once collected, its results.
     pub(crate) size: usize,
 }
@@ -168,9 +171,13 @@ struct InTransaction {
     /// How many of the transaction's outputs belong to this record.
     outputs: usize,
     original: Option<(Record, Arrival)>,
+    ordered: Option<Group>,
     /// Bytes in flight on account of the record and its results, in case it is taken back.
     size: usize,
 }
+
+/// The groups in which a record waits, with the topic for which it waits.
+type HeldGroups = HashMap<(AssignmentId, Group), Arc<str>>;
 
 /// What all lanes of a pipeline share.
 #[derive(Clone)]
@@ -264,6 +271,9 @@ impl Engine {
     /// Keeps records with a missing topic out of the next transaction, because such a transaction would block until it
     /// times out. Releases those whose topic exists again, and replaces results whose topic has been missing for too
     /// long by dead letters.
+    ///
+    /// With an order, the followers of a record that waits do so too: it may have results for topics that exist, which
+    /// theirs must not overtake.
     fn hold_back(&mut self, now: Timestamp) {
         let topics = &self.topics;
         let missing = topics
@@ -279,8 +289,9 @@ impl Engine {
         if !mutant!("engine-forgets-waiting-results") {
             self.finished.splice(0..0, waiting);
         }
+        let mut held = HashMap::new();
         for record in std::mem::take(&mut self.finished) {
-            self.place(record, &missing, now);
+            self.place(record, &missing, &mut held, now);
         }
         self.topics.gauges.set(&self.waiting.counts());
         self.log_waiting(&missing);
@@ -293,21 +304,40 @@ impl Engine {
     }
 
     /// Adds a record to the next transaction, or to the records that wait for a topic.
-    fn place(&mut self, mut record: FinishedRecord, missing: &MissingTopics, now: Timestamp) {
+    fn place(
+        &mut self,
+        mut record: FinishedRecord,
+        missing: &MissingTopics,
+        held: &mut HeldGroups,
+        now: Timestamp,
+    ) {
         // A record of a revoked partition is not written, so its topics do not matter.
-        let is_assigned = self.assignments.contains_key(&record.assignment);
+        if !self.assignments.contains_key(&record.assignment) {
+            self.finished.push(record);
+            return;
+        }
         // A loop, because the dead-letter topic may be missing, too.
-        while let Some((topic, missing_for)) = missing_topic(&record, missing)
-            .filter(|_| is_assigned && !mutant!("engine-writes-to-missing-topics"))
+        while let Some((topic, missing_for)) =
+            missing_topic(&record, missing).filter(|_| !mutant!("engine-writes-to-missing-topics"))
         {
             if !self.has_timed_out(topic, *missing_for)
                 || !self.replace_by_dead_letter(&mut record, topic, *missing_for, now)
             {
+                if let Some(group) = record.ordered.clone() {
+                    held.entry((record.assignment, group))
+                        .or_insert_with(|| topic.clone());
+                }
                 self.waiting.push(topic.clone(), record);
                 return;
             }
         }
-        self.finished.push(record);
+        let leader = record.ordered.clone().map(|group| (record.assignment, group));
+        match leader.and_then(|leader| held.get(&leader)) {
+            Some(topic) if !mutant!("engine-lets-followers-overtake") => {
+                self.waiting.push(topic.clone(), record);
+            }
+            _ => self.finished.push(record),
+        }
     }
 
     /// Returns false if the original record is not known.
@@ -479,6 +509,7 @@ impl Processor for Engine {
                     routing: Some(routing),
                     attempts: 0,
                     original: None,
+                    ordered: self.context.grouping.of(&record).ordered,
                     size,
                 });
             }
@@ -515,6 +546,7 @@ impl Processor for Engine {
                     attempts: record.attempts,
                     outputs: routing.outputs.len(),
                     original: record.original,
+                    ordered: record.ordered,
                     size: record.size,
                 });
                 let outputs = mutant!("engine-completes-before-its-outputs", routing.outputs, Vec::new());
@@ -568,6 +600,7 @@ impl Processor for Engine {
             }),
             attempts: record.attempts,
             original: record.original,
+            ordered: record.ordered,
             size: record.size,
         });
         let records: Vec<FinishedRecord> = records.collect();

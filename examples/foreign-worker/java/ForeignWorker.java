@@ -1,9 +1,10 @@
+import java.io.ByteArrayOutputStream;
 import java.net.URI;
 import java.net.http.HttpClient;
 import java.net.http.HttpRequest;
 import java.net.http.HttpRequest.BodyPublishers;
 import java.net.http.HttpResponse;
-import java.net.http.HttpResponse.BodyHandlers;
+import java.net.http.HttpResponse.BodySubscriber;
 import java.nio.ByteBuffer;
 import java.nio.charset.CharacterCodingException;
 import java.nio.charset.StandardCharsets;
@@ -21,10 +22,12 @@ import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.Callable;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionStage;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
+import java.util.concurrent.Flow;
 import java.util.concurrent.Future;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
@@ -64,6 +67,8 @@ public class ForeignWorker {
     static final int CONCURRENCY = 16;
     /** Of a call, in seconds. */
     static final long TIMEOUT = 10;
+    /** In bytes. */
+    static final int MAX_RESPONSE = 1_000_000;
     /** In seconds. */
     static final long MAX_RETRY_AFTER = 3_600;
     /** The times that {@code original-timestamp} can name: from the year 1 to 9999-12-30T22:00:00.000Z. */
@@ -133,7 +138,7 @@ public class ForeignWorker {
                 .build();
         HttpResponse<byte[]> response;
         // The timeout of a request would end with the headers of the response; this one includes the body.
-        CompletableFuture<HttpResponse<byte[]>> call = http.sendAsync(request, BodyHandlers.ofByteArray());
+        CompletableFuture<HttpResponse<byte[]>> call = http.sendAsync(request, head -> new LimitedBody());
         try {
             response = call.get(TIMEOUT, TimeUnit.SECONDS);
         } catch (TimeoutException error) {
@@ -145,6 +150,10 @@ public class ForeignWorker {
         }
         int status = response.statusCode();
         if (status >= 200 && status < 300) {
+            if (response.body().length > MAX_RESPONSE) {
+                String message = "POST " + url + ": the response exceeds " + MAX_RESPONSE + " bytes";
+                throw new Failure("permanent", "http.response-too-large", message, 0);
+            }
             return response.body();
         }
         String asked = response.headers().firstValue("Retry-After").orElse("");
@@ -156,6 +165,47 @@ public class ForeignWorker {
         }
         String message = "POST " + url + " answered " + status;
         throw new Failure(errorClass, "http." + status, message, errorClass.equals("throttled") ? retryAfter : 0);
+    }
+
+    /** Reads a body up to the limit, and one more byte if it is longer. */
+    static class LimitedBody implements BodySubscriber<byte[]> {
+        final ByteArrayOutputStream read = new ByteArrayOutputStream();
+        final CompletableFuture<byte[]> body = new CompletableFuture<>();
+        Flow.Subscription subscription;
+
+        @Override
+        public CompletionStage<byte[]> getBody() {
+            return body;
+        }
+
+        @Override
+        public void onSubscribe(Flow.Subscription subscription) {
+            this.subscription = subscription;
+            subscription.request(Long.MAX_VALUE);
+        }
+
+        @Override
+        public void onNext(List<ByteBuffer> parts) {
+            for (ByteBuffer part : parts) {
+                byte[] bytes = new byte[Math.min(part.remaining(), MAX_RESPONSE + 1 - read.size())];
+                part.get(bytes);
+                read.writeBytes(bytes);
+            }
+            if (read.size() > MAX_RESPONSE) {
+                subscription.cancel();
+                onComplete();
+            }
+        }
+
+        @Override
+        public void onError(Throwable error) {
+            body.completeExceptionally(error);
+        }
+
+        @Override
+        public void onComplete() {
+            body.complete(read.toByteArray());
+        }
     }
 
     /** A record, where it has entered the pipeline, and how many attempts have failed before this one. */

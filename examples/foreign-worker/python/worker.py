@@ -13,6 +13,7 @@ import base64
 import http.client
 import re
 import socket
+import ssl
 import sys
 import threading
 import time
@@ -32,7 +33,7 @@ TIERS = {name: int(number) * UNITS[unit] for name in TIER_NAMES for number, unit
 MAX_BATCH = 200  # records per transaction
 CONCURRENCY = 16
 TIMEOUT = 10  # of a call, in seconds
-MAX_RESPONSE = 1_048_576  # in bytes
+MAX_RESPONSE = 1_000_000  # in bytes
 MAX_RETRY_AFTER = 3_600  # in seconds
 CLOCK_SKEW_MS = 300_000  # by how much the clock of the retry tier can be ahead
 
@@ -62,7 +63,7 @@ def handle(value, idempotency_key):
     headers = {"Idempotency-Key": idempotency_key, "Content-Type": "application/octet-stream"}
     deadline = time.monotonic() + TIMEOUT
     try:
-        status, asked, body = post(value or b"", headers)
+        status, asked, body = post(value or b"", headers, deadline)
     except (OSError, http.client.HTTPException) as error:
         if time.monotonic() < deadline:
             raise Failure("transient", "http.connect", f"POST {URL}: {error}")
@@ -71,7 +72,7 @@ def handle(value, idempotency_key):
         raise Failure("transient", "http.timeout", f"POST {URL}: no complete response within {TIMEOUT}s")
     if 200 <= status < 300:
         if len(body) > MAX_RESPONSE:
-            raise Failure("permanent", "http.response-too-large", f"POST {URL}: more than {MAX_RESPONSE} bytes")
+            raise Failure("permanent", "http.response-too-large", f"POST {URL}: the response exceeds {MAX_RESPONSE} bytes")
         return body
     code, message = f"http.{status}", f"POST {URL} answered {status}"
     retry_after = min(int(asked), MAX_RETRY_AFTER) if re.fullmatch("[0-9]{1,9}", asked) else 0
@@ -81,16 +82,22 @@ def handle(value, idempotency_key):
     raise Failure("transient" if is_transient else "permanent", code, message)
 
 
-def post(body, headers):
+def post(body, headers, deadline):
     """Calls the endpoint. Returns the status, Retry-After and the body of the response. Follows no redirect."""
     url = urlsplit(URL)
-    scheme = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
-    connection = scheme(url.hostname, url.port, timeout=TIMEOUT)
-    connection.connect()
-    # The timeout of the connection begins again with each byte, this one does not.
-    timer = threading.Timer(TIMEOUT, disconnect, [connection.sock])
+    is_tls = url.scheme == "https"
+    connection = (http.client.HTTPSConnection if is_tls else http.client.HTTPConnection)(url.hostname, url.port)
+    connected = socket.create_connection((connection.host, connection.port), TIMEOUT)
+    if is_tls:
+        context = ssl.create_default_context()
+        connected = context.wrap_socket(connected, server_hostname=url.hostname, do_handshake_on_connect=False)
+    # The timeout of the socket begins again with each byte, this one does not.
+    timer = threading.Timer(deadline - time.monotonic(), disconnect, [connected])
     timer.start()
     try:
+        if is_tls:
+            connected.do_handshake()
+        connection.sock = connected
         connection.request("POST", (url.path or "/") + (f"?{url.query}" if url.query else ""), body, headers)
         response = connection.getresponse()
         read = response.read(MAX_RESPONSE + 1)
@@ -99,7 +106,7 @@ def post(body, headers):
         return response.status, response.getheader("Retry-After", ""), read
     finally:
         timer.cancel()
-        connection.close()
+        connected.close()
 
 
 def disconnect(connected):

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use rdkafka::TopicPartitionList;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _};
 use rdkafka::topic_partition_list::Offset;
+use redeliver_kafka::backlog::backlogs;
 use redeliver_kafka::{IfRecreated, KafkaClient, KafkaSettings, TopicState, TopicWatch, Waker, topic_watch};
 use redeliver_testkit::{eventually, kafka_request, unique};
 
@@ -40,6 +41,33 @@ async fn a_recreated_topic_is_read_from_its_beginning() {
         lane.stop();
         env.assert_no_duplicates();
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_records_of_a_recreated_topic_are_a_backlog_of_its_group() {
+    let env = CopyEnv::with_one_partition("backlog").await;
+    let backlog = || {
+        let topics = [(env.group.clone(), env.from.as_str().into())];
+        let backlogs = backlogs(&env.settings, &topics, DEADLINE).unwrap();
+        backlogs
+            .into_values()
+            .next()
+            .map(|backlog| (backlog.records, backlog.is_exact))
+    };
+    env.fill(0..100).await;
+    let lane = env.start();
+    env.until_copied(100);
+    lane.stop();
+    assert_eq!(backlog(), Some((0, true)));
+    // Shorter and longer than the old topic.
+    for records in [20_u32, 300] {
+        env.recreate_source(1).await;
+        env.fill(0..records).await;
+        assert_eq!(backlog(), Some((records.into(), true)));
+    }
+    // The same without a fingerprint, as far as it can be known.
+    commit_without_fingerprint(&env, 400);
+    assert_eq!(backlog(), Some((300, true)));
 }
 
 /// Waits until all topic watches must have detected that the topic is missing.

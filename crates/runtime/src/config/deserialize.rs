@@ -141,7 +141,7 @@ impl<'t> IntoDeserializer<'_, FieldError> for NodeDeserializer<'t> {
 impl<'t> NodeDeserializer<'t> {
     fn mismatch(self, expected: &str) -> FieldError {
         de::Error::custom(match &self.0.value {
-            Value::Null => format!("has no value; expected {expected}"),
+            Value::Null | Value::Empty => format!("has no value; expected {expected}"),
             Value::Scalar(text) | Value::Plain(text) | Value::Raw(text) => {
                 format!("`{}` is not {expected}", shortened(text))
             }
@@ -206,12 +206,14 @@ impl<'de> de::Deserializer<'de> for NodeDeserializer<'_> {
         // A password may start with a brace too, so only a mapping in which every key has a value counts as one.
         if let Ok(node) = self.expanded('{')
             && let Value::Map(entries) = &node.value
-            && entries.iter().all(|(_, node)| !matches!(node.value, Value::Null))
+            && entries
+                .iter()
+                .all(|(_, node)| !matches!(node.value, Value::Empty))
         {
             return visitor.visit_map(map(entries));
         }
         match &self.0.value {
-            Value::Null => visitor.visit_unit(),
+            Value::Null | Value::Empty => visitor.visit_unit(),
             Value::Scalar(text) | Value::Plain(text) | Value::Raw(text) => visitor.visit_str(text),
             Value::List(items) => visitor.visit_seq(list(items)),
             Value::Map(entries) => visitor.visit_map(map(entries)),
@@ -252,7 +254,7 @@ impl<'de> de::Deserializer<'de> for NodeDeserializer<'_> {
 
     fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, FieldError> {
         match &self.0.value {
-            Value::Null => visitor.visit_none(),
+            Value::Null | Value::Empty => visitor.visit_none(),
             Value::Raw(text) if matches!(text.trim(), "" | "~" | "null") => visitor.visit_none(),
             _ => visitor.visit_some(self),
         }
@@ -277,7 +279,7 @@ impl<'de> de::Deserializer<'de> for NodeDeserializer<'_> {
         match &node.value {
             Value::Map(entries) => visitor.visit_map(map(entries)),
             // A section whose lines are all commented out.
-            Value::Null => visitor.visit_map(map(&[])),
+            Value::Null | Value::Empty => visitor.visit_map(map(&[])),
             // The text is not shown: it may be a mapping of secrets with a syntax error.
             Value::Scalar(_) | Value::Plain(_) | Value::Raw(_) => {
                 Err(de::Error::custom(format!("is a string; expected {EXPECTED}")))
@@ -351,7 +353,7 @@ impl<'de> de::Deserializer<'de> for TypedDeserializer<'_> {
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, FieldError> {
         let node = NodeDeserializer(self.0).expanded('{')?;
         match &node.value {
-            Value::Null => visitor.visit_unit(),
+            Value::Null | Value::Empty => visitor.visit_unit(),
             Value::Scalar(text) | Value::Raw(text) => visitor.visit_str(text),
             Value::Plain(text) => match text.as_str() {
                 "true" => visitor.visit_bool(true),

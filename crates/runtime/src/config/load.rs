@@ -85,7 +85,7 @@ impl Config {
         // Processes on one host would fence each other under the host's name, so only a configured name turns on
         // static membership. The tree still shows whether the name is configured.
         config.explicit_instance = tree.get("instance").is_some_and(|node| match &node.value {
-            Value::Null => false,
+            Value::Null | Value::Empty => false,
             Value::Raw(text) => !matches!(text.trim(), "" | "~" | "null"),
             _ => true,
         });

@@ -14,8 +14,10 @@ pub(super) struct Node {
 
 #[derive(Clone, Debug)]
 pub(super) enum Value {
-    /// An empty value, `~` or `null`.
+    /// `~` or `null`.
     Null,
+    /// A key without a value, which means the same as `null` where it is certain that a mapping is meant.
+    Empty,
     /// A scalar of a YAML file. A quoted scalar is text even if it looks like null.
     Scalar(String),
     /// A scalar of a YAML file without quotes, which may be a number or a boolean.

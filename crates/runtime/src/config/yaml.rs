@@ -63,7 +63,7 @@ fn parse_at(text: &str, place: &dyn Fn(usize) -> Origin) -> Result<Node, SyntaxE
     }
     let root = builder.root.unwrap_or_else(|| Node::new(Value::Null, place(1)));
     Ok(match root.value {
-        Value::Null => Node::new(Value::Map(Vec::new()), root.origin),
+        Value::Null | Value::Empty => Node::new(Value::Map(Vec::new()), root.origin),
         _ => root,
     })
 }
@@ -96,7 +96,11 @@ impl Builder {
                     style == ScalarStyle::Plain && matches!(&*text, "" | "~" | "null" | "Null" | "NULL");
                 let tagged_text = has_tag(tag.as_deref(), "str").map_err(|problem| error(&problem))?;
                 let value = if is_null && !tagged_text {
-                    Value::Null
+                    if span.is_empty() {
+                        Value::Empty
+                    } else {
+                        Value::Null
+                    }
                 } else if style == ScalarStyle::Plain && !tagged_text {
                     Value::Plain(text.into_owned())
                 } else {
@@ -173,7 +177,7 @@ impl Builder {
             (Value::Map(entries), None) => {
                 let key = match node.value {
                     Value::Scalar(text) | Value::Plain(text) => text,
-                    Value::Null => "null".to_owned(),
+                    Value::Null | Value::Empty => "null".to_owned(),
                     _ => {
                         return Err(SyntaxError {
                             line,

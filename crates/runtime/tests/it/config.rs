@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use redeliver_core::pipeline::{Anchor, ReturnTo};
 use redeliver_core::{ErrorClass, HumanDuration};
-use redeliver_runtime::config::{Config, OutputConfig, ResponseMode, SchemaConfig, Sources};
+use redeliver_runtime::config::{
+    ChosenBy, ChosenOutput, Config, OutputConfig, ResponseMode, SchemaConfig, Sources,
+};
 
 /// The example of the protocol's description.
 pub(crate) const EXAMPLE: &str = r#"
@@ -152,6 +154,37 @@ fn flags_and_variables_can_list_output_topics() {
             let config = load("pipelines: { p: {} }", &variables, &flags).unwrap();
             assert_eq!(config.pipelines["p"].output.as_ref(), Some(&expected), "{text}");
         }
+    }
+}
+
+#[test]
+fn flags_and_variables_in_braces_can_drop_results() {
+    let text = "{ pointer: /kind, topics: { a: done, b: null }, default: ~ }";
+    let expected = OutputConfig::Chosen(ChosenOutput {
+        by: ChosenBy::Payload,
+        pointer: Some("/kind".to_owned()),
+        topics: [("a", Some("done")), ("b", None)]
+            .map(|(value, topic)| (value.to_owned(), topic.map(str::to_owned)))
+            .into(),
+        default: None,
+    });
+    let file = "pipelines: { p: { http: { url: http://localhost } } }";
+    let variable = ("REDELIVER__PIPELINES__P__OUTPUT", text);
+    for (variables, flags) in [
+        (vec![variable], vec![]),
+        (vec![], vec![("pipelines.p.output", text)]),
+    ] {
+        let config = load(file, &variables, &flags).unwrap();
+        assert_eq!(config.pipelines["p"].output.as_ref(), Some(&expected));
+    }
+}
+
+#[test]
+fn a_password_that_looks_like_a_mapping_without_values_is_a_password() {
+    for password in ["{hunter2}", "{a,b}", "{a: }", "{a: , b: 1}"] {
+        let flags = [("kafka.properties.sasl.password", password)];
+        let config = load("{}", &[], &flags).unwrap();
+        assert_eq!(config.kafka.properties.get("sasl.password"), Some(password));
     }
 }
 

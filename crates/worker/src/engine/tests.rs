@@ -5,6 +5,7 @@ use redeliver_core::route::RouteContext;
 use redeliver_core::{Headers, Outcome, Position, headers};
 
 use super::*;
+use crate::groups::Ordering as Order;
 use crate::metrics::WorkerFamilies;
 
 const NOW: Timestamp = Timestamp::from_millis(1_700_000_000_000);
@@ -81,6 +82,10 @@ impl Bench {
     }
 
     pub(crate) fn accept(&mut self, offset: i64, size: usize) {
+        self.accept_with_key(offset, size, &format!("key-{offset}"));
+    }
+
+    fn accept_with_key(&mut self, offset: i64, size: usize, key: &str) {
         let record = Record {
             position: Position {
                 topic: self.pipeline.source.clone(),
@@ -88,7 +93,7 @@ impl Bench {
                 offset,
             },
             timestamp: Some(NOW),
-            key: Some(format!("key-{offset}").into()),
+            key: Some(key.to_owned().into()),
             value: Some(vec![b'v'; size].into()),
             headers: Headers::new(),
             unreadable_headers: 0,
@@ -136,6 +141,7 @@ impl Bench {
                     routing: Some(routing),
                     attempts: queued.arrival.failed_attempts + 1,
                     original: Some((queued.record, queued.arrival)),
+                    ordered: queued.groups.ordered,
                     size: queued.size,
                 }
             })
@@ -427,6 +433,48 @@ fn results_that_have_waited_for_a_topic_are_written_before_later_ones() {
     let keys = bench.written().into_iter().map(|[topic, key, _]| (topic, key));
     let done: Vec<_> = keys.filter(|(topic, _)| *topic == "done").collect();
     assert_eq!(done, [("done", "key-0"), ("done", "key-1"), ("done", "key-2")]);
+}
+
+#[test]
+fn with_an_order_results_do_not_overtake_an_earlier_one_that_waits_for_another_topic() {
+    let written = |ordering| {
+        let grouping = Grouping {
+            ordering,
+            ..Grouping::default()
+        };
+        let mut bench = Bench::with_grouping(ROOMY, Arc::new(grouping));
+        let result = |topic: &str| Produced {
+            topic: Some(topic.into()),
+            ..Produced::unchanged()
+        };
+        bench.missing.lock().unwrap().insert("other".into(), TIMEOUT / 2);
+        for (offset, key) in ["a", "b", "a"].into_iter().enumerate() {
+            bench.accept_with_key(offset.try_into().unwrap(), 10, key);
+        }
+        bench.handle(|offset| {
+            Outcome::Success(match offset {
+                0 => vec![result("done"), result("other")],
+                _ => vec![result("done")],
+            })
+        });
+        let mut transactions = Vec::new();
+        bench.finish();
+        transactions.push(
+            bench
+                .batch
+                .completed
+                .iter()
+                .map(|(_, offset)| *offset)
+                .collect::<Vec<_>>(),
+        );
+        bench.missing.lock().unwrap().clear();
+        bench.finish();
+        transactions.push(bench.batch.completed.iter().map(|(_, offset)| *offset).collect());
+        transactions
+    };
+    assert_eq!(written(Order::None), [vec![1, 2], vec![0]]);
+    assert_eq!(written(Order::Key), [vec![1], vec![0, 2]]);
+    assert_eq!(written(Order::Partition), [vec![], vec![0, 1, 2]]);
 }
 
 #[test]

@@ -13,7 +13,8 @@ use super::FinishedRecord;
 /// Topics that are missing, and for how long that has been known.
 pub(super) type MissingTopics = [(Arc<str>, Duration)];
 
-/// Finished records and the first of their topics that is missing, oldest first.
+/// Finished records, oldest first, with the first of their topics that is missing; with that of an earlier record if only their
+/// order keeps them waiting.
 #[derive(Default)]
 pub(super) struct WaitingForTopic(Vec<(Arc<str>, FinishedRecord)>);
 

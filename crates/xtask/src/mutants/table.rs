@@ -404,6 +404,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         )],
     ),
     mutant(
+        "engine-lets-followers-overtake",
+        "With an order, a result is written before that of an earlier record that waits for a missing topic.",
+        &[unit(
+            WORKER,
+            "engine::tests::with_an_order_results_do_not_overtake_an_earlier_one_that_waits_for_another_topic",
+        )],
+    ),
+    mutant(
         "relay-releases-early",
         "Records are released one millisecond early.",
         &[

@@ -1,7 +1,12 @@
 //! Versions of HTTP, proxies, and how long connections are used.
 
+use std::net::{Ipv4Addr, SocketAddr};
+
 use hyper::Version;
 use redeliver_runtime::config::{ConnectionsConfig, HttpVersion, Url};
+use tokio::io::copy_bidirectional;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Notify;
 
 use super::*;
 
@@ -95,6 +100,58 @@ async fn an_http2_stream_that_is_reset_is_a_closed_connection() {
         (failure.code.as_str(), failure.scope),
         ("http.closed", FailureScope::Endpoint)
     );
+}
+
+/// Forwards connections to `target`. The first one is frozen on a notification: it stays open, and nothing passes any more.
+async fn freezing_proxy(target: SocketAddr) -> (SocketAddr, Arc<Notify>) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let (address, freeze) = (listener.local_addr().unwrap(), Arc::new(Notify::new()));
+    let first = freeze.clone();
+    tokio::spawn(async move {
+        let mut first = Some(first);
+        loop {
+            let (mut client, _) = listener.accept().await.unwrap();
+            let mut server = TcpStream::connect(target).await.unwrap();
+            let freeze = first.take();
+            tokio::spawn(async move {
+                let forwarded = copy_bidirectional(&mut client, &mut server);
+                let Some(freeze) = freeze else {
+                    drop(forwarded.await);
+                    return;
+                };
+                tokio::select! {
+                    _ = forwarded => return,
+                    () = freeze.notified() => {}
+                }
+                std::future::pending::<()>().await;
+            });
+        }
+    });
+    (address, freeze)
+}
+
+#[tokio::test]
+async fn a_frozen_http2_connection_is_detected_before_the_timeout_of_the_call_and_replaced() {
+    let endpoint = FakeEndpoint::start(|_| Reply::ok("ok"));
+    let (proxy, freeze) = freezing_proxy(endpoint.address()).await;
+    let settings = with(format!("http://{proxy}"), |connections| {
+        connections.version = HttpVersion::Http2;
+    });
+    let settings = HttpSettings {
+        timeout: Duration::from_secs(600),
+        ..settings
+    };
+    let handler = HttpHandler::new(settings, Arc::new(SystemClock)).unwrap();
+    assert!(run(&handler, attempt(Some(b"doc"), &[])).await.is_ok());
+    freeze.notify_one();
+    // Pings find out that the connection is dead.
+    let failure = run(&handler, attempt(Some(b"doc"), &[])).await.unwrap_err();
+    assert_eq!(
+        (failure.code.as_str(), failure.scope),
+        ("http.timeout", FailureScope::Endpoint)
+    );
+    assert!(run(&handler, attempt(Some(b"doc"), &[])).await.is_ok());
+    assert_eq!(endpoint.connections(), 2);
 }
 
 /// Calls until a new connection is opened.
