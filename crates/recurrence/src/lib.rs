@@ -20,12 +20,11 @@
 //!
 //! | | here | others |
 //! |---|---|---|
-//! | missing local time | later by the length of the gap | vixie cron runs the job right after the change; CronJob of Kubernetes and Temporal skip it; Elastic Watcher as here |
-//! | repeated local time | once; twice if the expression selects every hour | vixie cron as here, by whether the field is `*`; Kubernetes and Temporal twice |
-//! | missed for longer than the grace of 60 s | only the latest | Kubernetes only the latest, Quartz one run at once; Temporal all of the last year (or 60 s in some SDKs); vixie cron none |
+//! | missing local time | later by the length of the gap | vixie cron runs the job right after the change; Kubernetes skips it; Elastic Watcher as here |
+//! | repeated local time | once; twice if the expression selects every hour | vixie cron much the same, by whether a field is `*`; Kubernetes twice |
+//! | missed for longer than the grace of 60 s | only the latest | Kubernetes only the latest; Quartz one run at once, after the same 60 s; Temporal all within a window; vixie cron none |
 //! | fell due while paused | skipped | Temporal skips; Quartz and Kubernetes treat it as missed, which is [`CatchUp::Misfire`] here |
-//! | jitter | less than the time to the next occurrence | Temporal as here |
-//! | maximum count | counts what was dispatched | Temporal as here |
+//! | jitter | less than the time to the next occurrence | Temporal the same |
 //!
 //! ADR 30 (`docs/adr/0030-recurring-schedules.md`) has the reasons.
 
