@@ -17,6 +17,7 @@
 //! | `processor` | the shards of a lane |
 //! | `readiness` | the readiness of the shards |
 //! | [`codec`] | the format of jobs in the state topic |
+//! | [`schedules`] | the format of schedules in the state topic and the API |
 //! | [`api`] | gRPC and REST |
 //! | `answers` | delivers the outcomes of commands to the requests that wait for them |
 //! | `config` | the rules for requests, from the configuration |
@@ -37,6 +38,7 @@ mod processor;
 mod readiness;
 mod refused;
 pub mod request;
+pub mod schedules;
 mod service;
 mod settings;
 mod shard;
