@@ -8,6 +8,7 @@
 //! | `window`, `overlay` | what a shard holds in memory: jobs that are due soon, and changes that the index does not contain yet |
 //! | [`index`] | the index by due time, in Redis or in memory |
 //! | `index_messages` | the messages between a shard and its indexer |
+//! | `checkpoint_age` | which checkpoints are recent enough to continue from |
 //! | `indexer` | brings a shard's index up to date, applies changes and serves queries |
 //! | `state_topic` | checks the records of the state topic |
 //! | `admission` | which jobs are accepted while the index is full |
@@ -24,6 +25,7 @@
 mod admission;
 mod answers;
 pub mod api;
+mod checkpoint_age;
 pub mod codec;
 mod config;
 mod growth;

@@ -78,13 +78,18 @@ impl Shard {
         if self.owner.is_some_and(|other| other != owner) {
             return Err(IndexError::Fenced);
         }
-        match self.applied {
-            Some(applied) if applied.offset >= batch.to => return Ok(()),
+        match &mut self.applied {
+            Some(applied) if applied.offset >= batch.to => {
+                if batch.is_renewal_at(applied.offset) {
+                    applied.at = now;
+                }
+                return Ok(());
+            }
             Some(applied) if applied.offset >= batch.from => {}
             None if self.cleared => {}
             found => {
                 return Err(IndexError::Gap {
-                    found: found.map(|applied| applied.offset),
+                    found: found.as_ref().map(|applied| applied.offset),
                     expected: batch.from,
                 });
             }

@@ -41,6 +41,7 @@ suite![
     a_batch_after_a_gap_is_rejected,
     a_replaced_owner_is_fenced,
     applying_a_batch_twice_changes_nothing,
+    a_renewal_moves_only_the_time_of_the_checkpoint,
     a_partly_applied_batch_is_applied_completely,
     an_empty_shard_accepts_a_batch_only_after_a_clear,
     a_cleared_shard_is_empty_and_accepts_a_batch_at_any_offset,

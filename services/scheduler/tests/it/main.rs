@@ -3,6 +3,7 @@
 mod api;
 mod burst;
 mod chaos;
+mod checkpoint_age;
 mod clock;
 mod e2e;
 mod env;

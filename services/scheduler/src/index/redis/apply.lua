@@ -1,6 +1,7 @@
 -- KEYS[1] meta  [2] due  [3] ended  [4] buckets  [5] key logs
 -- ARGV[1] owner  [2] from  [3] to  [4] now, ms  [5] token of the preceding clear, or ''  [6] prefix of other keys
 --     [7] seal, or '' to keep the current one  [8] 1 to apply even if the memory is full
+-- An empty range at the checkpoint renews its time.
 -- then lists, each preceded by its length:
 --   buckets, for each its name and three lists: due time, id and record of scheduled jobs; time to forget, id and record of
 --     ended jobs; ids of forgotten jobs
@@ -15,6 +16,12 @@ elseif offset then
     without_mark()
     return {'GAP', false}
   elseif tonumber(offset) >= tonumber(ARGV[3]) then
+    if offset == ARGV[2] and offset == ARGV[3] then
+      if ARGV[8] == '1' then
+        redis.call('ZREM', KEYS[2], '')
+      end
+      redis.call('HSET', KEYS[1], 'at', ARGV[4])
+    end
     return {'OK'}
   elseif tonumber(offset) < tonumber(ARGV[2]) then
     return {'GAP', offset}

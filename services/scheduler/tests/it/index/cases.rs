@@ -217,7 +217,7 @@ pub(super) async fn a_replaced_owner_is_fenced<I: Index>(index: I) {
 pub(super) async fn applying_a_batch_twice_changes_nothing<I: Index>(index: I) {
     begin(&index, vec![waits(1, 5)]).await;
     assert_eq!(apply(&index, 10, 20, vec![ended(1, 9)]).await, Ok(()));
-    for (from, to) in [(0, 10), (10, 20), (0, 20), (20, 20)] {
+    for (from, to) in [(0, 10), (10, 20), (0, 20), (19, 20)] {
         assert_eq!(
             apply(&index, from, to, vec![waits(1, 5), waits(2, 5)]).await,
             Ok(())
@@ -232,6 +232,27 @@ pub(super) async fn applying_a_batch_twice_changes_nothing<I: Index>(index: I) {
             at: at(10)
         }
     );
+}
+
+pub(super) async fn a_renewal_moves_only_the_time_of_the_checkpoint<I: Index>(index: I) {
+    begin(&index, vec![waits(1, 5)]).await;
+    let renew = async |owner, offset, now| {
+        let renewed = index.apply(SHARD, owner, &Batch::renewal(offset), at(now)).await;
+        let (applied, _) = index.look_up(SHARD, &[], at(now)).await.unwrap();
+        (renewed.map_err(|error| format!("{error:?}")), applied.unwrap())
+    };
+    let applied = |offset, millis| Applied {
+        offset,
+        at: at(millis),
+    };
+    assert_eq!(renew(ME, 10, 500).await, (Ok(()), applied(10, 500)));
+    // The checkpoint is further.
+    assert_eq!(renew(ME, 9, 600).await, (Ok(()), applied(10, 500)));
+    let gap = Err("Gap { found: Some(10), expected: 11 }".to_owned());
+    assert_eq!(renew(ME, 11, 700).await, (gap, applied(10, 500)));
+    let fenced = Err("Fenced".to_owned());
+    assert_eq!(renew(OTHER, 10, 800).await, (fenced, applied(10, 500)));
+    assert_eq!(all(&index, 10).await, [(5, 1)]);
 }
 
 pub(super) async fn a_partly_applied_batch_is_applied_completely<I: Index>(index: I) {
