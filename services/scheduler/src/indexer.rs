@@ -21,6 +21,7 @@ use crate::codec::RetentionPolicy;
 use crate::index::{Applied, Batch, Checkpoint, Index, IndexError, LastRecordDigest, Owner};
 use crate::index_messages::{IndexRequest, IndexResponse};
 use crate::job::FORMAT;
+use crate::limits::{ProcessLimits, TakeOver, TakeOverPermit};
 use crate::readiness::ShardReadiness;
 use crate::state_topic::{self, UnreadRecords, UnsupportedRecord};
 
@@ -56,6 +57,8 @@ impl IndexResponses {
 /// command, and Redis limits the number of arguments.
 const MAX_CHUNK: usize = 2_000;
 const MAX_CHUNK_BYTES: usize = 4 << 20;
+/// How much of the state topic is read ahead of what is applied. It keeps Redis busy, and limits the memory of a reader.
+const READ_AHEAD_KIBIBYTES: u32 = 16 << 10;
 /// A backlog of at most this many records is forced into a full index: the previous owner had accepted these records but
 /// could not apply them, because its index was full. A longer backlog needs an index with more memory.
 const MAX_FORCED_BACKLOG: i64 = 200_000;
@@ -83,6 +86,7 @@ pub(crate) struct ShardIndexer<I> {
     pub(crate) requests: mpsc::Receiver<IndexRequest>,
     pub(crate) responses: Arc<IndexResponses>,
     pub(crate) readiness: Arc<ShardReadiness>,
+    pub(crate) limits: Arc<ProcessLimits>,
     /// Cancelled when the lane no longer owns the shard.
     pub(crate) cancelled: CancellationToken,
 }
@@ -328,6 +332,7 @@ impl<I: Index> ShardIndexer<I> {
             Some(Checkpoint { format, .. }) if format > FORMAT => {
                 // A newer scheduler wrote this index. As long as the topic contains a record that only the newer scheduler
                 // supports, the index is left as it is, so the topic is inspected before the index is cleared.
+                let _permit = self.permit(TakeOver::Rebuild).await;
                 let opened = self.open(None).await?;
                 match self.replay(opened, owner, None, ReplayMode::Inspect).await {
                     Err(CatchUpError::Superseded { before }) => superseded_before = before,
@@ -349,6 +354,7 @@ impl<I: Index> ShardIndexer<I> {
             },
             None => {}
         }
+        let _permit = self.permit(TakeOver::Rebuild).await;
         loop {
             self.index.clear(self.shard, owner).await?;
             // A crash from here on leaves a shard without a checkpoint, so the next owner clears it again.
@@ -363,6 +369,22 @@ impl<I: Index> ShardIndexer<I> {
         }
     }
 
+    /// Waits until this shard may read the state topic.
+    async fn permit(&self, kind: TakeOver) -> TakeOverPermit<'_> {
+        if let Some(permit) = self.limits.try_take_over(kind) {
+            return permit;
+        }
+        let waits = format!(
+            "shard {}: waiting until the indexes of other shards are up to date",
+            self.shard
+        );
+        self.readiness.set_waiting(self.assignment, waits);
+        let permit = self.limits.take_over(kind).await;
+        let reads = format!("shard {}: bringing the index up to date", self.shard);
+        self.readiness.set_waiting(self.assignment, reads);
+        permit
+    }
+
     /// Resumes from the checkpoint, if it is recent enough and belongs to this topic: the brokers may have been replaced, or the
     /// topic created again, under the same name.
     async fn resume(&self, owner: Owner, checkpoint: Checkpoint) -> Result<i64, CatchUpError> {
@@ -373,6 +395,7 @@ impl<I: Index> ShardIndexer<I> {
             None if from == 0 => 0,
             None => return Err(CatchUpError::TopicMismatch),
         };
+        let _permit = self.permit(TakeOver::Resume).await;
         let (reader, end) = self.open(Some(begin)).await?;
         if from > end {
             return Err(CatchUpError::TopicMismatch);
@@ -419,7 +442,11 @@ impl<I: Index> ShardIndexer<I> {
 
     /// Opens a reader of the state topic, and returns the end of the topic.
     async fn open(&self, from: Option<i64>) -> Result<(TopicReader, i64), ReadError> {
-        let (kafka, topic, shard) = (self.kafka.clone(), self.topic.clone(), self.shard);
+        let (mut kafka, topic, shard) = (self.kafka.clone(), self.topic.clone(), self.shard);
+        kafka
+            .properties
+            .entry("queued.max.messages.kbytes".to_owned())
+            .or_insert_with(|| READ_AHEAD_KIBIBYTES.to_string());
         blocking(move || {
             let reader = TopicReader::of_partition(&kafka, &topic, shard, from)?;
             let end = reader.high_watermark(&topic, shard)?;
@@ -608,6 +635,7 @@ mod tests {
             requests,
             responses: Arc::new(IndexResponses::new(Waker::new())),
             readiness: Arc::new(ShardReadiness::new(Health::new().part("shards"))),
+            limits: Arc::new(ProcessLimits::new()),
             cancelled: CancellationToken::new(),
         };
         let idle = tokio::spawn(async move { indexer.serve_requests_from(owner, 10).await });

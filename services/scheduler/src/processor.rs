@@ -20,6 +20,7 @@ use crate::growth::IngestSize;
 use crate::index::{Index, MemoryPressure, Usage};
 use crate::index_messages::IndexRequest;
 use crate::indexer::{IndexResponses, ShardIndexer};
+use crate::limits::{MemoryShare, ProcessLimits};
 use crate::metrics::SchedulerMetrics;
 use crate::readiness::ShardReadiness;
 use crate::refused;
@@ -42,6 +43,9 @@ pub(crate) struct Scheduler<I> {
     pub(crate) responses: Arc<IndexResponses>,
     pub(crate) readiness: Arc<ShardReadiness>,
     pub(crate) ingest_size: IngestSize,
+    pub(crate) limits: Arc<ProcessLimits>,
+    /// What the shards of this lane use of them.
+    pub(crate) memory: MemoryShare,
     pub(crate) lane: LaneShards,
 }
 
@@ -138,6 +142,12 @@ impl<I: Index> Scheduler<I> {
         for handle in self.lane.shards.values_mut() {
             handle.send_index_requests(now);
         }
+        self.update_memory();
+    }
+
+    fn update_memory(&mut self) {
+        let shards = self.lane.shards.values();
+        self.memory.set(shards.map(|handle| handle.shard.memory()).sum());
     }
 
     /// Reads the memory pressure of the index, and reports a change.
@@ -280,6 +290,7 @@ impl<I: Index> Processor for Scheduler<I> {
             requests: receiver,
             responses: self.responses.clone(),
             readiness: self.readiness.clone(),
+            limits: self.limits.clone(),
             cancelled: cancelled.clone(),
         };
         self.readiness.add(assignment, partition);
@@ -303,6 +314,7 @@ impl<I: Index> Processor for Scheduler<I> {
         self.lane.shards.remove(&assignment);
         self.lane.order.retain(|id| *id != assignment);
         self.lane.turn_tallies.retain(|(id, _)| *id != assignment);
+        self.update_memory();
         self.update_gauges();
         self.report_waiting(self.clock.now());
     }
@@ -311,8 +323,10 @@ impl<I: Index> Processor for Scheduler<I> {
         if self.lane.is_held || self.ingest_size.has_grown() {
             return 0;
         }
-        let handle = self.lane.shards.get(&assignment);
-        handle.map_or(0, |handle| handle.shard.capacity())
+        match self.lane.shards.get(&assignment) {
+            Some(handle) if self.memory.may_accept(handle.shard.memory()) => handle.shard.capacity(),
+            _ => 0,
+        }
     }
 
     fn accept(&mut self, assignment: AssignmentId, record: Record, _of_round: Timestamp) {

@@ -139,6 +139,8 @@ const MAX_TURN_BYTES: usize = 8 << 20;
 /// The maximum number of lookups per request, and how many of them may be for jobs, whose records can be large.
 const MAX_LOOKUPS: usize = 2_000;
 const MAX_JOB_LOOKUPS: usize = 200;
+/// The maximum size of the results of lookups that wait for their decision, and of those of one request.
+const MAX_FOUND_BYTES: usize = 16 << 20;
 /// The maximum number and size of jobs per due scan.
 const MAX_SCAN_JOBS: usize = 5_000;
 const MAX_SCAN_BYTES: usize = 4 << 20;
@@ -158,6 +160,11 @@ pub(crate) const TOPIC_MISSING: &str = "topic.missing";
 const FORGET_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Settings {
+    /// The maximum number of jobs per lookup: as many as have room for their records, however large those are.
+    fn max_job_lookups(&self) -> usize {
+        (MAX_FOUND_BYTES / self.rules.max_data.max(1)).clamp(1, MAX_JOB_LOOKUPS)
+    }
+
     fn max_unparked(&self) -> usize {
         MAX_UNPARKED.min(self.window_jobs)
     }
@@ -238,6 +245,8 @@ pub(crate) struct Shard {
     ready: VecDeque<ReadyItem>,
     /// The size of the commands in all three queues.
     command_bytes: usize,
+    /// The size of the results of lookups in `ready`.
+    found_bytes: usize,
     /// Whether more commands or jobs are ready than the current turn can take.
     is_crowded: bool,
     /// The number of the current turn, and its changes.
@@ -268,6 +277,7 @@ impl Shard {
             looking_up: VecDeque::new(),
             ready: VecDeque::new(),
             command_bytes: 0,
+            found_bytes: 0,
             is_crowded: false,
             turn: 0,
             changes: Vec::new(),
@@ -317,6 +327,12 @@ impl Shard {
             return 0;
         }
         MAX_COMMANDS.saturating_sub(self.needs_lookup.len() + self.looking_up.len() + self.ready.len())
+    }
+
+    /// The size of commands, results of lookups, and changes that the index does not contain yet: as jobs in the overlay, and
+    /// encoded in the outbox.
+    pub(crate) fn memory(&self) -> usize {
+        self.command_bytes + self.found_bytes + 2 * self.overlay.bytes()
     }
 
     /// When the shard next has something to do; in the past if it has already.
@@ -379,10 +395,10 @@ impl Shard {
             return requests;
         }
         requests.extend(self.outbox.next(now));
-        if self.looking_up.is_empty() && !self.needs_lookup.is_empty() {
+        if self.looking_up.is_empty() && !self.needs_lookup.is_empty() && self.found_bytes < MAX_FOUND_BYTES {
             let mut jobs = 0;
             while self.looking_up.len() < MAX_LOOKUPS
-                && jobs < MAX_JOB_LOOKUPS
+                && jobs < self.settings.max_job_lookups()
                 && let Some(command) = self.needs_lookup.pop_front()
             {
                 jobs += usize::from(matches!(lookup_for(&command), Some(Lookup::Job(_))));
@@ -490,6 +506,7 @@ impl Shard {
             }
             IndexResponse::Full { turn, batch } => self.outbox.refused(turn, batch, now),
             IndexResponse::LookedUp(found) => {
+                self.found_bytes += found.iter().flatten().map(Bytes::len).sum::<usize>();
                 let commands = self.looking_up.drain(..).map(Box::new).zip(found);
                 self.ready
                     .extend(commands.map(|(command, found)| ReadyItem::Command(command, found)));
@@ -643,6 +660,7 @@ impl Shard {
             match self.ready.pop_front() {
                 Some(ReadyItem::Command(command, found)) => {
                     self.command_bytes -= command.size();
+                    self.found_bytes -= found.as_ref().map_or(0, Bytes::len);
                     writes.completed.push(command.record.position.offset);
                     if mutant!("shard-forgets-completions") {
                         writes.completed.pop();

@@ -32,6 +32,7 @@ impl Bench {
             confirm: CONFIRM,
         };
         let (indexers, mut started) = mpsc::channel(1);
+        let process = Arc::new(ProcessLimits::new());
         let mut processor = Scheduler {
             settings: Arc::new(Settings {
                 window: CONFIRM,
@@ -45,6 +46,8 @@ impl Bench {
             responses: Arc::new(IndexResponses::new(Waker::new())),
             readiness: Arc::new(ShardReadiness::new(Health::new().part("shards"))),
             ingest_size: IngestSize::new("ingest".into(), "state".into(), settings().partitions),
+            memory: MemoryShare::new(process.clone()),
+            limits: process,
             lane: LaneShards::default(),
         };
         let assignment = AssignmentId::for_tests(0, 1);
@@ -177,6 +180,35 @@ fn a_dispatch_without_a_command_proves_that_the_lane_owns_its_shard() {
     let topics: Vec<&str> = turn.outputs.iter().map(|output| &*output.topic).collect();
     assert_eq!(topics, ["jobs", "state"]);
     assert_eq!((turn.completed, turn.owners), (vec![], vec![bench.assignment]));
+}
+
+#[test]
+fn a_process_without_memory_reads_commands_only_for_shards_that_hold_none() {
+    let mut bench = Bench::new();
+    let mut other_lane = MemoryShare::new(bench.processor.limits.clone());
+    other_lane.set(1 << 30);
+    assert!(bench.capacity() > 0);
+    let record = Record {
+        position: Position {
+            topic: "ingest".into(),
+            partition: 0,
+            offset: 0,
+        },
+        timestamp: Some(START),
+        key: None,
+        value: Some(vec![b'x'; 2 * MEGABYTE].into()),
+        headers: Headers::new(),
+        unreadable_headers: 0,
+    };
+    bench.processor.accept(bench.assignment, record, START);
+    bench.processor.accepted_all();
+    assert_eq!(bench.capacity(), 0);
+    other_lane.set(0);
+    assert!(bench.capacity() > 0);
+    other_lane.set(1 << 30);
+    // The command becomes a dead letter, which frees its memory.
+    assert_eq!(bench.turn(), [("dlq".to_owned(), None)]);
+    assert!(bench.capacity() > 0);
 }
 
 const MEGABYTE: usize = 1_000_000;

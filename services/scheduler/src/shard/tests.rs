@@ -1322,3 +1322,53 @@ fn a_refused_record_becomes_a_dead_letter_of_its_owner() {
         now
     ));
 }
+
+#[test]
+fn results_of_lookups_are_limited_in_size() {
+    const LARGE: usize = 1 << 20;
+    let now = Timestamp::from_millis(START);
+    let mut shard = Shard::new(Arc::new(settings()), 0);
+    shard.handle_response(IndexResponse::Ready { end: 0 }, now);
+    for offset in 0..100 {
+        let request = format!(r#"{{"cancel":"{}"}}"#, JobId::new(now, 0, offset));
+        let record = Record {
+            position: Position {
+                topic: "ingest".into(),
+                partition: 0,
+                offset,
+            },
+            timestamp: Some(now),
+            key: None,
+            value: Some(request.into()),
+            headers: Headers::new(),
+            unreadable_headers: 0,
+        };
+        shard.accept(record, now);
+    }
+    let lookups = |shard: &mut Shard| {
+        let requests = shard.index_requests(now);
+        requests.iter().find_map(|request| match request {
+            IndexRequest::LookUp(keys) => Some(keys.len()),
+            _ => None,
+        })
+    };
+    let mut decided = 0;
+    while decided < 100 {
+        let before = shard.memory();
+        let count = lookups(&mut shard).unwrap();
+        assert!(count * LARGE <= 16 * LARGE, "{count} jobs in one lookup");
+        shard.handle_response(
+            IndexResponse::LookedUp(vec![Some(vec![0; LARGE].into()); count]),
+            now,
+        );
+        assert_eq!(shard.memory(), before + count * LARGE);
+        // The next lookup waits until these commands are decided.
+        assert_eq!(lookups(&mut shard), None);
+        let room = Room {
+            records: 1_000,
+            bytes: 1 << 20,
+        };
+        decided += shard.finish(now, room).completed.len();
+    }
+    assert_eq!(shard.memory(), 0);
+}
