@@ -363,6 +363,9 @@ pub trait Index: Clone + Send + Sync + 'static {
         limit: usize,
     ) -> impl Future<Output = Result<(Option<Applied>, Vec<JobId>), IndexError>> + Send;
 
+    /// The approximate number of idempotency keys in use at `now`. Keys that have just expired may count.
+    fn known_keys(&self, shard: i32, now: Timestamp) -> impl Future<Output = Result<u64, IndexError>> + Send;
+
     /// The memory usage at the last check.
     fn usage(&self) -> Usage {
         Usage::default()

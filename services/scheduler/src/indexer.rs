@@ -22,6 +22,7 @@ use crate::index::{Applied, Batch, Checkpoint, Index, IndexError, LastRecordDige
 use crate::index_messages::{IndexRequest, IndexResponse};
 use crate::job::FORMAT;
 use crate::limits::{ProcessLimits, TakeOver, TakeOverPermit};
+use crate::metrics::GaugeShare;
 use crate::readiness::ShardReadiness;
 use crate::state_topic::{self, UnreadRecords, UnsupportedRecord};
 
@@ -71,6 +72,8 @@ const UNSUPPORTED_RETRY: Duration = Duration::from_secs(5);
 /// The delays between two attempts while the index is unavailable.
 const MIN_DELAY: Duration = Duration::from_millis(20);
 const MAX_DELAY: Duration = Duration::from_secs(1);
+/// The time between two counts of the idempotency keys.
+const KEY_COUNT_INTERVAL: Duration = Duration::from_secs(10);
 /// The maximum number of jobs to forget per request.
 const MAX_FORGETTABLE: usize = 1_000;
 
@@ -87,6 +90,8 @@ pub(crate) struct ShardIndexer<I> {
     pub(crate) responses: Arc<IndexResponses>,
     pub(crate) readiness: Arc<ShardReadiness>,
     pub(crate) limits: Arc<ProcessLimits>,
+    /// The idempotency keys of this shard.
+    pub(crate) known_keys: GaugeShare,
     /// Cancelled when the lane no longer owns the shard.
     pub(crate) cancelled: CancellationToken,
 }
@@ -147,6 +152,7 @@ impl<I: Index> ShardIndexer<I> {
     /// Serves requests with an index that is up to date at `applied`.
     async fn serve_requests_from(&mut self, owner: Owner, mut applied: i64) {
         let mut next_renewal = Instant::now();
+        let mut next_count = Instant::now();
         loop {
             let request = tokio::select! {
                 // Changes that wait to be applied move the checkpoint anyway.
@@ -155,6 +161,11 @@ impl<I: Index> ShardIndexer<I> {
                 () = tokio::time::sleep_until(next_renewal) => {
                     applied = self.renew_checkpoint(owner, applied).await;
                     next_renewal = Instant::now() + renewal_delay(fastrand::f64());
+                    continue;
+                }
+                () = tokio::time::sleep_until(next_count) => {
+                    self.count_keys().await;
+                    next_count = Instant::now() + KEY_COUNT_INTERVAL;
                     continue;
                 }
             };
@@ -198,6 +209,14 @@ impl<I: Index> ShardIndexer<I> {
                 tracing::debug!(shard = self.shard, %error, "cannot renew the checkpoint of the index");
                 applied
             }
+        }
+    }
+
+    /// Updates the metric of known idempotency keys. While the index is unavailable, it keeps its value.
+    async fn count_keys(&mut self) {
+        match self.index.known_keys(self.shard, self.clock.now()).await {
+            Ok(count) => self.known_keys.set(count),
+            Err(error) => tracing::debug!(shard = self.shard, %error, "cannot count the idempotency keys"),
         }
     }
 
@@ -636,6 +655,7 @@ mod tests {
             responses: Arc::new(IndexResponses::new(Waker::new())),
             readiness: Arc::new(ShardReadiness::new(Health::new().part("shards"))),
             limits: Arc::new(ProcessLimits::new()),
+            known_keys: GaugeShare::new(prometheus_client::metrics::gauge::Gauge::default()),
             cancelled: CancellationToken::new(),
         };
         let idle = tokio::spawn(async move { indexer.serve_requests_from(owner, 10).await });

@@ -17,23 +17,26 @@ use redeliver_core::{Failure, Headers, Output, Record, Timestamp, mutant};
 use redeliver_proto::{Message as _, v1};
 use redeliver_service::due::Waiting;
 
+use crate::admission;
 use crate::codec::{self, KeyValue};
 use crate::index::{Change, Cursor, DueScan, Effect, Lookup, MemoryPressure, Row};
 use crate::index_messages::{IndexRequest, IndexResponse};
 use crate::job::{Job, JobId, JobState, Kind};
 use crate::overlay::Overlay;
+use crate::refused::{self, Replacement};
 use crate::request::{Command, Incoming, NAME, RejectedWait, Request, first_origin, key_hash, shard_of};
 use crate::settings::Settings;
 use crate::topics::Presence;
 use crate::window::{Source, Window};
-use crate::{admission, refused};
 
 use self::outbox::Outbox;
 pub(crate) use self::parked::Target;
 use self::parked::{Parked, SweepScope};
+pub(crate) use self::refusal::RefusedJob;
 
 mod outbox;
 mod parked;
+mod refusal;
 
 /// The records that a shard writes in one turn.
 #[derive(Debug, Default)]
@@ -100,10 +103,22 @@ pub(crate) struct Tally {
     pub(crate) refused: u64,
     pub(crate) expired: u64,
     pub(crate) forgotten: u64,
-    /// Jobs whose topic was missing for too long.
+    /// Jobs whose topic was missing for too long, or refused them.
     pub(crate) dead: u64,
     /// Due times of the dispatched jobs.
     pub(crate) dispatched: Vec<Timestamp>,
+}
+
+impl Tally {
+    /// Counts a dispatched job with this due time as dead. False if there is none.
+    pub(crate) fn refuse_dispatch(&mut self, due: Timestamp) -> bool {
+        let Some(index) = self.dispatched.iter().position(|of| *of == due) else {
+            return false;
+        };
+        self.dispatched.swap_remove(index);
+        self.dead += 1;
+        true
+    }
 }
 
 /// A command that is not decided yet.
@@ -1004,7 +1019,7 @@ impl Shard {
             headers: self.dispatch_headers(job, now),
         };
         let failure = Failure::permanent(TOPIC_MISSING, message);
-        if !refused::replace(&self.settings, &mut output, &failure, now) {
+        if refused::replace(&self.settings, &mut output, &failure, now) == Replacement::Nothing {
             tracing::error!(job = %job.id, topic = &**topic, "cannot write a dead letter for the job; it stays parked");
             return self.parked.park(target, Cursor::of(job));
         }

@@ -268,6 +268,13 @@ impl Index for MemoryIndex {
         }))
     }
 
+    async fn known_keys(&self, shard: i32, now: Timestamp) -> Result<u64, IndexError> {
+        Ok(self.read(shard, |shard| {
+            let in_use = shard.keys.values().filter(|(expires, _)| *expires > now);
+            in_use.count() as u64
+        }))
+    }
+
     async fn stats(&self, shard: i32, now: Timestamp, minutes: u32) -> Result<ShardStats, IndexError> {
         Ok(self.read(shard, |shard| shard.stats(now, minutes)))
     }

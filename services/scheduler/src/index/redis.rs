@@ -78,6 +78,7 @@ struct Scripts {
     look_up: Script,
     due_scan: Script,
     forgettable: Script,
+    known_keys: Script,
     stats: Script,
 }
 
@@ -96,6 +97,7 @@ impl Scripts {
             look_up: with_checkpoint!("redis/look_up.lua"),
             due_scan: with_checkpoint!("redis/ahead.lua"),
             forgettable: with_checkpoint!("redis/forgettable.lua"),
+            known_keys: Script::new(include_str!("redis/known_keys.lua")),
             stats: Script::new(include_str!("redis/stats.lua")),
         }
     }
@@ -389,6 +391,16 @@ impl Index for RedisIndex {
             ids.push(reply.id()?);
         }
         Ok((applied, ids))
+    }
+
+    async fn known_keys(&self, shard: i32, _now: Timestamp) -> Result<u64, IndexError> {
+        let shard = self.shard(shard);
+        let arguments = vec![shard.prefix()];
+        let reply = self
+            .connection
+            .run(&self.scripts.known_keys, shard.keys(&["idemlogs"]), arguments);
+        let count = Reply::from(reply.await?).number()?;
+        u64::try_from(count).map_err(|_| unexpected("a negative number of keys"))
     }
 
     async fn stats(&self, shard: i32, now: Timestamp, minutes: u32) -> Result<ShardStats, IndexError> {

@@ -1274,9 +1274,11 @@ fn a_refused_record_becomes_a_dead_letter_of_its_owner() {
     // The topic of a job: its id contains the position of the request.
     let mut headers = Headers::new();
     headers.push_text("tenant", "a");
-    headers.push_text(headers::JOB_ID, &JobId::new(now, 3, 44).to_string());
+    let id = JobId::new(now, 3, 44);
+    headers.push_text(headers::JOB_ID, &id.to_string());
     let mut letter = output(APP, headers);
-    assert!(refused::replace(&settings, &mut letter, &failure, now));
+    let replace = |output: &mut Output| refused::replace(&settings, output, &failure, now);
+    assert_eq!(replace(&mut letter), Replacement::OfJob(id));
     assert_eq!(
         (&*letter.topic, letter.value.as_deref()),
         ("dlq", Some(&b"v"[..]))
@@ -1291,7 +1293,7 @@ fn a_refused_record_becomes_a_dead_letter_of_its_owner() {
     );
     assert_eq!(text(&letter, "tenant").as_deref(), Some("a"));
     // A refused dead letter is stripped of its value.
-    assert!(refused::replace(&settings, &mut letter, &failure, now));
+    assert_eq!(replace(&mut letter), Replacement::DeadLetter);
     assert_eq!((&*letter.topic, &letter.value), ("dlq", &None));
 
     // The return topic of a long wait.
@@ -1303,24 +1305,22 @@ fn a_refused_record_becomes_a_dead_letter_of_its_owner() {
     };
     let mut lineage = Headers::new();
     headers::write_lineage(&mut lineage, "docs", &origin, 2);
+    // A header of a user.
+    lineage.push_text(headers::JOB_ID, &id.to_string());
     let mut letter = output(RETURN_TOPIC, lineage);
-    assert!(refused::replace(&settings, &mut letter, &failure, now));
+    assert_eq!(replace(&mut letter), Replacement::DeadLetter);
     assert_eq!(
         (&*letter.topic, letter.value.as_deref()),
         ("docs-dlq", Some(&b"v"[..]))
     );
     assert_eq!(text(&letter, headers::ORIGINAL_OFFSET).as_deref(), Some("7"));
     assert_eq!(text(&letter, headers::RETRY_COUNT).as_deref(), Some("2"));
-    assert!(refused::replace(&settings, &mut letter, &failure, now));
+    assert_eq!(replace(&mut letter), Replacement::DeadLetter);
     assert_eq!((&*letter.topic, &letter.value), ("docs-dlq", &None));
 
     // A state record cannot be replaced.
-    assert!(!refused::replace(
-        &settings,
-        &mut output("state", Headers::new()),
-        &failure,
-        now
-    ));
+    let mut state = output("state", Headers::new());
+    assert_eq!(replace(&mut state), Replacement::Nothing);
 }
 
 #[test]
