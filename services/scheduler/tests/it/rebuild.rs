@@ -80,6 +80,10 @@ impl Index for Flaky {
         self.index.forgettable(shard, now, limit).await
     }
 
+    async fn known_keys(&self, shard: i32, now: Timestamp) -> Result<u64, IndexError> {
+        self.index.known_keys(shard, now).await
+    }
+
     async fn stats(&self, shard: i32, now: Timestamp, minutes: u32) -> Result<ShardStats, IndexError> {
         self.index.stats(shard, now, minutes).await
     }

@@ -255,6 +255,23 @@ pub(super) async fn a_renewal_moves_only_the_time_of_the_checkpoint<I: Index>(in
     assert_eq!(all(&index, 10).await, [(5, 1)]);
 }
 
+pub(super) async fn idempotency_keys_are_counted<I: Index>(index: I) {
+    begin(&index, vec![]).await;
+    let day = 86_400_000;
+    let count = async || index.known_keys(SHARD, at(0)).await.unwrap();
+    assert_eq!(count().await, 0);
+    // In the logs of different times.
+    let keys = (0..200).map(|n| with_key(waits(i64::from(n), 5), n, day + 3_600_000 * i64::from(n % 3)));
+    apply(&index, 10, 300, keys.collect()).await.unwrap();
+    assert_eq!(count().await, 200);
+    // The key outlives its job, and another change of a job does not count twice.
+    let changes = vec![with_key(ended(1, 9), 1, day + 3_600_000), forgotten(2)];
+    apply(&index, 300, 302, changes).await.unwrap();
+    assert_eq!(count().await, 200);
+    index.clear(SHARD, ME).await.unwrap();
+    assert_eq!(count().await, 0);
+}
+
 pub(super) async fn a_partly_applied_batch_is_applied_completely<I: Index>(index: I) {
     begin(&index, vec![waits(1, 5), waits(2, 6)]).await;
     let changes = vec![waits(1, 5), waits(2, 6), ended(1, 9), waits(3, 7)];
