@@ -38,7 +38,7 @@ pub struct Job {
     pub revision: u32,
     /// The idempotency key of the request, if it has one.
     pub idempotency_key: Option<String>,
-    /// The request id, if the client set one.
+    /// The request id; the id of the job if the client set none. `None` if an older scheduler answered.
     pub request_id: Option<String>,
     /// The value of the record to dispatch; empty after the end of the job.
     pub data: Bytes,
@@ -50,7 +50,7 @@ pub struct Job {
     pub topic: Option<String>,
     /// When the job was dispatched, cancelled or expired.
     pub ended_at: Option<Timestamp>,
-    /// The job is not dispatched after this time.
+    /// The job is not dispatched after this time. `None` if it does not expire, or only after the year 9999.
     pub expires_at: Option<Timestamp>,
 }
 
@@ -285,7 +285,8 @@ impl TryFrom<v1::Job> for Job {
             accepted_at: time(job.accepted_at, "accepted_at")?
                 .ok_or(ClientError::InvalidResponse("accepted_at"))?,
             ended_at: time(job.ended_at, "ended_at")?,
-            expires_at: time(job.expires_at, "expires_at")?,
+            // Older schedulers accepted any duration after which a job expires. A time beyond the year 9999 is as good as none.
+            expires_at: job.expires_at.as_ref().and_then(from_timestamp),
             headers: from_headers(&job.headers),
             idempotency_key: text(job.idempotency_key),
             request_id: text(job.request_id),
@@ -328,6 +329,24 @@ mod tests {
         assert_eq!(job.ended_at, Some(Timestamp::from_millis(6)));
         assert_eq!((job.idempotency_key, job.key, job.expires_at), (None, None, None));
         assert_eq!(job.topic.as_deref(), Some("sms-jobs"));
+    }
+
+    #[test]
+    fn a_job_that_expires_after_the_year_9999_is_read() {
+        let job = v1::Job {
+            expires_at: Some(prost_types::Timestamp {
+                seconds: 253_402_300_800,
+                nanos: 0,
+            }),
+            ..sent()
+        };
+        assert_eq!(Job::try_from(job).unwrap().expires_at, None);
+        let job = v1::Job {
+            expires_at: Some(to_timestamp(Timestamp::from_millis(7))),
+            ..sent()
+        };
+        let expires = Job::try_from(job).unwrap().expires_at;
+        assert_eq!(expires, Some(Timestamp::from_millis(7)));
     }
 
     #[test]

@@ -25,7 +25,7 @@ use redeliver_core::HumanDuration;
 use redeliver_core::pipeline::TopicRole;
 use redeliver_core::scheduler::SchedulerRole;
 
-pub use admin::{Applied, TopologyError, apply, check, names};
+pub use admin::{Applied, TopologyError, apply, check, names, tombstone_retention};
 pub use examine::{examine, examine_all};
 pub use plan::{PlannedTopic, plan};
 
@@ -184,6 +184,12 @@ impl TopicSpec {
 impl ActualTopic {
     fn number(&self, name: &str) -> Option<i64> {
         self.config.get(name)?.trim().parse().ok()
+    }
+
+    /// How long tombstones are kept.
+    fn tombstone_retention(&self) -> Option<HumanDuration> {
+        let millis = self.number("delete.retention.ms")?;
+        Some(HumanDuration::from_millis(u64::try_from(millis).ok()?))
     }
 
     fn max_message_bytes(&self) -> Option<i64> {

@@ -1,5 +1,5 @@
-//! Requests that delete topics and records, and add partitions (Kafka protocol guide: `DeleteTopics`, `DeleteRecords` and
-//! `CreatePartitions`, all version 1).
+//! Requests that delete topics and records, add partitions, and change configurations (Kafka protocol guide: `DeleteTopics`,
+//! `DeleteRecords`, `CreatePartitions` and `AlterConfigs`, all version 1).
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -9,6 +9,7 @@ use anyhow::{Context as _, Result, ensure};
 
 const DELETE_TOPICS: i16 = 20;
 const DELETE_RECORDS: i16 = 21;
+const ALTER_CONFIGS: i16 = 33;
 const CREATE_PARTITIONS: i16 = 37;
 const TIMEOUT: i32 = 20_000;
 
@@ -68,6 +69,30 @@ pub fn create_partitions(brokers: &str, topic: &str, count: i32) {
     let before_error = 4 + 4 + 2 + topic.len();
     if let Err(error) = ask(brokers, CREATE_PARTITIONS, &body, before_error) {
         panic!("growing topic {topic}: {error:#}");
+    }
+}
+
+/// Replaces the configuration of a topic. All other settings get the broker's defaults.
+///
+/// # Panics
+/// If the first broker refuses or does not respond.
+#[track_caller]
+pub fn configure_topic(brokers: &str, topic: &str, config: &[(&str, &str)]) {
+    const TOPIC: u8 = 2;
+    let mut body = Vec::new();
+    body.extend(1_i32.to_be_bytes());
+    body.push(TOPIC);
+    push_text(&mut body, topic);
+    body.extend(i32::try_from(config.len()).unwrap_or(i32::MAX).to_be_bytes());
+    for (name, value) in config {
+        push_text(&mut body, name);
+        push_text(&mut body, value);
+    }
+    // Not only a validation.
+    body.push(0);
+    // The throttle time, one topic with its error.
+    if let Err(error) = ask(brokers, ALTER_CONFIGS, &body, 4 + 4) {
+        panic!("configuring topic {topic}: {error:#}");
     }
 }
 

@@ -59,6 +59,7 @@ pub mod languages;
 pub mod local_kafka;
 pub mod local_kube;
 pub mod local_redis;
+mod local_redis_cluster;
 #[cfg(feature = "otlp")]
 pub mod otlp_receiver;
 pub mod plan;
@@ -84,6 +85,7 @@ pub use fake_endpoint::{FakeEndpoint, Reply, Request};
 pub use local_kafka::LocalKafka;
 pub use local_kube::LocalKube;
 pub use local_redis::LocalRedis;
+pub use local_redis_cluster::LocalRedisCluster;
 #[cfg(feature = "otlp")]
 pub use otlp_receiver::{OtlpReceiver, ReceivedSpan};
 pub use plan::{Fate, Plan, Trouble};

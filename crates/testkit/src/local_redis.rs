@@ -30,8 +30,9 @@ pub struct LocalRedis {
     port: u16,
     directory: PathBuf,
     own_group: bool,
-    /// The port for TLS and the options for it.
-    tls: Option<(u16, Vec<String>)>,
+    tls_port: Option<u16>,
+    /// Further options.
+    flags: Vec<String>,
     // Before `scratch`, so that the server is dead when its directory is removed.
     process: Option<Process>,
     scratch: Option<Scratch>,
@@ -90,11 +91,49 @@ impl LocalRedis {
             flags.extend([flag.to_owned(), file.display().to_string()]);
         }
         let mut redis = Self {
-            tls: Some((port, flags)),
+            tls_port: Some(port),
+            flags,
             ..Self::stopped(directory, false, Some(scratch))
         };
         redis.start_again()?;
         Ok(redis)
+    }
+
+    /// As [`LocalRedis::start`], with further options.
+    pub(crate) fn start_with(flags: Vec<String>) -> Result<Self> {
+        let scratch = Scratch::new("redis")?;
+        let directory = scratch.path().to_owned();
+        let mut redis = Self {
+            flags,
+            ..Self::stopped(directory, false, Some(scratch))
+        };
+        redis.start_again()?;
+        Ok(redis)
+    }
+
+    /// The port on 127.0.0.1.
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Sends a command whose reply is a status or a text, and returns it.
+    ///
+    /// # Errors
+    /// If it does not reply, or with an error.
+    pub(crate) fn ask(&self, command: &str) -> Result<String> {
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
+        let mut stream = connect(address)?;
+        // With QUIT, the server closes the connection after its replies.
+        let request = format!("{command}\r\nQUIT\r\n");
+        stream
+            .write_all(request.as_bytes())
+            .context("sending a command")?;
+        let mut reply = String::new();
+        stream
+            .read_to_string(&mut reply)
+            .context("reading the reply to a command")?;
+        ensure!(!reply.starts_with('-'), "the reply to `{command}` is {reply}");
+        Ok(reply)
     }
 
     fn create(directory: PathBuf, own_group: bool, scratch: Option<Scratch>) -> Result<Self> {
@@ -108,7 +147,8 @@ impl LocalRedis {
             port: free_port(),
             directory,
             own_group,
-            tls: None,
+            tls_port: None,
+            flags: Vec::new(),
             process: None,
             scratch,
         }
@@ -120,8 +160,7 @@ impl LocalRedis {
     /// If it was started without TLS.
     #[track_caller]
     pub fn tls_port(&self) -> u16 {
-        let (port, _) = self.tls.as_ref().expect("it was started without TLS");
-        *port
+        self.tls_port.expect("it was started without TLS")
     }
 
     /// `redis://127.0.0.1:port`, which does not change over restarts.
@@ -172,9 +211,7 @@ impl LocalRedis {
         command
             .args(["--save", "", "--appendonly", "no", "--dir"])
             .arg(&self.directory);
-        if let Some((_, flags)) = &self.tls {
-            command.args(flags);
-        }
+        command.args(&self.flags);
         if self.own_group {
             command.process_group(0);
         }
@@ -211,12 +248,17 @@ pub fn answers(url: &str) -> Result<()> {
         .with_context(|| format!("asking Redis at {url}"))
 }
 
-fn ping(address: SocketAddr) -> Result<()> {
+fn connect(address: SocketAddr) -> Result<TcpStream> {
     let timeout = Duration::from_secs(2);
-    let mut stream = TcpStream::connect_timeout(&address, timeout).context("connecting")?;
+    let stream = TcpStream::connect_timeout(&address, timeout).context("connecting")?;
     stream
         .set_read_timeout(Some(timeout))
         .context("setting a read timeout")?;
+    Ok(stream)
+}
+
+fn ping(address: SocketAddr) -> Result<()> {
+    let mut stream = connect(address)?;
     stream.write_all(b"PING\r\n").context("sending PING")?;
     let mut answer = [0; 7];
     stream

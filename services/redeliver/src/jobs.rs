@@ -34,7 +34,7 @@ enum Verb {
     Cancel(GetArgs),
     /// Change the due time of a job; exits with status 1 if the job has ended or is unknown
     Reschedule(RescheduleArgs),
-    /// List jobs from the state topic, ordered by due time
+    /// List waiting jobs from the state topic, those that are due next first
     Ls(list::ListArgs),
     /// Count waiting jobs by the minute in which they are due
     Stats(StatsArgs),

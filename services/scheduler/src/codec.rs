@@ -205,7 +205,8 @@ impl KeyValue {
     }
 }
 
-/// A job in the format of answers and the API.
+/// A job in the format of answers and the API. A job whose client gave no request id has the job's id instead: it is unique, and
+/// the same whenever the request is read again.
 #[must_use]
 pub fn to_proto(job: &Job, with_payload: bool) -> v1::Job {
     let payload = Some(&job.payload).filter(|_| with_payload);
@@ -218,7 +219,10 @@ pub fn to_proto(job: &Job, with_payload: bool) -> v1::Job {
         accepted_at: Some(to_timestamp(job.accepted)),
         revision: job.revision,
         idempotency_key: job.idempotency_key.as_deref().unwrap_or_default().to_owned(),
-        request_id: job.request_id.as_deref().unwrap_or_default().to_owned(),
+        request_id: job
+            .request_id
+            .as_deref()
+            .map_or_else(|| job.id.to_string(), ToOwned::to_owned),
         data: payload
             .and_then(|payload| payload.value.clone())
             .unwrap_or_default(),
@@ -273,6 +277,14 @@ mod tests {
         assert_eq!(decode(null.id, &encode(&null)), Ok(null));
         let ended = job.ended(JobState::Dispatched, Timestamp::from_millis(1_763_722_900_200));
         assert_eq!(decode(ended.id, &encode(&ended)), Ok(ended));
+    }
+
+    #[test]
+    fn a_job_without_a_request_id_is_shown_with_its_own_id() {
+        let mut job = job();
+        assert_eq!(to_proto(&job, false).request_id, job.id.to_string());
+        job.request_id = Some("r-1".into());
+        assert_eq!(to_proto(&job, false).request_id, "r-1");
     }
 
     #[test]

@@ -26,7 +26,8 @@ pub mod redis;
 pub struct Applied {
     /// The offset up to which all records are applied; the next one to apply.
     pub offset: i64,
-    /// When the offset was set, by the clock of the process that set it.
+    /// When the index was last known to contain all records, by the clock of the process that knew it: when the offset was
+    /// set, or renewed later.
     pub at: Timestamp,
 }
 
@@ -166,6 +167,23 @@ pub struct Batch {
     pub last_record: Option<LastRecordDigest>,
     /// Whether to apply the batch even if the index is full.
     pub force: bool,
+}
+
+impl Batch {
+    /// An empty batch that renews the time of the checkpoint at this offset: the index is still complete.
+    #[must_use]
+    pub fn renewal(offset: i64) -> Self {
+        Self {
+            from: offset,
+            to: offset,
+            ..Self::default()
+        }
+    }
+
+    /// Whether the batch only renews the time of the checkpoint at this offset.
+    pub(crate) fn is_renewal_at(&self, offset: i64) -> bool {
+        self.from == offset && self.to == offset
+    }
 }
 
 /// How much of an index's memory is in use.
@@ -410,7 +428,7 @@ pub trait Index: Clone + Send + Sync + 'static {
     fn clear(&self, shard: i32, owner: Owner) -> impl Future<Output = Result<(), IndexError>> + Send;
 
     /// Applies changes and moves the checkpoint to the end of the batch, in one step. If the checkpoint is there already, or
-    /// further, nothing happens. If it is within the batch, the whole batch is applied. That has the same result as applying
+    /// further, nothing happens, except that a [renewal](Batch::renewal) moves its time. If it is within the batch, the whole batch is applied. That has the same result as applying
     /// the rest, because the last record of a job counts.
     ///
     /// An idempotency key that has expired by `now` is not added: another job may have used the key since.
@@ -493,6 +511,9 @@ pub trait Index: Clone + Send + Sync + 'static {
         now: Timestamp,
         limit: usize,
     ) -> impl Future<Output = Result<(Option<Applied>, Vec<JobId>), IndexError>> + Send;
+
+    /// The approximate number of idempotency keys in use at `now`. Keys that have just expired may count.
+    fn known_keys(&self, shard: i32, now: Timestamp) -> impl Future<Output = Result<u64, IndexError>> + Send;
 
     /// The memory usage at the last check.
     fn usage(&self) -> Usage {

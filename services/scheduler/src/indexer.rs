@@ -8,17 +8,21 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use redeliver_core::wait::{Backoff, LogThrottle};
-use redeliver_core::{Clock, Record};
+use redeliver_core::{Clock, HumanDuration, Record};
 use redeliver_kafka::reader::{ReadError, TopicReader};
-use redeliver_kafka::{AssignmentId, KafkaSettings, Waker, fault};
+use redeliver_kafka::{AssignmentId, KafkaSettings, Waker, fault, topology};
 use redeliver_runtime::error_chain::error_chain;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::checkpoint_age::{ALWAYS_RECENT, is_at_end, max_age, renewal_delay};
 use crate::codec::RetentionPolicy;
 use crate::index::{Applied, Batch, Checkpoint, Index, IndexError, LastRecordDigest, Owner};
 use crate::index_messages::{IndexRequest, IndexResponse};
 use crate::job::FORMAT;
+use crate::limits::{ProcessLimits, TakeOver, TakeOverPermit};
+use crate::metrics::GaugeShare;
 use crate::readiness::ShardReadiness;
 use crate::state_topic::{self, UnreadRecords, UnsupportedRecord};
 
@@ -50,23 +54,26 @@ impl IndexResponses {
     }
 }
 
-/// An older checkpoint is not resumed: replaying from it could miss a tombstone that compaction has removed, and bring back
-/// a job that was dispatched long ago. Half of the shortest `delete.retention.ms` with which a scheduler starts.
-const MAX_CHECKPOINT_AGE: Duration = Duration::from_secs(12 * 3600);
 /// The maximum number and size of records per batch of a replay. Each batch must be applied within the timeout of one
 /// command, and Redis limits the number of arguments.
 const MAX_CHUNK: usize = 2_000;
 const MAX_CHUNK_BYTES: usize = 4 << 20;
+/// How much of the state topic is read ahead of what is applied. It keeps Redis busy, and limits the memory of a reader.
+const READ_AHEAD_KIBIBYTES: u32 = 16 << 10;
 /// A backlog of at most this many records is forced into a full index: the previous owner had accepted these records but
 /// could not apply them, because its index was full. A longer backlog needs an index with more memory.
 const MAX_FORCED_BACKLOG: i64 = 200_000;
 /// The maximum time to read the state topic to its end, before the attempt fails and is repeated.
 const READ_TIMEOUT: Duration = Duration::from_secs(120);
+/// The maximum time to request the settings of the state topic.
+const SETTINGS_TIMEOUT: Duration = Duration::from_secs(10);
 /// The time between two attempts to read a state topic with unsupported records.
 const UNSUPPORTED_RETRY: Duration = Duration::from_secs(5);
 /// The delays between two attempts while the index is unavailable.
 const MIN_DELAY: Duration = Duration::from_millis(20);
 const MAX_DELAY: Duration = Duration::from_secs(1);
+/// The time between two counts of the idempotency keys.
+const KEY_COUNT_INTERVAL: Duration = Duration::from_secs(10);
 /// The maximum number of jobs to forget per request.
 const MAX_FORGETTABLE: usize = 1_000;
 
@@ -82,6 +89,9 @@ pub(crate) struct ShardIndexer<I> {
     pub(crate) requests: mpsc::Receiver<IndexRequest>,
     pub(crate) responses: Arc<IndexResponses>,
     pub(crate) readiness: Arc<ShardReadiness>,
+    pub(crate) limits: Arc<ProcessLimits>,
+    /// The idempotency keys of this shard.
+    pub(crate) known_keys: GaugeShare,
     /// Cancelled when the lane no longer owns the shard.
     pub(crate) cancelled: CancellationToken,
 }
@@ -95,6 +105,8 @@ enum CatchUpError {
     Topic(#[from] ReadError),
     #[error("the last record that the index contains is not in the state topic")]
     TopicMismatch,
+    #[error("the index has not been up to date for {}", HumanDuration::from_secs(age.as_secs()))]
+    Outdated { age: Duration },
     #[error("{first}{}", and_more(*others))]
     UnsupportedRecords { first: UnsupportedRecord, others: usize },
     #[error(
@@ -131,10 +143,33 @@ impl<I: Index> ShardIndexer<I> {
 
     async fn serve_requests(&mut self) {
         let owner = Owner(fastrand::u64(..));
-        let mut applied = self.bring_up_to_date(owner).await;
+        let applied = self.bring_up_to_date(owner).await;
         self.responses
             .push(self.assignment, IndexResponse::Ready { end: applied });
-        while let Some(request) = self.requests.recv().await {
+        self.serve_requests_from(owner, applied).await;
+    }
+
+    /// Serves requests with an index that is up to date at `applied`.
+    async fn serve_requests_from(&mut self, owner: Owner, mut applied: i64) {
+        let mut next_renewal = Instant::now();
+        let mut next_count = Instant::now();
+        loop {
+            let request = tokio::select! {
+                // Changes that wait to be applied move the checkpoint anyway.
+                biased;
+                request = self.requests.recv() => request,
+                () = tokio::time::sleep_until(next_renewal) => {
+                    applied = self.renew_checkpoint(owner, applied).await;
+                    next_renewal = Instant::now() + renewal_delay(fastrand::f64());
+                    continue;
+                }
+                () = tokio::time::sleep_until(next_count) => {
+                    self.count_keys().await;
+                    next_count = Instant::now() + KEY_COUNT_INTERVAL;
+                    continue;
+                }
+            };
+            let Some(request) = request else { return };
             let mut backoff = Backoff::new(MIN_DELAY, MAX_DELAY);
             let mut log_throttle = LogThrottle::default();
             let response = loop {
@@ -148,11 +183,7 @@ impl<I: Index> ShardIndexer<I> {
                     },
                     Err(IndexError::Unavailable(reason)) => reason,
                     Err(error @ (IndexError::Gap { .. } | IndexError::Fenced)) => {
-                        tracing::warn!(
-                            shard = self.shard, %error,
-                            "index is not at the expected checkpoint; replaying the state topic"
-                        );
-                        applied = self.bring_up_to_date(owner).await;
+                        applied = self.restore(owner, &error).await;
                         continue;
                     }
                 };
@@ -164,6 +195,38 @@ impl<I: Index> ShardIndexer<I> {
             }
             self.responses.push(self.assignment, response);
         }
+    }
+
+    /// Renews the time of the checkpoint of a shard without changes, so that it is recent when another process takes over. Returns
+    /// the offset up to which the index is complete.
+    async fn renew_checkpoint(&self, owner: Owner, applied: i64) -> i64 {
+        let (renewal, now) = (Batch::renewal(applied), self.clock.now());
+        match self.index.apply(self.shard, owner, &renewal, now).await {
+            Ok(()) => applied,
+            Err(error @ (IndexError::Gap { .. } | IndexError::Fenced)) => self.restore(owner, &error).await,
+            // The next renewal comes long before the checkpoint is too old.
+            Err(error @ (IndexError::Full(_) | IndexError::Unavailable(_))) => {
+                tracing::debug!(shard = self.shard, %error, "cannot renew the checkpoint of the index");
+                applied
+            }
+        }
+    }
+
+    /// Updates the metric of known idempotency keys. While the index is unavailable, it keeps its value.
+    async fn count_keys(&mut self) {
+        match self.index.known_keys(self.shard, self.clock.now()).await {
+            Ok(count) => self.known_keys.set(count),
+            Err(error) => tracing::debug!(shard = self.shard, %error, "cannot count the idempotency keys"),
+        }
+    }
+
+    /// Restores from the state topic what the index has lost, and returns the end of the topic.
+    async fn restore(&self, owner: Owner, error: &IndexError) -> i64 {
+        tracing::warn!(
+            shard = self.shard, %error,
+            "index is not at the expected checkpoint; replaying the state topic"
+        );
+        self.bring_up_to_date(owner).await
     }
 
     async fn wait(&self, backoff: &mut Backoff, log_throttle: &mut LogThrottle, state: &str, reason: &str) {
@@ -265,30 +328,34 @@ impl<I: Index> ShardIndexer<I> {
         // From here on, a batch that the previous owner still sends is fenced.
         let checkpoint = self.index.claim(self.shard, owner).await?;
         fault::point("claim");
-        let now = self.clock.now();
-        let is_recent = |checkpoint: &Checkpoint| now.since(checkpoint.applied.at) < MAX_CHECKPOINT_AGE;
         let mut superseded_before = 0;
         match checkpoint {
             Some(Checkpoint { format, .. }) if format > FORMAT => {
                 // A newer scheduler wrote this index. As long as the topic contains a record that only the newer scheduler
                 // supports, the index is left as it is, so the topic is inspected before the index is cleared.
+                let _permit = self.permit(TakeOver::Rebuild).await;
                 let opened = self.open(None).await?;
                 match self.replay(opened, owner, None, ReplayMode::Inspect).await {
                     Err(CatchUpError::Superseded { before }) => superseded_before = before,
                     result => drop(result?),
                 }
             }
-            Some(checkpoint) if is_recent(&checkpoint) => match self.resume(owner, checkpoint).await {
+            Some(checkpoint) => match self.resume(owner, checkpoint).await {
                 Err(error @ CatchUpError::TopicMismatch) => tracing::warn!(
                     shard = self.shard, reason = %error,
                     "index does not match the state topic; rebuilding"
+                ),
+                Err(error @ CatchUpError::Outdated { .. }) => tracing::warn!(
+                    shard = self.shard, reason = %error,
+                    "state topic may lack tombstones that the index needs; rebuilding"
                 ),
                 // The index may contain the effects of records that only the version that wrote them supports.
                 Err(CatchUpError::Superseded { before }) => superseded_before = before,
                 done => return done,
             },
-            _ => {}
+            None => {}
         }
+        let _permit = self.permit(TakeOver::Rebuild).await;
         loop {
             self.index.clear(self.shard, owner).await?;
             // A crash from here on leaves a shard without a checkpoint, so the next owner clears it again.
@@ -303,8 +370,24 @@ impl<I: Index> ShardIndexer<I> {
         }
     }
 
-    /// Resumes from the checkpoint, if it belongs to this topic: the brokers may have been replaced, or the topic created
-    /// again, under the same name.
+    /// Waits until this shard may read the state topic.
+    async fn permit(&self, kind: TakeOver) -> TakeOverPermit<'_> {
+        if let Some(permit) = self.limits.try_take_over(kind) {
+            return permit;
+        }
+        let waits = format!(
+            "shard {}: waiting until the indexes of other shards are up to date",
+            self.shard
+        );
+        self.readiness.set_waiting(self.assignment, waits);
+        let permit = self.limits.take_over(kind).await;
+        let reads = format!("shard {}: bringing the index up to date", self.shard);
+        self.readiness.set_waiting(self.assignment, reads);
+        permit
+    }
+
+    /// Resumes from the checkpoint, if it is recent enough and belongs to this topic: the brokers may have been replaced, or the
+    /// topic created again, under the same name.
     async fn resume(&self, owner: Owner, checkpoint: Checkpoint) -> Result<i64, CatchUpError> {
         let from = checkpoint.applied.offset;
         let begin = match checkpoint.last_record {
@@ -313,9 +396,14 @@ impl<I: Index> ShardIndexer<I> {
             None if from == 0 => 0,
             None => return Err(CatchUpError::TopicMismatch),
         };
+        let _permit = self.permit(TakeOver::Resume).await;
         let (reader, end) = self.open(Some(begin)).await?;
         if from > end {
             return Err(CatchUpError::TopicMismatch);
+        }
+        let age = self.clock.now().since(checkpoint.applied.at);
+        if !is_at_end(from, end) && age >= ALWAYS_RECENT && age >= self.max_checkpoint_age().await {
+            return Err(CatchUpError::Outdated { age });
         }
         self.log_progress(from, end);
         let superseded_before = 0;
@@ -326,6 +414,20 @@ impl<I: Index> ShardIndexer<I> {
             ReplayMode::Apply { superseded_before },
         )
         .await
+    }
+
+    /// The age from which on a checkpoint is not resumed. Reads the settings of the topic, as at the start of the process,
+    /// because they may have changed since.
+    async fn max_checkpoint_age(&self) -> Duration {
+        let kept = topology::tombstone_retention(&self.kafka.client(), &self.topic, SETTINGS_TIMEOUT).await;
+        max_age(kept.unwrap_or_else(|error| {
+            tracing::debug!(
+                shard = self.shard,
+                error = error_chain(&error),
+                "cannot read the settings of the state topic"
+            );
+            None
+        }))
     }
 
     fn log_progress(&self, from: i64, end: i64) {
@@ -341,7 +443,11 @@ impl<I: Index> ShardIndexer<I> {
 
     /// Opens a reader of the state topic, and returns the end of the topic.
     async fn open(&self, from: Option<i64>) -> Result<(TopicReader, i64), ReadError> {
-        let (kafka, topic, shard) = (self.kafka.clone(), self.topic.clone(), self.shard);
+        let (mut kafka, topic, shard) = (self.kafka.clone(), self.topic.clone(), self.shard);
+        kafka
+            .properties
+            .entry("queued.max.messages.kbytes".to_owned())
+            .or_insert_with(|| READ_AHEAD_KIBIBYTES.to_string());
         blocking(move || {
             let reader = TopicReader::of_partition(&kafka, &topic, shard, from)?;
             let end = reader.high_watermark(&topic, shard)?;
@@ -490,5 +596,62 @@ async fn blocking<T: Send + 'static>(
     match tokio::task::spawn_blocking(work).await {
         Ok(result) => result,
         Err(error) => std::panic::resume_unwind(error.into_panic()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use redeliver_core::{ManualClock, Timestamp};
+    use redeliver_runtime::health::Health;
+
+    use super::*;
+    use crate::index::memory::MemoryIndex;
+
+    const START: Timestamp = Timestamp::from_millis(1_763_722_800_000);
+    const SHARD: i32 = 0;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_idle_shard_renews_the_time_of_its_checkpoint() {
+        let (index, clock) = (MemoryIndex::new(), Arc::new(ManualClock::new(START)));
+        let owner = Owner(1);
+        index.claim(SHARD, owner).await.unwrap();
+        index.clear(SHARD, owner).await.unwrap();
+        let first = Batch {
+            to: 10,
+            ..Batch::default()
+        };
+        index.apply(SHARD, owner, &first, START).await.unwrap();
+        let (_sender, requests) = mpsc::channel(1);
+        let mut indexer = ShardIndexer {
+            index: index.clone(),
+            kafka: KafkaSettings::new("localhost:1", "test"),
+            topic: "state".into(),
+            shard: SHARD,
+            assignment: AssignmentId::for_tests(0, 1),
+            retention: RetentionPolicy {
+                keys: Duration::ZERO,
+                ended: Duration::ZERO,
+            },
+            clock: clock.clone(),
+            requests,
+            responses: Arc::new(IndexResponses::new(Waker::new())),
+            readiness: Arc::new(ShardReadiness::new(Health::new().part("shards"))),
+            limits: Arc::new(ProcessLimits::new()),
+            known_keys: GaugeShare::new(prometheus_client::metrics::gauge::Gauge::default()),
+            cancelled: CancellationToken::new(),
+        };
+        let idle = tokio::spawn(async move { indexer.serve_requests_from(owner, 10).await });
+        for hours in 1..=20 {
+            let now = START.after(Duration::from_secs(hours * 3_600));
+            clock.set(now);
+            tokio::time::sleep(Duration::from_secs(3_600)).await;
+            let (applied, _) = index.look_up(SHARD, &[], now).await.unwrap();
+            assert_eq!(
+                applied,
+                Some(Applied { offset: 10, at: now }),
+                "after {hours} hours"
+            );
+        }
+        idle.abort();
     }
 }

@@ -8,7 +8,9 @@
 //! | `window`, `overlay` | what a shard holds in memory: jobs that are due soon, and changes that the index does not contain yet |
 //! | [`index`] | the index by due time, in Redis or in memory |
 //! | `index_messages` | the messages between a shard and its indexer |
+//! | `checkpoint_age` | which checkpoints are recent enough to continue from |
 //! | `indexer` | brings a shard's index up to date, applies changes and serves queries |
+//! | `limits` | what the shards of a process share: memory, and take-overs at the same time |
 //! | `state_topic` | checks the records of the state topic |
 //! | `admission` | which jobs are accepted while the index is full |
 //! | `topics` | whether the topics of jobs exist, and the size of the ingest topic |
@@ -25,6 +27,7 @@
 mod admission;
 mod answers;
 pub mod api;
+mod checkpoint_age;
 pub mod codec;
 mod config;
 mod growth;
@@ -32,6 +35,7 @@ pub mod index;
 mod index_messages;
 mod indexer;
 pub mod job;
+mod limits;
 mod metrics;
 mod overlay;
 mod processor;

@@ -22,6 +22,11 @@ struct OutcomeLabel {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct CodeLabel {
+    code: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct ParkedLabel {
     lane: String,
     app: String,
@@ -44,7 +49,9 @@ pub(crate) struct SchedulerFamilies {
     received: Counter,
     commands: Family<OutcomeLabel, Counter>,
     ended: Family<OutcomeLabel, Counter>,
+    dead_letters: Family<CodeLabel, Counter>,
     forgotten: Counter,
+    known_keys: Gauge,
     lateness: Histogram,
     window_jobs: Family<LaneLabel, Gauge>,
     index_lag: Family<LaneLabel, Gauge>,
@@ -61,7 +68,9 @@ impl SchedulerFamilies {
             received: Counter::default(),
             commands: Family::default(),
             ended: Family::default(),
+            dead_letters: Family::default(),
             forgotten: Counter::default(),
+            known_keys: Gauge::default(),
             lateness: Histogram::new(SECONDS),
             window_jobs: Family::default(),
             index_lag: Family::default(),
@@ -83,8 +92,18 @@ impl SchedulerFamilies {
         );
         registry.register(
             "scheduler_jobs_ended",
-            "Jobs that were dispatched, that expired before their dispatch, or that became dead letters because their topic does not exist",
+            "Jobs that were dispatched, that expired before their dispatch, or that became dead letters because their topic does not exist or refused them",
             families.ended.clone(),
+        );
+        registry.register(
+            "scheduler_dead_letters",
+            "Dead letters that the scheduler wrote, to its dead-letter topic and to those of pipelines, by error code",
+            families.dead_letters.clone(),
+        );
+        registry.register(
+            "scheduler_idempotency_keys",
+            "Approximate number of idempotency keys in use, of the shards of this process",
+            families.known_keys.clone(),
         );
         registry.register(
             "scheduler_jobs_forgotten",
@@ -148,7 +167,9 @@ impl SchedulerFamilies {
             refused: command("refused"),
             dispatched: ended("dispatched"),
             expired: ended("expired"),
+            dead_letters: self.dead_letters.clone(),
             forgotten: self.forgotten.clone(),
+            known_keys: self.known_keys.clone(),
             lateness: self.lateness.clone(),
             window_jobs: self.window_jobs.get_or_create(&label).clone(),
             index_lag: self.index_lag.get_or_create(&label).clone(),
@@ -179,7 +200,9 @@ pub(crate) struct SchedulerMetrics {
     refused: Counter,
     dispatched: Counter,
     expired: Counter,
+    dead_letters: Family<CodeLabel, Counter>,
     forgotten: Counter,
+    pub(crate) known_keys: Gauge,
     lateness: Histogram,
     window_jobs: Gauge,
     index_lag: Gauge,
@@ -210,6 +233,11 @@ impl SchedulerMetrics {
         for due in tally.dispatched {
             self.lateness.observe(now.since(due).as_secs_f64());
         }
+    }
+
+    /// Counts dead letters with this error code.
+    pub(crate) fn dead_letters(&self, code: String, count: u64) {
+        self.dead_letters.get_or_create(&CodeLabel { code }).inc_by(count);
     }
 
     pub(crate) fn index_memory(&self, share: Option<f64>) {
@@ -244,5 +272,47 @@ impl SchedulerMetrics {
         self.window_jobs.set(number(window_jobs));
         self.index_lag.set(number(index_lag));
         self.live.set(number(live));
+    }
+}
+
+/// One of several parts whose sum a gauge shows. It counts until it is dropped.
+#[derive(Debug)]
+pub(crate) struct GaugeShare {
+    gauge: Gauge,
+    value: i64,
+}
+
+impl GaugeShare {
+    pub(crate) fn new(gauge: Gauge) -> Self {
+        Self { gauge, value: 0 }
+    }
+
+    pub(crate) fn set(&mut self, value: u64) {
+        let value = i64::try_from(value).unwrap_or(i64::MAX);
+        self.gauge
+            .inc_by(value - std::mem::replace(&mut self.value, value));
+    }
+}
+
+impl Drop for GaugeShare {
+    fn drop(&mut self) {
+        self.set(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gauge_is_the_sum_of_its_parts() {
+        let gauge = Gauge::default();
+        let (mut one, mut other) = (GaugeShare::new(gauge.clone()), GaugeShare::new(gauge.clone()));
+        one.set(5);
+        other.set(7);
+        one.set(3);
+        assert_eq!(gauge.get(), 10);
+        drop(other);
+        assert_eq!(gauge.get(), 3);
     }
 }

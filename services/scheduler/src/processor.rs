@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redeliver_core::wait::LogThrottle;
-use redeliver_core::{Clock, Record, Timestamp, mutant};
+use redeliver_core::{Clock, Output, Record, Timestamp, mutant};
 use redeliver_kafka::{AssignmentId, KafkaSettings, Processor, Refused, TransactionBatch};
 use redeliver_service::due::Waiting;
 use tokio::sync::mpsc;
@@ -20,11 +20,13 @@ use crate::growth::IngestSize;
 use crate::index::{Index, MemoryPressure, Usage};
 use crate::index_messages::IndexRequest;
 use crate::indexer::{IndexResponses, ShardIndexer};
-use crate::metrics::SchedulerMetrics;
+use crate::job::JobId;
+use crate::limits::{MemoryShare, ProcessLimits};
+use crate::metrics::{GaugeShare, SchedulerMetrics};
 use crate::readiness::ShardReadiness;
-use crate::refused;
+use crate::refused::{self, Replacement};
 use crate::settings::Settings;
-use crate::shard::{Room, Shard, Tally, Target, Writes};
+use crate::shard::{RefusedJob, Room, Shard, Tally, Target, Writes};
 use crate::topics::Presence;
 
 /// The capacity of the channel to an indexer: at least one per kind of request, since one of each can be in progress.
@@ -42,6 +44,9 @@ pub(crate) struct Scheduler<I> {
     pub(crate) responses: Arc<IndexResponses>,
     pub(crate) readiness: Arc<ShardReadiness>,
     pub(crate) ingest_size: IngestSize,
+    pub(crate) limits: Arc<ProcessLimits>,
+    /// What the shards of this lane use of them.
+    pub(crate) memory: MemoryShare,
     pub(crate) lane: LaneShards,
 }
 
@@ -58,6 +63,8 @@ pub(crate) struct LaneShards {
     /// The number of jobs that wait for missing topics.
     parked: BTreeMap<Target, usize>,
     turn_tallies: Vec<(AssignmentId, Tally)>,
+    /// The dead letters of the turn, by error code.
+    turn_dead_letters: BTreeMap<String, u64>,
     /// The end of the state topic after the current turn, by partition.
     changelog_ends: HashMap<i32, i64>,
     growth_log: LogThrottle,
@@ -125,6 +132,28 @@ impl LaneShards {
     }
 }
 
+impl LaneShards {
+    /// The topic of a job has refused it: the turn must not say that the job was dispatched.
+    fn refuse_dispatch(&mut self, id: JobId, state_topic: &Arc<str>, turn: &mut TransactionBatch) {
+        let mut shards = self.shards.iter_mut();
+        let Some((assignment, handle)) = shards.find(|(_, handle)| handle.number == id.shard()) else {
+            return;
+        };
+        let Some(RefusedJob { record, due }) = handle.shard.refuse_dispatch(id) else {
+            return;
+        };
+        let key = id.to_string();
+        let is_its_state = |output: &&mut Output| {
+            output.topic == *state_topic && output.key.as_deref() == Some(key.as_bytes())
+        };
+        if let Some(output) = turn.outputs.iter_mut().rfind(is_its_state) {
+            output.value = Some(record);
+        }
+        let mut tallies = self.turn_tallies.iter_mut().filter(|(id, _)| id == assignment);
+        tallies.any(|(_, tally)| tally.refuse_dispatch(due));
+    }
+}
+
 impl<I: Index> Scheduler<I> {
     fn accept_deferred(&mut self, now: Timestamp) {
         for handle in self.lane.shards.values_mut() {
@@ -138,6 +167,12 @@ impl<I: Index> Scheduler<I> {
         for handle in self.lane.shards.values_mut() {
             handle.send_index_requests(now);
         }
+        self.update_memory();
+    }
+
+    fn update_memory(&mut self) {
+        let shards = self.lane.shards.values();
+        self.memory.set(shards.map(|handle| handle.shard.memory()).sum());
     }
 
     /// Reads the memory pressure of the index, and reports a change.
@@ -246,6 +281,18 @@ impl<I: Index> Scheduler<I> {
         self.readiness.set_note(is_any.then(|| notes.join("; ")));
     }
 
+    /// Counts the dead letters of a turn. Only their commit makes them count.
+    fn count_dead_letters(&mut self, turn: &TransactionBatch) {
+        self.lane.turn_dead_letters.clear();
+        for code in turn
+            .outputs
+            .iter()
+            .filter_map(|output| self.settings.dead_letter_code(output))
+        {
+            *self.lane.turn_dead_letters.entry(code.to_owned()).or_default() += 1;
+        }
+    }
+
     fn report_waiting(&self, now: Timestamp) {
         let shards = self.lane.shards.values();
         let waiting = shards.map(|handle| handle.shard.waiting(now));
@@ -280,6 +327,8 @@ impl<I: Index> Processor for Scheduler<I> {
             requests: receiver,
             responses: self.responses.clone(),
             readiness: self.readiness.clone(),
+            limits: self.limits.clone(),
+            known_keys: GaugeShare::new(self.metrics.known_keys.clone()),
             cancelled: cancelled.clone(),
         };
         self.readiness.add(assignment, partition);
@@ -303,6 +352,7 @@ impl<I: Index> Processor for Scheduler<I> {
         self.lane.shards.remove(&assignment);
         self.lane.order.retain(|id| *id != assignment);
         self.lane.turn_tallies.retain(|(id, _)| *id != assignment);
+        self.update_memory();
         self.update_gauges();
         self.report_waiting(self.clock.now());
     }
@@ -311,8 +361,10 @@ impl<I: Index> Processor for Scheduler<I> {
         if self.lane.is_held || self.ingest_size.has_grown() {
             return 0;
         }
-        let handle = self.lane.shards.get(&assignment);
-        handle.map_or(0, |handle| handle.shard.capacity())
+        match self.lane.shards.get(&assignment) {
+            Some(handle) if self.memory.may_accept(handle.shard.memory()) => handle.shard.capacity(),
+            _ => 0,
+        }
     }
 
     fn accept(&mut self, assignment: AssignmentId, record: Record, _of_round: Timestamp) {
@@ -341,6 +393,7 @@ impl<I: Index> Processor for Scheduler<I> {
 
     fn finish(&mut self, of_round: Timestamp, limit: usize, turn: &mut TransactionBatch) {
         self.lane.turn_tallies.clear();
+        self.lane.turn_dead_letters.clear();
         self.lane.changelog_ends.clear();
         // Read again: the time of the round may be from before a step that another lane has seen since.
         let confirmed = self.clock.confirmed();
@@ -372,6 +425,7 @@ impl<I: Index> Processor for Scheduler<I> {
         if confirmed.is_some() {
             self.accept_deferred(now);
             self.lane.collect(now, limit, turn);
+            self.count_dead_letters(turn);
         }
         self.update_parked();
         if has_responses {
@@ -387,9 +441,16 @@ impl<I: Index> Processor for Scheduler<I> {
     }
 
     fn refused(&mut self, refused: &[Refused], turn: &mut TransactionBatch, now: Timestamp) -> bool {
-        refused.iter().all(|Refused { index, failure }| {
-            refused::replace(&self.settings, &mut turn.outputs[*index], failure, now)
-        })
+        let are_replaced = refused.iter().all(|Refused { index, failure }| {
+            match refused::replace(&self.settings, &mut turn.outputs[*index], failure, now) {
+                Replacement::Nothing => return false,
+                Replacement::DeadLetter => {}
+                Replacement::OfJob(id) => self.lane.refuse_dispatch(id, &self.settings.state, turn),
+            }
+            true
+        });
+        self.count_dead_letters(turn);
+        are_replaced
     }
 
     fn changelog_written(&mut self, partition: i32, end: i64) {
@@ -397,6 +458,9 @@ impl<I: Index> Processor for Scheduler<I> {
     }
 
     fn committed(&mut self, now: Timestamp) {
+        for (code, count) in std::mem::take(&mut self.lane.turn_dead_letters) {
+            self.metrics.dead_letters(code, count);
+        }
         for (id, tally) in self.lane.turn_tallies.drain(..) {
             self.metrics.count(tally, now);
             if let Some(handle) = self.lane.shards.get_mut(&id)
@@ -413,6 +477,7 @@ impl<I: Index> Processor for Scheduler<I> {
     fn aborted(&mut self) {
         // The lane assigns every shard again after an abort. The new shards begin with what the topics contain.
         self.lane.turn_tallies.clear();
+        self.lane.turn_dead_letters.clear();
         self.lane.changelog_ends.clear();
     }
 

@@ -8,22 +8,36 @@ use redeliver_core::{Failure, Headers, Output, Timestamp};
 use crate::request::NAME;
 use crate::settings::Settings;
 
-/// Replaces a refused record by a dead letter, or strips a dead letter of its value, key or headers. Returns false for
-/// the state of a job: nothing can replace it, so the turn is retried until the state topic accepts it.
-pub(crate) fn replace(settings: &Settings, output: &mut Output, failure: &Failure, now: Timestamp) -> bool {
+/// What replaces a refused record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Replacement {
+    /// Nothing. The turn is retried until the topic accepts the record.
+    Nothing,
+    /// A dead letter, or a dead letter without its value, key or headers.
+    DeadLetter,
+    /// A dead letter, in place of the record of this job.
+    OfJob(JobId),
+}
+
+/// Replaces a refused record by a dead letter, or strips a dead letter of its value, key or headers. Nothing can replace the
+/// state of a job.
+pub(crate) fn replace(
+    settings: &Settings,
+    output: &mut Output,
+    failure: &Failure,
+    now: Timestamp,
+) -> Replacement {
     if output.topic == settings.state {
-        return false;
+        return Replacement::Nothing;
     }
-    let mut pipelines = settings.rules.pipelines.values();
-    let is_letter = *output.topic == *settings.dead_letters
-        || pipelines
-            .clone()
-            .any(|pipeline| output.topic == pipeline.dead_letter_topic());
-    if is_letter {
-        return route::strip_payload(output);
+    if settings.is_dead_letter_topic(&output.topic) {
+        return match route::strip_payload(output) {
+            true => Replacement::DeadLetter,
+            false => Replacement::Nothing,
+        };
     }
     let reserved = ReservedHeaders::from_headers(&output.headers).ok();
-    let owner = pipelines.find(|pipeline| {
+    let owner = settings.rules.pipelines.values().find(|pipeline| {
         let is_its = reserved
             .as_ref()
             .is_some_and(|reserved| reserved.is_retry_of(&pipeline.name));
@@ -38,10 +52,12 @@ pub(crate) fn replace(settings: &Settings, output: &mut Output, failure: &Failur
             timestamp: None,
         };
         route::replace_refused(pipeline, output, unknown, failure, now);
-        return true;
+        return Replacement::DeadLetter;
     }
     let origin = reserved.and_then(|reserved| reserved.origin().ok());
-    let origin = origin.or_else(|| request_of(settings, &output.headers));
+    // Only the record of a job has an id that the scheduler wrote.
+    let job = job_of(&output.headers).filter(|_| origin.is_none());
+    let origin = origin.or_else(|| request_of(settings, job?));
     let arrival = origin.map(|origin| Arrival {
         origin,
         failed_attempts: 0,
@@ -55,13 +71,16 @@ pub(crate) fn replace(settings: &Settings, output: &mut Output, failure: &Failur
         now,
     };
     letter.replace(output);
-    true
+    job.map_or(Replacement::DeadLetter, Replacement::OfJob)
+}
+
+fn job_of(headers: &Headers) -> Option<JobId> {
+    let id = std::str::from_utf8(headers.last(headers::JOB_ID)?).ok()?;
+    id.parse().ok()
 }
 
 /// The position of a dispatched job's request, which is part of its id.
-fn request_of(settings: &Settings, headers: &Headers) -> Option<Origin> {
-    let id = std::str::from_utf8(headers.last(headers::JOB_ID)?).ok()?;
-    let id: JobId = id.parse().ok()?;
+fn request_of(settings: &Settings, id: JobId) -> Option<Origin> {
     Some(Origin {
         topic: settings.ingest.clone(),
         partition: id.shard(),

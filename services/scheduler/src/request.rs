@@ -38,6 +38,9 @@ pub use redeliver_kafka::murmur2::shard_of;
 pub(crate) const NAME: &str = "scheduler";
 /// The maximum length of idempotency keys and request ids in bytes.
 pub const MAX_NAME: usize = 512;
+/// The maximum of `expireAfter`, which is also that of `scheduler.max_ahead`. So no time of a job is beyond the year 9999, after
+/// which neither RFC 3339 nor protobuf can represent it.
+const MAX_EXPIRE_AFTER: HumanDuration = HumanDuration::from_secs(36_500 * 86_400);
 /// The maximum length of an inherited header of a trace context in bytes.
 const MAX_TRACE: usize = 512;
 /// Headers that the scheduler adds to dispatched jobs, besides those that begin with `job-`.
@@ -278,6 +281,7 @@ impl Draft {
         let due = due(self.when, format, rules, envelope)?;
         check_name(Field::IdempotencyKey, format, self.idempotency_key.as_deref())?;
         check_name(Field::RequestId, format, self.request_id.as_deref())?;
+        check_expire_after(format, self.expire_after)?;
         check_headers(&self.payload.headers, format)?;
         let mut payload = self.payload;
         payload.key = payload.key.or_else(|| envelope.key.cloned());
@@ -374,6 +378,16 @@ fn check_name(field: Field, format: Format, name: Option<&str>) -> Result<(), Fa
         Some(name) if name.len() > MAX_NAME => {
             let problem = format!("has {} bytes; the maximum is {MAX_NAME}", name.len());
             Err(field.malformed(format, &problem))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn check_expire_after(format: Format, wait: Option<HumanDuration>) -> Result<(), Failure> {
+    match wait {
+        Some(wait) if wait > MAX_EXPIRE_AFTER => {
+            let problem = format!("is too long ({wait}); the maximum is {MAX_EXPIRE_AFTER}");
+            Err(Field::ExpireAfter.rejected(format, &problem))
         }
         _ => Ok(()),
     }

@@ -19,6 +19,7 @@ use crate::growth::IngestSize;
 use crate::index::Index;
 use crate::index::redis::RedisIndex;
 use crate::indexer::IndexResponses;
+use crate::limits::{MemoryShare, ProcessLimits};
 use crate::metrics::SchedulerFamilies;
 use crate::processor::{LaneShards, Scheduler, run_indexers};
 use crate::readiness::ShardReadiness;
@@ -96,6 +97,7 @@ pub async fn mount<I: Index>(host: &mut Host, index: I) -> anyhow::Result<()> {
         spans: Spans::new(host.tracer.clone()),
     });
     let families = SchedulerFamilies::register(&mut host.registry(), host.clock.clone());
+    let limits = Arc::new(ProcessLimits::new());
     for lane in 0..config.kafka.lanes {
         let name = format!("scheduler-{lane}");
         let waker = Waker::new();
@@ -115,6 +117,8 @@ pub async fn mount<I: Index>(host: &mut Host, index: I) -> anyhow::Result<()> {
             responses,
             readiness: Arc::new(ShardReadiness::new(host.health.part(format!("{name}-shards")))),
             ingest_size: IngestSize::new(ingest.clone(), settings.state.clone(), partitions),
+            limits: limits.clone(),
+            memory: MemoryShare::new(limits.clone()),
             lane: LaneShards::default(),
         };
         let indexers_name = format!("{name}-indexers");

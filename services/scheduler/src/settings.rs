@@ -3,6 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use redeliver_core::Output;
+use redeliver_core::headers::ERROR_CODE;
+
 use crate::codec::RetentionPolicy;
 use crate::request::Rules;
 use crate::spans::Spans;
@@ -32,4 +35,18 @@ pub(crate) struct Settings {
     /// How long after its due time a job waits for a missing topic.
     pub(crate) missing_topic_timeout: Duration,
     pub(crate) spans: Spans,
+}
+
+impl Settings {
+    /// Whether it is the scheduler's dead-letter topic, or that of a pipeline.
+    pub(crate) fn is_dead_letter_topic(&self, topic: &Arc<str>) -> bool {
+        let mut pipelines = self.rules.pipelines.values();
+        *topic == self.dead_letters || pipelines.any(|pipeline| *topic == pipeline.dead_letter_topic())
+    }
+
+    /// The error code of an output that is a dead letter.
+    pub(crate) fn dead_letter_code<'o>(&self, output: &'o Output) -> Option<&'o str> {
+        let code = std::str::from_utf8(output.headers.last(ERROR_CODE)?).ok()?;
+        self.is_dead_letter_topic(&output.topic).then_some(code)
+    }
 }

@@ -17,23 +17,26 @@ use redeliver_core::{Failure, Headers, Output, Record, Timestamp, mutant};
 use redeliver_proto::{Message as _, v1};
 use redeliver_service::due::Waiting;
 
+use crate::admission;
 use crate::codec::{self, KeyValue};
 use crate::index::{Change, Cursor, Effect, Lookup, MemoryPressure, Row, Scan};
 use crate::index_messages::{IndexRequest, IndexResponse};
 use crate::job::{Flow, Job, JobId, JobState, Kind};
 use crate::overlay::Overlay;
+use crate::refused::{self, Replacement};
 use crate::request::{Command, Incoming, NAME, RejectedWait, Request, first_origin, key_hash, shard_of};
 use crate::settings::Settings;
 use crate::topics::Presence;
 use crate::window::{Inserted, Window};
-use crate::{admission, refused};
 
 use self::look_ahead::{LookAhead, Release};
 pub(crate) use self::look_ahead::{Target, WindowRoom};
 use self::outbox::Outbox;
+pub(crate) use self::refusal::RefusedJob;
 
 mod look_ahead;
 mod outbox;
+mod refusal;
 
 /// The records that a shard writes in one turn.
 #[derive(Debug, Default)]
@@ -100,10 +103,22 @@ pub(crate) struct Tally {
     pub(crate) refused: u64,
     pub(crate) expired: u64,
     pub(crate) forgotten: u64,
-    /// Jobs whose topic was missing for too long.
+    /// Jobs whose topic was missing for too long, or refused them.
     pub(crate) dead: u64,
     /// Due times of the dispatched jobs.
     pub(crate) dispatched: Vec<Timestamp>,
+}
+
+impl Tally {
+    /// Counts a dispatched job with this due time as dead. False if there is none.
+    pub(crate) fn refuse_dispatch(&mut self, due: Timestamp) -> bool {
+        let Some(index) = self.dispatched.iter().position(|of| *of == due) else {
+            return false;
+        };
+        self.dispatched.swap_remove(index);
+        self.dead += 1;
+        true
+    }
 }
 
 /// A command that is not decided yet.
@@ -139,6 +154,8 @@ const MAX_TURN_BYTES: usize = 8 << 20;
 /// The maximum number of lookups per request, and how many of them may be for jobs, whose records can be large.
 const MAX_LOOKUPS: usize = 2_000;
 const MAX_JOB_LOOKUPS: usize = 200;
+/// The maximum size of the results of lookups that wait for their decision, and of those of one request.
+const MAX_FOUND_BYTES: usize = 16 << 20;
 /// The overlay size from which on a shard accepts no commands.
 const MAX_OVERLAY: usize = 100_000;
 const MAX_OVERLAY_BYTES: usize = 64 << 20;
@@ -153,6 +170,11 @@ pub(crate) const TOPIC_MISSING: &str = "topic.missing";
 const FORGET_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Settings {
+    /// The maximum number of jobs per lookup: as many as have room for their records, however large those are.
+    fn max_job_lookups(&self) -> usize {
+        (MAX_FOUND_BYTES / self.rules.max_data.max(1)).clamp(1, MAX_JOB_LOOKUPS)
+    }
+
     /// Whether a topic has been missing for so long that it is not expected to exist a moment later.
     fn is_confirmed_missing(&self, lasting: Duration) -> bool {
         lasting >= CONFIRMED_MISSING.min(self.missing_topic_timeout)
@@ -220,6 +242,8 @@ pub(crate) struct Shard {
     ready: VecDeque<ReadyItem>,
     /// The size of the commands in all three queues.
     command_bytes: usize,
+    /// The size of the results of lookups in `ready`.
+    found_bytes: usize,
     /// Whether more commands or jobs are ready than the current turn can take.
     is_crowded: bool,
     /// The number of the current turn, and its changes.
@@ -248,6 +272,7 @@ impl Shard {
             looking_up: VecDeque::new(),
             ready: VecDeque::new(),
             command_bytes: 0,
+            found_bytes: 0,
             is_crowded: false,
             turn: 0,
             changes: Vec::new(),
@@ -297,6 +322,12 @@ impl Shard {
             return 0;
         }
         MAX_COMMANDS.saturating_sub(self.needs_lookup.len() + self.looking_up.len() + self.ready.len())
+    }
+
+    /// The size of commands, results of lookups, and changes that the index does not contain yet: as jobs in the overlay, and
+    /// encoded in the outbox.
+    pub(crate) fn memory(&self) -> usize {
+        self.command_bytes + self.found_bytes + 2 * self.overlay.bytes()
     }
 
     /// When the shard next has something to do; in the past if it has already.
@@ -359,10 +390,10 @@ impl Shard {
             return requests;
         }
         requests.extend(self.outbox.next(now));
-        if self.looking_up.is_empty() && !self.needs_lookup.is_empty() {
+        if self.looking_up.is_empty() && !self.needs_lookup.is_empty() && self.found_bytes < MAX_FOUND_BYTES {
             let mut jobs = 0;
             while self.looking_up.len() < MAX_LOOKUPS
-                && jobs < MAX_JOB_LOOKUPS
+                && jobs < self.settings.max_job_lookups()
                 && let Some(command) = self.needs_lookup.pop_front()
             {
                 jobs += usize::from(matches!(lookup_for(&command), Some(Lookup::Job(_))));
@@ -418,6 +449,7 @@ impl Shard {
             }
             IndexResponse::Full { turn, batch } => self.outbox.refused(turn, batch, now),
             IndexResponse::LookedUp(found) => {
+                self.found_bytes += found.iter().flatten().map(Bytes::len).sum::<usize>();
                 let commands = self.looking_up.drain(..).map(Box::new).zip(found);
                 self.ready
                     .extend(commands.map(|(command, found)| ReadyItem::Command(command, found)));
@@ -519,6 +551,7 @@ impl Shard {
             match self.ready.pop_front() {
                 Some(ReadyItem::Command(command, found)) => {
                     self.command_bytes -= command.size();
+                    self.found_bytes -= found.as_ref().map_or(0, Bytes::len);
                     writes.completed.push(command.record.position.offset);
                     if mutant!("shard-forgets-completions") {
                         writes.completed.pop();
@@ -851,7 +884,7 @@ impl Shard {
             headers: self.dispatch_headers(job, now),
         };
         let failure = Failure::permanent(TOPIC_MISSING, message);
-        if !refused::replace(&self.settings, &mut output, &failure, now) {
+        if refused::replace(&self.settings, &mut output, &failure, now) == Replacement::Nothing {
             tracing::error!(job = %job.id, topic = &**topic, "cannot write a dead letter for the job; it is kept");
             return self.park(job, target, now);
         }

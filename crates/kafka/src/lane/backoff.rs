@@ -83,3 +83,29 @@ impl FailedTransactions {
         self.count > 1 && self.last.is_some_and(|last| now.duration_since(last) < SETTLED)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_between_failed_transactions_grow_until_one_is_committed() {
+        let mut failed = FailedTransactions::new();
+        let now = Instant::now();
+        let mut pause = || {
+            failed.record(now);
+            failed.paused_until.map(|until| until - now)
+        };
+        // The first retry comes at once.
+        assert_eq!(pause(), None);
+        let pauses = std::iter::from_fn(&mut pause).map(|pause| pause.as_millis());
+        let pauses: Vec<u128> = pauses.take(8).collect();
+        assert_eq!(pauses, [100, 200, 400, 800, 1_600, 3_200, 5_000, 5_000]);
+        failed.reset();
+        failed.end_pause();
+        failed.record(now);
+        assert!(!failed.is_backing_off(now));
+        failed.record(now);
+        assert_eq!(failed.paused_until, Some(now + ROUND));
+    }
+}

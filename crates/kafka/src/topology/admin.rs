@@ -15,6 +15,7 @@ use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::metadata::MetadataBroker;
 use rdkafka::types::RDKafkaRespErr;
+use redeliver_core::HumanDuration;
 use redeliver_kafka_ffi::KafkaClient;
 
 use super::needed::{creation_config, largest_source};
@@ -130,6 +131,29 @@ pub async fn apply(
 pub async fn names(config: &ClientSettings, timeout: Duration) -> Result<BTreeSet<String>, TopologyError> {
     let listed = Admin::new(config, timeout)?.list().await?;
     Ok(listed.into_keys().collect())
+}
+
+/// How long a compacted topic keeps tombstones (`delete.retention.ms`); `None` if this client may not describe the configuration
+/// of the topic, or if Kafka does not answer within the timeout.
+///
+/// # Errors
+/// If the settings are invalid.
+pub async fn tombstone_retention(
+    config: &ClientSettings,
+    topic: &str,
+    timeout: Duration,
+) -> Result<Option<Duration>, TopologyError> {
+    let admin = Admin::new(config, timeout)?;
+    let mut existing = ExistingTopics {
+        topics: [(topic.to_owned(), ActualTopic::default())].into(),
+        unreadable: BTreeMap::new(),
+    };
+    admin.describe(&mut existing).await;
+    let kept = existing
+        .topics
+        .get(topic)
+        .and_then(ActualTopic::tombstone_retention);
+    Ok(kept.map(HumanDuration::duration))
 }
 
 const RETRY_DELAY: Duration = Duration::from_millis(50);

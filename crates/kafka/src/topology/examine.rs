@@ -87,10 +87,10 @@ fn examine_compacted(spec: &TopicSpec, actual: &ActualTopic) -> Option<Finding> 
 }
 
 fn examine_tombstones(spec: &TopicSpec, actual: &ActualTopic, configured: HumanDuration) -> Option<Finding> {
-    let kept = HumanDuration::from_millis(u64::try_from(actual.number("delete.retention.ms")?).ok()?);
+    let kept = actual.tombstone_retention()?;
     (kept < MIN_TOMBSTONE_RETENTION).then(|| {
-        // The scheduler continues with an index whose checkpoint is at most half of the minimum old. If tombstones were
-        // deleted earlier, it would miss them.
+        // The scheduler continues with an index whose checkpoint is at most half of this time old, or half of the minimum. If
+        // tombstones were deleted earlier, it would miss them.
         let (severity, problem) = if spec.role == Role::Ledger {
             (
                 Severity::Warning,

@@ -1,5 +1,9 @@
 //! `redeliver jobs ls`: reads the state topic, so that it works without a scheduler.
+//!
+//! The state topic contains ended jobs too, usually many more than waiting ones. So they are listed only on request, and after
+//! the waiting ones.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::process::ExitCode;
 
@@ -22,9 +26,12 @@ pub(super) struct ListArgs {
     /// List only jobs of this application
     #[arg(long, value_name = "NAME")]
     app: Option<String>,
-    /// List only jobs in this state: scheduled, dispatched, cancelled or expired
+    /// List jobs in this state: scheduled (default), dispatched, cancelled or expired
     #[arg(long, value_name = "STATE", value_parser = state)]
     state: Option<JobState>,
+    /// List also jobs that have ended, after the waiting ones, those that ended last first
+    #[arg(long, conflicts_with = "state")]
+    all: bool,
     /// Maximum number of jobs
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
     limit: u32,
@@ -35,6 +42,13 @@ pub(super) struct ListArgs {
     output: OutputArgs,
     #[command(flatten)]
     pub(super) common: CommonArgs,
+}
+
+impl ListArgs {
+    /// The state of the jobs to list; `None` for all of them.
+    fn state(&self) -> Option<JobState> {
+        (!self.all).then(|| self.state.unwrap_or(JobState::Scheduled))
+    }
 }
 
 fn state(text: &str) -> Result<JobState, String> {
@@ -57,7 +71,7 @@ struct Row {
 
 pub(super) fn run(config: &Config, args: &ListArgs) -> Result<ExitCode, CliError> {
     let topic = config.scheduler.topics().state;
-    let mut jobs = Jobs::new(args.app.clone(), args.state);
+    let mut jobs = Jobs::new(args.app.clone(), args.state());
     let read = TopicReader::new(&kafka_of_command(config)?, std::slice::from_ref(&topic))
         .and_then(|mut reader| reader.read_to_end(args.timeout.duration(), |record| jobs.note(&record)));
     read.map_err(|source| CliError::Read {
@@ -139,9 +153,10 @@ impl Jobs {
             && self.state.is_none_or(|state| state == row.state)
     }
 
+    /// Waiting jobs, those that are due next first, then ended ones, those that ended last first.
     fn first(self, limit: usize) -> Vec<Row> {
         let mut rows: Vec<Row> = self.rows.into_values().collect();
-        rows.sort_unstable_by_key(|row| (row.due, row.id));
+        rows.sort_unstable_by_key(|row| (row.ended.map(Reverse), row.due, row.id));
         rows.truncate(limit);
         rows
     }
@@ -259,6 +274,19 @@ mod tests {
             jobs.note(&record(&id(offset).to_string(), Some(&job)));
         }
         assert_eq!(listed(jobs), [3, 4, 1]);
+    }
+
+    #[test]
+    fn ended_jobs_follow_the_waiting_ones_and_the_last_ones_come_first() {
+        let mut jobs = Jobs::new(None, None);
+        for (offset, due, ended) in [(1, 10, Some(70)), (2, 90, None), (3, 20, Some(80)), (4, 50, None)] {
+            let job = v1::JobRecord {
+                ended_ms: ended,
+                ..job("a", v1::JobState::Scheduled, due)
+            };
+            jobs.note(&record(&id(offset).to_string(), Some(&job)));
+        }
+        assert_eq!(listed(jobs), [4, 2, 3, 1]);
     }
 
     #[test]

@@ -120,8 +120,18 @@ fn jobs_are_listed_from_the_state_topic_with_and_without_a_scheduler() {
         let ids = listed.as_array().unwrap().iter();
         ids.map(|job| job["id"].as_str().unwrap().to_owned()).collect()
     };
-    assert_eq!(ids(&[]), [&done, &cancelled, &early, &late].map(String::clone));
-    assert_eq!(ids(&["--state", "scheduled"]), [&early, &late].map(String::clone));
+    // What comes next is first; jobs that have ended follow only on request, those that ended last first.
+    let waiting = [&early, &late].map(String::clone);
+    assert_eq!(ids(&[]), waiting);
+    assert_eq!(ids(&["--state", "scheduled"]), waiting);
+    assert_eq!(
+        ids(&["--all"]),
+        [&early, &late, &done, &cancelled].map(String::clone)
+    );
+    let table = services.cli(&["jobs", "ls", "--all"]);
+    let first_column = table.lines().skip(1).filter_map(|line| line.split(' ').next());
+    let shown: Vec<&str> = first_column.collect();
+    assert_eq!(shown, [&early, &late, &done, &cancelled]);
     assert_eq!(ids(&["--app", APP, "--state", "cancelled"]), [cancelled]);
     assert_eq!(ids(&["--app", "other"]), [""; 0]);
 

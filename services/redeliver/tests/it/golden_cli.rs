@@ -22,6 +22,24 @@ fn refuses(arguments: &[&str], expected: &str) {
 }
 
 #[test]
+fn the_help_of_jobs_ls_says_which_jobs_are_listed() {
+    let help = output_of(&["jobs", "ls", "--help"]).stdout;
+    let shown = "\
+List waiting jobs from the state topic, those that are due next first
+
+Usage: redeliver jobs ls [OPTIONS]
+
+Options:
+      --app <NAME>          List only jobs of this application
+      --state <STATE>       List jobs in this state: scheduled (default), dispatched, cancelled or expired
+      --all                 List also jobs that have ended, after the waiting ones, those that ended last first
+      --limit <N>           Maximum number of jobs [default: 50]
+      --timeout <DURATION>  Maximum time to read the topic [default: 5m]
+";
+    assert!(help.starts_with(shown), "{help}");
+}
+
+#[test]
 fn subcommands_are_listed() {
     let jobs = "\
 Schedule, show and cancel jobs
@@ -33,7 +51,7 @@ Commands:
   get         Show one job
   cancel      Cancel a job; exits with status 1 if it was already dispatched or is unknown
   reschedule  Change the due time of a job; exits with status 1 if the job has ended or is unknown
-  ls          List jobs from the state topic, ordered by due time
+  ls          List waiting jobs from the state topic, those that are due next first
   stats       Count waiting jobs by the minute in which they are due
   help        Print this message or the help of the given subcommand(s)
 
@@ -177,6 +195,12 @@ fn wrong_usage_is_reported_with_valid_values() {
             "error: invalid value 'done' for '--state <STATE>': `done` is not one of scheduled, dispatched, \
              cancelled or expired{more}"
         ),
+    );
+    refuses(
+        &["jobs", "ls", "--all", "--state", "cancelled"],
+        "error: the argument '--all' cannot be used with '--state <STATE>'\n\n\
+         Usage: redeliver jobs ls --all\n\n\
+         For more information, try '--help'.\n",
     );
     refuses(
         &["dlq", "ls", "-o", "yaml"],

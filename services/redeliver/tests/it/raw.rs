@@ -1,5 +1,5 @@
-//! Requests to the broker that our own client cannot send: creating a topic with any configuration, changing the
-//! configuration of a topic, and a record with any timestamp or with header names that are not UTF-8. Versions and layouts follow
+//! Requests to the broker that our own client cannot send: creating a topic with any configuration, and a
+//! record with any timestamp or with header names that are not UTF-8. Versions and layouts follow
 //! <https://kafka.apache.org/protocol>. The broker must be the only one, so that it leads every partition.
 
 use std::io::{Read as _, Write as _};
@@ -7,10 +7,10 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use redeliver_core::{Clock as _, SystemClock, Timestamp};
+pub(crate) use redeliver_testkit::kafka_request::configure_topic;
 
 const PRODUCE: (i16, i16) = (0, 3);
 const CREATE_TOPICS: (i16, i16) = (19, 2);
-const ALTER_CONFIGS: (i16, i16) = (33, 0);
 const TIMEOUT_MS: i32 = 10_000;
 
 /// Creates a topic with one partition and this configuration.
@@ -33,25 +33,6 @@ pub(crate) fn create_topic(brokers: &str, topic: &str, config: &[(&str, &str)]) 
     // Skips the throttle time, the number of topics, and the topic's name.
     let error = &answer[4 + 4 + 2 + topic.len()..][..2];
     assert_eq!(error, [0, 0], "creating {topic}");
-}
-
-/// Replaces the configuration of a topic. All other settings get the broker's defaults.
-#[track_caller]
-pub(crate) fn configure_topic(brokers: &str, topic: &str, config: &[(&str, &str)]) {
-    const TOPIC: u8 = 2;
-    let mut body = Vec::new();
-    array(&mut body, &[topic], |body, topic| {
-        body.push(TOPIC);
-        string(body, topic);
-        array(body, config, |body, (name, value)| {
-            string(body, name);
-            string(body, value);
-        });
-    });
-    body.push(0);
-    let answer = call(brokers, ALTER_CONFIGS, &body);
-    // Skips the throttle time and the number of topics.
-    assert_eq!(answer[8..10], [0, 0], "configuring {topic}");
 }
 
 /// Writes one record with these headers to partition 0, and returns its offset.

@@ -81,13 +81,18 @@ impl Shard {
         if self.owner.is_some_and(|other| other != owner) {
             return Err(IndexError::Fenced);
         }
-        match self.applied {
-            Some(applied) if applied.offset >= batch.to => return Ok(()),
+        match &mut self.applied {
+            Some(applied) if applied.offset >= batch.to => {
+                if batch.is_renewal_at(applied.offset) {
+                    applied.at = now;
+                }
+                return Ok(());
+            }
             Some(applied) if applied.offset >= batch.from => {}
             None if self.cleared => {}
             found => {
                 return Err(IndexError::Gap {
-                    found: found.map(|applied| applied.offset),
+                    found: found.as_ref().map(|applied| applied.offset),
                     expected: batch.from,
                 });
             }
@@ -320,6 +325,13 @@ impl Index for MemoryIndex {
         Ok(self.read(shard, |shard| {
             let over = shard.ended.keys().take_while(|(forget, _)| *forget <= now);
             (shard.applied, over.take(limit).map(|(_, id)| *id).collect())
+        }))
+    }
+
+    async fn known_keys(&self, shard: i32, now: Timestamp) -> Result<u64, IndexError> {
+        Ok(self.read(shard, |shard| {
+            let in_use = shard.keys.values().filter(|(expires, _)| *expires > now);
+            in_use.count() as u64
         }))
     }
 

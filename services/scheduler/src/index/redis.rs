@@ -95,6 +95,7 @@ struct Scripts {
     forgettable: Script,
     flows: Script,
     locate: Script,
+    known_keys: Script,
     stats: Script,
 }
 
@@ -115,6 +116,7 @@ impl Scripts {
             forgettable: with_checkpoint!("redis/forgettable.lua"),
             flows: with_checkpoint!("redis/flows.lua"),
             locate: with_checkpoint!("redis/locate.lua"),
+            known_keys: Script::new(include_str!("redis/known_keys.lua")),
             stats: with_checkpoint!("redis/stats.lua"),
         }
     }
@@ -528,6 +530,16 @@ impl Index for RedisIndex {
         let reply = self.connection.run(&self.scripts.forgettable, keys, arguments);
         let mut reply = Reply::from(reply.await?);
         Ok((reply.applied()?, reply.ids()?))
+    }
+
+    async fn known_keys(&self, shard: i32, _now: Timestamp) -> Result<u64, IndexError> {
+        let shard = self.shard(shard);
+        let arguments = vec![shard.prefix()];
+        let reply = self
+            .connection
+            .run(&self.scripts.known_keys, shard.keys(&["idemlogs"]), arguments);
+        let count = Reply::from(reply.await?).number()?;
+        u64::try_from(count).map_err(|_| unexpected("a negative number of keys"))
     }
 
     async fn stats(

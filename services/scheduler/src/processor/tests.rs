@@ -1,12 +1,15 @@
 use bytes::Bytes;
 use prometheus_client::registry::Registry;
-use redeliver_core::{ClockLimits, GuardedClock, Headers, ManualClock, Position};
+use redeliver_core::headers::JOB_ID;
+use redeliver_core::job::JobState;
+use redeliver_core::{ClockLimits, Failure, GuardedClock, Headers, ManualClock, Position};
 use redeliver_kafka::Waker;
 use redeliver_runtime::health::Health;
 
 use super::*;
 use crate::codec;
 use crate::index::memory::MemoryIndex;
+use crate::index::{Change, Effect};
 use crate::index_messages::IndexResponse;
 use crate::metrics::SchedulerFamilies;
 use crate::shard::tests::settings;
@@ -21,7 +24,7 @@ struct Bench {
     clock: Arc<ManualClock>,
     assignment: AssignmentId,
     offset: i64,
-    _indexer: ShardIndexer<MemoryIndex>,
+    indexer: ShardIndexer<MemoryIndex>,
 }
 
 impl Bench {
@@ -32,6 +35,7 @@ impl Bench {
             confirm: CONFIRM,
         };
         let (indexers, mut started) = mpsc::channel(1);
+        let process = Arc::new(ProcessLimits::new());
         let mut processor = Scheduler {
             settings: Arc::new(Settings {
                 window: CONFIRM,
@@ -45,6 +49,8 @@ impl Bench {
             responses: Arc::new(IndexResponses::new(Waker::new())),
             readiness: Arc::new(ShardReadiness::new(Health::new().part("shards"))),
             ingest_size: IngestSize::new("ingest".into(), "state".into(), settings().partitions),
+            memory: MemoryShare::new(process.clone()),
+            limits: process,
             lane: LaneShards::default(),
         };
         let assignment = AssignmentId::for_tests(0, 1);
@@ -57,7 +63,7 @@ impl Bench {
             clock,
             assignment,
             offset: 0,
-            _indexer: started.try_recv().unwrap(),
+            indexer: started.try_recv().unwrap(),
         };
         assert!(bench.turn().is_empty());
         assert!(bench.capacity() > 0);
@@ -86,6 +92,20 @@ impl Bench {
         self.offset += 1;
         self.processor.accept(self.assignment, record, written);
         self.processor.accepted_all();
+    }
+
+    /// Applies what the shard has sent to the index.
+    fn apply(&mut self) -> Vec<Change> {
+        let mut changes = Vec::new();
+        while let Ok(request) = self.indexer.requests.try_recv() {
+            if let IndexRequest::Apply { turn, batch } = request {
+                changes.extend(batch.changes);
+                let forced = batch.force;
+                let applied = IndexResponse::Applied { turn, forced };
+                self.processor.responses.push(self.assignment, applied);
+            }
+        }
+        changes
     }
 
     /// The topics of a turn and the due times of the jobs whose state it writes.
@@ -177,6 +197,95 @@ fn a_dispatch_without_a_command_proves_that_the_lane_owns_its_shard() {
     let topics: Vec<&str> = turn.outputs.iter().map(|output| &*output.topic).collect();
     assert_eq!(topics, ["jobs", "state"]);
     assert_eq!((turn.completed, turn.owners), (vec![], vec![bench.assignment]));
+}
+
+#[test]
+fn a_job_that_its_topic_refuses_is_not_dispatched() {
+    let mut bench = Bench::new();
+    for delay in ["0s", "1s"] {
+        bench.schedule(delay, START);
+    }
+    assert_eq!(bench.turn().len(), 3, "the record of the first and both states");
+    assert_eq!(bench.apply().len(), 2);
+    bench.schedule("0s", START);
+    bench.clock.advance(Duration::from_secs(1));
+    let now = bench.clock.now();
+    let mut turn = TransactionBatch::default();
+    bench.processor.finish(now, 100, &mut turn);
+    let state_of = |turn: &TransactionBatch, key: &str| {
+        let mut states = turn.outputs.iter().filter(|output| &*output.topic == "state");
+        let state = states.rfind(|output| output.key.as_deref() == Some(key.as_bytes()));
+        codec::decode(key.parse().unwrap(), state.unwrap().value.as_ref().unwrap())
+            .unwrap()
+            .state
+    };
+    let jobs: Vec<usize> = (0..turn.outputs.len())
+        .filter(|index| &*turn.outputs[*index].topic == "jobs")
+        .collect();
+    let ids = jobs.iter().map(|index| {
+        let id = turn.outputs[*index].headers.last(JOB_ID);
+        std::str::from_utf8(id.unwrap()).unwrap().to_owned()
+    });
+    let ids: Vec<String> = ids.collect();
+    let refused = Refused {
+        index: jobs[0],
+        failure: Failure::permanent("output.too-large", "no"),
+    };
+    assert!(bench.processor.refused(&[refused], &mut turn, now));
+    assert_eq!(&*turn.outputs[jobs[0]].topic, "dlq");
+    assert_eq!(state_of(&turn, &ids[0]), JobState::Expired);
+    assert_eq!(state_of(&turn, &ids[1]), JobState::Dispatched);
+    let (_, tally) = &bench.processor.lane.turn_tallies[0];
+    assert_eq!((tally.dispatched.len(), tally.dead), (1, 1));
+    let dead_letters: Vec<(&str, u64)> = bench
+        .processor
+        .lane
+        .turn_dead_letters
+        .iter()
+        .map(|(code, count)| (code.as_str(), *count))
+        .collect();
+    assert_eq!(dead_letters, [("output.too-large", 1)]);
+    // The index gets the same record as the state topic.
+    bench.processor.changelog_written(0, 10);
+    bench.processor.committed(now);
+    let changes = bench.apply();
+    let change = changes
+        .iter()
+        .rfind(|change| change.id.to_string() == ids[0])
+        .unwrap();
+    let Effect::Ended { record, .. } = &change.effect else {
+        panic!("{change:?}")
+    };
+    assert_eq!(codec::decode(change.id, record).unwrap().state, JobState::Expired);
+}
+
+#[test]
+fn a_process_without_memory_reads_commands_only_for_shards_that_hold_none() {
+    let mut bench = Bench::new();
+    let mut other_lane = MemoryShare::new(bench.processor.limits.clone());
+    other_lane.set(1 << 30);
+    assert!(bench.capacity() > 0);
+    let record = Record {
+        position: Position {
+            topic: "ingest".into(),
+            partition: 0,
+            offset: 0,
+        },
+        timestamp: Some(START),
+        key: None,
+        value: Some(vec![b'x'; 2 * MEGABYTE].into()),
+        headers: Headers::new(),
+        unreadable_headers: 0,
+    };
+    bench.processor.accept(bench.assignment, record, START);
+    bench.processor.accepted_all();
+    assert_eq!(bench.capacity(), 0);
+    other_lane.set(0);
+    assert!(bench.capacity() > 0);
+    other_lane.set(1 << 30);
+    // The command becomes a dead letter, which frees its memory.
+    assert_eq!(bench.turn(), [("dlq".to_owned(), None)]);
+    assert!(bench.capacity() > 0);
 }
 
 const MEGABYTE: usize = 1_000_000;

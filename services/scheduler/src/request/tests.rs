@@ -403,6 +403,20 @@ fn expiry_counts_from_the_due_time() {
     assert_eq!(request.expires.unwrap().to_string(), "2025-12-01T10:05:00.000Z");
 }
 
+#[test]
+fn a_time_after_which_a_job_expires_can_be_written() {
+    let with_expiry = |wait: &str| json(&with(&format!(r#""delay":"1s","expireAfter":"{wait}""#)));
+    let request = request_of(&with_expiry("36500d"), &rules());
+    assert!(request.expires.unwrap().to_rfc3339().is_some());
+    let failure = failure_of(&with_expiry("36501d"));
+    assert_eq!(failure.code, "request.expireAfter");
+    assert!(
+        failure.message.contains("the maximum is 36500d"),
+        "{}",
+        failure.message
+    );
+}
+
 fn id() -> JobId {
     JobId::new(NOW, 3, 77)
 }

@@ -1334,9 +1334,11 @@ fn a_refused_record_becomes_a_dead_letter_of_its_owner() {
     // The topic of a job: its id contains the position of the request.
     let mut headers = Headers::new();
     headers.push_text("tenant", "a");
-    headers.push_text(headers::JOB_ID, &JobId::new(now, 3, 44).to_string());
+    let id = JobId::new(now, 3, 44);
+    headers.push_text(headers::JOB_ID, &id.to_string());
     let mut letter = output(APP, headers);
-    assert!(refused::replace(&settings, &mut letter, &failure, now));
+    let replace = |output: &mut Output| refused::replace(&settings, output, &failure, now);
+    assert_eq!(replace(&mut letter), Replacement::OfJob(id));
     assert_eq!(
         (&*letter.topic, letter.value.as_deref()),
         ("dlq", Some(&b"v"[..]))
@@ -1351,7 +1353,7 @@ fn a_refused_record_becomes_a_dead_letter_of_its_owner() {
     );
     assert_eq!(text(&letter, "tenant").as_deref(), Some("a"));
     // A refused dead letter is stripped of its value.
-    assert!(refused::replace(&settings, &mut letter, &failure, now));
+    assert_eq!(replace(&mut letter), Replacement::DeadLetter);
     assert_eq!((&*letter.topic, &letter.value), ("dlq", &None));
 
     // The return topic of a long wait.
@@ -1363,22 +1365,70 @@ fn a_refused_record_becomes_a_dead_letter_of_its_owner() {
     };
     let mut lineage = Headers::new();
     headers::write_lineage(&mut lineage, "docs", &origin, 2);
+    // A header of a user.
+    lineage.push_text(headers::JOB_ID, &id.to_string());
     let mut letter = output(RETURN_TOPIC, lineage);
-    assert!(refused::replace(&settings, &mut letter, &failure, now));
+    assert_eq!(replace(&mut letter), Replacement::DeadLetter);
     assert_eq!(
         (&*letter.topic, letter.value.as_deref()),
         ("docs-dlq", Some(&b"v"[..]))
     );
     assert_eq!(text(&letter, headers::ORIGINAL_OFFSET).as_deref(), Some("7"));
     assert_eq!(text(&letter, headers::RETRY_COUNT).as_deref(), Some("2"));
-    assert!(refused::replace(&settings, &mut letter, &failure, now));
+    assert_eq!(replace(&mut letter), Replacement::DeadLetter);
     assert_eq!((&*letter.topic, &letter.value), ("docs-dlq", &None));
 
     // A state record cannot be replaced.
-    assert!(!refused::replace(
-        &settings,
-        &mut output("state", Headers::new()),
-        &failure,
-        now
-    ));
+    let mut state = output("state", Headers::new());
+    assert_eq!(replace(&mut state), Replacement::Nothing);
+}
+
+#[test]
+fn results_of_lookups_are_limited_in_size() {
+    const LARGE: usize = 1 << 20;
+    let now = Timestamp::from_millis(START);
+    let mut shard = Shard::new(Arc::new(settings()), 0);
+    shard.handle_response(IndexResponse::Ready { end: 0 }, now);
+    for offset in 0..100 {
+        let request = format!(r#"{{"cancel":"{}"}}"#, JobId::new(now, 0, offset));
+        let record = Record {
+            position: Position {
+                topic: "ingest".into(),
+                partition: 0,
+                offset,
+            },
+            timestamp: Some(now),
+            key: None,
+            value: Some(request.into()),
+            headers: Headers::new(),
+            unreadable_headers: 0,
+        };
+        shard.accept(record, now);
+    }
+    let lookups = |shard: &mut Shard| {
+        let requests = shard.index_requests(now);
+        requests.iter().find_map(|request| match request {
+            IndexRequest::LookUp(keys) => Some(keys.len()),
+            _ => None,
+        })
+    };
+    let mut decided = 0;
+    while decided < 100 {
+        let before = shard.memory();
+        let count = lookups(&mut shard).unwrap();
+        assert!(count * LARGE <= 16 * LARGE, "{count} jobs in one lookup");
+        shard.handle_response(
+            IndexResponse::LookedUp(vec![Some(vec![0; LARGE].into()); count]),
+            now,
+        );
+        assert_eq!(shard.memory(), before + count * LARGE);
+        // The next lookup waits until these commands are decided.
+        assert_eq!(lookups(&mut shard), None);
+        let room = Room {
+            records: 1_000,
+            bytes: 1 << 20,
+        };
+        decided += shard.finish(now, room).completed.len();
+    }
+    assert_eq!(shard.memory(), 0);
 }

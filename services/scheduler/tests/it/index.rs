@@ -7,8 +7,10 @@ mod proxy;
 mod redis_only;
 
 use redeliver_scheduler::index::memory::MemoryIndex;
+use redeliver_testkit::{LocalRedisCluster, eventually_async};
 
 use self::own_redis::OwnRedis;
+use crate::env::DEADLINE;
 
 /// Each case runs on both indexes.
 macro_rules! suite {
@@ -32,6 +34,18 @@ macro_rules! suite {
                 }
             )*
         }
+
+        #[tokio::test]
+        async fn all_of_it_holds_in_a_cluster() {
+            let cluster = LocalRedisCluster::start().unwrap();
+            $(
+                // Each with a prefix of its own.
+                let (index, _tasks) = own_redis::connect(&own_redis::config(&cluster.url())).await.unwrap();
+                // The client connects to one node first, and closes that connection when it knows the others.
+                eventually_async("the cluster is used", DEADLINE, async || index.ping().await).await;
+                cases::$case(index).await;
+            )*
+        }
     };
 }
 
@@ -41,12 +55,14 @@ suite![
     a_batch_after_a_gap_is_rejected,
     a_replaced_owner_is_fenced,
     applying_a_batch_twice_changes_nothing,
+    a_renewal_moves_only_the_time_of_the_checkpoint,
     a_partly_applied_batch_is_applied_completely,
     an_empty_shard_accepts_a_batch_only_after_a_clear,
     a_cleared_shard_is_empty_and_accepts_a_batch_at_any_offset,
     concurrent_calls_take_effect_in_order,
     shards_are_independent,
     an_idempotency_key_expires,
+    idempotency_keys_are_counted,
     a_reused_key_has_the_new_value,
     a_rescheduled_job_has_only_its_new_due_time,
     an_ended_job_is_not_due_and_is_kept,

@@ -3,12 +3,15 @@
 mod api;
 mod burst;
 mod chaos;
+mod checkpoint_age;
 mod clock;
+mod cluster;
 mod e2e;
 mod env;
 mod full_redis;
 mod growth;
 mod index;
+mod metrics;
 mod missing_topic;
 mod oracle;
 mod rebuild;

@@ -776,6 +776,17 @@ impl Checker<'_> {
         if class != "malformed" && class != "permanent" {
             self.defect(Altered, format!("the class of {position} is {class}"));
         }
+        let failed: Option<Timestamp> = text(headers::ERROR_TIMESTAMP).parse().ok();
+        let written = letter.timestamp;
+        if failed.is_none_or(|failed| failed < sent.at || written.is_some_and(|written| failed > written)) {
+            self.defect(
+                Altered,
+                format!(
+                    "the error-timestamp of {position} is {failed:?}, but the request is of {} and the letter of {written:?}",
+                    sent.at
+                ),
+            );
+        }
     }
 
     /// Each request for an answer must have exactly one, which is true.

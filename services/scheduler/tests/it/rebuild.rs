@@ -17,10 +17,11 @@ use redeliver_scheduler::index::{
 };
 use redeliver_scheduler::job::{Job, JobState, Kind, Payload, Priority};
 use redeliver_service::{Host, topics};
-use redeliver_testkit::eventually;
+use redeliver_testkit::{LocalRedis, eventually};
 use tokio_util::sync::CancellationToken;
 
-use crate::env::{DEADLINE, SchedulerEnv};
+use crate::env::{DEADLINE, SchedulerEnv, id};
+use crate::index::own_redis::Raw;
 use crate::oracle::JobSpec;
 use crate::requests::{Request, in_millis, now};
 
@@ -70,6 +71,10 @@ impl Index for Flaky {
         limit: usize,
     ) -> Result<(Option<Applied>, Vec<JobId>), IndexError> {
         self.index.forgettable(shard, now, limit).await
+    }
+
+    async fn known_keys(&self, shard: i32, now: Timestamp) -> Result<u64, IndexError> {
+        self.index.known_keys(shard, now).await
     }
 
     async fn stats(
@@ -171,6 +176,29 @@ fn the_rebuild_of_an_index_that_is_emptied_meanwhile_starts_again() {
         expected: 2_000,
     };
     rebuilds_despite("rebuild-gap", (2, gap));
+}
+
+#[test]
+fn all_of_many_partitions_are_rebuilt_although_they_wait_for_each_other() {
+    const PARTITIONS: u32 = 20;
+    let redis = LocalRedis::start().unwrap();
+    let builder = SchedulerEnv::builder("rebuild-many").partitions(PARTITIONS);
+    let env = SchedulerEnv::new(builder.redis(redis.url()));
+    let mut scheduler = env.start("a");
+    let jobs = (0..PARTITIONS * 5).map(|n| {
+        let partition = i32::try_from(n % PARTITIONS).unwrap();
+        Request::protobuf(JobSpec::new("mail", n.to_string()).after(3_600_000)).partition(partition)
+    });
+    let sent = env.send(jobs.collect());
+    env.watch().until_known(sent.len());
+    scheduler.kill_9();
+    env.block_on(async { Raw::connect(&redis.url()).await.call(&["FLUSHALL"]).await });
+    scheduler.start_again();
+    scheduler.until_ready();
+    let live = scheduler.metric("redeliver_scheduler_live_shards");
+    assert_eq!(live, u64::from(PARTITIONS));
+    env.send(sent.iter().map(|sent| Request::cancel(id(sent))).collect());
+    env.watch().until_jobs_ended(sent.len());
 }
 
 #[test]

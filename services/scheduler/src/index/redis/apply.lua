@@ -1,6 +1,7 @@
 -- KEYS[1] meta  [2] flows  [3] sizes  [4] ended  [5] buckets  [6] key logs
 -- ARGV[1] owner  [2] from  [3] to  [4] now, ms  [5] token of the preceding clear, or ''  [6] prefix of other keys
 --     [7] seal, or '' to keep the current one  [8] 1 to apply even if the memory is full
+-- An empty range at the checkpoint renews its time.
 -- then lists, each preceded by its length:
 --   names of flows
 --   buckets, for each its name and three lists: number of the flow, due time, id and record of scheduled jobs; number of the
@@ -18,6 +19,12 @@ elseif offset then
     without_mark()
     return {'GAP', false}
   elseif tonumber(offset) >= tonumber(ARGV[3]) then
+    if offset == ARGV[2] and offset == ARGV[3] then
+      if ARGV[8] == '1' then
+        redis.call('ZREM', KEYS[2], '')
+      end
+      redis.call('HSET', KEYS[1], 'at', ARGV[4])
+    end
     return {'OK'}
   elseif tonumber(offset) < tonumber(ARGV[2]) then
     return {'GAP', offset}

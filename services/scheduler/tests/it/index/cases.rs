@@ -242,7 +242,7 @@ pub(super) async fn a_replaced_owner_is_fenced<I: Index>(index: I) {
 pub(super) async fn applying_a_batch_twice_changes_nothing<I: Index>(index: I) {
     begin(&index, vec![waits(1, 5)]).await;
     assert_eq!(apply(&index, 10, 20, vec![ended(1, 9)]).await, Ok(()));
-    for (from, to) in [(0, 10), (10, 20), (0, 20), (20, 20)] {
+    for (from, to) in [(0, 10), (10, 20), (0, 20), (19, 20)] {
         assert_eq!(
             apply(&index, from, to, vec![waits(1, 5), waits(2, 5)]).await,
             Ok(())
@@ -257,6 +257,44 @@ pub(super) async fn applying_a_batch_twice_changes_nothing<I: Index>(index: I) {
             at: at(10)
         }
     );
+}
+
+pub(super) async fn a_renewal_moves_only_the_time_of_the_checkpoint<I: Index>(index: I) {
+    begin(&index, vec![waits(1, 5)]).await;
+    let renew = async |owner, offset, now| {
+        let renewed = index.apply(SHARD, owner, &Batch::renewal(offset), at(now)).await;
+        let (applied, _) = index.look_up(SHARD, &[], at(now)).await.unwrap();
+        (renewed.map_err(|error| format!("{error:?}")), applied.unwrap())
+    };
+    let applied = |offset, millis| Applied {
+        offset,
+        at: at(millis),
+    };
+    assert_eq!(renew(ME, 10, 500).await, (Ok(()), applied(10, 500)));
+    // The checkpoint is further.
+    assert_eq!(renew(ME, 9, 600).await, (Ok(()), applied(10, 500)));
+    let gap = Err("Gap { found: Some(10), expected: 11 }".to_owned());
+    assert_eq!(renew(ME, 11, 700).await, (gap, applied(10, 500)));
+    let fenced = Err("Fenced".to_owned());
+    assert_eq!(renew(OTHER, 10, 800).await, (fenced, applied(10, 500)));
+    assert_eq!(all(&index, 10).await, [(5, 1)]);
+}
+
+pub(super) async fn idempotency_keys_are_counted<I: Index>(index: I) {
+    begin(&index, vec![]).await;
+    let day = 86_400_000;
+    let count = async || index.known_keys(SHARD, at(0)).await.unwrap();
+    assert_eq!(count().await, 0);
+    // In the logs of different times.
+    let keys = (0..200).map(|n| with_key(waits(i64::from(n), 5), n, day + 3_600_000 * i64::from(n % 3)));
+    apply(&index, 10, 300, keys.collect()).await.unwrap();
+    assert_eq!(count().await, 200);
+    // The key outlives its job, and another change of a job does not count twice.
+    let changes = vec![with_key(ended(1, 9), 1, day + 3_600_000), forgotten(2)];
+    apply(&index, 300, 302, changes).await.unwrap();
+    assert_eq!(count().await, 200);
+    index.clear(SHARD, ME).await.unwrap();
+    assert_eq!(count().await, 0);
 }
 
 pub(super) async fn a_partly_applied_batch_is_applied_completely<I: Index>(index: I) {

@@ -624,6 +624,15 @@ async fn a_full_redis_rejects_batches_that_are_not_forced() {
     assert_eq!(dump(&redis, &redis.config.prefix).await, before);
     let ahead = redis.index.due_scan(SHARD, None, at(5), 10, 1000).await.unwrap();
     assert_eq!((ahead.applied.unwrap().offset, ahead.rows.len()), (10, 2));
+    let renewal = Batch::renewal(10);
+    let refused = redis.index.apply(SHARD, ME, &renewal, at(0)).await;
+    assert!(matches!(&refused, Err(IndexError::Full(_))), "{refused:?}");
+    // A take-over applies an empty batch by force. It must not wait for memory.
+    let forced = Batch {
+        force: true,
+        ..renewal
+    };
+    redis.index.apply(SHARD, ME, &forced, at(0)).await.unwrap();
     let forced = Batch {
         force: true,
         ..batch(

@@ -560,6 +560,14 @@ fn altered_records_are_found() {
         world.seen.dlq[1].value = None;
     });
     finds(altered, |world| {
+        let letter = &mut world.seen.dlq[1];
+        letter.headers = letter.headers.filtered(|name| name != headers::ERROR_TIMESTAMP);
+    });
+    finds(altered, |world| {
+        let letter = &mut world.seen.dlq[1];
+        letter.timestamp = Some(at(9));
+    });
+    finds(altered, |world| {
         world.change_answer(v1::Outcome::Rejected, |answer| answer.reason.clear());
     });
     finds(altered, |world| {
