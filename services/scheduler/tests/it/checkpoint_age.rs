@@ -5,7 +5,7 @@ use redeliver_scheduler::codec;
 use redeliver_testkit::{eventually, redis_url};
 
 use crate::env::{DEADLINE, SchedulerEnv};
-use crate::index::own_redis::Raw;
+use crate::index::own_redis::{Raw, key};
 use crate::oracle::JobSpec;
 use crate::rebuild::far;
 use crate::requests::{Request, now};
@@ -22,7 +22,7 @@ impl<'a> Checkpoint<'a> {
     fn of(env: &'a SchedulerEnv) -> Self {
         Self {
             raw: env.block_on(Raw::connect(&redis_url())),
-            key: format!("{}:{{0}}:meta", env.test.name()),
+            key: key(env.test.name(), 0, "meta"),
             env,
         }
     }
