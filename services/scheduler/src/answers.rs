@@ -36,14 +36,22 @@ struct Shared {
 
 #[derive(Default)]
 struct Callers {
+    /// Whether an outcome that is written now will arrive.
+    is_following: bool,
     next: u64,
     senders: HashMap<u64, oneshot::Sender<v1::CommandOutcome>>,
 }
 
-/// The maximum number of requests wait already.
+/// Why a request cannot wait for an outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{MAX_WAITING} requests are waiting for outcomes, which is the maximum")]
-pub(crate) struct TooManyWaiting;
+pub(crate) enum CannotWait {
+    /// The maximum number of requests wait already.
+    #[error("{MAX_WAITING} requests are waiting for outcomes, which is the maximum")]
+    TooMany,
+    /// The answers topic cannot be read now, so the outcome could be missed.
+    #[error("the scheduler cannot read outcomes from the answers topic at the moment")]
+    NotFollowing,
+}
 
 /// A registered request. Dropping it ends the registration.
 pub(crate) struct PendingOutcome {
@@ -61,10 +69,13 @@ impl PendingOutcomes {
     }
 
     /// Registers a request. The command must be written afterwards, with [`PendingOutcome::answer_to`].
-    pub(crate) fn register(&self) -> Result<PendingOutcome, TooManyWaiting> {
+    pub(crate) fn register(&self) -> Result<PendingOutcome, CannotWait> {
         let mut callers = self.callers();
+        if !callers.is_following {
+            return Err(CannotWait::NotFollowing);
+        }
         if callers.senders.len() >= MAX_WAITING {
-            return Err(TooManyWaiting);
+            return Err(CannotWait::TooMany);
         }
         let (sender, receiver) = oneshot::channel();
         let number = callers.next;
@@ -127,12 +138,15 @@ impl PendingOutcomes {
                     continue;
                 }
             };
+            self.callers().is_following = true;
             part.ready();
             if let Some(started) = started.take() {
                 // The receiver is gone if the process is shutting down.
                 let _ = started.send(());
             }
-            if let Err(error) = self.deliver_all(&mut tail, shutdown) {
+            let delivered = self.deliver_all(&mut tail, shutdown);
+            self.callers().is_following = false;
+            if let Err(error) = delivered {
                 // Answers that arrive before the next tail is open are lost. Their requests time out as undecided.
                 report_error(part, &error);
                 std::thread::park_timeout(RETRY_DELAY);
@@ -212,9 +226,21 @@ mod tests {
         }
     }
 
+    fn following() -> PendingOutcomes {
+        let outcomes = PendingOutcomes::new();
+        outcomes.callers().is_following = true;
+        outcomes
+    }
+
+    #[test]
+    fn a_request_cannot_wait_for_an_outcome_that_could_be_missed() {
+        let outcomes = PendingOutcomes::new();
+        assert_eq!(outcomes.register().err(), Some(CannotWait::NotFollowing));
+    }
+
     #[tokio::test]
     async fn each_request_gets_its_own_outcome() {
-        let (outcomes, other_process) = (PendingOutcomes::new(), PendingOutcomes::new());
+        let (outcomes, other_process) = (following(), following());
         let mut first = outcomes.register().unwrap();
         let mut second = outcomes.register().unwrap();
         let foreign = other_process.register().unwrap();
@@ -227,10 +253,10 @@ mod tests {
 
     #[test]
     fn a_dropped_registration_makes_room_for_another() {
-        let outcomes = PendingOutcomes::new();
+        let outcomes = following();
         let registered: Vec<PendingOutcome> =
             (0..MAX_WAITING).map(|_| outcomes.register().unwrap()).collect();
-        assert_eq!(outcomes.register().err(), Some(TooManyWaiting));
+        assert_eq!(outcomes.register().err(), Some(CannotWait::TooMany));
         let name = registered[0].answer_to();
         drop(registered);
         assert!(outcomes.callers().senders.is_empty());
@@ -241,7 +267,7 @@ mod tests {
 
     #[test]
     fn answers_of_other_processes_and_invalid_ones_are_ignored() {
-        let outcomes = PendingOutcomes::new();
+        let outcomes = following();
         let pending = outcomes.register().unwrap();
         let token = pending.answer_to().split_once('-').unwrap().0.to_owned();
         for name in [

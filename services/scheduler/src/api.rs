@@ -6,9 +6,12 @@
 //! | `error` | errors of requests |
 //! | `problem` | problem documents of REST |
 //! | `grpc` | `redeliver.v1.JobService` |
+//! | `health` | gRPC health |
+//! | `state_end` | whether the index lacks records of the state topic |
 //! | `rest` | `/v1/jobs` and `/v1/stats` |
 //! | `view` | jobs as JSON |
 
+use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,16 +21,17 @@ use axum::Router;
 use axum::http::{Request, header};
 use axum::response::{IntoResponse as _, Response};
 use redeliver_kafka::producer::Producer;
-use redeliver_kafka::reader;
+use redeliver_kafka::reader::{self, ReadError};
 use redeliver_proto::v1::job_service_server::JobServiceServer;
 use redeliver_runtime::config::{ConfigError, SchedulerConfig};
 use redeliver_runtime::listen::{self, Listener};
 use redeliver_runtime::tls::Protocols;
 use redeliver_service::host::{Host, api_tls};
 use redeliver_service::identity::{self, AuthenticateLayer, Authenticator};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
+use tonic_health::pb::health_server::{Health, HealthServer};
 
 use crate::answers::PendingOutcomes;
 use crate::config::rules;
@@ -35,12 +39,15 @@ use crate::index::Index;
 
 mod error;
 mod grpc;
+mod health;
 mod jobs;
 mod problem;
 mod rest;
+mod state_end;
 mod view;
 
 use jobs::Jobs;
+use state_end::StateEnd;
 
 /// How long requests in progress may take once the process shuts down.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
@@ -70,8 +77,8 @@ pub(crate) fn listen(host: &Host) -> anyhow::Result<Listener> {
     host.listen(SECTION, &host.config.scheduler.api(), Protocols::Http)
 }
 
-/// Adds the API to a host. The lanes of [`crate::mount`] can run in this process or in others. The API serves requests once
-/// it follows the answers topic.
+/// Adds the API to a host. The lanes of [`crate::mount`] can run in this process or in others. Until the API follows the answers
+/// topic, it is not ready and refuses commands.
 ///
 /// # Errors
 /// When the token or the partitions of the ingest topic cannot be read, or a thread cannot be started.
@@ -80,9 +87,13 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
     let scheduler = &config.scheduler;
     let ingest: Arc<str> = scheduler.topics.ingest.as_str().into();
     let (kafka, topic) = (host.kafka.clone(), ingest.clone());
-    let partitions = tokio::task::spawn_blocking(move || reader::partitions(&kafka, &topic))
+    let state: Arc<str> = scheduler.topics.state.as_str().into();
+    let opened = tokio::task::spawn_blocking(move || {
+        Ok::<_, ReadError>((reader::partitions(&kafka, &topic)?, StateEnd::new(&kafka, state)?))
+    });
+    let (partitions, state_end) = opened
         .await
-        .context("reading the partitions of the ingest topic")??;
+        .context("reading the partitions of the ingest topic and of the state topic")??;
     let authenticator = Authenticator::start(host, SECTION, &scheduler.api())?;
     let outcomes = PendingOutcomes::new();
     let address = listener.local_addr().context("reading the address of the API")?;
@@ -95,6 +106,7 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
         rules: rules(&config)?,
         window: config.scheduler.window.duration(),
         outcomes: outcomes.clone(),
+        state_end,
         clock: host.clock.clone(),
         shutdown: shutdown.clone(),
         authenticator: authenticator.clone(),
@@ -110,13 +122,18 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
             Ok::<(), io::Error>(())
         }
     })?;
+    let ready = host.health.is_ready();
     host.tasks.spawn("scheduler-api", async move {
-        if follows.await.is_err() {
-            // The process is shutting down.
-            return Ok(());
+        let announce = async {
+            if follows.await.is_ok() {
+                tracing::info!(%address, "serving the job API (gRPC and REST)");
+            }
+            std::future::pending::<Infallible>().await
+        };
+        tokio::select! {
+            served = serve(listener, jobs, authenticator, ready, shutdown) => served,
+            never = announce => match never {},
         }
-        tracing::info!(%address, "serving the job API (gRPC and REST)");
-        serve(listener, jobs, authenticator, shutdown).await
     });
     Ok(())
 }
@@ -126,24 +143,33 @@ async fn serve<I: Index>(
     listener: Listener,
     jobs: Arc<Jobs<I>>,
     authenticator: Authenticator,
+    ready: watch::Receiver<bool>,
     shutdown: CancellationToken,
 ) -> Result<(), ApiError> {
-    let router = router(jobs, authenticator).await?;
+    let (reporter, health_service) = tonic_health::server::health_reporter();
+    // Before the first request.
+    health::set(&reporter, false).await;
+    let router = router(jobs, authenticator, health_service)?;
     let serving = listen::serve(listener, router, shutdown.clone().cancelled_owned());
+    let ending = async {
+        health::report(&reporter, ready, &shutdown).await;
+        health::end_watches(reporter).await;
+        tokio::time::sleep(SHUTDOWN_GRACE).await;
+    };
     tokio::select! {
         result = serving => result.map_err(ApiError::Serve),
-        () = async { shutdown.cancelled().await; tokio::time::sleep(SHUTDOWN_GRACE).await; } => {
+        () = ending => {
             tracing::warn!("closing connections with requests in progress");
             Ok(())
         }
     }
 }
 
-async fn router<I: Index>(jobs: Arc<Jobs<I>>, authenticator: Authenticator) -> Result<Router, ApiError> {
-    type Served<I> = JobServiceServer<grpc::Service<I>>;
-
-    let (health, health_service) = tonic_health::server::health_reporter();
-    health.set_serving::<Served<I>>().await;
+fn router<I: Index>(
+    jobs: Arc<Jobs<I>>,
+    authenticator: Authenticator,
+    health: HealthServer<impl Health>,
+) -> Result<Router, ApiError> {
     let service =
         JobServiceServer::new(grpc::Service::new(jobs.clone())).max_decoding_message_size(jobs.max_request());
     let refuse = |refusal: &identity::Refusal| identity::grpc::status(refusal).into_http();
@@ -153,7 +179,7 @@ async fn router<I: Index>(jobs: Arc<Jobs<I>>, authenticator: Authenticator) -> R
         .route_layer(AuthenticateLayer::new(authenticator.clone(), refuse));
     // Health and reflection require no identity, so that probes and tools work.
     let mut open = Routes::builder();
-    open.add_service(health_service)
+    open.add_service(health)
         .add_service(reflection().build_v1()?)
         .add_service(reflection().build_v1alpha()?);
     let open = open.routes().into_axum_router().reset_fallback();

@@ -12,7 +12,7 @@ use tonic::{Code, Status};
 
 use super::problem::Problem;
 use crate::admission::{INDEX_FULL, RETRY_AFTER};
-use crate::answers::TooManyWaiting;
+use crate::answers::CannotWait;
 use crate::index::IndexError;
 use crate::job::JobId;
 use crate::request::{Field, Format};
@@ -43,9 +43,8 @@ pub(crate) enum RequestError {
     KafkaUnavailable(String),
     /// The index has no memory for a job with this due time. The request was not written, or the shard rejected it.
     IndexFull(String),
-    /// Too many requests wait for outcomes; nothing was written.
-    TooManyWaiting(TooManyWaiting),
-
+    /// The request cannot wait for an outcome; nothing was written.
+    CannotWait(CannotWait),
     IndexUnavailable(String),
     /// The index of the shard is being rebuilt.
     IndexIncomplete,
@@ -66,9 +65,9 @@ impl From<Failure> for RequestError {
     }
 }
 
-impl From<TooManyWaiting> for RequestError {
-    fn from(error: TooManyWaiting) -> Self {
-        Self::TooManyWaiting(error)
+impl From<CannotWait> for RequestError {
+    fn from(error: CannotWait) -> Self {
+        Self::CannotWait(error)
     }
 }
 
@@ -181,12 +180,18 @@ impl RequestError {
                 "INDEX_FULL",
                 message,
             ),
-            Self::TooManyWaiting(error) => parts(
-                Code::ResourceExhausted,
-                StatusCode::TOO_MANY_REQUESTS,
-                "BUSY",
-                format!("{error}; nothing was written; retry later"),
-            ),
+            Self::CannotWait(error) => {
+                let message = format!("{error}; nothing was written; retry later");
+                match error {
+                    CannotWait::TooMany => parts(
+                        Code::ResourceExhausted,
+                        StatusCode::TOO_MANY_REQUESTS,
+                        "BUSY",
+                        message,
+                    ),
+                    CannotWait::NotFollowing => unavailable("NOT_READY", message),
+                }
+            }
             Self::IndexUnavailable(reason) => unavailable("INDEX_UNAVAILABLE", reason),
             Self::IndexIncomplete => unavailable(
                 "INDEX_INCOMPLETE",

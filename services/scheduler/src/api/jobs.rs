@@ -22,14 +22,17 @@ use redeliver_core::headers::{TRACEPARENT, TRACESTATE};
 use redeliver_core::{Clock, Headers, Output, Timestamp};
 use redeliver_kafka::murmur2::shard_of;
 use redeliver_kafka::producer::Producer;
+use redeliver_kafka::reader::ReadError;
 use redeliver_proto::convert::to_timestamp;
 use redeliver_proto::v1;
 use redeliver_runtime::config::{Area, Verb};
+use redeliver_runtime::error_chain::error_chain;
 use redeliver_service::identity::{Authenticator, Identity};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::error::RequestError;
+use super::state_end::StateEnd;
 use crate::admission::{self, INDEX_FULL};
 use crate::answers::{PendingOutcome, PendingOutcomes};
 use crate::codec;
@@ -61,6 +64,7 @@ pub(crate) struct Jobs<I> {
     /// The scheduler's window: jobs that are due within it need no index.
     pub(crate) window: Duration,
     pub(crate) outcomes: PendingOutcomes,
+    pub(crate) state_end: StateEnd,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) shutdown: CancellationToken,
     pub(crate) authenticator: Authenticator,
@@ -184,12 +188,19 @@ impl<I: Index> Jobs<I> {
         id: JobId,
         operation: &str,
     ) -> Result<v1::Job, RequestError> {
+        if id.shard() >= self.partitions {
+            return Err(RequestError::UnknownJob(id));
+        }
         let is_recent = id.requested_at().after(RECENT) > self.clock.now();
         let is_known = |job: &v1::Job| {
             let may = |verb| caller.may(Area::Jobs, verb, Some(&job.app));
             may(Verb::Read) || may(Verb::Write)
         };
-        let found = look_up_until_known(id, is_recent, is_known, || self.look_up(id)).await;
+        let state_end = PartitionEnd {
+            ends: &self.state_end,
+            partition: id.shard(),
+        };
+        let found = look_up_until_known(id, is_recent, is_known, &state_end, || self.look_up(id)).await;
         found.map_err(|(error, hidden)| {
             if let Some(app) = hidden {
                 // Only operators learn that this was a refusal, from the log and the metric.
@@ -351,26 +362,22 @@ impl<I: Index> Jobs<I> {
         }
     }
 
-    async fn look_up(&self, id: JobId) -> Result<Option<v1::Job>, RequestError> {
-        if id.shard() >= self.partitions {
-            return Ok(None);
-        }
+    async fn look_up(&self, id: JobId) -> Result<Found, RequestError> {
         let (applied, found) = self
             .index
             .look_up(id.shard(), &[Lookup::Job(id)], self.clock.now())
             .await?;
+        let applied = applied.ok_or(RequestError::IndexIncomplete)?.offset;
         let Some(record) = found.into_iter().next().flatten() else {
-            return match applied {
-                Some(_) => Ok(None),
-                None => Err(RequestError::IndexIncomplete),
-            };
+            return Ok(Found { applied, job: None });
         };
         let job = codec::decode(id, &record).map_err(|error| {
             tracing::error!(job = %id, %error, "index contains an invalid job record");
             RequestError::IndexIncomplete
         })?;
         // Records of pipelines are not visible to clients, as in the outcomes of commands.
-        Ok((job.kind == Kind::App).then(|| codec::to_proto(&job, true)))
+        let job = (job.kind == Kind::App).then(|| codec::to_proto(&job, true));
+        Ok(Found { applied, job })
     }
 
     /// Completes a job of which the answer contains only the id, from the index. The payload is left out, as in answers.
@@ -380,7 +387,9 @@ impl<I: Index> Jobs<I> {
         }
         let Ok(id) = job.id.parse() else { return job };
         match self.look_up(id).await {
-            Ok(Some(mut found)) => {
+            Ok(Found {
+                job: Some(mut found), ..
+            }) => {
                 found.data.clear();
                 found.key = None;
                 found.headers.clear();
@@ -392,22 +401,96 @@ impl<I: Index> Jobs<I> {
     }
 }
 
-/// Looks up a job that exists, or that was requested so recently that the index may not contain it yet. With the error comes
-/// the application of a job that is not known to the caller.
+/// The result of a lookup.
+struct Found {
+    /// The offset up to which the index contains the state topic.
+    applied: i64,
+    job: Option<v1::Job>,
+}
+
+/// The end of the partition of the state topic in which a job is.
+trait StatePartition {
+    async fn end(&self) -> Result<i64, ReadError>;
+    fn is_known_empty(&self, from: i64, to: i64) -> bool;
+    async fn is_empty(&self, from: i64, to: i64) -> Result<bool, ReadError>;
+}
+
+struct PartitionEnd<'a> {
+    ends: &'a StateEnd,
+    partition: i32,
+}
+
+impl StatePartition for PartitionEnd<'_> {
+    async fn end(&self) -> Result<i64, ReadError> {
+        self.ends.of(self.partition).await
+    }
+
+    fn is_known_empty(&self, from: i64, to: i64) -> bool {
+        self.ends.is_known_empty(self.partition, from, to)
+    }
+
+    async fn is_empty(&self, from: i64, to: i64) -> Result<bool, ReadError> {
+        self.ends.is_empty(self.partition, from, to).await
+    }
+}
+
+/// Whether the index contains everything that the state topic contained when it was first asked.
+#[derive(Default)]
+struct Completeness {
+    /// The end of the state topic at that time.
+    end: Option<i64>,
+    /// Up to where the index was complete at the last lookup.
+    applied: Option<i64>,
+}
+
+impl Completeness {
+    async fn check(&mut self, state: &impl StatePartition, applied: i64) -> Result<bool, ReadError> {
+        let end = match self.end {
+            Some(end) => end,
+            None => *self.end.insert(state.end().await?),
+        };
+        if state.is_known_empty(applied, end) {
+            return Ok(true);
+        }
+        // The index usually follows within milliseconds. If it stays behind, there may be nothing to apply: transaction
+        // markers move the end, too.
+        let stays = self.applied.replace(applied) == Some(applied);
+        Ok(stays && state.is_empty(applied, end).await?)
+    }
+}
+
+/// Looks up a job that exists, or that was requested so recently that the index may not contain it yet. A job is unknown only
+/// if an index that is complete does not contain it. With the error comes the application of a job that is not known to the
+/// caller.
 async fn look_up_until_known<F>(
     id: JobId,
     is_recent: bool,
     is_known: impl Fn(&v1::Job) -> bool,
+    state: &impl StatePartition,
     look_up: impl Fn() -> F,
 ) -> Result<v1::Job, (RequestError, Option<String>)>
 where
-    F: Future<Output = Result<Option<v1::Job>, RequestError>>,
+    F: Future<Output = Result<Found, RequestError>>,
 {
     let started = Instant::now();
+    let mut completeness = Completeness::default();
     loop {
         let (error, may_appear, hidden) = match look_up().await {
-            Ok(Some(job)) if is_known(&job) => return Ok(job),
-            Ok(other) => (RequestError::UnknownJob(id), is_recent, other.map(|job| job.app)),
+            Ok(Found { job: Some(job), .. }) if is_known(&job) => return Ok(job),
+            Ok(Found { applied, job }) => {
+                let hidden = job.map(|job| job.app);
+                match completeness.check(state, applied).await {
+                    Ok(true) => (RequestError::UnknownJob(id), is_recent, hidden),
+                    Ok(false) => (RequestError::IndexIncomplete, true, hidden),
+                    Err(error) => {
+                        tracing::warn!(
+                            reason = error_chain(&error),
+                            "cannot read the end of the state topic"
+                        );
+                        (RequestError::IndexIncomplete, true, hidden)
+                    }
+                }
+            }
             // The shard may be moving to another scheduler.
             Err(RequestError::IndexIncomplete) => (RequestError::IndexIncomplete, true, None),
             Err(error) => (error, false, None),
@@ -445,29 +528,81 @@ mod tests {
 
     use super::*;
 
-    /// The number of lookups of a job, and whether it was found.
-    async fn lookups(is_recent: bool, job: Option<&str>) -> (u32, bool) {
+    /// A state topic with this end. There are no records from `empty_from` on.
+    struct Topic {
+        end: i64,
+        empty_from: i64,
+    }
+
+    impl StatePartition for Topic {
+        async fn end(&self) -> Result<i64, ReadError> {
+            Ok(self.end)
+        }
+
+        fn is_known_empty(&self, from: i64, to: i64) -> bool {
+            from >= to
+        }
+
+        async fn is_empty(&self, from: i64, to: i64) -> Result<bool, ReadError> {
+            Ok(self.is_known_empty(from, to) || from >= self.empty_from)
+        }
+    }
+
+    /// Looks up a job in an index that is complete up to 5. Returns the number of lookups, and the result.
+    async fn lookups(
+        is_recent: bool,
+        job: Option<&str>,
+        state: &Topic,
+    ) -> (u32, Result<v1::Job, RequestError>) {
         let (id, count) = (JobId::new(Timestamp::from_millis(1), 0, 0), Cell::new(0));
         let is_known = |job: &v1::Job| job.app == "own";
-        let found = look_up_until_known(id, is_recent, is_known, || {
+        let found = look_up_until_known(id, is_recent, is_known, state, || {
             count.set(count.get() + 1);
             let job = job.map(|app| v1::Job {
                 app: app.to_owned(),
                 ..v1::Job::default()
             });
-            ready(Ok(job))
+            ready(Ok(Found { applied: 5, job }))
         })
         .await;
-        (count.get(), found.is_ok())
+        (count.get(), found.map_err(|(error, _)| error))
     }
+
+    const COMPLETE: Topic = Topic {
+        end: 5,
+        empty_from: 5,
+    };
 
     #[tokio::test(start_paused = true)]
     async fn a_job_of_another_application_is_looked_up_as_often_as_one_that_does_not_exist() {
         for is_recent in [true, false] {
-            let unknown = lookups(is_recent, None).await;
-            assert_eq!(lookups(is_recent, Some("other")).await, unknown);
-            assert_eq!((unknown.0 > 1, unknown.1), (is_recent, false));
-            assert_eq!(lookups(is_recent, Some("own")).await, (1, true));
+            let (unknown, result) = lookups(is_recent, None, &COMPLETE).await;
+            assert!(matches!(result, Err(RequestError::UnknownJob(_))), "{result:?}");
+            let (other, result) = lookups(is_recent, Some("other"), &COMPLETE).await;
+            assert!(matches!(result, Err(RequestError::UnknownJob(_))), "{result:?}");
+            assert_eq!((other, other > 1), (unknown, is_recent));
+            let (own, result) = lookups(is_recent, Some("own"), &COMPLETE).await;
+            assert_eq!((own, result.is_ok()), (1, true));
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_job_is_not_unknown_while_the_index_lacks_records() {
+        let behind = Topic {
+            end: 9,
+            empty_from: 8,
+        };
+        let (count, result) = lookups(false, None, &behind).await;
+        assert!(matches!(result, Err(RequestError::IndexIncomplete)), "{result:?}");
+        assert!(count > 1);
+        assert_eq!(lookups(false, Some("own"), &behind).await.0, 1);
+        // A transaction marker follows the last record.
+        let marker = Topic {
+            end: 6,
+            empty_from: 5,
+        };
+        let (count, result) = lookups(false, None, &marker).await;
+        assert!(matches!(result, Err(RequestError::UnknownJob(_))), "{result:?}");
+        assert_eq!(count, 2);
     }
 }

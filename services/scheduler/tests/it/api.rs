@@ -1,6 +1,7 @@
 //! The gRPC and REST APIs of the real binary, with real Kafka and Redis.
 
 mod forgetting;
+mod health;
 mod identity;
 mod server;
 
