@@ -29,7 +29,7 @@ use redeliver_runtime::tls::Protocols;
 use redeliver_service::host::{Host, api_tls};
 use redeliver_service::identity::{self, AuthenticateLayer, Authenticator};
 use tokio::sync::{oneshot, watch};
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::service::Routes;
 use tonic_health::pb::health_server::{Health, HealthServer};
 
@@ -49,8 +49,11 @@ mod view;
 use jobs::Jobs;
 use state_end::StateEnd;
 
-/// How long requests in progress may take once the process shuts down.
-const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
+/// The share of `shutdown.grace` for which commands that are written wait for their outcomes once the process shuts down. Its
+/// lanes, which have a share of their own, run on meanwhile.
+const DRAIN_SHARE: f64 = 0.15;
+/// How long responses may take afterwards.
+const CLOSING: Duration = Duration::from_secs(2);
 /// The section of the configuration.
 const SECTION: &str = "scheduler";
 
@@ -97,7 +100,14 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
     let authenticator = Authenticator::start(host, SECTION, &scheduler.api())?;
     let outcomes = PendingOutcomes::new();
     let address = listener.local_addr().context("reading the address of the API")?;
-    let shutdown = host.tasks.shutdown().clone();
+    let ending = Ending {
+        shutdown: host.tasks.shutdown().clone(),
+        drain: config.shutdown.grace.duration().mul_f64(DRAIN_SHARE),
+        gave_up: CancellationToken::new(),
+        ended: CancellationToken::new(),
+        // The lanes of this process decide the commands that it has written.
+        lanes: host.hold_lanes(),
+    };
     let jobs = Arc::new(Jobs {
         index,
         producer: Producer::new(&host.kafka)?,
@@ -108,7 +118,7 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
         outcomes: outcomes.clone(),
         state_end,
         clock: host.clock.clone(),
-        shutdown: shutdown.clone(),
+        gave_up: ending.gave_up.clone(),
         authenticator: authenticator.clone(),
     });
 
@@ -116,9 +126,9 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
     let (started, follows) = oneshot::channel();
     let (kafka, topic) = (host.kafka.clone(), scheduler.topics.answers.as_str().into());
     host.tasks.spawn_thread("scheduler-answers", {
-        let shutdown = shutdown.clone();
+        let ended = ending.ended.clone();
         move || {
-            outcomes.follow(&kafka, &topic, &part, started, &shutdown);
+            outcomes.follow(&kafka, &topic, &part, started, &ended);
             Ok::<(), io::Error>(())
         }
     })?;
@@ -131,30 +141,58 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
             std::future::pending::<Infallible>().await
         };
         tokio::select! {
-            served = serve(listener, jobs, authenticator, ready, shutdown) => served,
+            served = serve(listener, jobs, authenticator, ready, ending) => served,
             never = announce => match never {},
         }
     });
     Ok(())
 }
 
-/// Serves requests until `shutdown`, and gives those in progress some time to complete.
+/// How the API ends. On shutdown, it is not ready and refuses commands. Those that are written wait for their outcomes, at most
+/// for `drain`; then it gives them up, and is ended.
+struct Ending {
+    shutdown: CancellationToken,
+    drain: Duration,
+    gave_up: CancellationToken,
+    /// From now on, no connection is accepted, and no outcome is read.
+    ended: CancellationToken,
+    /// Keeps the lanes running.
+    lanes: DropGuard,
+}
+
+impl Ending {
+    async fn run(self, outcomes: &PendingOutcomes) {
+        if tokio::time::timeout(self.drain, outcomes.close()).await.is_err() {
+            tracing::warn!("commands are still undecided; their callers are told so");
+            self.gave_up.cancel();
+            outcomes.close().await;
+        }
+        self.ended.cancel();
+        drop(self.lanes);
+    }
+}
+
+/// Serves requests until the shutdown, and gives those in progress some time to complete.
 async fn serve<I: Index>(
     listener: Listener,
     jobs: Arc<Jobs<I>>,
     authenticator: Authenticator,
     ready: watch::Receiver<bool>,
-    shutdown: CancellationToken,
+    ending: Ending,
 ) -> Result<(), ApiError> {
+    // The thread that reads the answers topic must end in any case.
+    let _ended = ending.ended.clone().drop_guard();
     let (reporter, health_service) = tonic_health::server::health_reporter();
     // Before the first request.
     health::set(&reporter, false).await;
+    let outcomes = jobs.outcomes.clone();
     let router = router(jobs, authenticator, health_service)?;
-    let serving = listen::serve(listener, router, shutdown.clone().cancelled_owned());
+    let serving = listen::serve(listener, router, ending.ended.clone().cancelled_owned());
     let ending = async {
-        health::report(&reporter, ready, &shutdown).await;
+        health::report(&reporter, ready, &ending.shutdown).await;
+        ending.run(&outcomes).await;
         health::end_watches(reporter).await;
-        tokio::time::sleep(SHUTDOWN_GRACE).await;
+        tokio::time::sleep(CLOSING).await;
     };
     tokio::select! {
         result = serving => result.map_err(ApiError::Serve),

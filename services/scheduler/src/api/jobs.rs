@@ -31,7 +31,7 @@ use redeliver_service::identity::{Authenticator, Identity};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::error::RequestError;
+use super::error::{RequestError, Undecided};
 use super::state_end::StateEnd;
 use crate::admission::{self, INDEX_FULL};
 use crate::answers::{PendingOutcome, PendingOutcomes};
@@ -66,7 +66,8 @@ pub(crate) struct Jobs<I> {
     pub(crate) outcomes: PendingOutcomes,
     pub(crate) state_end: StateEnd,
     pub(crate) clock: Arc<dyn Clock>,
-    pub(crate) shutdown: CancellationToken,
+    /// Cancelled when the process cannot wait for outcomes any longer.
+    pub(crate) gave_up: CancellationToken,
     pub(crate) authenticator: Authenticator,
 }
 
@@ -114,6 +115,7 @@ impl<I: Index> Jobs<I> {
         }
         let deadline = Instant::now() + OUTCOME_TIMEOUT;
         if !wait {
+            let _registered = self.outcomes.register_write()?;
             let id = self.write(&request, partition, "", trace, deadline).await?;
             return Ok(Accepted { id, result: None });
         }
@@ -338,9 +340,17 @@ impl<I: Index> Jobs<I> {
             value: Some(write_protobuf(request, answer_to)),
             headers,
         };
-        let sent = tokio::time::timeout_at(deadline, self.producer.send(&output)).await;
-        let written = sent.map_err(|_| RequestError::Unconfirmed)??;
-        let timestamp = written.timestamp.ok_or(RequestError::Unconfirmed)?;
+        let unconfirmed = |reason: &str| RequestError::Unconfirmed(reason.to_owned());
+        let sent = tokio::select! {
+            biased;
+            sent = self.producer.send(&output) => sent,
+            () = tokio::time::sleep_until(deadline) => return Err(unconfirmed("timed out")),
+            () = self.gave_up.cancelled() => return Err(unconfirmed("this scheduler is shutting down")),
+        };
+        let written = sent?;
+        let timestamp = written
+            .timestamp
+            .ok_or_else(|| unconfirmed("the topic keeps no timestamps"))?;
         Ok(JobId::new(
             timestamp,
             written.position.partition,
@@ -355,11 +365,13 @@ impl<I: Index> Jobs<I> {
         id: JobId,
         deadline: Instant,
     ) -> Result<v1::CommandOutcome, RequestError> {
-        tokio::select! {
-            outcome = pending.outcome() => Ok(outcome),
-            () = tokio::time::sleep_until(deadline) => Err(RequestError::Undecided(id, OUTCOME_TIMEOUT)),
-            () = self.shutdown.cancelled() => Err(RequestError::ShuttingDown(id)),
-        }
+        let why = tokio::select! {
+            biased;
+            outcome = pending.outcome() => return Ok(outcome),
+            () = tokio::time::sleep_until(deadline) => Undecided::Timeout(OUTCOME_TIMEOUT),
+            () = self.gave_up.cancelled() => Undecided::ShuttingDown,
+        };
+        Err(RequestError::Undecided(id, why))
     }
 
     async fn look_up(&self, id: JobId) -> Result<Found, RequestError> {

@@ -3,6 +3,7 @@
 mod forgetting;
 mod health;
 mod identity;
+mod rolling;
 mod server;
 
 use redeliver_core::Record;
@@ -468,7 +469,7 @@ async fn the_response_to_a_late_command_says_that_it_will_take_effect() {
     let body = r#"{"appName":"sms","delay":"1h","idempotencyKey":"k","jobData":1}"#;
     let late = server.json(Method::POST, "/v1/jobs", body).await;
     let id = late.text_of("jobId").to_owned();
-    late.problem(504, "undecided", "is in Kafka and will take effect");
+    late.problem(424, "undecided", "is in Kafka and will take effect");
     redis.process().cont();
     let job = eventually_async("the job", DEADLINE, async || {
         let job = server.get(&format!("/v1/jobs/{id}")).await;
