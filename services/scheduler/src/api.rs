@@ -5,6 +5,7 @@
 //! | `jobs` | the operations: commands through Kafka, queries of the index |
 //! | `error` | errors of requests |
 //! | `problem` | problem documents of REST |
+//! | `limits` | limits for clients |
 //! | `grpc` | `redeliver.v1.JobService` |
 //! | `health` | gRPC health |
 //! | `state_end` | whether the index lacks records of the state topic |
@@ -18,13 +19,15 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use axum::Router;
-use axum::http::{Request, header};
+use axum::http::Request;
+use axum::middleware;
 use axum::response::{IntoResponse as _, Response};
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::reader::{self, ReadError};
 use redeliver_proto::v1::job_service_server::JobServiceServer;
 use redeliver_runtime::config::{ConfigError, SchedulerConfig};
-use redeliver_runtime::listen::{self, Listener};
+use redeliver_runtime::http_server::{self, HttpLimits};
+use redeliver_runtime::listen::Listener;
 use redeliver_runtime::tls::Protocols;
 use redeliver_service::host::{Host, api_tls};
 use redeliver_service::identity::{self, AuthenticateLayer, Authenticator};
@@ -41,12 +44,14 @@ mod error;
 mod grpc;
 mod health;
 mod jobs;
+mod limits;
 mod problem;
 mod rest;
 mod state_end;
 mod view;
 
 use jobs::Jobs;
+use limits::{CallerRates, LimitMetrics, check_host, is_grpc, limit_body};
 use state_end::StateEnd;
 
 /// The share of `shutdown.grace` for which commands that are written wait for their outcomes once the process shuts down. Its
@@ -108,6 +113,7 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
         // The lanes of this process decide the commands that it has written.
         lanes: host.hold_lanes(),
     };
+    let metrics = LimitMetrics::register(&mut host.registry());
     let jobs = Arc::new(Jobs {
         index,
         producer: Producer::new(&host.kafka)?,
@@ -120,7 +126,19 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
         clock: host.clock.clone(),
         gave_up: ending.gave_up.clone(),
         authenticator: authenticator.clone(),
+        rates: CallerRates::new(scheduler.limits.requests_per_second, &metrics),
     });
+    let server = Server {
+        hosts: scheduler.accepted_hosts().map(Into::into),
+        body_timeout: scheduler.limits.body_timeout.duration(),
+        http: HttpLimits {
+            connections: usize::try_from(scheduler.limits.connections).unwrap_or(usize::MAX),
+            header_timeout: scheduler.limits.header_timeout.duration(),
+            header_bytes: scheduler.limits.header_bytes,
+            too_many: metrics.of("connections"),
+        },
+        metrics,
+    };
 
     let part = host.health.part("scheduler-answers");
     let (started, follows) = oneshot::channel();
@@ -141,11 +159,41 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
             std::future::pending::<Infallible>().await
         };
         tokio::select! {
-            served = serve(listener, jobs, authenticator, ready, ending) => served,
+            served = serve(listener, server, jobs, authenticator, ready, ending) => served,
             never = announce => match never {},
         }
     });
     Ok(())
+}
+
+/// The limits of the server.
+struct Server {
+    /// The hosts that requests may name. `None`: any.
+    hosts: Option<Arc<[String]>>,
+    body_timeout: Duration,
+    http: HttpLimits,
+    metrics: LimitMetrics,
+}
+
+impl Server {
+    /// Adds the limits of all requests.
+    fn limit(&self, router: Router) -> Router {
+        let Some(hosts) = self.hosts.clone() else {
+            return router;
+        };
+        let refused = self.metrics.of("host");
+        router.layer(middleware::from_fn(move |request, next| {
+            check_host(hosts.clone(), refused.clone(), request, next)
+        }))
+    }
+
+    /// Adds the limits of requests with one message. The streams of health and reflection stay open.
+    fn limit_bodies(&self, router: Router) -> Router {
+        let (limit, refused) = (self.body_timeout, self.metrics.of("body_timeout"));
+        router.layer(middleware::map_request(move |request| {
+            std::future::ready(limit_body(request, limit, &refused))
+        }))
+    }
 }
 
 /// How the API ends. On shutdown, it is not ready and refuses commands. Those that are written wait for their outcomes, at most
@@ -175,6 +223,7 @@ impl Ending {
 /// Serves requests until the shutdown, and gives those in progress some time to complete.
 async fn serve<I: Index>(
     listener: Listener,
+    server: Server,
     jobs: Arc<Jobs<I>>,
     authenticator: Authenticator,
     ready: watch::Receiver<bool>,
@@ -186,8 +235,13 @@ async fn serve<I: Index>(
     // Before the first request.
     health::set(&reporter, false).await;
     let outcomes = jobs.outcomes.clone();
-    let router = router(jobs, authenticator, health_service)?;
-    let serving = listen::serve(listener, router, ending.ended.clone().cancelled_owned());
+    let router = server.limit(router(jobs, authenticator, health_service, &server)?);
+    let serving = http_server::serve(
+        listener,
+        router,
+        server.http,
+        ending.ended.clone().cancelled_owned(),
+    );
     let ending = async {
         health::report(&reporter, ready, &ending.shutdown).await;
         ending.run(&outcomes).await;
@@ -207,6 +261,7 @@ fn router<I: Index>(
     jobs: Arc<Jobs<I>>,
     authenticator: Authenticator,
     health: HealthServer<impl Health>,
+    server: &Server,
 ) -> Result<Router, ApiError> {
     let service =
         JobServiceServer::new(grpc::Service::new(jobs.clone())).max_decoding_message_size(jobs.max_request());
@@ -221,8 +276,8 @@ fn router<I: Index>(
         .add_service(reflection().build_v1()?)
         .add_service(reflection().build_v1alpha()?);
     let open = open.routes().into_axum_router().reset_fallback();
-    let rest = rest::router(jobs, authenticator);
-    Ok(rest.merge(authenticated).merge(open).fallback(not_found))
+    let limited = server.limit_bodies(rest::router(jobs, authenticator).merge(authenticated));
+    Ok(limited.merge(open).fallback(not_found))
 }
 
 fn reflection() -> tonic_reflection::server::Builder<'static> {
@@ -234,8 +289,7 @@ fn reflection() -> tonic_reflection::server::Builder<'static> {
 }
 
 async fn not_found(request: Request<axum::body::Body>) -> Response {
-    let content_type = request.headers().get(header::CONTENT_TYPE);
-    if content_type.is_some_and(|value| value.as_bytes().starts_with(b"application/grpc")) {
+    if is_grpc(request.headers()) {
         let status = tonic::Status::unimplemented("unknown service or method");
         return status.into_http::<axum::body::Body>();
     }

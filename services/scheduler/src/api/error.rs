@@ -46,6 +46,8 @@ pub(crate) enum RequestError {
     IndexFull(String),
     /// The request cannot wait for an outcome; nothing was written.
     CannotWait(CannotWait),
+    /// The caller sends too many requests; this is how long it has to wait.
+    RateLimited(Duration),
     IndexUnavailable(String),
     /// The index of the shard is being rebuilt.
     IndexIncomplete,
@@ -200,6 +202,13 @@ impl RequestError {
                     CannotWait::ShuttingDown => unavailable("SHUTTING_DOWN", message),
                 }
             }
+            Self::RateLimited(_) => parts(
+                Code::ResourceExhausted,
+                StatusCode::TOO_MANY_REQUESTS,
+                "RATE_LIMITED",
+                "the caller exceeds scheduler.limits.requests_per_second; nothing was written; retry later"
+                    .to_owned(),
+            ),
             Self::IndexUnavailable(reason) => unavailable("INDEX_UNAVAILABLE", reason),
             Self::IndexIncomplete => unavailable(
                 "INDEX_INCOMPLETE",
@@ -212,6 +221,7 @@ impl RequestError {
     fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::IndexFull(_) => Some(RETRY_AFTER),
+            Self::RateLimited(wait) => Some(*wait),
             Self::Refused(refusal) => (refusal.reason() == Reason::KeysUnavailable).then_some(SOON),
             Self::KafkaUnavailable(_)
             | Self::CannotWait(_)
@@ -402,7 +412,8 @@ mod tests {
 
     #[test]
     fn errors_after_which_a_repetition_makes_sense_say_when() {
-        let errors: [fn() -> RequestError; 7] = [
+        let errors: [fn() -> RequestError; 8] = [
+            || RequestError::RateLimited(Duration::from_millis(20)),
             || CannotWait::TooMany.into(),
             || CannotWait::NotFollowing.into(),
             || CannotWait::ShuttingDown.into(),

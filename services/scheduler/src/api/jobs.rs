@@ -32,6 +32,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::error::{RequestError, Undecided};
+use super::limits::CallerRates;
 use super::state_end::StateEnd;
 use crate::admission::{self, INDEX_FULL};
 use crate::answers::{PendingOutcome, PendingOutcomes};
@@ -44,6 +45,8 @@ use crate::request::{Command, Draft, Envelope, Field, Format, ParsedRequest, Rul
 const OUTCOME_TIMEOUT: Duration = Duration::from_secs(10);
 /// A job that was requested within this time may not be in the index yet.
 const RECENT: Duration = Duration::from_secs(5);
+/// Kafka refuses records whose timestamps are further in the future (`message.timestamp.after.max.ms`), so no job has such an id.
+const MAX_AHEAD: Duration = Duration::from_secs(3_600);
 /// How long such a job is looked up repeatedly, and how often.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(1);
 const LOOKUP_INTERVAL: Duration = Duration::from_millis(25);
@@ -69,6 +72,7 @@ pub(crate) struct Jobs<I> {
     /// Cancelled when the process cannot wait for outcomes any longer.
     pub(crate) gave_up: CancellationToken,
     pub(crate) authenticator: Authenticator,
+    pub(crate) rates: CallerRates,
 }
 
 /// A request that was accepted.
@@ -97,6 +101,7 @@ impl<I: Index> Jobs<I> {
         wait: bool,
         trace: Headers,
     ) -> Result<Accepted, RequestError> {
+        self.limit_rate(caller, 1)?;
         // Before the application is looked up, so that the answer does not reveal which applications exist.
         self.require(caller, Verb::Write, Some(&draft.app), "schedule")?;
         let partition = match &draft.idempotency_key {
@@ -151,6 +156,7 @@ impl<I: Index> Jobs<I> {
         id: JobId,
         trace: Headers,
     ) -> Result<v1::CommandOutcome, RequestError> {
+        self.limit_rate(caller, 1)?;
         if !self.may_change(caller, id, "cancel").await? {
             return Ok(unknown_job());
         }
@@ -166,6 +172,7 @@ impl<I: Index> Jobs<I> {
         format: Format,
         trace: Headers,
     ) -> Result<v1::CommandOutcome, RequestError> {
+        self.limit_rate(caller, 1)?;
         let request = ParsedRequest::Reschedule { id, when };
         self.check(&request, format)?;
         if !self.may_change(caller, id, "reschedule").await? {
@@ -176,6 +183,7 @@ impl<I: Index> Jobs<I> {
 
     /// A job with its payload.
     pub(crate) async fn get(&self, caller: &Identity, id: JobId) -> Result<v1::Job, RequestError> {
+        self.limit_rate(caller, 1)?;
         self.require_some(caller, Verb::Read, "get")?;
         let job = self.find(caller, Verb::Read, id, "get").await?;
         self.require(caller, Verb::Read, Some(&job.app), "get")?;
@@ -190,10 +198,12 @@ impl<I: Index> Jobs<I> {
         id: JobId,
         operation: &str,
     ) -> Result<v1::Job, RequestError> {
-        if id.shard() >= self.partitions {
+        if !self.may_exist(id) {
             return Err(RequestError::UnknownJob(id));
         }
-        let is_recent = id.requested_at().after(RECENT) > self.clock.now();
+        let now = self.clock.now();
+        let requested = id.requested_at();
+        let is_recent = requested.after(RECENT) > now && now.after(RECENT) > requested;
         let is_known = |job: &v1::Job| {
             let may = |verb| caller.may(Area::Jobs, verb, Some(&job.app));
             may(Verb::Read) || may(Verb::Write)
@@ -219,6 +229,7 @@ impl<I: Index> Jobs<I> {
         minutes: u32,
         format: Format,
     ) -> Result<v1::Stats, RequestError> {
+        self.limit_rate(caller, 1)?;
         self.require(caller, Verb::Read, None, "stats")?;
         let minutes = match minutes {
             0 => DEFAULT_MINUTES,
@@ -250,6 +261,11 @@ impl<I: Index> Jobs<I> {
         let shown = total.due + total.per_minute.iter().sum::<u64>();
         total.later = total.scheduled.saturating_sub(shown);
         Ok(total)
+    }
+
+    fn limit_rate(&self, caller: &Identity, requests: usize) -> Result<(), RequestError> {
+        let limited = self.rates.take(caller, requests);
+        limited.map_err(RequestError::RateLimited)
     }
 
     /// Requires a scope for an application, or for all of them. Refusals are counted and logged.
@@ -308,7 +324,7 @@ impl<I: Index> Jobs<I> {
         request: &ParsedRequest,
         trace: Headers,
     ) -> Result<v1::CommandOutcome, RequestError> {
-        if id.shard() >= self.partitions {
+        if !self.may_exist(id) {
             return Ok(unknown_job());
         }
         let deadline = Instant::now() + OUTCOME_TIMEOUT;
@@ -374,6 +390,11 @@ impl<I: Index> Jobs<I> {
         Err(RequestError::Undecided(id, why))
     }
 
+    /// Whether a job can have this id: its shard exists, and Kafka could have accepted its request by now.
+    fn may_exist(&self, id: JobId) -> bool {
+        id.shard() < self.partitions && id.requested_at() <= self.clock.now().after(MAX_AHEAD)
+    }
+
     async fn look_up(&self, id: JobId) -> Result<Found, RequestError> {
         let (applied, found) = self
             .index
@@ -397,7 +418,9 @@ impl<I: Index> Jobs<I> {
         if job.state() != v1::JobState::Unspecified {
             return job;
         }
-        let Ok(id) = job.id.parse() else { return job };
+        let Some(id) = job.id.parse().ok().filter(|id| self.may_exist(*id)) else {
+            return job;
+        };
         match self.look_up(id).await {
             Ok(Found {
                 job: Some(mut found), ..

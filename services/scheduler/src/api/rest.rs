@@ -25,6 +25,7 @@ use serde::{Deserialize, Serialize};
 
 use super::error::RequestError;
 use super::jobs::{Jobs, trace_headers};
+use super::limits::BodyTimeout;
 use super::problem::Problem;
 use super::view::{JobView, StatsView, outcome};
 use crate::index::Index;
@@ -206,12 +207,17 @@ fn json_body(headers: &HeaderMap, body: Result<Bytes, BytesRejection>) -> Result
             detail,
         ));
     }
-    body.map_err(|error| match error.status() {
-        status @ StatusCode::PAYLOAD_TOO_LARGE => {
-            let detail = "the body is too large; scheduler.max_data limits the size of a job's data";
-            Problem::new(status, "body", detail)
+    body.map_err(|error| {
+        if let Some(timeout) = BodyTimeout::in_chain(&error) {
+            return Problem::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", &timeout.to_string());
         }
-        status => Problem::new(status, "body", &error.body_text()),
+        match error.status() {
+            status @ StatusCode::PAYLOAD_TOO_LARGE => {
+                let detail = "the body is too large; scheduler.max_data limits the size of a job's data";
+                Problem::new(status, "body", detail)
+            }
+            status => Problem::new(status, "body", &error.body_text()),
+        }
     })
 }
 

@@ -3,6 +3,7 @@
 mod forgetting;
 mod health;
 mod identity;
+mod limits;
 mod rolling;
 mod server;
 
@@ -398,14 +399,18 @@ async fn without_the_token_only_probes_work() {
         .await
         .unwrap();
 
-    let mut health = HealthClient::new(server.channel().await);
-    let service = "redeliver.v1.JobService".to_owned();
-    let status = health
-        .check(HealthCheckRequest { service })
-        .await
-        .unwrap()
-        .into_inner();
-    assert_eq!(status.status(), ServingStatus::Serving);
+    let health = HealthClient::new(server.channel().await);
+    let request = || HealthCheckRequest {
+        service: "redeliver.v1.JobService".to_owned(),
+    };
+    eventually_async("health says that it serves", DEADLINE, async || {
+        let answer = health.clone().check(request()).await.unwrap().into_inner();
+        match answer.status() {
+            ServingStatus::Serving => Ok(()),
+            status => Err(status.as_str_name()),
+        }
+    })
+    .await;
     assert!(server.records("jobs-ingest").is_empty());
 }
 

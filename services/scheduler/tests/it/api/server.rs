@@ -30,6 +30,7 @@ pub(crate) struct Answer {
     pub(crate) status: StatusCode,
     pub(crate) kind: String,
     pub(crate) location: Option<String>,
+    pub(crate) retry_after: Option<String>,
     pub(crate) text: String,
     pub(crate) body: Value,
 }
@@ -128,6 +129,11 @@ impl Server {
         self.process.output()
     }
 
+    /// Host and port.
+    pub(crate) fn address(&self) -> &str {
+        &self.address
+    }
+
     /// The process.
     pub(crate) fn process(&mut self) -> &mut ServiceProcess {
         &mut self.process
@@ -172,12 +178,14 @@ pub(crate) async fn send(request: RequestBuilder) -> Answer {
     let response = request.send().await.unwrap();
     let header = |name: &str| Some(response.headers().get(name)?.to_str().unwrap().to_owned());
     let (kind, location) = (header("content-type").unwrap_or_default(), header("location"));
+    let retry_after = header("retry-after");
     let status = response.status();
     let text = response.text().await.unwrap();
     Answer {
         status,
         kind,
         location,
+        retry_after,
         body: serde_json::from_str(&text).unwrap_or(Value::Null),
         text,
     }
