@@ -127,6 +127,7 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
         gave_up: ending.gave_up.clone(),
         authenticator: authenticator.clone(),
         rates: CallerRates::new(scheduler.limits.requests_per_second, &metrics),
+        max_batch: usize::try_from(scheduler.limits.batch_bytes).unwrap_or(usize::MAX),
     });
     let server = Server {
         hosts: scheduler.accepted_hosts().map(Into::into),
@@ -263,8 +264,9 @@ fn router<I: Index>(
     health: HealthServer<impl Health>,
     server: &Server,
 ) -> Result<Router, ApiError> {
+    let max_message = jobs.max_request().max(jobs.max_batch);
     let service =
-        JobServiceServer::new(grpc::Service::new(jobs.clone())).max_decoding_message_size(jobs.max_request());
+        JobServiceServer::new(grpc::Service::new(jobs.clone())).max_decoding_message_size(max_message);
     let refuse = |refusal: &identity::Refusal| identity::grpc::status(refusal).into_http();
     let authenticated = Routes::new(service)
         .into_axum_router()

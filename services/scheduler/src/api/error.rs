@@ -260,6 +260,31 @@ impl RequestError {
         error::status(parts.grpc, parts.message, parts.reason, job)
     }
 
+    /// The error of one job of a batch.
+    pub(crate) fn into_job_error(self) -> v1::JobError {
+        let retry_after = self.retry_after();
+        let (error_code, field) = match &self {
+            Self::Invalid(failure) => (
+                failure.code.clone(),
+                Field::of(failure).map(|field| field.name(Format::Protobuf)),
+            ),
+            _ => (String::new(), None),
+        };
+        let parts = self.parts();
+        v1::JobError {
+            code: parts.grpc.into(),
+            message: parts.message,
+            reason: parts.reason.to_uppercase(),
+            error_code,
+            field: field.unwrap_or_default().to_owned(),
+            job_id: parts.job.map(|id| id.to_string()).unwrap_or_default(),
+            retry_after: retry_after.map(|after| prost_types::Duration {
+                seconds: i64::try_from(after.as_secs()).unwrap_or(i64::MAX),
+                nanos: i32::try_from(after.subsec_nanos()).unwrap_or(0),
+            }),
+        }
+    }
+
     /// The error as a problem document.
     pub(crate) fn into_problem(self) -> Problem {
         let (code, field) = match &self {

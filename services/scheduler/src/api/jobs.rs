@@ -7,7 +7,7 @@
 //!
 //! | operation | scope |
 //! |---|---|
-//! | schedule | `jobs:write` for the application of the request |
+//! | schedule, also in a batch | `jobs:write` for the application of the request |
 //! | get | `jobs:read` for the application of the job |
 //! | cancel, reschedule | `jobs:write` for the application of the job |
 //! | stats | `jobs:read` for all applications, because it counts all jobs |
@@ -18,6 +18,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::join_all;
 use redeliver_core::headers::{TRACEPARENT, TRACESTATE};
 use redeliver_core::{Clock, Headers, Output, Timestamp};
 use redeliver_kafka::murmur2::shard_of;
@@ -52,6 +53,8 @@ const LOOKUP_TIMEOUT: Duration = Duration::from_secs(1);
 const LOOKUP_INTERVAL: Duration = Duration::from_millis(25);
 /// The size of a request besides the job's data: names, times, and the overhead of the protocol.
 const REQUEST_OVERHEAD: usize = 64 << 10;
+/// The maximum number of jobs of a batch.
+const MAX_BATCH: usize = 1_000;
 /// The default and the maximum number of minutes in statistics.
 const DEFAULT_MINUTES: u32 = 60;
 const MAX_MINUTES: u32 = 1_440;
@@ -73,6 +76,8 @@ pub(crate) struct Jobs<I> {
     pub(crate) gave_up: CancellationToken,
     pub(crate) authenticator: Authenticator,
     pub(crate) rates: CallerRates,
+    /// The maximum size of a batch in bytes.
+    pub(crate) max_batch: usize,
 }
 
 /// A request that was accepted.
@@ -102,6 +107,44 @@ impl<I: Index> Jobs<I> {
         trace: Headers,
     ) -> Result<Accepted, RequestError> {
         self.limit_rate(caller, 1)?;
+        let deadline = Instant::now() + OUTCOME_TIMEOUT;
+        self.schedule_one(caller, draft, format, wait, trace, deadline)
+            .await
+    }
+
+    /// Schedules several jobs, of which some may be invalid. The results are in the order of the jobs. All commands are written
+    /// at once, so they take as long as the slowest one.
+    pub(crate) async fn schedule_batch(
+        &self,
+        caller: &Identity,
+        drafts: Vec<Result<Draft, RequestError>>,
+        format: Format,
+        wait: bool,
+        trace: Headers,
+    ) -> Result<Vec<Result<Accepted, RequestError>>, RequestError> {
+        if drafts.is_empty() || drafts.len() > MAX_BATCH {
+            let problem = format!("has {} jobs; write 1 to {MAX_BATCH}", drafts.len());
+            return Err(Field::Jobs.malformed(format, &problem).into());
+        }
+        self.limit_rate(caller, drafts.len())?;
+        let deadline = Instant::now() + OUTCOME_TIMEOUT;
+        let scheduling = drafts.into_iter().map(async |draft| {
+            self.schedule_one(caller, draft?, format, wait, trace.clone(), deadline)
+                .await
+        });
+        // Commands with the same key are written in this order.
+        Ok(join_all(scheduling).await)
+    }
+
+    async fn schedule_one(
+        &self,
+        caller: &Identity,
+        draft: Draft,
+        format: Format,
+        wait: bool,
+        trace: Headers,
+        deadline: Instant,
+    ) -> Result<Accepted, RequestError> {
         // Before the application is looked up, so that the answer does not reveal which applications exist.
         self.require(caller, Verb::Write, Some(&draft.app), "schedule")?;
         let partition = match &draft.idempotency_key {
@@ -118,7 +161,6 @@ impl<I: Index> Jobs<I> {
             let pressure = self.index.usage().pressure;
             admission::check(pressure, job.due, self.clock.now(), self.window)?;
         }
-        let deadline = Instant::now() + OUTCOME_TIMEOUT;
         if !wait {
             let _registered = self.outcomes.register_write()?;
             let id = self.write(&request, partition, "", trace, deadline).await?;

@@ -1,5 +1,6 @@
 //! The gRPC and REST APIs of the real binary, with real Kafka and Redis.
 
+mod batch;
 mod forgetting;
 mod health;
 mod identity;
