@@ -103,6 +103,13 @@ impl ClientError {
         }
     }
 
+    /// Whether the scheduler does not know if the call took effect. Repeat it only with the same idempotency key.
+    #[must_use]
+    pub fn is_undecided(&self) -> bool {
+        let undecided = |reason: &String| matches!(reason.as_str(), "UNDECIDED" | "UNCONFIRMED");
+        matches!(self, Self::Refused { reason, .. } if reason.as_ref().is_some_and(undecided))
+    }
+
     /// Whether the same call may succeed later, because the service is unavailable, not ready or overloaded.
     #[must_use]
     pub fn is_transient(&self) -> bool {
@@ -137,6 +144,10 @@ mod tests {
         assert_eq!(error.code(), Some(Code::NotFound));
         assert!(matches!(&error, ClientError::Refused { reason: Some(reason), .. } if reason == "APP"));
         assert!(!error.is_transient());
+        assert!(!error.is_undecided());
+        let undecided = redeliver_proto::error::status(Code::Unknown, "shutting down", "UNDECIDED", []);
+        let error = ClientError::from_status("http://x", &undecided);
+        assert!(error.is_undecided() && !error.is_transient());
     }
 
     #[test]

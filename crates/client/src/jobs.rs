@@ -122,6 +122,9 @@ pub struct JobStats {
 }
 
 impl JobClient {
+    /// The maximum number of jobs of a batch.
+    pub const MAX_BATCH: usize = 1_000;
+
     /// Connects to a scheduler.
     ///
     /// # Errors
@@ -140,12 +143,7 @@ impl JobClient {
     /// [`Code::AlreadyExists`] if a different request used the same idempotency key, [`Code::NotFound`] for an unknown
     /// application, [`Code::InvalidArgument`] for an invalid field.
     pub async fn schedule(&self, job: &JobRequest) -> Result<Scheduled, ClientError> {
-        let answer = self.send(job, false).await?;
-        Ok(Scheduled {
-            id: id(&answer.id)?,
-            is_duplicate: answer.outcome() == v1::Outcome::Duplicate,
-            job: answer.job.map(Job::try_from).transpose()?,
-        })
+        self.send(job, false).await?.try_into()
     }
 
     /// Like [`JobClient::schedule`], but returns as soon as the request is written to Kafka. The job has the returned
@@ -155,6 +153,37 @@ impl JobClient {
     /// If the request is invalid or cannot be written.
     pub async fn schedule_without_waiting(&self, job: &JobRequest) -> Result<JobId, ClientError> {
         id(&self.send(job, true).await?.id)
+    }
+
+    /// Schedules up to [`MAX_BATCH`](JobClient::MAX_BATCH) jobs with one call. The results are in the order of the jobs; each job
+    /// succeeds or fails on its own, as with [`JobClient::schedule`]. Trace contexts of jobs are not sent.
+    ///
+    /// # Errors
+    /// If the call as a whole fails. Unless the connection was lost, nothing was written then.
+    pub async fn schedule_batch(
+        &self,
+        jobs: &[JobRequest],
+    ) -> Result<Vec<Result<Scheduled, ClientError>>, ClientError> {
+        let specs: Result<Vec<v1::JobSpec>, _> = jobs.iter().map(JobRequest::to_spec).collect();
+        let request = v1::BatchScheduleJobsRequest {
+            jobs: specs?,
+            no_wait: false,
+        };
+        let answer = self.service.clone().batch_schedule_jobs(request).await;
+        let results = self.answer(answer).await?.results;
+        if results.len() != jobs.len() {
+            return Err(ClientError::InvalidResponse("results"));
+        }
+        let read = |result: v1::BatchScheduleResult| match result.result {
+            Some(v1::batch_schedule_result::Result::Scheduled(scheduled)) => scheduled.try_into(),
+            Some(v1::batch_schedule_result::Result::Error(error)) => Err(ClientError::Refused {
+                code: Code::from(error.code),
+                message: error.message,
+                reason: text(error.reason),
+            }),
+            None => Err(ClientError::InvalidResponse("result")),
+        };
+        Ok(results.into_iter().map(read).collect())
     }
 
     async fn send(&self, job: &JobRequest, no_wait: bool) -> Result<v1::ScheduleJobResponse, ClientError> {
@@ -270,6 +299,18 @@ pub(crate) fn time(
 /// In protobuf, a missing string is empty.
 pub(crate) fn text(text: String) -> Option<String> {
     (!text.is_empty()).then_some(text)
+}
+
+impl TryFrom<v1::ScheduleJobResponse> for Scheduled {
+    type Error = ClientError;
+
+    fn try_from(response: v1::ScheduleJobResponse) -> Result<Self, ClientError> {
+        Ok(Self {
+            id: id(&response.id)?,
+            is_duplicate: response.outcome() == v1::Outcome::Duplicate,
+            job: response.job.map(Job::try_from).transpose()?,
+        })
+    }
 }
 
 impl TryFrom<v1::Job> for Job {

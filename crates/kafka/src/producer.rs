@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rdkafka::error::KafkaError;
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::producer::{FutureProducer, FutureRecord, Producer as _};
 use redeliver_core::{Output, Position, Timestamp};
 use redeliver_kafka_ffi::KafkaClient;
@@ -42,6 +42,29 @@ pub enum ProduceError {
         /// The cause.
         source: KafkaError,
     },
+}
+
+impl ProduceError {
+    /// Whether the record was certainly not written. Otherwise, it may have been written, or may still be.
+    #[must_use]
+    pub fn is_refusal(&self) -> bool {
+        match self {
+            Self::Configuration(_) => true,
+            Self::Delivery { source, .. } => matches!(
+                source.rdkafka_error_code(),
+                Some(
+                    RDKafkaErrorCode::QueueFull
+                        | RDKafkaErrorCode::UnknownTopic
+                        | RDKafkaErrorCode::UnknownPartition
+                        | RDKafkaErrorCode::TopicAuthorizationFailed
+                        | RDKafkaErrorCode::ClusterAuthorizationFailed
+                        | RDKafkaErrorCode::MessageSizeTooLarge
+                        | RDKafkaErrorCode::InvalidRecord
+                        | RDKafkaErrorCode::PolicyViolation
+                )
+            ),
+        }
+    }
 }
 
 impl Producer {

@@ -17,7 +17,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
 use crate::health::Health;
-use crate::listen::{self, Listener, PeerCertificates};
+use crate::http_server::{self, HttpLimits};
+use crate::listen::{Listener, PeerCertificates};
 use crate::metrics::{self, build_info};
 
 /// Why the admin port cannot be served.
@@ -60,7 +61,7 @@ pub async fn serve(listener: Listener, admin: Admin) -> Result<(), AdminError> {
         .route("/readyz", get(ready))
         .merge(protected)
         .with_state(admin);
-    let serving = listen::serve(listener, routes, std::future::pending());
+    let serving = http_server::serve(listener, routes, HttpLimits::default(), std::future::pending());
     serving.await.map_err(AdminError::Serve)
 }
 

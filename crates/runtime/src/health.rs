@@ -7,11 +7,24 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::Serialize;
+use tokio::sync::watch;
 
 /// All parts of a process. Cloning is cheap.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Health {
     parts: Arc<Mutex<BTreeMap<String, PartState>>>,
+    /// Whether all parts are ready.
+    ready: watch::Sender<bool>,
+}
+
+impl Default for Health {
+    /// A process without parts.
+    fn default() -> Self {
+        Self {
+            parts: Arc::default(),
+            ready: watch::Sender::new(true),
+        }
+    }
 }
 
 /// One part of a process. Cloning is cheap. A part stays in the report when its handle is dropped.
@@ -56,18 +69,36 @@ impl Health {
         part
     }
 
+    /// Whether all parts are ready, now and whenever that changes.
+    #[must_use]
+    pub fn is_ready(&self) -> watch::Receiver<bool> {
+        self.ready.subscribe()
+    }
+
     /// The current state of all parts.
     #[must_use]
     pub fn report(&self) -> Report {
         let parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
         Report {
-            ready: !parts.values().any(|state| matches!(state, PartState::Waiting(_))),
+            ready: are_ready(&parts),
             parts: parts
                 .iter()
                 .map(|(name, state)| (name.clone(), state.to_string()))
                 .collect(),
         }
     }
+
+    fn change(&self, change: impl FnOnce(&mut BTreeMap<String, PartState>)) {
+        let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut parts);
+        let now = are_ready(&parts);
+        self.ready
+            .send_if_modified(|ready| std::mem::replace(ready, now) != now);
+    }
+}
+
+fn are_ready(parts: &BTreeMap<String, PartState>) -> bool {
+    !parts.values().any(|state| matches!(state, PartState::Waiting(_)))
 }
 
 impl fmt::Display for PartState {
@@ -98,13 +129,12 @@ impl Part {
 
     /// Removes the part from the report.
     pub fn remove(&self) {
-        let mut parts = self.health.parts.lock().unwrap_or_else(PoisonError::into_inner);
-        parts.remove(&*self.name);
+        self.health.change(|parts| drop(parts.remove(&*self.name)));
     }
 
     fn set(&self, state: PartState) {
-        let mut parts = self.health.parts.lock().unwrap_or_else(PoisonError::into_inner);
-        parts.insert(self.name.to_string(), state);
+        self.health
+            .change(|parts| drop(parts.insert(self.name.to_string(), state)));
     }
 }
 
@@ -129,5 +159,20 @@ mod tests {
         kafka.remove();
         assert!(health.report().ready);
         assert!(!health.report().parts.contains_key("kafka"));
+    }
+
+    #[test]
+    fn readiness_changes_only_with_the_last_part() {
+        let health = Health::new();
+        let mut ready = health.is_ready();
+        assert!(*ready.borrow_and_update());
+        let (kafka, lane) = (health.part("kafka"), health.part("lane-0"));
+        assert!(!*ready.borrow_and_update());
+        kafka.ready();
+        assert!(!ready.has_changed().unwrap());
+        lane.ready();
+        assert!(*ready.borrow_and_update());
+        lane.ready_but("slow");
+        assert!(!ready.has_changed().unwrap());
     }
 }

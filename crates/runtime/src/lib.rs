@@ -9,6 +9,7 @@
 //! | [`shutdown`] | signals that shut down the process |
 //! | [`admin`] | `/livez`, `/readyz`, `/metrics`, `/config` |
 //! | [`listen`] | listeners of all ports |
+//! | [`http_server`] | serves HTTP with limits for its clients |
 //! | [`tls`] | certificates, for servers and clients |
 //! | [`health`] | readiness of the process and its parts |
 //! | [`panics`] | locations of panics in the log |
@@ -22,6 +23,7 @@ pub mod cli;
 pub mod config;
 pub mod health;
 mod health_check;
+pub mod http_server;
 pub mod listen;
 pub mod metrics;
 pub mod panics;

@@ -7,16 +7,12 @@
 //! delay no other client.
 
 use std::collections::BTreeMap;
-use std::convert::Infallible;
-use std::future::ready;
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use axum::serve::IncomingStream;
-use axum::{Extension, Router};
 use futures::{Stream, stream};
 use rustls::pki_types::CertificateDer;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -26,7 +22,6 @@ use tokio::time::{Interval, MissedTickBehavior};
 use tokio_rustls::server::TlsStream;
 use tokio_util::either::Either;
 use tonic::transport::server::Connected;
-use tower::Layer as _;
 
 use crate::tls::{ServerTls, TlsMetrics};
 use crate::watched_files::CHECK_INTERVAL;
@@ -57,7 +52,7 @@ pub enum ListenError {
     },
 }
 
-/// A bound listener, for axum through [`serve`] and for tonic through [`Listener::incoming`].
+/// A bound listener, for axum through [`serve`](crate::http_server::serve) and for tonic through [`Listener::incoming`].
 #[derive(Debug)]
 pub struct Listener {
     tcp: TcpListener,
@@ -271,6 +266,11 @@ impl Connection {
         }
     }
 
+    /// The certificates of the client.
+    pub(crate) fn peer_certificates(&self) -> PeerCertificates {
+        self.peer.clone()
+    }
+
     fn io(self: Pin<&mut Self>) -> Pin<&mut Either<TcpStream, Box<TlsStream<TcpStream>>>> {
         Pin::new(&mut self.get_mut().io)
     }
@@ -318,24 +318,6 @@ impl Connected for Connection {
     fn connect_info(&self) -> PeerCertificates {
         self.peer.clone()
     }
-}
-
-/// Serves HTTP/1.1 and HTTP/2 until `shutdown` completes, and then until requests in progress have ended.
-///
-/// # Errors
-/// When connections can no longer be accepted.
-pub async fn serve(
-    listener: Listener,
-    routes: Router,
-    shutdown: impl Future<Output = ()> + Send + 'static,
-) -> io::Result<()> {
-    let of_connection = tower::service_fn(move |stream: IncomingStream<'_, Listener>| {
-        let peer = Extension(stream.io().peer.clone());
-        ready(Ok::<_, Infallible>(peer.layer(routes.clone())))
-    });
-    axum::serve(listener, of_connection)
-        .with_graceful_shutdown(shutdown)
-        .await
 }
 
 /// The address at which this host reaches a process that listens on `listen`: a process that listens on all interfaces

@@ -24,7 +24,7 @@ use redeliver_runtime::metrics::{self, SharedRegistry};
 use redeliver_runtime::tasks::{Spawner, TaskError, Tasks};
 use redeliver_runtime::telemetry::Tracer;
 use redeliver_runtime::tls::{ClientCertificates, Protocols, ServerTls, TlsMetrics};
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::clock::ClockReports;
 use crate::credentials::{self, StaleCredentials};
@@ -71,6 +71,10 @@ pub struct Host {
     /// In one-shot mode: records that are due within this time are waited for.
     until_idle: Option<HumanDuration>,
     worked: Vec<Worked>,
+    /// Cancelled when lanes must stop: on shutdown, once all holds are released.
+    lane_stop: CancellationToken,
+    /// Cancelled when the hold is released.
+    lane_holds: Vec<CancellationToken>,
 }
 
 /// A lane that has not been started.
@@ -194,6 +198,8 @@ impl Host {
             topic_watch: None,
             until_idle: start.until_idle,
             worked: Vec::new(),
+            lane_stop: CancellationToken::new(),
+            lane_holds: Vec::new(),
             existing_topics: BTreeSet::new(),
             registry: shared_registry.clone(),
             families: HashMap::new(),
@@ -329,6 +335,15 @@ impl Host {
             .spawn_background("admin", admin::serve(listener, admin));
     }
 
+    /// Lets the lanes of [`Host::spawn_lane`] run on after the beginning of a shutdown, until the guard is dropped. For a part
+    /// of the process that waits for what lanes write. Call it before [`Host::run`].
+    #[must_use]
+    pub fn hold_lanes(&mut self) -> DropGuard {
+        let released = CancellationToken::new();
+        self.lane_holds.push(released.clone());
+        released.drop_guard()
+    }
+
     /// Runs a lane on its own thread until the process shuts down. The returned token is cancelled when the lane has
     /// ended, after its last transaction.
     ///
@@ -339,7 +354,7 @@ impl Host {
         lane: NewLane<P>,
     ) -> io::Result<CancellationToken> {
         let name = lane.spec.name.clone();
-        let stop = self.tasks.shutdown().clone();
+        let stop = self.lane_stop.clone();
         let run = self.starter()?.runner(lane, stop);
         let ended = CancellationToken::new();
         // A guard cancels the token even if the lane panics.
@@ -393,6 +408,17 @@ impl Host {
                 Ok::<(), Infallible>(())
             });
         }
+        let (shutdown, stop) = (self.tasks.shutdown().clone(), self.lane_stop.clone());
+        let holds = std::mem::take(&mut self.lane_holds);
+        // In the background, because the process can end without a shutdown, when all of its tasks have.
+        self.tasks.spawn_background("lane-stop", async move {
+            shutdown.cancelled().await;
+            for released in holds {
+                released.cancelled().await;
+            }
+            stop.cancel();
+            std::future::pending::<Result<(), Infallible>>().await
+        });
         self.tasks
             .run_until_shutdown(self.config.shutdown.grace.duration())
             .await

@@ -1,5 +1,6 @@
 //! `redeliver jobs`: scheduling, showing and changing jobs.
 
+mod batch;
 mod list;
 mod schedule;
 mod show;
@@ -26,7 +27,7 @@ pub(crate) struct JobsArgs {
 
 #[derive(Subcommand)]
 enum Verb {
-    /// Schedule a job
+    /// Schedule a job, or the jobs of a file
     Schedule(schedule::ScheduleArgs),
     /// Show one job
     Get(GetArgs),
@@ -92,11 +93,11 @@ struct StatsArgs {
     scheduler: SchedulerArgs,
 }
 
-impl WhenArgs {
-    fn when(&self) -> Option<When> {
-        let at = self.at.map(When::At);
-        at.or_else(|| self.after.map(|delay| When::After(delay.duration())))
-    }
+/// The due time that one of two flags gives.
+fn due(at: Option<Timestamp>, after: Option<HumanDuration>) -> Result<When, CliError> {
+    let at = at.map(When::At);
+    at.or_else(|| after.map(|delay| When::After(delay.duration())))
+        .ok_or_else(|| CliError::Usage("one of --at and --in is required".to_owned()))
 }
 
 fn time(text: &str) -> Result<Timestamp, String> {
@@ -169,8 +170,7 @@ async fn cancel(config: &Config, args: &GetArgs) -> Result<ExitCode, CliError> {
 }
 
 async fn reschedule(config: &Config, args: &RescheduleArgs) -> Result<ExitCode, CliError> {
-    let when = args.when.when();
-    let when = when.ok_or_else(|| CliError::Usage("one of --at and --in is required".to_owned()))?;
+    let when = due(args.when.at, args.when.after)?;
     let job = &args.job;
     let answer = job
         .scheduler

@@ -15,12 +15,12 @@ use redeliver_kafka::reader::{ReadError, TopicTail};
 use redeliver_proto::{Message as _, v1};
 use redeliver_runtime::error_chain::error_chain;
 use redeliver_runtime::health::Part;
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 use tokio_util::sync::CancellationToken;
 
 /// The maximum number of requests that wait at the same time.
 const MAX_WAITING: usize = 20_000;
-/// How often the thread checks for shutdown.
+/// How often the thread checks whether it must stop.
 const POLL: Duration = Duration::from_millis(100);
 /// The time between two attempts to follow the topic.
 const RETRY_DELAY: Duration = Duration::from_millis(500);
@@ -32,18 +32,34 @@ pub(crate) struct PendingOutcomes(Arc<Shared>);
 struct Shared {
     token: u64,
     callers: Mutex<Callers>,
+    /// Notified when no request is registered any more.
+    idle: Notify,
 }
 
 #[derive(Default)]
 struct Callers {
+    /// Whether an outcome that is written now will arrive.
+    is_following: bool,
+    /// Whether the process is shutting down.
+    is_closed: bool,
     next: u64,
-    senders: HashMap<u64, oneshot::Sender<v1::CommandOutcome>>,
+    /// `None` once the outcome has been delivered.
+    senders: HashMap<u64, Option<oneshot::Sender<v1::CommandOutcome>>>,
 }
 
-/// The maximum number of requests wait already.
+/// Why a request cannot wait for an outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{MAX_WAITING} requests are waiting for outcomes, which is the maximum")]
-pub(crate) struct TooManyWaiting;
+pub(crate) enum CannotWait {
+    /// The maximum number of requests wait already.
+    #[error("{MAX_WAITING} requests are waiting for outcomes, which is the maximum")]
+    TooMany,
+    /// The answers topic cannot be read now, so the outcome could be missed.
+    #[error("the scheduler cannot read outcomes from the answers topic at the moment")]
+    NotFollowing,
+    /// The process is shutting down.
+    #[error("this scheduler is shutting down")]
+    ShuttingDown,
+}
 
 /// A registered request. Dropping it ends the registration.
 pub(crate) struct PendingOutcome {
@@ -57,24 +73,53 @@ impl PendingOutcomes {
         Self(Arc::new(Shared {
             token: fastrand::u64(..),
             callers: Mutex::default(),
+            idle: Notify::new(),
         }))
     }
 
-    /// Registers a request. The command must be written afterwards, with [`PendingOutcome::answer_to`].
-    pub(crate) fn register(&self) -> Result<PendingOutcome, TooManyWaiting> {
+    /// Registers a request that waits for its outcome. The command must be written afterwards, with
+    /// [`PendingOutcome::answer_to`].
+    pub(crate) fn register(&self) -> Result<PendingOutcome, CannotWait> {
+        self.add(true)
+    }
+
+    /// Registers a request that waits only until its command is written.
+    pub(crate) fn register_write(&self) -> Result<PendingOutcome, CannotWait> {
+        self.add(false)
+    }
+
+    fn add(&self, needs_outcome: bool) -> Result<PendingOutcome, CannotWait> {
         let mut callers = self.callers();
+        if callers.is_closed {
+            return Err(CannotWait::ShuttingDown);
+        }
+        if needs_outcome && !callers.is_following {
+            return Err(CannotWait::NotFollowing);
+        }
         if callers.senders.len() >= MAX_WAITING {
-            return Err(TooManyWaiting);
+            return Err(CannotWait::TooMany);
         }
         let (sender, receiver) = oneshot::channel();
         let number = callers.next;
         callers.next += 1;
-        callers.senders.insert(number, sender);
+        callers.senders.insert(number, Some(sender));
         Ok(PendingOutcome {
             outcomes: self.clone(),
             number,
             receiver,
         })
+    }
+
+    /// Refuses requests from now on, and waits until those that are registered have ended.
+    pub(crate) async fn close(&self) {
+        self.callers().is_closed = true;
+        loop {
+            let idle = self.0.idle.notified();
+            if self.callers().senders.is_empty() {
+                return;
+            }
+            idle.await;
+        }
     }
 
     /// Delivers an answer to the request that waits for it, if it is one of this process.
@@ -100,14 +145,14 @@ impl PendingOutcomes {
             return None;
         }
         let number = u64::from_str_radix(number, 16).ok()?;
-        self.callers().senders.remove(&number)
+        self.callers().senders.get_mut(&number)?.take()
     }
 
     fn callers(&self) -> MutexGuard<'_, Callers> {
         self.0.callers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Follows the answers topic until `shutdown`, on the caller's thread. `part` is ready, and `started` fires, once the
+    /// Follows the answers topic until `stop`, on the caller's thread. `part` is ready, and `started` fires, once the
     /// position in the topic is known. A command that is written earlier could miss its outcome.
     pub(crate) fn follow(
         &self,
@@ -115,10 +160,10 @@ impl PendingOutcomes {
         topic: &Arc<str>,
         part: &Part,
         started: oneshot::Sender<()>,
-        shutdown: &CancellationToken,
+        stop: &CancellationToken,
     ) {
         let mut started = Some(started);
-        while !shutdown.is_cancelled() {
+        while !stop.is_cancelled() {
             let mut tail = match TopicTail::from_end(kafka, std::slice::from_ref(topic)) {
                 Ok(tail) => tail,
                 Err(error) => {
@@ -127,12 +172,15 @@ impl PendingOutcomes {
                     continue;
                 }
             };
+            self.callers().is_following = true;
             part.ready();
             if let Some(started) = started.take() {
                 // The receiver is gone if the process is shutting down.
                 let _ = started.send(());
             }
-            if let Err(error) = self.deliver_all(&mut tail, shutdown) {
+            let delivered = self.deliver_all(&mut tail, stop);
+            self.callers().is_following = false;
+            if let Err(error) = delivered {
                 // Answers that arrive before the next tail is open are lost. Their requests time out as undecided.
                 report_error(part, &error);
                 std::thread::park_timeout(RETRY_DELAY);
@@ -140,8 +188,8 @@ impl PendingOutcomes {
         }
     }
 
-    fn deliver_all(&self, tail: &mut TopicTail, shutdown: &CancellationToken) -> Result<(), ReadError> {
-        while !shutdown.is_cancelled() {
+    fn deliver_all(&self, tail: &mut TopicTail, stop: &CancellationToken) -> Result<(), ReadError> {
+        while !stop.is_cancelled() {
             if let Some(record) = tail.next(POLL)? {
                 self.deliver(&record);
             }
@@ -174,7 +222,11 @@ impl PendingOutcome {
 
 impl Drop for PendingOutcome {
     fn drop(&mut self) {
-        self.outcomes.callers().senders.remove(&self.number);
+        let mut callers = self.outcomes.callers();
+        callers.senders.remove(&self.number);
+        if callers.senders.is_empty() {
+            self.outcomes.0.idle.notify_waiters();
+        }
     }
 }
 
@@ -212,9 +264,44 @@ mod tests {
         }
     }
 
+    fn following() -> PendingOutcomes {
+        let outcomes = PendingOutcomes::new();
+        outcomes.callers().is_following = true;
+        outcomes
+    }
+
+    #[test]
+    fn a_request_cannot_wait_for_an_outcome_that_could_be_missed() {
+        let outcomes = PendingOutcomes::new();
+        assert_eq!(outcomes.register().err(), Some(CannotWait::NotFollowing));
+        assert!(outcomes.register_write().is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn closing_waits_for_registered_requests_and_refuses_others() {
+        let outcomes = following();
+        let (waits, writes) = (outcomes.register().unwrap(), outcomes.register_write().unwrap());
+        let close = async {
+            outcomes.close().await;
+            assert!(outcomes.callers().senders.is_empty());
+        };
+        let requests = async {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            assert_eq!(outcomes.register().err(), Some(CannotWait::ShuttingDown));
+            assert_eq!(outcomes.register_write().err(), Some(CannotWait::ShuttingDown));
+            outcomes.deliver(&answer(&waits.answer_to(), "last"));
+            drop(writes);
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            // The request has its outcome, and has not ended yet.
+            assert_eq!(outcomes.callers().senders.len(), 1);
+            drop(waits);
+        };
+        tokio::join!(close, requests);
+    }
+
     #[tokio::test]
     async fn each_request_gets_its_own_outcome() {
-        let (outcomes, other_process) = (PendingOutcomes::new(), PendingOutcomes::new());
+        let (outcomes, other_process) = (following(), following());
         let mut first = outcomes.register().unwrap();
         let mut second = outcomes.register().unwrap();
         let foreign = other_process.register().unwrap();
@@ -227,10 +314,10 @@ mod tests {
 
     #[test]
     fn a_dropped_registration_makes_room_for_another() {
-        let outcomes = PendingOutcomes::new();
+        let outcomes = following();
         let registered: Vec<PendingOutcome> =
             (0..MAX_WAITING).map(|_| outcomes.register().unwrap()).collect();
-        assert_eq!(outcomes.register().err(), Some(TooManyWaiting));
+        assert_eq!(outcomes.register().err(), Some(CannotWait::TooMany));
         let name = registered[0].answer_to();
         drop(registered);
         assert!(outcomes.callers().senders.is_empty());
@@ -241,7 +328,7 @@ mod tests {
 
     #[test]
     fn answers_of_other_processes_and_invalid_ones_are_ignored() {
-        let outcomes = PendingOutcomes::new();
+        let outcomes = following();
         let pending = outcomes.register().unwrap();
         let token = pending.answer_to().split_once('-').unwrap().0.to_owned();
         for name in [

@@ -5,29 +5,36 @@
 //! | `jobs` | the operations: commands through Kafka, queries of the index |
 //! | `error` | errors of requests |
 //! | `problem` | problem documents of REST |
+//! | `limits` | limits for clients |
 //! | `grpc` | `redeliver.v1.JobService` |
+//! | `health` | gRPC health |
+//! | `state_end` | whether the index lacks records of the state topic |
 //! | `rest` | `/v1/jobs` and `/v1/stats` |
 //! | `view` | jobs as JSON |
 
+use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use axum::Router;
-use axum::http::{Request, header};
+use axum::http::Request;
+use axum::middleware;
 use axum::response::{IntoResponse as _, Response};
 use redeliver_kafka::producer::Producer;
-use redeliver_kafka::reader;
+use redeliver_kafka::reader::{self, ReadError};
 use redeliver_proto::v1::job_service_server::JobServiceServer;
 use redeliver_runtime::config::{ConfigError, SchedulerConfig};
-use redeliver_runtime::listen::{self, Listener};
+use redeliver_runtime::http_server::{self, HttpLimits};
+use redeliver_runtime::listen::Listener;
 use redeliver_runtime::tls::Protocols;
 use redeliver_service::host::{Host, api_tls};
 use redeliver_service::identity::{self, AuthenticateLayer, Authenticator};
-use tokio::sync::oneshot;
-use tokio_util::sync::CancellationToken;
+use tokio::sync::{oneshot, watch};
+use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::service::Routes;
+use tonic_health::pb::health_server::{Health, HealthServer};
 
 use crate::answers::PendingOutcomes;
 use crate::config::rules;
@@ -35,15 +42,23 @@ use crate::index::Index;
 
 mod error;
 mod grpc;
+mod health;
 mod jobs;
+mod limits;
 mod problem;
 mod rest;
+mod state_end;
 mod view;
 
 use jobs::Jobs;
+use limits::{CallerRates, LimitMetrics, check_host, is_grpc, limit_body};
+use state_end::StateEnd;
 
-/// How long requests in progress may take once the process shuts down.
-const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
+/// The share of `shutdown.grace` for which commands that are written wait for their outcomes once the process shuts down. Its
+/// lanes, which have a share of their own, run on meanwhile.
+const DRAIN_SHARE: f64 = 0.15;
+/// How long responses may take afterwards.
+const CLOSING: Duration = Duration::from_secs(2);
 /// The section of the configuration.
 const SECTION: &str = "scheduler";
 
@@ -70,8 +85,8 @@ pub(crate) fn listen(host: &Host) -> anyhow::Result<Listener> {
     host.listen(SECTION, &host.config.scheduler.api(), Protocols::Http)
 }
 
-/// Adds the API to a host. The lanes of [`crate::mount`] can run in this process or in others. The API serves requests once
-/// it follows the answers topic.
+/// Adds the API to a host. The lanes of [`crate::mount`] can run in this process or in others. Until the API follows the answers
+/// topic, it is not ready and refuses commands.
 ///
 /// # Errors
 /// When the token or the partitions of the ingest topic cannot be read, or a thread cannot be started.
@@ -80,13 +95,25 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
     let scheduler = &config.scheduler;
     let ingest: Arc<str> = scheduler.topics.ingest.as_str().into();
     let (kafka, topic) = (host.kafka.clone(), ingest.clone());
-    let partitions = tokio::task::spawn_blocking(move || reader::partitions(&kafka, &topic))
+    let state: Arc<str> = scheduler.topics.state.as_str().into();
+    let opened = tokio::task::spawn_blocking(move || {
+        Ok::<_, ReadError>((reader::partitions(&kafka, &topic)?, StateEnd::new(&kafka, state)?))
+    });
+    let (partitions, state_end) = opened
         .await
-        .context("reading the partitions of the ingest topic")??;
+        .context("reading the partitions of the ingest topic and of the state topic")??;
     let authenticator = Authenticator::start(host, SECTION, &scheduler.api())?;
     let outcomes = PendingOutcomes::new();
     let address = listener.local_addr().context("reading the address of the API")?;
-    let shutdown = host.tasks.shutdown().clone();
+    let ending = Ending {
+        shutdown: host.tasks.shutdown().clone(),
+        drain: config.shutdown.grace.duration().mul_f64(DRAIN_SHARE),
+        gave_up: CancellationToken::new(),
+        ended: CancellationToken::new(),
+        // The lanes of this process decide the commands that it has written.
+        lanes: host.hold_lanes(),
+    };
+    let metrics = LimitMetrics::register(&mut host.registry());
     let jobs = Arc::new(Jobs {
         index,
         producer: Producer::new(&host.kafka)?,
@@ -95,57 +122,151 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
         rules: rules(&config)?,
         window: config.scheduler.window.duration(),
         outcomes: outcomes.clone(),
+        state_end,
         clock: host.clock.clone(),
-        shutdown: shutdown.clone(),
+        gave_up: ending.gave_up.clone(),
         authenticator: authenticator.clone(),
+        rates: CallerRates::new(scheduler.limits.requests_per_second, &metrics),
+        max_batch: usize::try_from(scheduler.limits.batch_bytes).unwrap_or(usize::MAX),
     });
+    let server = Server {
+        hosts: scheduler.accepted_hosts().map(Into::into),
+        body_timeout: scheduler.limits.body_timeout.duration(),
+        http: HttpLimits {
+            connections: usize::try_from(scheduler.limits.connections).unwrap_or(usize::MAX),
+            header_timeout: scheduler.limits.header_timeout.duration(),
+            header_bytes: scheduler.limits.header_bytes,
+            too_many: metrics.of("connections"),
+        },
+        metrics,
+    };
 
     let part = host.health.part("scheduler-answers");
     let (started, follows) = oneshot::channel();
     let (kafka, topic) = (host.kafka.clone(), scheduler.topics.answers.as_str().into());
     host.tasks.spawn_thread("scheduler-answers", {
-        let shutdown = shutdown.clone();
+        let ended = ending.ended.clone();
         move || {
-            outcomes.follow(&kafka, &topic, &part, started, &shutdown);
+            outcomes.follow(&kafka, &topic, &part, started, &ended);
             Ok::<(), io::Error>(())
         }
     })?;
+    let ready = host.health.is_ready();
     host.tasks.spawn("scheduler-api", async move {
-        if follows.await.is_err() {
-            // The process is shutting down.
-            return Ok(());
+        let announce = async {
+            if follows.await.is_ok() {
+                tracing::info!(%address, "serving the job API (gRPC and REST)");
+            }
+            std::future::pending::<Infallible>().await
+        };
+        tokio::select! {
+            served = serve(listener, server, jobs, authenticator, ready, ending) => served,
+            never = announce => match never {},
         }
-        tracing::info!(%address, "serving the job API (gRPC and REST)");
-        serve(listener, jobs, authenticator, shutdown).await
     });
     Ok(())
 }
 
-/// Serves requests until `shutdown`, and gives those in progress some time to complete.
+/// The limits of the server.
+struct Server {
+    /// The hosts that requests may name. `None`: any.
+    hosts: Option<Arc<[String]>>,
+    body_timeout: Duration,
+    http: HttpLimits,
+    metrics: LimitMetrics,
+}
+
+impl Server {
+    /// Adds the limits of all requests.
+    fn limit(&self, router: Router) -> Router {
+        let Some(hosts) = self.hosts.clone() else {
+            return router;
+        };
+        let refused = self.metrics.of("host");
+        router.layer(middleware::from_fn(move |request, next| {
+            check_host(hosts.clone(), refused.clone(), request, next)
+        }))
+    }
+
+    /// Adds the limits of requests with one message. The streams of health and reflection stay open.
+    fn limit_bodies(&self, router: Router) -> Router {
+        let (limit, refused) = (self.body_timeout, self.metrics.of("body_timeout"));
+        router.layer(middleware::map_request(move |request| {
+            std::future::ready(limit_body(request, limit, &refused))
+        }))
+    }
+}
+
+/// How the API ends. On shutdown, it is not ready and refuses commands. Those that are written wait for their outcomes, at most
+/// for `drain`; then it gives them up, and is ended.
+struct Ending {
+    shutdown: CancellationToken,
+    drain: Duration,
+    gave_up: CancellationToken,
+    /// From now on, no connection is accepted, and no outcome is read.
+    ended: CancellationToken,
+    /// Keeps the lanes running.
+    lanes: DropGuard,
+}
+
+impl Ending {
+    async fn run(self, outcomes: &PendingOutcomes) {
+        if tokio::time::timeout(self.drain, outcomes.close()).await.is_err() {
+            tracing::warn!("commands are still undecided; their callers are told so");
+            self.gave_up.cancel();
+            outcomes.close().await;
+        }
+        self.ended.cancel();
+        drop(self.lanes);
+    }
+}
+
+/// Serves requests until the shutdown, and gives those in progress some time to complete.
 async fn serve<I: Index>(
     listener: Listener,
+    server: Server,
     jobs: Arc<Jobs<I>>,
     authenticator: Authenticator,
-    shutdown: CancellationToken,
+    ready: watch::Receiver<bool>,
+    ending: Ending,
 ) -> Result<(), ApiError> {
-    let router = router(jobs, authenticator).await?;
-    let serving = listen::serve(listener, router, shutdown.clone().cancelled_owned());
+    // The thread that reads the answers topic must end in any case.
+    let _ended = ending.ended.clone().drop_guard();
+    let (reporter, health_service) = tonic_health::server::health_reporter();
+    // Before the first request.
+    health::set(&reporter, false).await;
+    let outcomes = jobs.outcomes.clone();
+    let router = server.limit(router(jobs, authenticator, health_service, &server)?);
+    let serving = http_server::serve(
+        listener,
+        router,
+        server.http,
+        ending.ended.clone().cancelled_owned(),
+    );
+    let ending = async {
+        health::report(&reporter, ready, &ending.shutdown).await;
+        ending.run(&outcomes).await;
+        health::end_watches(reporter).await;
+        tokio::time::sleep(CLOSING).await;
+    };
     tokio::select! {
         result = serving => result.map_err(ApiError::Serve),
-        () = async { shutdown.cancelled().await; tokio::time::sleep(SHUTDOWN_GRACE).await; } => {
+        () = ending => {
             tracing::warn!("closing connections with requests in progress");
             Ok(())
         }
     }
 }
 
-async fn router<I: Index>(jobs: Arc<Jobs<I>>, authenticator: Authenticator) -> Result<Router, ApiError> {
-    type Served<I> = JobServiceServer<grpc::Service<I>>;
-
-    let (health, health_service) = tonic_health::server::health_reporter();
-    health.set_serving::<Served<I>>().await;
+fn router<I: Index>(
+    jobs: Arc<Jobs<I>>,
+    authenticator: Authenticator,
+    health: HealthServer<impl Health>,
+    server: &Server,
+) -> Result<Router, ApiError> {
+    let max_message = jobs.max_request().max(jobs.max_batch);
     let service =
-        JobServiceServer::new(grpc::Service::new(jobs.clone())).max_decoding_message_size(jobs.max_request());
+        JobServiceServer::new(grpc::Service::new(jobs.clone())).max_decoding_message_size(max_message);
     let refuse = |refusal: &identity::Refusal| identity::grpc::status(refusal).into_http();
     let authenticated = Routes::new(service)
         .into_axum_router()
@@ -153,12 +274,12 @@ async fn router<I: Index>(jobs: Arc<Jobs<I>>, authenticator: Authenticator) -> R
         .route_layer(AuthenticateLayer::new(authenticator.clone(), refuse));
     // Health and reflection require no identity, so that probes and tools work.
     let mut open = Routes::builder();
-    open.add_service(health_service)
+    open.add_service(health)
         .add_service(reflection().build_v1()?)
         .add_service(reflection().build_v1alpha()?);
     let open = open.routes().into_axum_router().reset_fallback();
-    let rest = rest::router(jobs, authenticator);
-    Ok(rest.merge(authenticated).merge(open).fallback(not_found))
+    let limited = server.limit_bodies(rest::router(jobs, authenticator).merge(authenticated));
+    Ok(limited.merge(open).fallback(not_found))
 }
 
 fn reflection() -> tonic_reflection::server::Builder<'static> {
@@ -170,8 +291,7 @@ fn reflection() -> tonic_reflection::server::Builder<'static> {
 }
 
 async fn not_found(request: Request<axum::body::Body>) -> Response {
-    let content_type = request.headers().get(header::CONTENT_TYPE);
-    if content_type.is_some_and(|value| value.as_bytes().starts_with(b"application/grpc")) {
+    if is_grpc(request.headers()) {
         let status = tonic::Status::unimplemented("unknown service or method");
         return status.into_http::<axum::body::Body>();
     }

@@ -53,6 +53,12 @@ impl ApiConfig {
         self.token_file.is_some() || self.auth.accepts_tokens()
     }
 
+    /// Whether clients must prove who they are.
+    #[must_use]
+    pub fn is_authenticated(&self) -> bool {
+        self.accepts_tokens() || self.tls.requires_client_certificate()
+    }
+
     /// Whether a client needs a certificate even if it sends a token. With `auth.client_certificates`, a client proves who
     /// it is in one of the two ways.
     #[must_use]
@@ -64,8 +70,7 @@ impl ApiConfig {
     /// Reports problems of `listen`, `token_file`, `tls` and `auth` in the current section of `findings`.
     pub(super) fn check(&self, findings: &mut Findings<'_>) {
         let verifies_clients = self.tls.requires_client_certificate();
-        let is_authenticated = self.accepts_tokens() || verifies_clients;
-        if !self.listen.ip().is_loopback() && !is_authenticated && !self.allow_remote {
+        if !self.listen.ip().is_loopback() && !self.is_authenticated() && !self.allow_remote {
             let problem = format!(
                 "{} is reachable from other machines without authentication: listen on 127.0.0.1, set token_file, auth \
                  or tls.client_ca_file, or set allow_remote: true",

@@ -11,6 +11,7 @@ use super::api::ApiConfig;
 use super::auth::AuthConfig;
 use super::display_from_str;
 use super::error::Findings;
+use super::limits::ApiLimitsConfig;
 use super::tls::ServerTlsConfig;
 
 /// `scheduler`.
@@ -33,6 +34,10 @@ pub struct SchedulerConfig {
     pub tls: ServerTlsConfig,
     /// See [`ApiConfig::auth`].
     pub auth: AuthConfig,
+    /// The values of the header `Host` that are accepted, without port. `None`: see [`SchedulerConfig::accepted_hosts`].
+    pub allowed_hosts: Option<Vec<String>>,
+    /// What clients of the API may use.
+    pub limits: ApiLimitsConfig,
     /// The scheduler's own topics.
     pub topics: JobTopicsConfig,
     /// The consumer group of all schedulers.
@@ -90,6 +95,8 @@ impl Default for SchedulerConfig {
             allow_remote: false,
             tls: ServerTlsConfig::default(),
             auth: AuthConfig::default(),
+            allowed_hosts: None,
+            limits: ApiLimitsConfig::default(),
             topics: JobTopicsConfig::default(),
             group: "redeliver-scheduler".to_owned(),
             default_time_zone: "UTC".to_owned(),
@@ -147,6 +154,23 @@ impl SchedulerConfig {
         }
     }
 
+    /// The hosts that requests may name, in lower case. `None`: any.
+    ///
+    /// A web page can let a browser send requests to a server on the same machine, after its own name in the DNS resolves to
+    /// 127.0.0.1. Such requests name the host of the page. So a server that listens on loopback without authentication accepts
+    /// only names of this machine by default.
+    #[must_use]
+    pub fn accepted_hosts(&self) -> Option<Vec<String>> {
+        match &self.allowed_hosts {
+            Some(hosts) => Some(hosts.iter().map(|host| host.to_ascii_lowercase()).collect()),
+            None if self.listen.ip().is_loopback() && !self.api().is_authenticated() => {
+                let own = self.listen.ip().to_string();
+                Some(vec!["localhost".into(), "127.0.0.1".into(), "::1".into(), own])
+            }
+            None => None,
+        }
+    }
+
     /// The scheduler's own topics and those of its applications, without duplicates.
     #[must_use]
     pub fn topics(&self) -> SchedulerTopics {
@@ -170,6 +194,15 @@ impl SchedulerConfig {
 
     pub(super) fn check(&self, findings: &mut Findings<'_>) {
         self.api().check(findings);
+        findings.inside("limits", |at| self.limits.check(at));
+        for host in self.allowed_hosts.iter().flatten() {
+            if host.is_empty() || host.contains(['/', ' ', '[', ']']) {
+                let problem = format!(
+                    "`{host}` is not a host: write names such as scheduler.example or addresses such as ::1, without port"
+                );
+                findings.report("allowed_hosts", problem);
+            }
+        }
         findings.inside("apps", |at| {
             for (name, app) in &self.apps {
                 if let Err(problem) = check_app_name(name) {

@@ -16,7 +16,8 @@ use redeliver_core::SystemClock;
 use redeliver_runtime::admin::{self, Admin};
 use redeliver_runtime::config::{Config, ServerTlsConfig};
 use redeliver_runtime::health::Health;
-use redeliver_runtime::listen::{Listener, PeerCertificates, serve};
+use redeliver_runtime::http_server::{HttpLimits, serve};
+use redeliver_runtime::listen::{Listener, PeerCertificates};
 use redeliver_runtime::metrics;
 use redeliver_runtime::tls::{
     ClientCertificates, Protocols, ServerTls, TlsMetrics, certificates, client_builder, private_key,
@@ -174,7 +175,12 @@ impl Server {
         listener.observe(&TlsMetrics::register(&mut registry));
         let address = listener.local_addr().unwrap();
         let mut task = JoinSet::new();
-        task.spawn(serve(listener, routes, std::future::pending()));
+        task.spawn(serve(
+            listener,
+            routes,
+            HttpLimits::default(),
+            std::future::pending(),
+        ));
         Self {
             address,
             registry,

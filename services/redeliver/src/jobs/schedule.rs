@@ -3,23 +3,33 @@
 use std::io::Read as _;
 use std::process::ExitCode;
 
-use clap::Args;
-use redeliver_client::{ClientError, JobRequest, Priority};
+use clap::{ArgGroup, Args};
+use redeliver_client::{ClientError, JobRequest, Priority, Timestamp};
 use redeliver_core::HumanDuration;
 use redeliver_runtime::Config;
 use serde_json::json;
 
-use super::{SchedulerArgs, WhenArgs};
+use super::{SchedulerArgs, batch, due};
 use crate::connection::CliError;
 use crate::output::{OutputArgs, print_item};
 
 #[derive(Args)]
+#[command(group = ArgGroup::new("what").required(true).args(["at", "after", "file"]))]
 pub(super) struct ScheduleArgs {
     /// Application, one of scheduler.apps
-    #[arg(long, value_name = "NAME")]
-    app: String,
-    #[command(flatten)]
-    when: WhenArgs,
+    #[arg(long, value_name = "NAME", required_unless_present = "file")]
+    app: Option<String>,
+    /// Due time, such as 2026-11-22T08:00:00Z
+    #[arg(long, value_name = "TIME", value_parser = super::time)]
+    at: Option<Timestamp>,
+    /// Delay from now, such as 90s
+    #[arg(long = "in", value_name = "DURATION")]
+    after: Option<HumanDuration>,
+    /// File with one job per line, in JSON as for REST; - for standard input. Prints a result per line. Exits with status 1 if a
+    /// job failed
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["app", "data", "data_file", "key", "headers", "priority",
+        "idempotency_key", "expire_after", "request_id"])]
+    pub(super) file: Option<String>,
     /// Value of the record, as text (default: empty)
     #[arg(long, value_name = "TEXT", conflicts_with = "data_file")]
     data: Option<String>,
@@ -45,7 +55,7 @@ pub(super) struct ScheduleArgs {
     #[arg(long, value_name = "NAME")]
     request_id: Option<String>,
     #[command(flatten)]
-    output: OutputArgs,
+    pub(super) output: OutputArgs,
     #[command(flatten)]
     pub(super) scheduler: SchedulerArgs,
 }
@@ -62,6 +72,9 @@ fn priority(text: &str) -> Result<Priority, String> {
 }
 
 pub(super) async fn run(config: &Config, args: &ScheduleArgs) -> Result<ExitCode, CliError> {
+    if let Some(file) = &args.file {
+        return batch::run(config, args, file).await;
+    }
     let request = args.request()?;
     request.check().map_err(ClientError::from)?;
     let scheduled = args.scheduler.connect(config).await?.schedule(&request).await?;
@@ -85,9 +98,9 @@ pub(super) async fn run(config: &Config, args: &ScheduleArgs) -> Result<ExitCode
 
 impl ScheduleArgs {
     fn request(&self) -> Result<JobRequest, CliError> {
-        let when = self.when.when();
-        let when = when.ok_or_else(|| CliError::Usage("one of --at and --in is required".to_owned()))?;
-        let mut request = JobRequest::new(&self.app, when)
+        let when = due(self.at, self.after)?;
+        let app = self.app.as_deref().unwrap_or_default();
+        let mut request = JobRequest::new(app, when)
             .priority(self.priority)
             .data(self.data()?);
         if let Some(key) = &self.key {

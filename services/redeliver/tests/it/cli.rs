@@ -100,6 +100,62 @@ fn a_job_is_scheduled_shown_rescheduled_and_cancelled() {
 }
 
 #[test]
+fn the_jobs_of_a_file_are_scheduled_and_each_line_has_a_result() {
+    let services = Services::new("cli-file");
+    let _scheduler = services.pipe.scheduler("a");
+    let file = services.pipe.env.directory().join("jobs.jsonl");
+    let job = |app: &str, key: usize| {
+        let job = json!({"appName": app, "delay": "1h", "idempotencyKey": key.to_string(), "jobData": key});
+        job.to_string()
+    };
+    // More than a batch.
+    let mut lines: Vec<String> = (0..1_005).map(|key| job(APP, key)).collect();
+    lines.insert(3, String::new());
+    std::fs::write(&file, lines.join("\n")).unwrap();
+    let arguments = [
+        "jobs",
+        "schedule",
+        "--file",
+        file.to_str().unwrap(),
+        "-o",
+        "jsonl",
+    ];
+    let results = |printed: &str| -> Vec<Value> {
+        printed
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect()
+    };
+    let scheduled = results(&services.cli(&arguments));
+    assert_eq!(scheduled.len(), 1_005);
+    assert!(
+        scheduled.iter().all(|result| result["outcome"] == "scheduled"),
+        "{scheduled:?}"
+    );
+    assert_eq!(
+        (&scheduled[2]["line"], &scheduled[3]["line"]),
+        (&json!(3), &json!(5))
+    );
+
+    // The valid jobs of a file are scheduled, the others fail.
+    let lines = [job(APP, 0), "{".to_owned(), job("unknown", 1), job(APP, 2_000)];
+    std::fs::write(&file, lines.join("\n")).unwrap();
+    let partly = services.fails(1, &arguments);
+    assert_eq!(partly.stderr, "2 jobs failed\n");
+    let partly = results(&partly.stdout);
+    assert_eq!(
+        (&partly[0]["outcome"], &partly[0]["id"]),
+        (&json!("duplicate"), &scheduled[0]["id"])
+    );
+    assert!(
+        partly[1]["error"]["message"].as_str().unwrap().contains("EOF"),
+        "{partly:?}"
+    );
+    assert_eq!(partly[2]["error"]["reason"], "APPLICATION_UNKNOWN");
+    assert_eq!(partly[3]["outcome"], "scheduled");
+}
+
+#[test]
 fn jobs_are_listed_from_the_state_topic_with_and_without_a_scheduler() {
     let services = Services::new("cli-list");
     let mut scheduler = services.pipe.scheduler("a");

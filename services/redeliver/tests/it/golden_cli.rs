@@ -47,7 +47,7 @@ Schedule, show and cancel jobs
 Usage: redeliver jobs <COMMAND>
 
 Commands:
-  schedule    Schedule a job
+  schedule    Schedule a job, or the jobs of a file
   get         Show one job
   cancel      Cancel a job; exits with status 1 if it was already dispatched or is unknown
   reschedule  Change the due time of a job; exits with status 1 if the job has ended or is unknown
@@ -148,8 +148,8 @@ fn wrong_usage_is_reported_with_valid_values() {
     refuses(
         &["jobs", "schedule", "--app", "a"],
         &format!(
-            "error: the following required arguments were not provided:\n  <--at <TIME>|--in <DURATION>>\n\n\
-             Usage: redeliver jobs schedule --app <NAME> <--at <TIME>|--in <DURATION>>{more}"
+            "error: the following required arguments were not provided:\n  <--at <TIME>|--in <DURATION>|--file <FILE>>\n\n\
+             Usage: redeliver jobs schedule --app <NAME> <--at <TIME>|--in <DURATION>|--file <FILE>>{more}"
         ),
     );
     refuses(

@@ -7,15 +7,18 @@ use redeliver_core::{ErrorClass, Failure};
 use redeliver_kafka::producer::ProduceError;
 use redeliver_proto::{error, v1};
 use redeliver_runtime::error_chain::error_chain;
-use redeliver_service::identity::{self, Refusal};
+use redeliver_service::identity::{self, Reason, Refusal};
 use tonic::{Code, Status};
 
 use super::problem::Problem;
 use crate::admission::{INDEX_FULL, RETRY_AFTER};
-use crate::answers::TooManyWaiting;
+use crate::answers::CannotWait;
 use crate::index::IndexError;
 use crate::job::JobId;
 use crate::request::{Field, Format};
+
+/// When a client should send a request again whose problem usually passes soon.
+const SOON: Duration = Duration::from_secs(1);
 
 /// Why a request failed.
 #[derive(Debug)]
@@ -34,22 +37,35 @@ pub(crate) enum RequestError {
     Rejected(String),
     UnknownJob(JobId),
     /// The command is in Kafka, and there was no outcome in time.
-    Undecided(JobId, Duration),
-    /// The command is in Kafka, and this process is shutting down.
-    ShuttingDown(JobId),
-    /// Kafka did not confirm the command in time: it may or may not be written.
-    Unconfirmed,
-    /// Kafka refused the command, or was unavailable.
+    Undecided(JobId, Undecided),
+    /// Kafka did not confirm the command: it may or may not be written.
+    Unconfirmed(String),
+    /// Kafka refused the command; nothing was written.
     KafkaUnavailable(String),
     /// The index has no memory for a job with this due time. The request was not written, or the shard rejected it.
     IndexFull(String),
-    /// Too many requests wait for outcomes; nothing was written.
-    TooManyWaiting(TooManyWaiting),
-
+    /// The request cannot wait for an outcome; nothing was written.
+    CannotWait(CannotWait),
+    /// The caller sends too many requests; this is how long it has to wait.
+    RateLimited(Duration),
     IndexUnavailable(String),
     /// The index of the shard is being rebuilt.
     IndexIncomplete,
 }
+
+/// Why a request did not wait any longer for the outcome of its command.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Undecided {
+    #[error("no outcome within {} s", .0.as_secs())]
+    Timeout(Duration),
+    #[error("this scheduler is shutting down")]
+    ShuttingDown,
+}
+
+/// What a client gets that cannot know whether its command took effect. No usual retry policy repeats requests after these, as
+/// it would after UNAVAILABLE, DEADLINE_EXCEEDED, and all statuses from 500 on. A repetition without an idempotency key could
+/// schedule the job again.
+const UNKNOWN_OUTCOME: (Code, StatusCode) = (Code::Unknown, StatusCode::FAILED_DEPENDENCY);
 
 impl From<Refusal> for RequestError {
     fn from(refusal: Refusal) -> Self {
@@ -66,15 +82,20 @@ impl From<Failure> for RequestError {
     }
 }
 
-impl From<TooManyWaiting> for RequestError {
-    fn from(error: TooManyWaiting) -> Self {
-        Self::TooManyWaiting(error)
+impl From<CannotWait> for RequestError {
+    fn from(error: CannotWait) -> Self {
+        Self::CannotWait(error)
     }
 }
 
 impl From<ProduceError> for RequestError {
     fn from(error: ProduceError) -> Self {
-        Self::KafkaUnavailable(error_chain(&error))
+        let reason = error_chain(&error);
+        if error.is_refusal() {
+            Self::KafkaUnavailable(reason)
+        } else {
+            Self::Unconfirmed(reason)
+        }
     }
 }
 
@@ -110,6 +131,10 @@ impl RequestError {
                 message,
             )
         };
+        let unknown = |reason, message| {
+            let (grpc, http) = UNKNOWN_OUTCOME;
+            parts(grpc, http, reason, message)
+        };
         match self {
             Self::Refused(refusal) => refused(&refusal),
             Self::Invalid(failure) => invalid(failure),
@@ -137,43 +162,26 @@ impl RequestError {
                     format!("no such job: {id}; jobs are deleted some time after they end"),
                 )
             },
-            Self::Undecided(id, timeout) => ErrorParts {
+            Self::Undecided(id, why) => ErrorParts {
                 job: Some(id),
-                ..parts(
-                    Code::DeadlineExceeded,
-                    StatusCode::GATEWAY_TIMEOUT,
+                ..unknown(
                     "UNDECIDED",
                     format!(
-                        "no outcome within {} s; the command for job {id} is in Kafka and will take effect; get the job \
-                         later, and repeat the request only with the same idempotency key",
-                        timeout.as_secs()
+                        "{why}; the command for job {id} is in Kafka and will take effect; get the job later, and repeat \
+                         the request only with the same idempotency key"
                     ),
                 )
             },
-            Self::ShuttingDown(id) => ErrorParts {
-                job: Some(id),
-                ..unavailable(
-                    "UNDECIDED",
-                    format!(
-                        "this scheduler is shutting down; the command for job {id} is in Kafka and will take effect; get \
-                         the job from another scheduler"
-                    ),
-                )
-            },
-            Self::Unconfirmed => parts(
-                Code::DeadlineExceeded,
-                StatusCode::GATEWAY_TIMEOUT,
+            Self::Unconfirmed(reason) => unknown(
                 "UNCONFIRMED",
-                "Kafka did not confirm the command in time, so it may or may not take effect; repeat the request with \
-                 the same idempotency key"
-                    .to_owned(),
+                format!(
+                    "Kafka did not confirm the command, so it may or may not take effect; repeat the request only with \
+                     the same idempotency key ({reason})"
+                ),
             ),
             Self::KafkaUnavailable(reason) => unavailable(
                 "KAFKA_UNAVAILABLE",
-                format!(
-                    "Kafka did not accept the command, so it may or may not take effect; repeat the request with the \
-                     same idempotency key ({reason})"
-                ),
+                format!("Kafka refused the command; nothing was written ({reason})"),
             ),
             Self::IndexFull(message) => parts(
                 Code::ResourceExhausted,
@@ -181,11 +189,25 @@ impl RequestError {
                 "INDEX_FULL",
                 message,
             ),
-            Self::TooManyWaiting(error) => parts(
+            Self::CannotWait(error) => {
+                let message = format!("{error}; nothing was written; retry later");
+                match error {
+                    CannotWait::TooMany => parts(
+                        Code::ResourceExhausted,
+                        StatusCode::TOO_MANY_REQUESTS,
+                        "BUSY",
+                        message,
+                    ),
+                    CannotWait::NotFollowing => unavailable("NOT_READY", message),
+                    CannotWait::ShuttingDown => unavailable("SHUTTING_DOWN", message),
+                }
+            }
+            Self::RateLimited(_) => parts(
                 Code::ResourceExhausted,
                 StatusCode::TOO_MANY_REQUESTS,
-                "BUSY",
-                format!("{error}; nothing was written; retry later"),
+                "RATE_LIMITED",
+                "the caller exceeds scheduler.limits.requests_per_second; nothing was written; retry later"
+                    .to_owned(),
             ),
             Self::IndexUnavailable(reason) => unavailable("INDEX_UNAVAILABLE", reason),
             Self::IndexIncomplete => unavailable(
@@ -195,13 +217,30 @@ impl RequestError {
         }
     }
 
+    /// When to send the same request again. `None` if that is pointless, or could repeat its effect.
+    fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::IndexFull(_) => Some(RETRY_AFTER),
+            Self::RateLimited(wait) => Some(*wait),
+            Self::Refused(refusal) => (refusal.reason() == Reason::KeysUnavailable).then_some(SOON),
+            Self::KafkaUnavailable(_)
+            | Self::CannotWait(_)
+            | Self::IndexUnavailable(_)
+            | Self::IndexIncomplete => Some(SOON),
+            Self::Invalid(_)
+            | Self::Conflict { .. }
+            | Self::Rejected(_)
+            | Self::UnknownJob(_)
+            | Self::Undecided(..)
+            | Self::Unconfirmed(_) => None,
+        }
+    }
+
     /// The error as a gRPC status.
     pub(crate) fn into_status(self) -> Status {
-        if let Self::Refused(refusal) = &self {
+        let retry_after = self.retry_after();
+        if let (Self::Refused(refusal), None) = (&self, retry_after) {
             return identity::grpc::status(refusal);
-        }
-        if let Self::IndexFull(message) = self {
-            return error::retry_later(Code::ResourceExhausted, message, "INDEX_FULL", RETRY_AFTER);
         }
         if let Self::Invalid(failure) = &self
             && let Some(field) = Field::of(failure)
@@ -214,8 +253,36 @@ impl RequestError {
             return error::invalid(name, problem, "REQUEST_INVALID", [code]);
         }
         let parts = self.parts();
+        if let Some(after) = retry_after {
+            return error::retry_later(parts.grpc, parts.message, &parts.reason.to_uppercase(), after);
+        }
         let job = parts.job.map(|id| ("job_id", id.to_string()));
         error::status(parts.grpc, parts.message, parts.reason, job)
+    }
+
+    /// The error of one job of a batch.
+    pub(crate) fn into_job_error(self) -> v1::JobError {
+        let retry_after = self.retry_after();
+        let (error_code, field) = match &self {
+            Self::Invalid(failure) => (
+                failure.code.clone(),
+                Field::of(failure).map(|field| field.name(Format::Protobuf)),
+            ),
+            _ => (String::new(), None),
+        };
+        let parts = self.parts();
+        v1::JobError {
+            code: parts.grpc.into(),
+            message: parts.message,
+            reason: parts.reason.to_uppercase(),
+            error_code,
+            field: field.unwrap_or_default().to_owned(),
+            job_id: parts.job.map(|id| id.to_string()).unwrap_or_default(),
+            retry_after: retry_after.map(|after| prost_types::Duration {
+                seconds: i64::try_from(after.as_secs()).unwrap_or(i64::MAX),
+                nanos: i32::try_from(after.subsec_nanos()).unwrap_or(0),
+            }),
+        }
     }
 
     /// The error as a problem document.
@@ -228,15 +295,15 @@ impl RequestError {
             Self::Conflict { job, .. } => Some(job.clone()),
             _ => None,
         };
+        let retry_after = self.retry_after();
         let header = match &self {
-            Self::IndexFull(_) => Some((header::RETRY_AFTER, RETRY_AFTER.as_secs().into())),
-            Self::Refused(refusal) => {
+            Self::Refused(refusal) if retry_after.is_none() => {
                 let challenge = refusal
                     .challenge()
                     .and_then(|challenge| challenge.try_into().ok());
                 challenge.map(|challenge| (header::WWW_AUTHENTICATE, challenge))
             }
-            _ => None,
+            _ => retry_after.map(|after| (header::RETRY_AFTER, whole_seconds(after).into())),
         };
         let parts = self.parts();
         Problem {
@@ -250,6 +317,11 @@ impl RequestError {
             header: header.map(Box::new),
         }
     }
+}
+
+/// Rounded up, because `Retry-After` has whole seconds.
+fn whole_seconds(duration: Duration) -> u64 {
+    duration.as_secs() + u64::from(duration.subsec_nanos() > 0)
 }
 
 impl From<RequestError> for Problem {
@@ -300,6 +372,7 @@ fn is_unknown_app(failure: &Failure) -> bool {
 #[cfg(test)]
 mod tests {
     use redeliver_core::Timestamp;
+    use tonic_types::StatusExt as _;
 
     use super::*;
 
@@ -347,13 +420,45 @@ mod tests {
     }
 
     #[test]
-    fn an_undecided_command_is_reported_to_take_effect() {
-        let status = RequestError::Undecided(id(), Duration::from_secs(10)).into_status();
-        assert_eq!(status.code(), Code::DeadlineExceeded);
+    fn an_unknown_outcome_is_reported_with_codes_that_are_not_repeated() {
+        let undecided = || RequestError::Undecided(id(), Undecided::Timeout(Duration::from_secs(10)));
+        let status = undecided().into_status();
+        assert_eq!(status.code(), Code::Unknown);
         assert!(status.message().contains("is in Kafka and will take effect"));
         assert!(status.message().contains(&id().to_string()));
-        let problem = RequestError::ShuttingDown(id()).into_problem();
-        assert_eq!(problem.status, StatusCode::SERVICE_UNAVAILABLE);
+        assert!(status.get_details_retry_info().is_none());
+        let problem = undecided().into_problem();
+        assert_eq!(problem.status, StatusCode::FAILED_DEPENDENCY);
         assert_eq!(problem.job_id, Some(id().to_string()));
+        assert!(problem.header.is_none());
+        let unconfirmed = RequestError::Unconfirmed("timed out".to_owned()).into_status();
+        assert_eq!(unconfirmed.code(), Code::Unknown);
+    }
+
+    #[test]
+    fn errors_after_which_a_repetition_makes_sense_say_when() {
+        let errors: [fn() -> RequestError; 8] = [
+            || RequestError::RateLimited(Duration::from_millis(20)),
+            || CannotWait::TooMany.into(),
+            || CannotWait::NotFollowing.into(),
+            || CannotWait::ShuttingDown.into(),
+            || RequestError::IndexFull("full".to_owned()),
+            || RequestError::IndexUnavailable("down".to_owned()),
+            || RequestError::IndexIncomplete,
+            || RequestError::KafkaUnavailable("no".to_owned()),
+        ];
+        for error in errors {
+            let status = error().into_status();
+            assert!(status.get_details_retry_info().is_some(), "{status:?}");
+            let problem = error().into_problem();
+            let (name, seconds) = *problem.header.unwrap();
+            assert_eq!(name, header::RETRY_AFTER);
+            assert_ne!(seconds, "0");
+            assert_eq!(
+                error::reason(&status).unwrap().to_lowercase(),
+                problem.code,
+                "{status:?}"
+            );
+        }
     }
 }

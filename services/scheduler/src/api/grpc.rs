@@ -10,7 +10,7 @@ use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::{Request, Response, Status};
 
 use super::error::RequestError;
-use super::jobs::{Jobs, trace_headers};
+use super::jobs::{Accepted, Jobs, trace_headers};
 use crate::index::Index;
 use crate::job::JobId;
 use crate::request::{Field, Format, draft, read_id, read_when};
@@ -38,6 +38,18 @@ fn parse_id(text: &str) -> Result<JobId, Status> {
     read_id(Field::Id, Format::Protobuf, text).map_err(|failure| RequestError::from(failure).into_status())
 }
 
+fn schedule_response(accepted: Accepted) -> v1::ScheduleJobResponse {
+    let (outcome, job) = match accepted.result {
+        Some((outcome, job)) => (outcome, Some(job)),
+        None => (v1::Outcome::Unspecified, None),
+    };
+    v1::ScheduleJobResponse {
+        id: accepted.id.to_string(),
+        outcome: outcome.into(),
+        job,
+    }
+}
+
 #[tonic::async_trait]
 impl<I: Index> JobService for Service<I> {
     async fn schedule_job(
@@ -53,15 +65,29 @@ impl<I: Index> JobService for Service<I> {
             .schedule(&caller, draft, Format::Protobuf, !no_wait, trace)
             .await;
         let accepted = scheduled.map_err(RequestError::into_status)?;
-        let (outcome, job) = match accepted.result {
-            Some((outcome, job)) => (outcome, Some(job)),
-            None => (v1::Outcome::Unspecified, None),
-        };
-        Ok(Response::new(v1::ScheduleJobResponse {
-            id: accepted.id.to_string(),
-            outcome: outcome.into(),
-            job,
-        }))
+        Ok(Response::new(schedule_response(accepted)))
+    }
+
+    async fn batch_schedule_jobs(
+        &self,
+        request: Request<v1::BatchScheduleJobsRequest>,
+    ) -> Result<Response<v1::BatchScheduleJobsResponse>, Status> {
+        let (caller, trace) = (caller(&request)?, trace(request.metadata()));
+        let v1::BatchScheduleJobsRequest { jobs, no_wait } = request.into_inner();
+        let drafts = jobs.into_iter().map(|job| Ok(draft(job)?)).collect();
+        let batch = self
+            .0
+            .schedule_batch(&caller, drafts, Format::Protobuf, !no_wait, trace)
+            .await;
+        let results = batch.map_err(RequestError::into_status)?.into_iter();
+        let results = results.map(|result| v1::BatchScheduleResult {
+            result: Some(match result {
+                Ok(accepted) => v1::batch_schedule_result::Result::Scheduled(schedule_response(accepted)),
+                Err(error) => v1::batch_schedule_result::Result::Error(error.into_job_error()),
+            }),
+        });
+        let results = results.collect();
+        Ok(Response::new(v1::BatchScheduleJobsResponse { results }))
     }
 
     async fn get_job(&self, request: Request<v1::GetJobRequest>) -> Result<Response<v1::Job>, Status> {

@@ -7,7 +7,7 @@
 //!
 //! | operation | scope |
 //! |---|---|
-//! | schedule | `jobs:write` for the application of the request |
+//! | schedule, also in a batch | `jobs:write` for the application of the request |
 //! | get | `jobs:read` for the application of the job |
 //! | cancel, reschedule | `jobs:write` for the application of the job |
 //! | stats | `jobs:read` for all applications, because it counts all jobs |
@@ -18,18 +18,23 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::join_all;
 use redeliver_core::headers::{TRACEPARENT, TRACESTATE};
 use redeliver_core::{Clock, Headers, Output, Timestamp};
 use redeliver_kafka::murmur2::shard_of;
 use redeliver_kafka::producer::Producer;
+use redeliver_kafka::reader::ReadError;
 use redeliver_proto::convert::to_timestamp;
 use redeliver_proto::v1;
 use redeliver_runtime::config::{Area, Verb};
+use redeliver_runtime::error_chain::error_chain;
 use redeliver_service::identity::{Authenticator, Identity};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::error::RequestError;
+use super::error::{RequestError, Undecided};
+use super::limits::CallerRates;
+use super::state_end::StateEnd;
 use crate::admission::{self, INDEX_FULL};
 use crate::answers::{PendingOutcome, PendingOutcomes};
 use crate::codec;
@@ -41,11 +46,15 @@ use crate::request::{Command, Draft, Envelope, Field, Format, ParsedRequest, Rul
 const OUTCOME_TIMEOUT: Duration = Duration::from_secs(10);
 /// A job that was requested within this time may not be in the index yet.
 const RECENT: Duration = Duration::from_secs(5);
+/// Kafka refuses records whose timestamps are further in the future (`message.timestamp.after.max.ms`), so no job has such an id.
+const MAX_AHEAD: Duration = Duration::from_secs(3_600);
 /// How long such a job is looked up repeatedly, and how often.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(1);
 const LOOKUP_INTERVAL: Duration = Duration::from_millis(25);
 /// The size of a request besides the job's data: names, times, and the overhead of the protocol.
 const REQUEST_OVERHEAD: usize = 64 << 10;
+/// The maximum number of jobs of a batch.
+const MAX_BATCH: usize = 1_000;
 /// The default and the maximum number of minutes in statistics.
 const DEFAULT_MINUTES: u32 = 60;
 const MAX_MINUTES: u32 = 1_440;
@@ -61,9 +70,14 @@ pub(crate) struct Jobs<I> {
     /// The scheduler's window: jobs that are due within it need no index.
     pub(crate) window: Duration,
     pub(crate) outcomes: PendingOutcomes,
+    pub(crate) state_end: StateEnd,
     pub(crate) clock: Arc<dyn Clock>,
-    pub(crate) shutdown: CancellationToken,
+    /// Cancelled when the process cannot wait for outcomes any longer.
+    pub(crate) gave_up: CancellationToken,
     pub(crate) authenticator: Authenticator,
+    pub(crate) rates: CallerRates,
+    /// The maximum size of a batch in bytes.
+    pub(crate) max_batch: usize,
 }
 
 /// A request that was accepted.
@@ -92,6 +106,45 @@ impl<I: Index> Jobs<I> {
         wait: bool,
         trace: Headers,
     ) -> Result<Accepted, RequestError> {
+        self.limit_rate(caller, 1)?;
+        let deadline = Instant::now() + OUTCOME_TIMEOUT;
+        self.schedule_one(caller, draft, format, wait, trace, deadline)
+            .await
+    }
+
+    /// Schedules several jobs, of which some may be invalid. The results are in the order of the jobs. All commands are written
+    /// at once, so they take as long as the slowest one.
+    pub(crate) async fn schedule_batch(
+        &self,
+        caller: &Identity,
+        drafts: Vec<Result<Draft, RequestError>>,
+        format: Format,
+        wait: bool,
+        trace: Headers,
+    ) -> Result<Vec<Result<Accepted, RequestError>>, RequestError> {
+        if drafts.is_empty() || drafts.len() > MAX_BATCH {
+            let problem = format!("has {} jobs; write 1 to {MAX_BATCH}", drafts.len());
+            return Err(Field::Jobs.malformed(format, &problem).into());
+        }
+        self.limit_rate(caller, drafts.len())?;
+        let deadline = Instant::now() + OUTCOME_TIMEOUT;
+        let scheduling = drafts.into_iter().map(async |draft| {
+            self.schedule_one(caller, draft?, format, wait, trace.clone(), deadline)
+                .await
+        });
+        // Commands with the same key are written in this order.
+        Ok(join_all(scheduling).await)
+    }
+
+    async fn schedule_one(
+        &self,
+        caller: &Identity,
+        draft: Draft,
+        format: Format,
+        wait: bool,
+        trace: Headers,
+        deadline: Instant,
+    ) -> Result<Accepted, RequestError> {
         // Before the application is looked up, so that the answer does not reveal which applications exist.
         self.require(caller, Verb::Write, Some(&draft.app), "schedule")?;
         let partition = match &draft.idempotency_key {
@@ -108,8 +161,8 @@ impl<I: Index> Jobs<I> {
             let pressure = self.index.usage().pressure;
             admission::check(pressure, job.due, self.clock.now(), self.window)?;
         }
-        let deadline = Instant::now() + OUTCOME_TIMEOUT;
         if !wait {
+            let _registered = self.outcomes.register_write()?;
             let id = self.write(&request, partition, "", trace, deadline).await?;
             return Ok(Accepted { id, result: None });
         }
@@ -145,6 +198,7 @@ impl<I: Index> Jobs<I> {
         id: JobId,
         trace: Headers,
     ) -> Result<v1::CommandOutcome, RequestError> {
+        self.limit_rate(caller, 1)?;
         if !self.may_change(caller, id, "cancel").await? {
             return Ok(unknown_job());
         }
@@ -160,6 +214,7 @@ impl<I: Index> Jobs<I> {
         format: Format,
         trace: Headers,
     ) -> Result<v1::CommandOutcome, RequestError> {
+        self.limit_rate(caller, 1)?;
         let request = ParsedRequest::Reschedule { id, when };
         self.check(&request, format)?;
         if !self.may_change(caller, id, "reschedule").await? {
@@ -170,6 +225,7 @@ impl<I: Index> Jobs<I> {
 
     /// A job with its payload.
     pub(crate) async fn get(&self, caller: &Identity, id: JobId) -> Result<v1::Job, RequestError> {
+        self.limit_rate(caller, 1)?;
         self.require_some(caller, Verb::Read, "get")?;
         let job = self.find(caller, Verb::Read, id, "get").await?;
         self.require(caller, Verb::Read, Some(&job.app), "get")?;
@@ -184,12 +240,21 @@ impl<I: Index> Jobs<I> {
         id: JobId,
         operation: &str,
     ) -> Result<v1::Job, RequestError> {
-        let is_recent = id.requested_at().after(RECENT) > self.clock.now();
+        if !self.may_exist(id) {
+            return Err(RequestError::UnknownJob(id));
+        }
+        let now = self.clock.now();
+        let requested = id.requested_at();
+        let is_recent = requested.after(RECENT) > now && now.after(RECENT) > requested;
         let is_known = |job: &v1::Job| {
             let may = |verb| caller.may(Area::Jobs, verb, Some(&job.app));
             may(Verb::Read) || may(Verb::Write)
         };
-        let found = look_up_until_known(id, is_recent, is_known, || self.look_up(id)).await;
+        let state_end = PartitionEnd {
+            ends: &self.state_end,
+            partition: id.shard(),
+        };
+        let found = look_up_until_known(id, is_recent, is_known, &state_end, || self.look_up(id)).await;
         found.map_err(|(error, hidden)| {
             if let Some(app) = hidden {
                 // Only operators learn that this was a refusal, from the log and the metric.
@@ -206,6 +271,7 @@ impl<I: Index> Jobs<I> {
         minutes: u32,
         format: Format,
     ) -> Result<v1::Stats, RequestError> {
+        self.limit_rate(caller, 1)?;
         self.require(caller, Verb::Read, None, "stats")?;
         let minutes = match minutes {
             0 => DEFAULT_MINUTES,
@@ -237,6 +303,11 @@ impl<I: Index> Jobs<I> {
         let shown = total.due + total.per_minute.iter().sum::<u64>();
         total.later = total.scheduled.saturating_sub(shown);
         Ok(total)
+    }
+
+    fn limit_rate(&self, caller: &Identity, requests: usize) -> Result<(), RequestError> {
+        let limited = self.rates.take(caller, requests);
+        limited.map_err(RequestError::RateLimited)
     }
 
     /// Requires a scope for an application, or for all of them. Refusals are counted and logged.
@@ -295,7 +366,7 @@ impl<I: Index> Jobs<I> {
         request: &ParsedRequest,
         trace: Headers,
     ) -> Result<v1::CommandOutcome, RequestError> {
-        if id.shard() >= self.partitions {
+        if !self.may_exist(id) {
             return Ok(unknown_job());
         }
         let deadline = Instant::now() + OUTCOME_TIMEOUT;
@@ -327,9 +398,17 @@ impl<I: Index> Jobs<I> {
             value: Some(write_protobuf(request, answer_to)),
             headers,
         };
-        let sent = tokio::time::timeout_at(deadline, self.producer.send(&output)).await;
-        let written = sent.map_err(|_| RequestError::Unconfirmed)??;
-        let timestamp = written.timestamp.ok_or(RequestError::Unconfirmed)?;
+        let unconfirmed = |reason: &str| RequestError::Unconfirmed(reason.to_owned());
+        let sent = tokio::select! {
+            biased;
+            sent = self.producer.send(&output) => sent,
+            () = tokio::time::sleep_until(deadline) => return Err(unconfirmed("timed out")),
+            () = self.gave_up.cancelled() => return Err(unconfirmed("this scheduler is shutting down")),
+        };
+        let written = sent?;
+        let timestamp = written
+            .timestamp
+            .ok_or_else(|| unconfirmed("the topic keeps no timestamps"))?;
         Ok(JobId::new(
             timestamp,
             written.position.partition,
@@ -344,33 +423,36 @@ impl<I: Index> Jobs<I> {
         id: JobId,
         deadline: Instant,
     ) -> Result<v1::CommandOutcome, RequestError> {
-        tokio::select! {
-            outcome = pending.outcome() => Ok(outcome),
-            () = tokio::time::sleep_until(deadline) => Err(RequestError::Undecided(id, OUTCOME_TIMEOUT)),
-            () = self.shutdown.cancelled() => Err(RequestError::ShuttingDown(id)),
-        }
+        let why = tokio::select! {
+            biased;
+            outcome = pending.outcome() => return Ok(outcome),
+            () = tokio::time::sleep_until(deadline) => Undecided::Timeout(OUTCOME_TIMEOUT),
+            () = self.gave_up.cancelled() => Undecided::ShuttingDown,
+        };
+        Err(RequestError::Undecided(id, why))
     }
 
-    async fn look_up(&self, id: JobId) -> Result<Option<v1::Job>, RequestError> {
-        if id.shard() >= self.partitions {
-            return Ok(None);
-        }
+    /// Whether a job can have this id: its shard exists, and Kafka could have accepted its request by now.
+    fn may_exist(&self, id: JobId) -> bool {
+        id.shard() < self.partitions && id.requested_at() <= self.clock.now().after(MAX_AHEAD)
+    }
+
+    async fn look_up(&self, id: JobId) -> Result<Found, RequestError> {
         let (applied, found) = self
             .index
             .look_up(id.shard(), &[Lookup::Job(id)], self.clock.now())
             .await?;
+        let applied = applied.ok_or(RequestError::IndexIncomplete)?.offset;
         let Some(record) = found.into_iter().next().flatten() else {
-            return match applied {
-                Some(_) => Ok(None),
-                None => Err(RequestError::IndexIncomplete),
-            };
+            return Ok(Found { applied, job: None });
         };
         let job = codec::decode(id, &record).map_err(|error| {
             tracing::error!(job = %id, %error, "index contains an invalid job record");
             RequestError::IndexIncomplete
         })?;
         // Records of pipelines are not visible to clients, as in the outcomes of commands.
-        Ok((job.kind == Kind::App).then(|| codec::to_proto(&job, true)))
+        let job = (job.kind == Kind::App).then(|| codec::to_proto(&job, true));
+        Ok(Found { applied, job })
     }
 
     /// Completes a job of which the answer contains only the id, from the index. The payload is left out, as in answers.
@@ -378,9 +460,13 @@ impl<I: Index> Jobs<I> {
         if job.state() != v1::JobState::Unspecified {
             return job;
         }
-        let Ok(id) = job.id.parse() else { return job };
+        let Some(id) = job.id.parse().ok().filter(|id| self.may_exist(*id)) else {
+            return job;
+        };
         match self.look_up(id).await {
-            Ok(Some(mut found)) => {
+            Ok(Found {
+                job: Some(mut found), ..
+            }) => {
                 found.data.clear();
                 found.key = None;
                 found.headers.clear();
@@ -392,22 +478,96 @@ impl<I: Index> Jobs<I> {
     }
 }
 
-/// Looks up a job that exists, or that was requested so recently that the index may not contain it yet. With the error comes
-/// the application of a job that is not known to the caller.
+/// The result of a lookup.
+struct Found {
+    /// The offset up to which the index contains the state topic.
+    applied: i64,
+    job: Option<v1::Job>,
+}
+
+/// The end of the partition of the state topic in which a job is.
+trait StatePartition {
+    async fn end(&self) -> Result<i64, ReadError>;
+    fn is_known_empty(&self, from: i64, to: i64) -> bool;
+    async fn is_empty(&self, from: i64, to: i64) -> Result<bool, ReadError>;
+}
+
+struct PartitionEnd<'a> {
+    ends: &'a StateEnd,
+    partition: i32,
+}
+
+impl StatePartition for PartitionEnd<'_> {
+    async fn end(&self) -> Result<i64, ReadError> {
+        self.ends.of(self.partition).await
+    }
+
+    fn is_known_empty(&self, from: i64, to: i64) -> bool {
+        self.ends.is_known_empty(self.partition, from, to)
+    }
+
+    async fn is_empty(&self, from: i64, to: i64) -> Result<bool, ReadError> {
+        self.ends.is_empty(self.partition, from, to).await
+    }
+}
+
+/// Whether the index contains everything that the state topic contained when it was first asked.
+#[derive(Default)]
+struct Completeness {
+    /// The end of the state topic at that time.
+    end: Option<i64>,
+    /// Up to where the index was complete at the last lookup.
+    applied: Option<i64>,
+}
+
+impl Completeness {
+    async fn check(&mut self, state: &impl StatePartition, applied: i64) -> Result<bool, ReadError> {
+        let end = match self.end {
+            Some(end) => end,
+            None => *self.end.insert(state.end().await?),
+        };
+        if state.is_known_empty(applied, end) {
+            return Ok(true);
+        }
+        // The index usually follows within milliseconds. If it stays behind, there may be nothing to apply: transaction
+        // markers move the end, too.
+        let stays = self.applied.replace(applied) == Some(applied);
+        Ok(stays && state.is_empty(applied, end).await?)
+    }
+}
+
+/// Looks up a job that exists, or that was requested so recently that the index may not contain it yet. A job is unknown only
+/// if an index that is complete does not contain it. With the error comes the application of a job that is not known to the
+/// caller.
 async fn look_up_until_known<F>(
     id: JobId,
     is_recent: bool,
     is_known: impl Fn(&v1::Job) -> bool,
+    state: &impl StatePartition,
     look_up: impl Fn() -> F,
 ) -> Result<v1::Job, (RequestError, Option<String>)>
 where
-    F: Future<Output = Result<Option<v1::Job>, RequestError>>,
+    F: Future<Output = Result<Found, RequestError>>,
 {
     let started = Instant::now();
+    let mut completeness = Completeness::default();
     loop {
         let (error, may_appear, hidden) = match look_up().await {
-            Ok(Some(job)) if is_known(&job) => return Ok(job),
-            Ok(other) => (RequestError::UnknownJob(id), is_recent, other.map(|job| job.app)),
+            Ok(Found { job: Some(job), .. }) if is_known(&job) => return Ok(job),
+            Ok(Found { applied, job }) => {
+                let hidden = job.map(|job| job.app);
+                match completeness.check(state, applied).await {
+                    Ok(true) => (RequestError::UnknownJob(id), is_recent, hidden),
+                    Ok(false) => (RequestError::IndexIncomplete, true, hidden),
+                    Err(error) => {
+                        tracing::warn!(
+                            reason = error_chain(&error),
+                            "cannot read the end of the state topic"
+                        );
+                        (RequestError::IndexIncomplete, true, hidden)
+                    }
+                }
+            }
             // The shard may be moving to another scheduler.
             Err(RequestError::IndexIncomplete) => (RequestError::IndexIncomplete, true, None),
             Err(error) => (error, false, None),
@@ -445,29 +605,81 @@ mod tests {
 
     use super::*;
 
-    /// The number of lookups of a job, and whether it was found.
-    async fn lookups(is_recent: bool, job: Option<&str>) -> (u32, bool) {
+    /// A state topic with this end. There are no records from `empty_from` on.
+    struct Topic {
+        end: i64,
+        empty_from: i64,
+    }
+
+    impl StatePartition for Topic {
+        async fn end(&self) -> Result<i64, ReadError> {
+            Ok(self.end)
+        }
+
+        fn is_known_empty(&self, from: i64, to: i64) -> bool {
+            from >= to
+        }
+
+        async fn is_empty(&self, from: i64, to: i64) -> Result<bool, ReadError> {
+            Ok(self.is_known_empty(from, to) || from >= self.empty_from)
+        }
+    }
+
+    /// Looks up a job in an index that is complete up to 5. Returns the number of lookups, and the result.
+    async fn lookups(
+        is_recent: bool,
+        job: Option<&str>,
+        state: &Topic,
+    ) -> (u32, Result<v1::Job, RequestError>) {
         let (id, count) = (JobId::new(Timestamp::from_millis(1), 0, 0), Cell::new(0));
         let is_known = |job: &v1::Job| job.app == "own";
-        let found = look_up_until_known(id, is_recent, is_known, || {
+        let found = look_up_until_known(id, is_recent, is_known, state, || {
             count.set(count.get() + 1);
             let job = job.map(|app| v1::Job {
                 app: app.to_owned(),
                 ..v1::Job::default()
             });
-            ready(Ok(job))
+            ready(Ok(Found { applied: 5, job }))
         })
         .await;
-        (count.get(), found.is_ok())
+        (count.get(), found.map_err(|(error, _)| error))
     }
+
+    const COMPLETE: Topic = Topic {
+        end: 5,
+        empty_from: 5,
+    };
 
     #[tokio::test(start_paused = true)]
     async fn a_job_of_another_application_is_looked_up_as_often_as_one_that_does_not_exist() {
         for is_recent in [true, false] {
-            let unknown = lookups(is_recent, None).await;
-            assert_eq!(lookups(is_recent, Some("other")).await, unknown);
-            assert_eq!((unknown.0 > 1, unknown.1), (is_recent, false));
-            assert_eq!(lookups(is_recent, Some("own")).await, (1, true));
+            let (unknown, result) = lookups(is_recent, None, &COMPLETE).await;
+            assert!(matches!(result, Err(RequestError::UnknownJob(_))), "{result:?}");
+            let (other, result) = lookups(is_recent, Some("other"), &COMPLETE).await;
+            assert!(matches!(result, Err(RequestError::UnknownJob(_))), "{result:?}");
+            assert_eq!((other, other > 1), (unknown, is_recent));
+            let (own, result) = lookups(is_recent, Some("own"), &COMPLETE).await;
+            assert_eq!((own, result.is_ok()), (1, true));
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_job_is_not_unknown_while_the_index_lacks_records() {
+        let behind = Topic {
+            end: 9,
+            empty_from: 8,
+        };
+        let (count, result) = lookups(false, None, &behind).await;
+        assert!(matches!(result, Err(RequestError::IndexIncomplete)), "{result:?}");
+        assert!(count > 1);
+        assert_eq!(lookups(false, Some("own"), &behind).await.0, 1);
+        // A transaction marker follows the last record.
+        let marker = Topic {
+            end: 6,
+            empty_from: 5,
+        };
+        let (count, result) = lookups(false, None, &marker).await;
+        assert!(matches!(result, Err(RequestError::UnknownJob(_))), "{result:?}");
+        assert_eq!(count, 2);
     }
 }

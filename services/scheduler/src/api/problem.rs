@@ -41,42 +41,49 @@ impl Problem {
     }
 }
 
-impl IntoResponse for Problem {
-    fn into_response(self) -> Response {
-        #[derive(Serialize)]
-        #[serde(rename_all = "camelCase")]
-        struct Body {
-            title: &'static str,
-            status: u16,
-            code: String,
-            detail: String,
-            #[serde(skip_serializing_if = "Option::is_none")]
-            field: Option<&'static str>,
-            #[serde(skip_serializing_if = "Option::is_none")]
-            outcome: Option<String>,
-            #[serde(skip_serializing_if = "Option::is_none")]
-            job_id: Option<String>,
-            #[serde(skip_serializing_if = "Option::is_none")]
-            job: Option<JobView>,
-        }
+/// The document.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ProblemBody {
+    title: &'static str,
+    status: u16,
+    code: String,
+    detail: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    field: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    outcome: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    job_id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    job: Option<JobView>,
+}
 
-        let body = Body {
-            title: self.status.canonical_reason().unwrap_or("error"),
-            status: self.status.as_u16(),
-            code: self.code,
-            detail: self.detail,
-            field: self.field,
-            outcome: self.outcome.map(outcome),
-            job_id: self.job_id,
-            job: self.job.map(|job| JobView::from(*job)),
-        };
-        let mut response = (self.status, Json(body)).into_response();
+impl From<Problem> for ProblemBody {
+    fn from(problem: Problem) -> Self {
+        Self {
+            title: problem.status.canonical_reason().unwrap_or("error"),
+            status: problem.status.as_u16(),
+            code: problem.code,
+            detail: problem.detail,
+            field: problem.field,
+            outcome: problem.outcome.map(outcome),
+            job_id: problem.job_id,
+            job: problem.job.map(|job| JobView::from(*job)),
+        }
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(mut self) -> Response {
+        let (status, header) = (self.status, self.header.take());
+        let mut response = (status, Json(ProblemBody::from(self))).into_response();
         let headers = response.headers_mut();
         headers.insert(
             header::CONTENT_TYPE,
             HeaderValue::from_static("application/problem+json"),
         );
-        if let Some(header) = self.header {
+        if let Some(header) = header {
             let (name, value) = *header;
             headers.insert(name, value);
         }

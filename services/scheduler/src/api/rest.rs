@@ -3,6 +3,7 @@
 //! | request | answer |
 //! |---|---|
 //! | `POST /v1/jobs` | 201 scheduled, 200 duplicate, 409 conflict of idempotency keys, 503 index full; `?wait=false`: 202 |
+//! | `POST /v1/jobs:batch` | 200 with a result for each job, which has the status that `POST /v1/jobs` would answer |
 //! | `GET /v1/jobs/{id}` | 200, 404 |
 //! | `DELETE /v1/jobs/{id}` | 200 cancelled, cancelled before, or expired; 409 dispatched before; 404 |
 //! | `PATCH /v1/jobs/{id}` | 200 rescheduled, 409 ended before, 404 |
@@ -22,19 +23,28 @@ use redeliver_core::{Failure, Headers};
 use redeliver_proto::v1;
 use redeliver_service::identity::{AuthenticateLayer, Authenticator, Identity, Refusal};
 use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 
 use super::error::RequestError;
-use super::jobs::{Jobs, trace_headers};
-use super::problem::Problem;
+use super::jobs::{Accepted, Jobs, trace_headers};
+use super::limits::BodyTimeout;
+use super::problem::{Problem, ProblemBody};
 use super::view::{JobView, StatsView, outcome};
 use crate::index::Index;
 use crate::job::JobId;
 use crate::request::{Draft, Field, Format, ParsedRequest, read_id, read_json, read_json_time};
 
+/// The path of batches is that of a custom method of the collection. Below `/v1/jobs/`, `batch` would be the id of a job.
+const BATCH: &str = "/v1/jobs:batch";
+
 pub(crate) fn router<I: Index>(jobs: Arc<Jobs<I>>, authenticator: Authenticator) -> Router {
-    let limit = jobs.max_request();
+    let (limit, batch_limit) = (jobs.max_request(), jobs.max_batch);
     Router::new()
         .route("/v1/jobs", post(schedule::<I>))
+        .route(
+            BATCH,
+            post(schedule_batch::<I>).layer(DefaultBodyLimit::max(batch_limit)),
+        )
         .route(
             "/v1/jobs/{id}",
             get(show::<I>).delete(cancel::<I>).patch(reschedule::<I>),
@@ -56,8 +66,101 @@ pub(crate) fn router<I: Index>(jobs: Arc<Jobs<I>>, authenticator: Authenticator)
 
 /// The problem of an unknown path.
 pub(crate) fn not_found() -> Problem {
-    let detail = "no such path; use /v1/jobs, /v1/jobs/{id} or /v1/stats";
+    let detail = "no such path; use /v1/jobs, /v1/jobs:batch, /v1/jobs/{id} or /v1/stats";
     Problem::new(StatusCode::NOT_FOUND, "path", detail)
+}
+
+/// A batch of jobs.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct BatchBody<'a> {
+    #[serde(borrow)]
+    jobs: Vec<&'a RawValue>,
+}
+
+/// The results of a batch, in the order of the jobs.
+#[derive(Serialize)]
+struct BatchResponse {
+    results: Vec<BatchResult>,
+}
+
+/// The result of one job: what `POST /v1/jobs` would answer.
+#[derive(Serialize)]
+struct BatchResult {
+    status: u16,
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    scheduled: Option<CommandResponse>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<ProblemBody>,
+}
+
+async fn schedule_batch<I: Index>(
+    State(jobs): State<Arc<Jobs<I>>>,
+    Extension(caller): Extension<Identity>,
+    query: Result<Query<ScheduleQuery>, QueryRejection>,
+    headers: HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<BatchResponse>, Problem> {
+    let wait = query.map_err(|error| invalid_query(&error))?.wait.unwrap_or(true);
+    let body = json_body(&headers, body, "scheduler.limits.batch_bytes")?;
+    if headers.contains_key(KEY_HEADER) {
+        let problem = "belongs in each job of a batch, not in the header `Idempotency-Key`";
+        let failure = Field::IdempotencyKey.malformed(Format::Json, problem);
+        return Err(RequestError::from(failure).into());
+    }
+    let batch: BatchBody<'_> = serde_json::from_slice(&body).map_err(|error| {
+        let failure = Failure::malformed(
+            "request.json",
+            format!("not a batch `{{\"jobs\": [...]}}`: {error}"),
+        );
+        RequestError::from(failure)
+    })?;
+    let read = |job: &RawValue| read_draft(&body.slice_ref(job.get().as_bytes()), &jobs);
+    let drafts = batch.jobs.into_iter().map(read).collect();
+    let results = jobs
+        .schedule_batch(&caller, drafts, Format::Json, wait, trace(&headers))
+        .await?;
+    let results = results.into_iter().map(BatchResult::from).collect();
+    Ok(Json(BatchResponse { results }))
+}
+
+impl From<Result<Accepted, RequestError>> for BatchResult {
+    fn from(result: Result<Accepted, RequestError>) -> Self {
+        match result {
+            Ok(accepted) => Self {
+                status: status_of(&accepted).as_u16(),
+                scheduled: Some(accepted.into()),
+                error: None,
+            },
+            Err(error) => {
+                let problem = error.into_problem();
+                Self {
+                    status: problem.status.as_u16(),
+                    scheduled: None,
+                    error: Some(problem.into()),
+                }
+            }
+        }
+    }
+}
+
+fn status_of(accepted: &Accepted) -> StatusCode {
+    match &accepted.result {
+        None => StatusCode::ACCEPTED,
+        Some((v1::Outcome::Duplicate, _)) => StatusCode::OK,
+        Some(_) => StatusCode::CREATED,
+    }
+}
+
+impl From<Accepted> for CommandResponse {
+    fn from(accepted: Accepted) -> Self {
+        let (result, job) = accepted.result.unzip();
+        Self {
+            id: accepted.id.to_string(),
+            outcome: result.map(outcome),
+            job: job.map(JobView::from),
+        }
+    }
 }
 
 /// The response to a command.
@@ -84,24 +187,14 @@ async fn schedule<I: Index>(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, Problem> {
     let wait = query.map_err(|error| invalid_query(&error))?.wait.unwrap_or(true);
-    let mut draft = read_draft(&json_body(&headers, body)?, &jobs)?;
+    let mut draft = read_draft(&json_body(&headers, body, "scheduler.max_data")?, &jobs)?;
     read_key_header(&mut draft, &headers)?;
     let accepted = jobs
         .schedule(&caller, draft, Format::Json, wait, trace(&headers))
         .await?;
-    let status = match &accepted.result {
-        None => StatusCode::ACCEPTED,
-        Some((v1::Outcome::Duplicate, _)) => StatusCode::OK,
-        Some(_) => StatusCode::CREATED,
-    };
+    let status = status_of(&accepted);
     let location = [(header::LOCATION, format!("/v1/jobs/{}", accepted.id))];
-    let (result, job) = accepted.result.unzip();
-    let response = CommandResponse {
-        id: accepted.id.to_string(),
-        outcome: result.map(outcome),
-        job: job.map(JobView::from),
-    };
-    Ok((status, location, Json(response)).into_response())
+    Ok((status, location, Json(CommandResponse::from(accepted))).into_response())
 }
 
 async fn show<I: Index>(
@@ -136,7 +229,7 @@ async fn reschedule<I: Index>(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<CommandResponse>, Problem> {
     let id = parse_id(&id)?;
-    let body = json_body(&headers, body)?;
+    let body = json_body(&headers, body, "scheduler.max_data")?;
     let when = read_json_time(&body, &jobs.rules.time_zone).map_err(RequestError::from)?;
     let rescheduled = jobs
         .reschedule(&caller, id, when, Format::Json, trace(&headers))
@@ -192,7 +285,11 @@ fn command_response(
 
 /// The body of a request with the content type of JSON. A web page of another origin cannot send that content type without a
 /// preflight request, which fails, so no such page can schedule jobs in a browser.
-fn json_body(headers: &HeaderMap, body: Result<Bytes, BytesRejection>) -> Result<Bytes, Problem> {
+fn json_body(
+    headers: &HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+    limit: &str,
+) -> Result<Bytes, Problem> {
     let given = headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
     let given = given
         .and_then(|given| std::str::from_utf8(given).ok())
@@ -206,12 +303,17 @@ fn json_body(headers: &HeaderMap, body: Result<Bytes, BytesRejection>) -> Result
             detail,
         ));
     }
-    body.map_err(|error| match error.status() {
-        status @ StatusCode::PAYLOAD_TOO_LARGE => {
-            let detail = "the body is too large; scheduler.max_data limits the size of a job's data";
-            Problem::new(status, "body", detail)
+    body.map_err(|error| {
+        if let Some(timeout) = BodyTimeout::in_chain(&error) {
+            return Problem::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", &timeout.to_string());
         }
-        status => Problem::new(status, "body", &error.body_text()),
+        match error.status() {
+            status @ StatusCode::PAYLOAD_TOO_LARGE => {
+                let detail = format!("the body is too large; {limit} limits its size");
+                Problem::new(status, "body", &detail)
+            }
+            status => Problem::new(status, "body", &error.body_text()),
+        }
     })
 }
 
@@ -228,10 +330,11 @@ fn read_draft<I: Index>(body: &Bytes, jobs: &Jobs<I>) -> Result<Draft, RequestEr
     }
 }
 
+const KEY_HEADER: &str = "idempotency-key";
+
 /// Reads the idempotency key from the header `Idempotency-Key`, if there is one.
 fn read_key_header(draft: &mut Draft, headers: &HeaderMap) -> Result<(), RequestError> {
-    const NAME: &str = "idempotency-key";
-    let mut values = headers.get_all(NAME).iter();
+    let mut values = headers.get_all(KEY_HEADER).iter();
     let Some(value) = values.next() else {
         return Ok(());
     };

@@ -38,17 +38,19 @@ pub enum Field {
     AnswerTo,
     Id,
     Minutes,
+    Jobs,
 }
 
 impl Field {
     /// The fields that only protobuf and the API have.
-    const NOT_IN_JSON: [Self; 6] = [
+    const NOT_IN_JSON: [Self; 7] = [
         Self::Pipeline,
         Self::Due,
         Self::Command,
         Self::AnswerTo,
         Self::Id,
         Self::Minutes,
+        Self::Jobs,
     ];
 
     /// The fields that JSON has.
@@ -93,6 +95,7 @@ impl Field {
             Self::AnswerTo => "answerTo",
             Self::Id => "id",
             Self::Minutes => "minutes",
+            Self::Jobs => "jobs",
         }
     }
 

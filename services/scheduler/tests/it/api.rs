@@ -1,7 +1,11 @@
 //! The gRPC and REST APIs of the real binary, with real Kafka and Redis.
 
+mod batch;
 mod forgetting;
+mod health;
 mod identity;
+mod limits;
+mod rolling;
 mod server;
 
 use redeliver_core::Record;
@@ -396,14 +400,18 @@ async fn without_the_token_only_probes_work() {
         .await
         .unwrap();
 
-    let mut health = HealthClient::new(server.channel().await);
-    let service = "redeliver.v1.JobService".to_owned();
-    let status = health
-        .check(HealthCheckRequest { service })
-        .await
-        .unwrap()
-        .into_inner();
-    assert_eq!(status.status(), ServingStatus::Serving);
+    let health = HealthClient::new(server.channel().await);
+    let request = || HealthCheckRequest {
+        service: "redeliver.v1.JobService".to_owned(),
+    };
+    eventually_async("health says that it serves", DEADLINE, async || {
+        let answer = health.clone().check(request()).await.unwrap().into_inner();
+        match answer.status() {
+            ServingStatus::Serving => Ok(()),
+            status => Err(status.as_str_name()),
+        }
+    })
+    .await;
     assert!(server.records("jobs-ingest").is_empty());
 }
 
@@ -467,7 +475,7 @@ async fn the_response_to_a_late_command_says_that_it_will_take_effect() {
     let body = r#"{"appName":"sms","delay":"1h","idempotencyKey":"k","jobData":1}"#;
     let late = server.json(Method::POST, "/v1/jobs", body).await;
     let id = late.text_of("jobId").to_owned();
-    late.problem(504, "undecided", "is in Kafka and will take effect");
+    late.problem(424, "undecided", "is in Kafka and will take effect");
     redis.process().cont();
     let job = eventually_async("the job", DEADLINE, async || {
         let job = server.get(&format!("/v1/jobs/{id}")).await;

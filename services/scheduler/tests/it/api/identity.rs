@@ -35,7 +35,7 @@ async fn read(server: &Server, token: &str, path: &str) -> Answer {
 }
 
 /// Writes a tokens file as Kubernetes does: the new file replaces the old one at once.
-fn write_tokens(path: &Path, entries: &[(&str, &NewToken, &[&str])]) {
+pub(crate) fn write_tokens(path: &Path, entries: &[(&str, &NewToken, &[&str])]) {
     let entries = entries.iter().map(
         |(name, token, scopes)| json!({"name": name, "sha256": token.sha256.to_string(), "scopes": scopes}),
     );

@@ -3,8 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use redeliver_core::Record;
+use futures::future::try_join_all;
+use redeliver_core::{Output, Record};
 use redeliver_kafka::KafkaSettings;
+use redeliver_kafka::producer::Producer;
 use redeliver_kafka::reader::TopicReader;
 use redeliver_proto::v1::job_service_client::JobServiceClient;
 use redeliver_testkit::{EnvBuilder, ServiceProcess, TestEnv, http};
@@ -28,6 +30,7 @@ pub(crate) struct Answer {
     pub(crate) status: StatusCode,
     pub(crate) kind: String,
     pub(crate) location: Option<String>,
+    pub(crate) retry_after: Option<String>,
     pub(crate) text: String,
     pub(crate) body: Value,
 }
@@ -53,12 +56,9 @@ impl Server {
         std::fs::write(env.directory().join("token"), "s3cret\n").unwrap();
         prepare(env.directory());
         let mut process = env.spawn("scheduler", "a", &[]);
-        let output = process.wait_for_output("serving the job API", DEADLINE);
-        let line = output.lines().find(|line| line.contains("serving the job API"));
-        let address = line.and_then(|line| line.split_once("address=")).unwrap().1;
         Self {
             kafka: KafkaSettings::new(env.brokers().to_owned(), format!("{}-test", env.name())),
-            address: address.trim().to_owned(),
+            address: address(&mut process),
             http: http::client(),
             env,
             process,
@@ -129,9 +129,43 @@ impl Server {
         self.process.output()
     }
 
+    /// Host and port.
+    pub(crate) fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// The process.
+    pub(crate) fn process(&mut self) -> &mut ServiceProcess {
+        &mut self.process
+    }
+
+    /// Kills the process, and starts it again after `meanwhile`.
+    pub(crate) fn restart(&mut self, meanwhile: impl FnOnce(&Self)) {
+        self.process.kill_9();
+        meanwhile(self);
+        self.process.start_again();
+        self.address = address(&mut self.process);
+    }
+
+    /// Writes records to topics of this test.
+    pub(crate) async fn write(&self, outputs: &[Output]) {
+        let producer = Producer::new(&self.kafka).unwrap();
+        try_join_all(outputs.iter().map(|output| producer.send(output)))
+            .await
+            .unwrap();
+    }
+
     pub(crate) fn shut_down(mut self) {
         self.process.shut_down();
     }
+}
+
+/// The address of the API of a process that has just been started.
+fn address(process: &mut ServiceProcess) -> String {
+    let output = process.wait_for_output("serving the job API", DEADLINE);
+    let line = output.lines().find(|line| line.contains("serving the job API"));
+    let address = line.and_then(|line| line.split_once("address=")).unwrap().1;
+    address.trim().to_owned()
 }
 
 pub(crate) fn with_json(request: RequestBuilder, body: &str) -> RequestBuilder {
@@ -144,12 +178,14 @@ pub(crate) async fn send(request: RequestBuilder) -> Answer {
     let response = request.send().await.unwrap();
     let header = |name: &str| Some(response.headers().get(name)?.to_str().unwrap().to_owned());
     let (kind, location) = (header("content-type").unwrap_or_default(), header("location"));
+    let retry_after = header("retry-after");
     let status = response.status();
     let text = response.text().await.unwrap();
     Answer {
         status,
         kind,
         location,
+        retry_after,
         body: serde_json::from_str(&text).unwrap_or(Value::Null),
         text,
     }

@@ -1,0 +1,54 @@
+//! `limits`: what clients of an API may use.
+
+use redeliver_core::HumanDuration;
+use serde::{Deserialize, Serialize};
+
+use super::display_from_str;
+use super::error::Findings;
+
+/// `scheduler.limits`: per process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ApiLimitsConfig {
+    /// Maximum number of open connections.
+    pub connections: u32,
+    /// Maximum number of requests per second of a caller; in a batch, each job counts. `None`: no limit.
+    pub requests_per_second: Option<u32>,
+    /// How long a client may take to send its first request, and the headers of each request.
+    #[serde(with = "display_from_str")]
+    pub header_timeout: HumanDuration,
+    /// Maximum size of the headers of a request, in bytes.
+    pub header_bytes: u32,
+    /// How long a client may take to send the body of a request.
+    #[serde(with = "display_from_str")]
+    pub body_timeout: HumanDuration,
+    /// Maximum size of a batch of jobs, in bytes.
+    pub batch_bytes: u64,
+}
+
+impl Default for ApiLimitsConfig {
+    fn default() -> Self {
+        Self {
+            connections: 10_000,
+            requests_per_second: Some(20_000),
+            header_timeout: HumanDuration::from_secs(60),
+            header_bytes: 64 << 10,
+            body_timeout: HumanDuration::from_secs(30),
+            batch_bytes: 8 << 20,
+        }
+    }
+}
+
+impl ApiLimitsConfig {
+    pub(super) fn check(&self, findings: &mut Findings<'_>) {
+        findings.range("connections", self.connections, 1..=1_000_000);
+        if let Some(rate) = self.requests_per_second {
+            findings.range("requests_per_second", rate, 1..=10_000_000);
+        }
+        let (second, hour) = (HumanDuration::from_secs(1), HumanDuration::from_secs(3_600));
+        findings.range("header_timeout", self.header_timeout, second..=hour);
+        findings.range("header_bytes", self.header_bytes, 8_192..=1_048_576);
+        findings.range("body_timeout", self.body_timeout, second..=hour);
+        findings.range("batch_bytes", self.batch_bytes, 1_000..=1_073_741_824);
+    }
+}

@@ -1,0 +1,159 @@
+//! What clients of the API may use.
+
+use redeliver_core::{JobId, Timestamp};
+use redeliver_proto::v1;
+use redeliver_testkit::{LocalRedis, eventually_async};
+use reqwest::Method;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tonic::Code;
+use tonic_types::StatusExt as _;
+
+use super::server::{Server, send, with_json};
+use crate::env::DEADLINE;
+use crate::requests::now;
+
+const JOB: &str = r#"{"appName":"sms","delay":"1h","jobData":1}"#;
+
+/// What the server answers before it closes a connection on which this is sent.
+async fn answer_to(server: &Server, sent: &str) -> String {
+    let mut stream = TcpStream::connect(server.address()).await.unwrap();
+    stream.write_all(sent.as_bytes()).await.unwrap();
+    let mut answer = Vec::new();
+    let read = tokio::time::timeout(DEADLINE, stream.read_to_end(&mut answer));
+    // A connection that is reset is closed, too.
+    drop(read.await.expect("the connection is closed"));
+    String::from_utf8(answer).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_without_authentication_on_loopback_accepts_only_requests_for_this_machine() {
+    let server = Server::start();
+    let with_host = async |server: &Server, host: &str| {
+        send(server.request(Method::GET, "/v1/stats").header("host", host)).await
+    };
+    with_host(&server, "rebound.example")
+        .await
+        .problem(421, "host", "scheduler.allowed_hosts");
+    for host in ["localhost:1", "LOCALHOST", "127.0.0.1", "[::1]:50052"] {
+        with_host(&server, host).await.is(200);
+    }
+    let rebound = tonic::transport::Endpoint::from_shared(format!("http://{}", server.address())).unwrap();
+    let rebound = rebound.origin("http://rebound.example".parse().unwrap());
+    let mut client = v1::job_service_client::JobServiceClient::new(rebound.connect().await.unwrap());
+    let refused = client
+        .get_stats(v1::GetStatsRequest { minutes: 0 })
+        .await
+        .unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied);
+
+    let chosen = Server::start_with(|builder| builder.set("scheduler.allowed_hosts", "[jobs.example]"));
+    with_host(&chosen, "jobs.example:80").await.is(200);
+    with_host(&chosen, "localhost").await.is(421);
+    let authenticated = Server::start_with(|builder| builder.set("scheduler.token_file", "{dir}/token"));
+    with_host(&authenticated, "jobs.example").await.is(401);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_caller_that_exceeds_its_rate_is_told_when_to_come_back() {
+    let mut server = Server::start_with(|builder| builder.set("scheduler.limits.requests_per_second", "2"));
+    eventually_async("a request is refused", DEADLINE, async || {
+        let answer = server.get("/v1/stats").await;
+        match answer.status.as_u16() {
+            429 => {
+                assert_eq!(answer.retry_after.as_deref(), Some("1"));
+                answer.problem(429, "rate_limited", "requests_per_second");
+                Ok(())
+            }
+            _ => Err(answer.is(200).text),
+        }
+    })
+    .await;
+    let client = server.grpc().await;
+    eventually_async("a call is refused", DEADLINE, async || {
+        match client.clone().get_stats(v1::GetStatsRequest { minutes: 0 }).await {
+            Ok(stats) => Err(format!("{stats:?}")),
+            Err(status) => {
+                assert_eq!(status.code(), Code::ResourceExhausted);
+                assert!(status.get_details_retry_info().is_some());
+                Ok(())
+            }
+        }
+    })
+    .await;
+    assert!(server.metric("redeliver_scheduler_api_limited_total{limit=\"rate\"}") >= 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn slow_clients_and_too_many_connections_are_closed() {
+    let mut server = Server::start_with(|builder| {
+        let builder = builder.set("scheduler.limits.header_timeout", "1s");
+        let builder = builder.set("scheduler.limits.body_timeout", "1s");
+        builder.set("scheduler.limits.connections", "8")
+    });
+    let slow_body = answer_to(
+        &server,
+        "POST /v1/jobs HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{",
+    )
+    .await;
+    assert!(slow_body.starts_with("HTTP/1.1 408 "), "{slow_body}");
+    assert!(slow_body.contains("\"code\":\"body_timeout\""), "{slow_body}");
+    for sent in ["", "GET /v1/stats HTTP/1.1\r\nhost: loc"] {
+        let answer = answer_to(&server, sent).await;
+        assert!(
+            answer.is_empty() || answer.starts_with("HTTP/1.1 408 "),
+            "{answer}"
+        );
+    }
+    let large = format!(
+        "GET /v1/stats HTTP/1.1\r\nhost: localhost\r\nx: {}\r\n\r\n",
+        "x".repeat(70_000)
+    );
+    let answer = answer_to(&server, &large).await;
+    assert!(
+        answer.is_empty() || answer.starts_with("HTTP/1.1 431 "),
+        "{answer}"
+    );
+
+    // Connections with a request stay open.
+    let mut open = Vec::new();
+    let refused = "redeliver_scheduler_api_limited_total{limit=\"connections\"}";
+    while server.metric(refused) == 0 {
+        assert!(open.len() < 20, "no connection was closed");
+        let mut stream = TcpStream::connect(server.address()).await.unwrap();
+        stream
+            .write_all(b"GET /v1/stats HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            .await
+            .unwrap();
+        // The answer, or the end.
+        drop(stream.read(&mut [0]).await);
+        open.push(stream);
+    }
+    assert!(open.len() > 2, "{}", open.len());
+    drop(open);
+    eventually_async("there is room again", DEADLINE, async || {
+        let answer = server.request(Method::GET, "/v1/stats").send().await;
+        answer.map(drop).map_err(|error| error.to_string())
+    })
+    .await;
+    with_json(server.request(Method::POST, "/v1/jobs"), JOB)
+        .send()
+        .await
+        .unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_with_an_id_of_the_future_is_unknown_without_a_lookup() {
+    let redis = LocalRedis::start().unwrap();
+    let server = Server::start_with(|builder| builder.redis(redis.url()));
+    redis.process().stop();
+    let future = JobId::new(Timestamp::from_millis(now().as_millis() + 2 * 3_600_000), 0, 1);
+    let path = format!("/v1/jobs/{future}");
+    server.get(&path).await.problem(404, "job_unknown", "no such job");
+    server
+        .delete(&path)
+        .await
+        .problem(404, "job_unknown", "no such job");
+    assert!(server.records("jobs-ingest").is_empty());
+    redis.process().cont();
+}

@@ -1,0 +1,189 @@
+//! A rolling restart of two schedulers under load, from clients that repeat requests as is usual and have no idempotency keys.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+use redeliver_proto::v1::job_service_client::JobServiceClient;
+use redeliver_proto::{Message as _, v1};
+use redeliver_testkit::{ServiceProcess, eventually_async, free_port, http};
+use tokio::task::JoinSet;
+use tonic::Code;
+use tonic::transport::{Channel, Endpoint};
+
+use super::server::with_json;
+use crate::env::{DEADLINE, SchedulerEnv};
+
+const CLIENTS: u32 = 16;
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// The result of a request, after its repetitions.
+enum Ended {
+    Scheduled,
+    /// The client cannot know, and does not repeat the request.
+    Unknown,
+}
+
+/// A client that alternates between two servers.
+#[derive(Clone)]
+struct Client {
+    addresses: [String; 2],
+    channels: [Channel; 2],
+    http: reqwest::Client,
+    repetitions: Arc<AtomicU32>,
+}
+
+impl Client {
+    fn new(addresses: [String; 2]) -> Self {
+        let connect = |address: &String| Endpoint::from_shared(address.clone()).unwrap().connect_lazy();
+        Self {
+            channels: [connect(&addresses[0]), connect(&addresses[1])],
+            addresses,
+            http: http::client(),
+            repetitions: Arc::default(),
+        }
+    }
+
+    /// As in a service config with `retryableStatusCodes: [UNAVAILABLE, RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED, ABORTED]`.
+    async fn schedule_over_grpc(&self, request: &str) -> Ended {
+        let job = v1::JobSpec {
+            app: "sms".to_owned(),
+            when: Some(v1::job_spec::When::Delay(prost_types::Duration {
+                seconds: 3600,
+                nanos: 0,
+            })),
+            request_id: request.to_owned(),
+            ..v1::JobSpec::default()
+        };
+        for channel in self.channels.iter().cycle() {
+            let ask = v1::ScheduleJobRequest {
+                job: Some(job.clone()),
+                no_wait: false,
+            };
+            match JobServiceClient::new(channel.clone()).schedule_job(ask).await {
+                Ok(_) => return Ended::Scheduled,
+                Err(status) => match status.code() {
+                    Code::Unavailable | Code::ResourceExhausted | Code::DeadlineExceeded | Code::Aborted => {}
+                    Code::Unknown | Code::Cancelled => return Ended::Unknown,
+                    _ => panic!("{status:?}"),
+                },
+            }
+            self.pause().await;
+        }
+        unreachable!("the servers are tried in turn");
+    }
+
+    /// As usual libraries do: connections that cannot be established, 408, 425, 429, and all statuses from 500 on.
+    async fn schedule_over_rest(&self, request: &str) -> Ended {
+        let body = format!(r#"{{"appName":"sms","delay":"1h","requestId":"{request}","jobData":1}}"#);
+        for address in self.addresses.iter().cycle() {
+            let post = self.http.post(format!("{address}/v1/jobs"));
+            match with_json(post, &body).send().await {
+                Ok(response) => match response.status().as_u16() {
+                    201 => return Ended::Scheduled,
+                    408 | 425 | 429 | 500.. => {}
+                    424 => return Ended::Unknown,
+                    _ => panic!("{response:?}"),
+                },
+                Err(error) if error.is_connect() => {}
+                // The connection was closed when it was idle, as after any response.
+                Err(_) => return Ended::Unknown,
+            }
+            self.pause().await;
+        }
+        unreachable!("the servers are tried in turn");
+    }
+
+    async fn pause(&self) {
+        self.repetitions.fetch_add(1, Ordering::Relaxed);
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+#[test]
+fn a_rolling_restart_doubles_no_job_of_clients_that_repeat_requests() {
+    let mut env = SchedulerEnv::new(SchedulerEnv::builder("rolling").partitions(4));
+    env.test.set("kafka.session_timeout", "6s");
+    let listen = [free_port(), free_port()].map(|port| format!("127.0.0.1:{port}"));
+    let mut schedulers: Vec<ServiceProcess> = ["a", "b"]
+        .into_iter()
+        .zip(&listen)
+        .map(|(instance, listen)| {
+            let listen = format!("scheduler.listen={listen}");
+            env.test.start("scheduler", instance, &["--set", &listen])
+        })
+        .collect();
+    let client = env.block_on(async { Client::new(listen.map(|listen| format!("http://{listen}"))) });
+    let stop = Arc::new(AtomicBool::new(false));
+    let count = Arc::new(AtomicU32::new(0));
+    let load = env.spawn_task({
+        let (client, stop, count) = (client.clone(), stop.clone(), count.clone());
+        async move {
+            let mut clients = JoinSet::new();
+            for number in 0..CLIENTS {
+                let (client, stop, count) = (client.clone(), stop.clone(), count.clone());
+                clients.spawn(async move {
+                    let mut ended = Vec::new();
+                    while !stop.load(Ordering::Relaxed) {
+                        let request = format!("{number}-{}", ended.len());
+                        let result = if number % 2 == 0 {
+                            client.schedule_over_grpc(&request).await
+                        } else {
+                            client.schedule_over_rest(&request).await
+                        };
+                        count.fetch_add(1, Ordering::Relaxed);
+                        ended.push((request, result));
+                    }
+                    ended
+                });
+            }
+            clients.join_all().await.into_iter().flatten().collect::<Vec<_>>()
+        }
+    });
+    let until_more = || {
+        let before = count.load(Ordering::Relaxed);
+        env.block_on(eventually_async(
+            "more jobs are scheduled",
+            DEADLINE,
+            async || match count.load(Ordering::Relaxed) {
+                now if now >= before + 4 * CLIENTS => Ok(()),
+                now => Err(now - before),
+            },
+        ));
+    };
+    for scheduler in &mut schedulers {
+        until_more();
+        scheduler.shut_down();
+        scheduler.start_again();
+        scheduler.until_ready();
+    }
+    until_more();
+    stop.store(true, Ordering::Relaxed);
+    let ended = env.block_on(load).unwrap();
+
+    let mut watch = env.watch();
+    watch.look_at_state();
+    let mut jobs: BTreeMap<String, BTreeSet<_>> = BTreeMap::new();
+    for record in &watch.seen.state {
+        let job = v1::JobRecord::decode(record.value.clone().unwrap()).unwrap();
+        jobs.entry(job.request_id).or_default().insert(record.key.clone());
+    }
+    let doubled: Vec<_> = jobs.iter().filter(|(_, ids)| ids.len() > 1).collect();
+    let unknown = ended
+        .iter()
+        .filter(|(_, result)| matches!(result, Ended::Unknown));
+    let repetitions = client.repetitions.load(Ordering::Relaxed);
+    println!(
+        "{} requests, {repetitions} repetitions, {} of unknown outcome",
+        ended.len(),
+        unknown.count()
+    );
+    assert!(repetitions > 0, "no request was repeated, so this proves nothing");
+    assert!(doubled.is_empty(), "{doubled:?}");
+    for (request, result) in &ended {
+        if matches!(result, Ended::Scheduled) {
+            assert!(jobs.contains_key(request), "{request} is lost");
+        }
+    }
+}
