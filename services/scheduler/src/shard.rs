@@ -166,6 +166,10 @@ const SCAN_OVERLAY_FACTOR: usize = 3;
 const CONFIRMED_MISSING: Duration = Duration::from_secs(30);
 /// The code of a dead letter for a job whose topic does not exist.
 pub(crate) const TOPIC_MISSING: &str = "topic.missing";
+/// The maximum number of jobs that a turn forgets while others are due within [`DUE_SOON`]. A burst ends at one time, and so it is
+/// forgotten at one time: larger turns would make the jobs of that time late.
+const MAX_FORGOTTEN_BESIDE_DUE_JOBS: usize = 50;
+const DUE_SOON: Duration = Duration::from_secs(1);
 /// The time between two searches for jobs to forget.
 const FORGET_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -576,7 +580,19 @@ impl Shard {
                 DueAction::DeadLetter => self.dead_letter(&job, target, now, &mut writes),
             }
         }
-        while writes.fits_into(room) {
+        let is_due_soon = self
+            .window
+            .next_due()
+            .is_some_and(|due| due <= now.after(DUE_SOON));
+        let forgotten = if is_due_soon && !mutant!("shard-forgets-beside-due-jobs") {
+            MAX_FORGOTTEN_BESIDE_DUE_JOBS
+        } else {
+            room.records
+        };
+        for _ in 0..forgotten {
+            if !writes.fits_into(room) {
+                break;
+            }
             let Some(id) = self.forgettable.pop_front() else {
                 break;
             };

@@ -576,6 +576,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         ],
     ),
     mutant(
+        "shard-forgets-beside-due-jobs",
+        "A burst is forgotten as fast as possible, a day after it has ended. Meanwhile, due jobs are late.",
+        &[unit(
+            SCHEDULER,
+            "shard::tests::few_jobs_are_forgotten_in_a_turn_while_others_are_due_soon",
+        )],
+    ),
+    mutant(
         "shard-forgets-parked-jobs",
         "A due job whose topic is missing is not parked. It is dispatched only after a takeover.",
         &[SHARD_MODEL],

@@ -137,6 +137,40 @@ fn ended_jobs_are_looked_for_again_soon_after_the_clock_was_set_back() {
     assert!(looks(&mut shard, Timestamp::from_millis(START - 3_600_000)));
 }
 
+#[test]
+fn few_jobs_are_forgotten_in_a_turn_while_others_are_due_soon() {
+    let mut shard = Shard::new(Arc::new(settings()), 0);
+    let now = Timestamp::from_millis(START);
+    shard.handle_response(IndexResponse::Ready { end: 0 }, now);
+    let ended = (0..1_000).map(|offset| JobId::new(now, 0, offset)).collect();
+    shard.handle_response(IndexResponse::Forgettable(ended), now);
+    let forgotten = |shard: &mut Shard| shard.finish(now, records(5_000)).tally.forgotten;
+    let job = |ahead| {
+        let due = now.after(Duration::from_millis(ahead));
+        Arc::new(Job {
+            kind: Kind::App,
+            app: "app".into(),
+            topic: APP.into(),
+            payload: Payload::default(),
+            id: JobId::new(now, 0, 5_000),
+            state: JobState::Scheduled,
+            priority: Priority::Normal,
+            due,
+            accepted: now,
+            revision: 1,
+            idempotency_key: None,
+            request_hash: [0; 16],
+            request_id: None,
+            ended: None,
+            expires: None,
+        })
+    };
+    shard.window.insert(job(1_000));
+    assert_eq!(forgotten(&mut shard), 50);
+    shard.window.insert(job(1_001));
+    assert_eq!(forgotten(&mut shard), 950);
+}
+
 fn at(due: Timestamp) -> v1::job_spec::When {
     v1::job_spec::When::ScheduledTime(to_timestamp(due))
 }
