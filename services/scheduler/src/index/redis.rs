@@ -36,7 +36,7 @@
 //! The scripts derive the names of due sets, buckets and idempotency keys. All of them have the shard's hash tag.
 //!
 //! # The former layout
-//! Until version 0.1, the prefix was `PREFIX:{p}:`, and there was one sorted set `due` instead of the due sets, `flows` and
+//! Before there were flows, the prefix was `PREFIX:{p}:`, and one sorted set `due` took the place of the due sets, `flows` and
 //! `sizes`. A claim deletes the keys of the former layout, and reads nothing from them. A former scheduler to which the shard
 //! returns finds no checkpoint and rebuilds its own layout.
 
