@@ -260,17 +260,6 @@ pub struct Row {
     pub record: Bytes,
 }
 
-/// The result of a due scan.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DueScan {
-    /// How far the index contains the state topic.
-    pub applied: Option<Applied>,
-    /// The jobs in the order of their cursors.
-    pub rows: Vec<Row>,
-    /// Whether the rows are all jobs up to the requested time. Otherwise, continue with a scan after the last row.
-    pub is_complete: bool,
-}
-
 /// Which jobs to read in a scan of all flows.
 ///
 /// The scan takes one flow after the other, and reads of each flow all jobs that its position allows, until a limit of the
@@ -459,38 +448,6 @@ pub trait Index: Clone + Send + Sync + 'static {
         shard: i32,
         request: &ScanRequest,
     ) -> impl Future<Output = Result<Scan, IndexError>> + Send;
-
-    /// Reads the jobs after `after` (`None`: from the first) that are due at or before `until`, of all flows in one order: at
-    /// most `limit` jobs, and about `bytes` bytes of records. There can be fewer even if the result is not complete, but at
-    /// least one.
-    ///
-    /// This is the old way to look ahead, in which a burst of one flow hides other flows. It goes when the shard uses
-    /// [`Index::scan`].
-    fn due_scan(
-        &self,
-        shard: i32,
-        after: Option<Cursor>,
-        until: Timestamp,
-        limit: usize,
-        bytes: usize,
-    ) -> impl Future<Output = Result<DueScan, IndexError>> + Send {
-        async move {
-            let request = ListRequest {
-                app: None,
-                after,
-                from: None,
-                until,
-                limit,
-                bytes,
-            };
-            let page = self.list(shard, &request).await?;
-            Ok(DueScan {
-                applied: page.applied,
-                rows: page.rows,
-                is_complete: page.is_complete,
-            })
-        }
-    }
 
     /// Lists scheduled jobs of one application or of all in the order of their cursors, for example for the pages of an API.
     ///

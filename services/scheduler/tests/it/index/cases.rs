@@ -8,7 +8,7 @@ use redeliver_core::Timestamp;
 use redeliver_core::job::JobId;
 use redeliver_scheduler::index::{
     Applied, Batch, Change, Checkpoint, Cursor, Effect, FlowPosition, Index, IndexError, KeyEntry,
-    LastRecordDigest, ListRequest, Lookup, Owner, Scan, ScanRequest, ShardStats,
+    LastRecordDigest, ListRequest, Lookup, Owner, Page, Scan, ScanRequest, ShardStats,
 };
 use redeliver_scheduler::job::{Flow, Priority};
 
@@ -132,14 +132,30 @@ pub(super) async fn look_up<I: Index>(index: &I, lookup: Lookup, now: i64) -> Op
     Some(String::from_utf8(bytes.to_vec()).unwrap())
 }
 
+/// The jobs of all flows.
+pub(super) async fn due_scan<I: Index>(
+    index: &I,
+    after: Option<Cursor>,
+    until: Timestamp,
+    limit: usize,
+    bytes: usize,
+) -> Result<Page, IndexError> {
+    let request = ListRequest {
+        app: None,
+        after,
+        from: None,
+        until,
+        limit,
+        bytes,
+    };
+    index.list(SHARD, &request).await
+}
+
 /// All waiting jobs as (due, offset), read in pages of this size.
 pub(super) async fn all<I: Index>(index: &I, page: usize) -> Vec<(i64, u64)> {
     let (mut found, mut after) = (Vec::new(), None);
     loop {
-        let ahead = index
-            .due_scan(SHARD, after, at(1 << 40), page, 1 << 20)
-            .await
-            .unwrap();
+        let ahead = due_scan(index, after, at(1 << 40), page, 1 << 20).await.unwrap();
         found.extend(ahead.rows.iter().map(|row| {
             let due = row.cursor.due.as_millis() - at(0).as_millis();
             (due, row.cursor.id.offset())
@@ -183,7 +199,7 @@ pub(super) async fn a_claim_returns_the_checkpoint_of_the_shard<I: Index>(index:
         index.forgettable(SHARD, at(0), 1).await.unwrap(),
         (Some(applied), vec![])
     );
-    let ahead = index.due_scan(SHARD, None, at(0), 1, 1).await.unwrap();
+    let ahead = due_scan(&index, None, at(0), 1, 1).await.unwrap();
     assert_eq!((ahead.applied, ahead.is_complete), (Some(applied), true));
 }
 
@@ -338,7 +354,7 @@ pub(super) async fn a_cleared_shard_is_empty_and_accepts_a_batch_at_any_offset<I
     let lookups = [Lookup::Job(id(1)), Lookup::Job(id(2)), Lookup::Key([1; 16])];
     let nothing = (None, vec![None; 3]);
     assert_eq!(index.look_up(SHARD, &lookups, at(0)).await.unwrap(), nothing);
-    let ahead = index.due_scan(SHARD, None, at(100), 10, 1000).await.unwrap();
+    let ahead = due_scan(&index, None, at(100), 10, 1000).await.unwrap();
     assert_eq!(
         (ahead.applied, ahead.rows.len(), ahead.is_complete),
         (None, 0, true)
@@ -507,8 +523,7 @@ pub(super) async fn jobs_are_ordered_by_due_time_and_id<I: Index>(index: I) {
         assert_eq!(all(&index, page).await, expected);
     }
     // The last millisecond of the year 9999.
-    let last = index
-        .due_scan(SHARD, None, at(251_638_577_999_999), 100, 1 << 20)
+    let last = due_scan(&index, None, at(251_638_577_999_999), 100, 1 << 20)
         .await
         .unwrap();
     let last = last.rows.last().unwrap().cursor;
@@ -516,10 +531,9 @@ pub(super) async fn jobs_are_ordered_by_due_time_and_id<I: Index>(index: I) {
         (last.id, last.due),
         (id(10), Timestamp::from_millis(253_402_300_799_999))
     );
-    let due = index.due_scan(SHARD, None, at(5), 3, 1 << 20).await.unwrap();
+    let due = due_scan(&index, None, at(5), 3, 1 << 20).await.unwrap();
     assert_eq!((due.rows.len(), due.is_complete), (3, false));
-    let none = index
-        .due_scan(SHARD, None, at(-60_000_000_001), 3, 1 << 20)
+    let none = due_scan(&index, None, at(-60_000_000_001), 3, 1 << 20)
         .await
         .unwrap();
     assert_eq!((none.rows.len(), none.is_complete), (0, true));
@@ -533,10 +547,7 @@ pub(super) async fn a_page_continues_after_a_removed_job<I: Index>(index: I) {
             due: at(due),
             id: id(job),
         };
-        let ahead = index
-            .due_scan(SHARD, Some(after), at(6), 2, 1 << 20)
-            .await
-            .unwrap();
+        let ahead = due_scan(&index, Some(after), at(6), 2, 1 << 20).await.unwrap();
         let offsets: Vec<u64> = ahead.rows.iter().map(|row| row.cursor.id.offset()).collect();
         (offsets, ahead.is_complete)
     };
@@ -565,7 +576,7 @@ pub(super) async fn pages_are_bounded_by_bytes_and_never_empty<I: Index>(index: 
     });
     begin(&index, changes.collect()).await;
     for (bytes, rows) in [(0, 1), (1000, 1), (1001, 2), (5000, 5), (100_000, 10)] {
-        let page = index.due_scan(SHARD, None, at(5), 100, bytes).await.unwrap();
+        let page = due_scan(&index, None, at(5), 100, bytes).await.unwrap();
         assert_eq!(
             (page.rows.len(), page.is_complete),
             (rows, rows == 10),
@@ -685,7 +696,7 @@ pub(super) async fn arbitrary_bytes_are_kept<I: Index>(index: I) {
     let expected = records.iter().cycle().take(15).cloned().map(Some);
     assert!(found.into_iter().eq(expected));
 
-    let ahead = index.due_scan(SHARD, None, at(5), 10, 1 << 20).await.unwrap();
+    let ahead = due_scan(&index, None, at(5), 10, 1 << 20).await.unwrap();
     let mut expected: Vec<(JobId, Bytes)> = ids.map(JobId::from_bytes).into_iter().zip(records).collect();
     expected.sort();
     let rows = ahead.rows.into_iter().map(|row| (row.cursor.id, row.record));

@@ -7,8 +7,8 @@ use redeliver_core::Timestamp;
 use redeliver_core::job::JobId;
 use redeliver_scheduler::index::memory::MemoryIndex;
 use redeliver_scheduler::index::{
-    Applied, Batch, Change, Cursor, DueScan, Effect, FlowPosition, FlowScan, Index, IndexError, KeyEntry,
-    ListRequest, Lookup, Owner, Page, Row, Scan, ScanRequest, ShardStats,
+    Applied, Batch, Change, Cursor, Effect, FlowPosition, FlowScan, Index, IndexError, KeyEntry, ListRequest,
+    Lookup, Owner, Page, Row, Scan, ScanRequest, ShardStats,
 };
 use redeliver_scheduler::job::{Flow, Priority};
 
@@ -31,12 +31,6 @@ enum Step {
         changes: Vec<Change>,
     },
     LookUp(Vec<Lookup>),
-    DueScan {
-        after: Option<Cursor>,
-        until: Timestamp,
-        limit: usize,
-        bytes: usize,
-    },
     Scan(ScanRequest),
     List {
         app: Option<String>,
@@ -60,7 +54,6 @@ enum Seen {
     Fenced,
     Gap(Option<i64>),
     Found(Option<Applied>, Vec<Option<Bytes>>),
-    DueScan(DueScan),
     Scan(Scan),
     List(Page),
     Forgettable(Option<Applied>, Vec<JobId>),
@@ -78,10 +71,6 @@ impl Seen {
             }
         };
         match (expected, seen) {
-            (Self::DueScan(mut expected), Self::DueScan(seen)) => {
-                shorten(&mut expected.rows, &mut expected.is_complete, seen.rows.len());
-                Self::DueScan(expected)
-            }
             (Self::List(mut expected), Self::List(seen)) => {
                 shorten(&mut expected.rows, &mut expected.is_complete, seen.rows.len());
                 Self::List(expected)
@@ -231,20 +220,11 @@ fn step() -> impl Strategy<Value = Step> {
             length,
             changes,
         });
-    let ahead = (cursor(), instant(), 0..8_usize, 0..100_usize).prop_map(|(after, until, limit, bytes)| {
-        Step::DueScan {
-            after,
-            until,
-            limit,
-            bytes,
-        }
-    });
     prop_oneof![
         1 => owner().prop_map(Step::Claim),
         1 => owner().prop_map(Step::Clear),
         8 => apply,
         3 => prop::collection::vec(lookup(), 0..20).prop_map(Step::LookUp),
-        2 => ahead,
         4 => scan(),
         2 => list(),
         2 => (0..6_usize).prop_map(Step::Forgettable),
@@ -285,19 +265,6 @@ impl Model {
             Step::LookUp(lookups) => {
                 let found = lookups.iter().map(|lookup| self.look_up(lookup, now));
                 Seen::Found(self.mark, found.collect())
-            }
-            Step::DueScan {
-                after,
-                until,
-                limit,
-                bytes,
-            } => {
-                let page = self.page(None, *after, *until, *limit, *bytes);
-                Seen::DueScan(DueScan {
-                    applied: page.applied,
-                    rows: page.rows,
-                    is_complete: page.is_complete,
-                })
             }
             Step::Scan(request) => self.scan(request),
             Step::List {
@@ -541,15 +508,6 @@ async fn take<I: Index>(index: &I, step: &Step, from: i64, now: Timestamp) -> Se
             let found = index.look_up(SHARD, lookups, now).await;
             found.map(|(mark, found)| Seen::Found(mark, found))
         }
-        Step::DueScan {
-            after,
-            until,
-            limit,
-            bytes,
-        } => {
-            let ahead = index.due_scan(SHARD, *after, *until, *limit, *bytes).await;
-            ahead.map(Seen::DueScan)
-        }
         Step::Scan(request) => index.scan(SHARD, request).await.map(Seen::Scan),
         Step::List {
             app,
@@ -596,12 +554,6 @@ fn questions() -> Vec<Step> {
     let keys = (0..KEYS).map(|hash| Lookup::Key([hash; 16]));
     vec![
         Step::LookUp(jobs.chain(keys).collect()),
-        Step::DueScan {
-            after: None,
-            until: at(1 << 40),
-            limit: 100,
-            bytes: 1 << 20,
-        },
         Step::Scan(ScanRequest {
             until: at(1 << 40),
             now: at(5),

@@ -13,7 +13,8 @@ use redeliver_scheduler::job::Flow;
 use redeliver_testkit::{LocalRedis, eventually_async, redis_url};
 
 use super::cases::{
-    ME, SHARD, all, apply, at, batch, begin, ended, flow, flow_of, forgotten, id, waits, waits_in, with_key,
+    ME, SHARD, all, apply, at, batch, begin, due_scan, ended, flow, flow_of, forgotten, id, waits, waits_in,
+    with_key,
 };
 use super::own_redis::{OwnRedis, Raw, config, connect};
 use super::proxy::Proxy;
@@ -61,7 +62,7 @@ async fn a_flushed_shard_is_a_gap_until_it_is_cleared() {
     redis.remove().await;
     let gap = Err("Gap { found: None, expected: 10 }".to_owned());
     assert_eq!(apply(&redis.index, 10, 11, vec![waits(2, 5)]).await, gap);
-    let ahead = redis.index.due_scan(SHARD, None, at(5), 10, 1000).await.unwrap();
+    let ahead = due_scan(&redis.index, None, at(5), 10, 1000).await.unwrap();
     assert_eq!((ahead.applied, ahead.rows.len()), (None, 0));
     redis.index.clear(SHARD, ME).await.unwrap();
     assert_eq!(
@@ -90,7 +91,7 @@ async fn an_older_copy_is_recognised_by_its_checkpoint() {
             .await;
     }
     // The copy contains an ended job, but also its old checkpoint.
-    let ahead = redis.index.due_scan(SHARD, None, at(5), 10, 1000).await.unwrap();
+    let ahead = due_scan(&redis.index, None, at(5), 10, 1000).await.unwrap();
     assert_eq!((ahead.applied.unwrap().offset, ahead.rows.len()), (10, 2));
     let gap = Err("Gap { found: Some(10), expected: 20 }".to_owned());
     assert_eq!(apply(&redis.index, 20, 30, vec![ended(2, 9)]).await, gap);
@@ -107,7 +108,7 @@ async fn an_inconsistent_shard_loses_its_checkpoint() {
     begin(&redis.index, vec![waits(1, 5), waits(2000, 6)]).await;
     let bucket = redis.key(SHARD, "job:1");
     redis.raw.call(&["DEL", &bucket]).await;
-    let ahead = redis.index.due_scan(SHARD, None, at(6), 10, 1000).await.unwrap();
+    let ahead = due_scan(&redis.index, None, at(6), 10, 1000).await.unwrap();
     assert_eq!(
         (ahead.applied, ahead.rows.len(), ahead.is_complete),
         (None, 0, true)
@@ -154,7 +155,7 @@ async fn a_scan_detects_lost_keys() {
     // Job 2000 is not part of the query.
     for key in ["flows", "sizes", DUE_SETS[0], "ended", "buckets", "job:0", "meta"] {
         without_the_key(key, async |index| {
-            let scan = index.due_scan(SHARD, None, at(5), 10, 1000).await.unwrap();
+            let scan = due_scan(index, None, at(5), 10, 1000).await.unwrap();
             scan.applied.map(|applied| applied.offset)
         })
         .await;
@@ -622,7 +623,7 @@ async fn a_full_redis_rejects_batches_that_are_not_forced() {
     }
     // The batches had no effect.
     assert_eq!(dump(&redis, &redis.config.prefix).await, before);
-    let ahead = redis.index.due_scan(SHARD, None, at(5), 10, 1000).await.unwrap();
+    let ahead = due_scan(&redis.index, None, at(5), 10, 1000).await.unwrap();
     assert_eq!((ahead.applied.unwrap().offset, ahead.rows.len()), (10, 2));
     let renewal = Batch::renewal(10);
     let refused = redis.index.apply(SHARD, ME, &renewal, at(0)).await;
