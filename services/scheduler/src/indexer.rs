@@ -640,18 +640,22 @@ mod tests {
             known_keys: GaugeShare::new(prometheus_client::metrics::gauge::Gauge::default()),
             cancelled: CancellationToken::new(),
         };
-        let idle = tokio::spawn(async move { indexer.serve_requests_from(owner, 10).await });
-        for hours in 1..=20 {
-            let now = START.after(Duration::from_secs(hours * 3_600));
-            clock.set(now);
-            tokio::time::sleep(Duration::from_secs(3_600)).await;
-            let (applied, _) = index.look_up(SHARD, &[], now).await.unwrap();
-            assert_eq!(
-                applied,
-                Some(Applied { offset: 10, at: now }),
-                "after {hours} hours"
-            );
+        let hours = async {
+            for hours in 1..=20 {
+                let now = START.after(Duration::from_secs(hours * 3_600));
+                clock.set(now);
+                tokio::time::sleep(Duration::from_secs(3_600)).await;
+                let (applied, _) = index.look_up(SHARD, &[], now).await.unwrap();
+                assert_eq!(
+                    applied,
+                    Some(Applied { offset: 10, at: now }),
+                    "after {hours} hours"
+                );
+            }
+        };
+        tokio::select! {
+            () = indexer.serve_requests_from(owner, 10) => panic!("it has ended"),
+            () = hours => {}
         }
-        idle.abort();
     }
 }

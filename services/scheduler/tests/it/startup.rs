@@ -1,8 +1,15 @@
-//! Redis at startup: a policy that may evict keys is refused, and an unavailable Redis is waited for.
+//! The start of a scheduler: without a configuration, and with a Redis that may evict keys or is unavailable.
 
-use redeliver_testkit::{LocalRedis, ServiceProcess, eventually};
+use std::sync::Arc;
 
-use crate::env::{DEADLINE, SchedulerEnv};
+use redeliver_core::headers::ERROR_CODE;
+use redeliver_core::{Headers, Output};
+use redeliver_kafka::KafkaSettings;
+use redeliver_kafka::producer::Producer;
+use redeliver_kafka::reader::TopicReader;
+use redeliver_testkit::{LocalKafka, LocalRedis, ServiceProcess, binary, eventually};
+
+use crate::env::{DEADLINE, SchedulerEnv, header};
 use crate::index::own_redis::Raw;
 use crate::oracle::JobSpec;
 use crate::requests::Request;
@@ -91,4 +98,61 @@ fn a_redis_that_is_reconfigured_to_evict_keys_is_not_used_until_it_is_fixed() {
     scheduler.until_ready();
     assert!(scheduler.has_never_ended());
     env.settle(sent);
+}
+
+/// Of the configuration, only the addresses differ from the defaults.
+#[test]
+fn a_scheduler_without_a_configuration_starts_with_defaults() {
+    let (kafka, redis) = (LocalKafka::start().unwrap(), LocalRedis::start().unwrap());
+    let environment = [
+        ("REDELIVER__KAFKA__BROKERS", kafka.brokers()),
+        ("REDELIVER__REDIS__URL", redis.url()),
+        ("REDELIVER__ADMIN__LISTEN", "127.0.0.1:0".to_owned()),
+        ("REDELIVER__SCHEDULER__LISTEN", "127.0.0.1:0".to_owned()),
+    ];
+    let mut scheduler = ServiceProcess::spawn("scheduler", move || {
+        let mut command = binary("scheduler");
+        command.env_clear().envs(environment.clone());
+        command
+    });
+    // Nothing is created without permission, and the message says how to.
+    let status = scheduler.wait(DEADLINE);
+    let output = scheduler.output();
+    assert_eq!(status.code(), Some(1), "{output}");
+    for words in ["scheduler.jobs.ingest", "redeliver topics apply"] {
+        assert!(output.contains(words), "{output}");
+    }
+    scheduler.start_again_with(&[("REDELIVER__KAFKA__TOPICS__CREATE", "true")]);
+    scheduler.until_ready();
+
+    // There are no applications, so each request becomes a dead letter.
+    let settings = KafkaSettings::new(kafka.brokers(), "test");
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let written = runtime.block_on(async {
+        let request = Output {
+            topic: "scheduler.jobs.ingest".into(),
+            partition: None,
+            key: None,
+            value: Some(r#"{"appName":"a","delay":"1s","jobData":1}"#.into()),
+            headers: Headers::new(),
+        };
+        Producer::new(&settings).unwrap().send(&request).await.unwrap()
+    });
+    let dead_letters: Arc<str> = "scheduler.jobs.dlq".into();
+    let mut reader = TopicReader::new(&settings, &[dead_letters]).unwrap();
+    eventually("the request is a dead letter", DEADLINE, || {
+        let mut found = Vec::new();
+        reader.read_to_end(DEADLINE, |record| found.push(record)).unwrap();
+        match &found[..] {
+            [letter] => {
+                assert_eq!(header::<String>(letter, ERROR_CODE), "request.appName");
+                assert_eq!(
+                    header::<i64>(letter, redeliver_core::headers::ORIGINAL_OFFSET),
+                    written.position.offset
+                );
+                Ok(())
+            }
+            other => Err(format!("{other:?}")),
+        }
+    });
 }

@@ -299,6 +299,14 @@ impl Model {
     fn apply(&mut self, from: i64, to: i64, changes: &[Change], now: Timestamp) -> Seen {
         let found = self.mark.map(|mark| mark.offset);
         if found.is_some_and(|found| found >= to) {
+            // An empty range at the checkpoint renews its time.
+            if let Some(mark) = self
+                .mark
+                .as_mut()
+                .filter(|mark| mark.offset == from && from == to)
+            {
+                mark.at = now;
+            }
             return Seen::Done;
         }
         if found.map_or(!self.cleared, |found| found < from) {
