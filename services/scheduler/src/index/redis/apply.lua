@@ -1,13 +1,13 @@
 -- KEYS[1] meta  [2] flows  [3] sizes  [4] ended  [5] buckets  [6] key logs
 -- ARGV[1] owner  [2] from  [3] to  [4] now, ms  [5] token of the preceding clear, or ''  [6] prefix of other keys
 --     [7] seal, or '' to keep the current one  [8] 1 to apply even if the memory is full
--- An empty range at the checkpoint renews its time.
 -- then lists, each preceded by its length:
 --   names of flows
 --   buckets, for each its name and three lists: number of the flow, due time, id and record of scheduled jobs; number of the
 --     flow, time to forget, id and record of ended jobs; number of the flow and id of forgotten jobs. That number is 0 if
 --     the flow is unknown, or -1 if no flow has the job
 --   logs of idempotency keys, for each its name, its time to live in ms, and a list: hash and value of each key
+-- An empty range at the checkpoint renews its time.
 -- Returns 'OK', 'FENCED', 'GAP' with the offset of the checkpoint, or 'LOCATE' with the ids of forgotten jobs that may be in
 -- any flow. Then nothing has changed.
 local meta = redis.call('HMGET', KEYS[1], 'owner', 'offset', 'cleared', 'counts')
