@@ -79,10 +79,6 @@ struct Called {
 }
 
 /// What a task of the driver ends with.
-#[expect(
-    clippy::large_enum_variant,
-    reason = "nearly all are calls, and a box would be one more allocation for each of them"
-)]
 enum Ended {
     Called(OfLane<Called>, Permit),
     Routed(OfLane<FinishedRecord>),

@@ -1152,7 +1152,7 @@ fn a_burst_that_exceeds_the_window_hides_no_jobs_that_were_scheduled_for_other_f
     let others = ["other", "app"].map(|app| {
         world.send_job(v1::JobSpec {
             priority: v1::Priority::High.into(),
-            ..spec(app, due.clone())
+            ..spec(app, due)
         })
     });
     // All of them are in the index only.

@@ -7,6 +7,7 @@ use redeliver_runtime::config::{ConnectionsConfig, HttpVersion, Url};
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
+use tokio::task::JoinSet;
 
 use super::*;
 
@@ -102,38 +103,41 @@ async fn an_http2_stream_that_is_reset_is_a_closed_connection() {
     );
 }
 
-/// Forwards connections to `target`. The first one is frozen on a notification: it stays open, and nothing passes any more.
-async fn freezing_proxy(target: SocketAddr) -> (SocketAddr, Arc<Notify>) {
+/// Forwards connections to `target` until the set of tasks is dropped. The first connection is frozen on a notification: it stays
+/// open, and nothing passes any more.
+async fn freezing_proxy(target: SocketAddr, tasks: &mut JoinSet<()>) -> (SocketAddr, Arc<Notify>) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let (address, freeze) = (listener.local_addr().unwrap(), Arc::new(Notify::new()));
-    let first = freeze.clone();
-    tokio::spawn(async move {
-        let mut first = Some(first);
+    let mut of_first = Some(freeze.clone());
+    tasks.spawn(async move {
+        let mut connections = JoinSet::new();
         loop {
-            let (mut client, _) = listener.accept().await.unwrap();
-            let mut server = TcpStream::connect(target).await.unwrap();
-            let freeze = first.take();
-            tokio::spawn(async move {
-                let forwarded = copy_bidirectional(&mut client, &mut server);
-                let Some(freeze) = freeze else {
-                    drop(forwarded.await);
-                    return;
-                };
-                tokio::select! {
-                    _ = forwarded => return,
-                    () = freeze.notified() => {}
-                }
-                std::future::pending::<()>().await;
-            });
+            let (client, _) = listener.accept().await.unwrap();
+            connections.spawn(forward(client, target, of_first.take()));
         }
     });
     (address, freeze)
 }
 
+async fn forward(mut client: TcpStream, target: SocketAddr, freeze: Option<Arc<Notify>>) {
+    let mut server = TcpStream::connect(target).await.unwrap();
+    let frozen = async {
+        match freeze {
+            Some(freeze) => freeze.notified().await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        _ = copy_bidirectional(&mut client, &mut server) => {}
+        () = frozen => std::future::pending().await,
+    }
+}
+
 #[tokio::test]
 async fn a_frozen_http2_connection_is_detected_before_the_timeout_of_the_call_and_replaced() {
     let endpoint = FakeEndpoint::start(|_| Reply::ok("ok"));
-    let (proxy, freeze) = freezing_proxy(endpoint.address()).await;
+    let mut tasks = JoinSet::new();
+    let (proxy, freeze) = freezing_proxy(endpoint.address(), &mut tasks).await;
     let settings = with(format!("http://{proxy}"), |connections| {
         connections.version = HttpVersion::Http2;
     });
