@@ -10,6 +10,7 @@
 //! | `health` | gRPC health |
 //! | `state_end` | whether the index lacks records of the state topic |
 //! | `rest` | `/v1/jobs` and `/v1/stats` |
+//! | `openapi` | the OpenAPI document of REST, and its page |
 //! | `view` | jobs as JSON |
 
 use std::convert::Infallible;
@@ -45,6 +46,7 @@ mod grpc;
 mod health;
 mod jobs;
 mod limits;
+mod openapi;
 mod problem;
 mod rest;
 mod state_end;
@@ -278,8 +280,12 @@ fn router<I: Index>(
         .add_service(reflection().build_v1()?)
         .add_service(reflection().build_v1alpha()?);
     let open = open.routes().into_axum_router().reset_fallback();
-    let limited = server.limit_bodies(rest::router(jobs, authenticator).merge(authenticated));
-    Ok(limited.merge(open).fallback(not_found))
+    let (rest, document) = rest::router(jobs, authenticator);
+    let limited = server.limit_bodies(rest.merge(authenticated));
+    Ok(limited
+        .merge(openapi::router(document))
+        .merge(open)
+        .fallback(not_found))
 }
 
 fn reflection() -> tonic_reflection::server::Builder<'static> {

@@ -5,6 +5,7 @@ use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use redeliver_proto::v1;
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::view::{JobView, outcome};
 
@@ -41,8 +42,8 @@ impl Problem {
     }
 }
 
-/// The document.
-#[derive(Serialize)]
+/// A problem document (RFC 9457).
+#[derive(Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ProblemBody {
     title: &'static str,

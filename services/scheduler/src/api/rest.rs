@@ -14,42 +14,42 @@ use std::sync::Arc;
 
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, QueryRejection};
-use axum::extract::{DefaultBodyLimit, Path, Query, State};
+use axum::extract::{Path, Query, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
-use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
 use redeliver_core::{Failure, Headers};
 use redeliver_proto::v1;
 use redeliver_service::identity::{AuthenticateLayer, Authenticator, Identity, Refusal};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
+use utoipa::ToSchema;
+use utoipa::openapi::OpenApi;
 
 use super::error::RequestError;
 use super::jobs::{Accepted, Jobs, trace_headers};
 use super::limits::BodyTimeout;
+use super::openapi::{
+    BatchRequest, BodyProblems, CommandProblems, DocumentedRouter, DueRequest, JobProblems, JobRequest,
+    Problems,
+};
 use super::problem::{Problem, ProblemBody};
 use super::view::{JobView, StatsView, outcome};
 use crate::index::Index;
 use crate::job::JobId;
 use crate::request::{Draft, Field, Format, ParsedRequest, read_id, read_json, read_json_time};
 
-/// The path of batches is that of a custom method of the collection. Below `/v1/jobs/`, `batch` would be the id of a job.
-const BATCH: &str = "/v1/jobs:batch";
-
-pub(crate) fn router<I: Index>(jobs: Arc<Jobs<I>>, authenticator: Authenticator) -> Router {
+pub(crate) fn router<I: Index>(jobs: Arc<Jobs<I>>, authenticator: Authenticator) -> (Router, OpenApi) {
     let (limit, batch_limit) = (jobs.max_request(), jobs.max_batch);
-    Router::new()
-        .route("/v1/jobs", post(schedule::<I>))
-        .route(
-            BATCH,
-            post(schedule_batch::<I>).layer(DefaultBodyLimit::max(batch_limit)),
-        )
-        .route(
-            "/v1/jobs/{id}",
-            get(show::<I>).delete(cancel::<I>).patch(reschedule::<I>),
-        )
-        .route("/v1/stats", get(stats::<I>))
+    let (router, document) = DocumentedRouter::new()
+        .with(__path_schedule, schedule::<I>, limit)
+        .with(__path_schedule_batch, schedule_batch::<I>, batch_limit)
+        .with(__path_show, show::<I>, limit)
+        .with(__path_cancel, cancel::<I>, limit)
+        .with(__path_reschedule, reschedule::<I>, limit)
+        .with(__path_stats, stats::<I>, limit)
+        .split();
+    let router = router
         .method_not_allowed_fallback(async || {
             Problem::new(
                 StatusCode::METHOD_NOT_ALLOWED,
@@ -60,13 +60,14 @@ pub(crate) fn router<I: Index>(jobs: Arc<Jobs<I>>, authenticator: Authenticator)
         .route_layer(AuthenticateLayer::new(authenticator, |refusal: &Refusal| {
             Problem::from(RequestError::Refused(refusal.clone())).into_response()
         }))
-        .layer(DefaultBodyLimit::max(limit))
-        .with_state(jobs)
+        .with_state(jobs);
+    (router, document)
 }
 
 /// The problem of an unknown path.
 pub(crate) fn not_found() -> Problem {
-    let detail = "no such path; use /v1/jobs, /v1/jobs:batch, /v1/jobs/{id} or /v1/stats";
+    let detail =
+        "no such path; use /v1/jobs, /v1/jobs:batch, /v1/jobs/{id} or /v1/stats; /v1/docs describes them";
     Problem::new(StatusCode::NOT_FOUND, "path", detail)
 }
 
@@ -79,14 +80,14 @@ struct BatchBody<'a> {
 }
 
 /// The results of a batch, in the order of the jobs.
-#[derive(Serialize)]
-struct BatchResponse {
+#[derive(Serialize, ToSchema)]
+pub(super) struct BatchResponse {
     results: Vec<BatchResult>,
 }
 
 /// The result of one job: what `POST /v1/jobs` would answer.
-#[derive(Serialize)]
-struct BatchResult {
+#[derive(Serialize, ToSchema)]
+pub(super) struct BatchResult {
     status: u16,
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     scheduled: Option<CommandResponse>,
@@ -94,6 +95,23 @@ struct BatchResult {
     error: Option<ProblemBody>,
 }
 
+// The path is that of a custom method of the collection. Below `/v1/jobs/`, `batch` would be the id of a job.
+/// Schedules several jobs
+///
+/// Each job succeeds or fails on its own, and needs the scope `jobs:write` for its application.
+#[utoipa::path(
+    post,
+    path = "/v1/jobs:batch",
+    operation_id = "batchScheduleJobs",
+    params(
+        ("wait" = Option<bool>, Query, description = "`false`: answer as soon as the requests are in Kafka, without outcomes"),
+    ),
+    request_body = BatchRequest,
+    responses(
+        (status = 200, description = "A result for each job, in the order of the jobs", body = BatchResponse),
+        Problems, BodyProblems,
+    ),
+)]
 async fn schedule_batch<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
     Extension(caller): Extension<Identity>,
@@ -164,8 +182,8 @@ impl From<Accepted> for CommandResponse {
 }
 
 /// The response to a command.
-#[derive(Serialize)]
-struct CommandResponse {
+#[derive(Serialize, ToSchema)]
+pub(super) struct CommandResponse {
     id: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     outcome: Option<String>,
@@ -179,6 +197,25 @@ struct ScheduleQuery {
     wait: Option<bool>,
 }
 
+/// Schedules a job
+///
+/// Needs the scope `jobs:write` for the application.
+#[utoipa::path(
+    post,
+    path = "/v1/jobs",
+    operation_id = "scheduleJob",
+    params(
+        ("wait" = Option<bool>, Query, description = "`false`: answer as soon as the request is in Kafka, without the outcome"),
+        ("Idempotency-Key" = Option<String>, Header, description = "The idempotency key, if the body contains none"),
+    ),
+    request_body = JobRequest,
+    responses(
+        (status = 201, description = "A new job", body = CommandResponse),
+        (status = 200, description = "The same request was accepted before", body = CommandResponse),
+        (status = 202, description = "The request is in Kafka, with `wait=false`", body = CommandResponse),
+        Problems, BodyProblems, CommandProblems,
+    ),
+)]
 async fn schedule<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
     Extension(caller): Extension<Identity>,
@@ -197,6 +234,16 @@ async fn schedule<I: Index>(
     Ok((status, location, Json(CommandResponse::from(accepted))).into_response())
 }
 
+/// Gets a job
+///
+/// Needs the scope `jobs:read` for the application of the job.
+#[utoipa::path(
+    get,
+    path = "/v1/jobs/{id}",
+    operation_id = "getJob",
+    params(("id" = String, Path, description = "The id of the job")),
+    responses((status = 200, description = "The job", body = JobView), Problems, JobProblems),
+)]
 async fn show<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
     Extension(caller): Extension<Identity>,
@@ -206,6 +253,19 @@ async fn show<I: Index>(
     Ok(Json(job.into()))
 }
 
+/// Cancels a job
+///
+/// Needs the scope `jobs:write` for the application of the job.
+#[utoipa::path(
+    delete,
+    path = "/v1/jobs/{id}",
+    operation_id = "cancelJob",
+    params(("id" = String, Path, description = "The id of the job")),
+    responses(
+        (status = 200, description = "Cancelled now or before, or expired", body = CommandResponse),
+        Problems, JobProblems, CommandProblems,
+    ),
+)]
 async fn cancel<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
     Extension(caller): Extension<Identity>,
@@ -221,6 +281,20 @@ async fn cancel<I: Index>(
     command_response(id, cancelled, has_effect)
 }
 
+/// Gives a job a new due time
+///
+/// Needs the scope `jobs:write` for the application of the job.
+#[utoipa::path(
+    patch,
+    path = "/v1/jobs/{id}",
+    operation_id = "rescheduleJob",
+    params(("id" = String, Path, description = "The id of the job")),
+    request_body = DueRequest,
+    responses(
+        (status = 200, description = "The job has the new due time", body = CommandResponse),
+        Problems, BodyProblems, JobProblems, CommandProblems,
+    ),
+)]
 async fn reschedule<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
     Extension(caller): Extension<Identity>,
@@ -244,6 +318,16 @@ struct StatsQuery {
     minutes: Option<u32>,
 }
 
+/// Counts scheduled jobs by due time
+///
+/// Needs the scope `jobs:read` for all applications.
+#[utoipa::path(
+    get,
+    path = "/v1/stats",
+    operation_id = "getStats",
+    params(("minutes" = Option<u32>, Query, description = "The number of minutes, 60 by default, at most 1440")),
+    responses((status = 200, description = "The numbers of jobs", body = StatsView), Problems),
+)]
 async fn stats<I: Index>(
     State(jobs): State<Arc<Jobs<I>>>,
     Extension(caller): Extension<Identity>,

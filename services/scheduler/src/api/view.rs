@@ -7,9 +7,10 @@ use redeliver_proto::convert::{from_priority, from_state, from_timestamp};
 use redeliver_proto::v1;
 use serde::Serialize;
 use serde_json::value::RawValue;
+use utoipa::ToSchema;
 
 /// A job. Bytes that are not UTF-8 are encoded in Base64, in a field of another name.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct JobView {
     id: String,
@@ -41,14 +42,15 @@ pub(crate) struct JobView {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     headers: Vec<HeaderView>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<serde_json::Value>)]
     job_data: Option<Box<RawValue>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     job_data_base64: Option<String>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-struct HeaderView {
+pub(crate) struct HeaderView {
     name: String,
     value: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -139,7 +141,7 @@ pub(crate) fn outcome(outcome: v1::Outcome) -> String {
 }
 
 /// Statistics of scheduled jobs.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct StatsView {
     scheduled: u64,

@@ -54,7 +54,7 @@ impl Field {
     ];
 
     /// The fields that JSON has.
-    pub(super) const IN_JSON: [Self; 14] = [
+    pub(crate) const IN_JSON: [Self; 14] = [
         Self::RequestId,
         Self::App,
         Self::ScheduledTime,

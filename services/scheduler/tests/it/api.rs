@@ -5,6 +5,7 @@ mod forgetting;
 mod health;
 mod identity;
 mod limits;
+mod openapi;
 mod rolling;
 mod server;
 

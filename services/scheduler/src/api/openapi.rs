@@ -1,0 +1,288 @@
+//! The OpenAPI 3.1 document of REST, and a page that shows it.
+//!
+//! A route is added together with the description of its operation, from which come its path and its method. So the document
+//! contains exactly the routes that are served. Neither the document nor the page requires an identity: they contain no data. The
+//! page and its files are part of the program, and load nothing from elsewhere.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::extract::DefaultBodyLimit;
+use axum::handler::Handler;
+use axum::http::{HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{MethodFilter, get, on};
+use axum::{Json, Router};
+use utoipa::openapi::path::{HttpMethod, Paths};
+use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
+use utoipa::openapi::{ContentBuilder, OpenApi, Ref, RefOr, ResponseBuilder};
+use utoipa::{IntoResponses, OpenApi as _, Path, ToSchema};
+
+use super::problem::ProblemBody;
+use super::rest::{BatchResponse, BatchResult, CommandResponse};
+use super::view::{HeaderView, JobView, StatsView};
+
+/// The path of the document.
+pub(super) const DOCUMENT: &str = "/v1/openapi.json";
+/// The path of the page.
+const PAGE: &str = "/v1/docs";
+
+/// A router, and the descriptions of its operations.
+pub(super) struct DocumentedRouter<S> {
+    router: Router<S>,
+    paths: Paths,
+}
+
+impl<S: Clone + Send + Sync + 'static> DocumentedRouter<S> {
+    pub(super) fn new() -> Self {
+        Self {
+            router: Router::new(),
+            paths: Paths::new(),
+        }
+    }
+
+    /// Adds an operation. A body has at most `max_body` bytes.
+    pub(super) fn with<P: Path, T: 'static>(
+        mut self,
+        _description: P,
+        handler: impl Handler<T, S>,
+        max_body: usize,
+    ) -> Self {
+        let (path, methods) = (P::path(), P::methods());
+        for method in &methods {
+            let route = on(filter(method), handler.clone()).layer(DefaultBodyLimit::max(max_body));
+            self.router = self.router.route(&path, route);
+        }
+        self.paths.add_path_operation(path, methods, P::operation());
+        self
+    }
+
+    /// The router, and the document.
+    pub(super) fn split(self) -> (Router<S>, OpenApi) {
+        let mut document = Description::openapi();
+        document.paths = self.paths;
+        let token = SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer));
+        let components = document.components.get_or_insert_default();
+        components.add_security_scheme("token", token);
+        (self.router, document)
+    }
+}
+
+fn filter(method: &HttpMethod) -> MethodFilter {
+    match method {
+        HttpMethod::Post => MethodFilter::POST,
+        HttpMethod::Put => MethodFilter::PUT,
+        HttpMethod::Delete => MethodFilter::DELETE,
+        HttpMethod::Options => MethodFilter::OPTIONS,
+        HttpMethod::Head => MethodFilter::HEAD,
+        HttpMethod::Patch => MethodFilter::PATCH,
+        HttpMethod::Trace => MethodFilter::TRACE,
+        _ => MethodFilter::GET,
+    }
+}
+
+/// Serves the document and the page.
+pub(super) fn router(document: OpenApi) -> Router {
+    let document = Arc::new(document);
+    Router::new()
+        .route(DOCUMENT, get(async move || Json(&*document).into_response()))
+        .route(
+            PAGE,
+            get(async || file("text/html; charset=utf-8", include_str!("docs/index.html"))),
+        )
+        .route(
+            "/v1/docs/page.js",
+            get(async || file("text/javascript; charset=utf-8", include_str!("docs/page.js"))),
+        )
+        .route(
+            "/v1/docs/page.css",
+            get(async || file("text/css; charset=utf-8", include_str!("docs/page.css"))),
+        )
+}
+
+fn file(content_type: &'static str, text: &'static str) -> Response {
+    // The page can load only what this server serves.
+    let policy = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; \
+                  form-action 'none'; frame-ancestors 'none'";
+    let headers = [
+        (header::CONTENT_TYPE, HeaderValue::from_static(content_type)),
+        (header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(policy)),
+        (
+            header::X_CONTENT_TYPE_OPTIONS,
+            HeaderValue::from_static("nosniff"),
+        ),
+    ];
+    (headers, text).into_response()
+}
+
+#[derive(utoipa::OpenApi)]
+#[openapi(
+    info(
+        title = "Redeliver jobs",
+        description = "Schedules jobs. Answers are final: they are sent after the outcome is committed to Kafka. \
+            429 and 503 mean that nothing was written, and have Retry-After. 424 means that the outcome is unknown: repeat \
+            the request only with the same idempotency key.",
+    ),
+    security((), ("token" = [])),
+    components(schemas(
+        BatchRequest, BatchResponse, BatchResult, CommandResponse, DueRequest, HeaderView, JobRequest, JobView,
+        ProblemBody, StatsView,
+    ))
+)]
+struct Description;
+
+/// A job to schedule. Exactly one of `scheduledTime` and `delay` is required.
+#[derive(ToSchema)]
+#[schema(rename_all = "camelCase")]
+#[expect(dead_code, reason = "describes what request::json parses")]
+pub(crate) struct JobRequest {
+    /// The name of an application in the configuration of the scheduler.
+    app_name: String,
+    /// The due time, such as `2026-11-22T08:00:00Z`.
+    scheduled_time: Option<String>,
+    /// A delay from now on, such as `90s`.
+    delay: Option<String>,
+    /// `high`, `normal` or `low`.
+    priority: Option<String>,
+    /// Requests of one application with the same key create one job.
+    #[schema(max_length = 512)]
+    idempotency_key: Option<String>,
+    /// The value of the record to dispatch.
+    #[schema(value_type = serde_json::Value)]
+    job_data: (),
+    /// The key of the record to dispatch.
+    key: Option<String>,
+    /// The headers of the record to dispatch: an object, or an array of objects with `name` and `value`.
+    #[schema(value_type = Option<serde_json::Value>)]
+    headers: (),
+    /// How long after its due time the job can still be dispatched, such as `5m`.
+    expire_after: Option<String>,
+    /// An id that the client chooses; it is stored with the job.
+    #[schema(max_length = 512)]
+    request_id: Option<String>,
+}
+
+/// A new due time. Exactly one of the two is required.
+#[derive(ToSchema)]
+#[schema(rename_all = "camelCase")]
+#[expect(dead_code, reason = "describes what request::json parses")]
+pub(crate) struct DueRequest {
+    /// The due time, such as `2026-11-22T08:00:00Z`.
+    scheduled_time: Option<String>,
+    /// A delay from now on, such as `90s`.
+    delay: Option<String>,
+}
+
+/// Jobs to schedule.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "describes what the handler parses")]
+pub(crate) struct BatchRequest {
+    #[schema(min_items = 1, max_items = 1000)]
+    jobs: Vec<JobRequest>,
+}
+
+fn problems(problems: &[(u16, &str)]) -> BTreeMap<String, RefOr<utoipa::openapi::Response>> {
+    let problem = |(status, description): &(u16, &str)| {
+        let schema = Ref::from_schema_name("ProblemBody");
+        let content = ContentBuilder::new().schema(Some(schema)).build();
+        let response = ResponseBuilder::new()
+            .description(*description)
+            .content("application/problem+json", content)
+            .build();
+        (status.to_string(), RefOr::T(response))
+    };
+    problems.iter().map(problem).collect()
+}
+
+/// What any request can be answered.
+pub(super) struct Problems;
+
+impl IntoResponses for Problems {
+    fn responses() -> BTreeMap<String, RefOr<utoipa::openapi::Response>> {
+        problems(&[
+            (401, "No valid token or certificate"),
+            (403, "The scope is missing"),
+            (421, "The server does not accept requests for this host"),
+            (422, "A field is invalid"),
+            (429, "Too many requests; nothing was written"),
+            (
+                503,
+                "The scheduler cannot serve this request now; nothing was written",
+            ),
+        ])
+    }
+}
+
+/// What requests with a body can be answered.
+pub(super) struct BodyProblems;
+
+impl IntoResponses for BodyProblems {
+    fn responses() -> BTreeMap<String, RefOr<utoipa::openapi::Response>> {
+        problems(&[
+            (400, "The body is not JSON"),
+            (408, "The body did not arrive in time"),
+            (413, "The body is too large"),
+            (415, "The content type is not application/json"),
+        ])
+    }
+}
+
+/// What requests for an existing job can be answered.
+pub(super) struct JobProblems;
+
+impl IntoResponses for JobProblems {
+    fn responses() -> BTreeMap<String, RefOr<utoipa::openapi::Response>> {
+        problems(&[(404, "The job is unknown")])
+    }
+}
+
+/// What commands can be answered.
+pub(super) struct CommandProblems;
+
+impl IntoResponses for CommandProblems {
+    fn responses() -> BTreeMap<String, RefOr<utoipa::openapi::Response>> {
+        problems(&[
+            (
+                409,
+                "Another request used the idempotency key, or the job ended before",
+            ),
+            (424, "The outcome is unknown"),
+        ])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::Field;
+
+    #[test]
+    fn the_document_describes_the_fields_that_requests_have() {
+        let document = serde_json::to_value(Description::openapi()).unwrap();
+        assert_eq!(document["openapi"], "3.1.0");
+        let described = document["components"]["schemas"]["JobRequest"]["properties"]
+            .as_object()
+            .unwrap();
+        let mut described: Vec<&str> = described.keys().map(String::as_str).collect();
+        let commands = [Field::Cancel, Field::Reschedule, Field::Cron, Field::TimeZone];
+        let fields = Field::IN_JSON
+            .into_iter()
+            .filter(|field| !commands.contains(field));
+        let mut fields: Vec<&str> = fields.map(Field::json).collect();
+        described.sort_unstable();
+        fields.sort_unstable();
+        assert_eq!(described, fields);
+    }
+
+    #[test]
+    fn the_page_loads_nothing_from_elsewhere() {
+        for text in [
+            include_str!("docs/index.html"),
+            include_str!("docs/page.js"),
+            include_str!("docs/page.css"),
+        ] {
+            assert!(!text.contains("//") || !text.contains("http"), "{text}");
+            assert!(!text.contains("url("), "{text}");
+        }
+    }
+}

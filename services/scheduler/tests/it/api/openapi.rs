@@ -1,0 +1,122 @@
+//! The OpenAPI document and its page.
+
+use reqwest::Method;
+use serde_json::Value;
+
+use super::server::Server;
+
+const METHODS: [&str; 5] = ["get", "post", "put", "patch", "delete"];
+const JOB: &str = r#"{"appName":"sms","delay":"1h","idempotencyKey":"k","jobData":1}"#;
+
+/// Sends a request, and checks that the document contains its status.
+async fn documented(
+    server: &Server,
+    document: &Value,
+    method: &str,
+    route: &str,
+    path: &str,
+    body: &str,
+) -> u16 {
+    let answer = server
+        .json(method.to_uppercase().parse().unwrap(), path, body)
+        .await;
+    let status = answer.status.as_u16();
+    let known = &document["paths"][route][method]["responses"][status.to_string()];
+    assert!(known.is_object(), "{method} {route} answers {status}: {answer:?}");
+    assert!(
+        known["content"][&answer.kind].is_object(),
+        "{method} {route} {status}: {answer:?} {known}"
+    );
+    status
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_document_contains_each_route_and_status() {
+    let server = Server::start_with(|builder| builder.set("scheduler.token_file", "{dir}/token"));
+    // The document needs no token.
+    let document = server.get("/v1/openapi.json").await.is(200).body;
+    assert!(
+        document["openapi"].as_str().unwrap().starts_with("3.1."),
+        "{document}"
+    );
+    let server = Server::start();
+    let paths = document["paths"].as_object().unwrap();
+    for (path, item) in paths {
+        for method in METHODS {
+            let concrete = path.replace("{id}", "01KAJQ6Z2B0001G00000000A7X");
+            let answer = server
+                .json(method.to_uppercase().parse().unwrap(), &concrete, "{}")
+                .await;
+            let is_served = answer.status.as_u16() != 405 && answer.body["code"] != "path";
+            assert_eq!(
+                item.get(method).is_some(),
+                is_served,
+                "{method} {path}: {answer:?}"
+            );
+        }
+    }
+    assert_eq!(
+        paths.keys().collect::<Vec<_>>(),
+        ["/v1/jobs", "/v1/jobs/{id}", "/v1/jobs:batch", "/v1/stats"]
+    );
+
+    let ask = async |method: &str, route: &str, path: &str, body: &str| {
+        documented(&server, &document, method, route, path, body).await
+    };
+    let other = JOB.replace(":1}", ":2}");
+    for (path, body, status) in [
+        ("/v1/jobs", JOB, 201),
+        ("/v1/jobs", JOB, 200),
+        ("/v1/jobs", other.as_str(), 409),
+        ("/v1/jobs?wait=false", JOB, 202),
+        ("/v1/jobs", "{", 400),
+        ("/v1/jobs", "{}", 422),
+        ("/v1/jobs?x=1", JOB, 422),
+    ] {
+        assert_eq!(ask("post", "/v1/jobs", path, body).await, status);
+    }
+    let batch = format!("{{\"jobs\":[{JOB}]}}");
+    assert_eq!(ask("post", "/v1/jobs:batch", "/v1/jobs:batch", &batch).await, 200);
+    assert_eq!(ask("post", "/v1/jobs:batch", "/v1/jobs:batch", "{").await, 400);
+    let id = server
+        .json(Method::POST, "/v1/jobs", JOB)
+        .await
+        .text_of("id")
+        .to_owned();
+    let job = format!("/v1/jobs/{id}");
+    let route = "/v1/jobs/{id}";
+    assert_eq!(ask("patch", route, &job, r#"{"delay":"2h"}"#).await, 200);
+    assert_eq!(ask("patch", route, &job, "{").await, 400);
+    assert_eq!(ask("delete", route, &job, "").await, 200);
+    assert_eq!(ask("patch", route, &job, r#"{"delay":"2h"}"#).await, 409);
+    assert_eq!(ask("delete", route, "/v1/jobs/x", "").await, 422);
+    let never = "/v1/jobs/01KAJQ6Z2B0001G00000000A7X";
+    assert_eq!(ask("delete", route, never, "").await, 404);
+    assert_eq!(ask("get", "/v1/stats", "/v1/stats", "").await, 200);
+    assert_eq!(ask("get", "/v1/stats", "/v1/stats?minutes=x", "").await, 422);
+    // Each reference has a target.
+    let text = document.to_string();
+    for reference in text.split("\"$ref\":\"#").skip(1) {
+        let target = reference.split('"').next().unwrap();
+        assert!(document.pointer(target).is_some(), "{target}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_page_and_its_files_are_served_and_may_load_nothing_else() {
+    let server = Server::start();
+    for (path, kind) in [
+        ("/v1/docs", "text/html; charset=utf-8"),
+        ("/v1/docs/page.js", "text/javascript; charset=utf-8"),
+        ("/v1/docs/page.css", "text/css; charset=utf-8"),
+    ] {
+        let response = server.request(Method::GET, path).send().await.unwrap();
+        assert_eq!(response.status(), 200, "{path}");
+        assert_eq!(response.headers()["content-type"], kind);
+        let policy = response.headers()["content-security-policy"].to_str().unwrap();
+        assert!(
+            policy.starts_with("default-src 'none'; script-src 'self'"),
+            "{policy}"
+        );
+    }
+}
