@@ -224,12 +224,15 @@ impl LookAhead {
         if !is_needed {
             return None;
         }
+        // So that no flow uses up what a scan can read.
+        let wanting = self.flows.values().filter(|entry| entry.scanned_until.is_some());
+        let wanting = wanting.count();
         let positions = self.flows.iter().map(|(flow, entry)| {
             let position = match entry.scanned_until {
                 Some(until) => FlowPosition::After {
                     cursor: entry.cursor,
                     until,
-                    jobs: room.of(flow).min(MAX_JOBS),
+                    jobs: room.of(flow).min((MAX_JOBS / wanting.max(1)).max(1)),
                 },
                 None => FlowPosition::CountOnly,
             };
@@ -239,7 +242,7 @@ impl LookAhead {
             until,
             now,
             after: self.base,
-            jobs_per_flow: room.of_new_flow().min(MAX_JOBS),
+            jobs_per_flow: room.of_new_flow().min((MAX_JOBS / (wanting + 1)).max(1)),
             positions: positions.collect(),
             jobs: MAX_JOBS,
             bytes: MAX_BYTES,
