@@ -3,14 +3,12 @@
 //! A client that sends nothing, or sends slowly, keeps a connection and its memory. So the number of connections is limited, and
 //! so are the time to the first request, the time to send the headers of a request, and their size.
 
-use std::convert::Infallible;
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::Body;
-use axum::http::{Request, Response};
+use axum::http::Request;
 use axum::serve::Listener as _;
 use axum::{Extension, Router};
 use hyper::body::Incoming;
@@ -122,8 +120,7 @@ async fn serve_connection(
     let noted = has_request.clone();
     let service = hyper::service::service_fn(move |request: Request<Incoming>| {
         noted.notify_one();
-        let handled = of_request.clone().oneshot(request);
-        async move { Ok::<Response<Body>, Infallible>(handled.await?) }
+        of_request.clone().oneshot(request)
     });
     let mut serving = pin!(builder.serve_connection(TokioIo::new(connection), service));
     let may_stay = async {

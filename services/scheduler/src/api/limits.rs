@@ -120,7 +120,7 @@ pub(crate) async fn check_host(
     request: Request<Body>,
     next: Next,
 ) -> Response {
-    let named = request.uri().authority().map(|authority| authority.as_str());
+    let named = request.uri().authority().map(axum::http::uri::Authority::as_str);
     let header = request.headers().get(header::HOST);
     let named = named.or_else(|| header.and_then(|value| value.to_str().ok()));
     let host = named.map(host_of).unwrap_or_default();

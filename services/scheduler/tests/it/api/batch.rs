@@ -147,7 +147,7 @@ async fn a_caller_needs_the_scope_of_each_job_of_a_batch() {
             write_tokens(
                 &directory.join("tokens"),
                 &[("texts", &token, &["jobs:write:sms"])],
-            )
+            );
         },
     );
     let token = SendToken::new(Some(token.token.as_str())).unwrap();
