@@ -28,7 +28,7 @@ pub(crate) struct JobsArgs {
 #[derive(Subcommand)]
 enum Verb {
     /// Schedule a job, or the jobs of a file
-    Schedule(schedule::ScheduleArgs),
+    Schedule(Box<schedule::ScheduleArgs>),
     /// Show one job
     Get(GetArgs),
     /// Cancel a job; exits with status 1 if it was already dispatched or is unknown

@@ -45,7 +45,7 @@ impl<S: Clone + Send + Sync + 'static> DocumentedRouter<S> {
     pub(super) fn with<P: Path, T: 'static>(
         mut self,
         _description: P,
-        handler: impl Handler<T, S>,
+        handler: &impl Handler<T, S>,
         max_body: usize,
     ) -> Self {
         let (path, methods) = (P::path(), P::methods());
@@ -77,7 +77,7 @@ fn filter(method: &HttpMethod) -> MethodFilter {
         HttpMethod::Head => MethodFilter::HEAD,
         HttpMethod::Patch => MethodFilter::PATCH,
         HttpMethod::Trace => MethodFilter::TRACE,
-        _ => MethodFilter::GET,
+        HttpMethod::Get => MethodFilter::GET,
     }
 }
 

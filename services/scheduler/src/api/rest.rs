@@ -42,12 +42,12 @@ use crate::request::{Draft, Field, Format, ParsedRequest, read_id, read_json, re
 pub(crate) fn router<I: Index>(jobs: Arc<Jobs<I>>, authenticator: Authenticator) -> (Router, OpenApi) {
     let (limit, batch_limit) = (jobs.max_request(), jobs.max_batch);
     let (router, document) = DocumentedRouter::new()
-        .with(__path_schedule, schedule::<I>, limit)
-        .with(__path_schedule_batch, schedule_batch::<I>, batch_limit)
-        .with(__path_show, show::<I>, limit)
-        .with(__path_cancel, cancel::<I>, limit)
-        .with(__path_reschedule, reschedule::<I>, limit)
-        .with(__path_stats, stats::<I>, limit)
+        .with(__path_schedule, &schedule::<I>, limit)
+        .with(__path_schedule_batch, &schedule_batch::<I>, batch_limit)
+        .with(__path_show, &show::<I>, limit)
+        .with(__path_cancel, &cancel::<I>, limit)
+        .with(__path_reschedule, &reschedule::<I>, limit)
+        .with(__path_stats, &stats::<I>, limit)
         .split();
     let router = router
         .method_not_allowed_fallback(async || {
