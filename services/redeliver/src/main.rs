@@ -44,7 +44,7 @@ enum Command {
     /// Verify that every record is once in the output, in the dead letters or waiting
     Audit(audit::AuditArgs),
     /// Schedule, show and cancel jobs
-    Jobs(Box<jobs::JobsArgs>),
+    Jobs(jobs::JobsArgs),
     /// List, show and watch dead letters
     Dlq(dlq::DlqArgs),
     /// Create tokens for the APIs of the scheduler and the inspector

@@ -10,7 +10,7 @@
 //! again as all other jobs. When the topic exists, the flow is read again. While it does not, only jobs that have waited for too long
 //! are read, which become dead letters.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -301,15 +301,13 @@ impl LookAhead {
                 flows.insert(flow.clone(), Part { after, to });
             }
         }
-        for (flow, entry) in &mut self.flows {
-            // The index has no jobs of the flow up to here.
+        let found: HashSet<&Flow> = scan.flows.iter().map(|found| &found.flow).collect();
+        for (flow, entry) in self.flows.iter_mut().filter(|(flow, _)| !found.contains(flow)) {
+            // No jobs wait for the topic any more.
+            entry.parked = None;
             if let Some(until) = entry.scanned_until.take() {
                 let (after, to) = (entry.cursor, end_of(until));
                 flows.insert(flow.clone(), Part { after, to });
-                if let Some(parked) = &mut entry.parked {
-                    parked.due = 0;
-                    parked.next_check = now.after(CHECK_INTERVAL);
-                }
             }
         }
         let others = Part {

@@ -919,6 +919,19 @@ fn jobs_of_a_missing_topic_wait_and_delay_no_other_jobs() {
 }
 
 #[test]
+fn a_flow_without_jobs_is_not_parked_any_more() {
+    let mut world = World::new();
+    let lasting = Duration::from_secs(1);
+    world.topics.set(Presence::Missing { lasting });
+    let job = world.schedule("gone", 100, None);
+    world.advance(300);
+    assert_eq!(world.shard.parked().values().sum::<usize>(), 1);
+    world.cancel(job);
+    world.advance(300);
+    assert!(world.shard.parked().is_empty(), "{:?}", world.shard.parked());
+}
+
+#[test]
 fn jobs_that_waited_too_long_for_a_missing_topic_become_dead_letters() {
     let mut world = World::new();
     let lasting = TIMEOUT;
