@@ -110,10 +110,13 @@ impl ClientError {
         matches!(self, Self::Refused { reason, .. } if reason.as_ref().is_some_and(undecided))
     }
 
-    /// Whether the same call may succeed later, because the service is unavailable, not ready or overloaded.
+    /// Whether the same call may succeed later, because the service is unavailable, not ready or overloaded. A call whose outcome is
+    /// unknown is not transient: repeating it without an idempotency key could schedule the job twice.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
+            // Older schedulers answer with codes that mean a repetition otherwise.
+            _ if self.is_undecided() => false,
             Self::Unreachable { .. } | Self::Ended | Self::StreamTimeout(_) => true,
             Self::Refused { code, .. } => matches!(
                 code,

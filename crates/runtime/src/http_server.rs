@@ -23,6 +23,8 @@ use tower::{Layer as _, ServiceExt as _};
 use crate::listen::{Connection, Listener};
 
 /// The least that hyper accepts for the headers of HTTP/1.1.
+/// The maximum number of requests in progress on a connection of HTTP/2.
+const MAX_STREAMS: u32 = 100;
 const MIN_HEADER_BYTES: usize = 8 << 10;
 
 /// The limits of a server.
@@ -113,6 +115,7 @@ async fn serve_connection(
         .http2()
         .timer(TokioTimer::new())
         .keep_alive_interval(Some(Duration::from_secs(30)))
+        .max_concurrent_streams(MAX_STREAMS)
         .max_header_list_size(limits.header_bytes);
 
     let has_request = Arc::new(Notify::new());

@@ -70,6 +70,9 @@ pub enum ApiError {
     /// The server failed.
     #[error("serving the API")]
     Serve(#[source] io::Error),
+    /// The OpenAPI document cannot be written.
+    #[error("writing the OpenAPI document")]
+    Document(#[from] serde_json::Error),
     /// The descriptors for gRPC reflection are invalid.
     #[error("setting up gRPC reflection")]
     Reflection(#[from] tonic_reflection::server::Error),
@@ -283,7 +286,7 @@ fn router<I: Index>(
     let (rest, document) = rest::router(jobs, authenticator);
     let limited = server.limit_bodies(rest.merge(authenticated));
     Ok(limited
-        .merge(openapi::router(document))
+        .merge(openapi::router(&document)?)
         .merge(open)
         .fallback(not_found))
 }

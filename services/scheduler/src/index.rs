@@ -235,6 +235,15 @@ impl Cursor {
         }
     }
 
+    /// The last position with this due time.
+    #[must_use]
+    pub fn end_of(due: Timestamp) -> Self {
+        Self {
+            due,
+            id: JobId::from_bytes([0xff; 16]),
+        }
+    }
+
     /// The position right before this one.
     #[must_use]
     pub fn before(self) -> Self {

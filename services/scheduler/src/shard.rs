@@ -110,6 +110,12 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
+    /// The number of jobs that have ended.
+    fn ended(&self) -> usize {
+        let others = self.cancelled + self.expired + self.dead;
+        self.dispatched.len() + usize::try_from(others).unwrap_or(usize::MAX)
+    }
+
     /// Counts a dispatched job with this due time as dead. False if there is none.
     pub(crate) fn refuse_dispatch(&mut self, due: Timestamp) -> bool {
         let Some(index) = self.dispatched.iter().position(|of| *of == due) else {
@@ -166,7 +172,7 @@ const SCAN_OVERLAY_FACTOR: usize = 3;
 const CONFIRMED_MISSING: Duration = Duration::from_secs(30);
 /// The code of a dead letter for a job whose topic does not exist.
 pub(crate) const TOPIC_MISSING: &str = "topic.missing";
-/// The maximum number of jobs that a turn forgets while others are due within [`DUE_SOON`]. A burst ends at one time, and so it is
+/// How many jobs a turn forgets at most while others are due within [`DUE_SOON`], unless more end in the turn. A burst ends at one time, and so it is
 /// forgotten at one time: larger turns would make the jobs of that time late.
 const MAX_FORGOTTEN_BESIDE_DUE_JOBS: usize = 50;
 const DUE_SOON: Duration = Duration::from_secs(1);
@@ -472,16 +478,22 @@ impl Shard {
 
     /// Moves the jobs that a scan has found to the window, as far as there is room. The overlay takes precedence over the index.
     fn load(&mut self, scan: Scan, now: Timestamp) {
-        let Some(parts) = self.look_ahead.begin_load(&scan, now) else {
+        let Some(until) = self.look_ahead.scanned_until() else {
+            return;
+        };
+        let in_overlay = self.overlay.scheduled().filter(|job| job.due <= until);
+        let in_overlay: Vec<(Flow, Arc<Job>)> = in_overlay.map(|job| (Flow::of(job), job.clone())).collect();
+        let flows = in_overlay.iter().map(|(flow, _)| flow).collect();
+        let Some(parts) = self.look_ahead.begin_load(&scan, &flows, now) else {
             return;
         };
         let mut found: HashMap<Flow, BTreeMap<Cursor, Arc<Job>>> = HashMap::new();
-        for job in self.overlay.scheduled() {
-            let (flow, cursor) = (Flow::of(job), Cursor::of(job));
+        for (flow, job) in in_overlay {
+            let cursor = Cursor::of(&job);
             let part = self.look_ahead.part_of(&parts, &flow);
             let is_in_part = part.is_some_and(|part| part.contains(cursor));
             if is_in_part && self.window.get(job.id).is_none() {
-                found.entry(flow).or_default().insert(cursor, job.clone());
+                found.entry(flow).or_default().insert(cursor, job);
             }
         }
         for scanned in scan.flows {
@@ -503,21 +515,21 @@ impl Shard {
             }
         }
         for (flow, part) in &parts.flows {
-            let jobs = found.remove(flow).unwrap_or_default();
-            let to = self.load_flow(jobs).map_or(part.to, Cursor::before);
-            self.look_ahead.loaded(flow, to);
+            self.load_flow(flow, found.remove(flow).unwrap_or_default());
+            self.look_ahead.loaded(flow, part.to);
         }
         for (flow, jobs) in found {
-            if let Some(left) = self.load_flow(jobs) {
-                self.look_ahead.rewind(&flow, left);
-            }
+            self.load_flow(&flow, jobs);
         }
     }
 
-    /// Moves jobs of one flow to the window, and returns the position of the first one for which there is no room.
-    fn load_flow(&mut self, jobs: BTreeMap<Cursor, Arc<Job>>) -> Option<Cursor> {
-        jobs.into_iter()
-            .find_map(|(cursor, job)| (!self.keep_in_window(job)).then_some(cursor))
+    /// Moves jobs of one flow to the window, up to the first one for which there is no room.
+    fn load_flow(&mut self, flow: &Flow, jobs: BTreeMap<Cursor, Arc<Job>>) {
+        for (cursor, job) in jobs {
+            if !self.keep_in_window(job) {
+                return self.look_ahead.lacks_room(flow, cursor, &self.window);
+            }
+        }
     }
 
     /// Adds a job to the window if there is room. Jobs that made room are read again.
@@ -546,7 +558,7 @@ impl Shard {
         // Commands and due jobs get half of a turn each, so that neither delays the other for long. The priority of a new
         // job is unknown until its command is decided. So while more is ready than fits into a turn and the window has room,
         // commands get three quarters: a job of high priority is found sooner behind many others in the ingest topic.
-        let for_commands = if is_due && self.is_crowded && self.window.of_new_flow() > 0 {
+        let for_commands = if is_due && self.is_crowded && self.window.has_free_room() {
             room.quarters(3)
         } else {
             half
@@ -585,7 +597,8 @@ impl Shard {
             .next_due()
             .is_some_and(|due| due <= now.after(DUE_SOON));
         let forgotten = if is_due_soon && !mutant!("shard-forgets-beside-due-jobs") {
-            MAX_FORGOTTEN_BESIDE_DUE_JOBS
+            // More than jobs end, so that ended jobs do not pile up under a steady load.
+            (2 * writes.tally.ended()).max(MAX_FORGOTTEN_BESIDE_DUE_JOBS)
         } else {
             room.records
         };
@@ -718,11 +731,13 @@ impl Shard {
         }
         let proto_job = codec::to_proto(&job, false);
         let job = Arc::new(job);
-        // While more jobs are due than can leave, a due job queues with the others.
+        // While more jobs are due than can leave, or earlier ones of its flow are still to be read, a due job queues with the others.
         let topic = self.settings.destination(&job);
         let presence = self.settings.topics.presence(&topic);
         let is_due = job.due <= now && self.settings.due_action(presence, &job, now) == DueAction::Dispatch;
-        if is_due && !self.is_crowded {
+        let flow = Flow::of(&job);
+        let is_next = self.look_ahead.is_next(&flow, Cursor::of(&job)) && !self.look_ahead.is_parked(&flow);
+        if is_due && is_next && !self.is_crowded {
             self.dispatch(&job, topic, now, writes);
         } else {
             self.save(job, now, writes);

@@ -51,6 +51,8 @@ pub(crate) struct Window {
     jobs: HashMap<JobId, (Arc<Job>, FlowIndex)>,
     /// What all jobs cost, in bytes.
     cost: usize,
+    /// The number of jobs that have left.
+    departures: u64,
     /// All flows that have ever had a job here. Their number is bounded by the configuration.
     flows: Vec<FlowJobs>,
     indexes: HashMap<Flow, FlowIndex>,
@@ -79,14 +81,6 @@ struct FlowJobs {
     place: Place,
 }
 
-/// The last position with this due time.
-fn end_of(due: Timestamp) -> Cursor {
-    Cursor {
-        due,
-        id: JobId::from_bytes([0xff; 16]),
-    }
-}
-
 impl FlowJobs {
     fn insert(&mut self, cursor: Cursor, cost: usize) {
         self.cost += cost;
@@ -104,12 +98,12 @@ impl FlowJobs {
             self.due
         } else if now > self.counted {
             let more = (
-                Bound::Excluded(end_of(self.counted)),
-                Bound::Included(end_of(now)),
+                Bound::Excluded(Cursor::end_of(self.counted)),
+                Bound::Included(Cursor::end_of(now)),
             );
             self.due + self.jobs.range(more).count()
         } else {
-            self.jobs.range(..=end_of(now)).count()
+            self.jobs.range(..=Cursor::end_of(now)).count()
         }
     }
 
@@ -155,6 +149,7 @@ impl Window {
             limits,
             jobs: HashMap::new(),
             cost: 0,
+            departures: 0,
             flows: Vec::new(),
             indexes: HashMap::new(),
             active: 0,
@@ -171,16 +166,27 @@ impl Window {
         let index = self.index_of(&job);
         let (cursor, cost) = (Cursor::of(&job), self.limits.cost_of(&job));
         let mut evicted = Vec::new();
+        let before = self.departures;
         if !self.make_room(index, cursor, cost, &mut evicted) {
-            return Inserted { fits: false, evicted };
+            // Otherwise, jobs would be evicted and read again without end.
+            for job in evicted {
+                self.add(job);
+            }
+            self.departures = before;
+            return Inserted::default();
         }
+        self.add(job);
+        Inserted { fits: true, evicted }
+    }
+
+    fn add(&mut self, job: Arc<Job>) {
+        let (index, cost) = (self.index_of(&job), self.limits.cost_of(&job));
         self.cost += cost;
         let flow = &mut self.flows[index];
         self.active += usize::from(flow.jobs.is_empty());
-        flow.insert(cursor, cost);
+        flow.insert(Cursor::of(&job), cost);
         self.jobs.insert(job.id, (job, index));
         self.keep_upcoming(index);
-        Inserted { fits: true, evicted }
     }
 
     pub(crate) fn get(&self, id: JobId) -> Option<&Arc<Job>> {
@@ -190,6 +196,7 @@ impl Window {
     pub(crate) fn remove(&mut self, id: JobId) -> Option<Arc<Job>> {
         let (job, index) = self.jobs.remove(&id)?;
         let cost = self.limits.cost_of(&job);
+        self.departures += 1;
         self.cost -= cost;
         let flow = &mut self.flows[index];
         flow.remove(Cursor::of(&job), cost);
@@ -237,7 +244,7 @@ impl Window {
             let may_replace = own.jobs.last().is_some_and(|latest| *latest > cursor);
             let largest = self
                 .largest_flow()
-                .filter(|largest| *largest != index && self.flows[index].cost + cost <= share)
+                .filter(|largest| *largest != index && self.may_shrink(*largest, index, cursor, cost, share))
                 .filter(|_| !mutant!("window-has-no-shares"));
             match largest {
                 Some(largest) => self.shrink(largest, share, cost, evicted),
@@ -258,6 +265,22 @@ impl Window {
                 return;
             }
         }
+    }
+
+    /// Whether the largest flow makes room for a job of another one: for one within its share, and, so that a share that is smaller than
+    /// a job keeps no flow out, for the first one of a flow. That one must be due earlier if the largest flow has no other job itself.
+    fn may_shrink(
+        &self,
+        largest: FlowIndex,
+        index: FlowIndex,
+        cursor: Cursor,
+        cost: usize,
+        share: usize,
+    ) -> bool {
+        let (largest, own) = (&self.flows[largest], &self.flows[index]);
+        let is_within_share = own.cost + cost <= share;
+        let is_later = largest.jobs.len() > 1 || largest.jobs.last().is_some_and(|latest| *latest > cursor);
+        is_within_share || (own.jobs.is_empty() && is_later)
     }
 
     fn largest_flow(&self) -> Option<FlowIndex> {
@@ -316,6 +339,11 @@ impl Window {
         if let Place::Upcoming(due) = place {
             self.upcoming.insert((due, index));
         }
+    }
+
+    /// Whether a small job fits without the eviction of others.
+    pub(crate) fn has_free_room(&self) -> bool {
+        self.cost + self.limits.per_job <= self.limits.all
     }
 
     /// Whether due jobs were left at the last [`Window::pop_due`].
@@ -396,6 +424,15 @@ impl Window {
 }
 
 impl WindowRoom for Window {
+    fn contains(&self, flow: &Flow) -> bool {
+        let own = self.indexes.get(flow).map(|index| &self.flows[*index]);
+        own.is_some_and(|own| !own.jobs.is_empty())
+    }
+
+    fn departures(&self) -> u64 {
+        self.departures
+    }
+
     fn of(&self, flow: &Flow) -> usize {
         let own = self.indexes.get(flow).map(|index| &self.flows[*index]);
         let is_new = own.is_none_or(|own| own.jobs.is_empty());

@@ -1,7 +1,7 @@
 //! `scheduler`: applications, API, topics, and limits of jobs.
 
 use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 
 use redeliver_core::{HumanDuration, SchedulerTopics};
@@ -195,8 +195,12 @@ impl SchedulerConfig {
     pub(super) fn check(&self, findings: &mut Findings<'_>) {
         self.api().check(findings);
         findings.inside("limits", |at| self.limits.check(at));
+        if self.allowed_hosts.as_ref().is_some_and(Vec::is_empty) {
+            findings.report("allowed_hosts", "is empty; list at least one host, or omit it");
+        }
         for host in self.allowed_hosts.iter().flatten() {
-            if host.is_empty() || host.contains(['/', ' ', '[', ']']) {
+            let has_port = host.contains(':') && host.parse::<Ipv6Addr>().is_err();
+            if host.is_empty() || has_port || host.contains(['/', ' ', '[', ']']) {
                 let problem = format!(
                     "`{host}` is not a host: write names such as scheduler.example or addresses such as ::1, without port"
                 );

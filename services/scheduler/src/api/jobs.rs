@@ -112,8 +112,17 @@ impl<I: Index> Jobs<I> {
             .await
     }
 
+    /// Checks the number of jobs in a batch, before any of them is parsed: a parsed job takes many times the memory of its text.
+    pub(crate) fn check_batch(jobs: usize, format: Format) -> Result<(), RequestError> {
+        if jobs == 0 || jobs > MAX_BATCH {
+            let problem = format!("has {jobs} jobs; write 1 to {MAX_BATCH}");
+            return Err(Field::Jobs.malformed(format, &problem).into());
+        }
+        Ok(())
+    }
+
     /// Schedules several jobs, of which some may be invalid. The results are in the order of the jobs. All commands are written
-    /// at once, so they take as long as the slowest one.
+    /// at once, so they take as long as the slowest one. [`Jobs::check_batch`] has checked their number.
     pub(crate) async fn schedule_batch(
         &self,
         caller: &Identity,
@@ -122,10 +131,6 @@ impl<I: Index> Jobs<I> {
         wait: bool,
         trace: Headers,
     ) -> Result<Vec<Result<Accepted, RequestError>>, RequestError> {
-        if drafts.is_empty() || drafts.len() > MAX_BATCH {
-            let problem = format!("has {} jobs; write 1 to {MAX_BATCH}", drafts.len());
-            return Err(Field::Jobs.malformed(format, &problem).into());
-        }
         self.limit_rate(caller, drafts.len())?;
         let deadline = Instant::now() + OUTCOME_TIMEOUT;
         let scheduling = drafts.into_iter().map(async |draft| {

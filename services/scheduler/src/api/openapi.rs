@@ -5,14 +5,14 @@
 //! page and its files are part of the program, and load nothing from elsewhere.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
+use axum::Router;
 use axum::extract::DefaultBodyLimit;
 use axum::handler::Handler;
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodFilter, get, on};
-use axum::{Json, Router};
+use bytes::Bytes;
 use utoipa::openapi::path::{HttpMethod, Paths};
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
 use utoipa::openapi::{ContentBuilder, OpenApi, Ref, RefOr, ResponseBuilder};
@@ -82,10 +82,16 @@ fn filter(method: &HttpMethod) -> MethodFilter {
 }
 
 /// Serves the document and the page.
-pub(super) fn router(document: OpenApi) -> Router {
-    let document = Arc::new(document);
-    Router::new()
-        .route(DOCUMENT, get(async move || Json(&*document).into_response()))
+///
+/// # Errors
+/// When the document cannot be written as JSON.
+pub(super) fn router(document: &OpenApi) -> serde_json::Result<Router> {
+    // Serialized once, so that responses that are not read share its memory.
+    let document = Bytes::from(serde_json::to_vec(document)?);
+    let document =
+        async move || ([(header::CONTENT_TYPE, "application/json")], document.clone()).into_response();
+    Ok(Router::new()
+        .route(DOCUMENT, get(document))
         .route(
             PAGE,
             get(async || file("text/html; charset=utf-8", include_str!("docs/index.html"))),
@@ -97,7 +103,7 @@ pub(super) fn router(document: OpenApi) -> Router {
         .route(
             "/v1/docs/page.css",
             get(async || file("text/css; charset=utf-8", include_str!("docs/page.css"))),
-        )
+        ))
 }
 
 fn file(content_type: &'static str, text: &'static str) -> Response {

@@ -133,6 +133,7 @@ async fn schedule_batch<I: Index>(
         );
         RequestError::from(failure)
     })?;
+    Jobs::<I>::check_batch(batch.jobs.len(), Format::Json)?;
     let read = |job: &RawValue| read_draft(&body.slice_ref(job.get().as_bytes()), &jobs);
     let drafts = batch.jobs.into_iter().map(read).collect();
     let results = jobs

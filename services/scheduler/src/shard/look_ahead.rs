@@ -17,7 +17,7 @@ use std::time::Duration;
 use redeliver_core::{Timestamp, mutant};
 
 use crate::index::{Cursor, FlowPosition, FlowScan, Scan, ScanRequest};
-use crate::job::{Flow, JobId};
+use crate::job::Flow;
 
 /// The maximum number and size of jobs per scan.
 const MAX_JOBS: usize = 5_000;
@@ -39,8 +39,12 @@ pub(super) enum Release {
     Until(Timestamp),
 }
 
-/// How many jobs fit into the window.
+/// How many jobs fit into the window, in units of small jobs.
 pub(crate) trait WindowRoom {
+    /// Whether the flow has jobs there.
+    fn contains(&self, flow: &Flow) -> bool;
+    /// A number that changes when jobs leave the window.
+    fn departures(&self) -> u64;
     /// More jobs of this flow.
     fn of(&self, flow: &Flow) -> usize;
     /// Jobs of a flow that has none there.
@@ -55,15 +59,9 @@ pub(super) struct LookAhead {
     /// Every scheduled job up to this position is in the window, except for those of flows with an entry. `None`: nothing was read.
     base: Option<Cursor>,
     flows: HashMap<Flow, Entry>,
-    /// The scan in progress.
-    scan: Option<InProgress>,
+    /// The latest due time of the scan in progress.
+    scan: Option<Timestamp>,
     rotation: usize,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct InProgress {
-    base: Option<Cursor>,
-    until: Timestamp,
 }
 
 /// A flow with scheduled jobs up to the base that may not be in the window.
@@ -75,7 +73,17 @@ struct Entry {
     scanned_until: Option<Timestamp>,
     /// The first job that has been found missing in the window since the last load began. What is being loaded ends before it.
     missing: Option<Cursor>,
+    /// [`WindowRoom::departures`] when the next job did not fit. Before others leave the window, another scan would be in vain.
+    refused_at: Option<u64>,
     parked: Option<Parked>,
+}
+
+impl Entry {
+    /// Whether there is enough room for a scan.
+    fn has_room(&self, flow: &Flow, room: &impl WindowRoom, worthwhile: usize) -> bool {
+        let is_in_vain = self.refused_at == Some(room.departures());
+        !is_in_vain && (!room.contains(flow) || room.of(flow) >= worthwhile)
+    }
 }
 
 #[derive(Debug)]
@@ -87,14 +95,6 @@ struct Parked {
     first: Timestamp,
     /// The number of due jobs at the last scan.
     due: u64,
-}
-
-/// The last position with this due time.
-fn end_of(due: Timestamp) -> Cursor {
-    Cursor {
-        due,
-        id: JobId::from_bytes([0xff; 16]),
-    }
 }
 
 /// What a scan has read.
@@ -166,6 +166,7 @@ impl LookAhead {
             cursor,
             scanned_until: None,
             missing: None,
+            refused_at: None,
             parked: None,
         })
     }
@@ -215,8 +216,9 @@ impl LookAhead {
                 Release::Until(due) => Some(due.min(until)),
                 Release::Nothing => None,
             };
-            entry.scanned_until =
-                released.filter(|until| Some(end_of(*until)) > entry.cursor && room.of(flow) >= worthwhile);
+            entry.scanned_until = released.filter(|until| {
+                Some(Cursor::end_of(*until)) > entry.cursor && entry.has_room(flow, room, worthwhile)
+            });
             is_needed |= entry
                 .scanned_until
                 .is_some_and(|until| is_behind(entry.cursor, until.min(horizon)));
@@ -232,7 +234,7 @@ impl LookAhead {
                 Some(until) => FlowPosition::After {
                     cursor: entry.cursor,
                     until,
-                    jobs: room.of(flow).min((MAX_JOBS / wanting.max(1)).max(1)),
+                    jobs: room.of(flow).clamp(1, (MAX_JOBS / wanting.max(1)).max(1)),
                 },
                 None => FlowPosition::CountOnly,
             };
@@ -242,25 +244,32 @@ impl LookAhead {
             until,
             now,
             after: self.base,
-            jobs_per_flow: room.of_new_flow().min((MAX_JOBS / (wanting + 1)).max(1)),
+            jobs_per_flow: room.of_new_flow().clamp(1, (MAX_JOBS / (wanting + 1)).max(1)),
             positions: positions.collect(),
             jobs: MAX_JOBS,
             bytes: MAX_BYTES,
             rotation: self.rotation,
         };
         // Another flow is the first one in the next scan, in case this one is cut off.
-        self.rotation = self.rotation.wrapping_add(1 + self.flows.len() / 2);
-        self.scan = Some(InProgress {
-            base: self.base,
-            until,
-        });
+        self.rotation = self.rotation.wrapping_add(1);
+        self.scan = Some(until);
         Some(request)
     }
 
-    /// Begins to load the result of the scan in progress. From here on, a part of a flow is loaded with [`LookAhead::loaded`], and a
+    /// The latest due time of the scan in progress.
+    pub(super) fn scanned_until(&self) -> Option<Timestamp> {
+        self.scan
+    }
+
+    /// Begins to load the result of the scan in progress. `others` are flows whose jobs the index may not contain yet. From here on, a part of a flow is loaded with [`LookAhead::loaded`], and a
     /// job of another flow that is not in the window must be passed to [`LookAhead::rewind`].
-    pub(super) fn begin_load(&mut self, scan: &Scan, now: Timestamp) -> Option<Parts> {
-        let InProgress { base, until } = self.scan.take()?;
+    pub(super) fn begin_load(
+        &mut self,
+        scan: &Scan,
+        others: &HashSet<&Flow>,
+        now: Timestamp,
+    ) -> Option<Parts> {
+        let until = self.scan.take()?;
         for entry in self.flows.values_mut() {
             entry.missing = None;
         }
@@ -293,26 +302,30 @@ impl LookAhead {
                 scanned_until.or(Some(until))
             );
             let to = match rows.last() {
-                _ if *is_complete => scanned_until.map(end_of),
+                _ if *is_complete => scanned_until.map(Cursor::end_of),
                 last => last.map(|row| row.cursor).filter(|_| scanned_until.is_some()),
             };
             if let Some(to) = to.filter(|to| Some(*to) > entry.cursor) {
                 let after = entry.cursor;
+                entry.refused_at = None;
                 flows.insert(flow.clone(), Part { after, to });
             }
         }
         let found: HashSet<&Flow> = scan.flows.iter().map(|found| &found.flow).collect();
         for (flow, entry) in self.flows.iter_mut().filter(|(flow, _)| !found.contains(flow)) {
-            // No jobs wait for the topic any more.
-            entry.parked = None;
+            if !others.contains(flow) {
+                // No jobs wait for the topic any more.
+                entry.parked = None;
+            }
             if let Some(until) = entry.scanned_until.take() {
-                let (after, to) = (entry.cursor, end_of(until));
+                let (after, to) = (entry.cursor, Cursor::end_of(until));
+                entry.refused_at = None;
                 flows.insert(flow.clone(), Part { after, to });
             }
         }
         let others = Part {
-            after: base,
-            to: end_of(until),
+            after: self.base,
+            to: Cursor::end_of(until),
         };
         self.base = self.base.max(Some(others.to));
         Some(Parts { flows, others })
@@ -326,7 +339,15 @@ impl LookAhead {
         }
     }
 
-    /// Every scheduled job of the flow up to this position is in the window now.
+    /// Takes note of the first job of a flow for which there is no room.
+    pub(super) fn lacks_room(&mut self, flow: &Flow, first: Cursor, room: &impl WindowRoom) {
+        self.rewind(flow, first);
+        if let Some(entry) = self.flows.get_mut(flow) {
+            entry.refused_at = Some(room.departures());
+        }
+    }
+
+    /// A part of a flow is loaded up to this position, except for jobs that were reported as missing meanwhile.
     pub(super) fn loaded(&mut self, flow: &Flow, to: Cursor) {
         let Some(entry) = self.flows.get_mut(flow) else {
             return;

@@ -528,7 +528,7 @@ impl World {
             .iter()
             .map(|(flow, position)| (flow, *position))
             .collect();
-        let mut room = request.jobs;
+        let (mut room, mut bytes) = (request.jobs, 0);
         let first = request.rotation % flows.len().max(1);
         let mut order: Vec<_> = flows.iter().collect();
         order.rotate_left(first);
@@ -554,9 +554,17 @@ impl World {
                             record: record.clone(),
                         })
                         .collect();
-                    let limit = limit.min(room);
-                    let is_complete = rows.len() <= limit;
-                    let rows: Vec<Row> = rows.into_iter().take(limit).collect();
+                    let all = rows.len();
+                    let rows: Vec<Row> = rows
+                        .into_iter()
+                        .take(limit.min(room))
+                        .take_while(|row| {
+                            let fits = bytes < request.bytes;
+                            bytes += row.record.len();
+                            fits
+                        })
+                        .collect();
+                    let is_complete = rows.len() == all;
                     room -= rows.len();
                     (rows, is_complete)
                 }
@@ -1181,6 +1189,79 @@ fn a_burst_that_exceeds_the_window_hides_no_jobs_that_were_scheduled_for_other_f
     let dispatched = count_dispatched(&world, &burst);
     assert!((1..500).contains(&dispatched), "{dispatched} of the burst");
     world.settle();
+    world.check();
+}
+
+#[test]
+fn large_jobs_of_a_burst_hide_no_jobs_of_other_flows() {
+    let mut world = World::with(Settings {
+        window_jobs: 50_000,
+        window_bytes: 64 << 20,
+        ..settings()
+    });
+    // A scan reads some of them only.
+    for _ in 0..100 {
+        let spec = v1::JobSpec {
+            data: vec![b'x'; 200_000].into(),
+            ..spec("app", after(HumanDuration::from_secs(10)))
+        };
+        world.send_job(spec);
+        world.turn(100, false);
+        world.run(&Step::ServeIndex(3));
+    }
+    let other = world.schedule("other", 10_050, None);
+    world.turn(100, false);
+    world.restart();
+    world.run(&Step::AdvanceClock(9_950));
+    for _ in 0..12 {
+        world.run(&Step::AdvanceClock(10));
+        world.turn(2, false);
+        world.run(&Step::ServeIndex(1));
+    }
+    assert!(world.was_dispatched(other));
+    world.settle();
+    world.check();
+}
+
+#[test]
+fn jobs_that_are_larger_than_a_share_of_the_window_are_dispatched_and_cause_no_endless_scans() {
+    let mut world = World::with(Settings {
+        window_jobs: 100,
+        window_bytes: 1 << 20,
+        ..settings()
+    });
+    let large = |app| v1::JobSpec {
+        data: vec![b'x'; 400_000].into(),
+        ..spec(app, after(HumanDuration::from_secs(10)))
+    };
+    let jobs: Vec<JobId> = ["app", "other", "gone"]
+        .into_iter()
+        .cycle()
+        .take(12)
+        .map(|app| {
+            let id = world.send_job(large(app));
+            world.turn(100, false);
+            world.run(&Step::ServeIndex(3));
+            id
+        })
+        .collect();
+    world.restart();
+    world.run(&Step::AdvanceClock(9_850));
+    let mut scans = 0;
+    for _ in 0..30 {
+        // The clock stands still, and nothing is due yet.
+        scans += usize::from(
+            world
+                .requests
+                .iter()
+                .any(|request| matches!(request, IndexRequest::Scan(_))),
+        );
+        world.run(&Step::ServeIndex(3));
+        world.turn(100, false);
+    }
+    assert!((1..10).contains(&scans), "{scans} scans without progress");
+    world.advance(400);
+    assert_eq!(count_dispatched(&world, &jobs), jobs.len());
     world.check();
 }
 
