@@ -1,4 +1,4 @@
-//! An idempotent producer without transactions, for tools, demonstrations and tests. Services write through lanes.
+//! An idempotent producer without transactions, for the job API, tools, demonstrations and tests. Lanes write in transactions.
 
 use std::sync::Arc;
 use std::time::Duration;

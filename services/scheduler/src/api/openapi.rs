@@ -200,7 +200,7 @@ fn problems(problems: &[(u16, &str)]) -> BTreeMap<String, RefOr<utoipa::openapi:
     problems.iter().map(problem).collect()
 }
 
-/// What any request can be answered.
+/// The responses that any request can get.
 pub(super) struct Problems;
 
 impl IntoResponses for Problems {
@@ -219,7 +219,7 @@ impl IntoResponses for Problems {
     }
 }
 
-/// What requests with a body can be answered.
+/// The responses that requests with a body can get.
 pub(super) struct BodyProblems;
 
 impl IntoResponses for BodyProblems {
@@ -233,7 +233,7 @@ impl IntoResponses for BodyProblems {
     }
 }
 
-/// What requests for an existing job can be answered.
+/// The responses that requests for an existing job can get.
 pub(super) struct JobProblems;
 
 impl IntoResponses for JobProblems {
