@@ -83,6 +83,8 @@ pub(crate) fn all_services_at_work(name: &str) -> (Services, [ServiceProcess; 4]
         pipe.start("dlq-inspector", "a", &tls),
     ];
     services.cli(&["jobs", "schedule", "--app", APP, "--in", "0s", "--data", "job"]);
+    let (_, topics) = pipe.jobs.as_ref().unwrap();
+    pipe.produce_to(&topics.ingest, vec![Draft::new("invalid", "no request")]);
     let drafts = ["fine", "busy", "later"].map(|body| Draft::new(body.to_owned(), body.to_owned()));
     pipe.produce(drafts.to_vec());
     services.produce_dead_letters(&["hopeless"]);
