@@ -556,24 +556,15 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "shard-skips-jobs-during-a-scan",
         "A job that arrives during a scan and does not fit into the window is skipped. It is dispatched only after a takeover.",
-        &[unit(
-            SCHEDULER,
-            "shard::tests::a_scan_in_progress_delays_no_new_job",
-        )],
+        &[SHARD_MODEL],
     ),
     mutant(
         "window-has-no-shares",
         "A flow that fills the window keeps the jobs of others out. A burst of one application delays all others.",
-        &[
-            unit(
-                SCHEDULER,
-                "window::tests::a_flow_below_its_share_makes_larger_ones_give_up_their_latest_jobs",
-            ),
-            unit(
-                SCHEDULER,
-                "shard::tests::a_burst_that_exceeds_the_window_hides_no_jobs_that_were_scheduled_for_other_flows",
-            ),
-        ],
+        &[unit(
+            SCHEDULER,
+            "window::tests::a_flow_below_its_share_makes_larger_ones_give_up_their_latest_jobs",
+        )],
     ),
     mutant(
         "shard-forgets-beside-due-jobs",
