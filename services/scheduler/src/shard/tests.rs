@@ -840,7 +840,7 @@ fn a_scan_in_progress_delays_no_new_job() {
     let mut world = World::new();
     let limit = world.settings.window_jobs;
     world.run(&Step::ServeIndex(5));
-    // A due scan is in progress when the window fills up, and its result does not contain the new jobs.
+    // A scan is in progress when the window fills up, and its result does not contain the new jobs.
     world.run(&Step::AdvanceClock(60));
     world.turn(50, false);
     let is_scan = |request: &IndexRequest| matches!(request, IndexRequest::Scan(_));
