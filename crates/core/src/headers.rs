@@ -51,6 +51,8 @@ pub const DISPATCHED_AT: &str = "dispatched-at";
 pub const IDEMPOTENCY_KEY: &str = "idempotency-key";
 /// The priority of the job: `high`, `normal` or `low`.
 pub const JOB_PRIORITY: &str = "job-priority";
+/// The occurrence of a recurring schedule for which the job was created, such as `nightly@2026-11-24T02:30:00.000Z`.
+pub const JOB_OCCURRENCE: &str = "job-occurrence";
 /// The trace context of a record or request, as defined by W3C Trace Context.
 pub const TRACEPARENT: &str = "traceparent";
 /// The vendor-specific part of the trace context.

@@ -11,8 +11,17 @@ use crate::time::Timestamp;
 ///
 /// The time of the ULID is the timestamp of the request. The other 80 bits are the partition (16) and the offset (64).
 /// So the id names the shard of the job, sorts by time, and is the same if the request is read again.
+///
+/// A job without a request, which a recurring schedule has created, has a number in place of the offset. Numbers begin where no
+/// offset is. The highest ones identify schedules in an index.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct JobId(Ulid);
+
+/// No topic has so many records, so it distinguishes a number from an offset.
+const FIRST_OF_OCCURRENCES: u64 = 1 << 61;
+const FIRST_OF_SCHEDULES: u64 = 1 << 62;
+/// Schedules have few numbers, because an index stores neighbours together. Most of their hash is in place of the time.
+const SCHEDULE_NUMBERS: u64 = 1 << 20;
 
 impl JobId {
     /// The id of the job whose request has this timestamp, partition and offset.
@@ -24,13 +33,47 @@ impl JobId {
         Self(Ulid::from_parts(millis, rest))
     }
 
+    /// The id of a job without a request, which a schedule has created at this time. `number` must be unique in the shard.
+    #[must_use]
+    pub fn of_occurrence(created: Timestamp, shard: i32, number: i64) -> Self {
+        let number = number.unsigned_abs() % FIRST_OF_OCCURRENCES;
+        let offset = FIRST_OF_OCCURRENCES | number;
+        Self::new(created, shard, i64::try_from(offset).unwrap_or(i64::MAX))
+    }
+
+    /// The id of an entry of an index for a schedule, from a hash of the schedule's own id. It is not the id of a job.
+    #[must_use]
+    pub fn of_schedule(shard: i32, hash: [u8; 16]) -> Self {
+        let hash = u128::from_be_bytes(hash);
+        let time = i64::try_from(hash >> 80).unwrap_or(0);
+        let number = u64::try_from(hash & u128::from(SCHEDULE_NUMBERS - 1)).unwrap_or(0);
+        let offset = FIRST_OF_SCHEDULES | number;
+        Self::new(
+            Timestamp::from_millis(time),
+            shard,
+            i64::try_from(offset).unwrap_or(i64::MAX),
+        )
+    }
+
+    /// Whether this identifies a schedule instead of a job.
+    #[must_use]
+    pub fn is_schedule(self) -> bool {
+        self.offset() >= FIRST_OF_SCHEDULES
+    }
+
+    /// Whether the job has a request in the ingest topic.
+    #[must_use]
+    pub fn has_request(self) -> bool {
+        self.offset() < FIRST_OF_OCCURRENCES
+    }
+
     /// The shard that stores the job: a partition of the ingest topic and of the state topic.
     #[must_use]
     pub fn shard(self) -> i32 {
         i32::from(u16::try_from(self.0.random() >> 64).unwrap_or(u16::MAX))
     }
 
-    /// The offset of the request in the ingest topic.
+    /// The offset of the request in the ingest topic, if the job [has a request](Self::has_request).
     #[must_use]
     pub fn offset(self) -> u64 {
         u64::try_from(self.0.random() & u128::from(u64::MAX)).unwrap_or(u64::MAX)

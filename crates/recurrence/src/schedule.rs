@@ -11,7 +11,7 @@ use sha2::{Digest as _, Sha256};
 use crate::occurrence::{Occurrence, ScheduleId};
 use crate::recurrence::{Preview, Recurrence};
 
-/// The maximum number of occurrences in a [`Decision`]. [`Schedule::decide`] continues from the new progress.
+/// A sensible maximum number of occurrences in a [`Decision`]. [`Schedule::decide`] continues from the new progress.
 pub const MAX_DISPATCH: usize = 1_000;
 
 /// A schedule.
@@ -79,7 +79,7 @@ impl Progress {
 /// What to do now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
-    /// The occurrences to dispatch, by time. At most [`MAX_DISPATCH`].
+    /// The occurrences to dispatch, by time.
     pub dispatch: Vec<Occurrence>,
     /// The occurrences that are skipped, if there are any.
     pub skipped: Option<Skipped>,
@@ -131,8 +131,7 @@ impl Schedule {
     }
 
     /// The first occurrence after a nominal time.
-    #[must_use]
-    pub fn next_after(&self, nominal: Timestamp) -> Option<Occurrence> {
+    pub(crate) fn next_after(&self, nominal: Timestamp) -> Option<Occurrence> {
         let (nominal, reason) = self.recurrence.next(nominal)?;
         Some(Occurrence {
             nominal,
@@ -141,9 +140,11 @@ impl Schedule {
         })
     }
 
-    /// Decides what is to be done at `now`. The work is bounded, however long the schedule was not served.
+    /// Decides what is to be done at `now`. At most `max` occurrences are dispatched, but one if `max` is 0. The work is bounded,
+    /// however long the schedule was not served.
     #[must_use]
-    pub fn decide(&self, progress: Progress, now: Timestamp) -> Decision {
+    pub fn decide(&self, progress: Progress, now: Timestamp, max: usize) -> Decision {
+        let max = max.max(1);
         let mut decision = Decision {
             dispatch: Vec::new(),
             skipped: None,
@@ -154,13 +155,20 @@ impl Schedule {
         if progress.is_paused {
             return decision;
         }
-        self.decide_missed(&mut decision, now);
-        self.dispatch_due(&mut decision, now);
-        if self.remaining(decision.progress) > 0 {
-            decision.next = self.next_after(decision.progress.position);
-        }
+        self.decide_missed(&mut decision, now, max);
+        self.dispatch_due(&mut decision, now, max);
+        decision.next = self.next(decision.progress);
         decision.is_finished = decision.next.is_none();
         decision
+    }
+
+    /// The next occurrence; `None` if the schedule is paused or finished.
+    #[must_use]
+    pub fn next(&self, progress: Progress) -> Option<Occurrence> {
+        if progress.is_paused || self.remaining(progress) == 0 {
+            return None;
+        }
+        self.next_after(progress.position)
     }
 
     /// Resumes a paused schedule at `now`. Returns the new progress, and what is skipped.
@@ -199,7 +207,7 @@ impl Schedule {
     }
 
     /// Dispatches the missed occurrences that the policy selects, and skips the others.
-    fn decide_missed(&self, decision: &mut Decision, now: Timestamp) {
+    fn decide_missed(&self, decision: &mut Decision, now: Timestamp, max: usize) {
         let progress = decision.progress;
         let misfire = self.recurrence.definition().misfire;
         let Some(last) = self.last_due(progress.position, before_grace(now, misfire.grace)) else {
@@ -225,12 +233,17 @@ impl Schedule {
             until,
         });
         decision.progress.position = last.nominal;
+        // The next decision selects the same ones again, without those that this one dispatches.
+        if decision.dispatch.len() > max {
+            decision.dispatch.truncate(max);
+            decision.progress.position = decision.dispatch[max - 1].nominal;
+        }
         decision.progress.count += decision.dispatch.len() as u64;
     }
 
     /// Dispatches what is due and not missed.
-    fn dispatch_due(&self, decision: &mut Decision, now: Timestamp) {
-        while decision.dispatch.len() < MAX_DISPATCH && self.remaining(decision.progress) > 0 {
+    fn dispatch_due(&self, decision: &mut Decision, now: Timestamp, max: usize) {
+        while decision.dispatch.len() < max && self.remaining(decision.progress) > 0 {
             let next = self.next_after(decision.progress.position);
             let Some(next) = next.filter(|next| next.due <= now) else {
                 return;

@@ -280,7 +280,7 @@ fn times_far_outside_of_any_schedule_are_harmless() {
                     position,
                     ..Progress::new(now)
                 };
-                let decision = schedule.decide(progress, now);
+                let decision = schedule.decide(progress, now, MAX_DISPATCH);
                 assert!(decision.dispatch.len() <= MAX_DISPATCH);
                 let (resumed, _) = schedule.resume(progress.pause(), now, CatchUp::Skip);
                 assert!(resumed.position >= position);

@@ -52,6 +52,7 @@ fn job(shard: i32, number: u32, flows: u32, has_key: bool) -> Job {
         },
         ended: None,
         expires: None,
+        occurrence: None,
     }
 }
 
@@ -204,10 +205,7 @@ impl Bench {
         let bytes = (self.used_memory().await - memory) / f64::from(JOBS);
         println!("{:<44} {bytes:>7.0} bytes/job", "used_memory, dispatched");
 
-        let forgotten = by_due.iter().map(|job| Change {
-            id: job.id,
-            effect: Effect::Forgotten,
-        });
+        let forgotten = by_due.iter().map(|job| Change::of_job(job.id, Effect::Forgotten));
         self.begin().await;
         self.apply(shard, offset, size, forgotten.collect()).await;
         self.end("apply, forgotten", JOBS).await;

@@ -12,6 +12,7 @@ use redeliver_proto::{Message as _, v1};
 use crate::index::{Change, Effect, KeyEntry};
 use crate::job::{FORMAT, Flow, Job, JobId, JobState, Kind, Payload, RequestHash};
 use crate::request::key_hash;
+use crate::schedules;
 
 /// Why a record cannot be decoded as a job.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -27,9 +28,21 @@ pub enum CodecError {
     Newer(String),
 }
 
-/// Encodes a job as the value of a state record.
+/// The key of the state record of a job or a schedule.
+#[must_use]
+pub fn state_key(job: &Job) -> String {
+    match (job.kind, &job.occurrence) {
+        (Kind::Schedule, Some(id)) => schedules::state_key(id),
+        _ => job.id.to_string(),
+    }
+}
+
+/// Encodes a job or a schedule as the value of a state record.
 #[must_use]
 pub fn encode(job: &Job) -> Bytes {
+    if job.kind == Kind::Schedule {
+        return job.payload.value.clone().unwrap_or_default();
+    }
     let waits = job.state == JobState::Scheduled;
     let record = v1::JobRecord {
         app: job.app.to_string(),
@@ -52,6 +65,7 @@ pub fn encode(job: &Job) -> Bytes {
         ended_ms: job.ended.map(Timestamp::as_millis),
         expires_ms: job.expires.map(Timestamp::as_millis),
         long_wait: job.kind == Kind::LongWait,
+        occurrence: job.occurrence.as_deref().unwrap_or_default().to_owned(),
         format: FORMAT,
     };
     record.encode_to_vec().into()
@@ -62,6 +76,9 @@ pub fn encode(job: &Job) -> Bytes {
 /// # Errors
 /// When the bytes are not a job, or a newer scheduler wrote them.
 pub fn decode(id: JobId, bytes: &Bytes) -> Result<Job, CodecError> {
+    if id.is_schedule() {
+        return schedules::entry(id, bytes);
+    }
     let record =
         v1::JobRecord::decode(bytes.clone()).map_err(|error| CodecError::Malformed(error.to_string()))?;
     if record.format > FORMAT {
@@ -105,6 +122,7 @@ pub fn decode(id: JobId, bytes: &Bytes) -> Result<Job, CodecError> {
         },
         ended: record.ended_ms.map(Timestamp::from_millis),
         expires: record.expires_ms.map(Timestamp::from_millis),
+        occurrence: text(record.occurrence),
     })
 }
 
@@ -156,7 +174,11 @@ pub fn change(job: &Job, record: Bytes, retention: RetentionPolicy) -> Change {
             key,
         },
     };
-    Change { id: job.id, effect }
+    Change {
+        id: job.id,
+        schedule: job.occurrence.clone().filter(|_| job.kind == Kind::Schedule),
+        effect,
+    }
 }
 
 /// The value of an idempotency key in the index.
@@ -231,6 +253,7 @@ pub fn to_proto(job: &Job, with_payload: bool) -> v1::Job {
         topic: job.topic.to_string(),
         ended_at: job.ended.map(to_timestamp),
         expires_at: job.expires.map(to_timestamp),
+        occurrence: job.occurrence.as_deref().unwrap_or_default().to_owned(),
     }
 }
 
@@ -262,6 +285,7 @@ mod tests {
             },
             ended: None,
             expires: Some(Timestamp::from_millis(1_763_722_999_000)),
+            occurrence: Some("nightly@2026-11-24T02:30:00.000Z".into()),
         }
     }
 

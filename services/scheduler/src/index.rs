@@ -9,12 +9,14 @@
 //! went back in time, by a failover or a restored dump, and brings it up to date from the topic.
 
 use std::future::Future;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use redeliver_core::{Record, Timestamp};
 use sha2::{Digest as _, Sha256};
 
 use crate::job::{Flow, Job, JobId, KeyHash};
+use crate::schedules;
 
 mod flow_key;
 pub mod memory;
@@ -89,11 +91,23 @@ pub struct Owner(pub u64);
 pub struct Change {
     /// The job.
     pub id: JobId,
+    /// The id of the schedule, if it is one instead of a job.
+    pub schedule: Option<Arc<str>>,
     /// Its new state.
     pub effect: Effect,
 }
 
 impl Change {
+    /// A change of a job.
+    #[must_use]
+    pub fn of_job(id: JobId, effect: Effect) -> Self {
+        Self {
+            id,
+            schedule: None,
+            effect,
+        }
+    }
+
     /// The approximate size in bytes.
     #[must_use]
     pub fn size(&self) -> usize {
@@ -110,7 +124,11 @@ impl Change {
             Effect::Waits { record, .. } | Effect::Ended { record, .. } => Some(&**record),
             Effect::Forgotten => None,
         };
-        LastRecordDigest::of(offset, Some(self.id.to_string().as_bytes()), value)
+        let key = match &self.schedule {
+            Some(id) => schedules::state_key(id),
+            None => self.id.to_string(),
+        };
+        LastRecordDigest::of(offset, Some(key.as_bytes()), value)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Jobs, independent of the format of their requests and of where they are stored.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use bytes::Bytes;
 pub use redeliver_core::job::{InvalidJobId, JobId, JobState, Priority};
@@ -13,6 +13,8 @@ pub enum Kind {
     App,
     /// A failed record of a pipeline that waits longer than the longest tier. It is dispatched unchanged.
     LongWait,
+    /// Not a job, but a recurring schedule that is due when its next occurrence is. The value of its payload is its state record.
+    Schedule,
 }
 
 /// The newest format of job records that this version supports, and the format that it writes.
@@ -56,15 +58,17 @@ pub struct Job {
     pub ended: Option<Timestamp>,
     /// The time after which it is not dispatched any more.
     pub expires: Option<Timestamp>,
+    /// The id of the occurrence for which a schedule has created the job. The id of the schedule for [`Kind::Schedule`].
+    pub occurrence: Option<Arc<str>>,
 }
 
 /// The jobs that are dispatched in the order of their due times: those of one application for one topic with one priority.
 /// A burst in one flow does not delay another flow. The flow of a job never changes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Flow {
-    /// The application, or the pipeline of long waits.
+    /// The application, or the pipeline of long waits. Empty for schedules.
     pub app: Arc<str>,
-    /// The topic of the jobs. Empty for long waits, which end in the current return topic of their pipeline.
+    /// The topic of the jobs. Empty for long waits, which end in the current return topic of their pipeline, and for schedules.
     pub topic: Arc<str>,
     /// The priority.
     pub priority: Priority,
@@ -74,14 +78,27 @@ impl Flow {
     /// The flow of a job.
     #[must_use]
     pub fn of(job: &Job) -> Self {
+        let topic = match job.kind {
+            Kind::App => job.topic.clone(),
+            Kind::LongWait => Arc::default(),
+            Kind::Schedule => return Self::schedules().clone(),
+        };
         Self {
             app: job.app.clone(),
-            topic: match job.kind {
-                Kind::App => job.topic.clone(),
-                Kind::LongWait => Arc::default(),
-            },
+            topic,
             priority: job.priority,
         }
+    }
+
+    /// The flow of all recurring schedules, which are not jobs. No application has an empty name.
+    #[must_use]
+    pub fn schedules() -> &'static Self {
+        static SCHEDULES: LazyLock<Flow> = LazyLock::new(|| Flow {
+            app: Arc::default(),
+            topic: Arc::default(),
+            priority: Priority::High,
+        });
+        &SCHEDULES
     }
 }
 

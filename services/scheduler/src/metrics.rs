@@ -48,6 +48,7 @@ struct GroupLabel {
 pub(crate) struct SchedulerFamilies {
     received: Counter,
     commands: Family<OutcomeLabel, Counter>,
+    occurrences: Family<OutcomeLabel, Counter>,
     ended: Family<OutcomeLabel, Counter>,
     dead_letters: Family<CodeLabel, Counter>,
     forgotten: Counter,
@@ -67,6 +68,7 @@ impl SchedulerFamilies {
         let families = Self {
             received: Counter::default(),
             commands: Family::default(),
+            occurrences: Family::default(),
             ended: Family::default(),
             dead_letters: Family::default(),
             forgotten: Counter::default(),
@@ -87,8 +89,13 @@ impl SchedulerFamilies {
         );
         registry.register(
             "scheduler_commands",
-            "Commands by outcome: accepted, duplicate, conflict, rejected, no_room (the index is full; these three become dead letters), cancelled, rescheduled, refused (the job had ended or is unknown), forwarded to another shard",
+            "Commands by outcome: accepted, duplicate, conflict, rejected, no_room (the index is full; these three become dead letters), cancelled, rescheduled, schedule_changed (created, changed or deleted), refused (the job had ended or is unknown, or nothing is to be changed), forwarded to another shard",
             families.commands.clone(),
+        );
+        registry.register(
+            "scheduler_occurrences",
+            "Occurrences of recurring schedules: created (a job), skipped (missed, or due during a pause), postponed (the job cannot be created; tried again every minute)",
+            families.occurrences.clone(),
         );
         registry.register(
             "scheduler_jobs_ended",
@@ -150,6 +157,7 @@ impl SchedulerFamilies {
 
     pub(crate) fn of(&self, lane: &str, group: &str) -> SchedulerMetrics {
         let command = |outcome| self.commands.get_or_create(&OutcomeLabel { outcome }).clone();
+        let occurrence = |outcome| self.occurrences.get_or_create(&OutcomeLabel { outcome }).clone();
         let ended = |outcome| self.ended.get_or_create(&OutcomeLabel { outcome }).clone();
         let label = LaneLabel {
             lane: lane.to_owned(),
@@ -164,6 +172,10 @@ impl SchedulerFamilies {
             forwarded: command("forwarded"),
             cancelled: command("cancelled"),
             rescheduled: command("rescheduled"),
+            schedules_changed: command("schedule_changed"),
+            occurrences: occurrence("created"),
+            skipped_occurrences: occurrence("skipped"),
+            postponed_occurrences: occurrence("postponed"),
             refused: command("refused"),
             dispatched: ended("dispatched"),
             expired: ended("expired"),
@@ -197,6 +209,10 @@ pub(crate) struct SchedulerMetrics {
     forwarded: Counter,
     cancelled: Counter,
     rescheduled: Counter,
+    schedules_changed: Counter,
+    occurrences: Counter,
+    skipped_occurrences: Counter,
+    postponed_occurrences: Counter,
     refused: Counter,
     dispatched: Counter,
     expired: Counter,
@@ -225,6 +241,10 @@ impl SchedulerMetrics {
         self.forwarded.inc_by(tally.forwarded);
         self.cancelled.inc_by(tally.cancelled);
         self.rescheduled.inc_by(tally.rescheduled);
+        self.schedules_changed.inc_by(tally.schedules_changed);
+        self.occurrences.inc_by(tally.occurrences);
+        self.skipped_occurrences.inc_by(tally.skipped_occurrences);
+        self.postponed_occurrences.inc_by(tally.postponed_occurrences);
         self.refused.inc_by(tally.refused);
         self.expired.inc_by(tally.expired);
         self.dead.inc_by(tally.dead);

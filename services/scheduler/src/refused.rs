@@ -79,8 +79,9 @@ fn job_of(headers: &Headers) -> Option<JobId> {
     id.parse().ok()
 }
 
-/// The position of a dispatched job's request, which is part of its id.
+/// The position of a dispatched job's request, which is part of its id; `None` if a schedule has created the job.
 fn request_of(settings: &Settings, id: JobId) -> Option<Origin> {
+    id.has_request().then_some(())?;
     Some(Origin {
         topic: settings.ingest.clone(),
         partition: id.shard(),

@@ -23,6 +23,7 @@ mod hash;
 mod json;
 mod parsed;
 mod protobuf;
+mod schedule;
 
 pub(crate) use field::read_id;
 pub use field::{Field, Format};
@@ -33,6 +34,8 @@ pub use parsed::{Draft, LongWait, ParsedRequest, When};
 pub(crate) use protobuf::{draft, read_when};
 pub use protobuf::{read as read_protobuf, spec, write as write_protobuf};
 pub use redeliver_kafka::murmur2::shard_of;
+pub(crate) use schedule::job_of;
+pub use schedule::{Action, Change, CheckedChange, ParsedChange, ScheduleDefinition};
 
 /// The scheduler's name in the lineage of forwarded records and dead letters, in place of a pipeline.
 pub(crate) const NAME: &str = "scheduler";
@@ -90,7 +93,7 @@ pub struct RejectedWait {
 }
 
 /// A request that complies with the rules.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Command {
     /// Create a job.
     Schedule(Box<Request>),
@@ -103,6 +106,8 @@ pub enum Command {
         /// The new due time.
         due: Timestamp,
     },
+    /// Change a recurring schedule.
+    ChangeSchedule(Box<CheckedChange>),
 }
 
 /// A request for a new job.
@@ -259,6 +264,10 @@ impl ParsedRequest {
             Self::Reschedule { id, when } => {
                 let due = due(when, format, rules, envelope)?;
                 Ok(Command::Reschedule { id, due })
+            }
+            Self::ChangeSchedule(change) => {
+                let change = change.check(format, rules, envelope)?;
+                Ok(Command::ChangeSchedule(Box::new(change)))
             }
             Self::LongWait(wait) => wait
                 .check(format, rules, envelope)

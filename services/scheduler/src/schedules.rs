@@ -1,6 +1,11 @@
 //! The format of schedules in the state topic and the API: conversions between protobuf and `redeliver-recurrence`.
 //!
 //! Errors name fields of `ScheduleSpec`, such as `cron.expression`.
+//!
+//! A shard and its index treat a schedule as a job of the kind [`Kind::Schedule`](crate::job::Kind), which is due when the shard must
+//! decide on the schedule: its [`entry`].
+
+use std::sync::Arc;
 
 use bytes::Bytes;
 use prost_types::{Duration as ProtoDuration, Timestamp as ProtoTimestamp};
@@ -8,9 +13,13 @@ use redeliver_core::{HumanDuration, Timestamp};
 use redeliver_proto::convert::{from_duration, from_timestamp, to_duration, to_timestamp};
 use redeliver_proto::{Message as _, v1};
 use redeliver_recurrence::{
-    Definition, Gap, Invalid, Misfire, MisfirePolicy, Overlap, Preview, Progress, Reason, Recurrence,
-    Schedule, ScheduleId, Timing,
+    Definition, Gap, Invalid, Misfire, MisfirePolicy, Occurrence, Overlap, Preview, Progress, Reason,
+    Recurrence, Schedule, ScheduleId, Timing,
 };
+
+use crate::codec::CodecError;
+use crate::job::{Job, JobId, JobState, Kind, Payload, Priority, RequestHash};
+use crate::request::{key_hash, shard_of};
 
 /// The version of the format of schedules that this scheduler writes, and the latest one that it reads.
 pub const FORMAT: u32 = 0;
@@ -28,7 +37,16 @@ pub struct StoredSchedule {
     pub progress: Progress,
     /// The number of skipped occurrences.
     pub skipped: u64,
+    /// When to decide on it next; `None` while there is nothing to decide.
+    pub next: Option<Timestamp>,
+    /// Why the next occurrence cannot create its job.
+    pub problem: Option<String>,
 }
+
+/// When to decide on a schedule that is paused or finished: never. Schedules are listed by this time, so these come last.
+const NEVER: Timestamp = Timestamp::from_millis(253_402_300_799_999);
+/// What the keys of state records of schedules begin with.
+const KEY_PREFIX: &str = "schedule:";
 
 /// Why a record of the state topic cannot be decoded as a schedule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -151,8 +169,13 @@ pub fn write_preview(preview: &Preview) -> v1::OccurrencePreview {
 /// Encodes a schedule as the value of a state record.
 #[must_use]
 pub fn encode(stored: &StoredSchedule) -> Bytes {
+    to_record(stored).encode_to_vec().into()
+}
+
+fn to_record(stored: &StoredSchedule) -> v1::ScheduleRecord {
     let progress = stored.progress;
-    let record = v1::ScheduleRecord {
+    v1::ScheduleRecord {
+        id: stored.schedule.id().to_string(),
         spec: Some(write_spec(stored.schedule.recurrence(), Some(stored.job.clone()))),
         created_ms: stored.created.as_millis(),
         decided_ms: progress.position.as_millis(),
@@ -160,24 +183,21 @@ pub fn encode(stored: &StoredSchedule) -> Bytes {
         skipped: stored.skipped,
         paused: progress.is_paused,
         revision: progress.revision,
+        next_ms: stored.next.map(Timestamp::as_millis),
+        problem: stored.problem.clone().unwrap_or_default(),
         format: FORMAT,
-    };
-    record.encode_to_vec().into()
+    }
 }
 
 /// Decodes the value of a state record.
 ///
 /// # Errors
 /// When the bytes are not a schedule, a newer scheduler wrote them, or the definition is not valid here.
-pub fn decode(id: ScheduleId, bytes: &Bytes) -> Result<StoredSchedule, RecordError> {
-    let record = v1::ScheduleRecord::decode(bytes.clone())
-        .map_err(|error| RecordError::Malformed(error.to_string()))?;
-    if record.format > FORMAT {
-        return Err(RecordError::Newer(record.format));
-    }
-    let missing = |field: &str| RecordError::Malformed(format!("field `{field}` is missing"));
-    let mut spec = record.spec.ok_or_else(|| missing("spec"))?;
-    let job = spec.job.take().ok_or_else(|| missing("spec.job"))?;
+pub fn decode(bytes: &Bytes) -> Result<StoredSchedule, RecordError> {
+    let record = read(bytes)?;
+    let id = read_id(&record)?;
+    let mut spec = record.spec.unwrap_or_default();
+    let job = spec.job.take().unwrap_or_default();
     let recurrence = read_spec(&spec).map_err(RecordError::Definition)?;
     Ok(StoredSchedule {
         schedule: Schedule::new(id, recurrence),
@@ -190,7 +210,191 @@ pub fn decode(id: ScheduleId, bytes: &Bytes) -> Result<StoredSchedule, RecordErr
             revision: record.revision,
         },
         skipped: record.skipped,
+        next: record.next_ms.map(Timestamp::from_millis),
+        problem: (!record.problem.is_empty()).then_some(record.problem),
     })
+}
+
+/// Parses a state record without its definition, which may not be valid here.
+fn read(bytes: &Bytes) -> Result<v1::ScheduleRecord, RecordError> {
+    let record = v1::ScheduleRecord::decode(bytes.clone())
+        .map_err(|error| RecordError::Malformed(error.to_string()))?;
+    if record.format > FORMAT {
+        return Err(RecordError::Newer(record.format));
+    }
+    let missing = |field: &str| RecordError::Malformed(format!("field `{field}` is missing"));
+    let spec = record.spec.as_ref().ok_or_else(|| missing("spec"))?;
+    if spec.job.is_none() {
+        return Err(missing("spec.job"));
+    }
+    Ok(record)
+}
+
+fn read_id(record: &v1::ScheduleRecord) -> Result<ScheduleId, RecordError> {
+    let id = record.id.parse();
+    id.map_err(|error: Invalid| RecordError::Malformed(error.to_string()))
+}
+
+/// The state record of a schedule on which nothing can be decided before `next`, because of `problem`.
+///
+/// # Errors
+/// When the bytes are not a schedule, or a newer scheduler wrote them.
+pub(crate) fn postpone(bytes: &Bytes, problem: String, next: Timestamp) -> Result<Bytes, RecordError> {
+    let mut record = read(bytes)?;
+    (record.problem, record.next_ms) = (problem, Some(next.as_millis()));
+    Ok(record.encode_to_vec().into())
+}
+
+/// The shard that owns a schedule, by its id.
+#[must_use]
+pub fn shard(id: &str, partitions: i32) -> i32 {
+    shard_of("", id, partitions)
+}
+
+/// The id of the entry for a schedule in a shard and its index.
+#[must_use]
+pub fn entry_id(id: &str, shard: i32) -> JobId {
+    JobId::of_schedule(shard, key_hash("", id))
+}
+
+/// The key of the state record of a schedule.
+#[must_use]
+pub fn state_key(id: &str) -> String {
+    format!("{KEY_PREFIX}{id}")
+}
+
+/// The id of the schedule whose state record has this key.
+#[must_use]
+pub(crate) fn id_of_key(key: &str) -> Option<ScheduleId> {
+    key.strip_prefix(KEY_PREFIX)?.parse().ok()
+}
+
+/// The entry of a schedule for a shard and its index, from its state record.
+///
+/// # Errors
+/// When the bytes are not a schedule, or a newer scheduler wrote them.
+pub(crate) fn entry(id: JobId, bytes: &Bytes) -> Result<Job, CodecError> {
+    let record = read(bytes).map_err(|error| match error {
+        RecordError::Newer(_) => CodecError::Newer(error.to_string()),
+        RecordError::Malformed(_) | RecordError::Definition(_) => CodecError::Malformed(error.to_string()),
+    })?;
+    Ok(entry_of(id, record, bytes.clone()))
+}
+
+fn entry_of(id: JobId, record: v1::ScheduleRecord, bytes: Bytes) -> Job {
+    let template = record.spec.and_then(|spec| spec.job).unwrap_or_default();
+    Job {
+        id,
+        app: template.app.into(),
+        kind: Kind::Schedule,
+        state: JobState::Scheduled,
+        priority: Priority::High,
+        due: record.next_ms.map_or(NEVER, Timestamp::from_millis),
+        accepted: Timestamp::from_millis(record.created_ms),
+        revision: record.revision,
+        idempotency_key: None,
+        request_hash: RequestHash::default(),
+        request_id: None,
+        topic: Arc::default(),
+        payload: Payload {
+            value: Some(bytes),
+            ..Payload::default()
+        },
+        ended: None,
+        expires: None,
+        occurrence: Some(record.id.into()),
+    }
+}
+
+/// A schedule as the API shows it, from its state record. If the definition is not valid here, the next occurrence is left out.
+///
+/// # Errors
+/// When the bytes are not a schedule, or a newer scheduler wrote them.
+pub(crate) fn show(bytes: &Bytes, with_payload: bool) -> Result<v1::Schedule, RecordError> {
+    let record = read(bytes)?;
+    let next = match decode(bytes) {
+        Ok(stored) => stored.next_occurrence(),
+        Err(RecordError::Definition(_)) => None,
+        Err(error) => return Err(error),
+    };
+    let state = if record.paused {
+        v1::ScheduleState::Paused
+    } else if record.next_ms.is_none() {
+        v1::ScheduleState::Finished
+    } else {
+        v1::ScheduleState::Active
+    };
+    let mut spec = record.spec;
+    if let Some(job) = spec.as_mut().and_then(|spec| spec.job.as_mut())
+        && !with_payload
+    {
+        (job.data, job.key, job.headers) = (Bytes::new(), None, Vec::new());
+    }
+    let time = |millis| Some(to_timestamp(Timestamp::from_millis(millis)));
+    Ok(v1::Schedule {
+        id: record.id,
+        spec,
+        state: state.into(),
+        revision: record.revision,
+        created_at: time(record.created_ms),
+        decided_until: time(record.decided_ms),
+        dispatched: record.dispatched,
+        skipped: record.skipped,
+        next_nominal_time: next.map(|next| to_timestamp(next.nominal)),
+        next_due_time: next.map(|next| to_timestamp(next.due)),
+        problem: record.problem,
+    })
+}
+
+impl StoredSchedule {
+    /// A schedule that is created at `now`.
+    pub(crate) fn new(id: ScheduleId, recurrence: Recurrence, job: v1::JobTemplate, now: Timestamp) -> Self {
+        let mut stored = Self {
+            schedule: Schedule::new(id, recurrence),
+            job,
+            created: now,
+            progress: Progress::new(now),
+            skipped: 0,
+            next: None,
+            problem: None,
+        };
+        stored.plan();
+        stored
+    }
+
+    /// Its entry for a shard and its index.
+    pub(crate) fn entry(&self, id: JobId) -> Job {
+        let record = to_record(self);
+        let bytes = record.encode_to_vec().into();
+        entry_of(id, record, bytes)
+    }
+
+    /// It with another definition from `now` on.
+    pub(crate) fn redefine(self, recurrence: Recurrence, job: v1::JobTemplate, now: Timestamp) -> Self {
+        Self {
+            schedule: Schedule::new(self.schedule.id().clone(), recurrence),
+            job,
+            progress: self.progress.redefine(now),
+            ..self
+        }
+    }
+
+    /// The next occurrence; `None` if the schedule is paused or finished.
+    #[must_use]
+    pub fn next_occurrence(&self) -> Option<Occurrence> {
+        self.schedule.next(self.progress)
+    }
+
+    /// Decides on the schedule again when its next occurrence is due.
+    pub(crate) fn plan(&mut self) {
+        self.next = self.next_occurrence().map(|next| next.due);
+        self.problem = None;
+    }
+
+    /// Whether it has this definition and this job.
+    pub(crate) fn is_same(&self, recurrence: &Recurrence, job: &v1::JobTemplate) -> bool {
+        self.schedule.recurrence() == recurrence && self.job == *job
+    }
 }
 
 fn invalid(field: &'static str, problem: impl Into<String>) -> Invalid {
@@ -313,6 +517,8 @@ mod tests {
                 revision: 3,
             },
             skipped: 2,
+            next: Some(Timestamp::from_millis(1_790_000_601_000)),
+            problem: Some("`app` is unknown".to_owned()),
         }
     }
 
@@ -437,13 +643,12 @@ mod tests {
 
     #[test]
     fn a_record_is_decoded_back() {
-        let id: ScheduleId = "nightly".parse().unwrap();
         let stored = stored(&cron_spec(cron()));
         let bytes = encode(&stored);
-        assert_eq!(decode(id.clone(), &bytes), Ok(stored.clone()));
+        assert_eq!(decode(&bytes), Ok(stored.clone()));
 
         let mut record = v1::ScheduleRecord::decode(bytes).unwrap();
-        let decoded = |record: &v1::ScheduleRecord| decode(id.clone(), &record.encode_to_vec().into());
+        let decoded = |record: &v1::ScheduleRecord| decode(&record.encode_to_vec().into());
         record.format = 1;
         assert_eq!(decoded(&record), Err(RecordError::Newer(1)));
         record.format = 0;
@@ -462,11 +667,10 @@ mod tests {
 
     #[test]
     fn a_damaged_record_is_refused_or_decoded() {
-        let id: ScheduleId = "nightly".parse().unwrap();
         let valid = [cron_spec(cron()), every_spec(60)].map(|spec| encode(&stored(&spec)).to_vec());
         fuzz::fuzz("schedule records", fuzz::FEW, &valid, |input| {
-            if let Ok(stored) = decode(id.clone(), &Bytes::copy_from_slice(input)) {
-                assert_eq!(decode(id.clone(), &encode(&stored)), Ok(stored));
+            if let Ok(stored) = decode(&Bytes::copy_from_slice(input)) {
+                assert_eq!(decode(&encode(&stored)), Ok(stored));
             }
         });
     }

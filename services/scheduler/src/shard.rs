@@ -25,6 +25,7 @@ use crate::job::{Flow, Job, JobId, JobState, Kind};
 use crate::overlay::Overlay;
 use crate::refused::{self, Replacement};
 use crate::request::{Command, Incoming, NAME, RejectedWait, Request, first_origin, key_hash, shard_of};
+use crate::schedules;
 use crate::settings::Settings;
 use crate::topics::Presence;
 use crate::window::{Inserted, Window};
@@ -36,6 +37,7 @@ pub(crate) use self::refusal::RefusedJob;
 
 mod look_ahead;
 mod outbox;
+mod recurring;
 mod refusal;
 
 /// The records that a shard writes in one turn.
@@ -105,6 +107,12 @@ pub(crate) struct Tally {
     pub(crate) forgotten: u64,
     /// Jobs whose topic was missing for too long, or refused them.
     pub(crate) dead: u64,
+    /// Schedules that were created, changed or deleted.
+    pub(crate) schedules_changed: u64,
+    /// Occurrences of schedules for which a job was created, that were skipped, and whose job could not be created yet.
+    pub(crate) occurrences: u64,
+    pub(crate) skipped_occurrences: u64,
+    pub(crate) postponed_occurrences: u64,
     /// Due times of the dispatched jobs.
     pub(crate) dispatched: Vec<Timestamp>,
 }
@@ -365,7 +373,7 @@ impl Shard {
         let incoming = crate::request::read(&record, &self.settings.rules, now);
         let needs_lookup = match &incoming.command {
             Ok(Command::Schedule(request)) => request.idempotency_key.is_some(),
-            Ok(Command::Cancel(_) | Command::Reschedule { .. }) => true,
+            Ok(Command::Cancel(_) | Command::Reschedule { .. } | Command::ChangeSchedule(_)) => true,
             Err(_) => false,
         } && self.owner_shard(&incoming) == self.number;
         let command = PendingCommand { record, incoming };
@@ -384,6 +392,9 @@ impl Shard {
                 Some(key) => shard_of(&request.app, key, self.settings.partitions),
                 None => self.number,
             },
+            Ok(Command::ChangeSchedule(change)) => {
+                schedules::shard(change.id.as_str(), self.settings.partitions)
+            }
             Ok(Command::Cancel(id) | Command::Reschedule { id, .. })
                 if id.shard() < self.settings.partitions =>
             {
@@ -406,11 +417,14 @@ impl Shard {
                 && jobs < self.settings.max_job_lookups()
                 && let Some(command) = self.needs_lookup.pop_front()
             {
-                jobs += usize::from(matches!(lookup_for(&command), Some(Lookup::Job(_))));
+                jobs += usize::from(matches!(self.lookup_for(&command), Some(Lookup::Job(_))));
                 self.looking_up.push_back(command);
             }
             requests.push(IndexRequest::LookUp(
-                self.looking_up.iter().filter_map(lookup_for).collect(),
+                self.looking_up
+                    .iter()
+                    .filter_map(|command| self.lookup_for(command))
+                    .collect(),
             ));
         }
         requests.extend(self.request_scan(now));
@@ -421,6 +435,19 @@ impl Shard {
             requests.push(IndexRequest::Forgettable);
         }
         requests
+    }
+
+    fn lookup_for(&self, command: &PendingCommand) -> Option<Lookup> {
+        match command.incoming.command.as_ref().ok()? {
+            Command::Schedule(request) => {
+                let key = request.idempotency_key.as_deref()?;
+                Some(Lookup::Key(key_hash(&request.app, key)))
+            }
+            Command::Cancel(id) | Command::Reschedule { id, .. } => Some(Lookup::Job(*id)),
+            Command::ChangeSchedule(change) => {
+                Some(Lookup::Job(schedules::entry_id(change.id.as_str(), self.number)))
+            }
+        }
     }
 
     fn request_scan(&mut self, now: Timestamp) -> Option<IndexRequest> {
@@ -583,6 +610,10 @@ impl Shard {
             let Some(job) = self.window.pop_due(until) else {
                 break;
             };
+            if job.kind == Kind::Schedule {
+                self.run_schedule(&job, room, now, &mut writes);
+                continue;
+            }
             let target = self.settings.target(&job);
             let presence = self.settings.topics.presence(&target.0);
             match self.settings.due_action(presence, &job, now) {
@@ -656,6 +687,9 @@ impl Shard {
             Ok(Command::Schedule(request)) => self.schedule(*request, &pending.record, found, now, writes),
             Ok(Command::Cancel(id)) => self.cancel(id, found, now, writes),
             Ok(Command::Reschedule { id, due }) => self.reschedule(id, due, found, now, writes),
+            Ok(Command::ChangeSchedule(change)) => {
+                self.change_schedule(*change, &pending.record, found, now, writes)
+            }
             Err(failure) => {
                 writes.tally.rejected += 1;
                 match rejected_wait {
@@ -684,12 +718,6 @@ impl Shard {
         now: Timestamp,
         writes: &mut Writes,
     ) -> v1::CommandOutcome {
-        let position = &record.position;
-        let id = JobId::new(
-            record.timestamp.unwrap_or(now),
-            position.partition,
-            position.offset,
-        );
         let hash = request
             .idempotency_key
             .as_deref()
@@ -707,6 +735,41 @@ impl Shard {
             self.reject(record, &failure, now, writes);
             return rejected_outcome(&failure);
         }
+        writes.tally.accepted += 1;
+        let id = self.requested_id(record, now);
+        let job = self.accept_job(id, request, None, Some(record), now, writes);
+        v1::CommandOutcome {
+            outcome: v1::Outcome::Scheduled.into(),
+            job: Some(job),
+            ..v1::CommandOutcome::default()
+        }
+    }
+
+    /// The id of the job that the request in this record creates.
+    fn requested_id(&self, record: &Record, now: Timestamp) -> JobId {
+        let position = &record.position;
+        JobId::new(
+            record.timestamp.unwrap_or(now),
+            position.partition,
+            position.offset,
+        )
+    }
+
+    /// Adds a new job, and dispatches it at once if it is due and nothing is before it. `record` is its request, and `occurrence`
+    /// that of the schedule that creates it.
+    fn accept_job(
+        &mut self,
+        id: JobId,
+        request: Request,
+        occurrence: Option<Arc<str>>,
+        record: Option<&Record>,
+        now: Timestamp,
+        writes: &mut Writes,
+    ) -> v1::Job {
+        let hash = request
+            .idempotency_key
+            .as_deref()
+            .map(|key| key_hash(&request.app, key));
         let mut job = Job {
             id,
             app: request.app,
@@ -723,9 +786,11 @@ impl Shard {
             payload: request.payload,
             ended: None,
             expires: request.expires,
+            occurrence,
         };
-        writes.tally.accepted += 1;
-        self.settings.spans.accepted(&mut job, record);
+        if let Some(record) = record {
+            self.settings.spans.accepted(&mut job, record);
+        }
         if let Some(hash) = mutant!("shard-forgets-idempotency-keys", hash, None) {
             self.overlay.set_key(self.turn, hash, KeyValue::of(&job));
         }
@@ -742,25 +807,25 @@ impl Shard {
         } else {
             self.save(job, now, writes);
         }
-        v1::CommandOutcome {
-            outcome: v1::Outcome::Scheduled.into(),
-            job: Some(proto_job),
-            ..v1::CommandOutcome::default()
-        }
+        proto_job
     }
 
     /// Checks that the index has memory for a job. Records of pipelines are always accepted: no client would send
     /// them again.
     fn check_admission(&self, request: &Request, now: Timestamp) -> Result<(), Failure> {
+        match request.kind {
+            Kind::App | Kind::Schedule => self.check_free_memory(request.due, now),
+            Kind::LongWait => Ok(()),
+        }
+    }
+
+    fn check_free_memory(&self, due: Timestamp, now: Timestamp) -> Result<(), Failure> {
         let pressure = if self.outbox.is_index_full() {
             MemoryPressure::Full
         } else {
             self.memory_pressure
         };
-        match request.kind {
-            Kind::App => admission::check(pressure, request.due, now, self.settings.window),
-            Kind::LongWait => Ok(()),
-        }
+        admission::check(pressure, due, now, self.settings.window)
     }
 
     /// Answers a request whose idempotency key is in use: a duplicate or a conflict.
@@ -848,15 +913,10 @@ impl Shard {
         outcome(v1::Outcome::Rescheduled, Some(&job), String::new())
     }
 
-    /// The job, if it is scheduled; otherwise the outcome to answer with.
-    fn scheduled_job(
-        &mut self,
-        id: JobId,
-        found: Option<&Bytes>,
-        writes: &mut Writes,
-    ) -> Result<Arc<Job>, Box<v1::CommandOutcome>> {
+    /// The newest state of a job or a schedule; `found` is that of the index.
+    fn newest(&self, id: JobId, found: Option<&Bytes>) -> Option<Arc<Job>> {
         let newest = mutant!("shard-trusts-the-index-too-early", self.overlay.job(id), None);
-        let job = match newest {
+        match newest {
             Some(job) => job.cloned(),
             None => self.window.get(id).cloned().or_else(|| {
                 let decoded = codec::decode(id, found?);
@@ -867,7 +927,17 @@ impl Shard {
                     .ok()
                     .map(Arc::new)
             }),
-        };
+        }
+    }
+
+    /// The job, if it is scheduled; otherwise the outcome to answer with.
+    fn scheduled_job(
+        &mut self,
+        id: JobId,
+        found: Option<&Bytes>,
+        writes: &mut Writes,
+    ) -> Result<Arc<Job>, Box<v1::CommandOutcome>> {
+        let job = self.newest(id, found);
         // Clients cannot cancel or reschedule the record of a pipeline: the pipeline would lose it.
         let job = job.filter(|job| job.kind == Kind::App);
         let result = match job.as_ref().map(|job| job.state) {
@@ -945,6 +1015,9 @@ impl Shard {
         if let Some(key) = &job.idempotency_key {
             list.push_text(headers::IDEMPOTENCY_KEY, key);
         }
+        if let Some(occurrence) = &job.occurrence {
+            list.push_text(headers::JOB_OCCURRENCE, occurrence);
+        }
         list
     }
 
@@ -976,7 +1049,7 @@ impl Shard {
         writes.push(Output {
             topic: self.settings.state.clone(),
             partition: Some(self.number),
-            key: Some(job.id.to_string().into()),
+            key: Some(codec::state_key(job).into()),
             value: Some(record.clone()),
             headers: Headers::new(),
         });
@@ -1001,10 +1074,7 @@ impl Shard {
             value: None,
             headers: Headers::new(),
         });
-        self.changes.push(Change {
-            id,
-            effect: Effect::Forgotten,
-        });
+        self.changes.push(Change::of_job(id, Effect::Forgotten));
         self.overlay.set(self.turn, id, None);
     }
 
@@ -1032,16 +1102,6 @@ fn reject_wait(wait: RejectedWait, command: &Record, failure: &Failure, now: Tim
     };
     route::replace_refused(&wait.pipeline, &mut output, Origin::of(command), failure, now);
     writes.push(output);
-}
-
-fn lookup_for(command: &PendingCommand) -> Option<Lookup> {
-    match command.incoming.command.as_ref().ok()? {
-        Command::Schedule(request) => {
-            let key = request.idempotency_key.as_deref()?;
-            Some(Lookup::Key(key_hash(&request.app, key)))
-        }
-        Command::Cancel(id) | Command::Reschedule { id, .. } => Some(Lookup::Job(*id)),
-    }
 }
 
 fn outcome(outcome: v1::Outcome, job: Option<&Job>, reason: String) -> v1::CommandOutcome {

@@ -5,6 +5,7 @@
 //! which an operator removes a damaged record, or by which a newer scheduler deletes its own.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use redeliver_core::failure::bounded_text;
@@ -13,14 +14,15 @@ use redeliver_core::{Position, Record};
 use crate::codec::{self, CodecError, RetentionPolicy};
 use crate::index::{Change, Effect};
 use crate::job::JobId;
+use crate::schedules;
 
 /// A record that this version does not support.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum UnsupportedRecord {
-    /// A record of another kind than a job.
+    /// A record of another kind than a job or a schedule.
     #[error("record {position} has the kind `{kind}`, which requires a newer version of the scheduler")]
     UnknownKind { position: Position, kind: String },
-    /// A job in a newer format.
+    /// A job or a schedule in a newer format.
     #[error("record {position} is a job that requires a newer version of the scheduler: {found}")]
     NewerFormat { position: Position, found: String },
     /// A record that no scheduler writes.
@@ -45,7 +47,7 @@ impl UnsupportedRecord {
     }
 }
 
-/// The change of the index for a record; `None` if it is the tombstone of something that was not a job.
+/// The change of the index for a record; `None` if it is the tombstone of something that was neither a job nor a schedule.
 pub(crate) fn read(record: &Record, retention: RetentionPolicy) -> Result<Option<Change>, UnsupportedRecord> {
     let position = || record.position.clone();
     let text = record.key.as_deref().map(std::str::from_utf8);
@@ -63,22 +65,30 @@ pub(crate) fn read(record: &Record, retention: RetentionPolicy) -> Result<Option
             None => Ok(None),
         };
     };
-    let Ok(id) = key.parse::<JobId>() else {
+    let schedule: Option<Arc<str>> = schedules::id_of_key(key).map(|id| id.as_str().into());
+    let id = match &schedule {
+        Some(schedule) => Some(schedules::entry_id(schedule, record.position.partition)),
+        None => key.parse::<JobId>().ok().filter(|id| !id.is_schedule()),
+    };
+    let Some(id) = id else {
         return match (kind_of(key), &record.value) {
             // Even for a tombstone: the index of a newer scheduler may contain the record.
             (Some(kind), _) => Err(UnsupportedRecord::UnknownKind {
                 position: position(),
                 kind: kind.to_owned(),
             }),
-            (None, Some(_)) => Err(damaged("its key is not a job id".to_owned())),
+            (None, Some(_)) => Err(damaged("its key is not the id of a job or a schedule".to_owned())),
             (None, None) => Ok(None),
         };
     };
     let Some(value) = &record.value else {
         let effect = Effect::Forgotten;
-        return Ok(Some(Change { id, effect }));
+        return Ok(Some(Change { id, schedule, effect }));
     };
     match codec::decode(id, value) {
+        Ok(job) if schedule.is_some() && job.occurrence != schedule => {
+            Err(damaged("it is the state of another schedule".to_owned()))
+        }
         Ok(job) => Ok(Some(codec::change(&job, value.clone(), retention))),
         Err(CodecError::Newer(found)) => Err(UnsupportedRecord::NewerFormat {
             position: position(),
@@ -205,10 +215,10 @@ mod tests {
             assert!(description.starts_with(&start), "{description}");
         }
         for value in [job(|_| {}), None] {
-            let description = describe("schedule:nightly", value);
+            let description = describe("redrive:nightly", value);
             assert_eq!(
                 description,
-                format!("record state/2/7 has the kind `schedule`, which {newer}")
+                format!("record state/2/7 has the kind `redrive`, which {newer}")
             );
         }
         for (key, value) in [
@@ -233,14 +243,14 @@ mod tests {
             let found = read(&record, RETENTION);
             unread.note(&record, found);
         };
-        note(&mut unread, 1, "schedule:a", job(|_| {}));
+        note(&mut unread, 1, "redrive:a", job(|_| {}));
         note(&mut unread, 2, "no id", job(|_| {}));
-        note(&mut unread, 3, "schedule:b", job(|_| {}));
-        note(&mut unread, 4, "schedule:a", None);
+        note(&mut unread, 3, "redrive:b", job(|_| {}));
+        note(&mut unread, 4, "redrive:a", None);
         let (first, others) = unread.first().unwrap();
         assert_eq!((first.position().offset, others), (2, 1));
         note(&mut unread, 5, "no id", None);
-        note(&mut unread, 6, "schedule:b", None);
+        note(&mut unread, 6, "redrive:b", None);
         assert!(unread.is_any() && unread.first().is_none());
     }
 
@@ -248,7 +258,7 @@ mod tests {
     fn a_record_beyond_the_limit_counts_even_if_all_others_are_replaced() {
         let mut unread = UnreadRecords::default();
         let mut note = |offset: i64, key: i64, value| {
-            let record = record(offset, &format!("schedule:{key}"), value);
+            let record = record(offset, &format!("redrive:{key}"), value);
             let found = read(&record, RETENTION);
             unread.note(&record, found);
         };

@@ -472,6 +472,7 @@ mod tests {
             payload: Payload::default(),
             ended: None,
             expires: None,
+            occurrence: None,
         })
     }
 

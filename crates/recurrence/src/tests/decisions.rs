@@ -39,7 +39,11 @@ fn the_policy_decides_about_missed_occurrences() {
         ),
     ] {
         let schedule = with_policy(policy, every("1m", None));
-        let decision = schedule.decide(Progress::new(start), plus(start, 10 * MINUTE + 30 * SECOND));
+        let decision = schedule.decide(
+            Progress::new(start),
+            plus(start, 10 * MINUTE + 30 * SECOND),
+            MAX_DISPATCH,
+        );
         assert_eq!(minutes(&decision), dispatched, "{policy:?}");
         let expected = skipped.map(|(count, until)| Skipped {
             count,
@@ -57,7 +61,7 @@ fn the_policy_decides_about_missed_occurrences() {
 fn an_occurrence_is_missed_after_the_grace() {
     let start = at("2026-01-01T00:00:00Z");
     let schedule = with_policy(MisfirePolicy::Skip, every("1h", None));
-    let decide = |late: i64| schedule.decide(Progress::new(start), plus(start, HOUR + late));
+    let decide = |late: i64| schedule.decide(Progress::new(start), plus(start, HOUR + late), MAX_DISPATCH);
     assert_eq!(decide(-1).dispatch.len(), 0);
     assert_eq!(decide(-1).progress, Progress::new(start));
     assert_eq!(decide(0).dispatch.len(), 1);
@@ -79,7 +83,8 @@ fn an_outage_of_a_year_costs_no_more_than_one_of_an_hour() {
             (MisfirePolicy::Once, 1),
             (MisfirePolicy::All { limit: 900 }, 900),
         ] {
-            let decision = with_policy(policy, definition.clone()).decide(Progress::new(start), now);
+            let decision =
+                with_policy(policy, definition.clone()).decide(Progress::new(start), now, MAX_DISPATCH);
             assert_eq!(decision.dispatch.len(), missed + 61);
             let skipped = decision.skipped.unwrap();
             assert_eq!(skipped.count + decision.dispatch.len() as u64, 365 * 86_400);
@@ -103,7 +108,7 @@ fn a_full_decision_is_continued() {
     let mut progress = Progress::new(start);
     let mut lengths = Vec::new();
     loop {
-        let decision = schedule.decide(progress, now);
+        let decision = schedule.decide(progress, now, MAX_DISPATCH);
         lengths.push(decision.dispatch.len());
         progress = decision.progress;
         if decision.next.unwrap().due > now {
@@ -112,6 +117,29 @@ fn a_full_decision_is_continued() {
     }
     assert_eq!(lengths, [1_000, 1_000, 500]);
     assert_eq!((progress.position, progress.count), (now, 2_500));
+}
+
+#[test]
+fn a_small_maximum_dispatches_the_same_occurrences_in_several_decisions() {
+    let start = at("2026-01-01T00:00:00Z");
+    let now = plus(start, DAY);
+    let schedule = with_policy(MisfirePolicy::All { limit: 7 }, every("1h", None));
+    let whole = schedule.decide(Progress::new(start), now, MAX_DISPATCH);
+    assert_eq!((whole.dispatch.len(), whole.skipped.unwrap().count), (8, 16));
+    let (mut dispatched, mut skipped, mut progress) = (Vec::new(), 0, Progress::new(start));
+    loop {
+        let part = schedule.decide(progress, now, 3);
+        dispatched.extend(part.dispatch);
+        skipped += part.skipped.map_or(0, |skipped| skipped.count);
+        progress = part.progress;
+        if part.next.unwrap().due > now {
+            break;
+        }
+    }
+    assert_eq!(
+        (dispatched, skipped, progress),
+        (whole.dispatch, 16, whole.progress)
+    );
 }
 
 #[test]
@@ -125,11 +153,15 @@ fn a_schedule_ends_after_its_maximum_count() {
         },
     );
     // Skipped occurrences do not count, so the latest ones are the last ones.
-    let decision = schedule.decide(Progress::new(start), plus(start, 10 * HOUR + 2 * MINUTE));
+    let decision = schedule.decide(
+        Progress::new(start),
+        plus(start, 10 * HOUR + 2 * MINUTE),
+        MAX_DISPATCH,
+    );
     let hours: Vec<i64> = minutes(&decision).iter().map(|minute| minute / 60).collect();
     assert_eq!((hours, decision.skipped.unwrap().count), (vec![8, 9, 10], 7));
     assert!(decision.is_finished && decision.next.is_none());
-    let later = schedule.decide(decision.progress, plus(start, 20 * HOUR));
+    let later = schedule.decide(decision.progress, plus(start, 20 * HOUR), MAX_DISPATCH);
     assert!(later.is_finished && later.dispatch.is_empty());
     assert_eq!(schedule.preview(decision.progress, start, 10), []);
     assert_eq!(schedule.preview(Progress::new(start), start, 10).len(), 3);
@@ -142,9 +174,9 @@ fn a_schedule_ends_after_its_end() {
         end: Some(plus(start, 2 * HOUR)),
         ..every("1h", None)
     });
-    let first = schedule.decide(Progress::new(start), plus(start, HOUR));
+    let first = schedule.decide(Progress::new(start), plus(start, HOUR), MAX_DISPATCH);
     assert!(!first.is_finished);
-    let second = schedule.decide(first.progress, plus(start, 2 * HOUR));
+    let second = schedule.decide(first.progress, plus(start, 2 * HOUR), MAX_DISPATCH);
     assert_eq!(second.dispatch.len(), 1);
     assert!(second.is_finished);
 }
@@ -156,7 +188,7 @@ fn a_paused_schedule_dispatches_nothing() {
     let paused = Progress::new(start).pause();
     assert_eq!((paused.is_paused, paused.revision), (true, 2));
     assert_eq!(paused.pause(), paused);
-    let decision = schedule.decide(paused, plus(start, 10 * HOUR));
+    let decision = schedule.decide(paused, plus(start, 10 * HOUR), MAX_DISPATCH);
     assert!(decision.dispatch.is_empty() && !decision.is_finished && decision.next.is_none());
     assert_eq!(decision.progress, paused);
 
@@ -170,14 +202,14 @@ fn a_paused_schedule_dispatches_nothing() {
         })
     );
     assert_eq!((resumed.is_paused, resumed.revision), (false, 3));
-    let decision = schedule.decide(resumed, now);
+    let decision = schedule.decide(resumed, now, MAX_DISPATCH);
     assert!(decision.dispatch.is_empty());
     assert_eq!(decision.next.unwrap().nominal, plus(start, 11 * HOUR));
     assert_eq!(schedule.resume(resumed, now, CatchUp::Skip), (resumed, None));
 
     let (resumed, skipped) = schedule.resume(paused, now, CatchUp::Misfire);
     assert_eq!((resumed.position, skipped), (start, None));
-    assert_eq!(schedule.decide(resumed, now).dispatch.len(), 5);
+    assert_eq!(schedule.decide(resumed, now, MAX_DISPATCH).dispatch.len(), 5);
 }
 
 #[test]
@@ -193,7 +225,10 @@ fn an_occurrence_that_is_not_due_yet_survives_a_pause() {
     let paused = Progress::new(start).pause();
     let (resumed, skipped) = schedule.resume(paused, first.nominal, CatchUp::Skip);
     assert_eq!(skipped, None);
-    assert_eq!(schedule.decide(resumed, first.due).dispatch, [first]);
+    assert_eq!(
+        schedule.decide(resumed, first.due, MAX_DISPATCH).dispatch,
+        [first]
+    );
     let (_, skipped) = schedule.resume(paused, first.due, CatchUp::Skip);
     assert_eq!(
         skipped,
@@ -208,15 +243,20 @@ fn an_occurrence_that_is_not_due_yet_survives_a_pause() {
 fn a_changed_definition_continues_after_now_and_after_the_last_occurrence() {
     let start = at("2026-01-01T00:00:00Z");
     let hourly = schedule(every("1h", None));
-    let progress = hourly.decide(Progress::new(start), plus(start, HOUR)).progress;
+    let progress = hourly
+        .decide(Progress::new(start), plus(start, HOUR), MAX_DISPATCH)
+        .progress;
     let often = schedule(every("10m", None));
     let late = progress.redefine(plus(start, 95 * MINUTE));
     assert_eq!((late.revision, late.count), (2, 1));
-    let next = often.decide(late, plus(start, 95 * MINUTE)).next.unwrap();
+    let next = often
+        .decide(late, plus(start, 95 * MINUTE), MAX_DISPATCH)
+        .next
+        .unwrap();
     assert_eq!(next.nominal, plus(start, 100 * MINUTE));
     // A clock that was set back does not repeat an occurrence.
     let early = progress.redefine(plus(start, 5 * MINUTE));
-    let decision = often.decide(early, plus(start, 5 * MINUTE));
+    let decision = often.decide(early, plus(start, 5 * MINUTE), MAX_DISPATCH);
     assert_eq!(decision.next.unwrap().nominal, plus(start, 70 * MINUTE));
 }
 
@@ -289,7 +329,7 @@ proptest! {
         let definition = schedule.recurrence().definition();
         let progress = Progress { count, ..Progress::new(position) };
         let now = plus(position, down * SECOND);
-        let decision = schedule.decide(progress, now);
+        let decision = schedule.decide(progress, now, MAX_DISPATCH);
         let (dispatched, skipped, position) = naive(&schedule, progress, now);
         prop_assert_eq!(&decision.dispatch, &dispatched);
         prop_assert_eq!(decision.skipped.map_or(0, |skipped| skipped.count), skipped);
@@ -305,7 +345,7 @@ proptest! {
             prop_assert!(Some(occurrence.nominal) <= definition.end);
         }
         // Deciding again changes nothing, and a decision in two steps dispatches nothing twice.
-        let again = schedule.decide(decision.progress, now);
+        let again = schedule.decide(decision.progress, now, MAX_DISPATCH);
         prop_assert!(again.dispatch.is_empty() && again.skipped.is_none());
         prop_assert_eq!(again.progress, decision.progress);
     }

@@ -214,6 +214,13 @@ impl Narrator {
         let mut totals = self.totals.lock().unwrap_or_else(PoisonError::into_inner);
         match role {
             SchedulerRole::State => {
+                if record
+                    .key
+                    .as_deref()
+                    .is_some_and(|key| key.starts_with(b"schedule:"))
+                {
+                    return None;
+                }
                 let job = v1::JobRecord::decode(record.value.clone()?).ok()?;
                 if job.long_wait {
                     return long_wait(&job);

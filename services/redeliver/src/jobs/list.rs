@@ -125,6 +125,9 @@ impl Jobs {
             .key
             .as_deref()
             .and_then(|key| std::str::from_utf8(key).ok());
+        if key.is_some_and(|key| key.starts_with("schedule:")) {
+            return;
+        }
         let Some(id) = key.and_then(|key| key.parse::<JobId>().ok()) else {
             self.unreadable += 1;
             return;

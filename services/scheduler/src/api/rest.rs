@@ -412,6 +412,7 @@ fn read_draft<I: Index>(body: &Bytes, jobs: &Jobs<I>) -> Result<Draft, RequestEr
         ParsedRequest::Cancel(_) => use_instead(Field::Cancel, "DELETE /v1/jobs/{id}"),
         ParsedRequest::Reschedule { .. } => use_instead(Field::Reschedule, "PATCH /v1/jobs/{id}"),
         ParsedRequest::LongWait(_) => use_instead(Field::Pipeline, "the ingest topic"),
+        ParsedRequest::ChangeSchedule(_) => use_instead(Field::Command, "/v1/schedules"),
     }
 }
 

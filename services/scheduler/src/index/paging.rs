@@ -213,9 +213,8 @@ mod tests {
     /// An index with the jobs `0..jobs`, which take turns in this number of flows and are due in their order.
     async fn index(jobs: i64, flows: i64) -> MemoryIndex {
         let index = MemoryIndex::new();
-        let changes = (0..jobs).map(|job| Change {
-            id: JobId::new(Timestamp::from_millis(0), 0, job),
-            effect: Effect::Waits {
+        let changes = (0..jobs).map(|job| {
+            let effect = Effect::Waits {
                 flow: Flow {
                     app: format!("app-{}", job % flows).into(),
                     topic: "jobs".into(),
@@ -224,7 +223,8 @@ mod tests {
                 due: Timestamp::from_millis(job),
                 record: Bytes::from_static(b"0123456789"),
                 key: None,
-            },
+            };
+            Change::of_job(JobId::new(Timestamp::from_millis(0), 0, job), effect)
         });
         let batch = Batch {
             to: 1,

@@ -29,7 +29,7 @@ pub(super) struct Identity<'a> {
 impl Identity<'_> {
     pub(super) fn hash(&self) -> RequestHash {
         let mut hash = Parts::new(match self.kind {
-            Kind::App => "job",
+            Kind::App | Kind::Schedule => "job",
             Kind::LongWait => "long wait",
         });
         hash.part(self.app.as_bytes());

@@ -2,10 +2,11 @@
 
 use redeliver_core::{HumanDuration, Timestamp};
 
+use super::schedule::ParsedChange;
 use crate::job::{JobId, Payload, Priority};
 
 /// A parsed request, before it is checked against the rules.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum ParsedRequest {
     /// A job of an application.
     Schedule(Box<Draft>),
@@ -20,6 +21,8 @@ pub enum ParsedRequest {
     },
     /// A record of a pipeline that waits longer than its longest tier.
     LongWait(Box<LongWait>),
+    /// A change of a recurring schedule.
+    ChangeSchedule(Box<ParsedChange>),
 }
 
 /// The description of a new job of an application.

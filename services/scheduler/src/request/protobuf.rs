@@ -10,10 +10,12 @@ use redeliver_proto::convert::{
 };
 use redeliver_proto::v1::job_command::Command;
 use redeliver_proto::{Message as _, v1};
+use redeliver_recurrence::CatchUp;
 
 use super::field::{Field, Format, read_id};
 use super::parsed::{Draft, LongWait, ParsedRequest, When};
-use crate::job::Payload;
+use super::schedule::{Action, Change, ParsedChange};
+use crate::job::{Payload, Priority};
 
 /// The maximum length of `answer_to` in bytes.
 const MAX_ANSWER_TO: usize = 256;
@@ -45,10 +47,13 @@ pub fn read(value: &Bytes) -> Result<(Result<ParsedRequest, Failure>, Option<Arc
             read_id(Field::Cancel, Format::Protobuf, &cancel.id).map(ParsedRequest::Cancel)
         }
         Some(Command::Reschedule(command)) => reschedule(&command),
+        Some(Command::ChangeSchedule(change)) => {
+            change_schedule(change).map(|change| ParsedRequest::ChangeSchedule(Box::new(change)))
+        }
         Some(Command::LongWait(wait)) => long_wait(wait).map(|wait| ParsedRequest::LongWait(Box::new(wait))),
         None => Err(invalid(
             Field::Command,
-            "is missing; set schedule, cancel or reschedule",
+            "is missing; set schedule, cancel, reschedule or change_schedule",
         )),
     };
     Ok((request, answer_to))
@@ -67,6 +72,7 @@ pub fn write(request: &ParsedRequest, answer_to: &str) -> Bytes {
                 When::After(delay) => v1::reschedule_job::When::Delay(to_duration(*delay)),
             }),
         }),
+        ParsedRequest::ChangeSchedule(change) => Command::ChangeSchedule(write_change(change)),
         ParsedRequest::LongWait(wait) => Command::LongWait(v1::LongWait {
             pipeline: wait.pipeline.clone(),
             due: Some(to_timestamp(wait.due)),
@@ -107,10 +113,6 @@ fn invalid(field: Field, problem: &str) -> Failure {
 
 /// Parses the message of a new job.
 pub(crate) fn draft(spec: v1::JobSpec) -> Result<Draft, Failure> {
-    let priority = v1::Priority::try_from(spec.priority).map_err(|_| {
-        let problem = format!("is {}; expected 1 (high), 2 (normal) or 3 (low)", spec.priority);
-        invalid(Field::Priority, &problem)
-    })?;
     let when = match spec.when {
         Some(v1::job_spec::When::ScheduledTime(time)) => When::At(time_of(Field::ScheduledTime, &time)?),
         Some(v1::job_spec::When::Delay(delay)) => When::After(duration(Field::Delay, &delay)?),
@@ -119,7 +121,7 @@ pub(crate) fn draft(spec: v1::JobSpec) -> Result<Draft, Failure> {
     Ok(Draft {
         app: spec.app,
         when,
-        priority: from_priority(priority),
+        priority: priority(spec.priority)?,
         idempotency_key: (!spec.idempotency_key.is_empty()).then_some(spec.idempotency_key),
         request_id: (!spec.request_id.is_empty()).then_some(spec.request_id),
         payload: Payload {
@@ -132,6 +134,84 @@ pub(crate) fn draft(spec: v1::JobSpec) -> Result<Draft, Failure> {
             .map(|wait| duration(Field::ExpireAfter, &wait))
             .transpose()?,
     })
+}
+
+fn priority(number: i32) -> Result<Priority, Failure> {
+    let priority = v1::Priority::try_from(number).map_err(|_| {
+        let problem = format!("is {number}; expected 1 (high), 2 (normal) or 3 (low)");
+        invalid(Field::Priority, &problem)
+    })?;
+    Ok(from_priority(priority))
+}
+
+/// Parses the job of a recurring schedule.
+pub(super) fn template_draft(template: v1::JobTemplate, when: When) -> Result<Draft, Failure> {
+    Ok(Draft {
+        app: template.app,
+        when,
+        priority: priority(template.priority)?,
+        idempotency_key: None,
+        request_id: None,
+        payload: Payload {
+            value: Some(template.data),
+            key: template.key,
+            headers: from_headers(&template.headers),
+        },
+        expire_after: template
+            .expire_after
+            .map(|wait| duration(Field::ExpireAfter, &wait))
+            .transpose()?,
+    })
+}
+
+fn change_schedule(change: v1::ChangeSchedule) -> Result<ParsedChange, Failure> {
+    use v1::change_schedule::Change as Proto;
+    let missing = || invalid(Field::Command, "has no `spec`");
+    let action = match change.change {
+        Some(Proto::Create(create)) => Action::Create(Box::new(create.spec.ok_or_else(missing)?)),
+        Some(Proto::Update(update)) => Action::Update {
+            definition: Box::new(update.spec.ok_or_else(missing)?),
+            expected_revision: (update.expected_revision != 0).then_some(update.expected_revision),
+        },
+        Some(Proto::Pause(_)) => Action::Pause,
+        Some(Proto::Resume(resume)) => Action::Resume(if resume.catch_up {
+            CatchUp::Misfire
+        } else {
+            CatchUp::Skip
+        }),
+        Some(Proto::Trigger(_)) => Action::Trigger,
+        Some(Proto::Delete(_)) => Action::Delete,
+        None => return Err(invalid(Field::Command, "has no `change`")),
+    };
+    Ok(Change {
+        id: change.id,
+        action,
+    })
+}
+
+fn write_change(change: &ParsedChange) -> v1::ChangeSchedule {
+    use v1::change_schedule::{self as proto, Change as Proto};
+    v1::ChangeSchedule {
+        id: change.id.clone(),
+        change: Some(match &change.action {
+            Action::Create(spec) => Proto::Create(proto::Create {
+                spec: Some((**spec).clone()),
+            }),
+            Action::Update {
+                definition,
+                expected_revision,
+            } => Proto::Update(proto::Update {
+                spec: Some((**definition).clone()),
+                expected_revision: expected_revision.unwrap_or_default(),
+            }),
+            Action::Pause => Proto::Pause(proto::Pause {}),
+            Action::Resume(catch_up) => Proto::Resume(proto::Resume {
+                catch_up: *catch_up == CatchUp::Misfire,
+            }),
+            Action::Trigger => Proto::Trigger(proto::Trigger {}),
+            Action::Delete => Proto::Delete(proto::Delete {}),
+        }),
+    }
 }
 
 fn reschedule(command: &v1::RescheduleJob) -> Result<ParsedRequest, Failure> {

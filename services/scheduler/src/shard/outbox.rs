@@ -190,7 +190,7 @@ mod tests {
             key: None,
         };
         let id = JobId::new(Timestamp::from_millis(0), 0, number);
-        Change { id, effect }
+        Change::of_job(id, effect)
     }
 
     fn forgotten(number: i64) -> Change {

@@ -163,6 +163,7 @@ fn few_jobs_are_forgotten_in_a_turn_while_others_are_due_soon() {
             request_id: None,
             ended: None,
             expires: None,
+            occurrence: None,
         })
     };
     shard.window.insert(job(1_000));
@@ -1430,6 +1431,7 @@ fn a_long_wait_ends_in_the_named_topic_if_it_belongs_to_its_pipeline() {
             request_id: None,
             ended: None,
             expires: None,
+            occurrence: None,
         };
         world.shard.window.insert(Arc::new(job));
         let writes = world.shard.finish(world.now, records(10));

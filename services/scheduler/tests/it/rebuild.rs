@@ -106,6 +106,7 @@ pub(crate) fn far(offset: i64, env: &SchedulerEnv) -> Job {
         payload: Payload::default(),
         ended: None,
         expires: None,
+        occurrence: None,
     }
 }
 

@@ -75,7 +75,8 @@ impl BatchArguments {
                 } => (flow, Kind::Ended, forget, record, key),
                 Effect::Forgotten => {
                     if is_last {
-                        forgotten.insert(change.id, None);
+                        let of_schedule = change.id.is_schedule().then(Flow::schedules);
+                        forgotten.insert(change.id, of_schedule);
                     }
                     continue;
                 }

@@ -91,6 +91,7 @@ fn state(server: &Server, number: i64) -> (JobId, Output) {
         payload: Payload::default(),
         ended: None,
         expires: None,
+        occurrence: None,
     };
     let output = Output {
         topic: server.topic("jobs-state").into(),

@@ -52,7 +52,7 @@ pub(super) fn waits_in(flow: &Flow, job: i64, due: i64) -> Change {
         record,
         key: None,
     };
-    Change { id: id(job), effect }
+    Change::of_job(id(job), effect)
 }
 
 pub(super) fn ended(job: i64, forget: i64) -> Change {
@@ -67,14 +67,11 @@ pub(super) fn ended_in(flow: &Flow, job: i64, forget: i64) -> Change {
         record,
         key: None,
     };
-    Change { id: id(job), effect }
+    Change::of_job(id(job), effect)
 }
 
 pub(super) fn forgotten(job: i64) -> Change {
-    Change {
-        id: id(job),
-        effect: Effect::Forgotten,
-    }
+    Change::of_job(id(job), Effect::Forgotten)
 }
 
 /// The same with an idempotency key.
@@ -572,7 +569,7 @@ pub(super) async fn pages_are_bounded_by_bytes_and_never_empty<I: Index>(index: 
             record: vec![b'x'; 1000].into(),
             key: None,
         };
-        Change { id: id(job), effect }
+        Change::of_job(id(job), effect)
     });
     begin(&index, changes.collect()).await;
     for (bytes, rows) in [(0, 1), (1000, 1), (1001, 2), (5000, 5), (100_000, 10)] {
@@ -623,10 +620,7 @@ pub(super) async fn a_long_batch_is_applied_and_cleared_completely<I: Index>(ind
             record: Bytes::copy_from_slice(&job.to_be_bytes()),
             key: Some(key(job)),
         };
-        Change {
-            id: id(job * 7),
-            effect,
-        }
+        Change::of_job(id(job * 7), effect)
     });
     begin(&index, changes.collect()).await;
     let jobs = (0..JOBS).map(|job| Lookup::Job(id(job * 7)));
@@ -674,9 +668,8 @@ pub(super) async fn arbitrary_bytes_are_kept<I: Index>(index: I) {
         [0x80; 16],
         *b"1234567890123456",
     ];
-    let change = |(id, record): (&[u8; 16], &Bytes)| Change {
-        id: JobId::from_bytes(*id),
-        effect: Effect::Waits {
+    let change = |(id, record): (&[u8; 16], &Bytes)| {
+        let effect = Effect::Waits {
             flow: flow(&String::from_utf8_lossy(id)),
             due: at(5),
             record: record.clone(),
@@ -685,7 +678,8 @@ pub(super) async fn arbitrary_bytes_are_kept<I: Index>(index: I) {
                 value: record.clone(),
                 expires: at(1000),
             }),
-        },
+        };
+        Change::of_job(JobId::from_bytes(*id), effect)
     };
     begin(&index, ids.iter().zip(&records).map(change).collect()).await;
     let jobs = ids.iter().map(|id| Lookup::Job(JobId::from_bytes(*id)));

@@ -200,7 +200,7 @@ fn change() -> impl Strategy<Value = Change> {
             },
             _ => Effect::Forgotten,
         };
-        Change { id, effect }
+        Change::of_job(id, effect)
     })
 }
 
@@ -312,7 +312,7 @@ impl Model {
         if found.map_or(!self.cleared, |found| found < from) {
             return Seen::Gap(found);
         }
-        for Change { id, effect } in changes {
+        for Change { id, effect, .. } in changes {
             self.jobs.retain(|job| job.0 != *id);
             let key = match effect.clone() {
                 Effect::Waits { due, record, key, .. } => {

@@ -525,14 +525,7 @@ async fn a_silent_connection_is_replaced() {
         record: vec![0; 1 << 20].into(),
         key: None,
     };
-    let long = batch(
-        10,
-        11,
-        vec![Change {
-            id: id(2),
-            effect: long,
-        }],
-    );
+    let long = batch(10, 11, vec![Change::of_job(id(2), long)]);
     let calls = (0..30).map(|_| index.apply(SHARD, ME, &long, at(0)));
     for answer in futures::future::join_all(calls).await {
         unavailable(answer).unwrap();

@@ -161,10 +161,10 @@ impl World {
 
     fn answer(&mut self, outcome: v1::Outcome, job: Option<v1::Job>, reason: &str) {
         let answer = v1::CommandOutcome {
-            code: String::new(),
             outcome: outcome.into(),
             job,
             reason: reason.to_owned(),
+            ..v1::CommandOutcome::default()
         };
         let name = self.sent.last().unwrap().answer_to.clone().unwrap();
         let record = Record {

@@ -1,0 +1,128 @@
+//! Requests that change recurring schedules.
+
+use redeliver_core::failure::bounded_text;
+use redeliver_core::{Failure, Headers, Timestamp};
+use redeliver_proto::convert::{from_priority, to_priority};
+use redeliver_proto::v1;
+use redeliver_recurrence::{CatchUp, Invalid, Recurrence, ScheduleId};
+
+use super::field::{Field, Format};
+use super::parsed::When;
+use super::protobuf::template_draft;
+use super::{Envelope, Request, Rules};
+use crate::schedules::read_spec;
+
+/// A change of a schedule as it is parsed, before it is checked against the rules.
+pub type ParsedChange = Change<String, v1::ScheduleSpec>;
+/// A change of a schedule that complies with the rules.
+pub type CheckedChange = Change<ScheduleId, ScheduleDefinition>;
+
+/// A change of a schedule.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Change<I, D> {
+    /// The id of the schedule.
+    pub id: I,
+    /// What to do.
+    pub action: Action<D>,
+}
+
+/// What to do with a schedule.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action<D> {
+    /// Create it.
+    Create(Box<D>),
+    /// Replace its definition.
+    Update {
+        /// The new definition.
+        definition: Box<D>,
+        /// The revision that it must have.
+        expected_revision: Option<u32>,
+    },
+    /// Pause it.
+    Pause,
+    /// Resume it.
+    Resume(CatchUp),
+    /// Create one additional job now.
+    Trigger,
+    /// Delete it.
+    Delete,
+}
+
+/// When a schedule recurs, and the job that each occurrence creates.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ScheduleDefinition {
+    /// When it recurs.
+    pub recurrence: Recurrence,
+    /// The job.
+    pub job: v1::JobTemplate,
+}
+
+impl ParsedChange {
+    pub(super) fn check(
+        self,
+        format: Format,
+        rules: &Rules,
+        envelope: &Envelope<'_>,
+    ) -> Result<CheckedChange, Failure> {
+        let id = self.id.parse().map_err(|error: Invalid| {
+            let shown = bounded_text(&self.id, 60);
+            Field::Id.malformed(format, &format!("is `{shown}`; it {}", error.problem))
+        })?;
+        let definition = |spec: v1::ScheduleSpec| check_definition(spec, rules, envelope.now).map(Box::new);
+        let action = match self.action {
+            Action::Create(spec) => Action::Create(definition(*spec)?),
+            Action::Update {
+                definition: spec,
+                expected_revision,
+            } => Action::Update {
+                definition: definition(*spec)?,
+                expected_revision,
+            },
+            Action::Pause => Action::Pause,
+            Action::Resume(catch_up) => Action::Resume(catch_up),
+            Action::Trigger => Action::Trigger,
+            Action::Delete => Action::Delete,
+        };
+        Ok(Change { id, action })
+    }
+}
+
+/// Checks the definition of a schedule, including its job.
+fn check_definition(
+    mut spec: v1::ScheduleSpec,
+    rules: &Rules,
+    now: Timestamp,
+) -> Result<ScheduleDefinition, Failure> {
+    let job = spec.job.take();
+    let recurrence = check_recurrence(&spec)?;
+    let mut job =
+        job.ok_or_else(|| Failure::malformed("request.job", "job: is missing; set at least its app"))?;
+    job_of(&job, now, rules, now)?;
+    // In the form in which equal definitions are equal.
+    job.priority = v1::Priority::try_from(job.priority).map_or(job.priority, |priority| {
+        to_priority(from_priority(priority)).into()
+    });
+    Ok(ScheduleDefinition { recurrence, job })
+}
+
+/// Checks when a schedule recurs.
+fn check_recurrence(spec: &v1::ScheduleSpec) -> Result<Recurrence, Failure> {
+    read_spec(spec)
+        .map_err(|invalid| Failure::permanent(format!("request.{}", invalid.field), invalid.to_string()))
+}
+
+/// The request for the job of an occurrence that is due at `due`.
+pub(crate) fn job_of(
+    template: &v1::JobTemplate,
+    due: Timestamp,
+    rules: &Rules,
+    now: Timestamp,
+) -> Result<Request, Failure> {
+    let envelope = Envelope {
+        requested: now,
+        now,
+        key: None,
+        headers: &Headers::new(),
+    };
+    template_draft(template.clone(), When::At(due))?.check(Format::Protobuf, rules, &envelope)
+}
