@@ -231,6 +231,7 @@ pub fn to_proto(job: &Job, with_payload: bool) -> v1::Job {
         topic: job.topic.to_string(),
         ended_at: job.ended.map(to_timestamp),
         expires_at: job.expires.map(to_timestamp),
+        long_wait: job.kind == Kind::LongWait,
     }
 }
 

@@ -28,9 +28,9 @@ pub(crate) use field::read_id;
 pub use field::{Field, Format};
 pub use hash::key_hash;
 pub use json::read as read_json;
-pub(crate) use json::read_time as read_json_time;
+pub(crate) use json::{read_instant, read_time as read_json_time};
 pub use parsed::{Draft, LongWait, ParsedRequest, When};
-pub(crate) use protobuf::{draft, read_when};
+pub(crate) use protobuf::{draft, read_when, time_of as read_timestamp};
 pub use protobuf::{read as read_protobuf, spec, write as write_protobuf};
 pub use redeliver_kafka::murmur2::shard_of;
 
