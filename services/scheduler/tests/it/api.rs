@@ -200,7 +200,7 @@ async fn a_job_can_be_managed_over_grpc() {
 
     let stats = eventually_async("statistics", DEADLINE, async || {
         let stats = client
-            .get_stats(v1::GetStatsRequest { minutes: 0 })
+            .get_stats(v1::GetStatsRequest::default())
             .await
             .unwrap()
             .into_inner();
@@ -390,14 +390,14 @@ async fn without_the_token_only_probes_work() {
     let refused = server
         .grpc()
         .await
-        .get_stats(v1::GetStatsRequest { minutes: 0 })
+        .get_stats(v1::GetStatsRequest::default())
         .await
         .unwrap_err();
     assert_eq!(refused.code(), Code::Unauthenticated);
     let token = SendToken::new(Some("s3cret")).unwrap();
     let mut client = JobServiceClient::with_interceptor(server.channel().await, token);
     client
-        .get_stats(v1::GetStatsRequest { minutes: 0 })
+        .get_stats(v1::GetStatsRequest::default())
         .await
         .unwrap();
 

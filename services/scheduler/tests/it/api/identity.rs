@@ -115,7 +115,7 @@ async fn a_token_permits_what_its_scopes_say_until_it_is_revoked() {
         .into_inner();
     assert_eq!(unknown.outcome(), v1::Outcome::Unknown);
     let denied = client
-        .get_stats(v1::GetStatsRequest { minutes: 0 })
+        .get_stats(v1::GetStatsRequest::default())
         .await
         .unwrap_err();
     assert_eq!(denied.code(), Code::PermissionDenied);

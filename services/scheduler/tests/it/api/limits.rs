@@ -42,7 +42,7 @@ async fn a_server_without_authentication_on_loopback_accepts_only_requests_for_t
     let rebound = rebound.origin("http://rebound.example".parse().unwrap());
     let mut client = v1::job_service_client::JobServiceClient::new(rebound.connect().await.unwrap());
     let refused = client
-        .get_stats(v1::GetStatsRequest { minutes: 0 })
+        .get_stats(v1::GetStatsRequest::default())
         .await
         .unwrap_err();
     assert_eq!(refused.code(), Code::PermissionDenied);
@@ -71,7 +71,7 @@ async fn a_caller_that_exceeds_its_rate_is_told_when_to_come_back() {
     .await;
     let client = server.grpc().await;
     eventually_async("a call is refused", DEADLINE, async || {
-        match client.clone().get_stats(v1::GetStatsRequest { minutes: 0 }).await {
+        match client.clone().get_stats(v1::GetStatsRequest::default()).await {
             Ok(stats) => Err(format!("{stats:?}")),
             Err(status) => {
                 assert_eq!(status.code(), Code::ResourceExhausted);
