@@ -9,6 +9,7 @@
 //! | `problem` | problem documents of REST |
 //! | `limits` | limits for clients |
 //! | `grpc` | `redeliver.v1.JobService` |
+//! | `schedules` | recurring schedules: the operations, `redeliver.v1.ScheduleService` and `/v1/schedules` |
 //! | `health` | gRPC health |
 //! | `state_end` | whether the index lacks records of the state topic |
 //! | `rest` | `/v1/jobs` and `/v1/stats` |
@@ -28,6 +29,7 @@ use axum::response::{IntoResponse as _, Response};
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::reader::{self, ReadError};
 use redeliver_proto::v1::job_service_server::JobServiceServer;
+use redeliver_proto::v1::schedule_service_server::ScheduleServiceServer;
 use redeliver_runtime::config::{ConfigError, SchedulerConfig};
 use redeliver_runtime::http_server::{self, HttpLimits};
 use redeliver_runtime::listen::Listener;
@@ -53,6 +55,7 @@ mod list;
 mod openapi;
 mod problem;
 mod rest;
+mod schedules;
 mod state_end;
 mod view;
 
@@ -276,8 +279,11 @@ fn router<I: Index>(
     let max_message = jobs.max_request().max(jobs.max_batch);
     let service =
         JobServiceServer::new(grpc::Service::new(jobs.clone())).max_decoding_message_size(max_message);
+    let schedules = ScheduleServiceServer::new(schedules::grpc::Service::new(jobs.clone()))
+        .max_decoding_message_size(max_message);
     let refuse = |refusal: &identity::Refusal| identity::grpc::status(refusal).into_http();
     let authenticated = Routes::new(service)
+        .add_service(schedules)
         .into_axum_router()
         .reset_fallback()
         .route_layer(AuthenticateLayer::new(authenticator.clone(), refuse));
@@ -300,6 +306,7 @@ fn reflection() -> tonic_reflection::server::Builder<'static> {
         .register_encoded_file_descriptor_set(redeliver_proto::DESCRIPTORS)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .with_service_name("redeliver.v1.JobService")
+        .with_service_name("redeliver.v1.ScheduleService")
         .with_service_name("grpc.health.v1.Health")
 }
 

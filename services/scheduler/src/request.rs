@@ -28,14 +28,14 @@ mod schedule;
 pub(crate) use field::read_id;
 pub use field::{Field, Format};
 pub use hash::key_hash;
-pub use json::read as read_json;
+pub use json::{read as read_json, read_schedule as read_schedule_json};
 pub(crate) use json::{read_instant, read_time as read_json_time};
 pub use parsed::{Draft, LongWait, ParsedRequest, When};
 pub(crate) use protobuf::{draft, read_when, time_of as read_timestamp};
 pub use protobuf::{read as read_protobuf, spec, write as write_protobuf};
 pub use redeliver_kafka::murmur2::shard_of;
-pub(crate) use schedule::job_of;
-pub use schedule::{Action, Change, CheckedChange, ParsedChange, ScheduleDefinition};
+pub use schedule::{Action, Change, CheckedChange, ParsedChange, ScheduleDefinition, check_recurrence};
+pub(crate) use schedule::{check_job, job_of};
 
 /// The scheduler's name in the lineage of forwarded records and dead letters, in place of a pipeline.
 pub(crate) const NAME: &str = "scheduler";

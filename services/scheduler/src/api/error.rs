@@ -11,6 +11,7 @@ use redeliver_service::identity::{self, Reason, Refusal};
 use tonic::{Code, Status};
 
 use super::problem::Problem;
+use super::schedules::ScheduleError;
 use crate::admission::{INDEX_FULL, RETRY_AFTER};
 use crate::answers::CannotWait;
 use crate::index::IndexError;
@@ -36,6 +37,8 @@ pub(crate) enum RequestError {
     /// The request is valid here, but the scheduler that owns the shard rejected it: its configuration differs.
     Rejected(String),
     UnknownJob(JobId),
+    /// A request for a recurring schedule failed.
+    Schedule(ScheduleError),
     /// The command is in Kafka, and there was no outcome in time.
     Undecided(JobId, Undecided),
     /// Kafka did not confirm the command: it may or may not be written.
@@ -65,7 +68,7 @@ pub(crate) enum Undecided {
 /// What a client gets that cannot know whether its command took effect. No usual retry policy repeats requests after these, as
 /// it would after UNAVAILABLE, DEADLINE_EXCEEDED, and all statuses from 500 on. A repetition without an idempotency key could
 /// schedule the job again.
-const UNKNOWN_OUTCOME: (Code, StatusCode) = (Code::Unknown, StatusCode::FAILED_DEPENDENCY);
+pub(super) const UNKNOWN_OUTCOME: (Code, StatusCode) = (Code::Unknown, StatusCode::FAILED_DEPENDENCY);
 
 impl From<Refusal> for RequestError {
     fn from(refusal: Refusal) -> Self {
@@ -106,12 +109,14 @@ impl From<IndexError> for RequestError {
 }
 
 /// What both protocols report of an error.
-struct ErrorParts {
-    grpc: Code,
-    http: StatusCode,
-    reason: &'static str,
-    message: String,
-    job: Option<JobId>,
+pub(super) struct ErrorParts {
+    pub(super) grpc: Code,
+    pub(super) http: StatusCode,
+    pub(super) reason: &'static str,
+    pub(super) message: String,
+    pub(super) job: Option<JobId>,
+    /// The id of a schedule.
+    pub(super) schedule: Option<String>,
 }
 
 impl RequestError {
@@ -122,6 +127,7 @@ impl RequestError {
             reason,
             message,
             job: None,
+            schedule: None,
         };
         let unavailable = |reason, message| {
             parts(
@@ -162,6 +168,7 @@ impl RequestError {
                     format!("no such job: {id}; jobs are deleted some time after they end"),
                 )
             },
+            Self::Schedule(error) => error.into_parts(),
             Self::Undecided(id, why) => ErrorParts {
                 job: Some(id),
                 ..unknown(
@@ -231,6 +238,7 @@ impl RequestError {
             | Self::Conflict { .. }
             | Self::Rejected(_)
             | Self::UnknownJob(_)
+            | Self::Schedule(_)
             | Self::Undecided(..)
             | Self::Unconfirmed(_) => None,
         }
@@ -257,7 +265,9 @@ impl RequestError {
             return error::retry_later(parts.grpc, parts.message, &parts.reason.to_uppercase(), after);
         }
         let job = parts.job.map(|id| ("job_id", id.to_string()));
-        error::status(parts.grpc, parts.message, parts.reason, job)
+        let schedule = parts.schedule.map(|id| ("schedule_id", id));
+        let details = job.into_iter().chain(schedule);
+        error::status(parts.grpc, parts.message, parts.reason, details)
     }
 
     /// The error of one job of a batch.
@@ -295,6 +305,10 @@ impl RequestError {
             Self::Conflict { job, .. } => Some(job.clone()),
             _ => None,
         };
+        let schedule = match &self {
+            Self::Schedule(error) => error.schedule().cloned().map(Box::new),
+            _ => None,
+        };
         let retry_after = self.retry_after();
         let challenge = match &self {
             Self::Refused(refusal) if retry_after.is_none() => refusal
@@ -310,6 +324,8 @@ impl RequestError {
             field: field.map(|field| field.name(Format::Json)),
             job_id: parts.job.map(|id| id.to_string()),
             job,
+            schedule_id: parts.schedule,
+            schedule,
             outcome: None,
             retry_after: retry_after.map(whole_seconds),
             challenge: challenge.map(Box::new),
@@ -340,6 +356,7 @@ fn refused(refusal: &Refusal) -> ErrorParts {
         reason: refusal.reason().as_str(),
         message: refusal.message().to_owned(),
         job: None,
+        schedule: None,
     }
 }
 
@@ -360,6 +377,7 @@ fn invalid(failure: Failure) -> ErrorParts {
         reason,
         message: failure.message,
         job: None,
+        schedule: None,
     }
 }
 

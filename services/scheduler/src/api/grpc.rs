@@ -26,12 +26,12 @@ impl<I> Service<I> {
     }
 }
 
-fn trace(metadata: &MetadataMap) -> Headers {
+pub(super) fn trace(metadata: &MetadataMap) -> Headers {
     trace_headers(|name| metadata.get(name).map(MetadataValue::as_bytes))
 }
 
 /// The caller. The layer that authenticates requests has added it.
-fn caller<T>(request: &Request<T>) -> Result<Identity, Status> {
+pub(super) fn caller<T>(request: &Request<T>) -> Result<Identity, Status> {
     let caller = request.extensions().get::<Identity>().cloned();
     caller.ok_or_else(|| Status::internal("the request was not authenticated"))
 }
@@ -41,13 +41,16 @@ fn parse_id(text: &str) -> Result<JobId, Status> {
 }
 
 /// The application of a request; `None` if it names none.
-fn named(app: &str) -> Option<&str> {
+pub(super) fn named(app: &str) -> Option<&str> {
     (!app.is_empty()).then_some(app)
 }
 
 fn list_jobs(request: v1::ListJobsRequest) -> Result<ListJobs, Failure> {
     let state = v1::JobState::try_from(request.state).map_err(|_| {
-        let problem = format!("is {}; expected 1 (scheduled), or 0 for the default", request.state);
+        let problem = format!(
+            "is {}; expected 1 (scheduled), or 0 for the default",
+            request.state
+        );
         Field::State.malformed(Format::Protobuf, &problem)
     })?;
     let time = |field, time: Option<prost_types::Timestamp>| {

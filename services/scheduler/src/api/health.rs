@@ -1,13 +1,17 @@
 //! gRPC health: the readiness of the process, as `/readyz` reports it.
 
-use redeliver_proto::v1::job_service_server::SERVICE_NAME;
+use redeliver_proto::v1::{job_service_server, schedule_service_server};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
-/// The server as a whole, and the service.
-const SERVICES: [&str; 2] = ["", SERVICE_NAME];
+/// The server as a whole, and its services.
+const SERVICES: [&str; 3] = [
+    "",
+    job_service_server::SERVICE_NAME,
+    schedule_service_server::SERVICE_NAME,
+];
 
 /// Reports whether the process is ready, until it shuts down. From then on, nothing is served.
 pub(super) async fn report(

@@ -44,7 +44,7 @@ use crate::job::{JobId, Kind};
 use crate::request::{Command, Draft, Envelope, Field, Format, ParsedRequest, Rules, When, write_protobuf};
 
 /// How long to wait for an outcome.
-const OUTCOME_TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const OUTCOME_TIMEOUT: Duration = Duration::from_secs(10);
 /// A job that was requested within this time may not be in the index yet.
 const RECENT: Duration = Duration::from_secs(5);
 /// Kafka refuses records whose timestamps are further in the future (`message.timestamp.after.max.ms`), so no job has such an id.
@@ -176,7 +176,8 @@ impl<I: Index> Jobs<I> {
         let id = self
             .write(&request, partition, &pending.answer_to(), trace, deadline)
             .await?;
-        let outcome = self.outcome(&mut pending, id, deadline).await?;
+        let outcome = self.outcome(&mut pending, deadline).await;
+        let outcome = outcome.map_err(|why| RequestError::Undecided(id, why))?;
         let job = outcome.job.clone().unwrap_or_default();
         match outcome.outcome() {
             result @ (v1::Outcome::Scheduled | v1::Outcome::Duplicate) => {
@@ -251,16 +252,14 @@ impl<I: Index> Jobs<I> {
         let now = self.clock.now();
         let requested = id.requested_at();
         let is_recent = requested.after(RECENT) > now && now.after(RECENT) > requested;
-        let is_known = |job: &v1::Job| {
-            let may = |verb| caller.may(Area::Jobs, verb, Some(&job.app));
-            may(Verb::Read) || may(Verb::Write)
-        };
+        let unknown = || RequestError::UnknownJob(id);
+        let is_known = |job: &v1::Job| is_visible(caller, &job.app);
         let state_end = self.partition_end(id.shard());
-        let found = look_up_until_known(id, is_recent, is_known, &state_end, || self.look_up(id)).await;
+        let found = look_up_until_known(unknown, is_recent, is_known, &state_end, || self.look_up(id)).await;
         found.map_err(|(error, hidden)| {
-            if let Some(app) = hidden {
+            if let Some(job) = hidden {
                 // Only operators learn that this was a refusal, from the log and the metric.
-                drop(self.require(caller, verb, Some(&app), operation));
+                drop(self.require(caller, verb, Some(&job.app), operation));
             }
             error
         })
@@ -356,7 +355,12 @@ impl<I: Index> Jobs<I> {
     }
 
     /// Refuses a caller that may do this with no application, before anything is looked up.
-    fn require_some(&self, caller: &Identity, verb: Verb, operation: &str) -> Result<(), RequestError> {
+    pub(super) fn require_some(
+        &self,
+        caller: &Identity,
+        verb: Verb,
+        operation: &str,
+    ) -> Result<(), RequestError> {
         if caller.may_some(Area::Jobs, verb) {
             return Ok(());
         }
@@ -380,7 +384,7 @@ impl<I: Index> Jobs<I> {
     }
 
     /// Checks a request with the rules of the shard that will read it, so that no invalid request is written.
-    fn check(&self, request: &ParsedRequest, format: Format) -> Result<Command, RequestError> {
+    pub(super) fn check(&self, request: &ParsedRequest, format: Format) -> Result<Command, RequestError> {
         let now = self.clock.now();
         let envelope = Envelope {
             requested: now,
@@ -404,7 +408,8 @@ impl<I: Index> Jobs<I> {
         let mut pending = self.outcomes.register()?;
         self.write(request, id.shard(), &pending.answer_to(), trace, deadline)
             .await?;
-        let outcome = self.outcome(&mut pending, id, deadline).await?;
+        let outcome = self.outcome(&mut pending, deadline).await;
+        let outcome = outcome.map_err(|why| RequestError::Undecided(id, why))?;
         match outcome.outcome() {
             v1::Outcome::Rejected => Err(RequestError::Rejected(outcome.reason)),
             _ => Ok(outcome),
@@ -412,7 +417,7 @@ impl<I: Index> Jobs<I> {
     }
 
     /// Writes a command. The id is that of the job that a request to schedule creates.
-    async fn write(
+    pub(super) async fn write(
         &self,
         request: &ParsedRequest,
         partition: i32,
@@ -447,20 +452,18 @@ impl<I: Index> Jobs<I> {
         ))
     }
 
-    /// Waits for the outcome of a command for the job `id`.
-    async fn outcome(
+    /// Waits for the outcome of a command.
+    pub(super) async fn outcome(
         &self,
         pending: &mut PendingOutcome,
-        id: JobId,
         deadline: Instant,
-    ) -> Result<v1::CommandOutcome, RequestError> {
-        let why = tokio::select! {
+    ) -> Result<v1::CommandOutcome, Undecided> {
+        tokio::select! {
             biased;
-            outcome = pending.outcome() => return Ok(outcome),
-            () = tokio::time::sleep_until(deadline) => Undecided::Timeout(OUTCOME_TIMEOUT),
-            () = self.gave_up.cancelled() => Undecided::ShuttingDown,
-        };
-        Err(RequestError::Undecided(id, why))
+            outcome = pending.outcome() => Ok(outcome),
+            () = tokio::time::sleep_until(deadline) => Err(Undecided::Timeout(OUTCOME_TIMEOUT)),
+            () = self.gave_up.cancelled() => Err(Undecided::ShuttingDown),
+        }
     }
 
     /// Whether a job can have this id: its shard exists, and Kafka could have accepted its request by now.
@@ -468,22 +471,22 @@ impl<I: Index> Jobs<I> {
         id.shard() < self.partitions && id.requested_at() <= self.clock.now().after(MAX_AHEAD)
     }
 
-    async fn look_up(&self, id: JobId) -> Result<Found, RequestError> {
+    async fn look_up(&self, id: JobId) -> Result<Found<v1::Job>, RequestError> {
         let (applied, found) = self
             .index
             .look_up(id.shard(), &[Lookup::Job(id)], self.clock.now())
             .await?;
         let applied = applied.ok_or(RequestError::IndexIncomplete)?.offset;
         let Some(record) = found.into_iter().next().flatten() else {
-            return Ok(Found { applied, job: None });
+            return Ok(Found { applied, entry: None });
         };
         let job = codec::decode(id, &record).map_err(|error| {
             tracing::error!(job = %id, %error, "index contains an invalid job record");
             RequestError::IndexIncomplete
         })?;
         // Records of pipelines are not visible to clients, as in the outcomes of commands.
-        let job = (job.kind == Kind::App).then(|| codec::to_proto(&job, true));
-        Ok(Found { applied, job })
+        let entry = (job.kind == Kind::App).then(|| codec::to_proto(&job, true));
+        Ok(Found { applied, entry })
     }
 
     /// Completes a job of which the answer contains only the id, from the index. The payload is left out, as in answers.
@@ -496,7 +499,8 @@ impl<I: Index> Jobs<I> {
         };
         match self.look_up(id).await {
             Ok(Found {
-                job: Some(mut found), ..
+                entry: Some(mut found),
+                ..
             }) => {
                 found.data.clear();
                 found.key = None;
@@ -510,34 +514,42 @@ impl<I: Index> Jobs<I> {
 }
 
 /// The result of a lookup.
-struct Found {
+pub(super) struct Found<T> {
     /// The offset up to which the index contains the state topic.
-    applied: i64,
-    job: Option<v1::Job>,
+    pub(super) applied: i64,
+    /// The job, or another entry of the index.
+    pub(super) entry: Option<T>,
 }
 
-/// Looks up a job that exists, or that was requested so recently that the index may not contain it yet. A job is unknown only
-/// if an index that is complete does not contain it. With the error comes the application of a job that is not known to the
-/// caller.
-async fn look_up_until_known<F>(
-    id: JobId,
+/// Whether a caller may know the jobs of an application.
+pub(super) fn is_visible(caller: &Identity, app: &str) -> bool {
+    let may = |verb| caller.may(Area::Jobs, verb, Some(app));
+    may(Verb::Read) || may(Verb::Write)
+}
+
+/// Looks up a job or another entry that exists, or that was requested so recently that the index may not contain it yet. It is
+/// unknown only if an index that is complete does not contain it. With the error comes an entry that is not known to the caller.
+pub(super) async fn look_up_until_known<T, F>(
+    unknown: impl Fn() -> RequestError,
     is_recent: bool,
-    is_known: impl Fn(&v1::Job) -> bool,
+    is_known: impl Fn(&T) -> bool,
     state: &impl StatePartition,
     look_up: impl Fn() -> F,
-) -> Result<v1::Job, (RequestError, Option<String>)>
+) -> Result<T, (RequestError, Option<Box<T>>)>
 where
-    F: Future<Output = Result<Found, RequestError>>,
+    F: Future<Output = Result<Found<T>, RequestError>>,
 {
     let started = Instant::now();
     let mut completeness = Completeness::default();
     loop {
         let (error, may_appear, hidden) = match look_up().await {
-            Ok(Found { job: Some(job), .. }) if is_known(&job) => return Ok(job),
-            Ok(Found { applied, job }) => {
-                let hidden = job.map(|job| job.app);
+            Ok(Found {
+                entry: Some(entry), ..
+            }) if is_known(&entry) => return Ok(entry),
+            Ok(Found { applied, entry }) => {
+                let hidden = entry.map(Box::new);
                 match completeness.check(state, applied).await {
-                    Ok(true) => (RequestError::UnknownJob(id), is_recent, hidden),
+                    Ok(true) => (unknown(), is_recent, hidden),
                     Ok(false) => (RequestError::IndexIncomplete, true, hidden),
                     Err(error) => {
                         tracing::warn!(
@@ -594,13 +606,14 @@ mod tests {
     ) -> (u32, Result<v1::Job, RequestError>) {
         let (id, count) = (JobId::new(Timestamp::from_millis(1), 0, 0), Cell::new(0));
         let is_known = |job: &v1::Job| job.app == "own";
-        let found = look_up_until_known(id, is_recent, is_known, state, || {
+        let unknown = || RequestError::UnknownJob(id);
+        let found = look_up_until_known(unknown, is_recent, is_known, state, || {
             count.set(count.get() + 1);
-            let job = job.map(|app| v1::Job {
+            let entry = job.map(|app| v1::Job {
                 app: app.to_owned(),
                 ..v1::Job::default()
             });
-            ready(Ok(Found { applied: 5, job }))
+            ready(Ok(Found { applied: 5, entry }))
         })
         .await;
         (count.get(), found.map_err(|(error, _)| error))

@@ -22,7 +22,10 @@ use crate::job::JobState;
 use crate::request::{Field, Format};
 
 mod merge;
+mod schedules;
 mod token;
+
+pub(crate) use schedules::{ListSchedules, SchedulePage};
 
 /// The default and the maximum number of jobs of a page.
 const DEFAULT_PAGE_SIZE: usize = 100;
@@ -82,9 +85,8 @@ impl ListJobs {
             Ok(0) => DEFAULT_PAGE_SIZE,
             Ok(size) => size.min(MAX_PAGE_SIZE),
             Err(_) => {
-                let problem = format!(
-                    "is negative; write 1 to {MAX_PAGE_SIZE}, or 0 for {DEFAULT_PAGE_SIZE}"
-                );
+                let problem =
+                    format!("is negative; write 1 to {MAX_PAGE_SIZE}, or 0 for {DEFAULT_PAGE_SIZE}");
                 return Err(Field::PageSize.malformed(format, &problem));
             }
         };
@@ -114,19 +116,9 @@ impl<I: Index> Jobs<I> {
         self.limit_rate(caller, 1)?;
         self.require(caller, Verb::Read, request.app.as_deref(), "list")?;
         let query = request.check(format)?;
-        let shards = usize::try_from(self.partitions).unwrap_or(0);
-        let mut merge = PageMerge::new(shards, query.limit, query.after);
-        loop {
-            let reads = merge.next_reads().into_iter();
-            let reads: Vec<_> = reads.map(|read| self.list_shard(&query.filters, read)).collect();
-            if reads.is_empty() {
-                break;
-            }
-            for (shard, jobs, is_complete) in Self::read_shards(reads).await? {
-                merge.add(shard, jobs, is_complete);
-            }
-        }
-        let MergedPage { rows, next } = merge.finish();
+        let MergedPage { rows, next } = self
+            .merge_page(&query.filters, query.limit, query.after, to_entry)
+            .await?;
         let token = next.map(|next| token::encode(&query.filters, next));
         Ok(JobPage {
             jobs: rows,
@@ -134,12 +126,37 @@ impl<I: Index> Jobs<I> {
         })
     }
 
-    /// The next jobs of a shard, and whether these are all.
-    async fn list_shard(
+    /// The next entries of all shards, in the order of their cursors.
+    async fn merge_page<T>(
+        &self,
+        filters: &Filters<'_>,
+        limit: usize,
+        after: Option<Cursor>,
+        to_entry: impl Fn(&Row) -> Result<(Cursor, T), RequestError> + Copy,
+    ) -> Result<MergedPage<T>, RequestError> {
+        let shards = usize::try_from(self.partitions).unwrap_or(0);
+        let mut merge = PageMerge::new(shards, limit, after);
+        loop {
+            let reads = merge.next_reads().into_iter();
+            let reads: Vec<_> = reads
+                .map(|read| self.list_shard(filters, read, to_entry))
+                .collect();
+            if reads.is_empty() {
+                return Ok(merge.finish());
+            }
+            for (shard, entries, is_complete) in Self::read_shards(reads).await? {
+                merge.add(shard, entries, is_complete);
+            }
+        }
+    }
+
+    /// The next entries of a shard, and whether these are all.
+    async fn list_shard<T>(
         &self,
         filters: &Filters<'_>,
         read: ShardRead,
-    ) -> Result<(usize, Vec<(Cursor, v1::Job)>, bool), RequestError> {
+        to_entry: impl Fn(&Row) -> Result<(Cursor, T), RequestError>,
+    ) -> Result<(usize, Vec<(Cursor, T)>, bool), RequestError> {
         let shard = i32::try_from(read.shard).unwrap_or(i32::MAX);
         let request = index::ListRequest {
             app: filters.app,
@@ -158,8 +175,8 @@ impl<I: Index> Jobs<I> {
             // Not possible, but then jobs would be missing.
             return Err(RequestError::IndexIncomplete);
         }
-        let jobs: Result<Vec<_>, RequestError> = page.rows.iter().map(to_entry).collect();
-        Ok((read.shard, jobs?, page.is_complete))
+        let entries: Result<Vec<_>, RequestError> = page.rows.iter().map(to_entry).collect();
+        Ok((read.shard, entries?, page.is_complete))
     }
 }
 
@@ -231,7 +248,10 @@ mod tests {
 
     #[test]
     fn a_token_of_another_list_is_refused() {
-        let token = token::encode(&ListJobs::default().check(Format::Json).unwrap().filters, Cursor::end_of(Timestamp::from_millis(5)));
+        let token = token::encode(
+            &ListJobs::default().check(Format::Json).unwrap().filters,
+            Cursor::end_of(Timestamp::from_millis(5)),
+        );
         let next = |app: Option<&str>| ListJobs {
             app: app.map(str::to_owned),
             page_token: token.clone(),
@@ -239,6 +259,8 @@ mod tests {
             ..ListJobs::default()
         };
         assert!(next(None).check(Format::Json).unwrap().after.is_some());
-        assert!(problem(&next(Some("sms"))).starts_with("`pageToken` belongs to a list with other filters; "));
+        assert!(
+            problem(&next(Some("sms"))).starts_with("`pageToken` belongs to a list with other filters; ")
+        );
     }
 }

@@ -20,6 +20,10 @@ use utoipa::{IntoResponses, OpenApi as _, Path, ToSchema};
 
 use super::problem::ProblemBody;
 use super::rest::{BatchResponse, BatchResult, CommandResponse, ListResponse};
+use super::schedules::ScheduleView;
+use super::schedules::rest::{
+    DeletedSchedule, PreviewResponse, ResumedSchedule, SchedulesResponse, TriggeredSchedule,
+};
 use super::view::{HeaderView, JobView, StatsView};
 
 /// The path of the document.
@@ -54,6 +58,26 @@ impl<S: Clone + Send + Sync + 'static> DocumentedRouter<S> {
             self.router = self.router.route(&path, route);
         }
         self.paths.add_path_operation(path, methods, P::operation());
+        self
+    }
+
+    /// Adds a route for operations whose paths differ only in a part of a segment, which the router cannot match.
+    /// [`DocumentedRouter::describe`] adds their descriptions.
+    pub(super) fn with_verbs<T: 'static>(
+        mut self,
+        route: &str,
+        handler: &impl Handler<T, S>,
+        max_body: usize,
+    ) -> Self {
+        let handler = on(MethodFilter::POST, handler.clone()).layer(DefaultBodyLimit::max(max_body));
+        self.router = self.router.route(route, handler);
+        self
+    }
+
+    /// Adds the description of an operation that a route of [`DocumentedRouter::with_verbs`] serves.
+    pub(super) fn describe<P: Path>(mut self, _description: P) -> Self {
+        self.paths
+            .add_path_operation(P::path(), P::methods(), P::operation());
         self
     }
 
@@ -131,8 +155,9 @@ fn file(content_type: &'static str, text: &'static str) -> Response {
     ),
     security((), ("token" = [])),
     components(schemas(
-        BatchRequest, BatchResponse, BatchResult, CommandResponse, DueRequest, HeaderView, JobRequest, JobView,
-        ListResponse, ProblemBody, StatsView,
+        BatchRequest, BatchResponse, BatchResult, CommandResponse, DeletedSchedule, DueRequest, HeaderView, JobRequest,
+        JobView, ListResponse, PreviewDefinition, PreviewResponse, ProblemBody, ResumeRequest, ResumedSchedule,
+        ScheduleRequest, ScheduleView, SchedulesResponse, StatsView, TriggeredSchedule,
     ))
 )]
 struct Description;
@@ -185,6 +210,120 @@ pub(crate) struct DueRequest {
 pub(crate) struct BatchRequest {
     #[schema(min_items = 1, max_items = 1000)]
     jobs: Vec<JobRequest>,
+}
+
+/// The definition of a recurring schedule. Exactly one of `cron` and `every` is required.
+#[derive(ToSchema)]
+#[schema(rename_all = "camelCase")]
+#[expect(dead_code, reason = "describes what request::json parses")]
+pub(crate) struct ScheduleRequest {
+    /// 1 to 128 of the characters a-z, A-Z, 0-9, `.`, `_` and `-`. Required to create a schedule.
+    id: Option<String>,
+    #[schema(inline)]
+    cron: Option<CronRequest>,
+    /// With `cron` as a string: the name of an IANA time zone, UTC by default.
+    zone: Option<String>,
+    #[schema(inline)]
+    every: Option<EveryRequest>,
+    /// No nominal time is before this one.
+    start: Option<String>,
+    /// No nominal time is after this one.
+    end: Option<String>,
+    /// How many occurrences are dispatched; without a limit by default. Skipped and triggered ones do not count.
+    #[schema(minimum = 1)]
+    max_count: Option<u64>,
+    /// How much later than its nominal time an occurrence may be due, such as `90s`: at most 1 day.
+    jitter: Option<String>,
+    #[schema(inline)]
+    misfire: Option<MisfireRequest>,
+    /// The name of an application in the configuration of the scheduler.
+    app_name: String,
+    /// `high`, `normal` or `low`.
+    priority: Option<String>,
+    /// The value of the record to dispatch.
+    #[schema(value_type = serde_json::Value)]
+    job_data: (),
+    /// The key of the record to dispatch.
+    key: Option<String>,
+    /// The headers of the record to dispatch: an object, or an array of objects with `name` and `value`.
+    #[schema(value_type = Option<serde_json::Value>)]
+    headers: (),
+    /// How long after its due time a job can still be dispatched, such as `5m`.
+    expire_after: Option<String>,
+}
+
+/// The definition of a recurring schedule, which may lack `appName` and the other fields of its job.
+#[derive(ToSchema)]
+#[schema(rename_all = "camelCase")]
+#[expect(dead_code, reason = "describes what request::json parses")]
+pub(crate) struct PreviewDefinition {
+    #[schema(inline)]
+    cron: Option<CronRequest>,
+    /// With `cron` as a string: the name of an IANA time zone, UTC by default.
+    zone: Option<String>,
+    #[schema(inline)]
+    every: Option<EveryRequest>,
+    /// No nominal time is before this one.
+    start: Option<String>,
+    /// No nominal time is after this one.
+    end: Option<String>,
+    #[schema(minimum = 1)]
+    max_count: Option<u64>,
+    /// How much later than its nominal time an occurrence may be due, such as `90s`: at most 1 day.
+    jitter: Option<String>,
+}
+
+/// An expression, such as `30 2 * * *`, or an object.
+#[derive(ToSchema)]
+#[serde(untagged)]
+#[expect(dead_code, reason = "describes what request::json parses")]
+pub(crate) enum CronRequest {
+    Expression(String),
+    Object {
+        /// Five fields, or six with the second in front; or `@hourly`, `@daily`, `@weekly`, `@monthly`, `@yearly`.
+        expression: String,
+        /// The name of an IANA time zone, UTC by default.
+        zone: Option<String>,
+        /// What happens to a missing local time: `shift` (default) or `skip`.
+        gap: Option<String>,
+        /// What happens to a local time that occurs twice: `first` or `both`.
+        overlap: Option<String>,
+    },
+}
+
+/// An interval, such as `5m`, or an object.
+#[derive(ToSchema)]
+#[serde(untagged)]
+#[expect(dead_code, reason = "describes what request::json parses")]
+pub(crate) enum EveryRequest {
+    Interval(String),
+    Object {
+        /// From 1 second to 366 days.
+        interval: String,
+        /// One of the times, which decides the phase.
+        anchor: Option<String>,
+    },
+}
+
+/// What happens to occurrences that are missed.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "describes what request::json parses")]
+pub(crate) struct MisfireRequest {
+    /// `skip`, `once` (default) or `all`.
+    policy: Option<String>,
+    /// With `all`: from 1 to 1000.
+    limit: Option<u32>,
+    /// How late an occurrence can be without being missed, such as `60s` (default).
+    grace: Option<String>,
+}
+
+/// How to resume a schedule.
+#[derive(ToSchema)]
+#[schema(rename_all = "camelCase")]
+#[expect(dead_code, reason = "describes what the handler parses")]
+pub(crate) struct ResumeRequest {
+    /// Whether what fell due during the pause is subject to the misfire policy. Otherwise, it is skipped.
+    catch_up: Option<bool>,
 }
 
 fn problems(problems: &[(u16, &str)]) -> BTreeMap<String, RefOr<utoipa::openapi::Response>> {
@@ -251,6 +390,22 @@ impl IntoResponses for CommandProblems {
             (
                 409,
                 "Another request used the idempotency key, or the job ended before",
+            ),
+            (424, "The outcome is unknown"),
+        ])
+    }
+}
+
+/// The responses that requests for a schedule can get.
+pub(super) struct ScheduleProblems;
+
+impl IntoResponses for ScheduleProblems {
+    fn responses() -> BTreeMap<String, RefOr<utoipa::openapi::Response>> {
+        problems(&[
+            (404, "The schedule is unknown"),
+            (
+                409,
+                "Another schedule has the id, or the schedule has another revision",
             ),
             (424, "The outcome is unknown"),
         ])

@@ -7,6 +7,7 @@ use redeliver_proto::v1;
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use super::schedules::ScheduleView;
 use super::view::{JobView, outcome};
 
 /// A problem document.
@@ -21,6 +22,8 @@ pub(crate) struct Problem {
     pub(crate) field: Option<&'static str>,
     pub(crate) job_id: Option<String>,
     pub(crate) job: Option<Box<v1::Job>>,
+    pub(crate) schedule_id: Option<String>,
+    pub(crate) schedule: Option<Box<v1::Schedule>>,
     /// The outcome of a command that had no effect.
     pub(crate) outcome: Option<v1::Outcome>,
     /// When to send the same request again, in seconds. It is also in the header `Retry-After`.
@@ -38,6 +41,8 @@ impl Problem {
             field: None,
             job_id: None,
             job: None,
+            schedule_id: None,
+            schedule: None,
             outcome: None,
             retry_after: None,
             challenge: None,
@@ -61,6 +66,10 @@ pub(crate) struct ProblemBody {
     job_id: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     job: Option<JobView>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    schedule_id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    schedule: Option<ScheduleView>,
     /// When to send the same request again, in seconds; a response has it also in the header `Retry-After`. Nothing was written.
     #[serde(skip_serializing_if = "Option::is_none")]
     retry_after: Option<u64>,
@@ -77,6 +86,8 @@ impl From<Problem> for ProblemBody {
             outcome: problem.outcome.map(outcome),
             job_id: problem.job_id,
             job: problem.job.map(|job| JobView::from(*job)),
+            schedule_id: problem.schedule_id,
+            schedule: problem.schedule.map(|schedule| ScheduleView::from(*schedule)),
             retry_after: problem.retry_after,
         }
     }

@@ -20,8 +20,8 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use axum::{Extension, Json, Router};
 use jiff::tz::TimeZone;
-use redeliver_core::{Failure, Headers};
 use redeliver_core::failure::bounded_text;
+use redeliver_core::{Failure, Headers};
 use redeliver_proto::v1;
 use redeliver_service::identity::{AuthenticateLayer, Authenticator, Identity, Refusal};
 use serde::{Deserialize, Serialize};
@@ -38,32 +38,25 @@ use super::openapi::{
     Problems,
 };
 use super::problem::{Problem, ProblemBody};
+use super::schedules;
 use super::view::{JobView, StatsView, outcome};
 use crate::index::Index;
 use crate::job::JobId;
-use crate::request::{
-    Draft, Field, Format, ParsedRequest, read_id, read_instant, read_json, read_json_time,
-};
+use crate::request::{Draft, Field, Format, ParsedRequest, read_id, read_instant, read_json, read_json_time};
 
 pub(crate) fn router<I: Index>(jobs: Arc<Jobs<I>>, authenticator: Authenticator) -> (Router, OpenApi) {
     let (limit, batch_limit) = (jobs.max_request(), jobs.max_batch);
-    let (router, document) = DocumentedRouter::new()
+    let router = DocumentedRouter::new()
         .with(__path_schedule, &schedule::<I>, limit)
         .with(__path_schedule_batch, &schedule_batch::<I>, batch_limit)
         .with(__path_list, &list::<I>, limit)
         .with(__path_show, &show::<I>, limit)
         .with(__path_cancel, &cancel::<I>, limit)
         .with(__path_reschedule, &reschedule::<I>, limit)
-        .with(__path_stats, &stats::<I>, limit)
-        .split();
+        .with(__path_stats, &stats::<I>, limit);
+    let (router, document) = schedules::rest::add(router, limit).split();
     let router = router
-        .method_not_allowed_fallback(async || {
-            Problem::new(
-                StatusCode::METHOD_NOT_ALLOWED,
-                "method",
-                "this path does not support the method",
-            )
-        })
+        .method_not_allowed_fallback(async || not_allowed())
         .route_layer(AuthenticateLayer::new(authenticator, |refusal: &Refusal| {
             Problem::from(RequestError::Refused(refusal.clone())).into_response()
         }))
@@ -71,10 +64,19 @@ pub(crate) fn router<I: Index>(jobs: Arc<Jobs<I>>, authenticator: Authenticator)
     (router, document)
 }
 
+/// The problem of a method that a path does not support.
+pub(super) fn not_allowed() -> Problem {
+    Problem::new(
+        StatusCode::METHOD_NOT_ALLOWED,
+        "method",
+        "this path does not support the method",
+    )
+}
+
 /// The problem of an unknown path.
 pub(crate) fn not_found() -> Problem {
-    let detail =
-        "no such path; use /v1/jobs, /v1/jobs:batch, /v1/jobs/{id} or /v1/stats; /v1/docs describes them";
+    let detail = "no such path; use /v1/jobs, /v1/jobs:batch, /v1/jobs/{id}, /v1/schedules, /v1/schedules/{id} or /v1/stats; \
+                  /v1/docs describes them";
     Problem::new(StatusCode::NOT_FOUND, "path", detail)
 }
 
@@ -266,7 +268,8 @@ struct ListQuery {
 
 impl ListQuery {
     fn read(self, zone: &TimeZone) -> Result<ListJobs, Failure> {
-        let time = |field, text: Option<String>| text.map(|text| read_instant(field, &text, zone)).transpose();
+        let time =
+            |field, text: Option<String>| text.map(|text| read_instant(field, &text, zone)).transpose();
         let state = self.state.filter(|state| !state.is_empty()).map(|state| {
             let shown = bounded_text(&state, 60);
             let invalid =
@@ -431,9 +434,7 @@ async fn stats<I: Index>(
 ) -> Result<Json<StatsView>, Problem> {
     let Query(StatsQuery { minutes, app }) = query.map_err(|error| invalid_query(&error))?;
     let (app, minutes) = (named(app), minutes.unwrap_or(0));
-    let stats = jobs
-        .stats(&caller, app.as_deref(), minutes, Format::Json)
-        .await?;
+    let stats = jobs.stats(&caller, app.as_deref(), minutes, Format::Json).await?;
     Ok(Json(stats.into()))
 }
 
@@ -464,12 +465,14 @@ fn command_response(
         job_id: Some(id.to_string()),
         outcome: Some(result.outcome()),
         job: result.job.map(Box::new),
+        schedule_id: None,
+        schedule: None,
     })
 }
 
 /// The body of a request with the content type of JSON. A web page of another origin cannot send that content type without a
 /// preflight request, which fails, so no such page can schedule jobs in a browser.
-fn json_body(
+pub(super) fn json_body(
     headers: &HeaderMap,
     body: Result<Bytes, BytesRejection>,
     limit: &str,
@@ -547,11 +550,11 @@ fn parse_id(text: &str) -> Result<JobId, RequestError> {
     Ok(read_id(Field::Id, Format::Json, text)?)
 }
 
-fn trace(headers: &HeaderMap) -> Headers {
+pub(super) fn trace(headers: &HeaderMap) -> Headers {
     trace_headers(|name| headers.get(name).map(HeaderValue::as_bytes))
 }
 
-fn invalid_query(error: &QueryRejection) -> Problem {
+pub(super) fn invalid_query(error: &QueryRejection) -> Problem {
     let failure = Failure::malformed("request.query", error.body_text());
     RequestError::Invalid(failure).into()
 }

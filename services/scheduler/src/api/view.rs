@@ -38,6 +38,9 @@ pub(crate) struct JobView {
     /// Only in lists: a failed record of the pipeline `appName` that waits longer than its longest tier.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     long_wait: bool,
+    /// The id of the occurrence for which a recurring schedule has created the job.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    occurrence: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     key: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -88,6 +91,7 @@ impl From<v1::Job> for JobView {
             ended_at: time(job.ended_at),
             expires_at: time(job.expires_at),
             long_wait: job.long_wait,
+            occurrence: job.occurrence,
             key,
             key_base64,
             headers: job.headers.into_iter().map(HeaderView::from).collect(),
@@ -109,7 +113,7 @@ impl From<v1::Header> for HeaderView {
 }
 
 /// The bytes as text, or else in Base64.
-fn text(bytes: &[u8]) -> (Option<String>, Option<String>) {
+pub(super) fn text(bytes: &[u8]) -> (Option<String>, Option<String>) {
     match std::str::from_utf8(bytes) {
         Ok(text) => (Some(text.to_owned()), None),
         Err(_) => (None, Some(STANDARD.encode(bytes))),
@@ -117,7 +121,7 @@ fn text(bytes: &[u8]) -> (Option<String>, Option<String>) {
 }
 
 /// The data as JSON, byte for byte, or else in Base64. The data of ended jobs is not kept.
-fn data(bytes: &[u8]) -> (Option<Box<RawValue>>, Option<String>) {
+pub(super) fn data(bytes: &[u8]) -> (Option<Box<RawValue>>, Option<String>) {
     if bytes.is_empty() {
         return (None, None);
     }
@@ -131,7 +135,7 @@ fn state(state: v1::JobState) -> Option<&'static str> {
     from_state(state).map(JobState::as_str)
 }
 
-fn priority(priority: v1::Priority) -> Option<&'static str> {
+pub(super) fn priority(priority: v1::Priority) -> Option<&'static str> {
     match priority {
         v1::Priority::Unspecified => None,
         given => Some(from_priority(given).as_str()),

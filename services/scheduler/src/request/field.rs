@@ -44,11 +44,33 @@ pub enum Field {
     State,
     PageSize,
     PageToken,
+    Spec,
+    Job,
+    Timing,
+    CronExpression,
+    Zone,
+    CronZone,
+    CronGap,
+    CronOverlap,
+    Every,
+    EveryInterval,
+    EveryAnchor,
+    Start,
+    End,
+    MaxCount,
+    Jitter,
+    Misfire,
+    MisfirePolicy,
+    MisfireLimit,
+    MisfireGrace,
+    ExpectedRevision,
+    Count,
+    After,
 }
 
 impl Field {
     /// The fields that only protobuf and the API have.
-    const NOT_IN_JSON: [Self; 12] = [
+    const NOT_IN_JSON: [Self; 34] = [
         Self::Pipeline,
         Self::Due,
         Self::Command,
@@ -61,6 +83,28 @@ impl Field {
         Self::State,
         Self::PageSize,
         Self::PageToken,
+        Self::Spec,
+        Self::Job,
+        Self::Timing,
+        Self::CronExpression,
+        Self::Zone,
+        Self::CronZone,
+        Self::CronGap,
+        Self::CronOverlap,
+        Self::Every,
+        Self::EveryInterval,
+        Self::EveryAnchor,
+        Self::Start,
+        Self::End,
+        Self::MaxCount,
+        Self::Jitter,
+        Self::Misfire,
+        Self::MisfirePolicy,
+        Self::MisfireLimit,
+        Self::MisfireGrace,
+        Self::ExpectedRevision,
+        Self::Count,
+        Self::After,
     ];
 
     /// The fields that JSON has.
@@ -111,7 +155,35 @@ impl Field {
             Self::State => "state",
             Self::PageSize => "pageSize",
             Self::PageToken => "pageToken",
+            Self::Spec => "spec",
+            Self::Job => "job",
+            Self::Timing => "timing",
+            Self::CronExpression => "cron.expression",
+            Self::Zone => "zone",
+            Self::CronZone => "cron.zone",
+            Self::CronGap => "cron.gap",
+            Self::CronOverlap => "cron.overlap",
+            Self::Every => "every",
+            Self::EveryInterval => "every.interval",
+            Self::EveryAnchor => "every.anchor",
+            Self::Start => "start",
+            Self::End => "end",
+            Self::MaxCount => "maxCount",
+            Self::Jitter => "jitter",
+            Self::Misfire => "misfire",
+            Self::MisfirePolicy => "misfire.policy",
+            Self::MisfireLimit => "misfire.limit",
+            Self::MisfireGrace => "misfire.grace",
+            Self::ExpectedRevision => "expectedRevision",
+            Self::Count => "count",
+            Self::After => "after",
         }
+    }
+
+    /// Its name in JSON within the object that contains it.
+    pub(super) fn key(self) -> &'static str {
+        let name = self.json();
+        name.rsplit_once('.').map_or(name, |(_, key)| key)
     }
 
     /// Its name in protobuf.
@@ -130,6 +202,8 @@ impl Field {
             Self::DueUntil => "due_until",
             Self::PageSize => "page_size",
             Self::PageToken => "page_token",
+            Self::MaxCount => "max_count",
+            Self::ExpectedRevision => "expected_revision",
             other => other.json(),
         }
     }
@@ -158,6 +232,12 @@ impl Field {
         let name = failure.code.strip_prefix("request.")?;
         let mut all = Self::IN_JSON.into_iter().chain(Self::NOT_IN_JSON);
         all.find(|field| field.json() == name)
+    }
+
+    /// The field with this name in protobuf, which the definitions of schedules have.
+    pub(super) fn of_definition(name: &str) -> Option<Self> {
+        let mut all = Self::NOT_IN_JSON.into_iter();
+        all.find(|field| field.protobuf() == name)
     }
 
     fn code(self) -> String {

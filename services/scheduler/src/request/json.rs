@@ -16,6 +16,10 @@ use super::field::{Field, Format, hint, read_id};
 use super::parsed::{Draft, ParsedRequest, When};
 use crate::job::{JobId, Payload, Priority};
 
+mod schedule;
+
+pub use schedule::read as read_schedule;
+
 /// The maximum nesting depth of a job's data. Common JSON parsers reject deeper data.
 const MAX_DEPTH: usize = 128;
 /// The maximum length of an invalid value in a message, in bytes.
@@ -26,7 +30,7 @@ const SHOWN: usize = 60;
 /// # Errors
 /// When the request is not JSON, or a field is unknown, missing, repeated, or invalid.
 pub fn read(value: &Bytes, zone: &TimeZone) -> Result<ParsedRequest, Failure> {
-    let fields = Fields::read(value)?;
+    let fields = Fields::read(value, &Field::IN_JSON)?;
     fields.reject_recurring()?;
     if fields.value(Field::Cancel).is_some() {
         fields.only(Field::Cancel, &[])?;
@@ -69,7 +73,7 @@ pub fn read(value: &Bytes, zone: &TimeZone) -> Result<ParsedRequest, Failure> {
 
 /// Parses the body of a request to reschedule a job.
 pub(crate) fn read_time(value: &[u8], zone: &TimeZone) -> Result<When, Failure> {
-    let fields = Fields::read(value)?;
+    let fields = Fields::read(value, &Field::IN_JSON)?;
     for field in Field::IN_JSON {
         let is_time = field == Field::ScheduledTime || field == Field::Delay;
         if !is_time && fields.value(field).is_some() {
@@ -102,36 +106,42 @@ fn invalid_json(problem: impl fmt::Display) -> Failure {
     )
 }
 
-/// The fields of a request, each at most once.
-struct Fields<'a>([Option<&'a RawValue>; Field::IN_JSON.len()]);
+/// The fields of an object, each at most once.
+struct Fields<'a>(Vec<(Field, &'a RawValue)>);
 
 impl<'a> Fields<'a> {
-    fn read(value: &'a [u8]) -> Result<Self, Failure> {
+    /// Reads a request, which has these fields.
+    fn read(value: &'a [u8], known: &[Field]) -> Result<Self, Failure> {
         let text = std::str::from_utf8(value)
             .map_err(|error| invalid_json(format_args!("not UTF-8 at byte {}", error.valid_up_to())))?;
         // For other values, the message of serde would contain the value.
         if !text.trim_ascii_start().starts_with('{') {
             return Err(invalid_json("it does not begin with `{`"));
         }
-        let mut fields = Self([None; Field::IN_JSON.len()]);
+        Self::of_object(text, known)
+    }
+
+    fn of_object(text: &'a str, known: &[Field]) -> Result<Self, Failure> {
+        let mut fields = Self(Vec::new());
         for (name, value) in entries(text).map_err(invalid_json)? {
-            let Some(index) = Field::IN_JSON.iter().position(|field| field.json() == name) else {
-                let known = Field::IN_JSON.iter().map(|field| field.json());
+            let Some(field) = known.iter().copied().find(|field| field.key() == name) else {
+                let known = known.iter().map(|field| field.key());
                 let shown = bounded_text(&name, SHOWN);
                 let message = format!("unknown field `{shown}`{}", hint(&name, known));
                 return Err(Failure::malformed("request.unknownField", message));
             };
-            if fields.0[index].replace(value).is_some() {
-                return Err(invalid(Field::IN_JSON[index], "appears more than once"));
+            if fields.raw(field).is_some() {
+                return Err(invalid(field, "appears more than once"));
             }
+            fields.0.push((field, value));
         }
         Ok(fields)
     }
 
     /// The JSON text of a field.
     fn raw(&self, field: Field) -> Option<&'a RawValue> {
-        let index = Field::IN_JSON.iter().position(|other| *other == field)?;
-        self.0[index]
+        let mut fields = self.0.iter();
+        fields.find_map(|(other, value)| (*other == field).then_some(*value))
     }
 
     /// The JSON text of a field, unless it is null.
@@ -152,8 +162,8 @@ impl<'a> Fields<'a> {
     fn reject_recurring(&self) -> Result<(), Failure> {
         for field in [Field::Cron, Field::TimeZone] {
             if self.value(field).is_some() {
-                let problem = "is not supported, because recurring schedules are not available yet; set \
-                               `scheduledTime` or `delay`";
+                let problem = "is not supported in the request for a job; set `scheduledTime` or `delay`, or create a \
+                               recurring schedule at /v1/schedules";
                 return Err(field.rejected(Format::Json, problem));
             }
         }

@@ -68,7 +68,8 @@ impl ParsedChange {
             let shown = bounded_text(&self.id, 60);
             Field::Id.malformed(format, &format!("is `{shown}`; it {}", error.problem))
         })?;
-        let definition = |spec: v1::ScheduleSpec| check_definition(spec, rules, envelope.now).map(Box::new);
+        let definition =
+            |spec: v1::ScheduleSpec| check_definition(spec, format, rules, envelope.now).map(Box::new);
         let action = match self.action {
             Action::Create(spec) => Action::Create(definition(*spec)?),
             Action::Update {
@@ -90,14 +91,17 @@ impl ParsedChange {
 /// Checks the definition of a schedule, including its job.
 fn check_definition(
     mut spec: v1::ScheduleSpec,
+    format: Format,
     rules: &Rules,
     now: Timestamp,
 ) -> Result<ScheduleDefinition, Failure> {
     let job = spec.job.take();
-    let recurrence = check_recurrence(&spec)?;
-    let mut job =
-        job.ok_or_else(|| Failure::malformed("request.job", "job: is missing; set at least its app"))?;
-    job_of(&job, now, rules, now)?;
+    let recurrence = check_recurrence(&spec, format)?;
+    let mut job = job.ok_or_else(|| match format {
+        Format::Json => Field::App.malformed(format, "is missing; set it to the name of the application"),
+        Format::Protobuf => Field::Job.malformed(format, "is missing; set at least its app"),
+    })?;
+    check_job(&job, format, rules, now)?;
     // In the form in which equal definitions are equal.
     job.priority = v1::Priority::try_from(job.priority).map_or(job.priority, |priority| {
         to_priority(from_priority(priority)).into()
@@ -105,10 +109,25 @@ fn check_definition(
     Ok(ScheduleDefinition { recurrence, job })
 }
 
-/// Checks when a schedule recurs.
-fn check_recurrence(spec: &v1::ScheduleSpec) -> Result<Recurrence, Failure> {
-    read_spec(spec)
-        .map_err(|invalid| Failure::permanent(format!("request.{}", invalid.field), invalid.to_string()))
+/// Checks when a schedule recurs. The job of the definition is not checked.
+///
+/// # Errors
+/// The first invalid field, with its name in `format`.
+pub fn check_recurrence(spec: &v1::ScheduleSpec, format: Format) -> Result<Recurrence, Failure> {
+    read_spec(spec).map_err(|invalid| match Field::of_definition(invalid.field) {
+        Some(field) => field.rejected(format, &invalid.problem),
+        None => Failure::permanent(format!("request.{}", invalid.field), invalid.to_string()),
+    })
+}
+
+/// Checks the job of a schedule.
+pub(crate) fn check_job(
+    template: &v1::JobTemplate,
+    format: Format,
+    rules: &Rules,
+    now: Timestamp,
+) -> Result<(), Failure> {
+    request_of(template, now, format, rules, now).map(drop)
 }
 
 /// The request for the job of an occurrence that is due at `due`.
@@ -118,11 +137,59 @@ pub(crate) fn job_of(
     rules: &Rules,
     now: Timestamp,
 ) -> Result<Request, Failure> {
+    request_of(template, due, Format::Protobuf, rules, now)
+}
+
+fn request_of(
+    template: &v1::JobTemplate,
+    due: Timestamp,
+    format: Format,
+    rules: &Rules,
+    now: Timestamp,
+) -> Result<Request, Failure> {
     let envelope = Envelope {
         requested: now,
         now,
         key: None,
         headers: &Headers::new(),
     };
-    template_draft(template.clone(), When::At(due))?.check(Format::Protobuf, rules, &envelope)
+    template_draft(template.clone(), When::At(due))?.check(format, rules, &envelope)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_invalid_definition_has_the_name_of_the_field_in_its_format() {
+        let spec = |zone: &str, max: u32| v1::ScheduleSpec {
+            timing: Some(v1::schedule_spec::Timing::Cron(v1::CronTiming {
+                expression: "@daily".into(),
+                zone: zone.into(),
+                ..v1::CronTiming::default()
+            })),
+            misfire: Some(v1::Misfire {
+                policy: v1::MisfirePolicy::All.into(),
+                limit: max,
+                grace: None,
+            }),
+            ..v1::ScheduleSpec::default()
+        };
+        for (spec, code, begins) in [
+            (spec("Europe/Berln", 1), "request.cron.zone", "`cron.zone` "),
+            (spec("UTC", 2_000), "request.misfire.limit", "`misfire.limit` "),
+            (
+                v1::ScheduleSpec::default(),
+                "request.timing",
+                "`timing` is missing; set cron or every",
+            ),
+        ] {
+            for format in [Format::Json, Format::Protobuf] {
+                let failure = check_recurrence(&spec, format).unwrap_err();
+                assert_eq!(failure.code, code);
+                assert!(failure.message.starts_with(begins), "{}", failure.message);
+                assert!(Field::of(&failure).is_some());
+            }
+        }
+    }
 }

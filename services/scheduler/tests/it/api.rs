@@ -396,10 +396,7 @@ async fn without_the_token_only_probes_work() {
     assert_eq!(refused.code(), Code::Unauthenticated);
     let token = SendToken::new(Some("s3cret")).unwrap();
     let mut client = JobServiceClient::with_interceptor(server.channel().await, token);
-    client
-        .get_stats(v1::GetStatsRequest::default())
-        .await
-        .unwrap();
+    client.get_stats(v1::GetStatsRequest::default()).await.unwrap();
 
     let health = HealthClient::new(server.channel().await);
     let request = || HealthCheckRequest {

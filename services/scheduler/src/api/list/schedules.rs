@@ -1,0 +1,227 @@
+//! Lists recurring schedules, those whose next occurrence is due first, over all shards; paused and finished ones come last.
+
+use redeliver_core::Failure;
+use redeliver_proto::v1;
+use redeliver_runtime::config::Verb;
+use redeliver_service::identity::Identity;
+
+use super::merge::MergedPage;
+use super::token::{self, Filters};
+use super::{DEFAULT_PAGE_SIZE, Jobs, MAX_PAGE_SIZE, RequestError};
+use crate::api::schedules::show;
+use crate::index::{Cursor, Index, Row};
+use crate::request::{Field, Format};
+
+/// How many pages of schedules of all applications are read for a page of one application. Then it may have fewer schedules than its
+/// limit.
+const MAX_READS: usize = 10;
+
+/// The entries of the index that are schedules.
+const SCHEDULES: Filters<'_> = Filters {
+    app: Some(""),
+    from: None,
+    until: None,
+};
+
+/// Which schedules to list.
+#[derive(Debug, Default)]
+pub(crate) struct ListSchedules {
+    /// The application. `None`: all.
+    pub(crate) app: Option<String>,
+    /// The maximum number of schedules. 0 means the default.
+    pub(crate) page_size: u32,
+    /// The token of the previous page, or empty.
+    pub(crate) page_token: String,
+}
+
+/// A page of schedules.
+#[derive(Debug)]
+pub(crate) struct SchedulePage {
+    pub(crate) schedules: Vec<v1::Schedule>,
+    /// Empty on the last page.
+    pub(crate) next_page_token: String,
+}
+
+impl ListSchedules {
+    /// What a token belongs to: NUL and the application. No application has such a name, so a token of another list is refused.
+    fn token_app(&self) -> String {
+        format!("\0{}", self.app.as_deref().unwrap_or_default())
+    }
+
+    fn limit(&self) -> usize {
+        match usize::try_from(self.page_size).unwrap_or(usize::MAX) {
+            0 => DEFAULT_PAGE_SIZE,
+            size => size.min(MAX_PAGE_SIZE),
+        }
+    }
+
+    fn after(&self, format: Format) -> Result<Option<Cursor>, Failure> {
+        token::decode(&token_filters(&self.token_app()), &self.page_token)
+            .map_err(|error| Field::PageToken.malformed(format, &error.to_string()))
+    }
+}
+
+fn token_filters(app: &str) -> Filters<'_> {
+    Filters {
+        app: Some(app),
+        ..SCHEDULES
+    }
+}
+
+/// A page of one application, while the pages of all applications are being read.
+struct Filtered<T> {
+    limit: usize,
+    found: Vec<T>,
+    /// After which position the next page begins; `None` on the last page.
+    next: Option<Cursor>,
+}
+
+impl<T> Filtered<T> {
+    /// Adds the rows of a page of all applications, of which `None` are those of other applications. Returns the position from which
+    /// to read on, if the page has room and there may be further rows.
+    fn add(&mut self, rows: Vec<(Cursor, Option<T>)>, next: Option<Cursor>) -> Option<Cursor> {
+        let mut rows = rows.into_iter().peekable();
+        while let Some((cursor, row)) = rows.next() {
+            self.found.extend(row);
+            if self.found.len() == self.limit {
+                let has_more = next.is_some() || rows.peek().is_some();
+                self.next = has_more.then_some(cursor);
+                return None;
+            }
+        }
+        self.next = next;
+        next
+    }
+}
+
+impl<I: Index> Jobs<I> {
+    /// A page of the schedules, without their payloads.
+    pub(crate) async fn list_schedules(
+        &self,
+        caller: &Identity,
+        request: &ListSchedules,
+        format: Format,
+    ) -> Result<SchedulePage, RequestError> {
+        self.limit_rate(caller, 1)?;
+        let app = request.app.as_deref();
+        self.require(caller, Verb::Read, app, "list_schedules")?;
+        let limit = request.limit();
+        let read_limit = if app.is_some() { MAX_PAGE_SIZE } else { limit };
+        let mut after = request.after(format)?;
+        let mut page = Filtered {
+            limit,
+            found: Vec::new(),
+            next: None,
+        };
+        for _ in 0..MAX_READS {
+            let to_entry = |row: &Row| {
+                let schedule = show(&row.record, false)?;
+                let is_of_app = app.is_none_or(|app| {
+                    let job = schedule.spec.as_ref().and_then(|spec| spec.job.as_ref());
+                    job.is_some_and(|job| job.app == app)
+                });
+                Ok((row.cursor, (row.cursor, is_of_app.then_some(schedule))))
+            };
+            let MergedPage { rows, next } = self.merge_page(&SCHEDULES, read_limit, after, to_entry).await?;
+            after = page.add(rows, next);
+            // A page of all applications is as full as it can be at once.
+            if after.is_none() || app.is_none() {
+                break;
+            }
+        }
+        let next = page.next;
+        let token = next.map(|next| token::encode(&token_filters(&request.token_app()), next));
+        Ok(SchedulePage {
+            schedules: page.found,
+            next_page_token: token.unwrap_or_default(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use redeliver_core::Timestamp;
+
+    use super::*;
+
+    fn cursor(due: i64) -> Cursor {
+        Cursor::end_of(Timestamp::from_millis(due))
+    }
+
+    /// Pages of one application from pages of 3 rows of all.
+    fn pages(is_of_app: &[bool], limit: usize) -> Vec<Vec<i64>> {
+        let rows: Vec<_> = (0..)
+            .zip(is_of_app)
+            .map(|(due, of_app)| (cursor(due), of_app.then_some(due)))
+            .collect();
+        let (mut pages, mut start) = (Vec::new(), None);
+        loop {
+            let mut page = Filtered {
+                limit,
+                found: Vec::new(),
+                next: None,
+            };
+            let mut after = start;
+            loop {
+                let rest = rows.iter().filter(|(cursor, _)| Some(*cursor) > after);
+                let rest: Vec<_> = rest.copied().collect();
+                let read: Vec<_> = rest.iter().take(3).copied().collect();
+                let last = read.last().map(|(cursor, _)| *cursor);
+                let next = last.filter(|_| rest.len() > read.len());
+                after = page.add(read, next);
+                if after.is_none() {
+                    break;
+                }
+            }
+            pages.push(page.found);
+            match page.next {
+                Some(next) => start = Some(next),
+                None => return pages,
+            }
+        }
+    }
+
+    #[test]
+    fn pages_of_an_application_skip_what_is_of_others_and_end_where_the_rows_end() {
+        let (own, other) = (true, false);
+        for (rows, limit, expected) in [
+            (&[][..], 2, vec![vec![]]),
+            (&[other, other, other, other], 2, vec![vec![]]),
+            (&[own, own], 2, vec![vec![0, 1]]),
+            (&[own, own, own], 2, vec![vec![0, 1], vec![2]]),
+            (
+                &[other, own, other, other, own, own, own],
+                2,
+                vec![vec![1, 4], vec![5, 6]],
+            ),
+            (&[own, other, own, other], 1, vec![vec![0], vec![2], vec![]]),
+        ] {
+            assert_eq!(pages(rows, limit), expected, "{rows:?}");
+        }
+    }
+
+    #[test]
+    fn a_token_is_valid_only_for_the_application_of_its_list() {
+        let list = |app: Option<&str>, token: &str| ListSchedules {
+            app: app.map(str::to_owned),
+            page_token: token.to_owned(),
+            ..ListSchedules::default()
+        };
+        let token = token::encode(&token_filters(&list(Some("sms"), "").token_app()), cursor(5));
+        assert_eq!(list(Some("sms"), &token).after(Format::Json), Ok(Some(cursor(5))));
+        for app in [None, Some("mail")] {
+            let error = list(app, &token).after(Format::Json).unwrap_err();
+            assert_eq!(error.code, "request.pageToken");
+        }
+        // A list of the jobs of the same application.
+        let jobs = Filters {
+            app: Some("sms"),
+            ..SCHEDULES
+        };
+        assert!(
+            list(Some("sms"), &token::encode(&jobs, cursor(5)))
+                .after(Format::Json)
+                .is_err()
+        );
+    }
+}

@@ -1,0 +1,420 @@
+//! The operations on recurring schedules, independent of the protocol.
+//!
+//! As for jobs, changes are commands of the ingest topic whose outcome comes back through the answers topic, and reads come from the
+//! index. Each operation requires a scope for the application of the schedule's job:
+//!
+//! | operation | scope |
+//! |---|---|
+//! | create | `jobs:write` for the application of the request |
+//! | get, preview | `jobs:read` |
+//! | list | `jobs:read` for the application of the request, or for all applications if it names none |
+//! | update | `jobs:write` for the former and the new application |
+//! | pause, resume, trigger, delete | `jobs:write` |
+//!
+//! A schedule of an application that the caller may neither read nor write is unknown to the caller. Only a creation with the same
+//! id tells that it exists, because ids are unique among all applications.
+
+use bytes::Bytes;
+use redeliver_core::{Failure, Headers, Timestamp};
+use redeliver_proto::v1;
+use redeliver_recurrence::{Invalid, MAX_PREVIEW, Progress, Schedule, ScheduleId};
+use redeliver_runtime::config::{Area, Verb};
+use redeliver_runtime::error_chain::error_chain;
+use redeliver_service::identity::Identity;
+use tokio::time::Instant;
+
+use super::error::RequestError;
+use super::jobs::{Found, Jobs, OUTCOME_TIMEOUT, is_visible, look_up_until_known};
+use crate::admission::INDEX_FULL;
+use crate::index::{Index, Lookup};
+use crate::request::{Action, Change, Field, Format, ParsedRequest, check_job, check_recurrence};
+use crate::schedules::{self, RecordError, StoredSchedule};
+
+mod error;
+pub(super) mod grpc;
+pub(super) mod rest;
+mod view;
+
+pub(super) use error::ScheduleError;
+pub(super) use view::ScheduleView;
+
+/// The default number of occurrences of a preview.
+const DEFAULT_PREVIEW: usize = 10;
+
+/// A schedule in the index.
+struct Known {
+    record: Bytes,
+    shown: v1::Schedule,
+}
+
+impl Known {
+    fn app(&self) -> &str {
+        app_of(&self.shown)
+    }
+}
+
+fn app_of(schedule: &v1::Schedule) -> &str {
+    let job = schedule.spec.as_ref().and_then(|spec| spec.job.as_ref());
+    job.map_or("", |job| &job.app)
+}
+
+/// Which occurrences to preview.
+pub(crate) struct PreviewRequest {
+    pub(crate) schedule: Previewed,
+    /// Only occurrences after this time. `None`: now.
+    pub(crate) after: Option<Timestamp>,
+    /// The maximum number of occurrences. 0 means the default.
+    pub(crate) count: u32,
+}
+
+/// What to preview.
+pub(crate) enum Previewed {
+    /// The schedule with this id.
+    Id(String),
+    /// A definition. Its job may be missing.
+    Definition(Box<v1::ScheduleSpec>),
+}
+
+impl<I: Index> Jobs<I> {
+    /// Creates a schedule. Returns it without its payload, and whether it is new: another request may have created the same before.
+    pub(crate) async fn create_schedule(
+        &self,
+        caller: &Identity,
+        id: String,
+        spec: v1::ScheduleSpec,
+        format: Format,
+        trace: Headers,
+    ) -> Result<(v1::Schedule, bool), RequestError> {
+        self.limit_rate(caller, 1)?;
+        self.require_job(caller, Verb::Write, &spec, "create_schedule")?;
+        let request = self.change_of(id, Action::Create(Box::new(spec)), format)?;
+        let outcome = self.send_change(caller, request, trace).await?;
+        let is_new = outcome.outcome() == v1::Outcome::ScheduleChanged;
+        Ok((changed(outcome)?, is_new))
+    }
+
+    /// A schedule with its payload.
+    pub(crate) async fn get_schedule(
+        &self,
+        caller: &Identity,
+        id: &str,
+        format: Format,
+    ) -> Result<v1::Schedule, RequestError> {
+        self.limit_rate(caller, 1)?;
+        self.require_some(caller, Verb::Read, "get_schedule")?;
+        let known = self.readable_schedule(caller, id, "get_schedule", format).await?;
+        Ok(known.shown)
+    }
+
+    /// Replaces the definition of a schedule.
+    pub(crate) async fn update_schedule(
+        &self,
+        caller: &Identity,
+        id: String,
+        spec: v1::ScheduleSpec,
+        expected_revision: Option<u32>,
+        format: Format,
+        trace: Headers,
+    ) -> Result<v1::Schedule, RequestError> {
+        self.limit_rate(caller, 1)?;
+        self.require_job(caller, Verb::Write, &spec, "update_schedule")?;
+        let action = Action::Update {
+            definition: Box::new(spec),
+            expected_revision,
+        };
+        let outcome = self
+            .change_known(caller, id, action, "update_schedule", format, trace)
+            .await?;
+        changed(outcome)
+    }
+
+    /// Pauses, resumes or triggers a schedule, or deletes it. An outcome without an effect is an error, unless the schedule is in the
+    /// requested state already.
+    pub(crate) async fn change_schedule(
+        &self,
+        caller: &Identity,
+        id: String,
+        action: Action<v1::ScheduleSpec>,
+        format: Format,
+        trace: Headers,
+    ) -> Result<v1::CommandOutcome, RequestError> {
+        self.limit_rate(caller, 1)?;
+        let operation = match action {
+            Action::Create(_) => "create_schedule",
+            Action::Update { .. } => "update_schedule",
+            Action::Pause => "pause_schedule",
+            Action::Resume(_) => "resume_schedule",
+            Action::Trigger => "trigger_schedule",
+            Action::Delete => "delete_schedule",
+        };
+        self.change_known(caller, id, action, operation, format, trace)
+            .await
+    }
+
+    /// The next occurrences of a schedule or of a definition.
+    pub(crate) async fn preview_schedule(
+        &self,
+        caller: &Identity,
+        request: PreviewRequest,
+        format: Format,
+    ) -> Result<Vec<v1::OccurrencePreview>, RequestError> {
+        self.limit_rate(caller, 1)?;
+        let count = match usize::try_from(request.count).unwrap_or(usize::MAX) {
+            0 => DEFAULT_PREVIEW,
+            count @ 1..=MAX_PREVIEW => count,
+            count => {
+                let problem = format!("is {count}; the maximum is {MAX_PREVIEW}");
+                return Err(Field::Count.malformed(format, &problem).into());
+            }
+        };
+        let now = self.clock.now();
+        let after = request.after.unwrap_or(now);
+        let preview = match request.schedule {
+            Previewed::Id(id) => {
+                self.require_some(caller, Verb::Read, "preview_schedule")?;
+                let known = self
+                    .readable_schedule(caller, &id, "preview_schedule", format)
+                    .await?;
+                let stored = decode(&known.record)?;
+                stored.schedule.preview(stored.progress, after, count)
+            }
+            Previewed::Definition(spec) => {
+                match &spec.job {
+                    Some(job) => {
+                        self.require(caller, Verb::Read, Some(&job.app), "preview_schedule")?;
+                        check_job(job, format, &self.rules, now)?;
+                    }
+                    None => self.require_some(caller, Verb::Read, "preview_schedule")?,
+                }
+                let recurrence = check_recurrence(&spec, format)?;
+                let id = PREVIEW.parse::<ScheduleId>();
+                let id = id.map_err(|error| Failure::permanent("request.id", error.to_string()))?;
+                Schedule::new(id, recurrence).preview(Progress::new(after), after, count)
+            }
+        };
+        Ok(preview.iter().map(schedules::write_preview).collect())
+    }
+
+    /// Requires a scope for the application of a definition. A definition without a job is invalid, and refused later.
+    fn require_job(
+        &self,
+        caller: &Identity,
+        verb: Verb,
+        spec: &v1::ScheduleSpec,
+        operation: &str,
+    ) -> Result<(), RequestError> {
+        match &spec.job {
+            // Before the application is looked up, so that the answer does not reveal which applications exist.
+            Some(job) => self.require(caller, verb, Some(&job.app), operation),
+            None => self.require_some(caller, verb, operation),
+        }
+    }
+
+    async fn change_known(
+        &self,
+        caller: &Identity,
+        id: String,
+        action: Action<v1::ScheduleSpec>,
+        operation: &str,
+        format: Format,
+        trace: Headers,
+    ) -> Result<v1::CommandOutcome, RequestError> {
+        self.require_some(caller, Verb::Write, operation)?;
+        let change = self.change_of(id, action, format)?;
+        if !caller.may(Area::Jobs, Verb::Write, None) {
+            // The id does not tell the application.
+            let known = self
+                .find_schedule(caller, Verb::Write, &change.id, operation)
+                .await?;
+            self.require(caller, Verb::Write, Some(known.app()), operation)?;
+        }
+        self.send_change(caller, change, trace).await
+    }
+
+    /// Checks a change with the rules of the shard that will read it, so that no invalid command is written.
+    fn change_of(
+        &self,
+        id: String,
+        action: Action<v1::ScheduleSpec>,
+        format: Format,
+    ) -> Result<CheckedCommand, RequestError> {
+        let request = ParsedRequest::ChangeSchedule(Box::new(Change {
+            id: id.clone(),
+            action,
+        }));
+        self.check(&request, format)?;
+        Ok(CheckedCommand { id, request })
+    }
+
+    /// Writes a command to the shard of the schedule, and waits for its outcome.
+    async fn send_change(
+        &self,
+        caller: &Identity,
+        CheckedCommand { id, request }: CheckedCommand,
+        trace: Headers,
+    ) -> Result<v1::CommandOutcome, RequestError> {
+        let deadline = Instant::now() + OUTCOME_TIMEOUT;
+        let partition = schedules::shard(&id, self.partitions);
+        let mut pending = self.outcomes.register()?;
+        let written = self
+            .write(&request, partition, &pending.answer_to(), trace, deadline)
+            .await;
+        if let Err(RequestError::Unconfirmed(reason)) = written {
+            return Err(ScheduleError::Unconfirmed { id, reason }.into());
+        }
+        written?;
+        let outcome = match self.outcome(&mut pending, deadline).await {
+            Ok(outcome) => outcome,
+            Err(why) => return Err(ScheduleError::Undecided { id, why }.into()),
+        };
+        match outcome.outcome() {
+            v1::Outcome::ScheduleUnknown => Err(ScheduleError::Unknown(id).into()),
+            v1::Outcome::ScheduleExists => {
+                let schedule = outcome.schedule;
+                let schedule = schedule.filter(|schedule| is_visible(caller, app_of(schedule)));
+                Err(ScheduleError::Exists {
+                    id,
+                    schedule: schedule.map(Box::new),
+                }
+                .into())
+            }
+            v1::Outcome::ScheduleRevised => Err(ScheduleError::Revised {
+                id,
+                schedule: outcome.schedule.map(Box::new),
+            }
+            .into()),
+            v1::Outcome::Rejected => Err(rejected(outcome)),
+            _ => Ok(outcome),
+        }
+    }
+
+    /// A schedule that the caller may read.
+    async fn readable_schedule(
+        &self,
+        caller: &Identity,
+        id: &str,
+        operation: &str,
+        format: Format,
+    ) -> Result<Known, RequestError> {
+        if let Err(Invalid { problem, .. }) = id.parse::<ScheduleId>() {
+            return Err(Field::Id.malformed(format, &problem).into());
+        }
+        let known = self.find_schedule(caller, Verb::Read, id, operation).await?;
+        self.require(caller, Verb::Read, Some(known.app()), operation)?;
+        Ok(known)
+    }
+
+    /// A schedule that the caller may read or write. `verb` is what `operation` needs.
+    async fn find_schedule(
+        &self,
+        caller: &Identity,
+        verb: Verb,
+        id: &str,
+        operation: &str,
+    ) -> Result<Known, RequestError> {
+        // The creation of a schedule is answered once it is in the state topic. Then an index that is complete contains it, so
+        // there is no need to wait for schedules that were created recently.
+        let is_recent = false;
+        let unknown = || ScheduleError::Unknown(id.to_owned()).into();
+        let is_known = |known: &Known| is_visible(caller, known.app());
+        let state_end = self.partition_end(schedules::shard(id, self.partitions));
+        let look_up = || self.look_up_schedule(id);
+        let found = look_up_until_known(unknown, is_recent, is_known, &state_end, look_up).await;
+        found.map_err(|(error, hidden)| {
+            if let Some(known) = hidden {
+                // Only operators learn that this was a refusal, from the log and the metric.
+                drop(self.require(caller, verb, Some(known.app()), operation));
+            }
+            error
+        })
+    }
+
+    async fn look_up_schedule(&self, id: &str) -> Result<Found<Known>, RequestError> {
+        let shard = schedules::shard(id, self.partitions);
+        let lookup = Lookup::Job(schedules::entry_id(id, shard));
+        let (applied, found) = self.index.look_up(shard, &[lookup], self.clock.now()).await?;
+        let applied = applied.ok_or(RequestError::IndexIncomplete)?.offset;
+        let known = found.into_iter().next().flatten().map(|record| {
+            let shown = show(&record, true)?;
+            Ok::<_, RequestError>(Known { record, shown })
+        });
+        Ok(Found {
+            applied,
+            entry: known.transpose()?.filter(|known| known.shown.id == id),
+        })
+    }
+}
+
+/// The id under which a definition without one is previewed. Nominal times do not depend on it.
+const PREVIEW: &str = "preview";
+
+/// A change of a schedule that complies with the rules.
+struct CheckedCommand {
+    id: String,
+    request: ParsedRequest,
+}
+
+/// A schedule as a record of the index contains it.
+pub(super) fn show(record: &Bytes, with_payload: bool) -> Result<v1::Schedule, RequestError> {
+    schedules::show(record, with_payload).map_err(|error| {
+        tracing::error!(
+            reason = error_chain(&error),
+            "index contains an invalid schedule record"
+        );
+        RequestError::IndexIncomplete
+    })
+}
+
+fn decode(record: &Bytes) -> Result<StoredSchedule, RequestError> {
+    schedules::decode(record).map_err(|error| match error {
+        RecordError::Definition(_) => Failure::permanent("schedule.definition", error_chain(&error)).into(),
+        RecordError::Malformed(_) | RecordError::Newer(_) => {
+            tracing::error!(
+                reason = error_chain(&error),
+                "index contains an invalid schedule record"
+            );
+            RequestError::IndexIncomplete
+        }
+    })
+}
+
+/// The schedule that an outcome contains.
+fn changed(outcome: v1::CommandOutcome) -> Result<v1::Schedule, RequestError> {
+    let schedule = outcome.schedule;
+    schedule.ok_or_else(|| RequestError::Rejected("the scheduler returned no schedule".to_owned()))
+}
+
+/// The command is valid here, but the shard rejected it: its configuration differs, or it has no memory.
+fn rejected(outcome: v1::CommandOutcome) -> RequestError {
+    if outcome.code == INDEX_FULL {
+        return RequestError::IndexFull(outcome.reason);
+    }
+    let failure = Failure::permanent(outcome.code, outcome.reason);
+    match Field::of(&failure) {
+        Some(_) => RequestError::Invalid(failure),
+        None => RequestError::Rejected(failure.message),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rejection_by_the_shard_names_the_field_or_can_be_repeated() {
+        let outcome = |code: &str| v1::CommandOutcome {
+            code: code.into(),
+            reason: "`cron.zone` is unknown".into(),
+            ..v1::CommandOutcome::default()
+        };
+        let problem = rejected(outcome("request.cron.zone")).into_problem();
+        assert_eq!(
+            (problem.status.as_u16(), &*problem.code, problem.field),
+            (422, "request.cron.zone", Some("cron.zone"))
+        );
+        let problem = rejected(outcome(INDEX_FULL)).into_problem();
+        assert_eq!((problem.status.as_u16(), &*problem.code), (503, "index_full"));
+        let problem = rejected(outcome("schedule.definition")).into_problem();
+        assert_eq!((problem.status.as_u16(), &*problem.code), (422, "rejected"));
+    }
+}

@@ -1,0 +1,527 @@
+//! REST: `/v1/schedules`.
+//!
+//! | request | answer |
+//! |---|---|
+//! | `POST /v1/schedules` | 201 created, 200 the same schedule exists, 409 another one exists, 503 index full |
+//! | `GET /v1/schedules` | 200 |
+//! | `GET /v1/schedules/{id}` | 200, 404 |
+//! | `PUT /v1/schedules/{id}` | 200, 404, 409 another revision than `expectedRevision` |
+//! | `DELETE /v1/schedules/{id}` | 200, 404 |
+//! | `POST /v1/schedules/{id}:pause`, `:resume`, `:trigger` | 200, 404 |
+//! | `GET /v1/schedules/{id}/preview` | 200, 404 |
+//! | `POST /v1/schedules:preview` | 200 |
+//!
+//! The router cannot match a part of a segment. So one route serves all methods of a schedule, and reads the verb from the end of the
+//! segment; ids contain no colon.
+
+use std::sync::Arc;
+
+use axum::body::Bytes;
+use axum::extract::rejection::{BytesRejection, QueryRejection};
+use axum::extract::{Path, Query, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse as _, Response};
+use axum::{Extension, Json};
+use redeliver_core::{Failure, Headers, Timestamp};
+use redeliver_proto::v1;
+use redeliver_recurrence::CatchUp;
+use redeliver_service::identity::Identity;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::view::OccurrenceView;
+use super::{PreviewRequest, Previewed, ScheduleView, changed};
+use crate::api::error::RequestError;
+use crate::api::jobs::Jobs;
+use crate::api::list::{ListSchedules, SchedulePage};
+use crate::api::openapi::{
+    BodyProblems, DocumentedRouter, PreviewDefinition, Problems, ResumeRequest, ScheduleProblems,
+    ScheduleRequest,
+};
+use crate::api::problem::Problem;
+use crate::api::rest::{invalid_query, json_body, not_allowed, not_found, trace};
+use crate::index::Index;
+use crate::request::{Action, Field, Format, read_instant, read_schedule_json};
+
+const FORMAT: Format = Format::Json;
+
+/// Adds the routes.
+pub(in crate::api) fn add<I: Index>(
+    router: DocumentedRouter<Arc<Jobs<I>>>,
+    max_body: usize,
+) -> DocumentedRouter<Arc<Jobs<I>>> {
+    router
+        .with(__path_create, &create::<I>, max_body)
+        .with(__path_list, &list::<I>, max_body)
+        .with(__path_show, &show::<I>, max_body)
+        .with(__path_update, &update::<I>, max_body)
+        .with(__path_delete, &delete::<I>, max_body)
+        .with(__path_preview, &preview::<I>, max_body)
+        .with(__path_preview_definition, &preview_definition::<I>, max_body)
+        .with_verbs("/v1/schedules/{id}", &command::<I>, max_body)
+        .describe(__path_pause)
+        .describe(__path_resume)
+        .describe(__path_trigger)
+}
+
+/// Creates a schedule
+///
+/// Its first occurrence is after the creation. Needs the scope `jobs:write` for the application.
+#[utoipa::path(
+    post,
+    path = "/v1/schedules",
+    operation_id = "createSchedule",
+    request_body = ScheduleRequest,
+    responses(
+        (status = 201, description = "A new schedule", body = ScheduleView),
+        (status = 200, description = "The same schedule was created before", body = ScheduleView),
+        Problems, BodyProblems, ScheduleProblems,
+    ),
+)]
+async fn create<I: Index>(
+    State(jobs): State<Arc<Jobs<I>>>,
+    Extension(caller): Extension<Identity>,
+    headers: HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Response, Problem> {
+    let (id, spec) = read_definition(&jobs, &headers, body)?;
+    let id = id.ok_or_else(|| {
+        RequestError::from(Field::Id.malformed(FORMAT, "is missing; choose an id such as nightly-report"))
+    })?;
+    let location = format!("/v1/schedules/{id}");
+    let (schedule, is_new) = jobs
+        .create_schedule(&caller, id, spec, FORMAT, trace(&headers))
+        .await?;
+    let status = if is_new {
+        StatusCode::CREATED
+    } else {
+        StatusCode::OK
+    };
+    let view = Json(ScheduleView::from(schedule));
+    Ok((status, [(header::LOCATION, location)], view).into_response())
+}
+
+/// A page of schedules.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub(in crate::api) struct SchedulesResponse {
+    /// By the due time of the next occurrence, without key, data and headers of their jobs; paused and finished ones last.
+    schedules: Vec<ScheduleView>,
+    /// The `pageToken` of the next page; missing on the last page.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    next_page_token: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct ListQuery {
+    #[serde(default)]
+    app: String,
+    #[serde(default)]
+    page_size: u32,
+    #[serde(default)]
+    page_token: String,
+}
+
+/// Lists schedules
+///
+/// Needs the scope `jobs:read` for the application, or for all of them without `app`.
+#[utoipa::path(
+    get,
+    path = "/v1/schedules",
+    operation_id = "listSchedules",
+    params(
+        ("app" = Option<String>, Query, description = "Only schedules of this application"),
+        ("pageSize" = Option<u32>, Query, description = "The maximum number of schedules, 100 by default, at most 1000"),
+        ("pageToken" = Option<String>, Query, description = "`nextPageToken` of the previous page, which had the same `app`"),
+    ),
+    responses((status = 200, description = "A page of schedules", body = SchedulesResponse), Problems),
+)]
+async fn list<I: Index>(
+    State(jobs): State<Arc<Jobs<I>>>,
+    Extension(caller): Extension<Identity>,
+    query: Result<Query<ListQuery>, QueryRejection>,
+) -> Result<Json<SchedulesResponse>, Problem> {
+    let Query(query) = query.map_err(|error| invalid_query(&error))?;
+    let request = ListSchedules {
+        app: (!query.app.is_empty()).then_some(query.app),
+        page_size: query.page_size,
+        page_token: query.page_token,
+    };
+    let SchedulePage {
+        schedules,
+        next_page_token,
+    } = jobs.list_schedules(&caller, &request, FORMAT).await?;
+    Ok(Json(SchedulesResponse {
+        schedules: schedules.into_iter().map(ScheduleView::from).collect(),
+        next_page_token,
+    }))
+}
+
+/// Gets a schedule
+///
+/// Needs the scope `jobs:read` for the application of the schedule.
+#[utoipa::path(
+    get,
+    path = "/v1/schedules/{id}",
+    operation_id = "getSchedule",
+    params(("id" = String, Path, description = "The id of the schedule")),
+    responses((status = 200, description = "The schedule", body = ScheduleView), Problems, ScheduleProblems),
+)]
+async fn show<I: Index>(
+    State(jobs): State<Arc<Jobs<I>>>,
+    Extension(caller): Extension<Identity>,
+    Path(id): Path<String>,
+) -> Result<Json<ScheduleView>, Problem> {
+    no_verb(&id)?;
+    let schedule = jobs.get_schedule(&caller, &id, FORMAT).await?;
+    Ok(Json(schedule.into()))
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct UpdateQuery {
+    expected_revision: Option<u32>,
+}
+
+/// Replaces the definition of a schedule
+///
+/// The next occurrence is the first one of the new definition after now and after the last decided one. Needs the scope `jobs:write`
+/// for the former and the new application.
+#[utoipa::path(
+    put,
+    path = "/v1/schedules/{id}",
+    operation_id = "updateSchedule",
+    params(
+        ("id" = String, Path, description = "The id of the schedule"),
+        ("expectedRevision" = Option<u32>, Query, description = "Answer 409 unless the schedule has this revision"),
+    ),
+    request_body = ScheduleRequest,
+    responses(
+        (status = 200, description = "The schedule has this definition", body = ScheduleView),
+        Problems, BodyProblems, ScheduleProblems,
+    ),
+)]
+async fn update<I: Index>(
+    State(jobs): State<Arc<Jobs<I>>>,
+    Extension(caller): Extension<Identity>,
+    Path(id): Path<String>,
+    query: Result<Query<UpdateQuery>, QueryRejection>,
+    headers: HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<ScheduleView>, Problem> {
+    no_verb(&id)?;
+    let Query(UpdateQuery { expected_revision }) = query.map_err(|error| invalid_query(&error))?;
+    if expected_revision == Some(0) {
+        let problem = "is 0; the first revision is 1";
+        return Err(RequestError::from(Field::ExpectedRevision.malformed(FORMAT, problem)).into());
+    }
+    let (given, spec) = read_definition(&jobs, &headers, body)?;
+    if given.is_some_and(|given| given != id) {
+        let problem = "differs from the path; the id of a schedule cannot be changed";
+        return Err(RequestError::from(Field::Id.malformed(FORMAT, problem)).into());
+    }
+    let schedule = jobs
+        .update_schedule(&caller, id, spec, expected_revision, FORMAT, trace(&headers))
+        .await?;
+    Ok(Json(schedule.into()))
+}
+
+/// The response to a deletion.
+#[derive(Serialize, ToSchema)]
+pub(in crate::api) struct DeletedSchedule {
+    id: String,
+}
+
+/// Deletes a schedule
+///
+/// Jobs that it has created stay. Needs the scope `jobs:write` for the application of the schedule.
+#[utoipa::path(
+    delete,
+    path = "/v1/schedules/{id}",
+    operation_id = "deleteSchedule",
+    params(("id" = String, Path, description = "The id of the schedule")),
+    responses((status = 200, description = "Deleted", body = DeletedSchedule), Problems, ScheduleProblems),
+)]
+async fn delete<I: Index>(
+    State(jobs): State<Arc<Jobs<I>>>,
+    Extension(caller): Extension<Identity>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+) -> Result<Json<DeletedSchedule>, Problem> {
+    no_verb(&id)?;
+    jobs.change_schedule(&caller, id.clone(), Action::Delete, FORMAT, trace(&headers))
+        .await?;
+    Ok(Json(DeletedSchedule { id }))
+}
+
+/// The methods of a schedule besides those of HTTP.
+const VERBS: [&str; 3] = ["pause", "resume", "trigger"];
+
+/// The id and the verb of a path such as `nightly:pause`.
+fn verb_of(segment: &str) -> Option<(&str, &str)> {
+    let parts = segment.rsplit_once(':');
+    parts.filter(|(_, verb)| VERBS.contains(verb))
+}
+
+/// Refuses a verb in a request that has a method of its own.
+fn no_verb(segment: &str) -> Result<(), Problem> {
+    match verb_of(segment) {
+        Some(_) => Err(not_allowed()),
+        None => Ok(()),
+    }
+}
+
+/// Requests such as `POST /v1/schedules/nightly:pause`.
+async fn command<I: Index>(
+    State(jobs): State<Arc<Jobs<I>>>,
+    Extension(caller): Extension<Identity>,
+    Path(segment): Path<String>,
+    headers: HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Response, Problem> {
+    let Some((id, verb)) = verb_of(&segment) else {
+        return Err(match segment.contains(':') {
+            true => not_found(),
+            false => not_allowed(),
+        });
+    };
+    // The content type is required even without a body, for the reason that `json_body` has.
+    let body = json_body(&headers, body, "scheduler.max_data")?;
+    let (id, trace) = (id.to_owned(), trace(&headers));
+    Ok(match verb {
+        "pause" => {
+            let NoFields {} = read_options(&body)?;
+            pause(&jobs, &caller, id, trace).await?.into_response()
+        }
+        "resume" => {
+            let options = read_options(&body)?;
+            resume(&jobs, &caller, id, options, trace).await?.into_response()
+        }
+        _ => {
+            let NoFields {} = read_options(&body)?;
+            trigger(&jobs, &caller, id, trace).await?.into_response()
+        }
+    })
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NoFields {}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct ResumeOptions {
+    #[serde(default)]
+    catch_up: bool,
+}
+
+/// The options of a command; a missing body has none.
+fn read_options<T: Default + DeserializeOwned>(body: &Bytes) -> Result<T, RequestError> {
+    if body.is_empty() {
+        return Ok(T::default());
+    }
+    serde_json::from_slice(body).map_err(|error| {
+        let detail = format!("not the options of this command: {error}");
+        RequestError::from(Failure::malformed("request.json", detail))
+    })
+}
+
+/// Pauses a schedule
+///
+/// Without an effect if it is paused. Needs the scope `jobs:write` for the application of the schedule.
+#[utoipa::path(
+    post,
+    path = "/v1/schedules/{id}:pause",
+    operation_id = "pauseSchedule",
+    params(("id" = String, Path, description = "The id of the schedule")),
+    responses(
+        (status = 200, description = "The schedule is paused", body = ScheduleView),
+        Problems, BodyProblems, ScheduleProblems,
+    ),
+)]
+async fn pause<I: Index>(
+    jobs: &Jobs<I>,
+    caller: &Identity,
+    id: String,
+    trace: Headers,
+) -> Result<Json<ScheduleView>, Problem> {
+    let paused = jobs
+        .change_schedule(caller, id, Action::Pause, FORMAT, trace)
+        .await?;
+    Ok(Json(changed(paused)?.into()))
+}
+
+/// The response to a resumption.
+#[derive(Serialize, ToSchema)]
+pub(in crate::api) struct ResumedSchedule {
+    schedule: Option<ScheduleView>,
+    /// The number of occurrences that fell due during the pause and are skipped.
+    skipped: u64,
+}
+
+/// Resumes a paused schedule
+///
+/// Without an effect if it is not paused. Needs the scope `jobs:write` for the application of the schedule.
+#[utoipa::path(
+    post,
+    path = "/v1/schedules/{id}:resume",
+    operation_id = "resumeSchedule",
+    params(("id" = String, Path, description = "The id of the schedule")),
+    request_body = Option<ResumeRequest>,
+    responses(
+        (status = 200, description = "The schedule is not paused", body = ResumedSchedule),
+        Problems, BodyProblems, ScheduleProblems,
+    ),
+)]
+async fn resume<I: Index>(
+    jobs: &Jobs<I>,
+    caller: &Identity,
+    id: String,
+    options: ResumeOptions,
+    trace: Headers,
+) -> Result<Json<ResumedSchedule>, Problem> {
+    let catch_up = if options.catch_up {
+        CatchUp::Misfire
+    } else {
+        CatchUp::Skip
+    };
+    let v1::CommandOutcome {
+        schedule, skipped, ..
+    } = jobs
+        .change_schedule(caller, id, Action::Resume(catch_up), FORMAT, trace)
+        .await?;
+    Ok(Json(ResumedSchedule {
+        schedule: schedule.map(ScheduleView::from),
+        skipped,
+    }))
+}
+
+/// The job of a triggered schedule.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub(in crate::api) struct TriggeredSchedule {
+    job_id: String,
+}
+
+/// Creates one additional job of a schedule now
+///
+/// Also if the schedule is paused or finished. It changes neither the following occurrences nor the count. Needs the scope `jobs:write`
+/// for the application of the schedule.
+#[utoipa::path(
+    post,
+    path = "/v1/schedules/{id}:trigger",
+    operation_id = "triggerSchedule",
+    params(("id" = String, Path, description = "The id of the schedule")),
+    responses(
+        (status = 200, description = "The job", body = TriggeredSchedule),
+        Problems, BodyProblems, ScheduleProblems,
+    ),
+)]
+async fn trigger<I: Index>(
+    jobs: &Jobs<I>,
+    caller: &Identity,
+    id: String,
+    trace: Headers,
+) -> Result<Json<TriggeredSchedule>, Problem> {
+    let triggered = jobs
+        .change_schedule(caller, id, Action::Trigger, FORMAT, trace)
+        .await?;
+    let job_id = triggered.job.unwrap_or_default().id;
+    Ok(Json(TriggeredSchedule { job_id }))
+}
+
+/// The next occurrences.
+#[derive(Serialize, ToSchema)]
+pub(in crate::api) struct PreviewResponse {
+    /// By time. Fewer than requested if the schedule ends.
+    occurrences: Vec<OccurrenceView>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PreviewQuery {
+    #[serde(default)]
+    count: u32,
+    after: Option<String>,
+}
+
+/// Previews the next occurrences of a schedule
+///
+/// Needs the scope `jobs:read` for the application of the schedule.
+#[utoipa::path(
+    get,
+    path = "/v1/schedules/{id}/preview",
+    operation_id = "previewSchedule",
+    params(
+        ("id" = String, Path, description = "The id of the schedule"),
+        ("count" = Option<u32>, Query, description = "The maximum number of occurrences, 10 by default, at most 1000"),
+        ("after" = Option<String>, Query, description = "Only occurrences after this time, by default now"),
+    ),
+    responses((status = 200, description = "The occurrences", body = PreviewResponse), Problems, ScheduleProblems),
+)]
+async fn preview<I: Index>(
+    State(jobs): State<Arc<Jobs<I>>>,
+    Extension(caller): Extension<Identity>,
+    Path(id): Path<String>,
+    query: Result<Query<PreviewQuery>, QueryRejection>,
+) -> Result<Json<PreviewResponse>, Problem> {
+    preview_of(&jobs, &caller, Previewed::Id(id), query).await
+}
+
+/// Previews the occurrences of a definition
+///
+/// The definition may lack its job. Needs the scope `jobs:read` for the application of the job, or for any application without one.
+#[utoipa::path(
+    post,
+    path = "/v1/schedules:preview",
+    operation_id = "previewDefinition",
+    params(
+        ("count" = Option<u32>, Query, description = "The maximum number of occurrences, 10 by default, at most 1000"),
+        ("after" = Option<String>, Query, description = "Only occurrences after this time, by default now"),
+    ),
+    request_body = PreviewDefinition,
+    responses((status = 200, description = "The occurrences", body = PreviewResponse), Problems, BodyProblems),
+)]
+async fn preview_definition<I: Index>(
+    State(jobs): State<Arc<Jobs<I>>>,
+    Extension(caller): Extension<Identity>,
+    query: Result<Query<PreviewQuery>, QueryRejection>,
+    headers: HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<PreviewResponse>, Problem> {
+    let (_, spec) = read_definition(&jobs, &headers, body)?;
+    let definition = Previewed::Definition(Box::new(spec));
+    preview_of(&jobs, &caller, definition, query).await
+}
+
+async fn preview_of<I: Index>(
+    jobs: &Jobs<I>,
+    caller: &Identity,
+    schedule: Previewed,
+    query: Result<Query<PreviewQuery>, QueryRejection>,
+) -> Result<Json<PreviewResponse>, Problem> {
+    let Query(query) = query.map_err(|error| invalid_query(&error))?;
+    let time = |text: String| read_instant(Field::After, &text, &jobs.rules.time_zone);
+    let after: Option<Timestamp> = query.after.map(time).transpose().map_err(RequestError::from)?;
+    let request = PreviewRequest {
+        schedule,
+        after,
+        count: query.count,
+    };
+    let occurrences = jobs.preview_schedule(caller, request, FORMAT).await?;
+    let occurrences = occurrences.into_iter().map(OccurrenceView::from).collect();
+    Ok(Json(PreviewResponse { occurrences }))
+}
+
+/// The definition in the body of a request, and the id if it contains one.
+fn read_definition<I: Index>(
+    jobs: &Jobs<I>,
+    headers: &HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<(Option<String>, v1::ScheduleSpec), Problem> {
+    let body = json_body(headers, body, "scheduler.max_data")?;
+    let definition = read_schedule_json(&body, &jobs.rules.time_zone);
+    Ok(definition.map_err(RequestError::from)?)
+}

@@ -1,0 +1,377 @@
+//! Parses the definitions of recurring schedules in JSON.
+//!
+//! A definition has the fields of its job at the top, next to those of its times. `cron` and `every` are objects, or texts if nothing
+//! but the expression or the interval is given.
+
+use std::borrow::Cow;
+
+use bytes::Bytes;
+use jiff::tz::TimeZone;
+use prost_types::{Duration as ProtoDuration, Timestamp as ProtoTimestamp};
+use redeliver_core::Failure;
+use redeliver_proto::convert::{to_duration, to_headers, to_priority, to_timestamp};
+use redeliver_proto::v1;
+use serde::de::DeserializeOwned;
+use serde_json::value::RawValue;
+
+use super::{Field, Fields, SHOWN, bounded_text, check_depth, invalid, read_instant, shown};
+
+/// The fields of a definition.
+const FIELDS: [Field; 15] = [
+    Field::Id,
+    Field::App,
+    Field::Data,
+    Field::Key,
+    Field::Headers,
+    Field::Priority,
+    Field::ExpireAfter,
+    Field::Cron,
+    Field::Zone,
+    Field::Every,
+    Field::Start,
+    Field::End,
+    Field::MaxCount,
+    Field::Jitter,
+    Field::Misfire,
+];
+/// Those of its job.
+const JOB_FIELDS: [Field; 6] = [
+    Field::App,
+    Field::Data,
+    Field::Key,
+    Field::Headers,
+    Field::Priority,
+    Field::ExpireAfter,
+];
+const CRON_FIELDS: [Field; 4] = [
+    Field::CronExpression,
+    Field::CronZone,
+    Field::CronGap,
+    Field::CronOverlap,
+];
+const EVERY_FIELDS: [Field; 2] = [Field::EveryInterval, Field::EveryAnchor];
+const MISFIRE_FIELDS: [Field; 3] = [Field::MisfirePolicy, Field::MisfireLimit, Field::MisfireGrace];
+
+/// Parses a definition, and the id of the schedule if it contains one. It has no job if no field of a job is set. Times without an
+/// offset are interpreted in `zone`.
+///
+/// # Errors
+/// When the text is not JSON, or a field is unknown, missing, repeated, or has the wrong type.
+pub fn read(value: &Bytes, zone: &TimeZone) -> Result<(Option<String>, v1::ScheduleSpec), Failure> {
+    let fields = Fields::read(value, &FIELDS)?;
+    let spec = v1::ScheduleSpec {
+        timing: timing(&fields, zone)?,
+        start: fields.time(Field::Start, zone)?,
+        end: fields.time(Field::End, zone)?,
+        max_count: fields.number(Field::MaxCount)?.unwrap_or_default(),
+        jitter: fields.proto_duration(Field::Jitter)?,
+        misfire: misfire(&fields)?,
+        job: job(&fields, value)?,
+    };
+    Ok((fields.text(Field::Id)?.map(Cow::into_owned), spec))
+}
+
+fn timing(fields: &Fields<'_>, zone: &TimeZone) -> Result<Option<v1::schedule_spec::Timing>, Failure> {
+    use v1::schedule_spec::Timing;
+    match (fields.value(Field::Cron), fields.value(Field::Every)) {
+        (Some(_), Some(_)) => Err(invalid(
+            Field::Every,
+            "cannot be combined with `cron`; set one of the two",
+        )),
+        (Some(cron), None) => Ok(Some(Timing::Cron(read_cron(fields, cron)?))),
+        (None, every) => {
+            if fields.value(Field::Zone).is_some() {
+                return Err(invalid(Field::Zone, "is set, but only `cron` has a time zone"));
+            }
+            let every = every.map(|every| read_every(fields, every, zone));
+            Ok(every.transpose()?.map(Timing::Every))
+        }
+    }
+}
+
+fn read_cron(fields: &Fields<'_>, cron: &RawValue) -> Result<v1::CronTiming, Failure> {
+    if !is_object(cron) {
+        return Ok(v1::CronTiming {
+            expression: fields.owned_text(Field::Cron)?,
+            zone: fields.owned_text(Field::Zone)?,
+            ..v1::CronTiming::default()
+        });
+    }
+    if fields.value(Field::Zone).is_some() {
+        return Err(invalid(Field::Zone, "belongs in `cron` if that is an object"));
+    }
+    let fields = Fields::of_object(cron.get(), &CRON_FIELDS)?;
+    let gap = fields.choice(
+        Field::CronGap,
+        &[("shift", v1::GapPolicy::Shift), ("skip", v1::GapPolicy::Skip)],
+    )?;
+    let overlap = fields.choice(
+        Field::CronOverlap,
+        &[
+            ("first", v1::OverlapPolicy::First),
+            ("both", v1::OverlapPolicy::Both),
+        ],
+    )?;
+    Ok(v1::CronTiming {
+        expression: fields.owned_text(Field::CronExpression)?,
+        zone: fields.owned_text(Field::CronZone)?,
+        gap: gap.unwrap_or_default().into(),
+        overlap: overlap.unwrap_or_default().into(),
+    })
+}
+
+fn read_every(fields: &Fields<'_>, every: &RawValue, zone: &TimeZone) -> Result<v1::IntervalTiming, Failure> {
+    if !is_object(every) {
+        return Ok(v1::IntervalTiming {
+            interval: fields.proto_duration(Field::Every)?,
+            anchor: None,
+        });
+    }
+    let fields = Fields::of_object(every.get(), &EVERY_FIELDS)?;
+    Ok(v1::IntervalTiming {
+        interval: fields.proto_duration(Field::EveryInterval)?,
+        anchor: fields.time(Field::EveryAnchor, zone)?,
+    })
+}
+
+fn misfire(fields: &Fields<'_>) -> Result<Option<v1::Misfire>, Failure> {
+    let Some(misfire) = fields.value(Field::Misfire) else {
+        return Ok(None);
+    };
+    if !is_object(misfire) {
+        let problem = format!(
+            "is {}; expected an object with `policy`, `limit` and `grace`",
+            shown(misfire)
+        );
+        return Err(invalid(Field::Misfire, &problem));
+    }
+    let fields = Fields::of_object(misfire.get(), &MISFIRE_FIELDS)?;
+    let policy = fields.choice(
+        Field::MisfirePolicy,
+        &[
+            ("skip", v1::MisfirePolicy::Skip),
+            ("once", v1::MisfirePolicy::Once),
+            ("all", v1::MisfirePolicy::All),
+        ],
+    )?;
+    Ok(Some(v1::Misfire {
+        policy: policy.unwrap_or_default().into(),
+        limit: fields.number(Field::MisfireLimit)?.unwrap_or_default(),
+        grace: fields.proto_duration(Field::MisfireGrace)?,
+    }))
+}
+
+/// The job; `None` if none of its fields is set.
+fn job(fields: &Fields<'_>, value: &Bytes) -> Result<Option<v1::JobTemplate>, Failure> {
+    let Some(app) = fields.text(Field::App)? else {
+        let given = JOB_FIELDS.into_iter().find(|field| fields.raw(*field).is_some());
+        return match given {
+            Some(_) => Err(invalid(
+                Field::App,
+                "is missing; set it to the name of the application",
+            )),
+            None => Ok(None),
+        };
+    };
+    let data = fields
+        .raw(Field::Data)
+        .ok_or_else(|| invalid(Field::Data, "is missing; set it to null if the job has no data"))?;
+    check_depth(data.get())?;
+    Ok(Some(v1::JobTemplate {
+        app: app.into_owned(),
+        priority: to_priority(fields.priority()?).into(),
+        data: value.slice_ref(data.get().as_bytes()),
+        key: fields.text(Field::Key)?.map(|key| Bytes::from(key.into_owned())),
+        headers: to_headers(&fields.headers()?),
+        expire_after: fields.proto_duration(Field::ExpireAfter)?,
+    }))
+}
+
+fn is_object(value: &RawValue) -> bool {
+    value.get().starts_with('{')
+}
+
+impl Fields<'_> {
+    /// The text of a field; empty if it is missing.
+    fn owned_text(&self, field: Field) -> Result<String, Failure> {
+        Ok(self.text(field)?.map(Cow::into_owned).unwrap_or_default())
+    }
+
+    fn time(&self, field: Field, zone: &TimeZone) -> Result<Option<ProtoTimestamp>, Failure> {
+        let text = self.text(field)?;
+        let time = text.map(|text| read_instant(field, &text, zone));
+        Ok(time.transpose()?.map(to_timestamp))
+    }
+
+    fn proto_duration(&self, field: Field) -> Result<Option<ProtoDuration>, Failure> {
+        Ok(self.duration(field)?.map(to_duration))
+    }
+
+    fn number<T: DeserializeOwned>(&self, field: Field) -> Result<Option<T>, Failure> {
+        let Some(value) = self.value(field) else {
+            return Ok(None);
+        };
+        let number = serde_json::from_str(value.get());
+        number.map(Some).map_err(|_| {
+            let problem = format!(
+                "is {}; expected a whole number that is not negative",
+                shown(value)
+            );
+            invalid(field, &problem)
+        })
+    }
+
+    fn choice<T: Copy>(&self, field: Field, choices: &[(&str, T)]) -> Result<Option<T>, Failure> {
+        let Some(text) = self.text(field)? else {
+            return Ok(None);
+        };
+        let found = choices.iter().find(|(name, _)| *name == text);
+        found.map(|(_, choice)| Some(*choice)).ok_or_else(|| {
+            let names: Vec<&str> = choices.iter().map(|(name, _)| *name).collect();
+            let problem = format!(
+                "is `{}`; expected one of {}",
+                bounded_text(&text, SHOWN),
+                names.join(", ")
+            );
+            invalid(field, &problem)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read_text(text: &str) -> Result<(Option<String>, v1::ScheduleSpec), Failure> {
+        read(&Bytes::copy_from_slice(text.as_bytes()), &TimeZone::UTC)
+    }
+
+    #[test]
+    fn a_definition_has_all_fields() {
+        let text = r#"{"id":"nightly","cron":{"expression":"30 2 * * *","zone":"Europe/Berlin","gap":"skip","overlap":"both"},
+            "start":"2026-01-01T00:00:00Z","end":"2026-12-31T00:00:00+01:00","maxCount":7,"jitter":"90s",
+            "misfire":{"policy":"all","limit":5,"grace":"10m"},"appName":"sms","priority":"high","key":"k",
+            "headers":{"h":"v"},"expireAfter":"1h","jobData":{"n": 1.50}}"#;
+        let (id, spec) = read_text(text).unwrap();
+        assert_eq!(id.as_deref(), Some("nightly"));
+        let seconds = |seconds| Some(ProtoDuration { seconds, nanos: 0 });
+        let expected = v1::ScheduleSpec {
+            timing: Some(v1::schedule_spec::Timing::Cron(v1::CronTiming {
+                expression: "30 2 * * *".into(),
+                zone: "Europe/Berlin".into(),
+                gap: v1::GapPolicy::Skip.into(),
+                overlap: v1::OverlapPolicy::Both.into(),
+            })),
+            start: Some(ProtoTimestamp {
+                seconds: 1_767_225_600,
+                nanos: 0,
+            }),
+            end: Some(ProtoTimestamp {
+                seconds: 1_798_671_600,
+                nanos: 0,
+            }),
+            max_count: 7,
+            jitter: seconds(90),
+            misfire: Some(v1::Misfire {
+                policy: v1::MisfirePolicy::All.into(),
+                limit: 5,
+                grace: seconds(600),
+            }),
+            job: Some(v1::JobTemplate {
+                app: "sms".into(),
+                priority: v1::Priority::High.into(),
+                data: Bytes::from_static(br#"{"n": 1.50}"#),
+                key: Some(Bytes::from_static(b"k")),
+                headers: vec![v1::Header {
+                    name: "h".into(),
+                    value: Some(Bytes::from_static(b"v")),
+                }],
+                expire_after: seconds(3600),
+            }),
+        };
+        assert_eq!(spec, expected);
+    }
+
+    #[test]
+    fn short_forms_mean_the_same_as_objects() {
+        for (short, long) in [
+            (
+                r#"{"cron":"@daily","zone":"Europe/Berlin"}"#,
+                r#"{"cron":{"expression":"@daily","zone":"Europe/Berlin"}}"#,
+            ),
+            (r#"{"every":"5m"}"#, r#"{"every":{"interval":"5m"}}"#),
+        ] {
+            assert_eq!(read_text(short), read_text(long));
+            assert_eq!(read_text(short).unwrap().1.job, None);
+        }
+    }
+
+    #[test]
+    fn an_invalid_definition_names_the_field_and_what_is_valid() {
+        for (text, code, message) in [
+            (
+                r#"{"crom":"x"}"#,
+                "request.unknownField",
+                "unknown field `crom`, did you mean `cron`?",
+            ),
+            (
+                r#"{"cron":{"zon":"x"}}"#,
+                "request.unknownField",
+                "unknown field `zon`, did you mean `zone`?",
+            ),
+            (
+                r#"{"cron":"x","every":"5m"}"#,
+                "request.every",
+                "`every` cannot be combined with `cron`; set one of the two",
+            ),
+            (
+                r#"{"every":"5m","zone":"UTC"}"#,
+                "request.zone",
+                "`zone` is set, but only `cron` has a time zone",
+            ),
+            (
+                r#"{"cron":{"expression":"x"},"zone":"UTC"}"#,
+                "request.zone",
+                "`zone` belongs in `cron` if that is an object",
+            ),
+            (
+                r#"{"cron":{"gap":"drop"}}"#,
+                "request.cron.gap",
+                "`cron.gap` is `drop`; expected one of shift, skip",
+            ),
+            (
+                r#"{"cron":{"gap":"skip","gap":"skip"}}"#,
+                "request.cron.gap",
+                "`cron.gap` appears more than once",
+            ),
+            (
+                r#"{"maxCount":-1}"#,
+                "request.maxCount",
+                "`maxCount` is `-1`; expected a whole number that is not negative",
+            ),
+            (
+                r#"{"misfire":"skip"}"#,
+                "request.misfire",
+                "`misfire` is `\"skip\"`; expected an object with `policy`, `limit` and `grace`",
+            ),
+            (
+                r#"{"jobData":1}"#,
+                "request.appName",
+                "`appName` is missing; set it to the name of the application",
+            ),
+            (
+                r#"{"appName":"sms"}"#,
+                "request.jobData",
+                "`jobData` is missing; set it to null if the job has no data",
+            ),
+            (
+                r#"{"start":"tomorrow"}"#,
+                "request.start",
+                "`start` is `tomorrow`; expected a date and time such as 2026-01-31T12:00:00Z or 2026-01-31T12:00:00",
+            ),
+        ] {
+            let failure = read_text(text).unwrap_err();
+            assert_eq!((&*failure.code, &*failure.message), (code, message), "{text}");
+        }
+    }
+}
