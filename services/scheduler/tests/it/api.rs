@@ -7,6 +7,7 @@ mod identity;
 mod limits;
 mod openapi;
 mod rolling;
+mod schedules;
 mod server;
 
 use redeliver_core::Record;

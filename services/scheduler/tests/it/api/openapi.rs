@@ -57,7 +57,19 @@ async fn the_document_contains_each_route_and_status() {
     }
     assert_eq!(
         paths.keys().collect::<Vec<_>>(),
-        ["/v1/jobs", "/v1/jobs/{id}", "/v1/jobs:batch", "/v1/stats"]
+        [
+            "/v1/jobs",
+            "/v1/jobs/{id}",
+            "/v1/jobs:batch",
+            "/v1/schedules",
+            "/v1/schedules/{id}",
+            "/v1/schedules/{id}/preview",
+            "/v1/schedules/{id}:pause",
+            "/v1/schedules/{id}:resume",
+            "/v1/schedules/{id}:trigger",
+            "/v1/schedules:preview",
+            "/v1/stats"
+        ]
     );
 
     let ask = async |method: &str, route: &str, path: &str, body: &str| {
@@ -94,6 +106,43 @@ async fn the_document_contains_each_route_and_status() {
     assert_eq!(ask("delete", route, never, "").await, 404);
     assert_eq!(ask("get", "/v1/stats", "/v1/stats", "").await, 200);
     assert_eq!(ask("get", "/v1/stats", "/v1/stats?minutes=x", "").await, 422);
+    let schedule = r#"{"id":"s","every":"1h","appName":"sms","jobData":1}"#;
+    let other = schedule.replace(":1}", ":2}");
+    let schedules = "/v1/schedules";
+    for (body, status) in [
+        (schedule, 201),
+        (schedule, 200),
+        (&*other, 409),
+        ("{", 400),
+        ("{}", 422),
+    ] {
+        assert_eq!(ask("post", schedules, schedules, body).await, status);
+    }
+    assert_eq!(ask("get", schedules, schedules, "").await, 200);
+    let (route, path) = ("/v1/schedules/{id}", "/v1/schedules/s");
+    assert_eq!(ask("get", route, path, "").await, 200);
+    let update = other.replace("\"id\":\"s\",", "");
+    assert_eq!(
+        ask("put", route, "/v1/schedules/s?expectedRevision=7", &update).await,
+        409
+    );
+    assert_eq!(ask("put", route, path, &update).await, 200);
+    for verb in ["pause", "resume", "trigger"] {
+        let route = format!("{route}:{verb}");
+        assert_eq!(ask("post", &route, &format!("{path}:{verb}"), "{}").await, 200);
+        let unknown = format!("/v1/schedules/x:{verb}");
+        assert_eq!(ask("post", &route, &unknown, "{}").await, 404);
+        assert_eq!(ask("post", &route, &unknown, "[]").await, 400);
+    }
+    let route_of_preview = "/v1/schedules/{id}/preview";
+    assert_eq!(
+        ask("get", route_of_preview, "/v1/schedules/s/preview", "").await,
+        200
+    );
+    let preview = "/v1/schedules:preview";
+    assert_eq!(ask("post", preview, preview, r#"{"every":"1h"}"#).await, 200);
+    assert_eq!(ask("delete", route, path, "").await, 200);
+    assert_eq!(ask("delete", route, path, "").await, 404);
     // Each reference has a target.
     let text = document.to_string();
     for reference in text.split("\"$ref\":\"#").skip(1) {

@@ -1,0 +1,688 @@
+//! Recurring schedules over both protocols, with the real binary, Kafka and Redis.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use futures::future::try_join_all;
+use redeliver_core::{Record, Timestamp};
+use redeliver_proto::auth::SendToken;
+use redeliver_proto::convert::{to_duration, to_timestamp};
+use redeliver_proto::v1;
+use redeliver_proto::v1::schedule_service_client::ScheduleServiceClient;
+use redeliver_recurrence::{Definition, Gap, Misfire, Recurrence, Timing};
+use redeliver_scheduler::schedules::write_preview;
+use redeliver_service::identity::{NewToken, new_token};
+use redeliver_testkit::{ServiceProcess, eventually_async, free_port, http};
+use reqwest::Method;
+use serde_json::{Value, json};
+use tonic::Code;
+use tonic::transport::Channel;
+use tonic_types::StatusExt as _;
+
+use super::identity::write_tokens;
+use super::server::{Answer, Server, send, with_json};
+use crate::env::{DEADLINE, SchedulerEnv, header};
+
+/// Has its next occurrence within a year, and not soon.
+const YEARLY: &str = r#""cron":"0 0 1 1 *","zone":"Europe/Berlin""#;
+const JOB: &str = r#""appName":"sms","jobData":{"n": 1.50}"#;
+
+async fn client(server: &Server) -> ScheduleServiceClient<Channel> {
+    ScheduleServiceClient::new(server.channel().await)
+}
+
+async fn post(server: &Server, path: &str, body: &str) -> Answer {
+    server.json(Method::POST, path, body).await
+}
+
+fn every(seconds: u64) -> v1::ScheduleSpec {
+    let interval = redeliver_core::HumanDuration::from_secs(seconds);
+    v1::ScheduleSpec {
+        timing: Some(v1::schedule_spec::Timing::Every(v1::IntervalTiming {
+            interval: Some(to_duration(interval)),
+            anchor: None,
+        })),
+        job: Some(v1::JobTemplate {
+            app: "sms".into(),
+            ..v1::JobTemplate::default()
+        }),
+        ..v1::ScheduleSpec::default()
+    }
+}
+
+/// Gets a schedule until it is as it should be: the index follows changes within milliseconds.
+async fn until(server: &Server, path: &str, what: impl Fn(&Answer) -> bool) -> Answer {
+    eventually_async("the schedule is as it should be", DEADLINE, async || {
+        let answer = server.get(path).await;
+        if what(&answer) { Ok(answer) } else { Err(answer) }
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_schedule_can_be_managed_over_rest() {
+    let server = Server::start();
+    let definition = format!("{{\"id\":\"yearly\",{YEARLY},{JOB},\"headers\":{{\"h\":\"v\"}}}}");
+    let created = post(&server, "/v1/schedules", &definition).await.is(201);
+    assert_eq!(created.location.as_deref(), Some("/v1/schedules/yearly"));
+    // At once: what was created is never unknown.
+    let known = server.get("/v1/schedules/yearly").await.is(200);
+    assert!(known.text.contains(r#""jobData":{"n": 1.50}"#), "{known:?}");
+    assert_eq!(
+        (known.text_of("state"), known.text_of("appName")),
+        ("active", "sms")
+    );
+    assert_eq!(
+        known.body["cron"],
+        json!({"expression": "0 0 1 1 *", "zone": "Europe/Berlin", "gap": "shift", "overlap": "first"})
+    );
+    assert!(known.text_of("nextDueTime").ends_with("-12-31T23:00:00.000Z"));
+    assert_eq!(created.body["nextDueTime"], known.body["nextDueTime"]);
+
+    let again = post(&server, "/v1/schedules", &definition).await.is(200);
+    assert_eq!(again.body["revision"], 1);
+    let other = definition.replace("1.50", "2");
+    let exists = post(&server, "/v1/schedules", &other).await;
+    assert_eq!(exists.body["schedule"]["revision"], 1);
+    assert_eq!(exists.text_of("scheduleId"), "yearly");
+    exists.problem(409, "schedule_exists", "exists with another definition");
+
+    let paused = post(&server, "/v1/schedules/yearly:pause", "{}").await.is(200);
+    assert_eq!(
+        (paused.text_of("state"), &paused.body["revision"]),
+        ("paused", &2.into())
+    );
+    assert!(paused.body.get("nextDueTime").is_none());
+    let again = post(&server, "/v1/schedules/yearly:pause", "").await.is(200);
+    assert_eq!(again.body["revision"], 2);
+    let triggered = post(&server, "/v1/schedules/yearly:trigger", "{}").await.is(200);
+    let job = triggered.text_of("jobId");
+    let record = super::only_record(&server, "sms").await;
+    let occurrence = format!("yearly+{job}");
+    assert_eq!(super::header(&record, "job-occurrence"), Some(&*occurrence));
+    assert_eq!(record.value.as_deref(), Some(&br#"{"n": 1.50}"#[..]));
+    let dispatched = until(&server, &format!("/v1/jobs/{job}"), |job| {
+        job.body["state"] == "dispatched"
+    })
+    .await;
+    assert_eq!(dispatched.text_of("occurrence"), occurrence);
+    let resumed = post(&server, "/v1/schedules/yearly:resume", r#"{"catchUp":true}"#)
+        .await
+        .is(200);
+    assert_eq!(
+        (
+            &resumed.body["skipped"],
+            &resumed.body["schedule"]["state"],
+            &resumed.body["schedule"]["revision"]
+        ),
+        (&0.into(), &"active".into(), &3.into())
+    );
+
+    let changed = format!("{{\"every\":\"1h\",{JOB}}}");
+    let put = async |query: &str| {
+        let path = format!("/v1/schedules/yearly{query}");
+        server.json(Method::PUT, &path, &changed).await
+    };
+    let stale = put("?expectedRevision=2").await;
+    assert_eq!(stale.body["schedule"]["revision"], 3);
+    stale.problem(409, "schedule_revised", "has revision 3");
+    let updated = put("?expectedRevision=3").await.is(200);
+    assert_eq!(
+        (&updated.body["revision"], &updated.body["every"]["interval"]),
+        (&4.into(), &"1h".into())
+    );
+    assert_eq!(put("").await.is(200).body["revision"], 4);
+    until(&server, "/v1/schedules/yearly", |answer| {
+        answer.body["revision"] == 4 && answer.body["dispatched"] == 0
+    })
+    .await;
+
+    assert_eq!(
+        server.delete("/v1/schedules/yearly").await.is(200).text_of("id"),
+        "yearly"
+    );
+    for gone in [
+        server.delete("/v1/schedules/yearly").await,
+        put("").await,
+        post(&server, "/v1/schedules/yearly:trigger", "{}").await,
+        until(&server, "/v1/schedules/yearly", |answer| answer.status == 404).await,
+        server.get("/v1/schedules/yearly/preview").await,
+    ] {
+        assert_eq!(gone.text_of("scheduleId"), "yearly");
+        gone.problem(404, "schedule_unknown", "no such schedule: yearly");
+    }
+    server.shut_down();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_schedule_can_be_managed_over_grpc() {
+    let server = Server::start();
+    let mut client = client(&server).await;
+    let id = || "hourly".to_owned();
+    let create = |seconds| v1::CreateScheduleRequest {
+        id: id(),
+        spec: Some(every(seconds)),
+    };
+    let created = client.create_schedule(create(3600)).await.unwrap().into_inner();
+    assert_eq!(
+        (created.state(), created.revision),
+        (v1::ScheduleState::Active, 1)
+    );
+    client.create_schedule(create(3600)).await.unwrap();
+    let exists = client.create_schedule(create(60)).await.unwrap_err();
+    assert_eq!(exists.code(), Code::AlreadyExists);
+    let info = exists.get_details_error_info().unwrap();
+    assert_eq!(
+        (&*info.reason, &*info.metadata["schedule_id"]),
+        ("SCHEDULE_EXISTS", "hourly")
+    );
+    let got = client.get_schedule(v1::GetScheduleRequest { id: id() }).await;
+    assert_eq!(got.unwrap().into_inner().next_due_time, created.next_due_time);
+
+    let paused = client.pause_schedule(v1::PauseScheduleRequest { id: id() }).await;
+    assert_eq!(paused.unwrap().into_inner().state(), v1::ScheduleState::Paused);
+    let trigger = v1::TriggerScheduleRequest { id: id() };
+    let job = client
+        .trigger_schedule(trigger)
+        .await
+        .unwrap()
+        .into_inner()
+        .job_id;
+    let record = super::only_record(&server, "sms").await;
+    assert_eq!(
+        super::header(&record, "job-occurrence"),
+        Some(&*format!("hourly+{job}"))
+    );
+    let resume = v1::ResumeScheduleRequest {
+        id: id(),
+        catch_up: false,
+    };
+    let resumed = client.resume_schedule(resume).await.unwrap().into_inner();
+    assert_eq!(
+        (resumed.skipped, resumed.schedule.unwrap().state()),
+        (0, v1::ScheduleState::Active)
+    );
+    let update = |expected_revision| v1::UpdateScheduleRequest {
+        id: id(),
+        spec: Some(every(60)),
+        expected_revision,
+    };
+    let stale = client.update_schedule(update(1)).await.unwrap_err();
+    assert_eq!(stale.code(), Code::Aborted);
+    assert!(stale.message().contains("has revision 3"), "{stale:?}");
+    let updated = client.update_schedule(update(3)).await.unwrap().into_inner();
+    assert_eq!(updated.revision, 4);
+    let delete = || v1::DeleteScheduleRequest { id: id() };
+    client.delete_schedule(delete()).await.unwrap();
+    let gone = client.delete_schedule(delete()).await.unwrap_err();
+    assert_eq!(gone.code(), Code::NotFound);
+    server.shut_down();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_error_names_the_field_and_what_is_valid() {
+    let server = Server::start();
+    for (body, status, code, says) in [
+        (
+            format!("{{\"id\":\"a\",\"cron\":\"0 3 * * *\",\"zone\":\"Europe/Berln\",{JOB}}}"),
+            422,
+            "request.cron.zone",
+            "`cron.zone` ",
+        ),
+        (
+            format!("{{\"id\":\"a\",\"cron\":\"61 3 * * *\",{JOB}}}"),
+            422,
+            "request.cron.expression",
+            "`cron.expression` ",
+        ),
+        (
+            format!("{{\"id\":\"a\",\"every\":\"10ms\",{JOB}}}"),
+            422,
+            "request.every.interval",
+            "`every.interval` ",
+        ),
+        (
+            format!("{{\"id\":\"a\",{JOB}}}"),
+            422,
+            "request.timing",
+            "`timing` is missing; set cron or every",
+        ),
+        (
+            format!("{{\"id\":\"a b\",\"every\":\"1h\",{JOB}}}"),
+            422,
+            "request.id",
+            "must be 1 to 128 of the characters",
+        ),
+        (
+            format!("{{\"every\":\"1h\",{JOB}}}"),
+            422,
+            "request.id",
+            "`id` is missing",
+        ),
+        (
+            r#"{"id":"a","every":"1h"}"#.to_owned(),
+            422,
+            "request.appName",
+            "`appName` is missing",
+        ),
+        (
+            r#"{"id":"a","every":"1h","appName":"smz","jobData":1}"#.to_owned(),
+            422,
+            "request.appName",
+            "`appName` is `smz`, which is not an application, did you mean `sms`?",
+        ),
+        (
+            format!("{{\"id\":\"a\",\"evry\":\"1h\",{JOB}}}"),
+            422,
+            "request.unknownField",
+            "unknown field `evry`, did you mean `every`?",
+        ),
+        ("[]".to_owned(), 400, "request.json", "not a JSON object"),
+    ] {
+        post(&server, "/v1/schedules", &body)
+            .await
+            .problem(status, code, says);
+    }
+    for (path, status, code) in [
+        ("/v1/schedules/a:pauze", 404, "path"),
+        ("/v1/schedules/a", 405, "method"),
+    ] {
+        post(&server, path, "{}").await.problem(status, code, "");
+    }
+    post(&server, "/v1/schedules/a:resume", r#"{"catchup":true}"#)
+        .await
+        .problem(400, "request.json", "unknown field `catchup`, expected `catchUp`");
+    // A form of another web page cannot send the content type.
+    let form = send(server.request(Method::POST, "/v1/schedules/a:trigger")).await;
+    form.problem(415, "request.contentType", "application/json");
+    server
+        .get("/v1/schedules/a:pause")
+        .await
+        .problem(405, "method", "does not support");
+    server
+        .get("/v1/schedules?pageToken=x")
+        .await
+        .problem(422, "request.pageToken", "is not a page token");
+
+    let mut client = client(&server).await;
+    for (spec, code, field) in [
+        (every(0), Code::InvalidArgument, Some("every.interval")),
+        (
+            v1::ScheduleSpec {
+                job: None,
+                ..every(60)
+            },
+            Code::InvalidArgument,
+            Some("job"),
+        ),
+        (
+            v1::ScheduleSpec {
+                misfire: Some(v1::Misfire {
+                    policy: v1::MisfirePolicy::All.into(),
+                    limit: 5_000,
+                    grace: None,
+                }),
+                ..every(60)
+            },
+            Code::InvalidArgument,
+            Some("misfire.limit"),
+        ),
+        (
+            v1::ScheduleSpec {
+                job: Some(v1::JobTemplate {
+                    app: "smz".into(),
+                    ..v1::JobTemplate::default()
+                }),
+                ..every(60)
+            },
+            Code::NotFound,
+            None,
+        ),
+    ] {
+        let request = v1::CreateScheduleRequest {
+            id: "a".into(),
+            spec: Some(spec),
+        };
+        let status = client.create_schedule(request).await.unwrap_err();
+        assert_eq!(status.code(), code, "{status:?}");
+        let violations = status.get_details_bad_request();
+        let violations = violations.map(|details| details.field_violations[0].field.clone());
+        assert_eq!(violations.as_deref(), field, "{status:?}");
+    }
+    server.shut_down();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_schedule_of_another_application_is_unknown_and_cannot_be_changed() {
+    let tokens: [NewToken; 4] = std::array::from_fn(|_| new_token().unwrap());
+    let [all, sms, reader, mail] = &tokens;
+    let entries: [(&str, &NewToken, &[&str]); 4] = [
+        ("all", all, &["jobs:*"]),
+        ("sms", sms, &["jobs:*:sms"]),
+        ("reader", reader, &["jobs:read"]),
+        ("mail", mail, &["jobs:*:mail"]),
+    ];
+    let server = Server::start_prepared(
+        |builder| {
+            let builder = builder.scheduler(&[("sms", "{name}-sms"), ("mail", "{name}-mail")]);
+            builder.set("scheduler.auth.tokens_file", "{dir}/tokens")
+        },
+        |directory| write_tokens(&directory.join("tokens"), &entries),
+    );
+    let [all, sms, reader, mail] = tokens.each_ref().map(|token| token.token.as_str());
+    let ask = async |token: &str, method: Method, path: &str, body: &str| {
+        send(with_json(server.request(method, path), body).bearer_auth(token)).await
+    };
+    let of_sms = format!("{{\"id\":\"own\",\"every\":\"1h\",{JOB}}}");
+    let of_mail = of_sms.replace("sms", "mail");
+    for token in [reader, mail] {
+        ask(token, Method::POST, "/v1/schedules", &of_sms).await.problem(
+            403,
+            "permission_denied",
+            "jobs:write:sms",
+        );
+    }
+    ask(sms, Method::POST, "/v1/schedules", &of_sms).await.is(201);
+    let path = "/v1/schedules/own";
+    let got = ask(reader, Method::GET, path, "").await.is(200);
+    assert_eq!(got.text_of("appName"), "sms");
+    let body = of_mail.replace("\"id\":\"own\",", "");
+    for (method, path, body) in [
+        (Method::GET, "/v1/schedules/own", ""),
+        (Method::GET, "/v1/schedules/own/preview", ""),
+        (Method::PUT, "/v1/schedules/own", &*body),
+        (Method::DELETE, "/v1/schedules/own", ""),
+        (Method::POST, "/v1/schedules/own:pause", "{}"),
+        (Method::POST, "/v1/schedules/own:resume", "{}"),
+        (Method::POST, "/v1/schedules/own:trigger", "{}"),
+    ] {
+        ask(mail, method, path, body)
+            .await
+            .problem(404, "schedule_unknown", "no such schedule");
+    }
+    // The id is taken, but whose schedule it is stays unknown.
+    let taken = ask(mail, Method::POST, "/v1/schedules", &of_mail).await;
+    assert!(taken.body.get("schedule").is_none(), "{taken:?}");
+    taken.problem(409, "schedule_exists", "choose another id");
+    // The former application is not enough to move a schedule, and reading is not enough to change it.
+    ask(sms, Method::PUT, path, &body)
+        .await
+        .problem(403, "permission_denied", "jobs:write:mail");
+    ask(reader, Method::POST, "/v1/schedules/own:pause", "{}")
+        .await
+        .problem(403, "permission_denied", "needs the scope jobs:write");
+    ask(all, Method::PUT, path, &body).await.is(200);
+    eventually_async("the new application", DEADLINE, async || {
+        let seen = (
+            ask(mail, Method::GET, path, "").await.status.as_u16(),
+            ask(sms, Method::GET, path, "").await.status.as_u16(),
+        );
+        if seen == (200, 404) { Ok(()) } else { Err(seen) }
+    })
+    .await;
+
+    let list = async |token: &str, query: &str| {
+        let path = format!("/v1/schedules{query}");
+        ask(token, Method::GET, &path, "").await
+    };
+    list(mail, "")
+        .await
+        .problem(403, "permission_denied", "needs the scope jobs:read");
+    let ids = |answer: Answer| {
+        let schedules = answer.is(200).body["schedules"].take();
+        let schedules = serde_json::from_value::<Vec<Value>>(schedules).unwrap();
+        schedules.len()
+    };
+    assert_eq!(ids(list(mail, "?app=mail").await), 1);
+    assert_eq!(ids(list(sms, "?app=sms").await), 0);
+    assert_eq!(ids(list(reader, "").await), 1);
+    let mut client =
+        ScheduleServiceClient::with_interceptor(server.channel().await, SendToken::new(Some(sms)).unwrap());
+    let hidden = client
+        .get_schedule(v1::GetScheduleRequest { id: "own".into() })
+        .await
+        .unwrap_err();
+    assert_eq!(hidden.code(), Code::NotFound);
+    server.shut_down();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_schedules_are_listed_in_pages_once_and_in_order() {
+    const COUNT: usize = 250;
+    let server =
+        Server::start_with(|builder| builder.scheduler(&[("sms", "{name}-sms"), ("mail", "{name}-mail")]));
+    let client = client(&server).await;
+    let now = to_timestamp(Timestamp::from_millis(4_000_000_000_000));
+    let creating = (0..COUNT).map(|number| {
+        let mut client = client.clone();
+        let mut spec = every(60 + number as u64);
+        // None is due during this test. A few have the same due time.
+        spec.start = Some(prost_types::Timestamp {
+            seconds: now.seconds + 1_000_000 * (number as i64 / 5),
+            nanos: 0,
+        });
+        if number % 10 == 0 {
+            spec.job.as_mut().unwrap().app = "mail".into();
+        }
+        let id = format!("s-{number}");
+        async move {
+            let request = v1::CreateScheduleRequest {
+                id: id.clone(),
+                spec: Some(spec),
+            };
+            let created = client.create_schedule(request).await?.into_inner();
+            if number % 50 == 7 {
+                return client
+                    .pause_schedule(v1::PauseScheduleRequest { id })
+                    .await
+                    .map(tonic::Response::into_inner);
+            }
+            Ok::<_, tonic::Status>(created)
+        }
+    });
+    let created = try_join_all(creating).await.unwrap();
+    let by_id: BTreeMap<&str, &v1::Schedule> = created
+        .iter()
+        .map(|schedule| (schedule.id.as_str(), schedule))
+        .collect();
+    assert_eq!(by_id.len(), COUNT);
+
+    let pages = async |app: &str, page_size: u32| {
+        let (mut client, mut pages, mut page_token) = (client.clone(), Vec::new(), String::new());
+        loop {
+            let request = v1::ListSchedulesRequest {
+                app: app.into(),
+                page_size,
+                page_token,
+            };
+            let page = client.list_schedules(request).await.unwrap().into_inner();
+            assert!(page.schedules.len() <= 100);
+            pages.push(page.schedules);
+            page_token = page.next_page_token;
+            if page_token.is_empty() {
+                return pages;
+            }
+        }
+    };
+    let all = pages("", 0).await;
+    assert_eq!(all.iter().map(Vec::len).collect::<Vec<_>>(), [100, 100, 50]);
+    let all = all.concat();
+    let ids: BTreeSet<&str> = all.iter().map(|schedule| schedule.id.as_str()).collect();
+    assert_eq!(ids.len(), COUNT);
+    // Those without an occurrence come last.
+    let due = |schedule: &v1::Schedule| schedule.next_due_time.map_or(i64::MAX, |time| time.seconds);
+    assert!(all.is_sorted_by_key(due));
+    assert!(
+        all[COUNT - 5..]
+            .iter()
+            .all(|schedule| schedule.state() == v1::ScheduleState::Paused)
+    );
+    for schedule in &all {
+        assert_eq!(schedule, by_id[schedule.id.as_str()]);
+    }
+    let mail = pages("mail", 10).await;
+    assert_eq!(mail.iter().map(Vec::len).collect::<Vec<_>>(), [10, 10, 5]);
+    let of_mail = all.iter().filter(|schedule| {
+        let job = schedule.spec.as_ref().unwrap().job.as_ref().unwrap();
+        job.app == "mail"
+    });
+    assert!(mail.concat().iter().eq(of_mail));
+    server.shut_down();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_preview_over_the_changes_of_the_clocks_is_that_of_the_recurrence() {
+    let server = Server::start();
+    let recurrence = Recurrence::new(Definition {
+        timing: Timing::Cron {
+            expression: "30 2 * * *".into(),
+            zone: "Europe/Berlin".into(),
+            gap: Gap::Shift,
+            overlap: None,
+        },
+        start: None,
+        end: None,
+        max_count: None,
+        jitter: redeliver_core::HumanDuration::default(),
+        misfire: Misfire::default(),
+    })
+    .unwrap();
+    let after: Timestamp = "2027-03-26T12:00:00Z".parse().unwrap();
+    let expected: Vec<_> = recurrence.preview(after, 300).iter().map(write_preview).collect();
+    let shifted = &expected[1];
+    assert_eq!(shifted.local_time, "2027-03-28T03:30:00+02:00[Europe/Berlin]");
+    assert!(
+        expected
+            .iter()
+            .any(|preview| preview.reason() == v1::OccurrenceReason::FirstOfOverlap)
+    );
+
+    let definition = r#""cron":"30 2 * * *","zone":"Europe/Berlin""#;
+    let job = format!("{{\"id\":\"nightly\",{definition},{JOB}}}");
+    post(&server, "/v1/schedules", &job).await.is(201);
+    let mut client = client(&server).await;
+    let request = v1::PreviewScheduleRequest {
+        schedule: Some(v1::preview_schedule_request::Schedule::Id("nightly".into())),
+        after: Some(to_timestamp(after)),
+        count: 300,
+    };
+    let preview = client.preview_schedule(request).await.unwrap().into_inner();
+    assert_eq!(preview.occurrences, expected);
+
+    let query = "count=2&after=2027-03-26T12:00:00Z";
+    let of_schedule = server
+        .get(&format!("/v1/schedules/nightly/preview?{query}"))
+        .await
+        .is(200);
+    let path = format!("/v1/schedules:preview?{query}");
+    let of_definition = post(&server, &path, &format!("{{{definition}}}")).await.is(200);
+    assert_eq!(of_schedule.body, of_definition.body);
+    assert_eq!(
+        of_schedule.body["occurrences"][1],
+        json!({
+            "nominalTime": "2027-03-28T01:30:00.000Z",
+            "latestDueTime": "2027-03-28T01:30:00.000Z",
+            "localTime": "2027-03-28T03:30:00+02:00[Europe/Berlin]",
+            "reason": "shifted_by_gap",
+            "missingLocalTime": "2027-03-28T02:30:00",
+        })
+    );
+    let limited = format!("{{{definition},\"maxCount\":1}}");
+    let limited = post(&server, "/v1/schedules:preview", &limited).await.is(200);
+    assert_eq!(limited.body["occurrences"].as_array().unwrap().len(), 1);
+    post(
+        &server,
+        "/v1/schedules:preview?count=1001",
+        &format!("{{{definition}}}"),
+    )
+    .await
+    .problem(422, "request.count", "the maximum is 1000");
+    server.shut_down();
+}
+
+/// The nominal times of the occurrences in these records, by schedule.
+fn occurrences(records: &[Record]) -> BTreeMap<String, Vec<Timestamp>> {
+    let mut occurrences: BTreeMap<String, Vec<Timestamp>> = BTreeMap::new();
+    for record in records {
+        let occurrence: String = header(record, "job-occurrence");
+        let (schedule, nominal) = occurrence.split_once('@').unwrap();
+        let nominal = nominal.parse().unwrap();
+        let dispatched: Timestamp = header(record, "dispatched-at");
+        assert!(dispatched >= nominal, "early: {record:?}");
+        occurrences.entry(schedule.to_owned()).or_default().push(nominal);
+    }
+    occurrences
+}
+
+#[test]
+fn occurrences_are_dispatched_once_each_although_a_scheduler_is_killed() {
+    const SCHEDULES: usize = 6;
+    const COUNT: usize = 20;
+    let mut env = SchedulerEnv::new(SchedulerEnv::builder("recurring").partitions(4));
+    env.test.set("kafka.session_timeout", "6s");
+    let listen = [free_port(), free_port()].map(|port| format!("127.0.0.1:{port}"));
+    let mut schedulers: Vec<ServiceProcess> = ["a", "b"]
+        .into_iter()
+        .zip(&listen)
+        .map(|(instance, listen)| {
+            let listen = format!("scheduler.listen={listen}");
+            env.test.start("scheduler", instance, &["--set", &listen])
+        })
+        .collect();
+    let http = env.block_on(async { http::client() });
+    for number in 0..SCHEDULES {
+        // However long the takeover takes, no occurrence is skipped.
+        let body = format!(
+            r#"{{"id":"s-{number}","every":"1s","maxCount":{COUNT},"misfire":{{"policy":"all","limit":1000}},{JOB}}}"#
+        );
+        let create = with_json(
+            http.post(format!("http://{}/v1/schedules", listen[number % 2])),
+            &body,
+        );
+        env.block_on(send(create)).is(201);
+    }
+    let mut watch = env.watch();
+    let mut until = |count: usize| {
+        redeliver_testkit::eventually("occurrences are dispatched", DEADLINE, || {
+            watch.look();
+            let found = watch.seen.apps.len();
+            if found >= count { Ok(()) } else { Err(found) }
+        });
+    };
+    until(SCHEDULES * 3);
+    schedulers[0].kill_9();
+    until(SCHEDULES * 6);
+    schedulers[0].start_again();
+    schedulers[0].until_ready();
+    schedulers[1].kill_9();
+    until(SCHEDULES * COUNT);
+    for number in 0..SCHEDULES {
+        let url = format!("http://{}/v1/schedules/s-{number}", listen[0]);
+        env.block_on(eventually_async(
+            "the schedule is finished",
+            DEADLINE,
+            async || {
+                let answer = send(http.get(&url)).await;
+                let state = (
+                    &answer.body["state"],
+                    &answer.body["dispatched"],
+                    &answer.body["skipped"],
+                );
+                if state == (&"finished".into(), &COUNT.into(), &0.into()) {
+                    Ok(())
+                } else {
+                    Err(answer.text)
+                }
+            },
+        ));
+    }
+    let mut watch = env.watch();
+    watch.look();
+    let occurrences = occurrences(&watch.seen.apps);
+    assert_eq!(occurrences.len(), SCHEDULES);
+    for (schedule, mut nominal) in occurrences {
+        nominal.sort_unstable();
+        let first = nominal[0].as_millis();
+        let expected = (0..COUNT as i64).map(|number| Timestamp::from_millis(first + 1_000 * number));
+        assert!(nominal.iter().copied().eq(expected), "{schedule}: {nominal:?}");
+    }
+}
