@@ -1,11 +1,13 @@
 //! `redeliver jobs schedule --file`: the jobs of a file, in batches.
 //!
 //! Each line is a job in JSON, as for REST. A line that cannot be read fails on its own, and is not sent. A batch is sent when
-//! it is full, so a file of any size needs little memory.
+//! it is full, so a file of any size needs little memory. Jobs that the scheduler refuses for now, such as those that exceed a rate, are
+//! sent again when it says so.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read as _};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use bytes::Bytes;
 use redeliver_client::{ClientError, JobClient, JobRequest, Scheduled, When};
@@ -14,6 +16,7 @@ use redeliver_runtime::cli::EXIT_FAILURE;
 use redeliver_runtime::error_chain::error_chain;
 use redeliver_scheduler::request::{self, Draft, ParsedRequest, read_json};
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use super::schedule::ScheduleArgs;
 use crate::connection::CliError;
@@ -23,6 +26,11 @@ use crate::output::{Format, print_item};
 const MAX_LINE: u64 = 2 << 20;
 /// A batch is sent when its lines have this size, in bytes. With one more line, it is below the default limit of a server.
 const BATCH_BYTES: usize = 4 << 20;
+
+/// Jobs that the scheduler refuses for now are not sent again if for this long, no job had a result.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// The time between attempts to reach a scheduler that refuses connections.
+const RECONNECT: Duration = Duration::from_secs(1);
 
 /// A line that is not blank.
 struct Line {
@@ -49,11 +57,13 @@ pub(super) async fn run(config: &Config, args: &ScheduleArgs, file: &str) -> Res
                 break;
             };
             number += 1;
-            bytes += line.len();
-            if line.iter().all(u8::is_ascii_whitespace) {
-                continue;
+            if let Ok(line) = &line {
+                bytes += line.len();
+                if line.iter().all(u8::is_ascii_whitespace) {
+                    continue;
+                }
             }
-            let job = read_job(&line, &zone);
+            let job = line.and_then(|line| read_job(&line, &zone));
             lines.push(Line { number, job });
         }
         failed += send(&client, lines, args.output.format).await?;
@@ -69,15 +79,17 @@ pub(super) async fn run(config: &Config, args: &ScheduleArgs, file: &str) -> Res
     })
 }
 
-/// The next line; `None` at the end. At most one byte more than the maximum is read, so a longer line is an error.
-fn read_line(input: &mut dyn BufRead) -> io::Result<Option<Bytes>> {
+/// The next line, or what is wrong with it; `None` at the end. Of a line that is too long, only the beginning is kept in memory.
+fn read_line(input: &mut dyn BufRead) -> io::Result<Option<Result<Bytes, String>>> {
     let mut line = Vec::new();
-    input.take(MAX_LINE + 1).read_until(b'\n', &mut line)?;
+    (&mut *input).take(MAX_LINE + 1).read_until(b'\n', &mut line)?;
     if line.len() as u64 > MAX_LINE {
-        let problem = format!("a line is longer than {MAX_LINE} bytes");
-        return Err(io::Error::new(io::ErrorKind::InvalidData, problem));
+        if line.last() != Some(&b'\n') {
+            input.skip_until(b'\n')?;
+        }
+        return Ok(Some(Err(format!("the line is longer than {MAX_LINE} bytes"))));
     }
-    Ok((!line.is_empty()).then(|| line.into()))
+    Ok((!line.is_empty()).then(|| Ok(line.into())))
 }
 
 fn read_job(line: &Bytes, zone: &jiff::tz::TimeZone) -> Result<JobRequest, String> {
@@ -122,42 +134,103 @@ fn to_request(draft: Draft) -> JobRequest {
 
 /// Sends the valid jobs of these lines, prints a result for each line, and returns how many failed.
 async fn send(client: &JobClient, lines: Vec<Line>, format: Format) -> Result<u64, CliError> {
-    let jobs: Vec<JobRequest> = lines.iter().filter_map(|line| line.job.clone().ok()).collect();
-    let results = match jobs.is_empty() {
-        true => Ok(Vec::new()),
-        false => client.schedule_batch(&jobs).await,
-    };
-    let results = match results {
-        Ok(results) => results,
-        Err(error) => {
-            let (first, last) = (lines.first(), lines.last());
-            if let (Some(first), Some(last)) = (first, last) {
-                eprintln!(
-                    "the jobs of lines {} to {} have no result",
-                    first.number, last.number
-                );
+    let mut call = Call::new(lines);
+    let mut progress = Instant::now();
+    let stopped = loop {
+        let jobs = call.jobs();
+        if jobs.is_empty() {
+            break None;
+        }
+        let is_last = progress.elapsed() >= PATIENCE;
+        let pause = match client.schedule_batch(&jobs).await {
+            Ok(results) => {
+                let pause = call.note(results, is_last);
+                if call.jobs().len() < jobs.len() {
+                    progress = Instant::now();
+                }
+                pause
             }
-            return Err(error.into());
+            Err(error) => match repeat_after(&error).filter(|_| !is_last) {
+                Some(pause) => Some(pause),
+                None => break Some(error),
+            },
+        };
+        if let Some(pause) = pause {
+            tokio::time::sleep(pause.min(PATIENCE)).await;
         }
     };
-    let mut results = results.into_iter();
-    let mut failed = 0;
-    for line in lines {
-        let result = match line.job {
-            Ok(_) => match results.next() {
-                Some(result) => result.map_err(|error| (error_chain(&error), code(&error))),
-                None => return Err(ClientError::InvalidResponse("results").into()),
-            },
-            Err(problem) => Err((problem, None)),
-        };
-        failed += u64::from(result.is_err());
-        print_item(
-            format,
-            || as_text(line.number, &result),
-            || as_json(line.number, &result),
-        );
+    let failed = call.print(format);
+    match stopped {
+        Some(error) => Err(error.into()),
+        None => Ok(failed),
     }
-    Ok(failed)
+}
+
+/// When to send a job again that has this error. Only jobs of which nothing was written are sent again, because all others could be
+/// scheduled twice. An idempotency key does not rule that out: it can be in use for other content by then.
+fn repeat_after(error: &ClientError) -> Option<Duration> {
+    match error {
+        // For example while the scheduler restarts.
+        ClientError::Unreachable { is_refused: true, .. } => Some(RECONNECT),
+        error => error.retry_after(),
+    }
+}
+
+/// The lines whose jobs are sent with one call, and repeatedly as long as the scheduler refuses them for now.
+struct Call(Vec<(Line, Option<LineResult>)>);
+
+impl Call {
+    /// The result of a line that cannot be read is known.
+    fn new(lines: Vec<Line>) -> Self {
+        let with_result = |line: Line| {
+            let problem = line.job.as_ref().err();
+            let result = problem.map(|problem| Err((problem.clone(), None)));
+            (line, result)
+        };
+        Self(lines.into_iter().map(with_result).collect())
+    }
+
+    /// The jobs without a result.
+    fn jobs(&self) -> Vec<JobRequest> {
+        let missing = self.0.iter().filter(|(_, result)| result.is_none());
+        missing.filter_map(|(line, _)| line.job.clone().ok()).collect()
+    }
+
+    /// Takes note of the results of [`Call::jobs`]. Returns when to send those again that were refused for now. If it was the last
+    /// time, they have failed.
+    fn note(&mut self, results: Vec<Result<Scheduled, ClientError>>, is_last: bool) -> Option<Duration> {
+        let mut pause = None;
+        let missing = self.0.iter_mut().filter(|(_, result)| result.is_none());
+        for ((_, known), result) in missing.zip(results) {
+            let again = result.as_ref().err().and_then(repeat_after);
+            match again.filter(|_| !is_last) {
+                Some(wait) => pause = pause.max(Some(wait)),
+                None => *known = Some(result.map_err(|error| (error_chain(&error), code(&error)))),
+            }
+        }
+        pause
+    }
+
+    /// Prints the results, and says which are missing. Returns how many jobs failed.
+    fn print(&self, format: Format) -> u64 {
+        let mut failed = 0;
+        for (line, result) in &self.0 {
+            if let Some(result) = result {
+                failed += u64::from(result.is_err());
+                print_item(
+                    format,
+                    || as_text(line.number, result),
+                    || as_json(line.number, result),
+                );
+            }
+        }
+        let missing = self.0.iter().filter(|(_, result)| result.is_none());
+        let missing: Vec<u64> = missing.map(|(line, _)| line.number).collect();
+        if let (Some(first), Some(last)) = (missing.first(), missing.last()) {
+            eprintln!("{} jobs of lines {first} to {last} have no result", missing.len());
+        }
+        failed
+    }
 }
 
 /// The reason of an error, such as `REQUEST_INVALID`.
@@ -199,18 +272,124 @@ fn as_json(line: u64, result: &LineResult) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use redeliver_client::{Code, ErrorDetails};
+
     use super::*;
 
     #[test]
-    fn a_line_that_is_too_long_is_an_error_and_an_empty_file_has_none() {
-        let mut input: &[u8] = b"{}\n\nlast";
-        let mut read = || read_line(&mut input).unwrap();
-        assert_eq!(read().as_deref(), Some(&b"{}\n"[..]));
-        assert_eq!(read().as_deref(), Some(&b"\n"[..]));
-        assert_eq!(read().as_deref(), Some(&b"last"[..]));
+    fn a_line_that_is_too_long_is_invalid_and_the_next_one_is_read() {
+        let max = usize::try_from(MAX_LINE).unwrap();
+        let long = |length: usize| vec![b' '; length];
+        let mut text = b"{}\n\n".to_vec();
+        for length in [max - 1, max, 3 * max] {
+            text.extend(long(length));
+            text.push(b'\n');
+        }
+        text.extend(b"last");
+        let mut input = &text[..];
+        let mut read = || {
+            read_line(&mut input)
+                .unwrap()
+                .map(|line| line.map(|line| line.len()))
+        };
+        let too_long = || Some(Err("the line is longer than 2097152 bytes".to_owned()));
+        assert_eq!(read(), Some(Ok(3)));
+        assert_eq!(read(), Some(Ok(1)));
+        assert_eq!(read(), Some(Ok(max)));
+        assert_eq!(read(), too_long());
+        assert_eq!(read(), too_long());
+        assert_eq!(read(), Some(Ok(4)));
         assert_eq!(read(), None);
-        let long = vec![b' '; usize::try_from(MAX_LINE).unwrap() + 1];
-        assert!(read_line(&mut &long[..]).is_err());
+        // At the end of the file.
+        assert!(read_line(&mut &long(max + 1)[..]).unwrap().unwrap().is_err());
+    }
+
+    fn refused(reason: &str, retry_after: Option<u64>) -> ClientError {
+        ClientError::Refused {
+            code: Code::Unavailable,
+            message: reason.to_owned(),
+            reason: Some(reason.to_owned()),
+            details: Box::new(ErrorDetails {
+                retry_after: retry_after.map(Duration::from_secs),
+                ..ErrorDetails::default()
+            }),
+        }
+    }
+
+    /// A call with jobs in the lines 1, 3 and 4.
+    fn call() -> Call {
+        let job = |number: u64| {
+            let valid = Ok(JobRequest::after("sms", Duration::ZERO).idempotency_key(number.to_string()));
+            if number == 2 {
+                Err("invalid".to_owned())
+            } else {
+                valid
+            }
+        };
+        let lines = (1..=4).map(|number| Line {
+            number,
+            job: job(number),
+        });
+        Call::new(lines.collect())
+    }
+
+    fn scheduled() -> Result<Scheduled, ClientError> {
+        Ok(Scheduled {
+            id: "01KAJQ6Z2B0003000000000A7X".parse().unwrap(),
+            is_duplicate: false,
+            job: None,
+        })
+    }
+
+    fn results(call: &Call) -> Vec<Option<bool>> {
+        let results = call
+            .0
+            .iter()
+            .map(|(_, result)| result.as_ref().map(Result::is_ok));
+        results.collect()
+    }
+
+    #[test]
+    fn only_jobs_of_which_nothing_was_written_are_sent_again() {
+        let mut call = call();
+        assert_eq!(
+            (call.jobs().len(), results(&call)),
+            (3, vec![None, Some(false), None, None])
+        );
+        let pause = call.note(
+            vec![
+                Err(refused("SHUTTING_DOWN", Some(1))),
+                Err(refused("UNDECIDED", None)),
+                Err(refused("INDEX_FULL", Some(30))),
+            ],
+            false,
+        );
+        assert_eq!(pause, Some(Duration::from_secs(30)));
+        assert_eq!(results(&call), [None, Some(false), Some(false), None]);
+        // The results belong to the lines that were sent again.
+        let pause = call.note(vec![scheduled(), Err(refused("RATE_LIMITED", Some(2)))], false);
+        assert_eq!(pause, Some(Duration::from_secs(2)));
+        assert_eq!(results(&call), [Some(true), Some(false), Some(false), None]);
+        assert_eq!(call.note(vec![Err(refused("RATE_LIMITED", Some(2)))], true), None);
+        assert_eq!(
+            results(&call),
+            [Some(true), Some(false), Some(false), Some(false)]
+        );
+        assert!(call.jobs().is_empty());
+    }
+
+    #[test]
+    fn a_call_is_repeated_only_if_nothing_was_sent_or_written() {
+        let unreachable = |is_refused| ClientError::Unreachable {
+            url: "http://x".to_owned(),
+            source: "lost".into(),
+            is_refused,
+        };
+        assert_eq!(repeat_after(&unreachable(true)), Some(RECONNECT));
+        assert_eq!(repeat_after(&unreachable(false)), None);
+        assert_eq!(repeat_after(&refused("UNCONFIRMED", None)), None);
+        let wait = repeat_after(&refused("BUSY", Some(1)));
+        assert_eq!(wait, Some(Duration::from_secs(1)));
     }
 
     #[test]

@@ -47,7 +47,10 @@ fn named(app: &str) -> Option<&str> {
 
 fn list_jobs(request: v1::ListJobsRequest) -> Result<ListJobs, Failure> {
     let state = v1::JobState::try_from(request.state).map_err(|_| {
-        let problem = format!("is {}; expected 1 (scheduled), or 0 for the default", request.state);
+        let problem = format!(
+            "is {}; expected 1 (scheduled), or 0 for the default",
+            request.state
+        );
         Field::State.malformed(Format::Protobuf, &problem)
     })?;
     let time = |field, time: Option<prost_types::Timestamp>| {

@@ -82,9 +82,8 @@ impl ListJobs {
             Ok(0) => DEFAULT_PAGE_SIZE,
             Ok(size) => size.min(MAX_PAGE_SIZE),
             Err(_) => {
-                let problem = format!(
-                    "is negative; write 1 to {MAX_PAGE_SIZE}, or 0 for {DEFAULT_PAGE_SIZE}"
-                );
+                let problem =
+                    format!("is negative; write 1 to {MAX_PAGE_SIZE}, or 0 for {DEFAULT_PAGE_SIZE}");
                 return Err(Field::PageSize.malformed(format, &problem));
             }
         };
@@ -231,7 +230,10 @@ mod tests {
 
     #[test]
     fn a_token_of_another_list_is_refused() {
-        let token = token::encode(&ListJobs::default().check(Format::Json).unwrap().filters, Cursor::end_of(Timestamp::from_millis(5)));
+        let token = token::encode(
+            &ListJobs::default().check(Format::Json).unwrap().filters,
+            Cursor::end_of(Timestamp::from_millis(5)),
+        );
         let next = |app: Option<&str>| ListJobs {
             app: app.map(str::to_owned),
             page_token: token.clone(),
@@ -239,6 +241,8 @@ mod tests {
             ..ListJobs::default()
         };
         assert!(next(None).check(Format::Json).unwrap().after.is_some());
-        assert!(problem(&next(Some("sms"))).starts_with("`pageToken` belongs to a list with other filters; "));
+        assert!(
+            problem(&next(Some("sms"))).starts_with("`pageToken` belongs to a list with other filters; ")
+        );
     }
 }

@@ -20,8 +20,8 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use axum::{Extension, Json, Router};
 use jiff::tz::TimeZone;
-use redeliver_core::{Failure, Headers};
 use redeliver_core::failure::bounded_text;
+use redeliver_core::{Failure, Headers};
 use redeliver_proto::v1;
 use redeliver_service::identity::{AuthenticateLayer, Authenticator, Identity, Refusal};
 use serde::{Deserialize, Serialize};
@@ -41,9 +41,7 @@ use super::problem::{Problem, ProblemBody};
 use super::view::{JobView, StatsView, outcome};
 use crate::index::Index;
 use crate::job::JobId;
-use crate::request::{
-    Draft, Field, Format, ParsedRequest, read_id, read_instant, read_json, read_json_time,
-};
+use crate::request::{Draft, Field, Format, ParsedRequest, read_id, read_instant, read_json, read_json_time};
 
 pub(crate) fn router<I: Index>(jobs: Arc<Jobs<I>>, authenticator: Authenticator) -> (Router, OpenApi) {
     let (limit, batch_limit) = (jobs.max_request(), jobs.max_batch);
@@ -266,7 +264,8 @@ struct ListQuery {
 
 impl ListQuery {
     fn read(self, zone: &TimeZone) -> Result<ListJobs, Failure> {
-        let time = |field, text: Option<String>| text.map(|text| read_instant(field, &text, zone)).transpose();
+        let time =
+            |field, text: Option<String>| text.map(|text| read_instant(field, &text, zone)).transpose();
         let state = self.state.filter(|state| !state.is_empty()).map(|state| {
             let shown = bounded_text(&state, 60);
             let invalid =
@@ -431,9 +430,7 @@ async fn stats<I: Index>(
 ) -> Result<Json<StatsView>, Problem> {
     let Query(StatsQuery { minutes, app }) = query.map_err(|error| invalid_query(&error))?;
     let (app, minutes) = (named(app), minutes.unwrap_or(0));
-    let stats = jobs
-        .stats(&caller, app.as_deref(), minutes, Format::Json)
-        .await?;
+    let stats = jobs.stats(&caller, app.as_deref(), minutes, Format::Json).await?;
     Ok(Json(stats.into()))
 }
 

@@ -75,7 +75,11 @@ impl<T> PageMerge<T> {
         let missing = self.limit - self.certain().min(self.limit);
         // No row behind this one belongs to the page.
         let last = self.rows.get(self.limit - 1).map(|(cursor, _)| *cursor);
-        if missing == 0 { Vec::new() } else { self.reads(missing, last) }
+        if missing == 0 {
+            Vec::new()
+        } else {
+            self.reads(missing, last)
+        }
     }
 
     /// The shards that may have rows up to `until`, and this many of them.
@@ -185,7 +189,10 @@ mod tests {
             }
             let MergedPage { rows, next } = merge.finish();
             assert!(rows.len() <= limit);
-            assert!(next.is_none() || next == rows.last().copied(), "{next:?} {rows:?}");
+            assert!(
+                next.is_none() || next == rows.last().copied(),
+                "{next:?} {rows:?}"
+            );
             pages.push(rows);
             match next {
                 Some(next) => after = Some(next),

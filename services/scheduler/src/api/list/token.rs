@@ -52,7 +52,9 @@ pub(super) enum TokenError {
     Unreadable,
     #[error("is of another version of the scheduler; start again without one")]
     Version,
-    #[error("belongs to a list with other filters; repeat the filters of the previous page, or start again without a token")]
+    #[error(
+        "belongs to a list with other filters; repeat the filters of the previous page, or start again without a token"
+    )]
     OtherFilters,
 }
 
@@ -124,10 +126,7 @@ mod tests {
                 app: Some("sms"),
                 ..ALL
             },
-            Filters {
-                from: time(0),
-                ..ALL
-            },
+            Filters { from: time(0), ..ALL },
             Filters {
                 until: time(0),
                 ..ALL
@@ -155,13 +154,26 @@ mod tests {
     fn other_texts_are_no_tokens() {
         assert_eq!(decode(&ALL, ""), Ok(None));
         let token = encode(&ALL, cursor());
-        for text in [&token[1..], &token[..TEXT - 4], &format!("{token}AAAA"), "nonsense", "AQ==", "\u{e9}"] {
+        for text in [
+            &token[1..],
+            &token[..TEXT - 4],
+            &format!("{token}AAAA"),
+            "nonsense",
+            "AQ==",
+            "\u{e9}",
+        ] {
             let error = decode(&ALL, text).unwrap_err();
-            assert!(matches!(error, TokenError::Unreadable | TokenError::Version), "{text}");
+            assert!(
+                matches!(error, TokenError::Unreadable | TokenError::Version),
+                "{text}"
+            );
         }
         let mut newer = URL_SAFE_NO_PAD.decode(&token).unwrap();
         newer[0] = 2;
-        assert_eq!(decode(&ALL, &URL_SAFE_NO_PAD.encode(newer)), Err(TokenError::Version));
+        assert_eq!(
+            decode(&ALL, &URL_SAFE_NO_PAD.encode(newer)),
+            Err(TokenError::Version)
+        );
     }
 
     proptest! {
