@@ -6,10 +6,12 @@
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read as _};
+use std::panic::resume_unwind;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use bytes::Bytes;
+use jiff::tz::TimeZone;
 use redeliver_client::{ClientError, JobClient, JobRequest, Scheduled, When};
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::EXIT_FAILURE;
@@ -42,34 +44,30 @@ pub(super) async fn run(config: &Config, args: &ScheduleArgs, file: &str) -> Res
     let unreadable = |error: io::Error| CliError::Usage(format!("--file: cannot read {file}: {error}"));
     let zone = config.scheduler.time_zone();
     let zone = zone.ok_or_else(|| CliError::Usage("scheduler.default_time_zone is unknown".to_owned()))?;
-    let mut input: Box<dyn BufRead> = if file == "-" {
+    let input: Box<dyn BufRead + Send> = if file == "-" {
         Box::new(BufReader::new(io::stdin()))
     } else {
         Box::new(BufReader::new(File::open(file).map_err(unreadable)?))
     };
+    let mut reader = LineReader {
+        input,
+        number: 0,
+        zone,
+    };
     let client = args.scheduler.connect(config).await?;
-    let (mut number, mut failed) = (0, 0);
+    let (mut repetition, mut failed) = (Repetition::new(), 0);
     loop {
-        let (mut lines, mut bytes, mut is_end) = (Vec::new(), 0, false);
-        while lines.len() < JobClient::MAX_BATCH && bytes < BATCH_BYTES {
-            let Some(line) = read_line(&mut *input).map_err(unreadable)? else {
-                is_end = true;
-                break;
-            };
-            number += 1;
-            if let Ok(line) = &line {
-                bytes += line.len();
-                if line.iter().all(u8::is_ascii_whitespace) {
-                    continue;
-                }
-            }
-            let job = line.and_then(|line| read_job(&line, &zone));
-            lines.push(Line { number, job });
-        }
-        failed += send(&client, lines, args.output.format).await?;
-        if is_end {
+        // On another thread: standard input can pause, and meanwhile the connection must notice when the scheduler ends it.
+        let read = tokio::task::spawn_blocking(move || reader.next_batch().map(|batch| (batch, reader)));
+        let read = read
+            .await
+            .unwrap_or_else(|error| resume_unwind(error.into_panic()));
+        let (batch, rest) = read.map_err(unreadable)?;
+        failed += send(&client, batch.lines, args.output.format, &mut repetition).await?;
+        if batch.is_last {
             break;
         }
+        reader = rest;
     }
     Ok(if failed == 0 {
         ExitCode::SUCCESS
@@ -77,6 +75,48 @@ pub(super) async fn run(config: &Config, args: &ScheduleArgs, file: &str) -> Res
         eprintln!("{failed} jobs failed");
         ExitCode::from(EXIT_FAILURE)
     })
+}
+
+/// Reads the lines of a file.
+struct LineReader {
+    input: Box<dyn BufRead + Send>,
+    /// The number of lines that were read.
+    number: u64,
+    /// The time zone of times without an offset.
+    zone: TimeZone,
+}
+
+/// The lines to send with one call.
+struct Batch {
+    lines: Vec<Line>,
+    is_last: bool,
+}
+
+impl LineReader {
+    /// Blocks.
+    fn next_batch(&mut self) -> io::Result<Batch> {
+        let (mut lines, mut bytes) = (Vec::new(), 0);
+        while lines.len() < JobClient::MAX_BATCH && bytes < BATCH_BYTES {
+            let Some(line) = read_line(&mut *self.input)? else {
+                return Ok(Batch { lines, is_last: true });
+            };
+            self.number += 1;
+            if let Ok(line) = &line {
+                bytes += line.len();
+                if line.iter().all(u8::is_ascii_whitespace) {
+                    continue;
+                }
+            }
+            lines.push(Line {
+                number: self.number,
+                job: line.and_then(|line| read_job(&line, &self.zone)),
+            });
+        }
+        Ok(Batch {
+            lines,
+            is_last: false,
+        })
+    }
 }
 
 /// The next line, or what is wrong with it; `None` at the end. Of a line that is too long, only the beginning is kept in memory.
@@ -92,7 +132,7 @@ fn read_line(input: &mut dyn BufRead) -> io::Result<Option<Result<Bytes, String>
     Ok((!line.is_empty()).then(|| Ok(line.into())))
 }
 
-fn read_job(line: &Bytes, zone: &jiff::tz::TimeZone) -> Result<JobRequest, String> {
+fn read_job(line: &Bytes, zone: &TimeZone) -> Result<JobRequest, String> {
     let job = match read_json(line, zone).map_err(|failure| failure.message)? {
         ParsedRequest::Schedule(draft) => to_request(*draft),
         ParsedRequest::Cancel(_) | ParsedRequest::Reschedule { .. } | ParsedRequest::LongWait(_) => {
@@ -132,31 +172,61 @@ fn to_request(draft: Draft) -> JobRequest {
     job
 }
 
+/// Decides how long jobs that the scheduler refuses for now are sent again.
+struct Repetition {
+    /// When a job had a result last.
+    progress: Instant,
+    /// The reason that was reported last.
+    reported: String,
+}
+
+impl Repetition {
+    fn new() -> Self {
+        Self {
+            progress: Instant::now(),
+            reported: String::new(),
+        }
+    }
+
+    async fn wait(&mut self, pause: Duration, reason: String) {
+        if reason != self.reported {
+            eprintln!("the scheduler refuses jobs for now; they are sent again: {reason}");
+            self.reported = reason;
+        }
+        tokio::time::sleep(pause.min(PATIENCE)).await;
+    }
+}
+
 /// Sends the valid jobs of these lines, prints a result for each line, and returns how many failed.
-async fn send(client: &JobClient, lines: Vec<Line>, format: Format) -> Result<u64, CliError> {
+async fn send(
+    client: &JobClient,
+    lines: Vec<Line>,
+    format: Format,
+    repetition: &mut Repetition,
+) -> Result<u64, CliError> {
     let mut call = Call::new(lines);
-    let mut progress = Instant::now();
+    repetition.progress = Instant::now();
     let stopped = loop {
         let jobs = call.jobs();
         if jobs.is_empty() {
             break None;
         }
-        let is_last = progress.elapsed() >= PATIENCE;
-        let pause = match client.schedule_batch(&jobs).await {
+        let is_last = repetition.progress.elapsed() >= PATIENCE;
+        let again = match client.schedule_batch(&jobs).await {
             Ok(results) => {
-                let pause = call.note(results, is_last);
+                let again = call.note(results, is_last);
                 if call.jobs().len() < jobs.len() {
-                    progress = Instant::now();
+                    repetition.progress = Instant::now();
                 }
-                pause
+                again
             }
             Err(error) => match repeat_after(&error).filter(|_| !is_last) {
-                Some(pause) => Some(pause),
+                Some(pause) => Some((pause, error_chain(&error))),
                 None => break Some(error),
             },
         };
-        if let Some(pause) = pause {
-            tokio::time::sleep(pause.min(PATIENCE)).await;
+        if let Some((pause, reason)) = again {
+            repetition.wait(pause, reason).await;
         }
     };
     let failed = call.print(format);
@@ -196,19 +266,28 @@ impl Call {
         missing.filter_map(|(line, _)| line.job.clone().ok()).collect()
     }
 
-    /// Takes note of the results of [`Call::jobs`]. Returns when to send those again that were refused for now. If it was the last
-    /// time, they have failed.
-    fn note(&mut self, results: Vec<Result<Scheduled, ClientError>>, is_last: bool) -> Option<Duration> {
-        let mut pause = None;
+    /// Takes note of the results of [`Call::jobs`]. Returns when to send those again that were refused for now, and why. If it was the
+    /// last time, they have failed.
+    fn note(
+        &mut self,
+        results: Vec<Result<Scheduled, ClientError>>,
+        is_last: bool,
+    ) -> Option<(Duration, String)> {
+        let mut again: Option<(Duration, String)> = None;
         let missing = self.0.iter_mut().filter(|(_, result)| result.is_none());
         for ((_, known), result) in missing.zip(results) {
-            let again = result.as_ref().err().and_then(repeat_after);
-            match again.filter(|_| !is_last) {
-                Some(wait) => pause = pause.max(Some(wait)),
-                None => *known = Some(result.map_err(|error| (error_chain(&error), code(&error)))),
+            let result = result.map_err(|error| (repeat_after(&error).filter(|_| !is_last), error));
+            match result {
+                Err((Some(pause), error)) => {
+                    if again.as_ref().is_none_or(|(longest, _)| pause > *longest) {
+                        again = Some((pause, error_chain(&error)));
+                    }
+                }
+                Err((None, error)) => *known = Some(Err((error_chain(&error), code(&error)))),
+                Ok(scheduled) => *known = Some(Ok(scheduled)),
             }
         }
-        pause
+        again
     }
 
     /// Prints the results, and says which are missing. Returns how many jobs failed.
@@ -364,11 +443,12 @@ mod tests {
             ],
             false,
         );
-        assert_eq!(pause, Some(Duration::from_secs(30)));
+        let expected = (Duration::from_secs(30), "INDEX_FULL (UNAVAILABLE)".to_owned());
+        assert_eq!(pause, Some(expected));
         assert_eq!(results(&call), [None, Some(false), Some(false), None]);
         // The results belong to the lines that were sent again.
         let pause = call.note(vec![scheduled(), Err(refused("RATE_LIMITED", Some(2)))], false);
-        assert_eq!(pause, Some(Duration::from_secs(2)));
+        assert_eq!(pause.map(|(pause, _)| pause), Some(Duration::from_secs(2)));
         assert_eq!(results(&call), [Some(true), Some(false), Some(false), None]);
         assert_eq!(call.note(vec![Err(refused("RATE_LIMITED", Some(2)))], true), None);
         assert_eq!(
@@ -396,10 +476,7 @@ mod tests {
     fn a_job_of_a_file_has_all_fields() {
         let line = r#"{"appName":"sms","delay":"90s","jobData":{"a": 1.0},"key":"k","headers":{"h":"v","n":null},
             "idempotencyKey":"i","expireAfter":"5m","requestId":"r","priority":"high"}"#;
-        let job = format!(
-            "{:?}",
-            read_job(&Bytes::from(line), &jiff::tz::TimeZone::UTC).unwrap()
-        );
+        let job = format!("{:?}", read_job(&Bytes::from(line), &TimeZone::UTC).unwrap());
         for part in [
             "sms",
             "90s",
@@ -415,9 +492,6 @@ mod tests {
             assert!(job.contains(part), "{part} in {job}");
         }
         let cancel = Bytes::from(r#"{"cancel":"01KAJQ6Z2B0003000000000A7X"}"#);
-        assert_eq!(
-            read_job(&cancel, &jiff::tz::TimeZone::UTC).unwrap_err(),
-            "is not a new job"
-        );
+        assert_eq!(read_job(&cancel, &TimeZone::UTC).unwrap_err(), "is not a new job");
     }
 }
