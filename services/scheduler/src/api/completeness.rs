@@ -11,7 +11,7 @@ use super::error::RequestError;
 use super::state_end::StateEnd;
 use crate::index::Applied;
 
-/// How long an index is read repeatedly until it is complete, and how often.
+/// How long an index is read repeatedly until it is complete, and after which time for the first time.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(1);
 pub(super) const INTERVAL: Duration = Duration::from_millis(25);
 
@@ -79,7 +79,7 @@ pub(super) async fn read_complete<T, F>(
 where
     F: Future<Output = Result<(Option<Applied>, T), RequestError>>,
 {
-    let started = Instant::now();
+    let (started, mut interval) = (Instant::now(), INTERVAL);
     let mut completeness = Completeness::default();
     loop {
         let (applied, found) = read().await?;
@@ -96,7 +96,9 @@ where
         if started.elapsed() >= TIMEOUT {
             return Err(RequestError::IndexIncomplete);
         }
-        tokio::time::sleep(INTERVAL).await;
+        tokio::time::sleep(interval).await;
+        // A list of an index that is rebuilt can be as large as a page, unlike the lookup of a job.
+        interval *= 2;
     }
 }
 

@@ -558,3 +558,39 @@ pub(super) fn invalid_query(error: &QueryRejection) -> Problem {
     let failure = Failure::malformed("request.query", error.body_text());
     RequestError::Invalid(failure).into()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn the_result_of_a_job_of_a_batch_says_when_to_send_it_again() {
+        let result = |error| serde_json::to_value(BatchResult::from(Err(error))).unwrap();
+        let busy = result(RequestError::RateLimited(Duration::from_millis(1_200)));
+        assert_eq!(
+            (&busy["status"], &busy["error"]["retryAfter"]),
+            (&429.into(), &2.into())
+        );
+        let rejected = result(RequestError::Rejected("no".to_owned()));
+        assert!(rejected["error"].get("retryAfter").is_none(), "{rejected}");
+    }
+
+    #[test]
+    fn an_empty_parameter_of_a_list_counts_as_missing() {
+        let query = ListQuery {
+            app: Some(String::new()),
+            due_from: None,
+            due_until: None,
+            state: Some(String::new()),
+            page_size: None,
+            page_token: Some(String::new()),
+        };
+        let list = query.read(&TimeZone::UTC).unwrap();
+        assert_eq!(
+            (list.app, list.state, list.page_token),
+            (None, None, String::new())
+        );
+    }
+}
