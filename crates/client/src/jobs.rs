@@ -54,6 +54,9 @@ pub struct Job {
     pub expires_at: Option<Timestamp>,
     /// Whether it is a failed record of the pipeline [`app`](Job::app) that waits longer than its longest tier. Only lists contain them.
     pub is_long_wait: bool,
+    /// The id of the occurrence for which a recurring schedule has created the job, such as `nightly@2026-11-24T02:30:00.000Z`; `None`
+    /// for other jobs.
+    pub occurrence: Option<String>,
 }
 
 /// Which waiting jobs to list.
@@ -327,7 +330,13 @@ fn answer_of(outcome: v1::Outcome, job: Option<v1::Job>) -> Result<Answer, Clien
         | v1::Outcome::Scheduled
         | v1::Outcome::Duplicate
         | v1::Outcome::Conflict
-        | v1::Outcome::Rejected => return Err(ClientError::InvalidResponse("outcome")),
+        | v1::Outcome::Rejected
+        | v1::Outcome::ScheduleChanged
+        | v1::Outcome::ScheduleUnchanged
+        | v1::Outcome::ScheduleUnknown
+        | v1::Outcome::ScheduleExists
+        | v1::Outcome::ScheduleRevised
+        | v1::Outcome::ScheduleTriggered => return Err(ClientError::InvalidResponse("outcome")),
     };
     let job = job.map(Job::try_from).transpose()?;
     Ok(Answer { outcome, job })
@@ -381,6 +390,7 @@ impl TryFrom<v1::Job> for Job {
             idempotency_key: text(job.idempotency_key),
             request_id: text(job.request_id),
             topic: text(job.topic),
+            occurrence: text(job.occurrence),
             is_long_wait: job.long_wait,
             app: job.app,
             revision: job.revision,

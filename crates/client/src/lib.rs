@@ -3,6 +3,7 @@
 //! | type | use |
 //! |---|---|
 //! | [`JobClient`] | schedules, looks up, lists, cancels and reschedules jobs over gRPC; every answer is final |
+//! | [`ScheduleClient`] | creates, looks up, lists and changes recurring schedules over gRPC |
 //! | [`JobProducer`] | schedules and cancels jobs by writing to the ingest topic; only Kafka has to be available |
 //! | [`DeadLetterClient`] | lists, reads and watches the dead letters of all pipelines over gRPC |
 //!
@@ -40,6 +41,7 @@ mod error;
 mod jobs;
 mod producer;
 mod request;
+mod schedules;
 mod scheme;
 
 pub use dead_letters::{
@@ -54,7 +56,9 @@ pub use redeliver_core::headers::TraceContext;
 pub use redeliver_core::job::{InvalidJobId, JobId, JobState, Priority};
 pub use redeliver_core::{Headers, Position, Timestamp};
 pub use redeliver_kafka::KafkaSettings;
+pub use redeliver_proto::v1 as messages;
 pub use request::{InvalidRequest, JobRequest, When};
+pub use schedules::{ListSchedules, PreviewOf, Resumed, ScheduleClient, SchedulePage};
 pub use tonic::Code;
 
 /// The default ingest topic of the scheduler.

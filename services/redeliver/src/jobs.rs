@@ -8,14 +8,14 @@ mod show;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
-use redeliver_client::{Answer, JobClient, JobId, JobOutcome, JobStats, Timestamp, When};
+use redeliver_client::{Answer, Endpoint, JobClient, JobId, JobOutcome, JobStats, Timestamp, When};
 use redeliver_core::HumanDuration;
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::{CommonArgs, EXIT_FAILURE, report};
 use redeliver_service::host::check_kafka;
 use serde_json::{Value, json};
 
-use crate::connection::{CliError, ConnectionArgs, conclude, scheduler};
+use crate::connection::{CliError, ConnectionArgs, Service, conclude, scheduler};
 use crate::output::{Format, OutputArgs, fields, print_item, table};
 use show::{as_json, as_text};
 
@@ -42,9 +42,9 @@ enum Verb {
 }
 
 #[derive(Args)]
-struct SchedulerArgs {
+pub(crate) struct SchedulerArgs {
     #[command(flatten)]
-    common: CommonArgs,
+    pub(crate) common: CommonArgs,
     /// URL of the scheduler, such as http://scheduler:50052; overrides REDELIVER_SCHEDULER (default: scheduler.listen)
     #[arg(long, value_name = "URL", env = "REDELIVER_SCHEDULER", hide_env = true)]
     server: Option<String>,
@@ -103,7 +103,7 @@ fn due(at: Option<Timestamp>, after: Option<HumanDuration>) -> Result<When, CliE
         .ok_or_else(|| CliError::Usage("one of --at and --in is required".to_owned()))
 }
 
-fn time(text: &str) -> Result<Timestamp, String> {
+pub(crate) fn time(text: &str) -> Result<Timestamp, String> {
     text.parse().map_err(|error| format!("`{text}` {error}"))
 }
 
@@ -146,9 +146,13 @@ pub(crate) fn main(args: &JobsArgs) -> ExitCode {
 impl SchedulerArgs {
     async fn connect(&self, config: &Config) -> Result<JobClient, CliError> {
         let service = scheduler(config);
-        let endpoint = self.connection.endpoint(self.server.as_deref(), &service)?;
+        let endpoint = self.endpoint(&service)?;
         let connected = JobClient::connect(&endpoint).await;
         connected.map_err(|error| service.failure(error))
+    }
+
+    pub(crate) fn endpoint(&self, service: &Service) -> Result<Endpoint, CliError> {
+        self.connection.endpoint(self.server.as_deref(), service)
     }
 }
 

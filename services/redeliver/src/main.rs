@@ -7,7 +7,9 @@ mod dev;
 mod dlq;
 mod jobs;
 mod output;
+mod record;
 mod render;
+mod schedules;
 mod status;
 mod tokens;
 mod topics;
@@ -45,6 +47,8 @@ enum Command {
     Audit(audit::AuditArgs),
     /// Schedule, show and cancel jobs
     Jobs(jobs::JobsArgs),
+    /// Create, preview, list and change recurring schedules
+    Schedules(schedules::SchedulesArgs),
     /// List, show and watch dead letters
     Dlq(dlq::DlqArgs),
     /// Create tokens for the APIs of the scheduler and the inspector
@@ -63,6 +67,7 @@ fn main() -> ExitCode {
         Command::Acls(args) => acls::main(&args),
         Command::Audit(args) => audit::main(&args),
         Command::Jobs(args) => jobs::main(&args),
+        Command::Schedules(args) => schedules::main(&args),
         Command::Dlq(args) => dlq::main(&args),
         Command::Tokens(args) => tokens::main(&args),
     }

@@ -22,6 +22,7 @@ pub(super) fn as_text(job: &Job) -> String {
         ("revision", Some(job.revision.to_string())),
         ("idempotency key", job.idempotency_key.clone()),
         ("request id", job.request_id.clone()),
+        ("occurrence", job.occurrence.clone()),
         ("topic", job.topic.clone()),
         ("key", job.key.as_ref().map(|key| line(key, 1024))),
     ]);
@@ -52,6 +53,7 @@ pub(super) fn as_json(job: &Job) -> Value {
     put("revision", json!(job.revision));
     put("idempotency_key", json!(job.idempotency_key));
     put("request_id", json!(job.request_id));
+    put("occurrence", json!(job.occurrence));
     put("topic", json!(job.topic));
     if job.ended_at.is_none() {
         insert_bytes(&mut object, "key", job.key.as_deref());
@@ -84,6 +86,7 @@ mod tests {
             topic: Some("sms-jobs".to_owned()),
             ended_at: None,
             expires_at: None,
+            occurrence: None,
             is_long_wait: false,
         }
     }

@@ -182,6 +182,7 @@ fn check_request(rules: &Rules, content_type: &str, input: &[u8]) {
             assert!(known.contains(&request.topic), "{}", request.topic);
         }
         Ok(Command::Reschedule { due, .. }) => assert!(due <= latest, "{due}"),
+        Ok(Command::ChangeSchedule(change)) => assert!(!change.id.as_str().is_empty()),
         Ok(Command::Cancel(_)) => {}
         Err(failure) => assert!(!failure.code.is_empty() && !failure.message.is_empty()),
     }
@@ -233,6 +234,23 @@ fn protobuf_requests() -> Vec<Vec<u8>> {
     let commands = [
         v1::job_command::Command::Schedule(spec),
         v1::job_command::Command::LongWait(wait),
+        v1::job_command::Command::ChangeSchedule(v1::ChangeSchedule {
+            id: "nightly".to_owned(),
+            change: Some(v1::change_schedule::Change::Create(v1::change_schedule::Create {
+                spec: Some(v1::ScheduleSpec {
+                    timing: Some(v1::schedule_spec::Timing::Cron(v1::CronTiming {
+                        expression: "30 2 * * *".to_owned(),
+                        zone: "Europe/Berlin".to_owned(),
+                        ..v1::CronTiming::default()
+                    })),
+                    job: Some(v1::JobTemplate {
+                        app: "sms".to_owned(),
+                        ..v1::JobTemplate::default()
+                    }),
+                    ..v1::ScheduleSpec::default()
+                }),
+            })),
+        }),
         v1::job_command::Command::Cancel(cancel),
     ];
     commands

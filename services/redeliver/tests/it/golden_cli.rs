@@ -92,7 +92,32 @@ Commands:
 Options:
   -h, --help  Print help
 ";
-    for (command, expected) in [("jobs", jobs), ("dlq", dlq), ("topics", topics)] {
+    let schedules = "\
+Create, preview, list and change recurring schedules
+
+Usage: redeliver schedules <COMMAND>
+
+Commands:
+  create   Create a schedule; exits with status 1 if another one has the id
+  update   Replace the definition of a schedule
+  ls       List schedules, those whose next occurrence is due first; paused and finished ones last
+  get      Show one schedule
+  pause    Pause a schedule
+  resume   Resume a paused schedule
+  trigger  Create one additional job now
+  preview  Show the next occurrences of a definition, without a scheduler, or of a schedule
+  delete   Delete a schedule; the jobs that it has created stay
+  help     Print this message or the help of the given subcommand(s)
+
+Options:
+  -h, --help  Print help
+";
+    for (command, expected) in [
+        ("jobs", jobs),
+        ("schedules", schedules),
+        ("dlq", dlq),
+        ("topics", topics),
+    ] {
         let printed = output_of(&[command, "--help"]);
         assert_eq!((printed.code, printed.stdout.as_str()), (Some(0), expected));
         // Without a subcommand.

@@ -7,6 +7,7 @@ mod breaker;
 mod chaos;
 mod classification;
 mod cli;
+mod cli_schedules;
 mod client;
 mod clock;
 mod demo;

@@ -249,12 +249,12 @@ fn unknown_repeated_and_missing_fields_are_named() {
     rejected(
         &with(r#""delay":"1s","cron":"* * * * *""#),
         "request.cron",
-        "not available yet",
+        "is not supported in the request for a job",
     );
     rejected(
         &with(r#""delay":"1s","timeZone":"UTC""#),
         "request.timeZone",
-        "not available yet",
+        "is not supported in the request for a job",
     );
     // Many JSON serializers write null for fields that are not set.
     let nulls = r#""delay":"1s","cron":null,"priority":null,"headers":null,"key":null,"requestId":null"#;

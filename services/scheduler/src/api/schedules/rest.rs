@@ -322,10 +322,15 @@ fn read_options<T: Default + DeserializeOwned>(body: &Bytes) -> Result<T, Reques
     if body.is_empty() {
         return Ok(T::default());
     }
-    serde_json::from_slice(body).map_err(|error| {
-        let detail = format!("not the options of this command: {error}");
+    let invalid = |problem: &str| {
+        let detail = format!("not the options of this command: {problem}");
         RequestError::from(Failure::malformed("request.json", detail))
-    })
+    };
+    // An array would be read as the values of the fields.
+    if !body.trim_ascii_start().starts_with(b"{") {
+        return Err(invalid("it does not begin with `{`"));
+    }
+    serde_json::from_slice(body).map_err(|error| invalid(&error.to_string()))
 }
 
 /// Pauses a schedule

@@ -321,6 +321,7 @@ fn state_record(server: &Server, app: &str, kind: Kind) -> (String, Output) {
         topic: server.topic("sms").into(),
         payload: Payload::default(),
         ended: None,
+        occurrence: None,
         expires: None,
     };
     let output = Output {

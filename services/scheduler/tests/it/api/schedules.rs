@@ -53,7 +53,11 @@ fn every(seconds: u64) -> v1::ScheduleSpec {
 async fn until(server: &Server, path: &str, what: impl Fn(&Answer) -> bool) -> Answer {
     eventually_async("the schedule is as it should be", DEADLINE, async || {
         let answer = server.get(path).await;
-        if what(&answer) { Ok(answer) } else { Err(answer) }
+        if what(&answer) {
+            Ok(answer)
+        } else {
+            Err(answer.text)
+        }
     })
     .await
 }
@@ -416,7 +420,11 @@ async fn a_schedule_of_another_application_is_unknown_and_cannot_be_changed() {
             ask(mail, Method::GET, path, "").await.status.as_u16(),
             ask(sms, Method::GET, path, "").await.status.as_u16(),
         );
-        if seen == (200, 404) { Ok(()) } else { Err(seen) }
+        if seen == (200, 404) {
+            Ok(())
+        } else {
+            Err(format!("{seen:?}"))
+        }
     })
     .await;
 

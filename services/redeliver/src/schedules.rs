@@ -1,0 +1,300 @@
+//! `redeliver schedules`: recurring schedules.
+
+mod definition;
+mod preview;
+mod show;
+
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+use redeliver_client::messages::Schedule;
+use redeliver_client::{ClientError, Code, ListSchedules, ScheduleClient};
+use redeliver_core::{Clock as _, SystemClock};
+use redeliver_runtime::Config;
+use redeliver_runtime::cli::report;
+use serde_json::json;
+
+use self::definition::DefinitionArgs;
+use self::show::{COLUMNS, as_json, as_text, row};
+use crate::connection::{CliError, conclude, scheduler};
+use crate::jobs::SchedulerArgs;
+use crate::output::{Format, OutputArgs, print_item, print_items};
+
+/// The maximum number of schedules of a page.
+const PAGE: u32 = 1_000;
+
+#[derive(Args)]
+pub(crate) struct SchedulesArgs {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Create a schedule; exits with status 1 if another one has the id
+    Create(Box<ChangeArgs>),
+    /// Replace the definition of a schedule
+    Update(Box<UpdateArgs>),
+    /// List schedules, those whose next occurrence is due first; paused and finished ones last
+    Ls(ListArgs),
+    /// Show one schedule
+    Get(IdArgs),
+    /// Pause a schedule
+    Pause(IdArgs),
+    /// Resume a paused schedule
+    Resume(ResumeArgs),
+    /// Create one additional job now
+    Trigger(IdArgs),
+    /// Show the next occurrences of a definition, without a scheduler, or of a schedule
+    Preview(Box<preview::PreviewArgs>),
+    /// Delete a schedule; the jobs that it has created stay
+    Delete(IdArgs),
+}
+
+#[derive(Args)]
+struct IdArgs {
+    /// Schedule id
+    #[arg(value_name = "ID")]
+    id: String,
+    #[command(flatten)]
+    output: OutputArgs,
+    #[command(flatten)]
+    scheduler: SchedulerArgs,
+}
+
+#[derive(Args)]
+struct ChangeArgs {
+    /// Schedule id: 1 to 128 of the characters a-z, A-Z, 0-9, `.`, `_` and `-` (default: `id` of --file)
+    #[arg(value_name = "ID", required_unless_present = "file")]
+    id: Option<String>,
+    #[command(flatten)]
+    definition: DefinitionArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+    #[command(flatten)]
+    scheduler: SchedulerArgs,
+}
+
+#[derive(Args)]
+struct UpdateArgs {
+    /// Fail unless the schedule has this revision
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    expected_revision: Option<u32>,
+    #[command(flatten)]
+    change: ChangeArgs,
+}
+
+#[derive(Args)]
+struct ListArgs {
+    /// List only schedules of this application
+    #[arg(long, value_name = "NAME")]
+    app: Option<String>,
+    /// Maximum number of schedules
+    #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..))]
+    limit: u32,
+    #[command(flatten)]
+    output: OutputArgs,
+    #[command(flatten)]
+    scheduler: SchedulerArgs,
+}
+
+#[derive(Args)]
+struct ResumeArgs {
+    /// Apply the misfire policy to what fell due during the pause, instead of skipping it
+    #[arg(long)]
+    catch_up: bool,
+    #[command(flatten)]
+    schedule: IdArgs,
+}
+
+pub(crate) fn main(args: &SchedulesArgs) -> ExitCode {
+    let common = match &args.verb {
+        Verb::Create(args) => &args.scheduler.common,
+        Verb::Update(args) => &args.change.scheduler.common,
+        Verb::Ls(args) => &args.scheduler.common,
+        Verb::Get(args) | Verb::Pause(args) | Verb::Trigger(args) | Verb::Delete(args) => {
+            &args.scheduler.common
+        }
+        Verb::Resume(args) => &args.schedule.scheduler.common,
+        Verb::Preview(args) => args.common(),
+    };
+    let config = match common.load() {
+        Ok(config) => config,
+        Err(error) => return report(&error),
+    };
+    if let Some(code) = common.handle_config_flags(&config, |_| Ok(())) {
+        return code;
+    }
+    conclude(async {
+        match &args.verb {
+            Verb::Create(args) => create(&config, args).await,
+            Verb::Update(args) => update(&config, args).await,
+            Verb::Ls(args) => list(&config, args).await,
+            Verb::Get(args) => get(&config, args).await,
+            Verb::Pause(args) => pause(&config, args).await,
+            Verb::Resume(args) => resume(&config, args).await,
+            Verb::Trigger(args) => trigger(&config, args).await,
+            Verb::Preview(args) => preview::run(&config, args).await,
+            Verb::Delete(args) => delete(&config, args).await,
+        }
+    })
+}
+
+impl SchedulerArgs {
+    async fn connect_to_schedules(&self, config: &Config) -> Result<ScheduleClient, CliError> {
+        let service = scheduler(config);
+        let endpoint = self.endpoint(&service)?;
+        let connected = ScheduleClient::connect(&endpoint).await;
+        connected.map_err(|error| service.failure(error))
+    }
+}
+
+impl ChangeArgs {
+    fn id<'a>(&'a self, of_file: Option<&'a str>) -> Result<&'a str, CliError> {
+        match (self.id.as_deref(), of_file) {
+            (Some(id), Some(of_file)) if id != of_file => Err(CliError::Usage(format!(
+                "the id is `{id}`, but `id` in --file is `{of_file}`"
+            ))),
+            (Some(id), _) | (None, Some(id)) => Ok(id),
+            (None, None) => Err(CliError::Usage(
+                "the id is missing; write it as an argument, or as `id` in --file".to_owned(),
+            )),
+        }
+    }
+}
+
+fn not_found(id: &str) -> CliError {
+    CliError::failed(format_args!("schedule {id} not found"))
+}
+
+/// Says which schedule is unknown in the same words for all commands.
+fn failure(id: &str, error: ClientError) -> CliError {
+    let is_unknown = matches!(&error, ClientError::Refused { code: Code::NotFound, reason, .. }
+        if reason.as_deref() == Some("SCHEDULE_UNKNOWN"));
+    if is_unknown { not_found(id) } else { error.into() }
+}
+
+fn print_schedule(format: Format, schedule: &Schedule) {
+    print_item(format, || as_text(schedule), || as_json(schedule));
+}
+
+async fn create(config: &Config, args: &ChangeArgs) -> Result<ExitCode, CliError> {
+    let definition = args.definition.read(config)?;
+    let id = args.id(definition.id.as_deref())?;
+    let client = args.scheduler.connect_to_schedules(config).await?;
+    let schedule = client.create(id, definition.spec).await?;
+    print_schedule(args.output.format, &schedule);
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn update(config: &Config, args: &UpdateArgs) -> Result<ExitCode, CliError> {
+    let change = &args.change;
+    let definition = change.definition.read(config)?;
+    let id = change.id(definition.id.as_deref())?;
+    let client = change.scheduler.connect_to_schedules(config).await?;
+    let updated = client.update(id, definition.spec, args.expected_revision).await;
+    let schedule = updated.map_err(|error| failure(id, error))?;
+    print_schedule(change.output.format, &schedule);
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn list(config: &Config, args: &ListArgs) -> Result<ExitCode, CliError> {
+    let client = args.scheduler.connect_to_schedules(config).await?;
+    let mut request = ListSchedules {
+        app: args.app.clone(),
+        ..ListSchedules::default()
+    };
+    let limit = usize::try_from(args.limit).unwrap_or(usize::MAX);
+    let mut schedules = Vec::new();
+    let has_more = loop {
+        let missing = args
+            .limit
+            .saturating_sub(u32::try_from(schedules.len()).unwrap_or(u32::MAX));
+        request.page_size = missing.min(PAGE);
+        let page = client.list(&request).await?;
+        schedules.extend(page.schedules);
+        match page.next_page_token {
+            None => break false,
+            Some(_) if schedules.len() >= limit => break true,
+            Some(token) => request.page_token = token,
+        }
+    };
+    let now = SystemClock.now();
+    print_items(
+        args.output.format,
+        &COLUMNS,
+        &schedules,
+        |schedule| row(schedule, now),
+        as_json,
+    );
+    if has_more {
+        eprintln!(
+            "showing the first {} schedules; use --limit to show more",
+            schedules.len()
+        );
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn get(config: &Config, args: &IdArgs) -> Result<ExitCode, CliError> {
+    let client = args.scheduler.connect_to_schedules(config).await?;
+    let schedule = client.get(&args.id).await?.ok_or_else(|| not_found(&args.id))?;
+    print_schedule(args.output.format, &schedule);
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn pause(config: &Config, args: &IdArgs) -> Result<ExitCode, CliError> {
+    let client = args.scheduler.connect_to_schedules(config).await?;
+    let paused = client.pause(&args.id).await;
+    let schedule = paused.map_err(|error| failure(&args.id, error))?;
+    print_schedule(args.output.format, &schedule);
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn resume(config: &Config, args: &ResumeArgs) -> Result<ExitCode, CliError> {
+    let IdArgs {
+        id,
+        output,
+        scheduler,
+    } = &args.schedule;
+    let client = scheduler.connect_to_schedules(config).await?;
+    let resumed = client.resume(id, args.catch_up).await;
+    let resumed = resumed.map_err(|error| failure(id, error))?;
+    print_item(
+        output.format,
+        || {
+            format!(
+                "{}\nskipped {} occurrences of the pause",
+                as_text(&resumed.schedule),
+                resumed.skipped
+            )
+        },
+        || json!({ "schedule": as_json(&resumed.schedule), "skipped": resumed.skipped }),
+    );
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn trigger(config: &Config, args: &IdArgs) -> Result<ExitCode, CliError> {
+    let client = args.scheduler.connect_to_schedules(config).await?;
+    let triggered = client.trigger(&args.id).await;
+    let job = triggered.map_err(|error| failure(&args.id, error))?;
+    print_item(
+        args.output.format,
+        || job.to_string(),
+        || json!({ "job_id": job.to_string() }),
+    );
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn delete(config: &Config, args: &IdArgs) -> Result<ExitCode, CliError> {
+    let client = args.scheduler.connect_to_schedules(config).await?;
+    if !client.delete(&args.id).await? {
+        return Err(not_found(&args.id));
+    }
+    print_item(
+        args.output.format,
+        || format!("schedule {} deleted", args.id),
+        || json!({ "id": args.id, "deleted": true }),
+    );
+    Ok(ExitCode::SUCCESS)
+}

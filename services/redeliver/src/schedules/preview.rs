@@ -1,0 +1,119 @@
+//! `redeliver schedules preview`: the next occurrences. Those of a definition are computed here, without a scheduler.
+
+use std::process::ExitCode;
+
+use clap::{ArgGroup, Args};
+use redeliver_client::messages::{OccurrencePreview, OccurrenceReason};
+use redeliver_client::{PreviewOf, Timestamp};
+use redeliver_core::{Clock as _, SystemClock};
+use redeliver_proto::convert::from_timestamp;
+use redeliver_recurrence::{Progress, Schedule, ScheduleId};
+use redeliver_runtime::Config;
+use redeliver_runtime::cli::CommonArgs;
+use redeliver_scheduler::request::{Format, check_recurrence};
+use redeliver_scheduler::schedules::write_preview;
+use serde_json::{Value, json};
+
+use super::definition::{TimingArgs, read_definition};
+use super::{ClientError, failure};
+use crate::connection::CliError;
+use crate::jobs::SchedulerArgs;
+use crate::output::{OutputArgs, print_items};
+
+#[derive(Args)]
+#[command(group = ArgGroup::new("what").required(true).args(["cron", "every", "file", "id"]))]
+pub(super) struct PreviewArgs {
+    /// Show the occurrences of this schedule; asks the scheduler
+    #[arg(long, value_name = "ID", conflicts_with_all = ["cron", "every", "start", "end", "max_count", "jitter", "misfire", "grace"])]
+    id: Option<String>,
+    /// File with a definition in JSON, as for REST; - for standard input
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["cron", "every", "start", "end", "max_count", "jitter", "misfire", "grace"])]
+    file: Option<String>,
+    #[command(flatten)]
+    timing: TimingArgs,
+    /// Number of occurrences
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    count: u32,
+    /// Show occurrences after this time (default: now)
+    #[arg(long, value_name = "TIME", value_parser = crate::jobs::time)]
+    after: Option<Timestamp>,
+    #[command(flatten)]
+    output: OutputArgs,
+    #[command(flatten)]
+    scheduler: SchedulerArgs,
+}
+
+impl PreviewArgs {
+    pub(super) fn common(&self) -> &CommonArgs {
+        &self.scheduler.common
+    }
+
+    /// The occurrences of a definition.
+    fn of_definition(&self, config: &Config) -> Result<Vec<OccurrencePreview>, CliError> {
+        let spec = match &self.file {
+            Some(file) => read_definition(config, file)?.spec,
+            None => self.timing.spec(),
+        };
+        let recurrence =
+            check_recurrence(&spec, Format::Protobuf).map_err(|failure| CliError::Usage(failure.message))?;
+        // Nominal times do not depend on the id.
+        let id: ScheduleId = "preview".parse().map_err(CliError::failed)?;
+        let after = self.after.unwrap_or_else(|| SystemClock.now());
+        let count = usize::try_from(self.count).unwrap_or(usize::MAX);
+        let occurrences = Schedule::new(id, recurrence).preview(Progress::new(after), after, count);
+        Ok(occurrences.iter().map(write_preview).collect())
+    }
+}
+
+pub(super) async fn run(config: &Config, args: &PreviewArgs) -> Result<ExitCode, CliError> {
+    let occurrences = match &args.id {
+        Some(id) => {
+            let client = args.scheduler.connect_to_schedules(config).await?;
+            let preview = client.preview(PreviewOf::Schedule(id.clone()), args.after, args.count);
+            let preview: Result<_, ClientError> = preview.await;
+            preview.map_err(|error| failure(id, error))?
+        }
+        None => args.of_definition(config)?,
+    };
+    print_items(
+        args.output.format,
+        &["nominal time", "local time", "latest due", "reason"],
+        &occurrences,
+        row,
+        as_json,
+    );
+    Ok(ExitCode::SUCCESS)
+}
+
+fn time(time: Option<&prost_types::Timestamp>) -> Option<String> {
+    Some(from_timestamp(time?)?.to_string())
+}
+
+fn row(occurrence: &OccurrencePreview) -> Vec<String> {
+    let nominal = time(occurrence.nominal_time.as_ref()).unwrap_or_default();
+    let latest = time(occurrence.latest_due_time.as_ref()).unwrap_or_default();
+    let reason = match occurrence.reason() {
+        OccurrenceReason::Unspecified | OccurrenceReason::Regular => String::new(),
+        OccurrenceReason::Anchor => "anchor".to_owned(),
+        OccurrenceReason::ShiftedByGap => {
+            format!("shifted: {} does not exist", occurrence.missing_local_time)
+        }
+        OccurrenceReason::FirstOfOverlap => "first of two".to_owned(),
+        OccurrenceReason::SecondOfOverlap => "second of two".to_owned(),
+    };
+    let latest = if latest == nominal { String::new() } else { latest };
+    vec![nominal, occurrence.local_time.clone(), latest, reason]
+}
+
+fn as_json(occurrence: &OccurrencePreview) -> Value {
+    let reason = occurrence.reason().as_str_name();
+    let reason = reason.strip_prefix("OCCURRENCE_REASON_").unwrap_or(reason);
+    let missing = &occurrence.missing_local_time;
+    json!({
+        "nominal_time": time(occurrence.nominal_time.as_ref()),
+        "latest_due_time": time(occurrence.latest_due_time.as_ref()),
+        "local_time": occurrence.local_time,
+        "reason": reason.to_lowercase(),
+        "missing_local_time": (!missing.is_empty()).then_some(missing),
+    })
+}
