@@ -325,7 +325,7 @@ times              30 2 * * *
 zone               Europe/Berlin
 gap                shift
 overlap            first
-misfire            all up to 5, after 60s
+misfire            all up to 5, after 1m
 next nominal time  2026-11-25T01:30:00.000Z
 next due time      2026-11-25T01:30:00.000Z
 dispatched         7
