@@ -588,6 +588,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         )],
     ),
     mutant(
+        "shard-creates-jobs-of-occurrences-twice",
+        "A schedule is written without its progress after an occurrence. The same occurrence creates jobs again and again.",
+        &[unit(
+            SCHEDULER,
+            "shard::tests::recurring::each_occurrence_is_dispatched_once_or_skipped",
+        )],
+    ),
+    mutant(
         "outbox-drops-refused-batches",
         "Changes that a full index refuses are not sent again. The index never learns of them.",
         &[SHARD_MODEL],

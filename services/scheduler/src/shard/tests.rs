@@ -18,6 +18,8 @@ use crate::shard::outbox::MAX_BATCH_BYTES;
 use crate::spans::Spans;
 use crate::topics::Topics;
 
+mod recurring;
+
 const TIMEOUT: Duration = Duration::from_secs(2);
 const START: i64 = 1_763_722_800_000;
 const APP: &str = "jobs";
@@ -256,6 +258,8 @@ struct World {
     /// Offsets of the state topic at which turns ended.
     turn_ends: HashSet<i64>,
     dispatched: Vec<(JobId, Timestamp)>,
+    /// The occurrences of dispatched jobs.
+    occurrences: Vec<(String, Timestamp)>,
     /// Records of long waits that were dispatched.
     returned_waits: Vec<(Option<Bytes>, Timestamp)>,
     /// Records of long waits that were rejected.
@@ -301,6 +305,7 @@ impl World {
             end: 0,
             turn_ends: HashSet::new(),
             dispatched: Vec::new(),
+            occurrences: Vec::new(),
             returned_waits: Vec::new(),
             dead_long_waits: Vec::new(),
             answers: HashMap::new(),
@@ -381,17 +386,23 @@ impl World {
                     let id = output.headers.last(headers::JOB_ID).unwrap();
                     let id: JobId = std::str::from_utf8(id).unwrap().parse().unwrap();
                     self.dispatched.push((id, self.now));
+                    if let Some(occurrence) = output.headers.last(headers::JOB_OCCURRENCE) {
+                        let occurrence = String::from_utf8(occurrence.to_vec()).unwrap();
+                        self.occurrences.push((occurrence, self.now));
+                    }
                 }
                 RETURN_TOPIC => self.returned_waits.push((output.value, self.now)),
                 "state" => {
                     wrote = true;
                     self.end += 1;
-                    let id: JobId = std::str::from_utf8(output.key.as_deref().unwrap())
-                        .unwrap()
-                        .parse()
-                        .unwrap();
+                    let key = std::str::from_utf8(output.key.as_deref().unwrap()).unwrap();
+                    let id = match schedules::id_of_key(key) {
+                        Some(schedule) => schedules::entry_id(schedule.as_str(), 0),
+                        None => key.parse().unwrap(),
+                    };
                     match output.value {
                         Some(value) => drop(self.state.insert(id, codec::decode(id, &value).unwrap())),
+                        None if id.is_schedule() => drop(self.state.remove(&id).expect("a known schedule")),
                         None => {
                             let job = self.state.remove(&id).expect("a known job");
                             let retention = self.settings.retention;
