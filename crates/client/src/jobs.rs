@@ -274,11 +274,8 @@ fn answer_of(outcome: v1::Outcome, job: Option<v1::Job>) -> Result<Answer, Clien
         v1::Outcome::AlreadyCancelled => JobOutcome::AlreadyCancelled,
         v1::Outcome::Expired => JobOutcome::Expired,
         v1::Outcome::Unknown => JobOutcome::Unknown,
-        v1::Outcome::Unspecified
-        | v1::Outcome::Scheduled
-        | v1::Outcome::Duplicate
-        | v1::Outcome::Conflict
-        | v1::Outcome::Rejected => return Err(ClientError::InvalidResponse("outcome")),
+        // Not an answer to a cancellation or a new due time.
+        _ => return Err(ClientError::InvalidResponse("outcome")),
     };
     let job = job.map(Job::try_from).transpose()?;
     Ok(Answer { outcome, job })
