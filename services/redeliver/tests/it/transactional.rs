@@ -408,7 +408,8 @@ fn the_docs_show_parts_of_the_programs_as_they_are() {
     let page = std::fs::read_to_string(repository().join("docs/transactions.md")).unwrap();
     for language in [Python, Java, Rust] {
         let program = unindented(&std::fs::read_to_string(language.source()).unwrap());
-        let blocks = page.split(&format!("```{}\n", language.name())).skip(1);
+        let fence = format!("```{}\n", language.name());
+        let blocks = page.split(&fence).skip(1);
         let shown: Vec<&str> = blocks.map(|block| block.split_once("```").unwrap().0).collect();
         assert!(!shown.is_empty(), "no part of the {language:?} program");
         for part in shown {
