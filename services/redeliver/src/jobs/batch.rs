@@ -83,7 +83,10 @@ fn read_line(input: &mut dyn BufRead) -> io::Result<Option<Bytes>> {
 fn read_job(line: &Bytes, zone: &jiff::tz::TimeZone) -> Result<JobRequest, String> {
     let job = match read_json(line, zone).map_err(|failure| failure.message)? {
         ParsedRequest::Schedule(draft) => to_request(*draft),
-        ParsedRequest::Cancel(_) | ParsedRequest::Reschedule { .. } | ParsedRequest::LongWait(_) => {
+        ParsedRequest::Cancel(_)
+        | ParsedRequest::Reschedule { .. }
+        | ParsedRequest::LongWait(_)
+        | ParsedRequest::ChangeSchedule(_) => {
             return Err("is not a new job".to_owned());
         }
     };

@@ -414,6 +414,10 @@ impl<I: Index> Jobs<I> {
         let timestamp = written
             .timestamp
             .ok_or_else(|| unconfirmed("the topic keeps no timestamps"))?;
+        if written.position.offset < 0 {
+            // A retry of the client found that the command was written before.
+            return Err(unconfirmed("the offset of the request is unknown"));
+        }
         Ok(JobId::new(
             timestamp,
             written.position.partition,
