@@ -33,6 +33,7 @@ use crate::window::{Inserted, Window};
 use self::look_ahead::{LookAhead, Release};
 pub(crate) use self::look_ahead::{Target, WindowRoom};
 use self::outbox::Outbox;
+use self::recurring::DueSchedules;
 pub(crate) use self::refusal::RefusedJob;
 
 mod look_ahead;
@@ -335,17 +336,22 @@ impl Shard {
 
     /// How many more commands the shard accepts.
     pub(crate) fn capacity(&self) -> usize {
-        let full = self.overlay.len() >= MAX_OVERLAY || self.overlay.bytes() >= MAX_OVERLAY_BYTES;
-        if !self.is_live || full || self.command_bytes >= MAX_COMMAND_BYTES {
+        if !self.is_live || self.is_index_behind(1) || self.command_bytes >= MAX_COMMAND_BYTES {
             return 0;
         }
         MAX_COMMANDS.saturating_sub(self.needs_lookup.len() + self.looking_up.len() + self.ready.len())
     }
 
+    /// Whether this many times the maximum of changes wait for the index.
+    fn is_index_behind(&self, factor: usize) -> bool {
+        let bytes = self.overlay.bytes().max(self.outbox.bytes());
+        self.overlay.len() >= factor * MAX_OVERLAY || bytes >= factor * MAX_OVERLAY_BYTES
+    }
+
     /// The size of commands, results of lookups, and changes that the index does not contain yet: as jobs in the overlay, and
     /// encoded in the outbox.
     pub(crate) fn memory(&self) -> usize {
-        self.command_bytes + self.found_bytes + 2 * self.overlay.bytes()
+        self.command_bytes + self.found_bytes + self.overlay.bytes() + self.outbox.bytes()
     }
 
     /// When the shard next has something to do; in the past if it has already.
@@ -451,9 +457,7 @@ impl Shard {
     }
 
     fn request_scan(&mut self, now: Timestamp) -> Option<IndexRequest> {
-        if self.overlay.len() >= SCAN_OVERLAY_FACTOR * MAX_OVERLAY
-            || self.overlay.bytes() >= SCAN_OVERLAY_FACTOR * MAX_OVERLAY_BYTES
-        {
+        if self.is_index_behind(SCAN_OVERLAY_FACTOR) {
             return None;
         }
         let settings = &self.settings;
@@ -605,13 +609,21 @@ impl Shard {
                 None => break,
             }
         }
+        let mut schedules = DueSchedules::new(room);
         while writes.fits_into(room) {
             let until = mutant!("shard-dispatches-early", now, now.after(Duration::from_millis(1)));
-            let Some(job) = self.window.pop_due(until) else {
+            let Some(job) = schedules.next(|| self.window.pop_due(until)) else {
                 break;
             };
             if job.kind == Kind::Schedule {
+                if self.is_index_behind(SCAN_OVERLAY_FACTOR) {
+                    // Its next states would pile up. It is read again once the index has caught up.
+                    self.look_ahead.rewind(&Flow::of(&job), Cursor::of(&job));
+                    continue;
+                }
+                let before = writes.outputs.len();
                 self.run_schedule(&job, room, now, &mut writes);
+                schedules.has_written(writes.outputs.len() - before);
                 continue;
             }
             let target = self.settings.target(&job);
@@ -621,6 +633,12 @@ impl Shard {
                 DueAction::Park if mutant!("shard-forgets-parked-jobs") => {}
                 DueAction::Park => self.park(&job, target, now),
                 DueAction::DeadLetter => self.dead_letter(&job, target, now, &mut writes),
+            }
+        }
+        for schedule in schedules.into_held() {
+            let (flow, cursor) = (Flow::of(&schedule), Cursor::of(&schedule));
+            if !self.keep_in_window(schedule) {
+                self.look_ahead.rewind(&flow, cursor);
             }
         }
         let is_due_soon = self

@@ -23,7 +23,9 @@ pub(crate) enum UnsupportedRecord {
     #[error("record {position} has the kind `{kind}`, which requires a newer version of the scheduler")]
     UnknownKind { position: Position, kind: String },
     /// A job or a schedule in a newer format.
-    #[error("record {position} is a job that requires a newer version of the scheduler: {found}")]
+    #[error(
+        "record {position} is a job or a schedule that requires a newer version of the scheduler: {found}"
+    )]
     NewerFormat { position: Position, found: String },
     /// A record that no scheduler writes.
     #[error(
@@ -213,7 +215,7 @@ mod tests {
             job(|job| job.priority = 99),
         ] {
             let description = describe(&id, later);
-            let start = format!("record state/2/7 is a job that {newer}");
+            let start = format!("record state/2/7 is a job or a schedule that {newer}");
             assert!(description.starts_with(&start), "{description}");
         }
         for value in [job(|_| {}), None] {

@@ -370,11 +370,15 @@ impl World {
 
     fn turn(&mut self, limit: usize, is_lost: bool) {
         let writes = self.shard.finish(self.now, records(limit));
-        let is_idle = writes.outputs.is_empty() && writes.completed.is_empty();
-        assert!(is_idle || !self.is_halted, "a halted shard wrote something");
         if is_lost {
             return self.restart();
         }
+        self.commit(writes);
+    }
+
+    fn commit(&mut self, writes: Writes) {
+        let is_idle = writes.outputs.is_empty() && writes.completed.is_empty();
+        assert!(is_idle || !self.is_halted, "a halted shard wrote something");
         let mut wrote = false;
         for output in writes.outputs {
             match &*output.topic {
