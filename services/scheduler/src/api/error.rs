@@ -318,8 +318,9 @@ impl RequestError {
 }
 
 /// Rounded up, because `Retry-After` has whole seconds.
-fn whole_seconds(duration: Duration) -> u64 {
-    duration.as_secs() + u64::from(duration.subsec_nanos() > 0)
+fn whole_seconds(duration: Duration) -> u32 {
+    let seconds = duration.as_secs() + u64::from(duration.subsec_nanos() > 0);
+    u32::try_from(seconds).unwrap_or(u32::MAX)
 }
 
 impl From<RequestError> for Problem {

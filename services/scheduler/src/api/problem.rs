@@ -24,7 +24,7 @@ pub(crate) struct Problem {
     /// The outcome of a command that had no effect.
     pub(crate) outcome: Option<v1::Outcome>,
     /// When to send the same request again, in seconds. It is also in the header `Retry-After`.
-    pub(crate) retry_after: Option<u64>,
+    pub(crate) retry_after: Option<u32>,
     /// How to authenticate, for the header `WWW-Authenticate`.
     pub(crate) challenge: Option<Box<HeaderValue>>,
 }
@@ -63,7 +63,7 @@ pub(crate) struct ProblemBody {
     job: Option<JobView>,
     /// When to send the same request again, in seconds; a response has it also in the header `Retry-After`. Nothing was written.
     #[serde(skip_serializing_if = "Option::is_none")]
-    retry_after: Option<u64>,
+    retry_after: Option<u32>,
 }
 
 impl From<Problem> for ProblemBody {
