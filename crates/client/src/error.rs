@@ -1,8 +1,13 @@
 //! Errors of calls.
 
 use std::error::Error;
+use std::io;
+use std::time::Duration;
 
+use redeliver_core::job::JobId;
 use redeliver_proto::auth::UnusableToken;
+use redeliver_proto::convert::from_duration;
+use redeliver_proto::{error as proto, v1};
 use tonic::{Code, Response, Status};
 
 use crate::request::InvalidRequest;
@@ -30,6 +35,8 @@ pub enum ClientError {
         /// The scheme of the address, if it is wrong. Otherwise the innermost cause: the errors that wrap it contain no further
         /// information.
         source: Box<dyn Error + Send + Sync>,
+        /// Whether the connection was refused. Then nothing was sent.
+        is_refused: bool,
     },
     /// The request is invalid and was not sent.
     #[error("the request is not valid")]
@@ -43,6 +50,8 @@ pub enum ClientError {
         message: String,
         /// The reason in the `ErrorInfo` of the status, if there is one.
         reason: Option<String>,
+        /// What else the service said.
+        details: Box<ErrorDetails>,
     },
     /// A field of the response is invalid.
     #[error("field `{0}` of the response is missing or out of range")]
@@ -52,7 +61,57 @@ pub enum ClientError {
     Ended,
     /// A stream received no event and no heartbeat for this long. Open a new one.
     #[error("the stream received no event and no heartbeat for {0:?}")]
-    StreamTimeout(std::time::Duration),
+    StreamTimeout(Duration),
+}
+
+/// What a service says about a rejected call, besides code, message and reason.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ErrorDetails {
+    /// When to send the same call again. Then nothing was written, so a repetition has no effect twice, also without an idempotency key.
+    /// `None` if a repetition makes no sense, or could have an effect twice.
+    pub retry_after: Option<Duration>,
+    /// The invalid field of the request.
+    pub field: Option<String>,
+    /// The error code of an invalid job, such as `request.app`.
+    pub error_code: Option<String>,
+    /// The job that the error is about: the one with the idempotency key, or the one whose outcome is unknown.
+    pub job_id: Option<JobId>,
+    /// The scope that the caller lacks, such as `jobs:write:sms`.
+    pub scope: Option<String>,
+}
+
+impl ErrorDetails {
+    fn of(status: &Status) -> Self {
+        let mut metadata = proto::metadata(status);
+        Self {
+            retry_after: proto::retry_after(status),
+            field: proto::field(status),
+            error_code: metadata.remove("code"),
+            job_id: metadata.remove("job_id").and_then(|id| id.parse().ok()),
+            scope: metadata.remove("scope"),
+        }
+    }
+}
+
+impl From<v1::JobError> for ClientError {
+    /// From the error of one job of a batch.
+    fn from(error: v1::JobError) -> Self {
+        let text = |text: String| (!text.is_empty()).then_some(text);
+        let retry_after = error.retry_after.as_ref().and_then(from_duration);
+        Self::Refused {
+            code: Code::from(error.code),
+            message: error.message,
+            reason: text(error.reason),
+            details: Box::new(ErrorDetails {
+                retry_after: retry_after.map(Duration::from),
+                field: text(error.field),
+                error_code: text(error.error_code),
+                job_id: error.job_id.parse().ok(),
+                // A batch does not say it.
+                scope: None,
+            }),
+        }
+    }
 }
 
 impl ClientError {
@@ -65,25 +124,34 @@ impl ClientError {
         Self::Refused {
             code: status.code(),
             message: status.message().to_owned(),
-            reason: redeliver_proto::error::reason(status),
+            reason: proto::reason(status),
+            details: Box::new(ErrorDetails::of(status)),
         }
     }
 
     pub(crate) fn unreachable(url: &str, error: &dyn Error) -> Self {
-        let mut innermost = error;
+        let (mut innermost, mut is_refused) = (error, false);
         while let Some(cause) = innermost.source() {
+            let io = cause.downcast_ref::<io::Error>();
+            is_refused |= io.is_some_and(|io| io.kind() == io::ErrorKind::ConnectionRefused);
             innermost = cause;
         }
         Self::Unreachable {
             url: url.to_owned(),
             source: innermost.to_string().into(),
+            is_refused,
         }
     }
 
     /// Replaces the cause of a failed connection if it is the scheme of the address; see [`scheme`].
     pub(crate) async fn explained(self) -> Self {
         match self {
-            Self::Unreachable { url, source } => Self::Unreachable {
+            Self::Unreachable {
+                url,
+                source,
+                is_refused,
+            } => Self::Unreachable {
+                is_refused,
                 source: match scheme::check(&url).await {
                     Some(wrong) => wrong.into(),
                     None => source,
@@ -101,6 +169,21 @@ impl ClientError {
             Self::Refused { code, .. } => Some(*code),
             _ => None,
         }
+    }
+
+    /// What else the service said, if it rejected the call.
+    #[must_use]
+    pub fn details(&self) -> Option<&ErrorDetails> {
+        match self {
+            Self::Refused { details, .. } => Some(details),
+            _ => None,
+        }
+    }
+
+    /// When to send the same call again, if the service said so. Then it has written nothing, so a repetition has no effect twice.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        self.details()?.retry_after
     }
 
     /// Whether the scheduler does not know if the call took effect. Repeat it only with the same idempotency key.
@@ -148,9 +231,65 @@ mod tests {
         assert!(matches!(&error, ClientError::Refused { reason: Some(reason), .. } if reason == "APP"));
         assert!(!error.is_transient());
         assert!(!error.is_undecided());
+        assert_eq!(error.details(), Some(&ErrorDetails::default()));
         let undecided = redeliver_proto::error::status(Code::Unknown, "shutting down", "UNDECIDED", []);
         let error = ClientError::from_status("http://x", &undecided);
         assert!(error.is_undecided() && !error.is_transient());
+    }
+
+    #[test]
+    fn a_rejected_call_says_when_to_repeat_it_and_what_is_wrong() {
+        let wait = Duration::from_millis(1_500);
+        let busy = proto::retry_later(Code::ResourceExhausted, "busy", "BUSY", wait);
+        let error = ClientError::from_status("http://x", &busy);
+        assert_eq!((error.retry_after(), error.is_transient()), (Some(wait), true));
+        let metadata = [("code", "request.appName".to_owned())];
+        let invalid = proto::invalid("app", "is empty", "REQUEST_INVALID", metadata);
+        let details = ClientError::from_status("http://x", &invalid);
+        let details = details.details().unwrap();
+        assert_eq!(
+            (details.field.as_deref(), details.error_code.as_deref()),
+            (Some("app"), Some("request.appName"))
+        );
+        let id = "01KAJQ6Z2B0003000000000A7X";
+        let metadata = [("job_id", id.to_owned()), ("scope", "jobs:read".to_owned())];
+        let other = proto::status(Code::AlreadyExists, "conflict", "IDEMPOTENCY_CONFLICT", metadata);
+        let details = ClientError::from_status("http://x", &other);
+        let details = details.details().unwrap();
+        assert_eq!(
+            (details.job_id, details.scope.as_deref()),
+            (id.parse().ok(), Some("jobs:read"))
+        );
+    }
+
+    #[test]
+    fn the_error_of_a_job_of_a_batch_has_all_details() {
+        let id = "01KAJQ6Z2B0003000000000A7X";
+        let error = ClientError::from(v1::JobError {
+            code: Code::Unavailable.into(),
+            message: "shutting down".to_owned(),
+            reason: "SHUTTING_DOWN".to_owned(),
+            error_code: "request.app".to_owned(),
+            field: "app".to_owned(),
+            job_id: id.to_owned(),
+            retry_after: Some(prost_types::Duration {
+                seconds: 1,
+                nanos: 500_000_000,
+            }),
+        });
+        assert_eq!(error.code(), Some(Code::Unavailable));
+        assert_eq!(
+            error.details(),
+            Some(&ErrorDetails {
+                retry_after: Some(Duration::from_millis(1_500)),
+                field: Some("app".to_owned()),
+                error_code: Some("request.app".to_owned()),
+                job_id: id.parse().ok(),
+                scope: None,
+            })
+        );
+        let plain = ClientError::from(v1::JobError::default());
+        assert_eq!(plain.details(), Some(&ErrorDetails::default()));
     }
 
     #[test]
@@ -165,8 +304,21 @@ mod tests {
             let mut broken = Status::new(code, message);
             broken.set_source(std::sync::Arc::new(std::io::Error::other("refused")));
             let error = ClientError::from_status("http://x", &broken);
-            assert!(matches!(error, ClientError::Unreachable { .. }) && error.is_transient());
+            assert!(
+                matches!(
+                    error,
+                    ClientError::Unreachable {
+                        is_refused: false,
+                        ..
+                    }
+                ) && error.is_transient()
+            );
             assert_eq!(error.source().unwrap().to_string(), "refused");
         }
+        let mut refused = Status::new(Code::Unavailable, "tcp connect error");
+        let cause = std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
+        refused.set_source(std::sync::Arc::new(cause));
+        let error = ClientError::from_status("http://x", &refused);
+        assert!(matches!(error, ClientError::Unreachable { is_refused: true, .. }));
     }
 }

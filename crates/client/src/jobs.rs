@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use redeliver_core::job::{JobId, JobState, Priority};
 use redeliver_core::{Headers, Timestamp};
-use redeliver_proto::convert::{from_headers, from_priority, from_state, from_timestamp};
+use redeliver_proto::convert::{from_headers, from_priority, from_state, from_timestamp, to_timestamp};
 use redeliver_proto::v1;
 use redeliver_proto::v1::job_service_client::JobServiceClient;
 use tonic::{Code, Request, Response, Status};
@@ -12,7 +12,7 @@ use crate::endpoint::{Connection, Endpoint, MAX_RESPONSE};
 use crate::error::{self, ClientError};
 use crate::request::{JobRequest, When};
 
-/// Schedules, looks up, cancels and reschedules jobs. Clones share one connection.
+/// Schedules, looks up, lists, cancels and reschedules jobs. Clones share one connection.
 #[derive(Clone, Debug)]
 pub struct JobClient {
     service: JobServiceClient<Connection>,
@@ -52,6 +52,32 @@ pub struct Job {
     pub ended_at: Option<Timestamp>,
     /// The job is not dispatched after this time. `None` if it does not expire, or only after the year 9999.
     pub expires_at: Option<Timestamp>,
+    /// Whether it is a failed record of the pipeline [`app`](Job::app) that waits longer than its longest tier. Only lists contain them.
+    pub is_long_wait: bool,
+}
+
+/// Which waiting jobs to list.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ListJobs {
+    /// Only jobs of this application, or long waits of this pipeline. Default: all.
+    pub app: Option<String>,
+    /// Only jobs that are due at or after this time.
+    pub due_from: Option<Timestamp>,
+    /// Only jobs that are due before this time.
+    pub due_until: Option<Timestamp>,
+    /// The maximum number of jobs of a page, at most 1000; 0 means 100.
+    pub page_size: u16,
+    /// [`JobPage::next_page_token`] of the previous page. Empty: the first page.
+    pub page_token: String,
+}
+
+/// A page of jobs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JobPage {
+    /// The jobs without key, data and headers, those that are due next first.
+    pub jobs: Vec<Job>,
+    /// The token of the next page; `None` on the last page.
+    pub next_page_token: Option<String>,
 }
 
 /// The response to an accepted request.
@@ -176,11 +202,7 @@ impl JobClient {
         }
         let read = |result: v1::BatchScheduleResult| match result.result {
             Some(v1::batch_schedule_result::Result::Scheduled(scheduled)) => scheduled.try_into(),
-            Some(v1::batch_schedule_result::Result::Error(error)) => Err(ClientError::Refused {
-                code: Code::from(error.code),
-                message: error.message,
-                reason: text(error.reason),
-            }),
+            Some(v1::batch_schedule_result::Result::Error(error)) => Err(error.into()),
             None => Err(ClientError::InvalidResponse("result")),
         };
         Ok(results.into_iter().map(read).collect())
@@ -244,12 +266,39 @@ impl JobClient {
         answer_of(answer.outcome(), answer.job)
     }
 
-    /// Counts scheduled jobs, in total and for each of the next `minutes` (at most 1440; 0 means 60).
+    /// Lists a page of the waiting jobs.
     ///
     /// # Errors
-    /// If the scheduler is unavailable.
-    pub async fn stats(&self, minutes: u32) -> Result<JobStats, ClientError> {
-        let request = v1::GetStatsRequest { minutes };
+    /// [`Code::InvalidArgument`] for an invalid range or token. [`Code::Unavailable`] while the index of the scheduler lacks jobs, for
+    /// example while it is rebuilt.
+    pub async fn list(&self, list: &ListJobs) -> Result<JobPage, ClientError> {
+        let request = v1::ListJobsRequest {
+            app: list.app.clone().unwrap_or_default(),
+            due_from: list.due_from.map(to_timestamp),
+            due_until: list.due_until.map(to_timestamp),
+            state: v1::JobState::Scheduled.into(),
+            page_size: i32::from(list.page_size),
+            page_token: list.page_token.clone(),
+        };
+        let answer = self.service.clone().list_jobs(request).await;
+        let answer = self.answer(answer).await?;
+        let jobs = answer.jobs.into_iter().map(Job::try_from);
+        Ok(JobPage {
+            jobs: jobs.collect::<Result<_, _>>()?,
+            next_page_token: text(answer.next_page_token),
+        })
+    }
+
+    /// Counts the scheduled jobs of an application, or of all (`None`), in total and for each of the next `minutes` (at most 1440; 0
+    /// means 60).
+    ///
+    /// # Errors
+    /// [`Code::Unavailable`] while the index of the scheduler lacks jobs, for example while it is rebuilt.
+    pub async fn stats(&self, app: Option<&str>, minutes: u32) -> Result<JobStats, ClientError> {
+        let request = v1::GetStatsRequest {
+            minutes,
+            app: app.unwrap_or_default().to_owned(),
+        };
         let answer = self.service.clone().get_stats(request).await;
         let stats = self.answer(answer).await?;
         Ok(JobStats {
@@ -329,6 +378,7 @@ impl TryFrom<v1::Job> for Job {
             idempotency_key: text(job.idempotency_key),
             request_id: text(job.request_id),
             topic: text(job.topic),
+            is_long_wait: job.long_wait,
             app: job.app,
             revision: job.revision,
             data: job.data,
@@ -339,8 +389,6 @@ impl TryFrom<v1::Job> for Job {
 
 #[cfg(test)]
 mod tests {
-    use redeliver_proto::convert::to_timestamp;
-
     use super::*;
 
     fn sent() -> v1::Job {

@@ -2,7 +2,7 @@
 //!
 //! | type | use |
 //! |---|---|
-//! | [`JobClient`] | schedules, looks up, cancels and reschedules jobs over gRPC; every answer is final |
+//! | [`JobClient`] | schedules, looks up, lists, cancels and reschedules jobs over gRPC; every answer is final |
 //! | [`JobProducer`] | schedules and cancels jobs by writing to the ingest topic; only Kafka has to be available |
 //! | [`IngestTopic`] | builds the records of [`JobProducer`] for a producer of your own, for example in a transaction |
 //! | [`DeadLetterClient`] | lists, reads and watches the dead letters of all pipelines over gRPC |
@@ -49,9 +49,9 @@ pub use dead_letters::{
     Watch, WatchDeadLetters, WatchEvent,
 };
 pub use endpoint::Endpoint;
-pub use error::ClientError;
+pub use error::{ClientError, ErrorDetails};
 pub use ingest::{IngestTopic, InvalidCommand};
-pub use jobs::{Answer, Job, JobClient, JobOutcome, JobStats, Scheduled};
+pub use jobs::{Answer, Job, JobClient, JobOutcome, JobPage, JobStats, ListJobs, Scheduled};
 pub use producer::{JobProducer, ScheduleError};
 pub use redeliver_core::headers::TraceContext;
 pub use redeliver_core::job::{InvalidJobId, JobId, JobState, Priority};

@@ -60,6 +60,26 @@ pub fn reason(status: &Status) -> Option<String> {
     status.get_details_error_info().map(|info| info.reason)
 }
 
+/// When to send the same request again, if the status says so. Then nothing was written.
+#[must_use]
+pub fn retry_after(status: &Status) -> Option<Duration> {
+    status.get_details_retry_info()?.retry_delay
+}
+
+/// The invalid field of the request, if the status names one.
+#[must_use]
+pub fn field(status: &Status) -> Option<String> {
+    let violations = status.get_details_bad_request()?.field_violations;
+    violations.into_iter().next().map(|violation| violation.field)
+}
+
+/// The metadata in the `ErrorInfo` of a status; empty if there is none.
+#[must_use]
+pub fn metadata(status: &Status) -> HashMap<String, String> {
+    let info = status.get_details_error_info();
+    info.map(|info| info.metadata).unwrap_or_default()
+}
+
 /// The name of a code in the documentation of gRPC.
 #[must_use]
 pub const fn code_name(code: Code) -> &'static str {
@@ -106,6 +126,15 @@ mod tests {
         );
         let violations = status.get_details_bad_request().unwrap().field_violations;
         assert_eq!(violations[0].field, "filter");
-        assert_eq!(reason(&Status::unknown("x")), None);
+        assert_eq!(field(&status).as_deref(), Some("filter"));
+        assert_eq!(metadata(&status)["position"], "3");
+        assert_eq!(retry_after(&status), None);
+        let later = retry_later(Code::Unavailable, "x", "BUSY", Duration::from_millis(20));
+        assert_eq!(retry_after(&later), Some(Duration::from_millis(20)));
+        let plain = Status::unknown("x");
+        assert_eq!(
+            (reason(&plain), field(&plain), metadata(&plain).len()),
+            (None, None, 0)
+        );
     }
 }

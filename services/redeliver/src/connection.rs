@@ -15,6 +15,15 @@ use redeliver_service::login::LoginError;
 
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ConnectionArgs {
+    #[command(flatten)]
+    credentials: CredentialArgs,
+    /// Timeout of a request
+    #[arg(long, value_name = "DURATION", default_value = "30s")]
+    timeout: HumanDuration,
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct CredentialArgs {
     /// File with the bearer token; overrides REDELIVER_TOKEN_FILE (default: from the configuration)
     #[arg(long, value_name = "FILE", env = "REDELIVER_TOKEN_FILE", hide_env = true)]
     token_file: Option<PathBuf>,
@@ -39,9 +48,6 @@ pub(crate) struct ConnectionArgs {
         requires = "cert_file"
     )]
     key_file: Option<PathBuf>,
-    /// Timeout of a request
-    #[arg(long, value_name = "DURATION", default_value = "30s")]
-    timeout: HumanDuration,
 }
 
 pub(crate) struct Service {
@@ -60,6 +66,18 @@ impl ConnectionArgs {
 
     /// The endpoint at `server`, or else at the configured listen address.
     pub(crate) fn endpoint(&self, server: Option<&str>, service: &Service) -> Result<Endpoint, CliError> {
+        self.credentials.endpoint(server, service, self.timeout())
+    }
+}
+
+impl CredentialArgs {
+    /// The endpoint at `server`, or else at the configured listen address, with this timeout of a request.
+    pub(crate) fn endpoint(
+        &self,
+        server: Option<&str>,
+        service: &Service,
+        timeout: Duration,
+    ) -> Result<Endpoint, CliError> {
         let configured = || {
             let scheme = if service.api.tls.is_enabled() {
                 "https"
@@ -69,7 +87,7 @@ impl ConnectionArgs {
             format!("{scheme}://{}", reachable(service.api.listen))
         };
         let url = server.map_or_else(configured, str::to_owned);
-        let mut endpoint = Endpoint::new(url).timeout(self.timeout.duration());
+        let mut endpoint = Endpoint::new(url).timeout(timeout);
         let token = match &self.token_file {
             Some(path) => Some(Secret::from_file(path).map_err(CliError::TokenFile)?),
             None => service.api.token(service.section)?,
@@ -137,7 +155,7 @@ impl Service {
     /// Adds the service to an error.
     pub(crate) fn failure(&self, error: ClientError) -> CliError {
         match error {
-            ClientError::Unreachable { url, source } => CliError::Unreachable {
+            ClientError::Unreachable { url, source, .. } => CliError::Unreachable {
                 service: self.name,
                 url,
                 section: self.section,

@@ -35,7 +35,7 @@ enum Verb {
     Cancel(GetArgs),
     /// Change the due time of a job; exits with status 1 if the job has ended or is unknown
     Reschedule(RescheduleArgs),
-    /// List waiting jobs from the state topic, those that are due next first
+    /// List waiting jobs, those that are due next first
     Ls(list::ListArgs),
     /// Count waiting jobs by the minute in which they are due
     Stats(StatsArgs),
@@ -84,6 +84,9 @@ struct RescheduleArgs {
 
 #[derive(Args)]
 struct StatsArgs {
+    /// Count only jobs of this application, or long waits of this pipeline
+    #[arg(long, value_name = "NAME")]
+    app: Option<String>,
     /// Number of minutes to show
     #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=1440))]
     minutes: u32,
@@ -121,8 +124,8 @@ pub(crate) fn main(args: &JobsArgs) -> ExitCode {
         Err(error) => return report(&error),
     };
     // Only `ls` reads from Kafka; the other commands call the scheduler.
-    let check = |config: &Config| match args.verb {
-        Verb::Ls(_) => check_kafka(config),
+    let check = |config: &Config| match &args.verb {
+        Verb::Ls(args) if !args.api => check_kafka(config),
         _ => Ok(()),
     };
     if let Some(code) = common.handle_config_flags(&config, check) {
@@ -135,7 +138,7 @@ pub(crate) fn main(args: &JobsArgs) -> ExitCode {
             Verb::Cancel(args) => cancel(&config, args).await,
             Verb::Reschedule(args) => reschedule(&config, args).await,
             Verb::Stats(args) => stats(&config, args).await,
-            Verb::Ls(args) => list::run(&config, args),
+            Verb::Ls(args) => list::run(&config, args).await,
         }
     })
 }
@@ -223,7 +226,8 @@ fn print_answer(id: JobId, format: Format, answer: &Answer) {
 }
 
 async fn stats(config: &Config, args: &StatsArgs) -> Result<ExitCode, CliError> {
-    let stats = args.scheduler.connect(config).await?.stats(args.minutes).await?;
+    let client = args.scheduler.connect(config).await?;
+    let stats = client.stats(args.app.as_deref(), args.minutes).await?;
     print_item(args.output.format, || stats_text(&stats), || stats_json(&stats));
     Ok(ExitCode::SUCCESS)
 }

@@ -318,6 +318,6 @@ async fn jobs(config: &Config, args: &StatusArgs) -> Option<Result<JobStats, Cli
         Ok(endpoint) => endpoint,
         Err(error) => return Some(Err(error)),
     };
-    let stats = async { JobClient::connect(&endpoint).await?.stats(1).await };
+    let stats = async { JobClient::connect(&endpoint).await?.stats(None, 1).await };
     Some(stats.await.map_err(|error: ClientError| service.failure(error)))
 }

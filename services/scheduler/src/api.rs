@@ -3,6 +3,8 @@
 //! | module | purpose |
 //! |---|---|
 //! | `jobs` | the operations: commands through Kafka, queries of the index |
+//! | `list` | the list of waiting jobs |
+//! | `completeness` | whether the index contains everything that the state topic contains |
 //! | `error` | errors of requests |
 //! | `problem` | problem documents of REST |
 //! | `limits` | limits for clients |
@@ -41,11 +43,13 @@ use crate::answers::PendingOutcomes;
 use crate::config::rules;
 use crate::index::Index;
 
+mod completeness;
 mod error;
 mod grpc;
 mod health;
 mod jobs;
 mod limits;
+mod list;
 mod openapi;
 mod problem;
 mod rest;

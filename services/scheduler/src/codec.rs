@@ -254,6 +254,7 @@ pub fn to_proto(job: &Job, with_payload: bool) -> v1::Job {
         ended_at: job.ended.map(to_timestamp),
         expires_at: job.expires.map(to_timestamp),
         occurrence: job.occurrence.as_deref().unwrap_or_default().to_owned(),
+        long_wait: job.kind == Kind::LongWait,
     }
 }
 

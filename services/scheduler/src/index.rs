@@ -390,6 +390,8 @@ pub struct Page {
 /// The number of scheduled jobs of a shard, of one or all applications, by due time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ShardStats {
+    /// How far the index contains the state topic; `None`: it has no checkpoint, and the numbers are 0.
+    pub applied: Option<Applied>,
     /// All scheduled jobs.
     pub scheduled: u64,
     /// Those that are due.
@@ -398,6 +400,15 @@ pub struct ShardStats {
     pub next_due: Option<Timestamp>,
     /// Those that become due in each of the next minutes.
     pub per_minute: Vec<u64>,
+}
+
+/// Whether the entries of a flow are listed and counted for `app`; `None` stands for all applications and pipelines. A flow without
+/// an application does not contain jobs, so it is only listed and counted for the empty name.
+fn is_requested(flow: &Flow, app: Option<&str>) -> bool {
+    match app {
+        Some(app) => *flow.app == *app,
+        None => !flow.app.is_empty(),
+    }
 }
 
 fn gap(found: Option<i64>, expected: i64) -> String {
@@ -476,7 +487,8 @@ pub trait Index: Clone + Send + Sync + 'static {
         request: &ScanRequest,
     ) -> impl Future<Output = Result<Scan, IndexError>> + Send;
 
-    /// Lists scheduled jobs of one application or of all in the order of their cursors, for example for the pages of an API.
+    /// Lists scheduled jobs of one application or of all in the order of their cursors, for example for the pages of an API. Flows
+    /// without an application are not listed: their entries are not jobs.
     ///
     /// This takes one or more scans: usually two for an application, and one or two for all. So it is no snapshot: of the jobs
     /// that change during the call, it returns some states from before and some from after it.
@@ -504,7 +516,8 @@ pub trait Index: Clone + Send + Sync + 'static {
         Usage::default()
     }
 
-    /// The number of scheduled jobs of one application or of all: in total, and for each of `minutes` minutes from `now` on.
+    /// The number of scheduled jobs of one application or of all: in total, and for each of `minutes` minutes from `now` on. The
+    /// entries of flows without an application are not counted.
     ///
     /// The counts are those of one snapshot only for each flow.
     fn stats(

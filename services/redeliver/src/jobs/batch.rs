@@ -1,19 +1,24 @@
 //! `redeliver jobs schedule --file`: the jobs of a file, in batches.
 //!
 //! Each line is a job in JSON, as for REST. A line that cannot be read fails on its own, and is not sent. A batch is sent when
-//! it is full, so a file of any size needs little memory.
+//! it is full, so a file of any size needs little memory. Jobs that the scheduler refuses for now, such as those that exceed a rate, are
+//! sent again when it says so.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read as _};
+use std::panic::resume_unwind;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use bytes::Bytes;
+use jiff::tz::TimeZone;
 use redeliver_client::{ClientError, JobClient, JobRequest, Scheduled, When};
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::EXIT_FAILURE;
 use redeliver_runtime::error_chain::error_chain;
 use redeliver_scheduler::request::{self, Draft, ParsedRequest, read_json};
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use super::schedule::ScheduleArgs;
 use crate::connection::CliError;
@@ -23,6 +28,11 @@ use crate::output::{Format, print_item};
 const MAX_LINE: u64 = 2 << 20;
 /// A batch is sent when its lines have this size, in bytes. With one more line, it is below the default limit of a server.
 const BATCH_BYTES: usize = 4 << 20;
+
+/// Jobs that the scheduler refuses for now are not sent again if for this long, no job had a result.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// The time between attempts to reach a scheduler that refuses connections.
+const RECONNECT: Duration = Duration::from_secs(1);
 
 /// A line that is not blank.
 struct Line {
@@ -34,32 +44,30 @@ pub(super) async fn run(config: &Config, args: &ScheduleArgs, file: &str) -> Res
     let unreadable = |error: io::Error| CliError::Usage(format!("--file: cannot read {file}: {error}"));
     let zone = config.scheduler.time_zone();
     let zone = zone.ok_or_else(|| CliError::Usage("scheduler.default_time_zone is unknown".to_owned()))?;
-    let mut input: Box<dyn BufRead> = if file == "-" {
+    let input: Box<dyn BufRead + Send> = if file == "-" {
         Box::new(BufReader::new(io::stdin()))
     } else {
         Box::new(BufReader::new(File::open(file).map_err(unreadable)?))
     };
+    let mut reader = LineReader {
+        input,
+        number: 0,
+        zone,
+    };
     let client = args.scheduler.connect(config).await?;
-    let (mut number, mut failed) = (0, 0);
+    let (mut repetition, mut failed) = (Repetition::new(), 0);
     loop {
-        let (mut lines, mut bytes, mut is_end) = (Vec::new(), 0, false);
-        while lines.len() < JobClient::MAX_BATCH && bytes < BATCH_BYTES {
-            let Some(line) = read_line(&mut *input).map_err(unreadable)? else {
-                is_end = true;
-                break;
-            };
-            number += 1;
-            bytes += line.len();
-            if line.iter().all(u8::is_ascii_whitespace) {
-                continue;
-            }
-            let job = read_job(&line, &zone);
-            lines.push(Line { number, job });
-        }
-        failed += send(&client, lines, args.output.format).await?;
-        if is_end {
+        // On another thread: standard input can pause, and meanwhile the connection must notice when the scheduler ends it.
+        let read = tokio::task::spawn_blocking(move || reader.next_batch().map(|batch| (batch, reader)));
+        let read = read
+            .await
+            .unwrap_or_else(|error| resume_unwind(error.into_panic()));
+        let (batch, rest) = read.map_err(unreadable)?;
+        failed += send(&client, batch.lines, args.output.format, &mut repetition).await?;
+        if batch.is_last {
             break;
         }
+        reader = rest;
     }
     Ok(if failed == 0 {
         ExitCode::SUCCESS
@@ -69,18 +77,62 @@ pub(super) async fn run(config: &Config, args: &ScheduleArgs, file: &str) -> Res
     })
 }
 
-/// The next line; `None` at the end. At most one byte more than the maximum is read, so a longer line is an error.
-fn read_line(input: &mut dyn BufRead) -> io::Result<Option<Bytes>> {
-    let mut line = Vec::new();
-    input.take(MAX_LINE + 1).read_until(b'\n', &mut line)?;
-    if line.len() as u64 > MAX_LINE {
-        let problem = format!("a line is longer than {MAX_LINE} bytes");
-        return Err(io::Error::new(io::ErrorKind::InvalidData, problem));
-    }
-    Ok((!line.is_empty()).then(|| line.into()))
+/// Reads the lines of a file.
+struct LineReader {
+    input: Box<dyn BufRead + Send>,
+    /// The number of lines that were read.
+    number: u64,
+    /// The time zone of times without an offset.
+    zone: TimeZone,
 }
 
-fn read_job(line: &Bytes, zone: &jiff::tz::TimeZone) -> Result<JobRequest, String> {
+/// The lines to send with one call.
+struct Batch {
+    lines: Vec<Line>,
+    is_last: bool,
+}
+
+impl LineReader {
+    /// Blocks.
+    fn next_batch(&mut self) -> io::Result<Batch> {
+        let (mut lines, mut bytes) = (Vec::new(), 0);
+        while lines.len() < JobClient::MAX_BATCH && bytes < BATCH_BYTES {
+            let Some(line) = read_line(&mut *self.input)? else {
+                return Ok(Batch { lines, is_last: true });
+            };
+            self.number += 1;
+            if let Ok(line) = &line {
+                bytes += line.len();
+                if line.iter().all(u8::is_ascii_whitespace) {
+                    continue;
+                }
+            }
+            lines.push(Line {
+                number: self.number,
+                job: line.and_then(|line| read_job(&line, &self.zone)),
+            });
+        }
+        Ok(Batch {
+            lines,
+            is_last: false,
+        })
+    }
+}
+
+/// The next line, or what is wrong with it; `None` at the end. Of a line that is too long, only the beginning is kept in memory.
+fn read_line(input: &mut dyn BufRead) -> io::Result<Option<Result<Bytes, String>>> {
+    let mut line = Vec::new();
+    (&mut *input).take(MAX_LINE + 1).read_until(b'\n', &mut line)?;
+    if line.len() as u64 > MAX_LINE {
+        if line.last() != Some(&b'\n') {
+            input.skip_until(b'\n')?;
+        }
+        return Ok(Some(Err(format!("the line is longer than {MAX_LINE} bytes"))));
+    }
+    Ok((!line.is_empty()).then(|| Ok(line.into())))
+}
+
+fn read_job(line: &Bytes, zone: &TimeZone) -> Result<JobRequest, String> {
     let job = match read_json(line, zone).map_err(|failure| failure.message)? {
         ParsedRequest::Schedule(draft) => to_request(*draft),
         ParsedRequest::Cancel(_)
@@ -123,44 +175,144 @@ fn to_request(draft: Draft) -> JobRequest {
     job
 }
 
+/// Decides how long jobs that the scheduler refuses for now are sent again.
+struct Repetition {
+    /// When a job had a result last.
+    progress: Instant,
+    /// The reason that was reported last.
+    reported: String,
+}
+
+impl Repetition {
+    fn new() -> Self {
+        Self {
+            progress: Instant::now(),
+            reported: String::new(),
+        }
+    }
+
+    async fn wait(&mut self, pause: Duration, reason: String) {
+        if reason != self.reported {
+            eprintln!("the scheduler refuses jobs for now; they are sent again: {reason}");
+            self.reported = reason;
+        }
+        tokio::time::sleep(pause.min(PATIENCE)).await;
+    }
+}
+
 /// Sends the valid jobs of these lines, prints a result for each line, and returns how many failed.
-async fn send(client: &JobClient, lines: Vec<Line>, format: Format) -> Result<u64, CliError> {
-    let jobs: Vec<JobRequest> = lines.iter().filter_map(|line| line.job.clone().ok()).collect();
-    let results = match jobs.is_empty() {
-        true => Ok(Vec::new()),
-        false => client.schedule_batch(&jobs).await,
-    };
-    let results = match results {
-        Ok(results) => results,
-        Err(error) => {
-            let (first, last) = (lines.first(), lines.last());
-            if let (Some(first), Some(last)) = (first, last) {
-                eprintln!(
-                    "the jobs of lines {} to {} have no result",
-                    first.number, last.number
-                );
+async fn send(
+    client: &JobClient,
+    lines: Vec<Line>,
+    format: Format,
+    repetition: &mut Repetition,
+) -> Result<u64, CliError> {
+    let mut call = Call::new(lines);
+    repetition.progress = Instant::now();
+    let stopped = loop {
+        let jobs = call.jobs();
+        if jobs.is_empty() {
+            break None;
+        }
+        let is_last = repetition.progress.elapsed() >= PATIENCE;
+        let again = match client.schedule_batch(&jobs).await {
+            Ok(results) => {
+                let again = call.note(results, is_last);
+                if call.jobs().len() < jobs.len() {
+                    repetition.progress = Instant::now();
+                }
+                again
             }
-            return Err(error.into());
+            Err(error) => match repeat_after(&error).filter(|_| !is_last) {
+                Some(pause) => Some((pause, error_chain(&error))),
+                None => break Some(error),
+            },
+        };
+        if let Some((pause, reason)) = again {
+            repetition.wait(pause, reason).await;
         }
     };
-    let mut results = results.into_iter();
-    let mut failed = 0;
-    for line in lines {
-        let result = match line.job {
-            Ok(_) => match results.next() {
-                Some(result) => result.map_err(|error| (error_chain(&error), code(&error))),
-                None => return Err(ClientError::InvalidResponse("results").into()),
-            },
-            Err(problem) => Err((problem, None)),
-        };
-        failed += u64::from(result.is_err());
-        print_item(
-            format,
-            || as_text(line.number, &result),
-            || as_json(line.number, &result),
-        );
+    let failed = call.print(format);
+    match stopped {
+        Some(error) => Err(error.into()),
+        None => Ok(failed),
     }
-    Ok(failed)
+}
+
+/// When to send a job again that has this error. Only jobs of which nothing was written are sent again, because all others could be
+/// scheduled twice. An idempotency key does not rule that out: it can be in use for other content by then.
+fn repeat_after(error: &ClientError) -> Option<Duration> {
+    match error {
+        // For example while the scheduler restarts.
+        ClientError::Unreachable { is_refused: true, .. } => Some(RECONNECT),
+        error => error.retry_after(),
+    }
+}
+
+/// The lines whose jobs are sent with one call, and repeatedly as long as the scheduler refuses them for now.
+struct Call(Vec<(Line, Option<LineResult>)>);
+
+impl Call {
+    /// The result of a line that cannot be read is known.
+    fn new(lines: Vec<Line>) -> Self {
+        let with_result = |line: Line| {
+            let problem = line.job.as_ref().err();
+            let result = problem.map(|problem| Err((problem.clone(), None)));
+            (line, result)
+        };
+        Self(lines.into_iter().map(with_result).collect())
+    }
+
+    /// The jobs without a result.
+    fn jobs(&self) -> Vec<JobRequest> {
+        let missing = self.0.iter().filter(|(_, result)| result.is_none());
+        missing.filter_map(|(line, _)| line.job.clone().ok()).collect()
+    }
+
+    /// Takes note of the results of [`Call::jobs`]. Returns when to send those again that were refused for now, and why. If it was the
+    /// last time, they have failed.
+    fn note(
+        &mut self,
+        results: Vec<Result<Scheduled, ClientError>>,
+        is_last: bool,
+    ) -> Option<(Duration, String)> {
+        let mut again: Option<(Duration, String)> = None;
+        let missing = self.0.iter_mut().filter(|(_, result)| result.is_none());
+        for ((_, known), result) in missing.zip(results) {
+            let result = result.map_err(|error| (repeat_after(&error).filter(|_| !is_last), error));
+            match result {
+                Err((Some(pause), error)) => {
+                    if again.as_ref().is_none_or(|(longest, _)| pause > *longest) {
+                        again = Some((pause, error_chain(&error)));
+                    }
+                }
+                Err((None, error)) => *known = Some(Err((error_chain(&error), code(&error)))),
+                Ok(scheduled) => *known = Some(Ok(scheduled)),
+            }
+        }
+        again
+    }
+
+    /// Prints the results, and says which are missing. Returns how many jobs failed.
+    fn print(&self, format: Format) -> u64 {
+        let mut failed = 0;
+        for (line, result) in &self.0 {
+            if let Some(result) = result {
+                failed += u64::from(result.is_err());
+                print_item(
+                    format,
+                    || as_text(line.number, result),
+                    || as_json(line.number, result),
+                );
+            }
+        }
+        let missing = self.0.iter().filter(|(_, result)| result.is_none());
+        let missing: Vec<u64> = missing.map(|(line, _)| line.number).collect();
+        if let (Some(first), Some(last)) = (missing.first(), missing.last()) {
+            eprintln!("{} jobs of lines {first} to {last} have no result", missing.len());
+        }
+        failed
+    }
 }
 
 /// The reason of an error, such as `REQUEST_INVALID`.
@@ -202,28 +354,132 @@ fn as_json(line: u64, result: &LineResult) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use redeliver_client::{Code, ErrorDetails};
+
     use super::*;
 
     #[test]
-    fn a_line_that_is_too_long_is_an_error_and_an_empty_file_has_none() {
-        let mut input: &[u8] = b"{}\n\nlast";
-        let mut read = || read_line(&mut input).unwrap();
-        assert_eq!(read().as_deref(), Some(&b"{}\n"[..]));
-        assert_eq!(read().as_deref(), Some(&b"\n"[..]));
-        assert_eq!(read().as_deref(), Some(&b"last"[..]));
+    fn a_line_that_is_too_long_is_invalid_and_the_next_one_is_read() {
+        let max = usize::try_from(MAX_LINE).unwrap();
+        let long = |length: usize| vec![b' '; length];
+        let mut text = b"{}\n\n".to_vec();
+        for length in [max - 1, max, 3 * max] {
+            text.extend(long(length));
+            text.push(b'\n');
+        }
+        text.extend(b"last");
+        let mut input = &text[..];
+        let mut read = || {
+            read_line(&mut input)
+                .unwrap()
+                .map(|line| line.map(|line| line.len()))
+        };
+        let too_long = || Some(Err("the line is longer than 2097152 bytes".to_owned()));
+        assert_eq!(read(), Some(Ok(3)));
+        assert_eq!(read(), Some(Ok(1)));
+        assert_eq!(read(), Some(Ok(max)));
+        assert_eq!(read(), too_long());
+        assert_eq!(read(), too_long());
+        assert_eq!(read(), Some(Ok(4)));
         assert_eq!(read(), None);
-        let long = vec![b' '; usize::try_from(MAX_LINE).unwrap() + 1];
-        assert!(read_line(&mut &long[..]).is_err());
+        // At the end of the file.
+        assert!(read_line(&mut &long(max + 1)[..]).unwrap().unwrap().is_err());
+    }
+
+    fn refused(reason: &str, retry_after: Option<u64>) -> ClientError {
+        ClientError::Refused {
+            code: Code::Unavailable,
+            message: reason.to_owned(),
+            reason: Some(reason.to_owned()),
+            details: Box::new(ErrorDetails {
+                retry_after: retry_after.map(Duration::from_secs),
+                ..ErrorDetails::default()
+            }),
+        }
+    }
+
+    /// A call with jobs in the lines 1, 3 and 4.
+    fn call() -> Call {
+        let job = |number: u64| {
+            let valid = Ok(JobRequest::after("sms", Duration::ZERO).idempotency_key(number.to_string()));
+            if number == 2 {
+                Err("invalid".to_owned())
+            } else {
+                valid
+            }
+        };
+        let lines = (1..=4).map(|number| Line {
+            number,
+            job: job(number),
+        });
+        Call::new(lines.collect())
+    }
+
+    fn scheduled() -> Result<Scheduled, ClientError> {
+        Ok(Scheduled {
+            id: "01KAJQ6Z2B0003000000000A7X".parse().unwrap(),
+            is_duplicate: false,
+            job: None,
+        })
+    }
+
+    fn results(call: &Call) -> Vec<Option<bool>> {
+        let results = call
+            .0
+            .iter()
+            .map(|(_, result)| result.as_ref().map(Result::is_ok));
+        results.collect()
+    }
+
+    #[test]
+    fn only_jobs_of_which_nothing_was_written_are_sent_again() {
+        let mut call = call();
+        assert_eq!(
+            (call.jobs().len(), results(&call)),
+            (3, vec![None, Some(false), None, None])
+        );
+        let pause = call.note(
+            vec![
+                Err(refused("SHUTTING_DOWN", Some(1))),
+                Err(refused("UNDECIDED", None)),
+                Err(refused("INDEX_FULL", Some(30))),
+            ],
+            false,
+        );
+        let expected = (Duration::from_secs(30), "INDEX_FULL (UNAVAILABLE)".to_owned());
+        assert_eq!(pause, Some(expected));
+        assert_eq!(results(&call), [None, Some(false), Some(false), None]);
+        // The results belong to the lines that were sent again.
+        let pause = call.note(vec![scheduled(), Err(refused("RATE_LIMITED", Some(2)))], false);
+        assert_eq!(pause.map(|(pause, _)| pause), Some(Duration::from_secs(2)));
+        assert_eq!(results(&call), [Some(true), Some(false), Some(false), None]);
+        assert_eq!(call.note(vec![Err(refused("RATE_LIMITED", Some(2)))], true), None);
+        assert_eq!(
+            results(&call),
+            [Some(true), Some(false), Some(false), Some(false)]
+        );
+        assert!(call.jobs().is_empty());
+    }
+
+    #[test]
+    fn a_call_is_repeated_only_if_nothing_was_sent_or_written() {
+        let unreachable = |is_refused| ClientError::Unreachable {
+            url: "http://x".to_owned(),
+            source: "lost".into(),
+            is_refused,
+        };
+        assert_eq!(repeat_after(&unreachable(true)), Some(RECONNECT));
+        assert_eq!(repeat_after(&unreachable(false)), None);
+        assert_eq!(repeat_after(&refused("UNCONFIRMED", None)), None);
+        let wait = repeat_after(&refused("BUSY", Some(1)));
+        assert_eq!(wait, Some(Duration::from_secs(1)));
     }
 
     #[test]
     fn a_job_of_a_file_has_all_fields() {
         let line = r#"{"appName":"sms","delay":"90s","jobData":{"a": 1.0},"key":"k","headers":{"h":"v","n":null},
             "idempotencyKey":"i","expireAfter":"5m","requestId":"r","priority":"high"}"#;
-        let job = format!(
-            "{:?}",
-            read_job(&Bytes::from(line), &jiff::tz::TimeZone::UTC).unwrap()
-        );
+        let job = format!("{:?}", read_job(&Bytes::from(line), &TimeZone::UTC).unwrap());
         for part in [
             "sms",
             "90s",
@@ -239,9 +495,6 @@ mod tests {
             assert!(job.contains(part), "{part} in {job}");
         }
         let cancel = Bytes::from(r#"{"cancel":"01KAJQ6Z2B0003000000000A7X"}"#);
-        assert_eq!(
-            read_job(&cancel, &jiff::tz::TimeZone::UTC).unwrap_err(),
-            "is not a new job"
-        );
+        assert_eq!(read_job(&cancel, &TimeZone::UTC).unwrap_err(), "is not a new job");
     }
 }

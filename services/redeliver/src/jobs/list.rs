@@ -1,14 +1,17 @@
-//! `redeliver jobs ls`: reads the state topic, so that it works without a scheduler.
+//! `redeliver jobs ls`: reads the state topic, so that it works without a scheduler, or asks the scheduler, so that it works without
+//! permissions in Kafka.
 //!
 //! The state topic contains ended jobs too, usually many more than waiting ones. So they are listed only on request, and after
-//! the waiting ones.
+//! the waiting ones. The scheduler lists only waiting jobs.
+
+mod api;
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::process::ExitCode;
 
 use clap::Args;
-use redeliver_client::{JobId, JobState, Priority, Timestamp};
+use redeliver_client::{Job, JobId, JobState, Priority, Timestamp};
 use redeliver_core::{HumanDuration, Record};
 use redeliver_kafka::reader::TopicReader;
 use redeliver_proto::convert::{from_priority, from_state};
@@ -18,12 +21,12 @@ use redeliver_runtime::cli::CommonArgs;
 use redeliver_service::login::kafka_of_command;
 use serde_json::{Value, json};
 
-use crate::connection::CliError;
-use crate::output::{OutputArgs, print_items, shortened};
+use crate::connection::{CliError, CredentialArgs};
+use crate::output::{Format, OutputArgs, print_items, shortened};
 
 #[derive(Args)]
 pub(super) struct ListArgs {
-    /// List only jobs of this application
+    /// List only jobs of this application, or long waits of this pipeline
     #[arg(long, value_name = "NAME")]
     app: Option<String>,
     /// List jobs in this state: scheduled (default), dispatched, cancelled or expired
@@ -32,17 +35,41 @@ pub(super) struct ListArgs {
     /// List also jobs that have ended, after the waiting ones, those that ended last first
     #[arg(long, conflicts_with = "state")]
     all: bool,
+    /// List only jobs that are due at or after this time, such as 2026-11-22T08:00:00Z
+    #[arg(long, value_name = "TIME", value_parser = super::time)]
+    from: Option<Timestamp>,
+    /// List only jobs that are due before this time
+    #[arg(long, value_name = "TIME", value_parser = super::time)]
+    until: Option<Timestamp>,
     /// Maximum number of jobs
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
     limit: u32,
-    /// Maximum time to read the topic
+    /// Maximum time to read the topic or, with --api, for a request
     #[arg(long, value_name = "DURATION", default_value = "5m")]
     timeout: HumanDuration,
+    /// Ask the scheduler instead of reading the state topic from Kafka; it lists only waiting jobs
+    #[arg(long, conflicts_with = "all")]
+    pub(super) api: bool,
+    /// URL of the scheduler, such as http://scheduler:50052; overrides REDELIVER_SCHEDULER (default: scheduler.listen)
+    #[arg(long, value_name = "URL", requires = "api")]
+    server: Option<String>,
+    #[command(flatten)]
+    credentials: CredentialArgs,
     #[command(flatten)]
     output: OutputArgs,
     #[command(flatten)]
     pub(super) common: CommonArgs,
 }
+
+const COLUMNS: [&str; 7] = [
+    "id",
+    "app",
+    "state",
+    "due",
+    "priority",
+    "ended",
+    "idempotency key",
+];
 
 impl ListArgs {
     /// The state of the jobs to list; `None` for all of them.
@@ -69,9 +96,26 @@ struct Row {
     is_long_wait: bool,
 }
 
-pub(super) fn run(config: &Config, args: &ListArgs) -> Result<ExitCode, CliError> {
+pub(super) async fn run(config: &Config, args: &ListArgs) -> Result<ExitCode, CliError> {
+    if let (Some(from), Some(until)) = (args.from, args.until)
+        && from >= until
+    {
+        return Err(CliError::Usage("--until is not later than --from".to_owned()));
+    }
+    if args.api {
+        return api::run(config, args).await;
+    }
+    read_topic(config, args)
+}
+
+fn read_topic(config: &Config, args: &ListArgs) -> Result<ExitCode, CliError> {
     let topic = config.scheduler.topics().state;
-    let mut jobs = Jobs::new(args.app.clone(), args.state());
+    let mut jobs = Jobs::new(Filter {
+        app: args.app.clone(),
+        state: args.state(),
+        from: args.from,
+        until: args.until,
+    });
     let read = TopicReader::new(&kafka_of_command(config)?, std::slice::from_ref(&topic))
         .and_then(|mut reader| reader.read_to_end(args.timeout.duration(), |record| jobs.note(&record)));
     read.map_err(|source| CliError::Read {
@@ -82,16 +126,7 @@ pub(super) fn run(config: &Config, args: &ListArgs) -> Result<ExitCode, CliError
     let limit = usize::try_from(args.limit).unwrap_or(usize::MAX);
     let (found, unreadable) = (jobs.rows.len(), jobs.unreadable);
     let rows = jobs.first(limit);
-    let columns = [
-        "id",
-        "app",
-        "state",
-        "due",
-        "priority",
-        "ended",
-        "idempotency key",
-    ];
-    print_items(args.output.format, &columns, &rows, Row::cells, Row::json);
+    print_rows(args.output.format, &rows);
     if found > rows.len() {
         eprintln!("showing {} of {found} jobs; use --limit to show more", rows.len());
     }
@@ -101,19 +136,41 @@ pub(super) fn run(config: &Config, args: &ListArgs) -> Result<ExitCode, CliError
     Ok(ExitCode::SUCCESS)
 }
 
-/// The latest state of each job that matches.
-struct Jobs {
+fn print_rows(format: Format, rows: &[Row]) {
+    print_items(format, &COLUMNS, rows, Row::cells, Row::json);
+}
+
+/// Which jobs of the state topic to list.
+#[derive(Default)]
+struct Filter {
     app: Option<String>,
     state: Option<JobState>,
+    /// The first due time.
+    from: Option<Timestamp>,
+    /// The end of the due times, exclusive.
+    until: Option<Timestamp>,
+}
+
+impl Filter {
+    fn matches(&self, row: &Row) -> bool {
+        self.app.as_ref().is_none_or(|app| *app == row.app)
+            && self.state.is_none_or(|state| state == row.state)
+            && self.from.is_none_or(|from| row.due >= from)
+            && self.until.is_none_or(|until| row.due < until)
+    }
+}
+
+/// The latest state of each job that matches.
+struct Jobs {
+    filter: Filter,
     rows: HashMap<JobId, Row>,
     unreadable: u64,
 }
 
 impl Jobs {
-    fn new(app: Option<String>, state: Option<JobState>) -> Self {
+    fn new(filter: Filter) -> Self {
         Self {
-            app,
-            state,
+            filter,
             rows: HashMap::new(),
             unreadable: 0,
         }
@@ -143,17 +200,12 @@ impl Jobs {
             self.unreadable += 1;
             return;
         };
-        if self.matches(&row) {
+        if self.filter.matches(&row) {
             self.rows.insert(id, row);
         } else {
             // An earlier record of the job may have matched.
             self.rows.remove(&id);
         }
-    }
-
-    fn matches(&self, row: &Row) -> bool {
-        self.app.as_ref().is_none_or(|app| *app == row.app)
-            && self.state.is_none_or(|state| state == row.state)
     }
 
     /// Waiting jobs, those that are due next first, then ended ones, those that ended last first.
@@ -179,6 +231,21 @@ impl Row {
             app: job.app,
             topic: job.topic,
         })
+    }
+
+    fn of_job(job: Job) -> Self {
+        Self {
+            id: job.id,
+            app: job.app,
+            state: job.state,
+            priority: job.priority,
+            due: job.scheduled_time,
+            ended: job.ended_at,
+            revision: job.revision,
+            idempotency_key: job.idempotency_key,
+            topic: job.topic.unwrap_or_default(),
+            is_long_wait: job.is_long_wait,
+        }
     }
 
     fn cells(&self) -> Vec<String> {
@@ -256,8 +323,11 @@ mod tests {
     fn the_latest_record_of_a_job_counts() {
         let waits = job("a", v1::JobState::Scheduled, 50);
         let gone = job("a", v1::JobState::Dispatched, 50);
-        let mut all = Jobs::new(None, None);
-        let mut waiting = Jobs::new(None, Some(JobState::Scheduled));
+        let mut all = Jobs::new(Filter::default());
+        let mut waiting = Jobs::new(Filter {
+            state: Some(JobState::Scheduled),
+            ..Filter::default()
+        });
         for jobs in [&mut all, &mut waiting] {
             for offset in 1..=3 {
                 jobs.note(&record(&id(offset).to_string(), Some(&waits)));
@@ -271,8 +341,20 @@ mod tests {
 
     #[test]
     fn matching_jobs_are_ordered_by_due_time() {
-        let mut jobs = Jobs::new(Some("a".to_owned()), None);
-        for (offset, app, due) in [(1, "a", 30), (2, "b", 10), (3, "a", 20), (4, "a", 20)] {
+        let mut jobs = Jobs::new(Filter {
+            app: Some("a".to_owned()),
+            from: Some(Timestamp::from_millis(20)),
+            until: Some(Timestamp::from_millis(31)),
+            ..Filter::default()
+        });
+        for (offset, app, due) in [
+            (1, "a", 30),
+            (2, "b", 20),
+            (3, "a", 20),
+            (4, "a", 20),
+            (5, "a", 19),
+            (6, "a", 31),
+        ] {
             let job = job(app, v1::JobState::Scheduled, due);
             jobs.note(&record(&id(offset).to_string(), Some(&job)));
         }
@@ -281,7 +363,7 @@ mod tests {
 
     #[test]
     fn ended_jobs_follow_the_waiting_ones_and_the_last_ones_come_first() {
-        let mut jobs = Jobs::new(None, None);
+        let mut jobs = Jobs::new(Filter::default());
         for (offset, due, ended) in [(1, 10, Some(70)), (2, 90, None), (3, 20, Some(80)), (4, 50, None)] {
             let job = v1::JobRecord {
                 ended_ms: ended,
@@ -294,7 +376,7 @@ mod tests {
 
     #[test]
     fn records_that_are_not_jobs_are_counted() {
-        let mut jobs = Jobs::new(None, None);
+        let mut jobs = Jobs::new(Filter::default());
         jobs.note(&record("x", None));
         jobs.note(&record(
             &id(1).to_string(),

@@ -84,6 +84,7 @@ mod tests {
             topic: Some("sms-jobs".to_owned()),
             ended_at: None,
             expires_at: None,
+            is_long_wait: false,
         }
     }
 

@@ -1,5 +1,8 @@
 //! `redeliver jobs` and `redeliver dlq` on the real services.
 
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::process::Stdio;
+
 use redeliver_core::JobId;
 use redeliver_testkit::{Process, eventually};
 use serde_json::{Value, json};
@@ -200,6 +203,131 @@ fn jobs_are_listed_from_the_state_topic_with_and_without_a_scheduler() {
     );
     assert_eq!((cut.code, cut.stdout), (Some(0), expected));
     assert_eq!(cut.stderr, "showing 1 of 2 jobs; use --limit to show more\n");
+}
+
+#[test]
+fn the_scheduler_lists_the_same_jobs_as_the_state_topic_page_by_page() {
+    let services = Services::new("cli-list-api");
+    let _scheduler = services.pipe.scheduler("a");
+    let file = services.pipe.env.directory().join("jobs.jsonl");
+    let job = |minute: usize| {
+        let time = format!("2098-01-01T{:02}:{:02}:00Z", minute / 60, minute % 60);
+        json!({"appName": APP, "scheduledTime": time, "idempotencyKey": minute.to_string(), "jobData": 1})
+            .to_string()
+    };
+    // More than a page.
+    let lines: Vec<String> = (0..1_205).map(job).collect();
+    std::fs::write(&file, lines.join("\n")).unwrap();
+    services.cli(&["jobs", "schedule", "--file", file.to_str().unwrap()]);
+    let gone = services.cli(&["jobs", "schedule", "--app", APP, "--at", "2097-01-01T00:00:00Z"]);
+    services.cli(&["jobs", "cancel", gone.trim_end()]);
+
+    let whole = ["--limit", "2000"];
+    for flags in [
+        &whole[..],
+        &["--limit", "1205", "-o", "jsonl"],
+        &["--app", APP, "-o", "json", "--limit", "2000"],
+        &["--app", "other"],
+        &[
+            "--from",
+            "2098-01-01T01:00:00Z",
+            "--until",
+            "2098-01-01T02:00:00Z",
+            "-o",
+            "jsonl",
+            "--limit",
+            "60",
+        ],
+        &["--state", "scheduled", "--from", "2098-01-01T20:00:00Z"],
+    ] {
+        let of_topic = services.cli(&[&["jobs", "ls"], flags].concat());
+        let of_api = services.cli(&[&["jobs", "ls", "--api"], flags].concat());
+        assert_eq!(of_api, of_topic, "{flags:?}");
+    }
+    let all = services.json(&[&["jobs", "ls", "--api"], &whole[..]].concat());
+    let keys = all
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|job| job["idempotency_key"].clone());
+    assert!(keys.eq((0..1_205).map(|key| json!(key.to_string()))));
+    let cut = services
+        .pipe
+        .redeliver(&["jobs", "ls", "--api", "--limit", "3", "-o", "jsonl"]);
+    assert_eq!((cut.code, cut.stdout.lines().count()), (Some(0), 3));
+    assert_eq!(cut.stderr, "showing the first 3 jobs; use --limit to show more\n");
+
+    let stats = |app: &str| services.json(&["jobs", "stats", "--app", app])["scheduled"].clone();
+    assert_eq!((stats(APP), stats("other")), (json!(1_205), json!(0)));
+}
+
+#[test]
+fn the_jobs_of_a_file_are_sent_again_while_the_scheduler_restarts() {
+    let services = Services::new("cli-file-restart");
+    let mut scheduler = services.pipe.scheduler("a");
+    let arguments = ["jobs", "schedule", "--file", "-", "-o", "jsonl"];
+    let mut command = services.pipe.command("redeliver", &arguments);
+    let pipes = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut sending = pipes.spawn().unwrap();
+    let mut input = sending.stdin.take().unwrap();
+    // Without idempotency keys: nothing is sent again that could have been written.
+    let job = json!({"appName": APP, "delay": "1h", "jobData": 1}).to_string() + "\n";
+    input.write_all(job.repeat(1_000).as_bytes()).unwrap();
+    let results = BufReader::new(sending.stdout.take().unwrap()).lines();
+    let mut results = results.map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
+    let first: Vec<Value> = results.by_ref().take(1_000).collect();
+    assert!(
+        first.iter().all(|result| result["outcome"] == "scheduled"),
+        "{first:?}"
+    );
+    scheduler.shut_down();
+    let long = "x".repeat(3 << 20) + "\n";
+    for lines in [&job, &long, &job] {
+        input.write_all(lines.as_bytes()).unwrap();
+    }
+    drop(input);
+    let mut notes = BufReader::new(sending.stderr.take().unwrap()).lines();
+    let note = notes.next().unwrap().unwrap();
+    assert!(
+        note.starts_with("the scheduler refuses jobs for now; they are sent again: "),
+        "{note}"
+    );
+    scheduler.start_again();
+    let results: Vec<Value> = results.collect();
+    assert_eq!(results.len(), 3);
+    let failed: Vec<_> = results
+        .iter()
+        .filter(|result| result["outcome"] != "scheduled")
+        .collect();
+    assert_eq!(failed.len(), 1, "{failed:?}");
+    assert_eq!(failed[0]["line"], 1_002);
+    assert_eq!(
+        failed[0]["error"]["message"],
+        "the line is longer than 2097152 bytes"
+    );
+    assert_eq!(notes.map(Result::unwrap).collect::<Vec<_>>(), ["1 jobs failed"]);
+    assert_eq!(sending.wait().unwrap().code(), Some(1));
+    let listed = services.cli(&["jobs", "ls", "--limit", "2000", "-o", "jsonl"]);
+    assert_eq!(listed.lines().count(), 1_002);
+}
+
+#[test]
+fn the_jobs_of_a_file_are_sent_again_when_they_exceed_the_rate() {
+    let services = Services::new("cli-file-rate");
+    let rate = ["--set", "scheduler.limits.requests_per_second=1"];
+    let _scheduler = services.pipe.start("scheduler", "a", &rate);
+    let file = services.pipe.env.directory().join("jobs.jsonl");
+    let job = json!({"appName": APP, "delay": "1h", "jobData": 1}).to_string() + "\n";
+    std::fs::write(&file, job.repeat(2_005)).unwrap();
+    let printed = services
+        .pipe
+        .redeliver(&["jobs", "schedule", "--file", file.to_str().unwrap()]);
+    assert_eq!(printed.code, Some(0), "{}", printed.stderr);
+    let listed = services.cli(&["jobs", "ls", "--limit", "3000", "-o", "jsonl"]);
+    assert_eq!(listed.lines().count(), 2_005);
 }
 
 #[test]

@@ -84,7 +84,7 @@ async fn one_job_over_kafka_and_grpc(services: &Services) {
     assert_eq!(cancelled.outcome, JobOutcome::Cancelled);
     assert_eq!(cancelled.job.map(|job| job.state), Some(JobState::Cancelled));
     assert_eq!(jobs.cancel(second).await.unwrap().outcome, JobOutcome::Unknown);
-    assert_eq!(jobs.stats(1).await.unwrap().scheduled, 0);
+    assert_eq!(jobs.stats(None, 1).await.unwrap().scheduled, 0);
 }
 
 #[test]
@@ -178,7 +178,7 @@ async fn only_with_the_token(endpoint: Endpoint) {
         let refused = JobClient::connect(&wrong)
             .await
             .unwrap()
-            .stats(1)
+            .stats(None, 1)
             .await
             .unwrap_err();
         assert_eq!(refused.code(), Some(Code::Unauthenticated), "{refused}");

@@ -25,16 +25,20 @@ fn refuses(arguments: &[&str], expected: &str) {
 fn the_help_of_jobs_ls_says_which_jobs_are_listed() {
     let help = output_of(&["jobs", "ls", "--help"]).stdout;
     let shown = "\
-List waiting jobs from the state topic, those that are due next first
+List waiting jobs, those that are due next first
 
 Usage: redeliver jobs ls [OPTIONS]
 
 Options:
-      --app <NAME>          List only jobs of this application
+      --app <NAME>          List only jobs of this application, or long waits of this pipeline
       --state <STATE>       List jobs in this state: scheduled (default), dispatched, cancelled or expired
       --all                 List also jobs that have ended, after the waiting ones, those that ended last first
+      --from <TIME>         List only jobs that are due at or after this time, such as 2026-11-22T08:00:00Z
+      --until <TIME>        List only jobs that are due before this time
       --limit <N>           Maximum number of jobs [default: 50]
-      --timeout <DURATION>  Maximum time to read the topic [default: 5m]
+      --timeout <DURATION>  Maximum time to read the topic or, with --api, for a request [default: 5m]
+      --api                 Ask the scheduler instead of reading the state topic from Kafka; it lists only waiting jobs
+      --server <URL>        URL of the scheduler, such as http://scheduler:50052; overrides REDELIVER_SCHEDULER (default: scheduler.listen)
 ";
     assert!(help.starts_with(shown), "{help}");
 }
@@ -51,7 +55,7 @@ Commands:
   get         Show one job
   cancel      Cancel a job; exits with status 1 if it was already dispatched or is unknown
   reschedule  Change the due time of a job; exits with status 1 if the job has ended or is unknown
-  ls          List waiting jobs from the state topic, those that are due next first
+  ls          List waiting jobs, those that are due next first
   stats       Count waiting jobs by the minute in which they are due
   help        Print this message or the help of the given subcommand(s)
 
@@ -203,6 +207,27 @@ fn wrong_usage_is_reported_with_valid_values() {
          For more information, try '--help'.\n",
     );
     refuses(
+        &["jobs", "ls", "--api", "--state", "expired"],
+        "error: --state expired cannot be used with --api: the scheduler lists only waiting jobs\n",
+    );
+    refuses(
+        &[
+            "jobs",
+            "ls",
+            "--from",
+            "2026-01-02T00:00:00Z",
+            "--until",
+            "2026-01-02T00:00:00Z",
+        ],
+        "error: --until is not later than --from\n",
+    );
+    refuses(
+        &["jobs", "ls", "--server", "127.0.0.1:1"],
+        "error: the following required arguments were not provided:\n  --api\n\n\
+         Usage: redeliver jobs ls --api --server <URL>\n\n\
+         For more information, try '--help'.\n",
+    );
+    refuses(
         &["dlq", "ls", "-o", "yaml"],
         &format!(
             "error: invalid value 'yaml' for '--output <FORMAT>'\n  [possible values: table, json, jsonl]{more}"
@@ -235,7 +260,7 @@ fn wrong_usage_is_reported_with_valid_values() {
 fn an_unavailable_service_is_reported_with_its_address() {
     let address = format!("127.0.0.1:{}", free_port());
     let id = "01KAJQ6Z2B0003000000000A7X";
-    let cases: [(&[&str], &str, &str); 8] = [
+    let cases: [(&[&str], &str, &str); 9] = [
         (
             &["jobs", "schedule", "--app", "a", "--in", "1s"],
             "scheduler",
@@ -244,6 +269,7 @@ fn an_unavailable_service_is_reported_with_its_address() {
         (&["jobs", "get", id], "scheduler", "scheduler"),
         (&["jobs", "cancel", id], "scheduler", "scheduler"),
         (&["jobs", "stats"], "scheduler", "scheduler"),
+        (&["jobs", "ls", "--api"], "scheduler", "scheduler"),
         (&["dlq", "ls"], "inspector", "dlq_inspector"),
         (&["dlq", "show", "a-dlq/0/1"], "inspector", "dlq_inspector"),
         (&["dlq", "watch"], "inspector", "dlq_inspector"),

@@ -143,7 +143,7 @@ fn the_apis_serve_clients_with_a_certificate_and_renew_their_own_while_clients_a
     };
     block_on(async {
         let connected = JobClient::connect(&endpoint(&services.scheduler)).await.unwrap();
-        assert_eq!(connected.stats(1).await.unwrap().scheduled, 0);
+        assert_eq!(connected.stats(None, 1).await.unwrap().scheduled, 0);
         let inspected = DeadLetterClient::connect(&endpoint(&services.inspector))
             .await
             .unwrap();
@@ -158,7 +158,7 @@ fn the_apis_serve_clients_with_a_certificate_and_renew_their_own_while_clients_a
         let with_wrong = |address: &str| endpoint(address).client_certificate(&wrong, &wrong_key);
         let before = refused(&mut scheduler, "scheduler");
         let strange = with_wrong(&services.scheduler);
-        let called = async { JobClient::connect(&strange).await?.stats(1).await };
+        let called = async { JobClient::connect(&strange).await?.stats(None, 1).await };
         let error = called.await.unwrap_err();
         assert!(
             matches!(error, ClientError::Unreachable { .. }) || error.is_transient(),
@@ -189,9 +189,9 @@ fn the_apis_serve_clients_with_a_certificate_and_renew_their_own_while_clients_a
             });
         }
         // The former connection, and a new one.
-        assert_eq!(connected.stats(1).await.unwrap().scheduled, 0);
+        assert_eq!(connected.stats(None, 1).await.unwrap().scheduled, 0);
         let renewed = JobClient::connect(&endpoint(&services.scheduler)).await.unwrap();
-        assert_eq!(renewed.stats(1).await.unwrap().scheduled, 0);
+        assert_eq!(renewed.stats(None, 1).await.unwrap().scheduled, 0);
     });
     assert_eq!(
         scheduler.metric(r#"redeliver_tls_files_unusable{listener="scheduler"}"#),
@@ -216,7 +216,13 @@ fn an_address_with_the_wrong_scheme_is_named_by_the_cli_and_the_client_crate() {
     let clients = |url: &str| {
         let endpoint = Endpoint::new(url).ca_file(&ca);
         block_on(async {
-            let scheduler = async { JobClient::connect(&endpoint).await?.stats(1).await.map(drop) };
+            let scheduler = async {
+                JobClient::connect(&endpoint)
+                    .await?
+                    .stats(None, 1)
+                    .await
+                    .map(drop)
+            };
             let inspector = async {
                 DeadLetterClient::connect(&endpoint)
                     .await?

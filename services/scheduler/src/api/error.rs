@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use axum::http::{StatusCode, header};
+use axum::http::StatusCode;
 use redeliver_core::{ErrorClass, Failure};
 use redeliver_kafka::producer::ProduceError;
 use redeliver_proto::{error, v1};
@@ -296,14 +296,11 @@ impl RequestError {
             _ => None,
         };
         let retry_after = self.retry_after();
-        let header = match &self {
-            Self::Refused(refusal) if retry_after.is_none() => {
-                let challenge = refusal
-                    .challenge()
-                    .and_then(|challenge| challenge.try_into().ok());
-                challenge.map(|challenge| (header::WWW_AUTHENTICATE, challenge))
-            }
-            _ => retry_after.map(|after| (header::RETRY_AFTER, whole_seconds(after).into())),
+        let challenge = match &self {
+            Self::Refused(refusal) if retry_after.is_none() => refusal
+                .challenge()
+                .and_then(|challenge| challenge.try_into().ok()),
+            _ => None,
         };
         let parts = self.parts();
         Problem {
@@ -314,14 +311,16 @@ impl RequestError {
             job_id: parts.job.map(|id| id.to_string()),
             job,
             outcome: None,
-            header: header.map(Box::new),
+            retry_after: retry_after.map(whole_seconds),
+            challenge: challenge.map(Box::new),
         }
     }
 }
 
 /// Rounded up, because `Retry-After` has whole seconds.
-fn whole_seconds(duration: Duration) -> u64 {
-    duration.as_secs() + u64::from(duration.subsec_nanos() > 0)
+fn whole_seconds(duration: Duration) -> u32 {
+    let seconds = duration.as_secs() + u64::from(duration.subsec_nanos() > 0);
+    u32::try_from(seconds).unwrap_or(u32::MAX)
 }
 
 impl From<RequestError> for Problem {
@@ -430,7 +429,7 @@ mod tests {
         let problem = undecided().into_problem();
         assert_eq!(problem.status, StatusCode::FAILED_DEPENDENCY);
         assert_eq!(problem.job_id, Some(id().to_string()));
-        assert!(problem.header.is_none());
+        assert!(problem.retry_after.is_none());
         let unconfirmed = RequestError::Unconfirmed("timed out".to_owned()).into_status();
         assert_eq!(unconfirmed.code(), Code::Unknown);
     }
@@ -451,9 +450,7 @@ mod tests {
             let status = error().into_status();
             assert!(status.get_details_retry_info().is_some(), "{status:?}");
             let problem = error().into_problem();
-            let (name, seconds) = *problem.header.unwrap();
-            assert_eq!(name, header::RETRY_AFTER);
-            assert_ne!(seconds, "0");
+            assert!(problem.retry_after.unwrap() > 0);
             assert_eq!(
                 error::reason(&status).unwrap().to_lowercase(),
                 problem.code,

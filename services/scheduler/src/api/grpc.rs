@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use redeliver_core::Headers;
+use redeliver_core::{Failure, Headers};
+use redeliver_proto::convert::from_state;
 use redeliver_proto::v1;
 use redeliver_proto::v1::job_service_server::JobService;
 use redeliver_service::identity::Identity;
@@ -11,9 +12,10 @@ use tonic::{Request, Response, Status};
 
 use super::error::RequestError;
 use super::jobs::{Accepted, Jobs, trace_headers};
+use super::list::{JobPage, ListJobs};
 use crate::index::Index;
 use crate::job::JobId;
-use crate::request::{Field, Format, draft, read_id, read_when};
+use crate::request::{Field, Format, draft, read_id, read_timestamp, read_when};
 
 /// The gRPC service.
 pub(crate) struct Service<I>(Arc<Jobs<I>>);
@@ -36,6 +38,32 @@ fn caller<T>(request: &Request<T>) -> Result<Identity, Status> {
 
 fn parse_id(text: &str) -> Result<JobId, Status> {
     read_id(Field::Id, Format::Protobuf, text).map_err(|failure| RequestError::from(failure).into_status())
+}
+
+/// The application of a request; `None` if it names none.
+fn named(app: &str) -> Option<&str> {
+    (!app.is_empty()).then_some(app)
+}
+
+fn list_jobs(request: v1::ListJobsRequest) -> Result<ListJobs, Failure> {
+    let state = v1::JobState::try_from(request.state).map_err(|_| {
+        let problem = format!(
+            "is {}; expected 1 (scheduled), or 0 for the default",
+            request.state
+        );
+        Field::State.malformed(Format::Protobuf, &problem)
+    })?;
+    let time = |field, time: Option<prost_types::Timestamp>| {
+        time.map(|time| read_timestamp(field, &time)).transpose()
+    };
+    Ok(ListJobs {
+        app: named(&request.app).map(str::to_owned),
+        due_from: time(Field::DueFrom, request.due_from)?,
+        due_until: time(Field::DueUntil, request.due_until)?,
+        state: from_state(state),
+        page_size: request.page_size,
+        page_token: request.page_token,
+    })
 }
 
 fn schedule_response(accepted: Accepted) -> v1::ScheduleJobResponse {
@@ -132,9 +160,31 @@ impl<I: Index> JobService for Service<I> {
         Ok(Response::new(v1::RescheduleJobResponse { outcome, job }))
     }
 
+    async fn list_jobs(
+        &self,
+        request: Request<v1::ListJobsRequest>,
+    ) -> Result<Response<v1::ListJobsResponse>, Status> {
+        let caller = caller(&request)?;
+        let list =
+            list_jobs(request.into_inner()).map_err(|failure| RequestError::from(failure).into_status())?;
+        let page = self.0.list(&caller, &list, Format::Protobuf).await;
+        let JobPage {
+            jobs,
+            next_page_token,
+        } = page.map_err(RequestError::into_status)?;
+        Ok(Response::new(v1::ListJobsResponse {
+            jobs,
+            next_page_token,
+        }))
+    }
+
     async fn get_stats(&self, request: Request<v1::GetStatsRequest>) -> Result<Response<v1::Stats>, Status> {
-        let (caller, minutes) = (caller(&request)?, request.get_ref().minutes);
-        let stats = self.0.stats(&caller, minutes, Format::Protobuf).await;
+        let caller = caller(&request)?;
+        let v1::GetStatsRequest { minutes, app } = request.into_inner();
+        let stats = self
+            .0
+            .stats(&caller, named(&app), minutes, Format::Protobuf)
+            .await;
         stats.map(Response::new).map_err(RequestError::into_status)
     }
 }

@@ -10,7 +10,7 @@
 //! | schedule, also in a batch | `jobs:write` for the application of the request |
 //! | get | `jobs:read` for the application of the job |
 //! | cancel, reschedule | `jobs:write` for the application of the job |
-//! | stats | `jobs:read` for all applications, because it counts all jobs |
+//! | list, stats | `jobs:read` for the application of the request, or for all applications if it names none |
 //!
 //! A job of an application that the caller may neither read nor write is unknown to the caller: it is looked up as often as
 //! one that does not exist. So neither an answer nor the time that it takes tells which ids exist.
@@ -19,11 +19,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
+use futures::{StreamExt as _, TryStreamExt as _, stream};
 use redeliver_core::headers::{TRACEPARENT, TRACESTATE};
 use redeliver_core::{Clock, Headers, Output, Timestamp};
 use redeliver_kafka::murmur2::shard_of;
 use redeliver_kafka::producer::Producer;
-use redeliver_kafka::reader::ReadError;
 use redeliver_proto::convert::to_timestamp;
 use redeliver_proto::v1;
 use redeliver_runtime::config::{Area, Verb};
@@ -32,13 +32,14 @@ use redeliver_service::identity::{Authenticator, Identity};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::completeness::{self, Completeness, PartitionEnd, StatePartition, read_complete};
 use super::error::{RequestError, Undecided};
 use super::limits::CallerRates;
 use super::state_end::StateEnd;
 use crate::admission::{self, INDEX_FULL};
 use crate::answers::{PendingOutcome, PendingOutcomes};
 use crate::codec;
-use crate::index::{Index, Lookup};
+use crate::index::{Index, Lookup, ShardStats};
 use crate::job::{JobId, Kind};
 use crate::request::{Command, Draft, Envelope, Field, Format, ParsedRequest, Rules, When, write_protobuf};
 
@@ -48,13 +49,12 @@ const OUTCOME_TIMEOUT: Duration = Duration::from_secs(10);
 const RECENT: Duration = Duration::from_secs(5);
 /// Kafka refuses records whose timestamps are further in the future (`message.timestamp.after.max.ms`), so no job has such an id.
 const MAX_AHEAD: Duration = Duration::from_secs(3_600);
-/// How long such a job is looked up repeatedly, and how often.
-const LOOKUP_TIMEOUT: Duration = Duration::from_secs(1);
-const LOOKUP_INTERVAL: Duration = Duration::from_millis(25);
 /// The size of a request besides the job's data: names, times, and the overhead of the protocol.
 const REQUEST_OVERHEAD: usize = 64 << 10;
 /// The maximum number of jobs of a batch.
 const MAX_BATCH: usize = 1_000;
+/// The maximum number of shards that one request reads at the same time.
+const SHARDS_AT_ONCE: usize = 4;
 /// The default and the maximum number of minutes in statistics.
 const DEFAULT_MINUTES: u32 = 60;
 const MAX_MINUTES: u32 = 1_440;
@@ -255,10 +255,7 @@ impl<I: Index> Jobs<I> {
             let may = |verb| caller.may(Area::Jobs, verb, Some(&job.app));
             may(Verb::Read) || may(Verb::Write)
         };
-        let state_end = PartitionEnd {
-            ends: &self.state_end,
-            partition: id.shard(),
-        };
+        let state_end = self.partition_end(id.shard());
         let found = look_up_until_known(id, is_recent, is_known, &state_end, || self.look_up(id)).await;
         found.map_err(|(error, hidden)| {
             if let Some(app) = hidden {
@@ -269,15 +266,16 @@ impl<I: Index> Jobs<I> {
         })
     }
 
-    /// The number of scheduled jobs, in all and by minute. 0 `minutes` means the default.
+    /// The number of scheduled jobs of one application or of all (`None`), in all and by minute. 0 `minutes` means the default.
     pub(crate) async fn stats(
         &self,
         caller: &Identity,
+        app: Option<&str>,
         minutes: u32,
         format: Format,
     ) -> Result<v1::Stats, RequestError> {
         self.limit_rate(caller, 1)?;
-        self.require(caller, Verb::Read, None, "stats")?;
+        self.require(caller, Verb::Read, app, "stats")?;
         let minutes = match minutes {
             0 => DEFAULT_MINUTES,
             1..=MAX_MINUTES => minutes,
@@ -287,36 +285,64 @@ impl<I: Index> Jobs<I> {
             }
         };
         let now = self.clock.now();
+        let shards = (0..self.partitions).map(|shard| self.shard_stats(shard, app, now, minutes));
+        let shards = Self::read_shards(shards.collect()).await?;
         let mut total = v1::Stats {
             per_minute: vec![0; minutes as usize],
             ..v1::Stats::default()
         };
-        let mut next_due: Option<Timestamp> = None;
-        for shard in 0..self.partitions {
-            let stats = self.index.stats(shard, None, now, minutes).await?;
+        for stats in &shards {
             total.scheduled += stats.scheduled;
             total.due += stats.due;
             for (sum, count) in total.per_minute.iter_mut().zip(&stats.per_minute) {
                 *sum += count;
             }
-            next_due = match (next_due, stats.next_due) {
-                (Some(one), Some(other)) => Some(one.min(other)),
-                (one, other) => one.or(other),
-            };
         }
+        let next_due = shards.iter().filter_map(|stats| stats.next_due).min();
         total.next_due = next_due.map(to_timestamp);
         let shown = total.due + total.per_minute.iter().sum::<u64>();
         total.later = total.scheduled.saturating_sub(shown);
         Ok(total)
     }
 
-    fn limit_rate(&self, caller: &Identity, requests: usize) -> Result<(), RequestError> {
+    async fn shard_stats(
+        &self,
+        shard: i32,
+        app: Option<&str>,
+        now: Timestamp,
+        minutes: u32,
+    ) -> Result<ShardStats, RequestError> {
+        read_complete(&self.partition_end(shard), || async {
+            let stats = self.index.stats(shard, app, now, minutes).await?;
+            Ok((stats.applied, stats))
+        })
+        .await
+    }
+
+    /// Reads several shards, of which only some at the same time. The results are in no particular order.
+    pub(super) async fn read_shards<T>(
+        reads: Vec<impl Future<Output = Result<T, RequestError>>>,
+    ) -> Result<Vec<T>, RequestError> {
+        stream::iter(reads)
+            .buffer_unordered(SHARDS_AT_ONCE)
+            .try_collect()
+            .await
+    }
+
+    pub(super) fn partition_end(&self, partition: i32) -> PartitionEnd<'_> {
+        PartitionEnd {
+            ends: &self.state_end,
+            partition,
+        }
+    }
+
+    pub(super) fn limit_rate(&self, caller: &Identity, requests: usize) -> Result<(), RequestError> {
         let limited = self.rates.take(caller, requests);
         limited.map_err(RequestError::RateLimited)
     }
 
     /// Requires a scope for an application, or for all of them. Refusals are counted and logged.
-    fn require(
+    pub(super) fn require(
         &self,
         caller: &Identity,
         verb: Verb,
@@ -494,57 +520,6 @@ struct Found {
     job: Option<v1::Job>,
 }
 
-/// The end of the partition of the state topic in which a job is.
-trait StatePartition {
-    async fn end(&self) -> Result<i64, ReadError>;
-    fn is_known_empty(&self, from: i64, to: i64) -> bool;
-    async fn is_empty(&self, from: i64, to: i64) -> Result<bool, ReadError>;
-}
-
-struct PartitionEnd<'a> {
-    ends: &'a StateEnd,
-    partition: i32,
-}
-
-impl StatePartition for PartitionEnd<'_> {
-    async fn end(&self) -> Result<i64, ReadError> {
-        self.ends.of(self.partition).await
-    }
-
-    fn is_known_empty(&self, from: i64, to: i64) -> bool {
-        self.ends.is_known_empty(self.partition, from, to)
-    }
-
-    async fn is_empty(&self, from: i64, to: i64) -> Result<bool, ReadError> {
-        self.ends.is_empty(self.partition, from, to).await
-    }
-}
-
-/// Whether the index contains everything that the state topic contained when it was first asked.
-#[derive(Default)]
-struct Completeness {
-    /// The end of the state topic at that time.
-    end: Option<i64>,
-    /// Up to where the index was complete at the last lookup.
-    applied: Option<i64>,
-}
-
-impl Completeness {
-    async fn check(&mut self, state: &impl StatePartition, applied: i64) -> Result<bool, ReadError> {
-        let end = match self.end {
-            Some(end) => end,
-            None => *self.end.insert(state.end().await?),
-        };
-        if state.is_known_empty(applied, end) {
-            return Ok(true);
-        }
-        // The index usually follows within milliseconds. If it stays behind, there may be nothing to apply: transaction
-        // markers move the end, too.
-        let stays = self.applied.replace(applied) == Some(applied);
-        Ok(stays && state.is_empty(applied, end).await?)
-    }
-}
-
 /// Looks up a job that exists, or that was requested so recently that the index may not contain it yet. A job is unknown only
 /// if an index that is complete does not contain it. With the error comes the application of a job that is not known to the
 /// caller.
@@ -581,10 +556,10 @@ where
             Err(RequestError::IndexIncomplete) => (RequestError::IndexIncomplete, true, None),
             Err(error) => (error, false, None),
         };
-        if !may_appear || started.elapsed() >= LOOKUP_TIMEOUT {
+        if !may_appear || started.elapsed() >= completeness::TIMEOUT {
             return Err((error, hidden));
         }
-        tokio::time::sleep(LOOKUP_INTERVAL).await;
+        tokio::time::sleep(completeness::INTERVAL).await;
     }
 }
 
@@ -612,27 +587,8 @@ mod tests {
     use std::cell::Cell;
     use std::future::ready;
 
+    use super::super::completeness::tests::Topic;
     use super::*;
-
-    /// A state topic with this end. There are no records from `empty_from` on.
-    struct Topic {
-        end: i64,
-        empty_from: i64,
-    }
-
-    impl StatePartition for Topic {
-        async fn end(&self) -> Result<i64, ReadError> {
-            Ok(self.end)
-        }
-
-        fn is_known_empty(&self, from: i64, to: i64) -> bool {
-            from >= to
-        }
-
-        async fn is_empty(&self, from: i64, to: i64) -> Result<bool, ReadError> {
-            Ok(self.is_known_empty(from, to) || from >= self.empty_from)
-        }
-    }
 
     /// Looks up a job in an index that is complete up to 5. Returns the number of lookups, and the result.
     async fn lookups(

@@ -19,7 +19,7 @@ use utoipa::openapi::{ContentBuilder, OpenApi, Ref, RefOr, ResponseBuilder};
 use utoipa::{IntoResponses, OpenApi as _, Path, ToSchema};
 
 use super::problem::ProblemBody;
-use super::rest::{BatchResponse, BatchResult, CommandResponse};
+use super::rest::{BatchResponse, BatchResult, CommandResponse, ListResponse};
 use super::view::{HeaderView, JobView, StatsView};
 
 /// The path of the document.
@@ -132,7 +132,7 @@ fn file(content_type: &'static str, text: &'static str) -> Response {
     security((), ("token" = [])),
     components(schemas(
         BatchRequest, BatchResponse, BatchResult, CommandResponse, DueRequest, HeaderView, JobRequest, JobView,
-        ProblemBody, StatsView,
+        ListResponse, ProblemBody, StatsView,
     ))
 )]
 struct Description;

@@ -1,7 +1,7 @@
 //! Errors as `application/problem+json` documents (RFC 9457).
 
 use axum::Json;
-use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use redeliver_proto::v1;
 use serde::Serialize;
@@ -23,8 +23,10 @@ pub(crate) struct Problem {
     pub(crate) job: Option<Box<v1::Job>>,
     /// The outcome of a command that had no effect.
     pub(crate) outcome: Option<v1::Outcome>,
-    /// A header of the response, such as `Retry-After`.
-    pub(crate) header: Option<Box<(HeaderName, HeaderValue)>>,
+    /// When to send the same request again, in seconds. It is also in the header `Retry-After`.
+    pub(crate) retry_after: Option<u32>,
+    /// How to authenticate, for the header `WWW-Authenticate`.
+    pub(crate) challenge: Option<Box<HeaderValue>>,
 }
 
 impl Problem {
@@ -37,7 +39,8 @@ impl Problem {
             job_id: None,
             job: None,
             outcome: None,
-            header: None,
+            retry_after: None,
+            challenge: None,
         }
     }
 }
@@ -58,6 +61,9 @@ pub(crate) struct ProblemBody {
     job_id: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     job: Option<JobView>,
+    /// When to send the same request again, in seconds; a response has it also in the header `Retry-After`. Nothing was written.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    retry_after: Option<u32>,
 }
 
 impl From<Problem> for ProblemBody {
@@ -71,22 +77,25 @@ impl From<Problem> for ProblemBody {
             outcome: problem.outcome.map(outcome),
             job_id: problem.job_id,
             job: problem.job.map(|job| JobView::from(*job)),
+            retry_after: problem.retry_after,
         }
     }
 }
 
 impl IntoResponse for Problem {
     fn into_response(mut self) -> Response {
-        let (status, header) = (self.status, self.header.take());
+        let (status, retry_after, challenge) = (self.status, self.retry_after, self.challenge.take());
         let mut response = (status, Json(ProblemBody::from(self))).into_response();
         let headers = response.headers_mut();
         headers.insert(
             header::CONTENT_TYPE,
             HeaderValue::from_static("application/problem+json"),
         );
-        if let Some(header) = header {
-            let (name, value) = *header;
-            headers.insert(name, value);
+        if let Some(seconds) = retry_after {
+            headers.insert(header::RETRY_AFTER, seconds.into());
+        }
+        if let Some(challenge) = challenge {
+            headers.insert(header::WWW_AUTHENTICATE, *challenge);
         }
         response
     }

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `POST /v1/jobs` | 201 scheduled, 200 duplicate, 409 conflict of idempotency keys, 503 index full; `?wait=false`: 202 |
 //! | `POST /v1/jobs:batch` | 200 with a result for each job, which has the status that `POST /v1/jobs` would answer |
+//! | `GET /v1/jobs` | 200 with a page of the jobs that wait |
 //! | `GET /v1/jobs/{id}` | 200, 404 |
 //! | `DELETE /v1/jobs/{id}` | 200 cancelled, cancelled before, or expired; 409 dispatched before; 404 |
 //! | `PATCH /v1/jobs/{id}` | 200 rescheduled, 409 ended before, 404 |
@@ -18,6 +19,8 @@ use axum::extract::{Path, Query, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use axum::{Extension, Json, Router};
+use jiff::tz::TimeZone;
+use redeliver_core::failure::bounded_text;
 use redeliver_core::{Failure, Headers};
 use redeliver_proto::v1;
 use redeliver_service::identity::{AuthenticateLayer, Authenticator, Identity, Refusal};
@@ -29,6 +32,7 @@ use utoipa::openapi::OpenApi;
 use super::error::RequestError;
 use super::jobs::{Accepted, Jobs, trace_headers};
 use super::limits::BodyTimeout;
+use super::list::{JobPage, ListJobs};
 use super::openapi::{
     BatchRequest, BodyProblems, CommandProblems, DocumentedRouter, DueRequest, JobProblems, JobRequest,
     Problems,
@@ -37,13 +41,14 @@ use super::problem::{Problem, ProblemBody};
 use super::view::{JobView, StatsView, outcome};
 use crate::index::Index;
 use crate::job::JobId;
-use crate::request::{Draft, Field, Format, ParsedRequest, read_id, read_json, read_json_time};
+use crate::request::{Draft, Field, Format, ParsedRequest, read_id, read_instant, read_json, read_json_time};
 
 pub(crate) fn router<I: Index>(jobs: Arc<Jobs<I>>, authenticator: Authenticator) -> (Router, OpenApi) {
     let (limit, batch_limit) = (jobs.max_request(), jobs.max_batch);
     let (router, document) = DocumentedRouter::new()
         .with(__path_schedule, &schedule::<I>, limit)
         .with(__path_schedule_batch, &schedule_batch::<I>, batch_limit)
+        .with(__path_list, &list::<I>, limit)
         .with(__path_show, &show::<I>, limit)
         .with(__path_cancel, &cancel::<I>, limit)
         .with(__path_reschedule, &reschedule::<I>, limit)
@@ -235,6 +240,91 @@ async fn schedule<I: Index>(
     Ok((status, location, Json(CommandResponse::from(accepted))).into_response())
 }
 
+/// A page of the jobs that wait.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct ListResponse {
+    /// In the order of their due times, without key, data and headers.
+    jobs: Vec<JobView>,
+    /// The `pageToken` of the next page; missing on the last page.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    next_page_token: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct ListQuery {
+    app: Option<String>,
+    due_from: Option<String>,
+    due_until: Option<String>,
+    state: Option<String>,
+    page_size: Option<i32>,
+    page_token: Option<String>,
+}
+
+impl ListQuery {
+    fn read(self, zone: &TimeZone) -> Result<ListJobs, Failure> {
+        let time =
+            |field, text: Option<String>| text.map(|text| read_instant(field, &text, zone)).transpose();
+        let state = self.state.filter(|state| !state.is_empty()).map(|state| {
+            let shown = bounded_text(&state, 60);
+            let invalid =
+                |error| Field::State.malformed(Format::Json, &format!("is `{shown}`, which {error}"));
+            state.parse().map_err(invalid)
+        });
+        Ok(ListJobs {
+            app: named(self.app),
+            due_from: time(Field::DueFrom, self.due_from)?,
+            due_until: time(Field::DueUntil, self.due_until)?,
+            state: state.transpose()?,
+            page_size: self.page_size.unwrap_or(0),
+            page_token: self.page_token.unwrap_or_default(),
+        })
+    }
+}
+
+/// The application of a request; `None` if it names none. An empty name counts as none, as in gRPC.
+fn named(app: Option<String>) -> Option<String> {
+    app.filter(|app| !app.is_empty())
+}
+
+/// Lists the jobs that wait
+///
+/// Those that are due next come first. The list also contains the long waits of pipelines, with `longWait`. A page can contain fewer
+/// jobs than `pageSize`, also if it is not the last one. Needs the scope `jobs:read` for the application, or for all applications if the
+/// request names none.
+#[utoipa::path(
+    get,
+    path = "/v1/jobs",
+    operation_id = "listJobs",
+    params(
+        ("app" = Option<String>, Query, description = "Only jobs of this application, or long waits of this pipeline"),
+        ("dueFrom" = Option<String>, Query, description = "Only jobs that are due at or after this time, such as `2026-11-22T08:00:00Z`"),
+        ("dueUntil" = Option<String>, Query, description = "Only jobs that are due before this time"),
+        ("state" = Option<String>, Query, description = "`scheduled`; other jobs are not listed"),
+        ("pageSize" = Option<i32>, Query, description = "The maximum number of jobs, 100 by default, at most 1000"),
+        ("pageToken" = Option<String>, Query, description = "`nextPageToken` of the previous page, which had the same `app`, `dueFrom` and `dueUntil`"),
+    ),
+    responses((status = 200, description = "A page of jobs", body = ListResponse), Problems),
+)]
+async fn list<I: Index>(
+    State(jobs): State<Arc<Jobs<I>>>,
+    Extension(caller): Extension<Identity>,
+    query: Result<Query<ListQuery>, QueryRejection>,
+) -> Result<Json<ListResponse>, Problem> {
+    let Query(query) = query.map_err(|error| invalid_query(&error))?;
+    let request = query.read(&jobs.rules.time_zone).map_err(RequestError::from)?;
+    let page = jobs.list(&caller, &request, Format::Json).await?;
+    let JobPage {
+        jobs,
+        next_page_token,
+    } = page;
+    Ok(Json(ListResponse {
+        jobs: jobs.into_iter().map(JobView::from).collect(),
+        next_page_token,
+    }))
+}
+
 /// Gets a job
 ///
 /// Needs the scope `jobs:read` for the application of the job.
@@ -317,16 +407,20 @@ async fn reschedule<I: Index>(
 #[serde(deny_unknown_fields)]
 struct StatsQuery {
     minutes: Option<u32>,
+    app: Option<String>,
 }
 
 /// Counts scheduled jobs by due time
 ///
-/// Needs the scope `jobs:read` for all applications.
+/// Counts what `GET /v1/jobs` lists. Needs the scope `jobs:read` for the application, or for all applications if the request names none.
 #[utoipa::path(
     get,
     path = "/v1/stats",
     operation_id = "getStats",
-    params(("minutes" = Option<u32>, Query, description = "The number of minutes, 60 by default, at most 1440")),
+    params(
+        ("minutes" = Option<u32>, Query, description = "The number of minutes, 60 by default, at most 1440"),
+        ("app" = Option<String>, Query, description = "Only jobs of this application, or long waits of this pipeline"),
+    ),
     responses((status = 200, description = "The numbers of jobs", body = StatsView), Problems),
 )]
 async fn stats<I: Index>(
@@ -334,8 +428,9 @@ async fn stats<I: Index>(
     Extension(caller): Extension<Identity>,
     query: Result<Query<StatsQuery>, QueryRejection>,
 ) -> Result<Json<StatsView>, Problem> {
-    let minutes = query.map_err(|error| invalid_query(&error))?.minutes.unwrap_or(0);
-    let stats = jobs.stats(&caller, minutes, Format::Json).await?;
+    let Query(StatsQuery { minutes, app }) = query.map_err(|error| invalid_query(&error))?;
+    let (app, minutes) = (named(app), minutes.unwrap_or(0));
+    let stats = jobs.stats(&caller, app.as_deref(), minutes, Format::Json).await?;
     Ok(Json(stats.into()))
 }
 
@@ -357,7 +452,8 @@ fn command_response(
         }));
     }
     Err(Problem {
-        header: None,
+        retry_after: None,
+        challenge: None,
         status: StatusCode::CONFLICT,
         code: name.clone(),
         detail: format!("job {id} ended before the request: {name}"),
@@ -455,4 +551,40 @@ fn trace(headers: &HeaderMap) -> Headers {
 fn invalid_query(error: &QueryRejection) -> Problem {
     let failure = Failure::malformed("request.query", error.body_text());
     RequestError::Invalid(failure).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn the_result_of_a_job_of_a_batch_says_when_to_send_it_again() {
+        let result = |error| serde_json::to_value(BatchResult::from(Err(error))).unwrap();
+        let busy = result(RequestError::RateLimited(Duration::from_millis(1_200)));
+        assert_eq!(
+            (&busy["status"], &busy["error"]["retryAfter"]),
+            (&429.into(), &2.into())
+        );
+        let rejected = result(RequestError::Rejected("no".to_owned()));
+        assert!(rejected["error"].get("retryAfter").is_none(), "{rejected}");
+    }
+
+    #[test]
+    fn an_empty_parameter_of_a_list_counts_as_missing() {
+        let query = ListQuery {
+            app: Some(String::new()),
+            due_from: None,
+            due_until: None,
+            state: Some(String::new()),
+            page_size: None,
+            page_token: Some(String::new()),
+        };
+        let list = query.read(&TimeZone::UTC).unwrap();
+        assert_eq!(
+            (list.app, list.state, list.page_token),
+            (None, None, String::new())
+        );
+    }
 }

@@ -35,6 +35,9 @@ pub(crate) struct JobView {
     ended_at: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     expires_at: Option<String>,
+    /// Only in lists: a failed record of the pipeline `appName` that waits longer than its longest tier.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    long_wait: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     key: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -84,6 +87,7 @@ impl From<v1::Job> for JobView {
             topic: job.topic,
             ended_at: time(job.ended_at),
             expires_at: time(job.expires_at),
+            long_wait: job.long_wait,
             key,
             key_base64,
             headers: job.headers.into_iter().map(HeaderView::from).collect(),

@@ -9,7 +9,7 @@ use redeliver_core::Timestamp;
 
 use super::{
     Applied, Batch, Change, Checkpoint, Cursor, Effect, FlowPosition, FlowScan, Index, IndexError, KeyEntry,
-    LastRecordDigest, Lookup, Owner, Row, Scan, ScanRequest, ShardStats, flow_key,
+    LastRecordDigest, Lookup, Owner, Row, Scan, ScanRequest, ShardStats, flow_key, is_requested,
 };
 use crate::job::{FORMAT, Flow, JobId, KeyHash};
 
@@ -248,11 +248,11 @@ impl Shard {
 
     fn stats(&self, app: Option<&str>, now: Timestamp, minutes: u32) -> ShardStats {
         let mut stats = ShardStats {
+            applied: self.applied,
             per_minute: vec![0; usize::try_from(minutes).unwrap_or(usize::MAX)],
             ..ShardStats::default()
         };
-        let requested = |flow: &Flow| app.is_none_or(|app| *app == *flow.app);
-        let sets = self.due.iter().filter(|(flow, _)| requested(flow));
+        let sets = self.due.iter().filter(|(flow, _)| is_requested(flow, app));
         for cursor in sets.flat_map(|(_, set)| set.keys()) {
             stats.scheduled += 1;
             stats.next_due = Some(stats.next_due.map_or(cursor.due, |next| next.min(cursor.due)));

@@ -7,7 +7,9 @@ use std::collections::HashMap;
 
 use redeliver_core::Timestamp;
 
-use super::{Applied, Cursor, FlowPosition, Index, IndexError, ListRequest, Page, Row, Scan, ScanRequest};
+use super::{
+    Applied, Cursor, FlowPosition, Index, IndexError, ListRequest, Page, Row, Scan, ScanRequest, is_requested,
+};
 use crate::job::{Flow, JobId};
 
 /// After this number of scans, a page may have fewer jobs than its limit.
@@ -111,10 +113,9 @@ impl<'a> Merge<'a> {
         for flow in requested.keys() {
             self.open.remove(flow);
         }
-        let is_of_app = |flow: &Flow| self.request.app.is_none_or(|app| *app == *flow.app);
         for found in scan.flows {
             let before = requested.get(&found.flow);
-            if before.is_none() && (self.scans > 0 || !is_of_app(&found.flow)) {
+            if before.is_none() && (self.scans > 0 || !is_requested(&found.flow, self.request.app)) {
                 continue;
             }
             let last = found.rows.last().map(|row| row.cursor);

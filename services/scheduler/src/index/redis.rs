@@ -56,7 +56,7 @@ use self::connection::{Connection, Script};
 use self::reply::{Reply, unexpected};
 use super::{
     Applied, Batch, Checkpoint, Cursor, FlowPosition, FlowScan, Index, IndexError, LastRecordDigest, Lookup,
-    Owner, Row, Scan, ScanRequest, ShardStats, Usage, flow_key,
+    Owner, Row, Scan, ScanRequest, ShardStats, Usage, flow_key, is_requested,
 };
 use crate::job::{Flow, JobId};
 
@@ -240,7 +240,7 @@ impl RedisIndex {
     /// Searches for jobs in all flows, in small steps.
     async fn locate(&self, keys: &ShardKeys, mut ids: Vec<JobId>) -> Result<LocatedJobs, IndexError> {
         let mut located = LocatedJobs::new();
-        let mut flows = self.flows(keys).await?;
+        let (_, mut flows) = self.flows(keys).await?;
         while !ids.is_empty() && !flows.is_empty() {
             let some = (MAX_SEARCHED / ids.len()).clamp(1, flows.len());
             let some: Vec<Flow> = flows.drain(..some).collect();
@@ -262,18 +262,18 @@ impl RedisIndex {
         Ok(located)
     }
 
-    /// All flows; none without a checkpoint.
-    async fn flows(&self, keys: &ShardKeys) -> Result<Vec<Flow>, IndexError> {
+    /// The checkpoint and all flows; none without a checkpoint.
+    async fn flows(&self, keys: &ShardKeys) -> Result<(Option<Applied>, Vec<Flow>), IndexError> {
         let reply = self
             .connection
             .run(&self.scripts.flows, keys.keys(&COUNTED), Vec::new());
         let mut reply = Reply::from(reply.await?);
-        reply.applied()?;
+        let applied = reply.applied()?;
         let mut flows = Vec::new();
         while !reply.is_empty() {
             flows.push(reply.flow()?);
         }
-        Ok(flows)
+        Ok((applied, flows))
     }
 
     /// Adds the counts of these flows, and returns whether the shard has a checkpoint.
@@ -290,8 +290,12 @@ impl RedisIndex {
             .connection
             .run(&self.scripts.stats, keys.keys(&COUNTED), arguments);
         let mut reply = Reply::from(reply.await?);
-        if reply.applied()?.is_none() {
+        let Some(applied) = reply.applied()? else {
             return Ok(false);
+        };
+        // The oldest one, so that a caller notices an index that is rebuilt meanwhile.
+        if stats.applied.is_none_or(|known| applied.offset < known.offset) {
+            stats.applied = Some(applied);
         }
         stats.scheduled += reply.count()?;
         stats.due += reply.count()?;
@@ -555,9 +559,12 @@ impl Index for RedisIndex {
             per_minute: vec![0; minutes_len],
             ..ShardStats::default()
         };
-        let mut stats = empty.clone();
-        let mut flows = self.flows(&keys).await?;
-        flows.retain(|flow| app.is_none_or(|app| *app == *flow.app));
+        let (applied, mut flows) = self.flows(&keys).await?;
+        flows.retain(|flow| is_requested(flow, app));
+        let mut stats = ShardStats {
+            applied,
+            ..empty.clone()
+        };
         let flows: Vec<Value> = flows.iter().map(flow_value).collect();
         let (max_flows, max_counts) = MAX_COUNTED;
         let chunk = (max_counts / minutes_len.max(1)).clamp(1, max_flows);

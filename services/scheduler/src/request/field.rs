@@ -39,11 +39,16 @@ pub enum Field {
     Id,
     Minutes,
     Jobs,
+    DueFrom,
+    DueUntil,
+    State,
+    PageSize,
+    PageToken,
 }
 
 impl Field {
     /// The fields that only protobuf and the API have.
-    const NOT_IN_JSON: [Self; 7] = [
+    const NOT_IN_JSON: [Self; 12] = [
         Self::Pipeline,
         Self::Due,
         Self::Command,
@@ -51,6 +56,11 @@ impl Field {
         Self::Id,
         Self::Minutes,
         Self::Jobs,
+        Self::DueFrom,
+        Self::DueUntil,
+        Self::State,
+        Self::PageSize,
+        Self::PageToken,
     ];
 
     /// The fields that JSON has.
@@ -96,6 +106,11 @@ impl Field {
             Self::Id => "id",
             Self::Minutes => "minutes",
             Self::Jobs => "jobs",
+            Self::DueFrom => "dueFrom",
+            Self::DueUntil => "dueUntil",
+            Self::State => "state",
+            Self::PageSize => "pageSize",
+            Self::PageToken => "pageToken",
         }
     }
 
@@ -111,6 +126,10 @@ impl Field {
             Self::ExpireAfter => "expire_after",
             Self::Cancel | Self::Reschedule => "id",
             Self::AnswerTo => "answer_to",
+            Self::DueFrom => "due_from",
+            Self::DueUntil => "due_until",
+            Self::PageSize => "page_size",
+            Self::PageToken => "page_token",
             other => other.json(),
         }
     }

@@ -82,6 +82,15 @@ pub(crate) fn read_time(value: &[u8], zone: &TimeZone) -> Result<When, Failure> 
     fields.when(zone)
 }
 
+/// Parses a date and time, rounded up to the millisecond. Without an offset it is interpreted in `zone`.
+pub(crate) fn read_instant(field: Field, text: &str, zone: &TimeZone) -> Result<Timestamp, Failure> {
+    time(text, zone).ok_or_else(|| {
+        let shown = bounded_text(text, SHOWN);
+        let right = "a date and time such as 2026-01-31T12:00:00Z or 2026-01-31T12:00:00";
+        invalid(field, &format!("is `{shown}`; expected {right}"))
+    })
+}
+
 fn invalid(field: Field, problem: &str) -> Failure {
     field.malformed(Format::Json, problem)
 }
@@ -170,11 +179,7 @@ impl<'a> Fields<'a> {
 
     fn when(&self, zone: &TimeZone) -> Result<When, Failure> {
         match (self.text(Field::ScheduledTime)?, self.duration(Field::Delay)?) {
-            (Some(text), None) => time(&text, zone).map(When::At).ok_or_else(|| {
-                let shown = bounded_text(&text, SHOWN);
-                let right = "a date and time such as 2026-01-31T12:00:00Z or 2026-01-31T12:00:00";
-                invalid(Field::ScheduledTime, &format!("is `{shown}`; expected {right}"))
-            }),
+            (Some(text), None) => read_instant(Field::ScheduledTime, &text, zone).map(When::At),
             (None, Some(delay)) => Ok(When::After(delay)),
             (Some(_), Some(_)) => Err(invalid(
                 Field::ScheduledTime,

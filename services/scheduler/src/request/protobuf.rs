@@ -249,7 +249,8 @@ fn missing_time() -> Failure {
     invalid(Field::ScheduledTime, "is missing; set it or `delay`")
 }
 
-fn time_of(field: Field, time: &prost_types::Timestamp) -> Result<Timestamp, Failure> {
+/// Parses a time, rounded up to the millisecond.
+pub(crate) fn time_of(field: Field, time: &prost_types::Timestamp) -> Result<Timestamp, Failure> {
     from_timestamp(time).ok_or_else(|| {
         invalid(
             field,

@@ -5,6 +5,7 @@ mod forgetting;
 mod health;
 mod identity;
 mod limits;
+mod list;
 mod openapi;
 mod rolling;
 mod server;
@@ -46,7 +47,7 @@ async fn only_record(server: &Server, topic: &str) -> Record {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_can_be_managed_over_rest() {
-    let server = Server::start();
+    let server = Server::start().ready();
     let job = r#"{"appName":"sms","delay":"1h","idempotencyKey":"k-1","requestId":"r-1","key":"kk",
                   "priority":"high","headers":{"h":"v"},"expireAfter":"5m","jobData":{"a": 1.50}}"#;
     let scheduled = server.json(Method::POST, "/v1/jobs", job).await.is(201);
@@ -128,7 +129,7 @@ async fn a_job_can_be_managed_over_rest() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_can_be_managed_over_grpc() {
-    let server = Server::start();
+    let server = Server::start().ready();
     let mut client = server.grpc().await;
     let spec = v1::JobSpec {
         app: "sms".to_owned(),
@@ -200,7 +201,7 @@ async fn a_job_can_be_managed_over_grpc() {
 
     let stats = eventually_async("statistics", DEADLINE, async || {
         let stats = client
-            .get_stats(v1::GetStatsRequest { minutes: 0 })
+            .get_stats(v1::GetStatsRequest::default())
             .await
             .unwrap()
             .into_inner();
@@ -372,7 +373,7 @@ async fn invalid_requests_are_rejected_at_once_and_never_reach_kafka() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_the_token_only_probes_work() {
-    let server = Server::start_with(|builder| builder.set("scheduler.token_file", "{dir}/token"));
+    let server = Server::start_with(|builder| builder.set("scheduler.token_file", "{dir}/token")).ready();
     server
         .get("/v1/stats")
         .await
@@ -390,16 +391,13 @@ async fn without_the_token_only_probes_work() {
     let refused = server
         .grpc()
         .await
-        .get_stats(v1::GetStatsRequest { minutes: 0 })
+        .get_stats(v1::GetStatsRequest::default())
         .await
         .unwrap_err();
     assert_eq!(refused.code(), Code::Unauthenticated);
     let token = SendToken::new(Some("s3cret")).unwrap();
     let mut client = JobServiceClient::with_interceptor(server.channel().await, token);
-    client
-        .get_stats(v1::GetStatsRequest { minutes: 0 })
-        .await
-        .unwrap();
+    client.get_stats(v1::GetStatsRequest::default()).await.unwrap();
 
     let health = HealthClient::new(server.channel().await);
     let request = || HealthCheckRequest {

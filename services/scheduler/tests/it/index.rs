@@ -76,6 +76,7 @@ suite![
     arbitrary_bytes_are_kept,
     jobs_are_counted_by_minute,
     jobs_are_counted_by_application,
+    flows_without_an_application_are_not_jobs,
     a_scan_reads_all_flows_that_are_due,
     flows_of_one_application_are_separate,
     a_scan_reads_a_flow_from_its_position,

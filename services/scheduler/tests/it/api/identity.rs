@@ -58,7 +58,8 @@ async fn a_token_permits_what_its_scopes_say_until_it_is_revoked() {
     let mut server = Server::start_prepared(
         |builder| builder.set("scheduler.auth.tokens_file", "{dir}/tokens"),
         |directory| write_tokens(&directory.join("tokens"), &entries),
-    );
+    )
+    .ready();
     let [all, sms, reader, billing, nothing] = tokens.each_ref().map(|token| token.token.as_str());
 
     let scheduled = schedule(&server, sms).await.is(201);
@@ -115,7 +116,7 @@ async fn a_token_permits_what_its_scopes_say_until_it_is_revoked() {
         .into_inner();
     assert_eq!(unknown.outcome(), v1::Outcome::Unknown);
     let denied = client
-        .get_stats(v1::GetStatsRequest { minutes: 0 })
+        .get_stats(v1::GetStatsRequest::default())
         .await
         .unwrap_err();
     assert_eq!(denied.code(), Code::PermissionDenied);
@@ -132,6 +133,28 @@ async fn a_token_permits_what_its_scopes_say_until_it_is_revoked() {
         "`sms` may not read jobs of all applications; it needs the scope jobs:read",
     );
     read(&server, reader, "/v1/stats").await.is(200);
+
+    // Lists and statistics of one application need only its scope.
+    for path in ["/v1/jobs", "/v1/stats"] {
+        read(&server, reader, path).await.is(200);
+        read(&server, sms, &format!("{path}?app=sms")).await.is(200);
+        read(&server, sms, &format!("{path}?app=")).await.problem(
+            403,
+            "permission_denied",
+            "`sms` may not read jobs of all applications; it needs the scope jobs:read",
+        );
+        read(&server, billing, &format!("{path}?app=sms")).await.problem(
+            403,
+            "permission_denied",
+            "`billing` may not read jobs of the application `sms`; it needs the scope jobs:read:sms",
+        );
+    }
+    let denied = client
+        .list_jobs(v1::ListJobsRequest::default())
+        .await
+        .unwrap_err();
+    let info = denied.get_details_error_info().unwrap();
+    assert_eq!(info.metadata["scope"], "jobs:read");
 
     let moved = request(&server, sms, Method::PATCH, &path, r#"{"delay":"2h"}"#)
         .await
@@ -212,7 +235,8 @@ async fn a_jwt_of_the_issuer_is_accepted_also_after_its_keys_have_changed() {
             .set("scheduler.auth.jwt.issuer", "https://login.test")
             .set("scheduler.auth.jwt.audience", "redeliver")
             .set("scheduler.auth.jwt.jwks_url", &url)
-    });
+    })
+    .ready();
     let valid = old.sign(&claims("redeliver", now() + 600)).unwrap();
     let scheduled = schedule(&server, &valid).await.is(201);
     assert_eq!(scheduled.text_of("outcome"), "scheduled");
@@ -330,7 +354,8 @@ async fn a_client_certificate_permits_what_the_configuration_says_about_its_name
                 std::fs::write(directory.join(format!("{name}.key")), signed.key).unwrap();
             }
         },
-    );
+    )
+    .ready();
     let directory = server.file("");
     let (jobs, stats) = (server.https("/v1/jobs"), server.https("/v1/stats"));
     let sms = https(&directory, Some("sms"));

@@ -28,7 +28,7 @@ async fn answer_to(server: &Server, sent: &str) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_without_authentication_on_loopback_accepts_only_requests_for_this_machine() {
-    let server = Server::start();
+    let server = Server::start().ready();
     let with_host = async |server: &Server, host: &str| {
         send(server.request(Method::GET, "/v1/stats").header("host", host)).await
     };
@@ -42,12 +42,13 @@ async fn a_server_without_authentication_on_loopback_accepts_only_requests_for_t
     let rebound = rebound.origin("http://rebound.example".parse().unwrap());
     let mut client = v1::job_service_client::JobServiceClient::new(rebound.connect().await.unwrap());
     let refused = client
-        .get_stats(v1::GetStatsRequest { minutes: 0 })
+        .get_stats(v1::GetStatsRequest::default())
         .await
         .unwrap_err();
     assert_eq!(refused.code(), Code::PermissionDenied);
 
-    let chosen = Server::start_with(|builder| builder.set("scheduler.allowed_hosts", "[jobs.example]"));
+    let chosen =
+        Server::start_with(|builder| builder.set("scheduler.allowed_hosts", "[jobs.example]")).ready();
     with_host(&chosen, "jobs.example:80").await.is(200);
     with_host(&chosen, "localhost").await.is(421);
     let authenticated = Server::start_with(|builder| builder.set("scheduler.token_file", "{dir}/token"));
@@ -56,7 +57,8 @@ async fn a_server_without_authentication_on_loopback_accepts_only_requests_for_t
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_caller_that_exceeds_its_rate_is_told_when_to_come_back() {
-    let mut server = Server::start_with(|builder| builder.set("scheduler.limits.requests_per_second", "2"));
+    let mut server =
+        Server::start_with(|builder| builder.set("scheduler.limits.requests_per_second", "2")).ready();
     eventually_async("a request is refused", DEADLINE, async || {
         let answer = server.get("/v1/stats").await;
         match answer.status.as_u16() {
@@ -71,7 +73,7 @@ async fn a_caller_that_exceeds_its_rate_is_told_when_to_come_back() {
     .await;
     let client = server.grpc().await;
     eventually_async("a call is refused", DEADLINE, async || {
-        match client.clone().get_stats(v1::GetStatsRequest { minutes: 0 }).await {
+        match client.clone().get_stats(v1::GetStatsRequest::default()).await {
             Ok(stats) => Err(format!("{stats:?}")),
             Err(status) => {
                 assert_eq!(status.code(), Code::ResourceExhausted);

@@ -39,7 +39,7 @@ async fn the_document_contains_each_route_and_status() {
         document["openapi"].as_str().unwrap().starts_with("3.1."),
         "{document}"
     );
-    let server = Server::start();
+    let server = Server::start().ready();
     let paths = document["paths"].as_object().unwrap();
     for (path, item) in paths {
         for method in METHODS {
@@ -92,6 +92,14 @@ async fn the_document_contains_each_route_and_status() {
     assert_eq!(ask("delete", route, "/v1/jobs/x", "").await, 422);
     let never = "/v1/jobs/01KAJQ6Z2B0001G00000000A7X";
     assert_eq!(ask("delete", route, never, "").await, 404);
+    for (path, status) in [
+        ("/v1/jobs", 200),
+        ("/v1/jobs?app=sms&pageSize=1", 200),
+        ("/v1/jobs?pageSize=x", 422),
+        ("/v1/jobs?state=expired", 422),
+    ] {
+        assert_eq!(ask("get", "/v1/jobs", path, "").await, status);
+    }
     assert_eq!(ask("get", "/v1/stats", "/v1/stats", "").await, 200);
     assert_eq!(ask("get", "/v1/stats", "/v1/stats?minutes=x", "").await, 422);
     // Each reference has a target.

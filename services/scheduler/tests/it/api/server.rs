@@ -65,6 +65,12 @@ impl Server {
         }
     }
 
+    /// Waits until all shards have their index. Before that, the server answers what needs no index.
+    pub(crate) fn ready(mut self) -> Self {
+        tokio::task::block_in_place(|| self.process.until_ready());
+        self
+    }
+
     pub(crate) fn request(&self, method: Method, path: &str) -> RequestBuilder {
         self.http
             .request(method, format!("http://{}{path}", self.address))

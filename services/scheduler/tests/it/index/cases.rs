@@ -714,6 +714,7 @@ pub(super) async fn jobs_are_counted_by_minute<I: Index>(index: I) {
     begin(&index, changes).await;
     let stats = index.stats(SHARD, None, at(0), 4).await.unwrap();
     let expected = ShardStats {
+        applied: stats.applied,
         scheduled: 8,
         due: 2,
         next_due: Some(at(-5)),
@@ -1145,7 +1146,10 @@ pub(super) async fn jobs_are_listed_in_order_by_application_and_due_time<I: Inde
 pub(super) async fn jobs_are_counted_by_application<I: Index>(index: I) {
     three_flows(&index).await;
     let stats = async |app| index.stats(SHARD, app, at(0), 1).await.unwrap();
+    let applied = index.claim(SHARD, ME).await.unwrap().map(|found| found.applied);
+    assert_eq!(applied.unwrap().offset, 10);
     let counts = |scheduled, due, next_due, minute| ShardStats {
+        applied,
         scheduled,
         due,
         next_due,
@@ -1156,4 +1160,38 @@ pub(super) async fn jobs_are_counted_by_application<I: Index>(index: I) {
     assert_eq!(stats(Some("b")).await, counts(2, 1, Some(at(-4)), 1));
     assert_eq!(stats(Some("c")).await, counts(1, 0, Some(at(100)), 1));
     assert_eq!(stats(Some("d")).await, counts(0, 0, None, 0));
+}
+
+pub(super) async fn flows_without_an_application_are_not_jobs<I: Index>(index: I) {
+    let schedules = flow("");
+    let mut changes: Vec<Change> = (0..300).map(|job| waits_in(&schedules, job, -9)).collect();
+    begin(&index, changes.clone()).await;
+    // An index without jobs is complete.
+    let page = index.list(SHARD, &list_all()).await.unwrap();
+    assert_eq!((page.rows.len(), page.is_complete), (0, true));
+    assert!(page.applied.is_some());
+    let stats = index.stats(SHARD, None, at(0), 1).await.unwrap();
+    assert_eq!(
+        (stats.applied, stats.scheduled, stats.due, stats.next_due),
+        (page.applied, 0, 0, None)
+    );
+
+    changes = (0..5).map(|job| waits_in(&flow("a"), 1_000 + job, job)).collect();
+    apply(&index, 10, 11, changes).await.unwrap();
+    for limit in [1, 2, 100] {
+        for bytes in [0, 25, 1 << 20] {
+            let request = ListRequest {
+                limit,
+                bytes,
+                ..list_all()
+            };
+            let seen = pages(&index, request).await;
+            assert_eq!(seen.concat(), [1_000, 1_001, 1_002, 1_003, 1_004], "{request:?}");
+        }
+    }
+    let stats = index.stats(SHARD, None, at(0), 1).await.unwrap();
+    assert_eq!((stats.scheduled, stats.next_due), (5, Some(at(0))));
+    // They are scheduled all the same.
+    let scan = scanned(&index, &everything(0)).await;
+    assert_eq!(scan.iter().map(|(_, _, due, ..)| due).sum::<u64>(), 301);
 }

@@ -17,7 +17,7 @@ use super::own_redis::OwnRedis;
 
 const JOBS: i64 = 12;
 const KEYS: u8 = 4;
-const FLOWS: usize = 5;
+const FLOWS: usize = 6;
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -85,13 +85,14 @@ fn job() -> impl Strategy<Value = JobId> {
     (0..JOBS).prop_map(|job| id(job * 400))
 }
 
-/// Flows whose texts sort differently than their parts, and one that has no jobs.
+/// Flows whose texts sort differently than their parts, one without an application, and one that has no jobs.
 fn flow_number(number: usize) -> Flow {
     let (topic, app, priority) = [
         ("t", "a", Priority::Normal),
         ("t-2", "a", Priority::Normal),
         ("t", "b:c", Priority::High),
         ("t", "b:c", Priority::Low),
+        ("", "", Priority::High),
         ("t", "none", Priority::Low),
     ][number];
     Flow {
@@ -388,7 +389,10 @@ impl Model {
 
     fn of_app(&self, app: Option<&str>) -> Vec<Row> {
         let mut rows = self.ordered(true);
-        rows.retain(|row| app.is_none_or(|app| *flow_of(row.cursor.id).app == *app));
+        rows.retain(|row| {
+            let flow = flow_of(row.cursor.id);
+            app.map_or(!flow.app.is_empty(), |app| *flow.app == *app)
+        });
         rows
     }
 
@@ -465,6 +469,7 @@ impl Model {
         };
         let minutes = 0..i64::from(minutes);
         Seen::Stats(ShardStats {
+            applied: self.mark,
             scheduled: waiting.len() as u64,
             due: count(i64::MIN, 0),
             next_due: waiting.first().map(|row| row.cursor.due),

@@ -1,0 +1,392 @@
+//! Lists of waiting jobs, and statistics of one application, over REST and gRPC.
+
+use redeliver_core::{Headers, JobId, Output, Timestamp};
+use redeliver_proto::convert::to_timestamp;
+use redeliver_proto::v1;
+use redeliver_scheduler::codec;
+use redeliver_scheduler::job::{Job, JobState, Kind, Payload, Priority};
+use redeliver_testkit::{EnvBuilder, LocalRedis, eventually_async};
+use reqwest::Method;
+use serde_json::json;
+use tonic::Code;
+
+use super::server::{Answer, Server};
+use crate::env::DEADLINE;
+use crate::index::own_redis::Raw;
+
+/// 2098-01-01, plus seconds.
+fn at(seconds: i64) -> Timestamp {
+    Timestamp::from_millis(4_039_372_800_000 + seconds * 1_000)
+}
+
+fn two_apps(builder: EnvBuilder) -> EnvBuilder {
+    builder
+        .set("scheduler.max_ahead", "36500d")
+        .scheduler(&[("sms", "{name}-sms"), ("mail", "{name}-mail")])
+}
+
+/// Schedules jobs that are due at these seconds, in the order of the seconds. Returns their ids.
+async fn schedule(server: &Server, app: &str, seconds: impl IntoIterator<Item = i64>) -> Vec<String> {
+    let job = |seconds: i64| {
+        json!({"appName": app, "scheduledTime": at(seconds).to_string(), "jobData": seconds, "key": "k",
+               "headers": {"h": "v"}, "requestId": seconds.to_string()})
+    };
+    let jobs: Vec<_> = seconds.into_iter().map(job).collect();
+    let body = json!({ "jobs": jobs }).to_string();
+    let answer = server.json(Method::POST, "/v1/jobs:batch", &body).await.is(200);
+    let results = answer.body["results"].as_array().unwrap();
+    let id = |result: &serde_json::Value| {
+        assert_eq!(result["status"], 201, "{result}");
+        result["id"].as_str().unwrap().to_owned()
+    };
+    results.iter().map(id).collect()
+}
+
+fn ids(answer: &Answer) -> Vec<String> {
+    let jobs = answer.body["jobs"].as_array().unwrap();
+    jobs.iter()
+        .map(|job| job["id"].as_str().unwrap().to_owned())
+        .collect()
+}
+
+/// All pages of a list over REST: the ids of each page.
+async fn pages(server: &Server, query: &str) -> Vec<Vec<String>> {
+    let (mut pages, mut token) = (Vec::new(), String::new());
+    loop {
+        let page = server
+            .get(&format!("/v1/jobs?{query}&pageToken={token}"))
+            .await
+            .is(200);
+        pages.push(ids(&page));
+        match page.body["nextPageToken"].as_str() {
+            Some(next) => next.clone_into(&mut token),
+            None => return pages,
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn waiting_jobs_of_all_shards_are_listed_in_the_order_of_their_due_times() {
+    let server = Server::start_with(two_apps).ready();
+    assert_eq!(pages(&server, "").await, [[""; 0]]);
+    let sms = schedule(&server, "sms", (0..60).map(|job| job * 2)).await;
+    let mail = schedule(&server, "mail", (0..60).map(|job| job * 2 + 1)).await;
+    let both: Vec<String> = sms
+        .iter()
+        .zip(&mail)
+        .flat_map(|(sms, mail)| [sms.clone(), mail.clone()])
+        .collect();
+
+    // An answer that was final before the call is in the list.
+    for size in [1, 7, 50, 1_000] {
+        let all = pages(&server, &format!("pageSize={size}")).await;
+        assert_eq!(all.concat(), both, "{size}");
+        assert!(all.iter().all(|page| page.len() <= size), "{all:?}");
+    }
+    let default = server.get("/v1/jobs").await.is(200);
+    assert_eq!(ids(&default), both[..100]);
+    assert_eq!(pages(&server, "app=mail").await.concat(), mail);
+    assert_eq!(
+        pages(&server, "app=mail&state=scheduled&pageSize=9")
+            .await
+            .concat(),
+        mail
+    );
+    assert_eq!(pages(&server, "app=other").await, [[""; 0]]);
+    let range = format!("dueFrom={}&dueUntil={}&pageSize=3", at(10), at(20));
+    assert_eq!(pages(&server, &range).await.concat(), both[10..20]);
+
+    // Jobs are shown as GetJob shows them, but without the record to dispatch.
+    let mut shown = default.body["jobs"][1].clone();
+    let mut whole = server.get(&format!("/v1/jobs/{}", mail[0])).await.is(200).body;
+    for field in ["jobData", "key", "headers"] {
+        assert!(whole.as_object_mut().unwrap().remove(field).is_some());
+    }
+    assert_eq!(shown.as_object_mut().unwrap().remove("longWait"), None);
+    assert_eq!(shown, whole);
+
+    // An ended job is not listed.
+    server.delete(&format!("/v1/jobs/{}", sms[0])).await.is(200);
+    assert_eq!(pages(&server, "app=sms").await.concat(), sms[1..]);
+    let stats = server.get("/v1/stats?app=sms").await.is(200);
+    assert_eq!(
+        (&stats.body["scheduled"], &stats.body["later"]),
+        (&59.into(), &59.into())
+    );
+    assert_eq!(stats.body["nextDue"], at(2).to_string());
+    assert_eq!(server.get("/v1/stats").await.is(200).body["scheduled"], 119);
+    assert_eq!(
+        server.get("/v1/stats?app=other").await.is(200).body["scheduled"],
+        0
+    );
+    server.shut_down();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_list_over_grpc_has_the_same_pages_and_tokens_as_over_rest() {
+    let server = Server::start_with(two_apps).ready();
+    let sms = schedule(&server, "sms", 0..20).await;
+    schedule(&server, "mail", 0..20).await;
+    let mut client = server.grpc().await;
+    let request = v1::ListJobsRequest {
+        app: "sms".to_owned(),
+        due_from: Some(to_timestamp(at(5))),
+        due_until: Some(to_timestamp(at(15))),
+        page_size: 4,
+        ..v1::ListJobsRequest::default()
+    };
+    let first = client.list_jobs(request.clone()).await.unwrap().into_inner();
+    assert!(first.jobs.iter().all(|job| job.app == "sms"
+        && job.data.is_empty()
+        && job.key.is_none()
+        && job.headers.is_empty()
+        && !job.long_wait));
+    let mut seen: Vec<String> = first.jobs.into_iter().map(|job| job.id).collect();
+    let query = format!("app=sms&dueFrom={}&dueUntil={}", at(5), at(15));
+    let rest = format!("/v1/jobs?{query}&pageToken={}", first.next_page_token);
+    seen.extend(ids(&server.get(&rest).await.is(200)));
+    assert_eq!(seen, sms[5..15]);
+    let stats = v1::GetStatsRequest {
+        app: "mail".to_owned(),
+        minutes: 1,
+    };
+    let stats = client.get_stats(stats).await.unwrap().into_inner();
+    assert_eq!((stats.scheduled, stats.per_minute.len()), (20, 1));
+
+    let mut refused = async |request: v1::ListJobsRequest| client.list_jobs(request).await.unwrap_err();
+    let token = first.next_page_token;
+    for (request, says) in [
+        (
+            v1::ListJobsRequest {
+                page_token: token.clone(),
+                ..v1::ListJobsRequest::default()
+            },
+            "page_token: belongs to a list with other filters",
+        ),
+        (
+            v1::ListJobsRequest {
+                page_token: format!("{token}A"),
+                ..request.clone()
+            },
+            "page_token: is not a page token of this API",
+        ),
+        (
+            v1::ListJobsRequest {
+                due_until: request.due_from,
+                ..request.clone()
+            },
+            "due_until: is not later than `due_from`",
+        ),
+        (
+            v1::ListJobsRequest {
+                page_size: -1,
+                ..request.clone()
+            },
+            "page_size: is negative",
+        ),
+        (
+            v1::ListJobsRequest {
+                state: v1::JobState::Cancelled.into(),
+                ..request.clone()
+            },
+            "state: is `cancelled`; only scheduled jobs can be listed: get an ended job by its id",
+        ),
+        (
+            v1::ListJobsRequest {
+                state: 9,
+                ..request.clone()
+            },
+            "state: is 9; expected 1 (scheduled)",
+        ),
+        (
+            v1::ListJobsRequest {
+                due_from: Some(prost_types::Timestamp {
+                    seconds: i64::MAX,
+                    nanos: 0,
+                }),
+                ..request.clone()
+            },
+            "due_from: is out of range",
+        ),
+    ] {
+        let status = refused(request).await;
+        assert_eq!(status.code(), Code::InvalidArgument, "{status:?}");
+        assert!(status.message().starts_with(says), "{status:?}");
+    }
+    for (query, code, says) in [
+        (
+            format!("pageToken={token}"),
+            "request.pageToken",
+            "`pageToken` belongs to a list with other filters",
+        ),
+        (
+            "dueFrom=tomorrow".to_owned(),
+            "request.dueFrom",
+            "`dueFrom` is `tomorrow`; expected a date and time",
+        ),
+        (
+            "dueUntil=".to_owned(),
+            "request.dueUntil",
+            "expected a date and time",
+        ),
+        (
+            "state=done".to_owned(),
+            "request.state",
+            "`state` is `done`, which is not one of scheduled",
+        ),
+        (
+            "state=expired".to_owned(),
+            "request.state",
+            "`redeliver jobs ls --state expired`",
+        ),
+        (
+            "pageSize=-1".to_owned(),
+            "request.pageSize",
+            "`pageSize` is negative",
+        ),
+        (
+            "page_size=1".to_owned(),
+            "request.query",
+            "unknown field `page_size`",
+        ),
+    ] {
+        server
+            .get(&format!("/v1/jobs?{query}"))
+            .await
+            .problem(422, code, says);
+    }
+    server.shut_down();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_list_and_no_count_lacks_the_jobs_of_a_shard_that_is_rebuilt() {
+    const JOBS: usize = 90;
+    let redis = LocalRedis::start().unwrap();
+    let server = Server::start_with(|builder| two_apps(builder.redis(redis.url()))).ready();
+    let raw = Raw::connect(&redis.url()).await;
+    let all = schedule(&server, "sms", (0..JOBS).map(|job| i64::try_from(job).unwrap())).await;
+    for round in 0..3 {
+        raw.call(&["FLUSHALL"]).await;
+        // A shard notices the loss when it asks its index, for example for the idempotency key of a request.
+        let keyed = |key: i64| json!({"appName": "mail", "scheduledTime": at(key).to_string(), "idempotencyKey": format!("{round}-{key}"), "jobData": 1});
+        let body = json!({ "jobs": (0..30).map(keyed).collect::<Vec<_>>() }).to_string();
+        let scheduling = server.json(Method::POST, "/v1/jobs:batch", &body);
+        let reading = eventually_async("lists and counts are complete again", DEADLINE, async || {
+            let (list, stats) = (
+                server.get("/v1/jobs?app=sms&pageSize=1000").await,
+                server.get("/v1/stats?app=sms").await,
+            );
+            let mut is_complete = true;
+            for answer in [&list, &stats] {
+                if answer.status == 503 {
+                    assert_eq!(answer.body["code"], "index_incomplete", "{answer:?}");
+                    assert_eq!(answer.retry_after.as_deref(), Some("1"));
+                    is_complete = false;
+                } else {
+                    assert_eq!(answer.status, 200, "{answer:?}");
+                }
+            }
+            if list.status == 200 {
+                assert_eq!(ids(&list), all);
+            }
+            if stats.status == 200 {
+                assert_eq!(stats.body["scheduled"], JOBS);
+            }
+            if is_complete {
+                Ok(())
+            } else {
+                Err(list.text + &stats.text)
+            }
+        });
+        let (scheduled, ()) = tokio::join!(scheduling, reading);
+        scheduled.is(200);
+    }
+    server.shut_down();
+}
+
+/// A state record that the index of the running scheduler does not contain.
+fn state_record(server: &Server, app: &str, kind: Kind) -> (String, Output) {
+    let job = Job {
+        id: JobId::new(at(-1_000_000_000), 1, 7),
+        app: app.into(),
+        kind,
+        state: JobState::Scheduled,
+        priority: Priority::Normal,
+        due: at(-1),
+        accepted: at(-1_000_000_000),
+        revision: 1,
+        idempotency_key: None,
+        request_hash: [0; 16],
+        request_id: None,
+        topic: server.topic("sms").into(),
+        payload: Payload::default(),
+        ended: None,
+        expires: None,
+    };
+    let output = Output {
+        topic: server.topic("jobs-state").into(),
+        partition: Some(1),
+        key: Some(job.id.to_string().into()),
+        value: Some(codec::encode(&job)),
+        headers: Headers::new(),
+    };
+    (job.id.to_string(), output)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_list_is_refused_until_the_index_contains_all_records_and_marks_long_waits() {
+    let mut server = Server::start_with(two_apps).ready();
+    let mut all = schedule(&server, "sms", 0..20).await;
+    let (id, record) = state_record(&server, "crawl", Kind::LongWait);
+    server.write(&[record]).await;
+    for path in ["/v1/jobs", "/v1/jobs?app=sms", "/v1/stats"] {
+        let answer = server.get(path).await;
+        assert_eq!(answer.retry_after.as_deref(), Some("1"));
+        answer.problem(503, "index_incomplete", "retry later");
+    }
+    tokio::task::block_in_place(|| server.restart(|_| {}));
+    let server = server.ready();
+    let list = server.get("/v1/jobs").await.is(200);
+    all.insert(0, id.clone());
+    assert_eq!(ids(&list), all);
+    let first = &list.body["jobs"][0];
+    assert_eq!(
+        (&first["appName"], &first["longWait"]),
+        (&"crawl".into(), &true.into())
+    );
+    assert_eq!(pages(&server, "app=crawl").await, [[id.clone()]]);
+    assert_eq!(
+        server.get("/v1/stats?app=crawl").await.is(200).body["scheduled"],
+        1
+    );
+    // It belongs to its pipeline.
+    server
+        .get(&format!("/v1/jobs/{id}"))
+        .await
+        .problem(404, "job_unknown", "no such job");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lists_and_counts_are_refused_without_redis() {
+    let mut redis = LocalRedis::start().unwrap();
+    let server = Server::start_with(|builder| two_apps(builder.redis(redis.url()))).ready();
+    let all = schedule(&server, "sms", 0..30).await;
+    redis.stop().unwrap();
+    for path in ["/v1/jobs", "/v1/stats"] {
+        let answer = server.get(path).await;
+        assert!(answer.retry_after.is_some());
+        answer.problem(503, "index_unavailable", "");
+    }
+    redis.start_again().unwrap();
+    let list = eventually_async("a list", DEADLINE, async || {
+        let answer = server.get("/v1/jobs").await;
+        if answer.status == 200 {
+            Ok(answer)
+        } else {
+            Err(answer.text)
+        }
+    })
+    .await;
+    assert_eq!(ids(&list), all);
+    server.shut_down();
+}
