@@ -23,7 +23,6 @@ use redeliver_core::headers::{TRACEPARENT, TRACESTATE};
 use redeliver_core::{Clock, Headers, Output, Timestamp};
 use redeliver_kafka::murmur2::shard_of;
 use redeliver_kafka::producer::Producer;
-use redeliver_kafka::reader::ReadError;
 use redeliver_proto::convert::to_timestamp;
 use redeliver_proto::v1;
 use redeliver_runtime::config::{Area, Verb};
@@ -33,8 +32,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::error::{RequestError, Undecided};
-use super::limits::CallerRates;
-use super::state_end::StateEnd;
+use super::rates::CallerRates;
+use super::state_end::{SharedError, StateEnd};
 use crate::admission::{self, INDEX_FULL};
 use crate::answers::{PendingOutcome, PendingOutcomes};
 use crate::codec;
@@ -106,19 +105,24 @@ impl<I: Index> Jobs<I> {
         wait: bool,
         trace: Headers,
     ) -> Result<Accepted, RequestError> {
-        self.limit_rate(caller, 1)?;
         let deadline = Instant::now() + OUTCOME_TIMEOUT;
         self.schedule_one(caller, draft, format, wait, trace, deadline)
             .await
     }
 
-    /// Checks the number of jobs in a batch, before any of them is parsed: a parsed job takes many times the memory of its text.
-    pub(crate) fn check_batch(jobs: usize, format: Format) -> Result<(), RequestError> {
+    /// Checks and counts the jobs of a batch, before any of them is parsed: a parsed job takes many times the memory of its text.
+    pub(crate) fn check_batch(
+        &self,
+        caller: &Identity,
+        jobs: usize,
+        format: Format,
+    ) -> Result<(), RequestError> {
         if jobs == 0 || jobs > MAX_BATCH {
             let problem = format!("has {jobs} jobs; write 1 to {MAX_BATCH}");
             return Err(Field::Jobs.malformed(format, &problem).into());
         }
-        Ok(())
+        let counted = self.rates.take_batch(caller, jobs);
+        counted.map_err(RequestError::RateLimited)
     }
 
     /// Schedules several jobs, of which some may be invalid. The results are in the order of the jobs. All commands are written
@@ -131,7 +135,6 @@ impl<I: Index> Jobs<I> {
         wait: bool,
         trace: Headers,
     ) -> Result<Vec<Result<Accepted, RequestError>>, RequestError> {
-        self.limit_rate(caller, drafts.len())?;
         let deadline = Instant::now() + OUTCOME_TIMEOUT;
         let scheduling = drafts.into_iter().map(async |draft| {
             self.schedule_one(caller, draft?, format, wait, trace.clone(), deadline)
@@ -203,7 +206,6 @@ impl<I: Index> Jobs<I> {
         id: JobId,
         trace: Headers,
     ) -> Result<v1::CommandOutcome, RequestError> {
-        self.limit_rate(caller, 1)?;
         if !self.may_change(caller, id, "cancel").await? {
             return Ok(unknown_job());
         }
@@ -219,7 +221,6 @@ impl<I: Index> Jobs<I> {
         format: Format,
         trace: Headers,
     ) -> Result<v1::CommandOutcome, RequestError> {
-        self.limit_rate(caller, 1)?;
         let request = ParsedRequest::Reschedule { id, when };
         self.check(&request, format)?;
         if !self.may_change(caller, id, "reschedule").await? {
@@ -230,7 +231,6 @@ impl<I: Index> Jobs<I> {
 
     /// A job with its payload.
     pub(crate) async fn get(&self, caller: &Identity, id: JobId) -> Result<v1::Job, RequestError> {
-        self.limit_rate(caller, 1)?;
         self.require_some(caller, Verb::Read, "get")?;
         let job = self.find(caller, Verb::Read, id, "get").await?;
         self.require(caller, Verb::Read, Some(&job.app), "get")?;
@@ -276,7 +276,6 @@ impl<I: Index> Jobs<I> {
         minutes: u32,
         format: Format,
     ) -> Result<v1::Stats, RequestError> {
-        self.limit_rate(caller, 1)?;
         self.require(caller, Verb::Read, None, "stats")?;
         let minutes = match minutes {
             0 => DEFAULT_MINUTES,
@@ -308,11 +307,6 @@ impl<I: Index> Jobs<I> {
         let shown = total.due + total.per_minute.iter().sum::<u64>();
         total.later = total.scheduled.saturating_sub(shown);
         Ok(total)
-    }
-
-    fn limit_rate(&self, caller: &Identity, requests: usize) -> Result<(), RequestError> {
-        let limited = self.rates.take(caller, requests);
-        limited.map_err(RequestError::RateLimited)
     }
 
     /// Requires a scope for an application, or for all of them. Refusals are counted and logged.
@@ -492,9 +486,9 @@ struct Found {
 
 /// The end of the partition of the state topic in which a job is.
 trait StatePartition {
-    async fn end(&self) -> Result<i64, ReadError>;
+    async fn end(&self) -> Result<i64, SharedError>;
     fn is_known_empty(&self, from: i64, to: i64) -> bool;
-    async fn is_empty(&self, from: i64, to: i64) -> Result<bool, ReadError>;
+    async fn is_empty(&self, from: i64, to: i64) -> Result<bool, SharedError>;
 }
 
 struct PartitionEnd<'a> {
@@ -503,7 +497,7 @@ struct PartitionEnd<'a> {
 }
 
 impl StatePartition for PartitionEnd<'_> {
-    async fn end(&self) -> Result<i64, ReadError> {
+    async fn end(&self) -> Result<i64, SharedError> {
         self.ends.of(self.partition).await
     }
 
@@ -511,7 +505,7 @@ impl StatePartition for PartitionEnd<'_> {
         self.ends.is_known_empty(self.partition, from, to)
     }
 
-    async fn is_empty(&self, from: i64, to: i64) -> Result<bool, ReadError> {
+    async fn is_empty(&self, from: i64, to: i64) -> Result<bool, SharedError> {
         self.ends.is_empty(self.partition, from, to).await
     }
 }
@@ -526,7 +520,7 @@ struct Completeness {
 }
 
 impl Completeness {
-    async fn check(&mut self, state: &impl StatePartition, applied: i64) -> Result<bool, ReadError> {
+    async fn check(&mut self, state: &impl StatePartition, applied: i64) -> Result<bool, SharedError> {
         let end = match self.end {
             Some(end) => end,
             None => *self.end.insert(state.end().await?),
@@ -566,7 +560,7 @@ where
                     Ok(false) => (RequestError::IndexIncomplete, true, hidden),
                     Err(error) => {
                         tracing::warn!(
-                            reason = error_chain(&error),
+                            reason = error_chain(&*error),
                             "cannot read the end of the state topic"
                         );
                         (RequestError::IndexIncomplete, true, hidden)
@@ -617,7 +611,7 @@ mod tests {
     }
 
     impl StatePartition for Topic {
-        async fn end(&self) -> Result<i64, ReadError> {
+        async fn end(&self) -> Result<i64, SharedError> {
             Ok(self.end)
         }
 
@@ -625,7 +619,7 @@ mod tests {
             from >= to
         }
 
-        async fn is_empty(&self, from: i64, to: i64) -> Result<bool, ReadError> {
+        async fn is_empty(&self, from: i64, to: i64) -> Result<bool, SharedError> {
             Ok(self.is_known_empty(from, to) || from >= self.empty_from)
         }
     }
