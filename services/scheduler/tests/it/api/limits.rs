@@ -190,6 +190,8 @@ async fn every_route_closes_connections_of_slow_bodies_and_idle_clients() {
 async fn requests_for_unknown_jobs_share_their_questions_to_kafka() {
     const REQUESTS: usize = 40;
     let mut server = Server::start();
+    // Shards that are taken over have clients of their own.
+    tokio::task::block_in_place(|| server.process().until_ready());
     // Another program writes a record that no index contains, so the index of this shard stays behind.
     let (_, foreign) = super::health::state(&server, 1);
     server.write(&[foreign]).await;
@@ -222,7 +224,8 @@ async fn requests_for_unknown_jobs_share_their_questions_to_kafka() {
         }
     }
     assert!(before > 0);
-    assert!(most <= before + 2, "{most} clients of Kafka, {before} of them before the requests");
+    // A reader has two clients. After an error, another one replaces it while it is being closed.
+    assert!(most <= before + 4, "{most} clients of Kafka, {before} of them before the requests");
 }
 
 #[tokio::test(flavor = "multi_thread")]
