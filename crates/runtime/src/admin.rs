@@ -21,8 +21,9 @@ use crate::http_server::{self, HttpLimits};
 use crate::listen::{Listener, PeerCertificates};
 use crate::metrics::{self, build_info};
 
-/// The maximum number of open connections. Those of metrics and of probes are few.
-const MAX_CONNECTIONS: usize = 1_000;
+/// The maximum number of open connections. Those of metrics and of probes are few. Together with half of the file descriptors for the
+/// connections of an API, they leave some, even if the process may open no more than 1,024 files.
+const MAX_CONNECTIONS: usize = 200;
 
 /// Why the admin port cannot be served.
 #[derive(Debug, thiserror::Error)]

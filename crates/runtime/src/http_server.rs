@@ -18,6 +18,7 @@
 //! idle connections lock nobody out.
 
 mod activity;
+mod descriptors;
 mod stall;
 mod streams;
 mod timed_body;
@@ -58,7 +59,7 @@ const CLOSING: Duration = Duration::from_secs(5);
 /// The limits of a server.
 #[derive(Clone, Debug)]
 pub struct HttpLimits {
-    /// The maximum number of open connections. A further one replaces the one that has been idle for the longest. It is closed at
+    /// The maximum number of open connections, and no more than half of the file descriptors allow. A further one replaces the one that has been idle for the longest. It is closed at
     /// once if none is idle.
     pub connections: usize,
     /// How long a client may take to send the headers of its first request.
@@ -117,6 +118,7 @@ pub async fn serve(
     limits: HttpLimits,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> io::Result<()> {
+    let most = descriptors::at_most_half(limits.connections);
     let closing = CancellationToken::new();
     let mut running = JoinSet::new();
     let mut open = HashMap::new();
@@ -124,7 +126,7 @@ pub async fn serve(
     loop {
         tokio::select! {
             (connection, peer) = listener.accept() => {
-                if open.len() >= limits.connections {
+                if open.len() >= most {
                     limits.too_many.inc();
                     let Some(idle) = longest_idle(&open).and_then(|id| open.remove(&id)) else {
                         tracing::debug!(%peer, "connection closed: there are too many");

@@ -171,19 +171,31 @@ async fn every_route_closes_connections_of_slow_bodies_and_idle_clients() {
             "{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: {kind}\r\ncontent-length: 100\r\n\r\n\0"
         )
     };
-    let health = answer_to(&server, &slow("POST", "/grpc.health.v1.Health/Check", "application/grpc")).await;
+    let health = answer_to(
+        &server,
+        &slow("POST", "/grpc.health.v1.Health/Check", "application/grpc"),
+    )
+    .await;
     let deadline_exceeded = "grpc-status: 4\r\n";
     assert!(health.contains(deadline_exceeded), "{health}");
     let path = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo";
     let reflection = answer_to(&server, &slow("POST", path, "application/grpc")).await;
     assert!(reflection.starts_with("HTTP/1.1 200 "), "{reflection}");
-    assert_eq!(server.metric("redeliver_scheduler_api_limited_total{limit=\"body_timeout\"}"), 2);
+    assert_eq!(
+        server.metric("redeliver_scheduler_api_limited_total{limit=\"body_timeout\"}"),
+        2
+    );
     for path in ["/v1/openapi.json", "/v1/docs", "/v1/stats"] {
         let answer = answer_to(&server, &slow("GET", path, "text/plain")).await;
         assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
     }
+    let mut client = server.grpc().await;
+    let stats = v1::GetStatsRequest { minutes: 0 };
+    client.get_stats(stats).await.unwrap();
     let idle = answer_to(&server, "GET /v1/stats HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     assert!(idle.starts_with("HTTP/1.1 200 "), "{idle}");
+    // The connection of the client was closed before. It opens another one.
+    client.get_stats(stats).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -225,7 +237,10 @@ async fn requests_for_unknown_jobs_share_their_questions_to_kafka() {
     }
     assert!(before > 0);
     // A reader has two clients. After an error, another one replaces it while it is being closed.
-    assert!(most <= before + 4, "{most} clients of Kafka, {before} of them before the requests");
+    assert!(
+        most <= before + 4,
+        "{most} clients of Kafka, {before} of them before the requests"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
