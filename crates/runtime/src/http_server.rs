@@ -30,7 +30,7 @@ use std::io;
 use std::pin::pin;
 use std::time::Duration;
 
-use axum::http::{Request, Response};
+use axum::http::{HeaderValue, Request, Response, Version, header};
 use axum::serve::Listener as _;
 use axum::{Extension, Router};
 use hyper::body::Incoming;
@@ -46,7 +46,7 @@ use crate::listen::{Connection, Listener};
 use activity::Activity;
 use streams::{ResponseBody, StreamExecutor};
 pub use timed_body::BodyTimeout;
-use timed_body::TimedBody;
+use timed_body::{Abandoned, TimedBody};
 use timed_writes::TimedWrites;
 
 /// The maximum number of requests in progress on a connection of HTTP/2.
@@ -207,10 +207,16 @@ async fn serve_connection(
     let (requests, body_timeout, slow) = (activity.clone(), limits.body_timeout, limits.slow_bodies);
     let service = hyper::service::service_fn(move |request: Request<Incoming>| {
         let in_progress = requests.begin();
-        let request = request.map(|body| TimedBody::new(body, body_timeout, slow.clone()));
+        let (is_http1, abandoned) = (request.version() < Version::HTTP_2, Abandoned::default());
+        let request = request.map(|body| TimedBody::new(body, body_timeout, slow.clone(), abandoned.clone()));
         let response = of_request.clone().oneshot(request);
         async move {
-            let response: Response<_> = response.await?;
+            let mut response: Response<_> = response.await?;
+            if is_http1 && abandoned.get() {
+                // hyper closes the connection then. A client that does not know would send its next request in vain.
+                let close = HeaderValue::from_static("close");
+                response.headers_mut().insert(header::CONNECTION, close);
+            }
             Ok::<_, Infallible>(response.map(|body| ResponseBody::new(body, in_progress)))
         }
     });

@@ -1,6 +1,8 @@
 //! Bodies of requests that have to arrive in time.
 
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -29,6 +31,16 @@ impl BodyTimeout {
     }
 }
 
+/// Whether nobody will read the rest of the body of a request.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Abandoned(Arc<AtomicBool>);
+
+impl Abandoned {
+    pub(super) fn get(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 /// The body of a request that began at a time, and has to arrive within a limit. Fails with [`BodyTimeout`].
 #[derive(Debug)]
 pub(super) struct TimedBody {
@@ -38,17 +50,21 @@ pub(super) struct TimedBody {
     /// Exists while somebody waits for the body.
     elapsed: Option<Pin<Box<Sleep>>>,
     slow: Counter,
+    has_ended: bool,
+    abandoned: Abandoned,
 }
 
 impl TimedBody {
     /// The body of a request that begins now.
-    pub(super) fn new(inner: Incoming, limit: Duration, slow: Counter) -> Self {
+    pub(super) fn new(inner: Incoming, limit: Duration, slow: Counter, abandoned: Abandoned) -> Self {
         Self {
             inner,
             began: Instant::now(),
             limit,
             elapsed: None,
             slow,
+            has_ended: false,
+            abandoned,
         }
     }
 }
@@ -63,6 +79,7 @@ impl HttpBody for TimedBody {
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let body = &mut *self;
         if let Poll::Ready(frame) = Pin::new(&mut body.inner).poll_frame(context) {
+            body.has_ended = frame.is_none();
             return Poll::Ready(frame.map(|frame| frame.map_err(axum::Error::new)));
         }
         let ends = body.began + body.limit;
@@ -80,5 +97,12 @@ impl HttpBody for TimedBody {
 
     fn size_hint(&self) -> SizeHint {
         self.inner.size_hint()
+    }
+}
+
+impl Drop for TimedBody {
+    fn drop(&mut self) {
+        let is_abandoned = !self.has_ended && !self.inner.is_end_stream();
+        self.abandoned.0.store(is_abandoned, Ordering::Relaxed);
     }
 }

@@ -365,6 +365,14 @@ async fn the_body_of_a_request_arrives_in_time_or_its_request_fails() {
     stream.write_all(part("/ignore").as_bytes()).await.unwrap();
     let answer = read_to_end(&mut stream).await;
     assert!(answer.contains("ignored"), "{answer}");
+    assert!(answer.contains("connection: close\r\n"), "{answer}");
+    // A body that is read leaves its connection open.
+    let mut stream = server.connect().await;
+    let whole = part("/read").replace("length: 100", "length: 1");
+    stream.write_all(whole.as_bytes()).await.unwrap();
+    let answer = read_until(&mut stream, "1 bytes").await;
+    assert!(!answer.contains("connection: close"), "{answer}");
+    exchange(&mut stream, "/").await;
 
     let mut h2 = server.connect_h2(&[]).await;
     h2.request(1, "POST", "/read", 0).await;
