@@ -185,6 +185,11 @@ impl TopicReader {
         })
     }
 
+    /// From now on, reads only this partition of one of its topics, beginning at an offset.
+    pub fn seek(&mut self, topic: &str, partition: i32, from: i64) {
+        self.positions = [((topic.to_owned(), partition), Offset::Offset(from))].into();
+    }
+
     /// The end of a partition, including open transactions.
     ///
     /// # Errors

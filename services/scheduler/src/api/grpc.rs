@@ -102,7 +102,8 @@ impl<I: Index> JobService for Service<I> {
     ) -> Result<Response<v1::BatchScheduleJobsResponse>, Status> {
         let (caller, trace) = (caller(&request)?, trace(request.metadata()));
         let v1::BatchScheduleJobsRequest { jobs, no_wait } = request.into_inner();
-        Jobs::<I>::check_batch(jobs.len(), Format::Protobuf).map_err(RequestError::into_status)?;
+        let checked = self.0.check_batch(&caller, jobs.len(), Format::Protobuf);
+        checked.map_err(RequestError::into_status)?;
         let drafts = jobs.into_iter().map(|job| Ok(draft(job)?)).collect();
         let batch = self
             .0

@@ -34,7 +34,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::completeness::{self, Completeness, PartitionEnd, StatePartition, read_complete};
 use super::error::{RequestError, Undecided};
-use super::limits::CallerRates;
+use super::rates::CallerRates;
 use super::state_end::StateEnd;
 use crate::admission::{self, INDEX_FULL};
 use crate::answers::{PendingOutcome, PendingOutcomes};
@@ -106,19 +106,24 @@ impl<I: Index> Jobs<I> {
         wait: bool,
         trace: Headers,
     ) -> Result<Accepted, RequestError> {
-        self.limit_rate(caller, 1)?;
         let deadline = Instant::now() + OUTCOME_TIMEOUT;
         self.schedule_one(caller, draft, format, wait, trace, deadline)
             .await
     }
 
-    /// Checks the number of jobs in a batch, before any of them is parsed: a parsed job takes many times the memory of its text.
-    pub(crate) fn check_batch(jobs: usize, format: Format) -> Result<(), RequestError> {
+    /// Checks and counts the jobs of a batch, before any of them is parsed: a parsed job takes many times the memory of its text.
+    pub(crate) fn check_batch(
+        &self,
+        caller: &Identity,
+        jobs: usize,
+        format: Format,
+    ) -> Result<(), RequestError> {
         if jobs == 0 || jobs > MAX_BATCH {
             let problem = format!("has {jobs} jobs; write 1 to {MAX_BATCH}");
             return Err(Field::Jobs.malformed(format, &problem).into());
         }
-        Ok(())
+        let counted = self.rates.take_batch(caller, jobs);
+        counted.map_err(RequestError::RateLimited)
     }
 
     /// Schedules several jobs, of which some may be invalid. The results are in the order of the jobs. All commands are written
@@ -131,7 +136,6 @@ impl<I: Index> Jobs<I> {
         wait: bool,
         trace: Headers,
     ) -> Result<Vec<Result<Accepted, RequestError>>, RequestError> {
-        self.limit_rate(caller, drafts.len())?;
         let deadline = Instant::now() + OUTCOME_TIMEOUT;
         let scheduling = drafts.into_iter().map(async |draft| {
             self.schedule_one(caller, draft?, format, wait, trace.clone(), deadline)
@@ -203,7 +207,6 @@ impl<I: Index> Jobs<I> {
         id: JobId,
         trace: Headers,
     ) -> Result<v1::CommandOutcome, RequestError> {
-        self.limit_rate(caller, 1)?;
         if !self.may_change(caller, id, "cancel").await? {
             return Ok(unknown_job());
         }
@@ -219,7 +222,6 @@ impl<I: Index> Jobs<I> {
         format: Format,
         trace: Headers,
     ) -> Result<v1::CommandOutcome, RequestError> {
-        self.limit_rate(caller, 1)?;
         let request = ParsedRequest::Reschedule { id, when };
         self.check(&request, format)?;
         if !self.may_change(caller, id, "reschedule").await? {
@@ -230,7 +232,6 @@ impl<I: Index> Jobs<I> {
 
     /// A job with its payload.
     pub(crate) async fn get(&self, caller: &Identity, id: JobId) -> Result<v1::Job, RequestError> {
-        self.limit_rate(caller, 1)?;
         self.require_some(caller, Verb::Read, "get")?;
         let job = self.find(caller, Verb::Read, id, "get").await?;
         self.require(caller, Verb::Read, Some(&job.app), "get")?;
@@ -274,7 +275,6 @@ impl<I: Index> Jobs<I> {
         minutes: u32,
         format: Format,
     ) -> Result<v1::Stats, RequestError> {
-        self.limit_rate(caller, 1)?;
         self.require(caller, Verb::Read, app, "stats")?;
         let minutes = match minutes {
             0 => DEFAULT_MINUTES,
@@ -334,11 +334,6 @@ impl<I: Index> Jobs<I> {
             ends: &self.state_end,
             partition,
         }
-    }
-
-    pub(super) fn limit_rate(&self, caller: &Identity, requests: usize) -> Result<(), RequestError> {
-        let limited = self.rates.take(caller, requests);
-        limited.map_err(RequestError::RateLimited)
     }
 
     /// Requires a scope for an application, or for all of them. Refusals are counted and logged.
@@ -545,7 +540,7 @@ where
                     Ok(false) => (RequestError::IndexIncomplete, true, hidden),
                     Err(error) => {
                         tracing::warn!(
-                            reason = error_chain(&error),
+                            reason = error_chain(&*error),
                             "cannot read the end of the state topic"
                         );
                         (RequestError::IndexIncomplete, true, hidden)

@@ -18,11 +18,12 @@ use axum::extract::rejection::{BytesRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
-use axum::{Extension, Json, Router};
+use axum::{Extension, Json, Router, middleware};
 use jiff::tz::TimeZone;
 use redeliver_core::failure::bounded_text;
 use redeliver_core::{Failure, Headers};
 use redeliver_proto::v1;
+use redeliver_runtime::http_server::BodyTimeout;
 use redeliver_service::identity::{AuthenticateLayer, Authenticator, Identity, Refusal};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -31,13 +32,13 @@ use utoipa::openapi::OpenApi;
 
 use super::error::RequestError;
 use super::jobs::{Accepted, Jobs, trace_headers};
-use super::limits::BodyTimeout;
 use super::list::{JobPage, ListJobs};
 use super::openapi::{
     BatchRequest, BodyProblems, CommandProblems, DocumentedRouter, DueRequest, JobProblems, JobRequest,
     Problems,
 };
 use super::problem::{Problem, ProblemBody};
+use super::rates::limit_rate;
 use super::view::{JobView, StatsView, outcome};
 use crate::index::Index;
 use crate::job::JobId;
@@ -45,6 +46,7 @@ use crate::request::{Draft, Field, Format, ParsedRequest, read_id, read_instant,
 
 pub(crate) fn router<I: Index>(jobs: Arc<Jobs<I>>, authenticator: Authenticator) -> (Router, OpenApi) {
     let (limit, batch_limit) = (jobs.max_request(), jobs.max_batch);
+    let rates = jobs.rates.clone();
     let (router, document) = DocumentedRouter::new()
         .with(__path_schedule, &schedule::<I>, limit)
         .with(__path_schedule_batch, &schedule_batch::<I>, batch_limit)
@@ -62,6 +64,9 @@ pub(crate) fn router<I: Index>(jobs: Arc<Jobs<I>>, authenticator: Authenticator)
                 "this path does not support the method",
             )
         })
+        .route_layer(middleware::from_fn(move |caller, request, next| {
+            limit_rate(rates.clone(), caller, request, next)
+        }))
         .route_layer(AuthenticateLayer::new(authenticator, |refusal: &Refusal| {
             Problem::from(RequestError::Refused(refusal.clone())).into_response()
         }))
@@ -138,7 +143,7 @@ async fn schedule_batch<I: Index>(
         );
         RequestError::from(failure)
     })?;
-    Jobs::<I>::check_batch(batch.jobs.len(), Format::Json)?;
+    jobs.check_batch(&caller, batch.jobs.len(), Format::Json)?;
     let read = |job: &RawValue| read_draft(&body.slice_ref(job.get().as_bytes()), &jobs);
     let drafts = batch.jobs.into_iter().map(read).collect();
     let results = jobs

@@ -322,6 +322,7 @@ fn state_record(server: &Server, app: &str, kind: Kind) -> (String, Output) {
         payload: Payload::default(),
         ended: None,
         expires: None,
+        occurrence: None,
     };
     let output = Output {
         topic: server.topic("jobs-state").into(),
