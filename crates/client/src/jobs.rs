@@ -34,7 +34,7 @@ pub struct Job {
     pub scheduled_time: Timestamp,
     /// When the scheduler accepted the request.
     pub accepted_at: Timestamp,
-    /// Starts at 1 and increases each time the job is rescheduled.
+    /// Starts at 1 and increases each time the job is rescheduled or another request takes its place.
     pub revision: u32,
     /// The idempotency key of the request, if it has one.
     pub idempotency_key: Option<String>,
@@ -61,6 +61,9 @@ pub struct Scheduled {
     pub id: JobId,
     /// Whether the request is a duplicate; then the job is that of the first request.
     pub is_duplicate: bool,
+    /// Whether the request took the place of a waiting job, see [`JobRequest::replace`]. If it has the same priority and topic, it is
+    /// the same job with new content; otherwise it is a new one, and the other one is cancelled.
+    pub is_replacement: bool,
     /// The job, if the scheduler returns it.
     pub job: Option<Job>,
 }
@@ -78,7 +81,7 @@ pub enum JobOutcome {
     AlreadyCancelled,
     /// The job was already expired.
     Expired,
-    /// No job has this id. By default, the scheduler keeps ended jobs for 24 hours.
+    /// No job has this id or idempotency key. By default, the scheduler keeps ended jobs for 24 hours.
     Unknown,
 }
 
@@ -147,7 +150,7 @@ impl JobClient {
     }
 
     /// Like [`JobClient::schedule`], but returns as soon as the request is written to Kafka. The job has the returned
-    /// id, unless the request is a duplicate or is rejected.
+    /// id, unless the request is a duplicate, takes the place of another one, or is rejected.
     ///
     /// # Errors
     /// If the request is invalid or cannot be written.
@@ -224,7 +227,10 @@ impl JobClient {
     /// # Errors
     /// If the scheduler is unavailable. Then it is unknown whether the job was cancelled; the call can be repeated.
     pub async fn cancel(&self, id: JobId) -> Result<Answer, ClientError> {
-        let request = v1::CancelJobRequest { id: id.to_string() };
+        let request = v1::CancelJobRequest {
+            id: id.to_string(),
+            ..v1::CancelJobRequest::default()
+        };
         let answer = self.service.clone().cancel_job(request).await;
         let answer = self.answer(answer).await?;
         answer_of(answer.outcome(), answer.job)
@@ -238,6 +244,7 @@ impl JobClient {
         let request = v1::RescheduleJobRequest {
             id: id.to_string(),
             when: Some(when.to_request()?),
+            ..v1::RescheduleJobRequest::default()
         };
         let answer = self.service.clone().reschedule_job(request).await;
         let answer = self.answer(answer).await?;
@@ -278,6 +285,7 @@ fn answer_of(outcome: v1::Outcome, job: Option<v1::Job>) -> Result<Answer, Clien
         | v1::Outcome::Scheduled
         | v1::Outcome::Duplicate
         | v1::Outcome::Conflict
+        | v1::Outcome::Replaced
         | v1::Outcome::Rejected => return Err(ClientError::InvalidResponse("outcome")),
     };
     let job = job.map(Job::try_from).transpose()?;
@@ -308,6 +316,7 @@ impl TryFrom<v1::ScheduleJobResponse> for Scheduled {
         Ok(Self {
             id: id(&response.id)?,
             is_duplicate: response.outcome() == v1::Outcome::Duplicate,
+            is_replacement: response.outcome() == v1::Outcome::Replaced,
             job: response.job.map(Job::try_from).transpose()?,
         })
     }

@@ -94,8 +94,8 @@ impl JobProducer {
         })
     }
 
-    /// Requests a job and returns its id. If the request is a duplicate, no job has this id: the job is that of the
-    /// first request with the same idempotency key.
+    /// Requests a job and returns its id. If the request is a duplicate, or takes the place of another one, no job has this id:
+    /// the job is that of the first request with the same idempotency key.
     ///
     /// # Errors
     /// If the request is invalid or cannot be written.
@@ -125,8 +125,11 @@ impl JobProducer {
     /// # Errors
     /// If the ingest topic does not have the shard of the job, or the request cannot be written.
     pub async fn cancel(&self, id: JobId) -> Result<(), ScheduleError> {
-        self.command(id, Command::Cancel(v1::CancelJob { id: id.to_string() }))
-            .await
+        let command = v1::CancelJob {
+            id: id.to_string(),
+            ..v1::CancelJob::default()
+        };
+        self.command(id, Command::Cancel(command)).await
     }
 
     /// Requests a new due time for a job, without waiting for the outcome. To learn the outcome, use
@@ -139,6 +142,7 @@ impl JobProducer {
         let command = v1::RescheduleJob {
             id: id.to_string(),
             when: Some(when.to_command()?),
+            ..v1::RescheduleJob::default()
         };
         self.command(id, Command::Reschedule(command)).await
     }

@@ -38,9 +38,9 @@ pub struct Job {
     pub priority: Priority,
     /// The due time; the job is never dispatched before it.
     pub due: Timestamp,
-    /// When it was accepted.
+    /// When it was accepted, or the newest request that took its place.
     pub accepted: Timestamp,
-    /// 1 for a new job; each rescheduling adds 1.
+    /// 1 for a new job; each rescheduling and each request that takes its place adds 1.
     pub revision: u32,
     /// The idempotency key of the request.
     pub idempotency_key: Option<Arc<str>>,

@@ -10,6 +10,7 @@
 //! | `index_messages` | the messages between a shard and its indexer |
 //! | `checkpoint_age` | which checkpoints are recent enough to continue from |
 //! | `indexer` | brings a shard's index up to date, applies changes and serves queries |
+//! | `lookups` | looks up what a shard needs to decide its commands |
 //! | `limits` | what the shards of a process share: memory, and take-overs at the same time |
 //! | `state_topic` | checks the records of the state topic |
 //! | `admission` | which jobs are accepted while the index is full |
@@ -36,6 +37,7 @@ mod index_messages;
 mod indexer;
 pub mod job;
 mod limits;
+mod lookups;
 mod metrics;
 mod overlay;
 mod processor;

@@ -87,7 +87,7 @@ impl SchedulerFamilies {
         );
         registry.register(
             "scheduler_commands",
-            "Commands by outcome: accepted, duplicate, conflict, rejected, no_room (the index is full; these three become dead letters), cancelled, rescheduled, refused (the job had ended or is unknown), forwarded to another shard",
+            "Commands by outcome: accepted, duplicate, conflict, rejected, no_room (the index is full; these three become dead letters), cancelled, rescheduled, replaced (the request took the place of a waiting job), refused (the job had ended or is unknown), forwarded to another shard",
             families.commands.clone(),
         );
         registry.register(
@@ -164,6 +164,7 @@ impl SchedulerFamilies {
             forwarded: command("forwarded"),
             cancelled: command("cancelled"),
             rescheduled: command("rescheduled"),
+            replaced: command("replaced"),
             refused: command("refused"),
             dispatched: ended("dispatched"),
             expired: ended("expired"),
@@ -197,6 +198,7 @@ pub(crate) struct SchedulerMetrics {
     forwarded: Counter,
     cancelled: Counter,
     rescheduled: Counter,
+    replaced: Counter,
     refused: Counter,
     dispatched: Counter,
     expired: Counter,
@@ -225,6 +227,7 @@ impl SchedulerMetrics {
         self.forwarded.inc_by(tally.forwarded);
         self.cancelled.inc_by(tally.cancelled);
         self.rescheduled.inc_by(tally.rescheduled);
+        self.replaced.inc_by(tally.replaced);
         self.refused.inc_by(tally.refused);
         self.expired.inc_by(tally.expired);
         self.dead.inc_by(tally.dead);

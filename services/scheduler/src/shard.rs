@@ -19,21 +19,25 @@ use redeliver_service::due::Waiting;
 
 use crate::admission;
 use crate::codec::{self, KeyValue};
-use crate::index::{Change, Cursor, Effect, Lookup, MemoryPressure, Row, Scan};
-use crate::index_messages::{IndexRequest, IndexResponse};
+use crate::index::{Change, Cursor, Effect, MemoryPressure, Row, Scan};
+use crate::index_messages::{Found, IndexRequest, IndexResponse, Query};
 use crate::job::{Flow, Job, JobId, JobState, Kind};
 use crate::overlay::Overlay;
 use crate::refused::{self, Replacement};
-use crate::request::{Command, Incoming, NAME, RejectedWait, Request, first_origin, key_hash, shard_of};
+use crate::request::{
+    Command, ConflictPolicy, Incoming, JobRef, NAME, RejectedWait, Request, first_origin, key_hash, shard_of,
+};
 use crate::settings::Settings;
 use crate::topics::Presence;
 use crate::window::{Inserted, Window};
 
+use self::conflict::Resolution;
 use self::look_ahead::{LookAhead, Release};
 pub(crate) use self::look_ahead::{Target, WindowRoom};
 use self::outbox::Outbox;
 pub(crate) use self::refusal::RefusedJob;
 
+mod conflict;
 mod look_ahead;
 mod outbox;
 mod refusal;
@@ -100,6 +104,7 @@ pub(crate) struct Tally {
     pub(crate) forwarded: u64,
     pub(crate) cancelled: u64,
     pub(crate) rescheduled: u64,
+    pub(crate) replaced: u64,
     pub(crate) refused: u64,
     pub(crate) expired: u64,
     pub(crate) forgotten: u64,
@@ -110,9 +115,9 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    /// The number of jobs that have ended.
+    /// The number of jobs that have ended. Of the replaced ones, some have.
     fn ended(&self) -> usize {
-        let others = self.cancelled + self.expired + self.dead;
+        let others = self.cancelled + self.replaced + self.expired + self.dead;
         self.dispatched.len() + usize::try_from(others).unwrap_or(usize::MAX)
     }
 
@@ -146,7 +151,7 @@ impl PendingCommand {
 /// An item of the queue of decisions. The order of the queue is the order of the index's responses.
 enum ReadyItem {
     /// A command, with the result of its lookup.
-    Command(Box<PendingCommand>, Option<Bytes>),
+    Command(Box<PendingCommand>, Found),
     /// The index contains this turn. Commands after this item were looked up later and do not need the overlay entries of
     /// the turn any more. Commands before it still do.
     IndexApplied(u64),
@@ -363,33 +368,31 @@ impl Shard {
     /// Accepts a record of the ingest topic.
     pub(crate) fn accept(&mut self, record: Record, now: Timestamp) {
         let incoming = crate::request::read(&record, &self.settings.rules, now);
-        let needs_lookup = match &incoming.command {
-            Ok(Command::Schedule(request)) => request.idempotency_key.is_some(),
-            Ok(Command::Cancel(_) | Command::Reschedule { .. }) => true,
-            Err(_) => false,
-        } && self.owner_shard(&incoming) == self.number;
+        let needs_lookup = query_for(&incoming).is_some() && self.owner_shard(&incoming) == self.number;
         let command = PendingCommand { record, incoming };
         self.command_bytes += command.size();
         if needs_lookup {
             self.needs_lookup.push_back(command);
         } else {
-            self.ready.push_back(ReadyItem::Command(Box::new(command), None));
+            self.ready
+                .push_back(ReadyItem::Command(Box::new(command), Found::default()));
         }
     }
 
     /// The shard that owns the job or the idempotency key of a command.
     fn owner_shard(&self, incoming: &Incoming) -> i32 {
+        let of_key = |app: &str, key: &str| shard_of(app, key, self.settings.partitions);
         match &incoming.command {
             Ok(Command::Schedule(request)) => match &request.idempotency_key {
-                Some(key) => shard_of(&request.app, key, self.settings.partitions),
+                Some(key) => of_key(&request.app, key),
                 None => self.number,
             },
-            Ok(Command::Cancel(id) | Command::Reschedule { id, .. })
-                if id.shard() < self.settings.partitions =>
-            {
-                id.shard()
-            }
-            _ => self.number,
+            Ok(Command::Cancel(job) | Command::Reschedule { job, .. }) => match job {
+                JobRef::Id(id) if id.shard() < self.settings.partitions => id.shard(),
+                JobRef::Id(_) => self.number,
+                JobRef::Key { app, key } => of_key(app, key),
+            },
+            Err(_) => self.number,
         }
     }
 
@@ -406,12 +409,11 @@ impl Shard {
                 && jobs < self.settings.max_job_lookups()
                 && let Some(command) = self.needs_lookup.pop_front()
             {
-                jobs += usize::from(matches!(lookup_for(&command), Some(Lookup::Job(_))));
+                jobs += usize::from(query_for(&command.incoming).is_some_and(Query::wants_job));
                 self.looking_up.push_back(command);
             }
-            requests.push(IndexRequest::LookUp(
-                self.looking_up.iter().filter_map(lookup_for).collect(),
-            ));
+            let incoming = self.looking_up.iter().map(|command| &command.incoming);
+            requests.push(IndexRequest::LookUp(incoming.filter_map(query_for).collect()));
         }
         requests.extend(self.request_scan(now));
         // The clock may have been set back.
@@ -459,7 +461,7 @@ impl Shard {
             }
             IndexResponse::Full { turn, batch } => self.outbox.refused(turn, batch, now),
             IndexResponse::LookedUp(found) => {
-                self.found_bytes += found.iter().flatten().map(Bytes::len).sum::<usize>();
+                self.found_bytes += found.iter().map(Found::size).sum::<usize>();
                 let commands = self.looking_up.drain(..).map(Box::new).zip(found);
                 self.ready
                     .extend(commands.map(|(command, found)| ReadyItem::Command(command, found)));
@@ -567,12 +569,12 @@ impl Shard {
             match self.ready.pop_front() {
                 Some(ReadyItem::Command(command, found)) => {
                     self.command_bytes -= command.size();
-                    self.found_bytes -= found.as_ref().map_or(0, Bytes::len);
+                    self.found_bytes -= found.size();
                     writes.completed.push(command.record.position.offset);
                     if mutant!("shard-forgets-completions") {
                         writes.completed.pop();
                     }
-                    self.decide(*command, found.as_ref(), now, &mut writes);
+                    self.decide(*command, &found, now, &mut writes);
                 }
                 Some(ReadyItem::IndexApplied(turn)) => self.overlay.remove_applied(turn),
                 None => break,
@@ -623,13 +625,7 @@ impl Shard {
         self.outbox.push(self.turn, from, end, changes);
     }
 
-    fn decide(
-        &mut self,
-        pending: PendingCommand,
-        found: Option<&Bytes>,
-        now: Timestamp,
-        writes: &mut Writes,
-    ) {
+    fn decide(&mut self, pending: PendingCommand, found: &Found, now: Timestamp, writes: &mut Writes) {
         let owner = self.owner_shard(&pending.incoming);
         if owner != self.number {
             writes.tally.forwarded += 1;
@@ -654,8 +650,8 @@ impl Shard {
         } = pending.incoming;
         let outcome = match command {
             Ok(Command::Schedule(request)) => self.schedule(*request, &pending.record, found, now, writes),
-            Ok(Command::Cancel(id)) => self.cancel(id, found, now, writes),
-            Ok(Command::Reschedule { id, due }) => self.reschedule(id, due, found, now, writes),
+            Ok(Command::Cancel(job)) => self.cancel(&job, found, now, writes),
+            Ok(Command::Reschedule { job, due }) => self.reschedule(&job, due, found, now, writes),
             Err(failure) => {
                 writes.tally.rejected += 1;
                 match rejected_wait {
@@ -680,7 +676,7 @@ impl Shard {
         &mut self,
         request: Request,
         record: &Record,
-        found: Option<&Bytes>,
+        found: &Found,
         now: Timestamp,
         writes: &mut Writes,
     ) -> v1::CommandOutcome {
@@ -694,13 +690,17 @@ impl Shard {
             .idempotency_key
             .as_deref()
             .map(|key| key_hash(&request.app, key));
-        let existing = hash.and_then(|hash| {
-            let newest = self.overlay.key(&hash);
-            let existing = newest.or_else(|| KeyValue::decode(found?));
-            existing.filter(|existing| existing.accepted.after(self.settings.retention.keys) > now)
-        });
-        if let Some(existing) = existing {
-            return self.answer_repeated_key(existing, &request, record, now, writes);
+        let mut superseded = None;
+        if let Some(existing) = hash.and_then(|hash| self.key_in_use(&hash, found, now)) {
+            let job = self.job_of_key(&existing, found);
+            match conflict::resolve(&request, &existing, job.as_ref()) {
+                Resolution::Duplicate | Resolution::Conflict => {
+                    return self.answer_repeated_key(existing, job, &request, record, now, writes);
+                }
+                Resolution::Replace(job) => return self.replace(&job, &request, record, now, writes),
+                Resolution::Supersede(job) => superseded = Some(job),
+                Resolution::Schedule => {}
+            }
         }
         if let Err(failure) = self.check_admission(&request, now) {
             writes.tally.no_room += 1;
@@ -724,11 +724,17 @@ impl Shard {
             ended: None,
             expires: request.expires,
         };
-        writes.tally.accepted += 1;
+        let result = if let Some(superseded) = superseded {
+            writes.tally.replaced += 1;
+            // Before the new job: the last record with a key counts when the index is rebuilt.
+            self.end_job(&superseded, JobState::Cancelled, now, writes);
+            v1::Outcome::Replaced
+        } else {
+            writes.tally.accepted += 1;
+            v1::Outcome::Scheduled
+        };
         self.settings.spans.accepted(&mut job, record);
-        if let Some(hash) = mutant!("shard-forgets-idempotency-keys", hash, None) {
-            self.overlay.set_key(self.turn, hash, KeyValue::of(&job));
-        }
+        self.use_key(&job);
         let proto_job = codec::to_proto(&job, false);
         let job = Arc::new(job);
         // While more jobs are due than can leave, or earlier ones of its flow are still to be read, a due job queues with the others.
@@ -743,7 +749,7 @@ impl Shard {
             self.save(job, now, writes);
         }
         v1::CommandOutcome {
-            outcome: v1::Outcome::Scheduled.into(),
+            outcome: result.into(),
             job: Some(proto_job),
             ..v1::CommandOutcome::default()
         }
@@ -767,17 +773,14 @@ impl Shard {
     fn answer_repeated_key(
         &mut self,
         existing: KeyValue,
+        job: Option<Arc<Job>>,
         request: &Request,
         record: &Record,
         now: Timestamp,
         writes: &mut Writes,
     ) -> v1::CommandOutcome {
-        let job = match self.overlay.job(existing.id) {
-            Some(job) => job,
-            None => self.window.get(existing.id),
-        };
         let proto_job = match job {
-            Some(job) => codec::to_proto(job, false),
+            Some(job) => codec::to_proto(&job, false),
             None => v1::Job {
                 id: existing.id.to_string(),
                 app: request.app.to_string(),
@@ -807,12 +810,12 @@ impl Shard {
 
     fn cancel(
         &mut self,
-        id: JobId,
-        found: Option<&Bytes>,
+        job: &JobRef,
+        found: &Found,
         now: Timestamp,
         writes: &mut Writes,
     ) -> v1::CommandOutcome {
-        let job = match self.scheduled_job(id, found, writes) {
+        let job = match self.scheduled_job(job, found, now, writes) {
             Ok(job) => job,
             Err(outcome) => return *outcome,
         };
@@ -827,13 +830,13 @@ impl Shard {
 
     fn reschedule(
         &mut self,
-        id: JobId,
+        job: &JobRef,
         due: Timestamp,
-        found: Option<&Bytes>,
+        found: &Found,
         now: Timestamp,
         writes: &mut Writes,
     ) -> v1::CommandOutcome {
-        let job = match self.scheduled_job(id, found, writes) {
+        let job = match self.scheduled_job(job, found, now, writes) {
             Ok(job) => job,
             Err(outcome) => return *outcome,
         };
@@ -848,26 +851,29 @@ impl Shard {
         outcome(v1::Outcome::Rescheduled, Some(&job), String::new())
     }
 
-    /// The job, if it is scheduled; otherwise the outcome to answer with.
+    /// A job in its newest state. `record` is its state in the index.
+    fn newest_job(&self, id: JobId, record: Option<&Bytes>) -> Option<Arc<Job>> {
+        if let Some(job) = mutant!("shard-trusts-the-index-too-early", self.overlay.job(id), None) {
+            return job.cloned();
+        }
+        self.window.get(id).cloned().or_else(|| {
+            let decoded = codec::decode(id, record?);
+            decoded
+                .map_err(|error| tracing::error!(job = %id, %error, "index contains an invalid job record"))
+                .ok()
+                .map(Arc::new)
+        })
+    }
+
+    /// The job of a command, if it is scheduled; otherwise the outcome to answer with.
     fn scheduled_job(
         &mut self,
-        id: JobId,
-        found: Option<&Bytes>,
+        job: &JobRef,
+        found: &Found,
+        now: Timestamp,
         writes: &mut Writes,
     ) -> Result<Arc<Job>, Box<v1::CommandOutcome>> {
-        let newest = mutant!("shard-trusts-the-index-too-early", self.overlay.job(id), None);
-        let job = match newest {
-            Some(job) => job.cloned(),
-            None => self.window.get(id).cloned().or_else(|| {
-                let decoded = codec::decode(id, found?);
-                decoded
-                    .map_err(
-                        |error| tracing::error!(job = %id, %error, "index contains an invalid job record"),
-                    )
-                    .ok()
-                    .map(Arc::new)
-            }),
-        };
+        let job = self.named_job(job, found, now);
         // Clients cannot cancel or reschedule the record of a pipeline: the pipeline would lose it.
         let job = job.filter(|job| job.kind == Kind::App);
         let result = match job.as_ref().map(|job| job.state) {
@@ -1034,13 +1040,20 @@ fn reject_wait(wait: RejectedWait, command: &Record, failure: &Failure, now: Tim
     writes.push(output);
 }
 
-fn lookup_for(command: &PendingCommand) -> Option<Lookup> {
-    match command.incoming.command.as_ref().ok()? {
+/// What the shard must look up to decide a command.
+fn query_for(incoming: &Incoming) -> Option<Query> {
+    match incoming.command.as_ref().ok()? {
         Command::Schedule(request) => {
-            let key = request.idempotency_key.as_deref()?;
-            Some(Lookup::Key(key_hash(&request.app, key)))
+            let hash = key_hash(&request.app, request.idempotency_key.as_deref()?);
+            Some(match request.on_conflict {
+                ConflictPolicy::Reject => Query::Key(hash),
+                ConflictPolicy::Replace => Query::JobOfKey(hash),
+            })
         }
-        Command::Cancel(id) | Command::Reschedule { id, .. } => Some(Lookup::Job(*id)),
+        Command::Cancel(job) | Command::Reschedule { job, .. } => Some(match job {
+            JobRef::Id(id) => Query::Job(*id),
+            JobRef::Key { app, key } => Query::JobOfKey(key_hash(app, key)),
+        }),
     }
 }
 

@@ -49,7 +49,7 @@ pub struct SchedulerConfig {
     pub max_ahead: HumanDuration,
     /// Maximum size of a job's data, key and headers together, in bytes.
     pub max_data: u64,
-    /// How long an idempotency key is remembered after its job was accepted.
+    /// How long an idempotency key is remembered after its newest request was accepted.
     #[serde(with = "display_from_str")]
     pub idempotency_window: HumanDuration,
     /// How long a dispatched, cancelled or expired job can be queried.

@@ -12,7 +12,7 @@ use redeliver_client::{ClientError, JobClient, JobRequest, Scheduled, When};
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::EXIT_FAILURE;
 use redeliver_runtime::error_chain::error_chain;
-use redeliver_scheduler::request::{self, Draft, ParsedRequest, read_json};
+use redeliver_scheduler::request::{self, ConflictPolicy, Draft, ParsedRequest, read_json};
 use serde_json::{Value, json};
 
 use super::schedule::ScheduleArgs;
@@ -111,6 +111,9 @@ fn to_request(draft: Draft) -> JobRequest {
     if let Some(key) = draft.idempotency_key {
         job = job.idempotency_key(key);
     }
+    if draft.on_conflict == ConflictPolicy::Replace {
+        job = job.replace();
+    }
     if let Some(time) = draft.expire_after {
         job = job.expire_after(time.duration());
     }
@@ -174,6 +177,8 @@ type LineResult = Result<Scheduled, (String, Option<String>)>;
 fn outcome(scheduled: &Scheduled) -> &'static str {
     if scheduled.is_duplicate {
         "duplicate"
+    } else if scheduled.is_replacement {
+        "replaced"
     } else {
         "scheduled"
     }
@@ -216,7 +221,7 @@ mod tests {
     #[test]
     fn a_job_of_a_file_has_all_fields() {
         let line = r#"{"appName":"sms","delay":"90s","jobData":{"a": 1.0},"key":"k","headers":{"h":"v","n":null},
-            "idempotencyKey":"i","expireAfter":"5m","requestId":"r","priority":"high"}"#;
+            "idempotencyKey":"i","expireAfter":"5m","requestId":"r","priority":"high","onConflict":"replace"}"#;
         let job = format!(
             "{:?}",
             read_job(&Bytes::from(line), &jiff::tz::TimeZone::UTC).unwrap()
@@ -232,6 +237,7 @@ mod tests {
             "300s",
             "\"r\"",
             "High",
+            "replaces: true",
         ] {
             assert!(job.contains(part), "{part} in {job}");
         }

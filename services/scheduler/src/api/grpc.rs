@@ -13,7 +13,7 @@ use super::error::RequestError;
 use super::jobs::{Accepted, Jobs, trace_headers};
 use crate::index::Index;
 use crate::job::JobId;
-use crate::request::{Field, Format, draft, read_id, read_when};
+use crate::request::{Field, Format, JobRef, draft, read_id, read_job_ref, read_when};
 
 /// The gRPC service.
 pub(crate) struct Service<I>(Arc<Jobs<I>>);
@@ -36,6 +36,11 @@ fn caller<T>(request: &Request<T>) -> Result<Identity, Status> {
 
 fn parse_id(text: &str) -> Result<JobId, Status> {
     read_id(Field::Id, Format::Protobuf, text).map_err(|failure| RequestError::from(failure).into_status())
+}
+
+fn parse_job_ref(id: &str, app: &str, key: &str) -> Result<JobRef, Status> {
+    let job = read_job_ref(Field::Id, Format::Protobuf, id, app, key);
+    job.map_err(|failure| RequestError::from(failure).into_status())
 }
 
 fn schedule_response(accepted: Accepted) -> v1::ScheduleJobResponse {
@@ -101,11 +106,14 @@ impl<I: Index> JobService for Service<I> {
         &self,
         request: Request<v1::CancelJobRequest>,
     ) -> Result<Response<v1::CancelJobResponse>, Status> {
-        let id = parse_id(&request.get_ref().id)?;
-        let cancelled = self
-            .0
-            .cancel(&caller(&request)?, id, trace(request.metadata()))
-            .await;
+        let (caller, trace) = (caller(&request)?, trace(request.metadata()));
+        let v1::CancelJobRequest {
+            id,
+            app,
+            idempotency_key,
+        } = request.into_inner();
+        let job = parse_job_ref(&id, &app, &idempotency_key)?;
+        let cancelled = self.0.cancel(&caller, job, Format::Protobuf, trace).await;
         let v1::CommandOutcome { outcome, job, .. } = cancelled.map_err(RequestError::into_status)?;
         Ok(Response::new(v1::CancelJobResponse { outcome, job }))
     }
@@ -115,8 +123,13 @@ impl<I: Index> JobService for Service<I> {
         request: Request<v1::RescheduleJobRequest>,
     ) -> Result<Response<v1::RescheduleJobResponse>, Status> {
         let (caller, trace) = (caller(&request)?, trace(request.metadata()));
-        let v1::RescheduleJobRequest { id, when } = request.into_inner();
-        let id = parse_id(&id)?;
+        let v1::RescheduleJobRequest {
+            id,
+            when,
+            app,
+            idempotency_key,
+        } = request.into_inner();
+        let job = parse_job_ref(&id, &app, &idempotency_key)?;
         let when = when.map(|when| match when {
             v1::reschedule_job_request::When::ScheduledTime(time) => {
                 v1::reschedule_job::When::ScheduledTime(time)
@@ -126,7 +139,7 @@ impl<I: Index> JobService for Service<I> {
         let when = read_when(when.as_ref()).map_err(|failure| RequestError::from(failure).into_status())?;
         let rescheduled = self
             .0
-            .reschedule(&caller, id, when, Format::Protobuf, trace)
+            .reschedule(&caller, job, when, Format::Protobuf, trace)
             .await;
         let v1::CommandOutcome { outcome, job, .. } = rescheduled.map_err(RequestError::into_status)?;
         Ok(Response::new(v1::RescheduleJobResponse { outcome, job }))

@@ -11,8 +11,8 @@ use redeliver_proto::convert::{
 use redeliver_proto::v1::job_command::Command;
 use redeliver_proto::{Message as _, v1};
 
-use super::field::{Field, Format, read_id};
-use super::parsed::{Draft, LongWait, ParsedRequest, When};
+use super::field::{Field, Format, read_job_ref};
+use super::parsed::{ConflictPolicy, Draft, JobRef, LongWait, ParsedRequest, When};
 use crate::job::Payload;
 
 /// The maximum length of `answer_to` in bytes.
@@ -41,9 +41,12 @@ pub fn read(value: &Bytes) -> Result<(Result<ParsedRequest, Failure>, Option<Arc
     let answer_to = (!command.answer_to.is_empty()).then(|| command.answer_to.into());
     let request = match command.command {
         Some(Command::Schedule(spec)) => draft(spec).map(|draft| ParsedRequest::Schedule(Box::new(draft))),
-        Some(Command::Cancel(cancel)) => {
-            read_id(Field::Cancel, Format::Protobuf, &cancel.id).map(ParsedRequest::Cancel)
-        }
+        Some(Command::Cancel(v1::CancelJob {
+            id,
+            app,
+            idempotency_key,
+        })) => read_job_ref(Field::Cancel, Format::Protobuf, &id, &app, &idempotency_key)
+            .map(ParsedRequest::Cancel),
         Some(Command::Reschedule(command)) => reschedule(&command),
         Some(Command::LongWait(wait)) => long_wait(wait).map(|wait| ParsedRequest::LongWait(Box::new(wait))),
         None => Err(invalid(
@@ -59,14 +62,26 @@ pub fn read(value: &Bytes) -> Result<(Result<ParsedRequest, Failure>, Option<Arc
 pub fn write(request: &ParsedRequest, answer_to: &str) -> Bytes {
     let command = match request {
         ParsedRequest::Schedule(draft) => Command::Schedule(spec(draft)),
-        ParsedRequest::Cancel(id) => Command::Cancel(v1::CancelJob { id: id.to_string() }),
-        ParsedRequest::Reschedule { id, when } => Command::Reschedule(v1::RescheduleJob {
-            id: id.to_string(),
-            when: Some(match when {
-                When::At(time) => v1::reschedule_job::When::ScheduledTime(to_timestamp(*time)),
-                When::After(delay) => v1::reschedule_job::When::Delay(to_duration(*delay)),
-            }),
-        }),
+        ParsedRequest::Cancel(job) => {
+            let (id, app, idempotency_key) = names(job);
+            Command::Cancel(v1::CancelJob {
+                id,
+                app,
+                idempotency_key,
+            })
+        }
+        ParsedRequest::Reschedule { job, when } => {
+            let (id, app, idempotency_key) = names(job);
+            Command::Reschedule(v1::RescheduleJob {
+                id,
+                app,
+                idempotency_key,
+                when: Some(match when {
+                    When::At(time) => v1::reschedule_job::When::ScheduledTime(to_timestamp(*time)),
+                    When::After(delay) => v1::reschedule_job::When::Delay(to_duration(*delay)),
+                }),
+            })
+        }
         ParsedRequest::LongWait(wait) => Command::LongWait(v1::LongWait {
             pipeline: wait.pipeline.clone(),
             due: Some(to_timestamp(wait.due)),
@@ -80,6 +95,14 @@ pub fn write(request: &ParsedRequest, answer_to: &str) -> Bytes {
         answer_to: answer_to.to_owned(),
     };
     command.encode_to_vec().into()
+}
+
+/// The id, application and idempotency key with which a message names a job. Empty fields are not set.
+fn names(job: &JobRef) -> (String, String, String) {
+    match job {
+        JobRef::Id(id) => (id.to_string(), String::new(), String::new()),
+        JobRef::Key { app, key } => (String::new(), app.to_string(), key.to_string()),
+    }
 }
 
 /// The protobuf message of a new job.
@@ -98,6 +121,11 @@ pub fn spec(draft: &Draft) -> v1::JobSpec {
         headers: to_headers(&draft.payload.headers),
         expire_after: draft.expire_after.map(to_duration),
         request_id: draft.request_id.clone().unwrap_or_default(),
+        on_conflict: match draft.on_conflict {
+            ConflictPolicy::Reject => v1::ConflictPolicy::Unspecified,
+            ConflictPolicy::Replace => v1::ConflictPolicy::Replace,
+        }
+        .into(),
     }
 }
 
@@ -111,6 +139,14 @@ pub(crate) fn draft(spec: v1::JobSpec) -> Result<Draft, Failure> {
         let problem = format!("is {}; expected 1 (high), 2 (normal) or 3 (low)", spec.priority);
         invalid(Field::Priority, &problem)
     })?;
+    let on_conflict = match v1::ConflictPolicy::try_from(spec.on_conflict) {
+        Ok(v1::ConflictPolicy::Unspecified | v1::ConflictPolicy::Reject) => ConflictPolicy::Reject,
+        Ok(v1::ConflictPolicy::Replace) => ConflictPolicy::Replace,
+        Err(_) => {
+            let problem = format!("is {}; expected 1 (reject) or 2 (replace)", spec.on_conflict);
+            return Err(invalid(Field::OnConflict, &problem));
+        }
+    };
     let when = match spec.when {
         Some(v1::job_spec::When::ScheduledTime(time)) => When::At(time_of(Field::ScheduledTime, &time)?),
         Some(v1::job_spec::When::Delay(delay)) => When::After(duration(Field::Delay, &delay)?),
@@ -131,12 +167,19 @@ pub(crate) fn draft(spec: v1::JobSpec) -> Result<Draft, Failure> {
             .expire_after
             .map(|wait| duration(Field::ExpireAfter, &wait))
             .transpose()?,
+        on_conflict,
     })
 }
 
 fn reschedule(command: &v1::RescheduleJob) -> Result<ParsedRequest, Failure> {
+    let v1::RescheduleJob {
+        id,
+        app,
+        idempotency_key,
+        ..
+    } = command;
     Ok(ParsedRequest::Reschedule {
-        id: read_id(Field::Reschedule, Format::Protobuf, &command.id)?,
+        job: read_job_ref(Field::Reschedule, Format::Protobuf, id, app, idempotency_key)?,
         when: read_when(command.when.as_ref())?,
     })
 }
