@@ -7,7 +7,7 @@ pub use redeliver_core::job::{InvalidJobId, JobId, JobState, Priority};
 use redeliver_core::{Headers, Timestamp};
 
 /// The kind of a job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// A job of an application. Its record has headers that describe the job.
     App,

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`request`] | parses and checks the records of the ingest topic |
 //! | `shard` | decides what happens to commands and due jobs, without IO |
+//! | `rate` | how many jobs of an application may be dispatched per second |
 //! | `window`, `overlay` | what a shard holds in memory: jobs that are due soon, and changes that the index does not contain yet |
 //! | [`index`] | the index by due time, in Redis or in memory |
 //! | `index_messages` | the messages between a shard and its indexer |
@@ -41,6 +42,7 @@ mod lookups;
 mod metrics;
 mod overlay;
 mod processor;
+mod rate;
 mod readiness;
 mod refused;
 pub mod request;

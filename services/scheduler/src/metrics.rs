@@ -34,6 +34,12 @@ struct ParkedLabel {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct AppLabel {
+    lane: String,
+    app: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct LaneLabel {
     lane: String,
 }
@@ -59,6 +65,7 @@ pub(crate) struct SchedulerFamilies {
     index_memory: Gauge<f64, AtomicU64>,
     parked_jobs: Family<ParkedLabel, Gauge>,
     missing_seconds: Family<ParkedLabel, Gauge<f64, AtomicU64>>,
+    held_back: Family<AppLabel, Gauge>,
     due: DueFamilies<GroupLabel>,
 }
 
@@ -78,6 +85,7 @@ impl SchedulerFamilies {
             index_memory: Gauge::default(),
             parked_jobs: Family::default(),
             missing_seconds: Family::default(),
+            held_back: Family::default(),
             due: DueFamilies::register(registry, "scheduler", clock),
         };
         registry.register(
@@ -112,7 +120,7 @@ impl SchedulerFamilies {
         );
         registry.register(
             "scheduler_lateness_seconds",
-            "Time from a job's due time to the commit that dispatched it",
+            "Time from a job's due time or, if its rate held its application back, from when the rate allowed it, to the commit that dispatched it",
             families.lateness.clone(),
         );
         registry.register(
@@ -144,6 +152,11 @@ impl SchedulerFamilies {
             "scheduler_missing_topic_seconds",
             "Time for which the topic has been missing",
             families.missing_seconds.clone(),
+        );
+        registry.register(
+            "scheduler_rate_limited_jobs",
+            "Due jobs that wait because their application has used up its rate, as far as read: a lower bound",
+            families.held_back.clone(),
         );
         families
     }
@@ -180,6 +193,7 @@ impl SchedulerFamilies {
             lane: lane.to_owned(),
             parked_jobs: self.parked_jobs.clone(),
             missing_seconds: self.missing_seconds.clone(),
+            held_back: self.held_back.clone(),
             due: self.due.signal(GroupLabel {
                 group: group.to_owned(),
             }),
@@ -214,6 +228,7 @@ pub(crate) struct SchedulerMetrics {
     lane: String,
     parked_jobs: Family<ParkedLabel, Gauge>,
     missing_seconds: Family<ParkedLabel, Gauge<f64, AtomicU64>>,
+    held_back: Family<AppLabel, Gauge>,
     pub(crate) due: DueSignal,
 }
 
@@ -233,8 +248,8 @@ impl SchedulerMetrics {
         self.dead.inc_by(tally.dead);
         self.forgotten.inc_by(tally.forgotten);
         self.dispatched.inc_by(tally.dispatched.len() as u64);
-        for due in tally.dispatched {
-            self.lateness.observe(now.since(due).as_secs_f64());
+        for job in tally.dispatched {
+            self.lateness.observe(now.since(job.ready).as_secs_f64());
         }
     }
 
@@ -268,6 +283,16 @@ impl SchedulerMetrics {
     /// Sets the number of jobs that wait for a topic to zero.
     pub(crate) fn clear_parked(&self, app: &str, topic: &str) {
         self.set_parked(app, topic, 0, Duration::ZERO);
+    }
+
+    /// Sets how many jobs of an application are held back by its rate.
+    pub(crate) fn set_held_back(&self, app: &str, jobs: usize) {
+        let label = AppLabel {
+            lane: self.lane.clone(),
+            app: app.to_owned(),
+        };
+        let jobs = i64::try_from(jobs).unwrap_or(i64::MAX);
+        self.held_back.get_or_create(&label).set(jobs);
     }
 
     pub(crate) fn gauges(&self, window_jobs: usize, index_lag: usize, live: usize) {

@@ -7,6 +7,7 @@ use redeliver_core::Output;
 use redeliver_core::headers::ERROR_CODE;
 
 use crate::codec::RetentionPolicy;
+use crate::rate::Rates;
 use crate::request::Rules;
 use crate::spans::Spans;
 use crate::topics::Topics;
@@ -35,6 +36,8 @@ pub(crate) struct Settings {
     /// How long after its due time a job waits for a missing topic.
     pub(crate) missing_topic_timeout: Duration,
     pub(crate) spans: Spans,
+    /// How many jobs of applications a shard may dispatch per second.
+    pub(crate) rates: Rates,
 }
 
 impl Settings {

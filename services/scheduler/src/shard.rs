@@ -110,8 +110,15 @@ pub(crate) struct Tally {
     pub(crate) forgotten: u64,
     /// Jobs whose topic was missing for too long, or refused them.
     pub(crate) dead: u64,
-    /// Due times of the dispatched jobs.
-    pub(crate) dispatched: Vec<Timestamp>,
+    pub(crate) dispatched: Vec<Dispatched>,
+}
+
+/// A dispatched job.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Dispatched {
+    due: Timestamp,
+    /// Since when it could be dispatched: since its due time or, if its application was held back, later.
+    pub(crate) ready: Timestamp,
 }
 
 impl Tally {
@@ -123,7 +130,7 @@ impl Tally {
 
     /// Counts a dispatched job with this due time as dead. False if there is none.
     pub(crate) fn refuse_dispatch(&mut self, due: Timestamp) -> bool {
-        let Some(index) = self.dispatched.iter().position(|of| *of == due) else {
+        let Some(index) = self.dispatched.iter().position(|job| job.due == due) else {
             return false;
         };
         self.dispatched.swap_remove(index);
@@ -277,7 +284,11 @@ pub(crate) struct Shard {
 impl Shard {
     pub(crate) fn new(settings: Arc<Settings>, number: i32) -> Self {
         Self {
-            window: Window::new(settings.window_jobs, settings.window_bytes),
+            window: Window::new(
+                settings.window_jobs,
+                settings.window_bytes,
+                settings.rates.clone(),
+            ),
             settings,
             number,
             is_live: false,
@@ -308,6 +319,11 @@ impl Shard {
     /// The number of jobs in the window.
     pub(crate) fn window_len(&self) -> usize {
         self.window.len()
+    }
+
+    /// The number of due jobs in the window of each application that is held back by its rate.
+    pub(crate) fn held_back(&self, now: Timestamp) -> BTreeMap<Arc<str>, usize> {
+        self.window.held_back(now)
     }
 
     /// The number of changes that the index does not contain yet.
@@ -585,6 +601,7 @@ impl Shard {
             let Some(job) = self.window.pop_due(until) else {
                 break;
             };
+            let dispatched = writes.tally.dispatched.len();
             let target = self.settings.target(&job);
             let presence = self.settings.topics.presence(&target.0);
             match self.settings.due_action(presence, &job, now) {
@@ -592,6 +609,9 @@ impl Shard {
                 DueAction::Park if mutant!("shard-forgets-parked-jobs") => {}
                 DueAction::Park => self.park(&job, target, now),
                 DueAction::DeadLetter => self.dead_letter(&job, target, now, &mut writes),
+            }
+            if writes.tally.dispatched.len() == dispatched {
+                self.window.return_token(&job);
             }
         }
         let is_due_soon = self
@@ -743,7 +763,7 @@ impl Shard {
         let is_due = job.due <= now && self.settings.due_action(presence, &job, now) == DueAction::Dispatch;
         let flow = Flow::of(&job);
         let is_next = self.look_ahead.is_next(&flow, Cursor::of(&job)) && !self.look_ahead.is_parked(&flow);
-        if is_due && is_next && !self.is_crowded {
+        if is_due && is_next && !self.is_crowded && !self.window.is_limited(&job) {
             self.dispatch(&job, topic, now, writes);
         } else {
             self.save(job, now, writes);
@@ -894,7 +914,10 @@ impl Shard {
             self.end_job(job, JobState::Expired, now, writes);
             return;
         }
-        writes.tally.dispatched.push(job.due);
+        writes.tally.dispatched.push(Dispatched {
+            due: job.due,
+            ready: self.window.ready_at(job),
+        });
         let mut headers = self.dispatch_headers(job, now);
         if job.kind == Kind::LongWait && headers.last(headers::RETURN_TOPIC) != Some(topic.as_bytes()) {
             headers::set_return_topic(&mut headers, &topic);

@@ -15,7 +15,7 @@ use super::limits::ApiLimitsConfig;
 use super::tls::ServerTlsConfig;
 
 /// `scheduler`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SchedulerConfig {
     /// The applications that may schedule jobs, by name.
@@ -65,11 +65,14 @@ pub struct SchedulerConfig {
 }
 
 /// `scheduler.apps.<name>`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AppConfig {
     /// The topic to which due jobs are dispatched.
     pub topic: String,
+    /// How many jobs are dispatched per second at most, by all schedulers together. `None`: as many as are due.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate: Option<f64>,
 }
 
 /// `scheduler.topics`.
@@ -212,7 +215,12 @@ impl SchedulerConfig {
                 if let Err(problem) = check_app_name(name) {
                     at.report(name, problem);
                 }
-                at.inside(name, |at| at.topic("topic", &app.topic));
+                at.inside(name, |at| {
+                    at.topic("topic", &app.topic);
+                    if let Some(rate) = app.rate {
+                        at.range("rate", rate, 0.001..=1_000_000.0);
+                    }
+                });
             }
         });
         findings.inside("topics", |at| self.topics.check(at));

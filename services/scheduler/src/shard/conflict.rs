@@ -56,7 +56,9 @@ pub(super) fn resolve(request: &Request, existing: &KeyValue, job: Option<&Arc<J
 /// Whether a request with the content of this job's request is that request, sent again. An event that occurs again causes the same
 /// content, too. Of two delays without request ids, nothing tells whether they are one request or two.
 fn is_repetition(request: &Request, job: &Job) -> bool {
-    request.request_id == job.request_id && (request.request_id.is_some() || !request.is_delayed)
+    request.request_id == job.request_id
+        && (request.request_id.is_some() || !request.is_delayed)
+        && !mutant!("shard-takes-repetitions-for-events")
 }
 
 impl Shard {

@@ -13,6 +13,7 @@ use crate::admission::INDEX_FULL;
 use crate::codec::RetentionPolicy;
 use crate::index::{FlowPosition, FlowScan, Row, ScanRequest};
 use crate::job::{Payload, Priority};
+use crate::rate::Rates;
 use crate::request::Rules;
 use crate::shard::outbox::MAX_BATCH_BYTES;
 use crate::spans::Spans;
@@ -85,6 +86,7 @@ pub(crate) fn settings() -> Settings {
         topics: Arc::new(FakeTopics::default()),
         missing_topic_timeout: TIMEOUT,
         spans: Spans::default(),
+        rates: Rates::default(),
     }
 }
 
@@ -995,8 +997,11 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn each_job_is_dispatched_once_and_never_early(steps in proptest::collection::vec(step(), 0..120)) {
-        let mut world = World::new();
+    fn each_job_is_dispatched_once_and_never_early(
+        steps in proptest::collection::vec(step(), 0..120),
+        rate in proptest::option::of(30.0..200.0),
+    ) {
+        let mut world = World::with(Settings { rates: rates(rate), ..settings() });
         for step in steps {
             world.run(&step);
         }
@@ -1019,6 +1024,61 @@ proptest! {
         world.check();
         prop_assert!(world.state.is_empty() && world.index.is_empty(), "{:?}", world.state);
     }
+}
+
+/// With a rate for the application `app`.
+fn rates(rate: Option<f64>) -> Rates {
+    let app = "app".to_owned();
+    Rates::per_shard(rate.map(|rate| (&app, rate)).into_iter(), 1)
+}
+
+#[test]
+fn an_application_that_has_used_up_its_rate_delays_no_other() {
+    let mut world = World::with(Settings {
+        rates: rates(Some(20.0)),
+        ..settings()
+    });
+    let at_once: Vec<JobId> = (0..30).map(|_| world.schedule("app", 0, None)).collect();
+    let later: Vec<JobId> = (0..30).map(|_| world.schedule("app", 300, None)).collect();
+    let others: Vec<JobId> = (0..30).map(|n| world.schedule("other", 10 * n, None)).collect();
+    world.advance(400);
+    assert_eq!(count_dispatched(&world, &others), 30);
+    // 20 at once, and 8 in 400 ms.
+    let dispatched = count_dispatched(&world, &at_once) + count_dispatched(&world, &later);
+    assert!((26..=28).contains(&dispatched), "{dispatched}");
+    let held_back = world.shard.held_back(world.now);
+    assert!(
+        held_back.contains_key("app") && held_back.len() == 1,
+        "{held_back:?}"
+    );
+    world.advance(1_000);
+    let dispatched = count_dispatched(&world, &at_once) + count_dispatched(&world, &later);
+    assert!((45..=48).contains(&dispatched), "{dispatched}");
+    world.settle();
+    assert_eq!(world.dispatched.len(), 90);
+    world.check();
+}
+
+#[test]
+fn jobs_that_expire_take_nothing_from_the_rate() {
+    let mut world = World::with(Settings {
+        rates: rates(Some(1.0)),
+        ..settings()
+    });
+    for expire_after in [Some(0), Some(0), Some(0), None] {
+        let expire_after = expire_after.map(|seconds| to_duration(HumanDuration::from_secs(seconds)));
+        world.send_job(v1::JobSpec {
+            expire_after,
+            ..spec("app", at(Timestamp::from_millis(START - 10)))
+        });
+    }
+    world.advance(50);
+    let expired = world
+        .state
+        .values()
+        .filter(|job| job.state == JobState::Expired)
+        .count();
+    assert_eq!((expired, world.dispatched.len()), (3, 1));
 }
 
 fn count_dispatched(world: &World, jobs: &[JobId]) -> usize {
