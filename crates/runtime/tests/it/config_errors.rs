@@ -885,7 +885,7 @@ fn invalid_settings_of_the_scheduler_are_rejected() {
             ),
             (
                 "apps: { a: { topic: t, rate: .nan } }",
-                "apps.a.rate: NaN is out of range: must be between 0.001 and 1000000",
+                "apps.a.rate: `.nan` is not a number",
             ),
             (
                 "apps: { '': { topic: t } }",
