@@ -236,6 +236,38 @@ impl JobClient {
         answer_of(answer.outcome(), answer.job)
     }
 
+    /// Like [`JobClient::cancel`], for the newest job of an application with this idempotency key, as long as the key is in use: by
+    /// default for 24 hours after its newest request was accepted.
+    ///
+    /// # Errors
+    /// Like [`JobClient::cancel`], and [`Code::NotFound`] for an unknown application.
+    pub async fn cancel_by_key(&self, app: &str, key: &str) -> Result<Answer, ClientError> {
+        let request = v1::CancelJobRequest {
+            app: app.to_owned(),
+            idempotency_key: key.to_owned(),
+            ..v1::CancelJobRequest::default()
+        };
+        let answer = self.service.clone().cancel_job(request).await;
+        let answer = self.answer(answer).await?;
+        answer_of(answer.outcome(), answer.job)
+    }
+
+    /// Like [`JobClient::reschedule`], for the job that [`JobClient::cancel_by_key`] would cancel.
+    ///
+    /// # Errors
+    /// Like [`JobClient::cancel_by_key`], and if the new time is out of range.
+    pub async fn reschedule_by_key(&self, app: &str, key: &str, when: When) -> Result<Answer, ClientError> {
+        let request = v1::RescheduleJobRequest {
+            app: app.to_owned(),
+            idempotency_key: key.to_owned(),
+            when: Some(when.to_request()?),
+            ..v1::RescheduleJobRequest::default()
+        };
+        let answer = self.service.clone().reschedule_job(request).await;
+        let answer = self.answer(answer).await?;
+        answer_of(answer.outcome(), answer.job)
+    }
+
     /// Reschedules a job if it is not dispatched yet.
     ///
     /// # Errors

@@ -147,6 +147,41 @@ impl JobProducer {
         self.command(id, Command::Reschedule(command)).await
     }
 
+    /// Like [`JobProducer::cancel`], for the newest job of an application with this idempotency key, as long as the key is in use: by
+    /// default for 24 hours after its newest request was accepted. The command is written to the partition of requests with
+    /// this key, so they have an order.
+    ///
+    /// # Errors
+    /// If the command cannot be written.
+    pub async fn cancel_by_key(&self, app: &str, key: &str) -> Result<(), ScheduleError> {
+        let command = v1::CancelJob {
+            app: app.to_owned(),
+            idempotency_key: key.to_owned(),
+            ..v1::CancelJob::default()
+        };
+        self.command_by_key(app, key, Command::Cancel(command)).await
+    }
+
+    /// Like [`JobProducer::reschedule`], for the job that [`JobProducer::cancel_by_key`] would cancel.
+    ///
+    /// # Errors
+    /// If the time is out of range, or the command cannot be written.
+    pub async fn reschedule_by_key(&self, app: &str, key: &str, when: When) -> Result<(), ScheduleError> {
+        let command = v1::RescheduleJob {
+            app: app.to_owned(),
+            idempotency_key: key.to_owned(),
+            when: Some(when.to_command()?),
+            ..v1::RescheduleJob::default()
+        };
+        self.command_by_key(app, key, Command::Reschedule(command)).await
+    }
+
+    async fn command_by_key(&self, app: &str, key: &str, command: Command) -> Result<(), ScheduleError> {
+        let shard = shard_of(app, key, self.partitions().await?);
+        self.write(shard, None, command, None).await?;
+        Ok(())
+    }
+
     async fn command(&self, id: JobId, command: Command) -> Result<(), ScheduleError> {
         let partitions = self.partitions().await?;
         if id.shard() >= partitions {

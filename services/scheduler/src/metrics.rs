@@ -66,6 +66,7 @@ pub(crate) struct SchedulerFamilies {
     parked_jobs: Family<ParkedLabel, Gauge>,
     missing_seconds: Family<ParkedLabel, Gauge<f64, AtomicU64>>,
     held_back: Family<AppLabel, Gauge>,
+    paused: Family<AppLabel, Gauge>,
     due: DueFamilies<GroupLabel>,
 }
 
@@ -86,6 +87,7 @@ impl SchedulerFamilies {
             parked_jobs: Family::default(),
             missing_seconds: Family::default(),
             held_back: Family::default(),
+            paused: Family::default(),
             due: DueFamilies::register(registry, "scheduler", clock),
         };
         registry.register(
@@ -158,6 +160,11 @@ impl SchedulerFamilies {
             "Due jobs that wait because their application has used up its rate, as far as read: a lower bound",
             families.held_back.clone(),
         );
+        registry.register(
+            "scheduler_paused_jobs",
+            "Approximate number of due jobs that wait because their application is paused",
+            families.paused.clone(),
+        );
         families
     }
 
@@ -194,6 +201,7 @@ impl SchedulerFamilies {
             parked_jobs: self.parked_jobs.clone(),
             missing_seconds: self.missing_seconds.clone(),
             held_back: self.held_back.clone(),
+            paused: self.paused.clone(),
             due: self.due.signal(GroupLabel {
                 group: group.to_owned(),
             }),
@@ -229,6 +237,7 @@ pub(crate) struct SchedulerMetrics {
     parked_jobs: Family<ParkedLabel, Gauge>,
     missing_seconds: Family<ParkedLabel, Gauge<f64, AtomicU64>>,
     held_back: Family<AppLabel, Gauge>,
+    paused: Family<AppLabel, Gauge>,
     pub(crate) due: DueSignal,
 }
 
@@ -287,12 +296,21 @@ impl SchedulerMetrics {
 
     /// Sets how many jobs of an application are held back by its rate.
     pub(crate) fn set_held_back(&self, app: &str, jobs: usize) {
+        self.set_jobs(&self.held_back, app, jobs);
+    }
+
+    /// Sets how many jobs wait because their application is paused.
+    pub(crate) fn set_paused(&self, app: &str, jobs: usize) {
+        self.set_jobs(&self.paused, app, jobs);
+    }
+
+    fn set_jobs(&self, gauges: &Family<AppLabel, Gauge>, app: &str, jobs: usize) {
         let label = AppLabel {
             lane: self.lane.clone(),
             app: app.to_owned(),
         };
         let jobs = i64::try_from(jobs).unwrap_or(i64::MAX);
-        self.held_back.get_or_create(&label).set(jobs);
+        gauges.get_or_create(&label).set(jobs);
     }
 
     pub(crate) fn gauges(&self, window_jobs: usize, index_lag: usize, live: usize) {

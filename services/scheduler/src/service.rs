@@ -103,6 +103,12 @@ pub async fn mount<I: Index>(host: &mut Host, index: I) -> anyhow::Result<()> {
                 .filter_map(|(name, app)| Some((name, app.rate?))),
             partitions,
         ),
+        paused: scheduler
+            .apps
+            .iter()
+            .filter(|(_, app)| app.paused)
+            .map(|(name, _)| name.clone())
+            .collect(),
     });
     let families = SchedulerFamilies::register(&mut host.registry(), host.clock.clone());
     let limits = Arc::new(ProcessLimits::new());
@@ -115,6 +121,7 @@ pub async fn mount<I: Index>(host: &mut Host, index: I) -> anyhow::Result<()> {
         for (app, topic) in &settings.rules.apps {
             metrics.clear_parked(app, topic);
             metrics.set_held_back(app, 0);
+            metrics.set_paused(app, 0);
         }
         let processor = Scheduler {
             settings: settings.clone(),

@@ -1,5 +1,6 @@
 //! The settings that all shards of a process share.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -38,6 +39,8 @@ pub(crate) struct Settings {
     pub(crate) spans: Spans,
     /// How many jobs of applications a shard may dispatch per second.
     pub(crate) rates: Rates,
+    /// The applications of which no job is dispatched.
+    pub(crate) paused: BTreeSet<String>,
 }
 
 impl Settings {

@@ -33,7 +33,7 @@ use crate::window::{Inserted, Window};
 
 use self::conflict::Resolution;
 use self::look_ahead::{LookAhead, Release};
-pub(crate) use self::look_ahead::{Target, WindowRoom};
+pub(crate) use self::look_ahead::{Obstacle, Target, WindowRoom};
 use self::outbox::Outbox;
 pub(crate) use self::refusal::RefusedJob;
 
@@ -217,9 +217,12 @@ impl Settings {
         }
     }
 
-    /// What to do with a due job, depending on whether its topic exists.
+    /// What to do with a due job, depending on whether its topic exists and its application is paused.
     fn due_action(&self, presence: Presence, job: &Job, now: Timestamp) -> DueAction {
         let has_expired = job.expires.is_some_and(|expires| expires < now);
+        if self.is_paused(job) && !has_expired {
+            return DueAction::Park;
+        }
         match presence {
             Presence::Exists => DueAction::Dispatch,
             // The dispatch of an expired job writes nothing to the topic.
@@ -233,6 +236,10 @@ impl Settings {
         }
     }
 
+    fn is_paused(&self, job: &Job) -> bool {
+        job.kind == Kind::App && self.paused.contains(&*job.app)
+    }
+
     /// The topic and the application of a job.
     fn target(&self, job: &Job) -> Target {
         (self.destination(job), job.app.clone())
@@ -243,7 +250,7 @@ impl Settings {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum DueAction {
     Dispatch,
-    /// Keep it until its topic exists.
+    /// Keep it until its topic exists and its application is not paused.
     Park,
     /// Write a dead letter: the topic has been missing for too long.
     DeadLetter,
@@ -331,8 +338,8 @@ impl Shard {
         self.overlay.len()
     }
 
-    /// The approximate number of jobs that wait for a missing topic.
-    pub(crate) fn parked(&self) -> BTreeMap<Target, usize> {
+    /// The approximate number of due jobs that wait for a missing topic or because their application is paused.
+    pub(crate) fn parked(&self) -> BTreeMap<Obstacle, usize> {
         self.look_ahead.parked()
     }
 
@@ -448,7 +455,12 @@ impl Shard {
             return None;
         }
         let settings = &self.settings;
-        let release = |(topic, _): &Target| match settings.topics.presence(topic) {
+        let presence = |obstacle: &Obstacle| match obstacle {
+            Obstacle::MissingTopic((topic, _)) => settings.topics.presence(topic),
+            // Until this process ends.
+            Obstacle::Paused(_) => Presence::Unknown,
+        };
+        let release = |obstacle: &Obstacle| match presence(obstacle) {
             Presence::Exists => Release::All,
             Presence::Missing { lasting } if settings.is_confirmed_missing(lasting) => {
                 let timeout = i64::try_from(settings.missing_topic_timeout.as_millis()).unwrap_or(i64::MAX);
@@ -953,11 +965,16 @@ impl Shard {
         self.end_job(job, JobState::Expired, now, writes);
     }
 
-    /// Keeps a due job out of the window, and all jobs of its flow with it, until its topic exists.
+    /// Keeps a due job out of the window, and all jobs of its flow with it, until its topic exists and its application is not paused.
     fn park(&mut self, job: &Job, target: Target, now: Timestamp) {
         let flow = Flow::of(job);
+        let obstacle = if self.settings.is_paused(job) {
+            Obstacle::Paused(job.app.clone())
+        } else {
+            Obstacle::MissingTopic(target)
+        };
         self.window.remove_flow(&flow);
-        self.look_ahead.park(&flow, target, Cursor::of(job), now);
+        self.look_ahead.park(&flow, obstacle, Cursor::of(job), now);
     }
 
     fn dispatch_headers(&self, job: &Job, now: Timestamp) -> Headers {

@@ -73,6 +73,9 @@ pub struct AppConfig {
     /// How many jobs are dispatched per second at most, by all schedulers together. `None`: as many as are due.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate: Option<f64>,
+    /// Whether its jobs are accepted, and none is dispatched.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub paused: bool,
 }
 
 /// `scheduler.topics`.

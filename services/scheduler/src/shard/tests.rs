@@ -1,6 +1,6 @@
 //! Tests of a shard with a model of Kafka and the index, with aborted turns, late responses, and restarts at any time.
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Mutex;
 
 use proptest::prelude::*;
@@ -87,6 +87,7 @@ pub(crate) fn settings() -> Settings {
         missing_topic_timeout: TIMEOUT,
         spans: Spans::default(),
         rates: Rates::default(),
+        paused: BTreeSet::new(),
     }
 }
 
@@ -1218,6 +1219,44 @@ fn jobs_of_a_missing_topic_wait_and_delay_no_other_jobs() {
     assert_eq!(count_dispatched(&world, &gone), gone.len());
     assert!(world.was_dispatched(last) && !world.was_dispatched(cancelled));
     assert_eq!(parked(&world), 0);
+    world.check();
+}
+
+#[test]
+fn jobs_of_a_paused_application_wait_until_it_is_resumed() {
+    let paused = BTreeSet::from(["gone".to_owned()]);
+    let mut world = World::with(Settings { paused, ..settings() });
+    // It makes no difference whether the topic exists.
+    let lasting = 2 * TIMEOUT;
+    world.topics.set(Presence::Missing { lasting });
+    let limit = world.settings.window_jobs;
+    let ahead = |n| u16::try_from(n % 300).unwrap();
+    let jobs: Vec<JobId> = (0..5 * limit)
+        .map(|n| world.schedule("gone", ahead(n), None))
+        .collect();
+    let others: Vec<JobId> = (0..50).map(|n| world.schedule("app", 200 + n, None)).collect();
+    world.advance(2_500);
+    world.topics.set(Presence::Exists);
+    world.advance(2_500);
+    assert_eq!(count_dispatched(&world, &others), others.len());
+    assert_eq!(
+        (count_dispatched(&world, &jobs), world.dead_letters.len()),
+        (0, 0)
+    );
+    let parked = world.shard.parked();
+    assert_eq!(parked, [(Obstacle::Paused("gone".into()), jobs.len())].into());
+    assert_eq!(world.shard.window_len(), 0);
+    // Its jobs can be cancelled.
+    world.cancel(jobs[0]);
+    world.advance(50);
+    // A process with another configuration takes over.
+    world.settings = Arc::new(Settings {
+        topics: Arc::new(world.topics.clone()),
+        ..settings()
+    });
+    world.restart();
+    world.settle();
+    assert_eq!(count_dispatched(&world, &jobs), jobs.len() - 1);
     world.check();
 }
 

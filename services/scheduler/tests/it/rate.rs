@@ -1,4 +1,4 @@
-//! An application with a rate: its jobs are spread over time, and delay no other application.
+//! Applications with a rate, whose jobs are spread over time, and paused applications. Neither delays other applications.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -76,4 +76,32 @@ fn jobs_beyond_the_rate_wait_and_delay_no_other_application() {
             jobs => Err(jobs),
         }
     });
+}
+
+#[test]
+fn a_paused_application_accepts_jobs_which_are_dispatched_once_it_is_resumed() {
+    let env = SchedulerEnv::new(SchedulerEnv::builder("paused"));
+    let setting = format!("scheduler.apps.{LIMITED}.paused=true");
+    let mut paused = env.test.start("scheduler", "a", &["--set", &setting]);
+    let request = |app: &str| {
+        let jobs = (0..JOBS).map(move |n| Request::protobuf(JobSpec::new(app, format!("{n}"))));
+        jobs.collect::<Vec<_>>()
+    };
+    let mut sent = env.send(request(LIMITED));
+    let others = env.send(request(OTHER));
+    env.watch().until_jobs_ended(others.len());
+    let jobs = format!("redeliver_scheduler_paused_jobs{{lane=\"scheduler-0\",app=\"{LIMITED}\"}}");
+    eventually("all jobs wait", DEADLINE, || match paused.metric(&jobs) {
+        count if count == u64::from(JOBS.unsigned_abs()) => Ok(()),
+        count => Err(count),
+    });
+    let (status, body) = paused.get("/readyz");
+    assert!(
+        status == 200 && body.contains(&format!("paused applications: {LIMITED}")),
+        "{body}"
+    );
+    paused.shut_down();
+    let _resumed = env.start("a");
+    sent.extend(others);
+    env.settle(sent);
 }
