@@ -109,7 +109,11 @@ impl IngestTopic {
     /// # Errors
     /// [`InvalidCommand::ForeignJob`] if the ingest topic does not have the shard of the job.
     pub fn cancel(&self, id: JobId) -> Result<Output, InvalidCommand> {
-        self.command(id, Command::Cancel(v1::CancelJob { id: id.to_string() }))
+        let command = v1::CancelJob {
+            id: id.to_string(),
+            ..v1::CancelJob::default()
+        };
+        self.command(id, Command::Cancel(command))
     }
 
     /// The record that requests a new due time for a job.
@@ -121,8 +125,39 @@ impl IngestTopic {
         let command = v1::RescheduleJob {
             id: id.to_string(),
             when: Some(when.to_command()?),
+            ..v1::RescheduleJob::default()
         };
         self.command(id, Command::Reschedule(command))
+    }
+
+    /// The record that requests the cancellation of the newest job of an application with this idempotency key, in the partition of
+    /// requests with this key.
+    #[must_use]
+    pub fn cancel_by_key(&self, app: &str, key: &str) -> Output {
+        let command = v1::CancelJob {
+            app: app.to_owned(),
+            idempotency_key: key.to_owned(),
+            ..v1::CancelJob::default()
+        };
+        self.command_by_key(app, key, Command::Cancel(command))
+    }
+
+    /// The record that requests a new due time for the job that [`IngestTopic::cancel_by_key`] would cancel.
+    ///
+    /// # Errors
+    /// [`InvalidCommand::Request`] if the time is out of range.
+    pub fn reschedule_by_key(&self, app: &str, key: &str, when: When) -> Result<Output, InvalidCommand> {
+        let command = v1::RescheduleJob {
+            app: app.to_owned(),
+            idempotency_key: key.to_owned(),
+            when: Some(when.to_command()?),
+            ..v1::RescheduleJob::default()
+        };
+        Ok(self.command_by_key(app, key, Command::Reschedule(command)))
+    }
+
+    fn command_by_key(&self, app: &str, key: &str, command: Command) -> Output {
+        self.record(Some(shard_of(app, key, self.partitions)), None, command, None)
     }
 
     /// A command for an existing job: in the partition of the job, so that it has an order with all others for this job.
@@ -194,6 +229,18 @@ mod tests {
                 let record = ingest().schedule(&request.idempotency_key(key)).unwrap();
                 assert_eq!(record.partition, Some(partition), "{record:?}");
             }
+        }
+    }
+
+    #[test]
+    fn a_command_by_key_is_in_the_partition_of_requests_with_the_key() {
+        let request = ingest().schedule(&soon().idempotency_key("order-7")).unwrap();
+        let at = When::At(Timestamp::from_millis(1_763_722_800_123));
+        for record in [
+            ingest().cancel_by_key("sms", "order-7"),
+            ingest().reschedule_by_key("sms", "order-7", at).unwrap(),
+        ] {
+            assert_eq!((record.partition, record.key), (request.partition, None));
         }
     }
 

@@ -34,7 +34,7 @@ pub struct Job {
     pub scheduled_time: Timestamp,
     /// When the scheduler accepted the request.
     pub accepted_at: Timestamp,
-    /// Starts at 1 and increases each time the job is rescheduled.
+    /// Starts at 1 and increases each time the job is rescheduled or another request takes its place.
     pub revision: u32,
     /// The idempotency key of the request, if it has one.
     pub idempotency_key: Option<String>,
@@ -87,6 +87,9 @@ pub struct Scheduled {
     pub id: JobId,
     /// Whether the request is a duplicate; then the job is that of the first request.
     pub is_duplicate: bool,
+    /// Whether the request took the place of a waiting job, see [`JobRequest::replace`]. If it has the same priority and topic, it is
+    /// the same job with new content; otherwise it is a new one, and the other one is cancelled.
+    pub is_replacement: bool,
     /// The job, if the scheduler returns it.
     pub job: Option<Job>,
 }
@@ -104,7 +107,7 @@ pub enum JobOutcome {
     AlreadyCancelled,
     /// The job was already expired.
     Expired,
-    /// No job has this id. By default, the scheduler keeps ended jobs for 24 hours.
+    /// No job has this id or idempotency key. By default, the scheduler keeps ended jobs for 24 hours.
     Unknown,
 }
 
@@ -173,7 +176,7 @@ impl JobClient {
     }
 
     /// Like [`JobClient::schedule`], but returns as soon as the request is written to Kafka. The job has the returned
-    /// id, unless the request is a duplicate or is rejected.
+    /// id, unless the request is a duplicate, takes the place of another one, or is rejected.
     ///
     /// # Errors
     /// If the request is invalid or cannot be written.
@@ -246,8 +249,43 @@ impl JobClient {
     /// # Errors
     /// If the scheduler is unavailable. Then it is unknown whether the job was cancelled; the call can be repeated.
     pub async fn cancel(&self, id: JobId) -> Result<Answer, ClientError> {
-        let request = v1::CancelJobRequest { id: id.to_string() };
+        let request = v1::CancelJobRequest {
+            id: id.to_string(),
+            ..v1::CancelJobRequest::default()
+        };
         let answer = self.service.clone().cancel_job(request).await;
+        let answer = self.answer(answer).await?;
+        answer_of(answer.outcome(), answer.job)
+    }
+
+    /// Like [`JobClient::cancel`], for the newest job of an application with this idempotency key, as long as the key is in use: by
+    /// default for 24 hours after its newest request was accepted.
+    ///
+    /// # Errors
+    /// Like [`JobClient::cancel`], and [`Code::NotFound`] for an unknown application.
+    pub async fn cancel_by_key(&self, app: &str, key: &str) -> Result<Answer, ClientError> {
+        let request = v1::CancelJobRequest {
+            app: app.to_owned(),
+            idempotency_key: key.to_owned(),
+            ..v1::CancelJobRequest::default()
+        };
+        let answer = self.service.clone().cancel_job(request).await;
+        let answer = self.answer(answer).await?;
+        answer_of(answer.outcome(), answer.job)
+    }
+
+    /// Like [`JobClient::reschedule`], for the job that [`JobClient::cancel_by_key`] would cancel.
+    ///
+    /// # Errors
+    /// Like [`JobClient::cancel_by_key`], and if the new time is out of range.
+    pub async fn reschedule_by_key(&self, app: &str, key: &str, when: When) -> Result<Answer, ClientError> {
+        let request = v1::RescheduleJobRequest {
+            app: app.to_owned(),
+            idempotency_key: key.to_owned(),
+            when: Some(when.to_request()?),
+            ..v1::RescheduleJobRequest::default()
+        };
+        let answer = self.service.clone().reschedule_job(request).await;
         let answer = self.answer(answer).await?;
         answer_of(answer.outcome(), answer.job)
     }
@@ -260,6 +298,7 @@ impl JobClient {
         let request = v1::RescheduleJobRequest {
             id: id.to_string(),
             when: Some(when.to_request()?),
+            ..v1::RescheduleJobRequest::default()
         };
         let answer = self.service.clone().reschedule_job(request).await;
         let answer = self.answer(answer).await?;
@@ -354,6 +393,7 @@ impl TryFrom<v1::ScheduleJobResponse> for Scheduled {
         Ok(Self {
             id: id(&response.id)?,
             is_duplicate: response.outcome() == v1::Outcome::Duplicate,
+            is_replacement: response.outcome() == v1::Outcome::Replaced,
             job: response.job.map(Job::try_from).transpose()?,
         })
     }

@@ -81,8 +81,8 @@ impl JobProducer {
         })
     }
 
-    /// Requests a job and returns its id. If the request is a duplicate, no job has this id: the job is that of the
-    /// first request with the same idempotency key.
+    /// Requests a job and returns its id. If the request is a duplicate, or takes the place of another one, no job has this id:
+    /// the job is that of the first request with the same idempotency key.
     ///
     /// # Errors
     /// If the request is invalid or cannot be written.
@@ -116,6 +116,28 @@ impl JobProducer {
     /// written.
     pub async fn reschedule(&self, id: JobId, when: When) -> Result<(), ScheduleError> {
         let record = self.ingest().await?.reschedule(id, when)?;
+        self.producer.send(&record).await?;
+        Ok(())
+    }
+
+    /// Like [`JobProducer::cancel`], for the newest job of an application with this idempotency key, as long as the key is in use: by
+    /// default for 24 hours after its newest request was accepted. The command is written to the partition of requests with
+    /// this key, so they have an order.
+    ///
+    /// # Errors
+    /// If the command cannot be written.
+    pub async fn cancel_by_key(&self, app: &str, key: &str) -> Result<(), ScheduleError> {
+        let record = self.ingest().await?.cancel_by_key(app, key);
+        self.producer.send(&record).await?;
+        Ok(())
+    }
+
+    /// Like [`JobProducer::reschedule`], for the job that [`JobProducer::cancel_by_key`] would cancel.
+    ///
+    /// # Errors
+    /// If the time is out of range, or the command cannot be written.
+    pub async fn reschedule_by_key(&self, app: &str, key: &str, when: When) -> Result<(), ScheduleError> {
+        let record = self.ingest().await?.reschedule_by_key(app, key, when)?;
         self.producer.send(&record).await?;
         Ok(())
     }

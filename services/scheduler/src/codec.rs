@@ -133,7 +133,7 @@ fn text(text: String) -> Option<Arc<str>> {
 /// How long idempotency keys and ended jobs are kept.
 #[derive(Clone, Copy, Debug)]
 pub struct RetentionPolicy {
-    /// How long an idempotency key is in use, from the acceptance of its job.
+    /// How long an idempotency key is in use, from the acceptance of the newest request with it.
     pub keys: std::time::Duration,
     /// How long an ended job is kept.
     pub ended: std::time::Duration,

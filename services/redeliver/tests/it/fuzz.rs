@@ -235,7 +235,10 @@ fn protobuf_requests() -> Vec<Vec<u8>> {
         key: None,
         value: Some(Bytes::from_static(b"value")),
     };
-    let cancel = v1::CancelJob { id: id().to_string() };
+    let cancel = v1::CancelJob {
+        id: id().to_string(),
+        ..v1::CancelJob::default()
+    };
     let commands = [
         v1::job_command::Command::Schedule(spec),
         v1::job_command::Command::LongWait(wait),

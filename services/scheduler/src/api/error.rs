@@ -35,9 +35,10 @@ pub(crate) enum RequestError {
     },
     /// The request is valid here, but the scheduler that owns the shard rejected it: its configuration differs.
     Rejected(String),
-    UnknownJob(JobId),
-    /// The command is in Kafka, and there was no outcome in time.
-    Undecided(JobId, Undecided),
+    /// No job has this id or, if there is none, the idempotency key of the request.
+    UnknownJob(Option<JobId>),
+    /// The command is in Kafka, and there was no outcome in time. The job has this id, if the command names it by its id.
+    Undecided(Option<JobId>, Undecided),
     /// Kafka did not confirm the command: it may or may not be written.
     Unconfirmed(String),
     /// Kafka refused the command; nothing was written.
@@ -153,22 +154,30 @@ impl RequestError {
                 "REJECTED",
                 reason,
             ),
-            Self::UnknownJob(id) => ErrorParts {
-                job: Some(id),
+            Self::UnknownJob(job) => ErrorParts {
+                job,
                 ..parts(
                     Code::NotFound,
                     StatusCode::NOT_FOUND,
                     "JOB_UNKNOWN",
-                    format!("no such job: {id}; jobs are deleted some time after they end"),
+                    job.map_or_else(
+                        || "no job of the application uses this idempotency key".to_owned(),
+                        |id| format!("no such job: {id}; jobs are deleted some time after they end"),
+                    ),
                 )
             },
-            Self::Undecided(id, why) => ErrorParts {
-                job: Some(id),
+            Self::Undecided(job, why) => ErrorParts {
+                job,
                 ..unknown(
                     "UNDECIDED",
-                    format!(
-                        "{why}; the command for job {id} is in Kafka and will take effect; get the job later, and repeat \
-                         the request only with the same idempotency key"
+                    job.map_or_else(
+                        || format!("{why}; the command is in Kafka and will take effect; it can be repeated"),
+                        |id| {
+                            format!(
+                                "{why}; the command for job {id} is in Kafka and will take effect; get the job later, \
+                                 and repeat the request only with the same idempotency key"
+                            )
+                        },
                     ),
                 )
             },
@@ -420,7 +429,7 @@ mod tests {
 
     #[test]
     fn an_unknown_outcome_is_reported_with_codes_that_are_not_repeated() {
-        let undecided = || RequestError::Undecided(id(), Undecided::Timeout(Duration::from_secs(10)));
+        let undecided = || RequestError::Undecided(Some(id()), Undecided::Timeout(Duration::from_secs(10)));
         let status = undecided().into_status();
         assert_eq!(status.code(), Code::Unknown);
         assert!(status.message().contains("is in Kafka and will take effect"));

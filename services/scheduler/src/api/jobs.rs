@@ -9,7 +9,7 @@
 //! |---|---|
 //! | schedule, also in a batch | `jobs:write` for the application of the request |
 //! | get | `jobs:read` for the application of the job |
-//! | cancel, reschedule | `jobs:write` for the application of the job |
+//! | cancel, reschedule | `jobs:write` for the application of the job, which the request names or which is looked up |
 //! | list, stats | `jobs:read` for the application of the request, or for all applications if it names none |
 //!
 //! A job of an application that the caller may neither read nor write is unknown to the caller: it is looked up as often as
@@ -41,7 +41,9 @@ use crate::answers::{PendingOutcome, PendingOutcomes};
 use crate::codec;
 use crate::index::{Index, Lookup, ShardStats};
 use crate::job::{JobId, Kind};
-use crate::request::{Command, Draft, Envelope, Field, Format, ParsedRequest, Rules, When, write_protobuf};
+use crate::request::{
+    Command, Draft, Envelope, Field, Format, JobRef, ParsedRequest, Rules, When, write_protobuf,
+};
 
 /// How long to wait for an outcome.
 const OUTCOME_TIMEOUT: Duration = Duration::from_secs(10);
@@ -180,10 +182,10 @@ impl<I: Index> Jobs<I> {
         let id = self
             .write(&request, partition, &pending.answer_to(), trace, deadline)
             .await?;
-        let outcome = self.outcome(&mut pending, id, deadline).await?;
+        let outcome = self.outcome(&mut pending, Some(id), deadline).await?;
         let job = outcome.job.clone().unwrap_or_default();
         match outcome.outcome() {
-            result @ (v1::Outcome::Scheduled | v1::Outcome::Duplicate) => {
+            result @ (v1::Outcome::Scheduled | v1::Outcome::Duplicate | v1::Outcome::Replaced) => {
                 let job = self.with_details(job).await;
                 let id = job.id.parse().unwrap_or(id);
                 Ok(Accepted {
@@ -204,30 +206,34 @@ impl<I: Index> Jobs<I> {
     pub(crate) async fn cancel(
         &self,
         caller: &Identity,
-        id: JobId,
+        job: JobRef,
+        format: Format,
         trace: Headers,
     ) -> Result<v1::CommandOutcome, RequestError> {
-        if !self.may_change(caller, id, "cancel").await? {
+        if !self.may_change(caller, &job, "cancel").await? {
             return Ok(unknown_job());
         }
-        self.command(id, &ParsedRequest::Cancel(id), trace).await
+        let request = ParsedRequest::Cancel(job.clone());
+        self.check(&request, format)?;
+        self.command(&job, &request, trace).await
     }
 
     /// Reschedules a job. The outcome says if it was too late.
     pub(crate) async fn reschedule(
         &self,
         caller: &Identity,
-        id: JobId,
+        job: JobRef,
         when: When,
         format: Format,
         trace: Headers,
     ) -> Result<v1::CommandOutcome, RequestError> {
-        let request = ParsedRequest::Reschedule { id, when };
-        self.check(&request, format)?;
-        if !self.may_change(caller, id, "reschedule").await? {
+        if !self.may_change(caller, &job, "reschedule").await? {
             return Ok(unknown_job());
         }
-        self.command(id, &request, trace).await
+        let job_ref = job.clone();
+        let request = ParsedRequest::Reschedule { job, when };
+        self.check(&request, format)?;
+        self.command(&job_ref, &request, trace).await
     }
 
     /// A job with its payload.
@@ -247,7 +253,7 @@ impl<I: Index> Jobs<I> {
         operation: &str,
     ) -> Result<v1::Job, RequestError> {
         if !self.may_exist(id) {
-            return Err(RequestError::UnknownJob(id));
+            return Err(RequestError::UnknownJob(Some(id)));
         }
         let now = self.clock.now();
         let requested = id.requested_at();
@@ -358,9 +364,23 @@ impl<I: Index> Jobs<I> {
         self.require(caller, verb, None, operation)
     }
 
-    /// Requires that the caller may change a job; `false` if the caller knows no such job. The id does not tell the
+    /// Requires that the caller may change a job; `false` if the caller knows no such job. An id does not tell the
     /// application, so the job is looked up unless the caller may change all jobs.
-    async fn may_change(&self, caller: &Identity, id: JobId, operation: &str) -> Result<bool, RequestError> {
+    async fn may_change(
+        &self,
+        caller: &Identity,
+        job: &JobRef,
+        operation: &str,
+    ) -> Result<bool, RequestError> {
+        let id = match job {
+            JobRef::Id(id) => *id,
+            // Before the application is looked up, so that the answer does not reveal which applications exist.
+            JobRef::Key { app, .. } => {
+                return self
+                    .require(caller, Verb::Write, Some(app), operation)
+                    .map(|()| true);
+            }
+        };
         self.require_some(caller, Verb::Write, operation)?;
         if caller.may(Area::Jobs, Verb::Write, None) {
             return Ok(true);
@@ -388,16 +408,18 @@ impl<I: Index> Jobs<I> {
 
     async fn command(
         &self,
-        id: JobId,
+        job: &JobRef,
         request: &ParsedRequest,
         trace: Headers,
     ) -> Result<v1::CommandOutcome, RequestError> {
-        if !self.may_exist(id) {
-            return Ok(unknown_job());
-        }
+        let (partition, id) = match job {
+            JobRef::Id(id) if !self.may_exist(*id) => return Ok(unknown_job()),
+            JobRef::Id(id) => (id.shard(), Some(*id)),
+            JobRef::Key { app, key } => (shard_of(app, key, self.partitions), None),
+        };
         let deadline = Instant::now() + OUTCOME_TIMEOUT;
         let mut pending = self.outcomes.register()?;
-        self.write(request, id.shard(), &pending.answer_to(), trace, deadline)
+        self.write(request, partition, &pending.answer_to(), trace, deadline)
             .await?;
         let outcome = self.outcome(&mut pending, id, deadline).await?;
         match outcome.outcome() {
@@ -446,11 +468,11 @@ impl<I: Index> Jobs<I> {
         ))
     }
 
-    /// Waits for the outcome of a command for the job `id`.
+    /// Waits for the outcome of a command for the job `id`, if its id is known.
     async fn outcome(
         &self,
         pending: &mut PendingOutcome,
-        id: JobId,
+        id: Option<JobId>,
         deadline: Instant,
     ) -> Result<v1::CommandOutcome, RequestError> {
         let why = tokio::select! {
@@ -536,7 +558,7 @@ where
             Ok(Found { applied, job }) => {
                 let hidden = job.map(|job| job.app);
                 match completeness.check(state, applied).await {
-                    Ok(true) => (RequestError::UnknownJob(id), is_recent, hidden),
+                    Ok(true) => (RequestError::UnknownJob(Some(id)), is_recent, hidden),
                     Ok(false) => (RequestError::IndexIncomplete, true, hidden),
                     Err(error) => {
                         tracing::warn!(

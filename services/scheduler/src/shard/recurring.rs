@@ -16,6 +16,7 @@ use redeliver_runtime::error_chain::error_chain;
 
 use super::{Room, Shard, Writes, outcome, rejected_outcome};
 use crate::index::{Change, Effect};
+use crate::index_messages::Found;
 use crate::job::{Job, JobId, Kind};
 use crate::request::{Action, CheckedChange, ScheduleDefinition, job_of};
 use crate::schedules::{self, RecordError, StoredSchedule};
@@ -72,11 +73,11 @@ impl Shard {
         &mut self,
         change: CheckedChange,
         record: &Record,
-        found: Option<&Bytes>,
+        found: &Found,
         now: Timestamp,
         writes: &mut Writes,
     ) -> v1::CommandOutcome {
-        let former = match self.former(&change.id, found) {
+        let former = match self.former(&change.id, found.job.as_ref()) {
             Ok(former) => former,
             Err(failure) => return self.reject_change(record, &failure, now, writes),
         };
@@ -109,7 +110,7 @@ impl Shard {
     /// The newest state record of a schedule.
     fn former(&self, id: &ScheduleId, found: Option<&Bytes>) -> Result<Option<Bytes>, Failure> {
         let entry_id = schedules::entry_id(id.as_str(), self.number);
-        let former = match self.newest(entry_id, found) {
+        let former = match self.newest_job(entry_id, found) {
             Some(entry) => entry
                 .payload
                 .value

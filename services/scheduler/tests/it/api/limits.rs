@@ -191,8 +191,8 @@ async fn every_route_closes_connections_of_slow_bodies_and_idle_clients() {
         assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
     }
     let mut client = server.grpc().await;
-    let stats = v1::GetStatsRequest ::default();
-    client.get_stats(stats).await.unwrap();
+    let stats = v1::GetStatsRequest::default();
+    client.get_stats(stats.clone()).await.unwrap();
     let idle = answer_to(&server, "GET /v1/stats HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     assert!(idle.starts_with("HTTP/1.1 200 "), "{idle}");
     // The connection of the client was closed before. It opens another one.
