@@ -813,6 +813,28 @@ mod tests {
     }
 
     #[test]
+    fn a_reader_that_is_moved_reads_only_what_it_was_moved_to() {
+        let topic: Arc<str> = "moved".into();
+        let broker = EmbeddedBroker::start(&[(topic.to_string(), 2)]).unwrap();
+        let settings = KafkaSettings::new(broker.brokers(), "test");
+        write(&settings, &topic, 5);
+        let mut reader = TopicReader::new(&settings, std::slice::from_ref(&topic)).unwrap();
+        let mut read = |from: Option<(i32, i64)>| {
+            if let Some((partition, offset)) = from {
+                reader.seek(&topic, partition, offset);
+            }
+            let mut offsets = Vec::new();
+            let visit = |record: Record| offsets.push(record.position.offset);
+            reader.read_to_end(DEADLINE, visit).unwrap();
+            offsets
+        };
+        assert_eq!(read(None), [0, 1, 2, 3, 4]);
+        assert_eq!(read(Some((0, 3))), [3, 4]);
+        assert_eq!(read(Some((1, 0))), [0_i64; 0]);
+        assert_eq!(read(Some((0, 4))), [4]);
+    }
+
+    #[test]
     fn readers_fetch_from_leaders_only() {
         let mut settings = KafkaSettings::new("localhost:9092", "test");
         settings.properties.insert("client.rack".into(), "a".into());
