@@ -34,7 +34,7 @@ pub struct Job {
     pub scheduled_time: Timestamp,
     /// When the scheduler accepted the request.
     pub accepted_at: Timestamp,
-    /// Starts at 1 and increases each time the job is rescheduled.
+    /// Starts at 1 and increases each time the job is rescheduled or another request takes its place.
     pub revision: u32,
     /// The idempotency key of the request, if it has one.
     pub idempotency_key: Option<String>,
@@ -90,6 +90,9 @@ pub struct Scheduled {
     pub id: JobId,
     /// Whether the request is a duplicate; then the job is that of the first request.
     pub is_duplicate: bool,
+    /// Whether the request took the place of a waiting job, see [`JobRequest::replace`]. If it has the same priority and topic, it is
+    /// the same job with new content; otherwise it is a new one, and the other one is cancelled.
+    pub is_replacement: bool,
     /// The job, if the scheduler returns it.
     pub job: Option<Job>,
 }
@@ -107,7 +110,7 @@ pub enum JobOutcome {
     AlreadyCancelled,
     /// The job was already expired.
     Expired,
-    /// No job has this id. By default, the scheduler keeps ended jobs for 24 hours.
+    /// No job has this id or idempotency key. By default, the scheduler keeps ended jobs for 24 hours.
     Unknown,
 }
 
@@ -176,7 +179,7 @@ impl JobClient {
     }
 
     /// Like [`JobClient::schedule`], but returns as soon as the request is written to Kafka. The job has the returned
-    /// id, unless the request is a duplicate or is rejected.
+    /// id, unless the request is a duplicate, takes the place of another one, or is rejected.
     ///
     /// # Errors
     /// If the request is invalid or cannot be written.
@@ -249,8 +252,43 @@ impl JobClient {
     /// # Errors
     /// If the scheduler is unavailable. Then it is unknown whether the job was cancelled; the call can be repeated.
     pub async fn cancel(&self, id: JobId) -> Result<Answer, ClientError> {
-        let request = v1::CancelJobRequest { id: id.to_string() };
+        let request = v1::CancelJobRequest {
+            id: id.to_string(),
+            ..v1::CancelJobRequest::default()
+        };
         let answer = self.service.clone().cancel_job(request).await;
+        let answer = self.answer(answer).await?;
+        answer_of(answer.outcome(), answer.job)
+    }
+
+    /// Like [`JobClient::cancel`], for the newest job of an application with this idempotency key, as long as the key is in use: by
+    /// default for 24 hours after its newest request was accepted.
+    ///
+    /// # Errors
+    /// Like [`JobClient::cancel`], and [`Code::NotFound`] for an unknown application.
+    pub async fn cancel_by_key(&self, app: &str, key: &str) -> Result<Answer, ClientError> {
+        let request = v1::CancelJobRequest {
+            app: app.to_owned(),
+            idempotency_key: key.to_owned(),
+            ..v1::CancelJobRequest::default()
+        };
+        let answer = self.service.clone().cancel_job(request).await;
+        let answer = self.answer(answer).await?;
+        answer_of(answer.outcome(), answer.job)
+    }
+
+    /// Like [`JobClient::reschedule`], for the job that [`JobClient::cancel_by_key`] would cancel.
+    ///
+    /// # Errors
+    /// Like [`JobClient::cancel_by_key`], and if the new time is out of range.
+    pub async fn reschedule_by_key(&self, app: &str, key: &str, when: When) -> Result<Answer, ClientError> {
+        let request = v1::RescheduleJobRequest {
+            app: app.to_owned(),
+            idempotency_key: key.to_owned(),
+            when: Some(when.to_request()?),
+            ..v1::RescheduleJobRequest::default()
+        };
+        let answer = self.service.clone().reschedule_job(request).await;
         let answer = self.answer(answer).await?;
         answer_of(answer.outcome(), answer.job)
     }
@@ -263,6 +301,7 @@ impl JobClient {
         let request = v1::RescheduleJobRequest {
             id: id.to_string(),
             when: Some(when.to_request()?),
+            ..v1::RescheduleJobRequest::default()
         };
         let answer = self.service.clone().reschedule_job(request).await;
         let answer = self.answer(answer).await?;
@@ -326,17 +365,8 @@ fn answer_of(outcome: v1::Outcome, job: Option<v1::Job>) -> Result<Answer, Clien
         v1::Outcome::AlreadyCancelled => JobOutcome::AlreadyCancelled,
         v1::Outcome::Expired => JobOutcome::Expired,
         v1::Outcome::Unknown => JobOutcome::Unknown,
-        v1::Outcome::Unspecified
-        | v1::Outcome::Scheduled
-        | v1::Outcome::Duplicate
-        | v1::Outcome::Conflict
-        | v1::Outcome::Rejected
-        | v1::Outcome::ScheduleChanged
-        | v1::Outcome::ScheduleUnchanged
-        | v1::Outcome::ScheduleUnknown
-        | v1::Outcome::ScheduleExists
-        | v1::Outcome::ScheduleRevised
-        | v1::Outcome::ScheduleTriggered => return Err(ClientError::InvalidResponse("outcome")),
+        // Not an answer to a cancellation or a new due time.
+        _ => return Err(ClientError::InvalidResponse("outcome")),
     };
     let job = job.map(Job::try_from).transpose()?;
     Ok(Answer { outcome, job })
@@ -366,6 +396,7 @@ impl TryFrom<v1::ScheduleJobResponse> for Scheduled {
         Ok(Self {
             id: id(&response.id)?,
             is_duplicate: response.outcome() == v1::Outcome::Duplicate,
+            is_replacement: response.outcome() == v1::Outcome::Replaced,
             job: response.job.map(Job::try_from).transpose()?,
         })
     }

@@ -5,6 +5,7 @@
 //! | [`JobClient`] | schedules, looks up, lists, cancels and reschedules jobs over gRPC; every answer is final |
 //! | [`ScheduleClient`] | creates, looks up, lists and changes recurring schedules over gRPC |
 //! | [`JobProducer`] | schedules and cancels jobs by writing to the ingest topic; only Kafka has to be available |
+//! | [`IngestTopic`] | builds the records of [`JobProducer`] for a producer of your own, for example in a transaction |
 //! | [`DeadLetterClient`] | lists, reads and watches the dead letters of all pipelines over gRPC |
 //!
 //! Schedule a job, and list the dead letters of a pipeline:
@@ -38,6 +39,7 @@
 mod dead_letters;
 mod endpoint;
 mod error;
+mod ingest;
 mod jobs;
 mod producer;
 mod request;
@@ -50,11 +52,12 @@ pub use dead_letters::{
 };
 pub use endpoint::Endpoint;
 pub use error::{ClientError, ErrorDetails};
+pub use ingest::{IngestTopic, InvalidCommand};
 pub use jobs::{Answer, Job, JobClient, JobOutcome, JobPage, JobStats, ListJobs, Scheduled};
 pub use producer::{JobProducer, ScheduleError};
 pub use redeliver_core::headers::TraceContext;
 pub use redeliver_core::job::{InvalidJobId, JobId, JobState, Priority};
-pub use redeliver_core::{Headers, Position, Timestamp};
+pub use redeliver_core::{Headers, Output, Position, Timestamp};
 pub use redeliver_kafka::KafkaSettings;
 pub use redeliver_proto::v1 as messages;
 pub use request::{InvalidRequest, JobRequest, When};

@@ -1,22 +1,18 @@
-//! Writes commands to the ingest topic, to the partition in which the scheduler expects them.
+//! Writes commands to the ingest topic.
 
 use std::sync::Arc;
 
-use bytes::Bytes;
-use redeliver_core::headers::{TRACEPARENT, TRACESTATE, TraceContext};
 use redeliver_core::job::JobId;
-use redeliver_core::{Headers, Output};
 use redeliver_kafka::KafkaSettings;
-use redeliver_kafka::murmur2::shard_of;
 use redeliver_kafka::producer::{ProduceError, Producer, Written};
 use redeliver_kafka::reader::{self, ReadError};
-use redeliver_proto::v1::job_command::Command;
-use redeliver_proto::{CONTENT_TYPE, Message as _, v1};
 use tokio::sync::OnceCell;
 
-use crate::request::{InvalidRequest, JobRequest, When};
+use crate::ingest::{IngestTopic, InvalidCommand};
+use crate::request::{JobRequest, When};
 
-/// Schedules and cancels jobs by writing to the ingest topic. Clones share one producer.
+/// Schedules and cancels jobs by writing to the ingest topic. Clones share one producer. [`IngestTopic`] builds the same records
+/// for a producer of your own.
 ///
 /// A call returns after the request is written to Kafka (`acks=all`). Concurrent calls share batches. The scheduler
 /// validates the request later: an invalid one becomes a dead letter, and [`JobClient::get`](crate::JobClient::get)
@@ -44,29 +40,20 @@ pub struct JobProducer {
     kafka: KafkaSettings,
     producer: Producer,
     topic: Arc<str>,
-    partitions: Arc<OnceCell<i32>>,
+    ingest: Arc<OnceCell<IngestTopic>>,
 }
 
 /// Why a command was not written, or may not have been written.
 #[derive(Debug, thiserror::Error)]
 pub enum ScheduleError {
-    /// The request is invalid.
-    #[error("the request is not valid")]
-    Invalid(#[from] InvalidRequest),
-    /// The id belongs to a shard that the ingest topic does not have.
-    #[error("job {id} belongs to partition {}, and topic `{topic}` has {partitions} partitions", id.shard())]
-    ForeignJob {
-        /// The id.
-        id: JobId,
-        /// The ingest topic.
-        topic: Arc<str>,
-        /// The number of its partitions.
-        partitions: i32,
-    },
-    /// The broker returned no timestamp, so the id of the job is unknown. Kafka 0.10 and later always return one.
-    #[error("the broker returned no timestamp for the request: {written:?}")]
-    NoTimestamp {
-        /// The position of the request.
+    /// The command is invalid.
+    #[error(transparent)]
+    Invalid(#[from] InvalidCommand),
+    /// The request was written, but the id of its job is unknown: Kafka confirmed it without its offset, because it was written by
+    /// an attempt before the last one, or without a timestamp, which Kafka 0.10 and later always return.
+    #[error("the request was written, but Kafka returned no offset or no timestamp: {written:?}")]
+    UnknownId {
+        /// What is known.
         written: Written,
     },
     /// The ingest topic does not exist, or its metadata cannot be read.
@@ -90,33 +77,24 @@ impl JobProducer {
             kafka: kafka.clone(),
             producer: Producer::new(kafka)?,
             topic: topic.into(),
-            partitions: Arc::new(OnceCell::new()),
+            ingest: Arc::new(OnceCell::new()),
         })
     }
 
-    /// Requests a job and returns its id. If the request is a duplicate, no job has this id: the job is that of the
-    /// first request with the same idempotency key.
+    /// Requests a job and returns its id. If the request is a duplicate, or takes the place of another one, no job has this id:
+    /// the job is that of the first request with the same idempotency key.
     ///
     /// # Errors
     /// If the request is invalid or cannot be written.
     pub async fn schedule(&self, job: &JobRequest) -> Result<JobId, ScheduleError> {
-        let spec = job.to_spec()?;
-        let partitions = self.partitions().await?;
-        let shard = match job.idempotency() {
-            Some(key) => shard_of(job.app(), key, partitions),
-            None => fastrand::i32(0..partitions),
-        };
-        let key = job.target_key().cloned();
-        let written = self
-            .write(shard, key, Command::Schedule(spec), job.trace_context())
-            .await?;
-        match written.timestamp {
-            Some(timestamp) => {
-                let position = &written.position;
-                Ok(JobId::new(timestamp, position.partition, position.offset))
-            }
-            None => Err(ScheduleError::NoTimestamp { written }),
-        }
+        let ingest = self.ingest().await?;
+        let mut record = ingest.schedule(job)?;
+        // Jobs with the same key would otherwise all be in one shard.
+        record
+            .partition
+            .get_or_insert_with(|| fastrand::i32(0..ingest.partitions()));
+        let written = self.producer.send(&record).await?;
+        id_of(&written).ok_or(ScheduleError::UnknownId { written })
     }
 
     /// Requests the cancellation of a job, without waiting for the outcome. To learn the outcome, use
@@ -125,8 +103,9 @@ impl JobProducer {
     /// # Errors
     /// If the ingest topic does not have the shard of the job, or the request cannot be written.
     pub async fn cancel(&self, id: JobId) -> Result<(), ScheduleError> {
-        self.command(id, Command::Cancel(v1::CancelJob { id: id.to_string() }))
-            .await
+        let record = self.ingest().await?.cancel(id)?;
+        self.producer.send(&record).await?;
+        Ok(())
     }
 
     /// Requests a new due time for a job, without waiting for the outcome. To learn the outcome, use
@@ -136,65 +115,74 @@ impl JobProducer {
     /// If the time is out of range, the ingest topic does not have the shard of the job, or the request cannot be
     /// written.
     pub async fn reschedule(&self, id: JobId, when: When) -> Result<(), ScheduleError> {
-        let command = v1::RescheduleJob {
-            id: id.to_string(),
-            when: Some(when.to_command()?),
-        };
-        self.command(id, Command::Reschedule(command)).await
-    }
-
-    async fn command(&self, id: JobId, command: Command) -> Result<(), ScheduleError> {
-        let partitions = self.partitions().await?;
-        if id.shard() >= partitions {
-            return Err(ScheduleError::ForeignJob {
-                id,
-                topic: self.topic.clone(),
-                partitions,
-            });
-        }
-        let key = Bytes::from(id.to_string());
-        self.write(id.shard(), Some(key), command, None).await?;
+        let record = self.ingest().await?.reschedule(id, when)?;
+        self.producer.send(&record).await?;
         Ok(())
     }
 
-    async fn write(
-        &self,
-        partition: i32,
-        key: Option<Bytes>,
-        command: Command,
-        trace: Option<&TraceContext>,
-    ) -> Result<Written, ScheduleError> {
-        let command = v1::JobCommand {
-            command: Some(command),
-            answer_to: String::new(),
-        };
-        let mut headers = Headers::new();
-        headers.push_text("content-type", CONTENT_TYPE);
-        if let Some(trace) = trace {
-            headers.push_text(TRACEPARENT, &trace.traceparent);
-            if let Some(state) = &trace.tracestate {
-                headers.push_text(TRACESTATE, state);
-            }
-        }
-        let output = Output {
-            topic: self.topic.clone(),
-            partition: Some(partition),
-            key,
-            value: Some(command.encode_to_vec().into()),
-            headers,
-        };
-        Ok(self.producer.send(&output).await?)
+    /// Like [`JobProducer::cancel`], for the newest job of an application with this idempotency key, as long as the key is in use: by
+    /// default for 24 hours after its newest request was accepted. The command is written to the partition of requests with
+    /// this key, so they have an order.
+    ///
+    /// # Errors
+    /// If the command cannot be written.
+    pub async fn cancel_by_key(&self, app: &str, key: &str) -> Result<(), ScheduleError> {
+        let record = self.ingest().await?.cancel_by_key(app, key);
+        self.producer.send(&record).await?;
+        Ok(())
+    }
+
+    /// Like [`JobProducer::reschedule`], for the job that [`JobProducer::cancel_by_key`] would cancel.
+    ///
+    /// # Errors
+    /// If the time is out of range, or the command cannot be written.
+    pub async fn reschedule_by_key(&self, app: &str, key: &str, when: When) -> Result<(), ScheduleError> {
+        let record = self.ingest().await?.reschedule_by_key(app, key, when)?;
+        self.producer.send(&record).await?;
+        Ok(())
     }
 
     /// Read once: the number of partitions must never change, because job ids contain the partition.
-    async fn partitions(&self) -> Result<i32, ScheduleError> {
+    async fn ingest(&self) -> Result<&IngestTopic, ScheduleError> {
         let read = || async {
             let (kafka, topic) = (self.kafka.clone(), self.topic.clone());
-            tokio::task::spawn_blocking(move || reader::partitions(&kafka, &topic))
+            let partitions = tokio::task::spawn_blocking(move || reader::partitions(&kafka, &topic))
                 .await
                 .map_err(|_| ScheduleError::ShuttingDown)?
-                .map_err(ScheduleError::Ingest)
+                .map_err(ScheduleError::Ingest)?;
+            Ok(IngestTopic::new(self.topic.clone(), partitions)?)
         };
-        self.partitions.get_or_try_init(read).await.copied()
+        self.ingest.get_or_try_init(read).await
+    }
+}
+
+/// The id of the job whose request was written like this.
+fn id_of(written: &Written) -> Option<JobId> {
+    let position = &written.position;
+    let offset = Some(position.offset).filter(|offset| *offset >= 0)?;
+    Some(JobId::new(written.timestamp?, position.partition, offset))
+}
+
+#[cfg(test)]
+mod tests {
+    use redeliver_core::{Position, Timestamp};
+
+    use super::*;
+
+    #[test]
+    fn a_job_has_an_id_only_if_the_place_and_time_of_its_request_are_known() {
+        let at = Timestamp::from_millis(1_763_722_800_123);
+        let written = |offset, timestamp| Written {
+            position: Position {
+                topic: "ingest".into(),
+                partition: 3,
+                offset,
+            },
+            timestamp,
+        };
+        assert_eq!(id_of(&written(0, Some(at))), Some(JobId::new(at, 3, 0)));
+        // What librdkafka reports of a record that an earlier attempt has written.
+        assert_eq!(id_of(&written(-1001, Some(at))), None);
+        assert_eq!(id_of(&written(7, None)), None);
     }
 }

@@ -25,6 +25,7 @@ pub struct JobRequest {
     when: When,
     priority: Priority,
     idempotency_key: Option<String>,
+    replaces: bool,
     data: Bytes,
     key: Option<Bytes>,
     headers: Headers,
@@ -69,6 +70,7 @@ impl JobRequest {
             when,
             priority: Priority::default(),
             idempotency_key: None,
+            replaces: false,
             data: Bytes::new(),
             key: None,
             headers: Headers::new(),
@@ -118,6 +120,16 @@ impl JobRequest {
     #[must_use]
     pub fn idempotency_key(mut self, key: impl Into<String>) -> Self {
         self.idempotency_key = Some(key.into());
+        self
+    }
+
+    /// Lets the newest request with the idempotency key count instead of the first one (debouncing). It takes the place of a job that
+    /// waits. If that job has ended, it gets a new job, unless it repeats the newest request: the same content, the same
+    /// [request id](JobRequest::request_id), and a time or a request id. So a request with a delay that can be sent twice needs a
+    /// request id, such as the id of the event. Default: the first one counts, and one with different content is refused.
+    #[must_use]
+    pub fn replace(mut self) -> Self {
+        self.replaces = true;
         self
     }
 
@@ -176,6 +188,9 @@ impl JobRequest {
             Some(key) if key.len() > MAX_KEY => {
                 return wrong("idempotency_key", "is longer than 512 bytes");
             }
+            None if self.replaces => {
+                return wrong("on_conflict", "is replace, which needs an idempotency_key");
+            }
             Some(_) | None => {}
         }
         Ok(v1::JobSpec {
@@ -190,6 +205,11 @@ impl JobRequest {
                 .expire_after
                 .map(|duration| to_duration(HumanDuration::from(duration))),
             request_id: self.request_id.clone().unwrap_or_default(),
+            on_conflict: if self.replaces {
+                v1::ConflictPolicy::Replace.into()
+            } else {
+                v1::ConflictPolicy::Unspecified.into()
+            },
         })
     }
 }

@@ -185,6 +185,11 @@ impl TopicReader {
         })
     }
 
+    /// From now on, reads only this partition of one of its topics, beginning at an offset.
+    pub fn seek(&mut self, topic: &str, partition: i32, from: i64) {
+        self.positions = [((topic.to_owned(), partition), Offset::Offset(from))].into();
+    }
+
     /// The end of a partition, including open transactions.
     ///
     /// # Errors
@@ -805,6 +810,28 @@ mod tests {
         assert!(matches!(read, Err(ReadError::Late { end: 4, .. })), "{read:?}");
         // It continues where it stopped.
         assert_eq!(reader.position(&topic, 0), Some(3));
+    }
+
+    #[test]
+    fn a_reader_that_is_moved_reads_only_what_it_was_moved_to() {
+        let topic: Arc<str> = "moved".into();
+        let broker = EmbeddedBroker::start(&[(topic.to_string(), 2)]).unwrap();
+        let settings = KafkaSettings::new(broker.brokers(), "test");
+        write(&settings, &topic, 5);
+        let mut reader = TopicReader::new(&settings, std::slice::from_ref(&topic)).unwrap();
+        let mut read = |from: Option<(i32, i64)>| {
+            if let Some((partition, offset)) = from {
+                reader.seek(&topic, partition, offset);
+            }
+            let mut offsets = Vec::new();
+            let visit = |record: Record| offsets.push(record.position.offset);
+            reader.read_to_end(DEADLINE, visit).unwrap();
+            offsets
+        };
+        assert_eq!(read(None), [0, 1, 2, 3, 4]);
+        assert_eq!(read(Some((0, 3))), [3, 4]);
+        assert_eq!(read(Some((1, 0))), [0_i64; 0]);
+        assert_eq!(read(Some((0, 4))), [4]);
     }
 
     #[test]

@@ -140,7 +140,10 @@ impl Recurrence {
             times,
         };
         if recurrence.next(before(recurrence.first)).is_none() {
-            return Err(Invalid::new("end", "is before the first occurrence"));
+            return Err(match recurrence.definition.end {
+                Some(_) => Invalid::new("end", "is before the first occurrence"),
+                None => Invalid::new("start", "has no occurrence after it before the year 10000"),
+            });
         }
         Ok(recurrence)
     }

@@ -58,8 +58,8 @@ impl Progress {
         }
     }
 
-    /// The progress after a change of the definition at `now`: the next occurrence is the first one of the new definition after
-    /// both `now` and the last decided one. What the former definition had due and was not decided on is dropped.
+    /// The progress after a change of the times at `now`: the next occurrence is the first one of the new definition after both
+    /// `now` and the last decided one. Occurrences of the former definition up to `now` that were not decided on are skipped.
     #[must_use]
     pub fn redefine(self, now: Timestamp) -> Self {
         Self {
@@ -68,7 +68,9 @@ impl Progress {
         }
     }
 
-    fn revise(self) -> Self {
+    /// The progress after a change that leaves the times as they are.
+    #[must_use]
+    pub fn revise(self) -> Self {
         Self {
             revision: self.revision.saturating_add(1),
             ..self

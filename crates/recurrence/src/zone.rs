@@ -135,19 +135,25 @@ fn just_after(at: Timestamp) -> Timestamp {
 fn hint(name: &str) -> String {
     let folded = name.to_lowercase().replace(' ', "_");
     let last_part = |name: &str| name.rsplit('/').next().unwrap_or(name).to_owned();
+    let limit = (name.len() / 3).max(2);
     let nearest = jiff::tz::db()
         .available()
-        .map(|known| {
+        .filter_map(|known| {
             let known = known.as_str();
             let lower = known.to_lowercase();
+            // A distance is at least the difference of the lengths, and takes quadratic time to compute.
+            let is_near = |one: &str, other: &str| one.len().abs_diff(other.len()) <= limit;
+            if !is_near(&folded, &lower) && !is_near(&last_part(&folded), &last_part(&lower)) {
+                return None;
+            }
             // Most wrong names lack the region, or have another one: `Berlin`, `Germany/Berlin`.
             let whole = strsim::damerau_levenshtein(&folded, &lower);
             let part = strsim::damerau_levenshtein(&last_part(&folded), &last_part(&lower));
-            (whole.min(part + 1), whole, known.to_owned())
+            Some((whole.min(part + 1), whole, known.to_owned()))
         })
         .min();
     match nearest {
-        Some((distance, _, nearest)) if distance <= (name.len() / 3).max(2) => {
+        Some((distance, _, nearest)) if distance <= limit => {
             format!(", did you mean `{nearest}`?")
         }
         _ => "; use a name such as Europe/Berlin".to_owned(),

@@ -21,6 +21,10 @@ use crate::http_server::{self, HttpLimits};
 use crate::listen::{Listener, PeerCertificates};
 use crate::metrics::{self, build_info};
 
+/// The maximum number of open connections. Those of metrics and of probes are few. Together with half of the file descriptors for the
+/// connections of an API, they leave some, even if the process may open no more than 1,024 files.
+const MAX_CONNECTIONS: usize = 200;
+
 /// Why the admin port cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum AdminError {
@@ -61,7 +65,11 @@ pub async fn serve(listener: Listener, admin: Admin) -> Result<(), AdminError> {
         .route("/readyz", get(ready))
         .merge(protected)
         .with_state(admin);
-    let serving = http_server::serve(listener, routes, HttpLimits::default(), std::future::pending());
+    let limits = HttpLimits {
+        connections: MAX_CONNECTIONS,
+        ..HttpLimits::default()
+    };
+    let serving = http_server::serve(listener, routes, limits, std::future::pending());
     serving.await.map_err(AdminError::Serve)
 }
 

@@ -1,43 +1,87 @@
 //! Serves HTTP/1.1 and HTTP/2 with limits for its clients.
 //!
-//! A client that sends nothing, or sends slowly, keeps a connection and its memory. So the number of connections is limited, and
-//! so are the time to the first request, the time to send the headers of a request, and their size.
+//! A client that sends nothing, sends slowly, or does not read keeps a connection and its memory. So everything that waits for a client
+//! has a limit:
+//!
+//! | what waits | limit |
+//! |---|---|
+//! | a connection, for the headers of its first request | [`HttpLimits::header_timeout`] |
+//! | a connection, for the headers of a further request | [`HttpLimits::idle_timeout`] |
+//! | a handler, for the body of a request | [`HttpLimits::body_timeout`] |
+//! | a connection, until its client reads; with HTTP/2 also a stream, until its window opens | [`HttpLimits::write_timeout`] |
+//! | a connection of HTTP/2, for the answer to a ping | [`HttpLimits::ping_timeout`] |
+//!
+//! A request is in progress until its response is sent. Neither the time that a handler takes, nor that of a stream whose
+//! client reads, is limited.
+//!
+//! When there are too many connections, a new one replaces the one that has been idle for the longest. So clients with many
+//! idle connections lock nobody out.
 
+mod activity;
+mod descriptors;
+mod stall;
+mod streams;
+mod timed_body;
+mod timed_writes;
+
+use std::collections::HashMap;
+use std::convert::Infallible;
 use std::io;
 use std::pin::pin;
-use std::sync::Arc;
 use std::time::Duration;
 
-use axum::http::Request;
+use axum::http::{HeaderValue, Request, Response, Version, header};
 use axum::serve::Listener as _;
 use axum::{Extension, Router};
 use hyper::body::Incoming;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use prometheus_client::metrics::counter::Counter;
-use tokio::sync::{Notify, Semaphore};
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
 use tower::{Layer as _, ServiceExt as _};
 
 use crate::listen::{Connection, Listener};
 
-/// The least that hyper accepts for the headers of HTTP/1.1.
+use activity::Activity;
+use streams::{ResponseBody, StreamExecutor};
+pub use timed_body::BodyTimeout;
+use timed_body::{Abandoned, TimedBody};
+use timed_writes::TimedWrites;
+
 /// The maximum number of requests in progress on a connection of HTTP/2.
 const MAX_STREAMS: u32 = 100;
+/// The least that hyper accepts for the headers of HTTP/1.1.
 const MIN_HEADER_BYTES: usize = 8 << 10;
+/// How long a client may take to close its connection when it is asked to.
+const CLOSING: Duration = Duration::from_secs(5);
 
 /// The limits of a server.
 #[derive(Clone, Debug)]
 pub struct HttpLimits {
-    /// The maximum number of open connections. A further one is closed at once.
+    /// The maximum number of open connections, and no more than half of the file descriptors allow. A further one replaces the one that has been idle for the longest. It is closed at
+    /// once if none is idle.
     pub connections: usize,
-    /// How long a client may take to send its first request, and the headers of each request of HTTP/1.1.
+    /// How long a client may take to send the headers of its first request.
     pub header_timeout: Duration,
+    /// How long a connection may have no request in progress afterwards, until the headers of the next one are complete.
+    pub idle_timeout: Duration,
+    /// How long a client may take to send the body of a request.
+    pub body_timeout: Duration,
+    /// How long a client may read nothing of what the server has to send.
+    pub write_timeout: Duration,
+    /// How often a client of HTTP/2 that sends nothing gets a ping.
+    pub ping_interval: Duration,
+    /// How long it may take to answer.
+    pub ping_timeout: Duration,
     /// The maximum size of the headers of a request, in bytes. At least 8 KiB with HTTP/1.1.
     pub header_bytes: u32,
     /// Counts connections that were closed because there were too many.
     pub too_many: Counter,
+    /// Counts requests whose body did not arrive in time.
+    pub slow_bodies: Counter,
+    /// Counts connections, and streams of HTTP/2, that were closed because the client did not read.
+    pub not_read: Counter,
 }
 
 impl Default for HttpLimits {
@@ -45,10 +89,23 @@ impl Default for HttpLimits {
         Self {
             connections: 10_000,
             header_timeout: Duration::from_secs(60),
+            idle_timeout: Duration::from_secs(120),
+            body_timeout: Duration::from_secs(30),
+            write_timeout: Duration::from_secs(30),
+            ping_interval: Duration::from_secs(30),
+            ping_timeout: Duration::from_secs(20),
             header_bytes: 64 << 10,
             too_many: Counter::default(),
+            slow_bodies: Counter::default(),
+            not_read: Counter::default(),
         }
     }
+}
+
+/// An open connection.
+struct Open {
+    activity: Activity,
+    task: AbortHandle,
 }
 
 /// Serves HTTP/1.1 and HTTP/2 until `shutdown` completes, and then until requests in progress have ended.
@@ -61,40 +118,62 @@ pub async fn serve(
     limits: HttpLimits,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> io::Result<()> {
-    let slots = Arc::new(Semaphore::new(limits.connections));
+    let most = descriptors::at_most_half(limits.connections);
     let closing = CancellationToken::new();
     let mut running = JoinSet::new();
+    let mut open = HashMap::new();
     let mut shutdown = pin!(shutdown);
     loop {
         tokio::select! {
             (connection, peer) = listener.accept() => {
-                let Ok(slot) = slots.clone().try_acquire_owned() else {
+                if open.len() >= most {
                     limits.too_many.inc();
-                    tracing::debug!(%peer, "connection closed: there are too many");
-                    continue;
-                };
-                let serving = serve_connection(connection, routes.clone(), limits.clone(), closing.clone());
-                running.spawn(async move {
-                    let _slot = slot;
-                    serving.await;
-                });
+                    let Some(idle) = longest_idle(&open).and_then(|id| open.remove(&id)) else {
+                        tracing::debug!(%peer, "connection closed: there are too many");
+                        continue;
+                    };
+                    idle.task.abort();
+                }
+                let activity = Activity::new();
+                let task = running.spawn(serve_connection(
+                    connection,
+                    routes.clone(),
+                    limits.clone(),
+                    activity.clone(),
+                    closing.clone(),
+                ));
+                open.insert(task.id(), Open { activity, task });
             }
-            Some(ended) = running.join_next() => note(ended),
+            Some(ended) = running.join_next_with_id() => {
+                open.remove(&note(ended));
+            }
             () = &mut shutdown => break,
         }
     }
     drop(listener);
     closing.cancel();
-    while let Some(ended) = running.join_next().await {
+    while let Some(ended) = running.join_next_with_id().await {
         note(ended);
     }
     Ok(())
 }
 
+/// The connection that has had no request in progress for the longest time; `None` if all have one.
+fn longest_idle(open: &HashMap<Id, Open>) -> Option<Id> {
+    let idle = open
+        .iter()
+        .filter_map(|(id, connection)| Some((connection.activity.idle_since()?, *id)));
+    idle.min().map(|(_, id)| id)
+}
+
 /// Panics are reported by the hook of the process. They end only their connection.
-fn note(ended: Result<(), tokio::task::JoinError>) {
-    if let Err(error) = ended {
-        tracing::debug!(%error, "a connection ended with a panic");
+fn note(ended: Result<(Id, ()), JoinError>) -> Id {
+    match ended {
+        Ok((id, ())) => id,
+        Err(error) => {
+            tracing::debug!(%error, "a connection was replaced, or ended with a panic");
+            error.id()
+        }
     }
 }
 
@@ -102,42 +181,70 @@ async fn serve_connection(
     connection: Connection,
     routes: Router,
     limits: HttpLimits,
+    activity: Activity,
     closing: CancellationToken,
 ) {
     let header_bytes = usize::try_from(limits.header_bytes).unwrap_or(usize::MAX);
-    let mut builder = Builder::new(TokioExecutor::new());
+    let mut builder = Builder::new(StreamExecutor {
+        write_timeout: limits.write_timeout,
+        not_read: limits.not_read.clone(),
+    });
     builder
         .http1()
         .timer(TokioTimer::new())
-        .header_read_timeout(limits.header_timeout)
+        // The time without a request is limited for both protocols below.
+        .header_read_timeout(None)
         .max_buf_size(header_bytes.max(MIN_HEADER_BYTES));
     builder
         .http2()
         .timer(TokioTimer::new())
-        .keep_alive_interval(Some(Duration::from_secs(30)))
+        .keep_alive_interval(Some(limits.ping_interval))
+        .keep_alive_timeout(limits.ping_timeout)
         .max_concurrent_streams(MAX_STREAMS)
         .max_header_list_size(limits.header_bytes);
 
-    let has_request = Arc::new(Notify::new());
     let of_request = Extension(connection.peer_certificates()).layer(routes);
-    let noted = has_request.clone();
+    let (requests, body_timeout, slow) = (activity.clone(), limits.body_timeout, limits.slow_bodies);
     let service = hyper::service::service_fn(move |request: Request<Incoming>| {
-        noted.notify_one();
-        of_request.clone().oneshot(request)
+        let in_progress = requests.begin();
+        let (is_http1, abandoned) = (request.version() < Version::HTTP_2, Abandoned::default());
+        let request = request.map(|body| TimedBody::new(body, body_timeout, slow.clone(), abandoned.clone()));
+        let response = of_request.clone().oneshot(request);
+        async move {
+            let mut response: Response<_> = response.await?;
+            if is_http1 && abandoned.get() {
+                // hyper closes the connection then. A client that does not know would send its next request in vain.
+                let close = HeaderValue::from_static("close");
+                response.headers_mut().insert(header::CONNECTION, close);
+            }
+            Ok::<_, Infallible>(response.map(|body| ResponseBody::new(body, in_progress)))
+        }
     });
-    let mut serving = pin!(builder.serve_connection(TokioIo::new(connection), service));
-    let may_stay = async {
+    let io = TimedWrites::new(
+        connection,
+        limits.write_timeout,
+        activity.clone(),
+        limits.not_read,
+    );
+    let mut serving = pin!(builder.serve_connection(TokioIo::new(io), service));
+    let must_close = async {
         tokio::select! {
-            () = has_request.notified() => std::future::pending().await,
-            () = tokio::time::sleep(limits.header_timeout) => {}
+            () = activity.idle(limits.header_timeout, limits.idle_timeout) => {}
             () = closing.cancelled() => {}
         }
     };
     let result = tokio::select! {
         result = serving.as_mut() => result,
-        () = async { tokio::select! { () = may_stay => {}, () = closing.cancelled() => {} } } => {
+        () = must_close => {
+            // Requests that arrive meanwhile are served.
             serving.as_mut().graceful_shutdown();
-            serving.await
+            tokio::select! {
+                result = serving => result,
+                () = activity.idle(CLOSING, CLOSING) => {
+                    tracing::debug!("connection closed: its client did not");
+                    return;
+                }
+            }
         }
     };
     if let Err(error) = result {

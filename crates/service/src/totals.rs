@@ -55,6 +55,7 @@ pub(crate) fn log(service: &str, uptime: Duration, registry: &SharedRegistry) {
         duplicate = commands("duplicate"),
         cancelled = commands("cancelled"),
         rescheduled = commands("rescheduled"),
+        replaced = commands("replaced"),
         dispatched = ended("dispatched"),
         expired = ended("expired"),
         // The inspector.

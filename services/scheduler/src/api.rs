@@ -8,6 +8,8 @@
 //! | `error` | errors of requests |
 //! | `problem` | problem documents of REST |
 //! | `limits` | limits for clients |
+//! | `hosts` | the hosts that requests may name |
+//! | `rates` | the rate of requests of each caller |
 //! | `grpc` | `redeliver.v1.JobService` |
 //! | `schedules` | recurring schedules: the operations, `redeliver.v1.ScheduleService` and `/v1/schedules` |
 //! | `health` | gRPC health |
@@ -26,6 +28,7 @@ use axum::Router;
 use axum::http::Request;
 use axum::middleware;
 use axum::response::{IntoResponse as _, Response};
+use prometheus_client::metrics::counter::Counter;
 use redeliver_kafka::producer::Producer;
 use redeliver_kafka::reader::{self, ReadError};
 use redeliver_proto::v1::job_service_server::JobServiceServer;
@@ -49,23 +52,29 @@ mod completeness;
 mod error;
 mod grpc;
 mod health;
+mod hosts;
 mod jobs;
 mod limits;
 mod list;
 mod openapi;
 mod problem;
+mod rates;
 mod rest;
 mod schedules;
 mod state_end;
 mod view;
 
+use hosts::{Host as AcceptedHost, check_host};
 use jobs::Jobs;
-use limits::{CallerRates, LimitMetrics, check_host, is_grpc, limit_body};
+use limits::{LimitMetrics, is_grpc, with_status_of_timeout};
+use rates::{CallerRates, limit_rate};
 use state_end::StateEnd;
 
 /// The share of `shutdown.grace` for which commands that are written wait for their outcomes once the process shuts down. Its
 /// lanes, which have a share of their own, run on meanwhile.
 const DRAIN_SHARE: f64 = 0.15;
+/// The maximum size of a message for health and reflection, in bytes. They contain a name.
+const SMALL_MESSAGE: usize = 4 << 10;
 /// How long responses may take afterwards.
 const CLOSING: Duration = Duration::from_secs(2);
 /// The section of the configuration.
@@ -141,16 +150,22 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
         rates: CallerRates::new(scheduler.limits.requests_per_second, &metrics),
         max_batch: usize::try_from(scheduler.limits.batch_bytes).unwrap_or(usize::MAX),
     });
+    let hosts = scheduler.accepted_hosts();
     let server = Server {
-        hosts: scheduler.accepted_hosts().map(Into::into),
-        body_timeout: scheduler.limits.body_timeout.duration(),
+        hosts: hosts.map(|hosts| hosts.iter().map(|host| AcceptedHost::new(host)).collect()),
         http: HttpLimits {
             connections: usize::try_from(scheduler.limits.connections).unwrap_or(usize::MAX),
             header_timeout: scheduler.limits.header_timeout.duration(),
             header_bytes: scheduler.limits.header_bytes,
+            idle_timeout: scheduler.limits.idle_timeout.duration(),
+            body_timeout: scheduler.limits.body_timeout.duration(),
+            write_timeout: scheduler.limits.write_timeout.duration(),
             too_many: metrics.of("connections"),
+            slow_bodies: metrics.of("body_timeout"),
+            not_read: metrics.of("write_timeout"),
+            ..HttpLimits::default()
         },
-        metrics,
+        refused_hosts: metrics.of("host"),
     };
 
     let part = host.health.part("scheduler-answers");
@@ -182,29 +197,20 @@ pub async fn mount<I: Index>(host: &mut Host, index: I, listener: Listener) -> a
 /// The limits of the server.
 struct Server {
     /// The hosts that requests may name. `None`: any.
-    hosts: Option<Arc<[String]>>,
-    body_timeout: Duration,
+    hosts: Option<Arc<[AcceptedHost]>>,
+    refused_hosts: Counter,
     http: HttpLimits,
-    metrics: LimitMetrics,
 }
 
 impl Server {
-    /// Adds the limits of all requests.
-    fn limit(&self, router: Router) -> Router {
+    /// Adds the check of hosts.
+    fn check_hosts(&self, router: Router) -> Router {
         let Some(hosts) = self.hosts.clone() else {
             return router;
         };
-        let refused = self.metrics.of("host");
+        let refused = self.refused_hosts.clone();
         router.layer(middleware::from_fn(move |request, next| {
             check_host(hosts.clone(), refused.clone(), request, next)
-        }))
-    }
-
-    /// Adds the limits of requests with one message. The streams of health and reflection stay open.
-    fn limit_bodies(&self, router: Router) -> Router {
-        let (limit, refused) = (self.body_timeout, self.metrics.of("body_timeout"));
-        router.layer(middleware::map_request(move |request| {
-            std::future::ready(limit_body(request, limit, &refused))
         }))
     }
 }
@@ -248,7 +254,7 @@ async fn serve<I: Index>(
     // Before the first request.
     health::set(&reporter, false).await;
     let outcomes = jobs.outcomes.clone();
-    let router = server.limit(router(jobs, authenticator, health_service, &server)?);
+    let router = router(jobs, authenticator, health_service, &server)?;
     let serving = http_server::serve(
         listener,
         router,
@@ -282,23 +288,39 @@ fn router<I: Index>(
     let schedules = ScheduleServiceServer::new(schedules::grpc::Service::new(jobs.clone()))
         .max_decoding_message_size(max_message);
     let refuse = |refusal: &identity::Refusal| identity::grpc::status(refusal).into_http();
+    let rates = jobs.rates.clone();
     let authenticated = Routes::new(service)
         .add_service(schedules)
         .into_axum_router()
         .reset_fallback()
+        .route_layer(middleware::from_fn(move |caller, request, next| {
+            limit_rate(rates.clone(), caller, request, next)
+        }))
         .route_layer(AuthenticateLayer::new(authenticator.clone(), refuse));
     // Health and reflection require no identity, so that probes and tools work.
-    let mut open = Routes::builder();
-    open.add_service(health)
-        .add_service(reflection().build_v1()?)
-        .add_service(reflection().build_v1alpha()?);
-    let open = open.routes().into_axum_router().reset_fallback();
+    let mut reflected = Routes::builder();
+    reflected
+        .add_service(reflection().build_v1()?.max_decoding_message_size(SMALL_MESSAGE))
+        .add_service(
+            reflection()
+                .build_v1alpha()?
+                .max_decoding_message_size(SMALL_MESSAGE),
+        );
+    let reflected = reflected.routes().into_axum_router().reset_fallback();
+    // Probes name the address of a pod. They learn nothing that a web page could use, so they may name any host.
+    let health = Routes::new(health.max_decoding_message_size(SMALL_MESSAGE))
+        .into_axum_router()
+        .reset_fallback();
     let (rest, document) = rest::router(jobs, authenticator);
-    let limited = server.limit_bodies(rest.merge(authenticated));
-    Ok(limited
+    let checked = rest
+        .merge(authenticated)
         .merge(openapi::router(&document)?)
-        .merge(open)
-        .fallback(not_found))
+        .merge(reflected)
+        .fallback(not_found);
+    let routes = server.check_hosts(checked).merge(health);
+    Ok(routes.layer(middleware::map_request(async |request| {
+        with_status_of_timeout(request)
+    })))
 }
 
 fn reflection() -> tonic_reflection::server::Builder<'static> {

@@ -18,7 +18,7 @@ use crate::schedules;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CodecError {
     /// It is not the protobuf message.
-    #[error("not a job record: {0}")]
+    #[error("{0}")]
     Malformed(String),
     /// A field is missing or out of range.
     #[error("field `{0}` of a job record is missing or out of range")]
@@ -79,8 +79,8 @@ pub fn decode(id: JobId, bytes: &Bytes) -> Result<Job, CodecError> {
     if id.is_schedule() {
         return schedules::entry(id, bytes);
     }
-    let record =
-        v1::JobRecord::decode(bytes.clone()).map_err(|error| CodecError::Malformed(error.to_string()))?;
+    let record = v1::JobRecord::decode(bytes.clone())
+        .map_err(|error| CodecError::Malformed(format!("not a job record: {error}")))?;
     if record.format > FORMAT {
         let found = format!(
             "its format is {}, but this version supports only formats up to {FORMAT}",
@@ -133,7 +133,7 @@ fn text(text: String) -> Option<Arc<str>> {
 /// How long idempotency keys and ended jobs are kept.
 #[derive(Clone, Copy, Debug)]
 pub struct RetentionPolicy {
-    /// How long an idempotency key is in use, from the acceptance of its job.
+    /// How long an idempotency key is in use, from the acceptance of the newest request with it.
     pub keys: std::time::Duration,
     /// How long an ended job is kept.
     pub ended: std::time::Duration,

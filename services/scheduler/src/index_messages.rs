@@ -1,8 +1,10 @@
 //! The messages between a shard and its indexer.
 
-use crate::index::{Batch, Lookup, Scan, ScanRequest};
-use crate::job::JobId;
 use bytes::Bytes;
+
+use crate::codec::KeyValue;
+use crate::index::{Batch, Scan, ScanRequest};
+use crate::job::{JobId, KeyHash};
 
 /// What a shard requests of its indexer.
 #[derive(Debug)]
@@ -10,11 +12,45 @@ pub(crate) enum IndexRequest {
     /// Apply the changes that were committed up to a turn.
     Apply { turn: u64, batch: Batch },
     /// Look up jobs and idempotency keys.
-    LookUp(Vec<Lookup>),
+    LookUp(Vec<Query>),
     /// Read the jobs that are due next.
     Scan(ScanRequest),
     /// List ended jobs whose retention is over.
     Forgettable,
+}
+
+/// What a shard needs to know in order to decide a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Query {
+    /// A job.
+    Job(JobId),
+    /// The use of an idempotency key.
+    Key(KeyHash),
+    /// The use of an idempotency key, and the job that uses it.
+    JobOfKey(KeyHash),
+}
+
+impl Query {
+    /// Whether the answer contains a job, whose record can be large.
+    pub(crate) fn wants_job(self) -> bool {
+        !matches!(self, Self::Key(_))
+    }
+}
+
+/// What the index contains of what a query asks for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Found {
+    /// The use of the idempotency key.
+    pub(crate) key: Option<KeyValue>,
+    /// The state record of the job.
+    pub(crate) job: Option<Bytes>,
+}
+
+impl Found {
+    /// The size of the record in memory.
+    pub(crate) fn size(&self) -> usize {
+        self.job.as_ref().map_or(0, Bytes::len)
+    }
 }
 
 /// What the indexer reports to its shard.
@@ -33,8 +69,8 @@ pub(crate) enum IndexResponse {
     },
     /// The index is full and has applied nothing of this batch.
     Full { turn: u64, batch: Batch },
-    /// Results in the order of the lookups.
-    LookedUp(Vec<Option<Bytes>>),
+    /// Results in the order of the queries.
+    LookedUp(Vec<Found>),
     /// Jobs that are due next.
     Scanned(Scan),
     /// Ended jobs whose retention is over.

@@ -22,6 +22,7 @@ use crate::index::{Applied, Batch, Checkpoint, Index, IndexError, LastRecordDige
 use crate::index_messages::{IndexRequest, IndexResponse};
 use crate::job::FORMAT;
 use crate::limits::{ProcessLimits, TakeOver, TakeOverPermit};
+use crate::lookups;
 use crate::metrics::GaugeShare;
 use crate::readiness::ShardReadiness;
 use crate::state_topic::{self, UnreadRecords, UnsupportedRecord};
@@ -266,9 +267,8 @@ impl<I: Index> ShardIndexer<I> {
                     forced: batch.force,
                 })
             }
-            IndexRequest::LookUp(keys) => {
-                let (applied, found) = self.index.look_up(shard, keys, now).await?;
-                is_current(applied)?;
+            IndexRequest::LookUp(queries) => {
+                let found = lookups::answer(&self.index, shard, queries, now, is_current).await?;
                 Ok(IndexResponse::LookedUp(found))
             }
             IndexRequest::Scan(request) => {

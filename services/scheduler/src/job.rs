@@ -7,7 +7,7 @@ pub use redeliver_core::job::{InvalidJobId, JobId, JobState, Priority};
 use redeliver_core::{Headers, Timestamp};
 
 /// The kind of a job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// A job of an application. Its record has headers that describe the job.
     App,
@@ -40,9 +40,9 @@ pub struct Job {
     pub priority: Priority,
     /// The due time; the job is never dispatched before it.
     pub due: Timestamp,
-    /// When it was accepted.
+    /// When it was accepted, or the newest request that took its place.
     pub accepted: Timestamp,
-    /// 1 for a new job; each rescheduling adds 1.
+    /// 1 for a new job; each rescheduling and each request that takes its place adds 1.
     pub revision: u32,
     /// The idempotency key of the request.
     pub idempotency_key: Option<Arc<str>>,

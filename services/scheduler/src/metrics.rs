@@ -34,6 +34,12 @@ struct ParkedLabel {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct AppLabel {
+    lane: String,
+    app: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct LaneLabel {
     lane: String,
 }
@@ -60,6 +66,8 @@ pub(crate) struct SchedulerFamilies {
     index_memory: Gauge<f64, AtomicU64>,
     parked_jobs: Family<ParkedLabel, Gauge>,
     missing_seconds: Family<ParkedLabel, Gauge<f64, AtomicU64>>,
+    held_back: Family<AppLabel, Gauge>,
+    paused: Family<AppLabel, Gauge>,
     due: DueFamilies<GroupLabel>,
 }
 
@@ -80,6 +88,8 @@ impl SchedulerFamilies {
             index_memory: Gauge::default(),
             parked_jobs: Family::default(),
             missing_seconds: Family::default(),
+            held_back: Family::default(),
+            paused: Family::default(),
             due: DueFamilies::register(registry, "scheduler", clock),
         };
         registry.register(
@@ -89,7 +99,7 @@ impl SchedulerFamilies {
         );
         registry.register(
             "scheduler_commands",
-            "Commands by outcome: accepted, duplicate, conflict, rejected, no_room (the index is full; these three become dead letters), cancelled, rescheduled, schedule_changed (created, changed or deleted), refused (the job had ended or is unknown, or nothing is to be changed), forwarded to another shard",
+            "Commands by outcome: accepted, duplicate, conflict, rejected, no_room (the index is full; these three become dead letters), cancelled, rescheduled, replaced (the request took the place of a waiting job), schedule_changed (created, changed or deleted), refused (the job had ended or is unknown, or nothing is to be changed), forwarded to another shard",
             families.commands.clone(),
         );
         registry.register(
@@ -119,7 +129,7 @@ impl SchedulerFamilies {
         );
         registry.register(
             "scheduler_lateness_seconds",
-            "Time from a job's due time to the commit that dispatched it",
+            "Time from a job's due time or, if its rate held its application back, from when the rate allowed it, to the commit that dispatched it",
             families.lateness.clone(),
         );
         registry.register(
@@ -152,6 +162,16 @@ impl SchedulerFamilies {
             "Time for which the topic has been missing",
             families.missing_seconds.clone(),
         );
+        registry.register(
+            "scheduler_rate_limited_jobs",
+            "Due jobs that wait because their application has used up its rate, as far as read: a lower bound",
+            families.held_back.clone(),
+        );
+        registry.register(
+            "scheduler_paused_jobs",
+            "Approximate number of due jobs that wait because their application is paused",
+            families.paused.clone(),
+        );
         families
     }
 
@@ -172,6 +192,7 @@ impl SchedulerFamilies {
             forwarded: command("forwarded"),
             cancelled: command("cancelled"),
             rescheduled: command("rescheduled"),
+            replaced: command("replaced"),
             schedules_changed: command("schedule_changed"),
             occurrences: occurrence("created"),
             skipped_occurrences: occurrence("skipped"),
@@ -191,6 +212,8 @@ impl SchedulerFamilies {
             lane: lane.to_owned(),
             parked_jobs: self.parked_jobs.clone(),
             missing_seconds: self.missing_seconds.clone(),
+            held_back: self.held_back.clone(),
+            paused: self.paused.clone(),
             due: self.due.signal(GroupLabel {
                 group: group.to_owned(),
             }),
@@ -209,6 +232,7 @@ pub(crate) struct SchedulerMetrics {
     forwarded: Counter,
     cancelled: Counter,
     rescheduled: Counter,
+    replaced: Counter,
     schedules_changed: Counter,
     occurrences: Counter,
     skipped_occurrences: Counter,
@@ -228,6 +252,8 @@ pub(crate) struct SchedulerMetrics {
     lane: String,
     parked_jobs: Family<ParkedLabel, Gauge>,
     missing_seconds: Family<ParkedLabel, Gauge<f64, AtomicU64>>,
+    held_back: Family<AppLabel, Gauge>,
+    paused: Family<AppLabel, Gauge>,
     pub(crate) due: DueSignal,
 }
 
@@ -241,6 +267,7 @@ impl SchedulerMetrics {
         self.forwarded.inc_by(tally.forwarded);
         self.cancelled.inc_by(tally.cancelled);
         self.rescheduled.inc_by(tally.rescheduled);
+        self.replaced.inc_by(tally.replaced);
         self.schedules_changed.inc_by(tally.schedules_changed);
         self.occurrences.inc_by(tally.occurrences);
         self.skipped_occurrences.inc_by(tally.skipped_occurrences);
@@ -250,8 +277,8 @@ impl SchedulerMetrics {
         self.dead.inc_by(tally.dead);
         self.forgotten.inc_by(tally.forgotten);
         self.dispatched.inc_by(tally.dispatched.len() as u64);
-        for due in tally.dispatched {
-            self.lateness.observe(now.since(due).as_secs_f64());
+        for job in tally.dispatched {
+            self.lateness.observe(now.since(job.ready).as_secs_f64());
         }
     }
 
@@ -285,6 +312,25 @@ impl SchedulerMetrics {
     /// Sets the number of jobs that wait for a topic to zero.
     pub(crate) fn clear_parked(&self, app: &str, topic: &str) {
         self.set_parked(app, topic, 0, Duration::ZERO);
+    }
+
+    /// Sets how many jobs of an application are held back by its rate.
+    pub(crate) fn set_held_back(&self, app: &str, jobs: usize) {
+        self.set_jobs(&self.held_back, app, jobs);
+    }
+
+    /// Sets how many jobs wait because their application is paused.
+    pub(crate) fn set_paused(&self, app: &str, jobs: usize) {
+        self.set_jobs(&self.paused, app, jobs);
+    }
+
+    fn set_jobs(&self, gauges: &Family<AppLabel, Gauge>, app: &str, jobs: usize) {
+        let label = AppLabel {
+            lane: self.lane.clone(),
+            app: app.to_owned(),
+        };
+        let jobs = i64::try_from(jobs).unwrap_or(i64::MAX);
+        gauges.get_or_create(&label).set(jobs);
     }
 
     pub(crate) fn gauges(&self, window_jobs: usize, index_lag: usize, live: usize) {

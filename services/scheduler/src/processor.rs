@@ -26,7 +26,7 @@ use crate::metrics::{GaugeShare, SchedulerMetrics};
 use crate::readiness::ShardReadiness;
 use crate::refused::{self, Replacement};
 use crate::settings::Settings;
-use crate::shard::{RefusedJob, Room, Shard, Tally, Target, Writes};
+use crate::shard::{Obstacle, RefusedJob, Room, Shard, Tally, Target, Writes};
 use crate::topics::Presence;
 
 /// The capacity of the channel to an indexer: at least one per kind of request, since one of each can be in progress.
@@ -221,13 +221,26 @@ impl<I: Index> Scheduler<I> {
         }
     }
 
-    /// Reads which jobs wait for missing topics, and reports a change.
+    /// Reads which jobs wait for missing topics, and reports a change. Also reports how many wait because their application is
+    /// paused.
     fn update_parked(&mut self) {
         let mut parked: BTreeMap<Target, usize> = BTreeMap::new();
+        let paused = self.settings.paused.iter().map(|app| (app.as_str(), 0));
+        let mut paused: BTreeMap<&str, usize> = paused.collect();
         for handle in self.lane.shards.values() {
-            for (target, count) in handle.shard.parked() {
-                *parked.entry(target).or_default() += count;
+            for (obstacle, count) in handle.shard.parked() {
+                match obstacle {
+                    Obstacle::MissingTopic(target) => *parked.entry(target).or_default() += count,
+                    Obstacle::Paused(app) => {
+                        if let Some(sum) = paused.get_mut(&*app) {
+                            *sum += count;
+                        }
+                    }
+                }
             }
+        }
+        for (app, count) in paused {
+            self.metrics.set_paused(app, count);
         }
         if parked.is_empty() && self.lane.parked.is_empty() {
             return;
@@ -269,6 +282,10 @@ impl<I: Index> Scheduler<I> {
                 notes.push("Redis is full: rejecting jobs that are not due soon".to_owned());
             }
         }
+        if !self.settings.paused.is_empty() {
+            let paused: Vec<&str> = self.settings.paused.iter().map(String::as_str).collect();
+            notes.push(format!("paused applications: {}", paused.join(", ")));
+        }
         if let Some((topic, app)) = self.lane.parked.keys().next() {
             notes.push(match self.lane.parked.len() - 1 {
                 0 => format!("jobs of {app} wait for topic {topic}, which does not exist"),
@@ -297,6 +314,24 @@ impl<I: Index> Scheduler<I> {
         let shards = self.lane.shards.values();
         let waiting = shards.map(|handle| handle.shard.waiting(now));
         self.metrics.due.set(waiting.reduce(Waiting::and));
+        self.report_held_back(now);
+    }
+
+    fn report_held_back(&self, now: Timestamp) {
+        let mut held_back: BTreeMap<&str, usize> = self.settings.rates.apps().map(|app| (app, 0)).collect();
+        if held_back.is_empty() {
+            return;
+        }
+        for handle in self.lane.shards.values() {
+            for (app, jobs) in handle.shard.held_back(now) {
+                if let Some(sum) = held_back.get_mut(&*app) {
+                    *sum += jobs;
+                }
+            }
+        }
+        for (app, jobs) in held_back {
+            self.metrics.set_held_back(app, jobs);
+        }
     }
 
     fn update_gauges(&self) {
@@ -345,6 +380,7 @@ impl<I: Index> Processor for Scheduler<I> {
         };
         self.lane.shards.insert(assignment, handle);
         self.lane.order.push(assignment);
+        self.update_readiness_note();
     }
 
     fn revoked(&mut self, assignment: AssignmentId) {

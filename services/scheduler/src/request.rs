@@ -16,7 +16,7 @@ use redeliver_core::failure::bounded_text;
 use redeliver_core::headers::{Origin, ReservedHeaders, TRACEPARENT, TRACESTATE, is_reserved};
 use redeliver_core::{Failure, Headers, HumanDuration, Pipeline, Record, Timestamp};
 
-use crate::job::{JobId, Kind, Payload, Priority, RequestHash};
+use crate::job::{Kind, Payload, Priority, RequestHash};
 
 mod field;
 mod hash;
@@ -25,12 +25,12 @@ mod parsed;
 mod protobuf;
 mod schedule;
 
-pub(crate) use field::read_id;
 pub use field::{Field, Format};
+pub(crate) use field::{read_id, read_job_ref};
 pub use hash::key_hash;
 pub use json::{read as read_json, read_schedule as read_schedule_json};
 pub(crate) use json::{read_instant, read_time as read_json_time};
-pub use parsed::{Draft, LongWait, ParsedRequest, When};
+pub use parsed::{ConflictPolicy, Draft, JobRef, LongWait, ParsedRequest, When};
 pub(crate) use protobuf::{draft, read_when, time_of as read_timestamp};
 pub use protobuf::{read as read_protobuf, spec, write as write_protobuf};
 pub use redeliver_kafka::murmur2::shard_of;
@@ -98,11 +98,11 @@ pub enum Command {
     /// Create a job.
     Schedule(Box<Request>),
     /// Cancel a job.
-    Cancel(JobId),
+    Cancel(JobRef),
     /// Change the due time of a job.
     Reschedule {
         /// The job.
-        id: JobId,
+        job: JobRef,
         /// The new due time.
         due: Timestamp,
     },
@@ -121,10 +121,14 @@ pub struct Request {
     pub topic: Arc<str>,
     /// The due time, which can be in the past.
     pub due: Timestamp,
+    /// Whether the due time is a delay, so that a repetition of the request has another one.
+    pub is_delayed: bool,
     /// Which of several due jobs is dispatched first.
     pub priority: Priority,
     /// The idempotency key.
     pub idempotency_key: Option<Arc<str>>,
+    /// What happens if the idempotency key is in use.
+    pub on_conflict: ConflictPolicy,
     /// The hash of the request's content.
     pub request_hash: RequestHash,
     /// The client's identifier of the request.
@@ -260,10 +264,14 @@ impl ParsedRequest {
                 let request = draft.check(format, rules, envelope)?;
                 Ok(Command::Schedule(Box::new(request)))
             }
-            Self::Cancel(id) => Ok(Command::Cancel(id)),
-            Self::Reschedule { id, when } => {
+            Self::Cancel(job) => {
+                check_job_ref(&job, format, rules)?;
+                Ok(Command::Cancel(job))
+            }
+            Self::Reschedule { job, when } => {
+                check_job_ref(&job, format, rules)?;
                 let due = due(when, format, rules, envelope)?;
-                Ok(Command::Reschedule { id, due })
+                Ok(Command::Reschedule { job, due })
             }
             Self::ChangeSchedule(change) => {
                 let change = change.check(format, rules, envelope)?;
@@ -278,18 +286,15 @@ impl ParsedRequest {
 
 impl Draft {
     fn check(self, format: Format, rules: &Rules, envelope: &Envelope<'_>) -> Result<Request, Failure> {
-        let Some((app, topic)) = rules.apps.get_key_value(&self.app) else {
-            let known = rules.apps.keys().map(String::as_str);
-            let shown = bounded_text(&self.app, 60);
-            let problem = format!(
-                "is `{shown}`, which is not an application{}",
-                field::hint(&self.app, known)
-            );
-            return Err(Field::App.rejected(format, &problem));
-        };
+        let (app, topic) = application(&self.app, format, rules)?;
         let due = due(self.when, format, rules, envelope)?;
         check_name(Field::IdempotencyKey, format, self.idempotency_key.as_deref())?;
         check_name(Field::RequestId, format, self.request_id.as_deref())?;
+        if self.on_conflict == ConflictPolicy::Replace && self.idempotency_key.is_none() {
+            let key = Field::IdempotencyKey.name(format);
+            let problem = format!("is `replace`, which needs an `{key}`");
+            return Err(Field::OnConflict.rejected(format, &problem));
+        }
         check_expire_after(format, self.expire_after)?;
         check_headers(&self.payload.headers, format)?;
         let mut payload = self.payload;
@@ -310,8 +315,10 @@ impl Draft {
             kind: Kind::App,
             topic: topic.clone(),
             due,
+            is_delayed: matches!(self.when, When::After(_)),
             priority: self.priority,
             idempotency_key: self.idempotency_key.map(Into::into),
+            on_conflict: self.on_conflict,
             request_hash,
             request_id: self.request_id.map(Into::into),
             payload,
@@ -355,13 +362,44 @@ impl LongWait {
             kind: Kind::LongWait,
             topic: settings.return_topic(),
             due: self.due,
+            is_delayed: false,
             priority: Priority::Normal,
             idempotency_key: None,
+            on_conflict: ConflictPolicy::Reject,
             request_hash,
             request_id: None,
             payload: self.payload,
             expires: None,
         })))
+    }
+}
+
+/// An application of the configuration, with its topic.
+fn application<'r>(
+    name: &str,
+    format: Format,
+    rules: &'r Rules,
+) -> Result<(&'r String, &'r Arc<str>), Failure> {
+    rules.apps.get_key_value(name).ok_or_else(|| {
+        let known = rules.apps.keys().map(String::as_str);
+        let shown = bounded_text(name, 60);
+        let hint = field::hint(name, known);
+        Field::App.rejected(
+            format,
+            &format!("is `{shown}`, which is not an application{hint}"),
+        )
+    })
+}
+
+/// A job that is named by its key belongs to an application of the configuration. Otherwise, a typing error would look like a key
+/// that is not in use.
+fn check_job_ref(job: &JobRef, format: Format, rules: &Rules) -> Result<(), Failure> {
+    match job {
+        JobRef::Id(_) => Ok(()),
+        JobRef::Key { app, key } => {
+            application(app, format, rules)?;
+            check_name(Field::IdempotencyKey, format, Some(key))
+        }
     }
 }
 

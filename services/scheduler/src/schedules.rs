@@ -44,7 +44,7 @@ pub struct StoredSchedule {
 }
 
 /// When to decide on a schedule that is paused or finished: never. Schedules are listed by this time, so these come last.
-const NEVER: Timestamp = Timestamp::from_millis(253_402_300_799_999);
+pub(crate) const NEVER: Timestamp = Timestamp::from_millis(253_402_300_799_999);
 /// What the keys of state records of schedules begin with.
 const KEY_PREFIX: &str = "schedule:";
 
@@ -194,13 +194,20 @@ fn to_record(stored: &StoredSchedule) -> v1::ScheduleRecord {
 /// # Errors
 /// When the bytes are not a schedule, a newer scheduler wrote them, or the definition is not valid here.
 pub fn decode(bytes: &Bytes) -> Result<StoredSchedule, RecordError> {
-    let record = read(bytes)?;
-    let id = read_id(&record)?;
-    let mut spec = record.spec.unwrap_or_default();
+    let mut record = read(bytes)?;
+    let mut spec = record.spec.take().unwrap_or_default();
     let job = spec.job.take().unwrap_or_default();
     let recurrence = read_spec(&spec).map_err(RecordError::Definition)?;
+    to_stored(&record, recurrence, job)
+}
+
+fn to_stored(
+    record: &v1::ScheduleRecord,
+    recurrence: Recurrence,
+    job: v1::JobTemplate,
+) -> Result<StoredSchedule, RecordError> {
     Ok(StoredSchedule {
-        schedule: Schedule::new(id, recurrence),
+        schedule: Schedule::new(read_id(record)?, recurrence),
         job,
         created: Timestamp::from_millis(record.created_ms),
         progress: Progress {
@@ -211,8 +218,24 @@ pub fn decode(bytes: &Bytes) -> Result<StoredSchedule, RecordError> {
         },
         skipped: record.skipped,
         next: record.next_ms.map(Timestamp::from_millis),
-        problem: (!record.problem.is_empty()).then_some(record.problem),
+        problem: (!record.problem.is_empty()).then(|| record.problem.clone()),
     })
+}
+
+/// The schedule of a state record whose definition is not valid here, with another definition.
+///
+/// # Errors
+/// When the bytes are not a schedule, or a newer scheduler wrote them.
+pub(crate) fn replace_definition(
+    bytes: &Bytes,
+    recurrence: Recurrence,
+    job: v1::JobTemplate,
+    now: Timestamp,
+) -> Result<StoredSchedule, RecordError> {
+    let record = read(bytes)?;
+    let mut stored = to_stored(&record, recurrence, job)?;
+    stored.progress = stored.progress.redefine(now);
+    Ok(stored)
 }
 
 /// Parses a state record without its definition, which may not be valid here.
@@ -358,7 +381,7 @@ impl StoredSchedule {
             next: None,
             problem: None,
         };
-        stored.plan();
+        stored.plan(now);
         stored
     }
 
@@ -369,14 +392,19 @@ impl StoredSchedule {
         entry_of(id, record, bytes)
     }
 
-    /// It with another definition from `now` on.
-    pub(crate) fn redefine(self, recurrence: Recurrence, job: v1::JobTemplate, now: Timestamp) -> Self {
-        Self {
-            schedule: Schedule::new(self.schedule.id().clone(), recurrence),
-            job,
-            progress: self.progress.redefine(now),
-            ..self
+    /// It with another definition from `now` on. If the times change, occurrences up to `now` that were not decided on are skipped.
+    /// Returns their number.
+    pub(crate) fn redefine(&mut self, recurrence: Recurrence, job: v1::JobTemplate, now: Timestamp) -> u64 {
+        self.job = job;
+        if *self.schedule.recurrence() == recurrence {
+            self.progress = self.progress.revise();
+            return 0;
         }
+        let skipped = self.schedule.recurrence().count(self.progress.position, now);
+        self.skipped += skipped;
+        self.progress = self.progress.redefine(now);
+        self.schedule = Schedule::new(self.schedule.id().clone(), recurrence);
+        skipped
     }
 
     /// The next occurrence; `None` if the schedule is paused or finished.
@@ -385,9 +413,9 @@ impl StoredSchedule {
         self.schedule.next(self.progress)
     }
 
-    /// Decides on the schedule again when its next occurrence is due.
-    pub(crate) fn plan(&mut self) {
-        self.next = self.next_occurrence().map(|next| next.due);
+    /// Decides on the schedule again when its next occurrence is due. If it is due already, other schedules that are due come first.
+    pub(crate) fn plan(&mut self, now: Timestamp) {
+        self.next = self.next_occurrence().map(|next| next.due.max(now));
         self.problem = None;
     }
 

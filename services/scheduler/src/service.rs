@@ -22,6 +22,7 @@ use crate::indexer::IndexResponses;
 use crate::limits::{MemoryShare, ProcessLimits};
 use crate::metrics::SchedulerFamilies;
 use crate::processor::{LaneShards, Scheduler, run_indexers};
+use crate::rate::Rates;
 use crate::readiness::ShardReadiness;
 use crate::settings::Settings;
 use crate::spans::Spans;
@@ -95,6 +96,19 @@ pub async fn mount<I: Index>(host: &mut Host, index: I) -> anyhow::Result<()> {
         topics,
         missing_topic_timeout: config.kafka.topics.missing_timeout.duration(),
         spans: Spans::new(host.tracer.clone()),
+        rates: Rates::per_shard(
+            scheduler
+                .apps
+                .iter()
+                .filter_map(|(name, app)| Some((name, app.rate?))),
+            partitions,
+        ),
+        paused: scheduler
+            .apps
+            .iter()
+            .filter(|(_, app)| app.paused)
+            .map(|(name, _)| name.clone())
+            .collect(),
     });
     let families = SchedulerFamilies::register(&mut host.registry(), host.clock.clone());
     let limits = Arc::new(ProcessLimits::new());
@@ -106,6 +120,8 @@ pub async fn mount<I: Index>(host: &mut Host, index: I) -> anyhow::Result<()> {
         let metrics = families.of(&name, &group);
         for (app, topic) in &settings.rules.apps {
             metrics.clear_parked(app, topic);
+            metrics.set_held_back(app, 0);
+            metrics.set_paused(app, 0);
         }
         let processor = Scheduler {
             settings: settings.clone(),

@@ -1,5 +1,6 @@
 //! The settings that all shards of a process share.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,6 +8,7 @@ use redeliver_core::Output;
 use redeliver_core::headers::ERROR_CODE;
 
 use crate::codec::RetentionPolicy;
+use crate::rate::Rates;
 use crate::request::Rules;
 use crate::spans::Spans;
 use crate::topics::Topics;
@@ -35,6 +37,10 @@ pub(crate) struct Settings {
     /// How long after its due time a job waits for a missing topic.
     pub(crate) missing_topic_timeout: Duration,
     pub(crate) spans: Spans,
+    /// How many jobs of applications a shard may dispatch per second.
+    pub(crate) rates: Rates,
+    /// The applications of which no job is dispatched.
+    pub(crate) paused: BTreeSet<String>,
 }
 
 impl Settings {

@@ -19,22 +19,27 @@ use redeliver_service::due::Waiting;
 
 use crate::admission;
 use crate::codec::{self, KeyValue};
-use crate::index::{Change, Cursor, Effect, Lookup, MemoryPressure, Row, Scan};
-use crate::index_messages::{IndexRequest, IndexResponse};
+use crate::index::{Change, Cursor, Effect, MemoryPressure, Row, Scan};
+use crate::index_messages::{Found, IndexRequest, IndexResponse, Query};
 use crate::job::{Flow, Job, JobId, JobState, Kind};
 use crate::overlay::Overlay;
 use crate::refused::{self, Replacement};
-use crate::request::{Command, Incoming, NAME, RejectedWait, Request, first_origin, key_hash, shard_of};
+use crate::request::{
+    Command, ConflictPolicy, Incoming, JobRef, NAME, RejectedWait, Request, first_origin, key_hash, shard_of,
+};
 use crate::schedules;
 use crate::settings::Settings;
 use crate::topics::Presence;
 use crate::window::{Inserted, Window};
 
+use self::conflict::Resolution;
 use self::look_ahead::{LookAhead, Release};
-pub(crate) use self::look_ahead::{Target, WindowRoom};
+pub(crate) use self::look_ahead::{Obstacle, Target, WindowRoom};
 use self::outbox::Outbox;
+use self::recurring::DueSchedules;
 pub(crate) use self::refusal::RefusedJob;
 
+mod conflict;
 mod look_ahead;
 mod outbox;
 mod recurring;
@@ -102,6 +107,7 @@ pub(crate) struct Tally {
     pub(crate) forwarded: u64,
     pub(crate) cancelled: u64,
     pub(crate) rescheduled: u64,
+    pub(crate) replaced: u64,
     pub(crate) refused: u64,
     pub(crate) expired: u64,
     pub(crate) forgotten: u64,
@@ -113,20 +119,27 @@ pub(crate) struct Tally {
     pub(crate) occurrences: u64,
     pub(crate) skipped_occurrences: u64,
     pub(crate) postponed_occurrences: u64,
-    /// Due times of the dispatched jobs.
-    pub(crate) dispatched: Vec<Timestamp>,
+    pub(crate) dispatched: Vec<Dispatched>,
+}
+
+/// A dispatched job.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Dispatched {
+    due: Timestamp,
+    /// Since when it could be dispatched: since its due time or, if its application was held back, later.
+    pub(crate) ready: Timestamp,
 }
 
 impl Tally {
-    /// The number of jobs that have ended.
+    /// The number of jobs that have ended. Of the replaced ones, some have.
     fn ended(&self) -> usize {
-        let others = self.cancelled + self.expired + self.dead;
+        let others = self.cancelled + self.replaced + self.expired + self.dead;
         self.dispatched.len() + usize::try_from(others).unwrap_or(usize::MAX)
     }
 
     /// Counts a dispatched job with this due time as dead. False if there is none.
     pub(crate) fn refuse_dispatch(&mut self, due: Timestamp) -> bool {
-        let Some(index) = self.dispatched.iter().position(|of| *of == due) else {
+        let Some(index) = self.dispatched.iter().position(|job| job.due == due) else {
             return false;
         };
         self.dispatched.swap_remove(index);
@@ -154,7 +167,7 @@ impl PendingCommand {
 /// An item of the queue of decisions. The order of the queue is the order of the index's responses.
 enum ReadyItem {
     /// A command, with the result of its lookup.
-    Command(Box<PendingCommand>, Option<Bytes>),
+    Command(Box<PendingCommand>, Found),
     /// The index contains this turn. Commands after this item were looked up later and do not need the overlay entries of
     /// the turn any more. Commands before it still do.
     IndexApplied(u64),
@@ -213,9 +226,12 @@ impl Settings {
         }
     }
 
-    /// What to do with a due job, depending on whether its topic exists.
+    /// What to do with a due job, depending on whether its topic exists and its application is paused.
     fn due_action(&self, presence: Presence, job: &Job, now: Timestamp) -> DueAction {
         let has_expired = job.expires.is_some_and(|expires| expires < now);
+        if self.is_paused(job) && !has_expired {
+            return DueAction::Park;
+        }
         match presence {
             Presence::Exists => DueAction::Dispatch,
             // The dispatch of an expired job writes nothing to the topic.
@@ -229,6 +245,10 @@ impl Settings {
         }
     }
 
+    fn is_paused(&self, job: &Job) -> bool {
+        job.kind == Kind::App && self.paused.contains(&*job.app)
+    }
+
     /// The topic and the application of a job.
     fn target(&self, job: &Job) -> Target {
         (self.destination(job), job.app.clone())
@@ -239,7 +259,7 @@ impl Settings {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum DueAction {
     Dispatch,
-    /// Keep it until its topic exists.
+    /// Keep it until its topic exists and its application is not paused.
     Park,
     /// Write a dead letter: the topic has been missing for too long.
     DeadLetter,
@@ -280,7 +300,11 @@ pub(crate) struct Shard {
 impl Shard {
     pub(crate) fn new(settings: Arc<Settings>, number: i32) -> Self {
         Self {
-            window: Window::new(settings.window_jobs, settings.window_bytes),
+            window: Window::new(
+                settings.window_jobs,
+                settings.window_bytes,
+                settings.rates.clone(),
+            ),
             settings,
             number,
             is_live: false,
@@ -313,13 +337,18 @@ impl Shard {
         self.window.len()
     }
 
+    /// The number of due jobs in the window of each application that is held back by its rate.
+    pub(crate) fn held_back(&self, now: Timestamp) -> BTreeMap<Arc<str>, usize> {
+        self.window.held_back(now)
+    }
+
     /// The number of changes that the index does not contain yet.
     pub(crate) fn index_lag(&self) -> usize {
         self.overlay.len()
     }
 
-    /// The approximate number of jobs that wait for a missing topic.
-    pub(crate) fn parked(&self) -> BTreeMap<Target, usize> {
+    /// The approximate number of due jobs that wait for a missing topic or because their application is paused.
+    pub(crate) fn parked(&self) -> BTreeMap<Obstacle, usize> {
         self.look_ahead.parked()
     }
 
@@ -335,17 +364,22 @@ impl Shard {
 
     /// How many more commands the shard accepts.
     pub(crate) fn capacity(&self) -> usize {
-        let full = self.overlay.len() >= MAX_OVERLAY || self.overlay.bytes() >= MAX_OVERLAY_BYTES;
-        if !self.is_live || full || self.command_bytes >= MAX_COMMAND_BYTES {
+        if !self.is_live || self.is_index_behind(1) || self.command_bytes >= MAX_COMMAND_BYTES {
             return 0;
         }
         MAX_COMMANDS.saturating_sub(self.needs_lookup.len() + self.looking_up.len() + self.ready.len())
     }
 
+    /// Whether this many times the maximum of changes wait for the index.
+    fn is_index_behind(&self, factor: usize) -> bool {
+        let bytes = self.overlay.bytes().max(self.outbox.bytes());
+        self.overlay.len() >= factor * MAX_OVERLAY || bytes >= factor * MAX_OVERLAY_BYTES
+    }
+
     /// The size of commands, results of lookups, and changes that the index does not contain yet: as jobs in the overlay, and
     /// encoded in the outbox.
     pub(crate) fn memory(&self) -> usize {
-        self.command_bytes + self.found_bytes + 2 * self.overlay.bytes()
+        self.command_bytes + self.found_bytes + self.overlay.bytes() + self.outbox.bytes()
     }
 
     /// When the shard next has something to do; in the past if it has already.
@@ -371,36 +405,34 @@ impl Shard {
     /// Accepts a record of the ingest topic.
     pub(crate) fn accept(&mut self, record: Record, now: Timestamp) {
         let incoming = crate::request::read(&record, &self.settings.rules, now);
-        let needs_lookup = match &incoming.command {
-            Ok(Command::Schedule(request)) => request.idempotency_key.is_some(),
-            Ok(Command::Cancel(_) | Command::Reschedule { .. } | Command::ChangeSchedule(_)) => true,
-            Err(_) => false,
-        } && self.owner_shard(&incoming) == self.number;
+        let needs_lookup = self.query_for(&incoming).is_some() && self.owner_shard(&incoming) == self.number;
         let command = PendingCommand { record, incoming };
         self.command_bytes += command.size();
         if needs_lookup {
             self.needs_lookup.push_back(command);
         } else {
-            self.ready.push_back(ReadyItem::Command(Box::new(command), None));
+            self.ready
+                .push_back(ReadyItem::Command(Box::new(command), Found::default()));
         }
     }
 
     /// The shard that owns the job or the idempotency key of a command.
     fn owner_shard(&self, incoming: &Incoming) -> i32 {
+        let of_key = |app: &str, key: &str| shard_of(app, key, self.settings.partitions);
         match &incoming.command {
             Ok(Command::Schedule(request)) => match &request.idempotency_key {
-                Some(key) => shard_of(&request.app, key, self.settings.partitions),
+                Some(key) => of_key(&request.app, key),
                 None => self.number,
+            },
+            Ok(Command::Cancel(job) | Command::Reschedule { job, .. }) => match job {
+                JobRef::Id(id) if id.shard() < self.settings.partitions => id.shard(),
+                JobRef::Id(_) => self.number,
+                JobRef::Key { app, key } => of_key(app, key),
             },
             Ok(Command::ChangeSchedule(change)) => {
                 schedules::shard(change.id.as_str(), self.settings.partitions)
             }
-            Ok(Command::Cancel(id) | Command::Reschedule { id, .. })
-                if id.shard() < self.settings.partitions =>
-            {
-                id.shard()
-            }
-            _ => self.number,
+            Err(_) => self.number,
         }
     }
 
@@ -417,15 +449,12 @@ impl Shard {
                 && jobs < self.settings.max_job_lookups()
                 && let Some(command) = self.needs_lookup.pop_front()
             {
-                jobs += usize::from(matches!(self.lookup_for(&command), Some(Lookup::Job(_))));
+                jobs += usize::from(self.query_for(&command.incoming).is_some_and(Query::wants_job));
                 self.looking_up.push_back(command);
             }
-            requests.push(IndexRequest::LookUp(
-                self.looking_up
-                    .iter()
-                    .filter_map(|command| self.lookup_for(command))
-                    .collect(),
-            ));
+            let incoming = self.looking_up.iter().map(|command| &command.incoming);
+            let queries = incoming.filter_map(|incoming| self.query_for(incoming));
+            requests.push(IndexRequest::LookUp(queries.collect()));
         }
         requests.extend(self.request_scan(now));
         // The clock may have been set back.
@@ -437,27 +466,37 @@ impl Shard {
         requests
     }
 
-    fn lookup_for(&self, command: &PendingCommand) -> Option<Lookup> {
-        match command.incoming.command.as_ref().ok()? {
+    /// What the shard must look up to decide a command.
+    fn query_for(&self, incoming: &Incoming) -> Option<Query> {
+        match incoming.command.as_ref().ok()? {
             Command::Schedule(request) => {
-                let key = request.idempotency_key.as_deref()?;
-                Some(Lookup::Key(key_hash(&request.app, key)))
+                let hash = key_hash(&request.app, request.idempotency_key.as_deref()?);
+                Some(match request.on_conflict {
+                    ConflictPolicy::Reject => Query::Key(hash),
+                    ConflictPolicy::Replace => Query::JobOfKey(hash),
+                })
             }
-            Command::Cancel(id) | Command::Reschedule { id, .. } => Some(Lookup::Job(*id)),
+            Command::Cancel(job) | Command::Reschedule { job, .. } => Some(match job {
+                JobRef::Id(id) => Query::Job(*id),
+                JobRef::Key { app, key } => Query::JobOfKey(key_hash(app, key)),
+            }),
             Command::ChangeSchedule(change) => {
-                Some(Lookup::Job(schedules::entry_id(change.id.as_str(), self.number)))
+                Some(Query::Job(schedules::entry_id(change.id.as_str(), self.number)))
             }
         }
     }
 
     fn request_scan(&mut self, now: Timestamp) -> Option<IndexRequest> {
-        if self.overlay.len() >= SCAN_OVERLAY_FACTOR * MAX_OVERLAY
-            || self.overlay.bytes() >= SCAN_OVERLAY_FACTOR * MAX_OVERLAY_BYTES
-        {
+        if self.is_index_behind(SCAN_OVERLAY_FACTOR) {
             return None;
         }
         let settings = &self.settings;
-        let release = |(topic, _): &Target| match settings.topics.presence(topic) {
+        let presence = |obstacle: &Obstacle| match obstacle {
+            Obstacle::MissingTopic((topic, _)) => settings.topics.presence(topic),
+            // Until this process ends.
+            Obstacle::Paused(_) => Presence::Unknown,
+        };
+        let release = |obstacle: &Obstacle| match presence(obstacle) {
             Presence::Exists => Release::All,
             Presence::Missing { lasting } if settings.is_confirmed_missing(lasting) => {
                 let timeout = i64::try_from(settings.missing_topic_timeout.as_millis()).unwrap_or(i64::MAX);
@@ -486,7 +525,7 @@ impl Shard {
             }
             IndexResponse::Full { turn, batch } => self.outbox.refused(turn, batch, now),
             IndexResponse::LookedUp(found) => {
-                self.found_bytes += found.iter().flatten().map(Bytes::len).sum::<usize>();
+                self.found_bytes += found.iter().map(Found::size).sum::<usize>();
                 let commands = self.looking_up.drain(..).map(Box::new).zip(found);
                 self.ready
                     .extend(commands.map(|(command, found)| ReadyItem::Command(command, found)));
@@ -594,26 +633,35 @@ impl Shard {
             match self.ready.pop_front() {
                 Some(ReadyItem::Command(command, found)) => {
                     self.command_bytes -= command.size();
-                    self.found_bytes -= found.as_ref().map_or(0, Bytes::len);
+                    self.found_bytes -= found.size();
                     writes.completed.push(command.record.position.offset);
                     if mutant!("shard-forgets-completions") {
                         writes.completed.pop();
                     }
-                    self.decide(*command, found.as_ref(), now, &mut writes);
+                    self.decide(*command, &found, now, &mut writes);
                 }
                 Some(ReadyItem::IndexApplied(turn)) => self.overlay.remove_applied(turn),
                 None => break,
             }
         }
+        let mut schedules = DueSchedules::new(room);
         while writes.fits_into(room) {
             let until = mutant!("shard-dispatches-early", now, now.after(Duration::from_millis(1)));
-            let Some(job) = self.window.pop_due(until) else {
+            let Some(job) = schedules.next(|| self.window.pop_due(until)) else {
                 break;
             };
             if job.kind == Kind::Schedule {
+                if self.is_index_behind(SCAN_OVERLAY_FACTOR) {
+                    // Its next states would pile up. It is read again once the index has caught up.
+                    self.look_ahead.rewind(&Flow::of(&job), Cursor::of(&job));
+                    continue;
+                }
+                let before = writes.outputs.len();
                 self.run_schedule(&job, room, now, &mut writes);
+                schedules.has_written(writes.outputs.len() - before);
                 continue;
             }
+            let dispatched = writes.tally.dispatched.len();
             let target = self.settings.target(&job);
             let presence = self.settings.topics.presence(&target.0);
             match self.settings.due_action(presence, &job, now) {
@@ -621,6 +669,15 @@ impl Shard {
                 DueAction::Park if mutant!("shard-forgets-parked-jobs") => {}
                 DueAction::Park => self.park(&job, target, now),
                 DueAction::DeadLetter => self.dead_letter(&job, target, now, &mut writes),
+            }
+            if writes.tally.dispatched.len() == dispatched {
+                self.window.return_token(&job);
+            }
+        }
+        for schedule in schedules.into_held() {
+            let (flow, cursor) = (Flow::of(&schedule), Cursor::of(&schedule));
+            if !self.keep_in_window(schedule) {
+                self.look_ahead.rewind(&flow, cursor);
             }
         }
         let is_due_soon = self
@@ -654,13 +711,7 @@ impl Shard {
         self.outbox.push(self.turn, from, end, changes);
     }
 
-    fn decide(
-        &mut self,
-        pending: PendingCommand,
-        found: Option<&Bytes>,
-        now: Timestamp,
-        writes: &mut Writes,
-    ) {
+    fn decide(&mut self, pending: PendingCommand, found: &Found, now: Timestamp, writes: &mut Writes) {
         let owner = self.owner_shard(&pending.incoming);
         if owner != self.number {
             writes.tally.forwarded += 1;
@@ -685,8 +736,8 @@ impl Shard {
         } = pending.incoming;
         let outcome = match command {
             Ok(Command::Schedule(request)) => self.schedule(*request, &pending.record, found, now, writes),
-            Ok(Command::Cancel(id)) => self.cancel(id, found, now, writes),
-            Ok(Command::Reschedule { id, due }) => self.reschedule(id, due, found, now, writes),
+            Ok(Command::Cancel(job)) => self.cancel(&job, found, now, writes),
+            Ok(Command::Reschedule { job, due }) => self.reschedule(&job, due, found, now, writes),
             Ok(Command::ChangeSchedule(change)) => {
                 self.change_schedule(*change, &pending.record, found, now, writes)
             }
@@ -714,7 +765,7 @@ impl Shard {
         &mut self,
         request: Request,
         record: &Record,
-        found: Option<&Bytes>,
+        found: &Found,
         now: Timestamp,
         writes: &mut Writes,
     ) -> v1::CommandOutcome {
@@ -722,24 +773,36 @@ impl Shard {
             .idempotency_key
             .as_deref()
             .map(|key| key_hash(&request.app, key));
-        let existing = hash.and_then(|hash| {
-            let newest = self.overlay.key(&hash);
-            let existing = newest.or_else(|| KeyValue::decode(found?));
-            existing.filter(|existing| existing.accepted.after(self.settings.retention.keys) > now)
-        });
-        if let Some(existing) = existing {
-            return self.answer_repeated_key(existing, &request, record, now, writes);
+        let mut superseded = None;
+        if let Some(existing) = hash.and_then(|hash| self.key_in_use(&hash, found, now)) {
+            let job = self.job_of_key(&existing, found);
+            match conflict::resolve(&request, &existing, job.as_ref()) {
+                Resolution::Duplicate | Resolution::Conflict => {
+                    return self.answer_repeated_key(existing, job, &request, record, now, writes);
+                }
+                Resolution::Replace(job) => return self.replace(&job, &request, record, now, writes),
+                Resolution::Supersede(job) => superseded = Some(job),
+                Resolution::Schedule => {}
+            }
         }
         if let Err(failure) = self.check_admission(&request, now) {
             writes.tally.no_room += 1;
             self.reject(record, &failure, now, writes);
             return rejected_outcome(&failure);
         }
-        writes.tally.accepted += 1;
+        let result = if let Some(superseded) = superseded {
+            writes.tally.replaced += 1;
+            // Before the new job: the last record with a key counts when the index is rebuilt.
+            self.end_job(&superseded, JobState::Cancelled, now, writes);
+            v1::Outcome::Replaced
+        } else {
+            writes.tally.accepted += 1;
+            v1::Outcome::Scheduled
+        };
         let id = self.requested_id(record, now);
         let job = self.accept_job(id, request, None, Some(record), now, writes);
         v1::CommandOutcome {
-            outcome: v1::Outcome::Scheduled.into(),
+            outcome: result.into(),
             job: Some(job),
             ..v1::CommandOutcome::default()
         }
@@ -766,10 +829,6 @@ impl Shard {
         now: Timestamp,
         writes: &mut Writes,
     ) -> v1::Job {
-        let hash = request
-            .idempotency_key
-            .as_deref()
-            .map(|key| key_hash(&request.app, key));
         let mut job = Job {
             id,
             app: request.app,
@@ -791,9 +850,7 @@ impl Shard {
         if let Some(record) = record {
             self.settings.spans.accepted(&mut job, record);
         }
-        if let Some(hash) = mutant!("shard-forgets-idempotency-keys", hash, None) {
-            self.overlay.set_key(self.turn, hash, KeyValue::of(&job));
-        }
+        self.use_key(&job);
         let proto_job = codec::to_proto(&job, false);
         let job = Arc::new(job);
         // While more jobs are due than can leave, or earlier ones of its flow are still to be read, a due job queues with the others.
@@ -802,7 +859,7 @@ impl Shard {
         let is_due = job.due <= now && self.settings.due_action(presence, &job, now) == DueAction::Dispatch;
         let flow = Flow::of(&job);
         let is_next = self.look_ahead.is_next(&flow, Cursor::of(&job)) && !self.look_ahead.is_parked(&flow);
-        if is_due && is_next && !self.is_crowded {
+        if is_due && is_next && !self.is_crowded && !self.window.is_limited(&job) {
             self.dispatch(&job, topic, now, writes);
         } else {
             self.save(job, now, writes);
@@ -832,17 +889,14 @@ impl Shard {
     fn answer_repeated_key(
         &mut self,
         existing: KeyValue,
+        job: Option<Arc<Job>>,
         request: &Request,
         record: &Record,
         now: Timestamp,
         writes: &mut Writes,
     ) -> v1::CommandOutcome {
-        let job = match self.overlay.job(existing.id) {
-            Some(job) => job,
-            None => self.window.get(existing.id),
-        };
         let proto_job = match job {
-            Some(job) => codec::to_proto(job, false),
+            Some(job) => codec::to_proto(&job, false),
             None => v1::Job {
                 id: existing.id.to_string(),
                 app: request.app.to_string(),
@@ -872,12 +926,12 @@ impl Shard {
 
     fn cancel(
         &mut self,
-        id: JobId,
-        found: Option<&Bytes>,
+        job: &JobRef,
+        found: &Found,
         now: Timestamp,
         writes: &mut Writes,
     ) -> v1::CommandOutcome {
-        let job = match self.scheduled_job(id, found, writes) {
+        let job = match self.scheduled_job(job, found, now, writes) {
             Ok(job) => job,
             Err(outcome) => return *outcome,
         };
@@ -892,13 +946,13 @@ impl Shard {
 
     fn reschedule(
         &mut self,
-        id: JobId,
+        job: &JobRef,
         due: Timestamp,
-        found: Option<&Bytes>,
+        found: &Found,
         now: Timestamp,
         writes: &mut Writes,
     ) -> v1::CommandOutcome {
-        let job = match self.scheduled_job(id, found, writes) {
+        let job = match self.scheduled_job(job, found, now, writes) {
             Ok(job) => job,
             Err(outcome) => return *outcome,
         };
@@ -913,31 +967,29 @@ impl Shard {
         outcome(v1::Outcome::Rescheduled, Some(&job), String::new())
     }
 
-    /// The newest state of a job or a schedule; `found` is that of the index.
-    fn newest(&self, id: JobId, found: Option<&Bytes>) -> Option<Arc<Job>> {
-        let newest = mutant!("shard-trusts-the-index-too-early", self.overlay.job(id), None);
-        match newest {
-            Some(job) => job.cloned(),
-            None => self.window.get(id).cloned().or_else(|| {
-                let decoded = codec::decode(id, found?);
-                decoded
-                    .map_err(
-                        |error| tracing::error!(job = %id, %error, "index contains an invalid job record"),
-                    )
-                    .ok()
-                    .map(Arc::new)
-            }),
+    /// A job or a schedule in its newest state. `record` is its state in the index.
+    fn newest_job(&self, id: JobId, record: Option<&Bytes>) -> Option<Arc<Job>> {
+        if let Some(job) = mutant!("shard-trusts-the-index-too-early", self.overlay.job(id), None) {
+            return job.cloned();
         }
+        self.window.get(id).cloned().or_else(|| {
+            let decoded = codec::decode(id, record?);
+            decoded
+                .map_err(|error| tracing::error!(job = %id, %error, "index contains an invalid job record"))
+                .ok()
+                .map(Arc::new)
+        })
     }
 
-    /// The job, if it is scheduled; otherwise the outcome to answer with.
+    /// The job of a command, if it is scheduled; otherwise the outcome to answer with.
     fn scheduled_job(
         &mut self,
-        id: JobId,
-        found: Option<&Bytes>,
+        job: &JobRef,
+        found: &Found,
+        now: Timestamp,
         writes: &mut Writes,
     ) -> Result<Arc<Job>, Box<v1::CommandOutcome>> {
-        let job = self.newest(id, found);
+        let job = self.named_job(job, found, now);
         // Clients cannot cancel or reschedule the record of a pipeline: the pipeline would lose it.
         let job = job.filter(|job| job.kind == Kind::App);
         let result = match job.as_ref().map(|job| job.state) {
@@ -958,7 +1010,10 @@ impl Shard {
             self.end_job(job, JobState::Expired, now, writes);
             return;
         }
-        writes.tally.dispatched.push(job.due);
+        writes.tally.dispatched.push(Dispatched {
+            due: job.due,
+            ready: self.window.ready_at(job),
+        });
         let mut headers = self.dispatch_headers(job, now);
         if job.kind == Kind::LongWait && headers.last(headers::RETURN_TOPIC) != Some(topic.as_bytes()) {
             headers::set_return_topic(&mut headers, &topic);
@@ -994,11 +1049,16 @@ impl Shard {
         self.end_job(job, JobState::Expired, now, writes);
     }
 
-    /// Keeps a due job out of the window, and all jobs of its flow with it, until its topic exists.
+    /// Keeps a due job out of the window, and all jobs of its flow with it, until its topic exists and its application is not paused.
     fn park(&mut self, job: &Job, target: Target, now: Timestamp) {
         let flow = Flow::of(job);
+        let obstacle = if self.settings.is_paused(job) {
+            Obstacle::Paused(job.app.clone())
+        } else {
+            Obstacle::MissingTopic(target)
+        };
         self.window.remove_flow(&flow);
-        self.look_ahead.park(&flow, target, Cursor::of(job), now);
+        self.look_ahead.park(&flow, obstacle, Cursor::of(job), now);
     }
 
     fn dispatch_headers(&self, job: &Job, now: Timestamp) -> Headers {

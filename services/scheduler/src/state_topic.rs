@@ -23,7 +23,9 @@ pub(crate) enum UnsupportedRecord {
     #[error("record {position} has the kind `{kind}`, which requires a newer version of the scheduler")]
     UnknownKind { position: Position, kind: String },
     /// A job or a schedule in a newer format.
-    #[error("record {position} is a job that requires a newer version of the scheduler: {found}")]
+    #[error(
+        "record {position} is a job or a schedule that requires a newer version of the scheduler: {found}"
+    )]
     NewerFormat { position: Position, found: String },
     /// A record that no scheduler writes.
     #[error(
@@ -160,6 +162,8 @@ mod tests {
     use redeliver_proto::{Message as _, v1};
 
     use super::*;
+    use crate::index::LastRecordDigest;
+    use crate::job::Flow;
 
     const RETENTION: RetentionPolicy = RetentionPolicy {
         keys: Duration::ZERO,
@@ -211,7 +215,7 @@ mod tests {
             job(|job| job.priority = 99),
         ] {
             let description = describe(&id, later);
-            let start = format!("record state/2/7 is a job that {newer}");
+            let start = format!("record state/2/7 is a job or a schedule that {newer}");
             assert!(description.starts_with(&start), "{description}");
         }
         for value in [job(|_| {}), None] {
@@ -233,6 +237,50 @@ mod tests {
         }
         // The tombstone of something that was not a job changes nothing.
         assert_eq!(describe("no id", None), "None");
+    }
+
+    #[test]
+    fn a_schedule_is_an_entry_of_the_index_under_its_own_key() {
+        let spec = v1::ScheduleSpec {
+            job: Some(v1::JobTemplate::default()),
+            ..v1::ScheduleSpec::default()
+        };
+        let record_of = |id: &str| {
+            let record = v1::ScheduleRecord {
+                id: id.to_owned(),
+                spec: Some(spec.clone()),
+                next_ms: Some(7),
+                ..v1::ScheduleRecord::default()
+            };
+            Some(Bytes::from(record.encode_to_vec()))
+        };
+        let value = record_of("nightly");
+        let written = record(7, "schedule:nightly", value.clone());
+        let change = read(&written, RETENTION).unwrap().unwrap();
+        assert_eq!(change.id, schedules::entry_id("nightly", 2));
+        // The digest names the topic to which a checkpoint belongs, so it must be that of the record.
+        let digest = LastRecordDigest::of(7, written.key.as_deref(), written.value.as_deref());
+        assert_eq!(change.digest(7), digest);
+        let Effect::Waits { flow, due, .. } = change.effect else {
+            panic!("a schedule waits for its next occurrence");
+        };
+        assert_eq!(
+            (flow, due),
+            (Flow::schedules().clone(), Timestamp::from_millis(7))
+        );
+
+        let deleted = record(8, "schedule:nightly", None);
+        let change = read(&deleted, RETENTION).unwrap().unwrap();
+        assert_eq!(change.effect, Effect::Forgotten);
+        assert_eq!(
+            change.digest(8),
+            LastRecordDigest::of(8, deleted.key.as_deref(), None)
+        );
+
+        assert!(describe("schedule:other", value).contains("is damaged"));
+        let as_job = schedules::entry_id("nightly", 2).to_string();
+        assert!(describe(&as_job, record_of("nightly")).contains("is damaged"));
+        assert!(describe("schedule:nightly", Some(Bytes::from_static(b"\xff"))).contains("is damaged"));
     }
 
     #[test]

@@ -2,13 +2,13 @@
 //!
 //! The jobs of a [`Flow`] are dispatched in the order of their due times. Between the flows of an application, a lower priority
 //! counts like a later due time, so no job is overtaken for longer than that. Applications take turns. So a burst of one does
-//! not delay the others.
+//! not delay the others. An application that has used up its rate is held back: it is left out until its next token arrives.
 //!
 //! All flows share the memory of the window. As long as there is room, a flow can use all of it. In a full window, a flow that
 //! uses less than its share makes those that use more give up their latest jobs; within a flow, an earlier job replaces a later
 //! one. The look-ahead reads the evicted jobs again in time.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ops::Bound;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,8 @@ use redeliver_core::{Timestamp, mutant};
 use redeliver_service::due::Waiting;
 
 use crate::index::Cursor;
-use crate::job::{Flow, Job, JobId, Priority};
+use crate::job::{Flow, Job, JobId, Kind, Priority};
+use crate::rate::{Bucket, Rates};
 use crate::shard::WindowRoom;
 
 /// How long jobs of high priority may overtake a due job of this priority.
@@ -58,12 +59,18 @@ pub(crate) struct Window {
     indexes: HashMap<Flow, FlowIndex>,
     /// The number of flows with jobs.
     active: usize,
+    rates: Rates,
     apps: Vec<App>,
-    app_indexes: HashMap<Arc<str>, usize>,
+    /// By name, and whether it is an application or the pipeline of long waits.
+    app_indexes: HashMap<(Arc<str>, Kind), usize>,
     /// Flows whose first job was not due yet, by its due time.
     upcoming: BTreeSet<(Timestamp, FlowIndex)>,
-    /// The applications with due flows, each once, in the order of their turns.
+    /// The applications with due flows that are not held back, each once, in the order of their turns.
     rotation: VecDeque<usize>,
+    /// Other applications with due flows: those that are held back, by the time of their next token.
+    held: BTreeSet<(Timestamp, usize)>,
+    /// The time of the last [`Window::pop_due`].
+    popped: Timestamp,
 }
 
 type FlowIndex = usize;
@@ -123,10 +130,16 @@ enum Place {
     Due,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct App {
+    name: Arc<str>,
     /// Its flows that are due.
     due: Vec<FlowIndex>,
+    /// Its tokens, if it has a rate.
+    bucket: Option<Bucket>,
+    /// Since when the token was there that the last job has taken.
+    token: Timestamp,
+    is_held: bool,
 }
 
 /// The result of [`Window::insert`].
@@ -140,7 +153,7 @@ pub(crate) struct Inserted {
 
 impl Window {
     /// A window for at most `jobs` jobs with at most `bytes` bytes, except that a single job can be larger.
-    pub(crate) fn new(jobs: usize, bytes: usize) -> Self {
+    pub(crate) fn new(jobs: usize, bytes: usize, rates: Rates) -> Self {
         let limits = Limits {
             all: bytes.max(1),
             per_job: bytes.div_ceil(jobs.max(1)).max(1),
@@ -153,10 +166,13 @@ impl Window {
             flows: Vec::new(),
             indexes: HashMap::new(),
             active: 0,
+            rates,
             apps: Vec::new(),
             app_indexes: HashMap::new(),
             upcoming: BTreeSet::new(),
             rotation: VecDeque::new(),
+            held: BTreeSet::new(),
+            popped: Timestamp::from_millis(0),
         }
     }
 
@@ -298,11 +314,19 @@ impl Window {
         if let Some(index) = self.indexes.get(&flow) {
             return *index;
         }
-        let app = match self.app_indexes.get(&flow.app) {
+        let key = (flow.app.clone(), job.kind);
+        let app = match self.app_indexes.get(&key) {
             Some(app) => *app,
             None => {
-                self.apps.push(App::default());
-                self.app_indexes.insert(flow.app.clone(), self.apps.len() - 1);
+                self.apps.push(App {
+                    name: flow.app.clone(),
+                    due: Vec::new(),
+                    // A pipeline can have the name of an application.
+                    bucket: self.rates.bucket(&flow.app).filter(|_| job.kind == Kind::App),
+                    token: Timestamp::from_millis(0),
+                    is_held: false,
+                });
+                self.app_indexes.insert(key, self.apps.len() - 1);
                 self.apps.len() - 1
             }
         };
@@ -346,23 +370,62 @@ impl Window {
         self.cost + self.limits.per_job <= self.limits.all
     }
 
-    /// Whether due jobs were left at the last [`Window::pop_due`].
+    /// Whether due jobs that are not held back were left at the last [`Window::pop_due`].
     pub(crate) fn has_backlog(&self) -> bool {
         !self.rotation.is_empty()
     }
 
-    /// When the next job is due; in the past if due jobs are queued.
+    /// When the next job can be dispatched; in the past if due jobs are queued.
     pub(crate) fn next_due(&self) -> Option<Timestamp> {
         if self.has_backlog() {
             return Some(Timestamp::from_millis(0));
         }
-        self.upcoming.first().map(|(due, _)| *due)
+        let firsts = self.upcoming.first().into_iter().chain(self.held.first());
+        firsts.map(|(time, _)| *time).min()
     }
 
-    /// What waits. Of the due jobs of an application, the one that is dispatched next counts as the earliest, although one of
+    /// Whether an application has a rate, so that its jobs must go through the window.
+    pub(crate) fn is_limited(&self, job: &Job) -> bool {
+        job.kind == Kind::App && self.rates.is_limited(&job.app)
+    }
+
+    /// Since when the job that was popped last could be dispatched: its due time, or later if its application was held back.
+    pub(crate) fn ready_at(&self, job: &Job) -> Timestamp {
+        let app = self.app_of(job).map(|app| &self.apps[app]);
+        let token = app.filter(|app| app.bucket.is_some()).map(|app| app.token);
+        token.map_or(job.due, |token| token.max(job.due))
+    }
+
+    /// Returns the token of a job that was popped and not dispatched.
+    pub(crate) fn return_token(&mut self, job: &Job) {
+        if let Some(app) = self.app_of(job)
+            && let Some(bucket) = &mut self.apps[app].bucket
+        {
+            bucket.give_back();
+        }
+    }
+
+    fn app_of(&self, job: &Job) -> Option<usize> {
+        self.app_indexes.get(&(job.app.clone(), job.kind)).copied()
+    }
+
+    /// The number of due jobs of each application that is held back.
+    pub(crate) fn held_back(&self, now: Timestamp) -> BTreeMap<Arc<str>, usize> {
+        let count = |app: usize| {
+            let due = self.apps[app].due.iter();
+            due.map(|flow| self.flows[*flow].count_due(now)).sum()
+        };
+        let held = self.held.iter();
+        held.map(|(_, app)| (self.apps[*app].name.clone(), count(*app)))
+            .collect()
+    }
+
+    /// What waits, except for applications that are held back. Of the due jobs of an application, the one that is dispatched next counts as the earliest, although one of
     /// lower priority may have been due for up to 10 s longer.
     pub(crate) fn waiting(&self, now: Timestamp) -> Waiting {
-        let flows = self.flows.iter().filter(|flow| !flow.jobs.is_empty());
+        let is_held = |flow: &FlowJobs| flow.place == Place::Due && self.apps[flow.app].is_held;
+        let flows = self.flows.iter();
+        let flows = flows.filter(|flow| !flow.jobs.is_empty() && !is_held(flow));
         let firsts = flows.clone().filter_map(|flow| flow.jobs.first());
         Waiting {
             earliest: firsts.map(|cursor| cursor.due).min(),
@@ -372,6 +435,15 @@ impl Window {
 
     /// Removes and returns the next due job.
     pub(crate) fn pop_due(&mut self, now: Timestamp) -> Option<Arc<Job>> {
+        // Once the clock has been set back, the times of tokens are too late.
+        let is_set_back = now < std::mem::replace(&mut self.popped, now);
+        while let Some((time, app)) = self.held.first().copied()
+            && (time <= now || is_set_back)
+        {
+            self.held.pop_first();
+            self.apps[app].is_held = false;
+            self.rotation.push_back(app);
+        }
         while let Some((_, index)) = self.upcoming.first().copied().filter(|(due, _)| *due <= now) {
             self.upcoming.pop_first();
             let flow = &mut self.flows[index];
@@ -383,20 +455,37 @@ impl Window {
             due.push(index);
         }
         while let Some(app) = self.rotation.pop_front() {
-            let next = self.next_of(app, now);
-            if !self.apps[app].due.is_empty() {
-                self.rotation.push_back(app);
-            }
-            if next.is_some() {
-                return next;
+            let Some(next) = self.next_of(app, now) else {
+                continue;
+            };
+            match self.take_token(app, now) {
+                Ok(()) => {
+                    self.rotation.push_back(app);
+                    return self.remove(next);
+                }
+                Err(time) => {
+                    self.apps[app].is_held = true;
+                    self.held.insert((time, app));
+                }
             }
         }
         None
     }
 
-    /// Removes and returns the next due job of an application. Flows that are not due any more, because they are empty or the
+    /// Takes a token of an application, if it has a rate. The error is when to ask again.
+    fn take_token(&mut self, app: usize, now: Timestamp) -> Result<(), Timestamp> {
+        let App { bucket, token, .. } = &mut self.apps[app];
+        if let Some(bucket) = bucket
+            && !mutant!("window-ignores-rates")
+        {
+            *token = bucket.take(now)?;
+        }
+        Ok(())
+    }
+
+    /// The next due job of an application; `None` if none of its flows is due. Flows that are not due any more, because they are empty or the
     /// clock was set back, leave [`App::due`].
-    fn next_of(&mut self, app: usize, now: Timestamp) -> Option<Arc<Job>> {
+    fn next_of(&mut self, app: usize, now: Timestamp) -> Option<JobId> {
         let mut due = std::mem::take(&mut self.apps[app].due);
         let mut others = Vec::new();
         due.retain(|index| {
@@ -419,7 +508,7 @@ impl Window {
         });
         let next = firsts.min();
         self.apps[app].due = due;
-        self.remove(next?.1)
+        next.map(|(_, id)| id)
     }
 }
 
@@ -477,7 +566,13 @@ mod tests {
     }
 
     fn window() -> Window {
-        Window::new(10_000, 64 << 20)
+        Window::new(10_000, 64 << 20, Rates::default())
+    }
+
+    fn limited(rate: f64) -> Window {
+        let name = "limited".to_owned();
+        let rates = Rates::per_shard([(&name, rate)].into_iter(), 1);
+        Window::new(10_000, 64 << 20, rates)
     }
 
     fn pop_all(window: &mut Window, now: i64) -> Vec<u64> {
@@ -570,6 +665,89 @@ mod tests {
         assert_eq!(window.next_due(), None);
     }
 
+    #[test]
+    fn an_application_without_tokens_is_left_out_and_delays_no_other() {
+        let mut window = limited(2.0);
+        for number in 0..5 {
+            window.insert(job(number, "limited", 0, Priority::Normal));
+        }
+        for number in 10..15 {
+            window.insert(job(number, "other", 0, Priority::Low));
+        }
+        assert_eq!(pop_all(&mut window, 100), [0, 10, 1, 11, 12, 13, 14]);
+        assert!(!window.has_backlog());
+        assert_eq!(
+            window.held_back(Timestamp::from_millis(100)),
+            [("limited".into(), 3)].into()
+        );
+        // What is held back is no reason for more processes.
+        assert_eq!(window.waiting(Timestamp::from_millis(100)), Waiting::default());
+        let next = window.next_due().unwrap();
+        assert!((600..610).contains(&next.as_millis()), "{next:?}");
+        assert!(pop_all(&mut window, 599).is_empty());
+        window.insert(job(15, "other", 0, Priority::Low));
+        assert_eq!(pop_all(&mut window, next.as_millis()), [2, 15]);
+        assert_eq!(pop_all(&mut window, 10_000), [3, 4]);
+        assert_eq!(window.next_due(), None);
+        assert!(window.held_back(Timestamp::from_millis(10_000)).is_empty());
+    }
+
+    #[test]
+    fn the_wait_for_a_token_is_not_part_of_the_lateness() {
+        let mut window = limited(1.0);
+        for number in 0..2 {
+            window.insert(job(number, "limited", 0, Priority::Normal));
+        }
+        let first = window.pop_due(Timestamp::from_millis(500)).unwrap();
+        assert_eq!(window.ready_at(&first), first.due);
+        assert!(window.pop_due(Timestamp::from_millis(500)).is_none());
+        let second = window.pop_due(Timestamp::from_millis(1_700)).unwrap();
+        let ready = window.ready_at(&second).as_millis();
+        assert!((1_498..=1_500).contains(&ready), "{ready}");
+        let other = job(3, "other", 7, Priority::Normal);
+        assert_eq!(window.ready_at(&other), other.due);
+    }
+
+    #[test]
+    fn a_job_that_is_not_dispatched_returns_its_token() {
+        let mut window = limited(1.0);
+        for number in 0..2 {
+            window.insert(job(number, "limited", 0, Priority::Normal));
+        }
+        let first = window.pop_due(Timestamp::from_millis(0)).unwrap();
+        window.return_token(&first);
+        assert_eq!(pop_all(&mut window, 0), [1]);
+    }
+
+    #[test]
+    fn long_waits_of_a_pipeline_with_the_name_of_an_application_have_no_rate() {
+        let mut window = limited(1.0);
+        for number in 0..5 {
+            let wait = Job {
+                kind: Kind::LongWait,
+                ..(*job(number, "limited", 0, Priority::Normal)).clone()
+            };
+            assert!(!window.is_limited(&wait));
+            window.insert(Arc::new(wait));
+        }
+        assert_eq!(pop_all(&mut window, 0).len(), 5);
+    }
+
+    #[test]
+    fn a_clock_that_is_set_back_holds_no_application_back_for_longer() {
+        let mut window = limited(1.0);
+        for number in 0..3 {
+            window.insert(job(number, "limited", 0, Priority::Normal));
+        }
+        let hour = 3_600_000;
+        assert_eq!(pop_all(&mut window, hour), [0]);
+        assert!(window.next_due().unwrap().as_millis() > hour);
+        assert!(pop_all(&mut window, 1_000).is_empty());
+        let next = window.next_due().unwrap().as_millis();
+        assert!((2_000..2_010).contains(&next), "{next}");
+        assert_eq!(pop_all(&mut window, next), [1]);
+    }
+
     fn insert(window: &mut Window, number: i64, app: &str, due: i64) -> (bool, Vec<u64>) {
         let Inserted { fits, evicted } = window.insert(job(number, app, due, Priority::Normal));
         (fits, evicted.iter().map(|job| job.id.offset()).collect())
@@ -577,7 +755,7 @@ mod tests {
 
     #[test]
     fn a_full_window_keeps_the_earliest_jobs_of_a_flow() {
-        let mut window = Window::new(3, 3 << 20);
+        let mut window = Window::new(3, 3 << 20, Rates::default());
         for number in 0..3 {
             assert_eq!(insert(&mut window, number, "a", 100 * number), (true, vec![]));
         }
@@ -591,7 +769,7 @@ mod tests {
 
     #[test]
     fn a_flow_below_its_share_makes_larger_ones_give_up_their_latest_jobs() {
-        let mut window = Window::new(8, 8 << 20);
+        let mut window = Window::new(8, 8 << 20, Rates::default());
         for number in 0..8 {
             insert(&mut window, number, "burst", number);
         }
@@ -622,7 +800,7 @@ mod tests {
         fn a_window_never_exceeds_its_limits_and_loses_no_job_silently(
             steps in proptest::collection::vec((0_i64..40, 0_i64..200, 0..6_usize, 0..3_usize), 0..300),
         ) {
-            let mut window = Window::new(16, 16 << 10);
+            let mut window = Window::new(16, 16 << 10, Rates::default());
             let mut expected = BTreeSet::new();
             let mut now = 0;
             for (number, due, app, action) in steps {
@@ -676,6 +854,44 @@ mod tests {
             popped.dedup();
             prop_assert_eq!(popped.len(), jobs.len());
             prop_assert_eq!(window.next_due(), None);
+        }
+
+        #[test]
+        fn a_window_that_is_asked_when_it_says_keeps_to_the_rate_and_never_stalls(
+            jobs in proptest::collection::vec((0_i64..5_000, any::<bool>()), 1..60),
+            rate in prop_oneof![0.2..2.0, 2.0..200.0],
+            set_back in proptest::option::of(0_i64..3_000),
+        ) {
+            let mut window = limited(rate);
+            for (number, (due, is_limited)) in jobs.iter().enumerate() {
+                let app = if *is_limited { "limited" } else { "other" };
+                window.insert(job(i64::try_from(number).unwrap(), app, *due, Priority::Normal));
+            }
+            let (mut popped, mut times, mut asked, mut set_back) = (BTreeSet::new(), Vec::new(), 0, set_back);
+            let (mut now, mut passed) = (0, 0);
+            while let Some(next) = window.next_due() {
+                passed += (next.as_millis() - now).max(0);
+                now = now.max(next.as_millis());
+                if let Some(back) = set_back.take_if(|_| now > 3_000) {
+                    now -= back;
+                }
+                asked += 1;
+                prop_assert!(asked <= 3 * jobs.len() + 10, "asked too often");
+                while let Some(job) = window.pop_due(Timestamp::from_millis(now)) {
+                    prop_assert!(job.due.as_millis() <= now);
+                    prop_assert!(popped.insert(job.id), "popped twice");
+                    if &*job.app == "limited" {
+                        times.push(passed);
+                    }
+                }
+            }
+            prop_assert_eq!(popped.len(), jobs.len());
+            for (first, since) in times.iter().enumerate() {
+                for (last, until) in times.iter().enumerate().skip(first) {
+                    let most = rate.max(1.0) + rate * Duration::from_millis((until - since).unsigned_abs()).as_secs_f64();
+                    prop_assert!(f64::from(u32::try_from(last - first + 1).unwrap()) <= most + 0.01);
+                }
+            }
         }
 
         #[test]

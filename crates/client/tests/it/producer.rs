@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redeliver_client::{
-    Headers, InvalidRequest, JobId, JobProducer, JobRequest, KafkaSettings, Priority, ScheduleError,
-    Timestamp, TraceContext, When,
+    Headers, InvalidCommand, InvalidRequest, JobId, JobProducer, JobRequest, KafkaSettings, Priority,
+    ScheduleError, Timestamp, TraceContext, When,
 };
 use redeliver_core::{HumanDuration, Record, SchedulerTopics};
 use redeliver_kafka::murmur2::partition_for_key;
@@ -198,10 +198,10 @@ async fn an_invalid_command_is_not_written() {
     assert!(
         matches!(
             refused,
-            ScheduleError::ForeignJob {
+            ScheduleError::Invalid(InvalidCommand::ForeignJob {
                 partitions: PARTITIONS,
                 ..
-            }
+            })
         ),
         "{refused}"
     );
@@ -210,7 +210,7 @@ async fn an_invalid_command_is_not_written() {
     assert!(
         matches!(
             refused,
-            ScheduleError::Invalid(InvalidRequest { field: "app", .. })
+            ScheduleError::Invalid(InvalidCommand::Request(InvalidRequest { field: "app", .. }))
         ),
         "{refused}"
     );

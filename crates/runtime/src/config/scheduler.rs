@@ -15,7 +15,7 @@ use super::limits::ApiLimitsConfig;
 use super::tls::ServerTlsConfig;
 
 /// `scheduler`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SchedulerConfig {
     /// The applications that may schedule jobs, by name.
@@ -49,7 +49,7 @@ pub struct SchedulerConfig {
     pub max_ahead: HumanDuration,
     /// Maximum size of a job's data, key and headers together, in bytes.
     pub max_data: u64,
-    /// How long an idempotency key is remembered after its job was accepted.
+    /// How long an idempotency key is remembered after its newest request was accepted.
     #[serde(with = "display_from_str")]
     pub idempotency_window: HumanDuration,
     /// How long a dispatched, cancelled or expired job can be queried.
@@ -65,11 +65,17 @@ pub struct SchedulerConfig {
 }
 
 /// `scheduler.apps.<name>`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AppConfig {
     /// The topic to which due jobs are dispatched.
     pub topic: String,
+    /// How many jobs are dispatched per second at most, by all schedulers together. `None`: as many as are due.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate: Option<f64>,
+    /// Whether its jobs are accepted, and none is dispatched.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub paused: bool,
 }
 
 /// `scheduler.topics`.
@@ -212,7 +218,12 @@ impl SchedulerConfig {
                 if let Err(problem) = check_app_name(name) {
                     at.report(name, problem);
                 }
-                at.inside(name, |at| at.topic("topic", &app.topic));
+                at.inside(name, |at| {
+                    at.topic("topic", &app.topic);
+                    if let Some(rate) = app.rate {
+                        at.range("rate", rate, 0.001..=1_000_000.0);
+                    }
+                });
             }
         });
         findings.inside("topics", |at| self.topics.check(at));

@@ -109,3 +109,24 @@ async fn the_port_serves_liveness_readiness_metrics_and_configuration() {
     );
     assert_eq!(get(address, "/livez").await.status(), "200");
 }
+
+#[tokio::test]
+async fn clients_that_hold_connections_keep_no_probe_out() {
+    let admin = Admin {
+        health: Health::new(),
+        registry: Arc::new(Mutex::new(metrics::registry("enricher", "e-0", &SystemClock))),
+        config: Arc::new(Config::default()),
+        shutdown: CancellationToken::new(),
+    };
+    let listener = any_port();
+    let address = listener.local_addr().unwrap();
+    let mut server = JoinSet::new();
+    server.spawn(serve(listener, admin));
+    let mut held = Vec::new();
+    for _ in 0..201 {
+        held.push(TcpStream::connect(address).await.unwrap());
+        assert_eq!(get(address, "/livez").await.status(), "200");
+    }
+    // There were too many, so the first one was replaced.
+    assert_eq!(held[0].read(&mut [0]).await.unwrap(), 0);
+}

@@ -880,6 +880,14 @@ fn invalid_settings_of_the_scheduler_are_rejected() {
                 "apps.pipeline:a: is not a valid application name: the prefix `pipeline:` is reserved",
             ),
             (
+                "apps: { a: { topic: t, rate: 0 } }",
+                "apps.a.rate: 0 is out of range: must be between 0.001 and 1000000",
+            ),
+            (
+                "apps: { a: { topic: t, rate: .nan } }",
+                "apps.a.rate: `.nan` is not a number",
+            ),
+            (
                 "apps: { '': { topic: t } }",
                 "apps.: is not a valid application name: write 1 to 100 bytes without control characters",
             ),

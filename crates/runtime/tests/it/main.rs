@@ -4,6 +4,7 @@ mod admin;
 mod config;
 mod config_errors;
 mod default_file;
+mod http_server;
 mod listen;
 mod otlp;
 mod process;

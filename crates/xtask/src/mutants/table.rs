@@ -536,6 +536,17 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &[SHARD_MODEL],
     ),
     mutant(
+        "shard-takes-repetitions-for-events",
+        "A request that replaces others and is sent again after its job was dispatched makes a second job.",
+        &[
+            unit(
+                SCHEDULER,
+                "shard::conflict::tests::a_repetition_of_the_newest_request_has_no_effect",
+            ),
+            SHARD_MODEL,
+        ],
+    ),
+    mutant(
         "shard-ignores-cancellations",
         "A cancellation is confirmed, and the job is dispatched.",
         &[SHARD_MODEL],
@@ -557,6 +568,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "shard-skips-jobs-during-a-scan",
         "A job that arrives during a scan and does not fit into the window is skipped. It is dispatched only after a takeover.",
         &[SHARD_MODEL],
+    ),
+    mutant(
+        "window-ignores-rates",
+        "An application dispatches more jobs than its rate allows.",
+        &[unit(
+            SCHEDULER,
+            "window::tests::an_application_without_tokens_is_left_out_and_delays_no_other",
+        )],
     ),
     mutant(
         "window-has-no-shares",
@@ -585,6 +604,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &[unit(
             SCHEDULER,
             "shard::tests::the_delay_of_a_forwarded_request_counts_from_its_first_record",
+        )],
+    ),
+    mutant(
+        "shard-creates-jobs-of-occurrences-twice",
+        "A schedule is written without its progress after an occurrence. The same occurrence creates jobs again and again.",
+        &[unit(
+            SCHEDULER,
+            "shard::tests::recurring::each_occurrence_is_dispatched_once_or_skipped",
         )],
     ),
     mutant(

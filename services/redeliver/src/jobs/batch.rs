@@ -16,7 +16,7 @@ use redeliver_client::{ClientError, JobClient, JobRequest, Scheduled, When};
 use redeliver_runtime::Config;
 use redeliver_runtime::cli::EXIT_FAILURE;
 use redeliver_runtime::error_chain::error_chain;
-use redeliver_scheduler::request::{self, Draft, ParsedRequest, read_json};
+use redeliver_scheduler::request::{self, ConflictPolicy, Draft, ParsedRequest, read_json};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -165,6 +165,9 @@ fn to_request(draft: Draft) -> JobRequest {
     }
     if let Some(key) = draft.idempotency_key {
         job = job.idempotency_key(key);
+    }
+    if draft.on_conflict == ConflictPolicy::Replace {
+        job = job.replace();
     }
     if let Some(time) = draft.expire_after {
         job = job.expire_after(time.duration());
@@ -329,6 +332,8 @@ type LineResult = Result<Scheduled, (String, Option<String>)>;
 fn outcome(scheduled: &Scheduled) -> &'static str {
     if scheduled.is_duplicate {
         "duplicate"
+    } else if scheduled.is_replacement {
+        "replaced"
     } else {
         "scheduled"
     }
@@ -419,6 +424,7 @@ mod tests {
         Ok(Scheduled {
             id: "01KAJQ6Z2B0003000000000A7X".parse().unwrap(),
             is_duplicate: false,
+            is_replacement: false,
             job: None,
         })
     }
@@ -478,7 +484,7 @@ mod tests {
     #[test]
     fn a_job_of_a_file_has_all_fields() {
         let line = r#"{"appName":"sms","delay":"90s","jobData":{"a": 1.0},"key":"k","headers":{"h":"v","n":null},
-            "idempotencyKey":"i","expireAfter":"5m","requestId":"r","priority":"high"}"#;
+            "idempotencyKey":"i","expireAfter":"5m","requestId":"r","priority":"high","onConflict":"replace"}"#;
         let job = format!("{:?}", read_job(&Bytes::from(line), &TimeZone::UTC).unwrap());
         for part in [
             "sms",
@@ -491,6 +497,7 @@ mod tests {
             "300s",
             "\"r\"",
             "High",
+            "replaces: true",
         ] {
             assert!(job.contains(part), "{part} in {job}");
         }

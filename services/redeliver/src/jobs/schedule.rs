@@ -28,13 +28,16 @@ pub(super) struct ScheduleArgs {
     /// File with one job per line, in JSON as for REST; - for standard input. Prints a result per line. Exits with status 1 if a
     /// job failed
     #[arg(long, value_name = "FILE", conflicts_with_all = ["app", "data", "data_file", "key", "headers", "priority",
-        "idempotency_key", "expire_after", "request_id"])]
+        "idempotency_key", "replace", "expire_after", "request_id"])]
     pub(super) file: Option<String>,
     #[command(flatten)]
     record: RecordArgs,
     /// Idempotency key: requests of an application with the same key within a day create one job
     #[arg(long, value_name = "KEY")]
     idempotency_key: Option<String>,
+    /// Take the place of a waiting job with the same idempotency key
+    #[arg(long, requires = "idempotency_key")]
+    replace: bool,
     /// Request id, stored with the job
     #[arg(long, value_name = "NAME")]
     request_id: Option<String>,
@@ -59,6 +62,7 @@ pub(super) async fn run(config: &Config, args: &ScheduleArgs) -> Result<ExitCode
             json!({
                 "id": id.to_string(),
                 "duplicate": scheduled.is_duplicate,
+                "replaced": scheduled.is_replacement,
                 "job": scheduled.job.as_ref().map(super::as_json),
             })
         },
@@ -85,6 +89,9 @@ impl ScheduleArgs {
         }
         if let Some(key) = &self.idempotency_key {
             request = request.idempotency_key(key);
+        }
+        if self.replace {
+            request = request.replace();
         }
         if let Some(time) = record.expire_after {
             request = request.expire_after(time.duration());

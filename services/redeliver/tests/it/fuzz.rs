@@ -24,7 +24,7 @@ use redeliver_runtime::Config;
 use redeliver_runtime::config::Sources;
 use redeliver_runtime::trace_context::span_context;
 use redeliver_scheduler::codec;
-use redeliver_scheduler::request::{Command, Rules, read};
+use redeliver_scheduler::request::{Action, Command, Rules, read};
 use redeliver_testkit::fuzz::{FEW, fuzz};
 
 const NOW: Timestamp = Timestamp::from_millis(1_763_722_800_000); // 2025-11-21T11:00:00Z
@@ -182,8 +182,13 @@ fn check_request(rules: &Rules, content_type: &str, input: &[u8]) {
             assert!(known.contains(&request.topic), "{}", request.topic);
         }
         Ok(Command::Reschedule { due, .. }) => assert!(due <= latest, "{due}"),
-        Ok(Command::ChangeSchedule(change)) => assert!(!change.id.as_str().is_empty()),
         Ok(Command::Cancel(_)) => {}
+        Ok(Command::ChangeSchedule(change)) => {
+            if let Action::Create(definition) = change.action {
+                let next = definition.recurrence.next(NOW);
+                assert!(next.is_none_or(|(nominal, _)| nominal > NOW), "{next:?}");
+            }
+        }
         Err(failure) => assert!(!failure.code.is_empty() && !failure.message.is_empty()),
     }
 }
@@ -230,28 +235,15 @@ fn protobuf_requests() -> Vec<Vec<u8>> {
         key: None,
         value: Some(Bytes::from_static(b"value")),
     };
-    let cancel = v1::CancelJob { id: id().to_string() };
+    let cancel = v1::CancelJob {
+        id: id().to_string(),
+        ..v1::CancelJob::default()
+    };
     let commands = [
         v1::job_command::Command::Schedule(spec),
         v1::job_command::Command::LongWait(wait),
-        v1::job_command::Command::ChangeSchedule(v1::ChangeSchedule {
-            id: "nightly".to_owned(),
-            change: Some(v1::change_schedule::Change::Create(v1::change_schedule::Create {
-                spec: Some(v1::ScheduleSpec {
-                    timing: Some(v1::schedule_spec::Timing::Cron(v1::CronTiming {
-                        expression: "30 2 * * *".to_owned(),
-                        zone: "Europe/Berlin".to_owned(),
-                        ..v1::CronTiming::default()
-                    })),
-                    job: Some(v1::JobTemplate {
-                        app: "sms".to_owned(),
-                        ..v1::JobTemplate::default()
-                    }),
-                    ..v1::ScheduleSpec::default()
-                }),
-            })),
-        }),
         v1::job_command::Command::Cancel(cancel),
+        v1::job_command::Command::ChangeSchedule(create_schedule()),
     ];
     commands
         .map(|command| {
@@ -262,6 +254,28 @@ fn protobuf_requests() -> Vec<Vec<u8>> {
             command.encode_to_vec()
         })
         .into()
+}
+
+fn create_schedule() -> v1::ChangeSchedule {
+    let cron = v1::CronTiming {
+        expression: "*/5 2-4 L * FRI#2".to_owned(),
+        zone: "Europe/Berlin".to_owned(),
+        ..v1::CronTiming::default()
+    };
+    let spec = v1::ScheduleSpec {
+        timing: Some(v1::schedule_spec::Timing::Cron(cron)),
+        job: Some(v1::JobTemplate {
+            app: "sms".to_owned(),
+            ..v1::JobTemplate::default()
+        }),
+        ..v1::ScheduleSpec::default()
+    };
+    v1::ChangeSchedule {
+        id: "nightly".to_owned(),
+        change: Some(v1::change_schedule::Change::Create(v1::change_schedule::Create {
+            spec: Some(spec),
+        })),
+    }
 }
 
 /// A record of the state topic that can be decoded is the same job after it is encoded again.

@@ -47,6 +47,7 @@ mod tokens;
 mod too_large;
 mod totals;
 mod traces;
+mod transactional;
 mod tuning;
 mod until_idle;
 mod waits;

@@ -3,12 +3,11 @@
 
 use std::time::Duration;
 
-use redeliver_kafka::reader::ReadError;
 use redeliver_runtime::error_chain::error_chain;
 use tokio::time::Instant;
 
 use super::error::RequestError;
-use super::state_end::StateEnd;
+use super::state_end::{SharedError, StateEnd};
 use crate::index::Applied;
 
 /// How long an index is read repeatedly until it is complete, and after which time for the first time.
@@ -17,9 +16,9 @@ pub(super) const INTERVAL: Duration = Duration::from_millis(25);
 
 /// The end of a partition of the state topic.
 pub(super) trait StatePartition {
-    async fn end(&self) -> Result<i64, ReadError>;
+    async fn end(&self) -> Result<i64, SharedError>;
     fn is_known_empty(&self, from: i64, to: i64) -> bool;
-    async fn is_empty(&self, from: i64, to: i64) -> Result<bool, ReadError>;
+    async fn is_empty(&self, from: i64, to: i64) -> Result<bool, SharedError>;
 }
 
 pub(super) struct PartitionEnd<'a> {
@@ -28,7 +27,7 @@ pub(super) struct PartitionEnd<'a> {
 }
 
 impl StatePartition for PartitionEnd<'_> {
-    async fn end(&self) -> Result<i64, ReadError> {
+    async fn end(&self) -> Result<i64, SharedError> {
         self.ends.of(self.partition).await
     }
 
@@ -36,7 +35,7 @@ impl StatePartition for PartitionEnd<'_> {
         self.ends.is_known_empty(self.partition, from, to)
     }
 
-    async fn is_empty(&self, from: i64, to: i64) -> Result<bool, ReadError> {
+    async fn is_empty(&self, from: i64, to: i64) -> Result<bool, SharedError> {
         self.ends.is_empty(self.partition, from, to).await
     }
 }
@@ -55,7 +54,7 @@ impl Completeness {
         &mut self,
         state: &impl StatePartition,
         applied: i64,
-    ) -> Result<bool, ReadError> {
+    ) -> Result<bool, SharedError> {
         let end = match self.end {
             Some(end) => end,
             None => *self.end.insert(state.end().await?),
@@ -118,7 +117,7 @@ pub(super) mod tests {
     }
 
     impl StatePartition for Topic {
-        async fn end(&self) -> Result<i64, ReadError> {
+        async fn end(&self) -> Result<i64, SharedError> {
             Ok(self.end)
         }
 
@@ -126,7 +125,7 @@ pub(super) mod tests {
             from >= to
         }
 
-        async fn is_empty(&self, from: i64, to: i64) -> Result<bool, ReadError> {
+        async fn is_empty(&self, from: i64, to: i64) -> Result<bool, SharedError> {
             Ok(self.is_known_empty(from, to) || from >= self.empty_from)
         }
     }

@@ -10,7 +10,7 @@ use redeliver_runtime::error_chain::error_chain;
 use redeliver_service::identity::{self, Reason, Refusal};
 use tonic::{Code, Status};
 
-use super::problem::Problem;
+use super::problem::{ConcernedSchedule, Problem};
 use super::schedules::ScheduleError;
 use crate::admission::{INDEX_FULL, RETRY_AFTER};
 use crate::answers::CannotWait;
@@ -36,11 +36,12 @@ pub(crate) enum RequestError {
     },
     /// The request is valid here, but the scheduler that owns the shard rejected it: its configuration differs.
     Rejected(String),
-    UnknownJob(JobId),
+    /// No job has this id or, if there is none, the idempotency key of the request.
+    UnknownJob(Option<JobId>),
     /// A request for a recurring schedule failed.
     Schedule(ScheduleError),
-    /// The command is in Kafka, and there was no outcome in time.
-    Undecided(JobId, Undecided),
+    /// The command is in Kafka, and there was no outcome in time. The job has this id, if the command names it by its id.
+    Undecided(Option<JobId>, Undecided),
     /// Kafka did not confirm the command: it may or may not be written.
     Unconfirmed(String),
     /// Kafka refused the command; nothing was written.
@@ -159,23 +160,31 @@ impl RequestError {
                 "REJECTED",
                 reason,
             ),
-            Self::UnknownJob(id) => ErrorParts {
-                job: Some(id),
+            Self::UnknownJob(job) => ErrorParts {
+                job,
                 ..parts(
                     Code::NotFound,
                     StatusCode::NOT_FOUND,
                     "JOB_UNKNOWN",
-                    format!("no such job: {id}; jobs are deleted some time after they end"),
+                    job.map_or_else(
+                        || "no job of the application uses this idempotency key".to_owned(),
+                        |id| format!("no such job: {id}; jobs are deleted some time after they end"),
+                    ),
                 )
             },
             Self::Schedule(error) => error.into_parts(),
-            Self::Undecided(id, why) => ErrorParts {
-                job: Some(id),
+            Self::Undecided(job, why) => ErrorParts {
+                job,
                 ..unknown(
                     "UNDECIDED",
-                    format!(
-                        "{why}; the command for job {id} is in Kafka and will take effect; get the job later, and repeat \
-                         the request only with the same idempotency key"
+                    job.map_or_else(
+                        || format!("{why}; the command is in Kafka and will take effect; it can be repeated"),
+                        |id| {
+                            format!(
+                                "{why}; the command for job {id} is in Kafka and will take effect; get the job later, \
+                                 and repeat the request only with the same idempotency key"
+                            )
+                        },
                     ),
                 )
             },
@@ -306,7 +315,7 @@ impl RequestError {
             _ => None,
         };
         let schedule = match &self {
-            Self::Schedule(error) => error.schedule().cloned().map(Box::new),
+            Self::Schedule(error) => error.schedule().cloned(),
             _ => None,
         };
         let retry_after = self.retry_after();
@@ -322,10 +331,14 @@ impl RequestError {
             code: code.unwrap_or_else(|| parts.reason.to_lowercase()),
             detail: parts.message,
             field: field.map(|field| field.name(Format::Json)),
-            job_id: parts.job.map(|id| id.to_string()),
+            job_id: parts.job.map(|id| id.to_string().into()),
             job,
-            schedule_id: parts.schedule,
-            schedule,
+            schedule: parts.schedule.map(|id| {
+                Box::new(ConcernedSchedule {
+                    id,
+                    current: schedule,
+                })
+            }),
             outcome: None,
             retry_after: retry_after.map(whole_seconds),
             challenge: challenge.map(Box::new),
@@ -334,8 +347,9 @@ impl RequestError {
 }
 
 /// Rounded up, because `Retry-After` has whole seconds.
-fn whole_seconds(duration: Duration) -> u64 {
-    duration.as_secs() + u64::from(duration.subsec_nanos() > 0)
+fn whole_seconds(duration: Duration) -> u32 {
+    let seconds = duration.as_secs() + u64::from(duration.subsec_nanos() > 0);
+    u32::try_from(seconds).unwrap_or(u32::MAX)
 }
 
 impl From<RequestError> for Problem {
@@ -437,7 +451,7 @@ mod tests {
 
     #[test]
     fn an_unknown_outcome_is_reported_with_codes_that_are_not_repeated() {
-        let undecided = || RequestError::Undecided(id(), Undecided::Timeout(Duration::from_secs(10)));
+        let undecided = || RequestError::Undecided(Some(id()), Undecided::Timeout(Duration::from_secs(10)));
         let status = undecided().into_status();
         assert_eq!(status.code(), Code::Unknown);
         assert!(status.message().contains("is in Kafka and will take effect"));
@@ -445,7 +459,7 @@ mod tests {
         assert!(status.get_details_retry_info().is_none());
         let problem = undecided().into_problem();
         assert_eq!(problem.status, StatusCode::FAILED_DEPENDENCY);
-        assert_eq!(problem.job_id, Some(id().to_string()));
+        assert_eq!(problem.job_id.as_deref(), Some(&*id().to_string()));
         assert!(problem.retry_after.is_none());
         let unconfirmed = RequestError::Unconfirmed("timed out".to_owned()).into_status();
         assert_eq!(unconfirmed.code(), Code::Unknown);

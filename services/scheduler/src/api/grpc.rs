@@ -15,7 +15,7 @@ use super::jobs::{Accepted, Jobs, trace_headers};
 use super::list::{JobPage, ListJobs};
 use crate::index::Index;
 use crate::job::JobId;
-use crate::request::{Field, Format, draft, read_id, read_timestamp, read_when};
+use crate::request::{Field, Format, JobRef, draft, read_id, read_job_ref, read_timestamp, read_when};
 
 /// The gRPC service.
 pub(crate) struct Service<I>(Arc<Jobs<I>>);
@@ -66,6 +66,11 @@ fn list_jobs(request: v1::ListJobsRequest) -> Result<ListJobs, Failure> {
     })
 }
 
+fn parse_job_ref(id: &str, app: &str, key: &str) -> Result<JobRef, Status> {
+    let job = read_job_ref(Field::Id, Format::Protobuf, id, app, key);
+    job.map_err(|failure| RequestError::from(failure).into_status())
+}
+
 fn schedule_response(accepted: Accepted) -> v1::ScheduleJobResponse {
     let (outcome, job) = match accepted.result {
         Some((outcome, job)) => (outcome, Some(job)),
@@ -102,7 +107,8 @@ impl<I: Index> JobService for Service<I> {
     ) -> Result<Response<v1::BatchScheduleJobsResponse>, Status> {
         let (caller, trace) = (caller(&request)?, trace(request.metadata()));
         let v1::BatchScheduleJobsRequest { jobs, no_wait } = request.into_inner();
-        Jobs::<I>::check_batch(jobs.len(), Format::Protobuf).map_err(RequestError::into_status)?;
+        let checked = self.0.check_batch(&caller, jobs.len(), Format::Protobuf);
+        checked.map_err(RequestError::into_status)?;
         let drafts = jobs.into_iter().map(|job| Ok(draft(job)?)).collect();
         let batch = self
             .0
@@ -129,11 +135,14 @@ impl<I: Index> JobService for Service<I> {
         &self,
         request: Request<v1::CancelJobRequest>,
     ) -> Result<Response<v1::CancelJobResponse>, Status> {
-        let id = parse_id(&request.get_ref().id)?;
-        let cancelled = self
-            .0
-            .cancel(&caller(&request)?, id, trace(request.metadata()))
-            .await;
+        let (caller, trace) = (caller(&request)?, trace(request.metadata()));
+        let v1::CancelJobRequest {
+            id,
+            app,
+            idempotency_key,
+        } = request.into_inner();
+        let job = parse_job_ref(&id, &app, &idempotency_key)?;
+        let cancelled = self.0.cancel(&caller, job, Format::Protobuf, trace).await;
         let v1::CommandOutcome { outcome, job, .. } = cancelled.map_err(RequestError::into_status)?;
         Ok(Response::new(v1::CancelJobResponse { outcome, job }))
     }
@@ -143,8 +152,13 @@ impl<I: Index> JobService for Service<I> {
         request: Request<v1::RescheduleJobRequest>,
     ) -> Result<Response<v1::RescheduleJobResponse>, Status> {
         let (caller, trace) = (caller(&request)?, trace(request.metadata()));
-        let v1::RescheduleJobRequest { id, when } = request.into_inner();
-        let id = parse_id(&id)?;
+        let v1::RescheduleJobRequest {
+            id,
+            when,
+            app,
+            idempotency_key,
+        } = request.into_inner();
+        let job = parse_job_ref(&id, &app, &idempotency_key)?;
         let when = when.map(|when| match when {
             v1::reschedule_job_request::When::ScheduledTime(time) => {
                 v1::reschedule_job::When::ScheduledTime(time)
@@ -154,7 +168,7 @@ impl<I: Index> JobService for Service<I> {
         let when = read_when(when.as_ref()).map_err(|failure| RequestError::from(failure).into_status())?;
         let rescheduled = self
             .0
-            .reschedule(&caller, id, when, Format::Protobuf, trace)
+            .reschedule(&caller, job, when, Format::Protobuf, trace)
             .await;
         let v1::CommandOutcome { outcome, job, .. } = rescheduled.map_err(RequestError::into_status)?;
         Ok(Response::new(v1::RescheduleJobResponse { outcome, job }))

@@ -9,7 +9,7 @@
 //! |---|---|
 //! | schedule, also in a batch | `jobs:write` for the application of the request |
 //! | get | `jobs:read` for the application of the job |
-//! | cancel, reschedule | `jobs:write` for the application of the job |
+//! | cancel, reschedule | `jobs:write` for the application of the job, which the request names or which is looked up |
 //! | list, stats | `jobs:read` for the application of the request, or for all applications if it names none |
 //!
 //! A job of an application that the caller may neither read nor write is unknown to the caller: it is looked up as often as
@@ -34,14 +34,16 @@ use tokio_util::sync::CancellationToken;
 
 use super::completeness::{self, Completeness, PartitionEnd, StatePartition, read_complete};
 use super::error::{RequestError, Undecided};
-use super::limits::CallerRates;
+use super::rates::CallerRates;
 use super::state_end::StateEnd;
 use crate::admission::{self, INDEX_FULL};
 use crate::answers::{PendingOutcome, PendingOutcomes};
 use crate::codec;
 use crate::index::{Index, Lookup, ShardStats};
 use crate::job::{JobId, Kind};
-use crate::request::{Command, Draft, Envelope, Field, Format, ParsedRequest, Rules, When, write_protobuf};
+use crate::request::{
+    Command, Draft, Envelope, Field, Format, JobRef, ParsedRequest, Rules, When, write_protobuf,
+};
 
 /// How long to wait for an outcome.
 pub(super) const OUTCOME_TIMEOUT: Duration = Duration::from_secs(10);
@@ -106,19 +108,24 @@ impl<I: Index> Jobs<I> {
         wait: bool,
         trace: Headers,
     ) -> Result<Accepted, RequestError> {
-        self.limit_rate(caller, 1)?;
         let deadline = Instant::now() + OUTCOME_TIMEOUT;
         self.schedule_one(caller, draft, format, wait, trace, deadline)
             .await
     }
 
-    /// Checks the number of jobs in a batch, before any of them is parsed: a parsed job takes many times the memory of its text.
-    pub(crate) fn check_batch(jobs: usize, format: Format) -> Result<(), RequestError> {
+    /// Checks and counts the jobs of a batch, before any of them is parsed: a parsed job takes many times the memory of its text.
+    pub(crate) fn check_batch(
+        &self,
+        caller: &Identity,
+        jobs: usize,
+        format: Format,
+    ) -> Result<(), RequestError> {
         if jobs == 0 || jobs > MAX_BATCH {
             let problem = format!("has {jobs} jobs; write 1 to {MAX_BATCH}");
             return Err(Field::Jobs.malformed(format, &problem).into());
         }
-        Ok(())
+        let counted = self.rates.take_batch(caller, jobs);
+        counted.map_err(RequestError::RateLimited)
     }
 
     /// Schedules several jobs, of which some may be invalid. The results are in the order of the jobs. All commands are written
@@ -131,7 +138,6 @@ impl<I: Index> Jobs<I> {
         wait: bool,
         trace: Headers,
     ) -> Result<Vec<Result<Accepted, RequestError>>, RequestError> {
-        self.limit_rate(caller, drafts.len())?;
         let deadline = Instant::now() + OUTCOME_TIMEOUT;
         let scheduling = drafts.into_iter().map(async |draft| {
             self.schedule_one(caller, draft?, format, wait, trace.clone(), deadline)
@@ -177,10 +183,10 @@ impl<I: Index> Jobs<I> {
             .write(&request, partition, &pending.answer_to(), trace, deadline)
             .await?;
         let outcome = self.outcome(&mut pending, deadline).await;
-        let outcome = outcome.map_err(|why| RequestError::Undecided(id, why))?;
+        let outcome = outcome.map_err(|why| RequestError::Undecided(Some(id), why))?;
         let job = outcome.job.clone().unwrap_or_default();
         match outcome.outcome() {
-            result @ (v1::Outcome::Scheduled | v1::Outcome::Duplicate) => {
+            result @ (v1::Outcome::Scheduled | v1::Outcome::Duplicate | v1::Outcome::Replaced) => {
                 let job = self.with_details(job).await;
                 let id = job.id.parse().unwrap_or(id);
                 Ok(Accepted {
@@ -201,37 +207,38 @@ impl<I: Index> Jobs<I> {
     pub(crate) async fn cancel(
         &self,
         caller: &Identity,
-        id: JobId,
+        job: JobRef,
+        format: Format,
         trace: Headers,
     ) -> Result<v1::CommandOutcome, RequestError> {
-        self.limit_rate(caller, 1)?;
-        if !self.may_change(caller, id, "cancel").await? {
+        if !self.may_change(caller, &job, "cancel").await? {
             return Ok(unknown_job());
         }
-        self.command(id, &ParsedRequest::Cancel(id), trace).await
+        let request = ParsedRequest::Cancel(job.clone());
+        self.check(&request, format)?;
+        self.command(&job, &request, trace).await
     }
 
     /// Reschedules a job. The outcome says if it was too late.
     pub(crate) async fn reschedule(
         &self,
         caller: &Identity,
-        id: JobId,
+        job: JobRef,
         when: When,
         format: Format,
         trace: Headers,
     ) -> Result<v1::CommandOutcome, RequestError> {
-        self.limit_rate(caller, 1)?;
-        let request = ParsedRequest::Reschedule { id, when };
-        self.check(&request, format)?;
-        if !self.may_change(caller, id, "reschedule").await? {
+        if !self.may_change(caller, &job, "reschedule").await? {
             return Ok(unknown_job());
         }
-        self.command(id, &request, trace).await
+        let job_ref = job.clone();
+        let request = ParsedRequest::Reschedule { job, when };
+        self.check(&request, format)?;
+        self.command(&job_ref, &request, trace).await
     }
 
     /// A job with its payload.
     pub(crate) async fn get(&self, caller: &Identity, id: JobId) -> Result<v1::Job, RequestError> {
-        self.limit_rate(caller, 1)?;
         self.require_some(caller, Verb::Read, "get")?;
         let job = self.find(caller, Verb::Read, id, "get").await?;
         self.require(caller, Verb::Read, Some(&job.app), "get")?;
@@ -247,12 +254,12 @@ impl<I: Index> Jobs<I> {
         operation: &str,
     ) -> Result<v1::Job, RequestError> {
         if !self.may_exist(id) {
-            return Err(RequestError::UnknownJob(id));
+            return Err(RequestError::UnknownJob(Some(id)));
         }
         let now = self.clock.now();
         let requested = id.requested_at();
         let is_recent = requested.after(RECENT) > now && now.after(RECENT) > requested;
-        let unknown = || RequestError::UnknownJob(id);
+        let unknown = || RequestError::UnknownJob(Some(id));
         let is_known = |job: &v1::Job| is_visible(caller, &job.app);
         let state_end = self.partition_end(id.shard());
         let found = look_up_until_known(unknown, is_recent, is_known, &state_end, || self.look_up(id)).await;
@@ -273,7 +280,6 @@ impl<I: Index> Jobs<I> {
         minutes: u32,
         format: Format,
     ) -> Result<v1::Stats, RequestError> {
-        self.limit_rate(caller, 1)?;
         self.require(caller, Verb::Read, app, "stats")?;
         let minutes = match minutes {
             0 => DEFAULT_MINUTES,
@@ -335,11 +341,6 @@ impl<I: Index> Jobs<I> {
         }
     }
 
-    pub(super) fn limit_rate(&self, caller: &Identity, requests: usize) -> Result<(), RequestError> {
-        let limited = self.rates.take(caller, requests);
-        limited.map_err(RequestError::RateLimited)
-    }
-
     /// Requires a scope for an application, or for all of them. Refusals are counted and logged.
     pub(super) fn require(
         &self,
@@ -367,9 +368,23 @@ impl<I: Index> Jobs<I> {
         self.require(caller, verb, None, operation)
     }
 
-    /// Requires that the caller may change a job; `false` if the caller knows no such job. The id does not tell the
+    /// Requires that the caller may change a job; `false` if the caller knows no such job. An id does not tell the
     /// application, so the job is looked up unless the caller may change all jobs.
-    async fn may_change(&self, caller: &Identity, id: JobId, operation: &str) -> Result<bool, RequestError> {
+    async fn may_change(
+        &self,
+        caller: &Identity,
+        job: &JobRef,
+        operation: &str,
+    ) -> Result<bool, RequestError> {
+        let id = match job {
+            JobRef::Id(id) => *id,
+            // Before the application is looked up, so that the answer does not reveal which applications exist.
+            JobRef::Key { app, .. } => {
+                return self
+                    .require(caller, Verb::Write, Some(app), operation)
+                    .map(|()| true);
+            }
+        };
         self.require_some(caller, Verb::Write, operation)?;
         if caller.may(Area::Jobs, Verb::Write, None) {
             return Ok(true);
@@ -397,16 +412,18 @@ impl<I: Index> Jobs<I> {
 
     async fn command(
         &self,
-        id: JobId,
+        job: &JobRef,
         request: &ParsedRequest,
         trace: Headers,
     ) -> Result<v1::CommandOutcome, RequestError> {
-        if !self.may_exist(id) {
-            return Ok(unknown_job());
-        }
+        let (partition, id) = match job {
+            JobRef::Id(id) if !self.may_exist(*id) => return Ok(unknown_job()),
+            JobRef::Id(id) => (id.shard(), Some(*id)),
+            JobRef::Key { app, key } => (shard_of(app, key, self.partitions), None),
+        };
         let deadline = Instant::now() + OUTCOME_TIMEOUT;
         let mut pending = self.outcomes.register()?;
-        self.write(request, id.shard(), &pending.answer_to(), trace, deadline)
+        self.write(request, partition, &pending.answer_to(), trace, deadline)
             .await?;
         let outcome = self.outcome(&mut pending, deadline).await;
         let outcome = outcome.map_err(|why| RequestError::Undecided(id, why))?;
@@ -445,6 +462,10 @@ impl<I: Index> Jobs<I> {
         let timestamp = written
             .timestamp
             .ok_or_else(|| unconfirmed("the topic keeps no timestamps"))?;
+        if written.position.offset < 0 {
+            // A retry of the client found that the command was written before.
+            return Err(unconfirmed("the offset of the request is unknown"));
+        }
         Ok(JobId::new(
             timestamp,
             written.position.partition,
@@ -553,7 +574,7 @@ where
                     Ok(false) => (RequestError::IndexIncomplete, true, hidden),
                     Err(error) => {
                         tracing::warn!(
-                            reason = error_chain(&error),
+                            reason = error_chain(&*error),
                             "cannot read the end of the state topic"
                         );
                         (RequestError::IndexIncomplete, true, hidden)
@@ -606,7 +627,7 @@ mod tests {
     ) -> (u32, Result<v1::Job, RequestError>) {
         let (id, count) = (JobId::new(Timestamp::from_millis(1), 0, 0), Cell::new(0));
         let is_known = |job: &v1::Job| job.app == "own";
-        let unknown = || RequestError::UnknownJob(id);
+        let unknown = || RequestError::UnknownJob(Some(id));
         let found = look_up_until_known(unknown, is_recent, is_known, state, || {
             count.set(count.get() + 1);
             let entry = job.map(|app| v1::Job {

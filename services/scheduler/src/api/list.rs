@@ -113,7 +113,6 @@ impl<I: Index> Jobs<I> {
         request: &ListJobs,
         format: Format,
     ) -> Result<JobPage, RequestError> {
-        self.limit_rate(caller, 1)?;
         self.require(caller, Verb::Read, request.app.as_deref(), "list")?;
         let query = request.check(format)?;
         let MergedPage { rows, next } = self

@@ -178,6 +178,11 @@ pub(crate) struct JobRequest {
     /// Requests of one application with the same key create one job.
     #[schema(max_length = 512)]
     idempotency_key: Option<String>,
+    /// What happens if the key is in use. `reject`, the default: the same request is a duplicate, another one a conflict (409).
+    /// `replace`: the request takes the place of a job that waits, with a new due time and data; if the job has ended, it gets a
+    /// new one. A request has no effect if it repeats the newest one of the key: same content, same `requestId`, and a
+    /// `scheduledTime` or a `requestId`.
+    on_conflict: Option<String>,
     /// The value of the record to dispatch.
     #[schema(value_type = serde_json::Value)]
     job_data: (),

@@ -20,16 +20,23 @@ pub(crate) struct Problem {
     pub(crate) detail: String,
     /// The invalid field of the request.
     pub(crate) field: Option<&'static str>,
-    pub(crate) job_id: Option<String>,
+    pub(crate) job_id: Option<Box<str>>,
     pub(crate) job: Option<Box<v1::Job>>,
-    pub(crate) schedule_id: Option<String>,
-    pub(crate) schedule: Option<Box<v1::Schedule>>,
+    pub(crate) schedule: Option<Box<ConcernedSchedule>>,
     /// The outcome of a command that had no effect.
     pub(crate) outcome: Option<v1::Outcome>,
     /// When to send the same request again, in seconds. It is also in the header `Retry-After`.
-    pub(crate) retry_after: Option<u64>,
+    pub(crate) retry_after: Option<u32>,
     /// How to authenticate, for the header `WWW-Authenticate`.
     pub(crate) challenge: Option<Box<HeaderValue>>,
+}
+
+/// The schedule that a problem is about.
+#[derive(Debug)]
+pub(crate) struct ConcernedSchedule {
+    pub(crate) id: String,
+    /// The schedule as it is, if the caller may know it.
+    pub(crate) current: Option<v1::Schedule>,
 }
 
 impl Problem {
@@ -41,7 +48,6 @@ impl Problem {
             field: None,
             job_id: None,
             job: None,
-            schedule_id: None,
             schedule: None,
             outcome: None,
             retry_after: None,
@@ -63,7 +69,7 @@ pub(crate) struct ProblemBody {
     #[serde(skip_serializing_if = "Option::is_none")]
     outcome: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    job_id: Option<String>,
+    job_id: Option<Box<str>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     job: Option<JobView>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -72,11 +78,15 @@ pub(crate) struct ProblemBody {
     schedule: Option<ScheduleView>,
     /// When to send the same request again, in seconds; a response has it also in the header `Retry-After`. Nothing was written.
     #[serde(skip_serializing_if = "Option::is_none")]
-    retry_after: Option<u64>,
+    retry_after: Option<u32>,
 }
 
 impl From<Problem> for ProblemBody {
     fn from(problem: Problem) -> Self {
+        let (schedule_id, schedule) = match problem.schedule {
+            Some(schedule) => (Some(schedule.id), schedule.current),
+            None => (None, None),
+        };
         Self {
             title: problem.status.canonical_reason().unwrap_or("error"),
             status: problem.status.as_u16(),
@@ -86,8 +96,8 @@ impl From<Problem> for ProblemBody {
             outcome: problem.outcome.map(outcome),
             job_id: problem.job_id,
             job: problem.job.map(|job| JobView::from(*job)),
-            schedule_id: problem.schedule_id,
-            schedule: problem.schedule.map(|schedule| ScheduleView::from(*schedule)),
+            schedule_id,
+            schedule: schedule.map(ScheduleView::from),
             retry_after: problem.retry_after,
         }
     }

@@ -2,12 +2,13 @@
 //!
 //! | request | answer |
 //! |---|---|
-//! | `POST /v1/jobs` | 201 scheduled, 200 duplicate, 409 conflict of idempotency keys, 503 index full; `?wait=false`: 202 |
+//! | `POST /v1/jobs` | 201 scheduled, 200 duplicate or replaced, 409 conflict of idempotency keys, 503 index full; `?wait=false`: 202 |
 //! | `POST /v1/jobs:batch` | 200 with a result for each job, which has the status that `POST /v1/jobs` would answer |
 //! | `GET /v1/jobs` | 200 with a page of the jobs that wait |
 //! | `GET /v1/jobs/{id}` | 200, 404 |
 //! | `DELETE /v1/jobs/{id}` | 200 cancelled, cancelled before, or expired; 409 dispatched before; 404 |
 //! | `PATCH /v1/jobs/{id}` | 200 rescheduled, 409 ended before, 404 |
+//! | `DELETE`, `PATCH /v1/jobs?appName=..&idempotencyKey=..` | the same for the job with this key |
 //! | `GET /v1/stats?minutes=60` | 200 |
 //! | any | 401 without a valid token or certificate, 403 without the scope; see [`Jobs`] |
 
@@ -18,11 +19,12 @@ use axum::extract::rejection::{BytesRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
-use axum::{Extension, Json, Router};
+use axum::{Extension, Json, Router, middleware};
 use jiff::tz::TimeZone;
 use redeliver_core::failure::bounded_text;
 use redeliver_core::{Failure, Headers};
 use redeliver_proto::v1;
+use redeliver_runtime::http_server::BodyTimeout;
 use redeliver_service::identity::{AuthenticateLayer, Authenticator, Identity, Refusal};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -31,21 +33,25 @@ use utoipa::openapi::OpenApi;
 
 use super::error::RequestError;
 use super::jobs::{Accepted, Jobs, trace_headers};
-use super::limits::BodyTimeout;
 use super::list::{JobPage, ListJobs};
 use super::openapi::{
     BatchRequest, BodyProblems, CommandProblems, DocumentedRouter, DueRequest, JobProblems, JobRequest,
     Problems,
 };
 use super::problem::{Problem, ProblemBody};
+use super::rates::limit_rate;
 use super::schedules;
 use super::view::{JobView, StatsView, outcome};
 use crate::index::Index;
 use crate::job::JobId;
-use crate::request::{Draft, Field, Format, ParsedRequest, read_id, read_instant, read_json, read_json_time};
+use crate::request::{
+    Draft, Field, Format, JobRef, ParsedRequest, read_id, read_instant, read_job_ref, read_json,
+    read_json_time,
+};
 
 pub(crate) fn router<I: Index>(jobs: Arc<Jobs<I>>, authenticator: Authenticator) -> (Router, OpenApi) {
     let (limit, batch_limit) = (jobs.max_request(), jobs.max_batch);
+    let rates = jobs.rates.clone();
     let router = DocumentedRouter::new()
         .with(__path_schedule, &schedule::<I>, limit)
         .with(__path_schedule_batch, &schedule_batch::<I>, batch_limit)
@@ -53,10 +59,15 @@ pub(crate) fn router<I: Index>(jobs: Arc<Jobs<I>>, authenticator: Authenticator)
         .with(__path_show, &show::<I>, limit)
         .with(__path_cancel, &cancel::<I>, limit)
         .with(__path_reschedule, &reschedule::<I>, limit)
+        .with(__path_cancel_by_key, &cancel_by_key::<I>, limit)
+        .with(__path_reschedule_by_key, &reschedule_by_key::<I>, limit)
         .with(__path_stats, &stats::<I>, limit);
     let (router, document) = schedules::rest::add(router, limit).split();
     let router = router
         .method_not_allowed_fallback(async || not_allowed())
+        .route_layer(middleware::from_fn(move |caller, request, next| {
+            limit_rate(rates.clone(), caller, request, next)
+        }))
         .route_layer(AuthenticateLayer::new(authenticator, |refusal: &Refusal| {
             Problem::from(RequestError::Refused(refusal.clone())).into_response()
         }))
@@ -142,7 +153,7 @@ async fn schedule_batch<I: Index>(
         );
         RequestError::from(failure)
     })?;
-    Jobs::<I>::check_batch(batch.jobs.len(), Format::Json)?;
+    jobs.check_batch(&caller, batch.jobs.len(), Format::Json)?;
     let read = |job: &RawValue| read_draft(&body.slice_ref(job.get().as_bytes()), &jobs);
     let drafts = batch.jobs.into_iter().map(read).collect();
     let results = jobs
@@ -175,7 +186,7 @@ impl From<Result<Accepted, RequestError>> for BatchResult {
 fn status_of(accepted: &Accepted) -> StatusCode {
     match &accepted.result {
         None => StatusCode::ACCEPTED,
-        Some((v1::Outcome::Duplicate, _)) => StatusCode::OK,
+        Some((v1::Outcome::Duplicate | v1::Outcome::Replaced, _)) => StatusCode::OK,
         Some(_) => StatusCode::CREATED,
     }
 }
@@ -221,7 +232,8 @@ struct ScheduleQuery {
     request_body = JobRequest,
     responses(
         (status = 201, description = "A new job", body = CommandResponse),
-        (status = 200, description = "The same request was accepted before", body = CommandResponse),
+        (status = 200, description = "The same request was accepted before (`duplicate`), or this one took the place of a \
+            job that waited (`replaced`)", body = CommandResponse),
         (status = 202, description = "The request is in Kafka, with `wait=false`", body = CommandResponse),
         Problems, BodyProblems, CommandProblems,
     ),
@@ -368,12 +380,72 @@ async fn cancel<I: Index>(
     headers: HeaderMap,
 ) -> Result<Json<CommandResponse>, Problem> {
     let id = parse_id(&id)?;
-    let cancelled = jobs.cancel(&caller, id, trace(&headers)).await?;
+    cancel_job(&jobs, &caller, JobRef::Id(id), &headers).await
+}
+
+/// The query of a command that names its job by its idempotency key.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct KeyQuery {
+    #[serde(default)]
+    app_name: String,
+    #[serde(default)]
+    idempotency_key: String,
+}
+
+impl KeyQuery {
+    fn job(query: Result<Query<Self>, QueryRejection>) -> Result<JobRef, Problem> {
+        let Query(query) = query.map_err(|error| invalid_query(&error))?;
+        let (app, key) = (&query.app_name, &query.idempotency_key);
+        if app.is_empty() && key.is_empty() {
+            let failure =
+                Field::App.malformed(Format::Json, "is missing; set `appName` and `idempotencyKey`");
+            return Err(RequestError::from(failure).into());
+        }
+        let job = read_job_ref(Field::Id, Format::Json, "", app, key);
+        Ok(job.map_err(RequestError::from)?)
+    }
+}
+
+/// Cancels the job with an idempotency key
+///
+/// The newest one, as long as the key is in use. Needs the scope `jobs:write` for the application.
+#[utoipa::path(
+    delete,
+    path = "/v1/jobs",
+    operation_id = "cancelJobByKey",
+    params(
+        ("appName" = String, Query, description = "The name of the application"),
+        ("idempotencyKey" = String, Query, description = "The idempotency key of the job"),
+    ),
+    responses(
+        (status = 200, description = "Cancelled now or before, or expired", body = CommandResponse),
+        Problems, JobProblems, CommandProblems,
+    ),
+)]
+async fn cancel_by_key<I: Index>(
+    State(jobs): State<Arc<Jobs<I>>>,
+    Extension(caller): Extension<Identity>,
+    query: Result<Query<KeyQuery>, QueryRejection>,
+    headers: HeaderMap,
+) -> Result<Json<CommandResponse>, Problem> {
+    cancel_job(&jobs, &caller, KeyQuery::job(query)?, &headers).await
+}
+
+async fn cancel_job<I: Index>(
+    jobs: &Jobs<I>,
+    caller: &Identity,
+    job: JobRef,
+    headers: &HeaderMap,
+) -> Result<Json<CommandResponse>, Problem> {
+    let cancelled = jobs
+        .cancel(caller, job.clone(), Format::Json, trace(headers))
+        .await?;
     let has_effect = matches!(
         cancelled.outcome(),
         v1::Outcome::Cancelled | v1::Outcome::AlreadyCancelled | v1::Outcome::Expired
     );
-    command_response(id, cancelled, has_effect)
+    command_response(&job, cancelled, has_effect)
 }
 
 /// Gives a job a new due time
@@ -398,13 +470,50 @@ async fn reschedule<I: Index>(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<CommandResponse>, Problem> {
     let id = parse_id(&id)?;
-    let body = json_body(&headers, body, "scheduler.max_data")?;
+    reschedule_job(&jobs, &caller, JobRef::Id(id), &headers, body).await
+}
+
+/// Gives the job with an idempotency key a new due time
+///
+/// The newest one, as long as the key is in use. Needs the scope `jobs:write` for the application.
+#[utoipa::path(
+    patch,
+    path = "/v1/jobs",
+    operation_id = "rescheduleJobByKey",
+    params(
+        ("appName" = String, Query, description = "The name of the application"),
+        ("idempotencyKey" = String, Query, description = "The idempotency key of the job"),
+    ),
+    request_body = DueRequest,
+    responses(
+        (status = 200, description = "The job has the new due time", body = CommandResponse),
+        Problems, BodyProblems, JobProblems, CommandProblems,
+    ),
+)]
+async fn reschedule_by_key<I: Index>(
+    State(jobs): State<Arc<Jobs<I>>>,
+    Extension(caller): Extension<Identity>,
+    query: Result<Query<KeyQuery>, QueryRejection>,
+    headers: HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<CommandResponse>, Problem> {
+    reschedule_job(&jobs, &caller, KeyQuery::job(query)?, &headers, body).await
+}
+
+async fn reschedule_job<I: Index>(
+    jobs: &Jobs<I>,
+    caller: &Identity,
+    job: JobRef,
+    headers: &HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<CommandResponse>, Problem> {
+    let body = json_body(headers, body, "scheduler.max_data")?;
     let when = read_json_time(&body, &jobs.rules.time_zone).map_err(RequestError::from)?;
     let rescheduled = jobs
-        .reschedule(&caller, id, when, Format::Json, trace(&headers))
+        .reschedule(caller, job.clone(), when, Format::Json, trace(headers))
         .await?;
     let has_effect = rescheduled.outcome() == v1::Outcome::Rescheduled;
-    command_response(id, rescheduled, has_effect)
+    command_response(&job, rescheduled, has_effect)
 }
 
 #[derive(Deserialize)]
@@ -440,17 +549,26 @@ async fn stats<I: Index>(
 
 /// The response to a cancellation or a rescheduling: a problem if the job is unknown or had ended before.
 fn command_response(
-    id: JobId,
+    job: &JobRef,
     result: v1::CommandOutcome,
     has_effect: bool,
 ) -> Result<Json<CommandResponse>, Problem> {
     let name = outcome(result.outcome());
     if result.outcome() == v1::Outcome::Unknown {
+        let id = match job {
+            JobRef::Id(id) => Some(*id),
+            JobRef::Key { .. } => None,
+        };
         return Err(RequestError::UnknownJob(id).into());
     }
+    let id = match (job, &result.job) {
+        (JobRef::Key { .. }, Some(job)) => job.id.clone(),
+        (JobRef::Key { .. }, None) => String::new(),
+        (JobRef::Id(id), _) => id.to_string(),
+    };
     if has_effect {
         return Ok(Json(CommandResponse {
-            id: id.to_string(),
+            id,
             outcome: Some(name),
             job: result.job.map(JobView::from),
         }));
@@ -462,10 +580,9 @@ fn command_response(
         code: name.clone(),
         detail: format!("job {id} ended before the request: {name}"),
         field: None,
-        job_id: Some(id.to_string()),
+        job_id: Some(id.into()),
         outcome: Some(result.outcome()),
         job: result.job.map(Box::new),
-        schedule_id: None,
         schedule: None,
     })
 }

@@ -85,7 +85,6 @@ impl<I: Index> Jobs<I> {
         format: Format,
         trace: Headers,
     ) -> Result<(v1::Schedule, bool), RequestError> {
-        self.limit_rate(caller, 1)?;
         self.require_job(caller, Verb::Write, &spec, "create_schedule")?;
         let request = self.change_of(id, Action::Create(Box::new(spec)), format)?;
         let outcome = self.send_change(caller, request, trace).await?;
@@ -100,7 +99,6 @@ impl<I: Index> Jobs<I> {
         id: &str,
         format: Format,
     ) -> Result<v1::Schedule, RequestError> {
-        self.limit_rate(caller, 1)?;
         self.require_some(caller, Verb::Read, "get_schedule")?;
         let known = self.readable_schedule(caller, id, "get_schedule", format).await?;
         Ok(known.shown)
@@ -116,7 +114,6 @@ impl<I: Index> Jobs<I> {
         format: Format,
         trace: Headers,
     ) -> Result<v1::Schedule, RequestError> {
-        self.limit_rate(caller, 1)?;
         self.require_job(caller, Verb::Write, &spec, "update_schedule")?;
         let action = Action::Update {
             definition: Box::new(spec),
@@ -138,7 +135,6 @@ impl<I: Index> Jobs<I> {
         format: Format,
         trace: Headers,
     ) -> Result<v1::CommandOutcome, RequestError> {
-        self.limit_rate(caller, 1)?;
         let operation = match action {
             Action::Create(_) => "create_schedule",
             Action::Update { .. } => "update_schedule",
@@ -158,7 +154,6 @@ impl<I: Index> Jobs<I> {
         request: PreviewRequest,
         format: Format,
     ) -> Result<Vec<v1::OccurrencePreview>, RequestError> {
-        self.limit_rate(caller, 1)?;
         let count = match usize::try_from(request.count).unwrap_or(usize::MAX) {
             0 => DEFAULT_PREVIEW,
             count @ 1..=MAX_PREVIEW => count,

@@ -3,6 +3,7 @@
 use redeliver_core::Failure;
 use redeliver_core::failure::bounded_text;
 
+use super::parsed::JobRef;
 use crate::job::JobId;
 
 /// The format of a request.
@@ -19,6 +20,7 @@ pub enum Format {
 #[expect(missing_docs, reason = "the names are the documentation")]
 pub enum Field {
     RequestId,
+    OnConflict,
     App,
     ScheduledTime,
     Delay,
@@ -108,8 +110,9 @@ impl Field {
     ];
 
     /// The fields that JSON has.
-    pub(crate) const IN_JSON: [Self; 14] = [
+    pub(crate) const IN_JSON: [Self; 15] = [
         Self::RequestId,
+        Self::OnConflict,
         Self::App,
         Self::ScheduledTime,
         Self::Delay,
@@ -130,6 +133,7 @@ impl Field {
     pub fn json(self) -> &'static str {
         match self {
             Self::RequestId => "requestId",
+            Self::OnConflict => "onConflict",
             Self::App => "appName",
             Self::ScheduledTime => "scheduledTime",
             Self::Delay => "delay",
@@ -191,6 +195,7 @@ impl Field {
     pub fn protobuf(self) -> &'static str {
         match self {
             Self::RequestId => "request_id",
+            Self::OnConflict => "on_conflict",
             Self::App => "app",
             Self::ScheduledTime => "scheduled_time",
             Self::IdempotencyKey => "idempotency_key",
@@ -268,6 +273,36 @@ pub(super) fn hint<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> 
             format!("; expected one of {} and others", known[..SHOWN].join(", "))
         }
         None => format!("; expected one of {}", known.join(", ")),
+    }
+}
+
+/// Reads how a command names its job, from the fields of a message of which empty ones are not set.
+pub(crate) fn read_job_ref(
+    field: Field,
+    format: Format,
+    id: &str,
+    app: &str,
+    key: &str,
+) -> Result<JobRef, Failure> {
+    let names = [Field::App, Field::IdempotencyKey].map(|field| field.name(format));
+    match (id, app, key) {
+        ("", "", "") => {
+            let problem = format!("is missing; set it, or set `{}` and `{}`", names[0], names[1]);
+            Err(field.malformed(format, &problem))
+        }
+        (_, "", "") => read_id(field, format, id).map(JobRef::Id),
+        ("", "", _) => Err(Field::App.malformed(format, "is missing; set it to the name of the application")),
+        ("", _, "") => {
+            Err(Field::IdempotencyKey.malformed(format, "is missing; set it to the key of the job"))
+        }
+        ("", _, _) => Ok(JobRef::Key {
+            app: app.into(),
+            key: key.into(),
+        }),
+        _ => {
+            let problem = format!("cannot be combined with `{}` and `{}`", names[0], names[1]);
+            Err(field.malformed(format, &problem))
+        }
     }
 }
 

@@ -12,9 +12,9 @@ use serde::Deserialize;
 use serde::de::{Deserializer as _, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::field::{Field, Format, hint, read_id};
-use super::parsed::{Draft, ParsedRequest, When};
-use crate::job::{JobId, Payload, Priority};
+use super::field::{Field, Format, hint, read_id, read_job_ref};
+use super::parsed::{ConflictPolicy, Draft, JobRef, ParsedRequest, When};
+use crate::job::{Payload, Priority};
 
 mod schedule;
 
@@ -33,13 +33,14 @@ pub fn read(value: &Bytes, zone: &TimeZone) -> Result<ParsedRequest, Failure> {
     let fields = Fields::read(value, &Field::IN_JSON)?;
     fields.reject_recurring()?;
     if fields.value(Field::Cancel).is_some() {
-        fields.only(Field::Cancel, &[])?;
-        return Ok(ParsedRequest::Cancel(fields.id(Field::Cancel)?));
+        fields.only(Field::Cancel, &[Field::Cancel])?;
+        return Ok(ParsedRequest::Cancel(fields.job_ref(Field::Cancel)?));
     }
     if fields.value(Field::Reschedule).is_some() {
-        fields.only(Field::Reschedule, &[Field::ScheduledTime, Field::Delay])?;
+        let allowed = [Field::Reschedule, Field::ScheduledTime, Field::Delay];
+        fields.only(Field::Reschedule, &allowed)?;
         return Ok(ParsedRequest::Reschedule {
-            id: fields.id(Field::Reschedule)?,
+            job: fields.job_ref(Field::Reschedule)?,
             when: fields.when(zone)?,
         });
     }
@@ -68,6 +69,7 @@ pub fn read(value: &Bytes, zone: &TimeZone) -> Result<ParsedRequest, Failure> {
             headers: fields.headers()?,
         },
         expire_after: fields.duration(Field::ExpireAfter)?,
+        on_conflict: fields.on_conflict()?,
     })))
 }
 
@@ -170,10 +172,10 @@ impl<'a> Fields<'a> {
         Ok(())
     }
 
-    /// Rejects fields that cannot be combined with a command.
-    fn only(&self, command: Field, with: &[Field]) -> Result<(), Failure> {
+    /// Rejects fields that a command does not have.
+    fn only(&self, command: Field, allowed: &[Field]) -> Result<(), Failure> {
         for field in Field::IN_JSON {
-            if field != command && !with.contains(&field) && self.value(field).is_some() {
+            if !allowed.contains(&field) && self.value(field).is_some() {
                 return Err(invalid(
                     field,
                     &format!("cannot be combined with `{}`", command.json()),
@@ -183,8 +185,38 @@ impl<'a> Fields<'a> {
         Ok(())
     }
 
-    fn id(&self, field: Field) -> Result<JobId, Failure> {
-        read_id(field, Format::Json, &self.text(field)?.unwrap_or_default())
+    /// The job of a command: its id, or an object with its application and idempotency key.
+    fn job_ref(&self, field: Field) -> Result<JobRef, Failure> {
+        if let Some(value) = self.value(field).filter(|value| value.get().starts_with('{')) {
+            let fields = Fields::read(value.get().as_bytes(), &Field::IN_JSON)?;
+            fields.only(field, &[Field::App, Field::IdempotencyKey])?;
+            let (app, key) = (fields.text(Field::App)?, fields.text(Field::IdempotencyKey)?);
+            let (app, key) = (app.unwrap_or_default(), key.unwrap_or_default());
+            return read_job_ref(field, Format::Json, "", &app, &key);
+        }
+        let problem = "expected an id, or an object with `appName` and `idempotencyKey`";
+        match self.value(field).and_then(text) {
+            Some(id) => read_id(field, Format::Json, &id).map(JobRef::Id),
+            None => Err(invalid(
+                field,
+                &format!(
+                    "is {}; {problem}",
+                    self.value(field).map_or_else(String::new, shown)
+                ),
+            )),
+        }
+    }
+
+    fn on_conflict(&self) -> Result<ConflictPolicy, Failure> {
+        match self.text(Field::OnConflict)?.as_deref() {
+            None | Some("reject") => Ok(ConflictPolicy::Reject),
+            Some("replace") => Ok(ConflictPolicy::Replace),
+            Some(other) => {
+                let shown = bounded_text(other, SHOWN);
+                let problem = format!("is `{shown}`; expected reject or replace");
+                Err(invalid(Field::OnConflict, &problem))
+            }
+        }
     }
 
     fn when(&self, zone: &TimeZone) -> Result<When, Failure> {

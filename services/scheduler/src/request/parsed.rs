@@ -1,5 +1,7 @@
 //! Requests as they are parsed, independent of their format.
 
+use std::sync::Arc;
+
 use redeliver_core::{HumanDuration, Timestamp};
 
 use super::schedule::ParsedChange;
@@ -11,11 +13,11 @@ pub enum ParsedRequest {
     /// A job of an application.
     Schedule(Box<Draft>),
     /// A cancellation.
-    Cancel(JobId),
+    Cancel(JobRef),
     /// A new due time.
     Reschedule {
         /// The job.
-        id: JobId,
+        job: JobRef,
         /// The new due time.
         when: When,
     },
@@ -42,6 +44,32 @@ pub struct Draft {
     pub payload: Payload,
     /// How long after its due time the job may still be dispatched.
     pub expire_after: Option<HumanDuration>,
+    /// What happens if the idempotency key is in use.
+    pub on_conflict: ConflictPolicy,
+}
+
+/// What happens to a request whose idempotency key is in use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ConflictPolicy {
+    /// The first request counts: the same request is a duplicate, and another one a conflict.
+    #[default]
+    Reject,
+    /// The newest request counts: it takes the place of a job that waits.
+    Replace,
+}
+
+/// How a command names its job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum JobRef {
+    /// By its id.
+    Id(JobId),
+    /// By its application and idempotency key: the newest job with this key, as long as the key is in use.
+    Key {
+        /// The application.
+        app: Arc<str>,
+        /// The idempotency key.
+        key: Arc<str>,
+    },
 }
 
 /// The request for a long wait: a failed record of a pipeline.

@@ -12,8 +12,8 @@ use redeliver_proto::v1::job_command::Command;
 use redeliver_proto::{Message as _, v1};
 use redeliver_recurrence::CatchUp;
 
-use super::field::{Field, Format, read_id};
-use super::parsed::{Draft, LongWait, ParsedRequest, When};
+use super::field::{Field, Format, read_job_ref};
+use super::parsed::{ConflictPolicy, Draft, JobRef, LongWait, ParsedRequest, When};
 use super::schedule::{Action, Change, ParsedChange};
 use crate::job::{Payload, Priority};
 
@@ -43,9 +43,12 @@ pub fn read(value: &Bytes) -> Result<(Result<ParsedRequest, Failure>, Option<Arc
     let answer_to = (!command.answer_to.is_empty()).then(|| command.answer_to.into());
     let request = match command.command {
         Some(Command::Schedule(spec)) => draft(spec).map(|draft| ParsedRequest::Schedule(Box::new(draft))),
-        Some(Command::Cancel(cancel)) => {
-            read_id(Field::Cancel, Format::Protobuf, &cancel.id).map(ParsedRequest::Cancel)
-        }
+        Some(Command::Cancel(v1::CancelJob {
+            id,
+            app,
+            idempotency_key,
+        })) => read_job_ref(Field::Cancel, Format::Protobuf, &id, &app, &idempotency_key)
+            .map(ParsedRequest::Cancel),
         Some(Command::Reschedule(command)) => reschedule(&command),
         Some(Command::ChangeSchedule(change)) => {
             change_schedule(change).map(|change| ParsedRequest::ChangeSchedule(Box::new(change)))
@@ -64,14 +67,26 @@ pub fn read(value: &Bytes) -> Result<(Result<ParsedRequest, Failure>, Option<Arc
 pub fn write(request: &ParsedRequest, answer_to: &str) -> Bytes {
     let command = match request {
         ParsedRequest::Schedule(draft) => Command::Schedule(spec(draft)),
-        ParsedRequest::Cancel(id) => Command::Cancel(v1::CancelJob { id: id.to_string() }),
-        ParsedRequest::Reschedule { id, when } => Command::Reschedule(v1::RescheduleJob {
-            id: id.to_string(),
-            when: Some(match when {
-                When::At(time) => v1::reschedule_job::When::ScheduledTime(to_timestamp(*time)),
-                When::After(delay) => v1::reschedule_job::When::Delay(to_duration(*delay)),
-            }),
-        }),
+        ParsedRequest::Cancel(job) => {
+            let (id, app, idempotency_key) = names(job);
+            Command::Cancel(v1::CancelJob {
+                id,
+                app,
+                idempotency_key,
+            })
+        }
+        ParsedRequest::Reschedule { job, when } => {
+            let (id, app, idempotency_key) = names(job);
+            Command::Reschedule(v1::RescheduleJob {
+                id,
+                app,
+                idempotency_key,
+                when: Some(match when {
+                    When::At(time) => v1::reschedule_job::When::ScheduledTime(to_timestamp(*time)),
+                    When::After(delay) => v1::reschedule_job::When::Delay(to_duration(*delay)),
+                }),
+            })
+        }
         ParsedRequest::ChangeSchedule(change) => Command::ChangeSchedule(write_change(change)),
         ParsedRequest::LongWait(wait) => Command::LongWait(v1::LongWait {
             pipeline: wait.pipeline.clone(),
@@ -86,6 +101,14 @@ pub fn write(request: &ParsedRequest, answer_to: &str) -> Bytes {
         answer_to: answer_to.to_owned(),
     };
     command.encode_to_vec().into()
+}
+
+/// The id, application and idempotency key with which a message names a job. Empty fields are not set.
+fn names(job: &JobRef) -> (String, String, String) {
+    match job {
+        JobRef::Id(id) => (id.to_string(), String::new(), String::new()),
+        JobRef::Key { app, key } => (String::new(), app.to_string(), key.to_string()),
+    }
 }
 
 /// The protobuf message of a new job.
@@ -104,6 +127,11 @@ pub fn spec(draft: &Draft) -> v1::JobSpec {
         headers: to_headers(&draft.payload.headers),
         expire_after: draft.expire_after.map(to_duration),
         request_id: draft.request_id.clone().unwrap_or_default(),
+        on_conflict: match draft.on_conflict {
+            ConflictPolicy::Reject => v1::ConflictPolicy::Unspecified,
+            ConflictPolicy::Replace => v1::ConflictPolicy::Replace,
+        }
+        .into(),
     }
 }
 
@@ -113,6 +141,14 @@ fn invalid(field: Field, problem: &str) -> Failure {
 
 /// Parses the message of a new job.
 pub(crate) fn draft(spec: v1::JobSpec) -> Result<Draft, Failure> {
+    let on_conflict = match v1::ConflictPolicy::try_from(spec.on_conflict) {
+        Ok(v1::ConflictPolicy::Unspecified | v1::ConflictPolicy::Reject) => ConflictPolicy::Reject,
+        Ok(v1::ConflictPolicy::Replace) => ConflictPolicy::Replace,
+        Err(_) => {
+            let problem = format!("is {}; expected 1 (reject) or 2 (replace)", spec.on_conflict);
+            return Err(invalid(Field::OnConflict, &problem));
+        }
+    };
     let when = match spec.when {
         Some(v1::job_spec::When::ScheduledTime(time)) => When::At(time_of(Field::ScheduledTime, &time)?),
         Some(v1::job_spec::When::Delay(delay)) => When::After(duration(Field::Delay, &delay)?),
@@ -133,6 +169,7 @@ pub(crate) fn draft(spec: v1::JobSpec) -> Result<Draft, Failure> {
             .expire_after
             .map(|wait| duration(Field::ExpireAfter, &wait))
             .transpose()?,
+        on_conflict,
     })
 }
 
@@ -151,6 +188,7 @@ pub(super) fn template_draft(template: v1::JobTemplate, when: When) -> Result<Dr
         when,
         priority: priority(template.priority)?,
         idempotency_key: None,
+        on_conflict: ConflictPolicy::Reject,
         request_id: None,
         payload: Payload {
             value: Some(template.data),
@@ -215,8 +253,14 @@ fn write_change(change: &ParsedChange) -> v1::ChangeSchedule {
 }
 
 fn reschedule(command: &v1::RescheduleJob) -> Result<ParsedRequest, Failure> {
+    let v1::RescheduleJob {
+        id,
+        app,
+        idempotency_key,
+        ..
+    } = command;
     Ok(ParsedRequest::Reschedule {
-        id: read_id(Field::Reschedule, Format::Protobuf, &command.id)?,
+        job: read_job_ref(Field::Reschedule, Format::Protobuf, id, app, idempotency_key)?,
         when: read_when(command.when.as_ref())?,
     })
 }

@@ -6,6 +6,7 @@ use redeliver_core::{ErrorClass, Position};
 use redeliver_proto::{Message as _, v1};
 
 use super::*;
+use crate::job::JobId;
 
 const NOW: Timestamp = Timestamp::from_millis(1_763_722_800_000); // 2025-11-21T11:00:00Z
 
@@ -426,16 +427,17 @@ fn commands_cannot_be_combined_with_other_fields() {
     let command = |text: String| read(&json(&text), &rules(), NOW).command;
     assert_eq!(
         command(format!(r#"{{"cancel":"{}"}}"#, id())),
-        Ok(Command::Cancel(id()))
+        Ok(Command::Cancel(JobRef::Id(id())))
     );
     let due = Timestamp::from_millis(NOW.as_millis() + 55_000);
-    let reschedule = Ok(Command::Reschedule { id: id(), due });
+    let job = JobRef::Id(id());
+    let reschedule = Ok(Command::Reschedule { job, due });
     assert_eq!(
         command(format!(r#"{{"reschedule":"{}","delay":"60s"}}"#, id())),
         reschedule
     );
     rejected(r#"{"cancel":"x"}"#, "request.cancel", "`x` is not a job id");
-    rejected(r#"{"cancel":7}"#, "request.cancel", "expected a string");
+    rejected(r#"{"cancel":7}"#, "request.cancel", "is `7`; expected an id");
     rejected(
         &format!(r#"{{"cancel":"{}","delay":"1s"}}"#, id()),
         "request.delay",
@@ -537,9 +539,16 @@ fn an_invalid_protobuf_request_keeps_its_answer_key() {
     check(
         Some(v1::job_command::Command::Cancel(v1::CancelJob {
             id: "x".to_owned(),
+            ..v1::CancelJob::default()
         })),
         "request.cancel",
         "`id` `x` is not a job id",
+    );
+    check(spec(|spec| spec.on_conflict = 9), "request.onConflict", "is 9");
+    check(
+        spec(|spec| spec.on_conflict = v1::ConflictPolicy::Replace.into()),
+        "request.onConflict",
+        "`on_conflict` is `replace`, which needs an `idempotency_key`",
     );
 }
 
@@ -597,6 +606,125 @@ fn the_record_of_a_long_wait_is_unchanged() {
 }
 
 #[test]
+fn a_command_names_its_job_by_its_id_or_by_its_key() {
+    let by_key = JobRef::Key {
+        app: "sms".into(),
+        key: "k".into(),
+    };
+    let cancelled = Ok(Command::Cancel(by_key.clone()));
+    let command = |text: &str| read(&json(text), &rules(), NOW).command;
+    assert_eq!(
+        command(r#"{"cancel":{"appName":"sms","idempotencyKey":"k"}}"#),
+        cancelled
+    );
+    let due = Timestamp::from_millis(NOW.as_millis() + 55_000);
+    let rescheduled = Ok(Command::Reschedule {
+        job: by_key.clone(),
+        due,
+    });
+    let key = r#"{"idempotencyKey":"k","appName":"sms"}"#;
+    assert_eq!(
+        command(&format!(r#"{{"delay":"60s","reschedule":{key}}}"#)),
+        rescheduled
+    );
+    let when = When::After("60s".parse().unwrap());
+    for (request, expected) in [
+        (ParsedRequest::Cancel(by_key.clone()), cancelled),
+        (ParsedRequest::Reschedule { job: by_key, when }, rescheduled),
+    ] {
+        let mut headers = Headers::new();
+        headers.push_text("content-type", redeliver_proto::CONTENT_TYPE);
+        let written = record(write_protobuf(&request, ""), headers);
+        assert_eq!(read(&written, &rules(), NOW).command, expected);
+    }
+    for (job, code, says) in [
+        (
+            r#"{"appName":"sms"}"#,
+            "request.idempotencyKey",
+            "`idempotencyKey` is missing",
+        ),
+        (
+            r#"{"idempotencyKey":"k"}"#,
+            "request.appName",
+            "`appName` is missing",
+        ),
+        ("{}", "request.cancel", "set `appName` and `idempotencyKey`"),
+        (
+            r#"{"appName":"smss","idempotencyKey":"k"}"#,
+            "request.appName",
+            "did you mean `sms`?",
+        ),
+        (
+            r#"{"appName":"sms","idempotencyKey":"k","delay":"1s"}"#,
+            "request.delay",
+            "cannot be combined with `cancel`",
+        ),
+        (
+            r#"{"appName":"sms","key":"k"}"#,
+            "request.key",
+            "cannot be combined",
+        ),
+        (
+            r#"{"appName":"sms","idempotencyKey":"k","cancel":"x"}"#,
+            "request.cancel",
+            "cannot be",
+        ),
+        (r#"{"id":"x"}"#, "request.unknownField", "unknown field `id`"),
+        (
+            r#"["sms","k"]"#,
+            "request.cancel",
+            "is an array; expected an id, or an object",
+        ),
+        (r#""""#, "request.cancel", "is not a job id"),
+    ] {
+        rejected(&format!(r#"{{"cancel":{job}}}"#), code, says);
+    }
+    let long = "k".repeat(513);
+    let long = format!(r#"{{"cancel":{{"appName":"sms","idempotencyKey":"{long}"}}}}"#);
+    rejected(&long, "request.idempotencyKey", "has 513 bytes");
+    for (id, app, key, says) in [
+        (
+            "",
+            "",
+            "",
+            "`id` is missing; set it, or set `app` and `idempotency_key`",
+        ),
+        (
+            "x",
+            "sms",
+            "",
+            "`id` cannot be combined with `app` and `idempotency_key`",
+        ),
+        ("", "sms", "", "`idempotency_key` is missing"),
+        ("", "", "k", "`app` is missing"),
+    ] {
+        let failure = read_job_ref(Field::Id, Format::Protobuf, id, app, key).unwrap_err();
+        assert!(failure.message.contains(says), "{failure}");
+    }
+}
+
+#[test]
+fn a_replacing_request_needs_a_key() {
+    rejected(
+        &with(r#""delay":"1s","onConflict":"replace""#),
+        "request.onConflict",
+        "`onConflict` is `replace`, which needs an `idempotencyKey`",
+    );
+    rejected(
+        &with(r#""delay":"1s","onConflict":"latest""#),
+        "request.onConflict",
+        "is `latest`; expected reject or replace",
+    );
+    let policy = |text| accepted(&with(text)).on_conflict;
+    let replacing = r#""delay":"1s","onConflict":"replace","idempotencyKey":"k""#;
+    assert_eq!(policy(replacing), ConflictPolicy::Replace);
+    assert_eq!(
+        policy(r#""delay":"1s","onConflict":"reject""#),
+        ConflictPolicy::Reject
+    );
+}
+
+#[test]
 fn keys_are_hashed_with_their_application() {
     assert_ne!(key_hash("a", "bc"), key_hash("ab", "c"));
     assert_eq!(key_hash("a", "b"), key_hash("a", "b"));
@@ -623,24 +751,41 @@ fn draft() -> impl Strategy<Value = Draft> {
     let priority = prop_oneof![Just(Priority::High), Just(Priority::Normal), Just(Priority::Low)];
     let key = proptest::option::of("\\PC{0,10}");
     let expire_after = proptest::option::of((0_u64..1_000_000_000).prop_map(HumanDuration::from_millis));
-    (when, name(), name(), headers, data, priority, key, expire_after).prop_map(
-        |(when, idempotency_key, request_id, headers, data, priority, key, expire_after)| Draft {
-            app: "sms".to_owned(),
-            when,
-            priority,
-            idempotency_key,
-            request_id,
-            payload: Payload {
-                value: Some(data.into()),
-                key: key.map(Bytes::from),
-                headers: headers
-                    .iter()
-                    .map(|(name, value)| (name.as_str(), value.as_deref().map(str::as_bytes)))
-                    .collect(),
-            },
-            expire_after,
-        },
+    let replaces = any::<bool>();
+    (
+        when,
+        name(),
+        name(),
+        headers,
+        data,
+        priority,
+        key,
+        (expire_after, replaces),
     )
+        .prop_map(
+            |(when, idempotency_key, request_id, headers, data, priority, key, (expire_after, replaces))| {
+                Draft {
+                    on_conflict: match &idempotency_key {
+                        Some(_) if replaces => ConflictPolicy::Replace,
+                        _ => ConflictPolicy::Reject,
+                    },
+                    app: "sms".to_owned(),
+                    when,
+                    priority,
+                    idempotency_key,
+                    request_id,
+                    payload: Payload {
+                        value: Some(data.into()),
+                        key: key.map(Bytes::from),
+                        headers: headers
+                            .iter()
+                            .map(|(name, value)| (name.as_str(), value.as_deref().map(str::as_bytes)))
+                            .collect(),
+                    },
+                    expire_after,
+                }
+            },
+        )
 }
 
 fn as_json(draft: &Draft) -> String {
@@ -658,6 +803,8 @@ fn as_json(draft: &Draft) -> String {
     };
     optional("idempotencyKey", draft.idempotency_key.clone());
     optional("requestId", draft.request_id.clone());
+    let replaces = draft.on_conflict == ConflictPolicy::Replace;
+    optional("onConflict", replaces.then(|| "replace".to_owned()));
     optional("key", draft.payload.key.as_ref().map(text));
     optional("expireAfter", draft.expire_after.map(|wait| wait.to_string()));
     let headers: Vec<serde_json::Value> = draft
@@ -697,9 +844,9 @@ proptest! {
     #[test]
     fn requests_with_different_content_have_different_hashes(one in draft(), other in draft()) {
         let hash = |draft: Draft| request_of(&json(&as_json(&draft)), &Rules { max_ahead: "99999d".parse().unwrap(), ..rules() }).request_hash;
-        let named = |draft: &Draft| Draft { request_id: None, idempotency_key: None, ..draft.clone() };
+        let named = |draft: &Draft| Draft { request_id: None, idempotency_key: None, on_conflict: ConflictPolicy::Reject, ..draft.clone() };
         prop_assert_eq!(named(&one) == named(&other), hash(one.clone()) == hash(other));
-        // The request id is not part of the content.
+        // Neither the request id nor the policy is part of the content.
         prop_assert_eq!(hash(named(&one)), hash(one));
     }
 

@@ -5,7 +5,7 @@
 //! without jobs cost nothing.
 //!
 //! # Parked flows
-//! If the topic of a due job does not exist, its flow is *parked*: its jobs leave the window and stay in the state topic and in the
+//! If the topic of a due job does not exist, or its application is paused, its flow is *parked*: its jobs leave the window and stay in the state topic and in the
 //! index, whose number of due jobs is all that is known of them. So any number of them takes no memory, and a takeover finds them
 //! again as all other jobs. When the topic exists, the flow is read again. While it does not, only jobs that have waited for too long
 //! are read, which become dead letters.
@@ -22,18 +22,27 @@ use crate::job::Flow;
 /// The maximum number and size of jobs per scan.
 const MAX_JOBS: usize = 5_000;
 const MAX_BYTES: usize = 4 << 20;
-/// The time between two checks whether the topic of a parked flow exists.
+/// The time between two checks whether a flow is still parked.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The topic and the application of a job.
 pub(crate) type Target = (Arc<str>, Arc<str>);
+
+/// Why the due jobs of a flow cannot be dispatched.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Obstacle {
+    /// Their topic does not exist.
+    MissingTopic(Target),
+    /// The application is paused.
+    Paused(Arc<str>),
+}
 
 /// Which jobs of a parked flow can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Release {
     /// None.
     Nothing,
-    /// All: the topic exists.
+    /// All: there is no obstacle any more.
     All,
     /// The jobs that were due at or before this time: they have waited for too long.
     Until(Timestamp),
@@ -88,8 +97,8 @@ impl Entry {
 
 #[derive(Debug)]
 struct Parked {
-    target: Target,
-    /// When to check the topic again.
+    obstacle: Obstacle,
+    /// When to check the obstacle again.
     next_check: Timestamp,
     /// The due time of the first job, as far as it is known.
     first: Timestamp,
@@ -172,23 +181,23 @@ impl LookAhead {
     }
 
     /// Parks a flow whose first job is at this position.
-    pub(super) fn park(&mut self, flow: &Flow, target: Target, first: Cursor, now: Timestamp) {
+    pub(super) fn park(&mut self, flow: &Flow, obstacle: Obstacle, first: Cursor, now: Timestamp) {
         self.rewind(flow, first);
         let entry = self.entry(flow);
         let due = entry.parked.as_ref().map_or(0, |parked| parked.due).max(1);
         entry.parked = Some(Parked {
-            target,
+            obstacle,
             next_check: now.after(CHECK_INTERVAL),
             first: first.due,
             due,
         });
     }
 
-    /// The approximate number of due jobs of parked flows, by topic and application.
-    pub(super) fn parked(&self) -> BTreeMap<Target, usize> {
+    /// The approximate number of due jobs of parked flows, by what they wait for.
+    pub(super) fn parked(&self) -> BTreeMap<Obstacle, usize> {
         let mut counts = BTreeMap::new();
         for parked in self.flows.values().filter_map(|entry| entry.parked.as_ref()) {
-            *counts.entry(parked.target.clone()).or_default() +=
+            *counts.entry(parked.obstacle.clone()).or_default() +=
                 usize::try_from(parked.due).unwrap_or(usize::MAX);
         }
         counts
@@ -200,7 +209,7 @@ impl LookAhead {
         now: Timestamp,
         window: Duration,
         room: &impl WindowRoom,
-        release: impl Fn(&Target) -> Release,
+        release: impl Fn(&Obstacle) -> Release,
     ) -> Option<ScanRequest> {
         if self.scan.is_some() {
             return None;
@@ -364,8 +373,8 @@ impl LookAhead {
 }
 
 impl Entry {
-    /// Which jobs can be read now. Checks the topic of a parked flow from time to time.
-    fn release(&mut self, now: Timestamp, release: &impl Fn(&Target) -> Release) -> Release {
+    /// Which jobs can be read now. Checks the obstacle of a parked flow from time to time.
+    fn release(&mut self, now: Timestamp, release: &impl Fn(&Obstacle) -> Release) -> Release {
         let Some(parked) = &mut self.parked else {
             return Release::All;
         };
@@ -373,7 +382,7 @@ impl Entry {
         if now < parked.next_check && parked.next_check <= now.after(CHECK_INTERVAL) {
             return Release::Nothing;
         }
-        match release(&parked.target) {
+        match release(&parked.obstacle) {
             Release::All => {
                 self.parked = None;
                 Release::All

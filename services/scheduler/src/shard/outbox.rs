@@ -24,6 +24,8 @@ pub(super) struct Outbox {
     queue: VecDeque<PendingBatch>,
     /// The number of queued changes that end jobs.
     freeing: usize,
+    /// The size of the queued changes.
+    bytes: usize,
     is_applying: bool,
     /// Set while the index is full: when to send a batch without force again.
     next_probe: Option<Timestamp>,
@@ -64,6 +66,11 @@ impl Outbox {
         self.next_probe.is_some()
     }
 
+    /// The approximate size of the queued changes.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// Adds the changes of a turn, which the state topic contains between `from` and `end`.
     pub(super) fn push(&mut self, turn: u64, mut from: i64, end: i64, mut changes: Vec<Change>) {
         let last_record = changes.last().map(|last| last.digest(end - 1));
@@ -85,6 +92,7 @@ impl Outbox {
             let is_complete = is_last || mutant!("outbox-confirms-half-a-turn");
             let pending = PendingBatch::new(if is_complete { turn } else { turn - 1 }, batch);
             self.freeing += pending.freeing;
+            self.bytes += pending.bytes;
             self.queue.push_back(pending);
             if is_last {
                 break;
@@ -125,6 +133,7 @@ impl Outbox {
             first.batch.changes.extend(next.batch.changes);
         }
         self.freeing -= first.freeing;
+        self.bytes -= first.bytes;
         self.is_applying = true;
         let PendingBatch { turn, mut batch, .. } = first;
         batch.force = force;
@@ -145,6 +154,7 @@ impl Outbox {
         self.next_probe = Some(now.after(PROBE_INTERVAL));
         let refused = PendingBatch::new(turn, batch);
         self.freeing += refused.freeing;
+        self.bytes += refused.bytes;
         if !mutant!("outbox-drops-refused-batches") {
             self.queue.push_front(refused);
         }

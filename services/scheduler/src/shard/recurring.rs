@@ -4,23 +4,68 @@
 //! the jobs of what is due, and writes the schedule with its new progress in the same turn. From there on, they are jobs like any
 //! other.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use redeliver_core::{Failure, Headers, Output, Record, Timestamp, mutant};
-use redeliver_proto::v1;
+use redeliver_proto::{Message as _, v1};
 use redeliver_recurrence::ScheduleId;
 use redeliver_runtime::error_chain::error_chain;
 
 use super::{Room, Shard, Writes, outcome, rejected_outcome};
 use crate::index::{Change, Effect};
-use crate::job::{Job, JobId};
+use crate::index_messages::Found;
+use crate::job::{Job, JobId, Kind};
 use crate::request::{Action, CheckedChange, ScheduleDefinition, job_of};
 use crate::schedules::{self, RecordError, StoredSchedule};
 
 /// The time between two attempts to create the job of an occurrence.
 const RETRY_INTERVAL: Duration = Duration::from_secs(60);
+/// The code of a rejected command for a schedule whose state is not valid here.
+const INVALID_DEFINITION: &str = "schedule.definition";
+
+/// The maximum number of jobs that a schedule creates before others that are due have their turn.
+const MAX_AT_ONCE: usize = 50;
+/// The approximate size of a record without the job's data.
+const OVERHEAD: usize = 500;
+
+/// The schedules that are due in a turn. While jobs are due as well, schedules get a quarter of the turn.
+pub(super) struct DueSchedules {
+    /// How many more records may be written for schedules.
+    records: usize,
+    held: VecDeque<Arc<Job>>,
+}
+
+impl DueSchedules {
+    pub(super) fn new(room: Room) -> Self {
+        Self {
+            records: room.quarters(1).records,
+            held: VecDeque::new(),
+        }
+    }
+
+    /// The next due job or schedule, of those that `pop` takes from the window.
+    pub(super) fn next(&mut self, mut pop: impl FnMut() -> Option<Arc<Job>>) -> Option<Arc<Job>> {
+        while let Some(job) = pop() {
+            if job.kind != Kind::Schedule || self.records > 0 {
+                return Some(job);
+            }
+            self.held.push_back(job);
+        }
+        self.held.pop_front()
+    }
+
+    pub(super) fn has_written(&mut self, records: usize) {
+        self.records = self.records.saturating_sub(records);
+    }
+
+    /// Schedules that are due and had no turn.
+    pub(super) fn into_held(self) -> VecDeque<Arc<Job>> {
+        self.held
+    }
+}
 
 impl Shard {
     /// Changes a schedule.
@@ -28,89 +73,148 @@ impl Shard {
         &mut self,
         change: CheckedChange,
         record: &Record,
-        found: Option<&Bytes>,
+        found: &Found,
         now: Timestamp,
         writes: &mut Writes,
     ) -> v1::CommandOutcome {
-        let entry_id = schedules::entry_id(change.id.as_str(), self.number);
-        let entry = self.newest(entry_id, found);
-        let former = entry.and_then(|entry| entry.payload.value.clone());
-        if let (Action::Delete, Some(_)) = (&change.action, &former) {
-            self.delete_schedule(&change.id, entry_id, writes);
-            return outcome(v1::Outcome::ScheduleChanged, None, String::new());
+        let former = match self.former(&change.id, found.job.as_ref()) {
+            Ok(former) => former,
+            Err(failure) => return self.reject_change(record, &failure, now, writes),
+        };
+        let Some(former) = former else {
+            return match change.action {
+                Action::Create(definition) => {
+                    self.create_schedule(change.id, *definition, record, now, writes)
+                }
+                _ => unknown_schedule(writes),
+            };
+        };
+        // Neither needs a definition that is valid here.
+        if change.action == Action::Delete {
+            return self.delete_schedule(&change.id, writes);
         }
-        let stored = match former.as_ref().map(schedules::decode).transpose() {
-            Ok(stored) => stored,
-            Err(error) => {
-                let failure = Failure::permanent("schedule.definition", error_chain(&error));
-                writes.tally.rejected += 1;
-                self.reject(record, &failure, now, writes);
-                return rejected_outcome(&failure);
+        match (schedules::decode(&former), change.action) {
+            (Ok(stored), action) => self.change_stored(stored, &former, action, record, now, writes),
+            (Err(_), Action::Create(_)) => refuse(v1::Outcome::ScheduleExists, &former, writes),
+            (Err(RecordError::Definition(_)), Action::Update { definition, .. }) => {
+                let ScheduleDefinition { recurrence, job } = *definition;
+                match schedules::replace_definition(&former, recurrence, job, now) {
+                    Ok(stored) => self.save_changed(stored, now, writes),
+                    Err(error) => self.reject_change(record, &invalid(&error), now, writes),
+                }
             }
+            (Err(error), _) => self.reject_change(record, &invalid(&error), now, writes),
+        }
+    }
+
+    /// The newest state record of a schedule.
+    fn former(&self, id: &ScheduleId, found: Option<&Bytes>) -> Result<Option<Bytes>, Failure> {
+        let entry_id = schedules::entry_id(id.as_str(), self.number);
+        let former = match self.newest_job(entry_id, found) {
+            Some(entry) => entry
+                .payload
+                .value
+                .clone()
+                .map(|record| (record, entry.occurrence.clone())),
+            // Whatever the index contains must not be replaced.
+            None if found.is_some() && self.overlay.job(entry_id).is_none() => {
+                let message = "the state of the schedule cannot be read; a newer version of the scheduler may be required";
+                return Err(Failure::permanent(INVALID_DEFINITION, message));
+            }
+            None => None,
         };
-        let known = match (stored, former) {
-            (Some(stored), Some(former)) => Some((stored, former)),
-            _ => None,
-        };
-        match (change.action, known) {
-            (Action::Create(definition), None) => {
-                self.create_schedule(change.id, *definition, record, now, writes)
+        match former {
+            Some((record, name)) if name.as_deref() == Some(id.as_str()) => Ok(Some(record)),
+            Some((_, other)) => {
+                let other = other.unwrap_or_default();
+                let message =
+                    format!("`id` has the same hash as that of the schedule {other}; choose another one");
+                Err(Failure::permanent("request.id", message))
             }
-            (Action::Create(definition), Some((stored, former))) => {
-                let is_same = stored.schedule.id() == &change.id
-                    && stored.is_same(&definition.recurrence, &definition.job);
-                let result = if is_same {
-                    v1::Outcome::ScheduleUnchanged
-                } else {
-                    v1::Outcome::ScheduleExists
-                };
-                refuse(result, &former, writes)
+            None => Ok(None),
+        }
+    }
+
+    fn reject_change(
+        &mut self,
+        record: &Record,
+        failure: &Failure,
+        now: Timestamp,
+        writes: &mut Writes,
+    ) -> v1::CommandOutcome {
+        writes.tally.rejected += 1;
+        self.reject(record, failure, now, writes);
+        rejected_outcome(failure)
+    }
+
+    fn change_stored(
+        &mut self,
+        mut stored: StoredSchedule,
+        former: &Bytes,
+        action: Action<ScheduleDefinition>,
+        record: &Record,
+        now: Timestamp,
+        writes: &mut Writes,
+    ) -> v1::CommandOutcome {
+        let mut skipped = 0;
+        match action {
+            Action::Create(definition) => {
+                let is_same = stored.is_same(&definition.recurrence, &definition.job);
+                return refuse(existing(is_same), former, writes);
             }
-            (_, Some((stored, _))) if stored.schedule.id() != &change.id => unknown_schedule(writes),
-            (_, None) => unknown_schedule(writes),
-            (
-                Action::Update {
-                    definition,
-                    expected_revision,
-                },
-                Some((stored, former)),
-            ) => {
+            Action::Update {
+                definition,
+                expected_revision,
+            } => {
                 if expected_revision.is_some_and(|expected| expected != stored.progress.revision) {
-                    return refuse(v1::Outcome::ScheduleRevised, &former, writes);
+                    return refuse(v1::Outcome::ScheduleRevised, former, writes);
                 }
-                if stored.is_same(&definition.recurrence, &definition.job) {
-                    return refuse(v1::Outcome::ScheduleUnchanged, &former, writes);
+                let ScheduleDefinition { recurrence, job } = *definition;
+                if stored.is_same(&recurrence, &job) {
+                    return refuse(v1::Outcome::ScheduleUnchanged, former, writes);
                 }
-                let changed = stored.redefine(definition.recurrence, definition.job, now);
-                self.save_changed(changed, now, writes)
+                if let Err(failure) = self.check_growth(former.len(), &job, now) {
+                    writes.tally.no_room += 1;
+                    self.reject(record, &failure, now, writes);
+                    return rejected_outcome(&failure);
+                }
+                // What is due has its turn before the change, if its job can be created.
+                let _ = self.create_due(&mut stored, MAX_AT_ONCE, now, writes);
+                skipped = stored.redefine(recurrence, job, now);
             }
-            (Action::Pause, Some((mut stored, former))) => {
-                if stored.progress.is_paused {
-                    return refuse(v1::Outcome::ScheduleUnchanged, &former, writes);
-                }
-                stored.progress = stored.progress.pause();
-                self.save_changed(stored, now, writes)
+            Action::Pause if stored.progress.is_paused => {
+                return refuse(v1::Outcome::ScheduleUnchanged, former, writes);
             }
-            (Action::Resume(catch_up), Some((mut stored, former))) => {
-                if !stored.progress.is_paused {
-                    return refuse(v1::Outcome::ScheduleUnchanged, &former, writes);
-                }
-                let (progress, skipped) = stored.schedule.resume(stored.progress, now, catch_up);
-                let skipped = skipped.map_or(0, |skipped| skipped.count);
+            Action::Pause => stored.progress = stored.progress.pause(),
+            Action::Resume(_) if !stored.progress.is_paused => {
+                return refuse(v1::Outcome::ScheduleUnchanged, former, writes);
+            }
+            Action::Resume(catch_up) => {
+                let (progress, missed) = stored.schedule.resume(stored.progress, now, catch_up);
+                skipped = missed.map_or(0, |missed| missed.count);
                 stored.progress = progress;
                 stored.skipped += skipped;
-                writes.tally.skipped_occurrences += skipped;
-                v1::CommandOutcome {
-                    skipped,
-                    ..self.save_changed(stored, now, writes)
-                }
             }
-            (Action::Trigger, Some((stored, former))) => {
-                self.trigger_schedule(&stored, &former, record, now, writes)
+            Action::Trigger => return self.trigger_schedule(&stored, former, record, now, writes),
+            Action::Delete => {
+                let id = stored.schedule.id().clone();
+                return self.delete_schedule(&id, writes);
             }
-            // Handled above, because it needs no valid definition.
-            (Action::Delete, Some(_)) => unknown_schedule(writes),
         }
+        writes.tally.skipped_occurrences += skipped;
+        v1::CommandOutcome {
+            skipped,
+            ..self.save_changed(stored, now, writes)
+        }
+    }
+
+    /// Checks that the index has memory for a definition that is larger than the state record of the former one. A schedule stays
+    /// there, so it is checked as a job that is not due soon.
+    fn check_growth(&self, former: usize, job: &v1::JobTemplate, now: Timestamp) -> Result<(), Failure> {
+        if job.encoded_len() <= former {
+            return Ok(());
+        }
+        self.check_free_memory(schedules::NEVER, now)
     }
 
     fn create_schedule(
@@ -122,8 +226,7 @@ impl Shard {
         writes: &mut Writes,
     ) -> v1::CommandOutcome {
         let stored = StoredSchedule::new(id, definition.recurrence, definition.job, now);
-        let due = stored.next.unwrap_or(now);
-        if let Err(failure) = self.check_free_memory(due, now) {
+        if let Err(failure) = self.check_growth(0, &stored.job, now) {
             writes.tally.no_room += 1;
             self.reject(record, &failure, now, writes);
             return rejected_outcome(&failure);
@@ -141,14 +244,11 @@ impl Shard {
     ) -> v1::CommandOutcome {
         let request = match job_of(&stored.job, now, &self.settings.rules, now) {
             Ok(request) => request,
-            Err(failure) => {
-                writes.tally.rejected += 1;
-                self.reject(record, &failure, now, writes);
-                return rejected_outcome(&failure);
-            }
+            Err(failure) => return self.reject_change(record, &failure, now, writes),
         };
         let id = self.requested_id(record, now);
         let occurrence = stored.schedule.id().triggered(id);
+        writes.tally.accepted += 1;
         writes.tally.occurrences += 1;
         let job = self.accept_job(id, request, Some(occurrence.into()), None, now, writes);
         v1::CommandOutcome {
@@ -158,7 +258,8 @@ impl Shard {
         }
     }
 
-    fn delete_schedule(&mut self, id: &ScheduleId, entry_id: JobId, writes: &mut Writes) {
+    fn delete_schedule(&mut self, id: &ScheduleId, writes: &mut Writes) -> v1::CommandOutcome {
+        let entry_id = schedules::entry_id(id.as_str(), self.number);
         writes.tally.schedules_changed += 1;
         writes.push(Output {
             topic: self.settings.state.clone(),
@@ -174,6 +275,7 @@ impl Shard {
         });
         self.overlay.set(self.turn, entry_id, None);
         self.window.remove(entry_id);
+        outcome(v1::Outcome::ScheduleChanged, None, String::new())
     }
 
     /// Writes a schedule that a command has changed, and decides when it is due.
@@ -183,7 +285,7 @@ impl Shard {
         now: Timestamp,
         writes: &mut Writes,
     ) -> v1::CommandOutcome {
-        stored.plan();
+        stored.plan(now);
         writes.tally.schedules_changed += 1;
         let record = self.save_schedule(&stored, now, writes);
         v1::CommandOutcome {
@@ -206,10 +308,17 @@ impl Shard {
             return;
         };
         let problem = match schedules::decode(record) {
-            Ok(stored) => match self.create_due(stored, room, now, writes) {
-                Ok(()) => return,
-                Err(failure) => failure.message,
-            },
+            Ok(mut stored) => {
+                let max = room_for(&stored.job, room, writes).min(MAX_AT_ONCE);
+                match self.create_due(&mut stored, max, now, writes) {
+                    Ok(()) => {
+                        stored.plan(now);
+                        self.save_schedule(&stored, now, writes);
+                        return;
+                    }
+                    Err(failure) => failure.message,
+                }
+            }
             Err(error) => error_chain(&error),
         };
         let schedule = entry.occurrence.as_deref().unwrap_or_default();
@@ -227,28 +336,21 @@ impl Shard {
         }
     }
 
-    /// Creates nothing if it fails, for example because the application does not exist any more.
+    /// Creates the jobs of at most `max` occurrences that are due. Creates nothing if it fails, for example because the
+    /// application does not exist any more.
     fn create_due(
         &mut self,
-        mut stored: StoredSchedule,
-        room: Room,
+        stored: &mut StoredSchedule,
+        max: usize,
         now: Timestamp,
         writes: &mut Writes,
     ) -> Result<(), Failure> {
-        // Each job takes two records, and one of them its data.
-        let size = stored.job.data.len().max(1);
-        let by_bytes = room.bytes.saturating_sub(writes.bytes) / size;
-        let by_records = room.records.saturating_sub(writes.outputs.len()) / 2;
-        let max = by_bytes.min(by_records).min(redeliver_recurrence::MAX_DISPATCH);
         let decision = stored.schedule.decide(stored.progress, now, max);
-        let rules = &self.settings.rules;
-        let requests = decision
-            .dispatch
-            .iter()
-            .map(|of| job_of(&stored.job, of.due, rules, now));
-        let requests = requests.collect::<Result<Vec<_>, _>>()?;
-        for (occurrence, request) in decision.dispatch.iter().zip(requests) {
-            // Each job of the turn adds a change, and each turn moves the end of the state topic by more than its changes.
+        let settings = self.settings.clone();
+        // The requests differ only in their times, so either all of them are valid or none.
+        for occurrence in &decision.dispatch {
+            let request = job_of(&stored.job, occurrence.due, &settings.rules, now)?;
+            // Each job of the turn adds a change, and each turn moves the end of the state topic by at least its changes.
             let number = self
                 .end
                 .saturating_add(i64::try_from(self.changes.len()).unwrap_or(i64::MAX));
@@ -268,10 +370,28 @@ impl Shard {
         if !mutant!("shard-creates-jobs-of-occurrences-twice") {
             stored.progress = decision.progress;
         }
-        stored.plan();
-        self.save_schedule(&stored, now, writes);
         Ok(())
     }
+}
+
+/// How many jobs of a schedule fit into the rest of a turn.
+fn room_for(job: &v1::JobTemplate, room: Room, writes: &Writes) -> usize {
+    // A job that waits because others are before it takes one record with its data, and a dispatched one another record.
+    let by_bytes = room.bytes.saturating_sub(writes.bytes) / (job.encoded_len() + OVERHEAD);
+    let by_records = room.records.saturating_sub(writes.outputs.len()) / 2;
+    by_bytes.min(by_records)
+}
+
+fn existing(is_same: bool) -> v1::Outcome {
+    if is_same {
+        v1::Outcome::ScheduleUnchanged
+    } else {
+        v1::Outcome::ScheduleExists
+    }
+}
+
+fn invalid(error: &RecordError) -> Failure {
+    Failure::permanent(INVALID_DEFINITION, error_chain(error))
 }
 
 fn shown(record: &Bytes) -> Option<v1::Schedule> {

@@ -1,11 +1,11 @@
 //! Tests of a shard with a model of Kafka and the index, with aborted turns, late responses, and restarts at any time.
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Mutex;
 
 use proptest::prelude::*;
 use redeliver_core::{HumanDuration, Position};
-use redeliver_proto::convert::{to_duration, to_headers, to_timestamp};
+use redeliver_proto::convert::{from_timestamp, to_duration, to_headers, to_timestamp};
 use v1::job_command::Command as ProtoCommand;
 
 use super::*;
@@ -13,10 +13,13 @@ use crate::admission::INDEX_FULL;
 use crate::codec::RetentionPolicy;
 use crate::index::{FlowPosition, FlowScan, Row, ScanRequest};
 use crate::job::{Payload, Priority};
+use crate::rate::Rates;
 use crate::request::Rules;
 use crate::shard::outbox::MAX_BATCH_BYTES;
 use crate::spans::Spans;
 use crate::topics::Topics;
+
+mod recurring;
 
 const TIMEOUT: Duration = Duration::from_secs(2);
 const START: i64 = 1_763_722_800_000;
@@ -85,6 +88,8 @@ pub(crate) fn settings() -> Settings {
         topics: Arc::new(FakeTopics::default()),
         missing_topic_timeout: TIMEOUT,
         spans: Spans::default(),
+        rates: Rates::default(),
+        paused: BTreeSet::new(),
     }
 }
 
@@ -196,8 +201,12 @@ enum Step {
         ahead: u16,
         key: Option<u8>,
     },
+    /// A request that replaces others with its key.
+    Replace(Debounced),
     Cancel(usize),
     Reschedule(usize, u16),
+    CancelKey(u8),
+    RescheduleKey(u8, u16),
     AdvanceClock(u16),
     Turn {
         limit: usize,
@@ -216,8 +225,43 @@ enum Step {
     Restart,
 }
 
+#[derive(Clone, Debug)]
+struct Debounced {
+    key: u8,
+    ahead: u16,
+    is_delayed: bool,
+    is_high: bool,
+    /// The content of the job.
+    data: u8,
+    request_id: Option<u8>,
+}
+
+fn replacement() -> impl Strategy<Value = Debounced> {
+    let request_id = proptest::option::of(0_u8..2);
+    (
+        0_u8..4,
+        0_u16..600,
+        any::<bool>(),
+        any::<bool>(),
+        0_u8..2,
+        request_id,
+    )
+        .prop_map(|(key, ahead, is_delayed, is_high, data, request_id)| Debounced {
+            key,
+            // So that the content of some of them is the same.
+            ahead: ahead / 200 * 200,
+            is_delayed,
+            is_high,
+            data,
+            request_id,
+        })
+}
+
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
+        4 => replacement().prop_map(Step::Replace),
+        1 => (0_u8..4).prop_map(Step::CancelKey),
+        1 => (0_u8..4, 0_u16..600).prop_map(|(key, ahead)| Step::RescheduleKey(key, ahead)),
         4 => (0_u16..600, proptest::option::of(0_u8..4)).prop_map(|(ahead, key)| Step::Schedule { ahead, key }),
         1 => (0_usize..30).prop_map(Step::Cancel),
         1 => (0_usize..30, 0_u16..600).prop_map(|(job, ahead)| Step::Reschedule(job, ahead)),
@@ -256,6 +300,10 @@ struct World {
     /// Offsets of the state topic at which turns ended.
     turn_ends: HashSet<i64>,
     dispatched: Vec<(JobId, Timestamp)>,
+    /// The occurrences of dispatched jobs.
+    occurrences: Vec<(String, Timestamp)>,
+    /// The values of dispatched jobs.
+    values: HashMap<JobId, Option<Bytes>>,
     /// Records of long waits that were dispatched.
     returned_waits: Vec<(Option<Bytes>, Timestamp)>,
     /// Records of long waits that were rejected.
@@ -301,6 +349,8 @@ impl World {
             end: 0,
             turn_ends: HashSet::new(),
             dispatched: Vec::new(),
+            occurrences: Vec::new(),
+            values: HashMap::new(),
             returned_waits: Vec::new(),
             dead_long_waits: Vec::new(),
             answers: HashMap::new(),
@@ -365,11 +415,15 @@ impl World {
 
     fn turn(&mut self, limit: usize, is_lost: bool) {
         let writes = self.shard.finish(self.now, records(limit));
-        let is_idle = writes.outputs.is_empty() && writes.completed.is_empty();
-        assert!(is_idle || !self.is_halted, "a halted shard wrote something");
         if is_lost {
             return self.restart();
         }
+        self.commit(writes);
+    }
+
+    fn commit(&mut self, writes: Writes) {
+        let is_idle = writes.outputs.is_empty() && writes.completed.is_empty();
+        assert!(is_idle || !self.is_halted, "a halted shard wrote something");
         let mut wrote = false;
         for output in writes.outputs {
             match &*output.topic {
@@ -381,17 +435,24 @@ impl World {
                     let id = output.headers.last(headers::JOB_ID).unwrap();
                     let id: JobId = std::str::from_utf8(id).unwrap().parse().unwrap();
                     self.dispatched.push((id, self.now));
+                    if let Some(occurrence) = output.headers.last(headers::JOB_OCCURRENCE) {
+                        let occurrence = String::from_utf8(occurrence.to_vec()).unwrap();
+                        self.occurrences.push((occurrence, self.now));
+                    }
+                    self.values.insert(id, output.value);
                 }
                 RETURN_TOPIC => self.returned_waits.push((output.value, self.now)),
                 "state" => {
                     wrote = true;
                     self.end += 1;
-                    let id: JobId = std::str::from_utf8(output.key.as_deref().unwrap())
-                        .unwrap()
-                        .parse()
-                        .unwrap();
+                    let key = std::str::from_utf8(output.key.as_deref().unwrap()).unwrap();
+                    let id = match schedules::id_of_key(key) {
+                        Some(schedule) => schedules::entry_id(schedule.as_str(), 0),
+                        None => key.parse().unwrap(),
+                    };
                     match output.value {
                         Some(value) => drop(self.state.insert(id, codec::decode(id, &value).unwrap())),
+                        None if id.is_schedule() => drop(self.state.remove(&id).expect("a known schedule")),
                         None => {
                             let job = self.state.remove(&id).expect("a known job");
                             let retention = self.settings.retention;
@@ -486,20 +547,31 @@ impl World {
                 self.applied = batch.to;
                 IndexResponse::Applied { turn, forced }
             }
-            IndexRequest::LookUp(keys) => {
-                let find = |lookup: Lookup| match lookup {
-                    Lookup::Job(id) => self.index.get(&id).map(|(_, record)| record.clone()),
-                    Lookup::Key(hash) => self
-                        .index
-                        .values()
-                        .filter(|(job, _)| {
-                            let key = job.idempotency_key.as_deref();
-                            key.is_some_and(|key| key_hash(&job.app, key) == hash)
-                        })
-                        .max_by_key(|(job, _)| job.accepted)
-                        .map(|(job, _)| KeyValue::of(job).encode()),
+            IndexRequest::LookUp(queries) => {
+                let record = |id| self.index.get(&id).map(|(_, record)| record.clone());
+                let key = |hash| {
+                    let users = self.index.values().filter(|(job, _)| {
+                        let key = job.idempotency_key.as_deref();
+                        key.is_some_and(|key| key_hash(&job.app, key) == hash)
+                    });
+                    let newest = users.max_by_key(|(job, _)| job.accepted);
+                    newest.map(|(job, _)| KeyValue::of(job))
                 };
-                IndexResponse::LookedUp(keys.into_iter().map(find).collect())
+                let find = |query: Query| match query {
+                    Query::Job(id) => Found {
+                        key: None,
+                        job: record(id),
+                    },
+                    Query::Key(hash) => Found {
+                        key: key(hash),
+                        job: None,
+                    },
+                    Query::JobOfKey(hash) => Found {
+                        key: key(hash),
+                        job: key(hash).and_then(|key| record(key.id)),
+                    },
+                };
+                IndexResponse::LookedUp(queries.into_iter().map(find).collect())
             }
             IndexRequest::Scan(request) => IndexResponse::Scanned(self.scan(&request)),
             IndexRequest::Forgettable => {
@@ -591,7 +663,42 @@ impl World {
 
     fn cancel(&mut self, id: JobId) {
         let id = id.to_string();
-        self.send(ProtoCommand::Cancel(v1::CancelJob { id }));
+        self.send(ProtoCommand::Cancel(v1::CancelJob {
+            id,
+            ..v1::CancelJob::default()
+        }));
+    }
+
+    fn reschedule(&mut self, job: v1::RescheduleJob, ahead: u16) {
+        let due = self.now.after(Duration::from_millis(ahead.into()));
+        let when = Some(v1::reschedule_job::When::ScheduledTime(to_timestamp(due)));
+        self.send(ProtoCommand::Reschedule(v1::RescheduleJob { when, ..job }));
+    }
+
+    fn replace(&mut self, replacement: &Debounced) -> JobId {
+        let wait = HumanDuration::from_millis(replacement.ahead.into());
+        let from = self.now.as_millis() / 200 * 200;
+        let when = if replacement.is_delayed {
+            after(wait)
+        } else {
+            at(Timestamp::from_millis(from).after(wait.duration()))
+        };
+        let priority = if replacement.is_high {
+            v1::Priority::High
+        } else {
+            v1::Priority::Normal
+        };
+        let spec = v1::JobSpec {
+            idempotency_key: replacement.key.to_string(),
+            request_id: replacement
+                .request_id
+                .map_or_else(String::new, |id| id.to_string()),
+            data: vec![replacement.data].into(),
+            priority: priority.into(),
+            on_conflict: v1::ConflictPolicy::Replace.into(),
+            ..spec("app", when)
+        };
+        self.send_job(spec)
     }
 
     fn schedule(&mut self, app: &str, ahead: u16, key: Option<u8>) -> JobId {
@@ -638,14 +745,27 @@ impl World {
             }
             Step::Reschedule(job, ahead) => {
                 if let Some(id) = self.ids.get(job) {
-                    let due = self.now.after(Duration::from_millis(ahead.into()));
-                    let when = v1::reschedule_job::When::ScheduledTime(to_timestamp(due));
-                    let command = v1::RescheduleJob {
-                        id: id.to_string(),
-                        when: Some(when),
+                    let id = id.to_string();
+                    let job = v1::RescheduleJob {
+                        id,
+                        ..v1::RescheduleJob::default()
                     };
-                    self.send(ProtoCommand::Reschedule(command));
+                    self.reschedule(job, ahead);
                 }
+            }
+            Step::Replace(ref replacement) => drop(self.replace(replacement)),
+            Step::CancelKey(key) => self.send(ProtoCommand::Cancel(v1::CancelJob {
+                app: "app".to_owned(),
+                idempotency_key: key.to_string(),
+                ..v1::CancelJob::default()
+            })),
+            Step::RescheduleKey(key, ahead) => {
+                let job = v1::RescheduleJob {
+                    app: "app".to_owned(),
+                    idempotency_key: key.to_string(),
+                    ..v1::RescheduleJob::default()
+                };
+                self.reschedule(job, ahead);
             }
             Step::AdvanceClock(millis) => self.now = self.now.after(Duration::from_millis(millis.into())),
             Step::Turn { limit, is_lost } => self.turn(limit, is_lost),
@@ -690,18 +810,18 @@ impl World {
         for (id, at) in &self.dispatched {
             times.entry(*id).or_default().push(*at);
         }
-        let mut keys: HashMap<String, Timestamp> = HashMap::new();
         for (offset, record) in self.ingest.iter().enumerate() {
             let command = v1::JobCommand::decode(record.value.clone().unwrap()).unwrap();
             let outcome = &self.answers[&offset.to_string()];
             let id = self.ids[offset];
             let at = times.remove(&id).unwrap_or_default();
-            let Some(ProtoCommand::Schedule(spec)) = command.command else {
+            let Some(ProtoCommand::Schedule(_)) = command.command else {
                 assert!(at.is_empty(), "dispatched without a request to schedule");
                 continue;
             };
+            let is_own_job = outcome.job.as_ref().is_some_and(|job| job.id == id.to_string());
             match outcome.outcome() {
-                v1::Outcome::Scheduled => {
+                v1::Outcome::Scheduled | v1::Outcome::Replaced if is_own_job => {
                     let job = self.job(id).expect("the accepted job");
                     match job.state {
                         JobState::Dispatched => {
@@ -716,14 +836,8 @@ impl World {
                         }
                         JobState::Scheduled => panic!("never dispatched: {job:?}"),
                     }
-                    if !spec.idempotency_key.is_empty() {
-                        let other = keys.insert(spec.idempotency_key, job.accepted);
-                        let is_free =
-                            |other: Timestamp| other.after(self.settings.retention.keys) <= job.accepted;
-                        assert!(other.is_none_or(is_free), "two jobs with one key: {job:?}");
-                    }
                 }
-                v1::Outcome::Duplicate | v1::Outcome::Conflict => {
+                v1::Outcome::Duplicate | v1::Outcome::Conflict | v1::Outcome::Replaced => {
                     assert!(at.is_empty());
                     let first = &outcome.job.as_ref().unwrap().id;
                     assert!(self.job(first.parse().unwrap()).is_some());
@@ -741,8 +855,12 @@ impl World {
             let Some(ProtoCommand::Cancel(cancel)) = command.command else {
                 continue;
             };
-            let state = self.job(cancel.id.parse().unwrap()).map(|job| job.state);
-            let expected = match self.answers[&offset.to_string()].outcome() {
+            let answer = &self.answers[&offset.to_string()];
+            let by_key = answer.job.as_ref().map(|job| job.id.clone());
+            let id = Some(cancel.id).filter(|id| !id.is_empty()).or(by_key);
+            let job = id.and_then(|id| self.job(id.parse().unwrap()));
+            let state = job.map(|job| job.state);
+            let expected = match answer.outcome() {
                 v1::Outcome::Cancelled | v1::Outcome::AlreadyCancelled => Some(JobState::Cancelled),
                 v1::Outcome::AlreadyDispatched => Some(JobState::Dispatched),
                 v1::Outcome::Unknown => None,
@@ -754,6 +872,141 @@ impl World {
                 assert_eq!(state, expected, "the outcome was not final");
             }
         }
+        self.check_keys();
+    }
+
+    /// Follows the commands of each idempotency key in their order, and compares their outcomes with what their clients meant.
+    fn check_keys(&self) {
+        let mut uses: HashMap<String, KeyUse> = HashMap::new();
+        let mut newest: HashMap<JobId, KeyUse> = HashMap::new();
+        for (offset, record) in self.ingest.iter().enumerate() {
+            let command = v1::JobCommand::decode(record.value.clone().unwrap()).unwrap();
+            let outcome = &self.answers[&offset.to_string()];
+            let job = outcome.job.as_ref();
+            let mut spec = match command.command {
+                Some(ProtoCommand::Schedule(spec)) if !spec.idempotency_key.is_empty() => spec,
+                Some(ProtoCommand::Reschedule(command)) => {
+                    if outcome.outcome() == v1::Outcome::Rescheduled {
+                        let job = job.unwrap();
+                        let by_key = uses.get_mut(&command.idempotency_key);
+                        assert!(
+                            command.id == job.id || by_key.is_some_and(|used| used.id.to_string() == job.id),
+                            "another job was rescheduled: {outcome:?}"
+                        );
+                        for used in uses.values_mut().chain(newest.values_mut()) {
+                            if used.id.to_string() == job.id {
+                                assert_eq!(job.revision, used.revision + 1);
+                                (used.revision, used.due) = (job.revision, due_of(job));
+                            }
+                        }
+                    }
+                    continue;
+                }
+                _ => continue,
+            };
+            if outcome.outcome() == v1::Outcome::Rejected {
+                continue;
+            }
+            if spec.priority() == v1::Priority::Unspecified {
+                spec.priority = v1::Priority::Normal.into();
+            }
+            let (job, replaces) = (job.unwrap(), spec.on_conflict() == v1::ConflictPolicy::Replace);
+            let before = uses.get(&spec.idempotency_key);
+            let used = KeyUse {
+                id: job.id.parse().unwrap(),
+                revision: job.revision,
+                due: due_of(job),
+                accepted: from_timestamp(job.accepted_at.as_ref().unwrap_or(&to_timestamp(self.now)))
+                    .unwrap(),
+                spec,
+            };
+            match (outcome.outcome(), before) {
+                (v1::Outcome::Scheduled, None) => assert_eq!(used.id, self.ids[offset]),
+                (v1::Outcome::Scheduled, Some(before)) => {
+                    assert_eq!(used.id, self.ids[offset]);
+                    if before.accepted.after(self.settings.retention.keys) > used.accepted {
+                        assert!(replaces && !before.is_repeated_by(&used), "two jobs: {outcome:?}");
+                        let ended = self.job(before.id).unwrap().ended.unwrap();
+                        assert!(ended <= used.accepted, "two jobs at a time: {outcome:?}");
+                    }
+                }
+                (v1::Outcome::Replaced, Some(before)) => {
+                    assert!(replaces && !before.is_repeated_by(&used), "{outcome:?}");
+                    if before.id == used.id {
+                        assert_eq!(before.spec.priority(), used.spec.priority());
+                        assert_eq!(before.revision + 1, used.revision);
+                    } else {
+                        assert_ne!(before.spec.priority(), used.spec.priority());
+                        assert_eq!((used.id, used.revision), (self.ids[offset], 1));
+                        let superseded = self.job(before.id).unwrap();
+                        assert_eq!(superseded.state, JobState::Cancelled);
+                        assert_eq!(superseded.ended, Some(used.accepted));
+                    }
+                }
+                (v1::Outcome::Duplicate, Some(before)) => {
+                    assert_eq!(before.id, used.id);
+                    if replaces {
+                        assert!(before.is_repeated_by(&used), "{outcome:?}");
+                    } else {
+                        assert!(before.has_content_of(&used), "{outcome:?}");
+                    }
+                    continue;
+                }
+                (v1::Outcome::Conflict, Some(before)) => {
+                    assert_eq!(before.id, used.id);
+                    assert!(!replaces && !before.has_content_of(&used), "{outcome:?}");
+                    continue;
+                }
+                (other, _) => panic!("unexpected outcome of a request with a key: {other:?}"),
+            }
+            newest.insert(used.id, used.clone());
+            uses.insert(used.spec.idempotency_key.clone(), used);
+        }
+        for (id, used) in newest {
+            let job = self.job(id).unwrap();
+            assert_eq!((job.due, job.revision), (used.due, used.revision), "{job:?}");
+            if let Some(value) = self.values.get(&id) {
+                assert_eq!(
+                    value.as_ref(),
+                    Some(&used.spec.data),
+                    "not the newest data: {job:?}"
+                );
+            }
+        }
+    }
+}
+
+/// The newest request with an idempotency key, with the job that it led to.
+#[derive(Clone)]
+struct KeyUse {
+    id: JobId,
+    spec: v1::JobSpec,
+    revision: u32,
+    due: Timestamp,
+    accepted: Timestamp,
+}
+
+fn due_of(job: &v1::Job) -> Timestamp {
+    let due = job.scheduled_time.as_ref();
+    due.map_or(Timestamp::from_millis(0), |due| from_timestamp(due).unwrap())
+}
+
+impl KeyUse {
+    fn has_content_of(&self, other: &Self) -> bool {
+        let content = |spec: &v1::JobSpec| v1::JobSpec {
+            request_id: String::new(),
+            on_conflict: 0,
+            ..spec.clone()
+        };
+        content(&self.spec) == content(&other.spec)
+    }
+
+    fn is_repeated_by(&self, other: &Self) -> bool {
+        let is_named = !other.spec.request_id.is_empty();
+        let is_absolute = matches!(other.spec.when, Some(v1::job_spec::When::ScheduledTime(_)));
+        self.has_content_of(other)
+            && self.spec.request_id == other.spec.request_id
+            && (is_named || is_absolute)
     }
 }
 
@@ -761,8 +1014,11 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn each_job_is_dispatched_once_and_never_early(steps in proptest::collection::vec(step(), 0..120)) {
-        let mut world = World::new();
+    fn each_job_is_dispatched_once_and_never_early(
+        steps in proptest::collection::vec(step(), 0..120),
+        rate in proptest::option::of(30.0..200.0),
+    ) {
+        let mut world = World::with(Settings { rates: rates(rate), ..settings() });
         for step in steps {
             world.run(&step);
         }
@@ -785,6 +1041,61 @@ proptest! {
         world.check();
         prop_assert!(world.state.is_empty() && world.index.is_empty(), "{:?}", world.state);
     }
+}
+
+/// With a rate for the application `app`.
+fn rates(rate: Option<f64>) -> Rates {
+    let app = "app".to_owned();
+    Rates::per_shard(rate.map(|rate| (&app, rate)).into_iter(), 1)
+}
+
+#[test]
+fn an_application_that_has_used_up_its_rate_delays_no_other() {
+    let mut world = World::with(Settings {
+        rates: rates(Some(20.0)),
+        ..settings()
+    });
+    let at_once: Vec<JobId> = (0..30).map(|_| world.schedule("app", 0, None)).collect();
+    let later: Vec<JobId> = (0..30).map(|_| world.schedule("app", 300, None)).collect();
+    let others: Vec<JobId> = (0..30).map(|n| world.schedule("other", 10 * n, None)).collect();
+    world.advance(400);
+    assert_eq!(count_dispatched(&world, &others), 30);
+    // 20 at once, and 8 in 400 ms.
+    let dispatched = count_dispatched(&world, &at_once) + count_dispatched(&world, &later);
+    assert!((26..=28).contains(&dispatched), "{dispatched}");
+    let held_back = world.shard.held_back(world.now);
+    assert!(
+        held_back.contains_key("app") && held_back.len() == 1,
+        "{held_back:?}"
+    );
+    world.advance(1_000);
+    let dispatched = count_dispatched(&world, &at_once) + count_dispatched(&world, &later);
+    assert!((45..=48).contains(&dispatched), "{dispatched}");
+    world.settle();
+    assert_eq!(world.dispatched.len(), 90);
+    world.check();
+}
+
+#[test]
+fn jobs_that_expire_take_nothing_from_the_rate() {
+    let mut world = World::with(Settings {
+        rates: rates(Some(1.0)),
+        ..settings()
+    });
+    for expire_after in [Some(0), Some(0), Some(0), None] {
+        let expire_after = expire_after.map(|seconds| to_duration(HumanDuration::from_secs(seconds)));
+        world.send_job(v1::JobSpec {
+            expire_after,
+            ..spec("app", at(Timestamp::from_millis(START - 10)))
+        });
+    }
+    world.advance(50);
+    let expired = world
+        .state
+        .values()
+        .filter(|job| job.state == JobState::Expired)
+        .count();
+    assert_eq!((expired, world.dispatched.len()), (3, 1));
 }
 
 fn count_dispatched(world: &World, jobs: &[JobId]) -> usize {
@@ -924,6 +1235,44 @@ fn jobs_of_a_missing_topic_wait_and_delay_no_other_jobs() {
     assert_eq!(count_dispatched(&world, &gone), gone.len());
     assert!(world.was_dispatched(last) && !world.was_dispatched(cancelled));
     assert_eq!(parked(&world), 0);
+    world.check();
+}
+
+#[test]
+fn jobs_of_a_paused_application_wait_until_it_is_resumed() {
+    let paused = BTreeSet::from(["gone".to_owned()]);
+    let mut world = World::with(Settings { paused, ..settings() });
+    // It makes no difference whether the topic exists.
+    let lasting = 2 * TIMEOUT;
+    world.topics.set(Presence::Missing { lasting });
+    let limit = world.settings.window_jobs;
+    let ahead = |n| u16::try_from(n % 300).unwrap();
+    let jobs: Vec<JobId> = (0..5 * limit)
+        .map(|n| world.schedule("gone", ahead(n), None))
+        .collect();
+    let others: Vec<JobId> = (0..50).map(|n| world.schedule("app", 200 + n, None)).collect();
+    world.advance(2_500);
+    world.topics.set(Presence::Exists);
+    world.advance(2_500);
+    assert_eq!(count_dispatched(&world, &others), others.len());
+    assert_eq!(
+        (count_dispatched(&world, &jobs), world.dead_letters.len()),
+        (0, 0)
+    );
+    let parked = world.shard.parked();
+    assert_eq!(parked, [(Obstacle::Paused("gone".into()), jobs.len())].into());
+    assert_eq!(world.shard.window_len(), 0);
+    // Its jobs can be cancelled.
+    world.cancel(jobs[0]);
+    world.advance(50);
+    // A process with another configuration takes over.
+    world.settings = Arc::new(Settings {
+        topics: Arc::new(world.topics.clone()),
+        ..settings()
+    });
+    world.restart();
+    world.settle();
+    assert_eq!(count_dispatched(&world, &jobs), jobs.len() - 1);
     world.check();
 }
 
@@ -1136,7 +1485,8 @@ fn the_delay_of_a_forwarded_request_counts_from_its_first_record() {
         IndexRequest::LookUp(keys) => Some(keys.len()),
         _ => None,
     });
-    shard.handle_response(IndexResponse::LookedUp(vec![None; keys.unwrap()]), now);
+    let nothing = vec![Found::default(); keys.unwrap()];
+    shard.handle_response(IndexResponse::LookedUp(nothing), now);
     let due: HashSet<i64> = shard
         .finish(now, records(100))
         .outputs
@@ -1316,6 +1666,175 @@ fn a_duplicate_returns_the_first_job_and_a_conflict_is_rejected() {
         world.turn(50, false);
     }
     assert_eq!(world.answers["3"].outcome(), v1::Outcome::Duplicate);
+}
+
+const DEBOUNCED: Debounced = Debounced {
+    key: 1,
+    ahead: 400,
+    is_delayed: true,
+    is_high: false,
+    data: 1,
+    request_id: None,
+};
+
+fn outcome_of(world: &World, id: JobId) -> (v1::Outcome, v1::Job) {
+    let answer = &world.answers[&id.offset().to_string()];
+    (answer.outcome(), answer.job.clone().unwrap_or_default())
+}
+
+#[test]
+fn a_job_moves_with_each_event_and_is_dispatched_once_with_the_newest_data() {
+    let mut world = World::new();
+    let first = world.replace(&DEBOUNCED);
+    world.advance(300);
+    // Once in a turn of its own, once together with another one, and once if only the index knows the job.
+    let requests = [2, 3, 1, 1, 4].map(|data| Debounced { data, ..DEBOUNCED });
+    let mut events = Vec::new();
+    for (number, request) in requests.iter().enumerate() {
+        events.push(world.replace(request));
+        match number {
+            1 => {}
+            3 => {
+                world.advance(300);
+                world.restart();
+            }
+            _ => world.advance(300),
+        }
+    }
+    assert_eq!(world.dispatched, []);
+    for (id, revision) in events.iter().zip(2..) {
+        let (outcome, job) = outcome_of(&world, *id);
+        assert_eq!(
+            (outcome, job.id, job.revision),
+            (v1::Outcome::Replaced, first.to_string(), revision)
+        );
+    }
+    world.settle();
+    let [(id, at)] = &world.dispatched[..] else {
+        panic!("{:?}", world.dispatched)
+    };
+    assert_eq!((*id, world.values[id].as_deref()), (first, Some(&[4][..])));
+    assert!(*at >= events[4].requested_at().after(Duration::from_millis(400)));
+    world.check();
+}
+
+#[test]
+fn an_event_after_the_dispatch_gets_a_job_of_its_own_but_a_repetition_does_not() {
+    let mut world = World::new();
+    let named = |request_id| Debounced {
+        request_id: Some(request_id),
+        ..DEBOUNCED
+    };
+    let dated = Debounced {
+        key: 2,
+        is_delayed: false,
+        ..DEBOUNCED
+    };
+    let jobs = [
+        world.replace(&named(1)),
+        world.replace(&dated),
+        world.schedule("app", 400, Some(3)),
+    ];
+    let dated_spec = v1::JobCommand::decode(world.ingest[1].value.clone().unwrap()).unwrap();
+    world.advance(600);
+    assert_eq!(count_dispatched(&world, &jobs), 3);
+    for is_in_index_only in [false, true] {
+        if is_in_index_only {
+            world.restart();
+        }
+        let repeated = world.replace(&named(1));
+        world.send(dated_spec.command.clone().unwrap());
+        let dated_again = world.ids[world.ids.len() - 1];
+        world.advance(50);
+        for (id, job) in [(repeated, jobs[0]), (dated_again, jobs[1])] {
+            let (outcome, found) = outcome_of(&world, id);
+            assert_eq!((outcome, found.id), (v1::Outcome::Duplicate, job.to_string()));
+        }
+    }
+    world.restart();
+    let next = world.replace(&named(2));
+    world.advance(50);
+    assert_eq!(outcome_of(&world, next).0, v1::Outcome::Scheduled);
+    world.settle();
+    assert_eq!(count_dispatched(&world, &[next]), 1);
+    world.check();
+}
+
+#[test]
+fn a_request_with_another_priority_supersedes_the_job() {
+    let mut world = World::new();
+    let first = world.replace(&DEBOUNCED);
+    world.advance(50);
+    world.restart();
+    let urgent = world.replace(&Debounced {
+        is_high: true,
+        ..DEBOUNCED
+    });
+    world.advance(50);
+    let (outcome, job) = outcome_of(&world, urgent);
+    assert_eq!((outcome, job.id), (v1::Outcome::Replaced, urgent.to_string()));
+    world.settle();
+    assert_eq!(
+        world.dispatched.iter().map(|(id, _)| *id).collect::<Vec<_>>(),
+        [urgent]
+    );
+    assert_eq!(world.state[&first].state, JobState::Cancelled);
+    world.check();
+}
+
+#[test]
+fn a_replacement_is_rejected_only_if_it_needs_memory_that_the_index_does_not_have() {
+    let mut world = World::new();
+    let request = |data: usize| v1::JobSpec {
+        idempotency_key: "k".to_owned(),
+        on_conflict: v1::ConflictPolicy::Replace.into(),
+        data: vec![b'x'; data].into(),
+        ..spec("app", after(HumanDuration::from_secs(60)))
+    };
+    world.send_job(request(10));
+    world.advance(50);
+    world.shard.set_memory_pressure(MemoryPressure::Full);
+    let [same, larger] = [10, 11].map(|data| world.send_job(request(data)));
+    world.advance(50);
+    assert_eq!(outcome_of(&world, same).0, v1::Outcome::Replaced);
+    assert_eq!(outcome_of(&world, larger).0, v1::Outcome::Rejected);
+    assert_eq!(world.answers["2"].code, INDEX_FULL);
+}
+
+#[test]
+fn a_job_is_cancelled_and_rescheduled_by_its_key() {
+    let mut world = World::new();
+    let job = world.schedule("app", 60_000, Some(1));
+    world.run(&Step::RescheduleKey(1, 30_000));
+    world.run(&Step::RescheduleKey(2, 30_000));
+    world.advance(50);
+    world.restart();
+    for key in [1, 1, 2] {
+        world.run(&Step::CancelKey(key));
+    }
+    world.advance(50);
+    let outcomes: Vec<v1::Outcome> = (1..6)
+        .map(|offset: i64| world.answers[&offset.to_string()].outcome())
+        .collect();
+    assert_eq!(
+        outcomes,
+        [
+            v1::Outcome::Rescheduled,
+            v1::Outcome::Unknown,
+            v1::Outcome::Cancelled,
+            v1::Outcome::AlreadyCancelled,
+            v1::Outcome::Unknown
+        ]
+    );
+    assert_eq!(world.state[&job].state, JobState::Cancelled);
+    // The key names a job only as long as it is in use.
+    world.schedule("app", 60_000, Some(3));
+    world.advance(50);
+    let window = world.settings.retention.keys;
+    world.now = world.now.after(window);
+    world.run(&Step::CancelKey(3));
+    world.advance(50);
+    assert_eq!(world.answers["7"].outcome(), v1::Outcome::Unknown);
 }
 
 #[test]
@@ -1547,10 +2066,11 @@ fn results_of_lookups_are_limited_in_size() {
         let before = shard.memory();
         let count = lookups(&mut shard).unwrap();
         assert!(count * LARGE <= 16 * LARGE, "{count} jobs in one lookup");
-        shard.handle_response(
-            IndexResponse::LookedUp(vec![Some(vec![0; LARGE].into()); count]),
-            now,
-        );
+        let large = Found {
+            key: None,
+            job: Some(vec![0; LARGE].into()),
+        };
+        shard.handle_response(IndexResponse::LookedUp(vec![large; count]), now);
         assert_eq!(shard.memory(), before + count * LARGE);
         // The next lookup waits until these commands are decided.
         assert_eq!(lookups(&mut shard), None);

@@ -4,6 +4,7 @@ mod batch;
 mod forgetting;
 mod health;
 mod identity;
+mod keys;
 mod limits;
 mod list;
 mod openapi;
@@ -178,6 +179,7 @@ async fn a_job_can_be_managed_over_grpc() {
             seconds: 7200,
             nanos: 0,
         })),
+        ..v1::RescheduleJobRequest::default()
     };
     let moved = client.reschedule_job(moved).await.unwrap().into_inner();
     assert_eq!(
@@ -186,14 +188,20 @@ async fn a_job_can_be_managed_over_grpc() {
     );
 
     let mut cancel = async || {
-        let request = v1::CancelJobRequest { id: id.clone() };
+        let request = v1::CancelJobRequest {
+            id: id.clone(),
+            ..v1::CancelJobRequest::default()
+        };
         client.cancel_job(request).await.unwrap().into_inner().outcome()
     };
     assert_eq!(cancel().await, v1::Outcome::Cancelled);
     assert_eq!(cancel().await, v1::Outcome::AlreadyCancelled);
     let never = "01KAJQ6Z2B0001G00000000A7X".to_owned();
     let unknown = client
-        .cancel_job(v1::CancelJobRequest { id: never.clone() })
+        .cancel_job(v1::CancelJobRequest {
+            id: never.clone(),
+            ..v1::CancelJobRequest::default()
+        })
         .await
         .unwrap();
     assert_eq!(unknown.into_inner().outcome(), v1::Outcome::Unknown);

@@ -299,7 +299,10 @@ fn refused() -> Vec<Request> {
     requests.push(timeless.answer_to("no time"));
     let negative = Request::refused_command(spec("sms", delay(-1, 0)), "delay", "`delay`");
     requests.push(negative.answer_to("negative"));
-    let cancel = Command::Cancel(v1::CancelJob { id: "x".to_owned() });
+    let cancel = Command::Cancel(v1::CancelJob {
+        id: "x".to_owned(),
+        ..v1::CancelJob::default()
+    });
     requests.push(Request::refused_command(cancel, "cancel", "`id`").answer_to("no id"));
     requests
 }

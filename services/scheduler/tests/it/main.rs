@@ -14,6 +14,7 @@ mod index;
 mod metrics;
 mod missing_topic;
 mod oracle;
+mod rate;
 mod rebuild;
 mod requests;
 mod startup;

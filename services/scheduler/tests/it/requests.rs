@@ -112,6 +112,7 @@ impl Request {
             headers: to_headers(&spec.headers),
             expire_after: spec.expire_after.map(|after| to_duration(span(after))),
             request_id: spec.request_id.clone().unwrap_or_default(),
+            ..v1::JobSpec::default()
         };
         Self::command(Intent::Job(Box::new(spec)), Command::Schedule(message))
     }
@@ -135,7 +136,10 @@ impl Request {
     }
 
     pub(crate) fn cancel(id: JobId) -> Self {
-        let command = v1::CancelJob { id: id.to_string() };
+        let command = v1::CancelJob {
+            id: id.to_string(),
+            ..v1::CancelJob::default()
+        };
         Self::command(Intent::Cancel(id), Command::Cancel(command))
     }
 
@@ -151,6 +155,7 @@ impl Request {
                 When::At(time) => v1::reschedule_job::When::ScheduledTime(to_timestamp(time)),
                 When::After(delay) => v1::reschedule_job::When::Delay(to_duration(span(delay))),
             }),
+            ..v1::RescheduleJob::default()
         };
         Self::command(Intent::Reschedule(id, when), Command::Reschedule(command))
     }

@@ -166,7 +166,7 @@ mod tests {
         let after = rows.iter().filter(|row| Some(**row) > read.after);
         let all: Vec<_> = after.map(|row| (*row, *row)).collect();
         let count = all.len().min(read.limit).min(usize::from(cut / 2) + 1);
-        let is_complete = count == all.len() && (count == 0 || cut % 2 == 0);
+        let is_complete = count == all.len() && (count == 0 || cut.is_multiple_of(2));
         (all[..count].to_vec(), is_complete)
     }
 

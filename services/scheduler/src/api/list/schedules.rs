@@ -102,7 +102,6 @@ impl<I: Index> Jobs<I> {
         request: &ListSchedules,
         format: Format,
     ) -> Result<SchedulePage, RequestError> {
-        self.limit_rate(caller, 1)?;
         let app = request.app.as_deref();
         self.require(caller, Verb::Read, app, "list_schedules")?;
         let limit = request.limit();

@@ -73,7 +73,7 @@ async fn grpc_health_is_the_readiness_of_the_process() {
 }
 
 /// A state record of a job that is due in an hour.
-fn state(server: &Server, number: i64) -> (JobId, Output) {
+pub(super) fn state(server: &Server, number: i64) -> (JobId, Output) {
     let topic: Arc<str> = server.topic("sms").into();
     let job = Job {
         id: JobId::new(Timestamp::from_millis(now().as_millis() - 3_600_000), 0, number),

@@ -110,7 +110,10 @@ async fn a_token_permits_what_its_scopes_say_until_it_is_revoked() {
         JobServiceClient::with_interceptor(server.channel().await, SendToken::new(Some(billing)).unwrap());
     let id = scheduled.text_of("id").to_owned();
     let unknown = client
-        .cancel_job(v1::CancelJobRequest { id })
+        .cancel_job(v1::CancelJobRequest {
+            id,
+            ..v1::CancelJobRequest::default()
+        })
         .await
         .unwrap()
         .into_inner();

@@ -1,12 +1,17 @@
 //! What clients of the API may use.
 
+use std::time::Duration;
+
 use redeliver_core::{JobId, Timestamp};
 use redeliver_proto::v1;
 use redeliver_testkit::{LocalRedis, eventually_async};
 use reqwest::Method;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
+use tokio::task::JoinSet;
 use tonic::Code;
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_client::HealthClient;
 use tonic_types::StatusExt as _;
 
 use super::server::{Server, send, with_json};
@@ -35,8 +40,20 @@ async fn a_server_without_authentication_on_loopback_accepts_only_requests_for_t
     with_host(&server, "rebound.example")
         .await
         .problem(421, "host", "scheduler.allowed_hosts");
-    for host in ["localhost:1", "LOCALHOST", "127.0.0.1", "[::1]:50052"] {
+    let own = [
+        "localhost:1",
+        "LOCALHOST",
+        "127.0.0.1",
+        "[::1]:50052",
+        "[0:0:0:0:0:0:0:1]",
+        "[0::1]:1",
+        "[::ffff:127.0.0.1]",
+    ];
+    for host in own {
         with_host(&server, host).await.is(200);
+    }
+    for host in ["[::2]", "[::1]x", "[::1].example", "127.0.0.2"] {
+        with_host(&server, host).await.is(421);
     }
     let rebound = tonic::transport::Endpoint::from_shared(format!("http://{}", server.address())).unwrap();
     let rebound = rebound.origin("http://rebound.example".parse().unwrap());
@@ -47,10 +64,18 @@ async fn a_server_without_authentication_on_loopback_accepts_only_requests_for_t
         .unwrap_err();
     assert_eq!(refused.code(), Code::PermissionDenied);
 
-    let chosen =
-        Server::start_with(|builder| builder.set("scheduler.allowed_hosts", "[jobs.example]")).ready();
+    let allowed = "[jobs.example, \"2001:db8:0::a\"]";
+    let chosen = Server::start_with(|builder| builder.set("scheduler.allowed_hosts", allowed)).ready();
     with_host(&chosen, "jobs.example:80").await.is(200);
+    with_host(&chosen, "[2001:DB8::A]:80").await.is(200);
     with_host(&chosen, "localhost").await.is(421);
+    // The kubelet names the address of the pod.
+    for server in [&server, &chosen] {
+        let probe = tonic::transport::Endpoint::from_shared(format!("http://{}", server.address())).unwrap();
+        let probe = probe.origin("http://10.1.2.3:50052".parse().unwrap());
+        let mut health = HealthClient::new(probe.connect().await.unwrap());
+        health.check(HealthCheckRequest::default()).await.unwrap();
+    }
     let authenticated = Server::start_with(|builder| builder.set("scheduler.token_file", "{dir}/token"));
     with_host(&authenticated, "jobs.example").await.is(401);
 }
@@ -84,6 +109,139 @@ async fn a_caller_that_exceeds_its_rate_is_told_when_to_come_back() {
     })
     .await;
     assert!(server.metric("redeliver_scheduler_api_limited_total{limit=\"rate\"}") >= 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn invalid_requests_count() {
+    let server = Server::start_with(|builder| builder.set("scheduler.limits.requests_per_second", "1"));
+    let invalid = [
+        (Method::POST, "/v1/jobs", "{"),
+        (Method::POST, "/v1/jobs:batch", r#"{"jobs":[]}"#),
+        (Method::PATCH, "/v1/jobs/x", r#"{"delay":"1h"}"#),
+        (Method::GET, "/v1/jobs/x", ""),
+        (Method::DELETE, "/v1/jobs/x", ""),
+        (Method::GET, "/v1/stats?minutes=x", ""),
+    ];
+    for (method, path, body) in invalid {
+        eventually_async(path, DEADLINE, async || {
+            let answer = server.json(method.clone(), path, body).await;
+            match answer.status.as_u16() {
+                429 => Ok(()),
+                _ => Err(answer.text),
+            }
+        })
+        .await;
+    }
+    let client = server.grpc().await;
+    eventually_async("an invalid call is refused", DEADLINE, async || {
+        let request = v1::GetJobRequest { id: "x".to_owned() };
+        match client.clone().get_job(request).await.unwrap_err() {
+            status if status.code() == Code::ResourceExhausted => Ok(()),
+            status => Err(status.to_string()),
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_jobs_of_a_batch_count_also_if_they_are_more_than_a_burst() {
+    let server = Server::start_with(|builder| builder.set("scheduler.limits.requests_per_second", "1"));
+    // They are invalid.
+    let jobs = format!("{{\"jobs\":[{}]}}", ["1"; 1_000].join(","));
+    eventually_async("the batch is accepted", DEADLINE, async || {
+        let answer = server.json(Method::POST, "/v1/jobs:batch", &jobs).await;
+        match answer.status.as_u16() {
+            200 => Ok(()),
+            _ => Err(answer.text),
+        }
+    })
+    .await;
+    let answer = server.get("/v1/stats").await.is(429);
+    let wait: u32 = answer.retry_after.unwrap().parse().unwrap();
+    assert!((800..=1_000).contains(&wait), "{wait}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_route_closes_connections_of_slow_bodies_and_idle_clients() {
+    let mut server = Server::start_with(|builder| {
+        let builder = builder.set("scheduler.limits.body_timeout", "1s");
+        builder.set("scheduler.limits.idle_timeout", "1s")
+    });
+    let slow = |method: &str, path: &str, kind: &str| {
+        format!(
+            "{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: {kind}\r\ncontent-length: 100\r\n\r\n\0"
+        )
+    };
+    let health = answer_to(
+        &server,
+        &slow("POST", "/grpc.health.v1.Health/Check", "application/grpc"),
+    )
+    .await;
+    let deadline_exceeded = "grpc-status: 4\r\n";
+    assert!(health.contains(deadline_exceeded), "{health}");
+    let path = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo";
+    let reflection = answer_to(&server, &slow("POST", path, "application/grpc")).await;
+    assert!(reflection.starts_with("HTTP/1.1 200 "), "{reflection}");
+    assert_eq!(
+        server.metric("redeliver_scheduler_api_limited_total{limit=\"body_timeout\"}"),
+        2
+    );
+    for path in ["/v1/openapi.json", "/v1/docs", "/v1/stats"] {
+        let answer = answer_to(&server, &slow("GET", path, "text/plain")).await;
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    }
+    let mut client = server.grpc().await;
+    let stats = v1::GetStatsRequest::default();
+    client.get_stats(stats.clone()).await.unwrap();
+    let idle = answer_to(&server, "GET /v1/stats HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+    assert!(idle.starts_with("HTTP/1.1 200 "), "{idle}");
+    // The connection of the client was closed before. It opens another one.
+    client.get_stats(stats).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_for_unknown_jobs_share_their_questions_to_kafka() {
+    const REQUESTS: usize = 40;
+    let mut server = Server::start();
+    // Shards that are taken over have clients of their own.
+    tokio::task::block_in_place(|| server.process().until_ready());
+    // Another program writes a record that no index contains, so the index of this shard stays behind.
+    let (_, foreign) = super::health::state(&server, 1);
+    server.write(&[foreign]).await;
+    let never = |number: usize| {
+        let number = i64::try_from(number).unwrap();
+        JobId::new(Timestamp::from_millis(1_763_722_800_000), 0, number)
+    };
+    let clients = |server: &mut Server| {
+        let threads = format!("/proc/{}/task", server.process().process().id().number());
+        let names = std::fs::read_dir(threads).unwrap().filter_map(|thread| {
+            // A thread may have ended meanwhile.
+            std::fs::read_to_string(thread.ok()?.path().join("comm")).ok()
+        });
+        names.filter(|name| name.trim() == "rdk:main").count()
+    };
+    let before = clients(&mut server);
+    let mut asked = JoinSet::new();
+    for number in 0..REQUESTS {
+        let request = server.request(Method::GET, &format!("/v1/jobs/{}", never(number)));
+        asked.spawn(send(request));
+    }
+    let mut most = before;
+    loop {
+        most = most.max(clients(&mut server));
+        match tokio::time::timeout(Duration::from_millis(5), asked.join_next()).await {
+            Ok(Some(answer)) => answer.unwrap().problem(503, "index_incomplete", "being rebuilt"),
+            Ok(None) => break,
+            // None has ended meanwhile.
+            Err(_) => {}
+        }
+    }
+    assert!(before > 0);
+    // A reader has two clients. After an error, another one replaces it while it is being closed.
+    assert!(
+        most <= before + 4,
+        "{most} clients of Kafka, {before} of them before the requests"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -321,8 +321,8 @@ fn state_record(server: &Server, app: &str, kind: Kind) -> (String, Output) {
         topic: server.topic("sms").into(),
         payload: Payload::default(),
         ended: None,
-        occurrence: None,
         expires: None,
+        occurrence: None,
     };
     let output = Output {
         topic: server.topic("jobs-state").into(),

@@ -112,6 +112,18 @@ async fn the_document_contains_each_route_and_status() {
     ] {
         assert_eq!(ask("get", "/v1/jobs", path, "").await, status);
     }
+    let route = "/v1/jobs";
+    let by_key = "/v1/jobs?appName=sms&idempotencyKey=k";
+    assert_eq!(ask("delete", route, by_key, "").await, 200);
+    assert_eq!(ask("patch", route, by_key, r#"{"delay":"2h"}"#).await, 409);
+    assert_eq!(ask("delete", route, "/v1/jobs?appName=sms", "").await, 422);
+    assert_eq!(ask("delete", route, &format!("{by_key}unused"), "").await, 404);
+    let replacing = JOB
+        .replace("1h", "2h")
+        .replace("{", r#"{"onConflict":"replace","#);
+    assert_eq!(ask("post", route, "/v1/jobs", &replacing).await, 201);
+    assert_eq!(ask("post", route, "/v1/jobs", &replacing).await, 200);
+    assert_eq!(ask("patch", route, by_key, r#"{"delay":"2h"}"#).await, 200);
     assert_eq!(ask("get", "/v1/stats", "/v1/stats", "").await, 200);
     assert_eq!(ask("get", "/v1/stats", "/v1/stats?minutes=x", "").await, 422);
     let schedule = r#"{"id":"s","every":"1h","appName":"sms","jobData":1}"#;

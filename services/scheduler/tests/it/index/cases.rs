@@ -306,6 +306,12 @@ pub(super) async fn idempotency_keys_are_counted<I: Index>(index: I) {
     let changes = vec![with_key(ended(1, 9), 1, day + 3_600_000), forgotten(2)];
     apply(&index, 300, 302, changes).await.unwrap();
     assert_eq!(count().await, 200);
+    // Nor does a key that is used again and again within a short time.
+    for n in 0..5 {
+        let again = with_key(waits(1_000 + n, 5), 7, day + 3_600_001 + n);
+        apply(&index, 302 + n, 303 + n, vec![again]).await.unwrap();
+    }
+    assert_eq!(count().await, 200);
     index.clear(SHARD, ME).await.unwrap();
     assert_eq!(count().await, 0);
 }

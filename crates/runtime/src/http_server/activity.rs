@@ -1,0 +1,119 @@
+//! Whether a connection has requests in progress, and since when it has none.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// The activity of a connection. Clones share it.
+#[derive(Clone, Debug)]
+pub(super) struct Activity(Arc<Mutex<State>>);
+
+#[derive(Debug)]
+struct State {
+    in_progress: usize,
+    /// Whether there was a request.
+    is_used: bool,
+    /// When the last request ended, or the connection began.
+    idle_since: Instant,
+}
+
+/// A request is in progress until this is dropped.
+#[derive(Debug)]
+pub(super) struct InProgress(Activity);
+
+impl Activity {
+    /// A connection that begins now.
+    pub(super) fn new() -> Self {
+        Self(Arc::new(Mutex::new(State {
+            in_progress: 0,
+            is_used: false,
+            idle_since: Instant::now(),
+        })))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A request begins.
+    pub(super) fn begin(&self) -> InProgress {
+        let mut state = self.state();
+        state.in_progress += 1;
+        state.is_used = true;
+        InProgress(self.clone())
+    }
+
+    /// Since when no request has been in progress; `None` if there is one.
+    pub(super) fn idle_since(&self) -> Option<Instant> {
+        let state = self.state();
+        (state.in_progress == 0).then_some(state.idle_since)
+    }
+
+    /// Completes when no request has been in progress for a while: for `first` before the first request, and for `later` after it.
+    /// The time before this call does not count.
+    pub(super) async fn idle(&self, first: Duration, later: Duration) {
+        let started = Instant::now();
+        loop {
+            let now = Instant::now();
+            let limit = if self.state().is_used { later } else { first };
+            let ends = self.idle_since().map(|since| since.max(started) + limit);
+            if ends.is_some_and(|ends| ends <= now) {
+                return;
+            }
+            // A request that begins and ends meanwhile is followed by `later`, so looking again then is early enough. No request
+            // has to wake this task.
+            let look_again = now + later;
+            tokio::time::sleep_until(ends.map_or(look_again, |ends| ends.min(look_again))).await;
+        }
+    }
+}
+
+impl Drop for InProgress {
+    fn drop(&mut self) {
+        let mut state = self.0.state();
+        state.in_progress -= 1;
+        state.idle_since = Instant::now();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FIRST: Duration = Duration::from_secs(60);
+    const LATER: Duration = Duration::from_secs(10);
+
+    /// After how many seconds a connection with requests at these times, in seconds, was idle for too long.
+    async fn idle_after(requests: &[(u64, u64)]) -> u64 {
+        let (activity, started) = (Activity::new(), Instant::now());
+        let work = async {
+            for (begin, end) in requests {
+                tokio::time::sleep_until(started + Duration::from_secs(*begin)).await;
+                let _request = activity.begin();
+                tokio::time::sleep_until(started + Duration::from_secs(*end)).await;
+            }
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            () = activity.idle(FIRST, LATER) => {}
+            () = work => {}
+        }
+        started.elapsed().as_secs()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_is_idle_from_the_end_of_its_last_request_on() {
+        for (requests, after) in [
+            (&[][..], 60),
+            (&[(59, 59)], 69),
+            (&[(1, 1)], 11),
+            (&[(1, 500)], 510),
+            (&[(1, 2), (11, 12), (20, 23)], 33),
+            // The second one comes too late.
+            (&[(1, 2), (13, 14)], 12),
+        ] {
+            assert_eq!(idle_after(requests).await, after, "{requests:?}");
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! Bodies of requests that have to arrive in time.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::body::{Bytes, HttpBody};
+use hyper::body::{Frame, Incoming, SizeHint};
+use prometheus_client::metrics::counter::Counter;
+use tokio::time::{Instant, Sleep};
+
+/// The body of a request did not arrive in time.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("the body of the request did not arrive within {} s", .0.as_secs_f64())]
+pub struct BodyTimeout(Duration);
+
+impl BodyTimeout {
+    /// The time-out, if an error is caused by one.
+    #[must_use]
+    pub fn in_chain(error: &(dyn std::error::Error + 'static)) -> Option<Self> {
+        let mut cause = Some(error);
+        while let Some(error) = cause {
+            if let Some(timeout) = error.downcast_ref() {
+                return Some(*timeout);
+            }
+            cause = error.source();
+        }
+        None
+    }
+}
+
+/// Whether nobody will read the rest of the body of a request.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Abandoned(Arc<AtomicBool>);
+
+impl Abandoned {
+    pub(super) fn get(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// The body of a request that began at a time, and has to arrive within a limit. Fails with [`BodyTimeout`].
+#[derive(Debug)]
+pub(super) struct TimedBody {
+    inner: Incoming,
+    began: Instant,
+    limit: Duration,
+    /// Exists while somebody waits for the body.
+    elapsed: Option<Pin<Box<Sleep>>>,
+    slow: Counter,
+    has_ended: bool,
+    abandoned: Abandoned,
+}
+
+impl TimedBody {
+    /// The body of a request that begins now.
+    pub(super) fn new(inner: Incoming, limit: Duration, slow: Counter, abandoned: Abandoned) -> Self {
+        Self {
+            inner,
+            began: Instant::now(),
+            limit,
+            elapsed: None,
+            slow,
+            has_ended: false,
+            abandoned,
+        }
+    }
+}
+
+impl HttpBody for TimedBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let body = &mut *self;
+        if let Poll::Ready(frame) = Pin::new(&mut body.inner).poll_frame(context) {
+            body.has_ended = frame.is_none();
+            return Poll::Ready(frame.map(|frame| frame.map_err(axum::Error::new)));
+        }
+        let ends = body.began + body.limit;
+        let elapsed = body
+            .elapsed
+            .get_or_insert_with(|| Box::pin(tokio::time::sleep_until(ends)));
+        std::task::ready!(elapsed.as_mut().poll(context));
+        body.slow.inc();
+        Poll::Ready(Some(Err(axum::Error::new(BodyTimeout(body.limit)))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+impl Drop for TimedBody {
+    fn drop(&mut self) {
+        let is_abandoned = !self.has_ended && !self.inner.is_end_stream();
+        self.abandoned.0.store(is_abandoned, Ordering::Relaxed);
+    }
+}

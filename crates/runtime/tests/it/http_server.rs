@@ -1,0 +1,485 @@
+//! The limits of the HTTP server, on real sockets. HTTP/2 is written as frames where no client library would behave like that.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, Bytes, HttpBody};
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::routing::{get, post};
+use http_body_util::BodyExt as _;
+use hyper::body::Frame;
+use redeliver_runtime::http_server::{BodyTimeout, HttpLimits, serve};
+use redeliver_runtime::listen::Listener;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+
+const DEADLINE: Duration = Duration::from_secs(20);
+const SHORT: Duration = Duration::from_millis(200);
+const LONG: Duration = Duration::from_secs(600);
+
+/// Limits that no test reaches.
+fn no_limits() -> HttpLimits {
+    HttpLimits {
+        header_timeout: LONG,
+        idle_timeout: LONG,
+        body_timeout: LONG,
+        write_timeout: LONG,
+        ping_interval: LONG,
+        ping_timeout: LONG,
+        ..HttpLimits::default()
+    }
+}
+
+/// What the routes of a server wait for, and what they report.
+#[derive(Clone)]
+struct Shared {
+    /// Each answer of `/wait`, and each part of that of `/parts`, takes a permit.
+    permits: Arc<Semaphore>,
+    /// A permit for each request of `/wait`.
+    started: Arc<Semaphore>,
+    /// A permit for each end of an answer of `/endless`.
+    dropped: Arc<Semaphore>,
+}
+
+struct Server {
+    address: SocketAddr,
+    limits: HttpLimits,
+    shared: Shared,
+    _running: JoinSet<std::io::Result<()>>,
+}
+
+/// A body without end.
+struct Endless(Arc<Semaphore>);
+
+impl HttpBody for Endless {
+    type Data = Bytes;
+    type Error = std::io::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, std::io::Error>>> {
+        Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(&[0; 65_536])))))
+    }
+}
+
+impl Drop for Endless {
+    fn drop(&mut self) {
+        self.0.add_permits(1);
+    }
+}
+
+/// A body that waits for a permit before each part.
+struct Parts(Arc<Semaphore>);
+
+impl Parts {
+    fn body(self) -> Body {
+        Body::from_stream(futures::stream::unfold(self.0, async |permits| {
+            permits.acquire().await.unwrap().forget();
+            Some((Ok::<_, std::io::Error>(Bytes::from_static(b"part")), permits))
+        }))
+    }
+}
+
+impl Server {
+    fn start(limits: HttpLimits) -> Self {
+        let listener = Listener::bind("test.listen", "127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = listener.local_addr().unwrap();
+        let shared = Shared {
+            permits: Arc::new(Semaphore::new(0)),
+            started: Arc::new(Semaphore::new(0)),
+            dropped: Arc::new(Semaphore::new(0)),
+        };
+        let read = post(async |body: Body| match body.collect().await {
+            Ok(body) => (StatusCode::OK, format!("{} bytes", body.to_bytes().len())),
+            Err(error) => match BodyTimeout::in_chain(&error) {
+                Some(timeout) => (StatusCode::REQUEST_TIMEOUT, timeout.to_string()),
+                None => (StatusCode::BAD_REQUEST, error.to_string()),
+            },
+        });
+        let routes = Router::new()
+            .route("/", get(async || "hello"))
+            .route("/read", read)
+            .route("/ignore", post(async || "ignored"))
+            .route(
+                "/wait",
+                get(async |State(shared): State<Shared>| {
+                    shared.started.add_permits(1);
+                    shared.permits.acquire().await.unwrap().forget();
+                    "done"
+                }),
+            )
+            .route(
+                "/parts",
+                get(async |State(shared): State<Shared>| Parts(shared.permits).body()),
+            )
+            .route(
+                "/endless",
+                get(async |State(shared): State<Shared>| Body::new(Endless(shared.dropped))),
+            )
+            .with_state(shared.clone());
+        let mut running = JoinSet::new();
+        running.spawn(serve(listener, routes, limits.clone(), std::future::pending()));
+        Self {
+            address,
+            limits,
+            shared,
+            _running: running,
+        }
+    }
+
+    async fn connect(&self) -> TcpStream {
+        TcpStream::connect(self.address).await.unwrap()
+    }
+
+    async fn connect_h2(&self, settings: &[(u16, u32)]) -> H2 {
+        H2::new(self.connect().await, settings).await
+    }
+
+    /// Waits until as much time has passed as closes an idle connection, twice.
+    async fn outlast_idle(&self) {
+        for _ in 0..2 {
+            let mut idle = self.connect().await;
+            exchange(&mut idle, "/").await;
+            read_to_end(&mut idle).await;
+        }
+    }
+
+    /// Waits until the answer of `/endless` is dropped.
+    async fn endless_is_dropped(&self) {
+        let dropped = tokio::time::timeout(DEADLINE, self.shared.dropped.acquire());
+        dropped.await.expect("the response ends").unwrap().forget();
+    }
+}
+
+async fn send(stream: &mut TcpStream, path: &str) {
+    let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+}
+
+/// Reads until this text arrives.
+async fn read_until(stream: &mut TcpStream, text: &str) -> String {
+    let mut read = Vec::new();
+    let reading = async {
+        while !String::from_utf8_lossy(&read).contains(text) {
+            let count = stream.read_buf(&mut read).await.unwrap();
+            assert_ne!(count, 0, "closed after {:?}", String::from_utf8_lossy(&read));
+        }
+    };
+    tokio::time::timeout(DEADLINE, reading).await.expect(text);
+    String::from_utf8(read).unwrap()
+}
+
+async fn exchange(stream: &mut TcpStream, path: &str) {
+    send(stream, path).await;
+    read_until(stream, "hello").await;
+}
+
+/// Reads until the server closes the connection. A connection that is reset is closed, too.
+async fn read_to_end(stream: &mut TcpStream) -> String {
+    let mut read = Vec::new();
+    let reading = tokio::time::timeout(DEADLINE, stream.read_to_end(&mut read));
+    drop(reading.await.expect("the server closes the connection"));
+    String::from_utf8_lossy(&read).into_owned()
+}
+
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const SETTINGS: u8 = 4;
+const WINDOW_UPDATE: u8 = 8;
+const END_STREAM: u8 = 1;
+const END_HEADERS: u8 = 4;
+const INITIAL_WINDOW_SIZE: u16 = 4;
+/// `CANCEL`.
+const CANCEL: u32 = 8;
+
+/// A connection of HTTP/2 that answers neither pings nor settings.
+struct H2(TcpStream);
+
+impl H2 {
+    async fn new(mut stream: TcpStream, settings: &[(u16, u32)]) -> Self {
+        stream
+            .write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+            .await
+            .unwrap();
+        let mut own = Self(stream);
+        let settings = settings
+            .iter()
+            .flat_map(|(id, value)| [&id.to_be_bytes()[..], &value.to_be_bytes()].concat());
+        own.write(SETTINGS, 0, 0, &settings.collect::<Vec<u8>>()).await;
+        own
+    }
+
+    async fn write(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
+        let mut frame = u32::try_from(payload.len()).unwrap().to_be_bytes()[1..].to_vec();
+        frame.extend([kind, flags]);
+        frame.extend(stream.to_be_bytes());
+        frame.extend(payload);
+        self.0.write_all(&frame).await.unwrap();
+    }
+
+    async fn request(&mut self, stream: u32, method: &str, path: &str, flags: u8) {
+        // RFC 7541: indexed fields of the static table, and literals with indexed names.
+        let mut fields = vec![if method == "GET" { 0x82 } else { 0x83 }, 0x86];
+        for (name, value) in [(0x04, path), (0x01, "localhost")] {
+            fields.extend([name, u8::try_from(value.len()).unwrap()]);
+            fields.extend(value.as_bytes());
+        }
+        self.write(HEADERS, END_HEADERS | flags, stream, &fields).await;
+    }
+
+    async fn get(&mut self, stream: u32, path: &str) {
+        self.request(stream, "GET", path, END_STREAM).await;
+    }
+
+    /// Reads frames until one of this kind arrives on a stream. Returns its payload.
+    async fn until(&mut self, stream: u32, kind: u8) -> Vec<u8> {
+        let reading = async {
+            loop {
+                let mut head = [0; 9];
+                self.0.read_exact(&mut head).await.unwrap();
+                let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+                let mut payload = vec![0; usize::try_from(length).unwrap()];
+                self.0.read_exact(&mut payload).await.unwrap();
+                let id = u32::from_be_bytes([head[5], head[6], head[7], head[8]]);
+                if (id, head[3]) == (stream, kind) {
+                    return payload;
+                }
+            }
+        };
+        tokio::time::timeout(DEADLINE, reading).await.expect("a frame")
+    }
+}
+
+#[tokio::test]
+async fn connections_without_a_request_in_progress_are_closed() {
+    let server = Server::start(HttpLimits {
+        header_timeout: SHORT,
+        idle_timeout: SHORT,
+        ..no_limits()
+    });
+    let sent = [
+        "",
+        "GET / HTTP/1.1\r\nhost: loc",
+        "GET / HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        "GET / HTTP/1.1\r\nhost: localhost\r\n\r\nGET / HTTP/1.1\r\nhost: loc",
+        "PRI * HTTP/2.0\r\n\r\n",
+        "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    ];
+    let closed = sent.map(async |sent| {
+        let mut stream = server.connect().await;
+        stream.write_all(sent.as_bytes()).await.unwrap();
+        let answer = read_to_end(&mut stream).await;
+        let is_answered = sent.contains("localhost\r\n\r\n");
+        assert_eq!(answer.contains("hello"), is_answered, "{sent}: {answer}");
+    });
+    let answered = async {
+        let mut h2 = server.connect_h2(&[]).await;
+        h2.get(1, "/").await;
+        assert_eq!(h2.until(1, DATA).await, b"hello");
+        read_to_end(&mut h2.0).await;
+    };
+    let half = async {
+        let mut h2 = server.connect_h2(&[]).await;
+        h2.write(HEADERS, END_STREAM, 1, &[0x82, 0x86, 0x84]).await;
+        read_to_end(&mut h2.0).await;
+    };
+    tokio::join!(futures::future::join_all(closed), answered, half);
+}
+
+#[tokio::test]
+async fn a_client_of_http2_learns_that_its_connection_will_be_closed() {
+    let server = Server::start(HttpLimits {
+        idle_timeout: SHORT,
+        ..no_limits()
+    });
+    let io = hyper_util::rt::TokioIo::new(server.connect().await);
+    let executor = hyper_util::rt::TokioExecutor::new();
+    let (mut sender, connection) = hyper::client::conn::http2::handshake(executor, io).await.unwrap();
+    let mut running = JoinSet::new();
+    running.spawn(connection);
+    let request = axum::http::Request::get("http://localhost/")
+        .body(Body::empty())
+        .unwrap();
+    let response = sender.send_request(request).await.unwrap();
+    assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "hello");
+    let ended = tokio::time::timeout(DEADLINE, running.join_next()).await;
+    // An orderly end is no error.
+    ended.expect("the connection ends").unwrap().unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn requests_in_progress_and_streams_keep_their_connections() {
+    let server = Server::start(HttpLimits {
+        header_timeout: SHORT,
+        idle_timeout: SHORT,
+        write_timeout: SHORT,
+        body_timeout: SHORT,
+        ..no_limits()
+    });
+    for (path, answer) in [("/wait", "done"), ("/parts", "part")] {
+        let mut stream = server.connect().await;
+        send(&mut stream, path).await;
+        let mut h2 = server.connect_h2(&[]).await;
+        h2.get(1, path).await;
+        server.outlast_idle().await;
+        server.shared.permits.add_permits(2);
+        read_until(&mut stream, answer).await;
+        assert_eq!(h2.until(1, DATA).await, answer.as_bytes());
+        if path == "/parts" {
+            server.outlast_idle().await;
+            server.shared.permits.add_permits(2);
+            read_until(&mut stream, answer).await;
+            assert_eq!(h2.until(1, DATA).await, answer.as_bytes());
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_body_of_a_request_arrives_in_time_or_its_request_fails() {
+    let server = Server::start(HttpLimits {
+        body_timeout: SHORT,
+        ..no_limits()
+    });
+    let part =
+        |path: &str| format!("POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n1");
+    let mut stream = server.connect().await;
+    stream.write_all(part("/read").as_bytes()).await.unwrap();
+    let answer = read_to_end(&mut stream).await;
+    assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
+    assert!(
+        answer.contains("the body of the request did not arrive within"),
+        "{answer}"
+    );
+    // Nobody waits for a body that nobody reads.
+    let mut stream = server.connect().await;
+    stream.write_all(part("/ignore").as_bytes()).await.unwrap();
+    let answer = read_to_end(&mut stream).await;
+    assert!(answer.contains("ignored"), "{answer}");
+    assert!(answer.contains("connection: close\r\n"), "{answer}");
+    // A body that is read leaves its connection open.
+    let mut stream = server.connect().await;
+    let whole = part("/read").replace("length: 100", "length: 1");
+    stream.write_all(whole.as_bytes()).await.unwrap();
+    let answer = read_until(&mut stream, "1 bytes").await;
+    assert!(!answer.contains("connection: close"), "{answer}");
+    exchange(&mut stream, "/").await;
+
+    let mut h2 = server.connect_h2(&[]).await;
+    h2.request(1, "POST", "/read", 0).await;
+    h2.write(DATA, 0, 1, b"1").await;
+    let answer = h2.until(1, DATA).await;
+    assert!(String::from_utf8_lossy(&answer).contains("did not arrive within"));
+    h2.request(3, "POST", "/ignore", 0).await;
+    assert_eq!(h2.until(3, DATA).await, b"ignored");
+    h2.request(5, "POST", "/read", 0).await;
+    h2.write(DATA, END_STREAM, 5, b"1").await;
+    assert_eq!(h2.until(5, DATA).await, b"1 bytes");
+    assert_eq!(server.limits.slow_bodies.get(), 2);
+}
+
+#[tokio::test]
+async fn a_connection_whose_client_does_not_read_is_closed() {
+    let server = Server::start(HttpLimits {
+        write_timeout: SHORT,
+        ..no_limits()
+    });
+    let mut stream = server.connect().await;
+    send(&mut stream, "/endless").await;
+    server.endless_is_dropped().await;
+    assert_eq!(server.limits.not_read.get(), 1);
+
+    let mut h2 = server.connect_h2(&[(INITIAL_WINDOW_SIZE, 0x7fff_ffff)]).await;
+    h2.write(WINDOW_UPDATE, 0, 0, &0x7fff_0000_u32.to_be_bytes())
+        .await;
+    h2.get(1, "/endless").await;
+    server.endless_is_dropped().await;
+    assert_eq!(server.limits.not_read.get(), 2);
+}
+
+#[tokio::test]
+async fn a_stream_whose_window_stays_closed_is_reset_and_others_go_on() {
+    let server = Server::start(HttpLimits {
+        write_timeout: SHORT,
+        ..no_limits()
+    });
+    // No answer fits into the window, not even a byte.
+    let mut h2 = server.connect_h2(&[(INITIAL_WINDOW_SIZE, 0)]).await;
+    h2.get(1, "/wait").await;
+    for (stream, path) in [(3, "/"), (5, "/endless")] {
+        h2.get(stream, path).await;
+        assert_eq!(h2.until(stream, RST_STREAM).await, CANCEL.to_be_bytes(), "{path}");
+    }
+    server.endless_is_dropped().await;
+    assert_eq!(server.limits.not_read.get(), 2);
+    h2.write(WINDOW_UPDATE, 0, 1, &4_u32.to_be_bytes()).await;
+    server.shared.permits.add_permits(1);
+    assert_eq!(h2.until(1, DATA).await, b"done");
+}
+
+#[tokio::test]
+async fn a_client_of_http2_that_does_not_answer_pings_is_closed() {
+    let server = Server::start(HttpLimits {
+        ping_interval: SHORT,
+        ping_timeout: SHORT,
+        ..no_limits()
+    });
+    let mut h2 = server.connect_h2(&[]).await;
+    h2.get(1, "/wait").await;
+    read_to_end(&mut h2.0).await;
+}
+
+#[tokio::test]
+async fn a_new_connection_replaces_the_one_that_was_idle_for_the_longest() {
+    let server = Server::start(HttpLimits {
+        connections: 3,
+        ..no_limits()
+    });
+    let mut busy = server.connect().await;
+    send(&mut busy, "/wait").await;
+    let mut idle = BTreeMap::new();
+    for number in 0..2 {
+        let mut stream = server.connect().await;
+        exchange(&mut stream, "/").await;
+        idle.insert(number, stream);
+    }
+    for number in 2..5 {
+        let mut stream = server.connect().await;
+        exchange(&mut stream, "/").await;
+        idle.insert(number, stream);
+        let (_, mut longest) = idle.pop_first().unwrap();
+        read_to_end(&mut longest).await;
+    }
+    assert_eq!(server.limits.too_many.get(), 3);
+    // Requests in progress are not replaced.
+    for stream in idle.values_mut() {
+        send(stream, "/wait").await;
+    }
+    let started = tokio::time::timeout(DEADLINE, server.shared.started.acquire_many(3));
+    started
+        .await
+        .expect("all requests are in progress")
+        .unwrap()
+        .forget();
+    let mut refused = server.connect().await;
+    drop(
+        refused
+            .write_all(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            .await,
+    );
+    assert_eq!(read_to_end(&mut refused).await, "");
+    assert_eq!(server.limits.too_many.get(), 4);
+    server.shared.permits.add_permits(3);
+    for stream in idle.values_mut().chain([&mut busy]) {
+        read_until(stream, "done").await;
+    }
+}

@@ -1,0 +1,244 @@
+//! Idempotency keys that are in use: which job uses a key, and what happens to another request with the key.
+
+use std::sync::Arc;
+
+use redeliver_core::{Record, Timestamp, mutant};
+use redeliver_proto::v1;
+
+use super::{Shard, Writes, outcome, rejected_outcome};
+use crate::codec::KeyValue;
+use crate::index_messages::Found;
+use crate::job::{Flow, Job, JobState, KeyHash};
+use crate::request::{ConflictPolicy, JobRef, Request, key_hash};
+
+/// What happens to a request whose idempotency key is in use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Resolution {
+    /// Nothing: it repeats the request of the job.
+    Duplicate,
+    /// It is rejected.
+    Conflict,
+    /// The waiting job gets its content and keeps its id.
+    Replace(Arc<Job>),
+    /// The waiting job is cancelled, and the request gets a new job.
+    Supersede(Arc<Job>),
+    /// The job has ended, and the request gets a new one.
+    Schedule,
+}
+
+/// Decides about a request. `existing` is the use of its key, and `job` the job that uses it; `None` if it is unknown, which only
+/// matters to requests that replace others.
+pub(super) fn resolve(request: &Request, existing: &KeyValue, job: Option<&Arc<Job>>) -> Resolution {
+    let is_same = existing.request_hash == request.request_hash;
+    match (request.on_conflict, job) {
+        (ConflictPolicy::Reject, _) if is_same => Resolution::Duplicate,
+        (ConflictPolicy::Reject, _) => Resolution::Conflict,
+        (ConflictPolicy::Replace, Some(job)) if is_same && is_repetition(request, job) => {
+            Resolution::Duplicate
+        }
+        (ConflictPolicy::Replace, Some(job)) if job.state == JobState::Scheduled => {
+            // The flow of a job never changes.
+            let flow = Flow {
+                app: request.app.clone(),
+                topic: request.topic.clone(),
+                priority: request.priority,
+            };
+            if Flow::of(job) == flow {
+                Resolution::Replace(job.clone())
+            } else {
+                Resolution::Supersede(job.clone())
+            }
+        }
+        (ConflictPolicy::Replace, _) => Resolution::Schedule,
+    }
+}
+
+/// Whether a request with the content of this job's request is that request, sent again. An event that occurs again causes the same
+/// content, too. Of two delays without request ids, nothing tells whether they are one request or two.
+fn is_repetition(request: &Request, job: &Job) -> bool {
+    request.request_id == job.request_id
+        && (request.request_id.is_some() || !request.is_delayed)
+        && !mutant!("shard-takes-repetitions-for-events")
+}
+
+impl Shard {
+    /// The use of an idempotency key, if it is in use.
+    pub(super) fn key_in_use(&self, hash: &KeyHash, found: &Found, now: Timestamp) -> Option<KeyValue> {
+        let used = self.overlay.key(hash).or(found.key)?;
+        (used.accepted.after(self.settings.retention.keys) > now).then_some(used)
+    }
+
+    /// The job that uses an idempotency key.
+    pub(super) fn job_of_key(&self, key: &KeyValue, found: &Found) -> Option<Arc<Job>> {
+        // The overlay can know a newer use of the key than the index. It contains the job of that use, too.
+        let is_found = found.key.is_some_and(|found| found.id == key.id);
+        self.newest_job(key.id, found.job.as_ref().filter(|_| is_found))
+    }
+
+    /// The job of a command.
+    pub(super) fn named_job(&self, job: &JobRef, found: &Found, now: Timestamp) -> Option<Arc<Job>> {
+        match job {
+            JobRef::Id(id) => self.newest_job(*id, found.job.as_ref()),
+            JobRef::Key { app, key } => {
+                let key = self.key_in_use(&key_hash(app, key), found, now)?;
+                self.job_of_key(&key, found)
+            }
+        }
+    }
+
+    /// Gives a waiting job the content of another request.
+    pub(super) fn replace(
+        &mut self,
+        job: &Job,
+        request: &Request,
+        record: &Record,
+        now: Timestamp,
+        writes: &mut Writes,
+    ) -> v1::CommandOutcome {
+        let mut new = Job {
+            due: request.due,
+            accepted: now,
+            revision: job.revision + 1,
+            request_hash: request.request_hash,
+            request_id: request.request_id.clone(),
+            payload: request.payload.clone(),
+            expires: request.expires,
+            ..job.clone()
+        };
+        // The index has memory for a job that is not larger than the one that it contains.
+        if new.size() > job.size()
+            && let Err(failure) = self.check_admission(request, now)
+        {
+            writes.tally.no_room += 1;
+            self.reject(record, &failure, now, writes);
+            return rejected_outcome(&failure);
+        }
+        writes.tally.replaced += 1;
+        self.settings.spans.accepted(&mut new, record);
+        self.use_key(&new);
+        let new = Arc::new(new);
+        self.save(new.clone(), now, writes);
+        outcome(v1::Outcome::Replaced, Some(&new), String::new())
+    }
+
+    /// Takes note that the newest request with a job's idempotency key is that of the job.
+    pub(super) fn use_key(&mut self, job: &Job) {
+        let hash = job.idempotency_key.as_deref().map(|key| key_hash(&job.app, key));
+        if let Some(hash) = mutant!("shard-forgets-idempotency-keys", hash, None) {
+            self.overlay.set_key(self.turn, hash, KeyValue::of(job));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::{JobId, Kind, Payload, Priority};
+
+    const REQUEST: [u8; 16] = [1; 16];
+    const OTHER: [u8; 16] = [2; 16];
+
+    fn job(state: JobState, request_id: Option<&str>) -> Arc<Job> {
+        Arc::new(Job {
+            id: JobId::new(Timestamp::from_millis(0), 0, 0),
+            app: "app".into(),
+            kind: Kind::App,
+            state,
+            priority: Priority::Normal,
+            due: Timestamp::from_millis(9),
+            accepted: Timestamp::from_millis(0),
+            revision: 1,
+            idempotency_key: Some("key".into()),
+            request_hash: REQUEST,
+            request_id: request_id.map(Into::into),
+            topic: "jobs".into(),
+            payload: Payload::default(),
+            ended: None,
+            expires: None,
+            occurrence: None,
+        })
+    }
+
+    fn request(hash: [u8; 16], is_delayed: bool, request_id: Option<&str>) -> Request {
+        Request {
+            app: "app".into(),
+            kind: Kind::App,
+            topic: "jobs".into(),
+            due: Timestamp::from_millis(9),
+            is_delayed,
+            priority: Priority::Normal,
+            idempotency_key: Some("key".into()),
+            on_conflict: ConflictPolicy::Replace,
+            request_hash: hash,
+            request_id: request_id.map(Into::into),
+            payload: Payload::default(),
+            expires: None,
+        }
+    }
+
+    #[test]
+    fn the_first_request_counts_unless_another_one_replaces_it() {
+        for state in [JobState::Scheduled, JobState::Dispatched] {
+            let job = job(state, None);
+            for (hash, expected) in [(REQUEST, Resolution::Duplicate), (OTHER, Resolution::Conflict)] {
+                let request = Request {
+                    on_conflict: ConflictPolicy::Reject,
+                    ..request(hash, true, Some("id"))
+                };
+                assert_eq!(resolve(&request, &KeyValue::of(&job), Some(&job)), expected);
+                assert_eq!(resolve(&request, &KeyValue::of(&job), None), expected);
+            }
+        }
+    }
+
+    #[test]
+    fn a_repetition_of_the_newest_request_has_no_effect() {
+        let (waits, dispatched) = (JobState::Scheduled, JobState::Dispatched);
+        // Content, whether it is a delay, the request ids of the job and of the request, and whether it is a repetition.
+        for (hash, is_delayed, before, now, is_repetition) in [
+            (REQUEST, false, None, None, true),
+            (REQUEST, false, Some("a"), Some("a"), true),
+            (REQUEST, true, Some("a"), Some("a"), true),
+            (REQUEST, true, None, None, false),
+            (REQUEST, true, Some("a"), Some("b"), false),
+            (REQUEST, true, None, Some("b"), false),
+            (REQUEST, true, Some("a"), None, false),
+            (REQUEST, false, Some("a"), Some("b"), false),
+            (OTHER, false, None, None, false),
+            (OTHER, true, Some("a"), Some("a"), false),
+        ] {
+            for state in [waits, dispatched, JobState::Cancelled, JobState::Expired] {
+                let job = job(state, before);
+                let request = request(hash, is_delayed, now);
+                let expected = match state {
+                    _ if is_repetition => Resolution::Duplicate,
+                    JobState::Scheduled => Resolution::Replace(job.clone()),
+                    _ => Resolution::Schedule,
+                };
+                let resolved = resolve(&request, &KeyValue::of(&job), Some(&job));
+                assert_eq!(
+                    resolved, expected,
+                    "{state:?} {hash:?} {is_delayed} {before:?} {now:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_job_never_changes_its_flow() {
+        let job = job(JobState::Scheduled, None);
+        for request in [
+            Request {
+                priority: Priority::High,
+                ..request(OTHER, true, None)
+            },
+            Request {
+                topic: "new-jobs".into(),
+                ..request(OTHER, true, None)
+            },
+        ] {
+            let resolved = resolve(&request, &KeyValue::of(&job), Some(&job));
+            assert_eq!(resolved, Resolution::Supersede(job.clone()));
+        }
+    }
+}

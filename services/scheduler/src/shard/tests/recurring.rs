@@ -1,0 +1,458 @@
+//! Recurring schedules: each occurrence creates one job or is skipped, whatever happens in between.
+
+use redeliver_recurrence::Recurrence;
+use v1::change_schedule::{self as change, Change as Action};
+
+use super::*;
+use crate::schedules::StoredSchedule;
+
+/// Far less than a clock advances in a run, so that several occurrences can be due at once.
+const INTERVAL: i64 = 1;
+
+fn every(app: &str, seconds: i64) -> v1::ScheduleSpec {
+    let interval = prost_types::Duration { seconds, nanos: 0 };
+    v1::ScheduleSpec {
+        timing: Some(v1::schedule_spec::Timing::Every(v1::IntervalTiming {
+            interval: Some(interval),
+            anchor: None,
+        })),
+        job: Some(v1::JobTemplate {
+            app: app.to_owned(),
+            data: Bytes::from_static(b"nightly"),
+            ..v1::JobTemplate::default()
+        }),
+        ..v1::ScheduleSpec::default()
+    }
+}
+
+fn create(spec: v1::ScheduleSpec) -> Action {
+    Action::Create(change::Create { spec: Some(spec) })
+}
+
+impl World {
+    /// Sends a change of a schedule. Returns the key of its answer.
+    fn change(&mut self, id: &str, action: Action) -> String {
+        self.send(ProtoCommand::ChangeSchedule(v1::ChangeSchedule {
+            id: id.to_owned(),
+            change: Some(action),
+        }));
+        (self.ingest.len() - 1).to_string()
+    }
+
+    /// Sends a change, and returns its outcome.
+    fn changed(&mut self, id: &str, action: Action) -> v1::CommandOutcome {
+        let answer = self.change(id, action);
+        self.advance(50);
+        self.answers[&answer].clone()
+    }
+
+    fn stored(&self, id: &str) -> Option<StoredSchedule> {
+        let entry = self.state.get(&schedules::entry_id(id, 0))?;
+        let record = entry.payload.value.as_ref().unwrap();
+        Some(schedules::decode(record).unwrap())
+    }
+
+    /// The dispatched occurrences of a schedule, with the times of their dispatch.
+    fn occurrences(&self, id: &str) -> Vec<(Timestamp, Timestamp)> {
+        let of_schedule = self.occurrences.iter().filter_map(|(occurrence, at)| {
+            let nominal = occurrence.strip_prefix(id)?.strip_prefix('@')?;
+            Some((nominal.parse().unwrap(), *at))
+        });
+        of_schedule.collect()
+    }
+
+    fn step_seconds(&mut self, seconds: u16) {
+        for _ in 0..seconds {
+            self.run(&Step::AdvanceClock(1_000));
+            self.advance(100);
+        }
+    }
+
+    /// Each occurrence is dispatched at most once, and not before its nominal time.
+    fn check_occurrences(&self) {
+        let mut seen = HashSet::new();
+        for (occurrence, at) in &self.occurrences {
+            assert!(seen.insert(occurrence), "dispatched twice: {occurrence}");
+            if let Some((_, nominal)) = occurrence.split_once('@') {
+                let nominal: Timestamp = nominal.parse().unwrap();
+                assert!(nominal <= *at, "{occurrence} was dispatched at {at}");
+            }
+        }
+        let jobs: HashSet<JobId> = self.dispatched.iter().map(|(id, _)| *id).collect();
+        assert_eq!(jobs.len(), self.dispatched.len(), "two jobs with one id");
+    }
+}
+
+/// An action of a client on one of a few schedules, or an event.
+#[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "a test has few of them at a time")]
+enum Event {
+    Change(u8, Action),
+    Step(Step),
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let action = prop_oneof![
+        4 => prop::sample::select(vec!["app", "other", "gone"]).prop_map(|app| create(every(app, INTERVAL))),
+        2 => Just(Action::Pause(change::Pause {})),
+        3 => any::<bool>().prop_map(|catch_up| Action::Resume(change::Resume { catch_up })),
+        1 => Just(Action::Trigger(change::Trigger {})),
+        1 => Just(Action::Delete(change::Delete {})),
+        1 => (1_i64..4).prop_map(|seconds| Action::Update(change::Update {
+            spec: Some(every("app", seconds)),
+            expected_revision: 0,
+        })),
+    ];
+    let step = prop_oneof![
+        5 => (0_u16..2_500).prop_map(Step::AdvanceClock),
+        6 => (1_usize..20, prop::bool::weighted(0.15)).prop_map(|(limit, is_lost)| Step::Turn { limit, is_lost }),
+        6 => (1_u8..5).prop_map(Step::ServeIndex),
+        1 => Just(Step::Halt),
+        1 => Just(Step::SetPresence(Presence::Missing { lasting: Duration::ZERO })),
+        2 => Just(Step::SetPresence(Presence::Exists)),
+        1 => Just(Step::Restart),
+        1 => (0_u16..600).prop_map(|ahead| Step::Schedule { ahead, key: None }),
+    ];
+    prop_oneof![
+        1 => (0_u8..3, action).prop_map(|(schedule, action)| Event::Change(schedule, action)),
+        5 => step.prop_map(Event::Step),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn each_occurrence_is_dispatched_once_or_skipped(events in proptest::collection::vec(event(), 0..150)) {
+        let mut world = World::new();
+        let mut updated = HashSet::new();
+        for event in events {
+            match event {
+                Event::Change(schedule, action @ Action::Update(_)) => {
+                    updated.insert(format!("s{schedule}"));
+                    world.change(&format!("s{schedule}"), action);
+                }
+                Event::Change(schedule, action) => drop(world.change(&format!("s{schedule}"), action)),
+                Event::Step(step) => world.run(&step),
+            }
+        }
+        world.settle();
+        // The turns after the last step of the clock have decided about everything that was due before.
+        world.advance(200);
+        world.check_occurrences();
+        prop_assert_eq!(world.completed.len(), world.ingest.len(), "undecided commands");
+        for schedule in ["s0", "s1", "s2"] {
+            let Some(stored) = world.stored(schedule) else {
+                continue;
+            };
+            let occurrences = world.occurrences(schedule);
+            let since = occurrences.iter().filter(|(nominal, _)| *nominal > stored.created).count() as u64;
+            prop_assert_eq!(since, stored.progress.count, "dispatched and counted");
+            let recurrence: &Recurrence = stored.schedule.recurrence();
+            if !updated.contains(schedule) {
+                let decided = recurrence.count(stored.created, stored.progress.position);
+                prop_assert_eq!(since + stored.skipped, decided, "dispatched, skipped, decided");
+            }
+            if let Some(next) = stored.next_occurrence() {
+                let late = world.now.as_millis() - next.due.as_millis();
+                prop_assert!(late < 200, "{schedule} is due since {late} ms");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_occurrence_is_a_job_like_any_other() {
+    let mut world = World::new();
+    let outcome = world.changed("nightly", create(every("app", 60)));
+    assert_eq!(outcome.outcome(), v1::Outcome::ScheduleChanged);
+    let schedule = outcome.schedule.unwrap();
+    assert_eq!(schedule.state(), v1::ScheduleState::Active);
+    assert!(
+        schedule.spec.unwrap().job.unwrap().data.is_empty(),
+        "an answer has no data"
+    );
+    world.step_seconds(130);
+    let nominal: Vec<i64> = world
+        .occurrences("nightly")
+        .iter()
+        .map(|(nominal, _)| nominal.as_millis() - START)
+        .collect();
+    assert_eq!(nominal, [60_000, 120_000]);
+    let jobs = world.state.values().filter(|job| job.kind == Kind::App);
+    let jobs: Vec<_> = jobs
+        .map(|job| (job.state, job.occurrence.clone().unwrap()))
+        .collect();
+    assert_eq!(jobs.len(), 2);
+    assert!(jobs.iter().all(|(state, _)| *state == JobState::Dispatched));
+    assert_eq!(
+        &*jobs[0].1,
+        format!("nightly@{}", Timestamp::from_millis(START + 60_000))
+    );
+    // No request has these ids, so none of them can be confused with a job of a client.
+    assert!(
+        world
+            .dispatched
+            .iter()
+            .all(|(id, _)| !id.has_request() && !id.is_schedule())
+    );
+}
+
+#[test]
+fn commands_for_schedules_have_certain_outcomes() {
+    let mut world = World::new();
+    let outcome = |world: &mut World, action| world.changed("s", action).outcome();
+    let pause = || Action::Pause(change::Pause {});
+    let resume = || Action::Resume(change::Resume { catch_up: false });
+    let trigger = || Action::Trigger(change::Trigger {});
+    let delete = || Action::Delete(change::Delete {});
+    let update = |seconds, expected_revision| {
+        Action::Update(change::Update {
+            spec: Some(every("app", seconds)),
+            expected_revision,
+        })
+    };
+    for action in [pause(), resume(), trigger(), delete(), update(60, 0)] {
+        assert_eq!(outcome(&mut world, action), v1::Outcome::ScheduleUnknown);
+    }
+    for (action, expected, revision) in [
+        (create(every("app", 60)), v1::Outcome::ScheduleChanged, 1),
+        (create(every("app", 60)), v1::Outcome::ScheduleUnchanged, 1),
+        (create(every("app", 61)), v1::Outcome::ScheduleExists, 1),
+        (create(every("other", 60)), v1::Outcome::ScheduleExists, 1),
+        (resume(), v1::Outcome::ScheduleUnchanged, 1),
+        (pause(), v1::Outcome::ScheduleChanged, 2),
+        (pause(), v1::Outcome::ScheduleUnchanged, 2),
+        (update(61, 1), v1::Outcome::ScheduleRevised, 2),
+        (update(61, 2), v1::Outcome::ScheduleChanged, 3),
+        (update(61, 0), v1::Outcome::ScheduleUnchanged, 3),
+        (resume(), v1::Outcome::ScheduleChanged, 4),
+    ] {
+        assert_eq!(outcome(&mut world, action.clone()), expected, "{action:?}");
+        let stored = world.stored("s").unwrap();
+        assert_eq!(stored.progress.revision, revision, "{action:?}");
+    }
+    let triggered = world.changed("s", trigger());
+    assert_eq!(triggered.outcome(), v1::Outcome::ScheduleTriggered);
+    let job = triggered.job.unwrap();
+    assert_eq!(job.occurrence, format!("s+{}", job.id));
+    assert!(world.was_dispatched(job.id.parse().unwrap()));
+    // Also of a schedule that is paused.
+    outcome(&mut world, pause());
+    assert_eq!(outcome(&mut world, trigger()), v1::Outcome::ScheduleTriggered);
+    assert_eq!(outcome(&mut world, delete()), v1::Outcome::ScheduleChanged);
+    assert_eq!(outcome(&mut world, delete()), v1::Outcome::ScheduleUnknown);
+    assert!(world.stored("s").is_none());
+    world.step_seconds(130);
+    assert_eq!(world.occurrences("s"), []);
+    assert!(world.index.values().all(|(job, _)| job.kind != Kind::Schedule));
+}
+
+#[test]
+fn an_invalid_definition_is_rejected_with_its_field() {
+    let mut world = World::new();
+    let cron = |expression: &str| v1::ScheduleSpec {
+        timing: Some(v1::schedule_spec::Timing::Cron(v1::CronTiming {
+            expression: expression.to_owned(),
+            ..v1::CronTiming::default()
+        })),
+        ..every("app", 60)
+    };
+    let without_job = v1::ScheduleSpec {
+        job: None,
+        ..every("app", 60)
+    };
+    for (id, spec, code) in [
+        ("s", cron("* 24 * * *"), "request.cron.expression"),
+        ("s", every("app", 0), "request.every.interval"),
+        ("s", every("apq", 60), "request.appName"),
+        ("s", without_job, "request.job"),
+        ("s@1", every("app", 60), "request.id"),
+        ("", every("app", 60), "request.id"),
+    ] {
+        let outcome = world.changed(id, create(spec));
+        assert_eq!((outcome.outcome(), &*outcome.code), (v1::Outcome::Rejected, code));
+    }
+}
+
+#[test]
+fn a_schedule_whose_application_is_removed_is_tried_again_until_it_exists() {
+    let mut world = World::new();
+    world.changed("s", create(every("other", 10)));
+    let with = |world: &mut World, settings: Settings| {
+        world.settings = Arc::new(Settings {
+            topics: Arc::new(world.topics.clone()),
+            ..settings
+        });
+        world.restart();
+    };
+    let mut without = settings();
+    without.rules.apps.remove("other");
+    with(&mut world, without);
+    world.step_seconds(100);
+    assert_eq!(world.occurrences("s"), []);
+    let problem = world.stored("s").unwrap().problem.unwrap();
+    assert!(
+        problem.contains("`other`, which is not an application"),
+        "{problem}"
+    );
+    with(&mut world, settings());
+    world.step_seconds(70);
+    let stored = world.stored("s").unwrap();
+    assert_eq!(stored.problem, None);
+    // What was due for more than a minute is missed, and only the latest of it is dispatched.
+    assert!(stored.skipped > 0 && !world.occurrences("s").is_empty());
+    let decided = stored
+        .schedule
+        .recurrence()
+        .count(stored.created, stored.progress.position);
+    assert_eq!(stored.progress.count + stored.skipped, decided);
+}
+
+#[test]
+fn an_update_loses_no_occurrence_that_is_due() {
+    let mut world = World::new();
+    let spec = every("app", 60);
+    world.changed("s", create(spec.clone()));
+    let update = |spec: v1::ScheduleSpec| {
+        Action::Update(change::Update {
+            spec: Some(spec),
+            expected_revision: 0,
+        })
+    };
+    let mut other_data = spec.clone();
+    other_data.job.as_mut().unwrap().data = Bytes::from_static(b"other");
+    // Due, and not decided on when the command is.
+    world.run(&Step::AdvanceClock(60_000));
+    let outcome = world.changed("s", update(other_data));
+    assert_eq!(
+        (outcome.outcome(), outcome.skipped),
+        (v1::Outcome::ScheduleChanged, 0)
+    );
+    world.run(&Step::AdvanceClock(60_000));
+    let outcome = world.changed("s", update(every("app", 3_600)));
+    assert_eq!(
+        (outcome.outcome(), outcome.skipped),
+        (v1::Outcome::ScheduleChanged, 0)
+    );
+    assert_eq!(world.occurrences("s").len(), 2);
+    // What is not due because of its jitter is skipped and counted.
+    let with_jitter = v1::ScheduleSpec {
+        jitter: Some(prost_types::Duration {
+            seconds: 3_000,
+            nanos: 0,
+        }),
+        ..every("app", 3_600)
+    };
+    world.changed("s", update(with_jitter));
+    let stored = world.stored("s").unwrap();
+    let next = stored.next_occurrence().unwrap();
+    assert!(next.due > next.nominal.after(Duration::from_secs(1)), "{next:?}");
+    world.now = next.nominal.after(Duration::from_millis(500));
+    let outcome = world.changed("s", update(every("app", 60)));
+    assert_eq!(
+        (outcome.outcome(), outcome.skipped),
+        (v1::Outcome::ScheduleChanged, 1)
+    );
+    assert_eq!(world.stored("s").unwrap().skipped, 1);
+    world.check_occurrences();
+}
+
+#[test]
+fn a_catch_up_with_large_jobs_delays_neither_other_schedules_nor_jobs_and_fits_into_a_turn() {
+    let mut world = World::new();
+    let header = v1::Header {
+        name: "large".to_owned(),
+        value: Some(vec![b'x'; 100_000].into()),
+    };
+    let mut large = every("app", 1);
+    large.job.as_mut().unwrap().headers = vec![header];
+    large.misfire = Some(v1::Misfire {
+        policy: v1::MisfirePolicy::All.into(),
+        limit: 1_000,
+        grace: None,
+    });
+    world.changed("large", create(large));
+    world.changed("small", create(every("other", 60)));
+    for _ in 0..10 {
+        world.run(&Step::AdvanceClock(60_000));
+    }
+    let job = world.schedule("other", 0, None);
+    for turn in 0..20 {
+        let writes = world.shard.finish(
+            world.now,
+            Room {
+                records: 5_000,
+                bytes: 1 << 20,
+            },
+        );
+        let bytes = writes.bytes();
+        assert!(bytes < 2 << 20, "{bytes} bytes in turn {turn}");
+        world.commit(writes);
+        world.run(&Step::ServeIndex(5));
+    }
+    assert!(world.was_dispatched(job));
+    assert!(!world.occurrences("small").is_empty());
+    assert!(
+        world.occurrences("large").len() < 600,
+        "the catch-up has not ended"
+    );
+    world.advance(10_000);
+    assert_eq!(world.occurrences("large").len(), 610);
+    world.check_occurrences();
+}
+
+#[test]
+fn schedules_wait_while_the_index_takes_no_changes() {
+    let mut world = World::with(Settings {
+        // So that a schedule is due again before it must be read from the index.
+        window: Duration::from_secs(10),
+        ..settings()
+    });
+    let mut spec = every("app", 1);
+    spec.job.as_mut().unwrap().data = vec![0; 500_000].into();
+    world.changed("s", create(spec));
+    for _ in 0..2_000 {
+        world.run(&Step::AdvanceClock(1_000));
+        world.turn(50, false);
+    }
+    let memory = world.shard.memory();
+    assert!(memory < 500 << 20, "{memory} bytes");
+    assert!(
+        world.shard.next_due().is_none_or(|due| due > world.now),
+        "the lane would spin"
+    );
+    world.settle();
+    let stored = world.stored("s").unwrap();
+    assert!(stored.next_occurrence().unwrap().due > world.now.after(Duration::ZERO));
+    assert_eq!(world.occurrences("s").len() as u64, stored.progress.count);
+    world.check_occurrences();
+}
+
+#[test]
+fn many_occurrences_that_are_due_at_once_do_not_exceed_a_turn() {
+    let mut world = World::new();
+    let spec = v1::ScheduleSpec {
+        misfire: Some(v1::Misfire {
+            policy: v1::MisfirePolicy::All.into(),
+            limit: 1_000,
+            grace: None,
+        }),
+        ..every("app", 1)
+    };
+    world.changed("s", create(spec));
+    for _ in 0..11 {
+        world.run(&Step::AdvanceClock(60_000));
+    }
+    let mut most = 0;
+    for _ in 0..100 {
+        let before = world.dispatched.len();
+        world.turn(50, false);
+        world.run(&Step::ServeIndex(5));
+        most = most.max(world.dispatched.len() - before);
+    }
+    assert!((20..=25).contains(&most), "{most} jobs in a turn of 50 records");
+    let stored = world.stored("s").unwrap();
+    assert_eq!((stored.skipped, stored.progress.count), (0, 660));
+    world.check_occurrences();
+}
