@@ -329,6 +329,15 @@ fn entry_of(id: JobId, record: v1::ScheduleRecord, bytes: Bytes) -> Job {
     }
 }
 
+/// The application of a schedule, from its state record.
+///
+/// # Errors
+/// When the bytes are not a schedule, or a newer scheduler wrote them.
+pub(crate) fn app_of(bytes: &Bytes) -> Result<String, RecordError> {
+    let job = read(bytes)?.spec.and_then(|spec| spec.job);
+    Ok(job.unwrap_or_default().app)
+}
+
 /// A schedule as the API shows it, from its state record. If the definition is not valid here, the next occurrence is left out.
 ///
 /// # Errors

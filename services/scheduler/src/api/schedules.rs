@@ -351,25 +351,32 @@ struct CheckedCommand {
 
 /// A schedule as a record of the index contains it.
 pub(super) fn show(record: &Bytes, with_payload: bool) -> Result<v1::Schedule, RequestError> {
-    schedules::show(record, with_payload).map_err(|error| {
-        tracing::error!(
-            reason = error_chain(&error),
-            "index contains an invalid schedule record"
-        );
-        RequestError::IndexIncomplete
-    })
+    schedules::show(record, with_payload).map_err(|error| unreadable(&error))
+}
+
+/// A schedule without its payload, if it is one of this application. What is of others is not decoded further.
+pub(super) fn show_of(app: Option<&str>, record: &Bytes) -> Result<Option<v1::Schedule>, RequestError> {
+    if let Some(app) = app {
+        let of = schedules::app_of(record).map_err(|error| unreadable(&error))?;
+        if of != app {
+            return Ok(None);
+        }
+    }
+    show(record, false).map(Some)
+}
+
+fn unreadable(error: &RecordError) -> RequestError {
+    tracing::error!(
+        reason = error_chain(error),
+        "index contains an invalid schedule record"
+    );
+    RequestError::IndexIncomplete
 }
 
 fn decode(record: &Bytes) -> Result<StoredSchedule, RequestError> {
     schedules::decode(record).map_err(|error| match error {
         RecordError::Definition(_) => Failure::permanent("schedule.definition", error_chain(&error)).into(),
-        RecordError::Malformed(_) | RecordError::Newer(_) => {
-            tracing::error!(
-                reason = error_chain(&error),
-                "index contains an invalid schedule record"
-            );
-            RequestError::IndexIncomplete
-        }
+        RecordError::Malformed(_) | RecordError::Newer(_) => unreadable(&error),
     })
 }
 

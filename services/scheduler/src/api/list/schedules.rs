@@ -8,7 +8,7 @@ use redeliver_service::identity::Identity;
 use super::merge::MergedPage;
 use super::token::{self, Filters};
 use super::{DEFAULT_PAGE_SIZE, Jobs, MAX_PAGE_SIZE, RequestError};
-use crate::api::schedules::show;
+use crate::api::schedules::show_of;
 use crate::index::{Cursor, Index, Row};
 use crate::request::{Field, Format};
 
@@ -114,12 +114,8 @@ impl<I: Index> Jobs<I> {
         };
         for _ in 0..MAX_READS {
             let to_entry = |row: &Row| {
-                let schedule = show(&row.record, false)?;
-                let is_of_app = app.is_none_or(|app| {
-                    let job = schedule.spec.as_ref().and_then(|spec| spec.job.as_ref());
-                    job.is_some_and(|job| job.app == app)
-                });
-                Ok((row.cursor, (row.cursor, is_of_app.then_some(schedule))))
+                let schedule = show_of(app, &row.record)?;
+                Ok((row.cursor, (row.cursor, schedule)))
             };
             let MergedPage { rows, next } = self.merge_page(&SCHEDULES, read_limit, after, to_entry).await?;
             after = page.add(rows, next);
