@@ -32,6 +32,10 @@ use crate::topics::Presence;
 /// The capacity of the channel to an indexer: at least one per kind of request, since one of each can be in progress.
 const INDEX_REQUESTS: usize = 8;
 
+/// The maximum number of records of a transaction while jobs of another application become due soon. The fewer records, the sooner
+/// these jobs are dispatched, and the more transactions a burst takes.
+const SHORT_TURN: usize = 1_000;
+
 /// The scheduler's [`Processor`].
 pub(crate) struct Scheduler<I> {
     pub(crate) settings: Arc<Settings>,
@@ -95,6 +99,12 @@ impl LaneShards {
     /// Collects the writes of the shards: each shard up to its share first, then each up to the remaining room. All writes
     /// together, including dead letters, are one transaction, so they share its maximum size.
     fn collect(&mut self, now: Timestamp, limit: usize, turn: &mut TransactionBatch) {
+        let mut shards = self.shards.values();
+        let limit = if shards.any(|handle| handle.shard.delays_others(now)) {
+            limit.min(SHORT_TURN)
+        } else {
+            limit
+        };
         let count = self.order.len().max(1);
         let share = (limit / count).max(limit.min(64));
         let mut bytes = 0_usize;

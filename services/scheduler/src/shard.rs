@@ -197,6 +197,8 @@ pub(crate) const TOPIC_MISSING: &str = "topic.missing";
 /// forgotten at one time: larger turns would make the jobs of that time late.
 const MAX_FORGOTTEN_BESIDE_DUE_JOBS: usize = 50;
 const DUE_SOON: Duration = Duration::from_secs(1);
+/// How long a transaction of the maximum size can take.
+const LONG_TURN: Duration = Duration::from_millis(100);
 /// The time between two searches for jobs to forget.
 const FORGET_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -391,6 +393,11 @@ impl Shard {
             return Some(Timestamp::from_millis(0));
         }
         self.window.next_due()
+    }
+
+    /// Whether a long transaction with queued jobs would delay a job of another application.
+    pub(crate) fn delays_others(&self, now: Timestamp) -> bool {
+        self.window.delays_others(now.after(LONG_TURN))
     }
 
     /// The jobs that wait for their due time; none until the shard dispatches jobs.

@@ -375,6 +375,14 @@ impl Window {
         !self.rotation.is_empty()
     }
 
+    /// Whether due jobs are queued while a job of an application without any becomes due until `soon`. A long transaction would make
+    /// that one late.
+    pub(crate) fn delays_others(&self, soon: Timestamp) -> bool {
+        let upcoming = self.upcoming.range(..=(soon, FlowIndex::MAX));
+        let mut apps = upcoming.map(|(_, flow)| self.flows[*flow].app);
+        self.has_backlog() && apps.any(|app| !self.rotation.contains(&app))
+    }
+
     /// When the next job can be dispatched; in the past if due jobs are queued.
     pub(crate) fn next_due(&self) -> Option<Timestamp> {
         if self.has_backlog() {
@@ -613,6 +621,23 @@ mod tests {
         assert_eq!(window.waiting(at(500)), waiting(900, 0));
         pop_all(&mut window, 900);
         assert_eq!(window.waiting(at(900)), Waiting::default());
+    }
+
+    #[test]
+    fn a_backlog_delays_only_applications_without_one() {
+        let mut window = window();
+        let delays = |window: &Window, soon| window.delays_others(Timestamp::from_millis(soon));
+        for number in 0..10 {
+            window.insert(job(number, "burst", number, Priority::Normal));
+            // Another flow of the application, which takes its turns.
+            window.insert(job(100 + number, "burst", 500, Priority::High));
+        }
+        window.insert(job(1000, "trickle", 500, Priority::Normal));
+        assert!(!delays(&window, 1_000), "nothing is queued");
+        window.pop_due(Timestamp::from_millis(100));
+        assert!(delays(&window, 500) && !delays(&window, 499));
+        window.remove(JobId::new(Timestamp::from_millis(0), 0, 1000));
+        assert!(!delays(&window, 500));
     }
 
     #[test]
